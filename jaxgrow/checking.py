@@ -1,4 +1,4 @@
-"""Axis names of a third-party model, checked by experiment: the model itself says whether its names are right."""
+"""Are the axis names of a third-party model correct? Growing the model is the test."""
 
 import itertools
 import math
@@ -32,35 +32,42 @@ from jaxgrow.growth.apply import grow
 from jaxgrow.operators import hypercloning
 from jaxgrow.operators.targets import WIDTHS, width
 
-TOLERANCE = (
-    1e-3  # of the deviation of the outputs: float32 rounds to less, a wrong mark changes more
-)
-_TRIALS = 1500  # combinations of as many other marks, at most
+# The largest change of the outputs that counts as rounding, relative to their standard deviation.
+# Rounding in float32 is smaller, and the effect of a wrong mark is larger.
+TOLERANCE = 1e-3
+# The maximum number of combinations of a given number of changed marks.
+_TRIALS = 1500
 _SIDE_BY_SIDE = ("qkv", "kv_parts")
 
-Group = tuple[
-    str, Names
-]  # leaves that differ by numbers alone and have the same names: those of all layers
-Named = Mapping[Group, Names]  # other names for some groups
+# Parameters with the same names whose paths differ only in numbers, such as those of all layers.
+Group = tuple[str, Names]
+# Replacement names for some groups.
+Named = Mapping[Group, Names]
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What `check_rules` found. It is true if nothing is wrong."""
+    """The result of `check_rules`. Its truth value is True if no name is wrong.
 
-    change: float  # of the outputs when all widths are doubled, of their deviation
-    wrong: tuple[str, ...]  # a line for each name that is wrong
-    unproven: tuple[
-        str, ...
-    ]  # a line for each mark that may be wrong: without it the outputs are the same
+    Attributes:
+      change: the largest change of an output when all widths are doubled, divided by the standard
+        deviation of the outputs.
+      wrong: one message for each wrong name.
+      unproven: one message for each ``.in`` that is not verified, because the outputs do not change
+        without it.
+    """
+
+    change: float
+    wrong: tuple[str, ...]
+    unproven: tuple[str, ...]
 
     def __bool__(self) -> bool:
         return not self.wrong
 
     def __str__(self) -> str:
-        kept = f"doubling all widths changes the outputs by {self.change:.1e} of their deviation"
+        kept = f"doubling all widths changes the outputs by {self.change:.1e} standard deviations"
         lines = [f"wrong: {line}" for line in self.wrong] + [
-            f"not proven: {line}" for line in self.unproven
+            f"not verified: {line}" for line in self.unproven
         ]
         return "\n".join([kept, *lines])
 
@@ -68,53 +75,56 @@ class Checked:
 def check_rules(
     apply: Callable[[Params], Any], params: Params, axes: Axes, seed: int = 0
 ) -> Checked:
-    """Check the axis names of a model by growing it: all widths are doubled, and its outputs must stay the same.
+    """Check the axis names of a model: double all its widths and compare the outputs.
 
-    Each ``.in`` is removed in turn, and the outputs must then change. If they change although no
-    mark was removed, other names are tried: each ``.in`` added and removed, and the layers on every
-    other dimension. Attention's values are found by an experiment of their own: where keys are
-    zero, the outputs depend on them and not on the queries.
+    With correct names, the outputs do not change. Each ``.in`` is then removed in turn, and the
+    outputs must change. If the outputs change with the given names, other names are tried: each
+    ``.in`` is added or removed, and the layers are moved to each other dimension. The values of
+    attention are checked by a separate experiment: if all keys are zero, the outputs depend on the
+    values and not on the queries.
 
-    Take a small model: for each leaf of a layer it is evaluated a few times, at its own sizes and
-    at the doubled ones. Leaves that differ by a number alone, such as those of all layers, are
-    tried together.
+    Use a small model, because it is evaluated a few times for each parameter of a layer, at its own
+    sizes and at the doubled ones. Parameters whose paths differ only in a number, such as those of
+    different layers, are checked together.
 
     Args:
-      apply: from parameters of any sizes to the outputs, an array or a tree of arrays, for fixed
-        inputs. A model that is made from sizes is made here:
-        ``lambda p: Model(**jaxgrow.sizes(p, axes)).apply({"params": p}, tokens)``. ``jax.jit`` of
-        it makes the check faster.
-      params: a pytree of arrays, or of their shapes. Noise is added, since scales of one and biases
-        of zero prove nothing.
-      axes: the axis names of each.
+      apply: function from parameters of any sizes to the outputs (an array or a tree of arrays),
+        for fixed inputs. If the model is constructed from its sizes, construct it in this function:
+        ``lambda p: Model(**jaxgrow.sizes(p, axes)).apply({"params": p}, tokens)``. Wrapping it in
+        ``jax.jit`` makes the check faster.
+      params: a pytree of arrays, or of their shapes. Noise is added to them, because scales of one
+        and biases of zero would hide wrong names.
+      axes: the axis names of each parameter.
       seed: random seed for the noise.
 
     Returns:
-      A `Checked`: what is wrong, with names that would be right, and which marks the outputs do not
-      depend on.
+      A `Checked` with the wrong names, the names that would be correct, and the marks that are not
+      verified.
 
     Raises:
-      ValueError: the names do not fit the shapes, the model has no axis that is widened, or
-        ``apply`` returns other shapes for the wider model.
+      ValueError: the names do not fit the shapes, the model has no axis whose width can be doubled,
+        or ``apply`` returns other shapes for the wider model.
 
     Example:
       >>> params = {"up": np.eye(2, 3), "down": np.ones((3, 2))}
       >>> axes = {"up": ("tokens.in", "mlp"), "down": ("mlp", "embed")}  # it lacks an ``.in``
       >>> print(check_rules(lambda p: np.maximum(p["up"], 0) @ p["down"] @ np.ones((len(p["down"][0]), 1)), params, {
       ...     **axes, "down": ("mlp", "classes")}).wrong[0])
-      down: is named ('mlp', 'classes'); with ('mlp.in', 'classes') the outputs stay the same
+      down: the names ('mlp', 'classes') are wrong; with ('mlp.in', 'classes'), the outputs do not change
     """
     check = _Check(apply, params, axes, seed)
     moved = check.moved_layers()
     fixes = {} if moved else check.fixes()
     wrong = moved or [
-        f"{group[0]}: is named {group[1]}; with {names} the outputs stay the same"
+        f"{group[0]}: the names {group[1]} are wrong; with {names}, the outputs do not change"
         for group, names in fixes.items()
     ]
     change = check.tried({})
     if not wrong and change > TOLERANCE:
         wrong = [
-            "the outputs change, and no few other marks prevent it: see that every axis has the right name"
+            "the outputs change, and changing a few marks does not prevent it. Check that every "
+            "axis has the "
+            "correct name"
         ]
     if not moved:
         wrong = [*wrong, *check.attention()]
@@ -144,27 +154,29 @@ class _Check:
         )
 
     def change(self, other: Named) -> float:
-        """How far the outputs change when the model is doubled by these names."""
+        """The change of the outputs when all widths are doubled with these names."""
         axes = self.named(other)
         known = sizes(self.params, axes)
         target = {name: 2 * known[name] for name in width(known)}
         if not target:
             raise ValueError(
-                f"no axis of this model is widened: its axes are {', '.join(known)}, not {', '.join(WIDTHS)}"
+                f"no axis of this model can be widened: its axes are {', '.join(known)}, and none "
+                "of them is one of "
+                f"{', '.join(WIDTHS)}"
             )
         return _change(
             self.before, self.outputs(grow(hypercloning(known, target), self.params, axes))
         )
 
     def tried(self, other: Named) -> float:
-        """`change`, infinite where the names do not fit the shapes or the model."""
+        """As `change`; infinite if the names do not fit the shapes or the model."""
         try:
             return self.change(other)
-        except Exception:  # frameworks raise what they like for shapes that they do not expect
+        except Exception:  # Frameworks raise many types of errors for unexpected shapes.
             return float("inf")
 
     def moved_layers(self) -> list[str]:
-        """What is wrong with the dimension that layers are stacked on, if it is wrong in every leaf alike."""
+        """The message if the layers axis is on the wrong dimension in all parameters."""
         stacked = {
             group: group[1] for group in self.groups if any(is_layers(axis(n)) for n in group[1])
         }
@@ -175,16 +187,18 @@ class _Check:
             if moved != stacked and self.tried(moved) < TOLERANCE:
                 group = next(group for group in stacked if moved[group] != group[1])
                 return [
-                    f"{group[0]}: is named {group[1]}; with {moved[group]}, and so wherever layers are stacked, the outputs "
-                    "stay the same"
+                    f"{group[0]}: the names {group[1]} are wrong; with {moved[group]}, and the "
+                    "same order in all "
+                    "stacked parameters, the outputs do not change"
                 ]
         return []
 
     def fixes(self) -> Named:
-        """The fewest other marks with which the outputs stay the same; none, if they do, or if there are no such marks.
+        """The smallest set of changed marks with which the outputs do not change.
 
-        Of as few marks, those of kernels go first: a norm's scale can make up for the kernel that
-        alone reads it.
+        It is empty if the given names are correct, or if no such set was found. Sets of the same
+        size are tried with kernels first, because the scale of a norm can compensate for a wrong
+        name of the only kernel that has the output of the norm as its input.
         """
         if self.change({}) < TOLERANCE:
             return {}
@@ -199,9 +213,11 @@ class _Check:
         return {}
 
     def unproven(self) -> list[str]:
-        """The marks without which the outputs are the same, too."""
+        """One message for each mark without which the outputs do not change."""
         return [
-            f"{group[0]}: without {name!r} of {group[1]} the outputs are the same, so that nothing proves this mark"
+            f"{group[0]}: without the mark {name!r} in {group[1]}, the outputs do not change, so "
+            "the mark is not "
+            "verified"
             for group in self.groups
             for i, name in enumerate(group[1])
             if _is_width(name) and reads(name)
@@ -209,7 +225,7 @@ class _Check:
         ]
 
     def attention(self) -> list[str]:
-        """What is wrong with the marks of ``head_dim``: of keys, and of values."""
+        """One message for each wrong mark of ``head_dim``, of keys and of values."""
         inner = [group for group in self.groups if _of_heads(group[1])]
         if not inner or not any(_is_out(names) for _, names in self.groups):
             return []
@@ -217,7 +233,7 @@ class _Check:
             group for group in inner if any(axis(n) == "head_dim" and reads(n) for n in group[1])
         ]
         if not keys:
-            return [f"no leaf is marked as attention's keys are, 'head_dim{READ}'"]
+            return [f"no parameter is marked as the keys of attention, 'head_dim{READ}'"]
         still = self.replaced(keys, lambda x: np.zeros_like(x))
         before, wrong = self.outputs(still), []
         for group in inner:
@@ -232,11 +248,15 @@ class _Check:
             )
             if is_value and not is_marked:
                 wrong.append(
-                    f"{group[0]}: is named {group[1]}, but is of attention's values: 'head_dim{VALUE}'"
+                    f"{group[0]}: the names {group[1]} are wrong; it belongs to the values of "
+                    "attention: "
+                    f"'head_dim{VALUE}'"
                 )
             elif is_marked and not is_value:
                 wrong.append(
-                    f"{group[0]}: is named {group[1]}, but is not of attention's values: 'head_dim'"
+                    f"{group[0]}: the names {group[1]} are wrong; it does not belong to the "
+                    "values of attention: "
+                    "'head_dim'"
                 )
         return wrong
 
@@ -251,10 +271,10 @@ class _Check:
 
 
 def _drawn(params: Params, axes: Axes, rng: np.random.Generator) -> Params:
-    """The parameters with noise: no scale is one, no bias zero, and no attention so even that queries do not matter.
+    """Add noise to the parameters, so that no scale is one and no bias is zero.
 
-    Of a kernel the deviation of the noise is about one over the root of its inputs, of a vector it
-    is one half.
+    The noise of kernels is large enough for attention to depend on the queries. Its standard
+    deviation is ``1.5 / n^(1/4)`` for a kernel with n entries per layer, and 0.5 for a vector.
     """
 
     def leaf(names: Names, x: Any) -> np.ndarray:
@@ -272,8 +292,9 @@ def _change(before: list[np.ndarray], after: list[np.ndarray]) -> float:
     shapes = [[x.shape for x in outputs] for outputs in (before, after)]
     if shapes[0] != shapes[1]:
         raise ValueError(
-            f"the outputs have shapes {shapes[0]}, but {shapes[1]} when all widths are doubled: return logits, or what else "
-            "has no axis that grows"
+            f"the outputs have shapes {shapes[0]}, but {shapes[1]} when all widths are doubled. "
+            "Return outputs "
+            "without an axis that grows, such as logits"
         )
     both = [
         (x.astype(np.float64), y.astype(np.float64)) for x, y in zip(before, after, strict=True)
@@ -294,7 +315,10 @@ def _renamed(names: Names, i: int, name: str) -> Names:
 
 
 def _toggled(names: Names) -> Iterator[Names]:
-    """The names with one ``.in`` more or less. What is no vector still writes something other than ``head_dim``."""
+    """The names with one ``.in`` added or removed.
+
+    A kernel keeps at least one output axis other than ``head_dim``.
+    """
     for i, name in enumerate(names):
         if _is_width(name):
             other = _renamed(names, i, turned(name, read=not reads(name)))
@@ -306,7 +330,7 @@ def _toggled(names: Names) -> Iterator[Names]:
 
 
 def _layers_at(names: Names, dim: int) -> Names:
-    """The names with the axis of layers on another dimension, or on the last one."""
+    """The names with the layers axis moved to dimension ``dim``, or to the last one."""
     layers = next(n for n in names if is_layers(axis(n)))
     others = [n for n in names if n != layers]
     return (*others[:dim], layers, *others[dim:])

@@ -1,10 +1,10 @@
-"""Pictures of growths: which old unit goes where, axis by axis. Needs matplotlib.
+"""Which old unit becomes which new unit? Plots of growths, axis by axis, with matplotlib.
 
-A matrix is drawn as it is, ``[new, old]``: row i says what new unit i is made of. Of many units a
-cell stands for a square of them, so that a growth of real sizes is as readable, and as quickly
-drawn, as one of toys::
+A matrix has the shape ``[new, old]``: row i contains the weights of the old units in the new unit
+i. In large matrices, each cell stands for a square of units, so a growth of real sizes is as
+readable, and as fast to draw, as a small example::
 
-    show.growth(operators.lemon(sizes(params, axes), {"embed": 1024}), params, axes).savefig("lemon.png")
+    plot.growth(operators.lemon(sizes(params, axes), {"embed": 1024}), params, axes).savefig("lemon.png")
 """
 
 import textwrap
@@ -22,32 +22,42 @@ from jaxgrow.growth.matrices import Matrix, Rows, is_identity, sparse
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-CELLS = 128  # in a row or column of a picture: nobody tells more of them apart
-_SMALL = 8  # points: the smallest text that is read
-_LINE = 100  # letters of the smallest text beside one another
+#: The maximum number of cells in a row or column; more of them cannot be distinguished.
+CELLS = 128
+# The font size in points: the smallest readable one.
+_SMALL = 8
+# The number of characters of this size that fit into a line.
+_LINE = 100
 
 
 class Panel(NamedTuple):
-    """One matrix of a picture."""
+    """One matrix of a figure.
+
+    Attributes:
+      title: the title of the panel.
+      matrix: the matrix, of shape [new, old].
+      axes: the axes of the model that the matrix acts on; usually one.
+    """
 
     title: str
-    matrix: Matrix  # [new, old]
-    axes: tuple[str, ...]  # that it is over, mostly one
+    matrix: Matrix
+    axes: tuple[str, ...]
 
 
 def growth(growth: Growth, params: Params, axes: Axes) -> "Figure":
-    """What `jaxgrow.grow` would do with the same arguments: a panel for each matrix, and below what stays as it is.
+    """Plot the matrices that `jaxgrow.grow` would apply with the same arguments.
 
     Args:
-      growth: maps, or rules, which are listed below the panels, too.
+      growth: maps, or rules. Rules are also listed below the panels.
       params: a pytree of arrays, or of their shapes.
-      axes: the axis names of each.
+      axes: the axis names of each parameter.
 
     Returns:
-      A figure of matplotlib's, to be saved: ``.savefig("maps.png")``.
+      A figure of matplotlib with one panel per matrix. The axes that do not change are listed below
+      the panels. Save the figure with ``.savefig("maps.png")``.
 
     Raises:
-      ValueError: the growth does not fit the parameters, or leaves them as they are.
+      ValueError: the growth does not fit the parameters, or does not change them.
       ImportError: matplotlib is not installed.
 
     Example:
@@ -55,11 +65,11 @@ def growth(growth: Growth, params: Params, axes: Axes) -> "Figure":
       >>> params, axes = {"up": np.ones((2, 3))}, {"up": ("embed.in", "mlp")}
       >>> drawn = growth({"mlp": tile(3, times=2)}, params, axes)
       >>> [place.get_title() for place in drawn.axes if place.get_title()], drawn.get_supxlabel()
-      (['mlp 3 → 6\\nwrite'], 'as they are: embed 2')
+      (['mlp 3 → 6\nwrite'], 'unchanged: embed 2')
     """
     drawn = panels(growth, params, axes)
     if not drawn:
-        raise ValueError("nothing to draw: the growth leaves all axes of the model as they are")
+        raise ValueError("nothing to draw: the growth does not change any axis of the model")
     rules = growth.rules if isinstance(growth, Rules) else ()
     notes = [
         f"rule {i}: {str(rule).removeprefix('a rule for ')}" for i, rule in enumerate(rules, 1)
@@ -68,7 +78,7 @@ def growth(growth: Growth, params: Params, axes: Axes) -> "Figure":
     if stay := [
         f"{name} {size}" for name, size in sizes(params, axes).items() if name not in changed
     ]:
-        notes.append(f"as they are: {', '.join(stay)}")
+        notes.append(f"unchanged: {', '.join(stay)}")
     return figure(
         drawn,
         [line for note in notes for line in textwrap.wrap(note, _LINE, subsequent_indent="    ")],
@@ -76,16 +86,17 @@ def growth(growth: Growth, params: Params, axes: Axes) -> "Figure":
 
 
 def panels(growth: Growth, params: Params, axes: Axes) -> list[Panel]:
-    """The matrices that leaves are contracted with, identities left out: each once, with who uses it.
+    """List the matrices that parameters are contracted with, without identities and duplicates.
 
     Args:
       growth: maps, or rules.
       params: a pytree of arrays, or of their shapes.
-      axes: the axis names of each.
+      axes: the axis names of each parameter.
 
     Returns:
-      By axis, what writes it first. Matrices of `Rules` name the rules that they are of: ``2.1`` is
-      the first term of the second rule, ``2`` every term.
+      The panels by axis, with the matrix for output axes ("write") before the one for input axes
+      ("read"). For `Rules`, the title contains the numbers of the rules that use the matrix:
+      ``2.1`` is the first term of the second rule, ``2`` is every term of it.
 
     Raises:
       ValueError: the growth does not fit the parameters.
@@ -95,7 +106,7 @@ def panels(growth: Growth, params: Params, axes: Axes) -> list[Panel]:
       >>> params = {"up": np.ones((2, 3)), "down": np.ones((3, 2))}
       >>> axes = {"up": ("embed.in", "mlp"), "down": ("mlp.in", "embed")}
       >>> [panel.title for panel in panels({"mlp": tile(3, times=2)}, params, axes)]
-      ['mlp 3 → 6\\nwrite', 'mlp 3 → 6\\nread']
+      ['mlp 3 → 6\nwrite', 'mlp 3 → 6\nread']
     """
     check(growth, params, axes)
     found: list[_Used] = []
@@ -113,15 +124,15 @@ def panels(growth: Growth, params: Params, axes: Axes) -> list[Panel]:
 
 
 def figure(panels: Sequence[Panel], notes: Sequence[str] = (), columns: int = 4) -> "Figure":
-    """Matrices side by side in one scale of colours, as wide as a page.
+    """Plot matrices side by side with one colour scale.
 
     Args:
-      panels: what is drawn, in order; at least one.
-      notes: lines below.
-      columns: how many stand side by side, at most.
+      panels: the matrices in their order; at least one.
+      notes: lines of text below the panels.
+      columns: maximum number of panels in a row.
 
     Returns:
-      A figure of matplotlib's.
+      A figure of matplotlib with the width of a page.
 
     Raises:
       ImportError: matplotlib is not installed.
@@ -130,7 +141,7 @@ def figure(panels: Sequence[Panel], notes: Sequence[str] = (), columns: int = 4)
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(
-            "a picture needs matplotlib, which is not installed: pip install matplotlib"
+            "plots require matplotlib, which is not installed: pip install matplotlib"
         ) from error
     columns = min(columns, len(panels))
     rows = -(-len(panels) // columns)
@@ -143,7 +154,9 @@ def figure(panels: Sequence[Panel], notes: Sequence[str] = (), columns: int = 4)
     for place, panel in zip(places, panels, strict=True):
         unit, each = _unit(panel.axes), _each(panel.matrix)
         place.set_title(panel.title, fontsize=_SMALL)
-        place.set_xlabel(f"old {unit}" + (f", {each} a cell" if each > 1 else ""), fontsize=_SMALL)
+        place.set_xlabel(
+            f"old {unit}" + (f", {each} per cell" if each > 1 else ""), fontsize=_SMALL
+        )
         place.set_ylabel(f"new {unit}", fontsize=_SMALL)
     ticks = most * np.array([-1, -0.25, 0, 0.25, 1])
     bar = whole.colorbar(
@@ -163,15 +176,17 @@ def figure(panels: Sequence[Panel], notes: Sequence[str] = (), columns: int = 4)
 
 
 def image(place: Any, matrix: Matrix, most: float) -> Any:
-    """Draws a matrix; units are counted from 0. Colours go by the root of a weight, so that small ones are seen.
+    """Draw a matrix into a panel; units are counted from 0.
+
+    The colour depends on the square root of a weight, so that small weights are visible.
 
     Args:
-      place: axes of matplotlib's.
-      matrix: [new, old].
-      most: the weight of the darkest colours: red adds, blue subtracts.
+      place: the axes object of matplotlib.
+      matrix: the matrix, of shape [new, old].
+      most: the absolute weight of the darkest colours; red is positive, blue is negative.
 
     Returns:
-      What a bar of colours is made for.
+      The image, for the colour bar.
     """
     from matplotlib.colors import FuncNorm
     from matplotlib.ticker import MaxNLocator
@@ -185,26 +200,25 @@ def image(place: Any, matrix: Matrix, most: float) -> Any:
         drawn, cmap="RdBu_r", norm=root, extent=corners, aspect="auto", interpolation="nearest"
     )
     place.set(xlim=(-0.5, old - 0.5), ylim=(new - 0.5, -0.5))
-    for side, ticks in (
-        (place.xaxis, 5 if old < 1000 else 3),
-        (place.yaxis, 5),
-    ):  # long numbers need their place
+    # Numbers with four digits or more need space on the horizontal axis.
+    for side, ticks in ((place.xaxis, 5 if old < 1000 else 3), (place.yaxis, 5)):
         side.set_major_locator(MaxNLocator(integer=True, nbins=ticks))
     place.tick_params(labelsize=_SMALL)
     return made
 
 
 def cells(matrix: Matrix) -> np.ndarray:
-    """A matrix as it is drawn: each cell is the largest entry, by magnitude, of the square of units that it stands for.
+    """Reduce a matrix to the cells that are drawn.
 
-    Up to `CELLS` units, a cell is one unit. Of a sparse matrix nothing dense of ``[new, old]`` is
-    made.
+    Up to `CELLS` units, a cell is one entry. In larger matrices, a cell is the entry with the
+    largest magnitude in a square of units. Sparse matrices are not converted to dense ones of shape
+    [new, old].
 
     Args:
-      matrix: [new, old].
+      matrix: the matrix, of shape [new, old].
 
     Returns:
-      An array, at most [CELLS, CELLS].
+      An array of at most [CELLS, CELLS].
 
     Example:
       >>> from jaxgrow.growth.maps import identity
@@ -228,13 +242,13 @@ def cells(matrix: Matrix) -> np.ndarray:
 
 
 class _Used(NamedTuple):
-    """A matrix over the axes ``along``, and who uses it."""
+    """A matrix over the axes ``along``, with the roles and the rules that use it."""
 
     along: tuple[str, ...]
     matrix: Matrix
     shapes: tuple[tuple[int, ...], tuple[int, ...]]
     roles: set[str]
-    rules: dict[int, set[int]]  # the terms of each
+    rules: dict[int, set[int]]  # the numbers of the terms of each rule
 
     def panel(self, growth: Growth) -> Panel:
         new, old = (" x ".join(map(str, shape)) for shape in self.shapes)
@@ -255,15 +269,15 @@ class _Used(NamedTuple):
 
 
 def _rule(growth: Growth, leaf: str, names: Names) -> int:
-    """The number of the rule that a leaf grows by; 0 where there are none."""
+    """The number of the rule that applies to a parameter, from 1; 0 without rules."""
     rules = growth.rules if isinstance(growth, Rules) else ()
     return next((i for i, rule in enumerate(rules, 1) if rule.matches(leaf, names)), 0)
 
 
 def _used(found: list[_Used], along: tuple[str, ...], m: AxisMap, matrix: Matrix) -> _Used:
-    """That of ``found`` with this matrix, or a new one, which joins them."""
+    """The entry of ``found`` with this matrix; a new entry is appended if there is none."""
     same = [used for used in found if used.along == along]
-    # Leaves mostly share a matrix: large ones are compared only where they do not.
+    # Most parameters share the same matrix object. Contents are compared only if they do not.
     for used in [u for u in same if u.matrix is matrix] or [
         u for u in same if _equal(u.matrix, matrix)
     ]:
@@ -279,12 +293,15 @@ def _equal(a: Matrix, b: Matrix) -> bool:
 
 
 def _each(matrix: Matrix) -> int:
-    """How many units a cell stands for; as many along both axes, so that what stays in its place is a straight line."""
+    """The number of units per cell.
+
+    It is the same for rows and columns, so that an identity is drawn as a straight line.
+    """
     return -(-max(matrix.shape) // CELLS)
 
 
 def _unit(axes: tuple[str, ...]) -> str:
-    """What the rows and columns of a matrix over these axes are."""
+    """The label of the rows and columns of a matrix over these axes."""
     first, *others = axes
     own = {"heads": "head", "kv_heads": "head", "experts": "expert"}
     return "unit" if others else "layer" if is_layers(first) else own.get(kind(first), "unit")

@@ -1,1 +1,1 @@
-"""Integrations: how do models and runs of other frameworks use the library?"""
+"""How are models and checkpoints of other frameworks grown?"""

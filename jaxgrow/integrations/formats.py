@@ -1,4 +1,4 @@
-"""The parameter trees of public trainers and libraries, as tables of axis names.
+"""Which axis names do the parameters of public trainers and libraries have?
 
 A `Format` recognises a checkpoint by its paths and names the axes of every parameter. For other
 programs, the user writes a file of names (`from_file`).
@@ -34,20 +34,20 @@ _PROJECTIONS: dict[str, Names] = {
 
 @dataclass(frozen=True)
 class Format:
-    """How a trainer stores the parameters of a decoder.
+    """The layout in which a trainer stores the parameters of a decoder.
 
     Attributes:
-      name: the word for ``--format``.
-      marks: paths below the parameters that a checkpoint of this format has.
-      table: ``{pattern: axis names}`` of one layer; the first pattern that matches a path counts.
-      layers: the place of layers that are subtrees of their own, with ``{}`` for the number.
-      scanned: the pattern of leaves in which layers are stacked, on any dimension.
-      final_norm: the scale before the head.
-      head: the kernel of the head; a model without it has tied embeddings.
-      renewed: the pattern of arrays, such as states of random number generators, that are left out
+      name: the name of the format, for ``--format``.
+      marks: paths, relative to the parameters, by which a checkpoint of this format is recognised.
+      table: ``{pattern: axis names}`` for one layer; the first pattern that matches a path applies.
+      layers: the path of layers that are stored separately, with ``{}`` for the number.
+      scanned: the pattern for parameters in which layers are stacked, along any dimension.
+      final_norm: the path of the scale of the final norm.
+      head: the path of the kernel of the head; a model without it has tied embeddings.
+      renewed: the pattern for arrays, such as states of random number generators, that are omitted
         when the number of layers changes, because the trainer initialises missing ones.
       settings: the key of the trainer's config for the size of each axis.
-      traits: as of `jaxgrow.models.Config.traits`.
+      traits: properties of the model, as in `jaxgrow.models.Config.traits`.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Format:
     traits: Mapping[str, Any] = field(default_factory=lambda: {"norm": "rms"})
 
     def prefix(self, paths: Mapping[str, Any]) -> str | None:
-        """Where the parameters are in a tree with these paths; None: the format does not fit."""
+        """The path of the parameters among these paths; None if the format does not fit."""
         found = {plain(path) for path in paths}
         ends = [path.removesuffix(self.marks[0]) for path in found if path.endswith(self.marks[0])]
         parameters = [start for start in ends if POWERS.keys().isdisjoint(start.split("/"))]
@@ -73,13 +73,13 @@ class Format:
         """The axis names of each parameter.
 
         Args:
-          shapes: the shape of each parameter, by the path below the prefix.
+          shapes: the shape of each parameter, by its path below the prefix.
 
         Returns:
-          Names by path. Stacked leaves have the axis ``layers`` where it is.
+          The names by path. Stacked parameters include the axis ``layers`` at its dimension.
 
         Raises:
-          CheckpointError: parameters that no pattern matches, or with another number of axes.
+          CheckpointError: no pattern matches a parameter, or the number of axes differs.
         """
         tied = bool(self.head) and self.head not in shapes
         found, wrong = {}, []
@@ -103,13 +103,14 @@ class Format:
             found[path] = names
         if wrong:
             raise CheckpointError(
-                f"format {self.name} has no names for these parameters: {listed(wrong)}. Give the names of all parameters in a "
-                "file, as --names FILE"
+                f"format {self.name} has no names for these parameters: {listed(wrong)}. Give the "
+                "names of all "
+                "parameters in a file with --names FILE"
             )
         return found
 
     def _shared_keys(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        """Whether there are as many key heads as query heads, so that they are one axis."""
+        """Whether key/value heads and query heads are equal in number, and therefore one axis."""
         sizes = {"heads": set(), "kv_heads": set()}
         where = _scan_axis({p: s for p, s in shapes.items() if fnmatchcase(p, self.scanned)})
         for path, shape in shapes.items():
@@ -122,7 +123,7 @@ class Format:
 
 
 def plain(path: str) -> str:
-    """A path without the end that Flax NNX adds to a variable.
+    """Remove the suffix that Flax NNX adds to the path of a variable.
 
     Example:
       >>> plain("layers/0/mlp/kernel/value")
@@ -132,7 +133,7 @@ def plain(path: str) -> str:
 
 
 def _scan_axis(shapes: Mapping[str, tuple[int, ...]]) -> int:
-    """The dimension that has the same size in all stacked leaves; 1, as MaxText has it, if both 0 and 1 fit."""
+    """The dimension with one size in all stacked leaves; 1, as in MaxText, if 0 and 1 both fit."""
     same = [
         dim
         for dim in (1, 0)
@@ -221,16 +222,19 @@ def recognised(paths: Mapping[str, Any]) -> Format | None:
 
 
 def from_file(file: Path) -> Format:
-    """A format from a JSON file.
+    """Read a format from a JSON file.
 
     Args:
-      file: an object with ``names``, ``{pattern: [axis names]}`` of all parameters; and, where they
-        apply, ``layers`` (such as ``"blocks_{}"``), ``scanned`` (such as ``"decoder/layers/*"``)
-        and ``params``, the path of a parameter below the parameters' prefix, by which they are
-        found.
+      file: a file with a JSON object. ``names`` contains ``{pattern: [axis names]}`` for all
+        parameters. Optional keys are ``layers`` (such as ``"blocks_{}"``), ``scanned`` (such as
+        ``"decoder/layers/*"``) and ``params``, the path of one parameter relative to the
+        parameters, by which their position in the checkpoint is found.
+
+    Returns:
+      The format.
 
     Raises:
-      CheckpointError: the file is not such an object.
+      CheckpointError: the file does not contain such an object.
     """
     content = read_json(file)
     try:
@@ -242,7 +246,8 @@ def from_file(file: Path) -> Format:
         )
     except (KeyError, TypeError, AttributeError, StopIteration) as error:
         raise CheckpointError(
-            f'{file} needs "names": {{pattern: [axis names]}}, with one path without a * or "params": {error!r}'
+            f'{file} must contain "names": {{pattern: [axis names]}}, and either a pattern without '
+            f'* or "params": {error!r}'
         ) from error
     return Format(
         "names",

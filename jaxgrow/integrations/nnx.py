@@ -1,9 +1,10 @@
-"""Models of Flax NNX: grown into a new graph of the new sizes, with their optimizer, and their layers dropped.
+"""How are models of Flax NNX grown, with their optimizers, and how are their layers dropped?
 
-A graph holds sizes beside its arrays, such as ``Linear.out_features``. So a grown model is one that
-its own constructor makes, with the grown parameters in it. All else of the library works on the
-parameters as they are: ``nnx.as_pure(nnx.state(model, nnx.Param))`` is a tree of arrays, which
-`jaxgrow.from_rules` names.
+The graph of an NNX model contains sizes as well as arrays, such as ``Linear.out_features``. The
+grown model is therefore constructed by its own constructor, and then receives the grown parameters.
+All other functions of the library work on the parameters directly:
+``nnx.as_pure(nnx.state(model, nnx.Param))`` is a tree of arrays, and `jaxgrow.from_rules` assigns
+axis names to it.
 """
 
 from collections.abc import Callable, Iterator, MutableSequence
@@ -25,14 +26,17 @@ M = TypeVar("M", bound=nnx.Module)
 
 
 def axes(model: nnx.Module) -> Axes:
-    """The axis names that the parameters of a model carry in their metadata: what `flax.nnx.get_partition_spec` reads.
+    """Read the axis names from the metadata of a model's parameters.
+
+    These are the names that `flax.nnx.get_partition_spec` returns.
 
     Args:
-      model: whose parameters were made with ``out_sharding=("embed.in", "mlp")``; shapes suffice
-        (`flax.nnx.eval_shape`).
+      model: a model whose parameters were created with ``out_sharding=("embed.in", "mlp")``. An
+        abstract model from `flax.nnx.eval_shape` is sufficient.
 
     Returns:
-      A tuple of names for each. If they have no marks, `jaxgrow.by_convention` adds them.
+      A tuple of names for each parameter. If the names lack the marks of jaxgrow, such as ``.in``,
+      add them with `jaxgrow.by_convention`.
 
     Example:
       >>> model = nnx.eval_shape(lambda: nnx.Linear(2, 3, rngs=nnx.Rngs(0), use_bias=False, kernel_metadata={
@@ -45,19 +49,21 @@ def axes(model: nnx.Module) -> Axes:
 
 
 def build(make: Callable[[], M], params: Params) -> M:
-    """The model that ``make`` makes, with these parameters in place of those that it would draw, which are never made.
+    """Construct a model with the given parameters, without allocating its initial parameters.
 
-    What a model has besides, such as the keys of its dropout, is as ``make`` makes it.
+    Other variables, such as the random keys of dropout, are initialised by ``make``.
 
     Args:
-      make: the constructor: ``lambda: Model(config, rngs=nnx.Rngs(0))``. Pure, as it is traced.
-      params: a tree of arrays, as of ``nnx.as_pure(nnx.state(model, nnx.Param))``.
+      make: the constructor, such as ``lambda: Model(config, rngs=nnx.Rngs(0))``. It must be pure,
+        because it is traced.
+      params: a tree of arrays, as returned by ``nnx.as_pure(nnx.state(model, nnx.Param))``.
 
     Returns:
       A new model.
 
     Raises:
-      ValueError: its parameters have other paths or shapes than these; all in one message.
+      ValueError: paths or shapes of ``params`` differ from those of the model. The message lists
+        all differences.
 
     Example:
       >>> model = build(lambda: nnx.Linear(2, 3, use_bias=False, rngs=nnx.Rngs(0)), {"kernel": jnp.ones((2, 3))})
@@ -73,26 +79,30 @@ def build(make: Callable[[], M], params: Params) -> M:
 
 @partial(jax.jit, static_argnums=0)
 def _others(make: Callable[[], nnx.Module]) -> Any:
-    """What is no parameter of a new model. Compiled once for each constructor, and without the parameters."""
+    """The variables of a new model that are not parameters.
+
+    The function is compiled once per constructor, and XLA removes the initialisation of the
+    parameters.
+    """
     return nnx.as_pure(nnx.state(make(), nnx.Not(nnx.Param)))
 
 
 def grow(
     model: M, growth: Growth, axes: Axes, make: Callable[[], M], layers: str | None = None
 ) -> M:
-    """`jaxgrow.grow` for a model of NNX.
+    """Grow a model of Flax NNX, as `jaxgrow.grow` grows a parameter tree.
 
     Args:
-      model: with all of its parameters in `flax.nnx.Param`.
-      growth: as of `jaxgrow.grow`.
-      axes: the names of its parameters, of `jaxgrow.from_rules` or `axes`; with ``layers``, stacked
-        as these are.
-      make: the constructor of the larger model, as of `build`.
-      layers: where its layers are, if they are not stacked and growth is of ``layers``:
-        ``"layers/{}"``, as of `jaxgrow.stack_layers`.
+      model: the model; all its parameters are of type `flax.nnx.Param`.
+      growth: the growth, as for `jaxgrow.grow`.
+      axes: the axis names of the parameters, from `jaxgrow.from_rules` or `axes`. With ``layers``,
+        the names are those of the stacked parameters.
+      make: the constructor of the larger model, as for `build`.
+      layers: the path of the layers, such as ``"layers/{}"``, as for `jaxgrow.stack_layers`.
+        Required if the growth changes ``layers`` and the model stores its layers separately.
 
     Returns:
-      The larger model; ``model`` stays as it is.
+      The larger model; ``model`` does not change.
 
     Raises:
       ValueError: as `jaxgrow.grow`, `jaxgrow.stack_layers`, and `build`.
@@ -120,19 +130,19 @@ def grow_optimizer(
     policy: moments.Policy,
     layers: str | None = None,
 ) -> nnx.Optimizer:
-    """`jaxgrow.grow_optimizer` for an optimizer of NNX.
+    """Grow an optimizer of Flax NNX, as `jaxgrow.grow_optimizer` grows an optimizer state.
 
     Args:
-      optimizer: of ``model``.
-      model: before the growth.
-      growth: as of `grow`.
-      axes: as of `grow`.
-      grown: what `grow` made of the model.
-      policy: as of `jaxgrow.grow_optimizer`.
-      layers: as of `grow`.
+      optimizer: the optimizer of ``model``.
+      model: the model before the growth.
+      growth: the growth, as for `grow`.
+      axes: the axis names of the parameters, as for `grow`.
+      grown: the result of `grow` for the model.
+      policy: the policy for the moments, as for `jaxgrow.grow_optimizer`.
+      layers: the path of the layers, as for `grow`.
 
     Returns:
-      An optimizer of ``grown`` with the same transformation.
+      An optimizer of ``grown`` with the same gradient transformation.
 
     Raises:
       ValueError: as `jaxgrow.grow_optimizer`.
@@ -174,26 +184,27 @@ def _unstacked(tree: Params, layers: str | None) -> Params:
 
 @contextmanager
 def dropping(blocks: MutableSequence, kept: Kept) -> Iterator[None]:
-    """Inside, the i-th of a model's ``blocks`` runs only if ``kept.layers[i]``: an NNX model drops layers, as it is.
+    """Drop layers of an unmodified NNX model: the i-th of its ``blocks`` runs only if it is kept.
 
-    For models that call the blocks of a list. Each takes the array that it changes first and
-    returns it. Random streams of a block advance whether it runs or not; other variables that it
-    would write (batch statistics, caches) are not kept. Blocks that are stacked for ``nnx.scan``
-    need nothing of this: with ``graphdef, state = nnx.split(blocks)``,
-    `jaxgrow.models.layers.run_stack` runs ``lambda w, x: nnx.merge(graphdef, w)(x)`` over
-    ``state``.
+    This supports models that call the blocks of a list one after another. Each block takes the
+    array that it changes as its first argument, and returns it. The random streams of a block
+    advance whether it runs or not. Other variables that a block writes (batch statistics, caches)
+    are not stored. Blocks that are stacked for ``nnx.scan`` do not need this context: with
+    ``graphdef, state = nnx.split(blocks)``, `jaxgrow.models.layers.run_stack` runs
+    ``lambda w, x: nnx.merge(graphdef, w)(x)`` over ``state``.
 
     Args:
-      blocks: the list, ``model.layers``; inside the loss, as all that depends on parameters.
-      kept: their gates, bool [layers], and what kept ones are scaled by, as
-        ``Kept(gates, 1 / probs)``.
+      blocks: the list of blocks, such as ``model.layers``. Enter the context inside the loss
+        function, because the blocks depend on the parameters.
+      kept: the keep mask, bool [layers], and the factor of the kept layers, such as
+        ``Kept(mask, 1 / probs)``.
 
     Returns:
-      A context, in which the model is called.
+      A context in which to call the model.
 
     Raises:
-      ValueError: there are more or fewer blocks than gates, gates are indices, or a block does not
-        return what it takes.
+      ValueError: the keep mask has not one entry per block, it contains indices, or the output of a
+        block has another shape or dtype than its input.
 
     Example:
       >>> model = nnx.Sequential(*(nnx.Linear(1, 1, kernel_init=nnx.initializers.ones, rngs=nnx.Rngs(0)) for _ in range(3)))
@@ -204,7 +215,8 @@ def dropping(blocks: MutableSequence, kept: Kept) -> Iterator[None]:
     """
     if kept.layers is None or kept.layers.dtype != bool or len(kept.layers) != len(blocks):
         raise ValueError(
-            f"dropping() takes a gate for each of {len(blocks)} blocks, bool, not {kept.layers}"
+            f"dropping() requires a keep mask, bool [{len(blocks)}] with one entry per block, not "
+            f"{kept.layers}"
         )
     gates, whole = unbatched(kept.layers), list(blocks)
     for i, block in enumerate(whole):
@@ -233,7 +245,9 @@ def _gated(block: nnx.Module, gate: jax.Array, scale: jax.Array | None, kept: Ke
             if getattr(y, "shape", None) != x.shape or y.dtype != x.dtype:
                 raise ValueError(
                     f"{type(block).__name__} takes {x.dtype}{list(x.shape)} and returns "
-                    f"{jax.tree.map(jnp.shape, y)}: what is dropped hands on its argument, so that must be what it returns"
+                    f"{jax.tree.map(jnp.shape, y)}. A dropped block returns its first argument, "
+                    "so the output of a "
+                    "block must have the same shape and dtype"
                 )
             return y
 

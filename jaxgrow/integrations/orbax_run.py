@@ -1,6 +1,6 @@
-"""Grow the Orbax checkpoint of another trainer: parameters and optimizer state, leaf by leaf.
+"""How is the Orbax checkpoint of another trainer grown, with its optimizer state?
 
-One leaf is in memory at a time, before and after its growth. Layers that are stored one by one
+Only one leaf is in memory at a time, before and after its growth. Layers that are stored separately
 count as one leaf.
 """
 
@@ -35,14 +35,15 @@ Policy: TypeAlias = Literal["drop", "copy", "exact"]
 
 @dataclass(frozen=True)
 class Place:
-    """A leaf and the arrays that it is stored in.
+    """A leaf, and the arrays in which it is stored.
 
     Attributes:
-      paths: one array, or one for each layer.
+      paths: the paths of its arrays: one, or one per layer.
       template: the path, with ``{}`` for the number of a layer.
-      names: axis names of the leaf, with ``layers`` first if its layers are stored one by one.
-      shape: shape of the leaf, with all layers.
-      power: the power of the gradient that it holds; 0 for a parameter, None if it is not known.
+      names: the axis names of the leaf, with ``layers`` first if its layers are stored separately.
+      shape: the shape of the leaf, with all layers.
+      power: the power of the gradient that the leaf accumulates; 0 for a parameter, None if
+        unknown.
     """
 
     paths: tuple[str, ...]
@@ -53,17 +54,17 @@ class Place:
 
 
 class OrbaxRun:
-    """A checkpoint of another trainer whose parameters have names.
+    """A checkpoint of another trainer whose parameters have axis names.
 
     Args:
-      tree: the arrays.
-      form: the format that names them.
+      tree: the arrays of the checkpoint.
+      form: the format, which assigns axis names.
 
     Attributes:
       places: `Place` of every parameter, by its path below the parameters' prefix.
-      states: `Place` of every array of optimizer state that belongs to a parameter, with the
+      states: ``(parameter, Place)`` of every leaf of the optimizer state that belongs to a
         parameter.
-      others: arrays that stay as they are, such as step counts.
+      others: paths of arrays that do not change, such as step counts.
 
     Raises:
       CheckpointError: the format does not fit the checkpoint.
@@ -74,8 +75,9 @@ class OrbaxRun:
         prefix = form.prefix(tree.arrays)
         if prefix is None:
             raise CheckpointError(
-                f"{tree.folder} is not of format {form.name}: no parameters {listed(form.marks)} among "
-                f"{listed(list(tree.arrays))}"
+                f"{tree.folder} does not have format {form.name}: it has no parameters "
+                f"{listed(form.marks)}. Its "
+                f"arrays are {listed(list(tree.arrays))}"
             )
         self.prefix = prefix
         groups = _groups(
@@ -108,7 +110,7 @@ class OrbaxRun:
         return Place(stored, start + template, names, shape, power)
 
     def _states(self, groups: Mapping[str, list[str]]) -> list[tuple[str, Place]]:
-        """Arrays whose path ends as that of a parameter, with its shape."""
+        """The arrays whose path ends with the path of a parameter, and which have its shape."""
         found = []
         for template, paths in groups.items():
             for whole in [
@@ -128,12 +130,12 @@ class OrbaxRun:
 
     @property
     def axes(self) -> dict[str, Names]:
-        """Axis names by parameter."""
+        """The axis names of each parameter."""
         return {path: place.names for path, place in self.places.items()}
 
     @property
     def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Shapes and dtypes by parameter."""
+        """The shape and dtype of each parameter."""
         arrays = self.tree.arrays
         return {
             p: jax.ShapeDtypeStruct(at.shape, arrays[at.paths[0]].dtype)
@@ -154,7 +156,7 @@ class OrbaxRun:
         return sum(int(np.prod(at.shape)) for at in self.places.values())
 
     def read(self, place: Place) -> np.ndarray:
-        """A leaf with all its layers."""
+        """Read a leaf with all its layers."""
         if "{}" not in place.template:
             return self.tree.read(place.paths[0])
         return np.stack([self.tree.read(path) for path in place.paths])
@@ -175,16 +177,16 @@ class OrbaxRun:
 def grow_run(
     run: OrbaxRun, growth: Growth, policy: Policy, folder: Path, process: int | None = None
 ) -> dict[str, int]:
-    """Grow a checkpoint into a new folder. In a run of several JAX processes, all of them call it.
+    """Grow a checkpoint into a new folder; in a multi-process run, every process calls it.
 
     Args:
       run: the checkpoint.
-      growth: as of `jaxgrow.grow`, for the sizes and names of ``run``.
-      policy: for moments, as of `jaxgrow.growth.moments.grow_optimizer`. With ``drop``, moments and
-        step counts of the optimizer are zero. ``exact`` takes the fields ``mu``, ``nu`` and
-        ``trace`` for first, second and first moments.
+      growth: the growth, as for `jaxgrow.grow`, for the sizes and axis names of ``run``.
+      policy: the policy for moments, as for `jaxgrow.growth.moments.grow_optimizer`. With ``drop``,
+        the moments and step counts of the optimizer are zero. ``exact`` treats the fields ``mu``
+        and ``trace`` as first moments and ``nu`` as second moments.
       folder: the new folder, which exists and is empty.
-      process: the number of this process; None: as JAX says.
+      process: the index of this process; None: ``jax.process_index()``.
 
     Returns:
       The sizes of the grown model.
@@ -211,7 +213,7 @@ def grow_run(
 
 
 def check_run(run: OrbaxRun, growth: Growth, policy: Policy) -> None:
-    """Find out whether `grow_run` would succeed.
+    """Check whether `grow_run` would succeed, without writing.
 
     Raises:
       CheckpointError: as `grow_run`.
@@ -243,7 +245,9 @@ def _jobs(run: OrbaxRun, growth: Growth, policy: Policy) -> dict[str, _Job]:
     unknown = [place.template for _, place in run.states if place.power is None]
     if policy == "exact" and unknown:
         raise CheckpointError(
-            f"policy 'exact' does not know what these hold: {listed(unknown)}; use 'copy' or 'drop'"
+            f"policy 'exact' does not support these arrays of unknown meaning: {listed(unknown)}. "
+            "Use 'copy' or "
+            "'drop'"
         )
     for path, place in run.states:
         terms = maps.terms(growth, path, place.names)
@@ -286,7 +290,7 @@ def _write(run: OrbaxRun, target: Writer | ItemsWriter, job: _Job) -> None:
 def _result(
     jobs: Mapping[str, _Job], sizes: Mapping[str, int]
 ) -> tuple[dict[str, str], dict[str, tuple[int, ...]]]:
-    """The arrays of the new checkpoint: what each is like, and its shape."""
+    """For each array of the new checkpoint, the source array with its format, and its shape."""
     places, shapes = {}, {}
     for job in jobs.values():
         place = job.place
@@ -303,12 +307,12 @@ def _result(
 
 
 def record(folder: Path, about: Mapping[str, Any]) -> None:
-    """Write how a checkpoint was made, beside its steps."""
+    """Write the record of how a checkpoint was made into its folder."""
     (folder / RECORD).write_text(json.dumps(about, indent=2) + "\n")
 
 
 def _groups(paths: list[str], layers: str) -> dict[str, list[str]]:
-    """The paths of each leaf: layers with paths that differ by their number alone are one leaf."""
+    """The paths of each leaf; layers whose paths differ only in their number are one leaf."""
     found: dict[str, dict[int, str]] = {}
     head, _, tail = layers.partition("{}")
     for path in paths:

@@ -1,8 +1,8 @@
-"""Orbax checkpoints of any program, array by array, without the objects that they were saved from.
+"""How are Orbax checkpoints read and written array by array, without the code that saved them?
 
 `OrbaxTree` lists the arrays of a checkpoint by path and reads one at a time. `Writer` writes a
-checkpoint of the same tree with arrays of other shapes. Both go through TensorStore, so no more
-than one array has to be in memory.
+checkpoint with the same tree and arrays of other shapes. Both use TensorStore, so at most one array
+is in memory.
 """
 
 import base64
@@ -21,24 +21,33 @@ from jaxgrow.checkpoints.io.files import CheckpointError, read_json
 
 _METADATA, _ARRAYS, _SHARDING = "_METADATA", "array_metadatas", "_sharding"
 _DATA = ("manifest.ocdbt", "d", _ARRAYS, _SHARDING, _METADATA)
-_LARGEST = 100 << 20  # bytes of metadata
-_ITEMS = ("items", "default", "state", "params")  # the item with the arrays, if a step has several
+# The maximum size of a metadata file in bytes.
+_LARGEST = 100 << 20
+# Possible names of the item with the arrays, if a step has several items.
+_ITEMS = ("items", "default", "state", "params")
 
 
 @dataclass(frozen=True)
 class Array:
-    """An array of a checkpoint, without its numbers."""
+    """The shape and format of an array of a checkpoint.
+
+    Attributes:
+      shape: the shape of the array.
+      dtype: the dtype.
+      chunk: the shape of a stored chunk, which is the shape of one shard.
+    """
 
     shape: tuple[int, ...]
     dtype: np.dtype
-    chunk: tuple[int, ...]  # shape of a chunk, as of one shard
+    chunk: tuple[int, ...]
 
 
 class OrbaxTree:
     """The arrays of an Orbax checkpoint.
 
     Args:
-      folder: a run's folder of steps (the last step is taken), a step, or an item of a step.
+      folder: the folder of all steps of a run (its last step is used), of one step, or of one item
+        of a step.
 
     Attributes:
       folder: as given.
@@ -46,7 +55,7 @@ class OrbaxTree:
       arrays: `Array` by path, such as ``"params/params/decoder/decoder_norm/scale"``.
 
     Raises:
-      CheckpointError: the folder has no Orbax checkpoint, or its metadata are damaged.
+      CheckpointError: the folder contains no Orbax checkpoint, or its metadata is damaged.
     """
 
     def __init__(self, folder: Path):
@@ -68,18 +77,18 @@ class OrbaxTree:
         self.arrays = {path: self._described(path) for path in self._names}
 
     def open(self, path: str) -> Any:
-        """The TensorStore of an array."""
+        """Open the TensorStore of an array."""
         return ts.open(
             _spec(self.item, self._names[path], self.ocdbt, self.zarr3), open=True, read=True
         ).result()
 
     def read(self, path: str) -> np.ndarray:
-        """The numbers of one array, all shards together."""
+        """Read one array, with all its shards."""
         return np.asarray(self.open(path).read().result())
 
     @property
     def zarr3(self) -> bool:
-        """The version of the array format."""
+        """Whether the arrays are stored in version 3 of the zarr format."""
         return bool(self.metadata.get("use_zarr3"))
 
     def _described(self, path: str) -> Array:
@@ -99,7 +108,7 @@ def _item(folder: Path) -> Path:
     if named or len(inner) == 1:
         return (named or inner)[0]
     raise CheckpointError(
-        f"{folder} holds no Orbax checkpoint: no {_METADATA} in it, nor in a step below it"
+        f"{folder} contains no Orbax checkpoint: neither it nor a step in it has a file {_METADATA}"
     )
 
 
@@ -119,15 +128,15 @@ def _spec(item: Path, name: str, ocdbt: bool, zarr3: bool) -> dict[str, Any]:
 
 
 class Writer:
-    """Writes a checkpoint like another one, with other shapes, or other layers.
+    """Write a checkpoint in the format of another one, with other shapes or other layers.
 
-    Several processes may write one checkpoint: each one writes some of the arrays, and one of them
-    calls `finish` at the end.
+    Several processes can write one checkpoint together: each of them writes some of the arrays, and
+    one of them calls `finish` at the end.
 
     Args:
-      source: the checkpoint that it is like.
+      source: the checkpoint whose format is used.
       folder: the new folder, which exists.
-      process: the number of this process.
+      process: the index of this process.
     """
 
     def __init__(self, source: OrbaxTree, folder: Path, process: int = 0):
@@ -140,18 +149,17 @@ class Writer:
         """Write one array.
 
         Args:
-          path: its path in the new checkpoint.
-          x: the numbers.
-          like: the array of the source whose format and sharding it follows.
+          path: the path of the array in the new checkpoint.
+          x: the values of the array.
+          like: the path of the source array whose format and sharding are used.
         """
         old = self._source.open(like)
         spec = old.spec(retain_context=False).to_json() | _spec(
             self._part, path.replace("/", "."), self._source.ocdbt, self._source.zarr3
         )
         chunk = _chunk(self._source.arrays[like], x.shape)
-        spec["store_data_equal_to_fill_value"] = (
-            True  # Orbax refuses to read arrays without their zeros
-        )
+        # Orbax does not read arrays whose zero chunks are not stored.
+        spec["store_data_equal_to_fill_value"] = True
         spec["metadata"] = _resized(spec["metadata"], x.shape, chunk)
         spec.pop("transform", None)
         store = ts.open(ts.Spec(spec), create=True, delete_existing=True).result()
@@ -160,13 +168,13 @@ class Writer:
     def finish(
         self, places: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]], processes: int = 1
     ) -> None:
-        """Write everything but the arrays.
+        """Write everything except the arrays.
 
         Args:
-          places: ``{path in the new checkpoint: path in the source that it is like}`` of all
-            arrays.
+          places: for the path of each array in the new checkpoint, the path of the source array
+            with its format.
           shapes: the shape of each new array.
-          processes: the number of processes that wrote.
+          processes: the number of processes that wrote arrays.
         """
         if self._source.ocdbt:
             self._merge(processes)
@@ -238,10 +246,12 @@ class Writer:
 
 
 class OrbaxItems:
-    """A checkpoint whose parameters and optimizer state are items of their own, as Tunix writes it; used like an `OrbaxTree`.
+    """A checkpoint with separate items for parameters and optimizer state, as Tunix writes it.
+
+    Its interface is that of `OrbaxTree`.
 
     Args:
-      folder: a run's folder of steps, or a step.
+      folder: the folder of all steps of a run, or of one step.
 
     Attributes:
       folder: as given.
@@ -260,13 +270,13 @@ class OrbaxItems:
         }
 
     def read(self, path: str) -> np.ndarray:
-        """The numbers of one array."""
+        """Read one array."""
         name, _, inside = path.partition("/")
         return self.trees[name].read(inside)
 
 
 class ItemsWriter:
-    """`Writer` of an `OrbaxItems`."""
+    """Write a checkpoint in the format of an `OrbaxItems`, with the interface of `Writer`."""
 
     def __init__(self, source: OrbaxItems, folder: Path, process: int = 0):
         self._source, self._step = source, folder / source.item.relative_to(source.folder)
@@ -282,7 +292,7 @@ class ItemsWriter:
     def finish(
         self, places: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]], processes: int = 1
     ) -> None:
-        """Write everything but the arrays, as `Writer.finish`."""
+        """Write everything except the arrays, as `Writer.finish`."""
         for name, writer in self._writers.items():
             mine = {
                 path: path.removeprefix(f"{name}/")
@@ -319,7 +329,7 @@ def _inner(step: Path) -> list[Path]:
 
 
 def _step(folder: Path) -> Path:
-    """The last step in a run's folder; of any other folder, itself."""
+    """The last step in the folder of a run; any other folder is returned unchanged."""
     steps = (
         [path for path in folder.iterdir() if re.fullmatch(r"\D*\d+", path.name)]
         if folder.is_dir()
@@ -330,7 +340,7 @@ def _step(folder: Path) -> Path:
 
 
 def _copy_beside(folder: Path, into: Path, skip: set[str]) -> None:
-    """Copy everything except the arrays and other steps: metadata of the checkpoint, and other items."""
+    """Copy the metadata and the other items of a checkpoint, without arrays and other steps."""
     for path in sorted(folder.iterdir()):
         arrays = path.name in _DATA or path.name.startswith("ocdbt.process_") or path.name in skip
         step = path.is_dir() and re.fullmatch(r"\D*\d+", path.name)
@@ -357,7 +367,11 @@ def _write(file: Path, content: Any) -> None:
 
 
 def _chunk(old: Array, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The chunk of a new array: the same number of chunks along each axis if possible, otherwise chunks of the old size."""
+    """The chunk shape of a new array.
+
+    It keeps the number of chunks along each axis if the new size is divisible by it, and otherwise
+    the size of the chunks.
+    """
     pairs = zip(old.shape, old.chunk, shape, strict=True)
     return tuple(
         chunk * n // size if size and chunk * n % size == 0 else max(1, min(chunk, n))
@@ -377,14 +391,23 @@ def _resized(
 
 
 def _codec(codec: dict[str, Any], chunk: tuple[int, ...]) -> dict[str, Any]:
-    """Orbax keeps the chunks of a shard in a ``sharding_indexed`` codec; of the new array it is one chunk."""
+    """Adapt a codec to the new chunk shape.
+
+    Orbax stores the chunks of a shard in a ``sharding_indexed`` codec. In the new array, each shard
+    is one chunk.
+    """
     if codec["name"] != "sharding_indexed":
         return codec
     return {**codec, "configuration": {**codec["configuration"], "chunk_shape": list(chunk)}}
 
 
 def each_of(paths: Mapping[str, int], processes: int, process: int) -> list[str]:
-    """The arrays that one of several processes writes, with about the same number of bytes for each process.
+    """Select the arrays that one process writes, such that all processes write similar amounts.
+
+    Args:
+      paths: the size of each array in bytes, by path.
+      processes: the number of processes.
+      process: the index of this process.
 
     Example:
       >>> each_of({"a": 4, "b": 3, "c": 1}, 2, 1)

@@ -1,8 +1,8 @@
-"""Grow the optimizer state of a PyTorch run together with its Hugging Face model.
+"""How is the optimizer state of a PyTorch run grown together with its Hugging Face model?
 
-Read are the ``optimizer.pt`` of the Hugging Face Trainer and folders of
+Supported formats are the ``optimizer.pt`` of the Hugging Face Trainer and folders of
 ``torch.distributed.checkpoint``. The state of a parameter is grown by the maps of that parameter,
-under a policy of `jaxgrow.growth.moments`. PyTorch and transformers are needed:
+under a policy of `jaxgrow.growth.moments`. PyTorch and transformers are required:
 ``pip install 'jaxgrow[torch]'``.
 
 The whole optimizer state is in memory, before and after the growth.
@@ -30,9 +30,9 @@ from jaxgrow.growth.maps import Growth, Term
 Policy: TypeAlias = Literal["copy", "exact", "asymmetric"]
 POLICIES = ("copy", "exact", "asymmetric")
 FILE = "optimizer.pt"
-# Files of the Trainer that continue to hold after a growth. They are copied, and never read.
+# Files of the Trainer that remain valid after a growth. They are copied without being read.
 BESIDE = ("scheduler.pt", "trainer_state.json", "training_args.bin", "scaler.pt")
-# The power of the gradient in each kind of state. Of other kinds, only copies are known.
+# The power of the gradient in each kind of state. Other kinds can only be copied.
 POWERS = {"exp_avg": 1, "exp_avg_sq": 2, "max_exp_avg_sq": 2}
 _CHECKPOINT = "torch.distributed.checkpoint"
 _DISTRIBUTED = re.compile(r"^(?:.*\.)?state\.(?P<parameter>.+)\.(?P<kind>\w+)$")
@@ -40,11 +40,11 @@ _DISTRIBUTED = re.compile(r"^(?:.*\.)?state\.(?P<parameter>.+)\.(?P<kind>\w+)$")
 
 @dataclass(frozen=True)
 class State:
-    """The optimizer state of a model, by parameter.
+    """The optimizer state of a model.
 
     Attributes:
       arrays: ``{kind: {parameter: array}}``, such as ``{"exp_avg": {"model.norm.weight": x}}``.
-      scalars: ``{parameter: {kind: value}}`` of everything that has no axes, such as ``step``.
+      scalars: ``{parameter: {kind: value}}`` for values without axes, such as ``step``.
     """
 
     arrays: dict[str, dict[str, Any]]
@@ -59,29 +59,31 @@ def grow_state(
     Args:
       model: the checkpoint before the growth.
       grown: the checkpoint after it.
-      state: the state of ``model``; parameters have the names of its tensors.
-      growth: the growth that made ``grown`` of ``model``.
-      policy: as of `jaxgrow.growth.moments.grow_optimizer`. With ``asymmetric``, new layers begin
-        without any state, and PyTorch initialises it at their first step; other axes may not grow
-        then, because PyTorch counts steps per tensor.
+      state: the optimizer state of ``model``, by the names of its tensors.
+      growth: the growth from ``model`` to ``grown``.
+      policy: the policy, as for `jaxgrow.growth.moments.grow_optimizer`. With ``asymmetric``, new
+        layers have no state, and PyTorch initialises it at their first step. Other axes must not
+        grow in this case, because PyTorch counts steps per tensor.
 
     Returns:
       The state of ``grown``.
 
     Raises:
-      CheckpointError: a state whose shape is not that of its parameter, or for which the policy has
-        no rule.
+      CheckpointError: the shape of a state differs from that of its parameter, or the policy does
+        not support this kind of state.
     """
     if policy == "asymmetric" and any(not is_layers(axis) for axis in maps.new_sizes(growth)):
         raise CheckpointError(
-            "policy 'asymmetric' restarts single entries, but PyTorch counts steps per tensor: use 'copy' or 'exact', or grow "
-            "the layers alone"
+            "policy 'asymmetric' restarts single entries, but PyTorch counts steps per tensor. "
+            "Use 'copy' or "
+            "'exact', or grow only the layers"
         )
     arrays = {}
     for kind, of in state.arrays.items():
         if policy == "exact" and kind not in POWERS:
             raise CheckpointError(
-                f"optimizer state {kind!r}: policy 'exact' knows {', '.join(POWERS)} only; use 'copy'"
+                f"optimizer state {kind!r}: policy 'exact' supports only {', '.join(POWERS)}. Use "
+                "'copy'"
             )
         _check_shapes(model, kind, of)
         arrays[kind] = _grown(model, grown, of, growth, policy, POWERS.get(kind, 1))
@@ -104,8 +106,10 @@ def _check_shapes(model: HuggingFace, kind: str, of: Mapping[str, Any]) -> None:
     wrong = [f"{name}: {mine}, not {its}" for name, (mine, its) in shapes.items() if mine != its]
     if unknown or wrong:
         raise CheckpointError(
-            f"optimizer state {kind!r} does not fit the model in {model.folder}: {listed(unknown, wrong)}. Grow the model "
-            "without its optimizer, or give the checkpoint that belongs to this state"
+            f"optimizer state {kind!r} does not fit the model in {model.folder}: "
+            f"{listed(unknown, wrong)}. "
+            "Grow the model without its optimizer, or give the checkpoint that belongs to this "
+            "state"
         )
 
 
@@ -117,7 +121,8 @@ def _grown(
     policy: Policy,
     power: int,
 ) -> dict[str, np.ndarray]:
-    root = policy == "exact" and power == 2  # squares grow by the map of their roots
+    # Second moments grow by the map of their square roots.
+    root = policy == "exact" and power == 2
     power = 1 if root else power
     source = _GrownState(_StateOf(model, of, power, root), growth, policy)
     made = {}
@@ -130,7 +135,7 @@ def _grown(
 
 
 class _StateOf(HuggingFace):
-    """State of one kind, read like the parameters of the model; missing entries are zero."""
+    """Optimizer state of one kind, read like parameters of the model; missing arrays are zero."""
 
     def __init__(self, model: HuggingFace, of: Mapping[str, Any], power: int, root: bool):
         self.__dict__.update(model.__dict__)
@@ -150,7 +155,7 @@ class _StateOf(HuggingFace):
 
 @dataclass(frozen=True)
 class _Array:
-    """A tensor in memory, with the part of `safetensors.Tensor` that reading needs."""
+    """A tensor in memory with the interface of `safetensors.Tensor` that is needed for reading."""
 
     shape: tuple[int, ...]
     content: Any
@@ -178,7 +183,11 @@ class _GrownState(Grown):
 
 
 def _scaled(stored: Stored, power: int) -> Stored:
-    """Where ``times * leaf + plus`` is stored, gradients of the stored number are ``1 / times`` of the leaf's."""
+    """Adapt the stored form of a leaf to moments.
+
+    If ``times * leaf + plus`` is stored, the gradient of the stored value is ``1 / times`` of the
+    gradient of the leaf.
+    """
     return replace(stored, times=stored.times**-power, plus=0.0)
 
 
@@ -192,11 +201,11 @@ def _family(family: Family, power: int) -> Family:
 
 
 def read_file(file: Path, model: HuggingFace) -> tuple[State, dict[str, Any]]:
-    """Read an ``optimizer.pt``, whose state goes by the number of the parameter.
+    """Read an ``optimizer.pt``, which stores the state by the number of each parameter.
 
     Args:
       file: the file; it is loaded with ``weights_only``.
-      model: the model beside it.
+      model: the model that it belongs to.
 
     Returns:
       ``(state, the whole content)``.
@@ -210,8 +219,9 @@ def read_file(file: Path, model: HuggingFace) -> tuple[State, dict[str, Any]]:
     sizes = [len(group["params"]) for group in content["param_groups"]]
     if sizes != [len(group) for group in names]:
         raise CheckpointError(
-            f"{file} has groups of {sizes} parameters, but {model.folder} has {[len(group) for group in names]}; only the "
-            "Trainer's groups (with and without weight decay) and a single group are known"
+            f"{file} has groups of {sizes} parameters, but {model.folder} has "
+            f"{[len(group) for group in names]}; supported "
+            "are a single group and the two groups of the Trainer (with and without weight decay)"
         )
     number = {
         i: n
@@ -222,7 +232,7 @@ def read_file(file: Path, model: HuggingFace) -> tuple[State, dict[str, Any]]:
 
 
 def write_file(file: Path, grown: HuggingFace, state: State, like: Mapping[str, Any]) -> None:
-    """Write an ``optimizer.pt`` with the settings of another one.
+    """Write an ``optimizer.pt`` with the settings of an older one.
 
     Args:
       file: the new file.
@@ -249,12 +259,12 @@ def write_file(file: Path, grown: HuggingFace, state: State, like: Mapping[str, 
 
 
 def parameter_groups(model: HuggingFace, count: int) -> list[list[str]]:
-    """The names of a model's tensors in the order in which its optimizer has them.
+    """The names of the tensors of a model, in the order of the parameters of its optimizer.
 
     Args:
       model: a checkpoint that transformers can load.
-      count: 1 for one group with all parameters, 2 for the groups of the Trainer: with weight
-        decay, and without it.
+      count: the number of parameter groups: 1 for all parameters, or 2 for the groups of the
+        Trainer, with and without weight decay.
 
     Returns:
       The names of each group.
@@ -292,17 +302,20 @@ def _by_kind(entries: Mapping[str, Mapping[str, Any]]) -> State:
 
 
 def read_distributed(folder: Path, model: HuggingFace) -> tuple[State, dict[str, Any]]:
-    """Read a folder of ``torch.distributed.checkpoint`` in one process, however many wrote it.
+    """Read a folder of ``torch.distributed.checkpoint`` in one process.
+
+    Any number of processes may have written it.
 
     Args:
-      folder: with entries ``[..]state.PARAMETER.KIND``, as FSDP and the Trainer write them.
+      folder: a folder with entries ``[...]state.PARAMETER.KIND``, as FSDP and the Trainer write
+        them.
       model: the model that it belongs to.
 
     Returns:
       ``(state, all entries by their names)``.
 
     Raises:
-      CheckpointError: no entry is optimizer state of a parameter of the model.
+      CheckpointError: no entry belongs to a parameter of the model.
     """
     checkpoint, torch = _imported(_CHECKPOINT), _imported("torch")
     reader = checkpoint.FileSystemReader(folder)
@@ -319,7 +332,9 @@ def read_distributed(folder: Path, model: HuggingFace) -> tuple[State, dict[str,
         entries.setdefault(name, {})[kind] = content[key]
     if not entries:
         raise CheckpointError(
-            f"{folder} has no optimizer state of the parameters in {model.folder}: {listed(list(content))}"
+            f"{folder} has no optimizer state for the parameters in {model.folder}. Its entries "
+            "are "
+            f"{listed(list(content))}"
         )
     return _by_kind(entries), content
 
@@ -369,9 +384,9 @@ def write_beside(
       model: the checkpoint before the growth.
       part: the folder that holds the grown model.
       growth: the growth between them.
-      policy: as of `grow_state`.
-      optimizer: the ``optimizer.pt`` or the distributed folder; None: the one in the folder of
-        ``model``.
+      policy: the policy, as for `grow_state`.
+      optimizer: the path of the ``optimizer.pt`` or of the distributed folder; None: the one in the
+        folder of ``model``.
 
     Returns:
       The names of the new files and folders.
@@ -396,7 +411,7 @@ def write_beside(
 
 
 def find(folder: Path) -> Path:
-    """The optimizer state in the folder of a model.
+    """Find the optimizer state in the folder of a model.
 
     Raises:
       CheckpointError: the folder does not contain exactly one.
@@ -410,8 +425,9 @@ def find(folder: Path) -> Path:
     ]
     if len(found) != 1:
         raise CheckpointError(
-            f"{folder} has no {FILE} and {len(found)} folders of torch.distributed.checkpoint whose name contains 'optim'; "
-            "give the path, as --optimizer-state PATH"
+            f"{folder} has no {FILE}, and {len(found)} folders of torch.distributed.checkpoint "
+            "whose name "
+            "contains 'optim'. Give the path with --optimizer-state PATH"
         )
     return found[0]
 
@@ -425,5 +441,6 @@ def _imported(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise CheckpointError(
-            f"optimizer state of PyTorch needs {name}: pip install 'jaxgrow[torch]' ({error})"
+            f"growing the optimizer state of PyTorch requires {name}: pip install "
+            f"'jaxgrow[torch]' ({error})"
         ) from error

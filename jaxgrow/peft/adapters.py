@@ -7,7 +7,7 @@ names. A model with adapters is therefore an ordinary model, and its adapters gr
 the model::
 
     config = replace(config, adapter=Adapter(size=64))
-    params = attach(params, init(config, key))  # parameters for `config.module`; same function at initialisation
+    params = attach(params, init(config, key))  # parameters for `config.module`; preserves the function
     grow(g, params, config.axes())
     == attach(grow(g, model, model_axes), grow(growth(g, config), adapter, axes_of(config)))
 

@@ -99,7 +99,7 @@ def test_a_missing_in_is_named(leaf):
     names = tuple(n.removesuffix(".in") if n != "head_dim.in" else n for n in right)
     says(
         with_names(**{leaf: names}),
-        f"layers/{leaf}: is named {names}; with {right} the outputs stay the same",
+        f"layers/{leaf}: the names {names} are wrong; with {right}, the outputs do not change",
     )
 
 
@@ -126,14 +126,14 @@ def test_values_without_their_mark_are_found_and_queries_with_it():
     plain = ("layers", "embed.in", "heads", "head_dim")
     says(
         with_names(value=plain),
-        f"layers/value: is named {plain}, but is of attention's values: 'head_dim.value'",
+        f"layers/value: the names {plain} are wrong; it belongs to the values of attention: 'head_dim.value'",
     )
     marked = ("layers", "embed.in", "heads", "head_dim.value")
     says(
         with_names(query=marked),
-        f"layers/query: is named {marked}, but is not of attention's values: 'head_dim'",
+        f"layers/query: the names {marked} are wrong; it does not belong to the values of attention: 'head_dim'",
     )
-    says(with_names(key=plain), "no leaf is marked as attention's keys are, 'head_dim.in'")
+    says(with_names(key=plain), "no parameter is marked as the keys of attention, 'head_dim.in'")
 
 
 def test_layers_on_another_dimension_are_found():
@@ -169,7 +169,7 @@ def test_outputs_that_grow_and_models_without_widths_are_refused():
     ):
         check_rules(lambda p: p["a"], {"a": np.ones((13, 6))}, {"a": ("vocab", "embed")})
     with pytest.raises(
-        ValueError, match="no axis of this model is widened: its axes are vocab, hidden"
+        ValueError, match="no axis of this model can be widened: its axes are vocab, hidden"
     ):
         check_rules(lambda p: p["a"], {"a": np.ones((13, 6))}, {"a": ("vocab", "hidden")})
 

@@ -262,7 +262,7 @@ def test_other_programs_have_a_file_of_names(tmp_path, capsys):
         shapes == {p: (4, 12) if p.endswith("up") else (12, 4) for p in shapes} and len(shapes) == 4
     )
     (tmp_path / "names.json").write_text("{}")
-    with pytest.raises(CheckpointError, match='needs "names"'):
+    with pytest.raises(CheckpointError, match='must contain "names"'):
         from_file(tmp_path / "names.json")
 
 

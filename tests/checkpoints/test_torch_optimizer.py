@@ -218,7 +218,7 @@ def test_what_does_not_fit_is_refused(run, tmp_path, capsys):
     with pytest.raises(CheckpointError, match=r"lm_head.weight: \(3, 3\), not \(11, 16\)"):
         torch_optimizer.grow_state(source, source, state, {}, "copy")
     odd = torch_optimizer.State({"momentum": {}}, {})
-    with pytest.raises(CheckpointError, match="'exact' knows exp_avg"):
+    with pytest.raises(CheckpointError, match="'exact' supports only exp_avg"):
         torch_optimizer.grow_state(source, source, odd, {}, "exact")
 
 

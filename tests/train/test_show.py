@@ -95,9 +95,7 @@ def test_panels_of_an_axis_by_hand():
         0.5,
     ]  # the copy is whole, and read in halves
     figure = plot.growth(growth, SHAPES, AXES)
-    assert (
-        figure.get_supxlabel() == "as they are: layers 2, head_dim 5, embed 6, context 7, vocab 11"
-    )
+    assert figure.get_supxlabel() == "unchanged: layers 2, head_dim 5, embed 6, context 7, vocab 11"
     labels = [(place.get_xlabel(), place.get_ylabel()) for place in placed(figure)]
     assert labels == [("old head", "new head")] + [("old unit", "new unit")] * 2
 
@@ -114,7 +112,7 @@ def test_rules_are_numbered_listed_and_told_by_their_terms():
     assert lines[0] == "rule 1: leaves of axes layers, heads.in, embed.out, that are kernel"
     assert lines[4:] == [
         "rule 5: all leaves",
-        "as they are: layers 2, head_dim 5, context 7, vocab 11",
+        "unchanged: layers 2, head_dim 5, context 7, vocab 11",
     ]
     both = Rules(
         (Rule(({"mlp": tile(9, 2)}, {"mlp": tile(9, 2)})),)
@@ -219,7 +217,7 @@ def test_real_sizes_make_a_readable_picture_and_nothing_dense():
         and drawn.sum() == 128
     )
     place, *_ = placed(plot.growth(growth, shapes, axes))
-    assert place.get_xlabel() == "old unit, 8 a cell"
+    assert place.get_xlabel() == "old unit, 8 per cell"
     figure = plot.figure([vocab])
     figure.draw_without_rendering()
     (place,) = placed(figure)
@@ -237,7 +235,7 @@ def test_an_unfitting_or_empty_growth_is_refused():
     with pytest.raises(ValueError, match="axis 'mlp' has size 9, but its map takes 4 to 8"):
         plot.growth({"mlp": tile(4, 2)}, SHAPES, AXES)
     with pytest.raises(
-        ValueError, match="nothing to draw: the growth leaves all axes of the model as they are"
+        ValueError, match="nothing to draw: the growth does not change any axis of the model"
     ):
         plot.growth({"mlp": identity(9)}, SHAPES, AXES)
 
@@ -332,7 +330,7 @@ def test_without_matplotlib_the_line_says_what_to_install(folder, tmp_path, monk
     out = str(tmp_path / "x.png")
     assert main(["show", str(folder), "--method", "stack", "--layers", "8", "--out", out]) == 1
     assert capsys.readouterr().err == (
-        "error: a picture needs matplotlib, which is not installed: pip install matplotlib\n"
+        "error: plots require matplotlib, which is not installed: pip install matplotlib\n"
     )
 
 
