@@ -114,11 +114,11 @@ def test_several_faults_are_named_each():
 def test_a_tied_head_without_the_mark_of_its_norm_and_a_mark_too_many_are_named():
     says(
         {**AXES, "final": ("embed.norm.scale",)},
-        "final: is named ('embed.norm.scale',); with ('embed.in.norm.scale',)",
+        "final: the names ('embed.norm.scale',) are wrong; with ('embed.in.norm.scale',)",
     )
     says(
         with_names(up_bias=("layers", "mlp.in.bias")),
-        "layers/up_bias: is named ('layers', 'mlp.in.bias'); with ('layers', 'mlp.bias')",
+        "layers/up_bias: the names ('layers', 'mlp.in.bias') are wrong; with ('layers', 'mlp.bias')",
     )
 
 
@@ -145,7 +145,10 @@ def test_layers_on_another_dimension_are_found():
 
     params = shapes(moved, {**SIZES, "layers": 6})
     assert check_rules(apply, params, moved)
-    with_layers = "layers/down: is named ('layers', 'mlp.in', 'embed'); with ('mlp.in', 'layers', 'embed'), and so wherever"
+    with_layers = (
+        "layers/down: the names ('layers', 'mlp.in', 'embed') are wrong; with "
+        "('mlp.in', 'layers', 'embed'), and the same order in all stacked parameters"
+    )
     says(AXES, with_layers, apply=apply, params=params)
 
 
@@ -157,9 +160,9 @@ def test_a_mark_that_a_norm_makes_up_for_is_not_proven():
         return normed(p["table"] @ p["up"], 1) @ p["head"]
 
     found = check_rules(apply, shapes(axes, {**SIZES, "classes": 4}), axes)
-    assert [line.partition(" of ")[0] for line in found.unproven] == ["up: without 'embed.in'"], (
-        found
-    )
+    assert [line.partition(" in ")[0] for line in found.unproven] == [
+        "up: without the mark 'embed.in'"
+    ], found
 
 
 def test_outputs_that_grow_and_models_without_widths_are_refused():

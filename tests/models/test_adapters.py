@@ -190,7 +190,7 @@ def test_what_is_fused_of_twins_is_each_of_them():
     )
     with pytest.raises(ValueError, match="3 adapters have the shape"):
         adapters.fused([own, own, own], like)
-    with pytest.raises(ValueError, match="all of one shape"):
+    with pytest.raises(ValueError, match="must have the same shapes"):
         adapters.fused([own, adapters.detach(model("gpt2", Adapter(4))[1])[1]], like)
 
 
