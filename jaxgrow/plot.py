@@ -65,7 +65,7 @@ def growth(growth: Growth, params: Params, axes: Axes) -> "Figure":
       >>> params, axes = {"up": np.ones((2, 3))}, {"up": ("embed.in", "mlp")}
       >>> drawn = growth({"mlp": tile(3, times=2)}, params, axes)
       >>> [place.get_title() for place in drawn.axes if place.get_title()], drawn.get_supxlabel()
-      (['mlp 3 → 6\nwrite'], 'unchanged: embed 2')
+      (['mlp 3 → 6\\nwrite'], 'unchanged: embed 2')
     """
     drawn = panels(growth, params, axes)
     if not drawn:
@@ -106,7 +106,7 @@ def panels(growth: Growth, params: Params, axes: Axes) -> list[Panel]:
       >>> params = {"up": np.ones((2, 3)), "down": np.ones((3, 2))}
       >>> axes = {"up": ("embed.in", "mlp"), "down": ("mlp.in", "embed")}
       >>> [panel.title for panel in panels({"mlp": tile(3, times=2)}, params, axes)]
-      ['mlp 3 → 6\nwrite', 'mlp 3 → 6\nread']
+      ['mlp 3 → 6\\nwrite', 'mlp 3 → 6\\nread']
     """
     check(growth, params, axes)
     found: list[_Used] = []
