@@ -277,7 +277,7 @@ def test_what_does_not_fit_is_refused(tmp_path, capsys):
     assert main(grown) == 1 and "needs a multiple of 12" in capsys.readouterr().err
     assert (
         main([*grown[:-1], "24", "--format", "tunix"]) == 1
-        and "not of format tunix" in capsys.readouterr().err
+        and "does not have format tunix" in capsys.readouterr().err
     )
     assert main([*grown[:-1], "24", "--optimizer", "asymmetric"]) == 2
     assert main([*grown[:-1], "24", "--dry-run"]) == 0 and not (tmp_path / "c").exists()

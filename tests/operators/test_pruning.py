@@ -675,7 +675,7 @@ def test_the_command_on_units_of_a_model_with_grouped_queries(folder, tmp_path, 
         f"removed layers: {gone}\nangular per layer: " in out and "the function is changed" in out
     )
     assert [line.split()[0] for line in out.splitlines()[-4:]] == [
-        "whole",
+        "original",
         "pruned",
         "random",
         "random:",
