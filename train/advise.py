@@ -1,25 +1,28 @@
-"""Which recipe is worth trying on a model and its budget? Prints comparable measurements, and writes a config to try.
+"""Which growing recipe is worth trying for a model and its compute budget?
 
 ``python -m train.advise CONFIG [--budget FLOPS] [--measure] [--workdir DIR] [--write FILE.py] [--set a.b=c ...]``
 
-CONFIG is a training from scratch. A measurement counts only if the model family and the optimizer
-are the same. It answers only if parameters and tokens per parameter agree to a factor of two;
-otherwise the nearest measurement is named, and nothing is advised. If several sizes or budgets were
-measured, the expected saving is a regression over them, with its 95 % interval.
+The command prints comparable measurements. CONFIG is a training from scratch. A measurement is
+comparable only if the model family and the optimizer are the same, and if parameters and tokens per
+parameter agree up to a factor of two. If no measurement is comparable, the command names the
+nearest one and advises nothing. If several sizes or budgets were measured, the expected saving is a
+regression over them, with a 95 % interval.
 
-With ``--measure``, a pilot on the model itself answers, wherever it is. A recipe that trains a
-smaller model for a part tau of the steps leaves out ``tau (1 - c)`` of the FLOPs, where c is the
-cost of its step relative to the large model. But the grown model then has the loss of a run from
-scratch that is b steps behind for each step of the small model. At an equal loss it saves::
+With ``--measure``, a pilot trains the model itself, so that there is an answer for every setting. A
+recipe that trains a smaller model for a fraction tau of the steps leaves out ``tau (1 - c)`` of the
+FLOPs, where c is the cost of a step of the small model relative to a step of the large model. But
+the grown model then has the loss of a run from scratch that is b steps behind for each step of the
+small model. At an equal loss the recipe saves::
 
     1 - (1 - tau (1 - c)) / (1 - tau b sqrt(tau / (1 - tau)))
 
-where b is that of a growth after half of the steps. The root fits half of the layers first, with
-and without half of each MLP, for tau of 0.4 to 0.7 (docs/results/muon.md). It does not hold for one
-layer first, which the pilot leaves out. The pilot prints its cost before it runs: each small model
-trains for 0.5 % of the steps, at least 180, grows, and trains on at a constant learning rate, on
-the batches of a run from scratch. It sees only the beginning of training, where b is smaller than
-later, so b is taken to be at least 0.2. ``--write`` writes the advised config.
+where b is measured for a growth after half of the steps. The square root was fitted to recipes that
+start with half of the layers, with and without half of each MLP, for tau between 0.4 and 0.7
+(docs/results/muon.md). It does not hold for recipes that start with one layer, so the pilot leaves
+these out. The pilot prints its cost before it runs. Each small model trains for 0.5 % of the steps,
+but at least 180 steps, then grows, and then trains further at a constant learning rate, on the same
+batches as a run from scratch. The pilot sees only the beginning of training, where b is smaller
+than later. Therefore b is assumed to be at least 0.2. ``--write`` writes the advised config.
 """
 
 import math
@@ -43,10 +46,10 @@ from train.engine.state.optim import Optim
 from train.plan.methods import Method, Scratch, Stage
 from train.plan.recipes import deep_vcycle, deepened
 
-WORTH = 0.03  # savings below this part are lost in the noise of seeds
-PILOT = 0.005  # part of the steps for which the small model of a pilot trains
-SHORTEST = 180  # steps of the small model of a pilot, at least
-REACH = 1.5  # the grown model of a pilot trains for so many times the steps of the small model
+WORTH = 0.03  # smaller savings cannot be distinguished from the noise between seeds
+PILOT = 0.005  # fraction of the steps for which the small model of a pilot trains
+SHORTEST = 180  # minimum number of steps of the small model of a pilot
+REACH = 1.5  # steps of the grown model of a pilot, relative to those of the small model
 PARTS = (
     0.4,
     0.45,
@@ -55,27 +58,26 @@ PARTS = (
     0.6,
     0.65,
     0.7,
-)  # parts of the steps for which the equation was measured
-LEAST = 0.2  # smallest b that is believed: short pilots find less, longer runs do not
-MOST_STEPS = 2**31  # of a budget: optimizers count steps in 32 bits
+)  # fractions of the steps for which the equation was measured
+LEAST = 0.2  # minimum of b: short pilots measure smaller values than longer runs
+MOST_STEPS = 2**31  # maximum number of steps: optimizers count steps in 32 bits
 OPTIMIZERS = {
     "adamw": "AdamW",
     "muon": "Muon",
     "sgd": "SGD",
-}  # as `train.analysis.evidence` names them
+}  # config name: name in `train.analysis.evidence`
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A way to save, for any model that is trained from scratch."""
+    """A way to save FLOPs that applies to any model that is trained from scratch."""
 
-    name: str  # of the method in `train.analysis.evidence`
+    name: str  # name of the method in `train.analysis.evidence`
     about: str
-    method: Callable[
-        [Experiment, float], Method
-    ]  # of the part of the steps for which the small model trains
-    tau: float | None = None  # this part, as measured; None: the recipe fixes its own parts
-    piloted: bool = False  # whether the equation holds for it, so that a pilot can find its b
+    # Builds the method from the experiment and the fraction of the steps of the small model.
+    method: Callable[[Experiment, float], Method]
+    tau: float | None = None  # this fraction, as measured; None: the recipe has fixed fractions
+    piloted: bool = False  # whether the equation holds for the recipe, so that a pilot can find b
 
 
 def one_layer(experiment: Experiment, tau: float) -> Method:
@@ -105,7 +107,7 @@ def vcycle(experiment: Experiment, tau: float) -> Method:
     return deep_vcycle(Stage(0.4, floor=1.0), Stage(0.5, warmup=0, schedule="linear"))
 
 
-RECIPES = (  # as measured (docs/results/muon.md)
+RECIPES = (  # measured in docs/results/muon.md
     Recipe("deepen", "half of the layers first", half, 0.5, piloted=True),
     Recipe("halves", "half of the layers and of each MLP first", halves, 0.6, piloted=True),
     Recipe("one_layer", "one layer first", one_layer, 0.7),
@@ -114,7 +116,7 @@ RECIPES = (  # as measured (docs/results/muon.md)
 
 
 def decaying(experiment: Experiment) -> float:
-    """The last part of the steps, in which the learning rate falls."""
+    """Return the fraction of the steps, at the end, during which the learning rate decays."""
     return {"wsd": experiment.optim.decay, "linear": 1.0, "cosine": 1.0}[experiment.optim.schedule]
 
 
@@ -128,7 +130,7 @@ def parameters(experiment: Experiment) -> int:
 
 
 def setting(experiment: Experiment) -> Setting:
-    """What decides which measurements are comparable."""
+    """Return the properties that decide which measurements are comparable."""
     size = parameters(experiment)
     family = type(experiment.model).__name__.removesuffix("Config")
     tokens = experiment.steps * experiment.batch * experiment.model.length / size
@@ -136,7 +138,7 @@ def setting(experiment: Experiment) -> Setting:
 
 
 def saved(experiment: Experiment, recipe: Recipe, tau: float | None) -> float:
-    """The part of the FLOPs that the plan of the recipe leaves out."""
+    """Return the fraction of the FLOPs that the plan of the recipe leaves out."""
     if tau is not None and not round(tau * experiment.steps):
         return 0.0
     return 1 - cost(replace(experiment, method=recipe.method(experiment, tau or 0.0))) / cost(
@@ -145,13 +147,19 @@ def saved(experiment: Experiment, recipe: Recipe, tau: float | None) -> float:
 
 
 def expected(experiment: Experiment, recipe: Recipe, tau: float, behind: float) -> float:
-    """The part of the FLOPs that a piloted recipe saves at an equal loss: the equation above."""
+    """Return the fraction of the FLOPs that a piloted recipe saves at an equal loss.
+
+    This is the equation of the module docstring.
+    """
     worth = 1 - tau * behind * math.sqrt(tau / (1 - tau))  # in steps of a run from scratch
     return 1 - (1 - saved(experiment, recipe, tau)) / worth if worth > 0 else -math.inf
 
 
 def placed(experiment: Experiment, recipe: Recipe, behind: float) -> tuple[float, float]:
-    """The largest expected saving, and the part of the steps after which the model grows for it: before its rate decays."""
+    """Return the largest expected saving and the fraction of the steps after which the model grows.
+
+    The model grows before its learning rate decays.
+    """
     stable = 1 - decaying(experiment)
     return max(
         (expected(experiment, recipe, tau, behind), tau)
@@ -164,14 +172,17 @@ def placed(experiment: Experiment, recipe: Recipe, behind: float) -> tuple[float
 
 @dataclass(frozen=True)
 class Pilot:
-    """How far grown models are behind one from scratch."""
+    """How far grown models are behind a model that is trained from scratch."""
 
-    behind: dict[str, float]  # b by recipe: steps behind for each step of the small model
+    behind: dict[str, float]  # recipe: b, the steps behind for each step of the small model
     flops: float  # cost of all runs of the pilot
 
 
 def pilot(experiment: Experiment, workdir: Path) -> Pilot:
-    """Train briefly at a constant learning rate, from scratch and by each recipe that grows. Prints the cost first."""
+    """Train briefly at a constant learning rate, from scratch and with each piloted recipe.
+
+    The cost is printed before the runs start.
+    """
     small = max(round(PILOT * experiment.steps), SHORTEST)
     optim = replace(
         experiment.optim, schedule="wsd", decay=0.0, warmup=min(experiment.optim.warmup, small // 2)
@@ -205,12 +216,20 @@ def pilot(experiment: Experiment, workdir: Path) -> Pilot:
 
 
 def steps_behind(scratch: Sequence[float], grown: Sequence[float], small: int) -> float:
-    """How many steps a model that grew after ``small`` of them is behind one from scratch, for each of those.
+    """Return how many steps a grown model is behind, for each step of the small model.
 
-    The losses are of every step. Each step's batch is the same for both, which leaves little noise
-    in the gap between them; it is averaged from half of ``small`` after the growth on, when what it
-    upset has settled. By ``L ~ t^-p``, fitted to the run from scratch, a gap g of the logarithms is
-    ``t (1 - exp(-g / p))`` steps. Below 0 where the grown one is ahead.
+    Both runs have the same batch at each step, so there is little noise in the gap between their
+    losses. The gap is averaged from ``small / 2`` steps after the growth on, when the disturbance
+    by the growth has settled. With ``L ~ t^-p``, fitted to the run from scratch, a gap g of the
+    logarithms is ``t (1 - exp(-g / p))`` steps. The result is negative if the grown model is ahead.
+
+    Args:
+      scratch: loss of each step of the run from scratch.
+      grown: loss of each step of the run that grows.
+      small: number of steps before the growth.
+
+    Raises:
+      UserError: the loss of the run from scratch does not fall.
     """
     step = 1 + np.arange(len(scratch))
     late, settled = step > small, step > 1.5 * small
@@ -218,8 +237,8 @@ def steps_behind(scratch: Sequence[float], grown: Sequence[float], small: int) -
     if not p > 0:
         first, last = (part.mean() for part in np.array_split(np.array(scratch)[late], 2))
         raise UserError(
-            "the pilot's loss from scratch does not fall, so nothing tells how far a grown model is behind: "
-            f"{first:.4f} after step {small}, {last:.4f} in the end; is the rate too high?"
+            "the loss of the pilot's run from scratch does not fall, so the pilot cannot measure how far a grown model is "
+            f"behind: {first:.4f} after step {small}, {last:.4f} at the end; check whether the learning rate is too high"
         )
     gap = np.mean(np.log(np.array(grown)[settled] / np.array(scratch)[settled]))
     return float(step[settled].mean() / small * (1 - np.exp(-gap / p)))
@@ -230,25 +249,26 @@ def steps_behind(scratch: Sequence[float], grown: Sequence[float], small: int) -
 
 @dataclass(frozen=True)
 class Answer:
-    """What measurements and the pilot say about one recipe."""
+    """The results of the measurements and of the pilot for one recipe."""
 
     recipe: Recipe
-    most: float  # part of the FLOPs that its plan leaves out
-    measured: Estimate | None  # None: no comparable measurement is near
+    most: float  # fraction of the FLOPs that the plan of the recipe leaves out
+    measured: Estimate | None  # None: there is no comparable measurement
     nearest: str  # the nearest measurement of any kind
     piloted: tuple[float, float, float] | None = None  # saving, tau and b
 
     @property
     def tau(self) -> float:
-        """The part of the steps after which the model grows: as the pilot places it, else as measured."""
+        """The fraction of the steps after which the model grows, by the pilot or as measured."""
         return self.piloted[1] if self.piloted else self.recipe.tau or 0.0
 
     @property
     def gain(self) -> float:
-        """The saving that is safe to expect: the least of what the pilot and comparable measurements say; 0 if nothing is.
+        """The saving that is safe to expect; 0 if there is none.
 
-        Measurements without a pilot count if their whole interval lies above zero. A recipe is
-        never worth anything if the small model alone was cheaper where it was measured.
+        It is the smaller one of the savings by the pilot and by comparable measurements. Without a
+        pilot, measurements count only if their whole interval is above zero. The gain is 0 if
+        training only the small model was cheaper where the recipe was measured.
         """
         if self.measured is not None and self.measured.small_alone_is_cheaper:
             return 0.0
@@ -258,7 +278,7 @@ class Answer:
 
     @property
     def cells(self) -> list[str]:
-        """Its row of the table."""
+        """The row of the table for this recipe."""
         known, found = "unknown" if self.measured is None else self.measured.told, ""
         if self.piloted is not None:
             gain, tau, behind = self.piloted
@@ -267,17 +287,18 @@ class Answer:
 
     @property
     def source(self) -> str:
-        """What the expectation rests on."""
+        """The evidence for the expected saving."""
         if self.measured is None:
-            return (
-                f"{self.recipe.about}: too far from anything measured: nearest is {self.nearest}."
-            )
-        cheaper = "; there the small model alone was cheaper" * self.measured.small_alone_is_cheaper
+            return f"{self.recipe.about}: no comparable measurement; the nearest one is {self.nearest}."
+        cheaper = (
+            "; training only the small model was cheaper there"
+            * self.measured.small_alone_is_cheaper
+        )
         return f"{self.recipe.about}: {self.measured.source}{cheaper}."
 
 
 def answers(experiment: Experiment, pilot: Pilot | None) -> list[Answer]:
-    """One for each recipe."""
+    """Return one answer for each recipe."""
     here, found = setting(experiment), []
     for recipe in RECIPES:
         rows = of(recipe.name, recipe.tau)
@@ -292,7 +313,11 @@ def answers(experiment: Experiment, pilot: Pilot | None) -> list[Answer]:
 
 
 def faster(experiment: Experiment) -> tuple[Experiment, str]:
-    """The same by Muon where measurements near it say that this saves, and a sentence about it; for AdamW alone."""
+    """Switch an AdamW experiment to Muon if comparable measurements show a saving.
+
+    Returns:
+      The experiment to advise on, and a sentence about Muon (empty for other optimizers).
+    """
     if experiment.optim.name != "adamw":
         return experiment, ""
     rows, here = of("muon"), setting(experiment)
@@ -301,24 +326,24 @@ def faster(experiment: Experiment) -> tuple[Experiment, str]:
         near = nearest(rows, here).told
         return (
             experiment,
-            f"Muon in place of AdamW: too far from anything measured: nearest is {near}.\n",
+            f"Muon instead of AdamW: no comparable measurement; the nearest one is {near}.\n",
         )
     made = replace(
         experiment, name=f"{experiment.name}_muon", optim=replace(experiment.optim, name="muon")
     )
-    said = f"First of all use Muon (optim.name=muon) and sweep its learning rate: {found.near[0].told}."
-    return made, f"{said} All that follows is for Muon.\n"
+    said = f"First use Muon (optim.name=muon) and sweep its learning rate: {found.near[0].told}."
+    return made, f"{said} The rest of this report is for Muon.\n"
 
 
 def advice(experiment: Experiment, pilot: Pilot | None = None) -> tuple[str, Experiment | None]:
-    """Markdown, and the advised experiment; None if no recipe is advised."""
+    """Return the report as Markdown and the advised experiment; None if no recipe is advised."""
     base, here = stable(experiment), setting(experiment)
     found = answers(base, pilot)
     heads = [
         "recipe",
-        "leaves out at most",
-        "saves at an equal loss, by measurements",
-        "by the pilot",
+        "FLOPs left out at most",
+        "saving at an equal loss, measured",
+        "saving by the pilot",
     ]
     count = len(heads) if pilot is not None else len(heads) - 1
     lines = [
@@ -332,13 +357,13 @@ def advice(experiment: Experiment, pilot: Pilot | None = None) -> tuple[str, Exp
     ]
     if pilot is not None:
         lines.append(
-            "b: steps that a grown model is behind a run from scratch, for each step of the small model "
-            f"(less than {LEAST} counts as {LEAST}). The pilot cost {pilot.flops / cost(experiment):.1%} of the budget."
+            "b: how many steps a grown model is behind a run from scratch, for each step of the small model "
+            f"(at least {LEAST} is assumed). The pilot cost {pilot.flops / cost(experiment):.1%} of the budget."
         )
     if base is not experiment:
         lines.append(
-            f"All this is for optim.schedule=wsd: with {experiment.optim.schedule} the learning rate falls from the first "
-            "step on, which leaves no time to grow in."
+            f"These results are for optim.schedule=wsd. With {experiment.optim.schedule}, the learning rate falls from the "
+            "first step on, so there is no phase with a constant learning rate to grow in."
         )
     best = max(found, key=lambda answer: answer.gain)
     if best.gain <= WORTH:
@@ -353,43 +378,45 @@ def advice(experiment: Experiment, pilot: Pilot | None = None) -> tuple[str, Exp
 
 
 def _nothing(found: Sequence[Answer], pilot: Pilot | None) -> str:
-    """Why no recipe is advised."""
+    """Say why no recipe is advised."""
     if any(a.measured is not None and a.measured.small_alone_is_cheaper for a in found):
         return (
-            "Growing is not advised: near this setting the small model alone reached its own loss for less. Train the "
-            "smaller model, or this one for longer."
+            "Growing is not advised: near this setting, training only the small model reached its final loss for fewer FLOPs. "
+            "Train the smaller model, or this one for longer."
         )
     if pilot is not None:
-        return "Growing is not advised: there is nothing to gain at this budget."
+        return "Growing is not advised: it saves nothing at this budget."
     if all(a.measured is None for a in found):
-        return "No advice: nothing comparable was measured near this setting. --measure runs a pilot on the model itself."
-    return "Growing is not advised: no measured saving here has an interval that lies above zero."
+        return "No advice: there are no measurements near this setting. --measure runs a pilot on the model itself."
+    return (
+        "Growing is not advised: no measured saving has an interval that is completely above zero."
+    )
 
 
 def stable(experiment: Experiment) -> Experiment:
-    """The same, if its learning rate is stable for a part of the steps; otherwise with a schedule that is."""
+    """Return the experiment with a schedule that has a phase of constant learning rate."""
     if decaying(experiment) < 1:
         return experiment
     return replace(experiment, optim=replace(experiment.optim, schedule="wsd", decay=Optim().decay))
 
 
 def budgeted(experiment: Experiment, flops: float) -> Experiment:
-    """The same with as many steps as ``flops`` pay for.
+    """Return the experiment with as many steps as fit into ``flops``.
 
     Raises:
-      UserError: that is less than one step, or more than can be counted.
+      UserError: the budget is less than one step, or more steps than can be counted.
     """
     each = cost(experiment) / experiment.steps
     if not each <= flops < each * MOST_STEPS:
         raise UserError(
-            f"--budget takes FLOPs between those of one step, {each:.3g}, and of {MOST_STEPS:,} steps, "
-            f"{each * MOST_STEPS:.3g}; it is {flops:g}"
+            f"--budget must be between the FLOPs of one step, {each:.3g}, and of {MOST_STEPS:,} steps, "
+            f"{each * MOST_STEPS:.3g}, but is {flops:g}"
         )
     return replace(experiment, steps=round(flops / each))
 
 
 def script(config: str, advised: Experiment) -> str:
-    """A config file of ``advised``: what it changes in ``config``."""
+    """Return a config file for ``advised`` that contains the changes to ``config``."""
     base, imports = load(config), {Experiment, load}
     settings = [f for f in fields(advised) if getattr(advised, f.name) != getattr(base, f.name)]
     changes = "".join(
@@ -403,7 +430,10 @@ def script(config: str, advised: Experiment) -> str:
 
 
 def written(value: Any, classes: set) -> str:
-    """A value of a config in Python, without what is as by default; the classes that it names join ``classes``."""
+    """Write a value of a config as Python code, without fields that have their default values.
+
+    The classes that the code names are added to ``classes``.
+    """
     if isinstance(value, tuple):
         return f"({', '.join(written(v, classes) for v in value)}{',' * (len(value) == 1)})"
     if not is_dataclass(value):
@@ -420,10 +450,12 @@ def main() -> None:
         "--budget",
         type=float,
         metavar="FLOPS",
-        help="compute budget (default: that of the config's steps)",
+        help="compute budget (default: the FLOPs of the config's steps)",
     )
     parser.add_argument(
-        "--measure", action="store_true", help="run a pilot: how far is a grown model behind?"
+        "--measure",
+        action="store_true",
+        help="run a pilot, which measures how far a grown model is behind",
     )
     parser.add_argument(
         "--workdir", type=Path, default=Path("runs/advise"), help="folder of the pilot's runs"
@@ -441,7 +473,8 @@ def main() -> None:
     experiment = load(arguments.config, arguments.set)
     if not isinstance(experiment.method, Scratch):
         raise UserError(
-            f"{experiment.name} is not a training from scratch, but {type(experiment.method).__name__}: name its baseline"
+            f"{experiment.name} is not a training from scratch (its method is {type(experiment.method).__name__}); "
+            "give its baseline"
         )
     if arguments.budget is not None:
         experiment = budgeted(experiment, arguments.budget)

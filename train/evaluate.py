@@ -1,25 +1,25 @@
-"""Evaluates a model without training it: ``python -m train.evaluate MODEL --tasks wikitext2,lambada_openai,blimp [--data DIR]``
+"""Evaluate a model without training it: ``python -m train.evaluate MODEL --tasks wikitext2,lambada_openai,blimp [--data DIR]``
 
 MODEL is the folder of a finished run, an Orbax folder that ``jaxgrow`` wrote, or a Hugging Face
 folder.
 
 A task is one of
 
-    wikitext2 wikitext103 ptb bits_per_byte   perplexity by token and by word, bits per byte (the last: all .txt files)
-    FILE                                      the same of any text
+    wikitext2 wikitext103 ptb bits_per_byte   perplexity by token and by word, bits per byte (bits_per_byte: of all .txt files)
+    FILE                                      the same numbers for any text file
     cola sst2 ... squad1 squad2               the metrics of a task that the model was fine-tuned on (`train.finetune`)
     lambada_openai blimp piqa hellaswag ...   any task or group of the lm-evaluation-harness (``pip install -e '.[eval]'``)
 
-Texts, and the tasks of `train.finetune`, are read from the published files in DIR or in DIR/TASK,
-and nothing is downloaded. Each token of a text is predicted once, from up to a context of tokens
-before it; windows advance by ``--stride`` tokens (by default, a context).
+Texts and the tasks of `train.finetune` are read from the published files in DIR or in DIR/TASK.
+Nothing is downloaded for them. Each token of a text is predicted once, from the tokens before it
+(up to one context). Windows advance by ``--stride`` tokens (by default, by the context length).
 
-Tasks of the harness are run by the harness itself, so their numbers are its numbers, with standard
-errors. With ``--data DIR`` their datasets are local: the published files of LAMBADA, BLiMP, PIQA,
-HellaSwag, ARC and WikiText, or copies of the datasets' repositories, such as DIR/allenai/sciq.
-Without ``--data`` the harness downloads datasets. ``--include`` names a folder of YAML files with
-tasks of your own. A masked model scores a continuation by its pseudo-likelihood: each token is
-hidden in turn (Salazar et al., 2020).
+The harness itself runs the tasks of the harness. The numbers are therefore the numbers of the
+harness, with standard errors. With ``--data DIR`` the datasets are local: the published files of
+LAMBADA, BLiMP, PIQA, HellaSwag, ARC and WikiText, or copies of the dataset repositories, such as
+DIR/allenai/sciq. Without ``--data`` the harness downloads datasets. ``--include`` names a folder of
+YAML files with your own tasks. A masked model scores a continuation by its pseudo-likelihood: each
+token is masked in turn (Salazar et al., 2020).
 """
 
 from pathlib import Path
@@ -46,15 +46,19 @@ def judged(
     stride: int | None = None,
     benchmarks: Benchmarks | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Evaluates a model on tasks.
+    """Evaluate a model on tasks.
 
     Args:
       model: folder of the model.
-      names: tasks.
-      data: folder of their files; None: the working directory, and lm-eval downloads datasets.
-      tokenizer: as of `train.engine.state.pretrained.opened`.
-      stride: tokens between two windows over a text; None: the context.
-      benchmarks: how tasks of lm-eval are run; None: with their own settings.
+      names: names of the tasks, or paths of text files.
+      data: folder of the files of the tasks; None: the working directory, and lm-eval downloads
+        datasets.
+      tokenizer: tokenizer of the model, as for `train.engine.state.pretrained.opened`.
+      stride: number of tokens between two windows over a text; None: the context length.
+      benchmarks: settings for the tasks of lm-eval; None: the settings of each task.
+
+    Returns:
+      For each task, the name and the value of each metric.
 
     Raises:
       UserError: the model, a task or the files of a task do not exist.
@@ -65,7 +69,7 @@ def judged(
     benchmarks = benchmarks or Benchmarks(data)
     results: dict[str, dict[str, Any]] = {}
     if others:
-        benchmarks.load(others)  # before the model is loaded
+        benchmarks.load(others)  # reports missing tasks before the model is loaded
     if texts or others:
         opened_model = opened(model, tokenizer)
         scorer = Scorer(opened_model, progress=True)
@@ -76,7 +80,10 @@ def judged(
 
 
 def _learned(model: Path, name: str, data: Path, tokenizer: str | None) -> dict[str, Any]:
-    """The metrics of a task that the model was fine-tuned on, with the length and stride of its fine-tuning."""
+    """Return the metrics of a task that the model was fine-tuned on.
+
+    The length and the stride are those of the fine-tuning.
+    """
     where = data / name if (data / name).is_dir() else data
     run = Workdir(model)
     was = run.config["data"].get("Labelled", {}) if run.finished else {}
@@ -91,7 +98,7 @@ def _learned(model: Path, name: str, data: Path, tokenizer: str | None) -> dict[
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
-    """One line a number."""
+    """Return the results as text, with one line for each number."""
     rows = [
         (task, name.replace("_", " "), f"{value:,}" if isinstance(value, int) else f"{value:.4f}")
         for task, result in results.items()
@@ -106,31 +113,36 @@ def main() -> None:
     parser = Parser("evaluate", __doc__)
     parser.add_argument("model", type=Path, help="folder of the model")
     parser.add_argument(
-        "--tasks", required=True, metavar="A,B", help="such as wikitext2,lambada_openai"
+        "--tasks",
+        required=True,
+        metavar="A,B",
+        help="names of tasks or files, such as wikitext2,lambada_openai",
     )
     parser.add_argument(
         "--data",
         type=Path,
         metavar="DIR",
-        help="folder of the tasks' files (default: this one; lm-eval downloads)",
+        help="folder of the files of the tasks (default: the working directory; lm-eval downloads)",
     )
     parser.add_argument(
-        "--tokenizer", help="tokenizer.json, a folder, or bytes (default: that of MODEL)"
+        "--tokenizer", help="tokenizer.json, a folder, or bytes (default: the tokenizer of MODEL)"
     )
     parser.add_argument(
-        "--stride", type=int, help="tokens between windows over a text (default: the context)"
+        "--stride",
+        type=int,
+        help="number of tokens between windows over a text (default: the context length)",
     )
     parser.add_argument(
         "--few-shot",
         type=int,
         metavar="N",
-        help="examples before each question of lm-eval (default: the task's own)",
+        help="number of examples before each question of lm-eval (default: the setting of the task)",
     )
     parser.add_argument(
         "--limit",
         type=int,
         metavar="N",
-        help="most questions of each task of lm-eval (default: all)",
+        help="maximum number of questions of each task of lm-eval (default: all)",
     )
     parser.add_argument(
         "--include",
@@ -147,7 +159,7 @@ def main() -> None:
     a = parser.parse_args()
     names = [name for name in a.tasks.split(",") if name]
     if not names:
-        raise UserError("--tasks names none")
+        raise UserError("--tasks names no task; give at least one, such as wikitext2")
     data = None if a.data is None else a.data.expanduser()
     benchmarks = Benchmarks(data, a.few_shot, a.limit, a.include)
     results = judged(a.model.expanduser(), names, data, a.tokenizer, a.stride, benchmarks)

@@ -1,7 +1,7 @@
-"""Writes a finished run as a Hugging Face folder, which `transformers` loads: ``python -m train.export RUN DST [--overwrite]``
+"""Write a finished run as a Hugging Face folder, which `transformers` loads: ``python -m train.export RUN DST [--overwrite]``
 
-Weights, ``config.json``, the tokenizer, and a model card: data, plan, cost and losses, as the run
-has them.
+The folder contains the weights, ``config.json``, the tokenizer, and a model card with the data, the
+plan, the cost and the losses of the run.
 """
 
 import json
@@ -31,7 +31,7 @@ from train.data.special import special_tokens
 from train.data.text import tokenizer_of
 from train.engine.run.workdir import Workdir
 
-# The roles of special tokens, by the names that tokens of the role may have.
+# For each role of a special token, the spellings that identify it.
 _ROLES = {
     "pad_token": ("<pad>", "[PAD]"),
     "unk_token": ("<unk>", "[UNK]"),
@@ -44,11 +44,16 @@ _OF_MASKED = ("cls_token", "sep_token", "mask_token")
 
 
 def export(run: Path, folder: Path, overwrite: bool = False) -> None:
-    """Writes the last model of a finished run.
+    """Write the last model of a finished run as a Hugging Face folder.
+
+    Args:
+      run: folder of the run.
+      folder: folder to write.
+      overwrite: whether to replace a checkpoint in ``folder``.
 
     Raises:
-      UserError: the run has not ended, no architecture stores its model, or the folder may not be
-        written.
+      UserError: the run has not finished, no Hugging Face architecture stores the model, or the
+        folder may not be written.
     """
     workdir = Workdir(run)
     if not workdir.finished:
@@ -75,9 +80,10 @@ def export(run: Path, folder: Path, overwrite: bool = False) -> None:
 
 
 def in_colour(source: Source) -> Source:
-    """A model of gray images as one of colour images, because `transformers` converts every image to colours.
+    """Convert a model of gray images to a model of colour images.
 
-    The patch kernel of each of the three equal channels is a third of the kernel for gray.
+    `transformers` converts every image to colours. The three channels are then equal, and the patch
+    kernel of each channel is a third of the kernel for gray images.
     """
     config = source.config
     if not isinstance(config, PatchConfig) or config.channels != 1:
@@ -92,7 +98,11 @@ def in_colour(source: Source) -> Source:
 
 
 def _inputs(run: Workdir, config: Config, folder: Path) -> dict[str, Any]:
-    """Writes what `transformers` makes inputs with, from text or images; returns what ``config.json`` says of it."""
+    """Write the tokenizer or the image processor for `transformers`.
+
+    Returns:
+      The entries of ``config.json`` about the inputs.
+    """
     kind, data = next(iter(run.config["data"].items()))
     if isinstance(config, TextConfig):
         own = _tokenizer(run.folder, config, folder)
@@ -103,7 +113,11 @@ def _inputs(run: Workdir, config: Config, folder: Path) -> dict[str, Any]:
 
 
 def _tokenizer(run: Path, config: TextConfig, folder: Path) -> dict[str, Any]:
-    """Writes the tokenizer as `transformers` reads it; returns what ``config.json`` says of it."""
+    """Write the tokenizer for `transformers`.
+
+    Returns:
+      The entries of ``config.json`` about the special tokens.
+    """
     tokenizer = tokenizer_of(run)
     tokenizer.save(str(folder / "tokenizer.json"))
     special = special_tokens(tokenizer, run)
@@ -118,7 +132,7 @@ def _tokenizer(run: Path, config: TextConfig, folder: Path) -> dict[str, Any]:
     of_bert = {named.get("cls_token"), named.get("sep_token")} & {
         "[CLS]",
         "[SEP]",
-    }  # such texts have other roles
+    }  # texts of decoders do not have these roles
     ends = {} if of_bert else {"bos_token_id": special.begin, "eos_token_id": special.end}
     named |= {
         role.removesuffix("_id"): tokenizer.id_to_token(i)
@@ -139,7 +153,11 @@ def _tokenizer(run: Path, config: TextConfig, folder: Path) -> dict[str, Any]:
 
 
 def _of_task(data: Labelled, config: TextConfig, folder: Path) -> dict[str, Any]:
-    """Makes the written tokenizer put texts into the frame that the model was fine-tuned with; returns the padding token."""
+    """Make the written tokenizer frame texts as in the fine-tuning of the model.
+
+    Returns:
+      The entry of ``config.json`` for the padding token.
+    """
     encoder = Encoder(
         data.tokenizer if data.tokenizer == "bytes" else str(folder / "tokenizer.json"), config
     )
@@ -168,7 +186,7 @@ def _input_names(config: TextConfig) -> list[str]:
 
 
 def _framing(tokenizer: Any, frame: Frame) -> Any:
-    """The post-processor of `tokenizers` that adds the tokens of a frame."""
+    """Return the post-processor of `tokenizers` that adds the tokens of a frame."""
     from tokenizers.processors import TemplateProcessing
 
     begin, between, end = ([tokenizer.id_to_token(i) for i in part] for part in frame[:3])
@@ -181,11 +199,11 @@ def _framing(tokenizer: Any, frame: Frame) -> Any:
 
 
 def _padding(tokenizer: Any, frame: Frame) -> int:
-    """A token for padding with which no text ends.
+    """Return a token for padding that is not at the end of any text.
 
-    `transformers` also finds a special token in raw text, by its spelling. A tokenizer without a
-    token for padding therefore gets one that begins with a mark of the tokenizer, such as the one
-    for a blank, which text hardly contains.
+    `transformers` also finds special tokens in raw text, by their spelling. For a tokenizer without
+    a padding token, this function therefore chooses a token that begins with a mark of the
+    tokenizer, such as the mark for a blank. Text rarely contains such a mark.
     """
     if tokenizer.id_to_token(frame.pad) in PADS:
         return frame.pad
@@ -198,7 +216,7 @@ def _padding(tokenizer: Any, frame: Frame) -> int:
 
 
 def card(run: Workdir, config: Config, architecture: str) -> str:
-    """The model card: what the run knows of its model, as Markdown."""
+    """Return the model card of a finished run, as Markdown."""
     was, result, corpus = run.config, run.result, run.result["corpus"]
     kind, data = next(iter(was["data"].items()))
     hashes = ", ".join(
@@ -212,7 +230,8 @@ def card(run: Workdir, config: Config, architecture: str) -> str:
         if name in ("source", "name", "task", "tokenizer")
     }
     if "tokenizer" in about:
-        about["tokenizer"] = Path(about["tokenizer"]).name  # without the folders of this machine
+        # without the folder, which is specific to this machine
+        about["tokenizer"] = Path(about["tokenizer"]).name
     phases = [
         f"| {p['phase']} | {p['parameters']:,} | {p['steps']:,} | {p['tokens']:,} | {p['flops']:.3g} |"
         for p in result["phases"]
@@ -246,7 +265,7 @@ tags: [jaxgrow]
 In all {result["flops"]:.3g} FLOPs and {result["seconds"]:.0f} s. Batch {was["batch"]}, seed {was["seed"]}, optimizer:
 `{json.dumps(was["optim"])}`.
 
-## On held-out data
+## Evaluation on validation data
 
 {_LINE.join(f"* {name.replace('_', ' ')}: {value:.4f}" for name, value in judged.items())}
 
@@ -259,21 +278,21 @@ In all {result["flops"]:.3g} FLOPs and {result["seconds"]:.0f} s. Batch {was["ba
 
 
 def _base(config: dict[str, Any]) -> str:
-    """The line that names the model that was fine-tuned or continued, by its name, not by its folder."""
+    """Return the line of the card that names the source model: its name, without its folder."""
     source = next(iter(config["method"].values())).get("source")
     return f"base_model: {json.dumps(Path(source).name)}\n" if isinstance(source, str) else ""
 
 
 def main() -> None:
     parser = Parser("export", __doc__)
-    parser.add_argument("run", type=Path, help="the folder of a finished run")
-    parser.add_argument("folder", type=Path, help="folder to be written")
+    parser.add_argument("run", type=Path, help="folder of a finished run")
+    parser.add_argument("folder", type=Path, help="folder to write")
     parser.add_argument(
         "--overwrite", action="store_true", help="replace a checkpoint in that folder"
     )
     arguments = parser.parse_args()
     export(arguments.run, arguments.folder, arguments.overwrite)
-    print(f"{arguments.folder}: {arguments.run} for transformers")
+    print(f"{arguments.folder}: the model of {arguments.run}, for transformers")
 
 
 if __name__ == "__main__":

@@ -7,11 +7,11 @@ MODEL is the folder of a finished run, an Orbax folder that ``jaxgrow`` wrote, o
 folder with its tokenizer.
 
 The work directory (``--workdir``, default: runs/finetune) contains one folder for each learning
-rate and seed. Each is a run as of `train.pretrain`: the same command continues it after a stop, and
-its cost includes the cost of the run that it starts from. The scores on the development data are
-written to ``CONFIG-MODEL.md`` and ``.json`` there: of every run, and the best learning rate by its
-mean over the seeds. (As in papers, the learning rate is chosen on the data that also judge it, so
-the best score is slightly too good.)
+rate and seed. Each of these runs works like a run of `train.pretrain`: the same command continues
+it after a stop, and its cost includes the cost of the run that it starts from. The command writes
+the scores of every run on the development data to ``CONFIG-MODEL.md`` and ``.json`` there, with the
+learning rate that has the best mean over the seeds. (As in papers, the learning rate is chosen on
+the data that also evaluate it, so the best score is slightly too good.)
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,16 @@ Scores: TypeAlias = Mapping[str, Mapping[str, float]]  # split -> metric -> valu
 
 
 def finetune(tuning: FineTuning, model: Path, workdir: Path) -> dict[float, list[Scores]]:
-    """Runs, or reads, every rate with every seed: rate -> scores, one a seed."""
+    """Run every learning rate with every seed, or read the results of finished runs.
+
+    Args:
+      tuning: the task and its settings.
+      model: folder of the model.
+      workdir: folder of all runs.
+
+    Returns:
+      For each learning rate, the scores of each seed.
+    """
     model = model.expanduser().resolve()
     return {
         rate: [_one(tuning, model, rate, seed, workdir) for seed in tuning.seeds]
@@ -55,31 +64,32 @@ def _one(tuning: FineTuning, model: Path, rate: float, seed: int, workdir: Path)
 
 
 def best(found: Mapping[float, Sequence[Scores]]) -> float:
-    """The rate with the greatest mean of the task's own metric."""
+    """Return the learning rate with the greatest mean of the main metric of the task."""
     return max(found, key=lambda rate: mean(own(scores) for scores in found[rate]))
 
 
 def own(scores: Scores) -> float:
-    """The task's own metric."""
+    """Return the main metric of the task."""
     return next(iter(next(iter(scores.values())).values()))
 
 
 def table(tuning: FineTuning, model: Path, found: Mapping[float, Sequence[Scores]]) -> str:
-    """Markdown: a line a rate, the best one marked."""
+    """Return the results as Markdown: one line for each learning rate, with the best one marked."""
     splits = next(iter(found.values()))[0]
     names = [(split, metric) for split, metrics in splits.items() for metric in metrics]
     heads = [metric if len(splits) == 1 else f"{metric}, {split}" for split, metric in names]
-    lines = [f"| rate | {' | '.join(heads)} |", "|" + " --- |" * (len(heads) + 1)]
+    lines = [f"| learning rate | {' | '.join(heads)} |", "|" + " --- |" * (len(heads) + 1)]
     for rate, runs in found.items():
         cells = [_cell([scores[split][metric] for scores in runs]) for split, metric in names]
         lines.append(
             f"| {rate:g}{' (best)' * (len(found) > 1 and rate == best(found))} | {' | '.join(cells)} |"
         )
     seeds = ", ".join(map(str, tuning.seeds))
-    about = f"{tuning.name} by {model.name}: {tuning.epochs:g} epochs, batch {tuning.batch}, seeds {seeds}"
-    said = f"{about}; several seeds: the mean, ± the deviation, and in brackets each."
+    about = f"{tuning.name} with {model.name}: {tuning.epochs:g} epochs, batch {tuning.batch}, seeds {seeds}"
+    said = f"{about}. With several seeds: mean ± standard deviation [value of each seed]."
     if len(found) > 1 and best(found) in (min(found), max(found)):
-        said += f" The best rate is the {'least' if best(found) == min(found) else 'greatest'} that was tried: try others."
+        which = "smallest" if best(found) == min(found) else "largest"
+        said += f" The best learning rate is the {which} that was tried: try others."
     return "\n".join([*lines, "", said]) + "\n"
 
 
@@ -96,10 +106,10 @@ def main() -> None:
     parser.add_argument(
         "--lr",
         default="",
-        help="peak learning rates, such as 1e-5,2e-5 (default: those of the config)",
+        help="peak learning rates, such as 1e-5,2e-5 (default: from the config)",
     )
     parser.add_argument(
-        "--seeds", default="", help="seeds, such as 0,1,2 (default: those of the config)"
+        "--seeds", default="", help="seeds, such as 0,1,2 (default: from the config)"
     )
     parser.add_argument(
         "--workdir",

@@ -1,15 +1,15 @@
-"""Continues texts by a model: ``python -m train.generate MODEL --prompt "Once upon a time" [--temperature .8 --top-p .95]``
+"""Continue texts with a model: ``python -m train.generate MODEL --prompt "Once upon a time" [--temperature .8 --top-p .95]``
 
 MODEL is the folder of a finished run, an Orbax folder that ``jaxgrow`` wrote, or a Hugging Face
 folder of a decoder: GPT-2, Llama, Qwen2, Qwen3, Qwen3-MoE, Mistral, Mixtral, Gemma, Gemma 2, Gemma
 3, OLMo 2, OLMo 3, Phi-3, SmolLM 3 or GPT-NeoX (Pythia).
 
-Without ``--temperature`` the likeliest token is taken each time; with it, tokens are drawn, and
-``--samples`` continues each prompt several times. A text ends where the model ends it, before a
-string of ``--stop``, after ``--max-new`` tokens, or where prompt and new tokens fill the model's
-context. ``--chat`` puts each prompt into the chat template of the model, and prints the answer. The
-same command gives the same texts. The last line, on stderr, is the time of compiling, which the
-first call for a range of lengths needs, and the time of generation.
+Without ``--temperature`` the most likely token is taken each time. With it, tokens are sampled, and
+``--samples`` continues each prompt several times. A text ends at an end token of the model, before
+a string of ``--stop``, after ``--max-new`` tokens, or when the prompt and the new tokens fill the
+context of the model. ``--chat`` puts each prompt into the chat template of the model, and prints
+the answer. The same command gives the same texts. The last line, on stderr, is the time of
+compilation, which the first call for a range of lengths needs, and the time of generation.
 """
 
 import json
@@ -37,14 +37,14 @@ SETTINGS = ("max_new", "temperature", "top_k", "top_p", "min_p", "repetition_pen
 
 @dataclass(frozen=True)
 class Asked:
-    """How prompts are read, and where a text stops.
+    """How prompts are encoded, and when a text ends.
 
     Args:
-      count: continuations of each prompt.
-      stop: strings that end a text; they are not part of it.
-      chat: whether prompts are messages of a user, which the model's chat template encloses.
-      cut: whether the beginning of a prompt is cut off if the prompt does not fit into the context.
-      stream: function that gets each new part of the only text.
+      count: number of continuations of each prompt.
+      stop: strings that end a text. They are not part of the text.
+      chat: whether prompts are user messages, which are put into the chat template of the model.
+      cut: whether to remove the beginning of a prompt that does not fit into the context.
+      stream: function that receives each new part of the text, if there is only one text.
     """
 
     count: int = 1
@@ -56,7 +56,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of compiling and of generation, and the new tokens of all texts."""
+    """Seconds of compilation and of generation, and the number of new tokens of all texts."""
 
     compiling: float
     generating: float
@@ -74,11 +74,18 @@ def samples(
     tokenizer: str | None = None,
     **settings: Any,
 ) -> tuple[list[dict[str, Any]], Timing]:
-    """Continues each prompt ``asked.count`` times; ``settings`` as of `jaxgrow.generate`.
+    """Continue each prompt ``asked.count`` times.
+
+    Args:
+      folder: folder of the model.
+      prompts: texts to continue.
+      asked: how prompts are encoded, and when a text ends.
+      tokenizer: tokenizer of the model, as for `train.engine.state.pretrained.opened`.
+      **settings: settings of `jaxgrow.generate`.
 
     Returns:
-      The samples, and the time that they took. A sample has ``prompt``, ``text`` (prompt and
-      continuation; of a chat, the answer), ``tokens`` (the number of new tokens) and ``ended``
+      The samples and the time of generation. A sample has ``prompt``, ``text`` (prompt and
+      continuation, or the answer in a chat), ``tokens`` (the number of new tokens) and ``ended``
       (whether the model or a stop string ended the text).
 
     Raises:
@@ -88,7 +95,7 @@ def samples(
         raise UserError(f"--samples is {asked.count}, less than 1")
     if asked.count > 1 and settings.get("temperature") is None:
         raise UserError(
-            f"--samples {asked.count}: the likeliest tokens are the same each time; give --temperature, as 1"
+            f"--samples {asked.count} without --temperature gives the same text each time; give --temperature, such as 1"
         )
     model = opened(folder, tokenizer)
     texts = [prompt for prompt in prompts for _ in range(asked.count)]
@@ -111,7 +118,11 @@ def samples(
 
 
 def _encoded(model: TextModel, prompt: str, asked: Asked, max_new: int) -> list[int]:
-    """The tokens of a prompt; if asked, cut to leave room for ``max_new`` tokens, or for half of the context."""
+    """Return the tokens of a prompt.
+
+    If ``asked.cut`` is set, the prompt is cut to leave space for ``max_new`` tokens, but at most
+    for half of the context.
+    """
     if asked.chat:
         text = rendered(model.special, [{"role": "user", "content": prompt}])
         begin, tokens = [], model.tokenizer.encode(text, add_special_tokens=False).ids
@@ -125,7 +136,7 @@ def _encoded(model: TextModel, prompt: str, asked: Asked, max_new: int) -> list[
 
 
 class _Watch:
-    """Prints the text as it grows, and ends it at a stop string."""
+    """Prints the text during generation, and ends it at a stop string."""
 
     def __init__(self, stopping: Stopping, stream: Callable[[str], Any] | None):
         self.stopping, self.stream, self.shown = stopping, stream, ""
@@ -143,7 +154,7 @@ class _Watch:
 def _timed(
     model: TextModel, rows: list[list[int]], watch: _Watch | None, settings: dict[str, Any]
 ) -> tuple[list[np.ndarray], float, float]:
-    """The new tokens of each row, the seconds that they took, and the seconds of compiling among these."""
+    """Return the new tokens of each row, the total seconds, and the seconds of compilation."""
     began, compiling = time.monotonic(), Compiling()
     try:
         with jax.set_mesh(model.mesh):
@@ -163,7 +174,7 @@ def main() -> None:
         line for text in a.prompt for line in (_stdin() if text == "-" else [_checked(text)])
     ]
     if not prompts:
-        raise UserError("--prompt -: no line came in")
+        raise UserError("--prompt -: stdin has no lines; write one prompt in each line")
     if a.stream and (len(prompts) > 1 or a.samples > 1 or a.json):
         raise UserError(
             "--stream prints one text while it is generated: give one --prompt, without --samples and --json"
@@ -191,39 +202,43 @@ def _parsed() -> Any:
         action="extend",
         required=True,
         metavar="TEXT",
-        help="texts to continue; -: each line of stdin is a prompt",
+        help="texts to continue; with -, each line of stdin is a prompt",
     )
     parser.add_argument(
-        "--max-new", type=int, default=200, metavar="N", help="most new tokens of each text"
+        "--max-new",
+        type=int,
+        default=200,
+        metavar="N",
+        help="maximum number of new tokens of each text",
     )
     parser.add_argument(
         "--temperature",
         type=float,
-        help="sample tokens; values below 1 prefer likely tokens (default: take the likeliest token)",
+        help="sample tokens; values below 1 prefer likely tokens (default: take the most likely token)",
     )
     parser.add_argument(
         "--top-k",
         type=int,
         metavar="N",
-        help="sample from the N likeliest tokens (default: from all tokens)",
+        help="sample from the N most likely tokens (default: from all tokens)",
     )
     parser.add_argument(
         "--top-p",
         type=float,
         metavar="P",
-        help="sample from the likeliest tokens with total probability P (default: from all tokens)",
+        help="sample from the most likely tokens with total probability P (default: from all tokens)",
     )
     parser.add_argument(
         "--min-p",
         type=float,
         metavar="P",
-        help="sample from the tokens with P times the probability of the likeliest one, or more (default: from all tokens)",
+        help="sample from the tokens with at least P times the probability of the most likely one (default: from all tokens)",
     )
     parser.add_argument(
         "--repetition-penalty",
         type=float,
         metavar="X",
-        help="make tokens that are in the text less likely; 1.1 is usual (default: no penalty)",
+        help="make tokens that are already in the text less likely; 1.1 is usual (default: no penalty)",
     )
     parser.add_argument(
         "--stop",
@@ -234,22 +249,24 @@ def _parsed() -> Any:
         help="strings that end a text (default: none)",
     )
     parser.add_argument(
-        "--chat", action="store_true", help="prompts are messages, for the model's chat template"
+        "--chat",
+        action="store_true",
+        help="put each prompt, a user message, into the chat template of the model",
     )
     parser.add_argument(
         "--cut",
         action="store_true",
-        help="cut off the beginning of a prompt that does not fit into the context",
+        help="remove the beginning of a prompt that does not fit into the context",
     )
     parser.add_argument(
         "--stream", action="store_true", help="print the text while it is generated"
     )
     parser.add_argument(
-        "--samples", type=int, default=1, metavar="N", help="continuations of each prompt"
+        "--samples", type=int, default=1, metavar="N", help="number of continuations of each prompt"
     )
     parser.add_argument("--seed", type=int, default=0, help="random seed for sampling")
     parser.add_argument(
-        "--tokenizer", help="tokenizer.json, a folder, or bytes (default: that of MODEL)"
+        "--tokenizer", help="tokenizer.json, a folder, or bytes (default: the tokenizer of MODEL)"
     )
     parser.add_argument("--json", action="store_true", help="print a JSON object for each sample")
     return parser.parse_args()
@@ -264,16 +281,18 @@ def _stdin() -> list[str]:
         return sys.stdin.read().splitlines()
     except UnicodeDecodeError as error:
         raise UserError(
-            f"--prompt -: the lines are not UTF-8 ({error}); convert them, such as by iconv"
+            f"--prompt -: the lines are not UTF-8 ({error}); convert them, such as with iconv"
         ) from error
 
 
 def _checked(prompt: str) -> str:
-    """The prompt of a command line, which must be UTF-8: Python keeps other bytes as surrogates."""
+    """Refuse a prompt that is not UTF-8: Python keeps other bytes of it as surrogates."""
     try:
         prompt.encode()
     except UnicodeEncodeError:
-        raise UserError(f"--prompt {prompt!r} is not UTF-8; convert it, such as by iconv") from None
+        raise UserError(
+            f"--prompt {prompt!r} is not UTF-8; convert it, such as with iconv"
+        ) from None
     return prompt
 
 

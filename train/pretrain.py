@@ -2,22 +2,22 @@
 
 CONFIG is a Python file, or one of the experiments that it names: ``configs/demo.py:scratch``.
 Further parts after colons override fields: ``configs/demo.py:scratch:optim.peak_lr=2e-2``.
-``--list`` prints the experiments of the file, and ``--show`` all fields of the experiment with
-their values, defaults and types.
+``--list`` prints the experiments of the file, and ``--show`` prints all fields of the experiment
+with their values, defaults and types.
 
-A stopped run continues with the same command and ends as an uninterrupted run would. These settings
+The same command continues a stopped run, which then ends like an uninterrupted run. These settings
 may change in between, because they do not change the result: log_every, checkpoint_every,
 checkpoint_minutes, loggers, parallel, data.cache, mesh, and the number of processes.
 
-Several processes, on one host or on many, can share one run if all of them see its folder: start
-the same command in each. They find each other if SLURM, Open MPI, Kubernetes or a TPU pod started
-them; otherwise give ``--coordinator``, ``--processes`` and ``--process``. ``--processes 1`` runs a
-single process under such a launcher.
+Several processes, on one host or on many, can share one run if all of them can access its folder.
+Start the same command in each process. The processes find each other if SLURM, Open MPI, Kubernetes
+or a TPU pod started them. Otherwise give ``--coordinator``, ``--processes`` and ``--process``.
+``--processes 1`` runs a single process under such a launcher.
 
-Exit codes: 0, the run has finished. 75 (EX_TEMPFAIL), SIGTERM stopped the run after saving it, or
-another process died. 2, the input is wrong: a config, data, a number that is not finite, a full
-disk. 130, Ctrl-C, after saving; a second Ctrl-C ends at once. 1, with a traceback, a fault of
-jaxgrow.
+Exit codes: 0: the run has finished. 75 (EX_TEMPFAIL): SIGTERM stopped the run after saving it, or
+another process ended early. 2: the input is wrong (a config, data, a number that is not finite) or
+the disk is full. 130: Ctrl-C, after saving; a second Ctrl-C exits immediately. 1, with a traceback:
+an error in jaxgrow.
 """
 
 from dataclasses import MISSING, is_dataclass
@@ -33,10 +33,10 @@ from train.engine.loop.trainer import run
 
 
 def experiments(config: str) -> str:
-    """The experiments of a config file, one a line, as they are named on the command line.
+    """Return the experiments of a config file, one in each line, as the command line names them.
 
     Raises:
-      UserError: there are none.
+      UserError: the file has no experiments.
     """
     path, found = config.partition(":")[0], listed(config)
     if not found:
@@ -49,14 +49,17 @@ def experiments(config: str) -> str:
 
 
 def fields(experiment: Experiment) -> str:
-    """Every field of the experiment: its name for ``--set``, its value, its default and its type."""
+    """Return a table of all fields: the name for ``--set``, the value, the default and the type."""
     rows = [("setting", "value", "default", "type")]
     rows += [(s.name, _written(s.value), _written(s.default), s.type) for s in settings(experiment)]
     return aligned(rows)
 
 
 def _written(value: Any) -> str:
-    """A value as one would write it after ``--set a.b=``; a dataclass, whose fields have lines of their own, by its name."""
+    """Write a value as for ``--set a.b=``.
+
+    A dataclass is written by its name, because its fields have their own lines.
+    """
     if value is MISSING:
         return "required"
     if is_dataclass(value):
@@ -67,7 +70,7 @@ def _written(value: Any) -> str:
 
 
 def aligned(rows: list[tuple[str, ...]]) -> str:
-    """Rows of text in columns of equal width."""
+    """Return rows of text in columns of equal width."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -79,7 +82,7 @@ def parser() -> Parser:
     parser = Parser("pretrain", __doc__)
     parser.add_argument("config", help="FILE.py:NAME, or FILE.py with config() -> Experiment")
     parser.add_argument(
-        "--workdir", help="folder of the run (default: runs/NAME, by the experiment's field name)"
+        "--workdir", help="folder of the run (default: runs/NAME, with the name of the experiment)"
     )
     parser.add_set()
     parser.add_argument(
@@ -87,7 +90,7 @@ def parser() -> Parser:
         type=int,
         default=0,
         metavar="STEPS",
-        help="trace so many steps for xprof and Perfetto, in the folder profile of the run",
+        help="number of steps to trace for xprof and Perfetto, in the folder profile of the run",
     )
     parser.add_argument(
         "--show", action="store_true", help="print all fields of the experiment, and run nothing"
@@ -119,7 +122,9 @@ def main() -> None:
     if arguments.show:
         return print(fields(load(arguments.config, arguments.set)))
     if arguments.profile < 0:
-        raise UserError(f"--profile takes a number of steps from 0, not {arguments.profile}")
+        raise UserError(
+            f"--profile must be a number of steps, 0 or more, but is {arguments.profile}"
+        )
     hosts.join(arguments.coordinator, arguments.processes, arguments.process)
     experiment = hosts.everywhere(lambda: load(arguments.config, arguments.set))
     run(experiment, arguments.workdir or Path("runs") / experiment.name, arguments.profile)

@@ -310,7 +310,7 @@ def test_sizes_that_cannot_be_meant_are_refused_at_once(tmp_path, refused):
 def test_a_prompt_that_is_not_utf_8(tmp_path, refused, monkeypatch):
     arguments = [str(tmp_path), "--prompt"]
     said = refused(*arguments, b"f\xfcr".decode("utf-8", "surrogateescape"), script=generate)
-    assert said == "--prompt 'f\\udcfcr' is not UTF-8; convert it, such as by iconv"
+    assert said == "--prompt 'f\\udcfcr' is not UTF-8; convert it, such as with iconv"
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"f\xfcr\n"), "utf-8"))
     assert refused(*arguments, "-", script=generate).startswith(
         "--prompt -: the lines are not UTF-8 ("

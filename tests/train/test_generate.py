@@ -92,7 +92,7 @@ def test_prompts_are_read_line_by_line(gpt, run, monkeypatch):
     assert [s["prompt"] for s in samples] == ["one", "two words"]
     assert all(s["ended"] or s["tokens"] == 48 - len(s["prompt"]) for s in samples)
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
-    with pytest.raises(UserError, match="--prompt -: no line came in"):
+    with pytest.raises(UserError, match="--prompt -: stdin has no lines"):
         run(gpt, "--prompt", "-")
 
 
@@ -129,7 +129,7 @@ def test_a_finished_run_is_a_model(small_run, run):
         (["--prompt", "a", "--samples", "0"], "--samples is 0, less than 1"),
         (
             ["--prompt", "a", "--samples", "2"],
-            "--samples 2: the likeliest tokens are the same each time",
+            "--samples 2 without --temperature gives the same text each time",
         ),
     ],
 )
