@@ -1,4 +1,4 @@
-"""The maps that LiGO learned: described, plotted, applied to another checkpoint of the same shape.
+"""Describe the maps that LiGO learned, plot them, or apply them to another checkpoint of the same shape.
 
 ``python -m train.ligo_maps FILE [--plot FILE.png] [--apply MODEL --out FOLDER]``
 """
@@ -19,7 +19,11 @@ from train.plan.learning import load as load_maps
 
 
 def describe(maps: Maps) -> str:
-    """A line a map: its shape, how far its old part is from the identity, how large its new rows are."""
+    """Describe the maps, one in each line.
+
+    A line has the shape of the map, the distance of the part for the old units from the identity,
+    and the mean norm of the rows for the new units.
+    """
     lines = []
     for name, w in maps.coefficients["depth"].items():
         lines.append(f"{name}: w {w.shape}, row sums {w.sum(1).min():.3f} .. {w.sum(1).max():.3f}")
@@ -36,22 +40,26 @@ def describe(maps: Maps) -> str:
 
 def main() -> None:
     parser = Parser("maps", __doc__)
-    parser.add_argument("file", type=Path, help="maps.npz of a run")
-    parser.add_argument("--plot", type=Path, help="draw the maps (default: no picture)")
+    parser.add_argument("file", type=Path, help="file maps.npz of a run")
+    parser.add_argument(
+        "--plot", type=Path, help="file for a figure of the maps (default: no figure)"
+    )
     parser.add_argument(
         "--apply",
         type=Path,
         metavar="MODEL",
-        help="run or checkpoint to grow by the maps (default: none)",
+        help="run or checkpoint that the maps grow (default: none)",
     )
     parser.add_argument(
         "--out",
         type=Path,
-        help="new Orbax folder for the grown model, needed with --apply (default: none)",
+        help="new Orbax folder for the grown model, required with --apply (default: none)",
     )
     arguments = parser.parse_args()
     if (arguments.apply is None) != (arguments.out is None):
-        raise UserError("--apply and --out go together: a run to grow, and a folder for the result")
+        raise UserError(
+            "--apply and --out must be given together: the model to grow, and the folder for the result"
+        )
     maps = load_maps(arguments.file)
     print(describe(maps))
     if arguments.plot:
@@ -61,7 +69,7 @@ def main() -> None:
 
 
 def _apply(maps: Maps, file: Path, model: Path, out: Path) -> None:
-    """Writes a folder that `jaxgrow.checkpoints` reads, with the tokenizer that lies beside the model."""
+    """Grow a model by the maps and write an Orbax folder, with the tokenizer of the model."""
     if out.exists():
         raise UserError(f"{out} exists already; give another --out")
     try:

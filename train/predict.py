@@ -1,9 +1,9 @@
 """Write the predictions of a fine-tuned model: ``python -m train.predict RUN FILE [--out FILE]``
 
 RUN is the folder of a finished fine-tuning (`train.finetune`) on a task of classes or numbers. FILE
-is a table with the columns of the texts that the run was trained on: .tsv, .csv, .jsonl, .parquet,
-or a folder of Hugging Face `datasets`. It needs no labels. If it has the column of the labels, the
-metrics of the rows with a label are printed.
+is a table with the same text columns as the training data of the run: .tsv, .csv, .jsonl, .parquet,
+or a folder of Hugging Face `datasets`. It needs no labels. If it has the label column, the command
+also prints the metrics of the rows that have a label.
 
 The output has a line for each row, in the same order: the predicted label (or number) and the
 probability of each class. It is written as TSV to ``--out`` (default: to the terminal).
@@ -59,12 +59,12 @@ def predict(run: Path, file: Path) -> tuple[str, dict[str, float]]:
 
 
 def _data(run: Path) -> tuple[Labelled, glue.Columns]:
-    """The data of the run, and the columns of its texts and labels."""
+    """Return the data of the run, and the columns of its texts and labels."""
     workdir = Workdir(run)
     about = workdir.config["data"].get("Labelled") if workdir.finished else None
     if about is None or about["task"].startswith("squad"):
         raise UserError(
-            f"{run} is not the folder of a finished fine-tuning on classes or numbers of text"
+            f"{run} is not the folder of a finished fine-tuning of a text model on classes or numbers"
         )
     data = labelled_of(
         about
@@ -92,7 +92,7 @@ def _tsv(found: np.ndarray, labels: tuple[str, ...]) -> str:
 def _metrics(
     found: np.ndarray, rows: list[table.Row], labels: tuple[str, ...], column: str
 ) -> dict[str, float]:
-    """The metrics of the rows that have a label by its name."""
+    """Return the metrics of the rows whose label the model knows."""
     given = [table.label(row, column) if column in row.fields else None for row in rows]
     some = [
         i for i, label in enumerate(given) if label is not None and (not labels or label in labels)

@@ -1,15 +1,16 @@
-"""Will it fit, and what will it take at least? Compiles every program of a plan for a machine that need not be there:
+"""Does a plan fit on a machine, and how long does it take at least? Compiles all programs of the plan without the machine:
 
 ``python -m train.preflight CONFIG [CONFIG ...] --on h100:8 [--set a.b=c ...] [--utilisation 0.4] [--json FILE] [--plot FILE]``
 
-A row is a program. Its memory is that of one device, its FLOPs are those of all devices in one run,
-and "at least" is a roofline of the compiled program: the sum over its kernels of max(FLOPs / peak,
-bytes / bandwidth), or the time that the links between devices and hosts are busy, if that is
-longer. "MFU at most" is the model FLOPs utilisation of a step that reaches it. Real steps take
-longer, and how much longer only a measurement shows: ``--utilisation`` is the part of the peak to
-assume for days and device hours. If something does not fit, settings with which it would are looked
-for; if memory is left over, settings that use it. No data are read. A config is ``FILE.py:NAME``,
-or ``FILE.py:NAME:batch=16`` with settings of its own.
+The table has a row for each program. The memory is that of one device. The FLOPs are the sum over
+all devices in one run of the program. The column "at least" is a roofline of the compiled program:
+the sum over its kernels of max(FLOPs / peak, bytes / bandwidth), or the time that the links between
+devices and hosts are busy, if that is longer. The column "MFU at most" is the model FLOPs
+utilisation of a step that takes this minimum time. Real steps take longer, and only a measurement
+shows how much longer. ``--utilisation`` is the assumed fraction of the peak, from which days and
+device hours are computed. If a program does not fit, the command searches for settings with which
+it fits. If memory is left over, it searches for settings that use it. No data are read. A config is
+``FILE.py:NAME``, or ``FILE.py:NAME:batch=16`` with its own settings.
 """
 
 import sys
@@ -33,7 +34,10 @@ GB = 1e9
 
 
 def table(programs: list[Program], machine: Machine) -> str:
-    """Markdown: memory of one device in GB, and what a run of each program computes and takes at least."""
+    """Return a Markdown table of memory, FLOPs and minimum time of each program.
+
+    Memory is in GB on one device. FLOPs and time are those of one run of the program.
+    """
     head = [
         "phase",
         "program",
@@ -67,7 +71,7 @@ def table(programs: list[Program], machine: Machine) -> str:
 
 
 def gigabytes(size: float) -> str:
-    """GB, to three digits; less than a megabyte is 0."""
+    """Write a size in GB with three digits; sizes below one megabyte are written as 0."""
     return f"{size / GB:.3g}" if abs(size) >= 1e6 else "0"
 
 
@@ -78,14 +82,21 @@ def longest(bound: estimate.Bound) -> str:
 
 
 def folded(programs: list[Program]) -> tuple[list[Program], list[Program]]:
-    """``(programs of the table, those that take less memory than a step and run once or for evaluation)``."""
+    """Split the programs into those of the table and those that need no row of their own.
+
+    The latter take less memory than a training step, and run once or for evaluation.
+    """
     most = max((p.memory for p in programs if p.steps and p.tokens), default=0.0)
     small = [p for p in programs if p.what in ("initialisation", "evaluation") and p.memory <= most]
     return [p for p in programs if p not in small], small
 
 
 def notes(programs: list[Program], machine: Machine) -> list[str]:
-    """Of each training step: the parts of its time, what helps the longest one, and what its devices exchange."""
+    """Describe each training step.
+
+    The description has the parts of the minimum time, how to shorten the longest part, and the data
+    that the devices exchange.
+    """
     out = []
     for p in programs:
         bound = estimate.bound(p, machine)
@@ -101,7 +112,10 @@ def notes(programs: list[Program], machine: Machine) -> list[str]:
 
 
 def exchanged(program: Program) -> str:
-    """What one device sends in a run: GB and number of each kind of exchange, and how much of it may overlap with compute."""
+    """Describe the data that one device sends in one run of a program.
+
+    For each kind of collective: GB, number, and the fraction that may overlap with computation.
+    """
     out = []
     for kind in sorted({c.kind for c in program.collectives}):
         same = [c for c in program.collectives if c.kind == kind]
@@ -116,14 +130,14 @@ def exchanged(program: Program) -> str:
 
 
 def total(programs: list[Program], machine: Machine, utilisation: float) -> str:
-    """A line on the whole plan."""
+    """Return one line about the complete plan."""
     days = estimate.days(programs, machine, utilisation)
     if days is None:
-        return f"{machine.name}: the manufacturer states no figures for this machine, so there are no times."
+        return f"{machine.name}: the manufacturer does not publish figures for this machine, so no times are given."
     count = len(machine.devices)
     steps = sum(p.steps for p in programs if p.tokens)
     return (
-        f"{machine.name}, at {utilisation:.0%} of the peak of its products: {days:.2f} days, "
+        f"{machine.name}, at {utilisation:.0%} of the peak FLOPs of matrix products: {days:.2f} days, "
         f"{days * 24 * count:,.1f} device hours for {steps:,} steps."
     )
 
@@ -135,7 +149,7 @@ def report(
     machine: Machine,
     utilisation: float,
 ) -> str:
-    """Everything about one config."""
+    """Return the complete report of one config."""
     count = len(machine.devices)
     rows, small = folded(programs)
     out = [
@@ -144,7 +158,7 @@ def report(
     ]
     if small:
         out.append(
-            f"Also compiled, with less memory than a step: {', '.join(f'{p.phase}, {p.what}' for p in small)}."
+            f"Also compiled (they need less memory than a training step): {', '.join(f'{p.phase}, {p.what}' for p in small)}."
         )
     mesh = experiment.mesh.over(list(machine.devices))
     out += [f"Warning: {line}." for line in sharding.whole(experiment.model.sizes(), mesh)]
@@ -158,7 +172,7 @@ def main() -> None:
         "configs",
         nargs="+",
         metavar="CONFIG",
-        help="FILE.py:NAME or FILE.py, with settings after more colons: FILE.py:NAME:batch=16",
+        help="FILE.py:NAME or FILE.py; settings follow after more colons: FILE.py:NAME:batch=16",
     )
     parser.add_argument(
         "--on",
@@ -174,14 +188,17 @@ def main() -> None:
         "--json", type=Path, help="also write all numbers to this file (default: none)"
     )
     parser.add_argument(
-        "--plot", type=Path, help="also draw the memory of each program (default: none)"
+        "--plot",
+        type=Path,
+        help="also write a figure of the memory of each program (default: none)",
     )
     arguments = parser.parse_args()
     if not 0 < arguments.utilisation <= 1:
-        raise UserError(f"--utilisation lies between 0 and 1, but is {arguments.utilisation}")
-    jax.config.update(
-        "jax_platforms", "cpu"
-    )  # no device is needed, and none that is there is taken
+        raise UserError(
+            f"--utilisation must be greater than 0 and at most 1, but is {arguments.utilisation}"
+        )
+    # Compilation needs no device, and must not occupy one.
+    jax.config.update("jax_platforms", "cpu")
     machine = described(arguments.on)
 
     def say(text: str) -> None:
@@ -195,7 +212,11 @@ def main() -> None:
         if not estimate.fits(programs, machine):
             missing = True
             changes = estimate.fitting(experiment, machine, say)
-            wayout = f"it would with --set {' '.join(changes)}" if changes else "nothing tried does"
+            wayout = (
+                f"it fits with --set {' '.join(changes)}"
+                if changes
+                else "no settings that were tried fit"
+            )
             print(f"{config} does not fit {machine.name}: {wayout}")
         elif better := estimate.using(experiment, programs, machine, say):
             print(better)
@@ -208,7 +229,7 @@ def main() -> None:
     if arguments.plot:
         plots.memory(found, machine.memory, machine.name, arguments.plot)
     if missing:
-        raise UserError(f"not everything fits {machine.name}")
+        raise UserError(f"at least one config does not fit {machine.name}")
 
 
 if __name__ == "__main__":

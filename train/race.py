@@ -1,14 +1,14 @@
-"""Grow one checkpoint by several operators and train each result for some steps:
+"""Compare operators: grow one checkpoint by each of them, and train each grown model for some steps:
 
 ``python -m train.race CONFIG RUN [--by stack,fpi+stack,ligo] [--steps 200] [--seeds 0,1] [--workdir DIR] [--set a.b=c ...]``
 
-The loss right after growing predicts little about the loss after training, so the operators are
-compared after training. CONFIG is the config of the large model, and RUN the folder of a finished
-run of the small model. A plus sign applies several operators in turn. ``ligo`` first learns its
-maps in 100 steps, whose cost is counted.
+The loss directly after growing predicts little about the loss after training, so the operators are
+compared after training. CONFIG is the config of the large model, and RUN is the folder of a
+finished run of the small model. A plus sign applies several operators in sequence. ``ligo`` first
+learns its maps in 100 steps, whose cost is included.
 
-After the warm-up, the learning rate stays at its peak, so that no schedule favours one length.
-Losses are compared at equal FLOPs: those that the cheapest operator has spent at its end.
+After the warm-up, the learning rate stays at its peak, so that no schedule favours a certain number
+of steps. Losses are compared at equal FLOPs, namely the total FLOPs of the cheapest operator.
 
 The work directory (``--workdir``, default: runs/race) contains one folder for each run, and the
 results: ``race.md``, ``race.json`` and ``race.png``.
@@ -39,11 +39,16 @@ from train.plan.transforms import differing
 DEFAULTS = {
     "depth": ("stack", "interleave"),
     "width": ("fpi", "aki"),
-}  # where each is what grows; else pairs of them
+}  # if both depth and width grow: all pairs
 
 
 def defaults(base: Experiment, source: Path) -> list[str]:
-    """Operators for the axes in which the small model of the run ``source`` and that of ``base`` differ."""
+    """Return the default operators for the axes in which the small and the large model differ.
+
+    Args:
+      base: experiment of the large model.
+      source: folder of the run of the small model.
+    """
     small = _small(source)
     axes = differing(small, base.model)
     deeper = DEFAULTS["depth"] if any(map(is_layers, axes)) else ("",)
@@ -55,22 +60,22 @@ def _small(source: Path):
     run = Workdir(source)
     if not run.finished:
         raise UserError(
-            f"there is no finished run in {source}: give the work directory of the small model's run"
+            f"there is no finished run in {source}; give the folder of a finished run of the small model"
         )
     return from_json(run.result["model"])
 
 
 def entrant(base: Experiment, source: Path, by: str, steps: int) -> Experiment:
-    """The run of one operator.
+    """Return the experiment of one operator.
 
     Raises:
-      UserError: there is no such run or operator.
-      ValueError: it cannot reach the sizes.
+      UserError: the run or the operator does not exist.
+      ValueError: the operator cannot reach the sizes of the large model.
     """
     known = operators.DEPTH | operators.WIDTH
     if by != "ligo" and (unknown := [name for name in by.split("+") if name not in known]):
         raise UserError(
-            f"race: there is no operator {unknown[0]!r}, only {', '.join(sorted(known))}, ligo"
+            f"race: there is no operator {unknown[0]!r}; the operators are {', '.join(sorted(known))}, ligo"
         )
     how = Learned() if by == "ligo" else tuple(by.split("+"))
     stage = Stage(1.0, warmup=min(base.optim.warmup, steps // 10), floor=1.0)
@@ -85,10 +90,10 @@ def entrant(base: Experiment, source: Path, by: str, steps: int) -> Experiment:
 def entrants(
     base: Experiment, source: Path, chosen: list[str], steps: int
 ) -> tuple[dict[str, Experiment], dict[str, str]]:
-    """The runs of the operators that can reach the sizes, and why the others cannot.
+    """Return the experiments of the operators that can reach the sizes, and why the others cannot.
 
     Raises:
-      UserError: none can.
+      UserError: no operator can reach the sizes.
     """
     fit: dict[str, Experiment] = {}
     impossible: dict[str, str] = {}
@@ -99,13 +104,14 @@ def entrants(
             impossible[by] = " ".join(str(error).split())
     if not fit:
         raise UserError(
-            f"race: no operator fits: {'; '.join(f'{by}: {why}' for by, why in impossible.items())}"
+            "race: no operator reaches the sizes of the large model: "
+            f"{'; '.join(f'{by}: {why}' for by, why in impossible.items())}"
         )
     return fit, impossible
 
 
 def race(fit: dict[str, Experiment], seeds: list[int], workdir: Path) -> dict[str, list[Run]]:
-    """The finished runs of every operator, one a seed."""
+    """Run all operators with all seeds, and return the finished runs of each operator."""
     finished: dict[str, list[Run]] = {}
     for by, experiment in fit.items():
         for seed in seeds:
@@ -118,10 +124,10 @@ def race(fit: dict[str, Experiment], seeds: list[int], workdir: Path) -> dict[st
 def main() -> None:
     parser = Parser("race", __doc__)
     parser.add_argument("config", help="config of the large model: FILE.py:NAME, or FILE.py")
-    parser.add_argument("run", type=Path, help="folder of the small model's finished run")
+    parser.add_argument("run", type=Path, help="folder of a finished run of the small model")
     names = ", ".join(sorted(operators.DEPTH | operators.WIDTH))
     parser.add_argument(
-        "--by", help=f"operators out of {names}, ligo (default: some that fit the sizes)"
+        "--by", help=f"operators, of {names}, ligo (default: some that can reach the sizes)"
     )
     parser.add_argument(
         "--steps", type=int, default=200, help="training steps after growing, at least 20"
@@ -145,7 +151,7 @@ def main() -> None:
         else [by for by in arguments.by.split(",") if by]
     )
     if not chosen:
-        raise UserError("a race needs at least one operator in --by")
+        raise UserError("--by names no operator; give at least one, such as stack")
     fit, impossible = entrants(base, arguments.run, chosen, arguments.steps)
     finished = race(fit, seeds, arguments.workdir)
     ranked = rows(finished)

@@ -1,14 +1,16 @@
-"""Does a saving carry over? Fits what one recipe saved at several sizes and budgets, each compared by `train.compare`:
+"""Does a saving carry over to other sizes? Fit the savings of one recipe at several sizes and budgets:
 
 ``python -m train.scaling RUN=runs/k47/compare.json RUN=runs/k163/compare.json ... [--at PARAMETERS:TOKENS]``
 
-RUN is the recipe's name there. By least squares over all seeds, a saving against the frontier is
+Each file is a result of `train.compare`, and RUN is the name of the recipe in this file. By least
+squares over all seeds, a saving against the frontier is
 
     a + b log2(parameters) + c log2(tokens per parameter)
 
-where what does not differ is left out. Prints what was measured; b and c, so the points that a
-doubling adds; and the saving that is expected at ``--at``, such as ``1e9:20``. Intervals are of 95
-% (Student's t), and of the mean over seeds, if the line holds so far.
+A term is left out if its variable is the same in all files. The command prints the measurements, b
+and c (how many percentage points each doubling adds), and the expected saving at ``--at``, such as
+``1e9:20``. The intervals are 95 % intervals (Student's t) of the mean over seeds. They assume that
+the linear relation also holds at the extrapolated size.
 """
 
 import json
@@ -21,34 +23,38 @@ from train.common.errors import UserError, exits_cleanly
 
 
 def measured(text: str) -> Measured:
-    """What ``RUN=compare.json`` says.
+    """Read the savings of ``RUN=compare.json``.
 
     Raises:
-      UserError: no such file or run, another file, or no saving of one of its seeds against a
-        frontier.
+      UserError: the file is missing or is not a ``compare.json``, it does not contain the run, or a
+        seed of the run has no saving against the frontier.
     """
     name, found, path = text.partition("=")
     if not found or not Path(path).is_file():
-        raise UserError(f"{text!r} is no RUN=compare.json of python -m train.compare")
+        raise UserError(
+            f"{text!r} is not RUN=FILE with an existing file compare.json of python -m train.compare"
+        )
     try:
         rows = {row["run"]: row for row in json.loads(Path(path).read_text())["rows"]}
     except (ValueError, TypeError, KeyError) as error:
         raise UserError(
-            f"{path} is no compare.json of python -m train.compare: {error!r}"
+            f"{path} is not a compare.json of python -m train.compare: {error!r}"
         ) from None
     if name not in rows:
-        raise UserError(f"{path} has no run {name!r}, only {', '.join(rows)}")
+        raise UserError(f"{path} has no run {name!r}; its runs are {', '.join(rows)}")
     baseline, row = next(iter(rows.values())), rows[name]
     if row.get("diverged"):
         raise UserError(
-            f"{name} in {path} diverged with seed {', '.join(map(str, row['diverged']))}: it has no saving to fit"
+            f"{name} in {path} diverged with seed {', '.join(map(str, row['diverged']))}, so "
+            "it has no saving to fit; leave it out, or compare it with other seeds"
         )
     if row["saved_frontier"] is None or None in row["saved_frontier"]:
         raise UserError(
-            f"{name} in {path} has no saving against the frontier for each seed: compare with --frontier, and with budgets low "
-            "enough for its loss"
+            f"{name} in {path} does not have a saving against the frontier for each seed; compare with --frontier, and with "
+            "fractions that are small enough to reach its loss"
         )
-    at = row["parameters"], baseline["tokens_per_parameter"]  # that it saves of
+    # parameters, and tokens per parameter of the baseline
+    at = row["parameters"], baseline["tokens_per_parameter"]
     return Measured(at, tuple(row["saved_frontier"]), sum(row["below_frontier"]))
 
 
@@ -67,11 +73,11 @@ def told(points: list[Measured], at: tuple[float, float] | None) -> str:
         ]
         for p in sorted(points, key=lambda p: p.at)
     ]
-    lines = [markdown([*AXES, "saved, each seed", "of these bounds"], body), ""]
+    lines = [markdown([*AXES, "FLOPs saved, each seed", "lower bounds"], body), ""]
     lines += [f"A doubling of {axis} adds {percent(*found.slope(axis))}." for axis in found.slopes]
     if at is not None:
         lines.append(
-            f"Expected at {at[0]:.3g} parameters, {at[1]:.3g} tokens each: {percent(*found.expected(at))}."
+            f"Expected at {at[0]:.3g} parameters, {at[1]:.3g} tokens per parameter: {percent(*found.expected(at))}."
         )
     return "\n".join(lines)
 
@@ -82,21 +88,23 @@ def main() -> None:
         "comparisons",
         nargs="+",
         metavar="RUN=compare.json",
-        help="a recipe, and where it was compared",
+        help="name of the recipe, and the file of its comparison",
     )
     parser.add_argument(
         "--at", metavar="PARAMETERS:TOKENS", help="size to extrapolate to (default: none)"
     )
     arguments = parser.parse_args()
     if len(set(arguments.comparisons)) < len(arguments.comparisons):
-        raise UserError("a comparison is given twice: its seeds would count as twice as many")
+        raise UserError(
+            "a comparison is given twice, so its seeds would be counted twice; give each comparison once"
+        )
     try:
         parameters, tokens = map(float, arguments.at.split(":")) if arguments.at else (1.0, 1.0)
     except ValueError:
         parameters = tokens = 0.0
     if min(parameters, tokens) <= 0:
         raise UserError(
-            f"--at takes parameters and tokens of each, such as 1e9:20, not {arguments.at}"
+            f"--at takes parameters and tokens per parameter, such as 1e9:20, not {arguments.at}"
         )
     print(
         told(

@@ -1,11 +1,11 @@
-"""What a plan does when, and for what cost: of configs, before they run, and of runs that have ended.
+"""Show when each phase of a plan runs and what it costs, for configs before they run and for finished runs.
 
 ``python -m train.show CONFIG|RUN ... --out FILE.png``
 
-A row is a plan: bars are phases, as wide as their FLOPs, in parts of those of the first row, and as
-high as their models are large. Of a run they are what its ledger counted; of a config what is
-expected, without what phases that train nothing cost, nor an imported model, which are next to
-nothing and not known.
+Each row of the figure is a plan, and each bar is a phase. The width of a bar is its FLOPs, relative
+to the total of the first row, and its height is the size of the model. For a run, the FLOPs are the
+numbers in its ledger. For a config, they are expected values. They do not include phases without
+training, whose cost is negligible, and imported models, whose cost is unknown.
 """
 
 from pathlib import Path
@@ -23,7 +23,7 @@ from train.plan.lifetimes import states
 
 
 def planned(experiment: Experiment) -> list[dict[str, Any]]:
-    """The phases of a plan as a run's ``result.json`` would have them, with the FLOPs that are expected."""
+    """Return the phases of a plan in the form of ``result.json``, with the expected FLOPs."""
     made = [
         models[p.writes].params
         for p, models in zip(experiment.plan, states(experiment.plan, experiment.tx), strict=True)
@@ -39,10 +39,10 @@ def planned(experiment: Experiment) -> list[dict[str, Any]]:
 
 
 def row(text: str) -> tuple[str, list[dict[str, Any]]]:
-    """The name and the phases of a config, or of the run in a folder.
+    """Return the name and the phases of a config, or of the run in a folder.
 
     Raises:
-      UserError: there is no such config, or the run has not ended.
+      UserError: the config does not exist, or the run has not finished.
     """
     run = Workdir(text)
     if not run.folder.is_dir():
@@ -50,13 +50,13 @@ def row(text: str) -> tuple[str, list[dict[str, Any]]]:
         return experiment.name, planned(experiment)
     if not run.finished:
         raise UserError(
-            f"there is no finished run in {text}: its config, FILE.py:NAME, is shown without one"
+            f"there is no finished run in {text}; to show the plan before the run, give its config, FILE.py:NAME"
         )
     return run.folder.name, run.result["phases"]
 
 
 def table(rows: list[tuple[str, list[dict[str, Any]]]]) -> str:
-    """Markdown: what each phase costs, and what part that is of the first row's whole."""
+    """Return a Markdown table of the cost of each phase, also relative to the first plan."""
     whole = sum(p["flops"] for p in rows[0][1])
     body = [
         [name, p["phase"], f"{p['parameters']:,}", f"{p['flops']:.3g}", f"{p['flops'] / whole:.1%}"]
@@ -75,10 +75,14 @@ def main() -> None:
         help="FILE.py:NAME, or the folder of a finished run",
     )
     parser.add_argument(
-        "--out", type=Path, required=True, metavar="FILE", help="the picture: .png, .svg, .pdf"
+        "--out",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="file for the figure: .png, .svg or .pdf",
     )
     arguments = parser.parse_args()
-    jax.config.update("jax_platforms", "cpu")  # shapes alone are asked for
+    jax.config.update("jax_platforms", "cpu")  # only shapes are computed
     rows = [row(text) for text in arguments.plans]
     plots.saved(plots.timeline(rows), arguments.out)
     print(f"{table(rows)}\nplot: {arguments.out}")

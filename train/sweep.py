@@ -4,16 +4,17 @@
 [--frontier 0.75] [--seeds 0] [--halving 0.25,0.5] [--workdir DIR]``
 
 ``--frontier`` runs the config with this fraction of its steps, to tune a point of the frontier.
-``--halving`` first runs every combination with each of these fractions of the steps, fully decayed,
-and keeps the better half each time (successive halving; Jamieson & Talwalkar, 2016); the cost of
-these runs is reported, too. A setting with one value holds for all runs and is not part of their
-names. Write tuples in brackets: ``--set 'model.layers=(1,2),(2,2)'``.
+``--halving`` first runs every combination with each of these fractions of the steps, with a fully
+decayed learning rate, and keeps the better half each time (successive halving; Jamieson &
+Talwalkar, 2016). The report includes the cost of these runs. A setting with one value applies to
+all runs and is not part of their names. Write tuples in brackets:
+``--set 'model.layers=(1,2),(2,2)'``.
 
 The work directory (``--workdir``, default: runs/sweep) contains one folder for each run. The same
-command therefore continues a stopped sweep. Finished runs of the small model that a config imports
-must be in the same directory. The results are written to ``NAME.md`` and ``NAME.json`` there, the
-best settings first, with a warning if the best value is the smallest or the largest of those that
-were tried.
+command therefore continues a stopped sweep. If the config imports a small model, the finished runs
+of this model must be in the same directory. The results are written to ``NAME.md`` and
+``NAME.json`` there, with the best settings first, and with a warning if the best value is the
+smallest or the largest of the values that were tried.
 """
 
 import hashlib
@@ -33,14 +34,17 @@ from train.config.experiment import Experiment, load
 from train.config.overrides import numbers, seed_list
 from train.engine.loop.trainer import run
 
-LONGEST = 200  # bytes of a run's name: file systems allow 255, to which the seed comes
+# Maximum bytes of the name of a run: file systems allow 255, and the seed is appended.
+LONGEST = 200
 
 
 def values(settings: Sequence[str]) -> dict[str, list[str]]:
-    """``{"optim.peak_lr": ["5e-3", "1e-2"]}`` of ``["optim.peak_lr=5e-3,1e-2"]``.
+    """Return the values of each setting.
+
+    The result is ``{"optim.peak_lr": ["5e-3", "1e-2"]}`` for ``["optim.peak_lr=5e-3,1e-2"]``.
 
     Raises:
-      UserError: one of them, or all, are missing.
+      UserError: there are no settings, or a setting has no values.
     """
     pairs = [text.partition("=") for text in settings]
     listed = {name: list(dict.fromkeys(filter(None, parts(values)))) for name, _, values in pairs}
@@ -52,7 +56,7 @@ def values(settings: Sequence[str]) -> dict[str, list[str]]:
 
 
 def parts(values: str) -> list[str]:
-    """``["(1, 2)", "(2, 2)"]`` of ``"(1, 2),(2, 2)"``: divided at the commas that are not within brackets."""
+    """Split a list at the commas outside brackets: ``["(1, 2)", "(2, 2)"]`` for ``"(1, 2),(2, 2)"``."""
     found, depth = [""], 0
     for letter in values:
         depth += (letter in "([{") - (letter in ")]}")
@@ -66,7 +70,10 @@ def parts(values: str) -> list[str]:
 def combinations(
     config: str, listed: dict[str, list[str]], fraction: float | None
 ) -> list[tuple[dict[str, str], Experiment]]:
-    """The experiment of every combination, by the settings that differ; all are valid, or the sweep does not begin."""
+    """Return the experiment of every combination, with the settings that differ.
+
+    All experiments are checked here, before the first run of the sweep.
+    """
     out = []
     for combination in itertools.product(*listed.values()):
         settings = dict(zip(listed, combination, strict=True))
@@ -77,7 +84,10 @@ def combinations(
 
 
 def named(experiment: str, settings: dict[str, str]) -> str:
-    """The name of a run: that of its experiment, and the settings that differ; a long one ends in a hash of them."""
+    """Return the name of a run: the name of its experiment and the settings that differ.
+
+    A long name is cut and ends in a hash of the complete name.
+    """
     name = "-".join(
         [experiment, *(f"{field}={value}".replace("/", "_") for field, value in settings.items())]
     )
@@ -89,7 +99,7 @@ def named(experiment: str, settings: dict[str, str]) -> str:
 def attempt(
     settings: dict[str, str], experiment: Experiment, seed: int, workdir: Path
 ) -> Run | None:
-    """The finished run, which is named by its settings; None, if its loss ceased to be a number."""
+    """Run one combination; return None if it diverges."""
     name = named(experiment.name, settings)
     folder = workdir / f"{name}-seed{seed}"
     try:
@@ -110,7 +120,7 @@ def main() -> None:
     parser.add_argument(
         "--halving",
         default="",
-        help="rising fractions of the steps; the better half is kept after each (default: no shorter runs)",
+        help="increasing fractions of the steps; the better half is kept after each (default: no shorter runs)",
     )
     parser.add_argument(
         "--workdir",
@@ -125,9 +135,11 @@ def main() -> None:
     experiments = combinations(arguments.config, listed, arguments.frontier)
     fractions = numbers(arguments.halving, float, "--halving")
     if fractions != sorted(set(fractions)):
-        raise UserError(f"--halving takes fractions that rise, not {arguments.halving}")
+        raise UserError(
+            f"--halving takes increasing fractions, such as 0.25,0.5, not {arguments.halving}"
+        )
     for fraction in fractions:
-        shortened(experiments[0][1], fraction)  # all are valid, or the sweep does not begin
+        shortened(experiments[0][1], fraction)  # checks the fractions before the first run
     tried, left = [], experiments
     for fraction in [*fractions, None]:
         rung = []

@@ -1,11 +1,11 @@
 """Train a tokenizer on the training text of a config: ``python -m train.tokenizer CONFIG --vocab 8192 --out tokenizer.json``
 
 The tokenizer is a byte-level BPE, so that every text can be encoded and decoded. It is trained on
-the documents that the config trains on; held-out text is left out. For an encoder, it has the
-special tokens [PAD], [UNK], [CLS], [SEP] and [MASK], and encloses a text in [CLS] and [SEP]. For a
-decoder, <|endoftext|> ends a document.
+the training documents of the config, without the validation documents. For an encoder, it has the
+special tokens [PAD], [UNK], [CLS], [SEP] and [MASK], and puts each text between [CLS] and [SEP].
+For a decoder, <|endoftext|> ends a document.
 
-To train a model on its tokens, name the file, with the same size of the vocabulary::
+To train a model with this tokenizer, give its file and the same vocabulary size::
 
     python -m train.pretrain CONFIG --set data.tokenizer=tokenizer.json model.vocab=8192
 """
@@ -24,12 +24,12 @@ MASKED = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
 def trained(data: Data, vocab: int, masked: bool) -> Any:
-    """A `tokenizers.Tokenizer` with ``vocab`` tokens, trained on the training text of ``data``.
+    """Train a `tokenizers.Tokenizer` with ``vocab`` tokens on the training text of ``data``.
 
     Args:
       data: the corpus; its own tokenizer is not used.
-      vocab: size of the vocabulary, with the special tokens.
-      masked: whether the model is an encoder, which needs other special tokens than a decoder.
+      vocab: vocabulary size, including the special tokens.
+      masked: whether the model is an encoder, whose special tokens differ from those of a decoder.
 
     Raises:
       UserError: the corpus is missing, unreadable, or too small for so many tokens.
@@ -39,7 +39,7 @@ def trained(data: Data, vocab: int, masked: bool) -> Any:
     special, alphabet = MASKED if masked else [END], pre_tokenizers.ByteLevel.alphabet()
     if vocab < len(special) + len(alphabet):
         raise UserError(
-            f"--vocab is {vocab}, but the bytes and the special tokens need {len(special) + len(alphabet)}"
+            f"--vocab is {vocab}, but the bytes and the special tokens alone need {len(special) + len(alphabet)}"
         )
     made: Any = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -50,7 +50,8 @@ def trained(data: Data, vocab: int, masked: bool) -> Any:
     made.train_from_iterator(training_text(data), trainer)
     if made.get_vocab_size() < vocab:
         raise UserError(
-            f"the corpus is too small: it gives {made.get_vocab_size()} tokens; lower --vocab {vocab} to that"
+            f"the corpus is too small for --vocab {vocab}: it gives only {made.get_vocab_size()} tokens; "
+            "lower --vocab to this number"
         )
     if masked:
         ends = [(token, made.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
@@ -63,9 +64,7 @@ def trained(data: Data, vocab: int, masked: bool) -> Any:
 def main() -> None:
     parser = Parser("tokenizer", __doc__)
     parser.add_argument("config", help="FILE.py:NAME, or FILE.py with config() -> Experiment")
-    parser.add_argument(
-        "--vocab", type=int, required=True, metavar="N", help="size of the vocabulary"
-    )
+    parser.add_argument("--vocab", type=int, required=True, metavar="N", help="vocabulary size")
     parser.add_argument(
         "--out", type=Path, required=True, metavar="FILE", help="new file, such as tokenizer.json"
     )
@@ -74,7 +73,8 @@ def main() -> None:
     experiment = load_as(Experiment, arguments.config, arguments.set)[1]
     if not isinstance(experiment.data, Data):
         raise UserError(
-            f"{experiment.name} trains on {type(experiment.data).__name__}; a tokenizer needs Data"
+            f"{experiment.name} trains on {type(experiment.data).__name__}; "
+            "a tokenizer needs a config that trains on text (Data)"
         )
     if arguments.out.exists():
         raise UserError(f"{arguments.out} exists already; give another --out")
@@ -82,7 +82,8 @@ def main() -> None:
     with appears_whole(arguments.out) as part:
         made.save(str(part))
     print(
-        f"{arguments.out}: {made.get_vocab_size():,} tokens; --set data.tokenizer={arguments.out} model.vocab={arguments.vocab}"
+        f"{arguments.out}: {made.get_vocab_size():,} tokens; "
+        f"train with --set data.tokenizer={arguments.out} model.vocab={arguments.vocab}"
     )
 
 

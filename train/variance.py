@@ -1,10 +1,11 @@
-"""Fits the schedule "variance" of layer dropping to two runs: ``python -m train.variance BASELINE DROPPED``.
+"""Fit the schedule "variance" of layer dropping to two runs: ``python -m train.variance BASELINE DROPPED``.
 
-Work directories of two finished runs from scratch, alike in everything but that the second drops
-layers. Prints the field ``variance`` for the `LayerDrop` of a third. v(t) = (validation loss with
-dropping - without)^2, at the steps where both were judged. [reconstructed] The two runs are this
-schedule's pre-analysis. What they cost is in their own results and in no other's: whoever compares
-the third run at equal cost adds it, as for any sweep.
+BASELINE and DROPPED are the work directories of two finished runs from scratch that differ only in
+layer dropping: the second run drops layers. The command prints the field ``variance`` for the
+`LayerDrop` of a third run. v(t) = (validation loss with dropping - without)^2, at the steps where
+both runs were evaluated. [reconstructed] The two runs are the pre-analysis of this schedule. Their
+cost is in their own results only. To compare the third run at equal cost, add their cost, as for
+any sweep.
 """
 
 from pathlib import Path
@@ -20,25 +21,32 @@ from train.engine.run.workdir import Workdir
 
 
 def fit(baseline: Path, dropped: Path) -> Variance:
-    """Raises:
-    UserError: a run has not finished, they are not alike, or their losses have no such curve.
+    """Fit the variance schedule to two finished runs.
+
+    Args:
+      baseline: work directory of the run without layer dropping.
+      dropped: work directory of the run with layer dropping.
+
+    Raises:
+      UserError: a run has not finished, the runs differ in more than layer dropping, or their
+        losses do not give such a curve.
     """
     for folder in (baseline, dropped):
         if not Workdir(folder).finished:
             raise UserError(f"there is no finished run in {folder}; run its config first")
     base, config = (Workdir(folder).config for folder in (baseline, dropped))
-    alike, there = (
+    base_settings, settings = (
         {k: v for k, v in c.items() if k not in ("name", "method")} for c in (base, config)
     )
-    wrong = differences(alike, there)
+    wrong = differences(base_settings, settings)
     if wrong:
         raise UserError(
-            f"{baseline} and {dropped} differ in more than in dropping layers: {'; '.join(wrong)}"
+            f"{baseline} and {dropped} must differ only in layer dropping, but they also differ in: {'; '.join(wrong)}"
         )
     drop = config["method"].get("Scratch", {}).get("drop")
     if drop is None or base["method"] != {"Scratch": {"drop": None}}:
         raise UserError(
-            f"{baseline} must be from scratch, and {dropped} too, but with dropping: Scratch(), Scratch(drop)"
+            f"{baseline} must be a run from scratch without layer dropping, Scratch(), and {dropped} one with it, Scratch(drop)"
         )
     first = round((drop["sensitivity"] or {"after": 0})["after"] * config["steps"])
     last = (1 - drop["recovery"]) * config["steps"]
@@ -51,12 +59,16 @@ def fit(baseline: Path, dropped: Path) -> Variance:
         times = np.array([(t - first) / (last - first) for t in steps])
         return fit_variance(times, np.array([(losses[1][t] - losses[0][t]) ** 2 for t in steps]))
     except ValueError as error:
-        raise UserError(f"{error} ({len(steps)} steps of {baseline} and {dropped})") from error
+        raise UserError(
+            f"{error} ({len(steps)} common evaluations of {baseline} and {dropped})"
+        ) from error
 
 
 def main() -> None:
     parser = Parser("variance", __doc__)
-    parser.add_argument("baseline", type=Path, help="work directory of a run that drops nothing")
+    parser.add_argument(
+        "baseline", type=Path, help="work directory of a run without layer dropping"
+    )
     parser.add_argument(
         "dropped", type=Path, help="work directory of the same run with layer dropping"
     )

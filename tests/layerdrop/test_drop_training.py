@@ -618,10 +618,10 @@ def test_a_variance_is_fitted_to_two_runs_and_schedules_a_third(tmp_path):
     found = variance.fit(base, dropped)
     assert (found.peak, found.shape) == (pytest.approx(0.25, rel=1e-3), pytest.approx(3, rel=1e-3))
     for wrong, says in (
-        ((dropped, base), "must be from scratch"),
+        ((dropped, base), "must be a run from scratch"),
         (
             (base, finished("other", drop, disturbed, batch=4)),
-            "differ in more than in dropping layers: batch: 8 and 4",
+            "must differ only in layer dropping, but they also differ in: batch: 8 and 4",
         ),
         ((base, tmp_path), "there is no finished run"),
         ((base, finished("flat", drop, lambda t: 2.0)), "at least three points"),

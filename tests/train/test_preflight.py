@@ -399,7 +399,9 @@ def test_the_command_prints_a_table_and_writes_all_of_it(tmp_path, monkeypatch, 
     monkeypatch.setattr(sys, "argv", ["preflight", script, *options])
     preflight.main()
     out = capsys.readouterr().out
-    assert "train large" in out and "the manufacturer states no figures for this machine" in out
+    assert (
+        "train large" in out and "the manufacturer does not publish figures for this machine" in out
+    )
     assert "train large, evaluation" in out and "1 devices" not in out
     everything = json.loads((tmp_path / "all.json").read_text())
     (programs,) = everything["configs"].values()

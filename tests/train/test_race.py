@@ -184,10 +184,11 @@ def test_rank_correlation_by_hand():
         (("--by", "stak"), "race: there is no operator 'stak'"),
         (
             ("--by", "hypercloning"),
-            "race: no operator fits: hypercloning: axis 'layers': hypercloning grows embed, heads, mlp",
+            "race: no operator reaches the sizes of the large model: hypercloning: axis 'layers': "
+            "hypercloning grows embed, heads, mlp",
         ),
         (("--steps", "3"), "--steps must be at least 20, but is 3"),
-        (("--by", ""), "a race needs at least one operator"),
+        (("--by", ""), "--by names no operator"),
         (("--seeds", "1,0,1"), "--seeds names 1 more than once"),
     ],
 )
@@ -211,4 +212,4 @@ def test_a_race_needs_a_run_of_the_small_model(folder, monkeypatch, capsys):
     )
     with pytest.raises(SystemExit):
         exits_cleanly(race.main)
-    assert "give the work directory of the small model's run" in capsys.readouterr().err
+    assert "give the folder of a finished run of the small model" in capsys.readouterr().err

@@ -102,17 +102,17 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     text = capsys.readouterr().out
     assert text.index("| 100,000 ") < text.index("| 200,000 ")
     assert "A doubling of parameters adds 3.0 % ± 6.1." in text
-    assert "Expected at 4e+05 parameters, 20 tokens each: 17.0 % ±" in text
+    assert "Expected at 4e+05 parameters, 20 tokens per parameter: 17.0 % ±" in text
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("half", "is no RUN=compare.json"),
-        ("half=nowhere.json", "is no RUN=compare.json"),
-        ("other={}", "has no run 'other', only scratch, half"),
+        ("half", "is not RUN=FILE with an existing file compare.json"),
+        ("half=nowhere.json", "is not RUN=FILE with an existing file compare.json"),
+        ("other={}", "has no run 'other'; its runs are scratch, half"),
         ("half={}", "has no saving against the frontier for each seed"),
-        (f"half={__file__}", "is no compare.json of python -m train.compare: JSONDecodeError"),
+        (f"half={__file__}", "is not a compare.json of python -m train.compare: JSONDecodeError"),
     ],
 )
 def test_bad_comparisons(tmp_path, text, says):
@@ -134,4 +134,4 @@ def test_a_bad_place_is_refused(at, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["scaling", "half=x.json", "--at", at])
     with pytest.raises(SystemExit):
         exits_cleanly(scaling.main)
-    assert "--at takes parameters and tokens of each" in capsys.readouterr().err
+    assert "--at takes parameters and tokens per parameter" in capsys.readouterr().err

@@ -438,7 +438,7 @@ def test_a_config_and_a_run_are_shown_together(small_run, tmp_path, monkeypatch,
         (
             "{}",
             "x.png",
-            "there is no finished run in {}: its config, FILE.py:NAME, is shown without one",
+            "there is no finished run in {}; to show the plan before the run, give its config, FILE.py:NAME",
         ),
         ("{}/tiny.py", "none/x.png", "No such file or directory"),
         ("{}/tiny.py", "x.plan", "Format 'plan' is not supported"),

@@ -185,7 +185,7 @@ def test_names_of_runs_fit_into_a_folder():
         ),
         (
             ("--set", "optim.warmup=1", "--halving", "0.5,0.25"),
-            "--halving takes fractions that rise, not 0.5,0.25",
+            "--halving takes increasing fractions, such as 0.25,0.5, not 0.5,0.25",
         ),
         (("--set", "optim.warmup=1", "--halving", "0.5,1"), "fractions between 0 and 1, not 1"),
     ],

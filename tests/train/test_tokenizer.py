@@ -64,7 +64,7 @@ def test_what_cannot_be_trained_is_refused(tmp_path, run):
         (["--vocab", 200], "--vocab is 200, but the bytes and the special tokens need 257"),
         (
             ["--vocab", 99999],
-            r"the corpus is too small: it gives \d+ tokens; lower --vocab 99999 to that",
+            r"the corpus is too small for --vocab 99999: it gives only \d+ tokens; lower --vocab",
         ),
         (
             ["--vocab", 280, "--out", tmp_path / "there.json"],
