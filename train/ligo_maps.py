@@ -39,7 +39,7 @@ def describe(maps: Maps) -> str:
 
 
 def main() -> None:
-    parser = Parser("maps", __doc__)
+    parser = Parser("ligo_maps", __doc__)
     parser.add_argument("file", type=Path, help="file maps.npz of a run")
     parser.add_argument(
         "--plot", type=Path, help="file for a figure of the maps (default: no figure)"

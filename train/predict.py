@@ -111,7 +111,7 @@ def main() -> None:
     parser.add_argument("run", type=Path, help="folder of a finished fine-tuning")
     parser.add_argument("file", type=Path, help="table of texts")
     parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="write the predictions to this file"
+        "--out", type=Path, metavar="FILE", help="file for the predictions (default: the terminal)"
     )
     arguments = parser.parse_args()
     text, metrics = predict(arguments.run.expanduser(), arguments.file.expanduser())

@@ -111,7 +111,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
         ("half", "is not RUN=FILE with an existing file compare.json"),
         ("half=nowhere.json", "is not RUN=FILE with an existing file compare.json"),
         ("other={}", "has no run 'other'; its runs are scratch, half"),
-        ("half={}", "has no saving against the frontier for each seed"),
+        ("half={}", "does not have a saving against the frontier for each seed"),
         (f"half={__file__}", "is not a compare.json of python -m train.compare: JSONDecodeError"),
     ],
 )

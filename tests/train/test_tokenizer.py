@@ -61,7 +61,7 @@ def test_an_encoders_tokenizer_has_what_masking_needs(tmp_path, run):
 def test_what_cannot_be_trained_is_refused(tmp_path, run):
     (tmp_path / "there.json").write_text("{}")
     for options, says in (
-        (["--vocab", 200], "--vocab is 200, but the bytes and the special tokens need 257"),
+        (["--vocab", 200], "--vocab is 200, but the bytes and the special tokens alone need 257"),
         (
             ["--vocab", 99999],
             r"the corpus is too small for --vocab 99999: it gives only \d+ tokens; lower --vocab",
