@@ -1,8 +1,8 @@
-"""The scripts that people run, and what they share. Effects live here; the mathematics is in `jaxgrow`."""
+"""The commands that train, evaluate and compare models. The mathematics is in `jaxgrow`."""
 
 from importlib.util import find_spec
 
-# The extra `train` of pyproject.toml, as it is imported.
+# Import names of the packages in the extra `train` of pyproject.toml.
 NEEDS = (
     "array_record",
     "grain",
@@ -16,7 +16,8 @@ NEEDS = (
 )
 
 if missing := [name for name in NEEDS if find_spec(name) is None]:
-    # Of an error that bears this package's own name, `python -m` prints the line alone.
+    # `python -m` prints only the message, without a traceback, if the error has this package's
+    # name.
     raise ImportError(
-        f"{', '.join(missing)}: not installed; pip install -e '.[train]'", name=__name__
+        f"{', '.join(missing)}: not installed; run pip install -e '.[train]'", name=__name__
     )

@@ -83,7 +83,7 @@ def main() -> None:
         made.save(str(part))
     print(
         f"{arguments.out}: {made.get_vocab_size():,} tokens; "
-        f"train with --set data.tokenizer={arguments.out} model.vocab={arguments.vocab}"
+        f"--set data.tokenizer={arguments.out} model.vocab={arguments.vocab}"
     )
 
 

@@ -89,7 +89,7 @@ def test_a_finished_run_is_on_the_disk_before_its_result_is_written(
         (b'{"a": 1', "is damaged: it is not JSON"),
         (b"\xff\xfe\x00", "is damaged: it is not JSON"),
         (b"[" * 100_000, "is damaged: its lists are nested too deeply"),
-        (b"[1]", "is damaged: it holds list, not a JSON object"),
+        (b"[1]", "is damaged: it contains list, not a JSON object"),
         (b'{"b": 1}', "is damaged: it has no 'a'"),
     ],
 )

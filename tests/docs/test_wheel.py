@@ -91,6 +91,6 @@ sys.argv = ["compare", "--help"]
 def test_what_train_lacks_is_said_in_one_line_with_the_way_out(start):
     code = LACKING.format(start)
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    said = "ImportError: grain, scipy: not installed; pip install -e '.[train]'"
+    said = "ImportError: grain, scipy: not installed; run pip install -e '.[train]'"
     assert done.returncode == 1 and said in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr or "import" in start

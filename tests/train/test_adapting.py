@@ -132,7 +132,7 @@ def test_what_does_not_go_together_is_refused(home, tmp_path):
         _ = bad.plan
     with pytest.raises(
         UserError,
-        match=r"there is no file .*none\.npz, of adapter; a run that trains one writes lora.npz",
+        match=r"there is no file .*none\.npz with adapter; a run that trains one writes lora.npz",
     ):
         saved_in(tmp_path / "none.npz")
 

@@ -865,7 +865,7 @@ def test_a_run_that_diverges_does_not_end_the_others(tmp_path, monkeypatch, caps
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--seeds", "0,0"), "--seeds names 0 more than once: a repeated run is no replication"),
+        (("--seeds", "0,0"), "--seeds names 0 more than once: a repeated run is not a replication"),
         (("--seeds", "-1"), "--seeds takes numbers between 0 and 2^32 - 1, not -1"),
         (
             ("{0}:eval_batches=1:name=again",),

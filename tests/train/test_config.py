@@ -73,7 +73,7 @@ def test_an_unknown_experiment_is_refused_with_known_names():
     for text, asked in ((f"{path}:nothing", "nothing"), (str(path), "config")):
         with pytest.raises(
             UserError,
-            match=f"has no experiment '{asked}'; name one, as {path}:scratch, of {others}",
+            match=f"has no experiment '{asked}'; give one, such as {path}:scratch, of {others}",
         ):
             load(text)
 
@@ -234,7 +234,7 @@ def test_a_warm_up_longer_than_its_phase_is_said(tmp_path, path, capsys):
             "expected 'drop' or 'copy' or 'exact' or 'asymmetric', but got 'most'",
         ),
         ("steps=0", "steps must be at least 1, but is 0"),
-        ("seed=-1", "seed lies between 0 and 2^32 - 1, but is -1"),
+        ("seed=-1", "seed must be between 0 and 2^32 - 1, but is -1"),
         ("accumulate=3", "a batch of 8 cannot be divided into 3 micro-batches"),
         ("optim.b1=2", "b1 must be at least 0 and less than 1, but is 2.0"),
         ("optim.b2=1", "b2 must be at least 0 and less than 1, but is 1.0"),

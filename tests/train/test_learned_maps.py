@@ -101,10 +101,10 @@ def test_maps_are_described_drawn_and_applied_to_another_model(
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
-        (lambda path: path.unlink(), "of maps; a run that learns them writes ligo_maps.npz"),
-        (lambda path: path.write_bytes(path.read_bytes()[:100]), "holds no maps that can be read"),
-        (lambda path: path.write_bytes(b""), "holds no maps that can be read"),
-        (lambda path: np.savez(path, x=np.ones(3)), "holds no maps that can be read"),
+        (lambda path: path.unlink(), "with maps; a run that learns them writes maps.npz"),
+        (lambda path: path.write_bytes(path.read_bytes()[:100]), "has no readable maps"),
+        (lambda path: path.write_bytes(b""), "has no readable maps"),
+        (lambda path: np.savez(path, x=np.ones(3)), "has no readable maps"),
     ],
     ids=["missing", "truncated", "empty", "something else"],
 )

@@ -200,6 +200,6 @@ def test_a_device_without_memory_left_is_one_line(capsys):
 
 def test_pmap_divides_no_model(tmp_path):
     with pytest.raises(
-        ValueError, match="pmap keeps all of a model on every device: set parallel=mesh"
+        ValueError, match="pmap replicates the model on every device: set parallel=mesh"
     ):
         runs.experiment(tmp_path, parallel="pmap", mesh=Mesh(fsdp=2))

@@ -434,7 +434,11 @@ def test_a_config_and_a_run_are_shown_together(small_run, tmp_path, monkeypatch,
 @pytest.mark.parametrize(
     ("plan", "out", "says"),
     [
-        ("{}/nothing", "x.png", "there is no config {}/nothing: a Python file, .py"),
+        (
+            "{}/nothing",
+            "x.png",
+            "there is no config {}/nothing; a config is an existing Python file",
+        ),
         (
             "{}",
             "x.png",

@@ -1,1 +1,1 @@
-"""What do all commands share? Errors, small files, and the look of the command lines."""
+"""Which helpers do all commands share? Errors, small files, and command-line parsers."""

@@ -1,4 +1,4 @@
-"""What the commands of ``python -m train`` have in common: how their help looks, and how they read ``--set``."""
+"""How do the commands of ``python -m train`` format their help and read ``--set``?"""
 
 import argparse
 import re
@@ -21,13 +21,13 @@ class Parser(argparse.ArgumentParser):
         )
 
     def add_argument(self, *names: str, help: str | None = None, **options: Any) -> argparse.Action:
-        """Adds an argument; a default that is not None or empty is appended to its help."""
+        """Add an argument. Its help ends with the default, unless the default is None or empty."""
         default = options.get("default")
         shown = "" if default in (None, "", [], argparse.SUPPRESS) else f" (default: {default})"
         return super().add_argument(*names, help=(help or "") + shown, **options)
 
     def add_set(self, help: str = "override fields of the config", metavar: str = "a.b=c") -> None:
-        """Adds ``--set a.b=c ...``, which may be repeated."""
+        """Add ``--set a.b=c ...``, which may be repeated."""
         self.add_argument(
             "--set", action="append", default=[], metavar=metavar, help=f"{help} (default: none)"
         )
@@ -38,7 +38,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def _one_each(arguments: Iterable[str]) -> Iterator[str]:
-    """``--set a=1 b=2`` as ``--set a=1 --set b=2``; ``nargs="+"`` would also take a config that follows."""
+    """Rewrite ``--set a=1 b=2`` as ``--set a=1 --set b=2``.
+
+    ``nargs="+"`` is not used, because it would also take a config that follows.
+    """
     setting, before = False, None
     for argument in arguments:
         if setting and before != "--set" and _SETTING.match(argument):

@@ -1,4 +1,4 @@
-"""What is wrong with the input, as opposed to the program."""
+"""How do commands report errors of the input, as opposed to errors in the program?"""
 
 import logging
 import os
@@ -12,25 +12,30 @@ import jax
 
 from jaxgrow.checkpoints.io.files import CheckpointError
 
-_SMALLER = "accumulate, model.remat=full or mesh.fsdp make it smaller, and python -m train.preflight says what fits"
-
+_SMALLER = "accumulate, model.remat=full or mesh.fsdp reduce the memory, and python -m train.preflight checks what fits"
 
 _APART = (
-    "the processes of this run waited for each other too long, or one of them has ended: see why there; start the same command "
-    "again in all of them"
+    "the processes of this run waited for each other too long, or one of them has ended: read the output of that process, then "
+    "start the same command again in all of them"
 )
 
 
 class UserError(Exception):
-    """Wrong input, said in one line: what, where, and the way out. The scripts print it and exit with 2."""
+    """Wrong input. The message has one line: the problem, the place, and the way out.
+
+    The commands print the message and exit with status 2.
+    """
 
 
 class Diverged(UserError):
-    """A number of a run is NaN or infinite: it may be wrong input, but another run need not share it."""
+    """A value of a run is NaN or infinite, perhaps by wrong input. Other runs may still succeed."""
 
 
 class Preempted(Exception):
-    """A run was asked to stop, and has saved: the same command continues it. The commands exit with ``code``."""
+    """A run was asked to stop, and has saved its state. The same command continues it.
+
+    The commands exit with status ``code``.
+    """
 
     def __init__(self, message: str, code: int = os.EX_TEMPFAIL):
         super().__init__(message)
@@ -38,14 +43,14 @@ class Preempted(Exception):
 
 
 def exits_cleanly(main: Callable[[], None]) -> None:
-    """Runs a script; wrong input and a full disk become one line and a non-zero exit instead of a traceback.
+    """Run the main function of a command; print expected errors in one line, with an exit status.
 
-    Of several processes, the first says what ends all of them. One that fails alone says so itself,
-    and ends at once: the others wait for it, and are ended by that (`train.engine.hosts`).
+    If several processes share a run, the first process prints the errors that end all of them. A
+    process that fails alone prints its error and exits immediately. The other processes wait for
+    it, and this wait ends them (`train.engine.hosts`).
     """
-    logging.getLogger("absl").setLevel(
-        logging.CRITICAL
-    )  # Orbax logs tracebacks of errors that it also raises
+    # Orbax logs tracebacks of errors that it also raises.
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
     try:
         main()
     except UserError as error:
@@ -63,11 +68,9 @@ def exits_cleanly(main: Callable[[], None]) -> None:
         )
     except Exception as error:
         if jax.distributed.is_initialized():
-            time.sleep(
-                2
-                # if it only follows from another process's end, this one is ended meanwhile, with a
-                # line
-            )
+            # If the error is only a result of the end of another process, this process is ended
+            # during the sleep, and prints one line.
+            time.sleep(2)
         if "Gloo" in str(error):
             _leave(_say(f"{_APART} ({str(error).splitlines()[0][:200]})", os.EX_TEMPFAIL))
         if (line := explained(error)) is not None:
@@ -79,7 +82,10 @@ def exits_cleanly(main: Callable[[], None]) -> None:
 
 
 def explained(error: Exception) -> str | None:
-    """One line for an error of the input or of the machine; None for a fault of the program, which needs its traceback."""
+    """Return one line for an error of the input or of the machine.
+
+    For an error in the program, return None: such an error needs its traceback.
+    """
     if is_full_disk(error):
         return f"the disk is full ({error}); free some space, then the same command continues"
     if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error):
@@ -87,8 +93,8 @@ def explained(error: Exception) -> str | None:
     if isinstance(error, MemoryError):
         return f"this machine has no memory left ({error}); {_SMALLER}"
     if isinstance(error, UnicodeError):
-        return f"a text is not UTF-8 ({error}); convert it, such as by iconv -f LATIN1 -t UTF-8"
-    # Of an OSError: a folder that may not be written, a file where a folder should be.
+        return f"a text is not UTF-8 ({error}); convert it, such as with iconv -f LATIN1 -t UTF-8"
+    # An OSError is, for example, a folder without write permission, or a file in place of a folder.
     return str(error) if isinstance(error, UserError | CheckpointError | OSError) else None
 
 
@@ -104,7 +110,7 @@ def _leave(code: int) -> NoReturn:
 
 
 def is_full_disk(error: BaseException | None) -> bool:
-    """Whether ``error`` comes from a disk without space, however deep; storage libraries wrap the system's error."""
+    """Return whether a full disk caused ``error``, also if a library wrapped the original error."""
     while error is not None:
         if getattr(error, "errno", None) in (28, 122) or "No space left" in str(error):
             return True

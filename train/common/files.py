@@ -1,4 +1,7 @@
-"""Small files of text, JSON or arrays: written whole or not at all, checked when they are read; and locks between processes."""
+"""How are small files of text, JSON or arrays written atomically, and checked when they are read?
+
+The module also has locks between processes.
+"""
 
 import fcntl
 import json
@@ -18,9 +21,12 @@ T = TypeVar("T")
 
 @contextmanager
 def appears_whole(path: Path) -> Iterator[Path]:
-    """A path to write to, which becomes ``path`` if the block succeeds, when its content is on the disk.
+    """Yield a temporary path, which replaces ``path`` if the block succeeds.
 
-    After a crash or a power cut ``path`` has its old content or the new one.
+    It replaces ``path`` only when its content is on disk.
+
+    After a crash or a power failure, ``path`` has either its old content or the complete new
+    content.
     """
     part = path.with_name(f"{path.name}.part")
     yield part
@@ -40,11 +46,15 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def read_json(path: Path, way_out: str, keys: Sequence[str] = ()) -> dict[str, Any]:
-    """The JSON object in ``path``, which must have these ``keys``.
+    """Read the JSON object in ``path``.
+
+    Args:
+      path: the file.
+      way_out: end of the error message, which says how to restore the file.
+      keys: keys that the object must have.
 
     Raises:
-      UserError: the file is missing or damaged; the message ends with ``way_out``, which says how
-        to get it back.
+      UserError: the file is missing or damaged.
     """
     try:
         return checked_json(path.read_bytes(), keys)
@@ -55,10 +65,10 @@ def read_json(path: Path, way_out: str, keys: Sequence[str] = ()) -> dict[str, A
 
 
 def checked_json(content: bytes, keys: Sequence[str] = ()) -> dict[str, Any]:
-    """The JSON object that ``content`` is, which must have these ``keys``.
+    """Parse the JSON object in ``content``, which must have these ``keys``.
 
     Raises:
-      ValueError: it is something else; the message says what.
+      ValueError: the content is not such an object; the message says why.
     """
     if not content.strip():
         raise ValueError("it is empty")
@@ -69,14 +79,14 @@ def checked_json(content: bytes, keys: Sequence[str] = ()) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"it is not JSON ({error})") from error
     if not isinstance(value, dict):
-        raise ValueError(f"it holds {type(value).__name__}, not a JSON object")
+        raise ValueError(f"it contains {type(value).__name__}, not a JSON object")
     if missing := [key for key in keys if key not in value]:
         raise ValueError(f"it has no {' and no '.join(map(repr, missing))}")
     return value
 
 
 def write_arrays(path: Path, about: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
-    """An npz file of arrays by name, with what they are, as JSON."""
+    """Write an npz file of named arrays, with a JSON description ``about``."""
     with appears_whole(path) as part, part.open("wb") as file:
         every: dict[str, Any] = {"about": json.dumps(about)} | {
             name: np.asarray(x) for name, x in arrays.items()
@@ -87,28 +97,38 @@ def write_arrays(path: Path, about: Mapping[str, Any], arrays: Mapping[str, Any]
 def read_arrays(
     path: Path, make: Callable[[dict[str, Any], dict[str, np.ndarray]], T], what: str, way_out: str
 ) -> T:
-    """``make(about, arrays)`` of a file that `write_arrays` wrote, which is to hold ``what``.
+    """Return ``make(about, arrays)`` for a file that `write_arrays` wrote.
+
+    Args:
+      path: the file.
+      make: function that builds the result from the description and the arrays.
+      what: name of the content, for error messages.
+      way_out: end of the error message for a missing file, which says how to get it.
 
     Raises:
-      UserError: it is missing, damaged, or holds something else.
+      UserError: the file is missing, damaged, or has other content.
     """
     try:
         with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         return make(json.loads(str(arrays.pop("about"))), arrays)
     except FileNotFoundError:
-        raise UserError(f"there is no file {path}, of {what}; {way_out}") from None
+        raise UserError(f"there is no file {path} with {what}; {way_out}") from None
     except Exception as error:
         raise UserError(
-            f"{path} holds no {what} that can be read: {type(error).__name__}: {error}"
+            f"{path} has no readable {what}: {type(error).__name__}: {error}"
         ) from error
 
 
 def lock(path: Path, *, wait: bool) -> IO[str]:
-    """The file ``path``, locked until it is closed; the system closes it, however a process ends.
+    """Lock the file ``path`` until it is closed. The system closes it when the process ends.
+
+    Args:
+      path: the file.
+      wait: whether to wait until another process releases the lock.
 
     Raises:
-      BlockingIOError: another process holds it, and this one is not to wait.
+      BlockingIOError: another process has the lock, and ``wait`` is False.
     """
     file = path.open("w")
     try:

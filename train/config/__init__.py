@@ -1,1 +1,1 @@
-"""Configs: what did the user ask for?"""
+"""Configs: which settings does a run have?"""

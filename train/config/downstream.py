@@ -1,4 +1,4 @@
-"""What a fine-tuning is: a task, and how any model is trained on it."""
+"""What is a fine-tuning? A task, and the settings with which any model is trained on it."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -28,21 +28,21 @@ from train.tasks.supervised import prepared
 
 @dataclass(frozen=True)
 class FineTuning:
-    """A task, and a paper's way of training on it.
+    """A task and the settings of a paper for training on it.
 
-    The tokenizer of ``data`` is the model's, its length at most the model's. A model that was
-    fine-tuned on the task, and perhaps grown since, keeps its head; any other gets a fresh one.
+    The tokenizer of ``data`` is replaced by the tokenizer of the model, and its length is limited
+    to the context length of the model. A model that was fine-tuned on the same task keeps its head,
+    also if it was grown in between. Any other model gets a freshly initialised head.
     """
 
     name: str
     data: Labelled | Images
     epochs: float = 3.0
     batch: int = 32
-    rates: tuple[float, ...] = (
-        2e-5,
-    )  # peak rates: the one whose mean over the seeds is best is told
-    seeds: tuple[int, ...] = (0,)  # of the new head, and of the order of the examples
-    warmup: float = 0.1  # of the steps
+    # Peak learning rates. The report marks the one with the best mean over the seeds.
+    rates: tuple[float, ...] = (2e-5,)
+    seeds: tuple[int, ...] = (0,)  # random seeds of the new head and of the order of the examples
+    warmup: float = 0.1  # fraction of the steps
     optim: Optim = field(
         default_factory=lambda: Optim(schedule="linear", b2=0.999, weight_decay=0.01)
     )
@@ -50,38 +50,45 @@ class FineTuning:
     freeze: Freeze | None = None
     lora: LoRA | None = None
     adapter: Adapter | None = None
-    saved: tuple[
-        str, ...
-    ] = ()  # files that runs left, in place of both: one to go on from, several to fuse
+    # Adapter files of earlier runs, in place of lora and adapter: one file to continue from, or
+    # several files to fuse.
+    saved: tuple[str, ...] = ()
     accumulate: int = 1
-    dropout: float = 0.0  # of the outputs of attention and MLPs (`train.plan.dropout`)
-    best: Best | None = None  # keep the best evaluation, and perhaps stop early; None: the last one
+    dropout: float = 0.0  # rate for the outputs of attention and MLPs (`train.plan.dropout`)
+    # keep the best evaluation, and optionally stop early; None: keep the last one
+    best: Best | None = None
 
     def __post_init__(self):
         if not self.epochs > 0 or not 0 <= self.warmup < 1:
             raise ValueError(
-                f"epochs are positive and warmup a part of the steps, but they are {self.epochs}, {self.warmup}"
+                f"epochs must be positive, and warmup a fraction of the steps (0 <= warmup < 1), but they are "
+                f"{self.epochs} and {self.warmup}"
             )
         if not self.rates or not all(0 < rate < math.inf for rate in self.rates) or not self.seeds:
             raise ValueError(
-                f"there must be positive rates, and seeds, but they are {self.rates} and {self.seeds}"
+                f"rates must be positive learning rates, and there must be seeds, but they are {self.rates} and {self.seeds}"
             )
         for name in ("rates", "seeds"):
             values = getattr(self, name)
             if len(set(values)) < len(values):
                 raise ValueError(
-                    f"{name} must differ, because a repeated run is no replication, but they are {values}"
+                    f"{name} must be different, because a repeated run is not a replication, but they are {values}"
                 )
         if self.saved and (self.lora or self.adapter):
             raise ValueError(
-                "what is saved says which adapter it is: name its files, and leave out lora and adapter"
+                "saved files contain the settings of their adapter: give only saved, and leave out lora and adapter"
             )
 
     def of(self, folder: Path, rate: float, seed: int) -> Experiment:
-        """The run of the model in ``folder`` with one rate and seed.
+        """Return the run that fine-tunes the model in ``folder``.
+
+        Args:
+          folder: folder of the model.
+          rate: peak learning rate.
+          seed: random seed of the new head and of the order of the examples.
 
         Raises:
-          UserError: there is no such model, or it cannot learn the task.
+          UserError: the model does not exist, or it cannot learn the task.
         """
         config, data = config_of(folder), self.data
         if isinstance(config, TextConfig) and isinstance(data, Labelled):
@@ -121,7 +128,7 @@ class FineTuning:
 
 
 def _as_before(data: Images, folder: Path, config: PatchConfig) -> Images:
-    """The images with the channels and the normalisation that the model in ``folder`` was trained with."""
+    """Return the images with the channels and the normalisation of the training of the model."""
     if images(data).shape[2] != config.channels:
         data = replace(data, channels=config.channels)
     normal = normal_in(folder)
@@ -129,7 +136,7 @@ def _as_before(data: Images, folder: Path, config: PatchConfig) -> Images:
 
 
 def _model(config: Config, task: Prepared) -> Config:
-    """``config``, with the head that a task wants; of images, for their size."""
+    """Return ``config`` with the head for a task, and for images with their size."""
     if isinstance(config, TextConfig):
         return config.with_head(task.head, task.classes)
     assert isinstance(config, PatchConfig)

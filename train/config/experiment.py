@@ -1,4 +1,7 @@
-"""What a run is: one frozen dataclass, which a function of a Python file makes, overridden by ``a.b=c``."""
+"""What is a run? A frozen dataclass, which a function of a config file returns.
+
+Settings of the form ``a.b=c`` override its fields.
+"""
 
 import dataclasses
 import importlib.util
@@ -32,11 +35,11 @@ from train.plan.methods import Method, Scratch
 T = TypeVar("T")
 Logger: TypeAlias = Literal["wandb", "mlflow"]
 
-# Larger sizes are typing errors: their plans alone would take minutes to make.
+# Larger sizes are probably typing errors, and building a plan for them would take minutes.
 LARGEST, LARGEST_SIZE = {"layers": 2**14}, 2**24
 
-# Fields as `as_json` names them: they change how a run goes and what it writes, not what it
-# computes.
+# Names of fields, as in `as_json`, that change the execution and the output of a run, but not its
+# result.
 FREE = frozenset(
     {
         "log_every",
@@ -53,28 +56,33 @@ FREE |= {"mesh.replica", "mesh.context", "mesh.gradients"}
 
 @dataclass(frozen=True)
 class Experiment:
-    """One run. ``steps`` is the budget of the model from scratch; a method's stages are fractions of it."""
+    """All settings of one run.
+
+    ``steps`` is the number of steps of a training from scratch. The stages of a method are
+    fractions of this number.
+    """
 
     name: str
     model: Config
     steps: int
-    # samples: sequences of the model's context, or images; over all devices and micro-batches
+    # Number of samples (sequences of the context length, or images) over all devices and
+    # micro-batches.
     batch: int
     data: Data | Images | Labelled = field(default_factory=Data)
     optim: Optim = field(default_factory=Optim)
     method: Method = field(default_factory=Scratch)
-    accumulate: int = 1  # micro-batches that a batch is divided into
+    accumulate: int = 1  # number of micro-batches in a batch
     parallel: How = "mesh"
     mesh: Mesh = field(default_factory=Mesh)
-    seed: int = 0  # of initialisation and data order
-    eval_every: int = 100  # steps
+    seed: int = 0  # random seed of the initialisation and of the data order
+    eval_every: int = 100  # steps between evaluations
     eval_batches: int = 8
     log_every: int = 10
     checkpoint_every: int = 500
-    checkpoint_minutes: float = (
-        0.0  # also after this time since the last checkpoint; 0: by steps alone
-    )
-    loggers: tuple[Logger, ...] = ()  # besides the log and TensorBoard; their packages are extras
+    # Also save after this time since the last checkpoint; 0: only by steps.
+    checkpoint_minutes: float = 0.0
+    # Additional to the log and TensorBoard. Their packages are extras.
+    loggers: tuple[Logger, ...] = ()
 
     def __post_init__(self):
         for name in (
@@ -93,7 +101,7 @@ class Experiment:
                 f"checkpoint_minutes must be 0 or a number of minutes, but is {self.checkpoint_minutes}"
             )
         if not 0 <= self.seed < 2**32:
-            raise ValueError(f"seed lies between 0 and 2^32 - 1, but is {self.seed}")
+            raise ValueError(f"seed must be between 0 and 2^32 - 1, but is {self.seed}")
         for name, size in self.model.sizes().items():
             if size > (most := LARGEST.get(name, LARGEST_SIZE)):
                 raise ValueError(f"model.{name} must be at most {most:,}, but is {size:,}")
@@ -103,14 +111,14 @@ class Experiment:
             )
         if self.model.length % self.mesh.context:
             raise ValueError(
-                f"{self.model.length} positions do not divide among the {self.mesh.context} devices of mesh.context"
+                f"{self.model.length} positions are not divisible by the {self.mesh.context} devices of mesh.context"
             )
         if (
             self.parallel == "pmap"
             and self.mesh.fsdp * self.mesh.tensor * self.mesh.context * self.mesh.expert > 1
         ):
             raise ValueError(
-                "pmap keeps all of a model on every device: set parallel=mesh to divide it"
+                "pmap replicates the model on every device: set parallel=mesh to shard it"
             )
 
     @cached_property
@@ -119,38 +127,42 @@ class Experiment:
 
     @cached_property
     def tx(self) -> optax.GradientTransformationExtraArgs:
-        """The optimizer of every model of the run, which are of one family: what their axes are called is the same."""
+        """The optimizer of all models of the run, which are of one family with the same axis names."""
         return transformation(self.optim, self.model.axes())
 
 
 def load(text: str | Path, overrides: Sequence[str] = ()) -> Experiment:
-    """The experiment ``FILE.py:NAME``, or ``FILE.py`` for the one that is called ``config``, with ``a.b=c`` overrides.
+    """Load an experiment from a config file.
 
-    What the file has for it is ``def NAME() -> Experiment``. Further parts after colons are
-    overrides, too, on top of ``overrides``: ``configs/demo.py:scratch:optim.peak_lr=2e-2``.
+    Args:
+      text: ``FILE.py:NAME`` for the function ``def NAME() -> Experiment`` in the file, or
+        ``FILE.py`` for the function ``config``. Further parts after colons are additional
+        overrides: ``configs/demo.py:scratch:optim.peak_lr=2e-2``.
+      overrides: settings of the form ``a.b=c``. The ones in ``text`` are applied after these.
 
     Raises:
-      UserError: the file is missing, breaks, or defines no such experiment; or an override does not
-        fit.
+      UserError: the file is missing, raises an error, or does not define the experiment; or an
+        override does not fit.
     """
     path, experiment = load_as(Experiment, text, overrides)
     try:
         plan = experiment.plan
         shapes(plan, len(plan), experiment.tx)
-        _ = [
-            phase.cost(experiment.batch) for phase in plan
-        ]  # layers that a layer drop names must exist
-    except (
-        ValueError,
-        ArithmeticError,
-    ) as error:  # such as a fraction of the steps that is no finite number
+        # The cost also checks that the layers that a layer drop names exist.
+        _ = [phase.cost(experiment.batch) for phase in plan]
+    # An ArithmeticError is, for example, a fraction of the steps that is not a finite number.
+    except (ValueError, ArithmeticError) as error:
         raise UserError(f"config {path}: {error}") from error
     warn(experiment)
     return experiment
 
 
 def load_as(kind: type[T], text: str | Path, overrides: Sequence[str] = ()) -> tuple[Path, T]:
-    """`load`, but for what the experiment would do: the file, and what a function of it makes, a dataclass of this ``kind``."""
+    """Load a dataclass of type ``kind`` from a config file, without checks of its plan.
+
+    Returns:
+      The path of the file, and the dataclass that its function returns, with all overrides.
+    """
     file, *parts = str(text).split(":")
     name = parts.pop(0) if parts and "=" not in parts[0] else None
     path = _file(file)
@@ -162,10 +174,10 @@ def load_as(kind: type[T], text: str | Path, overrides: Sequence[str] = ()) -> t
 
 
 def listed(text: str | Path) -> dict[str, str]:
-    """The names of the experiments in a Python file, and the first line of each one's docstring.
+    """Return the names of the experiments in a file, with the first lines of their docstrings.
 
     Raises:
-      UserError: the file is missing or breaks.
+      UserError: the file is missing or raises an error.
     """
     path = _file(str(text).partition(":")[0])
     with _located(path):
@@ -179,13 +191,13 @@ def listed(text: str | Path) -> dict[str, str]:
 def _file(name: str) -> Path:
     path = Path(name)
     if not path.is_file() or path.suffix != ".py":
-        raise UserError(f"there is no config {path}: a Python file, .py")
+        raise UserError(f"there is no config {path}; a config is an existing Python file, FILE.py")
     return path
 
 
 @contextmanager
 def _located(path: Path) -> Iterator[None]:
-    """An error in the code of the file ``path`` names the file and the line."""
+    """Add the file and the line to an error that the code of the file ``path`` raises."""
     try:
         yield
     except UserError:
@@ -223,7 +235,10 @@ def _a(name: str) -> str:
 
 
 def names(module: ModuleType, kind: type = Experiment) -> list[str]:
-    """The experiments that a config file has, in its order: functions of its own that say they return one."""
+    """Return the names of the experiments of a config file, in their order in the file.
+
+    Experiments are the functions of the file whose return annotation is ``kind``.
+    """
     own = [
         f
         for f in vars(module).values()
@@ -241,13 +256,13 @@ def _named(module: ModuleType, name: str | None, path: Path, kind: type[T]) -> C
     made = getattr(module, name or "config", None)
     if made is None and (others := names(module, kind)):
         raise UserError(
-            f"{path} has no experiment {name or 'config'!r}; name one, as {path}:{others[0]}, of {', '.join(others)}"
+            f"{path} has no experiment {name or 'config'!r}; give one, such as {path}:{others[0]}, of {', '.join(others)}"
         )
-    return made or module.config  # whose absence says so
+    return made or module.config  # raises an error that names it, if it does not exist
 
 
 def warn(experiment: Experiment) -> None:
-    """Says on stderr what is allowed, but hardly meant."""
+    """Print warnings on stderr about settings that are allowed but probably not intended."""
     if not is_first():
         return
     for text in dict.fromkeys(text for phase in experiment.plan for text in phase.warnings()):
@@ -255,7 +270,7 @@ def warn(experiment: Experiment) -> None:
 
 
 def as_json(experiment: Experiment) -> dict[str, Any]:
-    """The experiment as ``config.json``; equal for equal ones."""
+    """Return the experiment in the form of ``config.json``; equal experiments have equal forms."""
 
     def plain(node: Any) -> Any:
         if isinstance(node, Config):
@@ -277,7 +292,7 @@ def as_json(experiment: Experiment) -> dict[str, Any]:
 
 
 def differences(old: Any, new: Any, name: str = "") -> list[str]:
-    """``["optim.peak_lr: 0.01 and 0.02", ..]``."""
+    """Return the settings that differ: ``["optim.peak_lr: 0.01 and 0.02", ..]``."""
     if isinstance(old, dict) and isinstance(new, dict):
         keys = sorted(old.keys() | new.keys())
         return [
@@ -287,5 +302,8 @@ def differences(old: Any, new: Any, name: str = "") -> list[str]:
 
 
 def conflicts(old: Any, new: Any) -> list[str]:
-    """The `differences` of two runs' ``config.json`` that decide what is computed: all but those in `FREE`."""
+    """Return the differences of two ``config.json`` that change the result of a run.
+
+    These are all `differences` except the fields in `FREE`.
+    """
     return [d for d in differences(old, new) if d.partition(": ")[0] not in FREE]

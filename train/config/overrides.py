@@ -1,4 +1,4 @@
-"""``--set a.b=c``: fields of nested dataclasses, set by name, parsed and checked by their types."""
+"""How does ``--set a.b=c`` set fields of nested dataclasses, and check them by their types?"""
 
 import ast
 import copy
@@ -13,8 +13,8 @@ from train.common.errors import UserError
 
 T = TypeVar("T")
 
-# Metadata of a field that came later than runs that people have: ``config.json`` has it only where
-# it is not the default, so that these runs go on, and are compared.
+# Metadata of a field that is newer than existing runs. ``config.json`` contains the field only if
+# it differs from the default, so that existing runs can still be continued and compared.
 LATER = {"later": True}
 
 
@@ -26,11 +26,11 @@ def numbers(text: str, kind: type, what: str) -> list:
 
 
 def seed_list(text: str) -> list[int]:
-    """The seeds of ``--seeds 0,1,2``.
+    """Parse the seeds of ``--seeds 0,1,2``.
 
     Raises:
-      UserError: there is none, one is not a seed, or one is repeated: it would count as
-        replication.
+      UserError: there are no seeds, a number is not a seed, or a seed is repeated, which would
+        wrongly count as a replication.
     """
     found = numbers(text, int, "--seeds")
     if not found:
@@ -39,16 +39,19 @@ def seed_list(text: str) -> list[int]:
         raise UserError(f"--seeds takes numbers between 0 and 2^32 - 1, not {wrong[0]}")
     if repeated := sorted({seed for seed in found if found.count(seed) > 1}):
         raise UserError(
-            f"--seeds names {repeated[0]} more than once: a repeated run is no replication"
+            f"--seeds names {repeated[0]} more than once: a repeated run is not a replication"
         )
     return found
 
 
 def overridden(node: T, overrides: Sequence[str]) -> T:
-    """``node`` with ``a.b=c`` overrides, which are judged together: one may need another.
+    """Return ``node`` with the overrides ``a.b=c``.
+
+    They are validated together, after all of them are applied, because one may need another.
 
     Raises:
-      UserError: an override names no field, does not fit its type, or the result is refused.
+      UserError: an override names a field that does not exist, or its value has a wrong type or is
+        not valid.
     """
     for override in overrides:
         name, equals, text = override.partition("=")
@@ -62,11 +65,11 @@ def overridden(node: T, overrides: Sequence[str]) -> T:
 
 
 class Setting(NamedTuple):
-    """One field of an experiment, as ``--set`` names it."""
+    """One field of an experiment, with its name for ``--set``."""
 
     name: str
     value: Any
-    hint: Any  # its type
+    hint: Any  # the type
     default: Any  # `dataclasses.MISSING` if the field has none
 
     @property
@@ -75,12 +78,12 @@ class Setting(NamedTuple):
 
 
 def settings(node: Any, name: str = "", unset: bool = False) -> Iterator[Setting]:
-    """Every field of a dataclass and of the dataclasses inside it, outer fields before inner ones.
+    """Return every field of a dataclass and of the dataclasses inside it, outer fields first.
 
     Args:
       node: the dataclass, or a tuple of dataclasses.
-      name: what the names begin with.
-      unset: whether to include the fields that a dataclass would have whose value is None now.
+      name: prefix of the names.
+      unset: whether to include the fields of optional dataclasses whose value is None.
     """
     if isinstance(node, tuple):
         for i, item in enumerate(node):
@@ -107,7 +110,7 @@ class _Unknown(Exception):
 
 
 def _similar(node: Any, unknown: str) -> str:
-    """Which settings to use instead of the field ``unknown``, by the last part of their names."""
+    """Suggest settings to use instead of the field ``unknown``, by the last part of their names."""
     by_last: dict[str, list[str]] = {}
     for setting in settings(node, unset=True):
         by_last.setdefault(setting.name.rpartition(".")[2], []).append(setting.name)
@@ -120,7 +123,10 @@ def _similar(node: Any, unknown: str) -> str:
 
 
 def _set(node: Any, path: list[str], text: str, name: str) -> Any:
-    """``node`` with the field at ``path`` set, and not judged yet. Items of tuples are named by number: ``method.up.0.lr``."""
+    """Return ``node`` with the field at ``path`` set, without validation.
+
+    Items of tuples are named by their index: ``method.up.0.lr``.
+    """
     head, *rest = path
     if isinstance(node, tuple):
         if not head.isdigit() or int(head) >= len(node):
@@ -137,16 +143,16 @@ def _set(node: Any, path: list[str], text: str, name: str) -> Any:
     if head not in types_:
         raise _Unknown(head, type(node).__name__)
     inner = getattr(node, head)
-    if rest and inner is None:  # its fields are set of what it would be
+    if rest and inner is None:  # its fields are set in the default value
         inner = _made(types_[head])
     value = _set(inner, rest, text, name) if rest else _parse(text, types_[head], name)
     node = copy.copy(node)
-    object.__setattr__(node, head, value)  # frozen, and to be judged when all overrides are in
+    object.__setattr__(node, head, value)  # frozen; validated after all overrides
     return node
 
 
 def _made(hint: Any) -> Any:
-    """The one dataclass that a type hint allows, with its defaults; None if there is none such."""
+    """Return the only dataclass that a type hint allows, with its defaults, or None."""
     kinds: list[Any] = [kind for kind in _options(hint) if dataclasses.is_dataclass(kind)]
     needed = dataclasses.MISSING
     if len(kinds) != 1 or any(
@@ -157,10 +163,15 @@ def _made(hint: Any) -> Any:
 
 
 def _valid(node: Any, overrides: Sequence[str], name: str = "") -> Any:
-    """``node``, which is at ``name``, made again from the bottom up as its classes check it.
+    """Build ``node`` again from the inside out, so that its classes validate their fields.
+
+    Args:
+      node: the dataclass, tuple or value.
+      overrides: all overrides, for the error message.
+      name: name of the node, with a dot at its end.
 
     Raises:
-      UserError: one of them refuses what ``overrides`` made of it.
+      UserError: a class refuses the values of ``overrides``.
     """
     if isinstance(node, tuple):
         return tuple(_valid(item, overrides, f"{name}{i}.") for i, item in enumerate(node))
@@ -186,7 +197,7 @@ def _parse(text: str, hint: Any, name: str) -> Any:
 
 
 def _readings(text: str) -> Iterator[Any]:
-    """The values that ``text`` may stand for, the most literal one first."""
+    """Return the values that ``text`` may mean, the most literal one first."""
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
@@ -204,7 +215,10 @@ def _readings(text: str) -> Iterator[Any]:
 
 
 def misfits(node: Any, name: str = "") -> list[str]:
-    """Every field whose value is not of its type: ``["optim.warmup: expected int, but got 'long'", ..]``."""
+    """Return every field whose value has a wrong type.
+
+    For example: ``["optim.warmup: expected int, but got 'long'", ..]``.
+    """
     if isinstance(node, tuple):
         return [m for i, item in enumerate(node) for m in misfits(item, f"{name}.{i}")]
     if not dataclasses.is_dataclass(node):
@@ -221,7 +235,7 @@ def misfits(node: Any, name: str = "") -> list[str]:
 
 
 def _hints(node: Any) -> dict[str, Any]:
-    """The types of the fields of a dataclass."""
+    """Return the types of the fields of a dataclass."""
     hints = typing.get_type_hints(type(node))
     return {f.name: hints[f.name] for f in dataclasses.fields(node)}
 
@@ -240,7 +254,7 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _options(hint: Any) -> list[Any]:
-    """What a type hint allows: literal strings and plain types, in order."""
+    """Return the literal strings and plain types that a type hint allows, in order."""
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
         return [o for arg in typing.get_args(hint) for o in _options(arg)]
@@ -250,7 +264,7 @@ def _options(hint: Any) -> list[Any]:
 
 
 def _spell(hint: Any) -> str:
-    """The type in words, such as ``int or None``."""
+    """Write a type in words, such as ``int or None``."""
     return " or ".join(dict.fromkeys(map(_word, _options(hint))))
 
 
