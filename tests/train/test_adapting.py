@@ -128,7 +128,9 @@ def test_what_does_not_go_together_is_refused(home, tmp_path):
     with pytest.raises(ValueError, match="leave out freeze, or lora"):
         FineTune("model", lora=OWN, freeze=Freeze())
     bad = few(home, method=FineTune(str(home / "gpt2"), lora=LoRA(targets=("*",))))
-    with pytest.raises(ValueError, match="the LoRA is for classifier, but a head trains as it is"):
+    with pytest.raises(
+        ValueError, match="the targets of the LoRA include classifier, but heads are trained"
+    ):
         _ = bad.plan
     with pytest.raises(
         UserError,
@@ -233,11 +235,12 @@ def test_adapters_that_do_not_fit_are_refused(home, adapted, whole):
     file, low = str(adapted / "adapter.npz"), str(whole / "lora.npz")
     with pytest.raises(
         UserError,
-        match=r"adapter.npz is of a model of layers 2, but this one has layers 4; grow it",
+        match=r"adapter.npz is for a model with layers 2, but this model has layers 4; grow the adapter",
     ):
         loaded((file,), replace(load(home / "gpt2")[0], layers=4))
     with pytest.raises(
-        UserError, match="adapters that are fused are bottlenecks, all alike, but these are LoRA"
+        UserError,
+        match="only bottleneck adapters with equal settings can be fused, but these are LoRA",
     ):
         loaded((low, file), load(home / "gpt2")[0])
     with pytest.raises(ValueError, match="leave out lora and adapter"):
@@ -245,14 +248,13 @@ def test_adapters_that_do_not_fit_are_refused(home, adapted, whole):
     with pytest.raises(ValueError, match="leave out adapter, or lora"):
         FineTune("model", lora=OWN, adapter=BOTTLENECK)
     with pytest.raises(
-        ValueError, match="the model has an adapter: to train it on, ask for Adapter"
+        ValueError,
+        match="the model already has an adapter: to train it further, set adapter=Adapter",
     ):
         _ = adapting(home, "adapted", adapter=Adapter(5)).plan
     with pytest.raises(ValueError, match="and for none that is saved"):
         _ = adapting(home, "adapted", adapter=None, saved=(file,)).plan
-    with pytest.raises(
-        ValueError, match="2 adapters are fused, which runs have trained, but saved names 0"
-    ):
+    with pytest.raises(ValueError, match="2 trained adapters are to be fused, but saved has 0"):
         _ = adapting(home, adapter=Adapter(5, fused=2)).plan
 
 

@@ -77,9 +77,9 @@ def test_settings_from_the_command_line(home):
     )
     assert (tuned.best, tuned.dropout) == (Best("val_accuracy", 2), 0.1)
     assert tuned.of(home / "gpt2", 1e-3, 0).method.best.evaluations == 1  # one epoch
-    with pytest.raises(ValueError, match=r"best\.patience is at least 1, but is 0"):
+    with pytest.raises(ValueError, match=r"best\.patience must be at least 1, but is 0"):
         Best(patience=0)
-    with pytest.raises(ValueError, match="dropout lies between 0 and 1, but is 2"):
+    with pytest.raises(ValueError, match="dropout must be between 0 and 1, but is 2"):
         _ = FineTune("x", dropout=2.0).plan(FAMILIES["gpt2"], tuning(home).optim, 4)
 
 

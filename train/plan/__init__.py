@@ -1,1 +1,4 @@
-"""Plans: what a run does, as data: a tuple of phases (`train.plan.phase`), built by a method (`train.plan.methods`)."""
+"""Which steps does a run consist of?
+
+A plan is a tuple of phases (`train.plan.phase`). A method (`train.plan.methods`) builds it.
+"""

@@ -1,8 +1,8 @@
-"""Adapters in a plan: a phase that trains one of a model that stands still, and one that makes a plain model of both.
+"""How does a plan train an adapter of a frozen model, and merge it into the model?
 
-A LoRA is merged into the model; a bottleneck cannot be, and stays in it, as its config says
-(`jaxgrow.peft.adapters`). Either is saved with the run, to be kept where its model is known, grown
-with it, trained on, or, several of them, fused.
+A LoRA is merged into the kernels. A bottleneck adapter cannot be merged, and stays in the model, as
+its config records (`jaxgrow.peft.adapters`). Both kinds are saved with the run. A saved adapter can
+be stored for use with its model, grown with the model, trained further, or fused with others.
 """
 
 from collections.abc import Sequence
@@ -33,16 +33,16 @@ from train.plan.transforms import Transform, differing
 
 @dataclass(frozen=True)
 class Adapt(Train):
-    """Trains an adapter of the model ``name``, and its head; only these have gradients and optimizer state.
+    """Trains an adapter of the model ``name`` and its head. The rest of the model is frozen.
 
-    Of adapters that are fused, which stand still, it trains what composes them. A model that has
-    the adapter goes on with it.
+    Only the adapter and the head have gradients and optimizer state. If several adapters are fused,
+    they are frozen too, and the parameters that combine them are trained. If the model already has
+    the adapter, its training continues.
     """
 
     adapter: LoRA | Adapter = field(default_factory=LoRA)
-    saved: tuple[
-        str, ...
-    ] = ()  # files: of the adapter that it goes on from, or of those that are fused
+    # Files of adapters: one to continue from, or several to fuse.
+    saved: tuple[str, ...] = ()
 
     def __post_init__(self):
         super().__post_init__()
@@ -50,13 +50,15 @@ class Adapt(Train):
             modules = lora.kernels(self.adapter, self.config.axes())
             if heads := split({module.partition("/")[0]: 0 for module in modules})[1]:
                 raise ValueError(
-                    f"the LoRA is for {', '.join(heads)}, but a head trains as it is: leave it out of its targets"
+                    f"the targets of the LoRA include {', '.join(heads)}, but heads are trained "
+                    "without LoRA: remove them from the targets"
                 )
         elif self.config.adapter is not None and (
             self.config.adapter != self.adapter or self.saved
         ):
             raise ValueError(
-                f"the model has an adapter: to train it on, ask for {self.config.adapter}, and for none that is saved"
+                f"the model already has an adapter: to train it further, set "
+                f"adapter={self.config.adapter}, and leave saved empty"
             )
         elif (
             self.adapter.fused is not None
@@ -64,12 +66,16 @@ class Adapt(Train):
             and len(self.saved) != self.adapter.fused
         ):
             raise ValueError(
-                f"{self.adapter.fused} adapters are fused, which runs have trained, but saved names {len(self.saved)} files"
+                f"{self.adapter.fused} trained adapters are to be fused, but saved has {len(self.saved)} files: "
+                "give one file for each"
             )
 
     @cached_property
     def fixed_flops(self) -> float:  # type: ignore[override]
-        """Muon is for the matrices that the run's model has: for an adapter that was there."""
+        """FLOPs of Muon for each step. Muon applies to the matrices of the run's model.
+
+        These include the matrices of an adapter only if the model already had it.
+        """
         if (
             self.optim.name != "muon"
             or isinstance(self.adapter, LoRA)
@@ -102,7 +108,7 @@ class Adapt(Train):
         return model if model.opt is not None else replace(model, opt=tx.init(model.params))
 
     def _beside(self, model: Model, key: jax.Array, saved: Sequence[Params]) -> Model:
-        """The model that stands still, with an adapter: what it has, what is ``saved``, or a fresh one."""
+        """Return the frozen model with its own adapter, the one in ``saved``, or a fresh one."""
         body, head = split(model.params)
         if isinstance(self.adapter, LoRA):
             fresh = lora.init(self.adapter, split(self.config.axes())[0], self.config.sizes(), key)
@@ -133,7 +139,7 @@ class Adapt(Train):
 
 
 def keep_adapter(context: Context, model: Model) -> None:
-    """Saves the adapter of a model in the folder of the run."""
+    """Save the adapter of a model in the folder of the run."""
     if isinstance(model.made, ByLoRA):
         name, adapter, own = "lora.npz", model.made.lora, split(model.params)[0]
     else:
@@ -144,7 +150,10 @@ def keep_adapter(context: Context, model: Model) -> None:
 
 @dataclass(frozen=True)
 class Merge(Transform):
-    """The model ``name``, with what an `Adapt` left beside it: a LoRA in its kernels, any other adapter in its layers."""
+    """Merges the result of an `Adapt` into the model ``name``.
+
+    A LoRA is added to the kernels of the model. Any other adapter stays in its layers.
+    """
 
     name: str
 
@@ -162,25 +171,26 @@ class Merge(Transform):
 
 
 class Saved(NamedTuple):
-    """What a run saves of its adapter, without the head."""
+    """The adapter that a run saves, without the head."""
 
-    config: Config  # of the model
+    config: Config  # config of the model
     adapter: LoRA | Adapter
-    params: Params  # as of `jaxgrow.peft.lora.init` or `jaxgrow.peft.adapters.init`
+    params: Params  # in the form of `jaxgrow.peft.lora.init` or `jaxgrow.peft.adapters.init`
 
 
 def save(path: Path, saved: Saved) -> None:
-    """Writes the adapter of an `Adapt`; the file appears whole or not at all."""
-    about: dict[str, Any] = {"model": saved.config.as_json()}  # which has its adapter
+    """Write the adapter of an `Adapt` atomically."""
+    # The config of the model includes a bottleneck adapter.
+    about: dict[str, Any] = {"model": saved.config.as_json()}
     about |= {"lora": asdict(saved.adapter)} if isinstance(saved.adapter, LoRA) else {}
     write_arrays(path, about, {"/".join(key): x for key, x in flatten_dict(saved.params).items()})
 
 
 def load(path: Path) -> Saved:
-    """The adapter that `save` wrote.
+    """Read the adapter that `save` wrote.
 
     Raises:
-      UserError: the file is missing, damaged, or holds something else.
+      UserError: the file is missing, damaged, or has other content.
     """
 
     def made(about: dict[str, Any], arrays: dict[str, Any]) -> Saved:
@@ -198,19 +208,27 @@ def load(path: Path) -> Saved:
 
 
 def loaded(files: Sequence[str], config: Config) -> tuple[LoRA | Adapter, list[Params]]:
-    """What to train of a model of ``config``, and the parameters to begin with: the adapter of one
-    file, to go on from, or several, to be fused.
+    """Read adapters for a model.
+
+    Args:
+      files: one file to continue the training of its adapter, or several files to fuse.
+      config: config of the model.
+
+    Returns:
+      The adapter to train, and the parameters of each file.
 
     Raises:
-      UserError: as `load`, or they are of another model, or cannot be fused.
+      UserError: a file cannot be read (see `load`), an adapter is for a model of other sizes, or
+        the adapters cannot be fused.
     """
     every = [load(Path(file)) for file in files]
     for file, saved in zip(files, every, strict=True):
         if wrong := differing(saved.config, config):
             there = ", ".join(f"{axis} {saved.config.integers()[axis]}" for axis in wrong)
             raise UserError(
-                f"{file} is of a model of {there}, but this one has {', '.join(f'{a} {n}' for a, n in wrong.items())}; grow it "
-                "with its model (jaxgrow.peft.lora.growth, jaxgrow.peft.adapters.growth)"
+                f"the adapter of {file} is for a model with {there}, but this model has "
+                f"{', '.join(f'{a} {n}' for a, n in wrong.items())}; grow the adapter with its model ("
+                "jaxgrow.peft.lora.growth, jaxgrow.peft.adapters.growth)"
             )
     first, *others = (saved.adapter for saved in every)
     if others:
@@ -220,7 +238,8 @@ def loaded(files: Sequence[str], config: Config) -> tuple[LoRA | Adapter, list[P
             or any(other != first for other in others)
         ):
             raise UserError(
-                f"adapters that are fused are bottlenecks, all alike, but these are {', '.join(map(str, (first, *others)))}"
+                f"only bottleneck adapters with equal settings can be fused, but these are "
+                f"{', '.join(map(str, (first, *others)))}"
             )
         first = replace(first, fused=len(every))
     return first, [saved.params for saved in every]

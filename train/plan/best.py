@@ -1,4 +1,4 @@
-"""The best evaluation of a training: its parameters are kept, and training stops early if there is no better one for long."""
+"""How does a training keep the parameters of its best evaluation, and stop early?"""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -11,7 +11,7 @@ from train.engine.state.model import Model
 from train.plan.adapting import keep_adapter
 from train.plan.phase import Context, Models, Phase
 
-KEPT = "best"  # the name of the model that is kept
+KEPT = "best"  # name of the copy in the plan
 
 
 @dataclass(frozen=True)
@@ -19,10 +19,10 @@ class Best:
     """When to keep the parameters, and when to stop.
 
     Attributes:
-      by: the number that decides: the least ``val_loss``, or the greatest ``val_accuracy``.
-      patience: how many evaluations in a row may be no better before training stops; None: it never
-        stops early.
-      evaluations: how many evaluations there are, evenly spaced; None: one for each epoch.
+      by: metric that decides: the smallest ``val_loss``, or the greatest ``val_accuracy``.
+      patience: number of evaluations in a row without improvement after which training stops; None:
+        training never stops early.
+      evaluations: number of evaluations, evenly spaced; None: one for each epoch.
     """
 
     by: Literal["val_loss", "val_accuracy"] = "val_loss"
@@ -33,7 +33,7 @@ class Best:
         for name in ("patience", "evaluations"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ValueError(f"best.{name} is at least 1, but is {value}")
+                raise ValueError(f"best.{name} must be at least 1, but is {value}")
 
     def better(self, new: float, old: float) -> bool:
         return new < old if self.by == "val_loss" else new > old
@@ -75,7 +75,7 @@ class KeepBest(Phase):
 
 @dataclass(frozen=True)
 class TakeBest(Phase):
-    """The model ``name`` as `KeepBest` kept it."""
+    """Replaces the model ``name`` by the copy that `KeepBest` kept."""
 
     name: str
     after_early_stop = True

@@ -1,4 +1,8 @@
-"""Dropout in a phase of training: some entries of what each sublayer adds become zero, others in every step and sample."""
+"""How does a training phase apply dropout?
+
+A random subset of the entries of each sublayer's output is set to zero. The subset differs between
+steps and samples.
+"""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -25,7 +29,7 @@ class DropUnits(Modifier):
 
     def check(self, phase: "Train") -> None:
         if not 0 < self.rate < 1:
-            raise ValueError(f"dropout lies between 0 and 1, but is {self.rate}")
+            raise ValueError(f"dropout must be between 0 and 1, but is {self.rate}")
         if any(isinstance(other, DropLayers | DropTokens | Hold) for other in phase.modifiers):
             raise ValueError(
                 "dropout is not supported together with dropped layers or tokens, or frozen layers"

@@ -1,4 +1,7 @@
-"""What a step of layer dropping is given: which layers to run, as arguments, known on the host before the step starts."""
+"""Which layers does each step of layer dropping run?
+
+The keep masks are arguments of the step, and the host knows them before the step starts.
+"""
 
 from collections.abc import Callable
 from functools import cache
@@ -11,17 +14,27 @@ from jax.experimental import multihost_utils
 
 from jaxgrow.layerdrop import Kept, LayerDrop, gates, padded, program_counts
 
-# steps drawn at once, by one jitted call: the host waits for the device once in so many steps
+# Number of steps whose masks one jitted call samples, so that the host rarely waits for the device.
 CHUNK = 1024
 
 
 class Gates:
-    """``gates(step) -> (keep probabilities [layers], what the step runs, mean layers run)``, for steps 0 .. steps - 1.
+    """Keep masks for the steps 0 to steps - 1 of a training with layer dropping.
 
-    A pure function of (seed, step, micro-step) and of the sensitivities, the same in every process.
-    Where every layer is certain to be kept, what the step runs is None: the dense step. ``layers``
-    as of `jaxgrow.layerdrop.gates`; those that ran are counted by their ``weights``
-    (`jaxgrow.flops.weights`), the padding of `jaxgrow.layerdrop.counts` included.
+    ``gates(step)`` returns the keep probabilities [layers], the keep masks of the step, and the
+    mean number of layers that run. It is a pure function of (seed, step, micro-step) and of the
+    sensitivities, and is the same in every process. If all keep probabilities are 1, the keep masks
+    are None, and the step is a normal dense step.
+
+    Args:
+      drop: settings of layer dropping.
+      layers: number of layers, or of the layers of each stage, as for `jaxgrow.layerdrop.gates`.
+      steps: number of steps of the schedule.
+      micro: number of micro-batches in a step.
+      seed: random seed of the masks.
+      sensitivity: measured sensitivity of each layer, or None.
+      weights: relative cost of each layer (`jaxgrow.flops.weights`), by which layers that run are
+        counted, including the padding of `jaxgrow.layerdrop.counts`; None: 1 for each layer.
     """
 
     def __init__(
@@ -42,15 +55,14 @@ class Gates:
         measured = None if sensitivity is None else tuple(np.asarray(sensitivity).tolist())
         self._counts = None
         if drop.execution != "cond":
-            costs = tuple(
-                float(part.mean()) for part in np.split(self._weights, self._cuts)
-            )  # alike within a stage
+            # All layers of a stage have the same cost.
+            costs = tuple(float(part.mean()) for part in np.split(self._weights, self._cuts))
             self._counts = _counts(drop, depths, steps, measured, costs)
         self._draw = _drawing(drop, depths, steps, micro, seed, measured)
         if jax.process_count() > 1:
             multihost_utils.assert_equal(
                 self._draw(jnp.arange(1, 3)),
-                "processes draw different gates: they measured different sensitivities",
+                "the processes sampled different keep masks, because they measured different sensitivities",
             )
 
     def __call__(self, step: int) -> tuple[np.ndarray, Kept | None, float]:
@@ -76,7 +88,11 @@ class Gates:
         return probs, Kept(open_, scale, scaling), float((open_ @ self._weights).mean())
 
     def _padded(self, open_: np.ndarray) -> tuple[Any, float]:
-        """``(indices of the layers that the step's program runs, of each stage; mean layers run)``."""
+        """Select the layers that the program of a step runs.
+
+        Returns:
+          The indices of the layers (for each stage), and the mean number of layers that run.
+        """
         assert self._counts is not None
         parts = np.split(open_, self._cuts, axis=-1)
         enough = (self._counts >= [part.sum(-1).max() for part in parts]).all(1)
@@ -95,7 +111,7 @@ def _counts(
     sensitivity: tuple[float, ...] | None,
     costs: tuple[float, ...],
 ) -> np.ndarray:
-    """`jaxgrow.layerdrop.program_counts`, chosen once for all runs that draw the same."""
+    """Compute `jaxgrow.layerdrop.program_counts` once for all runs with the same masks."""
     measured = None if sensitivity is None else np.asarray(sensitivity, np.float32)
     return program_counts(drop, depths, steps, measured, costs)
 
@@ -109,7 +125,7 @@ def _drawing(
     seed: int,
     sensitivity: tuple[float, ...] | None,
 ) -> Callable:
-    """The program that draws the gates of steps; one for all runs that draw the same."""
+    """Return the program that samples keep masks, shared by all runs with the same masks."""
     measured = None if sensitivity is None else np.asarray(sensitivity, np.float32)
 
     def draw(t):

@@ -1,7 +1,7 @@
-"""LiGO in a plan: a phase that learns the maps of a model that stands still, and one that grows it by them.
+"""How does a plan learn the maps of LiGO for a frozen model, and grow the model by them?
 
-The maps are saved with the run, to be drawn, or applied to another checkpoint of the same shape
-(``python -m train.ligo_maps``).
+The maps are saved with the run. ``python -m train.ligo_maps`` plots them, or applies them to
+another checkpoint of the same shape.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -27,7 +27,7 @@ from train.plan.transforms import Transform, differing
 
 @dataclass(frozen=True)
 class Learn(Train):
-    """Learns the maps that take the model ``source`` to ``config``, with it standing still (`jaxgrow.operators.ligo`)."""
+    """Learns the maps from the frozen model ``source`` to ``config`` (`jaxgrow.operators.ligo`)."""
 
     source: str = "small"
     small: Config = field(default_factory=Config)  # the config of ``source``
@@ -39,18 +39,19 @@ class Learn(Train):
 
     @property
     def target(self) -> dict[str, int]:
-        """The axes that differ: those that have maps."""
+        """The axes that differ, which have maps, and their new sizes."""
         return differing(self.small, self.config)
 
     @cached_property
     def fixed_flops(self) -> float:  # type: ignore[override]
-        """FLOPs of growing the model and of the gradient of its maps, at most."""
+        """An upper bound of the FLOPs of growing the model and of the gradient of its maps."""
         axes, sizes = self.small.axes(), self.small.sizes()
         small = jax.eval_shape(lambda: initial(self.small, jax.random.key(0)))
         maps = jax.eval_shape(
             lambda: ligo.init(self.ligo, axes, sizes, self.target, jax.random.key(0))
         )
-        # Shapes do for counting, but the maps must be arrays to be sliced by the layer.
+        # Shapes suffice for counting, but the maps must be arrays, because they are indexed by
+        # layer.
         maps = jax.tree.map(lambda x: np.broadcast_to(np.float32(0), x.shape), maps)
         return 3 * flops.grow(ligo.growth(maps, axes, sizes), small, axes)
 
@@ -61,7 +62,7 @@ class Learn(Train):
 
     def born(self, context: Context) -> Model:
         model = super().born(context)
-        context.validate(0, model)  # the model as its maps begin
+        context.validate(0, model)  # the model grown by the initial maps
         return model
 
     def run(self, context: Context) -> Model:
@@ -72,7 +73,7 @@ class Learn(Train):
 
 @dataclass(frozen=True)
 class Apply(Transform):
-    """``target``: the small model, grown by the maps that a `Learn` left under ``source``."""
+    """Makes ``target``: the small model, grown by the maps that a `Learn` stored as ``source``."""
 
     source: str
     target: str
@@ -92,18 +93,18 @@ class Apply(Transform):
 
 @dataclass(frozen=True)
 class Maps:
-    """Learned maps, and the configs that they lead from and to."""
+    """Learned maps, and the configs of the source model and the target model."""
 
     small: Config
     large: Config
     ligo: LiGO
-    coefficients: dict[str, Any]  # as of `jaxgrow.operators.ligo.init`
+    coefficients: dict[str, Any]  # in the form of `jaxgrow.operators.ligo.init`
 
     def apply(self, params: Any) -> Any:
-        """The parameters of a model of the config ``small``, grown to ``large``.
+        """Grow the parameters of a model of the config ``small`` to the sizes of ``large``.
 
         Raises:
-          ValueError: parameters of another shape.
+          ValueError: the parameters have other sizes.
         """
         axes = self.small.axes()
         wrong = {
@@ -113,13 +114,13 @@ class Maps:
         }
         if wrong:
             raise ValueError(
-                f"the model's sizes differ from those that the maps lead from: {wrong}"
+                f"the maps are for a model with other sizes (size of this model, size for the maps): {wrong}"
             )
         return grow(ligo.growth(self.coefficients, axes, sizes(params, axes)), params, axes)
 
 
 def save(path: Path, phase: Learn, coefficients: dict[str, Any]) -> None:
-    """Writes the maps of a `Learn`; the file appears whole or not at all."""
+    """Write the maps of a `Learn` atomically."""
     about = {
         "small": phase.small.as_json(),
         "large": phase.config.as_json(),
@@ -135,10 +136,10 @@ def save(path: Path, phase: Learn, coefficients: dict[str, Any]) -> None:
 
 
 def load(path: Path) -> Maps:
-    """The maps that `save` wrote.
+    """Read the maps that `save` wrote.
 
     Raises:
-      UserError: the file is missing, damaged, or holds something else.
+      UserError: the file is missing, damaged, or has other content.
     """
 
     def made(about: dict[str, Any], arrays: dict[str, Any]) -> Maps:

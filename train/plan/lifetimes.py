@@ -1,4 +1,4 @@
-"""A plan is a tuple of phases. What is still needed after each of them, whatever they do."""
+"""Which models are still needed after each phase of a plan? A plan is a tuple of phases."""
 
 import itertools
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ Plan: TypeAlias = tuple[Phase, ...]
 
 
 def live(plan: Plan, done: int) -> set[str]:
-    """The models that phases after the first ``done`` still read, and the one that the plan is for."""
+    """Return the final model, and the models that the phases after the first ``done`` read."""
     names = {plan[-1].writes}
     for phase in reversed(plan[done:]):
         names.discard(phase.writes)
@@ -24,11 +24,11 @@ def live(plan: Plan, done: int) -> set[str]:
 
 
 def after(plan: Plan, i: int, models: dict[str, Model], result: Model) -> dict[str, Model]:
-    """The models after phase ``i``, which gave ``result``: those that are still needed.
+    """Return the models that are still needed after phase ``i``, including its ``result``.
 
-    A phase uses up the optimizer state of what it reads, so that a model that is kept costs its
-    parameters only. What it needs until its end is kept, too: this is also what a checkpoint in its
-    middle holds.
+    A phase consumes the optimizer state of the models that it reads, so that only the parameters of
+    a kept model take memory. The models that a phase needs until its end are kept as well. The
+    result is therefore also the content of a checkpoint in the middle of the phase.
     """
     phase = plan[i]
     kept = live(plan, i + 1) | set(phase.needs)
@@ -41,7 +41,7 @@ def after(plan: Plan, i: int, models: dict[str, Model], result: Model) -> dict[s
 
 
 def states(plan: Plan, tx: optax.GradientTransformation) -> Iterator[dict[str, Model]]:
-    """The models after each phase in turn, as shapes: what a checkpoint of that moment holds."""
+    """Yield the models after each phase, as shapes. A checkpoint at this moment contains them."""
     models: dict[str, Model] = {}
     for i, phase in enumerate(plan):
         made = jax.eval_shape(lambda models, phase=phase: phase.shapes(models, tx), models)
@@ -50,5 +50,5 @@ def states(plan: Plan, tx: optax.GradientTransformation) -> Iterator[dict[str, M
 
 
 def shapes(plan: Plan, done: int, tx: optax.GradientTransformation) -> dict[str, Model]:
-    """Those after the first ``done`` phases."""
+    """Return the models after the first ``done`` phases, as shapes."""
     return next(itertools.islice(states(plan, tx), done - 1, None)) if done else {}

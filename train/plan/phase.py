@@ -1,7 +1,7 @@
-"""What every phase of a plan is: which models it reads, which one it makes, what that costs, and how it runs.
+"""What is a phase of a plan? It reads models, makes one, has a cost, and runs.
 
-Models live under names between the phases. A run asks phases nothing but this: a new kind of phase
-is one class.
+Models have names between the phases. A run uses phases only through this interface, so that a new
+kind of phase is one class.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,54 +20,62 @@ Models: TypeAlias = Mapping[str, Model]
 
 
 class Context(Protocol):
-    """What a run offers its phases."""
+    """The services of a run for its phases."""
 
     seed: int
-    models: dict[str, Model]  # those that are still needed
+    models: dict[str, Model]  # models that are still needed
     ledger: "Ledger"
-    validation: dict[str, float]  # the last evaluation
-    best: dict[str, Any]  # of `train.plan.best`: the best evaluation, and how many followed it
+    validation: dict[str, float]  # metrics of the last evaluation
+    best: dict[str, Any]  # for `train.plan.best`: the best evaluation, and how many followed it
 
     @property
     def key(self) -> jax.Array:
-        """Of what the phase draws."""
+        """Random key for the samples of the phase."""
         ...
 
     @property
     def resumed(self) -> bool:
-        """Whether a checkpoint was in the middle of the phase."""
+        """Whether the run continues from a checkpoint in the middle of the phase."""
         ...
 
     def begin(self, phase: "Phase", made: Any) -> None:
-        """Opens the phase's account; ``made`` is its model, as shapes."""
+        """Open the account of the phase; ``made`` is the model of the phase, as shapes."""
         ...
 
     def compute(
         self, phase: "Phase", function: Callable[..., Model], *arguments: Any
     ) -> tuple[Model, float]:
-        """Open the phase's account, compile and run ``function(phase, tx, *arguments)``, and return its result and FLOPs.
+        """Compile and run ``function(phase, tx, *arguments)``, and return its result and its FLOPs.
 
-        The FLOPs are those of `jaxgrow.flops.counted`, which are the same on every platform.
+        This also opens the account of the phase. The FLOPs are counted by `jaxgrow.flops.counted`,
+        and are the same on every platform.
         """
         ...
 
     def train(self, phase: Any, model: Model) -> Model:
-        """``model`` after the steps of ``phase``, a `train.plan.training.Train`."""
+        """Return ``model`` after the steps of ``phase``, a `train.plan.training.Train`."""
         ...
 
     def held_out(self, batches: int) -> Any:
-        """Micro-batches of text that evaluation never reads, along a new axis."""
+        """Return micro-batches of text that evaluation never reads, stacked along a new axis."""
         ...
 
     def keep(self, name: str, write: Callable[[Path], None]) -> None:
-        """Has ``write`` make the file ``name`` of the run's folder."""
+        """Write the file ``name`` in the folder of the run with the function ``write``."""
         ...
 
     def imported(
         self, folder: str, config: Any, headless: bool = False
     ) -> tuple[Model, dict[str, Any] | None]:
-        """The model of a finished run beside this one, and its result; or of another checkpoint,
-        and None. ``headless``: without its head, which may be another than ``config``'s.
+        """Read a model from a finished run beside this one, or from another checkpoint.
+
+        Args:
+          folder: folder of the run or of the checkpoint.
+          config: config of the model.
+          headless: whether to leave out the head, which may differ from the head of ``config``.
+
+        Returns:
+          The model, and the result of the run; None for another checkpoint.
         """
         ...
 
@@ -77,58 +85,64 @@ class Context(Protocol):
 
 
 class Phase:
-    """A step of a plan. Phases are frozen dataclasses: equal ones share their compiled programs."""
+    """A step of a plan. Phases are frozen dataclasses; equal ones share their compiled programs."""
 
     @property
     def kind(self) -> str:
-        """As logs and results name it."""
+        """The name of this kind of phase in logs and results."""
         return type(self).__name__.lower()
 
     @property
     def label(self) -> str:
-        """Its name in logs and tables."""
+        """The name of the phase in logs and tables."""
         return f"{self.kind} {' '.join(self.reads or (self.writes,))}"
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The models that must be there when it begins, if they exist at all. It uses up their optimizer state."""
+        """The models that the phase reads. Their optimizer state is consumed.
+
+        They must be present at the start of the phase, if they exist at all.
+        """
         return ()
 
     @property
     def looks_at(self) -> tuple[str, ...]:
-        """Further models that it reads. They keep their optimizer state."""
+        """Further models that the phase reads. They keep their optimizer state."""
         return ()
 
     @property
     def writes(self) -> str:
-        """The model that it makes."""
+        """The model that the phase makes."""
         raise NotImplementedError
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The models that it reads until its end, so that a checkpoint in its middle holds them."""
+        """The models that the phase reads until its end; checkpoints in its middle contain them."""
         return ()
 
-    probes = 0  # held-out micro-batches that it reads
-    notes: Any = None  # what checkpoints say of it, as JSON
-    after_early_stop = False  # whether a run that stops early goes on with it
+    probes = 0  # number of micro-batches that the phase reads from `Context.held_out`
+    notes: Any = None  # JSON value that checkpoints record about the phase
+    after_early_stop = False  # whether a run that stops early continues with this phase
 
     def stops(self, context: Context) -> bool:
-        """Whether the phases up to the next one with ``after_early_stop`` are skipped."""
+        """Whether to skip the phases up to the next one with ``after_early_stop``."""
         return False
 
     def cost(self, samples: int) -> float:
-        """FLOPs of its training, expected, with batches of ``samples``; transformations cost next to nothing."""
+        """Expected FLOPs of the training with batches of ``samples``.
+
+        Transformations have negligible cost.
+        """
         return 0.0
 
     def warnings(self) -> list[str]:
-        """What is allowed, but hardly meant."""
+        """Warnings about settings that are allowed but probably not intended."""
         return []
 
     def shapes(self, models: Models, tx: optax.GradientTransformation) -> Model:
-        """What it makes of ``models``, to be traced for shapes alone."""
+        """Return the model that the phase makes from ``models``. It is only traced for shapes."""
         raise NotImplementedError
 
     def run(self, context: Context) -> Model:
-        """What it makes, with everything that it costs charged to its account."""
+        """Return the model that the phase makes, and charge all costs to its account."""
         raise NotImplementedError

@@ -1,4 +1,7 @@
-"""What grew best where it was measured, for any model: the configs and `train.advise` have it from here."""
+"""Which recipes grew best in the measurements?
+
+They apply to any model. The configs and `train.advise` use them.
+"""
 
 from dataclasses import replace
 
@@ -12,12 +15,20 @@ from train.plan.transforms import Grouping
 def deepened(
     model: Config, layers: int, source: float, *stages: Stage, narrower: int = 1
 ) -> Growing:
-    """``layers`` layers first, for the part ``source`` of the steps at a constant rate; then all, under ``stages``.
+    """Train a model with fewer layers first, then grow it to all layers.
 
-    Each layer is followed by its copies, and moments are copied, so that one schedule goes on over
-    the growth. Of a model with stages, each has its share of the layers, and one at least. MLPs are
-    ``narrower`` times as narrow at first, if that divides them; then their units are copied, too,
-    and noise tells these apart, without a change of what they add up to.
+    Each layer is followed by its copies. The optimizer state is copied too, so that one schedule
+    continues across the growth. In a model with stages, each stage has its share of the layers, but
+    at least one.
+
+    Args:
+      model: config of the large model.
+      layers: number of layers of the small model.
+      source: fraction of the steps of the small model, which has a constant learning rate.
+      *stages: training of the grown model.
+      narrower: factor by which the MLPs of the small model are narrower, where it divides their
+        size. The units are then copied too, and noise breaks the symmetry of the copies without a
+        change of their sum.
     """
     sizes = model.sizes()
     small = {axis: max(1, layers * sizes[axis] // model.depth) for axis in depth(sizes)}
@@ -34,16 +45,21 @@ def deepened(
 
 
 def halves(model: Config) -> Growing:
-    """Half of the layers, and half of the units in each MLP, for 0.6 of the steps; the rate falls in the last 0.4."""
+    """Train half of the layers, and half of the units of each MLP, for a fraction 0.6 of the steps.
+
+    The learning rate decays in the last 0.4.
+    """
     return deepened(
         model, max(1, model.depth // 2), 0.6, Stage(0.4, warmup=0, schedule="linear"), narrower=2
     )
 
 
 def deep_vcycle(small: Stage, last: Stage) -> VCycle:
-    """A V-cycle in depth alone: 5 % of the steps, half of the layers under ``small``, then all, corrected, under ``last``.
+    """A V-cycle in depth only, with the correction of the large model.
 
-    Moments travel both ways, so that one schedule goes on over both.
+    The large model trains for 5 % of the steps, then a model with half of the layers trains under
+    ``small``, then the corrected large model trains under ``last``. The optimizer state is
+    transferred in both directions, so that one schedule continues across both changes.
     """
     return VCycle(
         down=(Stage(0.05),),
