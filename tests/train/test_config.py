@@ -189,7 +189,7 @@ def test_a_warm_up_longer_than_its_phase_is_said(tmp_path, path, capsys):
     load(path)  # its phases have 2, 4 and 4 steps
     assert capsys.readouterr().err == ""
     load(path, ["optim.warmup=3"])
-    said = "tiny: train large has 2 steps, but a warm-up of 3: its rate never comes to its peak\n"
+    said = "tiny: train large has 2 steps, but a warm-up of 3 steps: its learning rate never reaches the peak\n"
     assert capsys.readouterr().err == said
     load(runs.script(tmp_path, runs.experiment(tmp_path)), ["optim.warmup=8"])
     assert capsys.readouterr().err == ""

@@ -275,15 +275,16 @@ def test_growths_that_do_not_fit_a_plan_are_refused():
     for to in ((GrowTo(), GrowTo()), (GrowTo(config=DEEPER),), ()):
         with pytest.raises(
             ValueError,
-            match="every growth but the last one has a config; the last one ends at the ex",
+            match="every growth except the last one must have a config; the last one grows to the model",
         ):
             Growing(SMALL, to=to)
     with pytest.raises(
-        ValueError, match="an imported model has no moments, so moments must be 'drop', not 'exact'"
+        ValueError,
+        match="an imported model has no optimizer state, so moments must be 'drop', not 'exact'",
     ):
         Growing(SMALL, "other", (GrowTo(moments="exact"),))
     with pytest.raises(
-        ValueError, match="noise, moments and fresh are of operators, not of learned maps"
+        ValueError, match="noise, moments and fresh apply to operators, not to learned maps"
     ):
         GrowTo(by=Learned(), noise=10.0)
     Growing(

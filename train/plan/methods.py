@@ -1,4 +1,4 @@
-"""Methods: each is data, and builds a plan."""
+"""Which training methods are there? Each is a dataclass that builds a plan."""
 
 import itertools
 from dataclasses import dataclass, field, replace
@@ -34,19 +34,18 @@ from train.plan.transforms import (
     smaller,
 )
 
-LARGE = "large"  # the model that a method is for
-# the model that a growth begins from, which one may have already: tables tell its cost apart
+LARGE = "large"  # name of the target model of a method
+# Name of the source model of a growth. It may exist already, so tables show its cost separately.
 SOURCE = "small"
 
 
 @dataclass(frozen=True)
 class Scratch:
-    """One model, trained to the end of a fully decayed schedule."""
+    """One model, trained from scratch with a schedule that decays fully."""
 
     drop: LayerDrop | None = None
-    ramp: tuple[int, ...] | None = field(
-        default=None, metadata=LATER
-    )  # as of `train.plan.modifiers.Ramp`
+    # Steps of each layer, as in `train.plan.modifiers.Ramp`.
+    ramp: tuple[int, ...] | None = field(default=None, metadata=LATER)
 
     def plan(self, model: Config, optim: Optim, steps: int) -> Plan:
         modifiers = () if self.ramp is None else (Ramp(self.ramp),)
@@ -55,23 +54,21 @@ class Scratch:
 
 @dataclass(frozen=True)
 class Stage:
-    """The training of one level. What is None is as in the experiment."""
+    """The training of one model in a method. A None setting has the value of the experiment."""
 
-    steps: float  # as a fraction of the experiment's steps
-    lr: float = 1.0  # times the experiment's peak learning rate
+    steps: float  # fraction of the steps of the experiment
+    lr: float = 1.0  # factor on the peak learning rate of the experiment
     warmup: int | None = None
     floor: float | None = None
     schedule: Literal["cosine", "linear", "wsd"] | None = None
     drop: LayerDrop | None = None
     tokens: TokenDrop | None = None
     freeze: Freeze | None = None
-    rewarm: Rewarm | None = None  # of what a growth with the policy "asymmetric" has just made
-    ramp: tuple[int, ...] | None = field(
-        default=None, metadata=LATER
-    )  # as of `train.plan.modifiers.Ramp`
-    windows: int | None = field(
-        default=None, metadata=LATER
-    )  # as of `train.plan.modifiers.ShortContext`
+    rewarm: Rewarm | None = None  # for entries that a growth with the policy "asymmetric" made
+    # Steps of each layer, as in `train.plan.modifiers.Ramp`.
+    ramp: tuple[int, ...] | None = field(default=None, metadata=LATER)
+    # Number of windows, as in `train.plan.modifiers.ShortContext`.
+    windows: int | None = field(default=None, metadata=LATER)
 
     def optim(self, base: Optim) -> Optim:
         own = {
@@ -84,7 +81,7 @@ class Stage:
     def train(
         self, name: str, config: Config, base: Optim, steps: int, *modifiers: Modifier
     ) -> tuple[Phase, ...]:
-        """The phases that train the model ``name``; ``steps`` are the experiment's."""
+        """Return the phases that train ``name``; ``steps`` is the number of the experiment."""
         if self.tokens is not None:
             modifiers += (DropTokens(self.tokens),)
         if self.freeze is not None:
@@ -102,20 +99,19 @@ class Stage:
 
 @dataclass(frozen=True)
 class VCycle:
-    """Algorithm 1 of Zou et al. (ICLR 2024): down the levels, train the smallest, up again.
+    """Algorithm 1 of Zou et al. (ICLR 2024): coalesce, train the smallest model, and go up again.
 
-    ``down`` has a stage for each level that is coalesced, the large one first; ``up`` one for every
-    level, the smallest first. ``correction`` replaces the interpolation by the multigrid form
-    ``M + alpha D(s - C(M))``. A `Pruning` among the ``groupings`` leaves layers out, in place of
-    coalescing; which, is measured before.
+    ``down`` has a stage for each level that is coalesced, starting with the large model. ``up`` has
+    a stage for every level, starting with the smallest model. ``correction`` replaces the
+    interpolation by the multigrid form ``M + alpha D(s - C(M))``. A `Pruning` in ``groupings``
+    removes layers instead of coalescing them. A measurement before it selects the layers.
     """
 
     down: tuple[Stage, ...] = (Stage(0.05),)
     up: tuple[Stage, ...] = (Stage(0.5, lr=2.0), Stage(0.5))
-    groupings: tuple[Way, ...] = (
-        Grouping(),
-    )  # one a level that is coalesced, or pruned; or one for all
-    alpha: float = 0.25  # weighs the small model's part
+    # One for each level that is coalesced or pruned, or one for all of them.
+    groupings: tuple[Way, ...] = (Grouping(),)
+    alpha: float = 0.25  # weight of the small model
     correction: bool = False
     moments_down: Policy = "drop"
     moments_up: Policy = "drop"
@@ -127,7 +123,8 @@ class VCycle:
             )
         if len(self.groupings) not in (1, len(self.down)):
             raise ValueError(
-                f"groupings are one for all, or one for each of {len(self.down)} levels down, not {len(self.groupings)}"
+                f"there must be one grouping for all levels, or one for each of the {len(self.down)} levels down, "
+                f"not {len(self.groupings)}"
             )
 
     def plan(self, model: Config, optim: Optim, steps: int) -> Plan:
@@ -139,7 +136,7 @@ class VCycle:
 
         def train(level: int, stage: Stage) -> tuple[Phase, ...]:
             if level and not round(stage.steps * steps):
-                # there is nothing to train, nor to initialise: it comes from another level
+                # Without steps, a coarse level needs no phase: its model comes from another level.
                 return ()
             return stage.train(names[level], configs[level], optim, steps)
 
@@ -165,11 +162,11 @@ class VCycle:
 
 @dataclass(frozen=True)
 class Learned:
-    """LiGO: the maps are learned, on the pre-training loss, with the small model standing still."""
+    """LiGO: the maps are learned on the pre-training loss, while the small model is frozen."""
 
     ligo: LiGO = field(default_factory=LiGO)
-    steps: int = 100  # 0 is the control: the maps as they begin
-    lr: float = 1.0  # times the experiment's peak
+    steps: int = 100  # 0 is a control with the initial maps
+    lr: float = 1.0  # factor on the peak learning rate of the experiment
     warmup: int = 10
 
 
@@ -178,43 +175,43 @@ class GrowTo:
     """One growth, and the stages of training after it."""
 
     stages: tuple[Stage, ...] = (Stage(0.5),)
-    by: tuple[str, ...] | Learned = ("stack",)  # names of `jaxgrow.operators`, in turn
-    config: Config | None = None  # what it grows to; None: the experiment's model
+    by: tuple[str, ...] | Learned = ("stack",)  # names of `jaxgrow.operators`, applied in order
+    config: Config | None = None  # config of the grown model; None: the model of the experiment
     seed: int = 0
-    noise: float | None = None  # as of `train.plan.transforms.Grow`
+    noise: float | None = None  # as in `train.plan.transforms.Grow`
     moments: Policy = "drop"
-    # What is new is as at birth, in place of copies; "spectral": its matrices as of
-    # `jaxgrow.growth.symmetry.spectral`.
+    # New entries are freshly initialised instead of copied; with "spectral", new matrices have the
+    # scale of `jaxgrow.growth.symmetry.spectral`.
     fresh: bool | Literal["spectral"] = field(default=False, metadata=LATER)
-    redrawn: float = field(
-        default=0.0, metadata=LATER
-    )  # of each expert's units, the part that is drawn anew
+    # Fraction of the units of each expert that is initialised again.
+    redrawn: float = field(default=0.0, metadata=LATER)
 
     def __post_init__(self):
         if isinstance(self.by, Learned) and (
             self.noise is not None or self.moments != "drop" or self.fresh
         ):
             raise ValueError(
-                "noise, moments and fresh are of operators, not of learned maps: leave them out"
+                "noise, moments and fresh apply to operators, not to learned maps: leave them out"
             )
         if self.fresh and self.noise is not None:
             raise ValueError(
-                "noise tells copies apart, and what is fresh is no copy: leave out one of them"
+                "noise breaks the symmetry of copies, but fresh makes no copies: leave out one of them"
             )
 
 
 @dataclass(frozen=True)
 class Growing:
-    """A small model first, trained here or by an earlier run; then it grows and trains, once or several times.
+    """Train a small model first, then grow and train it, once or several times.
 
-    StackBERT, MSLT, MIDAS, G_stack, bert2BERT, LiGO, staged training and the like are values of
-    this.
+    The small model is trained in this run or in an earlier one.
+
+    StackBERT, MSLT, MIDAS, G_stack, bert2BERT, LiGO, staged training and similar methods are values
+    of this class.
     """
 
     small: Config
-    source: Stage | str = Stage(
-        0.5
-    )  # its training; or the folder of its run, as of `train.plan.transforms.Import`
+    # Training of the small model; or the folder of its run, as in `train.plan.transforms.Import`.
+    source: Stage | str = Stage(0.5)
     to: tuple[GrowTo, ...] = (GrowTo(),)
 
     def __post_init__(self):
@@ -224,12 +221,12 @@ class Growing:
             or any(t.config is None for t in self.to[:-1])
         ):
             raise ValueError(
-                "every growth but the last one has a config; the last one ends at the experiment's model"
+                "every growth except the last one must have a config; the last one grows to the model of the experiment"
             )
         if isinstance(self.source, str) and self.to[0].moments != "drop":
             moments = self.to[0].moments
             raise ValueError(
-                f"an imported model has no moments, so moments must be 'drop', not {moments!r}"
+                f"an imported model has no optimizer state, so moments must be 'drop', not {moments!r}"
             )
 
     def plan(self, model: Config, optim: Optim, steps: int) -> Plan:
@@ -238,7 +235,7 @@ class Growing:
             self.small,
             SOURCE,
         )
-        eps = 1.0  # what growths so far have multiplied that of the norms by
+        eps = 1.0  # factor by which the growths so far multiplied the epsilon of the norms
         for i, to in enumerate(self.to):
             last = i == len(self.to) - 1
             into, target = to.config or model, LARGE if last else f"grown{i + 1}"
@@ -264,9 +261,12 @@ class Growing:
 
 @dataclass(frozen=True)
 class Continue:
-    """A model that one has, trained on: grown by ``jaxgrow grow``, downloaded, or of an earlier run."""
+    """Continue the training of an existing model.
 
-    source: str  # its folder, as of `train.plan.transforms.Import`
+    The model is from ``jaxgrow grow``, a download, or an earlier run.
+    """
+
+    source: str  # folder of the model, as in `train.plan.transforms.Import`
     drop: LayerDrop | None = None
 
     def plan(self, model: Config, optim: Optim, steps: int) -> Plan:
@@ -275,43 +275,40 @@ class Continue:
 
 @dataclass(frozen=True)
 class FineTune:
-    """A model that one has, trained on a task."""
+    """Train an existing model on a task."""
 
-    source: str  # its folder, as of `train.plan.transforms.Import`
-    new_head: bool = (
-        True  # or it has the task's already: it was fine-tuned, and perhaps grown since
-    )
-    length: int | None = None  # positions of a sample; None: as many as the model has
+    source: str  # folder of the model, as in `train.plan.transforms.Import`
+    # Whether to initialise a new head. False: the model already has the head of the task from an
+    # earlier fine-tuning, perhaps grown in between.
+    new_head: bool = True
+    length: int | None = None  # positions of a sample; None: the context length of the model
     drop: LayerDrop | None = None
     freeze: Freeze | None = None
-    lora: LoRA | None = (
-        None  # trains beside the head, in place of the body; merged into it at the end
-    )
-    adapter: Adapter | None = field(
-        default=None, metadata=LATER
-    )  # so does this; the model has it then
-    # Files of adapters that runs left: one to go on from, or several that are fused.
+    # Trained with the head while the body is frozen, and merged into the body at the end.
+    lora: LoRA | None = None
+    # Trained with the head while the body is frozen, and then part of the model.
+    adapter: Adapter | None = field(default=None, metadata=LATER)
+    # Adapter files of earlier runs: one to continue from, or several to fuse.
     saved: tuple[str, ...] = field(default=(), metadata=LATER)
-    dropout: float = field(default=0.0, metadata=LATER)  # as of `train.plan.dropout`
-    best: Best | None = field(
-        default=None, metadata=LATER
-    )  # keep the best evaluation; None: the last one
+    dropout: float = field(default=0.0, metadata=LATER)  # rate, as in `train.plan.dropout`
+    # Keep the best evaluation; None: keep the last one.
+    best: Best | None = field(default=None, metadata=LATER)
 
     def __post_init__(self):
         if self.best is not None and self.drop is not None and self.drop.sensitivity is not None:
             raise ValueError(
-                "best is not supported together with sensitivities, which divide the training otherwise"
+                "best is not supported together with sensitivities, because both split the training"
             )
         given = [name for name in ("lora", "adapter", "freeze") if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(
-                f"with a LoRA or an adapter nothing else of the body trains: leave out {', or '.join(reversed(given))}"
+                f"a LoRA or an adapter freezes the rest of the body: leave out {', or '.join(reversed(given))}"
             )
 
     def plan(self, model: Config, optim: Optim, steps: int) -> Plan:
         if optim.base is not None:
             raise ValueError(
-                "a base is of pre-training, and says nothing of a fresh head or an adapter: leave optim.base out"
+                "optim.base is for pre-training, and does not apply to a new head or an adapter: leave optim.base out"
             )
         held: tuple[Modifier, ...] = () if self.freeze is None else (Hold(self.freeze),)
         held += (DropUnits(self.dropout),) if self.dropout else ()
@@ -324,7 +321,7 @@ class FineTune:
 
 
 def _with_best(trained: tuple[Phase, ...], best: Best) -> tuple[Phase, ...]:
-    """One training, cut where it is evaluated."""
+    """Split one training at its evaluations."""
     (phase,) = trained
     assert isinstance(phase, Train)
     parts = min(best.evaluations or 1, max(1, phase.steps))
@@ -338,13 +335,16 @@ def _with_best(trained: tuple[Phase, ...], best: Best) -> tuple[Phase, ...]:
 
 @dataclass(frozen=True)
 class Inherit:
-    """Knowledge inheritance (Qin et al., NAACL 2022): the large model from scratch, taught by a small one at first."""
+    """Knowledge inheritance (Qin et al., NAACL 2022).
+
+    The large model is trained from scratch. In the first steps a small model is its teacher.
+    """
 
     small: Config
     source: Stage | str = Stage(0.5)
     stage: Stage = Stage(1.0)
     temperature: float = 2.0
-    fraction: float = 0.44  # of the stage's steps
+    fraction: float = 0.44  # fraction of the steps of the stage that have a teacher
 
     def plan(self, model: Config, optim: Optim, steps: int) -> Plan:
         teacher = Teacher(SOURCE, self.temperature, self.fraction)

@@ -1,4 +1,4 @@
-"""Phases that train a model, and the one that measures its layers in between."""
+"""Which phases train a model, and which one measures its layers in between?"""
 
 import itertools
 import math
@@ -26,19 +26,19 @@ from train.plan.phase import Context, Models, Phase
 
 @dataclass(frozen=True)
 class Train(Phase):
-    """Trains the model ``name``; a model that does not exist yet is initialised from ``config``."""
+    """Trains the model ``name``. A model that does not exist yet is initialised from ``config``."""
 
     name: str
-    steps: int  # that its schedules are made for
+    steps: int  # total steps of the schedules
     optim: Optim
     config: Config
-    modifiers: tuple[Modifier, ...] = ()  # what it adds to plain training
-    begin: int = 0  # the part of the steps that this phase runs: begin .. end - 1
+    modifiers: tuple[Modifier, ...] = ()  # additions to plain training
+    begin: int = 0  # this phase runs the steps begin .. end - 1
     until: int | None = None
-    positions: int | None = None  # of a sample; None: as many as the model has
+    positions: int | None = None  # of a sample; None: the context length of the model
 
     def __post_init__(self):
-        if self.optim.base is not None:  # the multipliers must exist
+        if self.optim.base is not None:  # raises an error if the multipliers do not exist
             multipliers(self.config.axes(), self.config.sizes(), self.optim.base.sizes())
         for modifier in self.modifiers:
             modifier.check(self)
@@ -65,15 +65,15 @@ class Train(Phase):
 
     @property
     def length(self) -> int:
-        """Positions of a sample."""
+        """Number of positions of a sample."""
         return self.positions or self.config.length
 
     @property
     def window(self) -> int:
-        """Positions that attention is over."""
+        """Number of positions that attention covers."""
         return self.length // math.prod(m.windows for m in self.modifiers)
 
-    @cached_property  # every step asks
+    @cached_property  # every step reads it
     def _savings(self) -> dict[str, Any]:
         return {
             name: value for m in self.modifiers for name, value in m.savings(self.config).items()
@@ -81,7 +81,7 @@ class Train(Phase):
 
     @cached_property
     def fixed_flops(self) -> float:
-        """Of a step besides, whatever its batch: Muon's products. AdamW's update has none."""
+        """FLOPs of each step that do not depend on the batch: those of Muon's update; 0 for AdamW."""
         return (
             muon.flops(self.config.axes(), self.config.sizes())
             if self.optim.name == "muon"
@@ -89,14 +89,20 @@ class Train(Phase):
         )
 
     def flops(self, tokens: int, layers: float | None = None, at_once: int | None = None) -> float:
-        """Of a step, without what modifiers compute besides; ``at_once``: as of `jaxgrow.flops.forward`."""
+        """FLOPs of a step, without the additional computations of modifiers.
+
+        Args:
+          tokens: number of tokens in the batch.
+          layers: number of layers that run; None: all.
+          at_once: as for `jaxgrow.flops.forward`.
+        """
         return flops.train(
             self.config, tokens, self.window, layers, at_once=at_once, **self._savings
         )
 
     @cached_property
     def token_cost(self) -> float:
-        """FLOPs a token, expected: those of the layers kept on average."""
+        """Expected FLOPs for each token, with the average number of layers that are kept."""
         layers = [n for m in self.modifiers if (n := m.layers(self)) is not None]
         return self.flops(1, layers[0] if layers else None)
 
@@ -109,12 +115,12 @@ class Train(Phase):
         steps, warmup = self.steps, self.optim.warmup
         if 0 < steps < warmup:
             return [
-                f"{self.label} has {steps} steps, but a warm-up of {warmup}: its rate never comes to its peak"
+                f"{self.label} has {steps} steps, but a warm-up of {warmup} steps: its learning rate never reaches the peak"
             ]
         return []
 
     def start(self, models: Models, tx: optax.GradientTransformation, key: jax.Array) -> Model:
-        """The model that the phase begins with, complete with optimizer state."""
+        """Return the model at the start of the phase, with its optimizer state."""
         model = models.get(self.name)
         params = initial(self.config, key, self.optim.base) if model is None else model.params
         opt = tx.init(params) if model is None or model.opt is None else model.opt
@@ -124,9 +130,10 @@ class Train(Phase):
         return self.start(models, tx, jax.random.key(0))
 
     def born(self, context: Context) -> Model:
-        """The model before the first step."""
-        # What the steps are is no matter before them: phases that start alike share a program.
-        alike = replace(
+        """Return the model before the first step, by a compiled program."""
+        # The initial model does not depend on the steps, so that phases with the same start share a
+        # program.
+        initial_phase = replace(
             self,
             steps=0,
             optim=Optim(base=self.optim.base),
@@ -135,10 +142,12 @@ class Train(Phase):
             until=None,
             positions=None,
         )
-        return context.compute(alike, _born, context.models, context.key, *self.given(context))[0]
+        return context.compute(
+            initial_phase, _born, context.models, context.key, *self.given(context)
+        )[0]
 
     def given(self, context: Context) -> tuple[Any, ...]:
-        """What `start` takes besides."""
+        """Additional arguments of `start`."""
         return ()
 
     def run(self, context: Context) -> Model:
@@ -149,20 +158,21 @@ class Train(Phase):
 def _born(
     phase: Train, tx: optax.GradientTransformation, models: Models, key: jax.Array, *given: Any
 ) -> Model:
-    """Shares no memory with ``models``, for the step takes its own."""
+    """Return a model that shares no memory with ``models``, because the step donates its input."""
     return jax.tree.map(jnp.copy, phase.start(models, tx, key, *given))
 
 
 @dataclass(frozen=True)
 class Measure(Phase):
-    """How much each layer of the model ``name`` matters, on held-out text: to the loss
-    (`jaxgrow.layerdrop.sensitivity`), or to the residual stream
-    (`jaxgrow.models.importance.influence`).
+    """Measures how much each layer of the model ``name`` matters, on data that is not trained on.
+
+    The measure is the effect on the loss (`jaxgrow.layerdrop.sensitivity`), or on the residual
+    stream (`jaxgrow.models.importance.influence`).
     """
 
     name: str
     sensitivity: Sensitivity
-    positions: int | None = None  # of a sample; None: as many as the model has
+    positions: int | None = None  # of a sample; None: the context length of the model
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -177,7 +187,7 @@ class Measure(Phase):
         return self.sensitivity.batches
 
     def measure(self, model: Model, held_out: Any) -> Model:
-        """``model``, with its layers' sensitivities on the micro-batches ``held_out``."""
+        """Return ``model`` with the sensitivities of its layers on ``held_out`` micro-batches."""
 
         def at(kept, batch):
             return loss(model, batch, kept)
@@ -191,7 +201,11 @@ class Measure(Phase):
         return replace(model, sensitivity=sensitivity(at, model.config.depth, held_out, kind))
 
     def flops(self, config: Config, samples: int) -> float:
-        """A skipped layer costs nothing, and the slope at a layer's gate needs no gradient of weights."""
+        """FLOPs of the measurement of ``samples`` samples.
+
+        A skipped layer costs nothing, and the gradient for the keep mask of a layer does not need
+        the gradients of the weights.
+        """
         length, layers = self.positions or config.length, config.depth
         whole = flops.forward(config, samples * length, length)
         if self.sensitivity.kind == "influence":
@@ -232,9 +246,10 @@ def training(
     positions: int | None = None,
     kind: Callable[..., Train] = Train,
 ) -> tuple[Phase, ...]:
-    """The phases of one training, each a ``kind`` of `Train`.
+    """Return the phases of one training, each of the class ``kind``.
 
-    With sensitivities, SBLD's Algorithm 2: all layers, measure, drop, and again if asked to.
+    With sensitivities, this is Algorithm 2 of SBLD: train all layers, measure, drop layers, and
+    measure again at regular intervals if ``every`` is set.
     """
 
     def train(*modifiers: Modifier, begin: int = 0, until: int | None = None) -> Train:
