@@ -139,9 +139,7 @@ def test_no_token_sees_a_later_one(forward, place):
 
 
 def test_dropping_tokens_and_layers_together_is_refused():
-    says = (
-        "layers are dropped from a whole stack: not together with token dropping or frozen layers"
-    )
+    says = "layer dropping is not supported together with token dropping or frozen layers"
     for other in (DropTokens(DROP), Hold(Freeze((0,)))):
         with pytest.raises(ValueError, match=says):
             Train("large", 8, Optim(), CONFIG, (other, DropLayers(LayerDrop())))

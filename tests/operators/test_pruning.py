@@ -857,7 +857,7 @@ def test_a_swin_goes_down_by_pruning_and_comes_back():
     chex.assert_trees_all_equal(correction.run(bench).params, params)
     with pytest.raises(
         ValueError,
-        match=r"layers=2 is of a model of 1 stages, but this one has 2, of \(4, 3\) layers",
+        match=r"layers=2 is for a model with 1 stages, but this one has 2, with \(4, 3\) layers",
     ):
         VCycle(groupings=(Pruning(2),)).plan(SWIN, Optim(), 9)
     with pytest.raises(

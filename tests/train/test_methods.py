@@ -216,7 +216,7 @@ def test_the_seed_is_that_of_random_operators():
 @pytest.mark.parametrize(
     ("by", "small", "says"),
     [
-        (("fpi", "stck"), SMALL, "there is no operator 'stck', only aki, .*, stack, "),
+        (("fpi", "stck"), SMALL, "there is no operator 'stck'; the operators are aki, .*, stack, "),
         (("fpi",), SMALL, "axis 'layers': fpi grows embed, heads, mlp"),
         (("stack", "fpi"), replace(SMALL, vocab=128), "axis 'vocab': fpi grows embed, heads, mlp"),
         (
@@ -229,7 +229,7 @@ def test_the_seed_is_that_of_random_operators():
             replace(SMALL, mlp=32),
             "axis 'mlp': fpi cannot reduce the size from 32 to 16",
         ),
-        ((), DEEPER, "do not reach {'embed': 8, 'heads': 2, 'mlp': 16}"),
+        ((), DEEPER, "do not reach the sizes {'embed': 8, 'heads': 2, 'mlp': 16}"),
     ],
 )
 def test_what_operators_cannot_reach_is_refused_by_name(by, small, says):

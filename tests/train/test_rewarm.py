@@ -60,7 +60,7 @@ def test_the_learning_rate_peaks_and_ends_at_the_floor(schedule, peak, steps, fl
 
 
 def test_a_warmup_of_the_whole_model_is_refused_beside_it():
-    says = "what is new warms up again by itself: set warmup to 0, not 100"
+    says = "rewarm is the warm-up of the new entries: set warmup to 0, not 100"
     with pytest.raises(ValueError, match=says):
         Train("large", 8, Optim(), runs.LARGE, modifiers=(Rewarm(),))
     with pytest.raises(ValueError, match=says):

@@ -1,9 +1,11 @@
-"""What a phase of training adds to its steps: dropping layers or tokens, freezing, a teacher, a second warm-up.
+"""How does a phase change its training steps?
 
-Each is one class with two halves. On the host, `Modifier.begin` tells what every step is given, and
-what that costs. Within the step, a pure function of one device, the other methods change the
-model's call, the objective, the learning rates, or what the update may move. By default each
-changes nothing; a new one is a class here, or beside the method that needs it.
+Modifiers drop layers or tokens, freeze parameters, add a teacher, or warm up again. Each modifier
+is one class with two parts. On the host, `Modifier.begin` provides the inputs of every step and
+their cost. Within the step, which is a pure function on each device, the other methods change the
+call of the model, the objective, the learning rates, or the parameters that the update may change.
+By default, each method changes nothing. A new modifier is a class in this file, or in the file of
+the method that needs it.
 """
 
 import math
@@ -41,109 +43,129 @@ if TYPE_CHECKING:
 
 
 class Setting(NamedTuple):
-    """What a run knows when a phase of training begins, or goes on."""
+    """The state of a run when a phase of training begins or continues."""
 
     models: Mapping[str, Model]
-    first: int  # the step that comes first
-    samples: int  # of a batch
-    accumulate: int  # micro-batches of a step
+    first: int  # number of the first step
+    samples: int  # number of samples in a batch
+    accumulate: int  # number of micro-batches in a step
     seed: int
-    devices: int = 1  # among which a batch is divided
+    devices: int = 1  # number of devices that share a batch
 
     def at_once(self, tokens: int) -> int:
-        """How many of a batch's tokens a device computes at once."""
+        """Return how many of the tokens of a batch a device computes at once."""
         return tokens // (self.accumulate * self.devices)
 
 
 @dataclass(frozen=True)
 class Given:
-    """What a modifier gives to one step, on the host."""
+    """What a modifier provides to one step, on the host."""
 
-    inputs: Any = None  # arrays, the same on all devices; None where the step does without it
-    layers: float | None = None  # how many the step runs; None: all
-    flops: float = 0.0  # besides those of the model's own step
-    log: dict[str, Any] = field(default_factory=dict)  # beside the loss
+    # arrays, the same on all devices; None: the modifier is inactive in the step
+    inputs: Any = None
+    layers: float | None = None  # number of layers that the step runs; None: all
+    flops: float = 0.0  # in addition to the FLOPs of the step of the model
+    log: dict[str, Any] = field(default_factory=dict)  # logged in addition to the loss
 
 
 NOTHING = Given()
 
 
 class Micro(NamedTuple):
-    """A micro-batch, or one device's part of it."""
+    """A micro-batch, or the part of it on one device."""
 
     number: Any
-    key: jax.Array  # of this step
-    rows: jax.Array  # its samples, by their places in the batch of the step
+    key: jax.Array  # random key of the step
+    rows: jax.Array  # indices of its samples in the batch of the step
 
 
 @dataclass(frozen=True)
 class Modifier:
-    """Adds nothing. ``given`` below is the ``inputs`` of what `begin` gave the step."""
+    """Base class that changes nothing.
+
+    The argument ``given`` of the methods below is the attribute ``inputs`` of the `Given` that
+    `begin` provided for the step.
+    """
 
     # --- on the host ---
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Other models that it needs in every step."""
+        """Other models that the modifier needs in every step."""
         return ()
 
     def check(self, phase: "Train") -> None:
-        """Raises:
-        ValueError: it does not fit the phase.
+        """Check that the modifier fits the phase.
+
+        Raises:
+          ValueError: it does not fit.
         """
 
     def savings(self, config: Config) -> dict[str, Any]:
-        """Options of `jaxgrow.flops.train`: what every step saves."""
+        """Options of `jaxgrow.flops.train` for the computation that every step saves."""
         return {}
 
     def layers(self, phase: "Train") -> float | None:
-        """How many layers a step runs on average; None: all."""
+        """Average number of layers that a step runs; None: all."""
         return None
 
     @property
     def windows(self) -> int:
-        """How many every sample is cut into."""
+        """Number of windows into which every sample is cut."""
         return 1
 
     def notes(self, model: Model) -> dict[str, Any]:
-        """What checkpoints say of it, as JSON."""
+        """JSON values that checkpoints record about the modifier."""
         return {}
 
     def begin(self, phase: "Train", model: Model, setting: Setting) -> Callable[[int], Given]:
-        """What each step is given, by its number."""
+        """Return a function from the number of a step to what the step is given."""
         return lambda step: NOTHING
 
     def program(self) -> "Modifier":
-        """Itself, but for what only its inputs depend on: those that are equal so share one compiled step."""
+        """Return the modifier without the settings that affect only its inputs.
+
+        Phases whose modifiers have equal programs share one compiled step.
+        """
         return self
 
     # --- within the step ---
 
-    reads_logits: ClassVar[bool] = (
-        False  # its `objective` is of the logits, which must then be whole
-    )
+    # Whether `objective` reads the logits, which must then be computed completely.
+    reads_logits: ClassVar[bool] = False
 
     def options(self, given: Any, micro: Micro, config: Config) -> dict[str, Any]:
-        """Options of the model's call."""
+        """Options for the call of the model."""
         return {}
 
     def objective(self, value: jax.Array, output: jax.Array, inputs: Any, given: Any) -> jax.Array:
-        """What is minimised, where ``value`` would be without it; asked only if it reads the logits, ``output``."""
+        """Return the objective to minimise.
+
+        This method is called only if `reads_logits` is True.
+
+        Args:
+          value: the objective without this modifier.
+          output: the logits of the model.
+          inputs: the inputs of the model.
+          given: the inputs of the step.
+        """
         return value
 
     def rates(self, rates: Tree, opt: Any, given: Any) -> Tree:
-        """The learning rate of every parameter."""
+        """Return the learning rate of every parameter."""
         return rates
 
     def hold(self, before: Model, after: Model, given: Any) -> Model:
-        """``after`` the update, but as ``before`` where it must not move anything."""
+        """Return ``after``, with the values of ``before`` where the update must not change them."""
         return after
 
 
 @dataclass(frozen=True)
 class DropLayers(Modifier):
-    """Each step runs some of the layers. Those that did not run are still moved by momentum and
-    decay, by a gradient of zero, unless the `LayerDrop` says otherwise.
+    """Each step runs only some of the layers.
+
+    Momentum and weight decay still update the layers that did not run, as for a gradient of zero,
+    unless the `LayerDrop` has another setting.
     """
 
     drop: LayerDrop
@@ -151,7 +173,7 @@ class DropLayers(Modifier):
     def check(self, phase: "Train") -> None:
         if any(m.savings(phase.config) for m in phase.modifiers):
             raise ValueError(
-                "layers are dropped from a whole stack: not together with token dropping or frozen layers"
+                "layer dropping is not supported together with token dropping or frozen layers"
             )
 
     def layers(self, phase: "Train") -> float:
@@ -189,10 +211,10 @@ class DropLayers(Modifier):
         return _held(before, after, ~_ran(given, before.config.depths), Freeze(below=False))
 
 
-LOOKED_AT = 100  # steps of a phase, evenly, whose mean stands for all
+LOOKED_AT = 100  # number of evenly spaced steps that estimate the mean of a phase
 
 
-@cache  # or a copy of a run would compile this again
+@cache  # so that a copy of a run does not compile this again
 def _kept_on_average(
     drop: LayerDrop,
     weights: tuple[float, ...],
@@ -201,14 +223,15 @@ def _kept_on_average(
     end: int,
     steps: int,
 ) -> float:
-    """The layers of a step of `cond`, which runs the kept ones."""
+    """Return the average number of layers with `cond`, which runs only the kept layers."""
     return float(_expected(drop, weights, steps)(np.linspace(begin + 1, end, LOOKED_AT)).mean())
 
 
 @cache
 def _expected(drop: LayerDrop, weights: tuple[float, ...], steps: int) -> Callable:
     cost = np.array(weights, np.float32)
-    any_sensitivity = np.zeros(len(cost), np.float32)  # every one gives the same mean, where it can
+    # the mean does not depend on the sensitivities
+    any_sensitivity = np.zeros(len(cost), np.float32)
     return jax.jit(
         jax.vmap(lambda t: (schedule(drop, len(cost), t, steps, any_sensitivity) * cost).sum())
     )
@@ -223,11 +246,10 @@ def _run_on_average(
     end: int,
     steps: int,
 ) -> float:
-    """The layers of a step that gathers, whose program may run more than the kept ones."""
+    """Return the average number of layers with gathering, which may run more than the kept ones."""
     any_sensitivity = np.zeros(len(weights), np.float32)
-    costs = [
-        part.mean() for part in np.split(np.array(weights), np.cumsum(depths)[:-1])
-    ]  # alike within a stage
+    # All layers of a stage have the same cost.
+    costs = [part.mean() for part in np.split(np.array(weights), np.cumsum(depths)[:-1])]
     counts = program_counts(drop, depths, steps, any_sensitivity, costs)
     times = np.linspace(begin + 1, end, LOOKED_AT)
     odds = program_odds(drop, depths, steps, times, counts, any_sensitivity)
@@ -235,20 +257,25 @@ def _run_on_average(
 
 
 def _ran(kept: Kept, depths: tuple[int, ...]) -> jax.Array:
-    """The layers that some micro-batch kept, bool [layers], of ``depths`` in each stage."""
+    """Return the layers that at least one micro-batch kept, as bool [layers].
+
+    Args:
+      kept: the keep masks of the step.
+      depths: the number of layers of each stage.
+    """
     stages = kept.layers if isinstance(kept.layers, tuple) else (kept.layers,)
     if stages[0].dtype == bool:
         return stages[0].reshape(-1, sum(depths)).any(0)
     run = [jax.nn.one_hot(x, n, dtype=bool).any(-2) for n, x in zip(depths, stages, strict=True)]
     run = jnp.concatenate(run, -1)
-    if kept.scale is not None:  # zero: a dropped layer that runs as padding
+    if kept.scale is not None:  # a scale of 0 marks a dropped layer that runs as padding
         run = run & (kept.scale > 0)
     return run.reshape(-1, sum(depths)).any(0)
 
 
 @dataclass(frozen=True)
 class DropTokens(Modifier):
-    """Some tokens go around the layers in the middle."""
+    """Some tokens skip the middle layers."""
 
     drop: TokenDrop
 
@@ -265,7 +292,7 @@ class DropTokens(Modifier):
 
 @dataclass(frozen=True)
 class Hold(Modifier):
-    """Parts of the model do not train; below the first layer that does, no backward pass runs."""
+    """Parts of the model are frozen. No backward pass runs below the first trainable layer."""
 
     freeze: Freeze
 
@@ -284,7 +311,14 @@ class Hold(Modifier):
 
 
 def _held(before: Model, after: Model, layers: Any, freeze: Freeze) -> Model:
-    """``layers`` (bool), and other leaves as ``freeze`` names them, with their moments."""
+    """Restore frozen parameters and their optimizer state after an update.
+
+    Args:
+      before: the model before the update.
+      after: the model after the update.
+      layers: whether each layer is frozen, bool [layers].
+      freeze: the other parameters that are frozen.
+    """
     old, new, axes = (before.params, before.opt), (after.params, after.opt), before.axes
     params, opt = hold(old, new, layers, before.params, axes, freeze.paths, freeze.below)
     return replace(after, params=params, opt=opt)
@@ -292,17 +326,18 @@ def _held(before: Model, after: Model, layers: Any, freeze: Freeze) -> Model:
 
 @dataclass(frozen=True)
 class Teacher(Modifier):
-    """Knowledge inheritance (Qin et al., NAACL 2022): what the model ``name`` predicts is a target too, at first the only one.
+    """Knowledge inheritance (Qin et al., NAACL 2022): the model ``name`` is a teacher.
 
-    ``(1 - r) cross-entropy + r T^2 KL(teacher || student)``, both softened by the temperature T,
-    with r falling from 1 to 0 in a straight line over the first ``fraction`` of the steps.
+    ``(1 - r) cross-entropy + r T^2 KL(teacher || student)``, where the temperature T softens both
+    distributions, and r falls linearly from 1 to 0 over the first ``fraction`` of the steps. At the
+    first step, the predictions of the teacher are therefore the only target.
     """
 
     reads_logits: ClassVar[bool] = True
 
     name: str
     temperature: float = 2.0
-    fraction: float = 0.44  # the published example's 55 of 125 thousand steps
+    fraction: float = 0.44  # as in the published example: 55 of 125 thousand steps
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -328,31 +363,36 @@ class Teacher(Modifier):
         if given is None:
             return value
         teacher, weight = given
-        lesson = divergence(
+        distillation = divergence(
             output, jax.lax.stop_gradient(logits(teacher, inputs)), self.temperature
         )
-        return (1 - weight) * value + weight * lesson
+        return (1 - weight) * value + weight * distillation
 
 
 def divergence(student_BTV: jax.Array, teacher_BTV: jax.Array, temperature: float) -> jax.Array:
-    """``T^2 KL(p_teacher || p_student)`` at temperature T, the mean over tokens (Knowledge Inheritance, Qin et al., 2022)."""
+    """Return ``T^2 KL(p_teacher || p_student)`` at temperature T, averaged over tokens.
+
+    References:
+      Qin et al. (NAACL 2022), Knowledge Inheritance.
+    """
     log_p, log_q = (jax.nn.log_softmax(x / temperature) for x in (teacher_BTV, student_BTV))
     return temperature**2 * (jnp.exp(log_p) * (log_p - log_q)).sum(-1).mean()
 
 
 @dataclass(frozen=True)
 class Rewarm(Modifier):
-    """A second warm-up for the entries that a growth made, while the old ones keep their schedule (SPARKLING, 2026).
+    """A second warm-up for new entries, while the old entries keep their schedule.
 
-    From the phase's first learning rate to ``peak`` times it over ``steps`` steps, then by a cosine
-    to the phase's floor.
+    This is SPARKLING (2026). New entries are those that a growth made. Their learning rate rises from the first learning rate
+    of the phase to ``peak`` times this rate over ``steps`` steps, and then falls along a cosine to
+    the floor of the phase.
     """
 
     peak: float = 1.3
     steps: int = 250
 
     def rate(self, optim: Optim, steps: int, step: int) -> float:
-        """The learning rate of the new entries at ``step`` of a phase of ``steps``."""
+        """Return the learning rate of the new entries at ``step`` of a phase of ``steps`` steps."""
         start, floor = learning_rate(optim, steps, 0), optim.floor * optim.peak_lr
         top = self.peak * start
         if step < self.steps:
@@ -363,17 +403,16 @@ class Rewarm(Modifier):
     def check(self, phase: "Train") -> None:
         if phase.optim.name != "adamw":
             raise ValueError(
-                f"a second warm-up goes by the age of Adam's moments: set optim.name to adamw, not {phase.optim.name}"
+                f"rewarm uses the age of the moments of Adam: set optim.name to adamw, not {phase.optim.name}"
             )
         if phase.optim.warmup:
             raise ValueError(
-                f"what is new warms up again by itself: set warmup to 0, not {phase.optim.warmup}"
+                f"rewarm is the warm-up of the new entries: set warmup to 0, not {phase.optim.warmup}"
             )
 
     def begin(self, phase: "Train", model: Model, setting: Setting) -> Callable[[int], Given]:
-        birth = (
-            clock(model.opt).count - setting.first
-        )  # Adam's count at step 0: what is new is as old as that, or younger
+        # Adam's count at step 0. New entries were made at this count or later.
+        birth = clock(model.opt).count - setting.first
         return lambda step: Given((np.float32(self.rate(phase.optim, phase.steps, step)), birth))
 
     def program(self) -> "Rewarm":
@@ -388,33 +427,35 @@ class Rewarm(Modifier):
 
 @dataclass(frozen=True)
 class Ramp(Modifier):
-    """Residual branches come in by and by: at step t, from 0, layer l adds ``a F(x)`` with ``a = min(1, t / steps[l])``.
+    """Residual branches are ramped up gradually.
 
-    With ``steps = (T, 2 T, .., L T)``, ProRes (2026): below settles first. With 0 for the layers
-    that were there and T for those that a growth made, the model that trains is the old one when it
-    is born, and all of it trains. No step costs more or less. Validation is of the model as it is,
-    with whole branches.
+    At step t (from 0), layer l adds ``a F(x)`` with ``a = min(1, t / steps[l])``.
+
+    ``steps = (T, 2 T, .., L T)`` is ProRes (2026): the lower layers settle first. With 0 for old
+    layers and T for layers that a growth made, the grown model computes the function of the old
+    model at its first step, and all of its layers are trained. The cost of a step does not change.
+    Validation uses the model without the ramp, that is, with complete branches.
     """
 
-    steps: tuple[int, ...]  # of each layer; 0: whole from the first step on
+    steps: tuple[int, ...]  # for each layer; 0: complete from the first step on
 
     def check(self, phase: "Train") -> None:
         if len(self.steps) != phase.config.depth or min(self.steps) < 0:
             raise ValueError(
-                f"a ramp has a number of steps for each of {phase.config.depth} layers, not {self.steps}"
+                f"ramp must have a number of steps, 0 or more, for each of {phase.config.depth} layers, but is {self.steps}"
             )
         if any(isinstance(m, DropLayers) or m.savings(phase.config) for m in phase.modifiers):
             raise ValueError(
-                "a ramp is of a whole stack: not together with dropped layers or tokens, or frozen layers"
+                "ramp is not supported together with dropped layers or tokens, or frozen layers"
             )
 
     def begin(self, phase: "Train", model: Model, setting: Setting) -> Callable[[int], Given]:
-        whole = np.asarray(self.steps, np.float32)
+        ends = np.asarray(self.steps, np.float32)
 
         def given(step: int) -> Given:
             if step >= max(self.steps):
                 return NOTHING
-            share = np.divide(step, whole, out=np.ones_like(whole), where=whole > step)
+            share = np.divide(step, ends, out=np.ones_like(ends), where=ends > step)
             return Given(Kept(None, share, "sublayer"))
 
         return given
@@ -428,10 +469,12 @@ class Ramp(Modifier):
 
 @dataclass(frozen=True)
 class ShortContext(Modifier):
-    """Every sample is cut into windows that do not see each other: short contexts first (SkyLadder; Zhu et al., 2025).
+    """Cuts every sample into independent windows, to train with short contexts first.
 
-    A step has as many tokens, in the same order, and attention over fewer of them. Validation has
-    the whole context.
+    This is SkyLadder (Zhu et al., 2025).
+
+    A step has the same tokens in the same order, but each token attends to fewer of them.
+    Validation uses the complete context.
     """
 
     parts: int
@@ -443,14 +486,12 @@ class ShortContext(Modifier):
     def check(self, phase: "Train") -> None:
         if not phase.config.causal or phase.config.predicts != "tokens":
             raise ValueError(
-                f"a short context is for a decoder that is pre-trained on text, not for a {type(phase.config).__name__} that "
-                f"predicts {phase.config.predicts}"
+                f"a short context is only supported for decoders that are pre-trained on text, not for a "
+                f"{type(phase.config).__name__} that predicts {phase.config.predicts}"
             )
         if self.parts < 1 or phase.length % self.parts:
             raise ValueError(
                 f"a context of {phase.length} tokens cannot be cut into {self.parts} equal windows"
             )
         if any(isinstance(m, DropTokens) for m in phase.modifiers):
-            raise ValueError(
-                "tokens are dropped from whole samples: not together with a short context"
-            )
+            raise ValueError("token dropping is not supported together with a short context")

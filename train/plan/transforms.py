@@ -1,4 +1,7 @@
-"""Phases that make a model from earlier ones: coalescing, de-coalescing, interpolating, growing, importing."""
+"""Which phases make a model from earlier ones?
+
+They coalesce, de-coalesce, interpolate, grow or import models.
+"""
 
 import inspect
 from dataclasses import asdict, dataclass, replace
@@ -25,7 +28,7 @@ from train.plan.phase import Context, Models, Phase
 
 
 class Transform(Phase):
-    """A phase that computes its model from others at once."""
+    """A phase that computes its model from other models in one operation."""
 
     def apply(self, models: Models, tx: optax.GradientTransformation) -> Model:
         raise NotImplementedError
@@ -46,17 +49,20 @@ def _applied(phase: Transform, tx: optax.GradientTransformation, models: Models)
 
 @dataclass(frozen=True)
 class Grouping:
-    """Which heads, MLP units and layers of a model are one unit of the next smaller one (`jaxgrow.operators.coalesce`)."""
+    """How heads, MLP units and layers are grouped into the units of the next smaller model.
+
+    See `jaxgrow.operators.coalesce`.
+    """
 
     heads: Groups | None = "far"
     mlp: Groups | None = None
     layers: Groups | None = "adjacent"
-    tied: Literal["norm", "paper"] = (
-        "norm"  # what a tied head does with the 1/k: exact, or as in the published code
-    )
+    # Where the factor 1/k of a tied head is applied: "norm" is exact, "paper" is the published
+    # code.
+    tied: Literal["norm", "paper"] = "norm"
 
     def up(self, large: Config) -> Growth:
-        """From the small model to the large one; its `swap` is the way down."""
+        """Return the growth from the small model to the large one; its `swap` is the way down."""
         kinds = large.layer_kinds
         return decoalesce(
             large.sizes(), heads=self.heads, mlp=self.mlp, layers=self.layers, kinds=kinds
@@ -66,38 +72,38 @@ class Grouping:
         return config.paper_axes() if self.tied == "paper" else config.axes()
 
     def measured(self, large: Model) -> "Grouping":
-        """As it is for this model."""
+        """Return this grouping, which does not depend on measurements of the model."""
         return self
 
 
 @dataclass(frozen=True)
 class Pruning:
-    """In place of a `Grouping`: the small model has the layers that matter most, as they are (`jaxgrow.operators.keep`).
+    """An alternative to `Grouping`: the small model has the most important layers, unchanged.
 
-    On the way up the others are as they were, by `Correct`; their moments begin anew
-    (``moments_up="asymmetric"``).
+    See `jaxgrow.operators.keep`. On the way up, `Correct` leaves the other layers as they were.
+    With ``moments_up="asymmetric"`` their optimizer state starts from zero.
     """
 
-    layers: int | tuple[int, ...]  # that stay; in each stage
-    by: Literal["influence", "loss_delta", "taylor"] = (
-        "influence"  # how they are measured: a kind of `Sensitivity`
-    )
-    batches: int = 8  # held-out micro-batches that they are measured on
-    kept: tuple[int, ...] | None = (
-        None  # which stay, counted from the input on; None: those of the greatest measure
-    )
+    layers: int | tuple[int, ...]  # number of layers that are kept (in each stage)
+    # How the importance of layers is measured: a kind of `Sensitivity`.
+    by: Literal["influence", "loss_delta", "taylor"] = "influence"
+    batches: int = 8  # number of micro-batches, outside training, for the measurement
+    # Indices of the layers that are kept, from the input on; None: the most important layers.
+    kept: tuple[int, ...] | None = None
 
     def __post_init__(self):
         if self.kept is not None and len(self.kept) != sum(self.depths):
-            raise ValueError(f"{self.layers} layers stay, but kept names {self.kept}")
+            raise ValueError(
+                f"{self.layers} layers are to be kept, but kept has the layers {self.kept}"
+            )
 
     @property
     def depths(self) -> tuple[int, ...]:
-        """The layers that stay of each stage."""
+        """The number of layers that are kept in each stage."""
         return self.layers if isinstance(self.layers, tuple) else (self.layers,)
 
     def parts(self, large: Config) -> list[tuple[str, slice, slice]]:
-        """The axis of each stage's layers, which of all layers these are, and which of those that stay.
+        """Return the axis of each stage, the range of its layers, and the range of the kept ones.
 
         Raises:
           ValueError: the model has another number of stages.
@@ -105,14 +111,18 @@ class Pruning:
         old = stages(large.sizes())
         if len(old) != len(self.depths):
             raise ValueError(
-                f"a pruning to layers={self.layers} is of a model of {len(self.depths)} stages, but this one has "
-                f"{len(old)}, of {large.depths} layers: name how many stay in each"
+                f"a pruning to layers={self.layers} is for a model with {len(self.depths)} stages, but this one has "
+                f"{len(old)}, with {large.depths} layers: give the number of layers to keep in each stage"
             )
         new = stages(dict(zip(old, self.depths, strict=True)))
         return [(axis, old[axis], new[axis]) for axis in old]
 
     def up(self, large: Config) -> Growth:
-        """As of `Grouping`. Before they are measured any layers stay, whose shapes are alike."""
+        """Return the growth to the large model, as `Grouping.up` does.
+
+        Before the measurement, the first layers stand in for the kept ones; the shapes are the
+        same.
+        """
         kept = {
             axis: np.arange(new.stop - new.start)
             if self.kept is None
@@ -125,7 +135,10 @@ class Pruning:
         return config.axes()
 
     def measured(self, large: Model) -> "Pruning":
-        """With the layers that stay, by what was measured of this model; those of two kinds by turns stay so."""
+        """Return the pruning with the layers that are kept, by the measurements of this model.
+
+        In a model with two alternating kinds of layers, the kinds still alternate.
+        """
         if self.kept is not None:
             return self
         scores, alternating = np.asarray(large.sensitivity), large.config.traits["alternating"]
@@ -140,18 +153,21 @@ Way: TypeAlias = Grouping | Pruning
 
 
 def smaller(way: Way, large: Config) -> Config:
-    """The config at the lower end of a way down."""
+    """Return the config of the smaller model of a way down."""
     return large.resized(swap(way.up(large)))
 
 
 class Regrouping(Transform):
-    """A transformation by a way down, which checkpoints note, and which may depend on what was measured of the large model."""
+    """A transformation by a `Way`, which may depend on measurements of the large model.
+
+    Checkpoints record the way.
+    """
 
     grouping: Way
 
     @property
     def large(self) -> str:
-        """The name of the model at its upper end."""
+        """The name of the larger model."""
         raise NotImplementedError
 
     @property
@@ -165,7 +181,7 @@ class Regrouping(Transform):
 
 @dataclass(frozen=True)
 class Coalesce(Regrouping):
-    """``target = C(source)``, of which a pruning leaves out layers."""
+    """``target = C(source)``. If the grouping is a pruning, it leaves out layers."""
 
     source: str
     target: str
@@ -191,7 +207,7 @@ class Coalesce(Regrouping):
 
 @dataclass(frozen=True)
 class Decoalesce(Regrouping):
-    """``target = D(source)``, of the sizes of the model ``like``."""
+    """``target = D(source)``, with the sizes of the model ``like``."""
 
     source: str
     target: str
@@ -223,7 +239,10 @@ class Decoalesce(Regrouping):
 
 @dataclass(frozen=True)
 class Interpolate(Transform):
-    """``before = (1 - alpha) before + alpha up``. The optimizer state is that of ``up``, if it has one."""
+    """``before = (1 - alpha) before + alpha up``.
+
+    The optimizer state is that of ``up``, if it has one.
+    """
 
     before: str
     up: str
@@ -244,7 +263,10 @@ class Interpolate(Transform):
 
 @dataclass(frozen=True)
 class Correct(Regrouping):
-    """``before = before + alpha D(small - C(before))``. The optimizer state is ``small``'s, grown by ``moments``."""
+    """``before = before + alpha D(small - C(before))``.
+
+    The optimizer state is that of ``small``, grown by the policy ``moments``.
+    """
 
     before: str
     small: str
@@ -275,17 +297,20 @@ class Correct(Regrouping):
 
 @dataclass(frozen=True)
 class Import(Phase):
-    """``name`` from a run that has ended: its last model, and, in the ledger, all that it cost; or
-    from any other checkpoint, whose cost nobody knows: a Hugging Face folder, or one that
-    ``jaxgrow`` wrote.
+    """Reads the model ``name`` from a finished run or another checkpoint.
+
+    From a finished run, the phase takes the last model, and adds its complete cost to the ledger.
+    The cost of any other checkpoint (a Hugging Face folder, or a folder that ``jaxgrow`` wrote) is
+    unknown, and is not counted.
     """
 
     name: str
     config: Config
-    # of it; if no absolute path, beside the work directory of this run; ``{seed}`` in it becomes
-    # the seed
+    # Folder of the run or checkpoint. A relative path starts beside the work directory of this run,
+    # and ``{seed}`` in it is replaced by the seed.
     folder: str
-    # what it predicts is another thing than there: all but the head is taken, and the head is fresh
+    # Whether to take everything except the head, and to initialise a new head for other
+    # predictions.
     new_head: bool = False
 
     @property
@@ -300,7 +325,7 @@ class Import(Phase):
         model, result = context.imported(
             self.folder.format(seed=context.seed), self.config, self.new_head
         )
-        if self.config.axes().keys() - model.params.keys():  # a rehearsal has it all
+        if self.config.axes().keys() - model.params.keys():  # not in AOT compilation
             model = replace(model, params=model.params | fresh_head(self.config, context.key))
         if result is not None:
             layers = sum(phase["layers"] for phase in result["phases"])
@@ -314,26 +339,26 @@ class Import(Phase):
 
 @dataclass(frozen=True)
 class Grow(Transform):
-    """``target``: the model ``source``, of the config ``small``, grown to the sizes of ``large``."""
+    """Makes ``target``: the model ``source`` of the config ``small``, grown to the sizes of ``large``."""
 
     source: str
     target: str
     small: Config
     large: Config
-    by: tuple[str, ...]  # operators, in turn; the last one takes all axes that still differ
+    by: tuple[str, ...]  # operators, in order; the last one grows all axes that still differ
     seed: int = 0
-    noise: float | None = (
-        None  # signal to noise, in decibels, of what tells copies apart (`jaxgrow.growth.symmetry`)
-    )
+    # Signal-to-noise ratio, in decibels, of the noise that breaks the symmetry of copies
+    # (`jaxgrow.growth.symmetry`); None: no noise.
+    noise: float | None = None
     moments: Policy = "drop"
-    # What is new is as at birth, in place of copies (`jaxgrow.growth.symmetry.fresh`); or its
-    # matrices at the spectral scale.
+    # New entries are freshly initialised instead of copied (`jaxgrow.growth.symmetry.fresh`); with
+    # "spectral", new matrices have the spectral scale.
     fresh: bool | Literal["spectral"] = False
-    # the part of each expert's units that is drawn anew (`jaxgrow.models.upcycling.redrawn`)
+    # Fraction of the units of each expert that is initialised again
+    # (`jaxgrow.models.upcycling.redrawn`).
     redrawn: float = 0.0
-    base: Config | None = (
-        None  # by whose sizes what is fresh has its scale, as of `train.engine.state.optim.Optim`
-    )
+    # Config whose sizes set the scale of fresh entries, as in `train.engine.state.optim.Optim`.
+    base: Config | None = None
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -345,10 +370,10 @@ class Grow(Transform):
 
     @cached_property
     def growths(self) -> tuple[Growth, ...]:
-        """The growths, in turn.
+        """The growths, in the order in which they are applied.
 
         Raises:
-          ValueError: no such operator, or sizes that it cannot reach.
+          ValueError: an operator does not exist, or the operators cannot reach the sizes.
         """
         growths, config = [], self.small
         for i, name in enumerate(self.by):
@@ -361,7 +386,7 @@ class Grow(Transform):
                 axes, operator = ("experts", "mlp"), operators.EXPERTS[name]
             else:
                 known = ", ".join(sorted(operators.DEPTH | operators.WIDTH | operators.EXPERTS))
-                raise ValueError(f"there is no operator {name!r}, only {known}")
+                raise ValueError(f"there is no operator {name!r}; the operators are {known}")
             if i < len(self.by) - 1:
                 target = {axis: new for axis, new in target.items() if axis in axes}
             takes = inspect.signature(operator).parameters
@@ -370,12 +395,14 @@ class Grow(Transform):
             growths.append(operator(config.sizes(), target, **options))
             config = config.resized(growths[-1])
         if left := differing(config, self.large):
-            raise ValueError(f"{' and '.join(self.by)} do not reach {left}")
+            raise ValueError(
+                f"{' and '.join(self.by)} do not reach the sizes {left}: add an operator for these axes"
+            )
         return tuple(growths)
 
     @property
     def config(self) -> Config:
-        """The config of the grown model: that of ``large``, but for what the operators change in it."""
+        """The config of the grown model: ``large``, with the changes that the operators require."""
         config = self.small
         for growth in self.growths:
             config = config.resized(growth)
@@ -414,6 +441,6 @@ def _grown(model: Model, growth: Growth, grouping: Way, tx, moments: Policy) -> 
 
 
 def differing(small: Config, large: Config) -> dict[str, int]:
-    """The sizes that differ."""
+    """Return the sizes of ``large`` that differ from ``small``."""
     old = small.integers()
     return {axis: new for axis, new in large.integers().items() if new != old[axis]}
