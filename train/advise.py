@@ -49,7 +49,7 @@ from train.plan.recipes import deep_vcycle, deepened
 WORTH = 0.03  # smaller savings cannot be distinguished from the noise between seeds
 PILOT = 0.005  # fraction of the steps for which the small model of a pilot trains
 SHORTEST = 180  # minimum number of steps of the small model of a pilot
-REACH = 1.5  # steps of the grown model of a pilot, relative to those of the small model
+REACH = 1.5  # steps of the grown model of a pilot, relative to the steps of the small model
 PARTS = (
     0.4,
     0.45,
@@ -401,7 +401,7 @@ def stable(experiment: Experiment) -> Experiment:
 
 
 def budgeted(experiment: Experiment, flops: float) -> Experiment:
-    """Return the experiment with as many steps as fit into ``flops``.
+    """Return the experiment with the number of steps that ``flops`` allow.
 
     Raises:
       UserError: the budget is less than one step, or more steps than can be counted.

@@ -3,13 +3,13 @@
 ``python -m train.compare BASELINE CONFIG ... [--seeds 0,1,2] [--frontier 0.4,0.75] [--workdir DIR] [--set a.b=c ...]``
 
 A config is ``FILE.py:NAME``, such as ``configs/demo.py:scratch``, or ``FILE.py``. The first one is
-the baseline. A config can have settings of its own after more colons, such as
+the baseline. A config can have individual settings after more colons, such as
 ``configs/demo.py:ligo:optim.peak_lr=2e-2``. They are applied after the settings of ``--set``, which
 hold for all configs. `train.sweep` finds the best settings of each side.
 
 ``--frontier`` also runs the baseline with these fractions of its steps. The learning rate of each
 of these runs decays fully. Savings are measured against the line through them. A fraction can have
-settings of its own in addition to those of the baseline:
+individual settings in addition to the settings of the baseline:
 ``--frontier 0.4:optim.peak_lr=2e-2:optim.warmup=50,0.75``.
 
 ``--evaluate wikitext2,piqa [--data DIR]`` adds the scores of `train.evaluate` to each run, on the
@@ -55,19 +55,25 @@ from train.tasks.perplexity import files_of, is_text
 def compare(
     configs: list[Experiment], shorter: list[Experiment], seeds: list[int], workdir: Path
 ) -> Comparison:
-    """Runs, or reads, every config with every seed, and so those of the frontier; ``configs[0]`` is the baseline.
+    """Run every config with every seed, or read the finished runs, also for the frontier.
 
-    A run that diverges is noted, and the others go on; no config runs with a seed with which the
-    baseline diverged.
+    A run that diverges is recorded, and the other runs continue. No config runs with a seed with
+    which the baseline diverged.
+
+    Args:
+      configs: the configs to compare; the first one is the baseline.
+      shorter: shorter baselines, which form the frontier.
+      seeds: random seeds of each config.
+      workdir: folder of all runs.
 
     Raises:
-      UserError: before anything runs, where two have one name, or are not judged alike; or the
-        baseline always diverged.
+      UserError: before any run starts, if two configs have the same name or are not evaluated on
+        the same data; or if every run of the baseline diverged.
     """
     every = [*configs, *shorter]
     if len({e.name for e in every}) < len(every):
         raise UserError(
-            f"two runs have one name: {', '.join(e.name for e in every)}; give each its own, such as CONFIG:name=again"
+            f"two runs have the same name: {', '.join(e.name for e in every)}; set different names, such as CONFIG:name=again"
         )
     refuse_unlike([(e.name, as_json(e)) for e in every])
     diverged: dict[str, list[int]] = {}
@@ -94,7 +100,7 @@ def compare(
 def attempt(
     experiment: Experiment, seed: int, workdir: Path, diverged: dict[str, list[int]]
 ) -> Run | None:
-    """The finished run; None, and a note in ``diverged``, if its loss stopped being a number, or that of its source."""
+    """Return the finished run, or None if it or its source diverged (recorded in ``diverged``)."""
     lost = {f"{name}-seed{s}" for name, seeds in diverged.items() for s in seeds}
     sources = {
         phase.folder.format(seed=seed) for phase in experiment.plan if isinstance(phase, Import)
@@ -112,7 +118,7 @@ def attempt(
 
 
 def shortened(experiment: Experiment, fraction: float) -> Experiment:
-    """The same with a fraction of its steps, named after it."""
+    """Return the experiment with a fraction of its steps, which its name records."""
     if not 0 < fraction < 1:
         raise UserError(f"--frontier takes fractions between 0 and 1, not {fraction:g}")
     return replace(
@@ -123,13 +129,13 @@ def shortened(experiment: Experiment, fraction: float) -> Experiment:
 
 
 def judged(runs: list[list[Run]], tasks: list[str], data: Path) -> dict[str, list[list[float]]]:
-    """The score of every run without training, by task: bits per byte, accuracy, or the first metric."""
+    """Return the score of every run on each task: bits per byte, accuracy, or the first metric."""
     if not tasks:
         return {}
     asked = keys(tasks, data)
 
     def one(run: Run) -> dict[str, dict[str, Any]]:
-        """By task; each is asked once of a run."""
+        """Return the results by task. Each task is evaluated once for a run."""
         workdir = Workdir(run.folder)
         if new := [task for task, key in asked.items() if key not in workdir.evaluated]:
             results = evaluate(run.folder, new, data)
@@ -148,10 +154,10 @@ def judged(runs: list[list[Run]], tasks: list[str], data: Path) -> dict[str, lis
 
 
 def keys(tasks: list[str], data: Path) -> dict[str, str]:
-    """A key for the result of each task, from the task and the content of its files.
+    """Return a key for the result of each task, from the task and the content of its files.
 
     Raises:
-      UserError: there is no such task, or its files are missing.
+      UserError: a task does not exist, or its files are missing.
     """
     texts = {task: files_of(task, data) for task in tasks if is_text(task)}
     others = [task for task in tasks if task not in texts]
@@ -163,12 +169,12 @@ def keys(tasks: list[str], data: Path) -> dict[str, str]:
 
 
 def _metric(result: dict[str, Any]) -> str:
-    """The name of the metric that is compared."""
+    """Return the name of the metric that is compared."""
     return next((name for name in ("bits_per_byte", "acc") if name in result), next(iter(result)))
 
 
 def _beside(files: list[Path]) -> list[Path]:
-    """``files``, and those that are read with them: labels, other parts of the same set."""
+    """Return ``files`` and the files that are read with them: labels, other parts of a dataset."""
     return sorted(
         {
             f
@@ -180,7 +186,11 @@ def _beside(files: list[Path]) -> list[Path]:
 
 
 def tuned(runs: list[list[Run]], tuning: FineTuning, workdir: Path) -> dict[str, list[list[float]]]:
-    """What every run scores fine-tuned: the mean over the fine-tuning's seeds of the task's own metric, at its best rate."""
+    """Return the score of every run after fine-tuning.
+
+    The score is the main metric of the task at the best learning rate, averaged over the seeds of
+    the fine-tuning.
+    """
 
     def one(run: Run) -> tuple[str, float]:
         rates = finetune(tuning, run.folder, workdir)
@@ -196,13 +206,13 @@ def main() -> None:
     parser.add_argument(
         "configs",
         nargs="+",
-        help="FILE.py[:NAME], each with :a.b=c ... of its own; the first is the baseline",
+        help="FILE.py[:NAME], with individual settings :a.b=c ...; the first config is the baseline",
     )
     parser.add_argument("--seeds", default="0", help="seeds of each config, such as 0,1,2")
     parser.add_argument(
         "--frontier",
         default="",
-        help="fractions of the baseline's budget, such as 0.4,0.75:a.b=c (default: none)",
+        help="fractions of the steps of the baseline, such as 0.4,0.75:a.b=c (default: none)",
     )
     parser.add_argument(
         "--workdir", type=Path, default=Path("runs"), help="folder of all runs and of the results"
@@ -236,7 +246,7 @@ def main() -> None:
         [load_as(FineTuning, c)[1] for c in arguments.finetune],
     )
     if tasks:
-        keys(tasks, arguments.data)  # an error before anything runs
+        keys(tasks, arguments.data)  # reports missing files before the first run
     comparison, folder = compare(configs, shorter, seeds, arguments.workdir), arguments.workdir
     every = [*comparison.runs, *comparison.frontier]
     scores = judged(every, tasks, arguments.data)

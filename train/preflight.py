@@ -2,7 +2,7 @@
 
 ``python -m train.preflight CONFIG [CONFIG ...] --on h100:8 [--set a.b=c ...] [--utilisation 0.4] [--json FILE] [--plot FILE]``
 
-The table has a row for each program. The memory is that of one device. The FLOPs are the sum over
+The table has a row for each program. The memory is for one device. The FLOPs are the sum over
 all devices in one run of the program. The column "at least" is a roofline of the compiled program:
 the sum over its kernels of max(FLOPs / peak, bytes / bandwidth), or the time that the links between
 devices and hosts are busy, if that is longer. The column "MFU at most" is the model FLOPs
@@ -36,7 +36,7 @@ GB = 1e9
 def table(programs: list[Program], machine: Machine) -> str:
     """Return a Markdown table of memory, FLOPs and minimum time of each program.
 
-    Memory is in GB on one device. FLOPs and time are those of one run of the program.
+    Memory is in GB on one device. FLOPs and time are for one run of the program.
     """
     head = [
         "phase",
@@ -82,7 +82,7 @@ def longest(bound: estimate.Bound) -> str:
 
 
 def folded(programs: list[Program]) -> tuple[list[Program], list[Program]]:
-    """Split the programs into those of the table and those that need no row of their own.
+    """Split the programs into the rows of the table and the programs without a row.
 
     The latter take less memory than a training step, and run once or for evaluation.
     """

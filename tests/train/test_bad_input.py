@@ -347,6 +347,6 @@ def test_compare_refuses(tmp_path, refused, options, says):
 def test_compare_refuses_two_configs_with_one_name(tmp_path, refused):
     config = runs.script(tmp_path, runs.experiment(tmp_path))
     assert (
-        "two runs have one name: tiny, tiny; give each its own, such as CONFIG:name=again"
+        "two runs have the same name: tiny, tiny; set different names, such as CONFIG:name=again"
         in refused(config, config, script=compare)
     )

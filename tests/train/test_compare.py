@@ -873,7 +873,7 @@ def test_a_run_that_diverges_does_not_end_the_others(tmp_path, monkeypatch, caps
         ),
         (
             ("{0}", "--frontier", "0.5:data.tokenizer=t"),
-            "two runs have one name: scratch, scratch, scratch-x0.5; give each",
+            "two runs have the same name: scratch, scratch, scratch-x0.5; set different",
         ),
         (
             ("{0}:name=again", "--frontier", "0.5:data.tokenizer=t"),

@@ -81,7 +81,7 @@ class Train(Phase):
 
     @cached_property
     def fixed_flops(self) -> float:
-        """FLOPs of each step that do not depend on the batch: those of Muon's update; 0 for AdamW."""
+        """FLOPs of each step that do not depend on the batch: Muon's matrix products, or 0."""
         return (
             muon.flops(self.config.axes(), self.config.sizes())
             if self.optim.name == "muon"

@@ -339,7 +339,7 @@ class Import(Phase):
 
 @dataclass(frozen=True)
 class Grow(Transform):
-    """Makes ``target``: the model ``source`` of the config ``small``, grown to the sizes of ``large``."""
+    """Makes ``target``: the model ``source``, grown from ``small`` to the sizes of ``large``."""
 
     source: str
     target: str
