@@ -129,7 +129,7 @@ def test_unfitting_models_and_existing_results_are_refused(
     assert "exists already; give another --out" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         called(monkeypatch, path, "--apply", small_run)
-    assert "--apply and --out go together" in capsys.readouterr().err
+    assert "--apply and --out must be given together" in capsys.readouterr().err
 
 
 def test_every_panel_of_the_plot_is_a_labelled_map(tmp_path, monkeypatch):

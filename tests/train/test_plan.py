@@ -130,7 +130,7 @@ def test_every_level_may_have_its_own_groups():
 def test_unfitting_stages_and_groups_are_refused():
     with pytest.raises(ValueError, match="a V-cycle of 3 levels needs 3 stages up, but has 2"):
         VCycle(down=(Stage(0.1), Stage(0.1)))
-    with pytest.raises(ValueError, match="one for each of 1 levels down, not 2"):
+    with pytest.raises(ValueError, match="one for each of the 1 levels down, not 2"):
         VCycle(groupings=(Grouping(), Grouping()))
     with pytest.raises(
         ValueError, match=r"3 layers are to be kept, but kept has the layers \(0, 1\)"
