@@ -149,7 +149,7 @@ def test_list_prints_the_experiments_of_a_file(run, tmp_path):
     lines = run(ROOT / "configs" / "wikipedia.py", "--list").splitlines()
     assert lines[0].split(maxsplit=1) == [
         f"{ROOT / 'configs' / 'wikipedia.py'}:scratch",
-        "The GPT, from scratch.",
+        "Train the GPT from scratch.",
     ]
     assert len(lines) == 7
     (tmp_path / "one.py").write_text("from configs.demo import muon as config\n")
