@@ -86,12 +86,12 @@ def test_a_ramped_run_ends_with_the_plain_program(tmp_path):
 @pytest.mark.parametrize(
     ("modifiers", "says"),
     [
-        ((Ramp((1,)),), r"a number of steps for each of 2 layers, not \(1,\)"),
-        ((Ramp((1, -1)),), "a number of steps for each of 2 layers"),
-        ((Ramp((1, 2)), DropLayers(LayerDrop())), "not together with dropped layers"),
+        ((Ramp((1,)),), r"a number of steps, 0 or more, for each of 2 layers, but is \(1,\)"),
+        ((Ramp((1, -1)),), "a number of steps, 0 or more, for each of 2 layers"),
+        ((Ramp((1, 2)), DropLayers(LayerDrop())), "not supported together with dropped layers"),
         (
             (Ramp((1, 2)), DropTokens(TokenDrop(0.5, 1, 0))),
-            "not together with dropped layers or tokens",
+            "not supported together with dropped layers or tokens",
         ),
     ],
 )
