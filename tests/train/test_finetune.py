@@ -243,7 +243,7 @@ def test_the_command_tells_each_rate_and_the_best(home, tmp_path, monkeypatch, c
     ("option", "value", "says"),
     [
         ("--seeds", "0,0", "--seeds names 0 more than once"),
-        ("--lr", "1e-3,0.001", "rates must differ"),
+        ("--lr", "1e-3,0.001", "rates must be different"),
         ("--lr", "0", "rates must be positive learning rates"),
         ("--lr", "-1", "rates must be positive learning rates"),
         ("--lr", "nan", "rates must be positive learning rates"),
