@@ -268,7 +268,7 @@ def test_the_best_learning_rate_has_the_best_mean_metric():
     assert command.best(found) == 2e-5
     about = tuning(Path("x"), seeds=(0, 1))
     assert "| 2e-05 (best) |" in command.table(about, Path("m"), found)
-    assert "is the greatest that was tried" in command.table(about, Path("m"), found)
+    assert "is the largest that was tried" in command.table(about, Path("m"), found)
     assert "that was tried" not in command.table(about, Path("m"), found | {3e-5: found[1e-5]})
 
 
