@@ -145,9 +145,6 @@ def test_dropping_tokens_and_layers_together_is_refused():
             Train("large", 8, Optim(), CONFIG, (other, DropLayers(LayerDrop())))
     with pytest.raises(ValueError, match=says):
         Stage(1.0, drop=LayerDrop(), tokens=DROP).train("large", CONFIG, Optim(), 8)
-    says = (
-        "layers are dropped from a whole stack: not together with token dropping or frozen layers"
-    )
     for other in ({"kept_tokens": KeptTokens(PLACES, 1, 3)}, {"frozen": 1}):
         with pytest.raises(ValueError, match="cannot be combined with token dropping"):
             CONFIG.module.apply({"params": PARAMS}, TOKENS, kept=Kept(np.ones(4, bool)), **other)

@@ -213,7 +213,7 @@ def test_a_phi3_that_is_scaled_otherwise_is_refused():
     one = {"type": "su", "short_factor": [1.0, 1.0], "long_factor": [1.0, 2.0]}
     with pytest.raises(
         ValueError,
-        match="original_max_position_embeddings is 1, but rope_type 'longrope' needs 2 or more",
+        match="original_max_position_embeddings is 1, but rope_type longrope needs 2 or more",
     ):
         family.inferred(said | {"rope_scaling": one, "original_max_position_embeddings": 1})
 
