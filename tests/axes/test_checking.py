@@ -111,7 +111,7 @@ def test_several_faults_are_named_each():
     assert {line.partition(":")[0] for line in found.wrong} == {"layers/up", "layers/out"}
 
 
-def test_a_tied_head_without_the_mark_of_its_norm_and_a_mark_too_many_are_named():
+def test_missing_norm_marks_and_superfluous_marks_are_reported():
     says(
         {**AXES, "final": ("embed.norm.scale",)},
         "final: the names ('embed.norm.scale',) are wrong; with ('embed.in.norm.scale',)",
@@ -122,7 +122,7 @@ def test_a_tied_head_without_the_mark_of_its_norm_and_a_mark_too_many_are_named(
     )
 
 
-def test_values_without_their_mark_are_found_and_queries_with_it():
+def test_missing_and_wrong_attention_marks_are_reported():
     plain = ("layers", "embed.in", "heads", "head_dim")
     says(
         with_names(value=plain),
@@ -165,7 +165,7 @@ def test_a_mark_that_a_norm_makes_up_for_is_not_proven():
     ], found
 
 
-def test_outputs_that_grow_and_models_without_widths_are_refused():
+def test_growing_outputs_and_models_without_widths_are_refused():
     with pytest.raises(
         ValueError,
         match=re.escape("the outputs have shapes [(13, 6)], but [(13, 12)] when all widths"),

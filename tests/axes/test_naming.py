@@ -59,7 +59,7 @@ def test_rules_give_a_model_of_ours_its_own_names():
 
 
 @pytest.mark.parametrize("family", CONFIGS)
-def test_conventions_tell_all_but_what_is_tied_or_below_the_layers(family):
+def test_conventions_name_all_axes_but_tied_and_below_marks(family):
     axes = CONFIGS[family].axes()
     plain = jax.tree.map(lambda names: tuple(map(axis, names)), axes, is_leaf=is_names)
     found, own = by_path(by_convention(plain)), by_path(axes)
@@ -88,7 +88,7 @@ def test_conventions_of_einsums_and_of_pytorch():
     assert infer({"qkv": np.ones((3, 3, 4, 5))}, sizes_)["qkv"][:2] == ("heads?", "heads?")
 
 
-def test_what_the_sizes_tell_is_proposed_and_what_they_do_not_is_refused():
+def test_known_sizes_give_proposed_rules_and_open_axes():
     tree, known = third_party.linen_shapes(third_party.SMALL), third_party.SMALL
     rules = infer(tree, known)
     assert len(rules) < len(jax.tree.leaves(tree))
@@ -157,7 +157,7 @@ def test_all_that_is_wrong_with_rules_is_in_one_error():
         )
 
 
-def test_a_wrong_rule_is_printed_once_however_many_layers_it_is_for():
+def test_a_wrong_rule_is_reported_once_for_all_layers():
     layer = {"up": np.ones((2, 3)), "down": np.ones((3, 2)), "norm": np.ones(2), "new": np.ones(5)}
     params = {f"layers_{i}": layer for i in range(48)}
     rules = {"*/up": ("embed.in",), "*/down": ("mlp?", "embed"), "*/norm": ("embed",)}
@@ -245,7 +245,7 @@ def test_layers_within_layers_are_stacked_one_after_the_other():
         stack_layers({"layers_{}": {"experts": [{"bias": np.ones(3)}, {}]}}, "experts/{}")
 
 
-def test_adam_s_state_is_stacked_grown_and_taken_apart_as_its_parameters():
+def test_adam_state_is_stacked_grown_and_unstacked_like_params():
     tree = {f"layers_{i}": layer(i) for i in range(2)}
     tx = optax.adam(1e-3)
     state = tx.update(tree, tx.init(tree))[1]
@@ -363,7 +363,7 @@ PARTS = ("query", "key", "value")
         ("embed (parts head_dim)", {"query": 3, "key": 1, "value": 1}, (2, 10), (2, 3, 2)),
     ],
 )
-def test_fused_kernels_are_taken_apart_and_put_together_to_the_bit(layout, parts, shape, part):
+def test_splitting_and_joining_fused_kernels_is_bitwise(layout, parts, shape, part):
     known = {} if isinstance(parts, dict) else {"heads": 3}
     x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
     tree = {"h_0": {"qkv": {"kernel": x, "other": np.ones(3)}}}

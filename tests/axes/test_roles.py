@@ -237,7 +237,7 @@ def test_values_that_are_not_marked_are_missed_by_learned_maps():
         ligo.init(ligo.LiGO(), axes, FAMILIES["CaiT"].sizes(), {"heads": 5}, jax.random.key(0))
 
 
-def test_a_kernel_whose_layers_are_not_stacked_first_is_not_cut_into_matrices():
+def test_muon_refuses_kernels_with_layers_not_stacked_first():
     assert cut(("layers", "embed.in", "heads", "head_dim")).stacked == ("layers",)
     with pytest.raises(
         ValueError,

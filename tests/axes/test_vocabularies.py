@@ -289,7 +289,7 @@ ONE_LAYER = {
 }
 
 
-def test_the_name_of_a_module_says_what_it_reads_whichever_way_its_kernel_lies():
+def test_transposed_kernels_are_named_by_their_module():
     """The GPT-2 of transformers 4: kernels [outputs, inputs], called as Flax calls those [inputs, outputs]."""
     theirs = {
         "attn/c_attn/kernel/key": ("heads", "head_dim", "embed"),
@@ -305,7 +305,7 @@ def test_the_name_of_a_module_says_what_it_reads_whichever_way_its_kernel_lies()
     }
 
 
-def test_what_may_be_a_table_or_a_head_and_what_may_be_any_scale_is_not_told():
+def test_ambiguous_embeddings_heads_and_scales_are_left_open():
     found = by_convention(
         {
             "shared": {"weight": ("vocab", "embed")},  # T5's table

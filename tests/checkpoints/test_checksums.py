@@ -25,9 +25,7 @@ def folder(tmp_path):
     return tmp_path / "a"
 
 
-def test_an_unharmed_folder_has_no_damage_wherever_it_goes_and_whatever_hides_in_it(
-    folder, tmp_path
-):
+def test_an_intact_folder_passes_after_a_move_and_hidden_files(folder, tmp_path):
     assert damage(folder) is None
     shutil.move(folder, tmp_path / "b")
     (tmp_path / "b" / "d" / ".nfs0001").write_bytes(b"what a network file system leaves")
@@ -42,7 +40,7 @@ def test_the_checksums_are_those_that_sha256sum_reads(folder):
     assert (folder / "SHA256SUMS").read_text().splitlines() == lines
 
 
-def test_a_flipped_bit_of_any_byte_of_any_file_is_found_in_the_checksums_themselves_too(folder):
+def test_every_flipped_bit_of_every_file_is_detected(folder):
     for name in [*CONTENT, "SHA256SUMS"]:
         content = (folder / name).read_bytes()
         for at in range(len(content)):

@@ -68,7 +68,7 @@ def test_everything_is_on_the_disk_before_the_folder_appears(tmp_path, folder, s
     assert tmp_path.stat().st_ino in synced
 
 
-def test_an_existing_folder_is_refused_and_replaced_only_at_the_end(tmp_path, folder):
+def test_an_existing_folder_is_replaced_only_at_the_end(tmp_path, folder):
     target = saved(tmp_path / "b", seed=3)
     before = contents(target)
     with pytest.raises(CheckpointError, match="exists; --overwrite replaces it"):
@@ -272,7 +272,7 @@ def test_what_came_along_with_a_model_is_a_part_of_it(tmp_path):
         checkpoints.transform(source, tmp_path / "b", DEEPER, overwrite=True)
 
 
-def test_what_comes_into_a_folder_while_it_is_written_anew_stays(tmp_path, folder):
+def test_files_added_during_a_replacement_are_kept(tmp_path, folder):
     target = saved(tmp_path / "b")
     before = contents(target)
     with (
@@ -358,7 +358,7 @@ def rewritten(folder: Path) -> None:
     [(False, True), (True, True), (True, False)],
     ids=["new", "exchange", "two renames"],
 )
-def test_an_interrupt_at_any_call_leaves_the_old_or_the_new_and_says_which(
+def test_an_interrupt_leaves_the_old_or_new_folder_and_says_so(
     tmp_path, monkeypatch, stands, exchange
 ):
     if not exchange:
@@ -418,7 +418,7 @@ def test_two_renames_of_which_the_second_fails_are_taken_back(tmp_path, monkeypa
     assert contents(tmp_path) == before
 
 
-def test_what_was_replaced_is_not_removed_where_it_is_the_last_copy(tmp_path, monkeypatch):
+def test_a_replaced_folder_is_kept_if_it_is_the_last_copy(tmp_path, monkeypatch):
     """Neither of two renames can be taken back: it is said where the model is, and the next run puts it back."""
     users(tmp_path, True)
     before = contents(tmp_path)
@@ -449,7 +449,7 @@ def test_what_was_replaced_is_not_removed_where_it_is_the_last_copy(tmp_path, mo
     "number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda n: n.name
 )
 @pytest.mark.parametrize("stands", [False, True], ids=["new", "replaced"])
-def test_the_command_ends_by_each_signal_with_nothing_left_and_a_true_message(
+def test_signals_end_the_command_cleanly_with_a_true_message(
     tmp_path, folder, capsys, monkeypatch, number, stands
 ):
     if stands:
@@ -525,7 +525,7 @@ sys.exit(jaxgrow_command.main())
 """
 
 
-def test_an_interrupt_while_jax_is_being_imported_is_no_traceback():
+def test_an_interrupt_during_the_jax_import_has_no_traceback():
     done = subprocess.run(
         [sys.executable, "-c", IMPORTING], cwd=ROOT, capture_output=True, text=True
     )
@@ -555,7 +555,7 @@ main(sys.argv[1:])
 """
 
 
-def test_a_killed_process_leaves_no_folder_and_the_next_one_cleans_up(tmp_path, folder):
+def test_leftovers_of_a_killed_process_are_cleaned_up_later(tmp_path, folder):
     arguments = ["grow", str(folder), str(tmp_path / "b"), "--method", "stack", "--layers", "6"]
     process = subprocess.Popen(
         [sys.executable, "-c", KILLED, *arguments],
@@ -601,9 +601,7 @@ def test_the_lock_is_on_a_file_that_is_open_for_writing(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.EBADF])
-def test_where_nothing_can_be_locked_it_is_said_as_the_system_says_it_and_the_folder_is_written(
-    tmp_path, monkeypatch, caplog, number
-):
+def test_a_failed_lock_is_logged_and_the_folder_is_written(tmp_path, monkeypatch, caplog, number):
     fcntl = pytest.importorskip("fcntl")
 
     def refuse(file, how):

@@ -64,9 +64,7 @@ def theirs(folder: Path, tokens) -> np.ndarray:
 
 @pytest.mark.parametrize("shard", ["5GB", "4KB"], ids=["whole", "sharded"])
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-def test_what_transformers_saves_has_the_same_logits_and_grows_into_what_it_loads(
-    tmp_path, tied, shard
-):
+def test_saved_transformers_models_match_and_grow_loadably(tmp_path, tied, shard):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
@@ -224,7 +222,7 @@ def test_hf_to_orbax_to_hf_is_the_same_folder(tmp_path, folder):
     assert one == two
 
 
-def test_a_tensor_without_the_prefix_of_the_whole_model_is_found(tmp_path):
+def test_tensors_without_the_model_prefix_are_found(tmp_path):
     """As in the GPT-2 that was published, with its masks."""
     from safetensors.numpy import save_file
 
@@ -238,7 +236,7 @@ def test_a_tensor_without_the_prefix_of_the_whole_model_is_found(tmp_path):
     assert "transformer.h.4.attn.c_attn.bias" in tensors(tmp_path / "b")
 
 
-def test_a_stored_head_of_a_tied_model_is_left_out_and_one_that_differs_is_refused(tmp_path):
+def test_a_tied_head_is_dropped_if_equal_and_refused_otherwise(tmp_path):
     from safetensors.numpy import save_file
 
     folder = saved(tmp_path / "a")
@@ -262,9 +260,7 @@ def test_a_stored_head_of_a_tied_model_is_left_out_and_one_that_differs_is_refus
 # --- what comes along ---
 
 
-def test_unknown_keys_and_other_files_are_carried_over_and_the_record_says_what_was_done(
-    tmp_path, folder
-):
+def test_unknown_keys_and_files_are_kept_and_growth_recorded(tmp_path, folder):
     growth = operators.stack(SIZES, {"layers": 6})
     checkpoints.transform(
         folder, tmp_path / "b", growth, {"operator": "stack", "target": {"layers": 6}}
@@ -318,7 +314,7 @@ def without(folder: Path, *names: str, **more: np.ndarray) -> None:
     )
 
 
-def test_missing_unknown_and_misshapen_tensors_are_listed_together(tmp_path):
+def test_missing_unknown_and_misshapen_tensors_are_listed(tmp_path):
     folder = saved(tmp_path / "a")
     wte = np.ones((11, 13), np.float32)
     without(
@@ -400,7 +396,7 @@ def test_an_index_cannot_lead_out_of_the_folder(tmp_path, name):
         checkpoints.open_checkpoint(folder)
 
 
-def test_links_that_lead_out_are_refused_and_those_of_hugging_faces_cache_are_followed(tmp_path):
+def test_outside_links_are_refused_and_cache_links_followed(tmp_path):
     folder = saved(tmp_path / "models--x" / "snapshots" / "1")
     blobs = tmp_path / "models--x" / "blobs"
     blobs.mkdir()
@@ -460,7 +456,7 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path):
     assert not (tmp_path / "b").exists()
 
 
-def test_growths_that_do_not_fit_and_models_that_no_architecture_stores(tmp_path, folder):
+def test_mismatched_growths_and_unknown_models_are_refused(tmp_path, folder):
     with pytest.raises(CheckpointError, match="axis 'layers' has size 4, but its map takes 3 to 6"):
         checkpoints.transform(folder, tmp_path / "b", operators.stack({"layers": 3}, {"layers": 6}))
     with pytest.raises(
@@ -541,7 +537,7 @@ def test_onto_a_mesh_a_model_is_read_and_grown_in_parts(folder, monkeypatch, lay
         chex.assert_trees_all_equal(checkpoints.load(folder, mesh)[1], source.shard(mesh))
 
 
-def test_of_a_leaf_no_more_than_a_device_s_part_and_a_layer_are_on_the_host(tmp_path):
+def test_loading_a_part_needs_little_more_host_memory(tmp_path):
     """As NumPy counts what it allocates: a process of one device, of four that share the model."""
     config = replace(CONFIG, layers=8, embed=64, mlp=4096)
     whole = Loaded(config, jax.device_get(jax.jit(config.init)(jax.random.key(0))))

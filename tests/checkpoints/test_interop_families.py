@@ -437,9 +437,7 @@ def test_read_grown_written_and_read_by_transformers(tmp_path, architecture, whi
 
 
 @pytest.mark.parametrize("architecture", [a for a in SETTINGS if a.endswith(TASKS)])
-def test_what_is_fine_tuned_grows_twice_as_wide_by_hypercloning_and_answers_the_same(
-    tmp_path, architecture
-):
+def test_fine_tuned_models_keep_outputs_under_hypercloning(tmp_path, architecture):
     before = assert_alike(made(tmp_path / "a", architecture))
     sizes = checkpoints.open_checkpoint(tmp_path / "a").sizes()
     wide = {
@@ -535,7 +533,7 @@ def test_every_family_is_loaded_when_it_has_grown_by_any_method(
     grown_and_loaded(tmp_path, architecture, which, method)
 
 
-def test_a_long_context_keeps_as_many_factors_as_its_heads_have_pairs(tmp_path, capsys):
+def test_longrope_needs_one_factor_per_pair_of_head_features(tmp_path, capsys):
     """`transformers` takes the width divided by the heads for the size of a head."""
     folder = made(tmp_path / "a", "Phi3ForCausalLM", 2)
     before = assert_alike(folder)
@@ -648,9 +646,7 @@ def test_what_is_grown_is_loaded_or_refused_with_a_size_that_is(tmp_path, method
         assert (np.abs(wide - before).max() < 1e-4) == (method == "lemon")
 
 
-def test_a_head_of_its_own_under_a_config_that_ties_it_is_kept_when_the_config_says_so(
-    tmp_path, capsys
-):
+def test_a_separate_head_is_kept_only_if_the_config_unties_it(tmp_path, capsys):
     """As transformers computes it: version 5 keeps such a head, 4 drops it."""
     untied = made(tmp_path / "a", "LlamaForCausalLM")
     expected = theirs(untied)
@@ -665,7 +661,7 @@ def test_a_head_of_its_own_under_a_config_that_ties_it_is_kept_when_the_config_s
 @pytest.mark.parametrize(
     "architecture", ["BertForSequenceClassification", "GPT2ForSequenceClassification"]
 )
-def test_labels_and_problem_are_the_users_own_while_they_are_as_many(tmp_path, architecture):
+def test_labels_and_problem_type_are_kept_if_the_count_fits(tmp_path, architecture):
     folder = made(tmp_path / "a", architecture)
     labels = {"0": "entailment", "1": "neutral", "2": "contradiction"}
     change(
@@ -700,9 +696,7 @@ def test_labels_and_problem_are_the_users_own_while_they_are_as_many(tmp_path, a
         ("GPT2ForSequenceClassification", "tokens", "GPT2LMHeadModel"),
     ],
 )
-def test_with_another_head_it_is_another_architecture_of_the_same_model(
-    tmp_path, before, head, after
-):
+def test_changing_the_head_changes_the_saved_architecture(tmp_path, before, head, after):
     """What `save` carries over, such as the vocabulary of a tokenizer's special tokens, stays."""
     folder = made(tmp_path / "a", before)
     change(folder, pad_token_id=1, their_own="key")
@@ -714,7 +708,7 @@ def test_with_another_head_it_is_another_architecture_of_the_same_model(
     assert_alike(tmp_path / "b")
 
 
-def test_a_model_without_padding_classifies_one_text_as_transformers_does(tmp_path):
+def test_a_model_without_padding_classifies_a_single_text(tmp_path):
     """And transformers refuses several, which it could not tell the ends of."""
     config, params = checkpoints.load(made(tmp_path / "a", "GPT2ForSequenceClassification"))
     checkpoints.save(tmp_path / "b", config, params)
@@ -728,7 +722,7 @@ def test_a_model_without_padding_classifies_one_text_as_transformers_does(tmp_pa
             model(torch.tensor(given(config)))
 
 
-def test_a_head_that_is_not_computed_is_told_which_architecture_the_model_was(tmp_path, capsys):
+def test_an_unsupported_head_is_reported_with_its_base_model(tmp_path, capsys):
     folder = made(tmp_path / "a", "BertForSequenceClassification")
     change(folder, architectures=["BertForMultipleChoice"])
     assert checkpoint_commands.main(["inspect", str(folder)]) == 1
@@ -770,9 +764,7 @@ def test_bare_models_are_told_what_they_lack(tmp_path, capsys):
         ("XLMRobertaModel", "roberta."),
     ],
 )
-def test_a_model_without_a_head_is_read_with_and_without_a_prefix_and_a_pooler(
-    tmp_path, architecture, prefix
-):
+def test_headless_models_are_read_with_or_without_prefix(tmp_path, architecture, prefix):
     """As files of older versions, or of a model with a head, name the tensors; ``config.json`` does not say what is there."""
     folder = made(tmp_path / "a", architecture)
     before = assert_alike(folder)
@@ -810,7 +802,7 @@ def test_the_pooler_grows_with_the_model(tmp_path, architecture):
     assert_kept(ours_and_theirs(tmp_path / "b"), before)
 
 
-def test_the_function_of_hidden_states_is_kept_by_even_copies_alone(tmp_path, capsys):
+def test_only_even_copies_preserve_hidden_state_models(tmp_path, capsys):
     """No head compensates for features that have more copies than others."""
     folder = made(tmp_path / "a", "ViTModel")
     for embed, said in ((24, "the function is preserved"), (18, "the function is changed")):
@@ -924,9 +916,7 @@ def test_a_dinov2_of_fewer_layers_has_no_features_of_others(tmp_path):
         ("MistralForSequenceClassification", "MixtralForSequenceClassification"),
     ],
 )
-def test_a_dense_model_is_upcycled_into_experts_that_answer_the_same(
-    tmp_path, architecture, becomes, capsys
-):
+def test_upcycling_a_dense_model_preserves_its_outputs(tmp_path, architecture, becomes, capsys):
     """Each a copy of its MLP; noise in the routers tells them apart, and gates add up to one."""
     window = {"sliding_window": 3} if architecture == "MistralForCausalLM" else {}
     before = assert_alike(

@@ -145,7 +145,7 @@ def test_peft_merges_the_same_before_and_after_a_growth(tmp_path, architecture):
 
 
 @pytest.mark.parametrize("architecture", UNEVEN)
-def test_what_lemon_folds_into_queries_is_folded_into_their_lora(tmp_path, architecture):
+def test_lemon_folds_its_query_factors_into_the_lora(tmp_path, architecture):
     """At a width that is not a multiple, norms of queries and keys need another eps, which is stored in the kernels."""
     base = made(tmp_path / "base", architecture)
     config = checkpoints.open_checkpoint(base).config
@@ -356,7 +356,7 @@ def test_settings_that_are_not_computed_here_are_refused(tmp_path, plain, key):
 
 
 @pytest.mark.parametrize("key", [f.name for f in dataclasses.fields(published.LoraConfig)])
-def test_every_setting_of_peft_is_read_has_no_effect_or_is_refused(plain, tmp_path, key):
+def test_every_peft_setting_is_read_without_effect_or_refused(plain, tmp_path, key):
     """A value that nobody has thought of yet."""
     shutil.copytree(plain / "lora", tmp_path / "lora")
     file = tmp_path / "lora" / peft.CONFIG
@@ -478,7 +478,7 @@ def test_wrong_arguments_about_loras(tmp_path, capsys, plain):
     assert run(*deeper, "--lora", plain / "lora", "--lora-only", "--overwrite") == 0
 
 
-def test_a_classifier_that_lacks_the_pooler_of_its_base_is_refused(tmp_path, capsys):
+def test_a_classifier_without_its_pooler_is_refused(tmp_path, capsys):
     base = made(tmp_path / "base", "BertForMaskedLM")
     trained(
         base,

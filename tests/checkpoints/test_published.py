@@ -454,7 +454,7 @@ FAST = ("gemma-2b", "gpt-neox-20b", "Cerebras-GPT", "dinov2-base-imagenet1k-1-la
         for row in PUBLISHED
     ],
 )
-def test_a_published_spelling_is_computed_grown_and_loaded_again(
+def test_published_spellings_are_computed_grown_and_reloaded(
     tmp_path, architecture, model_type, said
 ):
     said = {

@@ -231,7 +231,7 @@ def test_settings_that_were_once_computed_otherwise(tmp_path, architecture, more
 
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", SETTINGS)
-def test_every_setting_is_computed_as_transformers_does_or_refused(tmp_path, architecture):
+def test_every_setting_matches_transformers_or_is_refused(tmp_path, architecture):
     folder = made(tmp_path, architecture)
     said, weights = (
         json.loads((folder / "config.json").read_text()),

@@ -58,9 +58,7 @@ def test_a_write_that_fails_keeps_the_old_content(tmp_path):
     assert read_json(tmp_path / "a.json", "") == {"x": 1}
 
 
-def test_a_finished_run_is_on_the_disk_before_its_result_is_written(
-    finished, tmp_path, monkeypatch
-):
+def test_a_finished_run_is_synced_before_its_result_is_written(finished, tmp_path, monkeypatch):
     run, synced = copied(finished, tmp_path, "result.json"), []
     monkeypatch.setattr(
         os, "fsync", lambda handle: synced.append(os.readlink(f"/proc/self/fd/{handle}"))
@@ -114,7 +112,7 @@ DAMAGES = {"empty": lambda content: b"", "cut": lambda content: content[: len(co
         ("evaluated.json", "delete it, and the command that wrote it computes it again"),
     ],
 )
-def test_a_damaged_file_of_a_finished_run_is_named_with_the_way_out(
+def test_damaged_files_of_a_finished_run_are_named_with_a_fix(
     finished, tmp_path, name, damage, way_out
 ):
     run = copied(finished, tmp_path)
@@ -178,9 +176,7 @@ def test_the_tokens_and_what_is_known_of_them_are_checked(tmp_path):
 @pytest.mark.parametrize(
     "damage", ["cut", *(pytest.param(d, marks=pytest.mark.slow) for d in ("empty", "lost"))]
 )
-def test_a_damaged_log_of_a_run_that_goes_on_comes_back_from_the_checkpoint(
-    finished, tmp_path, capsys, damage
-):
+def test_a_damaged_log_is_restored_from_the_checkpoint(finished, tmp_path, capsys, damage):
     experiment, whole = finished
     run = tmp_path / "run"
     runs.killed(experiment, run, 4)
@@ -195,7 +191,7 @@ def test_a_damaged_log_of_a_run_that_goes_on_comes_back_from_the_checkpoint(
     runs.assert_same_end(run, whole)
 
 
-def test_the_way_out_of_a_damaged_result_or_log_of_a_finished_run(finished, tmp_path):
+def test_deleting_a_damaged_result_or_log_restores_the_run(finished, tmp_path):
     experiment, whole = finished
     run = copied(finished, tmp_path, "result.json")
     (run / "metrics.jsonl").write_bytes(b"")
@@ -205,7 +201,7 @@ def test_the_way_out_of_a_damaged_result_or_log_of_a_finished_run(finished, tmp_
     assert [Workdir(run).result[k] for k in same] == [Workdir(whole).result[k] for k in same]
 
 
-def test_a_finished_folder_without_its_config_answers_no_config_at_all(finished, tmp_path):
+def test_a_finished_run_without_config_rejects_any_config(finished, tmp_path):
     experiment, _ = finished
     run = copied(finished, tmp_path, "config.json")
     for asked in (replace(experiment, steps=9), experiment):

@@ -149,7 +149,7 @@ def gradients(model) -> dict[str, np.ndarray]:
     return {name: p.grad.numpy() for name, p in model.named_parameters()}
 
 
-def test_exact_moments_are_those_that_the_grown_model_would_have(run, tmp_path):
+def test_exact_moments_match_those_of_the_grown_model(run, tmp_path):
     """Gradients of the small model, grown as first moments, are the gradients of the grown model."""
     source = opened(run)
     growth = operators.hypercloning(

@@ -430,9 +430,7 @@ AGAIN = (
 @pytest.mark.parametrize(
     "method", [pytest.param(m, marks=[pytest.mark.slow] * (m in AGAIN)) for m in DRY]
 )
-def test_a_dry_run_says_sizes_bytes_and_what_is_kept_and_writes_nothing(
-    tmp_path, folder, method, capsys
-):
+def test_a_dry_run_predicts_the_result_and_writes_nothing(tmp_path, folder, method, capsys):
     """As the run that it is of; and what it says of the function is so."""
     options, kept = DRY[method]
     arguments = ("grow", folder, tmp_path / "b", "--method", method, *options, "--json")
@@ -646,9 +644,7 @@ def test_a_llama_of_any_family_goes_down_and_up(tmp_path, heads, kv_heads, mlp, 
 
 
 @pytest.mark.parametrize(("dtype", "times"), [("bfloat16", 2), ("float16", 3)])
-def test_half_precision_grows_exactly_by_powers_of_two_and_otherwise_says_so(
-    tmp_path, dtype, times, capsys
-):
+def test_half_precision_is_exact_for_powers_of_two_or_noted(tmp_path, dtype, times, capsys):
     """Against float32, of the same half-precision numbers."""
     half, grown = saved(tmp_path / "half", dtype=dtype), tmp_path / "b"
     target = [
@@ -687,7 +683,7 @@ def test_half_precision_grows_exactly_by_powers_of_two_and_otherwise_says_so(
     assert error < 1e-5 and notes == [] and dtypes == {"float32"}
 
 
-def test_what_is_stored_in_half_precision_is_rounded_once_at_the_end(tmp_path, folder, capsys):
+def test_half_precision_results_are_rounded_once_at_the_end(tmp_path, folder, capsys):
     arguments = ("--method", "hypercloning", "--embed", "36", "--heads", "12", "--mlp", "60")
     run("grow", folder, tmp_path / "a", *arguments, "--dtype", "bfloat16")
     said = capsys.readouterr().out

@@ -48,9 +48,7 @@ def test_every_measurement_is_on_the_page():
     assert all(f"`{name}`" in page for name in METHODS)
 
 
-def test_the_first_command_reaches_the_sizes_and_keeps_what_is_said(
-    folder, tmp_path, capsys, monkeypatch
-):
+def test_the_first_command_reaches_the_sizes_and_preserves(folder, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = said(capsys, folder, "--layers", 8, "--mlp", 40, "--keep-function")["targets"][0]
     assert {way["keeps"] for way in found["ways"]} == {True}
@@ -79,7 +77,7 @@ def test_a_factor_makes_targets(folder, capsys):
     ] == {"layers": 5}
 
 
-def test_measured_ways_come_first_and_those_that_cost_more_come_last(folder, capsys):
+def test_measured_methods_come_first_and_costlier_ones_last(folder, capsys):
     assert main(["suggest", str(folder), "--to", "2x"]) == 0
     out = capsys.readouterr().out
     assert "--method interleave --layers 8" in out.split("commands of the first row:")[1]

@@ -45,7 +45,7 @@ def test_the_anatomy_of_a_model_is_told_layer_by_layer(small_run, tmp_path):
     assert all(0 < part <= 1 for part in found["directions"]) and min(found["matters"]) >= 0
 
 
-def test_rows_are_there_as_soon_as_they_are_added_and_when_the_file_is_read_again(tmp_path):
+def test_rows_are_available_when_added_and_after_reloading(tmp_path):
     path = str(tmp_path / "rows.jsonl")
     for i in range(2):
         found = Rows(path, {"date": i})

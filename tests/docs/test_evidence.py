@@ -59,7 +59,7 @@ def on_page(page: str, flops: float, losses: tuple[float, ...]) -> bool:
 
 
 @pytest.mark.parametrize("frontier", frontiers(), ids=lambda f: f.optimizer)
-def test_the_losses_that_figures_draw_are_those_of_the_page_and_give_the_savings(frontier):
+def test_figure_losses_match_the_page_and_give_the_savings(frontier):
     pairs = zip(frontier.flops, frontier.losses, strict=True)
     assert all(on_page(frontier.page, flops, losses) for flops, losses in pairs)
     rows = [
@@ -126,7 +126,7 @@ def test_every_interval_on_a_page_comes_from_the_data_file():
 
 
 @pytest.mark.parametrize("page", ["multilevel", "ligo", "pld", "sbld"])
-def test_the_savings_on_the_page_of_a_paper_come_from_the_data_file(page):
+def test_savings_on_a_paper_page_come_from_the_data_file(page):
     numbers = {abs(x) for e in OURS for x in (e.mean, e.interval, *e.each) if x is not None}
     measured = " ".join(PAGES[f"docs/papers/{page}.md"].split("## Our measurements")[1].split())
     told = {float(x) for x in re.findall(r"(\d+\.\d)(?= %| and \d)", measured)}
@@ -138,7 +138,7 @@ def test_the_savings_on_the_page_of_a_paper_come_from_the_data_file(page):
     assert box == ["at a glance", "scale of the paper", "our scale", "reproduced", "code"]
 
 
-def test_the_summary_has_ten_rows_which_are_those_of_the_data_file():
+def test_the_summary_has_ten_rows_from_the_data_file():
     page = PAGES["docs/results/index.md"]
     table = summary("docs/results")
     assert table in page, "python docs/tables.py writes it again"

@@ -13,7 +13,7 @@ import jaxgrow
 PACKAGES = [jaxgrow, jaxgrow.layerdrop, jaxgrow.checkpoints, jaxgrow.models, jaxgrow.operators]
 
 
-def test_importing_starts_nothing_prints_nothing_and_loads_nothing_heavy():
+def test_importing_is_silent_and_loads_no_heavy_module():
     heavy = "torch transformers tensorflow orbax tensorstore grain matplotlib scipy PIL"
     code = f"import sys, jaxgrow; sys.exit(', '.join(sys.modules.keys() & set({heavy.split()!r})) or None)"
     nowhere = os.environ | {"JAX_PLATFORMS": "nowhere"}  # a backend that cannot be initialised

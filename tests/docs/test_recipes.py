@@ -19,7 +19,7 @@ from train.plan.recipes import deepened
 from train.plan.transforms import Grow
 
 
-def test_narrower_mlps_are_grown_without_a_change_of_the_function_and_their_copies_differ():
+def test_growing_narrower_mlps_preserves_and_copies_differ():
     method = deepened(runs.LARGE, 2, 0.5, Stage(0.5), narrower=2)
     assert method.small == replace(runs.LARGE, layers=2, mlp=runs.LARGE.mlp // 2)
     noisy = next(p for p in method.plan(runs.LARGE, Optim(), 8) if isinstance(p, Grow))
@@ -63,7 +63,7 @@ def test_what_does_not_divide_stays():
     )  # of each stage by itself, one layer at least
 
 
-def test_layers_of_several_kinds_become_layers_of_their_own_kind():
+def test_layers_of_several_kinds_keep_their_kind():
     large = LlamaConfig(
         layers=12,
         embed=8,

@@ -87,7 +87,7 @@ def test_the_site_is_built_without_a_warning(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["wiki12", "wiki12_muon", "keep", "starts"])
-def test_a_figure_of_results_has_a_title_few_lines_and_labels_beside_them(name):
+def test_result_figures_have_title_few_lines_and_labels(name):
     matplotlib = pytest.importorskip("matplotlib")
     spec = spec_from_file_location("docs_pictures", ROOT / "docs" / "pictures.py")
     assert spec and spec.loader

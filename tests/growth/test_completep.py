@@ -107,7 +107,7 @@ def papers(params, tied, m_n, m_l):
 
 
 @pytest.mark.parametrize("tied", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_the_folded_form_and_the_form_with_forward_multipliers_make_the_same_trajectory(tied):
+def test_folded_and_forward_multipliers_train_identically(tied):
     """The other form is written here: its branches and logits are multiplied in the forward pass, and its AdamW is by hand."""
     m_n, m_l = 3, 2
     config = wide(m_n, m_l, tied=tied)
@@ -160,7 +160,7 @@ def is_rule(x):
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
-def test_a_model_of_the_bases_sizes_trains_as_without_one_to_the_bit(name):
+def test_a_model_of_base_size_trains_bitwise_as_without_a_base(name):
     axes = {
         "up": ("layers", "embed.in", "mlp"),
         "down": ("layers", "mlp.in", "embed"),
@@ -247,7 +247,7 @@ def moved(config, base, optim):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["adamw", "muon"])
-def test_activations_change_alike_at_all_widths_and_depths_and_without_a_base_they_do_not(name):
+def test_coordinate_check_passes_only_with_a_base_config(name):
     """The coordinate check; the stream after the last layer, and the logits."""
     base = tiny.config(embed=16, heads=4, mlp=64, layers=2)
     optim = Optim(name=name, peak_lr=2e-2, weight_decay=0.0, clip=1e9)
@@ -298,7 +298,7 @@ def test_every_family_has_the_rules_of_its_axes(config):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES.keys() - {"llama, norms after", "experts"})
-def test_what_a_family_says_of_its_initialisation_in_depth_is_so(family):
+def test_declared_depth_scaling_matches_the_initialisation(family):
     config = replace(FAMILIES[family], layers=8)
     mlp = config.init(jax.random.key(0))["blocks"]["mlp"]
     shrunk = 4 if config.depth_scaled else 1  # sqrt(2 layers)

@@ -119,7 +119,7 @@ def test_a_rule_s_map_fits_the_leaf_that_it_grows():
         grow(wrong, PARAMS, AXES)
 
 
-def test_axes_that_go_together_have_the_old_sizes_and_stand_together():
+def test_axis_groups_need_matching_sizes_and_adjacent_axes():
     m = identity(6)
     pair = {("embed", "mlp"): AxisMap(m.write, m.read, ((3, 2), (3, 2)))}
     with raises(
@@ -194,7 +194,7 @@ def test_far_and_adjacent_by_hand():
     assert adjacent(6, 2) == ((0, 1, 2), (3, 4, 5))
 
 
-def test_what_follows_the_heads_divides_into_as_many_blocks_or_groups_as_large():
+def test_axes_that_follow_heads_divide_into_blocks_or_groups():
     with raises(
         "axis 'embed' follows the heads in equal blocks: 13 is not a multiple of 4; it cannot follow in groups of 2"
     ):
@@ -323,7 +323,7 @@ def test_layers_that_are_subtrees_are_stacked_first(operator):
         operator(FLAT, {"layers": 4})
 
 
-def test_operators_of_width_that_treat_each_layer_by_itself_need_the_axis_of_layers():
+def test_per_layer_width_operators_need_a_layers_axis():
     for operator, target in ((lemon, {"mlp": 40}), (aki, {"mlp": 40}), (staged, TWICE)):
         with raises(
             f"{operator.__name__} needs the layer axis 'layers', but the model has only embed, heads, mlp; "

@@ -46,7 +46,7 @@ def test_a_kernel_is_read_times_kernel_times_write():
     equal(grow(maps, kernel, ("a.in", "b")), [[12, 6], [12, 9], [12, 9]])
 
 
-def test_tile_keeps_the_order_of_the_whole_and_repeat_of_the_units():
+def test_tile_repeats_the_axis_and_repeat_repeats_each_unit():
     x = np.array([1, 2, 3], float)
     equal(apply(tile(3, 2).write, x, 0), [1, 2, 3, 1, 2, 3])
     equal(apply(repeat(3, 2).write, x, 0), [1, 1, 2, 2, 3, 3])
@@ -77,7 +77,7 @@ def test_dual_exchanges_writers_and_readers():
     equal(grow(dual(growth), np.array([10.0, 20.0]), ("a.in",)), [10, 20, 20])
 
 
-def test_compose_is_one_after_the_other_and_keeps_what_only_one_names():
+def test_compose_applies_both_maps_and_keeps_unshared_axes():
     first, second = (
         {"a": select([0, 1, 1], 2), "b": tile(2, 2)},
         {"a": select([2, 0], 3), "c": tile(3, 2)},
@@ -114,7 +114,7 @@ FIRST, SECOND = (
 )
 
 
-def test_a_leaf_grows_by_the_first_rule_that_matches_it_and_stays_itself_if_none_does():
+def test_first_matching_rule_applies_and_other_leaves_stay():
     twice = {"b": AxisMap(2 * np.eye(2), 2 * np.eye(2))}
     growth = Rules(
         (
@@ -160,7 +160,7 @@ def test_a_rule_needs_all_of_its_axes_and_its_whole_path():
     assert grown("up/k*") == [4, 3, 5]
 
 
-def test_terms_add_up_and_what_none_of_them_touches_is_there_once():
+def test_terms_of_a_rule_add_up_and_untouched_leaves_count_once():
     grown = grow(Rules((Rule((FIRST, SECOND)),)), LEAVES, LEAVES_AXES)
     equal(grown["up"]["kernel"], [[1, 2, 2]])
     equal(grown["up"]["bias"], [3, 4, 4])
@@ -301,7 +301,7 @@ def test_a_random_partition_round_trips(size, data):
 # --- where a map runs ---
 
 
-def test_numpy_stays_numpy_jax_stays_jax_and_what_no_map_touches_is_not_copied():
+def test_array_types_are_kept_and_unmapped_leaves_not_copied():
     growth, axes = {"a": tile(3, 2)}, {"x": ("a",), "y": ("b",)}
     x, y = np.arange(3.0), np.arange(5.0)
     grown = grow(growth, {"x": x, "y": y}, axes)
@@ -329,7 +329,7 @@ INDICES = {
 
 
 @pytest.mark.parametrize("index", INDICES.values(), ids=INDICES)
-def test_numpy_eager_and_jit_agree_with_a_plain_gather_to_the_bit(index):
+def test_numpy_eager_and_jit_match_a_plain_gather_bitwise(index):
     """However a selection runs, as slices, blocks or a gather, with the map known while compiling or not."""
     m = select(index, 6)
     x = np.random.default_rng(1).normal(size=(2, 6, 3))

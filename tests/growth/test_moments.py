@@ -118,7 +118,7 @@ def test_dropping_is_a_fresh_start(tx):
 
 
 @pytest.mark.parametrize("policy", ["copy", "exact"])
-def test_other_policies_give_a_state_that_the_grown_model_can_use(tx, policy):
+def test_other_policies_give_a_usable_optimizer_state(tx, policy):
     large = grow(THREE, SMALL, AXES)
     state = grow_optimizer(tx, trained(tx), THREE, SMALL, AXES, policy)
     chex.assert_trees_all_equal_shapes_and_dtypes(state, tx.init(large))
@@ -187,7 +187,7 @@ def test_exact_moments_are_those_of_training_a_grown_gpt2(growth):
 
 
 @pytest.mark.parametrize("policy", ["exact", "copy"])
-def test_exact_moments_are_those_of_training_the_grown_model_and_copied_ones_are_not(tx, policy):
+def test_exact_moments_match_training_the_grown_model(tx, policy):
     growth = {"a": tile(2, 2)}
     first, then = gradients(SMALL, 2), gradients(SMALL, 1, seed=1)
     then = jax.tree.map(lambda g: 10 * g, then)  # a maximum moves, too
@@ -241,7 +241,7 @@ def test_rebias_changes_no_bit_where_nothing_restarted(jit):
 
 
 @pytest.mark.parametrize("b2", [0.999, 0.95])
-def test_a_restarted_entry_is_a_fresh_adam_and_a_kept_one_goes_on(b2):
+def test_restarted_entries_act_as_fresh_adam_and_kept_continue(b2):
     """Growing twice, too: each generation of twins counts from its own first step."""
     fresh = optax.scale_by_adam(B1, b2, eps=0)
     tx, fresh = jitted(optax.chain(fresh, rebias(B1, b2))), jitted(fresh)
@@ -442,7 +442,7 @@ def test_moments_of_unknown_kind_are_copied_but_never_scaled():
     np.testing.assert_array_equal(kept[0][1].e_g["v"], [first, 0, second, 0])
 
 
-def test_moments_of_another_shape_than_their_parameter_are_refused():
+def test_moments_with_a_different_shape_are_refused():
     tx = optax.adafactor(0.1)
     with raises("Use policy 'drop'"):
         grow_optimizer(tx, trained(tx), THREE, SMALL, AXES, "copy")

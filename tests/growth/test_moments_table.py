@@ -339,7 +339,7 @@ def same_as_parameters(state, grown, holds):
         )
 
 
-def test_what_begins_as_the_parameters_is_found_whatever_its_name():
+def test_parameter_copies_in_a_state_are_found_under_any_name():
     found = kinds(optax.contrib.schedule_free_adamw(0.1), SMALL, AXES)
     assert {leaf for leaf, kind in found.items() if kind == "parameters"} == {"z/w", "z/v", "z/u"}
     assert found["base_optimizer_state/0/nu/w"] == 2 and found["weight_sum"] == "unchanged"

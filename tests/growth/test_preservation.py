@@ -183,7 +183,7 @@ def test_what_does_not(growth, tied):
     assert tiny.change_of_logits(growth, tied) > VISIBLE
 
 
-def test_zeros_keep_the_function_where_nothing_has_a_mean_and_no_table_is_read():
+def test_zero_padding_preserves_centred_untied_models_only():
     """Norms then see the same mean, zero; a tied head would read the centred table."""
     assert tiny.change_of_logits(padded(centred=True), tied=False) < EXACT
     assert tiny.change_of_logits(padded(centred=True), tied=True) > VISIBLE
@@ -251,7 +251,7 @@ def test_llama_pro_is_exact_to_the_bit(layers, tied):
 
 
 @pytest.mark.parametrize("dtype", [pytest.param("float64", marks=pytest.mark.slow), "float32"])
-def test_llama_pro_is_exact_to_the_bit_in_programs_as_of_a_real_run(dtype):
+def test_llama_pro_is_bitwise_exact_in_optimized_programs(dtype):
     growth = llama_pro(OLD, {"layers": 3})
     assert tiny.change_of_logits(growth, dtype=dtype, forward=tiny.optimized_forward) == 0
 
@@ -309,7 +309,7 @@ def apart(tree, axis: str) -> dict[str, float]:
     return out
 
 
-def test_twins_have_equal_gradients_until_noise_tells_them_apart():
+def test_twins_have_equal_gradients_until_noise_is_added():
     """Noise that cancels in what readers receive is seen by the gradient of what twins write."""
     config, large, noise = grown("hypercloning 2")
     noisy = noise(0, 10.0)
@@ -387,7 +387,7 @@ def test_noise_keeps_structure_and_dtypes():
     )
 
 
-def test_twins_stay_twins_under_adam_unless_their_moments_differ():
+def test_twins_stay_equal_under_adam_unless_moments_differ():
     config, large, _ = grown("hypercloning 2")
     axes, small = tiny.axes(tiny.config()), tiny.params(tiny.config())
     tx = optax.chain(optax.scale_by_adam(), rebias(0.9, 0.999), optax.scale(-0.1))

@@ -100,7 +100,7 @@ def test_a_result_of_many_pieces_is_the_same(mode, growth):
 
 
 @pytest.mark.usefixtures("in_small_pieces")
-def test_products_with_maps_of_many_terms_are_those_of_one_device(monkeypatch):
+def test_sharded_products_with_many_terms_match_one_device(monkeypatch):
     """A product adds in another order: in float32, up to 1e-5 of what is of order one."""
     monkeypatch.setattr(_divided, "MOST_TERMS", 2)
     rng, (params, axes) = np.random.default_rng(2), host()
@@ -201,7 +201,7 @@ def within_their_memory(found):
     "which",
     [("hypercloning", "average"), pytest.param((), marks=pytest.mark.slow, id="every operator")],
 )
-def test_a_device_takes_one_slice_of_the_source_beside_its_own_parts(which):
+def test_device_memory_is_bounded_by_one_slice_of_the_source(which):
     """On 2 x 4 devices, where no device has all of a kernel. Before, up to 2.5 GB, of leaves of 64 MB."""
     run = [sys.executable, sharded_memory.__file__, *which]
     done = subprocess.run(
@@ -257,7 +257,7 @@ def test_moments_stay_with_their_parameters(mode, policy):
 
 
 @modes
-def test_a_size_that_does_not_divide_among_the_devices_is_named_with_its_leaf(mode):
+def test_indivisible_sizes_are_reported_with_their_leaf(mode):
     params, axes = host()
     says = (
         r"v: axis 'a' becomes 7, which is not divisible by the 4 devices of its mesh axes x, y.*\n"
@@ -267,7 +267,7 @@ def test_a_size_that_does_not_divide_among_the_devices_is_named_with_its_leaf(mo
         grow({"a": select([0, 1, 2, 3, 1, 2, 0], 4)}, placed(params, mode), axes)
 
 
-def test_rules_of_ones_own_divide_ones_own_axes_and_what_grows_stays_so():
+def test_custom_rules_shard_custom_axes_before_and_after_growth():
     """Somebody else's names: what no rule knows, and what does not divide, every device holds."""
     params, axes = host()
     mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)

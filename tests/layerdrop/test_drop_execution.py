@@ -72,7 +72,7 @@ def dense_linear(weights, x, excess=None):
 
 
 @pytest.mark.usefixtures("float64")
-def test_block_scaling_is_unbiased_and_sublayer_scaling_biased_as_its_algebra_says():
+def test_block_scaling_is_unbiased_and_sublayer_scaling_is_not():
     weights, x = linear_stack()
     found = expectation(PROBS, PROBS, weights, x, "block")
     np.testing.assert_allclose(found, dense_linear(weights, x), rtol=0, atol=TOLERANCE)
@@ -102,7 +102,7 @@ def test_block_scaling_is_unbiased_for_any_one_block():
 
 
 @pytest.mark.usefixtures("float64")
-def test_sampling_with_one_probability_and_scaling_with_the_next_is_biased():
+def test_scaling_by_another_layers_probability_is_biased():
     """What a published client does: it draws with p_(l-1), and scales with 1 / p_l."""
     weights, x = linear_stack()
     before = np.concatenate([[1.0], PROBS[:-1]])
@@ -118,7 +118,7 @@ def test_sampling_with_one_probability_and_scaling_with_the_next_is_biased():
 @pytest.mark.parametrize("scaling", ["block", "sublayer"])
 @pytest.mark.parametrize("execution", ["cond", "gather"])
 @pytest.mark.parametrize("p", [0.958, 0.7])
-def test_scaling_is_unbiased_in_bfloat16_to_the_rounding_of_its_result(scaling, execution, p):
+def test_bfloat16_scaling_is_unbiased_up_to_rounding(scaling, execution, p):
     """E[G y / p] = y in the mean over many y: 1 / p itself, in bfloat16, would be off by the same 0.33 % for all of them."""
     y = jnp.asarray(np.random.default_rng(0).uniform(1, 2, (1, 4096)), jnp.bfloat16)
     gate = np.array([True]) if execution == "cond" else np.array([0])
@@ -177,7 +177,7 @@ def mean_gradient(execution, probs, weights, x, direction):
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("execution", EXPECTED)
-def test_independent_masks_give_the_dense_gradient_on_average_and_a_fixed_number_of_layers_does_not(
+def test_only_independent_masks_give_an_unbiased_gradient(
     execution,
 ):
     weights, x = linear_stack()
@@ -250,7 +250,7 @@ optimizing = pytest.mark.parametrize(
 
 
 @optimizing
-def test_programs_optimized_as_in_a_real_run_give_the_bits_of_the_dense_one(mode, scaling):
+def test_optimized_programs_match_the_dense_one_bitwise(mode, scaling):
     """Fusion must not depend on what a layer is inside of."""
     every = Kept(
         np.ones(LAYERS, bool), None if scaling is None else np.ones_like(SCALE), scaling or "block"
@@ -260,7 +260,7 @@ def test_programs_optimized_as_in_a_real_run_give_the_bits_of_the_dense_one(mode
 
 @optimizing
 @pytest.mark.slow
-def test_programs_optimized_as_in_a_real_run_give_equal_bits_by_both_executions(mode, scaling):
+def test_optimized_programs_match_bitwise_across_executions(mode, scaling):
     scale, how = None if scaling is None else SCALE, scaling or "block"
     indices = np.flatnonzero(GATES).astype(np.int32)
     chex.assert_trees_all_equal(
@@ -295,7 +295,7 @@ def test_keep_probability_one_is_the_dense_stack_to_the_bit(loss_and_gradient, s
         chex.assert_trees_all_equal(loss_and_gradient(Kept(layers, ones, scaling)), dense)
 
 
-def test_dropping_every_layer_and_a_probability_of_zero_leave_finite_numbers():
+def test_dropping_all_layers_with_probability_zero_is_finite():
     params, tokens = tiny.params(config(), dtype="float32"), tiny.tokens()
 
     def loss(params, kept):
@@ -341,7 +341,7 @@ def program():
     return jax.make_jaxpr(jax.grad(loss))(params, GATES), params
 
 
-def test_a_scan_with_a_conditional_forward_and_one_backward_and_no_selection(program):
+def test_a_scan_has_one_conditional_per_pass_and_no_select(program):
     scans = [e for e in equations(program[0].jaxpr) if e.primitive.name == "scan"]
     assert [
         sum(e.primitive.name == "cond" for e in s.params["jaxpr"].jaxpr.eqns) for s in scans
@@ -523,7 +523,7 @@ def test_a_strangers_model_with_every_layer_kept_is_itself(stranger):
     )
 
 
-def test_dropout_of_kept_layers_draws_the_numbers_of_the_whole_model(stranger):
+def test_kept_layers_draw_the_dropout_of_the_full_model(stranger):
     """Also where the layers above or below are dropped: the numbers depend on the layer, not on its place."""
     params, x = stranger
     rest = dict(train=True, rngs={"dropout": jax.random.key(3)})
@@ -583,7 +583,7 @@ def test_block_scaling_of_a_strangers_model(stranger):
     np.testing.assert_allclose(two - none, 2 * (one - none), rtol=1e-4, atol=1e-5)
 
 
-def test_dropout_inside_a_dropped_block_is_random_and_repeatable(stranger):
+def test_dropout_in_a_dropped_block_is_random_and_repeatable(stranger):
     params, x = stranger
 
     @jax.jit
@@ -809,7 +809,7 @@ def test_the_number_of_gates_must_be_that_of_the_blocks(stranger):
         jax.eval_shape(jax.vmap(run), np.ones((2, 3), bool))
 
 
-def test_conditional_takes_integers_and_keys_and_gives_them_no_gradient():
+def test_conditional_gives_integers_and_keys_no_gradient():
     def apply(w, x):
         scale, index, key = w
         return x * scale + index * jax.random.uniform(key, x.shape)

@@ -70,7 +70,7 @@ def test_pld_is_its_equation():
 
 
 @pytest.mark.parametrize("time", ["pld", "linear", "layerskip"])
-def test_dropping_grows_from_none_to_the_limit_and_backwards_if_reversed(time):
+def test_drop_rate_rises_to_its_limit_or_falls_if_reversed(time):
     drop = replace(PLD, time=time, theta=0.3)
     values = over_time(drop)
     assert values[0] == 1
@@ -100,7 +100,7 @@ CURVE = Variance(peak=0.2, shape=3.0)
 DISTURBED = LayerDrop(theta=0.3, time="variance", variance=CURVE)
 
 
-def test_the_variance_schedule_keeps_all_until_dropping_disturbs_most_and_then_follows_the_curve():
+def test_variance_schedule_keeps_all_layers_until_the_peak():
     values, u = over_time(DISTURBED), np.arange(STEPS + 1) / STEPS
     assert (values[: STEPS // 5 + 1] == 1).all() and (np.diff(values[STEPS // 5 :]) < 0).all()
     gamma = (u / 0.2) ** 2 * np.exp(-2 * (u / 0.2 - 1))  # by hand
@@ -113,14 +113,14 @@ def test_the_variance_schedule_keeps_all_until_dropping_disturbs_most_and_then_f
 
 
 @pytest.mark.parametrize("curve", [CURVE, Variance(0.01, 1.5), Variance(0.9, 40.0)], ids=str)
-def test_a_fit_finds_the_curve_that_values_come_from_whatever_their_size_and_order(curve):
+def test_a_fit_recovers_the_curve_at_any_scale_and_order(curve):
     u = np.random.default_rng(0).permutation(np.arange(1, 41) / 40)
     v = 1e-3 * np.asarray(curve(u))
     found = fit_variance(u, np.where(v < 1e-300, 0, v))
     np.testing.assert_allclose((found.peak, found.shape), (curve.peak, curve.shape), rtol=1e-6)
 
 
-def test_a_fit_goes_by_large_values_and_finds_the_curve_through_noise():
+def test_a_fit_weights_large_values_and_tolerates_noise():
     """Relative noise of a half where the variance is below a tenth of its maximum, of a twentieth elsewhere."""
     u, rng = np.arange(1, 101) / 100, np.random.default_rng(0)
     v = np.asarray(CURVE(u))
@@ -189,9 +189,7 @@ PREFIX = LayerDrop(time="constant", depth="prefix", scale="none")
         ),
     ],
 )
-def test_a_prefix_is_the_bottom_layers_and_none_of_them_only_where_that_is_asked_for(
-    now, layers, ran
-):
+def test_prefix_keeps_bottom_layers_and_none_only_if_requested(now, layers, ran):
     drop = replace(PREFIX, theta=now)
     assert (
         at(drop, 1, layers).tolist()
@@ -297,7 +295,7 @@ def test_allocation_meets_its_budget_and_keeps_what_is_blocked(values):
 
 
 @given(CASES)
-def test_allocation_rises_with_sensitivity_and_knows_no_order_of_layers(values):
+def test_allocation_is_monotone_and_permutation_equivariant(values):
     s, now, rest = case(*values)
     p = np.asarray(allocated(s, now, **rest))
     order = np.random.default_rng(1).permutation(len(s))
@@ -331,7 +329,7 @@ SENSITIVITIES = {
         for name, s in SENSITIVITIES.items()
     ],
 )
-def test_distinct_sensitivities_give_distinct_probabilities_whatever_is_blocked(s):
+def test_distinct_sensitivities_are_spaced_evenly_around_blocks(s):
     """In equal steps, from the least to the most sensitive of those that may be dropped ``1 - theta`` apart."""
     cases = list(itertools.product(([], [0], [0, 11], [0, 5, 11], [4, 5, 6, 7]), (0.5, 0.7, 0.9)))
     never, thetas = (
@@ -349,7 +347,7 @@ def test_distinct_sensitivities_give_distinct_probabilities_whatever_is_blocked(
 
 
 @given(CASES)
-def test_where_there_is_room_for_the_mean_no_two_sensitivities_give_one_probability(values):
+def test_distinct_sensitivities_never_tie_if_the_mean_allows(values):
     """Also where a spread of ``beta (1 - theta)`` would leave [p_min, 1], as by clipping it would."""
     s, now, rest = case(*values)
     free, p = ~rest["blocked"], np.asarray(allocated(s, now, **rest))
@@ -366,7 +364,7 @@ def test_where_there_is_room_for_the_mean_no_two_sensitivities_give_one_probabil
     )
 
 
-def test_sbld_differs_from_its_uniform_control_by_its_allocation_alone():
+def test_sbld_and_its_uniform_control_differ_only_in_allocation():
     sbld = LayerDrop(theta=0.5, sensitivity=Sensitivity())
     control = replace(sbld, sensitivity=Sensitivity(beta=0.0))
     one, two = (at(drop, STEPS, 12, sensitivity=OUTLIER) for drop in (sbld, control))
@@ -409,7 +407,7 @@ def test_block_and_allow_lists_by_hand():
         found(block=(6,))
 
 
-def test_an_sbld_schedule_has_the_mean_of_plds_and_needs_its_sensitivities():
+def test_sbld_has_the_mean_of_pld_and_needs_sensitivities():
     drop = LayerDrop(theta=0.6, sensitivity=Sensitivity(p_min=0.0, after=0.0))
     for t in (1, 20, 900):
         assert at(drop, t, 12, sensitivity=np.arange(12.0)).sum() == pytest.approx(
@@ -488,7 +486,7 @@ def test_numbers_out_of_range_are_refused(bad, says):
 P = np.array([1.0, 0.9, 0.35, 0.5, 0.125, 1.0, 0.7])
 
 
-def test_independent_gates_have_the_mean_and_the_variance_of_bernoulli_ones():
+def test_independent_masks_have_bernoulli_mean_and_variance():
     draws = 4000
     drawn = np.asarray(jax.vmap(lambda k: sample(k, P))(jax.random.split(jax.random.key(0), draws)))
     sigma = np.sqrt((P * (1 - P)).sum() / draws)
@@ -528,7 +526,7 @@ KINDS = {"fixed": (masks.fixed, drawn_gates), "independent": (masks.independent,
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("p", SMALL, ids=str)
-def test_drawn_gates_have_the_joint_distribution_of_the_definition(p, kind):
+def test_keep_masks_have_the_joint_distribution_of_their_kind(p, kind):
     define, draw = KINDS[kind]
     draws, expected = 4000, define(p)
     patterns = np.array(list(expected))
@@ -544,7 +542,7 @@ def test_drawn_gates_have_the_joint_distribution_of_the_definition(p, kind):
 
 
 @pytest.mark.parametrize("layers", [12, pytest.param(24, marks=pytest.mark.slow)])
-def test_every_two_layers_that_may_be_dropped_are_dropped_together_sometimes(layers):
+def test_any_two_droppable_layers_are_sometimes_both_dropped(layers):
     """Neighbours, too, which in a fixed order never are: some u's interval of length one would have to hold both."""
     p, draws = at(PLD, STEPS, layers), 20_000
     drawn = drawn_gates(p, draws)
@@ -562,7 +560,7 @@ def test_every_two_layers_that_may_be_dropped_are_dropped_together_sometimes(lay
 
 
 @pytest.mark.parametrize(("draw", "numbers"), [(systematic, 2), (independent, 6)])
-def test_draws_that_share_a_count_keep_equally_many_with_the_same_marginals(draw, numbers):
+def test_masks_sharing_a_count_have_equal_sums_and_marginals(draw, numbers):
     keys = jax.random.split(jax.random.key(3), 1500)
 
     def step(key):
@@ -609,7 +607,7 @@ def test_padding_adds_dropped_layers_in_order():
 
 
 @pytest.mark.parametrize("execution", ["gather", "gather_independent"])
-def test_programs_run_the_numbers_of_layers_with_the_least_padding(execution):
+def test_program_sizes_minimise_the_padded_layers(execution):
     """Against all choices, of a distribution over numbers that comes from the masks themselves."""
     drop = LayerDrop(theta=0.5, time="constant", execution=execution, programs=3)
     p = at(drop, 1, 5)

@@ -90,9 +90,7 @@ def by_indices(kept: Kept) -> Kept:
         ),
     ],
 )
-def test_four_devices_and_micro_batches_give_the_mean_of_each_micro_batchs_own_gradient(
-    how, accumulate
-):
+def test_sharded_step_averages_each_micro_batch_gradient(how, accumulate):
     tx, kept = optax.identity(), Kept(GATES[:accumulate], SCALE[:accumulate])
     start = runs.model(MODEL, tx)
     # On one device, written without the step: micro-batch m is every so many-th sample, and has the
@@ -247,7 +245,7 @@ def test_a_run_compiles_as_many_programs_as_asked_for():
 
 
 @pytest.mark.parametrize("execution", ["gather", "gather_independent"])
-def test_layers_that_run_as_padding_have_not_run_for_the_optimizer(execution):
+def test_padding_layers_do_not_count_as_run_for_the_optimizer(execution):
     drop = replace(DROP, execution=execution, programs=2)  # all layers in every step, or fewer
     drawn = Gates(drop, LAYERS, CHUNK, 2, 0, None)
     masks = jax.jit(jax.vmap(lambda t: gates(drop, LAYERS, CHUNK, t, seed=0, micro=2)[1]))(
@@ -378,7 +376,7 @@ def ranks(x):
 
 
 @pytest.mark.slow
-def test_both_sensitivities_rank_the_layers_of_trained_models_alike(tmp_path):
+def test_both_sensitivities_rank_trained_layers_similarly(tmp_path):
     """On the whole: layers in the middle differ by little, and a slope is no difference. Single models gave 0.6 to 0.9."""
     (tmp_path / "source").mkdir()
     for module in (argparse, ast, dataclasses, difflib, enum, inspect):
@@ -508,7 +506,7 @@ def test_keep_probability_one_trains_as_if_nothing_were_dropped(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_that_measures_stopped_in_the_middle_ends_with_the_same_bits(tmp_path, sbld):
+def test_a_run_with_measurements_resumes_bitwise(tmp_path, sbld):
     e, whole, _ = sbld
     runs.stopped(e, tmp_path, 2, 4, 8, 10)
     runs.assert_same_end(tmp_path, whole)
@@ -516,9 +514,7 @@ def test_a_run_that_measures_stopped_in_the_middle_ends_with_the_same_bits(tmp_p
 
 @pytest.mark.slow
 @pytest.mark.parametrize("execution", ["gather", "gather_independent"])
-def test_a_run_that_gathers_and_freezes_stopped_in_the_middle_ends_with_the_same_bits(
-    tmp_path, execution
-):
+def test_a_run_with_gathered_and_frozen_layers_resumes_bitwise(tmp_path, execution):
     drop = replace(DROP, execution=execution, programs=3, dropped="freeze", time="pld", gamma=4.0)
     e = experiment(tmp_path, drop, checkpoint_every=3)
     pretrain.run(e, tmp_path / "whole")
@@ -526,7 +522,7 @@ def test_a_run_that_gathers_and_freezes_stopped_in_the_middle_ends_with_the_same
     runs.assert_same_end(tmp_path / "stopped", tmp_path / "whole")
 
 
-def test_the_ledger_counts_the_layers_that_ran_and_the_measuring(sbld):
+def test_the_ledger_counts_executed_layers_and_measurements(sbld):
     e, folder, result = sbld
     first, measured, second, again, third = result["phases"]
     tokens = e.batch * MODEL.context
@@ -570,7 +566,7 @@ def test_the_taylor_sensitivity_costs_two_passes():
     assert phase.flops(MODEL, len(TOKENS)) == 2 * flops.forward(MODEL, TOKENS[:, 1:].size)
 
 
-def test_fields_of_a_layer_drop_are_set_and_checked_on_the_command_line(tmp_path):
+def test_layer_drop_fields_are_set_and_checked_from_overrides(tmp_path):
     path = runs.script(tmp_path, experiment(tmp_path, SBLD))
     found = config.load(path, ["method.drop.theta=0.7", "method.drop.sensitivity.kind=taylor"])
     assert found.method == Scratch(

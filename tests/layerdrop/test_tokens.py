@@ -156,7 +156,7 @@ def test_dropping_tokens_and_layers_together_is_refused():
 @pytest.mark.parametrize(
     "way", [("mesh", 1, 1), pytest.param(("pmap", 2, 4), marks=pytest.mark.slow)], ids=str
 )
-def test_every_sample_of_a_step_draws_its_own_tokens_wherever_it_is(monkeypatch, way):
+def test_each_sample_draws_its_own_tokens_on_any_device(monkeypatch, way):
     """The same on one device and on four, by both ways, in whichever micro-batch."""
     seen = {}
 
@@ -196,7 +196,7 @@ def test_every_sample_of_a_step_draws_its_own_tokens_wherever_it_is(monkeypatch,
 
 
 @pytest.mark.slow
-def test_a_run_that_drops_tokens_stopped_in_the_middle_ends_with_the_same_bits(small_run):
+def test_a_token_dropping_run_resumes_bitwise(small_run):
     """Grown by AKI. One checkpoint falls into the training that drops tokens, one on its end."""
     to = GrowTo((Stage(0.5, tokens=DROP), Stage(0.25)), ("aki",))
     e = runs.growing(small_run.parent, to, name="tokens", checkpoint_every=3, log_every=1)

@@ -224,7 +224,7 @@ def change(config, params, growth):
 
 
 @pytest.mark.parametrize("name", KEEP)
-def test_a_growth_that_keeps_the_model_keeps_it_with_its_adapters(name):
+def test_a_preserving_growth_preserves_the_adapted_model(name):
     config, params = model("gpt2", FUSED)
     assert change(config, params, KEEP[name](config.sizes()))[0] < 1e-10
 
@@ -241,7 +241,7 @@ def test_one_that_does_not_keeps_neither(name):
         )
 
 
-def test_a_post_ln_model_keeps_its_function_where_every_unit_has_as_many_copies():
+def test_post_ln_adapters_preserve_with_even_copies_only():
     config, params = model("bert", FUSED)
     assert change(config, params, hypercloning(config.sizes(), WIDER))[0] < 1e-10
     assert change(config, params, llama_pro(config.sizes(), {"layers": 3}))[0] > 1e-2
@@ -354,7 +354,7 @@ def test_every_matrix_product_of_their_training_is_counted(family, adapter):
 # --- what cannot be ---
 
 
-def test_what_they_are_is_kept_with_the_config_and_nothing_else_is():
+def test_adapter_settings_are_stored_in_the_config_only():
     config, params = model("llama", FUSED)
     assert from_json(json.loads(json.dumps(config.as_json()))) == config
     assert "adapter" not in apart(config).as_json()

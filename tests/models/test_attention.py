@@ -84,7 +84,7 @@ def test_by_splash_attention_with_shared_keys(as_on_a_tpu, causal):
     ],
     ids=str,
 )
-def test_on_a_mesh_each_device_attends_for_its_samples_and_heads(as_on_a_tpu, axes):
+def test_each_mesh_device_attends_for_its_samples_and_heads(as_on_a_tpu, axes):
     given = arrays(128, 4, 2, 64, "bfloat16", samples=4)
     alone = by_splash(True)(*given)
     mesh = jax.make_mesh(tuple(axes.values()), tuple(axes), (AxisType.Auto,) * len(axes))
@@ -160,7 +160,7 @@ def test_a_kernel_that_does_not_serve_says_why(monkeypatch, by, on, given, says)
         )
 
 
-def test_masked_keys_and_heads_that_do_not_divide_are_refused_by_splash(monkeypatch):
+def test_splash_refuses_masked_keys_and_indivisible_heads(monkeypatch):
     monkeypatch.setattr(module, "platform", lambda: "tpu")
     assert module.refused("splash", "bfloat16", (128, 3, 64), (128, 3, 64), False) == []
     assert module.refused("splash", "bfloat16", (128, 3, 64), (128, 3, 64), True) == [

@@ -49,7 +49,7 @@ def inputs(masked=True):
 # --- names ---
 
 
-def test_parameters_shapes_and_axes_are_those_of_the_golden_file():
+def test_parameter_shapes_and_axes_match_the_golden_file():
     lines = []
     for fields in (
         {},
@@ -85,7 +85,7 @@ def test_axis_names_are_config_fields():
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_published_axes_make_readers_of_tables_and_writers_of_norms(tied):
+def test_paper_axes_make_embeddings_inputs_and_norms_outputs(tied):
     config = tiny_bert(tied=tied)
     axes, published = dict(tiny.axes(config)), dict(tiny.paper_axes(config))
     for table, rows in (("token", "vocab"), ("position", "context"), ("type", "types")):
@@ -263,7 +263,7 @@ def test_logits_are_those_of_transformers(public, given, dtype, atol):
     np.testing.assert_allclose(found, expected, rtol=0, atol=atol * np.abs(expected).max())
 
 
-def test_every_tensor_is_ours_and_goes_back_to_the_bit_or_is_ignored(public):
+def test_every_tensor_round_trips_bitwise_or_is_ignored(public):
     family, config, model = public
     tensors = state(model)
     params, left = ours(family, config, tensors), set(tensors)
@@ -314,7 +314,7 @@ def test_what_is_masked_changes_nothing():
     assert abs(one - two).max() > VISIBLE  # there, where it is masked
 
 
-def test_roberta_counts_positions_from_the_first_token_that_is_seen():
+def test_roberta_counts_positions_from_the_first_unmasked_token():
     config = tiny_bert(first_position=2, context=9)
     right = inputs()
     left = {
@@ -401,7 +401,7 @@ def test_published_tables_keep_it_but_for_the_eps_of_their_norm(name, norm):
 
 
 @pytest.mark.parametrize("mixed", ["tables", "norm"])
-def test_published_tables_with_our_norm_or_our_tables_with_the_published_one_break_it(mixed):
+def test_mixing_our_axes_with_the_papers_breaks_preservation(mixed):
     config = tiny_bert()
     growth = GROWTHS["decoalesce, pairs"]
     ours, published = tiny.axes(config), tiny.paper_axes(config)
@@ -443,7 +443,7 @@ def test_noise_that_cancels_over_copies_keeps_the_function():
         assert abs(noisy[part[0]][part[1]] - grown[part[0]][part[1]]).max() > VISIBLE
 
 
-def test_learned_maps_that_start_without_noise_are_stacking_and_zeros():
+def test_noise_free_learned_maps_start_as_stack_and_zero_pad():
     config, target = tiny_bert(), {"layers": 4, "embed": 8, "heads": 5, "mlp": 13}
     params, axes = tiny.params(config), tiny.axes(config)
 
@@ -558,7 +558,7 @@ def test_a_dropped_layer_is_left_out_with_its_norms():
     assert not any(x[1].any() for x in jax.tree.leaves(gradient["blocks"]))
 
 
-def test_scaling_multiplies_what_a_sublayer_adds_inside_the_norm():
+def test_sublayer_scaling_multiplies_the_branch_before_the_norm():
     """Post-LN: ``norm(x + s f(x))`` is the layer whose writers to the stream are s times as large."""
     config = tiny_bert()
     params, scale = tiny.params(config), np.array([1.5, 2.0])
@@ -656,9 +656,7 @@ def test_every_matrix_product_of_the_program_is_counted(fields):
         ),
     ],
 )
-def test_below_the_layers_that_train_no_product_is_computed_for_the_backward_pass(
-    norm, tied, frozen
-):
+def test_no_backward_product_is_computed_below_frozen_layers(norm, tied, frozen):
     config = BERTConfig(layers=3, tied=tied, norm=norm, context=64, **COSTS)
     _, *steps = programs(config, frozen=frozen)
     assert [flops.train(config, 128, frozen=frozen)] * 2 == pytest.approx(steps, rel=1e-12)

@@ -47,7 +47,7 @@ def config(dtype="float64", **changes) -> CaiTConfig:
 # --- names ---
 
 
-def test_parameters_shapes_and_axes_are_those_of_the_golden_file():
+def test_parameter_shapes_and_axes_match_the_golden_file():
     small = config()
     lines = [f"# {small}"]
     lines += [
@@ -195,7 +195,7 @@ def test_low_precision_keeps_logits_in_float32(dtype, close):
 
 
 @pytest.mark.slow  # in the fast suite of a ViT
-def test_decoalescing_equal_groups_keeps_the_function_and_coalescing_inverts_it():
+def test_decoalescing_equal_groups_preserves_and_is_inverted():
     large = config(embed=12, heads=6, mlp=18)
     up = decoalesce(large.sizes(), heads=((0, 3), (1, 5), (2, 4)))
     small, axes = config(), tiny.axes(config())
@@ -229,7 +229,7 @@ def test_what_does_not():
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_learned_maps_grow_it_and_heads_that_talk_have_a_map_of_their_own(shared):
+def test_learned_maps_grow_it_and_talking_heads_have_own_maps(shared):
     small, target = config(), {"layers": 3, "embed": 8, "heads": 5, "mlp": 10}
     axes = tiny.axes(small)
 
@@ -265,7 +265,7 @@ def test_every_matrix_product_of_the_program_is_counted():
 
 
 @pytest.mark.parametrize("frozen", [1, 3])
-def test_below_the_layers_that_train_no_product_is_computed_for_the_backward_pass(frozen):
+def test_no_backward_product_is_computed_below_frozen_layers(frozen):
     vision.assert_every_product_is_counted(config("float32", layers=3), *2 * [{"frozen": frozen}])
 
 

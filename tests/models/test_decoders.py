@@ -131,9 +131,7 @@ def test_what_keeps_the_function_is_what_we_say(name, by):
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_norms_without_parameters_keep_the_function_of_even_copies_if_the_head_is_not_tied(
-    tied, monkeypatch
-):
+def test_norms_without_scale_preserve_only_untied_models(tied, monkeypatch):
     monkeypatch.setitem(KIN, "OLMo", dict(layer_norm=True, norm_scale=False, tied=tied))
     c = config("OLMo")
     for by in ("hypercloning", "staged"):
@@ -242,7 +240,7 @@ def test_kinds_go_with_their_layers():
         config("Qwen3", kinds="sx")
 
 
-def test_windows_and_positions_of_each_kind_are_those_of_a_model_of_that_kind_alone():
+def test_windows_and_positions_match_single_kind_models():
     """A model of one layer of each kind, beside a stack of both of which the other adds nothing."""
     both = config("Qwen3", kinds="sn", window=3, local_theta=50.0)
     params, tokens = tiny.params(both), tiny.tokens(2, 7)
@@ -265,7 +263,7 @@ def test_windows_and_positions_of_each_kind_are_those_of_a_model_of_that_kind_al
             assert not near[:, :3].all() and near[:, 3:].all()
 
 
-def test_tokens_that_go_around_a_layer_stay_as_far_apart_for_its_window():
+def test_skipped_tokens_keep_their_distances_in_windows():
     """The place 3 sees two places, so not the one kept before it, 0."""
     c = config("Qwen3", layers=1, kinds="s", window=2)
     params, tokens = tiny.params(c), tiny.tokens(1, 7)
@@ -279,7 +277,7 @@ def test_tokens_that_go_around_a_layer_stay_as_far_apart_for_its_window():
 
 
 @pytest.mark.parametrize("cap", [0.0, 2.0])
-def test_layers_of_several_kinds_are_dropped_alike_by_either_execution(cap):
+def test_mixed_kinds_are_dropped_equally_by_both_executions(cap):
     """To the bit; from JAX 0.12 on, of capped scores to rounding: XLA joins other products and sums in a conditional."""
     atol = 1e-6 if cap and jax.__version_info__ >= (0, 12) else 0
     c = config("Gemma 2", layers=5, dtype="float32", score_cap=cap)

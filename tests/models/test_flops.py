@@ -61,7 +61,7 @@ def test_every_matrix_product_of_the_program_is_counted(layers, context, tied):
         ),
     ],
 )
-def test_below_the_layers_that_train_no_product_is_computed_for_the_backward_pass(frozen, tied):
+def test_no_backward_product_is_computed_below_frozen_layers(frozen, tied):
     config = GPT2Config(layers=3, tied=tied, **SIZES)
     (forward, step, trained), arguments = programs(config, frozen=frozen)
     assert flops.forward(config, 2 * 64) == products(jax.make_jaxpr(forward)(*arguments).jaxpr)
@@ -101,7 +101,7 @@ def test_tokens_that_go_around_layers_are_not_computed_there(context, rate, firs
         assert counted < flops.train(config, 2 * context, frozen=frozen)
 
 
-def test_a_long_sequence_computes_little_more_than_half_of_its_square():
+def test_a_long_sequence_costs_about_half_of_its_square():
     config = GPT2Config(layers=1, **SIZES | {"context": 4096})
     whole = flops.forward(config, 1, length=64)
     scores = 4 * config.heads * config.head_dim

@@ -116,7 +116,7 @@ def test_what_is_kept_gives_the_logits_of_a_whole_pass(config):
 
 
 @models("gpt2, tied", "llama")
-def test_prompts_of_any_lengths_get_the_likeliest_tokens_up_to_the_context(config):
+def test_prompts_of_any_length_continue_greedily_to_the_context(config):
     found = lists(generate(config, params(config), PROMPTS, max_new=30))
     assert [len(tokens) for tokens in found] == [30, 30, 23]
     assert found == [
@@ -202,7 +202,7 @@ QUICK = ("phi 3", "gemma 2")
     "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in FAMILIES]
 )
 @pytest.mark.parametrize("settings", [{}, DRAWS], ids=["likeliest", "drawn"])
-def test_a_text_depends_on_no_padding_no_other_prompt_and_no_maximum(name, settings):
+def test_a_text_is_independent_of_padding_batch_and_maximum(name, settings):
     """The second prompt's text crosses the original context of the longrope model, the last prompt begins behind it."""
     config = FAMILIES[name]
     weights, prompts = params(config), [[1, 2, 3], [5, 4, 3, 2, 1, 0, 9, 8, 7, 6], [*range(11)] * 2]
@@ -245,7 +245,7 @@ def test_longrope_reads_a_text_by_its_own_length():
         assert found == tokens[len(prompt) :]
 
 
-def test_a_longrope_text_that_ends_in_its_original_context_stays_ended():
+def test_longrope_text_ending_in_original_context_stays_ended():
     config = FAMILIES["phi 3"]
     [plain] = lists(generate(config, params(config), [[5, 4, 3, 2, 1]], max_new=20))
     end = plain[3]
@@ -310,7 +310,7 @@ def test_a_watched_text_is_the_same_and_is_seen_as_it_grows(settings):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "phi 3"])
-def test_a_text_that_is_stopped_gets_no_more_tokens_and_others_go_on(name):
+def test_a_stopped_text_gets_no_more_tokens_and_others_continue(name):
     """The text of the longrope model would go on after its original context, too."""
     config = FAMILIES[name]
     plain = lists(generate(config, params(config), PROMPTS[:2], max_new=20))

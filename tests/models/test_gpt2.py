@@ -31,7 +31,7 @@ GOLDEN = Path(__file__).parent / "golden" / "gpt2.txt"
 # --- names ---
 
 
-def test_parameters_shapes_and_axes_are_those_of_the_golden_file():
+def test_parameter_shapes_and_axes_match_the_golden_file():
     lines = []
     for config in (tiny.config(), tiny.config(tied=False), tiny.config(head="classes", classes=3)):
         lines.append(f"# {config}")
@@ -58,7 +58,7 @@ def test_resized_is_the_config_of_the_grown_model():
     assert grown == replace(config, layers=5, embed=12, heads=6, mlp=18)
 
 
-def test_published_tied_axes_exchange_readers_and_writers_around_the_blocks():
+def test_paper_axes_swap_input_and_output_around_the_blocks():
     config = tiny.config(tied=True, dtype="float32")
     axes, published = config.axes(), config.paper_axes()
     assert published["token_embedding"] == ("vocab", "embed.in.below")
@@ -172,7 +172,7 @@ def test_the_future_changes_no_bit_of_the_past():
         ("products", False),
     ],
 )
-def test_what_is_saved_and_whether_layers_are_scanned_changes_no_gradient(remat, scan):
+def test_remat_and_scanning_do_not_change_gradients(remat, scan):
     config = tiny.config()
     params, tokens = tiny.params(config), tiny.tokens()
     plain = tiny.gradient(config)(params, tokens)
@@ -187,7 +187,7 @@ def test_unrolled_layers_are_no_loop():
         assert ("scan[" in str(jax.make_jaxpr(tiny.forward(c))(tiny.shapes(c), tokens))) == scan
 
 
-def test_of_a_layer_its_products_are_saved_or_its_projections_or_its_input():
+def test_remat_policies_save_the_documented_arrays():
     config, tokens = tiny.config(), tiny.tokens(batch=3)
     weights = Counter(w.shape for w in jax.tree.leaves(tiny.shapes(config)))
     every, plain, remat, full = (

@@ -78,7 +78,7 @@ def growths(table):
 # --- names ---
 
 
-def test_parameters_shapes_and_axes_are_those_of_the_golden_file():
+def test_parameter_shapes_and_axes_match_the_golden_file():
     lines = []
     gemma = config(norms="both", query_norm="head")
     neox = config(
@@ -98,7 +98,7 @@ def test_parameters_shapes_and_axes_are_those_of_the_golden_file():
     assert lines == GOLDEN.read_text().splitlines()
 
 
-def test_axis_names_are_config_fields_and_the_config_survives_json():
+def test_axis_names_are_config_fields_and_json_round_trips():
     c = config(rope_factor=8.0)
     found = sizes(tiny.params(c), tiny.axes(c))
     assert found == {name: getattr(c, name) for name in found}
@@ -188,7 +188,7 @@ def imported(family, c, tensors):
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_logits_are_hugging_face_s_and_every_tensor_has_its_leaf(name):
+def test_logits_match_transformers_and_all_tensors_are_mapped(name):
     family, model = published(name)
     import torch
 
@@ -231,7 +231,7 @@ def test_padding_is_masked_on_either_side(name):
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_both_forms_of_config_json_are_read_and_what_is_written_is_read_there(name):
+def test_both_config_json_forms_are_read_and_written_compatibly(name):
     family, model = published(name)
     new = model.config.to_dict()
     ours = read(family, new)
@@ -284,7 +284,7 @@ def test_masks_and_dropped_layers_exclude_each_other():
 
 
 @pytest.mark.slow
-def test_with_all_gates_open_a_model_that_drops_layers_is_the_dense_one_to_the_bit():
+def test_keeping_all_layers_is_bitwise_the_dense_model():
     c = config(dtype="float32")
     params, tokens = tiny.params(c, dtype="float32"), tiny.tokens(length=7)
     gates = np.ones(3, bool)
@@ -307,7 +307,7 @@ def test_with_all_gates_open_a_model_that_drops_layers_is_the_dense_one_to_the_b
         assert not g[1].any() and g[2].any(), path
 
 
-def test_tokens_that_go_around_layers_leave_the_others_their_positions():
+def test_tokens_that_skip_layers_do_not_shift_other_positions():
     c = config()
     params, tokens = tiny.params(c), tiny.tokens(2, 7)
     places = np.array([[0, 2, 3, 6], [1, 2, 4, 5]], np.int32)
@@ -513,7 +513,7 @@ AGAIN = (
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in AGAIN)) for n in DUAL]
 )
-def test_gradients_grow_by_the_dual_where_keys_keep_their_queries(name):
+def test_gradients_grow_by_the_dual_if_keys_keep_their_queries(name):
     c, g = config(), KEPT[name]
     params, axes = tiny.params(c), tiny.axes(c)
     gradient = jax.device_get(tiny.gradient(c)(params, tiny.tokens()))

@@ -114,7 +114,7 @@ def forward(config):
 @pytest.mark.parametrize(
     "family", [pytest.param(f, marks=[pytest.mark.slow] * (f != "bert")) for f in FAMILIES]
 )
-def test_it_changes_nothing_at_birth_and_then_what_merging_changes(family):
+def test_fresh_lora_changes_nothing_and_trained_equals_merged(family):
     config, axes, params, trained = model(family)
     run = forward(config)
     fresh = lora.init(EVERY, axes, config.sizes(), jax.random.key(0))
@@ -239,7 +239,7 @@ def test_its_moments_are_those_of_training_the_grown_one():
 # --- what cannot be ---
 
 
-def test_targets_that_are_none_and_adapters_of_another_model_are_refused():
+def test_unknown_targets_and_mismatched_adapters_are_refused():
     _, axes, params, adapter = model("gpt2")
     with pytest.raises(
         ValueError,

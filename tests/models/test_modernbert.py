@@ -51,7 +51,7 @@ def inputs(**more) -> dict:
     return {"tokens": tiny.tokens(2, 7), **more}
 
 
-def test_parameters_shapes_and_axes_are_those_of_the_golden_file():
+def test_parameter_shapes_and_axes_match_the_golden_file():
     lines = []
     for c in (config(), config(tied=False), config(head="classes", classes=3)):
         assert from_json(json.loads(json.dumps(c.as_json()))) == c
@@ -169,7 +169,7 @@ def test_what_keeps_the_function_is_what_we_say(by):
     assert keeps.keeps(growth, c, by.split(",")[0]) == kept
 
 
-def test_kinds_go_with_their_layers_and_the_first_stays_the_first():
+def test_kinds_follow_their_layers_and_the_first_stays_first():
     c = config(layers=6)
     assert c.layer_kinds == "fssfss"
     assert c.resized(stack(c.sizes(), {"layers": 12})).kinds == "fss"

@@ -72,7 +72,7 @@ def matrices(config: Config) -> dict[str, tuple[int, int, int]]:
 
 
 @pytest.mark.parametrize(("config", "expected"), FAMILIES.values(), ids=FAMILIES)
-def test_the_matrices_of_the_layers_are_muons_and_all_else_is_adams(config, expected):
+def test_layer_kernels_use_muon_and_all_other_leaves_adam(config, expected):
     found = matrices(config)
     assert all("kernel" in leaf and "blocks" in leaf for leaf in found)
     kernels = {
@@ -99,7 +99,7 @@ def stepped(tx, params, axes, steps=3, seed=0):
     return updates, state
 
 
-def test_an_update_is_optax_muons_of_each_matrix_and_adams_of_the_rest():
+def test_updates_match_optax_muon_and_adam():
     params, axes = (
         tiny.params(tiny.config(dtype="float32"), dtype="float32"),
         tiny.axes(tiny.config(dtype="float32")),
@@ -133,7 +133,7 @@ def test_an_update_is_optax_muons_of_each_matrix_and_adams_of_the_rest():
         np.testing.assert_allclose(mine, -update, atol=1e-5)
 
 
-def test_a_full_matrix_moves_by_its_rms_whatever_its_shape_and_its_gradient():
+def test_full_rank_updates_have_the_same_rms_for_any_shape():
     axes = {"up": ("layers", "embed.in", "mlp"), "square": ("layers", "embed.in", "embed")}
     params = {"up": np.ones((2, 16, 64), np.float32), "square": np.ones((2, 16, 16), np.float32)}
     tx = transformation(replace(OPTIM, weight_decay=0.0), axes)
@@ -159,7 +159,7 @@ def test_every_product_of_an_update_is_counted(config):
     assert products(program.jaxpr) == muon.flops(axes, config.sizes()) > 0
 
 
-def test_momentum_grows_like_a_gradient_and_the_next_update_is_orthogonal_again():
+def test_momentum_grows_like_a_gradient_and_stays_orthogonal():
     """Where a momentum is a gradient, that of the grown model is the dual's growth of it: so says `exact`, here too."""
     config = tiny.config(dtype="float32")
     params, axes = tiny.params(config, dtype="float32"), tiny.axes(config)
@@ -177,7 +177,7 @@ def test_momentum_grows_like_a_gradient_and_the_next_update_is_orthogonal_again(
     chex.assert_trees_all_close(grown, moved(large, grow(growth, params, axes)), atol=2e-6)
 
 
-def test_a_model_grows_in_the_middle_of_a_run_and_the_ledger_has_every_update(tmp_path):
+def test_growing_during_a_run_counts_every_update_in_the_ledger(tmp_path):
     to = GrowTo((Stage(0.5, warmup=0),), by=runs.DOUBLED, moments="exact")
     method = Growing(runs.SMALL, Stage(0.5), (to,))
     mesh = Mesh(

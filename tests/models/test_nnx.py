@@ -102,7 +102,7 @@ def test_a_model_keeps_its_function_and_its_optimizer_goes_on():
     assert (of_large.step[...], of_large.opt_state[0].count[...]) == (2 * STEPS, 2 * STEPS)
 
 
-def test_the_parameters_of_a_model_are_named_by_the_same_rules_as_those_of_linen():
+def test_nnx_parameters_are_named_by_the_same_rules_as_linen():
     tree = params(nnx.eval_shape(lambda: Model(**SMALL)))
     assert from_rules(tree, infer(tree, SMALL)) == from_rules(tree, FLAX)
 
@@ -124,7 +124,7 @@ def test_names_in_the_metadata_are_read_and_marked():
     assert dict(marked) == {"kernel": ("embed.in", "mlp"), "bias": ("mlp.bias",)}
 
 
-def test_parameters_go_where_they_fit_and_all_else_is_the_constructor_s():
+def test_build_sets_parameters_and_keeps_other_state():
     def make():
         return nnx.Sequential(
             nnx.Linear(2, 3, rngs=nnx.Rngs(0)), nnx.Dropout(0.5, rngs=nnx.Rngs(7))

@@ -61,7 +61,7 @@ def config(dtype="float64", **changes) -> SwinConfig:
 # --- names ---
 
 
-def test_parameters_shapes_and_axes_are_those_of_the_golden_file():
+def test_parameter_shapes_and_axes_match_the_golden_file():
     small = config()
     lines = [f"# {small}"]
     lines += [
@@ -121,7 +121,7 @@ def test_what_is_no_swin(wrong, says):
         config(**wrong)
 
 
-def test_windows_grow_with_images_and_positions_keep_their_units():
+def test_windows_grow_with_images_and_positions_keep_units():
     large = SwinConfig(image=192, window=12).for_images(384, 10)
     assert (large.image, large.classes, large.window, large.trained_windows) == (
         384,
@@ -257,7 +257,7 @@ def test_what_keeps_the_function(operator):
 
 
 @pytest.mark.slow  # in the fast suite of a ViT
-def test_one_stage_may_grow_alone_and_lemon_by_any_number_of_heads():
+def test_one_stage_can_grow_and_lemon_adds_any_number_of_heads():
     small = config()
     one = {name: n for name, n in wider(small).items() if name.endswith(".1")}
     assert vision.change(hypercloning(small.sizes(), one), small) < EXACT
@@ -268,7 +268,7 @@ def test_one_stage_may_grow_alone_and_lemon_by_any_number_of_heads():
 
 
 @pytest.mark.slow  # in the fast suite of a ViT
-def test_decoalescing_equal_groups_keeps_the_function_and_coalescing_inverts_it():
+def test_decoalescing_equal_groups_preserves_and_is_inverted():
     large = config(embed=(12, 20), heads=(6, 4), mlp=(18, 22))
     up = decoalesce(large.sizes(), heads="far")
     small, axes = config(), tiny.axes(config())
@@ -344,7 +344,7 @@ def dropping():
     return small, tiny.params(small, dtype="float32")
 
 
-def test_layers_are_dropped_in_every_stage_by_both_executions_to_the_bit():
+def test_both_executions_drop_layers_of_all_stages_bitwise():
     with jax.enable_x64(False):
         small, params = dropping()
         run = jax.jit(
@@ -359,7 +359,7 @@ def test_layers_are_dropped_in_every_stage_by_both_executions_to_the_bit():
 
 
 @pytest.mark.slow
-def test_gradients_of_both_executions_are_alike_and_zero_where_layers_are_dropped():
+def test_gradients_agree_and_are_zero_for_dropped_layers():
     """But for rounding: XLA contracts products and sums in GELU's slope in the one program otherwise than in the other."""
     with jax.enable_x64(False):
         small, params = dropping()
@@ -392,7 +392,7 @@ def test_indices_are_given_for_each_stage():
         jax.eval_shape(run, tiny.shapes(small))
 
 
-def test_gates_of_stages_keep_equally_many_there_in_each_micro_step_and_are_counted_by_cost():
+def test_stage_masks_keep_equal_counts_and_weigh_costs():
     drop = LayerDrop(theta=0.5, time="constant", depth="uniform", execution="gather")
     weights = np.array([1.5] * 4 + [5 / 7] * 7)
     draw, kept = Gates(drop, (4, 7), 400, 3, 0, None, weights), np.zeros(11)
@@ -468,7 +468,7 @@ def test_xla_counts_little_more():
 
 
 @pytest.mark.parametrize("frozen", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3))])
-def test_below_the_layers_that_train_no_product_is_computed_for_the_backward_pass(frozen):
+def test_no_backward_product_is_computed_below_frozen_layers(frozen):
     small = config("float32", layers=(2, 1))
     _, train = step(small, frozen)
     counted = flops.train(small, vision.BATCH * small.length, frozen=frozen)
@@ -477,7 +477,7 @@ def test_below_the_layers_that_train_no_product_is_computed_for_the_backward_pas
     )
 
 
-def test_what_lies_between_stages_is_frozen_with_the_first_layer_above_it():
+def test_modules_between_stages_freeze_with_the_next_layer():
     small = config()
     axes, known = tiny.axes(small), small.sizes()
     assert Freeze((0, 1, 2)).bottom(axes, known) == 3

@@ -46,7 +46,7 @@ def config(distillation="none", dtype="float64", **changes) -> ViTConfig:
 # --- names ---
 
 
-def test_parameters_shapes_and_axes_are_those_of_the_golden_file():
+def test_parameter_shapes_and_axes_match_the_golden_file():
     lines = []
     for small in (*map(config, KINDS), config(**DINO)):
         lines.append(f"# {small}")
@@ -89,7 +89,7 @@ def test_config_errors(wrong, message):
 
 
 @pytest.mark.parametrize(("size", "millions"), [(192, 5.72), (384, 22.05), (768, 86.57)])
-def test_deit_ti_s_and_b_have_the_published_numbers_of_parameters(size, millions):
+def test_deit_sizes_have_published_parameter_counts(size, millions):
     shapes = tiny.shapes(ViTConfig(embed=size, heads=size // 64, mlp=4 * size))
     assert round(sum(x.size for x in jax.tree.leaves(shapes)) / 1e6, 2) == millions
 
@@ -154,9 +154,7 @@ def back(family, small, params):
         ("DeiTForImageClassificationWithTeacher", "head"),
     ],
 )
-def test_logits_are_those_of_transformers_and_its_checkpoint_comes_back_to_the_bit(
-    architecture, distillation, tmp_path
-):
+def test_logits_match_transformers_and_weights_round_trip(architecture, distillation, tmp_path):
     torch = pytest.importorskip("torch")
     family, small = FAMILIES[architecture], config(distillation, "float32", head_dim=2)
     model, tensors = theirs(family, small, tmp_path)
@@ -216,7 +214,7 @@ def test_tokens_are_not_dropped():
 
 
 @ends
-def test_decoalescing_equal_groups_keeps_the_function_and_coalescing_inverts_it(distillation):
+def test_decoalescing_equal_groups_preserves_and_is_inverted(distillation):
     large = config(distillation, embed=12, heads=6, mlp=18)
     up = decoalesce(large.sizes(), heads=((0, 3), (1, 5), (2, 4)))
     small, axes = config(distillation), tiny.axes(config(distillation))
@@ -284,7 +282,7 @@ def test_every_matrix_product_of_the_program_is_counted(own):
     vision.assert_every_product_is_counted(config(**own, dtype="float32", layers=3))
 
 
-def test_the_giant_of_dinov2_has_the_published_number_of_parameters():
+def test_dinov2_giant_has_the_published_parameter_count():
     family = FAMILIES["Dinov2ForImageClassification"]
     said = {
         "hidden_size": 1536,
@@ -303,7 +301,7 @@ def test_the_giant_of_dinov2_has_the_published_number_of_parameters():
 
 
 @pytest.mark.parametrize("frozen", [1, 3])
-def test_below_the_layers_that_train_no_product_is_computed_for_the_backward_pass(frozen):
+def test_no_backward_product_is_computed_below_frozen_layers(frozen):
     vision.assert_every_product_is_counted(
         config("head", "float32", layers=3), *2 * [{"frozen": frozen}]
     )

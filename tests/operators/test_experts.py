@@ -134,7 +134,7 @@ def test_blocks_hold_any_number_of_tokens_of_each_expert():
 
 @pytest.mark.parametrize("tokens", [4096, 8192, 65536])
 @pytest.mark.parametrize(("experts", "active"), [(8, 2), (128, 8)], ids=["Mixtral", "Qwen3-MoE"])
-def test_less_than_a_twentieth_of_the_rows_is_empty_at_published_shapes(experts, active, tokens):
+def test_padding_rows_are_below_five_percent_at_public_shapes(experts, active, tokens):
     """A round copies at most one kernel for each expert."""
     shape = blocks(tokens * active, experts)
     assert 0 < 1 - tokens * active / shape.rows < 0.05
@@ -184,7 +184,7 @@ def test_the_z_loss_adds_its_gradient_and_leaves_the_output():
     assert tiny.distance(found, without) < TOLERANCE
 
 
-def test_a_router_that_sends_all_tokens_to_the_same_experts_loses_none():
+def test_no_token_is_lost_if_all_choose_the_same_experts():
     rng = np.random.default_rng(0)
     shapes = {"router": (D, E), "gate": (E, D, F), "up": (E, D, F), "down": (E, F, D)}
     w = {name: {"kernel": rng.normal(size=shape)} for name, shape in shapes.items()}
@@ -225,7 +225,7 @@ def test_upcycling_keeps_the_function_whatever_the_router_says(dense):
     )  # others in each expert, and each layer
 
 
-def test_finer_experts_of_the_same_cost_keep_the_function_if_a_group_stays_together(dense):
+def test_finer_experts_preserve_if_groups_stay_together(dense):
     c, params, expected = dense
     one, mixture = as_mixture(c, params)
     axes, growth = tiny.axes(one), virtual_groups(one.sizes(), {"experts": 8, "mlp": F // 2})
@@ -244,7 +244,7 @@ def test_finer_experts_of_the_same_cost_keep_the_function_if_a_group_stays_toget
         virtual_groups(one.sizes(), {"experts": 8, "mlp": 3})
 
 
-def test_more_experts_of_several_keep_the_function_with_as_many_times_more_active(dense):
+def test_more_experts_preserve_with_proportional_active_experts(dense):
     c = config(experts=E, active=X)
     params, growth = tiny.params(c), upcycle(c.sizes(), {"experts": 2 * E})
     expected, grown = logits(c, params), grow(growth, params, tiny.axes(c))
@@ -298,7 +298,7 @@ def adapted(c: LlamaConfig):
     return tiny.params(c), jax.tree.map(lambda x: rng.normal(size=x.shape) / 2, fresh)
 
 
-def test_a_lora_beside_experts_and_their_router_is_the_merged_model():
+def test_lora_on_experts_and_router_equals_the_merged_model():
     c = config(experts=E)
     params, trained = adapted(c)
     up = trained["blocks"]["mlp"]["up"]
@@ -432,7 +432,7 @@ def test_numbers_and_gradients_are_those_of_one_device(mesh):
     assert tiny.distance(run(other, x), expected) > VISIBLE
 
 
-def test_the_balance_of_all_samples_is_not_the_mean_of_those_of_their_parts():
+def test_balance_loss_is_not_the_mean_over_batch_parts():
     """The control: what the test above would see, were it each device's own. Of all else, it is that mean."""
     (run, given, x), (of_half, *_) = (of_experts(Mesh(), 1, samples) for samples in (8, 4))
     halves = [of_half(given, jax.device_put(half, x.sharding)) for half in (x[:4], x[4:])]
@@ -442,7 +442,7 @@ def test_the_balance_of_all_samples_is_not_the_mean_of_those_of_their_parts():
 
 
 @pytest.mark.parametrize("mesh", ["fsdp and tensor", "data and fsdp"])
-def test_each_of_four_devices_computes_a_quarter_and_samples_stay_where_they_are(mesh):
+def test_four_devices_split_the_work_and_samples_do_not_move(mesh):
     (run, given, x), (one, *_) = (
         of_experts(*to, length=256, mlp=32) for to in ((MESHES[mesh],), (Mesh(), 1))
     )
@@ -468,7 +468,7 @@ def test_pmap_gives_the_same_numbers():
 
 @pytest.mark.slow
 @meshes
-def test_a_model_of_experts_has_the_losses_and_gradients_of_one_device(mesh):
+def test_experts_on_a_mesh_have_the_gradients_of_one_device(mesh):
     """Scanned layers, some of each computed again, a LoRA of every expert."""
     c = config(embed=8, mlp=16, vocab=12, experts=E, balance=0.5)
     axes = tiny.axes(c)
@@ -514,7 +514,7 @@ def in_parallel(mesh: Mesh, devices: int = 4, capacity: float = 1.5, experts: in
     [Mesh(expert=4), Mesh(fsdp=2, expert=2), Mesh(expert=2, tensor=2), Mesh(2, expert=2)],
     ids=["expert", "fsdp and expert", "expert and tensor", "data and expert"],
 )
-def test_experts_over_a_mesh_axis_give_the_numbers_of_one_device(mesh):
+def test_expert_parallelism_matches_one_device(mesh):
     """With room for all tokens. Each device has some of the experts. Tokens are exchanged there and
     back, and once in the backward pass, because the samples have no gradient.
     """

@@ -191,7 +191,7 @@ def test_growing_is_linear(row):
 
 @rows()
 @dtypes
-def test_structure_and_dtype_are_kept_and_sizes_are_the_config_s(row, dtype):
+def test_growth_keeps_structure_and_dtype_and_has_config_sizes(row, dtype):
     config, axes, _ = model()
     small = tiny.params(config, dtype=dtype)
     assertions.assert_structure_kept(lambda p: grow(row.growth, p, axes), small)
@@ -200,7 +200,7 @@ def test_structure_and_dtype_are_kept_and_sizes_are_the_config_s(row, dtype):
 
 @rows(INVERTING)
 @dtypes
-def test_swapping_inverts_to_the_bit_for_groups_of_powers_of_two(row, dtype):
+def test_swap_inverts_bitwise_for_groups_of_powers_of_two(row, dtype):
     config, axes, _ = model()
     rounding = {"float64": 1e-15, "float32": 1e-6, "bfloat16": 2e-2}[dtype]
     assertions.assert_inverse(
@@ -220,7 +220,7 @@ def test_what_scales_or_mixes_layers_is_not_inverted(row):
 
 
 @rows(INVERTING)
-def test_growing_after_coalescing_is_a_projector_and_not_the_identity(row):
+def test_growing_after_coalescing_is_a_nontrivial_projector(row):
     _, axes, _ = model()
 
     def project(p):
@@ -294,7 +294,7 @@ def test_composed_rules_keep_the_function_and_the_factor_of_eps():
     )
 
 
-def test_a_composed_rule_that_matches_no_leaf_of_the_model_is_still_an_error():
+def test_a_composed_rule_without_matching_leaf_is_an_error():
     _, axes, small = model()
     silent = Rules((Rule(({},), "blocks/attn/*"), Rule(({},))))
     for both in (
@@ -387,7 +387,7 @@ def test_rules_are_not_judged(row):
         preserves_function(row.growth)
 
 
-def test_a_dense_map_that_copies_is_recognised_and_one_that_mixes_is_not():
+def test_dense_copy_maps_are_recognised_and_mixing_maps_are_not():
     copy = select([0, 1, 2, 1], 3)
     assert preserves_function(
         {"mlp": AxisMap(jnp.asarray(dense(copy.write)), jnp.asarray(dense(copy.read)))}
@@ -398,7 +398,7 @@ def test_a_dense_map_that_copies_is_recognised_and_one_that_mixes_is_not():
 
 
 @rows(KEEPING)
-def test_gradients_grow_by_the_dual_where_the_function_is_kept_and_not_like_weights(row):
+def test_gradients_grow_by_the_dual_of_a_preserving_growth(row):
     config, axes, small = model()
     gradient, large_gradient = jax.device_get(
         (

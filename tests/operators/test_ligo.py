@@ -116,7 +116,7 @@ def test_growing_is_equation_8(shared, tied):
     chex.assert_trees_all_equal_shapes(new, tiny.params(LARGE))
 
 
-def test_maps_that_the_layers_share_are_those_of_each_layer_when_these_are_equal():
+def test_shared_maps_equal_identical_per_layer_maps():
     """And so depth and width commute."""
     shared = random(LiGO(shared=True))
     own = {"depth": shared["depth"], "width": dict(shared["width"])}
@@ -184,7 +184,7 @@ def change_of_logits(coefficients, target):
     return float(jnp.abs(after - before).max() / before.std())
 
 
-def test_untied_selections_are_function_preserving_initialisation_and_tied_ones_are_not():
+def test_only_untied_selections_are_function_preserving():
     """``A = B diag(B.T 1)^-1`` (Proposition 1, corrected): of what no norm averages over. Tied, copies count twice."""
     target = {"heads": 5, "mlp": 13}
     maps = start(LiGO(width="selection", noise=0.0, tied=False), target)
@@ -290,7 +290,7 @@ def test_gradients_reach_every_map_and_never_the_small_model(shared):
     chex.assert_trees_all_equal(small, jax.tree.map(jnp.zeros_like, small))
 
 
-def test_zero_rows_are_a_saddle_for_all_maps_but_the_residual_stream_s():
+def test_zero_rows_have_zero_gradient_except_in_the_embed_map():
     maps, _ = gradients(start(LiGO(width="zero")))
     for name, old in (("query", 15), ("key", 15), ("value", 15), ("mlp", 9)):
         assert not np.any(maps["width"][name]["write"][old:]), name
@@ -307,7 +307,7 @@ def test_what_a_model_computes_with_is_what_growing_gives():
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_flops_of_growing_are_those_of_the_program_and_learning_costs_at_most_three_times_as_much(
+def test_flop_count_matches_the_program_and_bounds_learning(
     shared,
 ):
     maps, params, axes = start(LiGO(shared=shared)), tiny.params(SMALL), tiny.axes(SMALL)

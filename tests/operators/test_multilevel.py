@@ -151,7 +151,7 @@ def test_a_decoalesced_matrix_has_the_rank_of_the_small_one(s, m):
     assert np.linalg.matrix_rank(m["blocks"]["mlp"]["up"]["kernel"][0]) == 12
 
 
-def test_two_steps_of_pairs_are_one_of_fours_on_a_model_and_of_unequal_groups_are_not(m):
+def test_pairs_twice_equal_fours_only_for_equal_groups(m):
     """Also in the published axes, if tables are summed over the group, not multiplied by 2 as in the published code."""
 
     def both(axes, first, second, at_once):
@@ -196,16 +196,14 @@ def test_interpolation_shrinks_the_fine_part(m, s, up, down):
     close(interpolate(m, up(s), 0.25), combine(0.75, fine, 1, up(combine(0.75, down(m), 0.25, s))))
 
 
-def test_a_small_model_that_learned_nothing_still_changes_the_large_one(m, up, down):
+def test_interpolating_an_untrained_small_model_changes_weights(m, up, down):
     """``I - M == a (D C M - M)``: no fixed point."""
     learned_nothing = interpolate(m, up(down(m)), 0.5)
     assert tiny.distance(learned_nothing, m) > 0.5
     close(combine(1, learned_nothing, -1, m), combine(0.5, up(down(m)), -0.5, m))
 
 
-def test_correction_has_the_fixed_point_sets_the_coarse_part_and_keeps_the_fine_one(
-    m, s, up, down, pattern
-):
+def test_correction_sets_the_coarse_part_and_keeps_the_rest(m, s, up, down, pattern):
     corrected = correct(m, s, pattern, AXES)
     close(down(corrected), s)
     close(combine(1, corrected, -1, up(down(corrected))), combine(1, m, -1, up(down(m))))
@@ -213,7 +211,7 @@ def test_correction_has_the_fixed_point_sets_the_coarse_part_and_keeps_the_fine_
     close(correct(m, s, pattern, AXES, alpha=0.25), combine(0.75, m, 0.25, corrected))
 
 
-def test_repeated_interpolation_forgets_at_the_same_rate_everywhere(m, s, up, down):
+def test_repeated_interpolation_decays_all_parts_equally(m, s, up, down):
     """Coarse error and fine part are both multiplied by ``1 - a``: .75, .5625, .421875."""
     now = m
     for k in (1, 2, 3):
@@ -257,7 +255,7 @@ def test_standard_deviations_of_a_fresh_model_after_each_step():
 # --- training after de-coalescing ---
 
 
-def test_twins_stay_twins_without_interpolation_and_part_with_it(m):
+def test_twins_stay_equal_until_interpolation_separates_them(m):
     """No dropout, so that copies see the same gradient for ever: the model stays in the range of D.
 
     To the bit if the compiler sums for all units in one order, which it does not promise. Where a

@@ -196,7 +196,7 @@ def test_function_preserving_initialisation():
     close(grown["head_kernel"], head)
 
 
-def test_function_preserving_initialisation_draws_among_all_old_units():
+def test_fpi_draws_uniformly_among_all_old_units():
     """35 draws among 3 heads: each within three standard deviations of a third; another seed, other draws."""
     one, other = (
         fpi({"heads": 3}, {"heads": 38}, seed=seed)["heads"].write.index[3:, 0] for seed in (0, 1)

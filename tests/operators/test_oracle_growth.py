@@ -426,9 +426,7 @@ def test_g_stack_s_published_times(parameters, tokens, expected):
 @pytest.mark.parametrize(
     ("parameters", "tokens", "asked"), [(410e6, 8.2e9, "242%"), (124e6, 2.5e9, "834%")]
 )
-def test_g_stack_s_formula_is_cut_where_it_asks_for_more_than_the_training(
-    parameters, tokens, asked
-):
+def test_g_stack_tokens_are_capped_at_a_share_of_the_training(parameters, tokens, asked):
     with pytest.warns(UserWarning, match=f"asks for .* {asked} of the training: .*; using 25%"):
         assert g_stack_tokens(parameters, tokens) == tokens / 4
     with pytest.warns(UserWarning, match="using 10%"):

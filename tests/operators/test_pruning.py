@@ -95,7 +95,7 @@ def double(x64):
 
 
 @pytest.mark.parametrize("down", DOWN.values(), ids=DOWN)
-def test_the_way_down_inverts_the_way_up_and_a_correction_keeps_what_was_left_out(down):
+def test_pruning_inverts_its_swap_and_correct_keeps_the_rest(down):
     up, axes = swap(down), tiny.axes(CONFIG)
     large, small = tiny.params(CONFIG), tiny.params(CONFIG.resized(down), seed=1)
     chex.assert_trees_all_equal(grow(down, grow(up, small, axes), axes), small)
@@ -229,7 +229,7 @@ def normed(x, norm):
     return x / np.sqrt((x**2).mean(-1, keepdims=True) + CONFIG.eps) * norm["scale"] + norm["bias"]
 
 
-def test_streams_and_activations_are_those_of_the_blocks_one_by_one():
+def test_measured_streams_match_a_blockwise_numpy_computation():
     """By NumPy, layer after layer; what comes out at the end makes the logits."""
     params, stream, found, logits = measured()
     x = params["token_embedding"][tiny.tokens()] + params["position_embedding"][:5]
@@ -292,7 +292,7 @@ def test_influence_and_angles_are_those_of_cosines():
 
 
 @pytest.mark.parametrize("by", ["influence", "angular"])
-def test_layers_that_add_nothing_are_found_and_the_function_is_kept_to_the_bit(by):
+def test_layers_that_add_nothing_are_found_and_pruned_bitwise(by):
     """LLaMA Pro's new layers, of which nobody tells."""
     small = tiny.params(CONFIG)
     pro = llama_pro(LARGE, {"layers": 6})
@@ -513,7 +513,7 @@ def kept_layers(scores, count):
     return dense(down["layers.0"].write).argmax(1).tolist()
 
 
-def test_of_layers_by_turns_the_best_are_found_among_all_choices():
+def test_alternating_choice_is_best_among_all_choices():
     """Whole numbers, so that sums are exact."""
     for layers in range(1, 9):
         for count in range(1, layers + 1):
@@ -528,7 +528,7 @@ def test_of_layers_by_turns_the_best_are_found_among_all_choices():
             assert scores[found].sum() == max(scores[list(c)].sum() for c in by_turns)
 
 
-def test_units_that_say_nothing_are_found_in_every_layer_of_every_stage():
+def test_silent_units_are_found_in_every_layer_of_every_stage():
     """Others in each, which heads and MLPs lose together."""
     params = jax.tree.map(np.copy, measured_swin()[0])
     silent = {}
