@@ -48,7 +48,9 @@ def test_every_measurement_is_on_the_page():
     assert all(f"`{name}`" in page for name in METHODS)
 
 
-def test_the_first_command_reaches_the_sizes_and_preserves(folder, tmp_path, capsys, monkeypatch):
+def test_the_first_command_reaches_sizes_and_keeps_the_function(
+    folder, tmp_path, capsys, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     found = said(capsys, folder, "--layers", 8, "--mlp", 40, "--keep-function")["targets"][0]
     assert {way["keeps"] for way in found["ways"]} == {True}

@@ -19,7 +19,7 @@ from train.plan.recipes import deepened
 from train.plan.transforms import Grow
 
 
-def test_growing_narrower_mlps_preserves_and_copies_differ():
+def test_growing_narrower_mlps_is_exact_and_copies_differ():
     method = deepened(runs.LARGE, 2, 0.5, Stage(0.5), narrower=2)
     assert method.small == replace(runs.LARGE, layers=2, mlp=runs.LARGE.mlp // 2)
     noisy = next(p for p in method.plan(runs.LARGE, Optim(), 8) if isinstance(p, Grow))

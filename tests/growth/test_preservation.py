@@ -183,7 +183,7 @@ def test_what_does_not(growth, tied):
     assert tiny.change_of_logits(growth, tied) > VISIBLE
 
 
-def test_zero_padding_preserves_centred_untied_models_only():
+def test_zero_padding_is_exact_for_centred_untied_models_only():
     """Norms then see the same mean, zero; a tied head would read the centred table."""
     assert tiny.change_of_logits(padded(centred=True), tied=False) < EXACT
     assert tiny.change_of_logits(padded(centred=True), tied=True) > VISIBLE

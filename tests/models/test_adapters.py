@@ -241,7 +241,7 @@ def test_one_that_does_not_keeps_neither(name):
         )
 
 
-def test_post_ln_adapters_preserve_with_even_copies_only():
+def test_adapted_post_ln_models_are_exact_with_even_copies_only():
     config, params = model("bert", FUSED)
     assert change(config, params, hypercloning(config.sizes(), WIDER))[0] < 1e-10
     assert change(config, params, llama_pro(config.sizes(), {"layers": 3}))[0] > 1e-2

@@ -195,7 +195,7 @@ def test_low_precision_keeps_logits_in_float32(dtype, close):
 
 
 @pytest.mark.slow  # in the fast suite of a ViT
-def test_decoalescing_equal_groups_preserves_and_is_inverted():
+def test_decoalescing_equal_groups_is_exact_and_invertible():
     large = config(embed=12, heads=6, mlp=18)
     up = decoalesce(large.sizes(), heads=((0, 3), (1, 5), (2, 4)))
     small, axes = config(), tiny.axes(config())

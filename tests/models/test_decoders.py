@@ -131,7 +131,7 @@ def test_what_keeps_the_function_is_what_we_say(name, by):
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_norms_without_scale_preserve_only_untied_models(tied, monkeypatch):
+def test_even_copies_with_plain_norms_are_exact_if_untied(tied, monkeypatch):
     monkeypatch.setitem(KIN, "OLMo", dict(layer_norm=True, norm_scale=False, tied=tied))
     c = config("OLMo")
     for by in ("hypercloning", "staged"):

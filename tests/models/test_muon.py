@@ -159,7 +159,7 @@ def test_every_product_of_an_update_is_counted(config):
     assert products(program.jaxpr) == muon.flops(axes, config.sizes()) > 0
 
 
-def test_momentum_grows_like_a_gradient_and_stays_orthogonal():
+def test_grown_momentum_gives_an_orthogonal_next_update():
     """Where a momentum is a gradient, that of the grown model is the dual's growth of it: so says `exact`, here too."""
     config = tiny.config(dtype="float32")
     params, axes = tiny.params(config, dtype="float32"), tiny.axes(config)

@@ -268,7 +268,7 @@ def test_one_stage_can_grow_and_lemon_adds_any_number_of_heads():
 
 
 @pytest.mark.slow  # in the fast suite of a ViT
-def test_decoalescing_equal_groups_preserves_and_is_inverted():
+def test_decoalescing_equal_groups_is_exact_and_invertible():
     large = config(embed=(12, 20), heads=(6, 4), mlp=(18, 22))
     up = decoalesce(large.sizes(), heads="far")
     small, axes = config(), tiny.axes(config())

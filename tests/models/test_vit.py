@@ -214,7 +214,7 @@ def test_tokens_are_not_dropped():
 
 
 @ends
-def test_decoalescing_equal_groups_preserves_and_is_inverted(distillation):
+def test_decoalescing_equal_groups_is_exact_and_invertible(distillation):
     large = config(distillation, embed=12, heads=6, mlp=18)
     up = decoalesce(large.sizes(), heads=((0, 3), (1, 5), (2, 4)))
     small, axes = config(distillation), tiny.axes(config(distillation))

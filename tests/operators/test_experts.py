@@ -225,7 +225,7 @@ def test_upcycling_keeps_the_function_whatever_the_router_says(dense):
     )  # others in each expert, and each layer
 
 
-def test_finer_experts_preserve_if_groups_stay_together(dense):
+def test_finer_experts_are_exact_if_groups_stay_together(dense):
     c, params, expected = dense
     one, mixture = as_mixture(c, params)
     axes, growth = tiny.axes(one), virtual_groups(one.sizes(), {"experts": 8, "mlp": F // 2})
@@ -244,7 +244,7 @@ def test_finer_experts_preserve_if_groups_stay_together(dense):
         virtual_groups(one.sizes(), {"experts": 8, "mlp": 3})
 
 
-def test_more_experts_preserve_with_proportional_active_experts(dense):
+def test_more_experts_are_exact_with_proportionally_more_active(dense):
     c = config(experts=E, active=X)
     params, growth = tiny.params(c), upcycle(c.sizes(), {"experts": 2 * E})
     expected, grown = logits(c, params), grow(growth, params, tiny.axes(c))
