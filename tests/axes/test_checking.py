@@ -1,4 +1,4 @@
-"""Names that are right are found right, and each way to be wrong is named, with the names that would be right."""
+"""`check_rules` accepts correct axis names and reports each wrong name with its correction."""
 
 import re
 from collections.abc import Callable

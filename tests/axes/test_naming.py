@@ -1,4 +1,4 @@
-"""Models that were born without axis names: named by rules, brought into the form that operators want, and back."""
+"""Models without axis names are named by rules, converted for the operators and back."""
 
 import re
 from typing import NamedTuple

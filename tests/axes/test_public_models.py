@@ -1,6 +1,8 @@
-"""Public models as their packages have them, unmodified: named from outside, widened, deepened,
-with equal outputs, trained before and after. ``pip install -e '.[third-party-test]'``, in an
-environment of its own; nanodo, which is on no index, from its repository.
+"""Unmodified models of public packages keep their outputs when they are widened and deepened.
+
+Their axes are named from outside, and each model is trained before and after the growth. Install
+the packages into a separate environment with ``pip install -e '.[third-party-test]'``. nanodo is
+not on a package index, so install it from its repository.
 """
 
 from collections.abc import Callable

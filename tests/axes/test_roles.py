@@ -1,6 +1,6 @@
-"""What an operator does to a leaf goes by its axis names alone: the same model under three naming
-schemes gives the same numbers, to the bit. Lines are NumPy's, but for what is a jax function
-itself.
+"""Operators use only axis names: one model under three naming schemes gives bitwise equal numbers.
+
+The lines are computed with NumPy, except where the tested function is itself a JAX function.
 """
 
 import chex

@@ -1,6 +1,7 @@
-"""The names of public trainers, as their sources have them: each tree here has the paths, shapes and axis names of one of them.
+"""Axis names are found for trees with the paths and shapes that public trainers use.
 
-No two sizes are alike, but for layers and kernels that lie side by side.
+Each tree has the paths, shapes and axis names of one trainer's source. All sizes differ, except
+the number of layers and the sizes of kernels that lie side by side.
 """
 
 import jax

@@ -1,4 +1,4 @@
-"""Checksums of a folder: nothing that a disk can do to its files goes unnoticed."""
+"""The checksums of a folder detect every kind of damage that a disk can do to its files."""
 
 import hashlib
 import os

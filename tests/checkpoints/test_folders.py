@@ -1,4 +1,4 @@
-"""Folders that are written: whole or not at all, in the place of nothing, or of a checkpoint and nothing else."""
+"""Folders are written completely or not at all, and replace nothing other than a checkpoint."""
 
 import errno
 import gc

@@ -1,6 +1,6 @@
-"""Checkpoints on disk: against `transformers`, and against `grow` in memory; what is wrong with them is said.
+"""Checkpoints on disk agree with `transformers` and with `grow` in memory, and errors are reported.
 
-Tolerance of logits 1e-4: float32, two implementations.
+The tolerance of logits is 1e-4, for two implementations in float32.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""Every architecture: `transformers` saves a model, we read, grow and write it, and `transformers` loads it.
+"""Every architecture is saved by `transformers`, grown and written here, and loaded again there.
 
-Tolerance of logits 1e-4: float32, two implementations.
+The tolerance of logits is 1e-4, for two implementations in float32.
 """
 
 import json

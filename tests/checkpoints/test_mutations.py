@@ -1,4 +1,7 @@
-"""Damaged files through the command: the result, or one message; never a traceback, a left-over or much memory."""
+"""Damaged files give a result or one message on the command line.
+
+A command never ends with a traceback, leaves files behind or uses much memory.
+"""
 
 import functools
 import json

@@ -1,6 +1,7 @@
-"""Orbax checkpoints of other trainers, grown leaf by leaf, are what `grow` and `grow_optimizer` make in memory.
+"""Orbax checkpoints of other trainers grow leaf by leaf as trees in memory do.
 
-The trees have the layout of MaxText, Tunix and nanodo; `test_third_party` has the real packages.
+The references are `grow` and `grow_optimizer` in memory. The trees have the layout of MaxText,
+Tunix and nanodo. `test_third_party` uses the real packages.
 """
 
 import json

@@ -1,7 +1,7 @@
 """LoRAs of PEFT are read, grown with their model and written, and PEFT computes the same with them.
 
-The oracle is PEFT itself: it merges an adapter into its model, and the merged weights are compared.
-Tolerance 1e-5: float32.
+The reference is PEFT itself: it merges an adapter into its model, and the merged weights are
+compared. The tolerance is 1e-5, in float32.
 """
 
 import dataclasses

@@ -1,7 +1,8 @@
-"""Settings as published ``config.json`` files spell them, at sizes of a few hundred numbers.
+"""Settings are read in the spellings of published ``config.json`` files.
 
-The files of a model's first releases have keys that `transformers` no longer writes, and lack
-others. Tolerance of logits 1e-4: float32, two implementations.
+The models have a few hundred numbers. The files of a model's first releases have keys that
+`transformers` no longer writes, and lack others. The tolerance of logits is 1e-4, for two
+implementations in float32.
 """
 
 import json

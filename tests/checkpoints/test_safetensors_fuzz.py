@@ -1,4 +1,4 @@
-"""Damaged safetensors: our error or the tensors, never anything else, nor much memory."""
+"""Damaged safetensors files give our error or the tensors, and use little memory."""
 
 import json
 import resource

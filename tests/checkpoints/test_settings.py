@@ -1,6 +1,6 @@
-"""Every setting of ``config.json`` means here what it means to `transformers`, or is refused.
+"""Every setting of ``config.json`` means here what it means in `transformers`, or is refused.
 
-Tolerance of logits 1e-4: float32, two implementations.
+The tolerance of logits is 1e-4, for two implementations in float32.
 """
 
 import dataclasses

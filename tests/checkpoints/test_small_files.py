@@ -1,4 +1,4 @@
-"""Small files are durable, and checked when they are read: each damage has a message that names the file and the way out."""
+"""Small files are durable, and reading one reports damage with the file and the remedy."""
 
 import json
 import os

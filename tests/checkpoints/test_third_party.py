@@ -1,8 +1,9 @@
-"""Runs of real trainers, grown in the middle: ``pip install -e '.[maxtext-test]'`` in an environment of its own.
+"""Runs of real trainers grow in the middle of training and continue.
 
-Each test trains with the unmodified package, and grows the checkpoint with the command
-``jaxgrow grow``. The package restores its larger model and optimizer state from it and trains three
-more steps. The control is a growth with one ``.in`` removed.
+Install the trainers into a separate environment with ``pip install -e '.[maxtext-test]'``. Each
+test trains with the unmodified package and grows the checkpoint with the command ``jaxgrow grow``.
+The package then restores its larger model and optimizer state and trains three more steps. The
+control is a growth with one ``.in`` removed.
 """
 
 import json

@@ -1,4 +1,7 @@
-"""The command ``jaxgrow``, mostly in process: what it writes is loaded again, what is wrong ends with 1 or 2 and a message."""
+"""The command ``jaxgrow`` writes loadable checkpoints, and errors exit with 1 or 2 and a message.
+
+Most tests run the command in process.
+"""
 
 import json
 import os

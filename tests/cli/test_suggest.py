@@ -1,4 +1,4 @@
-"""The command ``jaxgrow suggest``: its measurements agree with the data file, and its commands reach the sizes."""
+"""The measurements of ``jaxgrow suggest`` match the data file, and its commands reach the sizes."""
 
 import json
 from fractions import Fraction

@@ -1,4 +1,7 @@
-"""What benchmarks share, and that those for machines that are not here would run there. Nothing is timed."""
+"""The helpers of the benchmarks work, and benchmarks for absent machines would run there.
+
+Nothing is timed.
+"""
 
 import json
 import math

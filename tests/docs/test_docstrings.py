@@ -1,4 +1,4 @@
-"""The examples of docstrings run, and what people import has them."""
+"""Examples in docstrings run, and every public name has a complete docstring."""
 
 import doctest
 import inspect

@@ -1,4 +1,4 @@
-"""The data file of what was measured: it agrees with itself, and every number on the pages is one of its numbers."""
+"""The data file of measurements is consistent, and every number on the pages comes from it."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What ``import jaxgrow`` gives, and what it does not do."""
+"""``import jaxgrow`` provides the public modules and has no side effects."""
 
 import inspect
 import os

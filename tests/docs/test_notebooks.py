@@ -1,4 +1,4 @@
-"""The notebooks of the site run to their end, each as a script: what they assert holds, and no file is left."""
+"""The notebooks of the site run as scripts without a failed assertion and leave no files."""
 
 import runpy
 from pathlib import Path

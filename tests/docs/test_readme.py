@@ -1,4 +1,4 @@
-"""The README and the site: examples run, each by itself, then commands on what they wrote; what is named is there."""
+"""The examples and commands of the README and the site run, and the files that they name exist."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""What the recipes grow from."""
+"""Recipes derive the small model and its growth from the large model."""
 
 import re
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Every public name is on a page of the API and has a docstring; the site is built without a warning."""
+"""Every public name has an API page and a docstring, and the site builds without warnings."""
 
 import inspect
 import pkgutil

@@ -1,4 +1,4 @@
-"""What is installed: the library and its command alone; `train` is run from a clone, and says what it lacks."""
+"""The wheel contains the library and its command; `train` needs a clone and says what it lacks."""
 
 import os
 import re

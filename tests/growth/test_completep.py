@@ -1,4 +1,7 @@
-"""CompleteP, folded: the trajectory of the form with forward multipliers, growths that commute with training, and controls."""
+"""Folded CompleteP trains like the form with forward multipliers, and commutes with growth.
+
+Controls show that the checks can fail.
+"""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Every error names the leaf, the axis and both numbers, and says what to do; all that is wrong is in one message."""
+"""Errors name the leaf, the axis, both numbers and the remedy, and list all problems at once."""
 
 import re
 

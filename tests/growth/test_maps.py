@@ -1,7 +1,7 @@
-"""Maps by hand, in integers: read this file to see what each one does. Then what holds for every map.
+"""Maps are checked against integer examples by hand, then against laws that hold for every map.
 
-Integers, halves and quarters are exact in float64, so the tolerance is none; random dense products
-get 1e-12.
+Read the first half to see what each map does. Integers, halves and quarters are exact in float64,
+so their tolerance is zero; random dense products have tolerance 1e-12.
 """
 
 import re

@@ -1,7 +1,7 @@
-"""Optimizer state across a growth: what each policy does, which are exact, and Adam's bias where entries restart.
+"""Optimizer states grow by each policy, some exactly, and restarted entries have the right bias.
 
-Tolerance 1e-12, in float64: gradients of a tiny GPT-2, squared, and powers of b2 close to one.
-Where nothing restarts, equality is to the bit.
+The bias is that of Adam. The tolerance is 1e-12 in float64, for squared gradients of a tiny
+GPT-2 and powers of b2 close to one. Where nothing restarts, the states are bitwise identical.
 """
 
 import re

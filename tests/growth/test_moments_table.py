@@ -1,7 +1,8 @@
-"""Every optimizer of optax and optax.contrib across a growth: its state grows as promised, or is refused by name.
+"""The state of every optimizer of optax and optax.contrib grows as promised, or is refused by name.
 
-Where ``exact`` grows a state, a step after growing is growing after the step, in float64 to 1e-9:
-means and squares of gradients, and epsilons. Parameters in a state grow as the parameters do.
+If ``exact`` grows a state, a step after growing equals growing after the step, in float64 up to
+1e-9 for means and squares of gradients and epsilons. Parameters in a state grow as the parameters
+do.
 """
 
 import inspect

@@ -1,8 +1,8 @@
-"""What a growth does to the function of a GPT-2, and to its gradients.
+"""Growths preserve or change the function and the gradients of a GPT-2 as the literature says.
 
-The tables of preservation in the literature, as far as they concern a pre-LN decoder. Exact: 1e-10
-of the standard deviation of the logits, in float64 through two layers. What is not exact must be
-seen not to be: above 1e-2.
+The cases are the preservation tables of the literature that concern a pre-LN decoder. Exact means
+1e-10 of the standard deviation of the logits, in float64 through two layers. A change that is not
+exact must be visible: above 1e-2.
 """
 
 from functools import cache

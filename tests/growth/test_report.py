@@ -1,6 +1,6 @@
-"""`preservation`: its numbers by hand on models that are tables, then on a GPT-2.
+"""`preservation` agrees with hand calculations on lookup tables, and runs on a GPT-2.
 
-Tolerance 1e-12: logarithms of small integers in float64.
+The tolerance is 1e-12, for logarithms of small integers in float64.
 """
 
 from functools import partial

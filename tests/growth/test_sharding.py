@@ -1,4 +1,4 @@
-"""Leaves that lie on a mesh of devices grow there: the numbers of one device, to the bit, under the sharding that they had."""
+"""Sharded leaves grow bitwise as on one device and keep their sharding."""
 
 import json
 import subprocess

@@ -1,6 +1,6 @@
-"""The assertions for users: each passes on an operator that has the property and fails on one that has not.
+"""Each public assertion passes for an operator with the property and fails for one without it.
 
-The defaults of the assertions are the tolerances here, too.
+The tolerances are the defaults of the assertions.
 """
 
 import jax

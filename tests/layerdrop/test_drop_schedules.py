@@ -1,4 +1,4 @@
-"""Keep probabilities over time and depth, their allocation by sensitivity, and the gates drawn from them."""
+"""Keep probabilities over time and depth, their allocation by sensitivity, and keep masks."""
 
 import itertools
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Layer dropping in training: the mapped step, the phases of a plan, resuming, the ledger."""
+"""Layer dropping in training: the sharded step, the phases of a plan, resuming and the ledger."""
 
 import argparse
 import ast

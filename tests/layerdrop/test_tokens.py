@@ -1,6 +1,6 @@
-"""Token dropping: which tokens stay, what a model computes with them, and how training draws others in every step.
+"""Token dropping keeps the right tokens and outputs and draws other tokens in every step.
 
-Two programs for one model differ in float32 by the order of their sums: 1e-5 of logits of order
+Two programs for one model differ in float32 by the order of their sums: 1e-5 for logits of order
 ten.
 """
 

@@ -1,4 +1,7 @@
-"""Adapters: at birth they change nothing, they keep their function where their model does, and what they cost is counted."""
+"""Fresh adapters change nothing, and growth preserves them wherever it preserves their model.
+
+Their cost is counted.
+"""
 
 import json
 import math

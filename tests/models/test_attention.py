@@ -1,4 +1,4 @@
-"""Attention by each kernel is softmax(q k / sqrt(K)) v; which one serves what is said."""
+"""Every attention kernel computes softmax(q k / sqrt(K)) v, and the selected kernel is reported."""
 
 from functools import partial
 

@@ -1,6 +1,6 @@
-"""BERT and RoBERTa: names, function against the public implementation, growth, layer dropping, cost.
+"""BERT and RoBERTa match the public implementation in names, function, layer dropping and cost.
 
-Tolerance 1e-10: float64 through two layers.
+The tolerance is 1e-10, for float64 through two layers.
 """
 
 from dataclasses import replace

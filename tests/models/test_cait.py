@@ -1,6 +1,6 @@
-"""CaiT: the names of its parameters, its function against the paper's equations, what growing does to it, its cost.
+"""CaiT has the right parameter names and cost, follows the paper's equations and grows correctly.
 
-Tolerance 1e-10: float64 through two layers and two class layers.
+The tolerance is 1e-10, for float64 through two layers and two class layers.
 """
 
 from collections import Counter

@@ -1,7 +1,7 @@
-"""Llama's kin: what of a decoder's form changes which growths keep its function, and layers of several kinds.
+"""The form of a Llama-like decoder decides which growths preserve it, including mixed layer kinds.
 
-Exact: 1e-10 of the standard deviation of the logits, in float64. What is not must be seen not to
-be: above 1e-2.
+Exact means 1e-10 of the standard deviation of the logits, in float64. A change must be visible:
+above 1e-2.
 """
 
 import json

@@ -1,4 +1,7 @@
-"""Every operator and every plan works on every family: shapes are those of the grown config, and every step can be traced."""
+"""Every operator and every plan works on every family.
+
+Shapes are those of the grown config, and every step can be traced.
+"""
 
 import re
 from dataclasses import replace

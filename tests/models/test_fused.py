@@ -1,4 +1,4 @@
-"""What programs for GPUs compute in fewer passes through memory, on a CPU: the same numbers as elsewhere."""
+"""The fused GPU programs compute the same numbers on a CPU as the ordinary programs."""
 
 from dataclasses import replace
 

@@ -1,6 +1,6 @@
-"""Generation: what is kept gives what a whole pass gives, rows know nothing of each other, and draws follow the softmax.
+"""Cached generation equals a full pass, rows are independent, and samples follow the softmax.
 
-Tolerance 1e-10: float64 through three layers.
+The tolerance is 1e-10, for float64 through three layers.
 """
 
 from functools import cache, partial

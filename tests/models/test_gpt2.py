@@ -1,6 +1,6 @@
-"""GPT-2: the names and shapes of its parameters, and its function against the equations.
+"""GPT-2 has the right parameter names and shapes, and follows its equations.
 
-Tolerance 1e-10: float64 through three layers.
+The tolerance is 1e-10, for float64 through three layers.
 """
 
 import math

@@ -1,7 +1,7 @@
-"""Llama and Qwen2: names, the function against Hugging Face's, and what operators do to queries that share keys.
+"""Llama and Qwen2 match Hugging Face in names and function, and grow correctly under GQA.
 
-Exact: 1e-10 of the standard deviation of the logits, in float64 through three layers. What is not
-must be seen: above 1e-2.
+Exact means 1e-10 of the standard deviation of the logits, in float64 through three layers. A change
+must be visible: above 1e-2.
 """
 
 import json

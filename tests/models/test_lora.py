@@ -1,4 +1,4 @@
-"""LoRA: at birth it changes nothing, it grows with its model to the last digit, and training moves nothing else."""
+"""A fresh LoRA changes nothing, grows with its model exactly, and is the only thing that trains."""
 
 import re
 from dataclasses import replace

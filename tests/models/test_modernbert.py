@@ -1,8 +1,9 @@
-"""ModernBERT: names, what its tokens see, the first layer without a norm of attention, which growths keep its function.
+"""ModernBERT has the right names, attention windows, first layer and preserving growths.
 
-Exact: 1e-10 of the standard deviation of the logits, in float64. What is not must be seen not to
-be: above 1e-2. Logits against `transformers` are in `test_interop_families`; what it shares with
-decoders is in `test_llama` and `test_decoders`.
+The first layer has no attention norm. Exact means 1e-10 of the standard deviation of the logits, in
+float64. A change must be visible: above 1e-2. Logits are compared with `transformers` in
+`test_interop_families`; the properties shared with decoders are in `test_llama` and
+`test_decoders`.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Muon by axis names: which leaves are matrices, what their updates are, what these cost, and how the momentum grows."""
+"""Muon updates the matrices that axis names select, at the right cost, and its momentum grows."""
 
 from dataclasses import replace
 from math import prod

@@ -1,4 +1,4 @@
-"""Models of Flax NNX: grown into new graphs with their optimizers, their layers dropped."""
+"""Flax NNX models grow into new graphs with their optimizers and can drop layers."""
 
 import re
 

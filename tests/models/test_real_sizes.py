@@ -1,4 +1,7 @@
-"""The sizes of checkpoints that people have, from their public configs, with vocabularies of 7: shapes, and no numbers."""
+"""The sizes of public checkpoints can be grown and coalesced, checked on shapes without numbers.
+
+The sizes come from public configs, with vocabularies of 7.
+"""
 
 from dataclasses import replace
 

@@ -1,6 +1,6 @@
-"""Swin V2: the names of its parameters, its function against the paper's equations, stages in the algebra, its cost.
+"""Swin V2 has the right names and cost, follows its paper's equations and grows by stages.
 
-Tolerance 1e-10: float64 through four layers.
+The tolerance is 1e-10, for float64 through four layers.
 """
 
 from dataclasses import replace

@@ -1,6 +1,7 @@
-"""ViT, DeiT and DINOv2: the names of their parameters, their function against transformers, what growing does to it, its cost.
+"""ViT, DeiT and DINOv2 match transformers in names and function, grow and have the right cost.
 
-Tolerances: 1e-10 in float64 through two layers; 1e-4 against another implementation in float32.
+The tolerances are 1e-10 in float64 through two layers, and 1e-4 against another implementation in
+float32.
 """
 
 import json

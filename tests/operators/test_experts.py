@@ -1,7 +1,6 @@
-"""Experts: what a mixture computes, by a dense computation of all of them; and what upcycling keeps.
+"""A mixture equals a dense computation of all experts, and upcycling preserves the function.
 
-Tolerance 1e-12: float64, numbers of order one. What is not equal must be seen not to be: above
-1e-3.
+The tolerance is 1e-12, for float64 numbers of order one. Differences must be visible: above 1e-3.
 """
 
 import itertools

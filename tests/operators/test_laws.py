@@ -1,8 +1,10 @@
-"""Every operator against every law. A new operator appears here by its registration; other sizes of it are rows of `OPERATORS`.
+"""Every operator obeys every law that applies to it.
 
-D is the growth of a row, ``grow(g, .)``, and C its `swap`. Tolerance 1e-10 on functions and
-gradients: float64 through two layers; equality to the bit where only copies and powers of two are
-involved. What holds of one map an axis alone is asked of the rows in `PLAIN`; of `Rules`, the rest.
+A new operator appears here by its registration; other sizes of it are rows of `OPERATORS`. D is the
+growth of a row, ``grow(g, .)``, and C its `swap`. The tolerance is 1e-10 on functions and
+gradients, for float64 through two layers; results are bitwise identical where only copies and
+powers of two are involved. Laws of one map per axis are checked on the rows in `PLAIN`; all other
+laws also apply to `Rules`.
 """
 
 from dataclasses import replace

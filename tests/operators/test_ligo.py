@@ -1,7 +1,7 @@
-"""LiGO: its maps against the paper's equations, the operators that they contain, what learns and what stands still.
+"""LiGO's maps follow the paper's equations, contain known operators, and only the maps are learned.
 
-Tolerance 1e-12 in float64: products of a few numbers of order one. Where a map is one-hot, equality
-is to the bit.
+The tolerance is 1e-12 in float64, for products of a few numbers of order one. Where a map is
+one-hot, results are bitwise identical.
 """
 
 import re

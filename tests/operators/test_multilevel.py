@@ -1,7 +1,8 @@
-"""Multi-level training (Zou et al., ICLR 2024): what is true of coalescing C, de-coalescing D and interpolation I.
+"""Multi-level training: properties of coalescing C, de-coalescing D and interpolation I.
 
-And what is not. M is a large model, s a small one. Tolerance 1e-14: sums of a few numbers of order
-one in float64.
+The method is that of Zou et al., ICLR 2024. Properties that do not hold are tested as well. M is a
+large model, s a small one. The tolerance is 1e-14, for sums of a few numbers of order one in
+float64.
 """
 
 import chex

@@ -1,9 +1,9 @@
-"""Every operator against a slow transcription of its paper's formula, written from the equations in loops over NumPy.
+"""Every operator equals a slow NumPy transcription of its paper's formula, written in loops.
 
-Nothing here uses `jaxgrow.grow` or its maps but to compare with them; weights are turned into the
-papers' layout first: a matrix ``[out, in]`` for the column convention ``y = W x``, ``[in, out]``
-for ``y = x W``, heads and their dimensions one axis. Tolerance 1e-14: float64 sums of a few numbers
-of order one.
+The tests use `jaxgrow.grow` and its maps only for comparison. Weights are converted to the papers'
+layout first: a matrix ``[out, in]`` for the column convention ``y = W x``, ``[in, out]`` for
+``y = x W``, with heads and their dimensions as one axis. The tolerance is 1e-14, for float64 sums
+of a few numbers of order one.
 """
 
 from functools import partial

@@ -1,8 +1,8 @@
-"""The operators that are sums, scales or mixtures, against transcriptions of their papers, parameter by parameter.
+"""Operators that sum, scale or mix parameters equal transcriptions of their papers, per parameter.
 
-As in ``test_oracle.py``: loops over NumPy in the layout ``y = x W``, ``[in, out]``, that share no
-code with jaxgrow; random draws are read off the growth. Tolerance 1e-14: float64 sums of a few
-numbers of order one.
+As in ``test_oracle.py``, the transcriptions are NumPy loops in the layout ``y = x W``,
+``[in, out]``, that share no code with jaxgrow; random draws are read from the growth. The tolerance
+is 1e-14, for float64 sums of a few numbers of order one.
 """
 
 from dataclasses import replace

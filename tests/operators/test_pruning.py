@@ -1,7 +1,7 @@
-"""Pruning, the sister of coalescing: units that are left out, and what says which.
+"""Pruning removes the units that the scores select, and inverts and corrects like coalescing.
 
-C leaves units out, D is its `swap`. Equality to the bit where only copies and zeros are involved;
-tolerance 1e-12 on functions and scores, in float64.
+C removes units, D is its `swap`. Results are bitwise identical where only copies and zeros are
+involved; the tolerance is 1e-12 on functions and scores, in float64.
 """
 
 import json

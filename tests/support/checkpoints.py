@@ -1,4 +1,4 @@
-"""Checkpoints of a GPT-2 of a few hundred numbers, as Hugging Face stores it."""
+"""Checkpoints of a GPT-2 of a few hundred numbers, in Hugging Face's format."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Counting the matrix products of a program, which knows nothing of the cost formula."""
+"""Count the matrix products of a program, independently of the cost formula."""
 
 import jax
 import jax.numpy as jnp

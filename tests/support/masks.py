@@ -1,4 +1,4 @@
-"""Distributions of keep masks, by going through every case: the reference for what is drawn, and for expectations."""
+"""Exact distributions of keep masks, by enumeration, as references for samples and expectations."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""What the oracles share: weights in the layout of the papers, and their formulas in loops over NumPy."""
+"""Shared code of the oracle tests: weights in the papers' layout, and formulas in NumPy loops."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Folders of images of noise."""
+"""Create folders of noise images."""
 
 from pathlib import Path
 

@@ -1,6 +1,7 @@
-"""The memory of growing two kernels on 2 x 4 devices: ``python tests/support/sharded_memory.py [OPERATOR ..]`` prints JSON.
+"""Measure the memory of growing two kernels on 2 x 4 devices and print it as JSON.
 
-A process of its own, as the other tests have four devices.
+Usage: ``python tests/support/sharded_memory.py [OPERATOR ..]``. It runs in a separate process
+because the other tests have four devices.
 """
 
 import json

@@ -1,6 +1,7 @@
-"""Small Transformers as others write them, without axis names: of Flax Linen, NNX and Equinox, each from its own parts.
+"""Small Transformers without axis names, written with Flax Linen, NNX and Equinox.
 
-And what every such model goes through, those that others really wrote, too (`test_public_models`).
+Each model is built from its own parts. The checks in this file apply to every third-party model,
+including the real ones in `test_public_models`.
 """
 
 from collections.abc import Callable

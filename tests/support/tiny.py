@@ -1,4 +1,4 @@
-"""A GPT-2 of a few hundred numbers: no two sizes alike, no norm or bias at its initial value."""
+"""A GPT-2 of a few hundred numbers with distinct sizes and perturbed norms and biases."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What the tests of all vision families do."""
+"""Checks that the tests of all vision families share."""
 
 from dataclasses import replace
 from functools import cache
