@@ -1,6 +1,6 @@
 """Operators use only axis names: one model under three naming schemes gives bitwise equal numbers.
 
-The lines are computed with NumPy, except where the tested function is itself a JAX function.
+The models are NumPy arrays, so that operators compute with NumPy, except JAX functions such as LiGO.
 """
 
 import chex
