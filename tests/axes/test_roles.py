@@ -1,6 +1,6 @@
 """Operators use only axis names: one model under three naming schemes gives bitwise equal numbers.
 
-The models are NumPy arrays, so that operators compute with NumPy, except JAX functions such as LiGO.
+The models are NumPy arrays, so that operators compute with NumPy unless they use JAX functions.
 """
 
 import chex
