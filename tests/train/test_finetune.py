@@ -303,7 +303,7 @@ def test_transformers_gives_the_logits_of_what_was_fine_tuned(learned, home, tmp
     [
         ({"data": Labelled("cola", "nowhere")}, "nowhere"),
         ({"batch": 4096}, "less than one batch of 4096"),
-        ({"data": Labelled("squad1", "nowhere")}, "squad1 is for a BERT"),
+        ({"data": Labelled("squad1", "nowhere")}, "squad1 needs a BERT"),
     ],
 )
 def test_what_cannot_be_learned_is_said_in_one_line(home, tmp_path, change, says):
