@@ -565,7 +565,7 @@ def test_settings_that_no_mixture_has():
     )
     with pytest.raises(
         CheckpointError,
-        match="blocks/mlp/up: a MixtralForCausalLM has no such kernel in its layers",
+        match="blocks/mlp/up: the layers of MixtralForCausalLM do not have such a kernel",
     ):
         peft.save("nowhere", peft.PeftAdapter(config(experts=E), mine, factors))
     with pytest.raises(
