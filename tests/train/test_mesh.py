@@ -9,7 +9,7 @@ import tiny
 from jax.sharding import AbstractMesh
 
 from jaxgrow import sharding
-from jaxgrow.axes import leaves
+from jaxgrow.axes import axis, leaves
 from jaxgrow.layerdrop import LayerDrop, Sensitivity
 from train import pretrain
 from train.common.errors import UserError, exits_cleanly
@@ -119,7 +119,7 @@ def test_every_leaf_is_divided_by_the_names_of_its_axes():
     found = sharding.specs(params, names, AbstractMesh((2, 2), ("fsdp", "tensor")))
     for (path, x, of), spec in zip(leaves(params, names), jax.tree.leaves(found), strict=True):
         for name, size, over in zip(of, x.shape, spec, strict=True):
-            rule = sharding.RULES.get(names.axis(name))
+            rule = sharding.RULES.get(axis(name))
             assert over == (rule if size % 2 == 0 else None), (path, spec)
 
 
