@@ -36,11 +36,11 @@ def float64():
         yield
 
 
-# --- expectations, by enumerating gates, in float64 ---
+# --- expectations in float64, by enumeration of all keep masks ---
 
 
 def linear_stack(seed=0, layers=LAYERS, width=3):
-    """Sublayers f_l(x) = x B_l and g_l(x) = x C_l of a linear model."""
+    """Return the sublayers f_l(x) = x B_l and g_l(x) = x C_l of a linear model."""
     rng = np.random.default_rng(seed)
     return rng.normal(size=(2, layers, width, width)) / 3, rng.normal(size=(4, width))
 
@@ -52,7 +52,7 @@ def block(w, x, scale=1.0):
 
 
 def expectation(probs, drawn, weights, x, scaling, scale=None):
-    """Of the stack's output, over all gates, ``drawn`` being their keep probabilities."""
+    """Return the expected stack output over all keep masks, with keep probabilities ``drawn``."""
     scale = None if scaling is None else (1 / probs if scale is None else scale)
     run = jax.jit(
         lambda g: run_stack(
@@ -106,23 +106,28 @@ def test_block_scaling_is_unbiased_for_any_one_block():
 
 @pytest.mark.usefixtures("float64")
 def test_scaling_by_another_layers_probability_is_biased():
-    """What a published client does: it draws with p_(l-1), and scales with 1 / p_l."""
+    """Reproduce the error of a published client.
+
+    It samples with p_(l-1) and scales with 1 / p_l.
+    """
     weights, x = linear_stack()
     before = np.concatenate([[1.0], PROBS[:-1]])
     wrong = expectation(PROBS, before, weights, x, "block")
     assert abs(wrong - dense_linear(weights, x)).max() > 0.05
     probs, drawn = gates(LayerDrop(time="constant"), LAYERS, 10, 3, seed=0)
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 3), 1)
-    np.testing.assert_array_equal(
-        drawn[0], sample(key, probs)
-    )  # ours: the gates of the p that scales
+    # Our keep mask is sampled with the same p that scales.
+    np.testing.assert_array_equal(drawn[0], sample(key, probs))
 
 
 @pytest.mark.parametrize("scaling", ["block", "sublayer"])
 @pytest.mark.parametrize("execution", ["cond", "gather"])
 @pytest.mark.parametrize("p", [0.958, 0.7])
 def test_bfloat16_scaling_is_unbiased_up_to_rounding(scaling, execution, p):
-    """E[G y / p] = y in the mean over many y: 1 / p itself, in bfloat16, would be off by the same 0.33 % for all of them."""
+    """Check E[G y / p] = y in the mean over many y.
+
+    A factor 1 / p rounded to bfloat16 would be off by the same 0.33 % for all of them.
+    """
     y = jnp.asarray(np.random.default_rng(0).uniform(1, 2, (1, 4096)), jnp.bfloat16)
     gate = np.array([True]) if execution == "cond" else np.array([0])
     kept = Kept(gate, np.array([1 / p], np.float32), scaling)
@@ -140,7 +145,8 @@ def test_bfloat16_scaling_is_unbiased_up_to_rounding(scaling, execution, p):
         p * np.asarray(x, np.float64) / np.asarray(y, np.float64),
         p * np.asarray(slope, np.float64),
     )
-    np.testing.assert_allclose(expected, 1, atol=2.0**-8)  # each: half a unit in the last place
+    # Each value may be off by half a unit in the last place.
+    np.testing.assert_allclose(expected, 1, atol=2.0**-8)
     assert expected.mean() == pytest.approx(1, abs=3e-4)
     np.testing.assert_allclose(slope, 1, atol=2.0**-8)
 
@@ -153,7 +159,10 @@ EXPECTED = {
 
 
 def mean_gradient(execution, probs, weights, x, direction):
-    """The expectations of ``<direction, stack(x)>`` and of its gradients, over all keep masks of an execution."""
+    """Return the expectations of ``<direction, stack(x)>`` and of its gradients.
+
+    The expectation is over all keep masks of an execution.
+    """
     layers = len(probs)
 
     @jax.jit
@@ -201,13 +210,13 @@ def test_only_independent_masks_give_an_unbiased_gradient(
     ("execution", "expected"), [("cond", 5.0625), ("gather_independent", 5.0625), ("gather", 4.0)]
 )
 def test_four_layers_that_add_half_by_hand(execution, expected):
-    """(3/2)^4 = 5.0625; two of four layers that add all of x, always: 2^2 = 4."""
+    """Check two values: (3/2)^4 = 5.0625, and 2^2 = 4 if two of four layers always add all of x."""
     half = np.full((4, 1, 1), 0.5), np.zeros((4, 1, 1))
     value, _ = mean_gradient(execution, np.full(4, 0.5), half, np.ones((1, 1)), 1.0)
     assert value == pytest.approx(expected, abs=TOLERANCE)
 
 
-# --- the two executions, on the real model ---
+# --- both executions on the real model ---
 
 GATES = np.array([True, False, True, True, False])
 SCALE = np.array([1.0, 2.0, 1.25, 1.5, 2.0], np.float32)
@@ -220,7 +229,7 @@ def config(dtype="float32", remat="products"):
 
 
 def program_of(dtype, remat, jit):
-    """``kept -> (loss, gradient)``."""
+    """Return a function ``kept -> (loss, gradient)``."""
     params, tokens = tiny.params(config(), dtype="float32"), tiny.tokens(3, 7)
 
     def loss(params, kept):
@@ -230,7 +239,7 @@ def program_of(dtype, remat, jit):
     return partial(jit(jax.value_and_grad(loss)), params)
 
 
-# Of float32, see the programs of a real run below.
+# The tests of a real run below check the float32 programs.
 modes = [*(pytest.param(m, marks=pytest.mark.slow) for m in MODES[:2]), MODES[2]]
 
 
@@ -254,7 +263,7 @@ optimizing = pytest.mark.parametrize(
 
 @optimizing
 def test_optimized_programs_match_the_dense_one_bitwise(mode, scaling):
-    """Fusion must not depend on what a layer is inside of."""
+    """Check that XLA fuses a layer in the same way inside any surrounding program."""
     every = Kept(
         np.ones(LAYERS, bool), None if scaling is None else np.ones_like(SCALE), scaling or "block"
     )
@@ -451,7 +460,7 @@ def test_gates_drawn_on_each_device_are_the_same():
 
 
 class Layer(nn.Module):
-    """A stranger's block: dropout, another argument by position, one by name, a result that is not linear."""
+    """A nonlinear third-party block with dropout and extra arguments by position and name."""
 
     @nn.compact
     def __call__(self, x, shift, *, factor, train: bool):
@@ -475,7 +484,7 @@ class Loop(nn.Module):
 
 
 class Half(nn.Module):
-    """The same model with its middle layer cut out by hand."""
+    """The same model with its middle layer removed by hand."""
 
     @nn.compact
     def __call__(self, x, train: bool = False):
@@ -527,7 +536,10 @@ def test_a_strangers_model_with_every_layer_kept_is_itself(stranger):
 
 
 def test_kept_layers_draw_the_dropout_of_the_full_model(stranger):
-    """Also where the layers above or below are dropped: the numbers depend on the layer, not on its place."""
+    """Check the dropout of kept layers, including layers next to dropped layers.
+
+    The random numbers depend on the layer, not on its position in the reduced stack.
+    """
     params, x = stranger
     rest = dict(train=True, rngs={"dropout": jax.random.key(3)})
     ones = np.ones(3, np.float32)
@@ -546,7 +558,7 @@ def test_kept_layers_draw_the_dropout_of_the_full_model(stranger):
 
 
 class Twice(nn.Module):
-    """One layer that is called twice, so that its second call must draw other numbers."""
+    """One layer that is called twice; the second call must sample other random numbers."""
 
     @nn.compact
     def __call__(self, x):
@@ -563,7 +575,7 @@ class Noise(nn.Module):
 def test_a_layer_that_is_called_again_draws_other_numbers():
     with dropping(Noise, Kept(np.array([True, True]))):
         y = np.asarray(Twice().apply({}, jnp.zeros(64), rngs={"dropout": jax.random.key(0)}))
-    assert set(y) == {0.0, 2.0, 4.0}  # 2 is what only one of the calls adds
+    assert set(y) == {0.0, 2.0, 4.0}  # The value 2 occurs if only one of the calls adds.
 
 
 def test_forward_mode_is_refused(stranger):
@@ -614,7 +626,10 @@ def curve(module, x, train, width=3):
 
 
 class Flag(nn.Module):
-    """A flag by position, which decides what is traced, after an array that may be None."""
+    """A block with a positional flag that decides which program is traced.
+
+    The flag follows an array that may be None.
+    """
 
     @nn.compact
     def __call__(self, x, mask, train):
@@ -641,7 +656,8 @@ class Listed(nn.Module):
         return y, (jnp.square(y).mean(),)
 
 
-CALLS = {  # how a model calls a block: (what it goes on with, what comes besides)
+# Each function calls a block and returns (the next hidden state, the auxiliary value).
+CALLS = {
     Flag: lambda block, x: (block(x, None, True), 0),
     Named: lambda block, x: (block(hidden=x, options={"train": True, "mask": None}), 0),
     Auxiliary: lambda block, x: (lambda pair: (pair.hidden, pair.more["loss"]))(block(x)),
@@ -666,7 +682,11 @@ class Calls(nn.Module):
     "kind", [Flag, Named, Auxiliary, pytest.param(Listed, marks=pytest.mark.slow)]
 )
 def test_blocks_are_called_and_return_as_they_like(kind):
-    """A flag by position or inside a dict, the array by name, an auxiliary loss beside the result: zero where it is dropped."""
+    """Check four calling conventions.
+
+    They are a flag by position or inside a dict, an array by name, and an auxiliary loss in the
+    result, which is zero for a dropped layer.
+    """
     x, gate = (
         np.random.default_rng(0).normal(size=(2, 5)).astype(np.float32),
         np.array([True, False, True]),
@@ -704,7 +724,7 @@ class Wrong(nn.Module):
 
 
 class Scanned(nn.Module):
-    """Two layers: Flax traces one twice, so that two gates would seem to be used up."""
+    """Two layers in one scan. Flax traces one layer twice, which would seem to use up two masks."""
 
     remat: bool
 
@@ -763,7 +783,10 @@ def test_a_block_without_the_array_that_it_changes_is_refused():
     ],
 )
 def test_inside_a_shard_map_that_checks_what_varies(stranger, kind):
-    """Data on two devices, replicated weights: the gradient is the sum over devices, as without."""
+    """Check data on two devices with replicated weights.
+
+    The gradient is the sum over the devices, as on one device.
+    """
     mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
     gate, scale = np.array([True, False, True]), np.array([1.5, 2, 1.25], np.float32)
     if kind == "a stranger's":

@@ -49,7 +49,7 @@ def over_time(drop, times=range(STEPS + 1)):
     )
 
 
-@cache  # a program each, not one an operation
+@cache  # Compile one program each, instead of one per operation.
 def of(drop, layers):
     return jax.jit(partial(schedule, drop, layers, steps=STEPS))
 
@@ -103,13 +103,12 @@ DISTURBED = LayerDrop(theta=0.3, time="variance", variance=CURVE)
 def test_variance_schedule_keeps_all_layers_until_the_peak():
     values, u = over_time(DISTURBED), np.arange(STEPS + 1) / STEPS
     assert (values[: STEPS // 5 + 1] == 1).all() and (np.diff(values[STEPS // 5 :]) < 0).all()
-    gamma = (u / 0.2) ** 2 * np.exp(-2 * (u / 0.2 - 1))  # by hand
+    gamma = (u / 0.2) ** 2 * np.exp(-2 * (u / 0.2 - 1))  # the curve computed by hand
     np.testing.assert_allclose(values[200:], 0.3 + 0.7 * gamma[200:], rtol=0, atol=TOLERANCE)
     np.testing.assert_allclose(np.asarray(CURVE(u)), gamma, rtol=0, atol=TOLERANCE)
     late = over_time(replace(DISTURBED, sensitivity=Sensitivity(after=0.5)))
-    np.testing.assert_allclose(
-        late[500::5], values[::10], rtol=0, atol=TOLERANCE
-    )  # the clock of dropping
+    # The schedule follows the clock that starts when dropping starts.
+    np.testing.assert_allclose(late[500::5], values[::10], rtol=0, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("curve", [CURVE, Variance(0.01, 1.5), Variance(0.9, 40.0)], ids=str)
@@ -121,7 +120,11 @@ def test_a_fit_recovers_the_curve_at_any_scale_and_order(curve):
 
 
 def test_a_fit_weights_large_values_and_tolerates_noise():
-    """Relative noise of a half where the variance is below a tenth of its maximum, of a twentieth elsewhere."""
+    """Fit with noise that depends on the variance.
+
+    The relative noise is one half where the variance is below a tenth of its maximum, and one
+    twentieth elsewhere.
+    """
     u, rng = np.arange(1, 101) / 100, np.random.default_rng(0)
     v = np.asarray(CURVE(u))
     found = fit_variance(u, v * np.exp(rng.normal(size=100) * np.where(v < 0.1, 0.5, 0.05)))
@@ -205,13 +208,14 @@ def test_prefix_keeps_bottom_layers_and_none_only_if_requested(now, layers, ran)
 
 def test_a_prefix_that_shrinks_or_recovers():
     shrinking = replace(PREFIX, time="linear", theta=0.5)
+    # These are the floors of 4, 3.6, 3.2, 2.8 and 2.
     assert [at(shrinking, t, 4).sum() for t in (0, 200, 400, 600, 1000)] == [
         4,
         4,
         3,
         3,
         2,
-    ]  # of 4, 3.6, 3.2, 2.8 and 2
+    ]
     assert at(replace(PREFIX, recovery=0.25), 751, 4).tolist() == [1] * 4
 
 
@@ -230,7 +234,7 @@ def test_the_sum_of_keep_probabilities(layers, t):
 
 @pytest.fixture(scope="module")
 def every():
-    """``t -> the probabilities of each of ALL``, one program for all."""
+    """Return ``t -> keep probabilities of each schedule of ALL``, compiled as one program."""
     return jax.jit(lambda t: [schedule(drop, 7, t, STEPS) for drop in ALL])
 
 
@@ -279,7 +283,7 @@ def budget(now, layers):
     return 1 - (1 - now) * (layers + 1) / (2 * layers)
 
 
-allocated = jax.jit(allocate)  # one compilation for each number of layers
+allocated = jax.jit(allocate)  # compiled once for each number of layers
 
 
 @given(CASES)
@@ -307,9 +311,8 @@ def test_allocation_is_monotone_and_permutation_equivariant(values):
     assert (np.diff(p[free][np.argsort(s[free])]) >= -TOLERANCE).all()
 
 
-OUTLIER = np.array(
-    [3, *np.arange(5, 15) / 100, 0.5]
-)  # what was measured of 12 layers: the first outweighs all others
+# These are measured sensitivities of 12 layers. The first one outweighs all others.
+OUTLIER = np.array([3, *np.arange(5, 15) / 100, 0.5])
 SENSITIVITIES = {
     "one layer outweighs all": OUTLIER,
     "one that is not blocked": OUTLIER[np.r_[1:6, 0, 6:12]],
@@ -330,7 +333,10 @@ SENSITIVITIES = {
     ],
 )
 def test_distinct_sensitivities_are_spaced_evenly_around_blocks(s):
-    """In equal steps, from the least to the most sensitive of those that may be dropped ``1 - theta`` apart."""
+    """Check that droppable layers have equally spaced keep probabilities, ordered by sensitivity.
+
+    The least and the most sensitive of them differ by ``beta (1 - theta)``.
+    """
     cases = list(itertools.product(([], [0], [0, 11], [0, 5, 11], [4, 5, 6, 7]), (0.5, 0.7, 0.9)))
     never, thetas = (
         np.array([np.isin(np.arange(12), b) for b, _ in cases]),
@@ -348,7 +354,10 @@ def test_distinct_sensitivities_are_spaced_evenly_around_blocks(s):
 
 @given(CASES)
 def test_distinct_sensitivities_never_tie_if_the_mean_allows(values):
-    """Also where a spread of ``beta (1 - theta)`` would leave [p_min, 1], as by clipping it would."""
+    """Check the absence of ties for spreads of ``beta (1 - theta)`` that would leave [p_min, 1].
+
+    Clipping to this range would cause ties.
+    """
     s, now, rest = case(*values)
     free, p = ~rest["blocked"], np.asarray(allocated(s, now, **rest))
     room = min(
@@ -397,8 +406,8 @@ def test_block_and_allow_lists_by_hand():
     def found(**fields):
         return np.flatnonzero(block_list(s, Sensitivity(**fields))).tolist()
 
-    assert found() == [0, 1, 5]  # the most sensitive, the first and the last
-    assert found(share=0.3, block=()) == [1, 3]  # ceil(1.8)
+    assert found() == [0, 1, 5]  # the most sensitive, the first and the last layer
+    assert found(share=0.3, block=()) == [1, 3]  # 1.8 rounded up
     assert found(share=0.3, block=(2,), allow=(1,)) == [2, 3]
     assert found(share=0.0, block=()) == []
     with pytest.raises(
@@ -426,7 +435,7 @@ TIMES = [
 @pytest.mark.parametrize("time", TIMES)
 @pytest.mark.parametrize("recovery", [0.0, 0.25])
 def test_the_clock_of_sbld_starts_when_dropping_starts(time, recovery):
-    """It is the clock of a run that has only the steps that drop layers."""
+    """Check that the clock equals the clock of a run with only the layer-dropping steps."""
     drop = LayerDrop(time=time, sensitivity=Sensitivity(after=0.05), recovery=recovery)
     found = over_time(drop, range(1, STEPS + 1))
     end = round((1 - recovery) * STEPS)
@@ -436,9 +445,8 @@ def test_the_clock_of_sbld_starts_when_dropping_starts(time, recovery):
     )
     np.testing.assert_allclose(found[50:end], alone, rtol=0, atol=TOLERANCE)
     if time == "pld":
-        assert (
-            found[50] > 0.93
-        )  # of STEPS = 1000: theta - 0.5 falls by exp(-100 / (end - 50)) a step
+        # Of STEPS = 1000, theta - 0.5 falls by exp(-100 / (end - 50)) per step.
+        assert found[50] > 0.93
     p = at(drop, 51, 12, sensitivity=OUTLIER)
     assert p.mean() == pytest.approx(budget(found[50], 12), abs=1e-9)
 
@@ -481,7 +489,7 @@ def test_numbers_out_of_range_are_refused(bad, says):
         bad()
 
 
-# --- gates ---
+# --- keep masks ---
 
 P = np.array([1.0, 0.9, 0.35, 0.5, 0.125, 1.0, 0.7])
 
@@ -496,7 +504,7 @@ def test_independent_masks_have_bernoulli_mean_and_variance():
 
 
 def test_marginals_of_systematic_sampling_are_exact():
-    """By enumerating every u there is: no chance is involved."""
+    """Check the marginals by enumerating every u, without random sampling."""
     p = np.round(P * GRID).astype(np.int64)
     u = np.arange(1, GRID + 1)[:, None]
     kept = masks.systematic(p, u)
@@ -511,7 +519,7 @@ def drawn_gates(p, draws):
 
 
 def drawn_independent(p, draws):
-    """Of masks that share their number with another one each."""
+    """Sample masks, each of which shares its number of layers with another one."""
     keys = jax.random.split(jax.random.key(0), draws)
     return np.asarray(
         jax.jit(jax.vmap(lambda k: independent(k, p, jax.random.fold_in(k, 1))))(keys)
@@ -530,9 +538,8 @@ def test_keep_masks_have_the_joint_distribution_of_their_kind(p, kind):
     define, draw = KINDS[kind]
     draws, expected = 4000, define(p)
     patterns = np.array(list(expected))
-    np.testing.assert_allclose(
-        np.array(list(expected.values())) @ patterns, p, atol=1 / GRID
-    )  # exact marginals
+    # The marginals are exact.
+    np.testing.assert_allclose(np.array(list(expected.values())) @ patterns, p, atol=1 / GRID)
     drawn = [tuple(row) for row in draw(p, draws).tolist()]
     assert set(drawn) <= {pattern for pattern, q in expected.items() if q}
     for pattern, q in expected.items():
@@ -543,7 +550,11 @@ def test_keep_masks_have_the_joint_distribution_of_their_kind(p, kind):
 
 @pytest.mark.parametrize("layers", [12, pytest.param(24, marks=pytest.mark.slow)])
 def test_any_two_droppable_layers_are_sometimes_both_dropped(layers):
-    """Neighbours, too, which in a fixed order never are: some u's interval of length one would have to hold both."""
+    """Check that any two droppable layers, including neighbours, are sometimes both dropped.
+
+    In a fixed order, neighbours would never be dropped together, because the interval of length one
+    of some u would have to hold both.
+    """
     p, draws = at(PLD, STEPS, layers), 20_000
     drawn = drawn_gates(p, draws)
     assert set(drawn.sum(-1)) == {int(np.floor(p.sum())), int(np.ceil(p.sum()))}
@@ -552,7 +563,7 @@ def test_any_two_droppable_layers_are_sometimes_both_dropped(layers):
     dropped = (~drawn).astype(float)
     together = dropped.T @ dropped / draws
     independent = np.outer(1 - p, 1 - p)
-    often = independent * draws > 100  # rarer pairs are a matter of chance
+    often = independent * draws > 100  # Rarer pairs depend on chance.
     np.fill_diagonal(often, False)
     assert often[-2:, :-2].sum() > layers / 2
     assert (together[often] > 0.25 * independent[often]).all()
@@ -566,7 +577,7 @@ def test_masks_sharing_a_count_have_equal_sums_and_marginals(draw, numbers):
     def step(key):
         return jax.vmap(lambda k: draw(k, P, key))(jax.random.split(jax.random.fold_in(key, 1), 3))
 
-    drawn = np.asarray(jax.jit(jax.vmap(step))(keys))  # [steps, micro-steps, layers]
+    drawn = np.asarray(jax.jit(jax.vmap(step))(keys))  # axes: step, micro-step, layer
     counts = drawn.sum(-1)
     assert (counts == counts[:, :1]).all()
     assert len(np.unique(counts)) == numbers
@@ -586,7 +597,8 @@ def test_gates_are_a_function_of_seed_step_and_micro_step(execution):
     again = jax.jit(jax.vmap(partial(lambda t: gates(drop, 12, STEPS, t, seed=5, micro=3)[1])))(
         jnp.arange(5, 9)
     )
-    np.testing.assert_array_equal(again[2], draw(5, 7))  # drawn alone or with others
+    # The masks do not depend on the other steps of the same call.
+    np.testing.assert_array_equal(again[2], draw(5, 7))
     many = [np.asarray(draw(seed, step)) for seed, step in itertools.product(range(3), range(20))]
     assert len({g.tobytes() for g in many}) > 50
     assert any((g[0] != g[1]).any() for g in many)
@@ -594,7 +606,7 @@ def test_gates_are_a_function_of_seed_step_and_micro_step(execution):
         np.testing.assert_array_equal(draw(5, 7, 1)[0], draw(5, 7)[0])
 
 
-# --- how many layers programs run ---
+# --- numbers of layers for which programs are compiled ---
 
 
 def test_padding_adds_dropped_layers_in_order():
@@ -608,7 +620,10 @@ def test_padding_adds_dropped_layers_in_order():
 
 @pytest.mark.parametrize("execution", ["gather", "gather_independent"])
 def test_program_sizes_minimise_the_padded_layers(execution):
-    """Against all choices, of a distribution over numbers that comes from the masks themselves."""
+    """Compare with all choices of program sizes.
+
+    The distribution over numbers of layers is computed from the masks.
+    """
     drop = LayerDrop(theta=0.5, time="constant", execution=execution, programs=3)
     p = at(drop, 1, 5)
     odds = (masks.fixed if execution == "gather" else masks.independent)(p)
@@ -660,14 +675,17 @@ def test_programs_of_stages_run_enough_layers_in_each():
 
 @pytest.mark.parametrize(("layers", "fixed"), [(12, [8, 9, 10, 12]), (48, [35, 36, 40, 48])])
 def test_pld_compiles_four_programs_at_any_depth(layers, fixed):
-    """A program for each number of layers would be 5 at 12 layers, and 14 at 48."""
+    """Check the sizes and the padding cost of four programs.
+
+    One program for each number of layers would be 5 programs at 12 layers, and 14 at 48.
+    """
     drop = LayerDrop(execution="gather")
     counts = program_counts(drop, layers, 10_000)
     assert counts.ravel().tolist() == fixed
     times = np.arange(1, 10_001, 13)
     run = program_odds(drop, layers, 10_000, times, counts) @ counts[:, 0]
     kept = np.asarray(jax.jit(jax.vmap(lambda t: schedule(drop, layers, t, 10_000).sum()))(times))
-    assert 1 <= run.mean() / kept.mean() < 1.007  # what padding costs
+    assert 1 <= run.mean() / kept.mean() < 1.007  # the relative cost of padding
     least, most = (replace(drop, execution="gather_independent", programs=n) for n in (4, 8))
     for other, below in ((least, 1.05), (most, 1.02)):
         counts = program_counts(other, layers, 10_000)

@@ -59,24 +59,24 @@ def forward(config, params):
 
 
 def model(family, adapter=HOULSBY, **changes):
-    """``(config with adapters, parameters)``, both trained; of order one half."""
+    """Return ``(config with adapters, parameters)``, all with random parameters of order 0.5."""
     config = replace(FAMILIES[family], adapter=adapter, **changes)
     return config, tiny.params(config)
 
 
 def apart(config):
-    """The same model without adapters."""
+    """Return the same model without adapters."""
     return replace(config, adapter=None)
 
 
 def silent(adapter):
-    """``U = 0`` and ``u = 0``, as at birth."""
+    """Set the up-projection of each adapter to zero, ``U = 0`` and ``u = 0``, as at initialisation."""
     return jax.tree_util.tree_map_with_path(
         lambda p, x: 0 * x if "'up'" in jax.tree_util.keystr(p) else x, adapter
     )
 
 
-# --- what they are ---
+# --- definition ---
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,8 @@ def test_they_add_something(family):
     np.testing.assert_array_equal(forward(config, adapters.attach(alone, silent(own))), without)
     assert tiny.distance(forward(config, params), without) > 1e-2
     assert sizes(params, config.axes()) == config.sizes()
-    if family == "gpt2":  # of a BERT, the test by NumPy says so
+    # For BERT, the comparison with NumPy below checks this.
+    if family == "gpt2":
         np.testing.assert_array_equal(forward(apart(config), alone), without)
 
 
@@ -122,7 +123,7 @@ def bottleneck(y, p, i, f=lambda h: np.maximum(h, 0)):
 
 
 def oracle(config, params, x):
-    """The layers of a post-LN BERT by loops of NumPy, with an adapter where Houlsby et al. draw it (Figure 2)."""
+    """Compute a post-LN BERT with NumPy loops and adapters placed as in Houlsby et al. (Figure 2)."""
     p, adapter = params["blocks"], config.adapter
 
     def adapted(name, y, i):
@@ -183,7 +184,8 @@ def test_what_is_fused_of_twins_is_each_of_them():
     alone, own = adapters.detach(params)
     together = replace(config, adapter=FUSED)
     like = adapters.detach(tiny.params(together))[1]
-    for sublayer in FUSED.at:  # of queries and keys whatever they are
+    # The result must not depend on the queries and keys, which stay random.
+    for sublayer in FUSED.at:
         value = like["blocks"][f"{sublayer}_fusion"]["value"]
         value["kernel"] = np.broadcast_to(np.eye(8), value["kernel"].shape)
     both = adapters.fused([own, own], like)
@@ -197,10 +199,11 @@ def test_what_is_fused_of_twins_is_each_of_them():
         adapters.fused([own, adapters.detach(model("gpt2", Adapter(4))[1])[1]], like)
 
 
-# --- they grow with their model ---
+# --- growth ---
 
 WIDER = {"embed": 16, "heads": 8, "mlp": 20}
-KEEP = {  # of a model whose norms come first
+# These growths preserve the function of a pre-LN model.
+KEEP = {
     "hypercloning": lambda s: hypercloning(s, WIDER),
     "staged": lambda s: staged(s, WIDER),
     "lemon, ragged": lambda s: lemon(s, {"embed": 12, "mlp": 13}, seed=1),
@@ -215,7 +218,7 @@ OTHERS = {
 
 
 def change(config, params, growth):
-    """How far the function moves, where model and adapters grow, each by its own."""
+    """Measure how far the function moves when the model and its adapters grow together."""
     alone, own = adapters.detach(params)
     axes, part = adapters.detach(config.axes())[0], adapters.growth(growth, config)
     after = config.resized(growth)
@@ -272,15 +275,18 @@ def test_a_new_layer_s_adapter_adds_nothing_and_can_learn():
 
 
 def test_their_moments_are_those_of_training_the_grown_ones():
-    """A step after growing is growing after the step; what a layer says is copied, and what is asked of it is shared."""
+    """Check that growing after an optimizer step equals an optimizer step after growing.
+
+    Growth copies the input of an adapter and divides the gradient of its output among the copies.
+    """
     config = model("gpt2", replace(HOULSBY, at=("mlp",)))[0]
     growth, tx, rng = {"embed": tile(8, 2)}, optax.scale_by_adam(), np.random.default_rng(3)
-    said, asked = rng.normal(size=(2, 5, 8))  # places, embed
+    said, asked = rng.normal(size=(2, 5, 8))  # axes: position, embed
     part, names = adapters.growth(growth, config), adapters.axes_of(config)
     own = adapters.detach(tiny.params(config))[1]
 
     def gradient(own, said, asked):
-        """Of ``asked . (relu(y D + d) U + u)``, by hand."""
+        """Compute the gradient of ``asked . (relu(y D + d) U + u)`` by hand."""
         p = own["blocks"]["mlp_adapter"]
         h = said @ p["down"]["kernel"] + p["down"]["bias"][:, None]
         back = (h > 0) * (asked @ p["up"]["kernel"].swapaxes(1, 2))
@@ -298,9 +304,8 @@ def test_their_moments_are_those_of_training_the_grown_ones():
     large = gradient(grow(part, own, names), np.tile(said, 2), np.tile(asked, 2) / 2)
 
     def step(gradient, state):
-        return jax.tree.map(
-            np.asarray, jax.jit(tx.update)(gradient, state)[1]
-        )  # NumPy grows without compiling
+        # The state is converted to NumPy arrays, which grow without compilation.
+        return jax.tree.map(np.asarray, jax.jit(tx.update)(gradient, state)[1])
 
     state = step(g, tx.init(own))
     after = step(large, grow_optimizer(tx, state, part, own, names, "exact"))
@@ -327,12 +332,15 @@ def test_learned_maps_are_of_the_model_with_its_adapters():
         jax.eval_shape(lambda: adapters.growth(maps(apart(config)), config))
 
 
-# --- what they cost ---
+# --- cost ---
 
 
 @pytest.mark.parametrize("family, adapter", [("gpt2", HOULSBY), ("bert", FUSED)])
 def test_every_matrix_product_of_their_training_is_counted(family, adapter):
-    """Of kernels that stand still, adapters that are fused among them, no product makes a gradient."""
+    """Check that the FLOPs formula counts no gradient products for frozen kernels.
+
+    Fused adapters are frozen as well.
+    """
     plain = replace(FAMILIES[family], dtype="float32", head="classes", tied=False)
     config = replace(plain, adapter=adapter)
     params = jax.eval_shape(config.init, jax.random.key(0))
@@ -354,7 +362,7 @@ def test_every_matrix_product_of_their_training_is_counted(family, adapter):
         flops.train(plain, 16, adapter=adapter, frozen=1)
 
 
-# --- what cannot be ---
+# --- errors ---
 
 
 def test_adapter_settings_are_stored_in_the_config_only():
@@ -419,11 +427,12 @@ def test_what_adapterhub_computes_otherwise_is_refused(tmp_path):
         adapterhub.load(tmp_path / "hub", apart(config).resized({"layers": tile(2, 2)}))
     with pytest.raises(CheckpointError, match=r"has bert\.encoder\.layer\.1\."):
         adapterhub.load(tmp_path / "hub", replace(apart(config), layers=1))
+    # The first configuration is the one of Pfeiffer et al.
     for wrong in (
         {"original_ln_before": True},
         {"non_linearity": "tanh"},
         {"phm_layer": True},
-    ):  # the first is Pfeiffer's
+    ):
         file.write_text(json.dumps({**about, "config": {**about["config"], **wrong}}))
         with pytest.raises(CheckpointError, match="describes an adapter that is not supported"):
             adapterhub.load(tmp_path / "hub", apart(config))

@@ -21,7 +21,7 @@ def arrays(length, heads, kv_heads, head_dim, dtype="float32", samples=2):
 
 
 def written_down(q, k, v, causal):
-    """In float64, in NumPy."""
+    """Compute attention with NumPy in float64."""
     q, (k, v) = (
         np.float64(q),
         (np.repeat(np.float64(x), q.shape[2] // k.shape[2], 2) for x in (k, v)),
@@ -43,13 +43,13 @@ def test_by_xla_in_blocks_of_queries(length, causal):
 
 @pytest.fixture
 def as_on_a_tpu(monkeypatch):
-    """Splash attention, interpreted on a CPU."""
+    """Run splash attention in interpreter mode on a CPU."""
     monkeypatch.setattr(module, "platform", lambda: "tpu")
     monkeypatch.setattr(splash, "make_splash_mha", partial(splash.make_splash_mha, interpret=True))
 
 
 def by_splash(causal, by="auto"):
-    """``(q, k, v) -> (result, gradient of its weighted sum)``."""
+    """Return a function ``(q, k, v) -> (result, gradient of its weighted sum)``."""
 
     def loss(q, k, v):
         y = attention(q, k, v, causal=causal, by=by)
@@ -69,7 +69,8 @@ def test_by_splash_attention_with_shared_keys(as_on_a_tpu, causal):
     (_, y), slopes = by_splash(causal)(*given)
     np.testing.assert_allclose(np.float64(y), written_down(*given, causal), rtol=0, atol=0.02)
     (_, plain), expected = by_splash(causal, "xla")(*given)
-    assert (np.asarray(plain) != np.asarray(y)).any()  # it was another kernel
+    # A difference in rounding shows that another kernel ran.
+    assert (np.asarray(plain) != np.asarray(y)).any()
     for a, b in zip(slopes, expected, strict=True):
         np.testing.assert_allclose(
             np.float64(a), np.float64(b), rtol=0, atol=0.02 * np.abs(np.float64(b)).max()
@@ -101,7 +102,7 @@ def test_each_mesh_device_attends_for_its_samples_and_heads(as_on_a_tpu, axes):
 )
 @pytest.mark.parametrize("causal", [True, False])
 def test_ring_attention_is_that_of_the_whole_sequence(axes, causal):
-    """Two query blocks on each device, grouped queries, and gradients."""
+    """Use two query blocks per device and grouped queries, and compare the gradients as well."""
     q, k, v = arrays(64, 4, 2, 8, "float32", samples=2)
 
     def loss(q, k, v):
@@ -154,7 +155,8 @@ def test_a_kernel_that_does_not_serve_says_why(monkeypatch, by, on, given, says)
     )
     with pytest.raises(ValueError, match=says):
         attention(q, k, v, causal=True, by=by)
-    if given:  # and by itself another one is taken
+    # Automatic selection takes another kernel.
+    if given:
         assert (
             jax.eval_shape(lambda *given: attention(*given, causal=True), q, k, v).shape == q.shape
         )

@@ -40,7 +40,7 @@ def tiny_bert(dtype="float64", **fields) -> BERTConfig:
 
 
 def inputs(masked=True):
-    """Tokens of two samples, the second of which is padded at its end, and their types."""
+    """Return the tokens and types of two samples; the second sample is padded at its end."""
     rng = np.random.default_rng(0)
     out = {"tokens": rng.integers(2, 11, (2, 6)), "types": rng.integers(0, 4, (2, 6))}
     return out | {"mask": np.arange(6) < np.array([[6], [4]])} if masked else out
@@ -156,7 +156,7 @@ def test_input_errors(given, passes, message):
         )
 
 
-@pytest.mark.slow  # in the fast suite of a GPT-2
+@pytest.mark.slow  # The fast suite checks this for GPT-2.
 @pytest.mark.parametrize(("norm", "residual"), [("post", 0.02), ("pre", 0.02 / 6**0.5)])
 def test_initial_values(norm, residual):
     config = BERTConfig(
@@ -168,16 +168,16 @@ def test_initial_values(norm, residual):
         path = jax.tree_util.keystr(path, simple=True, separator="/")
         if path.endswith(("bias", "scale")):
             np.testing.assert_array_equal(x, 1.0 if path.endswith("scale") else 0.0)
-        elif path != "type_embedding":  # too few numbers
+        # The type embedding has too few numbers for a standard deviation.
+        elif path != "type_embedding":
             std = residual if "out/" in path or "down/" in path else 0.02
             np.testing.assert_allclose(x.std(), std, rtol=0.03, err_msg=path)
 
 
-# --- the function, against transformers ---
+# --- the function, compared with transformers ---
 
-SIZES = dict(
-    vocab=13, context=9, layers=2, embed=15, heads=3, head_dim=5, mlp=7, eps=1e-3
-)  # an eps that is seen
+# This eps is large enough to change the result visibly.
+SIZES = dict(vocab=13, context=9, layers=2, embed=15, heads=3, head_dim=5, mlp=7, eps=1e-3)
 FAMILIES = {
     "BERT": (BertForMaskedLM, BERTConfig(**SIZES, types=4)),
     "RoBERTa": (RobertaForMaskedLM, BERTConfig(**SIZES, types=1, first_position=2)),
@@ -188,7 +188,7 @@ FAMILIES = {
     scope="module", params=[(f, tied) for f in FAMILIES for tied in (True, False)], ids=str
 )
 def public(request):
-    """``(family, config, model of transformers with random parameters)``, in float64."""
+    """Return ``(family, config, transformers model with random parameters)`` in float64."""
     transformers = pytest.importorskip("transformers")
     torch = pytest.importorskip("torch")
     name, tied = request.param
@@ -217,7 +217,7 @@ def state(model):
 
 
 def ours(family, config, tensors):
-    """Our parameters, of a dict of theirs."""
+    """Convert a dict of transformers tensors to our parameters."""
     names, out = family.names(config), {}
     for path, _, axes in leaves(tiny.shapes(config), tiny.axes(config)):
         stored = names.pop(path)
@@ -252,7 +252,7 @@ def test_logits_are_those_of_transformers(public, given, dtype, atol):
     ids = {"tokens": rng.integers(2, 13, (2, 7))}
     if given == "all":
         mask = np.arange(7) < np.array([[7], [4]])
-        ids["tokens"] = np.where(mask, ids["tokens"], 1)  # what RoBERTa pads with
+        ids["tokens"] = np.where(mask, ids["tokens"], 1)  # RoBERTa pads with token 1.
         ids |= {"types": rng.integers(0, config.types, (2, 7)), "mask": mask}
     names = {"tokens": "input_ids", "types": "token_type_ids", "mask": "attention_mask"}
     with torch.no_grad():
@@ -275,7 +275,8 @@ def test_every_tensor_round_trips_bitwise_or_is_ignored(public):
             left.remove(name)
     assert all(any(fnmatchcase(name, pattern) for pattern in family.ignored) for name in left)
     assert {key: getattr(config, key) for key in family.fixed} == family.fixed
-    for name in left:  # what is stored elsewhere, too, or not used
+    # The ignored tensors are copies of stored tensors or are not used.
+    for name in left:
         if config.tied:
             assert any(
                 np.array_equal(tensors[name], x) for key, x in tensors.items() if key not in left
@@ -311,15 +312,15 @@ def test_what_is_masked_changes_nothing():
     other = given | {"tokens": np.where(given["mask"], given["tokens"], (given["tokens"] + 3) % 11)}
     one, two = (np.asarray(tiny.forward(config)(tiny.params(config), i)) for i in (given, other))
     np.testing.assert_array_equal(one[given["mask"]], two[given["mask"]])
-    assert abs(one - two).max() > VISIBLE  # there, where it is masked
+    # The outputs at masked positions do change.
+    assert abs(one - two).max() > VISIBLE
 
 
 def test_roberta_counts_positions_from_the_first_unmasked_token():
     config = tiny_bert(first_position=2, context=9)
     right = inputs()
-    left = {
-        k: np.roll(x, 2, axis=1) for k, x in right.items()
-    }  # the second sample is padded at its start, then
+    # The second sample is now padded at its start.
+    left = {k: np.roll(x, 2, axis=1) for k, x in right.items()}
     left["tokens"][0], left["types"][0] = right["tokens"][0], right["types"][0]
     left["mask"][0] = True
     one, two = (np.asarray(tiny.forward(config)(tiny.params(config), i)) for i in (right, left))
@@ -351,7 +352,10 @@ GROWTHS = {
 
 
 def change(config, growth, axes=None):
-    """``max |difference of logits| / standard deviation of the logits`` when the model grows."""
+    """Return ``max
+
+    logit difference| / standard deviation of the logits`` when the model grows.
+    """
     params = tiny.params(config)
     before = tiny.forward(config)(params, inputs())
     after = tiny.forward(config.resized(growth))(
@@ -383,21 +387,24 @@ def test_what_keeps_the_function_of_a_tied_model(name, norm, keeps):
 
 def test_an_untied_model_keeps_its_function_too():
     growth = GROWTHS["decoalesce, threes"]
-    assert (
-        change(tiny_bert(tied=False, eps=0.0), growth) < TOLERANCE
-    )  # the programs of the published tables, below
+    # This has the same programs as the test of published tables below.
+    assert change(tiny_bert(tied=False, eps=0.0), growth) < TOLERANCE
 
 
 @pytest.mark.parametrize(
     ("name", "norm"), [pytest.param("pairs", "pre", marks=pytest.mark.slow), ("threes", "post")]
 )
 def test_published_tables_keep_it_but_for_the_eps_of_their_norm(name, norm):
-    """That norm meets ``x / k``, so that its eps weighs k^2 times as much."""
+    """Check that the function is preserved up to eps.
+
+    The norm sees ``x / k`` under the published tables, so its eps weighs k^2 times more.
+    """
     growth = GROWTHS[f"decoalesce, {name}"]
     axes = tiny.paper_axes(tiny_bert(norm=norm))
     assert 1e-6 < change(tiny_bert(norm=norm, eps=1e-5), growth, axes) < 1e-2
     assert change(tiny_bert(norm=norm, eps=0.0), growth, axes) < TOLERANCE
-    assert change(tiny_bert(norm=norm, eps=1e-5), growth) < TOLERANCE  # our axes
+    # Our axes preserve the function for any eps.
+    assert change(tiny_bert(norm=norm, eps=1e-5), growth) < TOLERANCE
 
 
 @pytest.mark.parametrize("mixed", ["tables", "norm"])
@@ -460,11 +467,11 @@ def test_noise_free_learned_maps_start_as_stack_and_zero_pad():
     )
 
 
-# --- the published rules of coalescing, an oracle in plain NumPy ---
+# --- the published rules of coalescing as a NumPy reference ---
 
 
 def average(groups, chunk):
-    """F [small, large]: a small unit is the mean of its group; units are blocks of ``chunk``."""
+    """Return F [small, large]: a small unit is the mean of its group of blocks of size ``chunk``."""
     f = np.zeros((len(groups) * chunk, sum(map(len, groups)) * chunk))
     for i, group in enumerate(groups):
         for j in group:
@@ -473,7 +480,10 @@ def average(groups, chunk):
 
 
 def published(path):
-    """Of each axis of a leaf, whether the published mapper takes it for an output or an input (Zou et al., 2024, as coded)."""
+    """Map each axis of a leaf to its role, output or input, in the published mapper.
+
+    The mapping follows the code of Zou et al. (2024).
+    """
     d, h, ff = "embed", "heads", "mlp"
     if path in ("token_embedding", "position_embedding", "type_embedding"):
         return {1: ("in", d)}
@@ -498,7 +508,11 @@ def published(path):
 )
 @pytest.mark.parametrize("direction", ["down", "up"])
 def test_published_axes_are_the_published_rules(groups, direction):
-    """Down: outputs by F, their mean; inputs by T.T, their sum. Up: outputs by T, copies; inputs by F.T, shares."""
+    """Check the published axes for both directions.
+
+    Coalescing multiplies outputs by F (means) and inputs by T.T (sums). De-coalescing multiplies
+    outputs by T (copies) and inputs by F.T (equal shares).
+    """
     f = {axis: average(groups, size // 6) for axis, size in WIDE.items()}
     t = {axis: (m.T > 0).astype(float) for axis, m in f.items()}
     operator = operators.coalesce if direction == "down" else operators.decoalesce
@@ -512,19 +526,23 @@ def test_published_axes_are_the_published_rules(groups, direction):
             m = m[axis] if role == "out" else m[axis].T
             expected = np.moveaxis(np.tensordot(m, expected, (1, i)), 0, i)
         np.testing.assert_allclose(after, expected, rtol=0, atol=1e-6, err_msg=path)
-        if path.endswith("embedding") and len(groups) == 3:  # for pairs the code has these factors
+        # The published code has these factors for pairs.
+        if path.endswith("embedding") and len(groups) == 3:
             literal = (
                 2 * before @ f["embed"].T if direction == "down" else before @ t["embed"].T / 2
             )
             np.testing.assert_allclose(after, literal, rtol=0, atol=1e-6, err_msg=path)
 
 
-# --- layers and tokens that are dropped, parts that are frozen ---
+# --- dropped layers and tokens, frozen parts ---
 
 
 @cache
 def loss_and_gradient(config, frozen=0):
-    """``(params, kept, kept_tokens) -> ..``, in NumPy: what is done with it needs no compiler."""
+    """Return a function of ``(params, kept, kept_tokens)`` with NumPy results.
+
+    Operations on NumPy arrays need no compilation.
+    """
 
     def loss(p, kept=None, kept_tokens=None):
         passes = {"kept": kept, "kept_tokens": kept_tokens, "frozen": frozen}
@@ -536,7 +554,7 @@ def loss_and_gradient(config, frozen=0):
     return lambda *args, **passes: jax.device_get(run(*args, **passes))
 
 
-@pytest.mark.slow  # of a GPT-2: `test_drop_execution`
+@pytest.mark.slow  # `test_drop_execution` checks this for GPT-2.
 def test_with_all_gates_open_dropping_changes_no_bit():
     config, ones = tiny_bert(), np.ones(2)
     run, params = loss_and_gradient(config), tiny.params(config)
@@ -559,7 +577,10 @@ def test_a_dropped_layer_is_left_out_with_its_norms():
 
 
 def test_sublayer_scaling_multiplies_the_branch_before_the_norm():
-    """Post-LN: ``norm(x + s f(x))`` is the layer whose writers to the stream are s times as large."""
+    """Check the scale of a post-LN sublayer.
+
+    ``norm(x + s f(x))`` equals the layer with kernels that write to the stream multiplied by s.
+    """
     config = tiny_bert()
     params, scale = tiny.params(config), np.array([1.5, 2.0])
     larger = jax.tree.map(np.copy, params)
@@ -582,7 +603,7 @@ def test_tokens_that_all_pass_are_the_dense_model():
     assert abs(fewer - value) > 1e-3
 
 
-@pytest.mark.slow  # of a GPT-2: `test_freeze`; of the products, see below
+@pytest.mark.slow  # `test_freeze` checks GPT-2; the product counts are checked below.
 def test_below_what_trains_there_is_no_gradient():
     config = tiny_bert()
     _, gradient = loss_and_gradient(config, frozen=1)(tiny.params(config))
@@ -590,7 +611,8 @@ def test_below_what_trains_there_is_no_gradient():
         path = jax.tree_util.keystr(path, simple=True, separator="/")
         if path.startswith("blocks"):
             assert not g[0].any()
-            assert g[1].any() or path.endswith("key/bias")  # which moves no probability
+            # The key bias does not change any attention weight, so its gradient is zero.
+            assert g[1].any() or path.endswith("key/bias")
         else:
             assert g.any() == ("embedding" not in path), path
 
@@ -599,7 +621,10 @@ def test_below_what_trains_there_is_no_gradient():
 
 
 def programs(config, **passes):
-    """FLOPs of the products of two samples: of the forward pass, of a training step with all logits, and as it is trained."""
+    """Count the product FLOPs of two samples for three programs.
+
+    The programs are the forward pass, a training step with all logits and the actual training step.
+    """
     params = jax.eval_shape(config.init, jax.random.key(0))
     places_BS = jax.ShapeDtypeStruct((2, max(1, round(config.masked * config.length))), jnp.int32)
     given = {"tokens": jax.ShapeDtypeStruct((2, config.length), jnp.int32), "places": places_BS}
@@ -621,7 +646,10 @@ COSTS = dict(vocab=384, embed=64, heads=3, head_dim=32, mlp=160)
 
 
 def test_cost_by_hand():
-    """20 tokens, 3 of them predicted; one layer: 4 kernels of 2x3, two of 2x5, scores and sum over 20 places."""
+    """Check the cost of one layer for 20 tokens, 3 of which are predicted.
+
+    The layer has 4 kernels of 2x3, two of 2x5, and scores and sums over 20 positions.
+    """
     config = BERTConfig(vocab=11, context=20, layers=1, embed=2, heads=1, head_dim=3, mlp=5)
     layer = 2 * (4 * 2 * 3 + 2 * 2 * 5) + 2 * (20 * 3 + 20 * 3)
     assert flops.forward(config, 20) == pytest.approx(
@@ -662,7 +690,7 @@ def test_no_backward_product_is_computed_below_frozen_layers(norm, tied, frozen)
     assert [flops.train(config, 128, frozen=frozen)] * 2 == pytest.approx(steps, rel=1e-12)
 
 
-@pytest.mark.slow  # of a GPT-2, in the fast suite with frozen layers: `test_flops`
+@pytest.mark.slow  # The fast suite checks GPT-2 with frozen layers in `test_flops`.
 def test_tokens_that_go_around_layers_are_not_computed_there():
     config, drop = BERTConfig(layers=4, context=64, **COSTS), TokenDrop(0.5, 1, 1)
     places = np.broadcast_to(np.arange(drop.kept(64), dtype=np.int32), (2, drop.kept(64)))

@@ -96,7 +96,7 @@ def test_layer_scale_begins_there_in_layers_and_class_layers():
 
 
 def norm(x, p):
-    """``(x - mean) / sqrt(var + 1e-6) * scale + bias`` of each row."""
+    """Return ``(x - mean) / sqrt(var + 1e-6) * scale + bias`` of each row."""
     x = x - x.mean(-1, keepdims=True)
     return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * p["scale"][None] + p["bias"][None]
 
@@ -106,7 +106,10 @@ def softmax(x):
 
 
 def attention(u, z, p, talking):
-    """Query by query: weights of all heads, which talk before and after the softmax, then each head's sum of values."""
+    """Compute attention query by query, with mixing of the heads before and after the softmax.
+
+    Each head then sums its values with the mixed weights.
+    """
     H, _ = p["query"]["bias"].shape
     q, k, v = (
         np.stack([x @ p[n]["kernel"][:, h] + p[n]["bias"][h][None] for h in range(H)])
@@ -134,7 +137,7 @@ def mlp(x, p):
 
 
 def logits(params, image, patch):
-    """Section 2 and 3 of the paper, for one image."""
+    """Compute the logits of one image by Sections 2 and 3 of the paper."""
     side = len(image) // patch
     x = []
     for i in range(side):
@@ -174,13 +177,14 @@ def test_rematerialising_is_of_both_stacks():
         Counter(tiny.saved(config("float32", remat=r), vision.images(config())))
         for r in ("products", "projections")
     )
-    attention = {(2, 3, 3, 4, 4): 1, (2, 3, 3, 7, 4): 1}  # scores, and the values that they weigh
+    # These shapes are the scores and the values that they weight.
+    attention = {(2, 3, 3, 4, 4): 1, (2, 3, 3, 7, 4): 1}
     of_classes = {(4, 3, 3, 5, 1): 1, (4, 3, 3, 7, 1): 1}
     assert plain - remat == attention | of_classes
     assert remat - plain == {}
 
 
-@pytest.mark.slow  # in the fast suite of a GPT-2
+@pytest.mark.slow  # The fast suite checks this for GPT-2.
 @pytest.mark.parametrize(("dtype", "close"), [("bfloat16", 0.2)])
 def test_low_precision_keeps_logits_in_float32(dtype, close):
     small = config()
@@ -191,10 +195,10 @@ def test_low_precision_keeps_logits_in_float32(dtype, close):
     assert 0 < np.abs(found - exact).max() < close * exact.std()
 
 
-# --- growing ---
+# --- growth ---
 
 
-@pytest.mark.slow  # in the fast suite of a ViT
+@pytest.mark.slow  # The fast suite checks this for ViT.
 def test_decoalescing_equal_groups_is_exact_and_invertible():
     large = config(embed=12, heads=6, mlp=18)
     up = decoalesce(large.sizes(), heads=((0, 3), (1, 5), (2, 4)))
@@ -217,7 +221,10 @@ def test_what_keeps_the_function():
 
 
 def test_what_does_not():
-    """LEMON's spare slots take a mean, and the mean of products of size and change is no product of means."""
+    """Check the growths that change the function.
+
+    LEMON fills the spare slots with a mean, and a mean of products is not a product of means.
+    """
     small, large = config(), config(layers=4, embed=12, heads=6, mlp=18).sizes()
     for growth in (
         decoalesce(large, layers="adjacent"),
@@ -251,10 +258,10 @@ def test_learned_maps_grow_it_and_talking_heads_have_own_maps(shared):
     chex.assert_trees_all_equal_shapes(params, tiny.shapes(replace(small, **target)))
 
 
-# --- layers that are dropped or frozen, patches that are, and what all of it costs ---
+# --- dropped and frozen layers, dropped patches, cost ---
 
 
-@pytest.mark.slow  # in the fast suite of a BERT
+@pytest.mark.slow  # The fast suite checks this for BERT.
 def test_dropped_layers_are_identities():
     with jax.enable_x64(False):
         vision.assert_dropping_is_exact(config("float32"))

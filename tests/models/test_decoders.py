@@ -87,7 +87,7 @@ def made(c: LlamaConfig):
     }
 
 
-# A norm over all heads sees unequal copies, and zeros.
+# A norm over all heads also sees unequal copies and zeros, so these growths change it.
 HEADS = ("lemon", "fpi, heads and mlp", "zero_pad, heads and mlp")
 NEVER = ("fpi, embed", "stack")
 FAST = {
@@ -141,7 +141,10 @@ def test_even_copies_with_plain_norms_are_exact_if_untied(tied, monkeypatch):
 
 
 def test_a_block_that_adds_nothing_learns_slowly_behind_a_norm():
-    """Were its kernels zero, the norm behind them would make whole units of their first small numbers."""
+    """Check that a new block keeps its kernels and has a zero post-norm scale.
+
+    If its kernels were zero, the post-norm would amplify their first small values to unit size.
+    """
     small = config("OLMo 2", dtype="float32")
     params, tx = tiny.params(small, dtype="float32"), optax.adam(1e-3)
     moved = []
@@ -151,7 +154,7 @@ def test_a_block_that_adds_nothing_learns_slowly_behind_a_norm():
         grown = grow(growth, params, tiny.axes(small))
         gradient = tiny.gradient(large)(grown, tiny.tokens())["blocks"]
         updates, _ = jax.jit(lambda g: tx.update(g, tx.init(g)))(gradient)
-        # The new layer alone moves.
+        # Only the new layer is updated.
         new = jax.tree.map(
             lambda p, u: np.concatenate([p[:2], p[2:] + u[2:]]),
             grown["blocks"],
@@ -166,7 +169,10 @@ def test_a_block_that_adds_nothing_learns_slowly_behind_a_norm():
 
 
 def test_long_positions_are_those_of_the_length_of_a_sequence():
-    """All of a longer sequence by the second numbers; scores are greater by the square of the scale."""
+    """Check that a sequence longer than the original context uses ``rope_long`` at every position.
+
+    The scores grow by the square of ``rope_scale``.
+    """
     own = dict(
         rope_by="longrope",
         rope_short=(1.0, 2.0),
@@ -216,7 +222,7 @@ def test_a_phi3_that_is_scaled_otherwise_is_refused():
         family.inferred(said | {"rope_scaling": one, "original_max_position_embeddings": 1})
 
 
-# --- layers of several kinds ---
+# --- mixed layer kinds ---
 
 
 def test_kinds_go_with_their_layers():
@@ -241,7 +247,10 @@ def test_kinds_go_with_their_layers():
 
 
 def test_windows_and_positions_match_single_kind_models():
-    """A model of one layer of each kind, beside a stack of both of which the other adds nothing."""
+    """Compare a single-layer model of each kind with a two-layer stack of both kinds.
+
+    The other layer of the stack adds nothing.
+    """
     both = config("Qwen3", kinds="sn", window=3, local_theta=50.0)
     params, tokens = tiny.params(both), tiny.tokens(2, 7)
     for i, kind in enumerate("sn"):
@@ -256,7 +265,8 @@ def test_windows_and_positions_match_single_kind_models():
         )
         plain = tiny.forward(replace(one, kinds="f"))(alone, tokens)
         assert np.abs(plain - expected).max() > VISIBLE
-        if kind == "s":  # the last token sees three: from the fourth on, the first is out of sight
+        # With a window of 3, the first token is not visible from the fourth position on.
+        if kind == "s":
             other = tokens.copy()
             other[:, 0] = (other[:, 0] + 1) % 11
             near = tiny.forward(one)(alone, other) == expected
@@ -264,7 +274,10 @@ def test_windows_and_positions_match_single_kind_models():
 
 
 def test_skipped_tokens_keep_their_distances_in_windows():
-    """The place 3 sees two places, so not the one kept before it, 0."""
+    """Check that the token at position 3 does not see the kept token before it, at position 0.
+
+    Its window covers positions 2 and 3 only.
+    """
     c = config("Qwen3", layers=1, kinds="s", window=2)
     params, tokens = tiny.params(c), tiny.tokens(1, 7)
     kept = KeptTokens(np.array([[0, 3, 4]], np.int32), 0, 1)
@@ -278,7 +291,11 @@ def test_skipped_tokens_keep_their_distances_in_windows():
 
 @pytest.mark.parametrize("cap", [0.0, 2.0])
 def test_mixed_kinds_are_dropped_equally_by_both_executions(cap):
-    """To the bit; from JAX 0.12 on, of capped scores to rounding: XLA joins other products and sums in a conditional."""
+    """Check that both executions are bitwise identical.
+
+    With capped scores from JAX 0.12 on, they are equal up to rounding, because XLA fuses products
+    and sums differently inside a conditional.
+    """
     atol = 1e-6 if cap and jax.__version_info__ >= (0, 12) else 0
     c = config("Gemma 2", layers=5, dtype="float32", score_cap=cap)
     params = tiny.params(c, dtype="float32")
@@ -293,7 +310,8 @@ def test_mixed_kinds_are_dropped_equally_by_both_executions(cap):
 
         return jax.grad(loss)(p)
 
-    with jax.enable_x64(False):  # as a model of float32 is run
+    # A float32 model runs without 64-bit mode.
+    with jax.enable_x64(False):
         by_conditional, by_indices = (
             gradients(params, gates),
             gradients(params, np.flatnonzero(gates).astype(np.int32)),

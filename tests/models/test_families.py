@@ -1,6 +1,6 @@
-"""Every operator and every plan works on every family.
+"""Check that every operator and every plan works on every family.
 
-Shapes are those of the grown config, and every step can be traced.
+Shapes must match the grown config, and every step must be traceable.
 """
 
 import re
@@ -78,7 +78,7 @@ FAMILIES: dict[str, Config] = {
     "CaiT": CaiTConfig(**SIZES, **IMAGES),
     "Swin": SwinConfig(**STAGES, **IMAGES | {"patch": 1}, window=3, position_mlp=3),
 }
-# Those that are another's in all but a part, such as an untied head.
+# These configs differ from another family in one part only, such as an untied head.
 VARIANTS = (
     "GPT-2, untied",
     "BERT, pre-LN",
@@ -90,7 +90,7 @@ VARIANTS = (
     "DeiT",
     "DINOv2",
 )
-# What is fine-tuned differs in its head, which grows, too.
+# Fine-tuning configs differ in the head, which grows as well.
 HEADED: dict[str, Config] = {
     "BERT, classes": BERTConfig(**SIZES, **TEXT, head="classes", classes=3),
     "BERT, spans": BERTConfig(**SIZES, **TEXT, head="spans"),
@@ -121,7 +121,7 @@ def halved(config: Config) -> Config:
 
 
 def assert_fits(growth, config: Config) -> Config:
-    """Applied, the growth makes the parameters of the config that it says."""
+    """Check that the grown parameters have the shapes of the config that the growth reports."""
     params, axes = parameters(config)
     large = config.resized(growth)
     expected = shapes(large)
@@ -143,7 +143,10 @@ def assert_fits(growth, config: Config) -> Config:
     ],
 )
 def test_the_scale_of_a_kept_layer_is_never_rounded_to_bfloat16(name):
-    """By the trace: there is no bfloat16 scalar, for 1 / p would be off by up to 0.4 % for every number of a layer alike."""
+    """Check by the trace that no bfloat16 scalar is created.
+
+    A rounded 1 / p would be off by up to 0.4 % for every number of a layer.
+    """
     config = replace(FAMILIES[name], dtype="bfloat16")
 
     def outputs(params, inputs, scale):
@@ -156,14 +159,17 @@ def test_the_scale_of_a_kept_layer_is_never_rounded_to_bfloat16(name):
     assert not re.findall(r"bf16\[4?\] = convert_element_type.*", traced)
 
 
-# What differs from another in its head, or in the numbers of its parts, goes through most operators
-# in the slow suite.
+# Configs that differ from another family only in the head or in the sizes of their parts run most
+# operators in the slow suite.
 ALIKE = {*HEADED, *VARIANTS}
 EACH = ("hypercloning", "stack")
 
 
 def both_ways(name, *values):
-    """Every family by the first; by the others those that have parts of their own."""
+    """Parametrize all families with the first value, and distinct families with the other values.
+
+    Families that share their parts with another one run the other values in the slow suite.
+    """
     return pytest.mark.parametrize(
         ("config", name),
         [
@@ -206,7 +212,10 @@ def test_operators(config, name):
 
 @pytest.mark.parametrize("config", (FAMILIES | HEADED).values(), ids=FAMILIES | HEADED)
 def test_every_family_reads_what_grows(config):
-    """A tied head by its norm's ``.in``; without the mark the logits of a tied model would be doubled."""
+    """Check that the ``.in`` mark of the norm makes a tied head read the grown features.
+
+    Without the mark the logits of a tied model would be doubled.
+    """
     axes, target = config.axes(), doubled(config, "embed", "heads", "kv_heads", "mlp")
     growth = operators.hypercloning(config.sizes(), target)
     assert preserves_function(growth, axes)
@@ -248,12 +257,12 @@ TX = transformation(Optim())
 
 @cache
 def step(modifiers: tuple[Modifier, ...]):
-    """Traced once for equal shapes, in whichever plan."""
+    """Trace a step once for equal shapes, for any plan."""
     return jax.jit(train_step(TX, 1, modifiers))
 
 
 def batch(config: Config):
-    """Shapes of two samples."""
+    """Return the shapes of two samples."""
     if isinstance(config, PatchConfig):
         shape = (2, config.image, config.image, config.channels)
         return jax.ShapeDtypeStruct(shape, jnp.float32), jax.ShapeDtypeStruct((2,), jnp.int32)
@@ -294,7 +303,7 @@ def methods(config: Config):
 
 
 def inputs(modifier: Modifier, phase: Train, held):
-    """What a step might be given."""
+    """Return an example of the input that a modifier gives to a step."""
     if isinstance(modifier, DropLayers):
         layers = phase.config.depth
         open_ = np.ones((1, layers), bool)
@@ -307,13 +316,14 @@ def inputs(modifier: Modifier, phase: Train, held):
     return None
 
 
-# .. through the other plans, too.
-CHANGED = ("widened, then deepened, frozen",)  # the plan that changes the parts most
-# Of parts that others have, in other numbers or another order.
+# The slow suite runs these families through the other plans.
+# This plan changes the parts most.
+CHANGED = ("widened, then deepened, frozen",)
+# These families use parts of other families with different sizes or in a different order.
 BARELY = ("GPT-2, untied", "BERT, pre-LN", "RoBERTa", "Qwen2", "DeiT")
-# Plans that differ by family in little: a teacher knows its logits alone; the published tables are
-# those of text; of what drops layers or tokens, those of which a family has most parts: inputs by
-# name, grouped keys, two stacks.
+# These plans depend little on the family. A teacher uses logits only, and the published tables
+# exist for text models. For layer and token dropping, the families with the most parts are shown:
+# inputs by name, grouped keys, two stacks.
 SHOWN = {
     "taught": ("GPT-2", "ViT"),
     "V-cycle, published tables": ("GPT-2", "BERT"),
@@ -378,7 +388,7 @@ def test_plans(config, method):
     ids=["BERT", "ModernBERT", "DeiT", "BERT, V-cycle", "DeiT, V-cycle"],
 )
 def test_runs(name, method, tmp_path):
-    """Data, steps, what is between them, validation and checkpoints."""
+    """Check the data, the steps, the phases between them, validation and checkpoints."""
     config = FAMILIES[name]
     data = {"data": Images(valid_fraction=0.1)} if isinstance(config, PatchConfig) else {}
     e = runs.experiment(tmp_path, model=config, method=method, steps=4, **data)

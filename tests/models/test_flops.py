@@ -16,13 +16,16 @@ from jaxgrow.layerdrop import TokenDrop
 from jaxgrow.models import GPT2Config, LlamaConfig, ModernBERTConfig
 from jaxgrow.models.layers import KeptTokens
 
-# XLA also counts what the formula leaves out, norms, softmax and GELU: 3 % at these sizes.
+# XLA also counts norms, softmax and GELU, which the formula omits. They are 3 % at these sizes.
 LEFT_OUT = 0.05
 SIZES = dict(vocab=384, context=64, embed=64, heads=3, head_dim=32, mlp=160)
 
 
 def test_by_hand():
-    """One token, one layer, all sizes one but two: 4 kernels of 2x3, two of 2x5, scores and sum over 7 places, 11 words."""
+    """Check one token through one layer, where every size is one except two.
+
+    The layer has 4 kernels of 2x3, two of 2x5, scores and sums over 7 positions, and 11 words.
+    """
     config = GPT2Config(vocab=11, context=7, layers=1, embed=2, heads=1, head_dim=3, mlp=5)
     kernels, attention, head = 2 * (4 * 2 * 3 + 2 * 2 * 5), 2 * (7 * 3 + 7 * 3), 2 * 2 * 11
     assert flops.forward(config, 1) == kernels + attention + head
@@ -34,7 +37,7 @@ def test_by_hand():
 @pytest.mark.parametrize(
     ("layers", "context", "tied"),
     [
-        (2, 300, False),  # three blocks of queries; (3, 64), tied, is below
+        (2, 300, False),  # three blocks of queries; (3, 64), tied, is tested below
         *(
             pytest.param(*more, marks=pytest.mark.slow)
             for more in ((1, 64, True), (1, 64, False), (2, 300, True))
@@ -109,7 +112,7 @@ def test_a_long_sequence_costs_about_half_of_its_square():
 
 
 def test_xla_counts_little_more():
-    """One layer: XLA counts the body of a loop once, however often it runs."""
+    """Use one layer, because XLA counts the body of a loop once, for any number of iterations."""
     config = GPT2Config(layers=1, **SIZES)
     (forward, step, _), arguments = programs(config)
     for program, formula in ((forward, flops.forward), (step, flops.train)):
@@ -117,7 +120,7 @@ def test_xla_counts_little_more():
         assert 1 <= counted / formula(config, 2 * 64) < 1 + LEFT_OUT
 
 
-# Of each form of a model, what its layers have that those above have not.
+# These configs add the layer parts that the configs above do not have.
 SHAPE = SIZES | {"kv_heads": 3}
 FORMS = {
     "experts": LlamaConfig(**SHAPE, experts=5, active=2),
@@ -128,7 +131,8 @@ FORMS = {
     "four norms, norms of queries and keys, a window, caps": LlamaConfig(
         **SHAPE, norms="both", query_norm="head", kinds="s", window=9, score_cap=5.0, logit_cap=5.0
     ),
-    # Wider: GELU's error function, which is left out, takes many operations.
+    # This config is wider because the error function of GELU, which is omitted, takes many
+    # operations.
     "ModernBERT": ModernBERTConfig(
         **SHAPE | {"embed": 192, "head_dim": 64, "mlp": 480}, kinds="s", window=9
     ),
@@ -137,7 +141,7 @@ FORMS = {
 
 @pytest.mark.parametrize("config", FORMS.values(), ids=FORMS)
 def test_every_matrix_product_of_every_form_is_counted(config):
-    """Those of experts in rows without a token, too."""
+    """Check every form, including experts in rows without a token."""
     config = replace(config, layers=2)
     (forward, *steps), arguments = programs(config)
     counted = products(jax.make_jaxpr(forward)(*arguments).jaxpr)
@@ -149,7 +153,10 @@ def test_every_matrix_product_of_every_form_is_counted(config):
 
 @pytest.mark.parametrize("config", FORMS.values(), ids=FORMS)
 def test_xla_counts_little_more_of_every_form(config):
-    """A forward pass. XLA counts the body of a loop once: experts in several rounds of blocks are not compared."""
+    """Check a forward pass of every form.
+
+    XLA counts the body of a loop once, so experts in several rounds of blocks are not compared.
+    """
     config = replace(config, layers=1)
     (forward, *_), arguments = programs(config)
     counted = jax.jit(forward).lower(*arguments).compile().cost_analysis()["flops"]
@@ -168,7 +175,7 @@ def scanned(x):
 
 
 def either(x, y):
-    """The first branch has no product, the second has two."""
+    """Branch between a function without a product and a function with two products."""
     return jax.lax.cond(x[0, 0] > 0, lambda: x, lambda: x @ y @ y)
 
 
@@ -208,7 +215,7 @@ def divided(x, y):
             [(2, 3)],
             0,
             0,
-        ),  # the control: moving data is no arithmetic
+        ),  # control: moving data is not arithmetic
     ],
 )
 def test_operations_of_a_traced_program(function, shapes, products, arithmetic):

@@ -90,7 +90,7 @@ def test_queries_keys_and_values_are_one_product(as_on_a_gpu):
     apart = products()
     as_on_a_gpu()
     jax.clear_caches()
-    # Of each layer, two fewer forward, and four fewer backward.
+    # Each layer has two fewer products in the forward pass and four fewer in the backward pass.
     assert apart - products() == 6 * config.layers
 
 

@@ -45,7 +45,7 @@ PROMPTS = [[1, 2, 3], [4], [*range(11), 3, 1, 4, 1, 5, 9]]
 
 
 def models(*shown):
-    """One each; the others, which are parts of these, in the slow suite."""
+    """Parametrize over all models; models that are not shown run in the slow suite."""
     return pytest.mark.parametrize(
         "config",
         [
@@ -61,14 +61,17 @@ def params(config):
 
 
 def whole(config, tokens):
-    """Logits at each place, from one pass over a whole context, so that one program does for all."""
+    """Return the logits at each position from one pass over a padded context.
+
+    All inputs are padded to the same length, so one compiled program serves all of them.
+    """
     padded = np.zeros((1, config.length), np.int32)
     padded[0, : len(tokens)] = tokens
     return np.asarray(tiny.forward(config)(params(config), padded))[0, : len(tokens)]
 
 
 def likeliest(config, prompt, count):
-    """Tokens that are each the likeliest after a whole pass over all before it."""
+    """Generate tokens greedily, with a full pass over all earlier tokens for each new token."""
     tokens = list(prompt)
     for _ in range(count):
         tokens.append(int(whole(config, tokens)[-1].argmax()))
@@ -79,7 +82,7 @@ def lists(found):
     return [tokens.tolist() for tokens in found]
 
 
-# --- what is kept ---
+# --- the KV cache ---
 
 
 @models("llama", "gpt-oss", "opt")
@@ -94,7 +97,7 @@ def test_what_is_kept_gives_the_logits_of_a_whole_pass(config):
 
         logits_BV, past = step(Past(), tokens_BT[:, :7], lengths_B)
         found, past = [logits_BV], past.with_room(20)
-        for count in (2, 1):  # several that come next are read at once, too
+        for count in (2, 1):  # Several new tokens are also read at once.
             rows = np.stack(
                 [
                     tokens_BT[i, n + sum(range(2, count, -1)) :][:count]
@@ -203,7 +206,10 @@ QUICK = ("phi 3", "gemma 2")
 )
 @pytest.mark.parametrize("settings", [{}, DRAWS], ids=["likeliest", "drawn"])
 def test_a_text_is_independent_of_padding_batch_and_maximum(name, settings):
-    """The second prompt's text crosses the original context of the longrope model, the last prompt begins behind it."""
+    """Check lengths around the original context of the longrope model.
+
+    The second text crosses this length, and the last prompt starts after it.
+    """
     config = FAMILIES[name]
     weights, prompts = params(config), [[1, 2, 3], [5, 4, 3, 2, 1, 0, 9, 8, 7, 6], [*range(11)] * 2]
     together = lists(generate(config, weights, prompts, max_new=18, seed=3, **settings))
@@ -228,10 +234,11 @@ def test_longrope_reads_a_text_by_its_own_length():
     """Each token follows from one pass over exactly the tokens before it, without padding."""
     config = FAMILIES["phi 3"]
     forward = tiny.forward(config)
+    # The prompts have 10 and 15 tokens; the original context has 14.
     for prompt in (
         [5, 4, 3, 2, 1, 0, 9, 8, 7, 6],
         [*range(11), 1, 2, 3, 4],
-    ):  # of 10 and 15; the original context has 14
+    ):
         tokens = list(prompt)
         for _ in range(7):
             tokens.append(
@@ -289,7 +296,7 @@ def test_each_of_several_tokens_ends_a_text():
         assert tokens == before[: first + 1]
 
 
-# --- watching ---
+# --- stopping by a watch function ---
 
 
 @pytest.mark.parametrize("settings", [{}, DRAWS], ids=["likeliest", "drawn"])
@@ -311,7 +318,7 @@ def test_a_watched_text_is_the_same_and_is_seen_as_it_grows(settings):
 
 @pytest.mark.parametrize("name", ["gpt2", "phi 3"])
 def test_a_stopped_text_gets_no_more_tokens_and_others_continue(name):
-    """The text of the longrope model would go on after its original context, too."""
+    """Stop a text whose continuation would exceed the original context of the longrope model."""
     config = FAMILIES[name]
     plain = lists(generate(config, params(config), PROMPTS[:2], max_new=20))
 
@@ -370,7 +377,7 @@ def test_what_has_the_same_shape_is_compiled_once():
     assert count() == before + 1
 
 
-# --- draws ---
+# --- sampling ---
 
 
 @pytest.mark.parametrize("limit", [{"top_k": 1}, {"top_p": 1e-6}, {"temperature": 1e-6}], ids=str)
@@ -381,7 +388,11 @@ def test_the_strictest_draws_are_the_likeliest_tokens(limit):
 
 
 def written_down(logits, temperature, top_k=None, top_p=None):
-    """Probabilities: of the ``top_k`` likeliest, then of the fewest of these that have ``top_p`` together."""
+    """Return the probabilities of the sampling distribution.
+
+    They are restricted to the ``top_k`` likeliest tokens, then to the fewest of these that together
+    have ``top_p``.
+    """
     order = np.argsort(-logits)[:top_k]
     p = np.exp((logits[order] - logits.max()) / temperature)
     p /= p.sum()
@@ -405,7 +416,10 @@ LIMITS = [
     "limits", [pytest.param(x, id=str(x), marks=[pytest.mark.slow] * (len(x) == 1)) for x in LIMITS]
 )
 def test_frequencies_of_draws_are_the_probabilities(limits):
-    """Pearson's test, passed by 9999 of 10000 seeds; what has no probability is never drawn."""
+    """Apply Pearson's test, which 9999 of 10000 seeds pass.
+
+    Tokens of zero probability must never be sampled.
+    """
     draws, logits = 20_000, np.random.default_rng(1).normal(size=11)
     expected = written_down(logits, **limits)
     rows = jnp.arange(draws, dtype=jnp.int32)
@@ -422,7 +436,7 @@ def test_frequencies_of_draws_are_the_probabilities(limits):
 
 
 def left(logits_BV, **limits):
-    """What is not cut off."""
+    """Return the tokens that the limits keep."""
     least = jax.jit(partial(least_logits))(logits_BV, Sampling(1.0, **limits))
     return np.asarray(logits_BV >= least)
 
@@ -470,7 +484,7 @@ def test_min_p_leaves_tokens_by_their_ratio_to_the_likeliest(min_p):
     )
 
 
-# --- what is wrong ---
+# --- errors ---
 
 
 @pytest.mark.parametrize(

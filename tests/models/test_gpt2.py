@@ -80,7 +80,11 @@ def test_config_errors(wrong, message):
 
 
 def test_initial_values():
-    """Kernels and tables N(0, .02); what writes into the residual stream N(0, .02 / sqrt(2 L)); every layer its own."""
+    """Check the initial distributions.
+
+    Kernels and embeddings are N(0, .02), and kernels that write into the residual stream are N(0,
+    .02 / sqrt(2 L)). Every layer has different random values.
+    """
     config = GPT2Config(vocab=640, context=64, layers=3, embed=64, heads=4, head_dim=16, mlp=96)
     with jax.enable_x64(False):
         params = jax.jit(lambda k: config.init(k))(jax.random.key(0))
@@ -100,12 +104,15 @@ def test_initial_values():
 
 
 def norm(x, p):
-    """``(x - mean) / sqrt(var + 1e-5) * scale + bias`` of one position."""
+    """Return ``(x - mean) / sqrt(var + 1e-5) * scale + bias`` of one position."""
     return (x - x.mean()) / np.sqrt(((x - x.mean()) ** 2).mean() + 1e-5) * p["scale"] + p["bias"]
 
 
 def attention(x, p, i):
-    """Position by position, head by head: ``sum_s softmax_s(q_t k_s / sqrt(K)) v_s``, s up to t."""
+    """Compute attention by position and head.
+
+    The equation is ``sum_s softmax_s(q_t k_s / sqrt(K)) v_s``, with s up to t.
+    """
     (T, _), H, K = x.shape, *p["query"]["bias"][i].shape
     out = np.zeros_like(x) + p["out"]["bias"][i]
     for h in range(H):
@@ -125,7 +132,11 @@ def mlp(x, p, i):
 
 
 def logits(params, tokens):
-    """GPT-2 of one sequence: ``x += attention(norm(x)); x += mlp(norm(x))`` layer by layer, then norm and head."""
+    """Compute the logits of GPT-2 for one sequence.
+
+    Each layer is ``x += attention(norm(x)); x += mlp(norm(x))``, followed by the final norm and
+    head.
+    """
     b = params["blocks"]
     x = np.stack(
         [
@@ -194,19 +205,20 @@ def test_remat_policies_save_the_documented_arrays():
         Counter(tiny.saved(replace(config, remat=r), tokens)) for r in get_args(Remat)
     )
     assert sum(map(math.prod, every.elements())) > sum(map(math.prod, plain.elements()))
-    assert {s: n for s, n in (full - weights).items() if s[0] == config.layers} == {
-        (2, 3, 5, 6): 1
-    }  # x
-    assert plain - remat == {(2, 3, 3, 5, 5): 2}  # scores, and the values that they weigh
+    # This is x.
+    assert {s: n for s, n in (full - weights).items() if s[0] == config.layers} == {(2, 3, 5, 6): 1}
+    # These shapes are the scores and the values that they weight.
+    assert plain - remat == {(2, 3, 3, 5, 5): 2}
     assert remat - plain == {}
     others = remat - weights
     of_layers = {shape: n for shape, n in others.items() if shape[0] == config.layers}
+    # The shapes are: x; q, k, v; out; up.
     assert of_layers == {
         (2, 3, 5, 6): 1,
         (2, 15, 15): 3,
         (2, 15, 6): 1,
         (2, 15, 9): 1,
-    }  # x; q, k, v; out; up
+    }
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,10 @@ def config(tied=False, dtype="float64", **other) -> LlamaConfig:
 
 
 def change(growth, tied=False, **other) -> float:
-    """``max |difference of logits| / standard deviation of the logits``."""
+    """Return ``max
+
+    difference of logits| / standard deviation of the logits``.
+    """
     small = config(tied, qkv_bias=True, **other)
     params = tiny.params(small)
     before = tiny.forward(small)(params, tiny.tokens())
@@ -118,7 +121,7 @@ def test_config_errors():
         config(kv_heads=0)
 
 
-# --- the function, and the names, of Hugging Face ---
+# --- function and names, compared with Hugging Face ---
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3 |= {"original_max_position_embeddings": 16, "rope_theta": 100.0}
@@ -135,7 +138,7 @@ PUBLISHED = {
 
 @cache
 def published(name: str):
-    """``(family, model)`` with random weights, norms and biases too."""
+    """Return ``(family, model)`` with random weights, including norms and biases."""
     torch, hf = pytest.importorskip("torch"), pytest.importorskip("transformers")
     kind, settings = PUBLISHED[name]
     common = dict(
@@ -162,12 +165,12 @@ def published(name: str):
 
 
 def read(family, theirs) -> LlamaConfig:
-    """The config of a ``config.json``."""
+    """Read the config from a ``config.json`` of Hugging Face."""
     return family.ours(theirs)
 
 
 def imported(family, c, tensors):
-    """Our parameters."""
+    """Convert the tensors to our parameters."""
     known, names = c.sizes(), family.names(c)
     stored, leaf_names = [], {path: n for path, _, n in leaves(tiny.shapes(c), tiny.axes(c))}
     assert set(names) == set(leaf_names)
@@ -224,9 +227,8 @@ def test_padding_is_masked_on_either_side(name):
     found = np.asarray(jax.jit(c.module.apply)({"params": params}, tokens, mask))
     np.testing.assert_allclose(found[mask], expected[mask], rtol=0, atol=1e-4)
     alone = np.asarray(tiny.forward(c)(params, tokens[:1, 4:]))
-    np.testing.assert_allclose(
-        found[0, 4:], alone[0], rtol=0, atol=1e-4
-    )  # only relative positions matter
+    # Only relative positions matter.
+    np.testing.assert_allclose(found[0, 4:], alone[0], rtol=0, atol=1e-4)
     assert np.abs(found - tiny.forward(c)(params, tokens))[0, 4:].max() > VISIBLE
 
 
@@ -270,7 +272,7 @@ def test_what_config_json_may_leave_out_and_what_is_refused():
         )
 
 
-# --- passes ---
+# --- forward passes ---
 
 
 def test_masks_and_dropped_layers_exclude_each_other():
@@ -369,7 +371,7 @@ def to(**new: int) -> dict[str, int]:
     return {**OLD, **new}
 
 
-# Few sizes, for each is a program to compile.
+# These lists use few sizes because each size compiles one program.
 TWICE = {"embed": 24, "heads": 8, "kv_heads": 4, "mlp": 40}
 RAGGED = {"embed": 17, "heads": 6, "kv_heads": 3, "mlp": 25}
 MORE, FEWER, KEYS, SAME_KEYS = (
@@ -444,7 +446,7 @@ def test_where_every_query_has_its_own_key_both_grow_alike():
     for operator in (zero_pad, fpi, sparkling):
         expected, found = operator(plain, target), operator(own, {**target, "kv_heads": 7})
         np.testing.assert_array_equal(dense(found["kv_heads"].write), dense(found["heads"].write))
-        if operator is not fpi:  # whose random choices come in another order
+        if operator is not fpi:  # The random choices of FPI come in another order.
             chex.assert_trees_all_equal(
                 {k: m for k, m in found.items() if k != "kv_heads"}, expected
             )
@@ -453,7 +455,7 @@ def test_where_every_query_has_its_own_key_both_grow_alike():
 
 
 def test_by_hand():
-    """Six queries on three keys: which old head is copied."""
+    """Check which old head is copied, for six query heads on three key/value heads."""
     six = {"heads": 6, "kv_heads": 3, "embed": 12, "mlp": 6}
 
     def source(growth, axis="heads"):
@@ -502,12 +504,13 @@ DUAL = {
     "decoalesce, far": True,
     "decoalesce, the same keys": True,
 }
+# These operators use maps that other operators also use.
 AGAIN = (
     "hypercloning, the same keys",
     "fpi",
     "staged",
     "decoalesce, far",
-)  # of maps that others have, too
+)
 
 
 @pytest.mark.parametrize(
@@ -566,11 +569,12 @@ def test_targets_that_cannot_be_are_refused(operator, target, message):
 
 
 def test_a_query_head_that_would_have_no_place_is_named():
+    # Of two copies and one copy, the single copy does not have enough slots.
     six = {
         **OLD,
         "heads": 12,
         "kv_heads": 2,
-    }  # of two copies and one, the one has not enough places
+    }
     with pytest.raises(
         ValueError,
         match=r"12 query heads on 3 key/value heads, fpi would lose the query heads \[10, 11\]",
@@ -583,7 +587,7 @@ def test_a_query_head_that_would_have_no_place_is_named():
     [
         ("far:2", "axis 'kv_heads': far:2 pairs: 3 is not a multiple of 2"),
         (((0, 2), (1, 3), (4,)), "in no group: [5]"),
-        # Two of the merged keys' new heads and two of the other's, but not next to each other.
+        # Each of the merged keys has two new heads, but these are not adjacent.
         (
             ((0, 2), (4,), (1, 3), (5,)),
             "into [(0, 1), (2,)], and the new query heads read number [0, 1, 0, 1] of these",
@@ -600,7 +604,10 @@ def test_groups_of_query_heads_must_share_the_merged_keys_alike(groups, message)
 
 
 def test_a_plan_s_growth_knows_key_heads_and_norms():
-    """Each operator of a chain takes its axes, and LEMON is told that the norms are RMSNorms."""
+    """Check that each operator of a chain gets its axes.
+
+    LEMON also gets the information that the norms are RMSNorms.
+    """
     small, large = config(qkv_bias=True), config(qkv_bias=True, layers=4, **RAGGED)
     phase = Grow("a", "b", small, large, ("lemon", "llama_pro"))
     params, before = tiny.params(small), tiny.forward(small)(tiny.params(small), tiny.tokens())
@@ -673,7 +680,11 @@ def test_which_maps_grouped_queries_have(target, width, ligo):
 
 
 def test_what_reads_attention_reads_what_the_values_write():
-    """Turning each value head turns the readers of it, of every query that shares it: the same function."""
+    """Check that rotated value heads preserve the function.
+
+    The rotation also applies to the kernels that read each value head, for every query head that
+    shares it.
+    """
     c = config()
     made, params = maps(LiGO(), {"heads": 4, "kv_heads": 2}), tiny.params(c)
     turn = [np.linalg.qr(np.random.default_rng(i).normal(size=(6, 6)))[0] for i in range(2)]

@@ -44,7 +44,8 @@ FAMILIES = {
     "llama": LlamaConfig(**SIZES, kv_heads=2),
 }
 MIXTURE = LlamaConfig(**SIZES, kv_heads=2, experts=5, active=2)
-MANY = replace(MIXTURE, experts=16)  # so that their blocks have a row each, and none is empty
+# Each block of experts then has one row, and no block is empty.
+MANY = replace(MIXTURE, experts=16)
 PUBLISHED = dict(vocab=64, context=16, layers=2, embed=16, heads=2, head_dim=8, mlp=32)  # float32
 EVERY = LoRA(rank=3, alpha=5.0, targets=("*/attention/*", "*/mlp/*"))
 
@@ -59,7 +60,8 @@ def wider(family):
     }
 
 
-GROWTHS = {  # and what they multiply the rank by
+# Each growth is listed with the factor by which it multiplies the rank.
+GROWTHS = {
     "hypercloning": (lambda f: hypercloning(sizes(f), wider(f)), 1),
     "stack": (lambda f: stack(sizes(f), {"layers": 5}), 1),
     "llama_pro": (lambda f: llama_pro(sizes(f), {"layers": 3}), 1),
@@ -81,7 +83,7 @@ GROWTHS = {  # and what they multiply the rank by
 
 
 def random(tree, seed=0):
-    """Of order one half, like a tree of shapes."""
+    """Return random numbers of order 0.5 with the shapes of a tree."""
     rng = np.random.default_rng(seed)
     return jax.tree.map(lambda x: rng.normal(size=x.shape) / 2, tree)
 
@@ -91,7 +93,7 @@ def shapes(config):
 
 
 def model(family, adapter=EVERY):
-    """``(config, axes, parameters, an adapter that has trained)``."""
+    """Return ``(config, axes, parameters, trained adapter)``."""
     config = FAMILIES[family]
     fresh = jax.eval_shape(
         lambda: lora.init(adapter, config.axes(), config.sizes(), jax.random.key(0))
@@ -108,7 +110,7 @@ def forward(config):
     return jax.jit(lambda p: config.module.apply({"params": p}, inputs(config)))
 
 
-# --- what it is ---
+# --- definition ---
 
 
 @pytest.mark.parametrize(
@@ -166,7 +168,7 @@ def test_what_is_drawn_for_a_kernel_is_no_matter_of_the_others():
     )
 
 
-# --- it grows with its model ---
+# --- growth with the model ---
 
 
 @pytest.mark.parametrize("name", GROWTHS)
@@ -184,7 +186,10 @@ def test_growing_both_and_merging_is_merging_and_growing(family, name):
 
 
 def test_a_new_layer_that_adds_nothing_can_learn():
-    """Its ``a`` is a copy: with zeros in both factors neither would ever have a gradient."""
+    """Check that a new layer copies ``a``.
+
+    If both factors were zero, neither would ever have a gradient.
+    """
     _, axes, _, adapter = model("gpt2")
     own = lora.growth(llama_pro(sizes("gpt2"), {"layers": 3}), EVERY, axes)
     out = grow(own, adapter, lora.axes_of(EVERY, axes))["blocks"]["attention"]["out"]
@@ -204,9 +209,12 @@ def test_its_rank_grows_by_copies():
     )
 
 
-@pytest.mark.slow  # in the fast suite of adapters
+@pytest.mark.slow  # The fast suite checks this for adapters.
 def test_its_moments_are_those_of_training_the_grown_one():
-    """A step after growing is growing after the step; the gradients are those of the two models."""
+    """Check that growing after an optimizer step equals an optimizer step after growing.
+
+    The gradients are computed on the small and on the grown model.
+    """
     config, axes, params, adapter = model("gpt2")
     growth, names = hypercloning(config.sizes(), wider("gpt2")), lora.axes_of(EVERY, axes)
     own = lora.growth(growth, EVERY, axes)
@@ -236,7 +244,7 @@ def test_its_moments_are_those_of_training_the_grown_one():
     assert max(np.abs(x).max() for x in jax.tree.leaves(expected.mu)) > 1e-3
 
 
-# --- what cannot be ---
+# --- errors ---
 
 
 def test_unknown_targets_and_mismatched_adapters_are_refused():
@@ -266,14 +274,17 @@ def test_a_map_over_axes_of_both_factors_is_refused():
         lora.growth({("embed", "mlp"): both}, LoRA(targets=("up",)), axes)
 
 
-# --- what it costs ---
+# --- cost ---
 
 
 @pytest.mark.parametrize(
     "family", [FAMILIES["gpt2"], FAMILIES["llama"], MANY], ids=["gpt2", "llama", "mixture"]
 )
 def test_every_matrix_product_of_its_training_is_counted(family):
-    """Of the kernels that stand still no product makes a gradient; of experts, those that a token goes through."""
+    """Check that frozen kernels add no gradient products to the count.
+
+    Only the experts that a token passes through are counted.
+    """
     config = replace(family, dtype="float32", head="classes", tied=False)
     params = shapes(config)
     fresh = jax.eval_shape(
@@ -295,12 +306,12 @@ def test_every_matrix_product_of_its_training_is_counted(family):
         flops.train(config, 16, adapter=EVERY, frozen=1)
 
 
-# --- PEFT's layout ---
+# --- the PEFT layout ---
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_peft_s_layout_holds_the_same_products(family, tmp_path):
-    """``W + alpha / r B A``, of PyTorch's layout, is our merged kernel there."""
+    """Check that ``W + alpha / r B A`` in PyTorch's layout equals our merged kernel."""
     config, axes, params, adapter = model(family)
     peft.save(tmp_path / "lora", PeftAdapter(config, EVERY, adapter))
     about, tensors = (
@@ -405,4 +416,5 @@ def test_peft_computes_with_what_is_written(tmp_path, config, architecture, targ
 
     merged = logits(lora.merge(params, adapter, own))
     np.testing.assert_allclose(theirs, merged, atol=1e-4)
-    assert np.abs(merged - logits(params)).max() > 1e-2  # it does something
+    # The adapter has a visible effect.
+    assert np.abs(merged - logits(params)).max() > 1e-2

@@ -64,7 +64,7 @@ def test_parameter_shapes_and_axes_match_the_golden_file():
 
 
 def test_the_published_config_as_it_lies_there():
-    """That of ModernBERT-base, which was written before ``layer_types`` and ``rope_parameters``."""
+    """Read the config of ModernBERT-base, written before ``layer_types`` and ``rope_parameters``."""
     said = dict(
         vocab_size=50368, hidden_size=768, intermediate_size=1152, num_hidden_layers=22, num_attention_heads=12,
         max_position_embeddings=8192, norm_eps=1e-5, norm_bias=False, attention_bias=False, mlp_bias=False,
@@ -93,7 +93,11 @@ def test_the_published_config_as_it_lies_there():
 
 
 def test_only_the_first_layer_has_no_norm_of_its_attention():
-    """Neither its scale nor that norm does anything there; where the layer goes up in the stack, it does."""
+    """Check that the attention norm has no effect in the first layer.
+
+    The scale of that norm has no effect there. If dropping moves another layer to the bottom of the
+    stack, that layer keeps its norm.
+    """
     c = config()
     params, before = tiny.params(c), tiny.forward(c)(tiny.params(c), inputs())
     for layer in range(3):
@@ -102,12 +106,16 @@ def test_only_the_first_layer_has_no_norm_of_its_attention():
         assert (np.abs(tiny.forward(c)(other, inputs()) - before).max() > VISIBLE) == (layer > 0)
     dropped = jax.jit(lambda p, k: c.module.apply({"params": p}, inputs(), kept=Kept(k)))
     without = dropped(params, np.array([False, True, True]))
-    other["blocks"]["attention_norm"]["scale"][1] *= 3  # which is the lowest now, and keeps its own
+    # This layer is now the lowest and keeps its norm.
+    other["blocks"]["attention_norm"]["scale"][1] *= 3
     assert np.abs(dropped(other, np.array([False, True, True])) - without).max() > VISIBLE
 
 
 def test_a_window_reaches_both_ways():
-    """One layer, of which a token sees two places on either side; with both, all."""
+    """Check a layer whose tokens see two positions on each side.
+
+    With full attention, every token sees all positions.
+    """
     c = config(layers=1, kinds="s")
     params, before = tiny.params(c), tiny.forward(c)(tiny.params(c), inputs())
     other = inputs()
@@ -121,9 +129,8 @@ def test_a_window_reaches_both_ways():
         )
         > 0
     ).all()
-    kept = KeptTokens(
-        np.array([[0, 2, 5]] * 2, np.int32), 0, 1
-    )  # .. and so do those that stay as far apart as they were
+    # Kept tokens keep their original distances in the window.
+    kept = KeptTokens(np.array([[0, 2, 5]] * 2, np.int32), 0, 1)
     run = jax.jit(lambda given: c.module.apply({"params": params}, given, kept_tokens=kept))
     other = inputs()
     other["tokens"][:, 2] = (other["tokens"][:, 2] + 1) % 11
@@ -191,11 +198,12 @@ def gradients(c: ModernBERTConfig):
     return tiny.optimized_jit(jax.grad(loss))
 
 
-@pytest.mark.slow  # of a decoder's layers of several kinds: `test_decoders`
+@pytest.mark.slow  # `test_decoders` checks a decoder with mixed layer kinds.
 def test_layers_are_dropped_alike_by_either_execution():
     c = config(dtype="float32")
     params, gates = tiny.params(c, dtype="float32"), np.array([True, False, True])
-    with jax.enable_x64(False):  # as a model of float32 is run
+    # A float32 model runs without 64-bit mode.
+    with jax.enable_x64(False):
         by_conditional = gradients(c)(params, gates)
         by_indices = gradients(c)(params, np.flatnonzero(gates).astype(np.int32))
     jax.tree.map(np.testing.assert_array_equal, by_conditional, by_indices)

@@ -36,9 +36,8 @@ IMAGES = {
     "mlp": 16,
 }
 TEXT = {"vocab": 16, "context": 8, "embed": 8, "heads": 2, "head_dim": 4, "mlp": 16, "layers": 3}
-FAMILIES: dict[
-    str, tuple[Config, dict[str, tuple[int, int, int]]]
-] = {  # matrices, rows, columns, by hand
+# The values are (matrices, rows, columns), counted by hand.
+FAMILIES: dict[str, tuple[Config, dict[str, tuple[int, int, int]]]] = {
     "gpt2": (MODEL, {}),
     "llama": (
         LlamaConfig(**TEXT, kv_heads=1),
@@ -51,7 +50,7 @@ FAMILIES: dict[
 
 
 def matrices(config: Config) -> dict[str, tuple[int, int, int]]:
-    """Of each leaf that is Muon's: how many matrices, of how many rows and columns."""
+    """Return the number of matrices, rows and columns of each leaf that Muon updates."""
     names = {
         path(p): n for p, n in jax.tree_util.tree_leaves_with_path(config.axes(), is_leaf=is_names)
     }
@@ -82,7 +81,8 @@ def test_layer_kernels_use_muon_and_all_other_leaves_adam(config, expected):
         )
         if "blocks" in path(p) and path(p).endswith("kernel")
     }
-    assert found.keys() == kernels  # in our families; elsewhere kernels go by other names
+    # This selection by name holds for our families; other models use other kernel names.
+    assert found.keys() == kernels
     for end, sizes in expected.items():
         assert found[f"blocks/{end}/kernel"] == sizes
 
@@ -114,7 +114,7 @@ def test_updates_match_optax_muon_and_adam():
     for leaf, (update, adams, _) in flat.items():
         if leaf not in at:
             np.testing.assert_array_equal(update, adams)
-    # The same gradients through optax's own, a plain matrix at a time.
+    # Pass the same gradients through the Muon of optax, one matrix at a time.
     alone = {
         f"{leaf} {layer}": x[layer].reshape(prod(x.shape[i] for i in at[leaf].reduction_axis), -1)
         for leaf, (_, _, x) in flat.items() if leaf in at for layer in range(len(x))
@@ -145,9 +145,8 @@ def test_full_rank_updates_have_the_same_rms_for_any_shape():
         )
         updates, _ = update(grads)
         for u in jax.tree.leaves(updates):
-            assert np.sqrt(np.square(u).mean()) == pytest.approx(
-                0.2, rel=0.25
-            )  # singular values in .7 .. 1.2
+            # Muon's iteration gives singular values between .7 and 1.2.
+            assert np.sqrt(np.square(u).mean()) == pytest.approx(0.2, rel=0.25)
 
 
 @pytest.mark.parametrize("config", [c for c, _ in FAMILIES.values()], ids=FAMILIES)
@@ -160,7 +159,11 @@ def test_every_product_of_an_update_is_counted(config):
 
 
 def test_grown_momentum_gives_an_orthogonal_next_update():
-    """Where a momentum is a gradient, that of the grown model is the dual's growth of it: so says `exact`, here too."""
+    """Check that `exact` grows the momentum of Muon correctly.
+
+    If a momentum is a gradient, the momentum of the grown model is its growth by the dual map, and
+    `exact` computes this for Muon as well.
+    """
     config = tiny.config(dtype="float32")
     params, axes = tiny.params(config, dtype="float32"), tiny.axes(config)
     tx = transformation(replace(OPTIM, clip=1e9), axes)
@@ -180,9 +183,8 @@ def test_grown_momentum_gives_an_orthogonal_next_update():
 def test_growing_during_a_run_counts_every_update_in_the_ledger(tmp_path):
     to = GrowTo((Stage(0.5, warmup=0),), by=runs.DOUBLED, moments="exact")
     method = Growing(runs.SMALL, Stage(0.5), (to,))
-    mesh = Mesh(
-        fsdp=2, tensor=2
-    )  # an update's products are of matrices that lie on several devices
+    # The products of an update have matrices that are sharded over several devices.
+    mesh = Mesh(fsdp=2, tensor=2)
     experiment = runs.experiment(
         tmp_path, steps=4, optim=OPTIM, model=runs.LARGE, method=method, mesh=mesh
     )
@@ -198,7 +200,7 @@ def test_growing_during_a_run_counts_every_update_in_the_ledger(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_that_was_killed_ends_with_the_same_bits(tmp_path):
-    """Its state has places that hold nothing, which a checkpoint must give back."""
+    """Check that a checkpoint restores the empty entries of the optimizer state."""
     experiment = runs.experiment(tmp_path, steps=4, optim=OPTIM, checkpoint_every=2)
     run(experiment, tmp_path / "whole")
     runs.stopped(experiment, tmp_path / "stopped", 2)

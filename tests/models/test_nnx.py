@@ -53,7 +53,7 @@ def params(model):
 
 @nnx.jit
 def step(model, optimizer, tokens):
-    """The logits before the step, and its loss."""
+    """Return the logits before the step, and its loss."""
 
     def loss(model):
         logits = model(tokens)
@@ -67,7 +67,7 @@ def step(model, optimizer, tokens):
 
 
 def on_host(node):
-    """Algebra on NumPy needs no compiler."""
+    """Convert to NumPy arrays, whose algebra needs no compilation."""
     nnx.update(node, nnx.state(jax.device_get(nnx.as_pure(nnx.state(node)))))
 
 
@@ -167,7 +167,7 @@ X = jnp.arange(6.0).reshape(2, 3) / 5
 
 @nnx.jit
 def dropped(model, gates, scale):
-    """The output and the gradient of its squares."""
+    """Return the output and the gradient of the sum of its squares."""
 
     def loss(model):
         with jaxgrow.integrations.nnx.dropping(model.layers, Kept(gates, scale)):

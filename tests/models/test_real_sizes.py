@@ -86,7 +86,10 @@ models = pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
 
 
 def leaves(config: Config) -> dict:
-    """``{path: (axis names, shape)}``; the names are those of a small model, which are found sooner."""
+    """Return ``{path: (axis names, shape)}``.
+
+    The names come from a small model, which is built faster.
+    """
     sizes = config.sizes()
     small = {"layers": 1, "embed": 4, "heads": 2, "head_dim": 2, "mlp": 4} | (
         {"kv_heads": 2} if "kv_heads" in sizes else {}
@@ -98,7 +101,7 @@ def leaves(config: Config) -> dict:
 
 
 def grown(growth, config: Config) -> Config:
-    """The config after the growth, which fits every leaf, and which an architecture stores."""
+    """Return the config after the growth, and check that it fits every leaf and an architecture."""
     old = leaves(config)
     shapes = {p: jax.ShapeDtypeStruct(shape, "float32") for p, (_, shape) in old.items()}
     check(growth, shapes, {p: names for p, (names, _) in old.items()})
@@ -120,22 +123,22 @@ def test_heads_coalesce_by_name_at_every_size(config, groups):
         times * getattr(small, axis) for axis in ("heads", "embed", "mlp")
     ]
     assert preserves_function(up)
-    for name, m in compose(down, up).items():  # C(D(s)) is s
+    # The composition C(D(s)) is the identity on s.
+    for name, m in compose(down, up).items():
         for matrix in (m.write, m.read):
             assert isinstance(matrix, Rows) and matrix.shape == (small.sizes()[name],) * 2, name
             np.testing.assert_array_equal(matrix.index[:, 0], np.arange(matrix.old), err_msg=name)
             np.testing.assert_allclose(matrix.weight, 1, rtol=0, atol=1e-12, err_msg=name)
-    if isinstance(
-        config, LlamaConfig
-    ):  # a head that was merged reads what its old ones read, merged
+    # A merged head reads the merge of the old heads that its members read.
+    if isinstance(config, LlamaConfig):
         assert isinstance(small, LlamaConfig)
         query, key = (up[axis].write.index[:, 0] for axis in ("heads", "kv_heads"))
         old_key = np.arange(config.heads) * config.kv_heads // config.heads
         np.testing.assert_array_equal(key[old_key], query * small.kv_heads // small.heads)
 
 
-# Of each family one; of Llamas one of heads in threes, and one of many heads to a key. The others
-# are coalesced above.
+# Each family has one model here. Of the Llamas, one has heads in threes and one has many heads per
+# key. The other models are coalesced above.
 ONCE = ("SmolLM2-135M", "Llama-3.1-70B", "Qwen2.5-0.5B", "GPT-2 XL", "BERT-base", "ViT-base")
 
 
@@ -162,7 +165,10 @@ UNITS = {"Qwen2.5-0.5B": 128, "SmolLM2-360M": 256}
 
 
 def reduced(name: str) -> LlamaConfig:
-    """One layer of as many heads, of two numbers each, and MLP units in the same ratio to them."""
+    """Return a one-layer config with the same number of heads and two numbers per head.
+
+    The ratio of MLP units to heads is kept.
+    """
     config = MODELS[name]
     assert isinstance(config, LlamaConfig)
     heads = {"head_dim": 2, "embed": 2 * config.heads}
@@ -187,7 +193,7 @@ def test_what_coalesced_keeps_its_function_on_the_way_back(name):
 
 
 def test_heads_coalesce_within_their_keys():
-    """Nine heads on three keys: the keys stay."""
+    """Merge nine heads on three keys in ways that leave the keys unchanged."""
     sizes = MODELS["SmolLM2-135M"].sizes()
     for groups in (
         {"heads": "adjacent:3", "kv_heads": "far:1"},
@@ -203,7 +209,7 @@ def test_heads_coalesce_within_their_keys():
 
 
 def test_every_axis_takes_groups_of_its_own():
-    config = MODELS["Qwen2.5-1.5B"]  # whose 8960 MLP units are no multiple of 12 heads
+    config = MODELS["Qwen2.5-1.5B"]  # Its 8960 MLP units are not a multiple of 12 heads.
     groups = {"kv_heads": "far", "embed": "adjacent:3", "mlp": "far:7", "layers": "adjacent:4"}
     small = config.resized(operators.coalesce(config.sizes(), **groups))
     assert (small.heads, small.sizes()["kv_heads"], small.embed, small.mlp, small.layers) == (

@@ -39,8 +39,8 @@ pytestmark = pytest.mark.usefixtures("x64")
 
 EXACT, VISIBLE = 1e-10, 1e-2
 GOLDEN = Path(__file__).parent / "golden" / "swin.txt"
-# Windows of 3 x 3, over 8 x 8 and then 4 x 4 patches: some are filled up. Places in the first stage
-# are another window's.
+# The windows are 3 x 3, over 8 x 8 and then 4 x 4 patches, so some windows are padded. Positions in
+# the first stage use another window size.
 SMALL = dict(
     image=16,
     patch=2,
@@ -149,7 +149,11 @@ def linear(x, p):
 
 
 def attention(x, p, window, trained, shift):
-    """Patch by patch: those that it sees lie in its window, at its side and not across the image. Equations 2 to 4."""
+    """Compute attention patch by patch, by Equations 2 to 4.
+
+    A patch sees the patches of its window that are adjacent in the image, not those that were
+    wrapped around by the shift.
+    """
     side, heads = len(x), len(p["log_scale"])
     padded = -(-side // window) * window
     x = np.pad(x, ((0, padded - side), (0, padded - side), (0, 0)))
@@ -179,7 +183,7 @@ def attention(x, p, window, trained, shift):
 
 
 def logits(params, image, small):
-    """For one image."""
+    """Compute the logits of one image."""
     patches = np.stack(
         np.split(
             np.stack(np.split(image, small.image // small.patch, 1)), small.image // small.patch, 1
@@ -217,7 +221,8 @@ def logits(params, image, small):
 def test_logits_are_those_of_the_equations(changes):
     small = config(**changes)
     params = tiny.params(small)
-    params["blocks0"]["attention"]["log_scale"][0, 0] = 6.0  # more than ln 100
+    # This is more than ln 100, the limit of the scale.
+    params["blocks0"]["attention"]["log_scale"][0, 0] = 6.0
     with jax.numpy_rank_promotion("allow"):
         expected = np.stack([logits(params, image, small) for image in vision.images(small)])
     np.testing.assert_allclose(
@@ -226,7 +231,7 @@ def test_logits_are_those_of_the_equations(changes):
 
 
 def test_every_sublayer_adds_nothing_at_first():
-    """As the authors begin: the scales of norms after sublayers are zero."""
+    """Check that the norm scales after the sublayers start at zero, as in the authors' code."""
     small = config("float32")
 
     def scales(key):
@@ -239,7 +244,7 @@ def test_every_sublayer_adds_nothing_at_first():
         assert all(not np.any(x) for x in jax.tree.leaves(jax.jit(scales)(jax.random.key(0))))
 
 
-# --- growing ---
+# --- growth ---
 
 
 def wider(small: SwinConfig, times: int = 2) -> dict[str, int]:
@@ -256,7 +261,7 @@ def test_what_keeps_the_function(operator):
     assert vision.change(operator(small.sizes(), wider(small)), small) < EXACT
 
 
-@pytest.mark.slow  # in the fast suite of a ViT
+@pytest.mark.slow  # The fast suite checks this for ViT.
 def test_one_stage_can_grow_and_lemon_adds_any_number_of_heads():
     small = config()
     one = {name: n for name, n in wider(small).items() if name.endswith(".1")}
@@ -267,7 +272,7 @@ def test_one_stage_can_grow_and_lemon_adds_any_number_of_heads():
     )
 
 
-@pytest.mark.slow  # in the fast suite of a ViT
+@pytest.mark.slow  # The fast suite checks this for ViT.
 def test_decoalescing_equal_groups_is_exact_and_invertible():
     large = config(embed=(12, 20), heads=(6, 4), mlp=(18, 22))
     up = decoalesce(large.sizes(), heads="far")
@@ -280,7 +285,11 @@ def test_decoalescing_equal_groups_is_exact_and_invertible():
 
 @pytest.mark.slow
 def test_what_does_not():
-    """Layers that are no longer at odd places shift no windows; and a norm after a sublayer that adds zeros adds its bias."""
+    """Check the growths that change the function.
+
+    Layers that move away from odd positions no longer shift their windows. A norm after a sublayer
+    that adds zeros still adds its bias.
+    """
     small = config()
     for growth in (
         stack(small.sizes(), {"layers.0": 4}),
@@ -329,7 +338,7 @@ def test_learned_maps_are_of_each_stage(shared):
     )
 
 
-# --- layers that are dropped or frozen, and what all of it costs ---
+# --- dropped and frozen layers, cost ---
 
 
 SOME = np.array([True, False, True, False, True, True])
@@ -339,7 +348,10 @@ BY_INDEX = Kept((np.array([0, 2], np.int32), np.array([1, 2], np.int32)), SCALE,
 
 
 def dropping():
-    """Of widths that are powers of two: the reciprocals of others round, in the means of norms that end a layer."""
+    """Return a model with widths that are powers of two.
+
+    Other widths have inexact reciprocals in the means of the norms at the end of a layer.
+    """
     small = config("float32", embed=(8, 16), layers=(3, 3), image=8)
     return small, tiny.params(small, dtype="float32")
 
@@ -360,7 +372,10 @@ def test_both_executions_drop_layers_of_all_stages_bitwise():
 
 @pytest.mark.slow
 def test_gradients_agree_and_are_zero_for_dropped_layers():
-    """But for rounding: XLA contracts products and sums in GELU's slope in the one program otherwise than in the other."""
+    """Compare the gradients up to rounding.
+
+    XLA contracts products and sums in the derivative of GELU differently in the two programs.
+    """
     with jax.enable_x64(False):
         small, params = dropping()
 
@@ -403,11 +418,16 @@ def test_stage_masks_keep_equal_counts_and_weigh_costs():
         assert ran == pytest.approx(1.5 * first + 5 / 7 * second)
         for begin, x in zip((0, 4), given.layers, strict=True):
             np.add.at(kept, begin + x.reshape(-1), 1 / 1200)
-    np.testing.assert_allclose(kept, 0.5, atol=0.06)  # of 1200 gates
+    # The mean is taken over 1200 keep masks.
+    np.testing.assert_allclose(kept, 0.5, atol=0.06)
 
 
 def biases(small: SwinConfig, up: int, down: int, first: int = 0) -> float:
-    """Of the MLPs that make biases, which a batch has once: so many products of each of their kernels, from a layer on."""
+    """Return the FLOPs of the MLPs that make position biases, which run once per batch.
+
+    ``up`` and ``down`` are the numbers of products with each kernel; ``first`` is the first counted
+    layer.
+    """
     units, layers = small.position_mlp, []
     for n, grid, heads in zip(small.layers, small.grids, small.heads, strict=True):
         layers += [(2 * grid.window - 1) ** 2 * (up * 4 * units + down * 2 * units * heads)] * n
@@ -445,7 +465,11 @@ def test_every_matrix_product_of_the_program_is_counted():
 
 
 def test_xla_counts_little_more():
-    """At the widths of a Swin-S: narrow ones have more norms, masks and error functions, which are left out, than products."""
+    """Compare at the widths of a Swin-S.
+
+    In narrow models, the norms, masks and error functions, which the formula omits, cost more than
+    the products.
+    """
     stages = dict(
         layers=(1, 1),
         embed=(192, 384),

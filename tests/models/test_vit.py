@@ -99,7 +99,7 @@ def test_deit_sizes_have_published_parameter_counts(size, millions):
 
 
 def theirs(family, small, folder):
-    """A model of transformers with random weights, and its checkpoint, as files hold it."""
+    """Return a transformers model with random weights, and its checkpoint as stored in files."""
     transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
     from safetensors.numpy import load_file
 
@@ -117,7 +117,7 @@ def theirs(family, small, folder):
 
 
 def ours(family, small, tensors):
-    """Their tensors as our parameters."""
+    """Convert tensors of transformers to our parameters."""
     stored, known = family.names(small), small.sizes()
 
     def leaf(key_path, names):
@@ -135,7 +135,7 @@ def ours(family, small, tensors):
 
 
 def back(family, small, params):
-    """Our parameters as their tensors."""
+    """Convert our parameters to tensors of transformers."""
     stored, found = family.names(small), {}
     for name, x, names in leaves(params, tiny.axes(small)):
         place = stored[name]
@@ -183,7 +183,7 @@ def test_two_classes_have_no_labels_in_a_checkpoint():
     assert FAMILIES["ViTForImageClassification"].inferred({})["classes"] == 2
 
 
-@pytest.mark.slow  # in the fast suite of a GPT-2, and that it saves what it should of a CaiT
+@pytest.mark.slow  # The fast suite checks GPT-2, and that CaiT saves the right values.
 def test_rematerialising_changes_no_gradient():
     small = config()
     plain, remat = (
@@ -211,7 +211,7 @@ def test_tokens_are_not_dropped():
         )
 
 
-# --- growing ---
+# --- growth ---
 
 
 @ends
@@ -227,7 +227,10 @@ def test_decoalescing_equal_groups_is_exact_and_invertible(distillation):
 
 @pytest.mark.parametrize("own", [{"distillation": "head"}, DINO], ids=["DeiT", "DINOv2"])
 def test_what_keeps_the_function(own):
-    """Spare units that hold the mean of the others do not stay it where each has a size of its own."""
+    """Check the function-preserving growths.
+
+    Spare units with the mean of the others do not keep that mean if each unit has a scale.
+    """
     small = config(**own, eps=1e-5)
     ragged, even = (
         lemon(small.sizes(), {"embed": n, "heads": 5, "mlp": 13}, seed=2) for n in (8, 12)
@@ -269,10 +272,10 @@ def test_learned_maps_grow_it():
     chex.assert_trees_all_equal_shapes(params, tiny.shapes(replace(small, **target)))
 
 
-# --- layers that are dropped or frozen, and what all of it costs ---
+# --- dropped and frozen layers, cost ---
 
 
-@pytest.mark.slow  # in the fast suite of a CaiT, `test_cait`
+@pytest.mark.slow  # `test_cait` checks this for CaiT in the fast suite.
 def test_dropped_layers_are_identities():
     with jax.enable_x64(False):
         vision.assert_dropping_is_exact(config("head", "float32"))

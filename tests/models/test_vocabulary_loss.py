@@ -14,12 +14,13 @@ from jaxgrow.models import BERTConfig, Config, GPT2Config, LlamaConfig
 from jaxgrow.models.layers import SCORED, vocabulary_logits, vocabulary_loss
 
 EMBED, VOCAB = 12, 50
-ROUNDING = {"float32": 3e-6, "bfloat16": 2e-2}  # of the largest number of each result
+# The tolerances are relative to the largest number of each result.
+ROUNDING = {"float32": 3e-6, "bfloat16": 2e-2}
 SIZES = dict(vocab=37, context=20, layers=1, embed=EMBED, heads=2, head_dim=6, mlp=16)
 FAMILIES: dict[str, Config] = {
     "GPT-2": GPT2Config(**SIZES),
     "GPT-2, untied": GPT2Config(**SIZES, tied=False),
-    "BERT": BERTConfig(**SIZES),  # with a bias of the vocabulary
+    "BERT": BERTConfig(**SIZES),  # with a bias over the vocabulary
     "BERT, untied": BERTConfig(**SIZES, tied=False),
     "Llama": LlamaConfig(**SIZES, kv_heads=1),
     "Qwen2": LlamaConfig(**SIZES, kv_heads=1, tied=True),
@@ -27,7 +28,7 @@ FAMILIES: dict[str, Config] = {
 
 
 def of_all_logits(logits_BTV, targets_BT):
-    """Loss and accuracy as one writes them down."""
+    """Return the loss and the accuracy computed directly from all logits."""
     log_p = jax.nn.log_softmax(logits_BTV)
     loss = -jnp.take_along_axis(log_p, targets_BT[..., None], -1).mean()
     return loss, (logits_BTV.argmax(-1) == targets_BT).mean()
@@ -41,7 +42,7 @@ def arrays(samples, length, dtype, seed=0):
 
 
 def both(x, head, bias, targets, dtype):
-    """``((loss, accuracy), gradients)`` in pieces, and whole."""
+    """Return ``((loss, accuracy), gradients)``, computed in pieces and at once."""
 
     def in_pieces(x, head, bias):
         return vocabulary_loss(x, head, targets, dtype, bias)
@@ -59,7 +60,7 @@ def assert_same(found, expected, rounding):
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         assert a.dtype == b.dtype and a.shape == b.shape
         a, b = (np.asarray(x, np.float64) for x in (a, b))
-        # A bias of keys has no slope but of rounding: all queries see the same.
+        # All queries see the same key bias, so its gradient is zero up to rounding.
         np.testing.assert_allclose(a, b, rtol=0, atol=rounding * max(np.abs(b).max(), 1e-4))
 
 
@@ -87,12 +88,12 @@ LENGTHS = {
 )
 def test_in_pieces_as_whole(samples, length, dtype):
     (found, slopes), (expected, expected_slopes) = both(*arrays(samples, length, dtype), dtype)
-    assert_same(found, expected, 3e-6)  # summed in float32, whatever the products are in
+    assert_same(found, expected, 3e-6)  # The sum is in float32 for any dtype of the products.
     assert_same(slopes, expected_slopes, ROUNDING[dtype])
 
 
 def test_a_target_that_is_off_by_one_is_seen():
-    """The control: this tolerance tells losses apart."""
+    """Check as a control that the tolerance distinguishes losses of different targets."""
     x, head, bias, targets = arrays(4, 300, "float32")
     (found, _), _ = both(x, head, bias, targets, "float32")
     (moved, _), _ = both(x, head, bias, np.roll(targets, 1, -1), "float32")
@@ -111,7 +112,7 @@ def test_what_is_not_asked_for_is_not_computed():
     (slope,) = jax.jit(
         jax.grad(lambda x: vocabulary_loss(x, head, targets, "float32", bias)[1], (0,))
     )(x)
-    assert not np.any(slope)  # the share that is right is flat
+    assert not np.any(slope)  # The accuracy has zero gradient.
 
 
 @pytest.mark.parametrize(
@@ -134,7 +135,7 @@ def test_on_a_mesh_as_on_one_device(axes):
 
 
 def drawn(config):
-    """Small numbers, norm scales around one."""
+    """Return small random numbers, with norm scales around one."""
     rng = np.random.default_rng(2)
 
     def leaf(path, x):
@@ -144,7 +145,7 @@ def drawn(config):
     return jax.tree_util.tree_map_with_path(leaf, jax.eval_shape(config.init, jax.random.key(0)))
 
 
-SLOW = ("GPT-2, untied", "BERT, untied", "Qwen2")  # parts of others
+SLOW = ("GPT-2, untied", "BERT, untied", "Qwen2")  # These families share their parts with others.
 
 
 @pytest.mark.parametrize(
@@ -155,9 +156,8 @@ SLOW = ("GPT-2, untied", "BERT, untied", "Qwen2")  # parts of others
     ],
 )
 def test_every_family_with_a_vocabulary(config, monkeypatch):
-    monkeypatch.setattr(
-        "jaxgrow.models.layers.SCORED", 24
-    )  # 8 of 20 positions of 3 samples: two pieces and a rest
+    # 8 of 20 positions of 3 samples per piece give two full pieces and a remainder.
+    monkeypatch.setattr("jaxgrow.models.layers.SCORED", 24)
     rng, params = np.random.default_rng(1), drawn(config)
     tokens, targets = rng.integers(0, config.vocab, (2, 3, config.context))
     inputs = {"tokens": tokens} if isinstance(config, BERTConfig) else tokens
@@ -176,7 +176,7 @@ def test_every_family_with_a_vocabulary(config, monkeypatch):
 
 @pytest.mark.parametrize(
     "config",
-    # How a family comes by its head, the test above tells.
+    # The test above checks how each family gets its output head.
     [
         pytest.param(c, marks=[pytest.mark.slow] * (name in (*SLOW, "Llama", "BERT")), id=name)
         for name, c in FAMILIES.items()
