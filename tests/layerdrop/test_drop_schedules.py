@@ -208,7 +208,7 @@ def test_prefix_keeps_bottom_layers_and_none_only_if_requested(now, layers, ran)
 
 def test_a_prefix_that_shrinks_or_recovers():
     shrinking = replace(PREFIX, time="linear", theta=0.5)
-    # These are the floors of 4, 3.6, 3.2, 2.8 and 2.
+    # These are the rounded values of 4, 3.6, 3.2, 2.8 and 2.
     assert [at(shrinking, t, 4).sum() for t in (0, 200, 400, 600, 1000)] == [
         4,
         4,

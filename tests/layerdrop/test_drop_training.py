@@ -57,16 +57,14 @@ MODEL = replace(runs.MODEL, layers=LAYERS)
 TOKENS = np.random.default_rng(0).integers(0, 256, (8, 9)).astype(np.int32)
 BATCH = next_tokens(TOKENS)
 LR = np.float32(0.1)
-GATES = np.array(
-    [[True, False, True, False], [True, True, False, False]]
-)  # of two micro-steps; nobody runs layer 3
+# These are the keep masks of two micro-steps. Layer 3 is dropped in both.
+GATES = np.array([[True, False, True, False], [True, True, False, False]])
 SCALE = np.broadcast_to(np.array([1.0, 1.25, 1.5, 2.0], np.float32), GATES.shape)
 DROP = LayerDrop(time="constant", theta=0.5)
 DROPPING = (DropLayers(LayerDrop()),)
 FREEZING = (DropLayers(LayerDrop(dropped="freeze")),)
-OPTIM = Optim(
-    peak_lr=1e-2, warmup=2, weight_decay=0.0
-)  # what moves without a gradient moves by momentum
+# Without a gradient, a parameter still moves by momentum.
+OPTIM = Optim(peak_lr=1e-2, warmup=2, weight_decay=0.0)
 TX = transformation(OPTIM)
 SBLD = LayerDrop(sensitivity=Sensitivity(after=0.25, every=0.5, batches=2), gamma=4.0)
 
@@ -93,8 +91,8 @@ def by_indices(kept: Kept) -> Kept:
 def test_sharded_step_averages_each_micro_batch_gradient(how, accumulate):
     tx, kept = optax.identity(), Kept(GATES[:accumulate], SCALE[:accumulate])
     start = runs.model(MODEL, tx)
-    # On one device, written without the step: micro-batch m is every so many-th sample, and has the
-    # gates m.
+    # This reference runs on one device without the train step. Micro-batch m contains every
+    # ``accumulate``-th sample, starting at m, and uses keep mask m.
     micro = [next_tokens(TOKENS[m::accumulate]) for m in range(accumulate)]
     gradient = jax.jit(jax.grad(lambda p, batch, kept: loss(replace(start, params=p), batch, kept)))
     before = runs.fresh(MODEL)
@@ -109,7 +107,8 @@ def test_sharded_step_averages_each_micro_batch_gradient(how, accumulate):
     for a, b in zip(
         jax.tree.leaves(after["blocks"]), jax.tree.leaves(before["blocks"]), strict=True
     ):
-        np.testing.assert_array_equal(a[3], b[3])  # no gradient, and no momentum here
+        # Layer 3 has no gradient, and this optimizer has no momentum.
+        np.testing.assert_array_equal(a[3], b[3])
 
 
 def kept_at(kept: Kept, m: int) -> Kept:
@@ -121,7 +120,7 @@ def kept_at(kept: Kept, m: int) -> Kept:
     [
         pytest.param(
             "bfloat16", "projections", marks=pytest.mark.slow
-        ),  # of one device, see `test_drop_execution`
+        ),  # `test_drop_execution` checks bfloat16 on one device.
         *(
             pytest.param("float32", remat, marks=pytest.mark.slow)
             for remat in ("products", "projections")
@@ -180,7 +179,8 @@ def test_the_compiled_step_has_conditionals(how, monkeypatch):
 @pytest.mark.parametrize("indices", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_dropped_layers_move_by_momentum_or_are_frozen(indices):
     dense, start = programs.step(TX, 2, (), "mesh", runs.mesh()), runs.model(MODEL, TX)
-    before = jax.device_get(dense(start, BATCH, StepInputs(LR))[0])  # gives every layer a momentum
+    # This dense step gives every layer a momentum.
+    before = jax.device_get(dense(start, BATCH, StepInputs(LR))[0])
     kept = Kept(GATES, SCALE)
     kept = by_indices(kept) if indices else kept
 
@@ -206,7 +206,7 @@ def test_dropped_layers_move_by_momentum_or_are_frozen(indices):
     assert moved(FREEZING) == {name: [True, True, True, False] for name in ("params", "mu", "nu")}
 
 
-# --- gates on the host ---
+# --- keep masks on the host ---
 
 
 EXECUTIONS = [pytest.param("cond", marks=pytest.mark.slow), "gather", "gather_independent"]
@@ -246,7 +246,8 @@ def test_a_run_compiles_as_many_programs_as_asked_for():
 
 @pytest.mark.parametrize("execution", ["gather", "gather_independent"])
 def test_padding_layers_do_not_count_as_run_for_the_optimizer(execution):
-    drop = replace(DROP, execution=execution, programs=2)  # all layers in every step, or fewer
+    # The two programs run all layers in every step or fewer.
+    drop = replace(DROP, execution=execution, programs=2)
     drawn = Gates(drop, LAYERS, CHUNK, 2, 0, None)
     masks = jax.jit(jax.vmap(lambda t: gates(drop, LAYERS, CHUNK, t, seed=0, micro=2)[1]))(
         jnp.arange(1, 33)
@@ -285,9 +286,8 @@ def test_a_prefix_trains_the_model_of_the_bottom_layers(execution):
         return [jax.value_and_grad(f)(params) for f in (whole, part)]
 
     (value, grads), (expected, wanted) = jax.device_get(both(runs.fresh(MODEL)))
-    assert float(value) == pytest.approx(
-        float(expected), rel=1e-6
-    )  # another program: float32 rounding
+    # The other program differs by float32 rounding.
+    assert float(value) == pytest.approx(float(expected), rel=1e-6)
     chex.assert_trees_all_close(grads, wanted, rtol=1e-4, atol=1e-7)
     for x in jax.tree.leaves(grads["blocks"]):
         assert x[:2].any() and not x[2:].any()
@@ -312,7 +312,10 @@ def test_no_layer_at_all_trains_what_is_around_them(execution):
 
 
 def test_a_run_without_layers_leaves_them_as_at_birth(tmp_path):
-    """Muon's decay and momentum, too; what is around them trains."""
+    """Check that Muon's weight decay and momentum do not change layers that never run.
+
+    The parameters around the layers train.
+    """
     drop = LayerDrop(0.0, "constant", "prefix", scale="none", dropped="freeze")
     optim = Optim(name="muon", peak_lr=1e-2, warmup=1, weight_decay=0.1)
     e = runs.experiment(
@@ -377,7 +380,11 @@ def ranks(x):
 
 @pytest.mark.slow
 def test_both_sensitivities_rank_trained_layers_similarly(tmp_path):
-    """On the whole: layers in the middle differ by little, and a slope is no difference. Single models gave 0.6 to 0.9."""
+    """Compare the rankings over several models.
+
+    Middle layers differ little, and a slope is not a finite difference. Single models gave rank
+    correlations of 0.6 to 0.9.
+    """
     (tmp_path / "source").mkdir()
     for module in (argparse, ast, dataclasses, difflib, enum, inspect):
         (tmp_path / "source" / f"{module.__name__}.txt").write_text(inspect.getsource(module))
@@ -408,7 +415,8 @@ def test_both_sensitivities_rank_trained_layers_similarly(tmp_path):
             )(held_out)
             for kind in ("loss_delta", "taylor")
         )
-        found.append(np.corrcoef(ranks(delta), ranks(slope))[0, 1])  # Spearman
+        # The Spearman correlation compares the ranks.
+        found.append(np.corrcoef(ranks(delta), ranks(slope))[0, 1])
     assert np.mean(found) > 0.5, found
 
 
@@ -457,7 +465,7 @@ def test_sbld_trains_measures_drops_and_measures_again():
         "measure",
         ("large", 12, 16, True),
     ]
-    assert {p.steps for p in plan if isinstance(p, Train)} == {16}  # one schedule
+    assert {p.steps for p in plan if isinstance(p, Train)} == {16}  # All phases use one schedule.
     assert live(plan, 1) == {"large"}
     once = replace(SBLD, sensitivity=Sensitivity())
     assert names(Scratch(once).plan(MODEL, Optim(), 100)) == [
@@ -485,14 +493,14 @@ def test_dropping_composes_with_a_v_cycle():
 
 
 def experiment(folder, drop, **changes):
-    """Of two micro-steps, whose programs all tests here share."""
+    """Return an experiment with two micro-steps; all tests of this file share its programs."""
     values = {"model": MODEL, "steps": 12, "accumulate": 2, "optim": OPTIM, "method": Scratch(drop)}
     return runs.experiment(folder, **values | changes)
 
 
 @pytest.fixture(scope="module")
 def sbld(tmp_path_factory):
-    """An experiment, the folder of its run, and what the run returned."""
+    """Return an experiment, its run folder and the result of the run."""
     folder = tmp_path_factory.mktemp("sbld")
     e = experiment(folder, SBLD, checkpoint_every=2, log_every=1)
     return e, folder / "run", pretrain.run(e, folder / "run")
@@ -529,9 +537,8 @@ def test_the_ledger_counts_executed_layers_and_measurements(sbld):
     assert [p["steps"] for p in result["phases"]] == [3, 0, 6, 0, 3]
     assert first["flops"] == 3 * flops.train(MODEL, tokens)
     assert first["layers"] == 3 * LAYERS
-    probe = (
-        2 * (e.batch // e.accumulate) * MODEL.context
-    )  # 2 micro-batches, divided among the devices
+    # The probe has 2 micro-batches, divided among the devices.
+    probe = 2 * (e.batch // e.accumulate) * MODEL.context
     less = flops.forward(MODEL, probe, layers=LAYERS - 1)
     assert measured["flops"] == again["flops"] == flops.forward(MODEL, probe) + LAYERS * less
     for phase in (second, third):
@@ -588,7 +595,10 @@ def test_layer_drop_fields_are_set_and_checked_from_overrides(tmp_path):
 
 
 def test_a_variance_is_fitted_to_two_runs_and_schedules_a_third(tmp_path):
-    """The logs are written by hand, with the losses of a known curve; the third run keeps all layers up to its peak."""
+    """Fit a variance curve to logs that are written by hand with the losses of a known curve.
+
+    A third run then keeps all layers until its peak.
+    """
     curve, steps, after = Variance(peak=0.25, shape=3.0), 40, 0.25
     drop = LayerDrop(sensitivity=Sensitivity(after=after, batches=2))
 
@@ -606,9 +616,8 @@ def test_a_variance_is_fitted_to_two_runs_and_schedules_a_third(tmp_path):
 
     def disturbed(t):
         u = (t - after * steps) / ((1 - after) * steps)
-        return 2 + (
-            0.1 * float(curve(u)) ** 0.5 if u > 0 else 0.7
-        )  # what came before dropping is none of its doing
+        # The loss before dropping starts does not depend on dropping.
+        return 2 + (0.1 * float(curve(u)) ** 0.5 if u > 0 else 0.7)
 
     base, dropped = finished("base", None, lambda t: 2.0), finished("dropped", drop, disturbed)
     found = variance.fit(base, dropped)
@@ -627,6 +636,5 @@ def test_a_variance_is_fitted_to_two_runs_and_schedules_a_third(tmp_path):
     third = Gates(
         replace(drop, time="variance", variance=found), LAYERS, steps, 1, 0, jnp.arange(4.0)
     )
-    assert [third(step)[1] is None for step in range(10, 20)] == [True] * 7 + [
-        False
-    ] * 3  # u = 7 / 30 and 8 / 30
+    # Around the peak, u is 7 / 30 and 8 / 30.
+    assert [third(step)[1] is None for step in range(10, 20)] == [True] * 7 + [False] * 3

@@ -40,7 +40,7 @@ PLACES = np.array([[0, 2, 3, 6], [1, 2, 4, 5], [0, 1, 2, 3]], np.int32)
 DROP = TokenDrop(0.5)
 
 
-# --- which tokens stay ---
+# --- the kept tokens ---
 
 
 def test_how_many_tokens_stay_and_which_layers_see_them_alone():
@@ -77,7 +77,11 @@ def test_a_model_without_layers_in_the_middle_is_refused():
 
 
 def test_every_choice_of_tokens_is_as_likely_as_any_other():
-    """Three of five tokens: ten choices, in ascending order, drawn anew for every sequence and key."""
+    """Sample three of five tokens.
+
+    The tokens of each of the ten choices are in ascending order. Every sequence and key gets a new
+    sample.
+    """
     draw = jax.jit(jax.vmap(lambda key: sample_tokens(TokenDrop(0.4), key, jnp.arange(2), 5)))
     drawn = np.asarray(draw(jax.random.split(jax.random.key(0), 2000)))
     assert drawn.shape == (2000, 2, 3) and drawn.dtype == np.int32
@@ -86,7 +90,8 @@ def test_every_choice_of_tokens_is_as_likely_as_any_other():
         found = Counter(map(tuple, drawn[:, sequence].tolist()))
         assert found.keys() <= set(choices)
         assert all(abs(found[c] / 2000 - 0.1) < 4 * np.sqrt(0.1 * 0.9 / 2000) for c in choices)
-    alike = (drawn[:, 0] == drawn[:, 1]).all(-1).mean()  # of independent ones
+    # Sequences sample independently of each other.
+    alike = (drawn[:, 0] == drawn[:, 1]).all(-1).mean()
     assert abs(alike - 0.1) < 4 * np.sqrt(0.1 * 0.9 / 2000)
 
 
@@ -95,7 +100,7 @@ def test_every_choice_of_tokens_is_as_likely_as_any_other():
 
 @pytest.fixture(scope="module")
 def forward():
-    """``(params, tokens, places) -> logits``, of which the layers 1 and 2 see the places alone."""
+    """Return ``(params, tokens, places) -> logits``; layers 1 and 2 see only the given places."""
     return jax.jit(
         lambda p, t, places: CONFIG.module.apply(
             {"params": p}, t, kept_tokens=KeptTokens(places, 1, 3)
@@ -111,7 +116,7 @@ def test_with_every_token_kept_it_is_the_dense_model(forward):
 
 
 def test_tokens_go_around_the_middle_and_join_again(forward):
-    """An oracle in plain loops: a sequence without the others, layer by layer."""
+    """Compare with plain loops over the layers, on a sequence without the dropped tokens."""
     block = Block(CONFIG, jnp.float32, parent=None)
     apply = jax.jit(lambda w, x: block.apply({"params": w}, x))
     for tokens, places, found in zip(TOKENS, PLACES, forward(PARAMS, TOKENS, PLACES), strict=True):
@@ -128,7 +133,7 @@ def test_tokens_go_around_the_middle_and_join_again(forward):
         np.testing.assert_allclose(found, x @ PARAMS["token_embedding"].T, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("place", [3, 4])  # the first sequence keeps 3, and not 4
+@pytest.mark.parametrize("place", [3, 4])  # The first sequence keeps token 3 and drops token 4.
 def test_no_token_sees_a_later_one(forward, place):
     other = TOKENS.copy()
     other[0, place] = (other[0, place] + 1) % 11
@@ -157,7 +162,10 @@ def test_dropping_tokens_and_layers_together_is_refused():
     "way", [("mesh", 1, 1), pytest.param(("pmap", 2, 4), marks=pytest.mark.slow)], ids=str
 )
 def test_each_sample_draws_its_own_tokens_on_any_device(monkeypatch, way):
-    """The same on one device and on four, by both ways, in whichever micro-batch."""
+    """Check that one device and four devices sample the same tokens in every micro-batch.
+
+    Both ways of running the step are compared.
+    """
     seen = {}
 
     def noting(drop, key, rows, length):
@@ -188,7 +196,7 @@ def test_each_sample_draws_its_own_tokens_on_any_device(monkeypatch, way):
         run = mapped(partial(train_step, tx, accumulate, (DropTokens(DROP),)), how, mesh)
         ways.append([drawn(run, number, seed) for number, seed in ((0, 3), (1, 3), (0, 3), (0, 4))])
     first, other_step, again, other_seed = ways[0]
-    # Of 70 choices for each of 16 samples, a few are alike by chance.
+    # The number of choices is 70 for each of 16 samples, so a few are equal by chance.
     assert len({tuple(x) for x in first}) > 8
     assert sum(a == b for a, b in zip(first, other_step, strict=True)) < 4
     assert sum(a == b for a, b in zip(first, other_seed, strict=True)) < 4
@@ -197,13 +205,15 @@ def test_each_sample_draws_its_own_tokens_on_any_device(monkeypatch, way):
 
 @pytest.mark.slow
 def test_a_token_dropping_run_resumes_bitwise(small_run):
-    """Grown by AKI. One checkpoint falls into the training that drops tokens, one on its end."""
+    """Check a run that grows by AKI.
+
+    One checkpoint falls within the token-dropping training, and one at its end.
+    """
     to = GrowTo((Stage(0.5, tokens=DROP), Stage(0.25)), ("aki",))
     e = runs.growing(small_run.parent, to, name="tokens", checkpoint_every=3, log_every=1)
     result = pretrain.run(e, small_run.parent / "tokens")
-    runs.stopped(
-        e, small_run.parent / "tokens-stopped", 8 + 3, 8 + 4
-    )  # 8 steps were the small model's
+    # The first 8 steps train the small model.
+    runs.stopped(e, small_run.parent / "tokens-stopped", 8 + 3, 8 + 4)
     runs.assert_same_end(small_run.parent / "tokens-stopped", small_run.parent / "tokens")
     dropped, dense = (p["flops"] / p["steps"] for p in result["phases"][-2:])
     phase, tokens = e.plan[-2], e.batch * runs.LARGE.context

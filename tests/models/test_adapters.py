@@ -70,7 +70,7 @@ def apart(config):
 
 
 def silent(adapter):
-    """Set the up-projection of each adapter to zero, ``U = 0`` and ``u = 0``, as at initialisation."""
+    """Set the up-projection of each adapter to its initial zeros, ``U = 0`` and ``u = 0``."""
     return jax.tree_util.tree_map_with_path(
         lambda p, x: 0 * x if "'up'" in jax.tree_util.keystr(p) else x, adapter
     )
@@ -123,7 +123,7 @@ def bottleneck(y, p, i, f=lambda h: np.maximum(h, 0)):
 
 
 def oracle(config, params, x):
-    """Compute a post-LN BERT with NumPy loops and adapters placed as in Houlsby et al. (Figure 2)."""
+    """Compute a post-LN BERT in NumPy with adapters placed as in Houlsby et al. (Figure 2)."""
     p, adapter = params["blocks"], config.adapter
 
     def adapted(name, y, i):

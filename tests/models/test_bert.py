@@ -352,10 +352,7 @@ GROWTHS = {
 
 
 def change(config, growth, axes=None):
-    """Return ``max
-
-    logit difference| / standard deviation of the logits`` when the model grows.
-    """
+    """Return ``max |logit difference| / std of the logits`` when the model grows."""
     params = tiny.params(config)
     before = tiny.forward(config)(params, inputs())
     after = tiny.forward(config.resized(growth))(
@@ -471,7 +468,7 @@ def test_noise_free_learned_maps_start_as_stack_and_zero_pad():
 
 
 def average(groups, chunk):
-    """Return F [small, large]: a small unit is the mean of its group of blocks of size ``chunk``."""
+    """Return F [small, large], whose small units are means of groups of ``chunk``-sized blocks."""
     f = np.zeros((len(groups) * chunk, sum(map(len, groups)) * chunk))
     for i, group in enumerate(groups):
         for j in group:

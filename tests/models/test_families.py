@@ -316,10 +316,10 @@ def inputs(modifier: Modifier, phase: Train, held):
     return None
 
 
-# The slow suite runs these families through the other plans.
-# This plan changes the parts most.
+# In the fast suite, the variants run only this plan, which changes the parts most.
 CHANGED = ("widened, then deepened, frozen",)
-# These families use parts of other families with different sizes or in a different order.
+# These families use parts of other families with different sizes or in a different order, so they
+# run in the slow suite only.
 BARELY = ("GPT-2, untied", "BERT, pre-LN", "RoBERTa", "Qwen2", "DeiT")
 # These plans depend little on the family. A teacher uses logits only, and the published tables
 # exist for text models. For layer and token dropping, the families with the most parts are shown:

@@ -45,7 +45,10 @@ PROMPTS = [[1, 2, 3], [4], [*range(11), 3, 1, 4, 1, 5, 9]]
 
 
 def models(*shown):
-    """Parametrize over all models; models that are not shown run in the slow suite."""
+    """Parametrize over all models.
+
+    The models that are not shown are parts of these and run in the slow suite.
+    """
     return pytest.mark.parametrize(
         "config",
         [

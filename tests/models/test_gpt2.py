@@ -82,8 +82,8 @@ def test_config_errors(wrong, message):
 def test_initial_values():
     """Check the initial distributions.
 
-    Kernels and embeddings are N(0, .02), and kernels that write into the residual stream are N(0,
-    .02 / sqrt(2 L)). Every layer has different random values.
+    Kernels and embeddings are N(0, .02), and kernels that write into the residual stream are
+    N(0, .02 / sqrt(2 L)). Every layer has different random values.
     """
     config = GPT2Config(vocab=640, context=64, layers=3, embed=64, heads=4, head_dim=16, mlp=96)
     with jax.enable_x64(False):
@@ -205,14 +205,14 @@ def test_remat_policies_save_the_documented_arrays():
         Counter(tiny.saved(replace(config, remat=r), tokens)) for r in get_args(Remat)
     )
     assert sum(map(math.prod, every.elements())) > sum(map(math.prod, plain.elements()))
-    # This is x.
+    # Only the input x of each layer is stored.
     assert {s: n for s, n in (full - weights).items() if s[0] == config.layers} == {(2, 3, 5, 6): 1}
     # These shapes are the scores and the values that they weight.
     assert plain - remat == {(2, 3, 3, 5, 5): 2}
     assert remat - plain == {}
     others = remat - weights
     of_layers = {shape: n for shape, n in others.items() if shape[0] == config.layers}
-    # The shapes are: x; q, k, v; out; up.
+    # In this order, the stored values are x; q, k and v; out; up.
     assert of_layers == {
         (2, 3, 5, 6): 1,
         (2, 15, 15): 3,

@@ -61,10 +61,7 @@ def config(tied=False, dtype="float64", **other) -> LlamaConfig:
 
 
 def change(growth, tied=False, **other) -> float:
-    """Return ``max
-
-    difference of logits| / standard deviation of the logits``.
-    """
+    """Return ``max |difference of logits| / standard deviation of the logits``."""
     small = config(tied, qkv_bias=True, **other)
     params = tiny.params(small)
     before = tiny.forward(small)(params, tiny.tokens())
@@ -569,7 +566,7 @@ def test_targets_that_cannot_be_are_refused(operator, target, message):
 
 
 def test_a_query_head_that_would_have_no_place_is_named():
-    # Of two copies and one copy, the single copy does not have enough slots.
+    # One key has two copies and the other one, and the single copy does not have enough slots.
     six = {
         **OLD,
         "heads": 12,
@@ -587,7 +584,7 @@ def test_a_query_head_that_would_have_no_place_is_named():
     [
         ("far:2", "axis 'kv_heads': far:2 pairs: 3 is not a multiple of 2"),
         (((0, 2), (1, 3), (4,)), "in no group: [5]"),
-        # Each of the merged keys has two new heads, but these are not adjacent.
+        # The merged keys and the other key have two new heads each, but these are not adjacent.
         (
             ((0, 2), (4,), (1, 3), (5,)),
             "into [(0, 1), (2,)], and the new query heads read number [0, 1, 0, 1] of these",
@@ -606,7 +603,7 @@ def test_groups_of_query_heads_must_share_the_merged_keys_alike(groups, message)
 def test_a_plan_s_growth_knows_key_heads_and_norms():
     """Check that each operator of a chain gets its axes.
 
-    LEMON also gets the information that the norms are RMSNorms.
+    LEMON is also informed that the norms are RMSNorms.
     """
     small, large = config(qkv_bias=True), config(qkv_bias=True, layers=4, **RAGGED)
     phase = Grow("a", "b", small, large, ("lemon", "llama_pro"))

@@ -64,7 +64,7 @@ def test_parameter_shapes_and_axes_match_the_golden_file():
 
 
 def test_the_published_config_as_it_lies_there():
-    """Read the config of ModernBERT-base, written before ``layer_types`` and ``rope_parameters``."""
+    """Read the ModernBERT-base config, which predates ``layer_types`` and ``rope_parameters``."""
     said = dict(
         vocab_size=50368, hidden_size=768, intermediate_size=1152, num_hidden_layers=22, num_attention_heads=12,
         max_position_embeddings=8192, norm_eps=1e-5, norm_bias=False, attention_bias=False, mlp_bias=False,
@@ -95,7 +95,7 @@ def test_the_published_config_as_it_lies_there():
 def test_only_the_first_layer_has_no_norm_of_its_attention():
     """Check that the attention norm has no effect in the first layer.
 
-    The scale of that norm has no effect there. If dropping moves another layer to the bottom of the
+    The first layer ignores the scale of that norm. If dropping moves another layer to the bottom of the
     stack, that layer keeps its norm.
     """
     c = config()

@@ -129,7 +129,7 @@ def test_heads_coalesce_by_name_at_every_size(config, groups):
             assert isinstance(matrix, Rows) and matrix.shape == (small.sizes()[name],) * 2, name
             np.testing.assert_array_equal(matrix.index[:, 0], np.arange(matrix.old), err_msg=name)
             np.testing.assert_allclose(matrix.weight, 1, rtol=0, atol=1e-12, err_msg=name)
-    # A merged head reads the merge of the old heads that its members read.
+    # A merged query head reads the merge of the key heads that its old heads read.
     if isinstance(config, LlamaConfig):
         assert isinstance(small, LlamaConfig)
         query, key = (up[axis].write.index[:, 0] for axis in ("heads", "kv_heads"))

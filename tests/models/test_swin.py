@@ -39,8 +39,8 @@ pytestmark = pytest.mark.usefixtures("x64")
 
 EXACT, VISIBLE = 1e-10, 1e-2
 GOLDEN = Path(__file__).parent / "golden" / "swin.txt"
-# The windows are 3 x 3, over 8 x 8 and then 4 x 4 patches, so some windows are padded. Positions in
-# the first stage use another window size.
+# The windows are 3 x 3, over 8 x 8 and then 4 x 4 patches, so some windows are padded. The position
+# biases of the first stage belong to another window size (``trained_windows``).
 SMALL = dict(
     image=16,
     patch=2,

@@ -229,7 +229,8 @@ def test_decoalescing_equal_groups_is_exact_and_invertible(distillation):
 def test_what_keeps_the_function(own):
     """Check the function-preserving growths.
 
-    Spare units with the mean of the others do not keep that mean if each unit has a scale.
+    Spare units with the mean of the others do not keep that mean if each unit has its own
+    LayerScale.
     """
     small = config(**own, eps=1e-5)
     ragged, even = (
