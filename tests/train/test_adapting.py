@@ -1,4 +1,4 @@
-"""Fine-tuning by an adapter: what stands still does to the bit, what trains is small, and the run ends in a model."""
+"""Adapter fine-tuning freezes the base model exactly, trains few parameters, and exports a model."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -113,9 +113,9 @@ def test_its_steps_cost_what_their_products_do(home):
     assert phase.cost(16) == pytest.approx(experiment.steps * each)
 
 
-@pytest.mark.slow  # of a model without an adapter: `test_drop_training`
+@pytest.mark.slow  # without an adapter: `test_drop_training`
 def test_layers_are_dropped_from_it_too(home, tmp_path):
-    """A layer that never runs keeps its factors, where it is told to: ``b`` is zero, as at birth."""
+    """With ``dropped="freeze"``, a layer that never runs keeps its initial factors: ``b`` is zero."""
     drop = LayerDrop(theta=0.5, time="constant", depth="prefix", scale="none", dropped="freeze")
     experiment = few(home, 2)
     run(replace(experiment, method=replace(experiment.method, drop=drop)), tmp_path / "run")
@@ -186,7 +186,7 @@ def test_only_adapter_and_head_have_gradients_and_moments(home):
 
 
 def test_what_was_trained_is_trained_on(home, adapted, whole):
-    """From the folder of a model that has it; or, beside another head, from the file."""
+    """Continue from the folder of an adapted model, or from the adapter file under another head."""
     tx = transformation(OPTIM)
 
     def born(experiment, saved):

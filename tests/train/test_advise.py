@@ -1,4 +1,7 @@
-"""What can be saved: caps against the literature, comparable measurements alone, the pilot, a config that runs, refusals."""
+"""Advice: savings against published results and comparable measurements, pilots, written configs.
+
+Requests without a comparable measurement are refused.
+"""
 
 import json
 import math
@@ -43,8 +46,8 @@ def experiment(tmp_path, **changes):
 
 @pytest.mark.parametrize(
     ("model", "tau", "expected"),
-    # one layer first (Bu, 2511.04981): by parameters alone, so without attention's scores, the head
-    # counted
+    # One layer first (Bu, 2511.04981). The costs count parameters only: the head is included, and
+    # the attention scores are not.
     [
         (GPT2Config(vocab=50257, context=16), 0.5, 0.32),
         (GPT2Config(vocab=50257, context=16), 0.6, 0.38),
@@ -56,11 +59,14 @@ def experiment(tmp_path, **changes):
 def test_the_most_that_one_layer_first_can_save(tmp_path, model, tau, expected):
     assert saved(experiment(tmp_path, model=model), ONE, tau) == pytest.approx(
         expected, abs=0.0075
-    )  # of two digits
+    )  # published with two digits
 
 
 def test_what_a_growth_saves_at_an_equal_loss(tmp_path):
-    """As measured at 94 thousand parameters, 20 tokens each, to a per cent; and the same for any model, by its own costs."""
+    """The prediction matches savings measured at 94 thousand parameters and 20 tokens each.
+
+    For any model, it follows from the costs of that model.
+    """
     e = experiment(tmp_path, optim=replace(WSD, decay=0.3))
     for recipe, tau, behind, measured in [
         (HALF, 0.4, 0.22, 0.127),
@@ -76,15 +82,15 @@ def test_what_a_growth_saves_at_an_equal_loss(tmp_path):
         )
     assert expected(e, HALF, 0.5, 0.0) == pytest.approx(
         saved(e, HALF, 0.5)
-    )  # nothing behind: what the plan leaves out
-    assert expected(e, HALF, 0.5, 2.0) == -math.inf  # never ahead of the first step
+    )  # Without a lag, the saving is the training cost that the plan skips.
+    assert expected(e, HALF, 0.5, 2.0) == -math.inf  # The lag is larger than the run.
     c = 1 - saved(e, HALF, 0.5) / 0.5
-    assert expected(e, HALF, 0.5, 1 - c) == pytest.approx(0)  # as much behind as it left out
+    assert expected(e, HALF, 0.5, 1 - c) == pytest.approx(0)  # The lag cancels the skipped cost.
     assert saved(e, HALF, 0.0) == 0
 
 
 def test_growth_is_placed_at_the_largest_saving(tmp_path):
-    e = experiment(tmp_path)  # the rate decays over the last tenth
+    e = experiment(tmp_path)  # The learning rate decays over the last tenth.
     for behind in (0.0, 0.22, 0.5, 0.9):
         gain, tau = placed(e, HALF, behind)
         assert (
@@ -102,18 +108,22 @@ def test_growth_is_placed_at_the_largest_saving(tmp_path):
 
 
 def test_how_far_one_curve_is_behind_another():
-    """From scratch ``L = 3 t^-0.1``; the grown model is as far as it was some steps before. Batches differ by 4 %."""
+    """The lag behind the curve from scratch, ``L = 3 t^-0.1``, is recovered.
+
+    The loss of the grown model equals the loss from scratch some steps earlier. Batches differ
+    by 4 %.
+    """
     small, rng = 200, np.random.default_rng(0)
     step, batches = 1 + np.arange(500), 1 + 0.04 * rng.standard_normal(500)
     scratch = 3 * step**-0.1 * batches
-    own = 1 + 0.004 * rng.standard_normal(500)  # noise that is not the batches'
-    assert steps_behind(scratch, scratch, small) == 0  # with itself
+    own = 1 + 0.004 * rng.standard_normal(500)  # noise that the two curves do not share
+    assert steps_behind(scratch, scratch, small) == 0  # a curve compared with itself
     for behind in (0.1, 0.3, 0.9):
         grown = 3 * np.maximum(step - behind * small, 1) ** -0.1 * batches
-        grown[small : small + small // 2] *= 1.5  # what the growth upset
+        grown[small : small + small // 2] *= 1.5  # the loss spike after growth
         assert steps_behind(scratch, grown, small) == pytest.approx(behind, rel=0.1)
         assert steps_behind(scratch, grown * own, small) == pytest.approx(behind, rel=0.1, abs=0.02)
-    assert steps_behind(scratch, scratch * 0.99, small) < 0  # ahead
+    assert steps_behind(scratch, scratch * 0.99, small) < 0  # The second curve is ahead.
     with pytest.raises(
         UserError,
         match=r"does not fall, .*3\.\d+ after step 200, 3\.\d+ at the end; check whether the learning rate",
@@ -141,14 +151,15 @@ def test_without_a_pilot_advice_is_the_regression(tmp_path):
         r"\| 1\d\.\d % ± [2-3]\.\d +\|$", rows[0]
     )  # with the interval of the regression
     assert "Try half of the layers and of each MLP first" in text and best is not None
-    assert best.method == halves(e.model)  # grown where it was measured: after 0.6 of the steps
+    # The advice grows after 0.6 of the steps, as in the measurement.
+    assert best.method == halves(e.model)
     assert saved(e, VCYCLE, None) > 0.1 and isinstance(VCYCLE.method(e, 0.0), VCycle)
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"steps": 3600 * 16},  # 316 tokens a parameter
+        {"steps": 3600 * 16},  # 316 tokens per parameter
         {"steps": 360},
         {"model": GPT2Config(vocab=50257, context=1024), "steps": 300_000},  # 124 M parameters
         {"optim": replace(MUON, name="sgd")},
@@ -160,7 +171,7 @@ def test_without_a_pilot_advice_is_the_regression(tmp_path):
     ],
 )
 def test_no_advice_far_from_comparable_measurements(tmp_path, changes):
-    """Neither another size or budget answers, nor another family or optimizer."""
+    """No advice is given for another size, budget, model family or optimizer."""
     text, best = advice(near(tmp_path, **changes))
     assert (
         best is None
@@ -193,11 +204,12 @@ def test_no_recipe_is_advised_if_the_small_model_was_cheaper(tmp_path):
 def test_a_saving_without_an_interval_above_zero_is_not_advised(tmp_path):
     text, best = advice(
         near(tmp_path, optim=replace(MUON, name="adamw"))
-    )  # 13.5 % ± 15.9, and single seeds
+    )  # The measurements are 13.5 % ± 15.9 and single seeds.
     assert (
         best is None and "no measured saving has an interval that is completely above zero" in text
     )
-    assert "| 31.8 %, no interval" in text  # one layer under AdamW, as measured and by no law
+    # The saving of one layer under AdamW is a measurement. It does not come from a fitted law.
+    assert "| 31.8 %, no interval" in text
 
 
 def test_muon_is_advised_first_where_it_was_measured(tmp_path):
@@ -214,7 +226,7 @@ def found(half, halves):
 
 
 def test_a_pilot_answers_wherever_it_ran(tmp_path):
-    e = experiment(tmp_path, optim=MUON, steps=200)  # nothing was measured near it
+    e = experiment(tmp_path, optim=MUON, steps=200)  # There is no comparable measurement.
     text, best = advice(e, found(0.1, 0.9))
     assert (
         "Try half of the layers first" in text
@@ -226,7 +238,7 @@ def test_a_pilot_answers_wherever_it_ran(tmp_path):
     )
     assert (
         f"grown after 50% of the steps, b = {LEAST:.2f}" in text
-    )  # a short pilot finds less than is true
+    )  # A short pilot underestimates the lag.
     assert best.method.source.steps == 0.5
     text, best = advice(e, found(0.5, 0.1))
     assert (
@@ -265,7 +277,7 @@ def test_a_pilot_prints_its_cost_and_writes_the_advised_config(tmp_path, monkeyp
     monkeypatch.setattr(advise, "SHORTEST", 4)
     monkeypatch.setattr(
         advise, "steps_behind", lambda *_: 0.1
-    )  # so short a pilot finds nothing but noise
+    )  # A pilot this short measures only noise.
     monkeypatch.setattr(advise, "WORTH", 0.0)
     script = runs.script(tmp_path, e)
     out = tmp_path / "mine.py"
@@ -294,7 +306,7 @@ def test_a_pilot_prints_its_cost_and_writes_the_advised_config(tmp_path, monkeyp
     share = f"{spent / e.plan[0].cost(e.batch):.1%} of the budget"
     assert (
         f"cost {share}" in said.out and f"the pilot: 2 runs of 10 steps, {share}" in said.err
-    )  # told before, and after
+    )  # The cost is printed before and after the pilot.
 
 
 def test_the_config_that_is_written_imports_whatever_it_names(tmp_path):

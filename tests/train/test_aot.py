@@ -1,7 +1,7 @@
-"""The programs of real sizes, compiled for H100s and TPUs that are not there, and read.
+"""AOT compilation: programs of real sizes for H100s and TPUs that are not attached.
 
-``pip install -e '.[test,aot]'``, then ``XLA_FLAGS= pytest -n 0 -m aot``: optimized, as for a real
-run.
+The compiled programs are inspected. Run with ``pip install -e '.[test,aot]'``, then ``XLA_FLAGS=
+pytest -n 0 -m aot``. They are optimized as for a real run.
 """
 
 from dataclasses import replace
@@ -26,7 +26,7 @@ from train.plan.methods import Scratch
 pytestmark = [
     pytest.mark.aot,
     pytest.mark.filterwarnings("ignore"),
-]  # plugins that miss their devices warn
+]  # Plugins warn about missing devices.
 GB = 1e9
 GPT2 = "configs/papers/gpt.py:base_c4"
 DROPS = {
@@ -38,7 +38,10 @@ DROPS = {
 
 @cache
 def step(machine: str, drop: str) -> Program:
-    """That of GPT-2 124M, T = 1024, 16 sequences a device; with layer dropping, the one that drops."""
+    """Compile the step of GPT-2 124M with T = 1024 and 16 sequences per device.
+
+    With layer dropping, this is the step that drops layers.
+    """
     at = described(machine)
     e = replace(load(f"{GPT2}:batch={16 * len(at.devices)}"), method=Scratch(DROPS[drop]))
     programs = [p for p in Rehearsal(e, at).run() if p.what.startswith("step")]
@@ -72,16 +75,20 @@ def test_a_7b_llama_divided_over_eight_h100s():
     assert {"all-gather", "reduce-scatter"} <= {c.kind for c in found.collectives}
     assert not fits(
         Rehearsal(replace(e, mesh=Mesh()), machine).run(), machine
-    )  # the control: whole on every device
+    )  # The control is replicated on every device.
 
 
 def test_a_mixture_over_four_h100s_sends_kernels_and_no_tokens():
-    """Left to XLA, it sorted the tokens of all devices on each and added them up: ten times as much sent, and kept."""
+    """With FSDP, a mixture of experts gathers kernels, and tokens stay on their device.
+
+    Without explicit sharding, XLA sorted the tokens of all devices on each device and summed
+    the results. This sent and stored ten times as many bytes.
+    """
     e = load("configs/papers/llama.py:llama_8x160m_c4:model.layers=2:batch=64:mesh.fsdp=4")
     (found,) = [p for p in Rehearsal(e, described("h100:4")).run() if p.what == "step"]
     assert (
         sum(c.size for c in found.collectives if c.kind == "all-reduce") < 1e4
-    )  # how many tokens each expert gets
+    )  # the number of tokens per expert
     assert sum(c.sent for c in found.collectives) < 0.7 * GB and found.temporary < 3 * GB
 
 
@@ -93,15 +100,18 @@ def test_experts_on_eight_h100s_exchange_tokens_only():
     exchanges = [c for c in found.collectives if c.kind == "all-to-all"]
     assert len(exchanges) >= 4 and all(
         c.asynchronous for c in exchanges
-    )  # there and back, in both passes
+    )  # dispatch and combine, in the forward and the backward pass
     gathered = [c.size for c in found.collectives if c.kind in ("all-gather", "reduce-scatter")]
-    assert max(gathered, default=0) < 1e5  # the router; a kernel of one expert has 3.1e6 bytes
+    # only the router; the kernel of one expert has 3.1e6 bytes
+    assert max(gathered, default=0) < 1e5
     assert found.temporary < 3 * GB
 
 
 def test_it_grows_to_13b_where_it_lies():
-    """No device ever has all of it: beside its part of the source, of the model between two
-    operators and of the result, one leaf's part.
+    """Growth keeps all parameters sharded on every device.
+
+    A device holds its shard of the source, of the intermediate model between two operators and
+    of the result, and one shard of a single leaf.
     """
     machine = described("h100:8")
     e = load("configs/papers/llama.py:llama_13b_grown")
@@ -137,7 +147,7 @@ def test_leaves_of_a_70b_model_grow_within_their_shards(names, fsdp):
 
 @cache
 def divided(optimizer: str, machine: str) -> Program:
-    """The step of GPT-2 124M over eight devices."""
+    """Compile the step of GPT-2 124M over eight devices."""
     e, at = load(f"{GPT2}:batch=64:mesh.fsdp=8"), described(machine)
     programs = Rehearsal(replace(e, optim=replace(e.optim, name=optimizer)), at).run()
     assert fits(programs, at)
@@ -145,25 +155,29 @@ def divided(optimizer: str, machine: str) -> Program:
 
 
 def largest(program: Program) -> float:
-    """Bytes that are gathered at once."""
+    """Return the size of the largest all-gather in bytes."""
     return max(c.size for c in program.collectives if c.kind == "all-gather")
 
 
 def test_muon_over_eight_h100s():
-    """Devices exchange parts of matrices: each is made orthogonal on one of them, and none has all of a stack."""
+    """Muon exchanges shards of matrices and orthogonalizes each matrix on one device.
+
+    No device gathers a complete stack of matrices.
+    """
     adam, muon = divided("adamw", "h100:8"), divided("muon", "h100:8")
-    assert largest(muon) == largest(adam)  # of the forward and the backward pass
+    assert largest(muon) == largest(adam)  # from the forward and the backward pass
     assert muon.moments < 0.7 * adam.moments and muon.temporary < 1.1 * adam.temporary
     assert sum(c.sent for c in muon.collectives) < 1.6 * sum(c.sent for c in adam.collectives)
 
 
 def test_muon_over_eight_tpus():
-    assert largest(divided("muon", "v5e:2x4")) < 12 * 768 * 3072 * 4  # no stack of matrices
+    # smaller than a stack of matrices
+    assert largest(divided("muon", "v5e:2x4")) < 12 * 768 * 3072 * 4
 
 
 @cache
 def choosing(choice: str) -> Program:
-    """The step of GPT-2 124M, batch 16, on an H100."""
+    """Compile the step of GPT-2 124M with batch 16 on an H100."""
     (found,) = [
         p
         for p in Rehearsal(load(f"{GPT2}:batch=16{choice}"), described("h100:1")).run()
@@ -192,7 +206,7 @@ def test_attention_by_a_kernel_and_by_xla():
 
 @pytest.mark.parametrize("mesh", [":mesh.fsdp=2", ":mesh.fsdp=2:mesh.tensor=2"])
 def test_attention_kernel_with_two_sharded_axes(mesh):
-    """JAX's own rule for cuDNN's kernel fails where two axes divide the samples."""
+    """JAX's partitioning rule of the cuDNN kernel fails if two mesh axes shard the batch."""
     e = load(f"{GPT2}:batch=16:model.layers=2:model.vocab=1024{mesh}")
     (found,) = [p for p in Rehearsal(e, described("h100:4")).run() if p.what == "step"]
     assert any("fmha" in name or "cudnn" in name for name in found.kernels)
@@ -200,7 +214,7 @@ def test_attention_kernel_with_two_sharded_axes(mesh):
 
 @pytest.mark.parametrize("mesh", ["", ":mesh.fsdp=2:mesh.tensor=2"], ids=["whole", "divided"])
 def test_gpt2_of_two_layers_on_a_tpu(mesh):
-    """Its attention is Pallas'."""
+    """A two-layer GPT-2 compiles for a TPU with Pallas attention."""
     e = load(f"{GPT2}:batch=16:model.layers=2:model.vocab=1024{mesh}")
     e = replace(e, method=Scratch(DROPS["cond"]))
     programs = Rehearsal(e, described("v5e:2x2")).run()
@@ -212,7 +226,10 @@ def test_gpt2_of_two_layers_on_a_tpu(mesh):
 
 @pytest.mark.parametrize("machine", ["v5e:2x2"])
 def test_a_tiny_plan_is_compiled_and_priced(machine):
-    """Every program of a plan with a transformation: the smallest case, which also runs in `.ci/run`."""
+    """All programs of a plan with a transformation compile.
+
+    This is the smallest case, and `.ci/run` also runs it.
+    """
     e = load(
         "configs/demo.py:vcycle:model.layers=2:model.embed=32:model.mlp=64:model.context=64:batch=8"
     )

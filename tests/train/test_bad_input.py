@@ -1,4 +1,4 @@
-"""Wrong input is one clear line on stderr and an exit code, not a traceback, and costs nothing that was there."""
+"""Wrong input prints one clear line on stderr, sets an exit code and leaves existing files alone."""
 
 import gzip
 import io
@@ -21,7 +21,7 @@ from train.engine.run.workdir import Workdir
 
 @pytest.fixture
 def refused(monkeypatch, capsys, tmp_path):
-    """Runs a script with arguments, and returns the one line that it ends with."""
+    """Run a script with arguments and return the last line of its error output."""
 
     def run(*arguments: str, script=pretrain, code: int = 2) -> str:
         monkeypatch.setattr(sys, "argv", [script.__name__, *arguments])
@@ -43,7 +43,7 @@ def write_vocabulary(path: Path) -> str:
     return str(path)
 
 
-# What is wrong with an otherwise good run; ``{}`` is its folder.
+# Faults of an otherwise valid run. ``{}`` stands for the folder of the run.
 CASES = {
     "a misspelt field": (
         ["--set", "optim.peak_rl=1"],
@@ -142,14 +142,14 @@ def test_a_config_that_is_not_there_or_breaks(tmp_path, refused):
 
 
 def test_a_work_directory_of_another_config_stays_as_it_is(tmp_path, refused):
-    """As soon as it holds a line of a log, a checkpoint or a result."""
+    """A folder with a line of a log, a checkpoint or a result belongs to its config."""
     experiment = runs.experiment(tmp_path)
     workdir, folder = Workdir(tmp_path / "run"), tmp_path / "run"
     workdir.claim(experiment)
     (folder / "config.json").write_text(json.dumps(as_json(experiment)))
     before = (folder / "config.json").read_bytes()
     other = replace(experiment, steps=9)
-    workdir.claim(other)  # nobody's yet
+    workdir.claim(other)  # The folder is still unused.
     for kept in ("metrics.jsonl", "checkpoints/5", "result.json"):
         (folder / kept).parent.mkdir(exist_ok=True)
         (folder / kept).write_text("something")
@@ -185,7 +185,7 @@ def test_a_loss_that_is_none(tmp_path, refused):
     config = runs.script(tmp_path, runs.experiment(tmp_path))
     refused(
         config, "--workdir", str(tmp_path / "run"), "--set", "data.path=nowhere"
-    )  # which leaves the folder to others
+    )  # A refused run does not claim the folder.
     said = refused(config, *options)
     assert "at step 2 of train large; the last good checkpoint is kept in" in said
     assert "lower optim.peak_lr" in said

@@ -1,4 +1,4 @@
-"""Batches of windows: every sample once an epoch, the same in every process layout, resumable."""
+"""Batches of windows contain every sample once per epoch, in every process layout, and resume."""
 
 import json
 import multiprocessing
@@ -18,7 +18,7 @@ from train.common.errors import UserError
 from train.data.batches import Windows, training, validation
 
 NUMBERS = np.arange(101)
-WINDOWS = Windows(NUMBERS, 4)  # 25 of them
+WINDOWS = Windows(NUMBERS, 4)  # 25 windows
 RNG = np.random.default_rng(0)
 
 
@@ -55,7 +55,7 @@ def test_processes_share_out_the_batches_of_one(processes):
     np.testing.assert_array_equal(np.concatenate(parts, 1), whole)
 
 
-@pytest.mark.parametrize("done", [0, 1, 4, 7])  # batches; an epoch is 5
+@pytest.mark.parametrize("done", [0, 1, 4, 7])  # number of batches; an epoch has 5
 def test_a_stream_goes_on_where_its_state_was_taken(done):
     stream, again = (training(WINDOWS, 5, seed=1) for _ in range(2))
     firsts(stream, done)
@@ -67,7 +67,7 @@ def test_a_stream_goes_on_where_its_state_was_taken(done):
     "before, after", [(1, 2), *(pytest.param(*n, marks=pytest.mark.slow) for n in ((2, 5), (5, 1)))]
 )
 def test_any_number_of_processes_can_resume(before, after):
-    """The state is of the whole batch, and the same in each of them."""
+    """The state describes the global batch and is identical in all processes."""
 
     def shares(processes):
         return [training(WINDOWS, 10, 1, rows) for rows in np.split(np.arange(10), processes)]
@@ -84,7 +84,7 @@ def test_any_number_of_processes_can_resume(before, after):
 
 
 def calls_a_sample(batch: int) -> float:
-    """Python functions that are called for each sample, to make it and to hand it out, by whoever is ahead of who takes."""
+    """Count the Python calls per sample, in the consumer and in the threads that read ahead."""
     calls, made = [0], [0]
 
     class Counted(Windows):
@@ -111,14 +111,20 @@ def calls_a_sample(batch: int) -> float:
 
 
 def test_a_sample_costs_no_more_in_a_large_batch():
-    """What is read ahead is batches: a buffer of samples was gone through for each of them."""
+    """The loader prefetches batches, so the cost per sample does not grow with the batch size.
+
+    A buffer of samples cost one pass over the buffer per sample.
+    """
     small, large = calls_a_sample(8), calls_a_sample(128)
     assert large < small
 
 
-@pytest.mark.parametrize("batch", [5, 48])  # in chunks of 1 and of 16
+@pytest.mark.parametrize("batch", [5, 48])  # read in chunks of 1 and of 16
 def test_batches_are_what_grain_makes_one_by_one(batch):
-    """So that runs that began when samples, not batches, were read ahead go on: the order, and the state."""
+    """The order and the state equal those of sample-wise prefetching in earlier versions.
+
+    Therefore runs of these versions can resume.
+    """
     source = Windows(np.arange(4 * 50 + 1), 4)
     samples = grain.MapDataset.range(50).seed(1).shuffle().repeat().random_map(source.sample)
     plain = iter(
@@ -134,7 +140,7 @@ def test_batches_are_what_grain_makes_one_by_one(batch):
 
 
 def drawing(workers: int) -> Windows:
-    """Samples with what was drawn for them."""
+    """Return samples together with their random draws."""
 
     class Drawing(Windows):
         def sample(self, i, rng):
@@ -147,7 +153,7 @@ def drawing(workers: int) -> Windows:
 
 
 def test_workers_change_no_sample_and_no_state():
-    """One stream goes on where another was, each way; an epoch is 2 1/2 batches."""
+    """A stream resumes with another number of workers; an epoch has 2 1/2 batches."""
     thread, processes = training(drawing(0), 10, seed=1), training(drawing(2), 10, seed=1)
     next(thread)
     processes.set_state(json.loads(json.dumps(thread.get_state())))
@@ -185,7 +191,7 @@ def test_no_worker_outlives_a_run_that_is_killed(tmp_path):
         worker = int(run.stdout.readline())
         assert os.getpgid(worker) != os.getpgid(
             run.pid
-        )  # so that Ctrl-C does not reach it before it
+        )  # Ctrl-C must not reach the child before the parent.
         run.send_signal(signal.SIGKILL)
     for _ in range(600):
         if (
@@ -207,7 +213,7 @@ def test_validation_is_the_same_batches_spread_over_the_text():
     np.testing.assert_array_equal(first, again)
     starts = np.ravel([inputs for inputs, _ in first])[::4]
     assert len(first) == 4 and len(set(starts)) == 12 and starts[0] == 0 and starts[-1] == 96
-    assert len(validation(WINDOWS, batch=3, count=100)) == 8  # as many as there are
+    assert len(validation(WINDOWS, batch=3, count=100)) == 8  # all samples of the split
 
 
 def test_processes_share_out_validation():

@@ -46,7 +46,7 @@ def test_the_best_evaluation_is_the_result(home, tmp_path):
     assert len(losses) == 6
     assert result["val_loss"] == min(losses) < losses[-1]
     again = run(replace(experiment(home), steps=12), tmp_path / "last")
-    assert again["val_loss"] == losses[-1]  # cut or not, the training is the same
+    assert again["val_loss"] == losses[-1]  # Stopping early does not change the training.
 
 
 def test_training_stops_early_and_goes_on_after_a_kill(home, tmp_path):
@@ -76,7 +76,7 @@ def test_settings_from_the_command_line(home):
         tuning(home / "shuffled"), ["best.patience=2", "best.by=val_accuracy", "dropout=0.1"]
     )
     assert (tuned.best, tuned.dropout) == (Best("val_accuracy", 2), 0.1)
-    assert tuned.of(home / "gpt2", 1e-3, 0).method.best.evaluations == 1  # one epoch
+    assert tuned.of(home / "gpt2", 1e-3, 0).method.best.evaluations == 1  # evaluated once per epoch
     with pytest.raises(ValueError, match=r"best\.patience must be at least 1, but is 0"):
         Best(patience=0)
     with pytest.raises(ValueError, match="dropout must be between 0 and 1, but is 2"):

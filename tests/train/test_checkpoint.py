@@ -1,4 +1,4 @@
-"""Checkpoints that a disk has changed are found, whatever was changed; the newest whole one is used, and that is said."""
+"""Damaged checkpoints are detected and reported, and the newest intact checkpoint is used."""
 
 import json
 import os
@@ -25,7 +25,7 @@ RECORD = {"phase": 0, "step": 3, "ledger": {"steps": 3}, "judged": {}}
 
 
 def position(step: int) -> Any:
-    """An iterator over data that has given ``step`` samples."""
+    """Return a data iterator that has produced ``step`` samples."""
     data = iter(grain.MapDataset.range(30).to_iter_dataset())
     for _ in range(step):
         next(data)
@@ -40,7 +40,7 @@ def model(step: int) -> Model:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A run's folder with the checkpoints 3 and 6."""
+    """Return the folder of a run with checkpoints at steps 3 and 6."""
     folder = tmp_path_factory.mktemp("saved")
     with Checkpoints(folder / "checkpoints") as checkpoints:
         for step in (3, 6):
@@ -57,7 +57,7 @@ def files(folder: Path) -> list[Path]:
 
 
 def restored(run: Path) -> int:
-    """The step of what is restored, which must be all of it."""
+    """Restore a checkpoint, check that it is complete, and return its step."""
     data = position(0)
     with Checkpoints(run / "checkpoints") as checkpoints:
         found = checkpoints.restore(lambda record: {"large": model(0)}, data, runs.mesh())
@@ -70,7 +70,7 @@ def restored(run: Path) -> int:
 
 
 def flip(path: Path) -> None:
-    """One bit in the middle."""
+    """Flip one bit in the middle of a file."""
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1 << 3
     path.write_bytes(content)
@@ -95,13 +95,16 @@ def test_an_unharmed_checkpoint_is_restored_without_a_word(saved, capsys):
 
 
 def test_a_changed_file_is_found_and_the_previous_one_used(saved, tmp_path, capsys):
-    """Of the array file each kind of change; of the others, whose every byte is a law of checksums, one kind each."""
+    """Every kind of damage is found in the array file, and one kind in every other file.
+
+    One kind suffices for the other files because checksums cover every byte.
+    """
     paths = files(saved / "checkpoints" / "6")
     arrays = max(paths, key=lambda path: path.stat().st_size)
     cases = [(path, DAMAGES[i % 3]) for i, path in enumerate(paths)] + [
         (arrays, damage) for damage in DAMAGES
     ]
-    # A checkpoint without its checksums is incomplete, and an empty file can only be lost.
+    # A checkpoint without checksums counts as incomplete, and an empty file can only be deleted.
     cases = [(path, cut if path.name == "SHA256SUMS" else damage) for path, damage in cases]
     cases = [(path, damage if path.stat().st_size else Path.unlink) for path, damage in cases]
     assert len(paths) > 8
@@ -111,7 +114,7 @@ def test_a_changed_file_is_found_and_the_previous_one_used(saved, tmp_path, caps
         damage(run / path.relative_to(saved))
         assert (load(run)["token_embedding"] == model(3).params["token_embedding"]).all(), (
             path
-        )  # to read it is not to move it
+        )  # Reading a damaged checkpoint does not move it.
         assert restored(run) == 3, path
         said = capsys.readouterr().err.splitlines()
         assert len(said) == 2 and said[0] == said[1] and said[0].endswith("; using 3"), said
@@ -143,7 +146,10 @@ INCOMPLETE = "checkpoint 9 is incomplete: its save was interrupted; deleted it\n
 
 @pytest.mark.parametrize("at", ["seal", "sync", "sync_folder"])
 def test_a_kill_while_saving_leaves_no_damaged_checkpoint(saved, tmp_path, monkeypatch, capsys, at):
-    """After Orbax has written everything: before the checksums, before the renaming, and right after it."""
+    """The process dies after Orbax has written all files.
+
+    It dies before the checksums, before the renaming, or directly after the renaming.
+    """
 
     def dies(folder):
         raise runs.Killed
@@ -162,7 +168,8 @@ def test_a_kill_while_saving_leaves_no_damaged_checkpoint(saved, tmp_path, monke
     assert restored(tmp_path) == whole
     assert capsys.readouterr().err == ("" if whole == 9 else INCOMPLETE)
     assert names(tmp_path / "checkpoints") == (["3", "6", "9"] if whole == 9 else ["3", "6"])
-    with Checkpoints(tmp_path / "checkpoints") as checkpoints:  # the next save writes it again
+    # The next save replaces the incomplete checkpoint.
+    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
         checkpoints.save(9 + whole, {"large": model(9 + whole)}, position(9), RECORD)
     assert names(tmp_path / "checkpoints") == sorted([str(whole), str(9 + whole)])
 
@@ -179,7 +186,7 @@ def test_the_newest_unsealed_checkpoint_is_incomplete(saved, tmp_path, capsys):
 
     (
         tmp_path / "a" / "checkpoints" / "3" / "SHA256SUMS"
-    ).unlink()  # of the first save: the run starts anew
+    ).unlink()  # If the first checkpoint is incomplete, the run starts from the beginning.
     with pytest.raises(UserError, match="there is no checkpoint in"):
         load(tmp_path / "a")
     with Checkpoints(tmp_path / "a" / "checkpoints") as checkpoints:
@@ -194,7 +201,7 @@ def test_the_newest_unsealed_checkpoint_is_incomplete(saved, tmp_path, capsys):
 
 
 def test_only_the_last_damaged_checkpoint_is_kept(saved, tmp_path):
-    """However often this happens, the disk does not fill up."""
+    """Repeated damage does not fill the disk."""
     shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
     for step in (6, 9, 12):
         flip(max(files(tmp_path / "checkpoints" / str(step)), key=lambda path: path.stat().st_size))
@@ -221,7 +228,7 @@ def test_unwritable_checksums_are_an_error_at_the_next_save(tmp_path, monkeypatc
 
 
 def test_a_finished_run_needs_an_intact_last_checkpoint(saved, tmp_path):
-    """What it cost is what that one cost: an earlier one is no substitute."""
+    """The recorded cost belongs to the last checkpoint, so no earlier checkpoint can replace it."""
     shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
     (tmp_path / "result.json").write_text(json.dumps({"model": runs.MODEL.as_json(), "steps": 6}))
     read = imported(tmp_path, runs.MODEL, runs.mesh())[0]
@@ -235,7 +242,7 @@ def test_a_finished_run_needs_an_intact_last_checkpoint(saved, tmp_path):
         CheckpointError,
         match=r"is neither a finished run nor a Hugging Face folder. A run writes jaxgrow\.json",
     ):
-        open_checkpoint(tmp_path)  # of a version that did not export its parameters
+        open_checkpoint(tmp_path)  # An old version did not export its parameters.
 
 
 def test_the_export_of_a_finished_run_is_intact(tmp_path, capsys):

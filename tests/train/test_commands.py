@@ -1,4 +1,4 @@
-"""The commands of ``python -m train``: their help, how they read ``--set``, and what they say about a config."""
+"""The commands of ``python -m train`` print help, parse ``--set``, and describe a config."""
 
 import argparse
 import importlib
@@ -22,7 +22,7 @@ COMMANDS = sorted(
 
 
 class Parsed(Exception):
-    """Carries the parser of a command, in place of a run of it."""
+    """Carries the parser of a command, raised instead of running the command."""
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_one_set_takes_several_settings_and_leaves_the_config(given, settings, c
     assert (found.set, found.config) == (settings, config)
 
 
-# --- pretrain: what there is to run, and to set ---
+# --- pretrain: list configs and settings ---
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_show_prints_every_field_with_value_default_and_type(path, run):
 
 
 def test_what_show_prints_can_be_set(path, run):
-    """Each line names a field that exists, with a value that has its type."""
+    """Each printed line names an existing field with a value of the right type."""
     experiment = load(path)
     lines = [line.split("  ") for line in run(path, "--show").splitlines()[1:]]
     rows = [[cell.strip() for cell in line if cell.strip()] for line in lines]

@@ -1,4 +1,4 @@
-"""Comparisons: costs read off logs, by hand on synthetic runs, and the script that runs what is missing."""
+"""Comparisons read costs from logs, checked by hand on synthetic runs; a script runs missing parts."""
 
 import json
 import math
@@ -23,7 +23,7 @@ from train.data.labelled.task import Labelled
 from train.engine.loop import programs
 from train.plan.methods import GrowTo, Stage
 
-COMPILING = 3.0  # seconds that a synthetic run spends on it, before its first validation
+COMPILING = 3.0  # seconds of compilation before the first validation of a synthetic run
 CONFIG = as_json(Experiment("synthetic", GPT2Config(), steps=4, batch=4))
 
 
@@ -36,9 +36,10 @@ def made(
     rates: tuple[float, ...] = (1.0, 0.0),
     **result,
 ) -> Run:
-    """A finished run with validation losses ``(phase, step, cost, loss)``, and learning rates.
+    """Create a finished run from ``(phase, step, cost, loss)`` tuples and learning rates.
 
-    Its FLOPs are 10 times its seconds of running, to which those of compiling come.
+    Its FLOPs are 10 times its running time in seconds. Its total time also includes
+    compilation.
     """
 
     def times(c: float) -> dict[str, float]:
@@ -53,7 +54,7 @@ def made(
         "seconds": 0.0,
         "compile_seconds": 0.0,
         "loss": -1.0,
-    }  # no validation
+    }  # a line without a validation loss
     lines[1:1] = [
         other | {"step": i, "tokens": i, "lr": rate} for i, rate in enumerate(rates, 2 - len(rates))
     ]
@@ -89,7 +90,7 @@ CYCLE = [
         1,
         2.0,
         5.0,
-    ),  # the first phase has the last one's name, and reached the loss before
+    ),  # The first phase has the same name as the last one, and it reached the loss earlier.
     ("train large", 2, 4.0, 2.0),
     ("train coarse1", 1, 6.0, 1.0),
     ("train large", 1, 20.0, 4.0),
@@ -101,12 +102,12 @@ CYCLE = [
 
 def test_the_cost_of_a_loss_is_interpolated(tmp_path):
     run = made(tmp_path, "cycle", CYCLE)
-    assert run.cost_to(3.0, "run_seconds") == 26.0  # half way from 3.5 to 2.5
+    assert run.cost_to(3.0, "run_seconds") == 26.0  # halfway from 3.5 to 2.5
     assert run.cost_to(3.0, "seconds") == 26.0 + COMPILING
     assert run.cost_to(3.0, "flops") == 260.0
     assert run.cost_to(3.5, "run_seconds") == 24.0
-    assert run.cost_to(4.5, "run_seconds") == 20.0  # had it at the first validation of the phase
-    assert run.cost_to(1.9, "run_seconds") is None  # though a small model had 1.0
+    assert run.cost_to(4.5, "run_seconds") == 20.0  # reached by the first validation of the phase
+    assert run.cost_to(1.9, "run_seconds") is None  # Only a small model reached it.
     assert made(tmp_path, "scratch", SCRATCH).cost_to(3.0, "run_seconds") == 40.0
 
 
@@ -119,8 +120,10 @@ def test_the_last_time_counts_where_the_loss_rises_again(tmp_path):
     assert wavy.cost_to(2.5, "run_seconds") == 3.25
     assert (
         wavy.cost_to(1.5, "run_seconds") == 3.75
-    )  # reached again only on the way to 1.0, and kept
-    assert wavy.cost_to(1.2, "run_seconds") is None  # left again, to the end
+        # The loss rises again after the first crossing. It crosses for the last time on the way to
+        # 1.0.
+    )
+    assert wavy.cost_to(1.2, "run_seconds") is None  # The last loss is higher again.
 
 
 def test_the_frontier_is_read_in_the_logarithm_of_flops(tmp_path):
@@ -146,7 +149,7 @@ def comparison(tmp_path) -> Comparison:
 
 
 def tables(text: str) -> list[dict[str, dict[str, str]]]:
-    """Of each table of a Markdown text: its cells, by run and column."""
+    """Return the cells of each table in a Markdown text, by run and column."""
     blocks = [[]]
     for line in text.splitlines():
         blocks[-1].append([c.strip() for c in line.split("|")[1:-1]]) if line[
@@ -160,9 +163,10 @@ def test_savings_by_hand(comparison):
     assert scratch["saved_flops"] == [0, 0] and scratch["flops"] == 1
     assert cycle["saved_flops"] == pytest.approx(
         [1 - 26 / 40, 1 - 26 / 80]
-    )  # each seed against its own baseline
+    )  # Each seed is compared with its own baseline.
     assert cycle["saved_run_seconds"] == pytest.approx(cycle["saved_flops"])
-    assert cycle["saved_seconds"] == pytest.approx([1 - 29 / 43, 1 - 29 / 83])  # with compiling
+    # including compilation
+    assert cycle["saved_seconds"] == pytest.approx([1 - 29 / 43, 1 - 29 / 83])
     assert cycle["flops"] == pytest.approx((32 / 40 + 32 / 80) / 2) == cycle["run_seconds"]
     assert cycle["seconds"] == pytest.approx((35 / 43 + 35 / 83) / 2)
     assert (
@@ -173,9 +177,9 @@ def test_savings_by_hand(comparison):
     assert cycle["below_frontier"] == [
         True,
         True,
-    ]  # from scratch, more than the whole budget would be needed:
+    ]  # Training from scratch would need more than the full budget.
     assert cycle["saved_frontier"] == pytest.approx([1 - 32 / 40, 1 - 32 / 80])
-    assert cycle["saved_frontier_interval"] is None  # of bounds
+    assert cycle["saved_frontier_interval"] is None  # Bounds have no interval.
     assert not any(scratch["below_frontier"] + short["below_frontier"])
     assert short["saved_flops"] == [None, None] and short["saved_frontier"] == pytest.approx([0, 0])
     assert short["saved_flops_interval"] is None and short[
@@ -184,7 +188,7 @@ def test_savings_by_hand(comparison):
 
 
 def test_the_interval_is_students(tmp_path):
-    """By the table of its quantiles: 12.706 for two values, 4.303 for three."""
+    """The interval uses the table of Student's quantiles: 12.706 for two values, 4.303 for three."""
     assert half_width([0.1, 0.3]) == pytest.approx(12.706 * 0.1, rel=1e-4)
     assert half_width([0.1, 0.2, 0.6]) == pytest.approx(4.303 * math.sqrt(0.07 / 3), rel=1e-4)
     assert half_width([0.1]) is None and half_width([0.1, None, 0.3]) is None
@@ -211,7 +215,7 @@ def test_the_report_fits_into_100_columns(comparison, tmp_path):
     assert list(main["scratch"]) == ["run", "FLOPs", "loss", "FLOPs saved vs. frontier", "time"]
     assert (
         main["scratch"]["FLOPs saved vs. frontier"] == "0.0 % ± 0.0"
-    )  # of a run compared with itself
+    )  # a run compared with itself
     assert list(phases["scratch"]) == [
         "run",
         "phase",
@@ -258,11 +262,11 @@ def test_without_a_frontier_no_saving_is_reported(comparison):
     assert "add --frontier" in alone.report() and "add --frontier" not in comparison.report()
 
 
-# --- what must not be claimed ---
+# --- false claims that a comparison must not make ---
 
 
 def noisy(seed: int, steps: int = 60, shift: float = 0.0) -> list[tuple]:
-    """A curve that falls by 1.5 nats as its budget grows, evaluated often on little: with noise of 0.1."""
+    """Return a curve with noise of 0.1 and frequent evaluations that falls by 1.5 nats per budget."""
     draw = random.Random(seed)
     return [
         (
@@ -276,14 +280,18 @@ def noisy(seed: int, steps: int = 60, shift: float = 0.0) -> list[tuple]:
 
 
 def test_a_run_compared_with_its_copy_saves_nothing(tmp_path):
-    """A/A: where a first crossing is set against a whole budget, these curves "save" a third and more."""
+    """A/A test: a run and its copy save nothing.
+
+    A comparison of the first crossing with the full budget would report a saving of a third or
+    more.
+    """
     first = [made(tmp_path, "one", noisy(seed), seed) for seed in range(5)]
     again = [made(tmp_path, "two", noisy(seed), seed) for seed in range(5)]
     crossed = [
         next(line["flops"] for line in r.curve if line["val_loss"] <= r.loss) / r.cost("flops")
         for r in first
     ]
-    assert min(crossed) < 0.7  # the control
+    assert min(crossed) < 0.7  # the control: the naive comparison
     shorter = [made(tmp_path, "one-x0.5", noisy(100 + s, 30, -0.4), s) for s in range(5)]
     row = Comparison([first, again], [shorter]).rows()[1]
     for name in ("saved_frontier", "saved_flops", "saved_run_seconds", "saved_seconds"):
@@ -292,7 +300,7 @@ def test_a_run_compared_with_its_copy_saves_nothing(tmp_path):
 
 
 def test_runs_that_differ_by_chance_save_zero(tmp_path):
-    """A/A with other noise on either side, 20 times: a 95 % interval may miss zero now and then."""
+    """A/A test with independent noise, 20 times: a 95 % interval may occasionally exclude zero."""
     missed = 0
     for i in range(20):
         folder = tmp_path / str(i)
@@ -313,7 +321,7 @@ def test_runs_that_differ_by_chance_save_zero(tmp_path):
 
 
 def test_a_better_run_does_save(tmp_path):
-    """The control of the two above: the same noise, half the cost."""
+    """The control of the two A/A tests above: the same noise at half the cost."""
     first = [made(tmp_path, "one", noisy(seed), seed) for seed in range(4)]
     half = [
         made(tmp_path, "half", [(p, s, c / 2, v - 0.1) for p, s, c, v in noisy(50 + seed)], seed)
@@ -383,7 +391,7 @@ def test_runs_that_train_otherwise_are_compared(tmp_path):
     moved = CONFIG["data"]["Data"] | {
         "path": "there",
         "tokenizer": "there.json",
-    }  # the same, by content
+    }  # the same content under another path
     corpus = {"corpus": {"name": "x", "train": "a", "valid": "b", "tokenizer": "c"}}
     here = made(tmp_path, "here", SCRATCH, config=CONFIG | corpus)
     there = made(tmp_path, "there", SCRATCH, config=CONFIG | {"data": {"Data": moved}} | corpus)
@@ -397,14 +405,14 @@ def test_a_baseline_that_is_not_decayed_is_said(tmp_path):
     down = made(tmp_path, "down", SCRATCH, rates=(0.5, 1.0, 0.01))
     assert (
         "not decayed" not in Comparison([[down], [flat]], []).report()
-    )  # a method may do as it likes
+    )  # A method may keep its learning rate.
     assert (
         said in Comparison([[down]], [[flat]]).report()
-    )  # but every point of the frontier is a baseline
+    )  # Every point of the frontier is a baseline and must decay.
 
 
 def test_the_noise_floor_by_hand(tmp_path):
-    """Half the budget costs 0.5 nats; the final losses 2.9 and 3.1 deviate by 0.1414 nats."""
+    """Halving the budget costs 0.5 nats; losses 2.9 and 3.1 have a standard deviation of 0.1414."""
     full = [
         made(tmp_path, "full", [("train large", 1, 40.0, v)], s) for s, v in ((0, 2.9), (1, 3.1))
     ]
@@ -473,7 +481,10 @@ SOURCES = (
 
 
 def grown(folder: Path, name: str, source: list[tuple[str, float]], seed: int = 0) -> Run:
-    """A run that ends at the loss of `SCRATCH`, in 26 seconds of its 40; the first phases took those of ``source``."""
+    """Create a run that reaches the final loss of `SCRATCH` in 26 instead of 40 seconds.
+
+    ``source`` gives the seconds of its first phases.
+    """
     spent = [*source, ("train large", 20.0)]
     phases = [
         {
@@ -498,7 +509,7 @@ def test_a_small_model_that_one_has_already_is_told_apart(tmp_path, source):
     )
     run = grown(tmp_path, "grown", source)
     assert run.source("run_seconds") == 6 and run.source("flops") == 60
-    assert run.source("seconds") == 6 + len(source)  # and what they compiled
+    assert run.source("seconds") == 6 + len(source)  # including their compilation
     comparison = Comparison([[made(tmp_path, "scratch", SCRATCH)], [run]], [[short]])
     scratch, row, _ = comparison.rows()
     for column in ("saved_flops", "saved_run_seconds", "saved_frontier"):
@@ -514,7 +525,10 @@ def test_learning_maps_is_a_cost_of_the_method(tmp_path):
 
 
 def dropping(folder: Path, seed: int, seconds: float) -> Run:
-    """A run of two phases of 4 and 20 steps; the second drops layers and takes ``seconds`` a step after a slow first line."""
+    """Create a run of two phases of 4 and 20 steps, in which the second phase drops layers.
+
+    The second phase takes ``seconds`` per step after a slow first log line.
+    """
     run = made(folder, "drop", SCRATCH, seed)
     phases = [
         {"phase": "train large", "steps": 4, "tokens": 40, "layers": 16.0},
@@ -564,15 +578,15 @@ def test_finished_runs_are_judged(small_run, tmp_path, monkeypatch):
     run = Run("small", 0, small_run)
     judged = compare.judged([[run], [run, run]], ["ptb"], tmp_path)
     [[a], [b, c]] = judged["ptb, bits per byte"]
-    assert a == b == c  # of a run and itself
-    monkeypatch.setattr(compare, "evaluate", None)  # what was asked is not asked again ..
+    assert a == b == c  # a run and the same run again
+    monkeypatch.setattr(compare, "evaluate", None)  # A cached score is not computed again.
     assert compare.judged([[run]], ["ptb"], tmp_path) == {"ptb, bits per byte": [[a]]}
     (tmp_path / "ptb.test.txt").write_text("abcd\n" * 8)
-    with pytest.raises(TypeError):  # .. but of other files
+    with pytest.raises(TypeError):  # The cache does not apply to other files.
         compare.judged([[run]], ["ptb"], tmp_path)
 
 
-@pytest.mark.filterwarnings("default")  # the harness has some of its own
+@pytest.mark.filterwarnings("default")  # The harness emits its own warnings.
 def test_finished_runs_are_judged_by_tasks_of_the_harness(small_run, tmp_path):
     pytest.importorskip("lm_eval")
     run = Run("small", 0, small_run)
@@ -580,11 +594,11 @@ def test_finished_runs_are_judged_by_tasks_of_the_harness(small_run, tmp_path):
     (tmp_path / "valid.jsonl").write_text(json.dumps(question) + "\n")
     (labels := tmp_path / "valid-labels.lst").write_text("0\n")
     right = compare.judged([[run]], ["piqa"], tmp_path)["piqa, acc"][0][0]
-    labels.write_text("1\n")  # which are read beside the questions
+    labels.write_text("1\n")  # The labels are a separate file beside the questions.
     assert compare.judged([[run]], ["piqa"], tmp_path) == {"piqa, acc": [[1 - right]]}
 
 
-@pytest.mark.slow  # `test_finetune` has the command that it calls
+@pytest.mark.slow  # `test_finetune` covers the command that this function calls.
 def test_finished_runs_are_fine_tuned(small_run, tmp_path):
     for name in ("train", "dev"):
         (tmp_path / f"in_domain_{name}.tsv").write_text(
@@ -632,7 +646,7 @@ def test_keep_probabilities_are_plotted_for_layer_dropping(tmp_path):
 
 @pytest.fixture
 def figures(monkeypatch):
-    """The figures that are saved, instead of files."""
+    """Collect the figures instead of saving them as files."""
     found = []
     monkeypatch.setattr(
         "matplotlib.figure.Figure.savefig", lambda figure, *_, **__: found.append(figure)
@@ -657,7 +671,8 @@ def test_losses_are_plotted_against_log_flops_with_a_legend(comparison, figures,
         and "nats per token" in axes.get_ylabel()
     )
     figures[0].draw_without_rendering()
-    assert legend.get_window_extent().x0 >= axes.get_window_extent().x1  # hides nothing
+    # The legend covers no data.
+    assert legend.get_window_extent().x0 >= axes.get_window_extent().x1
     names = [t.get_text() for t in legend.get_texts()]
     shared = ["small model of the run", "end of each seed"]
     own = [
@@ -673,7 +688,7 @@ def test_losses_are_plotted_against_log_flops_with_a_legend(comparison, figures,
     }
     assert len({look for look in lines if look[1] != ":"}) == len(first) + len(many) + len(
         own
-    )  # no two alike
+    )  # All lines differ.
 
 
 def test_every_line_style_is_in_the_legend(figures, tmp_path):
@@ -703,7 +718,7 @@ def test_curves_over_seeds_are_means_with_intervals_by_hand(tmp_path):
     assert [c.phase for c in same] == ["train large", "train coarse1", "train large"]
     assert same[2].loss.tolist() == [v for *_, v in CYCLE[3:]] and not any(
         c.half.any() for c in same
-    )  # of equal seeds: 0
+    )  # Equal seeds have zero width.
     alone = curves([made(tmp_path, "c", CYCLE)], "seconds")
     assert (
         alone[2].cost.tolist() == [c + COMPILING for _, _, c, _ in CYCLE[3:]]
@@ -738,19 +753,19 @@ def test_bands_and_the_budgets_of_the_frontier_are_drawn(comparison, figures, tm
         marked.values()
     )
     dots = [x for x in axes.lines if x.get_marker() == "o"]
-    assert [*dots[0].get_ydata()] == [3.0, 4.0, 3.5]  # each seed's end
+    assert [*dots[0].get_ydata()] == [3.0, 4.0, 3.5]  # the final loss of each seed
     figures[0].draw_without_rendering()
     (legend,) = figures[0].legends
     assert (
         min(t.get_fontsize() for t in [*axes.texts, *legend.get_texts(), *axes.get_xticklabels()])
         >= 8
     )
-    assert figures[0].get_figwidth() <= 8.7  # the README's width, at which the text keeps its size
+    assert figures[0].get_figwidth() <= 8.7  # At the width of the README, the text keeps its size.
     plots.losses(Comparison([first[:2]], [half[:2]]), tmp_path / "two.png", unit)
     drawn = [path for c in figures[1].axes[0].collections for path in c.get_paths()]
     assert all(
         len({y for _, y in path.vertices}) == 1 for path in drawn
-    )  # no band, and crosses without their bars
+    )  # no band, and markers without error bars
 
 
 def test_keep_probabilities_have_one_panel_per_model(figures, tmp_path):
@@ -764,7 +779,8 @@ def test_keep_probabilities_have_one_panel_per_model(figures, tmp_path):
         "loss": 1.0,
         "keep": [1, 0.5],
     }
-    with (run.folder / "metrics.jsonl").open("a") as log:  # a smaller model, of one line
+    # Add a smaller model with a single log line.
+    with (run.folder / "metrics.jsonl").open("a") as log:
         log.write(json.dumps(coarse) + "\n")
     scratch = made(tmp_path, "scratch", SCRATCH)
     assert plots.keep(
@@ -830,7 +846,7 @@ def test_compare_runs_what_is_missing_and_nothing_twice(tmp_path, monkeypatch, c
         found["doubts"]
     )
 
-    monkeypatch.setattr(programs, "step", None)  # would fail if anything was trained
+    monkeypatch.setattr(programs, "step", None)  # Any training step would raise an error.
     called(monkeypatch, *configs, *options)
     assert {name: (folder / name).read_bytes() for name in first} == first
 

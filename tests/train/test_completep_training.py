@@ -1,4 +1,4 @@
-"""Runs under CompleteP's multipliers: they grow, resume, and draw what is new, by the sizes that a model has then."""
+"""Runs with CompleteP multipliers grow, resume and initialise new parameters by the current sizes."""
 
 import math
 from dataclasses import replace
@@ -19,7 +19,10 @@ from train.plan.transforms import Grow
 
 
 def test_a_run_that_grows_by_copies_goes_on_as_if_it_had_not(tmp_path):
-    """Both optimizer states and rates are those of each phase's sizes; FLOPs are those of a run without a base."""
+    """The optimizer state and the learning rate match the model size of each phase.
+
+    The FLOPs equal those of a run without a base model.
+    """
     optim = Optim(peak_lr=1e-2, warmup=0, floor=1.0, base=runs.SMALL)
     small = runs.experiment(tmp_path, model=runs.SMALL, optim=optim, log_every=1)
     method = Growing(

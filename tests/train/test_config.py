@@ -1,4 +1,4 @@
-"""Configs: Python files that return a frozen dataclass, and what ``--set`` does to it."""
+"""Configs are Python files that return a frozen dataclass, and ``--set`` overrides its fields."""
 
 import dataclasses
 import functools
@@ -26,7 +26,7 @@ CONFIGS = [p.relative_to(ROOT) for p in sorted((ROOT / "configs").rglob("*.py"))
 def at_the_root(monkeypatch):
     monkeypatch.syspath_prepend(
         str(ROOT)
-    )  # configs import each other, as under `python -m` at the root
+    )  # Configs import each other, as under `python -m` at the repository root.
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def module(path: Path):
     return importlib.import_module(".".join(path.with_suffix("").parts))
 
 
-FAST = ("demo",)  # the others' plans are of these kinds
+FAST = ("demo",)  # The plans of the other configs are of these kinds.
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_every_experiment_loads_by_its_name(path):
         assert isinstance(last, Train)
         assert (
             dataclasses.replace(last.config, eps=experiment.model.eps) == experiment.model
-        )  # LEMON scales the norms' eps
+        )  # LEMON scales the eps of the norms.
 
 
 def test_no_two_experiments_have_one_name():
@@ -124,7 +124,7 @@ def test_nothing_in_an_experiment_can_be_changed_in_place(path):
 def test_set_overrides_one_field(tmp_path, override, where, value):
     base = runs.experiment(tmp_path, method=runs.VCYCLE)
     base = dataclasses.replace(base, model=dataclasses.replace(base.model, mlp=4))
-    if value is None and where == "data.path":  # the only source that needs none
+    if value is None and where == "data.path":  # the only source without a path
         base = dataclasses.replace(base, data=dataclasses.replace(base.data, source="stdlib"))
     experiment = load(runs.script(tmp_path, base), [override])
     found = functools.reduce(
@@ -142,7 +142,7 @@ def test_overrides_are_applied_in_order(path):
 
 
 def test_overrides_are_checked_together_in_any_order(tmp_path, path):
-    """Each alone breaks a rule that all of them keep."""
+    """Each override is invalid by itself, and all of them together are valid."""
     stdlib = runs.experiment(tmp_path, data=Data(), name="stdlib")
     for overrides in (
         ["data.source=text", "data.path=there"],
@@ -186,7 +186,7 @@ def test_an_error_names_the_overrides_that_it_is_about(tmp_path):
 
 
 def test_a_warm_up_longer_than_its_phase_is_said(tmp_path, path, capsys):
-    load(path)  # its phases have 2, 4 and 4 steps
+    load(path)  # The phases have 2, 4 and 4 steps.
     assert capsys.readouterr().err == ""
     load(path, ["optim.warmup=3"])
     said = "tiny: train large has 2 steps, but a warm-up of 3 steps: its learning rate never reaches the peak\n"
@@ -310,7 +310,7 @@ def test_a_missing_config_is_named(tmp_path, name):
 
 
 def test_later_fields_are_recorded_if_not_default(tmp_path):
-    """So that a run that an earlier version began goes on."""
+    """Runs that an earlier version started can resume."""
     one = runs.experiment(tmp_path)
     told = as_json(one)["optim"]
     assert (
@@ -336,7 +336,7 @@ def test_differences_name_fields_and_methods(tmp_path):
 
 
 def test_of_all_fields_those_that_decide_nothing_may_differ(tmp_path):
-    """Every field of the experiment and of its data, changed by itself."""
+    """Each field of the experiment and of its data is changed separately."""
     one = runs.experiment(tmp_path)
     other = {
         "parallel": "pmap",

@@ -1,4 +1,4 @@
-"""Models that one has are trained on: of Hugging Face, grown on disk, or of a run; whole, or on any mesh."""
+"""Training continues from a Hugging Face model, a model grown on disk or a run, unsharded or on any mesh."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ from train.plan.methods import Continue, Growing, GrowTo, Scratch
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Of Hugging Face, in bfloat16."""
+    """Write a Hugging Face folder in bfloat16."""
     return saved(
         tmp_path_factory.mktemp("theirs") / "gpt",
         replace(CONFIG, vocab=256, context=8),
@@ -53,8 +53,8 @@ def test_a_hugging_face_model_grown_on_disk_is_trained_on(folder, tmp_path, caps
     assert {x.dtype.name for x in jax.tree.leaves(trained)} == {"float32"}
     chex.assert_trees_all_close(
         trained, jax.tree.map(np.float32, params), rtol=0, atol=0.05
-    )  # 4 steps of 1e-2
-    # .. and what was trained so is a source again, with its cost.
+    )  # 4 steps with learning rate 1e-2
+    # A model trained this way can be a source again, and its cost is included.
     again = replace(e, method=Continue("run"), name="again", steps=2)
     assert pretrain.run(again, tmp_path / "again")["flops"] > result["flops"]
 
