@@ -1,4 +1,7 @@
-"""Adapter fine-tuning freezes the base model exactly, trains few parameters, and exports a model."""
+"""Adapter fine-tuning freezes the base model, trains few parameters and exports a model.
+
+The frozen parameters stay bitwise identical.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -115,7 +118,7 @@ def test_its_steps_cost_what_their_products_do(home):
 
 @pytest.mark.slow  # without an adapter: `test_drop_training`
 def test_layers_are_dropped_from_it_too(home, tmp_path):
-    """With ``dropped="freeze"``, a layer that never runs keeps its initial factors: ``b`` is zero."""
+    """With ``dropped="freeze"``, a layer that never runs keeps its factors: ``b`` stays zero."""
     drop = LayerDrop(theta=0.5, time="constant", depth="prefix", scale="none", dropped="freeze")
     experiment = few(home, 2)
     run(replace(experiment, method=replace(experiment.method, drop=drop)), tmp_path / "run")

@@ -135,7 +135,7 @@ MUON = replace(WSD, name="muon", decay=0.5)
 
 
 def near(tmp_path, **changes):
-    """A run at the size and budget of most measurements: 94 thousand parameters, 19.5 tokens each."""
+    """A run at the usual size and budget: 94 thousand parameters, 19.5 tokens per parameter."""
     return experiment(tmp_path, **{"optim": MUON, "steps": 3600} | changes)
 
 
@@ -226,7 +226,7 @@ def found(half, halves):
 
 
 def test_a_pilot_answers_wherever_it_ran(tmp_path):
-    e = experiment(tmp_path, optim=MUON, steps=200)  # There is no comparable measurement.
+    e = experiment(tmp_path, optim=MUON, steps=200)  # No comparable measurement exists.
     text, best = advice(e, found(0.1, 0.9))
     assert (
         "Try half of the layers first" in text

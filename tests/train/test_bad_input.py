@@ -1,4 +1,4 @@
-"""Wrong input prints one clear line on stderr, sets an exit code and leaves existing files alone."""
+"""Wrong input prints one clear line on stderr, sets an exit code and keeps existing files."""
 
 import gzip
 import io

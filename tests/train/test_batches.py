@@ -121,9 +121,9 @@ def test_a_sample_costs_no_more_in_a_large_batch():
 
 @pytest.mark.parametrize("batch", [5, 48])  # read in chunks of 1 and of 16
 def test_batches_are_what_grain_makes_one_by_one(batch):
-    """The order and the state equal those of sample-wise prefetching in earlier versions.
+    """The order and the state of the samples are the same as with prefetching of single samples.
 
-    Therefore runs of these versions can resume.
+    Earlier versions prefetched single samples, and their runs can resume.
     """
     source = Windows(np.arange(4 * 50 + 1), 4)
     samples = grain.MapDataset.range(50).seed(1).shuffle().repeat().random_map(source.sample)

@@ -29,7 +29,7 @@ def home(tmp_path_factory):
 
 
 def experiment(home, best=None, rate=1.0, **changes):
-    """A run at a learning rate at which nothing is learned, so that an early evaluation is the best one."""
+    """Return an experiment that learns nothing, so that an early evaluation is the best one."""
     own = tuning(home / "shuffled", best=best, **changes)
     return replace(own.of(home / "gpt2", rate, 0), steps=12, checkpoint_every=2, eval_every=2)
 

@@ -1,4 +1,7 @@
-"""Comparisons read costs from logs, checked by hand on synthetic runs; a script runs missing parts."""
+"""Comparisons read costs from logs, and a script trains the missing runs.
+
+The numbers are checked by hand on synthetic runs.
+"""
 
 import json
 import math
@@ -188,7 +191,7 @@ def test_savings_by_hand(comparison):
 
 
 def test_the_interval_is_students(tmp_path):
-    """The interval uses the table of Student's quantiles: 12.706 for two values, 4.303 for three."""
+    """The interval uses Student's quantiles: 12.706 for two values, 4.303 for three."""
     assert half_width([0.1, 0.3]) == pytest.approx(12.706 * 0.1, rel=1e-4)
     assert half_width([0.1, 0.2, 0.6]) == pytest.approx(4.303 * math.sqrt(0.07 / 3), rel=1e-4)
     assert half_width([0.1]) is None and half_width([0.1, None, 0.3]) is None
@@ -266,7 +269,10 @@ def test_without_a_frontier_no_saving_is_reported(comparison):
 
 
 def noisy(seed: int, steps: int = 60, shift: float = 0.0) -> list[tuple]:
-    """Return a curve with noise of 0.1 and frequent evaluations that falls by 1.5 nats per budget."""
+    """Return a noisy, frequently evaluated curve that falls by 1.5 nats per budget.
+
+    The noise is 0.1.
+    """
     draw = random.Random(seed)
     return [
         (

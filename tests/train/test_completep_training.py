@@ -1,4 +1,4 @@
-"""Runs with CompleteP multipliers grow, resume and initialise new parameters by the current sizes."""
+"""Runs with CompleteP multipliers grow, resume and initialise by the current model size."""
 
 import math
 from dataclasses import replace
@@ -21,7 +21,7 @@ from train.plan.transforms import Grow
 def test_a_run_that_grows_by_copies_goes_on_as_if_it_had_not(tmp_path):
     """The optimizer state and the learning rate match the model size of each phase.
 
-    The FLOPs equal those of a run without a base model.
+    The base model does not change the number of FLOPs.
     """
     optim = Optim(peak_lr=1e-2, warmup=0, floor=1.0, base=runs.SMALL)
     small = runs.experiment(tmp_path, model=runs.SMALL, optim=optim, log_every=1)

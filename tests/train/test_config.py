@@ -142,7 +142,7 @@ def test_overrides_are_applied_in_order(path):
 
 
 def test_overrides_are_checked_together_in_any_order(tmp_path, path):
-    """Each override is invalid by itself, and all of them together are valid."""
+    """Each override alone is invalid, and all of them together are valid."""
     stdlib = runs.experiment(tmp_path, data=Data(), name="stdlib")
     for overrides in (
         ["data.source=text", "data.path=there"],

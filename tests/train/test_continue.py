@@ -1,4 +1,7 @@
-"""Training continues from a Hugging Face model, a model grown on disk or a run, unsharded or on any mesh."""
+"""Training continues from a Hugging Face model, a model grown on disk, or a run.
+
+The model may be unsharded or sharded over any mesh.
+"""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Corpora: every source becomes the same two files of tokens, once."""
+"""Corpora: every data source is converted once, to the same two token files."""
 
 import gzip
 import lzma
@@ -25,7 +25,7 @@ from train.data.text import tokens
 
 @pytest.fixture
 def text(tmp_path):
-    """Settings that read a folder of 8 files; every 4th is held out."""
+    """Return settings that read a folder of 8 files and use every 4th for validation."""
     return runs.experiment(tmp_path).data
 
 
@@ -80,7 +80,11 @@ def test_the_standard_library_is_a_corpus(text, monkeypatch, tmp_path):
 def as_it_always_was(
     files: list[bytes], encode: Callable[[str], list[int]], end: list[int], piece: int, every: int
 ):
-    """``(train, valid)``: whole files, one after the other, cut into pieces, of which every ``every``-th is held out."""
+    """Return ``(train, valid)`` of a reference implementation that reads complete files.
+
+    It reads one file after the other and cuts it into pieces. Every ``every``-th piece belongs
+    to the validation set.
+    """
     parts, count = [[], []], 0
     for file in files:
         text = file.decode("utf-8", errors="replace")
@@ -92,7 +96,11 @@ def as_it_always_was(
 
 
 def awkward(folder: Path) -> list[bytes]:
-    """Files in the order of their names: characters of one to four bytes, line ends of all kinds, no UTF-8, nothing at all."""
+    """Write awkward files, numbered in order, and return their contents.
+
+    They contain characters of one to four bytes, line ends of all kinds, invalid UTF-8, or
+    nothing.
+    """
     some = "a cat, the \r\n dog\rsat ä € 😀 \ufeff\n"
     files = [
         b"",
@@ -143,12 +151,12 @@ def test_a_tokenizer_gives_what_it_gave_file_by_file(
     assert (found.train.tolist(), found.valid.tolist()) == (train, valid)
 
 
-# --- nothing changes silently ---
+# --- changes are reported ---
 
 
 @pytest.fixture
 def odd(tmp_path, text):
-    """Reads a folder with these files, ``name -> bytes``: the tokens, the summary and the warnings."""
+    """Read files ``name -> bytes`` from a folder; return the tokens, summary and warnings."""
 
     def read(files: dict[str, bytes], **changes):
         folder = tmp_path / "odd"
@@ -173,7 +181,7 @@ def test_one_line_says_what_was_read_also_from_the_cache(odd, text):
         assert odd(files)[1:] == (line + "2 skipped files (2 of another format)", [])
     assert (
         odd({"e.pdf": b""})[1] == line + "3 skipped files (3 of another format)"
-    )  # though the tokens are the same
+    )  # The report is new, although the tokens are the same.
     assert tokens(text).report == [
         "data: 8 files, 8 documents, 2,400 bytes, 1,806 training and 602 validation tokens, 0 replaced characters, "
         "0 skipped files"
@@ -216,7 +224,7 @@ def test_latin_1_and_nul_are_replaced_counted_and_named(odd, tmp_path):
         {"a.txt": b"a", "b.txt": b"b\0b\0", "c.txt": "für".encode("latin1")}
     )
     assert found.train.tobytes().decode() == "a\0f\ufffdr\0"
-    assert found.valid.tobytes().decode() == "b\ufffdb\ufffd\0"  # NUL ends documents
+    assert found.valid.tobytes().decode() == "b\ufffdb\ufffd\0"  # NUL separates documents.
     assert "3 documents" in summary and "3 replaced characters" in summary
     assert len(warnings) == 1
     assert (
@@ -267,12 +275,12 @@ def test_a_tokenisation_that_was_killed_counts_everything(odd, encoded, small_pi
     assert "20 files, 20 documents" in whole[0]
 
 
-# --- its cost ---
+# --- cost ---
 
 
 @pytest.fixture
 def encoded(monkeypatch) -> list[list[str]]:
-    """What is encoded from here on, call by call."""
+    """Record the pieces of text that each following call encodes."""
     calls: list[list[str]] = []
     monkeypatch.setattr(
         "train.data.text._bytes",
@@ -282,7 +290,7 @@ def encoded(monkeypatch) -> list[list[str]]:
 
 
 def test_memory_holds_one_batch_of_documents(tmp_path, text, encoded, small_pieces, monkeypatch):
-    """Whatever the size of a file, and of how many."""
+    """The memory use depends neither on the size of a file nor on the number of files."""
     read, ahead = [0], []
     pieces = formats.text
 
@@ -302,7 +310,7 @@ def test_memory_holds_one_batch_of_documents(tmp_path, text, encoded, small_piec
         (many / f"{i}.txt").write_text("cat")
     encoded.clear()
     tokens(replace(text, path=str(many)))
-    assert [len(call) for call in encoded] == [17] * 5 + [15]  # of 50 characters
+    assert [len(call) for call in encoded] == [17] * 5 + [15]  # pieces of 50 characters in total
 
 
 def test_a_killed_tokenisation_resumes_at_its_last_shard(text, encoded, small_pieces, monkeypatch):
@@ -327,7 +335,7 @@ def test_a_killed_tokenisation_resumes_at_its_last_shard(text, encoded, small_pi
     encoded.clear()
     again = tokens(text)
     assert (again.train.tolist(), again.valid.tolist()) == expected
-    assert len(encoded) == everything - 9  # three shards of three batches
+    assert len(encoded) == everything - 9  # three shards of three batches are reused
     assert {p.name for p in Path(text.cache).glob("*/*")} == {"train", "valid", "about.json"}
 
 
@@ -370,7 +378,7 @@ def test_a_folder_renamed_during_mkdir_is_accepted(tmp_path, monkeypatch):
     folder, mkdir = tmp_path / "made", Path.mkdir
 
     def late(self, *arguments, **options):
-        mkdir(folder)  # another process is done
+        mkdir(folder)  # Another process creates the folder first.
         raise FileExistsError(self)
 
     monkeypatch.setattr(Path, "mkdir", late)
@@ -424,10 +432,10 @@ def test_who_waits_for_one_that_fails_makes_it(tmp_path):
 def test_the_cache_is_used_and_rebuilt_when_the_text_changes(text, monkeypatch):
     before = bytes(tokens(text).train)
     with monkeypatch.context() as patch:
-        patch.setattr("train.data.text._make", None)  # would fail if it was called
+        patch.setattr("train.data.text._make", None)  # A call would raise an error.
         assert bytes(tokens(text).train) == before
     file = Path(text.path, "0.txt")
-    file.write_text(file.read_text().upper())  # as many bytes
+    file.write_text(file.read_text().upper())  # the same number of bytes
     os.utime(file, ns=(0, 0))
     assert bytes(tokens(text).train)[:300] == before[:300].upper()
 
@@ -449,7 +457,10 @@ def test_a_tokenisation_that_fails_leaves_nothing_behind(text, monkeypatch):
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
-    """A byte-level BPE tokenizer with 300 tokens, as ``tokenizer.json`` and as ``vocab.json`` with ``merges.txt``."""
+    """Write a byte-level BPE tokenizer with 300 tokens in two formats.
+
+    The formats are ``tokenizer.json``, and ``vocab.json`` with ``merges.txt``.
+    """
     folder = tmp_path_factory.mktemp("tokenizer")
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -478,7 +489,7 @@ def test_a_tokenizer_file_and_its_vocabulary_with_merges_agree(tmp_path, text, t
     assert file.vocab == folder.vocab == made.get_vocab_size() > 256
     assert file.train.dtype == np.uint16
     assert file.train.tolist() == folder.train.tolist()
-    assert len(file.train) < len("the cat sat")  # merged
+    assert len(file.train) < len("the cat sat")  # The tokenizer merges characters.
     assert made.decode(file.train[:-1].tolist()) == "the cat sat"
     assert file.train[-1] == made.token_to_id("<|endoftext|>")
 
@@ -511,7 +522,7 @@ def test_an_absent_tokenizer_is_named(text, tmp_path):
             tokens(replace(text, tokenizer=str(name)))
 
 
-# --- what is no text ---
+# --- files that are not text ---
 
 
 @pytest.mark.parametrize(
@@ -546,7 +557,7 @@ def test_a_compressed_file_with_one_wrong_byte_is_named(tmp_path, text, compress
 
 
 class TinyDocs(tfds.core.GeneratorBasedBuilder):
-    """A corpus of 6 documents and 2 to validate on, written without TensorFlow."""
+    """A corpus of 6 training and 2 validation documents, written without TensorFlow."""
 
     VERSION = tfds.core.Version("1.0.0")
 
@@ -596,7 +607,7 @@ def test_an_unknown_tfds_corpus_is_refused(docs):
         tokens(replace(docs, name="no_such_docs"))
 
 
-# --- hold-out ---
+# --- validation split ---
 
 
 def test_training_and_validation_share_no_document(text):

@@ -1,4 +1,7 @@
-"""Evaluation without training: every token is scored once, as by a pass through all of it, and tasks count as they say."""
+"""Evaluation without training scores every token once, and tasks follow their own definitions.
+
+The scores of tokens equal a single pass over the full text.
+"""
 
 import json
 import math
@@ -28,7 +31,8 @@ TEXT = "In the beginning was the wörd, and the word was with a blank.\n Ende "
 
 
 def scorer(config, seed=0):
-    params = jax.tree.map(lambda x: 8 * x, runs.fresh(config, seed))  # so that it has opinions
+    # Larger weights make the predictions distinct.
+    params = jax.tree.map(lambda x: 8 * x, runs.fresh(config, seed))
     return Scorer(TextModel(config, params, tokenizer("bytes"), Mesh().over(jax.devices())))
 
 
@@ -48,14 +52,20 @@ def apply(config, params, inputs):
 
 
 def logits_of(scorer, tokens):
-    """Of the next token at each place, from one pass; padded, so that one program does for all."""
+    """Return the next-token logits at each position from one forward pass.
+
+    Padding lets all inputs share one compiled program.
+    """
     padded = np.zeros((1, 16), np.int32)
     padded[0, : len(tokens)] = tokens
     return apply(scorer.config, scorer.model.params, padded)[0, : len(tokens)]
 
 
 def losses(scorer, tokens):
-    """Of the tokens after the first, from all logits of one pass; and whether each is the likeliest."""
+    """Return the loss of each token after the first, and whether it is the most likely one.
+
+    Both are computed from the logits of one forward pass.
+    """
     tokens = np.asarray(tokens)
     logits = logits_of(scorer, tokens[:-1])
     log_p = np.asarray(jax.nn.log_softmax(logits), np.float64)
@@ -64,7 +74,7 @@ def losses(scorer, tokens):
     ]
 
 
-# --- tokens ---
+# --- scores of tokens ---
 
 
 def test_the_byte_tokenizer_gives_the_trained_bytes():
@@ -197,7 +207,7 @@ def test_a_masked_model_has_no_perplexity_of_a_text(bert, tmp_path):
         perplexity(bert, files_of("ptb", tmp_path))
 
 
-# --- files of the harness's tasks ---
+# --- files of the tasks of the harness ---
 
 ARC = {"stem": "Why?", "choices": [{"text": "so", "label": "A"}, {"text": "because", "label": "B"}]}
 OF_THE_HUB = {
@@ -209,8 +219,8 @@ PIQA = {"goal": "Open", "sol1": "pull", "sol2": "push", "label": 1}
 PAIR = {"sentence_good": "they are", "sentence_bad": "they is"}
 TEXTS = tfds.features.Text
 CHOICES = {"text": TEXTS(), "label": tfds.features.ClassLabel(names=["A", "B"])}
-# dataset -> folder, name, split, features, a record; as tensorflow-datasets has them; as the hub
-# has it
+# dataset -> (folder, name, split, features, a record in the format of tensorflow-datasets), then
+# the record in the format of the Hugging Face hub
 SETS = {
     "EleutherAI/lambada_openai": (
         *("", "lambada", "test", {"passage": TEXTS()}, {"passage": "one two three"}),
@@ -248,7 +258,7 @@ SETS = {
         | {
             "choices": {"text": ["so", "because"], "label": ["0", "1"]},
             "answerKey": "1",
-        },  # of the same order
+        },  # in the same order
     ),
 }
 
@@ -341,7 +351,7 @@ def test_what_cannot_be_judged_is_said(small_run, tmp_path):
         opened(small_run, str(tmp_path / "nowhere"))
 
 
-# --- beside transformers ---
+# --- comparison with transformers ---
 
 
 @pytest.mark.parametrize("stride", [None, 7])
@@ -357,7 +367,7 @@ def test_perplexity_is_that_of_transformers(tmp_path, stride):
     tokens, done, nats = torch.tensor([[0, *TEXT.encode()]]), 1, 0.0
     while (
         done < tokens.shape[1]
-    ):  # as their guide to perplexity does, with one token more of context
+    ):  # as in the perplexity guide of `transformers`, with one more token of context
         end = min(tokens.shape[1], 17 if done == 1 else done + (stride or 16))
         window = tokens[:, max(0, end - 17) : end]
         with torch.no_grad():

@@ -1,4 +1,7 @@
-"""Fine-tuning: all that a checkpoint knows is kept but its head, a task is learned, and its own metric judges."""
+"""Fine-tuning keeps the body of a checkpoint, replaces its head, and learns a task.
+
+The metric of the task scores the result.
+"""
 
 import json
 import sys
@@ -35,7 +38,7 @@ from train.tasks.supervised import outputs, prepared, score
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """A folder with checkpoints of two families, and data."""
+    """Return a folder with checkpoints of two model families, and data."""
     home = tmp_path_factory.mktemp("home")
     for name in ("gpt2", "bert"):
         checkpoint(home / name, FAMILIES[name])
@@ -46,12 +49,12 @@ def home(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def learned(home):
-    """Fine-tuned: the folder of a GPT-2's run, and what it scores."""
+    """Fine-tune a GPT-2; return the folder of the run and its scores."""
     found = command.finetune(tuning(home / "cola"), home / "gpt2", home / "runs")
     return home / "runs" / "cola-gpt2-lr0.01-seed0", found[1e-2][0]
 
 
-# --- it learns ---
+# --- learning ---
 
 
 def test_a_task_is_learned_and_judged_by_its_own_metric(learned):
@@ -68,7 +71,7 @@ def test_labels_that_say_nothing_teach_nothing(home):
     assert abs(found[1e-2][0]["dev"]["matthews"]) < 0.25
 
 
-@pytest.mark.slow  # of a BERT, see what finds spans; of a decoder, a GPT-2 that learns
+@pytest.mark.slow  # `test_a_bert_finds_spans` covers a BERT, and GPT-2 covers a decoder.
 @pytest.mark.parametrize("family", ["bert", "llama", "modernbert"])
 def test_every_family_fine_tunes(home, family):
     if family not in ("bert", "gpt2"):
@@ -90,7 +93,7 @@ def test_a_vit_learns_other_images_of_another_size(home, tmp_path):
     orbax.export(tmp_path / "vit", small, runs.fresh(small))
     digits = FineTuning("digits", Images("digits"), epochs=2, batch=64, rates=(1e-2,), optim=OPTIM)
     scores = command.finetune(digits, tmp_path / "vit", tmp_path)[1e-2][0]
-    assert scores["valid"]["accuracy"] > 0.5  # by chance 0.1
+    assert scores["valid"]["accuracy"] > 0.5  # The chance level is 0.1.
     export(tmp_path / "digits-vit-lr0.01-seed0", tmp_path / "hf")
     assert json.loads((tmp_path / "hf" / "config.json").read_text())["id2label"] == {
         str(i): str(i) for i in range(10)
@@ -106,16 +109,17 @@ def test_positions_of_another_resolution_are_interpolated():
         np.float32
     )
     found = np.asarray(resized_positions(places, old, new))
-    np.testing.assert_array_equal(found[0], places[0])  # the token's
+    # the class token keeps its position embedding
+    np.testing.assert_array_equal(found[0], places[0])
     np.testing.assert_allclose(found[1:, 2], 1, atol=1e-6)
     grid = found[1:].reshape(16, 16, 3)
-    inside = grid[4:12, 4:12]  # where the kernel meets no edge, a slope stays one, of half the step
+    inside = grid[4:12, 4:12]  # Away from the borders, a slope of one becomes a slope of one half.
     np.testing.assert_allclose(np.diff(inside[..., 0], axis=0), 0.5, atol=1e-5)
     np.testing.assert_allclose(np.diff(inside[..., 1], axis=1), 0.5, atol=1e-5)
     np.testing.assert_array_equal(resized_positions(places, old, old), places)
 
 
-# --- what is kept, and what is new ---
+# --- kept and new parameters ---
 
 
 @pytest.mark.parametrize("head", ["spans", pytest.param("classes", marks=pytest.mark.slow)])
@@ -158,7 +162,7 @@ def test_what_was_fine_tuned_and_grown_goes_on_with_its_head(learned, home, tmp_
     run(experiment, tmp_path / "run")
     assert (
         score(tmp_path / "run", experiment.data) == learned[1]
-    )  # LLaMA-Pro's layers do nothing at first
+    )  # At first, the added layers of LLaMA Pro have no effect.
 
 
 def test_samples_cost_what_they_are_long(home):
@@ -170,7 +174,7 @@ def test_samples_cost_what_they_are_long(home):
     )
 
 
-@pytest.mark.slow  # in the fast suite with a LoRA, `test_adapting`
+@pytest.mark.slow  # The fast suite covers this with a LoRA in `test_adapting`.
 def test_a_run_that_was_stopped_goes_on(home, tmp_path):
     experiment = replace(
         tuning(home / "cola").of(home / "gpt2", 1e-2, 0), steps=6, checkpoint_every=2, eval_every=6
@@ -186,11 +190,12 @@ def test_scores_are_kept_with_the_run(learned, home):
     assert Workdir(folder).scores == scores
     experiment = tuning(home / "cola").of(home / "gpt2", 1e-2, 0)
     assert score(folder, experiment.data) == scores
-    found = judged(folder, ["cola"], home)["cola"]  # without the run's own setting of the length
+    # This call does not use the sequence length of the run.
+    found = judged(folder, ["cola"], home)["cola"]
     assert found == {"matthews, dev": scores["dev"]["matthews"]}
 
 
-@pytest.mark.slow  # of training, `test_preflight`
+@pytest.mark.slow  # `test_preflight` covers training.
 def test_it_is_rehearsed_without_its_machine(home):
     experiment = tuning(home / "cola").of(home / "gpt2", 1e-3, 0)
     programs = Rehearsal(experiment, described("cpu:1")).run()
@@ -234,7 +239,7 @@ def test_the_command_tells_each_rate_and_the_best(home, tmp_path, monkeypatch, c
     command.main()
     said, found = capsys.readouterr().out, json.loads((tmp_path / "toy-gpt2.json").read_text())
     assert found["best"] == 1e-2
-    assert "| 0.01 |" in said  # one rate is no choice
+    assert "| 0.01 |" in said  # A single learning rate is not a search.
     assert "±" in said
     assert [len(of) for of in found["rates"].values()] == [2]
 

@@ -1,4 +1,4 @@
-"""Formats: the same documents are the same corpus, whatever they are written in; what is wrong in a file is named."""
+"""The same documents give the same corpus in every file format, and errors name the faulty file."""
 
 import csv
 import gzip
@@ -81,7 +81,11 @@ def as_parquet(path: Path, documents: list[Any], kind: Any = None) -> Path:
 
 
 def as_dataset(path: Path, documents: list[Any]) -> Path:
-    """As ``save_to_disk`` of Hugging Face `datasets` leaves it, with what its ``map`` adds when it is loaded again."""
+    """Write a dataset as ``save_to_disk`` of Hugging Face `datasets` does.
+
+    The folder also contains the cache file that its ``map`` writes after the dataset is loaded
+    again.
+    """
     path.mkdir()
     names = [f"data-{i:05}-of-00002.arrow" for i in range(2)]
     for name, part in zip(names, (documents[:9], documents[9:]), strict=True):
@@ -231,7 +235,7 @@ def test_another_field_is_another_corpus(tmp_path, settings):
 
 
 def as_splits(path: Path, *names: str, lost: str = "") -> Path:
-    """Each has its name for a document, twice."""
+    """Write a `DatasetDict` whose splits contain their own name as document, twice."""
     path.mkdir()
     (path / "dataset_dict.json").write_text(json.dumps({"splits": names}))
     for name in {*names} - {lost}:
@@ -261,7 +265,7 @@ def test_of_a_dataset_dict_without_it_some_is_held_out(tmp_path, settings):
     assert (found.train.tobytes(), found.valid.tobytes()) == (b"train\0", b"train\0")
 
 
-# --- what is wrong ---
+# --- faulty files ---
 
 
 def written(path: Path, content: bytes) -> Path:
@@ -390,7 +394,7 @@ def test_what_is_wrong_is_one_line_that_names_where(tmp_path, settings, case):
     "name", ["a.jsonl.gz", "a.jsonl.xz", "a.jsonl.zst", "a.zst", "a.parquet", "a.arrow"]
 )
 def test_a_file_that_was_cut_off_is_named(tmp_path, settings, name):
-    """Wherever: the part that is there is not taken for the whole."""
+    """A file that is cut off at any place is an error; its readable part is not used."""
     path, documents = tmp_path / name, [f"{i * i} cats" for i in range(300)]
     if name == "a.parquet":
         pq.write_table(table(documents), path)
@@ -405,11 +409,11 @@ def test_a_file_that_was_cut_off_is_named(tmp_path, settings, name):
             text.tokens(settings(path))
 
 
-# --- its cost ---
+# --- cost ---
 
 
 def held(path: Path) -> Iterator[int]:
-    """Bytes that pyarrow holds while the documents are read."""
+    """Yield the number of bytes that pyarrow has allocated after each document."""
     before = pa.total_allocated_bytes()
     for document in formats.documents(path, "body"):
         assert list(document)
@@ -417,7 +421,10 @@ def held(path: Path) -> Iterator[int]:
 
 
 def test_a_row_group_need_not_fit_into_memory(tmp_path, monkeypatch):
-    """A writer may make one of a whole file, which readers by default take at once."""
+    """A writer may put a complete file into one row group.
+
+    By default, readers load a row group at once.
+    """
     monkeypatch.setattr(formats, "_BUFFER", 1 << 12)
     peaks = []
     for rows in (300, 3000):

@@ -1,4 +1,7 @@
-"""Parts that do not train: what is held stays to the bit, and below the first layer that trains no backward pass runs."""
+"""Frozen parameters stay bitwise identical.
+
+No backward pass runs below the first trained layer.
+"""
 
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -35,7 +38,7 @@ BOTTOM = Freeze((0, 1))
 
 
 def trained(config, seed=0) -> Model:
-    """A model with moments of its own after five steps, in NumPy."""
+    """Return a model with NumPy parameters and the optimizer state of five steps."""
     rng = np.random.default_rng(seed)
     shapes = jax.eval_shape(lambda: config.init(jax.random.key(0)))
     params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32) / 5, shapes)
@@ -50,7 +53,10 @@ def trained(config, seed=0) -> Model:
 
 
 def moved(before, after):
-    """``{path: whether it moved at all, or, of the blocks, which layers did}``, which is all of a layer or nothing of it."""
+    """Return ``{path: whether it changed}``, with one value per layer for the blocks.
+
+    Within a layer, all elements of a parameter change, or none of them.
+    """
     found = {}
     for name, a, b in tiny.pairs(before, after):
         found[name] = (
@@ -61,7 +67,7 @@ def moved(before, after):
     return found
 
 
-# --- what is frozen ---
+# --- frozen parameters ---
 
 
 def test_the_frozen_bottom_is_contiguous():
@@ -86,7 +92,7 @@ def test_what_is_below_the_layers_depends_on_the_family():
     bert = BERTConfig(vocab=8, context=4, layers=2, embed=4, heads=2, head_dim=2, mlp=8)
     assert (
         Freeze((0, 1), tables, below=False).bottom(bert.axes()) == 0
-    )  # token types and a norm train
+    )  # The token types and a norm are trained.
     assert (
         Freeze((0, 1), (*tables, "type_embedding", "embedding_norm/*"), below=False).bottom(
             bert.axes()
@@ -110,7 +116,7 @@ def test_what_is_below_the_layers_depends_on_the_family():
         }
         tokens = (
             {"class_embedding"} if isinstance(config, ViTConfig) else set()
-        )  # CaiT's comes after the layers
+        )  # In CaiT, the class token comes after the layers.
         assert (
             found
             == {"patch_embedding/kernel", "patch_embedding/bias", "position_embedding"} | tokens
@@ -155,7 +161,7 @@ def test_frozen_parameters_and_moments_stay_bitwise(paths):
     assert int(held[1][1].count) == int(held[1][2].count) == 6
 
 
-# --- in the step ---
+# --- the training step ---
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +209,7 @@ def test_frozen_layers_have_zero_gradients_only():
     for frozen, (grads, same) in found.items():
         chex.assert_trees_all_close(
             same, logits, rtol=1e-5, atol=1e-6
-        )  # in float32: one scan or two
+        )  # The results differ by float32 rounding, because they use one or two scans.
         for name, a, b in tiny.pairs(dense, grads):
             assert a.any(), name
             layers = (
@@ -217,12 +223,12 @@ def test_frozen_layers_have_zero_gradients_only():
             np.testing.assert_allclose(b[layers:], a[layers:], rtol=1e-4, atol=1e-7, err_msg=name)
 
 
-# --- in a plan ---
+# --- plans ---
 
 
 @pytest.mark.parametrize("by", ["llama_pro", pytest.param("mslt", marks=pytest.mark.slow)])
 def test_layers_that_were_added_train_alone(small_run, by):
-    """Multi-stage layerwise training, and LLaMA Pro: half of the layers are old."""
+    """Multi-stage layerwise training and LLaMA Pro train only the added half of the layers."""
     wide = operators.hypercloning(runs.SMALL.sizes(), {"embed": 8, "heads": 2, "mlp": 16})
     deep = getattr(operators, by)(runs.SMALL.sizes(), {"layers": 4})
     axes = runs.SMALL.axes()

@@ -1,4 +1,7 @@
-"""Any setting and any command line is accepted or refused in one line: never a traceback, and never a long wait."""
+"""Any setting and any command line is accepted or rejected with one line.
+
+The tests never accept a traceback or a long wait.
+"""
 
 import importlib
 import io
@@ -74,7 +77,10 @@ def experiments(folder):
 
 
 def test_1000_settings(tmp_path):
-    """``a.b=c`` of any field with any value: an experiment with a plan, or a `UserError`; each within a second."""
+    """A random override ``a.b=c`` gives an experiment with a plan or a `UserError`.
+
+    Each override takes less than two seconds.
+    """
     bases, chance, accepted = experiments(tmp_path), random.Random(0), 0
     names = [[setting.name for setting in settings(base, unset=True)] for base in bases]
     for i in range(1000):
@@ -92,18 +98,20 @@ def test_1000_settings(tmp_path):
         except (
             ValueError,
             ArithmeticError,
-        ):  # of the plan, which `train.config.experiment.load` turns into a `UserError`
+            # The plan raises these, and `train.config.experiment.load` converts them to a
+            # `UserError`.
+        ):
             pass
         except Exception as error:
             raise AssertionError(
                 f"{setting[:80]} ends in {type(error).__name__}: {error}"
             ) from error
         assert time.process_time() - begin < 2, setting
-    assert 50 < accepted < 500  # neither everything nor nothing is refused
+    assert 50 < accepted < 500  # Some settings are rejected and some are accepted.
 
 
-# Of each command: arguments that are right, and options with a value, of which the test makes one
-# or two wrong.
+# For each command: valid arguments, and options that take a value. The test makes one or two of
+# them invalid.
 CONFIG, ABSENT, FILE = "{config}", "{folder}/absent", "{folder}/a.txt"
 COMMANDS = {
     "pretrain": ([CONFIG], ["--set", "--coordinator", "--processes", "--process", "--workdir"]),
@@ -142,19 +150,19 @@ COMMANDS = {
 
 
 class Reached(BaseException):
-    """A command has accepted its arguments and would begin to work."""
+    """A command has accepted its arguments and is about to start its work."""
 
 
 @pytest.fixture
 def command(tmp_path, monkeypatch):
-    """Runs a command until it would begin to work: its exit code, or None, and what it said."""
+    """Run a command until its work would start; return its exit code, or None, and its output."""
     config = runs.script(tmp_path, runs.experiment(tmp_path))
     (tmp_path / "a.txt").write_text("no numpy file")
     monkeypatch.chdir(tmp_path)
     experiment = importlib.import_module("train.config.experiment")
     monkeypatch.setattr(
         experiment, "shapes", lambda *_: None
-    )  # a second each, and what it refuses is tested elsewhere
+    )  # It takes about a second per call, and other tests cover its errors.
     monkeypatch.setattr(importlib.import_module("train.engine.hosts"), "join", lambda *given: None)
 
     def reached(*_, **__):

@@ -1,4 +1,4 @@
-"""``python -m train.generate``, and that whole models generate what `transformers` does."""
+"""``python -m train.generate``; full models generate the same text as `transformers`."""
 
 import io
 import json
@@ -22,7 +22,7 @@ SIZES = dict(vocab=256, context=48, layers=2, embed=16, heads=2, head_dim=8, mlp
 
 
 def written(folder, config):
-    """A model with opinions, and a tokenizer of bytes."""
+    """Write a model with distinct predictions, and a byte tokenizer."""
     save(folder, config, jax.tree.map(lambda x: 8 * x, runs.fresh(config)))
     tokenizer("bytes").save(str(folder / "tokenizer.json"))
     return folder
@@ -35,7 +35,7 @@ def gpt(tmp_path_factory):
 
 @pytest.fixture
 def run(monkeypatch, capsys):
-    """Runs the command; returns what it printed."""
+    """Run the command and return its output."""
 
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["generate", *map(str, arguments)])
@@ -227,7 +227,7 @@ def test_a_prompt_that_does_not_fit_is_cut_if_asked(gpt, run):
     )
     half = json.loads(
         run(gpt, "--prompt", long, "--cut", "--max-new", 400, "--json")
-    )  # new tokens get half of the context
+    )  # New tokens get half of the context.
     assert half["text"].startswith(long[-24:]) and (half["ended"] or half["tokens"] == 24)
 
 
@@ -271,7 +271,7 @@ def test_every_family_of_decoders_is_named():
     assert all(name in module for name in names.values())
 
 
-# --- beside transformers ---
+# --- comparison with transformers ---
 
 COMMON = dict(
     vocab_size=61, num_hidden_layers=3, num_attention_heads=4, hidden_size=24, intermediate_size=40
@@ -300,7 +300,8 @@ def test_the_likeliest_tokens_are_those_of_transformers(name, tmp_path):
         for (
             path,
             p,
-        ) in model.named_parameters():  # larger than fresh ones: else it says one token only
+            # Weights larger than freshly initialised ones avoid repeating a single token.
+        ) in model.named_parameters():
             p.copy_(
                 torch.randn(p.shape, generator=generator) / 3 + (p.ndim == 1 and "bias" not in path)
             )
@@ -309,7 +310,7 @@ def test_the_likeliest_tokens_are_those_of_transformers(name, tmp_path):
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, 61, n).tolist() for n in (3, 1, 12)]
     longest = max(map(len, prompts))
-    padded = torch.tensor([[0] * (longest - len(p)) + p for p in prompts])  # on the left
+    padded = torch.tensor([[0] * (longest - len(p)) + p for p in prompts])  # padding on the left
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
     with torch.no_grad():
         theirs = model.generate(

@@ -1,4 +1,7 @@
-"""Tasks of the lm-evaluation-harness: numbers on published files equal the harness's own on the hub's datasets."""
+"""Tasks of the lm-evaluation-harness: scores on published files equal the harness's own scores.
+
+The harness computes its scores on the datasets of the Hugging Face hub.
+"""
 
 import json
 import math
@@ -21,7 +24,7 @@ from train.tasks.published import PUBLISHED
 from train.tasks.scoring import Scorer
 
 lm_eval = pytest.importorskip("lm_eval", reason="pip install -e '.[eval]'")
-pytestmark = pytest.mark.filterwarnings("default")  # of the harness
+pytestmark = pytest.mark.filterwarnings("default")  # The harness emits its own warnings.
 
 SIZES = dict(vocab=256, context=64, layers=2, embed=16, heads=2, head_dim=8, mlp=32)
 PIECES = ["the cat", "a dog ran", "they", "who goes", "it is late", "we sang", "no one", "a house"]
@@ -65,7 +68,7 @@ def lines(path, records):
 
 
 def published(folder):
-    """Files as their authors published them."""
+    """Write files in the format in which their authors published them."""
     lines(folder / "lambada_test.jsonl", PASSAGES)
     for name in BLIMP:
         lines(folder / "blimp" / f"{name}.jsonl", PAIRS)
@@ -89,7 +92,7 @@ def published(folder):
 
 
 def of_the_hub(folder):
-    """Copies of the hub's datasets."""
+    """Write copies of the datasets on the Hugging Face hub."""
     lines(folder / "EleutherAI" / "lambada_openai" / "test.jsonl", PASSAGES)
     configs = "".join(
         f"- config_name: {name}\n  data_files:\n  - split: train\n    path: {name}/train.jsonl\n"
@@ -134,7 +137,7 @@ def of_the_hub(folder):
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """Published files, copies of the hub's datasets, and a model of PyTorch."""
+    """Write published files, copies of the hub's datasets, and a PyTorch model."""
     torch, hf = pytest.importorskip("torch"), pytest.importorskip("transformers")
     folder = tmp_path_factory.mktemp("harness")
     published(folder / "files")
@@ -151,7 +154,7 @@ def home(tmp_path_factory):
 
 
 def of_hflm(home, monkeypatch, tasks, **settings):
-    """The harness's own numbers, on copies of the hub's datasets."""
+    """Return the harness's own scores on copies of the hub's datasets."""
     hf = pytest.importorskip("transformers")
     from lm_eval.models.huggingface import HFLM
 
@@ -171,7 +174,10 @@ def of_hflm(home, monkeypatch, tasks, **settings):
 
 
 def assert_same(ours, theirs, tasks):
-    """Accuracies are equal; other numbers are equal within a tolerance, and of perplexities the logarithms."""
+    """Check that accuracies are equal and other scores agree within a tolerance.
+
+    Perplexities are compared by their logarithms.
+    """
     for task in tasks:
         for metric, value in theirs[task].items():
             if not metric.endswith(",none") or isinstance(value, str):

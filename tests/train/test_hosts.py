@@ -1,4 +1,7 @@
-"""Several processes of two devices: a run with the numbers of one process on one device, that ends and goes on as one."""
+"""Runs on two processes with two devices each match a run of one process on one device.
+
+They stop and resume as one run.
+"""
 
 import itertools
 import json
@@ -35,7 +38,8 @@ METHODS = {
     "SBLD": Scratch(LayerDrop(sensitivity=Sensitivity(after=0.25, batches=2))),
     "V-cycle": VCycle((Stage(0.25),), (Stage(0.5, drop=GATHER), Stage(0.5)), moments_up="exact"),
 }
-# Experiments one after the other, each a line on stdout: what it came to, in this process.
+# The driver runs experiments one after the other and prints the result of each, as seen by this
+# process, on one line of stdout.
 DRIVER = """
 import gc, json, os, signal, sys, time
 from train.engine import hosts
@@ -80,7 +84,11 @@ for job in jobs:
 def processes(
     command: list[str], last: list[list[str]], variables: Sequence[dict[str, str]] = ({}, {})
 ) -> list[subprocess.Popen]:
-    """``command`` once for each of ``last``, its last arguments, and variables; ``{}`` in them is an address for process 0."""
+    """Start ``command`` once for each list of final arguments in ``last``.
+
+    ``variables`` holds the environment variables of each process. ``{}`` in an argument or a
+    variable is replaced with an address for process 0.
+    """
     with closing(socket.create_server(("127.0.0.1", 0))) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
     flags = re.sub(
@@ -104,7 +112,7 @@ def processes(
 
 
 def ended(started: list[subprocess.Popen], within: float = 300) -> list[tuple[int, str, str]]:
-    """The code, the output and the errors of each; none outlives this."""
+    """Return the exit code, output and errors of each process; kill the remaining ones."""
     end = time.monotonic() + within
     try:
         said = [p.communicate(timeout=end - time.monotonic()) for p in started]
@@ -129,7 +137,10 @@ def experiment(folder: Path, name: str = "SBLD", **changes):
 
 
 def slurm(tasks: int) -> list[dict[str, str]]:
-    """What ``srun`` tells each of its tasks on one host. JAX takes the port from the number of the job: it is free here."""
+    """Return the variables that ``srun`` sets for each of its tasks on one host.
+
+    JAX derives the port from the job id. The function chooses an id whose port is free.
+    """
     for job in itertools.count(os.getpid()):
         with suppress(OSError), socket.create_server(("", 61440 + job % 4096)):
             break
@@ -147,7 +158,12 @@ PMAP = ["parallel=pmap", "mesh.fsdp=1", "mesh.tensor=1"]
 
 
 def test_two_processes_stop_resume_and_equal_one(tmp_path):
-    """By SIGTERM at one; then finished; then refused; another one by ``kill -9`` of one process, which then goes on alone."""
+    """Two processes stop and resume together, with the results of one process.
+
+    First, one process receives SIGTERM. Then the run finishes, and a further attempt is
+    refused. In another run, one process is killed by ``kill -9``, and the other one continues
+    alone.
+    """
     e = experiment(tmp_path, method=DROPPING, accumulate=1, checkpoint_every=2, mesh=Mesh(1, 2, 2))
     alone, config, folder = tmp_path / "alone", runs.script(tmp_path, e), str(tmp_path / "run")
     with runs.only(1):
@@ -223,7 +239,10 @@ def test_one_process_resumes_after_a_kill(tmp_path):
 @pytest.mark.parametrize("mesh", [Mesh(), Mesh(fsdp=4), Mesh(1, 1, 4), Mesh(2, 1, 2)], ids=str)
 @pytest.mark.parametrize("method", METHODS)
 def test_two_processes_give_the_same_losses_on_every_mesh(tmp_path, method, mesh):
-    """Layers dropped by both executions; ``tensor=4`` spans the processes, which then read the same rows."""
+    """All methods, including both executions of layer dropping, give the losses of one process.
+
+    With ``tensor=4``, an axis spans both processes, and they read the same rows.
+    """
     e = experiment(tmp_path, method, model=replace(runs.MODEL, heads=4, head_dim=2))
     with runs.only(1):
         pretrain.run(e, tmp_path / "alone")
@@ -272,7 +291,7 @@ def test_kill_9_of_process_0_ends_the_others_within_a_minute(tmp_path):
 
 
 def test_processes_that_slurm_starts_find_each_other():
-    """By its variables alone."""
+    """The environment variables of Slurm suffice to connect the processes."""
     code = "import json, jax; from train.engine import hosts; hosts.join()\n"
     code += (
         "print(json.dumps({'every': hosts.gathered([jax.process_index(), jax.process_count()])}))"
@@ -318,7 +337,7 @@ def test_a_coordinator_that_does_not_answer_is_told_in_one_line(tmp_path, proces
     assert code_ == 2 and says in said and len(said.splitlines()) == 1
 
 
-# Process 1 needs longer for its first program than XLA's processes wait for each other by default.
+# The first program of process 1 takes longer than the default timeout of XLA for other processes.
 DRIFTING = """
 import sys, time
 from train import pretrain
@@ -358,7 +377,7 @@ def test_what_names_no_process_is_refused(given, says):
         hosts.join(*given)
 
 
-# What a process finds that is one of a job, and has no others beside it.
+# Environment variables of a process that belongs to a job but runs without other processes.
 ALONE = {
     "nothing": {},
     "srun -n 1": slurm(1)[0],

@@ -1,4 +1,4 @@
-"""What a run is trained on is part of what it is: other data are refused, however they came to be others; a move is none."""
+"""Resuming with different training data is an error; moving the files is fine."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def write(path: Path, offset: int = 0) -> str:
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
-    """An experiment, whose run was killed after two steps."""
+    """Return an experiment, and the folder of its run, which was killed after two steps."""
     folder = tmp_path_factory.mktemp("stopped")
     experiment = runs.experiment(folder, checkpoint_every=2)
     experiment = replace(
@@ -50,7 +50,7 @@ def stopped(tmp_path_factory):
 
 @pytest.fixture
 def run(tmp_path, stopped):
-    """A copy of all that: the experiment and its folder."""
+    """Return a copy of the experiment and of the folder of its run."""
     shutil.copytree(stopped[1], tmp_path / "all")
     data = replace(stopped[0].data, **{
         name: getattr(stopped[0].data, name).replace(str(stopped[1]), str(tmp_path / "all"))
@@ -126,7 +126,10 @@ def test_another_split_is_refused(run):
 
 
 def test_the_same_data_elsewhere_and_touched_are_the_same(run, tmp_path):
-    """Another folder, another name, other times, another cache; then finished, and moved again."""
+    """A new folder, name, file time or cache does not change the identity of the data.
+
+    The run is moved, finished and moved again.
+    """
     experiment, folder = run
     elsewhere = Path(shutil.copytree(experiment.data.path, tmp_path / "else" / "where"))
     for file in elsewhere.iterdir():

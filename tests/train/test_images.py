@@ -1,4 +1,4 @@
-"""Images: the same from a folder and an archive, decoded once, a part held out; what augmentation does and does not."""
+"""Images: reading from folders and archives, caching, the validation split, and augmentation."""
 
 import io
 import json
@@ -30,7 +30,7 @@ def data(tmp_path):
 
 
 def whole(source) -> list[tuple[bytes, int]]:
-    """Every sample of a source that changes nothing."""
+    """Return every sample of a source without augmentation."""
     samples = (source.sample(i, np.random.default_rng(0)) for i in range(len(source)))
     return [(x.tobytes(), int(y)) for x, y in samples]
 
@@ -64,7 +64,7 @@ def test_a_sample_is_its_file_normalised(data):
 
 
 def archived(data, kind: str, tmp_path) -> str:
-    """The tree in an archive, in another order, below another folder, with files that are none of ours."""
+    """Write the tree to an archive in another order, below another folder, with unrelated files."""
     root, path = Path(data.path), tmp_path / f"tree.{kind}"
     files = sorted(root.rglob("*.png"), reverse=True)
     if kind == "zip":
@@ -74,7 +74,7 @@ def archived(data, kind: str, tmp_path) -> str:
                 archive.write(file, f"train/{file.relative_to(root)}")
         return str(path)
     with tarfile.open(path, f"w:{kind.partition('.')[2]}") as archive:
-        junk = tarfile.TarInfo("train/ant/._0.png")  # as macOS leaves them
+        junk = tarfile.TarInfo("train/ant/._0.png")  # macOS adds such files.
         junk.size = 4
         archive.addfile(junk, io.BytesIO(b"junk"))
         for file in files:
@@ -121,7 +121,7 @@ def test_images_of_all_sizes_are_brought_to_one(tmp_path, data):
 def test_images_are_decoded_once_and_again_when_a_file_changes(data, monkeypatch):
     before = whole(images(data).train)
     with monkeypatch.context() as patch:
-        patch.setattr(reading, "_decode", None)  # would fail if it was called
+        patch.setattr(reading, "_decode", None)  # A call would raise an error.
         assert whole(images(replace(data, augment=Augment())).train) == before
     for file in Path(data.path).rglob("*.png"):
         picture(0).save(file)
@@ -141,7 +141,7 @@ def test_decoding_that_fails_leaves_nothing_behind(data, monkeypatch):
     assert len(images(data).train) == 18
 
 
-# --- held out ---
+# --- validation split ---
 
 
 @pytest.mark.parametrize("fraction", [0.5, 0.25, 0.1])
@@ -236,7 +236,7 @@ def test_augmentation_that_cannot_be(wrong):
 
 
 class TinyPictures(tfds.core.GeneratorBasedBuilder):
-    """Images of any size, written without TensorFlow."""
+    """Images of different sizes, written without TensorFlow."""
 
     VERSION = tfds.core.Version("1.0.0")
 
@@ -326,7 +326,10 @@ def test_a_padded_crop_shifts_by_every_offset():
 
 
 def test_a_resized_crop_shows_a_part_of_the_image_enlarged():
-    """Of a ramp from left to right, as much as was cut out; areas of 8 % and more, sides of 3/4 to 4/3."""
+    """The crop of a horizontal ramp shows the cropped width, scaled to the output size.
+
+    The crop covers at least 8 % of the area, with an aspect ratio from 3/4 to 4/3.
+    """
     ramp = Image.fromarray(np.tile(np.arange(256, dtype=np.uint8), (256, 1)))
     wide = [
         (x[4, -1, 0] - x[4, 0, 0]) / 2
@@ -335,8 +338,8 @@ def test_a_resized_crop_shows_a_part_of_the_image_enlarged():
     assert 0.2 < min(wide) < 0.4 and 0.9 < max(wide) <= 1.0
     assert (
         pixels._rectangle(100, 2, (1.0, 1.0), 1.001, np.random.default_rng(0)) is None
-    )  # none fits
-    strip = drawn(Augment(crop="resized"), 5, (200, 2), to=8)  # .. and the centre is taken
+    )  # No rectangle fits.
+    strip = drawn(Augment(crop="resized"), 5, (200, 2), to=8)  # The fallback is the central crop.
     assert {x.shape for x in strip} == {(8, 8, 3)}
 
 
@@ -347,7 +350,7 @@ def test_operations_of_randaugment_keep_size_and_mode(name, mode):
     for level in (-1.0, -0.5, 0.5, 1.0):
         found = pixels.OPERATIONS[name](image, level)
         assert (found.size, found.mode) == (image.size, mode)
-        if (name, mode) != ("color", "L"):  # gray has none to change
+        if (name, mode) != ("color", "L"):  # Gray images have no color to change.
             assert found.tobytes() != image.tobytes()
 
 
@@ -358,10 +361,10 @@ def test_operations_by_hand():
         return np.asarray(pixels.OPERATIONS[name](line, level))[0].tolist()
 
     assert values("invert", 1.0) == [255, 195, 125, 0]
-    assert values("posterize", 0.5) == [0, 0, 128, 192]  # two bits
-    assert values("solarize", 0.5) == [0, 60, 125, 0]  # from 128 on
-    assert values("solarize_add", 1.0) == [110, 170, 130, 255]  # below 128
-    assert values("brightness", 1.0) == [0, 114, 247, 255]  # times 1.9
+    assert values("posterize", 0.5) == [0, 0, 128, 192]  # two bits remain
+    assert values("solarize", 0.5) == [0, 60, 125, 0]  # inverts values from 128
+    assert values("solarize_add", 1.0) == [110, 170, 130, 255]  # changes values below 128
+    assert values("brightness", 1.0) == [0, 114, 247, 255]  # multiplies by 1.9
     two = Image.fromarray(np.arange(16, dtype=np.uint8).reshape(4, 4))
     quarter = np.asarray(pixels.OPERATIONS["translate_x"](two, 1 / 0.45 / 4))
     np.testing.assert_array_equal(quarter[:, :3], np.asarray(two)[:, 1:])

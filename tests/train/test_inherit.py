@@ -1,4 +1,4 @@
-"""Knowledge inheritance: a teacher's weight over time, what its lesson is, what it costs, and resuming in its middle."""
+"""Knowledge inheritance: weight, loss and cost of a teacher, and resuming in its phase."""
 
 import itertools
 from dataclasses import replace
@@ -84,11 +84,11 @@ def test_the_weight_falls_from_one_to_zero_in_a_straight_line():
     assert [Teacher("x", fraction=1.0).weight(i, 4) for i in range(5)] == [1, 0.75, 0.5, 0.25, 0]
     assert (
         Teacher("x").weight(55, 125) == 0 < Teacher("x").weight(54, 125)
-    )  # the published 55 of 125 thousand steps
+    )  # The paper uses 55 of 125 thousand steps.
     assert Teacher("x", fraction=0.0).weight(1, 8) == 0
 
 
-# --- the lesson ---
+# --- the distillation loss ---
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 4.0])
@@ -104,12 +104,12 @@ def test_the_lesson_is_the_divergence_of_softened_distributions(temperature):
     expected = temperature**2 * (p * np.log(p / q)).sum(-1).mean()
     assert float(divergence(student, teacher, temperature)) == pytest.approx(
         expected, rel=1e-5
-    )  # float32
+    )  # float32 precision
     assert float(divergence(teacher, teacher, temperature)) == 0
 
 
 def model(config, seed, tx) -> Model:
-    """Far from its beginning, where all say nearly the same."""
+    """Return a model with large weights, since fresh models predict nearly the same."""
     shapes, rng = (
         jax.eval_shape(lambda: config.init(jax.random.key(0))),
         np.random.default_rng(seed),
@@ -120,7 +120,10 @@ def model(config, seed, tx) -> Model:
 
 @pytest.fixture(scope="module")
 def oracle():
-    """A student, its teacher, and both losses with their gradients for the whole batch, written without the step."""
+    """Compute both losses and their gradients over the full batch without the training step.
+
+    Return them together with the student and its teacher.
+    """
     student, teacher = model(STUDENT, 1, optax.identity()), model(TEACHER, 2, optax.identity())
 
     def log_p(config, params, temperature):
@@ -161,8 +164,8 @@ def test_a_step_uses_the_weighted_gradient(oracle, step, lesson):
     )
     chex.assert_trees_all_close(
         jax.device_get(found.params), expected, rtol=1e-4, atol=1e-5
-    )  # sums in another order
-    assert tiny.distance(plain, taught) > 0.1  # ten thousand tolerances
+    )  # The order of summation differs.
+    assert tiny.distance(plain, taught) > 0.1  # This is ten thousand times the tolerance.
     assert float(metrics["loss"]) == pytest.approx(float(loss), rel=1e-5)
 
 
@@ -181,7 +184,7 @@ def test_nothing_is_computed_backwards_through_the_teacher():
 
 @pytest.fixture(scope="module")
 def taught(small_run):
-    """A run beside that of its teacher, which spoke for two steps of four."""
+    """Run an experiment with a teacher, active in two of four steps, next to the teacher's run."""
     e = runs.experiment(
         small_run.parent,
         name="taught",
@@ -197,14 +200,15 @@ def taught(small_run):
 
 @pytest.mark.slow
 def test_stopping_amid_the_lessons_changes_nothing(taught, small_run):
-    runs.stopped(taught, small_run.parent / "taught-stopped", 8 + 1)  # 8 steps were the teacher's
+    # The teacher's run had 8 steps.
+    runs.stopped(taught, small_run.parent / "taught-stopped", 8 + 1)
     runs.assert_same_end(small_run.parent / "taught-stopped", small_run.parent / "taught")
 
 
 def test_a_teacher_is_charged_while_it_speaks(taught, small_run):
     e = taught
     lines = [line for line in runs.log(small_run.parent / "taught") if "val_loss" not in line]
-    start = runs.log(small_run.parent / "taught")[0]["flops"]  # the imported teacher's
+    start = runs.log(small_run.parent / "taught")[0]["flops"]  # the cost of the imported teacher
     spent = [b - a for a, b in itertools.pairwise([start, *(line["flops"] for line in lines)])]
     alone, teacher = (
         f(c, e.batch * 8) for f, c in ((flops.train, runs.LARGE), (flops.forward, runs.SMALL))

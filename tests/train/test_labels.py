@@ -1,4 +1,4 @@
-"""Heads record their tasks, and labels are matched by their names."""
+"""Heads record their tasks, and labels are matched by name."""
 
 import json
 from pathlib import Path
@@ -27,13 +27,16 @@ def home(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(home):
-    """The folder of a fine-tuned GPT-2."""
+    """Return the folder of a fine-tuned GPT-2."""
     command.finetune(tuning(home / "cola"), home / "gpt2", home / "runs")
     return home / "runs" / "cola-gpt2-lr0.01-seed0"
 
 
 def published(run: Path, folder: Path, labels: list[str], swapped: bool = False) -> Path:
-    """The fine-tuned model as somebody else publishes it, with other labels; ``swapped``: in the other order."""
+    """Export the fine-tuned model as a third party would, with other labels.
+
+    With ``swapped``, the labels are in the other order.
+    """
     source = open_checkpoint(run)
     params = source.params()
     if swapped:
@@ -105,7 +108,7 @@ def test_a_head_is_kept_for_its_own_task_alone(run, home):
     [
         (Head("sst2", ("a", "b")), Head("mrpc", ("c", "d")), "classes", False),
         (Head("sst2", ("a", "b")), Head("mrpc", ("a", "b")), "classes", False),
-        (Head("sst2"), Head("sst2", ("a", "b")), "classes", True),  # of an older run
+        (Head("sst2"), Head("sst2", ("a", "b")), "classes", True),  # from an older run
         (Head(None, ("A", "B")), Head("sst2", ("a", "b")), "classes", True),
         (Head(None, ("b", "a")), Head("sst2", ("a", "b")), "classes", False),
         (Head(), Head("sst2", ("a", "b")), "classes", False),

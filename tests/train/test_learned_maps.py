@@ -1,4 +1,7 @@
-"""The maps that LiGO learned, as a file: described, drawn, applied to another model of the same shape."""
+"""Maps learned by LiGO are saved in a file: described, plotted, and applied to another model.
+
+The other model has the same shape.
+"""
 
 import sys
 
@@ -29,7 +32,7 @@ AXES = SMALL.axes()
     ids=["shared", "per layer"],
 )
 def saved(request, tmp_path_factory):
-    """``(file, coefficients)``."""
+    """Return ``(file, coefficients)``."""
     phase = Learn(
         "maps",
         1,
@@ -48,7 +51,7 @@ def saved(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory):
-    """A finished run of a model of another shape."""
+    """Return a finished run of a model of another shape."""
     folder = tmp_path_factory.mktemp("wide")
     run(runs.experiment(folder, steps=1), folder / "run")
     return folder / "run"
@@ -89,12 +92,12 @@ def test_maps_are_described_drawn_and_applied_to_another_model(
     expected = jax.jit(lambda c, p: grow(ligo.growth(c, AXES, sizes(p, AXES)), p, AXES))(
         coefficients, params
     )
-    config, found = checkpoints.load(tmp_path / "grown")  # jaxgrow's commands read it
+    config, found = checkpoints.load(tmp_path / "grown")  # The commands of jaxgrow can read it.
     assert config == runs.LARGE
     assert tokenizer_of(tmp_path / "grown").get_vocab_size() == 256
     chex.assert_trees_all_close(
         found, jax.device_get(expected), rtol=0, atol=1e-6
-    )  # float32, in another order
+    )  # float32 with another order of operations
     chex.assert_trees_all_equal_shapes(found, runs.fresh(runs.LARGE))
 
 
@@ -148,13 +151,12 @@ def test_every_panel_of_the_plot_is_a_labelled_map(tmp_path, monkeypatch):
     )
     panels = [axes for axes in figures[0].axes if axes.get_label() != "<colorbar>"]
     titles = ["w, attention", "w, mlp", "embed, write", "heads, write", "heads, read"]
-    assert [
-        axes.get_title() for axes in panels
-    ] == titles  # five, and no sixth to eighth that is empty
+    assert [axes.get_title() for axes in panels] == titles  # five panels, and no empty ones
     for axes, kind, old in zip(
         panels, ["layer", "layer", "unit", "head", "head"], [3, 3, 8, 4, 4], strict=True
     ):
         assert (axes.get_xlabel(), axes.get_ylabel()) == (f"old {kind}", f"new {kind}")
-        assert axes.get_xlim() == (-0.5, old - 0.5)  # counted from zero, as --layers 0+1 counts
+        # Layers are counted from zero, as in --layers 0+1.
+        assert axes.get_xlim() == (-0.5, old - 0.5)
         ticks = [*axes.get_xticks(), *axes.get_yticks()]
         assert all(float(tick).is_integer() for tick in ticks)

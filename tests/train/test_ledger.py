@@ -1,4 +1,7 @@
-"""The ledger: what every phase cost, the log that says so, and the stop at the first number that is none."""
+"""The ledger records the cost of every phase and writes the log.
+
+A run stops at the first number that is not finite.
+"""
 
 import json
 import math
@@ -21,14 +24,17 @@ from train.plan.training import Train
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A V-cycle: its experiment, its folder and its result. It compiles, whatever ran before it."""
+    """Run a V-cycle; return its experiment, its folder and its result.
+
+    It compiles its programs again, regardless of earlier tests.
+    """
     folder = tmp_path_factory.mktemp("finished")
     experiment = runs.experiment(folder, method=runs.VCYCLE, log_every=3, checkpoint_every=5)
     with runs.compiling("made"):
         return experiment, folder / "run", pretrain.run(experiment, folder / "run")
 
 
-# --- of a run ---
+# --- the ledger of a run ---
 
 
 def test_totals_are_the_sums_over_phases(finished):
@@ -70,7 +76,7 @@ def test_every_line_tells_the_cost_at_its_own_step(finished):
         3,
         4,
         4,
-    ]  # of a phase of 4 steps: every 3rd and the last, validation every 4th and last
+    ]  # In a phase of 4 steps, steps 3 and 4 are logged, and step 4 is validated.
     expected = [("train large", s) for s in (2, 2)] + [("coalesce large", 0)]
     expected += [("train coarse1", s) for s in steps] + [
         ("decoalesce coarse1 large", 0),
@@ -100,16 +106,16 @@ def test_a_log_line_has_loss_gradient_norm_learning_rate(finished):
     _, folder, _ = finished
     lines = [line for line in runs.log(folder) if "loss" in line]
     assert all({"loss", "grad_norm", "lr"} <= line.keys() for line in lines)
-    # Steps 3 and 4 of 4, at twice the peak of 0.01: after a warm-up of 2, the top and the middle of
-    # a cosine.
+    # Steps 3 and 4 of 4, at twice the peak learning rate of 0.01. After a warm-up of 2 steps, these
+    # are the top and the middle of a cosine.
     assert [line["lr"] for line in lines if line["phase"] == "train coarse1"] == pytest.approx(
         [0.02, 0.01]
     )
-    assert 0 < lines[-1]["loss"] < math.log(256)  # it has learned something
+    assert 0 < lines[-1]["loss"] < math.log(256)  # The model has learned something.
 
 
 def points(folder) -> dict[str, list[tuple[int, float]]]:
-    """What TensorBoard shows of a run: ``{tag: [(step, value), ..]}``."""
+    """Return the values that TensorBoard shows for a run: ``{tag: [(step, value), ..]}``."""
     events = EventAccumulator(str(folder / "tensorboard")).Reload()
     return {
         tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]
@@ -135,7 +141,7 @@ def test_tensorboard_reads_the_same_numbers(finished):
     assert shown.keys() - expected.keys() == {
         "seconds",
         "compile_seconds",
-    }  # which differ from run to run
+    }  # They differ from run to run.
     assert {
         "large/loss",
         "coarse1/loss",
@@ -145,7 +151,7 @@ def test_tensorboard_reads_the_same_numbers(finished):
     } <= shown.keys()
 
 
-# --- by itself ---
+# --- the ledger alone ---
 
 
 @pytest.fixture
@@ -169,7 +175,7 @@ def test_time_belongs_to_the_open_phase(tmp_path, clock):
     record = book.record()
     book.close()
     assert [p["seconds"] for p in record["phases"]] == [4, 2] and record["seconds"] == 6
-    clock.now += 1000  # away
+    clock.now += 1000  # time between two processes
     book = Recorder(tmp_path, record)
     clock.now += 5
     record = book.record()
@@ -184,14 +190,15 @@ def test_what_was_logged_after_a_checkpoint_is_cut_off(tmp_path):
     record = json.loads(json.dumps(book.record()))
     book.log(2, loss=2.0)
     book.close()
-    for _ in range(2):  # once more, from a checkpoint that was saved before anything was logged
+    # The second time resumes from a checkpoint that was saved before the first log line.
+    for _ in range(2):
         book = Recorder(tmp_path, record)
         record = json.loads(json.dumps(book.record()))
         book.log(2, loss=3.0)
         book.close()
     assert [line["loss"] for line in runs.log(tmp_path)] == [1.0, 3.0]
     assert points(tmp_path)["large/loss"] == [(0, 1.0), (0, 3.0)]
-    assert len(list((tmp_path / "tensorboard").iterdir())) == 3  # one a process
+    assert len(list((tmp_path / "tensorboard").iterdir())) == 3  # one file per process
 
 
 def test_a_new_run_shows_no_points_of_an_earlier_one(tmp_path):
@@ -211,7 +218,10 @@ def test_a_new_run_shows_no_points_of_an_earlier_one(tmp_path):
 
 
 def test_a_log_that_lost_lines_is_an_error(tmp_path):
-    """Of a run whose checkpoints have no copy of it: else they restore it."""
+    """A lost log line is an error if the checkpoints have no copy of the log.
+
+    Otherwise, they restore it.
+    """
     book = Recorder(tmp_path)
     book.ledger.begin("one", "train", "large", 1)
     book.log(1, loss=0.5)
@@ -235,20 +245,20 @@ def test_a_new_run_starts_a_new_log(tmp_path):
     assert [line["step"] for line in runs.log(tmp_path)] == [1]
 
 
-# --- numbers that are none ---
+# --- numbers that are not finite ---
 
 
 @pytest.mark.parametrize(
     ("changes", "at", "says", "last"),
     [
-        # The update of step 3 is infinite: its checkpoint would hold no good model.
+        # The update of step 3 is infinite, so its checkpoint would contain a broken model.
         (
             {"log_every": 8, "eval_every": 8, "checkpoint_every": 1},
             3,
             "parameter_norm is .* at step 3 of train large",
             2,
         ),
-        # The loss of step 4 tells, at the next line or checkpoint.
+        # The loss of step 4 shows the error at the next log line or checkpoint.
         (
             {"log_every": 1, "eval_every": 8, "checkpoint_every": 2},
             3,
@@ -261,7 +271,7 @@ def test_a_new_run_starts_a_new_log(tmp_path):
             "val_loss is nan at step 1 of train large",
             None,
         ),
-        # The last update of all, which no later loss would show.
+        # the last update of the run, which a later training loss cannot show
         (
             {"log_every": 2, "eval_every": 8, "checkpoint_every": 2},
             8,
@@ -304,14 +314,14 @@ def test_compilation_is_counted_separately_in_every_phase(tmp_path, clock):
     clock.now += 2
     jax.monitoring.record_event_duration_secs(event, 1.0)
     jax.monitoring.record_event_duration_secs("/of/another/kind", 1.0)
-    book.ledger.charge(30.0, 10.0)  # an earlier run's
+    book.ledger.charge(30.0, 10.0)  # cost of an earlier run
     record = book.record()
     book.close()
     assert [p["compile_seconds"] for p in record["phases"]] == [2, 11] and record[
         "compile_seconds"
     ] == 13
     assert [p["seconds"] for p in record["phases"]] == [3, 32]
-    jax.monitoring.record_event_duration_secs(event, 5.0)  # away
+    jax.monitoring.record_event_duration_secs(event, 5.0)  # compilation outside the run
     book = Recorder(tmp_path, record)
     assert book.ledger.totals()["compile_seconds"] == 13
     book.close()
@@ -323,19 +333,23 @@ def test_what_is_traced_within_a_trace_counts_once(clock):
     for seconds, later in (
         (1.0, 3),
         (2.0, 1),
-    ):  # two within the one that follows, which began before both
+    ):  # two traces within the following one, which began before both
         jax.monitoring.record_event_duration_secs(inner, seconds)
         clock.now += later
     jax.monitoring.record_event_duration_secs(inner, 5.5)
     assert counter.seconds == 5.5
     clock.now += 4
-    jax.monitoring.record_event_duration_secs(inner, 4.0)  # right after it
+    jax.monitoring.record_event_duration_secs(inner, 4.0)  # directly after the previous one
     assert counter.seconds == 9.5
     counter.close()
 
 
 def test_jax_says_when_it_compiles(tmp_path):
-    """The names of its events are no interface: should they change, compiling would be told as nothing."""
+    """JAX still emits its compilation events.
+
+    The names of these events are not a public interface. If they change, the ledger would
+    report no compilation time.
+    """
     counter = ledger.Compiling()
     jax.jit(lambda x: x * 2 + 1)(jax.numpy.ones(3)).block_until_ready()
     assert 0 < counter.seconds < 60
