@@ -123,8 +123,7 @@ def test_the_last_time_counts_where_the_loss_rises_again(tmp_path):
     assert wavy.cost_to(2.5, "run_seconds") == 3.25
     assert (
         wavy.cost_to(1.5, "run_seconds") == 3.75
-        # The loss rises again after the first crossing. It crosses for the last time on the way to
-        # 1.0.
+        # The loss reaches 1.5 on the way to 1.0 and does not exceed 1.5 afterwards.
     )
     assert wavy.cost_to(1.2, "run_seconds") is None  # The last loss is higher again.
 

@@ -96,7 +96,7 @@ def as_it_always_was(
 
 
 def awkward(folder: Path) -> list[bytes]:
-    """Write awkward files, numbered in order, and return their contents.
+    """Write awkward files and return their contents in the order of the file names.
 
     They contain characters of one to four bytes, line ends of all kinds, invalid UTF-8, or
     nothing.
@@ -310,7 +310,7 @@ def test_memory_holds_one_batch_of_documents(tmp_path, text, encoded, small_piec
         (many / f"{i}.txt").write_text("cat")
     encoded.clear()
     tokens(replace(text, path=str(many)))
-    assert [len(call) for call in encoded] == [17] * 5 + [15]  # pieces of 50 characters in total
+    assert [len(call) for call in encoded] == [17] * 5 + [15]  # about 50 characters per call
 
 
 def test_a_killed_tokenisation_resumes_at_its_last_shard(text, encoded, small_pieces, monkeypatch):

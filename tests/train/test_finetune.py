@@ -195,7 +195,7 @@ def test_scores_are_kept_with_the_run(learned, home):
     assert found == {"matthews, dev": scores["dev"]["matthews"]}
 
 
-@pytest.mark.slow  # `test_preflight` covers training.
+@pytest.mark.slow  # `test_preflight` covers the AOT compilation of training.
 def test_it_is_rehearsed_without_its_machine(home):
     experiment = tuning(home / "cola").of(home / "gpt2", 1e-3, 0)
     programs = Rehearsal(experiment, described("cpu:1")).run()

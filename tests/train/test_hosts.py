@@ -160,9 +160,9 @@ PMAP = ["parallel=pmap", "mesh.fsdp=1", "mesh.tensor=1"]
 def test_two_processes_stop_resume_and_equal_one(tmp_path):
     """Two processes stop and resume together, with the results of one process.
 
-    First, one process receives SIGTERM. Then the run finishes, and a further attempt is
-    refused. In another run, one process is killed by ``kill -9``, and the other one continues
-    alone.
+    First, one process receives SIGTERM. Then the run finishes. Runs with different configs or
+    with ``parallel=pmap`` are refused. In another run, ``kill -9`` ends one process, and a single
+    process then continues the run alone.
     """
     e = experiment(tmp_path, method=DROPPING, accumulate=1, checkpoint_every=2, mesh=Mesh(1, 2, 2))
     alone, config, folder = tmp_path / "alone", runs.script(tmp_path, e), str(tmp_path / "run")
