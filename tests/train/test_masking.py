@@ -1,4 +1,4 @@
-"""Masked windows: what is hidden, how often and how, against counts and exact binomial bounds."""
+"""Check which tokens are masked, how often and how, against counts and exact binomial bounds."""
 
 from math import comb
 
@@ -12,11 +12,11 @@ from train.data.masking import BYTES, MaskedWindows, Vocabulary, vocabulary
 
 MASK, SPECIAL = 4, frozenset({0, 1, 4})
 WORDS = Vocabulary(50, MASK, SPECIAL)
-PIECES = WORDS._replace(whole_word=np.arange(50) >= 30)  # 30 .. 49 continue a word
+PIECES = WORDS._replace(whole_word=np.arange(50) >= 30)  # tokens 30 to 49 continue a word
 
 
 def text(length, seed=0, special=0.0):
-    """Random tokens, with special ones now and then."""
+    """Draw random tokens, some of which are special tokens."""
     rng = np.random.default_rng(seed)
     tokens = rng.integers(5, 50, length)
     return np.where(rng.random(length) < special, rng.choice([0, 1], length), tokens).astype(
@@ -29,7 +29,7 @@ def samples(windows, seed=0):
 
 
 def words(tokens):
-    """The word of each token, by a loop; None: special."""
+    """Find the word of each token with a loop; None marks a special token."""
     out, word = [], 0
     for i, token in enumerate(tokens):
         if token in SPECIAL:
@@ -57,12 +57,12 @@ def test_every_window_masks_the_same_number_of_positions(length, masked, special
         fixed = np.isin(before, [0, 1])
         np.testing.assert_array_equal(now[fixed], before[fixed])
         assert not np.isin(now[~fixed], [0, 1]).any()
-        # Special tokens are asked for only where there is nothing else to ask.
+        # Special tokens become targets only if all ordinary tokens are targets.
         assert not fixed[places].any() or set(np.flatnonzero(~fixed)) <= set(places)
 
 
 def within(count, n, p, chance=1e-6):
-    """Whether so few or so many of n happen with a chance of more than that, exactly."""
+    """Test whether both binomial tail probabilities of ``count`` of ``n`` exceed ``chance``."""
     density = [comb(n, k) * p**k * (1 - p) ** (n - k) for k in range(n + 1)]
     return sum(density[: count + 1]) > chance and sum(density[count:]) > chance
 
@@ -74,10 +74,10 @@ def test_eight_of_ten_are_masked_one_is_drawn_and_one_is_left(ids):
     now, was = (np.concatenate(part) for part in zip(*found, strict=True))
     n = len(now)
     assert n == 120 * 6
-    ordinary = 50 - len(SPECIAL)  # a random token may be the old one
+    ordinary = 50 - len(SPECIAL)  # a random token may equal the old one
     assert within(int((now == MASK).sum()), n, 0.8)
     assert within(int((now == was).sum()), n, 0.1 + 0.1 / ordinary)
-    assert not within(int((now == MASK).sum()), n, 0.9)  # the bound does refuse
+    assert not within(int((now == MASK).sum()), n, 0.9)  # control: the bound rejects a wrong rate
     drawn = now[(now != MASK) & (now != was)]
     assert within(len(drawn), n, 0.1 * (1 - 1 / ordinary))
     assert not set(drawn.tolist()) & SPECIAL
@@ -97,7 +97,11 @@ def test_every_place_and_every_ordinary_token_may_be_chosen():
 
 @given(st.integers(2, 60), st.floats(0.05, 0.6), st.integers(0, 99))
 def test_words_are_whole_but_for_what_fills_up(length, masked, seed):
-    """Of the words that are only partly hidden, none would have fitted in the place of all that is partly hidden."""
+    """A word is partly masked only if no complete word fits.
+
+    Every word that is not completely masked has more tokens than all partly masked words together
+    have masked tokens.
+    """
     windows = MaskedWindows(text(5 * length, seed, 0.1), length, *PIECES, masked=masked)
     for i, (inputs, _) in enumerate(samples(windows, seed)):
         of = words(windows.tokens[i * length : (i + 1) * length])
@@ -109,7 +113,10 @@ def test_words_are_whole_but_for_what_fills_up(length, masked, seed):
 
 
 def test_words_of_two_by_hand():
-    """Six words of two pieces each, four places: two whole words. Three places: a word, and half of another one."""
+    """Mask six words of two pieces each.
+
+    Four masked tokens are two complete words. Three masked tokens are one word and half of another.
+    """
     tokens = np.array([10, 40] * 6, np.uint8)
     for masked, whole in ((4 / 12, 2), (3 / 12, 1)):
         windows = MaskedWindows(tokens, 12, *PIECES, masked=masked)
@@ -129,7 +136,7 @@ def test_a_sample_is_a_function_of_its_number_and_generator():
         assert (a["places"] != c["places"]).any() or (a["tokens"] != c["tokens"]).any()
     np.testing.assert_array_equal(
         windows.tokens, text(400, special=0.1)
-    )  # a memory-mapped corpus stays as it is
+    )  # a memory-mapped corpus is not modified
 
 
 # --- tokenizers ---

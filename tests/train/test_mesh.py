@@ -1,4 +1,4 @@
-"""Any number of devices: a model that is divided among them is born, trained, grown, saved and read as one that is whole."""
+"""A sharded model is initialised, trained, grown, saved and loaded like a model on one device."""
 
 from dataclasses import replace
 
@@ -42,15 +42,15 @@ METHODS = {
 }
 
 
-# Of dropping, see also `test_hosts`; of growing, `test_sharding`, and of a run that grows,
-# `test_muon`.
+# Related tests: `test_hosts` (layer dropping), `test_sharding` (growth) and `test_muon` (a run that
+# grows).
 FAST = {("from scratch", "fsdp and tensor")}
-ODD = replace(runs.MODEL, heads=1, head_dim=8)  # what does not divide stays whole
+ODD = replace(runs.MODEL, heads=1, head_dim=8)  # axes that are not divisible are replicated
 
 
 @pytest.fixture(scope="module")
 def one_device(request, tmp_path_factory):
-    """An experiment, and the folder of its run on one device."""
+    """Return an experiment and the folder of its run on one device."""
     folder = tmp_path_factory.mktemp("one")
     changes = {"batch": 16, "accumulate": 2, "checkpoint_every": 2, "optim": Optim(eps=1e-3)}
     model = {"grown": runs.LARGE, "from scratch": ODD}.get(request.param, runs.MODEL)
@@ -124,7 +124,10 @@ def test_every_leaf_is_divided_by_the_names_of_its_axes():
 
 
 def test_what_does_not_divide_is_said(tmp_path, capsys, monkeypatch):
-    """Before anything is compiled. That it stays whole, and trains: the one head of the model above."""
+    """The warning appears before anything is compiled.
+
+    The model ``ODD`` above, with its single head, tests that such an axis is replicated and trained.
+    """
 
     def born(*_):
         raise runs.Killed
@@ -162,7 +165,11 @@ def test_a_mesh_that_does_not_fit_is_refused(tmp_path, changes, says):
 
 
 def test_a_too_large_model_is_reported_before_allocation(tmp_path, monkeypatch):
-    """By hand: parameters, gradients and both moments in float32, 16 bytes a parameter, and Adam's counters."""
+    """The expected bytes are computed by hand.
+
+    Parameters, gradients and both moments in float32 need 16 bytes per parameter. Adam's counters
+    are added.
+    """
     e = runs.experiment(tmp_path)
     parameters = sum(x.size for x in jax.tree.leaves(runs.fresh(runs.MODEL)))
     whole, divided = (

@@ -1,7 +1,7 @@
-"""Growing and LiGO: the plans that they build, and what such runs do from end to end.
+"""Growing and LiGO build the right plans, and their runs work from end to end.
 
-Losses of one model by two programs differ by rounding, below 1e-6 here; 1e-4 is for programs of
-other sizes in float32.
+Losses of one model from two programs differ by rounding, below 1e-6 here. The tolerance 1e-4 is for
+float32 programs of models of different sizes.
 """
 
 import json
@@ -46,7 +46,7 @@ LIGO = Growing(
 )
 
 
-# --- what methods build ---
+# --- plans of methods ---
 
 
 def spelled(method, model=LARGE, steps=100):
@@ -255,7 +255,7 @@ def test_an_unknown_operator_is_refused_in_one_line(tmp_path):
 
 
 def test_the_eps_of_lemon_stays_with_the_model():
-    """Of 4 slots into 6, one tile fits: variances, and so eps, are multiplied by 4 / 6."""
+    """Only one tile of 4 slots fits into 6, so variances and eps are multiplied by 4 / 6."""
     shrunk = pytest.approx(1e-5 * 4 / 6)
     once = Growing(SMALL, Stage(0.5), (GrowTo((Stage(0.2), Stage(0.3)), ("lemon", "llama_pro")),))
     plan = once.plan(replace(WIDER, layers=4), BASE, 100)
@@ -289,14 +289,14 @@ def test_growths_that_do_not_fit_a_plan_are_refused():
         GrowTo(by=Learned(), noise=10.0)
     Growing(
         SMALL, "other", (GrowTo(config=DEEPER), GrowTo(moments="exact"))
-    )  # of what has trained since
+    )  # moments from the training in between
 
 
-# --- what a growth does ---
+# --- effects of a growth ---
 
 
 def numbers(config, seed=0):
-    """A model with moments of its own after five steps, in NumPy."""
+    """Return a model with random moments after five steps, as NumPy arrays."""
     rng = np.random.default_rng(seed)
     params = jax.tree.map(
         lambda x: rng.normal(size=x.shape).astype(np.float32),
@@ -355,7 +355,7 @@ def test_noise_tells_copies_apart_and_keeps_the_function():
         return logits, [params["blocks"]["mlp"]["up"]["kernel"] for params in ends]
 
     (plain, noisy), up = grown(small)
-    chex.assert_trees_all_close(plain, noisy, atol=1e-4)  # float32, of the order of 10
+    chex.assert_trees_all_close(plain, noisy, atol=1e-4)  # float32 values of order 10
     assert (up[0][:, :4] == up[0][:, 4:]).all() and (up[1][:, :4] != up[1][:, 4:]).all()
 
 
@@ -363,7 +363,7 @@ def test_noise_tells_copies_apart_and_keeps_the_function():
 
 
 def validations(folder):
-    """``{phase: [loss, ..]}``, as logged."""
+    """Read ``{phase: [loss, ..]}`` from the log."""
     found = {}
     for line in runs.log(folder):
         if "val_loss" in line:
@@ -380,14 +380,14 @@ def test_after_lemon_the_loss_is_the_small_models(small_run):
     pretrain.run(e, small_run.parent / "lemon")
     found = validations(small_run.parent / "lemon")
     before, after = found["import small"][0], found["grow small"][0]
-    assert before < 5  # of the log(256) = 5.5 of a model that knows nothing
+    assert before < 5  # an untrained model has log(256) = 5.5
     assert before == pytest.approx(validations(small_run)["train large"][-1], abs=1e-6)
     assert after == pytest.approx(before, abs=1e-4)
 
 
 @pytest.mark.slow
 def test_two_growths_carry_training_on(small_run):
-    """Cloned with noise, then stacked: Adam's step count says that its moments went along twice."""
+    """Clone with noise, then stack; Adam's step count shows that both growths kept the moments."""
     to = (
         GrowTo((Stage(0.0),), ("hypercloning",), runs.MODEL, 0, 10.0, "exact"),
         GrowTo((Stage(0.25),), moments="copy"),
@@ -430,7 +430,7 @@ LEARNED = GrowTo((Stage(0.25),), Learned(steps=8, warmup=2))
 
 @pytest.fixture(scope="module")
 def learned(small_run):
-    """A run of LiGO, its folder, its result, and the parameters that each transformation made."""
+    """Return a LiGO run, its folder and result, and the parameters from each transformation."""
     experiment = runs.growing(
         small_run.parent, LEARNED, name="ligo", log_every=3, checkpoint_every=3
     )
@@ -456,7 +456,7 @@ def test_learning_the_maps_lowers_the_loss_of_the_grown_model(learned):
     found = validations(folder)
     start, middle, end = found["learn maps"]  # at steps 0, 4 and 8
     assert end < middle < start
-    assert start - end > 0.03  # nats; letters drawn at random leave no more to gain
+    assert start - end > 0.03  # nats; random letters allow only a small gain
     assert found["apply maps"] == [pytest.approx(end, abs=1e-6)]
     assert [p["steps"] for p in result["phases"]] == [8, 8, 0, 2]
 
@@ -508,7 +508,7 @@ def test_killed_ligo_runs_end_bitwise_identical(learned, small_run):
     again = small_run.parent / "killed"
     runs.stopped(
         experiment, again, 8 + 3, 8 + 8
-    )  # 8 steps were the small model's; 8 + 8 is the last of learning
+    )  # the small model takes 8 steps; learning the maps ends at 8 + 8
     runs.assert_same_end(again, whole)
     assert (again / "maps.npz").read_bytes() == (whole / "maps.npz").read_bytes()
 

@@ -18,7 +18,7 @@ SCHEDULES = ("cosine", "linear", "wsd")
 
 @pytest.mark.parametrize(
     ("schedule", "expected"),
-    [  # of a peak of 4, over 8 steps after a warm-up of 4
+    [  # peak 4, 8 steps after a warm-up of 4 steps
         ("linear", [1, 2, 3, 4, 4, 3.5, 3, 2.5, 2, 1.5, 1, 0.5]),
         ("cosine", [1, 2, 3, 4, *(2 + 2 * np.cos(np.pi * np.arange(8) / 8))]),
         ("wsd", [1, 2, 3, 4, 4, 4, 4, 4, 4, 3, 2, 1]),
@@ -54,7 +54,7 @@ def test_schedules_rise_during_warmup_only(schedule, warmup, steps, floor, decay
     assert min(rates[warmup:], default=2.0) >= 2.0 * floor - 1e-12
 
 
-@pytest.mark.parametrize("size", [1e-3, 1.0, 1e3])  # of gradients: below, at and above the clip
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e3])  # gradient norms below, at and above the clip
 def test_the_transformation_is_optax_adamw_after_clipping(size):
     optim = Optim(peak_lr=1e-2, b1=0.8, b2=0.9, eps=1e-6, weight_decay=0.3, clip=2.0)
     params = {
@@ -98,7 +98,7 @@ def test_sgd_by_hand():
             jax.tree.map(lambda p, g=g: np.full_like(p, g), params), state, params, axes=axes
         )
         seen.append((float(updates["kernel"][0, 0]), float(updates["bias"][0])))
-    # Of the kernel, 2 joins each gradient: m = 4, then 2 + 6.
+    # The decay adds 2 to each gradient of the kernel: m = 4, then 2 + 6.
     assert seen == [(0.5 * 4 + 4, 0.5 * 2 + 2), (0.5 * 8 + 6, 0.5 * 5 + 4)]
 
 

@@ -1,4 +1,4 @@
-"""Exported runs in the pipelines of `transformers`: from raw text and images to the scores that the run reported."""
+"""Exported runs reproduce their scores in `transformers` pipelines on raw text and images."""
 
 import json
 from dataclasses import replace
@@ -32,7 +32,7 @@ def home(tmp_path_factory):
 
 
 def exported(tune: FineTuning, home: Path, model: str) -> tuple[Path, dict[str, float]]:
-    """The folder of the export, and the scores that the run reported."""
+    """Return the folder of the export and the scores that the run reported."""
     (rate,) = tune.rates
     [scores] = command.finetune(tune, home / model, home / "runs")[rate]
     folder = home / f"hf-{tune.name}-{model}"
@@ -43,7 +43,7 @@ def exported(tune: FineTuning, home: Path, model: str) -> tuple[Path, dict[str, 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_raw_texts_are_classified_as_the_run_reported(home, family):
     config = FAMILIES[family]
-    if family == "modernbert":  # which is stored if its layers are a whole number of periods
+    if family == "modernbert":  # saved only if the number of layers is a multiple of the period
         config = replace(config, layers=3)
     checkpoint(home / family, config)
     folder, reported = exported(tuning(home / "cola"), home, family)
@@ -89,7 +89,7 @@ def test_pairs_and_numbers(home, family):
 
 
 def test_spans_of_raw_questions_are_those_of_the_run(home):
-    """`transformers` 5 has no pipeline for them: its tokenizer and model are used."""
+    """Use the tokenizer and model, because `transformers` 5 has no pipeline for spans."""
     checkpoint(home / "bert", FAMILIES["bert"])
     squad(home / "squad")
     folder, reported = exported(spans(home), home, "bert")
@@ -113,7 +113,7 @@ def test_spans_of_raw_questions_are_those_of_the_run(home):
 
 
 def pictures(folder: Path) -> Path:
-    """Red and green squares, noisy."""
+    """Create noisy red and green squares."""
     for label, colour in enumerate(("red", "green")):
         (folder / colour).mkdir(parents=True)
         for i in range(60):

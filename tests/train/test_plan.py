@@ -1,4 +1,4 @@
-"""Plans: what methods build, what each phase does, and that checkpoints know what a run holds."""
+"""Methods build the right plans, phases do their work, and checkpoints list the run's parts."""
 
 from dataclasses import replace
 
@@ -42,7 +42,7 @@ def spelled(method, steps=100):
     ]
 
 
-# --- what methods build ---
+# --- plans of methods ---
 
 
 def test_scratch_is_one_training():
@@ -138,14 +138,14 @@ def test_unfitting_stages_and_groups_are_refused():
         Pruning(3, kept=(0, 1))
 
 
-# --- what phases do ---
+# --- effects of phases ---
 
 TX = transformation(BASE)
 GROUPING = Grouping()
 
 
 def trained(config, seed: int) -> Model:
-    """A model with moments of its own, as after some steps."""
+    """Return a model with nonzero moments, as after some steps."""
     params = tiny.params(config, seed, "float32")
     grads = jax.tree.map(np.cos, params)
     opt = jax.jit(lambda: TX.update(grads, TX.init(params), params, axes=config.axes())[1])()
@@ -255,7 +255,7 @@ def test_asymmetric_moments_need_a_growth_and_a_clock(models):
     assert not mu[:, 4:].any()
 
 
-# --- what is kept ---
+# --- contents of checkpoints ---
 
 
 def test_live_models_by_hand():
@@ -276,7 +276,7 @@ def test_live_models_by_hand():
     ]
 
 
-AGAIN = ("two", "carried", "unborn")  # of parts that others have
+AGAIN = ("two", "carried", "unborn")  # names of parts of other methods
 METHODS = {
     "scratch": Scratch(),
     "two": VCycle(),

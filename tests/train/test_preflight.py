@@ -1,4 +1,7 @@
-"""What is said of a run before its machine is there: memory, exchanges and time, of programs that were compiled for it."""
+"""Estimates of memory, communication and time from programs compiled ahead of time.
+
+The machine of the run is not present when its programs are compiled.
+"""
 
 import json
 import re
@@ -37,12 +40,12 @@ SBLD = Scratch(LayerDrop(sensitivity=Sensitivity(after=0.25, batches=2)))
 
 @cache
 def rehearsed(devices=4, **changes):
-    """Compiled once, for all tests that look at the same; no data are read."""
+    """Compile the programs of an experiment once for all tests; no data are read."""
     return Rehearsal(experiment(**changes), described(f"cpu:{devices}")).run()
 
 
 class Steps(Rehearsal):
-    """Compiles nothing but steps."""
+    """AOT compilation of the training steps only; other programs are traced."""
 
     def _compiled(self, program, arguments, what, *rest):
         if what.startswith("step"):
@@ -63,7 +66,7 @@ def experiment(**changes):
 
 @pytest.fixture
 def traced(monkeypatch):
-    """What is rehearsed below is traced, but not compiled."""
+    """Trace the programs of a test without compiling them."""
     nothing = SimpleNamespace(
         **{f"{n}_size_in_bytes": 0 for n in ("argument", "output", "alias", "temp")}
     )
@@ -75,7 +78,7 @@ def by_name(programs):
 
 
 def plain_step():
-    """Of the large model on all devices."""
+    """Return the training step of the large model on all devices."""
     return by_name(rehearsed(method=runs.VCYCLE))["train large", "step"]
 
 
@@ -93,7 +96,7 @@ def test_sizes_of_parameters_and_moments_are_exact():
     size = sum(x.nbytes for x in params)
     whole = plain_step()
     assert whole.parameters == size
-    assert 2 * size <= whole.moments < 2 * size + 200  # and counters
+    assert 2 * size <= whole.moments < 2 * size + 200  # the rest is counters
     divided = by_name(steps(mesh=Mesh(fsdp=4)))["train large", "step"]
     narrow = sum(
         x.nbytes
@@ -106,7 +109,7 @@ def test_sizes_of_parameters_and_moments_are_exact():
 
 
 def test_what_devices_add_in_a_step_is_every_gradient_once():
-    """Whatever the number of micro-batches: on a mesh that divides no model, gradients are added at the end."""
+    """Without model sharding, gradients are reduced once per step, with or without micro-batches."""
     size = sum(x.nbytes for x in jax.tree.leaves(runs.fresh(runs.MODEL)))
     for step in (plain_step(), by_name(steps(accumulate=2))["train large", "step"]):
         assert size <= sum(c.times * c.size for c in step.collectives) <= size + 64
@@ -116,7 +119,10 @@ def test_what_devices_add_in_a_step_is_every_gradient_once():
 
 @pytest.mark.slow
 def test_data_axes_reduce_once_per_step_with_fsdp():
-    """Beyond what ``fsdp`` exchanges for each of two micro-batches: the gradients of a device's part, and a few numbers."""
+    """The data axis adds one reduction of the gradients of a device's shard, and a few numbers.
+
+    The communication of ``fsdp`` for each of the two micro-batches does not count here.
+    """
     sent = []
     for mesh, devices in (Mesh(2, 2), 4), (Mesh(1, 2), 2):
         (step,) = [
@@ -140,7 +146,7 @@ def test_layer_dropping_has_its_own_program():
 
 @pytest.mark.parametrize("execution", ["cond", pytest.param("gather", marks=pytest.mark.slow)])
 def test_every_step_of_a_plan_is_counted_once(traced, execution):
-    """`gather` has a program for each number of layers."""
+    """`gather` compiles one program for each number of layers."""
     drop = LayerDrop(sensitivity=Sensitivity(after=0.25, batches=2), execution=execution)
     e = experiment(method=Scratch(drop), model=replace(runs.MODEL, layers=6), steps=100)
     found = [p for p in Rehearsal(e, described("cpu:4")).run() if p.what.startswith("step")]
@@ -158,13 +164,13 @@ def test_every_step_of_a_plan_is_counted_once(traced, execution):
     flops = sum(p.steps * p.flops for p in found)
     assert flops == pytest.approx(
         sum(phase.cost(e.batch) for phase in e.plan), rel=0.05
-    )  # drawn, and expected
+    )  # sampled against expected cost
     assert dropping.flops < dense.flops
 
 
 @pytest.mark.slow
 def test_a_teacher_and_a_second_warm_up_are_rehearsed(traced):
-    """Phases that look at models, and at Adam's count, before they say what a step is given."""
+    """These phases read models and Adam's step count before they define the inputs of a step."""
     small = replace(runs.MODEL, layers=1)
     again = Stage(0.5, warmup=0, rewarm=Rewarm(steps=2))
     grown = Growing(small, Stage(0.5), (GrowTo((again,), by=("stack",), moments="asymmetric"),))
@@ -206,8 +212,8 @@ def test_the_bound_is_the_longest_of_kernels_products_and_links():
             32,
             8,
             450 / 400,
-        ),  # four hosts, whose eight adapters of 50 GB/s share what each device sends
-        (4, 1, 9),  # one device of each of four hosts: its own adapter
+        ),  # four hosts; eight adapters of 50 GB/s share the data of each device
+        (4, 1, 9),  # one device on each of four hosts uses one adapter
     ],
 )
 def test_exchanges_between_hosts_use_adapter_speed(devices, local, slower):
@@ -245,7 +251,10 @@ def test_a_permutation_between_hosts(pairs, local):
 
 
 def test_the_first_changes_that_fit_are_the_cheapest(monkeypatch):
-    """Of programs of which these numbers are said: state is divided by the mesh, activations by micro-batches and remat."""
+    """Test on fake programs whose memory follows simple rules.
+
+    The mesh divides the state. Micro-batches and rematerialisation divide the activations.
+    """
 
     class Said:
         def __init__(self, e, machine):
@@ -281,7 +290,7 @@ PROGRAM = Program("train large", "step", 1, 1, 1.0, 0.0, 0.0, 0.0, 0.0, (), 0, (
 
 
 def test_pipelined_loops_have_their_trip_count():
-    """XLA for GPUs runs a turn before the loop, and its condition is a fusion."""
+    """XLA for GPUs runs one iteration before the loop, and the loop condition is a fusion."""
     text = """
 %compared (p: s32[]) -> pred[] {
   %p = s32[] parameter(0)
@@ -316,7 +325,7 @@ ENTRY %main (x: f32[4]) -> f32[4] {
 
 
 def test_auto_takes_the_first_choice_that_fits(monkeypatch):
-    """Of experiments whose programs take these many bytes."""
+    """Test on experiments whose programs need a given number of bytes."""
     memory = {"none": 40, "products": 20, "projections": 18, "full": 10}
 
     def compiled(e):
@@ -338,7 +347,7 @@ def test_auto_takes_the_first_choice_that_fits(monkeypatch):
         )
         return found.model.remat, found.model.scan_layers, found.mesh.gradients, lines
 
-    assert chosen(40)[:3] == ("none", False, "layer")  # nothing to add over devices of fsdp
+    assert chosen(40)[:3] == ("none", False, "layer")  # no gradient reduction between fsdp devices
     assert chosen(39)[:3] == ("products", False, "layer")
     assert chosen(19)[:3] == ("products", True, "layer")
     assert chosen(1)[:3] == ("full", True, "layer")
@@ -457,7 +466,7 @@ ENTRY %main (p: f32[100]) -> f32[100] {
 """
 
 
-# .. for a TPU.
+# The text of a program for a TPU.
 TPU = """HloModule jit_step
 
 %cond (p: (s32[], f32[8])) -> pred[] {
@@ -503,8 +512,8 @@ def test_collectives_are_read_with_sizes_and_trip_counts():
     assert scatter == hlo.Collective("reduce-scatter", 40, 2, 1) and scatter.sent == 20
 
 
-# Kernels of a program: a loop of three turns with a product and an update in place, and a fusion
-# that slices.
+# The kernels of a program: a loop of three iterations with a matrix product and an in-place update,
+# and a fusion that slices.
 KERNELS = """HloModule jit_step
 
 %sliced (a: f32[3,100], i: s32[]) -> f32[100] {
@@ -554,7 +563,7 @@ def test_kernels_have_their_bytes_and_flops():
     assert reshaped.moved == 800
     assert (
         updated.moved == 400 + 4 + 400 and part(updated.path) == "copies of scans"
-    )  # not of the array that it updates
+    )  # excluding the array that it updates
 
 
 def test_a_roofline_adds_the_slower_part_of_every_kernel():
@@ -566,7 +575,7 @@ def test_a_roofline_adds_the_slower_part_of_every_kernel():
 
 
 def test_the_kernels_of_a_compiled_step_have_all_its_products():
-    """The control is the count of the traced program: nothing is left out, and nothing counts twice."""
+    """The count equals the count of the traced program, so each product is counted once."""
 
     def step(x, w):
         return jax.lax.scan(lambda x, w: (jax.numpy.tanh(x @ w), None), x, w)[0].sum()

@@ -1,4 +1,4 @@
-"""The bar of a run: where it is, and how fast it goes when it does not compile."""
+"""The progress bar shows the position of a run and its speed without compilation."""
 
 import io
 import re
@@ -24,7 +24,7 @@ def test_the_bar_shows_the_step_and_the_speed_without_compiling(monkeypatch):
         bar.phase("tiny: train large")
         bar.show(
             5, {"flops": 25.0, "tokens": 500, "seconds": 90.0, "compile_seconds": 80.0}, 3.14159
-        )  # 90 seconds of compiling
+        )  # 90 seconds of compilation
         assert last(screen).startswith("tiny: train large  25%|") and last(screen).endswith(
             ", step 5, loss 3.142"
         )
@@ -33,7 +33,7 @@ def test_the_bar_shows_the_step_and_the_speed_without_compiling(monkeypatch):
         bar.phase("tiny: train coarse1")
         bar.show(
             5, {"flops": 60.0, "tokens": 1600, "seconds": 194.0, "compile_seconds": 170.0}, 2.5
-        )  # compiling again
+        )  # another compilation
         assert last(screen).endswith(", step 5, loss 2.500")
         bar.show(
             25, {"flops": 75.0, "tokens": 61_600, "seconds": 209.0, "compile_seconds": 175.0}, 2.25
@@ -52,7 +52,7 @@ def test_where_nobody_looks_there_is_none(capsys):
 
 
 def test_without_a_terminal_a_line_says_where_the_run_is(capsys, monkeypatch):
-    """With a validation, and when a minute has passed without a line."""
+    """A line appears at each validation, and after a minute without a line."""
     now = [0.0]
     monkeypatch.setattr(recorder.time, "monotonic", lambda: now[0])
     spent = {"flops": 20.0, "tokens": 500, "seconds": 90.0, "compile_seconds": 80.0}
@@ -62,7 +62,7 @@ def test_without_a_terminal_a_line_says_where_the_run_is(capsys, monkeypatch):
         progress.show(10, spent, 3.14159)
         assert capsys.readouterr().err == ""
         progress.say(10, spent, val_loss=3.5)
-        progress.show(20, later, 2.0)  # silent: the last line is not a minute old
+        progress.show(20, later, 2.0)  # no output: the last line is less than a minute old
         now[0] = 60.0
         progress.show(30, later, 2.25)
     first, second = capsys.readouterr().err.splitlines()

@@ -1,4 +1,4 @@
-"""Races: one checkpoint, several operators, some steps of each."""
+"""Races compare several operators on one checkpoint, each with a few training steps."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ SMALL, LARGE = runs.MODEL, runs.LARGE
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """With a finished run of the small model in ``small``, and the large model's config in ``large.py``."""
+    """Return a folder with a finished small run (``small``) and the large config (``large.py``)."""
     here = tmp_path_factory.mktemp("race")
     run(runs.experiment(here, name="small", model=SMALL), here / "small")
     runs.script(here, runs.experiment(here, name="large", model=LARGE, method=Scratch()))
@@ -56,7 +56,7 @@ def test_a_race_grows_and_trains_with_each_operator(folder, monkeypatch, capsys)
     found = everything["ranked"]
     assert {row["by"] for row in found} == {"stack", "llama_pro", "interleave"}
     ends = [sum(row["loss"][-1]) for row in found]
-    assert ends == sorted(ends)  # the best one first
+    assert ends == sorted(ends)  # best run first
     small = Run("small", 0, folder / "small")
     for row in found:
         assert row["flops"] == found[0]["flops"]
@@ -65,20 +65,20 @@ def test_a_race_grows_and_trains_with_each_operator(folder, monkeypatch, capsys)
         )
         if (
             row["by"] == "llama_pro"
-        ):  # keeps the function: the race begins where the small model ended
+        ):  # function-preserving: the race starts at the final loss of the small model
             assert row["loss"][0] == pytest.approx(
                 [small.loss] * 2, abs=1e-5
-            )  # float32, other programs
+            )  # float32, different programs
         finished = Run("", 0, folder / "race" / f"race_{row['by']}-seed0")
         assert finished.loss == pytest.approx(
             row["loss"][-1][0], rel=1e-3
-        )  # growing costs next to nothing
+        )  # the growth itself costs almost nothing
         assert finished.result["flops"] - small.result["flops"] == pytest.approx(
             row["flops"][-1], rel=1e-2
         )
     assert (folder / "race" / "race.png").stat().st_size > 1000
     assert "Rank correlation" in text
-    # the race goes on past what cannot reach the sizes
+    # The race continues without the operators that cannot reach the target sizes.
     why = "axis 'layers': hypercloning grows embed, heads, mlp"
     assert why in everything["impossible"]["hypercloning"]
     assert [
@@ -91,7 +91,10 @@ def test_a_race_grows_and_trains_with_each_operator(folder, monkeypatch, capsys)
 def made(
     folder, name: str, losses: list[float], costs: list[float], learning: float | None = None
 ) -> Run:
-    """A finished run that grew a small model, imported for 1000 FLOPs; then losses at costs, counted from there."""
+    """Write a finished run that grew an imported small model.
+
+    The small model costs 1000 FLOPs. ``costs`` are counted from there, with one loss each.
+    """
     folder = folder / name
     folder.mkdir()
     lines = [("import small", 0, 0.0, 5.0)] + (
@@ -115,7 +118,11 @@ def made(
 
 
 def test_losses_are_read_at_equal_flops_not_at_equal_steps(tmp_path, monkeypatch):
-    """By hand. ``dear`` is the best at its end, but at the 80 FLOPs that ``cheap`` has spent at its own it is behind."""
+    """Compare with values computed by hand.
+
+    ``dear`` has the best final loss, but at 80 FLOPs, the complete cost of ``cheap``, its loss is
+    worse than the final loss of ``cheap``.
+    """
     finished = {
         "dear": [made(tmp_path, "dear", [6.0, 4.0, 2.0], [80.0, 160.0])],
         "late": [made(tmp_path, "late", [5.0, 1.0], [130.0], learning=90.0)],

@@ -1,4 +1,8 @@
-"""Residual branches that come in by and by: by how much, exact at birth where new layers begin at zero, plain after."""
+"""Residual branches whose scale increases during training.
+
+The scales are right, the growth is function-preserving if new layers start at zero, and the plain
+program runs after the ramp.
+"""
 
 from dataclasses import replace
 from functools import partial
@@ -31,7 +35,7 @@ def given(steps, at):
 
 
 def test_the_branches_of_each_layer_by_hand():
-    """ProRes: ``min(1, t / (T l))``; a layer of 0 steps is whole at once."""
+    """ProRes uses ``min(1, t / (T l))``; a layer with 0 steps has scale 1 from the start."""
     at = given((4, 8, 12, 0), 6)
     np.testing.assert_allclose(at.inputs.scale, [1, 6 / 8, 6 / 12, 1])
     assert (
@@ -41,7 +45,7 @@ def test_the_branches_of_each_layer_by_hand():
         and at.flops == 0
     )
     np.testing.assert_allclose(given((4, 8, 12, 0), 0).inputs.scale, [0, 0, 0, 1])
-    assert given((4, 8, 12, 0), 12) is NOTHING  # the plain step, without any scale
+    assert given((4, 8, 12, 0), 12) is NOTHING  # the plain step without scales
 
 
 def test_a_ramped_growth_starts_as_the_old_model():
@@ -64,12 +68,12 @@ def test_a_ramped_growth_starts_as_the_old_model():
     born, _ = loss(large, grown, ramp, at(0).inputs)
     whole, _ = loss(large, grown)
     np.testing.assert_allclose(born, before, rtol=1e-6)
-    assert abs(whole - before) > 1e-5  # the control: copies that are whole at once
+    assert abs(whole - before) > 1e-5  # control: copies without a ramp change the loss
     _, moved = loss(large, grown, ramp, at(1).inputs)
     for name, g, _ in tiny.pairs(moved, moved):
         if (
             "blocks" in name and "key/bias" not in name
-        ):  # whose gradient is zero, whatever the rest is
+        ):  # the gradient of the key bias is always zero
             assert all(np.abs(g[layer]).max() > 0 for layer in range(4)), name
 
 

@@ -1,4 +1,4 @@
-"""A run that was stopped, however, continues with the same command and ends as if it had never been stopped."""
+"""A stopped run continues with the same command and ends like an uninterrupted run."""
 
 import json
 import os
@@ -27,10 +27,10 @@ METHOD = replace(runs.VCYCLE, moments_up="exact")
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """An experiment, and the folder of its run that was never stopped."""
+    """Return an experiment and the folder of its uninterrupted run."""
     folder = tmp_path_factory.mktemp("whole")
-    # Lines, validations and checkpoints fall on different steps, so that a checkpoint has lines
-    # half way.
+    # Log lines, validations and checkpoints fall on different steps, so that a checkpoint is saved
+    # between two log lines.
     experiment = runs.experiment(
         folder, method=METHOD, log_every=3, eval_every=4, checkpoint_every=1
     )
@@ -41,12 +41,12 @@ def whole(tmp_path_factory):
 def test_the_same_run_again_ends_with_the_same_bits(tmp_path, whole):
     pretrain.run(
         replace(whole[0], checkpoint_every=100), tmp_path
-    )  # how often it saves decides nothing
+    )  # the checkpoint interval does not affect the result
     runs.assert_same_end(tmp_path, whole[1])
 
 
 def test_runs_stopped_between_phases_end_bitwise_identical(tmp_path, monkeypatch, whole):
-    """Before a checkpoint or after it, on each side of every phase, until nothing is left to stop."""
+    """Stop before and after checkpoints, on each side of every phase, until the run ends."""
     stops = {1: "before", 2: "after", 3: "before", 6: "after", 7: "before", 10: "after"}
     save, reached = Checkpoints.save, []
 
@@ -80,7 +80,7 @@ def test_a_finished_run_is_not_run_again_and_says_so(monkeypatch, capsys, whole)
 
 
 def test_two_processes_do_not_share_a_folder(tmp_path, monkeypatch):
-    """A job that is started again while the one before still saves."""
+    """A job may be restarted while the previous job still saves."""
     experiment, inner = runs.experiment(tmp_path, checkpoint_every=4), []
     save = Checkpoints.save
 
@@ -102,8 +102,8 @@ def test_two_processes_do_not_share_a_folder(tmp_path, monkeypatch):
 # --- signals ---
 
 COMMAND = [sys.executable, "-m", "train.pretrain"]
-# Killed between the last write of Orbax and the checksums of the 2nd checkpoint, of whatever: it is
-# never read.
+# The process is killed between the last write of Orbax and the checksums of the second checkpoint,
+# so this checkpoint is never read.
 MID_SAVE = """
 import os, signal, sys
 from pathlib import Path
@@ -175,11 +175,14 @@ def test_kill_9_between_phases_and_at_random(tmp_path, whole):
 def test_a_signal_saves_says_so_and_exits_with_its_code(
     tmp_path, monkeypatch, capsys, whole, number, name, code
 ):
-    """75 is EX_TEMPFAIL of sysexits.h, which wrong input never gives: the run is to be started again."""
+    """The exit code 75 (EX_TEMPFAIL of sysexits.h) means: start the run again.
+
+    Wrong input never gives this code.
+    """
     rate, calls, before = inputs.learning_rate, count(1), signal.getsignal(number)
 
     def interrupted(*arguments):
-        if next(calls) == 4:  # the second step of the second phase: no step that is logged
+        if next(calls) == 4:  # the second step of the second phase, which is not logged
             signal.raise_signal(number)
         return rate(*arguments)
 
@@ -228,7 +231,7 @@ def test_a_second_ctrl_c_ends_at_once(monkeypatch, capfd):
 
 
 def test_checkpoints_by_time(tmp_path, monkeypatch, whole):
-    """Every look at the clock takes a minute, and every save begins with one."""
+    """Each reading of the fake clock takes one minute, and each save begins with a reading."""
     experiment, minutes, saved = (
         runs.experiment(tmp_path, checkpoint_every=100, checkpoint_minutes=2.0),
         count(),
@@ -252,7 +255,7 @@ def test_checkpoints_by_time(tmp_path, monkeypatch, whole):
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory, whole):
-    """The folder of a run that was stopped after its 5th checkpoint."""
+    """Return the folder of a run that was stopped after its fifth checkpoint."""
     folder = tmp_path_factory.mktemp("stopped")
     save = Checkpoints.save
 
@@ -289,8 +292,8 @@ def test_with_a_damaged_checkpoint_the_newest_whole_one_is_used(
         if path.name != "SHA256SUMS":  # without it, the checkpoint would be incomplete
             damage(path)
     capsys.readouterr()
-    # What decides nothing may change: how often a line is written is seen in the log alone, the
-    # rest nowhere.
+    # Settings that do not affect the result may change. Of these, only the log interval is visible,
+    # and only in the log.
     changed = {"log_every": 1} if damage is cut else {"parallel": "mesh", "checkpoint_every": 7}
     pretrain.run(replace(whole[0], **changed), run)
     said = capsys.readouterr().err.splitlines()

@@ -1,4 +1,4 @@
-"""A second warm-up for new entries alone: its rate, which entries take it, resuming in its middle."""
+"""Re-warm-up of new entries: its learning rate, the affected entries, and resuming within it."""
 
 from dataclasses import replace
 from functools import partial
@@ -31,7 +31,7 @@ TX = transformation(Optim())
 REWARM = Stage(0.5, warmup=0, rewarm=Rewarm(peak=2.0, steps=2))
 
 
-# --- the rate ---
+# --- the learning rate ---
 
 
 def test_the_rate_by_hand():
@@ -42,7 +42,7 @@ def test_the_rate_by_hand():
     rates = [rewarm.rate(optim, 12, i) for i in range(13)]
     cosine = (
         1 + 5 * (1 + np.cos(np.pi * np.arange(9) / 8)) / 2
-    )  # from 1.5 times the first rate to the floor, in 8 steps
+    )  # from 1.5 times the first learning rate to the floor, in 8 steps
     np.testing.assert_allclose(rates, [4.5, 5, 5.5, 6, *cosine], atol=1e-12)
 
 
@@ -71,7 +71,7 @@ def test_a_warmup_of_the_whole_model_is_refused_beside_it():
 
 
 def grown() -> Model:
-    """A large model after a growth at step 5 that gave the second copies moments of their own."""
+    """Return a large model whose second copies got separate moments in a growth at step 5."""
     rng = np.random.default_rng(0)
     shapes = jax.eval_shape(lambda: runs.SMALL.init(jax.random.key(0)))
     params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32) / 5, shapes)
@@ -101,9 +101,9 @@ def test_new_entries_use_the_second_learning_rate():
     slow, fast, both = after(0.25, 0.25, 5), after(0.5, 0.5, 5), after(0.25, 0.5, 5)
     expected = jax.tree.map(lambda b, f, s: np.where(b == 5, f, s), born, fast, slow)
     chex.assert_trees_all_equal(both, expected)
-    chex.assert_trees_all_equal(after(0.25, 0.5, 6), slow)  # all are older
-    chex.assert_trees_all_equal(after(0.25, 0.5, 0), fast)  # all are new
-    # Twice the rate is twice the way, up to the rounding of numbers of order one.
+    chex.assert_trees_all_equal(after(0.25, 0.5, 6), slow)  # all entries are older
+    chex.assert_trees_all_equal(after(0.25, 0.5, 0), fast)  # all entries are new
+    # Twice the learning rate gives twice the update, up to rounding of values of order one.
     for name, p, s, f in ((n, *x) for (n, *x) in three(start.params, slow, fast)):
         np.testing.assert_allclose(f - p, 2 * (s - p), rtol=1e-4, atol=1e-6, err_msg=name)
         assert (s != p).any(), name
@@ -121,7 +121,7 @@ def three(a, b, c):
 
 @pytest.mark.slow
 def test_a_run_stopped_in_the_rewarmup_is_bitwise_identical(small_run):
-    """2 steps of the small model, then 4: killed after the first and the third of these."""
+    """Kill the run after the first and third of the 4 steps that follow 2 steps of the small model."""
     to = GrowTo((REWARM,), runs.DOUBLED, noise=10.0, moments="asymmetric")
     e = runs.growing(
         small_run.parent, to, source=Stage(0.25), name="rewarm", checkpoint_every=1, log_every=3
@@ -132,11 +132,14 @@ def test_a_run_stopped_in_the_rewarmup_is_bitwise_identical(small_run):
 
 
 def test_new_entries_are_those_that_the_growth_added(tmp_path, monkeypatch):
-    """As where a schedule is cut to measure layers: its second phase begins when the new entries are not so new."""
+    """A split schedule keeps the age of new entries when its second phase begins later.
+
+    Schedules are split like this to measure the sensitivity of layers.
+    """
     seen = []
 
     def counting(state, batch, inputs):
-        """A step that is none, but for the clocks."""
+        """Advance the step counters without an update."""
         if inputs.given:
             seen.append((float(inputs.given[0][0]), int(inputs.given[0][1])))
         opt = [

@@ -37,7 +37,7 @@ def test_intervals_are_those_of_a_regression():
     t = stats.t.ppf(0.975, len(y) - 2)
     found = fit(points)
     assert found.slope("parameters") == pytest.approx((oracle.slope, t * oracle.stderr))
-    value, half = found.expected((1.0, 20.0))  # log2 is 0: the intercept
+    value, half = found.expected((1.0, 20.0))  # log2 is 0, so this is the intercept
     assert (value, half) == pytest.approx((oracle.intercept, t * oracle.intercept_stderr))
 
 
@@ -57,11 +57,11 @@ def test_equal_savings_give_flat_fits_with_intervals():
         [
             Measured((1e5, 20.0), (0.1, 0.2), 0),
             Measured((2e5, 40.0), (0.1, 0.2), 0),
-        ],  # which of the two is it?
+        ],  # size and budget change together
         [
             Measured((1e5, 20.0), (0.1,), 0),
             Measured((2e5, 20.0), (0.2,), 0),
-        ],  # a line through two points always fits
+        ],  # two points always fit a line
     ],
 )
 def test_what_tells_nothing_is_refused(points):
@@ -96,7 +96,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     large = compared(tmp_path, "large", 200_000, [0.13, 0.15], below=True)
     assert measured(large) == Measured(
         (200_000, 20.0), (0.13, 0.15), 2
-    )  # the tokens of what it saves of
+    )  # tokens of the baseline, not of the run
     monkeypatch.setattr(sys, "argv", ["scaling", large, small, "--at", "400000:20"])
     exits_cleanly(scaling.main)
     text = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Samples that are cut into windows: each is a sample of its own, and costs what it does."""
+"""Samples split into windows train and cost the same as separate short samples."""
 
 from dataclasses import replace
 from functools import partial
@@ -29,7 +29,7 @@ def test_a_step_is_that_of_the_windows_as_samples():
     model = Model(runs.fresh(runs.MODEL), None, runs.MODEL)
     shorter = tuple(
         np.concatenate(np.split(x, 4, axis=1)) for x in (inputs, targets)
-    )  # in another order
+    )  # the order differs
 
     def of(batch, *modifiers):
         pairs, rows = [(m, None) for m in modifiers], np.arange(len(batch[0]))
@@ -41,7 +41,7 @@ def test_a_step_is_that_of_the_windows_as_samples():
     expected, by = of(shorter)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), moved, by)
-    assert abs(found - of((inputs, targets))[0]) > 1e-5  # the control: whole samples
+    assert abs(found - of((inputs, targets))[0]) > 1e-5  # control: complete samples differ
 
 
 def test_a_run_costs_what_its_windows_do(tmp_path):
