@@ -117,7 +117,7 @@ def drawn(found: dict[str, dict[str, Any]], path: Path) -> None:
         for i, (name, of) in enumerate(found.items()):
             axes.plot(range(1, len(of[key]) + 1), of[key], ".-" if i < 10 else "x--", label=name)
         axes.set(xlabel="layer", title=title)
-    # The loss rises ten times as much without the first layer as without any other.
+    # Without the first layer, the loss rises ten times more than without any other layer.
     figure.axes[-1].set_yscale("symlog", linthresh=LINEAR)
     figure.axes[-1].set_ylabel(f"linear below {LINEAR}, logarithmic above")
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)

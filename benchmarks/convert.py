@@ -63,7 +63,7 @@ runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def run(python: str, target: Path, module: str, *arguments: object) -> float:
-    """Run a module in a process of its own.
+    """Run a module in a separate process.
 
     Returns:
       The peak memory of the process in bytes.

@@ -1,30 +1,33 @@
-"""All that is worth measuring on an accelerator that is there for half an hour, the most valuable first.
+"""Measure jaxgrow on an accelerator within half an hour, the most valuable measurements first.
 
     python -m benchmarks.on_device --json FILE.jsonl [--minutes 25]
-    python -m benchmarks.on_device --rehearse          # tiny, on whatever is there
+    python -m benchmarks.on_device --rehearse          # tiny sizes, on any device
 
-On all devices of this host, without a network: tokens are random, text is the standard library's.
-Every measurement is a process of its own, so that its memory is its own and its failure nobody
-else's. Results are appended as they come, and those in FILE are not measured again: after a cut,
-the same command goes on. What no longer fits into the minutes is said, and left out.
+The benchmark uses all devices of this host and does not need a network. Tokens are random, and the
+text comes from the standard library. Each measurement runs in a separate process, so its memory and
+its failures do not affect other measurements. Each result is appended to FILE at once, and results
+in FILE are not measured again. After an interruption, the same command continues. Measurements that
+do not fit into the remaining minutes are reported and skipped.
 
-1. the real training step of GPT-2 124M, T = 1024, bfloat16, for each of `VARIANTS`, and the last
-   one at other batches: tokens a second, and MFU by the model's FLOPs, with the causal half of
-   attention, and as nanoGPT counts them, with all of it
-2. steps that run 12, 9 and 6 of 12 layers over the dense step, against the ratio of FLOPs (the aim
-   is within 5 %)
-3. the most memory that such steps took, over what the program compiled here says; and the one
-   compiled for a description
-4. growing leaves with the shapes of a 7B model, in width and depth, over copying the result
-5. generation: new tokens a second
-6. `train.pretrain` of a small GPT by a V-cycle, and by one that drops layers, over training from
-   scratch: time, FLOPs, loss
-7. attention, forward and backward, as models compute it (on a GPU by cuDNN), over XLA's own
-8. the step by `pmap` over that on a mesh; what it asks of the host (`benchmarks.scale`; the aim is
-   below 500 microseconds)
+1. The real training step of GPT-2 124M (T = 1024, bfloat16) for each of `VARIANTS`, and for the
+   last one at other batch sizes: tokens per second, and MFU. MFU uses the model's FLOPs with the
+   causal half of attention, and nanoGPT's count with full attention.
+2. The time of steps with 12, 9 and 6 of 12 layers relative to the dense step, compared with the
+   ratio of FLOPs. The goal is a difference of at most 5 %.
+3. The peak memory of such steps relative to the estimate of the program compiled here, and
+   relative to the estimate of a program compiled ahead of time for a description of the machine.
+4. The time of growing leaves with the shapes of a 7B model, in width and depth, relative to the
+   time of copying the result.
+5. Generation: new tokens per second.
+6. `train.pretrain` of a small GPT with a V-cycle, and with a V-cycle that drops layers, relative to
+   training from scratch: time, FLOPs and loss.
+7. Attention, forward and backward, as models compute it (with cuDNN on a GPU), relative to XLA's
+   implementation.
+8. The step with `pmap` relative to the step on a mesh, and the host time of a step
+   (`benchmarks.scale`). The goal is below 500 microseconds.
 
-Each part has a time limit of its own, and together they fit into the minutes: a part that hangs
-costs no other one.
+Each part has a separate time limit, and all limits together fit into the minutes. A part that hangs
+does not stop other parts.
 """
 
 import argparse
@@ -64,22 +67,20 @@ from train.plan.modifiers import DropLayers
 @dataclass(frozen=True)
 class Sizes:
     model: GPT2Config
-    grown: tuple[
-        dict[str, int], dict[str, int]
-    ]  # sizes of the leaves that grow, and those that they grow to
-    generated: tuple[int, int, int]  # prompts, tokens of each, new ones
-    batches: tuple[int, ...]  # of each device; the first should be a good one
-    lengths: tuple[int, ...]  # of attention
-    tokens: int  # .. in all
-    small: GPT2Config  # that is trained to its end
+    grown: tuple[dict[str, int], dict[str, int]]  # sizes of the leaves before and after the growth
+    generated: tuple[int, int, int]  # prompts, tokens per prompt, new tokens
+    batches: tuple[int, ...]  # per device; the first should be fast
+    lengths: tuple[int, ...]  # sequence lengths of attention
+    tokens: int  # total tokens of attention
+    small: GPT2Config  # the model of the complete training runs
     train_steps: int
-    steps: int  # timed at once
+    steps: int  # steps per timing
     rounds: int
 
 
 BASE = GPT2Config(dtype="bfloat16")  # 124M
-# How the step is run, from the library's default to what takes the most memory and the least time
-# (docs/results/speed.md).
+# Variants of the step, from the library's default to the fastest variant, which needs the most
+# memory (docs/results/speed.md).
 VARIANTS: dict[str, dict[str, Any]] = {
     "layers scanned, products saved": {},
     "unrolled": {"scan_layers": False},
@@ -87,7 +88,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "unrolled, nothing computed again": {"scan_layers": False, "remat": "none"},
 }
 FASTEST = "unrolled, nothing computed again"
-# Four of the 32 layers of a Llama 7B, and the width of a 13B.
+# Four of the 32 layers of a Llama 7B. They grow to the width of a 13B model.
 OF_7B = {"layers": 4, "embed": 4096, "mlp": 11008}
 REAL = Sizes(
     model=BASE,
@@ -119,7 +120,7 @@ REHEARSED = Sizes(
 
 
 def clocked(work: Callable[[], Any], steps: int) -> Callable[[], float]:
-    """Seconds of a run of ``work``, of so many one after the other. It has run once before."""
+    """Call ``work`` once, then return a function that measures the seconds per call."""
 
     def seconds() -> float:
         start = time.perf_counter()
@@ -133,7 +134,10 @@ def clocked(work: Callable[[], Any], steps: int) -> Callable[[], float]:
 
 
 def throughput(s: Sizes, batch: int, variant: str) -> dict[str, Any]:
-    """Of the real step; what it peaks at is in `memory`, which compiles nothing anew."""
+    """Measure the throughput of the real step.
+
+    `memory` measures the peak memory. It reuses the compiled programs of this function.
+    """
     machine, config = present(), replace(s.model, **VARIANTS[variant])
     loop = _loop(config, batch)
     loop.seconds(s.steps)
@@ -157,8 +161,10 @@ def throughput(s: Sizes, batch: int, variant: str) -> dict[str, Any]:
 
 
 def nanogpt_flops(config: GPT2Config, tokens: int) -> float:
-    """FLOPs of a training step as nanoGPT counts them (PaLM, appendix B): ``6 N + 12 L H K T`` a
-    token. N are all parameters but the position embeddings, and attention has its whole square.
+    """Count the FLOPs of a training step like nanoGPT (PaLM, appendix B).
+
+    A token costs ``6 N + 12 L H K T``. N is the number of parameters without position embeddings.
+    Attention is counted without the causal mask.
     """
     leaves = jax.tree.leaves(jax.eval_shape(config.init, jax.random.key(0)))
     parameters = sum(x.size for x in leaves) - config.context * config.embed
@@ -172,7 +178,10 @@ def _loop(config: Config, batch: int) -> Loop:
 
 
 def dropped(s: Sizes, batch: int, variant: str) -> dict[str, Any]:
-    """Time of steps that run some of the layers over that of the dense one: with its quartiles, and over the ratio of FLOPs."""
+    """Measure the time of steps with dropped layers relative to the dense step.
+
+    The rows contain quartiles, and the median relative to the ratio of FLOPs.
+    """
     config, layers = replace(s.model, **VARIANTS[variant]), s.model.layers
     loop = _loop(config, batch)
     e = experiment(config, batch * len(jax.devices()))
@@ -213,7 +222,10 @@ def dropped(s: Sizes, batch: int, variant: str) -> dict[str, Any]:
 
 
 def memory(s: Sizes, batch: int, variant: str, ahead: bool) -> dict[str, Any]:
-    """Gigabytes of a device: what was most in use, and what the compiled step says; ``ahead``, compiled for a description."""
+    """Compare the peak memory of a device with the estimate of the compiled step, in gigabytes.
+
+    With ``ahead``, the step is compiled ahead of time for a description of the machine.
+    """
     config = replace(s.model, **VARIANTS[variant])
     loop = _loop(config, batch)
     loop.seconds(s.steps)
@@ -227,7 +239,7 @@ def memory(s: Sizes, batch: int, variant: str, ahead: bool) -> dict[str, Any]:
 
 
 def attended(s: Sizes, length: int) -> dict[str, Any]:
-    """Seconds of attention and its gradients as models have it, and over those of XLA's own."""
+    """Measure attention with gradients, in seconds and relative to XLA's implementation."""
     heads, width = s.model.heads, s.model.head_dim
     keys = jax.random.split(jax.random.key(0), 4)
     shape = (s.tokens // length, length, heads, width)
@@ -249,14 +261,17 @@ def attended(s: Sizes, length: int) -> dict[str, Any]:
 
 
 def mapped(s: Sizes, batch: int, variant: str) -> dict[str, Any]:
-    """The step on all devices over a mesh and by `pmap`."""
+    """Time the step on all devices with a mesh and with `pmap`."""
     count = len(jax.devices())
     loops = over_devices([count], replace(s.model, **VARIANTS[variant]), batch * count)
     return step_times(loops, s.rounds, s.steps)
 
 
 def host(s: Sizes) -> dict[str, Any]:
-    """Microseconds of the host for a step over a mesh and by `pmap`, and eight times as deep."""
+    """Measure the host time per step in microseconds.
+
+    The steps are on a mesh, with `pmap`, and of a model that is eight times as deep.
+    """
     count = len(jax.devices())
     loops = over_devices([count], TINY, 4 * count) | {
         "eight times as deep": _loop(replace(TINY, layers=8), 4)
@@ -265,7 +280,10 @@ def host(s: Sizes) -> dict[str, Any]:
 
 
 def grown(s: Sizes) -> dict[str, Any]:
-    """Growing leaves of layers on one device against copying what comes out: seconds, gigabytes of the result a second."""
+    """Compare growing the leaves of layers on one device with copying the result.
+
+    The rows contain seconds, and gigabytes of the result per second.
+    """
     old, new = s.grown
     axes = {
         "up": ("layers", "embed.in", "mlp"),
@@ -294,7 +312,7 @@ def grown(s: Sizes) -> dict[str, Any]:
 
 
 def generated(s: Sizes) -> dict[str, Any]:
-    """New tokens a second, the reading of the prompts included."""
+    """Measure new tokens per second, including the time for the prompts."""
     prompts, length, new = s.generated
     params = jax.jit(lambda: s.model.init(jax.random.key(0)))()
     texts = [[1] * length] * prompts
@@ -303,7 +321,11 @@ def generated(s: Sizes) -> dict[str, Any]:
 
 
 def trained(s: Sizes, batch: int) -> dict[str, Any]:
-    """Runs of the demo's methods at another size: seconds without compiling, FLOPs, both over scratch's, and the final loss."""
+    """Run the methods of the demo at another size.
+
+    The rows contain seconds without compilation and FLOPs, both also relative to training from
+    scratch, and the final loss.
+    """
     out: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in ("scratch", "vcycle", "vcycle_pld"):
@@ -333,7 +355,7 @@ def trained(s: Sizes, batch: int) -> dict[str, Any]:
 
 
 def named(function: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
-    """What it measures, on which devices, and with which flags of XLA."""
+    """Run a measurement and add the devices and the flags of XLA to its row."""
     row = function(*arguments)
     devices = jax.devices()
     about = {
@@ -344,7 +366,7 @@ def named(function: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str,
 
 
 def measurements(s: Sizes):
-    """``(name, seconds that it may take, function, its arguments)``, the most valuable first."""
+    """Yield ``(name, time limit in seconds, function, arguments)``, the most valuable first."""
     first, *others = s.batches
     for variant in VARIANTS:
         yield f"step, {first} a device, {variant}", 110, throughput, (s, first, variant)
@@ -373,7 +395,7 @@ def main() -> None:
     end = time.monotonic() + 60 * a.minutes
     found = Rows(a.json, environment("jax", "jaxlib", "flax", "optax"))
     with tempfile.TemporaryDirectory() as programs_of_all:
-        os.environ["JAX_COMPILATION_CACHE_DIR"] = programs_of_all  # of each process that follows
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = programs_of_all  # for every following process
         for name, seconds, function, arguments in measurements(REHEARSED if a.rehearse else REAL):
             left = end - time.monotonic()
             if name in found:
@@ -397,7 +419,7 @@ def main() -> None:
 
 
 def told(row: Any) -> str:
-    """Medians, and what belongs to what."""
+    """Format the medians of a row with their names."""
     if isinstance(row, dict):
         inside = row.get("median")
         return (

@@ -1,4 +1,4 @@
-"""What does a training step cost? Compiled for large machines, or run on this processor.
+"""Measure the cost of a training step, compiled for large machines or run on this processor.
 
     python -m benchmarks.scale [--only WORD] [--json FILE.jsonl]          # pip install -e '.[aot]'
     python -m benchmarks.scale --here [--rounds 15] [--json FILE.jsonl]

@@ -5,7 +5,7 @@
 
 The first command uses the first ``--megabytes`` of FILE (.txt, .gz, .xz or .zst; a shorter file is
 repeated). It writes them as one text file, a folder of small files, compressed JSON Lines, and
-Parquet in one row group, each also at a sixteenth and a quarter of the size. A process of its own
+Parquet in one row group, each also at a sixteenth and a quarter of the size. A separate process
 tokenises each of them into an empty cache; the corpora alternate. Memory is the peak of this
 process and of its largest worker (bytes need no worker). Most of it comes from imports.
 
@@ -90,7 +90,7 @@ if __name__ == "__main__":
 
 
 def measure(script: Path, corpus: Path, tokenizer: str) -> tuple[float, float, float]:
-    """Tokenise a corpus in a process of its own.
+    """Tokenise a corpus in a separate process.
 
     Returns:
       Seconds, the peak memory of the process in MiB, and the peak memory of its largest worker in

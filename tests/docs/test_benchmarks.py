@@ -1,6 +1,6 @@
-"""The helpers of the benchmarks work, and benchmarks for absent machines would run there.
+"""The benchmark helpers work, and benchmarks for absent machines are runnable.
 
-Nothing is timed.
+The tests do not measure times.
 """
 
 import json
@@ -30,13 +30,13 @@ def test_what_runs_alone_answers_fails_dies_or_is_ended():
 
 def test_the_directions_that_matrices_use():
     orthogonal = np.linalg.qr(np.random.default_rng(0).normal(size=(4, 4)))[0]
-    copied = np.repeat(orthogonal[:2], 2, 0)  # of every row one
+    copied = np.repeat(orthogonal[:2], 2, 0)  # two copies of each row
     np.testing.assert_allclose(
         anatomy.used(np.stack([orthogonal, 3 * orthogonal, copied])), [1, 1, 0.5]
     )
     np.testing.assert_allclose(
         anatomy.used(np.outer([1.0, 2.0], [1.0, 1.0, 3.0])[None]), 0.5
-    )  # one of two
+    )  # rank 1 of 2
 
 
 def test_the_anatomy_of_a_model_is_told_layer_by_layer(small_run, tmp_path):
@@ -87,7 +87,10 @@ def test_the_parts_on_a_device_fit_into_its_minutes():
 
 
 def test_nanogpts_count():
-    """12 D^2 + 13 D numbers a layer, with biases, and the table, for each of which a token costs six."""
+    """A token costs six FLOPs per parameter.
+
+    Each layer has 12 D^2 + 13 D parameters with biases; the embedding is added.
+    """
     width, vocab, length = 768, 50304, 1024
     numbers = 12 * (12 * width**2 + 13 * width) + 2 * width + vocab * width
     assert on_device.nanogpt_flops(on_device.BASE, 1) == 6 * numbers + 12 * 12 * width * length
@@ -101,7 +104,7 @@ def test_everything_on_a_device_is_rehearsed(tmp_path, monkeypatch, capsys):
     rows = [json.loads(line) for line in path.read_text().splitlines()][1:]
     assert len(rows) == 16 and not [row for row in rows if "failed" in row]
     on_device.main()
-    assert len(path.read_text().splitlines()) == 17  # nothing is measured again
+    assert len(path.read_text().splitlines()) == 17  # measurements are not repeated
     path.unlink()
     monkeypatch.setattr(
         sys, "argv", ["on_device", "--rehearse", "--minutes", "0", "--json", str(path)]

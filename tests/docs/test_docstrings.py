@@ -14,7 +14,7 @@ MODULES = [
     for module in pkgutil.walk_packages(jaxgrow.__path__, "jaxgrow.")
     if not module.name.startswith(
         ("jaxgrow.cli.checkpoint_commands", "jaxgrow.checkpoints", "jaxgrow.__main__")
-    )  # whose examples are the README's: they write files
+    )  # its examples are in the README and write files
 ]
 FUNCTIONS = {
     f"{package.__name__}.{name}": getattr(package, name)

@@ -27,7 +27,7 @@ PAGES = {
 }
 OURS = [e for e in evidence() if e.baseline != "reported"]
 INTERVAL = re.compile(r"(-?\d+(?:\.\d)?) % ± (\d+(?:\.\d)?)")
-SIZE = (1e6, 20.0)  # where docs/results/muon.md extrapolates to
+SIZE = (1e6, 20.0)  # target of the extrapolation in docs/results/muon.md
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_a_row_agrees_with_itself_and_with_its_page(row: Evidence):
     assert row.method in names() and (row.mean is None) <= bool(row.note)
     assert not row.each or len(row.each) == row.seeds
     if row.each and row.mean is not None:
-        assert mean(row.each) == pytest.approx(row.mean, abs=0.11)  # of rounded seeds
+        assert mean(row.each) == pytest.approx(row.mean, abs=0.11)  # the seeds are rounded
     if len(row.each) > 2 and not row.bounds:
         assert row.interval == pytest.approx(half_width(row.each), abs=0.16)
     text = PAGES[row.page]
@@ -50,12 +50,12 @@ def test_a_row_agrees_with_itself_and_with_its_page(row: Evidence):
 
 
 def on_page(page: str, flops: float, losses: tuple[float, ...]) -> bool:
-    """Whether a row of the tables of ``page`` has these FLOPs, these final losses, and their mean."""
+    """Check whether a table row of ``page`` has these FLOPs, final losses, and their mean."""
     each = ", ".join(f"{x:.4f}" for x in losses)
     found = re.findall(rf"\| {flops:.3f} \|.* \**(\d\.\d{{4}})\** \[{each}\] \|", PAGES[page])
     return any(
         float(x) == pytest.approx(mean(losses), abs=1.01e-4) for x in found
-    )  # of rounded seeds
+    )  # the seeds are rounded
 
 
 @pytest.mark.parametrize("frontier", frontiers(), ids=lambda f: f.optimizer)
@@ -82,7 +82,10 @@ def test_figure_losses_match_the_page_and_give_the_savings(frontier):
 
 
 def regressions() -> set[tuple[float, float]]:
-    """Of the two recipes that were measured at several sizes on Wikipedia: what a doubling adds, and what is expected."""
+    """Return slopes per doubling and expected savings of the two recipes with several sizes.
+
+    Both recipes were measured on Wikipedia.
+    """
     found = set()
     for method, tau in (("halves", 0.6), ("deepen", 0.5)):
         rows = [
@@ -96,7 +99,10 @@ def regressions() -> set[tuple[float, float]]:
 
 
 def known(value: str, half: str, numbers: set[tuple[float, float]]) -> bool:
-    """Whether a mean and its interval, as a page rounds them, are among ``numbers``; a page may tell a loss as positive."""
+    """Check whether a rounded mean and its interval are among ``numbers``.
+
+    A page may show a negative saving as a positive loss.
+    """
 
     def rounds(text: str, number: float) -> bool:
         return abs(float(text) - number) <= 0.5 * 10.0 ** -len(text.partition(".")[2]) + 1e-9

@@ -29,7 +29,7 @@ FILE = re.compile(
 
 
 def commands(text: str) -> list[list[str]]:
-    """The arguments of each line that calls ``jaxgrow``."""
+    """Return the arguments of each line that calls ``jaxgrow``."""
     lines = re.findall(r"^    (jaxgrow .*)$", text, re.MULTILINE)
     return [shlex.split(c)[1:] for line in lines for c in line.split("#")[0].split("&&")]
 
@@ -39,7 +39,7 @@ def commands(text: str) -> list[list[str]]:
 )
 def test_the_examples_run(page, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    init = Config.init  # on the host, where neither drawing nor algebra needs a compiler
+    init = Config.init  # on the host, which avoids compilation
     monkeypatch.setattr(
         Config, "init", lambda self, key: runs.alike(jax.eval_shape(partial(init, self), key))
     )
@@ -48,9 +48,9 @@ def test_the_examples_run(page, capsys, tmp_path, monkeypatch):
         line = text[: block.start(1)].count("\n")
         exec(
             compile("\n" * line + block[1], ROOT / page, "exec"), {"__name__": "page"}
-        )  # errors point into the page
+        )  # errors point to the page
     assert "KL(a || b)" in capsys.readouterr().out or "preservation(" not in text
-    Path("text.txt").write_text(text)  # that commands measure on
+    Path("text.txt").write_text(text)  # the text that commands evaluate
     for command in commands(text):
         assert checkpoint_commands.main(command) == 0, command
 
@@ -58,7 +58,7 @@ def test_the_examples_run(page, capsys, tmp_path, monkeypatch):
 def test_every_command_of_jaxgrow_is_shown():
     assert (
         len({command[0] for text in PAGES.values() for command in commands(text)}) == 10
-    )  # all that there are
+    )  # all of them
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -36,7 +36,10 @@ def test_growing_narrower_mlps_is_exact_and_copies_differ():
 
 
 def test_the_demo_compares_like_with_like():
-    """One optimizer, and one cost of the grown runs and the short one from scratch; the README states the fraction."""
+    """All runs have one optimizer; grown runs cost the same as the short run from scratch.
+
+    The README states this cost as a fraction.
+    """
     base, grown, cycle = (
         load(f"configs/demo.py:{name}") for name in ("muon", "muon_deepen", "muon_vcycle")
     )
@@ -60,7 +63,7 @@ def test_what_does_not_divide_stays():
     assert small.layers == (1, 1) and small.mlp == (
         15,
         16,
-    )  # of each stage by itself, one layer at least
+    )  # each stage is halved separately and keeps at least one layer
 
 
 def test_layers_of_several_kinds_keep_their_kind():
@@ -84,7 +87,7 @@ def test_layers_of_several_kinds_keep_their_kind():
     assert grown.small.resized(*grown.growths).kinds == large.kinds
     neighbours = interleave(
         grown.small.sizes(), {"layers": 12}
-    )  # the control: each beside its copy
+    )  # control: each layer next to its copy
     assert grown.small.resized(neighbours).kinds == "ffssss"
 
 

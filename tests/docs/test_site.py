@@ -23,7 +23,7 @@ MODULES = {
 
 
 def public(module) -> dict:
-    """The functions and classes that a module defines."""
+    """Return the functions and classes that a module defines."""
     found = {
         n: x
         for n, x in vars(module).items()
@@ -55,7 +55,7 @@ def test_every_name_of_a_package_is_told_of():
 @pytest.mark.parametrize("name", MODULES)
 def test_every_name_has_a_docstring(name):
     assert MODULES[name].__doc__
-    made = re.compile(r"\w+\(.*\)$", re.DOTALL)  # what a dataclass says of itself
+    made = re.compile(r"\w+\(.*\)$", re.DOTALL)  # the default docstring of a dataclass
     missing = [
         n for n, x in public(MODULES[name]).items() if not x.__doc__ or made.match(x.__doc__)
     ]
@@ -101,7 +101,7 @@ def test_result_figures_have_title_few_lines_and_labels(name):
     assert figure.get_suptitle() or places[0].get_title("left")
     assert len({line.get_marker() for line in places[0].lines}) >= min(
         3, len(lines)
-    )  # also told apart in grey
+    )  # distinguishable without color
     assert all(
         len(ax.texts) >= len([x for x in ax.lines if x.get_linestyle() != "None"]) for ax in places
     )

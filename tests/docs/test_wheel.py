@@ -1,4 +1,4 @@
-"""The wheel contains the library and its command; `train` needs a clone and says what it lacks."""
+"""The wheel contains the library and its command; `train` needs a clone and names what is missing."""
 
 import os
 import re
@@ -21,7 +21,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
-    """Built of a copy: setuptools writes beside what it builds."""
+    """Build a wheel from a copy, because setuptools writes files next to the sources."""
     pytest.importorskip("setuptools", "77")
     copy = tmp_path_factory.mktemp("copy")
     for name in ("pyproject.toml", "README.md", "LICENSE", "jaxgrow_command.py"):
@@ -58,7 +58,7 @@ def test_a_wheel_works_outside_the_checkout(wheel, tmp_path):
     site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
     (site / "dependencies.pth").write_text(
         sysconfig.get_path("purelib")
-    )  # after the wheel's own; its .pth are not read
+    )  # comes after the wheel; .pth files in this path are not read
     assert Path(
         run(python, "-c", "import jaxgrow; print(jaxgrow.__file__)").strip()
     ).is_relative_to(site)

@@ -1,4 +1,4 @@
-"""Checkpoints of a GPT-2 of a few hundred numbers, in Hugging Face's format."""
+"""Checkpoints of a GPT-2 with a few hundred parameters, in Hugging Face's format."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ CONFIG = GPT2Config(vocab=11, context=7, layers=4, embed=12, heads=4, head_dim=3
 def saved(
     folder: Path, config: GPT2Config = CONFIG, seed: int = 0, dtype: Any = "float32", **options: Any
 ) -> Path:
-    """A folder of random parameters, with a tokenizer and keys that are not ours."""
+    """Save random parameters with a tokenizer and keys that jaxgrow does not know."""
     checkpoints.write(
         checkpoints.Loaded(config, tiny.params(config, seed, dtype)),
         folder,
@@ -31,14 +31,14 @@ def saved(
 
 
 def change(folder: Path, **values: Any) -> None:
-    """Sets keys of ``config.json``; None removes one."""
+    """Set keys of ``config.json``; None removes a key."""
     file = folder / "config.json"
     content = json.loads(file.read_text()) | values
     file.write_text(json.dumps({k: v for k, v in content.items() if v is not None}))
 
 
 def tensors(folder: Path) -> dict[str, np.ndarray]:
-    """What the public library reads."""
+    """Read the tensors with the public library."""
     from safetensors.numpy import load_file
 
     return {

@@ -8,9 +8,11 @@ from jaxgrow.models import EncoderConfig
 
 
 def programs(config, **passes):
-    """Forward pass, training step with all logits at once, and as it is trained; and their arguments, by shape only.
+    """Return three programs of a model, and the shapes of their arguments.
 
-    ``passes`` as of `GPT2`. Of an encoder, logits are of the places that are masked.
+    The programs are the forward pass, the gradient with all logits at once, and the gradient that
+    training uses. ``passes`` are arguments of the module, as for `GPT2`. An encoder computes logits
+    only at masked positions.
     """
     params = jax.eval_shape(config.init, jax.random.key(0))
     tokens = targets = jax.ShapeDtypeStruct((2, config.length), jnp.int32)
@@ -35,5 +37,5 @@ def programs(config, **passes):
 
 
 def products(jaxpr) -> float:
-    """2 x multiply-adds of every matrix product in a program, a scan's as often as it runs."""
+    """Count 2 x multiply-adds of all matrix products, including every iteration of a scan."""
     return flops.counted(jaxpr).products

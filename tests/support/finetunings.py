@@ -24,7 +24,7 @@ OPTIM = Optim(schedule="linear", b2=0.99, weight_decay=0.0)
 
 
 def cola(folder: Path, shuffled: bool = False) -> Path:
-    """Sentences of a's or of b's, in the files of CoLA; ``shuffled``: with labels that say nothing of them."""
+    """Write sentences of a's or b's as CoLA files; ``shuffled`` makes the labels meaningless."""
     folder.mkdir(parents=True, exist_ok=True)
     for seed, (name, count) in enumerate((("train", 512), ("dev", 128))):
         rng = np.random.default_rng(seed)
@@ -37,7 +37,7 @@ def cola(folder: Path, shuffled: bool = False) -> Path:
 
 
 def squad(folder: Path) -> Path:
-    """Questions whose answer is the word of b's."""
+    """Write questions whose answer is the word of b's."""
     folder.mkdir(parents=True, exist_ok=True)
     for seed, (name, count) in enumerate((("train-v1.1.json", 256), ("dev-v1.1.json", 32))):
         rng, paragraphs = np.random.default_rng(seed), []
@@ -51,7 +51,7 @@ def squad(folder: Path) -> Path:
 
 
 def checkpoint(folder: Path, config: TextConfig) -> Path:
-    """A model with its tokenizer, as a run leaves them."""
+    """Save a model with its tokenizer, like a finished run."""
     orbax.export(folder, config, runs.fresh(config))
     tokenizer("bytes").save(str(folder / "tokenizer.json"))
     return folder
@@ -70,6 +70,6 @@ def tuning(path: Path, **changes) -> FineTuning:
 
 
 def spans(home: Path) -> FineTuning:
-    """The fine-tuning on `squad`."""
+    """Return the fine-tuning experiment on `squad`."""
     data = Labelled("squad1", str(squad(home / "squad")), length=16, stride=8)
     return FineTuning("squad1", data, epochs=2, batch=8, rates=(1e-2,), optim=OPTIM)

@@ -9,7 +9,7 @@ KERNELS = [("attention", n) for n in ("query", "key", "value", "out")] + [
 
 
 def flat(block):
-    """A block's kernels as matrices ``[in, out]`` and its biases and norms as vectors."""
+    """Return kernels of a block as matrices ``[in, out]``, and its biases and norms as vectors."""
     embed = block["attention_norm"]["scale"].shape[0]
     out = {}
     for part, name in KERNELS:
@@ -24,7 +24,7 @@ def flat(block):
 
 
 def layers(params):
-    """The blocks one by one, in matrices."""
+    """Return the blocks one by one, as matrices."""
     count = params["blocks"]["mlp"]["up"]["bias"].shape[0]
 
     def layer(tree, i):
@@ -47,17 +47,17 @@ def fpi_matrix(W, g_in, g_out):
     return U
 
 
-# What a block's matrices read and write; a bias is over what its matrix writes.
+# The input and output axes of the matrices of a block. A bias has the output axis of its matrix.
 AXES = {name: ("embed", "heads") for name in ("query", "key", "value")}
 AXES |= {"out": ("heads", "embed"), "up": ("embed", "mlp"), "down": ("mlp", "embed")}
 
 
 def widened(params, matrix, vector, norm=None, final=None):
-    """Every parameter of a wider model, by formulas for matrices ``[in, out]`` and for vectors.
+    """Compute all parameters of a wider model from formulas for matrices ``[in, out]`` and vectors.
 
-    ``matrix(W, in, out)`` and ``vector(v, axis)`` are told the axes, ``None`` for the vocabulary;
-    ``norm(v, "scale")`` and ``final(v, "scale")`` make the parameters of inner norms and of the
-    last one, which are vectors if left out.
+    ``matrix(W, in, out)`` and ``vector(v, axis)`` receive the axes, ``None`` for the vocabulary.
+    ``norm(v, "scale")`` and ``final(v, "scale")`` compute the parameters of the inner norms and the
+    last norm. Without them, norms are computed like vectors.
     """
     norm = norm or (lambda v, _: vector(v, "embed"))
     final = final or norm

@@ -14,7 +14,7 @@ def picture(seed: int, size=(12, 12), mode="RGB") -> Image.Image:
 
 
 def tree(folder: Path, count: int = 8, **options) -> Path:
-    """``count`` images a class, as PNG, which loses nothing."""
+    """Write ``count`` images per class as PNG, which is lossless."""
     for i, name in enumerate(CLASSES):
         (folder / name).mkdir(parents=True)
         for j in range(count):

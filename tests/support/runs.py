@@ -27,14 +27,15 @@ from train.engine.state.optim import Optim
 from train.plan.methods import Growing, GrowTo, Stage, VCycle
 
 MODEL = GPT2Config(vocab=256, context=8, layers=2, embed=8, heads=2, head_dim=4, mlp=16)
-SMALL = replace(MODEL, embed=4, heads=1, mlp=8)  # .. that grows, twice in all, to:
+# the small model, which two growths make this large:
+SMALL = replace(MODEL, embed=4, heads=1, mlp=8)
 LARGE = replace(MODEL, layers=4)
-DOUBLED = ("hypercloning", "stack")  # .. in width without a change of the function, then in depth
+DOUBLED = ("hypercloning", "stack")  # function-preserving width growth, then depth
 VCYCLE = VCycle(down=(Stage(0.25),), up=(Stage(0.5, lr=2.0), Stage(0.5)))  # 2, 4 and 4 of 8 steps
 
 
 def corpus(folder: Path, files: int = 8) -> Path:
-    """A folder with files of 300 letters each."""
+    """Write a folder of files with 300 letters each."""
     where = folder / "corpus"
     where.mkdir(parents=True, exist_ok=True)
     for i in range(files):
@@ -43,7 +44,7 @@ def corpus(folder: Path, files: int = 8) -> Path:
 
 
 def experiment(folder: Path, **changes: Any) -> Experiment:
-    """A run of 8 steps on a corpus in ``folder``."""
+    """Return an experiment of 8 steps on a corpus in ``folder``."""
     values: dict[str, Any] = {
         "name": "tiny",
         "model": MODEL,
@@ -54,13 +55,13 @@ def experiment(folder: Path, **changes: Any) -> Experiment:
         "eval_every": 4,
         "eval_batches": 2,
         "log_every": 2,
-        "checkpoint_every": 8,  # at the end: saving costs more than all these steps
+        "checkpoint_every": 8,  # only at the end, because saving costs more than all steps
     }
     return Experiment(**values | changes)
 
 
 def script(folder: Path, experiment: Experiment) -> str:
-    """A config file of ``experiment``; its path."""
+    """Write a config file of ``experiment`` and return its path."""
     path = folder / f"{experiment.name}.py"
     modules = (
         "jaxgrow.models",
@@ -81,7 +82,7 @@ def script(folder: Path, experiment: Experiment) -> str:
 
 
 def log(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a run's log, without the time, which is never the same."""
+    """Read the lines of a run's log without the times, which differ between runs."""
     lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     return [
         {k: v for k, v in line.items() if k not in ("seconds", "compile_seconds")} for line in lines
@@ -90,18 +91,18 @@ def log(folder: Path) -> list[dict[str, Any]]:
 
 @cache
 def mesh() -> jax.sharding.Mesh:
-    """All devices, each with all of the model."""
+    """Return a mesh of all devices, each with a complete copy of the model."""
     return Mesh().over(jax.devices())
 
 
 @cache
 def fresh(config: Config, seed: int = 0) -> Any:
-    """Parameters like its initial ones, in NumPy: the program that draws those takes a second to compile."""
+    """Return parameters like initial ones, drawn in NumPy to avoid a second of compilation."""
     return alike(jax.eval_shape(config.init, jax.random.key(0)), seed)
 
 
 def alike(shapes: Any, seed: int = 0) -> Any:
-    """Parameters of these shapes, like those that a model is born with."""
+    """Return parameters of these shapes, distributed like freshly initialised parameters."""
     rng = np.random.default_rng(seed)
 
     def leaf(path, x):
@@ -114,13 +115,13 @@ def alike(shapes: Any, seed: int = 0) -> Any:
 
 
 def model(config: Config, tx: optax.GradientTransformation) -> Model:
-    """Fresh, on every device."""
+    """Return a freshly initialised model on every device."""
     params = fresh(config)
     return jax.device_put(Model(params, tx.init(params), config), replicated(mesh()))
 
 
 def small(folder: Path) -> Path:
-    """The finished run of a small model, beside which others grow it."""
+    """Run the small model to its end, so that other runs can grow it."""
     run = folder / "small-seed0"
     pretrain.run(
         experiment(folder, name="small", model=SMALL, optim=Optim(peak_lr=0.1, warmup=2)), run
@@ -131,23 +132,23 @@ def small(folder: Path) -> Path:
 def growing(
     folder: Path, *to: GrowTo, source: Stage | str = "small-seed{seed}", **changes: Any
 ) -> Experiment:
-    """A run that begins from the small model."""
+    """Return an experiment that starts from the small model."""
     return experiment(folder, **{"model": LARGE, "method": Growing(SMALL, source, to)} | changes)
 
 
 class Killed(BaseException):
-    """What nothing catches, like a power cut."""
+    """An exception that no code catches, like a power cut."""
 
 
 def stopped(experiment: Experiment, folder: Path, *steps: int) -> None:
-    """The run, killed right after each of the checkpoints ``steps``, and continued each time."""
+    """Run, kill the run right after each checkpoint in ``steps``, and continue it each time."""
     for step in steps:
         killed(experiment, folder, step)
     pretrain.run(experiment, folder)
 
 
 def killed(experiment: Experiment, folder: Path, at: int) -> None:
-    """The run, killed right after the checkpoint ``at``."""
+    """Run, and kill the run right after the checkpoint ``at``."""
     save = Checkpoints.save
 
     def stopping(self, step, *rest):
@@ -163,14 +164,14 @@ def killed(experiment: Experiment, folder: Path, at: int) -> None:
 
 
 def assert_same_end(folder: Path, whole: Path) -> None:
-    """To the bit."""
+    """Check that logs and parameters are bitwise identical."""
     assert log(folder) == log(whole)
     chex.assert_trees_all_equal(load(folder), load(whole))
 
 
 @contextmanager
 def compiling(*kinds: str):
-    """The runs within compile their programs, or these kinds of them, themselves, and leave them to nobody."""
+    """Runs inside this context compile separate programs of all or of the given kinds."""
     with pytest.MonkeyPatch.context() as patch:
         for name in kinds or ("step", "evaluation", "made"):
             patch.setattr(programs, name, cache(getattr(programs, name).__wrapped__))
@@ -179,7 +180,7 @@ def compiling(*kinds: str):
 
 @contextmanager
 def only(count):
-    """The runs within have the first few devices alone."""
+    """Runs inside this context use only the first ``count`` devices."""
     devices = jax.devices()[:count]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer.jax, "devices", lambda: devices)
@@ -187,7 +188,7 @@ def only(count):
 
 
 def assert_close(folder, other):
-    """The same lines, to the rounding of sums in another order; parameters, too."""
+    """Check that logs and parameters are equal up to rounding of sums in a different order."""
     for a, b in zip(log(folder), log(other), strict=True):
         assert a.keys() == b.keys() and a["phase"] == b["phase"]
         for key, x in a.items():

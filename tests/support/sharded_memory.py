@@ -28,7 +28,7 @@ PATH = "blocks/mlp/kernel"
 
 
 def cases() -> dict[str, tuple[dict[str, int], maps.Growth]]:
-    """Of every operator, the sizes that it starts from, and the growth."""
+    """Return the initial sizes and the growth of every operator."""
     dense = {axis: n for axis, n in SIZES.items() if axis != "experts"}
     found = {name: (dense, of(dense, {"layers": 8})) for name, of in operators.DEPTH.items()}
     for name, of in operators.WIDTH.items():
@@ -55,10 +55,10 @@ def cases() -> dict[str, tuple[dict[str, int], maps.Growth]]:
 
 
 def memory(name: str) -> dict[str, tuple[float, float]]:
-    """Of each kernel, ``(temporary bytes of a device, the bytes that it may use)``.
+    """Return ``(temporary bytes of a device, allowed bytes)`` of each kernel.
 
-    These are those of one slice, no larger than its part of the source or 1 MiB, and of its rows of
-    matrices.
+    The allowed bytes are one slice and the device's rows of the matrices. A slice is at most as
+    large as the device's shard of the source, or 1 MiB.
     """
     sizes, growth = cases()[name]
     mesh = jax.make_mesh((2, 4), ("fsdp", "tensor"), axis_types=(AxisType.Auto,) * 2)
@@ -77,7 +77,7 @@ def memory(name: str) -> dict[str, tuple[float, float]]:
 
 
 def products(terms: Sequence[maps.Term], names: tuple[str, ...], mesh: jax.sharding.Mesh) -> float:
-    """Bytes of the matrices that a device multiplies with."""
+    """Count the bytes of the matrices that a device multiplies by."""
     total = 0.0
     for term, name in product(terms, names):
         m = term.get((axis(name),))

@@ -40,7 +40,7 @@ def tokens(seed: int = 0) -> np.ndarray:
 
 
 def drawn(shapes: Any, dtype: Any = np.float64) -> Any:
-    """Random parameters, no norm or bias at its initial value."""
+    """Draw random parameters, including norms and biases."""
     rng = np.random.default_rng(0)
     return jax.tree.map(lambda x: (rng.normal(size=x.shape) / 2).astype(dtype), shapes)
 
@@ -53,7 +53,11 @@ STEPS = 10
 
 
 def trained(apply: Callable, params: Any, state: Any) -> tuple[Any, Any, Any, Any]:
-    """``(parameters and state after ten steps of Adam, losses and logits before each step and after the last)``."""
+    """Train for ten steps of Adam.
+
+    Returns ``(parameters, state, losses, logits)``. Losses and logits are from before each step and
+    after the last one.
+    """
     every, losses, logits = jax.device_get(_trained(apply, params, state, tokens()))
     return *jax.tree.map(lambda x: x[STEPS], every), losses, logits
 
@@ -76,11 +80,11 @@ def _trained(apply, params, state, tokens):
 
 
 class Stranger(NamedTuple):
-    shapes: Callable[[dict[str, int]], Any]  # of the parameters, by sizes
+    shapes: Callable[[dict[str, int]], Any]  # shapes of the parameters for given sizes
     apply: Callable[[dict[str, int]], Callable]
     layers: str
     rules: dict[str, tuple[str, ...]]
-    fused: tuple[tuple, ...] = ()  # what `split_fused` is given, but for sizes
+    fused: tuple[tuple, ...] = ()  # arguments of `split_fused`, without sizes
     small: dict[str, int] = SMALL
     wide: dict[str, int] = WIDE
 
@@ -89,13 +93,13 @@ class Stranger(NamedTuple):
         return {**self.small, **self.wide, "layers": self.small["layers"] + 1}
 
     def inwards(self, tree: Any) -> Any:
-        """With every axis by itself."""
+        """Split the fused axes of a tree."""
         for fused in self.fused:
             tree = split_fused(tree, *fused, head_dim=self.small["head_dim"])
         return tree
 
     def outwards(self, tree: Any) -> Any:
-        """As the model has it, of stacked layers."""
+        """Restore the layout of the model: unstack layers and join fused axes."""
         tree = unstack_layers(tree, self.layers)
         for fused in self.fused:
             tree = join_fused(tree, *fused)
@@ -103,13 +107,13 @@ class Stranger(NamedTuple):
 
 
 class Journey(NamedTuple):
-    """A model that was trained, widened by HyperCloning, deepened by LLaMA-Pro, and trained on."""
+    """A model that is trained, widened (HyperCloning), deepened (LLaMA-Pro) and trained again."""
 
-    grow: Callable[[Any], Any]  # the parameters of the large model, by the names of an axes tree
+    grow: Callable[[Any], Any]  # parameters of the large model for an axes tree
     axes: Any
-    logits: tuple[Any, Any]  # before and after the growth
+    logits: tuple[Any, Any]  # logits before and after the growth
     losses: tuple[Any, Any]
-    forward: Callable[[Any], Any]  # of the large model
+    forward: Callable[[Any], Any]  # forward pass of the large model
 
 
 def journey(model: Stranger, dtype: Any = np.float64) -> Journey:
@@ -137,7 +141,7 @@ def journey(model: Stranger, dtype: Any = np.float64) -> Journey:
 
 
 def forgotten(journey: Journey) -> dict[str, float]:
-    """How far from the function the model is with one ``.in`` forgotten, by the leaf where it was."""
+    """Measure the change of the logits for each leaf whose axis names lack their ``.in``."""
     flat = jax.tree_util.tree_leaves_with_path(journey.axes, is_leaf=is_names)
 
     def off(at):

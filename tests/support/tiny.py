@@ -1,4 +1,4 @@
-"""A GPT-2 of a few hundred numbers with distinct sizes and perturbed norms and biases."""
+"""A GPT-2 with a few hundred parameters, distinct sizes, and perturbed norms and biases."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,8 +14,8 @@ from jaxgrow.growth.maps import Growth, new_sizes
 from jaxgrow.models import Config, GPT2Config
 
 WIDTHS = {"layers": 2, "heads": 3, "embed": 6, "mlp": 9}
-BIG = {"layers": 4, "heads": 6, "embed": 12, "mlp": 18}  # pairs of everything
-# As a real run is compiled, which `conftest.py` turns off for the tests.
+BIG = {"layers": 4, "heads": 6, "embed": 12, "mlp": 18}  # twice every size
+# The compiler options of a real run, which `conftest.py` turns off for the tests.
 _REAL = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
 if jax.__version_info__ < (0, 11):
     _REAL["xla_cpu_use_fusion_emitters"] = True
@@ -35,7 +35,10 @@ def shapes(config: GPT2Config):
 
 @cache
 def shapes_by_name(config: GPT2Config):
-    """Those of `shapes`, by the names of axes, which depend on no size: without an abstract initialisation of each config."""
+    """Compute `shapes` from axis names, without an abstract initialisation of each config.
+
+    The axis names do not depend on sizes.
+    """
     sizes = config.sizes()
 
     def leaf(names):
@@ -49,7 +52,7 @@ def shapes_by_name(config: GPT2Config):
 
 @cache
 def axes(config: GPT2Config):
-    return replace(config, dtype="float32").axes()  # names need no x64
+    return replace(config, dtype="float32").axes()  # axis names do not need x64
 
 
 @cache
@@ -58,7 +61,7 @@ def paper_axes(config: GPT2Config):
 
 
 def params(config: GPT2Config, seed: int = 0, dtype: str = "float64"):
-    """Random leaves of order one half; norm scales around one. NumPy: algebra on it needs no compiler."""
+    """Draw leaves of order one half and norm scales around one, in NumPy to avoid compilation."""
     rng = np.random.default_rng(seed)
 
     def leaf(path, x):
@@ -75,19 +78,19 @@ def tokens(batch: int = 2, length: int = 5, seed: int = 0) -> np.ndarray:
 
 @cache
 def forward(config: GPT2Config):
-    """``(params, tokens) -> logits``."""
+    """Return the function ``(params, tokens) -> logits``."""
     return jax.jit(lambda p, t: config.module.apply({"params": p}, t))
 
 
 @cache
 def optimized_forward(config: GPT2Config):
-    """`forward`, compiled as in a real run."""
+    """Return `forward`, compiled with the options of a real run."""
     return optimized_jit(lambda p, t: config.module.apply({"params": p}, t))
 
 
 @cache
 def gradient(config: GPT2Config):
-    """``(params, tokens) -> gradient`` of the loss of predicting each next token."""
+    """Return ``(params, tokens) -> gradient`` of the next-token loss."""
 
     def loss(p, t):
         log_p = jax.nn.log_softmax(config.module.apply({"params": p}, t[:, :-1]))
@@ -97,7 +100,7 @@ def gradient(config: GPT2Config):
 
 
 def saved(config: Config, inputs: np.ndarray) -> list[tuple[int, ...]]:
-    """The shapes of what the forward pass leaves to the backward pass, parameters among them."""
+    """Return the shapes of the arrays saved for the backward pass, including parameters."""
 
     def pullback(p):
         return jax.vjp(lambda p: config.module.apply({"params": p}, inputs), p)[1]
@@ -113,7 +116,10 @@ def change_of_logits(
     eps=None,
     forward=forward,
 ) -> float:
-    """``max |difference of logits| / standard deviation of the logits`` when a GPT-2 grows; ``eps``: not the growth's."""
+    """Return ``max |difference of logits| / standard deviation of the logits`` of a GPT-2 growth.
+
+    ``eps`` replaces the norm epsilon that the growth sets.
+    """
     small, large = config(tied, dtype), config(tied, dtype).resized(growth)
     weights = params(small, dtype=dtype)
     before = forward(small)(weights, tokens())
@@ -123,24 +129,24 @@ def change_of_logits(
 
 
 def random_groups(size: int, into: int, seed: int) -> tuple[tuple[int, ...], ...]:
-    """A partition of ``size`` units into groups of random units and random sizes, none empty."""
+    """Partition ``size`` units into random, nonempty groups of random sizes."""
     rng = np.random.default_rng(seed)
     cuts = np.sort(rng.choice(np.arange(1, size), into - 1, replace=False))
     return tuple(tuple(map(int, g)) for g in np.split(rng.permutation(size), cuts))
 
 
 def of(growth: Growth, old: dict[str, int]) -> dict[str, int]:
-    """The sizes after a growth."""
+    """Return the sizes after a growth."""
     return {**old, **new_sizes(growth)}
 
 
 def wider(times: int, old: dict[str, int] = WIDTHS) -> dict[str, int]:
-    """Every width, so many times."""
+    """Multiply every width by ``times``."""
     return {name: times * old[name] for name in ("embed", "heads", "mlp")}
 
 
 def pairs(a, b) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """``(path, leaf of a, leaf of b)``."""
+    """Yield ``(path, leaf of a, leaf of b)``."""
     for (path, x), y in zip(
         jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b), strict=True
     ):
@@ -148,5 +154,5 @@ def pairs(a, b) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
 
 
 def distance(a, b) -> float:
-    """The largest difference of any two numbers of two trees."""
+    """Return the largest absolute difference between two trees."""
     return max(float(np.abs(x - y).max()) for _, x, y in pairs(a, b))

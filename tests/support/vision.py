@@ -1,4 +1,4 @@
-"""Checks that the tests of all vision families share."""
+"""Checks that all vision families share."""
 
 from dataclasses import replace
 from functools import cache
@@ -24,13 +24,13 @@ def images(config, seed: int = 0) -> np.ndarray:
 
 @cache
 def forward(config: Config):
-    """``(params, images) -> logits``."""
+    """Return the function ``(params, images) -> logits``."""
     return jax.jit(lambda p, x: config.module.apply({"params": p}, x))
 
 
 @cache
 def gradient(config: Config):
-    """``(params, images) -> gradient`` of the loss of telling class 0."""
+    """Return ``(params, images) -> gradient`` of the loss for class 0."""
 
     def loss(p, x):
         return -jax.nn.log_softmax(config.module.apply({"params": p}, x))[:, 0].mean()
@@ -39,7 +39,7 @@ def gradient(config: Config):
 
 
 def change(growth: Growth, small: Config) -> float:
-    """``max |difference of logits| / their standard deviation`` when the model grows."""
+    """Return ``max |difference of logits| / their standard deviation`` of a growth."""
     params = tiny.params(small)
     before = forward(small)(params, images(small))
     after = forward(small.resized(growth))(grow(growth, params, tiny.axes(small)), images(small))
@@ -47,7 +47,11 @@ def change(growth: Growth, small: Config) -> float:
 
 
 def assert_dropping_is_exact(small: Config) -> None:
-    """With every gate open the dense model, to the bit; without the last layer the model that lacks it, and no gradient."""
+    """Check that layer dropping is exact.
+
+    If every layer is kept, the logits are bitwise identical to the dense model. Without the last
+    layer, they equal the logits of a model with one layer, and the dropped layer has no gradient.
+    """
     assert small.layers == 2
     params, x = tiny.params(small, dtype=small.dtype), images(small)
 
@@ -61,13 +65,16 @@ def assert_dropping_is_exact(small: Config) -> None:
     grads, logits = jax.device_get(gradient(params, np.array([True, False])))
     first = {**params, "blocks": jax.tree.map(lambda w: w[:1], params["blocks"])}
     expected = forward(replace(small, layers=1))(first, x)
-    np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-4)  # float32
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-4)  # float32 rounding
     ran = [np.any([np.any(g[i]) for g in jax.tree.leaves(grads["blocks"])]) for i in range(2)]
     assert ran == [True, False]
 
 
 def assert_every_product_is_counted(config: Config, passes=(), costs=()) -> None:
-    """Of the forward pass and of a training step; ``passes`` as of the module, ``costs`` as of `flops.train`."""
+    """Check the FLOPs of the forward pass and a training step against the counted products.
+
+    ``passes`` are arguments of the module; ``costs`` are arguments of `flops.train`.
+    """
     params = jax.eval_shape(config.init, jax.random.key(0))
     shape = jax.ShapeDtypeStruct((BATCH, config.image, config.image, config.channels), jnp.float32)
 
@@ -81,7 +88,7 @@ def assert_every_product_is_counted(config: Config, passes=(), costs=()) -> None
     counted = products(jax.make_jaxpr(jax.value_and_grad(loss))(params, shape).jaxpr)
     np.testing.assert_allclose(
         flops.train(config, positions, **dict(costs)), counted, rtol=1e-12
-    )  # a division
+    )  # the formula divides
     if not costs:
         counted = products(jax.make_jaxpr(run)(params, shape).jaxpr)
         np.testing.assert_allclose(flops.forward(config, positions), counted, rtol=1e-12)

@@ -1,4 +1,7 @@
-"""Pictures: of growths, which old unit goes where; of plans, what trains when. What is drawn are the arrays themselves."""
+"""Figures of growths (the old unit of each new unit) and plans (the phases over time).
+
+The tests compare figures with the arrays of the growths.
+"""
 
 import itertools
 import json
@@ -35,7 +38,7 @@ def titles(panels) -> list[str]:
 
 
 def placed(figure) -> list:
-    """The panels of a figure, without its bar of colours."""
+    """Return the panels of a figure without its color bar."""
     return [place for place in figure.axes if place.get_label() != "<colorbar>"]
 
 
@@ -44,7 +47,7 @@ def placed(figure) -> list:
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_every_operator_is_drawn_each_matrix_that_acts_once(name):
-    """Held against the maps themselves: what is drawn is what the growth holds, and all that it holds of what changes."""
+    """The panels show all maps of the growth that change an axis, with the same values."""
     growth = OPERATORS[name].growth
     panels = plot.panels(growth, SHAPES, AXES)
     terms = (
@@ -93,7 +96,7 @@ def test_panels_of_an_axis_by_hand():
     assert [dense(panel.matrix)[9, 8] for panel in panels[1:]] == [
         1,
         0.5,
-    ]  # the copy is whole, and read in halves
+    ]  # the copy has weight 1 in the write map and 1/2 in the read map
     figure = plot.growth(growth, SHAPES, AXES)
     assert figure.get_supxlabel() == "unchanged: layers 2, head_dim 5, embed 6, context 7, vocab 11"
     labels = [(place.get_xlabel(), place.get_ylabel()) for place in placed(figure)]
@@ -116,7 +119,7 @@ def test_rules_are_numbered_listed_and_told_by_their_terms():
     ]
     both = Rules(
         (Rule(({"mlp": tile(9, 2)}, {"mlp": tile(9, 2)})),)
-    )  # twice the same: all terms of the rule
+    )  # both terms are equal, so one panel shows all terms of the rule
     assert titles(plot.panels(both, SHAPES, AXES)) == [
         "mlp 9 → 18; write; rule 1",
         "mlp 9 → 18; read; rule 1",
@@ -167,7 +170,7 @@ def test_figures_show_the_matrices_in_one_scale():
         assert place.get_xlim() == (-0.5, old - 0.5) and place.get_ylim() == (
             new - 0.5,
             -0.5,
-        )  # row 0 is above
+        )  # row 0 is at the top
         assert all(float(tick).is_integer() for tick in [*place.get_xticks(), *place.get_yticks()])
     figure.draw_without_rendering()
     texts = [
@@ -181,7 +184,7 @@ def test_figures_show_the_matrices_in_one_scale():
 def test_a_cell_shows_the_largest_entry_of_its_square():
     rng = np.random.default_rng(0)
     m = rng.normal(size=(300, 257)) * (rng.random((300, 257)) < 0.02)
-    drawn = plot.cells(m)  # 3 units a cell
+    drawn = plot.cells(m)  # 3 units per cell
     assert drawn.shape == (100, 86)
     padded = np.pad(m, ((0, 0), (0, 1)))
     squares = padded.reshape(100, 3, 86, 3).swapaxes(1, 2).reshape(100, 86, 9)
@@ -194,7 +197,7 @@ def test_a_cell_shows_the_largest_entry_of_its_square():
 
 
 def test_real_sizes_make_a_readable_picture_and_nothing_dense():
-    """Dense, the map of the vocabulary alone would be 40 GB; all that is copied in place is one straight line."""
+    """A dense vocabulary map alone would need 40 GB; units copied in place are one straight line."""
     shapes, axes = jax.eval_shape(GPT.init, jax.random.key(0)), GPT.axes()
     growth = {
         "vocab": select([*range(50257), *range(50257)], 50257),
@@ -228,7 +231,7 @@ def test_real_sizes_make_a_readable_picture_and_nothing_dense():
     ]
     assert len(boxes) > 2 and all(
         a.x1 < b.x0 for a, b in itertools.pairwise(boxes)
-    )  # no number lies over another
+    )  # the numbers do not overlap
 
 
 def test_an_unfitting_or_empty_growth_is_refused():
@@ -318,7 +321,7 @@ def test_what_cannot_be_shown_is_one_line(folder, tmp_path, capsys, arguments, s
     ) == (
         2
         if says.startswith(("nothing to show", "--seed"))
-        else 1  # arguments that are wrong whatever the files hold
+        else 1  # arguments that are wrong for every file
     )
     error = capsys.readouterr().err
     assert error.startswith("error: ") and says.format(tmp_path) in error and error.count("\n") == 1
@@ -343,7 +346,7 @@ def shown(monkeypatch, *arguments):
 
 
 def test_what_is_expected_of_a_plan_is_what_its_run_counts(small_run):
-    """A control: the same plan from both sides."""
+    """The expected FLOPs of a plan equal the FLOPs that its run counts."""
     ledger = Workdir(small_run).result["phases"]
     (expected,) = plans.planned(runs.experiment(small_run.parent, name="small", model=runs.SMALL))
     assert plans.row(str(small_run)) == (small_run.name, ledger)
@@ -381,7 +384,7 @@ def test_bars_show_flops_and_model_sizes(tmp_path):
     }
     assert marks["coalesce"] == pytest.approx(
         starts[1]
-    )  # what costs hardly anything is a line with its name
+    )  # a phase with almost no cost is a line with its name
     colours = [b.get_facecolor() for b in bars]
     assert colours[0] == colours[2] == whole.get_facecolor() != colours[1]
     assert all(text.get_fontsize() >= 8 for text in [*first.texts, *second.texts])

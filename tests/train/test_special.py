@@ -1,7 +1,7 @@
-"""Special tokens of published tokenizers: `transformers` and the lm-evaluation-harness are the references.
+"""Special tokens of published tokenizers match `transformers` and the lm-evaluation-harness.
 
 Vocabularies are tiny. Names of special tokens, post-processors and the files next to the tokenizer
-are as published.
+are the published ones.
 """
 
 import json
@@ -42,15 +42,15 @@ PAIRS = (
 
 @dataclass(frozen=True)
 class Published:
-    """A tokenizer: its kind, special tokens, post-processor, and the files next to it.
+    """Describe a tokenizer: its kind, special tokens, post-processor, and the files next to it.
 
-    Tokens of ``model`` are names here; they are written as numbers.
+    ``model`` contains token names, which are written to the file as numbers.
     """
 
     special: tuple[str, ...]
     settings: dict[str, Any]  # tokenizer_config.json
     model: dict[str, Any]  # generation_config.json
-    begin: str | None = None  # token that the post-processor puts before a text
+    begin: str | None = None  # token that the post-processor adds before a text
     pieces: bool = False  # a vocabulary of SentencePiece, not of bytes
     after: str | None = None
     config: dict[str, Any] = field(default_factory=dict)  # config.json
@@ -169,7 +169,7 @@ PUBLISHED = {
 
 
 def made(published: Published) -> Tokenizer:
-    """A tokenizer of single letters, with a few merges."""
+    """Make a tokenizer of single letters with a few merges."""
     if published.pieces:
         letters = [*(chr(i) for i in range(33, 127)), "\n", "▁"]
         vocab = {token: i for i, token in enumerate([*published.special, *letters, "▁a", "on"])}
@@ -211,7 +211,7 @@ def made(published: Published) -> Tokenizer:
 
 
 def numbered(tokenizer: Tokenizer, settings: dict[str, Any]) -> dict[str, Any]:
-    """Names of tokens as numbers."""
+    """Replace the names of tokens by numbers."""
 
     def number(name):
         return (
@@ -224,7 +224,7 @@ def numbered(tokenizer: Tokenizer, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def written(folder, published: Published):
-    """A folder of a small model with this tokenizer."""
+    """Write the folder of a small model with this tokenizer."""
     tokenizer = made(published)
     sizes = dict(context=64, layers=1, embed=8, heads=1, head_dim=8, mlp=8)
     config = GPT2Config(vocab=tokenizer.get_vocab_size(), **sizes)
@@ -339,7 +339,10 @@ def test_a_masked_model_uses_the_post_processor(tmp_path):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run on tokens of ``vocab.json`` and ``merges.txt``, whose documents end with ``</s>`` by tokenizer_config.json."""
+    """Run with a tokenizer from ``vocab.json`` and ``merges.txt``.
+
+    Its documents end with ``</s>``, as ``tokenizer_config.json`` specifies.
+    """
     home = tmp_path_factory.mktemp("special")
     source = written(home / "source", PUBLISHED["gpt2 with a begin"])
     data = replace(runs.experiment(home).data, tokenizer=str(source))

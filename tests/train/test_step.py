@@ -1,4 +1,4 @@
-"""The train step: one pure function, mapped by pmap or over a mesh, equal to plain full-batch arithmetic on one device."""
+"""The training step, by pmap or on a mesh, equals plain full-batch training on one device."""
 
 import json
 import re
@@ -29,9 +29,7 @@ from train.plan.methods import Scratch
 LR = np.float32(0.5)
 TOKENS = np.random.default_rng(0).integers(0, 256, (16, 9)).astype(np.int32)
 BATCH = next_tokens(TOKENS)
-WAYS = [
-    ("pmap", 1)
-]  # and micro-batches; on the mesh see `test_inherit`, with micro-batches `test_drop_training`
+WAYS = [("pmap", 1)]  # `test_inherit` tests the mesh, `test_drop_training` micro-batches
 OTHERS = [("pmap", 4), ("mesh", 1), ("mesh", 4)]
 
 
@@ -43,7 +41,7 @@ def first(params, tokens):
 
 @cache
 def reference(tx, steps: int):
-    """Plain full-batch training on one device, written without anything of `train.engine.loop.step` but the loss."""
+    """Train with full batches on one device; only the loss comes from `train.engine.loop.step`."""
     params = runs.fresh(runs.MODEL)
     tx, state = optax.with_extra_args_support(tx), tx.init(params)
     update = jax.jit(
@@ -63,8 +61,8 @@ def test_there_are_several_devices():
     assert jax.device_count() == 4
 
 
-# Plain descent keeps the scale of the gradient, which Adam forgets: a sum over 4 devices where a
-# mean belongs shows.
+# Plain gradient descent depends on the scale of the gradient, Adam does not. So this test finds a
+# sum over 4 devices in place of a mean.
 @pytest.mark.parametrize(
     ("how", "accumulate"), [*WAYS, *(pytest.param(*way, marks=pytest.mark.slow) for way in OTHERS)]
 )
@@ -77,8 +75,8 @@ def test_devices_and_micro_batches_equal_one_batch(how, accumulate):
     )
     for _ in range(3):
         found, metrics = run(found, BATCH, StepInputs(LR))
-    # Rounding in float32, of sums in another order; a gradient off by a factor of 4 differs in the
-    # first digit.
+    # The tolerance covers float32 sums in a different order. A gradient wrong by a factor of 4
+    # differs in the first digit.
     assert {k: float(v) for k, v in metrics.items()} == pytest.approx(expected, rel=1e-5)
     chex.assert_trees_all_close(
         jax.device_get(found.params), jax.device_get(params), rtol=1e-4, atol=1e-6
@@ -135,7 +133,7 @@ def test_context_and_replica_axes_equal_one_full_batch(mesh):
 def test_replicas_are_whole_hosts():
     devices = [
         SimpleNamespace(id=i, process_index=i % 4) for i in range(8)
-    ]  # two devices of each of four hosts
+    ]  # two devices on each of four hosts
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jax.sharding, "Mesh", lambda devices, names, **_: devices)
         found: Any = Mesh(replica=2, fsdp=4).over(devices)
@@ -151,7 +149,7 @@ def test_replicas_are_whole_hosts():
 
 
 def test_gradients_are_added_once_in_float32_or_per_layer():
-    """Of two layers and two micro-batches, in bfloat16."""
+    """Test two layers and two micro-batches in bfloat16."""
     config, tx, mesh = (
         replace(runs.MODEL, dtype="bfloat16"),
         optax.identity(),
@@ -164,7 +162,8 @@ def test_gradients_are_added_once_in_float32_or_per_layer():
         program = over_mesh(partial(train_step, tx, 2, once=once), mesh)
         with jax.set_mesh(mesh):
             text[once] = str(program.trace(at, put(BATCH, mesh), StepInputs(LR)).jaxpr)
-    assert "reduce_scatter" in text[True] and "reduce_scatter" not in text[False]  # which XLA adds
+    # XLA inserts the reduction
+    assert "reduce_scatter" in text[True] and "reduce_scatter" not in text[False]
     assert not re.search(r"bf16\[[^]]*\] = reduce_scatter", text[True])
 
 
@@ -172,7 +171,7 @@ def test_gradients_are_added_once_in_float32_or_per_layer():
 def test_adam_clips_the_gradient_of_the_full_batch(how):
     tx = transformation(
         Optim(clip=0.1, eps=1e-3)
-    )  # large, or Adam blows up the rounding where gradients vanish
+    )  # large, because Adam amplifies rounding where gradients vanish
     params, state, _ = reference(tx, steps=3)
     run, found = (
         mapped(partial(train_step, tx, 2), how, runs.mesh(), donate=True),
@@ -190,7 +189,7 @@ def test_validation_is_the_mean_over_the_whole_batch(how):
     said = jax.jit(logits)(at, BATCH[0]).argmax(-1)
     targets = np.where(np.arange(8) % 3 == 0, said, (said + 1) % 256).astype(
         np.int32
-    )  # three of eight as the model says
+    )  # the model selects three of eight
     found = mapped(partial(eval_step, 1), how, runs.mesh())(at, (BATCH[0], targets))
     assert float(found["val_loss"]) == pytest.approx(
         float(jax.jit(loss)(at, (BATCH[0], targets))), rel=1e-6
@@ -253,16 +252,16 @@ def test_one_trace_and_one_compilation_for_each_shape_of_model(tmp_path, monkeyp
 
     monkeypatch.setattr(step, "scores", counted)
     monkeypatch.setattr(programs, "mapped", noting)
-    with runs.compiling("step", "evaluation"):  # what is patched, not to be used by other tests
+    with runs.compiling("step", "evaluation"):  # other tests must not use the patched programs
         pretrain.run(runs.experiment(tmp_path, method=runs.VCYCLE, parallel=how), tmp_path / "run")
-    # 2 steps of the large model, 4 of the small one, 4 of the large one again: what it compiled is
-    # still there.
+    # 2 steps of the large model, 4 of the small model, then 4 of the large model, whose compiled
+    # programs are still cached.
     assert compiled == [1, 0, *[1, 0, 0, 0], *[0, 0, 0, 0]]
     assert traces == {(layers, validated): 1 for layers in (1, 2) for validated in (False, True)}
 
 
 class Watched:
-    """A metric on the device that tells when the host reads it."""
+    """Wrap a device metric and record when the host reads it."""
 
     def __init__(self, value, note):
         self.value, self.note = value, note
@@ -312,7 +311,7 @@ def test_the_host_reads_metrics_after_later_dispatches(tmp_path, monkeypatch):
 
 
 def compilations(experiment, folder) -> int:
-    """How many programs XLA was given while it ran."""
+    """Count the programs that XLA compiles during a run."""
     seen = []
 
     def note(event, seconds, **_):
@@ -328,7 +327,7 @@ def compilations(experiment, folder) -> int:
 
 @pytest.fixture
 def anew():
-    """What other tests have compiled is compiled again."""
+    """Compile all programs again, including the programs that other tests compiled."""
     with runs.compiling():
         yield
 
@@ -336,10 +335,14 @@ def anew():
 @pytest.mark.usefixtures("anew")
 @pytest.mark.slow
 def test_a_copy_of_a_run_in_the_same_process_compiles_nothing(tmp_path):
-    """With layer dropping: what starts, steps dense and dropped, draws, measures, judges."""
+    """The run uses layer dropping, so it needs every kind of program.
+
+    These are initialisation, dense steps, steps with dropped layers, sampling, measurement of the
+    layer sensitivities, and evaluation.
+    """
     drop = LayerDrop(sensitivity=Sensitivity(after=0.25, batches=2))
     once = runs.experiment(tmp_path, method=Scratch(drop))
-    assert compilations(once, tmp_path / "one") > 10  # the control: it does count
+    assert compilations(once, tmp_path / "one") > 10  # control: the counter works
     copy = replace(once, name="again")
     assert compilations(copy, tmp_path / "two") == 0
     runs.assert_same_end(tmp_path / "two", tmp_path / "one")
@@ -358,7 +361,7 @@ def test_runs_that_differ_in_numbers_share_programs(tmp_path):
     for i, other in enumerate(others):
         assert compilations(other, tmp_path / str(i)) == 0, other
         assert runs.log(tmp_path / str(i))[-1] != runs.log(tmp_path / "one")[-1]
-    with runs.compiling("evaluation"):  # the control
+    with runs.compiling("evaluation"):  # control: new programs are counted
         assert compilations(replace(once, name="again"), tmp_path / "again") > 0
 
 

@@ -1,4 +1,4 @@
-"""Sweeps: every combination of settings, the best first, and a warning where it lies at the edge."""
+"""Sweeps run all combinations, list the best first, and warn if the best value is at the edge."""
 
 import json
 import sys
@@ -20,7 +20,7 @@ def swept(monkeypatch, *arguments):
 
 def test_every_combination_is_run_once_and_the_best_is_told(tmp_path, monkeypatch, capsys):
     rate = inputs.learning_rate
-    # At 0.04 the last update is infinite: that run diverges, and the sweep goes on.
+    # At 0.04 the last update is infinite, so that run diverges. The sweep continues.
     monkeypatch.setattr(
         inputs,
         "learning_rate",
@@ -65,15 +65,15 @@ def test_every_combination_is_run_once_and_the_best_is_told(tmp_path, monkeypatc
     ended = [json.loads(p.read_text()) for p in folder.glob("*/result.json")]
     assert len(ended) == 8 and all(r["steps"] == 4 for r in ended)
     assert f"All 8 completed runs: {sum(r['flops'] for r in ended):.3g} FLOPs" in text
-    assert "WARNING: the best optim.warmup" in text  # of two values, either is an edge
+    assert "WARNING: the best optim.warmup" in text  # with two values, both are edges
     assert "optim.peak_lr, 0.02, is" not in text
     assert "eval_batches" not in text + "".join(
         p.name for p in folder.iterdir()
-    )  # it has one value
+    )  # a single value has no edge
 
     monkeypatch.setattr(
         programs, "step", None
-    )  # what ended is not run again; what diverged would be
+    )  # finished runs are not repeated; diverged runs would be
     with pytest.raises(TypeError):
         swept(monkeypatch, script, *options)
 
@@ -102,7 +102,7 @@ def test_the_better_half_goes_on_and_all_is_told(tmp_path, monkeypatch, capsys):
         "| of the steps |" in (text := capsys.readouterr().out) and "All 7 completed runs" in text
     )
 
-    monkeypatch.setattr(programs, "step", None)  # what ended is not run again
+    monkeypatch.setattr(programs, "step", None)  # finished runs are not repeated
     swept(monkeypatch, script, *options)
 
 

@@ -1,4 +1,4 @@
-"""Labelled rows of the user: every format gives the same examples, and errors name the file and the row."""
+"""Every format of labelled rows gives the same examples; errors name the file and the row."""
 
 import gzip
 import json
@@ -44,7 +44,10 @@ def jsonl(rows) -> str:
 
 
 def dataset(folder: Path, rows, names: list[str] | None = None) -> Path:
-    """As Hugging Face `datasets` saves it; ``names``: of the classes, whose numbers are stored."""
+    """Write rows as Hugging Face `datasets` saves them.
+
+    The file stores class numbers; ``names`` are the names of these classes.
+    """
     folder.mkdir(parents=True)
     kinds = [names.index(row["kind"]) if names else row["kind"] for row in rows]
     data = pa.table({"title": [row["title"] for row in rows], "kind": kinds})
@@ -65,7 +68,7 @@ def dataset(folder: Path, rows, names: list[str] | None = None) -> Path:
 
 
 def written(folder: Path, kind: str) -> Path:
-    """The rows as the splits ``train`` and ``dev`` of a folder."""
+    """Write the rows as the splits ``train`` and ``dev`` of a folder."""
     folder.mkdir(exist_ok=True)
     for split in ("train", "dev"):
         if kind in ("tsv", "csv", "jsonl"):

@@ -1,4 +1,4 @@
-"""Tasks: metrics against public implementations, files as they were published, what a model reads, answers found back."""
+"""Metrics, published files, model inputs and recovered answers of the tasks are correct."""
 
 import gzip
 import json
@@ -59,7 +59,7 @@ def test_of_classes_as_scikit_learn(pair):
     assert metrics.f1(predictions, labels) == pytest.approx(
         sklearn.f1_score(labels, predictions, zero_division=0)
     )
-    both = len({*predictions, *labels}) > 1  # else it warns that there is one class
+    both = len({*predictions, *labels}) > 1  # the reference warns if there is only one class
     expected = sklearn.matthews_corrcoef(labels, predictions) if both else 0
     assert metrics.matthews(predictions, labels) == pytest.approx(expected, abs=1e-12)
 
@@ -85,7 +85,7 @@ def test_correlations_as_scipy(pair, scale):
     [
         ("The  Cat.", ["a cat"], 1, 1),
         ("cat sat", ["the cat", "dog"], 0, 2 / 3),
-        ("an-other", ["another"], 1, 1),  # punctuation goes before articles are looked for
+        ("an-other", ["another"], 1, 1),  # punctuation is removed before articles
         ("theatre", ["atre"], 0, 0),
         ("cat cat", ["cat"], 0, 2 / 3),
         ("", [], 1, 1),
@@ -111,7 +111,7 @@ words = st.lists(
 @quick
 @given(words.map(" ".join), words.map(" ".join))
 def test_answers_as_the_official_script(said, gold):
-    """As `transformers` has it, where it still does."""
+    """Compare with the copy of the script in `transformers`, in versions that contain it."""
     theirs = pytest.importorskip("transformers.data.metrics.squad_metrics")
     assert metrics.normalised(said) == theirs.normalize_answer(said)
     golds = [gold] if theirs.normalize_answer(gold) else [""]
@@ -124,7 +124,11 @@ def test_answers_as_the_official_script(said, gold):
 
 @pytest.fixture(scope="module")
 def tokenizers(tmp_path_factory) -> dict[str, str]:
-    """BERT's WordPiece, RoBERTa's byte-level BPE, one with an end of text alone, and one with none: trained on a few words."""
+    """Train four tokenizers on a few words.
+
+    They are BERT's WordPiece, RoBERTa's byte-level BPE, one with only an end-of-text token, and one
+    without special tokens.
+    """
     folder, made = tmp_path_factory.mktemp("tokenizers"), {}
     text = ["the cat sat on the mat, said a dog", "who sat where? ä € 😀", *map(str, range(20))]
     bpe = {
@@ -205,7 +209,7 @@ COMPRESS = {
 def saved(
     folder: Path, name: str, rows: list[str] | None = None, suffix: str = "", end: str = "\n"
 ) -> str:
-    """A task's files, each with the same rows."""
+    """Write the files of a task, all with the same rows."""
     folder.mkdir(parents=True, exist_ok=True)
     lines = ([HEADERS[name]] if name in HEADERS else []) + (ROWS[name] if rows is None else rows)
     for file in glue.TASKS[name].files[0].values():
@@ -318,7 +322,7 @@ def test_settings_that_mean_nothing(values, message):
 
 
 class TinyGlue(tfds.core.GeneratorBasedBuilder):
-    """Two tasks at once, written without TensorFlow."""
+    """Write two tasks at once, without TensorFlow."""
 
     VERSION = tfds.core.Version("1.0.0")
 
@@ -367,7 +371,7 @@ def test_tensorflow_datasets_are_read(tmp_path, monkeypatch):
 
 
 class TinySquad(tfds.core.GeneratorBasedBuilder):
-    """Its features, written without TensorFlow."""
+    """Write the features of SQuAD without TensorFlow."""
 
     VERSION = tfds.core.Version("1.0.0")
 
@@ -412,11 +416,11 @@ def test_squad_of_tensorflow_datasets_is_read_as_its_files_are(tmp_path, monkeyp
         task(Labelled("squad1", str(tmp_path), "tfds"), BERT)
 
 
-# --- what a model reads ---
+# --- model inputs ---
 
 
 def said(prepared: Prepared, tokenizer: str, i: int = 0) -> list[str]:
-    """The tokens that are no padding."""
+    """Return the tokens of a sample without padding."""
     inputs = prepared.train.sample(i, None)[0]
     kept = (
         inputs["tokens"][: inputs["lengths"]]
@@ -528,7 +532,7 @@ def test_the_longer_text_is_shortened_as_by_tokenizers(a, b, room):
 def test_pairs_are_framed_as_the_tokenizer_itself_does(
     tmp_path, tokenizers, tokenizer, model, length
 ):
-    """By the post-processor that was saved with it."""
+    """Pairs are framed by the post-processor that was saved with the tokenizer."""
     pairs = [
         ("the cat sat on the mat", "a dog"),
         ("who?", "said a dog 12 ä € 😀 " * 4),
@@ -683,7 +687,7 @@ CONTEXTS = {
 
 
 def squad_file(folder: Path, name: str, contexts=CONTEXTS, **more) -> Path:
-    """A file in which every answer is asked for; ``more`` are fields of its questions."""
+    """Write a SQuAD file with one question per answer; ``more`` adds fields to each question."""
     folder.mkdir(exist_ok=True)
     articles = []
     for context, found in contexts.items():
@@ -699,7 +703,7 @@ def squad_file(folder: Path, name: str, contexts=CONTEXTS, **more) -> Path:
 
 
 def right_outputs(made: Prepared) -> np.ndarray:
-    """Logits that say the targets, and nothing where the answer is not in the window."""
+    """Return logits that predict the targets; they are zero if the answer is not in the window."""
     examples = made.valid["dev"]
     outputs = np.zeros((len(examples), examples.length, 2), np.float32)
     for i in range(len(examples)):
@@ -765,8 +769,9 @@ def test_the_best_span_is_ordered_and_short(tmp_path, tokenizers):
     logits = np.random.default_rng(0).normal(size=(1, data.length, 2))
     first = int(read.texts.second[0])
     held = int(read.held[0])
-    logits[0, [0, first - 1, first + held], :] = 99  # the first token, and those around the context
-    logits[0, first + held - 1, 0] = 50  # a begin after every good end
+    # the first token and the tokens around the context
+    logits[0, [0, first - 1, first + held], :] = 99
+    logits[0, first + held - 1, 0] = 50  # this begin comes after every good end
     logits[0, first, 0] = logits[0, first + held - 1, 1] = 20  # too far apart
     expected = max(
         (logits[0, i, 0] + logits[0, j, 1], i - first, j - first)
@@ -775,9 +780,7 @@ def test_the_best_span_is_ordered_and_short(tmp_path, tokenizers):
     )
     begin, end = read.places[0][expected[1], 0], read.places[0][expected[2], 1]
     assert squad.answers(read, questions, logits, None) == [context[begin:end]]
-    assert squad.answers(read, questions, logits, 0.0) == [
-        ""
-    ]  # the first token says more than that
+    assert squad.answers(read, questions, logits, 0.0) == [""]  # the first token has a higher score
 
 
 def test_version_2_knows_questions_without_an_answer(tmp_path):
@@ -812,7 +815,7 @@ def test_version_2_knows_questions_without_an_answer(tmp_path):
     assert (found["best_f1"], found["best_exact_match"]) == (
         1.0,
         1.0,
-    )  # one margin is larger than the other
+    )  # the margins differ
     assert found.keys() - names == {
         f"best_{name}{more}" for name in ("f1", "exact_match") for more in ("", "_threshold")
     }

@@ -1,4 +1,4 @@
-"""A tokenizer that is trained on a corpus: what it sees, what it can spell, and that a model trains on its tokens."""
+"""Train a tokenizer on a corpus: its training text, its coverage, and a model on its tokens."""
 
 import sys
 
@@ -17,7 +17,7 @@ BERT = BERTConfig(vocab=280, context=8, layers=1, embed=8, heads=2, head_dim=4, 
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
-    """Trains a tokenizer on the corpus of an experiment."""
+    """Train a tokenizer on the corpus of an experiment."""
 
     def run(*options, **changes):
         config = runs.script(tmp_path, runs.experiment(tmp_path, **changes))

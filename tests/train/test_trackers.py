@@ -1,4 +1,7 @@
-"""Trackers: the same numbers as the log, run names, groups and seeds, offline, with the real packages."""
+"""Trackers record the numbers of the log, run names, groups and seeds.
+
+The tests also use the real packages, offline.
+"""
 
 import json
 import logging
@@ -15,7 +18,7 @@ from train.engine.run.recorder import Recorder
 
 
 class Kept:
-    """A tracker that keeps what it is given."""
+    """A tracker that stores its input."""
 
     def __init__(self, fails_at=None):
         self.points, self.closed, self._fails_at = [], 0, fails_at
@@ -35,7 +38,7 @@ def experiment(tmp_path):
 
 
 def recorded(folder, *given):
-    """A log of two points, by the trackers."""
+    """Write a log of two points with the trackers."""
     (folder / "checkpoints").mkdir(parents=True)
     recorder = Recorder(folder, trackers=given)
     recorder.ledger.begin("train large", "Train", "large", 1)
@@ -118,7 +121,7 @@ def test_wandb_offline_has_name_group_seed_and_numbers(tmp_path, experiment, mon
         tracker.write(2, {"large/loss": last})
         tracker.write(
             4, {"large/lr": 0.0}
-        )  # W&B counts the points of a step when the next one comes
+        )  # W&B writes the points of a step when the next step arrives
         assert made[-1].summary["large/loss"] == last
         tracker.close()
     first, again = made
