@@ -58,7 +58,7 @@ def test_the_examples_run(page, capsys, tmp_path, monkeypatch):
 def test_every_command_of_jaxgrow_is_shown():
     assert (
         len({command[0] for text in PAGES.values() for command in commands(text)}) == 10
-    )  # all of them
+    )  # all commands
 
 
 @pytest.mark.parametrize("page", PAGES)

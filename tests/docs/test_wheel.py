@@ -1,4 +1,7 @@
-"""The wheel contains the library and its command; `train` needs a clone and names what is missing."""
+"""The wheel contains the library and its command.
+
+`train` needs a clone of the repository, and its error names the missing part.
+"""
 
 import os
 import re

@@ -57,7 +57,8 @@ def widened(params, matrix, vector, norm=None, final=None):
 
     ``matrix(W, in, out)`` and ``vector(v, axis)`` receive the axes, ``None`` for the vocabulary.
     ``norm(v, "scale")`` and ``final(v, "scale")`` compute the parameters of the inner norms and the
-    last norm. Without them, norms are computed like vectors.
+    last norm. Without ``norm``, inner norms are computed like vectors. Without ``final``, the last
+    norm is computed like the inner norms.
     """
     norm = norm or (lambda v, _: vector(v, "embed"))
     final = final or norm

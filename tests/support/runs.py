@@ -1,4 +1,4 @@
-"""Tiny experiments on a tiny corpus, for the tests of `train`."""
+"""Tiny experiments on a tiny corpus, that the tests of `train` share."""
 
 import json
 import random

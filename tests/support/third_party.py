@@ -40,7 +40,7 @@ def tokens(seed: int = 0) -> np.ndarray:
 
 
 def drawn(shapes: Any, dtype: Any = np.float64) -> Any:
-    """Draw random parameters, including norms and biases."""
+    """Draw random parameters; norms and biases also differ from their initial values."""
     rng = np.random.default_rng(0)
     return jax.tree.map(lambda x: (rng.normal(size=x.shape) / 2).astype(dtype), shapes)
 

@@ -276,7 +276,7 @@ def test_live_models_by_hand():
     ]
 
 
-AGAIN = ("two", "carried", "unborn")  # names of parts of other methods
+AGAIN = ("two", "carried", "unborn")  # slow: other methods test the same parts
 METHODS = {
     "scratch": Scratch(),
     "two": VCycle(),

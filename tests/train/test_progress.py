@@ -24,7 +24,7 @@ def test_the_bar_shows_the_step_and_the_speed_without_compiling(monkeypatch):
         bar.phase("tiny: train large")
         bar.show(
             5, {"flops": 25.0, "tokens": 500, "seconds": 90.0, "compile_seconds": 80.0}, 3.14159
-        )  # 90 seconds of compilation
+        )  # mostly compilation: 80 of 90 seconds
         assert last(screen).startswith("tiny: train large  25%|") and last(screen).endswith(
             ", step 5, loss 3.142"
         )

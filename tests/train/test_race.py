@@ -120,8 +120,8 @@ def made(
 def test_losses_are_read_at_equal_flops_not_at_equal_steps(tmp_path, monkeypatch):
     """Compare with values computed by hand.
 
-    ``dear`` has the best final loss, but at 80 FLOPs, the complete cost of ``cheap``, its loss is
-    worse than the final loss of ``cheap``.
+    ``dear`` ends with a lower loss than ``cheap``. At 80 FLOPs, where ``cheap`` ends, ``dear`` has
+    the higher loss.
     """
     finished = {
         "dear": [made(tmp_path, "dear", [6.0, 4.0, 2.0], [80.0, 160.0])],

@@ -197,7 +197,7 @@ def test_a_cell_shows_the_largest_entry_of_its_square():
 
 
 def test_real_sizes_make_a_readable_picture_and_nothing_dense():
-    """A dense vocabulary map alone would need 40 GB; units copied in place are one straight line."""
+    """A dense vocabulary map would need 40 GB; all units copied in place are one straight line."""
     shapes, axes = jax.eval_shape(GPT.init, jax.random.key(0)), GPT.axes()
     growth = {
         "vocab": select([*range(50257), *range(50257)], 50257),

@@ -162,7 +162,7 @@ def test_gradients_are_added_once_in_float32_or_per_layer():
         program = over_mesh(partial(train_step, tx, 2, once=once), mesh)
         with jax.set_mesh(mesh):
             text[once] = str(program.trace(at, put(BATCH, mesh), StepInputs(LR)).jaxpr)
-    # XLA inserts the reduction
+    # Without ``once``, XLA inserts the reduction, so the jaxpr does not contain it.
     assert "reduce_scatter" in text[True] and "reduce_scatter" not in text[False]
     assert not re.search(r"bf16\[[^]]*\] = reduce_scatter", text[True])
 
@@ -171,7 +171,7 @@ def test_gradients_are_added_once_in_float32_or_per_layer():
 def test_adam_clips_the_gradient_of_the_full_batch(how):
     tx = transformation(
         Optim(clip=0.1, eps=1e-3)
-    )  # large, because Adam amplifies rounding where gradients vanish
+    )  # large eps, because Adam amplifies rounding where gradients vanish
     params, state, _ = reference(tx, steps=3)
     run, found = (
         mapped(partial(train_step, tx, 2), how, runs.mesh(), donate=True),

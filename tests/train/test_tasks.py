@@ -815,7 +815,7 @@ def test_version_2_knows_questions_without_an_answer(tmp_path):
     assert (found["best_f1"], found["best_exact_match"]) == (
         1.0,
         1.0,
-    )  # the margins differ
+    )  # the margins differ, so a threshold separates the questions
     assert found.keys() - names == {
         f"best_{name}{more}" for name in ("f1", "exact_match") for more in ("", "_threshold")
     }
