@@ -162,7 +162,7 @@ def test_the_tokens_and_what_is_known_of_them_are_checked(tmp_path):
             (folder / name).write_bytes(damaged)
             with pytest.raises(
                 UserError,
-                match=rf"{name}.* is damaged: .*; delete the folder {folder}, and the same",
+                match=rf"{name}.* is damaged: .*; delete the folder {folder}",
             ):
                 tokens(data)
         (folder / name).write_bytes(whole)

@@ -327,7 +327,7 @@ def test_learned_maps_are_of_the_model_with_its_adapters():
     assert large["blocks"]["mlp_adapter"]["up"]["kernel"].shape == (2, 3, 12)
     with pytest.raises(
         ValueError,
-        match=r"attention_adapter/down/kernel: embed grows from 8 to 12 in the model, but this",
+        match=r"attention_adapter/down/kernel: embed grows from 8 to 12 in the model, but the growth",
     ):
         jax.eval_shape(lambda: adapters.growth(maps(apart(config)), config))
 
@@ -387,7 +387,9 @@ def test_adapter_settings_are_stored_in_the_config_only():
     deep = grow(
         stack(sizes(alone, apart(config).axes()), {"layers": 4}), alone, apart(config).axes()
     )
-    with pytest.raises(ValueError, match="have 2 and 4; grow the adapters with their model"):
+    with pytest.raises(
+        ValueError, match="number of layers, not 2 and 4. Grow the adapters with their model"
+    ):
         adapters.attach(deep, own)
 
 

@@ -427,7 +427,7 @@ def test_g_stack_s_published_times(parameters, tokens, expected):
     ("parameters", "tokens", "asked"), [(410e6, 8.2e9, "242%"), (124e6, 2.5e9, "834%")]
 )
 def test_g_stack_tokens_are_capped_at_a_share_of_the_training(parameters, tokens, asked):
-    with pytest.warns(UserWarning, match=f"asks for .* {asked} of the training: .*; using 25%"):
+    with pytest.warns(UserWarning, match=f"gives .* {asked} of the training.*; using 25%"):
         assert g_stack_tokens(parameters, tokens) == tokens / 4
     with pytest.warns(UserWarning, match="using 10%"):
         np.testing.assert_allclose(

@@ -718,9 +718,9 @@ def test_the_command_on_images_and_stages(tmp_path, capsys):
     [
         (
             np.zeros((3, 8, 8, 1)),
-            r"holds float64 \[3, 8, 8, 1\]; the model takes images of floats \[N, 8, 8, 2\]",
+            r"contains float64 \[3, 8, 8, 1\], but the model expects normalised images as floats \[N, 8, 8, 2\]",
         ),
-        (np.zeros((3, 8, 8, 2), np.uint8), r"holds uint8 \[3, 8, 8, 2\]"),
+        (np.zeros((3, 8, 8, 2), np.uint8), r"contains uint8 \[3, 8, 8, 2\]"),
         (np.full((1, 8, 8, 2), np.inf), "not finite"),
         (None, "contains no images: "),
     ],
@@ -782,7 +782,7 @@ def test_models_that_no_text_is_for(tmp_path):
     )
     (tmp_path / "text.txt").write_text("a")
     with pytest.raises(
-        checkpoints.CheckpointError, match=r"no tokenizer.json in .*; give --data as a .npy"
+        checkpoints.CheckpointError, match=r"no tokenizer.json in .* Give --data as a .npy"
     ):
         of_data(checkpoints.open_checkpoint(tmp_path / "a"), tmp_path / "text.txt")
 

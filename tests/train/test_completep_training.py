@@ -81,7 +81,7 @@ def test_what_a_growth_makes_anew_has_the_scale_of_its_birth():
 
 
 def test_what_has_no_multipliers_is_refused():
-    with pytest.raises(ValueError, match="adamw and muon, not of sgd"):
+    with pytest.raises(ValueError, match="adamw and muon, not for sgd"):
         Optim(name="sgd", base=MODEL)
     with pytest.raises(ValueError, match=r"leave optim\.base out"):
         FineTune("there").plan(MODEL, Optim(base=MODEL), 8)

@@ -141,7 +141,7 @@ COMMANDS = {
         ["--tasks", "--data", "--stride", "--few-shot", "--limit"],
     ),
     "export": ([ABSENT, "{folder}/out"], []),
-    "maps": ([FILE], ["--plot", "--apply", "--out"]),
+    "ligo_maps": ([FILE], ["--plot", "--apply", "--out"]),
     "preflight": ([CONFIG, "--on", "nothing"], ["--set", "--on", "--utilisation"]),
     "scaling": ([ABSENT], ["--at"]),
     "show": ([ABSENT, "--out", "{folder}/a.png"], ["--out"]),
