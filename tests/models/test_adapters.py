@@ -388,7 +388,7 @@ def test_adapter_settings_are_stored_in_the_config_only():
         stack(sizes(alone, apart(config).axes()), {"layers": 4}), alone, apart(config).axes()
     )
     with pytest.raises(
-        ValueError, match="number of layers, not 2 and 4. Grow the adapters with their model"
+        ValueError, match=r"number of layers, not 2 and 4. Grow the adapters with their model"
     ):
         adapters.attach(deep, own)
 
