@@ -56,7 +56,7 @@ def normed(x, scale):
 
 @jax.jit
 def logits(p):
-    """Of a pre-LN language model with a tied head, from parameters of any sizes."""
+    """Compute the logits of a pre-LN language model with a tied head, for parameters of any size."""
     x = p["tokens"][third_party.tokens()]
     mask = np.tril(np.ones((x.shape[1],) * 2, bool))
 
@@ -94,7 +94,7 @@ def test_right_names_are_found_right_and_every_mark_is_proven():
 
 @pytest.mark.parametrize("leaf", ["query", "key", "value", "out", "up", "down"])
 def test_a_missing_in_is_named(leaf):
-    """Of one kernel of each layer, of the residual stream, the heads, or the MLP's units."""
+    """The kernel is one of each layer, of the residual stream, of the heads, or of the MLP units."""
     right = AXES["layers"][leaf]
     names = tuple(n.removesuffix(".in") if n != "head_dim.in" else n for n in right)
     says(
@@ -137,7 +137,11 @@ def test_missing_and_wrong_attention_marks_are_reported():
 
 
 def test_layers_on_another_dimension_are_found():
-    """As MaxText stacks them by default, on the second one; here there are as many as units of the residual stream."""
+    """The layers are stacked along the second dimension, which is the default of MaxText.
+
+    Their number equals the size of the residual stream, so the size alone does not identify the
+    axis.
+    """
     moved = {**AXES, "layers": {leaf: (n[1], n[0], *n[2:]) for leaf, n in AXES["layers"].items()}}
 
     def apply(p):
@@ -153,7 +157,7 @@ def test_layers_on_another_dimension_are_found():
 
 
 def test_a_mark_that_a_norm_makes_up_for_is_not_proven():
-    """Norms of queries and keys divide out what their kernels are too large by."""
+    """Norms of queries and keys cancel the factor by which their kernels are too large."""
     axes = {"table": ("vocab", "embed"), "up": ("embed.in", "mlp"), "head": ("mlp.in", "classes")}
 
     def apply(p):
@@ -179,7 +183,7 @@ def test_growing_outputs_and_models_without_widths_are_refused():
 
 @pytest.mark.slow
 def test_a_model_of_linen_with_its_layers_in_subtrees():
-    """It is made from the sizes of the parameters that it gets."""
+    """The model is built from the sizes of the parameters that it receives."""
     params = third_party.drawn(third_party.linen_shapes(third_party.SMALL), np.float32)
 
     def check(rules):

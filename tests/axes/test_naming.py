@@ -287,7 +287,7 @@ MASKING = {
 @pytest.mark.parametrize("name", MASKING)
 @pytest.mark.parametrize("as_list", [False, True])
 def test_what_an_optimizer_masks_is_stacked_and_taken_apart(name, as_list):
-    """A masked leaf is a node without leaves, and no axis name."""
+    """A masked leaf is a node without leaves, and it is not an axis name."""
     tx, layers = MASKING[name], [layer(i) for i in range(3)]
     tree = {"layers": layers} if as_list else {f"layers_{i}": x for i, x in enumerate(layers)}
     tree |= {"norm": np.ones(5)}
@@ -415,10 +415,10 @@ def test_leaves_that_do_not_fit_the_larger_model_are_named():
         restructured({"a": np.ones(2), "c": np.ones(3)}, {"a": np.ones(4), "b": np.ones(2)})
 
 
-# --- whole models ---
+# --- complete models ---
 
 
-# Of names as Linen gives them, see `test_nnx`, and the README.
+# Linen's own names are also covered by `test_nnx` and the README.
 linen = pytest.param("linen", marks=pytest.mark.slow)
 
 
@@ -437,7 +437,7 @@ def test_a_stranger_s_model_keeps_its_function_and_trains_on(journey):
 
 
 def test_each_axis_that_is_read_must_be_said_to_be(journey):
-    """The control: with one ``.in`` forgotten, wherever it is, the function is another."""
+    """The control: if one ``.in`` is missing, anywhere, the grown model computes another function."""
     np.testing.assert_allclose(
         journey.forward(journey.grow(journey.axes)), journey.logits[1], rtol=0, atol=1e-12
     )

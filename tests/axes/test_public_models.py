@@ -21,9 +21,10 @@ from jaxgrow import from_rules, infer, operators, sizes, stack_layers
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning"
-)  # theirs to heed
+)  # these warnings concern the packages
 
-# These compute in float32, at least their softmax: what a sum's order makes of logits of order ten.
+# The models compute at least their softmax in float32. For logits of order ten, the order of
+# summation changes the result by up to this much.
 ATOL = 1e-4
 
 SMALL = {"vocab": 13, "context": 7, "layers": 2, "embed": 12, "heads": 3, "head_dim": 4, "mlp": 10}
@@ -40,8 +41,9 @@ def their_ranks():
 
 
 def gpt2() -> tuple[Stranger, dict]:
-    """Of transformers 4, Flax Linen: fused and flat heads, kernels that lie as of PyTorch and are
-    called as of Flax, a tied head.
+    """GPT-2 of transformers 4, Flax Linen: fused and flat heads, and a tied head.
+
+    The kernels have the layout of PyTorch and the names of Flax.
     """
     found = pytest.importorskip(
         "transformers.models.gpt2.modeling_flax_gpt2", reason="pip install 'transformers<5'"
@@ -82,7 +84,7 @@ def gpt2() -> tuple[Stranger, dict]:
 
 
 def nanodo() -> tuple[Stranger, dict]:
-    """Of Google DeepMind, Flax Linen: parts named by their numbers, a tied head."""
+    """nanodo of Google DeepMind, Flax Linen: modules named by numbers, and a tied head."""
     found = pytest.importorskip("nanodo.model", reason="nanodo, from its repository")
 
     def module(sizes):
@@ -126,7 +128,7 @@ def llama_of_nnx(sizes: dict[str, int]) -> Callable[[], nnx.Module]:
 
 
 def tunix() -> tuple[Stranger, dict]:
-    """Of Google's Tunix, Flax NNX: Llama 3, queries that share keys, scales called ``w``, a tied head."""
+    """Llama 3 of Google's Tunix, Flax NNX: GQA, scales called ``w``, and a tied head."""
     mask = np.tril(np.ones((len(tokens()), SMALL["context"], SMALL["context"]), bool))
 
     def shapes(sizes):
@@ -143,7 +145,7 @@ def tunix() -> tuple[Stranger, dict]:
 
 
 def eqx_zoo() -> tuple[Stranger, dict]:
-    """Of eqx-zoo, Equinox: Qwen 3, queries that share keys, norms of queries and keys, a head of its own."""
+    """Qwen 3 of eqx-zoo, Equinox: GQA, norms of queries and keys, and an untied head."""
     eqx = pytest.importorskip("equinox")
     found = pytest.importorskip("eqx_zoo.models.causal_lm", reason="pip install eqx-zoo")
 
@@ -177,7 +179,7 @@ def eqx_zoo() -> tuple[Stranger, dict]:
 
 
 def named(model: Stranger, corrected: dict) -> Stranger:
-    """With the rules that `infer` proposes, and what was wrong with them."""
+    """Return the model with the rules that `infer` proposes and the corrections of wrong rules."""
     proposed = infer(model.inwards(third_party.drawn(model.shapes(model.small))), model.small)
     assert set(corrected) <= set(proposed)
     return model._replace(rules=proposed | corrected)
@@ -197,18 +199,21 @@ def test_a_public_model_keeps_its_function_and_trains_on(journey):
 
 
 def test_each_axis_that_is_read_must_be_said_to_be(journey):
-    """The control, of the proposal's corrections, too: the scale before a tied head is one of those that read."""
+    """The control: each forgotten ``.in`` changes the outputs, including those in the corrections.
+
+    The scale before a tied head is one of the leaves that need ``.in``.
+    """
     off = third_party.forgotten(journey)
     unseen = {leaf for leaf, by in off.items() if by < 100 * ATOL}
-    # A norm of queries and keys divides out what their kernels were too large by: there equal
-    # outputs prove nothing.
+    # A norm of queries and keys cancels the factor by which their kernels were too large, so equal
+    # outputs prove nothing there.
     assert unseen == {leaf for leaf in off if leaf.endswith(("q_proj/weight", "k_proj/weight"))}, (
         off
     )
 
 
 def test_a_model_of_nnx_is_grown_as_a_model():
-    """As a user would: the same as by hand, to the bit, and the graph has the new sizes."""
+    """The `nnx` integration grows a model bitwise like `grow`, and the graph has the new sizes."""
     stranger = named(*tunix())
     given = third_party.drawn(stranger.shapes(SMALL_GQA), np.float32)
     model = jaxgrow.integrations.nnx.build(llama_of_nnx(SMALL_GQA), given)

@@ -58,7 +58,7 @@ HUGGING_FACE = {
 
 
 def reversed_names(tree) -> dict[str, str]:
-    """Names that say nothing, and sort the other way round."""
+    """Return names without meaning that sort in the opposite order."""
     ours = sorted(
         {part for path, _, _ in tiny.pairs(tree, tree) for part in path.split("/")}, reverse=True
     )
@@ -74,12 +74,12 @@ def renamed(tree, names):
 
 
 def model(config):
-    """``(parameters, axes)``."""
+    """Return ``(parameters, axes)``."""
     return tiny.params(config, dtype="float32"), tiny.axes(config)
 
 
 def assert_names_do_not_matter(model, apply):
-    """``apply(params, axes)``, a tree by the model's names, is the same under every naming scheme."""
+    """Assert that ``apply(params, axes)``, a tree by the model's names, ignores the naming scheme."""
     params, axes = model
     ours = apply(params, axes)
     for names in (HUGGING_FACE, reversed_names(params)):
@@ -142,7 +142,7 @@ def test_learned_maps(config, shared):
     "policy", ["copy", pytest.param("exact", marks=pytest.mark.slow), "asymmetric"]
 )
 def test_moments(policy):
-    """Of the one operator whose moments could go another way than its weights."""
+    """Only for this operator could the moments grow differently from the weights."""
     growth, tx = (
         OPERATORS["llama_pro"](SIZES),
         optax.chain(optax.scale_by_adam(), rebias(0.9, 0.99)),
@@ -162,7 +162,7 @@ def test_moments(policy):
 
 @families
 def test_weight_decay(config):
-    """Those that decay are those whose names of ours end so: a control."""
+    """The control: the decayed parameters are those with the corresponding endings in our names."""
     assert_names_do_not_matter(model(config), lambda params, axes: decays(axes))
     for path, x, _ in tiny.pairs(decays(tiny.axes(config)), tiny.params(config)):
         assert x == path.endswith(("kernel", "embedding")), path
@@ -184,7 +184,7 @@ def test_freezing(config):
     assert bottoms == [1, 1, 1]
 
 
-# --- what must be said, and is not ---
+# --- missing marks ---
 
 
 def without(axes, mark: str):

@@ -25,7 +25,7 @@ V, P, N, D, H, K, B, F = SIZES.values()
 
 
 def tree(flat: dict):
-    """A tree of the leaves by their paths."""
+    """Return a nested tree of the leaves, given by their paths."""
     out: dict = {}
     for of, leaf in flat.items():
         *parents, last = of.split("/")
@@ -54,9 +54,9 @@ QUERY, KEY, VALUE = (
 OUT, NORM = ("heads.in", "head_dim.in", "embed"), ("embed.norm.scale",)
 
 
-# --- MaxText: names of axes for sharding ---
+# --- MaxText: axis names for sharding ---
 
-MAXTEXT = {  # of one layer: its names, and ours
+MAXTEXT = {  # MaxText's names of one layer, and ours
     "self_attention/query/kernel": (("embed", "q_heads", "kv"), QUERY),
     "self_attention/key/kernel": (("embed", "kv_heads", "kv_head_dim"), KEY),
     "self_attention/value/kernel": (("embed", "kv_heads", "kv_head_dim"), VALUE),
@@ -90,7 +90,7 @@ def stacked(names, at: int):
 
 @pytest.mark.parametrize("scan", [None, 0, 1])
 def test_the_axes_of_maxtext_wherever_it_stacks_its_layers(scan):
-    """``param_scan_axis: 1`` is its default. Norms then are [embed, layers]."""
+    """The default is ``param_scan_axis: 1``, and then norms have the axes [embed, layers]."""
     if scan is None:
         layers = {
             f"decoder/layers_{i}/{of}": names for i in range(2) for of, names in MAXTEXT.items()
@@ -133,7 +133,7 @@ def test_maxtext_s_shapes_tell_where_layers_are_stacked():
         D,
         K,
         F,
-    ):  # as many layers as another axis is large: what sizes cannot tell is not guessed
+    ):  # equal to another axis size, which is ambiguous: do not guess
         known = {**shapes, "layers": layers}
         params = zeros(
             {leaf: tuple(known[n.partition(".")[0]] for n in names) for leaf, names in ours.items()}
@@ -159,7 +159,7 @@ def test_maxtext_s_shapes_tell_where_layers_are_stacked():
     )
 
 
-# --- levanter: named arrays of haliax; layers are stacked first ---
+# --- levanter: named arrays of haliax, with the layers first ---
 
 LEVANTER = {
     "embeddings/token_embeddings/weight": (("vocab", "embed"), ("vocab", "embed")),
@@ -194,7 +194,7 @@ LEVANTER = {
         ("layers", "embed", "mlp"),
         ("layers", "embed", "mlp.in"),
     ),
-    # Its GPT-2, whose kernels lie the other way round.
+    # levanter's GPT-2 has transposed kernels.
     "embeddings/position_embeddings/weight": (("position", "embed"), ("context", "embed")),
     "transformer/blocks/stacked/attn/c_attn/weight": (
         ("layers", "embed", "qkv", "heads", "head_size"),
@@ -227,10 +227,10 @@ def test_the_axes_of_levanter():
     assert by_path(found) == {of: ours for of, (_, ours) in LEVANTER.items()}
 
 
-# --- Tunix, Gemma and nanodo name no axes: their shapes, and the names of their modules, tell ---
+# --- Tunix, Gemma and nanodo have no axis names: shapes and module names are used ---
 
 ONE_LAYER = {
-    # Tunix's Llama 3 and Qwen 3 (NNX): ``w`` is a kernel or the scale of a norm.
+    # Tunix's Llama 3 and Qwen 3 (NNX), where ``w`` is a kernel or the scale of a norm.
     "tunix": {
         "layers/{}/input_layernorm/w": ((D,), NORM),
         "layers/{}/post_attention_layernorm/w": ((D,), NORM),
@@ -247,7 +247,7 @@ ONE_LAYER = {
         "final_norm/w": ((D,), NORM),
         "lm_head/w": ((D, V), ("embed.in", "vocab")),
     },
-    # Gemma (Linen), and Tunix's of the same names: kernels side by side on the first axis.
+    # Gemma (Linen), and Tunix's Gemma with the same names: adjacent kernels on the first axis.
     "gemma": {
         "layer_{}/pre_attention_norm/scale": ((D,), NORM),
         "layer_{}/post_ffw_norm/scale": ((D,), NORM),
@@ -262,10 +262,9 @@ ONE_LAYER = {
         "layer_{}/mlp/gating_einsum": ((2, F, D), ("gates", "mlp", "embed.in")),
         "layer_{}/mlp/linear": ((F, D), ("mlp.in", "embed")),
         "embedder/input_embedding": ((V, D), ("vocab", "embed")),
-        "final_norm/scale": ((D,), ("embed.norm.scale?",)),  # which its tied table reads
+        "final_norm/scale": ((D,), ("embed.norm.scale?",)),  # which its tied head reads
     },
-    # Where as many queries as keys are; an older one transposes its gates, and has a ``w`` below
-    # them.
+    # Gemma without GQA. An older version transposes its gates and has a ``w`` below them.
     "gemma, one kernel": {
         "transformer/layer_{}/attn/qkv_einsum/w": (
             (3, H, D, B),
@@ -285,13 +284,16 @@ ONE_LAYER = {
         "blocks_{}/Mlp_0/Dense_1/kernel": ((F, D), ("mlp.in", "embed")),
         "embed/embedding": ((V, D), ("vocab", "embed")),
         "pos_embed/embedding": ((P, D), ("context", "embed")),
-        "out_ln/scale": ((D,), ("embed.norm.scale?",)),  # which its tied table reads
+        "out_ln/scale": ((D,), ("embed.norm.scale?",)),  # which its tied head reads
     },
 }
 
 
 def test_transposed_kernels_are_named_by_their_module():
-    """The GPT-2 of transformers 4: kernels [outputs, inputs], called as Flax calls those [inputs, outputs]."""
+    """GPT-2 of transformers 4 has kernels [outputs, inputs].
+
+    They have the names that Flax uses for kernels [inputs, outputs].
+    """
     theirs = {
         "attn/c_attn/kernel/key": ("heads", "head_dim", "embed"),
         "attn/c_proj/kernel": ("embed", "heads", "head_dim"),
@@ -309,7 +311,7 @@ def test_transposed_kernels_are_named_by_their_module():
 def test_ambiguous_embeddings_heads_and_scales_are_left_open():
     found = by_convention(
         {
-            "shared": {"weight": ("vocab", "embed")},  # T5's table
+            "shared": {"weight": ("vocab", "embed")},  # T5's embedding
             "mixing": {"w": ("embed", "mlp")},
             "dense": {"kernel": ("embed", "heads", "head_dim")},
             "quantized": {"kernel": ("embed", "mlp"), "scale": ("mlp",)},
@@ -332,7 +334,7 @@ def test_ambiguous_embeddings_heads_and_scales_are_left_open():
 @pytest.mark.parametrize("layers", [2, 4])
 @pytest.mark.parametrize("leaves", ONE_LAYER.values(), ids=ONE_LAYER)
 def test_models_that_name_no_axes(leaves, layers):
-    """Two layers are as many as the kernels that Gemma has side by side."""
+    """Two layers are a hard case: Gemma also has two adjacent kernels in one leaf."""
     every = {of.format(i): shape for of, (shape, _) in leaves.items() for i in range(layers)}
     shared = {"kv_heads": K} if any("kv_heads" in names for _, names in leaves.values()) else {}
     known = (

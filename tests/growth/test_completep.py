@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("x64")
 BASE = tiny.config()
 OPTIM = Optim(
     peak_lr=1e-2, eps=1e-4, weight_decay=0.3, clip=0.05, b2=0.9
-)  # all of which must be seen
+)  # each of them must occur
 TEXT: dict[str, Any] = {
     "vocab": 11,
     "context": 7,
@@ -69,7 +69,7 @@ def wide(times: int, depth: int = 1, **options):
 
 @cache
 def stepping(config, optim):
-    """``(optimizer, (parameters, state, tokens) -> (parameters, state))``."""
+    """Return ``(optimizer, (parameters, state, tokens) -> (parameters, state))``."""
     axes = tiny.axes(config)
     tx = transformation(optim, axes)
 
@@ -82,7 +82,7 @@ def stepping(config, optim):
 
 
 def trained(config, params, base=None, optim=OPTIM, opt=None):
-    """``(parameters, state)`` after three batches."""
+    """Return ``(parameters, state)`` after three batches."""
     tx, step = stepping(config, replace(optim, base=base))
     opt = jax.jit(tx.init)(params) if opt is None else opt
     for i in range(3):
@@ -90,11 +90,14 @@ def trained(config, params, base=None, optim=OPTIM, opt=None):
     return jax.device_get((params, opt))
 
 
-# --- what is folded is the paper's ---
+# --- the folded form equals the paper's form ---
 
 
 def papers(params, tied, m_n, m_l):
-    """By the names of modules: ``(forward multiplier, rate, decay, eps)`` of each leaf, as the paper has them at alpha = 1."""
+    """Return ``(forward multiplier, rate, decay, eps)`` of each leaf, by module name.
+
+    The values are those of the paper at alpha = 1.
+    """
 
     def leaf(key_path, x):
         name = path(key_path)
@@ -111,7 +114,10 @@ def papers(params, tied, m_n, m_l):
 
 @pytest.mark.parametrize("tied", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_folded_and_forward_multipliers_train_identically(tied):
-    """The other form is written here: its branches and logits are multiplied in the forward pass, and its AdamW is by hand."""
+    """The form with forward multipliers is implemented in this test.
+
+    Its branches and logits are multiplied in the forward pass, and its AdamW is written by hand.
+    """
     m_n, m_l = 3, 2
     config = wide(m_n, m_l, tied=tied)
     rules = papers(tiny.shapes_by_name(config), tied, m_n, m_l)
@@ -133,7 +139,7 @@ def test_folded_and_forward_multipliers_train_identically(tied):
         )
         return -jnp.take_along_axis(jax.nn.log_softmax(logits / m_n), t[:, 1:, None], -1).mean()
 
-    optim = replace(OPTIM, clip=1e9)  # which is of another norm
+    optim = replace(OPTIM, clip=1e9)  # which depends on the norm of all gradients
     mu, nu = ({p: 0 * w for p, w in whole.items()} for _ in range(2))
     for step in range(1, 4):
         _, grads = gradient(whole, tiny.tokens(seed=step - 1))
@@ -190,7 +196,7 @@ def test_a_model_of_base_size_trains_bitwise_as_without_a_base(name):
     assert set(of(BASE).values()) == {Multiplier(1, 1, 1, 1)}
 
 
-# --- what is grown by copies ---
+# --- growth by copies ---
 
 
 ALL = ("embed", "heads", "mlp")
@@ -207,7 +213,10 @@ ALL = ("embed", "heads", "mlp")
     ],
 )
 def test_growing_by_copies_and_training_commute(name, tied, widths):
-    """Moments, clip and decay included: a copy is to the grown model's step what its unit was to the small one's."""
+    """Includes moments, clipping and weight decay.
+
+    The step of the grown model treats a copy as the step of the small model treats its unit.
+    """
     config = tiny.config(tied=tied)
     target = {axis: n for axis, n in tiny.wider(3).items() if axis in widths}
     growth = operators.hypercloning(config.sizes(), target)
@@ -227,11 +236,11 @@ def test_growing_by_copies_and_training_commute(name, tied, widths):
         assert tiny.distance(trained(large, start, None, optim, moments)[0], after) > 1e-3
 
 
-# --- how far a step goes ---
+# --- the size of a step ---
 
 
 def moved(config, base, optim):
-    """Root mean square of how the last layer's output changes in a few steps from birth."""
+    """RMS change of the last layer's output in the first four steps after initialisation."""
     config = replace(config, dtype="float32")
     params = initial(config, jax.random.key(0), base)
     tx, step = stepping(config, replace(optim, base=base))
@@ -251,7 +260,7 @@ def moved(config, base, optim):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 def test_coordinate_check_passes_only_with_a_base_config(name):
-    """The coordinate check; the stream after the last layer, and the logits."""
+    """The coordinate check, for the stream after the last layer and for the logits."""
     base = tiny.config(embed=16, heads=4, mlp=64, layers=2)
     optim = Optim(name=name, peak_lr=2e-2, weight_decay=0.0, clip=1e9)
     large = replace(base, embed=128, heads=32, mlp=512), replace(base, layers=16)
@@ -262,7 +271,7 @@ def test_coordinate_check_passes_only_with_a_base_config(name):
         assert max(np.divide(moved(config, None, optim), small)) > 3
 
 
-# --- what it says of families ---
+# --- multipliers of every family ---
 
 
 @pytest.mark.parametrize("config", FAMILIES.values(), ids=FAMILIES)

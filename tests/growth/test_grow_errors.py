@@ -40,7 +40,7 @@ LARGE = {"layers": 5, "heads": 4, "embed": 12, "mlp": 20}
 
 
 def raises(*lines):
-    """A `ValueError` whose message has these parts, in this order."""
+    """Expect a `ValueError` whose message has these parts, in this order."""
     return pytest.raises(ValueError, match="(?s)" + ".*".join(map(re.escape, lines)))
 
 
@@ -106,7 +106,7 @@ def test_leaves_agree_on_the_new_size_of_an_axis():
 
 
 def test_terms_agree_on_every_size():
-    """A size of one would broadcast."""
+    """A size of one would broadcast silently."""
     one = {"w": np.zeros((1, 2)), "v": np.zeros(1)}
     growth = Rules((Rule(({"a": tile(1, 3), "b": identity(2)}, {"b": identity(2)})),))
     with raises("axis 'a' becomes 3 in w, but 1 in w"):
@@ -203,7 +203,7 @@ def test_axes_that_follow_heads_divide_into_blocks_or_groups():
         "axis 'mlp' follows the heads in equal blocks: 22 is not a multiple of 4; it cannot follow in groups of 1 and 3"
     ):
         coalesce({**LARGE, "mlp": 22}, heads=((0,), (1, 2, 3)))
-    by_itself = coalesce({**LARGE, "mlp": 22}, heads="far")  # in groups as large as the heads'
+    by_itself = coalesce({**LARGE, "mlp": 22}, heads="far")  # groups as large as the heads'
     assert set(by_itself) == {"heads", "embed", "mlp"} and by_itself["mlp"].new == 11
 
 
@@ -225,7 +225,7 @@ def test_layers_are_only_added_and_nothing_else(operator):
 
 @pytest.mark.parametrize("operator", WIDTH.values(), ids=WIDTH)
 def test_widths_are_only_widened_and_nothing_else(operator):
-    both = operator in (aki, average)  # which add layers, too
+    both = operator in (aki, average)  # these also add layers
     name, axes = operator.__name__, "layers, embed, heads, mlp" if both else "embed, heads, mlp"
     with raises(f"axis 'mlp': {name} cannot reduce the size from 20 to 19. Use coalesce or prune"):
         operator(LARGE, {"mlp": 19})
@@ -302,8 +302,8 @@ def test_blends_that_solar_cannot_make(new, blend):
         solar(LARGE, {"layers": new}, blend)
 
 
-HIDDEN = {"hidden": 24, "ffn": 96}  # sizes by names that no operator knows
-FLAT = {"embed": 12, "heads": 4, "mlp": 20}  # of a model whose layers are subtrees
+HIDDEN = {"hidden": 24, "ffn": 96}  # axis names that no operator knows
+FLAT = {"embed": 12, "heads": 4, "mlp": 20}  # a model whose layers are subtrees
 STACK_FIRST = "if each layer is a separate subtree, first stack the layers of the parameters and of the axes with jaxgrow."
 
 

@@ -193,7 +193,7 @@ def test_rules_swap_dualise_and_say_their_sizes_map_by_map():
     assert len(jax.tree.leaves(growth)) == 2 + 2 + 4 + 4
 
 
-# --- adjacent axes that go together, by hand ---
+# --- adjacent axes that grow together, by hand ---
 
 # Units (i, j) of a 2 by 2 axis pair, in order 00, 01, 10, 11; the new pair is 3 by 1.
 PAIR = {
@@ -213,7 +213,7 @@ def test_axes_that_go_together_have_the_role_of_the_first():
     equal(jax.jit(lambda x: grow(PAIR, x, ("h", "k")))(x), [[4], [1], [4]])
     assert (
         len(jax.tree.leaves({**PAIR, ("d",): tile(2, 2)})) == 4 + 4
-    )  # keys of one kind: jax sorts them
+    )  # keys of one type, because jax sorts them
 
 
 def test_axes_that_go_together_swap_their_sizes():
@@ -252,7 +252,7 @@ SIZES = st.sampled_from([1, 2, 3, 5, 7])
 
 @st.composite
 def rows(draw, new=None, old=None):
-    """Any sparse matrix: repeated columns, zero weights, rows that sum to anything."""
+    """Draw any sparse matrix, with repeated columns, zero weights and rows of any sum."""
     new, old, terms = new or draw(SIZES), old or draw(SIZES), draw(st.integers(1, 3))
     index = draw(st.lists(st.integers(0, old - 1), min_size=new * terms, max_size=new * terms))
     weight = draw(st.lists(st.integers(-3, 3), min_size=new * terms, max_size=new * terms))
@@ -298,7 +298,7 @@ def test_a_random_partition_round_trips(size, data):
     )
 
 
-# --- where a map runs ---
+# --- execution: NumPy, eager and jit ---
 
 
 def test_array_types_are_kept_and_unmapped_leaves_not_copied():
@@ -330,7 +330,10 @@ INDICES = {
 
 @pytest.mark.parametrize("index", INDICES.values(), ids=INDICES)
 def test_numpy_eager_and_jit_match_a_plain_gather_bitwise(index):
-    """However a selection runs, as slices, blocks or a gather, with the map known while compiling or not."""
+    """A selection runs as slices, blocks or a gather.
+
+    The map is known at compile time or not.
+    """
     m = select(index, 6)
     x = np.random.default_rng(1).normal(size=(2, 6, 3))
     share = 1 / np.bincount(index, minlength=6)[index]
@@ -349,7 +352,10 @@ def test_numpy_eager_and_jit_match_a_plain_gather_bitwise(index):
     ],
 )
 def test_numpy_leaves_larger_than_a_cache_grow_as_small_ones_do(shape):
-    """4.8 MB is more than is worked on at once. Twice every unit of every axis and back, then of one axis alone."""
+    """A leaf of 4.8 MB is processed in several parts.
+
+    First every unit of every axis is doubled and coalesced again, then the units of one axis alone.
+    """
     x = np.random.default_rng(0).normal(size=shape)
     axes = tuple("abc"[: x.ndim])
     up = {name: repeat(size, 2) for name, size in zip(axes, shape, strict=True)}
@@ -406,7 +412,7 @@ def test_dense_and_sparse_maps_compose():
 
 
 def test_sums_are_taken_in_float32_or_better():
-    """Seven bfloat16 ones: sevenths, rounded to bfloat16, add up to less than one."""
+    """Seven sevenths, each rounded to bfloat16, add up to less than one."""
     mean = swap({"a": tile(1, 7)})
     x = np.ones(7, ml_dtypes.bfloat16)
     equal(grow(mean, x, ("a",)), np.ones(1, ml_dtypes.bfloat16))
@@ -435,7 +441,7 @@ def test_compose_names_the_axis_and_both_sizes():
         compose({"a": tile(3, 2)}, {"a": tile(2, 2)})
 
 
-# --- what a growth looks like, printed ---
+# --- the printed form of a growth ---
 
 
 def test_a_printed_growth_is_its_axes_sizes_and_kinds():

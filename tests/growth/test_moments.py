@@ -1,6 +1,6 @@
 """Optimizer states grow by each policy, some exactly, and restarted entries have the right bias.
 
-The bias is that of Adam. The tolerance is 1e-12 in float64, for squared gradients of a tiny
+The bias is the bias of Adam's moments. The tolerance is 1e-12 in float64, for squared gradients of a tiny
 GPT-2 and powers of b2 close to one. Where nothing restarts, the states are bitwise identical.
 """
 
@@ -26,12 +26,12 @@ pytestmark = pytest.mark.usefixtures("x64")
 
 TOLERANCE = 1e-12
 B1, B2 = 0.9, 0.999
-# Clipping sees the norm of all gradients, which growing changes: nothing is exact behind a clip
-# that acts. This does not.
+# Clipping depends on the norm of all gradients, which growing changes, so nothing is exact behind
+# an active clip. This clip is inactive.
 
 
 def jitted(tx):
-    """Of an update of many small operations: compiling them one by one costs seconds."""
+    """Compile an update of many small operations once, because separate compilation takes seconds."""
     return optax.GradientTransformation(jax.jit(tx.init), jax.jit(tx.update))
 
 
@@ -57,15 +57,15 @@ OPTIMIZERS = {
     "nadam": jitted(optax.nadam(0.1)),
     "amsgrad": jitted(optax.amsgrad(0.1)),
     "muon": jitted(optax.contrib.muon(0.1)),
-    # Adamax adds its epsilon to what it keeps: see `test_moments_table`.
+    # Adamax adds its epsilon to the value that it stores: see `test_moments_table`.
 }
-# A model of two leaves: one unit of "a" becomes three, the other stays.
+# A model of two leaves: one unit of "a" becomes three, the other stays single.
 AXES = {"w": ("a.in", "b"), "v": ("a",)}
 THREE = {"a": select([0, 0, 1, 0], 2)}
 SMALL = {"w": np.array([[0.3, -0.5, 0.7], [0.2, 1.1, -1.3]]), "v": np.array([0.5, -0.7])}
 
 
-AGAIN = ("lion", "rmsprop", "nadam")  # their moments are called as others' are
+AGAIN = ("lion", "rmsprop", "nadam")  # their moments are named as in other optimizers
 
 
 @pytest.fixture(
@@ -88,7 +88,10 @@ def gradients(like, steps, seed=0):
 
 
 def run(tx, params, state, gs):
-    """The updates of each step, and the last state, in NumPy: what is done with them needs no compiler."""
+    """Return the updates of each step and the last state, as NumPy arrays.
+
+    Later operations on them then need no compiler.
+    """
     out = []
     for g in gs:
         updates, state = tx.update(g, state, params)
@@ -168,9 +171,10 @@ def test_a_unit_left_at_zero_is_no_first_copy():
     ids=["hypercloning", "staged", "lemon, heads and mlp"],
 )
 def test_exact_moments_are_those_of_training_a_grown_gpt2(growth):
-    """A step after growing is growing after the step. Gradients are those of the two models, not grown ones.
+    """A step after growing equals growing after the step.
 
-    Staged Training's weights are block-diagonal, but its gradients are not.
+    Each model computes its own gradients; they are not grown. The weights of Staged Training are
+    block-diagonal, but its gradients are not.
     """
     config = tiny.config()
     axes, small = tiny.axes(config), tiny.params(config)
@@ -190,7 +194,7 @@ def test_exact_moments_are_those_of_training_a_grown_gpt2(growth):
 def test_exact_moments_match_training_the_grown_model(tx, policy):
     growth = {"a": tile(2, 2)}
     first, then = gradients(SMALL, 2), gradients(SMALL, 1, seed=1)
-    then = jax.tree.map(lambda g: 10 * g, then)  # a maximum moves, too
+    then = jax.tree.map(lambda g: 10 * g, then)  # so that a maximum also changes
     _, before = run(tx, SMALL, tx.init(SMALL), first)
     _, after = run(tx, SMALL, before, then)
     grown = grow_optimizer(tx, before, growth, SMALL, AXES, policy)
@@ -205,7 +209,10 @@ def test_exact_moments_match_training_the_grown_model(tx, policy):
 
 
 def test_coalescing_sums_the_first_moments_of_twins_exactly():
-    """Coming back from the grown model, mu is what the small one would have; nu, too, where twins had equal gradients."""
+    """Coalescing the grown model's state restores the first moments of the small model.
+
+    It also restores the second moments where twins had equal gradients.
+    """
     growth, tx = {"a": tile(2, 3)}, jitted(optax.scale_by_adam())
     state, large = trained(tx), grow({"a": tile(2, 3)}, SMALL, AXES)
     up = grow_optimizer(tx, state, growth, SMALL, AXES, "exact")
@@ -242,12 +249,12 @@ def test_rebias_changes_no_bit_where_nothing_restarted(jit):
 
 @pytest.mark.parametrize("b2", [0.999, 0.95])
 def test_restarted_entries_act_as_fresh_adam_and_kept_continue(b2):
-    """Growing twice, too: each generation of twins counts from its own first step."""
+    """Also for two growths: each generation of twins counts from its own first step."""
     fresh = optax.scale_by_adam(B1, b2, eps=0)
     tx, fresh = jitted(optax.chain(fresh, rebias(B1, b2))), jitted(fresh)
     vector, axes = {"v": SMALL["v"]}, {"v": ("a",)}
     first, second = {"a": tile(2, 2)}, {"a": tile(4, 2)}
-    # Copies that see other gradients: every entry can be told from every other.
+    # Copies receive different gradients, so all entries are distinguishable.
     long = [{"v": g} for g in np.random.default_rng(1).normal(size=(14, 8))]
 
     def columns(gs, start, stop):
@@ -293,7 +300,10 @@ def test_copied_clocks_follow_their_units():
     [(0.999, {1: 3.16, 12: 6.57, 200: 2.35}), (0.95, {1: 0.447, 12: 1.055, 200: 1.0})],
 )
 def test_without_rebias_a_restarted_entry_moves_too_far(b2, overshoot):
-    """Zero moments under a large step count and a constant gradient: ``(1 - b1^j) / sqrt(1 - b2^j)`` times the step."""
+    """Zero moments with a large step count and a constant gradient give too large a step.
+
+    The factor is ``(1 - b1^j) / sqrt(1 - b2^j)``.
+    """
     tx = optax.scale_by_adam(B1, b2, eps=0)
     clocked = optax.chain(tx, rebias(B1, b2))
     one = {"v": jnp.ones(1)}
@@ -320,7 +330,10 @@ CLOCKED = optax.chain(optax.scale_by_adam(B1, B2), rebias(B1, B2))
 
 
 def of_gpt2():
-    """``(parameters, their axes, CLOCKED's state after three steps)``; the first moments are the parameters."""
+    """Return ``(parameters, their axes, CLOCKED's state after three steps)``.
+
+    The first moments equal the parameters.
+    """
     small = tiny.params(tiny.config())
     adam = optax.ScaleByAdamState(count=np.int32(3), mu=small, nu=jax.tree.map(np.square, small))
     born = jax.tree.map(lambda _: np.int32(0), small)
@@ -328,7 +341,10 @@ def of_gpt2():
 
 
 def test_copies_of_units_carry_what_their_pair_had():
-    """Staged: between copies of two units what is between the units, where its weights are zero, too."""
+    """In staged growth, a pair of copies carries the moments of its pair of units.
+
+    This also holds where the staged weights are zero.
+    """
     small, axes, state = of_gpt2()
     grown = grow_optimizer(CLOCKED, state, staged(OLD, tiny.wider(2)), small, axes, "copy")
     names = jax.tree.leaves(axes, is_leaf=lambda x: isinstance(x, tuple))
@@ -419,7 +435,7 @@ def test_asymmetric_needs_a_clock_and_copies():
     small, axes, state = of_gpt2()
     with raises(
         "axis 'embed': policy 'asymmetric' needs a growth that copies units, 6 to 8"
-    ):  # lemon's means
+    ):  # the means of lemon
         grow_optimizer(CLOCKED, state, lemon(OLD, {"embed": 8}), small, axes, "asymmetric")
     mix = AxisMap(np.ones((3, 2)), np.ones((3, 2)))
     with raises("axis 'a': policy 'asymmetric' needs a growth that copies units, 2 to 3"):
@@ -450,7 +466,10 @@ def test_moments_with_a_different_shape_are_refused():
 
 
 def test_stacked_layers_carry_their_moments():
-    """Depth: a copy of a layer takes its moments along; what has no layers keeps its own."""
+    """In depth growth, a copied layer takes its moments along.
+
+    Leaves without a layer axis keep their moments.
+    """
     small = tiny.params(tiny.config())
     state = optax.ScaleByAdamState(count=np.int32(3), mu=small, nu=jax.tree.map(np.square, small))
     axes = tiny.axes(tiny.config())
@@ -463,7 +482,7 @@ def test_stacked_layers_carry_their_moments():
     assert grown.mu["token_embedding"] is small["token_embedding"]
 
 
-# --- a parameter that is no tree ---
+# --- a parameter that is a bare array ---
 
 
 @pytest.mark.parametrize("policy", ["drop", "copy", "exact", "asymmetric"])

@@ -36,11 +36,11 @@ SHOWN = (
     "lars",
     "muon",
     "prodigy",
-)  # the others show more of the same
+)  # the other optimizers add no new cases
 
-# What refuses each policy: a leaf of the state, and why.
+# For each policy, the reason why it refuses an optimizer: a leaf of the state, and why.
 SHAPE, OTHERS, OWN, FAILED = "shape", "depends on", "holds neither", "a trial of the optimizer"
-REFUSED = {  # by both
+REFUSED = {  # refused by both policies
     **dict.fromkeys(["adafactor", "galore"], SHAPE),
     **dict.fromkeys(["scale_by_distance_over_gradients", "scale_by_factored_rms"], SHAPE),
     **dict.fromkeys(["scale_by_galore"], SHAPE),
@@ -102,7 +102,7 @@ GROWN = [
 
 
 def of_optax() -> dict[str, optax.GradientTransformation]:
-    """All that need no more than a learning rate, and have a state."""
+    """All optimizers that need only a learning rate and have a state."""
     found = {}
     for module in (optax, optax.contrib):
         for name, make in inspect.getmembers(
@@ -115,7 +115,7 @@ def of_optax() -> dict[str, optax.GradientTransformation]:
             if set(needed) - {"learning_rate"}:
                 continue
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of keys of random numbers that will be needed
+                warnings.simplefilter("ignore")  # about random keys that will be needed
                 try:
                     tx = make(**dict.fromkeys(needed, 0.1))
                 except (TypeError, ValueError):
@@ -129,7 +129,7 @@ def of_optax() -> dict[str, optax.GradientTransformation]:
 
 OPTIMIZERS = of_optax()
 DECAYED = optax.chain(optax.add_decayed_weights(1e-4), optax.trace(0.9))
-OTHER = {  # those that wrap others: (optimizer, what refuses copy, what refuses exact)
+OTHER = {  # wrappers: (optimizer, what refuses copy, what refuses exact)
     "masked": (optax.masked(optax.adam(0.1), {"w": True, "v": False, "u": True}), None, None),
     "multi_transform": (
         optax.multi_transform(
@@ -153,7 +153,7 @@ OTHER = {  # those that wrap others: (optimizer, what refuses copy, what refuses
     "mechanize": (optax.contrib.mechanize(optax.adam(0.1)), OTHERS, OTHERS),
 }
 ADAM = optax.adam(0.1)
-FURTHER = {  # those that need more than a learning rate, and have a state
+FURTHER = {  # optimizers with a state that need more than a learning rate
     "trace": (optax.trace(0.9), None, None),
     "ema": (optax.ema(0.9), None, None),
     "sgd": (optax.sgd(0.1, 0.9, nesterov=True), None, None),
@@ -240,7 +240,7 @@ def test_every_optimizer_of_optax_is_in_the_table():
 
 
 def test_every_function_that_makes_an_optimizer_is_in_a_list():
-    """By its return annotation. An optimizer that a new version of optax adds fails here."""
+    """Optimizers are found by their return annotation, so a new one in optax fails here."""
     makers = {
         name
         for module in (optax, optax.contrib)
@@ -254,7 +254,7 @@ def test_every_function_that_makes_an_optimizer_is_in_a_list():
 @pytest.mark.usefixtures("promoting")
 def test_what_needs_gradients_of_each_sample_grows_its_seed():
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the seed, which it still asks for
+        warnings.simplefilter("ignore")  # about the deprecated seed, which is still required
         tx = optax.contrib.dpsgd(0.1, 1.0, 0.1, 0)
     state = tx.init(SMALL)
     chex.assert_trees_all_equal(grow_optimizer(tx, state, GROWTH, SMALL, AXES, "exact"), state)
@@ -280,7 +280,7 @@ def stepped(tx, state, params, seed, growth=None, size=1.0):
 
 @pytest.fixture
 def promoting():
-    """Some optimizers of others promote ranks."""
+    """Allow rank promotion, which some third-party optimizers use."""
     with jax.numpy_rank_promotion("allow"):
         yield
 
@@ -347,7 +347,7 @@ def test_parameter_copies_in_a_state_are_found_under_any_name():
 
 
 def test_lookahead_is_refused_by_name():
-    """Its parameters are pairs, of which only the fast ones have gradients."""
+    """Its parameters are pairs, and only the fast ones have gradients."""
     tx, pair = optax.lookahead(optax.adam(0.1), 2, 0.5), optax.LookaheadParams(SMALL, SMALL)
     with pytest.raises(ValueError, match=r"a trial of the optimizer(.|\n)*LookaheadParams"):
         grow_optimizer(tx, tx.init(pair), GROWTH, pair, optax.LookaheadParams(AXES, AXES), "copy")
@@ -356,7 +356,10 @@ def test_lookahead_is_refused_by_name():
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("policy", ["drop", "exact"])
 def test_muon_of_a_list_of_layers_grows(policy):
-    """Stacked, a kernel has three axes, and Muon would take it for Adam's: the layers are taken apart for the optimizer."""
+    """The layers are passed to Muon one by one.
+
+    A stacked kernel has three axes, and Muon would treat it as a parameter for Adam.
+    """
     rng = np.random.default_rng(0)
     layers = [{"w": rng.normal(size=(2, 3)), "v": rng.normal(size=2)} for _ in range(3)]
     params, tx = {"layers": layers}, optax.contrib.muon(0.1)

@@ -51,7 +51,7 @@ EPS = tiny.config().eps
 either = pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 
 
-AGAIN = (  # rows of `test_laws`
+AGAIN = (  # rows that `test_laws` also covers
     *(
         "fpi, heads and mlp",
         "hypercloning",
@@ -85,19 +85,19 @@ def growths(table):
     )
 
 
-# --- maps that no operator makes ---
+# --- maps that no operator builds ---
 
 HEADS, K = OLD["heads"], tiny.config().head_dim
 SOURCES = [0, 1, 2, 0, 1]  # of five heads
 
 
 def over_heads(m: AxisMap) -> dict:
-    """A map over heads and their dimensions at once."""
+    """Return a map over heads and their dimensions together."""
     return {("heads", "head_dim"): AxisMap(m.write, m.read, ((5, K), (HEADS, K)))}
 
 
 def heads_of(query, key, value) -> Rules:
-    """New heads of queries, keys and values by an index each; the output reads the values."""
+    """Select new heads of queries, keys and values by one index each; the output reads the values."""
     of = {"query": query, "key": key, "value": value, "out": value}
     return Rules(
         tuple(Rule(({"heads": select(index, HEADS)},), f"*/{name}/*") for name, index in of.items())
@@ -105,7 +105,10 @@ def heads_of(query, key, value) -> Rules:
 
 
 def longer_heads(scale: float) -> Rules:
-    """Heads of 5 dimensions become ones of 8; queries are scaled, keys read what queries write."""
+    """Lengthen heads from 5 to 8 dimensions.
+
+    Queries are scaled, and keys read the dimensions that queries write.
+    """
     m = select([0, 1, 2, 3, 4, 0, 1, 3], K)
     return Rules(
         (
@@ -116,7 +119,10 @@ def longer_heads(scale: float) -> Rules:
 
 
 def padded(centred: bool) -> Rules:
-    """``embed`` padded with zeros, norms scaled for it; ``centred``: nothing that is written has a mean that would move."""
+    """Pad ``embed`` with zeros and scale the norms accordingly.
+
+    With ``centred``, no written vector has a mean that the padding would change.
+    """
     old, new = OLD["embed"], 8
     corner = np.eye(new, old)
     writes = corner @ (np.eye(old) - 1 / old) if centred else corner
@@ -184,20 +190,23 @@ def test_what_does_not(growth, tied):
 
 
 def test_zero_padding_is_exact_for_centred_untied_models_only():
-    """Norms then see the same mean, zero; a tied head would read the centred table."""
+    """Norms then see the same mean, zero; a tied head would read the centred embedding."""
     assert tiny.change_of_logits(padded(centred=True), tied=False) < EXACT
     assert tiny.change_of_logits(padded(centred=True), tied=True) > VISIBLE
 
 
 @either
 def test_lemon_needs_its_eps(tied):
-    """It matters as much as eps is of the variances: 1e-5 of them, here."""
+    """The effect has the size of eps relative to the variances, which is 1e-5 here."""
     assert tiny.change_of_logits(KEPT["lemon, 1 tile and means"], tied, eps=EPS) > 1e-8
 
 
 @pytest.mark.parametrize("final_norm", [False, True])
 def test_a_tied_head_needs_a_norm_that_takes_the_factor(final_norm):
-    """A post-LN model without a final norm has nothing that reads the residual stream once: its logits are doubled."""
+    """Without a final norm, the logits of a post-LN model are doubled.
+
+    No parameter reads the residual stream exactly once.
+    """
     rng = np.random.default_rng(0)
     params = {
         "table": rng.normal(size=(11, 6)),
@@ -241,7 +250,7 @@ def test_a_tied_head_needs_a_norm_that_takes_the_factor(final_norm):
     assert preserves_function({"mlp": growth["mlp"]}, axes)
 
 
-# --- blocks that begin as the identity ---
+# --- blocks that start as the identity ---
 
 
 @either
@@ -265,7 +274,7 @@ def test_at_first_only_what_is_zero_in_new_blocks_learns():
             assert np.abs(g[2]).max() > 1e-3, path
         else:
             assert (g[2] == 0).all(), path
-        if path != "attention/key/bias":  # moves no softmax
+        if path != "attention/key/bias":  # does not change any softmax
             assert np.abs(g[:2]).max() > 1e-3, path
 
 
@@ -276,14 +285,17 @@ COPIES = {
     "hypercloning 3": hypercloning(OLD, tiny.wider(3)),
     "fpi, heads and mlp": fpi(
         OLD, {"heads": 7, "mlp": 21}, seed=5
-    ),  # of 3 and 9 units, unequally often
+    ),  # of 3 and 9 units, with unequal numbers of copies
     "lemon 2": lemon(OLD, TWICE, seed=4),
 }
 
 
 @cache
 def grown(name: str, tied: bool = True):
-    """``(config, grown parameters, noise)``; the last makes noisy ones of them, from a seed and decibels."""
+    """Return ``(config, grown parameters, noise)``.
+
+    ``noise(seed, decibels)`` adds noise to the parameters.
+    """
     config, growth = tiny.config(tied=tied), COPIES[name]
     axes = tiny.axes(config)
     noise = jax.jit(lambda p, seed, snr: break_symmetry(p, growth, axes, seed, snr))
@@ -292,7 +304,7 @@ def grown(name: str, tied: bool = True):
 
 
 def named(axes):
-    """``(path, names)`` of each leaf."""
+    """Return ``(path, names)`` of each leaf."""
     for path, names in jax.tree_util.tree_leaves_with_path(
         axes, is_leaf=lambda x: isinstance(x, tuple)
     ):
@@ -300,7 +312,11 @@ def named(axes):
 
 
 def apart(tree, axis: str) -> dict[str, float]:
-    """By leaf: how far the two copies of an axis's units (``"mlp.in"``: of what reads them) are apart, of the largest."""
+    """Return for each leaf the distance of the two copies of an axis's units.
+
+    The distance is relative to the largest weight. ``"mlp.in"`` selects the leaves that read the
+    units.
+    """
     axes, out = tiny.axes(tiny.config("head_kernel" not in tree)), {}
     for (path, names), x in zip(named(axes), jax.tree.leaves(tree), strict=True):
         if axis in (plain := [turned(naming.axis(n), reads(n)) for n in names]):
@@ -310,7 +326,7 @@ def apart(tree, axis: str) -> dict[str, float]:
 
 
 def test_twins_have_equal_gradients_until_noise_is_added():
-    """Noise that cancels in what readers receive is seen by the gradient of what twins write."""
+    """Noise that cancels for the readers is visible in the gradient of the weights that write twins."""
     config, large, noise = grown("hypercloning 2")
     noisy = noise(0, 10.0)
     before, after = (
@@ -362,7 +378,10 @@ def test_noise_that_cancels_over_copies_keeps_the_function(name, snr, tied):
 
 
 def test_noise_tells_copies_apart_and_nothing_else():
-    """A unit with one copy has none of it; the copies of a unit, however many, have none in sum. Seeds repeat and differ."""
+    """A unit with one copy has no noise, and the noise of all copies of a unit adds up to zero.
+
+    The same seed repeats the noise and another seed changes it.
+    """
     _, large, noise = grown("fpi, heads and mlp", tied=False)
     noisy, again, other = (noise(seed, 10.0) for seed in (1, 1, 2))
     chex.assert_trees_all_equal(noisy, again)

@@ -26,7 +26,10 @@ def model(logits, rms):
 
 
 def test_by_hand():
-    """Two positions, two words. First: probabilities 1/2, 1/2 and 3/4, 1/4; second: 2/3, 1/3 and the same."""
+    """Two positions and two words, computed by hand.
+
+    First: probabilities 1/2, 1/2 and 3/4, 1/4; second: 2/3, 1/3 and the same.
+    """
     first = model([[0.0, 0.0], [LN3, 0.0]], [1.0, 2.0])
     second = model([[LN2, 0.0], [LN3, 0.0]], [3.0, 5.0, 7.0])
     report = preservation(first, second, jnp.asarray([[0, 1]]))
@@ -69,7 +72,7 @@ def test_of_gpt2s():
     )
     assert kept.max_abs < TOLERANCE * kept.scale
     assert abs(kept.kl) < TOLERANCE
-    np.testing.assert_allclose(kept.rms_second, kept.rms_first, rtol=1e-6)  # taken in float32
+    np.testing.assert_allclose(kept.rms_second, kept.rms_first, rtol=1e-6)  # computed in float32
     assert broken.kl > 1e-3
     assert broken.max_abs > 1e-2 * broken.scale
     np.testing.assert_allclose(broken.rms_second[:2], broken.rms_first)

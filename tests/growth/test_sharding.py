@@ -83,7 +83,7 @@ def test_in_a_compiled_function_on_an_explicit_mesh_too():
 
 @pytest.fixture
 def in_small_pieces(monkeypatch):
-    """Results that are computed row by row."""
+    """Make `grow` compute results row by row."""
     monkeypatch.setattr(_divided, "LEAST_BUDGET", 1)
     apply._program.clear_cache()
     yield
@@ -101,7 +101,7 @@ def test_a_result_of_many_pieces_is_the_same(mode, growth):
 
 @pytest.mark.usefixtures("in_small_pieces")
 def test_sharded_products_with_many_terms_match_one_device(monkeypatch):
-    """A product adds in another order: in float32, up to 1e-5 of what is of order one."""
+    """A product adds in another order: in float32, up to 1e-5 for numbers of order one."""
     monkeypatch.setattr(_divided, "MOST_TERMS", 2)
     rng, (params, axes) = np.random.default_rng(2), host()
     growth = {
@@ -119,7 +119,7 @@ def test_sharded_products_with_many_terms_match_one_device(monkeypatch):
 
 
 def compilations(function) -> int:
-    """How many programs are compiled while it runs."""
+    """Count the programs that are compiled while the function runs."""
     seen: list[str] = []
 
     def note(event, seconds, **rest):
@@ -136,7 +136,10 @@ def compilations(function) -> int:
 
 @modes
 def test_each_kind_of_leaf_is_compiled_once_and_never_again(mode):
-    """Six layers that are not stacked; also under another growth of the same sizes, as of another seed."""
+    """The six layers are not stacked.
+
+    Another growth of the same sizes, for example from another seed, compiles nothing new.
+    """
     params, axes = host(("u", "v"))
     params = {name: x[:4, :5] if x.ndim == 2 else x for name, x in params.items()}
     every = {
@@ -188,7 +191,7 @@ def test_a_model_of_nnx_and_its_optimizer_compile_once():
 
 
 def within_their_memory(found):
-    """``(operator, kernel)`` of those that take more temporary memory than they may."""
+    """Return ``(operator, kernel)`` of all that exceed their limit of temporary memory."""
     return [
         (name, leaf)
         for name, leaves in found.items()
@@ -202,7 +205,10 @@ def within_their_memory(found):
     [("hypercloning", "average"), pytest.param((), marks=pytest.mark.slow, id="every operator")],
 )
 def test_device_memory_is_bounded_by_one_slice_of_the_source(which):
-    """On 2 x 4 devices, where no device has all of a kernel. Before, up to 2.5 GB, of leaves of 64 MB."""
+    """Runs on 2 x 4 devices, where no device holds a complete kernel.
+
+    Earlier versions took up to 2.5 GB for leaves of 64 MB.
+    """
     run = [sys.executable, sharded_memory.__file__, *which]
     done = subprocess.run(
         run, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
@@ -214,7 +220,10 @@ def test_device_memory_is_bounded_by_one_slice_of_the_source(which):
 
 @modes
 def test_learned_maps_act_there_and_have_gradients(mode):
-    """A product of matrices is summed over devices, in another order: in float32, up to 1e-5 of what is of order one."""
+    """Products are summed over devices in another order.
+
+    In float32, they differ by up to 1e-5 for numbers of order one.
+    """
     params, axes = host(("w", "u"))
     there = placed(params, mode)
     dense = np.random.default_rng(1).normal(size=(8, 6)).astype(np.float32)
@@ -268,10 +277,10 @@ def test_indivisible_sizes_are_reported_with_their_leaf(mode):
 
 
 def test_custom_rules_shard_custom_axes_before_and_after_growth():
-    """Somebody else's names: what no rule knows, and what does not divide, every device holds."""
+    """For custom axis names, axes without a rule and indivisible axes are replicated."""
     params, axes = host()
     mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
-    rules = {"a": "x", "b": "y", "c": "x"}  # c, of 5, does not divide
+    rules = {"a": "x", "b": "y", "c": "x"}  # c has size 5, which is not divisible
     there = sharding.shard(params, axes, mesh, rules)
     assert {name: x.sharding.spec for name, x in there.items()} == {
         "w": P(None, "x", "y"),
@@ -282,7 +291,7 @@ def test_custom_rules_shard_custom_axes_before_and_after_growth():
     assert_same(grow(GROWTH, there, axes), grow(GROWTH, params, axes), there)
     known = sharding.shard(
         params, axes, mesh
-    )  # the control: the table of the families knows none of these
+    )  # the control: the rules of the families contain none of these names
     assert all(x.sharding.is_fully_replicated for x in known.values())
 
 
@@ -297,5 +306,5 @@ def test_an_optimizer_state_lies_as_its_parameters_do():
     assert adam.mu == where and adam.nu == where and adam.count == P()
     factored = optax.scale_by_factored_rms(min_dim_size_to_factor=2)
     rows = sharding.optimizer_specs(factored.init(params), params, axes, mesh, rules)
-    assert set(jax.tree.leaves((rows.v_row, rows.v_col))) == {P()}  # of no parameter's shape
+    assert set(jax.tree.leaves((rows.v_row, rows.v_col))) == {P()}  # unlike any parameter's shape
     assert rows.v["v"] == where["v"]

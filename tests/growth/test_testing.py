@@ -43,7 +43,7 @@ def loss(p):
 
 
 def also(operator, change):
-    """An operator broken by a change of what it returns."""
+    """Break an operator by changing the growth that it returns."""
     return lambda p: jax.tree.map(change, operator(p))
 
 
