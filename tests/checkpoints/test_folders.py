@@ -33,13 +33,13 @@ ROOT = str(Path(checkpoints.__file__).parents[2])
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """A checkpoint that no test changes."""
+    """Save a checkpoint that no test changes."""
     return saved(tmp_path_factory.mktemp("source") / "gpt")
 
 
 @pytest.fixture(autouse=True)
 def synced(monkeypatch) -> set[int]:
-    """The inodes that were made durable; waiting for the disk is what these tests would cost."""
+    """Record the inodes that were made durable, and skip the slow wait for the disk."""
     inodes: set[int] = set()
     monkeypatch.setattr(os, "fsync", lambda handle: inodes.add(os.fstat(handle).st_ino))
     return inodes
@@ -49,7 +49,7 @@ def names(folder: Path) -> list[str]:
     return sorted(f.name for f in folder.iterdir())
 
 
-# --- whole or not at all ---
+# --- complete or not at all ---
 
 
 def test_everything_is_on_the_disk_before_the_folder_appears(tmp_path, folder, synced, monkeypatch):
@@ -108,8 +108,8 @@ def test_folders_on_the_way_are_taken_back_too(tmp_path, folder):
         pass
     assert (
         tmp_path / "a/b/c"
-    ).stat().st_mode & 0o777 == 0o777 & ~umask()  # not the hidden folder's
-    with appearing(tmp_path / ("n" * 255), [folder], False):  # a name as long as a name may be
+    ).stat().st_mode & 0o777 == 0o777 & ~umask()  # not the mode of the hidden folder
+    with appearing(tmp_path / ("n" * 255), [folder], False):  # the longest possible name
         pass
 
 
@@ -139,7 +139,7 @@ def test_a_full_disk_is_seen_before_anything_is_written(tmp_path, folder, monkey
 
 
 def edited(folder: Path) -> Path:
-    """A project of somebody's, as `{"editor": "vim"}` and a thesis."""
+    """Turn the folder into a user's project, with `{"editor": "vim"}` and a thesis."""
     (folder / ".git").mkdir(parents=True)
     (folder / "config.json").write_text('{"editor": "vim"}')
     (folder / "thesis.tex").write_text("All that I know")
@@ -234,7 +234,7 @@ def test_only_a_checkpoint_and_nothing_else_is_replaced(tmp_path, folder, what, 
 
 
 def as_downloaded(folder: Path) -> Path:
-    """Without a record of ours, in shards, with what lies beside a model on the hub."""
+    """Save shards without a jaxgrow record, with the other files of a model on the hub."""
     saved(folder, shard=2000)
     (folder / "jaxgrow.json").unlink()
     for name in (
@@ -288,7 +288,10 @@ def test_files_added_during_a_replacement_are_kept(tmp_path, folder):
 
 
 class Calls:
-    """Counts the calls into the system that a block makes, twice each: before and after; interrupts one of them."""
+    """Count the system calls of a block and interrupt one of them.
+
+    Each call counts twice: before and after it.
+    """
 
     def __init__(self, at: int = -1, number: int = signal.SIGINT):
         self.count, self._at, self._number = 0, at, number
@@ -312,7 +315,10 @@ class Calls:
 
 @contextmanager
 def python_handlers() -> Iterator[None]:
-    """Whatever runs the tests (nohup ignores SIGHUP); afterwards they are what they were."""
+    """Use Python's signal handlers even if the test runner has others (nohup ignores SIGHUP).
+
+    The previous handlers are restored afterwards.
+    """
     python = {
         signal.SIGINT: signal.default_int_handler,
         signal.SIGTERM: signal.SIG_DFL,
@@ -336,7 +342,7 @@ def model(folder: Path, numbers: bytes) -> None:
 
 
 def users(folder: Path, stands: bool) -> None:
-    """A folder of somebody who calls his own by likely names."""
+    """Create a user's folders with names that jaxgrow could also use."""
     for name in (".b.part", ".b.old", ".jaxgrow-"):
         (folder / name).mkdir(parents=True)
         (folder / name / "mine").touch()
@@ -352,7 +358,7 @@ def rewritten(folder: Path) -> None:
 
 @pytest.mark.filterwarnings(
     "ignore::ResourceWarning"
-)  # of files, interrupted before anyone could hold them
+)  # about files that were interrupted before they had an owner
 @pytest.mark.parametrize(
     ("stands", "exchange"),
     [(False, True), (True, True), (True, False)],
@@ -376,7 +382,7 @@ def test_an_interrupt_leaves_the_old_or_new_folder_and_says_so(
             except KeyboardInterrupt as error:
                 said = getattr(error, "__notes__", [])
         assert (said is not None) == (calls.count >= at)
-        if said is None:  # it is longer than all
+        if said is None:  # the block has fewer calls
             break
         kept = {name: x for name, x in before.items() if not name.startswith("b/")}
         if said == [f"{home / 'b'} is complete"]:
@@ -390,7 +396,7 @@ def test_an_interrupt_leaves_the_old_or_new_folder_and_says_so(
         assert contents(home) == expected, at
         assert names(home) == sorted({name.split("/")[0] for name in expected}), (
             at
-        )  # no empty folder either
+        )  # no empty folder remains
         outcomes.add(tuple(text.removeprefix(str(home)) for text in said))
     gc.collect()
     assert at > 100
@@ -419,7 +425,10 @@ def test_two_renames_of_which_the_second_fails_are_taken_back(tmp_path, monkeypa
 
 
 def test_a_replaced_folder_is_kept_if_it_is_the_last_copy(tmp_path, monkeypatch):
-    """Neither of two renames can be taken back: it is said where the model is, and the next run puts it back."""
+    """If neither of two renames can be undone, a message says where the model is.
+
+    The next run restores it.
+    """
     users(tmp_path, True)
     before = contents(tmp_path)
     monkeypatch.setattr(folders, "_exchanged", lambda a, b: False)
@@ -460,7 +469,10 @@ def test_signals_end_the_command_cleanly_with_a_true_message(
     monkeypatch.setattr(
         safetensors.Tensor,
         "copy",
-        lambda *a: (write(*a), signal.raise_signal(number)),  # the first of many
+        lambda *a: (
+            write(*a),
+            signal.raise_signal(number),
+        ),  # interrupt at the first of many tensors
     )
     with python_handlers():
         assert main(command) == 128 + number
@@ -483,7 +495,7 @@ def test_signals_end_the_command_cleanly_with_a_true_message(
 def test_orbax_is_interrupted_when_its_threads_have_ended(
     tmp_path, folder, capsys, monkeypatch, what
 ):
-    """They would write into a folder that is being removed."""
+    """These threads would otherwise write into a folder that is being removed."""
     from jaxgrow.checkpoints.orbax import ocp
 
     orbax(tmp_path / "a")
@@ -499,7 +511,7 @@ def test_orbax_is_interrupted_when_its_threads_have_ended(
 
 
 def test_a_signal_that_is_ignored_stays_ignored(tmp_path, folder, monkeypatch):
-    """As under `nohup`."""
+    """For example under `nohup`."""
     place = folders._place
     monkeypatch.setattr(
         folders, "_place", lambda *a: (place(*a), signal.raise_signal(signal.SIGHUP))
@@ -569,16 +581,16 @@ def test_leftovers_of_a_killed_process_are_cleaned_up_later(tmp_path, folder):
             CheckpointError, match=f"another process is writing .*: process {process.pid} on "
         ):
             checkpoints.transform(folder, tmp_path / "b", DEEPER)
-        checkpoints.transform(folder, tmp_path / "c", DEEPER)  # which is nobody's
+        checkpoints.transform(folder, tmp_path / "c", DEEPER)  # no other process writes it
         process.kill()
         process.wait()
     (left,) = [f for f in tmp_path.iterdir() if f.name not in "bc"]
-    checkpoints.transform(folder, tmp_path / "d", DEEPER)  # nor are its left-overs
+    checkpoints.transform(folder, tmp_path / "d", DEEPER)  # a write to d keeps the remains of b
     assert left.exists()
     about = json.loads((left / "about.json").read_text())
     (left / "about.json").write_text(
         json.dumps(about | {"host": "another"})
-    )  # which may lock without our knowing
+    )  # locks of another host may be invisible here
     checkpoints.transform(folder, tmp_path / "b", DEEPER)
     assert left.exists()
     (left / "about.json").write_text(json.dumps(about))
@@ -587,7 +599,7 @@ def test_leftovers_of_a_killed_process_are_cleaned_up_later(tmp_path, folder):
 
 
 def test_the_lock_is_on_a_file_that_is_open_for_writing(tmp_path, monkeypatch):
-    """NFS and CIFS lock no other."""
+    """NFS and CIFS support locks only on such files."""
     fcntl = pytest.importorskip("fcntl")
     modes = []
     monkeypatch.setattr(
@@ -612,7 +624,7 @@ def test_a_failed_lock_is_logged_and_the_folder_is_written(tmp_path, monkeypatch
         model(new, b"new")
         assert not (
             new.parent / "about.json"
-        ).exists()  # nobody takes it for what a killed process left
+        ).exists()  # so it is not mistaken for the remains of a killed process
     (line,) = caplog.messages
     assert os.strerror(number) in line
     assert "another process" not in line

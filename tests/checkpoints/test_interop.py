@@ -31,13 +31,13 @@ SIZES = {"layers": 4, "embed": 12, "heads": 4, "mlp": 20}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """A checkpoint that no test changes."""
+    """Save a checkpoint that no test changes."""
     return saved(tmp_path_factory.mktemp("source") / "gpt")
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """Waiting for the disk is what these tests would cost."""
+    """Skip fsync, which would take most of the time of these tests."""
     monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 
@@ -93,7 +93,7 @@ def test_saved_transformers_models_match_and_grow_loadably(tmp_path, tied, shard
         assert (np.abs(after - before).max() < 1e-4) == same
 
 
-# --- streamed is in memory ---
+# --- streaming equals growing in memory ---
 
 
 GROWTHS = {
@@ -129,7 +129,7 @@ def test_streamed_growth_is_growth_in_memory(tmp_path, name, dtype):
     config, params = checkpoints.load(tmp_path / "b")
     expected = grow(GROWTHS[name], tiny.params(CONFIG, dtype=dtype), axes(CONFIG))
     assert config == CONFIG.resized(GROWTHS[name])
-    # Layer by layer, sums may be taken in another order.
+    # Streaming layer by layer may change the order of sums.
     exact = name in ("stack", "hypercloning", "decoalesce", "llama_pro")
     chex.assert_trees_all_equal_dtypes(params, expected)
     chex.assert_trees_all_close(
@@ -177,7 +177,7 @@ def test_mixed_dtypes_stay_and_lie_where_the_library_reads_them(tmp_path):
     assert found["transformer.ln_f.weight"].dtype == np.float32
     assert (
         found["transformer.h.0.attn.c_attn.bias"].dtype == np.float32
-    )  # a fused tensor has one dtype, which holds all
+    )  # a fused tensor has a single dtype, which must hold all of its parts
     assert found["transformer.wte.weight"].dtype == jnp.bfloat16
     chex.assert_trees_all_equal(
         *(jax.tree.map(np.float32, x) for x in (checkpoints.load(tmp_path / "a")[1], params))
@@ -223,7 +223,7 @@ def test_hf_to_orbax_to_hf_is_the_same_folder(tmp_path, folder):
 
 
 def test_tensors_without_the_model_prefix_are_found(tmp_path):
-    """As in the GPT-2 that was published, with its masks."""
+    """The published GPT-2 has such names and also stores its masks."""
     from safetensors.numpy import save_file
 
     folder = saved(tmp_path / "a")
@@ -257,7 +257,7 @@ def test_a_tied_head_is_dropped_if_equal_and_refused_otherwise(tmp_path):
     np.testing.assert_array_equal(tensors(tmp_path / "c")["lm_head.weight"], head)
 
 
-# --- what comes along ---
+# --- other files of the folder ---
 
 
 def test_unknown_keys_and_files_are_kept_and_growth_recorded(tmp_path, folder):
@@ -302,7 +302,7 @@ def test_n_inner_may_be_left_out(tmp_path, inner):
     assert checkpoints.load(folder)[0] == config
 
 
-# --- what is wrong ---
+# --- errors ---
 
 
 def without(folder: Path, *names: str, **more: np.ndarray) -> None:
@@ -517,7 +517,7 @@ def test_damaged_orbax_folders(tmp_path, folder):
 )
 @pytest.mark.parametrize("layers", [False, True], ids=["rules", "layers divided, too"])
 def test_onto_a_mesh_a_model_is_read_and_grown_in_parts(folder, monkeypatch, layers):
-    """The numbers and places of one that is read whole, grown, and then divided."""
+    """The result equals a model that is read completely, grown, and then sharded, with equal shardings."""
     mesh = jax.make_mesh((2, 2), ("fsdp", "tensor"), (jax.sharding.AxisType.Auto,) * 2)
     rules = {**sharding.RULES, **({"layers": "fsdp", "embed": "data"} if layers else {})}
     config, params = checkpoints.load(folder)
@@ -538,7 +538,7 @@ def test_onto_a_mesh_a_model_is_read_and_grown_in_parts(folder, monkeypatch, lay
 
 
 def test_loading_a_part_needs_little_more_host_memory(tmp_path):
-    """As NumPy counts what it allocates: a process of one device, of four that share the model."""
+    """Memory is measured by NumPy's allocations, for one of four devices that share the model."""
     config = replace(CONFIG, layers=8, embed=64, mlp=4096)
     whole = Loaded(config, jax.device_get(jax.jit(config.init)(jax.random.key(0))))
     leaf = whole.leaves["blocks/mlp/up/kernel"]
@@ -551,7 +551,7 @@ def test_loading_a_part_needs_little_more_host_memory(tmp_path):
 
 
 def test_reading_stays_small(tmp_path):
-    """The peak of a process that stacks a model of 50 MB, above its libraries, is a fraction of it."""
+    """The peak memory for stacking a model of 50 MB, without the libraries, is a fraction of its size."""
     config = replace(CONFIG, layers=4, embed=512, heads=8, head_dim=64, mlp=2048)
     shapes = tiny.shapes(config)
     one = jax.tree.map(lambda x: np.broadcast_to(np.float32(1), x.shape), shapes)
@@ -560,7 +560,7 @@ def test_reading_stays_small(tmp_path):
         "import json, pathlib, re, sys; from jaxgrow.cli.checkpoint_commands import main\n"
         "small, large, out = sys.argv[1:]\n"
         "grow = lambda src, dst: main(['grow', src, dst, '--method', 'stack', '--layers', '8'])\n"
-        # not getrusage, which begins at the size of the parent
+        # not getrusage, which starts at the memory of the parent process
         "status = pathlib.Path('/proc/self/status')\n"
         "peak = lambda: int(re.search(r'VmHWM:\\s+(\\d+)', status.read_text())[1])\n"
         "main(['grow', small, out + '0', '--method', 'stack', '--layers', '8'])\n"

@@ -33,7 +33,7 @@ _GROUPED = (
 )
 _GEMMA = _GROUPED | {"head_dim": 6}
 _LOCAL = {"sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"]}
-# Sequences of 7 are longer than the contexts before.
+# Sequences of length 7 exceed these original context lengths.
 _YARN = {
     "rope_type": "yarn",
     "factor": 2.0,
@@ -58,7 +58,8 @@ _OPT = _TEXT | dict(
     pad_token_id=1,
 )
 _NEOX = _ENCODER | _TEXT | {"num_attention_heads": 2, "hidden_size": 16}
-# Of three layers the first sees all; two places on either side; padding has a row of zeros there.
+# Of three layers, the first has global attention. The others see two positions on either side.
+# Padding has a zero row in the embedding.
 _MODERN = _ENCODER | _TEXT | {"num_hidden_layers": 3, "local_attention": 4, "pad_token_id": 1}
 _ROBERTA = _ENCODER | _TEXT | {"pad_token_id": 1, "type_vocab_size": 1}
 _DISTIL = _TEXT | dict(n_layers=2, dim=12, n_heads=2, hidden_dim=20, pad_token_id=1)
@@ -69,7 +70,7 @@ _DINO = _IMAGES | dict(
 _STAGES = dict(image_size=20, patch_size=2, num_channels=3, num_labels=5, window_size=6) | dict(
     pretrained_window_sizes=[0, 0], depths=[2, 2], embed_dim=8, num_heads=[2, 4], mlp_ratio=1.5
 )
-# What a model has beside the defaults of its architecture.
+# The settings of a model other than the defaults of its architecture.
 SETTINGS = {
     "BertForMaskedLM": [_ENCODER | _TEXT, _ENCODER | _TEXT | {"tie_word_embeddings": False}],
     "RobertaForMaskedLM": [_ENCODER | _TEXT | {"pad_token_id": 1, "type_vocab_size": 1}],
@@ -184,7 +185,8 @@ SETTINGS = {
                 "partial_rotary_factor": 0.5,
             }
         },
-        # A sequence of 7 is longer than 4, and not than 8; as transformers 5 says it, and 4.
+        # A sequence of 7 is longer than 4 but not longer than 8. The settings are spelled as in
+        # transformers 5 and as in version 4.
         *(
             _GROUPED
             | {
@@ -222,8 +224,8 @@ SETTINGS = {
         _DINO,
         _DINO | {"use_swiglu_ffn": True, "hidden_act": "gelu", "layerscale_value": 0.5},
     ],
-    # A stage in windows, of which some are filled up, and one that is a single window; and as
-    # fine-tuned with larger ones.
+    # One stage has several windows, some with padding, and one stage is a single window. The second
+    # entry is fine-tuned with larger windows.
     "Swinv2ForImageClassification": [_STAGES, _STAGES | {"pretrained_window_sizes": [4, 2]}],
     "BertForSequenceClassification": [_ENCODER | _TEXT | {"num_labels": n} for n in (3, 1)],
     "RobertaForSequenceClassification": [
@@ -303,11 +305,11 @@ SETTINGS = {
     "SiglipVisionModel": [_ENCODER | _IMAGES, _ENCODER | _IMAGES | {"vision_use_head": False}],
     "BertForQuestionAnswering": [_ENCODER | _TEXT],
     "RobertaForQuestionAnswering": [_ENCODER | _TEXT | {"pad_token_id": 1, "type_vocab_size": 1}],
-    # What stands where a token sees padding alone is anybody's.
+    # At a position that attends only to padding, the output is arbitrary.
     "ModernBertForQuestionAnswering": [_MODERN | {"local_attention": 12}],
 }
 TASKS = ("SequenceClassification", "Answering", "TokenClassification")
-LENGTHS = np.array([7, 4, 1])  # of texts that are classified; what follows is padding
+LENGTHS = np.array([7, 4, 1])  # of classified texts; the remainder is padding
 cases = pytest.mark.parametrize(
     ("architecture", "which"),
     [(a, i) for a, models in SETTINGS.items() for i in range(len(models))],
@@ -321,7 +323,7 @@ def test_every_architecture_is_here():
 def made(
     folder: Path, architecture: str, which: int = 0, more: dict | None = None, **options
 ) -> Path:
-    """What `transformers` saves: random weights, norms and biases too."""
+    """Save a model with `transformers`, with random weights, norms and biases."""
     settings = SETTINGS[architecture][which] | (more or {})
     config = transformers.AutoConfig.for_model(FAMILIES[architecture].model_type, **settings)
     model = getattr(transformers, architecture)(config)
@@ -346,7 +348,7 @@ def given(config) -> np.ndarray:
         )
     tokens = np.random.default_rng(0).integers(
         2, 11, (3, 7)
-    )  # neither 0 nor 1, which a RoBERTa takes for padding
+    )  # without 0 and 1, which a RoBERTa treats as padding
     return (
         tokens if config.head == "tokens" else np.where(np.arange(7) < LENGTHS[:, None], tokens, 1)
     )
@@ -374,7 +376,7 @@ def theirs(folder: Path) -> np.ndarray:
 
 
 def answered(model, x: np.ndarray) -> np.ndarray:
-    """What a model of `transformers` says of inputs."""
+    """Return the output of a `transformers` model."""
     with torch.no_grad():
         if x.ndim == 4:
             out = model.eval()(torch.tensor(x.transpose(0, 3, 1, 2)))
@@ -383,7 +385,7 @@ def answered(model, x: np.ndarray) -> np.ndarray:
         if "image_embeds" in out:
             return out.image_embeds.numpy()
         if "last_hidden_state" in out:
-            # The norm after the layers of CLIP is computed for the class token alone.
+            # CLIP computes the norm after the layers only for the class token.
             of_clip = type(model).__name__ == "CLIPVisionModel"
             states = (
                 model.post_layernorm(out.last_hidden_state) if of_clip else out.last_hidden_state
@@ -402,7 +404,7 @@ def assert_alike(folder: Path) -> np.ndarray:
 
 
 def assert_kept(after: np.ndarray, before: np.ndarray) -> None:
-    """The outputs are the same; hidden states that are wider are copies."""
+    """Assert that the outputs are the same, where wider hidden states are copies."""
     copies = after.shape[-1] // before.shape[-1]
     np.testing.assert_allclose(after, np.concatenate([before] * copies, -1), rtol=0, atol=1e-4)
 
@@ -412,19 +414,22 @@ def run(*words: object) -> None:
 
 
 def to(config, layers: int) -> str:
-    """For ``--layers``."""
+    """Return the value of ``--layers``."""
     return ",".join([str(layers)] * len(config.depths))
 
 
 @cases
 def test_read_grown_written_and_read_by_transformers(tmp_path, architecture, which):
-    """Wider by de-coalescing, which keeps the function; deeper, which does not; and back to what it was, by coalescing."""
+    """Cover widening, which preserves the function, deepening, which does not, and the way back.
+
+    De-coalescing widens the model, and coalescing restores it.
+    """
     before = assert_alike(made(tmp_path / "a", architecture, which))
     config = checkpoints.open_checkpoint(tmp_path / "a").config
     heads = config.sizes().get("heads", 0)
     groups = (
         ",".join(f"{i}+{i + heads}" for i in range(heads)) or "far"
-    )  # which is the same, of each stage
+    )  # the same grouping for each stage
     run("decoalesce", tmp_path / "a", tmp_path / "wide", "--heads", groups)
     assert_kept(assert_alike(tmp_path / "wide"), before)
     run("grow", tmp_path / "a", tmp_path / "deep", "--method", "stack", "--layers", to(config, 5))
@@ -474,8 +479,8 @@ def test_to_orbax_and_back_to_the_bit(tmp_path, architecture, which):
         last.keys() == stored | FAMILIES[architecture].copies(config).keys()
         and stored <= first.keys()
     )
-    # What a Gemma stores less one is rounded to its distance from one, in float32; in bfloat16 to
-    # nothing.
+    # Gemma stores norm scales minus one. Adding and subtracting one rounds them to 1.2e-7 in
+    # float32 and loses nothing in bfloat16.
     rounded = {
         s.name.format(layers=i)
         for s in FAMILIES[architecture].names(config).values()
@@ -495,7 +500,10 @@ METHODS = [*operators.DEPTH, *operators.WIDTH]
 
 
 def grown_and_loaded(folder: Path, architecture: str, which: int, method: str) -> bool:
-    """Whether a model grows by a method; what is written has the same logits here and in `transformers`."""
+    """Return whether a method can grow a model.
+
+    The written model must have the same logits here and in `transformers`.
+    """
     config = checkpoints.open_checkpoint(made(folder / "a", architecture, which)).config
     if method in operators.DEPTH:
         sizes = {name: 2 * n for name, n in config.sizes().items() if name.startswith("layers")}
@@ -534,7 +542,7 @@ def test_every_family_is_loaded_when_it_has_grown_by_any_method(
 
 
 def test_longrope_needs_one_factor_per_pair_of_head_features(tmp_path, capsys):
-    """`transformers` takes the width divided by the heads for the size of a head."""
+    """`transformers` uses the width divided by the number of heads as head size."""
     folder = made(tmp_path / "a", "Phi3ForCausalLM", 2)
     before = assert_alike(folder)
     arguments = [
@@ -561,11 +569,11 @@ def test_sharded_by_transformers(tmp_path, architecture, which):
 
 @cases
 def test_a_model_of_ours_becomes_one_of_theirs(tmp_path, architecture, which):
-    """Without a ``config.json`` to follow."""
+    """Save without an existing ``config.json``."""
     config, params = checkpoints.load(made(tmp_path / "a", architecture, which))
     decides = config.predicts == "classes" and not isinstance(
         config, EncoderConfig
-    )  # .. by the last token, if that is known
+    )  # by the last token, if the padding token is known
     checkpoints.save(
         tmp_path / "b", config, params, settings={"pad_token_id": 1} if decides else None
     )
@@ -582,7 +590,7 @@ def test_report_and_inspect(tmp_path, architecture, capsys):
     capsys.readouterr()
     run("report", tmp_path / "a", tmp_path / "b")
     assert "max |a - b|" in (said := capsys.readouterr().out)
-    if not config.pre_norm:  # a block that adds nothing still norms
+    if not config.pre_norm:  # a block that adds nothing still applies its norm
         return
     assert float(said.split("max |a - b| ")[1].split(",")[0]) < 1e-5
     run("inspect", tmp_path / "b")
@@ -595,8 +603,8 @@ def test_report_and_inspect(tmp_path, architecture, capsys):
         ("LlamaForCausalLM", {"hidden_act": "swish"}),
         ("GPT2LMHeadModel", {"activation_function": "gelu_fast"}),
         ("ViTForImageClassification", {"hidden_act": "gelu_python"}),
-        # Two layers of which the upper ones, from the third, would have windows; and windows as
-        # long as any sequence.
+        # The windows start at the third of two layers, so no layer has one, or they are as long as
+        # any sequence.
         (
             "Qwen2ForCausalLM",
             {"use_sliding_window": True, "sliding_window": 2, "max_window_layers": 2},
@@ -606,7 +614,7 @@ def test_report_and_inspect(tmp_path, architecture, capsys):
             {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 0},
         ),
         ("MistralForCausalLM", {"sliding_window": 9}),
-        # As it was said before transformers 5.
+        # The spelling before transformers 5.
         (
             "ModernBertForMaskedLM",
             {"global_attn_every_n_layers": 2, "global_rope_theta": 30.0, "local_rope_theta": 9.0},
@@ -622,7 +630,7 @@ def test_settings_that_mean_what_is_computed(tmp_path, architecture, more):
 
 @pytest.mark.parametrize("method", ["lemon", "fpi"])
 def test_what_is_grown_is_loaded_or_refused_with_a_size_that_is(tmp_path, method, capsys):
-    """Llama's heads must divide its width, which others' need not; the head size that they have is their own."""
+    """Llama's heads must divide the width; other architectures store a separate head size."""
     for architecture in ("LlamaForCausalLM", "Qwen2ForCausalLM", "MistralForCausalLM"):
         folder = made(tmp_path / architecture, architecture)
         arguments = (
@@ -647,7 +655,7 @@ def test_what_is_grown_is_loaded_or_refused_with_a_size_that_is(tmp_path, method
 
 
 def test_a_separate_head_is_kept_only_if_the_config_unties_it(tmp_path, capsys):
-    """As transformers computes it: version 5 keeps such a head, 4 drops it."""
+    """This follows transformers: version 5 keeps such a head, and version 4 drops it."""
     untied = made(tmp_path / "a", "LlamaForCausalLM")
     expected = theirs(untied)
     change(untied, tie_word_embeddings=True)
@@ -697,7 +705,7 @@ def test_labels_and_problem_type_are_kept_if_the_count_fits(tmp_path, architectu
     ],
 )
 def test_changing_the_head_changes_the_saved_architecture(tmp_path, before, head, after):
-    """What `save` carries over, such as the vocabulary of a tokenizer's special tokens, stays."""
+    """Other settings that `save` copies, such as the ids of special tokens, stay unchanged."""
     folder = made(tmp_path / "a", before)
     change(folder, pad_token_id=1, their_own="key")
     config = checkpoints.load(folder)[0].with_head(head)
@@ -709,7 +717,7 @@ def test_changing_the_head_changes_the_saved_architecture(tmp_path, before, head
 
 
 def test_a_model_without_padding_classifies_a_single_text(tmp_path):
-    """And transformers refuses several, which it could not tell the ends of."""
+    """transformers refuses several texts, because it cannot find their ends."""
     config, params = checkpoints.load(made(tmp_path / "a", "GPT2ForSequenceClassification"))
     checkpoints.save(tmp_path / "b", config, params)
     model = transformers.GPT2ForSequenceClassification.from_pretrained(tmp_path / "b").eval()
@@ -737,7 +745,10 @@ def test_a_span_has_two_ends(tmp_path, capsys):
 
 
 def test_bare_models_are_told_what_they_lack(tmp_path, capsys):
-    """A GPT-2 whose head is tied lacks nothing but its name. Another head than the stored one would have random weights."""
+    """A GPT-2 with a tied head only lacks the name of its architecture.
+
+    A head other than the stored one would have random weights.
+    """
     transformers.GPT2Model(
         transformers.GPT2Config(**SETTINGS["GPT2LMHeadModel"][0], initializer_range=0.3)
     ).save_pretrained(tmp_path / "gpt2")
@@ -765,7 +776,10 @@ def test_bare_models_are_told_what_they_lack(tmp_path, capsys):
     ],
 )
 def test_headless_models_are_read_with_or_without_prefix(tmp_path, architecture, prefix):
-    """As files of older versions, or of a model with a head, name the tensors; ``config.json`` does not say what is there."""
+    """Older versions, and models with a head, use other tensor names.
+
+    ``config.json`` does not indicate which names a file has.
+    """
     folder = made(tmp_path / "a", architecture)
     before = assert_alike(folder)
     from safetensors.numpy import save_file
@@ -779,7 +793,7 @@ def test_headless_models_are_read_with_or_without_prefix(tmp_path, architecture,
 
 @pytest.mark.parametrize("architecture", ["BertModel", "ViTModel", "SiglipVisionModel"])
 def test_the_pooler_grows_with_the_model(tmp_path, architecture):
-    """Its output is what `transformers` computes, and is kept when the model grows."""
+    """Its output equals the output of `transformers` and is preserved when the model grows."""
 
     def ours_and_theirs(folder: Path) -> np.ndarray:
         config, params = checkpoints.load(folder)
@@ -824,7 +838,7 @@ def test_only_even_copies_preserve_hidden_state_models(tmp_path, capsys):
 
 @pytest.mark.parametrize("published", [False, True])
 def test_the_text_model_of_a_multimodal_gemma_grows_alone(tmp_path, published, capsys):
-    """It has the logits that the whole model has of a text; a published ``text_config`` leaves out the defaults."""
+    """On text, it has the logits of the multimodal model; a published ``text_config`` omits defaults."""
     text = SETTINGS["Gemma3ForCausalLM"][0] | {
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
@@ -900,7 +914,10 @@ def test_a_swin_without_some_layers_and_units_of_its_stages(tmp_path, capsys):
 
 
 def test_a_dinov2_of_fewer_layers_has_no_features_of_others(tmp_path):
-    """Its last stage is told in ``config.json``; and no token stands there for patches that pre-training hides."""
+    """``config.json`` names the last stage.
+
+    The token for patches that pre-training masks is omitted.
+    """
     folder = made(tmp_path / "a", "Dinov2ForImageClassification", more={"use_mask_token": True})
     run("coalesce", folder, tmp_path / "b", "--layers", "0+1")
     assert_alike(tmp_path / "b")
@@ -917,7 +934,7 @@ def test_a_dinov2_of_fewer_layers_has_no_features_of_others(tmp_path):
     ],
 )
 def test_upcycling_a_dense_model_preserves_its_outputs(tmp_path, architecture, becomes, capsys):
-    """Each a copy of its MLP; noise in the routers tells them apart, and gates add up to one."""
+    """Each expert is a copy of the MLP, router noise breaks ties, and the gates add up to one."""
     window = {"sliding_window": 3} if architecture == "MistralForCausalLM" else {}
     before = assert_alike(
         made(tmp_path / "a", architecture, more={"intermediate_size": 24, **window})
@@ -955,7 +972,7 @@ def test_upcycling_a_dense_model_preserves_its_outputs(tmp_path, architecture, b
     assert "the function is changed" in capsys.readouterr().out.splitlines()[-1]
     assert (
         np.abs(ours(tmp_path / "d") - before).max() > 1e-3
-    )  # which of two equal gates is third, is anybody's
+    )  # among two equal gates, the choice of the third is arbitrary
 
 
 def test_what_no_mixture_stores_is_told(tmp_path, capsys):
@@ -1041,7 +1058,7 @@ def test_what_no_mixture_stores_is_told(tmp_path, capsys):
 
 
 def test_a_pooler_that_nobody_asks(tmp_path):
-    """As in folders of ViT that were saved with one."""
+    """Some saved ViT folders contain an unused pooler."""
     from safetensors.numpy import save_file
 
     folder = made(tmp_path / "a", "ViTForImageClassification")
@@ -1065,7 +1082,7 @@ def test_the_dtype_that_config_json_says_is_that_of_the_tensors(tmp_path, dtype)
 
 
 def test_a_gemma_in_bfloat16_comes_back_to_the_bit(tmp_path):
-    """Its norms, too: what is stored less one is wide while it is ours."""
+    """Includes the norms: the stored weights minus one are kept in a wider type in jaxgrow."""
     made(tmp_path / "a", "Gemma2ForCausalLM")
     model = transformers.Gemma2ForCausalLM.from_pretrained(tmp_path / "a", dtype=torch.bfloat16)
     model.save_pretrained(tmp_path / "half")
@@ -1147,7 +1164,7 @@ TIMM = {
     ],
 )
 def test_the_size_that_is_told_is_that_of_the_tensors(tmp_path, architecture, more, capsys):
-    """Parameters as `transformers` counts them; bytes as they are on disk, in half precision, too."""
+    """Parameters are counted as in `transformers`, and bytes as on disk, including half precision."""
     folder = made(tmp_path / "a", architecture, more=more)
     model = getattr(transformers, architecture).from_pretrained(folder, dtype=torch.bfloat16)
     model.save_pretrained(tmp_path / "half")
@@ -1169,7 +1186,7 @@ def test_the_size_that_is_told_is_that_of_the_tensors(tmp_path, architecture, mo
     stored = tensors(tmp_path / "b")
     assert dry["bytes"] == wet["bytes"] == sum(x.nbytes for x in stored.values())
     grown = getattr(transformers, architecture).from_pretrained(tmp_path / "b")
-    unused = {"cls.predictions.bias"} if more else set()  # beside the bias of a decoder of its own
+    unused = {"cls.predictions.bias"} if more else set()  # a separate decoder has another bias
     expected = sum(p.numel() for name, p in grown.named_parameters() if name not in unused)
     assert dry["parameters"] == wet["parameters"] == expected
 

@@ -33,7 +33,7 @@ MEMORY = 500_000  # kB that all mutations together may add to the peak
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """Waiting for the disk and compiling are what these tests would cost; and what a model computes is no matter."""
+    """Skip fsync and the computation of models, which take time and are not tested here."""
     monkeypatch.setattr(os, "fsync", lambda handle: None)
     monkeypatch.setattr(jaxgrow.growth.report, "preservation", lambda a, b, inputs: "the same")
 
@@ -80,7 +80,7 @@ BARE = [
 
 
 def of_bytes(rng: random.Random, content: bytes) -> bytes:
-    """Bytes exchanged, cut out, put in, repeated, or the end cut off."""
+    """Exchange, remove, insert or repeat bytes, or cut off the end."""
     out = bytearray(content)
     for _ in range(rng.choice([1, 1, 2, 8])):
         at, size = rng.randrange(len(out) + 1), rng.choice([0, 1, 1, 4, 100])
@@ -92,7 +92,7 @@ def of_bytes(rng: random.Random, content: bytes) -> bytes:
 
 
 def of_json(rng: random.Random, content: bytes) -> bytes:
-    """A value exchanged, removed, put elsewhere; or written as text that is not JSON."""
+    """Exchange, remove or move a value, or write text that is not JSON."""
     tree = json.loads(content)
     places = list(_places(tree))
     for _ in range(rng.choice([1, 1, 1, 2, 3])):
@@ -105,7 +105,7 @@ def of_json(rng: random.Random, content: bytes) -> bytes:
             holder[key if rng.random() < 0.9 else str(name)] = new
     try:
         text = json.dumps(tree).encode()
-    except ValueError:  # it holds itself now
+    except ValueError:  # the tree contains itself now
         return content
     return text.replace(b'"<bare>"', rng.choice(BARE))
 
@@ -124,7 +124,7 @@ def of_header(rng: random.Random, content: bytes) -> bytes:
 
 
 def of_numpy(rng: random.Random, content: bytes) -> bytes:
-    """Its header is Python's."""
+    """Damage the header, which is a Python literal."""
     shape = rng.choice(
         [
             "(-1,)",
@@ -154,7 +154,7 @@ def grown(folder: Path, out: Path) -> list[str]:
 
 
 def replaced(folder: Path, out: Path) -> list[str]:
-    """The damaged one is the target."""
+    """The damaged folder is the target."""
     return ["convert", str(folder.with_name("whole")), str(folder), "--to", "hf", "--overwrite"]
 
 
@@ -180,7 +180,7 @@ def numpy(folder: Path) -> Path:
     return folder
 
 
-# What is made, the file of it that is damaged, how, and by which commands it is met.
+# How the data are made, the damaged file, the kinds of damage, and the commands that read it.
 CASES = {
     "header": (saved, "model.safetensors", (of_header, of_bytes), (opened, grown)),
     "index": (sharded, "model.safetensors.index.json", (of_json, of_bytes), (opened,)),
@@ -193,7 +193,7 @@ CASES = {
 @pytest.mark.parametrize("count", [25, pytest.param(1700, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_damaged_is_read_or_refused_in_one_message(tmp_path, capsys, case, count):
-    """The long run, of 10,200: ``pytest -m slow tests/checkpoints/test_mutations.py``."""
+    """The long run has 10,200 mutations: ``pytest -m slow tests/checkpoints/test_mutations.py``."""
     make, name, ways, commands = CASES[case]
     saved(tmp_path / "whole")
     make(tmp_path / "a")
@@ -203,7 +203,7 @@ def test_what_is_damaged_is_read_or_refused_in_one_message(tmp_path, capsys, cas
     ended: list[int] = []
     for command in (
         commands
-    ):  # whole, it is read; and what is compiled and imported for it is no memory of a mutation
+    ):  # undamaged data first: memory for compiling and importing does not count as a mutation's
         assert main(command(tmp_path / "a", tmp_path / f"of_{command.__name__}")) == 0
     again(tmp_path)
     before, seen = peak(), sorted(os.listdir(tmp_path))
@@ -227,7 +227,7 @@ def test_what_is_damaged_is_read_or_refused_in_one_message(tmp_path, capsys, cas
                 again(tmp_path)
             elif command is not compared:
                 shutil.rmtree(tmp_path / "b")
-    assert {0, 1} == set(ended)  # it takes both
+    assert {0, 1} == set(ended)  # both outcomes occur
     assert peak() - before < MEMORY
 
 
@@ -243,7 +243,7 @@ def again(home: Path) -> None:
 
 
 def _strict(folder: Path) -> None:
-    """What was written is JSON, and no number of it is none."""
+    """Assert that the written JSON files have no NaN or infinite numbers."""
 
     def refuse(text):
         raise AssertionError(f"{text} in {folder}")
@@ -253,7 +253,7 @@ def _strict(folder: Path) -> None:
 
 
 def peak() -> int:
-    """Of this process, in kB."""
+    """Return the peak memory of this process in kB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
@@ -436,9 +436,15 @@ sys.exit(main(sys.argv[1:]))
 
 
 def test_the_library_imports_without_unix_only_modules(tmp_path, folder):
-    """As on Windows."""
+    """This simulates Windows."""
     root = str(Path(checkpoints.__file__).parents[2])
-    command = [sys.executable, "-W", "ignore", "-c", WITHOUT]  # JAX warns of the lock of its cache
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-c",
+        WITHOUT,
+    ]  # JAX warns about the lock of its cache
     command += ["convert", str(folder), str(tmp_path / "b"), "--to", "hf"]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")

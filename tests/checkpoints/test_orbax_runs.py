@@ -33,7 +33,7 @@ TX = optax.adamw(1e-3)
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """Waiting for the disk is what these tests would cost."""
+    """Skip fsync, which would take most of the time of these tests."""
     monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 
@@ -70,7 +70,7 @@ def maxtext(scan: int | None, tied: bool = False) -> dict:
 
 
 def state_of(params: dict):
-    """Moments after two steps."""
+    """Return the optimizer state after two steps."""
     state = TX.init(params)
     for size in (1.0, 0.5):
         _, state = TX.update(jax.tree.map(lambda x, s=size: s * x, params), state, params)
@@ -89,7 +89,7 @@ def written(folder: Path, params: dict, state=None, step: int = 3) -> Path:
 
 
 def restored(folder: Path) -> dict[str, np.ndarray]:
-    """As Orbax itself reads it."""
+    """Return the arrays as Orbax itself reads them."""
     with ocp.training.Checkpointer(folder) as checkpoints:
         tree = checkpoints.load_checkpointables()["items"]
     return {path(p): np.asarray(x) for p, x in jax.tree_util.tree_leaves_with_path(tree)}
@@ -233,7 +233,7 @@ def test_several_processes_write_one_checkpoint(tmp_path, monkeypatch):
 
 
 def test_chunks_follow_the_shards():
-    """Eight shards along an axis stay eight shards."""
+    """Eight shards along an axis remain eight shards."""
     from jaxgrow.integrations.orbax_tree import Array, _chunk
 
     old = Array((16, 3), np.dtype("float32"), (2, 3))

@@ -29,7 +29,7 @@ torch, transformers, published = (
     for name in ("torch", "transformers", "peft")
 )
 
-# PEFT asks transformers for a property by its old name.
+# PEFT reads a property of transformers by its old name.
 pytestmark = pytest.mark.filterwarnings(
     "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
 )
@@ -49,14 +49,14 @@ SLOW = [
 
 
 def modules(model):
-    """Every module of a layer that may have a LoRA."""
+    """Return every module of a layer that may have a LoRA."""
     linear = (torch.nn.Linear, transformers.pytorch_utils.Conv1D)
     names = [name for name, module in model.named_modules() if isinstance(module, linear)]
     return [name for name in names if re.search(r"\.\d+\.", name) and "downsample" not in name]
 
 
 def trained(folder, lora, architecture=None, **settings):
-    """A LoRA that PEFT made and saved, with random factors; returns the merged tensors of its model."""
+    """Save a LoRA that PEFT made, with random factors, and return the merged tensors of its model."""
     architecture = (
         architecture or json.loads((folder / "config.json").read_text())["architectures"][0]
     )
@@ -86,7 +86,7 @@ def merged(model):
 
 
 def theirs(folder, lora, architecture=None):
-    """The tensors of a model after PEFT has merged an adapter into it."""
+    """Return the tensors of a model after PEFT has merged an adapter into it."""
     architecture = (
         architecture or json.loads((folder / "config.json").read_text())["architectures"][0]
     )
@@ -102,7 +102,11 @@ def theirs(folder, lora, architecture=None):
 
 
 def assert_same(found, expected, family):
-    """transformers has other names in memory than in files; experts and routers, which have no LoRA, are not looked for."""
+    """Assert that the merged tensors agree.
+
+    transformers has other names in memory than in files. Experts and routers have no LoRA and are
+    not compared.
+    """
     for name, x in found.items():
         if (there := family.in_memory(name)) in expected:
             np.testing.assert_allclose(x, expected[there], rtol=0, atol=1e-5, err_msg=name)
@@ -111,7 +115,7 @@ def assert_same(found, expected, family):
 
 
 def check(tmp_path, base, growth=None, **settings):
-    """Read, merge, grow, write: PEFT gives the same weights before and after."""
+    """Read, merge, grow and write a LoRA: PEFT gives the same weights before and after."""
     expected = trained(base, tmp_path / "lora", **settings)
     source = checkpoints.open_checkpoint(base)
     own = peft.load(tmp_path / "lora", source.config, like=base)
@@ -146,7 +150,7 @@ def test_peft_merges_the_same_before_and_after_a_growth(tmp_path, architecture):
 
 @pytest.mark.parametrize("architecture", UNEVEN)
 def test_lemon_folds_its_query_factors_into_the_lora(tmp_path, architecture):
-    """At a width that is not a multiple, norms of queries and keys need another eps, which is stored in the kernels."""
+    """At an indivisible width, norms of queries and keys need another eps, stored in the kernels."""
     base = made(tmp_path / "base", architecture)
     config = checkpoints.open_checkpoint(base).config
     growth = operators.lemon(config.sizes(), {"embed": 24, "mlp": 30}, **lemon_options(config))
@@ -208,7 +212,7 @@ def test_a_dora_grows_with_its_model(tmp_path, architecture):
     ],
 )
 def test_a_dora_grows_by_copies_in_width_and_depth(tmp_path, architecture, method, target):
-    """Norms of grown kernels are other ones, and the magnitudes follow them."""
+    """The norms of grown kernels differ, and the magnitudes change with them."""
     base = made(tmp_path / "base", architecture)
     config = checkpoints.open_checkpoint(base).config
     of: dict = (
@@ -296,7 +300,10 @@ def test_the_head_of_a_classifier_is_read_and_grows(tmp_path, architecture):
 
 
 def test_the_modules_of_transformers_4(tmp_path):
-    """A ViT's have other names there, which its files still have. They are read, and written so again."""
+    """The modules of a ViT have other names there, and its files still use them.
+
+    These names are read, and written again.
+    """
     base = made(tmp_path / "base", "ViTForImageClassification")
     trained(base, tmp_path / "lora")
     own = peft.load(tmp_path / "lora", checkpoints.open_checkpoint(base).config)
@@ -339,7 +346,7 @@ REFUSED = {
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    """A model and a LoRA of it."""
+    """Save a model and a LoRA for it."""
     folder = tmp_path_factory.mktemp("plain")
     trained(made(folder / "base", "LlamaForCausalLM"), folder / "lora", target_modules=["q_proj"])
     return folder
@@ -357,7 +364,7 @@ def test_settings_that_are_not_computed_here_are_refused(tmp_path, plain, key):
 
 @pytest.mark.parametrize("key", [f.name for f in dataclasses.fields(published.LoraConfig)])
 def test_every_peft_setting_is_read_without_effect_or_refused(plain, tmp_path, key):
-    """A value that nobody has thought of yet."""
+    """The value is one that PEFT does not define."""
     shutil.copytree(plain / "lora", tmp_path / "lora")
     file = tmp_path / "lora" / peft.CONFIG
     file.write_text(json.dumps(read_json(file) | {key: {"another": ["value"]}}))
@@ -391,7 +398,7 @@ def test_a_tied_embedding_that_was_trained_alone_is_refused(tmp_path):
         peft.load(tmp_path / "lora", checkpoints.open_checkpoint(base).config)
 
 
-# --- the command, and folders that hold a model and its LoRA ---
+# --- the command, and folders with a model and its LoRA ---
 
 
 def run(*words):
@@ -406,7 +413,7 @@ WIDER = ("--embed", 32, "--heads", 8, "--kv-heads", 4, "--mlp", 40)
     [("Phi3ForCausalLM", False), ("Qwen3ForCausalLM", False), ("Qwen3ForCausalLM", True)],
 )
 def test_a_lora_grows_with_its_model_or_alone(tmp_path, capsys, architecture, dora):
-    """The two results are the same LoRA; PEFT and transformers load both, and the logits stay."""
+    """The two results are the same LoRA; PEFT and transformers load both, and the logits agree."""
     base = made(tmp_path / "base", architecture)
     trained(base, tmp_path / "lora", use_dora=dora)
     grow_it = ("grow", base, "--method", "hypercloning", *WIDER, "--lora", tmp_path / "lora")
@@ -420,7 +427,9 @@ def test_a_lora_grows_with_its_model_or_alone(tmp_path, capsys, architecture, do
     assert run(*grow_it, tmp_path / "alone", "--lora-only", "--json") == 0
     assert json.loads(capsys.readouterr().out)["lora"] == {"rank": 2, "modules": 7}
     assert sorted(file.name for file in (tmp_path / "alone").iterdir()) == list(peft.ADAPTER)
-    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "both")  # with its adapter
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "both"
+    )  # loads its adapter as well
     tokens = torch.tensor(np.random.default_rng(0).integers(2, 11, (2, 7)))
     before = transformers.AutoModelForCausalLM.from_pretrained(base)
     before = published.PeftModel.from_pretrained(before, tmp_path / "lora").eval()(tokens).logits
@@ -434,7 +443,7 @@ def test_a_lora_grows_with_its_model_or_alone(tmp_path, capsys, architecture, do
 
 
 def test_a_folder_with_a_model_and_its_lora(tmp_path, capsys):
-    """Nothing is made of the model alone; with --lora both grow, and what was made may be replaced."""
+    """A model with a LoRA needs --lora; then both grow, and the result may be replaced."""
     base = made(tmp_path / "base", "LlamaForCausalLM")
     trained(base, tmp_path / "lora")
     for file in (tmp_path / "lora").iterdir():
@@ -459,7 +468,7 @@ def test_a_folder_with_a_model_and_its_lora(tmp_path, capsys):
     )
     checkpoints.save(
         tmp_path / "own", *checkpoints.load(base), like=base
-    )  # an adapter of the template is not one of these
+    )  # the adapter of the template folder is not copied
     assert not (tmp_path / "own" / "adapter_config.json").exists()
 
 

@@ -444,7 +444,7 @@ PUBLISHED: list[tuple[str, str, str, dict[str, Any]]] = [
 ]
 
 
-# One of each fault that was found with these; the others take a minute.
+# One model for each kind of error that these files revealed; the others take a minute.
 FAST = ("gemma-2b", "gpt-neox-20b", "Cerebras-GPT", "dinov2-base-imagenet1k-1-layer")
 
 

@@ -31,7 +31,10 @@ def packed(head: bytes, data: bytes = WHOLE[8 + LENGTH :], length: int | None = 
 
 
 def read(content: bytes) -> dict[str, np.ndarray] | None:
-    """What is in a file; None: it was refused. Anything but `CheckpointError` is a failure, and so is 200 MB of memory."""
+    """Return the tensors of a file, or None if it was refused.
+
+    Any error other than `CheckpointError` is a failure, and so is the use of 200 MB of memory.
+    """
     file = Path(FOLDER.name) / "model.safetensors"
     file.write_bytes(content)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -129,7 +132,7 @@ ENTRY = st.fixed_dictionaries(
 @MANY
 @given(st.lists(st.tuples(st.sampled_from("aabcd"), ENTRY), max_size=4))
 def test_any_entries_also_under_one_name(entries):
-    """Offsets that overlap, go backwards or leave the file; sizes that overflow; names twice."""
+    """Offsets overlap, go backwards or exceed the file; sizes overflow; names are repeated."""
     head = "{" + ",".join(f'"{name}":{json.dumps(entry)}' for name, entry in entries) + "}"
     read(packed(head.encode()))
 

@@ -1,4 +1,4 @@
-"""Every setting of ``config.json`` means here what it means in `transformers`, or is refused.
+"""Every setting of ``config.json`` has the same meaning as in `transformers`, or is refused.
 
 The tolerance of logits is 1e-4, for two implementations in float32.
 """
@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch", reason="pip install 'jaxgrow[interop-test]'
 transformers = pytest.importorskip("transformers", reason="pip install 'jaxgrow[interop-test]'")
 from test_interop_families import SETTINGS, answered, given, made, ours  # noqa: E402
 
-# Keys that `transformers` reads, or once read, of models whose config class does not define them.
+# Keys that `transformers` reads or once read, although the model's config class does not define them.
 UNDEFINED = (
     *(
         "is_causal",
@@ -59,7 +59,7 @@ UNDEFINED = (
     ),
     *("hidden_act", "hidden_activation", "rms_norm_eps", "layer_norm_eps", "tie_word_embeddings"),
 )
-# What a model was saved as, and what `transformers` returns beside its logits.
+# The saved class of a model, and settings of the outputs that `transformers` returns besides logits.
 UNCHANGED = {
     "architectures",
     "model_type",
@@ -138,7 +138,7 @@ _VALUES: dict[str, tuple[Any, ...]] = {
 
 
 def values(key: str, value: Any) -> Iterator[Any]:
-    """Other values of a key."""
+    """Yield other values of a key."""
     if key in _VALUES:
         other = list(_VALUES[key])
     elif isinstance(value, bool):
@@ -157,7 +157,7 @@ def values(key: str, value: Any) -> Iterator[Any]:
 
 
 def changes(said: dict[str, Any], cls: type) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Contents of ``config.json`` that differ in one key, and what differs."""
+    """Yield a description of the change and a ``config.json`` that differs in one key."""
     known = {f.name: f.default for f in dataclasses.fields(cls)}
     for key in dict.fromkeys((*said, *known, *UNDEFINED)):
         if key in UNCHANGED:
@@ -171,10 +171,10 @@ def changes(said: dict[str, Any], cls: type) -> Iterator[tuple[str, dict[str, An
 def compared(
     folder: Path, said: dict[str, Any], weights: dict[str, Any], known: dict[Any, np.ndarray]
 ) -> float | None:
-    """How far our logits are from those of `transformers`; None if one of the two refuses the settings.
+    """Return the largest distance between our logits and the logits of `transformers`.
 
-    ``known`` holds our logits by configs: the weights stay the same, so each config is computed
-    once.
+    Returns None if one of the two refuses the settings. ``known`` holds our logits by config: the
+    weights stay the same, so each config is computed once.
     """
     (folder / "config.json").write_text(json.dumps(said))
     try:
@@ -187,7 +187,7 @@ def compared(
         )
         model.load_state_dict(weights)
         theirs = answered(model, given(config))
-    except Exception:  # whatever it is that `transformers` does not compute
+    except Exception:  # any setting that `transformers` does not compute
         return None
     if config not in known:
         known[config] = ours(folder)

@@ -21,7 +21,7 @@ from train.engine.run.workdir import Workdir
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """An experiment with a checkpoint every 2 steps, and the folder of its finished run."""
+    """Run an experiment with a checkpoint every 2 steps, and return it with the folder of the run."""
     folder = tmp_path_factory.mktemp("finished")
     experiment = runs.experiment(folder, checkpoint_every=2)
     pretrain.run(experiment, folder / "run")
@@ -29,7 +29,7 @@ def finished(tmp_path_factory):
 
 
 def copied(finished, folder: Path, *without: str) -> Path:
-    """A copy of the finished run, without some of its files."""
+    """Copy the finished run without some of its files."""
     shutil.copytree(finished[1], folder / "run")
     for name in without:
         (folder / "run" / name).unlink()
@@ -170,7 +170,7 @@ def test_the_tokens_and_what_is_known_of_them_are_checked(tmp_path):
     tokens(data)
 
 
-# --- getting it back ---
+# --- recovery ---
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_a_finished_run_without_config_rejects_any_config(finished, tmp_path):
             match=r"config.json is missing; restore it from a backup, or copy the one that",
         ):
             pretrain.run(asked, run)
-    with pytest.raises(runs.Killed), pytest.MonkeyPatch.context() as patch:  # the way out
+    with pytest.raises(runs.Killed), pytest.MonkeyPatch.context() as patch:  # the remedy: a new run
         patch.setattr(
             pretrain.run.__globals__["Trainer"],
             "run",
@@ -231,4 +231,4 @@ def test_an_unfinished_folder_without_its_config_is_refused_too(finished, tmp_pa
     run = copied(finished, tmp_path, "config.json", "result.json")
     with pytest.raises(UserError, match=r"config.json is missing"):
         pretrain.run(finished[0], run)
-    assert files.read_json(run / "jaxgrow.json", "")  # nothing was touched
+    assert files.read_json(run / "jaxgrow.json", "")  # the record is untouched

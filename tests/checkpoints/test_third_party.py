@@ -47,7 +47,7 @@ DEEP = ("--method", "llama_pro", "--layers", "4")
 
 
 def grown(source: Path, target: Path, *arguments: str, names: Path | None = None) -> dict:
-    """The record of a checkpoint that the command grew."""
+    """Grow a checkpoint with the command and return its record."""
     assert (
         main(
             [
@@ -66,7 +66,7 @@ def grown(source: Path, target: Path, *arguments: str, names: Path | None = None
 def forgotten(
     source: Path, leaf: str, file: Path, capsys: pytest.CaptureFixture, **more: str
 ) -> Path:
-    """A file with the names of a checkpoint, one ``.in`` removed: the control."""
+    """Write the names of a checkpoint with one ``.in`` removed, as a control."""
     capsys.readouterr()
     assert main(["inspect", str(source), "--json"]) == 0
     about = json.loads(capsys.readouterr().out)
@@ -104,7 +104,7 @@ LOSS = re.compile(r"completed step: (\d+),.*? loss: ([\d.]+)")
 
 
 def maxtext(folder: Path, name: str, steps: int, settings: dict, layout: dict) -> dict[int, float]:
-    """The loss of each step of a run of MaxText, which restores the checkpoint of its folder."""
+    """Return the loss of each step of a MaxText run, which restores the checkpoint of its folder."""
     package = Path(next(iter(find_spec("maxtext").submodule_search_locations)))
     given = {
         **MAXTEXT,
@@ -140,7 +140,7 @@ def maxtext(folder: Path, name: str, steps: int, settings: dict, layout: dict) -
     ids=["axis 1", "axis 0", "unscanned"],
 )
 def test_a_run_of_maxtext_continues_after_growth(tmp_path, layout, capsys):
-    """Six steps alone; three steps, growth in width and depth, and three more steps of the larger model."""
+    """Six steps alone; three steps, growth in width and depth, and three steps of the larger model."""
     small = {
         "base_emb_dim": 16,
         "base_num_query_heads": 4,
@@ -160,7 +160,7 @@ def test_a_run_of_maxtext_continues_after_growth(tmp_path, layout, capsys):
     losses = maxtext(tmp_path, "deep", 7, deep["settings"], layout)
     first = min(losses)
     assert first == 4  # the step after the restored one
-    assert losses[first] == pytest.approx(alone[first], abs=2e-3)  # the function is kept
+    assert losses[first] == pytest.approx(alone[first], abs=2e-3)  # the function is preserved
     assert losses[max(losses)] < losses[first]
 
     scanned = "decoder/layers/" if layout.get("scan_layers", True) else "decoder/layers_{}/"
@@ -181,7 +181,10 @@ MASK = np.tril(np.ones((2, SMALL["context"], SMALL["context"]), bool))
 
 
 def tunix(folder: Path, sizes: dict, steps: int, begin: int = 0) -> list[float]:
-    """The loss of each step of a Llama 3 of Tunix; its checkpoint manager restores step 3, or saves it."""
+    """Return the loss of each step of a Llama 3 of Tunix.
+
+    Its checkpoint manager restores step 3, or saves it.
+    """
     manager = pytest.importorskip(
         "tunix.sft.checkpoint_manager", reason="pip install 'jaxgrow[third-party-test]'"
     )
@@ -226,13 +229,13 @@ def their_ranks():
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("their_ranks")
 def test_a_run_of_tunix_continues_after_growth(tmp_path, capsys):
-    """Parameters and optimizer state are items of their own, and layers are stored one by one."""
+    """Parameters and optimizer state are separate items, and layers are stored one by one."""
     large = {**SMALL, "embed": 32, "heads": 8, "kv_heads": 4, "mlp": 64, "layers": 4}
     alone = tunix(tmp_path / "small", SMALL, 6)
     grown(tmp_path / "small", tmp_path / "wide", *WIDE)
     grown(tmp_path / "wide", tmp_path / "large", *DEEP)
     losses = tunix(tmp_path / "large", large, 3, begin=3)
-    assert losses[0] == pytest.approx(alone[3], abs=1e-4)  # the function is kept
+    assert losses[0] == pytest.approx(alone[3], abs=1e-4)  # the function is preserved
     assert losses[-1] < losses[0]
     more = {"layers": "layers/{}", "params": "final_norm/w"}
     names = forgotten(tmp_path / "small", "final_norm/w", tmp_path / "names.json", capsys, **more)

@@ -26,7 +26,7 @@ STEPS, MORE = 60, 20
 
 
 class Tokens(torch.utils.data.Dataset):
-    """Sequences that count upwards from a random number: there is something to learn."""
+    """Sequences that count upwards from a random number, so that there is something to learn."""
 
     def __len__(self):
         return 64 * 8
@@ -85,14 +85,14 @@ def opened(folder: Path) -> HuggingFace:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
-    """A checkpoint that the Trainer wrote."""
+    """Return a checkpoint that the Trainer wrote."""
     folder = tmp_path_factory.mktemp("run")
     trainer(llama(), folder, STEPS).train()
     return folder / f"checkpoint-{STEPS}"
 
 
 def resumed(folder: Path, where: Path) -> tuple[float, float, list[float]]:
-    """The loss of a checkpoint, the loss 20 steps later, and the losses of the batches between."""
+    """Return the loss of a checkpoint, the loss 20 steps later, and the losses in between."""
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     before, going_on = loss(model), trainer(model, where, STEPS + MORE)
     going_on.train(resume_from_checkpoint=str(folder))
@@ -106,7 +106,10 @@ def resumed(folder: Path, where: Path) -> tuple[float, float, list[float]]:
 
 
 def test_a_run_of_the_trainer_continues_after_growth(run, tmp_path):
-    """The loss before growth, after growth, and 20 steps later; a control has its second moments lost."""
+    """Compares the loss before growth, after growth, and 20 steps later.
+
+    The control loses its second moments.
+    """
     before, straight, _ = resumed(run, tmp_path / "straight")
     assert (
         main(
@@ -176,7 +179,7 @@ def test_exact_moments_match_those_of_the_grown_model(run, tmp_path):
     wrong = copied["exp_avg"]["model.embed_tokens.weight"] - large["model.embed_tokens.weight"]
     assert (
         np.abs(wrong).max() > 1e-3
-    )  # the control: copies are not divided among the copies of a unit
+    )  # the control: moments are not divided among the copies of a unit
 
 
 def test_new_layers_begin_without_state(run, tmp_path):

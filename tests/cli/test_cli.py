@@ -28,7 +28,7 @@ SIZES = {"layers": 4, "embed": 12, "heads": 4, "mlp": 20}
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """Waiting for the disk and compiling are what these tests would cost."""
+    """Skip fsync, which would take most of the time of these tests."""
     monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 
@@ -153,7 +153,7 @@ def test_convert_there_and_back(tmp_path, folder):
     run("convert", folder, tmp_path / "o", "--to", "orbax")
     run(
         "grow", tmp_path / "o", tmp_path / "deep", "--method", "stack", "--layers", "6"
-    )  # Orbax again
+    )  # from Orbax again
     assert (tmp_path / "deep/params").is_dir()
     run("convert", tmp_path / "deep", tmp_path / "b", "--to", "hf")
     run("grow", folder, tmp_path / "c", "--method", "stack", "--layers", "6")
@@ -212,7 +212,7 @@ def test_report_on_tokens_of_a_file(tmp_path, folder, capsys):
 
 
 def test_report_on_a_text(tmp_path, capsys):
-    """Of a model without a tokenizer whose vocabulary is bytes; as `prune` reads its data."""
+    """The model has no tokenizer and a vocabulary of bytes, and the data are read as in `prune`."""
     model = saved(tmp_path / "bytes", replace(CONFIG, vocab=256, layers=1))
     (model / "tokenizer.json").unlink()
     (tmp_path / "text.txt").write_text("A text of forty bytes, a few more, three")
@@ -332,7 +332,7 @@ def test_words_that_are_none(capsys):
         assert message in capsys.readouterr().err
 
 
-# --- what a run says, and what it would do ---
+# --- the output of a run, and dry runs ---
 
 
 def test_version_and_what_each_method_takes_and_keeps(capsys):
@@ -389,7 +389,7 @@ def test_every_argument_has_help():
 
 
 def test_heads_that_make_no_pairs_are_told(tmp_path, capsys):
-    """As the 25 heads of GPT-2 XL, which become five, and the nine of SmolLM2-135M, which become three."""
+    """Examples: GPT-2 XL's 25 heads are merged to five, and SmolLM2-135M's nine to three."""
     nine = saved(tmp_path / "nine", replace(CONFIG, embed=27, heads=9, mlp=18))
     run("coalesce", nine, tmp_path / "b", "--heads", "far")
     assert (
@@ -410,7 +410,7 @@ DRY = {
     "fpi": (
         ("--heads", 8, "--mlp", 33, "--embed", 24),
         False,
-    ),  # random copies are not equally many
+    ),  # random copies have unequal counts
     "net2net": (("--mlp", 33), True),
     "lemon": (("--embed", 18, "--heads", 6), True),
     "zero_pad": (("--mlp", 33), True),
@@ -427,14 +427,14 @@ AGAIN = (
     "aki",
     "staged",
     "sparkling",
-)  # what is said of others, too
+)  # other methods cover the same output
 
 
 @pytest.mark.parametrize(
     "method", [pytest.param(m, marks=[pytest.mark.slow] * (m in AGAIN)) for m in DRY]
 )
 def test_a_dry_run_predicts_the_result_and_writes_nothing(tmp_path, folder, method, capsys):
-    """As the run that it is of; and what it says of the function is so."""
+    """The dry run reports the same as the run, and its statement about the function is correct."""
     options, kept = DRY[method]
     arguments = ("grow", folder, tmp_path / "b", "--method", method, *options, "--json")
     run(*arguments, "--dry-run")
@@ -516,8 +516,8 @@ def test_noise_tells_copies_apart_and_keeps_the_function(tmp_path, folder, capsy
         )
         np.testing.assert_allclose(
             added[:, :20], -added[:, 20:], atol=1e-6
-        )  # what two copies are read by, in sum
-    assert not np.allclose(added[0], added[1], rtol=0.1)  # each layer has its own
+        )  # the two copies' noise cancels
+    assert not np.allclose(added[0], added[1], rtol=0.1)  # each layer has different noise
     capsys.readouterr()
     run("report", folder, tmp_path / "a", "--json")
     assert json.loads(capsys.readouterr().out)["max_abs"] < 1e-4
@@ -531,7 +531,7 @@ def test_the_record_has_what_was_done_before(tmp_path, folder):
     run("convert", tmp_path / "mix", tmp_path / "orbax", "--to", "orbax")
     record = json.loads((tmp_path / "orbax/jaxgrow.json").read_text())
     made, *steps = record["history"]
-    assert made["made"] == first  # what the folder's own record says of it
+    assert made["made"] == first  # the folder's own record
     assert [step["operator"] for step in steps] == ["coalesce", "decoalesce", "interpolate"]
     down, up, mix = steps
     assert (down["sources"], up["sources"], mix["sources"]) == (
@@ -575,7 +575,7 @@ def test_weights_of_other_frameworks_stay_behind(tmp_path):
     }
 
 
-@pytest.mark.slow  # in the fast suite with a command, `test_mutations`
+@pytest.mark.slow  # the fast suite covers this with a command in `test_mutations`
 def test_the_library_imports_where_unix_modules_are_missing():
     code = "import sys; sys.modules['resource'] = None; from jaxgrow.cli import checkpoint_commands as c; c.parser(c.COMMANDS)"
     done = subprocess.run(
@@ -584,7 +584,7 @@ def test_the_library_imports_where_unix_modules_are_missing():
     assert done.returncode == 0, done.stderr
 
 
-# --- key heads of odd numbers, and MLP units that are no multiple of the heads ---
+# --- odd numbers of key/value heads, and MLP sizes that the heads do not divide ---
 
 
 @pytest.mark.parametrize(
@@ -598,7 +598,7 @@ def test_the_library_imports_where_unix_modules_are_missing():
     ],
 )
 def test_a_llama_of_any_family_goes_down_and_up(tmp_path, heads, kv_heads, mlp, times, capsys):
-    """Heads of Qwen2.5-0.5B, SmolLM2-135M and -360M."""
+    """The head counts are from Qwen2.5-0.5B, SmolLM2-135M and SmolLM2-360M."""
     config = LlamaConfig(
         vocab=11,
         context=7,
@@ -648,7 +648,7 @@ def test_a_llama_of_any_family_goes_down_and_up(tmp_path, heads, kv_heads, mlp, 
 
 @pytest.mark.parametrize(("dtype", "times"), [("bfloat16", 2), ("float16", 3)])
 def test_half_precision_is_exact_for_powers_of_two_or_noted(tmp_path, dtype, times, capsys):
-    """Against float32, of the same half-precision numbers."""
+    """The reference is float32 with the same half-precision numbers."""
     half, grown = saved(tmp_path / "half", dtype=dtype), tmp_path / "b"
     target = [
         text for axis in ("embed", "heads", "mlp") for text in (f"--{axis}", times * SIZES[axis])
@@ -717,9 +717,9 @@ def test_half_precision_results_are_rounded_once_at_the_end(tmp_path, folder, ca
         np.testing.assert_allclose(x, y.astype(np.float32), rtol=1e-6)
 
 
-@pytest.mark.slow  # in the fast suite as on Windows, `test_mutations`
+@pytest.mark.slow  # the fast suite covers this as on Windows in `test_mutations`
 def test_as_a_process(tmp_path, folder):
-    """Starts, transforms and ends."""
+    """The process starts, transforms and ends."""
     command = [
         sys.executable,
         "-m",
@@ -736,7 +736,7 @@ def test_as_a_process(tmp_path, folder):
     assert checkpoints.load(tmp_path / "b")[0].layers == 6
 
 
-@pytest.mark.slow  # in the fast suite in this process, and of `train` in `test_hosts`
+@pytest.mark.slow  # the fast suite covers this in process, and `train` in `test_hosts`
 def test_as_a_process_what_is_wrong_has_no_traceback(tmp_path, folder):
     command = [
         sys.executable,
@@ -754,7 +754,7 @@ def test_as_a_process_what_is_wrong_has_no_traceback(tmp_path, folder):
     assert again.stderr.strip() == f"error: {tmp_path} exists; --overwrite replaces it"
 
 
-# --- sizes of files, completion, python -m ---
+# --- file sizes, completion, python -m ---
 
 
 @pytest.mark.parametrize(
@@ -782,7 +782,7 @@ def test_sizes_of_files(text, size):
         ("jaxgrow grow a b --method ll", ["llama_pro"]),
         ("jaxgrow convert a b --to o", ["orbax"]),
         ("jaxgrow completion z", ["zsh"]),
-        ("jaxgrow grow ./fol", []),  # names of files are the shell's
+        ("jaxgrow grow ./fol", []),  # the shell completes file names
     ],
 )
 def test_a_shell_completes_commands_options_and_choices(capsys, typed, completed):

@@ -326,7 +326,7 @@ def apart(tree, axis: str) -> dict[str, float]:
 
 
 def test_twins_have_equal_gradients_until_noise_is_added():
-    """Noise that cancels for the readers is visible in the gradient of the weights that write twins."""
+    """Noise that cancels for the readers changes the gradients of the weights that write twins."""
     config, large, noise = grown("hypercloning 2")
     noisy = noise(0, 10.0)
     before, after = (

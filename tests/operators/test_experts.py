@@ -75,7 +75,10 @@ def weights() -> dict:
 
 
 def every_expert(w, x, normed, balance, most=None):
-    """All experts for all tokens, and the loss that keeps them in balance. ``most``: how many tokens an expert takes."""
+    """Compute all experts for all tokens, and the load-balancing loss.
+
+    ``most`` is the largest number of tokens that one expert takes.
+    """
     probs = jax.nn.softmax(x @ w["router"]["kernel"])
     least = jnp.sort(probs, -1)[..., -X, None]
     gates = jnp.where(probs >= least, probs, 0)
@@ -113,7 +116,10 @@ def test_output_and_gradient_are_those_of_all_experts_gated(normed):
 
 
 def test_blocks_hold_any_number_of_tokens_of_each_expert():
-    """All alike, one more than fills a block, all for one, at random; and there are no more blocks than some may need."""
+    """The number of blocks suffices for random routes and for the worst case.
+
+    It is the number for the worst case, rounded up to a multiple of the number of rounds.
+    """
     rng = np.random.default_rng(0)
     for assignments, experts in itertools.product((1, 2, 7, 32, 1000, 5000), (1, 4, 9)):
         count, size, rounds = blocks(assignments, experts)
@@ -143,7 +149,11 @@ def test_padding_rows_are_below_five_percent_at_public_shapes(experts, active, t
 
 @pytest.mark.parametrize("capacity", [0.0, 0.75, 1.0, 4.0])
 def test_experts_with_a_capacity_take_the_first_tokens(capacity):
-    """Also the gradients. With room for all tokens, or without a capacity (in several rounds of blocks), none is dropped."""
+    """Also covers the gradients.
+
+    No token is dropped if there is room for all of them, or if no capacity is set (then with
+    several rounds of blocks).
+    """
     w, x = weights(), np.random.default_rng(1).normal(size=(2, 300, D))
     most = math.ceil(capacity * 600 * X / E) if capacity else None
     assert capacity or blocks(600 * X, E).rounds > 1
@@ -210,9 +220,9 @@ def test_upcycling_keeps_the_function_whatever_the_router_says(dense):
     large = replace(one.resized(growth), active=X)
     grown = routed(grow(growth, mixture, axes), axes, seed=1, scale=0.5)
     np.testing.assert_allclose(logits(large, grown), expected, rtol=0, atol=TOLERANCE)
-    # Gates that do not add up to one lose a part of it.
+    # Gates that do not add up to one lose part of the output.
     assert np.abs(logits(replace(large, gates_normed=False), grown) - expected).max() > VISIBLE
-    # Experts that are not alike, too; and a part of their units drawn anew is a part.
+    # Redrawing part of the units makes the experts differ, and it redraws exactly that part.
     drop = redrawn(grown, axes, 0.5, seed=2)
     assert np.abs(logits(large, drop) - expected).max() > VISIBLE
     up, new = (p["blocks"]["mlp"]["up"]["kernel"] for p in (grown, drop))
@@ -221,7 +231,7 @@ def test_upcycling_keeps_the_function_whatever_the_router_says(dense):
     assert (changed.sum(-1) == F // 2).all() and (changed == (down != less).all(3)).all()
     assert (
         len({tuple(row) for row in np.asarray(changed).reshape(-1, F)}) > E
-    )  # others in each expert, and each layer
+    )  # a different choice in each expert and layer
 
 
 def test_finer_experts_are_exact_if_groups_stay_together(dense):
@@ -235,7 +245,7 @@ def test_finer_experts_are_exact_if_groups_stay_together(dense):
         np.testing.assert_allclose(
             logits(large, routed(grown, axes, 1, 0.5, group=2)), expected, rtol=0, atol=TOLERANCE
         )
-    assert large.cost(7).layer < 2.2 * c.cost(7).layer  # twice the units, and a router
+    assert large.cost(7).layer < 2.2 * c.cost(7).layer  # twice the units and a router
     assert np.abs(logits(large, routed(grown, axes, 1, 0.5)) - expected).max() > VISIBLE
     with pytest.raises(
         ValueError, match=r"8 experts of 3 units\. For example, use mlp=4 and experts=8"
@@ -284,14 +294,14 @@ def test_a_model_of_experts_grows_as_any(by):
     )
 
 
-# --- LoRA, of every expert its own ---
+# --- LoRA, separate for every expert ---
 
 
 BESIDE = lora.LoRA(rank=3, alpha=5.0, targets=("*/attention/query", "*/mlp/*"))
 
 
 def adapted(c: LlamaConfig):
-    """``(parameters, an adapter that has trained)``."""
+    """Return ``(parameters, a trained adapter)``."""
     axes, rng = tiny.axes(c), np.random.default_rng(3)
     fresh = jax.eval_shape(lambda: lora.init(BESIDE, axes, c.sizes(), jax.random.key(0)))
     return tiny.params(c), jax.tree.map(lambda x: rng.normal(size=x.shape) / 2, fresh)
@@ -309,7 +319,7 @@ def test_lora_on_experts_and_router_equals_the_merged_model():
     for part in (
         "router",
         "down",
-    ):  # each by itself: what routing changes would hide what experts do
+    ):  # one at a time, because a change of routing would hide the change of experts
         alone = jax.tree.map(np.zeros_like, trained)
         alone["blocks"]["mlp"][part] = trained["blocks"]["mlp"][part]
         by_two = logits(c, lora.attach(params, alone, BESIDE))
@@ -362,7 +372,10 @@ meshes = pytest.mark.parametrize(
 
 
 def program(loss, given, axes, x, mesh: Mesh, devices: int = 4):
-    """The compiled ``(value, gradients)`` of ``loss(given, samples)``, a mean over samples; and what it is given on a mesh."""
+    """Compile ``(value, gradients)`` of ``loss(given, samples)``, which is a mean over samples.
+
+    Returns the program and its inputs, sharded on the mesh.
+    """
     over = mesh.over(jax.devices()[:devices])
     given, x = sharding.shard(given, axes, over), jax.device_put(x, divided(over))
 
@@ -378,7 +391,7 @@ def program(loss, given, axes, x, mesh: Mesh, devices: int = 4):
 
 
 def mean_square(given, x, balance=5.0, mlp=F):
-    """Of what experts make of a sample, added over its tokens."""
+    """Return the mean square of the experts' outputs of a sample, summed over its tokens."""
     return jnp.square(module(True, balance, mlp).apply({"params": given}, x)).sum((1, 2)).mean()
 
 
@@ -391,7 +404,7 @@ def of_experts(
     balance: float = 5.0,
     mlp: int = F,
 ):
-    """`program` of experts, and a LoRA beside each of their kernels."""
+    """`program` of experts with a LoRA for each of their kernels."""
     rng, all_sizes = np.random.default_rng(0), {"experts": E, "embed": D, "mlp": mlp, "rank": 3}
     axes = {
         n: {"kernel": a, "a": (*a[:-1], "rank"), "b": (*a[:-2], "rank.in", a[-1])}
@@ -419,11 +432,11 @@ def of_experts(
 
 @meshes
 def test_numbers_and_gradients_are_those_of_one_device(mesh):
-    """Routes, gates, and a balance that is of the samples of all devices; also of a LoRA."""
+    """Routes, gates and the load balance use the samples of all devices, also with a LoRA."""
     (run, given, x), (one, *whole) = of_experts(MESHES[mesh]), of_experts(Mesh(), 1)
     expected = one(*whole)
     assert tiny.distance(run(given, x), expected) < 1e-10
-    # The control: with other routes they are not.
+    # The control: other routes give other numbers.
     other = {
         **given,
         "router": jax.tree.map(lambda a: jax.device_put(-a, a.sharding), given["router"]),
@@ -432,7 +445,10 @@ def test_numbers_and_gradients_are_those_of_one_device(mesh):
 
 
 def test_balance_loss_is_not_the_mean_over_batch_parts():
-    """The control: what the test above would see, were it each device's own. Of all else, it is that mean."""
+    """The control: computing the balance loss on each device separately changes its gradient.
+
+    All other numbers equal the mean over the parts.
+    """
     (run, given, x), (of_half, *_) = (of_experts(Mesh(), 1, samples) for samples in (8, 4))
     halves = [of_half(given, jax.device_put(half, x.sharding)) for half in (x[:4], x[4:])]
     (value, whole), (mean, parts) = run(given, x), jax.tree.map(lambda a, b: (a + b) / 2, *halves)
@@ -455,7 +471,7 @@ def test_four_devices_split_the_work_and_samples_do_not_move(mesh):
 
 @pytest.mark.slow
 def test_pmap_gives_the_same_numbers():
-    """.. and knows the balance of all devices."""
+    """The balance loss uses the samples of all devices here as well."""
     one, given, x = of_experts(Mesh(), 1)
 
     def make(axis):
@@ -468,7 +484,7 @@ def test_pmap_gives_the_same_numbers():
 @pytest.mark.slow
 @meshes
 def test_experts_on_a_mesh_have_the_gradients_of_one_device(mesh):
-    """Scanned layers, some of each computed again, a LoRA of every expert."""
+    """The layers are scanned, some are rematerialized, and every expert has a LoRA."""
     c = config(embed=8, mlp=16, vocab=12, experts=E, balance=0.5)
     axes = tiny.axes(c)
     axes = axes, lora.axes_of(BESIDE, axes)
@@ -527,11 +543,13 @@ def test_expert_parallelism_matches_one_device(mesh):
     found = [c for c in hlo.collectives(run.as_text(), 4) if c.kind == "all-to-all"]
     assert len(found) == 3
     gathered = [c.size for c in hlo.collectives(run.as_text(), 4) if c.kind == "all-gather"]
-    assert max(gathered, default=0) <= kernel.nbytes / mesh.expert  # no device ever has all experts
+    assert (
+        max(gathered, default=0) <= kernel.nbytes / mesh.expert
+    )  # no device ever holds all experts
 
 
 def test_each_device_drops_tokens_of_its_own():
-    """The same as a separate expert layer on each device, with that capacity for its tokens."""
+    """The result equals a separate expert layer on each device with that capacity for its tokens."""
     run, given, x = in_parallel(Mesh(expert=4), capacity=1.0)
     (w, x), init = jax.tree.map(jnp.asarray, jax.device_get((given, x))), jax.nn.initializers.zeros
     of = Experts(8, X, True, 0.0, D, F, init, init, jnp.float64, jax.nn.silu, 1.0)
@@ -551,7 +569,7 @@ def test_what_expert_parallelism_needs_is_named():
 
 
 def test_a_capacity_does_not_matter_to_a_checkpoint(tmp_path):
-    """It is how a model is run: a checkpoint for other software has none."""
+    """The capacity is a setting of execution, so checkpoints for other software do not contain it."""
     c = config(experts=E, capacity=1.25, z_loss=0.001)
     checkpoints.save(tmp_path / "mixtral", c, tiny.params(c))
     loaded, _ = checkpoints.load(tmp_path / "mixtral")

@@ -48,7 +48,7 @@ from jaxgrow.operators import (
 pytestmark = pytest.mark.usefixtures("x64")
 
 TOLERANCE = 1e-10
-VISIBLE = 1e-2  # of what is of order one
+VISIBLE = 1e-2  # for numbers of order one
 OLD = tiny.WIDTHS
 RAGGED = {"embed": 8, "heads": 5, "mlp": 13}
 
@@ -62,8 +62,8 @@ class Row(NamedTuple):
     keeps: bool  # the function of every model
     inverts: Literal[
         "to the bit", "up to rounding", "not"
-    ]  # C D = 1; to the bit if all groups have 1, 2, 4 .. units
-    dual: bool = True  # gradients grow by the dual, where the function is kept
+    ]  # C D = 1; bitwise if all group sizes are powers of two
+    dual: bool = True  # gradients grow by the dual if the function is preserved
 
 
 def to(**new: int) -> dict[str, int]:
@@ -71,7 +71,7 @@ def to(**new: int) -> dict[str, int]:
 
 
 def registered(operator: Operator) -> Row:
-    """The example of an operator with the properties that it was registered with."""
+    """Return the registered example of an operator with its declared properties."""
     growth = operator(OLD, operator.example)
     keeps = operator.preserves_for(growth, tiny.config(dtype="float32"))
     return Row(growth, keeps, INVERSES[operator.inverts], operator.dual)
@@ -124,17 +124,17 @@ OPERATORS = {
     "solar, blended": Row(solar(OLD, {"layers": 3}, blend=1), False, ROUNDED),
     "zero_pad heads and mlp": Row(zero_pad(OLD, {"heads": 5, "mlp": 13}), True, BIT),
     "aki, and layers": Row(aki(OLD, {**RAGGED, "layers": 5}, seed=4), False, NOT),
-    # Copies of the residual stream with unequal shares have unequal gradients, which a norm's
-    # backward pass mixes.
+    # Copies of the residual stream with unequal shares have unequal gradients, and the backward
+    # pass of a norm mixes them.
     "lemon 2": Row(lemon(OLD, tiny.wider(2), seed=6), True, ROUNDED, dual=False),
-    # Its norms are scaled, which coalescing does not undo.
+    # The norms are scaled, and coalescing does not undo that.
     "lemon, ragged": Row(lemon(OLD, RAGGED, seed=7), True, NOT, dual=False),
 }
 PLAIN = [name for name, row in OPERATORS.items() if not isinstance(row.growth, Rules)]
 RULES = [name for name in OPERATORS if name not in PLAIN]
 KEEPING = [name for name, row in OPERATORS.items() if row.keeps]
 INVERTING = [name for name, row in OPERATORS.items() if row.inverts != NOT]
-AGAIN = (  # of operators with other rows, of other sizes
+AGAIN = (  # operators that other rows cover with other sizes
     "decoalesce heads, adjacent pairs",
     "decoalesce heads, threes",
     "decoalesce mlp, random",
@@ -161,19 +161,19 @@ dtypes = pytest.mark.parametrize(
 
 
 def model(tied=True):
-    """The small model of every row: ``(config, axes, parameters)``."""
+    """Return ``(config, axes, parameters)`` of the small model of every row."""
     config = tiny.config(tied=tied)
     return config, tiny.axes(config), tiny.params(config)
 
 
 def of_products(growth):
-    """The tolerance where only rounding could differ: none, but for products with dense matrices."""
+    """Return the tolerance: zero, except for products with dense matrices, which round."""
     matrices = jax.tree.leaves(growth, is_leaf=lambda x: isinstance(x, Rows))
     return 0 if all(isinstance(m, Rows) for m in matrices) else 1e-15
 
 
 def large(row, tied=True, seed=7):
-    """Unrelated parameters in the shape of the grown model."""
+    """Return unrelated parameters in the shape of the grown model."""
     return tiny.params(tiny.config(tied=tied).resized(row.growth), seed)
 
 
@@ -261,7 +261,10 @@ def test_composing_multiplies_maps(row):
 
 @rows(RULES)
 def test_composing_rules_grows_twice_in_one_pass(row):
-    """Rules after maps, maps after rules, and rules after rules; sums of terms and leaves that no term touches among them."""
+    """Covers rules after maps, maps after rules, and rules after rules.
+
+    Some rules are sums of terms, and no term touches some of the leaves.
+    """
     _, axes, small = model()
     grown = tiny.of(row.growth, OLD)
     widths = {"embed": 2 * grown["embed"], "heads": 2 * grown["heads"], "mlp": 2 * grown["mlp"]}
@@ -312,7 +315,10 @@ def test_a_composed_rule_without_matching_leaf_is_an_error():
 
 @rows()
 def test_growths_of_different_axes_commute_to_the_bit(row):
-    """Width and depth above all. Doubling keeps the other factor exact, so that the order cannot show by rounding."""
+    """The main case is width and depth.
+
+    Doubling keeps the other factor exact, so rounding cannot reveal the order.
+    """
     config, axes, small = model()
     sizes = {**OLD, "vocab": config.vocab, "context": config.context}
     others = {
@@ -333,7 +339,7 @@ COPIES = (
     "midas",
     "lidas",
     "solar",
-)  # of layers, as `stack`
+)  # of layers, as in `stack`
 
 
 @rows(slow=(*AGAIN, *COPIES))
@@ -348,7 +354,7 @@ def test_numpy_and_jit_agree_to_the_bit(row):
 # --- the function of a model ---
 
 
-UNTIED = (  # of each way to grow one; what is below a head of its own is the same
+UNTIED = (  # one row per kind of growth; an untied head changes nothing in the layers below it
     *(
         "decoalesce heads, far pairs",
         "stack",
@@ -417,7 +423,9 @@ def test_gradients_grow_by_the_dual_of_a_preserving_growth(row):
         assert tiny.distance(large_gradient, by_the_dual) > visible
         return
     chex.assert_trees_all_close(large_gradient, by_the_dual, rtol=0, atol=TOLERANCE)
-    if tiny.distance(by_the_dual, like_weights) > 0:  # zero_pad reads as it writes
+    if (
+        tiny.distance(by_the_dual, like_weights) > 0
+    ):  # zero_pad uses the same map for reading and writing
         assert tiny.distance(large_gradient, like_weights) > visible
 
 
@@ -432,7 +440,7 @@ def test_copying_layers_never_keeps_the_function(row):
 
 
 def test_ragged_growth_fails_because_of_the_norms_alone():
-    """Readers receive what they received before (``read.T @ write == I``), but mean and variance count copies."""
+    """Readers receive the same values (``read.T @ write == I``), but mean and variance count copies."""
     growth = OPERATORS["fpi, ragged"].growth
     for m in growth.values():
         np.testing.assert_allclose(
@@ -445,7 +453,7 @@ def test_ragged_growth_fails_because_of_the_norms_alone():
 
 
 def test_the_published_tied_head_changes_the_function():
-    """Dividing the tables scales the residual stream where it begins, but not where the blocks add to it."""
+    """Dividing the embeddings scales the first residual stream, but not the sums added by the blocks."""
     halves = hypercloning(OLD, tiny.wider(2))
     published = tiny.paper_axes(tiny.config(tied=True))
     change = partial(tiny.change_of_logits, halves, True, dtype="float32")
@@ -454,7 +462,10 @@ def test_the_published_tied_head_changes_the_function():
 
 
 def test_two_steps_of_pairs_are_one_step_of_fours():
-    """Groups of equal size only: the mean of means weighs a small group's members more."""
+    """This holds only for groups of equal size.
+
+    A mean of means gives more weight to the members of a small group.
+    """
     eight, four = to(heads=8, embed=16, mlp=24), to(heads=4, embed=8, mlp=12)
     steps = compose(decoalesce(eight, heads="far"), decoalesce(four, heads="far"))
     once = decoalesce(eight, heads=far(8, 2))
@@ -481,7 +492,7 @@ def test_shapes_by_name_are_those_of_an_initialisation(tied, widths):
 
 @st.composite
 def any_growth(draw, operator):
-    """``(sizes, growth)``."""
+    """Draw ``(sizes, growth)``."""
     old = draw(
         st.sampled_from(
             [OLD, dict.fromkeys(OLD, 1), {"layers": 3, "embed": 5, "heads": 2, "mlp": 4}]
@@ -510,7 +521,7 @@ def any_growth(draw, operator):
 @settings(max_examples=10)
 @given(st.data())
 def test_any_sizes_grow_to_the_shapes_of_their_model(operator, data):
-    """Nothing is divided by zero, and what is copied inverts, but for means and sparkling's scales."""
+    """All results are finite, and copies are inverted, except for `average` and `sparkling`."""
     old, growth = data.draw(any_growth(operator))
     config = tiny.config(**old)
     large = grow(growth, tiny.params(config), tiny.axes(tiny.config()))

@@ -47,7 +47,7 @@ def drawn(ligo, target, seed):
 
 
 def random(ligo: LiGO = LIGO, target=BOTH, seed: int = 0):
-    """Coefficients without any structure, in the shape of those that are learned."""
+    """Draw coefficients without structure in the shape of the learned ones."""
     rng = np.random.default_rng(seed)
     return jax.tree.map(lambda x: rng.normal(size=x.shape), start(ligo, target))
 
@@ -64,7 +64,8 @@ def close(a, b):
 
 # --- the equations ---
 
-# Which map each matrix writes and reads, in y = W x; biases and norms write what their matrix does.
+# The write map and read map of each matrix in y = W x. Biases and norms have the write map of their
+# matrix.
 TABLE = {
     "query": ("query", "embed"), "key": ("key", "embed"), "value": ("value", "embed"), "out": ("embed", "value"),
     "up": ("mlp", "embed"), "down": ("embed", "mlp"), "attention_norm": ("embed", None), "mlp_norm": ("embed", None),
@@ -72,7 +73,10 @@ TABLE = {
 
 
 def transcribed(coefficients, params):
-    """Eq. 8 and the tying of section 3.3: ``Omega_j = B_j W_j A_j.T`` for every small layer, ``W'_i = sum_j w_ij Omega_j``."""
+    """Transcribe eq. 8 and the tying of section 3.3 of the paper.
+
+    ``Omega_j = B_j W_j A_j.T`` for every small layer, ``W'_i = sum_j w_ij Omega_j``.
+    """
 
     def matrix(name, kind, j):
         matrices = coefficients["width"][name]
@@ -117,7 +121,7 @@ def test_growing_is_equation_8(shared, tied):
 
 
 def test_shared_maps_equal_identical_per_layer_maps():
-    """And so depth and width commute."""
+    """Therefore depth and width commute."""
     shared = random(LiGO(shared=True))
     own = {"depth": shared["depth"], "width": dict(shared["width"])}
     for name in ("query", "key", "value", "mlp"):
@@ -142,7 +146,7 @@ def test_growing_is_linear_in_the_model_and_in_each_map_alone():
         expected = jax.tree.map(lambda p, q: 0.25 * p + 0.75 * q, *sides)
         close(
             grown(mixed(name, 0.25, 0.75), params), expected
-        )  # affine: a leaf without the map stays
+        )  # affine: a leaf without the map is unchanged
     other = tiny.params(SMALL, seed=3)
     expected = jax.tree.map(lambda p, q: 2 * p - 3 * q, grown(a, params), grown(a, other))
     close(grown(a, jax.tree.map(lambda p, q: 2 * p - 3 * q, params, other)), expected)
@@ -159,7 +163,7 @@ def test_the_number_of_coefficients(embed):
     assert count == 4 * embed * 2 * embed + 9 * 13 + 8 * 2 * 3
 
 
-# --- where it begins ---
+# --- the start ---
 
 
 @pytest.mark.parametrize(
@@ -185,11 +189,14 @@ def change_of_logits(coefficients, target):
 
 
 def test_only_untied_selections_are_function_preserving():
-    """``A = B diag(B.T 1)^-1`` (Proposition 1, corrected): of what no norm averages over. Tied, copies count twice."""
+    """``A = B diag(B.T 1)^-1`` (Proposition 1, corrected), for axes that no norm averages over.
+
+    With tying, copies are counted twice.
+    """
     target = {"heads": 5, "mlp": 13}
     maps = start(LiGO(width="selection", noise=0.0, tied=False), target)
     heads = {"heads": 5}
-    # Units are drawn one by one, heads are not kept whole: only MLP units can be exact.
+    # Units are drawn one by one, which splits heads. Therefore only MLP units can be exact.
     assert (
         change_of_logits(
             start(LiGO(width="selection", noise=0.0, tied=False), {"mlp": 13}), {"mlp": 13}
@@ -228,7 +235,7 @@ def test_initialisations_by_their_rows(depth, width):
     for w in made["depth"].values():
         np.testing.assert_allclose(w.sum(1), 1, rtol=1e-12)
         source = {"stack": [0, 1, 0, 1, 0], "interleave": [0, 0, 0, 1, 1]}.get(depth)
-        assert (w > 0).all() and len(np.unique(w)) > 5  # noise, or nothing but noise
+        assert (w > 0).all() and len(np.unique(w)) > 5  # the weights contain noise, or only noise
         if source:
             assert w.argmax(1).tolist() == source
             assert w.max(1).min() > 1 / 1.03
@@ -272,7 +279,7 @@ def test_only_the_axes_of_the_target_have_maps(target, depth, width):
 
 
 def gradients(coefficients):
-    """Of the loss in the maps, and in the small model."""
+    """Return the gradients of the loss for the maps and for the small model."""
     params = tiny.params(SMALL)
     batch = next_tokens(tiny.tokens(length=6))
 
@@ -339,7 +346,7 @@ def test_targets_that_cannot_be_are_refused():
 
 
 def test_a_growth_is_a_pytree():
-    """So it can be an argument of a compiled function, and saved."""
+    """It can therefore be an argument of a compiled function, and it can be saved."""
     made, params = growth(start(), tiny.axes(SMALL), OLD), tiny.params(SMALL)
     compiled = jax.jit(lambda g, p: grow(g, p, tiny.axes(SMALL)))(made, params)
     close(compiled, grown(start(), params))

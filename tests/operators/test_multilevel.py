@@ -1,6 +1,6 @@
 """Multi-level training: properties of coalescing C, de-coalescing D and interpolation I.
 
-The method is that of Zou et al., ICLR 2024. Properties that do not hold are tested as well. M is a
+The method is by Zou et al., ICLR 2024. Properties that do not hold are tested as well. M is a
 large model, s a small one. The tolerance is 1e-14, for sums of a few numbers of order one in
 float64.
 """
@@ -47,13 +47,13 @@ def pattern(request):
 
 @pytest.fixture
 def up(pattern):
-    """D."""
+    """De-coalescing D."""
     return lambda s: grow(pattern, s, AXES)
 
 
 @pytest.fixture
 def down(pattern):
-    """C."""
+    """Coalescing C."""
     return lambda m: grow(swap(pattern), m, AXES)
 
 
@@ -115,7 +115,10 @@ def test_width_and_depth_commute(pattern, m):
 )
 @pytest.mark.parametrize("g", [2, 3])
 def test_norms_and_adjoints_of_equal_groups(g, published):
-    """Matrices keep their norm and C is the adjoint of D; vectors grow by sqrt(g) and C = D*/g; published tables inversely."""
+    """Matrices keep their norm and C is the adjoint of D; vectors grow by sqrt(g) and C = D*/g.
+
+    With the published axes, embeddings have the inverse factors.
+    """
     config = tiny.config()
     axes = tiny.paper_axes(config) if published else tiny.axes(config)
     growth = decoalesce({"heads": 3 * g, "embed": 6 * g, "mlp": 9 * g}, heads=far(3 * g, 3))
@@ -153,7 +156,10 @@ def test_a_decoalesced_matrix_has_the_rank_of_the_small_one(s, m):
 
 
 def test_pairs_twice_equal_fours_only_for_equal_groups(m):
-    """Also in the published axes, if tables are summed over the group, not multiplied by 2 as in the published code."""
+    """Also holds with the published axes, if embeddings are summed over the group.
+
+    The published code multiplies them by 2 instead.
+    """
 
     def both(axes, first, second, at_once):
         step = grow(coalesce(LARGE, heads=first), m, axes)
@@ -198,7 +204,7 @@ def test_interpolation_shrinks_the_fine_part(m, s, up, down):
 
 
 def test_interpolating_an_untrained_small_model_changes_weights(m, up, down):
-    """``I - M == a (D C M - M)``: no fixed point."""
+    """``I - M == a (D C M - M)``, so M is not a fixed point."""
     learned_nothing = interpolate(m, up(down(m)), 0.5)
     assert tiny.distance(learned_nothing, m) > 0.5
     close(combine(1, learned_nothing, -1, m), combine(0.5, up(down(m)), -0.5, m))
@@ -226,7 +232,10 @@ def test_repeated_interpolation_decays_all_parts_equally(m, s, up, down):
 
 
 def test_standard_deviations_of_a_fresh_model_after_each_step():
-    """Statistics of 2^18 normal numbers of deviation .02: 1 %. The table's axes are the published ones."""
+    """The tolerance is 1 %, for statistics of 2^18 normal numbers of deviation .02.
+
+    The embedding has the published axes.
+    """
     axes = {"kernel": ("layers", "a.in", "b"), "table": ("vocab", "a.in")}
     rng = np.random.default_rng(0)
     fresh = {
@@ -257,10 +266,11 @@ def test_standard_deviations_of_a_fresh_model_after_each_step():
 
 
 def test_twins_stay_equal_until_interpolation_separates_them(m):
-    """No dropout, so that copies see the same gradient for ever: the model stays in the range of D.
+    """Without dropout, copies always have equal gradients, and the model stays in the range of D.
 
-    To the bit if the compiler sums for all units in one order, which it does not promise. Where a
-    gradient is zero, Adam divides that difference by its eps, 1e-8, and moves by .01 of it.
+    This is bitwise true if the compiler sums in the same order for all units, which it does not
+    guarantee. Where a gradient is zero, Adam divides the rounding difference by its eps, 1e-8, and
+    moves by .01 of the result.
     """
     config = tiny.config(**LARGE)
     growth = decoalesce(LARGE, heads="far")
@@ -302,7 +312,7 @@ def test_twins_stay_equal_until_interpolation_separates_them(m):
     ids=["SGD", "sign, or the first step of Adam"],
 )
 def test_one_step_on_twins_seen_from_the_coarse_level(move, expected):
-    """``C(step of D(s)) / step of s``, pairs: Adam moves coarse matrices twice as far, SGD as far."""
+    """``C(step of D(s)) / step of s`` for pairs: 2 for coarse matrices with Adam, and 1 with SGD."""
     axes = {
         "first": ("x.in", "a"), "first_bias": ("a",),
         "middle": ("a.in", "b"), "middle_bias": ("b",),

@@ -67,8 +67,8 @@ GROUPED = LlamaConfig(
     dtype="float64",
 )
 
-# The first stage's layers are shifted by turns; the second is one window. Heads are as wide as the
-# stream, so that what they say can be seen behind a kernel that copies it.
+# The layers of the first stage are shifted in alternation; the second stage is one window. Heads
+# are as wide as the stream, so a kernel that copies a head makes its output visible.
 SWIN = SwinConfig(
     layers=(4, 3),
     embed=(6, 12),
@@ -88,10 +88,10 @@ STAGES = SWIN.sizes()
 
 @pytest.fixture(autouse=True)
 def double(x64):
-    """Algebra in float64."""
+    """Compute in float64."""
 
 
-# --- what it keeps ---
+# --- the kept units ---
 
 
 @pytest.mark.parametrize("down", DOWN.values(), ids=DOWN)
@@ -108,11 +108,11 @@ def test_pruning_inverts_its_swap_and_correct_keeps_the_rest(down):
     ):
         np.testing.assert_allclose(
             x - seen, new - now, rtol=0, atol=TOLERANCE, err_msg=path
-        )  # what C does not see
+        )  # the part that C removes
 
 
 def test_each_layer_keeps_its_own_units():
-    """By hand: two layers, three units."""
+    """Two layers and three units, by hand."""
     sizes = {"layers": 2, "embed": 1, "mlp": 3}
     params = {
         "up": np.arange(6.0).reshape(2, 1, 3),
@@ -132,13 +132,16 @@ def test_each_layer_keeps_its_own_units():
 
 @cache
 def grouped():
-    """Of queries that share keys, what stays and what is left, in weights that differ from layer to layer."""
+    """Return a pruning of a GQA model, and parameters that differ between layers."""
     scores = {"heads": RNG.random((2, 6)), "mlp": RNG.random((2, 9))}
     return prune(GROUPED.sizes(), {"kv_heads": 2, "mlp": 4}, scores), tiny.params(GROUPED)
 
 
 def test_units_that_are_left_out_are_units_that_say_nothing():
-    """A model with zeros for them computes what the smaller one does: so every query still reads its own key."""
+    """The smaller model computes the same as a model with zeros for the removed units.
+
+    Therefore every query still reads its own key.
+    """
     down, params = grouped()
     small, axes, config = grow(down, params, GROUPED.axes()), GROUPED.axes(), GROUPED.resized(down)
     assert (config.heads, config.kv_heads, config.mlp) == (4, 2, 4)
@@ -158,7 +161,7 @@ def test_key_heads_go_with_the_queries_that_are_worth_most():
         return {axis: dense(m.write).argmax(1).tolist() for axis, m in found.items()}
 
     assert kept(kv_heads=2) == {"heads": [0, 1, 2, 3], "kv_heads": [0, 1]}
-    assert kept(heads=3) == {"heads": [0, 2, 5]}  # one of each
+    assert kept(heads=3) == {"heads": [0, 2, 5]}  # one per key/value head
     assert kept(heads=2, kv_heads=2) == {"heads": [0, 5], "kv_heads": [0, 2]}
     with pytest.raises(
         ValueError, match=r"4 query heads on 3 key/value heads are not 1 \.\. 2 for each"
@@ -177,7 +180,7 @@ FUSED = {"GPT-2, fused adapters": replace(FAMILIES["GPT-2"], adapter=Adapter(2, 
     ],
 )
 def test_every_family_is_measured_and_pruned(config):
-    """By shapes; CaiT's class layers have no scores, and go along."""
+    """This checks shapes. The class layers of CaiT have no scores and are pruned with the others."""
     config, inputs = replace(config, dtype="float32"), batch(config)[0]
     with jax.enable_x64(False):
         params = jax.eval_shape(config.init, jax.random.key(0))
@@ -207,12 +210,12 @@ def test_every_family_is_measured_and_pruned(config):
     assert small.sizes().items() >= target.items()
 
 
-# --- what says which ---
+# --- the choice of units and layers ---
 
 
 @cache
 def measured():
-    """Of a GPT-2: its parameters, streams and activations."""
+    """Return the parameters, streams and activations of a GPT-2."""
     params = tiny.params(CONFIG)
     both = jax.jit(
         lambda p, t: (
@@ -230,7 +233,7 @@ def normed(x, norm):
 
 
 def test_measured_streams_match_a_blockwise_numpy_computation():
-    """By NumPy, layer after layer; what comes out at the end makes the logits."""
+    """NumPy computes layer after layer, and the logits from the last stream."""
     params, stream, found, logits = measured()
     x = params["token_embedding"][tiny.tokens()] + params["position_embedding"][:5]
     norms = np.zeros(12)
@@ -293,7 +296,7 @@ def test_influence_and_angles_are_those_of_cosines():
 
 @pytest.mark.parametrize("by", ["influence", "angular"])
 def test_layers_that_add_nothing_are_found_and_pruned_bitwise(by):
-    """LLaMA Pro's new layers, of which nobody tells."""
+    """The new layers of LLaMA Pro are found without information about which ones they are."""
     small = tiny.params(CONFIG)
     pro = llama_pro(LARGE, {"layers": 6})
     config, large = CONFIG.resized(pro), grow(pro, small, tiny.axes(CONFIG))
@@ -314,7 +317,7 @@ def deep_streams(config):
 def test_units_that_say_nothing_are_found():
     params, _, found, _ = measured()
     up = params["blocks"]["mlp"]["up"]
-    silent = np.arange(20)[None] % 5 == np.arange(4)[:, None]  # others in each layer
+    silent = np.arange(20)[None] % 5 == np.arange(4)[:, None]  # a different choice in each layer
     up = {
         "kernel": np.where(silent[:, None], 0, up["kernel"]),
         "bias": np.where(silent, 0, up["bias"]),
@@ -333,7 +336,7 @@ def test_units_that_say_nothing_are_found():
     assert change(down) < TOLERANCE
     assert (
         change(prune(LARGE, {"mlp": 16}, {"mlp": -np.asarray(scores["mlp"])})) > 1e-2
-    )  # the best ones
+    )  # the highest scores
     assert change(prune(LARGE, {"mlp": 16}, found)) > 1e-2  # scores of another model
 
 
@@ -402,7 +405,7 @@ def test_what_cannot_be_pruned(make, message):
 
 @cache
 def measured_swin():
-    """Its parameters, streams and activations."""
+    """Return the parameters, streams and activations of the Swin."""
     params = tiny.params(SWIN)
     return params, *jax.device_get(look(params))
 
@@ -414,7 +417,7 @@ def look(params):
 
 
 def test_the_scores_of_every_stage_are_those_of_its_own_stream():
-    """By NumPy, image by image, layer by layer."""
+    """The reference is NumPy, image by image and layer by layer."""
     params, found, units = measured_swin()
     each = [by_hand(params, image) for image in vision.images(SWIN)]
     for s, layers in enumerate(SWIN.layers):
@@ -437,7 +440,7 @@ def test_the_scores_of_every_stage_are_those_of_its_own_stream():
 
 
 def by_hand(params, image):
-    """Of each stage ``(stream, heads, mlp, embed)``."""
+    """Return ``(stream, heads, mlp, embed)`` of each stage."""
     embedding = params["patch_embedding"]
     x = image @ embedding["kernel"].reshape(-1, 6) + embedding["bias"]
     x, stages = test_swin.norm(x, params["patch_norm"]), []
@@ -471,7 +474,7 @@ def by_hand(params, image):
 
 
 def without(params, **layers):
-    """Those that add nothing are at these places of a stage, ``blocks0=[1]``."""
+    """Make the layers at these places of a stage add nothing, for example ``blocks0=[1]``."""
     params = jax.tree.map(np.copy, params)
     for stage, places in layers.items():
         for norm in ("attention_norm", "mlp_norm"):
@@ -481,7 +484,7 @@ def without(params, **layers):
 
 
 def change(growth, params):
-    """Of the logits of a Swin that is pruned."""
+    """Return the change of the logits of a Swin when it is pruned."""
     before = vision.forward(SWIN)(params, vision.images(SWIN))
     after = vision.forward(SWIN.resized(growth))(
         grow(growth, params, tiny.axes(SWIN)), vision.images(SWIN)
@@ -490,7 +493,10 @@ def change(growth, params):
 
 
 def test_layers_that_add_nothing_go_first_in_every_stage():
-    """.. in pairs, where windows are shifted by turns: one alone would shift all that follow."""
+    """Where windows are shifted in alternation, layers are removed in pairs.
+
+    Removing a single layer would change the shift of all following layers.
+    """
     params = without(measured_swin()[0], blocks0=[1, 2], blocks1=[1])
     scores = {axis: np.asarray(influence(x)) for axis, x in look(params)[0].items()}
     assert [np.flatnonzero(x == 0).tolist() for x in scores.values()] == [[1, 2], [1]]
@@ -501,10 +507,10 @@ def test_layers_that_add_nothing_go_first_in_every_stage():
     assert change(down, params) < TOLERANCE
     assert (
         change(keep(STAGES, {"layers.0": [0, 3], "layers.1": [0, 1]}), params) > 1e-2
-    )  # another one
+    )  # a different layer
     assert (
         change(keep(STAGES, {"layers.0": [0, 2, 3]}), params) > 1e-2
-    )  # adds nothing, and shifts two
+    )  # removes one layer that adds nothing, but changes the shift of two
     assert kept_layers(scores, 3) == [0, 1, 2] and kept_layers(scores, 1) == [0]
 
 
@@ -514,7 +520,7 @@ def kept_layers(scores, count):
 
 
 def test_alternating_choice_is_best_among_all_choices():
-    """Whole numbers, so that sums are exact."""
+    """The scores are integers, so sums are exact."""
     for layers in range(1, 9):
         for count in range(1, layers + 1):
             scores = RNG.integers(0, 5, layers)
@@ -529,7 +535,7 @@ def test_alternating_choice_is_best_among_all_choices():
 
 
 def test_silent_units_are_found_in_every_layer_of_every_stage():
-    """Others in each, which heads and MLPs lose together."""
+    """Each layer has other silent units, in its heads and in its MLP."""
     params = jax.tree.map(np.copy, measured_swin()[0])
     silent = {}
     for s, (layers, heads, units) in enumerate(zip(SWIN.layers, SWIN.heads, SWIN.mlp, strict=True)):
@@ -547,7 +553,7 @@ def test_silent_units_are_found_in_every_layer_of_every_stage():
     assert change(prune(STAGES, target, scores), params) < TOLERANCE
     assert (
         change(prune(STAGES, target, {axis: x[0] for axis, x in scores.items()}), params) > 1e-2
-    )  # all as the first
+    )  # every layer uses the scores of the first
 
 
 SWIN_SCORES = {
@@ -582,7 +588,7 @@ def test_the_way_down_of_stages_inverts_the_way_up(target):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A GPT-2 of bytes with LLaMA Pro's layers 2 and 5, which add nothing; beside it the model that it was made of."""
+    """Save a GPT-2 of bytes with LLaMA Pro's layers 2 and 5, which add nothing, and its source model."""
     config = GPT2Config(vocab=256, context=32, layers=4, embed=12, heads=4, head_dim=3, mlp=20)
     params = tiny.params(config, dtype="float32")
     pro = llama_pro(config.sizes(), {"layers": 6})
@@ -638,7 +644,7 @@ def text(folder):
 
 
 def test_the_command_on_units_of_a_model_with_grouped_queries(folder, tmp_path, capsys):
-    """.. by token ids, to Orbax; layers by angles, for people."""
+    """The data are token ids and the result goes to Orbax; layers are scored by angles, as text output."""
     config = replace(GROUPED, dtype="float32", layers=3)
     params = tiny.params(config, dtype="float32")
     ids = np.random.default_rng(1).integers(0, 11, 8 * 7)
@@ -683,7 +689,7 @@ def test_the_command_on_units_of_a_model_with_grouped_queries(folder, tmp_path, 
 
 
 def test_the_command_on_images_and_stages(tmp_path, capsys):
-    """A Swin of Hugging Face's, of which layers of both stages add nothing."""
+    """A Swin in the format of Hugging Face, with layers in both stages that add nothing."""
     more = dict(embed=(6, 12), mlp=(9, 18), position_mlp=512, eps=1e-5, dtype="float32")
     config = replace(SWIN, **more)
     images = vision.images(config)
@@ -761,7 +767,7 @@ def test_text_is_what_the_models_own_tokenizer_makes_of_it(folder, tmp_path):
             "axis 'layers': prune cannot change the size from 6 to 7. The new size must be in 1 .. 6",
         ),
         (("--kv-heads", 1), "axis 'kv_heads': the model has no such axis"),
-        (("--embed", 6), "head_dim 3"),  # which no GPT2LMHeadModel has
+        (("--embed", 6), "head_dim 3"),  # which a GPT2LMHeadModel cannot have
     ],
 )
 def test_what_the_command_refuses_before_it_measures(
@@ -769,7 +775,7 @@ def test_what_the_command_refuses_before_it_measures(
 ):
     monkeypatch.setattr(importance, "streams", None)
     words = ["prune", folder / "deep", tmp_path / "b", "--data", folder / "text.txt", *arguments]
-    usage = message.startswith(("nothing to prune", "--by"))  # wrong whatever the model is
+    usage = message.startswith(("nothing to prune", "--by"))  # wrong for every model
     assert main([str(w) for w in words]) == (2 if usage else 1)
     assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
@@ -791,7 +797,7 @@ def test_models_that_no_text_is_for(tmp_path):
 
 
 class Bench:
-    """What phases ask of a run, without one."""
+    """The interface of a run that phases use, without a run."""
 
     def __init__(self, **models):
         self.models, self.ledger, self.finite = (
@@ -817,7 +823,10 @@ class Bench:
 
 
 def test_a_pruned_v_cycle_measures_goes_down_and_comes_back():
-    """.. to the bit, where the small model learned nothing; what waited is what it was, where it did."""
+    """The cycle is bitwise neutral if the small model learns nothing.
+
+    If it learns, the result equals `correct` of the waiting parameters.
+    """
     method = VCycle(groupings=(Pruning(2, batches=2),), alpha=1.0, correction=True)
     measure, coalesce, correction = (
         p for p in method.plan(CONFIG, Optim(), 9) if not isinstance(p, Train)
@@ -829,7 +838,7 @@ def test_a_pruned_v_cycle_measures_goes_down_and_comes_back():
     expected = jax.jit(each)(bench.held_out(2)[0]).mean(0)
     np.testing.assert_allclose(bench.models["large"].sensitivity, expected, rtol=0, atol=TOLERANCE)
     kept = sorted(np.argsort(expected)[2:].tolist())
-    assert kept != [0, 1]  # as before it is measured
+    assert kept != [0, 1]  # unlike the choice without a measurement
     bench.models["coarse1"] = small = coalesce.run(bench)
     down = keep(LARGE, {"layers": kept})
     chex.assert_trees_all_equal(small.params, grow(down, params, axes))
@@ -876,9 +885,9 @@ def test_a_pruning_may_name_what_stays():
     )
 
 
-@pytest.mark.slow  # phase by phase in the fast suite
+@pytest.mark.slow  # the fast suite runs it phase by phase
 def test_a_run_whose_small_model_learned_nothing(tmp_path):
-    """The loss is what it was."""
+    """The loss after the cycle equals the loss before it."""
     method = VCycle(
         (Stage(0.25),),
         (Stage(0.0), Stage(0.0)),
