@@ -56,7 +56,7 @@ def normed(x, scale):
 
 @jax.jit
 def logits(p):
-    """Compute the logits of a pre-LN language model with a tied head, for parameters of any size."""
+    """Compute the logits of a pre-LN language model with a tied head, for any parameter sizes."""
     x = p["tokens"][third_party.tokens()]
     mask = np.tril(np.ones((x.shape[1],) * 2, bool))
 
@@ -94,7 +94,7 @@ def test_right_names_are_found_right_and_every_mark_is_proven():
 
 @pytest.mark.parametrize("leaf", ["query", "key", "value", "out", "up", "down"])
 def test_a_missing_in_is_named(leaf):
-    """The kernel is one of each layer, of the residual stream, of the heads, or of the MLP units."""
+    """The kernel belongs to each layer, the residual stream, the heads, or the MLP units."""
     right = AXES["layers"][leaf]
     names = tuple(n.removesuffix(".in") if n != "head_dim.in" else n for n in right)
     says(

@@ -437,7 +437,7 @@ def test_a_stranger_s_model_keeps_its_function_and_trains_on(journey):
 
 
 def test_each_axis_that_is_read_must_be_said_to_be(journey):
-    """The control: if one ``.in`` is missing, anywhere, the grown model computes another function."""
+    """The control: without any one of the ``.in``, the grown model computes another function."""
     np.testing.assert_allclose(
         journey.forward(journey.grow(journey.axes)), journey.logits[1], rtol=0, atol=1e-12
     )

@@ -79,7 +79,7 @@ def model(config):
 
 
 def assert_names_do_not_matter(model, apply):
-    """Assert that ``apply(params, axes)``, a tree by the model's names, ignores the naming scheme."""
+    """Assert that the tree ``apply(params, axes)``, by the model's names, ignores the scheme."""
     params, axes = model
     ours = apply(params, axes)
     for names in (HUGGING_FACE, reversed_names(params)):

@@ -517,7 +517,7 @@ def test_damaged_orbax_folders(tmp_path, folder):
 )
 @pytest.mark.parametrize("layers", [False, True], ids=["rules", "layers divided, too"])
 def test_onto_a_mesh_a_model_is_read_and_grown_in_parts(folder, monkeypatch, layers):
-    """The result equals a model that is read completely, grown, and then sharded, with equal shardings."""
+    """Values and shardings equal a model that is read completely, grown, and then sharded."""
     mesh = jax.make_mesh((2, 2), ("fsdp", "tensor"), (jax.sharding.AxisType.Auto,) * 2)
     rules = {**sharding.RULES, **({"layers": "fsdp", "embed": "data"} if layers else {})}
     config, params = checkpoints.load(folder)
@@ -551,7 +551,7 @@ def test_loading_a_part_needs_little_more_host_memory(tmp_path):
 
 
 def test_reading_stays_small(tmp_path):
-    """The peak memory for stacking a model of 50 MB, without the libraries, is a fraction of its size."""
+    """The peak memory for stacking a 50 MB model, without libraries, is a fraction of its size."""
     config = replace(CONFIG, layers=4, embed=512, heads=8, head_dim=64, mlp=2048)
     shapes = tiny.shapes(config)
     one = jax.tree.map(lambda x: np.broadcast_to(np.float32(1), x.shape), shapes)

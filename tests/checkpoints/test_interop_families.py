@@ -838,7 +838,7 @@ def test_only_even_copies_preserve_hidden_state_models(tmp_path, capsys):
 
 @pytest.mark.parametrize("published", [False, True])
 def test_the_text_model_of_a_multimodal_gemma_grows_alone(tmp_path, published, capsys):
-    """On text, it has the logits of the multimodal model; a published ``text_config`` omits defaults."""
+    """Its logits on text equal the full model's; a published ``text_config`` omits defaults."""
     text = SETTINGS["Gemma3ForCausalLM"][0] | {
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
@@ -1095,10 +1095,10 @@ def test_a_gemma_in_bfloat16_comes_back_to_the_bit(tmp_path):
 
 
 def test_a_swin_of_timm_has_the_same_logits(tmp_path):
-    """Whose queries, keys and values are one kernel, and whose patches merge where the next stage begins.
+    """timm fuses queries, keys and values, and merges patches at the start of the next stage.
 
-    Windows divide the image: where they do not, timm shifts before it fills them up, and
-    `transformers` after that.
+    Windows divide the image here. Otherwise, timm shifts before it pads the windows, and
+    `transformers` shifts afterwards.
     """
     timm = pytest.importorskip("timm.models.swin_transformer_v2", reason="pip install timm")
     folder = made(tmp_path / "a", "Swinv2ForImageClassification", more={"window_size": 5})
@@ -1164,7 +1164,7 @@ TIMM = {
     ],
 )
 def test_the_size_that_is_told_is_that_of_the_tensors(tmp_path, architecture, more, capsys):
-    """Parameters are counted as in `transformers`, and bytes as on disk, including half precision."""
+    """Parameters are counted as in `transformers`, and bytes as on disk, also in half precision."""
     folder = made(tmp_path / "a", architecture, more=more)
     model = getattr(transformers, architecture).from_pretrained(folder, dtype=torch.bfloat16)
     model.save_pretrained(tmp_path / "half")

@@ -56,7 +56,7 @@ def modules(model):
 
 
 def trained(folder, lora, architecture=None, **settings):
-    """Save a LoRA that PEFT made, with random factors, and return the merged tensors of its model."""
+    """Save a PEFT LoRA with random factors, and return the merged tensors of its model."""
     architecture = (
         architecture or json.loads((folder / "config.json").read_text())["architectures"][0]
     )
@@ -150,7 +150,7 @@ def test_peft_merges_the_same_before_and_after_a_growth(tmp_path, architecture):
 
 @pytest.mark.parametrize("architecture", UNEVEN)
 def test_lemon_folds_its_query_factors_into_the_lora(tmp_path, architecture):
-    """At an indivisible width, norms of queries and keys need another eps, stored in the kernels."""
+    """At an indivisible width, query and key norms need another eps, stored in the kernels."""
     base = made(tmp_path / "base", architecture)
     config = checkpoints.open_checkpoint(base).config
     growth = operators.lemon(config.sizes(), {"embed": 24, "mlp": 30}, **lemon_options(config))

@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch", reason="pip install 'jaxgrow[interop-test]'
 transformers = pytest.importorskip("transformers", reason="pip install 'jaxgrow[interop-test]'")
 from test_interop_families import SETTINGS, answered, given, made, ours  # noqa: E402
 
-# Keys that `transformers` reads or once read, although the model's config class does not define them.
+# Keys that `transformers` reads, or once read, although the config class does not define them.
 UNDEFINED = (
     *(
         "is_causal",
@@ -59,7 +59,7 @@ UNDEFINED = (
     ),
     *("hidden_act", "hidden_activation", "rms_norm_eps", "layer_norm_eps", "tie_word_embeddings"),
 )
-# The saved class of a model, and settings of the outputs that `transformers` returns besides logits.
+# Keys of the saved class, and of the outputs that `transformers` returns besides the logits.
 UNCHANGED = {
     "architectures",
     "model_type",

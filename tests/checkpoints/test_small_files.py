@@ -21,7 +21,7 @@ from train.engine.run.workdir import Workdir
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """Run an experiment with a checkpoint every 2 steps, and return it with the folder of the run."""
+    """Run an experiment with a checkpoint every 2 steps; return it with the folder of the run."""
     folder = tmp_path_factory.mktemp("finished")
     experiment = runs.experiment(folder, checkpoint_every=2)
     pretrain.run(experiment, folder / "run")

@@ -104,7 +104,7 @@ LOSS = re.compile(r"completed step: (\d+),.*? loss: ([\d.]+)")
 
 
 def maxtext(folder: Path, name: str, steps: int, settings: dict, layout: dict) -> dict[int, float]:
-    """Return the loss of each step of a MaxText run, which restores the checkpoint of its folder."""
+    """Return the loss of each step of a MaxText run, which restores its folder's checkpoint."""
     package = Path(next(iter(find_spec("maxtext").submodule_search_locations)))
     given = {
         **MAXTEXT,
@@ -140,7 +140,7 @@ def maxtext(folder: Path, name: str, steps: int, settings: dict, layout: dict) -
     ids=["axis 1", "axis 0", "unscanned"],
 )
 def test_a_run_of_maxtext_continues_after_growth(tmp_path, layout, capsys):
-    """Six steps alone; three steps, growth in width and depth, and three steps of the larger model."""
+    """Six steps alone; three steps, growth in width and depth, three steps of the larger model."""
     small = {
         "base_emb_dim": 16,
         "base_num_query_heads": 4,

@@ -96,7 +96,7 @@ def trained(config, params, base=None, optim=OPTIM, opt=None):
 def papers(params, tied, m_n, m_l):
     """Return ``(forward multiplier, rate, decay, eps)`` of each leaf, by module name.
 
-    The values are those of the paper at alpha = 1.
+    The values follow the paper at alpha = 1.
     """
 
     def leaf(key_path, x):

@@ -1,7 +1,8 @@
 """Optimizer states grow by each policy, some exactly, and restarted entries have the right bias.
 
-The bias is the bias of Adam's moments. The tolerance is 1e-12 in float64, for squared gradients of a tiny
-GPT-2 and powers of b2 close to one. Where nothing restarts, the states are bitwise identical.
+The bias is the bias of Adam's moments. The tolerance is 1e-12 in float64, for squared gradients of
+a tiny GPT-2 and powers of b2 close to one. Where nothing restarts, the states are bitwise
+identical.
 """
 
 import re
@@ -31,7 +32,7 @@ B1, B2 = 0.9, 0.999
 
 
 def jitted(tx):
-    """Compile an update of many small operations once, because separate compilation takes seconds."""
+    """Compile an update of many small operations at once; separate compilation takes seconds."""
     return optax.GradientTransformation(jax.jit(tx.init), jax.jit(tx.update))
 
 

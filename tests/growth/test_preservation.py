@@ -97,7 +97,7 @@ def over_heads(m: AxisMap) -> dict:
 
 
 def heads_of(query, key, value) -> Rules:
-    """Select new heads of queries, keys and values by one index each; the output reads the values."""
+    """Select new query, key and value heads by one index each; the output reads the values."""
     of = {"query": query, "key": key, "value": value, "out": value}
     return Rules(
         tuple(Rule(({"heads": select(index, HEADS)},), f"*/{name}/*") for name, index in of.items())

@@ -549,7 +549,7 @@ def test_expert_parallelism_matches_one_device(mesh):
 
 
 def test_each_device_drops_tokens_of_its_own():
-    """The result equals a separate expert layer on each device with that capacity for its tokens."""
+    """The result equals a separate expert layer per device with that capacity for its tokens."""
     run, given, x = in_parallel(Mesh(expert=4), capacity=1.0)
     (w, x), init = jax.tree.map(jnp.asarray, jax.device_get((given, x))), jax.nn.initializers.zeros
     of = Experts(8, X, True, 0.0, D, F, init, init, jnp.float64, jax.nn.silu, 1.0)
@@ -569,7 +569,7 @@ def test_what_expert_parallelism_needs_is_named():
 
 
 def test_a_capacity_does_not_matter_to_a_checkpoint(tmp_path):
-    """The capacity is a setting of execution, so checkpoints for other software do not contain it."""
+    """The capacity is a runtime setting, so checkpoints for other software do not contain it."""
     c = config(experts=E, capacity=1.25, z_loss=0.001)
     checkpoints.save(tmp_path / "mixtral", c, tiny.params(c))
     loaded, _ = checkpoints.load(tmp_path / "mixtral")

@@ -440,7 +440,7 @@ def test_copying_layers_never_keeps_the_function(row):
 
 
 def test_ragged_growth_fails_because_of_the_norms_alone():
-    """Readers receive the same values (``read.T @ write == I``), but mean and variance count copies."""
+    """Readers get the same values (``read.T @ write == I``), but mean and variance count copies."""
     growth = OPERATORS["fpi, ragged"].growth
     for m in growth.values():
         np.testing.assert_allclose(
@@ -453,7 +453,7 @@ def test_ragged_growth_fails_because_of_the_norms_alone():
 
 
 def test_the_published_tied_head_changes_the_function():
-    """Dividing the embeddings scales the first residual stream, but not the sums added by the blocks."""
+    """Dividing the embeddings scales the first residual stream, but not the blocks' outputs."""
     halves = hypercloning(OLD, tiny.wider(2))
     published = tiny.paper_axes(tiny.config(tied=True))
     change = partial(tiny.change_of_logits, halves, True, dtype="float32")

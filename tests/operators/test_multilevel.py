@@ -312,7 +312,7 @@ def test_twins_stay_equal_until_interpolation_separates_them(m):
     ids=["SGD", "sign, or the first step of Adam"],
 )
 def test_one_step_on_twins_seen_from_the_coarse_level(move, expected):
-    """``C(step of D(s)) / step of s`` for pairs: 2 for coarse matrices with Adam, and 1 with SGD."""
+    """``C(step of D(s)) / step of s`` for pairs: for coarse matrices 2 with Adam, 1 with SGD."""
     axes = {
         "first": ("x.in", "a"), "first_bias": ("a",),
         "middle": ("a.in", "b"), "middle_bias": ("b",),

@@ -36,7 +36,7 @@ def rownorm(matrix):
 
 
 def mean_matrix(groups, chunk):
-    """``F[i, j] = 1 / |g_i|`` for units j of group i, unit by unit a block of ``chunk`` numbers."""
+    """``F[i, j] = 1 / |g_i|`` for units j of group i; each unit is a block of ``chunk`` numbers."""
     F = np.zeros((len(groups) * chunk, sum(map(len, groups)) * chunk))
     for i, group in enumerate(groups):
         for j in group:
@@ -46,7 +46,10 @@ def mean_matrix(groups, chunk):
 
 
 def multilevel(params, head_groups, layer_groups, sizes, tied, direction):
-    """C (``down``) or D (``up``) of a GPT-2, by the table of parameters of the published mapper, in its general form."""
+    """Compute C (``down``) or D (``up``) of a GPT-2.
+
+    This follows the parameter table of the published mapper, in its general form.
+    """
     H = sizes["heads"]
     F = {
         "d": mean_matrix(head_groups, sizes["embed"] // H),
@@ -107,7 +110,10 @@ GROUPS = {
 @pytest.mark.parametrize("groups", GROUPS.values(), ids=GROUPS)
 @pytest.mark.parametrize("tied", ["untied", "published", "repaired"])
 def test_coalescing_and_decoalescing(groups, tied):
-    """A tied table is read by the head: published, it is summed down and shared up; repaired, the final norm is."""
+    """A tied head reads the embedding, which the published maps therefore sum down and share up.
+
+    The repaired maps do this with the final norm instead.
+    """
     heads, depth = groups
     large = {"layers": 4, "heads": 4, "embed": 12, "mlp": 20}
     small = {"layers": 2, "heads": 2, "embed": 6, "mlp": 10}
@@ -197,7 +203,10 @@ def test_function_preserving_initialisation():
 
 
 def test_fpi_draws_uniformly_among_all_old_units():
-    """35 draws among 3 heads: each within three standard deviations of a third; another seed, other draws."""
+    """The 35 draws among 3 heads are each within three standard deviations of a third.
+
+    Another seed gives other draws.
+    """
     one, other = (
         fpi({"heads": 3}, {"heads": 38}, seed=seed)["heads"].write.index[3:, 0] for seed in (0, 1)
     )
@@ -208,7 +217,10 @@ def test_fpi_draws_uniformly_among_all_old_units():
 @pytest.mark.parametrize("k", [2, 3])
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 def test_hypercloning(k, tied):
-    """``tile(W, (k, k)) / k``; vectors and tables tiled; the head, or the final norm before a tied one, tiled over k."""
+    """``tile(W, (k, k)) / k``; vectors and embeddings are tiled.
+
+    An untied head is tiled and divided by k; with a tied head, the final norm is.
+    """
     config = tiny.config(tied=tied)
     params = tiny.params(config)
     grown = grow(hypercloning(tiny.WIDTHS, tiny.wider(k)), params, tiny.axes(config))

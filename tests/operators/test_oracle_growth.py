@@ -50,14 +50,14 @@ def close(a, b):
 
 
 def grown(growth, tied=True, **widths):
-    """``(parameters, the grown ones in matrices)``."""
+    """Return ``(parameters, the grown parameters as matrices)``."""
     config = tiny.config(tied=tied, **widths)
     params = tiny.params(config)
     return params, in_matrices(grow(growth, params, tiny.axes(config)))
 
 
 def of_heads(units):
-    """Whole heads, as positions among all heads' dimensions."""
+    """Return the positions of all dimensions of these heads."""
     return [K * unit + k for unit in units for k in range(K)]
 
 
@@ -84,7 +84,10 @@ def test_zero_padding(tied):
     [({}, [0, 1, 2]), ({"layers": 8}, [0, 1, 2, 0, 1, 2, 1, 2]), ({"layers": 6}, [0, 1, 2] * 2)],
 )
 def test_advanced_knowledge_initialisation(more, sources, tied):
-    """New heads and units, wherever they are written or read, from the next layer's FPI; then the widened model stacked."""
+    """New heads and units come from FPI of the next layer, both as outputs and as inputs.
+
+    The widened model is then stacked.
+    """
     old = {**tiny.WIDTHS, "layers": 3}
     params, large = grown(aki(old, {**RAGGED, **more}, seed=3), tied, layers=3)
     g = {axis: m.write.index[:, 0].tolist() for axis, m in fpi(old, RAGGED, seed=3).items()}
@@ -106,7 +109,7 @@ def test_advanced_knowledge_initialisation(more, sources, tied):
         new = {}
         for name, W in layers(params)[layer].items():
             U = this[name].copy()
-            # The axes of this leaf that have new units from above: all but the residual stream.
+            # The axes of this leaf whose new units come from above: all but the residual stream.
             axes = AXES.get(name) or (AXES.get(name.split()[0], ("", "embed"))[1],)
             for dim, axis in enumerate(axes):
                 if axis != "embed":
@@ -120,7 +123,10 @@ def test_advanced_knowledge_initialisation(more, sources, tied):
 
 @either
 def test_averages(tied):
-    """LiGO's start, ``B_out W B_in.T`` and then noisy stacking: each row of C, and of w, is a mean."""
+    """The averaged initialisation of LiGO: ``B_out W B_in.T``, followed by noisy stacking.
+
+    Each row of C, and of w, is a mean.
+    """
     growth = average(tiny.WIDTHS, {**RAGGED, "layers": 5}, seed=3)
     B = {axis: dense(m.write) for axis, m in growth.items()}
     for axis, rows in B.items():
@@ -204,12 +210,12 @@ def test_random_matrices_of_layers_at_the_spectral_scale():
                 )
                 assert np.linalg.norm(old[name], ord=2) > 5  # the control
                 old[name] = x
-    chex.assert_trees_all_equal(after, before)  # all else
+    chex.assert_trees_all_equal(after, before)  # all other parameters
 
 
 @either
 def test_staged_training(tied):
-    """``[[W, 0], [0, W]]`` and ``[v, v]``; what ends the stream, the final norm or an untied head, is halved."""
+    """``[[W, 0], [0, W]]`` and ``[v, v]``; the final norm or an untied head is halved."""
     params, large = grown(staged(tiny.WIDTHS, tiny.wider(2)), tied)
 
     def matrix(W, reads, writes):
@@ -228,7 +234,7 @@ def test_staged_training(tied):
 
 
 def shares_of(growth, axis):
-    """What each unit's readers get of its source's weight, as drawn; nothing in spare slots."""
+    """Return the share of the source weight that each unit's readers receive, zero in spare slots."""
     maps = growth if isinstance(growth, dict) else growth.rules[-1].terms[0]
     read = maps[axis].read
     return (
@@ -239,7 +245,10 @@ def shares_of(growth, axis):
 @either
 @pytest.mark.parametrize("embed", [8, 15, 12], ids=lambda n: f"6 to {n}")
 def test_lemon(embed, tied):
-    """Tiles with unequal shares; means in the spare slots, which norms silence; ``eta^2 = tiles D / D'`` makes up for them."""
+    """Tiles have unequal shares, and the spare slots hold means, which the norms silence.
+
+    The factor ``eta^2 = tiles D / D'`` of the norms compensates for them.
+    """
     growth = lemon(tiny.WIDTHS, {**RAGGED, "embed": embed}, seed=3)
     params, large = grown(growth, tied)
     tiles = {8: 6, 15: 12, 12: 12}[embed]
@@ -282,7 +291,10 @@ def test_lemon(embed, tied):
 
 
 def test_lemon_s_noise():
-    """``N(0, 1 / (sqrt(D') L))``, of 900 copies: their deviation is within three of its own, 7 %; the mean within 0.1."""
+    """The noise is ``N(0, 1 / (sqrt(D') L))``, measured on 900 copies.
+
+    The deviation is within three standard errors, 7 %, and the mean is within 0.1.
+    """
     growth = lemon({"layers": 3, "embed": 4, "mlp": 900}, {"embed": 16, "mlp": 1800}, seed=1)
     noise = (growth["mlp"].read.weight[900:, 0] - 1 / 2) * (16**0.5 * 3)
     np.testing.assert_allclose(noise.std(), 1, atol=0.07)
@@ -304,7 +316,10 @@ def test_lemon_s_noise():
     ],
 )
 def test_sparkling(target, alpha, tied):
-    """Fan-out copies ``[y, y~]``, fan-in ``alpha [W, W~]``, all of it; the final norm before a tied head is fan-in."""
+    """Fan-out copies ``[y, y~]``, and all of fan-in is ``alpha [W, W~]``.
+
+    The final norm before a tied head counts as fan-in.
+    """
     params, large = grown(sparkling(tiny.WIDTHS, target), tied)
     new = {**tiny.WIDTHS, **target}
     g = {
@@ -352,7 +367,7 @@ def test_sparkling_twice_as_wide_is_hypercloning_to_the_bit(tied):
         (midas, 3, 6, [0, 1, 2, 0, 1, 2]),  # 1 of 1
         (lidas, 6, 8, [0, 1, 2, 2, 3, 3, 4, 5]),
         (lidas, 6, 10, [0, 1, 2, 1, 2, 3, 4, 3, 4, 5]),
-        (lidas, 5, 6, [0, 1, 2, 2, 3, 4]),  # of an odd number, the most from above
+        (lidas, 5, 6, [0, 1, 2, 2, 3, 4]),  # an odd number, with most layers from above
         (lidas, 3, 6, [0, 0, 1, 2, 1, 2]),
         (solar, 32, 48, [*range(24), *range(8, 32)]),
         (solar, 3, 4, [0, 1, 1, 2]),
@@ -368,7 +383,11 @@ def test_copies_of_layers(operator, old, new, sources):
 
 
 def test_solar_with_the_overlap_averaged():
-    """Two copies of 0 .. 3, of which one lacks 4 and the other 0; their last and first two are one: (2, 1) and (3, 2)."""
+    """One copy has the layers 0 to 3, the other has the layers 1 to 4.
+
+    The last two layers of the first copy and the first two of the second are averaged: (2, 1) and
+    (3, 2).
+    """
     params, large = grown(solar({"layers": 5}, {"layers": 6}, blend=2), layers=5)
     small = in_matrices(params)
     layer = small["layers"]
@@ -390,7 +409,7 @@ def test_solar_with_the_overlap_averaged():
     ],
 )
 def test_llama_pro(old, new, sources, identities):
-    """After every L/N layers a copy whose sublayers add nothing."""
+    """A copy whose sublayers add nothing follows every L/N layers."""
     growth = llama_pro({"layers": old}, {"layers": new})
     params, large = grown(growth, layers=old)
     small = in_matrices(params)
@@ -412,7 +431,7 @@ def test_new_layers_are_all_but_the_first_copies():
     assert new_layers(stack(old, {})) == ()
 
 
-# --- when ---
+# --- when to grow ---
 
 
 @pytest.mark.parametrize(

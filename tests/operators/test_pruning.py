@@ -180,7 +180,7 @@ FUSED = {"GPT-2, fused adapters": replace(FAMILIES["GPT-2"], adapter=Adapter(2, 
     ],
 )
 def test_every_family_is_measured_and_pruned(config):
-    """This checks shapes. The class layers of CaiT have no scores and are pruned with the others."""
+    """Checks shapes. The class layers of CaiT have no scores and are pruned with the others."""
     config, inputs = replace(config, dtype="float32"), batch(config)[0]
     with jax.enable_x64(False):
         params = jax.eval_shape(config.init, jax.random.key(0))
@@ -588,7 +588,7 @@ def test_the_way_down_of_stages_inverts_the_way_up(target):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Save a GPT-2 of bytes with LLaMA Pro's layers 2 and 5, which add nothing, and its source model."""
+    """Save a byte-level GPT-2 with LLaMA Pro's no-op layers 2 and 5, and its source model."""
     config = GPT2Config(vocab=256, context=32, layers=4, embed=12, heads=4, head_dim=3, mlp=20)
     params = tiny.params(config, dtype="float32")
     pro = llama_pro(config.sizes(), {"layers": 6})
@@ -644,7 +644,7 @@ def text(folder):
 
 
 def test_the_command_on_units_of_a_model_with_grouped_queries(folder, tmp_path, capsys):
-    """The data are token ids and the result goes to Orbax; layers are scored by angles, as text output."""
+    """Data are token ids and the result goes to Orbax; layers are scored by angles, as text."""
     config = replace(GROUPED, dtype="float32", layers=3)
     params = tiny.params(config, dtype="float32")
     ids = np.random.default_rng(1).integers(0, 11, 8 * 7)
