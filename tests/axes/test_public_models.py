@@ -19,9 +19,8 @@ from third_party import Stranger, tokens
 import jaxgrow
 from jaxgrow import from_rules, infer, operators, sizes, stack_layers
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::FutureWarning"
-)  # these warnings concern the packages
+# These warnings concern the packages.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 # The models compute at least their softmax in float32. For logits of order ten, the order of
 # summation changes the result by up to this much.

@@ -129,11 +129,12 @@ def test_maxtext_s_shapes_tell_where_layers_are_stacked():
         {leaf: tuple(shapes[n.partition(".")[0]] for n in names) for leaf, names in ours.items()}
     )
     assert infer(params, SIZES) == ours
+    # Equal to another axis size, which is ambiguous: do not guess.
     for layers in (
         D,
         K,
         F,
-    ):  # equal to another axis size, which is ambiguous: do not guess
+    ):
         known = {**shapes, "layers": layers}
         params = zeros(
             {leaf: tuple(known[n.partition(".")[0]] for n in names) for leaf, names in ours.items()}

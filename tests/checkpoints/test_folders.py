@@ -106,9 +106,8 @@ def test_folders_on_the_way_are_taken_back_too(tmp_path, folder):
     assert not names(tmp_path)
     with appearing(tmp_path / "a/b/c", [folder], False):
         pass
-    assert (
-        tmp_path / "a/b/c"
-    ).stat().st_mode & 0o777 == 0o777 & ~umask()  # not the mode of the hidden folder
+    # Not the mode of the hidden folder.
+    assert (tmp_path / "a/b/c").stat().st_mode & 0o777 == 0o777 & ~umask()
     with appearing(tmp_path / ("n" * 255), [folder], False):  # the longest possible name
         pass
 
@@ -394,9 +393,8 @@ def test_an_interrupt_leaves_the_old_or_new_folder_and_says_so(
             ), at
             expected = before
         assert contents(home) == expected, at
-        assert names(home) == sorted({name.split("/")[0] for name in expected}), (
-            at
-        )  # no empty folder remains
+        # No empty folder remains.
+        assert names(home) == sorted({name.split("/")[0] for name in expected}), at
         outcomes.add(tuple(text.removeprefix(str(home)) for text in said))
     gc.collect()
     assert at > 100
@@ -588,9 +586,8 @@ def test_leftovers_of_a_killed_process_are_cleaned_up_later(tmp_path, folder):
     checkpoints.transform(folder, tmp_path / "d", DEEPER)  # a write to d keeps the remains of b
     assert left.exists()
     about = json.loads((left / "about.json").read_text())
-    (left / "about.json").write_text(
-        json.dumps(about | {"host": "another"})
-    )  # locks of another host may be invisible here
+    # Locks of another host may be invisible here.
+    (left / "about.json").write_text(json.dumps(about | {"host": "another"}))
     checkpoints.transform(folder, tmp_path / "b", DEEPER)
     assert left.exists()
     (left / "about.json").write_text(json.dumps(about))
@@ -622,9 +619,8 @@ def test_a_failed_lock_is_logged_and_the_folder_is_written(tmp_path, monkeypatch
     monkeypatch.setattr(fcntl, "flock", refuse)
     with caplog.at_level(logging.WARNING), appearing(tmp_path / "b", [], False) as new:
         model(new, b"new")
-        assert not (
-            new.parent / "about.json"
-        ).exists()  # so it is not mistaken for the remains of a killed process
+        # So it is not mistaken for the remains of a killed process.
+        assert not (new.parent / "about.json").exists()
     (line,) = caplog.messages
     assert os.strerror(number) in line
     assert "another process" not in line

@@ -175,9 +175,8 @@ def test_mixed_dtypes_stay_and_lie_where_the_library_reads_them(tmp_path):
     checkpoints.save(tmp_path / "a", CONFIG, params)
     found = tensors(tmp_path / "a")
     assert found["transformer.ln_f.weight"].dtype == np.float32
-    assert (
-        found["transformer.h.0.attn.c_attn.bias"].dtype == np.float32
-    )  # a fused tensor has a single dtype, which must hold all of its parts
+    # A fused tensor has a single dtype, which must hold all of its parts.
+    assert found["transformer.h.0.attn.c_attn.bias"].dtype == np.float32
     assert found["transformer.wte.weight"].dtype == jnp.bfloat16
     chex.assert_trees_all_equal(
         *(jax.tree.map(np.float32, x) for x in (checkpoints.load(tmp_path / "a")[1], params))

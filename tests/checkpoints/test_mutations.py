@@ -201,9 +201,8 @@ def test_what_is_damaged_is_read_or_refused_in_one_message(tmp_path, capsys, cas
     file = tmp_path / "a" / name
     whole = file.read_bytes()
     ended: list[int] = []
-    for command in (
-        commands
-    ):  # undamaged data first: memory for compiling and importing does not count as a mutation's
+    # Undamaged data first: memory for compiling and importing does not count as a mutation's.
+    for command in commands:
         assert main(command(tmp_path / "a", tmp_path / f"of_{command.__name__}")) == 0
     again(tmp_path)
     before, seen = peak(), sorted(os.listdir(tmp_path))

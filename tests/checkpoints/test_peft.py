@@ -427,9 +427,8 @@ def test_a_lora_grows_with_its_model_or_alone(tmp_path, capsys, architecture, do
     assert run(*grow_it, tmp_path / "alone", "--lora-only", "--json") == 0
     assert json.loads(capsys.readouterr().out)["lora"] == {"rank": 2, "modules": 7}
     assert sorted(file.name for file in (tmp_path / "alone").iterdir()) == list(peft.ADAPTER)
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path / "both"
-    )  # loads its adapter as well
+    # Loads its adapter as well.
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "both")
     tokens = torch.tensor(np.random.default_rng(0).integers(2, 11, (2, 7)))
     before = transformers.AutoModelForCausalLM.from_pretrained(base)
     before = published.PeftModel.from_pretrained(before, tmp_path / "lora").eval()(tokens).logits
@@ -466,9 +465,8 @@ def test_a_folder_with_a_model_and_its_lora(tmp_path, capsys):
         load_file(tmp_path / "python/adapter_model.safetensors").keys()
         == load_file(tmp_path / "b/adapter_model.safetensors").keys()
     )
-    checkpoints.save(
-        tmp_path / "own", *checkpoints.load(base), like=base
-    )  # the adapter of the template folder is not copied
+    # The adapter of the template folder is not copied.
+    checkpoints.save(tmp_path / "own", *checkpoints.load(base), like=base)
     assert not (tmp_path / "own" / "adapter_config.json").exists()
 
 

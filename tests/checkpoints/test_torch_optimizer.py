@@ -177,9 +177,8 @@ def test_exact_moments_match_those_of_the_grown_model(run, tmp_path):
         source, opened(tmp_path / "wide"), state, growth, "copy"
     ).arrays
     wrong = copied["exp_avg"]["model.embed_tokens.weight"] - large["model.embed_tokens.weight"]
-    assert (
-        np.abs(wrong).max() > 1e-3
-    )  # the control: moments are not divided among the copies of a unit
+    # The control: moments are not divided among the copies of a unit.
+    assert np.abs(wrong).max() > 1e-3
 
 
 def test_new_layers_begin_without_state(run, tmp_path):

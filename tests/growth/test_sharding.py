@@ -289,9 +289,8 @@ def test_custom_rules_shard_custom_axes_before_and_after_growth():
         "free": P(None),
     }
     assert_same(grow(GROWTH, there, axes), grow(GROWTH, params, axes), there)
-    known = sharding.shard(
-        params, axes, mesh
-    )  # the control: the rules of the families contain none of these names
+    # The control: the rules of the families contain none of these names.
+    known = sharding.shard(params, axes, mesh)
     assert all(x.sharding.is_fully_replicated for x in known.values())
 
 

@@ -229,9 +229,8 @@ def test_upcycling_keeps_the_function_whatever_the_router_says(dense):
     down, less = (p["blocks"]["mlp"]["down"]["kernel"] for p in (grown, drop))
     changed = (up != new).all(2)
     assert (changed.sum(-1) == F // 2).all() and (changed == (down != less).all(3)).all()
-    assert (
-        len({tuple(row) for row in np.asarray(changed).reshape(-1, F)}) > E
-    )  # a different choice in each expert and layer
+    # A different choice in each expert and layer.
+    assert len({tuple(row) for row in np.asarray(changed).reshape(-1, F)}) > E
 
 
 def test_finer_experts_are_exact_if_groups_stay_together(dense):
@@ -316,10 +315,11 @@ def test_lora_on_experts_and_router_equals_the_merged_model():
     product = BESIDE.scale * up["a"][1, 2] @ up["b"][1, 2]
     moved = (np.asarray(m["blocks"]["mlp"]["up"]["kernel"]) for m in (merged, params))
     np.testing.assert_allclose(np.subtract(*moved)[1, 2], product, rtol=0, atol=TOLERANCE)
+    # One at a time, because a change of routing would hide the change of experts.
     for part in (
         "router",
         "down",
-    ):  # one at a time, because a change of routing would hide the change of experts
+    ):
         alone = jax.tree.map(np.zeros_like, trained)
         alone["blocks"]["mlp"][part] = trained["blocks"]["mlp"][part]
         by_two = logits(c, lora.attach(params, alone, BESIDE))
@@ -543,9 +543,8 @@ def test_expert_parallelism_matches_one_device(mesh):
     found = [c for c in hlo.collectives(run.as_text(), 4) if c.kind == "all-to-all"]
     assert len(found) == 3
     gathered = [c.size for c in hlo.collectives(run.as_text(), 4) if c.kind == "all-gather"]
-    assert (
-        max(gathered, default=0) <= kernel.nbytes / mesh.expert
-    )  # no device ever holds all experts
+    # No device ever holds all experts.
+    assert max(gathered, default=0) <= kernel.nbytes / mesh.expert
 
 
 def test_each_device_drops_tokens_of_its_own():

@@ -423,9 +423,8 @@ def test_gradients_grow_by_the_dual_of_a_preserving_growth(row):
         assert tiny.distance(large_gradient, by_the_dual) > visible
         return
     chex.assert_trees_all_close(large_gradient, by_the_dual, rtol=0, atol=TOLERANCE)
-    if (
-        tiny.distance(by_the_dual, like_weights) > 0
-    ):  # zero_pad uses the same map for reading and writing
+    # zero_pad uses the same map for reading and writing.
+    if tiny.distance(by_the_dual, like_weights) > 0:
         assert tiny.distance(large_gradient, like_weights) > visible
 
 

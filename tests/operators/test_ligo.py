@@ -144,9 +144,8 @@ def test_growing_is_linear_in_the_model_and_in_each_map_alone():
     for name in a["width"]:
         sides = [grown(mixed(name, 1, 0), params), grown(mixed(name, 0, 1), params)]
         expected = jax.tree.map(lambda p, q: 0.25 * p + 0.75 * q, *sides)
-        close(
-            grown(mixed(name, 0.25, 0.75), params), expected
-        )  # affine: a leaf without the map is unchanged
+        # Affine: a leaf without the map is unchanged.
+        close(grown(mixed(name, 0.25, 0.75), params), expected)
     other = tiny.params(SMALL, seed=3)
     expected = jax.tree.map(lambda p, q: 2 * p - 3 * q, grown(a, params), grown(a, other))
     close(grown(a, jax.tree.map(lambda p, q: 2 * p - 3 * q, params, other)), expected)
@@ -301,9 +300,8 @@ def test_zero_rows_have_zero_gradient_except_in_the_embed_map():
     maps, _ = gradients(start(LiGO(width="zero")))
     for name, old in (("query", 15), ("key", 15), ("value", 15), ("mlp", 9)):
         assert not np.any(maps["width"][name]["write"][old:]), name
-    assert (
-        np.abs(maps["width"]["embed"]["write"][6:]).max() > 1e-6
-    )  # through the mean and variance of LayerNorm
+    # Through the mean and variance of LayerNorm.
+    assert np.abs(maps["width"]["embed"]["write"][6:]).max() > 1e-6
 
 
 def test_what_a_model_computes_with_is_what_growing_gives():

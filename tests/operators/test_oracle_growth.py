@@ -234,7 +234,7 @@ def test_staged_training(tied):
 
 
 def shares_of(growth, axis):
-    """Return the share of the source weight that each unit's readers receive, zero in spare slots."""
+    """Return the share of the source weight for each unit's readers, zero in spare slots."""
     maps = growth if isinstance(growth, dict) else growth.rules[-1].terms[0]
     read = maps[axis].read
     return (
