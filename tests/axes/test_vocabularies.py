@@ -129,7 +129,7 @@ def test_maxtext_s_shapes_tell_where_layers_are_stacked():
         {leaf: tuple(shapes[n.partition(".")[0]] for n in names) for leaf, names in ours.items()}
     )
     assert infer(params, SIZES) == ours
-    # Equal to another axis size, which is ambiguous: do not guess.
+    # The number of layers equals another axis size, which is ambiguous and must not be guessed.
     for layers in (
         D,
         K,

@@ -106,7 +106,7 @@ def test_folders_on_the_way_are_taken_back_too(tmp_path, folder):
     assert not names(tmp_path)
     with appearing(tmp_path / "a/b/c", [folder], False):
         pass
-    # Not the mode of the hidden folder.
+    # The mode follows the umask and not the mode of the hidden folder.
     assert (tmp_path / "a/b/c").stat().st_mode & 0o777 == 0o777 & ~umask()
     with appearing(tmp_path / ("n" * 255), [folder], False):  # the longest possible name
         pass
@@ -619,7 +619,7 @@ def test_a_failed_lock_is_logged_and_the_folder_is_written(tmp_path, monkeypatch
     monkeypatch.setattr(fcntl, "flock", refuse)
     with caplog.at_level(logging.WARNING), appearing(tmp_path / "b", [], False) as new:
         model(new, b"new")
-        # So it is not mistaken for the remains of a killed process.
+        # Without this file, the folder is not mistaken for the remains of a killed process.
         assert not (new.parent / "about.json").exists()
     (line,) = caplog.messages
     assert os.strerror(number) in line

@@ -346,7 +346,7 @@ def given(config) -> np.ndarray:
             .normal(size=(3, config.image, config.image, 3))
             .astype(np.float32)
         )
-    # Without 0 and 1, which a RoBERTa treats as padding.
+    # The tokens exclude 0 and 1, which a RoBERTa treats as padding.
     tokens = np.random.default_rng(0).integers(2, 11, (3, 7))
     return (
         tokens if config.head == "tokens" else np.where(np.arange(7) < LENGTHS[:, None], tokens, 1)
@@ -426,7 +426,7 @@ def test_read_grown_written_and_read_by_transformers(tmp_path, architecture, whi
     before = assert_alike(made(tmp_path / "a", architecture, which))
     config = checkpoints.open_checkpoint(tmp_path / "a").config
     heads = config.sizes().get("heads", 0)
-    # The same grouping for each stage.
+    # A model without an axis 'heads' has stages, and 'far' gives each stage these groups.
     groups = ",".join(f"{i}+{i + heads}" for i in range(heads)) or "far"
     run("decoalesce", tmp_path / "a", tmp_path / "wide", "--heads", groups)
     assert_kept(assert_alike(tmp_path / "wide"), before)
@@ -569,7 +569,7 @@ def test_sharded_by_transformers(tmp_path, architecture, which):
 def test_a_model_of_ours_becomes_one_of_theirs(tmp_path, architecture, which):
     """Save without an existing ``config.json``."""
     config, params = checkpoints.load(made(tmp_path / "a", architecture, which))
-    # By the last token, if the padding token is known.
+    # Such models classify by the last token, if the padding token is known.
     decides = config.predicts == "classes" and not isinstance(config, EncoderConfig)
     checkpoints.save(
         tmp_path / "b", config, params, settings={"pad_token_id": 1} if decides else None
@@ -967,7 +967,7 @@ def test_upcycling_a_dense_model_preserves_its_outputs(tmp_path, architecture, b
     np.testing.assert_allclose(assert_alike(tmp_path / "c"), before, rtol=0, atol=1e-4)
     run("grow", tmp_path / "a", tmp_path / "d", *finer, 3)
     assert "the function is changed" in capsys.readouterr().out.splitlines()[-1]
-    # Among two equal gates, the choice of the third is arbitrary.
+    # With three active experts, the choice between two equal gates is arbitrary.
     assert np.abs(ours(tmp_path / "d") - before).max() > 1e-3
 
 

@@ -201,7 +201,7 @@ def test_what_is_damaged_is_read_or_refused_in_one_message(tmp_path, capsys, cas
     file = tmp_path / "a" / name
     whole = file.read_bytes()
     ended: list[int] = []
-    # Undamaged data first: memory for compiling and importing does not count as a mutation's.
+    # Read undamaged data first, so that memory for compiling and importing is not counted below.
     for command in commands:
         assert main(command(tmp_path / "a", tmp_path / f"of_{command.__name__}")) == 0
     again(tmp_path)

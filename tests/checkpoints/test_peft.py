@@ -427,7 +427,7 @@ def test_a_lora_grows_with_its_model_or_alone(tmp_path, capsys, architecture, do
     assert run(*grow_it, tmp_path / "alone", "--lora-only", "--json") == 0
     assert json.loads(capsys.readouterr().out)["lora"] == {"rank": 2, "modules": 7}
     assert sorted(file.name for file in (tmp_path / "alone").iterdir()) == list(peft.ADAPTER)
-    # Loads its adapter as well.
+    # transformers loads the adapter of the folder as well.
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "both")
     tokens = torch.tensor(np.random.default_rng(0).integers(2, 11, (2, 7)))
     before = transformers.AutoModelForCausalLM.from_pretrained(base)

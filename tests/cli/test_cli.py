@@ -151,7 +151,7 @@ def test_every_method_grows_a_folder(tmp_path, folder, method, capsys):
 
 def test_convert_there_and_back(tmp_path, folder):
     run("convert", folder, tmp_path / "o", "--to", "orbax")
-    # From Orbax again.
+    # The source is in the Orbax format again.
     run("grow", tmp_path / "o", tmp_path / "deep", "--method", "stack", "--layers", "6")
     assert (tmp_path / "deep/params").is_dir()
     run("convert", tmp_path / "deep", tmp_path / "b", "--to", "hf")
@@ -513,7 +513,7 @@ def test_noise_tells_copies_apart_and_keeps_the_function(tmp_path, folder, capsy
         np.testing.assert_allclose(
             added.std() / np.sqrt((x**2).mean()), 10 ** (-snr / 20), rtol=0.01
         )
-        # The two copies' noise cancels.
+        # The noise of the two copies cancels.
         np.testing.assert_allclose(added[:, :20], -added[:, 20:], atol=1e-6)
     assert not np.allclose(added[0], added[1], rtol=0.1)  # each layer has different noise
     capsys.readouterr()

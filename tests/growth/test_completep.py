@@ -25,7 +25,7 @@ from train.engine.state.optim import Optim, transformation
 
 pytestmark = pytest.mark.usefixtures("x64")
 BASE = tiny.config()
-# Each of them must occur.
+# The tests must detect each of these settings.
 OPTIM = Optim(peak_lr=1e-2, eps=1e-4, weight_decay=0.3, clip=0.05, b2=0.9)
 TEXT: dict[str, Any] = {
     "vocab": 11,
@@ -220,7 +220,7 @@ def test_growing_by_copies_and_training_commute(name, tied, widths):
     target = {axis: n for axis, n in tiny.wider(3).items() if axis in widths}
     growth = operators.hypercloning(config.sizes(), target)
     large, axes = config.resized(growth), tiny.axes(config)
-    # Muon adds it to norms, which may grow.
+    # Muon adds eps to norms, which may grow.
     optim = replace(OPTIM, name=name, eps=1e-4 if name == "adamw" else 1e-10)
     tx = transformation(replace(optim, base=config), axes)
     begun, opt = trained(config, tiny.params(config), config, optim)

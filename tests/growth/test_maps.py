@@ -211,7 +211,7 @@ def test_axes_that_go_together_have_the_role_of_the_first():
     equal(grow(PAIR, wide, ("h", "k", "d")), [[[4, 40]], [[1, 10]], [[4, 40]]])
     equal(grow({**PAIR, ("d",): tile(2, 2)}, wide, ("h", "k", "d"))[1], [[1, 10, 1, 10]])
     equal(jax.jit(lambda x: grow(PAIR, x, ("h", "k")))(x), [[4], [1], [4]])
-    # Keys of one type, because jax sorts them.
+    # All keys have one type, because jax sorts them.
     assert len(jax.tree.leaves({**PAIR, ("d",): tile(2, 2)})) == 4 + 4
 
 

@@ -434,7 +434,7 @@ def test_asymmetric_needs_a_clock_and_copies():
     with raises("axis 'a': policy 'asymmetric' needs a growth that copies units, 2 to 1"):
         grow_optimizer(ADAMW, trained(ADAMW), swap({"a": tile(1, 2)}), SMALL, AXES, "asymmetric")
     small, axes, state = of_gpt2()
-    # The means of lemon.
+    # lemon fills the added units with means.
     with raises("axis 'embed': policy 'asymmetric' needs a growth that copies units, 6 to 8"):
         grow_optimizer(CLOCKED, state, lemon(OLD, {"embed": 8}), small, axes, "asymmetric")
     mix = AxisMap(np.ones((3, 2)), np.ones((3, 2)))

@@ -229,7 +229,7 @@ def test_upcycling_keeps_the_function_whatever_the_router_says(dense):
     down, less = (p["blocks"]["mlp"]["down"]["kernel"] for p in (grown, drop))
     changed = (up != new).all(2)
     assert (changed.sum(-1) == F // 2).all() and (changed == (down != less).all(3)).all()
-    # A different choice in each expert and layer.
+    # The redrawn units differ between experts and layers.
     assert len({tuple(row) for row in np.asarray(changed).reshape(-1, F)}) > E
 
 
@@ -315,7 +315,7 @@ def test_lora_on_experts_and_router_equals_the_merged_model():
     product = BESIDE.scale * up["a"][1, 2] @ up["b"][1, 2]
     moved = (np.asarray(m["blocks"]["mlp"]["up"]["kernel"]) for m in (merged, params))
     np.testing.assert_allclose(np.subtract(*moved)[1, 2], product, rtol=0, atol=TOLERANCE)
-    # One at a time, because a change of routing would hide the change of experts.
+    # Test one at a time, because a change of routing would hide the change of experts.
     for part in (
         "router",
         "down",

@@ -300,7 +300,7 @@ def test_zero_rows_have_zero_gradient_except_in_the_embed_map():
     maps, _ = gradients(start(LiGO(width="zero")))
     for name, old in (("query", 15), ("key", 15), ("value", 15), ("mlp", 9)):
         assert not np.any(maps["width"][name]["write"][old:]), name
-    # Through the mean and variance of LayerNorm.
+    # The gradient arrives through the mean and variance of LayerNorm.
     assert np.abs(maps["width"]["embed"]["write"][6:]).max() > 1e-6
 
 

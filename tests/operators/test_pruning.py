@@ -106,7 +106,7 @@ def test_pruning_inverts_its_swap_and_correct_keeps_the_rest(down):
     for (path, x, new), (_, seen, now) in zip(
         tiny.pairs(large, corrected), tiny.pairs(*was), strict=True
     ):
-        # The part that C removes.
+        # Compare the part that C removes.
         np.testing.assert_allclose(x - seen, new - now, rtol=0, atol=TOLERANCE, err_msg=path)
 
 
@@ -333,7 +333,7 @@ def test_units_that_say_nothing_are_found():
         return np.abs(after - before).max()
 
     assert change(down) < TOLERANCE
-    # The highest scores.
+    # Removing the units with the highest scores changes the function.
     assert change(prune(LARGE, {"mlp": 16}, {"mlp": -np.asarray(scores["mlp"])})) > 1e-2
     assert change(prune(LARGE, {"mlp": 16}, found)) > 1e-2  # scores of another model
 
@@ -503,9 +503,9 @@ def test_layers_that_add_nothing_go_first_in_every_stage():
     down = prune(STAGES, {"layers.0": 2, "layers.1": 2}, scores, alternating)
     assert [dense(m.write).argmax(1).tolist() for m in down.values()] == [[0, 3], [0, 2]]
     assert change(down, params) < TOLERANCE
-    # A different layer.
+    # This removes a layer that adds something.
     assert change(keep(STAGES, {"layers.0": [0, 3], "layers.1": [0, 1]}), params) > 1e-2
-    # Removes one layer that adds nothing, but changes the shift of two.
+    # This removes one layer that adds nothing, but it changes the shift of two others.
     assert change(keep(STAGES, {"layers.0": [0, 2, 3]}), params) > 1e-2
     assert kept_layers(scores, 3) == [0, 1, 2] and kept_layers(scores, 1) == [0]
 
@@ -547,7 +547,7 @@ def test_silent_units_are_found_in_every_layer_of_every_stage():
         np.testing.assert_array_equal(scores[axis] == 0, quiet)
     target = {axis: int((~quiet).sum(1).max()) for axis, quiet in silent.items()}
     assert change(prune(STAGES, target, scores), params) < TOLERANCE
-    # Every layer uses the scores of the first.
+    # The control: every layer uses the scores of the first.
     assert change(prune(STAGES, target, {axis: x[0] for axis, x in scores.items()}), params) > 1e-2
 
 
