@@ -85,7 +85,9 @@ def test_what_has_no_multipliers_is_refused():
         Optim(name="sgd", base=MODEL)
     with pytest.raises(ValueError, match=r"leave optim\.base out"):
         FineTune("there").plan(MODEL, Optim(base=MODEL), 8)
-    with pytest.raises(ValueError, match=r"no size for the axes \['kv_heads'\].*of the same family"):
+    with pytest.raises(
+        ValueError, match=r"no size for the axes \['kv_heads'\].*of the same family"
+    ):
         Scratch().plan(LlamaConfig(kv_heads=4), Optim(base=MODEL), 8)
     swin = SwinConfig(
         layers=(2, 2),
@@ -98,6 +100,6 @@ def test_what_has_no_multipliers_is_refused():
         window=4,
     )
     with pytest.raises(
-        ValueError, match=r"one stack of 'layers', but this one has \['layers.0', 'layers.1'\]"
+        ValueError, match=r"one stack of 'layers', but this model has \['layers.0', 'layers.1'\]"
     ):
         Scratch().plan(swin, Optim(base=swin), 8)
