@@ -5,7 +5,7 @@
     python -m train.compare configs/demo.py:scratch configs/demo.py:pld configs/demo.py:sbld \\
         configs/demo.py:uniform --seeds 0,1,2 --workdir runs/drop
 
-Expected result of the first command (`docs/start.md`): `demo_muon` ends at a loss of 1.3989.
+Expected result of the first command (`docs/start.md`): `demo_muon` ends at a loss of 1.3993.
 `demo_muon_deepen` ends at 1.5106 with half of the FLOPs, and saves 17.9 % of them (one seed). The
 results of the other methods are in `docs/results/demo.md`; they show no savings, because their
 learning rates were not swept.

@@ -10,7 +10,7 @@ from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter
 
 from jaxgrow import plot
 from train.analysis.runs import Run, Unit, curves, half_width, spent
@@ -80,6 +80,9 @@ def losses(comparison: Comparison, path: Path, unit: Unit = "flops") -> None:
     top = min(max(p["val_loss"] for p in points), min(finals) * 1.6) + 0.05
     axes.set_ylim(min(finals) - 0.05, top)
     axes.set_xscale("log")
+    # By default, every minor tick of a short axis has a label, and the labels overlap.
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_minor_formatter(NullFormatter())
     seen = [
         at for p in points if p["val_loss"] < top and p["flops"] > 0 and (at := spent(p, unit)) > 0
     ]
