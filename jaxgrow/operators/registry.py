@@ -1,8 +1,8 @@
 """The registry of growth operators.
 
 The decorator `operator` records the properties of a growth operator once. The command line, its
-help, the table in the documentation and the tests of the laws read them from here, so a new
-operator needs no other registration.
+help and the tests of the laws read them from here. The table in ``docs/concepts/operators.md`` is
+still written by hand, and the package exports each operator by name.
 """
 
 import inspect
