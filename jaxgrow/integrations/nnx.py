@@ -190,7 +190,7 @@ def dropping(blocks: MutableSequence, kept: Kept) -> Iterator[None]:
     array that it changes as its first argument, and returns it. The random streams of a block
     advance whether it runs or not. Other variables that a block writes (batch statistics, caches)
     are not stored. Blocks that are stacked for ``nnx.scan`` do not need this context: with
-    ``graphdef, state = nnx.split(blocks)``, `jaxgrow.models.layers.run_stack` runs
+    ``graphdef, state = nnx.split(blocks)``, `jaxgrow.models.stack.run_stack` runs
     ``lambda w, x: nnx.merge(graphdef, w)(x)`` over ``state``.
 
     Args:

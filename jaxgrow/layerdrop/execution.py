@@ -327,7 +327,7 @@ def dropping(block: type[nn.Module], kept: Kept) -> Iterator[None]:
 
     A Flax (Linen) model drops layers in this way. The model must call one block after the other
     from a Python loop. A model with ``nn.scan`` is refused; a custom stack passes `Kept` to
-    `jaxgrow.models.layers.run_stack` instead.
+    `jaxgrow.models.stack.run_stack` instead.
 
     The first argument of the block, by position or by name, is the array that it changes. The other
     arguments can be of any type. The block returns that array, or a tuple that begins with it. The

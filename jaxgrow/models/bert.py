@@ -19,17 +19,10 @@ from jaxgrow.layerdrop.execution import Kept, rescaled
 from jaxgrow.models.bottleneck import adapted
 from jaxgrow.models.config import Cost
 from jaxgrow.models.encoder import INIT, EncoderConfig, check_inputs, gelu, predicted, transformed
-from jaxgrow.models.layers import (
-    MLP,
-    KeptTokens,
-    LayerNorm,
-    Linear,
-    Observe,
-    SelfAttention,
-    class_logits,
-    run_parts,
-    stacked,
-)
+from jaxgrow.models.loss import class_logits
+from jaxgrow.models.modules import MLP, Linear, SelfAttention
+from jaxgrow.models.norms import LayerNorm
+from jaxgrow.models.stack import KeptTokens, Observe, run_parts, stacked
 
 
 @dataclass(frozen=True)

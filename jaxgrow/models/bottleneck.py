@@ -15,7 +15,8 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 
 from jaxgrow.axes.names import READ
-from jaxgrow.models.layers import Linear, stacked
+from jaxgrow.models.modules import Linear
+from jaxgrow.models.stack import stacked
 
 ADAPTERS = "adapters"  # the axis of fused adapters
 BOTTLENECK = "bottleneck"

@@ -19,18 +19,10 @@ from jaxgrow.axes.names import BELOW, READ, VALUE, named
 from jaxgrow.layerdrop.execution import Kept, rescaled
 from jaxgrow.models.bottleneck import adapted
 from jaxgrow.models.config import Cost
-from jaxgrow.models.layers import (
-    MLP,
-    KeptTokens,
-    LayerNorm,
-    Linear,
-    Observe,
-    layer_scaled,
-    run_parts,
-    run_stack,
-    stacked,
-)
+from jaxgrow.models.modules import MLP, Linear, layer_scaled
+from jaxgrow.models.norms import LayerNorm
 from jaxgrow.models.patches import INIT, PatchConfig, classified, embedded
+from jaxgrow.models.stack import KeptTokens, Observe, run_parts, run_stack, stacked
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from jaxgrow.axes.names import (
 from jaxgrow.growth.maps import Growth, Rules, new_sizes
 from jaxgrow.models.attention import By
 from jaxgrow.models.bottleneck import BOTTLENECK, Adapter
-from jaxgrow.models.layers import Remat
+from jaxgrow.models.stack import Remat
 
 # Field types: one size per stage, and a list of numbers.
 SIZES = tuple[int, ...]
@@ -91,7 +91,7 @@ class Config:
     eps: float = 1e-5
     # The dtype of activations. Parameters are float32 or better.
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
-    # The values that a layer saves for the backward pass (`jaxgrow.models.layers.run_stack`). With
+    # The values that a layer saves for the backward pass (`jaxgrow.models.stack.run_stack`). With
     # "auto", a training run chooses this field and ``scan_layers`` by the memory that its compiled
     # programs need; outside of a run, and on CPUs, "auto" means "products".
     remat: Literal["auto", Remat] = "products"
@@ -391,7 +391,7 @@ class TextConfig(Config):
     head: Head = "tokens"
     classes: int = 2
     # The number of positions on a device for which training holds logits over the vocabulary at the
-    # same time. 0: the number that `jaxgrow.models.layers.scored` returns.
+    # same time. 0: the number that `jaxgrow.models.loss.scored` returns.
     head_positions: int = 0
 
     run_by: ClassVar = (*Config.run_by, "head_positions")

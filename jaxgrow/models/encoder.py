@@ -15,7 +15,9 @@ from jax.typing import DTypeLike
 from jaxgrow.axes.names import READ, named
 from jaxgrow.layerdrop.execution import Kept
 from jaxgrow.models.config import TextConfig
-from jaxgrow.models.layers import KeptTokens, Linear, token_head
+from jaxgrow.models.loss import token_head
+from jaxgrow.models.modules import Linear
+from jaxgrow.models.stack import KeptTokens
 
 INIT = nn.initializers.normal(0.02)
 gelu = partial(jax.nn.gelu, approximate=False)

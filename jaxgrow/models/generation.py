@@ -16,8 +16,8 @@ import numpy as np
 from flax import struct
 
 from jaxgrow.axes.names import Params
+from jaxgrow.models.cache import Past
 from jaxgrow.models.config import Config
-from jaxgrow.models.layers import Past
 
 # The smallest number of positions of a program, which also serves all shorter prompts and
 # continuations.

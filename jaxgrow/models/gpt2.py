@@ -20,22 +20,12 @@ from jaxgrow.axes.names import BELOW, READ, named
 from jaxgrow.layerdrop.execution import Kept, rescaled
 from jaxgrow.models.attention import mean_keys
 from jaxgrow.models.bottleneck import adapted
+from jaxgrow.models.cache import Past, run_after
 from jaxgrow.models.config import Cost, TextConfig, head_cost
-from jaxgrow.models.layers import (
-    MLP,
-    KeptTokens,
-    LayerNorm,
-    Observe,
-    Past,
-    SelfAttention,
-    class_logits,
-    last_tokens,
-    run_after,
-    run_parts,
-    stacked,
-    token_head,
-    vocabulary_logits,
-)
+from jaxgrow.models.loss import class_logits, last_tokens, token_head, vocabulary_logits
+from jaxgrow.models.modules import MLP, SelfAttention
+from jaxgrow.models.norms import LayerNorm
+from jaxgrow.models.stack import KeptTokens, Observe, run_parts, stacked
 
 
 @dataclass(frozen=True)

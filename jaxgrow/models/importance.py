@@ -20,7 +20,9 @@ from flax import linen as nn
 
 from jaxgrow.axes.names import Params, axis, kind, stages
 from jaxgrow.models.config import Config, Inputs
-from jaxgrow.models.layers import LayerNorm, Linear, Observe, RMSNorm
+from jaxgrow.models.modules import Linear
+from jaxgrow.models.norms import LayerNorm, RMSNorm
+from jaxgrow.models.stack import Observe
 
 
 def streams(config: Config, params: Params, inputs: Inputs) -> dict[str, jax.Array]:

@@ -27,26 +27,13 @@ from jaxgrow.growth.matrices import dense
 from jaxgrow.layerdrop.execution import Kept, rescaled
 from jaxgrow.models.attention import Form, attention, attention_after, mean_keys
 from jaxgrow.models.bottleneck import adapted
+from jaxgrow.models.cache import KEPT, Past, run_after
 from jaxgrow.models.config import FLOATS, Cost, Inputs, TextConfig, head_cost
-from jaxgrow.models.layers import (
-    KEPT,
-    MLP,
-    KeptTokens,
-    LayerNorm,
-    Linear,
-    Observe,
-    Past,
-    RMSNorm,
-    class_logits,
-    last_tokens,
-    projected,
-    run_after,
-    run_parts,
-    stacked,
-    token_head,
-    vocabulary_logits,
-)
+from jaxgrow.models.loss import class_logits, last_tokens, token_head, vocabulary_logits
 from jaxgrow.models.mixture import EXPERTS, SHARED, Experts, rows
+from jaxgrow.models.modules import MLP, Linear, projected
+from jaxgrow.models.norms import LayerNorm, RMSNorm
+from jaxgrow.models.stack import KeptTokens, Observe, run_parts, stacked
 
 
 class Kind(NamedTuple):

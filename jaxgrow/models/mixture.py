@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from jaxgrow.axes.names import READ, Names, axis, named
-from jaxgrow.models.layers import MLP, Linear, quick_gelu
+from jaxgrow.models.modules import MLP, Linear, quick_gelu
 from jaxgrow.sharding import (
     RULES,
     batch_axes,
@@ -40,7 +40,7 @@ class Experts(nn.Module):
     ``sum_x g_x down_x(act(gate_x(h)) * up_x(h))``, over the X experts with the greatest
     ``softmax(h R)`` of the token. The gates ``g`` are the router's probabilities, normalised to a
     sum of one if ``normed`` (Mixtral). The router is in float32. Leaves ``a`` and ``b`` of a LoRA
-    are as in `jaxgrow.models.layers.Linear`, and each expert has its own.
+    are as in `jaxgrow.models.modules.Linear`, and each expert has its own.
 
     Without a capacity, no token is dropped: each expert takes all tokens that are sent to it, in
     `blocks` of rows of one expert each. XLA for CPUs and GPUs compiles `jax.lax.ragged_dot` to the

@@ -17,8 +17,9 @@ from jaxgrow.axes.names import BELOW, READ, named
 from jaxgrow.layerdrop.execution import Kept
 from jaxgrow.models.config import Cost
 from jaxgrow.models.encoder import INIT, EncoderConfig, check_inputs, predicted, transformed
-from jaxgrow.models.layers import KeptTokens, Observe, class_logits, run_parts
 from jaxgrow.models.llama import LlamaConfig, layer_and_blocks, norm, rows_of
+from jaxgrow.models.loss import class_logits
+from jaxgrow.models.stack import KeptTokens, Observe, run_parts
 
 
 @dataclass(frozen=True)

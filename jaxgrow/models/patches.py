@@ -17,7 +17,8 @@ from jax.typing import DTypeLike
 
 from jaxgrow.axes.names import BELOW, READ
 from jaxgrow.models.config import Config
-from jaxgrow.models.layers import Linear, class_logits
+from jaxgrow.models.loss import class_logits
+from jaxgrow.models.modules import Linear
 
 INIT = nn.initializers.normal(0.02)
 _AXES = ("patch_rows", "patch_columns", "channels")

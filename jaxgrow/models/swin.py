@@ -19,8 +19,10 @@ from jax.typing import DTypeLike
 from jaxgrow.axes.names import BELOW, READ, VALUE, named
 from jaxgrow.layerdrop.execution import Kept, rescaled
 from jaxgrow.models.config import Cost
-from jaxgrow.models.layers import MLP, KeptTokens, LayerNorm, Linear, Observe, run_parts, stacked
+from jaxgrow.models.modules import MLP, Linear
+from jaxgrow.models.norms import LayerNorm
 from jaxgrow.models.patches import INIT, PatchConfig, classified, embedded
+from jaxgrow.models.stack import KeptTokens, Observe, run_parts, stacked
 
 MAX_SCALE = math.log(100)  # the maximum logarithm of the factor of cosines
 MAX_BIAS = 16  # the maximum bias that positions add to a score; the minimum is 0

@@ -22,19 +22,10 @@ from jaxgrow.axes.names import BELOW, READ, named
 from jaxgrow.layerdrop.execution import Kept, rescaled
 from jaxgrow.models.bottleneck import adapted
 from jaxgrow.models.config import Cost, Head
-from jaxgrow.models.layers import (
-    MLP,
-    KeptTokens,
-    LayerNorm,
-    Linear,
-    Observe,
-    SelfAttention,
-    layer_scaled,
-    quick_gelu,
-    run_parts,
-    stacked,
-)
+from jaxgrow.models.modules import MLP, Linear, SelfAttention, layer_scaled, quick_gelu
+from jaxgrow.models.norms import LayerNorm
 from jaxgrow.models.patches import INIT, PatchConfig, classified, embedded
+from jaxgrow.models.stack import KeptTokens, Observe, run_parts, stacked
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxgrow.layerdrop import Kept, LayerDrop, conditional, dropping, gates, padded, sample
 from jaxgrow.layerdrop.execution import rescaled
-from jaxgrow.models.layers import run_stack
+from jaxgrow.models.stack import run_stack
 
 LAYERS = 5
 PROBS = np.array([1.0, 0.8, 0.7, 0.6, 0.5])

@@ -19,7 +19,7 @@ import tiny
 
 from jaxgrow.layerdrop import Kept, LayerDrop, TokenDrop, sample_tokens
 from jaxgrow.models.gpt2 import Block
-from jaxgrow.models.layers import KeptTokens
+from jaxgrow.models.stack import KeptTokens
 from jaxgrow.optim.freeze import Freeze
 from train import pretrain
 from train.data.batches import next_tokens

@@ -22,7 +22,7 @@ from jaxgrow.checkpoints.hf.bert import BertForMaskedLM, RobertaForMaskedLM
 from jaxgrow.growth.symmetry import break_symmetry
 from jaxgrow.layerdrop import Kept, TokenDrop
 from jaxgrow.models import BERTConfig, from_json
-from jaxgrow.models.layers import KeptTokens
+from jaxgrow.models.stack import KeptTokens
 from jaxgrow.operators import ligo
 
 pytestmark = pytest.mark.usefixtures("x64")

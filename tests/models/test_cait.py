@@ -19,7 +19,7 @@ from jaxgrow import grow, sizes, swap
 from jaxgrow.axes import leaves
 from jaxgrow.layerdrop import TokenDrop
 from jaxgrow.models import CaiTConfig, from_json
-from jaxgrow.models.layers import KeptTokens
+from jaxgrow.models.stack import KeptTokens
 from jaxgrow.operators import decoalesce, hypercloning, lemon, ligo, llama_pro, stack, staged
 
 pytestmark = pytest.mark.usefixtures("x64")

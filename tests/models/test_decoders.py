@@ -20,8 +20,8 @@ from jaxgrow.cli import keeps
 from jaxgrow.growth.maps import swap
 from jaxgrow.layerdrop import Kept
 from jaxgrow.models import LlamaConfig, from_json
-from jaxgrow.models.layers import KeptTokens
 from jaxgrow.models.llama import period, rotations
+from jaxgrow.models.stack import KeptTokens
 from jaxgrow.operators import coalesce, fpi, hypercloning, lemon, llama_pro, stack, staged, zero_pad
 
 pytestmark = pytest.mark.usefixtures("x64")

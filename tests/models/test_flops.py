@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from jaxgrow import flops
 from jaxgrow.layerdrop import TokenDrop
 from jaxgrow.models import GPT2Config, LlamaConfig, ModernBERTConfig
-from jaxgrow.models.layers import KeptTokens
+from jaxgrow.models.stack import KeptTokens
 
 # XLA also counts norms, softmax and GELU, which the formula omits. They are 3 % at these sizes.
 LEFT_OUT = 0.05

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import tiny
 
-from jaxgrow.models import Config, GPT2Config, LlamaConfig, layers
-from jaxgrow.models.layers import vocabulary_loss
+from jaxgrow.models import Config, GPT2Config, LlamaConfig, loss, modules, norms
+from jaxgrow.models.loss import vocabulary_loss
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -25,7 +25,8 @@ FAMILIES: dict[str, Config] = {
 @pytest.fixture
 def as_on_a_gpu(monkeypatch):
     def switch():
-        monkeypatch.setattr(layers, "platform", lambda: "gpu")
+        for module in (loss, modules, norms):
+            monkeypatch.setattr(module, "platform", lambda: "gpu")
 
     return switch
 
@@ -70,7 +71,7 @@ def test_sums_of_exponentials_neither_overflow_nor_vanish(as_on_a_gpu, most):
     as_on_a_gpu()
     logits = jnp.array([[[most, most + 1, most - 1]]])
     targets = jnp.array([[1]])
-    log_z, target, right = layers._in_one_pass(
+    log_z, target, right = loss._in_one_pass(
         logits, jnp.arange(3)[None, None] == targets[..., None], targets
     )
     assert float(log_z[0, 0]) == pytest.approx(most + np.log(1 + np.e + 1 / np.e))

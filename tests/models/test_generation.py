@@ -15,8 +15,8 @@ from scipy import stats
 
 from jaxgrow import generate, sharding
 from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig, ViTConfig, generation
+from jaxgrow.models.cache import Past
 from jaxgrow.models.generation import WATCHED, Sampling, drawn, least_logits, penalized
-from jaxgrow.models.layers import Past
 
 pytestmark = pytest.mark.usefixtures("x64")
 

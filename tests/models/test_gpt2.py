@@ -19,7 +19,7 @@ import tiny
 from jaxgrow import sizes
 from jaxgrow.axes import leaves
 from jaxgrow.models import GPT2Config
-from jaxgrow.models.layers import Remat
+from jaxgrow.models.stack import Remat
 from jaxgrow.operators import hypercloning, stack
 
 pytestmark = pytest.mark.usefixtures("x64")

@@ -25,8 +25,8 @@ from jaxgrow.growth.matrices import dense
 from jaxgrow.growth.symmetry import break_symmetry
 from jaxgrow.layerdrop import Kept, TokenDrop
 from jaxgrow.models import LlamaConfig, from_json
-from jaxgrow.models.layers import KeptTokens
 from jaxgrow.models.llama import Block, Reading, rotations
+from jaxgrow.models.stack import KeptTokens
 from jaxgrow.operators import (
     aki,
     coalesce,

@@ -22,7 +22,7 @@ from jaxgrow.checkpoints import FAMILIES
 from jaxgrow.cli import keeps
 from jaxgrow.layerdrop import Kept
 from jaxgrow.models import ModernBERTConfig, from_json
-from jaxgrow.models.layers import KeptTokens
+from jaxgrow.models.stack import KeptTokens
 from jaxgrow.operators import coalesce, fpi, hypercloning, lemon, llama_pro, stack, zero_pad
 
 pytestmark = pytest.mark.usefixtures("x64")

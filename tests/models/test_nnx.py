@@ -14,7 +14,7 @@ from third_party import FLAX, LARGE, SMALL, STEPS, TX, WIDE, tokens
 import jaxgrow
 from jaxgrow import by_convention, from_rules, infer, operators, sizes, stack_layers
 from jaxgrow.layerdrop import Kept
-from jaxgrow.models.layers import run_stack
+from jaxgrow.models.stack import run_stack
 
 
 class Block(nnx.Module):

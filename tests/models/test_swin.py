@@ -20,7 +20,7 @@ from jaxgrow import flops, grow, sizes, swap
 from jaxgrow.axes import leaves, stages
 from jaxgrow.layerdrop import Kept, LayerDrop
 from jaxgrow.models import Adapter, SwinConfig, from_json
-from jaxgrow.models.layers import KeptTokens
+from jaxgrow.models.stack import KeptTokens
 from jaxgrow.operators import (
     decoalesce,
     hypercloning,

@@ -21,7 +21,7 @@ from jaxgrow.axes import LAYERS, is_names, leaves, path
 from jaxgrow.checkpoints import FAMILIES
 from jaxgrow.cli import keeps
 from jaxgrow.models import ViTConfig, from_json
-from jaxgrow.models.layers import KeptTokens
+from jaxgrow.models.stack import KeptTokens
 from jaxgrow.operators import decoalesce, fpi, hypercloning, lemon, ligo, llama_pro, stack
 
 pytestmark = pytest.mark.usefixtures("x64")

@@ -11,7 +11,7 @@ from jax.sharding import AxisType
 
 from jaxgrow import sharding
 from jaxgrow.models import BERTConfig, Config, GPT2Config, LlamaConfig
-from jaxgrow.models.layers import SCORED, vocabulary_logits, vocabulary_loss
+from jaxgrow.models.loss import SCORED, vocabulary_logits, vocabulary_loss
 
 EMBED, VOCAB = 12, 50
 # The tolerances are relative to the largest number of each result.
@@ -157,7 +157,7 @@ SLOW = ("GPT-2, untied", "BERT, untied", "Qwen2")  # These families share their 
 )
 def test_every_family_with_a_vocabulary(config, monkeypatch):
     # 8 of 20 positions of 3 samples per piece give two full pieces and a remainder.
-    monkeypatch.setattr("jaxgrow.models.layers.SCORED", 24)
+    monkeypatch.setattr("jaxgrow.models.loss.SCORED", 24)
     rng, params = np.random.default_rng(1), drawn(config)
     tokens, targets = rng.integers(0, config.vocab, (2, 3, config.context))
     inputs = {"tokens": tokens} if isinstance(config, BERTConfig) else tokens

@@ -13,7 +13,7 @@ import pytest
 
 from jaxgrow import grow
 from jaxgrow.layerdrop import LayerDrop
-from jaxgrow.models.layers import Remat
+from jaxgrow.models.stack import Remat
 from jaxgrow.operators import hypercloning, stack
 from jaxgrow.sharding import spec
 from train.aot.compilation import Program, Rehearsal

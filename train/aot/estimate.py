@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from jaxgrow.models.layers import Remat
+from jaxgrow.models.stack import Remat
 from train.aot.compilation import Program, Rehearsal
 from train.aot.hlo import Collective
 from train.aot.machines import Chip, Machine

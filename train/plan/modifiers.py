@@ -32,7 +32,7 @@ from jaxgrow.layerdrop import (
     schedule,
 )
 from jaxgrow.models import Config
-from jaxgrow.models.layers import KeptTokens
+from jaxgrow.models.stack import KeptTokens
 from jaxgrow.optim.freeze import Freeze, hold
 from train.engine.state.model import Model, logits
 from train.engine.state.optim import Optim, learning_rate

@@ -1,0 +1,97 @@
+"""How a model continues a text: the KV cache, and the layers that read it.
+
+Shape suffixes: B batch, T new positions, S cached positions, D embed, G key/value heads, K
+head_dim, L layers.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jaxgrow.models.attention import put_at
+from jaxgrow.sharding import split_batch
+
+# The collection and the name under which attention sows its keys and values for `run_after`. They
+# are stored only if the collection is mutable.
+KEPT = ("intermediates", "keys_and_values")
+
+
+@struct.dataclass
+class Past:
+    """The KV cache: keys and values of the tokens that a model has read.
+
+    ``Past()`` is an empty cache.
+
+    Attributes:
+      keys: keys of every layer, [L, B, S, G, K], with G key/value heads.
+      values: values of every layer, of the same shape.
+      lengths_B: the number of valid positions of each row, int32. Entries at later positions are
+        undefined.
+    """
+
+    keys: Any = None
+    values: Any = None
+    lengths_B: Any = None
+
+    def places_BT(self, length: int) -> jax.Array:
+        """Return the positions of the next ``length`` tokens; [1, T] if the cache is empty."""
+        first = jnp.zeros(1, jnp.int32) if self.lengths_B is None else self.lengths_B
+        return first[:, None] + jnp.arange(length, dtype=jnp.int32)[None]
+
+    @property
+    def places(self) -> int:
+        """The number of positions in the cache, S."""
+        return 0 if self.keys is None else self.keys.shape[2]
+
+    def with_room(self, places: int) -> "Past":
+        """Return the same cache, padded to ``places`` positions."""
+        more = [(0, places - self.places) if axis == 2 else (0, 0) for axis in range(5)]
+        return Past(jnp.pad(self.keys, more), jnp.pad(self.values, more), self.lengths_B)
+
+    def and_then(self, new: "Past") -> "Past":
+        """Return the cache with the tokens of ``new`` appended. There must be room for them."""
+        put = jax.vmap(put_at, (0, 0, None))  # over the layers
+        keys, values = (
+            put(a, b, self.lengths_B) for a, b in ((self.keys, new.keys), (self.values, new.values))
+        )
+        return Past(keys, values, self.lengths_B + new.lengths_B)
+
+
+def run_after(
+    apply: Callable,
+    stacked: Any,
+    x_BTD: jax.Array,
+    past: Past,
+    last_B: jax.Array,
+    *,
+    scan: bool = True,
+) -> tuple[jax.Array, Past]:
+    """Run ``x`` through the blocks after the tokens in a KV cache.
+
+    Args:
+      apply: the block: ``apply(w, x, past=.., mutable=..) -> (x, variables)``. ``past`` is
+        ``((keys, values) of the layer, positions [B, T])``. For an empty cache it is None; then
+        attention sees the full sequence and may use any kernel.
+      stacked: parameters of the blocks, stacked.
+      x_BTD: embeddings of the new tokens.
+      past: the cache.
+      last_B: index of each row's last token among the new ones.
+      scan: whether the layers run in one scan.
+
+    Returns:
+      ``(output of each row's last token [B, 1, D], the cache of only the new tokens)``.
+    """
+    places_BT = past.places_BT(x_BTD.shape[1])
+
+    def body(x, inputs):
+        w, before = inputs
+        y, left = apply(w, split_batch(x), past=before and (before, places_BT), mutable=KEPT[0])
+        (kept,) = left[KEPT[0]]["attention"][KEPT[1]]
+        return y, kept
+
+    before = (past.keys, past.values) if past.places else None
+    x_BTD, (keys, values) = jax.lax.scan(body, x_BTD, (stacked, before), unroll=not scan)
+    return x_BTD[jnp.arange(len(x_BTD)), last_B][:, None], Past(keys, values, last_B + 1)

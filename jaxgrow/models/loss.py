@@ -1,0 +1,364 @@
+"""How the last hidden states become logits, and logits a loss.
+
+Shape suffixes: B batch, T positions, S positions of a piece, D embed, V vocab, G groups of samples,
+N rows of a matrix.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
+from jax.nn.initializers import Initializer
+from jax.typing import DTypeLike
+
+from jaxgrow.axes.names import READ
+from jaxgrow.models.modules import Linear
+from jaxgrow.sharding import (
+    batch_parts,
+    gathered,
+    platform,
+    sequence_parts,
+    split_groups,
+    split_sequences,
+)
+
+# The number of positions on a device for which logits over the vocabulary exist at the same time
+# when only a loss is computed. On a CPU, a small piece stays in the caches. An accelerator reads
+# and writes the gradient of the head once for each piece, so large pieces are faster.
+SCORED = 1024
+SCORED_BY_ACCELERATORS = 4096
+
+
+def class_logits(
+    x: jax.Array,
+    classes: int,
+    kernel_init: Initializer,
+    name: str = "classifier",
+    bias: bool = True,
+    axis: str = "embed",
+) -> jax.Array:
+    """Return the logits of classes, ``x W + b``, [.., classes], in float32 or better.
+
+    Call it inside a compact module, which gets the kernel as ``name``.
+    """
+    dtype = jnp.promote_types(x.dtype, jnp.float32)
+    axes, shape = (axis + READ, "classes"), (x.shape[-1], classes)
+    return Linear(axes, shape, 1, kernel_init, dtype, bias, name=name)(x.astype(dtype))
+
+
+def last_tokens(inputs: Any) -> tuple[jax.Array, jax.Array]:
+    """Return ``(tokens [B, T], position of the last token [B])``.
+
+    Args:
+      inputs: tokens [B, T], or ``{"tokens": .., "lengths": [B]}``, where tokens after the lengths
+        are padding.
+    """
+    tokens_BT = inputs["tokens"] if isinstance(inputs, Mapping) else inputs
+    lengths = inputs.get("lengths") if isinstance(inputs, Mapping) else None
+    return tokens_BT, jnp.full(
+        len(tokens_BT), tokens_BT.shape[1] - 1
+    ) if lengths is None else lengths - 1
+
+
+def capped(x: jax.Array, cap: float) -> jax.Array:
+    """Apply logit soft-capping: ``c tanh(x / c)``. A cap of 0 returns ``x``."""
+    return cap * jnp.tanh(x / cap) if cap else x
+
+
+@jax.named_scope("head")
+def vocabulary_logits(
+    x_BTD: jax.Array, head_DV: jax.Array, dtype: DTypeLike, cap: float = 0.0
+) -> jax.Array:
+    """Return ``x W`` in float32 or better, as one product of two matrices (see `Linear`)."""
+    embed, vocab = head_DV.shape
+    wide = jnp.promote_types(dtype, jnp.float32)
+    logits_NV = jnp.matmul(
+        x_BTD.reshape(-1, embed), head_DV.astype(dtype), preferred_element_type=wide
+    )
+    return capped(logits_NV, cap).reshape(*x_BTD.shape[:-1], vocab)
+
+
+def vocabulary_loss(
+    x_BTD: jax.Array,
+    head_DV: jax.Array,
+    targets_BT: jax.Array,
+    dtype: DTypeLike,
+    bias_V: jax.Array | None = None,
+    cap: float = 0.0,
+    positions: int = 0,
+) -> tuple[jax.Array, jax.Array]:
+    """Return ``(mean cross-entropy of the targets, accuracy)`` of the logits ``x W + b``, `capped`.
+
+    The accuracy is the share of targets that have the greatest logit.
+
+    Logits exist for only ``positions`` positions on a device at a time. The gradients of ``x``,
+    ``W`` and ``b`` are computed from the same logits. This takes three products, as with all logits
+    at once, and a fraction of the memory. The products for the gradients are also in ``dtype``. The
+    result equals the loss of all logits at once, up to the rounding of sums. In a sharded batch,
+    each part computes its own sums, and the parts are added once.
+
+    Args:
+      x_BTD: final hidden states.
+      head_DV: kernel of the head.
+      targets_BT: target tokens.
+      dtype: dtype of the products.
+      bias_V: bias of the head; None: zeros.
+      cap: soft cap of the logits; 0: none.
+      positions: positions on a device whose logits exist at once; 0: the number from `scored`.
+    """
+    wide = jnp.promote_types(dtype, jnp.float32)
+    bias_V = jnp.zeros(head_DV.shape[1], wide) if bias_V is None else bias_V.astype(wide)
+    return _vocabulary_loss(x_BTD, head_DV, bias_V, targets_BT, jnp.dtype(dtype), cap, positions)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
+@jax.named_scope("head")
+def _vocabulary_loss(x_BTD, head_DV, bias_V, targets_BT, dtype, cap, positions):
+    cast_DV = gathered(head_DV.astype(dtype), ("embed", "vocab"))
+
+    def piece(total, part):
+        x_BSD, of_BS = part
+        _, _, _, (loss_BS, right_BS) = _scored(x_BSD, of_BS, cast_DV, bias_V, dtype, cap)
+        return jax.tree.map(jnp.add, total, (loss_BS.sum(), right_BS.sum(dtype=bias_V.dtype))), None
+
+    zero = jnp.zeros((), bias_V.dtype)
+    (loss, right), _ = _in_pieces(piece, (zero, zero), (x_BTD, targets_BT), positions)
+    return loss / targets_BT.size, right / targets_BT.size
+
+
+@jax.named_scope("head")
+def vocabulary_scores(
+    x_BTD: jax.Array,
+    head_DV: jax.Array,
+    targets_BT: jax.Array,
+    dtype: DTypeLike,
+    bias_V: jax.Array | None = None,
+    cap: float = 0.0,
+    positions: int = 0,
+) -> tuple[jax.Array, jax.Array]:
+    """Return ``(cross-entropy, whether the target has the greatest logit)`` per position, [B, T].
+
+    These are the values that `vocabulary_loss` averages. The arguments are the same.
+    """
+    wide = jnp.promote_types(dtype, jnp.float32)
+    bias_V = jnp.zeros(head_DV.shape[1], wide) if bias_V is None else bias_V.astype(wide)
+    cast_DV = gathered(head_DV.astype(dtype), ("embed", "vocab"))
+
+    def piece(_, part):
+        x_BSD, of_BS = part
+        _, _, _, each_BS = _scored(x_BSD, of_BS, cast_DV, bias_V, dtype, cap)
+        return None, each_BS
+
+    return _in_pieces(piece, None, (x_BTD, targets_BT), positions)[1]
+
+
+def token_head(
+    x_BTD,
+    head_DV,
+    targets_BT,
+    dtype,
+    bias_V=None,
+    *,
+    each: bool = False,
+    cap: float = 0.0,
+    positions: int = 0,
+):
+    """Return logits of tokens, or with targets the loss.
+
+    The loss is `vocabulary_loss`, or with ``each`` the values per position of `vocabulary_scores`.
+    """
+    if targets_BT is not None:
+        if each:
+            return vocabulary_scores(x_BTD, head_DV, targets_BT, dtype, bias_V, cap, positions)
+        return vocabulary_loss(x_BTD, head_DV, targets_BT, dtype, bias_V, cap, positions)
+    logits_BTV = vocabulary_logits(x_BTD, head_DV, dtype)
+    return capped(logits_BTV if bias_V is None else logits_BTV + bias_V[None, None], cap)
+
+
+def _scored(x_BSD, targets_BS, head_DV, bias_V, dtype, cap):
+    """Return the logits of a piece and their losses.
+
+    The result is ``(logits, log of the sum of their exponentials, one-hot targets, (loss of each
+    position, whether its target has the greatest logit))``.
+    """
+    logits_BSV = vocabulary_logits(x_BSD, head_DV, dtype) + jnp.broadcast_to(
+        bias_V, (1, 1, len(bias_V))
+    )
+    logits_BSV = capped(logits_BSV, cap)
+    chosen_BSV = jnp.arange(len(bias_V))[None, None] == targets_BS[..., None]
+    if platform() == "gpu":
+        log_z_BS, target_BS, right_BS = _in_one_pass(logits_BSV, chosen_BSV, targets_BS)
+        return logits_BSV, log_z_BS[..., None], chosen_BSV, (log_z_BS - target_BS, right_BS)
+    log_z_BS1 = jax.nn.logsumexp(logits_BSV, axis=-1, keepdims=True)
+    loss_BS = log_z_BS1[..., 0] - jnp.where(chosen_BSV, logits_BSV, 0).sum(-1)
+    return logits_BSV, log_z_BS1, chosen_BSV, (loss_BS, logits_BSV.argmax(-1) == targets_BS)
+
+
+def _in_one_pass(logits_BSV, chosen_BSV, targets_BS):
+    """Return the values of the loss from one pass over the logits.
+
+    They are ``(log of the sum of exponentials, logit of the target, whether the target is right)``.
+    The target is right if it is the first of the greatest logits. The logits are read only once:
+    the sum of exponentials is kept relative to the greatest logit so far, and is rescaled when that
+    maximum grows (Milakov and Gimelshein, 2018). GPUs are limited by memory here. On a CPU, the
+    additional exponentials would take longer.
+    """
+    dtype, vocab = logits_BSV.dtype, logits_BSV.shape[-1]
+    places_BSV = jax.lax.broadcasted_iota(jnp.int32, logits_BSV.shape, 2)
+    least = jnp.asarray(jnp.finfo(dtype).min, dtype)
+
+    def join(a, b):
+        (most_a, sum_a, first_a, target_a), (most_b, sum_b, first_b, target_b) = a, b
+        most = jnp.maximum(most_a, most_b)
+        total = sum_a * jnp.exp(most_a - most) + sum_b * jnp.exp(most_b - most)
+        first_a, first_b = (
+            jnp.where(m == most, first, vocab)
+            for m, first in ((most_a, first_a), (most_b, first_b))
+        )
+        return most, total, jnp.minimum(first_a, first_b), target_a + target_b
+
+    zero = jnp.zeros((), dtype)
+    operands = (
+        logits_BSV,
+        jnp.ones_like(logits_BSV),
+        places_BSV,
+        jnp.where(chosen_BSV, logits_BSV, zero),
+    )
+    begin = least, zero, jnp.asarray(vocab, jnp.int32), zero
+    most_BS, sum_BS, first_BS, target_BS = jax.lax.reduce(operands, begin, join, (2,))
+    return most_BS + jnp.log(sum_BS), target_BS, first_BS == targets_BS
+
+
+@jax.named_scope("head")
+def _loss_forward(x_BTD, head_DV, bias_V, targets_BT, dtype, cap, positions):
+    # Gradients that are not needed, such as the gradient of a frozen embedding, are not computed.
+    asked = (x_BTD.perturbed, head_DV.perturbed, bias_V.perturbed)
+    x_BTD, head_DV, bias_V, targets_BT = x_BTD.value, head_DV.value, bias_V.value, targets_BT.value
+    groups, wide = batch_parts(len(x_BTD)), jnp.promote_types(dtype, jnp.float32)
+    cast_DV = gathered(head_DV.astype(dtype), ("embed", "vocab"))
+
+    def piece(total, part):
+        x_BSD, targets_BS = part
+        scored = _scored(x_BSD, targets_BS, cast_DV, bias_V, dtype, cap)
+        logits_BSV, log_z_BS1, chosen_BSV, (loss_BS, right_BS) = scored
+        sums = loss_BS.sum(), right_BS.sum(dtype=wide)
+        slope_BSV = jnp.exp(logits_BSV - log_z_BS1) - chosen_BSV
+        if cap:
+            slope_BSV = slope_BSV * (1 - jnp.square(logits_BSV / cap))
+        rows_GNV = _grouped(slope_BSV.astype(dtype), groups)
+        back_BSD = head_GDV = bias_GV = None
+        if asked[0]:
+            back_GND = jnp.einsum("gnv,dv->gnd", rows_GNV, cast_DV, preferred_element_type=wide)
+            back_BSD = _ungrouped(back_GND.astype(x_BSD.dtype), x_BSD.shape, groups)
+        if asked[1]:
+            x_GND = _grouped(x_BSD.astype(dtype), groups)
+            head_GDV = jnp.einsum("gnd,gnv->gdv", x_GND, rows_GNV, preferred_element_type=wide)
+        if asked[2]:
+            bias_GV = _grouped(slope_BSV, groups).sum(1)
+        return jax.tree.map(jnp.add, total, (sums, head_GDV, bias_GV)), back_BSD
+
+    def zeros(*shape):
+        return split_groups(jnp.zeros((groups * sequence_parts(x_BTD.shape[1]), *shape), wide))
+
+    zero = jnp.zeros((), wide)
+    begin = (
+        (zero, zero),
+        zeros(*head_DV.shape) if asked[1] else None,
+        zeros(len(bias_V)) if asked[2] else None,
+    )
+    ((loss, right), head_GDV, bias_GV), back_BTD = _in_pieces(
+        piece, begin, (x_BTD, targets_BT), positions
+    )
+    head = None if head_GDV is None else head_GDV.sum(0).astype(head_DV.dtype)
+    bias = None if bias_GV is None else bias_GV.sum(0).astype(bias_V.dtype)
+    count = targets_BT.size
+    return (loss / count, right / count), ((back_BTD, head, bias), count)
+
+
+@jax.named_scope("head")
+def _loss_backward(dtype, cap, positions, saved, cotangents):
+    loss, _ = cotangents  # the accuracy has no gradient
+    if isinstance(loss, SymbolicZero):
+        return None, None, None, None
+    gradients, count = saved
+    return (*(None if g is None else (g * (loss / count)).astype(g.dtype) for g in gradients), None)
+
+
+_vocabulary_loss.defvjp(_loss_forward, _loss_backward, symbolic_zeros=True)
+
+
+def _grouped(x_BSV: jax.Array, groups: int) -> jax.Array:
+    """Reshape to [groups x parts of the sequences, N, V], so that each device has one row."""
+    samples, positions, width = x_BSV.shape
+    parts = sequence_parts(positions)
+    if parts == 1:
+        return x_BSV.reshape(groups, -1, width)
+    x = x_BSV.reshape(groups, samples // groups, parts, positions // parts, width)
+    return split_groups(x.swapaxes(1, 2).reshape(groups * parts, -1, width))
+
+
+def _ungrouped(x_GNV: jax.Array, shape: tuple[int, ...], groups: int) -> jax.Array:
+    """Invert `_grouped`."""
+    samples, positions, width = shape
+    parts = sequence_parts(positions)
+    if parts == 1:
+        return x_GNV.reshape(shape)
+    x = x_GNV.reshape(groups, parts, samples // groups, positions // parts, width)
+    return split_sequences(x.swapaxes(1, 2).reshape(shape))
+
+
+def scored() -> int:
+    """Return the default number of positions on a device whose logits exist at once.
+
+    Call it in traced code, because it depends on the platform of the program.
+    """
+    return SCORED if platform() == "cpu" else SCORED_BY_ACCELERATORS
+
+
+def _in_pieces(function: Callable, total: Any, sequences: Any, positions: int) -> tuple[Any, Any]:
+    """Run `jax.lax.scan` over pieces of the sequences [B, T, ..].
+
+    Args:
+      function: function of the total and a piece. It returns the new total and arrays of the
+        positions of the piece, or None.
+      total: the initial total.
+      sequences: arrays [B, T, ..].
+      positions: positions of a piece on each device; 0: the number from `scored`. The last piece
+        may be shorter.
+    """
+    samples, length = sequences[0].shape[:2]
+    size = max(1, min(length, (positions or scored()) * batch_parts(samples) // samples))
+    if sequence_parts(length) > 1:
+        return _in_pieces_of_parts(function, total, sequences, size)
+    whole = length // size * size
+    cut = [x[:, :whole].reshape(samples, -1, size, *x.shape[2:]).swapaxes(0, 1) for x in sequences]
+    total, each = jax.lax.scan(function, total, tuple(cut))
+    each = jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(samples, whole, *x.shape[3:]), each)
+    if whole < length:
+        total, last = function(total, tuple(x[:, whole:] for x in sequences))
+        each = jax.tree.map(lambda *parts: jnp.concatenate(parts, 1), each, last)
+    return total, each
+
+
+def _in_pieces_of_parts(
+    function: Callable, total: Any, sequences: Any, size: int
+) -> tuple[Any, Any]:
+    """`_in_pieces` for sharded sequences: a piece has equally many positions of each shard."""
+    samples, length = sequences[0].shape[:2]
+    parts = sequence_parts(length)
+    own = length // parts
+    size = max(n for n in range(1, min(size, own) + 1) if own % n == 0)
+
+    def cut(x):
+        x = x.reshape(samples, parts, own // size, size, *x.shape[2:])
+        return jnp.moveaxis(x, 2, 0).reshape(own // size, samples, parts * size, *x.shape[4:])
+
+    def joined(x):
+        x = x.reshape(own // size, samples, parts, size, *x.shape[3:])
+        return split_sequences(jnp.moveaxis(x, 0, 2).reshape(samples, length, *x.shape[4:]))
+
+    total, each = jax.lax.scan(function, total, tuple(cut(x) for x in sequences))
+    return total, jax.tree.map(joined, each)

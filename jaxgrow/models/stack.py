@@ -1,0 +1,237 @@
+"""How stacked layers are created and run: remat, dropped layers, kept tokens.
+
+Shape suffixes: B batch, T positions, S kept tokens, D embed.
+"""
+
+import itertools
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from flax import struct
+from flax.core import meta
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from jaxgrow.axes.names import LAYERS
+from jaxgrow.layerdrop.execution import Kept, conditional, scaled, unbatched
+from jaxgrow.sharding import split_sequences
+
+Remat: TypeAlias = Literal["none", "products", "projections", "full"]
+# A function of a layer's input and output. Its result is returned with the model's output.
+Observe: TypeAlias = Callable[[jax.Array, jax.Array], Any]
+
+
+def products(primitive: Any, *_: Any, **__: Any) -> bool:
+    """A policy of `jax.checkpoint` that saves the results of matrix products.
+
+    It includes the products of experts and the results of attention kernels.
+    """
+    return primitive.name in ("dot_general", "pallas_call") or primitive.name.startswith(
+        ("ragged_dot", "dot_product_attention_fwd")
+    )
+
+
+POLICIES = {
+    "auto": products,
+    "products": products,
+    "projections": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "full": jax.checkpoint_policies.nothing_saveable,
+}
+
+
+# Flax checks the shapes of parameters at each call of a model. With `jit`, the initialisation is
+# traced only once for each block.
+@partial(jax.jit, static_argnums=(0, 2), static_argnames="axis")
+def stacked_init(block: nn.Module, key: jax.Array, layers: int, *args, axis: str = LAYERS) -> Any:
+    """Return the parameters of ``layers`` blocks, stacked on a leading ``axis``.
+
+    Only an axis of layers grows and drops as layers.
+    """
+    params = jax.vmap(lambda k: block.init(k, *args)["params"])(jax.random.split(key, layers))
+    return meta.add_axis(params, 0, {nn.PARTITION_NAME: axis})
+
+
+def stacked(
+    module: nn.Module, name: str, block: nn.Module, layers: int, *args, axis: str = LAYERS
+) -> Any:
+    """Return the stacked blocks of a compact module, as `stacked_init` makes them.
+
+    The module gets them as the parameter ``name``. If a LoRA is stored with the kernels of the
+    blocks (`jaxgrow.peft.lora.attach`), it is included.
+    """
+    given = flatten_dict(module.get_variable("params", name, {}))
+    beside = {path: x for path, x in given.items() if path[-1] in ("a", "b")}
+
+    def init(key: jax.Array) -> Any:
+        fresh = stacked_init(block, key, layers, *args, axis=axis)
+        return unflatten_dict(flatten_dict(fresh) | beside) if beside else fresh
+
+    return module.param(name, init)
+
+
+@struct.dataclass
+class KeptTokens:
+    """The tokens that pass through the layers ``begin .. end - 1``.
+
+    Attributes:
+      places_BS: positions of these tokens, int32, ascending.
+      begin: the first of the layers.
+      end: the layer after the last one.
+    """
+
+    places_BS: jax.Array
+    begin: int = struct.field(pytree_node=False)
+    end: int = struct.field(pytree_node=False)
+
+
+def run_parts(
+    apply: Callable,
+    stacked: Any,
+    x_BTD: jax.Array,
+    *,
+    kept_tokens: KeptTokens | None = None,
+    apply_kept_tokens: Callable | None = None,
+    frozen: int = 0,
+    **options: Any,
+) -> tuple[Any, Any]:
+    """Call `run_stack` for each part of the stack that needs its own treatment.
+
+    The stack is cut where tokens leave the layers or rejoin them, and above the bottom ``frozen``
+    layers.
+
+    Args:
+      apply: the block, as in `run_stack`.
+      stacked: parameters of the blocks, stacked.
+      x_BTD: input of the first block.
+      kept_tokens: the tokens that pass through some of the layers; None: all tokens pass.
+      apply_kept_tokens: replaces ``apply`` in the layers of ``kept_tokens`` if a block must know
+        the positions of its tokens.
+      frozen: number of frozen layers at the bottom.
+      options: further arguments of `run_stack`.
+    """
+    layers = len(jax.tree.leaves(stacked)[0])
+    begin, end = (kept_tokens.begin, kept_tokens.end) if kept_tokens else (0, 0)
+    cuts = sorted({0, min(frozen, layers), begin, end, layers})
+    observed = []
+    for start, stop in itertools.pairwise(cuts):
+        part = (
+            stacked
+            if stop - start == layers
+            else jax.tree.map(lambda w, a=start, b=stop: w[a:b], stacked)
+        )
+        if stop <= frozen:
+            part = jax.lax.stop_gradient(part)
+        if kept_tokens is not None and begin <= start < end:
+            rows = jnp.arange(len(x_BTD))[:, None]
+            y, own = run_stack(
+                apply_kept_tokens or apply, part, x_BTD[rows, kept_tokens.places_BS], **options
+            )
+            x_BTD = x_BTD.at[rows, kept_tokens.places_BS].set(
+                y, unique_indices=True, indices_are_sorted=True
+            )
+        else:
+            x_BTD, own = run_stack(apply, part, x_BTD, **options)
+        observed.append(own)
+    return x_BTD, jax.tree.map(lambda *parts: jnp.concatenate(parts), *observed)
+
+
+def _rows(of: jax.Array, a: jax.Array | np.ndarray) -> jax.Array:
+    return (
+        jnp.asarray(a)
+        .at[of]
+        .get(unique_indices=True, indices_are_sorted=True, mode="promise_in_bounds")
+    )
+
+
+def run_stack(
+    apply: Callable,
+    stacked: Any,
+    x: jax.Array,
+    *,
+    remat: Literal["auto", Remat],
+    scan: bool = True,
+    observe: Observe | None = None,
+    kept: Kept | None = None,
+) -> tuple[Any, Any]:
+    """Run ``x`` through the blocks, one after the other.
+
+    The blocks run in one scan, so that compile time does not grow with depth.
+
+    ``remat`` sets the values that each block saves for the backward pass, which recomputes the
+    others:
+
+    - ``"products"``: the results of matrix products. The operations between them take less time to
+      compute than to write and read.
+    - ``"projections"``: the results of products with weights only, so that attention is recomputed
+      (`docs/results/speed.md`).
+    - ``"full"``: only the block's input.
+    - ``"none"``: all values, so that nothing is recomputed.
+
+    Args:
+      apply: a block, ``apply(w, x) -> x``; with ``kept.scaling == "sublayer"``,
+        ``apply(w, x, scale)``.
+      stacked: parameters of the blocks, stacked.
+      x: input of the first block.
+      remat: see above.
+      scan: False unrolls the scan, except for layers behind conditionals.
+      observe: function of each block's input and output.
+      kept: the blocks that run; None: all. Blocks that do not run cost only their zero gradients.
+
+    Returns:
+      ``(output, stacked results of observe, or None)``.
+    """
+    kept = kept or Kept(None)
+    if observe is not None and kept.layers is not None:
+        raise ValueError(
+            "observe needs a pass through all layers, but kept drops some: leave out kept"
+        )
+    layers, scale = kept.layers, kept.scale
+    if layers is not None:
+        layers = unbatched(layers)
+        if layers.dtype != bool:
+            # The weights of the kept layers are copied once, which costs less than adding into the
+            # gradients of the full stack at every layer. Indices are in order and unique, so as
+            # many indices as layers keep all layers.
+            if len(layers) < len(jax.tree.leaves(stacked)[0]):
+                stacked, scale = jax.tree.map(partial(_rows, layers), (stacked, scale))
+            layers = None
+    layer = scaled(lambda w, x, *scale: split_sequences(apply(w, split_sequences(x), *scale)), kept)
+    unrolled = not scan and layers is None
+    if remat != "none":
+        layer = jax.checkpoint(layer, prevent_cse=unrolled, policy=POLICIES[remat])
+    if layers is not None:
+        return conditional(lambda inputs, x: layer(inputs[0], x, inputs[1]))(
+            layers, (stacked, scale), x
+        ), None
+
+    def body(x, inputs):
+        w, scale = inputs
+        y = layer(w, x, scale)
+        return y, observe and observe(x, y)
+
+    return (
+        _unrolled(body, x, (stacked, scale))
+        if unrolled
+        else jax.lax.scan(body, x, (stacked, scale))
+    )
+
+
+def _unrolled(body: Callable, x: jax.Array, inputs: Any) -> tuple[jax.Array, Any]:
+    """`jax.lax.scan` without a loop.
+
+    The gradients of the stacked inputs are concatenated once, because the transpose of
+    `jax.lax.split` is a concatenation. The transpose of indexing would be a full stack of zeros for
+    each layer.
+    """
+    leaves, tree = jax.tree.flatten(inputs)
+    layers = len(leaves[0])
+    parts = [[part[0] for part in jax.lax.split(leaf, (1,) * layers)] for leaf in leaves]
+    observed = []
+    for own in zip(*parts, strict=True):
+        x, seen = body(x, jax.tree.unflatten(tree, own))
+        observed.append(seen)
+    return x, jax.tree.map(lambda *layers: jnp.stack(layers), *observed)
