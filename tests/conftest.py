@@ -47,6 +47,18 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: place.get(item.path.stem, len(place)))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    """Fail a test that is skipped for lack of a package unless a mark says where it does run."""
+    report = yield
+    reason = report.longrepr[2] if report.skipped and isinstance(report.longrepr, tuple) else ""
+    absent = reason.removeprefix("Skipped: ").startswith(("could not import", "pip install"))
+    if absent and not any(map(item.get_closest_marker, ("interop", "third_party"))):
+        report.outcome = "failed"
+        report.longrepr = f"{item.nodeid}: {reason}. Mark it with `interop` or `third_party`."
+    return report
+
+
 SELF = Path("/proc/self")
 
 

@@ -20,7 +20,10 @@ import jaxgrow
 from jaxgrow import from_rules, infer, operators, sizes, stack_layers
 
 # These warnings concern the packages.
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+pytestmark = [
+    pytest.mark.third_party,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
+]
 
 # The models compute at least their softmax in float32. For logits of order ten, the order of
 # summation changes the result by up to this much.

@@ -62,6 +62,7 @@ def theirs(folder: Path, tokens) -> np.ndarray:
         return model(torch.tensor(tokens)).logits.numpy()
 
 
+@pytest.mark.interop
 @pytest.mark.parametrize("shard", ["5GB", "4KB"], ids=["whole", "sharded"])
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_saved_transformers_models_match_and_grow_loadably(tmp_path, tied, shard):

@@ -19,6 +19,7 @@ from jaxgrow.models.upcycling import as_mixture, routed
 
 torch = pytest.importorskip("torch", reason="pip install -e '.[interop-test]'")
 transformers = pytest.importorskip("transformers", reason="pip install -e '.[interop-test]'")
+pytestmark = pytest.mark.interop
 
 _ENCODER = dict(num_hidden_layers=2, hidden_size=12, num_attention_heads=2, intermediate_size=20)
 _TEXT = dict(
@@ -1090,6 +1091,7 @@ def test_a_gemma_in_bfloat16_comes_back_to_the_bit(tmp_path):
         np.testing.assert_array_equal(before[name], after[name], err_msg=name)
 
 
+@pytest.mark.third_party
 def test_a_swin_of_timm_has_the_same_logits(tmp_path):
     """timm fuses queries, keys and values, and merges patches at the start of the next stage.
 

@@ -30,9 +30,10 @@ torch, transformers, published = (
 )
 
 # PEFT reads a property of transformers by its old name.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
-)
+pytestmark = [
+    pytest.mark.interop,
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
+]
 
 FUSED = ["GPTNeoXForCausalLM", "Phi3ForCausalLM", "GPT2LMHeadModel"]
 UNEVEN = ["Qwen3ForCausalLM", "Olmo2ForCausalLM", "Gemma3ForCausalLM"]

@@ -133,6 +133,7 @@ def maxtext(folder: Path, name: str, steps: int, settings: dict, layout: dict) -
     return losses
 
 
+@pytest.mark.third_party
 @pytest.mark.skipif(find_spec("maxtext") is None, reason="pip install 'jaxgrow[maxtext-test]'")
 @pytest.mark.parametrize(
     "layout",
@@ -228,6 +229,7 @@ def their_ranks():
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("their_ranks")
+@pytest.mark.third_party
 def test_a_run_of_tunix_continues_after_growth(tmp_path, capsys):
     """Parameters and optimizer state are separate items, and layers are stored one by one."""
     large = {**SMALL, "embed": 32, "heads": 8, "kv_heads": 4, "mlp": 64, "layers": 4}

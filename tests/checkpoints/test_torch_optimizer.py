@@ -19,7 +19,7 @@ torch, transformers = (
     pytest.importorskip(name, reason="pip install 'jaxgrow[interop-test]'")
     for name in ("torch", "transformers")
 )
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.interop, pytest.mark.filterwarnings("ignore")]
 
 WIDE = ("--embed", "32", "--heads", "4", "--kv-heads", "2", "--mlp", "64")
 STEPS, MORE = 60, 20

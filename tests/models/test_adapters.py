@@ -443,6 +443,7 @@ def test_what_adapterhub_computes_otherwise_is_refused(tmp_path):
             adapterhub.save(tmp_path / "other", other, params)
 
 
+@pytest.mark.third_party
 @pytest.mark.parametrize(
     "adapter", [Adapter(4), Adapter(3, ("mlp",), "relu")], ids=["Houlsby", "Pfeiffer"]
 )

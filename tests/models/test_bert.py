@@ -240,6 +240,7 @@ def tensor_names(stored, config):
     )
 
 
+@pytest.mark.interop
 @pytest.mark.parametrize(
     ("given", "dtype", "atol"),
     [("tokens", "float64", TOLERANCE), ("all", "float64", TOLERANCE), ("all", "float32", 1e-4)],
@@ -263,6 +264,7 @@ def test_logits_are_those_of_transformers(public, given, dtype, atol):
     np.testing.assert_allclose(found, expected, rtol=0, atol=atol * np.abs(expected).max())
 
 
+@pytest.mark.interop
 def test_every_tensor_round_trips_bitwise_or_is_ignored(public):
     family, config, model = public
     tensors = state(model)

@@ -357,6 +357,7 @@ def test_a_penalty_counts_no_padding_and_no_other_prompt():
     assert lists(generate(GPT, params(GPT), [[1, 2, 3]], **settings)) == together[:1]
 
 
+@pytest.mark.interop
 def test_a_penalty_is_that_of_transformers():
     torch, hf = pytest.importorskip("torch"), pytest.importorskip("transformers")
     logits_BV = 3 * np.random.default_rng(0).normal(size=(4, 50))
@@ -464,6 +465,7 @@ def test_tokens_as_likely_as_the_last_one_are_left_with_it():
     )
 
 
+@pytest.mark.interop
 def test_limits_are_those_of_transformers():
     torch, hf = pytest.importorskip("torch"), pytest.importorskip("transformers")
     logits_BV = 3 * np.random.default_rng(0).normal(size=(20, 50))

@@ -187,6 +187,7 @@ def imported(family, c, tensors):
     return jax.tree.unflatten(jax.tree.structure(tiny.shapes(c)), stored)
 
 
+@pytest.mark.interop
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_logits_match_transformers_and_all_tensors_are_mapped(name):
     family, model = published(name)
@@ -208,6 +209,7 @@ def test_logits_match_transformers_and_all_tensors_are_mapped(name):
     np.testing.assert_allclose(tiny.forward(c)(params, tokens), expected, rtol=0, atol=1e-4)
 
 
+@pytest.mark.interop
 @pytest.mark.parametrize("name", ["llama", "qwen2"])
 def test_padding_is_masked_on_either_side(name):
     family, model = published(name)
@@ -229,6 +231,7 @@ def test_padding_is_masked_on_either_side(name):
     assert np.abs(found - tiny.forward(c)(params, tokens))[0, 4:].max() > VISIBLE
 
 
+@pytest.mark.interop
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_both_config_json_forms_are_read_and_written_compatibly(name):
     family, model = published(name)

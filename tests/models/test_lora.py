@@ -375,6 +375,7 @@ def test_a_lora_of_another_model_is_refused(tmp_path):
 
 
 # PEFT asks transformers for a property by its old name.
+@pytest.mark.interop
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 @pytest.mark.parametrize(
     "targets",

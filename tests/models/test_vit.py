@@ -147,6 +147,7 @@ def back(family, small, params):
     return found
 
 
+@pytest.mark.interop
 @pytest.mark.parametrize(
     ("architecture", "distillation"),
     [

@@ -591,6 +591,7 @@ def test_finished_runs_are_judged(small_run, tmp_path, monkeypatch):
         compare.judged([[run]], ["ptb"], tmp_path)
 
 
+@pytest.mark.interop
 @pytest.mark.filterwarnings("default")  # The harness emits its own warnings.
 def test_finished_runs_are_judged_by_tasks_of_the_harness(small_run, tmp_path):
     pytest.importorskip("lm_eval")

@@ -354,6 +354,7 @@ def test_what_cannot_be_judged_is_said(small_run, tmp_path):
 # --- comparison with transformers ---
 
 
+@pytest.mark.interop
 @pytest.mark.parametrize("stride", [None, 7])
 def test_perplexity_is_that_of_transformers(tmp_path, stride):
     torch, hf = pytest.importorskip("torch"), pytest.importorskip("transformers")

@@ -288,6 +288,7 @@ def test_a_fine_tuned_run_is_exported_with_its_labels(learned, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, load(folder)[1], load(tmp_path / "hf")[1])
 
 
+@pytest.mark.interop
 def test_transformers_gives_the_logits_of_what_was_fine_tuned(learned, home, tmp_path):
     torch, hf = pytest.importorskip("torch"), pytest.importorskip("transformers")
     export(learned[0], tmp_path / "hf")

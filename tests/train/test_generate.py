@@ -286,6 +286,7 @@ ARCHITECTURES = {
 }
 
 
+@pytest.mark.interop
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_likeliest_tokens_are_those_of_transformers(name, tmp_path):
     torch, hf = pytest.importorskip("torch"), pytest.importorskip("transformers")

@@ -21,6 +21,7 @@ from train.data.labelled.task import Labelled
 from train.export import export
 
 hf, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
+pytestmark = pytest.mark.interop
 VISION = dict(patch=4, channels=3, classes=7, mlp=32)
 
 

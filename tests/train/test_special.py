@@ -241,6 +241,7 @@ def written(folder, published: Published):
     return folder
 
 
+@pytest.mark.interop
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_of_published_tokenizers_as_transformers_reads_them(name, tmp_path):
     hf = pytest.importorskip("transformers")
@@ -264,6 +265,7 @@ def test_of_published_tokenizers_as_transformers_reads_them(name, tmp_path):
     )
 
 
+@pytest.mark.interop
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_of_published_tokenizers_as_the_harness_reads_them(name, tmp_path, monkeypatch):
@@ -368,6 +370,7 @@ def test_a_run_keeps_the_special_tokens_of_its_tokenizer(run):
     assert opened(folder).tokenizer.id_to_token(special.end) == "</s>"
 
 
+@pytest.mark.interop
 def test_an_export_has_the_special_tokens_and_a_decoder(run, tmp_path):
     _, folder = run
     exporting.export(folder, tmp_path / "out")
@@ -388,6 +391,7 @@ def test_an_export_has_the_special_tokens_and_a_decoder(run, tmp_path):
     assert theirs.eos_token_id == ours.special.end
 
 
+@pytest.mark.interop
 def test_a_chat_is_that_of_transformers(tmp_path):
     pytest.importorskip("jinja2")
     hf = pytest.importorskip("transformers")

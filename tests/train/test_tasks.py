@@ -108,6 +108,7 @@ words = st.lists(
 )
 
 
+@pytest.mark.interop
 @quick
 @given(words.map(" ".join), words.map(" ".join))
 def test_answers_as_the_official_script(said, gold):

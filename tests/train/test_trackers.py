@@ -101,6 +101,7 @@ def test_a_package_that_is_not_installed_is_named(tmp_path, experiment, monkeypa
 # --- the real packages, offline ---
 
 
+@pytest.mark.third_party
 @pytest.mark.slow
 def test_wandb_offline_has_name_group_seed_and_numbers(tmp_path, experiment, monkeypatch):
     wandb = pytest.importorskip("wandb")
@@ -137,6 +138,7 @@ def test_wandb_offline_has_name_group_seed_and_numbers(tmp_path, experiment, mon
     assert files and all(file.stat().st_size > 500 for file in files)
 
 
+@pytest.mark.third_party
 def test_mlflow_offline_has_name_group_seed_and_numbers(tmp_path, experiment, monkeypatch):
     pytest.importorskip("mlflow")
     from mlflow.tracking import MlflowClient
