@@ -30,7 +30,7 @@ def _glue(task: str) -> FineTuning:
         data=Labelled(task, "glue", length=128),
         epochs=5,
         batch=32,
-        rates=(1e-5, 2e-5, 3e-5, 4e-5, 5e-5),
+        learning_rates=(1e-5, 2e-5, 3e-5, 4e-5, 5e-5),
         seeds=(0, 1, 2),
     )
 
@@ -81,7 +81,7 @@ def squad1() -> FineTuning:
         data=Labelled("squad1", "squad", length=384, stride=128),
         epochs=2,
         batch=12,
-        rates=(5e-5,),
+        learning_rates=(5e-5,),
         seeds=(0, 1, 2),
     )
 
@@ -97,7 +97,7 @@ def table() -> FineTuning:
         data=Labelled("table", "table.csv", length=128),
         epochs=3,
         batch=32,
-        rates=(1e-5, 2e-5, 5e-5),
+        learning_rates=(1e-5, 2e-5, 5e-5),
     )
 
 
@@ -111,7 +111,7 @@ def cifar10() -> FineTuning:
         data=Images("folder", "cifar10/train-jpeg.tar.xz", augment=Augment(flip=True)),
         epochs=10,
         batch=128,
-        rates=(1e-4, 3e-4, 1e-3),
+        learning_rates=(1e-4, 3e-4, 1e-3),
         optim=Optim(schedule="cosine", b2=0.999, weight_decay=0.05),
     )
 
@@ -132,7 +132,7 @@ def _transfer(name: str, path: str) -> FineTuning:
         data=Images("folder", path, size=224, augment=Augment(crop="resized", flip=True)),
         epochs=1000,
         batch=768,
-        rates=(0.01,),
+        learning_rates=(0.01,),
         warmup=0.005,
         optim=Optim(name="sgd", schedule="cosine", b1=0.9, weight_decay=1e-4),
     )
@@ -188,7 +188,7 @@ def digits() -> FineTuning:
         data=Images("digits"),
         epochs=20,
         batch=64,
-        rates=(1e-3, 3e-3),
+        learning_rates=(1e-3, 3e-3),
         seeds=(0, 1, 2),
     )
 
@@ -205,7 +205,7 @@ def _small(
         data=Labelled(task, kind, length=length, stride=stride, examples=examples),
         epochs=2,
         batch=32,
-        rates=(3e-4, 1e-3, 3e-3),
+        learning_rates=(3e-4, 1e-3, 3e-3),
         seeds=(0,),
         optim=Optim(schedule="linear", b2=0.99, weight_decay=0.01),
     )
@@ -239,6 +239,6 @@ def mnist() -> FineTuning:
         data=Images("folder", "mnist-png", size=32),
         epochs=2,
         batch=64,
-        rates=(1e-3, 3e-3, 1e-2),
+        learning_rates=(1e-3, 3e-3, 1e-2),
         optim=Optim(schedule="cosine", b2=0.999, weight_decay=0.05),
     )

@@ -91,9 +91,9 @@ def in_colour(source: Source) -> Source:
     params = flat(source.params())
     axes = {path: leaf.names for path, leaf in source.leaves.items()}
     for path, names in axes.items():
-        places = [i for i, name in enumerate(names) if axis(name) == "channels"]
-        for place in places:
-            params[path] = np.repeat(params[path] / 3, 3, place)
+        channels = [i for i, name in enumerate(names) if axis(name) == "channels"]
+        for i in channels:
+            params[path] = np.repeat(params[path] / 3, 3, i)
     return Loaded(replace(config, channels=3), nested(params))
 
 

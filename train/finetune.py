@@ -47,7 +47,7 @@ def finetune(tuning: FineTuning, model: Path, workdir: Path) -> dict[float, list
     model = model.expanduser().resolve()
     return {
         rate: [_one(tuning, model, rate, seed, workdir) for seed in tuning.seeds]
-        for rate in tuning.rates
+        for rate in tuning.learning_rates
     }
 
 
@@ -120,10 +120,10 @@ def main() -> None:
     parser.add_set()
     arguments = parser.parse_args()
     tuning = load_as(FineTuning, arguments.config, arguments.set)[1]
-    rates = tuple(numbers(arguments.lr, float, "--lr")) or tuning.rates
+    learning_rates = tuple(numbers(arguments.lr, float, "--lr")) or tuning.learning_rates
     seeds = tuple(seed_list(arguments.seeds)) if arguments.seeds else tuning.seeds
     try:
-        tuning = replace(tuning, rates=rates, seeds=seeds)
+        tuning = replace(tuning, learning_rates=learning_rates, seeds=seeds)
     except ValueError as error:
         raise UserError(str(error)) from error
     found = finetune(tuning, arguments.model, arguments.workdir)

@@ -392,7 +392,7 @@ def test_both_sensitivities_rank_trained_layers_similarly(tmp_path):
         "text", str(tmp_path / "source"), valid_fraction=0.25, cache=str(tmp_path / "cache")
     )
     small = GPT2Config(vocab=256, context=32, layers=6, embed=24, heads=3, head_dim=8, mlp=48)
-    held_out = probe(Windows(data.tokens(text).valid, 32), 32, 2, 32, 8)
+    batches = probe(Windows(data.tokens(text).valid, 32), 32, 2, 32, 8)
     found = []
     for seed in range(4):
         e = runs.experiment(
@@ -412,7 +412,7 @@ def test_both_sensitivities_rank_trained_layers_similarly(tmp_path):
                 lambda b, kind=kind, at=at: sensitivity(
                     lambda kept, t: loss(at, t, kept), 6, b, kind
                 )
-            )(held_out)
+            )(batches)
             for kind in ("loss_delta", "taylor")
         )
         # The Spearman correlation compares the ranks.

@@ -804,7 +804,7 @@ class Bench:
     def compute(self, phase, function, *arguments):
         return function(phase, optax.identity(), *arguments), 0.0
 
-    def held_out(self, batches):
+    def validation_batches(self, batches):
         if isinstance(self.models["large"].config, SwinConfig):
             return np.stack([vision.images(SWIN, seed=i) for i in range(batches)]), np.zeros(
                 (batches, vision.BATCH), int
@@ -830,7 +830,7 @@ def test_a_pruned_v_cycle_measures_goes_down_and_comes_back():
     bench = Bench(large=Model(params, None, CONFIG))
     bench.models["large"] = measure.run(bench)
     each = jax.vmap(lambda tokens: influence(streams(CONFIG, params, tokens)["layers"]))
-    expected = jax.jit(each)(bench.held_out(2)[0]).mean(0)
+    expected = jax.jit(each)(bench.validation_batches(2)[0]).mean(0)
     np.testing.assert_allclose(bench.models["large"].sensitivity, expected, rtol=0, atol=TOLERANCE)
     kept = sorted(np.argsort(expected)[2:].tolist())
     assert kept != [0, 1]  # unlike the choice without a measurement

@@ -63,7 +63,7 @@ def tuning(path: Path, **changes) -> FineTuning:
         data=Labelled("cola", str(path), length=14),
         epochs=1,
         batch=16,
-        rates=(1e-2,),
+        learning_rates=(1e-2,),
         optim=OPTIM,
     )
     return FineTuning(**values | changes)
@@ -72,4 +72,4 @@ def tuning(path: Path, **changes) -> FineTuning:
 def spans(home: Path) -> FineTuning:
     """Return the fine-tuning experiment on `squad`."""
     data = Labelled("squad1", str(squad(home / "squad")), length=16, stride=8)
-    return FineTuning("squad1", data, epochs=2, batch=8, rates=(1e-2,), optim=OPTIM)
+    return FineTuning("squad1", data, epochs=2, batch=8, learning_rates=(1e-2,), optim=OPTIM)

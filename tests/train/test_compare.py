@@ -612,7 +612,11 @@ def test_finished_runs_are_fine_tuned(small_run, tmp_path):
         )
     run = Run("small", 0, small_run)
     tuning = FineTuning(
-        "toy", Labelled("cola", str(tmp_path), length=8), epochs=1, batch=8, rates=(1e-3, 1e-2)
+        "toy",
+        Labelled("cola", str(tmp_path), length=8),
+        epochs=1,
+        batch=8,
+        learning_rates=(1e-3, 1e-2),
     )
     tuned = compare.tuned([[run]], tuning, tmp_path / "runs")
     each = [

@@ -91,7 +91,9 @@ def test_a_vit_learns_other_images_of_another_size(home, tmp_path):
         image=16, patch=4, channels=1, classes=7, layers=1, embed=16, heads=2, head_dim=8, mlp=32
     )
     orbax.export(tmp_path / "vit", small, runs.fresh(small))
-    digits = FineTuning("digits", Images("digits"), epochs=2, batch=64, rates=(1e-2,), optim=OPTIM)
+    digits = FineTuning(
+        "digits", Images("digits"), epochs=2, batch=64, learning_rates=(1e-2,), optim=OPTIM
+    )
     scores = command.finetune(digits, tmp_path / "vit", tmp_path)[1e-2][0]
     assert scores["valid"]["accuracy"] > 0.5  # The chance level is 0.1.
     export(tmp_path / "digits-vit-lr0.01-seed0", tmp_path / "hf")

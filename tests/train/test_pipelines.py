@@ -34,7 +34,7 @@ def home(tmp_path_factory):
 
 def exported(tune: FineTuning, home: Path, model: str) -> tuple[Path, dict[str, float]]:
     """Return the folder of the export and the scores that the run reported."""
-    (rate,) = tune.rates
+    (rate,) = tune.learning_rates
     [scores] = command.finetune(tune, home / model, home / "runs")[rate]
     folder = home / f"hf-{tune.name}-{model}"
     export(home / "runs" / f"{tune.name}-{model}-lr{rate:g}-seed0", folder)
@@ -101,7 +101,7 @@ def test_spans_of_raw_questions_are_those_of_the_run(home):
     exact = []
     for q in from_files(TASKS["squad1"], home / "squad")["dev"]:
         encoded = tokenizer(q.text, q.context, return_tensors="pt", return_offsets_mapping=True)
-        places = encoded.pop("offset_mapping")[0].tolist()
+        offsets = encoded.pop("offset_mapping")[0].tolist()
         inside = [i for i, part in enumerate(encoded.sequence_ids()) if part == 1]
         with torch.no_grad():
             begins, ends = (x[0].tolist() for x in model(**encoded)[:2])
@@ -109,7 +109,7 @@ def test_spans_of_raw_questions_are_those_of_the_run(home):
             ((i, j) for i in inside for j in inside if i <= j),
             key=lambda s: begins[s[0]] + ends[s[1]],
         )
-        exact.append(metrics.exact_match(q.context[places[i][0] : places[j][1]], q.answers))
+        exact.append(metrics.exact_match(q.context[offsets[i][0] : offsets[j][1]], q.answers))
     assert np.mean(exact) == pytest.approx(reported["exact_match"])
 
 

@@ -39,7 +39,7 @@ def test_the_rate_by_hand():
         Optim(peak_lr=4.0, warmup=0, floor=0.25, schedule="linear"),
         Rewarm(peak=1.5, steps=4),
     )
-    rates = [rewarm.rate(optim, 12, i) for i in range(13)]
+    rates = [rewarm.learning_rate(optim, 12, i) for i in range(13)]
     cosine = (
         1 + 5 * (1 + np.cos(np.pi * np.arange(9) / 8)) / 2
     )  # from 1.5 times the first learning rate to the floor, in 8 steps
@@ -52,7 +52,7 @@ def test_the_rate_by_hand():
 )
 def test_the_learning_rate_peaks_and_ends_at_the_floor(schedule, peak, steps, floor):
     optim = Optim(peak_lr=2.0, warmup=0, floor=floor, schedule=schedule)
-    rates = [Rewarm(peak, steps).rate(optim, 1000, i) for i in range(1001)]
+    rates = [Rewarm(peak, steps).learning_rate(optim, 1000, i) for i in range(1001)]
     assert all(learning_rate(optim, 1000, 0) <= a <= b for a, b in pairwise(rates[:steps]))
     assert all(a >= b for a, b in pairwise(rates[steps:]))
     assert max(rates) == pytest.approx(peak * 2.0) == rates[steps]
@@ -171,5 +171,7 @@ def test_new_entries_are_those_that_the_growth_added(tmp_path, monkeypatch):
         pretrain.run(e, tmp_path / "run")
     assert [birth for _, birth in seen] == [2] * 4
     assert (
-        [rate for rate, _ in seen] == [rewarm.rate(optim, 4, i) for i in range(4)] == [1.5, 2, 2, 1]
+        [rate for rate, _ in seen]
+        == [rewarm.learning_rate(optim, 4, i) for i in range(4)]
+        == [1.5, 2, 2, 1]
     )

@@ -125,7 +125,7 @@ def _frontier(axes: "Axes", comparison: Comparison, unit: Unit) -> None:
         label="frontier: runs from scratch, each fully decayed",
     )
     axes.errorbar(costs, ends, half, fmt="none", color=GREY, zorder=3)
-    place: dict[str, Any] = {
+    where: dict[str, Any] = {
         "rotation": 90,
         "ha": "right",
         "va": "top",
@@ -136,7 +136,7 @@ def _frontier(axes: "Axes", comparison: Comparison, unit: Unit) -> None:
         part = mean(r.cost("flops") for r in runs) / mean(
             r.cost("flops") for r in comparison.runs[0]
         )
-        axes.text(x, 0.98, f"{part:.0%} of the budget", fontsize=SMALL, color=GREY, **place)
+        axes.text(x, 0.98, f"{part:.0%} of the budget", fontsize=SMALL, color=GREY, **where)
 
 
 def keep(comparison: Comparison, path: Path) -> bool:
@@ -231,8 +231,8 @@ def timeline(rows: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> Figure:
     above = [_lines([b for b in row if not b.inside], end) for row in bars]
     count = 1 + max((line for labels in above for _, _, line, _ in labels), default=0)
     figure = Figure((WIDTH, 0.6 + (1.15 + LINE * count) * len(rows)), dpi=DPI, layout="constrained")
-    places = figure.subplots(len(rows), sharex=True, sharey=True, squeeze=False)[:, 0]
-    for axes, (name, _), row, labels in zip(places, rows, bars, above, strict=True):
+    panels = figure.subplots(len(rows), sharex=True, sharey=True, squeeze=False)[:, 0]
+    for axes, (name, _), row, labels in zip(panels, rows, bars, above, strict=True):
         for bar in row:
             _draw(axes, bar, colours)
         _label(axes, labels)
@@ -242,8 +242,8 @@ def timeline(rows: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> Figure:
         axes.set(xlim=(0, end), ylim=(0, 1.1 + LINE * count / BAR), yticks=[])
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.tick_params(labelsize=SMALL)
-    places[-1].xaxis.set_major_formatter(PercentFormatter(1))
-    places[-1].set_xlabel(f"FLOPs relative to the first plan ({whole:.3g})", fontsize=SMALL + 1)
+    panels[-1].xaxis.set_major_formatter(PercentFormatter(1))
+    panels[-1].set_xlabel(f"FLOPs relative to the first plan ({whole:.3g})", fontsize=SMALL + 1)
     return figure
 
 

@@ -204,7 +204,7 @@ class Rehearsal:
             program, arguments, "evaluation", 0, tokens, flops.forward(model.config, tokens, length)
         )
 
-    def held_out(self, batches: int) -> Any:
+    def validation_batches(self, batches: int) -> Any:
         rows = self.experiment.batch // self.experiment.accumulate
         where = divided(self.mesh, 1)
         one = self._batch(rows)

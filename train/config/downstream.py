@@ -39,8 +39,8 @@ class FineTuning:
     data: Labelled | Images
     epochs: float = 3.0
     batch: int = 32
-    # Peak learning rates. The report marks the one with the best mean over the seeds.
-    rates: tuple[float, ...] = (2e-5,)
+    # Peak values. The report marks the one with the best mean over the seeds.
+    learning_rates: tuple[float, ...] = (2e-5,)
     seeds: tuple[int, ...] = (0,)  # random seeds of the new head and of the order of the examples
     warmup: float = 0.1  # fraction of the steps
     optim: Optim = field(
@@ -64,11 +64,15 @@ class FineTuning:
                 f"epochs must be positive, and warmup a fraction of the steps (0 <= warmup < 1), but they are "
                 f"{self.epochs} and {self.warmup}"
             )
-        if not self.rates or not all(0 < rate < math.inf for rate in self.rates) or not self.seeds:
+        if (
+            not self.learning_rates
+            or not all(0 < rate < math.inf for rate in self.learning_rates)
+            or not self.seeds
+        ):
             raise ValueError(
-                f"rates must be positive learning rates, and there must be seeds, but they are {self.rates} and {self.seeds}"
+                f"learning_rates must be positive, and there must be seeds, but they are {self.learning_rates} and {self.seeds}"
             )
-        for name in ("rates", "seeds"):
+        for name in ("learning_rates", "seeds"):
             values = getattr(self, name)
             if len(set(values)) < len(values):
                 raise ValueError(
@@ -79,12 +83,12 @@ class FineTuning:
                 "saved files contain the settings of their adapter: give only saved, and leave out lora and adapter"
             )
 
-    def of(self, folder: Path, rate: float, seed: int) -> Experiment:
+    def of(self, folder: Path, learning_rate: float, seed: int) -> Experiment:
         """Return the run that fine-tunes the model in ``folder``.
 
         Args:
           folder: folder of the model.
-          rate: peak learning rate.
+          learning_rate: peak learning rate.
           seed: random seed of the new head and of the order of the examples.
 
         Raises:
@@ -112,12 +116,12 @@ class FineTuning:
         own: Any = {"dropout": self.dropout, "best": best}
         own |= {"lora" if isinstance(adapter, LoRA) else "adapter": adapter, "saved": saved}
         return Experiment(
-            name=f"{self.name}-{folder.name}-lr{rate:g}",
+            name=f"{self.name}-{folder.name}-lr{learning_rate:g}",
             model=model,
             steps=steps,
             batch=self.batch,
             data=data,
-            optim=replace(self.optim, peak_lr=rate, warmup=round(self.warmup * steps)),
+            optim=replace(self.optim, peak_lr=learning_rate, warmup=round(self.warmup * steps)),
             method=FineTune(str(folder), new, length, self.drop, self.freeze, **own),
             accumulate=self.accumulate,
             seed=seed,

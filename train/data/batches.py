@@ -179,8 +179,8 @@ def shapes(data: Data | Images | Labelled, model: Config, samples: int) -> Batch
     inputs = jax.ShapeDtypeStruct((samples, model.length), np.int32)
     if not isinstance(model, EncoderConfig):
         return inputs, inputs
-    places = jax.ShapeDtypeStruct((samples, masked_places(model.masked, model.length)), np.int32)
-    return {"tokens": inputs, "places": places}, places
+    positions = jax.ShapeDtypeStruct((samples, masked_places(model.masked, model.length)), np.int32)
+    return {"tokens": inputs, "places": positions}, positions
 
 
 def _shapes_of_task(data: Labelled, model: TextConfig, samples: int) -> Batch:

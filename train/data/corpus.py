@@ -18,7 +18,7 @@ from train.data import formats
 from train.data.formats import Document
 
 # Validation splits; the first one that exists is used.
-_HELD_OUT = ("validation", "test")
+_VALIDATION = ("validation", "test")
 
 
 @dataclass
@@ -85,7 +85,7 @@ def text(path: str, valid_path: str | None, field: str) -> Corpus:
             raise UserError(
                 f"{train} has no split 'train', only {', '.join(found)}; name the folder of one in data.path"
             )
-        held = next((_existing(str(train / name)) for name in _HELD_OUT if name in found), None)
+        held = next((_existing(str(train / name)) for name in _VALIDATION if name in found), None)
         train, valid = _existing(str(train / "train")), valid or held
     parts = [train] if valid is None else [train, valid]
     key = [field, *(_key(_files(part.resolve())) for part in parts)]
@@ -127,7 +127,7 @@ def tfds(name: str, path: str | None, field: str) -> Corpus:
                 )
             yield formats.pieces(document.decode("utf-8", errors="replace"))
 
-    split = next((s for s in _HELD_OUT if s in builder.info.splits), None)
+    split = next((s for s in _VALIDATION if s in builder.info.splits), None)
     key = [
         builder.info.full_name,
         field,

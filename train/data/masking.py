@@ -120,19 +120,19 @@ class MaskedWindows:
         """The inputs and targets of window ``i``.
 
         Inputs are ``{"tokens": int32 [T], "places": int32 [S], ascending}``. Targets are the
-        original tokens at these places, int32 [S].
+        original tokens at these positions, int32 [S].
         """
         tokens = self.tokens[i * self.length : (i + 1) * self.length].astype(np.int32)
         ordinary = self._ordinary[tokens]
-        places = self._places(tokens, ordinary, rng)
-        targets = tokens[places]
+        positions = self._positions(tokens, ordinary, rng)
+        targets = tokens[positions]
         case = rng.random(self.count)
-        case[~ordinary[places]] = 1
+        case[~ordinary[positions]] = 1
         drawn = self._drawn[rng.integers(len(self._drawn), size=self.count)]
-        tokens[places] = np.where(case < 0.8, self.mask_id, np.where(case < 0.9, drawn, targets))
-        return {"tokens": tokens, "places": places.astype(np.int32)}, targets
+        tokens[positions] = np.where(case < 0.8, self.mask_id, np.where(case < 0.9, drawn, targets))
+        return {"tokens": tokens, "places": positions.astype(np.int32)}, targets
 
-    def _places(
+    def _positions(
         self, tokens: np.ndarray, ordinary: np.ndarray, rng: np.random.Generator
     ) -> np.ndarray:
         """The positions to predict: [S], ascending."""
@@ -146,7 +146,7 @@ class MaskedWindows:
     def _by_words(self, tokens: np.ndarray, ordinary: np.ndarray, order: np.ndarray) -> np.ndarray:
         """``order`` with the words that fit moved to the front.
 
-        A word has the place of its first piece.
+        A word has the position of its first piece.
         """
         assert self._continues is not None
         begins = ~(self._continues[tokens] & ordinary)
@@ -157,9 +157,9 @@ class MaskedWindows:
         size[first] = np.diff(first, append=self.length)
         size[~ordinary] = 0
         taken: list[int] = []
-        for place in order.tolist():
-            if 0 < size[place] <= self.count - len(taken):
-                taken += range(place, place + size[place])
+        for position in order.tolist():
+            if 0 < size[position] <= self.count - len(taken):
+                taken += range(position, position + size[position])
             if len(taken) == self.count:
                 break
         left = np.ones(self.length, bool)

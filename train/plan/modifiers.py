@@ -151,9 +151,9 @@ class Modifier:
         """
         return value
 
-    def rates(self, rates: Tree, opt: Any, given: Any) -> Tree:
+    def learning_rates(self, learning_rates: Tree, opt: Any, given: Any) -> Tree:
         """Return the learning rate of every parameter."""
-        return rates
+        return learning_rates
 
     def hold(self, before: Model, after: Model, given: Any) -> Model:
         """Return ``after``, with the values of ``before`` where the update must not change them."""
@@ -286,8 +286,8 @@ class DropTokens(Modifier):
         return {"drop": self.drop}
 
     def options(self, given: Any, micro: Micro, config: Config) -> dict[str, Any]:
-        places = sample_tokens(self.drop, micro.key, micro.rows, config.length)
-        return {"kept_tokens": KeptTokens(places, *self.drop.middle(config.depth))}
+        positions = sample_tokens(self.drop, micro.key, micro.rows, config.length)
+        return {"kept_tokens": KeptTokens(positions, *self.drop.middle(config.depth))}
 
 
 @dataclass(frozen=True)
@@ -391,7 +391,7 @@ class Rewarm(Modifier):
     peak: float = 1.3
     steps: int = 250
 
-    def rate(self, optim: Optim, steps: int, step: int) -> float:
+    def learning_rate(self, optim: Optim, steps: int, step: int) -> float:
         """Return the learning rate of the new entries at ``step`` of a phase of ``steps`` steps."""
         start, floor = learning_rate(optim, steps, 0), optim.floor * optim.peak_lr
         top = self.peak * start
@@ -412,16 +412,23 @@ class Rewarm(Modifier):
 
     def begin(self, phase: "Train", model: Model, setting: Setting) -> Callable[[int], Given]:
         # Adam's count at step 0. New entries were made at this count or later.
-        birth = clock(model.opt).count - setting.first
-        return lambda step: Given((np.float32(self.rate(phase.optim, phase.steps, step)), birth))
+        first_count = clock(model.opt).count - setting.first
+
+        def given(step: int) -> Given:
+            new = self.learning_rate(phase.optim, phase.steps, step)
+            return Given((np.float32(new), first_count))
+
+        return given
 
     def program(self) -> "Rewarm":
         return Rewarm()
 
-    def rates(self, rates: Tree, opt: Any, given: Any) -> Tree:
-        rate, birth = given
+    def learning_rates(self, learning_rates: Tree, opt: Any, given: Any) -> Tree:
+        new, first_count = given
         return jax.tree.map(
-            lambda r, born: jnp.where(born >= birth, rate, r), rates, clock(opt).born
+            lambda old, count: jnp.where(count >= first_count, new, old),
+            learning_rates,
+            clock(opt).born,
         )
 
 

@@ -56,8 +56,8 @@ class Context(Protocol):
         """Return ``model`` after the steps of ``phase``, a `train.plan.training.Train`."""
         ...
 
-    def held_out(self, batches: int) -> Any:
-        """Return micro-batches of text that evaluation never reads, stacked along a new axis."""
+    def validation_batches(self, batches: int) -> Any:
+        """Return micro-batches of validation data that evaluation never reads, stacked along a new axis."""
         ...
 
     def keep(self, name: str, write: Callable[[Path], None]) -> None:
@@ -120,7 +120,7 @@ class Phase:
         """The models that the phase reads until its end; checkpoints in its middle contain them."""
         return ()
 
-    probes = 0  # number of micro-batches that the phase reads from `Context.held_out`
+    probes = 0  # number of micro-batches that the phase reads from `Context.validation_batches`
     notes: Any = None  # JSON value that checkpoints record about the phase
     after_early_stop = False  # whether a run that stops early continues with this phase
 

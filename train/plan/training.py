@@ -186,8 +186,8 @@ class Measure(Phase):
     def probes(self) -> int:  # type: ignore[override]
         return self.sensitivity.batches
 
-    def measure(self, model: Model, held_out: Any) -> Model:
-        """Return ``model`` with the sensitivities of its layers on ``held_out`` micro-batches."""
+    def measure(self, model: Model, batches: Any) -> Model:
+        """Return ``model`` with the sensitivities of its layers on micro-batches of validation data."""
 
         def at(kept, batch):
             return loss(model, batch, kept)
@@ -197,8 +197,8 @@ class Measure(Phase):
             return jnp.concatenate([influence(stream) for stream in found.values()])
 
         if (kind := self.sensitivity.kind) == "influence":
-            return replace(model, sensitivity=jax.lax.map(one, held_out).mean(0))
-        return replace(model, sensitivity=sensitivity(at, model.config.depth, held_out, kind))
+            return replace(model, sensitivity=jax.lax.map(one, batches).mean(0))
+        return replace(model, sensitivity=sensitivity(at, model.config.depth, batches, kind))
 
     def flops(self, config: Config, samples: int) -> float:
         """FLOPs of the measurement of ``samples`` samples.
@@ -219,7 +219,7 @@ class Measure(Phase):
         return replace(model, sensitivity=jnp.zeros(model.config.depth))
 
     def run(self, context: Context) -> Model:
-        probe = context.held_out(self.probes)
+        probe = context.validation_batches(self.probes)
         model, _ = context.compute(self, _measured, context.models[self.name], probe)
         rows = jax.tree.leaves(probe)[0]
         context.ledger.add(flops=self.flops(model.config, rows.shape[0] * rows.shape[1]))
@@ -231,9 +231,9 @@ class Measure(Phase):
 
 
 def _measured(
-    phase: Measure, tx: optax.GradientTransformation, model: Model, held_out: Any
+    phase: Measure, tx: optax.GradientTransformation, model: Model, batches: Any
 ) -> Model:
-    return phase.measure(model, held_out)
+    return phase.measure(model, batches)
 
 
 def training(

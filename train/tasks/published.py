@@ -84,10 +84,10 @@ def local(
     )
 
 
-def _found(patterns: Sequence[str], places: Sequence[Path]) -> Path | None:
+def _found(patterns: Sequence[str], folders: Sequence[Path]) -> Path | None:
     """The first file that exists."""
     return next(
-        (file for pattern in patterns for place in places for file in matching(place, pattern)),
+        (file for pattern in patterns for folder in folders for file in matching(folder, pattern)),
         None,
     )
 

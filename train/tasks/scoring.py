@@ -151,15 +151,17 @@ class Scorer:
             np.zeros((samples, length), np.int32),
             np.zeros((samples, 1 if self.masked else length), np.int32),
         )
-        mask, places = np.zeros((samples, length), bool), np.zeros((samples, 1), np.int32)
+        mask, positions = np.zeros((samples, length), bool), np.zeros((samples, 1), np.int32)
         mask[:, 0] = True  # a padding row needs at least one visible token
         for i, line in enumerate(batch):
             tokens[i, : len(line.tokens)], targets[i, : len(line.targets)] = (
                 line.tokens,
                 line.targets,
             )
-            mask[i, : len(line.tokens)], places[i] = True, line.place
-        inputs: Any = {"tokens": tokens, "mask": mask, "places": places} if self.masked else tokens
+            mask[i, : len(line.tokens)], positions[i] = True, line.position
+        inputs: Any = (
+            {"tokens": tokens, "mask": mask, "places": positions} if self.masked else tokens
+        )
         mine = rows(samples, mesh)
         inputs, targets = put(jax.tree.map(lambda x: x[mine], (inputs, targets)), mesh)
         return jax.device_get(_program(self.config, self.model.params, inputs, targets))
@@ -173,7 +175,7 @@ class _Line(NamedTuple):
     targets: np.ndarray
     begin: int
     end: int
-    place: int = 0  # the position of the token that a masked model predicts
+    position: int = 0  # the position of the token that a masked model predicts
 
 
 @partial(jax.jit, static_argnums=0)

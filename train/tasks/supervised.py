@@ -70,8 +70,8 @@ def score(folder: Path, data: Labelled | Images) -> dict[str, dict[str, float]]:
             f"the task has {wanted.classes} {wanted.head}, but the model in {folder} predicts {config.predicts}"
             f"{'' if config.predicts == 'tokens' else f' ({config.classes})'}: fine-tune it first"
         )
-    places = order(there, wanted.of_head, Path(folder))
-    if places is None and wanted.labels and there.task is None:
+    columns = order(there, wanted.of_head, Path(folder))
+    if columns is None and wanted.labels and there.task is None:
         said = f"the classes of the model in {folder} have no names: the order {', '.join(wanted.labels)} is assumed"
         print(said, file=sys.stderr)
     mesh = Mesh().over(jax.devices())
@@ -79,7 +79,7 @@ def score(folder: Path, data: Labelled | Images) -> dict[str, dict[str, float]]:
 
     def ordered(examples: Source) -> np.ndarray:
         found = outputs(config, params, examples, mesh)
-        return found if places is None else found[:, places]
+        return found if columns is None else found[:, columns]
 
     return {name: wanted.score(name, ordered(examples)) for name, examples in wanted.valid.items()}
 

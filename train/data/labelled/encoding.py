@@ -109,14 +109,14 @@ class Encoder:
                 out.append(np.array(e.ids, self.dtype))
         return out
 
-    def places(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+    def spans(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
         """The tokens [n] of each text, and their character ranges, int32 [n, 2].
 
         A range [begin, end) counts characters of the text.
         """
         if self._loaded is None:
             return [
-                (tokens, _byte_places(text))
+                (tokens, _byte_spans(text))
                 for text, tokens in zip(texts, self.tokens(texts), strict=True)
             ]
         out = []
@@ -162,7 +162,7 @@ def _identity(path: Path) -> str:
     return hashlib.sha256("".join(map(digest, files)).encode()).hexdigest()
 
 
-def _byte_places(text: str) -> np.ndarray:
+def _byte_spans(text: str) -> np.ndarray:
     letters = np.frombuffer(text.encode("utf-32-le"), "<u4")
     sizes = 1 + sum((letters >= least).astype(int) for least in (0x80, 0x800, 0x10000))
     begin = np.repeat(np.arange(len(letters), dtype=np.int32), sizes)

@@ -174,7 +174,7 @@ class Windows:
     held: np.ndarray  # int32 [W]: the number of context tokens in the window
     longest: int  # maximum tokens of an answer
     # The character range of each context token, for each question, int32 [n, 2].
-    places: list[np.ndarray]
+    spans: list[np.ndarray]
 
 
 def windows(questions: list[Question], encoder: Encoder, length: int, stride: int) -> Windows:
@@ -187,13 +187,13 @@ def windows(questions: list[Question], encoder: Encoder, length: int, stride: in
     longest = min(QUESTION * encoder.piece, encoder.frame.room(2, length) // 2)
     asked = [tokens[:longest] for tokens in encoder.tokens([q.text for q in questions])]
     contexts = list(dict.fromkeys(q.context for q in questions))  # questions share contexts
-    read = dict(zip(contexts, encoder.places(contexts), strict=True))
+    read = dict(zip(contexts, encoder.spans(contexts), strict=True))
     first, second, targets, whose, skipped = [], [], [], [], []
     for i, (q, question) in enumerate(zip(questions, asked, strict=True)):
-        tokens, places = read[q.context]
+        tokens, spans = read[q.context]
         room = encoder.frame.room(2, length) - len(question)
         before = len(encoder.frame.begin) + len(question) + len(encoder.frame.between)
-        answer = _tokens_of(q, places)
+        answer = _tokens_of(q, spans)
         for begin in _begins(len(tokens), room, stride):
             end = min(begin + room, len(tokens))
             inside = answer is not None and begin <= answer[0] and answer[1] < end
@@ -223,12 +223,12 @@ def _begins(tokens: int, room: int, stride: int) -> range:
     return range(0, max(tokens - room, 0) + step, step)
 
 
-def _tokens_of(q: Question, places: np.ndarray) -> tuple[int, int] | None:
+def _tokens_of(q: Question, spans: np.ndarray) -> tuple[int, int] | None:
     """The first and the last token that overlap the answer."""
     if not q.answers:
         return None
     end = q.begin + len(q.answers[0])
-    touched = np.flatnonzero((places[:, 1] > q.begin) & (places[:, 0] < end))
+    touched = np.flatnonzero((spans[:, 1] > q.begin) & (spans[:, 0] < end))
     return (int(touched[0]), int(touched[-1])) if len(touched) else None
 
 
@@ -285,9 +285,7 @@ def best_answers(windows: Windows, questions: list[Question], logits: np.ndarray
     for q, question in enumerate(questions):
         silent = score[q] == -np.inf
         begin, end = (
-            (0, 0)
-            if silent
-            else (windows.places[q][span[q, 0], 0], windows.places[q][span[q, 1], 1])
+            (0, 0) if silent else (windows.spans[q][span[q, 0], 0], windows.spans[q][span[q, 1], 1])
         )
         out.append(question.context[begin:end].strip())
     return Answers(out, nothing - score)

@@ -79,7 +79,7 @@ def read(asked: Asked) -> tuple[dict[str, Rows], Glue]:
         for split, part in parts.items()
     }
     if len(found) == 1:
-        found = _held_out(found["train"], asked.valid_fraction, asked.path)
+        found = _validation_rows(found["train"], asked.valid_fraction, asked.path)
     return found, about
 
 
@@ -249,7 +249,7 @@ def _targets(part: Sequence[Row], asked: Asked, about: Glue) -> np.ndarray:
     return np.array(out, np.int32 if about.labels else np.float32)
 
 
-def _held_out(every: Rows, fraction: float, path: Path) -> dict[str, Rows]:
+def _validation_rows(every: Rows, fraction: float, path: Path) -> dict[str, Rows]:
     """Hold out rows of a fixed shuffle, because a file may be sorted by label."""
     count = len(every.labels)
     order = np.random.default_rng(0).permutation(count)

@@ -220,12 +220,11 @@ def updated(
 ) -> Model:
     """Return ``model`` after one update of the optimizer."""
     updates, opt = tx.update(grads, model.opt, model.params, axes=model.axes)
-    rates = jax.tree.map(lambda _: lr, model.params)
+    learning_rates = jax.tree.map(lambda _: lr, model.params)
     for modifier, given in pairs:
-        rates = modifier.rates(rates, model.opt, given)
-    return replace(
-        model, params=jax.tree.map(lambda p, u, r: p - r * u, model.params, updates, rates), opt=opt
-    )
+        learning_rates = modifier.learning_rates(learning_rates, model.opt, given)
+    params = jax.tree.map(lambda p, u, r: p - r * u, model.params, updates, learning_rates)
+    return replace(model, params=params, opt=opt)
 
 
 def eval_step(accumulate: int = 1, axis: str | None = None):

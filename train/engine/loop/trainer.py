@@ -122,16 +122,16 @@ class _Data:
 
     def __init__(self, experiment: Experiment, mesh: Mesh):
         e = experiment
-        source, held_out = batches.sources(e.data, e.model)
+        training, validation = batches.sources(e.data, e.model)
         probes, micro = max(phase.probes for phase in e.plan), e.batch // e.accumulate
         try:
             few, mine = rows(micro, mesh), rows(e.batch, mesh)
         except ValueError as error:
             raise UserError(str(error)) from error
-        self.training = batches.training(source, e.batch, e.seed, mine)
-        self.validation = batches.validation(held_out, e.batch, e.eval_batches, mine)
+        self.training = batches.training(training, e.batch, e.seed, mine)
+        self.validation = batches.validation(validation, e.batch, e.eval_batches, mine)
         self.probe = put(
-            batches.probe(held_out, e.batch, e.eval_batches, micro, probes, few), mesh, dim=1
+            batches.probe(validation, e.batch, e.eval_batches, micro, probes, few), mesh, dim=1
         )
         self.identity = batches.identity(e.data, e.model)
         self.labels = batches.labels(e.data)
@@ -300,7 +300,7 @@ class Trainer:
             model = traced.lower().compile()(*arguments)
         return model, flops.counted(traced.jaxpr.jaxpr).total
 
-    def held_out(self, batches: int) -> Any:
+    def validation_batches(self, batches: int) -> Any:
         return jax.tree.map(lambda x: x[:batches], self.data.probe)
 
     def keep(self, name: str, write: Callable[[Path], None]) -> None:
