@@ -76,8 +76,8 @@ def anatomy(folder: Path, file: Path) -> dict[str, Any]:
     )
     batches = jax.vmap(next_tokens)(samples)
 
-    def at(params, kept, batch):
-        return loss(Model(params, None, config), batch, kept)
+    def at(params, keep_mask, batch):
+        return loss(Model(params, None, config), batch, keep_mask)
 
     value, grads = jax.jit(
         lambda p: jax.value_and_grad(
@@ -93,7 +93,7 @@ def anatomy(folder: Path, file: Path) -> dict[str, Any]:
             directions.append(
                 used(w.reshape(config.layers, math.prod(w.shape[1 : 1 + len(cut(names).read)]), -1))
             )
-    matters = sensitivity(lambda kept, b: at(params, kept, b), config.layers, batches)
+    matters = sensitivity(lambda keep_mask, b: at(params, keep_mask, b), config.layers, batches)
     norms = np.sqrt(squares)
     return {
         "loss": float(value),

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run from anywhere, install
 from benchmarks.common import alternate, environment, ratios, save, shown, summary
 from benchmarks.transform import config_of
 from jaxgrow import checkpoints
-from jaxgrow.checkpoints.source import Leaf, born
+from jaxgrow.checkpoints.source import Leaf, initial_layout
 from jaxgrow.models import Config, GPT2Config
 
 ROOT = Path(__file__).parents[1]
@@ -39,7 +39,7 @@ class Random(checkpoints.Source):
         self.config = config
         self.leaves = {
             path: Leaf(names, shape, np.dtype(np.float32))
-            for path, (names, shape) in born(config).items()
+            for path, (names, shape) in initial_layout(config).items()
         }
         self._rng = np.random.default_rng(0)
 

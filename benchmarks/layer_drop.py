@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run from anywhere, install
 
 from benchmarks.common import between, environment, save, shown, summary
 from jaxgrow import flops
-from jaxgrow.layerdrop import Kept
+from jaxgrow.layerdrop import KeepMask
 from jaxgrow.models import GPT2Config
 from train.data.batches import next_tokens
 from train.engine.state.model import Model, loss
@@ -46,24 +46,26 @@ def temporary(compiled: jax.stages.Compiled) -> float:
 
 
 class Gradient:
-    """Loss and gradient of one model that runs the layers of ``kept``.
+    """Loss and gradient of one model that runs the layers of ``keep_mask``.
 
     Args:
       config: the model.
       params: its parameters.
       tokens: tokens [B, T + 1].
-      kept: the kept layers and their scale; None: the dense gradient.
+      keep_mask: the kept layers and their scale; None: the dense gradient.
     """
 
-    def __init__(self, config: GPT2Config, params: Any, tokens: np.ndarray, kept: Kept | None):
-        def gradient(params, kept):
+    def __init__(
+        self, config: GPT2Config, params: Any, tokens: np.ndarray, keep_mask: KeepMask | None
+    ):
+        def gradient(params, keep_mask):
             return jax.value_and_grad(
-                lambda p: loss(Model(p, None, config), next_tokens(tokens), kept)
+                lambda p: loss(Model(p, None, config), next_tokens(tokens), keep_mask)
             )(params)
 
-        compiled = jax.jit(gradient).lower(params, kept).compile()
+        compiled = jax.jit(gradient).lower(params, keep_mask).compile()
         self.temporary = temporary(compiled)
-        self._run = partial(compiled, params, kept)
+        self._run = partial(compiled, params, keep_mask)
         self.loss = float(self._run()[0])
 
     def timed(self) -> float:
@@ -124,14 +126,14 @@ def sides(
     for count in counts:
         # The kept layers are spread over the depth.
         layers = np.round(np.linspace(0, config.layers - 1, count)).astype(np.int32)
-        gates = np.isin(np.arange(config.layers), layers)
+        mask = np.isin(np.arange(config.layers), layers)
         scale = jnp.full(config.layers, config.layers / count, jnp.float32)
-        kinds = {"cond": Kept(gates, scale), "gather": Kept(layers, scale)}
+        kinds = {"cond": KeepMask(mask, scale), "gather": KeepMask(layers, scale)}
         if count < config.layers:
-            kinds["mask"] = Kept(None, scale * gates)
-        for kind, kept in kinds.items():
+            kinds["mask"] = KeepMask(None, scale * mask)
+        for kind, keep_mask in kinds.items():
             name = f"{kind}, {count} kept"
-            made[name] = side(kept)
+            made[name] = side(keep_mask)
             ideal[name] = flops.train(config, batch * config.context, layers=count) / dense
         losses = {kind: made[f"{kind}, {count} kept"].loss for kind in kinds}
         np.testing.assert_allclose(

@@ -48,7 +48,7 @@ import numpy as np
 from benchmarks.common import Rows, alone, between, environment, summary
 from benchmarks.scale import TINY, Loop, StepAlone, experiment, host_work, over_devices, step_times
 from jaxgrow import flops, grow, operators
-from jaxgrow.layerdrop import Kept, LayerDrop
+from jaxgrow.layerdrop import KeepMask, LayerDrop
 from jaxgrow.models import Config, GPT2Config
 from jaxgrow.models.attention import attention
 from jaxgrow.models.generation import generate
@@ -187,10 +187,10 @@ def dropped(s: Sizes, batch: int, variant: str) -> dict[str, Any]:
     e = experiment(config, batch * len(jax.devices()))
     data, model = next(loop.data), loop.model
 
-    def side(kept: Kept | None) -> Callable[[], float]:
-        modifiers = () if kept is None else (DropLayers(LayerDrop()).program(),)
+    def side(keep_mask: KeepMask | None) -> Callable[[], float]:
+        modifiers = () if keep_mask is None else (DropLayers(LayerDrop()).program(),)
         step = programs.step(loop.tx, 1, modifiers, e.parallel, loop.mesh)
-        inputs = StepInputs(np.float32(1e-4), given=() if kept is None else (kept,))
+        inputs = StepInputs(np.float32(1e-4), given=() if keep_mask is None else (keep_mask,))
 
         def work() -> Model:
             nonlocal model
@@ -209,7 +209,7 @@ def dropped(s: Sizes, batch: int, variant: str) -> dict[str, Any]:
             "cond": np.isin(np.arange(layers)[None], places),
             "gather": places,
         }.items():
-            sides[f"{how}, {count} of {layers}"] = side(Kept(which, scale))
+            sides[f"{how}, {count} of {layers}"] = side(KeepMask(which, scale))
             ideal[f"{how}, {count} of {layers}"] = flops.train(
                 config, 1, layers=count
             ) / flops.train(config, 1)

@@ -49,7 +49,7 @@ def forward(
 
     The head is counted as in training. For a BERT or ModernBERT that predicts tokens, the head is
     counted only at the masked positions (the part ``config.masked`` of all positions), although a
-    call without ``places`` returns the logits of every position.
+    call without ``positions`` returns the logits of every position.
 
     Args:
       config: config of the model.
@@ -167,7 +167,7 @@ def train(
             still += sizes[LAYERS] * (of.bottlenecks + of.fusion)
         elif adapter.fused is not None:
             still += sizes[LAYERS] * of.bottlenecks
-        total += tokens * (3 * own - still - cost.first - cost.table)
+        total += tokens * (3 * own - still - cost.first - cost.embedding)
     return total
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 from flax import linen as nn
 
-from jaxgrow.layerdrop import Kept, LayerDrop, dropping, gates, schedule
+from jaxgrow.layerdrop import KeepMask, LayerDrop, dropping, keep_masks, schedule
 
 LAYERS, CONTEXT = 4, 24
 
@@ -56,7 +56,7 @@ def loss(params, rows):
 # %%
 @jax.jit
 def gated(params, rows, open_):
-    with dropping(Block, Kept(open_)):
+    with dropping(Block, KeepMask(open_)):
         return loss(params, rows)
 
 
@@ -101,11 +101,11 @@ def train(params, thin):
     def step(i, carry):
         params, state, ran = carry
         rows = jax.random.choice(jax.random.fold_in(jax.random.key(1), i), seen, (8,))
-        probs, drawn = gates(
+        probs, drawn = keep_masks(
             drop, LAYERS, STEPS, i, seed=0
         )  # the mask depends on the seed and the step, so it is the same on every device
         open_, scale = drawn[0] | ~thin, jnp.where(thin, 1 / probs, 1)
-        with dropping(Block, Kept(open_, scale)):
+        with dropping(Block, KeepMask(open_, scale)):
             gradient = jax.grad(loss)(params, rows)
         updates, state = tx.update(gradient, state)
         return optax.apply_updates(params, updates), state, ran + open_.sum()

@@ -19,7 +19,7 @@ SEEDS = np.arange(16)
 AXES = {"up": ("embed.in", "mlp"), "bias": ("mlp.bias",), "down": ("mlp.in", "out")}
 
 
-def born(seed, units=UNITS):
+def initial(seed, units=UNITS):
     up, down = jax.random.split(jax.random.key(seed))
     return {
         "up": jax.random.normal(up, (4, units)),
@@ -75,7 +75,7 @@ def train(params, seeds, begin, end, total, rate=RATE):
 
 
 def scratch(steps, seeds=SEEDS, rate=RATE):
-    return train(jax.vmap(born)(seeds), seeds, 0, steps, steps, rate)[1]
+    return train(jax.vmap(initial)(seeds), seeds, 0, steps, steps, rate)[1]
 
 
 def final(curve):
@@ -153,7 +153,7 @@ assert abs(again.mean()) < 2 * half_width and again.max() > 0.05
 
 # %%
 SWITCH = EARLY // 2
-small, _ = train(jax.vmap(lambda s: born(s, UNITS // 2))(SEEDS), SEEDS, 0, SWITCH, EARLY)
+small, _ = train(jax.vmap(lambda s: initial(s, UNITS // 2))(SEEDS), SEEDS, 0, SWITCH, EARLY)
 wider = operators.hypercloning(sizes(jax.tree.map(lambda x: x[0], small), AXES), {"mlp": UNITS})
 staged = final(
     train(jax.vmap(lambda p: grow(wider, p, AXES))(small), SEEDS, SWITCH, EARLY, EARLY)[1]

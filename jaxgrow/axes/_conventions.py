@@ -59,7 +59,7 @@ _READS_EMBED |= {
 _WRITES_EMBED = {"o", "out", "output", "down", "wo", "fc2", "w2", "vec"}
 # Parts of a path that have a meaning only as complete words.
 _WHOLE = {"c_attn": "in", "c_proj": "out", "proj": "out"}
-_TABLES = re.compile(r"(?<!un)emb|\bw[tp]e\b")
+_EMBEDDINGS = re.compile(r"(?<!un)emb|\bw[tp]e\b")
 _NORM = re.compile(r"norm|ln|rms", re.IGNORECASE)
 
 
@@ -103,25 +103,25 @@ def marked(leaf: str, names: Names, known: Set[str], has_scale: bool, has_kernel
     Args:
       leaf: the path of the parameter.
       names: axis names, from `translated`.
-      known: axes that may be read or written. All others get a ``?``, except in tables.
+      known: axes that may be read or written. All others get a ``?``, except in embeddings.
       has_scale: whether the module of the parameter has the scale of a norm.
       has_kernel: whether the module of the parameter has a kernel. A scale in this module does not
         belong to a norm.
     """
     parts = leaf.split("/")
-    if not _is_table(parts):
+    if not _is_embedding(parts):
         names = tuple(n if n in known or n.endswith(UNSURE) else n + UNSURE for n in names)
-    places = _places(names)
-    if not places:
+    groups = _groups(names)
+    if not groups:
         return (*names[:-1], names[-1] + UNSURE) if names else ()
     if parts[-1].endswith("bias") or (len(parts) > 1 and parts[-2].endswith("bias")):
         return _vector(
-            parts, names, places[-1], ".norm.bias" if has_scale and len(places) == 1 else ".bias"
+            parts, names, groups[-1], ".norm.bias" if has_scale and len(groups) == 1 else ".bias"
         )
-    if len(places) > 1:
-        return _matrix(parts, names, places)
+    if len(groups) > 1:
+        return _matrix(parts, names, groups)
     return _vector(
-        parts, names, places[-1], ".norm.scale" if is_scale(leaf) and not has_kernel else UNSURE
+        parts, names, groups[-1], ".norm.scale" if is_scale(leaf) and not has_kernel else UNSURE
     )
 
 
@@ -131,41 +131,41 @@ def _words(parts: Sequence[str]) -> set[str]:
     return {word for part in spaced for word in re.findall(r"[a-z]+\d*", part)}
 
 
-def _places(names: Names) -> list[list[int]]:
+def _groups(names: Names) -> list[list[int]]:
     """Group the axes of a leaf, without the axes that stack kernels.
 
     Heads and their head dimension are one group.
     """
-    places: list[list[int]] = []
+    groups: list[list[int]] = []
     for i, name in enumerate(names):
-        heads = [place for place in places if axis(names[place[0]]).endswith("heads")]
+        heads = [group for group in groups if axis(names[group[0]]).endswith("heads")]
         if axis(name) in ("head_dim", "q_heads_per_group") and heads:
             heads[0].append(i)
         elif not is_layers(axis(name)):
-            places.append([i])
-    whole = [place for place in places if axis(names[place[0]]) not in _STACKS]
+            groups.append([i])
+    whole = [group for group in groups if axis(names[group[0]]) not in _STACKS]
     return (
         whole
-        if len(whole) > 1 or (len(whole) == len(places) - 1 == 1 and _is_heads(names, whole[0]))
-        else places
+        if len(whole) > 1 or (len(whole) == len(groups) - 1 == 1 and _is_heads(names, whole[0]))
+        else groups
     )
 
 
-def _is_heads(names: Names, place: list[int]) -> bool:
-    return axis(names[place[0]]).endswith("heads")
+def _is_heads(names: Names, group: list[int]) -> bool:
+    return axis(names[group[0]]).endswith("heads")
 
 
-def _vector(parts: Sequence[str], names: Names, place: list[int], mark: str) -> Names:
+def _vector(parts: Sequence[str], names: Names, group: list[int], mark: str) -> Names:
     out = list(names)
-    if not (mark == UNSURE and UNSURE in out[place[-1]]):
-        out[place[-1]] += _of_attention(parts, names[place[-1]], strict=False) + mark
+    if not (mark == UNSURE and UNSURE in out[group[-1]]):
+        out[group[-1]] += _of_attention(parts, names[group[-1]], strict=False) + mark
     return tuple(out)
 
 
-def _matrix(parts: Sequence[str], names: Names, places: list[list[int]]) -> Names:
+def _matrix(parts: Sequence[str], names: Names, groups: list[list[int]]) -> Names:
     # Two parts, because the parts of a split fused kernel are below its name.
     last = parts[-2:]
-    if _is_table(parts):
+    if _is_embedding(parts):
         return names
     plain = [axis(n) for n in names]
     side = None
@@ -178,9 +178,9 @@ def _matrix(parts: Sequence[str], names: Names, places: list[list[int]]) -> Name
     if side == "in":
         read = [plain.index("embed")]
     elif side == "out":
-        read = [i for place in places for i in place if plain[i] != "embed"]
+        read = [i for group in groups for i in group if plain[i] != "embed"]
     else:
-        read = _by_layout(last, names, places)
+        read = _by_layout(last, names, groups)
     if not read or (side == "out" and any(plain[i] not in _INNER for i in read)):
         return tuple(n if n.endswith(UNSURE) else n + UNSURE for n in names)
     return tuple(
@@ -189,9 +189,9 @@ def _matrix(parts: Sequence[str], names: Names, places: list[list[int]]) -> Name
     )
 
 
-def _is_table(parts: Sequence[str]) -> bool:
+def _is_embedding(parts: Sequence[str]) -> bool:
     last = parts[-2:]
-    return "embedding" in last or ("kernel" not in last and any(map(_TABLES.search, last)))
+    return "embedding" in last or ("kernel" not in last and any(map(_EMBEDDINGS.search, last)))
 
 
 def _side(parts: Sequence[str]) -> str | None:
@@ -212,22 +212,22 @@ def _side(parts: Sequence[str]) -> str | None:
     return None
 
 
-def _by_layout(last: Sequence[str], names: Names, places: list[list[int]]) -> list[int]:
+def _by_layout(last: Sequence[str], names: Names, groups: list[list[int]]) -> list[int]:
     """Return the input axes of a kernel according to the layout of its framework.
 
     The result is empty if the leaf is called neither kernel nor weight.
     """
     if "weight" in last:  # [outputs, inputs], as in Equinox and PyTorch
         # Either a head or an embedding, and the name does not determine which one.
-        vocab = axis(names[places[0][0]]) in _OUTPUTS
-        return [] if vocab else places[-1]
+        vocab = axis(names[groups[0][0]]) in _OUTPUTS
+        return [] if vocab else groups[-1]
     if "kernel" not in last:
         return []
-    if _is_heads(names, max(places, key=max)):
-        of = [place for place in places if axis(names[place[0]]) == "embed"] or places[:1]
+    if _is_heads(names, max(groups, key=max)):
+        of = [group for group in groups if axis(names[group[0]]) == "embed"] or groups[:1]
     else:
-        of = places[:-1]
-    return [i for place in of for i in place]
+        of = groups[:-1]
+    return [i for group in of for i in group]
 
 
 def _of_attention(parts: Sequence[str], name: str, strict: bool) -> str:

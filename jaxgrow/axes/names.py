@@ -8,9 +8,9 @@ example, a query kernel is ``("layers", "embed.in", "heads", "head_dim")``. An a
 same structure as the parameters and such a tuple for each of them. Operators decide by these names
 how a parameter grows.
 
-The role of a parameter (`role`: kernel, table, bias, scale, norm bias or norm scale) follows from
+The role of a parameter (`role`: kernel, embedding, bias, scale, norm bias or norm scale) follows from
 its axis names, never from the names of modules. A parameter with two or more axes is a kernel if it
-reads one of them, otherwise a table (an embedding). Here ``layers`` is not counted, and heads and
+reads one of them, otherwise an embedding. Here ``layers`` is not counted, and heads and
 their ``head_dim`` count as one axis. Where the axes do not determine the role, a suffix declares
 it. Each suffix follows a dot, and their order is free. Any other word after a dot belongs to the
 name of the axis:
@@ -22,7 +22,7 @@ suffix                    meaning
 ``embed.scale``           scale of the output of a sublayer, one value per unit (LayerScale)
 ``embed.norm.scale``      scale of a norm over the axis
 ``embed.norm.bias``       bias of a norm over the axis
-``embed.table``           one row of an embedding, such as a class token
+``embed.embedding``       one row of an embedding, such as a class token
 ``embed.in.kernel``       kernel over a single axis
 ``head_dim.value``        head dimension of the values, which differs from that of queries and keys
 ``embed.below``           parameter of any role that produces the input of the layers; freezing
@@ -63,8 +63,8 @@ LAYERS = "layers"
 READ, VALUE, BELOW, POST = ".in", ".value", ".below", ".post"
 # `jaxgrow.axes.naming` puts it into a name that it cannot determine.
 UNSURE = "?"
-ROLES = ("kernel", "table", "bias", "scale", "norm bias", "norm scale")
-_MARKS = {"in", "value", "below", "post", "norm", "kernel", "table", "bias", "scale"}
+ROLES = ("kernel", "embedding", "bias", "scale", "norm bias", "norm scale")
+_MARKS = {"in", "value", "below", "post", "norm", "kernel", "embedding", "bias", "scale"}
 
 
 def named(init: Initializer, *names: str, role: str = "") -> Callable:
@@ -203,7 +203,7 @@ def role(leaf: str, names: Names) -> str:
       ('kernel', 'norm scale')
     """
     marks = frozenset().union(*(_parsed(n)[1] for n in names))
-    declared = marks & {"kernel", "table", "bias", "scale"}
+    declared = marks & {"kernel", "embedding", "bias", "scale"}
     if len(declared) == 1:
         (only,) = declared
         return f"norm {only}" if "norm" in marks and only in ("bias", "scale") else only
@@ -212,9 +212,9 @@ def role(leaf: str, names: Names) -> str:
         found = " and ".join(sorted(declared)) if declared else "no role"
         raise ValueError(
             f"{leaf}: {names} declares {found}, so the role is ambiguous. Add exactly one of "
-            ".bias, .scale, .norm.scale, .norm.bias, .table and .kernel to the last axis."
+            ".bias, .scale, .norm.scale, .norm.bias, .embedding and .kernel to the last axis."
         )
-    return "kernel" if any(map(reads, names)) else "table"
+    return "kernel" if any(map(reads, names)) else "embedding"
 
 
 class Kernel(NamedTuple):

@@ -193,13 +193,13 @@ def _by_size(params: Params, sizes: Mapping[str, int]) -> Callable[[tuple, Any],
         if (LAYERS in sizes)
         else set()
     )
-    places = sure or set(range(max(map(len, shapes), default=0)))
+    dims = sure or set(range(max(map(len, shapes), default=0)))
 
     def leaf(key_path: tuple, x: Any) -> Names:
         fused = fused_axis(path(key_path), np.shape(x)[:1])
 
         def name(dim: int, size: int) -> str:
-            found = [n for n in known(size) if n != LAYERS or dim in places]
+            found = [n for n in known(size) if n != LAYERS or dim in dims]
             if dim == 0 and fused and set(found) <= {LAYERS}:
                 return fused
             return found[0] if len(found) == 1 else "|".join(found) + UNSURE
@@ -240,7 +240,7 @@ def by_convention(axes: Axes) -> Axes:
     =================================================== ============================================
     path of the leaf, or similar                        inferred role
     =================================================== ============================================
-    ``embedding``, or ``weight`` of an embedding        table (reads no axis)
+    ``embedding``, or ``weight`` of an embedding        embedding (reads no axis)
     below ``query``, ``up``, ``gate``, ``wi``, ``head`` kernel that reads ``embed``
     below ``out``, ``down``, ``wo``, ``attn_vec``       kernel that writes ``embed``
     ``weight`` of another module                        kernel ``[outputs, inputs]``, as in Equinox

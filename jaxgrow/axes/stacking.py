@@ -51,13 +51,13 @@ def stack_layers(tree: Tree, layers: str) -> Tree:
     def stack(at: str, node: Any) -> Any:
         entries = _entries(node)
         keys = _numbered(entries, name)
-        places = [f"{at}/{name.format(i)}".removeprefix("/") for i in range(max(keys) + 1)]
-        if missing := [of for i, of in enumerate(places) if i not in keys]:
-            wrong.append(f"{', '.join(missing)}: missing, but {places[-1]} exists")
+        paths = [f"{at}/{name.format(i)}".removeprefix("/") for i in range(max(keys) + 1)]
+        if missing := [of for i, of in enumerate(paths) if i not in keys]:
+            wrong.append(f"{', '.join(missing)}: missing, but {paths[-1]} exists")
             return node
         flat, differ = [_flat(entries[keys[i]], is_leaf) for i in range(len(keys))], []
-        first, of_first = flat[0], places[0]
-        for of, layer in zip(places, flat, strict=True):
+        first, of_first = flat[0], paths[0]
+        for of, layer in zip(paths, flat, strict=True):
             differ += [f"{of}/{p}: missing in {of_first}" for p in layer if p not in first]
             differ += [
                 f"{of}/{p}: missing, but {of_first}/{p} exists" for p in first if p not in layer
@@ -131,17 +131,17 @@ def unstack_layers(tree: Tree, layers: str, number: int | None = None) -> Tree:
         entries, counts = _entries(node), lengths(node)
         key = _only(entries, name)
         whole = entries.pop(key)
-        flat, place = _flat(whole, is_leaf), f"{at}/{name}".removeprefix("/")
+        flat, at_node = _flat(whole, is_leaf), f"{at}/{name}".removeprefix("/")
         count = number or next((n for n in counts.values() if n is not None), 0)
         if not flat and not number:
             if len(everywhere) != 1:
                 wrong.append(
-                    f"{place}: the number of layers is unknown without a leaf. Pass number."
+                    f"{at_node}: the number of layers is unknown without a leaf. Pass number."
                 )
                 return node
             (count,) = everywhere
         differ = [
-            f"{place}/{p}: is {_what(x)}, expected {f'{count} layers' if count else 'layers'} "
+            f"{at_node}/{p}: is {_what(x)}, expected {f'{count} layers' if count else 'layers'} "
             "along the first axis"
             for p, x in flat.items()
             if counts[p] is None or counts[p] != count or (is_names(x) and x[:1] != (LAYERS,))
@@ -261,19 +261,19 @@ def at_nodes(
     Raises:
       ValueError: no node matches, although the tree has leaves with axes.
     """
-    places = nodes(tree, where, fits)
+    paths = nodes(tree, where, fits)
     is_leaf = _leaves_of(tree)
 
     def leaf(key_path, node):
-        return change(path(key_path), node) if path(key_path) in places else node
+        return change(path(key_path), node) if path(key_path) in paths else node
 
     def is_node(key_path, node):
-        return is_leaf(node) or path(key_path) in places
+        return is_leaf(node) or path(key_path) in paths
 
     out = jax.tree.map_with_path(leaf, tree, is_leaf=is_node, is_leaf_takes_path=True)
     # A state without moments, such as the state of plain SGD, does not need a change.
     there = [p for p, x in _flat(tree).items() if (x if is_names(x) else np.ndim(x))]
-    if there and not places:
+    if there and not paths:
         raise ValueError(
             f"{none}; the leaves of the tree are {', '.join(there[:3])}{', ...' * (len(there) > 3)}"
         )

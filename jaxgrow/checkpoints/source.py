@@ -207,7 +207,7 @@ class Loaded(Source):
     def __init__(self, config: Config, params: Params):
         self.config = config
         self._arrays = flat(params)
-        names = born(config)
+        names = initial_layout(config)
         fits(names, {path: np.shape(x) for path, x in self._arrays.items()}, "the parameters")
         self.leaves = {
             path: Leaf(n, shape, self._arrays[path].dtype) for path, (n, shape) in names.items()
@@ -328,8 +328,10 @@ class Interpolated(Source):
 
 
 @lru_cache(maxsize=64)
-def born(config: Config) -> dict[str, tuple[Names, tuple[int, ...]]]:
-    """Return ``{path: (axis names, shape)}`` of the parameters of a config without allocating them.
+def initial_layout(config: Config) -> dict[str, tuple[Names, tuple[int, ...]]]:
+    """Return the axis names and the shape of each parameter of a freshly initialised model.
+
+    Nothing is allocated. The result is ``{path: (names, shape)}``.
 
     Raises:
       CheckpointError: no model of these sizes can be built.

@@ -495,7 +495,7 @@ def preserves_function(
     With ``axes``, the model must also undo the growth of a residual stream (``embed``) before its
     output. So there must be a parameter outside of the layers that reads the stream and writes no
     axis that another parameter reads. Examples are a head, or a final norm with the suffix ``.in``.
-    A tied head is declared as a table, which writes. So a model with a tied head and no final norm
+    A tied head is declared as an embedding, which writes. So a model with a tied head and no final norm
     does not pass: its logits would be multiplied. Without ``axes``, such a parameter is assumed.
 
     Two assumptions are not checked: the names are right (`jaxgrow.check_rules`), and query heads
@@ -518,7 +518,7 @@ def preserves_function(
     Example:
       >>> preserves_function({"embed": tile(2, times=2)}), preserves_function({"embed": select([0, 1, 1], 2)})
       (True, False)
-      >>> tied = {"table": ("vocab", "embed"), "norm": ("embed.norm.scale",)}
+      >>> tied = {"embedding": ("vocab", "embed"), "norm": ("embed.norm.scale",)}
       >>> preserves_function({"embed": tile(2, times=2)}, tied)
       False
       >>> preserves_function({"embed": tile(2, times=2)}, {**tied, "norm": ("embed.in.norm.scale",)})

@@ -128,7 +128,7 @@ def grow_optimizer(
             if policy == "asymmetric"
             else maps.copying(terms)
         )
-        if _field(name, mine) == "born":
+        if _field(name, mine) == "start_count":
             return _grown_clock(x, clocks[0], alike, on, shapes[mine], policy)
         if jnp.shape(x) != shapes[mine]:
             return _of_another_shape(name, x, shapes[mine], holds)
@@ -213,12 +213,12 @@ class RebiasState(NamedTuple):
 
     Args:
       count: number of steps taken, int32 scalar.
-      born: step count at which the moments of a parameter began, int32: one scalar per parameter,
+      start_count: step count at which the moments of a parameter began, int32: one scalar per parameter,
         or an array of the parameter's shape.
     """
 
     count: chex.Array  # type: ignore[assignment]
-    born: Tree
+    start_count: Tree
 
 
 def rebias(b1: float, b2: float) -> optax.GradientTransformation:
@@ -256,13 +256,13 @@ def rebias(b1: float, b2: float) -> optax.GradientTransformation:
         del params
         count = state.count + 1
 
-        def one(u, born):
-            age = count - born
+        def one(u, start):
+            age = count - start
             first = (1 - b1**count) / (1 - b1**age)
             second = (1 - b2**age) / (1 - b2**count)
             return u * (first * jnp.sqrt(second)).astype(u.dtype)
 
-        return jax.tree.map(one, updates, state.born), RebiasState(count, state.born)
+        return jax.tree.map(one, updates, state.start_count), RebiasState(count, state.start_count)
 
     return optax.GradientTransformation(init, update)
 

@@ -20,7 +20,7 @@ from jaxgrow.axes.names import Axes, Params
 from jaxgrow.axes.stacking import restructured, stack_layers, unstack_layers
 from jaxgrow.growth import apply, moments
 from jaxgrow.growth.maps import Growth
-from jaxgrow.layerdrop.execution import Kept, conditional, scaled, unbatched
+from jaxgrow.layerdrop.execution import KeepMask, conditional, scaled, unbatched
 
 M = TypeVar("M", bound=nnx.Module)
 
@@ -183,7 +183,7 @@ def _unstacked(tree: Params, layers: str | None) -> Params:
 
 
 @contextmanager
-def dropping(blocks: MutableSequence, kept: Kept) -> Iterator[None]:
+def dropping(blocks: MutableSequence, keep_mask: KeepMask) -> Iterator[None]:
     """Drop layers of an unmodified NNX model: the i-th of its ``blocks`` runs only if it is kept.
 
     This supports models that call the blocks of a list one after another. Each block takes the
@@ -196,8 +196,8 @@ def dropping(blocks: MutableSequence, kept: Kept) -> Iterator[None]:
     Args:
       blocks: the list of blocks, such as ``model.layers``. Enter the context inside the loss
         function, because the blocks depend on the parameters.
-      kept: the keep mask, bool [layers], and the factor of the kept layers, such as
-        ``Kept(mask, 1 / probs)``.
+      keep_mask: the keep mask, bool [layers], and the factor of the kept layers, such as
+        ``KeepMask(mask, 1 / probs)``.
 
     Returns:
       A context in which to call the model.
@@ -209,26 +209,32 @@ def dropping(blocks: MutableSequence, kept: Kept) -> Iterator[None]:
     Example:
       >>> model = nnx.Sequential(*(nnx.Linear(1, 1, kernel_init=nnx.initializers.ones, rngs=nnx.Rngs(0)) for _ in range(3)))
       >>> model.layers[1].kernel[...] *= 10
-      >>> with dropping(model.layers, Kept(jnp.array([True, False, True]))):
+      >>> with dropping(model.layers, KeepMask(jnp.array([True, False, True]))):
       ...     print(model(jnp.ones(1)))
       [1.]
     """
-    if kept.layers is None or kept.layers.dtype != bool or len(kept.layers) != len(blocks):
+    if (
+        keep_mask.layers is None
+        or keep_mask.layers.dtype != bool
+        or len(keep_mask.layers) != len(blocks)
+    ):
         raise ValueError(
             f"dropping() requires a keep mask, bool [{len(blocks)}] with one entry per block, not "
-            f"{kept.layers}"
+            f"{keep_mask.layers}"
         )
-    gates, whole = unbatched(kept.layers), list(blocks)
+    layers, whole = unbatched(keep_mask.layers), list(blocks)
     for i, block in enumerate(whole):
-        scale = None if kept.scale is None else jnp.asarray(kept.scale[i : i + 1])
-        blocks[i] = _gated(block, gates[i : i + 1], scale, kept)
+        scale = None if keep_mask.scale is None else jnp.asarray(keep_mask.scale[i : i + 1])
+        blocks[i] = _gated(block, layers[i : i + 1], scale, keep_mask)
     try:
         yield
     finally:
         blocks[:] = whole
 
 
-def _gated(block: nnx.Module, gate: jax.Array, scale: jax.Array | None, kept: Kept) -> Callable:
+def _gated(
+    block: nnx.Module, gate: jax.Array, scale: jax.Array | None, keep_mask: KeepMask
+) -> Callable:
     def call(x, *args, **kwargs):
         keys = {
             path: node() for path, node in nnx.iter_graph(block) if isinstance(node, nnx.RngStream)
@@ -252,7 +258,7 @@ def _gated(block: nnx.Module, gate: jax.Array, scale: jax.Array | None, kept: Ke
             return y
 
         def layer(inputs, x):
-            return scaled(apply, kept)(inputs[0], x, inputs[1])
+            return scaled(apply, keep_mask)(inputs[0], x, inputs[1])
 
         one = jax.tree.map(lambda a: a[None], (state, keys))
         return conditional(layer)(gate, (one, scale), x)

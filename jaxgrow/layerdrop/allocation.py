@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
-from jaxgrow.layerdrop.execution import Kept
+from jaxgrow.layerdrop.execution import KeepMask
 
 Kind: TypeAlias = Literal["loss_delta", "taylor"]
 Batch: TypeAlias = Any  # a pytree of arrays, the input of the loss
@@ -69,7 +69,7 @@ class Sensitivity:
 
 
 def sensitivity(
-    loss: Callable[[Kept | None, Batch], jax.Array],
+    loss: Callable[[KeepMask | None, Batch], jax.Array],
     layers: int,
     batches: Batch,
     kind: Kind = "loss_delta",
@@ -87,7 +87,7 @@ def sensitivity(
     The function is pure: the caller must fix the random numbers in ``loss``. [reconstructed]
 
     Args:
-      loss: ``(kept, batch) -> scalar``. ``kept`` is None for all layers; otherwise ``loss`` must
+      loss: ``(keep_mask, batch) -> scalar``. ``keep_mask`` is None for all layers; otherwise ``loss`` must
         pass it to the stack.
       layers: number of layers.
       batches: a pytree whose leaves have a leading axis of batches.
@@ -100,7 +100,7 @@ def sensitivity(
       A "model" to which each layer adds a number. The second layer adds twice as much.
 
       >>> worth = jnp.array([1.0, 2.0])
-      >>> loss = lambda kept, batch: batch - (worth.sum() if kept is None else worth @ kept.layers)
+      >>> loss = lambda keep_mask, batch: batch - (worth.sum() if keep_mask is None else worth @ keep_mask.layers)
       >>> sensitivity(loss, 2, jnp.ones(3)).tolist()
       [1.0, 2.0]
 
@@ -110,12 +110,14 @@ def sensitivity(
       AAAI 2023
     """
     if kind == "taylor":
-        slope = jax.grad(lambda scale, batch: loss(Kept(None, scale), batch))
+        slope = jax.grad(lambda scale, batch: loss(KeepMask(None, scale), batch))
         return jnp.abs(lax.map(lambda b: slope(jnp.ones(layers), b), batches)).mean(0)
 
     def delta(batch):
         # One layer after the other, because batched keep masks would run every layer in every pass.
-        without = lax.map(lambda gates: loss(Kept(gates), batch), ~jnp.eye(layers, dtype=bool))
+        without = lax.map(
+            lambda layers: loss(KeepMask(layers), batch), ~jnp.eye(layers, dtype=bool)
+        )
         return without - loss(None, batch)
 
     return jnp.maximum(lax.map(delta, batches).mean(0), 0).astype(jnp.float32)

@@ -24,7 +24,7 @@ def padded(keep: np.ndarray, number: int) -> np.ndarray:
     """The layers that a program of ``number`` layers runs: the kept layers and some dropped ones.
 
     As many dropped layers are added as the kept layers are fewer than ``number``. Set the scale of
-    dropped layers to zero: ``Kept(padded(keep, number), np.where(keep, 1 / probs, 0))``.
+    dropped layers to zero: ``KeepMask(padded(keep, number), np.where(keep, 1 / probs, 0))``.
 
     Args:
       keep: keep masks, bool [..., layers].

@@ -21,7 +21,7 @@ from jax import custom_batching, lax
 
 
 @struct.dataclass
-class Kept:
+class KeepMask:
     """The layers of a stack that one forward pass runs.
 
     ========== ====================================== ==============================================
@@ -56,26 +56,26 @@ class Kept:
     scale: Any = None  # jax.Array | np.ndarray | Dropout | None
     scaling: Literal["block", "sublayer"] = struct.field(pytree_node=False, default="block")
 
-    def part(self, stage: int, layers: slice) -> "Kept":
-        """The `Kept` of one stage, whose layers are the slice ``layers`` of all layers.
+    def part(self, stage: int, layers: slice) -> "KeepMask":
+        """The `KeepMask` of one stage, whose layers are the slice ``layers`` of all layers.
 
         Raises:
           ValueError: indices that are not given separately for each stage.
         """
         own, scale = self.layers, jax.tree.map(lambda x: x[layers], self.scale)
         if isinstance(own, tuple):
-            return Kept(own[stage], scale, self.scaling)
+            return KeepMask(own[stage], scale, self.scaling)
         if own is not None and own.dtype != bool:
             raise ValueError(
                 "the number of layers that a stage keeps is static: give a tuple with an array of indices for each stage, or a "
                 "keep mask"
             )
-        return Kept(None if own is None else own[layers], scale, self.scaling)
+        return KeepMask(None if own is None else own[layers], scale, self.scaling)
 
 
 @struct.dataclass
 class Dropout:
-    """Dropout of the output of every sublayer, used as a ``Kept.scale`` (Srivastava et al., 2014).
+    """Dropout of the output of every sublayer, used as a ``KeepMask.scale`` (Srivastava et al., 2014).
 
     Attributes:
       keys: a random key for each layer and sample, [layers, B]; within a block, [B].
@@ -109,18 +109,18 @@ def rescaled(y: jax.Array, scale: Any, sublayer: str = "") -> jax.Array:
     return (scale.astype(wide) * y.astype(wide)).astype(y.dtype)
 
 
-def scaled(apply: Callable, kept: Kept) -> Callable:
+def scaled(apply: Callable, keep_mask: KeepMask) -> Callable:
     """The function ``(w, x, scale, *rest) -> x`` of a kept layer.
 
     ``apply`` is ``(w, x, *rest) -> x``, or ``(w, x, scale, *rest) -> x`` if the block scales its
     sublayers.
     """
-    if kept.scale is None:
+    if keep_mask.scale is None:
         return lambda w, x, scale, *rest: apply(w, x, *rest)
     # A scale is differentiated only without keep masks, for the sensitivities. Elsewhere its
     # gradient would need the output of the block.
-    fixed = (lambda scale: scale) if kept.layers is None else lax.stop_gradient
-    if kept.scaling == "sublayer":
+    fixed = (lambda scale: scale) if keep_mask.layers is None else lax.stop_gradient
+    if keep_mask.scaling == "sublayer":
         return lambda w, x, scale, *rest: apply(w, x, fixed(scale), *rest)
 
     def block(w, x, scale, *rest):
@@ -131,7 +131,7 @@ def scaled(apply: Callable, kept: Kept) -> Callable:
         )
         # x + (y - x) may round, but at p = 1 a layer must be bitwise identical to the dense one.
         # Without keep masks, the sum itself must be differentiated.
-        return delta if kept.layers is None else jnp.where(scale == 1, y, delta)
+        return delta if keep_mask.layers is None else jnp.where(scale == 1, y, delta)
 
     return block
 
@@ -322,11 +322,11 @@ def _refuse(axis_size, in_batched, layers):
 
 
 @contextmanager
-def dropping(block: type[nn.Module], kept: Kept) -> Iterator[None]:
-    """A context in which the i-th call of a ``block`` runs only if ``kept.layers[i]`` is true.
+def dropping(block: type[nn.Module], keep_mask: KeepMask) -> Iterator[None]:
+    """A context in which the i-th call of a ``block`` runs only if ``keep_mask.layers[i]`` is true.
 
     A Flax (Linen) model drops layers in this way. The model must call one block after the other
-    from a Python loop. A model with ``nn.scan`` is refused; a custom stack passes `Kept` to
+    from a Python loop. A model with ``nn.scan`` is refused; a custom stack passes `KeepMask` to
     `jaxgrow.models.stack.run_stack` instead.
 
     The first argument of the block, by position or by name, is the array that it changes. The other
@@ -342,15 +342,15 @@ def dropping(block: type[nn.Module], kept: Kept) -> Iterator[None]:
 
     Args:
       block: the class of the model's blocks.
-      kept: the keep mask of the blocks, bool [layers], and the scale of kept blocks, such as
-        ``Kept(mask, 1 / probs)``.
+      keep_mask: the keep mask of the blocks, bool [layers], and the scale of kept blocks, such as
+        ``KeepMask(mask, 1 / probs)``.
 
     Returns:
       A context in which the model is applied.
 
     Raises:
       ValueError: the number of calls of ``block`` differs from the length of the keep mask,
-        ``kept`` contains indices, or the block does not return an array like its first argument.
+        ``keep_mask`` contains indices, or the block does not return an array like its first argument.
 
     Example:
       >>> class Add(nn.Module):
@@ -360,15 +360,15 @@ def dropping(block: type[nn.Module], kept: Kept) -> Iterator[None]:
       ...     @nn.compact
       ...     def __call__(self, x):
       ...         return Add()(Add()(Add()(x)))
-      >>> with dropping(Add, Kept(jnp.array([True, False, True]))):
+      >>> with dropping(Add, KeepMask(jnp.array([True, False, True]))):
       ...     print(Model().apply({}, jnp.zeros(1)))
       [2.]
     """
-    if not hasattr(kept.layers, "dtype") or kept.layers.dtype != bool:
+    if not hasattr(keep_mask.layers, "dtype") or keep_mask.layers.dtype != bool:
         raise ValueError(
             "dropping() takes a keep mask, bool [layers]. Pass indices of kept layers to run_stack instead"
         )
-    open_, calls, inside = unbatched(kept.layers), 0, False
+    open_, calls, inside = unbatched(keep_mask.layers), 0, False
     whole: Any = {}  # the model's parameters
     called: set[tuple[str, ...]] = set()
 
@@ -384,7 +384,7 @@ def dropping(block: type[nn.Module], kept: Kept) -> Iterator[None]:
         if _sliced(module, whole):
             raise ValueError(
                 f"nn.scan runs one call of {block.__name__} for all layers, but the keep mask has one entry per layer. "
-                "Pass Kept to run_stack instead, or call the blocks from a Python loop"
+                "Pass KeepMask to run_stack instead, or call the blocks from a Python loop"
             )
         if calls < len(open_):
             i, calls = calls, calls + 1
@@ -428,13 +428,13 @@ def dropping(block: type[nn.Module], kept: Kept) -> Iterator[None]:
                 found.append(apply(w, x, *scale))
                 return found[0].x
 
-            x = scaled(changed, kept)(w, carry[0], scale)
+            x = scaled(changed, keep_mask)(w, carry[0], scale)
             rebuilt = found[0].rebuilt
             return x, found[0].others
 
         inputs = (
             (module.variables, keys, arrays),
-            None if kept.scale is None else jnp.asarray(kept.scale[i]),
+            None if keep_mask.scale is None else jnp.asarray(keep_mask.scale[i]),
         )
         others = [
             jnp.zeros(s.shape, s.dtype)
@@ -450,7 +450,7 @@ def dropping(block: type[nn.Module], kept: Kept) -> Iterator[None]:
     if calls < len(open_):
         raise ValueError(
             f"{block.__name__} was called {calls} times, but the keep mask has {len(open_)} entries. A scanned stack calls its "
-            "block once: pass Kept to run_stack instead"
+            "block once: pass KeepMask to run_stack instead"
         )
 
 

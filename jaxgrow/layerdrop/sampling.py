@@ -133,7 +133,7 @@ def independent(key: jax.Array, probs: ArrayLike, count_key: jax.Array) -> jax.A
     ]
 
 
-def gates(
+def keep_masks(
     drop: LayerDrop,
     layers: int | Sequence[int],
     steps: int,
@@ -170,7 +170,7 @@ def gates(
       ``(keep probabilities [layers], keep masks, bool [micro, layers])``.
 
     Example:
-      >>> probs, drawn = gates(LayerDrop(time="constant", depth="uniform"), 4, 100, 1, seed=0, micro=2)
+      >>> probs, drawn = keep_masks(LayerDrop(time="constant", depth="uniform"), 4, 100, 1, seed=0, micro=2)
       >>> probs.tolist(), drawn.shape
       ([0.5, 0.5, 0.5, 0.5], (2, 4))
     """

@@ -129,8 +129,8 @@ class LayerDrop:
       recovery: the last fraction of the steps, in which every layer is kept.
       sensitivity: settings of SBLD, which sets the depth by measured sensitivities.
       scale: where the output of a kept layer is divided by its keep probability
-        (`jaxgrow.layerdrop.Kept`); "none" does not divide.
-      execution: how layers are skipped, and how keep masks are sampled (`jaxgrow.layerdrop.gates`).
+        (`jaxgrow.layerdrop.KeepMask`); "none" does not divide.
+      execution: how layers are skipped, and how keep masks are sampled (`jaxgrow.layerdrop.keep_masks`).
         docs/concepts/dropping.md compares the three executions.
       programs: the largest number of train steps that the two gather executions compile. Their
         numbers of layers are rounded up to those of the programs.

@@ -33,14 +33,14 @@ class Form(NamedTuple):
       window: the number of positions that a query sees, counted backwards from its own position
         and, if attention is not causal, also forwards: a number or an int32 array. None: all
         positions.
-      places_BT: positions of the tokens in their text, for the window; None: 0, 1, 2, ...
+      positions_BT: positions of the tokens in their text, for the window; None: 0, 1, 2, ...
       sinks_H: one additional score of each head in the softmax, which has no value (gpt-oss).
     """
 
     scale: float | None = None
     cap: float = 0.0
     window: Any = None
-    places_BT: Any = None
+    positions_BT: Any = None
     sinks_H: Any = None
 
 
@@ -97,8 +97,8 @@ def attention(
     # conditional, and the same layer would not be bitwise identical.
     seen_BHTS: Any = np.tri(length, dtype=bool)[None, None] if causal else None
     if form.window is not None:
-        places_BT = np.arange(length)[None] if form.places_BT is None else form.places_BT
-        near_B1TS = abs(places_BT[:, None, :, None] - places_BT[:, None, None]) < form.window
+        positions_BT = np.arange(length)[None] if form.positions_BT is None else form.positions_BT
+        near_B1TS = abs(positions_BT[:, None, :, None] - positions_BT[:, None, None]) < form.window
         seen_BHTS = near_B1TS if seen_BHTS is None else seen_BHTS & near_B1TS
     if mask_BS is not None:
         keys = mask_BS[:, None, None, :]
@@ -128,14 +128,14 @@ def attention_after(past, q_BTHK, k_BTGK, v_BTGK, form: Form = PLAIN):
       v_BTGK: values of the tokens.
       form: as in `attention`.
     """
-    old, places_BT = past
+    old, positions_BT = past
     k_BSGK, v_BSGK = (
-        put_at(a, b, places_BT[:, 0]) for a, b in zip(old, (k_BTGK, v_BTGK), strict=True)
+        put_at(a, b, positions_BT[:, 0]) for a, b in zip(old, (k_BTGK, v_BTGK), strict=True)
     )
-    seen_B1TS = jnp.arange(k_BSGK.shape[1])[None, None, None] <= places_BT[:, None, :, None]
+    seen_B1TS = jnp.arange(k_BSGK.shape[1])[None, None, None] <= positions_BT[:, None, :, None]
     if form.window is not None:
         seen_B1TS &= (
-            places_BT[:, None, :, None] - jnp.arange(k_BSGK.shape[1])[None, None, None]
+            positions_BT[:, None, :, None] - jnp.arange(k_BSGK.shape[1])[None, None, None]
             < form.window
         )
     return _by_xla(q_BTHK, k_BSGK, v_BSGK, seen_B1TS, form)
@@ -332,7 +332,7 @@ def _meet(q_BTHK, k_BSGK, v_BSGK, sums, ahead):
     samples, length, heads, width = q_BTHK.shape
     size = RING_QUERIES if length % RING_QUERIES == 0 else length
     keys, values = (jnp.repeat(x, heads // x.shape[2], 2) for x in (k_BSGK, v_BSGK))
-    places = jnp.arange(keys.shape[1])
+    positions = jnp.arange(keys.shape[1])
 
     def block(inputs):
         q, first, (most, total, out) = inputs
@@ -341,7 +341,7 @@ def _meet(q_BTHK, k_BSGK, v_BSGK, sums, ahead):
         )
         seen: Any = True
         if ahead is not None:
-            seen = (first + ahead + jnp.arange(size)[:, None] >= places[None])[None, :, None]
+            seen = (first + ahead + jnp.arange(size)[:, None] >= positions[None])[None, :, None]
         scores = jnp.where(seen, scores, jnp.finfo(out.dtype).min)
         new = jnp.maximum(most, scores.max(-1))
         weights, scale = jnp.where(seen, jnp.exp(scores - new[..., None]), 0), jnp.exp(most - new)

@@ -15,7 +15,7 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 
 from jaxgrow.axes.names import BELOW, READ, named
-from jaxgrow.layerdrop.execution import Kept, rescaled
+from jaxgrow.layerdrop.execution import KeepMask, rescaled
 from jaxgrow.models.bottleneck import adapted
 from jaxgrow.models.config import Cost
 from jaxgrow.models.encoder import INIT, EncoderConfig, check_inputs, gelu, predicted, transformed
@@ -98,15 +98,15 @@ class BERTConfig(EncoderConfig):
         """
         width = self.heads * self.head_dim
         kernels = 2 * (4 * self.embed * width + 2 * self.embed * self.mlp)
-        places = self.head_places(length)
+        positions = self.predicted_positions(length)
         out = self.vocab if self.head == "tokens" else self.classes
-        transforms = {"tokens": places, "classes": places, "states": int(self.pooler)}.get(
+        transforms = {"tokens": positions, "classes": positions, "states": int(self.pooler)}.get(
             self.head, 0
         )
         transform = 2 * self.embed * self.embed * transforms / length
-        decoder = 2 * self.embed * out * places / length
+        decoder = 2 * self.embed * out * positions / length
         return Cost(
-            kernels + 4 * length * width, transform + decoder, table=decoder if self.ties else 0
+            kernels + 4 * length * width, transform + decoder, embedding=decoder if self.ties else 0
         )
 
 
@@ -169,7 +169,7 @@ class BERT(nn.Module):
     types      int [B, T]          the type of each token; zeros if left out
     mask       bool [B, T]         the visible tokens; all if left out. RoBERTa's positions
                                    count only visible tokens
-    places     int [B, S]          the positions for which logits [B, S, vocab] are returned;
+    positions     int [B, S]          the positions for which logits [B, S, vocab] are returned;
                                    all if left out
     ========== =================== =================================================================
 
@@ -204,17 +204,17 @@ class BERT(nn.Module):
         observe: Observe | None = None,
         targets: jax.Array | None = None,
         each: bool = False,
-        kept: Kept | None = None,
+        keep_mask: KeepMask | None = None,
         kept_tokens: KeptTokens | None = None,
         frozen: int = 0,
     ):
         c = self.config
-        check_inputs(c, inputs, kept, kept_tokens, frozen)
+        check_inputs(c, inputs, keep_mask, kept_tokens, frozen)
         dtype, tokens_BT = jnp.dtype(c.dtype), inputs["tokens"]
-        table_VD = self.param(
+        embedding_VD = self.param(
             "token_embedding", named(INIT, "vocab", "embed" + BELOW), (c.vocab, c.embed)
         )
-        places_PD = self.param(
+        position_embedding_PD = self.param(
             "position_embedding", named(INIT, "context", "embed" + BELOW), (c.context, c.embed)
         )
         # The block is detached: only its init and apply are used.
@@ -222,8 +222,8 @@ class BERT(nn.Module):
         blocks = stacked(self, "blocks", block, c.layers, jnp.zeros((1, 1, c.embed), dtype))
 
         mask_BT = inputs["mask"].astype(bool) if "mask" in inputs else None
-        x_BTD = jnp.take(table_VD, tokens_BT, axis=0) + _positions(
-            c, places_PD, tokens_BT.shape[1], mask_BT
+        x_BTD = jnp.take(embedding_VD, tokens_BT, axis=0) + _positions(
+            c, position_embedding_PD, tokens_BT.shape[1], mask_BT
         )
         if c.types:
             types_YD = self.param(
@@ -236,7 +236,7 @@ class BERT(nn.Module):
             )
         x_BTD = LayerNorm("embed" + BELOW, c.eps, dtype, name="embedding_norm")(x_BTD)
         if frozen:
-            table_VD, x_BTD = jax.lax.stop_gradient((table_VD, x_BTD))
+            embedding_VD, x_BTD = jax.lax.stop_gradient((embedding_VD, x_BTD))
         x_BTD, seen_L = run_parts(
             lambda w, x, scale=None: block.apply({"params": w}, x, scale, mask_BT),
             blocks,
@@ -246,17 +246,19 @@ class BERT(nn.Module):
             remat=c.remat,
             scan=c.scan_layers,
             observe=observe,
-            kept=kept,
+            keep_mask=keep_mask,
         )
-        if "places" in inputs:
-            x_BTD = jnp.take_along_axis(x_BTD, inputs["places"][..., None], axis=1)
+        if "positions" in inputs:
+            x_BTD = jnp.take_along_axis(x_BTD, inputs["positions"][..., None], axis=1)
         if c.norm == "pre":
             x_BTD = LayerNorm("embed", c.eps, dtype, name="final_norm")(x_BTD)
         if c.head != "tokens":
             said = _classes_or_states(self, c, x_BTD)
             return (said, seen_L) if observe else said
         head_norm = LayerNorm("embed" + READ if c.ties else "embed", c.eps, dtype, name="head_norm")
-        said = predicted(self, c, transformed(c, x_BTD, head_norm), table_VD, targets, dtype, each)
+        said = predicted(
+            self, c, transformed(c, x_BTD, head_norm), embedding_VD, targets, dtype, each
+        )
         return (said, seen_L) if observe else said
 
 
@@ -278,10 +280,10 @@ def _classes_or_states(module: nn.Module, config: BERTConfig, x_BTD: jax.Array) 
     return class_logits(pooled() if config.head == "classes" else x_BTD, config.classes, INIT)
 
 
-def _positions(config: BERTConfig, places_PD, length: int, mask_BT):
+def _positions(config: BERTConfig, position_embedding_PD, length: int, mask_BT):
     """Return the position embeddings of the tokens, [B or 1, T, D]."""
     first = config.first_position
     # BERT also counts hidden tokens.
     if mask_BT is None or first == 0:
-        return places_PD[None, first : first + length]
-    return jnp.take(places_PD, jnp.cumsum(mask_BT, 1) * mask_BT + first - 1, axis=0)
+        return position_embedding_PD[None, first : first + length]
+    return jnp.take(position_embedding_PD, jnp.cumsum(mask_BT, 1) * mask_BT + first - 1, axis=0)

@@ -36,19 +36,19 @@ class Past:
     values: Any = None
     lengths_B: Any = None
 
-    def places_BT(self, length: int) -> jax.Array:
+    def positions_BT(self, length: int) -> jax.Array:
         """Return the positions of the next ``length`` tokens; [1, T] if the cache is empty."""
         first = jnp.zeros(1, jnp.int32) if self.lengths_B is None else self.lengths_B
         return first[:, None] + jnp.arange(length, dtype=jnp.int32)[None]
 
     @property
-    def places(self) -> int:
+    def positions(self) -> int:
         """The number of positions in the cache, S."""
         return 0 if self.keys is None else self.keys.shape[2]
 
-    def with_room(self, places: int) -> "Past":
-        """Return the same cache, padded to ``places`` positions."""
-        more = [(0, places - self.places) if axis == 2 else (0, 0) for axis in range(5)]
+    def with_room(self, positions: int) -> "Past":
+        """Return the same cache, padded to ``positions`` positions."""
+        more = [(0, positions - self.positions) if axis == 2 else (0, 0) for axis in range(5)]
         return Past(jnp.pad(self.keys, more), jnp.pad(self.values, more), self.lengths_B)
 
     def and_then(self, new: "Past") -> "Past":
@@ -84,14 +84,14 @@ def run_after(
     Returns:
       ``(output of each row's last token [B, 1, D], the cache of only the new tokens)``.
     """
-    places_BT = past.places_BT(x_BTD.shape[1])
+    positions_BT = past.positions_BT(x_BTD.shape[1])
 
     def body(x, inputs):
         w, before = inputs
-        y, left = apply(w, split_batch(x), past=before and (before, places_BT), mutable=KEPT[0])
+        y, left = apply(w, split_batch(x), past=before and (before, positions_BT), mutable=KEPT[0])
         (kept,) = left[KEPT[0]]["attention"][KEPT[1]]
         return y, kept
 
-    before = (past.keys, past.values) if past.places else None
+    before = (past.keys, past.values) if past.positions else None
     x_BTD, (keys, values) = jax.lax.scan(body, x_BTD, (stacked, before), unroll=not scan)
     return x_BTD[jnp.arange(len(x_BTD)), last_B][:, None], Past(keys, values, last_B + 1)

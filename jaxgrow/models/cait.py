@@ -16,7 +16,7 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 
 from jaxgrow.axes.names import BELOW, READ, VALUE, named
-from jaxgrow.layerdrop.execution import Kept, rescaled
+from jaxgrow.layerdrop.execution import KeepMask, rescaled
 from jaxgrow.models.bottleneck import adapted
 from jaxgrow.models.config import Cost
 from jaxgrow.models.modules import MLP, Linear, layer_scaled
@@ -150,7 +150,7 @@ class Block(nn.Module):
         Args:
           u_BTD: the residual stream.
           x_BSD: further keys and values; None: none.
-          scale: factor of each sublayer's output (`jaxgrow.layerdrop.Kept`); None: 1.
+          scale: factor of each sublayer's output (`jaxgrow.layerdrop.KeepMask`); None: 1.
         """
         c = self.config
 
@@ -176,7 +176,7 @@ class CaiT(nn.Module):
 
     Images are normalised floats, and logits are float32.
 
-    ``observe``, ``kept``, ``kept_tokens`` and ``frozen`` are described in
+    ``observe``, ``keep_mask``, ``kept_tokens`` and ``frozen`` are described in
     `jaxgrow.models.gpt2.GPT2`. They concern the layers of patches: the class token comes after
     these layers, so patches may bypass them. ``frozen`` also freezes the patch embedding and the
     position embedding.
@@ -190,21 +190,21 @@ class CaiT(nn.Module):
         images,
         *,
         observe: Observe | None = None,
-        kept: Kept | None = None,
+        keep_mask: KeepMask | None = None,
         kept_tokens: KeptTokens | None = None,
         frozen: int = 0,
     ):
         c = self.config
-        if kept is not None and (kept_tokens is not None or frozen):
+        if keep_mask is not None and (kept_tokens is not None or frozen):
             raise ValueError(
-                "layer dropping (kept) cannot be combined with token dropping (kept_tokens) or "
-                "frozen layers: pass kept alone"
+                "layer dropping (keep_mask) cannot be combined with token dropping (kept_tokens) or "
+                "frozen layers: pass keep_mask alone"
             )
         dtype = jnp.dtype(c.dtype)
-        places_TD = self.param(
+        position_embedding_TD = self.param(
             "position_embedding", named(INIT, "positions", "embed" + BELOW), (c.positions, c.embed)
         )
-        x_BTD = embedded(c, images, dtype) + places_TD[None].astype(dtype)
+        x_BTD = embedded(c, images, dtype) + position_embedding_TD[None].astype(dtype)
         if frozen:
             x_BTD = jax.lax.stop_gradient(x_BTD)
 
@@ -221,11 +221,11 @@ class CaiT(nn.Module):
             remat=c.remat,
             scan=c.scan_layers,
             observe=observe,
-            kept=kept,
+            keep_mask=keep_mask,
         )
         look = Block(replace(c, adapter=None), dtype, talking=False, parent=None)
         looks = stacked(self, "class_blocks", look, c.class_layers, one, one, axis="class_layers")
-        token_D = self.param("class_embedding", named(INIT, "embed", role="table"), (c.embed,))
+        token_D = self.param("class_embedding", named(INIT, "embed", role="embedding"), (c.embed,))
         u_B1D = jnp.broadcast_to(token_D.astype(dtype).reshape(1, 1, -1), (len(x_BTD), 1, c.embed))
         u_B1D, _ = run_stack(
             lambda w, u: look.apply({"params": w}, u, x_BTD),

@@ -42,7 +42,7 @@ class Cost(NamedTuple):
       layer: FLOPs of one layer; the mean over the layers if they differ.
       outside: FLOPs of everything outside the layers.
       first: the part of ``outside`` in products with the model's input, which needs no gradient.
-      table: the part of ``outside`` in products with a tied embedding, which needs no gradient if
+      embedding: the part of ``outside`` in products with a tied embedding, which needs no gradient if
         the bottom layers are frozen.
       layers: FLOPs of each layer, if the layers differ.
       between: the part of ``outside`` between each layer and the layer below it.
@@ -51,7 +51,7 @@ class Cost(NamedTuple):
     layer: float
     outside: float
     first: float = 0.0
-    table: float = 0.0
+    embedding: float = 0.0
     layers: tuple[float, ...] = ()
     between: tuple[float, ...] = ()
 
@@ -66,12 +66,12 @@ class Cost(NamedTuple):
           frozen: the number of frozen layers at the bottom.
         """
         if not self.layers:
-            return 2 * frozen * self.layer + self.first + self.table
+            return 2 * frozen * self.layer + self.first + self.embedding
         held, reads = (
             self.layers[:frozen] + self.between[:frozen],
             self.between[frozen : frozen + 1],
         )
-        return 2 * sum(held) + sum(reads) + self.first + self.table
+        return 2 * sum(held) + sum(reads) + self.first + self.embedding
 
 
 @dataclass(frozen=True)
@@ -351,8 +351,10 @@ class Config:
             where = path(key_path) + "/"
             if not any(where.startswith(part + "/") for part in self.tied_parts):
                 return names
-            table = role(where, names) == "table"
-            return tuple(turned(n, read=table) if kind(axis(n)) == "embed" else n for n in names)
+            embedding = role(where, names) == "embedding"
+            return tuple(
+                turned(n, read=embedding) if kind(axis(n)) == "embed" else n for n in names
+            )
 
         return jax.tree_util.tree_map_with_path(leaf, self.axes(), is_leaf=is_names)
 

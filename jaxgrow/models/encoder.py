@@ -13,7 +13,7 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 
 from jaxgrow.axes.names import READ, named
-from jaxgrow.layerdrop.execution import Kept
+from jaxgrow.layerdrop.execution import KeepMask
 from jaxgrow.models.config import TextConfig
 from jaxgrow.models.loss import token_head
 from jaxgrow.models.modules import Linear
@@ -23,7 +23,7 @@ INIT = nn.initializers.normal(0.02)
 gelu = partial(jax.nn.gelu, approximate=False)
 
 
-def masked_places(masked: float, length: int) -> int:
+def masked_positions(masked: float, length: int) -> int:
     """Return the number of predicted positions in a sample of this length."""
     return max(1, round(masked * length))
 
@@ -64,18 +64,18 @@ class EncoderConfig(TextConfig):
     @property
     def inputs(self) -> tuple[str, ...]:
         """The names of the inputs that the module accepts."""
-        return ("tokens", *(("types",) if self.types else ()), "mask", "places")
+        return ("tokens", *(("types",) if self.types else ()), "mask", "positions")
 
-    def head_places(self, length: int) -> int:
+    def predicted_positions(self, length: int) -> int:
         """Return at how many positions of a sample of ``length`` training computes the head."""
-        places = {"tokens": masked_places(self.masked, length), "classes": 1, "states": 0}
-        return places.get(self.head, length)
+        positions = {"tokens": masked_positions(self.masked, length), "classes": 1, "states": 0}
+        return positions.get(self.head, length)
 
 
 def check_inputs(
     config: EncoderConfig,
     inputs: Mapping[str, jax.Array],
-    kept: Kept | None,
+    keep_mask: KeepMask | None,
     kept_tokens: KeptTokens | None,
     frozen: int,
 ) -> None:
@@ -97,13 +97,13 @@ def check_inputs(
             f"inputs must be tokens and optionally {', '.join(known[1:])}, but are "
             f"{', '.join(inputs)}"
         )
-    if kept is not None and (kept_tokens is not None or frozen):
+    if keep_mask is not None and (kept_tokens is not None or frozen):
         raise ValueError(
-            "layer dropping (kept) cannot be combined with token dropping (kept_tokens) or "
-            "frozen layers: pass kept alone"
+            "layer dropping (keep_mask) cannot be combined with token dropping (kept_tokens) or "
+            "frozen layers: pass keep_mask alone"
         )
     if "mask" in inputs and (
-        (kept is not None and kept.layers is not None) or kept_tokens is not None
+        (keep_mask is not None and keep_mask.layers is not None) or kept_tokens is not None
     ):
         raise ValueError(
             "layer and token dropping do not support padding: pack the text, and leave out mask"
@@ -131,7 +131,7 @@ def predicted(
     module: nn.Module,
     config: EncoderConfig,
     x_BTD: jax.Array,
-    table_VD: jax.Array,
+    embedding_VD: jax.Array,
     targets: jax.Array | None,
     dtype: DTypeLike,
     each: bool,
@@ -143,7 +143,7 @@ def predicted(
     """
     head_axes, head_shape = ("embed" + READ, "vocab"), (config.embed, config.vocab)
     head_DV = (
-        table_VD.T
+        embedding_VD.T
         if config.tied
         else module.param("head_kernel", named(INIT, *head_axes), head_shape)
     )

@@ -17,7 +17,7 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 
 from jaxgrow.axes.names import BELOW, READ, named
-from jaxgrow.layerdrop.execution import Kept, rescaled
+from jaxgrow.layerdrop.execution import KeepMask, rescaled
 from jaxgrow.models.attention import mean_keys
 from jaxgrow.models.bottleneck import adapted
 from jaxgrow.models.cache import Past, run_after
@@ -88,7 +88,9 @@ class GPT2Config(TextConfig):
         """
         width, head = self.heads * self.head_dim, head_cost(self, length)
         kernels = 2 * (4 * self.embed * width + 2 * self.embed * self.mlp)
-        return Cost(kernels + 4 * mean_keys(length) * width, head, table=head if self.ties else 0)
+        return Cost(
+            kernels + 4 * mean_keys(length) * width, head, embedding=head if self.ties else 0
+        )
 
 
 class Block(nn.Module):
@@ -103,7 +105,7 @@ class Block(nn.Module):
 
         Args:
           x_BTD: the residual stream.
-          scale: factor of each sublayer's output (`jaxgrow.layerdrop.Kept`); None: 1.
+          scale: factor of each sublayer's output (`jaxgrow.layerdrop.KeepMask`); None: 1.
           past: the KV cache of this layer, as in `run_after`.
         """
         c = self.config
@@ -154,7 +156,7 @@ class GPT2(nn.Module):
     - ``targets``: int [B, T]. The output is then ``(mean cross-entropy, accuracy)``, and the logits
       of all positions never exist at the same time (`vocabulary_loss`).
     - ``each``: with ``targets``, return both values for every position, [B, T].
-    - ``kept``: the layers that run (`jaxgrow.layerdrop.Kept`); None: all of them, without scaling.
+    - ``keep_mask``: the layers that run (`jaxgrow.layerdrop.KeepMask`); None: all of them, without scaling.
     - ``kept_tokens``: the tokens that pass through some of the layers (`KeptTokens`). Other tokens
       bypass these layers.
     - ``frozen``: the number of frozen layers at the bottom. If it is not 0, these layers and the
@@ -175,22 +177,22 @@ class GPT2(nn.Module):
         observe: Observe | None = None,
         targets: jax.Array | None = None,
         each: bool = False,
-        kept: Kept | None = None,
+        keep_mask: KeepMask | None = None,
         kept_tokens: KeptTokens | None = None,
         frozen: int = 0,
         past: Past | None = None,
     ):
         c = self.config
-        if kept is not None and (kept_tokens is not None or frozen):
+        if keep_mask is not None and (kept_tokens is not None or frozen):
             raise ValueError(
-                "layer dropping (kept) cannot be combined with token dropping (kept_tokens) or "
-                "frozen layers: pass kept alone"
+                "layer dropping (keep_mask) cannot be combined with token dropping (kept_tokens) or "
+                "frozen layers: pass keep_mask alone"
             )
         if past is not None and (
-            observe or frozen or not all(x is None for x in (targets, kept, kept_tokens))
+            observe or frozen or not all(x is None for x in (targets, keep_mask, kept_tokens))
         ):
             raise ValueError(
-                "cached decoding (past) does not support observe, targets, kept, kept_tokens or "
+                "cached decoding (past) does not support observe, targets, keep_mask, kept_tokens or "
                 "frozen: pass past alone"
             )
         dtype, (tokens_BT, last_B) = jnp.dtype(c.dtype), last_tokens(inputs)
@@ -200,10 +202,10 @@ class GPT2(nn.Module):
                 f"{c.length}"
             )
         init = nn.initializers.normal(0.02)
-        table_VD = self.param(
+        embedding_VD = self.param(
             "token_embedding", named(init, "vocab", "embed" + BELOW), (c.vocab, c.embed)
         )
-        places_TD = self.param(
+        position_embedding_TD = self.param(
             "position_embedding", named(init, "context", "embed" + BELOW), (c.context, c.embed)
         )
         # The block is detached: only its init and apply are used.
@@ -211,16 +213,18 @@ class GPT2(nn.Module):
         blocks = stacked(self, "blocks", block, c.layers, jnp.zeros((1, 1, c.embed), dtype))
 
         if frozen:
-            table_VD, places_TD = jax.lax.stop_gradient((table_VD, places_TD))
+            embedding_VD, position_embedding_TD = jax.lax.stop_gradient(
+                (embedding_VD, position_embedding_TD)
+            )
         first, length, x_BTD = (
             c.first_position,
             tokens_BT.shape[1],
-            jnp.take(table_VD, tokens_BT, axis=0),
+            jnp.take(embedding_VD, tokens_BT, axis=0),
         )
         at_BTD = (
-            places_TD[None, first : first + length]
+            position_embedding_TD[None, first : first + length]
             if past is None
-            else places_TD[first + past.places_BT(length)]
+            else position_embedding_TD[first + past.positions_BT(length)]
         )
         x_BTD = (x_BTD + at_BTD).astype(dtype)
 
@@ -239,7 +243,7 @@ class GPT2(nn.Module):
                 remat=c.remat,
                 scan=c.scan_layers,
                 observe=observe,
-                kept=kept,
+                keep_mask=keep_mask,
             )
         x_BTD = LayerNorm("embed" + READ if c.ties else "embed", c.eps, dtype, name="final_norm")(
             x_BTD
@@ -251,7 +255,9 @@ class GPT2(nn.Module):
             return (logits_BC, more) if observe else logits_BC
         head_axes, head_shape = ("embed" + READ, "vocab"), (c.embed, c.vocab)
         head_DV = (
-            table_VD.T if c.tied else self.param("head_kernel", named(init, *head_axes), head_shape)
+            embedding_VD.T
+            if c.tied
+            else self.param("head_kernel", named(init, *head_axes), head_shape)
         )
         if past is not None:
             return vocabulary_logits(x_BTD, head_DV, dtype)[:, 0], more

@@ -24,7 +24,7 @@ from jax.typing import DTypeLike
 from jaxgrow.axes.names import BELOW, LAYERS, POST, READ, VALUE, named
 from jaxgrow.growth.maps import Growth, Rules, by_axes
 from jaxgrow.growth.matrices import dense
-from jaxgrow.layerdrop.execution import Kept, rescaled
+from jaxgrow.layerdrop.execution import KeepMask, rescaled
 from jaxgrow.models.attention import Form, attention, attention_after, mean_keys
 from jaxgrow.models.bottleneck import adapted
 from jaxgrow.models.cache import KEPT, Past, run_after
@@ -359,7 +359,7 @@ class LlamaConfig(TextConfig):
             mlp = self.active * mlp + self.experts + (3 * self.shared + 1 if self.shared else 0)
         kernels = 2 * self.embed * (2 * width + 2 * keys + mlp)
         seen = mean_keys(length) if self.causal else length
-        return Cost(kernels + 4 * seen * width, head, table=head if self.ties else 0)
+        return Cost(kernels + 4 * seen * width, head, embedding=head if self.ties else 0)
 
     def empty(self, at_once: int | None = None) -> float:
         computed = self.active_sizes(at_once).get(EXPERTS, self.active)
@@ -508,7 +508,7 @@ class Reading(NamedTuple):
       window: the number of keys that a query sees; None: all.
       mask_BS: True for the keys that are visible; None: all.
       past: the KV cache of the layer, as in `run_after`.
-      places_BT: positions of the tokens, if they are only some tokens of a sequence.
+      positions_BT: positions of the tokens, if they are only some tokens of a sequence.
       normed: whether the layer has a norm before its attention.
     """
 
@@ -516,7 +516,7 @@ class Reading(NamedTuple):
     window: Any = None
     mask_BS: Any = None
     past: Any = None
-    places_BT: Any = None
+    positions_BT: Any = None
     normed: Any = True
 
 
@@ -566,7 +566,7 @@ class Attention(nn.Module):
             else None
         )
         scale = c.score_dim**-0.5 if c.score_dim else None
-        form = Form(scale, c.score_cap, reading.window, reading.places_BT, sinks_H)
+        form = Form(scale, c.score_cap, reading.window, reading.positions_BT, sinks_H)
         if reading.past is None:
             y_BTHK = attention(
                 q_BTHK,
@@ -613,7 +613,7 @@ class Block(nn.Module):
         Args:
           x_BTD: the residual stream.
           reading: the settings of the layer.
-          scale: factor of each sublayer's output (`jaxgrow.layerdrop.Kept`); None: 1.
+          scale: factor of each sublayer's output (`jaxgrow.layerdrop.KeepMask`); None: 1.
         """
         c = self.config
         inits = nn.initializers.normal(0.02), nn.initializers.normal(0.02 / (2 * c.layers) ** 0.5)
@@ -653,27 +653,29 @@ class Llama(nn.Module):
         observe: Observe | None = None,
         targets: jax.Array | None = None,
         each: bool = False,
-        kept: Kept | None = None,
+        keep_mask: KeepMask | None = None,
         kept_tokens: KeptTokens | None = None,
         frozen: int = 0,
         past: Past | None = None,
     ):
         c = self.config
-        if kept is not None and (kept_tokens is not None or frozen):
+        if keep_mask is not None and (kept_tokens is not None or frozen):
             raise ValueError(
-                "layer dropping (kept) cannot be combined with token dropping (kept_tokens) or "
-                "frozen layers: pass kept alone"
+                "layer dropping (keep_mask) cannot be combined with token dropping (kept_tokens) or "
+                "frozen layers: pass keep_mask alone"
             )
-        if mask_BS is not None and (kept is not None or kept_tokens is not None):
+        if mask_BS is not None and (keep_mask is not None or kept_tokens is not None):
             raise ValueError(
-                "mask_BS cannot be combined with layer dropping (kept) or token dropping "
+                "mask_BS cannot be combined with layer dropping (keep_mask) or token dropping "
                 "(kept_tokens): leave out mask_BS"
             )
         if past is not None and (
-            observe or frozen or not all(x is None for x in (targets, kept, kept_tokens, mask_BS))
+            observe
+            or frozen
+            or not all(x is None for x in (targets, keep_mask, kept_tokens, mask_BS))
         ):
             raise ValueError(
-                "cached decoding (past) does not support observe, targets, kept, kept_tokens, "
+                "cached decoding (past) does not support observe, targets, keep_mask, kept_tokens, "
                 "frozen or mask_BS: pass past alone"
             )
         dtype, (tokens_BT, last_B) = jnp.dtype(c.dtype), last_tokens(inputs)
@@ -683,17 +685,17 @@ class Llama(nn.Module):
                 f"a sequence of {length} tokens is longer than the context of {c.longest}"
             )
         init = nn.initializers.normal(0.02)
-        table_VD = self.param(
+        embedding_VD = self.param(
             "token_embedding", named(init, "vocab", "embed" + BELOW), (c.vocab, c.embed)
         )
-        places = length + (0 if past is None else past.places)
-        layer, blocks = layer_and_blocks(self, c, places, mask_BS)
+        positions = length + (0 if past is None else past.positions)
+        layer, blocks = layer_and_blocks(self, c, positions, mask_BS)
 
         if frozen:
-            table_VD = jax.lax.stop_gradient(table_VD)
-        x_BTD = rows_of(c, table_VD, tokens_BT)
+            embedding_VD = jax.lax.stop_gradient(embedding_VD)
+        x_BTD = rows_of(c, embedding_VD, tokens_BT)
         if past is not None:
-            next_layer = partial(layer, places=past.places_BT(length))
+            next_layer = partial(layer, positions=past.positions_BT(length))
             x_BTD, more = run_after(next_layer, blocks, x_BTD, past, last_B, scan=c.scan_layers)
         else:
             x_BTD, more = run_parts(
@@ -701,12 +703,13 @@ class Llama(nn.Module):
                 blocks,
                 x_BTD,
                 kept_tokens=kept_tokens,
-                apply_kept_tokens=kept_tokens and partial(layer, places=kept_tokens.places_BS),
+                apply_kept_tokens=kept_tokens
+                and partial(layer, positions=kept_tokens.positions_BS),
                 frozen=frozen,
                 remat=c.remat,
                 scan=c.scan_layers,
                 observe=observe,
-                kept=kept,
+                keep_mask=keep_mask,
             )
         x_BTD = norm(c, "final_norm", dtype, "embed" + READ if c.ties else "embed")(x_BTD)
         if c.head == "classes":
@@ -717,7 +720,9 @@ class Llama(nn.Module):
         x_BTD = x_BTD if c.logit_divisor == 1 else x_BTD / c.logit_divisor
         head_axes, head_shape = ("embed" + READ, "vocab"), (c.embed, c.vocab)
         head_DV = (
-            table_VD.T if c.tied else self.param("head_kernel", named(init, *head_axes), head_shape)
+            embedding_VD.T
+            if c.tied
+            else self.param("head_kernel", named(init, *head_axes), head_shape)
         )
         if past is not None:
             return vocabulary_logits(x_BTD, head_DV, dtype, c.logit_cap)[:, 0], more
@@ -727,33 +732,33 @@ class Llama(nn.Module):
         return (said, more) if observe else said
 
 
-def rows_of(c: LlamaConfig, table_VD: jax.Array, tokens_BT: jax.Array) -> jax.Array:
+def rows_of(c: LlamaConfig, embedding_VD: jax.Array, tokens_BT: jax.Array) -> jax.Array:
     """Return the embeddings of tokens."""
-    x_BTD = jnp.take(table_VD, tokens_BT, axis=0).astype(c.dtype)
+    x_BTD = jnp.take(embedding_VD, tokens_BT, axis=0).astype(c.dtype)
     return x_BTD if c.embed_scale == 1 else x_BTD * jnp.asarray(c.embed_scale, c.dtype)
 
 
 def layer_and_blocks(
-    module: nn.Module, c: LlamaConfig, places: int, mask_BS: Any = None
+    module: nn.Module, c: LlamaConfig, positions: int, mask_BS: Any = None
 ) -> tuple[Callable, Any]:
     """Return ``(layer(w, x), blocks)`` of a compact ``module``, as `run_parts` takes them.
 
-    ``layer`` also takes ``places``, the positions of tokens that are only some tokens of a
+    ``layer`` also takes ``positions``, the positions of tokens that are only some tokens of a
     sequence, and ``past``, as in `run_after`.
 
     Args:
       module: the calling module.
       c: the config.
-      places: the number of positions of a sequence.
+      positions: the number of positions of a sequence.
       mask_BS: True for the keys that are visible; None: all.
     """
     every = [(kind, c.first_norm or i > 0) for i, kind in enumerate(c.layer_kinds)]
     kinds = sorted(set(every))
     rotation_NTI = [
-        np.stack(a) for a in zip(*(rotations(c, places, kind) for kind, _ in kinds), strict=True)
+        np.stack(a) for a in zip(*(rotations(c, positions, kind) for kind, _ in kinds), strict=True)
     ]
     windows_N = np.array(
-        [c.window if KINDS[kind].window else places for kind, _ in kinds], np.int32
+        [c.window if KINDS[kind].window else positions for kind, _ in kinds], np.int32
     )
     normed_N = np.array([normed for _, normed in kinds])
     # The block is detached: only its init and apply are used.
@@ -764,11 +769,11 @@ def layer_and_blocks(
     if len(kinds) > 1:
         blocks = blocks, np.array([kinds.index(kind) for kind in every], np.int32)
 
-    def layer(w, x, *scale, places=None, past=None, **reading):
+    def layer(w, x, *scale, positions=None, past=None, **reading):
         w, rotation, window, normed = _of_kind(w, rotation_NTI, windows_N, normed_N)
-        rotation = [a[None] if places is None else jnp.asarray(a)[places] for a in rotation]
+        rotation = [a[None] if positions is None else jnp.asarray(a)[positions] for a in rotation]
         window = window if windows_N.min() < rotation_NTI[0].shape[1] else None
-        read = Reading(rotation, window, mask_BS, past, places, normed)
+        read = Reading(rotation, window, mask_BS, past, positions, normed)
         return block.apply({"params": w}, x, read, *scale, **reading)
 
     return layer, blocks

@@ -207,7 +207,7 @@ def _in_one_pass(logits_BSV, chosen_BSV, targets_BS):
     additional exponentials would take longer.
     """
     dtype, vocab = logits_BSV.dtype, logits_BSV.shape[-1]
-    places_BSV = jax.lax.broadcasted_iota(jnp.int32, logits_BSV.shape, 2)
+    positions_BSV = jax.lax.broadcasted_iota(jnp.int32, logits_BSV.shape, 2)
     least = jnp.asarray(jnp.finfo(dtype).min, dtype)
 
     def join(a, b):
@@ -224,7 +224,7 @@ def _in_one_pass(logits_BSV, chosen_BSV, targets_BS):
     operands = (
         logits_BSV,
         jnp.ones_like(logits_BSV),
-        places_BSV,
+        positions_BSV,
         jnp.where(chosen_BSV, logits_BSV, zero),
     )
     begin = least, zero, jnp.asarray(vocab, jnp.int32), zero

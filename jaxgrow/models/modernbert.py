@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxgrow.axes.names import BELOW, READ, named
-from jaxgrow.layerdrop.execution import Kept
+from jaxgrow.layerdrop.execution import KeepMask
 from jaxgrow.models.config import Cost
 from jaxgrow.models.encoder import INIT, EncoderConfig, check_inputs, predicted, transformed
 from jaxgrow.models.llama import LlamaConfig, layer_and_blocks, norm, rows_of
@@ -73,10 +73,10 @@ class ModernBERTConfig(EncoderConfig, LlamaConfig):
         Args:
           length: positions of a sample, T.
         """
-        each = 2 * self.embed * self.head_places(length) / length
+        each = 2 * self.embed * self.predicted_positions(length) / length
         out = each * (self.vocab if self.head == "tokens" else self.classes)
         return Cost(
-            super().cost(length).layer, each * self.embed + out, table=out if self.ties else 0
+            super().cost(length).layer, each * self.embed + out, embedding=out if self.ties else 0
         )
 
 
@@ -102,35 +102,37 @@ class ModernBERT(nn.Module):
         observe: Observe | None = None,
         targets: jax.Array | None = None,
         each: bool = False,
-        kept: Kept | None = None,
+        keep_mask: KeepMask | None = None,
         kept_tokens: KeptTokens | None = None,
         frozen: int = 0,
     ):
         c = self.config
-        check_inputs(c, inputs, kept, kept_tokens, frozen)
+        check_inputs(c, inputs, keep_mask, kept_tokens, frozen)
         dtype, tokens_BT = jnp.dtype(c.dtype), inputs["tokens"]
         mask_BT = inputs["mask"].astype(bool) if "mask" in inputs else None
-        table_VD = self.param(
+        embedding_VD = self.param(
             "token_embedding", named(INIT, "vocab", "embed" + BELOW), (c.vocab, c.embed)
         )
         layer, blocks = layer_and_blocks(self, c, tokens_BT.shape[1], mask_BT)
-        x_BTD = norm(c, "embedding_norm", dtype, "embed" + BELOW)(rows_of(c, table_VD, tokens_BT))
+        x_BTD = norm(c, "embedding_norm", dtype, "embed" + BELOW)(
+            rows_of(c, embedding_VD, tokens_BT)
+        )
         if frozen:
-            table_VD, x_BTD = jax.lax.stop_gradient((table_VD, x_BTD))
+            embedding_VD, x_BTD = jax.lax.stop_gradient((embedding_VD, x_BTD))
         x_BTD, seen_L = run_parts(
             layer,
             blocks,
             x_BTD,
             kept_tokens=kept_tokens,
-            apply_kept_tokens=kept_tokens and partial(layer, places=kept_tokens.places_BS),
+            apply_kept_tokens=kept_tokens and partial(layer, positions=kept_tokens.positions_BS),
             frozen=frozen,
             remat=c.remat,
             scan=c.scan_layers,
             observe=observe,
-            kept=kept,
+            keep_mask=keep_mask,
         )
-        if "places" in inputs:
-            x_BTD = jnp.take_along_axis(x_BTD, inputs["places"][..., None], axis=1)
+        if "positions" in inputs:
+            x_BTD = jnp.take_along_axis(x_BTD, inputs["positions"][..., None], axis=1)
         x_BTD = norm(c, "final_norm", dtype)(x_BTD)
         if c.head == "states":
             x_BTD = x_BTD.astype(jnp.promote_types(dtype, jnp.float32))
@@ -142,7 +144,7 @@ class ModernBERT(nn.Module):
         if c.head != "tokens":
             said = class_logits(x_BTD, c.classes, INIT)
         else:
-            said = predicted(self, c, x_BTD, table_VD, targets, dtype, each, c.logit_cap)
+            said = predicted(self, c, x_BTD, embedding_VD, targets, dtype, each, c.logit_cap)
         return (said, seen_L) if observe else said
 
 

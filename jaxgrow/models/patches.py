@@ -104,25 +104,30 @@ def embedded(
     return Linear(axes, shape, 3, INIT, dtype, bias, name="patch_embedding")(patches_BTPPC)
 
 
-def resized_positions(places_TD: jax.Array, old: PatchConfig, new: PatchConfig) -> jax.Array:
+def resized_positions(
+    position_embedding_TD: jax.Array, old: PatchConfig, new: PatchConfig
+) -> jax.Array:
     """Return the position embeddings for another image size, [T, D] -> [T', D].
 
     The positions of patches form a grid, which is interpolated (bicubic, as in DeiT, Touvron et
     al., 2021, section 3). The positions of learned tokens are copied.
 
     Args:
-      places_TD: position embeddings of ``old``.
+      position_embedding_TD: position embeddings of ``old``.
       old: the config of the model.
       new: the config with the new image size.
     """
     if old.patches == new.patches:
-        return places_TD
+        return position_embedding_TD
     tokens = old.positions - old.patches
     before, after = (math.isqrt(c.patches) for c in (old, new))
-    grid = rearrange(places_TD[tokens:], "(h w) d -> h w d", h=before)
+    grid = rearrange(position_embedding_TD[tokens:], "(h w) d -> h w d", h=before)
     grid = jax.image.resize(grid, (after, after, grid.shape[-1]), "cubic")
     return jnp.concatenate(
-        [places_TD[:tokens], rearrange(grid, "h w d -> (h w) d").astype(places_TD.dtype)]
+        [
+            position_embedding_TD[:tokens],
+            rearrange(grid, "h w d -> (h w) d").astype(position_embedding_TD.dtype),
+        ]
     )
 
 

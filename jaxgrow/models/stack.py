@@ -17,7 +17,7 @@ from flax.core import meta
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxgrow.axes.names import LAYERS
-from jaxgrow.layerdrop.execution import Kept, conditional, scaled, unbatched
+from jaxgrow.layerdrop.execution import KeepMask, conditional, scaled, unbatched
 from jaxgrow.sharding import split_sequences
 
 Remat: TypeAlias = Literal["none", "products", "projections", "full"]
@@ -78,12 +78,12 @@ class KeptTokens:
     """The tokens that pass through the layers ``begin .. end - 1``.
 
     Attributes:
-      places_BS: positions of these tokens, int32, ascending.
+      positions_BS: positions of these tokens, int32, ascending.
       begin: the first of the layers.
       end: the layer after the last one.
     """
 
-    places_BS: jax.Array
+    positions_BS: jax.Array
     begin: int = struct.field(pytree_node=False)
     end: int = struct.field(pytree_node=False)
 
@@ -128,9 +128,9 @@ def run_parts(
         if kept_tokens is not None and begin <= start < end:
             rows = jnp.arange(len(x_BTD))[:, None]
             y, own = run_stack(
-                apply_kept_tokens or apply, part, x_BTD[rows, kept_tokens.places_BS], **options
+                apply_kept_tokens or apply, part, x_BTD[rows, kept_tokens.positions_BS], **options
             )
-            x_BTD = x_BTD.at[rows, kept_tokens.places_BS].set(
+            x_BTD = x_BTD.at[rows, kept_tokens.positions_BS].set(
                 y, unique_indices=True, indices_are_sorted=True
             )
         else:
@@ -155,7 +155,7 @@ def run_stack(
     remat: Literal["auto", Remat],
     scan: bool = True,
     observe: Observe | None = None,
-    kept: Kept | None = None,
+    keep_mask: KeepMask | None = None,
 ) -> tuple[Any, Any]:
     """Run ``x`` through the blocks, one after the other.
 
@@ -172,24 +172,24 @@ def run_stack(
     - ``"none"``: all values, so that nothing is recomputed.
 
     Args:
-      apply: a block, ``apply(w, x) -> x``; with ``kept.scaling == "sublayer"``,
+      apply: a block, ``apply(w, x) -> x``; with ``keep_mask.scaling == "sublayer"``,
         ``apply(w, x, scale)``.
       stacked: parameters of the blocks, stacked.
       x: input of the first block.
       remat: see above.
       scan: False unrolls the scan, except for layers behind conditionals.
       observe: function of each block's input and output.
-      kept: the blocks that run; None: all. Blocks that do not run cost only their zero gradients.
+      keep_mask: the blocks that run; None: all. Blocks that do not run cost only their zero gradients.
 
     Returns:
       ``(output, stacked results of observe, or None)``.
     """
-    kept = kept or Kept(None)
-    if observe is not None and kept.layers is not None:
+    keep_mask = keep_mask or KeepMask(None)
+    if observe is not None and keep_mask.layers is not None:
         raise ValueError(
-            "observe needs a pass through all layers, but kept drops some: leave out kept"
+            "observe needs a pass through all layers, but keep_mask drops some: leave out keep_mask"
         )
-    layers, scale = kept.layers, kept.scale
+    layers, scale = keep_mask.layers, keep_mask.scale
     if layers is not None:
         layers = unbatched(layers)
         if layers.dtype != bool:
@@ -199,7 +199,9 @@ def run_stack(
             if len(layers) < len(jax.tree.leaves(stacked)[0]):
                 stacked, scale = jax.tree.map(partial(_rows, layers), (stacked, scale))
             layers = None
-    layer = scaled(lambda w, x, *scale: split_sequences(apply(w, split_sequences(x), *scale)), kept)
+    layer = scaled(
+        lambda w, x, *scale: split_sequences(apply(w, split_sequences(x), *scale)), keep_mask
+    )
     unrolled = not scan and layers is None
     if remat != "none":
         layer = jax.checkpoint(layer, prevent_cse=unrolled, policy=POLICIES[remat])

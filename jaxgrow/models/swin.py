@@ -17,7 +17,7 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 
 from jaxgrow.axes.names import BELOW, READ, VALUE, named
-from jaxgrow.layerdrop.execution import Kept, rescaled
+from jaxgrow.layerdrop.execution import KeepMask, rescaled
 from jaxgrow.models.config import Cost
 from jaxgrow.models.modules import MLP, Linear
 from jaxgrow.models.norms import LayerNorm
@@ -354,7 +354,7 @@ class Block(nn.Module):
         Args:
           x_BYXD: patches.
           shifted: whether the windows are shifted, bool.
-          scale: factor of each sublayer's output (`jaxgrow.layerdrop.Kept`); None: 1.
+          scale: factor of each sublayer's output (`jaxgrow.layerdrop.KeepMask`); None: 1.
         """
         c, s, grid = self.config, f".{self.stage}", self.config.grids[self.stage]
         norm = partial(LayerNorm, "embed" + s, c.eps, self.dtype, nn.initializers.zeros)
@@ -384,7 +384,7 @@ class Swin(nn.Module):
         in each stage: x = blocks(x);  between stages: x = norm([x of 2 x 2 patches] W)
         mean(norm(x)) head
 
-    ``observe``, ``kept`` and ``frozen`` are described in `jaxgrow.models.gpt2.GPT2`. They count the
+    ``observe``, ``keep_mask`` and ``frozen`` are described in `jaxgrow.models.gpt2.GPT2`. They count the
     layers of all stages, one after the other. A keep mask of indices is a tuple with an array for
     each stage, because the number of layers that a stage runs is static. The results of ``observe``
     are a tuple as well, because their shapes depend on the stage. ``frozen`` also freezes the patch
@@ -399,7 +399,7 @@ class Swin(nn.Module):
         images,
         *,
         observe: Observe | None = None,
-        kept: Kept | None = None,
+        keep_mask: KeepMask | None = None,
         kept_tokens: KeptTokens | None = None,
         frozen: int = 0,
     ):
@@ -409,9 +409,9 @@ class Swin(nn.Module):
                 "a Swin does not support token dropping, because windows need all of their "
                 "patches: leave out kept_tokens"
             )
-        if kept is not None and frozen:
+        if keep_mask is not None and frozen:
             raise ValueError(
-                "layer dropping (kept) cannot be combined with frozen layers: leave out kept or "
+                "layer dropping (keep_mask) cannot be combined with frozen layers: leave out keep_mask or "
                 "frozen"
             )
         dtype = jnp.dtype(c.dtype)
@@ -437,7 +437,9 @@ class Swin(nn.Module):
                 remat=c.remat,
                 scan=c.scan_layers,
                 observe=observe,
-                kept=None if kept is None else kept.part(s, slice(begin, begin + layers)),
+                keep_mask=None
+                if keep_mask is None
+                else keep_mask.part(s, slice(begin, begin + layers)),
             )
             begin += layers
             seen.append(own)

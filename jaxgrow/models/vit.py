@@ -19,7 +19,7 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 
 from jaxgrow.axes.names import BELOW, READ, named
-from jaxgrow.layerdrop.execution import Kept, rescaled
+from jaxgrow.layerdrop.execution import KeepMask, rescaled
 from jaxgrow.models.bottleneck import adapted
 from jaxgrow.models.config import Cost, Head
 from jaxgrow.models.modules import MLP, Linear, SelfAttention, layer_scaled, quick_gelu
@@ -177,7 +177,7 @@ class Block(nn.Module):
 
         Args:
           x_BTD: the residual stream.
-          scale: factor of each sublayer's output (`jaxgrow.layerdrop.Kept`); None: 1.
+          scale: factor of each sublayer's output (`jaxgrow.layerdrop.KeepMask`); None: 1.
         """
         c = self.config
 
@@ -228,7 +228,7 @@ class AttentionPooler(nn.Module):
     @nn.compact
     def __call__(self, x_BTD):
         c = self.config
-        probe_D = self.param("probe", named(INIT, "embed" + BELOW, role="table"), (c.embed,))
+        probe_D = self.param("probe", named(INIT, "embed" + BELOW, role="embedding"), (c.embed,))
         probe_B1D = jnp.broadcast_to(probe_D.astype(self.dtype), (len(x_BTD), 1, c.embed))
         attention = SelfAttention(
             c.embed,
@@ -261,7 +261,7 @@ class ViT(nn.Module):
     With ``distillation="head"``, the output is the mean of both heads' logits; with ``mean_head``,
     it is their sum. With ``head="states"``, it is the normalised last hidden states [B, T, D], and
     the output of a pooler [B, D] is sown as ``pooled`` into the collection ``intermediates``.
-    ``observe``, ``kept`` and ``frozen`` are described in `jaxgrow.models.gpt2.GPT2`. ``frozen``
+    ``observe``, ``keep_mask`` and ``frozen`` are described in `jaxgrow.models.gpt2.GPT2`. ``frozen``
     also freezes the patch embedding, the learned tokens and the position embedding.
     """
 
@@ -273,7 +273,7 @@ class ViT(nn.Module):
         images,
         *,
         observe: Observe | None = None,
-        kept: Kept | None = None,
+        keep_mask: KeepMask | None = None,
         kept_tokens: KeptTokens | None = None,
         frozen: int = 0,
     ):
@@ -283,15 +283,15 @@ class ViT(nn.Module):
                 "a ViT does not support token dropping, because its class token must pass every "
                 "layer: leave out kept_tokens"
             )
-        if kept is not None and frozen:
+        if keep_mask is not None and frozen:
             raise ValueError(
-                "layer dropping (kept) cannot be combined with frozen layers: leave out kept or "
+                "layer dropping (keep_mask) cannot be combined with frozen layers: leave out keep_mask or "
                 "frozen"
             )
         dtype = jnp.dtype(c.dtype)
-        token_init = named(INIT, "embed" + BELOW, role="table")
+        token_init = named(INIT, "embed" + BELOW, role="embedding")
         tokens_D = [self.param(name, token_init, (c.embed,)) for name in c.special]
-        places_TD = self.param(
+        position_embedding_TD = self.param(
             "position_embedding", named(INIT, "positions", "embed" + BELOW), (c.positions, c.embed)
         )
         x_BTD = embedded(c, images, dtype, bias=c.patch_bias)
@@ -299,7 +299,7 @@ class ViT(nn.Module):
             jnp.broadcast_to(token_D.astype(dtype), (len(x_BTD), 1, c.embed))
             for token_D in tokens_D
         ]
-        x_BTD = jnp.concatenate([*tokens_B1D, x_BTD], 1) + places_TD[None].astype(dtype)
+        x_BTD = jnp.concatenate([*tokens_B1D, x_BTD], 1) + position_embedding_TD[None].astype(dtype)
         if c.embedding_norm:
             x_BTD = LayerNorm("embed" + BELOW, c.eps, dtype, name="embedding_norm")(x_BTD)
         if frozen:
@@ -316,7 +316,7 @@ class ViT(nn.Module):
             remat=c.remat,
             scan=c.scan_layers,
             observe=observe,
-            kept=kept,
+            keep_mask=keep_mask,
         )
         read_BSD = x_BTD if c.mean_head or c.head == "states" else x_BTD[:, : len(c.special)]
         x_BSD = LayerNorm("embed", c.eps, dtype, name="final_norm")(read_BSD)

@@ -170,7 +170,7 @@ def init(ligo: LiGO, axes: Axes, sizes: Sizes, target: Sizes, key: jax.Array) ->
                 continue
             own = _drawn(key, name.rpartition("/")[2])
             unit = sizes["head_dim"] if _whole_heads(along) else 1
-            rows = _places(index[plain], unit)
+            rows = _positions(index[plain], unit)
             stacked = layers_of(names) if not ligo.shared and kind(plain) != "embed" else None
             copies = sizes[stacked] if stacked else 0
             keys = jax.random.split(own, copies) if copies else own
@@ -343,7 +343,7 @@ def _repeated(m: Any, dim: int, queries: int) -> Any:
     return blocks.reshape(new * queries, old * queries)
 
 
-def _places(index: np.ndarray, unit: int) -> np.ndarray:
+def _positions(index: np.ndarray, unit: int) -> np.ndarray:
     """The row of ``[I; C]`` for each new unit: the identity belongs to the old units."""
     old = first(index)
     rows = np.where(old, index, old.sum() + np.cumsum(~old) - 1)

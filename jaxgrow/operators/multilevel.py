@@ -87,8 +87,10 @@ def alike(kinds: str) -> tuple[tuple[int, ...], ...]:
       >>> alike("sfsfsf")
       ((0, 2), (1, 3), (4,), (5,))
     """
-    places = [[i for i, kind in enumerate(kinds) if kind == one] for one in set(kinds)]
-    return tuple(sorted(tuple(same[i : i + 2]) for same in places for i in range(0, len(same), 2)))
+    positions = [[i for i, kind in enumerate(kinds) if kind == one] for one in set(kinds)]
+    return tuple(
+        sorted(tuple(same[i : i + 2]) for same in positions for i in range(0, len(same), 2))
+    )
 
 
 def decoalesce(

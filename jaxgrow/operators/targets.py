@@ -244,8 +244,8 @@ def _grouped(
     kv = np.arange(new_kv) * old_kv // new_kv
     # the number of each copy among the copies of the same key/value head
     copy = np.arange(new_kv) - np.searchsorted(kv, kv)
-    places = (copy[:, None] * share + np.arange(share)) % group
-    query = (group * kv[:, None] + places).reshape(-1)
+    positions = (copy[:, None] * share + np.arange(share)) % group
+    query = (group * kv[:, None] + positions).reshape(-1)
     if lost := sorted(set(range(old)) - set(query.tolist())):
         raise ValueError(
             f"axis 'kv_heads': with {new} query heads on {new_kv} key/value heads, {operator} would lose the query heads "

@@ -168,7 +168,7 @@ def test_a_wrong_rule_is_reported_once_for_all_layers():
         "  layers_0/down and 47 others: the rule '*/down' has unknown axes 'mlp?': write the right names",
         "  layers_0/new and 47 others: no rule matches this leaf of shape (5,)",
         "  layers_0/norm and 47 others: the rule '*/norm': ('embed',) declares no role, so the role is ambiguous. "
-        "Add exactly one of .bias, .scale, .norm.scale, .norm.bias, .table and .kernel to the last axis.",
+        "Add exactly one of .bias, .scale, .norm.scale, .norm.bias, .embedding and .kernel to the last axis.",
         "  layers_0/up and 47 others: the rule '*/up' names 1 axes, ('embed.in',), but the leaf has shape (2, 3)",
     ]
     rules = {

@@ -149,10 +149,13 @@ def test_moments(policy):
     )
 
     def moments(params, axes):
-        born = RebiasState(np.int32(3), jax.tree.map(lambda _: np.int32(1), params))
-        state = optax.ScaleByAdamState(np.int32(3), params, jax.tree.map(np.square, params)), born
+        clock_state = RebiasState(np.int32(3), jax.tree.map(lambda _: np.int32(1), params))
+        state = (
+            optax.ScaleByAdamState(np.int32(3), params, jax.tree.map(np.square, params)),
+            clock_state,
+        )
         adam, clock = grow_optimizer(tx, state, growth, params, axes, policy)
-        return jax.tree.map(lambda *leaf: leaf, adam.mu, adam.nu, clock.born)
+        return jax.tree.map(lambda *leaf: leaf, adam.mu, adam.nu, clock.start_count)
 
     def of_mlp(tree):
         return {"blocks": {part: tree["blocks"][part] for part in ("mlp", "mlp_norm")}}
@@ -205,8 +208,8 @@ def test_a_leaf_that_may_be_anything_is_named():
         grow(OPERATORS["lemon, ragged"](SIZES), params, without(axes, ".scale"))
     with pytest.raises(ValueError, match=r"blocks/attention_norm/scale: .* declares no role"):
         decays(without(axes, ".norm.scale"))
-    with pytest.raises(ValueError, match=r"declares bias and table"):
-        role("x", ("embed.table.bias",))
+    with pytest.raises(ValueError, match=r"declares bias and embedding"):
+        role("x", ("embed.embedding.bias",))
 
 
 def test_a_rule_that_matches_nothing_is_an_error_that_names_it():

@@ -23,7 +23,7 @@ from checkpoints import CONFIG, change, saved
 import jaxgrow.growth.report
 from jaxgrow import checkpoints
 from jaxgrow.checkpoints import CheckpointError, Loaded
-from jaxgrow.checkpoints.source import born
+from jaxgrow.checkpoints.source import initial_layout
 from jaxgrow.cli import checkpoint_commands
 from jaxgrow.cli.checkpoint_commands import main
 from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig, from_json
@@ -232,7 +232,7 @@ def test_what_is_damaged_is_read_or_refused_in_one_message(tmp_path, capsys, cas
 
 def test_caches_of_configs_are_bounded():
     """A process that reads many models keeps the shapes and programs of the last ones only."""
-    assert born.cache_info().maxsize == 64
+    assert initial_layout.cache_info().maxsize == 64
     assert checkpoint_commands._program.cache_info().maxsize == 4
 
 

@@ -17,7 +17,7 @@ from runs import MODEL
 
 from jaxgrow import grow, grow_optimizer, operators
 from jaxgrow.axes import is_names, path
-from jaxgrow.layerdrop import Kept
+from jaxgrow.layerdrop import KeepMask
 from jaxgrow.models import BERTConfig, CaiTConfig, Config, LlamaConfig, ViTConfig
 from jaxgrow.optim.completep import Multiplier, multipliers
 from train.engine.state.model import initial
@@ -134,7 +134,7 @@ def test_folded_and_forward_multipliers_train_identically(tied):
         params = jax.tree.unflatten(structure, list(leaves.values()))
         scale = np.full(config.layers, 1 / m_l)  # x + F(x) / m_L
         logits: Any = config.module.apply(
-            {"params": params}, t[:, :-1], kept=Kept(None, scale, "sublayer")
+            {"params": params}, t[:, :-1], keep_mask=KeepMask(None, scale, "sublayer")
         )
         return -jnp.take_along_axis(jax.nn.log_softmax(logits / m_n), t[:, 1:, None], -1).mean()
 
@@ -320,12 +320,12 @@ def test_declared_depth_scaling_matches_the_initialisation(family):
 def test_at_birth_every_leaf_has_the_bases_spread_at_its_scale():
     base = replace(MODEL, embed=16, heads=4, mlp=64, layers=4)
     large = replace(base, embed=64, heads=16, mlp=256, layers=16)
-    small, born = (
+    small, grown = (
         {p: np.sqrt(np.square(x).mean()) for p, x in paths(initial(c, jax.random.key(0), base))}
         for c in (base, large)
     )
     for leaf, found in multipliers(large.axes(), large.sizes(), base.sizes()).items():
-        assert born[leaf] == pytest.approx(small[leaf] * found.scale, rel=0.1), leaf
+        assert grown[leaf] == pytest.approx(small[leaf] * found.scale, rel=0.1), leaf
     assert (
         multipliers(large.axes(), large.sizes(), base.sizes())["blocks/mlp/down/kernel"].scale
         == 1 / 8

@@ -149,7 +149,7 @@ def test_a_rule_needs_all_of_its_axes_and_its_whole_path():
         == grown("*", roles=("kernel",))
         == [4, 3, 5]
     )
-    assert grown("*", "a.out") == grown("*", "a", roles=("bias", "table")) == [1, 3, 10]
+    assert grown("*", "a.out") == grown("*", "a", roles=("bias", "embedding")) == [1, 3, 10]
     for nothing in ("up", "kernel", "UP/*"):
         with pytest.raises(
             ValueError,

@@ -268,13 +268,13 @@ def test_restarted_entries_act_as_fresh_adam_and_kept_continue(b2):
     state = grow_optimizer(tx, state, second, middle, axes, "asymmetric")
     two, _ = run(tx, large, state, columns(long[8:], 0, 8))
 
-    def expected(born, start, stop):
+    def expected(begin, start, stop):
         zeros = {"v": np.zeros(stop - start)}
-        return run(fresh, zeros, fresh.init(zeros), columns(long[born:], start, stop))[0]
+        return run(fresh, zeros, fresh.init(zeros), columns(long[begin:], start, stop))[0]
 
-    for start, stop, born in ((0, 2, 0), (2, 4, 3), (4, 8, 8)):
-        updates = [{"v": u["v"][start:stop]} for u in (one if born < 8 else []) + two]
-        close(updates, expected(born, start, stop)[-len(updates) :])
+    for start, stop, begin in ((0, 2, 0), (2, 4, 3), (4, 8, 8)):
+        updates = [{"v": u["v"][start:stop]} for u in (one if begin < 8 else []) + two]
+        close(updates, expected(begin, start, stop)[-len(updates) :])
 
 
 def test_every_axis_restarts_its_own_copies():
@@ -285,15 +285,15 @@ def test_every_axis_restarts_its_own_copies():
     kept = np.zeros((4, 6), bool)
     kept[:2, :3] = True
     assert ((of_adam(state).mu["w"] != 0) == kept).all()
-    np.testing.assert_array_equal(state[2].born["w"], np.where(kept, 0, 3))
+    np.testing.assert_array_equal(state[2].start_count["w"], np.where(kept, 0, 3))
 
 
 def test_copied_clocks_follow_their_units():
     state = grow_optimizer(ADAMW, trained(ADAMW), {"a": tile(2, 2)}, SMALL, AXES, "asymmetric")
     large = grow({"a": tile(2, 2)}, SMALL, AXES)
     again = grow_optimizer(ADAMW, state, {"a": select([3, 0], 4)}, large, AXES, "copy")
-    assert again[2].born["v"].tolist() == [3, 0]
-    assert again[2].born["v"].dtype == jnp.int32
+    assert again[2].start_count["v"].tolist() == [3, 0]
+    assert again[2].start_count["v"].dtype == jnp.int32
 
 
 @pytest.mark.parametrize(
@@ -337,8 +337,8 @@ def of_gpt2():
     """
     small = tiny.params(tiny.config())
     adam = optax.ScaleByAdamState(count=np.int32(3), mu=small, nu=jax.tree.map(np.square, small))
-    born = jax.tree.map(lambda _: np.int32(0), small)
-    return small, tiny.axes(tiny.config()), (adam, RebiasState(np.int32(3), born))
+    starts = jax.tree.map(lambda _: np.int32(0), small)
+    return small, tiny.axes(tiny.config()), (adam, RebiasState(np.int32(3), starts))
 
 
 def test_copies_of_units_carry_what_their_pair_had():
@@ -397,9 +397,9 @@ def test_old_entries_go_on_and_new_ones_restart(growth, kept_layers):
     adam, clock = across(state)
     assert (adam.count, clock.count) == (3, 3)
     chex.assert_trees_all_equal_shapes(adam.mu, tiny.params(tiny.config().resized(growth)))
-    for (path, x, mu), (_, nu, born), name in zip(
+    for (path, x, mu), (_, nu, starts), name in zip(
         tiny.pairs(small, adam.mu),
-        tiny.pairs(adam.nu, clock.born),
+        tiny.pairs(adam.nu, clock.start_count),
         jax.tree.leaves(axes, is_leaf=lambda x: isinstance(x, tuple)),
         strict=True,
     ):
@@ -413,8 +413,8 @@ def test_old_entries_go_on_and_new_ones_restart(growth, kept_layers):
         expected[where], fresh[where] = x, 0
         np.testing.assert_array_equal(mu, expected, err_msg=path)
         np.testing.assert_array_equal(nu, np.square(expected), err_msg=path)
-        np.testing.assert_array_equal(born, fresh, err_msg=path)
-        assert born.dtype == np.int32
+        np.testing.assert_array_equal(starts, fresh, err_msg=path)
+        assert starts.dtype == np.int32
 
 
 # --- errors ---

@@ -21,7 +21,7 @@ from jax.extend.core import jaxprs_in_params
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jaxgrow.layerdrop import Kept, LayerDrop, conditional, dropping, gates, padded, sample
+from jaxgrow.layerdrop import KeepMask, LayerDrop, conditional, dropping, keep_masks, padded, sample
 from jaxgrow.layerdrop.execution import rescaled
 from jaxgrow.models.stack import run_stack
 
@@ -56,7 +56,11 @@ def expectation(probs, drawn, weights, x, scaling, scale=None):
     scale = None if scaling is None else (1 / probs if scale is None else scale)
     run = jax.jit(
         lambda g: run_stack(
-            block, tuple(weights), x, remat="products", kept=Kept(g, scale, scaling or "block")
+            block,
+            tuple(weights),
+            x,
+            remat="products",
+            keep_mask=KeepMask(g, scale, scaling or "block"),
         )[0]
     )
     total = 0
@@ -96,7 +100,9 @@ def test_block_scaling_is_unbiased_for_any_one_block():
         return jnp.tanh(x @ w) * x
 
     run = jax.jit(
-        lambda g: run_stack(curved, w, x, remat="products", kept=Kept(g, np.array([1 / 0.3])))[0]
+        lambda g: run_stack(
+            curved, w, x, remat="products", keep_mask=KeepMask(g, np.array([1 / 0.3]))
+        )[0]
     )
     outputs = [run(np.array([g])) for g in (False, True)]
     np.testing.assert_allclose(
@@ -114,7 +120,7 @@ def test_scaling_by_another_layers_probability_is_biased():
     before = np.concatenate([[1.0], PROBS[:-1]])
     wrong = expectation(PROBS, before, weights, x, "block")
     assert abs(wrong - dense_linear(weights, x)).max() > 0.05
-    probs, drawn = gates(LayerDrop(time="constant"), LAYERS, 10, 3, seed=0)
+    probs, drawn = keep_masks(LayerDrop(time="constant"), LAYERS, 10, 3, seed=0)
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 3), 1)
     # Our keep mask is sampled with the same p that scales.
     np.testing.assert_array_equal(drawn[0], sample(key, probs))
@@ -130,13 +136,13 @@ def test_bfloat16_scaling_is_unbiased_up_to_rounding(scaling, execution, p):
     """
     y = jnp.asarray(np.random.default_rng(0).uniform(1, 2, (1, 4096)), jnp.bfloat16)
     gate = np.array([True]) if execution == "cond" else np.array([0])
-    kept = Kept(gate, np.array([1 / p], np.float32), scaling)
+    keep_mask = KeepMask(gate, np.array([1 / p], np.float32), scaling)
 
     def apply(w, x, scale=None):
         return x + rescaled(w, scale)
 
     def run(y):
-        return run_stack(apply, y, jnp.zeros_like(y[0]), remat="products", kept=kept)[0]
+        return run_stack(apply, y, jnp.zeros_like(y[0]), remat="products", keep_mask=keep_mask)[0]
 
     x, pullback = jax.vjp(jax.jit(run), y)
     (slope,) = pullback(jnp.ones_like(x))
@@ -166,9 +172,11 @@ def mean_gradient(execution, probs, weights, x, direction):
     layers = len(probs)
 
     @jax.jit
-    def run(kept):
+    def run(keep_mask):
         def inner(weights):
-            return (direction * run_stack(block, weights, x, remat="products", kept=kept)[0]).sum()
+            return (
+                direction * run_stack(block, weights, x, remat="products", keep_mask=keep_mask)[0]
+            ).sum()
 
         return jax.value_and_grad(inner)(tuple(weights))
 
@@ -181,7 +189,7 @@ def mean_gradient(execution, probs, weights, x, direction):
             else padded(mask, layers - 1 if mask.sum() < layers else layers)
         )
         found = jax.tree.map(
-            lambda a, q=q: q * np.asarray(a), run(Kept(chosen, np.where(mask, 1 / probs, 0)))
+            lambda a, q=q: q * np.asarray(a), run(KeepMask(chosen, np.where(mask, 1 / probs, 0)))
         )
         total = found if total is None else jax.tree.map(np.add, total, found)
     return total
@@ -229,11 +237,13 @@ def config(dtype="float32", remat="products"):
 
 
 def program_of(dtype, remat, jit):
-    """Return a function ``kept -> (loss, gradient)``."""
+    """Return a function ``keep_mask -> (loss, gradient)``."""
     params, tokens = tiny.params(config(), dtype="float32"), tiny.tokens(3, 7)
 
-    def loss(params, kept):
-        logits = config(dtype, remat).module.apply({"params": params}, tokens[:, :-1], kept=kept)
+    def loss(params, keep_mask):
+        logits = config(dtype, remat).module.apply(
+            {"params": params}, tokens[:, :-1], keep_mask=keep_mask
+        )
         return -jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[:, 1:, None], -1).mean()
 
     return partial(jit(jax.value_and_grad(loss)), params)
@@ -264,7 +274,7 @@ optimizing = pytest.mark.parametrize(
 @optimizing
 def test_optimized_programs_match_the_dense_one_bitwise(mode, scaling):
     """Check that XLA fuses a layer in the same way inside any surrounding program."""
-    every = Kept(
+    every = KeepMask(
         np.ones(LAYERS, bool), None if scaling is None else np.ones_like(SCALE), scaling or "block"
     )
     chex.assert_trees_all_equal(optimized(mode)(every), optimized(mode)(None))
@@ -276,7 +286,7 @@ def test_optimized_programs_match_bitwise_across_executions(mode, scaling):
     scale, how = None if scaling is None else SCALE, scaling or "block"
     indices = np.flatnonzero(GATES).astype(np.int32)
     chex.assert_trees_all_equal(
-        *(optimized(mode)(Kept(layers, scale, how)) for layers in (GATES, indices))
+        *(optimized(mode)(KeepMask(layers, scale, how)) for layers in (GATES, indices))
     )
 
 
@@ -287,10 +297,12 @@ def test_equal_gates_give_equal_bits_by_both_executions(loss_and_gradient, scali
     scale = None if scaling is None else SCALE
     filled = np.where(GATES, 1 if scale is None else SCALE, 0).astype(np.float32)
     by = {
-        "cond": loss_and_gradient(Kept(GATES, scale, scaling or "block")),
-        "gather": loss_and_gradient(Kept(padded(GATES, 3), scale, scaling or "block")),
-        "gather, padded": loss_and_gradient(Kept(padded(GATES, 4), filled, scaling or "block")),
-        "gather, all layers": loss_and_gradient(Kept(padded(GATES, 5), filled, scaling or "block")),
+        "cond": loss_and_gradient(KeepMask(GATES, scale, scaling or "block")),
+        "gather": loss_and_gradient(KeepMask(padded(GATES, 3), scale, scaling or "block")),
+        "gather, padded": loss_and_gradient(KeepMask(padded(GATES, 4), filled, scaling or "block")),
+        "gather, all layers": loss_and_gradient(
+            KeepMask(padded(GATES, 5), filled, scaling or "block")
+        ),
     }
     for other in by.values():
         chex.assert_trees_all_equal(by["cond"], other)
@@ -304,16 +316,16 @@ def test_keep_probability_one_is_the_dense_stack_to_the_bit(loss_and_gradient, s
     ones = np.ones(LAYERS, np.float32)
     dense = loss_and_gradient(None)
     for layers in (ones > 0, np.arange(LAYERS, dtype=np.int32)):
-        chex.assert_trees_all_equal(loss_and_gradient(Kept(layers, ones, scaling)), dense)
+        chex.assert_trees_all_equal(loss_and_gradient(KeepMask(layers, ones, scaling)), dense)
 
 
 def test_dropping_all_layers_with_probability_zero_is_finite():
     params, tokens = tiny.params(config(), dtype="float32"), tiny.tokens()
 
-    def loss(params, kept):
-        return config().module.apply({"params": params}, tokens, kept=kept).sum()
+    def loss(params, keep_mask):
+        return config().module.apply({"params": params}, tokens, keep_mask=keep_mask).sum()
 
-    never = Kept(np.zeros(LAYERS, bool), np.full(LAYERS, np.inf, np.float32))
+    never = KeepMask(np.zeros(LAYERS, bool), np.full(LAYERS, np.inf, np.float32))
     value, gradient = jax.device_get(jax.jit(jax.value_and_grad(loss))(params, never))
     chex.assert_tree_all_finite((value, gradient))
     assert all((g == 0).all() for g in jax.tree.leaves(gradient["blocks"]))
@@ -327,7 +339,7 @@ def test_both_agree_with_a_model_of_the_kept_layers_alone():
     fewer = params | {"blocks": jax.tree.map(lambda a: a[kept], params["blocks"])}
     expected = tiny.forward(replace(c, layers=len(kept)))(fewer, tokens)
     for layers in (GATES, kept):
-        found = jax.jit(lambda p, g: c.module.apply({"params": p}, tokens, kept=Kept(g)))(
+        found = jax.jit(lambda p, g: c.module.apply({"params": p}, tokens, keep_mask=KeepMask(g)))(
             params, layers
         )
         np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE)
@@ -348,7 +360,7 @@ def program():
     params, tokens = tiny.params(config(), dtype="float32"), tiny.tokens()
 
     def loss(params, gates):
-        return config().module.apply({"params": params}, tokens, kept=Kept(gates)).sum()
+        return config().module.apply({"params": params}, tokens, keep_mask=KeepMask(gates)).sum()
 
     return jax.make_jaxpr(jax.grad(loss))(params, GATES), params
 
@@ -393,7 +405,11 @@ def test_only_kept_layers_run():
         ran.clear()
         jax.block_until_ready(
             run_stack(
-                noisy, np.arange(float(LAYERS)), np.ones(3), remat="products", kept=Kept(layers)
+                noisy,
+                np.arange(float(LAYERS)),
+                np.ones(3),
+                remat="products",
+                keep_mask=KeepMask(layers),
             )[0]
         )
         jax.effects_barrier()
@@ -401,12 +417,16 @@ def test_only_kept_layers_run():
 
 
 @pytest.mark.parametrize(
-    "layers", [np.stack([GATES, ~GATES]), np.array([[0, 2], [1, 3]])], ids=["gates", "indices"]
+    "layers", [np.stack([GATES, ~GATES]), np.array([[0, 2], [1, 3]])], ids=["keep_masks", "indices"]
 )
 def test_vmap_over_gates_is_refused(layers):
     def run(layers):
         return run_stack(
-            lambda w, x: x * w, np.ones(LAYERS), np.ones(3), remat="products", kept=Kept(layers)
+            lambda w, x: x * w,
+            np.ones(LAYERS),
+            np.ones(3),
+            remat="products",
+            keep_mask=KeepMask(layers),
         )[0]
 
     with pytest.raises(ValueError, match=r"vmap over 2 keep masks would run every layer.*lax\.map"):
@@ -417,7 +437,11 @@ def test_vmap_over_gates_is_refused(layers):
 def test_vmap_over_data_keeps_the_conditional():
     def run(x):
         return run_stack(
-            lambda w, x: jnp.sin(x) * w, np.ones(LAYERS), x, remat="products", kept=Kept(GATES)
+            lambda w, x: jnp.sin(x) * w,
+            np.ones(LAYERS),
+            x,
+            remat="products",
+            keep_mask=KeepMask(GATES),
         )[0]
 
     assert any(
@@ -427,15 +451,15 @@ def test_vmap_over_data_keeps_the_conditional():
 
 
 def test_what_is_observed_of_layers_needs_all_of_them():
-    with pytest.raises(ValueError, match="leave out kept"):
-        kept = Kept(np.ones(2, bool))
+    with pytest.raises(ValueError, match="leave out keep_mask"):
+        keep_mask = KeepMask(np.ones(2, bool))
         run_stack(
             lambda w, x: x,
             np.ones(2),
             np.ones(3),
             remat="products",
             observe=lambda x, y: y,
-            kept=kept,
+            keep_mask=keep_mask,
         )
 
 
@@ -444,7 +468,7 @@ def test_gates_drawn_on_each_device_are_the_same():
     mesh = Mesh(np.array(jax.devices()), ("data",))
 
     def draw(_):
-        return gates(drop, 12, 100, 7, seed=3, micro=2)[1][None]
+        return keep_masks(drop, 12, 100, 7, seed=3, micro=2)[1][None]
 
     drawn = np.asarray(
         jax.jit(jax.shard_map(draw, mesh=mesh, in_specs=P("data"), out_specs=P("data")))(
@@ -504,7 +528,7 @@ def stranger():
 
 
 def dropped(params, x, layers, scale=None, **rest):
-    with dropping(Layer, Kept(layers, scale)):
+    with dropping(Layer, KeepMask(layers, scale)):
         return Loop().apply({"params": params}, x, **rest)
 
 
@@ -573,7 +597,7 @@ class Noise(nn.Module):
 
 
 def test_a_layer_that_is_called_again_draws_other_numbers():
-    with dropping(Noise, Kept(np.array([True, True]))):
+    with dropping(Noise, KeepMask(np.array([True, True]))):
         y = np.asarray(Twice().apply({}, jnp.zeros(64), rngs={"dropout": jax.random.key(0)}))
     assert set(y) == {0.0, 2.0, 4.0}  # The value 2 occurs if only one of the calls adds.
 
@@ -697,7 +721,7 @@ def test_blocks_are_called_and_return_as_they_like(kind):
         if gate is None:
             y, more = Calls(kind, (0, 2)).apply({"params": params}, x)
         else:
-            with dropping(kind, Kept(gate, np.ones(3, np.float32))):
+            with dropping(kind, KeepMask(gate, np.ones(3, np.float32))):
                 y, more = Calls(kind, (0, 1, 2)).apply({"params": params}, x)
         return jnp.square(y).sum() + 3 * more
 
@@ -764,14 +788,14 @@ def test_what_cannot_be_dropped_is_said(model, block, says):
     params = jax.eval_shape(model.init, jax.random.key(0), x)
     with (
         pytest.raises(ValueError, match=says),
-        dropping(block, Kept(np.ones(1 if block is Wrong else 2, bool))),
+        dropping(block, KeepMask(np.ones(1 if block is Wrong else 2, bool))),
     ):
         jax.eval_shape(model.apply, params, x)
 
 
 def test_a_block_without_the_array_that_it_changes_is_refused():
     says = "the first argument of Named must be the array that it changes, not None"
-    with pytest.raises(ValueError, match=says), dropping(Named, Kept(np.ones(1, bool))):
+    with pytest.raises(ValueError, match=says), dropping(Named, KeepMask(np.ones(1, bool))):
         Named().init(jax.random.key(0), options={})
 
 
@@ -799,9 +823,11 @@ def test_inside_a_shard_map_that_checks_what_varies(stranger, kind):
         params, x = tiny.params(small, dtype="float32"), tiny.tokens(4)
 
         def loss(params, x, gate):
-            kept = Kept(gate if "gates" in kind else np.array([0, 2]), scale, "sublayer")
+            keep_mask = KeepMask(gate if "gates" in kind else np.array([0, 2]), scale, "sublayer")
             return (
-                jnp.square(small.module.apply({"params": params}, x, kept=kept)).mean((1, 2)).sum()
+                jnp.square(small.module.apply({"params": params}, x, keep_mask=keep_mask))
+                .mean((1, 2))
+                .sum()
             )
 
     def each(params, x, gate):

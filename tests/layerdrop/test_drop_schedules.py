@@ -19,8 +19,8 @@ from jaxgrow.layerdrop import (
     allocate,
     block_list,
     fit_variance,
-    gates,
     independent,
+    keep_masks,
     padded,
     program_counts,
     program_odds,
@@ -200,9 +200,9 @@ def test_prefix_keeps_bottom_layers_and_none_only_if_requested(now, layers, ran)
         == [1.0] * ran + [0.0] * (layers - ran)
     )
     both = [replace(drop, execution=execution) for execution in ("cond", "gather")]
-    for drawn in jax.jit(lambda t: [gates(d, layers, STEPS, t, seed=5, micro=3)[1] for d in both])(
-        7
-    ):
+    for drawn in jax.jit(
+        lambda t: [keep_masks(d, layers, STEPS, t, seed=5, micro=3)[1] for d in both]
+    )(7):
         assert np.asarray(drawn).sum(-1).tolist() == [ran] * 3 and np.asarray(drawn)[:, :ran].all()
 
 
@@ -591,12 +591,12 @@ def test_gates_are_a_function_of_seed_step_and_micro_step(execution):
 
     @partial(jax.jit, static_argnums=2)
     def draw(seed, step, micro=3):
-        return gates(drop, 12, STEPS, step, seed=seed, micro=micro)[1]
+        return keep_masks(drop, 12, STEPS, step, seed=seed, micro=micro)[1]
 
     np.testing.assert_array_equal(draw(5, 7), draw(5, 7))
-    again = jax.jit(jax.vmap(partial(lambda t: gates(drop, 12, STEPS, t, seed=5, micro=3)[1])))(
-        jnp.arange(5, 9)
-    )
+    again = jax.jit(
+        jax.vmap(partial(lambda t: keep_masks(drop, 12, STEPS, t, seed=5, micro=3)[1]))
+    )(jnp.arange(5, 9))
     # The masks do not depend on the other steps of the same call.
     np.testing.assert_array_equal(again[2], draw(5, 7))
     many = [np.asarray(draw(seed, step)) for seed, step in itertools.product(range(3), range(20))]

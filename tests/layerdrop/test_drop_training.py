@@ -22,11 +22,11 @@ import runs
 
 from jaxgrow import flops
 from jaxgrow.layerdrop import (
-    Kept,
+    KeepMask,
     LayerDrop,
     Sensitivity,
     Variance,
-    gates,
+    keep_masks,
     program_counts,
     sensitivity,
 )
@@ -46,7 +46,7 @@ from train.engine.state.mesh import AXIS, replicated
 from train.engine.state.model import Model, loss
 from train.engine.state.optim import Optim, transformation
 from train.plan import modifiers
-from train.plan.keep_masks import CHUNK, Gates
+from train.plan.keep_masks import CHUNK, KeepMasks
 from train.plan.lifetimes import live
 from train.plan.methods import Scratch, Stage, VCycle
 from train.plan.modifiers import DropLayers
@@ -69,10 +69,10 @@ TX = transformation(OPTIM)
 SBLD = LayerDrop(sensitivity=Sensitivity(after=0.25, every=0.5, batches=2), gamma=4.0)
 
 
-def by_indices(kept: Kept) -> Kept:
-    assert kept.layers is not None
-    indices = np.stack([np.flatnonzero(g) for g in np.asarray(kept.layers)]).astype(np.int32)
-    return replace(kept, layers=indices)
+def by_indices(keep_mask: KeepMask) -> KeepMask:
+    assert keep_mask.layers is not None
+    indices = np.stack([np.flatnonzero(g) for g in np.asarray(keep_mask.layers)]).astype(np.int32)
+    return replace(keep_mask, layers=indices)
 
 
 # --- the step ---
@@ -89,19 +89,21 @@ def by_indices(kept: Kept) -> Kept:
     ],
 )
 def test_sharded_step_averages_each_micro_batch_gradient(how, accumulate):
-    tx, kept = optax.identity(), Kept(GATES[:accumulate], SCALE[:accumulate])
+    tx, keep_mask = optax.identity(), KeepMask(GATES[:accumulate], SCALE[:accumulate])
     start = runs.model(MODEL, tx)
     # This reference runs on one device without the train step. Micro-batch m contains every
     # ``accumulate``-th sample, starting at m, and uses keep mask m.
     micro = [next_tokens(TOKENS[m::accumulate]) for m in range(accumulate)]
-    gradient = jax.jit(jax.grad(lambda p, batch, kept: loss(replace(start, params=p), batch, kept)))
+    gradient = jax.jit(
+        jax.grad(lambda p, batch, keep_mask: loss(replace(start, params=p), batch, keep_mask))
+    )
     before = runs.fresh(MODEL)
     grads = [
-        jax.device_get(gradient(before, micro[m], kept_at(kept, m))) for m in range(accumulate)
+        jax.device_get(gradient(before, micro[m], kept_at(keep_mask, m))) for m in range(accumulate)
     ]
     expected = jax.tree.map(lambda p, *g: p - LR * sum(g) / accumulate, before, *grads)
     run = mapped(partial(train_step, tx, accumulate, DROPPING), how, runs.mesh())
-    found, _ = run(start, BATCH, StepInputs(LR, given=(kept,)))
+    found, _ = run(start, BATCH, StepInputs(LR, given=(keep_mask,)))
     after = jax.device_get(found.params)
     chex.assert_trees_all_close(after, expected, rtol=1e-5, atol=1e-6)
     for a, b in zip(
@@ -111,8 +113,8 @@ def test_sharded_step_averages_each_micro_batch_gradient(how, accumulate):
         np.testing.assert_array_equal(a[3], b[3])
 
 
-def kept_at(kept: Kept, m: int) -> Kept:
-    return jax.tree.map(lambda x: x[m], kept)
+def kept_at(keep_mask: KeepMask, m: int) -> KeepMask:
+    return jax.tree.map(lambda x: x[m], keep_mask)
 
 
 @pytest.mark.parametrize(
@@ -130,10 +132,13 @@ def kept_at(kept: Kept, m: int) -> Kept:
 )
 def test_both_executions_take_the_same_steps_to_the_bit(dtype, remat):
     run, ends = programs.step(TX, 2, DROPPING, "mesh", runs.mesh()), []
-    for kept in (Kept(GATES, SCALE, "sublayer"), by_indices(Kept(GATES, SCALE, "sublayer"))):
+    for keep_mask in (
+        KeepMask(GATES, SCALE, "sublayer"),
+        by_indices(KeepMask(GATES, SCALE, "sublayer")),
+    ):
         at = replace(runs.model(MODEL, TX), config=replace(MODEL, dtype=dtype, remat=remat))
         for _ in range(3):
-            at, metrics = run(at, BATCH, StepInputs(LR, given=(kept,)))
+            at, metrics = run(at, BATCH, StepInputs(LR, given=(keep_mask,)))
         ends.append(jax.device_get((at.params, at.opt, metrics)))
     chex.assert_trees_all_equal(*ends)
 
@@ -143,7 +148,7 @@ def test_both_executions_take_the_same_steps_to_the_bit(dtype, remat):
 )
 def test_the_compiled_step_has_conditionals(how, monkeypatch):
     tx, compiled = optax.identity(), []
-    kept = Kept(GATES[:1], SCALE[:1])
+    keep_mask = KeepMask(GATES[:1], SCALE[:1])
 
     def watched(transform):
         def wrapped(function, **options):
@@ -157,7 +162,9 @@ def test_the_compiled_step_has_conditionals(how, monkeypatch):
         step = jax.vmap(train_step(tx, 1, DROPPING, AXIS), (None, 0, None), axis_name=AXIS)
         compiled.append(
             jax.jit(step)
-            .lower(runs.model(MODEL, tx), next_tokens(TOKENS[None]), StepInputs(LR, given=(kept,)))
+            .lower(
+                runs.model(MODEL, tx), next_tokens(TOKENS[None]), StepInputs(LR, given=(keep_mask,))
+            )
             .compile()
             .as_text()
         )
@@ -167,7 +174,7 @@ def test_the_compiled_step_has_conditionals(how, monkeypatch):
         if how == "mesh":
             monkeypatch.setattr(jax, "jit", watched(jax.jit))
         mapped(partial(train_step, tx, 1, DROPPING), how, runs.mesh())(
-            start, BATCH, StepInputs(LR, given=(kept,))
+            start, BATCH, StepInputs(LR, given=(keep_mask,))
         )
     assert compiled[-1].count(" conditional(") >= 2  # forward and backward
     dense = jax.make_jaxpr(eval_step())(
@@ -181,13 +188,13 @@ def test_dropped_layers_move_by_momentum_or_are_frozen(indices):
     dense, start = programs.step(TX, 2, (), "mesh", runs.mesh()), runs.model(MODEL, TX)
     # This dense step gives every layer a momentum.
     before = jax.device_get(dense(start, BATCH, StepInputs(LR))[0])
-    kept = Kept(GATES, SCALE)
-    kept = by_indices(kept) if indices else kept
+    keep_mask = KeepMask(GATES, SCALE)
+    keep_mask = by_indices(keep_mask) if indices else keep_mask
 
     def moved(dropping):
         start = jax.device_put(before, replicated(runs.mesh()))
         after, _ = programs.step(TX, 2, dropping, "mesh", runs.mesh())(
-            start, BATCH, StepInputs(LR, given=(kept,))
+            start, BATCH, StepInputs(LR, given=(keep_mask,))
         )
         after, out = jax.device_get(after), {}
         for name, a, b in (
@@ -215,29 +222,29 @@ EXECUTIONS = [pytest.param("cond", marks=pytest.mark.slow), "gather", "gather_in
 @pytest.mark.parametrize("execution", EXECUTIONS)
 def test_the_host_knows_what_the_library_draws(execution):
     drop = replace(DROP, execution=execution)
-    drawn = Gates(drop, 6, 2 * CHUNK, 2, 7, None)
+    drawn = KeepMasks(drop, 6, 2 * CHUNK, 2, 7, None)
     counts = program_counts(drop, 6, 2 * CHUNK).ravel()
-    library = jax.jit(lambda t: gates(drop, 6, 2 * CHUNK, t, seed=7, micro=2))
+    library = jax.jit(lambda t: keep_masks(drop, 6, 2 * CHUNK, t, seed=7, micro=2))
     for step in (0, 5, CHUNK - 1, CHUNK, 3):
-        probs, kept, ran = drawn(step)
+        probs, keep_mask, ran = drawn(step)
         p, g = jax.device_get(library(step + 1))
         np.testing.assert_allclose(probs, p, rtol=1e-6)
         scale = np.broadcast_to(1 / probs, (2, 6))
         if execution == "cond":
-            np.testing.assert_array_equal(kept.layers, g)
-            np.testing.assert_allclose(kept.scale, scale, rtol=1e-6)
+            np.testing.assert_array_equal(keep_mask.layers, g)
+            np.testing.assert_allclose(keep_mask.scale, scale, rtol=1e-6)
             assert ran == g.sum() / 2
             continue
         number = counts[counts >= g[0].sum()].min()
-        assert kept.layers.shape == (2, number) and ran == number
-        for row, mask in zip(kept.layers, g, strict=True):
+        assert keep_mask.layers.shape == (2, number) and ran == number
+        for row, mask in zip(keep_mask.layers, g, strict=True):
             assert set(np.flatnonzero(mask)) <= set(row.tolist())
-        np.testing.assert_allclose(kept.scale, np.where(g, scale, 0), rtol=1e-6)
+        np.testing.assert_allclose(keep_mask.scale, np.where(g, scale, 0), rtol=1e-6)
 
 
 def test_a_run_compiles_as_many_programs_as_asked_for():
     drop = LayerDrop(execution="gather_independent", programs=3)
-    drawn = Gates(drop, 12, 2 * CHUNK, 1, 0, None)
+    drawn = KeepMasks(drop, 12, 2 * CHUNK, 1, 0, None)
     numbers = [drawn(step)[1].layers.shape[1] for step in range(2 * CHUNK)]
     assert sorted(set(numbers)) == program_counts(drop, 12, 2 * CHUNK).ravel().tolist()
     expected = DropLayers(drop).layers(Train("large", 2 * CHUNK, OPTIM, replace(MODEL, layers=12)))
@@ -248,30 +255,30 @@ def test_a_run_compiles_as_many_programs_as_asked_for():
 def test_padding_layers_do_not_count_as_run_for_the_optimizer(execution):
     # The two programs run all layers in every step or fewer.
     drop = replace(DROP, execution=execution, programs=2)
-    drawn = Gates(drop, LAYERS, CHUNK, 2, 0, None)
-    masks = jax.jit(jax.vmap(lambda t: gates(drop, LAYERS, CHUNK, t, seed=0, micro=2)[1]))(
+    drawn = KeepMasks(drop, LAYERS, CHUNK, 2, 0, None)
+    masks = jax.jit(jax.vmap(lambda t: keep_masks(drop, LAYERS, CHUNK, t, seed=0, micro=2)[1]))(
         jnp.arange(1, 33)
     )
-    ran = jax.jit(lambda kept: modifiers._ran(kept, (LAYERS,)))
+    ran = jax.jit(lambda keep_mask: modifiers._ran(keep_mask, (LAYERS,)))
     padding = 0
     for step, mask in enumerate(np.asarray(masks)):
-        _, kept, _ = drawn(step)
-        padding += kept.layers.size - mask.sum()
-        np.testing.assert_array_equal(ran(kept), mask.any(0))
+        _, keep_mask, _ = drawn(step)
+        padding += keep_mask.layers.size - mask.sum()
+        np.testing.assert_array_equal(ran(keep_mask), mask.any(0))
     assert padding > 0
 
 
 def test_where_every_layer_is_certain_the_step_is_the_dense_one():
-    drawn = Gates(replace(DROP, recovery=0.5), 4, 10, 1, 0, None)
+    drawn = KeepMasks(replace(DROP, recovery=0.5), 4, 10, 1, 0, None)
     assert [drawn(step)[1] is None for step in range(10)] == [False] * 5 + [True] * 5
-    assert Gates(replace(DROP, scale="none"), 4, 10, 1, 0, None)(0)[1].scale is None
+    assert KeepMasks(replace(DROP, scale="none"), 4, 10, 1, 0, None)(0)[1].scale is None
 
 
 @pytest.mark.parametrize("execution", ["cond", pytest.param("gather", marks=pytest.mark.slow)])
 def test_a_prefix_trains_the_model_of_the_bottom_layers(execution):
     drop = LayerDrop(theta=0.5, time="constant", depth="prefix", scale="none", execution=execution)
-    _, kept, ran = Gates(drop, LAYERS, 8, 1, 0, None)(0)
-    assert ran == 2 and (kept.scale is None or (kept.scale[0] == [1, 1, 0, 0]).all())
+    _, keep_mask, ran = KeepMasks(drop, LAYERS, 8, 1, 0, None)(0)
+    assert ran == 2 and (keep_mask.scale is None or (keep_mask.scale[0] == [1, 1, 0, 0]).all())
     small = replace(MODEL, layers=2)
 
     @jax.jit
@@ -281,7 +288,7 @@ def test_a_prefix_trains_the_model_of_the_bottom_layers(execution):
             return loss(Model(bottom, None, small), BATCH)
 
         def whole(params):
-            return loss(Model(params, None, MODEL), BATCH, kept_at(kept, 0))
+            return loss(Model(params, None, MODEL), BATCH, kept_at(keep_mask, 0))
 
         return [jax.value_and_grad(f)(params) for f in (whole, part)]
 
@@ -296,13 +303,13 @@ def test_a_prefix_trains_the_model_of_the_bottom_layers(execution):
 @pytest.mark.parametrize("execution", ["cond", "gather", "gather_independent"])
 def test_no_layer_at_all_trains_what_is_around_them(execution):
     drop = LayerDrop(0.0, "constant", "prefix", scale="none", execution=execution, dropped="freeze")
-    _, kept, ran = Gates(drop, LAYERS, 8, 1, 0, None)(0)
+    _, keep_mask, ran = KeepMasks(drop, LAYERS, 8, 1, 0, None)(0)
     assert ran == 0
     params = runs.fresh(MODEL)
 
     @jax.jit
     def gradient(params):
-        return jax.grad(lambda p: loss(Model(p, None, MODEL), BATCH, kept_at(kept, 0)))(params)
+        return jax.grad(lambda p: loss(Model(p, None, MODEL), BATCH, kept_at(keep_mask, 0)))(params)
 
     grads = gradient(params)
     assert not any(x.any() for x in jax.tree.leaves(grads["blocks"]))
@@ -340,9 +347,9 @@ def test_a_run_without_layers_leaves_them_as_at_birth(tmp_path):
 def test_loss_delta_is_the_loss_without_a_layer_less_the_loss():
     at = Model(jax.tree.map(lambda x: 5 * x, runs.fresh(MODEL)), None, MODEL)
     batches = next_tokens(TOKENS.reshape(2, 4, 9))
-    found = jax.jit(lambda b: sensitivity(lambda kept, tokens: loss(at, tokens, kept), LAYERS, b))(
-        batches
-    )
+    found = jax.jit(
+        lambda b: sensitivity(lambda keep_mask, tokens: loss(at, tokens, keep_mask), LAYERS, b)
+    )(batches)
     one, expected = jax.jit(loss), []
     for i in range(LAYERS):
         less = replace(
@@ -361,15 +368,15 @@ def test_loss_delta_is_the_loss_without_a_layer_less_the_loss():
 
 def test_taylor_is_the_slope_at_each_layers_gate():
     at = Model(jax.tree.map(lambda x: 5 * x, runs.fresh(MODEL)), None, MODEL)
-    one = jax.jit(lambda tokens, kept: loss(at, tokens, kept))
+    one = jax.jit(lambda tokens, keep_mask: loss(at, tokens, keep_mask))
     taylor = jax.jit(
-        lambda b: sensitivity(lambda kept, tokens: one(tokens, kept), LAYERS, b, "taylor")
+        lambda b: sensitivity(lambda keep_mask, tokens: one(tokens, keep_mask), LAYERS, b, "taylor")
     )
     found = taylor(next_tokens(TOKENS[None]))
     h = 1e-2
     for i in range(LAYERS):
         up, down = (
-            one(BATCH, Kept(None, 1 + d * np.eye(LAYERS, dtype=np.float32)[i])) for d in (h, -h)
+            one(BATCH, KeepMask(None, 1 + d * np.eye(LAYERS, dtype=np.float32)[i])) for d in (h, -h)
         )
         assert float(found[i]) == pytest.approx(abs(float(up - down)) / (2 * h), rel=2e-2, abs=1e-5)
 
@@ -410,7 +417,7 @@ def test_both_sensitivities_rank_trained_layers_similarly(tmp_path):
         delta, slope = (
             jax.jit(
                 lambda b, kind=kind, at=at: sensitivity(
-                    lambda kept, t: loss(at, t, kept), 6, b, kind
+                    lambda keep_mask, t: loss(at, t, keep_mask), 6, b, kind
                 )
             )(batches)
             for kind in ("loss_delta", "taylor")
@@ -633,7 +640,7 @@ def test_a_variance_is_fitted_to_two_runs_and_schedules_a_third(tmp_path):
     ):
         with pytest.raises(UserError, match=says):
             variance.fit(*wrong)
-    third = Gates(
+    third = KeepMasks(
         replace(drop, time="variance", variance=found), LAYERS, steps, 1, 0, jnp.arange(4.0)
     )
     # Around the peak, u is 7 / 30 and 8 / 30.

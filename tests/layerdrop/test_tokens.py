@@ -17,7 +17,7 @@ import pytest
 import runs
 import tiny
 
-from jaxgrow.layerdrop import Kept, LayerDrop, TokenDrop, sample_tokens
+from jaxgrow.layerdrop import KeepMask, LayerDrop, TokenDrop, sample_tokens
 from jaxgrow.models.gpt2 import Block
 from jaxgrow.models.stack import KeptTokens
 from jaxgrow.optim.freeze import Freeze
@@ -100,10 +100,10 @@ def test_every_choice_of_tokens_is_as_likely_as_any_other():
 
 @pytest.fixture(scope="module")
 def forward():
-    """Return ``(params, tokens, places) -> logits``; layers 1 and 2 see only the given places."""
+    """Return ``(params, tokens, positions) -> logits``; layers 1 and 2 see only the given positions."""
     return jax.jit(
-        lambda p, t, places: CONFIG.module.apply(
-            {"params": p}, t, kept_tokens=KeptTokens(places, 1, 3)
+        lambda p, t, positions: CONFIG.module.apply(
+            {"params": p}, t, kept_tokens=KeptTokens(positions, 1, 3)
         )
     )
 
@@ -119,12 +119,14 @@ def test_tokens_go_around_the_middle_and_join_again(forward):
     """Compare with plain loops over the layers, on a sequence without the dropped tokens."""
     block = Block(CONFIG, jnp.float32, parent=None)
     apply = jax.jit(lambda w, x: block.apply({"params": w}, x))
-    for tokens, places, found in zip(TOKENS, PLACES, forward(PARAMS, TOKENS, PLACES), strict=True):
+    for tokens, positions, found in zip(
+        TOKENS, PLACES, forward(PARAMS, TOKENS, PLACES), strict=True
+    ):
         x = PARAMS["token_embedding"][tokens] + PARAMS["position_embedding"]
         for i in range(4):
             w = jax.tree.map(lambda a, i=i: a[i], PARAMS["blocks"])
             if i in (1, 2):
-                x[places] = apply(w, x[None, places])[0]
+                x[positions] = apply(w, x[None, positions])[0]
             else:
                 x = np.array(apply(w, x[None])[0])
         x = x - x.mean(-1, keepdims=True)
@@ -152,7 +154,9 @@ def test_dropping_tokens_and_layers_together_is_refused():
         Stage(1.0, drop=LayerDrop(), tokens=DROP).train("large", CONFIG, Optim(), 8)
     for other in ({"kept_tokens": KeptTokens(PLACES, 1, 3)}, {"frozen": 1}):
         with pytest.raises(ValueError, match="cannot be combined with token dropping"):
-            CONFIG.module.apply({"params": PARAMS}, TOKENS, kept=Kept(np.ones(4, bool)), **other)
+            CONFIG.module.apply(
+                {"params": PARAMS}, TOKENS, keep_mask=KeepMask(np.ones(4, bool)), **other
+            )
 
 
 # --- training ---
@@ -169,11 +173,13 @@ def test_each_sample_draws_its_own_tokens_on_any_device(monkeypatch, way):
     seen = {}
 
     def noting(drop, key, rows, length):
-        places = sample_tokens(drop, key, rows, length)
+        positions = sample_tokens(drop, key, rows, length)
         jax.debug.callback(
-            lambda rows, x: seen.update(zip(rows.tolist(), x.tolist(), strict=True)), rows, places
+            lambda rows, x: seen.update(zip(rows.tolist(), x.tolist(), strict=True)),
+            rows,
+            positions,
         )
-        return places
+        return positions
 
     monkeypatch.setattr(modifiers, "sample_tokens", noting)
     tx, config = optax.identity(), replace(runs.LARGE, embed=4, heads=1, mlp=4)

@@ -94,7 +94,7 @@ def test_they_add_something(family):
         np.testing.assert_array_equal(forward(apart(config), alone), without)
 
 
-def test_they_are_born_so():
+def test_they_start_as_identity():
     config, params = model("gpt2")
     fresh = adapters.init(config, jax.random.key(0))
     jax.tree.map(np.testing.assert_array_equal, fresh, silent(fresh))

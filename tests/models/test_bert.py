@@ -20,7 +20,7 @@ from jaxgrow import dual, flops, grow, operators, sizes
 from jaxgrow.axes import leaves
 from jaxgrow.checkpoints.hf.bert import BertForMaskedLM, RobertaForMaskedLM
 from jaxgrow.growth.symmetry import break_symmetry
-from jaxgrow.layerdrop import Kept, TokenDrop
+from jaxgrow.layerdrop import KeepMask, TokenDrop
 from jaxgrow.models import BERTConfig, from_json
 from jaxgrow.models.stack import KeptTokens
 from jaxgrow.operators import ligo
@@ -124,7 +124,7 @@ def test_config_errors(wrong, message):
         (
             {"attention_mask": None},
             {},
-            "inputs must be tokens and optionally types, mask, places, but are tokens, attention_mask",
+            "inputs must be tokens and optionally types, mask, positions, but are tokens, attention_mask",
         ),
         (
             {"tokens": np.zeros((1, 6), int)},
@@ -133,7 +133,7 @@ def test_config_errors(wrong, message):
         ),
         (
             {"mask": np.ones((1, 5), bool)},
-            {"kept": Kept(np.ones(2, bool))},
+            {"keep_mask": KeepMask(np.ones(2, bool))},
             "pack the text, and leave out mask",
         ),
         (
@@ -143,7 +143,7 @@ def test_config_errors(wrong, message):
         ),
         (
             {},
-            {"kept": Kept(np.ones(2, bool)), "frozen": 1},
+            {"keep_mask": KeepMask(np.ones(2, bool)), "frozen": 1},
             "cannot be combined with token dropping",
         ),
     ],
@@ -301,11 +301,11 @@ def test_names_in_older_files():
 @pytest.mark.parametrize("norm", ["post", pytest.param("pre", marks=pytest.mark.slow)])
 def test_logits_at_places_are_those_of_the_places(norm):
     config = tiny_bert(norm=norm)
-    params, places = tiny.params(config), np.array([[0, 2, 5], [1, 3, 4]])
+    params, positions = tiny.params(config), np.array([[0, 2, 5], [1, 3, 4]])
     everywhere = np.asarray(tiny.forward(config)(params, inputs()))
-    found = tiny.forward(config)(params, inputs() | {"places": places})
+    found = tiny.forward(config)(params, inputs() | {"positions": positions})
     np.testing.assert_allclose(
-        found, np.take_along_axis(everywhere, places[..., None], 1), rtol=0, atol=TOLERANCE
+        found, np.take_along_axis(everywhere, positions[..., None], 1), rtol=0, atol=TOLERANCE
     )
 
 
@@ -538,13 +538,13 @@ def test_published_axes_are_the_published_rules(groups, direction):
 
 @cache
 def loss_and_gradient(config, frozen=0):
-    """Return a function of ``(params, kept, kept_tokens)`` with NumPy results.
+    """Return a function of ``(params, keep_mask, kept_tokens)`` with NumPy results.
 
     Operations on NumPy arrays need no compilation.
     """
 
-    def loss(p, kept=None, kept_tokens=None):
-        passes = {"kept": kept, "kept_tokens": kept_tokens, "frozen": frozen}
+    def loss(p, keep_mask=None, kept_tokens=None):
+        passes = {"keep_mask": keep_mask, "kept_tokens": kept_tokens, "frozen": frozen}
         return jax.nn.log_softmax(
             config.module.apply({"params": p}, inputs(masked=False), **passes)
         )[..., 3].mean()
@@ -557,14 +557,14 @@ def loss_and_gradient(config, frozen=0):
 def test_with_all_gates_open_dropping_changes_no_bit():
     config, ones = tiny_bert(), np.ones(2)
     run, params = loss_and_gradient(config), tiny.params(config)
-    chex.assert_trees_all_equal(run(params, Kept(ones > 0, ones, "sublayer")), run(params))
+    chex.assert_trees_all_equal(run(params, KeepMask(ones > 0, ones, "sublayer")), run(params))
 
 
 def test_a_dropped_layer_is_left_out_with_its_norms():
     config = tiny_bert()
     params = tiny.params(config)
     value, gradient = loss_and_gradient(config)(
-        params, Kept(np.array([True, False]), np.ones(2), "sublayer")
+        params, KeepMask(np.array([True, False]), np.ones(2), "sublayer")
     )
     alone = params | {"blocks": jax.tree.map(lambda x: x[:1], params["blocks"])}
     expected, without = loss_and_gradient(replace(config, layers=1))(alone)
@@ -586,19 +586,22 @@ def test_sublayer_scaling_multiplies_the_branch_before_the_norm():
     for part, module in (("attention", "out"), ("mlp", "down")):
         for x in larger["blocks"][part][module].values():
             x *= scale.reshape(-1, *[1] * (x.ndim - 1))
-    found, _ = loss_and_gradient(config)(params, Kept(np.arange(2), scale, "sublayer"))
+    found, _ = loss_and_gradient(config)(params, KeepMask(np.arange(2), scale, "sublayer"))
     np.testing.assert_allclose(found, loss_and_gradient(config)(larger)[0], rtol=0, atol=TOLERANCE)
 
 
 @pytest.mark.slow
 def test_tokens_that_all_pass_are_the_dense_model():
-    config, places = tiny_bert(), np.broadcast_to(np.arange(6), (2, 6))
+    config, positions = tiny_bert(), np.broadcast_to(np.arange(6), (2, 6))
     run, params = loss_and_gradient(config), tiny.params(config)
     value, gradient = run(params)
     chex.assert_trees_all_close(
-        run(params, kept_tokens=KeptTokens(places, 1, 2)), (value, gradient), rtol=0, atol=TOLERANCE
+        run(params, kept_tokens=KeptTokens(positions, 1, 2)),
+        (value, gradient),
+        rtol=0,
+        atol=TOLERANCE,
     )
-    fewer, _ = run(params, kept_tokens=KeptTokens(places[:, 1:4], 1, 2))
+    fewer, _ = run(params, kept_tokens=KeptTokens(positions[:, 1:4], 1, 2))
     assert abs(fewer - value) > 1e-3
 
 
@@ -625,8 +628,13 @@ def programs(config, **passes):
     The programs are the forward pass, a training step with all logits and the actual training step.
     """
     params = jax.eval_shape(config.init, jax.random.key(0))
-    places_BS = jax.ShapeDtypeStruct((2, max(1, round(config.masked * config.length))), jnp.int32)
-    given = {"tokens": jax.ShapeDtypeStruct((2, config.length), jnp.int32), "places": places_BS}
+    positions_BS = jax.ShapeDtypeStruct(
+        (2, max(1, round(config.masked * config.length))), jnp.int32
+    )
+    given = {
+        "tokens": jax.ShapeDtypeStruct((2, config.length), jnp.int32),
+        "positions": positions_BS,
+    }
 
     def forward(p, i):
         return config.module.apply({"params": p}, i, **passes)
@@ -635,7 +643,7 @@ def programs(config, **passes):
         return -jax.nn.log_softmax(forward(p, i))[..., 0].mean()
 
     def trained(p, i):
-        return config.module.apply({"params": p}, i, targets=i["places"], **passes)
+        return config.module.apply({"params": p}, i, targets=i["positions"], **passes)
 
     each = forward, jax.value_and_grad(loss), jax.value_and_grad(trained, has_aux=True)
     return [products(jax.make_jaxpr(f)(params, given).jaxpr) for f in each]
@@ -692,6 +700,6 @@ def test_no_backward_product_is_computed_below_frozen_layers(norm, tied, frozen)
 @pytest.mark.slow  # The fast suite checks GPT-2 with frozen layers in `test_flops`.
 def test_tokens_that_go_around_layers_are_not_computed_there():
     config, drop = BERTConfig(layers=4, context=64, **COSTS), TokenDrop(0.5, 1, 1)
-    places = np.broadcast_to(np.arange(drop.kept(64), dtype=np.int32), (2, drop.kept(64)))
-    _, *steps = programs(config, kept_tokens=KeptTokens(places, *drop.middle(4)))
+    positions = np.broadcast_to(np.arange(drop.kept(64), dtype=np.int32), (2, drop.kept(64)))
+    _, *steps = programs(config, kept_tokens=KeptTokens(positions, *drop.middle(4)))
     assert [flops.train(config, 128, drop=drop)] * 2 == pytest.approx(steps, rel=1e-12)

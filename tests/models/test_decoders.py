@@ -18,7 +18,7 @@ from jaxgrow import grow
 from jaxgrow.checkpoints import FAMILIES
 from jaxgrow.cli import keeps
 from jaxgrow.growth.maps import swap
-from jaxgrow.layerdrop import Kept
+from jaxgrow.layerdrop import KeepMask
 from jaxgrow.models import LlamaConfig, from_json
 from jaxgrow.models.llama import period, rotations
 from jaxgrow.models.stack import KeptTokens
@@ -302,10 +302,10 @@ def test_mixed_kinds_are_dropped_equally_by_both_executions(cap):
     tokens, gates = tiny.tokens(), np.array([True, False, True, True, False])
 
     @tiny.optimized_jit
-    def gradients(p, kept):
+    def gradients(p, layers):
         def loss(p):
             return c.module.apply(
-                {"params": p}, tokens[:, :-1], targets=tokens[:, 1:], kept=Kept(kept)
+                {"params": p}, tokens[:, :-1], targets=tokens[:, 1:], keep_mask=KeepMask(layers)
             )[0]
 
         return jax.grad(loss)(p)

@@ -15,7 +15,7 @@ import runs
 
 from jaxgrow import grow, operators, preserves_function, sizes
 from jaxgrow.axes import is_names, kind
-from jaxgrow.layerdrop import Kept, LayerDrop, Sensitivity, TokenDrop
+from jaxgrow.layerdrop import KeepMask, LayerDrop, Sensitivity, TokenDrop
 from jaxgrow.models import (
     BERTConfig,
     CaiTConfig,
@@ -150,8 +150,8 @@ def test_the_scale_of_a_kept_layer_is_never_rounded_to_bfloat16(name):
     config = replace(FAMILIES[name], dtype="bfloat16")
 
     def outputs(params, inputs, scale):
-        kept = Kept(np.array([True, False, True, True]), scale, "sublayer")
-        return config.module.apply({"params": params}, inputs, kept=kept)
+        keep_mask = KeepMask(np.array([True, False, True, True]), scale, "sublayer")
+        return config.module.apply({"params": params}, inputs, keep_mask=keep_mask)
 
     scale = jax.ShapeDtypeStruct((4,), jnp.float32)
     traced = str(jax.make_jaxpr(outputs)(shapes(config), batch(config)[0], scale))
@@ -268,8 +268,8 @@ def batch(config: Config):
         return jax.ShapeDtypeStruct(shape, jnp.float32), jax.ShapeDtypeStruct((2,), jnp.int32)
     tokens = jax.ShapeDtypeStruct((2, config.length), jnp.int32)
     if isinstance(config, EncoderConfig):
-        places = jax.ShapeDtypeStruct((2, 1), jnp.int32)
-        return {"tokens": tokens, "places": places}, places
+        positions = jax.ShapeDtypeStruct((2, 1), jnp.int32)
+        return {"tokens": tokens, "positions": positions}, positions
     return tokens, tokens
 
 
@@ -310,7 +310,7 @@ def inputs(modifier: Modifier, phase: Train, held):
         if modifier.drop.execution == "gather":
             stages = tuple(np.arange(n - 1)[None] for n in phase.config.depths)
             open_ = stages if len(stages) > 1 else stages[0]
-        return Kept(open_, np.ones((1, layers), np.float32), "sublayer")
+        return KeepMask(open_, np.ones((1, layers), np.float32), "sublayer")
     if isinstance(modifier, Teacher):
         return replace(held[modifier.name], opt=None), np.float32(0.5)
     return None

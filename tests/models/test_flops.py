@@ -92,9 +92,11 @@ def test_no_backward_product_is_computed_below_frozen_layers(frozen, tied):
 def test_tokens_that_go_around_layers_are_not_computed_there(context, rate, first, last, frozen):
     config = GPT2Config(layers=4, tied=False, **SIZES | {"context": context})
     drop = TokenDrop(rate, first, last)
-    places = np.broadcast_to(np.arange(drop.kept(context), dtype=np.int32), (2, drop.kept(context)))
+    positions = np.broadcast_to(
+        np.arange(drop.kept(context), dtype=np.int32), (2, drop.kept(context))
+    )
     (_, step, trained), arguments = programs(
-        config, kept_tokens=KeptTokens(places, *drop.middle(4)), frozen=frozen
+        config, kept_tokens=KeptTokens(positions, *drop.middle(4)), frozen=frozen
     )
     for program in (step, trained):
         counted = products(jax.make_jaxpr(program)(*arguments).jaxpr)

@@ -23,7 +23,7 @@ from jaxgrow.checkpoints import FAMILIES
 from jaxgrow.growth.maps import select
 from jaxgrow.growth.matrices import dense
 from jaxgrow.growth.symmetry import break_symmetry
-from jaxgrow.layerdrop import Kept, TokenDrop
+from jaxgrow.layerdrop import KeepMask, TokenDrop
 from jaxgrow.models import LlamaConfig, from_json
 from jaxgrow.models.llama import Block, Reading, rotations
 from jaxgrow.models.stack import KeptTokens
@@ -280,7 +280,7 @@ def test_masks_and_dropped_layers_exclude_each_other():
     params, tokens = tiny.params(c), tiny.tokens()
     mask = np.ones(tokens.shape, bool)
     with pytest.raises(ValueError, match="mask_BS cannot be combined with layer dropping"):
-        c.module.apply({"params": params}, tokens, mask, kept=Kept(np.ones(3, bool)))
+        c.module.apply({"params": params}, tokens, mask, keep_mask=KeepMask(np.ones(3, bool)))
     with pytest.raises(ValueError, match="a sequence of 8 tokens is longer than the context of 7"):
         c.module.apply({"params": params}, tiny.tokens(1, 8))
 
@@ -291,9 +291,9 @@ def test_keeping_all_layers_is_bitwise_the_dense_model():
     params, tokens = tiny.params(c, dtype="float32"), tiny.tokens(length=7)
     gates = np.ones(3, bool)
 
-    def run(kept):
+    def run(keep_mask):
         def loss(p):
-            logits = c.module.apply({"params": p}, tokens, kept=kept)
+            logits = c.module.apply({"params": p}, tokens, keep_mask=keep_mask)
             return jax.nn.logsumexp(logits, axis=-1).mean() - logits[..., 0].mean(), logits
 
         (_, logits), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
@@ -301,9 +301,9 @@ def test_keeping_all_layers_is_bitwise_the_dense_model():
 
     with jax.enable_x64(False):
         dense = run(None)
-        chex.assert_trees_all_equal(run(Kept(gates, np.ones(3, np.float32), "sublayer")), dense)
+        chex.assert_trees_all_equal(run(KeepMask(gates, np.ones(3, np.float32), "sublayer")), dense)
         one = np.array([True, False, True])
-        some = run(Kept(one))
+        some = run(KeepMask(one))
     assert np.abs(some[0] - dense[0]).max() > VISIBLE
     for path, g, _ in tiny.pairs(some[1]["blocks"], some[1]["blocks"]):
         assert not g[1].any() and g[2].any(), path
@@ -312,17 +312,19 @@ def test_keeping_all_layers_is_bitwise_the_dense_model():
 def test_tokens_that_skip_layers_do_not_shift_other_positions():
     c = config()
     params, tokens = tiny.params(c), tiny.tokens(2, 7)
-    places = np.array([[0, 2, 3, 6], [1, 2, 4, 5]], np.int32)
+    positions = np.array([[0, 2, 3, 6], [1, 2, 4, 5]], np.int32)
     run = jax.jit(
-        lambda p, t, places: c.module.apply({"params": p}, t, kept_tokens=KeptTokens(places, 1, 2))
+        lambda p, t, positions: c.module.apply(
+            {"params": p}, t, kept_tokens=KeptTokens(positions, 1, 2)
+        )
     )
-    found = run(params, tokens, places)
+    found = run(params, tokens, positions)
     whole = run(params, tokens, np.broadcast_to(np.arange(7, dtype=np.int32), (2, 7)))
     np.testing.assert_allclose(whole, tiny.forward(c)(params, tokens), rtol=0, atol=1e-12)
 
     block, turn = Block(c, jnp.float64, parent=None), rotations(c, 7)
     apply = jax.jit(lambda w, x, turn: block.apply({"params": w}, x, Reading(turn)))
-    for row, at, logits in zip(tokens, places, found, strict=True):
+    for row, at, logits in zip(tokens, positions, found, strict=True):
         x = params["token_embedding"][row]
         for i in range(3):
             w = jax.tree.map(lambda a, i=i: a[i], params["blocks"])

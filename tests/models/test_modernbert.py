@@ -20,7 +20,7 @@ from jaxgrow import grow
 from jaxgrow.axes import leaves
 from jaxgrow.checkpoints import FAMILIES
 from jaxgrow.cli import keeps
-from jaxgrow.layerdrop import Kept
+from jaxgrow.layerdrop import KeepMask
 from jaxgrow.models import ModernBERTConfig, from_json
 from jaxgrow.models.stack import KeptTokens
 from jaxgrow.operators import coalesce, fpi, hypercloning, lemon, llama_pro, stack, zero_pad
@@ -104,7 +104,7 @@ def test_only_the_first_layer_has_no_norm_of_its_attention():
         other = jax.tree.map(np.copy, params)
         other["blocks"]["attention_norm"]["scale"][layer] *= 3
         assert (np.abs(tiny.forward(c)(other, inputs()) - before).max() > VISIBLE) == (layer > 0)
-    dropped = jax.jit(lambda p, k: c.module.apply({"params": p}, inputs(), kept=Kept(k)))
+    dropped = jax.jit(lambda p, k: c.module.apply({"params": p}, inputs(), keep_mask=KeepMask(k)))
     without = dropped(params, np.array([False, True, True]))
     # This layer is now the lowest and keeps its norm.
     other["blocks"]["attention_norm"]["scale"][1] *= 3
@@ -129,7 +129,7 @@ def test_a_window_reaches_both_ways():
         )
         > 0
     ).all()
-    # Kept tokens keep their original distances in the window.
+    # KeepMask tokens keep their original distances in the window.
     kept = KeptTokens(np.array([[0, 2, 5]] * 2, np.int32), 0, 1)
     run = jax.jit(lambda given: c.module.apply({"params": params}, given, kept_tokens=kept))
     other = inputs()
@@ -188,11 +188,11 @@ def test_kinds_follow_their_layers_and_the_first_stays_first():
 
 @cache
 def gradients(c: ModernBERTConfig):
-    def loss(p, kept):
-        places = np.array([[0, 3], [2, 6]], np.int32)
-        given = inputs(places=places)
+    def loss(p, layers):
+        positions = np.array([[0, 3], [2, 6]], np.int32)
+        given = inputs(positions=positions)
         return c.module.apply(
-            {"params": p}, given, targets=given["tokens"][:, :2], kept=Kept(kept)
+            {"params": p}, given, targets=given["tokens"][:, :2], keep_mask=KeepMask(layers)
         )[0]
 
     return tiny.optimized_jit(jax.grad(loss))

@@ -13,7 +13,7 @@ from third_party import FLAX, LARGE, SMALL, STEPS, TX, WIDE, tokens
 
 import jaxgrow
 from jaxgrow import by_convention, from_rules, infer, operators, sizes, stack_layers
-from jaxgrow.layerdrop import Kept
+from jaxgrow.layerdrop import KeepMask
 from jaxgrow.models.stack import run_stack
 
 
@@ -170,7 +170,7 @@ def dropped(model, gates, scale):
     """Return the output and the gradient of the sum of its squares."""
 
     def loss(model):
-        with jaxgrow.integrations.nnx.dropping(model.layers, Kept(gates, scale)):
+        with jaxgrow.integrations.nnx.dropping(model.layers, KeepMask(gates, scale)):
             y = model(X)
         return jnp.square(y).sum(), y
 
@@ -207,12 +207,12 @@ def test_gates_that_do_not_fit_are_refused():
     for layers in (jnp.ones(3, bool), jnp.array([0, 1]), None):
         with (
             pytest.raises(ValueError, match=r"requires a keep mask, bool \[2\]"),
-            jaxgrow.integrations.nnx.dropping(model.layers, Kept(layers)),
+            jaxgrow.integrations.nnx.dropping(model.layers, KeepMask(layers)),
         ):
             pass
     ends = nnx.List([nnx.Linear(3, 2, rngs=nnx.Rngs(0))])
     with (
-        jaxgrow.integrations.nnx.dropping(ends, Kept(jnp.ones(1, bool))),
+        jaxgrow.integrations.nnx.dropping(ends, KeepMask(jnp.ones(1, bool))),
         pytest.raises(ValueError, match=re.escape("Linear takes float32[2, 3] and returns (2, 2)")),
     ):
         ends[0](X)
@@ -224,6 +224,6 @@ def test_a_scanned_stack_drops_layers_by_run_stack():
     weights = jax.tree.map(lambda *a: jnp.stack(a), *(nnx.state(layer) for layer in model.layers))
     gates = jnp.array([True, False, True])
     y, _ = run_stack(
-        lambda w, x: nnx.merge(graphdef, w)(x), weights, X, remat="none", kept=Kept(gates)
+        lambda w, x: nnx.merge(graphdef, w)(x), weights, X, remat="none", keep_mask=KeepMask(gates)
     )
     np.testing.assert_allclose(y, dropped(model, gates, None)[0], rtol=1e-6)

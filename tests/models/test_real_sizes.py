@@ -13,7 +13,7 @@ import tiny
 from jaxgrow import compose, grow, operators, preserves_function
 from jaxgrow.axes import axis
 from jaxgrow.checkpoints.hf.storage import family_for
-from jaxgrow.checkpoints.source import born
+from jaxgrow.checkpoints.source import initial_layout
 from jaxgrow.growth.apply import check
 from jaxgrow.growth.matrices import Rows
 from jaxgrow.models import BERTConfig, Config, GPT2Config, LlamaConfig, ViTConfig
@@ -96,7 +96,7 @@ def leaves(config: Config) -> dict:
     )
     return {
         path: (names, tuple(sizes.get(axis(n), size) for n, size in zip(names, shape, strict=True)))
-        for path, (names, shape) in born(replace(config, **small)).items()
+        for path, (names, shape) in initial_layout(replace(config, **small)).items()
     }
 
 

@@ -18,7 +18,7 @@ from counting import products
 
 from jaxgrow import flops, grow, sizes, swap
 from jaxgrow.axes import leaves, stages
-from jaxgrow.layerdrop import Kept, LayerDrop
+from jaxgrow.layerdrop import KeepMask, LayerDrop
 from jaxgrow.models import Adapter, SwinConfig, from_json
 from jaxgrow.models.stack import KeptTokens
 from jaxgrow.operators import (
@@ -33,7 +33,7 @@ from jaxgrow.operators import (
 )
 from jaxgrow.optim.freeze import Freeze, hold
 from jaxgrow.peft.lora import LoRA
-from train.plan.keep_masks import Gates
+from train.plan.keep_masks import KeepMasks
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -343,8 +343,8 @@ def test_learned_maps_are_of_each_stage(shared):
 
 SOME = np.array([True, False, True, False, True, True])
 SCALE = np.array([1.5, 2, 1, 1.25, 2, 1], np.float32)
-BY_GATES = Kept(SOME, SCALE, "sublayer")
-BY_INDEX = Kept((np.array([0, 2], np.int32), np.array([1, 2], np.int32)), SCALE, "sublayer")
+BY_GATES = KeepMask(SOME, SCALE, "sublayer")
+BY_INDEX = KeepMask((np.array([0, 2], np.int32), np.array([1, 2], np.int32)), SCALE, "sublayer")
 
 
 def dropping():
@@ -360,12 +360,14 @@ def test_both_executions_drop_layers_of_all_stages_bitwise():
     with jax.enable_x64(False):
         small, params = dropping()
         run = jax.jit(
-            lambda p, kept: small.module.apply({"params": p}, vision.images(small), kept=kept)
+            lambda p, keep_mask: small.module.apply(
+                {"params": p}, vision.images(small), keep_mask=keep_mask
+            )
         )
         dense = run(params, None)
         some = run(params, BY_GATES)
         np.testing.assert_array_equal(some, run(params, BY_INDEX))
-        every = Kept(np.ones(6, bool), np.ones(6, np.float32), "sublayer")
+        every = KeepMask(np.ones(6, bool), np.ones(6, np.float32), "sublayer")
         np.testing.assert_array_equal(dense, run(params, every))
         assert np.abs(some - dense).max() > VISIBLE
 
@@ -379,13 +381,14 @@ def test_gradients_agree_and_are_zero_for_dropped_layers():
     with jax.enable_x64(False):
         small, params = dropping()
 
-        def loss(p, kept):
+        def loss(p, keep_mask):
             return jnp.square(
-                small.module.apply({"params": p}, vision.images(small), kept=kept)
+                small.module.apply({"params": p}, vision.images(small), keep_mask=keep_mask)
             ).mean()
 
         one, other = (
-            jax.device_get(jax.jit(jax.grad(loss))(params, kept)) for kept in (BY_GATES, BY_INDEX)
+            jax.device_get(jax.jit(jax.grad(loss))(params, keep_mask))
+            for keep_mask in (BY_GATES, BY_INDEX)
         )
         chex.assert_trees_all_close(one, other, rtol=0, atol=1e-5)
         for s, dropped in enumerate((1, 0)):
@@ -398,7 +401,7 @@ def test_indices_are_given_for_each_stage():
 
     def run(p):
         return small.module.apply(
-            {"params": p}, vision.images(small), kept=Kept(np.array([0, 1, 3], np.int32))
+            {"params": p}, vision.images(small), keep_mask=KeepMask(np.array([0, 1, 3], np.int32))
         )
 
     with pytest.raises(
@@ -410,7 +413,7 @@ def test_indices_are_given_for_each_stage():
 def test_stage_masks_keep_equal_counts_and_weigh_costs():
     drop = LayerDrop(theta=0.5, time="constant", depth="uniform", execution="gather")
     weights = np.array([1.5] * 4 + [5 / 7] * 7)
-    draw, kept = Gates(drop, (4, 7), 400, 3, 0, None, weights), np.zeros(11)
+    draw, kept = KeepMasks(drop, (4, 7), 400, 3, 0, None, weights), np.zeros(11)
     for step in range(400):
         _, given, ran = draw(step)
         (micro, first), (_, second) = (x.shape for x in given.layers)

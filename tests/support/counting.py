@@ -17,8 +17,8 @@ def programs(config, **passes):
     params = jax.eval_shape(config.init, jax.random.key(0))
     tokens = targets = jax.ShapeDtypeStruct((2, config.length), jnp.int32)
     if isinstance(config, EncoderConfig):
-        targets = jax.ShapeDtypeStruct((2, config.head_places(config.length)), jnp.int32)
-        tokens = {"tokens": tokens, "places": targets}
+        targets = jax.ShapeDtypeStruct((2, config.predicted_positions(config.length)), jnp.int32)
+        tokens = {"tokens": tokens, "positions": targets}
 
     def forward(p, t):
         return config.module.apply({"params": p}, t, **passes)
@@ -27,7 +27,7 @@ def programs(config, **passes):
         return -jax.nn.log_softmax(forward(p, t))[..., 0].mean()
 
     def trained(p, t):
-        targets = t["places"] if isinstance(t, dict) else t
+        targets = t["positions"] if isinstance(t, dict) else t
         return config.module.apply({"params": p}, t, targets=targets, **passes)
 
     return (forward, jax.value_and_grad(loss), jax.value_and_grad(trained, has_aux=True)), (

@@ -11,7 +11,7 @@ from counting import products
 
 from jaxgrow import flops, grow
 from jaxgrow.growth.maps import Growth
-from jaxgrow.layerdrop.execution import Kept
+from jaxgrow.layerdrop.execution import KeepMask
 from jaxgrow.models import Config
 
 BATCH = 3
@@ -56,8 +56,10 @@ def assert_dropping_is_exact(small: Config) -> None:
     params, x = tiny.params(small, dtype=small.dtype), images(small)
 
     def loss(p, layers):
-        kept = None if layers is None else Kept(layers, jnp.ones(2, jnp.float32), "sublayer")
-        logits = small.module.apply({"params": p}, x, kept=kept)
+        keep_mask = (
+            None if layers is None else KeepMask(layers, jnp.ones(2, jnp.float32), "sublayer")
+        )
+        logits = small.module.apply({"params": p}, x, keep_mask=keep_mask)
         return jnp.square(logits).mean(), logits
 
     gradient = jax.jit(jax.grad(loss, has_aux=True))

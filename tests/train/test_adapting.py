@@ -192,7 +192,7 @@ def test_what_was_trained_is_trained_on(home, adapted, whole):
     """Continue from the folder of an adapted model, or from the adapter file under another head."""
     tx = transformation(OPTIM)
 
-    def born(experiment, saved):
+    def start(experiment, saved):
         imported, phase, _ = experiment.plan
         _, params = load(Path(imported.folder))
         model = Model(
@@ -201,17 +201,17 @@ def test_what_was_trained_is_trained_on(home, adapted, whole):
         return phase.start({"large": model}, tx, jax.random.key(0), saved)
 
     kept = saved_in(adapted / "adapter.npz")
-    on = born(adapting(home, "adapted"), ())
+    on = start(adapting(home, "adapted"), ())
     from_file = adapting(home, adapter=None, saved=(str(adapted / "adapter.npz"),))
     given = from_file.plan[1].given(SimpleNamespace(models={"large": SimpleNamespace(made=None)}))
-    for model in (on, born(from_file, *given)):
+    for model in (on, start(from_file, *given)):
         jax.tree.map(np.testing.assert_array_equal, split(model.params)[0], kept.params)
     low = adapting(home, adapter=None, saved=(str(whole / "lora.npz"),))
     assert low.method.lora == OWN
     given = low.plan[1].given(SimpleNamespace(models={"large": SimpleNamespace(made=None)}))
     jax.tree.map(
         np.testing.assert_array_equal,
-        split(born(low, *given).params)[0],
+        split(start(low, *given).params)[0],
         saved_in(whole / "lora.npz").params,
     )
 

@@ -8,7 +8,7 @@ import pytest
 import runs
 from finetunings import FAMILIES, checkpoint, cola, tuning
 
-from jaxgrow.layerdrop import Kept
+from jaxgrow.layerdrop import KeepMask
 from jaxgrow.layerdrop.execution import Dropout
 from jaxgrow.models import SwinConfig
 from jaxgrow.peft.lora import LoRA
@@ -121,8 +121,8 @@ def test_dropout_differs_by_layer_sublayer_and_sample(config):
     keys = jax.random.split(jax.random.key(0), (config.depth, 2))
 
     def out(rate):
-        kept = Kept(None, Dropout(keys, rate), "sublayer")
-        return np.asarray(config.module.apply({"params": params}, many, kept=kept))
+        keep_mask = KeepMask(None, Dropout(keys, rate), "sublayer")
+        return np.asarray(config.module.apply({"params": params}, many, keep_mask=keep_mask))
 
     plain = np.asarray(config.module.apply({"params": params}, many))
     np.testing.assert_allclose(out(0.0), plain, atol=1e-5)

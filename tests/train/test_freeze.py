@@ -42,14 +42,18 @@ def trained(config, seed=0) -> Model:
     rng = np.random.default_rng(seed)
     shapes = jax.eval_shape(lambda: config.init(jax.random.key(0)))
     params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32) / 5, shapes)
-    clip, adam, born, decay = jax.eval_shape(TX.init, params)
+    clip, adam, clock_state, decay = jax.eval_shape(TX.init, params)
     mu, nu = (
         jax.tree.map(lambda x: np.square(rng.normal(size=x.shape)).astype(np.float32), params)
         for _ in range(2)
     )
     five = np.int32(5)
-    born = born._replace(count=five, born=jax.tree.map(lambda _: np.int32(0), params))
-    return Model(params, (clip, adam._replace(count=five, mu=mu, nu=nu), born, decay), config)
+    clock_state = clock_state._replace(
+        count=five, start_count=jax.tree.map(lambda _: np.int32(0), params)
+    )
+    return Model(
+        params, (clip, adam._replace(count=five, mu=mu, nu=nu), clock_state, decay), config
+    )
 
 
 def moved(before, after):

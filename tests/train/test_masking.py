@@ -47,18 +47,18 @@ def test_every_window_masks_the_same_number_of_positions(length, masked, special
     assert len(windows) == 3
     for i, (inputs, targets) in enumerate(samples(windows, seed)):
         before = tokens[i * length : (i + 1) * length]
-        now, places = inputs["tokens"], inputs["places"]
-        assert now.dtype == places.dtype == targets.dtype == np.int32
-        assert len(places) == len(targets) == max(1, round(masked * length))
-        assert (np.diff(places) > 0).all()
-        np.testing.assert_array_equal(targets, before[places])
-        away = np.delete(np.arange(length), places)
+        now, positions = inputs["tokens"], inputs["positions"]
+        assert now.dtype == positions.dtype == targets.dtype == np.int32
+        assert len(positions) == len(targets) == max(1, round(masked * length))
+        assert (np.diff(positions) > 0).all()
+        np.testing.assert_array_equal(targets, before[positions])
+        away = np.delete(np.arange(length), positions)
         np.testing.assert_array_equal(now[away], before[away])
         fixed = np.isin(before, [0, 1])
         np.testing.assert_array_equal(now[fixed], before[fixed])
         assert not np.isin(now[~fixed], [0, 1]).any()
         # Special tokens become targets only if all ordinary tokens are targets.
-        assert not fixed[places].any() or set(np.flatnonzero(~fixed)) <= set(places)
+        assert not fixed[positions].any() or set(np.flatnonzero(~fixed)) <= set(positions)
 
 
 def within(count, n, p, chance=1e-6):
@@ -70,7 +70,7 @@ def within(count, n, p, chance=1e-6):
 @pytest.mark.parametrize("ids", [WORDS, PIECES], ids=["pieces", "whole words"])
 def test_eight_of_ten_are_masked_one_is_drawn_and_one_is_left(ids):
     windows = MaskedWindows(text(120 * 40), 40, *ids)
-    found = [(i["tokens"][i["places"]], t) for i, t in samples(windows)]
+    found = [(i["tokens"][i["positions"]], t) for i, t in samples(windows)]
     now, was = (np.concatenate(part) for part in zip(*found, strict=True))
     n = len(now)
     assert n == 120 * 6
@@ -86,7 +86,7 @@ def test_eight_of_ten_are_masked_one_is_drawn_and_one_is_left(ids):
 def test_every_place_and_every_ordinary_token_may_be_chosen():
     windows = MaskedWindows(text(400 * 20), 20, *WORDS)
     found = [i for i, _ in samples(windows)]
-    count = np.bincount(np.concatenate([i["places"] for i in found]), minlength=20)
+    count = np.bincount(np.concatenate([i["positions"] for i in found]), minlength=20)
     assert all(within(int(c), 400, 3 / 20, 1e-7) for c in count)
     many = MaskedWindows(text(60 * 100), 100, *WORDS, masked=1.0)
     drawn = np.concatenate(
@@ -106,7 +106,7 @@ def test_words_are_whole_but_for_what_fills_up(length, masked, seed):
     for i, (inputs, _) in enumerate(samples(windows, seed)):
         of = words(windows.tokens[i * length : (i + 1) * length])
         size = {w: of.count(w) for w in of if w is not None}
-        hidden = [of[p] for p in inputs["places"] if of[p] is not None]
+        hidden = [of[p] for p in inputs["positions"] if of[p] is not None]
         parts = {w: hidden.count(w) for w in hidden if hidden.count(w) < size[w]}
         spare = sum(parts.values())
         assert all(size[w] > spare for w in size if w not in hidden or w in parts)
@@ -121,9 +121,9 @@ def test_words_of_two_by_hand():
     for masked, whole in ((4 / 12, 2), (3 / 12, 1)):
         windows = MaskedWindows(tokens, 12, *PIECES, masked=masked)
         for seed in range(30):
-            places = windows.sample(0, np.random.default_rng(seed))[0]["places"]
-            assert len(places) == round(masked * 12)
-            assert (np.bincount(places // 2, minlength=6) == 2).sum() == whole
+            positions = windows.sample(0, np.random.default_rng(seed))[0]["positions"]
+            assert len(positions) == round(masked * 12)
+            assert (np.bincount(positions // 2, minlength=6) == 2).sum() == whole
 
 
 def test_a_sample_is_a_function_of_its_number_and_generator():
@@ -131,9 +131,9 @@ def test_a_sample_is_a_function_of_its_number_and_generator():
     one, two, other = (samples(windows, seed) for seed in (1, 1, 2))
     for (a, ta), (b, tb), (c, _) in zip(one, two, other, strict=True):
         np.testing.assert_array_equal(a["tokens"], b["tokens"])
-        np.testing.assert_array_equal(a["places"], b["places"])
+        np.testing.assert_array_equal(a["positions"], b["positions"])
         np.testing.assert_array_equal(ta, tb)
-        assert (a["places"] != c["places"]).any() or (a["tokens"] != c["tokens"]).any()
+        assert (a["positions"] != c["positions"]).any() or (a["tokens"] != c["tokens"]).any()
     np.testing.assert_array_equal(
         windows.tokens, text(400, special=0.1)
     )  # a memory-mapped corpus is not modified

@@ -129,10 +129,10 @@ def test_what_does_not_divide_is_said(tmp_path, capsys, monkeypatch):
     The model ``ODD`` above, with its single head, tests that such an axis is replicated and trained.
     """
 
-    def born(*_):
+    def start(*_):
         raise runs.Killed
 
-    monkeypatch.setattr(programs, "made", born)
+    monkeypatch.setattr(programs, "made", start)
     model = replace(runs.MODEL, heads=3, head_dim=4)
     with pytest.raises(runs.Killed):
         pretrain.run(

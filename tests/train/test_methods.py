@@ -302,14 +302,18 @@ def numbers(config, seed=0):
         lambda x: rng.normal(size=x.shape).astype(np.float32),
         jax.eval_shape(lambda: config.init(jax.random.key(0))),
     )
-    clip, adam, born, decay = TX.init(params)
+    clip, adam, clock_state, decay = TX.init(params)
     mu, nu = (
         jax.tree.map(lambda x: np.square(rng.normal(size=x.shape)).astype(np.float32), params)
         for _ in range(2)
     )
     five = np.int32(5)
-    born = born._replace(count=five, born=jax.tree.map(lambda _: np.int32(0), params))
-    return Model(params, (clip, adam._replace(count=five, mu=mu, nu=nu), born, decay), config)
+    clock_state = clock_state._replace(
+        count=five, start_count=jax.tree.map(lambda _: np.int32(0), params)
+    )
+    return Model(
+        params, (clip, adam._replace(count=five, mu=mu, nu=nu), clock_state, decay), config
+    )
 
 
 @pytest.mark.parametrize(

@@ -65,9 +65,9 @@ def test_a_ramped_growth_starts_as_the_old_model():
     ramp = Ramp((0, 0, 5, 5))
     at = ramp.begin(Train("large", 100, OPTIM, large, (ramp,)), Model(None, None, large), SETTING)
     before, _ = loss(small, params)
-    born, _ = loss(large, grown, ramp, at(0).inputs)
+    after, _ = loss(large, grown, ramp, at(0).inputs)
     whole, _ = loss(large, grown)
-    np.testing.assert_allclose(born, before, rtol=1e-6)
+    np.testing.assert_allclose(after, before, rtol=1e-6)
     assert abs(whole - before) > 1e-5  # control: copies without a ramp change the loss
     _, moved = loss(large, grown, ramp, at(1).inputs)
     for name, g, _ in tiny.pairs(moved, moved):

@@ -75,13 +75,13 @@ def grown() -> Model:
     rng = np.random.default_rng(0)
     shapes = jax.eval_shape(lambda: runs.SMALL.init(jax.random.key(0)))
     params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32) / 5, shapes)
-    clip, adam, born, decay = TX.init(params)
+    clip, adam, state, decay = TX.init(params)
     mu = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), params)
-    adam, born = (
+    adam, state = (
         adam._replace(count=np.int32(5), mu=mu, nu=jax.tree.map(np.square, mu)),
-        born._replace(count=np.int32(5)),
+        state._replace(count=np.int32(5)),
     )
-    small = Model(params, (clip, adam, born, decay), runs.SMALL)
+    small = Model(params, (clip, adam, state, decay), runs.SMALL)
     phase = Grow(
         "small", "large", runs.SMALL, runs.LARGE, runs.DOUBLED, noise=10.0, moments="asymmetric"
     )
@@ -90,8 +90,8 @@ def grown() -> Model:
 
 def test_new_entries_use_the_second_learning_rate():
     start, run = grown(), mapped(partial(train_step, TX, 1, (Rewarm(),)), "mesh", runs.mesh())
-    born = clock(start.opt).born
-    assert {int(x) for b in jax.tree.leaves(born) for x in np.unique(b)} == {0, 5}
+    starts = clock(start.opt).start_count
+    assert {int(x) for b in jax.tree.leaves(starts) for x in np.unique(b)} == {0, 5}
     at = jax.device_put(start, replicated(runs.mesh()))
 
     def after(lr, new, birth):
@@ -99,7 +99,7 @@ def test_new_entries_use_the_second_learning_rate():
         return jax.device_get(run(at, BATCH, inputs)[0].params)
 
     slow, fast, both = after(0.25, 0.25, 5), after(0.5, 0.5, 5), after(0.25, 0.5, 5)
-    expected = jax.tree.map(lambda b, f, s: np.where(b == 5, f, s), born, fast, slow)
+    expected = jax.tree.map(lambda b, f, s: np.where(b == 5, f, s), starts, fast, slow)
     chex.assert_trees_all_equal(both, expected)
     chex.assert_trees_all_equal(after(0.25, 0.5, 6), slow)  # all entries are older
     chex.assert_trees_all_equal(after(0.25, 0.5, 0), fast)  # all entries are new

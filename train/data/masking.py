@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxgrow.models.encoder import masked_places
+from jaxgrow.models.encoder import masked_positions
 from train.common.errors import UserError
 
 _SPECIAL = (
@@ -107,7 +107,7 @@ class MaskedWindows:
     ):
         self.tokens, self.length, self.mask_id = tokens, length, mask_id
         self.what = f"windows of {length} tokens"
-        self.count = masked_places(masked, length)
+        self.count = masked_positions(masked, length)
         self._ordinary = np.ones(vocab, bool)
         self._ordinary[[mask_id, *special]] = False
         self._drawn = np.flatnonzero(self._ordinary).astype(np.int32)
@@ -119,7 +119,11 @@ class MaskedWindows:
     def sample(self, i: int, rng: np.random.Generator) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """The inputs and targets of window ``i``.
 
+<<<<<<< HEAD
         Inputs are ``{"tokens": int32 [T], "places": int32 [S], ascending}``. Targets are the
+=======
+        Inputs are ``{"tokens": int32 [T], "positions": int32 [S], ascending}``. Targets are the
+>>>>>>> 593cd12 (names: embedding role, keep_masks and KeepMask, positions, start_count, initial_layout (one meaning each))
         original tokens at these positions, int32 [S].
         """
         tokens = self.tokens[i * self.length : (i + 1) * self.length].astype(np.int32)
@@ -130,7 +134,11 @@ class MaskedWindows:
         case[~ordinary[positions]] = 1
         drawn = self._drawn[rng.integers(len(self._drawn), size=self.count)]
         tokens[positions] = np.where(case < 0.8, self.mask_id, np.where(case < 0.9, drawn, targets))
+<<<<<<< HEAD
         return {"tokens": tokens, "places": positions.astype(np.int32)}, targets
+=======
+        return {"tokens": tokens, "positions": positions.astype(np.int32)}, targets
+>>>>>>> 593cd12 (names: embedding role, keep_masks and KeepMask, positions, start_count, initial_layout (one meaning each))
 
     def _positions(
         self, tokens: np.ndarray, ordinary: np.ndarray, rng: np.random.Generator

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from jaxgrow.layerdrop import Kept
+from jaxgrow.layerdrop import KeepMask
 from jaxgrow.layerdrop.execution import Dropout
 from jaxgrow.models import Config
 from train.plan.modifiers import DropLayers, DropTokens, Hold, Micro, Modifier
@@ -39,4 +39,4 @@ class DropUnits(Modifier):
         layers = jax.random.split(jax.random.fold_in(micro.key, 1), config.depth)
         of_rows = jax.vmap(jax.random.fold_in, (None, 0))
         keys = jax.vmap(lambda key: of_rows(key, micro.rows))(layers)
-        return {"kept": Kept(None, Dropout(keys, self.rate), "sublayer")}
+        return {"keep_mask": KeepMask(None, Dropout(keys, self.rate), "sublayer")}

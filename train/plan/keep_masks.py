@@ -12,23 +12,23 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxgrow.layerdrop import Kept, LayerDrop, gates, padded, program_counts
+from jaxgrow.layerdrop import KeepMask, LayerDrop, keep_masks, padded, program_counts
 
 # Number of steps whose masks one jitted call samples, so that the host rarely waits for the device.
 CHUNK = 1024
 
 
-class Gates:
+class KeepMasks:
     """Keep masks for the steps 0 to steps - 1 of a training with layer dropping.
 
-    ``gates(step)`` returns the keep probabilities [layers], the keep masks of the step, and the
+    ``keep_masks(step)`` returns the keep probabilities [layers], the keep masks of the step, and the
     mean number of layers that run. It is a pure function of (seed, step, micro-step) and of the
     sensitivities, and is the same in every process. If all keep probabilities are 1, the keep masks
     are None, and the step is a normal dense step.
 
     Args:
       drop: settings of layer dropping.
-      layers: number of layers, or of the layers of each stage, as for `jaxgrow.layerdrop.gates`.
+      layers: number of layers, or of the layers of each stage, as for `jaxgrow.layerdrop.keep_masks`.
       steps: number of steps of the schedule.
       micro: number of micro-batches in a step.
       seed: random seed of the masks.
@@ -65,7 +65,7 @@ class Gates:
                 "the processes sampled different keep masks, because they measured different sensitivities",
             )
 
-    def __call__(self, step: int) -> tuple[np.ndarray, Kept | None, float]:
+    def __call__(self, step: int) -> tuple[np.ndarray, KeepMask | None, float]:
         first = step // CHUNK * CHUNK
         if first != self._first:
             self._first, self._chunk = (
@@ -79,13 +79,17 @@ class Gates:
         scaling = "sublayer" if self._drop.scale == "sublayer" else "block"
         if self._counts is not None:
             layers, ran = self._padded(open_)
-            return probs, Kept(layers, np.where(open_, scale, 0).astype(np.float32), scaling), ran
+            return (
+                probs,
+                KeepMask(layers, np.where(open_, scale, 0).astype(np.float32), scaling),
+                ran,
+            )
         scale = (
             None
             if self._drop.scale == "none"
             else np.broadcast_to(scale.astype(np.float32), open_.shape)
         )
-        return probs, Kept(open_, scale, scaling), float((open_ @ self._weights).mean())
+        return probs, KeepMask(open_, scale, scaling), float((open_ @ self._weights).mean())
 
     def _padded(self, open_: np.ndarray) -> tuple[Any, float]:
         """Select the layers that the program of a step runs.
@@ -129,6 +133,6 @@ def _drawing(
     measured = None if sensitivity is None else np.asarray(sensitivity, np.float32)
 
     def draw(t):
-        return gates(drop, depths, steps, t, seed=seed, micro=micro, sensitivity=measured)
+        return keep_masks(drop, depths, steps, t, seed=seed, micro=micro, sensitivity=measured)
 
     return jax.jit(jax.vmap(draw))

@@ -60,8 +60,8 @@ class Learn(Train):
         maps = ligo.init(self.ligo, self.small.axes(), self.small.sizes(), self.target, key)
         return Model(maps, tx.init(maps), self.config, None, plain(small), ByMaps(self.small))
 
-    def born(self, context: Context) -> Model:
-        model = super().born(context)
+    def init(self, context: Context) -> Model:
+        model = super().init(context)
         context.validate(0, model)  # the model grown by the initial maps
         return model
 

@@ -22,7 +22,7 @@ from jaxgrow import flops
 from jaxgrow.axes import Tree
 from jaxgrow.growth.moments import clock
 from jaxgrow.layerdrop import (
-    Kept,
+    KeepMask,
     LayerDrop,
     TokenDrop,
     block_list,
@@ -36,7 +36,7 @@ from jaxgrow.models.stack import KeptTokens
 from jaxgrow.optim.freeze import Freeze, hold
 from train.engine.state.model import Model, logits
 from train.engine.state.optim import Optim, learning_rate
-from train.plan.keep_masks import Gates
+from train.plan.keep_masks import KeepMasks
 
 if TYPE_CHECKING:
     from train.plan.training import Train
@@ -191,11 +191,11 @@ class DropLayers(Modifier):
 
     def begin(self, phase: "Train", model: Model, setting: Setting) -> Callable[[int], Given]:
         sizes = (phase.config.depths, phase.steps, setting.accumulate, setting.seed)
-        gates = Gates(self.drop, *sizes, model.sensitivity, flops.weights(phase.config))
+        masks = KeepMasks(self.drop, *sizes, model.sensitivity, flops.weights(phase.config))
 
         def given(step: int) -> Given:
-            probs, kept, ran = gates(step)
-            return Given(kept, ran, log={"keep": probs})
+            probs, keep_mask, ran = masks(step)
+            return Given(keep_mask, ran, log={"keep": probs})
 
         return given
 
@@ -203,7 +203,9 @@ class DropLayers(Modifier):
         return DropLayers(LayerDrop(dropped=self.drop.dropped))
 
     def options(self, given: Any, micro: Micro, config: Config) -> dict[str, Any]:
-        return {} if given is None else {"kept": jax.tree.map(lambda x: x[micro.number], given)}
+        return (
+            {} if given is None else {"keep_mask": jax.tree.map(lambda x: x[micro.number], given)}
+        )
 
     def hold(self, before: Model, after: Model, given: Any) -> Model:
         if given is None or self.drop.dropped != "freeze":
@@ -256,20 +258,20 @@ def _run_on_average(
     return float((odds @ (counts @ costs)).mean())
 
 
-def _ran(kept: Kept, depths: tuple[int, ...]) -> jax.Array:
+def _ran(keep_mask: KeepMask, depths: tuple[int, ...]) -> jax.Array:
     """Return the layers that at least one micro-batch kept, as bool [layers].
 
     Args:
-      kept: the keep masks of the step.
+      keep_mask: the keep masks of the step.
       depths: the number of layers of each stage.
     """
-    stages = kept.layers if isinstance(kept.layers, tuple) else (kept.layers,)
+    stages = keep_mask.layers if isinstance(keep_mask.layers, tuple) else (keep_mask.layers,)
     if stages[0].dtype == bool:
         return stages[0].reshape(-1, sum(depths)).any(0)
     run = [jax.nn.one_hot(x, n, dtype=bool).any(-2) for n, x in zip(depths, stages, strict=True)]
     run = jnp.concatenate(run, -1)
-    if kept.scale is not None:  # a scale of 0 marks a dropped layer that runs as padding
-        run = run & (kept.scale > 0)
+    if keep_mask.scale is not None:  # a scale of 0 marks a dropped layer that runs as padding
+        run = run & (keep_mask.scale > 0)
     return run.reshape(-1, sum(depths)).any(0)
 
 
@@ -428,7 +430,7 @@ class Rewarm(Modifier):
         return jax.tree.map(
             lambda old, count: jnp.where(count >= first_count, new, old),
             learning_rates,
-            clock(opt).born,
+            clock(opt).start_count,
         )
 
 
@@ -463,7 +465,7 @@ class Ramp(Modifier):
             if step >= max(self.steps):
                 return NOTHING
             share = np.divide(step, ends, out=np.ones_like(ends), where=ends > step)
-            return Given(Kept(None, share, "sublayer"))
+            return Given(KeepMask(None, share, "sublayer"))
 
         return given
 
@@ -471,7 +473,7 @@ class Ramp(Modifier):
         return Ramp(())
 
     def options(self, given: Any, micro: Micro, config: Config) -> dict[str, Any]:
-        return {} if given is None else {"kept": given}
+        return {} if given is None else {"keep_mask": given}
 
 
 @dataclass(frozen=True)

@@ -129,7 +129,7 @@ class Train(Phase):
     def shapes(self, models: Models, tx: optax.GradientTransformation) -> Model:
         return self.start(models, tx, jax.random.key(0))
 
-    def born(self, context: Context) -> Model:
+    def init(self, context: Context) -> Model:
         """Return the model before the first step, by a compiled program."""
         # The initial model does not depend on the steps, so that phases with the same start share a
         # program.
@@ -143,7 +143,7 @@ class Train(Phase):
             positions=None,
         )
         return context.compute(
-            initial_phase, _born, context.models, context.key, *self.given(context)
+            initial_phase, _init, context.models, context.key, *self.given(context)
         )[0]
 
     def given(self, context: Context) -> tuple[Any, ...]:
@@ -151,11 +151,11 @@ class Train(Phase):
         return ()
 
     def run(self, context: Context) -> Model:
-        model = context.models[self.name] if context.resumed else self.born(context)
+        model = context.models[self.name] if context.resumed else self.init(context)
         return context.train(self, model)
 
 
-def _born(
+def _init(
     phase: Train, tx: optax.GradientTransformation, models: Models, key: jax.Array, *given: Any
 ) -> Model:
     """Return a model that shares no memory with ``models``, because the step donates its input."""
@@ -189,8 +189,8 @@ class Measure(Phase):
     def measure(self, model: Model, batches: Any) -> Model:
         """Return ``model`` with the sensitivities of its layers on micro-batches of validation data."""
 
-        def at(kept, batch):
-            return loss(model, batch, kept)
+        def at(keep_mask, batch):
+            return loss(model, batch, keep_mask)
 
         def one(batch):
             found = streams(model.config, parameters(model), batch[0])

@@ -160,7 +160,7 @@ class Scorer:
             )
             mask[i, : len(line.tokens)], positions[i] = True, line.position
         inputs: Any = (
-            {"tokens": tokens, "mask": mask, "places": positions} if self.masked else tokens
+            {"tokens": tokens, "mask": mask, "positions": positions} if self.masked else tokens
         )
         mine = rows(samples, mesh)
         inputs, targets = put(jax.tree.map(lambda x: x[mine], (inputs, targets)), mesh)

@@ -37,7 +37,7 @@ from jaxgrow.checkpoints.hf.storage import family_for
 from jaxgrow.checkpoints.io import safetensors
 from jaxgrow.checkpoints.io.files import ADAPTER, CheckpointError, inside, listed, spelt, write_json
 from jaxgrow.checkpoints.io.folders import appearing
-from jaxgrow.checkpoints.source import Checkpoint, Source, born, flat, nested
+from jaxgrow.checkpoints.source import Checkpoint, Source, flat, initial_layout, nested
 from jaxgrow.growth.apply import grow, grow_leaf
 from jaxgrow.growth.maps import Growth, terms
 from jaxgrow.models import Config
@@ -90,7 +90,7 @@ class PeftAdapter:
           ValueError: as from `jaxgrow.peft.lora.growth` and `jaxgrow.grow`, or the growth of a DoRA
             is not a DoRA.
         """
-        axes, names = self.config.axes(), born(self.config)
+        axes, names = self.config.axes(), initial_layout(self.config)
         rules = lora.growth(growth, self.lora, axes)
         return replace(
             self,
@@ -126,12 +126,16 @@ class PeftAdapter:
           ValueError: neither the model nor the adapter has all leaves.
         """
         leaves = flat(params) | dict(self.saved)
-        if lost := born(self.config).keys() - leaves:
+        if lost := initial_layout(self.config).keys() - leaves:
             raise ValueError(f"neither the model nor the adapter has {', '.join(sorted(lost))}")
         merged = lora.merge(
-            nested({path: leaves[path] for path in born(self.config)}), self.factors, self.lora
+            nested({path: leaves[path] for path in initial_layout(self.config)}),
+            self.factors,
+            self.lora,
         )
-        kernels = {module: cut(born(self.config)[f"{module}/kernel"][0]) for module in self.gains}
+        kernels = {
+            module: cut(initial_layout(self.config)[f"{module}/kernel"][0]) for module in self.gains
+        }
         return nested(dora.multiplied(flat(merged), self.gains, kernels))
 
 
@@ -219,7 +223,7 @@ def load_beside(folder: str | Path, base: Checkpoint) -> PeftAdapter:
         model has all leaves of that head.
     """
     own = load(folder, base.config, base)
-    if lost := sorted(born(own.config).keys() - base.leaves.keys() - own.saved.keys()):
+    if lost := sorted(initial_layout(own.config).keys() - base.leaves.keys() - own.saved.keys()):
         raise CheckpointError(
             f"{folder}: the head of this adapter needs {', '.join(lost)}, which neither it nor {base.folder} has. Load the "
             "base model with that head in transformers, and save it"
@@ -331,7 +335,7 @@ def _read_saved(found: _Found, names: _Names, config: Config) -> dict[str, np.nd
                 f"{found.file} has {stored.name}, but the head of this model is tied to it, and PEFT trains the one without "
                 "the other. Merge the adapter into its model with PEFT (merge_and_unload), and grow the merged model"
             )
-        axes, shape = born(config)[path]
+        axes, shape = initial_layout(config)[path]
         layers = stored.layers(range(shape[0]) if layers_of(axes) else (None,))
         tensors = [stored.name.format(layers=layer) for layer in layers]
         found.need(tensors)
@@ -360,7 +364,7 @@ def _places(names: _Names, config: Config) -> dict[str, list[_Factors]]:
             and "{layers}" in stored.name
             and "experts" not in f"{stored.name} {stored.layout}"
         ):
-            axes = born(config)[path][0]
+            axes = initial_layout(config)[path][0]
             of = _Factors(path.removesuffix("/kernel"), cut(axes), *stored.factors(axes))
             out.setdefault(stored.name.removesuffix(".weight"), []).append(of)
     return out
@@ -641,7 +645,7 @@ def _saved_tensors(adapter: PeftAdapter, names: _Names) -> tuple[dict[str, np.nd
     out: dict[str, np.ndarray] = {}
     sizes = adapter.config.sizes()
     for path, x in adapter.saved.items():
-        axes, stored = born(adapter.config)[path][0], names.of(adapter.config)[path]
+        axes, stored = initial_layout(adapter.config)[path][0], names.of(adapter.config)[path]
         layers = stored.layers(range(len(x)) if layers_of(axes) else (None,))
         for layer in layers:
             name = stored.name.format(layers=layer)
@@ -659,4 +663,6 @@ def _reads_first(family: Family, config: Config) -> bool:
         if p.endswith("/kernel") and "{layers}" in s.name
     }
     path, stored = next(iter(layered.items()))
-    return stored.layout.replace("(", " ").split()[0] == axis(cut(born(config)[path][0]).read[0])
+    return stored.layout.replace("(", " ").split()[0] == axis(
+        cut(initial_layout(config)[path][0]).read[0]
+    )

@@ -27,7 +27,7 @@ from jaxgrow.checkpoints.io.files import (
     spelt,
     write_json,
 )
-from jaxgrow.checkpoints.source import Checkpoint, Leaf, Source, born
+from jaxgrow.checkpoints.source import Checkpoint, Leaf, Source, initial_layout
 from jaxgrow.models import Config
 
 
@@ -66,10 +66,10 @@ class HuggingFace(Checkpoint):
                 f"{file} has {self.config.depth} layers, but the folder has {len(self.tensors)} tensors"
             )
         self.names = self.family.names(self.config)
-        self._born = born(self.config)
+        self._layout = initial_layout(self.config)
         self._sizes = {
             axis(n): size
-            for names, shape in self._born.values()
+            for names, shape in self._layout.values()
             for n, size in zip(names, shape, strict=True)
         }
         self._bare = bool(self.family.prefix) and not any(
@@ -78,7 +78,7 @@ class HuggingFace(Checkpoint):
         self._check()
         self._check_tied()
         self.leaves = {}
-        for path, (names, shape) in self._born.items():
+        for path, (names, shape) in self._layout.items():
             dtype = common([t.dtype for t in self._tensors(path)] or [np.dtype(np.float32)])
             if self.names[path].moved:
                 dtype = common([dtype, np.dtype(np.float32)])
@@ -155,7 +155,7 @@ class HuggingFace(Checkpoint):
 
     def _layers(self, path: str) -> Sequence[int | None]:
         """The layers that are stored for a leaf, as `Leaf.layers`."""
-        names, shape = self._born[path]
+        names, shape = self._layout[path]
         return self.names[path].layers(range(shape[0]) if layers_of(names) else (None,))
 
     def _name(self, name: str, layer: int | None) -> str:
@@ -167,7 +167,7 @@ class HuggingFace(Checkpoint):
         for path, stored in self.names.items():
             for layer, of in itertools.product(self._layers(path), stored.of_experts(self._sizes)):
                 name = self._name(of, layer)
-                expected[name] = stored.shape(self._born[path][0], self._sizes)
+                expected[name] = stored.shape(self._layout[path][0], self._sizes)
                 axes[name] = stored.layout
         missing = [f"missing: {name}" for name in expected if name not in self.tensors]
         unknown, wrong = [], []

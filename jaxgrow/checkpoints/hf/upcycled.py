@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from jaxgrow.checkpoints.io.files import CheckpointError
-from jaxgrow.checkpoints.source import Grown, Leaf, Source, born, flat, nested
+from jaxgrow.checkpoints.source import Grown, Leaf, Source, flat, initial_layout, nested
 from jaxgrow.growth.maps import Growth
 from jaxgrow.models import LlamaConfig
 from jaxgrow.models.upcycling import routed
@@ -44,7 +44,7 @@ class Single(Source):
         dtypes = {path: leaf.dtype for path, leaf in source.leaves.items()} | {ROUTER: like}
         self.leaves = {
             path: Leaf(names, shape, dtypes[path])
-            for path, (names, shape) in born(self.config).items()
+            for path, (names, shape) in initial_layout(self.config).items()
         }
 
     def read(self, path: str, layer: int | None = None) -> np.ndarray:

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxgrow import sharding
 from jaxgrow.axes import Tree, is_names, path, role
-from jaxgrow.layerdrop import Kept
+from jaxgrow.layerdrop import KeepMask
 from jaxgrow.models import Config, TextConfig
 from jaxgrow.optim.completep import multipliers
 from train.data.batches import Batch
@@ -162,15 +162,15 @@ def scores(model: Model, batch: Batch, **options: Any) -> tuple[jax.Array, jax.A
     return cross_entropy(output, targets), (output.argmax(-1) == classes).mean()
 
 
-def loss(model: Model, batch: Batch, kept: Kept | None = None) -> jax.Array:
+def loss(model: Model, batch: Batch, keep_mask: KeepMask | None = None) -> jax.Array:
     """Return the mean cross-entropy of the targets of ``batch`` in nats.
 
     Args:
       model: model to evaluate.
       batch: inputs and targets.
-      kept: layers and tokens that the model keeps (`Kept`); None keeps all of them.
+      keep_mask: layers and tokens that the model keeps (`KeepMask`); None keeps all of them.
     """
-    return scores(model, batch, kept=kept)[0]
+    return scores(model, batch, keep_mask=keep_mask)[0]
 
 
 def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
