@@ -198,7 +198,7 @@ def decays(axes: Tree) -> Tree:
       ValueError: the axis names of a leaf do not state its role (`jaxgrow.axes`).
     """
     return jax.tree_util.tree_map_with_path(
-        lambda p, names: role(path(p), names) in ("kernel", "table"), axes, is_leaf=is_names
+        lambda p, names: role(path(p), names) in ("kernel", "embedding"), axes, is_leaf=is_names
     )
 
 
