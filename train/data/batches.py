@@ -179,15 +179,10 @@ def shapes(data: Data | Images | Labelled, model: Config, samples: int) -> Batch
     inputs = jax.ShapeDtypeStruct((samples, model.length), np.int32)
     if not isinstance(model, EncoderConfig):
         return inputs, inputs
-<<<<<<< HEAD
-    positions = jax.ShapeDtypeStruct((samples, masked_places(model.masked, model.length)), np.int32)
-    return {"tokens": inputs, "places": positions}, positions
-=======
     positions = jax.ShapeDtypeStruct(
         (samples, masked_positions(model.masked, model.length)), np.int32
     )
     return {"tokens": inputs, "positions": positions}, positions
->>>>>>> 593cd12 (names: embedding role, keep_masks and KeepMask, positions, start_count, initial_layout (one meaning each))
 
 
 def _shapes_of_task(data: Labelled, model: TextConfig, samples: int) -> Batch:

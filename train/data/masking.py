@@ -119,11 +119,7 @@ class MaskedWindows:
     def sample(self, i: int, rng: np.random.Generator) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """The inputs and targets of window ``i``.
 
-<<<<<<< HEAD
-        Inputs are ``{"tokens": int32 [T], "places": int32 [S], ascending}``. Targets are the
-=======
         Inputs are ``{"tokens": int32 [T], "positions": int32 [S], ascending}``. Targets are the
->>>>>>> 593cd12 (names: embedding role, keep_masks and KeepMask, positions, start_count, initial_layout (one meaning each))
         original tokens at these positions, int32 [S].
         """
         tokens = self.tokens[i * self.length : (i + 1) * self.length].astype(np.int32)
@@ -134,11 +130,7 @@ class MaskedWindows:
         case[~ordinary[positions]] = 1
         drawn = self._drawn[rng.integers(len(self._drawn), size=self.count)]
         tokens[positions] = np.where(case < 0.8, self.mask_id, np.where(case < 0.9, drawn, targets))
-<<<<<<< HEAD
-        return {"tokens": tokens, "places": positions.astype(np.int32)}, targets
-=======
         return {"tokens": tokens, "positions": positions.astype(np.int32)}, targets
->>>>>>> 593cd12 (names: embedding role, keep_masks and KeepMask, positions, start_count, initial_layout (one meaning each))
 
     def _positions(
         self, tokens: np.ndarray, ordinary: np.ndarray, rng: np.random.Generator
