@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ from train import pretrain
 from train.common.errors import UserError
 from train.engine.run import checkpoint
 from train.engine.run.checkpoint import Checkpoints
+from train.engine.run.record import CostRecord, RunRecord
 from train.engine.run.workdir import imported, load
 from train.engine.state.model import Model
 
-RECORD = {"phase": 0, "step": 3, "ledger": {"steps": 3}, "judged": {}}
+RECORD = RunRecord(step=3, cost=CostRecord(steps=3))
 
 
 def position(step: int) -> Any:
@@ -44,7 +46,9 @@ def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("saved")
     with Checkpoints(folder / "checkpoints") as checkpoints:
         for step in (3, 6):
-            checkpoints.save(step, {"large": model(step)}, position(step), RECORD | {"step": step})
+            checkpoints.save(
+                step, {"large": model(step)}, position(step), replace(RECORD, step=step)
+            )
     return folder
 
 
@@ -63,9 +67,9 @@ def restored(run: Path) -> int:
         found = checkpoints.restore(lambda record: {"large": model(0)}, data, runs.mesh())
     assert found is not None
     models, record = found
-    step = record["step"]
+    step = record.step
     chex.assert_trees_all_equal(jax.device_get(models["large"].params), model(step).params)
-    assert record == RECORD | {"step": step} and next(data) == step
+    assert record == replace(RECORD, step=step) and next(data) == step
     return step
 
 
@@ -161,7 +165,7 @@ def test_a_kill_while_saving_leaves_no_damaged_checkpoint(saved, tmp_path, monke
         Checkpoints(tmp_path / "checkpoints") as checkpoints,
     ):
         patch.setattr(checkpoint, at, dies)
-        checkpoints.save(9, {"large": model(9)}, position(9), RECORD | {"step": 9})
+        checkpoints.save(9, {"large": model(9)}, position(9), replace(RECORD, step=9))
     capsys.readouterr()
     whole = 9 if at == "sync_folder" else 6
     assert (load(tmp_path)["token_embedding"] == model(whole).params["token_embedding"]).all()
@@ -212,7 +216,7 @@ def test_only_the_last_damaged_checkpoint_is_kept(saved, tmp_path):
                 step + 3,
                 {"large": model(step + 3)},
                 position(step + 3),
-                RECORD | {"step": step + 3},
+                replace(RECORD, step=step + 3),
             )
 
 
@@ -223,7 +227,9 @@ def test_unwritable_checksums_are_an_error_at_the_next_save(tmp_path, monkeypatc
     monkeypatch.setattr(checkpoint, "seal", full)
     with pytest.raises(OSError, match="No space"), Checkpoints(tmp_path) as checkpoints:
         for step in (3, 6):
-            checkpoints.save(step, {"large": model(step)}, position(step), RECORD | {"step": step})
+            checkpoints.save(
+                step, {"large": model(step)}, position(step), replace(RECORD, step=step)
+            )
     assert not (tmp_path / "6").exists()
 
 

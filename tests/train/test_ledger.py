@@ -17,6 +17,7 @@ from train import pretrain
 from train.common.errors import UserError
 from train.engine.loop import inputs
 from train.engine.run import ledger
+from train.engine.run.record import CostRecord
 from train.engine.run.recorder import Recorder
 from train.engine.run.workdir import load
 from train.plan.training import Train
@@ -114,6 +115,11 @@ def test_a_log_line_has_loss_gradient_norm_learning_rate(finished):
     assert 0 < lines[-1]["loss"] < math.log(256)  # The model has learned something.
 
 
+def stored(book) -> CostRecord:
+    """Return the record of a recorder after a checkpoint has stored it as JSON."""
+    return CostRecord.from_json(json.loads(json.dumps(book.record().as_json())))
+
+
 def points(folder) -> dict[str, list[tuple[int, float]]]:
     """Return the values that TensorBoard shows for a run: ``{tag: [(step, value), ..]}``."""
     events = EventAccumulator(str(folder / "tensorboard")).Reload()
@@ -174,26 +180,26 @@ def test_time_belongs_to_the_open_phase(tmp_path, clock):
     clock.now += 2
     record = book.record()
     book.close()
-    assert [p["seconds"] for p in record["phases"]] == [4, 2] and record["seconds"] == 6
+    assert [p.seconds for p in record.phases] == [4, 2] and record.seconds == 6
     clock.now += 1000  # time between two processes
     book = Recorder(tmp_path, record)
     clock.now += 5
     record = book.record()
     book.close()
-    assert [p["seconds"] for p in record["phases"]] == [4, 7] and record["seconds"] == 11
+    assert [p.seconds for p in record.phases] == [4, 7] and record.seconds == 11
 
 
 def test_what_was_logged_after_a_checkpoint_is_cut_off(tmp_path):
     book = Recorder(tmp_path)
     book.ledger.begin("one", "train", "large", 1)
     book.log(1, loss=1.0)
-    record = json.loads(json.dumps(book.record()))
+    record = stored(book)
     book.log(2, loss=2.0)
     book.close()
     # The second time resumes from a checkpoint that was saved before the first log line.
     for _ in range(2):
         book = Recorder(tmp_path, record)
-        record = json.loads(json.dumps(book.record()))
+        record = stored(book)
         book.log(2, loss=3.0)
         book.close()
     assert [line["loss"] for line in runs.log(tmp_path)] == [1.0, 3.0]
@@ -231,7 +237,7 @@ def test_a_log_that_lost_lines_is_an_error(tmp_path):
     log.write_bytes(log.read_bytes()[:-1])
     with pytest.raises(
         UserError,
-        match=rf"metrics.jsonl is damaged: it has {record['bytes'] - 1} bytes, but the .* backup",
+        match=rf"metrics.jsonl is damaged: it has {record.bytes - 1} bytes, but the .* backup",
     ):
         Recorder(tmp_path, record)
 
@@ -317,10 +323,8 @@ def test_compilation_is_counted_separately_in_every_phase(tmp_path, clock):
     book.ledger.charge(30.0, 10.0)  # cost of an earlier run
     record = book.record()
     book.close()
-    assert [p["compile_seconds"] for p in record["phases"]] == [2, 11] and record[
-        "compile_seconds"
-    ] == 13
-    assert [p["seconds"] for p in record["phases"]] == [3, 32]
+    assert [p.compile_seconds for p in record.phases] == [2, 11] and record.compile_seconds == 13
+    assert [p.seconds for p in record.phases] == [3, 32]
     jax.monitoring.record_event_duration_secs(event, 5.0)  # compilation outside the run
     book = Recorder(tmp_path, record)
     assert book.ledger.totals()["compile_seconds"] == 13

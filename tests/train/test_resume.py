@@ -110,10 +110,11 @@ from pathlib import Path
 from types import SimpleNamespace
 import jax.numpy as jnp
 from train.engine.run import checkpoint
+from train.engine.run.record import RunRecord
 from train.engine.state.model import Model
 checkpoint.seal = lambda folder: os.kill(os.getpid(), signal.SIGKILL)
 checkpoints = checkpoint.Checkpoints(Path(sys.argv[1]))
-checkpoints.save(2, {"large": Model({"x": jnp.ones(9)}, None, None)}, SimpleNamespace(get_state=dict), {})
+checkpoints.save(2, {"large": Model({"x": jnp.ones(9)}, None, None)}, SimpleNamespace(get_state=dict), RunRecord())
 checkpoints.wait()
 """
 

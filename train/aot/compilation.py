@@ -146,8 +146,14 @@ class Rehearsal:
         plan = self.experiment.plan
         for number, phase in enumerate(plan):
             self._phase = phase
-            self.models = after(plan, number, self.models, phase.run(self))
+            made = self._trained(phase) if isinstance(phase, Train) else phase.run(self)
+            self.models = after(plan, number, self.models, made)
         return self.programs
+
+    def _trained(self, phase: Train) -> Model:
+        model = self.train(phase, phase.init(self))
+        phase.finish(self, model)
+        return model
 
     # --- the interface for phases ---
 
@@ -167,6 +173,7 @@ class Rehearsal:
         return made, cost
 
     def train(self, phase: Train, model: Model) -> Model:
+        """Compile the steps of ``phase``, and return the trained model as shapes."""
         e = self.experiment
         make = partial(
             train_step,

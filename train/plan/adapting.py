@@ -132,10 +132,8 @@ class Adapt(Train):
             else ()
         )
 
-    def run(self, context: Context) -> Model:
-        model = super().run(context)
+    def finish(self, context: Context, model: Model) -> None:
         keep_adapter(context, model)
-        return model
 
 
 def keep_adapter(context: Context, model: Model) -> None:

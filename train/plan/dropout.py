@@ -5,17 +5,14 @@ steps and samples.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
 from jaxgrow.layerdrop import KeepMask
 from jaxgrow.layerdrop.execution import Dropout
 from jaxgrow.models import Config
-from train.plan.modifiers import DropLayers, DropTokens, Hold, Micro, Modifier
-
-if TYPE_CHECKING:
-    from train.plan.training import Train
+from train.plan.modifiers import DropLayers, DropTokens, Hold, Micro, Modifier, TrainedPhase
 
 
 @dataclass(frozen=True)
@@ -27,7 +24,7 @@ class DropUnits(Modifier):
 
     rate: float
 
-    def check(self, phase: "Train") -> None:
+    def check(self, phase: TrainedPhase) -> None:
         if not 0 < self.rate < 1:
             raise ValueError(f"dropout must be between 0 and 1, but is {self.rate}")
         if any(isinstance(other, DropLayers | DropTokens | Hold) for other in phase.modifiers):

@@ -65,10 +65,8 @@ class Learn(Train):
         context.validate(0, model)  # the model grown by the initial maps
         return model
 
-    def run(self, context: Context) -> Model:
-        model = super().run(context)
+    def finish(self, context: Context, model: Model) -> None:
         context.keep("maps.npz", lambda path: save(path, self, model.params))
-        return model
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -38,8 +38,26 @@ from train.engine.state.model import Model, logits
 from train.engine.state.optim import Optim, learning_rate
 from train.plan.keep_masks import KeepMasks
 
-if TYPE_CHECKING:
-    from train.plan.training import Train
+
+class TrainedPhase(Protocol):
+    """The properties of a `train.plan.training.Train` that its modifiers may read."""
+
+    @property
+    def config(self) -> Config: ...
+    @property
+    def optim(self) -> Optim: ...
+    @property
+    def modifiers(self) -> "tuple[Modifier, ...]": ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def begin(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+    @property
+    def length(self) -> int: ...
+    @property
+    def window(self) -> int: ...
 
 
 class Setting(NamedTuple):
@@ -94,7 +112,7 @@ class Modifier:
         """Other models that the modifier needs in every step."""
         return ()
 
-    def check(self, phase: "Train") -> None:
+    def check(self, phase: TrainedPhase) -> None:
         """Check that the modifier fits the phase.
 
         Raises:
@@ -105,7 +123,7 @@ class Modifier:
         """Options of `jaxgrow.flops.train` for the computation that every step saves."""
         return {}
 
-    def layers(self, phase: "Train") -> float | None:
+    def layers(self, phase: TrainedPhase) -> float | None:
         """Average number of layers that a step runs; None: all."""
         return None
 
@@ -118,7 +136,7 @@ class Modifier:
         """JSON values that checkpoints record about the modifier."""
         return {}
 
-    def begin(self, phase: "Train", model: Model, setting: Setting) -> Callable[[int], Given]:
+    def begin(self, phase: TrainedPhase, model: Model, setting: Setting) -> Callable[[int], Given]:
         """Return a function from the number of a step to what the step is given."""
         return lambda step: NOTHING
 
@@ -170,13 +188,13 @@ class DropLayers(Modifier):
 
     drop: LayerDrop
 
-    def check(self, phase: "Train") -> None:
+    def check(self, phase: TrainedPhase) -> None:
         if any(m.savings(phase.config) for m in phase.modifiers):
             raise ValueError(
                 "layer dropping is not supported together with token dropping or frozen layers"
             )
 
-    def layers(self, phase: "Train") -> float:
+    def layers(self, phase: TrainedPhase) -> float:
         weights = tuple(flops.weights(phase.config).tolist())
         run = _run_on_average if self.drop.execution != "cond" else _kept_on_average
         return run(self.drop, weights, phase.config.depths, phase.begin, phase.end, phase.steps)
@@ -189,7 +207,7 @@ class DropLayers(Modifier):
             else np.flatnonzero(block_list(model.sensitivity, s)).tolist()
         }
 
-    def begin(self, phase: "Train", model: Model, setting: Setting) -> Callable[[int], Given]:
+    def begin(self, phase: TrainedPhase, model: Model, setting: Setting) -> Callable[[int], Given]:
         sizes = (phase.config.depths, phase.steps, setting.accumulate, setting.seed)
         masks = KeepMasks(self.drop, *sizes, model.sensitivity, flops.weights(phase.config))
 
@@ -281,7 +299,7 @@ class DropTokens(Modifier):
 
     drop: TokenDrop
 
-    def check(self, phase: "Train") -> None:
+    def check(self, phase: TrainedPhase) -> None:
         self.drop.middle(phase.config.depth)
 
     def savings(self, config: Config) -> dict[str, Any]:
@@ -298,7 +316,7 @@ class Hold(Modifier):
 
     freeze: Freeze
 
-    def check(self, phase: "Train") -> None:
+    def check(self, phase: TrainedPhase) -> None:
         self.freeze.mask(phase.config.depth)
 
     def savings(self, config: Config) -> dict[str, Any]:
@@ -348,7 +366,7 @@ class Teacher(Modifier):
     def weight(self, step: int, steps: int) -> float:
         return max(0.0, 1 - step / max(1, round(self.fraction * steps)))
 
-    def begin(self, phase: "Train", model: Model, setting: Setting) -> Callable[[int], Given]:
+    def begin(self, phase: TrainedPhase, model: Model, setting: Setting) -> Callable[[int], Given]:
         teacher = replace(setting.models[self.name], opt=None)
         cost = flops.forward(teacher.config, setting.samples * phase.length, phase.window)
 
@@ -402,7 +420,7 @@ class Rewarm(Modifier):
         done = (step - self.steps) / max(steps - self.steps, 1)
         return floor + (top - floor) * 0.5 * (1 + math.cos(math.pi * done))
 
-    def check(self, phase: "Train") -> None:
+    def check(self, phase: TrainedPhase) -> None:
         if phase.optim.name != "adamw":
             raise ValueError(
                 f"rewarm uses the age of the moments of Adam: set optim.name to adamw, not {phase.optim.name}"
@@ -412,7 +430,7 @@ class Rewarm(Modifier):
                 f"rewarm is the warm-up of the new entries: set warmup to 0, not {phase.optim.warmup}"
             )
 
-    def begin(self, phase: "Train", model: Model, setting: Setting) -> Callable[[int], Given]:
+    def begin(self, phase: TrainedPhase, model: Model, setting: Setting) -> Callable[[int], Given]:
         # Adam's count at step 0. New entries were made at this count or later.
         first_count = clock(model.opt).count - setting.first
 
@@ -448,7 +466,7 @@ class Ramp(Modifier):
 
     steps: tuple[int, ...]  # for each layer; 0: complete from the first step on
 
-    def check(self, phase: "Train") -> None:
+    def check(self, phase: TrainedPhase) -> None:
         if len(self.steps) != phase.config.depth or min(self.steps) < 0:
             raise ValueError(
                 f"ramp must have a number of steps, 0 or more, for each of {phase.config.depth} layers, but is {self.steps}"
@@ -458,7 +476,7 @@ class Ramp(Modifier):
                 "ramp is not supported together with dropped layers or tokens, or frozen layers"
             )
 
-    def begin(self, phase: "Train", model: Model, setting: Setting) -> Callable[[int], Given]:
+    def begin(self, phase: TrainedPhase, model: Model, setting: Setting) -> Callable[[int], Given]:
         ends = np.asarray(self.steps, np.float32)
 
         def given(step: int) -> Given:
@@ -492,7 +510,7 @@ class ShortContext(Modifier):
     def windows(self) -> int:
         return self.parts
 
-    def check(self, phase: "Train") -> None:
+    def check(self, phase: TrainedPhase) -> None:
         if not phase.config.causal or phase.config.predicts != "tokens":
             raise ValueError(
                 f"a short context is only supported for decoders that are pre-trained on text, not for a "

@@ -6,15 +6,13 @@ kind of phase is one class.
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import jax
 import optax
 
+from train.engine.run.ledger import Ledger
 from train.engine.state.model import Model
-
-if TYPE_CHECKING:
-    from train.engine.run.ledger import Ledger
 
 Models: TypeAlias = Mapping[str, Model]
 
@@ -24,7 +22,7 @@ class Context(Protocol):
 
     seed: int
     models: dict[str, Model]  # models that are still needed
-    ledger: "Ledger"
+    ledger: Ledger
     validation: dict[str, float]  # metrics of the last evaluation
     best: dict[str, Any]  # for `train.plan.best`: the best evaluation, and how many followed it
 
@@ -50,10 +48,6 @@ class Context(Protocol):
         This also opens the account of the phase. The FLOPs are counted by `jaxgrow.flops.counted`,
         and are the same on every platform.
         """
-        ...
-
-    def train(self, phase: Any, model: Model) -> Model:
-        """Return ``model`` after the steps of ``phase``, a `train.plan.training.Train`."""
         ...
 
     def validation_batches(self, batches: int) -> Any:
@@ -85,7 +79,10 @@ class Context(Protocol):
 
 
 class Phase:
-    """A step of a plan. Phases are frozen dataclasses; equal ones share their compiled programs."""
+    """A step of a plan. Phases are frozen dataclasses; equal ones share their compiled programs.
+
+    A phase is a transformation with a method `run`, or a training (`train.plan.training.Train`).
+    """
 
     @property
     def kind(self) -> str:

@@ -26,7 +26,10 @@ from train.plan.phase import Context, Models, Phase
 
 @dataclass(frozen=True)
 class Train(Phase):
-    """Trains the model ``name``. A model that does not exist yet is initialised from ``config``."""
+    """Trains the model ``name``. A model that does not exist yet is initialised from ``config``.
+
+    A run trains the model between `init` and `finish` (`train.engine.loop.trainer`).
+    """
 
     name: str
     steps: int  # total steps of the schedules
@@ -150,9 +153,8 @@ class Train(Phase):
         """Additional arguments of `start`."""
         return ()
 
-    def run(self, context: Context) -> Model:
-        model = context.models[self.name] if context.resumed else self.init(context)
-        return context.train(self, model)
+    def finish(self, context: Context, model: Model) -> None:
+        """Write the results of the phase after its last step."""
 
 
 def _init(

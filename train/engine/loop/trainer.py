@@ -2,9 +2,9 @@
 
 import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import closing
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,10 @@ from train.data import batches
 from train.engine import xla
 from train.engine.hosts import connect, everywhere, gathered, is_first, once
 from train.engine.loop import memory, programs
-from train.engine.loop.inputs import step_plans
+from train.engine.loop.inputs import StepPlan, step_plans
 from train.engine.run import trackers
 from train.engine.run.checkpoint import Checkpoints
+from train.engine.run.record import RunRecord
 from train.engine.run.recorder import Recorder
 from train.engine.run.stop import Stop
 from train.engine.run.workdir import Workdir, imported
@@ -66,54 +67,87 @@ def _run(asked: Experiment, workdir: Workdir, profile: int) -> dict[str, Any]:
     xla.keep_programs()
     experiment, _ = settled(asked, present(), _say)
     mesh = _mesh(experiment)
-    data = everywhere(lambda: _Data(experiment, mesh))
+    data = everywhere(lambda: RunData(experiment, mesh))
     _same("data", data.identity)
     once(lambda: workdir.begin(asked, data.identity))
-    plan, tx = experiment.plan, experiment.tx
-    with Checkpoints(workdir.checkpoints, workdir.log) as checkpoints, closing(data.training):
-        restored = checkpoints.restore(
-            lambda r: shapes(plan, r["phase"] + 1, tx), data.training, mesh
-        )
-        models, record = restored or ({}, {"phase": 0, "step": 0, "ledger": None, "judged": {}})
-        workdir.same_data(record.get("corpus", data.identity), data.identity)
-        if restored:
-            _say(f"resuming at step {record['step']} of {plan[record['phase']].label}")
-        for line in data.report:
-            _say(line)
-        flops = sum(phase.cost(experiment.batch) for phase in plan)
-        tracked = trackers.opened(asked, workdir.folder) if is_first() else []
-        name = {"run": experiment.name, "seed": experiment.seed}
-        recording = Recorder(
-            workdir.folder, record["ledger"], flops=flops, trackers=tracked, run=name
-        )
-        tracing = xla.Profile(profile if is_first() else 0, workdir.folder / "profile", _say)
-        with closing(recording) as recorder, Stop() as stop, closing(tracing):
-            trainer = Trainer(
-                experiment,
-                workdir.folder,
-                mesh,
-                data,
-                checkpoints,
-                recorder,
-                stop,
-                models,
-                record,
-                tracing,
-            )
-            model = trainer.run()
-            checkpoints.wait()
-            about = {"name": experiment.name, **trainer.validation, "model": model.config.as_json()}
-            about["xla"] = xla.recorded(mesh)
-            result = recorder.record() | about | {"corpus": data.identity}
-            if data.labels:
-                result |= {"labels": data.labels}
-    workdir.finish(
-        result, model.config, model.params, getattr(experiment.data, "tokenizer", None), data.head
-    )
+    with _opened(asked, experiment, workdir, mesh, data, profile) as state:
+        trainer = Trainer(state)
+        model = trainer.run()
+        state.checkpoints.wait()
+        result = state.recorder.record().as_json() | {"name": experiment.name}
+    result |= trainer.validation | {"model": model.config.as_json(), "xla": xla.recorded(mesh)}
+    result |= {"corpus": data.identity} | ({"labels": data.labels} if data.labels else {})
+    tokenizer = getattr(experiment.data, "tokenizer", None)
+    workdir.finish(result, model.config, model.params, tokenizer, data.head)
     return once(lambda: result)
 
 
-class _Data:
+@contextmanager
+def _opened(
+    asked: Experiment,
+    experiment: Experiment,
+    workdir: Workdir,
+    mesh: Mesh,
+    data: "RunData",
+    profile: int,
+) -> Iterator["RunState"]:
+    """Open the files of a run, restore its last checkpoint, and close the files at the end.
+
+    Args:
+      asked: experiment as the user asked for it.
+      experiment: experiment with the settings that "auto" chose.
+      workdir: folder of the run.
+      mesh: mesh of the devices.
+      data: data of the run.
+      profile: number of steps to trace.
+    """
+    with ExitStack() as opened:
+        checkpoints = opened.enter_context(Checkpoints(workdir.checkpoints, workdir.log))
+        opened.enter_context(closing(data.training))
+        models, record = _restored(experiment, checkpoints, mesh, data)
+        workdir.same_data(record.corpus or data.identity, data.identity)
+        for line in data.report:
+            _say(line)
+        recorder = Recorder(
+            workdir.folder,
+            record.cost,
+            flops=sum(phase.cost(experiment.batch) for phase in experiment.plan),
+            trackers=trackers.opened(asked, workdir.folder) if is_first() else [],
+            run={"run": experiment.name, "seed": experiment.seed},
+        )
+        opened.enter_context(closing(recorder))
+        stop = opened.enter_context(Stop())
+        tracing = xla.Profile(profile if is_first() else 0, workdir.folder / "profile", _say)
+        opened.enter_context(closing(tracing))
+        yield RunState(
+            experiment,
+            workdir.folder,
+            mesh,
+            data,
+            checkpoints,
+            recorder,
+            stop,
+            tracing,
+            models,
+            record,
+        )
+
+
+def _restored(
+    experiment: Experiment, checkpoints: Checkpoints, mesh: Mesh, data: "RunData"
+) -> tuple[dict[str, Model], RunRecord]:
+    plan = experiment.plan
+    restored = checkpoints.restore(
+        lambda record: shapes(plan, record.phase + 1, experiment.tx), data.training, mesh
+    )
+    if restored is None:
+        return {}, RunRecord()
+    _, record = restored
+    _say(f"resuming at step {record.step} of {plan[record.phase].label}")
+    return restored
+
+
+class RunData:
     """The training data, validation data and sensitivity batches of an experiment.
 
     The samples of each batch are the same in every run. This process reads only the samples of a
@@ -139,40 +173,56 @@ class _Data:
         self.report = batches.report(e.data)
 
 
-class Trainer:
-    """A run in progress: the state that its phases share (`train.plan.phase.Context`)."""
+@dataclass
+class RunState:
+    """An open run: its settings, its files and its models.
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        folder: Path,
-        mesh: Mesh,
-        data: _Data,
-        checkpoints: Checkpoints,
-        recorder: Recorder,
-        stop: Stop,
-        models: dict[str, Model],
-        record: dict[str, Any],
-        profile: xla.Profile,
-    ):
-        self.experiment, self.folder, self.mesh, self.seed = (
-            experiment,
-            folder,
-            mesh,
-            experiment.seed,
+    Attributes:
+      experiment: settings of the run.
+      folder: folder of the run.
+      mesh: mesh of the devices.
+      data: training data, validation data and sensitivity batches.
+      checkpoints: checkpoints of the run.
+      recorder: log and ledger of the run.
+      stop: whether the run was asked to stop.
+      profile: trace of some steps.
+      models: models that later phases still need.
+      record: position in the plan, and the values that a resumed run needs.
+    """
+
+    experiment: Experiment
+    folder: Path
+    mesh: Mesh
+    data: RunData
+    checkpoints: Checkpoints
+    recorder: Recorder
+    stop: Stop
+    profile: xla.Profile
+    models: dict[str, Model] = field(default_factory=dict)
+    record: RunRecord = field(default_factory=RunRecord)
+
+
+class Trainer:
+    """Run the phases of a plan. A phase uses it only through `train.plan.phase.Context`."""
+
+    def __init__(self, state: RunState):
+        self.state, self.experiment, self.mesh = state, state.experiment, state.mesh
+        self.plan, self.tx, self.seed = (
+            self.experiment.plan,
+            self.experiment.tx,
+            self.experiment.seed,
         )
-        self.plan, self.tx = experiment.plan, experiment.tx
-        self.data, self.checkpoints, self.recorder, self.stop = data, checkpoints, recorder, stop
-        self.profile = profile
-        self.ledger, self.log, self.finite = recorder.ledger, recorder.log, recorder.finite
-        self.models = models  # the models that later phases still need
+        self.recorder, self.data = state.recorder, state.data
+        self.ledger, self.log, self.finite = (
+            self.recorder.ledger,
+            self.recorder.log,
+            self.recorder.finite,
+        )
+        self.models = state.models
         # The index of the current phase, and of its next step.
-        self.number, self.first = (
-            record["phase"],
-            record["step"],
-        )
-        self.validation: dict[str, float] = record["judged"]  # the last validation
-        self.best: dict[str, Any] = record.get("best", {})
+        self.number, self.first = state.record.phase, state.record.step
+        self.validation = state.record.validation
+        self.best = state.record.best
         self.saved = time.monotonic()  # time at which the last checkpoint was started
 
     def run(self) -> Model:
@@ -180,7 +230,7 @@ class Trainer:
         while self.number < len(self.plan):
             phase = self.plan[self.number]
             self.recorder.progress.phase(phase.label)
-            model = phase.run(self)
+            model = self.train(phase) if isinstance(phase, Train) else phase.run(self)
             self.models = after(self.plan, self.number, self.models, model)
             self.number, self.first = self.number + 1, 0
             if phase.stops(self):
@@ -189,50 +239,72 @@ class Trainer:
 
     # --- training ---
 
-    def train(self, phase: Train, model: Model) -> Model:
-        """Run the remaining steps of ``phase`` on ``model``, and return the trained model."""
-        e, tokens, first = (
-            self.experiment,
-            self.experiment.batch * phase.length,
-            max(self.first, phase.begin),
-        )
+    def train(self, phase: Train) -> Model:
+        """Run the remaining steps of ``phase``, and return the trained model."""
+        model = self.models[phase.name] if self.resumed else phase.init(self)
+        e, first = self.experiment, max(self.first, phase.begin)
         self.recorder.progress.phase(phase.label, phase.end)
         # The step donates the memory of the model, so nothing else may refer to it.
         self.models.pop(phase.name, None)
         modifiers = tuple(m.program() for m in phase.modifiers)
         step = programs.step(self.tx, e.accumulate, modifiers, e.parallel, self.mesh, e.mesh.once)
-        plans = step_plans(
-            phase,
-            model,
-            Setting(self.models, first, e.batch, e.accumulate, e.seed, batch_devices(self.mesh)),
-        )
+        devices = batch_devices(self.mesh)
+        setting = Setting(self.models, first, e.batch, e.accumulate, e.seed, devices)
+        plans = step_plans(phase, model, setting)
         notes = {name: note for m in phase.modifiers for name, note in m.notes(model).items()}
         for done in range(first + 1, phase.end + 1):
             plan = plans(done - 1, self.ledger.steps)
             model, metrics = step(model, next(self.data.training), plan.inputs)
-            self.profile.step(metrics)
-            self.ledger.add(flops=plan.flops, tokens=tokens, steps=1, layers=plan.layers)
-            last, stopping = done == phase.end, self.stop.asked(self.ledger.steps)
-            if done % e.log_every == 0 or last:
-                self.recorder.step(done, metrics, plan.log)
-            if done % e.eval_every == 0 or last:
-                self.recorder.flush()
-                self.validate(done, model)
-                self.recorder.progress.say(
-                    done, self.ledger.totals(), val_loss=self.validation["val_loss"]
-                )
-            if done % e.checkpoint_every == 0 or last or stopping or self.overdue(done):
-                self.recorder.flush()
-                self.finite(done, {**metrics, "parameter_norm": programs.norm(model.params)})
-                self.save(done, model, notes)
-            if stopping:
-                self.checkpoints.wait()
-                raise Preempted(
-                    f"stopped by {self.stop.reason}; saved a checkpoint at step {done} of {phase.label}; "
-                    "run the same command to continue",
-                    self.stop.code,
-                )
+            self.state.profile.step(metrics)
+            self.ledger.add(
+                flops=plan.flops, tokens=e.batch * phase.length, steps=1, layers=plan.layers
+            )
+            self.between_steps(phase, done, model, metrics, plan, notes)
+        phase.finish(self, model)
         return model
+
+    def between_steps(
+        self,
+        phase: Train,
+        done: int,
+        model: Model,
+        metrics: Mapping[str, Any],
+        plan: StepPlan,
+        notes: Mapping[str, Any],
+    ) -> None:
+        """Log, validate and save as often as the experiment asks for, and stop if it is asked to.
+
+        Args:
+          phase: current phase.
+          done: number of steps of the phase that are done.
+          model: model after these steps.
+          metrics: metrics of the last step.
+          plan: inputs of the last step, and its values in the log.
+          notes: notes of the modifiers for checkpoints.
+
+        Raises:
+          Preempted: the run was asked to stop, and a checkpoint was saved.
+        """
+        e, stop = self.experiment, self.state.stop
+        last, stopping = done == phase.end, stop.asked(self.ledger.steps)
+        if done % e.log_every == 0 or last:
+            self.recorder.step(done, metrics, plan.log)
+        if done % e.eval_every == 0 or last:
+            self.recorder.flush()
+            self.validate(done, model)
+            loss = self.validation["val_loss"]
+            self.recorder.progress.say(done, self.ledger.totals(), val_loss=loss)
+        if done % e.checkpoint_every == 0 or last or stopping or self.overdue(done):
+            self.recorder.flush()
+            self.finite(done, {**metrics, "parameter_norm": programs.norm(model.params)})
+            self.save(done, model, notes)
+        if stopping:
+            self.state.checkpoints.wait()
+            raise Preempted(
+                f"stopped by {stop.reason}; saved a checkpoint at step {done} of {phase.label}; "
+                "run the same command to continue",
+                stop.code,
+            )
 
     def overdue(self, step: int) -> bool:
         """Whether ``checkpoint_minutes`` have passed since the last checkpoint.
@@ -260,21 +332,19 @@ class Trainer:
 
     def save(self, step: int, model: Model, notes: Mapping[str, Any]) -> None:
         """Save a checkpoint at ``step`` of the phase."""
-        record = {
-            "phase": self.number,
-            "step": step,
-            "ledger": self.recorder.record(),
-            "judged": self.validation,
-        }
-        record["groups"] = {
-            phase.label: phase.notes for phase in self.plan if phase.notes is not None
-        }
-        record |= {"corpus": self.data.identity, **notes} | (
-            {"best": self.best} if self.best else {}
+        record = RunRecord(
+            self.number,
+            step,
+            self.recorder.record(),
+            self.validation,
+            self.best,
+            self.data.identity,
+            {phase.label: phase.notes for phase in self.plan if phase.notes is not None},
+            dict(notes),
         )
         models = after(self.plan, self.number, self.models, model)
         self.saved = time.monotonic()
-        self.checkpoints.save(self.ledger.steps, models, self.data.training, record)
+        self.state.checkpoints.save(self.ledger.steps, models, self.data.training, record)
 
     # --- the other methods that phases use ---
 
@@ -305,12 +375,12 @@ class Trainer:
 
     def keep(self, name: str, write: Callable[[Path], None]) -> None:
         if is_first():
-            write(self.folder / name)
+            write(self.state.folder / name)
 
     def imported(
         self, folder: str, config: Config, headless: bool = False
     ) -> tuple[Model, dict[str, Any] | None]:
-        where = self.folder.parent / Path(folder).expanduser()
+        where = self.state.folder.parent / Path(folder).expanduser()
         model, result = everywhere(lambda: imported(where, config, self.mesh, headless))
         if result is None:
             _say(

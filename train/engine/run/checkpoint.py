@@ -25,6 +25,7 @@ from jaxgrow.checkpoints.io.folders import sync, sync_folder
 from train.common.errors import UserError, is_full_disk
 from train.common.files import appears_whole
 from train.engine.hosts import is_first, once
+from train.engine.run.record import RunRecord
 from train.engine.state.model import Model, shardings
 
 # Prefixes of folders that are not valid checkpoints.
@@ -52,7 +53,7 @@ class Checkpoints:
         self._sealing = ThreadPoolExecutor(1, "seal")
         self._sealed: Future[None] | None = None
 
-    def save(self, step: int, models: dict[str, Model], data: Any, record: dict[str, Any]) -> None:
+    def save(self, step: int, models: dict[str, Model], data: Any, record: RunRecord) -> None:
         """Start saving a checkpoint, after the previous save has finished.
 
         The function returns as soon as the arrays may change.
@@ -61,7 +62,7 @@ class Checkpoints:
           step: step of the run; it is the name of the checkpoint.
           models: models by name.
           data: data iterator, whose position is saved.
-          record: JSON with the position of the run and its cost so far.
+          record: position of the run and its cost so far.
         """
         self.wait()
         trees = {name: _tree(model) for name, model in models.items()}
@@ -69,7 +70,9 @@ class Checkpoints:
         logged = self._log.read_bytes() if self._log and is_first() else None
         with _writing():
             saving = ocp.save_checkpointables_async(
-                str(new), {"models": trees}, custom_metadata=record | {"data": data.get_state()}
+                str(new),
+                {"models": trees},
+                custom_metadata=record.as_json() | {"data": data.get_state()},
             )
 
         def finish() -> None:
@@ -93,8 +96,8 @@ class Checkpoints:
             shutil.rmtree(old)
 
     def restore(
-        self, shapes: Callable[[dict[str, Any]], dict[str, Model]], data: Any, mesh: Mesh
-    ) -> tuple[dict[str, Model], dict[str, Any]] | None:
+        self, shapes: Callable[[RunRecord], dict[str, Model]], data: Any, mesh: Mesh
+    ) -> tuple[dict[str, Model], RunRecord] | None:
         """Load the newest intact checkpoint.
 
         Incomplete checkpoints are deleted. A damaged one is renamed and replaces the damaged one
@@ -117,7 +120,7 @@ class Checkpoints:
             return None
         where = str(self.folder / str(step))
         saved: Any = ocp.checkpointables_metadata(where).custom_metadata
-        record = {k: x for k, x in saved.items() if k != "data"}
+        record = RunRecord.from_json(saved)
         expected = shapes(record)
         placed = {name: shardings(model, mesh) for name, model in expected.items()}
         abstract = jax.tree.map(

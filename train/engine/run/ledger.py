@@ -2,9 +2,12 @@
 
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import jax
+
+from train.engine.run.record import Account, CostRecord
 
 
 class Ledger:
@@ -14,24 +17,15 @@ class Ledger:
     counted.
 
     Args:
-      record: return value of `record` from the time of a checkpoint; counting continues from it.
+      record: costs at the time of a checkpoint; counting continues from it.
     """
 
-    def __init__(self, record: dict[str, Any] | None = None):
-        begun = {
-            "tokens": 0,
-            "flops": 0.0,
-            "seconds": 0.0,
-            "compile_seconds": 0.0,
-            "steps": 0,
-            "phases": [],
-        }
-        # Old records do not contain compile_seconds.
-        record = begun | (record or {})
-        self.tokens, self.flops, self.steps = record["tokens"], record["flops"], record["steps"]
-        self.phases: list[dict[str, Any]] = [{"compile_seconds": 0.0} | p for p in record["phases"]]
-        self._before, self._start = record["seconds"], time.monotonic()
-        self._compiled, self._compiling = record["compile_seconds"], Compiling()
+    def __init__(self, record: CostRecord | None = None):
+        record = record or CostRecord()
+        self.tokens, self.flops, self.steps = record.tokens, record.flops, record.steps
+        self.phases = [replace(account) for account in record.phases]
+        self._before, self._start = record.seconds, time.monotonic()
+        self._compiled, self._compiling = record.compile_seconds, Compiling()
 
     @property
     def seconds(self) -> float:
@@ -59,17 +53,7 @@ class Ledger:
           parameters: number of parameters of this model.
         """
         self._settle()
-        self.phases.append(
-            {"phase": phase, "kind": kind, "model": model, "parameters": parameters}
-            | {
-                "steps": 0,
-                "tokens": 0,
-                "flops": 0.0,
-                "seconds": 0.0,
-                "compile_seconds": 0.0,
-                "layers": 0.0,
-            }
-        )
+        self.phases.append(Account(phase, kind, model, parameters))
 
     def add(self, *, flops: float, tokens: int = 0, steps: int = 0, layers: float = 0.0) -> None:
         """Add costs to the totals and to the current phase.
@@ -80,16 +64,11 @@ class Ledger:
           steps: steps.
           layers: number of layers that were run, summed over the steps.
         """
-        self.flops, self.tokens, self.steps = (
-            self.flops + flops,
-            self.tokens + tokens,
-            self.steps + steps,
-        )
-        account = self.phases[-1]
-        account["flops"] += flops
-        account["tokens"] += tokens
-        account["steps"] += steps
-        account["layers"] += layers
+        for total in (self, self.phases[-1]):
+            total.flops += flops
+            total.tokens += tokens
+            total.steps += steps
+        self.phases[-1].layers += layers
 
     def charge(self, seconds: float, compile_seconds: float) -> None:
         """Add the time of an earlier run to the current phase.
@@ -108,26 +87,27 @@ class Ledger:
         }
         return {"steps": self.steps, "tokens": self.tokens, "flops": self.flops} | spent
 
-    def record(self) -> dict[str, Any]:
-        """Return the state that a resumed run needs to continue counting, as JSON."""
+    def record(self) -> CostRecord:
+        """Return the state that a resumed run needs to continue counting."""
         self._settle()
-        return {
-            "tokens": self.tokens,
-            "flops": self.flops,
-            "seconds": sum(p["seconds"] for p in self.phases),
-            "compile_seconds": sum(p["compile_seconds"] for p in self.phases),
-            "steps": self.steps,
-            "phases": [dict(p) for p in self.phases],
-        }
+        return CostRecord(
+            self.tokens,
+            self.flops,
+            sum(account.seconds for account in self.phases),
+            sum(account.compile_seconds for account in self.phases),
+            self.steps,
+            [replace(account) for account in self.phases],
+        )
 
     def _settle(self) -> None:
         """Assign the time that no earlier phase used to the current phase."""
-        if self.phases:
-            for unit, total in (
-                ("seconds", self.seconds),
-                ("compile_seconds", self.compile_seconds),
-            ):
-                self.phases[-1][unit] = total - sum(p[unit] for p in self.phases[:-1])
+        if not self.phases:
+            return
+        *earlier, current = self.phases
+        current.seconds = self.seconds - sum(account.seconds for account in earlier)
+        current.compile_seconds = self.compile_seconds - sum(
+            account.compile_seconds for account in earlier
+        )
 
     def close(self) -> None:
         self._compiling.close()

@@ -19,6 +19,7 @@ from tqdm import tqdm
 from train.common.errors import Diverged, UserError
 from train.engine.hosts import is_first
 from train.engine.run.ledger import Ledger
+from train.engine.run.record import CostRecord
 from train.engine.run.trackers import TensorBoard, Tracker
 from train.engine.run.workdir import Workdir
 
@@ -34,7 +35,7 @@ class Recorder:
 
     Args:
       folder: folder of the run.
-      record: return value of `record` from the time of a checkpoint. Later lines of the log and
+      record: costs and file sizes at the time of a checkpoint. Later lines of the log and
         later points of TensorBoard are cut off, because the run computes them again.
       flops: FLOPs of the whole plan, for the progress bar.
       trackers: trackers, which get the same numbers as TensorBoard.
@@ -44,13 +45,13 @@ class Recorder:
     def __init__(
         self,
         folder: Path,
-        record: dict[str, Any] | None = None,
+        record: CostRecord | None = None,
         *,
         flops: float = 0.0,
         trackers: Sequence[Tracker] = (),
         run: Mapping[str, Any] | None = None,
     ):
-        record = {"bytes": 0, "events": {}} | (record or {})
+        record = record or CostRecord()
         self._workdir = Workdir(folder)
         self.ledger = Ledger(record)
         self.progress = Progress(flops, self.ledger.flops, run)
@@ -98,15 +99,13 @@ class Recorder:
             return
         totals = dict(totals)
         steps = totals.pop("steps")
-        phase = self.ledger.phases[-1]
+        account = self.ledger.phases[-1]
         flat = {
             f"{k}/{i}": x for k, v in values.items() if isinstance(v, list) for i, x in enumerate(v)
         }
         flat |= {k: v for k, v in values.items() if not isinstance(v, list)}
-        tagged = {f"{phase['model']}/{k}": v for k, v in flat.items()} | totals
-        self._files.write(
-            {"phase": phase["phase"], "step": step, **totals, **values}, steps, tagged
-        )
+        tagged = {f"{account.model}/{k}": v for k, v in flat.items()} | totals
+        self._files.write({"phase": account.phase, "step": step, **totals, **values}, steps, tagged)
 
     def finite(self, step: int, values: Mapping[str, Any]) -> dict[str, float]:
         """Convert the values to floats.
@@ -118,14 +117,17 @@ class Recorder:
         bad = [f"{k} is {v}" for k, v in numbers.items() if not math.isfinite(v)]
         if bad:
             raise Diverged(
-                f"{' and '.join(bad)} at step {step} of {self.ledger.phases[-1]['phase']}; the last good checkpoint is kept in "
+                f"{' and '.join(bad)} at step {step} of {self.ledger.phases[-1].phase}; the last good checkpoint is kept in "
                 f"{self._workdir.checkpoints}; lower optim.peak_lr or optim.clip, or raise optim.warmup, in a new --workdir"
             )
         return numbers
 
-    def record(self) -> dict[str, Any]:
-        """Return the state that a resumed run needs to continue, as JSON."""
-        return self.ledger.record() | (self._files.sizes() if self._files else {})
+    def record(self) -> CostRecord:
+        """Return the state that a resumed run needs to continue."""
+        record = self.ledger.record()
+        if self._files:
+            record.bytes, record.events = self._files.sizes()
+        return record
 
     def close(self) -> None:
         self.ledger.close()
@@ -138,10 +140,10 @@ class _Files:
     """The log, TensorBoard's files, and the trackers."""
 
     def __init__(
-        self, workdir: Workdir, record: Mapping[str, Any], steps: int, trackers: Sequence[Tracker]
+        self, workdir: Workdir, record: CostRecord, steps: int, trackers: Sequence[Tracker]
     ):
-        self._log = _continued(workdir.log, record["bytes"])
-        self._board = TensorBoard(workdir.board, record["events"], steps)
+        self._log = _continued(workdir.log, record.bytes)
+        self._board = TensorBoard(workdir.board, record.events, steps)
         self._trackers = list(trackers)
 
     def write(self, line: Mapping[str, Any], steps: float, tagged: Mapping[str, float]) -> None:
@@ -159,13 +161,13 @@ class _Files:
                     file=sys.stderr,
                 )
 
-    def sizes(self) -> dict[str, Any]:
-        """Flush the files to the disk and return their sizes in bytes.
+    def sizes(self) -> tuple[int, dict[str, int]]:
+        """Flush the files to the disk and return the bytes of the log and of TensorBoard's files.
 
         A checkpoint must not outlive the lines that it counts.
         """
         os.fsync(self._log.fileno())
-        return {"bytes": self._log.tell(), "events": self._board.sizes()}
+        return self._log.tell(), self._board.sizes()
 
     def close(self) -> None:
         self._log.close()

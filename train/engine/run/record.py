@@ -1,0 +1,92 @@
+"""What does a checkpoint record about the progress of a run, besides its models?"""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass
+class Account:
+    """The cost of one phase. ``compile_seconds`` are contained in ``seconds``."""
+
+    phase: str  # label of the phase
+    kind: str
+    model: str  # name of the model that the phase makes or trains
+    parameters: int
+    steps: int = 0
+    tokens: int = 0
+    flops: float = 0.0
+    seconds: float = 0.0
+    compile_seconds: float = 0.0
+    layers: float = 0.0  # number of layers that were run, summed over the steps
+
+
+@dataclass
+class CostRecord:
+    """The cost of a run, and the sizes in bytes of the files that log it."""
+
+    tokens: int = 0
+    flops: float = 0.0
+    seconds: float = 0.0
+    compile_seconds: float = 0.0
+    steps: int = 0
+    phases: list[Account] = field(default_factory=list)
+    bytes: int = 0  # of the log
+    events: dict[str, int] = field(default_factory=dict)  # of TensorBoard's files
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> "CostRecord":
+        """Read the record. Old records have no ``compile_seconds``, which are then 0."""
+        phases = [Account(**phase) for phase in content["phases"]]
+        return cls(**dict(content, phases=phases))
+
+
+@dataclass
+class RunRecord:
+    """The position of a run in its plan, and the values that a resumed run needs.
+
+    Attributes:
+      phase: index of the current phase.
+      step: steps of this phase that are done.
+      cost: cost so far.
+      validation: metrics of the last validation.
+      best: best evaluation so far, if the plan keeps it (`train.plan.best`).
+      corpus: identity of the data; None: the checkpoint was saved before data had one.
+      groups: notes of all phases, by label, for readers of the checkpoint.
+      notes: notes of the modifiers of the current phase, for readers of the checkpoint.
+    """
+
+    phase: int = 0
+    step: int = 0
+    cost: CostRecord = field(default_factory=CostRecord)
+    validation: dict[str, float] = field(default_factory=dict)
+    best: dict[str, Any] = field(default_factory=dict)
+    corpus: dict[str, Any] | None = None
+    groups: dict[str, Any] = field(default_factory=dict)
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the record as a checkpoint stores it."""
+        content = {
+            "phase": self.phase,
+            "step": self.step,
+            "ledger": self.cost.as_json(),
+            "judged": self.validation,
+            "groups": self.groups,
+            "corpus": self.corpus,
+        }
+        return content | self.notes | ({"best": self.best} if self.best else {})
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> "RunRecord":
+        """Read the record of a checkpoint, without the values that only readers of it need."""
+        return cls(
+            content["phase"],
+            content["step"],
+            CostRecord.from_json(content["ledger"]),
+            content["judged"],
+            content.get("best", {}),
+            content.get("corpus"),
+        )
