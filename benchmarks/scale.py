@@ -45,7 +45,7 @@ from train.engine.run.ledger import Ledger
 from train.engine.state.mesh import How, rows
 from train.engine.state.model import Model
 from train.plan.methods import Scratch
-from train.plan.modifiers import Setting
+from train.plan.modifiers import DropLayers, Setting
 from train.plan.training import Train
 
 GPT, LLAMA = "configs/papers/gpt.py", "configs/papers/llama.py"
@@ -286,7 +286,7 @@ def here(found: Rows, rounds: int) -> None:
     one = jax.devices()[:1]
     loops["mesh, 1, eight times as deep"] = Loop(experiment(replace(TINY, layers=8), 4), one)
     loops["mesh, 1, dropping layers"] = Loop(
-        experiment(TINY, 4, method=Scratch(LayerDrop(theta=0.5))), one
+        experiment(TINY, 4, method=Scratch((DropLayers(LayerDrop(theta=0.5)),))), one
     )
     each: dict[str, list[dict[str, float]]] = {name: [] for name in loops}
     for _ in range(rounds):

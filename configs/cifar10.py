@@ -33,6 +33,7 @@ from train.data.augment import Augment
 from train.data.images import Images
 from train.engine.state.optim import Optim
 from train.plan.methods import Growing, GrowTo, Learned, Scratch, Stage
+from train.plan.modifiers import DropLayers
 from train.plan.recipes import deepened, halves
 
 
@@ -151,7 +152,11 @@ def swin_scratch() -> Experiment:
 
 
 def _dropping(base: Experiment, name: str, drop: LayerDrop) -> Experiment:
-    return replace(base, name=f"{base.name.removesuffix('_scratch')}_{name}", method=Scratch(drop))
+    return replace(
+        base,
+        name=f"{base.name.removesuffix('_scratch')}_{name}",
+        method=Scratch((DropLayers(drop),)),
+    )
 
 
 def swin_pld() -> Experiment:

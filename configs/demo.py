@@ -31,7 +31,7 @@ from train.config.experiment import Experiment
 from train.data.images import Images
 from train.engine.state.optim import Optim
 from train.plan.methods import Growing, GrowTo, Inherit, Learned, Method, Scratch, Stage, VCycle
-from train.plan.modifiers import Rewarm
+from train.plan.modifiers import DropLayers, DropTokens, Hold, Rewarm
 from train.plan.recipes import deep_vcycle, deepened
 
 MODEL = GPT2Config(
@@ -98,7 +98,9 @@ def vcycle_pld() -> Experiment:
     """
     small, final = VCYCLE.up
     drop = LayerDrop(theta=0.7, time="constant", reverse=True, recovery=0.3)
-    return _by("vcycle_pld", replace(VCYCLE, up=(small, replace(final, drop=drop))))
+    return _by(
+        "vcycle_pld", replace(VCYCLE, up=(small, replace(final, modifiers=(DropLayers(drop),))))
+    )
 
 
 # --- Muon ---
@@ -156,7 +158,7 @@ def sparkling() -> Experiment:
     Copies are scaled so that activations keep their size, and moments are asymmetric. The learning
     rate of the new entries warms up again.
     """
-    stage = replace(FINAL, warmup=0, rewarm=Rewarm(steps=50))
+    stage = replace(FINAL, warmup=0, modifiers=(Rewarm(steps=50),))
     return _by(
         "sparkling",
         Growing(HALF_WIDTH, SOURCE, (GrowTo((stage,), by=("sparkling",), moments="asymmetric"),)),
@@ -169,7 +171,7 @@ def mslt() -> Experiment:
     The new top layers train alone. All layers train in a last stage. The backward pass does not run
     below the trained layers.
     """
-    top = Stage(0.25, warmup=0, floor=1.0, freeze=Freeze(layers=(0, 1)))
+    top = Stage(0.25, warmup=0, floor=1.0, modifiers=(Hold(Freeze(layers=(0, 1))),))
     last = Stage(0.5, warmup=0, schedule="linear")
     to = GrowTo((top, last), by=("mslt",), moments="copy")
     return _by("mslt", Growing(replace(MODEL, layers=2), Stage(0.25, floor=1.0), (to,)))
@@ -199,7 +201,7 @@ def ligo_pld() -> Experiment:
 
     At most a tenth of the layers is dropped (appendix B.3).
     """
-    return _ligo("ligo_pld", replace(FINAL, drop=LayerDrop(theta=0.9)))
+    return _ligo("ligo_pld", replace(FINAL, modifiers=(DropLayers(LayerDrop(theta=0.9)),)))
 
 
 def ligo_tokens() -> Experiment:
@@ -207,7 +209,7 @@ def ligo_tokens() -> Experiment:
 
     15 % of the tokens bypass the middle layers (appendix B.3).
     """
-    return _ligo("ligo_tokens", replace(FINAL, tokens=TokenDrop(0.15)))
+    return _ligo("ligo_tokens", replace(FINAL, modifiers=(DropTokens(TokenDrop(0.15)),)))
 
 
 def ligo_staged() -> Experiment:
@@ -218,7 +220,7 @@ def ligo_staged() -> Experiment:
     bert2BERT.
     """
     bottom = LayerDrop(theta=0.5, time="constant", depth="prefix", scale="none", dropped="freeze")
-    part = Stage(0.075, warmup=50, floor=1.0, drop=bottom)
+    part = Stage(0.075, warmup=50, floor=1.0, modifiers=(DropLayers(bottom),))
     return _ligo("ligo_staged", part, replace(FINAL, steps=0.525, warmup=0))
 
 
@@ -238,7 +240,7 @@ def pld() -> Experiment:
 
     Theta is 0.5, gamma is 100 / T, and the scaling is the paper's.
     """
-    return _by("pld", Scratch(LayerDrop(theta=0.5)))
+    return _by("pld", Scratch((DropLayers(LayerDrop(theta=0.5)),)))
 
 
 def sbld() -> Experiment:
@@ -248,7 +250,7 @@ def sbld() -> Experiment:
     measured once. The schedule and the mean keep probability are then the same as for PLD, but the
     probabilities are distributed over the layers in the order of their sensitivities.
     """
-    return _by("sbld", Scratch(LayerDrop(theta=0.5, sensitivity=Sensitivity())))
+    return _by("sbld", Scratch((DropLayers(LayerDrop(theta=0.5, sensitivity=Sensitivity())),)))
 
 
 def uniform() -> Experiment:
@@ -258,7 +260,9 @@ def uniform() -> Experiment:
     schedule and mean are the same as for SBLD, so that only the choice of the dropped layers
     differs.
     """
-    return _by("uniform", Scratch(LayerDrop(theta=0.5, sensitivity=Sensitivity(beta=0.0))))
+    return _by(
+        "uniform", Scratch((DropLayers(LayerDrop(theta=0.5, sensitivity=Sensitivity(beta=0.0))),))
+    )
 
 
 # --- images ---

@@ -31,6 +31,7 @@ from jaxgrow.layerdrop import LayerDrop, Sensitivity
 from jaxgrow.models import GPT2Config
 from train.config.experiment import Experiment
 from train.plan.methods import Growing, GrowTo, Learned, Scratch, Stage
+from train.plan.modifiers import DropLayers, Ramp, ShortContext
 from train.plan.recipes import deepened, halves
 from train.plan.transforms import Pruning
 
@@ -177,7 +178,7 @@ def muon_short_deepen() -> Experiment:
 
 def _short(layers: int) -> Growing:
     method = deepened(scratch().model, layers, 0.5, wikipedia.FINAL)
-    return replace(method, source=Stage(0.5, floor=1.0, windows=4))
+    return replace(method, source=Stage(0.5, floor=1.0, modifiers=(ShortContext(4),)))
 
 
 def muon_one() -> Experiment:
@@ -196,7 +197,9 @@ def muon_none() -> Experiment:
     0.2 of the steps.
     """
     one, nothing = muon_one(), LayerDrop(0.0, "constant", "prefix", scale="none", dropped="freeze")
-    method = replace(one.method, small=one.model, source=Stage(0.3, floor=1.0, drop=nothing))
+    method = replace(
+        one.method, small=one.model, source=Stage(0.3, floor=1.0, modifiers=(DropLayers(nothing),))
+    )
     return replace(one, name="muon_none", method=method)
 
 
@@ -224,7 +227,8 @@ def muon_dropped() -> Experiment:
     """
     drop = LayerDrop(theta=0.5, time="constant", depth="uniform", scale="none")
     method = replace(
-        deepened(muon().model, 12, 0.5, wikipedia.FINAL), source=Stage(0.5, floor=1.0, drop=drop)
+        deepened(muon().model, 12, 0.5, wikipedia.FINAL),
+        source=Stage(0.5, floor=1.0, modifiers=(DropLayers(drop),)),
     )
     return replace(muon(), name="muon_dropped", method=method)
 
@@ -260,7 +264,9 @@ def muon_prores() -> Experiment:
 
     The residual branches of layer l are ramped up over ``10 (l + 1)`` steps.
     """
-    return replace(muon(), name="muon_prores", method=Scratch(ramp=tuple(range(10, 121, 10))))
+    return replace(
+        muon(), name="muon_prores", method=Scratch(modifiers=(Ramp(tuple(range(10, 121, 10))),))
+    )
 
 
 def muon_halves_prores() -> Experiment:
@@ -269,7 +275,7 @@ def muon_halves_prores() -> Experiment:
     The first layers are ramped up as in `muon_prores`. Layers that are added later are fully active
     at once.
     """
-    first = Stage(0.6, floor=1.0, ramp=tuple(range(10, 61, 10)))
+    first = Stage(0.6, floor=1.0, modifiers=(Ramp(tuple(range(10, 61, 10))),))
     method = replace(halves(scratch().model), source=first)
     return replace(muon(), name="muon_halves_prores", method=method)
 
@@ -280,7 +286,10 @@ def muon_halves_prores() -> Experiment:
 def _dropping(name: str, drop: LayerDrop) -> Experiment:
     base = scratch()
     return replace(
-        base, name=f"wiki12_{name}", optim=replace(base.optim, peak_lr=1e-2), method=Scratch(drop)
+        base,
+        name=f"wiki12_{name}",
+        optim=replace(base.optim, peak_lr=1e-2),
+        method=Scratch((DropLayers(drop),)),
     )
 
 

@@ -26,6 +26,7 @@ from jaxgrow.models import ModernBERTConfig
 from train.config.experiment import Experiment
 from train.engine.state.optim import Optim
 from train.plan.methods import Growing, GrowTo, Learned, Scratch, Stage
+from train.plan.modifiers import DropLayers
 from train.plan.recipes import deepened, halves
 
 
@@ -89,7 +90,7 @@ def ligo() -> Experiment:
 
 
 def _dropping(name: str, drop: LayerDrop) -> Experiment:
-    return replace(scratch(), name=f"encoder_{name}", method=Scratch(drop))
+    return replace(scratch(), name=f"encoder_{name}", method=Scratch((DropLayers(drop),)))
 
 
 def sbld() -> Experiment:

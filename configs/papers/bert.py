@@ -29,6 +29,7 @@ from train.config.experiment import Experiment
 from train.data.text import Data
 from train.engine.state.optim import Optim
 from train.plan.methods import Growing, GrowTo, Learned, Scratch, Stage, VCycle
+from train.plan.modifiers import DropLayers
 from train.plan.transforms import Grouping
 
 
@@ -174,4 +175,6 @@ def base_pld() -> Experiment:
     The paper reports 24 % less time per sample. It also reports pre-training 2.5 times as fast as
     for a post-LN baseline with a lower learning rate. `base_preln` is not this baseline.
     """
-    return replace(base_preln(), name="bert_base_pld", method=Scratch(LayerDrop(theta=0.5)))
+    return replace(
+        base_preln(), name="bert_base_pld", method=Scratch((DropLayers(LayerDrop(theta=0.5)),))
+    )

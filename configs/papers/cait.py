@@ -20,6 +20,7 @@ from jaxgrow.layerdrop import LayerDrop
 from jaxgrow.models import CaiTConfig
 from train.config.experiment import Experiment
 from train.plan.methods import Growing, GrowTo, Learned, Scratch, Stage
+from train.plan.modifiers import DropLayers
 
 # The keep probability is the same in all layers, and higher in the smaller model.
 XS_DROP = LayerDrop(theta=0.95, time="constant", depth="uniform")
@@ -29,14 +30,14 @@ S_DROP = LayerDrop(theta=0.9, time="constant", depth="uniform")
 def xs() -> Experiment:
     """CaiT-XS24, from scratch: the source model for S24."""
     model = CaiTConfig(layers=24, embed=288, heads=6, head_dim=48, mlp=1152, dtype="bfloat16")
-    return replace(deit.s(), name="cait_xs", model=model, method=Scratch(XS_DROP))
+    return replace(deit.s(), name="cait_xs", model=model, method=Scratch((DropLayers(XS_DROP),)))
 
 
 def s() -> Experiment:
     """CaiT-S24, from scratch: the baseline of LiGO's figure."""
     small = xs()
     model = replace(small.model, embed=384, heads=8, mlp=1536)
-    return replace(small, name="cait_s", model=model, method=Scratch(S_DROP))
+    return replace(small, name="cait_s", model=model, method=Scratch((DropLayers(S_DROP),)))
 
 
 def s_ligo() -> Experiment:
@@ -47,7 +48,7 @@ def s_ligo() -> Experiment:
     own maps. The experiment reads the run `cait_xs-seed0`, or the run of another seed, from the
     same workdir.
     """
-    to = GrowTo((Stage(1.0, warmup=0, drop=S_DROP),), by=Learned(lr=0.5))
+    to = GrowTo((Stage(1.0, warmup=0, modifiers=(DropLayers(S_DROP),)),), by=Learned(lr=0.5))
     return replace(s(), name="cait_s_ligo", method=Growing(xs().model, "cait_xs-seed{seed}", (to,)))
 
 

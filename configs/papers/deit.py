@@ -25,6 +25,7 @@ from train.data.augment import DEIT
 from train.data.images import Images
 from train.engine.state.optim import Optim
 from train.plan.methods import Growing, GrowTo, Learned, Scratch, Stage, VCycle
+from train.plan.modifiers import DropLayers
 from train.plan.transforms import Grouping
 
 EPOCH = 1251
@@ -49,7 +50,7 @@ def s() -> Experiment:
             b2=0.999,
             weight_decay=0.05,
         ),
-        method=Scratch(DROP),
+        method=Scratch((DropLayers(DROP),)),
         eval_every=EPOCH,
         eval_batches=48,
         log_every=50,
@@ -82,8 +83,11 @@ def vcycle(drop: LayerDrop) -> VCycle:
       drop: layer dropping (stochastic depth) in every stage.
     """
     return VCycle(
-        down=(Stage(0.05, warmup=5 * EPOCH, drop=drop),),
-        up=(Stage(0.5, drop=drop), Stage(0.5, warmup=0, drop=drop)),
+        down=(Stage(0.05, warmup=5 * EPOCH, modifiers=(DropLayers(drop),)),),
+        up=(
+            Stage(0.5, modifiers=(DropLayers(drop),)),
+            Stage(0.5, warmup=0, modifiers=(DropLayers(drop),)),
+        ),
         groupings=(Grouping(heads="far", layers="adjacent"),),
         alpha=0.25,
     )
@@ -106,5 +110,5 @@ def b_ligo() -> Experiment:
     small model. It states neither the initialisation nor the learning rate of the maps. The
     experiment reads the run `deit_s-seed0`, or the run of another seed, from the same workdir.
     """
-    to = GrowTo((Stage(1.0, warmup=0, drop=DROP),), by=Learned(lr=0.5))
+    to = GrowTo((Stage(1.0, warmup=0, modifiers=(DropLayers(DROP),)),), by=Learned(lr=0.5))
     return replace(b(), name="deit_b_ligo", method=Growing(s().model, "deit_s-seed{seed}", (to,)))

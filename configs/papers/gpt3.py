@@ -31,6 +31,7 @@ from train.data.text import Data
 from train.engine.state.mesh import Mesh
 from train.engine.state.optim import Optim
 from train.plan.methods import Scratch
+from train.plan.modifiers import DropLayers
 
 
 def medium() -> Experiment:
@@ -111,4 +112,4 @@ def gpt3_3_6b_sbld() -> Experiment:
 
 
 def _dropping(dense: Experiment, how: str, drop: LayerDrop) -> Experiment:
-    return replace(dense, name=f"{dense.name}_{how}", method=Scratch(drop))
+    return replace(dense, name=f"{dense.name}_{how}", method=Scratch((DropLayers(drop),)))

@@ -36,6 +36,7 @@ from train.data.augment import DEIT
 from train.data.images import Images
 from train.engine.state.optim import Optim
 from train.plan.methods import FineTune, Scratch
+from train.plan.modifiers import DropLayers
 
 EPOCH, EPOCH_21K = 1251, 3466  # steps per epoch, of 1024 and of 4096 images
 PLD = LayerDrop(theta=0.9)
@@ -43,7 +44,7 @@ SBLD = LayerDrop(theta=0.9, sensitivity=Sensitivity())
 
 
 def _deep(theta: float) -> Scratch:
-    return Scratch(LayerDrop(theta=theta, time="constant"))
+    return Scratch((DropLayers(LayerDrop(theta=theta, time="constant")),))
 
 
 T = SwinConfig(dtype="bfloat16")
@@ -122,12 +123,12 @@ def l() -> Experiment:  # noqa: E743, the name in the paper
 
 def l_pld() -> Experiment:
     """`l` with progressive layer dropping."""
-    return replace(l(), name="swin_l_pld", method=Scratch(PLD))
+    return replace(l(), name="swin_l_pld", method=Scratch((DropLayers(PLD),)))
 
 
 def l_sbld() -> Experiment:
     """`l` with sensitivity-based layer dropping."""
-    return replace(l(), name="swin_l_sbld", method=Scratch(SBLD))
+    return replace(l(), name="swin_l_sbld", method=Scratch((DropLayers(SBLD),)))
 
 
 def _tuned(name: str, drop: LayerDrop | None, epochs: int = 30) -> Experiment:

@@ -326,7 +326,12 @@ def test_a_run_without_layers_leaves_them_as_at_birth(tmp_path):
     drop = LayerDrop(0.0, "constant", "prefix", scale="none", dropped="freeze")
     optim = Optim(name="muon", peak_lr=1e-2, warmup=1, weight_decay=0.1)
     e = runs.experiment(
-        tmp_path, model=MODEL, method=Scratch(drop), optim=optim, steps=4, checkpoint_every=2
+        tmp_path,
+        model=MODEL,
+        method=Scratch((DropLayers(drop),)),
+        optim=optim,
+        steps=4,
+        checkpoint_every=2,
     )
     pretrain.run(e, tmp_path / "run")
     before, after = (
@@ -464,7 +469,7 @@ def names(plan):
 
 
 def test_sbld_trains_measures_drops_and_measures_again():
-    plan = Scratch(SBLD).plan(MODEL, Optim(), 16)
+    plan = Scratch((DropLayers(SBLD),)).plan(MODEL, Optim(), 16)
     assert names(plan) == [
         ("large", 0, 4, False),
         "measure",
@@ -475,7 +480,7 @@ def test_sbld_trains_measures_drops_and_measures_again():
     assert {p.steps for p in plan if isinstance(p, Train)} == {16}  # All phases use one schedule.
     assert live(plan, 1) == {"large"}
     once = replace(SBLD, sensitivity=Sensitivity())
-    assert names(Scratch(once).plan(MODEL, Optim(), 100)) == [
+    assert names(Scratch((DropLayers(once),)).plan(MODEL, Optim(), 100)) == [
         ("large", 0, 5, False),
         "measure",
         ("large", 5, 100, True),
@@ -483,7 +488,9 @@ def test_sbld_trains_measures_drops_and_measures_again():
 
 
 def test_dropping_composes_with_a_v_cycle():
-    method = VCycle(up=(Stage(0.5, drop=DROP), Stage(0.5, drop=SBLD)))
+    method = VCycle(
+        up=(Stage(0.5, modifiers=(DropLayers(DROP),)), Stage(0.5, modifiers=(DropLayers(SBLD),)))
+    )
     plan = method.plan(MODEL, Optim(), 16)
     assert names(plan) == [
         ("large", 0, 1, False),
@@ -501,7 +508,13 @@ def test_dropping_composes_with_a_v_cycle():
 
 def experiment(folder, drop, **changes):
     """Return an experiment with two micro-steps; all tests of this file share its programs."""
-    values = {"model": MODEL, "steps": 12, "accumulate": 2, "optim": OPTIM, "method": Scratch(drop)}
+    values = {
+        "model": MODEL,
+        "steps": 12,
+        "accumulate": 2,
+        "optim": OPTIM,
+        "method": Scratch((DropLayers(drop),)),
+    }
     return runs.experiment(folder, **values | changes)
 
 
@@ -566,11 +579,11 @@ def test_the_ledger_counts_executed_layers_and_measurements(sbld):
 
 
 def test_expected_cost_is_that_of_the_mean_schedule():
-    plan = Scratch(DROP).plan(MODEL, Optim(), 100)
+    plan = Scratch((DropLayers(DROP),)).plan(MODEL, Optim(), 100)
     assert plan[0].token_cost == pytest.approx(flops.train(MODEL, 1, layers=4 - 0.5 * 5 / 2))
     assert Scratch().plan(MODEL, Optim(), 100)[0].token_cost == flops.train(MODEL, 1)
     prefix = LayerDrop(theta=0.75, time="constant", depth="prefix", scale="none")
-    assert Scratch(prefix).plan(MODEL, Optim(), 100)[0].token_cost == pytest.approx(
+    assert Scratch((DropLayers(prefix),)).plan(MODEL, Optim(), 100)[0].token_cost == pytest.approx(
         flops.train(MODEL, 1, layers=3)
     )
 
@@ -584,7 +597,11 @@ def test_layer_drop_fields_are_set_and_checked_from_overrides(tmp_path):
     path = runs.script(tmp_path, experiment(tmp_path, SBLD))
     found = config.load(path, ["method.drop.theta=0.7", "method.drop.sensitivity.kind=taylor"])
     assert found.method == Scratch(
-        replace(SBLD, theta=0.7, sensitivity=replace(SBLD.sensitivity, kind="taylor"))
+        (
+            DropLayers(
+                replace(SBLD, theta=0.7, sensitivity=replace(SBLD.sensitivity, kind="taylor"))
+            ),
+        )
     )
     for wrong, says in (
         ("method.drop.theta=0", "theta must be between 0.05 and 1, but is 0.0"),

@@ -151,7 +151,13 @@ def test_dropping_tokens_and_layers_together_is_refused():
         with pytest.raises(ValueError, match=says):
             Train("large", 8, Optim(), CONFIG, (other, DropLayers(LayerDrop())))
     with pytest.raises(ValueError, match=says):
-        Stage(1.0, drop=LayerDrop(), tokens=DROP).train("large", CONFIG, Optim(), 8)
+        Stage(
+            1.0,
+            modifiers=(
+                DropLayers(LayerDrop()),
+                DropTokens(DROP),
+            ),
+        ).train("large", CONFIG, Optim(), 8)
     for other in ({"kept_tokens": KeptTokens(PLACES, 1, 3)}, {"frozen": 1}):
         with pytest.raises(ValueError, match="cannot be combined with token dropping"):
             CONFIG.module.apply(
@@ -215,7 +221,7 @@ def test_a_token_dropping_run_resumes_bitwise(small_run):
 
     One checkpoint falls within the token-dropping training, and one at its end.
     """
-    to = GrowTo((Stage(0.5, tokens=DROP), Stage(0.25)), ("aki",))
+    to = GrowTo((Stage(0.5, modifiers=(DropTokens(DROP),)), Stage(0.25)), ("aki",))
     e = runs.growing(small_run.parent, to, name="tokens", checkpoint_every=3, log_every=1)
     result = pretrain.run(e, small_run.parent / "tokens")
     # The first 8 steps train the small model.

@@ -36,7 +36,7 @@ from train.engine.loop.step import StepInputs, train_step
 from train.engine.state.optim import Optim, transformation
 from train.plan.lifetimes import after
 from train.plan.methods import Growing, GrowTo, Inherit, Learned, Scratch, Stage, VCycle
-from train.plan.modifiers import DropLayers, Modifier, Teacher
+from train.plan.modifiers import DropLayers, Hold, Modifier, Teacher
 from train.plan.training import Measure, Train
 from train.plan.transforms import Grouping, Transform
 
@@ -279,10 +279,10 @@ def methods(config: Config):
     some = {} if isinstance(config, PatchConfig) else {"tokens": TokenDrop(0.5, first=1, last=1)}
     stage = Stage(0.5, **some)
     return {
-        "dropping by sensitivity": Scratch(drop=sbld),
+        "dropping by sensitivity": Scratch((DropLayers(sbld),)),
         "V-cycle, dropping": VCycle(
-            (Stage(0.1, drop=pld),),
-            (Stage(0.4), Stage(0.5, drop=replace(pld, execution="gather"))),
+            (Stage(0.1, modifiers=(DropLayers(pld),)),),
+            (Stage(0.4), Stage(0.5, modifiers=(DropLayers(replace(pld, execution="gather")),))),
             moments_up="exact",
         ),
         "V-cycle, published tables": VCycle(groupings=(Grouping(tied="paper"),), correction=True),
@@ -292,7 +292,7 @@ def methods(config: Config):
             Stage(0.5),
             (
                 GrowTo(
-                    (Stage(0.5, freeze=Freeze(layers=(0,))),),
+                    (Stage(0.5, modifiers=(Hold(Freeze(layers=(0,))),)),),
                     ("hypercloning", "stack"),
                     moments="copy",
                 ),

@@ -22,6 +22,7 @@ from train.aot.machines import described
 from train.config.experiment import load
 from train.engine.state.mesh import Mesh
 from train.plan.methods import Scratch
+from train.plan.modifiers import DropLayers
 
 pytestmark = [
     pytest.mark.aot,
@@ -43,7 +44,9 @@ def step(machine: str, drop: str) -> Program:
     With layer dropping, this is the step that drops layers.
     """
     at = described(machine)
-    e = replace(load(f"{GPT2}:batch={16 * len(at.devices)}"), method=Scratch(DROPS[drop]))
+    e = replace(
+        load(f"{GPT2}:batch={16 * len(at.devices)}"), method=Scratch((DropLayers(DROPS[drop]),))
+    )
     programs = [p for p in Rehearsal(e, at).run() if p.what.startswith("step")]
     return min(programs, key=lambda p: p.flops)
 
@@ -216,7 +219,7 @@ def test_attention_kernel_with_two_sharded_axes(mesh):
 def test_gpt2_of_two_layers_on_a_tpu(mesh):
     """A two-layer GPT-2 compiles for a TPU with Pallas attention."""
     e = load(f"{GPT2}:batch=16:model.layers=2:model.vocab=1024{mesh}")
-    e = replace(e, method=Scratch(DROPS["cond"]))
+    e = replace(e, method=Scratch((DropLayers(DROPS["cond"]),)))
     programs = Rehearsal(e, described("v5e:2x2")).run()
     found = min((p for p in programs if p.what.startswith("step")), key=lambda p: p.flops)
     assert found.conditionals == 2 and "tpu_custom_call" in found.kernels

@@ -14,6 +14,7 @@ from train.common.errors import UserError
 from train.config.experiment import load
 from train.config.overrides import overridden
 from train.plan.methods import Stage, VCycle
+from train.plan.modifiers import Ramp
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = sorted(
@@ -163,5 +164,7 @@ def test_list_prints_the_experiments_of_a_file(run, tmp_path):
 
 def test_one_value_is_a_tuple_of_one():
     method = VCycle(down=(Stage(0.1),))
-    for text, value in (("8", (8,)), ("1e1", (10,)), ("(4, 8)", (4, 8)), ("None", None)):
-        assert overridden(method, [f"down.0.ramp={text}"]).down[0].ramp == value
+    for text, value in (("8", (8,)), ("1e1", (10,)), ("(4, 8)", (4, 8))):
+        found = overridden(method, [f"down.0.ramp={text}"])
+        assert found.down[0].modifiers == (Ramp(value),)
+    assert overridden(found, ["down.0.ramp=None"]) == method

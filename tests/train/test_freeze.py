@@ -241,7 +241,9 @@ def test_layers_that_were_added_train_alone(small_run, by):
     old = tuple(i for i in range(4) if i not in new)
     assert new == {"mslt": (2, 3), "llama_pro": (1, 3)}[by]
     e = runs.growing(
-        small_run.parent, GrowTo((Stage(0.25, freeze=Freeze(old)),), ("hypercloning", by)), name=by
+        small_run.parent,
+        GrowTo((Stage(0.25, modifiers=(Hold(Freeze(old)),)),), ("hypercloning", by)),
+        name=by,
     )
     result = pretrain.run(e, small_run.parent / by)
     for name, layers in moved(grown, load(small_run.parent / by)).items():

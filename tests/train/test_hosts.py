@@ -29,14 +29,19 @@ from train.engine import hosts
 from train.engine.state.mesh import Mesh
 from train.engine.state.optim import Optim
 from train.plan.methods import GrowTo, Learned, Scratch, Stage, VCycle
+from train.plan.modifiers import DropLayers
 
 GATHER = LayerDrop(execution="gather")
 DROPPING = Scratch(
-    LayerDrop(theta=0.5, time="constant")
+    (DropLayers(LayerDrop(theta=0.5, time="constant")),)
 )  # a conditional that all processes must enter together
 METHODS = {
-    "SBLD": Scratch(LayerDrop(sensitivity=Sensitivity(after=0.25, batches=2))),
-    "V-cycle": VCycle((Stage(0.25),), (Stage(0.5, drop=GATHER), Stage(0.5)), moments_up="exact"),
+    "SBLD": Scratch((DropLayers(LayerDrop(sensitivity=Sensitivity(after=0.25, batches=2))),)),
+    "V-cycle": VCycle(
+        (Stage(0.25),),
+        (Stage(0.5, modifiers=(DropLayers(GATHER),)), Stage(0.5)),
+        moments_up="exact",
+    ),
 }
 # The driver runs experiments one after the other and prints the result of each, as seen by this
 # process, on one line of stdout.

@@ -19,6 +19,7 @@ from train.engine.state.mesh import Mesh
 from train.engine.state.model import shardings
 from train.engine.state.optim import Optim
 from train.plan.methods import Growing, GrowTo, Scratch, Stage, VCycle
+from train.plan.modifiers import DropLayers
 
 MESHES = {
     "data": Mesh(4),
@@ -29,10 +30,10 @@ MESHES = {
 SBLD = LayerDrop(sensitivity=Sensitivity(after=0.25, batches=2))
 METHODS = {
     "from scratch": Scratch(),
-    "SBLD": Scratch(SBLD),
+    "SBLD": Scratch((DropLayers(SBLD),)),
     "V-cycle, corrected": VCycle(
         (Stage(0.25),),
-        (Stage(0.5, drop=LayerDrop(execution="gather")), Stage(0.5)),
+        (Stage(0.5, modifiers=(DropLayers(LayerDrop(execution="gather")),)), Stage(0.5)),
         correction=True,
         moments_up="exact",
     ),

@@ -30,12 +30,12 @@ from train.config.experiment import load
 from train.engine.state.mesh import Mesh
 from train.engine.state.model import Model
 from train.plan.methods import Growing, GrowTo, Inherit, Scratch, Stage
-from train.plan.modifiers import Rewarm
+from train.plan.modifiers import DropLayers, Rewarm
 from train.plan.training import Train
 
 NAMES = jax.tree.leaves(runs.MODEL.axes(), is_leaf=names.is_names)
 FOLDER = Path(tempfile.mkdtemp(prefix="preflight"))
-SBLD = Scratch(LayerDrop(sensitivity=Sensitivity(after=0.25, batches=2)))
+SBLD = Scratch((DropLayers(LayerDrop(sensitivity=Sensitivity(after=0.25, batches=2))),))
 
 
 @cache
@@ -148,7 +148,9 @@ def test_layer_dropping_has_its_own_program():
 def test_every_step_of_a_plan_is_counted_once(traced, execution):
     """`gather` compiles one program for each number of layers."""
     drop = LayerDrop(sensitivity=Sensitivity(after=0.25, batches=2), execution=execution)
-    e = experiment(method=Scratch(drop), model=replace(runs.MODEL, layers=6), steps=100)
+    e = experiment(
+        method=Scratch((DropLayers(drop),)), model=replace(runs.MODEL, layers=6), steps=100
+    )
     found = [p for p in Rehearsal(e, described("cpu:4")).run() if p.what.startswith("step")]
     assert sum(p.steps for p in found) == 100
     dense, dropping = next(p for p in found if p.what == "step"), found[-1]
@@ -172,7 +174,7 @@ def test_every_step_of_a_plan_is_counted_once(traced, execution):
 def test_a_teacher_and_a_second_warm_up_are_rehearsed(traced):
     """These phases read models and Adam's step count before they define the inputs of a step."""
     small = replace(runs.MODEL, layers=1)
-    again = Stage(0.5, warmup=0, rewarm=Rewarm(steps=2))
+    again = Stage(0.5, warmup=0, modifiers=(Rewarm(steps=2),))
     grown = Growing(small, Stage(0.5), (GrowTo((again,), by=("stack",), moments="asymmetric"),))
     for method in (Inherit(small, Stage(0.5), Stage(1.0)), grown):
         e = experiment(method=method, steps=20)

@@ -79,11 +79,11 @@ def test_a_ramped_growth_starts_as_the_old_model():
 
 @pytest.mark.slow
 def test_a_ramped_run_ends_with_the_plain_program(tmp_path):
-    ramped = runs.experiment(tmp_path, method=Scratch(ramp=(2, 4)))
+    ramped = runs.experiment(tmp_path, method=Scratch((Ramp((2, 4)),)))
     result = run(ramped, tmp_path / "ramped")
     plain = replace(ramped, method=Scratch())
     assert result["flops"] == plain.plan[0].cost(plain.batch) and np.isfinite(result["val_loss"])
-    [stage] = Stage(0.5, ramp=(0, 3)).train("large", runs.MODEL, OPTIM, 8)
+    [stage] = Stage(0.5, modifiers=(Ramp((0, 3)),)).train("large", runs.MODEL, OPTIM, 8)
     assert stage.modifiers == (Ramp((0, 3)),)
 
 

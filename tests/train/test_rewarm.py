@@ -28,7 +28,7 @@ from train.plan.transforms import Grow
 TOKENS = np.random.default_rng(0).integers(0, 256, (8, 9)).astype(np.int32)
 BATCH = next_tokens(TOKENS)
 TX = transformation(Optim())
-REWARM = Stage(0.5, warmup=0, rewarm=Rewarm(peak=2.0, steps=2))
+REWARM = Stage(0.5, warmup=0, modifiers=(Rewarm(peak=2.0, steps=2),))
 
 
 # --- the learning rate ---
@@ -64,7 +64,7 @@ def test_a_warmup_of_the_whole_model_is_refused_beside_it():
     with pytest.raises(ValueError, match=says):
         Train("large", 8, Optim(), runs.LARGE, modifiers=(Rewarm(),))
     with pytest.raises(ValueError, match=says):
-        Stage(0.5, rewarm=Rewarm()).train("large", runs.LARGE, Optim(), 8)
+        Stage(0.5, modifiers=(Rewarm(),)).train("large", runs.LARGE, Optim(), 8)
 
 
 # --- the step ---

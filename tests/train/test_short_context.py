@@ -46,7 +46,7 @@ def test_a_step_is_that_of_the_windows_as_samples():
 
 def test_a_run_costs_what_its_windows_do(tmp_path):
     to = GrowTo((Stage(0.5, warmup=0),), by=("interleave",), moments="copy")
-    method = Growing(runs.MODEL, Stage(0.5, windows=2), (to,))
+    method = Growing(runs.MODEL, Stage(0.5, modifiers=(ShortContext(2),)), (to,))
     e = runs.experiment(tmp_path, method=method)
     each = e.batch * runs.MODEL.context
     short, whole = (flops.train(runs.MODEL, each, runs.MODEL.context // parts) for parts in (2, 1))
@@ -64,7 +64,7 @@ def test_a_run_costs_what_its_windows_do(tmp_path):
 @pytest.mark.slow
 def test_four_devices_equal_one_on_complete_samples(tmp_path):
     to = GrowTo((Stage(0.5, warmup=0),), by=("interleave",), moments="copy")
-    method = Growing(runs.MODEL, Stage(0.5, windows=2), (to,))
+    method = Growing(runs.MODEL, Stage(0.5, modifiers=(ShortContext(2),)), (to,))
     e = runs.experiment(tmp_path, method=method, accumulate=2)
     result = run(e, tmp_path / "run")
     with runs.only(1):

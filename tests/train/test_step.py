@@ -25,6 +25,7 @@ from train.engine.state.mesh import AXIS, Mesh, put, rows
 from train.engine.state.model import Model, logits, loss, scores, shardings
 from train.engine.state.optim import Optim, transformation
 from train.plan.methods import Scratch
+from train.plan.modifiers import DropLayers
 
 LR = np.float32(0.5)
 TOKENS = np.random.default_rng(0).integers(0, 256, (16, 9)).astype(np.int32)
@@ -341,7 +342,7 @@ def test_a_copy_of_a_run_in_the_same_process_compiles_nothing(tmp_path):
     layer sensitivities, and evaluation.
     """
     drop = LayerDrop(sensitivity=Sensitivity(after=0.25, batches=2))
-    once = runs.experiment(tmp_path, method=Scratch(drop))
+    once = runs.experiment(tmp_path, method=Scratch((DropLayers(drop),)))
     assert compilations(once, tmp_path / "one") > 10  # control: the counter works
     copy = replace(once, name="again")
     assert compilations(copy, tmp_path / "two") == 0

@@ -22,7 +22,7 @@ import optax
 
 from jaxgrow.models import Config
 from train.common.errors import UserError
-from train.config.overrides import misfits, overridden
+from train.config.overrides import by_name, misfits, overridden
 from train.data.images import Images
 from train.data.labelled.task import Labelled
 from train.data.text import Data
@@ -276,12 +276,14 @@ def as_json(experiment: Experiment) -> dict[str, Any]:
         if isinstance(node, Config):
             return node.as_json()
         if dataclasses.is_dataclass(node):
-            fields = {f.name: (f, getattr(node, f.name)) for f in dataclasses.fields(node)}
-            return {
-                n: plain(x)
-                for n, (f, x) in fields.items()
-                if not ("later" in f.metadata and x == f.default)
-            }
+            fields = {}
+            for f in dataclasses.fields(node):
+                value = getattr(node, f.name)
+                if "named" in f.metadata:
+                    fields |= {name: plain(x) for name, x in by_name(node, f).items()}
+                elif not ("later" in f.metadata and value == f.default):
+                    fields[f.name] = plain(value)
+            return fields
         return [plain(item) for item in node] if isinstance(node, tuple) else node
 
     tagged = plain(experiment) | {

@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import types
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from train.common.errors import UserError
@@ -16,6 +16,76 @@ T = TypeVar("T")
 # Metadata of a field that is newer than existing runs. ``config.json`` contains the field only if
 # it differs from the default, so that existing runs can still be continued and compared.
 LATER = {"later": True}
+
+
+def named(kinds: Mapping[str, type], *always: str) -> dict[str, Any]:
+    """Return the metadata of a tuple field whose items have names, at most one item for each name.
+
+    ``--set drop.theta=0.5`` then sets a field of the item with the name "drop", and adds the item
+    if it is missing; ``--set drop=None`` removes it. ``config.json`` has one key for each item. An
+    item with a single field has the value of this field: ``--set windows=4``.
+
+    Args:
+      kinds: class of the items of each name.
+      always: names for which ``config.json`` has a key even if there is no such item.
+    """
+    return {"named": kinds, "always": always}
+
+
+class _Named(NamedTuple):
+    """The items of one name in a field with the metadata `named`."""
+
+    field: str
+    kind: Any
+
+    @property
+    def only(self) -> str | None:
+        """The field that stands for the item, if it has only one."""
+        fields = dataclasses.fields(self.kind)
+        return fields[0].name if len(fields) == 1 else None
+
+    @property
+    def hint(self) -> Any:
+        return (_hints(self.kind)[self.only] if self.only else self.kind) | None
+
+    def get(self, node: Any) -> Any:
+        item = next((x for x in getattr(node, self.field) if type(x) is self.kind), None)
+        return getattr(item, self.only) if item is not None and self.only else item
+
+    def replaced(self, node: Any, value: Any) -> tuple[Any, ...]:
+        """Return the items of ``node`` with ``value`` for this name."""
+        items = getattr(node, self.field)
+        new = () if value is None else (self._item(value),)
+        at = next((i for i, x in enumerate(items) if type(x) is self.kind), len(items))
+        return (*items[:at], *new, *items[at + 1 :])
+
+    def _item(self, value: Any) -> Any:
+        if not self.only:
+            return value
+        item = object.__new__(self.kind)
+        object.__setattr__(item, self.only, value)  # validated after all overrides
+        return item
+
+
+def _names(kind: type) -> dict[str, _Named]:
+    """Return the names of the items of a dataclass, which are settings like its fields."""
+    fields = [f for f in dataclasses.fields(kind) if "named" in f.metadata]
+    return {
+        name: _Named(f.name, item) for f in fields for name, item in f.metadata["named"].items()
+    }
+
+
+def by_name(node: Any, f: dataclasses.Field) -> dict[str, Any]:
+    """Return the items of a field with the metadata `named`, in the form of ``config.json``."""
+    out: dict[str, Any] = dict.fromkeys(f.metadata["always"])
+    names = {item.kind: (name, item) for name, item in _names(type(node)).items()}
+    for value in getattr(node, f.name):
+        if type(value) in names:
+            name, item = names[type(value)]
+            out[name] = item.get(node)
+        else:
+            out[type(value).__name__] = value
+    return out
 
 
 def numbers(text: str, kind: type, what: str) -> list:
@@ -90,8 +160,10 @@ def settings(node: Any, name: str = "", unset: bool = False) -> Iterator[Setting
             yield from settings(item, f"{name}{i}.", unset)
     if not dataclasses.is_dataclass(node):
         return
-    hints = _hints(node)
+    hints = _hints(type(node))
     for f in dataclasses.fields(node):
+        if "named" in f.metadata:
+            continue
         value, made = getattr(node, f.name), f.default_factory
         yield Setting(
             name + f.name,
@@ -101,6 +173,11 @@ def settings(node: Any, name: str = "", unset: bool = False) -> Iterator[Setting
         )
         inner = _made(hints[f.name]) if unset and value is None else value
         yield from settings(inner, f"{name}{f.name}.", unset)
+    for own, item in _names(type(node)).items():
+        value = item.get(node)
+        yield Setting(name + own, value, item.hint, None)
+        inner = _made(item.hint) if unset and value is None else value
+        yield from settings(inner, f"{name}{own}.", unset)
 
 
 class _Unknown(Exception):
@@ -139,13 +216,16 @@ def _set(node: Any, path: list[str], text: str, name: str) -> Any:
         )
     if not dataclasses.is_dataclass(node):
         raise _Unknown(head, f"the value {node!r}")
-    types_ = _hints(node)
-    if head not in types_:
+    hints, names = _hints(type(node)), _names(type(node))
+    if head not in hints.keys() | names.keys():
         raise _Unknown(head, type(node).__name__)
-    inner = getattr(node, head)
+    item = names.get(head)
+    inner, hint = (item.get(node), item.hint) if item else (getattr(node, head), hints[head])
     if rest and inner is None:  # its fields are set in the default value
-        inner = _made(types_[head])
-    value = _set(inner, rest, text, name) if rest else _parse(text, types_[head], name)
+        inner = _made(hint)
+    value = _set(inner, rest, text, name) if rest else _parse(text, hint, name)
+    if item:
+        head, value = item.field, item.replaced(node, value)
     node = copy.copy(node)
     object.__setattr__(node, head, value)  # frozen; validated after all overrides
     return node
@@ -180,7 +260,14 @@ def _valid(node: Any, overrides: Sequence[str], name: str = "") -> Any:
     fields = {
         f.name: _valid(getattr(node, f.name), overrides, f"{name}{f.name}.")
         for f in dataclasses.fields(node)
+        if "named" not in f.metadata
     }
+    for own, item in _names(type(node)).items():
+        items = fields.setdefault(item.field, getattr(node, item.field))
+        valid = [
+            _valid(x, overrides, f"{name}{own}.") if type(x) is item.kind else x for x in items
+        ]
+        fields[item.field] = tuple(valid)
     try:
         return type(node)(**fields)
     except ValueError as error:
@@ -224,7 +311,7 @@ def misfits(node: Any, name: str = "") -> list[str]:
     if not dataclasses.is_dataclass(node):
         return []
     wrong = []
-    for key, hint in _hints(node).items():
+    for key, hint in _hints(type(node)).items():
         value, path = getattr(node, key), f"{name}.{key}".lstrip(".")
         wrong += (
             misfits(value, path)
@@ -234,10 +321,10 @@ def misfits(node: Any, name: str = "") -> list[str]:
     return wrong
 
 
-def _hints(node: Any) -> dict[str, Any]:
+def _hints(kind: Any) -> dict[str, Any]:
     """Return the types of the fields of a dataclass."""
-    hints = typing.get_type_hints(type(node))
-    return {f.name: hints[f.name] for f in dataclasses.fields(node)}
+    hints = typing.get_type_hints(kind)
+    return {f.name: hints[f.name] for f in dataclasses.fields(kind)}
 
 
 def _fits(value: Any, hint: Any) -> bool:

@@ -16,7 +16,7 @@ from train.plan.modifiers import DropLayers, DropTokens, Hold, Micro, Modifier, 
 
 
 @dataclass(frozen=True)
-class DropUnits(Modifier):
+class DropUnits(Modifier, key="dropout"):
     """Dropout of the outputs of attention and MLPs, before they are added to the residual stream.
 
     Deviation(BERT): embeddings, attention probabilities and the input of the head are not dropped.

@@ -6,19 +6,19 @@ from functools import partial
 from typing import Literal, TypeAlias
 
 from jaxgrow.growth.moments import Policy
-from jaxgrow.layerdrop import LayerDrop, Sensitivity, TokenDrop
+from jaxgrow.layerdrop import LayerDrop, Sensitivity
 from jaxgrow.models import Adapter, Config
 from jaxgrow.operators.ligo import LiGO
 from jaxgrow.optim.freeze import Freeze
 from jaxgrow.peft.lora import LoRA
-from train.config.overrides import LATER
+from train.config.overrides import LATER, named
 from train.engine.state.optim import Optim
 from train.plan.adapting import Adapt, Merge
 from train.plan.best import Best, KeepBest, TakeBest
 from train.plan.dropout import DropUnits
 from train.plan.learning import Apply, Learn
 from train.plan.lifetimes import Plan
-from train.plan.modifiers import DropTokens, Hold, Modifier, Ramp, Rewarm, ShortContext, Teacher
+from train.plan.modifiers import DropLayers, Hold, Modifier, Teacher
 from train.plan.phase import Phase
 from train.plan.training import Measure, Train, training
 from train.plan.transforms import (
@@ -43,13 +43,10 @@ SOURCE = "small"
 class Scratch:
     """One model, trained from scratch with a schedule that decays fully."""
 
-    drop: LayerDrop | None = None
-    # Steps of each layer, as in `train.plan.modifiers.Ramp`.
-    ramp: tuple[int, ...] | None = field(default=None, metadata=LATER)
+    modifiers: tuple[Modifier, ...] = field(default=(), metadata=named(Modifier.keys, "drop"))
 
     def plan(self, model: Config, optim: Optim, steps: int) -> Plan:
-        modifiers = () if self.ramp is None else (Ramp(self.ramp),)
-        return training(LARGE, steps, optim, model, self.drop, modifiers)
+        return training(LARGE, steps, optim, model, self.modifiers)
 
 
 @dataclass(frozen=True)
@@ -61,14 +58,10 @@ class Stage:
     warmup: int | None = None
     floor: float | None = None
     schedule: Literal["cosine", "linear", "wsd"] | None = None
-    drop: LayerDrop | None = None
-    tokens: TokenDrop | None = None
-    freeze: Freeze | None = None
-    rewarm: Rewarm | None = None  # for entries that a growth with the policy "asymmetric" made
-    # Steps of each layer, as in `train.plan.modifiers.Ramp`.
-    ramp: tuple[int, ...] | None = field(default=None, metadata=LATER)
-    # Number of windows, as in `train.plan.modifiers.ShortContext`.
-    windows: int | None = field(default=None, metadata=LATER)
+    # Changes of the steps (`train.plan.modifiers`), at most one of each class.
+    modifiers: tuple[Modifier, ...] = field(
+        default=(), metadata=named(Modifier.keys, "drop", "tokens", "freeze", "rewarm")
+    )
 
     def optim(self, base: Optim) -> Optim:
         own = {
@@ -82,19 +75,8 @@ class Stage:
         self, name: str, config: Config, base: Optim, steps: int, *modifiers: Modifier
     ) -> tuple[Phase, ...]:
         """Return the phases that train ``name``; ``steps`` is the number of the experiment."""
-        if self.tokens is not None:
-            modifiers += (DropTokens(self.tokens),)
-        if self.freeze is not None:
-            modifiers += (Hold(self.freeze),)
-        if self.rewarm is not None:
-            modifiers += (self.rewarm,)
-        if self.ramp is not None:
-            modifiers += (Ramp(self.ramp),)
-        if self.windows is not None:
-            modifiers += (ShortContext(self.windows),)
-        return training(
-            name, round(self.steps * steps), self.optim(base), config, self.drop, modifiers
-        )
+        every = (*modifiers, *self.modifiers)
+        return training(name, round(self.steps * steps), self.optim(base), config, every)
 
 
 @dataclass(frozen=True)
@@ -267,10 +249,11 @@ class Continue:
     """
 
     source: str  # folder of the model, as in `train.plan.transforms.Import`
-    drop: LayerDrop | None = None
+    modifiers: tuple[Modifier, ...] = field(default=(), metadata=named(Modifier.keys, "drop"))
 
     def plan(self, model: Config, optim: Optim, steps: int) -> Plan:
-        return (Import(LARGE, model, self.source), *training(LARGE, steps, optim, model, self.drop))
+        trained = training(LARGE, steps, optim, model, self.modifiers)
+        return (Import(LARGE, model, self.source), *trained)
 
 
 @dataclass(frozen=True)
@@ -310,12 +293,17 @@ class FineTune:
             raise ValueError(
                 "optim.base is for pre-training, and does not apply to a new head or an adapter: leave optim.base out"
             )
-        held: tuple[Modifier, ...] = () if self.freeze is None else (Hold(self.freeze),)
-        held += (DropUnits(self.dropout),) if self.dropout else ()
+        modifiers: list[Modifier] = []
+        if self.freeze is not None:
+            modifiers.append(Hold(self.freeze))
+        if self.dropout:
+            modifiers.append(DropUnits(self.dropout))
+        if self.drop is not None:
+            modifiers.append(DropLayers(self.drop))
         source = Import(LARGE, model, self.source, self.new_head)
         adapter = self.lora or self.adapter
         kind = Train if adapter is None else partial(Adapt, adapter=adapter, saved=self.saved)
-        trained = training(LARGE, steps, optim, model, self.drop, held, self.length, kind)
+        trained = training(LARGE, steps, optim, model, tuple(modifiers), self.length, kind)
         phases = (source, *(trained if self.best is None else _with_best(trained, self.best)))
         return phases if adapter is None else (*phases, Merge(LARGE))
 

@@ -103,7 +103,17 @@ class Modifier:
 
     The argument ``given`` of the methods below is the attribute ``inputs`` of the `Given` that
     `begin` provided for the step.
+
+    A class with a ``key`` may be used in the ``modifiers`` of a method or stage. The key is its
+    name in ``--set`` and in ``config.json``: ``class Ramp(Modifier, key="ramp")``.
     """
+
+    # The classes that have a key, by key.
+    keys: ClassVar[dict[str, type["Modifier"]]] = {}
+
+    def __init_subclass__(cls, key: str | None = None):
+        if key is not None:
+            Modifier.keys[key] = cls
 
     # --- on the host ---
 
@@ -179,7 +189,7 @@ class Modifier:
 
 
 @dataclass(frozen=True)
-class DropLayers(Modifier):
+class DropLayers(Modifier, key="drop"):
     """Each step runs only some of the layers.
 
     Momentum and weight decay still update the layers that did not run, as for a gradient of zero,
@@ -294,7 +304,7 @@ def _ran(keep_mask: KeepMask, depths: tuple[int, ...]) -> jax.Array:
 
 
 @dataclass(frozen=True)
-class DropTokens(Modifier):
+class DropTokens(Modifier, key="tokens"):
     """Some tokens skip the middle layers."""
 
     drop: TokenDrop
@@ -311,7 +321,7 @@ class DropTokens(Modifier):
 
 
 @dataclass(frozen=True)
-class Hold(Modifier):
+class Hold(Modifier, key="freeze"):
     """Parts of the model are frozen. No backward pass runs below the first trainable layer."""
 
     freeze: Freeze
@@ -400,7 +410,7 @@ def divergence(student_BTV: jax.Array, teacher_BTV: jax.Array, temperature: floa
 
 
 @dataclass(frozen=True)
-class Rewarm(Modifier):
+class Rewarm(Modifier, key="rewarm"):
     """A second warm-up for new entries, while the old entries keep their schedule.
 
     This is SPARKLING (2026). New entries are those that a growth made. Their learning rate rises from the first learning rate
@@ -453,7 +463,7 @@ class Rewarm(Modifier):
 
 
 @dataclass(frozen=True)
-class Ramp(Modifier):
+class Ramp(Modifier, key="ramp"):
     """Residual branches are ramped up gradually.
 
     At step t (from 0), layer l adds ``a F(x)`` with ``a = min(1, t / steps[l])``.
@@ -495,7 +505,7 @@ class Ramp(Modifier):
 
 
 @dataclass(frozen=True)
-class ShortContext(Modifier):
+class ShortContext(Modifier, key="windows"):
     """Cuts every sample into independent windows, to train with short contexts first.
 
     This is SkyLadder (Zhu et al., 2025).

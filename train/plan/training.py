@@ -13,7 +13,7 @@ import numpy as np
 import optax
 
 from jaxgrow import flops
-from jaxgrow.layerdrop import LayerDrop, Sensitivity, sensitivity
+from jaxgrow.layerdrop import Sensitivity, sensitivity
 from jaxgrow.models import Config
 from jaxgrow.models.importance import influence, streams
 from jaxgrow.optim import muon
@@ -43,6 +43,9 @@ class Train(Phase):
     def __post_init__(self):
         if self.optim.base is not None:  # raises an error if the multipliers do not exist
             multipliers(self.config.axes(), self.config.sizes(), self.optim.base.sizes())
+        kinds = [type(modifier) for modifier in self.modifiers]
+        if twice := [kind.__name__ for kind in set(kinds) if kinds.count(kind) > 1]:
+            raise ValueError(f"modifiers has {twice[0]} more than once: keep one of them")
         for modifier in self.modifiers:
             modifier.check(self)
 
@@ -243,7 +246,6 @@ def training(
     steps: int,
     optim: Optim,
     config: Config,
-    drop: LayerDrop | None = None,
     modifiers: tuple[Modifier, ...] = (),
     positions: int | None = None,
     kind: Callable[..., Train] = Train,
@@ -257,16 +259,14 @@ def training(
     def train(*modifiers: Modifier, begin: int = 0, until: int | None = None) -> Train:
         return kind(name, steps, optim, config, modifiers, begin, until, positions)
 
-    if drop is None:
+    s = next((m.drop.sensitivity for m in modifiers if isinstance(m, DropLayers)), None)
+    if s is None:
         return (train(*modifiers),)
-    dropping = (*modifiers, DropLayers(drop))
-    if drop.sensitivity is None:
-        return (train(*dropping),)
-    s = drop.sensitivity
+    dense = [m for m in modifiers if not isinstance(m, DropLayers)]
     cuts = [round(s.after * steps)]
     while s.every and cuts[-1] + max(1, round(s.every * steps)) < steps:
         cuts.append(cuts[-1] + max(1, round(s.every * steps)))
-    phases: list[Phase] = [train(*modifiers, until=cuts[0])]
+    phases: list[Phase] = [train(*dense, until=cuts[0])]
     for begin, until in itertools.pairwise([*cuts, steps]):
-        phases += [Measure(name, s, positions), train(*dropping, begin=begin, until=until)]
+        phases += [Measure(name, s, positions), train(*modifiers, begin=begin, until=until)]
     return tuple(phases)

@@ -1,0 +1,79 @@
+"""The modifiers of a method are settings, and a new one needs no change of the methods."""
+
+from dataclasses import dataclass
+
+import pytest
+import runs
+
+from jaxgrow.layerdrop import LayerDrop
+from jaxgrow.optim.freeze import Freeze
+from train.common.errors import UserError
+from train.config.experiment import as_json
+from train.config.overrides import misfits, overridden, settings
+from train.engine.state.optim import Optim
+from train.plan.methods import Scratch, Stage, VCycle
+from train.plan.modifiers import DropLayers, Hold, Modifier, Ramp, Rewarm, ShortContext
+
+
+def test_a_new_modifier_is_a_setting_of_each_stage(monkeypatch, tmp_path):
+    monkeypatch.setitem(Modifier.keys, "scaled", Modifier)  # removed after the test
+
+    @dataclass(frozen=True)
+    class Scaled(Modifier, key="scaled"):
+        factor: float = 1.0
+        steps: int = 10
+
+        def __post_init__(self):
+            if self.factor <= 0:
+                raise ValueError(f"factor must be positive, but is {self.factor}")
+
+    base = runs.experiment(tmp_path, method=VCycle(down=(Stage(0.1),)))
+    found = overridden(base, ["method.down.0.scaled.factor=2"])
+    assert found.method.down[0].modifiers == (Scaled(2.0),)
+    assert as_json(found)["method"]["VCycle"]["down"][0]["scaled"] == {"factor": 2.0, "steps": 10}
+    rows = {setting.name: setting.value for setting in settings(found)}
+    assert rows["method.down.0.scaled.factor"] == 2.0 and rows["method.up.0.scaled"] is None
+    assert found.plan[0].modifiers == (Scaled(2.0),)
+    with pytest.raises(UserError, match=r"--set method.up.0.scaled.factor=0: factor must be posit"):
+        overridden(base, ["method.up.0.scaled.factor=0"])
+    with pytest.raises(UserError, match=r"scaled.steps: expected int, but got '1.5'"):
+        overridden(base, ["method.up.0.scaled.steps=1.5"])
+
+
+def test_modifiers_keep_their_form_in_config_json(tmp_path):
+    """Runs that exist can be continued: the form is that of a field for each modifier."""
+    stage = Stage(0.5, modifiers=(Hold(Freeze((0,))), ShortContext(2), Ramp((1, 2)), Rewarm(2.0)))
+    method = as_json(runs.experiment(tmp_path, method=VCycle((Stage(0.1),), (stage, Stage(0.4)))))
+    first, second = method["method"]["VCycle"]["up"]
+    plain = {"lr": 1.0, "warmup": None, "floor": None, "schedule": None}
+    none = {"drop": None, "tokens": None, "freeze": None, "rewarm": None}
+    assert second == {"steps": 0.4} | plain | none
+    assert first == {"steps": 0.5} | plain | {
+        "drop": None,
+        "tokens": None,
+        "freeze": {"layers": [0], "below": True, "paths": []},
+        "rewarm": {"peak": 2.0, "steps": 250},
+        "ramp": [1, 2],
+        "windows": 2,
+    }
+    assert as_json(runs.experiment(tmp_path))["method"] == {"Scratch": {"drop": None}}
+
+
+def test_set_changes_adds_and_removes_modifiers():
+    dropping = Scratch((DropLayers(LayerDrop(theta=0.5)),))
+    assert overridden(dropping, ["drop.theta=0.7"]) == Scratch((DropLayers(LayerDrop(theta=0.7)),))
+    assert overridden(dropping, ["modifiers.0.drop.theta=0.7"]) == overridden(
+        dropping, ["drop.theta=0.7"]
+    )
+    assert overridden(Scratch(), ["drop.theta=0.5"]) == dropping
+    assert overridden(dropping, ["drop=None"]) == Scratch()
+    both = overridden(dropping, ["windows=4"]).modifiers
+    assert both == (*dropping.modifiers, ShortContext(4))
+
+
+def test_modifiers_that_are_none_are_refused():
+    (wrong,) = misfits(Scratch((LayerDrop(),)))  # type: ignore[arg-type]
+    assert wrong.startswith("modifiers: expected tuple[Modifier, ...], but got (LayerDrop(")
+    twice = Scratch((Ramp((1, 1)), Ramp((2, 2))))
+    with pytest.raises(ValueError, match="modifiers has Ramp more than once: keep one of them"):
+        twice.plan(runs.MODEL, Optim(), 8)
