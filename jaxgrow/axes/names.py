@@ -229,6 +229,18 @@ class Kernel(NamedTuple):
     def names(self) -> Names:
         return self.stacked + self.read + self.written
 
+    @property
+    def read_dims(self) -> tuple[int, ...]:
+        """The dimensions of the input axes."""
+        first = len(self.stacked)
+        return tuple(range(first, first + len(self.read)))
+
+    @property
+    def written_dims(self) -> tuple[int, ...]:
+        """The dimensions of the output axes."""
+        first = len(self.stacked) + len(self.read)
+        return tuple(range(first, first + len(self.written)))
+
 
 def cut(names: Names) -> Kernel:
     """Split the axes of a kernel into stacking, input and output axes.
@@ -253,6 +265,32 @@ def cut(names: Names) -> Kernel:
             "dimension to the front, in the array (jnp.moveaxis) and in its names."
         )
     return Kernel(names[:first], names[first:last], names[last:])
+
+
+def layer_kernels(axes: Axes) -> dict[str, Kernel]:
+    """Find the matrices of the layers: the kernels that are stacked over layers.
+
+    Embeddings, heads and patch embeddings are not among them.
+
+    Args:
+      axes: the axis names of the parameters.
+
+    Returns:
+      The axes of each such kernel, by path of the parameter.
+
+    Example:
+      >>> axes = {"up": ("layers", "embed.in", "mlp"), "norm": ("layers", "embed.norm.scale")}
+      >>> {path: (k.read_dims, k.written_dims) for path, k in layer_kernels(axes).items()}
+      {'up': ((1,), (2,))}
+    """
+    found: dict[str, Kernel] = {}
+    for key_path, names in jax.tree_util.tree_leaves_with_path(axes, is_leaf=is_names):
+        leaf = path(key_path)
+        if role(leaf, names) == "kernel":
+            kernel = cut(names)
+            if kernel.stacked and kernel.written:
+                found[leaf] = kernel
+    return found
 
 
 def is_names(x: Tree) -> TypeGuard[Names]:

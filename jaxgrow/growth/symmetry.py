@@ -12,11 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgrow.axes.names import Axes, Names, Params, axis, is_names, path, reads
+from jaxgrow.axes.names import Axes, Names, Params, axis, is_names, layer_kernels, path, reads
 from jaxgrow.growth import maps
 from jaxgrow.growth.apply import grow_leaf
 from jaxgrow.growth.matrices import Array
-from jaxgrow.optim.muon import dimension_numbers
 
 
 def break_symmetry(
@@ -128,7 +127,7 @@ def fresh(params: Params, growth: maps.Growth, axes: Axes, initial: Params) -> P
 def spectral(params: Params, axes: Axes) -> Params:
     """Scale random kernels of layers to largest singular values of about ``sqrt(n_out / n_in)``.
 
-    Each matrix of `jaxgrow.optim.muon.dimension_numbers` is scaled to the Frobenius norm of a
+    Each matrix of `jaxgrow.axes.names.layer_kernels` is scaled to the Frobenius norm of a
     Gaussian matrix with standard deviation ``sqrt(n_out / n_in) / (sqrt(n_in) + sqrt(n_out))``. All
     other parameters are unchanged.
 
@@ -149,16 +148,15 @@ def spectral(params: Params, axes: Axes) -> Params:
       Yang et al., `A Spectral Condition for Feature Learning <https://arxiv.org/abs/2310.17813>`_,
       2023
     """
-    matrices = dimension_numbers(axes)
+    kernels = layer_kernels(axes)
 
     def leaf(key_path: tuple, x: jax.Array) -> jax.Array:
-        if (at := matrices.get(path(key_path))) is None:
+        if (kernel := kernels.get(path(key_path))) is None:
             return x
-        n_in, n_out = (
-            math.prod(np.take(x.shape, side)) for side in (at.reduction_axis, at.output_axis)
-        )
-        over = tuple(int(i) for side in (at.reduction_axis, at.output_axis) for i in np.ravel(side))
-        norm = jnp.sqrt(jnp.square(x).sum(over, keepdims=True))
+        n_in = math.prod(np.take(x.shape, kernel.read_dims))
+        n_out = math.prod(np.take(x.shape, kernel.written_dims))
+        dims = kernel.read_dims + kernel.written_dims
+        norm = jnp.sqrt(jnp.square(x).sum(dims, keepdims=True))
         return x * (
             n_out
             / (math.sqrt(n_in) + math.sqrt(n_out))

@@ -7,7 +7,8 @@ stack runs. `dropping` does the same for a Flax model that calls its blocks one 
 
 from jaxgrow.layerdrop.allocation import Sensitivity, allocate, block_list, sensitivity
 from jaxgrow.layerdrop.counts import padded, program_counts, program_odds
-from jaxgrow.layerdrop.execution import KeepMask, conditional, dropping
+from jaxgrow.layerdrop.execution import KeepMask, conditional
+from jaxgrow.layerdrop.interception import dropping
 from jaxgrow.layerdrop.sampling import independent, keep_masks, sample, systematic
 from jaxgrow.layerdrop.schedules import LayerDrop, Variance, fit_variance, schedule, theta
 from jaxgrow.layerdrop.tokens import TokenDrop, sample_tokens

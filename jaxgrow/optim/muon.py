@@ -16,7 +16,7 @@ import numpy as np
 import optax
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
-from jaxgrow.axes.names import Axes, Tree, axis, cut, is_names, path, role
+from jaxgrow.axes.names import Axes, Tree, axis, layer_kernels, path
 from jaxgrow.growth.moments import rebias
 from jaxgrow.optim.completep import Multiplier, scale_by_adam
 from jaxgrow.sharding import apart
@@ -42,20 +42,10 @@ def dimension_numbers(axes: Axes) -> dict[str, MuonDimensionNumbers]:
       >>> dimension_numbers(axes)
       {'out': MuonDimensionNumbers(reduction_axis=(1, 2), output_axis=(3,))}
     """
-    found = {}
-    for key_path, names in jax.tree_util.tree_leaves_with_path(axes, is_leaf=is_names):
-        leaf = path(key_path)
-        if (
-            role(leaf, names) != "kernel"
-            or not (kernel := cut(names)).stacked
-            or not kernel.written
-        ):
-            continue
-        first, last = len(kernel.stacked), len(kernel.stacked) + len(kernel.read)
-        found[leaf] = MuonDimensionNumbers(
-            tuple(range(first, last)), tuple(range(last, len(names)))
-        )
-    return found
+    return {
+        leaf: MuonDimensionNumbers(kernel.read_dims, kernel.written_dims)
+        for leaf, kernel in layer_kernels(axes).items()
+    }
 
 
 def scale_by_muon_and_adam(
@@ -183,10 +173,8 @@ def flops(axes: Axes, sizes: Mapping[str, int]) -> float:
       >>> flops({"up": ("layers", "embed.in", "mlp")}, {"layers": 2, "embed": 3, "mlp": 5})
       2340.0
     """
-    by_path = {path(p): n for p, n in jax.tree_util.tree_leaves_with_path(axes, is_leaf=is_names)}
     total = 0.0
-    for leaf in dimension_numbers(axes):
-        kernel = cut(by_path[leaf])
+    for kernel in layer_kernels(axes).values():
         count, read, written = (math.prod(sizes[axis(n)] for n in names) for names in kernel)
         n, m = sorted((read, written))
         total += ITERATIONS * count * (4 * n * n * m + 2 * n**3)

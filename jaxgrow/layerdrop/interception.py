@@ -1,0 +1,297 @@
+"""Layer dropping for Flax (Linen) models that call their blocks from a Python loop.
+
+`dropping` intercepts the calls of a block, and puts each of them behind a conditional.
+"""
+
+import inspect
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from flax import struct
+from flax.linen.module import InterceptorContext
+
+from jaxgrow.layerdrop.execution import (
+    KeepMask,
+    conditional,
+    is_floating,
+    scaled,
+    unbatched,
+    varying,
+)
+
+Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@contextmanager
+def dropping(block: type[nn.Module], keep_mask: KeepMask) -> Generator[None]:
+    """A context in which the i-th call of a ``block`` runs only if ``keep_mask.layers[i]`` is true.
+
+    A Flax (Linen) model drops layers in this way. The model must call one block after the other
+    from a Python loop. A model with ``nn.scan`` is refused; a custom stack passes `KeepMask` to
+    `jaxgrow.models.stack.run_stack` instead.
+
+    The first argument of the block, by position or by name, is the array that it changes. The other
+    arguments can be of any type. The block returns that array, or a tuple that begins with it. The
+    other items of the tuple are not scaled, and are zero if the block is dropped. With "sublayer"
+    scaling, the block takes the scale as its second argument. Variables that a block would write
+    (batch statistics, sown values) are lost. Initialise the model outside of this context.
+
+    A kept block samples the same random numbers, for example for dropout, as in the model without
+    this context. A module that is called several times samples other numbers from its second call
+    on. Only reverse mode is supported: `jax.jvp`, `jax.jacfwd` and `jax.hessian` of a model in this
+    context raise a TypeError.
+
+    Args:
+      block: the class of the model's blocks.
+      keep_mask: the keep mask of the blocks, bool [layers], and the scale of kept blocks, such as
+        ``KeepMask(mask, 1 / probs)``.
+
+    Returns:
+      A context in which the model is applied.
+
+    Raises:
+      ValueError: the number of calls of ``block`` differs from the length of the keep mask,
+        ``keep_mask`` contains indices, or the block does not return an array like its first argument.
+
+    Example:
+      >>> class Add(nn.Module):
+      ...     def __call__(self, x):
+      ...         return x + 1
+      >>> class Model(nn.Module):
+      ...     @nn.compact
+      ...     def __call__(self, x):
+      ...         return Add()(Add()(Add()(x)))
+      >>> with dropping(Add, KeepMask(jnp.array([True, False, True]))):
+      ...     print(Model().apply({}, jnp.zeros(1)))
+      [2.]
+    """
+    if getattr(keep_mask.layers, "dtype", None) != np.dtype(bool):
+        raise ValueError(
+            "dropping() takes a keep mask, bool [layers]. Pass indices of kept layers to run_stack instead"
+        )
+    calls = _Calls(block, keep_mask)
+    with nn.intercept_methods(calls.intercept):
+        yield
+    if calls.number < len(calls.open):
+        raise ValueError(
+            f"{block.__name__} was called {calls.number} times, but the keep mask has {len(calls.open)} entries. A scanned "
+            "stack calls its block once: pass KeepMask to run_stack instead"
+        )
+
+
+class _Calls:
+    """The calls of a block in one context: their number, and the modules that were called.
+
+    Args:
+      block: the class of the blocks.
+      keep_mask: the keep mask of the calls.
+    """
+
+    def __init__(self, block: type[nn.Module], keep_mask: KeepMask):
+        self.open = unbatched(keep_mask.layers)
+        self.number = 0
+        self._block, self._keep_mask = block, keep_mask
+        self._called: set[tuple[str, ...]] = set()
+        self._params: Mapping[str, Any] = {}  # of the whole model
+        self._inside = False  # whether a block is running, which may contain blocks
+
+    def intercept(
+        self,
+        call: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        context: InterceptorContext,
+    ) -> Any:
+        """Run a method of any module: a call of the block itself runs behind a conditional."""
+        module = context.module
+        if not self._inside and module.scope is not None and not module.path:
+            # Modules that Flax only sets up do not have parameters.
+            self._params = module.variables.get("params", self._params)
+        is_block = context.method_name == "__call__" and isinstance(module, self._block)
+        if self._inside or not is_block:
+            return call(*args, **kwargs)
+        return self._run(module, self._next(module), args, kwargs)
+
+    def _next(self, module: nn.Module) -> int:
+        """Return the index of the next call in the keep mask."""
+        if _sliced(module, self._params):
+            raise ValueError(
+                f"nn.scan runs one call of {self._block.__name__} for all layers, but the keep mask has one entry per layer. "
+                "Pass KeepMask to run_stack instead, or call the blocks from a Python loop"
+            )
+        if self.number == len(self.open):
+            raise ValueError(
+                f"{self._block.__name__} is called more than {len(self.open)} times, but the keep mask has {len(self.open)} "
+                "entries"
+            )
+        self.number += 1
+        return self.number - 1
+
+    def _run(self, module: nn.Module, i: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a call of the block if the keep mask is true at ``i``; otherwise return its input."""
+        keys = _random_streams(module, again=module.path in self._called)
+        self._called.add(module.path)
+        call = _Call.of(module, args, kwargs)
+
+        def apply(w: Any, x: jax.Array, *scale: Any) -> Any:
+            self._inside = True
+            try:
+                return call.run(w, x, *scale)
+            finally:
+                self._inside = False
+
+        def layer(inputs: Any, x: jax.Array) -> _Result:
+            w, scale = inputs
+            found: list[_Result] = []
+
+            def changed(w: Any, x: jax.Array, *scale: Any) -> jax.Array:
+                found.append(_Result.of(apply(w, x, *scale), x, self._block))
+                return found[0].x
+
+            x = scaled(changed, self._keep_mask)(w, x, scale)
+            return found[0].replace(x=x)
+
+        scale = self._keep_mask.scale
+        weights = module.variables, keys, call.arrays
+        inputs = weights, None if scale is None else jnp.asarray(scale[i])
+        shape: _Result = jax.eval_shape(layer, inputs, call.x)
+        others = [jnp.zeros(s.shape, s.dtype) for s in shape.others]
+        others = varying(others, (self.open, inputs, call.x))
+
+        def carried(inputs: Any, carry: Any) -> Any:
+            result = layer(inputs, carry[0])
+            return result.x, result.others
+
+        one = jax.tree.map(lambda a: a[None], inputs)
+        x, others = conditional(carried)(self.open[i : i + 1], one, (call.x, others))
+        return shape.form.rebuilt(x, others)
+
+
+class _Call(NamedTuple):
+    """The arguments of a call, apart from the array that the block changes.
+
+    Arrays become arguments of the differentiated function. A flag stays a Python value, because the
+    block may branch on it.
+
+    Attributes:
+      block: a copy of the module that is not bound.
+      x: the first argument, which the block changes.
+      name: its name if it was given by name.
+      leaves: the leaves of the other arguments.
+      tree: their structure.
+    """
+
+    block: nn.Module
+    x: jax.Array
+    name: str | None
+    leaves: list[Any]
+    tree: Any
+
+    @classmethod
+    def of(cls, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "_Call":
+        x, name, others = _changed(module, args, kwargs)
+        return cls(module.clone(parent=None, name=None), x, name, *jax.tree.flatten(others))
+
+    @property
+    def arrays(self) -> list[jax.Array | None]:
+        return [a if isinstance(a, jax.Array) else None for a in self.leaves]
+
+    def run(self, w: Any, x: jax.Array, *scale: Any) -> Any:
+        variables, keys, arrays = w
+        pairs = zip(self.leaves, arrays, strict=True)
+        args, kwargs = jax.tree.unflatten(
+            self.tree, [old if new is None else new for old, new in pairs]
+        )
+        if self.name is None or scale:
+            args = (x, *scale, *args)
+        else:
+            kwargs = {self.name: x, **kwargs}
+        apply: Callable[..., Any] = self.block.apply
+        return apply(variables, *args, rngs=keys, **kwargs)
+
+
+def _random_streams(module: nn.Module, again: bool) -> dict[str, Any]:
+    """The sources of random numbers of the module.
+
+    They are the same streams as outside of `dropping`, except if the module is called again.
+    """
+    assert module.scope is not None  # a module that is called is bound
+    streams: dict[str, Any] = {
+        name: stream for name, stream in module.scope.rngs.items() if name != "params"
+    }
+    return {name: module.make_rng(name) for name in streams} if again else streams
+
+
+def _sliced(module: nn.Module, whole: Mapping[str, Any]) -> bool:
+    """Whether the module holds the parameters of one layer of the model, as inside an `nn.scan`."""
+    for name in module.path:
+        whole = whole.get(name, {})
+    parts = jax.tree.leaves(module.variables.get("params", {}))
+    wholes = jax.tree.leaves(whole)
+    return len(parts) == len(wholes) and any(
+        a.ndim != b.ndim for a, b in zip(parts, wholes, strict=True)
+    )
+
+
+def _changed(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, str | None, Arguments]:
+    """The first argument of the block, its name if it was given by name, and the others."""
+    name = None if args else next(iter(inspect.signature(module.__call__).parameters), None)
+    x = args[0] if args else kwargs.get(name or "")
+    if not isinstance(x, jax.Array | np.ndarray):
+        raise ValueError(
+            f"the first argument of {type(module).__name__} must be the array that it changes, not {x!r}"
+        )
+    return x, name, (args[1:], {k: v for k, v in kwargs.items() if k != name})
+
+
+class _Form(NamedTuple):
+    """The form in which a block returns its results.
+
+    Attributes:
+      sequence: the class of the tuple or list, or None for a single array.
+      tree: the structure of the results after the first one.
+    """
+
+    sequence: type[Any] | None
+    tree: Any
+
+    def rebuilt(self, x: jax.Array, others: Sequence[jax.Array]) -> Any:
+        if self.sequence is None:
+            return x
+        items = (x, *jax.tree.unflatten(self.tree, others))
+        named = hasattr(self.sequence, "_fields")
+        return self.sequence(*items) if named else self.sequence(items)
+
+
+class _Result(struct.PyTreeNode):
+    """The result of a block: ``x``, and the arrays that follow it in a tuple."""
+
+    x: jax.Array
+    others: list[jax.Array]
+    form: _Form = struct.field(pytree_node=False)
+
+    @classmethod
+    def of(cls, returned: Any, x: jax.Array, block: type[nn.Module]) -> "_Result":
+        several = isinstance(returned, tuple | list)
+        y, *more = returned if several else (returned,)
+        if getattr(y, "shape", None) != x.shape or y.dtype != x.dtype:
+            found = f"{y.dtype}{list(y.shape)}" if hasattr(y, "shape") else type(y).__name__
+            raise ValueError(
+                f"{block.__name__} takes {x.dtype}{list(x.shape)} and returns {found}. A dropped block returns its "
+                "first argument, so the block must return an array like it, alone or first in a tuple"
+            )
+        leaves, tree = jax.tree.flatten(more)
+        others = [jnp.asarray(a) for a in leaves]
+        wrong = sorted({str(a.dtype) for a in others if not is_floating(a)})
+        if wrong:
+            raise ValueError(
+                f"{block.__name__} returns {', '.join(wrong)} after its first result. The other results must be floats"
+            )
+        return cls(y, others, _Form(type(returned) if several else None, tree))
