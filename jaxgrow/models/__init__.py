@@ -4,6 +4,7 @@ from jaxgrow.models.bert import BERTConfig
 from jaxgrow.models.bottleneck import Adapter
 from jaxgrow.models.cait import CaiTConfig
 from jaxgrow.models.config import Config, Cost, TextConfig, from_json
+from jaxgrow.models.deberta import DeBERTaConfig
 from jaxgrow.models.encoder import EncoderConfig
 from jaxgrow.models.gpt2 import GPT2Config
 from jaxgrow.models.llama import LlamaConfig
@@ -17,6 +18,7 @@ __all__ = [
     "CaiTConfig",
     "Config",
     "Cost",
+    "DeBERTaConfig",
     "EncoderConfig",
     "GPT2Config",
     "LlamaConfig",

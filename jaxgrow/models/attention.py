@@ -35,6 +35,7 @@ class Form(NamedTuple):
         positions.
       positions_BT: positions of the tokens in their text, for the window; None: 0, 1, 2, ...
       sinks_H: one additional score of each head in the softmax, which has no value (gpt-oss).
+      bias_BHTS: added to the scores after ``scale``, if attention is not causal (DeBERTa).
     """
 
     scale: float | None = None
@@ -42,6 +43,7 @@ class Form(NamedTuple):
     window: Any = None
     positions_BT: Any = None
     sinks_H: Any = None
+    bias_BHTS: Any = None
 
 
 PLAIN = Form()
@@ -65,8 +67,8 @@ def attention(
       mask_BS: True for the keys that are visible; None: all of them.
       by: the kernel; ``"auto"``: a kernel that the program's devices have and that supports these
         shapes (`refused`).
-      form: another scale, a soft cap, a window or sinks, which run in XLA. A window saves no
-        products: keys before it are masked.
+      form: another scale, a soft cap, a window, sinks or a bias, which run in XLA. A window saves
+        no products: keys before it are masked.
 
     Raises:
       ValueError: the chosen kernel does not support these shapes or these devices.
@@ -87,7 +89,7 @@ def attention(
         if mask_BS is not None or form != PLAIN:
             raise ValueError(
                 "mesh.context shards the keys over devices, which does not support padding, "
-                "windows, soft caps, sinks or a custom scale of attention: set mesh.context=1"
+                "windows, soft caps, sinks, biases or a custom scale of attention: set mesh.context=1"
             )
         return _ring(q_BTHK, k_BSGK, v_BSGK, causal)
     if by == "splash":
@@ -157,12 +159,14 @@ def _by_xla(q_BTHK, k_BSGK, v_BSGK, seen_BHTS, form: Form = PLAIN):
     dtype, head_dim = q_BTHK.dtype, q_BTHK.shape[-1]
     if dtype != jnp.float64 and not form.cap and form.sinks_H is None:
         return jax.nn.dot_product_attention(
-            q_BTHK, k_BSGK, v_BSGK, mask=seen_BHTS, scale=form.scale
+            q_BTHK, k_BSGK, v_BSGK, form.bias_BHTS, seen_BHTS, scale=form.scale
         )
     wide = jnp.promote_types(dtype, jnp.float32)
     k_BSHK, v_BSHK = (jnp.repeat(x, q_BTHK.shape[2] // x.shape[2], 2) for x in (k_BSGK, v_BSGK))
     scores_BHTS = jnp.einsum("bthk,bshk->bhts", q_BTHK, k_BSHK, preferred_element_type=wide)
     scores_BHTS = scores_BHTS / head_dim**0.5 if form.scale is None else scores_BHTS * form.scale
+    if form.bias_BHTS is not None:
+        scores_BHTS = scores_BHTS + form.bias_BHTS
     if form.cap:
         scores_BHTS = form.cap * jnp.tanh(scores_BHTS / form.cap)
     if seen_BHTS is not None:
@@ -201,8 +205,12 @@ def refused(
     on, (length, heads, head_dim), (_, kv_heads, _) = platform(), queries_THK, keys_SGK
     two_bytes = jnp.dtype(dtype).itemsize == 2
     plain = (
-        form.scale is None and not form.cap and form.window is None and form.sinks_H is None,
-        "the scores have a custom scale, a soft cap, a window or sinks",
+        form.scale is None
+        and not form.cap
+        and form.window is None
+        and form.sinks_H is None
+        and form.bias_BHTS is None,
+        "the scores have a custom scale, a soft cap, a window, sinks or a bias",
     )
     tensor = parts("heads")
     reasons = {

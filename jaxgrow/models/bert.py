@@ -12,6 +12,7 @@ from typing import ClassVar, Literal
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 
 from jaxgrow.axes.names import BELOW, READ, named
@@ -51,7 +52,7 @@ class BERTConfig(EncoderConfig):
     masked: float = 0.15
     # Few models use the following fields, so repr hides them.
     # The activation between the two kernels of the head of classes.
-    pooling: Literal["tanh", "relu"] = dataclasses.field(default="tanh", repr=False)
+    pooling: Literal["tanh", "relu", "gelu"] = dataclasses.field(default="tanh", repr=False)
     # Whether a model without a head (``head="states"``) has the first of these kernels.
     pooler: bool = dataclasses.field(default=False, repr=False)
 
@@ -119,24 +120,10 @@ class Block(nn.Module):
     config: BERTConfig
     dtype: DTypeLike
 
-    @nn.compact
-    def __call__(self, x_BTD, scale=None, mask_BS=None):
-        """Apply the block.
-
-        Args:
-          x_BTD: the residual stream.
-          scale: factor of each sublayer's output, before a norm that follows; None: 1.
-          mask_BS: True for the keys that are visible; None: all.
-        """
+    def attention_layer(self, out_init: Initializer) -> nn.Module:
+        """Return the attention sublayer."""
         c = self.config
-        # Both as published. In a pre-LN model, the residual stream is the sum of 2 L of these
-        # outputs, without a norm between them.
-        out_init = nn.initializers.normal(0.02 / (2 * c.layers) ** 0.5) if c.norm == "pre" else INIT
-        attention_norm, mlp_norm = (
-            LayerNorm("embed", c.eps, self.dtype, name=name)
-            for name in ("attention_norm", "mlp_norm")
-        )
-        attention = SelfAttention(
+        return SelfAttention(
             c.embed,
             c.heads,
             c.head_dim,
@@ -147,15 +134,35 @@ class Block(nn.Module):
             c.attention,
             name="attention",
         )
+
+    @nn.compact
+    def __call__(self, x_BTD, scale=None, mask_BS=None, *positions):
+        """Apply the block.
+
+        Args:
+          x_BTD: the residual stream.
+          scale: factor of each sublayer's output, before a norm that follows; None: 1.
+          mask_BS: True for the keys that are visible; None: all.
+          positions: further arguments of the attention.
+        """
+        c = self.config
+        # Both as published. In a pre-LN model, the residual stream is the sum of 2 L of these
+        # outputs, without a norm between them.
+        out_init = nn.initializers.normal(0.02 / (2 * c.layers) ** 0.5) if c.norm == "pre" else INIT
+        attention_norm, mlp_norm = (
+            LayerNorm("embed", c.eps, self.dtype, name=name)
+            for name in ("attention_norm", "mlp_norm")
+        )
+        attend = self.attention_layer(out_init)
+
+        def attention(x_BTD):
+            return adapted(self, "attention", attend(x_BTD, mask_BS, *positions))
+
         mlp = MLP(c.embed, c.mlp, INIT, out_init, self.dtype, gelu, name="mlp")
         if c.norm == "pre":
-            y_BTD = adapted(self, "attention", attention(attention_norm(x_BTD), mask_BS))
-            x_BTD = x_BTD + rescaled(y_BTD, scale, "attention")
+            x_BTD = x_BTD + rescaled(attention(attention_norm(x_BTD)), scale, "attention")
             return x_BTD + rescaled(adapted(self, "mlp", mlp(mlp_norm(x_BTD))), scale, "mlp")
-        x_BTD = attention_norm(
-            x_BTD
-            + rescaled(adapted(self, "attention", attention(x_BTD, mask_BS)), scale, "attention")
-        )
+        x_BTD = attention_norm(x_BTD + rescaled(attention(x_BTD), scale, "attention"))
         return mlp_norm(x_BTD + rescaled(adapted(self, "mlp", mlp(x_BTD)), scale, "mlp"))
 
 
@@ -248,18 +255,36 @@ class BERT(nn.Module):
             observe=observe,
             keep_mask=keep_mask,
         )
-        if "positions" in inputs:
-            x_BTD = jnp.take_along_axis(x_BTD, inputs["positions"][..., None], axis=1)
-        if c.norm == "pre":
-            x_BTD = LayerNorm("embed", c.eps, dtype, name="final_norm")(x_BTD)
-        if c.head != "tokens":
-            said = _classes_or_states(self, c, x_BTD)
-            return (said, seen_L) if observe else said
-        head_norm = LayerNorm("embed" + READ if c.ties else "embed", c.eps, dtype, name="head_norm")
-        said = predicted(
-            self, c, transformed(c, x_BTD, head_norm), embedding_VD, targets, dtype, each
-        )
+        said = answered(self, c, x_BTD, inputs, embedding_VD, targets, each)
         return (said, seen_L) if observe else said
+
+
+def answered(
+    module: nn.Module,
+    config: BERTConfig,
+    x_BTD: jax.Array,
+    inputs: Mapping[str, jax.Array],
+    embedding_VD: jax.Array,
+    targets: jax.Array | None,
+    each: bool,
+):
+    """Return the outputs of the head for the output of the layers.
+
+    Call it inside the compact ``module``. The other arguments are those of `BERT`.
+    """
+    c, dtype = config, x_BTD.dtype
+    if "positions" in inputs:
+        x_BTD = jnp.take_along_axis(x_BTD, inputs["positions"][..., None], axis=1)
+    if c.norm == "pre":
+        x_BTD = LayerNorm("embed", c.eps, dtype, name="final_norm")(x_BTD)
+    if c.head != "tokens":
+        return _classes_or_states(module, c, x_BTD)
+    head_norm = LayerNorm("embed" + READ if c.ties else "embed", c.eps, dtype, name="head_norm")
+    x_BTD = transformed(c, x_BTD, head_norm)
+    return predicted(module, c, x_BTD, embedding_VD, targets, dtype, each)
+
+
+_POOLINGS = {"tanh": jnp.tanh, "relu": jax.nn.relu, "gelu": gelu}
 
 
 def _classes_or_states(module: nn.Module, config: BERTConfig, x_BTD: jax.Array) -> jax.Array:
@@ -271,7 +296,7 @@ def _classes_or_states(module: nn.Module, config: BERTConfig, x_BTD: jax.Array) 
     def pooled() -> jax.Array:
         axes, shape = ("embed" + READ, "embed"), (config.embed, config.embed)
         y_BD = Linear(axes, shape, 1, INIT, x_BTD.dtype, name="pooler")(x_BTD[:, 0])
-        return jnp.tanh(y_BD) if config.pooling == "tanh" else jax.nn.relu(y_BD)
+        return _POOLINGS[config.pooling](y_BD)
 
     if config.head == "states":
         if config.pooler:

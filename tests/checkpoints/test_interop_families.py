@@ -64,6 +64,27 @@ _NEOX = _ENCODER | _TEXT | {"num_attention_heads": 2, "hidden_size": 16}
 _MODERN = _ENCODER | _TEXT | {"num_hidden_layers": 3, "local_attention": 4, "pad_token_id": 1}
 _ROBERTA = _ENCODER | _TEXT | {"pad_token_id": 1, "type_vocab_size": 1}
 _DISTIL = _TEXT | dict(n_layers=2, dim=12, n_heads=2, hidden_dim=20, pad_token_id=1)
+# Sequences are longer than the four distances on each side that have separate positions.
+_DEBERTA = (
+    _ENCODER
+    | _TEXT
+    | dict(
+        relative_attention=True,
+        position_buckets=4,
+        norm_rel_ebd="layer_norm",
+        share_att_key=True,
+        pos_att_type="p2c|c2p",
+        position_biased_input=False,
+        pad_token_id=1,
+    )
+)
+_DEBERTA_OTHER = _DEBERTA | dict(
+    share_att_key=False,
+    norm_rel_ebd="none",
+    position_buckets=-1,
+    max_relative_positions=3,
+    pos_att_type=["c2p"],
+)
 _IMAGES = dict(image_size=8, patch_size=4, num_channels=3, num_labels=5)
 _DINO = _IMAGES | dict(
     num_hidden_layers=2, hidden_size=12, num_attention_heads=2, mlp_ratio=2, use_mask_token=False
@@ -289,6 +310,15 @@ SETTINGS = {
     "DistilBertForMaskedLM": [_DISTIL, _DISTIL | {"tie_word_embeddings": False}],
     "DistilBertForSequenceClassification": [_DISTIL | {"num_labels": 3}],
     "DistilBertForQuestionAnswering": [_DISTIL],
+    "DebertaV2ForMaskedLM": [
+        _DEBERTA,
+        _DEBERTA_OTHER | {"tie_word_embeddings": False},
+        _DEBERTA_OTHER | {"pos_att_type": ["p2c"]},
+    ],
+    "DebertaV2ForSequenceClassification": [_DEBERTA | {"num_labels": 3}],
+    "DebertaV2ForQuestionAnswering": [_DEBERTA],
+    "DebertaV2ForTokenClassification": [_DEBERTA | {"num_labels": 3}],
+    "DebertaV2Model": [_DEBERTA],
     "BertForTokenClassification": [_ENCODER | _TEXT | {"num_labels": 3}],
     "RobertaForTokenClassification": [_ROBERTA | {"num_labels": 3}],
     "XLMRobertaForTokenClassification": [_ROBERTA | {"num_labels": 4}],
@@ -740,6 +770,20 @@ def test_a_span_has_two_ends(tmp_path, capsys):
     change(folder, id2label={"0": "a", "1": "b", "2": "c"})
     assert checkpoint_commands.main(["inspect", str(folder)]) == 1
     assert "head=spans needs classes=2, not 3" in capsys.readouterr().err
+
+
+def test_the_published_head_of_a_deberta_keeps_its_names(tmp_path):
+    """The published files have the head that `transformers` reads only if ``legacy`` is false."""
+    before = assert_alike(made(tmp_path / "a", "DebertaV2ForMaskedLM", more={"legacy": False}))
+    run("convert", tmp_path / "a", tmp_path / "orbax", "--to", "orbax")
+    run("convert", tmp_path / "orbax", tmp_path / "b", "--to", "hf")
+    first, last = (contents(tmp_path / name) for name in "ab")
+    assert json.loads(first["config.json"]) == json.loads(last["config.json"])
+    assert tensors(tmp_path / "a").keys() == tensors(tmp_path / "b").keys()
+    assert "lm_predictions.lm_head.dense.weight" in tensors(tmp_path / "b")
+    wide = ("--embed", 24, "--heads", 4, "--mlp", 40)
+    run("grow", tmp_path / "b", tmp_path / "wide", "--method", "hypercloning", *wide)
+    assert_kept(assert_alike(tmp_path / "wide"), before)
 
 
 def test_bare_models_are_told_what_they_lack(tmp_path, capsys):

@@ -41,9 +41,12 @@ OTHERS = [
     "BertForMaskedLM",
     "MixtralForCausalLM",
     "ModernBertForMaskedLM",
+    "DebertaV2ForMaskedLM",
     "ViTForImageClassification",
 ]
 OTHERS += ["Dinov2ForImageClassification", "SmolLM3ForCausalLM", "DeiTForImageClassification"]
+OTHERS += ["DistilBertForMaskedLM", "OPTForCausalLM", "OlmoForCausalLM", "GraniteForCausalLM"]
+OTHERS += ["Qwen2MoeForCausalLM", "GptOssForCausalLM", "CLIPVisionModel", "SiglipVisionModel"]
 SLOW = [
     pytest.param(name, marks=pytest.mark.slow) for name in (*OTHERS, "Swinv2ForImageClassification")
 ]
@@ -112,7 +115,7 @@ def assert_same(found, expected, family):
         if (there := family.in_memory(name)) in expected:
             np.testing.assert_allclose(x, expected[there], rtol=0, atol=1e-5, err_msg=name)
         else:
-            assert "block_sparse_moe" in name
+            assert "block_sparse_moe" in name or ".mlp.experts." in name
 
 
 def check(tmp_path, base, growth=None, **settings):
@@ -221,6 +224,13 @@ def test_a_dora_grows_by_copies_in_width_and_depth(tmp_path, architecture, metho
     )
     growth = (operators.WIDTH | operators.DEPTH)[method](config.sizes(), target, **of)
     check(tmp_path, base, growth, use_dora=True, rank_pattern={r".*\.0\..*": 3})
+
+
+def test_a_dora_with_the_scale_of_rslora(tmp_path):
+    base = made(tmp_path / "base", "GPTNeoXForCausalLM")
+    sizes = checkpoints.open_checkpoint(base).sizes()
+    wide = operators.hypercloning(sizes, {"embed": 32, "heads": 4, "mlp": 40})
+    check(tmp_path, base, wide, use_dora=True, use_rslora=True)
 
 
 def test_a_dora_of_some_modules_and_one_that_cannot_grow(tmp_path, capsys):

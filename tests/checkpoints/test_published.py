@@ -42,6 +42,15 @@ _BERT = (
     | _TEXT
     | {"hidden_act": "gelu", "hidden_dropout_prob": 0.1, "position_embedding_type": "absolute"}
 )
+_DEBERTA = (
+    _ENCODER
+    | _TEXT
+    | {"attention_probs_dropout_prob": 0.1, "hidden_act": "gelu", "hidden_dropout_prob": 0.1}
+    | {"initializer_range": 0.02, "layer_norm_eps": 1e-7, "max_relative_positions": -1}
+    | {"norm_rel_ebd": "layer_norm", "pos_att_type": "p2c|c2p", "position_biased_input": False}
+    | {"position_buckets": 4, "relative_attention": True, "share_att_key": True}
+    | {"type_vocab_size": 0}
+)
 _ROBERTA = _BERT | {
     "pad_token_id": 1,
     "type_vocab_size": 1,
@@ -397,6 +406,122 @@ PUBLISHED: list[tuple[str, str, str, dict[str, Any]]] = [
             "layer_norm_eps": 1e-5,
             "use_parallel_residual": True,
         },
+    ),
+    (
+        "distilbert-base-uncased",
+        "DistilBertForMaskedLM",
+        "distilbert",
+        _TEXT
+        | {"activation": "gelu", "dim": 12, "hidden_dim": 20, "n_heads": 2, "n_layers": 2}
+        | {"attention_dropout": 0.1, "dropout": 0.1, "qa_dropout": 0.1, "seq_classif_dropout": 0.2}
+        | {"pad_token_id": 0, "sinusoidal_pos_embds": False, "tie_weights_": True},
+    ),
+    (
+        "all-MiniLM-L6-v2",
+        "BertModel",
+        "bert",
+        _BERT
+        | {
+            "gradient_checkpointing": False,
+            "layer_norm_eps": 1e-12,
+            "pad_token_id": 0,
+            "type_vocab_size": 2,
+            "use_cache": True,
+        },
+    ),
+    ("deberta-v3-base", "DebertaV2Model", "deberta-v2", _DEBERTA),
+    (
+        "deberta-v3-base, its token head",
+        "DebertaV2ForMaskedLM",
+        "deberta-v2",
+        _DEBERTA | {"legacy": False},
+    ),
+    (
+        "nli-deberta-v3-base",
+        "DebertaV2ForSequenceClassification",
+        "deberta-v2",
+        _DEBERTA
+        | {"pos_att_type": ["p2c", "c2p"], "id2label": {str(i): f"LABEL_{i}" for i in range(3)}}
+        | {"label2id": {f"LABEL_{i}": i for i in range(3)}, "pad_token_id": 0}
+        | {"pooler_dropout": 0, "pooler_hidden_act": "gelu", "pooler_hidden_size": 12},
+    ),
+    (
+        "OLMo-1B-hf",
+        "OlmoForCausalLM",
+        "olmo",
+        _DECODER
+        | {"attention_bias": False, "attention_dropout": 0.0, "clip_qkv": None, "pad_token_id": 1}
+        | {"hidden_act": "silu", "num_key_value_heads": 4, "rope_scaling": None}
+        | {"rope_theta": 10000.0, "tie_word_embeddings": True},
+    ),
+    (
+        "Qwen1.5-MoE-A2.7B",
+        "Qwen2MoeForCausalLM",
+        "qwen2_moe",
+        _QWEN
+        | {"decoder_sparse_step": 1, "moe_intermediate_size": 12, "norm_topk_prob": False}
+        | {"num_experts": 4, "num_experts_per_tok": 2, "output_router_logits": False}
+        | {"rope_theta": 1e6, "router_aux_loss_coef": 0.001, "sliding_window": 32768}
+        | {"shared_expert_intermediate_size": 14, "tie_word_embeddings": False},
+    ),
+    (
+        "granite-3.1-2b-base",
+        "GraniteForCausalLM",
+        "granite",
+        _LLAMA
+        | {"attention_bias": False, "attention_dropout": 0.1, "attention_multiplier": 0.015625}
+        | {"embedding_multiplier": 12.0, "logits_scaling": 8.0, "residual_multiplier": 0.22}
+        | {"mlp_bias": False, "rope_scaling": None, "rope_theta": 5e6, "tie_word_embeddings": True},
+    ),
+    (
+        "opt-125m",
+        "OPTForCausalLM",
+        "opt",
+        _TEXT
+        | {"_remove_final_layer_norm": False, "activation_dropout": 0.0, "hidden_size": 12}
+        | {"activation_function": "relu", "attention_dropout": 0.0, "bos_token_id": 2}
+        | {"do_layer_norm_before": True, "dropout": 0.1, "eos_token_id": 2, "ffn_dim": 20}
+        | {"init_std": 0.02, "layerdrop": 0.0, "num_attention_heads": 2, "num_hidden_layers": 2}
+        | {"pad_token_id": 1, "prefix": "</s>", "use_cache": True, "word_embed_proj_dim": 12},
+    ),
+    (
+        "gpt-oss-20b, dequantized",
+        "GptOssForCausalLM",
+        "gpt_oss",
+        _DECODER
+        | {"attention_bias": True, "attention_dropout": 0.0, "experts_per_token": 2, "head_dim": 6}
+        | {"hidden_act": "silu", "initial_context_length": 4, "num_experts_per_tok": 2}
+        | {"layer_types": ["sliding_attention", "full_attention"], "num_local_experts": 4}
+        | {"output_router_logits": False, "rms_norm_eps": 1e-5, "rope_theta": 150000}
+        | {"router_aux_loss_coef": 0.9, "sliding_window": 3, "swiglu_limit": 7.0}
+        | {"tie_word_embeddings": False, "use_cache": True}
+        | {
+            "rope_scaling": {
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "factor": 32.0,
+                "original_max_position_embeddings": 4,
+                "rope_type": "yarn",
+                "truncate": False,
+            }
+        },
+    ),
+    (
+        "CLIP ViT-H, image encoder of IP-Adapter",
+        "CLIPVisionModelWithProjection",
+        "clip_vision_model",
+        _ENCODER
+        | {"attention_dropout": 0.0, "dropout": 0.0, "hidden_act": "gelu", "num_channels": 3}
+        | {"image_size": 8, "patch_size": 4, "initializer_factor": 1.0, "projection_dim": 5}
+        | {"initializer_range": 0.02, "layer_norm_eps": 1e-5},
+    ),
+    (
+        "SigLIP, image encoder of FLUX Redux",
+        "SiglipVisionModel",
+        "siglip_vision_model",
+        _ENCODER
+        | {"attention_dropout": 0.0, "hidden_act": "gelu_pytorch_tanh", "num_channels": 3}
+        | {"image_size": 8, "patch_size": 4, "layer_norm_eps": 1e-6},
     ),
     ("vit-base", "ViTForImageClassification", "vit", _ENCODER | _IMAGES),
     ("deit-base-distilled", "DeiTForImageClassificationWithTeacher", "deit", _ENCODER | _IMAGES),

@@ -20,6 +20,7 @@ from jaxgrow.models import (
     BERTConfig,
     CaiTConfig,
     Config,
+    DeBERTaConfig,
     EncoderConfig,
     GPT2Config,
     LlamaConfig,
@@ -72,6 +73,7 @@ FAMILIES: dict[str, Config] = {
         qkv_bias=True,
     ),
     "ModernBERT": ModernBERTConfig(**SIZES, **TEXT, kv_heads=4, kinds="s", window=2),
+    "DeBERTa": DeBERTaConfig(**SIZES, **TEXT, distances=8, farthest=6),
     "ViT": ViTConfig(**SIZES, **IMAGES),
     "DeiT": ViTConfig(**SIZES, **IMAGES, distillation="head"),
     "DINOv2": ViTConfig(**SIZES, **IMAGES, layer_scale=0.5, gated=True, mean_head=True),
@@ -87,6 +89,7 @@ VARIANTS = (
     "Gemma",
     "Pythia",
     "ModernBERT",
+    "DeBERTa",
     "DeiT",
     "DINOv2",
 )

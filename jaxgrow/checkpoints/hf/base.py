@@ -277,6 +277,8 @@ class Family:
       heads: which sizes the heads may have. With "divide embed", their size is embed / heads. With
         "must divide embed", it is free, but `transformers` loads the model only if the number of
         heads divides embed. With "free", it is free. A function returns one of these for a config.
+      variant: a function from ``config.json`` to the family that stores the same architecture under
+        other names, or None if the names are those of this family.
     """
 
     architecture: str
@@ -301,6 +303,7 @@ class Family:
     mixture: bool = False
     prefix: str = ""
     heads: Heads | Callable[[Any], Heads] = "divide embed"
+    variant: Callable[[Mapping[str, Any]], "Family | None"] = lambda theirs: None
 
     def has_head(self, config: Config) -> bool:
         """Whether the architecture has the head of a config."""

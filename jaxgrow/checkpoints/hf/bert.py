@@ -5,14 +5,17 @@ RoBERTa and XLM-R differ from BERT in the head. PyTorch stores kernels as [outpu
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from jaxgrow.checkpoints.hf.base import Family, Stored, linear
 from jaxgrow.checkpoints.hf.labels import classes, labelled, problem
 from jaxgrow.models.bert import BERTConfig
 from jaxgrow.models.config import Head
 
-_LAYER = {
+# The function from a config to the places of the leaves of its head, or of the whole model.
+NamesOf: TypeAlias = Callable[[Any], dict[str, Stored]]
+
+LAYER = {
     "attention/query": "attention.self.query",
     "attention/key": "attention.self.key",
     "attention/value": "attention.self.value",
@@ -34,12 +37,12 @@ _DISTIL = {
 }
 
 
-def _names(
+def names_of(
     model: str,
-    head: Callable[[BERTConfig], dict[str, Stored]],
+    head: NamesOf,
     layers: str = "encoder.layer",
-    layer: Mapping[str, str] = _LAYER,
-) -> Callable[[BERTConfig], dict[str, Stored]]:
+    layer: Mapping[str, str] = LAYER,
+) -> NamesOf:
     """Return the function from a config to the places of its leaves.
 
     Args:
@@ -82,9 +85,7 @@ def _names(
     return names
 
 
-def _tokens(
-    transform: str, norm: str, decoder: str, bias: str
-) -> Callable[[BERTConfig], dict[str, Stored]]:
+def token_head(transform: str, norm: str, decoder: str, bias: str) -> NamesOf:
     def head(config: BERTConfig) -> dict[str, Stored]:
         out = linear("transform", transform, "embed", "embed_in") | {
             "head_norm/scale": Stored(f"{norm}.weight", "embed"),
@@ -101,21 +102,21 @@ def _tokens(
     return head
 
 
-def _classes(pooler: str, classifier: str) -> Callable[[BERTConfig], dict[str, Stored]]:
+def pooled_head(pooler: str, classifier: str) -> NamesOf:
     return lambda config: (
         linear("pooler", pooler, "embed", "embed_in") | linear("classifier", classifier, "classes")
     )
 
 
-def _spans(config: BERTConfig) -> dict[str, Stored]:
+def span_head(config: BERTConfig) -> dict[str, Stored]:
     return linear("classifier", "qa_outputs", "classes")
 
 
-def _each_token(config: BERTConfig) -> dict[str, Stored]:
+def token_class_head(config: BERTConfig) -> dict[str, Stored]:
     return linear("classifier", "classifier", "classes")
 
 
-def _pooler(config: BERTConfig) -> dict[str, Stored]:
+def states_head(config: BERTConfig) -> dict[str, Stored]:
     """The head of a model without a task."""
     return linear("pooler", "pooler.dense", "embed", "embed_in") if config.pooler else {}
 
@@ -125,12 +126,12 @@ def _pooled(config: BERTConfig, tensors: Collection[str]) -> BERTConfig:
     return replace(config, pooler="pooler.dense.weight" in tensors)
 
 
-def _unused(bias: str) -> Any:
+def unused_bias(bias: str) -> Any:
     """Copy the bias of an untied decoder to a second tensor, which the model does not use."""
     return lambda config: {} if config.tied else {bias: "head_bias"}
 
 
-_FIELDS = {
+FIELDS = {
     "vocab_size": "vocab",
     "max_position_embeddings": "context",
     "type_vocab_size": "types",
@@ -141,7 +142,7 @@ _FIELDS = {
     "layer_norm_eps": "eps",
     "tie_word_embeddings": "tied",
 }
-_ABSENT = {
+ABSENT = {
     "max_position_embeddings": 512,
     "type_vocab_size": 2,
     "layer_norm_eps": 1e-12,
@@ -154,7 +155,7 @@ _SETTINGS = {
     "add_cross_attention": (False,),
 }
 
-_COMMON: dict[str, Any] = dict(config=BERTConfig, fields=_FIELDS, absent=_ABSENT)
+_COMMON: dict[str, Any] = dict(config=BERTConfig, fields=FIELDS, absent=ABSENT)
 _BERT: dict[str, Any] = dict(
     model_type="bert",
     settings=_SETTINGS,
@@ -181,16 +182,16 @@ def _fixed(head: Head, first_position: int) -> dict[str, Any]:
 
 BertForMaskedLM = Family(
     architecture="BertForMaskedLM",
-    names=_names(
+    names=names_of(
         "bert.",
-        _tokens(
+        token_head(
             "cls.predictions.transform.dense",
             "cls.predictions.transform.LayerNorm",
             "cls.predictions.decoder",
             "cls.predictions.bias",
         ),
     ),
-    copies=_unused("cls.predictions.bias"),
+    copies=unused_bias("cls.predictions.bias"),
     fixed=_fixed("tokens", 0),
     ignored=(
         "*.position_ids",
@@ -203,21 +204,21 @@ BertForMaskedLM = Family(
 )
 BertForSequenceClassification = Family(
     architecture="BertForSequenceClassification",
-    names=_names("bert.", _classes("bert.pooler.dense", "classifier")),
+    names=names_of("bert.", pooled_head("bert.pooler.dense", "classifier")),
     fixed=_fixed("classes", 0),
     ignored=("*.position_ids",),
     **_BERT | _CLASSES,
 )
 BertForTokenClassification = Family(
     architecture="BertForTokenClassification",
-    names=_names("bert.", _each_token),
+    names=names_of("bert.", token_class_head),
     fixed=_fixed("token_classes", 0),
     ignored=("*.position_ids", "bert.pooler.*"),
     **_BERT | _TOKEN_CLASSES,
 )
 BertModel = Family(
     architecture="BertModel",
-    names=_names("", _pooler),
+    names=names_of("", states_head),
     fixed=_fixed("states", 0),
     ignored=("*.position_ids", "cls.*"),
     stray="bert.",
@@ -225,7 +226,7 @@ BertModel = Family(
 )
 BertForQuestionAnswering = Family(
     architecture="BertForQuestionAnswering",
-    names=_names("bert.", _spans),
+    names=names_of("bert.", span_head),
     fixed=_fixed("spans", 0),
     ignored=("*.position_ids", "bert.pooler.*"),
     **_BERT | _SPANS,
@@ -235,7 +236,7 @@ BertForQuestionAnswering = Family(
 def _roberta(
     architecture: str,
     head: Head,
-    names: Callable[[BERTConfig], dict[str, Stored]],
+    names: NamesOf,
     of_head: dict[str, Any],
 ) -> Family:
     """Build a family; ``of_head`` has its fields ``inferred`` and ``derived``."""
@@ -247,18 +248,18 @@ def _roberta(
     return Family(
         architecture=architecture,
         model_type="xlm-roberta" if architecture.startswith("XLM") else "roberta",
-        names=_names("" if head == "states" else "roberta.", names),
+        names=names_of("" if head == "states" else "roberta.", names),
         fixed=_fixed(head, 2),
         **fields,
     )
 
 
-_LM_HEAD = _tokens("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias")
+_LM_HEAD = token_head("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias")
 _MASKED: dict[str, Any] = dict(
-    copies=_unused("lm_head.bias"),
+    copies=unused_bias("lm_head.bias"),
     ignored=("*.position_ids", "roberta.pooler.*", "lm_head.bias", "lm_head.decoder.*"),
 )
-_ROBERTA_CLASSES = _classes("classifier.dense", "classifier.out_proj")
+_ROBERTA_CLASSES = pooled_head("classifier.dense", "classifier.out_proj")
 _HEADLESS: dict[str, Any] = _STATES | dict(
     stray="roberta.", ignored=("*.position_ids", "lm_head.*")
 )
@@ -271,23 +272,21 @@ RobertaForSequenceClassification = _roberta(
 XLMRobertaForSequenceClassification = _roberta(
     "XLMRobertaForSequenceClassification", "classes", _ROBERTA_CLASSES, _CLASSES
 )
-RobertaForQuestionAnswering = _roberta("RobertaForQuestionAnswering", "spans", _spans, _SPANS)
+RobertaForQuestionAnswering = _roberta("RobertaForQuestionAnswering", "spans", span_head, _SPANS)
 RobertaForTokenClassification = _roberta(
-    "RobertaForTokenClassification", "token_classes", _each_token, _TOKEN_CLASSES
+    "RobertaForTokenClassification", "token_classes", token_class_head, _TOKEN_CLASSES
 )
 XLMRobertaForTokenClassification = _roberta(
-    "XLMRobertaForTokenClassification", "token_classes", _each_token, _TOKEN_CLASSES
+    "XLMRobertaForTokenClassification", "token_classes", token_class_head, _TOKEN_CLASSES
 )
-RobertaModel = _roberta("RobertaModel", "states", _pooler, _HEADLESS)
-XLMRobertaModel = _roberta("XLMRobertaModel", "states", _pooler, _HEADLESS)
+RobertaModel = _roberta("RobertaModel", "states", states_head, _HEADLESS)
+XLMRobertaModel = _roberta("XLMRobertaModel", "states", states_head, _HEADLESS)
 
 
 # --- DistilBERT ---
 
 
-def _distil(
-    task: str, head: Head, names: Callable[[BERTConfig], dict[str, Stored]], **more: Any
-) -> Family:
+def _distil(task: str, head: Head, names: NamesOf, **more: Any) -> Family:
     return Family(
         architecture=f"DistilBert{task}",
         model_type="distilbert",
@@ -304,23 +303,26 @@ def _distil(
         absent={"max_position_embeddings": 512, "tie_word_embeddings": True},
         settings={"activation": ("gelu", "gelu_python")},
         fixed={**_fixed(head, 0), "types": 0, "eps": 1e-12, "pooling": "relu"},
-        names=_names(
+        names=names_of(
             "" if head == "states" else "distilbert.", names, "transformer.layer", _DISTIL
         ),
         **more,
     )
 
 
-_DISTIL_TOKENS = _tokens(
+_DISTIL_TOKENS = token_head(
     "vocab_transform", "vocab_layer_norm", "vocab_projector", "vocab_projector.bias"
 )
 
 DISTILBERT = (
     _distil("ForMaskedLM", "tokens", _DISTIL_TOKENS, ignored=("vocab_projector.weight",)),
     _distil(
-        "ForSequenceClassification", "classes", _classes("pre_classifier", "classifier"), **_CLASSES
+        "ForSequenceClassification",
+        "classes",
+        pooled_head("pre_classifier", "classifier"),
+        **_CLASSES,
     ),
-    _distil("ForQuestionAnswering", "spans", _spans, **_SPANS),
-    _distil("ForTokenClassification", "token_classes", _each_token, **_TOKEN_CLASSES),
+    _distil("ForQuestionAnswering", "spans", span_head, **_SPANS),
+    _distil("ForTokenClassification", "token_classes", token_class_head, **_TOKEN_CLASSES),
     _distil("Model", "states", lambda config: {}, stray="distilbert.", ignored=("vocab_*",)),
 )

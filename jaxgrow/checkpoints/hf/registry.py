@@ -21,6 +21,7 @@ from jaxgrow.checkpoints.hf.bert import (
     XLMRobertaForTokenClassification,
     XLMRobertaModel,
 )
+from jaxgrow.checkpoints.hf.deberta import DEBERTA
 from jaxgrow.checkpoints.hf.gpt2 import GPT2ForSequenceClassification, GPT2LMHeadModel
 from jaxgrow.checkpoints.hf.llama import GRANITE, LLAMA
 from jaxgrow.checkpoints.hf.modernbert import MODERNBERT
@@ -46,6 +47,7 @@ FAMILIES: dict[str, Family] = {
         XLMRobertaForMaskedLM,
         MODERNBERT[0],
         DISTILBERT[0],
+        DEBERTA[0],
         GPT2LMHeadModel,
         *LLAMA[::2],
         GRANITE,
@@ -60,6 +62,7 @@ FAMILIES: dict[str, Family] = {
         XLMRobertaForSequenceClassification,
         MODERNBERT[1],
         DISTILBERT[1],
+        DEBERTA[1],
         GPT2ForSequenceClassification,
         *LLAMA[1::2],
         OPTForSequenceClassification,
@@ -67,16 +70,19 @@ FAMILIES: dict[str, Family] = {
         RobertaForQuestionAnswering,
         MODERNBERT[2],
         DISTILBERT[2],
+        DEBERTA[2],
         BertForTokenClassification,
         RobertaForTokenClassification,
         XLMRobertaForTokenClassification,
         MODERNBERT[3],
         DISTILBERT[3],
+        DEBERTA[3],
         BertModel,
         RobertaModel,
         XLMRobertaModel,
         MODERNBERT[4],
         DISTILBERT[4],
+        DEBERTA[4],
         ViTModel,
         Dinov2Model,
         CLIPVisionModel,

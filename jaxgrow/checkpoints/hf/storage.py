@@ -236,7 +236,8 @@ def family_of(foreign: Mapping[str, Any], file: Path) -> Family:
     named = foreign.get("architectures")
     architecture = named[0] if isinstance(named, list) and len(named) == 1 else None
     if isinstance(architecture, str) and architecture in FAMILIES:
-        return FAMILIES[architecture]
+        family = FAMILIES[architecture]
+        return family.variant(foreign) or family
     way_out = _way_out(str(architecture), foreign)
     raise CheckpointError(
         f"{file}: architectures is {spelt(named)}{way_out or ', which is not supported'}. `jaxgrow architectures` lists the "

@@ -1,0 +1,190 @@
+"""How are DeBERTa v2 and v3 stored? The names equal the names of BERT, except in the attention."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxgrow.checkpoints.hf import bert
+from jaxgrow.checkpoints.hf.base import Family, Stored, linear
+from jaxgrow.checkpoints.hf.labels import classes, labelled, problem
+from jaxgrow.models.config import Head
+from jaxgrow.models.deberta import DeBERTaConfig
+
+_LAYER = {
+    **bert.LAYER,
+    "attention/query": "attention.self.query_proj",
+    "attention/key": "attention.self.key_proj",
+    "attention/value": "attention.self.value_proj",
+}
+_RELATIVE = {
+    "attention/relative_query": "attention.self.pos_query_proj",
+    "attention/relative_key": "attention.self.pos_key_proj",
+}
+
+_FIELDS = {key: field for key, field in bert.FIELDS.items() if key != "type_vocab_size"}
+_FIELDS["share_att_key"] = "shared"
+
+
+def _names(model: str, head: bert.NamesOf) -> bert.NamesOf:
+    """Return the function from a config to the places of its leaves.
+
+    Args:
+      model: the name prefix of the model without its head.
+      head: a function from a config to the places of the leaves of the head.
+    """
+    body = bert.names_of(model, head, layer=_LAYER)
+
+    def names(config: DeBERTaConfig) -> dict[str, Stored]:
+        out = body(config)
+        del out["position_embedding"]
+        out["relative_embedding"] = Stored(
+            f"{model}encoder.rel_embeddings.weight", "distances embed"
+        )
+        if config.relative_norm:
+            norm = f"{model}encoder.LayerNorm"
+            out["relative_norm/scale"] = Stored(f"{norm}.weight", "embed")
+            out["relative_norm/bias"] = Stored(f"{norm}.bias", "embed")
+        for ours, used in zip(_RELATIVE, (config.p2c, config.c2p), strict=True):
+            if used and not config.shared:
+                theirs = f"{model}encoder.layer.{{layers}}.{_RELATIVE[ours]}"
+                out |= linear(f"blocks/{ours}", theirs, "(heads head_dim)")
+        return out
+
+    return names
+
+
+def _read(theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the config that describe the relative positions.
+
+    Raises:
+      ValueError: the model has no relative positions, or a size in ``theirs`` must equal the hidden
+        size or the size of the heads, but does not.
+    """
+    if theirs.get("relative_attention", False) is not True:
+        raise ValueError(
+            "relative_attention is not true, but jaxgrow supports DeBERTa only with relative positions"
+        )
+    if theirs.get("position_biased_input", True) is not False:
+        raise ValueError(
+            "position_biased_input is not false, but jaxgrow supports DeBERTa only without absolute "
+            "positions in its input"
+        )
+    _equal(theirs, "the hidden size", theirs["hidden_size"], "embedding_size", "pooler_hidden_size")
+    size = theirs["hidden_size"] // theirs["num_attention_heads"]
+    _equal(theirs, "the size of the heads", size, "attention_head_size")
+    kinds = theirs.get("pos_att_type") or []
+    kinds = [k.strip() for k in kinds.lower().split("|")] if isinstance(kinds, str) else kinds
+    farthest = theirs.get("max_relative_positions", -1)
+    if farthest < 1:
+        farthest = theirs.get("max_position_embeddings", 512)
+    buckets = theirs.get("position_buckets", -1)
+    norms = [norm.strip() for norm in theirs.get("norm_rel_ebd", "none").lower().split("|")]
+    return {
+        "distances": 2 * (buckets if buckets > 0 else farthest),
+        "farthest": farthest,
+        "buckets": buckets > 0,
+        "c2p": "c2p" in kinds,
+        "p2c": "p2c" in kinds,
+        "relative_norm": "layer_norm" in norms,
+    }
+
+
+def _equal(theirs: Mapping[str, Any], what: str, size: int, *keys: str) -> None:
+    for key in keys:
+        if theirs.get(key, size) != size:
+            raise ValueError(
+                f"{key} is {theirs[key]}, but jaxgrow supports DeBERTa only if it is {what}, {size}"
+            )
+
+
+def _written(config: DeBERTaConfig) -> dict[str, Any]:
+    kinds = {"p2c": config.p2c, "c2p": config.c2p}
+    return {
+        "relative_attention": True,
+        "position_biased_input": False,
+        "max_relative_positions": config.farthest,
+        "position_buckets": config.distances // 2 if config.buckets else -1,
+        "pos_att_type": [kind for kind, used in kinds.items() if used],
+        "norm_rel_ebd": "layer_norm" if config.relative_norm else "none",
+        "pooler_hidden_size": config.embed,
+    }
+
+
+def _family(task: str, head: Head, names: bert.NamesOf, **more: Any) -> Family:
+    """Build a family; ``more`` has its fields that depend on the head."""
+    inferred = more.pop("inferred", lambda theirs: {})
+    derived = more.pop("derived", lambda config: {})
+    settings, fixed = more.pop("settings", {}), more.pop("fixed", {})
+    return Family(
+        architecture=f"DebertaV2{task}",
+        model_type="deberta-v2",
+        config=DeBERTaConfig,
+        fields={key: field for key, field in _FIELDS.items() if field not in fixed},
+        absent=bert.ABSENT | {"layer_norm_eps": 1e-7, "share_att_key": False},
+        settings={
+            "hidden_act": ("gelu", "gelu_python"),
+            "pooler_hidden_act": ("gelu", "gelu_python"),
+            "type_vocab_size": (0,),
+            "conv_kernel_size": (0,),
+            **settings,
+        },
+        fixed={"types": 0, "pooling": "gelu", "head": head, **fixed},
+        inferred=lambda theirs: _read(theirs) | inferred(theirs),
+        derived=lambda config: _written(config) | derived(config),
+        names=_names("" if head == "states" else "deberta.", names),
+        **more,
+    )
+
+
+# A file may have these tensors, which `transformers` does not read either.
+_UNREAD = ("*.position_ids", "*embeddings.position_embeddings.*", "mask_predictions.*")
+_SPANS: dict[str, Any] = dict(inferred=classes, derived=labelled, ignored=_UNREAD)
+# The head that `transformers` reads if ``legacy`` is false, which is always tied. The published
+# files also have it.
+_PUBLISHED = _family(
+    "ForMaskedLM",
+    "tokens",
+    bert.token_head(
+        "lm_predictions.lm_head.dense",
+        "lm_predictions.lm_head.LayerNorm",
+        "lm_predictions.lm_head",
+        "lm_predictions.lm_head.bias",
+    ),
+    settings={"legacy": (False,)},
+    fixed={"tied": True},
+    ignored=_UNREAD,
+)
+_MASKED = _family(
+    "ForMaskedLM",
+    "tokens",
+    bert.token_head(
+        "cls.predictions.transform.dense",
+        "cls.predictions.transform.LayerNorm",
+        "cls.predictions.decoder",
+        "cls.predictions.bias",
+    ),
+    settings={"legacy": (True,)},
+    copies=bert.unused_bias("cls.predictions.bias"),
+    ignored=(*_UNREAD, "cls.predictions.bias", "cls.predictions.decoder.*"),
+    variant=lambda theirs: _PUBLISHED if theirs.get("legacy") is False else None,
+)
+
+DEBERTA = (
+    _MASKED,
+    _family(
+        "ForSequenceClassification",
+        "classes",
+        bert.pooled_head("pooler.dense", "classifier"),
+        inferred=classes,
+        derived=problem,
+        ignored=_UNREAD,
+    ),
+    _family("ForQuestionAnswering", "spans", bert.span_head, **_SPANS),
+    _family("ForTokenClassification", "token_classes", bert.token_class_head, **_SPANS),
+    _family(
+        "Model",
+        "states",
+        lambda config: {},
+        stray="deberta.",
+        ignored=(*_UNREAD, "cls.*", "lm_predictions.*", "pooler.*", "classifier.*"),
+    ),
+)

@@ -1,0 +1,302 @@
+"""DeBERTa v2 and v3 (He et al., 2021, 2023): a BERT whose attention has relative positions.
+
+Shape suffixes: B batch, T positions, S positions of keys, D embed, H heads, K head_dim, P rows of
+the relative position embedding, V vocab.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from jax.nn.initializers import Initializer
+from jax.typing import DTypeLike
+
+from jaxgrow.axes.names import BELOW, READ, VALUE, named
+from jaxgrow.layerdrop.execution import KeepMask
+from jaxgrow.models import bert
+from jaxgrow.models.attention import Form, attention
+from jaxgrow.models.bert import BERTConfig
+from jaxgrow.models.config import Cost
+from jaxgrow.models.encoder import INIT, check_inputs
+from jaxgrow.models.modules import Linear, projected
+from jaxgrow.models.norms import LayerNorm
+from jaxgrow.models.stack import KeptTokens, Observe, run_parts, stacked
+
+
+@dataclass(frozen=True)
+class DeBERTaConfig(BERTConfig):
+    """Config of a DeBERTa. The defaults are DeBERTa-v3-base.
+
+    Absolute positions and token types are not supported. All layers share one embedding of
+    relative positions. Each layer projects it to the keys and queries of positions. The other
+    fields are described in `jaxgrow.models.bert.BERTConfig`.
+    """
+
+    eps: float = 1e-7
+    vocab: int = 128100
+    context: int = 512
+    types: int = 0
+    # The rows of the relative position embedding, one for each signed distance or bucket of them.
+    distances: int = 512
+    # The distance at which the last bucket begins.
+    farthest: int = 512
+    # Whether distances above a quarter of ``distances`` share logarithmic buckets.
+    buckets: bool = True
+    # Whether queries of tokens score keys of positions ("content to position").
+    c2p: bool = True
+    # Whether queries of positions score keys of tokens ("position to content").
+    p2c: bool = True
+    # Whether positions and tokens share the kernels of queries and keys.
+    shared: bool = True
+    # Whether a norm follows the relative position embedding.
+    relative_norm: bool = True
+    pooling: Literal["tanh", "relu", "gelu"] = dataclasses.field(default="gelu", repr=False)
+
+    no_axes: ClassVar = ("context", "first_position", "farthest")
+
+    def __post_init__(self):
+        super().__post_init__()
+        fixed = {"norm": "post", "first_position": 0, "types": 0}
+        wrong = [f"{n}={getattr(self, n)}" for n, x in fixed.items() if getattr(self, n) != x]
+        if wrong:
+            raise ValueError(f"a DeBERTa does not support {', '.join(wrong)}")
+        if not (self.c2p or self.p2c):
+            raise ValueError("c2p and p2c are false, but a DeBERTa needs at least one of them")
+        if self.distances % (4 if self.buckets else 2):
+            raise ValueError(
+                f"distances is {self.distances}, but must be a multiple of "
+                f"{4 if self.buckets else 2}"
+            )
+        if self.buckets and self.farthest <= self.distances // 4 + 1 < self.context:
+            raise ValueError(
+                f"farthest is {self.farthest}, but buckets of distances above "
+                f"{self.distances // 4} need a larger number"
+            )
+
+    @property
+    def module(self) -> nn.Module:
+        return DeBERTa(self)
+
+    def cost(self, length: int) -> Cost:
+        """Return the FLOPs per position.
+
+        Each of ``c2p`` and ``p2c`` adds ``2 P HK`` to a layer of a BERT. The keys and queries of
+        relative positions are not counted: ``2 P D HK`` each, once for a batch of any size.
+
+        Args:
+          length: positions of a sample, T.
+        """
+        plain = super().cost(length)
+        each = 2 * self.distances * self.heads * self.head_dim
+        return plain._replace(layer=plain.layer + (self.c2p + self.p2c) * each)
+
+
+class DisentangledAttention(nn.Module):
+    """Attention whose scores depend on tokens and on their distance.
+
+    With the query, key and value ``q``, ``k``, ``v`` of tokens, and the query ``r`` and key ``s`` of
+    relative positions:
+
+    ``softmax((q_i k_j + q_i s_ij + r_ij k_j) / sqrt(3 K)) v_j``
+
+    ``c2p`` and ``p2c`` of the config switch the second and the third score on. The number under the
+    root is the number of scores times K.
+
+    Attributes:
+      config: the config of the model.
+      out_init: initializer of the output kernel.
+      dtype: dtype of activations.
+    """
+
+    config: DeBERTaConfig
+    out_init: Initializer
+    dtype: DTypeLike
+
+    @nn.compact
+    def __call__(self, x_BTD, mask_BS, relative_PD, rows_BTS):
+        """Apply attention.
+
+        Args:
+          x_BTD: input.
+          mask_BS: True for the visible tokens; None: all of them. A hidden query sees all keys
+            equally, as in the published code.
+          relative_PD: the relative position embedding.
+          rows_BTS: the row of the embedding for each query and key; the first axis may be 1.
+        """
+        c = self.config
+        shape = (c.embed, c.heads, c.head_dim)
+
+        def project(name, *outputs):
+            return Linear(("embed" + READ, *outputs), shape, 1, INIT, self.dtype, name=name)
+
+        query = project("query", "heads", "head_dim")
+        key = project("key", "heads", "head_dim" + READ)
+        value = project("value", "heads", "head_dim" + VALUE)
+        q_BTHK, k_BTHK, v_BTHK = projected((query, key, value), x_BTD)
+        if not c.shared:
+            query = project("relative_query", "heads", "head_dim")
+            key = project("relative_key", "heads", "head_dim" + READ)
+        scores_BHTS = 0
+        if c.c2p:
+            scores_BHTS = _at(rows_BTS, q_BTHK, key(relative_PD))
+        if c.p2c:
+            by_key_BHST = _at(rows_BTS.swapaxes(1, 2), k_BTHK, query(relative_PD))
+            scores_BHTS = scores_BHTS + by_key_BHST.swapaxes(2, 3)
+        scale = (c.head_dim * (1 + c.c2p + c.p2c)) ** -0.5
+        y_BTHK = attention(
+            q_BTHK,
+            k_BTHK,
+            v_BTHK,
+            causal=False,
+            mask_BS=mask_BS,
+            by=c.attention,
+            form=Form(scale, bias_BHTS=scores_BHTS * scale),
+        )
+        if mask_BS is not None:
+            y_BTHK = jnp.where(mask_BS[..., None, None], y_BTHK, v_BTHK.mean(1, keepdims=True))
+        axes = ("heads" + READ, "head_dim" + READ, "embed")
+        out_shape = (c.heads, c.head_dim, c.embed)
+        return Linear(axes, out_shape, 2, self.out_init, self.dtype, name="out")(y_BTHK)
+
+
+def _at(rows_BTS, x_BTHK, positions_PHK):
+    """Return the score of each token with the relative positions in the given rows."""
+    wide = jnp.promote_types(x_BTHK.dtype, jnp.float32)
+    scores_BHTP = jnp.einsum("bthk,phk->bhtp", x_BTHK, positions_PHK, preferred_element_type=wide)
+    return jnp.take_along_axis(scores_BHTP, rows_BTS[:, None], axis=-1)
+
+
+class Block(bert.Block):
+    """A post-LN block with `DisentangledAttention`."""
+
+    def attention_layer(self, out_init: Initializer) -> nn.Module:
+        assert isinstance(self.config, DeBERTaConfig)
+        return DisentangledAttention(self.config, out_init, self.dtype, name="attention")
+
+
+def distance_rows(config: DeBERTaConfig) -> np.ndarray:
+    """Return the row of the relative position embedding for each distance, int32 [2 T - 1].
+
+    The distances are ``1 - T, .., T - 1`` for the ``context`` T: the position of the query minus
+    the position of the key. The middle row is for distance 0. Rows below it are for keys after the
+    query. With ``buckets``, distances up to a quarter of the rows have separate rows, and larger
+    ones share rows logarithmically, up to ``farthest``. All further distances share the last row.
+
+    Example:
+      >>> distance_rows(DeBERTaConfig(context=8, distances=8, farthest=8)).tolist()
+      [0, 0, 1, 1, 1, 2, 3, 4, 5, 6, 7, 7, 7, 7, 7]
+    """
+    span = config.distances // 2
+    distance = np.arange(1 - config.context, config.context)
+    if config.buckets:
+        near = span // 2
+        # float32, so that a distance at the border of two buckets is in the published bucket.
+        far = np.maximum(np.abs(distance), near).astype(np.float32) / np.float32(near)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            share = np.log(far) / np.log(np.float32((config.farthest - 1) / near))
+            bucket = np.sign(distance) * (np.ceil(share * np.float32(near - 1)) + near)
+        distance = np.where(np.abs(distance) <= near, distance, bucket)
+    return np.clip(distance + span, 0, config.distances - 1).astype(np.int32)
+
+
+def _rows(config: DeBERTaConfig, length: int, positions_BT: Any = None) -> Any:
+    """Return the row of the embedding for each query and key, [B or 1, T, S].
+
+    Args:
+      config: the config of the model.
+      length: the number of tokens.
+      positions_BT: their positions; None: 0, 1, 2, ...
+    """
+    row_of = distance_rows(config)
+    if positions_BT is None:
+        positions_T = np.arange(length)
+        return row_of[positions_T[:, None] - positions_T + config.context - 1][None]
+    distance_BTS = positions_BT[:, :, None] - positions_BT[:, None]
+    return jnp.asarray(row_of)[distance_BTS + config.context - 1]
+
+
+class DeBERTa(nn.Module):
+    """A DeBERTa: ``apply({"params": p}, inputs) -> logits`` in float32.
+
+    Inputs (except ``types``), keyword arguments and heads are described in
+    `jaxgrow.models.bert.BERT`. Before the classes is a GELU. ``frozen`` also freezes the relative
+    position embedding and its norm.
+
+    Deviation(DeBERTa): the enhanced mask decoder and the discriminator of the pre-training are not
+    implemented. `transformers` does not have them either.
+    """
+
+    config: DeBERTaConfig
+
+    @nn.compact
+    def __call__(
+        self,
+        inputs: Mapping[str, jax.Array],
+        *,
+        observe: Observe | None = None,
+        targets: jax.Array | None = None,
+        each: bool = False,
+        keep_mask: KeepMask | None = None,
+        kept_tokens: KeptTokens | None = None,
+        frozen: int = 0,
+    ):
+        c = self.config
+        check_inputs(c, inputs, keep_mask, kept_tokens, frozen)
+        dtype, tokens_BT = jnp.dtype(c.dtype), inputs["tokens"]
+        mask_BT = inputs["mask"].astype(bool) if "mask" in inputs else None
+        embedding_VD = self.param(
+            "token_embedding", named(INIT, "vocab", "embed" + BELOW), (c.vocab, c.embed)
+        )
+        relative_PD = self._relative(dtype)
+        # The block is detached: only its init and apply are used.
+        block = Block(c, dtype, parent=None)
+        first = jnp.zeros((1, 1, c.embed), dtype), None, None, relative_PD[:1], _rows(c, 1)
+        blocks = stacked(self, "blocks", block, c.layers, *first)
+        x_BTD = jnp.take(embedding_VD, tokens_BT, axis=0)
+        x_BTD = LayerNorm("embed" + BELOW, c.eps, dtype, name="embedding_norm")(x_BTD)
+        if mask_BT is not None:
+            x_BTD = x_BTD * mask_BT[..., None]
+        if frozen:
+            embedding_VD, x_BTD, relative_PD = jax.lax.stop_gradient(
+                (embedding_VD, x_BTD, relative_PD)
+            )
+        # Every layer gets a copy, because a dropped layer must not differentiate a closure.
+        blocks = blocks, jnp.broadcast_to(relative_PD, (c.layers, *relative_PD.shape))
+
+        def layer(w, x, scale=None, positions_BT=None):
+            w, relative_PD = w
+            rows_BTS = _rows(c, x.shape[1], positions_BT)
+            return block.apply({"params": w}, x, scale, mask_BT, relative_PD, rows_BTS)
+
+        x_BTD, seen_L = run_parts(
+            layer,
+            blocks,
+            x_BTD,
+            kept_tokens=kept_tokens,
+            apply_kept_tokens=kept_tokens and partial(layer, positions_BT=kept_tokens.positions_BS),
+            frozen=frozen,
+            remat=c.remat,
+            scan=c.scan_layers,
+            observe=observe,
+            keep_mask=keep_mask,
+        )
+        said = bert.answered(self, c, x_BTD, inputs, embedding_VD, targets, each)
+        return (said, seen_L) if observe else said
+
+    def _relative(self, dtype) -> jax.Array:
+        """Return the relative position embedding, [P, D]."""
+        c = self.config
+        relative_PD = self.param(
+            "relative_embedding",
+            named(INIT, "distances", "embed" + BELOW),
+            (c.distances, c.embed),
+        )
+        if not c.relative_norm:
+            return relative_PD.astype(dtype)
+        return LayerNorm("embed" + BELOW, c.eps, dtype, name="relative_norm")(relative_PD)

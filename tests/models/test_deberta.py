@@ -1,0 +1,271 @@
+"""DeBERTa: its scores, positions, growth, layer dropping, cost, and the settings of its files.
+
+The tolerance is 1e-10, for float64 through two layers. `tests/checkpoints/test_interop_families.py`
+compares the logits with `transformers`.
+"""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+import tiny
+from counting import products, programs
+
+from jaxgrow import flops, grow, operators, sizes
+from jaxgrow.checkpoints import FAMILIES
+from jaxgrow.cli import keeps
+from jaxgrow.layerdrop import KeepMask
+from jaxgrow.models import DeBERTaConfig, from_json
+from jaxgrow.models.deberta import distance_rows
+from jaxgrow.models.stack import KeptTokens
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+TOLERANCE = 1e-10
+VISIBLE = 1e-2
+OLD = {"layers": 2, "heads": 3, "embed": 6, "mlp": 9}
+WIDE = {"heads": 6, "embed": 12, "mlp": 18}
+UNSHARED = {"shared": False, "relative_norm": False, "buckets": False, "distances": 6}
+
+
+def config(dtype="float64", **fields) -> DeBERTaConfig:
+    """Return a model whose sequences are longer than its buckets."""
+    own = {"vocab": 11, "context": 7, "head_dim": 5, "distances": 8, "farthest": 7, **OLD}
+    return DeBERTaConfig(**own | fields, dtype=dtype)
+
+
+def inputs(**more):
+    return {"tokens": np.random.default_rng(0).integers(0, 11, (2, 7)), **more}
+
+
+def test_axes_are_config_fields():
+    c = config(shared=False)
+    found = sizes(tiny.shapes(c), tiny.axes(c))
+    assert found == c.sizes() == {name: getattr(c, name) for name in found}
+    assert from_json(c.as_json()) == c
+    axes = tiny.axes(c)
+    assert axes["relative_embedding"] == ("distances", "embed.below")
+    attention = axes["blocks"]["attention"]
+    for name in ("query", "key"):
+        assert attention[f"relative_{name}"] == attention[name]
+    assert attention["key"]["kernel"] == ("layers", "embed.in", "heads", "head_dim.in")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"norm": "pre", "types": 2}, "does not support norm=pre, types=2"),
+        ({"c2p": False, "p2c": False}, "needs at least one of them"),
+        ({"distances": 6}, "distances is 6, but must be a multiple of 4"),
+        ({"farthest": 3}, "farthest is 3, but buckets of distances above 2 need a larger number"),
+    ],
+)
+def test_config_errors(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        config(**wrong)
+
+
+def test_distances_above_a_quarter_share_buckets():
+    """The published sizes: 128 rows on each side, then logarithmic buckets up to distance 511."""
+    rows = distance_rows(DeBERTaConfig())
+    assert rows.tolist() == sorted(rows) and (rows[0], rows[-1]) == (1, 511)
+    right = rows[511:] - 256
+    assert right[:129].tolist() == list(range(129))
+    share = np.log(np.arange(129, 511) / 128) / np.log(511 / 128)
+    assert right[129:511].tolist() == np.ceil(share * 127 + 128).tolist()
+    np.testing.assert_array_equal(rows[511::-1] - 256, -right)
+
+
+def test_all_further_distances_share_a_row_without_buckets():
+    rows = distance_rows(config(buckets=False, distances=6))
+    assert rows.tolist() == [0, 0, 0, 0, 1, 2, 3, 4, 5, 5, 5, 5, 5]
+
+
+def linear(x, w):
+    return np.tensordot(x, w["kernel"], 1) + w["bias"]
+
+
+def norm(x, w, eps):
+    x = x - x.mean(-1, keepdims=True)
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * w["scale"] + w["bias"]
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, UNSHARED, {"c2p": False}, {"p2c": False, "shared": False}], ids=str
+)
+def test_scores_are_those_of_the_equation(fields):
+    """Compare one layer with loops over heads, queries and keys."""
+    c = config(**fields, layers=1, head="states", eps=1e-3)
+    params = tiny.params(c)
+    layer = jax.tree.map(lambda w: w[0], params["blocks"])
+    a, rows = layer["attention"], distance_rows(c)
+    x = norm(params["token_embedding"][inputs()["tokens"]], params["embedding_norm"], c.eps)
+    relative = params["relative_embedding"]
+    relative = norm(relative, params["relative_norm"], c.eps) if c.relative_norm else relative
+    q, k, v = (linear(x, a[name]) for name in ("query", "key", "value"))
+    r, s = (
+        linear(relative, a[name if c.shared else f"relative_{name}"])
+        if used
+        else np.zeros((c.distances, 3, 5))
+        for name, used in (("query", c.p2c), ("key", c.c2p))
+    )
+    out = np.zeros_like(q)
+    for b, h, i in np.ndindex(2, 3, 7):
+        scores = np.zeros(7)
+        for j in range(7):
+            row = rows[i - j + 6]
+            pairs = (q[b, i, h], k[b, j, h]), (q[b, i, h], s[row, h]), (r[row, h], k[b, j, h])
+            scores[j] = sum(left @ right for left, right in pairs)
+        weights = np.exp(scores / np.sqrt(5 * (1 + c.c2p + c.p2c)))
+        out[b, i, h] = weights @ v[b, :, h] / weights.sum()
+    y = np.tensordot(out, a["out"]["kernel"], 2) + a["out"]["bias"]
+    x = norm(x + y, layer["attention_norm"], c.eps)
+    h = np.asarray(jax.nn.gelu(linear(x, layer["mlp"]["up"]), approximate=False))
+    expected = norm(x + linear(h, layer["mlp"]["down"]), layer["mlp_norm"], c.eps)
+    np.testing.assert_allclose(tiny.forward(c)(params, inputs()), expected, rtol=0, atol=TOLERANCE)
+
+
+def test_hidden_tokens_change_nothing_at_visible_ones():
+    c, mask = config(), np.arange(7) < np.array([[7], [4]])
+    other = np.where(mask, inputs()["tokens"], (inputs()["tokens"] + 3) % 11)
+    one, two = (
+        np.asarray(tiny.forward(c)(tiny.params(c), {"tokens": tokens, "mask": mask}))
+        for tokens in (inputs()["tokens"], other)
+    )
+    np.testing.assert_array_equal(one, two)
+    shorter = tiny.forward(c)(tiny.params(c), {"tokens": inputs()["tokens"][1:, :4]})
+    np.testing.assert_allclose(one[1:, :4], shorter, rtol=0, atol=TOLERANCE)
+
+
+GROWTHS = {
+    "hypercloning": operators.hypercloning(OLD, WIDE),
+    "staged": operators.staged(OLD, WIDE),
+    "decoalesce": operators.decoalesce({**OLD, **WIDE}, heads="far"),
+    "lemon": operators.lemon(OLD, WIDE, seed=3),
+    "lemon, uneven": operators.lemon(OLD, {"embed": 8, "heads": 5, "mlp": 13}, seed=3),
+    "fpi, heads and mlp": operators.fpi(OLD, {"heads": 5, "mlp": 13}, seed=1),
+    "fpi": operators.fpi(OLD, {"embed": 8}, seed=1),
+    "stack": operators.stack(OLD, {"layers": 4}),
+    "llama_pro": operators.llama_pro(OLD, {"layers": 4}),
+}
+KEEPS = ("hypercloning", "staged", "decoalesce", "lemon", "fpi, heads and mlp")
+SLOW = ("staged", "fpi", "stack", "decoalesce")
+
+
+@pytest.mark.parametrize(
+    "by", [pytest.param(by, marks=[pytest.mark.slow] * (by in SLOW)) for by in GROWTHS]
+)
+@pytest.mark.parametrize("fields", [{}, pytest.param(UNSHARED, marks=pytest.mark.slow)], ids=str)
+def test_which_growth_preserves_the_function(by, fields):
+    c, growth = config(**fields), GROWTHS[by]
+    params = tiny.params(c)
+    before = tiny.forward(c)(params, inputs())
+    after = tiny.forward(c.resized(growth))(grow(growth, params, tiny.axes(c)), inputs())
+    found = np.abs(after - before).max() / np.std(before)
+    assert found < TOLERANCE if by in KEEPS else found > VISIBLE
+    assert keeps.keeps(growth, c, by.split(",")[0]) == (by in KEEPS)
+
+
+def test_both_executions_of_layer_dropping_agree():
+    c = config(dtype="float32", layers=3)
+    params, gates = tiny.params(c, dtype="float32"), np.array([True, False, True])
+
+    def loss(params, kept):
+        given = inputs(positions=np.array([[0, 3], [2, 6]], np.int32))
+        return c.module.apply(
+            {"params": params}, given, targets=given["tokens"][:, :2], keep_mask=KeepMask(kept)
+        )[0]
+
+    gradient = tiny.optimized_jit(jax.grad(loss))
+    with jax.enable_x64(False):
+        by_conditional = gradient(params, gates)
+        by_indices = gradient(params, np.flatnonzero(gates).astype(np.int32))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-6), by_conditional, by_indices
+    )
+    assert np.abs(by_conditional["relative_embedding"]).max() > 1e-4
+    assert not np.asarray(by_conditional["blocks"]["mlp"]["up"]["kernel"])[1].any()
+
+
+def test_kept_tokens_keep_their_distances():
+    c = config(layers=1, head="states", buckets=False, distances=6)
+    params, places = tiny.params(c), np.array([[0, 2, 6]] * 2, np.int32)
+    kept = KeptTokens(places, 0, 1)
+    found = c.module.apply({"params": params}, inputs(), kept_tokens=kept)
+    mask = np.isin(np.arange(7), places[0])[None].repeat(2, 0)
+    everywhere = tiny.forward(c)(params, inputs(mask=mask))
+    np.testing.assert_allclose(
+        found[:, places[0]], everywhere[:, places[0]], rtol=0, atol=TOLERANCE
+    )
+
+
+def test_frozen_layers_freeze_the_relative_positions():
+    c = config()
+
+    def loss(params, frozen):
+        given = inputs(positions=np.array([[0], [2]], np.int32))
+        out = c.module.apply(
+            {"params": params}, given, targets=given["tokens"][:, :1], frozen=frozen
+        )
+        return out[0]
+
+    one = jax.grad(loss)(tiny.params(c), 1)
+    assert not np.any(one["relative_embedding"]) and not np.any(one["relative_norm"]["scale"])
+    assert np.any(one["blocks"]["attention"]["key"]["kernel"][1])
+
+
+@pytest.mark.parametrize("fields", [{}, {"c2p": False}], ids=str)
+def test_every_matrix_product_is_counted(fields):
+    c = config(dtype="float32", embed=64, heads=3, head_dim=32, mlp=160, vocab=384, **fields)
+    c = replace(c, context=64, farthest=64, masked=0.25)
+    (forward, *steps), given = programs(c)
+    with jax.enable_x64(False):
+        counted, *trained = (products(jax.make_jaxpr(f)(*given).jaxpr) for f in (forward, *steps))
+    # The keys and queries of relative positions are computed once for the batch.
+    once = (c.c2p + c.p2c) * c.layers * 2 * c.distances * c.embed * c.heads * c.head_dim
+    assert flops.forward(c, 2 * c.length) + once == pytest.approx(counted, rel=1e-12)
+    assert [flops.train(c, 2 * c.length) + 3 * once] * 2 == pytest.approx(trained, rel=1e-12)
+
+
+# --- the settings of files ---
+
+# The published config of DeBERTa-v3-base.
+SAID = dict(
+    model_type="deberta-v2", attention_probs_dropout_prob=0.1, hidden_act="gelu", hidden_dropout_prob=0.1,
+    hidden_size=768, initializer_range=0.02, intermediate_size=3072, max_position_embeddings=512,
+    relative_attention=True, position_buckets=256, norm_rel_ebd="layer_norm", share_att_key=True,
+    pos_att_type="p2c|c2p", layer_norm_eps=1e-7, max_relative_positions=-1, position_biased_input=False,
+    num_attention_heads=12, num_hidden_layers=12, type_vocab_size=0, vocab_size=128100,
+)  # fmt: skip
+
+
+def test_the_published_config_is_the_default():
+    family = FAMILIES["DebertaV2Model"]
+    c = family.ours(SAID)
+    assert c == DeBERTaConfig(head="states")
+    written = family.theirs(c, SAID)
+    assert {key: written[key] for key in SAID} == SAID
+    wider = replace(c, embed=1536, heads=24)
+    written = family.theirs(wider, SAID)
+    assert written["pooler_hidden_size"] == 1536 and family.ours(written) == wider
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"conv_kernel_size": 3}, "conv_kernel_size is 3, but .* DebertaV2Model only with 0"),
+        ({"type_vocab_size": 2}, "type_vocab_size is 2, but .* only with 0"),
+        ({"relative_attention": False}, "only with relative positions"),
+        ({"position_biased_input": True}, "only without absolute positions in its input"),
+        ({"embedding_size": 128}, "embedding_size is 128, but .* if it is the hidden size, 768"),
+        ({"attention_head_size": 32}, "if it is the size of the heads, 64"),
+        ({"position_buckets": 255}, "distances is 510, but must be a multiple of 4"),
+        ({"pos_att_type": None}, "c2p and p2c are false"),
+        ({"position_buckets": "many"}, "values that cannot be read"),
+    ],
+    ids=str,
+)
+def test_other_settings_are_refused(setting, message):
+    with pytest.raises(ValueError, match=message):
+        FAMILIES["DebertaV2Model"].ours(SAID | setting)
