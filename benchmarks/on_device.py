@@ -60,7 +60,7 @@ from train.engine.loop import programs
 from train.engine.loop.step import StepInputs
 from train.engine.loop.trainer import run
 from train.engine.state.mesh import Mesh
-from train.engine.state.model import Model
+from train.engine.state.packing import Packed
 from train.plan.modifiers import DropLayers
 
 
@@ -185,17 +185,17 @@ def dropped(s: Sizes, batch: int, variant: str) -> dict[str, Any]:
     config, layers = replace(s.model, **VARIANTS[variant]), s.model.layers
     loop = _loop(config, batch)
     e = experiment(config, batch * len(jax.devices()))
-    data, model = next(loop.data), loop.model
+    data, state = next(loop.data), loop.state
 
     def side(keep_mask: KeepMask | None) -> Callable[[], float]:
         modifiers = () if keep_mask is None else (DropLayers(LayerDrop()).program(),)
         step = programs.step(loop.tx, 1, modifiers, e.parallel, loop.mesh)
         inputs = StepInputs(np.float32(1e-4), given=() if keep_mask is None else (keep_mask,))
 
-        def work() -> Model:
-            nonlocal model
-            model, _ = step(model, data, inputs)
-            return model
+        def work() -> Packed:
+            nonlocal state
+            state, _ = step(state, data, inputs)
+            return state
 
         return clocked(work, s.steps)
 

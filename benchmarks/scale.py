@@ -44,6 +44,7 @@ from train.engine.loop.inputs import step_plans
 from train.engine.run.ledger import Ledger
 from train.engine.state.mesh import How, rows
 from train.engine.state.model import Model
+from train.engine.state.packing import packed
 from train.plan.methods import Scratch
 from train.plan.modifiers import DropLayers, Setting
 from train.plan.training import Train
@@ -191,13 +192,14 @@ class Loop:
         self.mesh, self.tx = e.mesh.over(devices, e.parallel), e.tx
         initialise = programs.made(_begun, phase, self.tx)
         with jax.set_mesh(self.mesh):
-            self.model: Model = initialise(jax.random.key(0))
+            model: Model = initialise(jax.random.key(0))
         modifiers = tuple(m.program() for m in phase.modifiers)
         self._step = programs.step(self.tx, e.accumulate, modifiers, e.parallel, self.mesh)
-        self._plans = step_plans(phase, self.model, Setting({}, 0, e.batch, e.accumulate, e.seed))
+        self._plans = step_plans(phase, model, Setting({}, 0, e.batch, e.accumulate, e.seed))
         text = np.random.default_rng(0).integers(
             0, phase.config.sizes()["vocab"], 2**20, dtype=np.int32
         )
+        self.state = packed(model)
         source = batches.Windows(text, phase.config.length)
         self.data = batches.training(source, e.batch, e.seed, rows(e.batch, self.mesh))
         self._ledger = Ledger()
@@ -216,7 +218,7 @@ class Loop:
         clocks.append(time.thread_time())
         batch = next(self.data)
         clocks.append(time.thread_time())
-        self.model, self.metrics = self._step(self.model, batch, plan.inputs)
+        self.state, self.metrics = self._step(self.state, batch, plan.inputs)
         clocks.append(time.thread_time())
         self._ledger.add(flops=plan.flops, tokens=self.tokens, steps=1, layers=plan.layers)
         clocks.append(time.thread_time())
@@ -228,7 +230,7 @@ class Loop:
     def host(self) -> dict[str, float]:
         """Run one step between idle times of the devices. Returns the same as `step`."""
         parts = self.step()
-        jax.block_until_ready((self.model, self.metrics))
+        jax.block_until_ready((self.state, self.metrics))
         return parts
 
     def seconds(self, steps: int) -> float:
@@ -236,7 +238,7 @@ class Loop:
         start = time.perf_counter()
         for _ in range(steps):
             self.step()
-        jax.block_until_ready((self.model, self.metrics))
+        jax.block_until_ready((self.state, self.metrics))
         return (time.perf_counter() - start) / steps
 
 

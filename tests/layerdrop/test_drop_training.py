@@ -45,6 +45,7 @@ from train.engine.run.workdir import load
 from train.engine.state.mesh import AXIS, replicated
 from train.engine.state.model import Model, loss
 from train.engine.state.optim import Optim, transformation
+from train.engine.state.packing import packed
 from train.plan import modifiers
 from train.plan.keep_masks import CHUNK, KeepMasks
 from train.plan.lifetimes import live
@@ -137,9 +138,10 @@ def test_both_executions_take_the_same_steps_to_the_bit(dtype, remat):
         by_indices(KeepMask(GATES, SCALE, "sublayer")),
     ):
         at = replace(runs.model(MODEL, TX), config=replace(MODEL, dtype=dtype, remat=remat))
+        at = packed(at)
         for _ in range(3):
             at, metrics = run(at, BATCH, StepInputs(LR, given=(keep_mask,)))
-        ends.append(jax.device_get((at.params, at.opt, metrics)))
+        ends.append(jax.device_get((at.model.params, at.model.opt, metrics)))
     chex.assert_trees_all_equal(*ends)
 
 
@@ -187,16 +189,16 @@ def test_the_compiled_step_has_conditionals(how, monkeypatch):
 def test_dropped_layers_move_by_momentum_or_are_frozen(indices):
     dense, start = programs.step(TX, 2, (), "mesh", runs.mesh()), runs.model(MODEL, TX)
     # This dense step gives every layer a momentum.
-    before = jax.device_get(dense(start, BATCH, StepInputs(LR))[0])
+    before = jax.device_get(dense(packed(start), BATCH, StepInputs(LR))[0].model)
     keep_mask = KeepMask(GATES, SCALE)
     keep_mask = by_indices(keep_mask) if indices else keep_mask
 
     def moved(dropping):
         start = jax.device_put(before, replicated(runs.mesh()))
         after, _ = programs.step(TX, 2, dropping, "mesh", runs.mesh())(
-            start, BATCH, StepInputs(LR, given=(keep_mask,))
+            packed(start), BATCH, StepInputs(LR, given=(keep_mask,))
         )
-        after, out = jax.device_get(after), {}
+        after, out = jax.device_get(after.model), {}
         for name, a, b in (
             ("params", after.params, before.params),
             ("mu", after.opt[1].mu, before.opt[1].mu),

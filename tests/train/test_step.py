@@ -20,10 +20,11 @@ from train import pretrain
 from train.data.batches import next_tokens
 from train.engine.loop import programs, step
 from train.engine.loop.parallel import mapped, over_mesh
-from train.engine.loop.step import StepInputs, eval_step, train_step
+from train.engine.loop.step import StepInputs, eval_step, packed_step, train_step
 from train.engine.state.mesh import AXIS, Mesh, put, rows
 from train.engine.state.model import Model, logits, loss, scores, shardings
 from train.engine.state.optim import Optim, transformation
+from train.engine.state.packing import packed
 from train.plan.methods import Scratch
 from train.plan.modifiers import DropLayers
 
@@ -226,6 +227,22 @@ def test_the_step_is_pure_and_never_calls_the_host():
         "NamedAxisEffect"
     }  # the mean over devices
     assert "callback" not in str(jaxpr)
+
+
+def test_steps_take_and_return_all_scalars_of_the_optimizer_state_in_one_array():
+    tx = transformation(Optim())
+    at = jax.device_get(runs.model(runs.MODEL, tx))
+    state, scalars = packed(at), [x for x in jax.tree.leaves(at) if not x.shape]
+    assert len(scalars) == 22  # two counters, and the start step of each of the 20 parameters
+    assert {name: x.shape for name, x in state.scalars.items()} == {"int32": (22,)}
+    jaxpr = jax.make_jaxpr(packed_step(tx, 1))(state, BATCH, StepInputs(LR))
+    assert sum(not x.shape for x in jaxpr.in_avals) == 3  # learning rate, number and seed
+    assert sum(not x.shape for x in jaxpr.out_avals) == 2  # loss and norm of the gradient
+    plain, run = jax.jit(train_step(tx, 1)), jax.jit(packed_step(tx, 1))
+    for _ in range(2):
+        at, metrics = plain(at, BATCH, StepInputs(LR))
+        state, also = run(state, BATCH, StepInputs(LR))
+    chex.assert_trees_all_equal(*jax.device_get(((at, metrics), (state.model, also))))
 
 
 # --- in the loop ---

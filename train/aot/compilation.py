@@ -1,7 +1,7 @@
 """Compile every program of a plan for a machine that is not present, with shapes as the models."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,10 +24,11 @@ from train.engine.loop import programs
 from train.engine.loop.inputs import StepPlan, step_plans
 from train.engine.loop.memory import on_each
 from train.engine.loop.parallel import over_mesh
-from train.engine.loop.step import eval_step, train_step
+from train.engine.loop.step import eval_step, packed_step
 from train.engine.run.ledger import Ledger
 from train.engine.state.mesh import batch_devices, divided, replicated
 from train.engine.state.model import Model, shardings
+from train.engine.state.packing import Packed, packed
 from train.plan.lifetimes import after
 from train.plan.modifiers import Setting
 from train.plan.phase import Phase
@@ -176,7 +177,7 @@ class Rehearsal:
         """Compile the steps of ``phase``, and return the trained model as shapes."""
         e = self.experiment
         make = partial(
-            train_step,
+            packed_step,
             self.tx,
             e.accumulate,
             tuple(m.program() for m in phase.modifiers),
@@ -190,11 +191,14 @@ class Rehearsal:
             self.models, phase.begin, e.batch, e.accumulate, e.seed, batch_devices(self.mesh)
         )
         plans = step_plans(phase, known, setting)
+        model = self._placed(model)
+        state = self._packed(model)
         for steps, same in _kinds(phase, plans):
             most, what = same[0], _named(same, phase.config.depth)
             cost = float(np.mean([plan.flops for plan in same]))
-            arguments = (self._placed(model), batch, self._placed(most.inputs))
-            model, _ = self._compiled(program, arguments, what, steps, e.batch * phase.length, cost)
+            arguments = (state, batch, self._placed(most.inputs))
+            tokens = e.batch * phase.length
+            self._compiled(program, arguments, what, steps, tokens, cost, models=(model,))
         self.validate(0, model)
         return model
 
@@ -257,6 +261,12 @@ class Rehearsal:
             lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, places
         )
 
+    def _packed(self, model: Model) -> Packed:
+        """The shapes of a `Packed` model, with the shardings of the placed ``model``."""
+        state = jax.eval_shape(packed, model)
+        arrays = [x for x in jax.tree.leaves(model) if x.shape]
+        return replace(state, arrays=arrays, scalars=self._placed(state.scalars))
+
     def _compiled(
         self,
         program: Any,
@@ -265,8 +275,12 @@ class Rehearsal:
         steps: int,
         tokens: int,
         cost: float | None = None,
+        models: Sequence[Model] | None = None,
     ) -> tuple[Any, float]:
-        """Compile a program, record it, and return ``(shapes of the first result, FLOPs)``."""
+        """Compile a program, record it, and return ``(shapes of the first result, FLOPs)``.
+
+        The recorded parameters are those of ``models``, by default of the models in ``arguments``.
+        """
         self.say(f"compiling: {self._phase.label}, {what}")
         with jax.set_mesh(self.mesh):
             traced = program.trace(*arguments)
@@ -274,11 +288,9 @@ class Rehearsal:
         if cost is None:
             cost = flops.counted(traced.jaxpr.jaxpr).total
         memory, text = self._compiled_once(lowered)
-        models = [
-            x
-            for x in jax.tree.leaves(arguments, is_leaf=lambda x: isinstance(x, Model))
-            if isinstance(x, Model)
-        ]
+        if models is None:
+            nodes = jax.tree.leaves(arguments, is_leaf=lambda x: isinstance(x, Model))
+            models = [x for x in nodes if isinstance(x, Model)]
         parameters = sum(_each((m.params, m.base)) for m in models)
         moments = sum(_each(m.opt) for m in models)
         self.programs.append(

@@ -12,7 +12,7 @@ import optax
 from jax.sharding import Mesh
 
 from train.engine.loop.parallel import mapped
-from train.engine.loop.step import eval_step, train_step
+from train.engine.loop.step import eval_step, packed_step
 from train.engine.state.mesh import How
 from train.engine.state.model import Model, placed
 from train.plan.modifiers import Modifier
@@ -28,8 +28,9 @@ def step(
     mesh: Mesh,
     once: bool = False,
 ) -> Callable:
-    """Return the mapped train step. It donates the model that it gets."""
-    return mapped(partial(train_step, tx, accumulate, modifiers, once=once), how, mesh, donate=True)
+    """Return the mapped train step of a `Packed` model. It donates the model that it gets."""
+    make = partial(packed_step, tx, accumulate, modifiers, once=once)
+    return mapped(make, how, mesh, donate=True)
 
 
 @cache

@@ -6,7 +6,7 @@ has three parts, each in a function: gradients, update, and hold. The modifiers 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +31,7 @@ from train.engine.state.model import (
     scores,
     specs,
 )
+from train.engine.state.packing import Packed, packed
 from train.plan.modifiers import Micro, Modifier
 
 
@@ -82,6 +83,22 @@ def train_step(
         return placed(after), {"loss": value, "grad_norm": optax.tree.norm(grads)}
 
     return step
+
+
+def packed_step(*args: Any, **kwargs: Any) -> Callable:
+    """Build `train_step` for `Packed` models: ``(packed, batch, inputs) -> (packed, metrics)``.
+
+    Args:
+      *args: positional arguments of `train_step`.
+      **kwargs: keyword arguments of `train_step`.
+    """
+    step = train_step(*args, **kwargs)
+
+    def run(state: Packed, batch: Batch, inputs: StepInputs):
+        model, metrics = step(state.model, batch, inputs)
+        return packed(model), metrics
+
+    return run
 
 
 def _mean(tree: Tree, axis: str | None) -> Tree:

@@ -32,6 +32,7 @@ from train.engine.run.stop import Stop
 from train.engine.run.workdir import Workdir, imported
 from train.engine.state.mesh import batch_devices, put, rows
 from train.engine.state.model import Model
+from train.engine.state.packing import Packed, packed
 from train.plan.lifetimes import after, shapes
 from train.plan.modifiers import Setting
 from train.plan.phase import Phase
@@ -252,14 +253,16 @@ class Trainer:
         setting = Setting(self.models, first, e.batch, e.accumulate, e.seed, devices)
         plans = step_plans(phase, model, setting)
         notes = {name: note for m in phase.modifiers for name, note in m.notes(model).items()}
+        held = packed(model)
         for done in range(first + 1, phase.end + 1):
             plan = plans(done - 1, self.ledger.steps)
-            model, metrics = step(model, next(self.data.training), plan.inputs)
+            held, metrics = step(held, next(self.data.training), plan.inputs)
             self.state.profile.step(metrics)
             self.ledger.add(
                 flops=plan.flops, tokens=e.batch * phase.length, steps=1, layers=plan.layers
             )
-            self.between_steps(phase, done, model, metrics, plan, notes)
+            self.between_steps(phase, done, held, metrics, plan, notes)
+        model = held.model
         phase.finish(self, model)
         return model
 
@@ -267,7 +270,7 @@ class Trainer:
         self,
         phase: Train,
         done: int,
-        model: Model,
+        held: Packed,
         metrics: Mapping[str, Any],
         plan: StepPlan,
         notes: Mapping[str, Any],
@@ -277,7 +280,7 @@ class Trainer:
         Args:
           phase: current phase.
           done: number of steps of the phase that are done.
-          model: model after these steps.
+          held: model after these steps.
           metrics: metrics of the last step.
           plan: inputs of the last step, and its values in the log.
           notes: notes of the modifiers for checkpoints.
@@ -291,11 +294,12 @@ class Trainer:
             self.recorder.step(done, metrics, plan.log)
         if done % e.eval_every == 0 or last:
             self.recorder.flush()
-            self.validate(done, model)
+            self.validate(done, held.model)
             loss = self.validation["val_loss"]
             self.recorder.progress.say(done, self.ledger.totals(), val_loss=loss)
         if done % e.checkpoint_every == 0 or last or stopping or self.overdue(done):
             self.recorder.flush()
+            model = held.model
             self.finite(done, {**metrics, "parameter_norm": programs.norm(model.params)})
             self.save(done, model, notes)
         if stopping:
