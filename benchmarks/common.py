@@ -79,7 +79,8 @@ def shown(s: Mapping[str, float], digits: int = 2) -> str:
 def environment(*packages: str) -> dict[str, Any]:
     """The date, machine, load and package versions of a measurement.
 
-    ``load`` shows how busy the machine was. ``malloc`` holds the settings of glibc's allocator.
+    ``load`` shows how busy the machine was. ``malloc`` holds the settings of glibc's allocator, and
+    ``XLA_FLAGS`` the flags of XLA.
 
     Args:
       packages: names of the installed packages whose versions are recorded.
@@ -96,6 +97,7 @@ def environment(*packages: str) -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "load": round(os.getloadavg()[0], 1),
         "malloc": os.environ.get("GLIBC_TUNABLES"),
+        "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
         "versions": {"python": platform.python_version()} | {p: version(p) for p in packages},
     }
 

@@ -29,6 +29,8 @@ from train.common.commands import Parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.files import write_json
 from train.config.experiment import Experiment, load
+from train.engine import xla
+from train.engine.state.mesh import Mesh
 
 GB = 1e9
 
@@ -114,7 +116,7 @@ def notes(programs: list[Program], machine: Machine) -> list[str]:
 def exchanged(program: Program) -> str:
     """Describe the data that one device sends in one run of a program.
 
-    For each kind of collective: GB, number, and the fraction that may overlap with computation.
+    For each kind of collective: GB, number, and the fraction that matrix products overlap with.
     """
     out = []
     for kind in sorted({c.kind for c in program.collectives}):
@@ -122,9 +124,9 @@ def exchanged(program: Program) -> str:
         sent = sum(c.sent for c in same)
         if sent < 1e6:
             continue
-        overlapped = sum(c.sent for c in same if c.asynchronous) / sent
+        overlapped = sum(c.sent for c in same if c.asynchronous and c.products) / sent
         out.append(
-            f"{sent / GB:.3g} GB in {sum(c.times for c in same):,} {kind} ({overlapped:.0%} asynchronous)"
+            f"{sent / GB:.3g} GB in {sum(c.times for c in same):,} {kind} ({overlapped:.0%} during matrix products)"
         )
     return ", ".join(out) or "less than a megabyte"
 
@@ -225,6 +227,7 @@ def main() -> None:
             c: [asdict(p) | {"memory": p.memory} for p in programs] for c, programs in found.items()
         }
         about = {"machine": machine.name, "devices": len(machine.devices), "memory": machine.memory}
+        about["xla"] = xla.recorded(Mesh().over(list(machine.devices)))
         write_json(arguments.json, about | {"configs": everything})
     if arguments.plot:
         plots.memory(found, machine.memory, machine.name, arguments.plot)

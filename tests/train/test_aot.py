@@ -4,6 +4,7 @@ The compiled programs are inspected. Run with ``pip install -e '.[test,aot]'``, 
 pytest -n 0 -m aot``. They are optimized as for a real run.
 """
 
+import re
 from dataclasses import replace
 from functools import cache
 from typing import get_args
@@ -19,6 +20,7 @@ from jaxgrow.sharding import spec
 from train.aot.compilation import Program, Rehearsal
 from train.aot.estimate import bound, fits
 from train.aot.machines import described
+from train.aot.roofline import kernels
 from train.config.experiment import load
 from train.engine.state.mesh import Mesh
 from train.plan.methods import Scratch
@@ -79,6 +81,61 @@ def test_a_7b_llama_divided_over_eight_h100s():
     assert not fits(
         Rehearsal(replace(e, mesh=Mesh()), machine).run(), machine
     )  # The control is replicated on every device.
+
+
+LLAMA_7B = "configs/papers/llama.py:llama_7b_c4:model.layers=6:batch=32:accumulate=2"
+
+
+def test_exchanges_of_each_layer_overlap_with_matrix_products():
+    """Test layers of the 7B model, whose weights are gathered and gradients reduced in each layer.
+
+    The first gather of a layer and the reduction of attention's gradient overlap with the products
+    of the neighboring layers.
+    """
+    e = load(f"{LLAMA_7B}:model.remat=projections:mesh.gradients=layer")
+    (found,) = [p for p in Rehearsal(e, described("h100:8")).run() if p.what == "step"]
+    layers = [c for c in found.collectives if c.times > 2 and c.size > 1e6]
+    assert {c.kind for c in layers} == {"all-gather", "reduce-scatter"}
+    assert all(c.asynchronous and c.products for c in layers)
+    fused = 3 * 4096 * 4096 * 2  # queries, keys and values in bfloat16
+    for kind in ("all-gather", "reduce-scatter"):
+        assert any(c.kind == kind and fused <= c.size < 1.1 * fused for c in layers)
+
+
+def test_gradients_are_reduced_once_per_step_in_float32():
+    e = load(f"{LLAMA_7B}:model.remat=projections:mesh.gradients=step")
+    (found,) = [p for p in Rehearsal(e, described("h100:8")).run() if p.what == "step"]
+    reduced = [c for c in found.collectives if c.kind == "reduce-scatter"]
+    assert all(c.times == 1 for c in reduced)
+    # The size of all gradients in float32.
+    assert sum(c.size for c in reduced) == pytest.approx(8 * found.parameters, rel=0.01)
+
+
+class Texts(Rehearsal):
+    """Also keep XLA's text of the last program."""
+
+    def _compiled_once(self, lowered):
+        found = super()._compiled_once(lowered)
+        self.text = found[1]
+        return found
+
+    def validate(self, step, model): ...
+
+
+def test_an_unrolled_step_has_fused_products_and_few_arguments():
+    config = "batch=4:model.layers=2:model.vocab=1024:model.remat=none:model.scan_layers=False"
+    run = Texts(load(f"{GPT2}:{config}"), described("h100:1"))
+    run.run()
+    found = kernels(run.text)
+    fused = 2.0 * 4 * 1024 * 768 * 3 * 768
+    attention = [k for k in found if "/attention/" in k.path and "/out" not in k.path]
+    # One product of queries, keys and values in the forward pass, and two in the backward pass.
+    products = [k for k in attention if k.flops and "dot_product_attention" not in k.path]
+    assert [k.flops for k in products] == [fused] * 6
+    assert not any(k.path.endswith("/add") for k in attention)  # biases are within other kernels
+    entry = run.text[run.text.index("\nENTRY") :]
+    assert not re.search(r"= f32\[2,[\d,]+\]\S* broadcast\(", entry)  # stacks of zeros
+    assert len(re.findall(r"= [suf]32\[\]\S* parameter\(", entry)) <= 3  # of `StepInputs`
 
 
 def test_a_mixture_over_four_h100s_sends_kernels_and_no_tokens():

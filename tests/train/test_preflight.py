@@ -24,7 +24,7 @@ from train.aot import estimate, hlo
 from train.aot.compilation import Program, Rehearsal
 from train.aot.estimate import Bound, bound, fits, fitting, smaller
 from train.aot.machines import CHIPS, Machine, described
-from train.aot.roofline import Roofline, kernels, part, roofline
+from train.aot.roofline import Roofline, beside, kernels, part, roofline
 from train.common.errors import UserError, exits_cleanly
 from train.config.experiment import load
 from train.engine.state.mesh import Mesh
@@ -342,7 +342,8 @@ def test_auto_takes_the_first_choice_that_fits(monkeypatch):
             "days",
             lambda programs, _: float((programs[0].once > 0) == (faster == "layer")),
         )
-        e = experiment(model=replace(runs.MODEL, remat="auto"), **changes)
+        model = replace(runs.MODEL, remat="auto", dtype="bfloat16")
+        e = experiment(**{"model": model} | changes)
         lines = []
         found, _ = estimate.settled(
             e, Machine("m", CHIPS["h100"], (), limit=has), lines.append, compiled
@@ -363,18 +364,29 @@ def test_auto_takes_the_first_choice_that_fits(monkeypatch):
     ]
     _, _, gradients, lines = chosen(55, faster="layer", mesh=Mesh(fsdp=4))
     assert gradients == "layer" and "mesh.gradients=step has a higher time bound" in lines[-1]
-    assert chosen(55, mesh=Mesh(fsdp=4, gradients="layer"))[2] == "layer"
+    assert "add gradients in bfloat16, for each layer and micro-batch" in lines[-1]
+    _, _, gradients, lines = chosen(55, mesh=Mesh(fsdp=4, gradients="layer"))
+    assert gradients == "layer" and "because the settings contain mesh.gradients=layer" in lines[-1]
+    fixed = replace(runs.MODEL, dtype="bfloat16")
+    *_, lines = chosen(55, mesh=Mesh(fsdp=2, tensor=2), model=fixed)
+    assert "mesh.gradients=step supports only the axes replica, data and fsdp" in lines[-1]
+    full = replace(fixed, dtype="float32")
+    assert not chosen(55, mesh=Mesh(fsdp=2, tensor=2), model=full)[-1]
 
 
 def test_auto_is_products_on_a_machine_without_a_limit():
     e = experiment(model=replace(runs.MODEL, remat="auto"), mesh=Mesh(fsdp=4))
-    found, programs = estimate.settled(e, described("cpu:4"), print)
+    lines = []
+    found, programs = estimate.settled(e, described("cpu:4"), lines.append)
     assert (found.model.remat, found.model.scan_layers, found.mesh.gradients) == (
         "products",
         True,
         "layer",
     )
-    assert not programs
+    assert not programs and not lines
+    narrow = replace(e, model=replace(e.model, dtype="bfloat16"))
+    estimate.settled(narrow, described("cpu:4"), lines.append)
+    assert len(lines) == 1 and "because the memory of the devices is not known" in lines[0]
 
 
 @pytest.mark.slow
@@ -419,6 +431,7 @@ def test_the_command_prints_a_table_and_writes_all_of_it(tmp_path, monkeypatch, 
     assert {p["what"] for p in programs} == {"initialisation", "step", "evaluation"} and everything[
         "devices"
     ] == 4
+    assert everything["xla"]["options"] == {}  # only GPUs have them
     assert (tmp_path / "memory.png").stat().st_size > 1000
 
 
@@ -512,6 +525,43 @@ def test_collectives_are_read_with_sizes_and_trip_counts():
     assert gather.sent == 12 * 80 * 3 / 4
     assert reduce == hlo.Collective("all-reduce", 400, 8, 1) and reduce.sent == 2 * 400 * 7 / 8
     assert scatter == hlo.Collective("reduce-scatter", 40, 2, 1) and scatter.sent == 20
+
+
+# A scheduled program: a matrix product runs during the gather, and only a copy during the reduction.
+SCHEDULED = """HloModule jit_step, is_scheduled=true
+
+%scaled (a: bf16[4,8], b: bf16[8,16]) -> bf16[4,16] {
+  %a = bf16[4,8]{1,0} parameter(0)
+  %b = bf16[8,16]{1,0} parameter(1)
+  ROOT %y = bf16[4,16]{1,0} dot(%a, %b), lhs_contracting_dims={1}
+}
+
+ENTRY %main (x: bf16[4,8], w: bf16[8,16]) -> bf16[4,16] {
+  %x = bf16[4,8]{1,0} parameter(0)
+  %w = bf16[8,16]{1,0} parameter(1)
+  %g = (bf16[8,16]{1,0}, bf16[16,16]{1,0}) all-gather-start(%w), replica_groups={{0,1}}, dimensions={0}
+  %y = bf16[4,16]{1,0} fusion(%x, %w), kind=kOutput, calls=%scaled
+  %gd = bf16[16,16]{1,0} all-gather-done(%g)
+  %r = bf16[4,16]{1,0} all-reduce-start(%y), replica_groups={{0,1}}, to_apply=%add
+  %c = bf16[16,16]{1,0} copy(%gd)
+  %rd = bf16[4,16]{1,0} all-reduce-done(%r)
+  %s = f32[3]{0} all-reduce-start(%z), replica_groups={{0,1}}, to_apply=%add, backend_config={"is_sync":true}
+  ROOT %sd = f32[3]{0} all-reduce-done(%s)
+}
+"""
+
+
+def test_matrix_products_during_exchanges_are_counted():
+    found = hlo.collectives(SCHEDULED, 2, beside=beside(SCHEDULED))
+    assert [(c.asynchronous, c.products) for c in found] == [
+        (True, 2.0 * 4 * 8 * 16),
+        (True, 0.0),
+        (False, 0.0),
+    ]
+    many = tuple(c._replace(times=10**7) for c in found)
+    said = preflight.exchanged(replace(PROGRAM, collectives=many))
+    assert "2.56 GB in 10,000,000 all-gather (100% during matrix products)" in said
+    assert "all-reduce (0% during matrix products)" in said
 
 
 # The kernels of a program: a loop of three iterations with a matrix product and an in-place update,

@@ -15,7 +15,7 @@ from jaxgrow.axes import Tree
 from jaxgrow.models import Config
 from train.aot import hlo
 from train.aot.machines import Machine
-from train.aot.roofline import Roofline, kernels, roofline
+from train.aot.roofline import Roofline, beside, kernels, roofline
 from train.common.errors import UserError
 from train.config.experiment import Experiment
 from train.data import batches
@@ -306,7 +306,11 @@ class Rehearsal:
                 memory.temp_size_in_bytes
                 + memory.output_size_in_bytes
                 - memory.alias_size_in_bytes,
-                tuple(hlo.collectives(text, len(self.machine.devices), self.machine.hosts)),
+                tuple(
+                    hlo.collectives(
+                        text, len(self.machine.devices), self.machine.hosts, beside(text)
+                    )
+                ),
                 hlo.conditionals(text),
                 hlo.kernels(text),
                 roofline(

@@ -123,13 +123,17 @@ def settled(
     """
     compiled = compiled or (lambda e: Rehearsal(e, machine, say).run())
     if machine.limit is None and machine.chip.memory is None:
-        return _plain(experiment), []
+        chosen = _plain(experiment)
+        _warn_of_narrow_sums(chosen, "the memory of the devices is not known", say)
+        return chosen, []
     tried = [
         list(same)
         for _, same in itertools.groupby(choices(experiment), lambda choice: choice[1].model)
     ]
     if len(tried) == len(tried[0]) == 1:
-        return tried[0][0][1], []
+        chosen = tried[0][0][1]
+        _warn_of_narrow_sums(chosen, _why_layer(experiment, 1), say)
+        return chosen, []
     found: list[tuple[str, Experiment, list[Program]]] = []
     fitting = found
     for same in tried:
@@ -145,17 +149,32 @@ def settled(
         fitting or found[-1:], key=lambda each: days(each[2], machine) or 0.0
     )
     say(f"chosen: {text}")
-    if (
-        _can_add_once(experiment)
-        and chosen.mesh.gradients == "layer"
-        and experiment.mesh.gradients == "auto"
-    ):
-        why = "has a higher time bound" if len(fitting) > 1 else "does not fit the memory"
-        say(
-            "gradients are reduced for each layer and micro-batch, in the dtype of activations: "
-            f"mesh.gradients=step {why}"
-        )
+    _warn_of_narrow_sums(chosen, _why_layer(experiment, len(fitting)), say)
     return chosen, programs
+
+
+def _why_layer(experiment: Experiment, fitting: int) -> str:
+    """The reason for ``mesh.gradients=layer``.
+
+    Args:
+      experiment: experiment as the user wrote it.
+      fitting: number of values of ``mesh.gradients`` that fit the memory.
+    """
+    if experiment.mesh.gradients == "layer":
+        return "the settings contain mesh.gradients=layer"
+    if not _can_add_once(experiment):
+        return "mesh.gradients=step supports only the axes replica, data and fsdp"
+    return f"mesh.gradients=step {'has a higher time bound' if fitting > 1 else 'does not fit the memory'}"
+
+
+def _warn_of_narrow_sums(chosen: Experiment, why: str, say: Callable[[str], None]) -> None:
+    """Print a line if the devices of ``fsdp`` add gradients in a dtype narrower than float32."""
+    dtype = chosen.model.dtype
+    if chosen.mesh.fsdp > 1 and not chosen.mesh.once and dtype != "float32":
+        say(
+            f"the devices of fsdp add gradients in {dtype}, for each layer and micro-batch, and each device sums the "
+            f"micro-batches in float32, because {why}"
+        )
 
 
 def choices(experiment: Experiment) -> Iterator[tuple[str, Experiment]]:

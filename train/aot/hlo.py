@@ -4,7 +4,8 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ BYTES = {"pred": 1, "s4": 0.5, "u4": 0.5, "bf16": 2, "f16": 2, "c64": 8, "c128":
 _SHAPE = re.compile(r"\b(pred|bf16|[fsuc]\d+)(?:e\w+)?\[([\d,]*)\]")
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
 _COLLECTIVE = re.compile(
-    r"= (.*?) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(-start)?\("
+    r"%?([\w.\-]+) = (.*?) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(-start)?\("
 )
 _CALLS = re.compile(
     r"(?:body|condition|to_apply|calls|true_computation|false_computation)=%?([\w.\-]+)"
@@ -37,8 +38,9 @@ class Collective(NamedTuple):
       size: bytes of the full array that is exchanged.
       devices: number of devices in the group.
       times: number of times that it runs in one run of the program.
-      asynchronous: whether the device computes during the exchange.
+      asynchronous: whether the device may compute during the exchange.
       local: number of devices of the group on one host; 0 if all of them are on one host.
+      products: FLOPs of the matrix products that the device computes during one exchange.
     """
 
     kind: str
@@ -47,6 +49,7 @@ class Collective(NamedTuple):
     times: int
     asynchronous: bool = False
     local: int = 0
+    products: float = 0.0
 
     @property
     def sent(self) -> float:
@@ -55,13 +58,17 @@ class Collective(NamedTuple):
         return self.times * self.size * share * (2 if self.kind == "all-reduce" else 1)
 
 
-def collectives(text: str, devices: int, hosts: int = 1) -> list[Collective]:
+def collectives(
+    text: str, devices: int, hosts: int = 1, beside: Mapping[str, float] = MappingProxyType({})
+) -> list[Collective]:
     """Return the collectives of a compiled program. Every branch of a conditional counts as taken.
 
     Args:
       text: XLA's text of the program.
       devices: number of devices.
       hosts: number of hosts with equally many devices.
+      beside: FLOPs of the matrix products during an exchange, by the name of the instruction that
+        starts it (`train.aot.roofline.beside`).
     """
     lines = dict(computations(text))
     counts = times(lines)
@@ -70,13 +77,17 @@ def collectives(text: str, devices: int, hosts: int = 1) -> list[Collective]:
         for line in body:
             found = _COLLECTIVE.search(line)
             if found:
-                kinds, kind, start = found.groups()
+                begin, kinds, kind, start = found.groups()
                 group = _group(line, devices)
                 whole = _whole(kinds, kind, bool(start), len(group))
                 local = _local(
                     line if kind == "collective-permute" else "", group, devices // hosts
                 )
-                out.append(Collective(kind, whole, len(group), counts[name], bool(start), local))
+                waits = not start or '"is_sync":true' in line
+                products = beside.get(begin, 0.0)
+                out.append(
+                    Collective(kind, whole, len(group), counts[name], not waits, local, products)
+                )
     return out
 
 

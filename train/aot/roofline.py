@@ -125,6 +125,33 @@ def kernels(text: str) -> list[Kernel]:
     return out
 
 
+def beside(text: str) -> dict[str, float]:
+    """Return the FLOPs of the matrix products that a device computes during each exchange.
+
+    Args:
+      text: XLA's text of a scheduled program, in which instructions run in the order of the lines.
+
+    Returns:
+      FLOPs between the start and the end of each asynchronous exchange, by the name of the
+      instruction that starts it.
+    """
+    bodies = dict(hlo.computations(text))
+    programs = {name: _Computation(tuple(_parsed(body))) for name, body in bodies.items()}
+    out: dict[str, float] = {}
+    for program in programs.values():
+        running: set[str] = set()
+        for i in program.lines:
+            if i.kind.startswith(_COLLECTIVES):
+                running.difference_update(i.operands)
+                if i.kind.endswith("-start"):
+                    running.add(i.name)
+                    out[i.name] = 0.0
+            elif running and not _free(i):
+                flops, _ = _products(i, program, programs)
+                out |= {name: out[name] + flops for name in running}
+    return out
+
+
 def _parsed(body: list[str]) -> Iterator[Instruction]:
     for line in body:
         if found := _LINE.match(line):

@@ -56,6 +56,9 @@ def recorded(mesh: Mesh) -> dict[str, Any]:
 def keep_programs(folder: Path | None = None) -> Path | None:
     """Enable JAX's persistent compilation cache, so that a restarted run compiles nothing.
 
+    Programs of any compilation time are cached. JAX's default is programs that take at least a
+    second; JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS still sets another limit.
+
     Args:
       folder: folder of the cache. By default it is ``~/.cache/jaxgrow/programs`` for accelerators,
         and there is no cache for CPUs. If the environment variable JAX_COMPILATION_CACHE_DIR is
@@ -64,6 +67,8 @@ def keep_programs(folder: Path | None = None) -> Path | None:
     Returns:
       The folder, or None if compiled programs are not cached.
     """
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     if "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
     if folder is None:
