@@ -3,7 +3,7 @@
 Supported formats are the ``optimizer.pt`` of the Hugging Face Trainer and folders of
 ``torch.distributed.checkpoint``. The state of a parameter is grown by the maps of that parameter,
 under a policy of `jaxgrow.growth.moments`. PyTorch and transformers are required:
-``pip install 'jaxgrow[torch]'``.
+``pip install -e '.[torch]'`` in a clone of jaxgrow installs both.
 
 The whole optimizer state is in memory, before and after the growth.
 """
@@ -441,6 +441,6 @@ def _imported(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise CheckpointError(
-            f"growing the optimizer state of PyTorch requires {name}: pip install "
-            f"'jaxgrow[torch]' ({error})"
+            f"growing the optimizer state of PyTorch requires {name}: run pip install -e "
+            f"'.[torch]' in a clone of jaxgrow ({error})"
         ) from error
