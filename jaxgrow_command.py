@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> int:
-    """Run `jaxgrow.cli.checkpoint_commands.main` and return its exit status."""
+    """Run `jaxgrow.cli.program.main` and return its exit status."""
 
     def leave(number, frame):
         # Exit without an exception: a module that is being imported might catch it, or be left
@@ -17,7 +17,7 @@ def main() -> int:
     before = signal.getsignal(signal.SIGINT)
     if before == signal.default_int_handler:
         signal.signal(signal.SIGINT, leave)
-    from jaxgrow.cli.checkpoint_commands import main as run
+    from jaxgrow.cli.program import main as run
 
     signal.signal(signal.SIGINT, before)
     return run()

@@ -2,7 +2,7 @@
 
 import sys
 
-from jaxgrow.cli.checkpoint_commands import main
+from jaxgrow.cli.program import main
 
 if __name__ == "__main__":
     sys.exit(main())

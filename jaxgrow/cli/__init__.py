@@ -1,5 +1,5 @@
 """The command ``jaxgrow``: which transformations of checkpoints are available in the shell?"""
 
-from jaxgrow.cli.checkpoint_commands import main
+from jaxgrow.cli.program import main
 
 __all__ = ["main"]

@@ -1,6 +1,7 @@
 """Generate shell completion for the command ``jaxgrow`` from its argument parser."""
 
 import argparse
+from collections.abc import Mapping
 
 _SCRIPT = """\
 _jaxgrow() {{
@@ -20,7 +21,7 @@ complete -o default -F _jaxgrow jaxgrow
 _ZSH = "autoload -U +X compinit bashcompinit\ncompinit\nbashcompinit\n"
 
 
-def script(commands: dict[str, argparse.ArgumentParser], shell: str) -> str:
+def script(commands: Mapping[str, argparse.ArgumentParser], shell: str) -> str:
     """Generate a completion script for the startup file of a shell.
 
     Where the script has no candidates, the shell completes file names.

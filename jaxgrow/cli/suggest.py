@@ -13,6 +13,7 @@ from jaxgrow import operators
 from jaxgrow.axes.names import is_layers, kind
 from jaxgrow.checkpoints.io.files import CheckpointError
 from jaxgrow.checkpoints.source import Grown, Source
+from jaxgrow.cli.errors import option, with_options
 from jaxgrow.cli.keeps import METHODS, keeps
 from jaxgrow.operators.targets import depth, width
 
@@ -135,9 +136,7 @@ def options(target: Mapping[str, int]) -> str:
     kinds: dict[str, list[str]] = {}
     for name, size in target.items():
         kinds.setdefault(kind(name), []).append(str(size))
-    return " ".join(
-        f"--{name.replace('_', '-')} {','.join(sizes)}" for name, sizes in kinds.items()
-    )
+    return " ".join(f"{option(name)} {','.join(sizes)}" for name, sizes in kinds.items())
 
 
 def factor(text: str) -> Fraction:
@@ -211,7 +210,7 @@ def suggest(
         try:
             way = _tried(source, names, parts)
         except (ValueError, CheckpointError) as error:
-            refused[", then ".join(names)] = str(error).split("\n")[0]
+            refused[", then ".join(names)] = with_options(error).split("\n")[0]
             continue
         if way.keeps or not keep:
             found.append(way)

@@ -22,6 +22,7 @@ from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 
 from jaxgrow.axes.names import BELOW, LAYERS, POST, READ, VALUE, named
+from jaxgrow.axes.size_error import SizeError
 from jaxgrow.growth.maps import Growth, Rules, by_axes
 from jaxgrow.growth.matrices import dense
 from jaxgrow.layerdrop.execution import KeepMask, rescaled
@@ -402,10 +403,10 @@ def layer_sources(growth: Growth, kinds: str) -> list[int] | None:
         most = np.flatnonzero(row == row.max())
         if len({kinds[i] for i in most}) > 1 and row.max() > 0:
             these = ", ".join(f"{i} ({kinds[i]})" for i in most)
-            raise ValueError(
+            raise SizeError(
                 f"new layer {new} would consist in equal parts of the layers {these}, which are of "
-                'different kinds; to coalesce layers of one kind, use layers="alike" or your own '
-                "groups"
+                "different kinds; to coalesce layers of one kind, use {} or your own groups",
+                ("layers", "alike"),
             )
     return [int(row.argmax()) if row.max() > 0 else i % len(kinds) for i, row in enumerate(rows)]
 

@@ -9,6 +9,7 @@ here continues with it.
 
 import numpy as np
 
+from jaxgrow.axes.size_error import SizeError
 from jaxgrow.growth.maps import AxisMap, Maps, Rule, Rules, select
 from jaxgrow.growth.matrices import Rows
 from jaxgrow.operators.registry import operator
@@ -101,10 +102,12 @@ def virtual_groups(sizes: Sizes, target: Sizes) -> Rules:
         )
     groups, odd = divmod(units, max(1, target.get("mlp", units)))
     if odd or not groups or experts % groups:
-        raise ValueError(
-            f"virtual_groups cuts {units} units of mlp into G equal parts and makes a multiple of G experts, but the target "
-            f"has {experts} experts of {target.get('mlp', units)} units. For example, use mlp={units // 2} and "
-            f"experts={-(-experts // 2) * 2}"
+        raise SizeError(
+            f"virtual_groups cuts {units} units of mlp into G equal parts and makes a multiple of "
+            f"G experts, but the target has {experts} experts of {target.get('mlp', units)} units. "
+            "For example, use {} and {}",
+            ("mlp", units // 2),
+            ("experts", -(-experts // 2) * 2),
         )
     part = units // groups
 

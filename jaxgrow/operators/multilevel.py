@@ -10,6 +10,7 @@ from typing import TypeAlias
 import numpy as np
 
 from jaxgrow.axes.names import LAYERS, beside, is_layers, kind
+from jaxgrow.axes.size_error import SizeError
 from jaxgrow.growth.maps import AxisMap, blocks, select, swap
 from jaxgrow.growth.matrices import Rows
 from jaxgrow.operators.targets import (
@@ -337,12 +338,14 @@ def _partition(axis: str, size: int, groups: Groups) -> AxisMap:
         except ValueError as error:
             raise ValueError(f"axis {axis!r}: {error}") from None
         what = f"{groups} pairs" if each == 2 else f"{groups.partition(':')[0]} groups of {each}"
-        by_kind = ', or layers="alike"' if is_layers(axis) else ""
+        by_kind = [("layers", "alike")] if is_layers(axis) else []
         _divides(
             f"axis {axis!r}: {what}",
             size,
             each,
-            f"give the groups explicitly, or a size that divides it: far:{_least(size)}{by_kind}",
+            f"give the groups explicitly, or a size that divides it: far:{_least(size)}"
+            + ", or {}" * len(by_kind),
+            *by_kind,
         )
         groups = (far if groups.startswith("far") else adjacent)(size, size // each)
     count = np.zeros(size, int)
@@ -376,6 +379,12 @@ def _least(size: int) -> int:
     return next((d for d in range(2, size + 1) if size % d == 0), 1)
 
 
-def _divides(what: str, size: int, by: int, way_out: str = "give the groups explicitly") -> None:
+def _divides(
+    what: str,
+    size: int,
+    by: int,
+    way_out: str = "give the groups explicitly",
+    *proposals: tuple[str, str],
+) -> None:
     if by < 1 or size % by:
-        raise ValueError(f"{what}: {size} is not a multiple of {by}; {way_out}")
+        raise SizeError(f"{what}: {size} is not a multiple of {by}; {way_out}", *proposals)

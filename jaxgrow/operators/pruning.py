@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxgrow.axes.names import LAYERS, beside, is_layers, kind
+from jaxgrow.axes.size_error import SizeError
 from jaxgrow.growth.maps import AxisMap, Growth, Rule, Rules, select
 from jaxgrow.growth.matrices import Rows
 from jaxgrow.operators.targets import HEADS, KV_HEADS, WIDTHS, Sizes, of_kinds, unknown, whole
@@ -184,9 +185,10 @@ def _heads(axis: str, sizes: Sizes, target: Sizes, scores: np.ndarray) -> dict[s
     new = target.get(axis, new_keys * group)
     share, rest = divmod(new, new_keys)
     if rest or not 1 <= share <= group:
-        raise ValueError(
-            f"axis {axis!r}: {new} query heads on {new_keys} key/value heads are not 1 .. {group} for each, the same number. "
-            f"{axis}={new_keys * group} keeps complete groups"
+        raise SizeError(
+            f"axis {axis!r}: {new} query heads cannot be divided among {new_keys} key/value heads "
+            f"with the same number, from 1 to {group}, for each. {{}} keeps complete groups",
+            (axis, new_keys * group),
         )
     grouped = scores.reshape(*scores.shape[:-1], keys, group)
     within = best(grouped, share)

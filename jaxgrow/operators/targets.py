@@ -11,6 +11,7 @@ from typing import TypeAlias
 import numpy as np
 
 from jaxgrow.axes.names import LAYERS, beside, is_layers, kind
+from jaxgrow.axes.size_error import SizeError
 
 Sizes: TypeAlias = Mapping[str, int]
 Choose: TypeAlias = Callable[[int, int], np.ndarray]
@@ -169,16 +170,18 @@ def multiples(
     """`grown` for operators whose new sizes must be multiples of the old ones.
 
     Raises:
-      ValueError: as in `grown`, or a new size that is not a multiple.
+      ValueError: as in `grown`.
+      SizeError: a new size that is not a multiple.
     """
     found = grown(operator, kinds, sizes, target)
-    wrong = [
-        f"axis {a!r}: {operator} needs a multiple of {old}, not {new}. For example, use {a}={-(-new // old) * old}"
-        for a, (old, new) in found.items()
-        if new % old
-    ]
+    wrong = {a: both for a, both in found.items() if both[1] % both[0]}
     if wrong:
-        raise ValueError("\n  ".join(wrong))
+        lines = [
+            f"axis {a!r}: {operator} needs a multiple of {old}, not {new}. For example, use {{}}"
+            for a, (old, new) in wrong.items()
+        ]
+        nearest = [(a, -(-new // old) * old) for a, (old, new) in wrong.items()]
+        raise SizeError("\n  ".join(lines), *nearest)
     return found
 
 
@@ -231,11 +234,17 @@ def _grouped(
 ) -> tuple[np.ndarray, np.ndarray]:
     (old, new), (old_kv, new_kv) = heads, kv_heads
     group = old // old_kv
-    keep = f"kv_heads={new // group} keeps {group} query heads per key/value head"
-    ratio = keep if new % group == 0 else f"the model has {old_kv} key/value heads now"
+    if new % group == 0:
+        proposals = [("kv_heads", new // group)]
+        way_out = f"{{}} keeps {group} query heads per key/value head"
+    else:
+        proposals = []
+        way_out = f"the model has {old_kv} key/value heads now"
     if new % new_kv:
-        raise ValueError(
-            f"axis 'heads': {operator} cannot divide {new} query heads among {new_kv} key/value heads; {ratio}"
+        raise SizeError(
+            f"axis 'heads': {operator} cannot divide {new} query heads among {new_kv} key/value "
+            f"heads; {way_out}",
+            *proposals,
         )
     share = new // new_kv
     if share >= group:
@@ -247,9 +256,10 @@ def _grouped(
     positions = (copy[:, None] * share + np.arange(share)) % group
     query = (group * kv[:, None] + positions).reshape(-1)
     if lost := sorted(set(range(old)) - set(query.tolist())):
-        raise ValueError(
-            f"axis 'kv_heads': with {new} query heads on {new_kv} key/value heads, {operator} would lose the query heads "
-            f"{lost}; {ratio}"
+        raise SizeError(
+            f"axis 'kv_heads': with {new} query heads on {new_kv} key/value heads, {operator} "
+            f"would lose the query heads {lost}; {way_out}",
+            *proposals,
         )
     return query, kv
 

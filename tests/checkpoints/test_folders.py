@@ -24,7 +24,7 @@ from jaxgrow import checkpoints, operators
 from jaxgrow.checkpoints import CheckpointError, Loaded
 from jaxgrow.checkpoints.io import folders, safetensors
 from jaxgrow.checkpoints.io.folders import appearing
-from jaxgrow.cli.checkpoint_commands import main
+from jaxgrow.cli.program import main
 
 SIZES = {"layers": 4, "embed": 12, "heads": 4, "mlp": 20}
 DEEPER = operators.stack(SIZES, {"layers": 5})
@@ -560,7 +560,7 @@ def slow(self, out):
     print("copied", flush=True)
     time.sleep(1)
 safetensors.Tensor.copy = slow
-from jaxgrow.cli.checkpoint_commands import main
+from jaxgrow.cli.program import main
 main(sys.argv[1:])
 """
 

@@ -557,7 +557,7 @@ def test_reading_stays_small(tmp_path):
     one = jax.tree.map(lambda x: np.broadcast_to(np.float32(1), x.shape), shapes)
     checkpoints.save(tmp_path / "a", config, one)
     code = (
-        "import json, pathlib, re, sys; from jaxgrow.cli.checkpoint_commands import main\n"
+        "import json, pathlib, re, sys; from jaxgrow.cli.program import main\n"
         "small, large, out = sys.argv[1:]\n"
         "grow = lambda src, dst: main(['grow', src, dst, '--method', 'stack', '--layers', '8'])\n"
         # not getrusage, which starts at the memory of the parent process

@@ -13,7 +13,7 @@ from checkpoints import change, contents, tensors
 
 from jaxgrow import checkpoints, grow, operators
 from jaxgrow.checkpoints import FAMILIES
-from jaxgrow.cli import checkpoint_commands
+from jaxgrow.cli import program
 from jaxgrow.models import EncoderConfig
 from jaxgrow.models.upcycling import as_mixture, routed
 
@@ -440,7 +440,7 @@ def assert_kept(after: np.ndarray, before: np.ndarray) -> None:
 
 
 def run(*words: object) -> None:
-    assert checkpoint_commands.main([str(w) for w in words]) == 0
+    assert program.main([str(w) for w in words]) == 0
 
 
 def to(config, layers: int) -> str:
@@ -543,7 +543,7 @@ def grown_and_loaded(folder: Path, architecture: str, which: int, method: str) -
     for name, n in sizes.items():
         options.setdefault("--" + name.partition(".")[0].replace("_", "-"), []).append(str(n))
     words = [word for option, each in options.items() for word in (option, ",".join(each))]
-    status = checkpoint_commands.main(
+    status = program.main(
         ["grow", str(folder / "a"), str(folder / "b"), "--method", method, *words]
     )
     if status == 0:
@@ -583,7 +583,7 @@ def test_longrope_needs_one_factor_per_pair_of_head_features(tmp_path, capsys):
         "--embed",
         "64",
     ]
-    assert checkpoint_commands.main(arguments) != 0
+    assert program.main(arguments) != 0
     assert "--heads 8 fits" in capsys.readouterr().err
     run(*arguments, "--heads", 8, "--kv-heads", 4)
     np.testing.assert_allclose(assert_alike(tmp_path / "b"), before, rtol=0, atol=1e-4)
@@ -670,7 +670,7 @@ def test_what_is_grown_is_loaded_or_refused_with_a_size_that_is(tmp_path, method
             "--embed",
         )
         if architecture == "LlamaForCausalLM":
-            assert checkpoint_commands.main([str(a) for a in (*arguments, 18)]) == 1
+            assert program.main([str(a) for a in (*arguments, 18)]) == 1
             assert (
                 "only if its 4 heads divide its hidden size 18; --embed 16 or --embed 20 fits"
                 in capsys.readouterr().err
@@ -687,7 +687,7 @@ def test_a_separate_head_is_kept_only_if_the_config_unties_it(tmp_path, capsys):
     untied = made(tmp_path / "a", "LlamaForCausalLM")
     expected = theirs(untied)
     change(untied, tie_word_embeddings=True)
-    assert checkpoint_commands.main(["inspect", str(untied)]) == 1
+    assert program.main(["inspect", str(untied)]) == 1
     assert '"tie_word_embeddings" to false' in capsys.readouterr().err
     change(untied, tie_word_embeddings=False)
     run("grow", untied, tmp_path / "b", "--method", "llama_pro", "--layers", 3)
@@ -761,14 +761,14 @@ def test_a_model_without_padding_classifies_a_single_text(tmp_path):
 def test_an_unsupported_head_is_reported_with_its_base_model(tmp_path, capsys):
     folder = made(tmp_path / "a", "BertForSequenceClassification")
     change(folder, architectures=["BertForMultipleChoice"])
-    assert checkpoint_commands.main(["inspect", str(folder)]) == 1
+    assert program.main(["inspect", str(folder)]) == 1
     assert "another head; load it as BertModel in transformers" in capsys.readouterr().err
 
 
 def test_a_span_has_two_ends(tmp_path, capsys):
     folder = made(tmp_path / "a", "BertForQuestionAnswering")
     change(folder, id2label={"0": "a", "1": "b", "2": "c"})
-    assert checkpoint_commands.main(["inspect", str(folder)]) == 1
+    assert program.main(["inspect", str(folder)]) == 1
     assert "head=spans needs classes=2, not 3" in capsys.readouterr().err
 
 
@@ -796,11 +796,11 @@ def test_bare_models_are_told_what_they_lack(tmp_path, capsys):
     ).save_pretrained(tmp_path / "gpt2")
     made(tmp_path / "llama", "LlamaForCausalLM")
     change(tmp_path / "llama", architectures=["LlamaModel"])
-    assert checkpoint_commands.main(["inspect", str(tmp_path / "gpt2")]) == 1
+    assert program.main(["inspect", str(tmp_path / "gpt2")]) == 1
     assert 'a model without its head; write ["GPT2LMHeadModel"] there' in capsys.readouterr().err
     change(tmp_path / "gpt2", architectures=["GPT2LMHeadModel"])
     assert_alike(tmp_path / "gpt2")
-    assert checkpoint_commands.main(["inspect", str(tmp_path / "llama")]) == 1
+    assert program.main(["inspect", str(tmp_path / "llama")]) == 1
     said = capsys.readouterr().err
     assert (
         "a model without its head; give the folder of the LlamaForCausalLM from which this model was extracted"
@@ -874,7 +874,7 @@ def test_only_even_copies_preserve_hidden_state_models(tmp_path, capsys):
             embed // 6,
         )
         assert said in capsys.readouterr().out
-    assert checkpoint_commands.main(["report", str(folder), str(tmp_path / "b24")]) == 1
+    assert program.main(["report", str(folder), str(tmp_path / "b24")]) == 1
     assert "the hidden states have 12 and 24 features" in capsys.readouterr().err
 
 
@@ -922,7 +922,7 @@ def test_the_text_model_of_a_multimodal_gemma_grows_alone(tmp_path, published, c
 def test_a_model_of_images_and_texts_is_refused_with_its_tower(tmp_path, model, tower, capsys):
     folder = made(tmp_path / "a", "CLIPVisionModel")
     change(folder, architectures=[model], model_type=model.removesuffix("Model").lower())
-    assert checkpoint_commands.main(["inspect", str(folder)]) == 1
+    assert program.main(["inspect", str(folder)]) == 1
     assert (
         f"load its vision tower as {tower} in transformers, and save it" in capsys.readouterr().err
     )
@@ -932,7 +932,7 @@ def test_a_swin_without_some_layers_and_units_of_its_stages(tmp_path, capsys):
     folder = made(tmp_path / "a", "Swinv2ForImageClassification", more={"depths": [4, 2]})
     np.save(tmp_path / "images.npy", given(checkpoints.open_checkpoint(folder).config))
     assert (
-        checkpoint_commands.main(
+        program.main(
             ["grow", str(folder), str(tmp_path / "b"), "--method", "stack", "--layers", "8"]
         )
         == 1
@@ -1091,7 +1091,7 @@ def test_what_no_mixture_stores_is_told(tmp_path, capsys):
             "--method",
             *words.split(),
         ]
-        assert checkpoint_commands.main(arguments) == (
+        assert program.main(arguments) == (
             2 if told.startswith(("--", "upcycle requires")) else 1
         ), words
         assert told in capsys.readouterr().err, words
@@ -1249,7 +1249,7 @@ def test_layers_are_paired_with_those_of_their_kind(tmp_path, architecture, more
     folder = made(tmp_path / "a", architecture, more=more)
     arguments = ("coalesce", folder, tmp_path / "b", "--layers")
     for groups in ("far", "adjacent"):
-        assert checkpoint_commands.main([str(a) for a in (*arguments, groups)]) != 0
+        assert program.main([str(a) for a in (*arguments, groups)]) != 0
         assert (
             "to coalesce layers of one kind, use --layers alike or your own groups"
             in capsys.readouterr().err

@@ -24,8 +24,8 @@ import jaxgrow.growth.report
 from jaxgrow import checkpoints
 from jaxgrow.checkpoints import CheckpointError, Loaded
 from jaxgrow.checkpoints.source import initial_layout
-from jaxgrow.cli import checkpoint_commands
-from jaxgrow.cli.checkpoint_commands import main
+from jaxgrow.cli import model_outputs
+from jaxgrow.cli.program import main
 from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig, from_json
 
 MEMORY = 500_000  # kB that all mutations together may add to the peak
@@ -233,7 +233,7 @@ def test_what_is_damaged_is_read_or_refused_in_one_message(tmp_path, capsys, cas
 def test_caches_of_configs_are_bounded():
     """A process that reads many models keeps the shapes and programs of the last ones only."""
     assert initial_layout.cache_info().maxsize == 64
-    assert checkpoint_commands._program.cache_info().maxsize == 4
+    assert model_outputs._program.cache_info().maxsize == 4
 
 
 def again(home: Path) -> None:
@@ -429,7 +429,7 @@ def test_a_name_of_a_tensor_does_not_talk_to_the_terminal(tmp_path, capsys):
 WITHOUT = """
 import sys
 sys.modules.update(fcntl=None, resource=None)
-from jaxgrow.cli.checkpoint_commands import main
+from jaxgrow.cli.program import main
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -20,7 +20,7 @@ from orbax.checkpoint import v1 as ocp
 from jaxgrow import grow, grow_optimizer, operators, stack_layers, unstack_layers
 from jaxgrow.axes import path
 from jaxgrow.checkpoints import CheckpointError
-from jaxgrow.cli.checkpoint_commands import main
+from jaxgrow.cli.program import main
 from jaxgrow.integrations import command, orbax_run
 from jaxgrow.integrations.formats import FORMATS, MAXTEXT, TUNIX, from_file, recognised
 from jaxgrow.integrations.orbax_tree import OrbaxTree, Writer

@@ -21,7 +21,7 @@ from jaxgrow.checkpoints import CheckpointError
 from jaxgrow.checkpoints.hf import peft, peft_settings
 from jaxgrow.checkpoints.io.files import read_json
 from jaxgrow.checkpoints.source import flat
-from jaxgrow.cli.checkpoint_commands import main
+from jaxgrow.cli.program import main
 from jaxgrow.operators.targets import depth
 
 torch, transformers, published = (

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from test_public_models import llama_of_nnx
 
-from jaxgrow.cli.checkpoint_commands import main
+from jaxgrow.cli.program import main
 
 SMALL = {
     "vocab": 13,

@@ -12,7 +12,7 @@ import pytest
 from jaxgrow import operators
 from jaxgrow.checkpoints import CheckpointError, open_checkpoint
 from jaxgrow.checkpoints.hf.storage import HuggingFace
-from jaxgrow.cli.checkpoint_commands import main
+from jaxgrow.cli.program import main
 from jaxgrow.integrations import torch_optimizer
 
 torch, transformers = (

@@ -18,8 +18,8 @@ import tiny
 from checkpoints import CONFIG, contents, saved, tensors
 
 from jaxgrow import checkpoints, grow, operators
-from jaxgrow.cli.arguments import parser
-from jaxgrow.cli.checkpoint_commands import COMMANDS, METHODS, main
+from jaxgrow.cli.grow_commands import METHODS
+from jaxgrow.cli.program import main, parser
 from jaxgrow.growth.merge import interpolate
 from jaxgrow.models import GPT2Config, LlamaConfig
 
@@ -376,13 +376,13 @@ def test_all_architectures_are_listed(capsys):
     ],
 )
 def test_help_explains_each_option(command, option, about):
-    actions = parser(COMMANDS)._subparsers._group_actions[0].choices[command]._actions
+    actions = parser()._subparsers._group_actions[0].choices[command]._actions
     found = next(a for a in actions if option in (a.dest, *a.option_strings))
     assert about in found.help
 
 
 def test_every_argument_has_help():
-    for name, command in parser(COMMANDS)._subparsers._group_actions[0].choices.items():
+    for name, command in parser()._subparsers._group_actions[0].choices.items():
         for action in command._actions:
             assert action.help or action.choices or action.type is float, (name, action.dest)
 
@@ -575,7 +575,7 @@ def test_weights_of_other_frameworks_stay_behind(tmp_path):
 
 @pytest.mark.slow  # the fast suite covers this with a command in `test_mutations`
 def test_the_library_imports_where_unix_modules_are_missing():
-    code = "import sys; sys.modules['resource'] = None; from jaxgrow.cli import checkpoint_commands as c; c.parser(c.COMMANDS)"
+    code = "import sys; sys.modules['resource'] = None; from jaxgrow.cli import program; program.parser()"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2]
     )
@@ -721,7 +721,7 @@ def test_as_a_process(tmp_path, folder):
     command = [
         sys.executable,
         "-m",
-        "jaxgrow.cli.checkpoint_commands",
+        "jaxgrow.cli.program",
         "grow",
         str(folder),
         str(tmp_path / "b"),
@@ -739,7 +739,7 @@ def test_as_a_process_what_is_wrong_has_no_traceback(tmp_path, folder):
     command = [
         sys.executable,
         "-m",
-        "jaxgrow.cli.checkpoint_commands",
+        "jaxgrow.cli.program",
         "grow",
         str(folder),
         str(tmp_path),
@@ -766,9 +766,7 @@ def test_as_a_process_what_is_wrong_has_no_traceback(tmp_path, folder):
     ],
 )
 def test_sizes_of_files(text, size):
-    assert (
-        parser(COMMANDS).parse_args(["convert", "a", "b", "--shard-size", text]).shard_size == size
-    )
+    assert parser().parse_args(["convert", "a", "b", "--shard-size", text]).shard_size == size
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")

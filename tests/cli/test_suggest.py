@@ -9,8 +9,8 @@ from checkpoints import saved
 
 from jaxgrow.checkpoints import open_checkpoint
 from jaxgrow.cli import suggest
-from jaxgrow.cli.checkpoint_commands import main
 from jaxgrow.cli.keeps import METHODS
+from jaxgrow.cli.program import main
 from jaxgrow.models.bert import BERTConfig
 from train.analysis.evidence import evidence
 

@@ -13,7 +13,7 @@ MODULES = [
     module.name
     for module in pkgutil.walk_packages(jaxgrow.__path__, "jaxgrow.")
     if not module.name.startswith(
-        ("jaxgrow.cli.checkpoint_commands", "jaxgrow.checkpoints", "jaxgrow.__main__")
+        ("jaxgrow.cli.program", "jaxgrow.checkpoints", "jaxgrow.__main__")
     )  # its examples are in the README and write files
 ]
 FUNCTIONS = {

@@ -10,7 +10,7 @@ import jax
 import pytest
 import runs
 
-from jaxgrow.cli import checkpoint_commands
+from jaxgrow.cli import program
 from jaxgrow.models import Config
 
 ROOT = Path(__file__).parents[2]
@@ -52,7 +52,7 @@ def test_the_examples_run(page, capsys, tmp_path, monkeypatch):
     assert "KL(a || b)" in capsys.readouterr().out or "preservation(" not in text
     Path("text.txt").write_text(text)  # the text that commands evaluate
     for command in commands(text):
-        assert checkpoint_commands.main(command) == 0, command
+        assert program.main(command) == 0, command
 
 
 def test_every_command_of_jaxgrow_is_shown():

@@ -26,8 +26,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from jaxgrow import checkpoints, correct, grow, swap
 from jaxgrow.axes import beside, is_layers, kind
-from jaxgrow.cli.checkpoint_commands import main
 from jaxgrow.cli.model_inputs import of_data
+from jaxgrow.cli.program import main
 from jaxgrow.growth.matrices import dense
 from jaxgrow.models import Adapter, GPT2Config, LlamaConfig, SwinConfig, importance
 from jaxgrow.models.importance import activations, angular, influence, streams
@@ -163,7 +163,7 @@ def test_key_heads_go_with_the_queries_that_are_worth_most():
     assert kept(heads=3) == {"heads": [0, 2, 5]}  # one per key/value head
     assert kept(heads=2, kv_heads=2) == {"heads": [0, 5], "kv_heads": [0, 2]}
     with pytest.raises(
-        ValueError, match=r"4 query heads on 3 key/value heads are not 1 \.\. 2 for each"
+        ValueError, match=r"4 query heads cannot be divided among 3 key/value heads"
     ):
         kept(heads=4)
 

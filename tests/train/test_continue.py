@@ -13,7 +13,7 @@ import runs
 from checkpoints import CONFIG, saved
 
 from jaxgrow import checkpoints
-from jaxgrow.cli.checkpoint_commands import main
+from jaxgrow.cli.program import main
 from train import pretrain
 from train.common.errors import UserError
 from train.engine.run.workdir import imported, load

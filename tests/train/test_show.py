@@ -16,7 +16,7 @@ from checkpoints import saved
 from test_laws import OPERATORS
 
 from jaxgrow import AxisMap, operators, plot, sizes
-from jaxgrow.cli.checkpoint_commands import main
+from jaxgrow.cli.program import main
 from jaxgrow.growth.maps import Rule, Rules, identity, select, tile
 from jaxgrow.growth.matrices import Rows, dense, is_identity
 from jaxgrow.models import Config, GPT2Config, LlamaConfig, SwinConfig

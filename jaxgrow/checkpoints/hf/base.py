@@ -10,6 +10,7 @@ import numpy as np
 from einops import rearrange
 
 from jaxgrow.axes.names import Names, axis, cut, is_layers, kind, reads
+from jaxgrow.axes.size_error import SizeError
 from jaxgrow.checkpoints.io.files import spelt
 from jaxgrow.models import Config
 from jaxgrow.peft.lora import RANK
@@ -398,19 +399,26 @@ class Family:
         """Check the size of the heads.
 
         Raises:
-          ValueError: the architecture does not support heads of this size.
+          SizeError: the architecture does not support heads of this size.
         """
         embed, heads, size = config.embed, config.heads, config.head_dim
         rule = self.heads(config) if callable(self.heads) else self.heads
         if rule == "divide embed" and embed != heads * size:
-            fits = f"heads={embed // size} fits, or " if embed % size == 0 else ""
-            wrong = f"{self.architecture} has no setting for head_dim {size} (it would be {embed / heads:g})"
+            wrong = (
+                f"{self.architecture} has no setting for head_dim {size} (it would be "
+                f"{embed / heads:g})"
+            )
+            fits = [("heads", embed // size)] if embed % size == 0 else []
         elif rule == "must divide embed" and embed % heads:
-            wrong = f"transformers loads a {self.architecture} only if its {heads} heads divide its hidden size {embed}"
-            fits = f"embed={embed // heads * heads} or embed={-(-embed // heads) * heads} fits, or "
+            wrong = (
+                f"transformers loads a {self.architecture} only if its {heads} heads divide its "
+                f"hidden size {embed}"
+            )
+            fits = [("embed", embed // heads * heads), ("embed", -(-embed // heads) * heads)]
         else:
             return
-        raise ValueError(f"{wrong}; {fits}--to orbax writes any model")
+        way_out = f"{' or '.join(['{}'] * len(fits))} fits, or " if fits else ""
+        raise SizeError(f"{wrong}; {way_out}--to orbax writes any model", *fits)
 
     def theirs(self, config: Config, like: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the ``config.json`` of a config.

@@ -304,33 +304,39 @@ def family_for(
     Raises:
       CheckpointError: no architecture stores such a model.
     """
+    candidates, kind = _candidates(config, foreign)
+    if not candidates:
+        raise CheckpointError(f"no architecture stores a {kind}")
+    wrong: list[ValueError] = []
+    for family in candidates:
+        try:
+            content = family.theirs(config, foreign)
+            if settings:
+                content = family.theirs(config, {**content, **settings})
+            return family, content
+        except ValueError as error:
+            wrong.append(error)
+    raise CheckpointError("; ".join(map(str, wrong))) from ExceptionGroup("not stored", wrong)
+
+
+def _candidates(config: Config, foreign: Mapping[str, Any] | None) -> tuple[list[Family], str]:
+    """The architectures that may store a model, and a description of the model."""
     mixture = "experts" in config.sizes()
     candidates = [
         f
         for f in FAMILIES.values()
         if f.config is type(config) and f.has_head(config) and f.mixture == mixture
     ]
-    named = f"{type(config).__name__} that predicts {config.predicts}"
+    kind = type(config).__name__
     family = None if foreign is None else family_of(foreign, Path("config.json"))
     # A dense model that became a mixture of experts has another architecture.
     if family is not None and family.mixture == mixture:
-        named = f"{family.model_type} that predicts {config.predicts}"
+        kind = family.model_type
         candidates = [
             f for f in FAMILIES.values() if f.model_type == family.model_type and f.has_head(config)
         ]
         candidates = [family] if family.has_head(config) else candidates
-    wrong = (
-        []
-        if candidates
-        else [f"no architecture stores a {named}{' and has experts' if mixture else ''}"]
-    )
-    for family in candidates:
-        try:
-            said = family.theirs(config, foreign)
-            return family, family.theirs(config, {**said, **settings}) if settings else said
-        except ValueError as error:
-            wrong.append(str(error))
-    raise CheckpointError("; ".join(wrong))
+    return candidates, f"{kind} that predicts {config.predicts}{' and has experts' * mixture}"
 
 
 def common(dtypes: Iterable[np.dtype]) -> np.dtype:

@@ -1,0 +1,126 @@
+"""The commands that do not change a model: inspect, report, convert, architectures, completion."""
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+
+from jaxgrow.checkpoints import FAMILIES, open_checkpoint
+from jaxgrow.checkpoints.io.safetensors import SHARD
+from jaxgrow.cli import model_inputs, options
+from jaxgrow.cli.completion import script
+from jaxgrow.cli.errors import UsageError
+from jaxgrow.cli.model_outputs import outputs
+from jaxgrow.cli.options import Commands
+from jaxgrow.cli.writing import amount, as_text, in_dtype, print_json, size_record, write
+from jaxgrow.growth.report import preservation
+from jaxgrow.integrations import command
+
+_COMPLETION = "print a shell script that completes commands, options and methods"
+_STARTUP = (
+    "For bash: jaxgrow completion bash >> ~/.bash_completion; "
+    "for zsh: jaxgrow completion zsh >> ~/.zshrc"
+)
+
+
+def add_inspect(commands: Commands) -> None:
+    """Add ``jaxgrow inspect``."""
+    about = "show the config of a model and the shape, axes, dtype and location of each parameter"
+    p = commands.add("inspect", about, _inspect, "PATH")
+    options.as_json(p)
+    options.trainer_format(p)
+
+
+def _inspect(a: argparse.Namespace) -> None:
+    if command.is_run(a.path):
+        about = command.inspected(command.opened(a.path, a.format, a.names))
+        return print_json(about) if a.json else print(command.described(a.path, about))
+    source = open_checkpoint(a.path)
+    architecture = (
+        source.foreign["architectures"][0] if source.foreign else type(source.config).__name__
+    )
+    leaves = [
+        {
+            "path": p,
+            "shape": x.shape,
+            "axes": x.names,
+            "dtype": x.dtype.name,
+            "place": source.place(p),
+        }
+        for p, x in source.leaves.items()
+    ]
+    if a.json:
+        about = {
+            "path": str(a.path),
+            "architecture": architecture,
+            "config": source.config.as_json(),
+        }
+        return print_json({**about, **size_record(source, source.bytes), "leaves": leaves})
+    print(f"{architecture} in {a.path}\n{source.config}")
+    print(as_text(source.sizes()))
+    rows = [[" ".join(x) if k == "axes" else str(x) for k, x in leaf.items()] for leaf in leaves]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print(
+            "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+        )
+    print(amount(source, source.bytes))
+
+
+def add_report(commands: Commands) -> None:
+    """Add ``jaxgrow report``."""
+    about = "compare the outputs of two models on the same inputs"
+    p = commands.add("report", about, _report, "A", "B", evaluates=True)
+    options.as_json(p)
+    p.add_argument(
+        "--data",
+        type=Path,
+        metavar="FILE",
+        help=f"{options.DATA.format('A')} (default: random inputs)",
+    )
+
+
+def _report(a: argparse.Namespace) -> None:
+    first, second = open_checkpoint(a.a), open_checkpoint(a.b)
+    inputs, what = model_inputs.of_both(first, second, a.data)
+    found = preservation(outputs(first), outputs(second), inputs)
+    if a.json:
+        return print_json({"a": str(a.a), "b": str(a.b), "inputs": what, **asdict(found)})
+    print(f"a: {a.a}, b: {a.b}, on {what}")
+    print(found)
+
+
+def add_convert(commands: Commands) -> None:
+    """Add ``jaxgrow convert``."""
+    about = "write a model in another format or dtype, or with another shard size"
+    commands.add_writing("convert", about, _convert, "SRC")
+
+
+def _convert(a: argparse.Namespace) -> None:
+    if a.to is None and a.dtype is None and a.shard_size == SHARD:
+        raise UsageError("convert needs at least one of --to, --dtype and --shard-size")
+    source = open_checkpoint(a.src)
+    write(a, in_dtype(a, source), {}, source)
+
+
+def add_architectures(commands: Commands) -> None:
+    """Add ``jaxgrow architectures``."""
+    about = "list the supported architectures of transformers"
+    options.as_json(commands.add("architectures", about, _architectures))
+
+
+def _architectures(a: argparse.Namespace) -> None:
+    found = {name: family.model_type for name, family in FAMILIES.items()}
+    if a.json:
+        return print_json(found)
+    for name, model_type in sorted(found.items()):
+        print(f"{name}  (model_type {model_type})")
+
+
+def add_completion(commands: Commands) -> None:
+    """Add ``jaxgrow completion``. It completes all commands, also those that are added later."""
+
+    def run(a: argparse.Namespace) -> None:
+        print(script(commands.by_name, a.shell), end="")
+
+    p = commands.add("completion", _COMPLETION, run, epilog=_STARTUP)
+    p.add_argument("shell", choices=["bash", "zsh"])

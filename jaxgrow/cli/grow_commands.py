@@ -1,0 +1,306 @@
+"""The commands that make a model larger, or help with it: suggest, show, grow."""
+
+import argparse
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxgrow import operators, plot
+from jaxgrow.checkpoints import CheckpointError, Source, Upcycled, open_checkpoint
+from jaxgrow.checkpoints.hf.upcycled import Single
+from jaxgrow.checkpoints.io.replacing import may_become
+from jaxgrow.cli import options, suggest
+from jaxgrow.cli.errors import UsageError, reported
+from jaxgrow.cli.keeps import METHODS as ABOUT
+from jaxgrow.cli.keeps import keeps, rounding
+from jaxgrow.cli.options import Commands
+from jaxgrow.cli.writing import as_text, in_dtype, kept_as_text, print_json, transform, write
+from jaxgrow.growth.maps import Growth
+from jaxgrow.integrations import command
+from jaxgrow.integrations.torch_optimizer import POLICIES
+
+#: The methods that grow the axes of a model, without those that create experts.
+METHODS = operators.DEPTH | operators.WIDTH
+
+
+# --- suggest ---
+
+
+def add_suggest(commands: Commands) -> None:
+    """Add ``jaxgrow suggest``."""
+    about = (
+        "list the growth methods that fit a model, with the FLOPs that they saved in our "
+        "measurements"
+    )
+    p = commands.add("suggest", about, _suggest, "SRC")
+    options.as_json(p)
+    p.add_argument(
+        "--to",
+        type=options.growth_factor,
+        metavar="2x",
+        help="the growth factor, instead of new sizes; sizes that fit it are proposed",
+    )
+    options.sizes(p)
+    p.add_argument(
+        "--keep-function", action="store_true", help="list only function-preserving methods"
+    )
+
+
+def _suggest(a: argparse.Namespace) -> None:
+    source = open_checkpoint(a.src)
+    wanted = _wanted(a, source)
+    found = [(target, *suggest.suggest(source, target, a.keep_function)) for target in wanted]
+    if a.json:
+        targets = [
+            {"target": target, "ways": [way.as_json() for way in ways], "refused": refused}
+            for target, ways, refused in found
+        ]
+        about = {"src": str(a.src), "parameters": source.parameters, "targets": targets}
+        return print_json(about)
+    print(f"{as_text(source.sizes())}\n{suggest.questions(source)}")
+    for target, ways, refused in found:
+        print(f"\nto {as_text(target)}: {suggest.described(source, ways, refused, str(a.src))}")
+
+
+def _wanted(a: argparse.Namespace, source: Source) -> list[dict[str, int]]:
+    """The targets for which methods are listed: the given one, or those of a factor."""
+    if a.to is None:
+        return [options.possible(options.target(a))]
+    if options.given_sizes(a):
+        raise UsageError(
+            "--to cannot be combined with explicit sizes: give either --to or the sizes"
+        )
+    wanted = suggest.targets(source.sizes(), a.to)
+    if not wanted:
+        raise UsageError(
+            "--to is too close to 1x: no size of this model changes. Give new sizes, such as "
+            "--layers 24"
+        )
+    return wanted
+
+
+# --- show ---
+
+
+def add_show(commands: Commands) -> None:
+    """Add ``jaxgrow show``."""
+    about = "plot the maps from old to new units that grow would apply"
+    methods = {name: row for name, row in ABOUT.items() if name not in operators.EXPERTS}
+    p = commands.add("show", about, _show, "SRC", epilog=_methods(methods))
+    options.as_json(p)
+    p.add_argument("--method", choices=sorted(methods), required=True)
+    options.sizes(p)
+    p.add_argument(
+        "--seed",
+        type=int,
+        metavar="N",
+        help="random seed for methods that sample units (default: 0)",
+    )
+    p.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="the image file to write (.png, .svg or .pdf)",
+    )
+    p.set_defaults(noise=None)
+
+
+def _show(a: argparse.Namespace) -> None:
+    source = open_checkpoint(a.src)
+    growth, arguments = _growth(a, source)
+    names = {path: leaf.names for path, leaf in source.leaves.items()}
+    shapes = {
+        path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in source.leaves.items()
+    }
+    try:
+        with reported():
+            figure = plot.growth(growth, shapes, names)
+            figure.savefig(a.out, format=a.out.suffix[1:] or "png")
+    except ImportError as error:
+        raise CheckpointError(str(error)) from error
+    sizes = source.config.resized(growth).sizes()
+    kept = keeps(growth, source.config, a.method)
+    if a.json:
+        about = {"src": str(a.src), "out": str(a.out), "arguments": arguments}
+        return print_json({**about, "sizes": sizes, "keeps": kept})
+    print(f"{a.out}: growth to {as_text(sizes)}\n{kept_as_text(kept)}")
+
+
+def _methods(methods: Mapping[str, tuple[str, str]]) -> str:
+    """Format the methods as a table for the help text."""
+    rows = [
+        ("METHOD", "GROWS", "FUNCTION-PRESERVING"),
+        *((name, *about) for name, about in methods.items()),
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+# --- grow ---
+
+
+def add_grow(commands: Commands) -> None:
+    """Add ``jaxgrow grow``."""
+    about = "make a model larger with a published growth method"
+    p = commands.add_writing("grow", about, _grow, "SRC", epilog=_methods(ABOUT))
+    p.add_argument("--method", choices=sorted(ABOUT), required=True)
+    options.sizes(p)
+    _add_experts(p)
+    p.add_argument(
+        "--seed",
+        type=int,
+        metavar="N",
+        help="random seed for sampled units, new routers, and --noise (default: 0)",
+    )
+    p.add_argument(
+        "--noise",
+        type=float,
+        metavar="DB",
+        help="add noise to copies, DB decibels below the weights; the noise of the copies of a "
+        "unit sums to zero, so it breaks their symmetry without changing the function",
+    )
+    _add_optimizer(p)
+    options.lora(p)
+
+
+def _add_experts(p: argparse.ArgumentParser) -> None:
+    p.add_argument(
+        "--experts",
+        type=int,
+        metavar="N",
+        help="the number of experts of the new model, for upcycle and virtual_groups",
+    )
+    p.add_argument(
+        "--active",
+        type=int,
+        metavar="N",
+        help="the number of experts that each token is routed to (default: 2)",
+    )
+
+
+def _add_optimizer(p: argparse.ArgumentParser) -> None:
+    p.add_argument(
+        "--optimizer",
+        choices=["drop", *POLICIES],
+        help="the policy for growing the optimizer state in SRC; without this option, the state "
+        "of a PyTorch run is dropped",
+    )
+    options.trainer_format(p)
+    p.add_argument(
+        "--optimizer-state",
+        type=Path,
+        metavar="PATH",
+        help="the optimizer state of a PyTorch run: an optimizer.pt, or a directory of "
+        "torch.distributed.checkpoint (default: found in SRC)",
+    )
+
+
+def _grow(a: argparse.Namespace) -> None:
+    if a.method in operators.EXPERTS:
+        return _upcycle(a)
+    for option in ("experts", "active"):
+        if getattr(a, option) is not None:
+            raise UsageError(
+                f"--{option} applies to the methods {' and '.join(operators.EXPERTS)} only; "
+                f"{a.method} does not create experts"
+            )
+    if a.format or a.names or command.is_run(a.src):
+        return _grow_run(a)
+    source = open_checkpoint(a.src)
+    growth, arguments = _growth(a, source)
+    if a.noise is not None:
+        if not math.isfinite(a.noise):
+            raise UsageError(
+                f"--noise {a.noise} is not a number of decibels: give a finite number, such as 10"
+            )
+        arguments |= {"noise": a.noise, "seed": a.seed or 0}
+    transform(a, source, growth, arguments)
+
+
+def _growth(a: argparse.Namespace, source: Source) -> tuple[Growth, dict[str, Any]]:
+    """The growth that ``--method`` and the sizes define, and the arguments for its record."""
+    method, target = METHODS[a.method], options.possible(options.target(a))
+    taken = suggest.taken(method, source.config.traits, a.seed or 0)
+    if "seed" not in taken and a.seed is not None and a.noise is None:
+        raise UsageError(f"--seed: {a.method} does not use random numbers; omit --seed")
+    options.check_stages(source, target)
+    with reported():
+        growth = method(source.sizes(), target, **taken)
+    return growth, {"method": a.method, "target": target, **taken}
+
+
+def _grow_run(a: argparse.Namespace) -> None:
+    """Grow a checkpoint of another trainer."""
+    run = command.opened(a.src, a.format, a.names)
+    target = options.possible(options.target(a))
+    method = METHODS[a.method]
+    policy = a.optimizer or command.policy_of(a.method)
+    if policy not in command.POLICIES:
+        raise UsageError(
+            f"--optimizer {policy} is not supported for Orbax checkpoints: choose from "
+            f"{', '.join(command.POLICIES)}"
+        )
+    taken = suggest.taken(method, run.format.traits, a.seed or 0)
+    with reported():
+        growth = method(run.sizes(), target, **taken)
+    may_become(a.dst, [a.src], a.overwrite)
+    arguments = {
+        "format": run.format.name,
+        "method": a.method,
+        "target": target,
+        "optimizer": policy,
+    }
+    about = command.grown(
+        run, growth, policy, a.dst, arguments, overwrite=a.overwrite, dry_run=a.dry_run
+    )
+    if a.json:
+        print_json(about)
+    else:
+        print(command.summary(a.dst, about, ABOUT[a.method][1]))
+
+
+def _upcycle(a: argparse.Namespace) -> None:
+    """Turn the MLPs of a model into experts."""
+    if a.lora is not None:
+        raise UsageError(
+            f"--lora: PEFT does not support LoRA on the experts that {a.method} creates. Merge "
+            "the LoRA into SRC with PEFT first"
+        )
+    source = open_checkpoint(a.src)
+    active = _active(a)
+    seed = a.seed or 0
+    target = options.possible({"experts": a.experts, **options.given_sizes(a)})
+    sizes = Single(source).sizes()
+    with reported():
+        growth = operators.EXPERTS[a.method](sizes, target)
+    grown = Upcycled(in_dtype(a, source, at_least=True), growth, active, seed)
+    made = in_dtype(a, grown)
+    kept = active % (sizes["mlp"] // grown.sizes()["mlp"]) == 0
+    notes = rounding(growth, grown.leaves, made.leaves) if kept else []
+    arguments = {"method": a.method, "target": target, "active": active, "seed": seed}
+    write(a, made, arguments, source, keeps=kept, notes=notes)
+
+
+def _active(a: argparse.Namespace) -> int:
+    """The number of experts that each token is routed to.
+
+    Raises:
+      UsageError: the options for a model with experts do not go together.
+    """
+    active = 2 if a.active is None else a.active
+    if a.experts is None:
+        raise UsageError(f"{a.method} requires the number of experts, such as --experts 8")
+    if a.noise is not None:
+        raise UsageError(
+            "--noise does not apply to methods that create experts: their routers are random, by "
+            "--seed. Omit --noise"
+        )
+    if not 0 < active <= a.experts:
+        raise UsageError(
+            f"--active {active}: each token is routed to at least 1 and at most {a.experts} experts"
+        )
+    return active

@@ -1,0 +1,283 @@
+"""The options that several subcommands of ``jaxgrow`` share, and the types of their values."""
+
+import argparse
+import re
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from pathlib import Path
+
+from jaxgrow import operators
+from jaxgrow.axes.names import kind
+from jaxgrow.checkpoints import CheckpointError, Source
+from jaxgrow.checkpoints.io.safetensors import SHARD
+from jaxgrow.cli.errors import UsageError, option
+from jaxgrow.cli.suggest import factor
+from jaxgrow.integrations.formats import FORMATS
+
+# The axes that have an option, with the meaning of their size for the help text.
+AXES = {
+    "layers": "layers",
+    "embed": "features of the residual stream (the hidden size)",
+    "heads": "query heads",
+    "kv_heads": "key and value heads",
+    "mlp": "hidden units of each MLP (the intermediate size)",
+}
+MODEL = (
+    "the checkpoint directory of a model: from Hugging Face (safetensors), of a finished run, or "
+    "written by this command"
+)
+_FOLDERS = {
+    "SRC": f"{MODEL}; it is not modified",
+    "BEFORE": "the model with weight 1 - alpha",
+    "UP": "the model with weight alpha; it has the same sizes as BEFORE",
+}
+DATA = (
+    "input file: text, which the tokenizer.json in {} tokenises; token ids (.npy); or images "
+    "(.npy) for a vision model"
+)
+DTYPES = ("float32", "bfloat16", "float16")
+# The largest size of a grown axis: larger than in any model, and small enough for a growth of it to
+# fit into memory.
+LARGEST = 1 << 20
+
+Run = Callable[[argparse.Namespace], None]
+
+
+class Commands:
+    """The subcommands of a parser.
+
+    Args:
+      parser: the parser of the command ``jaxgrow``.
+    """
+
+    def __init__(self, parser: argparse.ArgumentParser):
+        self._subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    @property
+    def by_name(self) -> Mapping[str, argparse.ArgumentParser]:
+        """The parser of each subcommand that was added."""
+        return self._subparsers.choices
+
+    def add(
+        self,
+        name: str,
+        help: str,
+        run: Run,
+        *folders: str,
+        evaluates: bool = False,
+        epilog: str = "",
+    ) -> argparse.ArgumentParser:
+        """Add a subcommand that does not write a model.
+
+        Args:
+          name: the name of the subcommand.
+          help: its description in one sentence.
+          run: the function that runs it on the parsed arguments.
+          *folders: the names of its positional arguments, each the folder of a model.
+          evaluates: whether it evaluates models, which may use an accelerator.
+          epilog: text after the list of options; its line breaks are kept.
+        """
+        raw = argparse.RawDescriptionHelpFormatter if "\n" in epilog else argparse.HelpFormatter
+        p = self._subparsers.add_parser(
+            name, help=help, description=help, epilog=epilog or None, formatter_class=raw
+        )
+        for folder in folders:
+            about = _FOLDERS.get(folder, MODEL)
+            p.add_argument(folder.lower(), metavar=folder, type=Path, help=about)
+        p.set_defaults(run=run, command=name, evaluates=evaluates)
+        return p
+
+    def add_writing(
+        self,
+        name: str,
+        help: str,
+        run: Run,
+        *folders: str,
+        evaluates: bool = False,
+        epilog: str = "",
+    ) -> argparse.ArgumentParser:
+        """Add a subcommand that writes a model to DST. The arguments are those of `add`."""
+        p = self.add(name, help, run, *folders, evaluates=evaluates, epilog=epilog)
+        _destination(p)
+        as_json(p)
+        return p
+
+
+def _destination(p: argparse.ArgumentParser) -> None:
+    p.add_argument("dst", metavar="DST", type=Path, help="the directory to create")
+    p.add_argument(
+        "--to",
+        choices=["hf", "orbax"],
+        help="the format of DST (default: the format of the source)",
+    )
+    p.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        help="the dtype of the parameters in DST; they are computed in float32 or a wider dtype, "
+        "and rounded once at the end (default: the dtype of the source)",
+    )
+    p.add_argument(
+        "--shard-size",
+        type=_bytes,
+        default=SHARD,
+        metavar="N",
+        help="the maximum size of a weight file, such as 500MB, 1.5GB or 5GiB (default: 5GB)",
+    )
+    p.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="replace an existing checkpoint in DST, after the new one is complete",
+    )
+    p.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print a description of the result without writing DST",
+    )
+
+
+def as_json(p: argparse.ArgumentParser) -> None:
+    """Add ``--json``."""
+    p.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def trainer_format(p: argparse.ArgumentParser) -> None:
+    """Add the options for Orbax checkpoints of other trainers."""
+    p.add_argument(
+        "--format",
+        choices=sorted(FORMATS),
+        help="the trainer that wrote the Orbax checkpoint (default: detected from its paths)",
+    )
+    p.add_argument(
+        "--names",
+        type=Path,
+        metavar="FILE",
+        help="a JSON file with the axis names of an Orbax checkpoint in an unknown format",
+    )
+
+
+def lora(p: argparse.ArgumentParser) -> None:
+    """Add the options for a LoRA that is transformed with its model."""
+    p.add_argument(
+        "--lora",
+        type=Path,
+        metavar="DIR",
+        help="a LoRA of SRC in PEFT's format, for example in SRC itself; the LoRA is transformed "
+        "with the model, and also written into DST",
+    )
+    p.add_argument(
+        "--lora-only",
+        action="store_true",
+        help="write only the LoRA into DST, without the model",
+    )
+
+
+def sizes(p: argparse.ArgumentParser) -> None:
+    """Add one option per axis for its new size."""
+    for axis, what in AXES.items():
+        about = (
+            f"the new number of {what}; for a model with stages (Swin) one per stage, such as "
+            "2,2,18,2"
+        )
+        p.add_argument(option(axis), type=_stages, metavar="N", help=about)
+
+
+# --- the types of values ---
+
+
+def groups(text: str) -> operators.Groups:
+    """Read the groups of the units of an axis, such as ``far:3`` or ``0+2,1+3``."""
+    if text.startswith(("far", "adjacent")) or text == "alike":
+        return text
+    try:
+        return tuple(tuple(int(unit) for unit in group.split("+")) for group in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not 'far', 'adjacent' or 'far:3', nor a list of groups such as 0+2,1+3: "
+            "join the old units of a group with a plus, and separate groups with a comma"
+        ) from None
+
+
+def growth_factor(text: str) -> Fraction:
+    """Read a factor of growth such as ``2x``."""
+    try:
+        return factor(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _stages(text: str) -> int | tuple[int, ...]:
+    try:
+        found = [int(size) for size in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a size: give a number such as 24, or one per stage such as 2,2,18,2"
+        ) from None
+    return tuple(found) if len(found) > 1 else found[0]
+
+
+def _bytes(text: str) -> int:
+    found = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,6})?) ?([KMGT])(I?)B", text.upper())
+    base = 1024 if found and found[3] else 1000
+    size = int(Fraction(found[1]) * base ** (1 + "KMGT".index(found[2]))) if found else 0
+    if not size:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a file size: give one such as 500MB, 1.5GB or 5GiB"
+        )
+    return size
+
+
+# --- the new sizes ---
+
+
+def given_sizes(a: argparse.Namespace) -> dict[str, int]:
+    """The new size of each axis that has one; the stages of an axis are called ``layers.0``."""
+    found: dict[str, int] = {}
+    for axis in AXES:
+        size = getattr(a, axis)
+        if isinstance(size, int):
+            found[axis] = size
+        elif size is not None:
+            found |= {f"{axis}.{stage}": n for stage, n in enumerate(size)}
+    return found
+
+
+def target(a: argparse.Namespace) -> dict[str, int]:
+    """The new sizes, at least one.
+
+    Raises:
+      UsageError: no size is given.
+    """
+    found = given_sizes(a)
+    if not found:
+        raise UsageError(
+            f"nothing to {a.command}: give the new size of an axis, such as --layers 24"
+        )
+    return found
+
+
+def possible(sizes: dict[str, int]) -> dict[str, int]:
+    """Return the sizes.
+
+    Raises:
+      UsageError: a size is too large for any model.
+    """
+    for name, size in sizes.items():
+        if size > LARGEST:
+            raise UsageError(f"{option(name)} {size}: the maximum is {LARGEST:,}")
+    return sizes
+
+
+def check_stages(source: Source, target: Mapping[str, int]) -> None:
+    """Check that an axis with one size per stage is given one size per stage.
+
+    Raises:
+      CheckpointError: a single size is given for such an axis.
+    """
+    for axis in target:
+        stages = [name for name in source.sizes() if kind(name) == axis]
+        if axis not in stages and stages:
+            sizes = ",".join(str(target[axis]) for _ in stages)
+            raise CheckpointError(
+                f"{option(axis)} {target[axis]}: this model has {len(stages)} stages; give one "
+                f"size per stage, such as {option(axis)} {sizes}"
+            )

@@ -1,0 +1,206 @@
+"""The command prune: plan the sizes, measure the importance on data, and report the effect."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxgrow import operators
+from jaxgrow.axes.names import LAYERS, beside, is_layers, kind
+from jaxgrow.checkpoints import CheckpointError, Grown, Source, open_checkpoint
+from jaxgrow.checkpoints.source import Checkpoint
+from jaxgrow.cli import model_inputs, options
+from jaxgrow.cli.errors import UsageError, reported
+from jaxgrow.cli.model_outputs import outputs, wide_params
+from jaxgrow.cli.options import Commands
+from jaxgrow.cli.writing import in_dtype, put, transform
+from jaxgrow.growth.maps import Growth
+from jaxgrow.growth.report import preservation
+from jaxgrow.models import importance
+from jaxgrow.operators.targets import depth, width
+
+
+def add_prune(commands: Commands) -> None:
+    """Add ``jaxgrow prune``."""
+    about = (
+        "make a model smaller by removing the layers and units that are least important on given "
+        "data"
+    )
+    p = commands.add_writing("prune", about, _prune, "SRC", evaluates=True)
+    options.sizes(p)
+    options.lora(p)
+    p.add_argument(
+        "--data", type=Path, required=True, metavar="FILE", help=options.DATA.format("SRC")
+    )
+    p.add_argument(
+        "--by",
+        choices=["influence", "angular"],
+        help="which layers are removed: 'influence' removes the layers that individually change "
+        "their input least (default), 'angular' the consecutive layers that together change it "
+        "least",
+    )
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A pruning before any measurement.
+
+    Attributes:
+      source: the model.
+      target: the new sizes.
+      by: the measure for the layers.
+      inputs: the inputs on which the model is evaluated.
+      what: their description.
+      control: a growth to the same sizes that keeps random units.
+    """
+
+    source: Checkpoint
+    target: dict[str, int]
+    by: str
+    inputs: Any
+    what: str
+    control: Growth
+
+    def pruned(self, scores: Mapping[str, np.ndarray]) -> Growth:
+        """The growth that keeps the units with the highest scores."""
+        alternating = self.source.config.traits["alternating"]
+        return operators.prune(self.source.sizes(), self.target, scores, alternating)
+
+
+def _prune(a: argparse.Namespace) -> None:
+    plan = _planned(a)
+    # Detect a result that cannot be written before the expensive measurements.
+    _check_writable(a, plan)
+    scores = _scores(plan)
+    growth = plan.pruned(scores)
+    report = _measured(plan, growth)
+    arguments: dict[str, Any] = {"target": plan.target, "data": str(a.data)}
+    if a.layers is not None:
+        report["scores"] = {axis: scores[axis].tolist() for axis in plan.target if is_layers(axis)}
+        arguments |= {"by": plan.by, "removed": _removed(plan, report["scores"])}
+    transform(a, plan.source, growth, arguments, report=report)
+    if not a.json:
+        print(_as_text(report, arguments))
+
+
+# --- plan ---
+
+
+def _planned(a: argparse.Namespace) -> _Plan:
+    source, target = open_checkpoint(a.src), options.target(a)
+    if a.by and a.layers is None:
+        raise UsageError(
+            f"--by {a.by} selects the layers to remove: give their new number with --layers"
+        )
+    options.check_stages(source, target)
+    if source.config.predicts == "states" and "embed" in target:
+        raise CheckpointError(
+            "prune compares outputs before and after, but the outputs of a model without a head "
+            "are its features on axis 'embed', which would change size. Omit --embed"
+        )
+    inputs, what = model_inputs.of_data(source, a.data)
+    with reported():
+        control = _control(source, target)
+    return _Plan(source, target, a.by or "influence", inputs, what, control)
+
+
+def _control(source: Source, target: dict[str, int]) -> Growth:
+    """A pruning that keeps random units."""
+    sizes, rng = source.sizes(), np.random.default_rng(0)
+    drawn = {}
+    for axis in (*depth(sizes), *width(sizes)):
+        per_layer = kind(axis) in ("heads", "mlp")
+        shape = (sizes[beside(axis, LAYERS)], sizes[axis]) if per_layer else sizes[axis]
+        drawn[axis] = rng.random(shape)
+    return operators.prune(sizes, target, drawn, source.config.traits["alternating"])
+
+
+def _check_writable(a: argparse.Namespace, plan: _Plan) -> None:
+    files = None if a.lora is None else lambda part: []
+    pruned = Grown(in_dtype(a, plan.source, at_least=True), plan.control)
+    put(a, pruned, {}, plan.source, dry_run=True, files=files)
+
+
+# --- measure ---
+
+
+def _scores(plan: _Plan) -> dict[str, np.ndarray]:
+    """The importance of each unit, by axis; larger is more important."""
+    config, params = plan.source.config, wide_params(plan.source)
+    layers = [axis for axis in plan.target if is_layers(axis)]
+    found: dict[str, jax.Array] = {}
+    if layers:
+        streams = jax.jit(partial(importance.streams, config))(params, plan.inputs)
+        for axis in layers:
+            removed = len(streams[axis]) - 1 - plan.target[axis]
+            if plan.by == "angular" and removed:
+                found[axis] = importance.angular(streams[axis], removed)
+            else:
+                found[axis] = importance.influence(streams[axis])
+    if len(plan.target) > len(layers):
+        found |= jax.jit(partial(importance.activations, config))(params, plan.inputs)
+    return {axis: np.asarray(x) for axis, x in found.items()}
+
+
+def _measured(plan: _Plan, growth: Growth) -> dict[str, Any]:
+    """The losses of the model, of the pruned model and of the control, and how outputs differ."""
+    whole = outputs(plan.source)(plan.inputs)
+    report: dict[str, Any] = {
+        "inputs": plan.what,
+        "whole": {"loss": _loss(plan, whole[0])},
+    }
+    for name, pruning in (("pruned", growth), ("random", plan.control)):
+        found = outputs(Grown(plan.source, pruning))(plan.inputs)
+        difference = preservation(lambda _: whole, lambda _, found=found: found, plan.inputs)
+        report[name] = {"loss": _loss(plan, found[0]), **asdict(difference)}
+    return report
+
+
+def _loss(plan: _Plan, logits: jax.Array) -> float | None:
+    """Mean cross-entropy per predicted token, in nats; None for other than causal models."""
+    config = plan.source.config
+    if not config.causal or config.predicts != "tokens":
+        return None
+    log_p = jax.nn.log_softmax(logits[:, :-1])
+    return -float(np.take_along_axis(np.asarray(log_p), plan.inputs[:, 1:, None], -1).mean())
+
+
+def _removed(plan: _Plan, scores: Mapping[str, Sequence[float]]) -> dict[str, list[int]]:
+    """The indices of the removed layers, by axis."""
+    sizes, alternating = plan.source.sizes(), plan.source.config.traits["alternating"]
+    removed = {}
+    for axis, of in scores.items():
+        stay = operators.best(of, plan.target[axis], axis in alternating)
+        removed[axis] = sorted(set(range(sizes[axis])) - set(stay.tolist()))
+    return removed
+
+
+# --- report ---
+
+
+def _as_text(report: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
+    lines = []
+    for axis, gone in arguments.get("removed", {}).items():
+        scores = " ".join(f"{score:.3g}" for score in report["scores"][axis])
+        lines += [f"removed {axis}: {', '.join(map(str, gone)) or 'none'}"]
+        lines += [f"{arguments['by']} per layer: {scores}"]
+    lines += [
+        f"on {report['inputs']}:",
+        f"{'':8}{'loss':>10}{'KL from original':>18}{'mean |difference|':>20}",
+    ]
+    for name in ("whole", "pruned", "random"):
+        row = report[name]
+        loss = "-" if row["loss"] is None else f"{row['loss']:.4f}"
+        label = "original" if name == "whole" else name
+        lines += [
+            f"{label:9}{loss:>9}"
+            + (f"{row['kl']:18.3g}{row['mean_abs']:20.3g}" if "kl" in row else "")
+        ]
+    return "\n".join(
+        [*lines, "random: a control of the same sizes whose units were chosen at random"]
+    )

@@ -1,0 +1,163 @@
+"""The commands of a V-cycle: coalesce, decoalesce, interpolate."""
+
+import argparse
+import math
+from collections.abc import Mapping
+
+from jaxgrow import operators
+from jaxgrow.axes.names import beside, kind
+from jaxgrow.checkpoints import Interpolated, open_checkpoint
+from jaxgrow.checkpoints.io.files import RECORD
+from jaxgrow.cli import options
+from jaxgrow.cli.errors import UsageError, option, reported
+from jaxgrow.cli.options import AXES, Commands
+from jaxgrow.cli.writing import in_dtype, transform, write
+from jaxgrow.growth.maps import AxisMap
+from jaxgrow.operators.targets import width
+
+_HEADS = (
+    "the groups of heads: 'far' or 'adjacent' (pairs), 'far:3' (groups of three), or explicit "
+    "groups such as 0+2,1+3; key/value heads, residual features and MLP units are grouped "
+    "accordingly"
+)
+_TIED = (
+    "how the scale of tied embeddings is corrected: 'norm' scales the final norm, which makes "
+    "decoalesce function-preserving; 'paper' scales the embedding, as the published code does "
+    "(default: norm)"
+)
+# The options for the groups of each axis, with their help.
+_GROUPS = {
+    "heads": _HEADS,
+    "kv_heads": "the groups of key/value heads (default: derived from --heads)",
+    "embed": "the groups of residual features (default: derived from the heads)",
+    "mlp": "the groups of hidden units of each MLP (default: derived from the heads)",
+    "layers": "the groups of layers, or 'alike': pairs of layers of the same kind",
+}
+
+
+def add_coalesce(commands: Commands) -> None:
+    """Add ``jaxgrow coalesce``."""
+    about = "make a model smaller by merging groups of heads, units and layers"
+    _add_groups(commands.add_writing("coalesce", about, _coalesce, "SRC"))
+
+
+def add_decoalesce(commands: Commands) -> None:
+    """Add ``jaxgrow decoalesce``."""
+    about = "expand a coalesced model to its size before; give the groups of that size"
+    _add_groups(commands.add_writing("decoalesce", about, _decoalesce, "SRC"))
+
+
+def _add_groups(p: argparse.ArgumentParser) -> None:
+    for axis, about in _GROUPS.items():
+        p.add_argument(option(axis), type=options.groups, help=about)
+    p.add_argument("--tied", choices=["norm", "paper"], default="norm", help=_TIED)
+    options.lora(p)
+
+
+def _coalesce(a: argparse.Namespace) -> None:
+    source = open_checkpoint(a.src)
+    groups = _given_groups(a)
+    with reported():
+        growth = operators.coalesce(source.sizes(), kinds=source.config.layer_kinds, **groups)
+    if groups.get("layers") == "alike":
+        # Record explicit groups: decoalesce cannot derive them from the small model.
+        groups["layers"] = operators.alike(source.config.layer_kinds)
+    transform(a, source, growth, groups | {"tied": a.tied}, groups=_odd_groups(groups, growth))
+
+
+def _odd_groups(groups: Mapping[str, operators.Groups], growth: Mapping[str, AxisMap]) -> list[str]:
+    """A note for each axis of heads that a named grouping cannot split into pairs (odd sizes)."""
+    name = groups.get("heads", groups.get("kv_heads"))
+    notes = []
+    for axis, m in growth.items():
+        size = m.old // m.new
+        if kind(axis) in ("heads", "kv_heads") and name in ("far", "adjacent") and size > 2:
+            notes.append(
+                f"{m.old} {axis} cannot be grouped in pairs, so {name!r} merged groups of {size}, "
+                f"like {name}:{size}"
+            )
+    return notes
+
+
+def _decoalesce(a: argparse.Namespace) -> None:
+    source = open_checkpoint(a.src)
+    groups = _given_groups(a)
+    if groups.get("layers") == "alike":
+        raise UsageError(
+            "--layers alike: the kinds of the layers of the large model are not known. Give the "
+            f"groups that {RECORD} of the coalesced model records, such as --layers 0+2,1+3"
+        )
+    with reported():
+        growth = operators.decoalesce(_large(source.sizes(), groups), kinds=None, **groups)
+    transform(a, source, growth, groups | {"tied": a.tied})
+
+
+def _given_groups(a: argparse.Namespace) -> dict[str, operators.Groups]:
+    groups = {axis: getattr(a, axis) for axis in AXES if getattr(a, axis) is not None}
+    if not groups:
+        raise UsageError(
+            "no groups: give --heads, --layers or both, such as --heads far; or --kv-heads, "
+            "--embed, --mlp"
+        )
+    return groups
+
+
+def _large(small: dict[str, int], groups: dict[str, operators.Groups]) -> dict[str, int]:
+    """The sizes of the large model, whose groups of units are the units of the small model."""
+    large = dict(small)
+    for of, units in groups.items():
+        axes = [axis for axis in small if kind(axis) == of]
+        if not axes:
+            raise ValueError(
+                f"axis {of!r}: the model has no such axis; its axes are {', '.join(sorted(small))}"
+            )
+        for axis in axes:
+            large[axis] = _ungrouped(of, axis, small[axis], units)
+    leads = next((of for of in ("heads", "kv_heads") if of in groups), None)
+    if leads is not None:
+        for axis in width(small):
+            if kind(axis) not in groups:
+                large[axis] = _scaled(axis, beside(axis, leads), small, large)
+    return large
+
+
+def _ungrouped(of: str, axis: str, size: int, units: operators.Groups) -> int:
+    """The number of units in all groups of an axis."""
+    if isinstance(units, str):
+        return operators.group_size(units) * size
+    if len(units) != size:
+        raise ValueError(
+            f"--{of}: {len(units)} groups, but the source has {size} {axis}. Give one group for "
+            "each of them"
+        )
+    return sum(map(len, units))
+
+
+def _scaled(axis: str, heads: str, small: dict[str, int], large: dict[str, int]) -> int:
+    """The size of an axis that grows by the same factor as the heads."""
+    size, rest = divmod(small[axis] * large[heads], small[heads])
+    if rest:
+        raise ValueError(
+            f"axis {axis!r}: {small[axis]} units cannot be divided into {small[heads]} equal "
+            f"blocks, one per head. Give its groups with {option(kind(axis))}"
+        )
+    return size
+
+
+def add_interpolate(commands: Commands) -> None:
+    """Add ``jaxgrow interpolate``."""
+    about = "interpolate two models: (1 - alpha) BEFORE + alpha UP"
+    p = commands.add_writing("interpolate", about, _interpolate, "BEFORE", "UP")
+    p.add_argument("--alpha", type=float, required=True, help="the weight of UP (0 to 1)")
+
+
+def _interpolate(a: argparse.Namespace) -> None:
+    if not math.isfinite(a.alpha):
+        raise UsageError(
+            f"--alpha {a.alpha} is not a finite number: give a weight from 0 (BEFORE) to 1 (UP)"
+        )
+    before, up = open_checkpoint(a.before), open_checkpoint(a.up)
+    mixed = Interpolated(
+        in_dtype(a, before, at_least=True), in_dtype(a, up, at_least=True), a.alpha
+    )
+    write(a, in_dtype(a, mixed), {"alpha": a.alpha}, before, up)

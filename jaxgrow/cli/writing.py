@@ -1,0 +1,286 @@
+"""Which steps do all commands share that write a model, and what do they print about it?"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxgrow.checkpoints import Cast, CheckpointError, Grown, Noisy, Source
+from jaxgrow.checkpoints import write as write_checkpoint
+from jaxgrow.checkpoints.hf import peft
+from jaxgrow.checkpoints.hf.storage import HuggingFace
+from jaxgrow.checkpoints.io.files import RECORD
+from jaxgrow.checkpoints.io.folders import appearing
+from jaxgrow.checkpoints.io.replacing import may_become
+from jaxgrow.checkpoints.source import Checkpoint
+from jaxgrow.cli.errors import UsageError, reported
+from jaxgrow.cli.keeps import keeps, rounding
+from jaxgrow.growth.maps import Growth, Rules
+from jaxgrow.integrations import torch_optimizer
+
+try:
+    import resource
+except ImportError:  # as on Windows
+    resource = None
+
+# A function that writes more files into the new folder, and returns their names.
+WriteFiles = Callable[[Path], list[str]]
+
+
+def in_dtype(a: argparse.Namespace, source: Source, at_least: bool = False) -> Source:
+    """The source in ``--dtype``, if it is given.
+
+    Args:
+      a: the parsed arguments.
+      source: the source.
+      at_least: whether a wider dtype is kept, so that values are rounded only once, at the end.
+    """
+    return source if a.dtype is None else Cast(source, a.dtype, at_least=at_least)
+
+
+def transform(
+    a: argparse.Namespace,
+    root: Checkpoint,
+    growth: Growth,
+    arguments: dict[str, Any],
+    **facts: Any,
+) -> None:
+    """Write the grown model and its LoRA, and report whether the function is preserved.
+
+    Args:
+      a: the parsed arguments.
+      root: the model.
+      growth: the growth.
+      arguments: the arguments of the growth, for the record in DST.
+      **facts: further entries of the JSON output.
+    """
+    lora = _grown_lora(a, root, growth)
+    if lora is not None:
+        arguments = arguments | {"lora": str(a.lora)}
+        facts["lora"] = {"rank": lora.lora.rank, "modules": len(lora.lora.targets)}
+        if a.lora_only:
+            return _write_lora(a, lora, root, growth, facts["lora"])
+    paper = arguments.get("tied") == "paper"
+    with reported():
+        axes = root.config.paper_axes() if paper else None
+        grown: Source = Grown(in_dtype(a, root, at_least=True), growth, axes)
+    kept = keeps(growth, root.config, arguments.get("method", "")) and not paper
+    noise = arguments.get("noise")
+    if noise is not None:
+        if isinstance(growth, Rules) or not kept:
+            raise CheckpointError(
+                "--noise requires a growth that preserves the function by exact copies, but "
+                f"{a.method} does not do that for this model. Omit --noise"
+            )
+        grown = Noisy(grown, growth, arguments["seed"], noise)
+    made = in_dtype(a, grown)
+    notes = rounding(growth, grown.leaves, made.leaves, noise is not None) if kept else []
+    policy = getattr(a, "optimizer", None)
+    if policy is not None:
+        arguments = arguments | {"optimizer": policy}
+    files = _files_beside(a, root, made, growth, lora)
+    write(a, made, arguments, root, files=files, keeps=kept, notes=notes, **facts)
+
+
+def _files_beside(
+    a: argparse.Namespace,
+    root: Checkpoint,
+    made: Source,
+    growth: Growth,
+    lora: peft.PeftAdapter | None,
+) -> WriteFiles | None:
+    """The function that writes the grown LoRA and optimizer state; None without either."""
+    policy = getattr(a, "optimizer", None)
+    grows_state = policy not in (None, "drop")
+    if lora is None and not grows_state:
+        return None
+
+    def write(part: Path) -> list[str]:
+        names = []
+        if lora is not None:
+            names += peft.write_into(part, lora, made, str(a.dst))
+        if grows_state:
+            names += _write_state(a, root, part, growth)
+        return names
+
+    return write
+
+
+def _write_state(a: argparse.Namespace, root: Checkpoint, part: Path, growth: Growth) -> list[str]:
+    """Write the grown optimizer state of a PyTorch run."""
+    if not isinstance(root, HuggingFace):
+        raise CheckpointError(
+            f"--optimizer {a.optimizer} grows the optimizer state of a PyTorch run, but "
+            f"{root.folder} is not a Hugging Face folder. Omit --optimizer"
+        )
+    return torch_optimizer.write_beside(root, part, growth, a.optimizer, a.optimizer_state)
+
+
+# --- LoRA ---
+
+
+def _grown_lora(a: argparse.Namespace, root: Checkpoint, growth: Growth) -> peft.PeftAdapter | None:
+    """The LoRA of the grown model, if ``--lora`` is given."""
+    if a.lora is None:
+        if a.lora_only:
+            raise UsageError("--lora-only requires a LoRA: give its directory with --lora DIR")
+        return None
+    own = peft.load_beside(a.lora, root)
+    with reported():
+        return own.grown(growth)
+
+
+def _write_lora(
+    a: argparse.Namespace,
+    lora: peft.PeftAdapter,
+    root: Checkpoint,
+    growth: Growth,
+    about: dict[str, int],
+) -> None:
+    """Write a LoRA without its model."""
+    sources = [root.folder, a.lora]
+    if a.dry_run:
+        may_become(a.dst, sources, a.overwrite)
+    else:
+        with appearing(a.dst, sources, a.overwrite) as part:
+            peft.write_into(part, lora, Grown(root, growth))
+    sizes = lora.config.sizes()
+    if a.json:
+        facts = {"dst": str(a.dst), "written": not a.dry_run, "lora": about, "sizes": sizes}
+        return print_json(facts)
+    nothing = "; nothing was written (--dry-run)" if a.dry_run else ""
+    print(f"{a.dst}: only the LoRA, {about['modules']} modules of rank {about['rank']}{nothing}")
+    print(as_text(sizes))
+
+
+# --- write a model, and describe it ---
+
+
+def write(
+    a: argparse.Namespace,
+    source: Source,
+    arguments: dict[str, Any],
+    *roots: Checkpoint,
+    files: WriteFiles | None = None,
+    **facts: Any,
+) -> None:
+    """Write a model to DST and print what was written.
+
+    Args:
+      a: the parsed arguments.
+      source: the model.
+      arguments: the arguments of the transformation, for the record in DST.
+      *roots: the checkpoints that it is made of.
+      files: a function that writes further files into DST.
+      **facts: further entries of the JSON output. ``keeps``, ``notes``, ``lora`` and ``groups`` are
+        also printed as text.
+    """
+    began = time.perf_counter()
+    dtype = {} if a.dtype is None else {"dtype": a.dtype}
+    record = {"operator": a.command, "arguments": arguments | dtype}
+    size = put(a, source, record, *roots, dry_run=a.dry_run, files=files)
+    seconds = time.perf_counter() - began
+    about = {"dst": str(a.dst), "written": not a.dry_run, **record}
+    about |= {**size_record(source, size), **facts, "seconds": seconds}
+    rounded = facts.get("notes", [])
+    about["notes"] = [*rounded, *(note for root in roots for note in root.notes)]
+    peak = _peak_memory()
+    if peak is not None:
+        about["peak_memory"] = peak
+    if a.json:
+        print_json(about)
+    else:
+        _print(a, source, size, about, rounded)
+
+
+def _print(
+    a: argparse.Namespace,
+    source: Source,
+    size: int,
+    about: Mapping[str, Any],
+    rounded: Sequence[str],
+) -> None:
+    """Print the result of `write` as text; ``rounded``: notes about rounding."""
+    written = f"{a.dst}: {amount(source, size)}"
+    if a.dry_run:
+        print(f"{written}; nothing was written (--dry-run)\n{as_text(source.sizes())}")
+    else:
+        peak = about.get("peak_memory")
+        memory = "" if peak is None else f"; peak memory {peak / 1e6:,.0f} MB"
+        print(
+            f"{written}, in {about['seconds']:.1f} s{memory}; the arguments are recorded in "
+            f"{RECORD}"
+        )
+    if "lora" in about:
+        print(f"with LoRA: {about['lora']['modules']} modules of rank {about['lora']['rank']}")
+    if "keeps" in about:
+        print(kept_as_text(about["keeps"], rounded))
+    for note in (*about["notes"], *about.get("groups", [])):
+        print(f"note: {note}")
+
+
+def _peak_memory() -> int | None:
+    """The largest amount of memory that this process had, in bytes, where the system counts it."""
+    if resource is None:
+        return None
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def put(
+    a: argparse.Namespace,
+    source: Source,
+    record: dict[str, Any],
+    *roots: Checkpoint,
+    dry_run: bool,
+    files: WriteFiles | None = None,
+) -> int:
+    """Write the model, or only check that this is possible; return the bytes of its tensors."""
+    with reported():
+        return write_checkpoint(
+            source,
+            a.dst,
+            record,
+            roots,
+            to=a.to,
+            overwrite=a.overwrite,
+            shard=a.shard_size,
+            progress=True,
+            dry_run=dry_run,
+            beside=files,
+        )
+
+
+def kept_as_text(kept: bool, rounded: Sequence[str] = ()) -> str:
+    """Describe whether the function is preserved; ``rounded``: notes about rounding."""
+    if not kept:
+        return "the function is changed by the transformation"
+    return "the function is preserved up to rounding" if rounded else "the function is preserved"
+
+
+def print_json(about: Mapping[str, Any]) -> None:
+    """Print a result as JSON."""
+    print(json.dumps(about, indent=2))
+
+
+def size_record(source: Source, size: int) -> dict[str, Any]:
+    """The entries of the JSON output about the size of a model."""
+    return {"sizes": source.sizes(), "parameters": source.parameters, "bytes": size}
+
+
+def amount(source: Source, size: int) -> str:
+    """The number of parameters and the size of a model on disk, as text."""
+    return f"{source.parameters:,} parameters, {size / 1e6:,.1f} MB"
+
+
+def as_text(sizes: Mapping[str, int]) -> str:
+    """The size of each axis, as text.
+
+    Example:
+      >>> as_text({"layers": 2, "embed": 8})
+      'embed=8 layers=2'
+    """
+    return " ".join(f"{axis}={size}" for axis, size in sorted(sizes.items()))
