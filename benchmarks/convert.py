@@ -28,6 +28,7 @@ from benchmarks.transform import config_of
 from jaxgrow import checkpoints
 from jaxgrow.checkpoints.source import Leaf, initial_layout
 from jaxgrow.models import Config, GPT2Config
+from jaxgrow.tables import aligned
 
 ROOT = Path(__file__).parents[1]
 
@@ -175,25 +176,25 @@ def main() -> None:
     print(
         f"{result['machine']}, {result['cores']} cores; a result of {size / 1e9:.2f} GB, {a.rounds} rounds"
     )
-    print(
-        f"{'':>10} {'seconds':>20} {'time / copy':>20} {'peak MB':>9} {'peak / result':>14} {'peak above small / result':>28}"
-    )
+    rows = []
     seconds = {side: [time for time, _ in values] for side, values in measured.items()}
     for side, values in measured.items():
         row: dict[str, Any] = {
             "seconds": summary(seconds[side]),
             "over_copy": ratios(seconds[side], seconds["copy"]),
         }
-        text = f"{side:>10} {shown(row['seconds']):>20} {shown(row['over_copy']):>20}"
+        cells = [side, shown(row["seconds"]), shown(row["over_copy"])]
         if side != "copy":
             peak = max(memory for _, memory in values)
             row |= {"peak_megabytes": peak / 1e6, "peak_over_result": peak / size}
-            text += f" {peak / 1e6:>9.0f} {peak / size:>14.3f}"
+            cells += [f"{peak / 1e6:.0f}", f"{peak / size:.3f}"]
             if side == "grow":
                 row["peak_above_own_over_result"] = (peak - own) / size
-                text += f" {(peak - own) / size:>28.3f}"
+                cells += [f"{(peak - own) / size:.3f}"]
         result["sides"][side] = row
-        print(text)
+        rows.append(cells)
+    head = ("", "seconds", "time / copy", "peak MB", "peak / result", "peak above small / result")
+    print(aligned(head, rows, right=range(1, 6)))
     save(a.json, result)
 
 

@@ -234,15 +234,18 @@ def main() -> None:
     print(
         f"{result['machine']}, {a.cores} of {result['cores']} cores; {size}, {a.prompt} + {a.new} tokens"
     )
-    print(f"{'':>20} {'':>6} {'tokens/s':>22} {'speed / torch':>20} {'in processor time':>20}")
     works = compare(size, a)
+    rows = []
     for work, both in works.items():
         for name, side in both.items():
-            columns = (
-                f"{shown(side['tokens_per_second'], 1):>22} {shown(side['speed_over_torch']):>20}"
-            )
-            columns += f" {shown(side['speed_over_torch_in_processor_time']):>20}"
-            print(f"{work:>20} {name:>6} {columns}")
+            in_processor_time = shown(side["speed_over_torch_in_processor_time"])
+            cells = (shown(side["tokens_per_second"], 1), shown(side["speed_over_torch"]))
+            rows.append((work, name, *cells, in_processor_time))
+    head = ("", "", "tokens/s", "speed / torch", "in processor time")
+    # Loading JAX at the top would also load it into the process that measures torch.
+    from jaxgrow.tables import aligned
+
+    print(aligned(head, rows, right=(2, 3, 4)))
     about = {
         "size": size,
         "texts": a.texts,

@@ -31,6 +31,7 @@ from benchmarks.common import between, environment, save, shown, summary
 from jaxgrow import flops
 from jaxgrow.layerdrop import KeepMask
 from jaxgrow.models import GPT2Config
+from jaxgrow.tables import aligned
 from train.data.batches import next_tokens
 from train.engine.state.model import Model, loss
 from train.engine.state.optim import Optim, transformation
@@ -191,9 +192,7 @@ def main() -> None:
     print(
         f"{result['machine']}, {len(os.sched_getaffinity(0))} cores; {config}, batch {a.batch}, {a.rounds} rounds"
     )
-    print(
-        f"{'':>24} {'ideal':>6} {'time / dense':>22} {'over the ideal':>15} {'seconds':>22} {'GB':>6} {'host waits':>11}"
-    )
+    lines = []
     for remat in ("products", "projections"):
         config_ = GPT2Config(**{**vars(config), "remat": remat})
         made, ideal = sides(config_, a.batch, [a.layers, a.layers * 3 // 4, a.layers // 2])
@@ -211,13 +210,13 @@ def main() -> None:
             }
             best = f"{row['ideal']:.3f}" if row["ideal"] else ""
             over = f"{row['ratio']['median'] / row['ideal'] - 1:.1%}" if row["ideal"] else ""
-            print(
-                f"{name + ', ' + remat:>24} {best:>6} {shown(row['ratio'], 3):>22} {over:>15} "
-                f"{shown(row['seconds'], 3):>22} {side.temporary:>6.2f} "
-                f"{'-' if row['host_waits'] is None else row['host_waits']:>11}"
-            )
+            waited = "-" if row["host_waits"] is None else str(row["host_waits"])
+            times_ = (best, shown(row["ratio"], 3), over, shown(row["seconds"], 3))
+            lines.append((f"{name}, {remat}", *times_, f"{side.temporary:.2f}", waited))
         result[remat] = rows
         del made
+    head = ("", "ideal", "time / dense", "over the ideal", "seconds", "GB", "host waits")
+    print(aligned(head, lines, right=range(1, 7)))
     save(a.json, result | {"size": vars(config), "batch": a.batch, "rounds": a.rounds})
 
 

@@ -22,6 +22,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run from anywhere, installed or not
 
 from benchmarks.common import alternate, environment, ratios, save, shown, summary
+from jaxgrow.tables import aligned
 from train.data.augment import DEIT
 from train.data.batches import Stream, Windows, training
 from train.data.images import Images, images
@@ -83,9 +84,7 @@ def main() -> None:
         "deit": {},
     }
     print(f"{result['machine']}, {result['cores']} cores, load {result['load']}; {a.rounds} rounds")
-    print(
-        f"{'batch':>12} {'ms per sample':>24} {'over batch of ' + str(SIZES[0]):>22} {'fraction of step waited':>26}"
-    )
+    rows = []
     for n in SIZES:
         row = {
             "milliseconds_a_sample": summary([1e3 * t for t in times[n]]),
@@ -93,9 +92,10 @@ def main() -> None:
             "waited": summary(wait[n]),
         }
         result["text"][n] = row
-        print(
-            f"{n:>12} {shown(row['milliseconds_a_sample'], 4):>24} {shown(row['ratio']):>22} {shown(row['waited']):>26}"
-        )
+        cells = (shown(row["milliseconds_a_sample"], 4), shown(row["ratio"]), shown(row["waited"]))
+        rows.append((str(n), *cells))
+    head = ("batch", "ms per sample", f"over batch of {SIZES[0]}", "fraction of step waited")
+    print(aligned(head, rows, right=range(4)))
 
     streams = {
         workers: training(images(Images(size=224, augment=DEIT, workers=workers)).train, 16, seed=0)
@@ -108,6 +108,7 @@ def main() -> None:
             times[workers].append(side())
             # Otherwise its processes would prefetch during the next measurement.
             streams[workers].close()
+    rows = []
     for workers in streams:
         row = {
             "milliseconds_a_sample": summary([1e3 * t for t in times[workers]]),
@@ -117,9 +118,9 @@ def main() -> None:
         name = (
             "a thread" if workers == 0 else f"{workers} processes" if workers > 1 else "a process"
         )
-        print(
-            f"{name:>12} {shown(row['milliseconds_a_sample']):>24} {shown(row['rate']):>22} of a thread's throughput, DeiT"
-        )
+        rows.append((name, shown(row["milliseconds_a_sample"]), shown(row["rate"])))
+    head = ("DeiT", "ms per sample", "throughput over that of a thread")
+    print(f"\n{aligned(head, rows, right=(1, 2))}")
     save(a.json, result)
 
 

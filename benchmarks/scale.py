@@ -34,6 +34,7 @@ import numpy as np
 from benchmarks.common import Rows, alone, between, environment, shown, summary
 from jaxgrow.layerdrop import LayerDrop
 from jaxgrow.models import Config, GPT2Config
+from jaxgrow.tables import aligned
 from train.aot.compilation import Program, Rehearsal
 from train.aot.estimate import bound, fits
 from train.aot.machines import described
@@ -133,9 +134,7 @@ def ahead(found: Rows, only: str) -> None:
     print(
         "Memory of one device in GB; lower bound of the step time and its cause; GB that a device sends per step and per second"
     )
-    print(
-        f"{'':>68} {'state':>7} {'other':>8} {'total':>6} {'s':>8} {'by':>8} {'tokens/s':>11} {'sent':>8} {'GB/s':>5}"
-    )
+    rows = []
     for config, on in ROWS:
         name = f"{config} on {on}"
         if only not in name:
@@ -148,18 +147,26 @@ def ahead(found: Rows, only: str) -> None:
             found.add(name, row)
         r, short = found[name], f"{config.partition(':')[2]} on {on}"
         if "failed" in r:
-            print(f"{short:>68} {r['failed']}", flush=True)
+            print(f"{short}: {r['failed']}", flush=True)
             continue
-        verdict = "does not fit"
-        if r["fits"]:
-            verdict = f"{r['seconds_at_least']:>8.3f} {r['by']:>8} {r['tokens_per_second_at_most']:>11,.0f} "
-            verdict += (
-                f"{r['sent_gigabytes']:>8.1f} {r['sent_gigabytes'] / r['seconds_at_least']:>5.0f}"
-            )
-        memory = (
-            f"{r['state_gigabytes']:>7.1f} {r['besides_gigabytes']:>8.1f} {r['of_gigabytes']:>6.1f}"
-        )
-        print(f"{short:>68} {memory} {verdict}", flush=True)
+        rows.append((short, *_cells(r)))
+    head = ("", "state", "other", "total", "s", "by", "tokens/s", "sent", "GB/s")
+    print(aligned(head, rows, right=range(1, 9)))
+
+
+def _cells(r: dict[str, Any]) -> tuple[str, ...]:
+    memory = [f"{r[name]:.1f}" for name in ("state_gigabytes", "besides_gigabytes", "of_gigabytes")]
+    if not r["fits"]:
+        return (*memory, "", "does not fit", "", "", "")
+    seconds = r["seconds_at_least"]
+    return (
+        *memory,
+        f"{seconds:.3f}",
+        r["by"],
+        f"{r['tokens_per_second_at_most']:,.0f}",
+        f"{r['sent_gigabytes']:.1f}",
+        f"{r['sent_gigabytes'] / seconds:.0f}",
+    )
 
 
 # --- here ---
@@ -276,14 +283,13 @@ def here(found: Rows, rounds: int) -> None:
     jax.config.update("jax_num_cpu_devices", 4)
     counts = [1, 2, 4]
     print(f"{len(jax.devices())} devices: {jax.devices()[0].device_kind}; {rounds} rounds\n")
-    print(f"{'one batch, number of devices':>32} {'ms per step':>22} {'over mesh, 1':>22}")
+    rows = []
     for name, row in step_times(over_devices(counts, SMALL, 16), rounds, 2).items():
         found.add(f"step time, {name}", row)
         ms = {k: x * 1e3 for k, x in row["seconds"].items()}
-        print(f"{name:>32} {shown(ms, 1):>22} {shown(row['ratio']):>22}")
-    print(
-        f"\n{'host work per step, microseconds':>34} {' '.join(f'{p:>8}' for p in PARTS)} {'all':>22} {'elapsed':>22}"
-    )
+        rows.append((name, shown(ms, 1), shown(row["ratio"])))
+    head = ("one batch, number of devices", "ms per step", "over mesh, 1")
+    print(aligned(head, rows, right=(1, 2)))
     loops = over_devices(counts, TINY, 4)
     one = jax.devices()[:1]
     loops["mesh, 1, eight times as deep"] = Loop(experiment(replace(TINY, layers=8), 4), one)
@@ -294,11 +300,14 @@ def here(found: Rows, rounds: int) -> None:
     for _ in range(rounds):
         for name, loop in loops.items():
             each[name].append(host_work(loop, 50))
+    rows = []
     for name, parts in each.items():
         row = {part: summary([p[part] for p in parts]) for part in parts[0]}
         found.add(f"host work in microseconds, {name}", row)
-        columns = " ".join(f"{row[p]['median']:>8.0f}" for p in PARTS)
-        print(f"{name:>34} {columns} {shown(row['all'], 0):>22} {shown(row['elapsed'], 0):>22}")
+        medians = (f"{row[p]['median']:.0f}" for p in PARTS)
+        rows.append((name, *medians, shown(row["all"], 0), shown(row["elapsed"], 0)))
+    head = ("host work per step, microseconds", *PARTS, "all", "elapsed")
+    print(f"\n{aligned(head, rows, right=range(1, len(head)))}")
 
 
 def main() -> None:

@@ -33,6 +33,7 @@ import pyarrow.parquet as pq
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run from anywhere, installed or not
 
 from benchmarks.common import Rows, alternate, environment, ratios, save, shown, summary
+from jaxgrow.tables import aligned
 from train.data.formats import PIECE, text
 
 SIZES = (1, 4, 16)
@@ -154,7 +155,7 @@ def grow(file: Path, tokenizer: str, gigabytes: list[float], found: Rows) -> Non
       found: where results are added.
     """
     lines = [(json.dumps({"text": d}) + "\n").encode() for d in documents("".join(text(file)))]
-    print(f"{'':>22} {'documents':>10} {'seconds':>8} {'anonymous MiB':>14} {'peak MiB':>9}")
+    rows = []
     for size in gigabytes:
         with tempfile.TemporaryDirectory() as name:
             folder, count = Path(name), 0
@@ -185,10 +186,10 @@ def grow(file: Path, tokenizer: str, gigabytes: list[float], found: Rows) -> Non
                     "anonymous_mebibytes": anonymous,
                 }
                 found.add(f"{what} {size:g} GB", row | {"peak_mebibytes": peak})
-                print(
-                    f"{what:>13} {size:>5g} GB {count:>10,} {seconds:8.0f} {anonymous:14.0f} {peak:9.0f}",
-                    flush=True,
-                )
+                cells = (f"{count:,}", f"{seconds:.0f}", f"{anonymous:.0f}", f"{peak:.0f}")
+                rows.append((f"{what} {size:g} GB", *cells))
+    head = ("", "documents", "seconds", "anonymous MiB", "peak MiB")
+    print(aligned(head, rows, right=range(1, 5)))
 
 
 def main() -> None:
@@ -232,10 +233,7 @@ def main() -> None:
     result: dict[str, Any] = environment("tokenizers", "numpy", "pyarrow")
     result |= {"tokenizer": Path(a.tokenizer).name, "rounds": a.rounds, "sides": {}}
     print(f"{result['machine']}, {result['cores']} cores, load {result['load']}; {a.rounds} rounds")
-    print(
-        f"{'':>18} {'MB':>5}"
-        + "".join(f"{name:>26}" for name in ("MB/s", "peak MiB", "worker peak MiB", "peak over 1x"))
-    )
+    rows = []
     for side, values in measured.items():
         seconds, peak, worker = (list(column) for column in zip(*values, strict=True))
         megabytes, first = about[side]
@@ -246,10 +244,9 @@ def main() -> None:
             "peak_over_1x": ratios(peak, [v[1] for v in measured[first]]),
         }
         result["sides"][side] = {"megabytes": megabytes} | row
-        print(
-            f"{side:>18} {megabytes:5.0f}"
-            + "".join(f"{shown(value):>26}" for value in row.values())
-        )
+        rows.append((side, f"{megabytes:.0f}", *map(shown, row.values())))
+    head = ("", "MB", "MB/s", "peak MiB", "worker peak MiB", "peak over 1x")
+    print(aligned(head, rows, right=range(1, 6)))
     save(a.json, result)
 
 

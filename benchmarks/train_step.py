@@ -238,15 +238,17 @@ def main() -> None:
     print(
         f"{result['machine']}, {a.cores} of {result['cores']} cores; {size}, batch {a.batch}, {a.rounds} rounds"
     )
-    print(
-        f"{'':>12} {'tokens/s':>22} {'speed / torch':>20} {'in processor time':>20}   first losses"
-    )
+    rows = []
     for name, side in sides.items():
         losses = " ".join(f"{x:.4f}" for x in side["first_losses"])
-        columns = f"{shown(side['tokens_per_second'], 0):>22} {shown(side['speed_over_torch']):>20}"
-        print(
-            f"{name:>12} {columns} {shown(side['speed_over_torch_in_processor_time']):>20}   {losses}"
-        )
+        in_processor_time = shown(side["speed_over_torch_in_processor_time"])
+        cells = (shown(side["tokens_per_second"], 0), shown(side["speed_over_torch"]))
+        rows.append((name, *cells, in_processor_time, losses))
+    head = ("", "tokens/s", "speed / torch", "in processor time", "first losses")
+    # Loading JAX at the top would also load it into the process that measures torch.
+    from jaxgrow.tables import aligned
+
+    print(aligned(head, rows, right=(1, 2, 3)))
     save(
         a.json,
         result

@@ -27,6 +27,7 @@ from benchmarks.common import alone, alternate, environment, ratios, save, shown
 from jaxgrow import grow, operators, swap
 from jaxgrow.growth.maps import Growth
 from jaxgrow.models import GPT2Config
+from jaxgrow.tables import aligned
 
 # Each entry makes a growth from the sizes of the large tree. Growing starts at half of the size,
 # and coalescing ends there.
@@ -194,7 +195,7 @@ def main() -> None:
     print(
         f"{result['machine']}, {result['cores']} cores; {result['parameters']:.3g} parameters, {a.rounds} rounds"
     )
-    print(f"{'':>26} {'GB/s':>19} {'copy, GB/s':>19} {'speed / copy':>19} {'peak memory':>12}")
+    rows = []
     for kind in ("numpy", "jit"):
         for name in GROWTHS:
             if a.only in name:
@@ -205,12 +206,11 @@ def main() -> None:
                     row["copy_gigabytes_per_second"],
                     row["speed_over_copy"],
                 )
-                text = " ".join(f"{shown(c):>19}" for c in columns)
-                print(
-                    f"{kind + ' ' + name:>26} {text} {row['peak_over_source_result_leaf']:>12.2f}",
-                    flush=True,
-                )
+                peak = f"{row['peak_over_source_result_leaf']:.2f}"
+                rows.append((f"{kind} {name}", *map(shown, columns), peak))
                 result["transforms"][f"{kind} {name}"] = row
+    head = ("", "GB/s", "copy, GB/s", "speed / copy", "peak memory")
+    print(aligned(head, rows, right=range(1, 5)))
     save(a.json, result)
 
 

@@ -35,8 +35,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxgrow.tables import markdown
 from train.analysis.evidence import Estimate, Setting, estimate, nearest, of
-from train.analysis.runs import Run, markdown
+from train.analysis.runs import Run
 from train.common.commands import Parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.files import write_text

@@ -25,6 +25,7 @@ token is masked in turn (Salazar et al., 2020).
 from pathlib import Path
 from typing import Any
 
+from jaxgrow.tables import aligned
 from train.common.commands import Parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.files import write_json
@@ -105,8 +106,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
         for name, value in result.items()
         if isinstance(value, int | float)
     ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c:>{widths[2]}}" for a, b, c in rows)
+    return aligned((), rows, right=[2])
 
 
 def main() -> None:

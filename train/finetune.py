@@ -20,6 +20,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import TypeAlias
 
+from jaxgrow.tables import markdown
 from train.common.commands import Parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.files import write_json, write_text
@@ -78,19 +79,18 @@ def table(tuning: FineTuning, model: Path, found: Mapping[float, Sequence[Scores
     splits = next(iter(found.values()))[0]
     names = [(split, metric) for split, metrics in splits.items() for metric in metrics]
     heads = [metric if len(splits) == 1 else f"{metric}, {split}" for split, metric in names]
-    lines = [f"| learning rate | {' | '.join(heads)} |", "|" + " --- |" * (len(heads) + 1)]
+    rows = []
     for rate, runs in found.items():
         cells = [_cell([scores[split][metric] for scores in runs]) for split, metric in names]
-        lines.append(
-            f"| {rate:g}{' (best)' * (len(found) > 1 and rate == best(found))} | {' | '.join(cells)} |"
-        )
+        marked = " (best)" if len(found) > 1 and rate == best(found) else ""
+        rows.append((f"{rate:g}{marked}", *cells))
     seeds = ", ".join(map(str, tuning.seeds))
     about = f"{tuning.name} with {model.name}: {tuning.epochs:g} epochs, batch {tuning.batch}, seeds {seeds}"
     said = f"{about}. With several seeds: mean ± standard deviation [value of each seed]."
     if len(found) > 1 and best(found) in (min(found), max(found)):
         which = "smallest" if best(found) == min(found) else "largest"
         said += f" The best learning rate is the {which} that was tried: try others."
-    return "\n".join([*lines, "", said]) + "\n"
+    return f"{markdown(('learning rate', *heads), rows)}\n\n{said}\n"
 
 
 def _cell(values: list[float]) -> str:

@@ -20,8 +20,8 @@ from pathlib import Path
 import jax
 
 from jaxgrow import sharding
+from jaxgrow.tables import markdown
 from train.analysis import plots
-from train.analysis.runs import markdown
 from train.aot import estimate
 from train.aot.compilation import Program, Rehearsal
 from train.aot.machines import CHIPS, Machine, described

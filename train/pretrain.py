@@ -24,6 +24,7 @@ from dataclasses import MISSING, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from jaxgrow.tables import aligned
 from train.common.commands import Parser
 from train.common.errors import UserError, exits_cleanly
 from train.config.experiment import Experiment, listed, load
@@ -44,15 +45,15 @@ def experiments(config: str) -> str:
             f"{path} has no experiments: functions whose return annotation is Experiment"
         )
     return aligned(
-        [(path if name == "config" else f"{path}:{name}", about) for name, about in found.items()]
+        (),
+        [(path if name == "config" else f"{path}:{name}", about) for name, about in found.items()],
     )
 
 
 def fields(experiment: Experiment) -> str:
     """Return a table of all fields: the name for ``--set``, the value, the default and the type."""
-    rows = [("setting", "value", "default", "type")]
-    rows += [(s.name, _written(s.value), _written(s.default), s.type) for s in settings(experiment)]
-    return aligned(rows)
+    rows = [(s.name, _written(s.value), _written(s.default), s.type) for s in settings(experiment)]
+    return aligned(("setting", "value", "default", "type"), rows)
 
 
 def _written(value: Any) -> str:
@@ -67,15 +68,6 @@ def _written(value: Any) -> str:
     if isinstance(value, tuple) and any(map(is_dataclass, value)):
         return f"({', '.join(map(_written, value))})"
     return value if isinstance(value, str) else repr(value)
-
-
-def aligned(rows: list[tuple[str, ...]]) -> str:
-    """Return rows of text in columns of equal width."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
 
 
 def parser() -> Parser:

@@ -16,8 +16,8 @@ the linear relation also holds at the extrapolated size.
 import json
 from pathlib import Path
 
+from jaxgrow.tables import markdown
 from train.analysis.fits import AXES, Measured, fit
-from train.analysis.runs import markdown
 from train.common.commands import Parser
 from train.common.errors import UserError, exits_cleanly
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import jax
 
+from jaxgrow.tables import markdown
 from train.analysis import plots
-from train.analysis.runs import markdown
 from train.common.commands import Parser
 from train.common.errors import UserError, exits_cleanly
 from train.config.experiment import Experiment, load

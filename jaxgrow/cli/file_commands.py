@@ -14,6 +14,7 @@ from jaxgrow.cli.options import Commands
 from jaxgrow.cli.writing import amount, as_text, in_dtype, print_json, size_record, write
 from jaxgrow.growth.report import preservation
 from jaxgrow.integrations import command
+from jaxgrow.tables import aligned
 
 _COMPLETION = "print a shell script that completes commands, options and methods"
 _STARTUP = (
@@ -58,11 +59,7 @@ def _inspect(a: argparse.Namespace) -> None:
     print(f"{architecture} in {a.path}\n{source.config}")
     print(as_text(source.sizes()))
     rows = [[" ".join(x) if k == "axes" else str(x) for k, x in leaf.items()] for leaf in leaves]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print(
-            "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
-        )
+    print(aligned((), rows))
     print(amount(source, source.bytes))
 
 

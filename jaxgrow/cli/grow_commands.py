@@ -21,6 +21,7 @@ from jaxgrow.cli.writing import as_text, in_dtype, kept_as_text, print_json, tra
 from jaxgrow.growth.maps import Growth
 from jaxgrow.integrations import command
 from jaxgrow.integrations.torch_optimizer import POLICIES
+from jaxgrow.tables import aligned
 
 #: The methods that grow the axes of a model, without those that create experts.
 METHODS = operators.DEPTH | operators.WIDTH
@@ -132,12 +133,8 @@ def _show(a: argparse.Namespace) -> None:
 
 def _methods(methods: Mapping[str, tuple[str, str]]) -> str:
     """Format the methods as a table for the help text."""
-    rows = [
-        ("METHOD", "GROWS", "FUNCTION-PRESERVING"),
-        *((name, *about) for name, about in methods.items()),
-    ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    rows = [(name, *about) for name, about in methods.items()]
+    return aligned(("METHOD", "GROWS", "FUNCTION-PRESERVING"), rows)
 
 
 # --- grow ---

@@ -23,6 +23,7 @@ from jaxgrow.growth.maps import Growth
 from jaxgrow.growth.report import preservation
 from jaxgrow.models import importance
 from jaxgrow.operators.targets import depth, width
+from jaxgrow.tables import aligned
 
 
 def add_prune(commands: Commands) -> None:
@@ -189,18 +190,13 @@ def _as_text(report: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
         scores = " ".join(f"{score:.3g}" for score in report["scores"][axis])
         lines += [f"removed {axis}: {', '.join(map(str, gone)) or 'none'}"]
         lines += [f"{arguments['by']} per layer: {scores}"]
-    lines += [
-        f"on {report['inputs']}:",
-        f"{'':8}{'loss':>10}{'KL from original':>18}{'mean |difference|':>20}",
-    ]
-    for name in ("whole", "pruned", "random"):
+    rows = []
+    for name, label in (("whole", "original"), ("pruned", "pruned"), ("random", "random")):
         row = report[name]
         loss = "-" if row["loss"] is None else f"{row['loss']:.4f}"
-        label = "original" if name == "whole" else name
-        lines += [
-            f"{label:9}{loss:>9}"
-            + (f"{row['kl']:18.3g}{row['mean_abs']:20.3g}" if "kl" in row else "")
-        ]
-    return "\n".join(
-        [*lines, "random: a control of the same sizes whose units were chosen at random"]
-    )
+        difference = (f"{row['kl']:.3g}", f"{row['mean_abs']:.3g}") if "kl" in row else ("", "")
+        rows.append((label, loss, *difference))
+    head = ("", "loss", "KL from original", "mean |difference|")
+    lines += [f"on {report['inputs']}:", aligned(head, rows, right=(1, 2, 3))]
+    lines += ["random: a control of the same sizes whose units were chosen at random"]
+    return "\n".join(lines)

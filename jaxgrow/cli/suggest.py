@@ -16,6 +16,7 @@ from jaxgrow.checkpoints.source import Grown, Source
 from jaxgrow.cli.errors import option, with_options
 from jaxgrow.cli.keeps import METHODS, keeps
 from jaxgrow.operators.targets import depth, width
+from jaxgrow.tables import aligned
 
 
 @dataclass(frozen=True)
@@ -292,12 +293,11 @@ def described(
         ]
         return "\n".join(["no method is applicable:", *reasons])
     parameters = ways[0].parameters
-    rows = [("METHOD", "FUNCTION", "OPTIMIZER STATE", "MEASURED"), *(_row(way) for way in ways)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    head = ("METHOD", "FUNCTION", "OPTIMIZER STATE", "MEASURED")
     lines = [
-        f"{parameters:,} parameters, {parameters / source.parameters:.2f} times the present number"
+        f"{parameters:,} parameters, {parameters / source.parameters:.2f} times the present number",
+        aligned(head, [_row(way) for way in ways]),
     ]
-    lines += ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     notes = {m: f"  {', then '.join(way.methods)}: {m}" for way in ways for m in way.measured}
     lines += [f"measured in this project, {_SCALE}:", *notes.values()] * bool(notes)
     return "\n".join(

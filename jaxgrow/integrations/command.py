@@ -10,6 +10,7 @@ from jaxgrow.checkpoints.io.folders import appearing
 from jaxgrow.cli.suggest import POLICY
 from jaxgrow.growth.maps import Growth, new_sizes
 from jaxgrow.integrations.formats import FORMATS, from_file, plain, recognised
+from jaxgrow.tables import aligned
 
 if TYPE_CHECKING:
     # TensorStore takes a second to import, and most commands do not need it.
@@ -94,8 +95,6 @@ def described(folder: Path, about: Mapping[str, Any]) -> str:
         (leaf["path"], str(leaf["shape"]), " ".join(leaf["axes"]), leaf["dtype"])
         for leaf in about["leaves"]
     ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    table = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     return "\n".join(
         [
             f"{folder}: an Orbax checkpoint of format {about['format']}, in {about['item']}",
@@ -103,7 +102,7 @@ def described(folder: Path, about: Mapping[str, Any]) -> str:
             f"{', '.join(about['optimizer_state_at']) or 'none found'}",
             f"unchanged by a growth: {', '.join(about['others']) or 'nothing'}",
             _spelt(about["sizes"]),
-            *table,
+            aligned((), rows),
             f"{about['parameters']:,} parameters",
         ]
     )

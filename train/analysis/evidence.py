@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from jaxgrow.tables import markdown
 from train.analysis.fits import Fit, Measured, fit
-from train.analysis.runs import markdown
 from train.common.errors import UserError
 
 FILE = Path(__file__).with_suffix(".toml")

@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from train.analysis.runs import Run, markdown, spread
+from jaxgrow.tables import markdown
+from train.analysis.runs import Run, spread
 
 # Fractions of the FLOPs at which the table has losses, in addition to the start.
 MOMENTS = (0.25, 0.5, 1.0)

@@ -239,12 +239,3 @@ def spread(values: Sequence[float], form: str) -> str:
     """The mean; of several values, followed by each value in brackets."""
     text = form.format(mean(values))
     return text if len(values) == 1 else f"{text} [{', '.join(form.format(v) for v in values)}]"
-
-
-def markdown(head: list[str], body: list[list[str]]) -> str:
-    widths = [max(len(row[i]) for row in [head, *body]) for i in range(len(head))]
-    rows = [head, ["-" * w for w in widths], *body]
-    return "\n".join(
-        "| " + " | ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) + " |"
-        for row in rows
-    )

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from statistics import mean, stdev
 from typing import Any
 
-from train.analysis.runs import Run, Unit, frontier_budget, half_width, markdown, refuse_unlike
+from jaxgrow.tables import markdown
+from train.analysis.runs import Run, Unit, frontier_budget, half_width, refuse_unlike
 
 UNITS: tuple[Unit, ...] = ("flops", "run_seconds", "seconds")
 ALIKE = 0.03  # two costs are considered equal if their relative difference is below this

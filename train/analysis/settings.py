@@ -7,7 +7,8 @@ import math
 from dataclasses import dataclass
 from statistics import mean
 
-from train.analysis.runs import Run, markdown, spread
+from jaxgrow.tables import markdown
+from train.analysis.runs import Run, spread
 
 
 @dataclass(frozen=True)

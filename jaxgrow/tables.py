@@ -1,0 +1,73 @@
+"""Tables as plain text: aligned columns for a terminal, and Markdown for a page."""
+
+import io
+from collections.abc import Collection, Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+# The console is wider than any table, so that no cell is wrapped or cut.
+_WIDTH = 100_000
+
+
+def aligned(head: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:
+    """Format rows in columns that are separated by two spaces.
+
+    Args:
+      head: the titles of the columns; empty for a table without titles.
+      rows: the cells of each row.
+      right: the indices of the columns that are aligned to the right, such as those of numbers.
+
+    Returns:
+      The lines of the table, without spaces at their ends.
+
+    Example:
+      >>> print(aligned(("METHOD", "GB"), [("stack", "1.5"), ("lemon", "10.25")], right=[1]))
+      METHOD     GB
+      stack     1.5
+      lemon   10.25
+    """
+    table = Table(
+        box=None, show_header=bool(head), show_edge=False, pad_edge=False, padding=(0, 2, 0, 0)
+    )
+    return _as_text(table, head, rows, right)
+
+
+def markdown(
+    head: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[int] = ()
+) -> str:
+    """Format rows as a Markdown table whose source is aligned, too.
+
+    Args:
+      head: the titles of the columns.
+      rows: the cells of each row.
+      right: the indices of the columns whose source is aligned to the right.
+
+    Returns:
+      The lines of the table.
+
+    Example:
+      >>> print(markdown(("method", "GB"), [("stack", "1.5")]))
+      | method | GB  |
+      |--------|-----|
+      | stack  | 1.5 |
+    """
+    return _as_text(Table(box=box.MARKDOWN), head, rows, right)
+
+
+def _as_text(
+    table: Table, head: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[int]
+) -> str:
+    columns = len(head) or max(map(len, rows), default=0)
+    for i in range(columns):
+        title = Text(head[i]) if head else ""
+        table.add_column(title, justify="right" if i in right else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    # Styles and the detection of terminals are off: the text is the same in files and on screens.
+    console = Console(file=io.StringIO(), width=_WIDTH, color_system=None, legacy_windows=False)
+    with console.capture() as found:
+        console.print(table)
+    return "\n".join(line.rstrip() for line in found.get().splitlines() if line.strip())
