@@ -1,0 +1,55 @@
+"""Mistral, with a window in all layers, and Mixtral, a mixture of experts in each layer."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from jaxgrow.checkpoints.hf.llama.architectures import (
+    MIXTURE_ABSENT,
+    MIXTURE_FIELDS,
+    SILU,
+    architectures,
+    read_llama,
+)
+from jaxgrow.checkpoints.hf.llama.parts import names
+from jaxgrow.checkpoints.hf.rope import read_one_window, written_one_window
+
+
+def _read_mistral(theirs: Mapping[str, Any]) -> dict[str, Any]:
+    return read_llama(theirs, key_heads=8) | read_one_window(theirs, 131072)
+
+
+def _read_mixtral(theirs: Mapping[str, Any]) -> dict[str, Any]:
+    return (
+        read_llama(theirs, key_heads=8, theta=1e6)
+        | read_one_window(theirs, 131072, None)
+        | {"gates_normed": True}
+    )
+
+
+MISTRAL = architectures(
+    "Mistral",
+    "mistral",
+    131072,
+    _read_mistral,
+    written_one_window,
+    settings={"hidden_act": SILU},
+    heads="free",
+)
+MIXTRAL = architectures(
+    "Mixtral",
+    "mixtral",
+    131072,
+    _read_mixtral,
+    written_one_window,
+    fields={**MIXTURE_FIELDS, "num_local_experts": "experts"},
+    absent={**MIXTURE_ABSENT, "num_experts_per_tok": 2, "num_local_experts": 8},
+    names=partial(
+        names,
+        router="block_sparse_moe.gate",
+        experts=tuple(f"block_sparse_moe.experts.{{experts}}.w{i}" for i in (1, 3, 2)),
+    ),
+    settings={"hidden_act": SILU},
+    mixture=True,
+    heads="free",
+)
