@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxgrow.checkpoints.hf.llama.parts import names
-from jaxgrow.checkpoints.source import born
+from jaxgrow.checkpoints.source import initial_layout
 from jaxgrow.models.llama import LlamaConfig
 
 CONFIG = LlamaConfig(
@@ -18,7 +18,7 @@ CONFIG = LlamaConfig(
 def test_norms_of_queries_leave_fused_kernels_fused(query_norm):
     config = replace(CONFIG, query_norm=query_norm)
     places = names(config, fused=True)
-    assert places.keys() == born(config).keys()
+    assert places.keys() == initial_layout(config).keys()
     parts = [places[f"blocks/attention/{part}/kernel"] for part in ("query", "key", "value")]
     assert {part.name for part in parts} == {"model.layers.{layers}.self_attn.qkv_proj.weight"}
     assert [part.part for part in parts] == [0, 1, 2]
@@ -30,10 +30,10 @@ def test_kernels_before_a_norm_of_another_eps_are_scaled_in_a_fused_tensor():
     rng, tensor, leaves = np.random.default_rng(0), None, {}
     for part in ("query", "key", "value"):
         path = f"blocks/attention/{part}/kernel"
-        axes, shape = born(config)[path]
+        axes, shape = initial_layout(config)[path]
         leaves[path] = rng.normal(size=shape[1:])
         tensor = places[path].theirs(leaves[path], axes, sizes, tensor)
     assert tensor is not None and tensor.shape == ((4 + 2 + 2) * 2, 12)
     for path, leaf in leaves.items():
-        np.testing.assert_allclose(places[path].ours(tensor, born(config)[path][0], sizes), leaf)
+        np.testing.assert_allclose(places[path].ours(tensor, initial_layout(config)[path][0], sizes), leaf)
         assert places[path].times == (1.0 if "value" in path else 2.0)

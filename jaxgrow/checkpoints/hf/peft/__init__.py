@@ -1,0 +1,37 @@
+"""How are LoRAs read and written in the layout of Hugging Face's PEFT?
+
+A LoRA in this layout has the files ``adapter_config.json`` and ``adapter_model.safetensors``. A
+LoRA that was trained with PEFT can be read, grown with its model, and written again::
+
+    own = peft.load("their-lora", config)
+    peft.save("grown-lora", own.grown(growth))
+
+The factors of the kernel of one layer are ``base_model.model.<module>.lora_A.weight`` [rank,
+inputs] and ``.lora_B.weight`` [outputs, rank]. PyTorch computes ``x W.T + scale x A.T B.T`` with
+them. The modules are named as in the base model (`jaxgrow.checkpoints.hf.registry`), and the
+outputs of a fused tensor are divided among the kernels as in the base model. `Stored.factors`
+derives the layout of the factors from the layout of the weight.
+
+A `jaxgrow.peft.lora.LoRA` has one rank and one scale. When a module with a smaller rank is read
+(``rank_pattern``, ``layers_to_transform``), its factors are padded with zeros. Another scale is
+multiplied into ``b`` (``alpha_pattern``, ``use_rslora``). `save` removes zeros, and writes
+differing ranks as ``rank_pattern``. The magnitudes of a DoRA are kept as gains
+(`jaxgrow.checkpoints.hf.dora`), for which the kernels of the base model are read.
+"""
+
+from jaxgrow.checkpoints.hf.peft.peft_adapter import PeftAdapter
+from jaxgrow.checkpoints.hf.peft.places import CONFIG, WEIGHTS
+from jaxgrow.checkpoints.hf.peft.reading import load, load_beside
+from jaxgrow.checkpoints.hf.peft.saving import save, write_into
+from jaxgrow.checkpoints.io.files import ADAPTER
+
+__all__ = [
+    "ADAPTER",
+    "CONFIG",
+    "WEIGHTS",
+    "PeftAdapter",
+    "load",
+    "load_beside",
+    "save",
+    "write_into",
+]

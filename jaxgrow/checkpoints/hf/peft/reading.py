@@ -1,0 +1,270 @@
+"""How is a LoRA read from the files of PEFT?"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxgrow.axes.names import Params, axis, layers_of
+from jaxgrow.checkpoints._transform import open_checkpoint
+from jaxgrow.checkpoints.hf.base import Family
+from jaxgrow.checkpoints.hf.peft.peft_adapter import PeftAdapter
+from jaxgrow.checkpoints.hf.peft.places import (
+    CONFIG,
+    PREFIX,
+    WEIGHTS,
+    Factors,
+    ModuleNames,
+    architectures,
+)
+from jaxgrow.checkpoints.hf.peft_settings import Settings
+from jaxgrow.checkpoints.hf.storage import family_for
+from jaxgrow.checkpoints.io import safetensors
+from jaxgrow.checkpoints.io.files import CheckpointError, inside, listed, spelt
+from jaxgrow.checkpoints.source import Checkpoint, Source, initial_layout, flat, nested
+from jaxgrow.models import Config
+from jaxgrow.peft.lora import RANK, LoRA
+
+
+def load(
+    folder: str | Path, config: Config, like: str | Path | Checkpoint | None = None
+) -> PeftAdapter:
+    """Read a LoRA in the layout of PEFT, as float32 or wider.
+
+    If one tensor of the base model holds several kernels of jaxgrow, such as the queries, keys and
+    values of GPT-2, each of these kernels gets the same ``a``.
+
+    Args:
+      folder: the folder with the two files.
+      config: the config of the base model. If the adapter holds the head of another task, the
+        config of the result has that head.
+      like: the base model, or its folder, after which the modules are named. Without it, the names
+        in the file decide. A DoRA needs it, because its magnitudes are norms of the kernels of the
+        base model.
+
+    Returns:
+      The adapter.
+
+    Raises:
+      CheckpointError: a file is missing or damaged, the adapter changes the function in a way that
+        is not supported, or it belongs to another model.
+    """
+    folder = Path(folder).expanduser()
+    settings, file = Settings(inside(folder, CONFIG)), inside(folder, WEIGHTS)
+    stored = {
+        name.removeprefix(PREFIX): tensor for name, tensor in safetensors.header(file).items()
+    }
+    base = open_checkpoint(like) if isinstance(like, str | Path) else like
+    config, names = _adapted(config, base, settings, stored)
+    found = _Found(settings, file, stored)
+    own, factors = _read_factors(found, names, config)
+    gains = _read_gains(found, names, config, own, factors, base) if settings.dora else {}
+    saved = _read_saved(found, names, config)
+    if unknown := [name for name in found.tensors if name not in found.known]:
+        raise CheckpointError(
+            f"{file} has {listed(unknown)}. Either the layers of {names.family.architecture} do "
+            f"not have such kernels, or {CONFIG} does not name their modules"
+        )
+    return PeftAdapter(config, own, factors, gains, saved, settings.about, *names)
+
+
+def load_beside(folder: str | Path, base: Checkpoint) -> PeftAdapter:
+    """Read a LoRA of a checkpoint, as `load` does.
+
+    Args:
+      folder: the folder of the LoRA.
+      base: the checkpoint.
+
+    Raises:
+      CheckpointError: as `load`, or the adapter needs a head, and neither the adapter nor the base
+        model has all leaves of that head.
+    """
+    own = load(folder, base.config, base)
+    if lost := sorted(initial_layout(own.config).keys() - base.leaves.keys() - own.saved.keys()):
+        raise CheckpointError(
+            f"{folder}: the head of this adapter needs {', '.join(lost)}, which neither it nor "
+            f"{base.folder} has. Load the base model with that head in transformers, and save it"
+        )
+    return own
+
+
+# --- the architecture after which the modules are named ---
+
+
+def _adapted(
+    config: Config, base: Checkpoint | None, settings: Settings, stored: Mapping[str, Any]
+) -> tuple[Config, ModuleNames]:
+    """Return the config of the adapted model, and the names that most of the tensors have."""
+    if settings.task is not None and config.predicts != settings.task[0]:
+        config = _with_head(config, settings, stored)
+    families = _possible(config, base)
+    candidates = [ModuleNames(family, older) for family in families for older in (False, True)]
+    modules = {name.partition(".lora_")[0] for name in stored if ".lora_" in name}
+    return config, max(candidates, key=lambda names: len(modules & _every_module(names, config)))
+
+
+def _possible(config: Config, base: Checkpoint | None) -> list[Family]:
+    if base is None or base.foreign is None:
+        return architectures(config)
+    return [family_for(config, base.foreign)[0]]
+
+
+def _every_module(names: ModuleNames, config: Config) -> set[str]:
+    sizes = config.sizes()
+    return {
+        pattern.format(layers=layer)
+        for pattern, group in names.modules(config).items()
+        for layer in range(group[0].layers(sizes))
+    }
+
+
+def _with_head(config: Config, settings: Settings, stored: Mapping[str, Any]) -> Config:
+    """Return the config with the head of the adapter's task, and with the classes in the file."""
+    assert settings.task is not None
+    head, modules = settings.task
+    ends = tuple(f"{module}{of}.weight" for module in modules for of in ("", ".out_proj"))
+    shapes = [tensor.shape for name, tensor in stored.items() if name.endswith(ends)]
+    change: Any = getattr(config, "with_head", None)
+    if len(shapes) != 1 or change is None:
+        raise CheckpointError(
+            f"{settings.file}: task_type is {spelt(settings.about['task_type'])}, but the adapter "
+            f"has no head of that task, {' or '.join(modules)}, that fits this "
+            f"{type(config).__name__}"
+        )
+    return change(head, shapes[0][0])
+
+
+# --- the tensors ---
+
+
+class _Found:
+    """The tensors of an adapter, and the names of the tensors that have been read."""
+
+    def __init__(self, settings: Settings, file: Path, tensors: Mapping[str, safetensors.Tensor]):
+        self.settings, self.file, self.tensors = settings, file, tensors
+        self.known: set[str] = set()
+
+    def read(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        self.known.add(name)
+        return safetensors.stacked(self.tensors, self.file, [name], shape)[0]
+
+    def need(self, names: list[str]) -> None:
+        """Check that the adapter has these tensors.
+
+        Raises:
+          CheckpointError: some of them are missing.
+        """
+        if missing := [name for name in names if name not in self.tensors]:
+            raise CheckpointError(
+                f"{self.file} lacks {listed(missing)}, which {CONFIG} requires. Is it the adapter "
+                "of another model?"
+            )
+
+
+class _Target(NamedTuple):
+    """A module of one layer that has a LoRA, and the kernels of jaxgrow that it holds."""
+
+    group: list[Factors]
+    layer: int
+    module: str
+
+
+def _targets(found: _Found, names: ModuleNames, config: Config) -> list[_Target]:
+    sizes, targets = config.sizes(), []
+    for pattern, group in names.modules(config).items():
+        for layer in range(group[0].layers(sizes)):
+            module = pattern.format(layers=layer)
+            if found.settings.targets(module):
+                targets.append(_Target(group, layer, module))
+    found.need([f"{target.module}.lora_{x}.weight" for target in targets for x in "AB"])
+    if not targets:
+        raise CheckpointError(
+            f"{found.file} has no LoRA of a kernel in the layers of {names.family.architecture}"
+        )
+    return targets
+
+
+def _read_factors(found: _Found, names: ModuleNames, config: Config) -> tuple[LoRA, Params]:
+    """Read the factors. Smaller ranks are padded with zeros, and other scales are in ``b``."""
+    settings, sizes = found.settings, config.sizes()
+    targets = _targets(found, names, config)
+    rank = max(settings.rank(target.module) for target in targets)
+    scale = settings.scale(targets[0].module)
+    leaves: dict[str, np.ndarray] = {}
+    for target in targets:
+        own, times = settings.rank(target.module), settings.scale(target.module) / scale
+        for place in target.group:
+            for leaf, x, axes in _read_sides(found, place, target.layer, {**sizes, RANK: own}):
+                path = f"{place.module}/{leaf}"
+                if path not in leaves:
+                    shape = [rank if axis(n) == RANK else sizes[axis(n)] for n in axes]
+                    leaves[path] = np.zeros((place.layers(sizes), *shape), x.dtype)
+                part = leaves[path][target.layer]
+                if leaf == "a":
+                    part[..., :own] = x
+                else:
+                    part[:own] = times * x
+    modules = tuple(dict.fromkeys(path.rpartition("/")[0] for path in leaves))
+    return LoRA(rank, scale * rank, modules), nested(leaves)
+
+
+def _read_sides(
+    found: _Found, place: Factors, layer: int, sizes: Mapping[str, int]
+) -> Iterator[tuple[str, np.ndarray, tuple[str, ...]]]:
+    """Yield the leaf, the values and the axes of both factors of one layer."""
+    for leaf, stored, axes in place.sides:
+        x = found.read(stored.name.format(layers=layer), stored.shape(axes, sizes))
+        yield leaf, stored.ours(x, axes, sizes), axes
+
+
+def _read_gains(
+    found: _Found,
+    names: ModuleNames,
+    config: Config,
+    own: LoRA,
+    factors: Params,
+    base: Source | None,
+) -> dict[str, np.ndarray]:
+    """Read the gains of a DoRA. They are 1 in layers without a DoRA."""
+    if base is None:
+        raise CheckpointError(
+            f"{found.settings.file}: use_dora is true. The magnitudes of a DoRA are norms of the "
+            "kernels of its base model: give the folder of the base model (in Python: like=...)"
+        )
+    gains, leaves, sizes = {}, flat(factors), config.sizes()
+    for target in _targets(found, names, config):
+        for place in target.group:
+            axes, stored = place.kernel.written, place.magnitude
+            if place.module not in gains:
+                shape = (place.layers(sizes), *(sizes[axis(n)] for n in axes))
+                gains[place.module] = np.ones(shape, np.float32)
+            name = stored.name.format(layers=target.layer)
+            found.need([name])
+            magnitude = stored.ours(found.read(name, stored.shape(axes, sizes)), axes, sizes)
+            norms = place.norms(base, target.layer, own, leaves)
+            gains[place.module][target.layer] = magnitude / norms
+    return gains
+
+
+def _read_saved(found: _Found, names: ModuleNames, config: Config) -> dict[str, np.ndarray]:
+    """Read the complete leaves that the adapter holds."""
+    out, sizes = {}, config.sizes()
+    for path, stored in names.of(config).items():
+        if not found.settings.saves(stored.name.rpartition(".")[0]):
+            continue
+        if path == "token_embedding" and getattr(config, "tied", False):
+            raise CheckpointError(
+                f"{found.file} has {stored.name}, but the head of this model is tied to it, and "
+                "PEFT trains the one without the other. Merge the adapter into its model with PEFT "
+                "(merge_and_unload), and grow the merged model"
+            )
+        axes, shape = initial_layout(config)[path]
+        layers = stored.layers(range(shape[0]) if layers_of(axes) else (None,))
+        tensors = [stored.name.format(layers=layer) for layer in layers]
+        found.need(tensors)
+        read = [stored.ours(found.read(n, stored.shape(axes, sizes)), axes, sizes) for n in tensors]
+        # Layers below the first stored layer keep the value 1.
+        out[path] = np.ones(shape, read[0].dtype)
+        out[path][stored.first :] = read if layers_of(axes) else read[0]
+    return out
