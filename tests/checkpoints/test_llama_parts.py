@@ -35,5 +35,7 @@ def test_kernels_before_a_norm_of_another_eps_are_scaled_in_a_fused_tensor():
         tensor = places[path].theirs(leaves[path], axes, sizes, tensor)
     assert tensor is not None and tensor.shape == ((4 + 2 + 2) * 2, 12)
     for path, leaf in leaves.items():
-        np.testing.assert_allclose(places[path].ours(tensor, initial_layout(config)[path][0], sizes), leaf)
+        np.testing.assert_allclose(
+            places[path].ours(tensor, initial_layout(config)[path][0], sizes), leaf
+        )
         assert places[path].times == (1.0 if "value" in path else 2.0)

@@ -10,7 +10,7 @@ from jaxgrow.axes.names import Params, cut
 from jaxgrow.checkpoints.hf import dora
 from jaxgrow.checkpoints.hf.base import Family
 from jaxgrow.checkpoints.io.files import CheckpointError
-from jaxgrow.checkpoints.source import Source, initial_layout, flat, nested
+from jaxgrow.checkpoints.source import Source, flat, initial_layout, nested
 from jaxgrow.growth.apply import grow, grow_leaf
 from jaxgrow.growth.maps import Growth, terms
 from jaxgrow.models import Config

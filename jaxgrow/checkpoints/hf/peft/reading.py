@@ -22,7 +22,7 @@ from jaxgrow.checkpoints.hf.peft_settings import Settings
 from jaxgrow.checkpoints.hf.storage import family_for
 from jaxgrow.checkpoints.io import safetensors
 from jaxgrow.checkpoints.io.files import CheckpointError, inside, listed, spelt
-from jaxgrow.checkpoints.source import Checkpoint, Source, initial_layout, flat, nested
+from jaxgrow.checkpoints.source import Checkpoint, Source, flat, initial_layout, nested
 from jaxgrow.models import Config
 from jaxgrow.peft.lora import RANK, LoRA
 

@@ -24,7 +24,7 @@ from jaxgrow.checkpoints.hf.storage import family_for
 from jaxgrow.checkpoints.io import safetensors
 from jaxgrow.checkpoints.io.files import ADAPTER, CheckpointError, write_json
 from jaxgrow.checkpoints.io.folders import appearing
-from jaxgrow.checkpoints.source import Checkpoint, Source, initial_layout, flat
+from jaxgrow.checkpoints.source import Checkpoint, Source, flat, initial_layout
 from jaxgrow.models import Config
 from jaxgrow.peft import lora
 from jaxgrow.peft.lora import RANK
@@ -252,4 +252,6 @@ def _reads_first(family: Family, config: Config) -> bool:
         if p.endswith("/kernel") and "{layers}" in s.name
     }
     path, stored = next(iter(layered.items()))
-    return stored.layout.replace("(", " ").split()[0] == axis(cut(initial_layout(config)[path][0]).read[0])
+    return stored.layout.replace("(", " ").split()[0] == axis(
+        cut(initial_layout(config)[path][0]).read[0]
+    )
