@@ -462,7 +462,7 @@ def test_a_folder_with_a_model_and_its_lora(tmp_path, capsys):
     deeper = ("grow", base, tmp_path / "b", "--method", "stack", "--layers", 3)
     for words in (deeper, ("convert", base, tmp_path / "b", "--to", "orbax")):
         assert run(*words) == 1
-        assert f"give --lora {base} to grow" in capsys.readouterr().err
+        assert f"pass --lora {base} to grow" in capsys.readouterr().err
     with pytest.raises(CheckpointError, match="holds an adapter beside its model"):
         checkpoints.transform(base, tmp_path / "b", {})
     assert not (tmp_path / "b").exists()

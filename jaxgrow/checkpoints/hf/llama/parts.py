@@ -3,8 +3,6 @@
 Kernels are stored as [outputs, inputs].
 """
 
-from collections.abc import Mapping
-
 from jaxgrow.checkpoints.hf.base import Stored
 from jaxgrow.models.llama import LlamaConfig
 
@@ -158,7 +156,7 @@ def _embedded(config: LlamaConfig) -> float:
     return config.embed_scale / config.embed**0.5 if config.embed_scale != 1 else 1.0
 
 
-def head(config: LlamaConfig, name: str) -> Mapping[str, Stored]:
+def head(config: LlamaConfig, name: str) -> dict[str, Stored]:
     """Return the place of the head.
 
     Args:
