@@ -61,8 +61,11 @@ def _assigned(function: ast.FunctionDef, names: set[str]) -> Iterator[ast.expr]:
 
 def _outermost(node: ast.AST) -> Iterator[ast.expr]:
     """The texts of several words in an expression, without the texts inside of them."""
-    is_text = isinstance(node, ast.JoinedStr) or (
-        isinstance(node, ast.Constant) and isinstance(node.value, str)
+    parts = [node.left, node.right] if isinstance(node, ast.BinOp) else [node]
+    is_text = any(
+        isinstance(part, ast.JoinedStr)
+        or (isinstance(part, ast.Constant) and isinstance(part.value, str))
+        for part in parts
     )
     if is_text and " " in _text(node).strip():
         yield node

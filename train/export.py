@@ -58,7 +58,7 @@ def export(run: Path, folder: Path, overwrite: bool = False) -> None:
     workdir = Workdir(run)
     if not workdir.finished:
         raise UserError(
-            f"there is no finished run in {run}; jaxgrow convert writes other checkpoints"
+            f"there is no finished run in {run}; to write another checkpoint as a Hugging Face folder, use jaxgrow convert"
         )
     try:
         source = open_checkpoint(workdir.folder)

@@ -94,7 +94,7 @@ def samples(
       UserError: the model does not continue text, or a prompt or a setting is not valid.
     """
     if asked.count < 1:
-        raise UserError(f"--samples is {asked.count}, less than 1")
+        raise UserError(f"--samples is {asked.count}, but must be at least 1")
     if asked.count > 1 and settings.get("temperature") is None:
         raise UserError(
             f"--samples {asked.count} without --temperature gives the same text each time; give --temperature, such as 1"

@@ -49,7 +49,7 @@ def predict(run: Path, file: Path) -> tuple[str, dict[str, float]]:
         raise UserError(str(error)) from error
     rows = list(table.rows(file))
     if not rows:
-        raise UserError(f"{file} has no rows")
+        raise UserError(f"{file} has no rows, so there is nothing to predict")
     config, labels = source.config, learned(run).labels
     texts = glue.Rows(table.texts(rows, columns.texts), np.zeros(len(rows), np.int32))  # type: ignore[arg-type]
     examples = examples_of(texts, data, config, Encoder(data.tokenizer, config))  # type: ignore[arg-type]

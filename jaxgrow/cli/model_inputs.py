@@ -36,7 +36,8 @@ def of_both(first: Checkpoint, second: Source, file: Path | None) -> tuple[Any, 
     )
     if example != other:
         raise CheckpointError(
-            "the two models have different inputs, so their outputs cannot be compared"
+            f"the inputs of a {type(first.config).__name__} and of a {type(second.config).__name__} "
+            "have different types or shapes, so the outputs of the two models cannot be compared"
         )
     widths = [m.sizes()["embed"] for m in (first, second) if m.config.predicts == "states"]
     if len(set(widths)) > 1:
@@ -104,7 +105,9 @@ def _images(source: Source, file: Path) -> tuple[np.ndarray, str]:
         )
     first = np.array(images[:ROWS], np.float32)
     if not np.isfinite(first).all():
-        raise CheckpointError(f"{file} contains images with values that are not finite")
+        raise CheckpointError(
+            f"{file} contains images with NaN or infinite values: remove these images"
+        )
     return first, f"the first {len(first)} images of {file}"
 
 

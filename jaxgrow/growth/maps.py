@@ -259,8 +259,8 @@ def first_copies(terms: Sequence[Term], asks: str) -> list[Term]:
     def first(axes: tuple[str, ...], m: AxisMap) -> Rows:
         if not isinstance(m.write, Rows) or m.write.index.shape[1] != 1 or m.new < m.old:
             raise ValueError(
-                f"axis {' '.join(axes)!r}: {asks} needs a growth that copies units, "
-                f"{m.old} to {m.new} does not"
+                f"axis {' '.join(axes)!r}: {asks} needs a growth that copies units, but the map "
+                f"from {m.old} to {m.new} units combines or removes some"
             )
         copies = np.flatnonzero(m.write.weight[:, 0])
         weight = np.zeros((m.new, 1))

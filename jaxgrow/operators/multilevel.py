@@ -274,9 +274,10 @@ def _heads(sizes: Sizes, heads: Groups | None, kv_heads: Groups | None) -> dict[
     reads = _of(by_key)[np.arange(old) * keys // old]
     if by_head.old % by_key.old or (reads != of * by_key.old // by_head.old).any():
         raise ValueError(
-            f"axis 'kv_heads': the groups do not fit together. The {by_head.old} new query heads would not read the one of "
-            f"{by_key.old} new key/value heads that contains the head that their old query heads read. Omit the groups of "
-            "'kv_heads', which then follow from 'heads'"
+            f"axis 'kv_heads': the groups do not fit together. After merging to {by_head.old} query "
+            f"heads and {by_key.old} key/value heads, some query heads would use a key/value head "
+            "that does not contain the one that they used before. Omit the groups of 'kv_heads', "
+            "which then follow from 'heads'"
         )
     return {HEADS: by_head, KV_HEADS: by_key}
 

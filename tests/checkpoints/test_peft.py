@@ -348,7 +348,10 @@ REFUSED = {
     "rank_pattern": ({"q_proj": 2.5}, r'rank_pattern\["q_proj"\] is 2.5'),
     "alpha_pattern": ({"(": 2}, r"alpha_pattern has .* not a regular expression"),
     "target_modules": (7, "target_modules is 7, but should be a list of names"),
-    "layers_to_transform": (["1"], "layers_to_transform is .* but should be numbers of layers"),
+    "layers_to_transform": (
+        ["1"],
+        "layers_to_transform is .* but should be a list of layer indices",
+    ),
     "layers_pattern": ("(", "layers_pattern has .* not a regular expression"),
     "exclude_modules": (["q_proj"], "has no LoRA of a kernel in the layers of LlamaForCausalLM"),
     "modules_to_save": (["lm_head"], "lacks lm_head.weight"),

@@ -534,7 +534,7 @@ def test_formats_read_as_raw_bytes_are_refused(tmp_path, text, name):
     path.write_bytes(gzip.compress(b'{"text": "a"}') if name.endswith(".gz") else b'{"text": "a"}')
     with pytest.raises(
         UserError,
-        match=rf"{path} cannot be trained on, but .txt, .jsonl .*, .parquet and .arrow files",
+        match=rf"{path} does not have a supported format: .txt, .jsonl .*, .parquet and .arrow files are read",
     ):
         tokens(replace(text, path=str(path)))
     with pytest.raises(

@@ -340,7 +340,9 @@ def test_a_finished_run_is_judged_by_its_own_tokenizer(small_run, tmp_path, monk
 def test_tasks_of_the_harness_need_it(small_run, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "lm_eval.tasks", None)
     _manager.cache_clear()
-    with pytest.raises(UserError, match=r"are lm-eval's: pip install -e '.\[eval\]'"):
+    with pytest.raises(
+        UserError, match=r"need lm-eval, which is not installed: run pip install -e '.\[eval\]'"
+    ):
         command.judged(small_run, ["piqa"], tmp_path)
 
 

@@ -324,7 +324,7 @@ def test_models_of_something_else_are_refused(home, tmp_path):
         image=8, patch=4, channels=1, classes=3, layers=1, embed=8, heads=1, head_dim=8, mlp=8
     )
     orbax.export(tmp_path / "vit", vit, runs.fresh(vit))
-    with pytest.raises(UserError, match="a ViTConfig cannot learn Labelled"):
+    with pytest.raises(UserError, match="a ViTConfig cannot be trained on Labelled"):
         tuning(home / "cola").of(tmp_path / "vit", 1e-3, 0)
     with pytest.raises(UserError, match=r"the model in .* predicts tokens: fine-tune it first"):
         score(home / "gpt2", Labelled("cola", str(home / "cola"), length=14))

@@ -356,7 +356,7 @@ WRONG: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "a lost split": (
         lambda p: as_splits(p / "d", "train", "test", lost="test"),
-        "there is no corpus at {}/d/test",
+        "there is no corpus at {}/d/test; set data.path to a file or a folder of text",
     ),
     "splits within a folder": (
         lambda p: as_splits(p / "d", "train", "test").parent,
@@ -364,8 +364,8 @@ WRONG: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "another suffix": (
         lambda p: written(p / "a.json", b'{"body": "a"}'),
-        "{}/a.json cannot be trained on, but .txt, .jsonl (both also .gz, .xz or .zst), .json.gz, .parquet and .arrow files "
-        "can, and .md, .py, .csv files; rename a .json with one object per line to .jsonl",
+        "{}/a.json does not have a supported format: .txt, .jsonl (both also .gz, .xz or .zst), .json.gz, .parquet and "
+        ".arrow files are read, and .md, .py, .csv files; rename a .json with one object per line to .jsonl",
     ),
 }
 

@@ -61,7 +61,10 @@ def fit(points: list[Measured]) -> Fit:
     x = np.log2([p.at for p in points for _ in p.saved])
     y = np.array([s for p in points for s in p.saved])
     if not points:
-        raise UserError("no comparison with several seeds: nothing can be fitted")
+        raise UserError(
+            "no comparison has several seeds, so nothing can be fitted: repeat the comparisons with "
+            "train.compare --seeds 0,1,2"
+        )
     # Nominally equal budgets differ slightly, because the number of steps is an integer.
     axes = [i for i in range(len(AXES)) if np.ptp(x[:, i]) > 0.1]
     centre = x.mean(0)

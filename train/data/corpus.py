@@ -55,7 +55,10 @@ def stdlib() -> Corpus:
     skip = {"site-packages", "test", "tests", "idle_test", "__pycache__"}
     files = sorted(p for p in root.rglob("*.py") if not skip & set(p.relative_to(root).parts))
     if not files:
-        raise UserError(f"there is no Python file in the standard library under {root}")
+        raise UserError(
+            f"there is no Python file in the standard library under {root}; set data.source=text and "
+            "data.path to use another text"
+        )
     counts = Counts()
     return Corpus(
         _key(files),
@@ -164,11 +167,13 @@ def _existing(name: str) -> Path:
     """The path of an existing file or folder with readable text."""
     path = Path(name).expanduser()
     if not path.exists():
-        raise UserError(f"there is no corpus at {path}")
+        raise UserError(
+            f"there is no corpus at {path}; set data.path to a file or a folder of text"
+        )
     if path.is_file() and formats.reader(path) is None:
         raise UserError(
-            f"{path} cannot be trained on, but {formats.NAMES} files can, and {', '.join(formats.NAMED)} files; "
-            "rename a .json with one object per line to .jsonl"
+            f"{path} does not have a supported format: {formats.NAMES} files are read, and "
+            f"{', '.join(formats.NAMED)} files; rename a .json with one object per line to .jsonl"
         )
     if not splits(path) and not any(True for _ in _files(path)):
         found = [suffix for suffix in formats.NAMED if any(path.rglob(f"*{suffix}"))]

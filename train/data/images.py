@@ -272,7 +272,9 @@ def _folder(data: Images) -> _Kept:
     assert data.path is not None
     path = Path(data.path).expanduser()
     if not path.exists():
-        raise UserError(f"there are no images at {path}")
+        raise UserError(
+            f"there are no images at {path}; set data.path to a folder or an archive of images"
+        )
     files = sorted(p for p in path.rglob("*") if _is_image(p.name)) if path.is_dir() else [path]
     identity = [(str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns) for p in files]
     key = json.dumps(["pixels and what they are", identity, data.size])
@@ -359,7 +361,9 @@ def _write_pixels(path: Path, names: list[str], size: int | None, file: Path) ->
                 gray = gray and opened.mode in ("1", "L")
                 image = opened.convert("RGB")
         except Exception as error:
-            raise UserError(f"cannot decode {name} in {path}: {error}") from error
+            raise UserError(
+                f"cannot decode {name} in {path}: {error}; replace or remove the image"
+            ) from error
         if size is not None:
             image = ImageOps.fit(image, (size, size), Image.Resampling.BICUBIC)
         if pixels is None:

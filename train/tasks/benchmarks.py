@@ -119,7 +119,8 @@ def _manager(include: Path | None) -> Any:
         from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise UserError(
-            "tasks other than texts, files, and the tasks of train.finetune are lm-eval's: pip install -e '.[eval]'"
+            "all tasks except texts, files, and the tasks of train.finetune need lm-eval, which is not "
+            "installed: run pip install -e '.[eval]' in a clone of jaxgrow"
         ) from error
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     return TaskManager(include_path=None if include is None else str(include))

@@ -96,7 +96,7 @@ class Harness(TemplateLM):
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
         if self.scorer.masked:
             raise UserError(
-                "a masked model has no perplexity of running text; take a task of pairs or choices, such as blimp"
+                "a masked model has no perplexity of running text; evaluate it on a task of pairs or choices, such as blimp"
             )
         windows = [self._windows(request.args[0]) for request in requests]
         scores = iter(

@@ -86,7 +86,7 @@ def perplexity(scorer: Scorer, files: Iterable[Path], stride: int | None = None)
         tokens += sum(request.end - request.begin for request in requests)
         words, size = words + len(text.split()), size + len(text.encode())
     if not tokens or not words:
-        raise UserError(f"there is no text in {', '.join(map(str, files))}")
+        raise UserError(f"there is no text in {', '.join(map(str, files))}; name files with text")
     return {
         "perplexity": _exp(nats / tokens),
         "perplexity_by_word": _exp(nats / words),

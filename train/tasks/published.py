@@ -95,7 +95,7 @@ def _found(patterns: Sequence[str], folders: Sequence[Path]) -> Path | None:
 def _read(published: Dataset, file: Path) -> list[Record]:
     records = list(published.read(file))
     if not records:
-        raise UserError(f"{file} has no records")
+        raise UserError(f"{file} has no records; download it again")
     return records
 
 

@@ -30,7 +30,10 @@ def prepared(data: Labelled | Images, model: Config) -> Prepared:
       UserError: the data are missing or damaged, or the model cannot take them.
     """
     if isinstance(data, Images) != isinstance(model, PatchConfig):
-        raise UserError(f"a {type(model).__name__} cannot learn {type(data).__name__}")
+        raise UserError(
+            f"a {type(model).__name__} cannot be trained on {type(data).__name__}: give text to a text "
+            "model, and images to a vision model"
+        )
     if isinstance(data, Labelled):
         return task(data, model)  # type: ignore[arg-type]
     split = images(data)

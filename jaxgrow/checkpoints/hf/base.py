@@ -349,15 +349,20 @@ class Family:
         if theirs.get("is_causal", self.config.causal) != self.config.causal:
             wrong.append(self._other("is_causal", theirs["is_causal"], (self.config.causal,)))
         if theirs.get("quantization_config") is not None:
-            wrong.append("quantization_config is set: dequantize the model first")
+            wrong.append(
+                "quantization_config is set, but jaxgrow does not read quantized weights: "
+                "dequantize the model first"
+            )
         if not wrong:
             values |= {name: value(values) for name, value in follow.items()}
             try:
                 inferred = self.inferred(theirs)
             except KeyError as error:
-                raise ValueError(f"{error.args[0]} is missing") from None
+                raise ValueError(
+                    f"{error.args[0]} is missing, which a {self.architecture} needs"
+                ) from None
             except (TypeError, AttributeError, OverflowError) as error:
-                raise ValueError(f"values that cannot be read: {error}") from None
+                raise ValueError(f"a value has the wrong type: {error}") from None
             values |= {
                 name: self._typed(name, value, name, wrong) for name, value in inferred.items()
             }
@@ -366,7 +371,8 @@ class Family:
         if "head_dim" not in values:
             if values["embed"] % values["heads"]:
                 raise ValueError(
-                    f"hidden size {values['embed']} is not divisible by {values['heads']} heads"
+                    f"hidden size {values['embed']} is not divisible by {values['heads']} heads, and "
+                    "head_dim, the size of a head, is missing"
                 )
             values["head_dim"] = values["embed"] // values["heads"]
         try:

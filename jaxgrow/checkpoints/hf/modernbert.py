@@ -61,7 +61,8 @@ def _read(theirs: Mapping[str, Any]) -> dict[str, Any]:
     half = theirs.get("sliding_window", theirs.get("local_attention", 128) // 2)
     if theirs.get("rope_scaling"):
         raise ValueError(
-            "rope_scaling is set, but jaxgrow supports ModernBERT only with unscaled frequencies"
+            f"rope_scaling is {theirs['rope_scaling']!r}, but jaxgrow supports ModernBERT only "
+            "with unscaled frequencies"
         )
     like = {
         **theirs,

@@ -189,7 +189,8 @@ class Settings:
         layers = [] if found is None else found if isinstance(found, list) else [found]
         if not all(type(layer) is int for layer in layers):
             raise CheckpointError(
-                f"{self.file}: layers_to_transform is {spelt(found)}, but should be numbers of layers"
+                f"{self.file}: layers_to_transform is {spelt(found)}, but should be a list of layer "
+                "indices"
             )
         return layers
 

@@ -63,7 +63,8 @@ class HuggingFace(Checkpoint):
         self.config = self.family.seen(self.config, self.tensors)
         if self.config.depth > len(self.tensors):
             raise CheckpointError(
-                f"{file} has {self.config.depth} layers, but the folder has {len(self.tensors)} tensors"
+                f"{file} has {self.config.depth} layers, but the folder has only "
+                f"{len(self.tensors)} tensors. Does config.json belong to another model?"
             )
         self.names = self.family.names(self.config)
         self._layout = initial_layout(self.config)

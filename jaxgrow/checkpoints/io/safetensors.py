@@ -137,7 +137,7 @@ def tensors(folder: Path) -> dict[str, Tensor]:
     index = inside(folder, _INDEX)
     where = read_json(index, LARGEST_HEADER).get("weight_map")
     if not isinstance(where, dict) or not all(isinstance(name, str) for name in where.values()):
-        raise CheckpointError(f"{index} has no weight_map from tensors to files")
+        raise CheckpointError(f"{index} has no weight_map from tensors to files. Download it again")
     found: dict[str, Tensor] = {}
     for name in sorted(set(where.values())):
         if not name.endswith(".safetensors"):

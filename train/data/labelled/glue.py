@@ -208,8 +208,8 @@ def _places(first: list[str], columns: Columns, file: Path) -> tuple[list[int], 
         return numbers, 0
     if lacking := [name for name in wanted if name not in first]:
         raise UserError(
-            f"{file} has no column {lacking[0]!r} in its first line, only {', '.join(map(repr, first))[:200]}: it is not the "
-            "file that was published"
+            f"{file} has no column {lacking[0]!r} in its first line, only "
+            f"{', '.join(map(repr, first))[:200]}, so it is not the published file; download it again"
         )
     return [first.index(str(name)) for name in wanted], 1
 
@@ -226,7 +226,7 @@ def _labels(task: Glue, labels: Iterator[tuple[str, str | float]], where: object
             raise UserError(f"{place}: the label {label!r} is not {kind}; correct or delete it")
         out.append(number)
     if not out:
-        raise UserError(f"{where} has no rows: it is not the file that was published")
+        raise UserError(f"{where} has no rows, so it is not the published file; download it again")
     return np.array(out, np.int32 if task.labels else np.float32)
 
 

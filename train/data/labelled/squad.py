@@ -81,7 +81,7 @@ def from_files(task: Squad, path: Path) -> dict[str, list[Question]]:
         out[split] = [q for article in held for q in _questions(article, task, file)]
         if not out[split]:
             raise UserError(
-                f"{file} has no questions for {split}: it is not the file that was published"
+                f"{file} has no questions for {split}, so it is not the published file; download it again"
             )
     return out
 

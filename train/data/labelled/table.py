@@ -92,7 +92,7 @@ def rows(path: Path) -> Iterator[Row]:
       UserError: the file is missing, has another format, or is damaged.
     """
     if not path.exists():
-        raise UserError(f"the file {path} does not exist")
+        raise UserError(f"the file {path} does not exist; name an existing table")
     if arrows := shards(path) if path.is_dir() else []:
         yield from _saved(path, arrows)
         return
@@ -237,7 +237,7 @@ def _names(part: Sequence[Row], asked: Asked) -> tuple[str, ...]:
 
 def _targets(part: Sequence[Row], asked: Asked, about: Glue) -> np.ndarray:
     if not part:
-        raise UserError(f"{asked.path} has no rows")
+        raise UserError(f"{asked.path} has no rows; name another table in data.path")
     out = []
     for row in part:
         name = _label(row, asked.label)
@@ -257,7 +257,7 @@ def _validation_rows(every: Rows, fraction: float, path: Path) -> dict[str, Rows
     mine = np.setdiff1d(np.arange(count), held)
     if not len(mine):
         raise UserError(
-            f"{path} has {count} rows, not enough to hold some out; name a file of validation rows in data.valid_path"
+            f"{path} has {count} rows, not enough for a validation set; name a file of validation rows in data.valid_path"
         )
     return {
         name: Rows(tuple([part[i] for i in some] for part in every.texts), every.labels[some])

@@ -49,7 +49,7 @@ def _read_neox(theirs: Mapping[str, Any]) -> dict[str, Any]:
     if theirs["hidden_size"] != heads["head_dim"] * theirs["num_attention_heads"]:
         raise ValueError(
             f"head_dim is {heads['head_dim']}, but in GPT-NeoX it is the hidden size divided by "
-            "the heads"
+            f"the number of heads, {theirs['hidden_size']} / {theirs['num_attention_heads']}"
         )
     # `transformers` does not read the usual keys for this architecture.
     like = {

@@ -25,6 +25,7 @@ from jaxgrow.checkpoints.hf.rope import (
     written_one_window,
     written_rope,
 )
+from jaxgrow.checkpoints.io.files import spelt
 from jaxgrow.models.llama import LlamaConfig
 
 
@@ -51,8 +52,9 @@ def _written(config: LlamaConfig) -> dict[str, Any]:
 def _check_experts_in_all_layers(theirs: Mapping[str, Any]) -> None:
     if theirs.get("mlp_only_layers") or theirs.get("decoder_sparse_step", 1) != 1:
         raise ValueError(
-            "mlp_only_layers or decoder_sparse_step make some layers dense, but jaxgrow needs "
-            "experts in all"
+            f"mlp_only_layers is {spelt(theirs.get('mlp_only_layers'))} and decoder_sparse_step is "
+            f"{spelt(theirs.get('decoder_sparse_step', 1))}, which makes some layers dense. jaxgrow "
+            "supports only models with experts in all layers"
         )
 
 
