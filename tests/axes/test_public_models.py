@@ -5,7 +5,6 @@ the packages into a separate environment with ``pip install -e '.[third-party-te
 not on a package index, so install it from its repository.
 """
 
-from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -15,6 +14,7 @@ import pytest
 import third_party
 from flax import nnx
 from third_party import Stranger, tokens
+from tunix_models import llama_of_nnx
 
 import jaxgrow
 from jaxgrow import from_rules, infer, operators, sizes, stack_layers
@@ -110,23 +110,6 @@ def nanodo() -> tuple[Stranger, dict]:
         SMALL,
         WIDE,
     ), {"out_ln/scale": ("embed.in.norm.scale",)}
-
-
-def llama_of_nnx(sizes: dict[str, int]) -> Callable[[], nnx.Module]:
-    found = pytest.importorskip("tunix.models.llama3.model", reason="pip install google-tunix")
-    config = found.ModelConfig(
-        num_layers=sizes["layers"],
-        vocab_size=sizes["vocab"],
-        embed_dim=sizes["embed"],
-        hidden_dim=sizes["mlp"],
-        num_heads=sizes["heads"],
-        head_dim=sizes["head_dim"],
-        num_kv_heads=sizes["kv_heads"],
-        rope_theta=10_000,
-        norm_eps=1e-6,
-        weight_tying=True,
-    )
-    return lambda: found.Llama3(config, rngs=nnx.Rngs(0))
 
 
 def tunix() -> tuple[Stranger, dict]:

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from checkpoints import tensors
 from safetensors.numpy import load_file
-from test_interop_families import FAMILIES, made
+from transformers_models import made
 
 from jaxgrow import checkpoints, grow, operators
-from jaxgrow.checkpoints import CheckpointError
+from jaxgrow.checkpoints import FAMILIES, CheckpointError
 from jaxgrow.checkpoints.hf import peft, peft_settings
 from jaxgrow.checkpoints.io.files import read_json
 from jaxgrow.checkpoints.source import flat

@@ -17,7 +17,7 @@ from jaxgrow.checkpoints import FAMILIES
 torch = pytest.importorskip("torch", reason="pip install 'jaxgrow[interop-test]'")
 transformers = pytest.importorskip("transformers", reason="pip install 'jaxgrow[interop-test]'")
 pytestmark = pytest.mark.interop
-from test_interop_families import answered, assert_alike, given, ours, run  # noqa: E402
+from transformers_models import answered, assert_alike, given, ours, run  # noqa: E402
 
 _ENCODER = {
     "num_hidden_layers": 2,

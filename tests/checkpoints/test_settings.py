@@ -18,7 +18,7 @@ from jaxgrow.checkpoints import CheckpointError
 torch = pytest.importorskip("torch", reason="pip install 'jaxgrow[interop-test]'")
 transformers = pytest.importorskip("transformers", reason="pip install 'jaxgrow[interop-test]'")
 pytestmark = pytest.mark.interop
-from test_interop_families import SETTINGS, answered, given, made, ours  # noqa: E402
+from transformers_models import SETTINGS, answered, given, made, ours  # noqa: E402
 
 # Keys that `transformers` reads, or once read, although the config class does not define them.
 UNDEFINED = (

@@ -17,7 +17,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from test_public_models import llama_of_nnx
+from tunix_models import llama_of_nnx
 
 from jaxgrow.cli.program import main
 

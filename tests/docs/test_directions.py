@@ -78,3 +78,14 @@ def test_the_allowed_directions_have_no_cycle():
 )
 def test_imports_are_found(code, found):
     assert imported(code) == found
+
+
+def test_no_test_file_imports_another_one():
+    tests = LIBRARY.parent / "tests"
+    files = sorted(tests.rglob("*.py"))
+    modules = {file.stem for file in files if file.stem.startswith("test_")}
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [n.name for n in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) else []
+            assert not modules & set(names), f"{file}: put what tests share into tests/support"

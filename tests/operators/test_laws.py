@@ -9,7 +9,6 @@ laws also apply to `Rules`.
 
 from dataclasses import replace
 from functools import partial
-from typing import Literal, NamedTuple
 
 import chex
 import jax
@@ -17,30 +16,27 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
+from growths import BIT, NOT, OLD, OPERATORS, RAGGED, to
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxgrow import compose, dual, grow, preserves_function, swap
-from jaxgrow import operators as registry
 from jaxgrow import testing as assertions
-from jaxgrow.growth.maps import AxisMap, Growth, Rule, Rules, new_sizes, select, tile
+from jaxgrow.growth.maps import AxisMap, Rule, Rules, new_sizes, select, tile
 from jaxgrow.growth.matrices import Rows, dense
 from jaxgrow.operators import (
-    Operator,
     aki,
     average,
     decoalesce,
     far,
     fpi,
     hypercloning,
-    interleave,
     lemon,
     lidas,
     llama_pro,
     new_layers,
     solar,
     sparkling,
-    stack,
     staged,
     zero_pad,
 )
@@ -49,87 +45,8 @@ pytestmark = pytest.mark.usefixtures("x64")
 
 TOLERANCE = 1e-10
 VISIBLE = 1e-2  # for numbers of order one
-OLD = tiny.WIDTHS
-RAGGED = {"embed": 8, "heads": 5, "mlp": 13}
 
 
-BIT, ROUNDED, NOT = "to the bit", "up to rounding", "not"
-INVERSES = {"bitwise": BIT, "rounded": ROUNDED, "no": NOT}
-
-
-class Row(NamedTuple):
-    growth: Growth
-    keeps: bool  # the function of every model
-    inverts: Literal[
-        "to the bit", "up to rounding", "not"
-    ]  # C D = 1; bitwise if all group sizes are powers of two
-    dual: bool = True  # gradients grow by the dual if the function is preserved
-
-
-def to(**new: int) -> dict[str, int]:
-    return {**OLD, **new}
-
-
-def registered(operator: Operator) -> Row:
-    """Return the registered example of an operator with its declared properties."""
-    growth = operator(OLD, operator.example)
-    keeps = operator.preserves_for(growth, tiny.config(dtype="float32"))
-    return Row(growth, keeps, INVERSES[operator.inverts], operator.dual)
-
-
-OPERATORS = {
-    **{
-        name: registered(found)
-        for name, found in registry.OPERATORS.items()
-        if found.example and name == found.name
-    },
-    "decoalesce heads, far pairs": Row(
-        decoalesce(to(heads=6, embed=12, mlp=18), heads="far"), True, BIT
-    ),
-    "decoalesce heads, adjacent pairs": Row(
-        decoalesce(to(heads=6, embed=12, mlp=18), heads="adjacent"), True, BIT
-    ),
-    "decoalesce heads, threes": Row(
-        decoalesce(to(heads=9, embed=18, mlp=27), heads=far(9, 3)), True, ROUNDED
-    ),
-    "decoalesce heads, 4 + 2 + 1": Row(
-        decoalesce(to(heads=7, embed=14, mlp=21), heads=((5, 0, 6, 2), (1, 4), (3,))), False, BIT
-    ),
-    "decoalesce heads, random": Row(
-        decoalesce(to(heads=10, embed=20, mlp=30), heads=tiny.random_groups(10, 3, seed=1)),
-        False,
-        ROUNDED,
-    ),
-    "decoalesce mlp, random": Row(
-        decoalesce(to(mlp=20), mlp=tiny.random_groups(20, 9, seed=2)), True, ROUNDED
-    ),
-    "decoalesce layers, far pairs": Row(decoalesce(to(layers=4), layers="far"), False, BIT),
-    "decoalesce layers, adjacent pairs": Row(
-        decoalesce(to(layers=4), layers="adjacent"), False, BIT
-    ),
-    "decoalesce layers, 3 + 2": Row(
-        decoalesce(to(layers=5), layers=((3, 0, 4), (2, 1))), False, ROUNDED
-    ),
-    "decoalesce everything": Row(
-        decoalesce(
-            to(**tiny.BIG), heads="far", mlp=tiny.random_groups(18, 9, seed=3), layers="adjacent"
-        ),
-        False,
-        ROUNDED,
-    ),
-    "stack, ragged": Row(stack(OLD, {"layers": 5}), False, ROUNDED),
-    "interleave, ragged": Row(interleave(OLD, {"layers": 5}), False, ROUNDED),
-    "fpi, ragged": Row(fpi(OLD, {"embed": 8, "heads": 5, "mlp": 13}, seed=2), False, ROUNDED),
-    "hypercloning 3": Row(hypercloning(OLD, tiny.wider(3)), True, ROUNDED),
-    "solar, blended": Row(solar(OLD, {"layers": 3}, blend=1), False, ROUNDED),
-    "zero_pad heads and mlp": Row(zero_pad(OLD, {"heads": 5, "mlp": 13}), True, BIT),
-    "aki, and layers": Row(aki(OLD, {**RAGGED, "layers": 5}, seed=4), False, NOT),
-    # Copies of the residual stream with unequal shares have unequal gradients, and the backward
-    # pass of a norm mixes them.
-    "lemon 2": Row(lemon(OLD, tiny.wider(2), seed=6), True, ROUNDED, dual=False),
-    # The norms are scaled, and coalescing does not undo that.
-    "lemon, ragged": Row(lemon(OLD, RAGGED, seed=7), True, NOT, dual=False),
-}
 PLAIN = [name for name, row in OPERATORS.items() if not isinstance(row.growth, Rules)]
 RULES = [name for name in OPERATORS if name not in PLAIN]
 KEEPING = [name for name, row in OPERATORS.items() if row.keeps]

@@ -18,10 +18,10 @@ import numpy as np
 import optax
 import pytest
 import runs
-import test_swin
+import swin_equations
 import tiny
 import vision
-from test_families import FAMILIES, VARIANTS, assert_fits, batch
+from families import FAMILIES, VARIANTS, assert_fits, batch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from jaxgrow import checkpoints, correct, grow, swap
@@ -441,29 +441,29 @@ def by_hand(params, image):
     """Return ``(stream, heads, mlp, embed)`` of each stage."""
     embedding = params["patch_embedding"]
     x = image @ embedding["kernel"].reshape(-1, 6) + embedding["bias"]
-    x, stages = test_swin.norm(x, params["patch_norm"]), []
+    x, stages = swin_equations.norm(x, params["patch_norm"]), []
     for s, layers in enumerate(SWIN.layers):
         if s:
             kernel = params["merge1"]["reduction"]["kernel"]
             x = sum(x[i::2, j::2] @ kernel[i, j] for i in range(2) for j in range(2))
-            x = test_swin.norm(x, params["merge1"]["norm"])
+            x = swin_equations.norm(x, params["merge1"]["norm"])
         stream, heads, mlp, embed = [x], [], [], []
         for i in range(layers):
             p = jax.tree.map(lambda w, i=i: w[i], params[f"blocks{s}"])
             width = SWIN.embed[s]
             copy = {"kernel": np.eye(width).reshape(-1, 3, width), "bias": np.zeros(width)}
-            said = test_swin.attention(
+            said = swin_equations.attention(
                 x, p["attention"] | {"out": copy}, 4, 4, 2 * (i % 2) * (not s)
             )
             heads.append(np.sqrt((said.reshape(*x.shape[:2], -1, 3) ** 2).sum(-1)).mean((0, 1)))
             out = p["attention"]["out"]
-            first = test_swin.norm(
+            first = swin_equations.norm(
                 said @ out["kernel"].reshape(width, width) + out["bias"], p["attention_norm"]
             )
-            h = test_swin.linear(x + first, p["mlp"]["up"])
+            h = swin_equations.linear(x + first, p["mlp"]["up"])
             h = h / 2 * (1 + np.vectorize(erf)(h / np.sqrt(2)))
             mlp.append(np.abs(h).mean((0, 1)))
-            second = test_swin.norm(test_swin.linear(h, p["mlp"]["down"]), p["mlp_norm"])
+            second = swin_equations.norm(swin_equations.linear(h, p["mlp"]["down"]), p["mlp_norm"])
             embed += [np.abs(first).mean((0, 1)), np.abs(second).mean((0, 1))]
             x = x + first + second
             stream.append(x)

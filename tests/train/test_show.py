@@ -13,7 +13,7 @@ import pytest
 import runs
 import tiny
 from checkpoints import saved
-from test_laws import OPERATORS
+from growths import OPERATORS
 
 from jaxgrow import AxisMap, operators, plot, sizes
 from jaxgrow.cli.program import main

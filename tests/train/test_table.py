@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from finetunings import FAMILIES, checkpoint, tuning
+from labelled import BERT, GPT2, saved
 from pyarrow import parquet
-from test_tasks import BERT, GPT2, saved
 
 from train import finetune, predict
 from train.common.errors import UserError
