@@ -242,3 +242,11 @@ def mnist() -> FineTuning:
         learning_rates=(1e-3, 3e-3, 1e-2),
         optim=Optim(schedule="cosine", b2=0.999, weight_decay=0.05),
     )
+
+
+def fashion_mnist() -> FineTuning:
+    """Fashion-MNIST, or MNIST: the four published files in one folder.
+
+    The images of 28 x 28 pixels are enlarged to 32 x 32, which most patch sizes divide.
+    """
+    return replace(mnist(), name="fashion_mnist", data=Images("idx", "fashion-mnist", size=32))

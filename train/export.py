@@ -149,7 +149,10 @@ def _tokenizer(run: Path, config: TextConfig, folder: Path) -> dict[str, Any]:
     write_json(folder / "tokenizer_config.json", about | {"clean_up_tokenization_spaces": False})
     if "pad_token" in named and (not masked or config.first_position == 0):  # type: ignore[union-attr]
         ends["pad_token_id"] = tokenizer.token_to_id(named["pad_token"])
-    return {role: i for role, i in ends.items() if i is not None}
+    found: dict[str, Any] = {role: i for role, i in ends.items() if i is not None}
+    if "eos_token_id" in found and len(special.ends) > 1:  # several tokens end generated texts
+        found["eos_token_id"] = list(special.ends)
+    return found
 
 
 def _of_task(data: Labelled, config: TextConfig, folder: Path) -> dict[str, Any]:

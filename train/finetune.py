@@ -86,7 +86,9 @@ def table(tuning: FineTuning, model: Path, found: Mapping[float, Sequence[Scores
         rows.append((f"{rate:g}{marked}", *cells))
     seeds = ", ".join(map(str, tuning.seeds))
     about = f"{tuning.name} with {model.name}: {tuning.epochs:g} epochs, batch {tuning.batch}, seeds {seeds}"
-    said = f"{about}. With several seeds: mean ± standard deviation [value of each seed]."
+    said = f"{about}."
+    if len(tuning.seeds) > 1:
+        said += " Scores: mean ± standard deviation [value of each seed]."
     if len(found) > 1 and best(found) in (min(found), max(found)):
         which = "smallest" if best(found) == min(found) else "largest"
         said += f" The best learning rate is the {which} that was tried: try others."

@@ -3,6 +3,7 @@
 The tolerance is 1e-10, for float64 through three layers.
 """
 
+from dataclasses import replace
 from functools import cache, partial
 
 import jax
@@ -200,6 +201,13 @@ FAMILIES = {
     ),
     "yarn": LlamaConfig(**SIZES, rope_by="yarn", rope_factor=4.0, rope_context=16, rope_scale=1.1),
     "dynamic": LlamaConfig(**SIZES, rope_by="dynamic", rope_factor=4.0),
+    "opt": replace(MODELS["opt"], context=42),  # two positions are reserved
+    "olmo": LlamaConfig(**SIZES, layer_norm=True, norm_scale=False),
+    "granite": LlamaConfig(
+        **SIZES, embed_scale=3.0, score_dim=9.0, residual_scale=0.4, logit_divisor=2.0
+    ),
+    "qwen 2 moe": LlamaConfig(**SIZES, experts=4, active=2, shared=8, qkv_bias=True),
+    "gpt-oss": MODELS["gpt-oss"],
 }
 QUICK = ("phi 3", "gemma 2")
 

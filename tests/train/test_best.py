@@ -1,6 +1,7 @@
 """The best evaluation is kept, training stops early, and dropout drops."""
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import numpy as np
@@ -10,14 +11,18 @@ from finetunings import FAMILIES, checkpoint, cola, tuning
 
 from jaxgrow.layerdrop import KeepMask
 from jaxgrow.layerdrop.execution import Dropout
-from jaxgrow.models import SwinConfig
+from jaxgrow.models import Adapter, SwinConfig
 from jaxgrow.peft.lora import LoRA
+from train.common.errors import UserError
 from train.config.overrides import overridden
+from train.data.labelled.task import Labelled
+from train.engine.loop import trainer
 from train.engine.loop.trainer import run
 from train.engine.run.workdir import Workdir, load
 from train.plan.adapting import load as saved_in
 from train.plan.best import Best
 from train.plan.methods import FineTune
+from train.tasks.supervised import score
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +35,7 @@ def home(tmp_path_factory):
 
 def experiment(home, best=None, rate=1.0, **changes):
     """Return an experiment that learns nothing, so that an early evaluation is the best one."""
-    own = tuning(home / "shuffled", best=best, **changes)
+    own = tuning(home / "shuffled", **{"best": best, **changes})
     return replace(own.of(home / "gpt2", rate, 0), steps=12, checkpoint_every=2, eval_every=2)
 
 
@@ -41,7 +46,7 @@ def evaluations(folder):
 
 
 def test_the_best_evaluation_is_the_result(home, tmp_path):
-    result = run(experiment(home, Best(evaluations=6)), tmp_path / "best")
+    result = run(experiment(home, Best("val_loss", evaluations=6)), tmp_path / "best")
     losses = evaluations(tmp_path / "best")
     assert len(losses) == 6
     assert result["val_loss"] == min(losses) < losses[-1]
@@ -49,12 +54,66 @@ def test_the_best_evaluation_is_the_result(home, tmp_path):
     assert again["val_loss"] == losses[-1]  # Stopping early does not change the training.
 
 
-def test_training_stops_early_and_goes_on_after_a_kill(home, tmp_path):
-    early = experiment(home, Best(evaluations=6, patience=2))
+def scored(folder, metric):
+    """Return the metric of each evaluation that selected the model."""
+    return [line[metric] for line in Workdir(folder).lines() if metric in line]
+
+
+CHANGES = {"all": {}, "LoRA": {"lora": LoRA(rank=2)}, "adapter": {"adapter": Adapter(size=4)}}
+
+
+@pytest.mark.parametrize("by", ["metric", "macro_f1"])
+@pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
+def test_the_metric_selects_the_result(home, tmp_path, monkeypatch, capsys, changes, by):
+    """The metrics are given, so that the best evaluation is in the middle of the run."""
+    accuracy, f1 = [0.1, 0.3, 0.5, 0.5, 0.2, 0.4], [0.6, 0.9, 0.6, 0.7, 0.6, 0.6]
+    seen = []
+
+    def validated(data, config, params, mesh):
+        seen.append(jax.device_get(params))
+        return {"accuracy": accuracy[len(seen) - 1], "macro_f1": f1[len(seen) - 1]}
+
+    monkeypatch.setattr(trainer, "validated", validated)
+    data = Labelled("table", str(table(tmp_path / "rows.tsv")), length=14)
+    run(experiment(home, Best(by, evaluations=6), 1e-2, data=data, **changes), tmp_path / "run")
+    assert len(seen) == 6
+    best = seen[{"metric": 2, "macro_f1": 1}[by]]
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), load(tmp_path / "run"), best)
+    assert "step 4: accuracy 0.3000, macro_f1 0.9000\n" in capsys.readouterr().err
+    assert scored(tmp_path / "run", "accuracy") == accuracy
+    steps = [line["step"] for line in Workdir(tmp_path / "run").lines() if "accuracy" in line]
+    assert steps == [2, 4, 6, 8, 10, 12]
+
+
+def table(file):
+    rows = [f"{'ab'[i % 2]}{'cd'[i // 7 % 2]}\t{'xyz'[i * i % 3]}" for i in range(320)]
+    file.write_text("\n".join(["text\tlabel", *rows]))
+    return file
+
+
+def test_the_score_of_the_result_is_the_best_one_of_the_run(home, tmp_path):
+    tuned = replace(tuning(cola(home / "cola")).of(home / "gpt2", 1e-2, 0), steps=24)
+    method = replace(tuned.method, best=Best(evaluations=4))
+    run(replace(tuned, method=method), tmp_path / "run")
+    found = scored(tmp_path / "run", "matthews")
+    [scores] = score(tmp_path / "run", tuned.data).values()
+    assert len(found) == 4 and scores["matthews"] == max(found) > 0.5
+
+
+def test_a_metric_that_the_task_does_not_have_is_refused(home):
+    says = "best.by is 'f1', but the metrics of cola are matthews; choose"
+    with pytest.raises(UserError, match=says):
+        tuning(home / "shuffled", best=Best("f1")).of(home / "gpt2", 1e-2, 0)
+
+
+def test_training_stops_early_and_goes_on_after_a_kill(home, tmp_path, capsys):
+    early = experiment(home, Best("val_loss", evaluations=6, patience=2))
     result = run(early, tmp_path / "early")
     losses = evaluations(tmp_path / "early")
     assert len(losses) == int(np.argmin(losses)) + 3 < 6
     assert result["val_loss"] == min(losses)
+    said = f"stopped early: no evaluation was better than {min(losses):.4f} in the last 2"
+    assert said in capsys.readouterr().err
     runs.killed(early, tmp_path / "killed", at=4)
     run(early, tmp_path / "killed")
     jax.tree.map(np.testing.assert_array_equal, load(tmp_path / "early"), load(tmp_path / "killed"))
@@ -73,9 +132,9 @@ def test_the_adapter_that_is_kept_is_the_best_one(home, tmp_path):
 
 def test_settings_from_the_command_line(home):
     tuned = overridden(
-        tuning(home / "shuffled"), ["best.patience=2", "best.by=val_accuracy", "dropout=0.1"]
+        tuning(home / "shuffled"), ["best.patience=2", "best.by=val_loss", "dropout=0.1"]
     )
-    assert (tuned.best, tuned.dropout) == (Best("val_accuracy", 2), 0.1)
+    assert (tuned.best, tuned.dropout) == (Best("val_loss", 2), 0.1)
     assert tuned.of(home / "gpt2", 1e-3, 0).method.best.evaluations == 1  # evaluated once per epoch
     with pytest.raises(ValueError, match=r"best\.patience must be at least 1, but is 0"):
         Best(patience=0)

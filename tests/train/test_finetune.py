@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import runs
 from finetunings import FAMILIES, OPTIM, checkpoint, cola, spans, tuning
+from tokenizers import Tokenizer
 
 from jaxgrow import checkpoints, flops, operators
 from jaxgrow.checkpoints import load, orbax, save
@@ -26,6 +27,7 @@ from train.aot.machines import described
 from train.common.errors import UserError
 from train.config.downstream import FineTuning
 from train.data.images import Images
+from train.data.labelled import glue
 from train.data.labelled.task import Labelled
 from train.data.text import tokenizer
 from train.engine.loop.trainer import run
@@ -288,6 +290,35 @@ def test_a_fine_tuned_run_is_exported_with_its_labels(learned, tmp_path):
     assert foreign["pad_token_id"] == 0xC1
     assert "matthews, dev" in (tmp_path / "hf" / "README.md").read_text()
     jax.tree.map(np.testing.assert_array_equal, load(folder)[1], load(tmp_path / "hf")[1])
+
+
+def test_the_model_card_has_one_score_no_folder_and_the_source_model(learned, home, tmp_path):
+    export(learned[0], tmp_path / "hf")
+    said = (tmp_path / "hf" / "README.md").read_text()
+    [(metric, value)] = learned[1]["dev"].items()
+    assert said.count(f"* {metric}, dev: {value:.4f}") == 1
+    assert "* accuracy" not in said
+    assert '\nbase_model: "gpt2"\n---\n' in said
+    assert str(home) not in said and str(tmp_path) not in said and "/tmp" not in said
+
+
+def test_the_exported_tokenizer_frames_texts_as_in_training(learned, home, tmp_path):
+    export(learned[0], tmp_path / "hf")
+    own = Tokenizer.from_file(str(tmp_path / "hf" / "tokenizer.json"))
+    model, about = (
+        json.loads((tmp_path / "hf" / name).read_text())
+        for name in ("config.json", "tokenizer_config.json")
+    )
+    experiment = tuning(home / "cola").of(home / "gpt2", 1e-2, 0)
+    examples = prepared(experiment.data, experiment.model).valid["dev"]
+    texts = glue.from_files(glue.TASKS["cola"], home / "cola")["dev"].texts[0]
+    for i, text in enumerate(texts):
+        sample = examples.sample(i, np.random.default_rng(0))[0]
+        n = int(sample["lengths"])
+        assert own.encode(text).ids == sample["tokens"][:n].tolist()
+        assert set(sample["tokens"][n:].tolist()) <= {model["pad_token_id"]}
+    assert own.encode("a").ids[-1] == own.token_to_id(about["eos_token"]) == model["eos_token_id"]
+    assert own.token_to_id(about["pad_token"]) == model["pad_token_id"]
 
 
 @pytest.mark.interop

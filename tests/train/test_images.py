@@ -1,5 +1,6 @@
 """Images: reading from folders and archives, caching, the validation split, and augmentation."""
 
+import gzip
 import io
 import json
 import lzma
@@ -425,3 +426,60 @@ def test_label_smoothing():
     assert y == 2 and y.dtype == np.int32
     assert json.dumps(y.tolist()) == "2"
     np.testing.assert_array_equal(x, pixels.normalised(picture(0)))
+
+
+# --- the files of MNIST ---
+
+
+def idx_file(file: Path, values: np.ndarray) -> None:
+    head = bytes([0, 0, 8, values.ndim]) + np.array(values.shape, ">u4").tobytes()
+    file.write_bytes(gzip.compress(head + values.tobytes()))
+
+
+@pytest.fixture
+def mnist(tmp_path):
+    """Write 6 training and 4 validation images as Fashion-MNIST is published."""
+    rng = np.random.default_rng(0)
+    for name, count in (("train", 6), ("t10k", 4)):
+        pixels = rng.integers(0, 256, (count, 28, 28)).astype(np.uint8)
+        idx_file(tmp_path / f"{name}-images-idx3-ubyte.gz", pixels)
+        idx_file(tmp_path / f"{name}-labels-idx1-ubyte.gz", np.arange(count, dtype=np.uint8))
+    return tmp_path
+
+
+def test_the_files_of_mnist_are_read(mnist):
+    split = images(Images("idx", str(mnist)))
+    assert split.shape == (28, 28, 1) and split.classes == tuple("012345")
+    assert (len(split.train), len(split.valid)) == (6, 4)
+    pixels, label = split.valid.sample(2, np.random.default_rng(0))
+    raw = gzip.decompress((mnist / "t10k-images-idx3-ubyte.gz").read_bytes())[16:]
+    expected = np.frombuffer(raw, np.uint8).reshape(4, 28, 28)[2]
+    np.testing.assert_allclose(pixels[..., 0], (expected / 255 - 0.5) / 0.5, atol=1e-6)
+    assert label == 2
+    large = images(Images("idx", str(mnist), size=32))
+    image = Image.fromarray(expected).resize((32, 32), Image.Resampling.BICUBIC)
+    pixels, _ = large.valid.sample(2, np.random.default_rng(0))
+    np.testing.assert_allclose(pixels[..., 0], (np.asarray(image) / 255 - 0.5) / 0.5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "says"),
+    [
+        ("t10k-labels-idx1-ubyte.gz", lambda f: f.unlink(), "there is no t10k-labels-idx1-ubyte"),
+        (
+            "train-images-idx3-ubyte.gz",
+            lambda f: f.write_bytes(gzip.compress(gzip.decompress(f.read_bytes())[:-1])),
+            "train-images-idx3-ubyte.gz is damaged",
+        ),
+        ("train-images-idx3-ubyte.gz", lambda f: f.write_bytes(f.read_bytes()[:-9]), "cannot read"),
+        (
+            "train-labels-idx1-ubyte.gz",
+            lambda f: idx_file(f, np.zeros(5, np.uint8)),
+            "one label for each",
+        ),
+    ],
+)
+def test_damaged_files_of_mnist_are_named(mnist, name, change, says):
+    change(mnist / name)
+    with pytest.raises(UserError, match=says):
+        images(Images("idx", str(mnist)))

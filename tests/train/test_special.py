@@ -21,7 +21,7 @@ from tokenizers import (
     processors,
 )
 
-from jaxgrow.checkpoints import save
+from jaxgrow.checkpoints import open_checkpoint, save
 from jaxgrow.models import BERTConfig, GPT2Config
 from train import export as exporting
 from train import pretrain
@@ -29,6 +29,7 @@ from train.common.errors import UserError
 from train.data import text
 from train.data.special import frame, special_tokens
 from train.engine.state.pretrained import opened
+from train.plan.methods import Continue
 
 TEXTS = ("Once upon a time", "a", " b c", "the end.\n")
 PAIRS = (
@@ -389,6 +390,23 @@ def test_an_export_has_the_special_tokens_and_a_decoder(run, tmp_path):
     assert ids == ours.tokenizer.encode("Once upon a time").ids
     assert theirs.decode(ids, skip_special_tokens=True) == "Once upon a time"
     assert theirs.eos_token_id == ours.special.end
+
+
+def test_a_continued_model_and_its_export_keep_every_token_that_ends_texts(tmp_path):
+    source = written(tmp_path / "instruct", PUBLISHED["llama 3 instruct"])
+    expected = opened(source).special.ends
+    assert len(expected) == 2
+    config = open_checkpoint(source).config
+    own = runs.experiment(tmp_path, steps=1, batch=4, model=config, method=Continue(str(source)))
+    pretrain.run(
+        replace(own, data=replace(own.data, tokenizer=str(source / "tokenizer.json"))),
+        tmp_path / "run",
+    )
+    assert opened(tmp_path / "run").special.ends == expected
+    exporting.export(tmp_path / "run", tmp_path / "out")
+    assert opened(tmp_path / "out").special.ends == expected
+    about = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert tuple(about["eos_token_id"]) == expected
 
 
 @pytest.mark.interop

@@ -33,6 +33,7 @@ from train.plan.lifetimes import after
 from train.plan.modifiers import Setting
 from train.plan.phase import Phase
 from train.plan.training import Train
+from train.tasks.supervised import prepared
 
 
 @dataclass(frozen=True)
@@ -201,6 +202,10 @@ class Rehearsal:
             self._compiled(program, arguments, what, steps, tokens, cost, models=(model,))
         self.validate(0, model)
         return model
+
+    def scores(self, model: Model) -> dict[str, float]:
+        task = prepared(self.experiment.data, model.config)  # type: ignore[arg-type]
+        return dict.fromkeys(task.metrics, 0.0)
 
     def validate(self, step: int, model: Model) -> None:
         if model.config in self._judged:

@@ -12,6 +12,7 @@ from jaxgrow.models import Adapter, Config, TextConfig
 from jaxgrow.models.patches import PatchConfig
 from jaxgrow.optim.freeze import Freeze
 from jaxgrow.peft.lora import LoRA
+from train.common.errors import UserError
 from train.config.experiment import Experiment
 from train.data.images import Images, images
 from train.data.labelled.task import Labelled, Prepared
@@ -21,7 +22,7 @@ from train.engine.state.heads import keeps, learned
 from train.engine.state.optim import Optim
 from train.engine.state.pretrained import config_of
 from train.plan.adapting import loaded
-from train.plan.best import Best
+from train.plan.best import LOSS, METRIC, Best
 from train.plan.methods import FineTune
 from train.tasks.supervised import prepared
 
@@ -110,10 +111,7 @@ class FineTuning:
         )
         if saved:
             adapter, _ = loaded(saved, config)
-        best = self.best
-        if best is not None and best.evaluations is None:
-            best = replace(best, evaluations=max(1, round(self.epochs)))
-        own: Any = {"dropout": self.dropout, "best": best}
+        own: Any = {"dropout": self.dropout, "best": self._best(task)}
         own |= {"lora" if isinstance(adapter, LoRA) else "adapter": adapter, "saved": saved}
         return Experiment(
             name=f"{self.name}-{folder.name}-lr{learning_rate:g}",
@@ -129,6 +127,18 @@ class FineTuning:
             eval_batches=max(1, len(next(iter(task.valid.values()))) // self.batch),
             checkpoint_every=max(1, round(each)),
         )
+
+    def _best(self, task: Prepared) -> Best | None:
+        """Return ``best`` with its number of evaluations, after a check of its metric."""
+        best = self.best
+        if best is None:
+            return None
+        if best.by not in (LOSS, METRIC, *task.metrics):
+            raise UserError(
+                f"best.by is {best.by!r}, but the metrics of {self.name} are {', '.join(task.metrics)}; "
+                f"choose one of them, {METRIC} (the first one), or {LOSS}"
+            )
+        return replace(best, evaluations=best.evaluations or max(1, round(self.epochs)))
 
 
 def _as_before(data: Images, folder: Path, config: PatchConfig) -> Images:

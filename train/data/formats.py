@@ -86,6 +86,16 @@ def text(path: Path) -> Document:
             yield piece
 
 
+def whole_bytes(path: Path) -> bytes:
+    """The bytes of a file, decompressed.
+
+    Raises:
+      UserError: the file cannot be read or decompressed.
+    """
+    with _readable(path), _opened(path) as file:
+        return file.read()
+
+
 def whole(path: Path) -> str:
     """The text of a file that must be UTF-8.
 
@@ -95,8 +105,7 @@ def whole(path: Path) -> str:
       UserError: the file cannot be read, or has another encoding; the message names the file and
         the line.
     """
-    with _readable(path), _opened(path) as file:
-        content = file.read().removeprefix(codecs.BOM_UTF8)
+    content = whole_bytes(path).removeprefix(codecs.BOM_UTF8)
     if b"\0" in content:  # UTF-16 without a byte-order mark
         line = content.count(b"\n", 0, content.index(b"\0")) + 1
         raise UserError(

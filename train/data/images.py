@@ -23,6 +23,7 @@ from tqdm import tqdm
 from train.common.errors import UserError
 from train.common.files import read_json, write_json
 from train.config.overrides import LATER
+from train.data import idx
 from train.data.augment import Augment
 from train.data.cache import again, made
 from train.data.corpus import prepared
@@ -38,11 +39,13 @@ class Images:
 
     ``source="digits"`` is scikit-learn's dataset of 1797 images of 8 x 8 pixels, which needs no
     files. ``"folder"`` is a folder at ``path``, or a tar or zip of it, with one folder of ``.jpg``
-    and ``.png`` files for each class. ``"tfds"`` is the tensorflow-datasets dataset ``name``, which
+    and ``.png`` files for each class. ``"idx"`` is a folder with the four files of MNIST, of
+    Fashion-MNIST, or of another dataset in this layout; its test images are used for validation.
+    ``"tfds"`` is the tensorflow-datasets dataset ``name``, which
     is prepared under ``path`` if necessary; it is read without TensorFlow.
     """
 
-    source: Literal["digits", "folder", "tfds"] = "digits"
+    source: Literal["digits", "folder", "idx", "tfds"] = "digits"
     path: str | None = None
     name: str | None = None  # for "tfds", e.g. "imagenet2012"
     size: int | None = None  # pixels per side after resizing; None: all images have the same size
@@ -78,6 +81,10 @@ class Images:
         if self.source == "folder" and self.path is None:
             raise ValueError(
                 "data.source=folder needs data.path: a folder with a folder of images for each class, or a tar or zip of it"
+            )
+        if self.source == "idx" and self.path is None:
+            raise ValueError(
+                "data.source=idx needs data.path: the folder of the four files of MNIST"
             )
         if self.source == "tfds" and self.name is None:
             raise ValueError("data.source=tfds needs data.name, such as imagenet2012")
@@ -172,12 +179,13 @@ def images(data: Images) -> Split:
         train, valid = _tfds(data)
     elif data.source == "folder":
         train, valid = _folder(data), None
+    elif data.source == "idx":
+        train, valid = (_idx(data, split) for split in ("train", "valid"))
     else:
         digits = load_digits()
         pixels = np.round(digits.images[..., None] * (255 / 16)).astype(np.uint8)  # type: ignore[union-attr]
-        store = _Array(pixels, digits.target.astype(np.int32))  # type: ignore[union-attr]
-        content = hashlib.sha256(pixels.tobytes() + store.labels.tobytes()).hexdigest()
-        train, valid = _Kept(store, tuple("0123456789"), data.size or 8, 1, content), None
+        labels = digits.target.astype(np.int32)  # type: ignore[union-attr]
+        train, valid = _kept(pixels, labels, 10, data.size), None
     mine, held = np.arange(len(train.store)), None
     if valid is None:
         # Shuffle first, because the order of the file names may depend on the content.
@@ -233,26 +241,30 @@ def _as_asked(kept: _Kept, data: Images) -> _Kept:
 
 
 class _Array:
-    """Images as an array, uint8 [count, rows, columns, channels], in memory or memory-mapped."""
+    """Images as an array, uint8 [count, rows, columns, channels], in memory or memory-mapped.
 
-    def __init__(self, pixels: np.ndarray, labels: np.ndarray):
-        self.pixels, self.labels = pixels, labels
+    With a ``size``, an image is resized to this number of pixels per side when it is read.
+    """
+
+    def __init__(self, pixels: np.ndarray, labels: np.ndarray, size: int | None = None):
+        self.pixels, self.labels, self.size = pixels, labels, size
 
     def __reduce__(self):  # a worker process maps the file again instead of copying it
         if isinstance(self.pixels, np.memmap):
             return _mapped, (Path(str(self.pixels.filename)).parent,)
-        return _Array, (self.pixels, self.labels)
+        return _Array, (self.pixels, self.labels, self.size)
 
     def __len__(self) -> int:
         return len(self.pixels)
 
     def __getitem__(self, i: int) -> tuple[Any, int]:
-        from PIL import Image
+        from PIL import Image, ImageOps
 
         pixels = self.pixels[i]
-        return Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels), int(
-            self.labels[i]
-        )
+        image = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
+        if self.size is not None:
+            image = ImageOps.fit(image, (self.size, self.size), Image.Resampling.BICUBIC)
+        return image, int(self.labels[i])
 
 
 def _mapped(folder: Path) -> _Array:
@@ -263,6 +275,29 @@ def _mapped(folder: Path) -> _Array:
     except (OSError, ValueError) as error:
         raise UserError(f"the images in {folder} are damaged: {error}; {again(folder)}") from error
     return _Array(pixels, labels)
+
+
+def _kept(pixels: np.ndarray, labels: np.ndarray, classes: int, size: int | None) -> _Kept:
+    """Gray images in memory, whose classes are numbers."""
+    content = hashlib.sha256(pixels.tobytes() + labels.tobytes()).hexdigest()
+    names = tuple(map(str, range(classes)))
+    return _Kept(_Array(pixels, labels, size), names, size or pixels.shape[1], 1, content)
+
+
+# --- the files of MNIST ---
+
+
+def _idx(data: Images, split: str) -> _Kept:
+    assert data.path is not None
+    folder = Path(data.path).expanduser()
+    classes = 1 + max(int(idx.read(folder, name)[1].max()) for name in ("train", "valid"))
+    pixels, labels = idx.read(folder, split)
+    if pixels.shape[1] != pixels.shape[2] and data.size is None:
+        raise UserError(
+            f"the images in {folder} have {pixels.shape[1]} x {pixels.shape[2]} pixels, which is not a "
+            "square; set data.size"
+        )
+    return _kept(pixels, labels, classes, data.size)
 
 
 # --- folders, and archives of folders ---

@@ -35,7 +35,8 @@ _ROLES = (
 )
 _CONFIG, _MAP, _ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
 _TEMPLATE = "chat_template.jinja"
-FILES = (_CONFIG, _MAP, _TEMPLATE)  # the files that belong to a tokenizer
+_GENERATION = "generation_config.json"
+FILES = (_CONFIG, _MAP, _TEMPLATE, _GENERATION)  # the files that belong to a tokenizer
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def special_tokens(tokenizer: Any, folder: Path | None) -> Special:
     """
     own, model = (
         _settings(folder, _CONFIG, _MAP),
-        _settings(folder, "generation_config.json", "config.json"),
+        _settings(folder, _GENERATION, "config.json"),
     )
     names = {role: name for role in _ROLES if (name := _named(own, role)) is not None}
     begin = _of_role(tokenizer, own, model, "bos")

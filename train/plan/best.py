@@ -1,7 +1,6 @@
 """How does a training keep the parameters of its best evaluation, and stop early?"""
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +11,7 @@ from train.plan.adapting import keep_adapter
 from train.plan.phase import Context, Models, Phase
 
 KEPT = "best"  # name of the copy in the plan
+METRIC, LOSS = "metric", "val_loss"
 
 
 @dataclass(frozen=True)
@@ -19,13 +19,16 @@ class Best:
     """When to keep the parameters, and when to stop.
 
     Attributes:
-      by: metric that decides: the smallest ``val_loss``, or the greatest ``val_accuracy``.
+      by: number that decides. ``metric`` is the main metric of the task, such as the Matthews
+        correlation for CoLA. The name of another metric of the task, such as ``macro_f1``, is also
+        possible; the greatest value is the best one. For ``val_loss``, the smallest value is the
+        best one.
       patience: number of evaluations in a row without improvement after which training stops; None:
         training never stops early.
       evaluations: number of evaluations, evenly spaced; None: one for each epoch.
     """
 
-    by: Literal["val_loss", "val_accuracy"] = "val_loss"
+    by: str = METRIC
     patience: int | None = None
     evaluations: int | None = None
 
@@ -36,7 +39,7 @@ class Best:
                 raise ValueError(f"best.{name} must be at least 1, but is {value}")
 
     def better(self, new: float, old: float) -> bool:
-        return new < old if self.by == "val_loss" else new > old
+        return new < old if self.by == LOSS else new > old
 
 
 @dataclass(frozen=True)
@@ -62,12 +65,20 @@ class KeepBest(Phase):
         return replace(models[self.name], opt=None)
 
     def run(self, context: Context) -> Model:
-        value, before = context.validation[self.best.by], context.best
-        if not before or self.best.better(value, before["validation"][self.best.by]):
-            context.best = {"validation": dict(context.validation), "waited": 0}
+        value, before = self._value(context), context.best
+        if not before or self.best.better(value, before["value"]):
+            found = {"value": value, "validation": dict(context.validation)}
+            context.best = found | {"waited": 0}
             return context.compute(self, _copied, replace(context.models[self.name], opt=None))[0]
         context.best = before | {"waited": before["waited"] + 1}
         return context.models[KEPT]
+
+    def _value(self, context: Context) -> float:
+        """Return the number that decides."""
+        if self.best.by == LOSS:
+            return context.validation[LOSS]
+        scores = context.scores(context.models[self.name])
+        return next(iter(scores.values())) if self.best.by == METRIC else scores[self.best.by]
 
     def stops(self, context: Context) -> bool:
         return self.best.patience is not None and context.best["waited"] >= self.best.patience

@@ -7,11 +7,13 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import PartitionSpec as P
 
 from jaxgrow.axes import Params
 from jaxgrow.checkpoints import CheckpointError, open_checkpoint
 from jaxgrow.models import Config
 from jaxgrow.models.patches import PatchConfig
+from jaxgrow.sharding import constrained
 from train.common.errors import UserError
 from train.data.batches import Source
 from train.data.images import Images, images
@@ -52,6 +54,7 @@ def prepared(data: Labelled | Images, model: Config) -> Prepared:
         0,
         split.identity,
         {"valid": judged},
+        ("accuracy",),
     )
 
 
@@ -87,6 +90,25 @@ def score(folder: Path, data: Labelled | Images) -> dict[str, dict[str, float]]:
     return {name: wanted.score(name, ordered(examples)) for name, examples in wanted.valid.items()}
 
 
+def validated(
+    data: Labelled | Images, config: Config, params: Params, mesh: jax.sharding.Mesh
+) -> dict[str, float]:
+    """Score a model on the split that is used for validation during its training.
+
+    Args:
+      data: the task.
+      config: the config of the model, with the head of the task.
+      params: its parameters.
+      mesh: the mesh that they are placed on.
+
+    Returns:
+      The metrics, the main one first.
+    """
+    wanted = prepared(data, config)
+    name, examples = next(iter(wanted.valid.items()))
+    return wanted.score(name, outputs(config, params, examples, mesh))
+
+
 def outputs(
     config: Config, params: Params, examples: Source, mesh: jax.sharding.Mesh
 ) -> np.ndarray:
@@ -111,4 +133,5 @@ def outputs(
 
 @partial(jax.jit, static_argnums=0)
 def _outputs(config: Config, params: Params, inputs: Any) -> Any:
-    return config.module.apply({"params": params}, inputs)
+    found = config.module.apply({"params": params}, inputs)
+    return constrained(found, P())  # each process reads all outputs

@@ -344,6 +344,12 @@ def thresholds(questions: list[Question], found: Answers) -> dict[str, float]:
     return out
 
 
+def metrics(task: Squad) -> tuple[str, ...]:
+    """The names of the metrics of a task, the main one first."""
+    names = ("f1", "exact_match")
+    return names + (("best_f1", "best_exact_match") if task.unanswerable else ())
+
+
 def score(task: Squad, questions: list[Question], said: list[str]) -> dict[str, float]:
     """F1 and exact match, means over questions, from 0 to 1.
 

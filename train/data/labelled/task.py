@@ -92,6 +92,7 @@ class Prepared:
     pad: int  # the padding token; no text of a decoder ends with it
     identity: dict[str, Any]  # JSON; identifies the data by content, not by path
     scores: Mapping[str, Score]
+    metrics: tuple[str, ...]  # names of the metrics, the main one first
     task: str | None = None  # the name of a published task
     encoder: Encoder | None = None  # None: the task has no text
 
@@ -175,7 +176,14 @@ def _glue(data: Labelled, model: TextConfig, encoder: Encoder) -> Prepared:
     }
     scores = {split: partial(_judged, about, part.labels) for split, part in rows.items()}
     return _prepared(
-        data, encoder, examples, scores, "classes", len(about.labels) or 1, about.labels
+        data,
+        encoder,
+        examples,
+        scores,
+        tuple(about.metrics),
+        "classes",
+        len(about.labels) or 1,
+        about.labels,
     )
 
 
@@ -245,7 +253,7 @@ def _squad(data: Labelled, model: TextConfig, encoder: Encoder) -> Prepared:
         return squad.score(about, questions[split], said) | more
 
     scores = {split: partial(judged, split) for split in read}
-    return _prepared(data, encoder, examples, scores, "spans", 2, ())
+    return _prepared(data, encoder, examples, scores, squad.metrics(about), "spans", 2, ())
 
 
 def _folder(data: Labelled) -> Path:
@@ -274,6 +282,7 @@ def _prepared(
     encoder: Encoder,
     examples: dict[str, Examples],
     scores: Mapping[str, Score],
+    metrics: tuple[str, ...],
     head: Literal["classes", "spans"],
     classes: int,
     labels: tuple[str, ...],
@@ -289,5 +298,15 @@ def _prepared(
     }
     identity |= {"valid": hashlib.sha256(content.encode()).hexdigest()}
     return Prepared(
-        train, valid, head, classes, labels, encoder.frame.pad, identity, scores, known, encoder
+        train,
+        valid,
+        head,
+        classes,
+        labels,
+        encoder.frame.pad,
+        identity,
+        scores,
+        metrics,
+        known,
+        encoder,
     )

@@ -31,12 +31,13 @@ from train.engine.run.recorder import Recorder
 from train.engine.run.stop import Stop
 from train.engine.run.workdir import Workdir, imported
 from train.engine.state.mesh import batch_devices, put, rows
-from train.engine.state.model import Model
+from train.engine.state.model import Model, plain
 from train.engine.state.packing import Packed, packed
 from train.plan.lifetimes import after, shapes
 from train.plan.modifiers import Setting
 from train.plan.phase import Phase
 from train.plan.training import Train
+from train.tasks.supervised import validated
 
 
 def run(experiment: Experiment, folder: str | Path, profile: int = 0) -> dict[str, Any]:
@@ -235,6 +236,10 @@ class Trainer:
             self.models = after(self.plan, self.number, self.models, model)
             self.number, self.first = self.number + 1, 0
             if phase.stops(self):
+                _say(
+                    f"stopped early: no evaluation was better than {self.best['value']:.4f} in the last "
+                    f"{self.best['waited']}"
+                )
                 self.number += [p.after_early_stop for p in self.plan[self.number :]].index(True)
         return self.models[self.plan[-1].writes]
 
@@ -333,6 +338,17 @@ class Trainer:
             values = [jax.device_get(evaluate(model, batch)) for batch in self.data.validation]
         self.validation = self.finite(step, jax.tree.map(lambda *x: np.mean(x), *values))
         self.log(step, **self.validation)
+
+    def scores(self, model: Model) -> dict[str, float]:
+        """Return the metrics of the task for ``model``, at no cost in the ledger, and log them."""
+        before = self.plan[self.number - 1]
+        with self.ledger.paused():
+            data: Any = self.experiment.data
+            found = validated(data, model.config, plain(model), self.mesh)
+        step = before.end if isinstance(before, Train) else 0
+        self.log(step, **found)
+        _say(f"step {step}: " + ", ".join(f"{name} {value:.4f}" for name, value in found.items()))
+        return found
 
     def save(self, step: int, model: Model, notes: Mapping[str, Any]) -> None:
         """Save a checkpoint at ``step`` of the phase."""

@@ -1,0 +1,145 @@
+"""Exported language models score, continue and fill in raw text in `transformers` as in their run."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import runs
+from finetunings import FAMILIES
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from jaxgrow.models import EncoderConfig
+from train.config.experiment import Experiment
+from train.data import batches
+from train.data.text import Data
+from train.engine.loop.trainer import run
+from train.engine.state.pretrained import opened
+from train.export import export
+from train.generate import Asked, samples
+
+pytestmark = pytest.mark.interop
+hf, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
+SPECIAL = {
+    "gpt2": ["<|endoftext|>", "<|pad|>"],
+    "llama": ["<s>", "</s>", "<pad>"],
+    "bert": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"],
+    "modernbert": ["<s>", "<pad>", "</s>", "<unk>", "<mask>"],
+}
+
+
+def pieces(folder: Path, text: Path, special: list[str]) -> str:
+    """Train a byte-level tokenizer on a text, and return its file."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    made.train([str(text)], trainer)
+    made.save(str(folder / "tokenizer.json"))
+    return str(folder / "tokenizer.json")
+
+
+@pytest.fixture(
+    scope="module",
+    params=["gpt2-bytes", "llama-pieces", "gpt2-pieces", "bert-bytes", "modernbert-pieces"],
+)
+def trained(request, tmp_path_factory):
+    """Train a model, and return the experiment, the folder of the run, its result, and the export."""
+    family, kind = request.param.split("-")
+    home = tmp_path_factory.mktemp("home")
+    valid = next(iter(runs.corpus(home / "held").glob("0.txt")))
+    name = (
+        "bytes" if kind == "bytes" else pieces(home, runs.corpus(home) / "0.txt", SPECIAL[family])
+    )
+    data = Data(
+        "text",
+        str(runs.corpus(home)),
+        valid_path=str(valid),
+        tokenizer=name,
+        cache=str(home / "cache"),
+    )
+    config = replace(FAMILIES[family], vocab=256 if kind == "bytes" else 300)
+    if family == "modernbert":  # saved only if the number of layers is a multiple of the period
+        config = replace(config, layers=3)
+    experiment = runs.experiment(
+        home, name=request.param, model=config, data=data, batch=4, eval_batches=1
+    )
+    result = run(experiment, home / "run")
+    export(home / "run", home / "hf")
+    return experiment, home / "run", result, home / "hf", valid.read_text()
+
+
+def is_masked(experiment: Experiment) -> bool:
+    return isinstance(experiment.model, EncoderConfig)
+
+
+def logits(model: Any, tokens: np.ndarray) -> np.ndarray:
+    with torch.no_grad():
+        return model(input_ids=torch.tensor(tokens, dtype=torch.long)).logits.numpy()
+
+
+def scores(logits: np.ndarray, targets: np.ndarray) -> dict[str, float]:
+    each = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    losses = -np.take_along_axis(each, targets[..., None], -1)
+    return {
+        "val_loss": float(losses.mean()),
+        "val_accuracy": float((logits.argmax(-1) == targets).mean()),
+    }
+
+
+def test_the_export_has_the_loss_and_the_accuracy_of_the_run(trained):
+    """Validate on the tokens that the exported tokenizer makes of the raw text."""
+    experiment, _, result, folder, text = trained
+    tokenizer, model = hf.AutoTokenizer.from_pretrained(folder), experiment.model
+    end = tokenizer.sep_token_id if is_masked(experiment) else tokenizer.eos_token_id
+    source = batches.sources(experiment.data, model)[1]
+    tokens = np.array([*tokenizer(text, add_special_tokens=False)["input_ids"], end or 0])
+    np.testing.assert_array_equal(source.tokens[: len(tokens)], tokens)
+    found = []
+    for inputs, targets in batches.validation(source, experiment.batch, experiment.eval_batches):
+        if is_masked(experiment):
+            theirs = hf.AutoModelForMaskedLM.from_pretrained(folder)
+            every = logits(theirs, inputs["tokens"])
+            found.append(scores(np.take_along_axis(every, inputs["places"][..., None], 1), targets))
+        else:
+            theirs = hf.AutoModelForCausalLM.from_pretrained(folder)
+            found.append(scores(logits(theirs, inputs), targets))
+    for name in ("val_loss", "val_accuracy"):
+        assert np.mean([one[name] for one in found]) == pytest.approx(result[name], abs=1e-5)
+
+
+def test_a_pipeline_continues_or_fills_raw_text_as_the_run(trained):
+    experiment, own, _, folder, _ = trained
+    if is_masked(experiment):
+        fills(own, folder)
+    else:
+        continues(own, folder)
+
+
+def continues(own: Path, folder: Path) -> None:
+    generator = hf.pipeline("text-generation", model=str(folder), device="cpu")
+    prompts = ["abcd", "e f", "h"]
+    expected = [one["text"] for one in samples(own, prompts, Asked(), max_new=6)[0]]
+    for batch in (1, 3):
+        said = generator(prompts, do_sample=False, max_new_tokens=6, batch_size=batch)
+        assert [one["generated_text"] for [one] in said] == expected
+
+
+def fills(own: Path, folder: Path) -> None:
+    fill = hf.pipeline("fill-mask", model=str(folder), device="cpu")
+    mask = fill.tokenizer.mask_token
+    said = fill(f"ab{mask}d ef", top_k=5)
+    model = opened(own)
+    tokens = np.array([model.tokenizer.encode(f"ab{mask}d ef").ids])
+    assert fill.tokenizer(f"ab{mask}d ef")["input_ids"] == tokens[0].tolist()
+    inputs = {"tokens": tokens, "mask": np.ones(tokens.shape, bool)}
+    place = tokens[0].tolist().index(fill.tokenizer.mask_token_id)
+    found = np.asarray(model.config.module.apply({"params": model.params}, inputs))[0, place]
+    chances = np.exp(found) / np.exp(found).sum()
+    best = np.argsort(-chances)[:5]
+    assert [one["token"] for one in said] == best.tolist()
+    assert [one["score"] for one in said] == pytest.approx(chances[best].tolist(), abs=1e-5)

@@ -1,0 +1,68 @@
+"""Images in the files of MNIST: MNIST, Fashion-MNIST, KMNIST and others that use its file names."""
+
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from train.common.errors import UserError
+from train.data import formats
+
+_NAMES = {"train": "train", "valid": "t10k"}
+_MAGIC = 8  # the third byte of a file of unsigned bytes; the fourth one is the number of axes
+_COMPRESSED = ("", ".gz", ".xz", ".zst")
+
+
+def read(folder: Path, split: str) -> tuple[np.ndarray, np.ndarray]:
+    """Read the images and the labels of a split.
+
+    Args:
+      folder: folder with ``train-images-idx3-ubyte``, ``train-labels-idx1-ubyte``, and the same
+        files of ``t10k``, which may be compressed.
+      split: ``train`` or ``valid``.
+
+    Returns:
+      Pixels, uint8 [count, rows, columns, 1], and labels, int32 [count].
+
+    Raises:
+      UserError: a file is missing or damaged, or the files do not belong together.
+    """
+    images, labels = (
+        _file(folder, f"{_NAMES[split]}-{what}-idx{axes}-ubyte")
+        for what, axes in (("images", 3), ("labels", 1))
+    )
+    pixels, classes = (_array(file, file.stat().st_mtime_ns) for file in (images, labels))
+    if pixels.ndim != 3 or classes.ndim != 1 or len(pixels) != len(classes) or not len(pixels):
+        raise UserError(
+            f"{images} has the shape {pixels.shape} and {labels} has {classes.shape}, but there "
+            "should be images [count, rows, columns] and one label for each; download both again"
+        )
+    return pixels[..., None], classes.astype(np.int32)
+
+
+def _file(folder: Path, name: str) -> Path:
+    files = [folder / f"{name}{packed}" for packed in _COMPRESSED]
+    # Some publications write a dot before "idx".
+    files += [folder / f"{name.replace('-idx', '.idx')}{packed}" for packed in _COMPRESSED]
+    found = next((file for file in files if file.is_file()), None)
+    if found is None:
+        raise UserError(
+            f"there is no {name} in {folder} (plain, .gz, .xz or .zst); data.path should name the "
+            "folder of the four files of MNIST or of a dataset in its layout"
+        )
+    return found
+
+
+@lru_cache(maxsize=4)  # a run asks for its images several times
+def _array(file: Path, changed: int) -> np.ndarray:
+    """Return the array of an idx file; ``changed`` is the time of its last change."""
+    content = formats.whole_bytes(file)
+    axes = content[3] if len(content) >= 4 and content[:3] == bytes([0, 0, _MAGIC]) else 0
+    shape = tuple(np.frombuffer(content[4 : 4 + 4 * axes], ">u4").tolist())
+    values = np.frombuffer(content[4 + 4 * axes :], np.uint8)
+    if not axes or len(shape) != axes or len(values) != np.prod(shape):
+        raise UserError(
+            f"{file} is damaged or is not an idx file of unsigned bytes: it has {len(content):,} "
+            f"bytes, and its head gives the shape {shape}; download it again"
+        )
+    return values.reshape(shape)
