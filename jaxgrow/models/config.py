@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache, partial
-from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, get_args, get_origin
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, get_origin
 
 import jax
 from flax import linen as nn
 
+from jaxgrow import typed
 from jaxgrow.axes.names import (
     Axes,
     Params,
@@ -136,11 +137,10 @@ class Config:
                     "least 0 and below 2**127"
                 )
         for f in fields(self):
-            if get_origin(f.type) is Literal and getattr(self, f.name) not in get_args(f.type):
-                *others, last = map(repr, get_args(f.type))
-                raise ValueError(
-                    f"{f.name} must be {', '.join(others)} or {last}, not {getattr(self, f.name)!r}"
-                )
+            value = getattr(self, f.name)
+            if get_origin(f.type) is Literal and not typed.fits(value, f.type):
+                allowed = typed.either(typed.options(f.type))
+                raise ValueError(f"{f.name} must be {allowed}, not {value!r}")
 
     @classmethod
     def least(cls, field: str) -> int:
@@ -493,42 +493,4 @@ def from_json(content: Mapping[str, Any]) -> Config:
     # Older files have a boolean here.
     if isinstance(values.get("remat"), bool):
         values["remat"] = "projections" if values["remat"] else "products"
-    adapter = _adapter(values.pop("adapter", None))
-    kinds = {f.name: f.type for f in fields(family)}
-    for field, value in values.items():
-        if field not in kinds:
-            raise ValueError(f"{name} has no field {field!r}")
-        of, choices = (
-            kinds[field],
-            get_args(kinds[field]) if kinds[field] not in (SIZES, FLOATS) else (),
-        )
-        each = (int,) if of == SIZES else (int, float)
-        if (
-            of in (SIZES, FLOATS)
-            and isinstance(value, list | tuple)
-            and all(type(n) in each for n in value)
-        ):
-            values[field] = tuple(value)
-        elif (
-            value not in choices
-            if choices
-            else type(value) not in ((int, float) if of is float else (of,))
-        ):
-            raise ValueError(f"{name}: {field} is {value!r}, but must be {choices or of}")
-    return family(**values, adapter=adapter)
-
-
-def _adapter(content: Any) -> Adapter | None:
-    """Return the adapter that `Config.as_json` wrote.
-
-    Raises:
-      ValueError: the content is not a valid adapter.
-    """
-    if content is None:
-        return None
-    try:
-        return Adapter(**{**content, "at": tuple(content["at"])})
-    except (KeyError, TypeError) as error:
-        raise ValueError(
-            f"adapter is {content!r}, not a valid adapter: {type(error).__name__}: {error}"
-        ) from None
+    return typed.made(family, values)

@@ -3,7 +3,7 @@
 import math
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from jaxgrow.tables import markdown
+from jaxgrow.typed import made
 from train.analysis.fits import Fit, Measured, fit
 from train.common.errors import UserError
 
@@ -172,23 +173,18 @@ def names() -> dict[str, str]:
 @cache
 def evidence() -> tuple[Evidence, ...]:
     """The rows of the data file, in its order. A missing mean is computed from the seeds."""
-    rows = []
-    for row in _read()["measured"]:
-        each = tuple(row.get("each", ()))
-        mean = row.get("mean", sum(each) / len(each) if each else None)
-        rows.append(
-            Evidence(**row | {"each": each, "mean": mean, "losses": tuple(row.get("losses", ()))})
-        )
-    return tuple(rows)
+    rows = [made(Evidence, row) for row in _read()["measured"]]
+    means = [sum(row.each) / len(row.each) if row.each else None for row in rows]
+    return tuple(
+        replace(row, mean=mean) if row.mean is None else row
+        for row, mean in zip(rows, means, strict=True)
+    )
 
 
 @cache
 def frontiers() -> tuple[Frontier, ...]:
     """The frontiers of the data file, in its order."""
-    return tuple(
-        Frontier(**row | {"flops": tuple(row["flops"]), "losses": tuple(map(tuple, row["losses"]))})
-        for row in _read()["frontier"]
-    )
+    return tuple(made(Frontier, row) for row in _read()["frontier"])
 
 
 def of(method: str, tau: float | None = None) -> list[Evidence]:

@@ -4,11 +4,10 @@ import ast
 import copy
 import dataclasses
 import difflib
-import types
-import typing
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+from jaxgrow.typed import fits, hints, options, spelled
 from train.common.errors import UserError
 
 T = TypeVar("T")
@@ -46,7 +45,7 @@ class _Named(NamedTuple):
 
     @property
     def hint(self) -> Any:
-        return (_hints(self.kind)[self.only] if self.only else self.kind) | None
+        return (hints(self.kind)[self.only] if self.only else self.kind) | None
 
     def get(self, node: Any) -> Any:
         item = next((x for x in getattr(node, self.field) if type(x) is self.kind), None)
@@ -144,7 +143,7 @@ class Setting(NamedTuple):
 
     @property
     def type(self) -> str:
-        return _spell(self.hint)
+        return spelled(self.hint)
 
 
 def settings(node: Any, name: str = "", unset: bool = False) -> Iterator[Setting]:
@@ -160,7 +159,7 @@ def settings(node: Any, name: str = "", unset: bool = False) -> Iterator[Setting
             yield from settings(item, f"{name}{i}.", unset)
     if not dataclasses.is_dataclass(node):
         return
-    hints = _hints(type(node))
+    types = hints(type(node))
     for f in dataclasses.fields(node):
         if "named" in f.metadata:
             continue
@@ -168,10 +167,10 @@ def settings(node: Any, name: str = "", unset: bool = False) -> Iterator[Setting
         yield Setting(
             name + f.name,
             value,
-            hints[f.name],
+            types[f.name],
             f.default if made is dataclasses.MISSING else made(),
         )
-        inner = _made(hints[f.name]) if unset and value is None else value
+        inner = _made(types[f.name]) if unset and value is None else value
         yield from settings(inner, f"{name}{f.name}.", unset)
     for own, item in _names(type(node)).items():
         value = item.get(node)
@@ -216,11 +215,11 @@ def _set(node: Any, path: list[str], text: str, name: str) -> Any:
         )
     if not dataclasses.is_dataclass(node):
         raise _Unknown(head, f"the value {node!r}")
-    hints, names = _hints(type(node)), _names(type(node))
-    if head not in hints.keys() | names.keys():
+    types, names = hints(type(node)), _names(type(node))
+    if head not in types.keys() | names.keys():
         raise _Unknown(head, type(node).__name__)
     item = names.get(head)
-    inner, hint = (item.get(node), item.hint) if item else (getattr(node, head), hints[head])
+    inner, hint = (item.get(node), item.hint) if item else (getattr(node, head), types[head])
     if rest and inner is None:  # its fields are set in the default value
         inner = _made(hint)
     value = _set(inner, rest, text, name) if rest else _parse(text, hint, name)
@@ -233,7 +232,7 @@ def _set(node: Any, path: list[str], text: str, name: str) -> Any:
 
 def _made(hint: Any) -> Any:
     """Return the only dataclass that a type hint allows, with its defaults, or None."""
-    kinds: list[Any] = [kind for kind in _options(hint) if dataclasses.is_dataclass(kind)]
+    kinds: list[Any] = [kind for kind in options(hint) if dataclasses.is_dataclass(kind)]
     needed = dataclasses.MISSING
     if len(kinds) != 1 or any(
         f.default is needed and f.default_factory is needed for f in dataclasses.fields(kinds[0])
@@ -278,9 +277,9 @@ def _valid(node: Any, overrides: Sequence[str], name: str = "") -> Any:
 
 def _parse(text: str, hint: Any, name: str) -> Any:
     for value in _readings(text):
-        if _fits(value, hint):
-            return float(value) if type(value) is int and int not in _options(hint) else value
-    raise UserError(f"--set {name}: expected {_spell(hint)}, but got {text!r}")
+        if fits(value, hint):
+            return float(value) if type(value) is int and int not in options(hint) else value
+    raise UserError(f"--set {name}: expected {spelled(hint)}, but got {text!r}")
 
 
 def _readings(text: str) -> Iterator[Any]:
@@ -311,54 +310,11 @@ def misfits(node: Any, name: str = "") -> list[str]:
     if not dataclasses.is_dataclass(node):
         return []
     wrong = []
-    for key, hint in _hints(type(node)).items():
+    for key, hint in hints(type(node)).items():
         value, path = getattr(node, key), f"{name}.{key}".lstrip(".")
         wrong += (
             misfits(value, path)
-            if _fits(value, hint)
-            else [f"{path}: expected {_spell(hint)}, but got {value!r}"]
+            if fits(value, hint)
+            else [f"{path}: expected {spelled(hint)}, but got {value!r}"]
         )
     return wrong
-
-
-def _hints(kind: Any) -> dict[str, Any]:
-    """Return the types of the fields of a dataclass."""
-    hints = typing.get_type_hints(kind)
-    return {f.name: hints[f.name] for f in dataclasses.fields(kind)}
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        return any(_fits(value, arg) for arg in args)
-    if origin is Literal:
-        return value in args
-    if origin is not None:  # tuple[item, ...], Sequence[item]
-        return isinstance(value, origin) and all(_fits(item, args[0]) for item in value)
-    if dataclasses.is_dataclass(hint):
-        return isinstance(value, typing.cast(type, hint))
-    return type(value) is hint or (hint is float and type(value) is int)
-
-
-def _options(hint: Any) -> list[Any]:
-    """Return the literal strings and plain types that a type hint allows, in order."""
-    origin = typing.get_origin(hint)
-    if origin in (typing.Union, types.UnionType):
-        return [o for arg in typing.get_args(hint) for o in _options(arg)]
-    if origin is Literal:
-        return list(typing.get_args(hint))
-    return [hint]
-
-
-def _spell(hint: Any) -> str:
-    """Write a type in words, such as ``int or None``."""
-    return " or ".join(dict.fromkeys(map(_word, _options(hint))))
-
-
-def _word(option: Any) -> str:
-    if option is types.NoneType:
-        return "None"
-    if (origin := typing.get_origin(option)) is not None:
-        more = ", ..." if origin is tuple else ""
-        return f"{origin.__name__}[{_spell(typing.get_args(option)[0])}{more}]"
-    return option.__name__ if isinstance(option, type) else repr(option)

@@ -15,7 +15,7 @@ import jax
 import optax
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from jaxgrow import flops
+from jaxgrow import flops, typed
 from jaxgrow.axes import Params
 from jaxgrow.models import Adapter, Config, from_json
 from jaxgrow.optim import muon
@@ -193,9 +193,7 @@ def load(path: Path) -> Saved:
 
     def made(about: dict[str, Any], arrays: dict[str, Any]) -> Saved:
         config, own = from_json(about["model"]), about.get("lora")
-        adapter = (
-            config.adapter if own is None else LoRA(**own | {"targets": tuple(own["targets"])})
-        )
+        adapter = config.adapter if own is None else typed.made(LoRA, own)
         if adapter is None:
             raise ValueError("its model has no adapter")
         return Saved(config, adapter, unflatten_dict(arrays, sep="/"))

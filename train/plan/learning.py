@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import optax
 
-from jaxgrow import flops, grow, sizes
+from jaxgrow import flops, grow, sizes, typed
 from jaxgrow.models import Config, from_json
 from jaxgrow.operators import ligo
 from jaxgrow.operators.ligo import LiGO
@@ -151,7 +151,7 @@ def load(path: Path) -> Maps:
         return Maps(
             from_json(about["small"]),
             from_json(about["large"]),
-            LiGO(**about["ligo"]),
+            typed.made(LiGO, about["ligo"]),
             coefficients,
         )
 

@@ -14,6 +14,7 @@ from jaxgrow.axes.size_error import SizeError
 from jaxgrow.checkpoints.io.files import spelt
 from jaxgrow.models import Config
 from jaxgrow.peft.lora import RANK
+from jaxgrow.typed import hints
 
 _KINDS: Mapping[type, str] = {
     int: "an integer",
@@ -389,7 +390,7 @@ class Family:
 
     def _typed(self, name: str, value: Any, key: str, wrong: list[str]) -> Any:
         """Return the value of a field of the config, and append to ``wrong`` if it is not valid."""
-        kind = next(f.type for f in dataclasses.fields(self.config) if f.name == name)
+        kind = hints(self.config)[name]
         # Larger integers do not fit into float32.
         if type(value) is int and kind is float and abs(value) < 1 << 127:
             value = float(value)
