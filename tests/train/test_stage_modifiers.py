@@ -41,7 +41,7 @@ def test_a_new_modifier_is_a_setting_of_each_stage(monkeypatch, tmp_path):
 
 
 def test_modifiers_keep_their_form_in_config_json(tmp_path):
-    """Runs that exist can be continued: the form is that of a field for each modifier."""
+    """The form is unchanged, with a key for each modifier, so that existing runs can be continued."""
     stage = Stage(0.5, modifiers=(Hold(Freeze((0,))), ShortContext(2), Ramp((1, 2)), Rewarm(2.0)))
     method = as_json(runs.experiment(tmp_path, method=VCycle((Stage(0.1),), (stage, Stage(0.4)))))
     first, second = method["method"]["VCycle"]["up"]

@@ -26,7 +26,7 @@ def named(kinds: Mapping[str, type], *always: str) -> dict[str, Any]:
 
     Args:
       kinds: class of the items of each name.
-      always: names for which ``config.json`` has a key even if there is no such item.
+      always: names for which ``config.json`` always has a key.
     """
     return {"named": kinds, "always": always}
 

@@ -1,4 +1,4 @@
-"""What does a checkpoint record about the progress of a run, besides its models?"""
+"""What does a checkpoint record besides the models of a run?"""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any
