@@ -232,16 +232,16 @@ def _growth(a: argparse.Namespace, source: Source) -> tuple[Growth, dict[str, An
 
 def _grow_run(a: argparse.Namespace) -> None:
     """Grow a checkpoint of another trainer."""
-    run = command.opened(a.src, a.format, a.names)
+    run = command.opened(a.src, a.format, a.names, a.head_dim)
     target = options.possible(options.target(a))
     method = METHODS[a.method]
     policy = a.optimizer or command.policy_of(a.method)
     if policy not in command.POLICIES:
         raise UsageError(
-            f"--optimizer {policy} is not supported for Orbax checkpoints: choose from "
+            f"--optimizer {policy} is not supported for checkpoints of other trainers: choose from "
             f"{', '.join(command.POLICIES)}"
         )
-    taken = suggest.taken(method, run.format.traits, a.seed or 0)
+    taken = suggest.taken(method, run.traits, a.seed or 0)
     with reported():
         growth = method(run.sizes(), target, **taken)
     may_become(a.dst, [a.src], a.overwrite)

@@ -141,17 +141,23 @@ def as_json(p: argparse.ArgumentParser) -> None:
 
 
 def trainer_format(p: argparse.ArgumentParser) -> None:
-    """Add the options for Orbax checkpoints of other trainers."""
+    """Add the options for checkpoints of other trainers."""
     p.add_argument(
         "--format",
         choices=sorted(FORMATS),
-        help="the trainer that wrote the Orbax checkpoint (default: detected from its paths)",
+        help="the trainer that wrote the checkpoint (default: detected from its paths)",
     )
     p.add_argument(
         "--names",
         type=Path,
         metavar="FILE",
-        help="a JSON file with the axis names of an Orbax checkpoint in an unknown format",
+        help="a JSON file with the axis names of a checkpoint of another trainer",
+    )
+    p.add_argument(
+        "--head-dim",
+        type=int,
+        metavar="N",
+        help="the size of a head, for checkpoints of other trainers that do not store it",
     )
 
 

@@ -1,6 +1,7 @@
 """How do ``jaxgrow inspect`` and ``jaxgrow grow`` handle checkpoints of other trainers?"""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,21 +11,28 @@ from jaxgrow.checkpoints.io.folders import appearing
 from jaxgrow.cli.suggest import POLICY
 from jaxgrow.growth.maps import Growth, new_sizes
 from jaxgrow.integrations.formats import FORMATS, from_file, plain, recognised
+from jaxgrow.integrations.layouts import Layout
 from jaxgrow.tables import aligned
 
 if TYPE_CHECKING:
     # TensorStore takes a second to import, and most commands do not need it.
     from jaxgrow.integrations.orbax_run import OrbaxRun
 
+# Files by which checkpoints of Orbax and of levanter are recognised.
+_MARKS = ("_METADATA", "manifest.ocdbt")
+# The same for torch.distributed.checkpoint. In the folder of a Hugging Face model, it is the
+# optimizer state of that model.
+_DISTRIBUTED = ".metadata"
 POLICIES = ("drop", "copy", "exact")
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder holds an Orbax checkpoint that this library did not write."""
+    """Whether a folder holds a checkpoint of another trainer, which this library did not write."""
     if not folder.is_dir() or ((folder / "params").is_dir() and (folder / RECORD).is_file()):
         return False
-    patterns = ("_METADATA", "*/_METADATA", "*/*/_METADATA")
-    return any(any(folder.glob(pattern)) for pattern in patterns)
+    marks = _MARKS if (folder / "config.json").is_file() else (*_MARKS, _DISTRIBUTED)
+    found = (f"{deep}{name}" for name in marks for deep in ("", "*/", "*/*/"))
+    return any(any(folder.glob(pattern)) for pattern in found)
 
 
 def policy_of(method: str) -> str:
@@ -35,30 +43,33 @@ def policy_of(method: str) -> str:
     return POLICY[method] if POLICY[method] in POLICIES else "copy"
 
 
-def opened(folder: Path, name: str | None, names: Path | None) -> "OrbaxRun":
+def opened(
+    folder: Path, name: str | None, names: Path | None, head_dim: int | None = None
+) -> "OrbaxRun":
     """Open a checkpoint of another trainer.
 
     Args:
       folder: the folder of all steps of a run, of one step, or of one item of a step.
       name: the name of the format; None: the format is detected.
       names: a JSON file with axis names, used instead of a format.
+      head_dim: the size of a head, if the checkpoint does not determine it.
 
     Raises:
       CheckpointError: no format fits.
     """
     from jaxgrow.integrations.orbax_run import OrbaxRun
-    from jaxgrow.integrations.orbax_tree import open_tree
+    from jaxgrow.integrations.trees import open_tree
 
     tree = open_tree(folder)
     form = from_file(names) if names else FORMATS[name] if name else recognised(tree.arrays)
     if form is None:
         found = [f"{path} {array.shape}" for path, array in tree.arrays.items()]
         raise CheckpointError(
-            f"{folder} is an Orbax checkpoint of an unknown format; the known formats are "
+            f"{folder} is a checkpoint of an unknown format; the known formats are "
             f"{', '.join(FORMATS)}. "
             f"Give the axis names in a file with --names FILE. Its arrays: {listed(found)}"
         )
-    return OrbaxRun(tree, form)
+    return OrbaxRun(tree, form, {} if head_dim is None else {"head_dim": head_dim})
 
 
 def inspected(run: "OrbaxRun") -> dict[str, Any]:
@@ -70,6 +81,7 @@ def inspected(run: "OrbaxRun") -> dict[str, Any]:
             "axes": place.names,
             "dtype": run.shapes[path].dtype.name,
             "arrays": len(place.paths),
+            "layout": _layout(place.layout),
         }
         for path, place in run.places.items()
     ]
@@ -89,6 +101,12 @@ def inspected(run: "OrbaxRun") -> dict[str, Any]:
     return {**about, "optimizer_state_at": moments, "others": run.others, "leaves": leaves}
 
 
+def _layout(layout: Layout) -> dict[str, Any]:
+    """The attributes of a layout that differ from the default, as ``--names FILE`` takes them."""
+    plain = asdict(Layout(layout.names))
+    return {key: value for key, value in asdict(layout).items() if value != plain[key]}
+
+
 def described(folder: Path, about: Mapping[str, Any]) -> str:
     """Format the result of `inspected` as text."""
     rows = [
@@ -97,7 +115,7 @@ def described(folder: Path, about: Mapping[str, Any]) -> str:
     ]
     return "\n".join(
         [
-            f"{folder}: an Orbax checkpoint of format {about['format']}, in {about['item']}",
+            f"{folder}: a checkpoint of format {about['format']}, in {about['item']}",
             f"parameters: {about['parameters_at']}; optimizer state: "
             f"{', '.join(about['optimizer_state_at']) or 'none found'}",
             f"unchanged by a growth: {', '.join(about['others']) or 'nothing'}",

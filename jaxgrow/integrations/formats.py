@@ -4,14 +4,16 @@ A `Format` recognises a checkpoint by its paths and names the axes of every para
 programs, the user writes a file of names (`from_file`).
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from jaxgrow.axes.names import LAYERS, Names
+from jaxgrow.axes.names import Names
 from jaxgrow.checkpoints.io.files import CheckpointError, listed, read_json
+from jaxgrow.integrations.layouts import Layout, grouped
 
 #: The power of the gradient in the moments of an optimizer, by the field of its state.
 POWERS = {"mu": 1, "nu": 2, "trace": 1, "m": 1, "v": 2, "exp_avg": 1, "exp_avg_sq": 2}
@@ -39,7 +41,8 @@ class Format:
     Attributes:
       name: the name of the format, for ``--format``.
       marks: paths, relative to the parameters, by which a checkpoint of this format is recognised.
-      table: ``{pattern: axis names}`` for one layer; the first pattern that matches a path applies.
+      table: ``{pattern: axis names or layout}`` for one layer; the first pattern that matches a
+        path applies.
       layers: the path of layers that are stored separately, with ``{}`` for the number.
       scanned: the pattern for parameters in which layers are stacked, along any dimension.
       final_norm: the path of the scale of the final norm.
@@ -48,11 +51,14 @@ class Format:
         when the number of layers changes, because the trainer initialises missing ones.
       settings: the key of the trainer's config for the size of each axis.
       traits: properties of the model, as in `jaxgrow.models.Config.traits`.
+      other: alternatives for rows of ``table``, which are used if their sizes fit better; for
+        kernels that some models transpose.
+      states: rows of arrays that only the optimizer state has.
     """
 
     name: str
     marks: tuple[str, ...]
-    table: Mapping[str, Names]
+    table: Mapping[str, Names | Layout]
     layers: str
     final_norm: str = ""
     head: str = ""
@@ -60,6 +66,8 @@ class Format:
     renewed: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
     traits: Mapping[str, Any] = field(default_factory=lambda: {"norm": "rms"})
+    other: Mapping[str, Names | Layout] = field(default_factory=dict)
+    states: Mapping[str, Layout] = field(default_factory=dict)
 
     def prefix(self, paths: Mapping[str, Any]) -> str | None:
         """The path of the parameters among these paths; None if the format does not fit."""
@@ -69,57 +77,121 @@ class Format:
         fits = [start for start in parameters if all(start + mark in found for mark in self.marks)]
         return min(fits, key=len, default=None)
 
-    def names(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Names]:
-        """The axis names of each parameter.
+    def layouts(
+        self, shapes: Mapping[str, tuple[int, ...]], given: Mapping[str, int]
+    ) -> dict[str, Layout]:
+        """The layout of each array.
 
         Args:
-          shapes: the shape of each parameter, by its path below the prefix.
+          shapes: the shape of each array, by its path below the prefix.
+          given: sizes of axes that shapes do not determine, such as ``head_dim``.
 
         Returns:
-          The names by path. Stacked parameters include the axis ``layers`` at its dimension.
+          The layouts by path. Stacked parameters have the axis ``layers``.
 
         Raises:
-          CheckpointError: no pattern matches a parameter, or the number of axes differs.
+          CheckpointError: no pattern matches an array, or the number of axes differs.
         """
-        tied = bool(self.head) and self.head not in shapes
+        first = self._layouts(self.table, shapes)
+        if self.other and not _fits(first, shapes, given):
+            second = self._layouts({**self.table, **self.other}, shapes)
+            first = second if _fits(second, shapes, given) else first
+        return _with_shared_keys(first, shapes, given)
+
+    def _layouts(
+        self, table: Mapping[str, Names | Layout], shapes: Mapping[str, tuple[int, ...]]
+    ) -> dict[str, Layout]:
         found, wrong = {}, []
         where = _scan_axis({p: s for p, s in shapes.items() if fnmatchcase(p, self.scanned)})
-        shared = self._shared_keys(shapes)
         for path, shape in shapes.items():
-            names = next(
-                (n for pattern, n in self.table.items() if fnmatchcase(path, pattern)), None
-            )
-            if names is not None and shared:
-                names = tuple(n.replace("kv_heads", "heads") for n in names)
-            if names is not None and tied and path == self.final_norm:
-                names = tuple(n.replace("embed.", "embed.in.", 1) for n in names)
-            if names is not None and fnmatchcase(path, self.scanned):
-                names = (*names[:where], LAYERS, *names[where:])
-            if names is None or len(names) != len(shape):
-                wrong.append(
-                    f"{path} {shape}" + ("" if names is None else f", not ({', '.join(names)})")
-                )
+            row = next((n for pattern, n in table.items() if fnmatchcase(path, pattern)), None)
+            if row is None:
+                wrong.append(f"{path} {shape}")
                 continue
-            found[path] = names
+            layout = row if isinstance(row, Layout) else Layout(row)
+            if fnmatchcase(path, self.scanned):
+                layout = layout.stacked(where)
+            if len(layout.groups()) != len(shape):
+                wrong.append(f"{path} {shape}, not ({', '.join(layout.groups())})")
+            found[path] = layout
         if wrong:
             raise CheckpointError(
                 f"format {self.name} has no names for these parameters: {listed(wrong)}. Give the "
-                "names of all "
-                "parameters in a file with --names FILE"
+                "names of all parameters in a file with --names FILE"
             )
+        if self.head and self.head not in shapes:
+            found[self.final_norm] = _tied(found[self.final_norm])
         return found
 
-    def _shared_keys(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        """Whether key/value heads and query heads are equal in number, and therefore one axis."""
-        sizes = {"heads": set(), "kv_heads": set()}
-        where = _scan_axis({p: s for p, s in shapes.items() if fnmatchcase(p, self.scanned)})
-        for path, shape in shapes.items():
-            names = next((n for pattern, n in self.table.items() if fnmatchcase(path, pattern)), ())
-            scanned = fnmatchcase(path, self.scanned)
-            for i, name in enumerate(names):
-                if name in sizes and i + (scanned and i >= where) < len(shape):
-                    sizes[name].add(shape[i + (scanned and i >= where)])
-        return sizes["heads"] == sizes["kv_heads"]
+
+def _fits(
+    layouts: Mapping[str, Layout], shapes: Mapping[str, tuple[int, ...]], given: Mapping[str, int]
+) -> bool:
+    sizes = solved(layouts, shapes, given)
+    return all(layout.shape(sizes) == shapes[path] for path, layout in layouts.items())
+
+
+def _tied(norm: Layout) -> Layout:
+    """The layout of a final norm whose output is the input of a tied head."""
+    names = tuple(n.replace("embed.", "embed.in.", 1) for n in norm.names)
+    return replace(norm, names=names)
+
+
+def _with_shared_keys(
+    layouts: dict[str, Layout], shapes: Mapping[str, tuple[int, ...]], given: Mapping[str, int]
+) -> dict[str, Layout]:
+    """Key/value heads and query heads are one axis if they are equal in number."""
+    sizes = solved(layouts, shapes, given)
+    if sizes.get("heads") is None or sizes.get("heads") != sizes.get("kv_heads"):
+        return layouts
+    return {path: layout.renamed("kv_heads", "heads") for path, layout in layouts.items()}
+
+
+def solved(
+    layouts: Mapping[str, Layout],
+    shapes: Mapping[str, tuple[int, ...]],
+    given: Mapping[str, int],
+) -> dict[str, int]:
+    """The size of every axis.
+
+    Args:
+      layouts: the layout of each array.
+      shapes: the shape of each array.
+      given: sizes of axes that shapes do not determine.
+
+    Raises:
+      CheckpointError: several axes are flattened into one, and their sizes are unknown or do not
+        fit its size.
+    """
+    sizes, flat = dict(given), {}
+    for path, layout in layouts.items():
+        for group, size in zip(layout.groups(), shapes[path], strict=True):
+            (flat if group.startswith("(") else sizes).setdefault(group, size)
+    for _ in flat:  # One group can determine a size that another one needs.
+        for group, size in flat.items():
+            unknown = [name for name in group.strip("()").split() if name not in sizes]
+            if len(unknown) == 1:
+                sizes[unknown[0]] = size // _product(sizes, group, unknown)
+    sizes = grouped(sizes)
+    wrong = {
+        group: size
+        for group, size in flat.items()
+        if not set(group.strip("()").split()) <= sizes.keys() or _product(sizes, group) != size
+    }
+    if wrong:
+        raise CheckpointError(
+            f"the checkpoint stores several axes as one: {listed(_spelt(wrong))}. Their sizes "
+            f"do not follow from {sizes}. Give the size of a head with --head-dim N"
+        )
+    return sizes
+
+
+def _product(sizes: Mapping[str, int], group: str, without: Sequence[str] = ()) -> int:
+    return math.prod(sizes[n] for n in group.strip("()").split() if n not in without)
+
+
+def _spelt(groups: Mapping[str, int]) -> list[str]:
+    return [f"{group} of size {size}" for group, size in groups.items()]
 
 
 def plain(path: str) -> str:
@@ -213,7 +285,162 @@ NANODO = Format(
     settings={"embed": "D", "heads": "H", "context": "L", "layers": "N", "vocab": "V", "mlp": "F"},
     traits={"norm": "layer"},
 )
-FORMATS = {known.name: known for known in (MAXTEXT, TUNIX, NANODO)}
+# Equinox and PyTorch store kernels as [outputs, inputs].
+_QUERY: Names = ("heads", "head_dim", "embed.in")
+_KEY: Names = ("kv_heads", "head_dim.in", "embed.in")
+_VALUE: Names = ("kv_heads", "head_dim.value", "embed.in")
+_OUT: Names = ("embed", "heads.in", "head_dim.in")
+_GROUPS = "kv_heads q_heads_per_group"
+LEVANTER = Format(
+    name="levanter",
+    marks=("transformer/norm/weight", "embeddings/token_embeddings/weight"),
+    table={
+        "embeddings/token_embeddings/weight": ("vocab", "embed"),
+        "lm_head/weight": ("vocab", "embed.in"),
+        "*/q_proj/weight": Layout(_QUERY, f"{_GROUPS} head_dim embed"),
+        "*/k_proj/weight": _KEY,
+        "*/v_proj/weight": _VALUE,
+        "*/o_proj/weight": _OUT,
+        "*/q_proj/bias": Layout(("heads", "head_dim.bias"), f"{_GROUPS} head_dim"),
+        "*/k_proj/bias": ("kv_heads", "head_dim.in.bias"),
+        "*/v_proj/bias": ("kv_heads", "head_dim.value.bias"),
+        "*/gate_proj/weight": ("mlp", "embed.in"),
+        "*/up_proj/weight": ("mlp", "embed.in"),
+        "*/down_proj/weight": ("embed", "mlp.in"),
+        "*/q_norm/weight": ("head_dim.norm.scale",),
+        "*/k_norm/weight": ("head_dim.in.norm.scale",),
+        "*norm/weight": ("embed.norm.scale",),
+    },
+    layers="transformer/layers/blocks/{}",
+    scanned="transformer/layers/stacked/*",
+    final_norm="transformer/norm/weight",
+    head="lm_head/weight",
+    settings={
+        "embed": "hidden_dim",
+        "heads": "num_heads",
+        "kv_heads": "num_kv_heads",
+        "mlp": "intermediate_dim",
+        "layers": "num_layers",
+        "head_dim": "head_dim",
+    },
+)
+_ONE_LESS = Layout(("embed.norm.scale",), plus=-1.0)
+_POST_ONE_LESS = Layout(("embed.post.norm.scale",), plus=-1.0)
+GEMMA = Format(
+    name="gemma",
+    marks=("embedder/input_embedding", "final_norm/scale", "layer_0/attn/attn_vec_einsum/w"),
+    table={
+        # The embedding is multiplied by sqrt(embed) at the input, but not in the tied head.
+        "embedder/input_embedding": Layout(("vocab", "embed"), embed_power=-0.5),
+        "final_norm/scale": Layout(("embed.in.norm.scale",), embed_power=0.5, plus=-1.0),
+        "*/qkv_einsum/w": ("qkv", "heads", "embed.in", "head_dim"),
+        "*/q_einsum/w": ("heads", "embed.in", "head_dim"),
+        "*/kv_einsum/w": ("kv_parts", "kv_heads", "embed.in", "head_dim"),
+        "*/attn_vec_einsum/w": ("heads.in", "head_dim.in", "embed"),
+        "*/gating_einsum": ("gates", "mlp", "embed.in"),
+        "*/linear": ("mlp.in", "embed"),
+        "*/_query_norm/scale": Layout(("head_dim.norm.scale",), plus=-1.0),
+        "*/_key_norm/scale": Layout(("head_dim.in.norm.scale",), plus=-1.0),
+        "*/pre_*_norm/scale": _ONE_LESS,
+        "*/post_*_norm/scale": _POST_ONE_LESS,
+    },
+    other={"*/gating_einsum": ("gates", "embed.in", "mlp")},
+    layers="layer_{}",
+    settings={
+        "embed": "embed_dim",
+        "heads": "num_heads",
+        "kv_heads": "num_kv_heads",
+        "mlp": "hidden_dim",
+        "layers": "num_layers",
+        "head_dim": "head_dim",
+    },
+)
+BONSAI = Format(
+    name="bonsai",
+    marks=("embedder/embedding", "final_norm/scale", "lm_head/kernel"),
+    table={
+        "embedder/embedding": ("vocab", "embed"),
+        "lm_head/kernel": ("embed.in", "vocab"),
+        **{pattern.replace("/w", "/kernel"): names for pattern, names in _PROJECTIONS.items()},
+        "*/q_norm/scale": ("head_dim.norm.scale",),
+        "*/k_norm/scale": ("head_dim.in.norm.scale",),
+        "*norm/scale": ("embed.norm.scale",),
+    },
+    layers="layers/{}",
+    settings={
+        "embed": "emb_dim",
+        "heads": "num_heads",
+        "kv_heads": "num_kv_heads",
+        "mlp": "mlp_dim",
+        "layers": "num_layers",
+        "head_dim": "head_dim",
+    },
+)
+PENZAI = Format(
+    name="penzai",
+    marks=("embedder.embeddings", "final_norm/scale.weights"),
+    table={
+        "embedder.embeddings": ("vocab", "embed"),
+        "lm_head.weights": ("embed.in", "vocab"),
+        "*/query.weights": Layout(("embed.in", "heads", "head_dim"), f"embed {_GROUPS} head_dim"),
+        "*/key.weights": ("embed.in", "kv_heads", "head_dim.in"),
+        "*/value.weights": ("embed.in", "kv_heads", "head_dim.value"),
+        "*/output.weights": Layout(
+            ("heads.in", "head_dim.in", "embed"), f"{_GROUPS} head_dim embed"
+        ),
+        "*/gating_linear.weights": ("embed.in", "mlp"),
+        "*/value_linear.weights": ("embed.in", "mlp"),
+        "*/out_linear.weights": ("mlp.in", "embed"),
+        "*norm/scale.weights": ("embed.norm.scale",),
+    },
+    layers="block_{}",
+    final_norm="final_norm/scale.weights",
+    head="lm_head.weights",
+    settings={
+        "embed": "embedding_dim",
+        "kv_heads": "num_kv_heads",
+        "q_heads_per_group": "query_head_multiplier",
+        "mlp": "mlp_hidden_dim",
+        "layers": "num_decoder_blocks",
+        "head_dim": "projection_dim",
+    },
+)
+TORCHTITAN = Format(
+    name="torchtitan",
+    marks=("tok_embeddings/weight", "norm/weight"),
+    table={
+        "tok_embeddings/weight": ("vocab", "embed"),
+        "output/weight": ("vocab", "embed.in"),
+        "lm_head/weight": ("vocab", "embed.in"),
+        "*/wq/weight": Layout(_QUERY, "(heads head_dim) embed"),
+        "*/wk/weight": Layout(_KEY, "(kv_heads head_dim) embed"),
+        "*/wv/weight": Layout(_VALUE, "(kv_heads head_dim) embed"),
+        "*/wo/weight": Layout(_OUT, "embed (heads head_dim)"),
+        "*/w[13]/weight": ("mlp", "embed.in"),
+        "*/w2/weight": ("embed", "mlp.in"),
+        "*/q_norm/weight": ("head_dim.norm.scale",),
+        "*/k_norm/weight": ("head_dim.in.norm.scale",),
+        "*norm/weight": ("embed.norm.scale",),
+    },
+    # The optimizer has one state for queries, keys and values, if the model computes them together.
+    states={
+        "*/wqkv/weight": Layout(
+            ("kv_heads", "qkv", "head_dim", "embed.in"), "(kv_heads qkv head_dim) embed"
+        )
+    },
+    layers="layers/{}",
+    settings={
+        "embed": "dim",
+        "heads": "n_heads",
+        "kv_heads": "n_kv_heads",
+        "mlp": "hidden_dim",
+        "layers": "n_layers",
+    },
+)
+FORMATS = {
+    known.name: known
+    for known in (MAXTEXT, TUNIX, NANODO, LEVANTER, GEMMA, BONSAI, PENZAI, TORCHTITAN)
+}
 
 
 def recognised(paths: Mapping[str, Any]) -> Format | None:
@@ -221,12 +448,18 @@ def recognised(paths: Mapping[str, Any]) -> Format | None:
     return next((known for known in FORMATS.values() if known.prefix(paths) is not None), None)
 
 
+def _row(names: Any) -> Layout:
+    about = names if isinstance(names, dict) else {"names": names}
+    return Layout(**{**about, "names": tuple(map(str, about["names"]))})
+
+
 def from_file(file: Path) -> Format:
     """Read a format from a JSON file.
 
     Args:
       file: a file with a JSON object. ``names`` contains ``{pattern: [axis names]}`` for all
-        parameters. Optional keys are ``layers`` (such as ``"blocks_{}"``), ``scanned`` (such as
+        parameters, or an object with the attributes of a `Layout` instead of a list. Optional keys
+        are ``layers`` (such as ``"blocks_{}"``), ``scanned`` (such as
         ``"decoder/layers/*"``) and ``params``, the path of one parameter relative to the
         parameters, by which their position in the checkpoint is found.
 
@@ -238,9 +471,7 @@ def from_file(file: Path) -> Format:
     """
     content = read_json(file)
     try:
-        table = {
-            str(pattern): tuple(map(str, names)) for pattern, names in content["names"].items()
-        }
+        table = {str(pattern): _row(names) for pattern, names in content["names"].items()}
         mark = str(
             content.get("params") or next(pattern for pattern in table if "*" not in pattern)
         )

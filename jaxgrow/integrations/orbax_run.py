@@ -15,20 +15,15 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxgrow.axes.names import LAYERS, Names, axis
+from jaxgrow.axes.names import LAYERS, POST, Names, axis, marked
 from jaxgrow.checkpoints.io.files import RECORD, CheckpointError, listed
 from jaxgrow.growth import maps
 from jaxgrow.growth.apply import check, grow_leaf
 from jaxgrow.growth.maps import Growth, Term
-from jaxgrow.integrations.formats import POWERS, Format, plain
-from jaxgrow.integrations.orbax_tree import (
-    ItemsWriter,
-    OrbaxItems,
-    OrbaxTree,
-    Writer,
-    each_of,
-    writer,
-)
+from jaxgrow.integrations.formats import POWERS, Format, plain, solved
+from jaxgrow.integrations.layouts import Layout, grouped
+from jaxgrow.integrations.orbax_tree import each_of
+from jaxgrow.integrations.trees import AnyWriter, Tree, writer
 
 Policy: TypeAlias = Literal["drop", "copy", "exact"]
 
@@ -42,6 +37,7 @@ class Place:
       template: the path, with ``{}`` for the number of a layer.
       names: the axis names of the leaf, with ``layers`` first if its layers are stored separately.
       shape: the shape of the leaf, with all layers.
+      layout: how each of its arrays stores it.
       power: the power of the gradient that the leaf accumulates; 0 for a parameter, None if
         unknown.
     """
@@ -50,6 +46,7 @@ class Place:
     template: str
     names: Names
     shape: tuple[int, ...]
+    layout: Layout
     power: int | None
 
 
@@ -59,18 +56,21 @@ class OrbaxRun:
     Args:
       tree: the arrays of the checkpoint.
       form: the format, which assigns axis names.
+      given: sizes of axes that the shapes do not determine.
 
     Attributes:
       places: `Place` of every parameter, by its path below the parameters' prefix.
       states: ``(parameter, Place)`` of every leaf of the optimizer state that belongs to a
         parameter.
+      counts: `Place` of scalars that exist once per layer, such as step counts of PyTorch.
+      array_sizes: the sizes of all axes of the arrays, including axes that only arrays have.
       others: paths of arrays that do not change, such as step counts.
 
     Raises:
       CheckpointError: the format does not fit the checkpoint.
     """
 
-    def __init__(self, tree: OrbaxTree | OrbaxItems, form: Format):
+    def __init__(self, tree: Tree, form: Format, given: Mapping[str, int] | None = None):
         self.tree, self.format = tree, form
         prefix = form.prefix(tree.arrays)
         if prefix is None:
@@ -86,47 +86,113 @@ class OrbaxRun:
         shapes = {
             template: tree.arrays[prefix + paths[0]].shape for template, paths in groups.items()
         }
-        names = form.names({plain(template): shape for template, shape in shapes.items()})
+        shapes = {plain(template): shape for template, shape in shapes.items()}
+        layouts = form.layouts(shapes, given or {})
+        self.array_sizes = solved(layouts, shapes, given or {})
         self.places: dict[str, Place] = {}
         for template, paths in groups.items():
-            self.places[plain(template)] = self._place(
-                prefix, template, paths, names[plain(template)], 0
-            )
+            path = plain(template)
+            self.places[path] = self._place(prefix, template, paths, layouts[path], 0)
+        self._check_shapes()
         self.states = self._states(groups)
-        taken = {
-            path
-            for place in [*self.places.values(), *(p for _, p in self.states)]
-            for path in place.paths
-        }
+        self.counts = self._counts()
+        places = [*self.places.values(), *(place for _, place in self.states), *self.counts]
+        taken = {path for place in places for path in place.paths}
         self.others = [path for path in tree.arrays if path not in taken]
 
     def _place(
-        self, start: str, template: str, paths: list[str], names: Names, power: int | None
+        self, start: str, template: str, paths: list[str], layout: Layout, power: int | None
     ) -> Place:
-        stored = tuple(start + path for path in paths)
-        shape = self.tree.arrays[stored[0]].shape
+        stored, names = tuple(start + path for path in paths), layout.names
+        shape = tuple(self.array_sizes[axis(n)] for n in names)
         if "{}" in template:
             names, shape = (LAYERS, *names), (len(stored), *shape)
-        return Place(stored, start + template, names, shape, power)
+        return Place(stored, start + template, names, shape, layout, power)
 
     def _states(self, groups: Mapping[str, list[str]]) -> list[tuple[str, Place]]:
         """The arrays whose path ends with the path of a parameter, and which have its shape."""
         found = []
         for template, paths in groups.items():
+            shape = self.tree.arrays[self.prefix + paths[0]].shape
             for whole in [
                 p
                 for p in self.tree.arrays
                 if p.endswith("/" + paths[0]) and not p.startswith(self.prefix)
             ]:
                 start = whole.removesuffix(paths[0])
-                name = self.places[plain(template)].names[("{}" in template) :]
                 power = next(
                     (POWERS[part] for part in reversed(start.split("/")) if part in POWERS), None
                 )
-                place = self._place(start, template, paths, name, power)
-                if place.shape == self.places[plain(template)].shape:
-                    found.append((plain(template), place))
+                if self.tree.arrays[whole].shape == shape:
+                    layout = self.places[plain(template)].layout
+                    found.append(
+                        (plain(template), self._place(start, template, paths, layout, power))
+                    )
+        return found + self._own_states()
+
+    def _own_states(self) -> list[tuple[str, Place]]:
+        """The arrays that only the optimizer state has, by ``states`` of the format."""
+        rows, found = self.format.states, []
+        for start, template, paths in self._layered(
+            [
+                path
+                for path, array in self.tree.arrays.items()
+                if array.shape and any(fnmatchcase(path, pattern) for pattern in rows)
+            ]
+        ):
+            power = next((POWERS[part] for part in start.split("/") if part in POWERS), None)
+            layout = next(rows[pattern] for pattern in rows if fnmatchcase(template, pattern))
+            shapes = {template: self.tree.arrays[start + paths[0]].shape}
+            self.array_sizes |= solved({template: layout}, shapes, self.array_sizes)
+            found.append((template, self._place(start, template, paths, layout, power)))
         return found
+
+    def _counts(self) -> list[Place]:
+        """The scalars that exist once per layer."""
+        scalars = [path for path, array in self.tree.arrays.items() if array.shape == ()]
+        return [
+            Place(
+                tuple(start + path for path in paths),
+                start + template,
+                (LAYERS,),
+                (len(paths),),
+                Layout(()),
+                None,
+            )
+            for start, template, paths in self._layered(scalars)
+        ]
+
+    def _layered(self, paths: list[str]) -> list[tuple[str, str, list[str]]]:
+        """``(start, template, rest of the paths)`` of leaves whose layers are stored separately."""
+        head = self.format.layers.partition("{}")[0]
+        below: dict[str, list[str]] = {}
+        for path in paths:
+            start, found, rest = path.partition(f"/{head}")
+            if head and found:
+                below.setdefault(f"{start}/", []).append(head + rest)
+        return [
+            (start, template, group)
+            for start, rest in below.items()
+            for template, group in _groups(rest, self.format.layers).items()
+            if "{}" in template
+        ]
+
+    def _check_shapes(self) -> None:
+        """
+        Raises:
+          CheckpointError: an axis has different sizes in different arrays.
+        """
+        wrong = [
+            f"{path} {self.tree.arrays[path].shape}, expected {place.layout.shape(self.array_sizes)}"
+            for place in self.places.values()
+            for path in place.paths
+            if self.tree.arrays[path].shape != place.layout.shape(self.array_sizes)
+        ]
+        if wrong:
+            raise CheckpointError(
+                f"these arrays of {self.tree.folder} do not fit the sizes of the other ones: "
+                f"{listed(wrong)}. Give other names with --names FILE"
+            )
 
     @property
     def axes(self) -> dict[str, Names]:
@@ -157,21 +223,28 @@ class OrbaxRun:
 
     def read(self, place: Place) -> np.ndarray:
         """Read a leaf with all its layers."""
-        if "{}" not in place.template:
-            return self.tree.read(place.paths[0])
-        return np.stack([self.tree.read(path) for path in place.paths])
+        power = 1 if place.power is None else place.power
+        leaves = (
+            place.layout.leaf(self.tree.read(path), self.array_sizes, power) for path in place.paths
+        )
+        return np.stack(list(leaves)) if "{}" in place.template else next(leaves)
 
     def settings(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """The settings of the trainer's config for a model of these sizes.
 
         Example: ``{"base_emb_dim": 64, ..}`` of MaxText.
         """
-        heads = {"kv_heads": sizes["heads"]} if "heads" in sizes else {}
-        return {
-            key: (heads | dict(sizes))[name]
-            for name, key in self.format.settings.items()
-            if name in heads | dict(sizes)
-        }
+        known = grouped(sizes)
+        if "heads" in known:
+            known.setdefault("kv_heads", known["heads"])
+        settings = self.format.settings
+        return {key: known[name] for name, key in settings.items() if name in known}
+
+    @property
+    def traits(self) -> dict[str, Any]:
+        """Properties of the model, as in `jaxgrow.models.Config.traits`."""
+        post = any(marked(names, POST) for names in self.axes.values())
+        return {**self.format.traits, "post_norm": post}
 
 
 def grow_run(
@@ -202,12 +275,13 @@ def grow_run(
         name: int(np.prod(job.place.shape)) * arrays[job.place.paths[0]].dtype.itemsize
         for name, job in jobs.items()
     }
+    every = run.array_sizes | sizes
     for name in each_of(bytes_, count, me):
-        _write(run, target, jobs[name])
+        _write(run, target, jobs[name], every)
     if count > 1:
         multihost_utils.sync_global_devices("grow_run")
     if me == 0:
-        places, shapes = _result(jobs, sizes)
+        places, shapes = _result(jobs, every)
         target.finish(places, shapes, count)
     return sizes
 
@@ -242,6 +316,7 @@ def _jobs(run: OrbaxRun, growth: Growth, policy: Policy) -> dict[str, _Job]:
         jobs[place.template] = _Job(
             place, lambda x, t=terms, n=place.names: np.asarray(grow_leaf(t, n, x))
         )
+    _check_moments(run)
     unknown = [place.template for _, place in run.states if place.power is None]
     if policy == "exact" and unknown:
         raise CheckpointError(
@@ -255,10 +330,39 @@ def _jobs(run: OrbaxRun, growth: Growth, policy: Policy) -> dict[str, _Job]:
     for path in run.others:
         if LAYERS in maps.new_sizes(growth) and fnmatchcase(path, run.format.renewed):
             continue
-        place = Place((path,), path, (), run.tree.arrays[path].shape, None)
-        counts = policy == "drop" and plain(path).split("/")[-1] == "count"
-        jobs[path] = _Job(place, np.zeros_like if counts else lambda x: x)
+        place = Place((path,), path, (), run.tree.arrays[path].shape, Layout(()), None)
+        jobs[path] = _Job(place, _of_count(path, policy))
+    layers = (run.sizes() | maps.new_sizes(growth)).get(LAYERS, 0)
+    for place in run.counts:
+        of_one = _of_count(place.template, policy)
+        jobs[place.template] = _Job(
+            place, lambda x, of_one=of_one: np.repeat(of_one(x[:1]), layers, axis=0)
+        )
     return jobs
+
+
+def _check_moments(run: OrbaxRun) -> None:
+    """
+    Raises:
+      CheckpointError: a moment belongs to no parameter, or has another shape than its parameter.
+    """
+    wrong = [
+        f"{path} {run.tree.arrays[path].shape}"
+        for path in run.others
+        if run.tree.arrays[path].shape and not POWERS.keys().isdisjoint(path.split("/"))
+    ]
+    if wrong:
+        raise CheckpointError(
+            f"the optimizer state has arrays whose axes are unknown: {listed(wrong)}. Supported are "
+            "arrays with the shape of their parameter. Save a checkpoint without the optimizer "
+            "state, and grow that one"
+        )
+
+
+def _of_count(path: str, policy: Policy) -> Callable[[np.ndarray], np.ndarray]:
+    """Step counts of the optimizer are zero with ``drop``; other arrays do not change."""
+    restarts = policy == "drop" and "count" in plain(path).split("/")
+    return np.zeros_like if restarts else lambda x: x
 
 
 def _of_state(terms: Any, place: Place, policy: Policy) -> Callable[[np.ndarray], np.ndarray]:
@@ -279,12 +383,12 @@ def _of_state(terms: Any, place: Place, policy: Policy) -> Callable[[np.ndarray]
     return change
 
 
-def _write(run: OrbaxRun, target: Writer | ItemsWriter, job: _Job) -> None:
+def _write(run: OrbaxRun, target: AnyWriter, job: _Job, sizes: Mapping[str, int]) -> None:
     x, place = job.change(run.read(job.place)), job.place
-    if "{}" not in place.template:
-        return target.write(place.paths[0], x, place.paths[0])
-    for i, layer in enumerate(x):
-        target.write(place.template.replace("{}", str(i)), layer, place.paths[0])
+    power = 1 if place.power is None else place.power
+    for i, layer in enumerate(x if "{}" in place.template else [x]):
+        array = place.layout.array(layer, sizes, power)
+        target.write(place.template.replace("{}", str(i)), array, place.paths[0])
 
 
 def _result(
@@ -294,14 +398,9 @@ def _result(
     places, shapes = {}, {}
     for job in jobs.values():
         place = job.place
-        shape = tuple(sizes[axis(n)] for n in place.names) if place.names else place.shape
-        stored = [place.template]
-        if "{}" in place.template:
-            stored, shape = (
-                [place.template.replace("{}", str(i)) for i in range(shape[0])],
-                shape[1:],
-            )
-        for path in stored:
+        shape = place.layout.shape(sizes) if place.names else place.shape
+        for i in range(sizes[LAYERS] if "{}" in place.template else 1):
+            path = place.template.replace("{}", str(i))
             places[path], shapes[path] = place.paths[0], shape
     return places, shapes
 

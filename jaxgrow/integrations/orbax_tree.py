@@ -22,7 +22,7 @@ from jaxgrow.checkpoints.io.files import CheckpointError, read_json
 _METADATA, _ARRAYS, _SHARDING = "_METADATA", "array_metadatas", "_sharding"
 _DATA = ("manifest.ocdbt", "d", _ARRAYS, _SHARDING, _METADATA)
 # The maximum size of a metadata file in bytes.
-_LARGEST = 100 << 20
+LARGEST = 100 << 20
 # Possible names of the item with the arrays, if a step has several items.
 _ITEMS = ("items", "default", "state", "params")
 
@@ -60,7 +60,7 @@ class OrbaxTree:
 
     def __init__(self, folder: Path):
         self.folder, self.item = folder, _item(folder)
-        self.metadata = read_json(self.item / _METADATA, _LARGEST)
+        self.metadata = read_json(self.item / _METADATA, LARGEST)
         self.ocdbt = (self.item / "manifest.ocdbt").exists()
         try:
             entries = self.metadata["tree_metadata"].values()
@@ -73,14 +73,18 @@ class OrbaxTree:
             raise CheckpointError(
                 f"{self.item / _METADATA} does not describe a tree: {error!r}"
             ) from error
-        self._names = {"/".join(path): ".".join(path) for path in keys}
-        self.arrays = {path: self._described(path) for path in self._names}
+        self.arrays = {path: self._described(path) for path in map("/".join, keys)}
 
     def open(self, path: str) -> Any:
         """Open the TensorStore of an array."""
+        name = self.stored_name(path)
         return ts.open(
-            _spec(self.item, self._names[path], self.ocdbt, self.zarr3), open=True, read=True
+            _spec(self.item, name, self.ocdbt, self.zarr3), open=True, read=True
         ).result()
+
+    def stored_name(self, path: str) -> str:
+        """The name under which an array is stored."""
+        return path.replace("/", ".")
 
     def read(self, path: str) -> np.ndarray:
         """Read one array, with all its shards."""
@@ -155,15 +159,19 @@ class Writer:
         """
         old = self._source.open(like)
         spec = old.spec(retain_context=False).to_json() | _spec(
-            self._part, path.replace("/", "."), self._source.ocdbt, self._source.zarr3
+            self._part, self._source.stored_name(path), self._source.ocdbt, self._source.zarr3
         )
-        chunk = _chunk(self._source.arrays[like], x.shape)
+        chunk = self.chunk(like, x.shape)
         # Orbax does not read arrays whose zero chunks are not stored.
         spec["store_data_equal_to_fill_value"] = True
         spec["metadata"] = _resized(spec["metadata"], x.shape, chunk)
         spec.pop("transform", None)
         store = ts.open(ts.Spec(spec), create=True, delete_existing=True).result()
         store.write(x.astype(old.dtype.numpy_dtype, copy=False)).result()
+
+    def chunk(self, like: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The chunk shape of an array of this shape with the sharding of a source array."""
+        return _chunk(self._source.arrays[like], shape)
 
     def finish(
         self, places: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]], processes: int = 1
@@ -190,9 +198,9 @@ class Writer:
 
     def _merge(self, processes: int) -> None:
         context, transaction = ts.Context(), ts.Transaction(atomic=True)
-        target = _database(self._item, context).with_transaction(transaction)
+        target = database(self._item, context).with_transaction(transaction)
         for process in range(processes):
-            _database(self._item / f"ocdbt.process_{process}", context).experimental_copy_range_to(
+            database(self._item / f"ocdbt.process_{process}", context).experimental_copy_range_to(
                 target
             ).result()
         transaction.commit_sync()
@@ -206,9 +214,7 @@ class Writer:
             for key, name in zip(entry["key_metadata"], path.split("/"), strict=True):
                 key["key"] = name if isinstance(key["key"], str) else type(key["key"])(name)
             if "write_shape" in entry["value_metadata"]:
-                entry["value_metadata"]["write_shape"] = list(
-                    _chunk(source.arrays[like], shapes[path])
-                )
+                entry["value_metadata"]["write_shape"] = list(self.chunk(like, shapes[path]))
             entries[str(tuple(path.split("/")))] = entry
         _write(self._item / _METADATA, {**source.metadata, "tree_metadata": entries})
         self._describe_arrays(places, shapes)
@@ -219,14 +225,14 @@ class Writer:
         """Write the two files that list arrays by name, if the source has them."""
         arrays: dict[str, Any] = {}
         for file in sorted(self._source.item.glob(f"{_ARRAYS}/process_*")):
-            found = read_json(file, _LARGEST)["array_metadatas"]
+            found = read_json(file, LARGEST)["array_metadatas"]
             arrays |= {
                 entry["array_metadata"]["param_name"]: entry["array_metadata"] for entry in found
             }
         described = []
         for path, like in places.items():
             if (old := arrays.get(like.replace("/", "."))) is not None:
-                chunk = list(_chunk(self._source.arrays[like], shapes[path]))
+                chunk = list(self.chunk(like, shapes[path]))
                 new = {
                     **old,
                     "param_name": path.replace("/", "."),
@@ -238,7 +244,7 @@ class Writer:
             (self._item / _ARRAYS).mkdir()
             _write(self._item / _ARRAYS / "process_0", {"array_metadatas": described})
         if (self._source.item / _SHARDING).is_file():
-            of = read_json(self._source.item / _SHARDING, _LARGEST)
+            of = read_json(self._source.item / _SHARDING, LARGEST)
             pairs = {_key(path): _key(like) for path, like in places.items()}
             _write(
                 self._item / _SHARDING, {new: of[old] for new, old in pairs.items() if old in of}
@@ -306,21 +312,17 @@ class ItemsWriter:
             _copy_beside(self._source.folder, self._step.parent, {self._source.item.name})
 
 
-def open_tree(folder: Path) -> OrbaxTree | OrbaxItems:
-    """Open an Orbax checkpoint, with one item of arrays or with several.
+def is_orbax(folder: Path) -> bool:
+    """Whether a folder holds an Orbax checkpoint: of a run, of a step, or of an item."""
+    patterns = (_METADATA, f"*/{_METADATA}", f"*/*/{_METADATA}")
+    return any(any(folder.glob(pattern)) for pattern in patterns)
 
-    Raises:
-      CheckpointError: as `OrbaxTree`.
-    """
+
+def has_items(folder: Path) -> bool:
+    """Whether parameters and optimizer state are separate items, as Tunix writes them."""
     inner = _inner(_step(folder))
     alone = len(inner) < 2 or any(path.name in _ITEMS for path in inner)
-    return OrbaxTree(folder) if alone or (folder / _METADATA).is_file() else OrbaxItems(folder)
-
-
-def writer(source: OrbaxTree | OrbaxItems, folder: Path, process: int) -> Writer | ItemsWriter:
-    """The writer for a checkpoint like ``source``."""
-    kind: Any = ItemsWriter if isinstance(source, OrbaxItems) else Writer
-    return kind(source, folder, process)
+    return not alone and not (folder / _METADATA).is_file()
 
 
 def _inner(step: Path) -> list[Path]:
@@ -352,7 +354,8 @@ def _key(path: str) -> str:
     return base64.b64encode(path.replace("/", ".").encode()).decode()
 
 
-def _database(folder: Path, context: ts.Context) -> Any:
+def database(folder: Path, context: ts.Context | None = None) -> Any:
+    """The key-value store of the arrays in a folder."""
     return ts.KvStore.open(
         {"driver": "ocdbt", "base": f"file://{folder.resolve()}/"}, context=context
     ).result()

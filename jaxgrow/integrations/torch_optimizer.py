@@ -213,7 +213,7 @@ def read_file(file: Path, model: HuggingFace) -> tuple[State, dict[str, Any]]:
     Raises:
       CheckpointError: the file has another number of parameters than the model.
     """
-    torch = _imported("torch")
+    torch = imported("torch")
     content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     names = parameter_groups(model, len(content["param_groups"]))
     sizes = [len(group["params"]) for group in content["param_groups"]]
@@ -240,7 +240,7 @@ def write_file(file: Path, grown: HuggingFace, state: State, like: Mapping[str, 
       state: the optimizer state.
       like: the content of the old file, whose learning rates and other settings are kept.
     """
-    torch = _imported("torch")
+    torch = imported("torch")
     groups, entries, begin = [], {}, 0
     for old, names in zip(
         like["param_groups"], parameter_groups(grown, len(like["param_groups"])), strict=True
@@ -269,7 +269,7 @@ def parameter_groups(model: HuggingFace, count: int) -> list[list[str]]:
     Returns:
       The names of each group.
     """
-    torch, transformers = _imported("torch"), _imported("transformers")
+    torch, transformers = imported("torch"), imported("transformers")
     config = transformers.AutoConfig.from_pretrained(model.folder)
     with torch.device("meta"):
         module = getattr(transformers, model.family.architecture)(config)
@@ -317,7 +317,7 @@ def read_distributed(folder: Path, model: HuggingFace) -> tuple[State, dict[str,
     Raises:
       CheckpointError: no entry belongs to a parameter of the model.
     """
-    checkpoint, torch = _imported(_CHECKPOINT), _imported("torch")
+    checkpoint, torch = imported(_CHECKPOINT), imported("torch")
     reader = checkpoint.FileSystemReader(folder)
     described = reader.read_metadata().state_dict_metadata
     content = {
@@ -350,7 +350,7 @@ def write_distributed(
       state: the state of the grown model.
       like: all entries of the old folder.
     """
-    torch, of = _imported("torch"), _distributed_names(like, model)
+    torch, of = imported("torch"), _distributed_names(like, model)
     prefix = next(key.removesuffix(f"{name}.{kind}") for key, (name, kind) in of.items())
     content = {key: x for key, x in like.items() if key not in of}
     for kind, arrays in state.arrays.items():
@@ -359,7 +359,7 @@ def write_distributed(
     for name, entry in state.scalars.items():
         if any(name in arrays for arrays in state.arrays.values()):
             content |= {f"{prefix}{name}.{kind}": x for kind, x in entry.items()}
-    checkpoint = _imported(_CHECKPOINT)
+    checkpoint = imported(_CHECKPOINT)
     checkpoint.save(content, storage_writer=checkpoint.FileSystemWriter(folder), no_dist=True)
 
 
@@ -432,8 +432,9 @@ def find(folder: Path) -> Path:
     return found[0]
 
 
-def _imported(name: str) -> Any:
-    """
+def imported(name: str) -> Any:
+    """Import a module of PyTorch or transformers.
+
     Raises:
       CheckpointError: the module is not installed.
     """

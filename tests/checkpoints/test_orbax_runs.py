@@ -244,7 +244,7 @@ def test_other_programs_have_a_file_of_names(tmp_path, capsys):
     params = {"a": {"up": jax.numpy.ones((4, 6)), "down": jax.numpy.ones((6, 4))}}
     ocp.save(tmp_path / "a", {"weights": params, "mu": params})
     assert main(["inspect", str(tmp_path / "a")]) == 1
-    assert "an Orbax checkpoint of an unknown format" in capsys.readouterr().err
+    assert "a checkpoint of an unknown format" in capsys.readouterr().err
     names = {"names": {"a/up": ["embed.in", "mlp"], "*down": ["mlp.in", "embed"]}, "params": "a/up"}
     (tmp_path / "names.json").write_text(json.dumps(names))
     more = ("--names", str(tmp_path / "names.json"))
@@ -296,6 +296,25 @@ def test_formats_do_not_claim_each_other():
             "layers/0/attn/q_proj/w/value",
         ],
         "nanodo": ["params/embed/embedding", "params/pos_embed/embedding", "params/out_ln/scale"],
+        "levanter": [
+            "model/transformer/norm/weight",
+            "model/embeddings/token_embeddings/weight",
+        ],
+        "gemma": [
+            "params/embedder/input_embedding",
+            "params/final_norm/scale",
+            "params/layer_0/attn/attn_vec_einsum/w",
+        ],
+        "bonsai": [
+            "model/embedder/embedding/value",
+            "model/final_norm/scale/value",
+            "model/lm_head/kernel/value",
+        ],
+        "penzai": [
+            "params/transformer/embedder.embeddings",
+            "params/transformer/final_norm/scale.weights",
+        ],
+        "torchtitan": ["model/tok_embeddings/weight", "model/norm/weight"],
     }
     assert {
         name: getattr(recognised(dict.fromkeys(paths)), "name", None)
