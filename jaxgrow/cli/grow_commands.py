@@ -191,8 +191,9 @@ def _add_optimizer(p: argparse.ArgumentParser) -> None:
         "--optimizer-state",
         type=Path,
         metavar="PATH",
-        help="the optimizer state of a PyTorch run: an optimizer.pt, or a directory of "
-        "torch.distributed.checkpoint (default: found in SRC)",
+        help="the optimizer state of a PyTorch run: an optimizer.pt, an "
+        "optimizer.safetensors, or a directory of torch.distributed.checkpoint (default: found in "
+        "SRC)",
     )
 
 

@@ -1,17 +1,17 @@
 """How is the optimizer state of a PyTorch run grown together with its Hugging Face model?
 
-Supported formats are the ``optimizer.pt`` of the Hugging Face Trainer and folders of
-``torch.distributed.checkpoint``. The state of a parameter is grown by the maps of that parameter,
-under a policy of `jaxgrow.growth.moments`. PyTorch and transformers are required:
-``pip install -e '.[torch]'`` in a clone of jaxgrow installs both.
+Supported formats are the ``optimizer.pt`` of the Hugging Face Trainer, folders of
+``torch.distributed.checkpoint``, and safetensors files (`named_state`). The state of a parameter is
+grown by the maps of that parameter, under a policy of `jaxgrow.growth.moments`. The first two
+formats require PyTorch and transformers: ``pip install -e '.[torch]'`` in a clone of jaxgrow
+installs both.
 
 The whole optimizer state is in memory, before and after the growth.
 """
 
 import importlib
-import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -22,10 +22,13 @@ from jaxgrow.axes.names import Names, is_layers
 from jaxgrow.checkpoints.hf import storage
 from jaxgrow.checkpoints.hf.base import Family, Stored
 from jaxgrow.checkpoints.hf.storage import HuggingFace
+from jaxgrow.checkpoints.io import safetensors
 from jaxgrow.checkpoints.io.files import CheckpointError, listed
 from jaxgrow.checkpoints.source import Grown, Leaf, Source
 from jaxgrow.growth import maps
 from jaxgrow.growth.maps import Growth, Term
+from jaxgrow.integrations import named_state
+from jaxgrow.integrations.named_state import State, parameters
 
 Policy: TypeAlias = Literal["copy", "exact", "asymmetric"]
 POLICIES = ("copy", "exact", "asymmetric")
@@ -35,20 +38,6 @@ BESIDE = ("scheduler.pt", "trainer_state.json", "training_args.bin", "scaler.pt"
 # The power of the gradient in each kind of state. Other kinds can only be copied.
 POWERS = {"exp_avg": 1, "exp_avg_sq": 2, "max_exp_avg_sq": 2}
 _CHECKPOINT = "torch.distributed.checkpoint"
-_DISTRIBUTED = re.compile(r"^(?:.*\.)?state\.(?P<parameter>.+)\.(?P<kind>\w+)$")
-
-
-@dataclass(frozen=True)
-class State:
-    """The optimizer state of a model.
-
-    Attributes:
-      arrays: ``{kind: {parameter: array}}``, such as ``{"exp_avg": {"model.norm.weight": x}}``.
-      scalars: ``{parameter: {kind: value}}`` for values without axes, such as ``step``.
-    """
-
-    arrays: dict[str, dict[str, Any]]
-    scalars: dict[str, dict[str, Any]]
 
 
 def grow_state(
@@ -155,7 +144,7 @@ class _StateOf(HuggingFace):
 
 @dataclass(frozen=True)
 class _Array:
-    """A tensor in memory with the interface of `safetensors.Tensor` that is needed for reading."""
+    """A tensor of PyTorch or in a file, in float32, or its square root."""
 
     shape: tuple[int, ...]
     content: Any
@@ -164,7 +153,9 @@ class _Array:
     def read(self) -> np.ndarray:
         if self.content is None:
             return np.zeros(self.shape, np.float32)
-        x = self.content.float().numpy()
+        on_disk = isinstance(self.content, safetensors.Tensor)
+        x = self.content.read() if on_disk else self.content.float().numpy()
+        x = x.astype(np.float32, copy=False)
         return np.sqrt(x) if self.root else x
 
 
@@ -328,7 +319,7 @@ def read_distributed(folder: Path, model: HuggingFace) -> tuple[State, dict[str,
     }
     checkpoint.load(content, storage_reader=reader, no_dist=True)
     entries: dict[str, dict[str, Any]] = {}
-    for key, (name, kind) in _distributed_names(content, model).items():
+    for key, (name, kind) in parameters(content, model).items():
         entries.setdefault(name, {})[kind] = content[key]
     if not entries:
         raise CheckpointError(
@@ -350,7 +341,7 @@ def write_distributed(
       state: the state of the grown model.
       like: all entries of the old folder.
     """
-    torch, of = imported("torch"), _distributed_names(like, model)
+    torch, of = imported("torch"), parameters(like, model)
     prefix = next(key.removesuffix(f"{name}.{kind}") for key, (name, kind) in of.items())
     content = {key: x for key, x in like.items() if key not in of}
     for kind, arrays in state.arrays.items():
@@ -361,15 +352,6 @@ def write_distributed(
             content |= {f"{prefix}{name}.{kind}": x for kind, x in entry.items()}
     checkpoint = imported(_CHECKPOINT)
     checkpoint.save(content, storage_writer=checkpoint.FileSystemWriter(folder), no_dist=True)
-
-
-def _distributed_names(keys: Iterable[str], model: HuggingFace) -> dict[str, tuple[str, str]]:
-    found = {}
-    for key in keys:
-        match = _DISTRIBUTED.match(key)
-        if match and match["parameter"] in model.tensors:
-            found[key] = (match["parameter"], match["kind"])
-    return found
 
 
 # --- the folder of a model ---
@@ -385,8 +367,8 @@ def write_beside(
       part: the folder that holds the grown model.
       growth: the growth between them.
       policy: the policy, as for `grow_state`.
-      optimizer: the path of the ``optimizer.pt`` or of the distributed folder; None: the one in the
-        folder of ``model``.
+      optimizer: the path of the ``optimizer.pt``, of the safetensors file, or of the distributed
+        folder; None: the one in the folder of ``model``.
 
     Returns:
       The names of the new files and folders.
@@ -395,19 +377,22 @@ def write_beside(
       CheckpointError: there is no optimizer state, or it does not fit the model.
     """
     grown, where = HuggingFace(part), optimizer or find(model.folder)
-    distributed = where.is_dir()
-    state, content = read_distributed(where, model) if distributed else read_file(where, model)
-    made = grow_state(model, grown, state, growth, policy)
-    if distributed:
+    if where.suffix == ".safetensors":
+        made = grow_state(model, grown, named_state.read(where, model), growth, policy)
+        named_state.write(part / where.name, model, made, where)
+    elif where.is_dir():
+        state, content = read_distributed(where, model)
+        made = grow_state(model, grown, state, growth, policy)
         write_distributed(part / where.name, model, made, content)
     else:
-        write_file(part / FILE, grown, made, content)
+        state, content = read_file(where, model)
+        write_file(part / FILE, grown, grow_state(model, grown, state, growth, policy), content)
     others = [
         name for name in BESIDE if (model.folder / name).is_file() and not (part / name).exists()
     ]
     for name in others:
         shutil.copyfile(model.folder / name, part / name)
-    return [where.name if distributed else FILE, *others]
+    return [FILE if where.suffix == ".pt" else where.name, *others]
 
 
 def find(folder: Path) -> Path:
@@ -416,8 +401,9 @@ def find(folder: Path) -> Path:
     Raises:
       CheckpointError: the folder does not contain exactly one.
     """
-    if (folder / FILE).is_file():
-        return folder / FILE
+    for name in (FILE, named_state.FILE):
+        if (folder / name).is_file():
+            return folder / name
     found = [
         path
         for path in sorted(folder.iterdir())
@@ -425,7 +411,7 @@ def find(folder: Path) -> Path:
     ]
     if len(found) != 1:
         raise CheckpointError(
-            f"{folder} has no {FILE}, and {len(found)} folders of torch.distributed.checkpoint "
+            f"{folder} has no {FILE} or {named_state.FILE}, and {len(found)} folders of torch.distributed.checkpoint "
             "whose name "
             "contains 'optim'. Give the path with --optimizer-state PATH"
         )

@@ -1,0 +1,58 @@
+"""An optimizer state in a safetensors file grows with its Hugging Face model, without PyTorch."""
+
+import numpy as np
+import pytest
+from checkpoints import saved, tensors
+from safetensors.numpy import load_file, save_file
+
+from jaxgrow.cli.program import main
+from jaxgrow.integrations import torch_optimizer
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """A GPT-2 with an optimizer state; importing PyTorch fails."""
+    monkeypatch.setattr(torch_optimizer, "imported", lambda name: pytest.fail(f"imports {name}"))
+    folder, rng = saved(tmp_path / "a"), np.random.default_rng(0)
+    content: dict[str, np.ndarray] = {"lr": np.ones(1, np.float32)}
+    for name, x in tensors(folder).items():
+        moment = rng.normal(size=x.shape).astype(np.float32)
+        content[f"state.{name}.exp_avg"] = moment
+        content[f"state.{name}.exp_avg_sq"] = np.square(moment).astype(np.float64)
+        content[f"state.{name}.step"] = np.array(7.0, np.float32)
+    save_file(content, folder / "optimizer.safetensors")
+    return folder
+
+
+def test_moments_grow_as_gradients_do(run, tmp_path):
+    """The product of moment and parameter is the product of the grown moment and parameter."""
+    target = tmp_path / "b"
+    widths = ("--embed", "24", "--heads", "8", "--mlp", "40")
+    arguments = ("--method", "hypercloning", *widths, "--optimizer", "exact")
+    assert main(["grow", str(run), str(target), *arguments]) == 0
+    old, grown = (load_file(f / "optimizer.safetensors") for f in (run, target))
+    models = [load_file(f / "model.safetensors") for f in (run, target)]
+    assert grown.keys() == old.keys() and grown["lr"] == 1
+    for name, p in models[1].items():
+        first, second = grown[f"state.{name}.exp_avg"], grown[f"state.{name}.exp_avg_sq"]
+        assert first.shape == p.shape and first.dtype == np.float32 and second.dtype == np.float64
+        np.testing.assert_allclose(second, np.square(first), rtol=1e-5, atol=1e-9)
+        expected = np.sum(old[f"state.{name}.exp_avg"] * models[0][name])
+        np.testing.assert_allclose(np.sum(first * p), expected, rtol=1e-4, atol=1e-4)
+        assert grown[f"state.{name}.step"] == 7
+
+
+def test_new_layers_copy_the_moments(run, tmp_path):
+    arguments = ("--method", "llama_pro", "--layers", "6", "--optimizer", "copy")
+    assert main(["grow", str(run), str(tmp_path / "b"), *arguments]) == 0
+    grown = load_file(tmp_path / "b" / "optimizer.safetensors")
+    for name, p in load_file(tmp_path / "b" / "model.safetensors").items():
+        assert grown[f"state.{name}.exp_avg"].shape == p.shape
+        assert grown[f"state.{name}.step"] == 7
+
+
+def test_names_of_other_models_are_an_error(run, tmp_path, capsys):
+    save_file({"state.other.exp_avg": np.ones(3, np.float32)}, run / "optimizer.safetensors")
+    arguments = ("--method", "llama_pro", "--layers", "6", "--optimizer", "copy")
+    assert main(["grow", str(run), str(tmp_path / "b"), *arguments]) == 1
+    assert "has no optimizer state for the parameters" in capsys.readouterr().err
