@@ -55,7 +55,7 @@ def predict(run: Path, file: Path) -> tuple[str, dict[str, float]]:
     examples = examples_of(texts, data, config, Encoder(data.tokenizer, config))  # type: ignore[arg-type]
     mesh = Mesh().over(jax.devices())
     found = outputs(config, source.shard(mesh), examples, mesh)
-    return _tsv(found, labels), _metrics(found, rows, labels, str(columns.label))
+    return _tsv(found, labels), _metrics(found, _given(rows, data, columns), labels)
 
 
 def _data(run: Path) -> tuple[Labelled, glue.Columns]:
@@ -89,11 +89,26 @@ def _tsv(found: np.ndarray, labels: tuple[str, ...]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _given(rows: list[table.Row], data: Labelled, columns: glue.Columns) -> list[str | None]:
+    """Return the name of the label of each row, None for rows without one.
+
+    The published files of a task may have numbers of classes in place of names.
+    """
+    column, own = str(columns.label), glue.TASKS.get(data.task)
+    given = [table.label(row, column) if column in row.fields else None for row in rows]
+    if own is None or not own.labels:
+        return given
+    numbers = [None if label is None else own.number(label) for label in given]
+    return [
+        label if number is None else own.labels[int(number)]
+        for label, number in zip(given, numbers, strict=True)
+    ]
+
+
 def _metrics(
-    found: np.ndarray, rows: list[table.Row], labels: tuple[str, ...], column: str
+    found: np.ndarray, given: list[str | None], labels: tuple[str, ...]
 ) -> dict[str, float]:
     """Return the metrics of the rows whose label the model knows."""
-    given = [table.label(row, column) if column in row.fields else None for row in rows]
     some = [
         i for i, label in enumerate(given) if label is not None and (not labels or label in labels)
     ]

@@ -43,6 +43,7 @@ class EncoderConfig(TextConfig):
     first_position: int = 0
 
     tasks: ClassVar = ("tokens", "classes", "spans", "token_classes", "states")
+    run_by: ClassVar = (*TextConfig.run_by, "masked")
 
     def __post_init__(self):
         super().__post_init__()

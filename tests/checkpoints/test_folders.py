@@ -13,8 +13,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 import tiny
@@ -25,6 +27,7 @@ from jaxgrow.checkpoints import CheckpointError, Loaded
 from jaxgrow.checkpoints.io import folders, safetensors
 from jaxgrow.checkpoints.io.folders import appearing
 from jaxgrow.cli.program import main
+from jaxgrow.models import BERTConfig, ModernBERTConfig
 
 SIZES = {"layers": 4, "embed": 12, "heads": 4, "mlp": 20}
 DEEPER = operators.stack(SIZES, {"layers": 5})
@@ -561,6 +564,7 @@ def slow(self, out):
     time.sleep(1)
 safetensors.Tensor.copy = slow
 from jaxgrow.cli.program import main
+from jaxgrow.models import BERTConfig, ModernBERTConfig
 main(sys.argv[1:])
 """
 
@@ -632,3 +636,16 @@ def test_a_system_without_locks_writes_folders(tmp_path, monkeypatch):
     users(tmp_path, True)
     rewritten(tmp_path)
     assert (tmp_path / "b/model.safetensors").read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("config", [BERTConfig, ModernBERTConfig])
+def test_encoders_with_any_part_of_masked_tokens_are_written_for_transformers(tmp_path, config):
+    """The part of masked tokens is a setting of the training; `transformers` does not store it."""
+    sizes = dict(vocab=32, context=8, layers=1, embed=8, heads=2, head_dim=4, mlp=16)
+    sizes |= {"kv_heads": 2, "layers": 3} if config is ModernBERTConfig else {}
+    own = config(**sizes, masked=0.25)
+    params = own.init(jax.random.key(0))
+    checkpoints.save(tmp_path / "hf", own, params)
+    found, again = checkpoints.load(tmp_path / "hf")
+    assert found == replace(own, masked=found.masked)
+    jax.tree.map(np.testing.assert_array_equal, again, params)

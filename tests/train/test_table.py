@@ -15,7 +15,7 @@ from pyarrow import parquet
 from train import finetune, predict
 from train.common.errors import UserError
 from train.config.overrides import overridden
-from train.data.labelled import metrics, table
+from train.data.labelled import glue, metrics, table
 from train.data.labelled.task import Labelled, task
 
 ROWS = [
@@ -294,3 +294,13 @@ def test_rows_of_a_table_say_where_they_are(tmp_path):
     assert [row.where.rpartition(", ")[2] for row in table.rows(tmp_path / "a.tsv")] == [
         f"line {n}" for n in (2, 3, 4, 5)
     ]
+
+
+def test_labels_of_published_files_are_classes_of_the_task():
+    rows = [table.Row("", {"sentence": "a", "label": label}) for label in ("1", "0", "", "x")]
+    columns = glue.Columns(("sentence",), "label")
+    given = predict._given(rows, Labelled("sst2", "none"), columns)
+    assert given == ["positive", "negative", None, "x"]
+    found = np.array([[0.0, 1.0]] * 4)
+    assert predict._metrics(found, given, ("negative", "positive"))["accuracy"] == 0.5
+    assert predict._given(rows, Labelled("table", "none"), columns) == ["1", "0", None, "x"]
