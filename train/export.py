@@ -33,7 +33,7 @@ from train.engine.run.workdir import Workdir
 
 # For each role of a special token, the spellings that identify it.
 _ROLES = {
-    "pad_token": ("<pad>", "[PAD]"),
+    "pad_token": ("<pad>", "<|pad|>", "<|padding|>", "[PAD]"),
     "unk_token": ("<unk>", "[UNK]"),
     "cls_token": ("[CLS]", "<s>"),
     "sep_token": ("[SEP]", "</s>"),

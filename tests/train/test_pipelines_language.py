@@ -104,7 +104,9 @@ def test_the_export_has_the_loss_and_the_accuracy_of_the_run(trained):
         if is_masked(experiment):
             theirs = hf.AutoModelForMaskedLM.from_pretrained(folder)
             every = logits(theirs, inputs["tokens"])
-            found.append(scores(np.take_along_axis(every, inputs["places"][..., None], 1), targets))
+            found.append(
+                scores(np.take_along_axis(every, inputs["positions"][..., None], 1), targets)
+            )
         else:
             theirs = hf.AutoModelForCausalLM.from_pretrained(folder)
             found.append(scores(logits(theirs, inputs), targets))
@@ -134,7 +136,8 @@ def fills(own: Path, folder: Path) -> None:
     mask = fill.tokenizer.mask_token
     said = fill(f"ab{mask}d ef", top_k=5)
     model = opened(own)
-    tokens = np.array([model.tokenizer.encode(f"ab{mask}d ef").ids])
+    encode = model.tokenizer.encode
+    tokens = np.array([[*encode("ab").ids, fill.tokenizer.mask_token_id, *encode("d ef").ids]])
     assert fill.tokenizer(f"ab{mask}d ef")["input_ids"] == tokens[0].tolist()
     inputs = {"tokens": tokens, "mask": np.ones(tokens.shape, bool)}
     place = tokens[0].tolist().index(fill.tokenizer.mask_token_id)
