@@ -192,7 +192,7 @@ class Config:
     def traits(self) -> dict[str, Any]:
         """Properties of the family that operators may need, as keyword arguments for them.
 
-        - ``norm``: LayerNorm ("layer") or RMSNorm ("rms").
+        - ``norm``: LayerNorm ("layer"), RMSNorm ("rms"), or LayerNorm without a scale ("unscaled").
         - ``post_norm``: whether a norm produces the values that a sublayer adds to the residual
           stream.
         - ``alternating``: the layer axes along which even and odd layers compute different

@@ -268,6 +268,7 @@ class LlamaConfig(TextConfig):
     @property
     def traits(self) -> dict[str, Any]:
         norm = "layer" if self.layer_norm else "rms"
+        norm = norm if self.norm_scale else "unscaled"
         return super().traits | {
             "norm": norm,
             "post_norm": self.norms != "before",

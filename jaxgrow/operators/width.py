@@ -330,7 +330,10 @@ def staged(sizes: Sizes, target: Sizes) -> Rules:
     example={"heads": 5, "mlp": 13},
 )
 def lemon(
-    sizes: Sizes, target: Sizes, seed: int = 0, norm: Literal["layer", "rms"] = "layer"
+    sizes: Sizes,
+    target: Sizes,
+    seed: int = 0,
+    norm: Literal["layer", "rms", "unscaled"] = "layer",
 ) -> Growth:
     """Grow to any width, preserve the function of a pre-LN model, and make all copies different.
 
@@ -348,7 +351,8 @@ def lemon(
 
     Args:
       {arguments}
-      norm: the norm of the model, LayerNorm or RMSNorm.
+      norm: the norm of the model: LayerNorm, RMSNorm, or a LayerNorm without a scale, which
+        cannot compensate for remaining slots.
 
     Returns:
       One map for each axis of ``target``; `Rules` if the new size of ``embed`` is not a multiple of
@@ -391,6 +395,12 @@ def lemon(
         )
     norms: list[Rule] = []
     for axis in streams:
+        if tiled[axis] < 1 and norm == "unscaled":
+            old, new = found[axis]
+            raise ValueError(
+                f"lemon grows {axis} from {old} to {new} by scaling the norms, but the norms of this "
+                f"model have no scale: choose a multiple of {old}"
+            )
         if tiled[axis] < 1:
             growth[axis], *own_norms = _ragged(axis, growth[axis], found[axis][1], norm)
             norms += own_norms

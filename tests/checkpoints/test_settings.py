@@ -218,6 +218,8 @@ FOUND = [
     ("ModernBertForMaskedLM", {"sliding_window": 1}),
     ("Gemma3ForCausalLM", {"final_logit_softcapping": 0.0}),
     ("Dinov2ForImageClassification", {"layerscale_value": 0.0}),
+    ("GptOssForCausalLM", {"rope_parameters": {}}),
+    ("GraniteForCausalLM", {"logits_scaling": 0.0}),
     ("Qwen2ForCausalLM", {"rope_parameters": {"rope_theta": 5.0}, "rope_scaling": _ROPES[3]}),
 ]
 

@@ -134,10 +134,19 @@ def test_what_keeps_the_function_is_what_we_say(name, by):
 def test_even_copies_with_plain_norms_are_exact_if_untied(tied, monkeypatch):
     monkeypatch.setitem(KIN, "OLMo", dict(layer_norm=True, norm_scale=False, tied=tied))
     c = config("OLMo")
-    for by in ("hypercloning", "staged"):
-        growth = made(c)[by]
+    for by, method in (("hypercloning", hypercloning), ("staged", staged)):
+        growth = method(OLD, TWICE)
         assert keeps.keeps(growth, c, by) == (not tied)
         assert changed("OLMo", growth) > VISIBLE if tied else changed("OLMo", growth) < EXACT
+
+
+def test_lemon_needs_scales_of_norms_for_an_uneven_width():
+    c = replace(config("Granite"), layer_norm=True, norm_scale=False)
+    of = {"norm": c.traits["norm"]}
+    assert set(lemon(c.sizes(), {"mlp": c.mlp + 1, "embed": 2 * c.embed}, **of)) == {"mlp", "embed"}
+    message = f"the norms of this model have no scale: choose a multiple of {c.embed}"
+    with pytest.raises(ValueError, match=message):
+        lemon(c.sizes(), {"embed": c.embed + 2}, **of)
 
 
 def test_a_block_that_adds_nothing_learns_slowly_behind_a_norm():

@@ -45,7 +45,8 @@ def _names(config: LlamaConfig) -> dict[str, Stored]:
 
 
 def _read_gpt_oss(theirs: Mapping[str, Any]) -> dict[str, Any]:
-    if not (theirs.get("rope_scaling") or theirs.get("rope_parameters")):
+    # An empty object means unscaled frequencies, unlike a missing key.
+    if not theirs.get("rope_scaling") and theirs.get("rope_parameters") is None:
         theirs = {**theirs, "rope_scaling": _ROPE}
     biased = theirs.get("attention_bias", True)
     ours = read_llama(

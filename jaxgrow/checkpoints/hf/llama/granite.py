@@ -29,6 +29,10 @@ def _read_granite(theirs: Mapping[str, Any]) -> dict[str, Any]:
     ours, multiplier = read_biased(theirs), theirs.get("attention_multiplier", 1.0)
     if not multiplier > 0:
         raise ValueError(f"attention_multiplier is {multiplier!r}, but has to be greater than 0")
+    if not theirs.get("logits_scaling", 1.0) > 0:
+        raise ValueError(
+            f"logits_scaling is {theirs['logits_scaling']!r}, but has to be greater than 0"
+        )
     score_dim = float(multiplier**-2)
     usual = math.isclose(score_dim, ours["head_dim"], rel_tol=1e-9)
     return ours | {"score_dim": 0.0 if usual else score_dim}
