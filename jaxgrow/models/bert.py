@@ -5,9 +5,8 @@ F mlp, V vocab, C classes, P rows of the position embedding, Y token types, L la
 """
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -15,15 +14,18 @@ from flax import linen as nn
 from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 
-from jaxgrow.axes.names import BELOW, READ, named
-from jaxgrow.layerdrop.execution import KeepMask, rescaled
+from jaxgrow.axes.names import BELOW, READ
+from jaxgrow.layerdrop.execution import rescaled
 from jaxgrow.models.bottleneck import adapted
 from jaxgrow.models.config import Cost
-from jaxgrow.models.encoder import INIT, EncoderConfig, check_inputs, gelu, predicted, transformed
+from jaxgrow.models.encoder import Encoder, EncoderConfig, gelu, mask_of
 from jaxgrow.models.loss import class_logits
+from jaxgrow.models.model import INIT, Call, Stack
 from jaxgrow.models.modules import MLP, Linear, SelfAttention
 from jaxgrow.models.norms import LayerNorm
-from jaxgrow.models.stack import KeptTokens, Observe, run_parts, stacked
+
+# The activations between the two kernels of the head of classes.
+POOLINGS = {"tanh": jnp.tanh, "relu": jax.nn.relu, "gelu": gelu}
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,6 @@ class BERTConfig(EncoderConfig):
     pooler: bool = dataclasses.field(default=False, repr=False)
 
     no_axes: ClassVar = ("first_position",)
-    later: ClassVar = ("pooling", "pooler")
     tied_parts: ClassVar = ("token_embedding", "position_embedding", "type_embedding", "head_norm")
 
     def __post_init__(self):
@@ -166,22 +167,8 @@ class Block(nn.Module):
         return mlp_norm(x_BTD + rescaled(adapted(self, "mlp", mlp(x_BTD)), scale, "mlp"))
 
 
-class BERT(nn.Module):
-    """A BERT: ``apply({"params": p}, inputs) -> logits`` in float32.
-
-    ========== =================== =================================================================
-    inputs
-    ========== =================== =================================================================
-    tokens     int [B, T]
-    types      int [B, T]          the type of each token; zeros if left out
-    mask       bool [B, T]         the visible tokens; all if left out. RoBERTa's positions
-                                   count only visible tokens
-    positions     int [B, S]          the positions for which logits [B, S, vocab] are returned;
-                                   all if left out
-    ========== =================== =================================================================
-
-    Keyword arguments are described in `jaxgrow.models.gpt2.GPT2`. ``frozen`` also freezes the norm
-    of the embeddings. With ``norm="post"``, a dropped layer also skips its norms.
+class BERT(Encoder):
+    """A BERT: an `Encoder`. With ``norm="post"``, a dropped layer also skips its norms.
 
     The head depends on ``head``:
 
@@ -203,106 +190,53 @@ class BERT(nn.Module):
 
     config: BERTConfig
 
-    @nn.compact
-    def __call__(
-        self,
-        inputs: Mapping[str, jax.Array],
-        *,
-        observe: Observe | None = None,
-        targets: jax.Array | None = None,
-        each: bool = False,
-        keep_mask: KeepMask | None = None,
-        kept_tokens: KeptTokens | None = None,
-        frozen: int = 0,
-    ):
+    def norm(self, name: str, axis: str = "embed") -> nn.Module:
+        """Return a norm over ``axis``."""
+        return LayerNorm(axis, self.config.eps, self.dtype, name=name)
+
+    def embeddings(self) -> dict[str, jax.Array]:
         c = self.config
-        check_inputs(c, inputs, keep_mask, kept_tokens, frozen)
-        dtype, tokens_BT = jnp.dtype(c.dtype), inputs["tokens"]
-        embedding_VD = self.param(
-            "token_embedding", named(INIT, "vocab", "embed" + BELOW), (c.vocab, c.embed)
-        )
-        position_embedding_PD = self.param(
-            "position_embedding", named(INIT, "context", "embed" + BELOW), (c.context, c.embed)
-        )
-        # The block is detached: only its init and apply are used.
-        block = Block(c, dtype, parent=None)
-        blocks = stacked(self, "blocks", block, c.layers, jnp.zeros((1, 1, c.embed), dtype))
+        return {
+            "token_embedding": self.embedding("token_embedding", "vocab", c.vocab),
+            "position_embedding": self.embedding("position_embedding", "context", c.context),
+        }
 
-        mask_BT = inputs["mask"].astype(bool) if "mask" in inputs else None
-        x_BTD = jnp.take(embedding_VD, tokens_BT, axis=0) + _positions(
-            c, position_embedding_PD, tokens_BT.shape[1], mask_BT
-        )
+    def stack(self, embeddings: dict[str, jax.Array], call: Call) -> Stack:
+        block = Block(self.config, self.dtype, parent=None)
+        return self.stack_of(block, mask_BS=mask_of(call))
+
+    def embed(self, embeddings: dict[str, jax.Array], call: Call) -> jax.Array:
+        c, tokens_BT = self.config, call.inputs["tokens"]
+        at_BTD = _positions(c, embeddings["position_embedding"], tokens_BT.shape[1], mask_of(call))
+        x_BTD = jnp.take(embeddings["token_embedding"], tokens_BT, axis=0) + at_BTD
         if c.types:
-            types_YD = self.param(
-                "type_embedding", named(INIT, "types", "embed" + BELOW), (c.types, c.embed)
-            )
-            x_BTD = x_BTD + (
-                jnp.take(types_YD, inputs["types"], axis=0)
-                if "types" in inputs
-                else types_YD[None, :1]
-            )
-        x_BTD = LayerNorm("embed" + BELOW, c.eps, dtype, name="embedding_norm")(x_BTD)
-        if frozen:
-            embedding_VD, x_BTD = jax.lax.stop_gradient((embedding_VD, x_BTD))
-        x_BTD, seen_L = run_parts(
-            lambda w, x, scale=None: block.apply({"params": w}, x, scale, mask_BT),
-            blocks,
-            x_BTD,
-            kept_tokens=kept_tokens,
-            frozen=frozen,
-            remat=c.remat,
-            scan=c.scan_layers,
-            observe=observe,
-            keep_mask=keep_mask,
-        )
-        said = answered(self, c, x_BTD, inputs, embedding_VD, targets, each)
-        return (said, seen_L) if observe else said
+            types_YD = self.embedding("type_embedding", "types", c.types)
+            if "types" in call.inputs:
+                x_BTD = x_BTD + jnp.take(types_YD, call.inputs["types"], axis=0)
+            else:
+                x_BTD = x_BTD + types_YD[None, :1]
+        return self.norm("embedding_norm", "embed" + BELOW)(x_BTD)
 
+    def answer(self, x_BTD: jax.Array, embedding_VD: jax.Array, call: Call) -> Any:
+        c = self.config
+        if c.norm == "pre":
+            x_BTD = self.norm("final_norm")(x_BTD)
+        if c.head == "tokens":
+            head_norm = self.norm("head_norm", "embed" + READ if c.ties else "embed")
+            return self.predicted(self.transformed(x_BTD, head_norm), embedding_VD, call)
+        if c.head == "states":
+            if c.pooler:
+                self.sow("intermediates", "pooled", self.pooled(x_BTD))
+            return self.wide(x_BTD)
+        read = self.pooled(x_BTD) if c.head == "classes" else x_BTD
+        return class_logits(read, c.classes, INIT)
 
-def answered(
-    module: nn.Module,
-    config: BERTConfig,
-    x_BTD: jax.Array,
-    inputs: Mapping[str, jax.Array],
-    embedding_VD: jax.Array,
-    targets: jax.Array | None,
-    each: bool,
-):
-    """Return the outputs of the head for the output of the layers.
-
-    Call it inside the compact ``module``. The other arguments are those of `BERT`.
-    """
-    c, dtype = config, x_BTD.dtype
-    if "positions" in inputs:
-        x_BTD = jnp.take_along_axis(x_BTD, inputs["positions"][..., None], axis=1)
-    if c.norm == "pre":
-        x_BTD = LayerNorm("embed", c.eps, dtype, name="final_norm")(x_BTD)
-    if c.head != "tokens":
-        return _classes_or_states(module, c, x_BTD)
-    head_norm = LayerNorm("embed" + READ if c.ties else "embed", c.eps, dtype, name="head_norm")
-    x_BTD = transformed(c, x_BTD, head_norm)
-    return predicted(module, c, x_BTD, embedding_VD, targets, dtype, each)
-
-
-_POOLINGS = {"tanh": jnp.tanh, "relu": jax.nn.relu, "gelu": gelu}
-
-
-def _classes_or_states(module: nn.Module, config: BERTConfig, x_BTD: jax.Array) -> jax.Array:
-    """Return the outputs of a model that does not predict tokens, in float32 or better.
-
-    Call it inside the compact ``module``.
-    """
-
-    def pooled() -> jax.Array:
-        axes, shape = ("embed" + READ, "embed"), (config.embed, config.embed)
+    def pooled(self, x_BTD: jax.Array) -> jax.Array:
+        """Return the output of the pooler for the first state, [B, D]."""
+        c = self.config
+        axes, shape = ("embed" + READ, "embed"), (c.embed, c.embed)
         y_BD = Linear(axes, shape, 1, INIT, x_BTD.dtype, name="pooler")(x_BTD[:, 0])
-        return _POOLINGS[config.pooling](y_BD)
-
-    if config.head == "states":
-        if config.pooler:
-            module.sow("intermediates", "pooled", pooled())
-        return x_BTD.astype(jnp.promote_types(x_BTD.dtype, jnp.float32))
-    return class_logits(pooled() if config.head == "classes" else x_BTD, config.classes, INIT)
+        return POOLINGS[c.pooling](y_BD)
 
 
 def _positions(config: BERTConfig, position_embedding_PD, length: int, mask_BT):

@@ -9,20 +9,22 @@ F mlp, P pixels on a side of a patch, C channels, L layers.
 
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import DTypeLike
 
-from jaxgrow.axes.names import BELOW, READ, VALUE, named
-from jaxgrow.layerdrop.execution import KeepMask, rescaled
+from jaxgrow.axes.names import READ, VALUE, named
+from jaxgrow.layerdrop.execution import rescaled
 from jaxgrow.models.bottleneck import adapted
 from jaxgrow.models.config import Cost
+from jaxgrow.models.model import INIT, Call, Model, Stack
 from jaxgrow.models.modules import MLP, Linear, layer_scaled
 from jaxgrow.models.norms import LayerNorm
-from jaxgrow.models.patches import INIT, PatchConfig, classified, embedded
-from jaxgrow.models.stack import KeptTokens, Observe, run_parts, run_stack, stacked
+from jaxgrow.models.patches import PatchConfig, classified, embedded
+from jaxgrow.models.stack import run_stack, stacked
 
 
 @dataclass(frozen=True)
@@ -144,13 +146,13 @@ class Block(nn.Module):
     talking: bool
 
     @nn.compact
-    def __call__(self, u_BTD, x_BSD=None, scale=None):
+    def __call__(self, u_BTD, scale=None, x_BSD=None):
         """Apply the block.
 
         Args:
           u_BTD: the residual stream.
-          x_BSD: further keys and values; None: none.
           scale: factor of each sublayer's output (`jaxgrow.layerdrop.KeepMask`); None: 1.
+          x_BSD: further keys and values; None: none.
         """
         c = self.config
 
@@ -171,68 +173,48 @@ class Block(nn.Module):
         return u_BTD + sized("mlp", mlp(h_BTD))
 
 
-class CaiT(nn.Module):
+class CaiT(Model):
     """A CaiT: ``apply({"params": p}, images [B, rows, columns, C]) -> logits [B, classes]``.
 
     Images are normalised floats, and logits are float32.
 
-    ``observe``, ``keep_mask``, ``kept_tokens`` and ``frozen`` are described in
-    `jaxgrow.models.gpt2.GPT2`. They concern the layers of patches: the class token comes after
-    these layers, so patches may bypass them. ``frozen`` also freezes the patch embedding and the
-    position embedding.
+    The keyword arguments are described in `jaxgrow.models.model.Model`. They concern the layers of
+    patches: the class token comes after these layers, so patches may bypass them. ``frozen`` also
+    freezes the patch embedding and the position embedding.
     """
 
     config: CaiTConfig
 
-    @nn.compact
-    def __call__(
-        self,
-        images,
-        *,
-        observe: Observe | None = None,
-        keep_mask: KeepMask | None = None,
-        kept_tokens: KeptTokens | None = None,
-        frozen: int = 0,
-    ):
-        c = self.config
-        if keep_mask is not None and (kept_tokens is not None or frozen):
-            raise ValueError(
-                "layer dropping (keep_mask) cannot be combined with token dropping (kept_tokens) or "
-                "frozen layers: pass keep_mask alone"
-            )
-        dtype = jnp.dtype(c.dtype)
-        position_embedding_TD = self.param(
-            "position_embedding", named(INIT, "positions", "embed" + BELOW), (c.positions, c.embed)
-        )
-        x_BTD = embedded(c, images, dtype) + position_embedding_TD[None].astype(dtype)
-        if frozen:
-            x_BTD = jax.lax.stop_gradient(x_BTD)
+    supports: ClassVar = ("kept_tokens",)
 
-        one = jnp.zeros((1, 1, c.embed), dtype)
-        # The blocks are detached: only their init and apply are used.
-        layer = Block(c, dtype, talking=True, parent=None)
-        blocks = stacked(self, "blocks", layer, c.layers, one)
-        x_BTD, seen_L = run_parts(
-            lambda w, x, *scale: layer.apply({"params": w}, x, None, *scale),
-            blocks,
-            x_BTD,
-            kept_tokens=kept_tokens,
-            frozen=frozen,
-            remat=c.remat,
-            scan=c.scan_layers,
-            observe=observe,
-            keep_mask=keep_mask,
+    def embeddings(self) -> dict[str, jax.Array]:
+        position_embedding_TD = self.embedding(
+            "position_embedding", "positions", self.config.positions
         )
+        return {"position_embedding": position_embedding_TD}
+
+    def stack(self, embeddings: dict[str, jax.Array], call: Call) -> Stack:
+        return self.stack_of(Block(self.config, self.dtype, talking=True, parent=None))
+
+    def embed(self, embeddings: dict[str, jax.Array], call: Call) -> jax.Array:
+        position_embedding_1TD = embeddings["position_embedding"][None].astype(self.dtype)
+        return embedded(self.config, call.inputs, self.dtype) + position_embedding_1TD
+
+    def output(self, x_BTD: jax.Array, embeddings: dict[str, jax.Array], call: Call) -> jax.Array:
+        c, dtype = self.config, self.dtype
+        # The block is detached: only its init and apply are used.
         look = Block(replace(c, adapter=None), dtype, talking=False, parent=None)
-        looks = stacked(self, "class_blocks", look, c.class_layers, one, one, axis="class_layers")
+        one = jnp.zeros((1, 1, c.embed), dtype)
+        looks = stacked(
+            self, "class_blocks", look, c.class_layers, one, None, one, axis="class_layers"
+        )
         token_D = self.param("class_embedding", named(INIT, "embed", role="embedding"), (c.embed,))
         u_B1D = jnp.broadcast_to(token_D.astype(dtype).reshape(1, 1, -1), (len(x_BTD), 1, c.embed))
         u_B1D, _ = run_stack(
-            lambda w, u: look.apply({"params": w}, u, x_BTD),
+            lambda w, u: look.apply({"params": w}, u, x_BSD=x_BTD),
             looks,
             u_B1D,
             remat=c.remat,
             scan=c.scan_layers,
         )
-        logits = classified(c, LayerNorm("embed", c.eps, dtype, name="final_norm")(u_B1D)[:, 0])
-        return (logits, seen_L) if observe else logits
+        return classified(c, LayerNorm("embed", c.eps, dtype, name="final_norm")(u_B1D)[:, 0])

@@ -112,8 +112,6 @@ class Config:
     run_by: ClassVar[tuple[str, ...]] = ("dtype", "remat", "attention", "scan_layers")
     # Integer fields that are not the size of an axis.
     no_axes: ClassVar[tuple[str, ...]] = ()
-    # Fields that were added later. `as_json` writes them only if they differ from their default.
-    later: ClassVar[tuple[str, ...]] = ()
     # The embeddings and the norm before a tied head. The published multi-level code swaps the roles
     # of their ``embed`` axes (`paper_axes`).
     tied_parts: ClassVar[tuple[str, ...]] = ()
@@ -359,18 +357,9 @@ class Config:
         return jax.tree_util.tree_map_with_path(leaf, self.axes(), is_leaf=is_names)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the config as a JSON object, without later fields that have their default value.
-
-        So a model that does not use a later field is written as before the field existed.
-        """
+        """Return the config as a JSON object, which `from_json` reads."""
         own = {name: list(x) if isinstance(x, tuple) else x for name, x in asdict(self).items()}
-        later = ("adapter", "head_positions", *self.later)
-        silent = {
-            f.name for f in fields(self) if f.name in later and getattr(self, f.name) == f.default
-        }
-        return {"family": type(self).__name__} | {
-            name: x for name, x in own.items() if name not in silent
-        }
+        return {"family": type(self).__name__, **own}
 
 
 @dataclass(frozen=True)
@@ -396,6 +385,10 @@ class TextConfig(Config):
     # same time. 0: the number that `jaxgrow.models.loss.scored` returns.
     head_positions: int = 0
 
+    # The soft cap of the logits (0: none), and their divisor.
+    # Without annotations, these are no fields, and a family may have fields of these names.
+    logit_cap = 0.0
+    logit_divisor = 1.0
     run_by: ClassVar = (*Config.run_by, "head_positions")
     tasks: ClassVar[tuple[str, ...]] = ("tokens", "classes")
 
@@ -416,16 +409,13 @@ class TextConfig(Config):
             )
 
     @property
-    def means_stay(self) -> bool:
-        """Whether a residual unit that holds the mean of the other units keeps holding it.
-
-        It does not if a norm produces the residual stream, or if each unit has a learned scale.
-        """
-        return True
-
-    @property
     def predicts(self) -> Head:
         return self.head
+
+    @property
+    def longest(self) -> int:
+        """The maximum number of tokens of a sequence that the model can read."""
+        return self.length
 
     @property
     def ties(self) -> bool:
@@ -442,13 +432,6 @@ class TextConfig(Config):
     def with_head(self, head: Head, classes: int = 2) -> Self:
         """Return the config of the same model with another head."""
         return replace(self, head=head, classes=classes)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the config as a JSON object, without head and classes if it predicts tokens."""
-        out = super().as_json()
-        return {
-            k: v for k, v in out.items() if self.head != "tokens" or k not in ("head", "classes")
-        }
 
 
 def head_cost(config: TextConfig, length: int) -> float:
@@ -490,7 +473,4 @@ def from_json(content: Mapping[str, Any]) -> Config:
             f"there is no model family {name!r}; the families are "
             f"{', '.join(sorted(Config.families))}"
         )
-    # Older files have a boolean here.
-    if isinstance(values.get("remat"), bool):
-        values["remat"] = "projections" if values["remat"] else "products"
     return typed.made(family, values)

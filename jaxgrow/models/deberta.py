@@ -5,9 +5,7 @@ the relative position embedding, V vocab.
 """
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -17,16 +15,15 @@ from flax import linen as nn
 from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 
-from jaxgrow.axes.names import BELOW, READ, VALUE, named
-from jaxgrow.layerdrop.execution import KeepMask
+from jaxgrow.axes.names import BELOW, READ, VALUE
 from jaxgrow.models import bert
 from jaxgrow.models.attention import Form, attention
 from jaxgrow.models.bert import BERTConfig
 from jaxgrow.models.config import Cost
-from jaxgrow.models.encoder import INIT, check_inputs
+from jaxgrow.models.encoder import mask_of
+from jaxgrow.models.model import INIT, Call, Stack
 from jaxgrow.models.modules import Linear, projected
-from jaxgrow.models.norms import LayerNorm
-from jaxgrow.models.stack import KeptTokens, Observe, run_parts, stacked
+from jaxgrow.models.stack import stacked
 
 
 @dataclass(frozen=True)
@@ -221,82 +218,49 @@ def _rows(config: DeBERTaConfig, length: int, positions_BT: Any = None) -> Any:
     return jnp.asarray(row_of)[distance_BTS + config.context - 1]
 
 
-class DeBERTa(nn.Module):
-    """A DeBERTa: ``apply({"params": p}, inputs) -> logits`` in float32.
+class DeBERTa(bert.BERT):
+    """A DeBERTa: a BERT without token types, whose attention has relative positions.
 
-    Inputs (except ``types``), keyword arguments and heads are described in
-    `jaxgrow.models.bert.BERT`. Before the classes is a GELU. ``frozen`` also freezes the relative
-    position embedding and its norm.
+    Before the classes is a GELU. ``frozen`` also freezes the relative position embedding and its
+    norm.
 
     Deviation(DeBERTa): the enhanced mask decoder and the discriminator of the pre-training are not
     implemented. `transformers` does not have them either.
     """
 
-    config: DeBERTaConfig
+    config: DeBERTaConfig  # type: ignore[assignment]
 
-    @nn.compact
-    def __call__(
-        self,
-        inputs: Mapping[str, jax.Array],
-        *,
-        observe: Observe | None = None,
-        targets: jax.Array | None = None,
-        each: bool = False,
-        keep_mask: KeepMask | None = None,
-        kept_tokens: KeptTokens | None = None,
-        frozen: int = 0,
-    ):
+    def embeddings(self) -> dict[str, jax.Array]:
         c = self.config
-        check_inputs(c, inputs, keep_mask, kept_tokens, frozen)
-        dtype, tokens_BT = jnp.dtype(c.dtype), inputs["tokens"]
-        mask_BT = inputs["mask"].astype(bool) if "mask" in inputs else None
-        embedding_VD = self.param(
-            "token_embedding", named(INIT, "vocab", "embed" + BELOW), (c.vocab, c.embed)
-        )
-        relative_PD = self._relative(dtype)
-        # The block is detached: only its init and apply are used.
-        block = Block(c, dtype, parent=None)
-        first = jnp.zeros((1, 1, c.embed), dtype), None, None, relative_PD[:1], _rows(c, 1)
-        blocks = stacked(self, "blocks", block, c.layers, *first)
-        x_BTD = jnp.take(embedding_VD, tokens_BT, axis=0)
-        x_BTD = LayerNorm("embed" + BELOW, c.eps, dtype, name="embedding_norm")(x_BTD)
-        if mask_BT is not None:
-            x_BTD = x_BTD * mask_BT[..., None]
-        if frozen:
-            embedding_VD, x_BTD, relative_PD = jax.lax.stop_gradient(
-                (embedding_VD, x_BTD, relative_PD)
-            )
-        # Every layer gets a copy, because a dropped layer must not differentiate a closure.
-        blocks = blocks, jnp.broadcast_to(relative_PD, (c.layers, *relative_PD.shape))
+        embedding_VD = self.embedding("token_embedding", "vocab", c.vocab)
+        relative_PD = self.embedding("relative_embedding", "distances", c.distances)
+        if c.relative_norm:
+            relative_PD = self.norm("relative_norm", "embed" + BELOW)(relative_PD)
+        return {
+            "token_embedding": embedding_VD,
+            "relative_embedding": relative_PD.astype(self.dtype),
+        }
 
-        def layer(w, x, scale=None, positions_BT=None):
+    def stack(self, embeddings: dict[str, jax.Array], call: Call) -> Stack:
+        c, relative_PD = self.config, embeddings["relative_embedding"]
+        # The block is detached: only its init and apply are used.
+        block = Block(c, self.dtype, parent=None)
+        one = jnp.zeros((1, 1, c.embed), self.dtype)
+        blocks = stacked(
+            self, "blocks", block, c.layers, one, None, None, relative_PD[:1], _rows(c, 1)
+        )
+        mask_BT = mask_of(call)
+
+        def layer(w, x, scale=None, positions=None):
             w, relative_PD = w
-            rows_BTS = _rows(c, x.shape[1], positions_BT)
+            rows_BTS = _rows(c, x.shape[1], positions)
             return block.apply({"params": w}, x, scale, mask_BT, relative_PD, rows_BTS)
 
-        x_BTD, seen_L = run_parts(
-            layer,
-            blocks,
-            x_BTD,
-            kept_tokens=kept_tokens,
-            apply_kept_tokens=kept_tokens and partial(layer, positions_BT=kept_tokens.positions_BS),
-            frozen=frozen,
-            remat=c.remat,
-            scan=c.scan_layers,
-            observe=observe,
-            keep_mask=keep_mask,
-        )
-        said = bert.answered(self, c, x_BTD, inputs, embedding_VD, targets, each)
-        return (said, seen_L) if observe else said
+        # Every layer gets a copy, because a dropped layer must not differentiate a closure.
+        return Stack(layer, (blocks, jnp.broadcast_to(relative_PD, (c.layers, *relative_PD.shape))))
 
-    def _relative(self, dtype) -> jax.Array:
-        """Return the relative position embedding, [P, D]."""
-        c = self.config
-        relative_PD = self.param(
-            "relative_embedding",
-            named(INIT, "distances", "embed" + BELOW),
-            (c.distances, c.embed),
-        )
-        if not c.relative_norm:
-            return relative_PD.astype(dtype)
-        return LayerNorm("embed" + BELOW, c.eps, dtype, name="relative_norm")(relative_PD)
+    def embed(self, embeddings: dict[str, jax.Array], call: Call) -> jax.Array:
+        x_BTD = jnp.take(embeddings["token_embedding"], call.inputs["tokens"], axis=0)
+        x_BTD = self.norm("embedding_norm", "embed" + BELOW)(x_BTD)
+        mask_BT = mask_of(call)
+        return x_BTD if mask_BT is None else x_BTD * mask_BT[..., None]

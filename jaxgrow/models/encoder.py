@@ -1,25 +1,23 @@
-"""The parts that text encoders share: inputs by name, and a head that predicts masked tokens.
+"""What do the text encoders share: inputs by name, and a head that predicts masked tokens.
 
-Shape suffixes: B batch, T positions, D embed, V vocab.
+Shape suffixes: B batch, T positions, S positions of the head, D embed, V vocab.
 """
 
 from collections.abc import Mapping
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jax.typing import DTypeLike
 
 from jaxgrow.axes.names import READ, named
-from jaxgrow.layerdrop.execution import KeepMask
 from jaxgrow.models.config import TextConfig
+from jaxgrow.models.decoder import head_kernel
 from jaxgrow.models.loss import token_head
+from jaxgrow.models.model import INIT, Call, Model
 from jaxgrow.models.modules import Linear
-from jaxgrow.models.stack import KeptTokens
 
-INIT = nn.initializers.normal(0.02)
 gelu = partial(jax.nn.gelu, approximate=False)
 
 
@@ -73,84 +71,90 @@ class EncoderConfig(TextConfig):
         return positions.get(self.head, length)
 
 
-def check_inputs(
-    config: EncoderConfig,
-    inputs: Mapping[str, jax.Array],
-    keep_mask: KeepMask | None,
-    kept_tokens: KeptTokens | None,
-    frozen: int,
-) -> None:
-    """Raise an error if the module does not support the inputs or their combination.
+class Encoder(Model):
+    """A text encoder: ``apply({"params": p}, inputs) -> outputs``, in float32.
 
-    Raises:
-      TypeError: the inputs are not a mapping.
-      ValueError: an input is unknown or cannot be combined with another one, or a sequence is too
-        long.
+    ========== =================== =================================================================
+    inputs
+    ========== =================== =================================================================
+    tokens     int [B, T]
+    types      int [B, T]          the type of each token; zeros if left out
+    mask       bool [B, T]         the visible tokens; all if left out. RoBERTa's positions
+                                   count only visible tokens
+    positions  int [B, S]          the positions for which logits [B, S, vocab] are returned;
+                                   all if left out
+    ========== =================== =================================================================
+
+    The keyword arguments are described in `jaxgrow.models.model.Model`. ``frozen`` also freezes the
+    norm of the embeddings.
     """
-    known = config.inputs
-    if not isinstance(inputs, Mapping):
-        raise TypeError(
-            f"inputs must be a mapping with tokens and optionally {', '.join(known[1:])}, not "
-            f"{type(inputs).__name__}"
+
+    supports: ClassVar[tuple[str, ...]] = ("targets", "each", "kept_tokens")
+
+    def check(self, call: Call) -> None:
+        """Raise an error if the model does not support the inputs or their combination.
+
+        Raises:
+          TypeError: the inputs are not a mapping.
+          ValueError: an input is unknown or cannot be combined with another one, or a sequence is
+            too long.
+        """
+        config, inputs = self.config, call.inputs
+        known = config.inputs
+        if not isinstance(inputs, Mapping):
+            raise TypeError(
+                f"inputs must be a mapping with tokens and optionally {', '.join(known[1:])}, not "
+                f"{type(inputs).__name__}"
+            )
+        if "tokens" not in inputs or set(inputs) - set(known):
+            raise ValueError(
+                f"inputs must be tokens and optionally {', '.join(known[1:])}, but are "
+                f"{', '.join(inputs)}"
+            )
+        super().check(call)
+        drops_layers = call.keep_mask is not None and call.keep_mask.layers is not None
+        if "mask" in inputs and (drops_layers or call.kept_tokens is not None):
+            raise ValueError(
+                "layer and token dropping do not support padding: pack the text, and leave out mask"
+            )
+        length = inputs["tokens"].shape[1]
+        if length > config.length:
+            raise ValueError(
+                f"a sequence of {length} tokens is longer than the {config.length} positions that "
+                f"context={config.context} leaves from first_position={config.first_position} on"
+            )
+
+    def output(self, x_BTD: jax.Array, embeddings: dict[str, jax.Array], call: Call) -> Any:
+        if "positions" in call.inputs:
+            x_BTD = jnp.take_along_axis(x_BTD, call.inputs["positions"][..., None], axis=1)
+        return self.answer(x_BTD, embeddings["token_embedding"], call)
+
+    def answer(self, x_BTD: jax.Array, embedding_VD: jax.Array, call: Call) -> Any:
+        """Return the output of the head at the positions that it reads."""
+        raise NotImplementedError
+
+    def transformed(self, x_BTD: jax.Array, norm: nn.Module, bias: bool = True) -> jax.Array:
+        """Return the first part of the head, ``norm(gelu(x W + b))``."""
+        axes, shape = ("embed" + READ, "embed"), (self.config.embed, self.config.embed)
+        return norm(gelu(Linear(axes, shape, 1, INIT, x_BTD.dtype, bias, name="transform")(x_BTD)))
+
+    def predicted(self, x_BTD: jax.Array, embedding_VD: jax.Array, call: Call) -> Any:
+        """Return the output of `token_head`, which has a bias for every token of the vocabulary."""
+        c = self.config
+        head_DV = head_kernel(self, c, embedding_VD)
+        zeros = named(nn.initializers.zeros, "vocab", role="bias")
+        return token_head(
+            x_BTD,
+            head_DV,
+            call.targets,
+            self.dtype,
+            self.param("head_bias", zeros, (c.vocab,)),
+            each=call.each,
+            cap=c.logit_cap,
+            positions=c.head_positions,
         )
-    if "tokens" not in inputs or set(inputs) - set(known):
-        raise ValueError(
-            f"inputs must be tokens and optionally {', '.join(known[1:])}, but are "
-            f"{', '.join(inputs)}"
-        )
-    if keep_mask is not None and (kept_tokens is not None or frozen):
-        raise ValueError(
-            "layer dropping (keep_mask) cannot be combined with token dropping (kept_tokens) or "
-            "frozen layers: pass keep_mask alone"
-        )
-    if "mask" in inputs and (
-        (keep_mask is not None and keep_mask.layers is not None) or kept_tokens is not None
-    ):
-        raise ValueError(
-            "layer and token dropping do not support padding: pack the text, and leave out mask"
-        )
-    length = inputs["tokens"].shape[1]
-    if length > config.length:
-        raise ValueError(
-            f"a sequence of {length} tokens is longer than the {config.length} positions that "
-            f"context={config.context} leaves from first_position={config.first_position} on"
-        )
 
 
-def transformed(
-    config: EncoderConfig, x_BTD: jax.Array, norm: nn.Module, bias: bool = True
-) -> jax.Array:
-    """Return the first part of the head, ``norm(gelu(x W + b))``.
-
-    Call it inside a compact module, which gets the kernel as ``transform``.
-    """
-    axes, shape = ("embed" + READ, "embed"), (config.embed, config.embed)
-    return norm(gelu(Linear(axes, shape, 1, INIT, x_BTD.dtype, bias, name="transform")(x_BTD)))
-
-
-def predicted(
-    module: nn.Module,
-    config: EncoderConfig,
-    x_BTD: jax.Array,
-    embedding_VD: jax.Array,
-    targets: jax.Array | None,
-    dtype: DTypeLike,
-    each: bool,
-    cap: float = 0.0,
-):
-    """Return the output of `token_head`, with the tied embedding or a separate kernel.
-
-    There is a bias for every token of the vocabulary. Call it inside the compact ``module``.
-    """
-    head_axes, head_shape = ("embed" + READ, "vocab"), (config.embed, config.vocab)
-    head_DV = (
-        embedding_VD.T
-        if config.tied
-        else module.param("head_kernel", named(INIT, *head_axes), head_shape)
-    )
-    bias_V = module.param(
-        "head_bias", named(nn.initializers.zeros, "vocab", role="bias"), (config.vocab,)
-    )
-    return token_head(
-        x_BTD, head_DV, targets, dtype, bias_V, each=each, cap=cap, positions=config.head_positions
-    )
+def mask_of(call: Call) -> jax.Array | None:
+    """Return the visible tokens, bool [B, T]; None: all."""
+    return call.inputs["mask"].astype(bool) if "mask" in call.inputs else None

@@ -16,16 +16,15 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import DTypeLike
 
-from jaxgrow.axes.names import BELOW, READ, named
-from jaxgrow.layerdrop.execution import KeepMask, rescaled
+from jaxgrow.layerdrop.execution import rescaled
 from jaxgrow.models.attention import mean_keys
 from jaxgrow.models.bottleneck import adapted
-from jaxgrow.models.cache import Past, run_after
 from jaxgrow.models.config import Cost, TextConfig, head_cost
-from jaxgrow.models.loss import class_logits, last_tokens, token_head, vocabulary_logits
+from jaxgrow.models.decoder import Decoder
+from jaxgrow.models.loss import last_tokens
+from jaxgrow.models.model import Call, Stack
 from jaxgrow.models.modules import MLP, SelfAttention
 from jaxgrow.models.norms import LayerNorm
-from jaxgrow.models.stack import KeptTokens, Observe, run_parts, stacked
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,6 @@ class GPT2Config(TextConfig):
     no_axes: ClassVar = ("first_position",)
     causal: ClassVar = True
     tied_parts: ClassVar = ("token_embedding", "position_embedding", "final_norm")
-    later: ClassVar = ("activation", "first_position")
 
     def __post_init__(self):
         super().__post_init__()
@@ -137,129 +135,31 @@ class Block(nn.Module):
         return x_BTD + rescaled(adapted(self, "mlp", mlp(h_BTD)), scale, "mlp")
 
 
-class GPT2(nn.Module):
-    """A GPT-2: ``apply({"params": p}, tokens [B, T]) -> logits [B, T, vocab]``, in float32.
-
-    With ``head="classes"``, the output is ``logits [B, classes]`` of the text up to its last token.
-    Inputs ``{"tokens": .., "lengths": ..}`` give the length of each text, int [B]; the last token
-    is the one before that position.
-
-    A tied head uses the embedding in two roles: it writes to the residual stream, and it reads the
-    output of the final norm. The embedding is declared as a writer, so growing copies it. The final
-    norm is declared as a *reader* of ``embed``, so it takes the missing factor 1/k. This preserves
-    the function, and coalescing still inverts it. (`GPT2Config.paper_axes` has the other choice.)
-
-    The arguments of a call:
-
-    - ``observe``: function of each layer's input and output, for example
-      ``jaxgrow.growth.report.rms``. Its results are also returned, stacked [L, ..].
-    - ``targets``: int [B, T]. The output is then ``(mean cross-entropy, accuracy)``, and the logits
-      of all positions never exist at the same time (`vocabulary_loss`).
-    - ``each``: with ``targets``, return both values for every position, [B, T].
-    - ``keep_mask``: the layers that run (`jaxgrow.layerdrop.KeepMask`); None: all of them, without scaling.
-    - ``kept_tokens``: the tokens that pass through some of the layers (`KeptTokens`). Other tokens
-      bypass these layers.
-    - ``frozen``: the number of frozen layers at the bottom. If it is not 0, these layers and the
-      embeddings have no gradient, and no backward pass runs through them. A tied head has no
-      gradient either.
-    - ``past``: the KV cache (`Past`). The tokens follow the cached ones, and the output is
-      ``(logits of the last token [B, vocab], the Past of only these tokens)``. ``lengths`` has the
-      same meaning as above.
-    """
+class GPT2(Decoder):
+    """A GPT-2: a `Decoder` with learned position embeddings."""
 
     config: GPT2Config
 
-    @nn.compact
-    def __call__(
-        self,
-        inputs,
-        *,
-        observe: Observe | None = None,
-        targets: jax.Array | None = None,
-        each: bool = False,
-        keep_mask: KeepMask | None = None,
-        kept_tokens: KeptTokens | None = None,
-        frozen: int = 0,
-        past: Past | None = None,
-    ):
+    def norm(self, name: str, axis: str) -> nn.Module:
+        return LayerNorm(axis, self.config.eps, self.dtype, name=name)
+
+    def embeddings(self) -> dict[str, jax.Array]:
         c = self.config
-        if keep_mask is not None and (kept_tokens is not None or frozen):
-            raise ValueError(
-                "layer dropping (keep_mask) cannot be combined with token dropping (kept_tokens) or "
-                "frozen layers: pass keep_mask alone"
-            )
-        if past is not None and (
-            observe or frozen or not all(x is None for x in (targets, keep_mask, kept_tokens))
-        ):
-            raise ValueError(
-                "cached decoding (past) does not support observe, targets, keep_mask, kept_tokens or "
-                "frozen: pass past alone"
-            )
-        dtype, (tokens_BT, last_B) = jnp.dtype(c.dtype), last_tokens(inputs)
-        if tokens_BT.shape[1] > c.length:
-            raise ValueError(
-                f"a sequence of {tokens_BT.shape[1]} tokens is longer than the context of "
-                f"{c.length}"
-            )
-        init = nn.initializers.normal(0.02)
-        embedding_VD = self.param(
-            "token_embedding", named(init, "vocab", "embed" + BELOW), (c.vocab, c.embed)
-        )
-        position_embedding_TD = self.param(
-            "position_embedding", named(init, "context", "embed" + BELOW), (c.context, c.embed)
-        )
-        # The block is detached: only its init and apply are used.
-        block = Block(c, dtype, parent=None)
-        blocks = stacked(self, "blocks", block, c.layers, jnp.zeros((1, 1, c.embed), dtype))
+        return {
+            "token_embedding": self.embedding("token_embedding", "vocab", c.vocab),
+            "position_embedding": self.embedding("position_embedding", "context", c.context),
+        }
 
-        if frozen:
-            embedding_VD, position_embedding_TD = jax.lax.stop_gradient(
-                (embedding_VD, position_embedding_TD)
-            )
-        first, length, x_BTD = (
-            c.first_position,
-            tokens_BT.shape[1],
-            jnp.take(embedding_VD, tokens_BT, axis=0),
-        )
-        at_BTD = (
-            position_embedding_TD[None, first : first + length]
-            if past is None
-            else position_embedding_TD[first + past.positions_BT(length)]
-        )
-        x_BTD = (x_BTD + at_BTD).astype(dtype)
+    def stack(self, embeddings: dict[str, jax.Array], call: Call) -> Stack:
+        return self.stack_of(Block(self.config, self.dtype, parent=None))
 
-        def layer(w, x, *scale, **reading):
-            return block.apply({"params": w}, x, *scale, **reading)
-
-        if past is not None:
-            x_BTD, more = run_after(layer, blocks, x_BTD, past, last_B, scan=c.scan_layers)
-        else:
-            x_BTD, more = run_parts(
-                layer,
-                blocks,
-                x_BTD,
-                kept_tokens=kept_tokens,
-                frozen=frozen,
-                remat=c.remat,
-                scan=c.scan_layers,
-                observe=observe,
-                keep_mask=keep_mask,
+    def embed(self, embeddings: dict[str, jax.Array], call: Call) -> jax.Array:
+        tokens_BT, _ = last_tokens(call.inputs)
+        position_embedding_TD = embeddings["position_embedding"]
+        first, length = self.config.first_position, tokens_BT.shape[1]
+        x_BTD = jnp.take(embeddings["token_embedding"], tokens_BT, axis=0)
+        if call.past is not None:
+            return (x_BTD + position_embedding_TD[first + call.past.positions_BT(length)]).astype(
+                self.dtype
             )
-        x_BTD = LayerNorm("embed" + READ if c.ties else "embed", c.eps, dtype, name="final_norm")(
-            x_BTD
-        )
-        if c.head == "classes":
-            logits_BC = class_logits(
-                x_BTD[jnp.arange(len(x_BTD)), last_B], c.classes, init, bias=False
-            )
-            return (logits_BC, more) if observe else logits_BC
-        head_axes, head_shape = ("embed" + READ, "vocab"), (c.embed, c.vocab)
-        head_DV = (
-            embedding_VD.T
-            if c.tied
-            else self.param("head_kernel", named(init, *head_axes), head_shape)
-        )
-        if past is not None:
-            return vocabulary_logits(x_BTD, head_DV, dtype)[:, 0], more
-        said = token_head(x_BTD, head_DV, targets, dtype, each=each, positions=c.head_positions)
-        return (said, more) if observe else said
+        return (x_BTD + position_embedding_TD[None, first : first + length]).astype(self.dtype)

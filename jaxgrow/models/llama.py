@@ -21,20 +21,22 @@ from flax import linen as nn
 from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 
-from jaxgrow.axes.names import BELOW, LAYERS, POST, READ, VALUE, named
+from jaxgrow.axes.names import LAYERS, POST, READ, VALUE, named
 from jaxgrow.axes.size_error import SizeError
 from jaxgrow.growth.maps import Growth, Rules, by_axes
 from jaxgrow.growth.matrices import dense
-from jaxgrow.layerdrop.execution import KeepMask, rescaled
+from jaxgrow.layerdrop.execution import rescaled
 from jaxgrow.models.attention import Form, attention, attention_after, mean_keys
 from jaxgrow.models.bottleneck import adapted
-from jaxgrow.models.cache import KEPT, Past, run_after
+from jaxgrow.models.cache import KEPT
 from jaxgrow.models.config import FLOATS, Cost, Inputs, TextConfig, head_cost
-from jaxgrow.models.loss import class_logits, last_tokens, token_head, vocabulary_logits
+from jaxgrow.models.decoder import Decoder
+from jaxgrow.models.loss import last_tokens
 from jaxgrow.models.mixture import EXPERTS, SHARED, Experts, rows
+from jaxgrow.models.model import Call, Stack
 from jaxgrow.models.modules import MLP, Linear, projected
 from jaxgrow.models.norms import LayerNorm, RMSNorm
-from jaxgrow.models.stack import KeptTokens, Observe, run_parts, stacked
+from jaxgrow.models.stack import stacked
 
 
 class Kind(NamedTuple):
@@ -162,32 +164,6 @@ class LlamaConfig(TextConfig):
     run_by: ClassVar = (*TextConfig.run_by, "capacity", "z_loss")
     no_axes: ClassVar = ("context", "rope_context", "window")
     tied_parts: ClassVar = ("token_embedding", "final_norm")
-    later: ClassVar = (
-        *(
-            "rope_by",
-            "rope_truncated",
-            "rope_short",
-            "rope_long",
-            "rope_scale",
-            "rotary",
-            "kinds",
-            "window",
-            "local_theta",
-        ),
-        *("out_bias", "layer_norm", "norms", "parallel", "query_norm"),
-        *(
-            "query_eps",
-            "activation",
-            "gated",
-            "bias",
-            "embed_scale",
-            "score_dim",
-            "score_cap",
-            "logit_cap",
-        ),
-        *("experts", "active", "gates_normed", "balance", "capacity", "z_loss"),
-        *("norm_scale", "residual_scale", "logit_divisor", "shared", "sinks", "clamp"),
-    )
 
     def __post_init__(self):
         super().__post_init__()
@@ -636,102 +612,30 @@ class Block(nn.Module):
         return y_BTD + added("mlp", mlp, x_BTD if c.parallel else y_BTD)
 
 
-class Llama(nn.Module):
-    """A Llama: ``apply({"params": p}, tokens [B, T]) -> logits [B, T, vocab]``, in float32.
+class Llama(Decoder):
+    """A Llama: a `Decoder` with rotary positions.
 
-    Keyword arguments are described in `jaxgrow.models.gpt2.GPT2`. ``mask_BS`` marks the visible
-    tokens, bool [B, T]; padding on the left does not change relative positions. A tied head is
-    declared as in GPT-2: the final norm reads ``embed``.
+    ``mask_BS`` marks the visible tokens; padding on the left does not change relative positions.
     """
 
     config: LlamaConfig
 
-    @nn.compact
-    def __call__(
-        self,
-        inputs,
-        mask_BS=None,
-        *,
-        observe: Observe | None = None,
-        targets: jax.Array | None = None,
-        each: bool = False,
-        keep_mask: KeepMask | None = None,
-        kept_tokens: KeptTokens | None = None,
-        frozen: int = 0,
-        past: Past | None = None,
-    ):
-        c = self.config
-        if keep_mask is not None and (kept_tokens is not None or frozen):
-            raise ValueError(
-                "layer dropping (keep_mask) cannot be combined with token dropping (kept_tokens) or "
-                "frozen layers: pass keep_mask alone"
-            )
-        if mask_BS is not None and (keep_mask is not None or kept_tokens is not None):
-            raise ValueError(
-                "mask_BS cannot be combined with layer dropping (keep_mask) or token dropping "
-                "(kept_tokens): leave out mask_BS"
-            )
-        if past is not None and (
-            observe
-            or frozen
-            or not all(x is None for x in (targets, keep_mask, kept_tokens, mask_BS))
-        ):
-            raise ValueError(
-                "cached decoding (past) does not support observe, targets, keep_mask, kept_tokens, "
-                "frozen or mask_BS: pass past alone"
-            )
-        dtype, (tokens_BT, last_B) = jnp.dtype(c.dtype), last_tokens(inputs)
-        length = tokens_BT.shape[1]
-        if length > c.longest:
-            raise ValueError(
-                f"a sequence of {length} tokens is longer than the context of {c.longest}"
-            )
-        init = nn.initializers.normal(0.02)
-        embedding_VD = self.param(
-            "token_embedding", named(init, "vocab", "embed" + BELOW), (c.vocab, c.embed)
-        )
-        positions = length + (0 if past is None else past.positions)
-        layer, blocks = layer_and_blocks(self, c, positions, mask_BS)
+    supports: ClassVar = (*Decoder.supports, "mask_BS")
 
-        if frozen:
-            embedding_VD = jax.lax.stop_gradient(embedding_VD)
-        x_BTD = rows_of(c, embedding_VD, tokens_BT)
-        if past is not None:
-            next_layer = partial(layer, positions=past.positions_BT(length))
-            x_BTD, more = run_after(next_layer, blocks, x_BTD, past, last_B, scan=c.scan_layers)
-        else:
-            x_BTD, more = run_parts(
-                layer,
-                blocks,
-                x_BTD,
-                kept_tokens=kept_tokens,
-                apply_kept_tokens=kept_tokens
-                and partial(layer, positions=kept_tokens.positions_BS),
-                frozen=frozen,
-                remat=c.remat,
-                scan=c.scan_layers,
-                observe=observe,
-                keep_mask=keep_mask,
-            )
-        x_BTD = norm(c, "final_norm", dtype, "embed" + READ if c.ties else "embed")(x_BTD)
-        if c.head == "classes":
-            logits_BC = class_logits(
-                x_BTD[jnp.arange(len(x_BTD)), last_B], c.classes, init, bias=False
-            )
-            return (logits_BC, more) if observe else logits_BC
-        x_BTD = x_BTD if c.logit_divisor == 1 else x_BTD / c.logit_divisor
-        head_axes, head_shape = ("embed" + READ, "vocab"), (c.embed, c.vocab)
-        head_DV = (
-            embedding_VD.T
-            if c.tied
-            else self.param("head_kernel", named(init, *head_axes), head_shape)
-        )
-        if past is not None:
-            return vocabulary_logits(x_BTD, head_DV, dtype, c.logit_cap)[:, 0], more
-        said = token_head(
-            x_BTD, head_DV, targets, dtype, each=each, cap=c.logit_cap, positions=c.head_positions
-        )
-        return (said, more) if observe else said
+    def norm(self, name: str, axis: str) -> nn.Module:
+        return norm(self.config, name, self.dtype, axis)
+
+    def embeddings(self) -> dict[str, jax.Array]:
+        return {"token_embedding": self.embedding("token_embedding", "vocab", self.config.vocab)}
+
+    def stack(self, embeddings: dict[str, jax.Array], call: Call) -> Stack:
+        positions = last_tokens(call.inputs)[0].shape[1]
+        if call.past is not None:
+            positions += call.past.positions
+        return layer_and_blocks(self, self.config, positions, call.mask_BS)
+
+    def embed(self, embeddings: dict[str, jax.Array], call: Call) -> jax.Array:
+        return rows_of(self.config, embeddings["token_embedding"], last_tokens(call.inputs)[0])
 
 
 def rows_of(c: LlamaConfig, embedding_VD: jax.Array, tokens_BT: jax.Array) -> jax.Array:
@@ -742,11 +646,8 @@ def rows_of(c: LlamaConfig, embedding_VD: jax.Array, tokens_BT: jax.Array) -> ja
 
 def layer_and_blocks(
     module: nn.Module, c: LlamaConfig, positions: int, mask_BS: Any = None
-) -> tuple[Callable, Any]:
-    """Return ``(layer(w, x), blocks)`` of a compact ``module``, as `run_parts` takes them.
-
-    ``layer`` also takes ``positions``, the positions of tokens that are only some tokens of a
-    sequence, and ``past``, as in `run_after`.
+) -> Stack:
+    """Return the layers of a compact ``module``.
 
     Args:
       module: the calling module.
@@ -778,7 +679,7 @@ def layer_and_blocks(
         read = Reading(rotation, window, mask_BS, past, positions, normed)
         return block.apply({"params": w}, x, read, *scale, **reading)
 
-    return layer, blocks
+    return Stack(layer, blocks)
 
 
 def _of_kind(w: Any, *tables: Any) -> tuple:

@@ -4,22 +4,18 @@ See `jaxgrow.models.llama`. Shape suffixes: B batch, T positions, D embed, V voc
 layers.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
-import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxgrow.axes.names import BELOW, READ, named
-from jaxgrow.layerdrop.execution import KeepMask
+from jaxgrow.axes.names import BELOW, READ
 from jaxgrow.models.config import Cost
-from jaxgrow.models.encoder import INIT, EncoderConfig, check_inputs, predicted, transformed
+from jaxgrow.models.encoder import Encoder, EncoderConfig, mask_of
 from jaxgrow.models.llama import LlamaConfig, layer_and_blocks, norm, rows_of
 from jaxgrow.models.loss import class_logits
-from jaxgrow.models.stack import KeptTokens, Observe, run_parts
+from jaxgrow.models.model import INIT, Call, Stack
 
 
 @dataclass(frozen=True)
@@ -80,10 +76,8 @@ class ModernBERTConfig(EncoderConfig, LlamaConfig):
         )
 
 
-class ModernBERT(nn.Module):
-    """A ModernBERT: ``apply({"params": p}, inputs) -> logits`` in float32.
-
-    Inputs (except ``types``) and keyword arguments are described in `jaxgrow.models.bert.BERT`.
+class ModernBERT(Encoder):
+    """A ModernBERT: an `Encoder` without token types.
 
     The head is ``norm(gelu(x W))``, followed for tokens by the tied embedding or a separate kernel,
     with a bias for every token of the vocabulary, [.., vocab]. For classes, the head reads the
@@ -94,58 +88,29 @@ class ModernBERT(nn.Module):
 
     config: ModernBERTConfig
 
-    @nn.compact
-    def __call__(
-        self,
-        inputs: Mapping[str, jax.Array],
-        *,
-        observe: Observe | None = None,
-        targets: jax.Array | None = None,
-        each: bool = False,
-        keep_mask: KeepMask | None = None,
-        kept_tokens: KeptTokens | None = None,
-        frozen: int = 0,
-    ):
+    def embeddings(self) -> dict[str, jax.Array]:
+        return {"token_embedding": self.embedding("token_embedding", "vocab", self.config.vocab)}
+
+    def stack(self, embeddings: dict[str, jax.Array], call: Call) -> Stack:
+        length = call.inputs["tokens"].shape[1]
+        return layer_and_blocks(self, self.config, length, mask_of(call))
+
+    def embed(self, embeddings: dict[str, jax.Array], call: Call) -> jax.Array:
+        x_BTD = rows_of(self.config, embeddings["token_embedding"], call.inputs["tokens"])
+        return norm(self.config, "embedding_norm", self.dtype, "embed" + BELOW)(x_BTD)
+
+    def answer(self, x_BTD: jax.Array, embedding_VD: jax.Array, call: Call) -> Any:
         c = self.config
-        check_inputs(c, inputs, keep_mask, kept_tokens, frozen)
-        dtype, tokens_BT = jnp.dtype(c.dtype), inputs["tokens"]
-        mask_BT = inputs["mask"].astype(bool) if "mask" in inputs else None
-        embedding_VD = self.param(
-            "token_embedding", named(INIT, "vocab", "embed" + BELOW), (c.vocab, c.embed)
-        )
-        layer, blocks = layer_and_blocks(self, c, tokens_BT.shape[1], mask_BT)
-        x_BTD = norm(c, "embedding_norm", dtype, "embed" + BELOW)(
-            rows_of(c, embedding_VD, tokens_BT)
-        )
-        if frozen:
-            embedding_VD, x_BTD = jax.lax.stop_gradient((embedding_VD, x_BTD))
-        x_BTD, seen_L = run_parts(
-            layer,
-            blocks,
-            x_BTD,
-            kept_tokens=kept_tokens,
-            apply_kept_tokens=kept_tokens and partial(layer, positions=kept_tokens.positions_BS),
-            frozen=frozen,
-            remat=c.remat,
-            scan=c.scan_layers,
-            observe=observe,
-            keep_mask=keep_mask,
-        )
-        if "positions" in inputs:
-            x_BTD = jnp.take_along_axis(x_BTD, inputs["positions"][..., None], axis=1)
-        x_BTD = norm(c, "final_norm", dtype)(x_BTD)
+        x_BTD = norm(c, "final_norm", self.dtype)(x_BTD)
         if c.head == "states":
-            x_BTD = x_BTD.astype(jnp.promote_types(dtype, jnp.float32))
-            return (x_BTD, seen_L) if observe else x_BTD
+            return self.wide(x_BTD)
         if c.head == "classes":
-            x_BTD = x_BTD[:, 0] if c.pooling == "cls" else _mean(x_BTD, mask_BT)
-        head_norm = norm(c, "head_norm", dtype, "embed" + READ if c.ties else "embed")
-        x_BTD = transformed(c, x_BTD, head_norm, bias=c.bias)
-        if c.head != "tokens":
-            said = class_logits(x_BTD, c.classes, INIT)
-        else:
-            said = predicted(self, c, x_BTD, embedding_VD, targets, dtype, each, c.logit_cap)
-        return (said, seen_L) if observe else said
+            x_BTD = x_BTD[:, 0] if c.pooling == "cls" else _mean(x_BTD, mask_of(call))
+        head_norm = norm(c, "head_norm", self.dtype, "embed" + READ if c.ties else "embed")
+        x_BTD = self.transformed(x_BTD, head_norm, bias=c.bias)
+        if c.head == "tokens":
+            return self.predicted(x_BTD, embedding_VD, call)
+        return class_logits(x_BTD, c.classes, INIT)
 
 
 def _mean(x_BTD: jax.Array, mask_BT: jax.Array | None) -> jax.Array:

@@ -12,15 +12,14 @@ from typing import ClassVar, Self
 import jax
 import jax.numpy as jnp
 from einops import rearrange
-from flax import linen as nn
 from jax.typing import DTypeLike
 
 from jaxgrow.axes.names import BELOW, READ
 from jaxgrow.models.config import Config
 from jaxgrow.models.loss import class_logits
+from jaxgrow.models.model import INIT
 from jaxgrow.models.modules import Linear
 
-INIT = nn.initializers.normal(0.02)
 _AXES = ("patch_rows", "patch_columns", "channels")
 
 

@@ -17,12 +17,13 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 
 from jaxgrow.axes.names import BELOW, READ, VALUE, named
-from jaxgrow.layerdrop.execution import KeepMask, rescaled
+from jaxgrow.layerdrop.execution import rescaled
 from jaxgrow.models.config import Cost
+from jaxgrow.models.model import INIT, Call, Model, Stack
 from jaxgrow.models.modules import MLP, Linear
 from jaxgrow.models.norms import LayerNorm
-from jaxgrow.models.patches import INIT, PatchConfig, classified, embedded
-from jaxgrow.models.stack import KeptTokens, Observe, run_parts, stacked
+from jaxgrow.models.patches import PatchConfig, classified, embedded
+from jaxgrow.models.stack import stacked
 
 MAX_SCALE = math.log(100)  # the maximum logarithm of the factor of cosines
 MAX_BIAS = 16  # the maximum bias that positions add to a score; the minimum is 0
@@ -373,7 +374,7 @@ class Block(nn.Module):
         return x_BYXD + rescaled(norm(name="mlp_norm")(mlp(x_BYXD)), scale, "mlp")
 
 
-class Swin(nn.Module):
+class Swin(Model):
     """A Swin: ``apply({"params": p}, images [B, rows, columns, C]) -> logits [B, classes]``.
 
     Images are normalised floats, and logits are float32.
@@ -384,69 +385,69 @@ class Swin(nn.Module):
         in each stage: x = blocks(x);  between stages: x = norm([x of 2 x 2 patches] W)
         mean(norm(x)) head
 
-    ``observe``, ``keep_mask`` and ``frozen`` are described in `jaxgrow.models.gpt2.GPT2`. They count the
-    layers of all stages, one after the other. A keep mask of indices is a tuple with an array for
-    each stage, because the number of layers that a stage runs is static. The results of ``observe``
-    are a tuple as well, because their shapes depend on the stage. ``frozen`` also freezes the patch
-    embedding, and the merging before a stage whose first layer is frozen.
+    The keyword arguments are described in `jaxgrow.models.model.Model`. They count the layers of
+    all stages, one after the other. A keep mask of indices is a tuple with an array for each stage,
+    because the number of layers that a stage runs is static. The results of ``observe`` are a tuple
+    as well, because their shapes depend on the stage. ``frozen`` also freezes the patch embedding,
+    and the merging before a stage whose first layer is frozen.
     """
 
     config: SwinConfig
 
-    @nn.compact
-    def __call__(
-        self,
-        images,
-        *,
-        observe: Observe | None = None,
-        keep_mask: KeepMask | None = None,
-        kept_tokens: KeptTokens | None = None,
-        frozen: int = 0,
-    ):
+    reasons: ClassVar = {"kept_tokens": "windows need all of their patches"}
+
+    def embeddings(self) -> dict[str, jax.Array]:
+        return {}
+
+    def stack(self, embeddings: dict[str, jax.Array], call: Call) -> tuple[Stack, ...]:
+        """Create the layers of every stage."""
+        return tuple(self._stage(s) for s in range(len(self.config.layers)))
+
+    def _stage(self, s: int) -> Stack:
         c = self.config
-        if kept_tokens is not None:
-            raise ValueError(
-                "a Swin does not support token dropping, because windows need all of their "
-                "patches: leave out kept_tokens"
-            )
-        if keep_mask is not None and frozen:
-            raise ValueError(
-                "layer dropping (keep_mask) cannot be combined with frozen layers: leave out keep_mask or "
-                "frozen"
-            )
-        dtype = jnp.dtype(c.dtype)
-        x = LayerNorm("embed.0" + BELOW, c.eps, dtype, name="patch_norm")(
-            embedded(c, images, dtype, "embed.0")
-        )
-        x = rearrange(x, "b (y x) d -> b y x d", y=c.grids[0].side)
+        # The block is detached: only its init and apply are used.
+        block = Block(c, s, self.dtype, parent=None)
+        side, layers = c.grids[s].side, c.layers[s]
+        one = jnp.zeros((1, side, side, c.embed[s]), self.dtype)
+        blocks = stacked(self, f"blocks{s}", block, layers, one, False, axis=f"layers.{s}")
+
+        def layer(w, x, *scale):
+            return block.apply({"params": w[0]}, x, w[1], *scale)
+
+        return Stack(layer, (blocks, np.arange(layers) % 2 == 1))
+
+    def embed(self, embeddings: dict[str, jax.Array], call: Call) -> jax.Array:
+        c = self.config
+        x = embedded(c, call.inputs, self.dtype, "embed.0")
+        x = LayerNorm("embed.0" + BELOW, c.eps, self.dtype, name="patch_norm")(x)
+        return rearrange(x, "b (y x) d -> b y x d", y=c.grids[0].side)
+
+    def run(self, stack: Any, x_BTD: jax.Array, call: Call, **options: Any) -> tuple[Any, Any]:
+        """Run the stages, with a merging before each of them except the first."""
         begin, seen = 0, []
-        for s, layers in enumerate(c.layers):
+        for s, stage in enumerate(stack):
+            layers = self.config.layers[s]
             if s:
-                x = _Merge(c, s, dtype, name=f"merge{s}")(x)
-            if frozen > begin or (frozen and not s):
-                x = jax.lax.stop_gradient(x)
-            # The block is detached: only its init and apply are used.
-            block = Block(c, s, dtype, parent=None)
-            one = jnp.zeros((1, *x.shape[1:]), dtype)
-            blocks = stacked(self, f"blocks{s}", block, layers, one, False, axis=f"layers.{s}")
-            x, own = run_parts(
-                lambda w, x, *scale, block=block: block.apply({"params": w[0]}, x, w[1], *scale),
-                (blocks, np.arange(layers) % 2 == 1),
-                x,
-                frozen=max(0, min(frozen - begin, layers)),
-                remat=c.remat,
-                scan=c.scan_layers,
-                observe=observe,
-                keep_mask=None
-                if keep_mask is None
-                else keep_mask.part(s, slice(begin, begin + layers)),
+                x_BTD = _Merge(self.config, s, self.dtype, name=f"merge{s}")(x_BTD)
+            if call.frozen > begin:
+                x_BTD = jax.lax.stop_gradient(x_BTD)
+            own = slice(begin, begin + layers)
+            x_BTD, observed = super().run(
+                stage,
+                x_BTD,
+                call,
+                frozen=max(0, min(call.frozen - begin, layers)),
+                keep_mask=None if call.keep_mask is None else call.keep_mask.part(s, own),
             )
             begin += layers
-            seen.append(own)
+            seen.append(observed)
+        return x_BTD, tuple(seen)
+
+    def output(self, x_BTD: jax.Array, embeddings: dict[str, jax.Array], call: Call) -> jax.Array:
+        c = self.config
         last = f"embed.{len(c.layers) - 1}"
-        x = LayerNorm(last, c.eps, dtype, name="final_norm")(x).mean((1, 2))
-        logits = classified(c, x, axis=last)
-        return (logits, tuple(seen)) if observe else logits
+        x_BD = LayerNorm(last, c.eps, self.dtype, name="final_norm")(x_BTD).mean((1, 2))
+        return classified(c, x_BD, axis=last)
 
 
 class _Merge(nn.Module):

@@ -19,13 +19,13 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 
 from jaxgrow.axes.names import BELOW, READ, named
-from jaxgrow.layerdrop.execution import KeepMask, rescaled
+from jaxgrow.layerdrop.execution import rescaled
 from jaxgrow.models.bottleneck import adapted
 from jaxgrow.models.config import Cost, Head
+from jaxgrow.models.model import INIT, Call, Model, Stack
 from jaxgrow.models.modules import MLP, Linear, SelfAttention, layer_scaled, quick_gelu
 from jaxgrow.models.norms import LayerNorm
-from jaxgrow.models.patches import INIT, PatchConfig, classified, embedded
-from jaxgrow.models.stack import KeptTokens, Observe, run_parts, stacked
+from jaxgrow.models.patches import PatchConfig, classified, embedded
 
 
 @dataclass(frozen=True)
@@ -61,20 +61,6 @@ class ViTConfig(PatchConfig):
     embedding_norm: bool = field(default=False, repr=False)
     # The activation of MLPs that are not gated.
     activation: Literal["gelu", "gelu_tanh", "quick_gelu"] = field(default="gelu", repr=False)
-
-    later: ClassVar = (
-        *(
-            "layer_scale",
-            "gated",
-            "mean_head",
-            "head",
-            "pooler",
-            "class_token",
-            "patch_bias",
-            "head_bias",
-        ),
-        *("embedding_norm", "activation"),
-    )
 
     def __post_init__(self):
         super().__post_init__()
@@ -247,7 +233,7 @@ class AttentionPooler(nn.Module):
         return (y_B1D + mlp(h_B1D))[:, 0]
 
 
-class ViT(nn.Module):
+class ViT(Model):
     """A ViT: ``apply({"params": p}, images [B, rows, columns, C]) -> logits [B, classes]``.
 
     Images are normalised floats, and logits are float32.
@@ -261,73 +247,48 @@ class ViT(nn.Module):
     With ``distillation="head"``, the output is the mean of both heads' logits; with ``mean_head``,
     it is their sum. With ``head="states"``, it is the normalised last hidden states [B, T, D], and
     the output of a pooler [B, D] is sown as ``pooled`` into the collection ``intermediates``.
-    ``observe``, ``keep_mask`` and ``frozen`` are described in `jaxgrow.models.gpt2.GPT2`. ``frozen``
-    also freezes the patch embedding, the learned tokens and the position embedding.
+    The keyword arguments are described in `jaxgrow.models.model.Model`. ``frozen`` also freezes the
+    patch embedding, the learned tokens and the position embedding.
     """
 
     config: ViTConfig
 
-    @nn.compact
-    def __call__(
-        self,
-        images,
-        *,
-        observe: Observe | None = None,
-        keep_mask: KeepMask | None = None,
-        kept_tokens: KeptTokens | None = None,
-        frozen: int = 0,
-    ):
-        c = self.config
-        if kept_tokens is not None:
-            raise ValueError(
-                "a ViT does not support token dropping, because its class token must pass every "
-                "layer: leave out kept_tokens"
-            )
-        if keep_mask is not None and frozen:
-            raise ValueError(
-                "layer dropping (keep_mask) cannot be combined with frozen layers: leave out keep_mask or "
-                "frozen"
-            )
-        dtype = jnp.dtype(c.dtype)
-        token_init = named(INIT, "embed" + BELOW, role="embedding")
-        tokens_D = [self.param(name, token_init, (c.embed,)) for name in c.special]
-        position_embedding_TD = self.param(
-            "position_embedding", named(INIT, "positions", "embed" + BELOW), (c.positions, c.embed)
-        )
-        x_BTD = embedded(c, images, dtype, bias=c.patch_bias)
-        tokens_B1D = [
-            jnp.broadcast_to(token_D.astype(dtype), (len(x_BTD), 1, c.embed))
-            for token_D in tokens_D
-        ]
-        x_BTD = jnp.concatenate([*tokens_B1D, x_BTD], 1) + position_embedding_TD[None].astype(dtype)
-        if c.embedding_norm:
-            x_BTD = LayerNorm("embed" + BELOW, c.eps, dtype, name="embedding_norm")(x_BTD)
-        if frozen:
-            x_BTD = jax.lax.stop_gradient(x_BTD)
+    reasons: ClassVar = {"kept_tokens": "its class token must pass every layer"}
 
-        # The block is detached: only its init and apply are used.
-        block = Block(c, dtype, parent=None)
-        blocks = stacked(self, "blocks", block, c.layers, jnp.zeros((1, 1, c.embed), dtype))
-        x_BTD, seen_L = run_parts(
-            lambda w, x, *scale: block.apply({"params": w}, x, *scale),
-            blocks,
-            x_BTD,
-            frozen=frozen,
-            remat=c.remat,
-            scan=c.scan_layers,
-            observe=observe,
-            keep_mask=keep_mask,
-        )
+    def embeddings(self) -> dict[str, jax.Array]:
+        c = self.config
+        token_init = named(INIT, "embed" + BELOW, role="embedding")
+        tokens_D = {name: self.param(name, token_init, (c.embed,)) for name in c.special}
+        position_embedding_TD = self.embedding("position_embedding", "positions", c.positions)
+        return {**tokens_D, "position_embedding": position_embedding_TD}
+
+    def stack(self, embeddings: dict[str, jax.Array], call: Call) -> Stack:
+        return self.stack_of(Block(self.config, self.dtype, parent=None))
+
+    def embed(self, embeddings: dict[str, jax.Array], call: Call) -> jax.Array:
+        c = self.config
+        x_BTD = embedded(c, call.inputs, self.dtype, bias=c.patch_bias)
+        tokens_B1D = [
+            jnp.broadcast_to(embeddings[name].astype(self.dtype), (len(x_BTD), 1, c.embed))
+            for name in c.special
+        ]
+        position_embedding_1TD = embeddings["position_embedding"][None].astype(self.dtype)
+        x_BTD = jnp.concatenate([*tokens_B1D, x_BTD], 1) + position_embedding_1TD
+        if c.embedding_norm:
+            x_BTD = LayerNorm("embed" + BELOW, c.eps, self.dtype, name="embedding_norm")(x_BTD)
+        return x_BTD
+
+    def output(self, x_BTD: jax.Array, embeddings: dict[str, jax.Array], call: Call) -> jax.Array:
+        c = self.config
         read_BSD = x_BTD if c.mean_head or c.head == "states" else x_BTD[:, : len(c.special)]
-        x_BSD = LayerNorm("embed", c.eps, dtype, name="final_norm")(read_BSD)
+        x_BSD = LayerNorm("embed", c.eps, self.dtype, name="final_norm")(read_BSD)
         if c.head == "states":
             if c.pooler != "none":
                 self.sow("intermediates", "pooled", pooled(c, x_BSD))
-            x_BSD = x_BSD.astype(jnp.promote_types(dtype, jnp.float32))
-            return (x_BSD, seen_L) if observe else x_BSD
+            return self.wide(x_BSD)
         logits = classified(c, x_BSD[:, 0], bias=c.head_bias)
         if c.mean_head:
             logits = logits + classified(c, x_BSD[:, 1:].mean(1), "mean_head", bias=False)
         if c.distillation == "head":
             logits = (logits + classified(c, x_BSD[:, 1], "distillation_head")) / 2
-        return (logits, seen_L) if observe else logits
+        return logits

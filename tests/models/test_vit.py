@@ -65,10 +65,7 @@ def test_the_config_knows_the_size_of_every_axis(distillation):
     assert found == small.sizes()
     assert found["positions"] == small.length == {"none": 5, "token": 6, "head": 6}[distillation]
     assert from_json(small.as_json()) == small
-    assert (
-        from_json(config(**DINO).as_json()) == config(**DINO)
-        and not small.as_json().keys() & DINO.keys()
-    )
+    assert from_json(config(**DINO).as_json()) == config(**DINO)
 
 
 @pytest.mark.parametrize(

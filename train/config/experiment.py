@@ -281,7 +281,7 @@ def as_json(experiment: Experiment) -> dict[str, Any]:
                 value = getattr(node, f.name)
                 if "named" in f.metadata:
                     fields |= {name: plain(x) for name, x in by_name(node, f).items()}
-                elif not ("later" in f.metadata and value == f.default):
+                else:
                     fields[f.name] = plain(value)
             return fields
         return [plain(item) for item in node] if isinstance(node, tuple) else node

@@ -12,10 +12,6 @@ from train.common.errors import UserError
 
 T = TypeVar("T")
 
-# Metadata of a field that is newer than existing runs. ``config.json`` contains the field only if
-# it differs from the default, so that existing runs can still be continued and compared.
-LATER = {"later": True}
-
 
 def named(kinds: Mapping[str, type], *always: str) -> dict[str, Any]:
     """Return the metadata of a tuple field whose items have names, at most one item for each name.

@@ -22,7 +22,6 @@ from tqdm import tqdm
 
 from train.common.errors import UserError
 from train.common.files import read_json, write_json
-from train.config.overrides import LATER
 from train.data import idx
 from train.data.augment import Augment
 from train.data.cache import again, made
@@ -55,11 +54,11 @@ class Images:
     workers: int | None = 0
     cache: str = "~/.cache/jaxgrow"
     # 1: gray, 3: colour; None: as the images are stored.
-    channels: int | None = field(default=None, metadata=LATER)
+    channels: int | None = None
     # The mean and the standard deviation of each channel, from 0 to 1. Empty: the values of
     # ImageNet, or 0.5 for gray images.
-    mean: tuple[float, ...] = field(default=(), metadata=LATER)
-    std: tuple[float, ...] = field(default=(), metadata=LATER)
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
 
     def __post_init__(self):
         if not 0 < self.valid_fraction <= 0.5:

@@ -11,7 +11,7 @@ from jaxgrow.models import Adapter, Config
 from jaxgrow.operators.ligo import LiGO
 from jaxgrow.optim.freeze import Freeze
 from jaxgrow.peft.lora import LoRA
-from train.config.overrides import LATER, named
+from train.config.overrides import named
 from train.engine.state.optim import Optim
 from train.plan.adapting import Adapt, Merge
 from train.plan.best import Best, KeepBest, TakeBest
@@ -164,9 +164,9 @@ class GrowTo:
     moments: Policy = "drop"
     # New entries are freshly initialised instead of copied; with "spectral", new matrices have the
     # scale of `jaxgrow.growth.symmetry.spectral`.
-    fresh: bool | Literal["spectral"] = field(default=False, metadata=LATER)
+    fresh: bool | Literal["spectral"] = False
     # Fraction of the units of each expert that is initialised again.
-    redrawn: float = field(default=0.0, metadata=LATER)
+    redrawn: float = 0.0
 
     def __post_init__(self):
         if isinstance(self.by, Learned) and (
@@ -270,12 +270,12 @@ class FineTune:
     # Trained with the head while the body is frozen, and merged into the body at the end.
     lora: LoRA | None = None
     # Trained with the head while the body is frozen, and then part of the model.
-    adapter: Adapter | None = field(default=None, metadata=LATER)
+    adapter: Adapter | None = None
     # Adapter files of earlier runs: one to continue from, or several to fuse.
-    saved: tuple[str, ...] = field(default=(), metadata=LATER)
-    dropout: float = field(default=0.0, metadata=LATER)  # rate, as in `train.plan.dropout`
+    saved: tuple[str, ...] = ()
+    dropout: float = 0.0  # rate, as in `train.plan.dropout`
     # Keep the best evaluation; None: keep the last one.
-    best: Best | None = field(default=None, metadata=LATER)
+    best: Best | None = None
 
     def __post_init__(self):
         if self.best is not None and self.drop is not None and self.drop.sensitivity is not None:

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +13,6 @@ from jaxgrow.checkpoints.hf.labels import Head, named
 from jaxgrow.models import EncoderConfig
 from jaxgrow.models.config import TextConfig
 from train.common.errors import UserError
-from train.config.overrides import LATER
 from train.data.labelled import glue, squad, table
 from train.data.labelled.encoding import Encoder, Examples, Texts, framed, truncated
 
@@ -41,14 +40,14 @@ class Labelled:
     stride: int = 128  # maximum tokens from one window of a SQuAD text to the next
     examples: int | None = None  # number of training examples, from a fixed shuffle; None: all
     # The fields below are for tables only.
-    text: tuple[str, ...] = field(default=("text",), metadata=LATER)  # one or two text columns
-    label: str = field(default="label", metadata=LATER)  # the column of the label
+    text: tuple[str, ...] = ("text",)  # one or two text columns
+    label: str = "label"  # the column of the label
     # The class names in order; empty: the sorted labels of the training rows.
-    labels: tuple[str, ...] = field(default=(), metadata=LATER)
-    number: bool = field(default=False, metadata=LATER)  # whether the label is a number
-    valid_path: str | None = field(default=None, metadata=LATER)  # the validation rows
+    labels: tuple[str, ...] = ()
+    number: bool = False  # whether the label is a number
+    valid_path: str | None = None  # the validation rows
     # The part that is held out if there are no other validation rows.
-    valid_fraction: float = field(default=0.1, metadata=LATER)
+    valid_fraction: float = 0.1
 
     def __post_init__(self):
         if self.task not in (*NAMES, TABLE):

@@ -1,7 +1,7 @@
 """The device mesh of a run, and the sharding of batches over it."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
@@ -10,7 +10,6 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxgrow.sharding import BATCH, CONTEXT
-from train.config.overrides import LATER
 
 AXIS, FSDP = "data", "fsdp"
 How = Literal["mesh", "pmap"]
@@ -46,9 +45,9 @@ class Mesh:
     fsdp: int = 1
     tensor: int = 1
     expert: int = 1
-    replica: int = field(default=1, metadata=LATER)
-    context: int = field(default=1, metadata=LATER)
-    gradients: Literal["auto", "layer", "step"] = field(default="auto", metadata=LATER)
+    replica: int = 1
+    context: int = 1
+    gradients: Literal["auto", "layer", "step"] = "auto"
 
     def __post_init__(self):
         sizes = (

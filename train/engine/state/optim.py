@@ -1,7 +1,7 @@
 """AdamW, Muon and SGD, and their learning-rate schedules."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Literal, TypeAlias
 
@@ -12,7 +12,6 @@ from jaxgrow.axes import Axes, Tree, is_names, path, role, sizes
 from jaxgrow.growth.moments import rebias
 from jaxgrow.models import Config
 from jaxgrow.optim import completep, muon
-from train.config.overrides import LATER
 
 
 @dataclass(frozen=True)
@@ -22,7 +21,7 @@ class Optim:
     # Muon updates the matrices of the layers (`jaxgrow.optim.muon`), and AdamW all other
     # parameters. SGD has Nesterov momentum b1, and weight decay is added to the gradient, as is
     # usual in vision.
-    name: Literal["adamw", "muon", "sgd"] = field(default="adamw", metadata=LATER)
+    name: Literal["adamw", "muon", "sgd"] = "adamw"
     peak_lr: float = 6e-4
     schedule: Literal["cosine", "linear", "wsd"] = "cosine"
     warmup: int = 100  # steps of linear warm-up
@@ -34,12 +33,12 @@ class Optim:
     eps: float = 1e-8
     weight_decay: float = 0.1  # applied to kernels and embeddings only
     clip: float = 1.0  # largest global norm of the gradient
-    muon_momentum: float = field(default=0.95, metadata=LATER)
+    muon_momentum: float = 0.95
     # RMS of Muon's update of a matrix, divided by the learning rate; Adam's is about 0.2.
-    muon_rms: float = field(default=0.2, metadata=LATER)
+    muon_rms: float = 0.2
     # The model that the learning rate was tuned on. Models of other sizes then get CompleteP's
     # multipliers (`jaxgrow.optim.completep`), from initialisation on.
-    base: Config | None = field(default=None, metadata=LATER)
+    base: Config | None = None
 
     def __post_init__(self):
         if self.name not in ("adamw", "muon", "sgd"):

@@ -1,0 +1,76 @@
+"""What do the decoders share: the length of a text, the final norm and the heads.
+
+Shape suffixes: B batch, T positions, D embed, V vocab.
+"""
+
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from jaxgrow.axes.names import READ, named
+from jaxgrow.models.config import TextConfig
+from jaxgrow.models.loss import class_logits, last_tokens, token_head, vocabulary_logits
+from jaxgrow.models.model import INIT, Call, Model
+
+
+class Decoder(Model):
+    """A decoder: ``apply({"params": p}, tokens [B, T]) -> logits [B, T, vocab]``, in float32.
+
+    With ``head="classes"``, the output is ``logits [B, classes]`` of the text up to its last token.
+    Inputs ``{"tokens": .., "lengths": ..}`` give the length of each text, int [B]; the last token
+    is the one before that position. `jaxgrow.models.model.Model` has the keyword arguments.
+
+    A tied head uses the embedding in two roles: it writes to the residual stream, and it reads the
+    output of the final norm. The embedding is declared as a writer, so growing copies it. The final
+    norm is declared as a *reader* of ``embed``, so it takes the missing factor 1/k. This preserves
+    the function, and coalescing still inverts it. (`Config.paper_axes` has the other choice.)
+    """
+
+    supports: ClassVar[tuple[str, ...]] = ("targets", "each", "kept_tokens", "past")
+
+    def norm(self, name: str, axis: str) -> nn.Module:
+        """Return a norm over ``axis``."""
+        raise NotImplementedError
+
+    def check(self, call: Call) -> None:
+        super().check(call)
+        length, longest = last_tokens(call.inputs)[0].shape[1], self.config.longest
+        if length > longest:
+            raise ValueError(
+                f"a sequence of {length} tokens is longer than the context of {longest}"
+            )
+
+    def output(self, x_BTD: jax.Array, embeddings: dict[str, jax.Array], call: Call) -> Any:
+        c = self.config
+        x_BTD = self.norm("final_norm", "embed" + READ if c.ties else "embed")(x_BTD)
+        if c.head == "classes":
+            _, last_B = last_tokens(call.inputs)
+            x_BD = x_BTD[jnp.arange(len(x_BTD)), last_B]
+            return class_logits(x_BD, c.classes, INIT, bias=False)
+        if c.logit_divisor != 1:
+            x_BTD = x_BTD / c.logit_divisor
+        head_DV = head_kernel(self, c, embeddings["token_embedding"])
+        if call.past is not None:
+            return vocabulary_logits(x_BTD, head_DV, self.dtype, c.logit_cap)[:, 0]
+        return token_head(
+            x_BTD,
+            head_DV,
+            call.targets,
+            self.dtype,
+            each=call.each,
+            cap=c.logit_cap,
+            positions=c.head_positions,
+        )
+
+
+def head_kernel(module: nn.Module, config: TextConfig, embedding_VD: jax.Array) -> jax.Array:
+    """Return the kernel of the token head [D, V]: the tied embedding, or a separate kernel.
+
+    Call it inside the compact ``module``.
+    """
+    if config.tied:
+        return embedding_VD.T
+    axes = named(INIT, "embed" + READ, "vocab")
+    return module.param("head_kernel", axes, (config.embed, config.vocab))

@@ -1,0 +1,218 @@
+"""How do the parts of a model work together: embeddings, layers and head?
+
+Shape suffixes: B batch, T positions, D embed.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax.nn.initializers import Initializer
+
+from jaxgrow.axes.names import BELOW, named
+from jaxgrow.layerdrop.execution import KeepMask
+from jaxgrow.models.cache import Past, run_after
+from jaxgrow.models.loss import last_tokens
+from jaxgrow.models.stack import KeptTokens, Observe, run_parts, stacked
+
+INIT = nn.initializers.normal(0.02)
+
+
+class Call(NamedTuple):
+    """The arguments of one call of a model, as `Model` describes them."""
+
+    inputs: Any
+    mask_BS: jax.Array | None = None
+    observe: Observe | None = None
+    targets: jax.Array | None = None
+    each: bool = False
+    keep_mask: KeepMask | None = None
+    kept_tokens: KeptTokens | None = None
+    frozen: int = 0
+    past: Past | None = None
+
+    def given(self, *names: str) -> list[str]:
+        """Return the arguments among ``names`` that the caller has set."""
+        values = {name: getattr(self, name) for name in names}
+        return [
+            name
+            for name, x in values.items()
+            if x is not None and not (isinstance(x, int) and x == 0)
+        ]
+
+
+class Stack(NamedTuple):
+    """The layers of a model: ``layer(w, x, *scale, positions=.., past=..)`` and stacked ``blocks``.
+
+    ``positions`` [B, T] is set for tokens that are only some tokens of a sequence.
+    ``past`` is described in `run_after`.
+    """
+
+    layer: Callable
+    blocks: Any
+
+
+class Model(nn.Module):
+    """The common part of all families: ``apply({"params": p}, inputs) -> outputs``, in float32.
+
+    A family defines `embeddings`, `stack`, `embed` and `output`, which run in this order.
+
+    The arguments of a call:
+
+    - ``inputs``: tokens, images, or a mapping from names to arrays (``config.example``).
+    - ``mask_BS``: the visible tokens, bool [B, T]; None: all tokens.
+    - ``observe``: function of each layer's input and output, for example
+      ``jaxgrow.growth.report.rms``. Its results are also returned, stacked [L, ..].
+    - ``targets``: int [B, T]. The output is then ``(mean cross-entropy, accuracy)``, and the logits
+      of all positions never exist at the same time (`jaxgrow.models.loss.vocabulary_loss`).
+    - ``each``: with ``targets``, return both values for every position, [B, T].
+    - ``keep_mask``: the layers that run (`jaxgrow.layerdrop.KeepMask`); None: all of them, without
+      scaling.
+    - ``kept_tokens``: the tokens that pass through some of the layers (`KeptTokens`). Other tokens
+      bypass these layers.
+    - ``frozen``: the number of frozen layers at the bottom. If it is not 0, these layers and the
+      embeddings have no gradient, and no backward pass runs through them. A tied head has no
+      gradient either.
+    - ``past``: the KV cache (`Past`). The tokens follow the cached ones, and the output is
+      ``(logits of the last token [B, vocab], the Past of only these tokens)``.
+
+    A family supports ``observe``, ``keep_mask``, ``frozen`` and the arguments in ``supports``.
+    """
+
+    config: Any
+
+    supports: ClassVar[tuple[str, ...]] = ()
+    # The reason why the family does not support an argument.
+    reasons: ClassVar[Mapping[str, str]] = {}
+
+    @nn.compact
+    def __call__(
+        self,
+        inputs,
+        mask_BS: jax.Array | None = None,
+        *,
+        observe: Observe | None = None,
+        targets: jax.Array | None = None,
+        each: bool = False,
+        keep_mask: KeepMask | None = None,
+        kept_tokens: KeptTokens | None = None,
+        frozen: int = 0,
+        past: Past | None = None,
+    ):
+        call = Call(inputs, mask_BS, observe, targets, each, keep_mask, kept_tokens, frozen, past)
+        self.check(call)
+        embeddings = self.embeddings()
+        if frozen:
+            embeddings = jax.lax.stop_gradient(embeddings)
+        stack = self.stack(embeddings, call)
+        x_BTD = self.embed(embeddings, call)
+        if frozen:
+            x_BTD = jax.lax.stop_gradient(x_BTD)
+        x_BTD, more = self.run(stack, x_BTD, call)
+        out = self.output(x_BTD, embeddings, call)
+        return (out, more) if observe or past is not None else out
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """The dtype of activations."""
+        return jnp.dtype(self.config.dtype)
+
+    def check(self, call: Call) -> None:
+        """Raise an error if the family does not support the arguments or their combination."""
+        family = type(self).__name__
+        for name in call.given("mask_BS", "targets", "each", "kept_tokens", "past"):
+            if name not in self.supports:
+                why = f", because {self.reasons[name]}" if name in self.reasons else ""
+                raise ValueError(f"a {family} does not support {name}{why}: leave it out")
+        if call.keep_mask is not None and call.given("kept_tokens", "frozen"):
+            raise ValueError(
+                "layer dropping (keep_mask) cannot be combined with token dropping (kept_tokens) "
+                "or frozen layers: pass keep_mask alone"
+            )
+        if call.mask_BS is not None and call.given("keep_mask", "kept_tokens"):
+            raise ValueError(
+                "mask_BS cannot be combined with layer dropping (keep_mask) or token dropping "
+                "(kept_tokens): leave out mask_BS"
+            )
+        others = call.given("mask_BS", "observe", "targets", "keep_mask", "kept_tokens", "frozen")
+        if call.past is not None and others:
+            raise ValueError(
+                "cached decoding (past) does not support observe, targets, keep_mask, kept_tokens, "
+                "frozen or mask_BS: pass past alone"
+            )
+
+    # --- the parts that a family defines ---
+
+    def embeddings(self) -> dict[str, jax.Array]:
+        """Create the embeddings of the inputs and of their positions."""
+        raise NotImplementedError
+
+    def stack(self, embeddings: dict[str, jax.Array], call: Call) -> Any:
+        """Create the layers, as `run` takes them."""
+        raise NotImplementedError
+
+    def embed(self, embeddings: dict[str, jax.Array], call: Call) -> jax.Array:
+        """Return the input of the first layer, [B, T, D]."""
+        raise NotImplementedError
+
+    def output(self, x_BTD: jax.Array, embeddings: dict[str, jax.Array], call: Call) -> Any:
+        """Return the output of the model from the output of the last layer."""
+        raise NotImplementedError
+
+    # --- steps that families share ---
+
+    def embedding(self, name: str, rows: str, size: int, init: Initializer = INIT) -> jax.Array:
+        """Create an embedding with ``size`` rows on the axis ``rows``."""
+        axes = named(init, rows, "embed" + BELOW)
+        return self.param(name, axes, (size, self.config.embed))
+
+    def stack_of(self, block: nn.Module, **options: Any) -> Stack:
+        """Create stacked blocks, each called as ``block(x, *scale, **options)``.
+
+        The block is detached (``parent=None``): only its init and apply are used.
+        """
+        one = jnp.zeros((1, 1, self.config.embed), self.dtype)
+        blocks = stacked(self, "blocks", block, self.config.layers, one)
+
+        def layer(w, x, *scale, positions=None, **reading):
+            return block.apply({"params": w}, x, *scale, **options, **reading)
+
+        return Stack(layer, blocks)
+
+    def run(self, stack: Any, x_BTD: jax.Array, call: Call, **options: Any) -> tuple[Any, Any]:
+        """Run the layers.
+
+        Args:
+          stack: the layers.
+          x_BTD: input of the first layer.
+          call: the arguments of the call.
+          options: arguments of `run_parts` that replace those of the call.
+
+        Returns:
+          ``(output, results of observe)``, or with a KV cache as `run_after` returns them.
+        """
+        layer, blocks = stack
+        if call.past is not None:
+            tokens_BT, last_B = last_tokens(call.inputs)
+            layer = partial(layer, positions=call.past.positions_BT(tokens_BT.shape[1]))
+            scan = self.config.scan_layers
+            return run_after(layer, blocks, x_BTD, call.past, last_B, scan=scan)
+        some = call.kept_tokens
+        return run_parts(
+            layer,
+            blocks,
+            x_BTD,
+            kept_tokens=some,
+            apply_kept_tokens=some and partial(layer, positions=some.positions_BS),
+            remat=self.config.remat,
+            scan=self.config.scan_layers,
+            observe=call.observe,
+            **{"frozen": call.frozen, "keep_mask": call.keep_mask} | options,
+        )
+
+    def wide(self, x: jax.Array) -> jax.Array:
+        """Return ``x`` in float32 or better."""
+        return x.astype(jnp.promote_types(self.dtype, jnp.float32))
