@@ -453,7 +453,8 @@ def _boxed(config: Config, key: jax.Array) -> Any:
 
 @lru_cache(maxsize=64)
 def _axes(config: Config) -> Axes:
-    return split(jax.eval_shape(partial(_boxed, config), jax.random.key(0)))[1]
+    key = jax.eval_shape(lambda: jax.random.key(0))  # a concrete key would be compiled
+    return split(jax.eval_shape(partial(_boxed, config), key))[1]
 
 
 def from_json(content: Mapping[str, Any]) -> Config:
