@@ -77,4 +77,4 @@ def test_a_second_start_compiles_nothing(tmp_path):
         command = [sys.executable, "-c", RUN, script, "--workdir", str(tmp_path / run)]
         out = subprocess.run(command, env=cached, check=True, capture_output=True, text=True)
         counts.append(int(out.stdout.split("missing:")[1]))
-    assert counts[0] > 10 and counts[1] == 0
+    assert counts[0] > 5 and counts[1] == 0  # the first count shows that the counter works
