@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     # TensorStore takes a second to import, and most commands do not need it.
     from jaxgrow.integrations.orbax_run import OrbaxRun
 
-# Files by which checkpoints of Orbax and of levanter are recognised.
-_MARKS = ("_METADATA", "manifest.ocdbt")
+# Files by which checkpoints of Orbax, of levanter and of EasyDeL are recognised.
+_MARKS = ("_METADATA", "manifest.ocdbt", "tensorstore_index.json")
 # The same for torch.distributed.checkpoint. In the folder of a Hugging Face model, it is the
 # optimizer state of that model.
 _DISTRIBUTED = ".metadata"

@@ -54,6 +54,7 @@ class Format:
       other: alternatives for rows of ``table``, which are used if their sizes fit better; for
         kernels that some models transpose.
       states: rows of arrays that only the optimizer state has.
+      fixed: axes whose size the trainer cannot change.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Format:
     traits: Mapping[str, Any] = field(default_factory=lambda: {"norm": "rms"})
     other: Mapping[str, Names | Layout] = field(default_factory=dict)
     states: Mapping[str, Layout] = field(default_factory=dict)
+    fixed: tuple[str, ...] = ()
 
     def prefix(self, paths: Mapping[str, Any]) -> str | None:
         """The path of the parameters among these paths; None if the format does not fit."""
@@ -355,6 +357,38 @@ GEMMA = Format(
         "head_dim": "head_dim",
     },
 )
+_EASYDEL_HEADS = "embed (heads head_dim)"
+_EASYDEL_KEYS = "embed (kv_heads head_dim)"
+EASYDEL = Format(
+    name="easydel",
+    marks=("model/norm/kernel", "model/embed_tokens/embedding"),
+    table={
+        "model/embed_tokens/embedding": ("vocab", "embed"),
+        "lm_head/kernel": ("embed.in", "vocab"),
+        "*/q_proj/kernel": Layout(("embed.in", "heads", "head_dim"), _EASYDEL_HEADS),
+        "*/k_proj/kernel": Layout(("embed.in", "kv_heads", "head_dim.in"), _EASYDEL_KEYS),
+        "*/v_proj/kernel": Layout(("embed.in", "kv_heads", "head_dim.value"), _EASYDEL_KEYS),
+        "*/o_proj/kernel": Layout(("heads.in", "head_dim.in", "embed"), "(heads head_dim) embed"),
+        "*/gate_proj/kernel": ("embed.in", "mlp"),
+        "*/up_proj/kernel": ("embed.in", "mlp"),
+        "*/down_proj/kernel": ("mlp.in", "embed"),
+        "*/q_norm/kernel": ("head_dim.norm.scale",),
+        "*/k_norm/kernel": ("head_dim.in.norm.scale",),
+        "*norm/kernel": ("embed.norm.scale",),
+    },
+    layers="model/layers/{}",
+    final_norm="model/norm/kernel",
+    head="lm_head/kernel",
+    fixed=("layers",),
+    settings={
+        "embed": "hidden_size",
+        "heads": "num_attention_heads",
+        "kv_heads": "num_key_value_heads",
+        "mlp": "intermediate_size",
+        "layers": "num_hidden_layers",
+        "head_dim": "head_dim",
+    },
+)
 BONSAI = Format(
     name="bonsai",
     marks=("embedder/embedding", "final_norm/scale", "lm_head/kernel"),
@@ -439,7 +473,7 @@ TORCHTITAN = Format(
 )
 FORMATS = {
     known.name: known
-    for known in (MAXTEXT, TUNIX, NANODO, LEVANTER, GEMMA, BONSAI, PENZAI, TORCHTITAN)
+    for known in (MAXTEXT, TUNIX, NANODO, LEVANTER, GEMMA, EASYDEL, BONSAI, PENZAI, TORCHTITAN)
 }
 
 

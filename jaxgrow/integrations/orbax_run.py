@@ -117,17 +117,18 @@ class OrbaxRun:
             for whole in [
                 p
                 for p in self.tree.arrays
-                if p.endswith("/" + paths[0]) and not p.startswith(self.prefix)
+                if plain(p).endswith("/" + plain(paths[0])) and not p.startswith(self.prefix)
             ]:
-                start = whole.removesuffix(paths[0])
+                start = plain(whole).removesuffix(plain(paths[0]))
+                end = whole.removeprefix(plain(whole))
                 power = next(
                     (POWERS[part] for part in reversed(start.split("/")) if part in POWERS), None
                 )
                 if self.tree.arrays[whole].shape == shape:
                     layout = self.places[plain(template)].layout
-                    found.append(
-                        (plain(template), self._place(start, template, paths, layout, power))
-                    )
+                    stored = [plain(path) + end for path in paths]
+                    place = self._place(start, plain(template) + end, stored, layout, power)
+                    found.append((plain(template), place))
         return found + self._own_states()
 
     def _own_states(self) -> list[tuple[str, Place]]:
@@ -310,6 +311,12 @@ def _jobs(run: OrbaxRun, growth: Growth, policy: Policy) -> dict[str, _Job]:
         check(growth, run.shapes, run.axes)
     except ValueError as error:
         raise CheckpointError(str(error)) from error
+    if held := sorted(maps.new_sizes(growth).keys() & set(run.format.fixed)):
+        raise CheckpointError(
+            f"format {run.format.name} cannot grow {', '.join(held)}, because its checkpoints "
+            "contain the structure of the model. Grow other axes, or save the model in the "
+            "format of Hugging Face and grow that"
+        )
     jobs = {}
     for path, place in run.places.items():
         terms = maps.terms(growth, path, place.names)

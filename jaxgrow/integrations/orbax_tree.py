@@ -188,7 +188,8 @@ class Writer:
             self._merge(processes)
         self._describe(places, shapes)
         source, into = self._source, self._item
-        arrays = set() if source.ocdbt else {path.replace("/", ".") for path in source.arrays}
+        names = map(source.stored_name, [] if source.ocdbt else source.arrays)
+        arrays = {name.split("/")[0] for name in names}
         _copy_beside(source.item, into, arrays)
         for inner in [source.item, *source.item.parents][
             : len(source.item.relative_to(source.folder).parts)

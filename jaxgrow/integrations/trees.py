@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from jaxgrow.integrations.easydel_tree import EasydelTree, EasydelWriter, is_easydel
 from jaxgrow.integrations.levanter_tree import LevanterTree, LevanterWriter, is_levanter
 from jaxgrow.integrations.orbax_tree import (
     ItemsWriter,
@@ -20,6 +21,7 @@ _WRITERS: dict[type, Any] = {
     OrbaxTree: Writer,
     OrbaxItems: ItemsWriter,
     LevanterTree: LevanterWriter,
+    EasydelTree: EasydelWriter,
     TorchTree: TorchWriter,
 }
 
@@ -31,6 +33,8 @@ def open_tree(folder: Path) -> Tree:
       CheckpointError: the folder contains none, or it is damaged.
     """
     if not is_orbax(folder):
+        if is_easydel(folder):
+            return EasydelTree(folder)
         if is_levanter(folder):
             return LevanterTree(folder)
         if is_distributed(folder):

@@ -140,6 +140,50 @@ def test_a_levanter_checkpoint_grows_as_in_memory(tmp_path):
     assert json.loads((tmp_path / "b" / "step-3" / "metadata.json").read_text()) == {"step": 3}
 
 
+# --- EasyDeL: zarr folders, an index, and pickled trees ---
+
+
+def easydel(folder: Path) -> Path:
+    params = {
+        "model/embed_tokens/embedding": drawn(V, E),
+        "model/norm/kernel": drawn(E),
+        "lm_head/kernel": drawn(E, V),
+    }
+    for i in range(L):
+        params[f"model/layers/{i}/self_attn/q_proj/kernel"] = drawn(E, H * D)
+        params[f"model/layers/{i}/self_attn/k_proj/kernel"] = drawn(E, K * D)
+        params[f"model/layers/{i}/self_attn/o_proj/kernel"] = drawn(H * D, E)
+        params[f"model/layers/{i}/mlp/up_proj/kernel"] = drawn(E, M)
+    arrays = {f"model/{path}": x for path, x in params.items()}
+    arrays |= {f"tx/0/mu/{path}/value": x for path, x in params.items()}
+    for path, x in arrays.items():
+        store = {"driver": "file", "path": f"{folder}/{path}/"}
+        spec = {"driver": "zarr", "kvstore": store}
+        ts.open(spec, create=True, shape=x.shape, dtype=x.dtype).result().write(x).result()
+    entries = [{"path": p, "shape": x.shape, "dtype": x.dtype.name} for p, x in arrays.items()]
+    (folder / "tensorstore_index.json").write_text(json.dumps({"prefixes": {"all": entries}}))
+    (folder / "config.json").write_text(json.dumps({"head_dim": D}))
+    return folder
+
+
+def test_an_easydel_checkpoint_grows_in_width(tmp_path, capsys):
+    folder, given = easydel(tmp_path / "a"), ("--head-dim", str(D), "--method")
+    wide = (str(folder), str(tmp_path / "b"), *given, "hypercloning", *WIDE)
+    assert main(["grow", *wide, "--optimizer", "copy"]) == 0
+    run, grown = (command.opened(tmp_path / name, "easydel", None, D) for name in "ab")
+    leaves = {path: run.read(place) for path, place in run.places.items()}
+    growth = operators.hypercloning(
+        run.sizes(), {"embed": 16, "heads": 8, "kv_heads": 4, "mlp": 20}
+    )
+    for path, x in grow(growth, leaves, run.axes).items():
+        np.testing.assert_allclose(grown.read(grown.places[path]), x, rtol=1e-6)
+    assert len(grown.states) == len(grown.places)
+    assert (tmp_path / "b" / "config.json").is_file()
+    deep = (str(folder), str(tmp_path / "c"), *given, "llama_pro", "--layers", "4")
+    assert main(["grow", *deep]) == 1
+    assert "format easydel cannot grow layers" in capsys.readouterr().err
+
+
 # --- Gemma: scaled embeddings, shifted norms, stacked kernels ---
 
 

@@ -305,6 +305,7 @@ def test_formats_do_not_claim_each_other():
             "params/final_norm/scale",
             "params/layer_0/attn/attn_vec_einsum/w",
         ],
+        "easydel": ["model/model/norm/kernel", "model/model/embed_tokens/embedding"],
         "bonsai": [
             "model/embedder/embedding/value",
             "model/final_norm/scale/value",
