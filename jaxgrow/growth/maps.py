@@ -529,6 +529,7 @@ def preserves_function(
             "preserves_function supports only growths with one map per axis. For Rules and "
             "maps over several axes, measure the change with jaxgrow.growth.report.preservation."
         )
+    check_maps(growth)
     for name, m in growth.items():
         write, read = sparse(m.write), sparse(m.read)
         ones = write.weight == 1

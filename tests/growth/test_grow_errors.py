@@ -7,7 +7,15 @@ import pytest
 
 from jaxgrow import compose, correct, grow, interpolate, sizes, swap
 from jaxgrow.axes import leaves
-from jaxgrow.growth.maps import AxisMap, Rule, Rules, identity, new_sizes, tile
+from jaxgrow.growth.maps import (
+    AxisMap,
+    Rule,
+    Rules,
+    identity,
+    new_sizes,
+    preserves_function,
+    tile,
+)
 from jaxgrow.models import GPT2Config
 from jaxgrow.operators import (
     DEPTH,
@@ -429,3 +437,8 @@ def test_axes_are_a_tree_of_names(use):
         use(PARAMS)
     with pytest.raises(TypeError, match="the leaf 'scale' of axes is of type str"):
         use({**AXES, "scale": "head"})
+
+
+def test_whether_numbers_preserve_the_function_is_an_error():
+    with pytest.raises(TypeError, match="the growth has 6 of type int for the axis 'layers'"):
+        preserves_function({"layers": 6})  # type: ignore[dict-item]

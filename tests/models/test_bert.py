@@ -18,7 +18,7 @@ from counting import products
 
 from jaxgrow import dual, flops, grow, operators, sizes
 from jaxgrow.axes import leaves
-from jaxgrow.checkpoints.hf.bert import BertForMaskedLM, RobertaForMaskedLM
+from jaxgrow.checkpoints.hf.bert import BertForMaskedLM, BertModel, RobertaForMaskedLM
 from jaxgrow.growth.symmetry import break_symmetry
 from jaxgrow.layerdrop import KeepMask, TokenDrop
 from jaxgrow.models import BERTConfig, from_json
@@ -285,6 +285,17 @@ def test_every_tensor_round_trips_bitwise_or_is_ignored(public):
             ), name
         else:
             assert name in ("cls.predictions.bias", "lm_head.bias")
+
+
+def test_a_pooler_adds_no_keys_to_a_published_config():
+    """``config.json`` of MiniLM leaves out a key whose default applies."""
+    said = dict(
+        architectures=["BertModel"], model_type="bert", vocab_size=11, hidden_size=12,
+        num_hidden_layers=2, num_attention_heads=2, intermediate_size=20,
+    )  # fmt: skip
+    config = replace(BertModel.ours(said), pooler=True)
+    assert BertModel.theirs(config, said) == said
+    assert BertModel.theirs(replace(config, mlp=24), said) == said | {"intermediate_size": 24}
 
 
 def test_names_in_older_files():

@@ -447,9 +447,8 @@ class Family:
             out = {**like, **self._changed(config, like, every), **self.always}
         back = self.ours(out).run_as(config)
         differ = [
-            f"{f.name} {getattr(config, f.name)} (it would be {getattr(back, f.name)})"
-            for f in dataclasses.fields(config)
-            if f.name not in self.folded and getattr(config, f.name) != getattr(back, f.name)
+            f"{name} {getattr(config, name)} (it would be {getattr(back, name)})"
+            for name in self._differing(config, back)
         ]
         if differ:
             raise ValueError(
@@ -483,11 +482,16 @@ class Family:
             key: value for key, value in every.items() if key not in was or was[key] != value
         }
         try:
-            same = self.ours({**like, **changed}).run_as(config) == config
+            same = not self._differing(config, self.ours({**like, **changed}).run_as(config))
         except ValueError:
             same = False
         # The default of a missing key may depend on a key that has changed.
         return changed if same else {**every, **self._own(like, every, was)}
+
+    def _differing(self, config: Config, back: Config) -> list[str]:
+        """The fields, among those in ``config.json``, in which two configs differ."""
+        names = [f.name for f in dataclasses.fields(config) if f.name not in self.folded]
+        return [name for name in names if getattr(config, name) != getattr(back, name)]
 
     @staticmethod
     def _own(like: Mapping[str, Any], every: dict[str, Any], was: dict[str, Any]) -> dict[str, Any]:
