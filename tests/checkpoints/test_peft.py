@@ -396,6 +396,30 @@ def test_adapters_that_change_the_base_model_are_refused(tmp_path, plain, how):
         peft.load(tmp_path / "lora", checkpoints.open_checkpoint(plain / "base").config)
 
 
+@pytest.mark.parametrize("how", ["pissa", "olora"])
+def test_adapters_that_peft_converted_are_read(tmp_path, how):
+    """PEFT writes the change of such an adapter as a LoRA of the original base model."""
+    folder = made(tmp_path / "base", "LlamaForCausalLM")
+    base = transformers.LlamaForCausalLM.from_pretrained(folder)
+    about = published.LoraConfig(r=2, target_modules=["q_proj", "down_proj"], init_lora_weights=how)
+    model = published.get_peft_model(base, about)
+    model.peft_config["default"].init_lora_weights = True
+    model.save_pretrained(tmp_path / "initial")
+    model.peft_config["default"].init_lora_weights = how
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.requires_grad:
+                p.add_(torch.randn(p.shape, generator=generator) / 5)
+    initial = str(tmp_path / "initial")
+    model.save_pretrained(tmp_path / "lora", path_initial_model_for_weight_conversion=initial)
+    source = checkpoints.open_checkpoint(folder)
+    own = peft.load(tmp_path / "lora", source.config, like=folder)
+    params = own.merged(checkpoints.load(folder)[1])
+    found = written(tmp_path / "merged", folder, own.config, params)
+    assert_same(found, merged(model), source.family)
+
+
 @pytest.mark.parametrize("how", ["gaussian", "orthogonal", False])
 def test_other_initialisations_are_read(tmp_path, how):
     check(tmp_path, made(tmp_path / "base", "LlamaForCausalLM"), init_lora_weights=how)
