@@ -396,6 +396,7 @@ def test_adapters_that_change_the_base_model_are_refused(tmp_path, plain, how):
         peft.load(tmp_path / "lora", checkpoints.open_checkpoint(plain / "base").config)
 
 
+@pytest.mark.filterwarnings("ignore:.* changes the base weights of the model:UserWarning")
 @pytest.mark.parametrize("how", ["pissa", "olora"])
 def test_adapters_that_peft_converted_are_read(tmp_path, how):
     """PEFT writes the change of such an adapter as a LoRA of the original base model."""
