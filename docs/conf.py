@@ -3,6 +3,7 @@
 import os
 import sys
 from functools import cache
+from inspect import isfunction
 from pathlib import Path
 from pydoc import locate
 from typing import TypeVar
@@ -74,5 +75,17 @@ def _elsewhere(app, env, node, contnode):
     )
 
 
+def _in_attributes(app, what, name, member, skip, options):
+    """Skip fields that the section "Attributes" of their class describes already.
+
+    Python makes a member with a docstring of a field of a named tuple, and of a default value that
+    is a function.
+    """
+    field = type(member).__name__ == "_tuplegetter"
+    default = isfunction(member) and what == "class" and member.__name__ != name
+    return True if field or default else None
+
+
 def setup(app):
     app.connect("missing-reference", _elsewhere)
+    app.connect("autodoc-skip-member", _in_attributes)
