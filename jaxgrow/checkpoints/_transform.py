@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +13,7 @@ from tqdm import tqdm
 from jaxgrow._version import __version__
 from jaxgrow.axes.names import Axes, Params
 from jaxgrow.checkpoints.hf import storage
+from jaxgrow.checkpoints.hf.base import Family
 from jaxgrow.checkpoints.hf.storage import HuggingFace
 from jaxgrow.checkpoints.io.files import (
     ADAPTER,
@@ -253,56 +255,101 @@ def write(
         and ``beside`` is None.
     """
     if beside is None:
-        for of in roots:
-            _check_no_lora(of.folder)
+        for root in roots:
+            _check_no_lora(root.folder)
+    planned = _planned(source, roots, to, settings)
+    if dry_run:
+        may_become(Path(os.path.abspath(folder)), [r.folder for r in roots], overwrite)
+        return planned.size
+    about = _record(source, roots, record, planned)
+    with appearing(Path(folder), [r.folder for r in roots], overwrite) as part:
+        free = shutil.disk_usage(part).free
+        if planned.size > free:
+            raise CheckpointError(
+                f"{folder} needs {planned.size} bytes, but {free} are free on its disk. Free some "
+                "space, or choose another disk"
+            )
+        _write_model(source, planned, part, shard, progress)
+        for file in planned.carried:
+            shutil.copyfile(file, part / file.name)
+        about["files"] += beside(part) if beside is not None else []
+        write_json(part / RECORD, about)
+    return planned.size
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """The content of a new folder.
+
+    Attributes:
+      family: the architecture of a Hugging Face folder; None for an Orbax folder.
+      foreign: the ``config.json`` of the model, if it has one.
+      head: task and labels of the head of a model from an Orbax folder.
+      carried: the other files that are copied.
+      size: the size of the tensors in bytes.
+    """
+
+    family: Family | None
+    foreign: dict[str, Any] | None
+    head: dict[str, Any]
+    carried: list[Path]
+    size: int
+
+
+def _planned(
+    source: Source,
+    roots: Sequence[Checkpoint],
+    to: Kind | None,
+    settings: Mapping[str, Any] | None,
+) -> _Planned:
     root = roots[0] if roots else None
-    kind = to or ("hf" if isinstance(root, HuggingFace) else "orbax")
     foreign = root.foreign if root else None
     carried = extras(root.folder) if root and foreign is not None else []
-    size, family = source.bytes, None
     head = _head(source, root)
-    if kind == "hf":
-        settings = {**head, **(settings or {})} or None
-        family, foreign = storage.family_for(source.config, foreign, settings)
+    family, size = None, source.bytes
+    if (to or ("hf" if isinstance(root, HuggingFace) else "orbax")) == "hf":
+        family, foreign = storage.family_for(
+            source.config, foreign, {**head, **(settings or {})} or None
+        )
         size = storage.written_bytes(source, family)
     if foreign is not None and root is not None:
         foreign = _in_dtype(foreign, source, root)
-    if dry_run:
-        may_become(Path(os.path.abspath(folder)), [r.folder for r in roots], overwrite)
-        return size
+    return _Planned(family, foreign, head, carried, size)
+
+
+def _record(
+    source: Source, roots: Sequence[Checkpoint], record: Mapping[str, Any], planned: _Planned
+) -> dict[str, Any]:
+    """The content of ``jaxgrow.json``."""
     about: dict[str, Any] = {
         "version": __version__,
         **record,
         "sources": [r.fingerprint() for r in roots],
+        "config": source.config.as_json(),
+        "files": [file.name for file in planned.carried],
     }
-    about |= {"config": source.config.as_json(), "files": [file.name for file in carried]}
     if history := _history(roots):
         about["history"] = history
-    if kind != "hf" and foreign is not None:
+    if planned.family is None and planned.foreign is not None:
         # A later conversion to Hugging Face needs it.
-        about["huggingface"] = foreign
-    if kind != "hf" and head:
-        about["head"] = head
-    with appearing(Path(folder), [r.folder for r in roots], overwrite) as part:
-        free = shutil.disk_usage(part).free
-        if size > free:
-            raise CheckpointError(
-                f"{folder} needs {size} bytes, but {free} are free on its disk. Free some space, or choose another disk"
-            )
-        bar = tqdm(total=size, unit="B", unit_scale=True, disable=None if progress else True)
-        with bar:
-            if family is not None and foreign is not None:
-                storage.write(source, family, foreign, part, shard=shard, done=bar.update)
-            else:
-                from jaxgrow.checkpoints import orbax
+        about["huggingface"] = planned.foreign
+    if planned.family is None and planned.head:
+        about["head"] = planned.head
+    return about
 
-                orbax.write(source, part)
-                bar.update(size)
-        for file in carried:
-            shutil.copyfile(file, part / file.name)
-        about["files"] += beside(part) if beside is not None else []
-        write_json(part / RECORD, about)
-    return size
+
+def _write_model(source: Source, planned: _Planned, part: Path, shard: int, progress: bool) -> None:
+    bar = tqdm(total=planned.size, unit="B", unit_scale=True, disable=None if progress else True)
+    with bar:
+        if planned.family is not None and planned.foreign is not None:
+            storage.write(
+                source, planned.family, planned.foreign, part, shard=shard, done=bar.update
+            )
+        else:
+            from jaxgrow.checkpoints import orbax
+
+            orbax.write(source, part)
+            bar.update(planned.size)
 
 
 def _head(source: Source, root: Checkpoint | None) -> dict[str, Any]:

@@ -89,7 +89,7 @@ def _report(a: argparse.Namespace) -> None:
 def add_convert(commands: Commands) -> None:
     """Add ``jaxgrow convert``."""
     about = "write a model in another format or dtype, or with another shard size"
-    commands.add_writing("convert", about, _convert, "SRC")
+    commands.add("convert", about, _convert, "SRC", writes=True)
 
 
 def _convert(a: argparse.Namespace) -> None:

@@ -143,7 +143,7 @@ def _methods(methods: Mapping[str, tuple[str, str]]) -> str:
 def add_grow(commands: Commands) -> None:
     """Add ``jaxgrow grow``."""
     about = "make a model larger with a published growth method"
-    p = commands.add_writing("grow", about, _grow, "SRC", epilog=_methods(ABOUT))
+    p = commands.add("grow", about, _grow, "SRC", epilog=_methods(ABOUT), writes=True)
     p.add_argument("--method", choices=sorted(ABOUT), required=True)
     options.sizes(p)
     _add_experts(p)

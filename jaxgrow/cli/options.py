@@ -64,16 +64,18 @@ class Commands:
         help: str,
         run: Run,
         *folders: str,
+        writes: bool = False,
         evaluates: bool = False,
         epilog: str = "",
     ) -> argparse.ArgumentParser:
-        """Add a subcommand that does not write a model.
+        """Add a subcommand.
 
         Args:
           name: the name of the subcommand.
           help: its description in one sentence.
           run: the function that runs it on the parsed arguments.
           *folders: the names of its positional arguments, each the folder of a model.
+          writes: whether it writes a model to DST, and can print the result as JSON.
           evaluates: whether it evaluates models, which may use an accelerator.
           epilog: text after the list of options; its line breaks are kept.
         """
@@ -84,22 +86,10 @@ class Commands:
         for folder in folders:
             about = _FOLDERS.get(folder, MODEL)
             p.add_argument(folder.lower(), metavar=folder, type=Path, help=about)
+        if writes:
+            _destination(p)
+            as_json(p)
         p.set_defaults(run=run, command=name, evaluates=evaluates)
-        return p
-
-    def add_writing(
-        self,
-        name: str,
-        help: str,
-        run: Run,
-        *folders: str,
-        evaluates: bool = False,
-        epilog: str = "",
-    ) -> argparse.ArgumentParser:
-        """Add a subcommand that writes a model to DST. The arguments are those of `add`."""
-        p = self.add(name, help, run, *folders, evaluates=evaluates, epilog=epilog)
-        _destination(p)
-        as_json(p)
         return p
 
 

@@ -32,7 +32,7 @@ def add_prune(commands: Commands) -> None:
         "make a model smaller by removing the layers and units that are least important on given "
         "data"
     )
-    p = commands.add_writing("prune", about, _prune, "SRC", evaluates=True)
+    p = commands.add("prune", about, _prune, "SRC", evaluates=True, writes=True)
     options.sizes(p)
     options.lora(p)
     p.add_argument(

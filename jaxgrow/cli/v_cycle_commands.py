@@ -38,13 +38,13 @@ _GROUPS = {
 def add_coalesce(commands: Commands) -> None:
     """Add ``jaxgrow coalesce``."""
     about = "make a model smaller by merging groups of heads, units and layers"
-    _add_groups(commands.add_writing("coalesce", about, _coalesce, "SRC"))
+    _add_groups(commands.add("coalesce", about, _coalesce, "SRC", writes=True))
 
 
 def add_decoalesce(commands: Commands) -> None:
     """Add ``jaxgrow decoalesce``."""
     about = "expand a coalesced model to its size before; give the groups of that size"
-    _add_groups(commands.add_writing("decoalesce", about, _decoalesce, "SRC"))
+    _add_groups(commands.add("decoalesce", about, _decoalesce, "SRC", writes=True))
 
 
 def _add_groups(p: argparse.ArgumentParser) -> None:
@@ -147,7 +147,7 @@ def _scaled(axis: str, heads: str, small: dict[str, int], large: dict[str, int])
 def add_interpolate(commands: Commands) -> None:
     """Add ``jaxgrow interpolate``."""
     about = "interpolate two models: (1 - alpha) BEFORE + alpha UP"
-    p = commands.add_writing("interpolate", about, _interpolate, "BEFORE", "UP")
+    p = commands.add("interpolate", about, _interpolate, "BEFORE", "UP", writes=True)
     p.add_argument("--alpha", type=float, required=True, help="the weight of UP (0 to 1)")
 
 

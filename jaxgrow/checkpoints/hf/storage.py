@@ -78,13 +78,15 @@ class HuggingFace(Checkpoint):
         )
         self._check()
         self._check_tied()
-        self.leaves = {}
-        for path, (names, shape) in self._layout.items():
-            dtype = common([t.dtype for t in self._tensors(path)] or [np.dtype(np.float32)])
-            if self.names[path].moved:
-                dtype = common([dtype, np.dtype(np.float32)])
-            self.leaves[path] = Leaf(names, shape, dtype)
+        self.leaves = {path: self._leaf(path) for path in self._layout}
         self._fused: tuple[str, dict[int | None, np.ndarray]] = ("", {})
+
+    def _leaf(self, path: str) -> Leaf:
+        names, shape = self._layout[path]
+        dtype = common([t.dtype for t in self._tensors(path)] or [np.dtype(np.float32)])
+        if self.names[path].moved:
+            dtype = common([dtype, np.dtype(np.float32)])
+        return Leaf(names, shape, dtype)
 
     def read(self, path: str, layer: int | None = None) -> np.ndarray:
         stored, leaf = self.names[path], self.leaves[path]

@@ -93,15 +93,28 @@ def appearing(target: Path, sources: list[Path], overwrite: bool) -> Iterator[Pa
             with suppress(OSError):
                 for folder in [] if placed else missing:
                     folder.rmdir()
-            if placed:
-                error.add_note(f"{target} is complete")
-            if os.path.lexists(work / _OLD):
-                error.add_note(f"the previous content of {target} is in {work / _OLD}")
-            elif not placed:
-                error.add_note(f"{target} is unchanged" if stood else "nothing was written")
-            if os.path.lexists(work / _NEW):
-                error.add_note(f"{work} could not be removed")
+            for note in _left(target, work, placed, stood):
+                error.add_note(note)
         raise
+
+
+def _left(target: Path, work: Path, placed: bool, stood: bool) -> Iterator[str]:
+    """Describe what is on disk after an error.
+
+    Args:
+      target: the folder to create or replace.
+      work: the working folder.
+      placed: whether the target is the new folder.
+      stood: whether there was a target before.
+    """
+    if placed:
+        yield f"{target} is complete"
+    if os.path.lexists(work / _OLD):
+        yield f"the previous content of {target} is in {work / _OLD}"
+    elif not placed:
+        yield f"{target} is unchanged" if stood else "nothing was written"
+    if os.path.lexists(work / _NEW):
+        yield f"{work} could not be removed"
 
 
 # --- the exchange ---

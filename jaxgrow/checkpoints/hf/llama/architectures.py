@@ -5,6 +5,7 @@ for each model.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from jaxgrow.checkpoints.hf.base import Family
@@ -70,22 +71,25 @@ def architectures(
         "ignored": ("*.rotary_emb.inv_freq",),
         **more,
     }
-    fixed = fixed or {}
     tokens = Family(
         architecture=f"{model}ForCausalLM",
-        fixed={"head": "tokens", **fixed},
+        fixed={"head": "tokens", **(fixed or {})},
         inferred=read,
         derived=written,
         **common,
     )
-    classifying = Family(
-        architecture=f"{classifier or model}ForSequenceClassification",
-        fixed={"head": "classes", **fixed},
-        inferred=lambda theirs: read(theirs) | classes(theirs),
-        derived=lambda config: written(config) | problem(config),  # type: ignore[arg-type]
-        **common,
+    return tokens, _classifying(tokens, f"{classifier or model}ForSequenceClassification")
+
+
+def _classifying(tokens: Family, architecture: str) -> Family:
+    """The architecture with the same body that predicts classes."""
+    return replace(
+        tokens,
+        architecture=architecture,
+        fixed={**tokens.fixed, "head": "classes"},
+        inferred=lambda theirs: tokens.inferred(theirs) | classes(theirs),
+        derived=lambda config: tokens.derived(config) | problem(config),
     )
-    return tokens, classifying
 
 
 def _fields(own: Mapping[str, str]) -> dict[str, str]:
