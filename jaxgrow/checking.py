@@ -123,8 +123,7 @@ def check_rules(
     if not wrong and change > TOLERANCE:
         wrong = [
             "the outputs change, and changing a few marks does not prevent it. Check that every "
-            "axis has the "
-            "correct name"
+            "axis has the correct name"
         ]
     if not moved:
         wrong = [*wrong, *check.attention()]
@@ -161,8 +160,7 @@ class _Check:
         if not target:
             raise ValueError(
                 f"no axis of this model can be widened: its axes are {', '.join(known)}, and none "
-                "of them is one of "
-                f"{', '.join(WIDTHS)}"
+                f"of them is one of {', '.join(WIDTHS)}"
             )
         return _change(
             self.before, self.outputs(grow(hypercloning(known, target), self.params, axes))
@@ -188,8 +186,7 @@ class _Check:
                 group = next(group for group in stacked if moved[group] != group[1])
                 return [
                     f"{group[0]}: the names {group[1]} are wrong; with {moved[group]}, and the "
-                    "same order in all "
-                    "stacked parameters, the outputs do not change"
+                    "same order in all stacked parameters, the outputs do not change"
                 ]
         return []
 
@@ -216,8 +213,7 @@ class _Check:
         """One message for each mark without which the outputs do not change."""
         return [
             f"{group[0]}: without the mark {name!r} in {group[1]}, the outputs do not change, so "
-            "the mark is not "
-            "verified"
+            "the mark is not verified"
             for group in self.groups
             for i, name in enumerate(group[1])
             if _is_width(name) and reads(name)
@@ -242,21 +238,17 @@ class _Check:
             other = self.replaced(
                 [group], lambda x: x + self.rng.normal(size=x.shape).astype(x.dtype), still
             )
-            is_value, is_marked = (
-                _change(before, self.outputs(other)) > TOLERANCE,
-                marked(group[1], VALUE),
-            )
+            is_value = _change(before, self.outputs(other)) > TOLERANCE
+            is_marked = marked(group[1], VALUE)
             if is_value and not is_marked:
                 wrong.append(
                     f"{group[0]}: the names {group[1]} are wrong; it belongs to the values of "
-                    "attention: "
-                    f"'head_dim{VALUE}'"
+                    f"attention: 'head_dim{VALUE}'"
                 )
             elif is_marked and not is_value:
                 wrong.append(
-                    f"{group[0]}: the names {group[1]} are wrong; it does not belong to the "
-                    "values of attention: "
-                    "'head_dim'"
+                    f"{group[0]}: the names {group[1]} are wrong; it does not belong to the values "
+                    "of attention: 'head_dim'"
                 )
         return wrong
 
@@ -293,8 +285,7 @@ def _change(before: list[np.ndarray], after: list[np.ndarray]) -> float:
     if shapes[0] != shapes[1]:
         raise ValueError(
             f"the outputs have shapes {shapes[0]}, but {shapes[1]} when all widths are doubled. "
-            "Return outputs "
-            "without an axis that grows, such as logits"
+            "Return outputs without an axis that grows, such as logits"
         )
     both = [
         (x.astype(np.float64), y.astype(np.float64)) for x, y in zip(before, after, strict=True)

@@ -129,8 +129,7 @@ def whole(sizes: Mapping[str, int], mesh: AnyMesh, rules: Mapping[str, str] = RU
     """
     return [
         f"axis {name!r} of size {size} is not divisible by the {mesh.shape[over]} devices of mesh "
-        f"axis {over}, "
-        "so it is replicated"
+        f"axis {over}, so it is replicated"
         for name, size in sizes.items()
         if (over := rules.get(kind(name))) in mesh.shape and size % mesh.shape[over]
     ]
@@ -264,7 +263,8 @@ def shared_spec(names: Names, shape: tuple[int, ...], new: Sequence[int]) -> P:
     """
     mesh = jax.sharding.get_abstract_mesh()
     rules = {axis: over for axis, over in RULES.items() if over in _automatic(mesh)}
-    before, after = spec(names, shape, mesh, rules), spec(names, tuple(new), mesh, rules)
+    before = spec(names, shape, mesh, rules)
+    after = spec(names, tuple(new), mesh, rules)
     return P(*[a if a == b else None for a, b in zip(before, after, strict=True)])
 
 

@@ -93,10 +93,8 @@ def _snapshot(folder: Path) -> Path:
     """
     if not folder.name.startswith("models--") or not (folder / "snapshots").is_dir():
         return folder
-    main, found = (
-        folder / "refs" / "main",
-        sorted(f for f in (folder / "snapshots").iterdir() if f.is_dir()),
-    )
+    main = folder / "refs" / "main"
+    found = sorted(f for f in (folder / "snapshots").iterdir() if f.is_dir())
     if main.is_file():
         found = [f for f in found if f.name == main.read_text(errors="replace").strip()] or found
     if len(found) != 1:

@@ -44,7 +44,9 @@ class Noisy(Source):
     """
 
     def __init__(self, source: Source, growth: Maps, seed: int, snr: float):
-        self._source, self.config, self.leaves = source, source.config, source.leaves
+        self._source = source
+        self.config = source.config
+        self.leaves = source.leaves
         self._noise = {"growth": growth, "seed": seed, "snr": snr}
 
     def read(self, path: str, layer: int | None = None) -> np.ndarray:

@@ -304,7 +304,8 @@ class Interpolated(Source):
     def __init__(self, before: Source, up: Source, alpha: float):
         self._before, self._up, self._alpha = before, up, alpha
         self.config, self.leaves = before.config, before.leaves
-        mine, other = before.config.as_json(), up.config.run_as(before.config).as_json()
+        mine = before.config.as_json()
+        other = up.config.run_as(before.config).as_json()
         differ = [
             f"{n} {mine.get(n)} and {other.get(n)}"
             for n in mine | other
@@ -427,7 +428,8 @@ def _one_layer(
         _only(layer)
     ]
     live = [i for i, (_, weight) in enumerate(rows) if weight.any()] or [0]
-    rows, found = [rows[i] for i in live], [found[i] for i in live if found]
+    rows = [rows[i] for i in live]
+    found = [found[i] for i in live if found]
     needed = sorted({int(j) for index, _ in rows for j in index})
     small = [
         Rows(np.searchsorted(needed, index)[None], weight[None], len(needed))

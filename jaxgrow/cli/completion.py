@@ -38,10 +38,8 @@ def script(commands: Mapping[str, argparse.ArgumentParser], shell: str) -> str:
         named = [action for action in parser._actions if action.option_strings]
         for action in parser._actions:
             if action.choices is not None:
-                words, before = (
-                    " ".join(map(str, action.choices)),
-                    (action.option_strings or [name])[-1],
-                )
+                words = " ".join(map(str, action.choices))
+                before = (action.option_strings or [name])[-1]
                 values.append(f'    *" {name} {before}") words="{words}" ;;')
         every = " ".join(action.option_strings[-1] for action in named)
         options.append(f'      "{name} -"*) words="{every}" ;;')

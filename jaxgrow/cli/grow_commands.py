@@ -221,7 +221,8 @@ def _grow(a: argparse.Namespace) -> None:
 
 def _growth(a: argparse.Namespace, source: Source) -> tuple[Growth, dict[str, Any]]:
     """The growth that ``--method`` and the sizes define, and the arguments for its record."""
-    method, target = METHODS[a.method], options.possible(options.target(a))
+    method = METHODS[a.method]
+    target = options.possible(options.target(a))
     taken = suggest.taken(method, source.config.traits, a.seed or 0)
     if "seed" not in taken and a.seed is not None and a.noise is None:
         raise UsageError(f"--seed: {a.method} does not use random numbers; omit --seed")

@@ -43,10 +43,10 @@ def of_both(first: Checkpoint, second: Source, file: Path | None) -> tuple[Any, 
     if len(set(widths)) > 1:
         raise CheckpointError(
             f"the hidden states have {' and '.join(map(str, widths))} features. The two models "
-            "have no head, so "
-            "their outputs cannot be compared"
+            "have no head, so their outputs cannot be compared"
         )
-    vocab, other = first.sizes().get("vocab"), second.sizes().get("vocab")
+    vocab = first.sizes().get("vocab")
+    other = second.sizes().get("vocab")
     if vocab != other:
         raise CheckpointError(
             f"the vocabularies differ, {vocab} and {other} tokens: the logits cannot be compared"
@@ -100,8 +100,7 @@ def _images(source: Source, file: Path) -> tuple[np.ndarray, str]:
     if images.shape[1:] != shape or not images.size or images.dtype.kind != "f":
         raise CheckpointError(
             f"{file} contains {images.dtype} {list(images.shape)}, but the model expects "
-            "normalised images as "
-            f"floats [N, {', '.join(map(str, shape))}]"
+            f"normalised images as floats [N, {', '.join(map(str, shape))}]"
         )
     first = np.array(images[:ROWS], np.float32)
     if not np.isfinite(first).all():
@@ -158,18 +157,16 @@ def _tokenised(source: Checkpoint, vocab: int, file: Path) -> np.ndarray:
     if not tokenizer.is_file():
         if vocab != 256:
             raise CheckpointError(
-                f"there is no tokenizer.json in {source.folder} to tokenise text. Give --data as "
-                "a .npy file of token "
-                "ids"
+                f"there is no tokenizer.json in {source.folder} to tokenise text. Give --data as a "
+                ".npy file of token ids"
             )
         return np.frombuffer(text.encode(), np.uint8)
     try:
         from tokenizers import Tokenizer
     except ImportError:
         raise CheckpointError(
-            f"reading {tokenizer} requires the package tokenizers: pip install tokenizers. Or "
-            "give --data as a "
-            ".npy file of token ids"
+            f"reading {tokenizer} requires the package tokenizers: pip install tokenizers. Or give "
+            "--data as a .npy file of token ids"
         ) from None
     try:
         loaded = Tokenizer.from_file(str(tokenizer))

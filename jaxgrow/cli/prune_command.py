@@ -173,7 +173,8 @@ def _loss(plan: _Plan, logits: jax.Array) -> float | None:
 
 def _removed(plan: _Plan, scores: Mapping[str, Sequence[float]]) -> dict[str, list[int]]:
     """The indices of the removed layers, by axis."""
-    sizes, alternating = plan.source.sizes(), plan.source.config.traits["alternating"]
+    sizes = plan.source.sizes()
+    alternating = plan.source.config.traits["alternating"]
     removed = {}
     for axis, of in scores.items():
         stay = operators.best(of, plan.target[axis], axis in alternating)

@@ -175,7 +175,8 @@ def targets(sizes: Mapping[str, int], times: Fraction) -> list[dict[str, int]]:
       >>> targets({"layers": 2, "embed": 8, "heads": 2, "mlp": 32}, Fraction(2))[0]
       {'layers': 4}
     """
-    deeper, mlp = depth(sizes), tuple(name for name in width(sizes) if kind(name) == "mlp")
+    deeper = depth(sizes)
+    mlp = tuple(name for name in width(sizes) if kind(name) == "mlp")
     found: list[dict[str, int]] = []
     for axes in (deeper, (*deeper, *mlp)):
         found.append({axis: round(sizes[axis] * times) for axis in axes})

@@ -251,9 +251,8 @@ def _gated(
             if getattr(y, "shape", None) != x.shape or y.dtype != x.dtype:
                 raise ValueError(
                     f"{type(block).__name__} takes {x.dtype}{list(x.shape)} and returns "
-                    f"{jax.tree.map(jnp.shape, y)}. A dropped block returns its first argument, "
-                    "so the output of a "
-                    "block must have the same shape and dtype"
+                    f"{jax.tree.map(jnp.shape, y)}. A dropped block returns its first argument, so "
+                    "the output of a block must have the same shape and dtype"
                 )
             return y
 

@@ -77,7 +77,8 @@ def load(folder: str | Path, config: Config) -> tuple[Adapter, Params]:
     how = about.get("config")
     how = how if isinstance(how, dict) else {}
     wrong = [f"{key} {how[key]!r}" for key, plain in _PLAIN.items() if how.get(key, plain) != plain]
-    name, activation = about.get("name"), _ACTIVATIONS.get(str(how.get("non_linearity")))
+    name = about.get("name")
+    activation = _ACTIVATIONS.get(str(how.get("non_linearity")))
     at: Any = tuple(place for place, key in _AT.items() if how.get(key) is True)
     if wrong or activation is None or not at or not isinstance(name, str):
         said = ", ".join(
@@ -121,10 +122,8 @@ def save(folder: str | Path, config: Config, adapter: Params, name: str = "adapt
       CheckpointError: the folder exists, the config has no adapter or a fused one, or the library
         does not support such a model.
     """
-    own, leaves = (
-        config.adapter,
-        {path: np.asarray(x) for path, x in flat(detach(adapter)[1]).items()},
-    )
+    own = config.adapter
+    leaves = {path: np.asarray(x) for path, x in flat(detach(adapter)[1]).items()}
     tensors: dict[str, np.ndarray] = {}
     for leaf, names, shape in _leaves(config, name):
         x = leaves[leaf].swapaxes(1, -1) if leaves[leaf].ndim == 3 else leaves[leaf]

@@ -408,7 +408,9 @@ class Family:
         Raises:
           SizeError: the architecture does not support heads of this size.
         """
-        embed, heads, size = config.embed, config.heads, config.head_dim
+        embed = config.embed
+        heads = config.heads
+        size = config.head_dim
         rule = self.heads(config) if callable(self.heads) else self.heads
         if rule == "divide embed" and embed != heads * size:
             wrong = (

@@ -86,15 +86,14 @@ class Settings:
         self._alpha = _positive(file, "lora_alpha", self.about.get("lora_alpha"))
         self._ranks = self._patterns("rank_pattern", int)
         self._alphas = self._patterns("alpha_pattern", int, float)
-        self._targets, self._excluded = (
-            self._modules("target_modules"),
-            self._modules("exclude_modules"),
-        )
+        self._targets = self._modules("target_modules")
+        self._excluded = self._modules("exclude_modules")
         self._layers = self._indices()
         stacks = self.about.get("layers_pattern")
         names = (stacks,) if isinstance(stacks, str) else self._names("layers_pattern")
         self._stacks = [self._pattern("layers_pattern", name) for name in names]
-        self._by_root, self.dora = self._flag("use_rslora"), self._flag("use_dora")
+        self._by_root = self._flag("use_rslora")
+        self.dora = self._flag("use_dora")
 
     def rank(self, module: str) -> int:
         """Return the rank of the LoRA of a module."""

@@ -222,7 +222,8 @@ def written_rope(config: LlamaConfig) -> dict[str, Any]:
 
 
 def _written_scaling(config: LlamaConfig) -> dict[str, Any] | None:
-    by, before = config.rope_by, {"original_max_position_embeddings": config.rope_context}
+    by = config.rope_by
+    before = {"original_max_position_embeddings": config.rope_context}
     out: dict[str, Any]
     if by == "longrope":
         out = {
@@ -263,7 +264,8 @@ def read_windows(
     Raises:
       ValueError: a type of layers is not supported.
     """
-    window, types = theirs.get("sliding_window", window), theirs.get("layer_types")
+    window = theirs.get("sliding_window", window)
+    types = theirs.get("layer_types")
     if types is not None:
         unknown = [kind for kind in types if kind not in TYPES]
         if unknown:

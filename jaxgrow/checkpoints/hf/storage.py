@@ -217,7 +217,8 @@ class HuggingFace(Checkpoint):
             mine = self.names[same.get(path, path)]
             if stored.name == mine.name or self._name(stored.name, None) not in self.tensors:
                 continue
-            head, tied = self.tensor(stored, None), self.tensor(mine, None)
+            head = self.tensor(stored, None)
+            tied = self.tensor(mine, None)
             if not head.equals(tied):
                 raise CheckpointError(
                     f"{self.folder}: config.json ties {head.name} to {tied.name}, but both are stored, and they differ. Set "

@@ -34,7 +34,8 @@ _NO_BIAS = ("attention/key", "attention/position_down")
 
 
 def _names(config: SwinConfig) -> dict[str, Stored]:
-    embeddings, encoder = "swinv2.embeddings.", "swinv2.encoder.layers."
+    embeddings = "swinv2.embeddings."
+    encoder = "swinv2.encoder.layers."
     patch = embeddings + "patch_embeddings.projection."
     names = {
         "patch_embedding/kernel": Stored(
@@ -44,7 +45,8 @@ def _names(config: SwinConfig) -> dict[str, Stored]:
     }
     norms = {"patch_norm": embeddings + "norm"}
     for s in range(len(config.layers)):
-        blocks, layer = f"blocks{s}/", f"{encoder}{s}.blocks.{{layers}}."
+        blocks = f"blocks{s}/"
+        layer = f"{encoder}{s}.blocks.{{layers}}."
         if s:
             merging = f"{encoder}{s - 1}.downsample."
             layout = "embed (merged_columns_in merged_rows_in embed_in)"
@@ -76,7 +78,8 @@ def _inferred(theirs: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
       ValueError: the sizes do not form stages whose heads all have the same size.
     """
-    first, ratio = theirs.get("embed_dim", 96), theirs.get("mlp_ratio", 4.0)
+    first = theirs.get("embed_dim", 96)
+    ratio = theirs.get("mlp_ratio", 4.0)
     depths, heads = (
         _sizes(key, theirs.get(key, default))
         for key, default in (("depths", [2, 2, 6, 2]), ("num_heads", [3, 6, 12, 24]))

@@ -82,7 +82,8 @@ class Upcycled(Grown):
             self.config = replace(self.config, active=active)
         except ValueError as error:
             raise CheckpointError(str(error)) from error
-        routers, names = self.leaves[ROUTER], nested({ROUTER: self.leaves[ROUTER].names})
+        routers = self.leaves[ROUTER]
+        names = nested({ROUTER: self.leaves[ROUTER].names})
         zeros = nested({ROUTER: np.zeros(routers.shape, routers.dtype)})
         # The number of parts into which an expert was split.
         parts = source.sizes()["mlp"] // self.config.mlp

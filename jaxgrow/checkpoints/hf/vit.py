@@ -40,7 +40,8 @@ def _names(
       config: the config.
       own: the names of the modules in a layer that differ between architectures.
     """
-    embeddings, layer = f"{model}embeddings.", f"{model}encoder.layer.{{layers}}."
+    embeddings = f"{model}embeddings."
+    layer = f"{model}encoder.layer.{{layers}}."
     patch = embeddings + "patch_embeddings.projection."
     names = {
         "patch_embedding/kernel": Stored(
@@ -74,7 +75,8 @@ def _names(
 
 def _dino_names(config: ViTConfig) -> dict[str, Stored]:
     model, heads = ("", {}) if config.head == "states" else ("dinov2.", {"head": "classifier"})
-    names, layer = _names(model, heads, config, _DINO), model + "encoder.layer.{layers}."
+    names = _names(model, heads, config, _DINO)
+    layer = model + "encoder.layer.{layers}."
     # The kernels of the two heads are concatenated in one tensor.
     for part, ours in enumerate(("head", "mean_head") if heads else ()):
         names[f"{ours}/kernel"] = Stored("classifier.weight", "classes (2 embed)", part)
@@ -262,7 +264,8 @@ _TOWER = {
 
 def _tower_names(model: str, config: ViTConfig) -> dict[str, Stored]:
     """Return the places of the leaves of CLIP and SigLIP, with the name prefix ``model``."""
-    embeddings, layer = f"{model}embeddings.", f"{model}encoder.layers.{{layers}}."
+    embeddings = f"{model}embeddings."
+    layer = f"{model}encoder.layers.{{layers}}."
     patch = Stored(embeddings + "patch_embedding.weight", "embed channels patch_rows patch_columns")
     names = {
         "patch_embedding/kernel": patch,

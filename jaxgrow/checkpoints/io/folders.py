@@ -60,7 +60,8 @@ def appearing(target: Path, sources: list[Path], overwrite: bool) -> Iterator[Pa
     """
     target = Path(os.path.abspath(target.expanduser()))
     may_become(target, sources, overwrite)
-    stood, missing = os.path.lexists(target), [p for p in target.parents if not p.exists()]
+    stood = os.path.lexists(target)
+    missing = [p for p in target.parents if not p.exists()]
     work = target.with_name(_PREFIX + secrets.token_hex(8))
     new, lock, made = work / _NEW, None, None
     try:

@@ -25,7 +25,8 @@ _GELUS = {
 def _names(config: LlamaConfig) -> dict[str, Stored]:
     found = {"token_embedding": Stored("gpt_neox.embed_in.weight", "vocab embed")}
     for part, (ours, heads) in enumerate(HEADS.items()):
-        fused, outputs = f"{_LAYER}attention.query_key_value", f"({heads} 3 head_dim)"
+        fused = f"{_LAYER}attention.query_key_value"
+        outputs = f"({heads} 3 head_dim)"
         kernel = Stored(f"{fused}.weight", f"{outputs} embed", part)
         found[f"blocks/attention/{ours}/kernel"] = kernel
         found[f"blocks/attention/{ours}/bias"] = Stored(f"{fused}.bias", outputs, part)

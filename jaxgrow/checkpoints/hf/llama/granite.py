@@ -26,7 +26,8 @@ def _names(config: LlamaConfig) -> dict[str, Stored]:
 
 
 def _read_granite(theirs: Mapping[str, Any]) -> dict[str, Any]:
-    ours, multiplier = read_biased(theirs), theirs.get("attention_multiplier", 1.0)
+    ours = read_biased(theirs)
+    multiplier = theirs.get("attention_multiplier", 1.0)
     if not multiplier > 0:
         raise ValueError(f"attention_multiplier is {multiplier!r}, but has to be greater than 0")
     if not theirs.get("logits_scaling", 1.0) > 0:

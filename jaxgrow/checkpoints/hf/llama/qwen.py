@@ -32,7 +32,8 @@ from jaxgrow.models.llama import LlamaConfig
 def _read_windows(theirs: Mapping[str, Any]) -> dict[str, Any]:
     if not theirs.get("use_sliding_window"):
         return {"kinds": "f"}
-    layers, first = theirs["num_hidden_layers"], theirs.get("max_window_layers", 28)
+    layers = theirs["num_hidden_layers"]
+    first = theirs.get("max_window_layers", 28)
     return read_windows(theirs, "".join("s" if i >= first else "f" for i in range(layers)), 32768)
 
 

@@ -9,7 +9,8 @@ from jaxgrow.models.llama import LlamaConfig, period
 
 
 def _read_smollm3(theirs: Mapping[str, Any]) -> dict[str, Any]:
-    layers, every = theirs["num_hidden_layers"], theirs.get("no_rope_layer_interval", 4)
+    layers = theirs["num_hidden_layers"]
+    every = theirs.get("no_rope_layer_interval", 4)
     turned = theirs.get("no_rope_layers") or [(i + 1) % every != 0 for i in range(layers)]
     kinds = period("".join("f" if t else "n" for t in turned))
     return read_llama(theirs, key_heads=4, theta=2e6) | {"kinds": kinds}

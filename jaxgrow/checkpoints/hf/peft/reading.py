@@ -51,7 +51,8 @@ def load(
         is not supported, or it belongs to another model.
     """
     folder = Path(folder).expanduser()
-    settings, file = Settings(inside(folder, CONFIG)), inside(folder, WEIGHTS)
+    settings = Settings(inside(folder, CONFIG))
+    file = inside(folder, WEIGHTS)
     stored = {
         name.removeprefix(PREFIX): tensor for name, tensor in safetensors.header(file).items()
     }
@@ -142,7 +143,9 @@ class _Found:
     """The tensors of an adapter, and the names of the tensors that have been read."""
 
     def __init__(self, settings: Settings, file: Path, tensors: Mapping[str, safetensors.Tensor]):
-        self.settings, self.file, self.tensors = settings, file, tensors
+        self.settings = settings
+        self.file = file
+        self.tensors = tensors
         self.known: set[str] = set()
 
     def read(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -193,7 +196,8 @@ def _read_factors(found: _Found, names: ModuleNames, config: Config) -> tuple[Lo
     scale = settings.scale(targets[0].module)
     leaves: dict[str, np.ndarray] = {}
     for target in targets:
-        own, times = settings.rank(target.module), settings.scale(target.module) / scale
+        own = settings.rank(target.module)
+        times = settings.scale(target.module) / scale
         for place in target.group:
             for leaf, x, axes in _read_sides(found, place, target.layer, {**sizes, RANK: own}):
                 path = f"{place.module}/{leaf}"

@@ -234,7 +234,8 @@ def _saved_tensors(
     out: dict[str, np.ndarray] = {}
     sizes = adapter.config.sizes()
     for path, x in adapter.saved.items():
-        axes, stored = initial_layout(adapter.config)[path][0], names.of(adapter.config)[path]
+        axes = initial_layout(adapter.config)[path][0]
+        stored = names.of(adapter.config)[path]
         layers = stored.layers(range(len(x)) if layers_of(axes) else (None,))
         for layer in layers:
             name = stored.name.format(layers=layer)
