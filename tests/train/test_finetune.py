@@ -243,7 +243,7 @@ def test_the_command_tells_each_rate_and_the_best(home, tmp_path, monkeypatch, c
     command.main()
     said, found = capsys.readouterr().out, json.loads((tmp_path / "toy-gpt2.json").read_text())
     assert found["best"] == 1e-2
-    assert "| 0.01 |" in said  # A single learning rate is not a search.
+    assert "| 0.01  " in said and "(best)" not in said  # A single learning rate is not a search.
     assert "±" in said
     assert [len(of) for of in found["rates"].values()] == [2]
 
@@ -276,7 +276,7 @@ def test_the_best_learning_rate_has_the_best_mean_metric():
     found = {1e-5: [scores(0.9, 0.1), scores(0.1, 0.1)], 2e-5: [scores(0.6, 0.0), scores(0.6, 0.0)]}
     assert command.best(found) == 2e-5
     about = tuning(Path("x"), seeds=(0, 1))
-    assert "| 2e-05 (best) |" in command.table(about, Path("m"), found)
+    assert "| 2e-05 (best)  |" in command.table(about, Path("m"), found)
     assert "is the largest that was tried" in command.table(about, Path("m"), found)
     assert "that was tried" not in command.table(about, Path("m"), found | {3e-5: found[1e-5]})
 
