@@ -344,7 +344,7 @@ def test_missing_unknown_and_misshapen_tensors_are_listed(tmp_path):
         ({"n_layer": "4"}, 'n_layer is "4", but should be an integer'),
         ({"n_layer": True}, "n_layer is true, but should be an integer"),
         ({"n_layer": 10**30}, "n_layer is 10+, but a size must be an integer from 1"),
-        ({"n_layer": 10**9}, "1000000000 layers, but the folder has 52 tensors"),
+        ({"n_layer": 10**9}, "1000000000 layers, but the folder has only 52 tensors"),
         ({"n_head": 5}, "hidden size 12 is not divisible by 5 heads"),
         ({"vocab_size": -3}, "vocab_size is -3, but a size must be"),
         (

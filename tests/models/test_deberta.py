@@ -262,7 +262,7 @@ def test_the_published_config_is_the_default():
         ({"attention_head_size": 32}, "if it is the size of the heads, 64"),
         ({"position_buckets": 255}, "distances is 510, but must be a multiple of 4"),
         ({"pos_att_type": None}, "c2p and p2c are false"),
-        ({"position_buckets": "many"}, "values that cannot be read"),
+        ({"position_buckets": "many"}, "a value has the wrong type"),
     ],
     ids=str,
 )

@@ -203,7 +203,7 @@ def test_heads_coalesce_within_their_keys():
         assert (small.heads, small.sizes()["kv_heads"], small.embed, small.mlp) == (3, 3, 192, 512)
     with pytest.raises(
         ValueError,
-        match="3 new query heads would not read the one of 3 new key/value heads",
+        match="After merging to 3 query heads and 3 key/value heads, some query heads would use",
     ):
         operators.coalesce(sizes, heads="far:3", kv_heads="far:1")
 
