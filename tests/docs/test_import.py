@@ -37,4 +37,5 @@ def test_the_library_is_there_after_one_import():
         for module in pkgutil.iter_modules(jaxgrow.__path__)
         if not module.name.startswith("_")
     }
-    assert public - set(jaxgrow.__all__) == {"cli", "signals", "tables"}  # used by the command
+    # These modules serve the commands and the trainer.
+    assert public - set(jaxgrow.__all__) == {"cli", "signals", "tables", "typed"}
