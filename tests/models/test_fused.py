@@ -103,4 +103,4 @@ def test_pieces_of_the_head_have_a_size():
     chex.assert_trees_all_close(found, expected, rtol=1e-10, atol=1e-12)
     with pytest.raises(ValueError, match="head_positions is -1, less than 0"):
         replace(config, head_positions=-1)
-    assert "head_positions" not in whole.as_json() and "head_positions" not in config.sizes()
+    assert "head_positions" not in config.sizes()
