@@ -444,7 +444,7 @@ def written(value: Any, classes: set) -> str:
     return f"{type(value).__name__}({', '.join(f'{f.name}={written(getattr(value, f.name), classes)}' for f in own)})"
 
 
-def main() -> None:
+def _arguments() -> Any:
     parser = Parser("advise", __doc__)
     parser.add_argument("config", help="a training from scratch: FILE.py:NAME, or FILE.py")
     parser.add_argument(
@@ -468,7 +468,11 @@ def main() -> None:
         help="write the advised config to this file (default: none)",
     )
     parser.add_set()
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = _arguments()
     if arguments.write is not None and arguments.write.suffix != ".py":
         raise UserError(f"--write takes the name of a config file, FILE.py, not {arguments.write}")
     experiment = load(arguments.config, arguments.set)

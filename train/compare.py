@@ -201,7 +201,7 @@ def tuned(runs: list[list[Run]], tuning: FineTuning, workdir: Path) -> dict[str,
     return {f"{tuning.name}, {scores[0][0][0]}": [[value for _, value in same] for same in scores]}
 
 
-def main() -> None:
+def _arguments() -> Any:
     parser = Parser("compare", __doc__)
     parser.add_argument(
         "configs",
@@ -235,32 +235,45 @@ def main() -> None:
         help="a config of train.finetune (default: none)",
     )
     parser.add_set("override fields of every config")
-    arguments = parser.parse_args()
-    seeds = seed_list(arguments.seeds)
-    configs, shorter = [load(text, arguments.set) for text in arguments.configs], []
-    for fraction, *settings in (text.split(":") for text in arguments.frontier.split(",") if text):
-        baseline = load(":".join([arguments.configs[0], *settings]), arguments.set)
-        shorter.append(shortened(baseline, *numbers(fraction, float, "--frontier")))
-    tasks, tunings = (
-        [t for t in arguments.evaluate.split(",") if t],
-        [load_as(FineTuning, c)[1] for c in arguments.finetune],
-    )
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = _arguments()
+    seeds, folder = seed_list(arguments.seeds), arguments.workdir
+    configs = [load(text, arguments.set) for text in arguments.configs]
+    shorter = _frontier(arguments)
+    tasks = [task for task in arguments.evaluate.split(",") if task]
+    tunings = [load_as(FineTuning, config)[1] for config in arguments.finetune]
     if tasks:
         keys(tasks, arguments.data)  # reports missing files before the first run
-    comparison, folder = compare(configs, shorter, seeds, arguments.workdir), arguments.workdir
+    comparison = compare(configs, shorter, seeds, folder)
     every = [*comparison.runs, *comparison.frontier]
     scores = judged(every, tasks, arguments.data)
     for tuning in tunings:
         scores |= tuned(every, tuning, folder / "finetune")
-    comparison = replace(comparison, scores=scores)
+    _write(replace(comparison, scores=scores), folder)
+
+
+def _frontier(arguments: Any) -> list[Experiment]:
+    """Return the shorter runs of the baseline that ``--frontier`` names."""
+    shorter = []
+    for fraction, *settings in (text.split(":") for text in arguments.frontier.split(",") if text):
+        baseline = load(":".join([arguments.configs[0], *settings]), arguments.set)
+        shorter.append(shortened(baseline, *numbers(fraction, float, "--frontier")))
+    return shorter
+
+
+def _write(comparison: Comparison, folder: Path) -> None:
+    """Print the report, and write the report, all numbers and the plots to a folder."""
     report = comparison.report()
     write_text(folder / "compare.md", report)
     summary = {
         "rows": comparison.rows(),
         "noise": comparison.noise(),
         "doubts": comparison.doubts(),
+        "diverged": comparison.diverged,
     }
-    summary["diverged"] = comparison.diverged
     write_json(folder / "compare.json", summary)
     drawn = [folder / "compare.png", folder / "compare_seconds.png"]
     for path, unit in zip(drawn, ("flops", "run_seconds"), strict=True):

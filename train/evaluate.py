@@ -109,7 +109,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
     return aligned((), rows, right=[2])
 
 
-def main() -> None:
+def _arguments() -> Any:
     parser = Parser("evaluate", __doc__)
     parser.add_argument("model", type=Path, help="folder of the model")
     parser.add_argument(
@@ -156,7 +156,11 @@ def main() -> None:
         metavar="FILE",
         help="also write all numbers to this file (default: none)",
     )
-    a = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    a = _arguments()
     names = [name for name in a.tasks.split(",") if name]
     if not names:
         raise UserError("--tasks names no task; give at least one, such as wikitext2")

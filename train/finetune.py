@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from jaxgrow.tables import markdown
 from train.common.commands import Parser
@@ -101,7 +101,7 @@ def _cell(values: list[float]) -> str:
     return f"{mean(values):.4f} ± {stdev(values):.4f} [{', '.join(f'{v:.4f}' for v in values)}]"
 
 
-def main() -> None:
+def _arguments() -> Any:
     parser = Parser("finetune", __doc__)
     parser.add_argument("config", help="FILE.py:NAME, such as configs/finetune.py:sst2")
     parser.add_argument("--model", type=Path, required=True, help="folder of the model")
@@ -120,7 +120,11 @@ def main() -> None:
         help="folder of all runs and of the results",
     )
     parser.add_set()
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = _arguments()
     tuning = load_as(FineTuning, arguments.config, arguments.set)[1]
     learning_rates = tuple(numbers(arguments.lr, float, "--lr")) or tuning.learning_rates
     seeds = tuple(seed_list(arguments.seeds)) if arguments.seeds else tuning.seeds

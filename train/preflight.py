@@ -16,6 +16,7 @@ it fits. If memory is left over, it searches for settings that use it. No data a
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -168,7 +169,7 @@ def report(
     return "\n\n".join([*out, total(programs, machine, utilisation)])
 
 
-def main() -> None:
+def _arguments() -> Any:
     parser = Parser("preflight", __doc__)
     parser.add_argument(
         "configs",
@@ -194,7 +195,11 @@ def main() -> None:
         type=Path,
         help="also write a figure of the memory of each program (default: none)",
     )
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = _arguments()
     if not 0 < arguments.utilisation <= 1:
         raise UserError(
             f"--utilisation must be greater than 0 and at most 1, but is {arguments.utilisation}"
@@ -202,26 +207,7 @@ def main() -> None:
     # Compilation needs no device, and must not occupy one.
     jax.config.update("jax_platforms", "cpu")
     machine = described(arguments.on)
-
-    def say(text: str) -> None:
-        print(text, file=sys.stderr)
-
-    found, missing = {}, False
-    for config in arguments.configs:
-        experiment, programs = estimate.settled(load(config, arguments.set), machine, say)
-        programs = found[config] = programs or Rehearsal(experiment, machine, say).run()
-        print(f"\n{report(config, experiment, programs, machine, arguments.utilisation)}")
-        if not estimate.fits(programs, machine):
-            missing = True
-            changes = estimate.fitting(experiment, machine, say)
-            wayout = (
-                f"it fits with --set {' '.join(changes)}"
-                if changes
-                else "no settings that were tried fit"
-            )
-            print(f"{config} does not fit {machine.name}: {wayout}")
-        elif better := estimate.using(experiment, programs, machine, say):
-            print(better)
+    found = {config: _checked(config, machine, arguments) for config in arguments.configs}
     if arguments.json:
         everything = {
             c: [asdict(p) | {"memory": p.memory} for p in programs] for c, programs in found.items()
@@ -231,8 +217,29 @@ def main() -> None:
         write_json(arguments.json, about | {"configs": everything})
     if arguments.plot:
         plots.memory(found, machine.memory, machine.name, arguments.plot)
-    if missing:
+    if not all(estimate.fits(programs, machine) for programs in found.values()):
         raise UserError(f"at least one config does not fit {machine.name}")
+
+
+def _checked(config: str, machine: Machine, arguments: Any) -> list[Program]:
+    """Print the report of a config, and settings that fit or help. Return its programs."""
+    experiment, programs = estimate.settled(load(config, arguments.set), machine, _say)
+    programs = programs or Rehearsal(experiment, machine, _say).run()
+    print(f"\n{report(config, experiment, programs, machine, arguments.utilisation)}")
+    if estimate.fits(programs, machine):
+        if better := estimate.using(experiment, programs, machine, _say):
+            print(better)
+        return programs
+    changes = estimate.fitting(experiment, machine, _say)
+    way_out = "no settings that were tried fit"
+    if changes:
+        way_out = f"it fits with --set {' '.join(changes)}"
+    print(f"{config} does not fit {machine.name}: {way_out}")
+    return programs
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 if __name__ == "__main__":

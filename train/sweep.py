@@ -23,6 +23,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from train.analysis.runs import Run
 from train.analysis.settings import Tried, table
@@ -109,7 +110,38 @@ def attempt(
     return Run(name, seed, folder)
 
 
-def main() -> None:
+def _halved(
+    experiments: Sequence[tuple[dict[str, str], Experiment]],
+    fractions: Sequence[float],
+    seeds: Sequence[int],
+    workdir: Path,
+) -> list[Tried]:
+    """Run all combinations, and continue with the better half of them after each fraction.
+
+    Args:
+      experiments: settings of each combination, with the experiment of all steps.
+      fractions: increasing fractions of the steps; the last runs have all steps.
+      seeds: random seeds of each combination.
+      workdir: folder of all runs.
+
+    Returns:
+      The combinations, the longest runs first, and the best of equally long runs first.
+    """
+    tried, left = [], list(experiments)
+    for fraction in [*fractions, None]:
+        rung = []
+        for settings, whole in left:
+            experiment = whole if fraction is None else shortened(whole, fraction)
+            runs = [attempt(settings, experiment, seed, workdir) for seed in seeds]
+            rung.append((Tried(settings, runs, fraction), whole))
+        rung.sort(key=lambda pair: pair[0].loss)
+        tried = [t for t, _ in rung] + tried
+        better = rung[: -(-len(rung) // 2)]
+        left = [(t.settings, whole) for t, whole in better if t.loss < math.inf]
+    return tried
+
+
+def _arguments() -> Any:
     parser = Parser("sweep", __doc__)
     parser.add_argument("config", help="FILE.py:NAME, or FILE.py with config() -> Experiment")
     parser.add_set("values of a field to try", "a.b=c,d,..")
@@ -128,7 +160,11 @@ def main() -> None:
         default=Path("runs/sweep"),
         help="folder of all runs and of the results",
     )
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = _arguments()
     seeds = seed_list(arguments.seeds)
     listed = values(arguments.set)
     swept = {name: each for name, each in listed.items() if len(each) > 1}
@@ -140,16 +176,7 @@ def main() -> None:
         )
     for fraction in fractions:
         shortened(experiments[0][1], fraction)  # checks the fractions before the first run
-    tried, left = [], experiments
-    for fraction in [*fractions, None]:
-        rung = []
-        for settings, whole in left:
-            experiment = whole if fraction is None else shortened(whole, fraction)
-            runs = [attempt(settings, experiment, seed, arguments.workdir) for seed in seeds]
-            rung.append((Tried(settings, runs, fraction), whole))
-        rung.sort(key=lambda pair: pair[0].loss)
-        tried = [t for t, _ in rung] + tried
-        left = [(t.settings, whole) for t, whole in rung[: -(-len(rung) // 2)] if t.loss < math.inf]
+    tried = _halved(experiments, fractions, seeds, arguments.workdir)
     text, name = table(tried, swept), experiments[0][1].name
     write_text(arguments.workdir / f"{name}.md", text)
     results = [

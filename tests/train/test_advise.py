@@ -83,6 +83,10 @@ def test_what_a_growth_saves_at_an_equal_loss(tmp_path):
     assert expected(e, HALF, 0.5, 0.0) == pytest.approx(
         saved(e, HALF, 0.5)
     )  # Without a lag, the saving is the training cost that the plan skips.
+    # At 0.8 the root of the equation is 2, and at 0.2 it is a half.
+    for tau, worth in ((0.8, 1 - 0.8 * 0.1 * 2), (0.2, 1 - 0.2 * 0.1 / 2)):
+        exact = 1 - (1 - saved(e, HALF, tau)) / worth
+        assert expected(e, HALF, tau, 0.1) == pytest.approx(exact, rel=1e-12)
     assert expected(e, HALF, 0.5, 2.0) == -math.inf  # The lag is larger than the run.
     c = 1 - saved(e, HALF, 0.5) / 0.5
     assert expected(e, HALF, 0.5, 1 - c) == pytest.approx(0)  # The lag cancels the skipped cost.

@@ -18,6 +18,26 @@ ALIKE = 0.03  # two costs are considered equal if their relative difference is b
 DECAYED = 0.05  # a schedule has decayed if it ends below this fraction of the peak
 
 
+def _saved_at_baseline(pairs: Sequence[tuple[Run, Run]]) -> dict[str, Any]:
+    """Return the savings of one row at the baseline's final loss, in each unit.
+
+    Args:
+      pairs: each run, with the baseline of its seed.
+    """
+    row: dict[str, Any] = {}
+    for unit in UNITS:
+        for given, suffix in ((False, ""), (True, "_given")):
+            saved: list[float | None] = []
+            for r, b in pairs:
+                own, whole = r.cost_to(b.loss, unit), b.cost_to(b.loss, unit)
+                assert whole is not None  # a run ends at its own loss
+                spent = None if own is None else own - given * r.source(unit)
+                saved.append(None if spent is None else 1 - spent / whole)
+            row[f"saved_{unit}{suffix}"] = saved
+            row[f"saved_{unit}{suffix}_interval"] = half_width(saved)
+    return row
+
+
 @dataclass(frozen=True)
 class Comparison:
     """Runs of several configs, each with the same seeds. ``runs[0]`` is the baseline.
@@ -75,33 +95,33 @@ class Comparison:
                 **{unit: mean(r.cost(unit) / b.cost(unit) for r, b in pairs) for unit in UNITS},
                 "source": mean(r.source("flops") / b.cost("flops") for r, b in pairs),
             }
-            equal = [
-                frontier_budget(budgets[r.seed], r.loss) if self.frontier else None for r in runs
-            ]
-            row["below_frontier"] = [e == math.inf for e in equal] if self.frontier else None
-            for given, suffix in ((False, ""), (True, "_given")):
-                saved: list[float | None] = [
-                    e
-                    and 1 - (r.cost("flops") - given * r.source("flops")) / min(e, b.cost("flops"))
-                    for e, (r, b) in zip(equal, pairs, strict=True)
-                ]
-                row[f"saved_frontier{suffix}"] = saved if self.frontier else None
-                row[f"saved_frontier{suffix}_interval"] = (
-                    None if math.inf in equal else half_width(saved)
-                )
-            for unit in UNITS:
-                for given, suffix in ((False, ""), (True, "_given")):
-                    saved = []
-                    for r, b in pairs:
-                        own, whole = r.cost_to(b.loss, unit), b.cost_to(b.loss, unit)
-                        assert whole is not None  # a run ends at its own loss
-                        saved.append(
-                            None if own is None else 1 - (own - given * r.source(unit)) / whole
-                        )
-                    row[f"saved_{unit}{suffix}"] = saved
-                    row[f"saved_{unit}{suffix}_interval"] = half_width(saved)
-            rows.append(row)
+            rows.append(row | self._saved_frontier(pairs, budgets) | _saved_at_baseline(pairs))
         return rows
+
+    def _saved_frontier(
+        self, pairs: Sequence[tuple[Run, Run]], budgets: Mapping[int, Sequence[Run]]
+    ) -> dict[str, Any]:
+        """Return the savings against the frontier of one row.
+
+        Args:
+          pairs: each run, with the baseline of its seed.
+          budgets: the runs from scratch of each seed.
+        """
+        if not self.frontier:
+            names = ("", "_interval", "_given", "_given_interval")
+            return dict.fromkeys(["below_frontier", *(f"saved_frontier{name}" for name in names)])
+        equal = [frontier_budget(budgets[r.seed], r.loss) for r, _ in pairs]
+        row: dict[str, Any] = {"below_frontier": [budget == math.inf for budget in equal]}
+        for given, suffix in ((False, ""), (True, "_given")):
+            saved = []
+            for budget, (r, b) in zip(equal, pairs, strict=True):
+                own = r.cost("flops") - given * r.source("flops")
+                saved.append(budget and 1 - own / min(budget, b.cost("flops")))
+            row[f"saved_frontier{suffix}"] = saved
+            row[f"saved_frontier{suffix}_interval"] = (
+                None if math.inf in equal else half_width(saved)
+            )
+        return row
 
     def noise(self) -> dict[str, float | None]:
         """The noise floor: the standard deviation of the baseline's final loss over seeds.
