@@ -11,94 +11,23 @@ that they cannot reach. LiGO learns its maps and has a separate module, `jaxgrow
 
 from jaxgrow.operators import depth as _depth
 from jaxgrow.operators import experts as _experts
+from jaxgrow.operators import multilevel as _multilevel
+from jaxgrow.operators import pruning as _pruning
 from jaxgrow.operators import width as _width
-from jaxgrow.operators.depth import (
-    g_stack,
-    g_stack_tokens,
-    interleave,
-    lidas,
-    llama_pro,
-    midas,
-    midas_lengths,
-    mslt,
-    new_layers,
-    solar,
-    stack,
-)
-from jaxgrow.operators.experts import upcycle, virtual_groups
-from jaxgrow.operators.multilevel import (
-    Groups,
-    adjacent,
-    alike,
-    coalesce,
-    decoalesce,
-    far,
-    group_size,
-)
-from jaxgrow.operators.pruning import Units, best, keep, prune
-from jaxgrow.operators.registry import OPERATORS, Operator, operator
+from jaxgrow.operators.depth import *  # noqa: F403
+from jaxgrow.operators.experts import *  # noqa: F403
+from jaxgrow.operators.multilevel import *  # noqa: F403
+from jaxgrow.operators.pruning import *  # noqa: F403
+from jaxgrow.operators.registry import DEPTH, EXPERTS, OPERATORS, WIDTH, Operator, operator
 from jaxgrow.operators.targets import Sizes
-from jaxgrow.operators.width import (
-    aki,
-    average,
-    fpi,
-    hypercloning,
-    lemon,
-    sparkling,
-    staged,
-    zero_pad,
-)
+from jaxgrow.operators.width import *  # noqa: F403
+from jaxgrow.operators.width import fpi
 
 net2net = fpi  # the original name of the same operator
 
-DEPTH, WIDTH, EXPERTS = (
-    {
-        name: found.function
-        for name, found in OPERATORS.items()
-        if found.function.__module__ == module.__name__
-    }
-    for module in (_depth, _width, _experts)
-)
-
-__all__ = [
-    "DEPTH",
-    "EXPERTS",
-    "OPERATORS",
-    "WIDTH",
-    "Groups",
-    "Operator",
-    "Sizes",
-    "Units",
-    "adjacent",
-    "aki",
-    "alike",
-    "average",
-    "best",
-    "coalesce",
-    "decoalesce",
-    "far",
-    "fpi",
-    "g_stack",
-    "g_stack_tokens",
-    "group_size",
-    "hypercloning",
-    "interleave",
-    "keep",
-    "lemon",
-    "lidas",
-    "llama_pro",
-    "midas",
-    "midas_lengths",
-    "mslt",
-    "net2net",
-    "new_layers",
-    "operator",
-    "prune",
-    "solar",
-    "sparkling",
-    "stack",
-    "staged",
-    "upcycle",
-    "virtual_groups",
-    "zero_pad",
-]
+__all__ = ["DEPTH", "EXPERTS", "OPERATORS", "WIDTH", "Operator", "Sizes", "net2net", "operator"]
+__all__ += _depth.__all__
+__all__ += _experts.__all__
+__all__ += _multilevel.__all__
+__all__ += _pruning.__all__
+__all__ += _width.__all__

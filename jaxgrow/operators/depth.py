@@ -19,6 +19,20 @@ from jaxgrow.growth.matrices import Rows, dense
 from jaxgrow.operators.registry import operator
 from jaxgrow.operators.targets import Sizes, depth, first, grown, multiples
 
+__all__ = [
+    "g_stack",
+    "g_stack_tokens",
+    "interleave",
+    "lidas",
+    "llama_pro",
+    "midas",
+    "midas_lengths",
+    "mslt",
+    "new_layers",
+    "solar",
+    "stack",
+]
+
 
 @operator(
     axes=(LAYERS,),

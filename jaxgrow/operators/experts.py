@@ -15,6 +15,8 @@ from jaxgrow.growth.matrices import Rows
 from jaxgrow.operators.registry import operator
 from jaxgrow.operators.targets import Sizes, grown, in_turn, whole
 
+__all__ = ["upcycle", "virtual_groups"]
+
 
 @operator(
     axes=("experts",),

@@ -25,6 +25,8 @@ from jaxgrow.operators.targets import (
     width,
 )
 
+__all__ = ["Groups", "adjacent", "alike", "coalesce", "decoalesce", "far", "group_size"]
+
 # A partition; or "far" or "adjacent" for pairs, and with a size, such as "far:3", for groups of
 # that size. Layers also accept "alike".
 Groups: TypeAlias = Sequence[Sequence[int]] | str

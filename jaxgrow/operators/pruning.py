@@ -16,6 +16,8 @@ from jaxgrow.growth.maps import AxisMap, Growth, Rule, Rules, select
 from jaxgrow.growth.matrices import Rows
 from jaxgrow.operators.targets import HEADS, KV_HEADS, WIDTHS, Sizes, of_kinds, unknown, whole
 
+__all__ = ["Units", "best", "keep", "prune"]
+
 # For each axis [units], or [layers, units] if layers differ.
 Units: TypeAlias = Mapping[str, ArrayLike]
 

@@ -1,8 +1,7 @@
 """The registry of growth operators.
 
 The decorator `operator` records the properties of a growth operator once. The command line, its
-help and the tests of the laws read them from here. The table in ``docs/concepts/operators.md`` is
-still written by hand, and the package exports each operator by name.
+help, the tests of the laws and the table in ``docs/concepts/operators.md`` read them from here.
 """
 
 import inspect
@@ -10,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
-from jaxgrow.axes.names import Axes
+from jaxgrow.axes.names import LAYERS, Axes
 from jaxgrow.growth.maps import Growth, Rules, preserves_function
 
 Function = TypeVar("Function", bound=Callable[..., Growth])
@@ -71,6 +70,18 @@ class Operator:
     def name(self) -> str:
         return self.function.__name__
 
+    @property
+    def summary(self) -> str:
+        """The first sentence of the docstring."""
+        return " ".join((self.function.__doc__ or "").split("\n\n")[0].split())
+
+    @property
+    def group(self) -> dict[str, Callable[..., Growth]]:
+        """The group of the operator: `DEPTH`, `EXPERTS` or `WIDTH`."""
+        if self.axes == (LAYERS,):
+            return DEPTH
+        return EXPERTS if "experts" in self.axes else WIDTH
+
     def __call__(
         self, sizes: Mapping[str, int], target: Mapping[str, int], **options: Any
     ) -> Growth:
@@ -82,6 +93,11 @@ class Operator:
 
 
 OPERATORS: dict[str, Operator] = {}
+# The functions of the operators in three groups: those that only add layers, those that make
+# experts, and all others.
+DEPTH: dict[str, Callable[..., Growth]] = {}
+WIDTH: dict[str, Callable[..., Growth]] = {}
+EXPERTS: dict[str, Callable[..., Growth]] = {}
 
 _ARGUMENTS = {
     "sizes": "the size of every axis of the model, such as ``jaxgrow.sizes(params, axes)`` or ``config.sizes()``.",
@@ -124,6 +140,7 @@ def operator(*, also: str = "", **properties: Any) -> Callable[[Function], Funct
                     f"operator {name!r} is registered twice: by {OPERATORS[name].function} and {function}"
                 )
             OPERATORS[name] = found
+            found.group[name] = function
         function.__doc__ = _completed(function.__doc__ or "", inspect.signature(function))
         return function
 

@@ -27,6 +27,8 @@ from jaxgrow.operators.targets import (
     width,
 )
 
+__all__ = ["aki", "average", "fpi", "hypercloning", "lemon", "sparkling", "staged", "zero_pad"]
+
 MEANS = 32  # the largest number of old units in a mean of `average`
 
 

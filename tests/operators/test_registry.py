@@ -1,0 +1,80 @@
+"""The registry is the only list of operators: the command line, the laws and the docs read it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxgrow import operators
+
+DOCS = Path(__file__).parents[2] / "docs"
+# A new operator is one function, as in a file of `jaxgrow/operators`.
+NEW = '''
+from jaxgrow.growth.maps import select
+from jaxgrow.operators import operator
+
+
+@operator(
+    axes=("mlp",), preserves="yes", source="a test", state="exact", example={"mlp": 12},
+    sizes="at most twice the old size",
+)
+def first_again(sizes, target):
+    """Copy the first hidden units of each MLP.
+
+    Args:
+      {arguments}
+    """
+    old, new = sizes["mlp"], target["mlp"]
+    return {"mlp": select([*range(old), *range(new - old)], old)}
+'''
+USED = """
+import sys
+
+sys.path += ["docs", "tests/support"]
+import growths
+import tables
+from jaxgrow.cli.program import main
+
+row = growths.OPERATORS["first_again"]
+assert row.keeps and row.inverts == growths.ROUNDED
+assert "| `first_again` | Copy the first hidden units of each MLP. |" in tables.operators()
+assert "sizes: the size of every axis" in first_again.__doc__
+main(["grow", "--help"])
+"""
+
+
+def test_a_new_operator_needs_no_other_list():
+    code = [sys.executable, "-c", NEW + USED]
+    done = subprocess.run(code, cwd=DOCS.parent, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith("first_again ")]
+    assert [" ".join(line.split()) for line in lines] == [
+        "first_again mlp (at most twice the old size) yes"
+    ]
+
+
+def test_the_table_of_the_docs_comes_from_the_registry(monkeypatch):
+    monkeypatch.syspath_prepend(str(DOCS))
+    import tables
+
+    page = (DOCS / "concepts" / "operators.md").read_text()
+    assert tables.operators() in page, "python docs/tables.py writes it again"
+    assert all(f"`{name}`" in tables.operators() for name in operators.OPERATORS)
+
+
+def test_every_operator_is_exported_and_in_one_group():
+    groups = [operators.DEPTH, operators.WIDTH, operators.EXPERTS]
+    for name, found in operators.OPERATORS.items():
+        assert getattr(operators, name) is found.function and name in operators.__all__
+        assert [group.get(name) for group in groups].count(found.function) == 1
+
+
+def test_net2net_is_another_name_of_fpi():
+    assert operators.OPERATORS["net2net"] is operators.OPERATORS["fpi"]
+    assert operators.net2net is operators.fpi
+
+
+def test_a_name_is_registered_once():
+    with pytest.raises(ValueError, match="operator 'stack' is registered twice"):
+        operators.operator(axes=(), preserves="", source="", state="")(operators.stack)
