@@ -39,23 +39,28 @@ FUSED = {"qkv": (3, "qkv"), "kv": (2, "kv_parts"), "gating": (2, "gates")}
 
 _QUERIES, _KEYS, _VALUES = {"q", "query", "wq"}, {"k", "key", "wk"}, {"v", "value", "wv"}
 _HEADS = {"head", "logits", "unembed", "classifier", "score"}
-_READS_EMBED = _QUERIES | _KEYS | _VALUES | _HEADS
-_READS_EMBED |= {
-    "qkv",
-    "kv",
-    "wqkv",
-    "in",
-    "gate",
-    "gating",
-    "up",
-    "fc",
-    "fc1",
-    "wi",
-    "w1",
-    "w3",
-    "intermediate",
-    "router",
-}
+_READS_EMBED = (
+    _QUERIES
+    | _KEYS
+    | _VALUES
+    | _HEADS
+    | {
+        "qkv",
+        "kv",
+        "wqkv",
+        "in",
+        "gate",
+        "gating",
+        "up",
+        "fc",
+        "fc1",
+        "wi",
+        "w1",
+        "w3",
+        "intermediate",
+        "router",
+    }
+)
 _WRITES_EMBED = {"o", "out", "output", "down", "wo", "fc2", "w2", "vec"}
 # Parts of a path that have a meaning only as complete words.
 _WHOLE = {"c_attn": "in", "c_proj": "out", "proj": "out"}

@@ -114,7 +114,7 @@ def join_fused(
         pieces = [node[name] for name in parts]
         if not isinstance(parts, Mapping):
             return rearrange(pieces, f"parts {plain} -> {layout}")
-        stack = np if all(isinstance(x, np.ndarray) for x in pieces) else jnp
+        stack: Any = np if all(isinstance(x, np.ndarray) for x in pieces) else jnp
         return rearrange(
             stack.concatenate(pieces, plain.split().index("parts")), f"{plain} -> {layout}"
         )

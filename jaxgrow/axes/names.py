@@ -67,7 +67,7 @@ ROLES = ("kernel", "embedding", "bias", "scale", "norm bias", "norm scale")
 _MARKS = {"in", "value", "below", "post", "norm", "kernel", "embedding", "bias", "scale"}
 
 
-def named(init: Initializer, *names: str, role: str = "") -> Callable:
+def named(init: Initializer, *names: str, role: str = "") -> Callable[..., Any]:
     """Return an initializer whose parameter carries axis names.
 
     Args:
@@ -202,7 +202,7 @@ def role(leaf: str, names: Names) -> str:
       >>> role("mlp/up/kernel", ("embed.in", "mlp")), role("norm/scale", ("embed.norm.scale",))
       ('kernel', 'norm scale')
     """
-    marks = frozenset().union(*(_parsed(n)[1] for n in names))
+    marks = {mark for n in names for mark in _parsed(n)[1]}
     declared = marks & {"kernel", "embedding", "bias", "scale"}
     if len(declared) == 1:
         (only,) = declared
@@ -284,8 +284,7 @@ def layer_kernels(axes: Axes) -> dict[str, Kernel]:
       {'up': ((1,), (2,))}
     """
     found: dict[str, Kernel] = {}
-    for key_path, names in jax.tree_util.tree_leaves_with_path(axes, is_leaf=is_names):
-        leaf = path(key_path)
+    for leaf, names in by_path(axes, is_leaf=is_names).items():
         if role(leaf, names) == "kernel":
             kernel = cut(names)
             if kernel.stacked and kernel.written:
@@ -300,11 +299,10 @@ def is_names(x: Tree) -> TypeGuard[Names]:
     Tuples of other things are nodes. Named tuples are always nodes, also empty ones such as
     `optax.MaskedNode`.
     """
-    return (
-        isinstance(x, tuple)
-        and not hasattr(x, "_fields")
-        and (not x or any(isinstance(name, str) for name in x))
-    )
+    if not isinstance(x, tuple) or hasattr(x, "_fields"):
+        return False
+    items: tuple[Any, ...] = x
+    return not items or any(isinstance(item, str) for item in items)
 
 
 def split(boxed: Tree) -> tuple[Params, Axes]:
@@ -347,8 +345,8 @@ def leaves(params: Params, axes: Axes) -> Iterator[tuple[str, Any, Names]]:
         a name contains ``?``. The message lists every such leaf.
       TypeError: ``axes`` is not a tree of axis names.
     """
-    arrays = {path(p): x for p, x in jax.tree_util.tree_leaves_with_path(params)}
-    names = {path(p): n for p, n in jax.tree_util.tree_leaves_with_path(axes, is_leaf=is_names)}
+    arrays = by_path(params)
+    names = by_path(axes, is_leaf=is_names)
     if other := next(((p, n) for p, n in names.items() if not is_names(n)), None):
         where = f"the leaf {other[0]!r} of axes" if other[0] else "axes"
         raise TypeError(
@@ -373,7 +371,7 @@ def leaves(params: Params, axes: Axes) -> Iterator[tuple[str, Any, Names]]:
         for p, n in names.items()
         if not all(isinstance(a, str) for a in n)
     ]
-    unsure: dict[tuple, list[str]] = {}
+    unsure: dict[Names, list[str]] = {}
     for p, n in names.items():
         if any(isinstance(a, str) and UNSURE in a for a in n):
             unsure.setdefault(n, []).append(p)
@@ -433,12 +431,26 @@ def some(leaves: Sequence[str]) -> str:
     return leaves[0] + (f" and {more} other{'s' * (more > 1)}" if more else "")
 
 
-def path(key_path: tuple) -> str:
+def path(key_path: tuple[Any, ...]) -> str:
     """Format a key path as ``"blocks/mlp/up/kernel"``.
 
     Error messages and patterns use this format, and optimizer state is matched to parameters by it.
     """
-    return jax.tree_util.keystr(key_path, simple=True, separator="/")
+    keystr: Callable[..., str] = jax.tree_util.keystr  # pyright: ignore[reportUnknownMemberType]
+    return keystr(key_path, simple=True, separator="/")
+
+
+def by_path(tree: Tree, is_leaf: Callable[[Any], bool] | None = None) -> dict[str, Any]:
+    """Return the leaves of a tree by their paths, in the format of `path`.
+
+    Example:
+      >>> by_path({"up": {"kernel": 1}})
+      {'up/kernel': 1}
+    """
+    leaves: list[tuple[Any, Any]] = jax.tree_util.tree_leaves_with_path(  # pyright: ignore[reportUnknownMemberType]
+        tree, is_leaf=is_leaf
+    )
+    return {path(key_path): leaf for key_path, leaf in leaves}
 
 
 def owner(name: str, params: Iterable[str]) -> str | None:

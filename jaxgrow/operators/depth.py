@@ -16,7 +16,7 @@ import numpy as np
 from jaxgrow.axes.names import LAYERS, beside, is_layers, stages
 from jaxgrow.growth.maps import AxisMap, Growth, Rule, Rules, by_axes, identity, select
 from jaxgrow.growth.matrices import Rows, dense
-from jaxgrow.operators.registry import operator
+from jaxgrow.operators.registry import Form, operator
 from jaxgrow.operators.targets import Sizes, depth, first, grown, multiples
 
 __all__ = [
@@ -387,13 +387,17 @@ def solar(sizes: Sizes, target: Sizes, blend: int = 0) -> dict[str, AxisMap]:
     return _maps("solar", sizes, target, copies)
 
 
+def _is_pre_norm(growth: Growth, form: Form) -> bool:
+    return form.pre_norm
+
+
 @operator(
     axes=(LAYERS,),
     sizes="at most twice the old number",
     preserves="yes, bitwise; post-LN models: no",
     source="Wu et al. 2024",
     state="asymmetric",
-    preserves_for=lambda growth, form: form.pre_norm,
+    preserves_for=_is_pre_norm,
     dual=False,  # the zeroed kernels have gradients that are not zero
     example={"layers": 3},
     inverts="bitwise",
@@ -436,7 +440,8 @@ def llama_pro(sizes: Sizes, target: Sizes, post_norm: bool = False) -> Rules:
         after = [(j + 1) * old // (new - old) - 1 for j in range(new - old)]
         return select(sorted([*range(old), *after]), old)
 
-    growth, written = _maps("llama_pro", sizes, target, copies), []
+    growth = _maps("llama_pro", sizes, target, copies)
+    written: list[Rule] = []
     for axis, m in growth.items():
         assert isinstance(m.write, Rows)
         zeroed = Rows(m.write.index, m.write.weight * first(m.write.index[:, 0])[:, None], m.old)

@@ -25,16 +25,16 @@ from jaxgrow.axes.names import (
     Names,
     axis,
     beside,
+    by_path,
     is_layers,
     is_names,
     kind,
     layers_of,
     marked,
-    path,
     reads,
     role,
 )
-from jaxgrow.growth.maps import AxisMap, Rule, Rules
+from jaxgrow.growth.maps import AxisMap, Rule, Rules, Term
 from jaxgrow.growth.matrices import Rows
 from jaxgrow.operators.targets import HEADS, KV_HEADS, WIDTHS, Sizes, first, grown, sources
 
@@ -175,7 +175,12 @@ def init(ligo: LiGO, axes: Axes, sizes: Sizes, target: Sizes, key: jax.Array) ->
             copies = sizes[stacked] if stacked else 0
             keys = jax.random.split(own, copies) if copies else own
 
-            def draw(k, old=old * unit, new=new * unit, rows=rows):
+            def draw(
+                k: jax.Array,
+                old: int = old * unit,
+                new: int = new * unit,
+                rows: np.ndarray = rows,
+            ) -> jax.Array:
                 return _width(ligo, old, new, k)[rows]
 
             write = jax.vmap(draw)(keys) if copies else draw(keys)
@@ -221,7 +226,7 @@ def growth(coefficients: Coefficients, axes: Axes, sizes: Sizes) -> Rules:
                     maps[along] = _map(width[name], along, sizes)
         if not own:
             return Rule((maps,), leaf)
-        terms = []
+        terms: list[Term] = []
         stacked = layers_of(names)
         assert stacked is not None  # only leaves of layers have a map for each layer
         for j in range(sizes[stacked]):
@@ -239,8 +244,7 @@ def growth(coefficients: Coefficients, axes: Axes, sizes: Sizes) -> Rules:
 
 
 def _leaves(axes: Axes) -> Iterator[tuple[str, Names]]:
-    for key_path, names in jax.tree_util.tree_leaves_with_path(axes, is_leaf=is_names):
-        yield path(key_path), names
+    yield from by_path(axes, is_leaf=is_names).items()
 
 
 def _modules(axes: Axes) -> dict[str, str]:
@@ -262,7 +266,8 @@ def _modules(axes: Axes) -> dict[str, str]:
 
 def _kinds(axes: Axes) -> dict[str, str]:
     """``{module: its axis names}``, which identify the kind of a module whatever its name is."""
-    of, found = _modules(axes), {}
+    of = _modules(axes)
+    found: dict[str, list[str]] = {}
     for leaf, names in _leaves(axes):
         if leaf in of:
             found.setdefault(of[leaf], []).append(" ".join(names))
@@ -285,9 +290,10 @@ def _uses(axes: Axes, attention: str) -> dict[str, tuple[Names, Acting]]:
     Raises:
       ValueError: attention in which the values are not marked.
     """
-    modules, out = _modules(axes), {}
+    modules = _modules(axes)
+    out: dict[str, tuple[Names, Acting]] = {}
     readers: dict[str, str] = {}  # leaves that read the attention values, and their blocks
-    values = set()
+    values: set[str] = set()
     for leaf, names in _leaves(axes):
         plain, out[leaf] = tuple(axis(n) for n in names), (names, [])
         own = "" if layers_of(names) else leaf.partition("/")[0] + "/"
@@ -373,16 +379,16 @@ def _width(ligo: LiGO, old: int, new: int, key: jax.Array) -> jax.Array:
             ligo, jax.random.randint(choose, (new - old,), 0, old), old, key
         ),
         "gaussian": lambda: jax.random.normal(key, shape) / new**0.5,
-        "zero": lambda: jnp.zeros(shape),
+        "zero": lambda: jnp.zeros(shape),  # pyright: ignore[reportUnknownMemberType]
     }[ligo.width]()
-    return jnp.concatenate([jnp.eye(old), rows])
+    return jnp.concatenate([jnp.eye(old), rows])  # pyright: ignore[reportUnknownMemberType]
 
 
 def _noisy(ligo: LiGO, source: jax.Array | np.ndarray, old: int, key: jax.Array) -> jax.Array:
     others = (
         jax.random.uniform(key, (len(source), old), maxval=ligo.noise)
         if ligo.noise
-        else jnp.zeros((1, 1))
+        else jnp.zeros((1, 1))  # pyright: ignore[reportUnknownMemberType]
     )
     return _rows(jnp.where(jax.nn.one_hot(source, old, dtype=bool), 1.0, others))
 

@@ -178,7 +178,8 @@ def _layers(sizes: Sizes, groups: Groups, kinds: str | None) -> dict[str, AxisMa
     """The maps of the layers of each stage."""
     axes = depth(sizes)
     kinds = kinds or "f" * sum(sizes[axis] for axis in axes)
-    growth, begin = {}, 0
+    growth: dict[str, AxisMap] = {}
+    begin = 0
     for axis in axes:
         end = begin + sizes[axis]
         growth[axis] = _partition(
@@ -299,7 +300,7 @@ def _merged_keys(of: np.ndarray, new: int, keys: int) -> AxisMap:
     parts = np.unique(part)
     # the part that each new query head reads
     reads = np.array([part[read[of == i][0]] for i in range(new)])
-    order = reads[:: max(1, new // len(parts))]
+    order: np.ndarray = reads[:: max(1, new // len(parts))]
     if new % len(parts) or not np.array_equal(reads, np.repeat(order, new // len(parts))):
         merged = [tuple(np.flatnonzero(part == p).tolist()) for p in parts]
         raise ValueError(

@@ -66,7 +66,7 @@ def keep(sizes: Sizes, kept: Units) -> Growth:
     shared = {axis: select(found, sizes[axis]) for axis, found in units.items() if axis not in each}
     if not each:
         return shared
-    rules = []
+    rules: list[Rule] = []
     for layers in dict.fromkeys(beside(axis, LAYERS) for axis in each):
         own = {axis: found for axis, found in each.items() if beside(axis, LAYERS) == layers}
         stay = units.get(layers, np.arange(sizes[layers]))
@@ -113,7 +113,8 @@ def best(scores: ArrayLike, count: int, alternating: bool = False) -> np.ndarray
     worth = scores[index]
     for i in range(1, count):
         worth[i] += np.maximum.accumulate(worth[i - 1])
-    shift, kept = index.shape[1] - 1, []
+    shift = index.shape[1] - 1
+    kept: list[int] = []
     for i in reversed(range(count)):
         shift = worth[i, : shift + 1].argmax()
         kept.append(index[i, shift])

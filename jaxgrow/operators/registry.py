@@ -151,7 +151,7 @@ def _completed(text: str, signature: inspect.Signature) -> str:
     lines = [
         f"{name}: {about}" for name, about in _ARGUMENTS.items() if name in signature.parameters
     ]
-    filled = []
+    filled: list[str] = []
     for line in text.split("\n"):
         indent = line[: len(line) - len(line.lstrip())]
         replacement = {"{arguments}": lines, "{raises}": [_RAISES]}.get(line.strip())

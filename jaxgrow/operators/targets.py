@@ -6,7 +6,7 @@ key/value head (`sources`).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -82,6 +82,11 @@ def unknown(takes: str, kinds: Sequence[str], sizes: Sizes, asked: Iterable[str]
     ]
 
 
+def _is_size(axis: Any, size: Any) -> bool:
+    number = isinstance(size, int | np.integer) and not isinstance(size, bool)
+    return isinstance(axis, str) and number
+
+
 def whole(operator: str, argument: str, of: Sizes) -> dict[str, int]:
     """Check the sizes of axes that an operator was given, and convert them to Python integers.
 
@@ -97,7 +102,7 @@ def whole(operator: str, argument: str, of: Sizes) -> dict[str, int]:
       >>> whole("stack", "target", {"layers": np.int32(6)})
       {'layers': 6}
     """
-    if not isinstance(of, Mapping):
+    if not isinstance(of, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(
             f"{operator}: {argument} is {_brief(of)}, but must map axis names to sizes, such as "
             '{"layers": 24}'
@@ -106,9 +111,7 @@ def whole(operator: str, argument: str, of: Sizes) -> dict[str, int]:
     wrong = [
         f"{axis!r}: {_brief(size)}"
         for axis, size in of.items()
-        if not isinstance(axis, str)
-        or not isinstance(size, int | np.integer)
-        or isinstance(size, bool)
+        if not _is_size(axis, size)
     ]
     if wrong:
         raise TypeError(
@@ -216,7 +219,7 @@ def sources(
       >>> sources("mine", {"heads": 4, "kv_heads": 2}, {"heads": (4, 8), "kv_heads": (2, 4)})["heads"].tolist()
       [0, 1, 2, 3, 0, 1, 2, 3]
     """
-    grouped = {HEADS, KV_HEADS} & found.keys() if KV_HEADS in sizes else set()
+    grouped = [axis for axis in (HEADS, KV_HEADS) if axis in found and KV_HEADS in sizes]
     out = {axis: choose(*found[axis]) for axis in found if axis not in grouped}
     if grouped:
         (old, new), (old_kv, new_kv) = (

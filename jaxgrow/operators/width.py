@@ -85,7 +85,7 @@ def zero_pad(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
       Wang et al., `LiGO <https://arxiv.org/abs/2303.00980>`_, ICLR 2023
     """
     index = sources("zero_pad", sizes, grown("zero_pad", WIDTHS, sizes, target), _top)
-    growth = {}
+    growth: dict[str, AxisMap] = {}
     for axis, of in index.items():
         rows, old = select(of, sizes[axis]).write, first(of)
         written = old
@@ -193,7 +193,7 @@ def aki(sizes: Sizes, target: Sizes, seed: int = 0) -> Rules:
         if new > old:
             base[axis] = select(order, old)
         following[axis] = select(np.minimum(order + 1, old - 1), old)
-    rules = []
+    rules: list[Rule] = []
     for axis, m in copies.items():
         if axis not in base:
             layers_beside("aki", axis, sizes)
@@ -243,13 +243,17 @@ def hypercloning(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
     return {axis: select(of, sizes[axis]) for axis, of in index.items()}
 
 
+def _always(growth: Growth, form: Form) -> bool:
+    return True
+
+
 @operator(
     axes=WIDTHS,
     sizes="twice the old size, for all of them",
     preserves="yes",
     source="Shen et al. 2022",
     state="exact",
-    preserves_for=lambda growth, form: True,
+    preserves_for=_always,
     example={"embed": 12, "heads": 6, "mlp": 18},
     inverts="bitwise",
 )
@@ -456,7 +460,7 @@ def sparkling(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
     References:
       `SPARKLING <https://arxiv.org/abs/2602.02472>`_, 2026
     """
-    growth = {}
+    growth: dict[str, AxisMap] = {}
     for axis, index in sources(
         "sparkling", sizes, grown("sparkling", WIDTHS, sizes, target)
     ).items():
@@ -510,7 +514,7 @@ def average(sizes: Sizes, target: Sizes, seed: int = 0, noise: float = 0.03) -> 
     rng = np.random.default_rng(seed)
     layers = depth(sizes)
     found = grown("average", (LAYERS, *WIDTHS), sizes, target)
-    growth = {}
+    growth: dict[str, AxisMap] = {}
     for axis in layers:
         if axis not in found:
             continue
