@@ -123,7 +123,7 @@ def join_fused(
         return (
             jax.tree_util.all_leaves([node])
             if not parts
-            else isinstance(node, Mapping) and set(node) == set(parts)
+            else isinstance(node, Mapping) and set(parts) == {*node}
         )
 
     return _rearranged(join, tree, pattern, layout, fits)

@@ -299,10 +299,13 @@ def is_names(x: Tree) -> TypeGuard[Names]:
     Tuples of other things are nodes. Named tuples are always nodes, also empty ones such as
     `optax.MaskedNode`.
     """
-    if not isinstance(x, tuple) or hasattr(x, "_fields"):
-        return False
-    items: tuple[Any, ...] = x
-    return not items or any(isinstance(item, str) for item in items)
+    named = hasattr(x, "_fields")
+    items: Any = x
+    return (
+        isinstance(x, tuple)
+        and not named
+        and (not items or any(isinstance(item, str) for item in items))
+    )
 
 
 def split(boxed: Tree) -> tuple[Params, Axes]:
@@ -436,8 +439,9 @@ def path(key_path: tuple[Any, ...]) -> str:
 
     Error messages and patterns use this format, and optimizer state is matched to parameters by it.
     """
-    keystr: Callable[..., str] = jax.tree_util.keystr  # pyright: ignore[reportUnknownMemberType]
-    return keystr(key_path, simple=True, separator="/")
+    return jax.tree_util.keystr(  # pyright: ignore[reportUnknownMemberType]
+        key_path, simple=True, separator="/"
+    )
 
 
 def by_path(tree: Tree, is_leaf: Callable[[Any], bool] | None = None) -> dict[str, Any]:
@@ -447,10 +451,9 @@ def by_path(tree: Tree, is_leaf: Callable[[Any], bool] | None = None) -> dict[st
       >>> by_path({"up": {"kernel": 1}})
       {'up/kernel': 1}
     """
-    leaves: list[tuple[Any, Any]] = jax.tree_util.tree_leaves_with_path(  # pyright: ignore[reportUnknownMemberType]
-        tree, is_leaf=is_leaf
-    )
-    return {path(key_path): leaf for key_path, leaf in leaves}
+    leaves: Any = jax.tree_util.tree_leaves_with_path  # pyright: ignore[reportUnknownMemberType]
+    found: list[tuple[Any, Any]] = leaves(tree, is_leaf=is_leaf)
+    return {path(key_path): leaf for key_path, leaf in found}
 
 
 def owner(name: str, params: Iterable[str]) -> str | None:

@@ -300,12 +300,12 @@ def _merged_keys(of: np.ndarray, new: int, keys: int) -> AxisMap:
     parts = np.unique(part)
     # the part that each new query head reads
     reads = np.array([part[read[of == i][0]] for i in range(new)])
-    order: np.ndarray = reads[:: max(1, new // len(parts))]
+    order = reads[:: max(1, new // len(parts))]
     if new % len(parts) or not np.array_equal(reads, np.repeat(order, new // len(parts))):
         merged = [tuple(np.flatnonzero(part == p).tolist()) for p in parts]
         raise ValueError(
             f"axis 'heads': the groups merge the key/value heads into {merged}, and the new query heads read number "
-            f"{[int(np.searchsorted(parts, p)) for p in reads]} of these, in order. The same number of consecutive query heads "
+            f"{np.searchsorted(parts, reads).tolist()} of these, in order. The same number of consecutive query heads "
             "must read each of them. Change the order of the groups, or choose other groups"
         )
     return select([int(np.flatnonzero(order == p)[0]) for p in part], len(parts))

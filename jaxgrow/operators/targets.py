@@ -108,11 +108,7 @@ def whole(operator: str, argument: str, of: Sizes) -> dict[str, int]:
             '{"layers": 24}'
             + (". Use jaxgrow.sizes(params, axes) or config.sizes()" if argument == "sizes" else "")
         )
-    wrong = [
-        f"{axis!r}: {_brief(size)}"
-        for axis, size in of.items()
-        if not _is_size(axis, size)
-    ]
+    wrong = [f"{axis!r}: {_brief(size)}" for axis, size in of.items() if not _is_size(axis, size)]
     if wrong:
         raise TypeError(
             f"{operator}: {argument} has {', '.join(wrong)}, but the size of an axis must be an integer"

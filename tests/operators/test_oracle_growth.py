@@ -194,7 +194,9 @@ def test_what_is_fresh_is_as_at_birth_and_the_rest_stays(tied):
             expected["head_kernel"], small["head_kernel"], "embed", None
         )
     chex.assert_trees_all_equal(in_matrices(filled), expected)
-    with pytest.raises(ValueError, match="fresh needs a growth that copies units, 6 to 8"):
+    with pytest.raises(
+        ValueError, match="fresh needs a growth that copies units, but the map from 6 to 8 units"
+    ):
         fresh(params, average(tiny.WIDTHS, RAGGED), axes, large)
 
 

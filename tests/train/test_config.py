@@ -256,7 +256,7 @@ def test_a_warm_up_longer_than_its_phase_is_said(tmp_path, path, capsys):
         ("method.groupings.0.mlp=((0, 1), (1, 2))", "in two groups: [1]"),
         (
             "method.moments_down=asymmetric",
-            "axis 'heads': policy 'asymmetric' needs a growth that copies units, 2 to 1",
+            "axis 'heads': policy 'asymmetric' needs a growth that copies units, but the map from 2 to 1 units",
         ),
     ],
 )

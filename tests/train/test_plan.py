@@ -238,7 +238,9 @@ def test_the_published_tied_head_is_another_growth(models):
 
 
 def test_asymmetric_moments_need_a_growth_and_a_clock(models):
-    with pytest.raises(ValueError, match="needs a growth that copies units, but the map from 4 to 2"):
+    with pytest.raises(
+        ValueError, match="needs a growth that copies units, but the map from 4 to 2"
+    ):
         jax.eval_shape(
             lambda m: Coalesce("large", "coarse1", GROUPING, "asymmetric").apply(m, TX), models
         )
