@@ -451,7 +451,7 @@ def by_path(tree: Tree, is_leaf: Callable[[Any], bool] | None = None) -> dict[st
       >>> by_path({"up": {"kernel": 1}})
       {'up/kernel': 1}
     """
-    leaves: Any = jax.tree_util.tree_leaves_with_path  # pyright: ignore[reportUnknownMemberType]
+    leaves: Any = jax.tree_util.tree_leaves_with_path  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     found: list[tuple[Any, Any]] = leaves(tree, is_leaf=is_leaf)
     return {path(key_path): leaf for key_path, leaf in found}
 
