@@ -11,6 +11,7 @@ LIBRARY = Path(__file__).parents[2] / "jaxgrow"
 ALLOWED = {
     "_version": "",
     "signals": "",
+    "typed": "",
     "axes": "",
     "layerdrop": "",
     "sharding": "axes",
@@ -20,10 +21,10 @@ ALLOWED = {
     "operators": "axes growth",
     "optim": "axes growth sharding",
     "checking": "axes growth operators",
-    "models": "axes growth layerdrop sharding",
+    "models": "axes growth layerdrop sharding typed",
     "peft": "axes growth models operators",
     "flops": "axes growth layerdrop models peft",
-    "checkpoints": "_version axes growth models peft sharding signals",
+    "checkpoints": "_version axes growth models peft sharding signals typed",
 }
 # The parts that users start from may import all others.
 ENTRIES = {"integrations", "cli", "__init__", "__main__"}
