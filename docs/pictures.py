@@ -300,8 +300,9 @@ def keep() -> plt.Figure:
     figure, ax = plt.subplots(figsize=(8.5, 4.2))
     for name, run, style, colour, at, offset in series:
         times = (1, run.steps // 2, run.steps)
+        (dropped,) = run.method.modifiers
         first, middle, last = (
-            schedule(run.method.drop, len(layers), t, run.steps, sensitivity) for t in times
+            schedule(dropped.drop, len(layers), t, run.steps, sensitivity) for t in times
         )
         if not np.allclose(middle, last, atol=1e-3) or np.min(first) < 0.97:
             raise ValueError(

@@ -305,6 +305,7 @@ def _pulled(
 
 
 def is_floating(x: Any) -> bool:
+    """Whether an array has gradients: its numbers are floating-point or complex."""
     return jnp.issubdtype(x.dtype, jnp.inexact)
 
 

@@ -187,7 +187,7 @@ def distance_rows(config: DeBERTaConfig) -> np.ndarray:
 
     Example:
       >>> distance_rows(DeBERTaConfig(context=8, distances=8, farthest=8)).tolist()
-      [0, 0, 1, 1, 1, 2, 3, 4, 5, 6, 7, 7, 7, 7, 7]
+      [1, 1, 1, 1, 1, 2, 3, 4, 5, 6, 7, 7, 7, 7, 7]
     """
     span = config.distances // 2
     distance = np.arange(1 - config.context, config.context)

@@ -39,7 +39,7 @@ from train.engine.loop.step import StepInputs, train_step
 from train.engine.state.optim import Optim, transformation
 from train.plan.lifetimes import after
 from train.plan.methods import Growing, GrowTo, Inherit, Learned, Scratch, Stage, VCycle
-from train.plan.modifiers import DropLayers, Hold, Modifier, Teacher
+from train.plan.modifiers import DropLayers, DropTokens, Hold, Modifier, Teacher
 from train.plan.training import Measure, Train
 from train.plan.transforms import Grouping, Transform
 
@@ -175,8 +175,8 @@ def step(modifiers: tuple[Modifier, ...]):
 def methods(config: Config):
     small = halved(config)
     pld, sbld = LayerDrop(), LayerDrop(sensitivity=Sensitivity(batches=1, after=0.25))
-    some = {} if isinstance(config, PatchConfig) else {"tokens": TokenDrop(0.5, first=1, last=1)}
-    stage = Stage(0.5, **some)
+    some = () if isinstance(config, PatchConfig) else (DropTokens(TokenDrop(0.5, first=1, last=1)),)
+    stage = Stage(0.5, modifiers=some)
     return {
         "dropping by sensitivity": Scratch((DropLayers(sbld),)),
         "V-cycle, dropping": VCycle(

@@ -722,7 +722,7 @@ def test_the_command_on_images_and_stages(tmp_path, capsys):
             r"contains float64 \[3, 8, 8, 1\], but the model expects normalised images as floats \[N, 8, 8, 2\]",
         ),
         (np.zeros((3, 8, 8, 2), np.uint8), r"contains uint8 \[3, 8, 8, 2\]"),
-        (np.full((1, 8, 8, 2), np.inf), "not finite"),
+        (np.full((1, 8, 8, 2), np.inf), "images with NaN or infinite values: remove these images"),
         (None, "contains no images: "),
     ],
 )

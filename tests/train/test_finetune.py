@@ -253,10 +253,10 @@ def test_the_command_tells_each_rate_and_the_best(home, tmp_path, monkeypatch, c
     [
         ("--seeds", "0,0", "--seeds names 0 more than once"),
         ("--lr", "1e-3,0.001", "rates must be different"),
-        ("--lr", "0", "rates must be positive learning rates"),
-        ("--lr", "-1", "rates must be positive learning rates"),
-        ("--lr", "nan", "rates must be positive learning rates"),
-        ("--lr", "inf", "rates must be positive learning rates"),
+        ("--lr", "0", "learning_rates must be positive"),
+        ("--lr", "-1", "learning_rates must be positive"),
+        ("--lr", "nan", "learning_rates must be positive"),
+        ("--lr", "inf", "learning_rates must be positive"),
     ],
 )
 def test_repeated_and_impossible_settings_are_refused(tmp_path, monkeypatch, option, value, says):

@@ -126,7 +126,7 @@ def test_a_finished_run_is_a_model(small_run, run):
             ["--prompt", "a", "b", "--stream"],
             "--stream prints one text while it is generated: give one --prompt",
         ),
-        (["--prompt", "a", "--samples", "0"], "--samples is 0, less than 1"),
+        (["--prompt", "a", "--samples", "0"], "--samples is 0, but must be at least 1"),
         (
             ["--prompt", "a", "--samples", "2"],
             "--samples 2 without --temperature gives the same text each time",

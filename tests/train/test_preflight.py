@@ -47,9 +47,9 @@ def rehearsed(devices=4, **changes):
 class Steps(Rehearsal):
     """AOT compilation of the training steps only; other programs are traced."""
 
-    def _compiled(self, program, arguments, what, *rest):
+    def _compiled(self, program, arguments, what, *rest, **more):
         if what.startswith("step"):
-            return super()._compiled(program, arguments, what, *rest)
+            return super()._compiled(program, arguments, what, *rest, **more)
         with jax.set_mesh(self.mesh):
             made = program.eval_shape(*arguments)
         return (self._placed(made) if isinstance(made, Model) else made), 0.0

@@ -20,6 +20,7 @@ from train.engine.loop.step import StepInputs, train_step
 from train.engine.state.mesh import replicated
 from train.engine.state.model import Model
 from train.engine.state.optim import Optim, learning_rate, transformation
+from train.engine.state.packing import packed
 from train.plan.methods import GrowTo, Stage
 from train.plan.modifiers import Rewarm
 from train.plan.training import Train
@@ -142,11 +143,15 @@ def test_new_entries_are_those_that_the_growth_added(tmp_path, monkeypatch):
         """Advance the step counters without an update."""
         if inputs.given:
             seen.append((float(inputs.given[0][0]), int(inputs.given[0][1])))
+        model = state.model
         opt = [
             s._replace(count=s.count + 1) if "count" in getattr(s, "_fields", ()) else s
-            for s in state.opt
+            for s in model.opt
         ]
-        return replace(state, opt=tuple(opt)), {"loss": np.float32(1), "grad_norm": np.float32(1)}
+        return packed(replace(model, opt=tuple(opt))), {
+            "loss": np.float32(1),
+            "grad_norm": np.float32(1),
+        }
 
     e = runs.experiment(tmp_path, model=runs.MODEL, checkpoint_every=8)
     optim, rewarm = Optim(peak_lr=1.0, warmup=0), Rewarm(2.0, 2)

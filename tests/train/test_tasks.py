@@ -728,7 +728,7 @@ def test_the_best_span_is_ordered_and_short(tmp_path, tokenizers):
         for i in range(first, first + held)
         for j in range(i, min(i + squad.ANSWER, first + held))
     )
-    begin, end = read.spans[0][expected[1], 0], read.places[0][expected[2], 1]
+    begin, end = read.spans[0][expected[1], 0], read.spans[0][expected[2], 1]
     assert squad.answers(read, questions, logits, None) == [context[begin:end]]
     assert squad.answers(read, questions, logits, 0.0) == [""]  # the first token has a higher score
 

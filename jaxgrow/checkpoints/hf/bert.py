@@ -86,6 +86,8 @@ def names_of(
 
 
 def token_head(transform: str, norm: str, decoder: str, bias: str) -> NamesOf:
+    """Return the names of a head that predicts masked tokens, from the names of its modules."""
+
     def head(config: BERTConfig) -> dict[str, Stored]:
         out = linear("transform", transform, "embed", "embed_in") | {
             "head_norm/scale": Stored(f"{norm}.weight", "embed"),
@@ -103,16 +105,19 @@ def token_head(transform: str, norm: str, decoder: str, bias: str) -> NamesOf:
 
 
 def pooled_head(pooler: str, classifier: str) -> NamesOf:
+    """Return the names of a head that classifies the sequence by its pooled first token."""
     return lambda config: (
         linear("pooler", pooler, "embed", "embed_in") | linear("classifier", classifier, "classes")
     )
 
 
 def span_head(config: BERTConfig) -> dict[str, Stored]:
+    """The head that marks the first and the last token of an answer."""
     return linear("classifier", "qa_outputs", "classes")
 
 
 def token_class_head(config: BERTConfig) -> dict[str, Stored]:
+    """The head that classifies each token."""
     return linear("classifier", "classifier", "classes")
 
 
