@@ -229,7 +229,7 @@ def test_a_dora_grows_by_copies_in_width_and_depth(tmp_path, architecture, metho
 def test_a_dora_with_the_scale_of_rslora(tmp_path):
     base = made(tmp_path / "base", "GPTNeoXForCausalLM")
     sizes = checkpoints.open_checkpoint(base).sizes()
-    wide = operators.hypercloning(sizes, {"embed": 32, "heads": 4, "mlp": 40})
+    wide = operators.hypercloning(sizes, {"embed": 32, "heads": 4, "kv_heads": 4, "mlp": 40})
     check(tmp_path, base, wide, use_dora=True, use_rslora=True)
 
 

@@ -162,6 +162,7 @@ def test_logits_match_transformers_and_weights_round_trip(architecture, distilla
     assert {**family.inferred(written), **family.fixed} == {
         "classes": small.classes,
         "distillation": distillation,
+        "head": "classes",
     }
     assert {key: written[key] for key in family.derived(small)} == family.derived(small)
     assert all(written[key] in values for key, values in family.settings.items())

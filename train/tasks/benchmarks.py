@@ -11,6 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from train.common.errors import UserError
 from train.engine.state.pretrained import TextModel
 from train.tasks.published import local
@@ -154,8 +156,12 @@ def _local_task(folder: Path, shots: bool) -> type:
         def __init__(self, config: dict[str, Any]):
             super().__init__(config={key: value for key, value in config.items() if key != "class"})
 
-        def download(self, dataset_kwargs: Any = None, **_: Any) -> None:
+        def download(self, dataset_kwargs: Any = None, **more: Any) -> None:
             config: Any = self.config
+            if own := (dataset_kwargs or {}).get("data_files"):  # the task names its own files
+                super().download(dataset_kwargs, **more)
+                self.files = [Path(file) for file in jax.tree.leaves(own)]
+                return
             splits = [config.test_split or config.validation_split]
             if shots:
                 splits.append(config.fewshot_split or config.training_split or splits[0])
