@@ -636,11 +636,15 @@ def test_what_no_mixture_stores_is_told(tmp_path, capsys):
             "upcycle --experts 8",
             "experts can be made of gated MLPs without biases",
         ),
-        ("BertForMaskedLM", "virtual_groups --experts 4 --mlp 4", "but this BERTConfig is none"),
+        (
+            "BertForMaskedLM",
+            "virtual_groups --experts 4 --mlp 4",
+            "but this BERTConfig is another kind of model",
+        ),
         (
             "Swinv2ForImageClassification",
             "virtual_groups --experts 4 --mlp 4",
-            "but this SwinConfig is none",
+            "but this SwinConfig is another kind of model",
         ),
         (
             "ModernBertForMaskedLM",

@@ -102,9 +102,9 @@ def test_everything_on_a_device_is_rehearsed(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["on_device", "--rehearse", "--json", str(path)])
     on_device.main()
     rows = [json.loads(line) for line in path.read_text().splitlines()][1:]
-    assert len(rows) == 16 and not [row for row in rows if "failed" in row]
+    assert len(rows) == 14 and not [row for row in rows if "failed" in row]
     on_device.main()
-    assert len(path.read_text().splitlines()) == 17  # measurements are not repeated
+    assert len(path.read_text().splitlines()) == 15  # measurements are not repeated
     path.unlink()
     monkeypatch.setattr(
         sys, "argv", ["on_device", "--rehearse", "--minutes", "0", "--json", str(path)]
