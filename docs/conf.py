@@ -22,7 +22,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
 ]
-exclude_patterns = ["conf.py", "pictures.py", "tables.py"]
+exclude_patterns = ["conf.py", "messages.py", "pictures.py", "tables.py"]
 html_theme = "furo"
 html_title = f"jaxgrow {release}"
 html_static_path = ["_static"]

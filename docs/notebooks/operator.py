@@ -197,6 +197,6 @@ assert max(found[0.5]) < 1e-6 < min(found[0.3])
 
 # %% [markdown] With a share of one half, the copies never become different. Noise that cancels
 # (`jaxgrow.growth.symmetry.break_symmetry`, from HyperCloning) also breaks the symmetry, and so
-# does an [optimizer state](../api/training.md) that is not copied. Whether different new units are
+# does an [optimizer state](../concepts/operators.md#optimizer-state) that is not copied. Whether different new units are
 # worth their FLOPs is the next question, and no property of a matrix answers it: [measure
 # it](saving.py). To contribute an operator, change [these places](../contributing.md).

@@ -109,7 +109,7 @@ class Rule:
       path: pattern of shell style for the path of a leaf; ``*`` also matches slashes.
       axes: axes that a leaf must have. ``"embed.in"`` requires an input axis, ``"embed.out"`` an
         output axis, ``"embed"`` accepts either, and ``"embed.post"`` requires this suffix.
-      roles: accepted roles, of `jaxgrow.axes.ROLES`; all roles if empty.
+      roles: accepted roles, of ``jaxgrow.axes.ROLES``; all roles if empty.
       also: further conditions that a leaf must meet, as rules without terms.
     """
 
