@@ -1,7 +1,9 @@
-# %% [markdown] # Dropping layers in a third-party model  **How do I drop layers in a model that
-# does not support it?** This is a plain Flax Transformer with a Python loop over its blocks. We
-# train it with dropped layers, without changing its code, and check that a dropped layer does not
-# run. Then we see the benefits and the limits.
+# %% [markdown]
+# # Dropping layers in a third-party model
+#
+# **How do I drop layers in a model that does not support it?** This is a plain Flax Transformer
+# with a Python loop over its blocks. We train it with dropped layers, without changing its code,
+# and check that a dropped layer does not run. Then we see the benefits and the limits.
 
 # %%
 import inspect
@@ -48,9 +50,12 @@ def loss(params, rows):
     return optax.softmax_cross_entropy_with_integer_labels(logits, rows[:, 1:]).mean()
 
 
-# %% [markdown] ## A layer that does not run  `dropping` is a context manager. Inside it, the i-th
-# call of a `Block` only runs if the i-th entry of the keep mask is true. The mask is an *argument*
-# of the compiled function, so one program serves every mask.
+# %% [markdown]
+# ## A layer that does not run
+#
+# `dropping` is a context manager. Inside it, the i-th call of a `Block` only runs if the i-th entry
+# of the keep mask is true. The mask is an *argument* of the compiled function, so one program
+# serves every mask.
 
 
 # %%
@@ -66,9 +71,10 @@ norms = [float(optax.tree.norm(gradient[f"Block_{i}"])) for i in range(LAYERS)]
 print("gradients of the four blocks:", " ".join(f"{n:.4f}" for n in norms))
 assert norms[1] == norms[2] == 0 < min(norms[0], norms[3])
 
-# %% [markdown] The gradients are exactly zero. The layers are not multiplied by zero, which would
-# not save time, but are behind a conditional whose other branch does not run. The control is a mask
-# that keeps all layers: its loss is bitwise identical to that of the unchanged model.
+# %% [markdown]
+# The gradients are exactly zero. The layers are not multiplied by zero, which would not save time,
+# but are behind a conditional whose other branch does not run. The control is a mask that keeps all
+# layers: its loss is bitwise identical to that of the unchanged model.
 
 # %%
 program = str(jax.make_jaxpr(gated)(params, batch, jnp.ones(LAYERS, bool)))
@@ -77,10 +83,12 @@ assert program.count("cond[") == LAYERS
 judged = jax.jit(loss)
 assert gated(params, held_out, jnp.ones(LAYERS, bool)) == judged(params, held_out)
 
-# %% [markdown] ## A schedule  Which layers are kept, and when? PLD keeps all layers at first and
-# fewer as training continues, and it keeps deep layers less often than shallow ones. Other
-# schedules are [values of the same class](../howto/dropping.md). The output of a kept layer is
-# divided by its keep probability.
+# %% [markdown]
+# ## A schedule
+#
+# Which layers are kept, and when? PLD keeps all layers at first and fewer as training continues,
+# and it keeps deep layers less often than shallow ones. Other schedules are [values of the same
+# class](../howto/dropping.md). The output of a kept layer is divided by its keep probability.
 
 # %%
 drop, STEPS = LayerDrop(theta=0.5, scale="block"), 150
@@ -119,12 +127,16 @@ print(f"all layers  {all_ran:5} layers run, loss {judged(whole, held_out):.3f}")
 print(f"dropped     {ran:5} layers run, loss {judged(thinned, held_out):.3f}")
 assert 0.5 < ran / all_ran < 0.75
 
-# %% [markdown] Fewer layers run, and the loss is higher. At an equal number of *steps*, this
-# comparison says nothing. The fair comparison is a run from scratch with the same *cost*, and in
-# that comparison [PLD saved nothing in our measurements](../results/dropping.md). Know this before
-# you add it to a model.  ## What dropping is good for  A model that was trained with random layers
-# missing tolerates missing layers. The same context manager can remove layers of the trained model,
-# the deepest first:
+# %% [markdown]
+# Fewer layers run, and the loss is higher. At an equal number of *steps*, this comparison says
+# nothing. The fair comparison is a run from scratch with the same *cost*, and in that comparison
+# [PLD saved nothing in our measurements](../results/dropping.md). Know this before you add it to a
+# model.
+#
+# ## What dropping is good for
+#
+# A model that was trained with random layers missing tolerates missing layers. The same context
+# manager can remove layers of the trained model, the deepest first:
 
 # %%
 cost = {}
@@ -143,6 +155,7 @@ print(
 )
 assert thinned_pays < whole_pays
 
-# %% [markdown] The model can therefore exit early, at the cost in loss shown above. LayerDrop and
-# LayerSkip are made for this purpose. Layer dropping also works for [Flax NNX](../howto/model.md),
-# for scanned layers, and as [a field of a training plan](../howto/dropping.md).
+# %% [markdown]
+# The model can therefore exit early, at the cost in loss shown above. LayerDrop and LayerSkip are
+# made for this purpose. Layer dropping also works for [Flax NNX](../howto/model.md), for scanned
+# layers, and as [a field of a training plan](../howto/dropping.md).

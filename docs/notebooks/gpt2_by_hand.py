@@ -1,6 +1,9 @@
-# %% [markdown] # Growing GPT-2 by hand  **What is necessary to widen a GPT-2 without changing a
-# single logit?** This notebook does it with `np.concatenate`, one axis after the other, and shows
-# the typical mistakes. The result is one rule, and the library consists of this rule.
+# %% [markdown]
+# # Growing GPT-2 by hand
+#
+# **What is necessary to widen a GPT-2 without changing a single logit?** This notebook does it with
+# `np.concatenate`, one axis after the other, and shows the typical mistakes. The result is one
+# rule, and the library consists of this rule.
 
 # %%
 from functools import partial
@@ -38,9 +41,12 @@ print(
     f"logits between {logits(small, old).min():.1f} and {logits(small, old).max():.1f}; a change below 1e-4 is rounding"
 )
 
-# %% [markdown] ## One axis: the hidden units of the MLP  Add a copy of every hidden unit. Its input
-# weights and its bias are copied, so the copy computes the same number. But the next kernel *sums*
-# over the hidden units, and now it counts each unit twice.
+# %% [markdown]
+# ## One axis: the hidden units of the MLP
+#
+# Add a copy of every hidden unit. Its input weights and its bias are copied, so the copy computes
+# the same number. But the next kernel *sums* over the hidden units, and now it counts each unit
+# twice.
 
 # %%
 
@@ -68,19 +74,22 @@ print("copied          ", off(wider, with_mlp(params, share=1)))
 print("copied, divided ", off(wider, with_mlp(params, share=1 / 2)))
 assert off(wider, with_mlp(params, share=1 / 2)) < 1e-4 < off(wider, with_mlp(params, share=1))
 
-# %% [markdown] There are two kernels, one axis and two roles. The hidden units are an **output**
-# axis of `up`, so its weights are copied. They are an **input** axis of `down`, so its weights are
-# divided among the copies. Which leaf of a GPT-2 has which role on which axis? In the models of the
-# library, [each parameter names its axes](../concepts/axes.md), and `.in` marks an input axis.
+# %% [markdown]
+# There are two kernels, one axis and two roles. The hidden units are an **output** axis of `up`, so
+# its weights are copied. They are an **input** axis of `down`, so its weights are divided among the
+# copies. Which leaf of a GPT-2 has which role on which axis? In the models of the library, [each
+# parameter names its axes](../concepts/axes.md), and `.in` marks an input axis.
 
 # %%
 axes = small.axes()
 for p, names in jax.tree_util.tree_leaves_with_path(axes, is_leaf=is_names):
     print(f"{path(p):34}", *(f"[{n}]" if reads(n) else n for n in names))
 
-# %% [markdown] ## Every axis: the same two operations for each leaf  Widening by hand is therefore
-# a loop. Copy along every axis that grows, and divide by two if the axis is an input axis of the
-# leaf.
+# %% [markdown]
+# ## Every axis: the same two operations for each leaf
+#
+# Widening by hand is therefore a loop. Copy along every axis that grows, and divide by two if the
+# axis is an input axis of the leaf.
 
 
 # %%
@@ -99,13 +108,15 @@ grown = by_hand(params, {"embed", "heads", "mlp"})
 print("all three axes     ", off(large, grown))
 assert off(large, grown) < 1e-4
 
-# %% [markdown] ## Two lines of the table that are not obvious  The layer norms *inside* the blocks
-# are only copied, because the mean and the variance of a vector do not change when the vector is
-# repeated. But the axis of the **last** norm is marked as an input axis. The reason is that the
-# head of GPT-2 is tied to the embedding. For the embedding, `embed` is an output axis, so its
-# values must be copied without a factor. For the head, it is an input axis, so something must
-# divide by two. The embedding cannot do both, but the norm before the head can. If you halve the
-# embedding instead, every logit is wrong:
+# %% [markdown]
+# ## Two lines of the table that are not obvious
+#
+# The layer norms *inside* the blocks are only copied, because the mean and the variance of a vector
+# do not change when the vector is repeated. But the axis of the **last** norm is marked as an input
+# axis. The reason is that the head of GPT-2 is tied to the embedding. For the embedding, `embed` is
+# an output axis, so its values must be copied without a factor. For the head, it is an input axis,
+# so something must divide by two. The embedding cannot do both, but the norm before the head can.
+# If you halve the embedding instead, every logit is wrong:
 
 # %%
 norm, table = grown["final_norm"], grown["token_embedding"]
@@ -121,11 +132,15 @@ assert off(large, halved) > 0.1 and np.allclose(
     logits(large, forgotten), 2 * logits(small, old), atol=1e-3
 )
 
-# %% [markdown] Heads are copied as complete units. If we doubled the dimensions within a head
-# instead, the attention scores would be twice as large.  ## The rule as data  For one axis, the
-# loop applied two matrices: one to leaves for which it is an output axis (`write`), and one to
-# leaves for which it is an input axis (`read`). A growth is a dict of such pairs, and `grow`
-# applies it. Nothing in it is specific to GPT-2.
+# %% [markdown]
+# Heads are copied as complete units. If we doubled the dimensions within a head instead, the
+# attention scores would be twice as large.
+#
+# ## The rule as data
+#
+# For one axis, the loop applied two matrices: one to leaves for which it is an output axis
+# (`write`), and one to leaves for which it is an input axis (`read`). A growth is a dict of such
+# pairs, and `grow` applies it. Nothing in it is specific to GPT-2.
 
 # %%
 eye = np.eye(20)
@@ -136,18 +151,22 @@ growth = operators.hypercloning(sizes(params, axes), {"embed": 24, "heads": 6, "
 jax.tree.map(np.testing.assert_array_equal, grow(growth, params, axes), grown)
 print("hypercloning is bitwise identical to our loop:", ", ".join(growth))
 
-# %% [markdown] A growth can also be reversed. The swapped growth leads back to the small model: it
-# averages copies and adds the divided weights, and the result is bitwise identical to the small
-# model. This is [coalescing](../papers/multilevel.md), one half of [a V-cycle](v_cycle.py).
+# %% [markdown]
+# A growth can also be reversed. The swapped growth leads back to the small model: it averages
+# copies and adds the divided weights, and the result is bitwise identical to the small model. This
+# is [coalescing](../papers/multilevel.md), one half of [a V-cycle](v_cycle.py).
 
 # %%
 jax.tree.map(np.testing.assert_array_equal, grow(swap(growth), grown, axes), params)
 print("small model again: bitwise identical")
 
-# %% [markdown] ## Depth is different  Layers are stacked on an axis named `layers`, and copying a
-# layer is as easy as copying a unit. But layers are applied one *after* the other, so no later
-# kernel sums over the copies and could divide by two. With any map, a copied layer acts again. Only
-# copies that initially add nothing preserve the function.
+# %% [markdown]
+# ## Depth is different
+#
+# Layers are stacked on an axis named `layers`, and copying a layer is as easy as copying a unit.
+# But layers are applied one *after* the other, so no later kernel sums over the copies and could
+# divide by two. With any map, a copied layer acts again. Only copies that initially add nothing
+# preserve the function.
 
 # %%
 deep = small.with_sizes({"layers": 4})
@@ -156,9 +175,9 @@ for name in ("stack", "interleave", "llama_pro"):
     print(f"{name:11}", off(deep, grow(deeper, params, axes)))
 assert off(deep, grow(deeper, params, axes)) < 1e-4
 
-# %% [markdown] Does a function-preserving start train better than another one? Not necessarily.
-# `stack` has been the better start in published comparisons, and the [measurements
-# here](../results/index.md) contain further surprises. Whether an operator preserves the function
-# is a property to know, but it does not decide how useful the operator is. See also [which operator
-# preserves what](../concepts/operators.md), and [the same steps for your own
-# model](../howto/model.md).
+# %% [markdown]
+# Does a function-preserving start train better than another one? Not necessarily. `stack` has been
+# the better start in published comparisons, and the [measurements here](../results/index.md)
+# contain further surprises. Whether an operator preserves the function is a property to know, but
+# it does not decide how useful the operator is. See also [which operator preserves
+# what](../concepts/operators.md), and [the same steps for your own model](../howto/model.md).

@@ -1,8 +1,10 @@
-# %% [markdown] # Writing an operator, and property-testing it  **How do I write a growth operator
-# and test that it is correct?** Every function-preserving widening of the literature divides a
-# unit's output weights *evenly* among its copies. Is this necessary? If the next kernel takes 30 %
-# from one copy and 70 % from the other, the sum is the same. Let us write this operator, try to
-# break it, and find out what it is good for.
+# %% [markdown]
+# # Writing an operator, and property-testing it
+#
+# **How do I write a growth operator and test that it is correct?** Every function-preserving
+# widening of the literature divides a unit's output weights *evenly* among its copies. Is this
+# necessary? If the next kernel takes 30 % from one copy and 70 % from the other, the sum is the
+# same. Let us write this operator, try to break it, and find out what it is good for.
 
 # %%
 import re
@@ -34,9 +36,13 @@ def uneven(size: int, share: float) -> AxisMap:
 
 print(uneven(2, 0.25).read)
 
-# %% [markdown] This is the complete operator: [a pair of matrices](../concepts/growths.md). `grow`
-# applies it to any model that names the axis.  ## Which properties should it have?  We test the
-# properties for all sizes, shares and weights, not for one example.
+# %% [markdown]
+# This is the complete operator: [a pair of matrices](../concepts/growths.md). `grow` applies it to
+# any model that names the axis.
+#
+# ## Which properties should it have?
+#
+# We test the properties for all sizes, shares and weights, not for one example.
 # [Hypothesis](https://hypothesis.readthedocs.io) samples them and reduces a failing case to the
 # smallest one. The assertions come from [`jaxgrow.testing`](../howto/operator.md). The dtype is
 # float64, so that tolerances test the mathematics and not the rounding.
@@ -84,9 +90,10 @@ def properties(operator):
 properties(uneven)()
 print("uneven: linear, invertible, function-preserving, and preserves_function agrees")
 
-# %% [markdown] Shares of 2 and -1 also work: the copies then partly cancel each other. But would
-# the test notice a mistake? **A test that has never failed proves nothing**, so we break the
-# operator on purpose. Here, `read` takes `share` of both copies.
+# %% [markdown]
+# Shares of 2 and -1 also work: the copies then partly cancel each other. But would the test notice
+# a mistake? **A test that has never failed proves nothing**, so we break the operator on purpose.
+# Here, `read` takes `share` of both copies.
 
 
 # %%
@@ -138,9 +145,10 @@ print(
     "and the same logits",
 )
 
-# %% [markdown] The growth of gradients is also a property. They grow by the
-# [dual](../concepts/growths.md) growth, not by the growth itself. Adam's moments consist of
-# gradients, so `grow_optimizer` uses the dual.
+# %% [markdown]
+# The growth of gradients is also a property. They grow by the [dual](../concepts/growths.md)
+# growth, not by the growth itself. Adam's moments consist of gradients, so `grow_optimizer` uses
+# the dual.
 
 
 # %%
@@ -162,10 +170,12 @@ try:
 except AssertionError:
     print("gradients grow by the dual growth, not like weights")
 
-# %% [markdown] ## What is it good for?  So far we tested exactness, and equal shares are just as
-# exact. The difference shows in training. Copies with equal shares receive the same gradient in
-# every step, so they remain one unit at twice the cost. No property of the operator shows this, but
-# an experiment does.
+# %% [markdown]
+# ## What is it good for?
+#
+# So far we tested exactness, and equal shares are just as exact. The difference shows in training.
+# Copies with equal shares receive the same gradient in every step, so they remain one unit at twice
+# the cost. No property of the operator shows this, but an experiment does.
 
 
 # %%
@@ -195,8 +205,10 @@ for share, (sgd, adam) in found.items():
     print(f"share {share}: copies differ by {sgd:6.1%} after SGD, by {adam:6.1%} after Adam")
 assert max(found[0.5]) < 1e-6 < min(found[0.3])
 
-# %% [markdown] With a share of one half, the copies never become different. Noise that cancels
+# %% [markdown]
+# With a share of one half, the copies never become different. Noise that cancels
 # (`jaxgrow.growth.symmetry.break_symmetry`, from HyperCloning) also breaks the symmetry, and so
-# does an [optimizer state](../concepts/operators.md#optimizer-state) that is not copied. Whether different new units are
-# worth their FLOPs is the next question, and no property of a matrix answers it: [measure
-# it](saving.py). To contribute an operator, change [these places](../contributing.md).
+# does an [optimizer state](../concepts/operators.md#optimizer-state) that is not copied. Whether
+# different new units are worth their FLOPs is the next question, and no property of a matrix
+# answers it: [measure it](saving.py). To contribute an operator, change [these
+# places](../contributing.md).

@@ -1,8 +1,11 @@
-# %% [markdown] # Reading a saving honestly  **How can a reported saving be wrong, and how should it
-# be measured?** "Reaches the baseline's loss with 40 % less compute." This notebook shows a method
-# that does *nothing at all* and passes this test. Then it shows a real method, read in several
-# ways, only one of which is valid. A network with one hidden layer is sufficient: sixteen seeds of
-# it train in a second, and it shows the same mistakes as a language model.
+# %% [markdown]
+# # Reading a saving honestly
+#
+# **How can a reported saving be wrong, and how should it be measured?** "Reaches the baseline's
+# loss with 40 % less compute." This notebook shows a method that does *nothing at all* and passes
+# this test. Then it shows a real method, read in several ways, only one of which is valid. A
+# network with one hidden layer is sufficient: sixteen seeds of it train in a second, and it shows
+# the same mistakes as a language model.
 
 # %%
 from functools import partial
@@ -91,9 +94,12 @@ def interval(x):
 baseline = scratch(STEPS)
 print(f"from scratch, {STEPS} steps: loss {interval(final(baseline))}")
 
-# %% [markdown] ## A method that does nothing  Our method is called *Early*. It trains with the
-# settings of the baseline for six tenths of the steps, its learning rate decays to zero, and it
-# stops. We compare it with the baseline's own loss curve, as savings are often reported:
+# %% [markdown]
+# ## A method that does nothing
+#
+# Our method is called *Early*. It trains with the settings of the baseline for six tenths of the
+# steps, its learning rate decays to zero, and it stops. We compare it with the baseline's own loss
+# curve, as savings are often reported:
 
 # %%
 EARLY = round(0.6 * STEPS)
@@ -112,11 +118,12 @@ print(
 print(f"so Early saves {1 - EARLY / there:.0%}?")
 assert there > 1.2 * EARLY
 
-# %% [markdown] The saving comes from the decay: the loss of *any* run falls when its learning rate
-# decays to zero, and at the step where Early stops, the baseline's learning rate has not begun to
-# decay. The saving belongs to the schedule. A run must be compared with runs that were **decayed
-# over their own budgets**. Such runs for several budgets form a frontier, and the saving of a
-# method is its horizontal distance to this frontier.
+# %% [markdown]
+# The saving comes from the decay: the loss of *any* run falls when its learning rate decays to
+# zero, and at the step where Early stops, the baseline's learning rate has not begun to decay. The
+# saving belongs to the schedule. A run must be compared with runs that were **decayed over their
+# own budgets**. Such runs for several budgets form a frontier, and the saving of a method is its
+# horizontal distance to this frontier.
 
 # %%
 budgets = np.array([0.2, 0.4, 0.6, 0.8, 1.0]) * STEPS
@@ -133,10 +140,11 @@ def saved(steps, losses):
 print("Early against the frontier:", f"{saved(EARLY, final(early).mean()):.3f}")
 assert abs(saved(EARLY, final(early).mean())) < 1e-6
 
-# %% [markdown] The saving is zero. A comparison of a method with itself must give zero, so test
-# this first for any way of comparing. It is *exactly* zero because these runs are part of the
-# frontier. With other seeds, the same method shows the effect of the seeds alone, and a "saving"
-# below this value means nothing:
+# %% [markdown]
+# The saving is zero. A comparison of a method with itself must give zero, so test this first for
+# any way of comparing. It is *exactly* zero because these runs are part of the frontier. With other
+# seeds, the same method shows the effect of the seeds alone, and a "saving" below this value means
+# nothing:
 
 # %%
 again = saved(EARLY, final(scratch(EARLY, SEEDS + 100)))
@@ -146,10 +154,14 @@ print(
 half_width = 2.13 * again.std(ddof=1) / len(again) ** 0.5
 assert abs(again.mean()) < 2 * half_width and again.max() > 0.05
 
-# %% [markdown] If we reported only the best of these seeds, there would be a saving.  ## A method
-# that does something  This method trains half of the hidden units first. The small network trains
-# for half of the steps. Then every unit [is cloned](gpt2_by_hand.py), and the large network
-# continues. A step of the small network costs half of a step of the large one.
+# %% [markdown]
+# If we reported only the best of these seeds, there would be a saving.
+#
+# ## A method that does something
+#
+# This method trains half of the hidden units first. The small network trains for half of the steps.
+# Then every unit [is cloned](gpt2_by_hand.py), and the large network continues. A step of the small
+# network costs half of a step of the large one.
 
 # %%
 SWITCH = EARLY // 2
@@ -171,9 +183,10 @@ assert (
     saved(counted, staged).mean() < saved(given, staged).mean() < 1 - given / on_the_curve(staged)
 )
 
-# %% [markdown] These are four numbers from the same runs. Each is smaller or less certain than the
-# one before. The last one would be the number to report, except for a fifth question: **did the
-# baseline use its best learning rate?**
+# %% [markdown]
+# These are four numbers from the same runs. Each is smaller or less certain than the one before.
+# The last one would be the number to report, except for a fifth question: **did the baseline use
+# its best learning rate?**
 
 # %%
 for rate in (1e-2, RATE, 6e-2, 1.2e-1):
@@ -181,9 +194,10 @@ for rate in (1e-2, RATE, 6e-2, 1.2e-1):
     print(f"from scratch, {EARLY} steps, learning rate {rate:4}: loss {interval(at)}")
     assert at.mean() >= final(early).mean()
 
-# %% [markdown] It did, among these four; otherwise line 4 would be invalid. The method must be
-# tuned in the same way, so that both sides are at their best. The better the baseline, the smaller
-# the saving. Compared with an untuned baseline, almost any method saves something. At the sizes of
-# the [results](../results/muon.md), all five questions were asked. [The
-# rules](../concepts/comparison.md) are four lines. The command that follows them,
-# `train.compare --frontier 0.55,0.75 --seeds 0,1,2`, is described in [Start](../start.md).
+# %% [markdown]
+# It did, among these four; otherwise line 4 would be invalid. The method must be tuned in the same
+# way, so that both sides are at their best. The better the baseline, the smaller the saving.
+# Compared with an untuned baseline, almost any method saves something. At the sizes of the
+# [results](../results/muon.md), all five questions were asked. [The
+# rules](../concepts/comparison.md) are four lines. The command that follows them, `train.compare
+# --frontier 0.55,0.75 --seeds 0,1,2`, is described in [Start](../start.md).

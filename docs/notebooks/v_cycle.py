@@ -1,8 +1,10 @@
-# %% [markdown] # A V-cycle in twenty lines  **How does a V-cycle work, and when is it worthwhile?**
-# Train the large model for a few steps, *coalesce* it, train the small model, whose steps cost a
-# fraction, transfer its progress to the large model, and finish the training of the large one. This
-# is the [multi-level framework](../papers/multilevel.md) of Zou et al. First, we need a model, data
-# and a train step.
+# %% [markdown]
+# # A V-cycle in twenty lines
+#
+# **How does a V-cycle work, and when is it worthwhile?** Train the large model for a few steps,
+# *coalesce* it, train the small model, whose steps cost a fraction, transfer its progress to the
+# large model, and finish the training of the large one. This is the [multi-level
+# framework](../papers/multilevel.md) of Zou et al. First, we need a model, data and a train step.
 
 # %%
 import argparse
@@ -55,9 +57,12 @@ print(
     f"a uniform guess costs {np.log(LARGE.vocab):.3f}, the untrained model {judged(LARGE, start, held_out):.3f}"
 )
 
-# %% [markdown] ## The twenty lines  De-coalescing is a [growth](../concepts/growths.md), and
-# coalescing is the same growth, swapped. One value defines both, so that going up and down again
-# changes nothing. Here, width and depth are halved, and every map is a mean or a copy.
+# %% [markdown]
+# ## The twenty lines
+#
+# De-coalescing is a [growth](../concepts/growths.md), and coalescing is the same growth, swapped.
+# One value defines both, so that going up and down again changes nothing. Here, width and depth are
+# halved, and every map is a mean or a copy.
 
 # %%
 up = operators.decoalesce(sizes(start, axes), heads="far", layers="adjacent")
@@ -82,10 +87,12 @@ print(
 )
 print(f"the large one for {AFTER} more    {judged(LARGE, cycled, held_out):.3f}")
 
-# %% [markdown] ## Two properties that do not depend on the losses  Going up and down again gives
-# bitwise identical parameters. And if the small model has learned *nothing*, the cycle must change
-# nothing. This is the control that distinguishes the correction from the paper's interpolation,
-# which moves the large model towards its own coarse part.
+# %% [markdown]
+# ## Two properties that do not depend on the losses
+#
+# Going up and down again gives bitwise identical parameters. And if the small model has learned
+# *nothing*, the cycle must change nothing. This is the control that distinguishes the correction
+# from the paper's interpolation, which moves the large model towards its own coarse part.
 
 # %%
 jax.tree.map(np.testing.assert_array_equal, grow(swap(up), grow(up, small, axes), axes), small)
@@ -100,8 +107,9 @@ print(
 )
 assert moved[0] == 0 < moved[1]
 
-# %% [markdown] Which start should we choose, and with which weight of the small model? These are
-# the losses of all candidates before further training:
+# %% [markdown]
+# Which start should we choose, and with which weight of the small model? These are the losses of
+# all candidates before further training:
 
 # %%
 lifted = grow(up, small, axes)
@@ -113,9 +121,10 @@ for name, params in {
 }.items():
     print(f"{name:28} {judged(LARGE, params, held_out):.3f}")
 
-# %% [markdown] Do not draw conclusions from this table. In width, the de-coalesced model computes
-# the same function as the small one. In depth, each layer now acts twice, which increases the loss.
-# The corrected model keeps a fine part that belongs to other coarse weights. The quality of a start
+# %% [markdown]
+# Do not draw conclusions from this table. In width, the de-coalesced model computes the same
+# function as the small one. In depth, each layer now acts twice, which increases the loss. The
+# corrected model keeps a fine part that belongs to other coarse weights. The quality of a start
 # only shows *after* training:
 
 # %%
@@ -129,12 +138,17 @@ after = {"corrected": cycled} | {
 for name, params in after.items():
     print(f"{name:28} {judged(LARGE, params, held_out):.3f}")
 
-# %% [markdown] Although these starts differ much, they end with similar losses. In the de-coalesced
-# model, every unit has [an identical copy that receives identical gradients](operator.py). It is in
-# effect still the small model, and only the fine part of `before` could make the copies different.
-# In a longer run, this matters.  ## Was it worthwhile?  The cost of every phase counts. For
-# comparison, we need the loss that the same FLOPs reach without a cycle: the large model from
-# scratch, at more learning rates than the one used above, and also the small model alone.
+# %% [markdown]
+# Although these starts differ much, they end with similar losses. In the de-coalesced model, every
+# unit has [an identical copy that receives identical gradients](operator.py). It is in effect still
+# the small model, and only the fine part of `before` could make the copies different. In a longer
+# run, this matters.
+#
+# ## Was it worthwhile?
+#
+# The cost of every phase counts. For comparison, we need the loss that the same FLOPs reach without
+# a cycle: the large model from scratch, at more learning rates than the one used above, and also
+# the small model alone.
 
 # %%
 bill = (ABOVE + AFTER) * cost[LARGE] + BELOW * cost[SMALL]
@@ -151,11 +165,12 @@ for name, config, init in (("large", LARGE, start), ("small", SMALL, grow(swap(u
         )
     assert abs(steps * cost[config] / bill - 1) < 0.01
 
-# %% [markdown] This is one seed of a toy model, so nothing follows from which line is lowest. But
-# consider *why* a line is low. With so few steps, the number of steps is the limit, and a cheaper
-# model takes more of them. The cycle therefore beats the large model, and the small model beats
-# both. A large model is for budgets at which the small model no longer improves, and only at such
-# budgets a saving is meaningful. [Reading a saving honestly](saving.py) explains the method, and
-# [the results](../results/muon.md) give the measurements. The cycle as a plan, with an optimizer
-# state that grows with the weights, any number of levels, and a ledger of all costs, is [one
+# %% [markdown]
+# This is one seed of a toy model, so nothing follows from which line is lowest. But consider *why*
+# a line is low. With so few steps, the number of steps is the limit, and a cheaper model takes more
+# of them. The cycle therefore beats the large model, and the small model beats both. A large model
+# is for budgets at which the small model no longer improves, and only at such budgets a saving is
+# meaningful. [Reading a saving honestly](saving.py) explains the method, and [the
+# results](../results/muon.md) give the measurements. The cycle as a plan, with an optimizer state
+# that grows with the weights, any number of levels, and a ledger of all costs, is [one
 # config](../concepts/plans.md).
