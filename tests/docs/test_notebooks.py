@@ -15,3 +15,11 @@ def test_a_notebook_runs(notebook, tmp_path, monkeypatch, capsys):
     with jax.numpy_rank_promotion("allow"):
         runpy.run_path(str(notebook), run_name="notebook")
     assert len(capsys.readouterr().out.splitlines()) > 5 and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_text_cells_begin_below_their_marker(notebook):
+    """Text beside a marker would be the title of the cell, which the site does not show."""
+    markers = [line for line in notebook.read_text().splitlines() if line.startswith("# %% [")]
+    assert notebook.read_text().startswith("# %% [markdown]\n# # ")
+    assert markers and set(markers) == {"# %% [markdown]"}
