@@ -1,4 +1,4 @@
-"""How the site is built: ``sphinx-build -W -n docs build/site``. What is not found on it, a page or a name, is an error."""
+"""Settings of the site: ``sphinx-build -W -n docs build/site``. A link to a missing page or name is an error."""
 
 import os
 import sys
@@ -30,10 +30,8 @@ html_css_files = ["wide.css"]
 html_show_copyright = False
 
 highlight_language = "text"
-os.environ |= {
-    "PYTHONPATH": sys.path[0],
-    "JAX_PLATFORMS": "cpu",
-}  # of the notebooks, in processes of their own
+# For the notebooks, which run in other processes.
+os.environ |= {"PYTHONPATH": sys.path[0], "JAX_PLATFORMS": "cpu"}
 nb_custom_formats = {".py": ["jupytext.reads", {"fmt": "py:percent"}]}
 nb_execution_mode = "force"
 nb_execution_timeout = 600
@@ -42,16 +40,14 @@ nb_execution_show_tb = True
 myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 3
 
-autodoc_default_options = {
-    "members": True,
-    "ignore-module-all": True,
-}  # of a module, what it defines
+# The page of a module documents every name that the module defines.
+autodoc_default_options = {"members": True, "ignore-module-all": True}
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 napoleon_numpy_docstring = False
-napoleon_use_rtype = False  # a colon in what "Returns" says makes no type of it
+napoleon_use_rtype = False  # text before a colon in "Returns" is not a type
 add_module_names = False
-# `jaxgrow.growth.maps` in a docstring is a link; `transformers`, which is not ours, is code
+# In docstrings, `jaxgrow.growth.maps` becomes a link, and `transformers` becomes code.
 default_role = "py:obj"
 nitpicky = True
 
@@ -63,7 +59,7 @@ def _documented(names):
 
 
 def _elsewhere(app, env, node, contnode):
-    """`jaxgrow.swap` is `jaxgrow.growth.maps.swap`, which the site has. What is not ours is code, and so are type variables."""
+    """Link `jaxgrow.swap` to `jaxgrow.growth.maps.swap`. Names of other packages and type variables become code."""
     target, domain = node.get("reftarget", ""), env.domains["py"]
     if node.get("refdomain") != "py":
         return None

@@ -1,4 +1,4 @@
-"""Draws the pictures of the site, each from what it is about: ``python docs/pictures.py [FOLDER]``."""
+"""Draw the pictures of the site from code and results: ``python docs/pictures.py [FOLDER]``."""
 
 import json
 import sys
@@ -101,7 +101,7 @@ def pairs() -> plt.Figure:
 
 
 def depth() -> plt.Figure:
-    """Which old layer each new one is of, from 6 layers to 8."""
+    """Draw the old layer that each new layer copies, for each depth operator from 6 layers to 8."""
     growths = {
         n: operator({"layers": 6}, {"layers": 8}) for n, operator in DEPTH.items() if n != "g_stack"
     }
@@ -113,9 +113,8 @@ def depth() -> plt.Figure:
             else [by_axes(t) for rule in growth.rules for t in rule.terms]
         )
         writes = [dense(m.write) for maps in found for m in maps.values()]
-        for y, row in enumerate(
-            max(writes, key=np.count_nonzero)
-        ):  # that of what is copied, not of what is zero
+        copied = max(writes, key=np.count_nonzero)  # some rules write zeros only
+        for y, row in enumerate(copied):
             old = int(row.argmax())
             ax.add_patch(
                 plt.Rectangle((x - 0.4, y - 0.45), 0.8, 0.9, color=plt.cm.viridis(old / 5))
@@ -148,7 +147,7 @@ def grown() -> plt.Figure:
 
 
 def plans() -> plt.Figure:
-    """What trains when, for what cost: plans of the demo."""
+    """Draw the phases of four plans of the demo, with their costs."""
     methods = {
         "from scratch": demo.muon,
         "half of the layers first": demo.muon_deepen,
@@ -351,7 +350,7 @@ def starts() -> plt.Figure:
 
 
 def saved_by_size() -> plt.Figure:
-    """What three recipes saved on GPTs of several sizes, and what else was measured beside them."""
+    """Draw the savings of three recipes on GPTs of several sizes, and the savings of other models."""
     figure, ax = plt.subplots(figsize=(8.5, 4))
     series = [
         ("halves", 0.6, plots.COLOURS[2]),

@@ -447,6 +447,10 @@ def path(key_path: tuple[Any, ...]) -> str:
 def by_path(tree: Tree, is_leaf: Callable[[Any], bool] | None = None) -> dict[str, Any]:
     """Return the leaves of a tree by their paths, in the format of `path`.
 
+    Args:
+      tree: any pytree.
+      is_leaf: whether a node counts as a leaf, as in `jax.tree.map`; None: only leaves of JAX do.
+
     Example:
       >>> by_path({"up": {"kernel": 1}})
       {'up/kernel': 1}

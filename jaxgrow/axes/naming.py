@@ -22,6 +22,7 @@ from jaxgrow.axes.names import (
     Names,
     Params,
     axis,
+    by_path,
     is_layers,
     is_names,
     path,
@@ -275,7 +276,7 @@ def by_convention(axes: Axes) -> Axes:
 
 def _marked(axes: Axes, known: Set[str]) -> Axes:
     """Add suffixes as `by_convention`, for the axes ``known``."""
-    leaves = {path(p): n for p, n in jax.tree_util.tree_leaves_with_path(axes, is_leaf=_is_names)}
+    leaves = by_path(axes, is_leaf=_is_names)
     scales = {p.rpartition("/")[0] for p, n in leaves.items() if is_scale(p) and _is_vector(n)}
     kernels = {p.rpartition("/")[0] for p in leaves if p.endswith("/kernel")}
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgrow.axes.names import LAYERS, Tree, is_names, path
+from jaxgrow.axes.names import LAYERS, Tree, by_path, is_names, path
 
 
 def stack_layers(tree: Tree, layers: str) -> Tree:
@@ -55,7 +55,7 @@ def stack_layers(tree: Tree, layers: str) -> Tree:
         if missing := [of for i, of in enumerate(paths) if i not in keys]:
             wrong.append(f"{', '.join(missing)}: missing, but {paths[-1]} exists")
             return node
-        flat, differ = [_flat(entries[keys[i]], is_leaf) for i in range(len(keys))], []
+        flat, differ = [by_path(entries[keys[i]], is_leaf) for i in range(len(keys))], []
         first, of_first = flat[0], paths[0]
         for of, layer in zip(paths, flat, strict=True):
             differ += [f"{of}/{p}: missing in {of_first}" for p in layer if p not in first]
@@ -117,7 +117,7 @@ def unstack_layers(tree: Tree, layers: str, number: int | None = None) -> Tree:
 
     def lengths(node: Any) -> dict[str, int | None]:
         """Return the size of the leading axis of each leaf of the stacked layers."""
-        flat = _flat(_entries(node)[_only(_entries(node), name)], is_leaf)
+        flat = by_path(_entries(node)[_only(_entries(node), name)], is_leaf)
         return {p: number if is_names(x) else (*np.shape(x), None)[0] for p, x in flat.items()}
 
     # Some stacked layers have no leaves, for example if they are excluded by the mask of an
@@ -131,7 +131,7 @@ def unstack_layers(tree: Tree, layers: str, number: int | None = None) -> Tree:
         entries, counts = _entries(node), lengths(node)
         key = _only(entries, name)
         whole = entries.pop(key)
-        flat, at_node = _flat(whole, is_leaf), f"{at}/{name}".removeprefix("/")
+        flat, at_node = by_path(whole, is_leaf), f"{at}/{name}".removeprefix("/")
         count = number or next((n for n in counts.values() if n is not None), 0)
         if not flat and not number:
             if len(everywhere) != 1:
@@ -219,10 +219,6 @@ def _is_stacked(entries: dict, name: str) -> bool:
     return name in entries or (name == "{}" and set(entries) == {0})
 
 
-def _flat(tree: Tree, is_leaf: Callable[[Any], bool] = is_names) -> dict[str, Any]:
-    return {path(p): x for p, x in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_leaf)}
-
-
 def _what(x: Any) -> str:
     return (
         f"named {x}"
@@ -272,7 +268,7 @@ def at_nodes(
 
     out = jax.tree.map_with_path(leaf, tree, is_leaf=is_node, is_leaf_takes_path=True)
     # A state without moments, such as the state of plain SGD, does not need a change.
-    there = [p for p, x in _flat(tree).items() if (x if is_names(x) else np.ndim(x))]
+    there = [p for p, x in by_path(tree, is_names).items() if (x if is_names(x) else np.ndim(x))]
     if there and not paths:
         raise ValueError(
             f"{none}; the leaves of the tree are {', '.join(there[:3])}{', ...' * (len(there) > 3)}"
@@ -322,7 +318,7 @@ def restructured(tree: Tree, like: Tree) -> Tree:
       >>> restructured({"0": np.ones(2), "1": np.zeros(2)}, [np.empty(2), np.empty(2)])
       [array([1., 1.]), array([0., 0.])]
     """
-    given, asked = _flat(tree), _flat(like)
+    given, asked = by_path(tree, is_names), by_path(like, is_names)
     wrong = [
         f"{p}: has shape {np.shape(x)} in the larger model, but is missing in the parameters"
         for p, x in asked.items()

@@ -348,10 +348,7 @@ def initial_layout(config: Config) -> dict[str, tuple[Names, tuple[int, ...]]]:
 
 def flat(tree: Tree) -> dict[str, Any]:
     """Return the leaves of a tree by their paths. Tuples of axis names are leaves."""
-    return {
-        naming.path(p): x
-        for p, x in jax.tree_util.tree_leaves_with_path(tree, is_leaf=naming.is_names)
-    }
+    return naming.by_path(tree, is_leaf=naming.is_names)
 
 
 def _cut(shape: tuple[int, ...], index: tuple[slice, ...]) -> tuple[int, ...]:

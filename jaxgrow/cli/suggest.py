@@ -242,7 +242,8 @@ def _ways(
 
 
 def _tried(source: Source, names: tuple[str, ...], parts: tuple[dict[str, int], ...]) -> Suggestion:
-    """
+    """Apply the methods in turn to the shapes of a model, and describe the result.
+
     Raises:
       ValueError: a method cannot reach the sizes.
       CheckpointError: the growth does not fit the model.

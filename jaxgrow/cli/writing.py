@@ -1,4 +1,4 @@
-"""Which steps do all commands share that write a model, and what do they print about it?"""
+"""How do commands write a model, and how do they describe the result?"""
 
 import argparse
 import json
@@ -223,7 +223,7 @@ def _print(
 
 
 def _peak_memory() -> int | None:
-    """The largest amount of memory that this process had, in bytes, where the system counts it."""
+    """The peak memory of this process in bytes, or None if the system does not count it."""
     if resource is None:
         return None
     unit = 1 if sys.platform == "darwin" else 1024

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxgrow.axes.names import Axes, Params, Tree, is_names, owner, path
+from jaxgrow.axes.names import Axes, Params, Tree, by_path, is_names, owner
 from jaxgrow.axes.stacking import stack_layers, unstack_layers
 
 # 1 and 2: the first or second power of the gradients of the same entry.
@@ -198,4 +198,4 @@ def _leaves(tree: Tree, layers: str | None) -> dict[str, np.ndarray]:
             x = jax.random.key_data(x)
         return np.asarray(x, None if jnp.issubdtype(x.dtype, jnp.integer) else np.float64)
 
-    return {path(p): numbers(jnp.asarray(x)) for p, x in jax.tree_util.tree_leaves_with_path(tree)}
+    return {leaf: numbers(jnp.asarray(x)) for leaf, x in by_path(tree).items()}

@@ -6,7 +6,7 @@ By interpolation (`interpolate`), or by the multigrid correction (`correct`).
 import jax
 import jax.numpy as jnp
 
-from jaxgrow.axes.names import Axes, Params, path
+from jaxgrow.axes.names import Axes, Params, by_path
 from jaxgrow.growth.apply import grow
 from jaxgrow.growth.maps import Growth, swap
 
@@ -91,7 +91,7 @@ def _mix(x, y, a, b):
 
 def _same_shapes(a: Params, b: Params) -> None:
     def shapes(tree):
-        return {path(p): x.shape for p, x in jax.tree_util.tree_leaves_with_path(tree)}
+        return {leaf: x.shape for leaf, x in by_path(tree).items()}
 
     left, right = shapes(a), shapes(b)
     wrong = [

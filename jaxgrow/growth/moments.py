@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxgrow.axes.names import Axes, Params, Tree, is_names, owner, path
+from jaxgrow.axes.names import Axes, Params, Tree, by_path, is_names, owner, path
 from jaxgrow.axes.stacking import stack_layers, unstack_layers
 from jaxgrow.growth import maps
 from jaxgrow.growth._trial import Kind, kinds
@@ -107,8 +107,8 @@ def grow_optimizer(
         )
         grown = grow_optimizer(tx, inside, growth, {"": params}, {"": axes}, policy)
         return jax.tree.unflatten(alone, jax.tree.leaves(grown))
-    names = {path(p): n for p, n in jax.tree_util.tree_leaves_with_path(axes, is_leaf=is_names)}
-    shapes = {path(p): jnp.shape(x) for p, x in jax.tree_util.tree_leaves_with_path(params)}
+    names = by_path(axes, is_leaf=is_names)
+    shapes = {leaf: jnp.shape(x) for leaf, x in by_path(params).items()}
     clocks = [s for s in jax.tree.leaves(state, is_leaf=_is_clock) if _is_clock(s)]
     if policy == "asymmetric" and not clocks:
         raise ValueError(

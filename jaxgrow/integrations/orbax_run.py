@@ -179,7 +179,8 @@ class OrbaxRun:
         ]
 
     def _check_shapes(self) -> None:
-        """
+        """Check that each axis has the same size in all arrays.
+
         Raises:
           CheckpointError: an axis has different sizes in different arrays.
         """
@@ -349,7 +350,8 @@ def _jobs(run: OrbaxRun, growth: Growth, policy: Policy) -> dict[str, _Job]:
 
 
 def _check_moments(run: OrbaxRun) -> None:
-    """
+    """Check that the axes of every moment are known.
+
     Raises:
       CheckpointError: a moment belongs to no parameter, or has another shape than its parameter.
     """

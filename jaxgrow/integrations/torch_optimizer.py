@@ -81,7 +81,8 @@ def grow_state(
 
 
 def _check_shapes(model: HuggingFace, kind: str, of: Mapping[str, Any]) -> None:
-    """
+    """Check that each array of one kind of state has the shape of its parameter.
+
     Raises:
       CheckpointError: an array has another shape than its parameter, or belongs to no tensor of the
         model.

@@ -98,7 +98,7 @@ def zero_pad(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
 
 @operator(
     axes=WIDTHS,
-    preserves="heads and mlp: yes; embed: no, except for its norms",
+    preserves="heads and mlp: yes; embed: no, as the norms see some units more often",
     source="Chen et al. 2016 (Net2Net), 2022 (bert2BERT)",
     state="exact, asymmetric",
     example={"heads": 5, "mlp": 13},

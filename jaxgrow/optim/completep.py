@@ -64,6 +64,7 @@ from jaxgrow.axes.names import (
     Names,
     Tree,
     axis,
+    by_path,
     cut,
     is_layers,
     is_names,
@@ -131,9 +132,7 @@ def multipliers(
       Yang et al., `A Spectral Condition for Feature Learning <https://arxiv.org/abs/2310.17813>`_,
       2023 (the multipliers for Muon)
     """
-    leaves = {
-        path(p): names for p, names in jax.tree_util.tree_leaves_with_path(axes, is_leaf=is_names)
-    }
+    leaves = by_path(axes, is_leaf=is_names)
     stacks = sorted({axis(n) for names in leaves.values() for n in names if is_layers(axis(n))})
     if stacks != [LAYERS]:
         raise ValueError(

@@ -18,6 +18,7 @@ from jaxgrow.axes.names import (
     Tree,
     axis,
     beside,
+    by_path,
     is_names,
     layers_of,
     marked,
@@ -98,8 +99,8 @@ class Freeze:
 def _below(axes: Axes) -> dict[str, str]:
     """The parameters that compute the input of layers, with the axis of those layers."""
     found = {
-        path(p): beside(next(axis(n) for n in names if marked((n,), BELOW)), LAYERS)
-        for p, names in jax.tree_util.tree_leaves_with_path(axes, is_leaf=is_names)
+        leaf: beside(next(axis(n) for n in names if marked((n,), BELOW)), LAYERS)
+        for leaf, names in by_path(axes, is_leaf=is_names).items()
         if marked(names, BELOW)
     }
     if not found:
@@ -118,7 +119,7 @@ def _start(parts: Mapping[str, slice], layers: str) -> int:
 
 def _matched(axes: Axes, paths: Sequence[str]) -> dict[str, bool]:
     """Whether each parameter, by path, matches one of the patterns ``paths``."""
-    leaves = [path(p) for p, _ in jax.tree_util.tree_leaves_with_path(axes, is_leaf=is_names)]
+    leaves = by_path(axes, is_leaf=is_names)
     lost = [p for p in paths if not any(fnmatchcase(leaf, p) for leaf in leaves)]
     if lost:
         raise ValueError(
@@ -167,8 +168,8 @@ def hold(
       [[0.0], [1.0]]
     """
     matched, first = _matched(axes, paths), _below(axes) if below else {}
-    names = {path(p): n for p, n in jax.tree_util.tree_leaves_with_path(axes, is_leaf=is_names)}
-    shapes = {path(p): jnp.shape(x) for p, x in jax.tree_util.tree_leaves_with_path(params)}
+    names = by_path(axes, is_leaf=is_names)
+    shapes = {leaf: jnp.shape(x) for leaf, x in by_path(params).items()}
     parts = stages({name: shapes[p][0] for p in shapes if (name := layers_of(names[p]))})
 
     def leaf(key_path, old, new):

@@ -281,7 +281,7 @@ def merge(params: Params, adapter: Params, lora: LoRA) -> Params:
 def attach(params: Params, adapter: Params, lora: LoRA) -> Params:
     """Put a LoRA beside the kernels, so that the module computes ``x W + alpha / rank (x a) b``.
 
-    The function is that of `merge`, up to rounding. The kernels do not change, and they have no
+    The module computes the same function as after `merge`, up to rounding. The kernels do not change, and they have no
     gradient if ``params`` have none. Use this form for training.
 
     Args:

@@ -241,7 +241,7 @@ class Decoalesce(Regrouping):
 class Interpolate(Transform):
     """``before = (1 - alpha) before + alpha up``.
 
-    The optimizer state is that of ``up``, if it has one.
+    The result has the optimizer state of ``up``, if ``up`` has one.
     """
 
     before: str
@@ -265,7 +265,7 @@ class Interpolate(Transform):
 class Correct(Regrouping):
     """``before = before + alpha D(small - C(before))``.
 
-    The optimizer state is that of ``small``, grown by the policy ``moments``.
+    The result has the optimizer state of ``small``, grown by the policy ``moments``.
     """
 
     before: str
