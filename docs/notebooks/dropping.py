@@ -41,8 +41,8 @@ text = np.frombuffer(inspect.getsource(textwrap).encode("ascii", "ignore"), np.u
     "int32"
 )
 windows = np.stack([text[i : i + CONTEXT + 1] for i in range(0, len(text) - CONTEXT, 3)])
-held_out, seen = windows[-128:], windows[:-300]
-params = jax.jit(Model().init)(jax.random.key(0), held_out[:, :-1])["params"]
+validation, seen = windows[-128:], windows[:-300]
+params = jax.jit(Model().init)(jax.random.key(0), validation[:, :-1])["params"]
 
 
 def loss(params, rows):
@@ -81,7 +81,7 @@ program = str(jax.make_jaxpr(gated)(params, batch, jnp.ones(LAYERS, bool)))
 print("conditionals in the program:", program.count("cond["), "of", LAYERS, "blocks")
 assert program.count("cond[") == LAYERS
 judged = jax.jit(loss)
-assert gated(params, held_out, jnp.ones(LAYERS, bool)) == judged(params, held_out)
+assert gated(params, validation, jnp.ones(LAYERS, bool)) == judged(params, validation)
 
 # %% [markdown]
 # ## A schedule
@@ -123,8 +123,8 @@ def train(params, thin):
 
 
 (whole, all_ran), (thinned, ran) = train(params, False), train(params, True)
-print(f"all layers  {all_ran:5} layers run, loss {judged(whole, held_out):.3f}")
-print(f"dropped     {ran:5} layers run, loss {judged(thinned, held_out):.3f}")
+print(f"all layers  {all_ran:5} layers run, loss {judged(whole, validation):.3f}")
+print(f"dropped     {ran:5} layers run, loss {judged(thinned, validation):.3f}")
 assert 0.5 < ran / all_ran < 0.75
 
 # %% [markdown]
@@ -142,7 +142,7 @@ assert 0.5 < ran / all_ran < 0.75
 cost = {}
 for name, trained in {"all layers": whole, "dropped": thinned}.items():
     cost[name] = [
-        float(gated(trained, held_out, jnp.arange(LAYERS) < LAYERS - without))
+        float(gated(trained, validation, jnp.arange(LAYERS) < LAYERS - without))
         for without in range(3)
     ]
     print(

@@ -24,7 +24,7 @@ text = np.frombuffer(inspect.getsource(argparse).encode("ascii", "ignore"), np.u
     "int32"
 )
 windows = np.stack([text[i : i + CONTEXT + 1] for i in range(0, len(text) - CONTEXT, 7)])
-seen, held_out = windows[:-400], windows[-320:]  # the end of the file is only for validation
+seen, validation = windows[:-400], windows[-320:]  # the end of the file is only for validation
 
 
 def loss(config, params, rows):
@@ -54,7 +54,7 @@ def train(config, params, steps, seed, rate=1e-2):
 judged = jax.jit(loss, static_argnums=0)
 start, axes = jax.device_get(jax.jit(LARGE.init)(jax.random.key(0))), LARGE.axes()
 print(
-    f"a uniform guess costs {np.log(LARGE.vocab):.3f}, the untrained model {judged(LARGE, start, held_out):.3f}"
+    f"a uniform guess costs {np.log(LARGE.vocab):.3f}, the untrained model {judged(LARGE, start, validation):.3f}"
 )
 
 # %% [markdown]
@@ -80,12 +80,12 @@ print(
     f"a step of the small model costs {cost[SMALL] / cost[LARGE]:.0%} of one of the large: {SMALL.sizes()}"
 )
 print(
-    f"the large model for {ABOVE} steps {judged(LARGE, before, held_out):.3f}, coalesced {judged(SMALL, coarse, held_out):.3f}"
+    f"the large model for {ABOVE} steps {judged(LARGE, before, validation):.3f}, coalesced {judged(SMALL, coarse, validation):.3f}"
 )
 print(
-    f"the small one for {BELOW} steps   {judged(SMALL, small, held_out):.3f}, transferred {judged(LARGE, fixed, held_out):.3f}"
+    f"the small one for {BELOW} steps   {judged(SMALL, small, validation):.3f}, transferred {judged(LARGE, fixed, validation):.3f}"
 )
-print(f"the large one for {AFTER} more    {judged(LARGE, cycled, held_out):.3f}")
+print(f"the large one for {AFTER} more    {judged(LARGE, cycled, validation):.3f}")
 
 # %% [markdown]
 # ## Two properties that do not depend on the losses
@@ -119,7 +119,7 @@ for name, params in {
     "the small one, de-coalesced": lifted,
     "corrected": fixed,
 }.items():
-    print(f"{name:28} {judged(LARGE, params, held_out):.3f}")
+    print(f"{name:28} {judged(LARGE, params, validation):.3f}")
 
 # %% [markdown]
 # Do not draw conclusions from this table. In width, the de-coalesced model computes the same
@@ -136,7 +136,7 @@ after = {"corrected": cycled} | {
     name: train(LARGE, params, AFTER, 3) for name, params in starts.items()
 }
 for name, params in after.items():
-    print(f"{name:28} {judged(LARGE, params, held_out):.3f}")
+    print(f"{name:28} {judged(LARGE, params, validation):.3f}")
 
 # %% [markdown]
 # Although these starts differ much, they end with similar losses. In the de-coalesced model, every
@@ -152,14 +152,14 @@ for name, params in after.items():
 
 # %%
 bill = (ABOVE + AFTER) * cost[LARGE] + BELOW * cost[SMALL]
-ended = judged(LARGE, cycled, held_out)
+ended = judged(LARGE, cycled, validation)
 print(
     f"V-cycle                  {ABOVE + BELOW + AFTER:4} steps, {bill / 1e9:.2f} GFLOPs, loss {ended:.3f}"
 )
 for name, config, init in (("large", LARGE, start), ("small", SMALL, grow(swap(up), start, axes))):
     steps = round(bill / cost[config])
     for rate in (1e-2, 2e-2):
-        loss_of = judged(config, train(config, init, steps, 3, rate), held_out)
+        loss_of = judged(config, train(config, init, steps, 3, rate), validation)
         print(
             f"{name} alone, peak lr {rate:<6} {steps:5} steps, {steps * cost[config] / 1e9:.2f} GFLOPs, loss {loss_of:.3f}"
         )
