@@ -80,10 +80,12 @@ print(
     f"a step of the small model costs {cost[SMALL] / cost[LARGE]:.0%} of one of the large: {SMALL.sizes()}"
 )
 print(
-    f"the large model for {ABOVE} steps {judged(LARGE, before, validation):.3f}, coalesced {judged(SMALL, coarse, validation):.3f}"
+    f"the large model for {ABOVE} steps {judged(LARGE, before, validation):.3f}, "
+    f"coalesced {judged(SMALL, coarse, validation):.3f}"
 )
 print(
-    f"the small one for {BELOW} steps   {judged(SMALL, small, validation):.3f}, transferred {judged(LARGE, fixed, validation):.3f}"
+    f"the small one for {BELOW} steps   {judged(SMALL, small, validation):.3f}, "
+    f"transferred {judged(LARGE, fixed, validation):.3f}"
 )
 print(f"the large one for {AFTER} more    {judged(LARGE, cycled, validation):.3f}")
 
