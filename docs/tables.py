@@ -15,7 +15,7 @@ PLACE = re.compile(
 )
 COLUMNS = (
     "operator",
-    "what it does",
+    "effect",
     "grows",
     "preserves the function of a pre-LN model",
     "source",

@@ -121,7 +121,7 @@ def interleave(sizes: Sizes, target: Sizes, period: int = 1) -> dict[str, AxisMa
     inverts="bitwise",
 )
 def g_stack(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
-    """Repeat the stack of layers a whole number of times, as `stack` does.
+    """Repeat the complete stack of layers an integer number of times.
 
     The authors recommend four times. `g_stack_tokens` gives the time of the growth.
 
@@ -223,7 +223,7 @@ def mslt(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
 
 @operator(
     axes=(LAYERS,),
-    sizes="one more block, where the old layers divide into such blocks",
+    sizes="one more block, whose size divides the old number of layers",
     preserves="no",
     source="Saunshi et al. 2024",
     state="copy, asymmetric",
