@@ -1,4 +1,4 @@
-"""Named axes: what are the axes of this parameter?
+"""Named axes: what does each axis of a parameter mean?
 
 `names` defines the notation, `naming` infers names for third-party models, `stacking` stacks layers
 that are separate subtrees, and `fused` splits fused kernels.

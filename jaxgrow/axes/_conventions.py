@@ -1,8 +1,9 @@
 """What do the usual names of axes and modules in Flax, PyTorch, Equinox and public trainers mean?
 
-A kernel between the residual stream and an inner axis reads one of them. The name of its module
-decides which one: ``down`` reads the MLP units in every layout. If the name is unknown, the layout
-of the framework decides. If neither is known, the names of the leaf get a ``?`` instead of a guess.
+A kernel between the residual stream and an inner axis of a layer has one of them as its input axis.
+The name of its module decides which one: ``down`` contracts the MLP units in every layout. If the
+name is unknown, the layout of the framework decides. If neither is known, the axis names of the
+parameter get a ``?`` instead of a guess.
 """
 
 import re
@@ -108,10 +109,10 @@ def marked(leaf: str, names: Names, known: Set[str], has_scale: bool, has_kernel
     Args:
       leaf: the path of the parameter.
       names: axis names, from `translated`.
-      known: axes that may be read or written. All others get a ``?``, except in embeddings.
-      has_scale: whether the module of the parameter has the scale of a norm.
-      has_kernel: whether the module of the parameter has a kernel. A scale in this module does not
-        belong to a norm.
+      known: axes that are accepted. All other axes get a ``?``, except in embeddings.
+      has_scale: whether the module that contains the parameter also contains a norm scale.
+      has_kernel: whether the module that contains the parameter also contains a kernel. A scale in
+        such a module does not belong to a norm.
     """
     parts = leaf.split("/")
     if not _is_embedding(parts):
@@ -168,7 +169,8 @@ def _vector(parts: Sequence[str], names: Names, group: list[int], mark: str) -> 
 
 
 def _matrix(parts: Sequence[str], names: Names, groups: list[list[int]]) -> Names:
-    # Two parts, because the parts of a split fused kernel are below its name.
+    # The last two parts are needed, because `split_fused` puts the parts of a fused kernel one level
+    # below its name.
     last = parts[-2:]
     if _is_embedding(parts):
         return names
@@ -200,9 +202,9 @@ def _is_embedding(parts: Sequence[str]) -> bool:
 
 
 def _side(parts: Sequence[str]) -> str | None:
-    """Return ``"in"`` if a kernel reads ``embed``, ``"out"`` if it writes ``embed``, or None.
+    """Return ``"in"`` if ``embed`` is an input axis of a kernel, ``"out"`` if an output axis.
 
-    The last part of the path with a known name decides.
+    The last part of the path that has a known name decides. If there is none, return None.
     """
     # The output kernel of Gemma's MLP, next to ``gating_einsum``.
     if parts[-1] == "linear" or list(parts[-2:]) == ["linear", "w"]:
@@ -223,7 +225,7 @@ def _by_layout(last: Sequence[str], names: Names, groups: list[list[int]]) -> li
     The result is empty if the leaf is called neither kernel nor weight.
     """
     if "weight" in last:  # [outputs, inputs], as in Equinox and PyTorch
-        # Either a head or an embedding, and the name does not determine which one.
+        # The weight is either a head or an embedding, and the name does not determine which one.
         vocab = axis(names[groups[0][0]]) in _OUTPUTS
         return [] if vocab else groups[-1]
     if "kernel" not in last:
@@ -236,9 +238,9 @@ def _by_layout(last: Sequence[str], names: Names, groups: list[list[int]]) -> li
 
 
 def _of_attention(parts: Sequence[str], name: str, strict: bool) -> str:
-    """Return the suffix of ``head_dim``: for keys, for values, or none.
+    """Return the suffix of ``head_dim``, which keys and values have and queries do not have.
 
-    If the path does not determine it and ``strict`` is set, return ``?``.
+    If the path does not determine the suffix and ``strict`` is set, return ``?``.
     """
     if name != "head_dim":
         return ""

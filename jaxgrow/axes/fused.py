@@ -40,17 +40,17 @@ def split_fused(
                                             result is the leaf with all of its axes
     ======================================= ====================================================
 
-    Parts of different sizes, as with GQA, are given with their sizes:
+    If the parts have different sizes, as with GQA, give the size of each part:
     ``{"query": 12, "key": 4, "value": 4}`` with ``"embed (parts head_dim)"``. Each part then keeps
-    its share of the axis ``parts`` as an axis.
+    the axis ``parts``, with its own size.
 
     Args:
       tree: a pytree of arrays: parameters, or an optimizer state.
-      pattern: pattern of shell style for the end of the paths of the fused leaves:
+      pattern: shell-style pattern for the end of the paths of the fused leaves, such as
         ``"attention/qkv/kernel"``.
       layout: layout of the leaves, with ``layers`` as the first axis if layers are stacked.
-      parts: names of the parts in order, or their sizes by name.
-      **sizes: sizes of axes that are needed to determine the others: ``heads=12``.
+      parts: names of the parts in order, or a mapping from their names to their sizes.
+      **sizes: sizes of axes, as far as the shapes do not determine them: ``heads=12``.
 
     Returns:
       The tree with a dict of the parts instead of each fused leaf. Each part has its axes in the
@@ -87,7 +87,7 @@ def split_fused(
 def join_fused(
     tree: Tree, pattern: str, layout: str, parts: Sequence[str] | Mapping[str, int] = ()
 ) -> Tree:
-    """Join the parts of fused kernels: the inverse of `split_fused`, for the present sizes.
+    """Join the parts of fused kernels: the inverse of `split_fused`, also after growing.
 
     Args:
       tree: result of `split_fused`, possibly grown.

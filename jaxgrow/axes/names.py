@@ -2,18 +2,19 @@
 
 Every parameter has a tuple with one name per axis. A name identifies an axis of the model, such as
 ``embed`` (the residual stream) or ``mlp``, and records whether the parameter contracts it. The
-suffix ``.in`` marks an input axis: a kernel contracts it away, it *reads* the axis. All other axes
-are output axes: the outputs of kernels, biases, norm scales and embeddings *write* them. For
-example, a query kernel is ``("layers", "embed.in", "heads", "head_dim")``. An axes tree has the
-same structure as the parameters and such a tuple for each of them. Operators decide by these names
-how a parameter grows.
+suffix ``.in`` marks an input axis: a kernel sums over this axis, or *reads* it. All other axes are
+output axes: the parameter produces values along them, or *writes* them. Kernel outputs, biases,
+norm scales and embeddings have output axes. For example, a query kernel is
+``("layers", "embed.in", "heads", "head_dim")``. An axes tree has the same structure as the
+parameters and contains such a tuple for each of them. Operators decide by these names how a
+parameter grows.
 
 The role of a parameter (`role`: kernel, embedding, bias, scale, norm bias or norm scale) follows from
 its axis names, never from the names of modules. A parameter with two or more axes is a kernel if it
 reads one of them, otherwise an embedding. Here ``layers`` is not counted, and heads and
-their ``head_dim`` count as one axis. Where the axes do not determine the role, a suffix declares
-it. Each suffix follows a dot, and their order is free. Any other word after a dot belongs to the
-name of the axis:
+their ``head_dim`` count as one axis. If the axes do not determine the role, a suffix declares it.
+Each suffix follows a dot, and several suffixes may be in any order. A word after a dot that is not
+one of the following suffixes belongs to the name of the axis:
 
 ========================= ========================================================================
 suffix                    meaning
@@ -30,8 +31,8 @@ suffix                    meaning
 ``embed.post.norm.scale`` norm after a sublayer, before its output is added to the residual stream
 ========================= ========================================================================
 
-The number of a stage follows the axis, ``embed.0``, ``layers.2``, if the stages of a model have
-different sizes. The `kind` of an axis does not depend on the stage, and axes with the same number
+If the stages of a model have different sizes, the number of the stage follows the axis: ``embed.0``,
+``layers.2``. The `kind` of an axis is its name without this number. Axes with the same number
 belong to the same stage.
 
 The bias of a key is therefore ``("layers", "heads", "head_dim.in.bias")``, because the attention
@@ -58,10 +59,11 @@ Axes: TypeAlias = Any
 # Any other pytree.
 Tree: TypeAlias = Any
 
-# The axis along which layers are stacked. Layers are composed, units of other axes are summed.
+# The axis along which layers are stacked. It differs from all other axes: layers run one after the
+# other, whereas kernels sum over the units of an axis.
 LAYERS = "layers"
 READ, VALUE, BELOW, POST = ".in", ".value", ".below", ".post"
-# `jaxgrow.axes.naming` puts it into a name that it cannot determine.
+# `jaxgrow.axes.naming` adds this mark to each name that it cannot determine.
 UNSURE = "?"
 ROLES = ("kernel", "embedding", "bias", "scale", "norm bias", "norm scale")
 _MARKS = {"in", "value", "below", "post", "norm", "kernel", "embedding", "bias", "scale"}
@@ -102,7 +104,7 @@ def _parsed(name: str) -> tuple[str, frozenset[str]]:
 
 
 def reads(name: str) -> bool:
-    """Whether a parameter with this name contracts the axis, as in ``reads("embed.in")``."""
+    """Whether a parameter with this axis name contracts the axis: true for ``"embed.in"``."""
     return "in" in _parsed(name)[1]
 
 
@@ -138,7 +140,7 @@ def beside(axis: str, other: str) -> str:
 
 
 def is_layers(axis: str) -> bool:
-    """Whether an axis stacks layers: ``"layers"``, or ``"layers.2"`` of one stage."""
+    """Whether layers are stacked along the axis: ``"layers"``, or ``"layers.2"`` for one stage."""
     return kind(axis) == LAYERS
 
 
@@ -195,8 +197,8 @@ def role(leaf: str, names: Names) -> str:
       names: its axis names.
 
     Raises:
-      ValueError: the parameter has only one axis besides layers and ``head_dim``, so that its role
-        is ambiguous, and no suffix declares the role; or suffixes declare several roles.
+      ValueError: the role is ambiguous. Either the parameter has only one axis besides layers and
+        ``head_dim``, and no suffix declares the role, or suffixes declare several roles.
 
     Example:
       >>> role("mlp/up/kernel", ("embed.in", "mlp")), role("norm/scale", ("embed.norm.scale",))
@@ -222,7 +224,7 @@ class Kernel(NamedTuple):
 
     stacked: Names
     read: Names
-    # Includes ``head_dim.in`` of keys, which the attention contracts later.
+    # The output axes include ``head_dim.in`` of keys, which the attention contracts later.
     written: Names
 
     @property
@@ -249,7 +251,7 @@ def cut(names: Names) -> Kernel:
       names: axis names of a kernel, at least one of them an input axis.
 
     Raises:
-      ValueError: the layers are stacked along an input axis or a later dimension, so that the
+      ValueError: the layers are stacked along a dimension after the first input axis, so that the
         kernel of one layer is not a contiguous block of the array.
 
     Example:
@@ -293,10 +295,10 @@ def layer_kernels(axes: Axes) -> dict[str, Kernel]:
 
 
 def is_names(x: Tree) -> TypeGuard[Names]:
-    """Whether this is a leaf of an axes tree, as ``is_leaf`` for `jax.tree.map`.
+    """Whether this is a leaf of an axes tree, for use as ``is_leaf`` in `jax.tree.map`.
 
-    A leaf is a tuple with at least one string, or the empty tuple, which is the leaf of a scalar.
-    Tuples of other things are nodes. Named tuples are always nodes, also empty ones such as
+    A leaf is a tuple with at least one string, or the empty tuple, which names the axes of a
+    scalar. Tuples without strings are nodes. Named tuples are always nodes, even empty ones such as
     `optax.MaskedNode`.
     """
     named = hasattr(x, "_fields")
@@ -449,7 +451,7 @@ def by_path(tree: Tree, is_leaf: Callable[[Any], bool] | None = None) -> dict[st
 
     Args:
       tree: any pytree.
-      is_leaf: whether a node counts as a leaf, as in `jax.tree.map`; None: only leaves of JAX do.
+      is_leaf: whether a node counts as a leaf, as in `jax.tree.map`. None: only JAX's own leaves.
 
     Example:
       >>> by_path({"up": {"kernel": 1}})
@@ -461,9 +463,10 @@ def by_path(tree: Tree, is_leaf: Callable[[Any], bool] | None = None) -> dict[st
 
 
 def owner(name: str, params: Iterable[str]) -> str | None:
-    """Return the parameter that a leaf of an optimizer state belongs to, or None.
+    """Return the path of the parameter that a leaf of an optimizer state belongs to, or None.
 
-    It is the parameter with the longest path with which the path of the leaf ends.
+    The path of the leaf ends with the path of this parameter. If several parameters qualify, the
+    one with the longest path is returned.
 
     Args:
       name: path of the leaf in the optimizer state.

@@ -39,7 +39,7 @@ def from_rules(params: Params, rules: Mapping[str, Names]) -> Axes:
     Args:
       params: a pytree of arrays, or of objects with a shape: a dict, `flax.nnx.State`, or the
         arrays of an Equinox module.
-      rules: ``{pattern: names}``. A pattern of shell style is matched against the full path of a
+      rules: ``{pattern: names}``. Each shell-style pattern is matched against the full path of a
         leaf, ``"a/b/c"`` (`jaxgrow.axes.path`); ``*`` also matches slashes. ``names`` has one name
         per axis of the leaf, in order, with suffixes (`jaxgrow.axes`).
 
@@ -47,10 +47,10 @@ def from_rules(params: Params, rules: Mapping[str, Names]) -> Axes:
       The axes tree, with the structure of ``params``.
 
     Raises:
-      ValueError: no rule matches a leaf, a rule has another number of names than a leaf has axes or
-        leaves the role of a leaf ambiguous, a rule matches no leaf that an earlier rule does not
-        match, or names of `infer` still contain ``?``. One message lists all these problems, each
-        once. If there are none, it is also an error if one axis has two sizes.
+      ValueError: a leaf matches no rule; a rule and a leaf have different numbers of axes; a rule
+        does not determine the role of a leaf; all leaves that a rule matches are matched by earlier
+        rules, or there are none; or names of `infer` still contain ``?``. One message lists all
+        these problems, each once. If none of them occurs, two sizes of one axis are an error.
 
     Example:
       >>> params = {"up": {"kernel": np.ones((2, 3)), "bias": np.ones(3)}, "down": {"kernel": np.ones((3, 2))}}
@@ -104,9 +104,9 @@ def _fault(pattern: str, names: Any, leaf: str, shape: tuple[int, ...]) -> str:
 def infer(params: Params, sizes: Mapping[str, int]) -> dict[str, Names]:
     """Propose rules for `from_rules`, inferring axes from sizes and suffixes from conventions.
 
-    Check the proposal before you use it. Layers may be stacked along any dimension, if it is the
-    same one in all leaves. The stacked kernels of Gemma get the axes ``qkv``, ``kv_parts`` and
-    ``gates``. Suffixes follow the conventions of `by_convention`.
+    Check the proposal before you use it. Layers may be stacked along any dimension, but it must be
+    the same dimension in all leaves. The stacked kernels of Gemma get the axes ``qkv``,
+    ``kv_parts`` and ``gates``. Suffixes follow the conventions of `by_convention`.
 
     Uncertain names contain a ``?``, and `from_rules` rejects them:
 
@@ -118,15 +118,15 @@ def infer(params: Params, sizes: Mapping[str, int]) -> dict[str, Names]:
     ``"heads?"``              a leaf would have this axis twice
     ``"embed?"``              a vector with an ambiguous role
     ``"embed.norm.scale?"``   norm outside of the layers, over an axis that no kernel there reads.
-                              If a tied embedding reads it, it is ``"embed.in.norm.scale"``.
+                              If a tied head follows the norm, write ``"embed.in.norm.scale"``.
     ========================= =====================================================================
 
-    The sizes identify the axes only if they all differ. So infer the rules from a small model of
-    the same class with different sizes; its shapes are sufficient. The rules are valid for all
-    sizes.
+    Sizes identify axes only if no two axes have the same size. Therefore infer the rules from a
+    small model of the same class in which all sizes differ; the shapes of its parameters are
+    sufficient. The rules are valid for models of all sizes.
 
-    Parts of a path that differ only by a number, such as layers, become one pattern with ``*``, if
-    the names below them are equal.
+    Paths that differ only by a number, such as the number of a layer, become one pattern with
+    ``*`` if the axis names below them are equal.
 
     Args:
       params: a pytree of arrays, or of objects with a shape.
@@ -169,7 +169,7 @@ def infer(params: Params, sizes: Mapping[str, int]) -> dict[str, Names]:
     for pattern, names in outside.items():
         if any(".norm." in n for n in names) and axis(names[-1]) not in read:
             rules[pattern] = (*names[:-1], names[-1] + UNSURE)
-    # Specific patterns come first, because their leaves might also match a shorter pattern.
+    # Longer patterns come first, because their leaves might also match a shorter pattern.
     return dict(
         sorted(rules.items(), key=lambda rule: (-rule[0].count("/"), rule[0].count("*"), rule[0]))
     )
@@ -234,12 +234,12 @@ def _patterns(prefix: str, tree: dict) -> dict[str, Names]:
 def by_convention(axes: Axes) -> Axes:
     """Add the suffixes of `jaxgrow.axes` to plain axis names, such as names for sharding.
 
-    Different axis names of MaxText and levanter are translated: ``q_heads``, ``kv``,
+    Axis names that MaxText and levanter spell differently are translated: ``q_heads``, ``kv``,
     ``embed_vocab``, ``norm``, ``head_size``, ``kv_head`` and others. Layers may be stacked along
     any dimension.
 
     =================================================== ============================================
-    path of the leaf, or similar                        inferred role
+    path of the leaf                                    inferred role
     =================================================== ============================================
     ``embedding``, or ``weight`` of an embedding        embedding (reads no axis)
     below ``query``, ``up``, ``gate``, ``wi``, ``head`` kernel that reads ``embed``
@@ -249,10 +249,11 @@ def by_convention(axes: Axes) -> Axes:
     ``kernel`` of another module                        kernel ``[*inputs, output]``, as in Flax. If
                                                         it ends in heads or ``head_dim``, it reads
                                                         only ``embed``, or its first axis.
-    ``bias``                                            bias; of a norm, if its module has a scale
-    ``scale``, ``weight``, over one axis                scale of a norm; also ``w``, if the module
-                                                        is called a norm
-    below ``key``, ``value``                            keys, which read ``head_dim``, or values
+    ``bias``                                            bias, or norm bias if its module has a scale
+    ``scale``, ``weight``, over one axis                norm scale; also ``w``, if the name of the
+                                                        module contains "norm"
+    below ``key``, ``value``                            key (``head_dim.in``) or value
+                                                        (``head_dim.value``)
     =================================================== ============================================
 
     Roles without a convention must be declared by hand. These are a norm before a tied head
@@ -275,7 +276,7 @@ def by_convention(axes: Axes) -> Axes:
 
 
 def _marked(axes: Axes, known: Set[str]) -> Axes:
-    """Add suffixes as `by_convention`, for the axes ``known``."""
+    """Add suffixes as `by_convention` does. Axes that are not in ``known`` get a ``?``."""
     leaves = by_path(axes, is_leaf=_is_names)
     scales = {p.rpartition("/")[0] for p, n in leaves.items() if is_scale(p) and _is_vector(n)}
     kernels = {p.rpartition("/")[0] for p in leaves if p.endswith("/kernel")}

@@ -1,10 +1,10 @@
-"""An error about a size that is not possible, which proposes other sizes."""
+"""An error for sizes that are not possible. It proposes other sizes."""
 
 from collections.abc import Callable
 
 
 class SizeError(ValueError):
-    """A size does not fit; the message proposes sizes that do.
+    """A size is not possible; the message proposes sizes that are.
 
     The message writes a proposal as a keyword argument of Python, such as ``heads=8``. Another
     interface, such as a command line, writes it in its own notation with `spelled`.

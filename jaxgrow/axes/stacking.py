@@ -1,6 +1,6 @@
 """How do models with separate layers grow in depth? Their layers are stacked first, then unstacked.
 
-Operators expect all layers in one subtree, whose leaves have a leading axis of layers. Stacking and
+Operators expect all layers in one subtree whose leaves have a leading layer axis. Stacking and
 unstacking change no values. They also work on an optimizer state, because the paths of its moments
 end with the paths of the parameters. For this reason, all patterns here match the end of a path.
 """
@@ -31,9 +31,9 @@ def stack_layers(tree: Tree, layers: str) -> Tree:
         at all matching paths are stacked.
 
     Returns:
-      The tree with one subtree instead of the layers. Its key in a dict is the pattern
-      ``layers_{}`` itself. In a list, or if the keys are numbers, it is the only entry.
-      `unstack_layers` is the inverse.
+      The tree with one subtree in place of the layers. In a dict, the key of this subtree is the
+      pattern ``layers_{}`` itself. In a list, or in a dict whose keys are numbers, the subtree is
+      the only entry. `unstack_layers` is the inverse.
 
     Raises:
       ValueError: no layers match, numbers are missing, or layers differ in structure, shapes or
@@ -91,12 +91,13 @@ def stack_layers(tree: Tree, layers: str) -> Tree:
 
 
 def unstack_layers(tree: Tree, layers: str, number: int | None = None) -> Tree:
-    """Unstack layers: the inverse of `stack_layers`, for the present number of layers.
+    """Unstack layers: the inverse of `stack_layers`, also after growing.
 
     Args:
       tree: result of `stack_layers`, possibly grown.
       layers: path pattern of the layers, as in `stack_layers`.
-      number: number of layers. It is required only for an axes tree, which does not contain it.
+      number: number of layers. It is required only for an axes tree, which does not contain the
+        number.
 
     Returns:
       The tree with one subtree per layer.
@@ -211,7 +212,7 @@ def _numbered(entries: dict, name: str) -> dict[int, Any]:
 
 
 def _only(entries: dict, name: str) -> Any:
-    """Return the key of the stacked layers: the pattern itself, or 0 if layers have number keys."""
+    """Return the key of the stacked layers: the pattern itself, or 0 if the keys are numbers."""
     return 0 if any(isinstance(key, int) for key in entries) else name
 
 
@@ -250,7 +251,7 @@ def at_nodes(
     Args:
       change: function of the path and the node that returns the new node.
       tree: a pytree of arrays, or an axes tree.
-      where: pattern of shell style for the end of the path.
+      where: shell-style pattern for the end of the path.
       fits: condition for the node.
       none: start of the error message if no node matches.
 
@@ -267,7 +268,7 @@ def at_nodes(
         return is_leaf(node) or path(key_path) in paths
 
     out = jax.tree.map_with_path(leaf, tree, is_leaf=is_node, is_leaf_takes_path=True)
-    # A state without moments, such as the state of plain SGD, does not need a change.
+    # A state without moments, such as the state of plain SGD, needs no change and is not an error.
     there = [p for p, x in by_path(tree, is_names).items() if (x if is_names(x) else np.ndim(x))]
     if there and not paths:
         raise ValueError(
@@ -281,7 +282,7 @@ def nodes(tree: Tree, where: str, fits: Callable[[Any], bool]) -> dict[str, Any]
 
     Args:
       tree: a pytree of arrays, or an axes tree.
-      where: pattern of shell style for the end of the path.
+      where: shell-style pattern for the end of the path.
       fits: condition for the node.
     """
     is_leaf, found = _leaves_of(tree), {}
@@ -299,8 +300,8 @@ def nodes(tree: Tree, where: str, fits: Callable[[Any], bool]) -> dict[str, Any]
 def restructured(tree: Tree, like: Tree) -> Tree:
     """Return the leaves of ``tree`` in the structure of ``like``, matched by their paths.
 
-    The structure of a module contains values besides arrays, such as the number of heads. So grown
-    parameters need the structure of the larger model.
+    The pytree structure of a module contains values besides arrays, such as the number of heads.
+    Therefore grown parameters need the structure of the larger model.
 
     Args:
       tree: a pytree of arrays, such as the grown parameters.

@@ -24,17 +24,17 @@ from jax.sharding import PartitionSpec as P
 from jaxgrow.growth import matrices
 from jaxgrow.growth.matrices import Matrix, Rows
 
-MOST_TERMS = 64  # rows that add more terms than this are computed by a matrix product
-# Bytes that a device may always use for fetched and intermediate values, even if its part is
-# smaller.
+MOST_TERMS = 64  # maps with more terms per row are applied by a matrix product
+# Bytes that a device may always use for fetched and intermediate values, even if its part of the
+# source is smaller.
 LEAST_BUDGET = 1 << 20
 
 
 @struct.dataclass
 class Part:
-    """The map of one dimension, in the form in which devices compute with it.
+    """The map of one dimension, in the form that devices compute with.
 
-    It is ``y[i] = sum_k weight[i, k] x[index[i, k]]``, or the product of a matrix with ``x``.
+    It computes ``y[i] = sum_k weight[i, k] x[index[i, k]]``, or the product of a matrix with ``x``.
 
     Args:
       index: int32 ``[new, terms]``, or None if ``weight`` is a matrix ``[new, old]``.
@@ -100,7 +100,7 @@ class Layout:
         return P(*(over or None for over in self.over))
 
     def specs(self, parts: Parts) -> tuple[Any, ...]:
-        """Return the sharding of the maps: a device has the rows of its part of the result."""
+        """Return the sharding of the maps: each device holds the rows for its part of the result."""
         return tuple(
             None
             if p is None
@@ -121,8 +121,9 @@ def layout(
 ) -> Layout:
     """Choose the pieces in which a device computes its part of the result.
 
-    There are as few pieces as the memory allows, which is as large as the part of the source. If
-    possible, devices do not exchange single rows.
+    It chooses the smallest number of pieces that keeps the temporary memory within a budget. The
+    budget is the size of the device's part of the source, but at least `LEAST_BUDGET`. If possible,
+    devices do not exchange single rows.
 
     Args:
       terms: the maps whose sum acts on the array.
@@ -132,8 +133,8 @@ def layout(
       dtype: dtype of the array.
 
     Returns:
-      The layout. If not even one row fits the memory, the pieces are the rows that need the least
-      memory.
+      The layout. If not even one row fits into the budget, the pieces are single rows along the
+      dimension that needs the least memory.
     """
     mesh = jax.sharding.get_abstract_mesh()
     over = tuple(() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in spec)
@@ -161,7 +162,7 @@ def layout(
 def _numbers(
     parts: Parts, source: Sequence[int], new: Sequence[int], counts: Sequence[int], dim: int
 ) -> int:
-    """Return the most array elements that a device stores while it computes one row."""
+    """Return an upper bound for the array elements that a device stores while it computes one row."""
     shape = [*source]
     shape[dim] = 1
     exchanged = 3 * counts[dim] if parts[dim] is not None and counts[dim] > 1 else 0
@@ -182,7 +183,7 @@ def _sums(p: Part | None) -> bool:
 def _others(
     parts: Parts, dim: int, source: Sequence[int], new: Sequence[int]
 ) -> list[tuple[int, Part]]:
-    """Return the other dimensions that have a map, shrinking ones first to move less data."""
+    """Return the other dimensions that have a map. Shrinking ones come first to move less data."""
     found = [(d, p) for d, p in enumerate(parts) if p is not None and d != dim]
     return sorted(found, key=lambda item: new[item[0]] / source[item[0]])
 
@@ -271,8 +272,8 @@ def _taken(x: jax.Array, dim: int, index: jax.Array) -> jax.Array:
     return jnp.take(x, index, dim, mode="clip")
 
 
-# Devices exchange parts along a new first dimension. Otherwise XLA would copy the full source and
-# the full result to a memory layout with the sharded dimension first.
+# Devices exchange their parts along a new first dimension. Otherwise XLA would copy the full source
+# and the full result to a memory layout in which the sharded dimension comes first.
 
 
 def _gathered(x: jax.Array, over: tuple[str, ...], dim: int) -> jax.Array:

@@ -1,10 +1,10 @@
-"""What does each leaf of an optimizer state hold? A trial on a small problem finds out.
+"""What does each leaf of an optimizer state hold? A trial on a small problem determines it.
 
-The names of leaves do not answer this. ``mu`` is a mean of gradients in Adam and a mean of
-normalized gradients in ADOPT, and what ``optax.trace`` accumulates depends on the transformations
-before it. So the optimizer takes a few steps with parameters of two units per axis. It repeats them
-with scaled gradients and with scaled parameters. The content of a leaf follows from how its changes
-scale.
+The names of leaves do not determine it. ``mu`` is a mean of gradients in Adam and a mean of
+normalized gradients in ADOPT, and the values that ``optax.trace`` accumulates depend on the
+transformations before it. Therefore the optimizer takes a few steps with parameters of two units
+per axis. It repeats these steps with scaled gradients and with scaled parameters. The factor by
+which the changes of a leaf scale shows what the leaf holds.
 """
 
 from collections.abc import Callable
@@ -21,10 +21,10 @@ from jaxgrow.axes.stacking import stack_layers, unstack_layers
 
 # 1 and 2: the first or second power of the gradients of the same entry.
 # own: another function of these gradients, such as their signs.
-# parameters: is initialized as a copy of the parameters.
-# unchanged: does not depend on gradients.
-# mixed: depends on gradients and on parameters.
-# other: depends on gradients of other entries.
+# parameters: the leaf is initialized as a copy of the parameters.
+# unchanged: the leaf does not depend on gradients.
+# mixed: the leaf depends on gradients and on parameters.
+# other: the leaf depends on gradients of other entries.
 Kind: TypeAlias = Literal[1, 2, "own", "parameters", "unchanged", "mixed", "other"]
 
 # The largest size of an axis in the trial.
@@ -36,17 +36,18 @@ MOST = 64
 # Magnitudes of the gradients. Clipping does not change small gradients. Large gradients outweigh
 # the small numbers with which some states are initialized.
 MAGNITUDES = (1.0, 1e-3)
-# Arguments of an update besides gradients, state and parameters. The first accepted ones are used.
+# Arguments of an update besides gradients, state and parameters. The trial uses the first
+# combination that the optimizer accepts.
 EXTRA = (("axes", "value", "grad"), ("axes",), ())
-# Gradients are scaled by 2, so their powers are scaled by 1, 2 or 4. The tolerance allows for the
-# epsilon of the optimizer.
+# Gradients are scaled by 2, so their powers 0, 1 and 2 are scaled by 1, 2 and 4. The tolerance
+# allows for the epsilon of the optimizer.
 TOLERANCE = 0.05
 
 
 def kinds(
     tx: optax.GradientTransformation, params: Params, axes: Axes, layers: str | None = None
 ) -> dict[str, Kind]:
-    """Return what each leaf of the states of ``tx`` holds, by its path.
+    """Return the kind of value that each leaf of the states of ``tx`` holds, by its path.
 
     Args:
       tx: the optimizer.
@@ -94,7 +95,7 @@ def _kinds(
 
 
 def _tried(tx, params, axes, gradients, factors, layers) -> "list[_Trial]":
-    """Run trials of all magnitudes, with the first extra arguments that the optimizer accepts."""
+    """Run one trial per magnitude, with the first extra arguments that the optimizer accepts."""
     failed: list[Exception] = []
     for extra in EXTRA:
         try:
@@ -122,8 +123,8 @@ def _either(found: list[Kind]) -> Kind:
 class _Trial:
     """A few steps of three runs that differ in their gradients and parameters.
 
-    The first run is the reference. The second one has its gradients multiplied by ``factors``, the
-    third one starts from parameters that are ten times as large.
+    The first run is the reference. The second run multiplies the gradients by ``factors``. The
+    third run starts from parameters that are ten times as large.
     """
 
     def __init__(self, tx, params, axes, gradients, factors, size, layers, extra):

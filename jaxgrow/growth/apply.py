@@ -24,7 +24,8 @@ from jaxgrow.growth import _sharded, maps, matrices
 from jaxgrow.growth.matrices import Array, Matrix
 from jaxgrow.sharding import shared_spec
 
-# The map of the axes from the first number up to the second (exclusive) of a leaf.
+# A map, or None, and the range of the dimensions of a leaf that it acts on: from the first number up
+# to, but excluding, the second one.
 Part: TypeAlias = tuple[maps.AxisMap | None, int, int]
 
 
@@ -32,8 +33,8 @@ def grow(growth: maps.Growth, params: Params, axes: Axes) -> Params:
     """Apply a growth: contract every named axis of every parameter with the map of that axis.
 
     For a kernel ``W`` with input axis ``a`` and output axis ``b``: ``W' = read_a @ W @ write_b.T``.
-    With `maps.Rules`, the result is the sum of such terms of the first rule that matches the
-    parameter.
+    With `maps.Rules`, the first rule that matches the parameter applies, and the result is the sum
+    of its terms.
 
     Args:
       growth: ``{axis name: AxisMap}``, where other axes are unchanged; or `maps.Rules`.
@@ -50,8 +51,8 @@ def grow(growth: maps.Growth, params: Params, axes: Axes) -> Params:
 
       A sharded leaf keeps its sharding. Each device computes its own part of the result, in about
       as much temporary memory as its part of the source takes; no device gathers the full leaf.
-      JAX compiles one program for all leaves of the same shapes, sharding and number of terms,
-      whatever their maps. Copies, means and sums are bitwise identical to a single-device run.
+      JAX compiles one program for all leaves of the same shapes, sharding and number of terms; the
+      maps are its arguments. Copies, means and sums are bitwise identical to a single-device run.
       Products with dense maps may be summed in another order.
 
       Under ``jit``, JAX reports the sharding of a leaf only on meshes with explicit axes. On other
@@ -129,7 +130,7 @@ class _Shapes:
 
 
 def _divided_sum(terms: Sequence[maps.Term], names: Names, x: Any, spec: P) -> jax.Array:
-    """Compute `_sum` with every device of the current mesh computing its own part.
+    """Compute `_sum` in parallel: every device of the current mesh computes its own part.
 
     ``spec`` is the sharding of the leaf and of its result.
     """
@@ -267,7 +268,8 @@ def check(growth: maps.Growth, params: Params, axes: Axes) -> None:
         except ValueError as error:
             undeclared.append(str(error))
             continue
-        # Each term is checked alone, because results of different sizes might broadcast in the sum.
+        # Each term is checked separately, because results of different sizes might broadcast in the
+        # sum.
         for term in found or ({},):
             sizes_ = dict(enumerate(np.shape(x)))
             for m, begin, end in parts(term, names):

@@ -15,21 +15,21 @@ def compose(second: Mapping[str, AxisMap], first: Mapping[str, AxisMap]) -> dict
 @overload
 def compose(second: Growth, first: Growth) -> Growth: ...
 def compose(second: Growth, first: Growth) -> Growth:
-    """Multiply two growths into one, up to rounding.
+    """Combine two growths into one that has the effect of both.
 
-    ``grow(compose(second, first), p) == grow(second, grow(first, p))``
+    ``grow(compose(second, first), p) == grow(second, grow(first, p))``, up to rounding
 
     The maps of each axis are multiplied. If one of the growths is `Rules`, the result is `Rules`,
     with one rule for each pair of a rule of ``first`` and a rule of ``second`` that can match the
-    same leaf. Its terms are the products of all pairs of their terms.
+    same leaf. The terms of this rule are the products of all pairs of terms of the two rules.
 
     Args:
       second: the growth that is applied last. Its maps start from the sizes after ``first``.
       first: the growth that is applied first.
 
     Returns:
-      ``{axis: AxisMap}`` for each axis that one of them names, or `Rules`, whose factor for ``eps``
-      is the product of both factors.
+      ``{axis: AxisMap}`` for each axis that either growth names, or `Rules`, whose factor for
+      ``eps`` is the product of both factors.
 
     Raises:
       ValueError: the size of an axis after ``first`` is not the size that ``second`` starts from.
@@ -62,7 +62,7 @@ def compose(second: Growth, first: Growth) -> Growth:
 
 
 def _exhaustive(growth: Growth) -> list[Rule]:
-    """Return the growth as rules of which every leaf matches at least one.
+    """Convert the growth to rules such that every leaf matches at least one of them.
 
     Each rule either touches all of its leaves or has only one term. A leaf that no term touches is
     returned unchanged, not multiplied by the number of terms. So a rule of several terms is split
@@ -93,9 +93,9 @@ Keys: TypeAlias = set[tuple[str, ...]]
 def _both(second: Rule, first: Rule, resized: tuple[Keys, Keys]) -> Rule:
     """Return the rule for leaves that match both rules.
 
-    Both growths resize the same axes of a leaf. So if a rule has no map for an axis that other
-    rules of its growth resize, its leaves do not have this axis, and the map of the other growth is
-    omitted.
+    Each growth resizes an axis in all leaves that have this axis. So if a rule has no map for an
+    axis that other rules of its growth resize, the leaves of the rule do not have this axis. The
+    map of the other growth for this axis is then omitted.
     """
     terms = []
     for a, b in itertools.product(map(by_axes, first.terms), map(by_axes, second.terms)):
@@ -126,8 +126,8 @@ def _rule(terms: Iterable[Maps], conditions: Iterable[Rule]) -> Rule:
 def _exclude(one: Sequence[Rule], other: Sequence[Rule]) -> bool:
     """Whether no leaf can meet both lists of conditions.
 
-    This is the case for two different literal paths, a literal path that the other pattern does not
-    match, or roles without a common one.
+    This is the case for two different literal paths, for a literal path that the other pattern does
+    not match, and for two sets of roles without a common role.
     """
 
     def literal(path: str) -> bool:

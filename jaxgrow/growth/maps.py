@@ -1,9 +1,9 @@
 """Growths: how does a model change size?
 
-The size of a named axis changes by a pair of linear maps, an `AxisMap`. Its write map acts on the
-parameters that have the axis as an output axis, its read map on the parameters that contract it. If
-the MLP of a model is to be twice as wide, the write map copies each neuron and the read map halves
-the weights that read the copies: the model computes the same function.
+A pair of linear maps, an `AxisMap`, changes the size of a named axis. Its write map acts on the
+parameters that have the axis as an output axis. Its read map acts on the parameters that contract
+the axis. For example, to double the width of an MLP, the write map copies each neuron and the read
+map halves the weights that read the copies. The model then computes the same function.
 
 A growth is a plain dict ``{axis name: AxisMap}``. Axes that it does not name are unchanged. If one
 map per axis is not enough, a growth is `Rules`: different sums of such dicts for different leaves.
@@ -69,7 +69,7 @@ class AxisMap:
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The sizes ``(new, old)`` of the axes that the map acts on, in most cases one axis."""
+        """The new sizes and the old sizes of the axes that the map acts on, usually a single axis."""
         return self.joint or ((self.new,), (self.old,))
 
     def of(self, name: str) -> Matrix:
@@ -77,11 +77,11 @@ class AxisMap:
         return self.read if reads(name) else self.write
 
     def __repr__(self) -> str:
-        """Sizes and kinds of the matrices, never the entries.
+        """Show sizes and kinds of the matrices, but no entries.
 
         For example ``AxisMap(24 -> 48, write: copies, read: scaled copies)``.
         """
-        # Tree functions also make such objects with other leaves than matrices.
+        # JAX's tree functions also build this class with leaves that are not matrices.
         if not all(hasattr(m, "shape") for m in (self.write, self.read)):
             return f"AxisMap(write={self.write!r}, read={self.read!r})"
         new, old = (" x ".join(map(str, shape)) for shape in self.shapes)
@@ -90,9 +90,9 @@ class AxisMap:
         return f"AxisMap({old} -> {new}, {kinds})"
 
 
-# Keys are tuples of axis names. A key with several names, such as ``("heads", "head_dim")``, is for
-# leaves in which these axes are adjacent. It takes precedence over maps of single axes, and the
-# first name decides between the write and the read map.
+# Keys are tuples of axis names. A key with several names, such as ``("heads", "head_dim")``, applies
+# to leaves in which these axes are adjacent. It takes precedence over maps of single axes. The first
+# name decides between the write map and the read map.
 Term: TypeAlias = Mapping[tuple[str, ...], AxisMap]
 # Keys are names or tuples, but not both, because JAX sorts the keys of a dict.
 Maps: TypeAlias = Mapping[str, AxisMap] | Term
@@ -106,10 +106,10 @@ class Rule:
 
     Args:
       terms: growths whose results are summed. Without terms, the matching leaves are unchanged.
-      path: pattern of shell style for the path of a leaf; ``*`` also matches slashes.
+      path: shell-style pattern for the path of a leaf; ``*`` also matches slashes.
       axes: axes that a leaf must have. ``"embed.in"`` requires an input axis, ``"embed.out"`` an
         output axis, ``"embed"`` accepts either, and ``"embed.post"`` requires this suffix.
-      roles: accepted roles, of ``jaxgrow.axes.ROLES``; all roles if empty.
+      roles: accepted roles, from ``jaxgrow.axes.ROLES``. If empty, all roles are accepted.
       also: further conditions that a leaf must meet, as rules without terms.
     """
 
@@ -157,7 +157,7 @@ class Rule:
 
 @struct.dataclass
 class Rules:
-    """A growth by leaves: the first rule that matches a leaf decides how the leaf grows.
+    """A growth with separate rules for leaves: a leaf grows by the first rule that matches it.
 
     A leaf that no rule matches is unchanged. It is an error if a rule matches no leaf of a model
     (`jaxgrow.grow`), except for a catch-all rule.
@@ -183,10 +183,10 @@ Growth: TypeAlias = Maps | Rules
 
 
 def by_axes(maps: Maps) -> dict[tuple[str, ...], AxisMap]:
-    """Return the maps with tuples of axis names as keys, for most maps a tuple of one name.
+    """Return the maps with tuples of axis names as keys. Most maps have a tuple of one name.
 
     Raises:
-      ValueError: a key has another number of axes than its map.
+      ValueError: a key and its map have different numbers of axes.
       TypeError: ``maps`` is not a mapping from axis names to maps.
 
     Example:
@@ -237,7 +237,7 @@ def terms(growth: Growth, path: str, names: Names) -> tuple[Term, ...]:
 
 
 def copying(terms: Sequence[Term]) -> list[Term]:
-    """Return the terms with the write map also for input axes: they copy values unscaled."""
+    """Return terms that copy values without scaling them: input axes also use the write map."""
     return [
         {axes: AxisMap(m.write, m.write, m.joint) for axes, m in term.items()} for term in terms
     ]
@@ -275,8 +275,8 @@ def new_sizes(growth: Growth) -> dict[str, int]:
     """Return the sizes of the axes that the growth changes, after the growth.
 
     Raises:
-      ValueError: two rules give one axis different sizes, or a key has another number of axes than
-        its map.
+      ValueError: two rules give one axis different sizes, or a key and its map have different
+        numbers of axes.
 
     Example:
       >>> new_sizes({"mlp": tile(3, 2)})
@@ -396,7 +396,7 @@ def repeat(old: int, times: int) -> AxisMap:
 
 
 def identity(size: int) -> AxisMap:
-    """Return the map that changes nothing, for an axis that must have a map."""
+    """Return the identity map, for callers that require a map for every axis."""
     return select(np.arange(size), size)
 
 
@@ -458,11 +458,11 @@ def dual(growth: Term) -> dict[tuple[str, ...], AxisMap]: ...
 def dual(growth: Growth) -> Growth:
     """Return the growth of the gradients: ``write, read = read, write``.
 
-    ``grad at grow(g, s) == grow(dual(g), grad at s)`` if ``g`` is function-preserving by copying
-    and, on the axes that a norm averages over, ``read`` divides equally among the copies. Among the
-    function-preserving operators, this does not hold for `lemon` if ``embed`` grows, nor for
-    `llama_pro`. For every ``g``, ``grow(swap(dual(g)), .)`` is the adjoint of ``grow(g, .)``.
-    Applying `dual` twice returns the original growth.
+    ``grad at grow(g, s) == grow(dual(g), grad at s)`` holds under two conditions: ``g`` preserves
+    the function by copying units, and on the axes that a norm averages over, ``read`` divides
+    equally among the copies. Two function-preserving operators do not meet them: `lemon` if
+    ``embed`` grows, and `llama_pro`. For every ``g``, ``grow(swap(dual(g)), .)`` is the adjoint of
+    ``grow(g, .)``. Applying `dual` twice returns the original growth.
 
     Args:
       growth: maps, or rules.
@@ -493,13 +493,14 @@ def preserves_function(
       2024; measured in ``tests/operators/test_laws.py``).
 
     With ``axes``, the model must also undo the growth of a residual stream (``embed``) before its
-    output. So there must be a parameter outside of the layers that reads the stream and writes no
-    axis that another parameter reads. Examples are a head, or a final norm with the suffix ``.in``.
-    A tied head is declared as an embedding, which writes. So a model with a tied head and no final norm
-    does not pass: its logits would be multiplied. Without ``axes``, such a parameter is assumed.
+    output. This requires a parameter outside of the layers that has the stream as an input axis and
+    whose output axes no other parameter reads. Examples are a head, or a final norm with the suffix
+    ``.in``. A tied head is declared as an embedding, which has no input axis. A model with a tied
+    head and without a final norm therefore does not preserve the function: its logits would be
+    multiplied by a factor. Without ``axes``, the function assumes that such a parameter exists.
 
-    Two assumptions are not checked: the names are right (`jaxgrow.check_rules`), and query heads
-    stay with the key heads that they share, as the operators of jaxgrow arrange it
+    Two assumptions are not checked. The axis names must be right (`jaxgrow.check_rules`), and each
+    query head must still read the same key/value head. The operators of jaxgrow ensure the latter
     (`jaxgrow.operators.targets.sources`).
 
     Args:
@@ -563,7 +564,7 @@ def _leaves_by_a_reader(stream: str, axes: Axes) -> bool:
     }
 
     def stays(n: str) -> bool:
-        """Whether the name shows a layer, or an output axis that another parameter reads."""
+        """Whether the name is a layer axis, or an output axis that another parameter reads."""
         return is_layers(axis(n)) or (not reads(n) and axis(n) in inner)
 
     readers = [names for names in leaves if any(reads(n) and axis(n) == stream for n in names)]

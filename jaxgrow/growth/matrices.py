@@ -18,8 +18,8 @@ from flax import struct
 
 from jaxgrow.sharding import whole_along
 
-# Bytes of a result that are computed at a time. They fit a cache, and the overhead of Python is
-# small.
+# Bytes of a result that are computed at a time. This is small enough for a CPU cache, and large
+# enough that the overhead of Python does not matter.
 _PART = 2 << 20
 
 
@@ -30,8 +30,8 @@ class Rows:
     ``(R x)[i] = sum_k weight[i, k] * x[index[i, k]]``
 
     Copies, means and sums have this form, with one or a few terms per row. The matrix is applied by
-    gathering, never by a matrix product. So a copy is bitwise identical on every device and as fast
-    as the memory.
+    gathering, never by a matrix product. Therefore a copy is bitwise identical on every device, and
+    its speed is limited only by the memory bandwidth.
 
     Args:
       index: column of each term, int ``[new, terms]``.
@@ -53,8 +53,8 @@ class Rows:
         return (self.index.shape[0], self.old)
 
     def __repr__(self) -> str:
-        """Sizes and kind, never the entries, such as ``Rows(24 -> 48, copies)``."""
-        # Tree functions also make such objects with other leaves than arrays.
+        """Show sizes and kind, but no entries: ``Rows(24 -> 48, copies)``."""
+        # JAX's tree functions also build this class with leaves that are not arrays.
         if not all(hasattr(x, "shape") for x in (self.index, self.weight)):
             return f"Rows(index={self.index!r}, weight={self.weight!r}, old={self.old!r})"
         return f"Rows({self.old} -> {self.shape[0]}, {described(self)})"
@@ -123,7 +123,7 @@ def dense(m: Matrix) -> np.ndarray:
 
 
 def described(m: Matrix) -> str:
-    """Describe in one to three words how the matrix makes new units of the old ones.
+    """Describe in one to three words how the matrix computes new units from the old ones.
 
     Example:
       >>> described(Rows(np.array([[0], [1], [0]]), np.array([[1.0], [1.0], [0.0]]), old=2))
@@ -131,7 +131,7 @@ def described(m: Matrix) -> str:
     """
     if not isinstance(m, Rows):
         return "dense"
-    # The entries of traced matrices are not known.
+    # The values of traced matrices are unknown.
     if not isinstance(m.weight, np.ndarray) or not isinstance(m.index, np.ndarray):
         return "sparse"
     if is_identity(m):
@@ -227,7 +227,7 @@ def _from_entries(m: Rows, transposed: bool = False) -> Rows:
 
 
 def _in_order(matrices: Sequence[Matrix | None]) -> list[tuple[int, Matrix]]:
-    """List the matrices as ``[(dim, matrix), ...]``, shrinking ones first to move less data."""
+    """List ``[(dim, matrix), ...]``. Shrinking matrices come first to move less data."""
     steps = [(dim, m) for dim, m in enumerate(matrices) if m is not None]
     return sorted(steps, key=lambda s: s[1].shape[0] / s[1].shape[1])
 
@@ -244,7 +244,7 @@ def _contract(matrices: Sequence[Matrix | None], x: Any, out: np.ndarray | None 
 def _fill(out: np.ndarray, matrices: Sequence[Matrix | None], x: Any) -> None:
     """Write the contracted ``x`` to ``out``, in parts that fit a cache.
 
-    So only source and result pass through the main memory, not the intermediate arrays.
+    Only the source and the result then pass through main memory, not the intermediate arrays.
     """
     first, *rest = matrices
     rows = _PART // max(1, out[:1].nbytes)
@@ -348,7 +348,7 @@ def _take(x: Any, index: Any, dim: int, out: np.ndarray | None = None) -> Any:
 def _slices(x: jax.Array, index: np.ndarray, dim: int) -> jax.Array:
     """Gather with slices and broadcasts, for an index that is known while tracing.
 
-    XLA compiles these to plain copies and fuses them, but not a gather.
+    XLA fuses these operations and compiles them to plain copies. It does not do so for a gather.
     """
     times = int((index == index[0]).sum())
     if times > 1 and np.array_equal(index, np.repeat(index[::times], times)):

@@ -51,16 +51,16 @@ def correct(
     """Apply the multigrid correction ``before + alpha * D(small - C(before))``.
 
     ``D = grow(growth, .)``, and ``C`` is its `swap`. At ``alpha = 1`` the coarse part of the result
-    is ``small``, so ``C(result) == small``, and the fine part is the one of ``before``. If the
-    small model did not change in training (``small == C(before)``), the result is ``before``. This
-    is jaxgrow's alternative to the interpolation of Zou et al., which has neither property.
+    is ``small``, so ``C(result) == small``, and its fine part is the fine part of ``before``. If
+    the small model did not change in training (``small == C(before)``), the result is ``before``.
+    This is jaxgrow's alternative to the interpolation of Zou et al., which has neither property.
 
     Args:
       before: the large model as it was before coalescing.
       small: the small model after training.
       growth: the growth ``D`` from the small to the large model.
       axes: the axis names of the parameters, the same for both models.
-      alpha: fraction of the change of the small model that is added.
+      alpha: fraction of the small model's change that is added to the large model.
 
     Returns:
       Parameters in the dtypes of ``before``.

@@ -1,10 +1,10 @@
 """How does the optimizer state grow together with the model?
 
-A leaf of the state belongs to the parameter with whose path its own path ends, if both have the
-same shape: ``0/mu/mlp/up`` belongs to ``mlp/up``. The leaf grows by the maps of this parameter, in
-a way that depends on its content: gradients, squared gradients, or parameters. The content is not
-guessed from names. It is measured by running the optimizer on a small problem. Counters are kept. A
-leaf without a known rule is an error, and the message names the leaf.
+A leaf of the state belongs to a parameter if its path ends with the path of the parameter and both
+have the same shape: ``0/mu/mlp/up`` belongs to ``mlp/up``. The leaf grows by the maps of this
+parameter, in a way that depends on its content: gradients, squared gradients, or parameters. The
+content is not guessed from names. It is determined by running the optimizer on a small problem.
+Counters are kept. If there is no rule for a leaf, an error names the leaf.
 """
 
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -43,7 +43,7 @@ def grow_optimizer(
     policy     first moment m and second moment v            source
     ========== ============================================= ======================================
     drop       fresh ``tx.init``, also a fresh step count    Zou et al. 2024, LiGO, G_stack
-    copy       copied with their units, unscaled             an option of StackBERT
+    copy       copied like the units, without scaling        an option of StackBERT
     exact      m' = D* m, sqrt(v') = D* sqrt(v),             Staged Training (Shen et al. 2022) for
                with D* = grow(dual(g), .)                    the idea, extended here
     asymmetric the first copy of a unit keeps m and v,       SPARKLING (2026)
@@ -51,19 +51,20 @@ def grow_optimizer(
     ========== ============================================= ======================================
 
     State leaves that are initialized as a copy of the parameters grow like the parameters, under
-    every policy. Examples are ``z`` of `optax.contrib.schedule_free`, and initial parameters. How
-    other leaves grow depends on what they hold, not on their names. A trial run of ``tx`` with two
-    units per axis determines it. ``exact`` requires leaves that hold the first or second power of
-    the gradients of each entry.
+    every policy. Examples are ``z`` of `optax.contrib.schedule_free`, and a stored copy of the
+    initial parameters. How other leaves grow depends on their content, not on their names. A trial
+    run of ``tx`` with two units per axis determines the content. ``exact`` requires leaves that
+    hold the first or second power of the gradients of each entry.
 
     ``exact`` gives the moments that training the grown model would have accumulated, because
-    gradients grow by the `dual`. Coalescing sums over copies. This is exact for ``m`` on the range
-    of the de-coalescing map. For ``v`` it is exact if the copies had equal gradients, otherwise it
-    is an upper bound.
+    gradients grow by the `dual`. When a model is coalesced, the moments of the copies are summed.
+    For ``m``, this is exact if the large model is in the range of the de-coalescing map, that is,
+    if the merged units are copies. For ``v``, it is exact if the copies had equal gradients;
+    otherwise it is an upper bound.
 
-    ``asymmetric`` resets single entries to zero while the step count continues. Without a
-    correction, entries that restart late would move up to 6.6 times too far. Therefore the
-    optimizer must contain `rebias` after Adam; otherwise this policy raises an error.
+    ``asymmetric`` resets some entries to zero while the step count continues. Without a
+    correction, entries that restart late in training would move up to 6.6 times too far. Therefore
+    the optimizer must contain `rebias` after Adam; otherwise this policy raises an error.
 
     Args:
       tx: the optimizer.
@@ -72,9 +73,9 @@ def grow_optimizer(
       params: the parameters before the growth.
       axes: their axis names.
       policy: how the state grows, one of the table above.
-      layers: path pattern of the layers, as in `jaxgrow.stack_layers`, if the state, ``params`` and
-        ``axes`` were stacked with it. The trial then runs on separate layers, as the optimizer
-        expects them.
+      layers: path pattern of the layers, if `jaxgrow.stack_layers` stacked the layers of the state,
+        ``params`` and ``axes`` with this pattern. The trial then runs on separate layers, as the
+        optimizer expects them.
 
     Returns:
       A state of the same structure, with leaves of the grown shapes.
@@ -99,7 +100,8 @@ def grow_optimizer(
     """
     if policy == "drop":
         return _fresh(tx, grow(growth, params, axes), layers)
-    # A bare array has no path by which its moments could be found, so it is put into a dict.
+    # Moments are found by the path of their parameter. A single array has an empty path, so it is
+    # put into a dict.
     if jax.tree.structure(params) == jax.tree.structure(0):
         leaves, alone = jax.tree.flatten(state)
         inside = jax.tree.unflatten(
@@ -178,7 +180,7 @@ def _known(name: str, holds: dict[str, Kind]) -> Kind:
 
 
 def _of_no_parameter(name: str, x: Any, holds: dict[str, Kind]) -> Any:
-    """Return a counter unchanged; reject numbers that depend on all gradients or parameters."""
+    """Return a counter unchanged; reject values that depend on all gradients or parameters."""
     if _known(name, holds) != "unchanged":
         raise ValueError(
             f"optimizer state {name}: belongs to no single parameter and depends on all gradients "
@@ -188,7 +190,7 @@ def _of_no_parameter(name: str, x: Any, holds: dict[str, Kind]) -> Any:
 
 
 def _of_another_shape(name: str, x: Any, shape: tuple[int, ...], holds: dict[str, Kind]) -> Any:
-    """Return a number per parameter unchanged, if it does not depend on the gradients."""
+    """Return a per-parameter scalar as it is, if it does not depend on the gradients."""
     if jnp.shape(x) == () and _known(name, holds) == "unchanged":
         return x
     raise ValueError(
@@ -225,11 +227,11 @@ def rebias(b1: float, b2: float) -> optax.GradientTransformation:
     """Correct Adam's bias correction for entries whose moments restarted; chain it after Adam.
 
     ``scale_by_adam`` divides by ``1 - b^count``, with one step count for all entries. An entry that
-    restarted at zero ``a`` steps ago needs ``1 - b^a``. So the update is multiplied by
+    restarted at zero ``a`` steps ago needs ``1 - b^a``. Therefore each update is multiplied by
 
     ``(1 - b1^count) / (1 - b1^a) * sqrt((1 - b2^a) / (1 - b2^count))``
 
-    which is exactly 1 for entries that never restarted. Without the correction, at b2 = 0.999, a
+    which is exactly 1 for entries that never restarted. Without this factor, at b2 = 0.999, a
     restarted entry moves 3.2 times too far in its first step and 6.6 times too far after 12 steps.
     The correction is exact up to Adam's eps.
 

@@ -1,4 +1,4 @@
-"""How much does the function of a model change by a growth? Measure it on tokens."""
+"""How much does a growth change the function of a model? It is measured on tokens."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

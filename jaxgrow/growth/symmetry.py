@@ -21,14 +21,14 @@ from jaxgrow.growth.matrices import Array
 def break_symmetry(
     params: Params, growth: maps.Maps, axes: Axes, seed: int = 0, snr: float = 10.0
 ) -> Params:
-    """Add noise to kernels that contract copied units; the noise of the copies cancels.
+    """Add noise to kernels that contract copied units; the noise cancels over the copies.
 
     ``W' = W + (I - read @ write.T) @ N``
 
     where the first axis of ``W`` is the input axis and ``N`` is noise. For two copies of each unit,
-    these are the pairs ``+N, -N`` of HyperCloning (Samragh et al., 2024). Any number of copies is
-    supported, also different numbers. Scales of a norm before a tied head (``.in``) get noise as
-    well.
+    these are the pairs ``+N, -N`` of HyperCloning (Samragh et al., 2024). Units may have any number
+    of copies, and not all need the same number. The scale of a norm before a tied head (``.in``)
+    also gets noise.
 
     Args:
       params: the *grown* parameters, ``grow(growth, ..., axes)``.
@@ -83,14 +83,15 @@ def fresh(params: Params, growth: maps.Growth, axes: Axes, initial: Params) -> P
 
     ``W' = [[W, N], [N, N]]``, and new layers are ``N``, where ``N`` is taken from ``initial``.
 
-    Each old unit and layer keeps its weights, at the position of its first copy in the growth. This
-    is the direct copy that bert2BERT compares with, and the random layers of zero- and one-layer
-    growth. The function is not preserved exactly, but it changes little if the new weights are
-    small.
+    Each old unit and layer keeps its weights, at the position of its first copy in the growth. For
+    widths, this is the baseline "direct copy" of bert2BERT. For depth, these are the random layers
+    of zero-layer and one-layer growth (Bu). The function is not preserved exactly, but it changes
+    little if the new weights are small.
 
     Args:
       params: the parameters before the growth.
-      growth: a growth that copies units and layers. It determines the positions of the old ones.
+      growth: a growth that copies units and layers. It determines the positions of the old units
+        and layers in the grown model.
       axes: their axis names.
       initial: freshly initialized parameters of the grown model.
 
@@ -125,7 +126,7 @@ def fresh(params: Params, growth: maps.Growth, axes: Axes, initial: Params) -> P
 
 
 def spectral(params: Params, axes: Axes) -> Params:
-    """Scale random kernels of layers to largest singular values of about ``sqrt(n_out / n_in)``.
+    """Scale random kernels of layers to a spectral norm of about ``sqrt(n_out / n_in)``.
 
     Each matrix of `jaxgrow.axes.names.layer_kernels` is scaled to the Frobenius norm of a
     Gaussian matrix with standard deviation ``sqrt(n_out / n_in) / (sqrt(n_in) + sqrt(n_out))``. All

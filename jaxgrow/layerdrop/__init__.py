@@ -1,8 +1,9 @@
 """Layer and token dropping that reduce the training time.
 
 The package contains schedules, sensitivities, keep masks, and two ways to skip a layer. `LayerDrop`
-holds the settings, and `keep_masks` samples the keep masks of a step. `KeepMask` specifies which layers a
-stack runs. `dropping` does the same for a Flax model that calls its blocks one after the other.
+holds the settings, and `keep_masks` samples the keep masks of a step. `KeepMask` specifies which
+layers a stack runs. `dropping` applies a `KeepMask` to a Flax model that calls its blocks one after
+the other.
 """
 
 from jaxgrow.layerdrop.allocation import Sensitivity, allocate, block_list, sensitivity

@@ -1,11 +1,12 @@
 """Sensitivity-based layer dropping (SBLD): sensitivities, and keep probabilities from them.
 
-The source is Zeng, He, Vasyltsov, Pang and Chen, AAAI 2023. From the paper: a pre-analysis measures
-the sensitivity of every layer. The most sensitive layers are blocked from dropping, and the others
-are allowed. In every iteration, a list of keep probabilities follows from the sensitivities and
-from one keep probability of the whole model, which is scheduled by the variance between training
-with and without dropping. **Our reconstruction**, because no formula and no code is public: each
-equation below, all defaults, and the schedule (`jaxgrow.layerdrop.schedules.Variance`).
+The source is Zeng, He, Vasyltsov, Pang and Chen, AAAI 2023. The paper describes the following
+method. A pre-analysis measures the sensitivity of every layer. The most sensitive layers are
+blocked from dropping, and the others are allowed. In every iteration, a list of keep probabilities
+follows from the sensitivities and from one keep probability of the whole model. The latter is
+scheduled by the variance between training with and without dropping. The paper gives no formula,
+and no code is public. Each equation below, all defaults, and the schedule
+(`jaxgrow.layerdrop.schedules.Variance`) are therefore **our reconstruction**.
 """
 
 from collections.abc import Callable
@@ -31,17 +32,19 @@ class Sensitivity:
 
     Attributes:
       kind: the measure (`sensitivity`), or "influence" (`jaxgrow.models.importance.influence`).
-      after: fraction of the steps of the pre-analysis, which keeps every layer. The schedule of
-        theta begins after it.
+      after: length of the pre-analysis, as a fraction of the steps. The pre-analysis keeps every
+        layer, and the schedule of theta begins after it.
       every: fraction of the steps after which sensitivities are measured again; 0 measures them
         once.
-      batches: number of validation micro-batches of a measurement.
+      batches: number of validation micro-batches per measurement.
       beta: the keep probabilities of the least and the most sensitive layer that may be dropped
         differ by beta (1 - theta); 0 gives uniform dropping.
-      p_min: the smallest keep probability. With a smaller one, Adam sees spikes of 1/p.
-      share: fraction of the layers that are blocked from dropping, the most sensitive ones.
-      block: layers that are blocked for any sensitivity.
-      allow: layers that are not blocked for any sensitivity.
+      p_min: the smallest keep probability. It limits the factor 1/p of the outputs of kept layers,
+        which causes spikes in the gradients that Adam sees.
+      share: fraction of the layers that are blocked from dropping. The most sensitive layers are
+        chosen.
+      block: layers that are always blocked, independent of their sensitivity.
+      allow: layers that are never blocked, independent of their sensitivity.
     """
 
     kind: Kind | Literal["influence"] = "loss_delta"
@@ -74,7 +77,7 @@ def sensitivity(
     batches: Batch,
     kind: Kind = "loss_delta",
 ) -> jax.Array:
-    """How strongly the loss depends on each layer: float32 [layers], not negative.
+    """Measure how strongly the loss depends on each layer.
 
     ============ =============================================== ===================================
     kind         S_l, mean over batches b, clipped at 0          cost
@@ -84,7 +87,7 @@ def sensitivity(
                  x' = x + a_l (Block_l(x) - x)                   batch
     ============ =============================================== ===================================
 
-    The function is pure: the caller must fix the random numbers in ``loss``. [reconstructed]
+    The function is pure. The caller must fix the random numbers in ``loss``. [reconstructed]
 
     Args:
       loss: ``(keep_mask, batch) -> scalar``. ``keep_mask`` is None for all layers; otherwise ``loss`` must
@@ -94,7 +97,7 @@ def sensitivity(
       kind: the measure, as in the table.
 
     Returns:
-      The sensitivity of each layer.
+      The sensitivity of each layer, float32 [layers], not negative.
 
     Example:
       A "model" to which each layer adds a number. The second layer adds twice as much.
@@ -114,7 +117,8 @@ def sensitivity(
         return jnp.abs(lax.map(lambda b: slope(jnp.ones(layers), b), batches)).mean(0)
 
     def delta(batch):
-        # One layer after the other, because batched keep masks would run every layer in every pass.
+        # The layers are measured one after the other, because batched keep masks would run every
+        # layer in every pass.
         without = lax.map(
             lambda layers: loss(KeepMask(layers), batch), ~jnp.eye(layers, dtype=bool)
         )
@@ -171,7 +175,7 @@ def allocate(
     p_min: float = 0.2,
     costs: ArrayLike | None = None,
 ) -> jax.Array:
-    """Keep probabilities [layers] of one iteration, from sensitivities and ``theta``. Jittable.
+    """Compute the keep probabilities of one iteration from sensitivities and ``theta``. Jittable.
 
     .. math:: p_l = 1 \\text{ if blocked, else } m + b (z_l - \\bar z)
 
@@ -184,29 +188,34 @@ def allocate(
     b           ``beta (1 - theta)``, or less if a p would leave [``p_min``, 1]
     =========== ====================================================================================
 
-    The formula is reconstructed. It uses ranks because the sensitivities of a trained model often
-    contain one value that is ten times all others. Any linear scale would give the other layers
-    nearly the same probability. The disadvantage is that layers whose sensitivities differ only by
-    noise also get different probabilities. The spread b shrinks, and single p are not clipped,
-    because clipped layers would not be distinguished.
+    The formula is reconstructed. It uses ranks because in a trained model, the sensitivity of one
+    layer is often ten times as large as all others. With any linear scale, the other layers would
+    get nearly the same probability. The disadvantage is that layers whose sensitivities differ only
+    by noise also get different probabilities. If a probability would leave its range, the spread b
+    of all layers shrinks. Clipping single probabilities instead would make different layers equal.
 
-    Guarantees: p increases strictly with S among layers that are not blocked (with beta > 0, theta
-    < 1, m > p_min), by b from the least to the most sensitive layer, and depends only on their
-    order. theta = 1 gives ones. ``beta = 0`` is uniform dropping. ``S_l = L - l``,
-    ``beta = (L - 1) / L``, ``p_min = 0`` and an empty block list give the linear schedule of PLD.
-    If blocked layers make the mean impossible, every other layer gets ``p_min``, and the mean is
-    larger.
+    The result has these properties:
+
+    - Among layers that are not blocked, p increases strictly with S (if beta > 0, theta < 1 and
+      m > p_min). It depends only on the order of the layers by S. The most and the least sensitive
+      of these layers differ by b.
+    - theta = 1 gives ones. ``beta = 0`` is uniform dropping.
+    - ``S_l = L - l``, ``beta = (L - 1) / L``, ``p_min = 0`` and an empty block list give the linear
+      schedule of PLD.
+    - If blocked layers make the mean impossible, every other layer gets ``p_min``, and the mean is
+      larger.
 
     Args:
       sensitivity: the sensitivity of each layer.
       theta: the keep probability of the whole model.
       blocked: layers that are never dropped, bool [layers].
-      beta: the difference between the most and the least sensitive layer, divided by 1 - theta.
+      beta: the difference between the keep probabilities of the most and the least sensitive layer
+        that may be dropped, divided by 1 - theta.
       p_min: the smallest keep probability.
       costs: the cost of each layer, in any unit. By default, all costs are equal.
 
     Returns:
-      ``p_l`` for each layer.
+      The keep probability ``p_l`` of each layer, [layers].
 
     Example:
       >>> [round(p, 2) for p in allocate([1.0, 2.0, 3.0], 0.7).tolist()]
@@ -243,5 +252,5 @@ def allocate(
     spread = jnp.minimum(
         beta * (1 - theta), jnp.minimum(room(mean - p_min, -z.min()), room(1 - mean, z.max()))
     )
-    # the clip corrects only rounding
+    # The clip corrects only rounding errors.
     return jnp.where(free, jnp.clip(mean + spread * z, p_min, 1), 1)

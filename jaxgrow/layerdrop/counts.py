@@ -1,10 +1,11 @@
-"""The numbers of layers that the programs of the two gather executions run.
+"""The number of layers that each compiled program of the two gather executions runs.
 
-A scan over kept layers has a static length, so each number of layers needs a separate program, and
-few numbers are allowed, so that few programs are compiled. A step that keeps a number without a
-program runs the next larger program. That program also runs some dropped layers, which `padded`
-chooses, and multiplies their outputs by zero. Keep masks, results and gradients stay the same, and
-the padding costs the FLOPs of its layers. The code runs in NumPy on the host.
+A scan over kept layers has a static length, so each number of layers needs a separate program. Only
+a few numbers are allowed, so that only a few programs are compiled. If a step keeps a number of
+layers for which there is no program, it runs the next larger program. This program also runs some
+dropped layers, which `padded` chooses, and multiplies their outputs by zero. The padding does not
+change keep masks, results or gradients, but it costs the FLOPs of the added layers. The code runs
+in NumPy on the host.
 """
 
 from collections.abc import Sequence
@@ -23,12 +24,12 @@ STEPS = 1024  # the largest number of evenly spaced steps that represent a phase
 def padded(keep: np.ndarray, number: int) -> np.ndarray:
     """The layers that a program of ``number`` layers runs: the kept layers and some dropped ones.
 
-    As many dropped layers are added as the kept layers are fewer than ``number``. Set the scale of
+    Dropped layers are added to the kept layers until there are ``number`` layers. Set the scale of
     dropped layers to zero: ``KeepMask(padded(keep, number), np.where(keep, 1 / probs, 0))``.
 
     Args:
       keep: keep masks, bool [..., layers].
-      number: number of layers that the program runs, at least as many as any mask keeps.
+      number: number of layers that the program runs. No mask may keep more layers.
 
     Returns:
       Layer indices, int32 [..., number], in ascending order.
@@ -55,11 +56,11 @@ def program_counts(
     sensitivity: ArrayLike | None = None,
     costs: Sequence[float] | None = None,
 ) -> np.ndarray:
-    """The numbers of layers that the programs of a phase run, at the lowest expected cost.
+    """Choose the numbers of layers of the programs of a phase, with the lowest expected cost.
 
     A step runs the first program that has enough layers. Let F(c) be the fraction of steps that
-    keep at most c layers (in each stage). The programs :math:`c_1 \\le \\dots \\le c_n` minimise
-    the expected cost of a step, by dynamic programming:
+    keep at most c layers (in each stage). Dynamic programming finds the programs
+    :math:`c_1 \\le \\dots \\le c_n` that minimise the expected cost of a step:
 
     .. math:: \\sum_j (F(c_j) - F(c_{j-1})) \\, cost(c_j), \\qquad c_n = \\text{all layers}.
 
@@ -89,7 +90,7 @@ def program_counts(
         cells @ (np.ones(len(depths)) if costs is None else np.asarray(costs)),
     )
     below = (cells[:, None] <= cells[None]).all(-1)
-    # the cost that a program b adds when it follows a program a
+    # The cost that a program b adds if the next smaller program is a.
     more = np.where(below, (fits[None] - fits[:, None]) * cost[None], np.inf)
     total, before = fits * cost, []
     for _ in range(drop.programs - 1):
@@ -160,7 +161,7 @@ def _odds(drop: LayerDrop, probs: np.ndarray, depths: tuple[int, ...]) -> list[n
 
 
 def _of_fixed(probs: np.ndarray) -> np.ndarray:
-    """The number is the floor or the ceiling of the expected number, which it equals on average."""
+    """The odds of a number that is always the floor or the ceiling of its mean."""
     mean = probs.sum(1).round(6)[:, None]
     return np.clip(1 - abs(np.arange(probs.shape[1] + 1) - mean), 0, None)
 
@@ -169,7 +170,7 @@ def _of_independent(probs: np.ndarray) -> np.ndarray:
     odds = np.zeros((len(probs), probs.shape[1] + 1))
     odds[:, 0] = 1
     for p in probs.T[:, :, None]:
-        # the entry that rolls around the end is still zero
+        # The entry that `np.roll` moves from the end to the front is still zero.
         odds = (1 - p) * odds + p * np.roll(odds, 1, axis=1)
     return odds
 

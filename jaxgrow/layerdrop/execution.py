@@ -1,8 +1,8 @@
-"""Two executions of layer dropping that skip dropped layers.
+"""Two ways to execute a stack of layers without its dropped layers.
 
-They are a ``lax.cond`` around each layer, and a scan over the kept layers only. Both skip the
-forward and backward pass of a dropped layer, and give equal results for equal keep masks. Masking
-the outputs would save no time.
+The first one is a ``lax.cond`` around each layer. The second one is a scan over the kept layers
+only. Both skip the forward and the backward pass of a dropped layer, and give equal results for
+equal keep masks. Masking the outputs of dropped layers would save no time.
 """
 
 import zlib
@@ -42,15 +42,14 @@ class KeepMask:
     x, and so do independent masks on average. Masks that keep two layers always give 4 x.
 
     Attributes:
-      layers: one of three forms. Bool [layers] is a keep mask; each layer is then behind a
-        `lax.cond`. int32 [run] contains the indices of the layers that run, in order. Only their
-        number is static. For a model with stages, it is a tuple with one such array for each stage,
-        counted within the stage. None runs all layers.
+      layers: a keep mask, indices, or None for all layers. A keep mask is bool [layers]; each layer
+        is then behind a `lax.cond`. Indices are int32 [run]: the layers that run, in order. Only
+        their number is static. For a model with stages, indices are a tuple with one array for each
+        stage, counted within the stage.
       scale: float [layers], the factor of the output of a kept layer, 1 / keep probability; or a
         `Dropout`; or None. A layer that runs with scale 0 adds nothing, and its gradients are zero.
-        Such layers are dropped layers that complete a fixed number of indices
-        (`jaxgrow.layerdrop.counts.padded`).
-      scaling: the place of the scale, as in the table.
+        `jaxgrow.layerdrop.counts.padded` uses such layers to complete a fixed number of indices.
+      scaling: the output that the scale multiplies, as in the table.
     """
 
     layers: Any  # jax.Array | np.ndarray | tuple of these | None
@@ -79,7 +78,8 @@ class Dropout:
     """Dropout of the output of every sublayer, used as a ``KeepMask.scale`` (Srivastava et al., 2014).
 
     Attributes:
-      keys: a random key for each layer and sample, [layers, B]; within a block, [B].
+      keys: a random key for each layer and sample, [layers, B]. A block gets those of its layer,
+        [B].
       rate: the probability that an entry becomes zero. The other entries are divided by
         ``1 - rate``.
     """
@@ -98,9 +98,9 @@ def rescaled(y: jax.Array, scale: "jax.Array | Dropout | None", sublayer: str = 
     """Multiply the output of a sublayer by its scale, and round once to the dtype of ``y``.
 
     A block with "sublayer" scaling applies this to the output of each sublayer. The product is
-    computed in float32 or a wider type. In bfloat16, 1 / p is wrong by up to 0.4 %, always in the
-    same direction for one p, so that the expectation over keep masks would change. If scale is 1 or
-    None, the result is bitwise identical to ``y``.
+    computed in float32 or a wider type. In bfloat16, 1 / p has a rounding error of up to 0.4 %. The
+    error is the same for every keep mask, so it would change the expectation over keep masks. If
+    scale is 1 or None, the result is bitwise identical to ``y``.
     """
     if scale is None:
         return y
@@ -121,8 +121,8 @@ def scaled(apply: Callable[..., jax.Array], keep_mask: KeepMask) -> Callable[...
         return apply(w, x, *rest)
 
     def fixed(scale: Any) -> Any:
-        # A scale is differentiated only without keep masks, for the sensitivities. Elsewhere its
-        # gradient would need the output of the block.
+        # Only the measurement of sensitivities differentiates a scale, and it uses no keep masks.
+        # With keep masks, the gradient of the scale would need the output of the block.
         return scale if keep_mask.layers is None else lax.stop_gradient(scale)
 
     def by_sublayer(w: Weights, x: jax.Array, scale: Any, *rest: Any) -> jax.Array:
@@ -134,8 +134,8 @@ def scaled(apply: Callable[..., jax.Array], keep_mask: KeepMask) -> Callable[...
         delta = (x.astype(wide) + scale.astype(wide) * (y.astype(wide) - x.astype(wide))).astype(
             x.dtype
         )
-        # x + (y - x) may round, but at p = 1 a layer must be bitwise identical to the dense one.
-        # Without keep masks, the sum itself must be differentiated.
+        # x + (y - x) has rounding errors, but at p = 1 a layer must be bitwise identical to the dense
+        # layer. Without keep masks, the sum must be used, because it is differentiated.
         return delta if keep_mask.layers is None else jnp.where(scale == 1, y, delta)
 
     if keep_mask.scale is None:
@@ -150,11 +150,11 @@ def conditional(
 
     This is a scan over the layers, with one `lax.switch` in the forward and one in the backward
     pass of each layer. A dropped layer has no cost: neither its forward nor its backward pass runs,
-    and nothing is written for it. Its gradients are exactly zero. (With plain differentiation,
-    `lax.cond` in a scan saves a copy of all weights, and writes zeros wherever a kept layer saves
-    values.) The values that a kept layer computes for its backward pass are saved: all of them, or
-    those that `jax.checkpoint` around ``apply`` selects. Only reverse mode is supported: `jax.jvp`
-    raises a TypeError.
+    and no values are saved for it. Its gradients are exactly zero. (If JAX differentiates a
+    `lax.cond` in a scan, it saves a copy of all weights, and writes zeros wherever a kept layer
+    saves values.) For a kept layer, all values that its backward pass needs are saved, or only those
+    that `jax.checkpoint` around ``apply`` selects. Only reverse mode is supported: `jax.jvp` raises
+    a TypeError.
 
     Args:
       apply: ``(w, x) -> x``, one layer.
@@ -200,7 +200,7 @@ def _scan(
 
     def body(carry: Any, inputs: tuple[jax.Array, Weights, jax.Array]) -> tuple[Any, None]:
         keep, w, i = inputs
-        # Identity is branch 0: only branch 0 reliably forwards its operands without a copy.
+        # The identity must be branch 0: only branch 0 reliably forwards its operands without a copy.
         return lax.switch(keep.astype(jnp.int32), [skip, run], carry, w, i), None
 
     return lax.scan(body, carry, (keep, stacked, jnp.arange(len(keep))), reverse=reverse)[0]
@@ -247,9 +247,10 @@ def _written(stack: list[jax.Array], new: list[jax.Array], i: jax.Array) -> list
 def varying(arrays: Any, data: Any) -> Any:
     """Make ``arrays`` vary over all axes of a `shard_map` over which ``data`` varies.
 
-    All branches of a conditional must agree in this, whether they compute from the data, return
-    zeros or return their operands. A selection that XLA removes achieves it, because its condition
-    is never true. The way in which JAX spells these types has changed between releases.
+    JAX requires this of the results of all branches of a conditional, whether a branch computes
+    them from the data, returns zeros or returns its operands. The function selects between equal
+    values by a condition that depends on the data and is never true; XLA removes the selection. It
+    does not use JAX's API for these types, because that API has changed between releases.
     """
     if not jax.sharding.get_abstract_mesh().manual_axes:
         return arrays
@@ -270,8 +271,8 @@ class _Pullback(struct.PyTreeNode):
     """The result of `jax.vjp` for a layer, or for all layers, stacked.
 
     Attributes:
-      saved: its leaves, without those that are weights of the layer.
-      tree: its structure.
+      saved: the leaves of the `jax.vjp` function, except for those that are weights of the layer.
+      tree: the structure of the `jax.vjp` function.
       sources: for each leaf, the index of the weight that is this leaf, or None if it is saved.
     """
 
@@ -293,7 +294,7 @@ def _pulled(
 ) -> tuple[Carry, _Pullback]:
     """Run one layer, and return its backward pass.
 
-    Weights are not saved again, because the backward pass has them.
+    Weights are not saved again, because the backward pass receives them as an argument.
     """
     moving, join = _floating(w)
     y, back = jax.vjp(lambda moving, x: apply(join(moving), x), moving, x)
@@ -332,7 +333,7 @@ def _blank(shape: tuple[int, ...], dtype: Any) -> jax.Array:
 
 @custom_batching.custom_vmap
 def unbatched(layers: jax.Array) -> jax.Array:
-    """Return ``layers``, and refuse `vmap` over it.
+    """Return ``layers``, and raise an error under `vmap` over it.
 
     A conditional on a batch of keep masks would run both branches and save nothing.
 

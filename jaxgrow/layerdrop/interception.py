@@ -31,20 +31,21 @@ Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 def dropping(block: type[nn.Module], keep_mask: KeepMask) -> Generator[None]:
     """A context in which the i-th call of a ``block`` runs only if ``keep_mask.layers[i]`` is true.
 
-    A Flax (Linen) model drops layers in this way. The model must call one block after the other
-    from a Python loop. A model with ``nn.scan`` is refused; a custom stack passes `KeepMask` to
-    `jaxgrow.models.stack.run_stack` instead.
+    Use it to drop layers of an unmodified Flax (Linen) model. The model must call one block after
+    the other from a Python loop. A model with ``nn.scan`` raises an error; a custom stack passes
+    `KeepMask` to `jaxgrow.models.stack.run_stack` instead.
 
     The first argument of the block, by position or by name, is the array that it changes. The other
-    arguments can be of any type. The block returns that array, or a tuple that begins with it. The
-    other items of the tuple are not scaled, and are zero if the block is dropped. With "sublayer"
-    scaling, the block takes the scale as its second argument. Variables that a block would write
-    (batch statistics, sown values) are lost. Initialise the model outside of this context.
+    arguments can be of any type. The block returns the changed array, or a tuple that begins with
+    it. The other items of the tuple are not scaled, and are zero if the block is dropped. With
+    "sublayer" scaling, the block takes the scale as its second argument. Variables that a block
+    would write (batch statistics, sown values) are lost. Initialise the model outside of this
+    context.
 
     A kept block samples the same random numbers, for example for dropout, as in the model without
-    this context. A module that is called several times samples other numbers from its second call
-    on. Only reverse mode is supported: `jax.jvp`, `jax.jacfwd` and `jax.hessian` of a model in this
-    context raise a TypeError.
+    this context. If a module is called several times, its second and later calls sample different
+    numbers than without this context. Only reverse mode is supported: `jax.jvp`, `jax.jacfwd` and
+    `jax.hessian` of a model in this context raise a TypeError.
 
     Args:
       block: the class of the model's blocks.
@@ -97,7 +98,7 @@ class _Calls:
         self.number = 0
         self._block, self._keep_mask = block, keep_mask
         self._called: set[tuple[str, ...]] = set()
-        self._params: Mapping[str, Any] = {}  # of the whole model
+        self._params: Mapping[str, Any] = {}  # parameters of the complete model
         self._inside = False  # whether a block is running, which may contain blocks
 
     def intercept(
@@ -175,15 +176,15 @@ class _Calls:
 class _Call(NamedTuple):
     """The arguments of a call, apart from the array that the block changes.
 
-    Arrays become arguments of the differentiated function. A flag stays a Python value, because the
-    block may branch on it.
+    Arrays become arguments of the differentiated function. Other values, such as flags, stay Python
+    values, because the block may branch on them.
 
     Attributes:
-      block: a copy of the module that is not bound.
+      block: an unbound copy of the module.
       x: the first argument, which the block changes.
-      name: its name if it was given by name.
+      name: the name of the first argument if it was given by name.
       leaves: the leaves of the other arguments.
-      tree: their structure.
+      tree: the structure of the other arguments.
     """
 
     block: nn.Module
@@ -216,9 +217,9 @@ class _Call(NamedTuple):
 
 
 def _random_streams(module: nn.Module, again: bool) -> dict[str, Any]:
-    """The sources of random numbers of the module.
+    """The random streams of the module.
 
-    They are the same streams as outside of `dropping`, except if the module is called again.
+    They are the same streams as outside of `dropping`, unless the module was called before.
     """
     assert module.scope is not None  # a module that is called is bound
     streams: dict[str, Any] = {
@@ -228,7 +229,7 @@ def _random_streams(module: nn.Module, again: bool) -> dict[str, Any]:
 
 
 def _sliced(module: nn.Module, whole: Mapping[str, Any]) -> bool:
-    """Whether the module holds the parameters of one layer of the model, as inside an `nn.scan`."""
+    """Whether the module holds a slice of the model's parameters, as inside an `nn.scan`."""
     for name in module.path:
         whole = whole.get(name, {})
     parts = jax.tree.leaves(module.variables.get("params", {}))

@@ -1,8 +1,8 @@
 """Keep masks: the layers that a step keeps, sampled from keep probabilities.
 
-They are a pure function of the probabilities, the seed, the step and the micro-step, and never of a
-device. All replicas must drop the same layers. If each replica sampled its own mask, the slowest
-one would determine the step time.
+They are a pure function of the probabilities, the seed, the step and the micro-step. They do not
+depend on the device, because all replicas must drop the same layers. If each replica sampled its
+own mask, the slowest replica would determine the step time.
 """
 
 import itertools
@@ -40,12 +40,13 @@ def systematic(key: jax.Array, probs: ArrayLike, count_key: jax.Array | None = N
     """Sample a keep mask, bool [layers], with exact marginals and a fixed number of kept layers.
 
     Layer l is kept with probability ``probs_l``, and the number of kept layers is always the floor
-    or the ceiling of ``sum(probs)``. With the layers in random order, C the running sum of their
-    probabilities, and one u in (0, 1], a layer is kept if ``floor(C_l - u) > floor(C_(l-1) - u)``.
-    This is random systematic sampling (Hartley & Rao, 1962). The masks of different layers are not
-    independent. The random order ensures that no two layers exclude each other, as neighbours do in
-    a fixed order. Samples with the same ``count_key`` and probabilities keep the same number of
-    layers, and each still has these marginals. One scan over micro-batches needs this.
+    or the ceiling of ``sum(probs)``. This is random systematic sampling (Hartley & Rao, 1962). It
+    puts the layers in random order, computes the running sum C of their probabilities, and samples
+    one u in (0, 1]. A layer is kept if ``floor(C_l - u) > floor(C_(l-1) - u)``. The masks of
+    different layers are not independent. The random order ensures that no two layers exclude each
+    other, as neighbours do in a fixed order. Samples with the same ``count_key`` and probabilities
+    keep the same number of layers, and each still has these marginals. A scan over micro-batches
+    requires this.
 
     Args:
       key: random key of a step and micro-step, equal on all devices.
@@ -65,7 +66,7 @@ def systematic(key: jax.Array, probs: ArrayLike, count_key: jax.Array | None = N
     u = jax.random.randint(key, (), jnp.where(first, 1, more + 1), jnp.where(first, more, GRID) + 1)
     place = jax.random.bits(order_key, p.shape)
     row, column = place[:, None], place[None, :]
-    # cheaper to compile than a sort
+    # This ranks the numbers. It is cheaper to compile than a sort.
     earlier = (column < row) | ((column == row) & jnp.tri(len(p), k=-1, dtype=bool))
     before = jnp.where(earlier, p[None, :], 0).sum(1)
     return sure | ((before + p - u) // GRID > (before - u) // GRID)
@@ -76,7 +77,7 @@ def _on_grid(probs: ArrayLike, count_key: jax.Array) -> tuple[jax.Array, ...]:
 
     Returns:
       The layers that are certainly kept, the other probabilities in units of 1 / GRID, the largest
-      u that gives one layer more, and whether u is at most that.
+      u for which the number of kept layers is the ceiling, and whether u is at most this value.
     """
     p = jnp.round(jnp.asarray(probs) * GRID).astype(jnp.int32)
     sure = p >= GRID
@@ -88,9 +89,9 @@ def _on_grid(probs: ArrayLike, count_key: jax.Array) -> tuple[jax.Array, ...]:
 def independent(key: jax.Array, probs: ArrayLike, count_key: jax.Array) -> jax.Array:
     """Sample an independent keep mask, bool [layers], with a number of layers set by ``count_key``.
 
-    All masks with the same ``count_key`` keep the same number of layers. It is the number of one
-    independent mask that is sampled with ``count_key``. Given this number k, the layers are decided
-    one after the other. Layer l is kept with probability
+    All masks with the same ``count_key`` keep the same number of layers: the number k that one
+    independent mask, sampled with ``count_key``, keeps. Given k, the layers are decided one after
+    the other. Layer l is kept with probability
 
     .. math:: p_l P_{l+1}(r - 1) / P_l(r),
 
@@ -123,7 +124,8 @@ def independent(key: jax.Array, probs: ArrayLike, count_key: jax.Array) -> jax.A
     def choose(left, layer):
         p, after, chance, others = layer
         kept, dropped = p * after[left - 1], (1 - p) * after[left]
-        # The first two conditions matter only with rounding: exact probabilities are 0 or 1 there.
+        # The first two conditions only correct rounding errors: without rounding, the probability
+        # would be exactly 1 or 0 in these cases.
         keep = (left > others) | ((left > 0) & (chance * (kept + dropped) < kept))
         return left - keep, keep
 
@@ -157,9 +159,9 @@ def keep_masks(
 
     Args:
       drop: how layers are dropped.
-      layers: number of layers, or the number in each stage, in order. The two gather executions
-        then sample masks for each stage, so that all micro-steps keep the same number of layers in
-        it.
+      layers: number of layers, or the number in each stage, in order. With stages, the two gather
+        executions sample a mask for each stage, so that all micro-steps keep the same number of
+        layers in each stage.
       steps: number of steps of the phase.
       t: the step, ``1 .. steps``.
       seed: random seed of the run, equal on all devices.

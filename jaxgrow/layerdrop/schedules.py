@@ -17,9 +17,9 @@ from jaxgrow.layerdrop.allocation import Sensitivity, allocate, block_list
 
 @dataclass(frozen=True)
 class Variance:
-    """The disturbance of training by layer dropping over time, relative to its maximum.
+    """A curve for how much layer dropping disturbs training over time, relative to its maximum.
 
-    It determines the schedule with ``time="variance"``.
+    The curve determines the schedule with ``time="variance"``.
 
     .. math:: \\phi(u) = (u / peak)^{shape - 1} \\exp(-(shape - 1) (u / peak - 1))
 
@@ -31,7 +31,7 @@ class Variance:
     probabilities. [reconstructed]
 
     Attributes:
-      peak: the u of the largest disturbance, in (0, 1].
+      peak: the time u of the largest disturbance, in (0, 1].
       shape: shape of the gamma distribution, above 1. A larger shape makes the peak narrower.
     """
 
@@ -53,10 +53,10 @@ def fit_variance(times: ArrayLike, variance: ArrayLike) -> Variance:
     """Fit the curve `Variance` to measurements.
 
     The measurements can be ``(loss_dropped - loss_baseline)^2`` of two runs
-    (``python -m train.variance`` reads them from the logs). The fit is a least-squares fit of log v
-    = a + (shape - 1) (log u - u / peak), which is linear in its three unknowns. Each point has the
-    weight v^2, so that, to first order, this is a least-squares fit of v itself. Zeros have no
-    weight. The function is pure and uses NumPy in float64. [reconstructed]
+    (``python -m train.variance`` reads them from the logs). The function fits
+    ``log v = a + (shape - 1) (log u - u / peak)``, which is linear in three unknowns, by least
+    squares. Each point has the weight v^2, so that, to first order, this is a least-squares fit of
+    v itself. Zeros have no weight. The function is pure and uses NumPy in float64. [reconstructed]
 
     Args:
       times: the times u of the measurements, [n], in (0, 1].
@@ -123,18 +123,20 @@ class LayerDrop:
       theta: the limit of theta(t), the keep probability of the whole model.
       time: the schedule of theta over time (`theta`).
       depth: the keep probabilities over depth (`schedule`), if there is no ``sensitivity``.
-      gamma: the speed of ``time="pld"``, in units of 1/T; the paper uses 100.
+      gamma: how fast theta approaches its limit with ``time="pld"``, in units of 1/T; the paper
+        uses 100.
       variance: the curve for ``time="variance"``, as returned by `fit_variance`.
       reverse: whether time runs backwards, so that dropping decreases.
-      recovery: the last fraction of the steps, in which every layer is kept.
-      sensitivity: settings of SBLD, which sets the depth by measured sensitivities.
+      recovery: fraction of the steps at the end in which every layer is kept.
+      sensitivity: settings of SBLD, which sets the keep probabilities over depth by measured
+        sensitivities.
       scale: where the output of a kept layer is divided by its keep probability
         (`jaxgrow.layerdrop.KeepMask`); "none" does not divide.
       execution: how layers are skipped, and how keep masks are sampled (`jaxgrow.layerdrop.keep_masks`).
         docs/concepts/dropping.md compares the three executions.
-      programs: the largest number of train steps that the two gather executions compile. Their
-        numbers of layers are rounded up to those of the programs.
-      dropped: how the optimizer treats layers that no micro-batch ran. "momentum" updates
+      programs: the largest number of train-step programs that the two gather executions compile.
+        A step runs the smallest of these programs that has enough layers.
+      dropped: how the optimizer treats layers that ran in no micro-batch. "momentum" updates
         them with zero gradients, so that momentum and weight decay still change them; "freeze"
         leaves them and their optimizer state unchanged.
     """
@@ -184,12 +186,12 @@ class LayerDrop:
 
     @property
     def after(self) -> float:
-        """The first fraction of the steps, in which every layer is kept (the pre-analysis)."""
+        """The fraction of the steps at the start in which every layer is kept (pre-analysis)."""
         return 0.0 if self.sensitivity is None else self.sensitivity.after
 
 
 def theta(drop: LayerDrop, t: ArrayLike, steps: int) -> jax.Array:
-    """The keep probability of the whole model at step t: 1 - (1 - limit) amount(u).
+    """The keep probability of the model at step t: ``1 - (1 - limit) amount(u)``.
 
     ============ ===================================== =============================================
     time         amount(u)                             source
@@ -204,9 +206,10 @@ def theta(drop: LayerDrop, t: ArrayLike, steps: int) -> jax.Array:
     ============ ===================================== =============================================
 
     u runs from 0 to 1 while layers are dropped. T, here and in the gamma of PLD, is the number of
-    those steps. theta is 1 before them, in the pre-analysis of a ``sensitivity`` (the fraction
-    ``after`` of the steps), and after them, in the last fraction ``recovery``. ``reverse`` replaces
-    u by 1 - u. The steps of a phase are t = 1 .. steps, as in Algorithm 1 of PLD.
+    these steps. Before them, in the pre-analysis of a ``sensitivity`` (the fraction ``after`` of
+    the steps), theta is 1. After them, in the last fraction ``recovery``, theta is also 1.
+    ``reverse`` replaces u by 1 - u. The steps of a phase are t = 1 .. steps, as in Algorithm 1 of
+    PLD.
 
     Args:
       drop: how layers are dropped.
@@ -259,8 +262,9 @@ def schedule(
                  layer unless the limit is 0
     ============ ================================== ================================================
 
-    With ``drop.sensitivity``, `allocate` uses the same mean keep probability as "linear", and
-    divides it among layers by the measured ``sensitivity``.
+    With ``drop.sensitivity``, `allocate` computes the keep probabilities instead. Their mean equals
+    the mean of "linear", and the measured ``sensitivity`` determines the differences between
+    layers.
 
     Args:
       drop: how layers are dropped.

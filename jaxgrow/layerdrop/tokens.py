@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 @dataclass(frozen=True)
 class TokenDrop:
-    """The fraction of tokens that skip the middle layers.
+    """Settings of token dropping: the tokens that skip, and the layers that they skip.
 
     The tokens are sampled separately for each step and sequence. The remaining tokens keep their
     order, so causal attention stays causal. LiGO (appendix B.3) drops 15 % of the tokens in "middle
@@ -51,7 +51,7 @@ class TokenDrop:
 
 
 def sample_tokens(drop: TokenDrop, key: jax.Array, rows: jax.Array, length: int) -> jax.Array:
-    """Sample the token keep mask of each sequence uniformly, as the positions of the kept tokens.
+    """Sample the positions of the kept tokens of each sequence uniformly.
 
     Args:
       drop: the fraction of tokens that is dropped.

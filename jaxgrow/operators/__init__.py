@@ -1,8 +1,8 @@
 """Published growth operators: short functions that return a growth for `jaxgrow.grow`.
 
-Every function takes ``sizes``, the sizes of a model's axes (`jaxgrow.sizes`), under the axis names
-that the models of this library use: ``layers``, ``embed`` (the residual stream), ``heads`` and
-``mlp``. Heads are always copied completely, because the dimensions within a head are a separate
+Every function takes ``sizes``, the sizes of a model's axes (`jaxgrow.sizes`). The axes have the
+names that the models of this library use: ``layers``, ``embed`` (the residual stream), ``heads``
+and ``mlp``. Heads are always copied completely, because the dimensions within a head are a separate
 axis. With GQA, ``kv_heads`` is another axis, and operators keep every query head with its key/value
 head. Growth operators also take a ``target``, the new sizes of the axes that grow, and random
 operators take a ``seed``. All raise `ValueError` for an axis that they do not grow and for a size

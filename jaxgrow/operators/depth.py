@@ -2,9 +2,9 @@
 
 Except for `llama_pro`, they do not preserve the function, because a copied layer changes it to
 first order. ``target`` is ``{"layers": new number}``, or ``{"layers.2": new number}`` for one stage
-of a model with stages. Layers are counted from 0; ``L`` is their old and ``L'`` their new number.
-No parameter contracts the ``layers`` axis. Its read maps are chosen to invert the growth:
-``grow(swap(g), grow(g, s)) == s``.
+of a model with stages. Layers are counted from 0. ``L`` is the old number of layers, and ``L'`` is
+the new number. No parameter contracts the ``layers`` axis, so its read maps do not act in the
+growth itself. They are chosen such that `swap` inverts the growth: ``grow(swap(g), grow(g, s)) == s``.
 """
 
 import math
@@ -84,8 +84,8 @@ def interleave(sizes: Sizes, target: Sizes, period: int = 1) -> dict[str, AxisMa
       {arguments}
       period: number p of consecutive layers that are copied together
         (`jaxgrow.models.Config.traits`). If p divides both numbers of layers,
-        ``W'_l = W_{p floor(floor(l / p) L / L') + l mod p}``. A copy then has the same kind as its
-        source, for example with or without an attention window.
+        ``W'_l = W_{p floor(floor(l / p) L / L') + l mod p}``. Then a copy is a layer of the same
+        kind as its source, for example a layer with an attention window.
 
     Returns:
       The map of ``layers``, or of the layers of each stage.
@@ -123,7 +123,8 @@ def interleave(sizes: Sizes, target: Sizes, period: int = 1) -> dict[str, AxisMa
 def g_stack(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
     """Repeat the complete stack of layers an integer number of times.
 
-    The authors recommend four times. `g_stack_tokens` gives the time of the growth.
+    The authors recommend a factor of four. `g_stack_tokens` gives the number of tokens on which to
+    train the small model first.
 
     Args:
       {arguments}
@@ -151,8 +152,9 @@ def g_stack_tokens(parameters: float, tokens: float, at_most: float = 0.25) -> f
 
     ``log10 d = 0.88 log10 N + 163.27 / log10 C - 5.74``, with N parameters of the grown model and
     ``C = 6 N tokens`` FLOPs. The formula was fitted to models with billions of parameters. For 410
-    million parameters and 8.2e9 tokens it gives more than twice the complete training. A result
-    above the fraction ``at_most`` of ``tokens`` is reduced to that fraction, with a warning.
+    million parameters and 8.2e9 tokens, the result is more than twice the tokens of the complete
+    training. Therefore a result above the fraction ``at_most`` of ``tokens`` is reduced to that
+    fraction, with a warning.
 
     Args:
       parameters: number of parameters of the grown model.
@@ -193,8 +195,8 @@ def g_stack_tokens(parameters: float, tokens: float, at_most: float = 0.25) -> f
 def mslt(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
     """Repeat the top ``L' - L`` layers on top of the model: multi-stage layerwise training.
 
-    The method then trains only the new layers, and all layers in a last stage
-    (`jaxgrow.optim.freeze`).
+    After each growth, the method trains only the new layers. In its last stage, it trains all
+    layers (`jaxgrow.optim.freeze`).
 
     Args:
       {arguments}
@@ -233,8 +235,8 @@ def mslt(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
 def midas(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
     """Repeat the middle block of ``b = L' - L`` layers directly behind itself (MIDAS).
 
-    With ``n = L / b`` blocks, the middle block has the number ``ceil(n / 2)``. `midas_lengths`
-    gives the lengths of the stages.
+    With ``n = L / b`` blocks, counted from 1, the middle block has the number ``ceil(n / 2)``.
+    `midas_lengths` gives the lengths of the training stages.
 
     Args:
       {arguments}
@@ -273,7 +275,8 @@ def midas_lengths(stages: int, power: float = 1.0) -> tuple[float, ...]:
 
     Args:
       stages: number of stages.
-      power: 1 makes a stage proportional to its number; larger values make the last stages longer.
+      power: exponent of the stage number i. With 1, the length of a stage is proportional to its
+        number; larger values make the last stages longer.
 
     Returns:
       Fractions that add up to 1.
@@ -342,12 +345,13 @@ def lidas(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
     inverts="bitwise",
 )
 def solar(sizes: Sizes, target: Sizes, blend: int = 0) -> dict[str, AxisMap]:
-    """Stack two copies of the model, without m layers of each where they meet (SOLAR).
+    """Stack two copies of the model, and remove m layers of each where they meet (SOLAR).
 
-    The lower copy loses its top m layers, and the upper copy its bottom m layers. The result has
-    the layers ``0 .. L - m - 1`` and then ``m .. L - 1``, so ``L' = 2 (L - m)`` (depth up-scaling
-    of SOLAR). With ``blend``, the top ``blend`` layers of the lower copy and the bottom ``blend``
-    layers of the upper copy are averaged, so ``L' = 2 (L - m) - blend``.
+    The lower copy loses its top m layers, and the upper copy loses its bottom m layers. The result
+    has the layers ``0 .. L - m - 1`` and then ``m .. L - 1``, so ``L' = 2 (L - m)`` (depth
+    up-scaling of SOLAR). With ``blend``, the remaining top ``blend`` layers of the lower copy and
+    the remaining bottom ``blend`` layers of the upper copy are averaged, so
+    ``L' = 2 (L - m) - blend``.
 
     Args:
       {arguments}
@@ -405,13 +409,13 @@ def _is_pre_norm(growth: Growth, form: Form) -> bool:
 def llama_pro(sizes: Sizes, target: Sizes, post_norm: bool = False) -> Rules:
     """Insert copies of layers that initially add nothing: ``W_out = W_down = 0``, zero biases.
 
-    One copy follows after every ``L / (L' - L)`` layers. The operator preserves the function of any
-    pre-LN model bitwise. At first, only the zeroed kernels have a gradient. The authors train only
-    the new layers (`jaxgrow.optim.freeze`). The identity blocks of LEMON and bert2BERT are of this
-    form. ``W_out`` and ``W_down`` are the kernels of layers whose output axis is ``embed``. Norms
-    and scales are copied. If a norm follows each sublayer (``post_norm``; OLMo 2, Gemma 2), its
-    scale is set to zero instead. Otherwise the norm would rescale the output to unit variance after
-    the first small update of the kernel.
+    One new layer follows after every ``L / (L' - L)`` layers. The operator preserves the function
+    of any pre-LN model bitwise. At first, only the zeroed kernels of a new layer have a gradient.
+    The authors train only the new layers (`jaxgrow.optim.freeze`). The identity blocks of LEMON and
+    bert2BERT have the same form. ``W_out`` and ``W_down`` are the kernels of layers whose output
+    axis is ``embed``. Norms and scales are copied. If a norm follows each sublayer (``post_norm``;
+    OLMo 2, Gemma 2), the scale of this norm is set to zero instead of the kernels. Otherwise the
+    norm would rescale the output to unit variance after the first small update of the kernel.
 
     Args:
       {arguments}
@@ -486,10 +490,11 @@ def _maps(
       name: the name of the operator, for error messages.
       sizes: the size of every axis of the model.
       target: the new numbers of layers.
-      of: the map from an old to a new number of layers.
+      of: function that returns the map from an old to a new number of layers.
 
     Raises:
-      ValueError: an axis that does not stack layers, a smaller number, or an error of ``of``.
+      ValueError: an axis that is not a layer axis, a new number below the old one, or an error of
+        ``of``.
     """
     found = grown(name, (LAYERS,), sizes, target)
     out = {axis: identity(sizes[axis]) for axis in depth(sizes)}

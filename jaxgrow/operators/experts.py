@@ -2,9 +2,9 @@
 
 A model without experts is first converted to a mixture with a single expert, which its router must
 always choose (`jaxgrow.models.upcycling.as_mixture`). All operators here therefore grow the axis
-``experts``. They copy the router's columns with the experts, so the router cannot distinguish
-copies until it receives noise. `jaxgrow.models.upcycling.routed` adds this noise, and every recipe
-here continues with it.
+``experts``. They copy the router's columns with the experts, so the router cannot distinguish the
+copies until noise is added to it. `jaxgrow.models.upcycling.routed` adds this noise, as every
+published recipe does.
 """
 
 import numpy as np
@@ -28,10 +28,9 @@ def upcycle(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
     """Make each new expert a copy of an old one, in turn: ``W'_e = W_{e mod E}``.
 
     From a single expert, this is sparse upcycling. If the gates add up to 1, it preserves the
-    function for any router. From several experts, it is expert upcycling. It then preserves the
-    function if the number of experts per token grows by the same factor, so that each token goes
-    through all copies of the experts that it went through before. ``target`` is
-    ``{"experts": new number}``.
+    function for any router. From several experts, this is expert upcycling. It preserves the
+    function if the number of experts per token grows by the same factor, so that each token is
+    routed to all copies of its previous experts. ``target`` is ``{"experts": new number}``.
 
     Args:
       {arguments}
@@ -64,14 +63,15 @@ def upcycle(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
     state="copy",
 )
 def virtual_groups(sizes: Sizes, target: Sizes) -> Rules:
-    """Cut a single expert into G parts, and make E / G experts of each: finer experts, equal cost.
+    """Cut a single expert into G parts, and copy each part E / G times: finer experts, equal cost.
 
     ``target`` is ``{"experts": E, "mlp": F'}``. With the old number F of MLP units, ``G = F / F'``,
-    and expert e is a copy of part ``e mod G``. `jaxgrow.models.upcycling.routed` with ``group=G``
-    keeps the same router column for the G experts of a group. If the gates also add up to 1, a
-    token that goes through G experts goes through all parts of a group, each with the gate 1 / G.
-    Kernels whose input axis is ``mlp`` are multiplied by G, so the function is preserved. (He et
-    al. distribute the factor over all three kernels, and do not normalise the gates.)
+    and expert e is a copy of part ``e mod G``. Each group of G consecutive experts contains every
+    part once. `jaxgrow.models.upcycling.routed` with ``group=G`` keeps the same router column for
+    the experts of a group. A token with G experts is then routed to all parts of one group. If the
+    gates add up to 1, each part has the gate 1 / G. Kernels whose input axis is ``mlp`` are
+    multiplied by G, so the function is preserved. (He et al. distribute the factor over all three
+    kernels, and do not normalise the gates.)
 
     Args:
       {arguments}

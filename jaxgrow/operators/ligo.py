@@ -45,9 +45,9 @@ Acting: TypeAlias = list[tuple[tuple[str, ...], str]]
 
 @dataclass(frozen=True)
 class LiGO:
-    """How the maps are initialised, and which axes share them.
+    """Options of LiGO: how its maps are initialised, and which axes share them.
 
-    The initial growth does not preserve the function in general, whichever options are chosen.
+    In general, the initial growth does not preserve the function, whichever options are chosen.
 
     =========== ====================================================================================
     depth       row i of w, with a source s(i): stacking ``i mod L``, interleaving ``i L // L'``
@@ -62,18 +62,20 @@ class LiGO:
     selection   u ~ U(0, noise) except for u[random] = 1, divided by its sum: with noise = 0, a
                 copy of a random unit
     gaussian    N(0, 1 / new size)
-    zero        0: a saddle point for all maps except that of ``embed`` under LayerNorm. A control
+    zero        0, as a control: a saddle point for all maps except the map of ``embed`` under
+                LayerNorm
     =========== ====================================================================================
 
     With ``noise = 0``, stacking and interleaving are bitwise identical to the operators `stack` and
-    `interleave` (the latter for layers of one kind, that is, for a period of 1). Zero rows are
-    bitwise identical to `zero_pad`. The published code starts with noisy stacking and normalised
-    rows, and learns only C. Here all of B is learned, as described in the paper.
+    `interleave` (the latter only for a period of 1, where all layers are of one kind). Zero rows
+    are bitwise identical to `zero_pad`. The published code starts with noisy stacking and
+    normalised rows, and learns only C. Here all of B is learned, as described in the paper.
 
     Attributes:
       depth: initialisation of the depth weights w.
       width: initialisation of the new rows C of the width maps.
-      noise: upper limit of the random weights of all sources but one; at least 0 and below 1.
+      noise: upper limit of the random weights of all old units or layers except the source of a
+        row; at least 0 and below 1.
       shared: whether all layers share the maps of heads and MLP units. If not, each layer of the
         small model has separate maps.
       tied: whether input axes use the maps of output axes. If not, input axes have separate maps,
@@ -96,26 +98,27 @@ def init(ligo: LiGO, axes: Axes, sizes: Sizes, target: Sizes, key: jax.Array) ->
 
     ``{"depth": {module: w [L', L]}, "width": {map: {"write": B [new, old]}}}``
 
-    Depth weights belong to a module, such as a kernel and its bias, or a norm, in one folder of the
-    parameter tree (``"blocks/attention/query"``). Leaves that share a folder with other modules
-    have separate depth weights (``"blocks/mlp_scale"``).
+    Each module has its own depth weights. A module is a subtree of the parameters that contains,
+    for example, a kernel and its bias, or a norm (``"blocks/attention/query"``). A leaf next to
+    other modules in a subtree is a module itself (``"blocks/mlp_scale"``).
 
-    Width maps are tied as in the paper. There is one map ``embed`` for the residual stream
-    everywhere, ``mlp`` for MLP units, and ``query``, ``key`` and ``value`` over heads times
-    head_dim. The input axes of the attention output also use ``value``. The axis names distinguish
-    the three: ``head_dim`` is an input axis of keys, and has the suffix of values in values
-    (`jaxgrow.axes`). If maps are not tied, each also has a ``"read"`` matrix. If they are not
-    shared, the maps of heads and MLP units have shape [L, new, old]. In a model with stages, each
-    stage has separate maps: ``embed.0``, ``query.0``, ``mlp.0``.
+    Width maps are tied as in the paper. There is one map ``embed`` for all axes of the residual
+    stream, one map ``mlp`` for MLP units, and the maps ``query``, ``key`` and ``value`` over heads
+    times head_dim. The input axes of the attention output also use ``value``. The axis names
+    distinguish queries, keys and values: ``head_dim`` is an input axis of keys, and has the suffix
+    ``.value`` in values (`jaxgrow.axes`). If maps are not tied, each also has a ``"read"`` matrix.
+    If they are not shared, the maps of heads and MLP units have shape [L, new, old]. In a model
+    with stages, each stage has separate maps: ``embed.0``, ``query.0``, ``mlp.0``.
 
     The random numbers of depth weights depend on the axis names of a module, not on its name.
     Modules of one kind therefore have equal initial depth weights.
 
-    GQA is our extension; the paper does not cover it. ``key`` and ``value`` are then maps over
+    GQA is our extension; the paper does not cover it. With GQA, ``key`` and ``value`` are maps over
     kv_heads times head_dim. The attention output reads each value once for every query head that
-    shares it, so its map is ``value``, repeated. If the number of query heads per key/value head
-    changes, such a map does not exist, and the attention output has a separate map, ``out``. The
-    identity in B keeps query heads with their key/value heads, as in all operators.
+    shares it, so it uses ``value``, repeated for these query heads. If the number of query heads
+    per key/value head changes, such a map does not exist, and the attention output has a separate
+    map, ``out``. The identity in B keeps query heads with their key/value heads, as in all
+    operators.
 
     Args:
       ligo: how the maps are initialised and shared.
@@ -123,7 +126,7 @@ def init(ligo: LiGO, axes: Axes, sizes: Sizes, target: Sizes, key: jax.Array) ->
       sizes: the size of every axis of the small model.
       target: the new sizes of any of ``layers``, ``embed``, ``heads``, ``kv_heads`` and ``mlp``. An
         axis that is not in ``target`` has no map (except for ``heads`` if ``kv_heads`` is given).
-        An axis with its old size has a map that mixes its units.
+        If an axis is given with its old size, it has a map that mixes its units.
       key: random key of the initial coefficients.
 
     Returns:
@@ -132,7 +135,7 @@ def init(ligo: LiGO, axes: Axes, sizes: Sizes, target: Sizes, key: jax.Array) ->
     Raises:
       ValueError: a target below the size of the model, an axis that is not in the list above, query
         heads that cannot be divided among the key/value heads, a leaf whose role is unknown, or
-        attention in which the values are not marked.
+        attention whose value projection does not have the suffix ``.value``.
 
     Example:
       >>> axes = {"up": ("layers", "embed.in", "mlp")}
@@ -194,7 +197,7 @@ def growth(coefficients: Coefficients, axes: Axes, sizes: Sizes) -> Rules:
     """Convert coefficients to a growth for `jaxgrow.grow`.
 
     Each leaf has one rule. If layers share the maps, the rule has one term. Otherwise it has one
-    term ``w_ij B_j W_j A_j.T`` for each layer of the small model.
+    term ``w_ij B_j W_j A_j.T`` for each layer j of the small model.
 
     Args:
       coefficients: the coefficients, as returned by `init`.
@@ -250,7 +253,8 @@ def _leaves(axes: Axes) -> Iterator[tuple[str, Names]]:
 def _modules(axes: Axes) -> dict[str, str]:
     """``{leaf: module that its depth weights belong to}`` for the leaves of layers.
 
-    The module is the folder of the leaf, or the leaf itself if the folder contains several modules.
+    The module is the subtree that contains the leaf, or the leaf itself if the subtree contains
+    several modules.
     """
     folders: dict[str, dict[str, str]] = {}
     for leaf, names in _leaves(axes):
@@ -265,7 +269,7 @@ def _modules(axes: Axes) -> dict[str, str]:
 
 
 def _kinds(axes: Axes) -> dict[str, str]:
-    """``{module: its axis names}``, which identify the kind of a module whatever its name is."""
+    """``{module: its axis names}``. The axis names identify the kind of a module, without its name."""
     of = _modules(axes)
     found: dict[str, list[str]] = {}
     for leaf, names in _leaves(axes):
@@ -281,14 +285,14 @@ def _drawn(key: jax.Array, kind: str) -> jax.Array:
 def _uses(axes: Axes, attention: str) -> dict[str, tuple[Names, Acting]]:
     """The axis names of each leaf, and the maps that act on it.
 
-    Units of blocks outside the layers have separate maps.
+    Heads and MLP units of blocks outside the layers have separate maps.
 
     Args:
       axes: the axis names of the small model's parameters.
       attention: the name of the map for the input axes of the attention output.
 
     Raises:
-      ValueError: attention in which the values are not marked.
+      ValueError: attention whose value projection does not have the suffix ``.value``.
     """
     modules = _modules(axes)
     out: dict[str, tuple[Names, Acting]] = {}
@@ -313,7 +317,7 @@ def _uses(axes: Axes, attention: str) -> dict[str, tuple[Names, Acting]]:
             elif kind(name) == "embed":
                 out[leaf][1].append(((name,), name))
             elif kind(name) in ("heads", "mlp"):
-                # heads without head_dim: kernels between heads, or one number per head
+                # Heads without head_dim occur in kernels between heads, or as one number per head.
                 out[leaf][1].append(((name,), own + name))
     if wrong := [leaf for leaf, own in readers.items() if own not in values]:
         raise ValueError(
@@ -324,7 +328,7 @@ def _uses(axes: Axes, attention: str) -> dict[str, tuple[Names, Acting]]:
 
 
 def _whole_heads(along: tuple[str, ...]) -> bool:
-    """Whether these two axes are the units of complete heads."""
+    """Whether these two axes are a heads axis and its head dimension."""
     return len(along) == 2 and kind(along[0]) in (HEADS, KV_HEADS) and along[1] == "head_dim"
 
 
@@ -350,7 +354,7 @@ def _repeated(m: Any, dim: int, queries: int) -> Any:
 
 
 def _positions(index: np.ndarray, unit: int) -> np.ndarray:
-    """The row of ``[I; C]`` for each new unit: the identity belongs to the old units."""
+    """The row of ``[I; C]`` for each new unit. Old units get the rows of the identity."""
     old = first(index)
     rows = np.where(old, index, old.sum() + np.cumsum(~old) - 1)
     return (rows[:, None] * unit + np.arange(unit)).reshape(-1)

@@ -1,4 +1,4 @@
-"""Coalesce a model into a smaller one by groups of units, and de-coalesce it.
+"""Coalesce a model, by merging each group of units into one unit, and de-coalesce it again.
 
 The source is Zou et al., ICLR 2024.
 """
@@ -27,13 +27,13 @@ from jaxgrow.operators.targets import (
 
 __all__ = ["Groups", "adjacent", "alike", "coalesce", "decoalesce", "far", "group_size"]
 
-# A partition; or "far" or "adjacent" for pairs, and with a size, such as "far:3", for groups of
-# that size. Layers also accept "alike".
+# Either a partition, or a name. "far" and "adjacent" form pairs; "far:3" forms groups of three.
+# Layers also accept "alike".
 Groups: TypeAlias = Sequence[Sequence[int]] | str
 
 
 def far(old: int, new: int) -> tuple[tuple[int, ...], ...]:
-    """Group units at a distance of ``new``, as the published code does for pairs.
+    """Group units that are ``new`` positions apart, as the published code does for pairs.
 
     Args:
       old: number of units.
@@ -77,8 +77,8 @@ def adjacent(old: int, new: int) -> tuple[tuple[int, ...], ...]:
 def alike(kinds: str) -> tuple[tuple[int, ...], ...]:
     """Pair each layer with the next layer of the same kind.
 
-    If a kind has an odd number of layers, its last layer is a group by itself. Groups are in the
-    order of their first layers.
+    If a kind has an odd number of layers, its last layer forms a group of one layer. Groups are in
+    the order of their first layers.
 
     Args:
       kinds: one letter for each layer, such as `jaxgrow.models.Config.layer_kinds`.
@@ -110,29 +110,31 @@ def decoalesce(
 
     For a kernel (column convention), ``W = T_out W' F_in`` with ``T[j, i] = [j in group i]`` and
     ``F = T.T / group size``. Layers are copied (Zou et al., ICLR 2024, section 3.2). The axis names
-    of the model take the place of the paper's table of parameters.
+    of the model replace the paper's table of parameters.
 
-    ``coalesce`` after ``decoalesce`` is exactly the identity, but not the other way round.
-    De-coalescing preserves the function if ``layers`` is not given and all groups of ``embed`` have
-    the same size (with an untied head, or with the tied head of `jaxgrow.models.gpt2`). Copying
-    layers never preserves it. In a model with stages, the axes of every stage are grouped in this
-    way, and follow the heads of their stage.
+    De-coalescing a model and then coalescing it returns exactly the same model. Coalescing a model
+    and then de-coalescing it does not. De-coalescing preserves the function if ``layers`` is not
+    given and all groups of ``embed`` have the same size (with an untied head, or with the tied head
+    of `jaxgrow.models.gpt2`). Copying layers never preserves it. In a model with stages, the axes
+    of every stage are grouped in this way, and follow the heads of their stage.
 
     Args:
       sizes: the axis sizes of the *large* model.
-      heads: groups of heads that become one head in the small model. Any partition, such as
-        ``((0, 2), (1, 3))``; ``"far"`` or ``"adjacent"`` for pairs, or for groups of three or five
-        if the number of heads is odd; ``"far:4"`` for groups of four. With GQA, such a name applies
-        to the key/value heads (unless there is only one), and their query heads follow by position.
-        A partition of the query heads merges the key/value heads that the merged query heads read.
-        (This is our extension: the paper does not cover GQA.)
-      kv_heads: groups of key/value heads, if they differ from those that follow from ``heads``.
-        Without ``heads``, the query heads follow by position.
-      embed: groups of the units of the residual stream. By default, they follow the heads, in as
-        many equal blocks.
-      mlp: groups of MLP units. By default, they follow the heads, as in the published mapper. If
-        their number is not a multiple of the number of heads, they follow as ``"far"`` groups of
-        the size that all groups of heads have.
+      heads: groups of heads that become one head in the small model. The value can be a partition,
+        such as ``((0, 2), (1, 3))``, or a name. ``"far"`` and ``"adjacent"`` form pairs, or groups
+        of three or five if the number of heads is odd; ``"far:4"`` forms groups of four. With GQA,
+        a name applies to the key/value heads (unless there is only one), and the query heads of
+        merged key/value heads are merged by position. A partition of the query heads also merges
+        the key/value heads that the merged query heads read. (This is our extension: the paper does
+        not cover GQA.)
+      kv_heads: groups of key/value heads, if they differ from the groups that follow from
+        ``heads``. Without ``heads``, the query heads are merged by position.
+      embed: groups of the units of the residual stream. By default, the stream is divided into one
+        block per head, and blocks are merged like the heads.
+      mlp: groups of MLP units. By default, the units are divided into one block per head, and
+        blocks are merged like the heads, as in the published mapper. If the number of units is not
+        a multiple of the number of heads, they form ``"far"`` groups of the same size as the groups
+        of heads.
       layers: groups of layers. ``"alike"`` pairs each layer with the next layer of its kind
         (`alike`).
       kinds: one letter for each layer of the large model, for ``"alike"``
@@ -227,7 +229,7 @@ def group_size(groups: str, size: int | None = None) -> int:
     Args:
       groups: ``"far"`` or ``"adjacent"``, optionally with a size, such as ``"far:3"``.
       size: the number of heads, for axes of heads. If it is odd and the name contains no size,
-        groups have three or five heads, by the first of the two that divides the number.
+        groups have three heads if the number is divisible by three, or else five.
 
     Returns:
       The group size.
@@ -273,7 +275,7 @@ def _heads(sizes: Sizes, heads: Groups | None, kv_heads: Groups | None) -> dict[
     of = _of(by_head)
     if by_key is None:
         return {HEADS: by_head, KV_HEADS: _merged_keys(of, by_head.old, keys)}
-    # the new key/value head that each old query head should read
+    # The new key/value head that each old query head should read.
     reads = _of(by_key)[np.arange(old) * keys // old]
     if by_head.old % by_key.old or (reads != of * by_key.old // by_head.old).any():
         raise ValueError(
@@ -298,15 +300,15 @@ def _merged_keys(of: np.ndarray, new: int, keys: int) -> AxisMap:
     for i in range(new):
         part[np.isin(part, part[read[of == i]])] = part[read[of == i]].min()
     parts = np.unique(part)
-    # the part that each new query head reads
+    # The part that each new query head reads.
     reads = np.array([part[read[of == i][0]] for i in range(new)])
     order = reads[:: max(1, new // len(parts))]
     if new % len(parts) or not np.array_equal(reads, np.repeat(order, new // len(parts))):
         merged = [tuple(np.flatnonzero(part == p).tolist()) for p in parts]
         raise ValueError(
-            f"axis 'heads': the groups merge the key/value heads into {merged}, and the new query heads read number "
-            f"{np.searchsorted(parts, reads).tolist()} of these, in order. The same number of consecutive query heads "
-            "must read each of them. Change the order of the groups, or choose other groups"
+            f"axis 'heads': the groups merge the key/value heads into {merged}. In order, the new query heads read the merged "
+            f"heads {np.searchsorted(parts, reads).tolist()}, but each merged head must be read by the same number of "
+            "consecutive query heads. Change the order of the groups, or choose other groups"
         )
     return select([int(np.flatnonzero(order == p)[0]) for p in part], len(parts))
 

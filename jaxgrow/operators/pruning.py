@@ -1,7 +1,7 @@
 """Pruning: make a model smaller by removing units. Coalescing, in contrast, merges several units.
 
-The axes of each stage are pruned separately, for example ``layers.1``, ``mlp.0`` or ``embed.0``.
-The layer that merges patches then reads only the kept units of ``embed.0``.
+The axes of each stage are pruned separately, for example ``layers.1``, ``mlp.0`` or ``embed.0``. If
+``embed.0`` is pruned, the layer that merges patches for the next stage reads only the kept units.
 """
 
 from collections.abc import Collection, Mapping
@@ -18,7 +18,7 @@ from jaxgrow.operators.targets import HEADS, KV_HEADS, WIDTHS, Sizes, of_kinds, 
 
 __all__ = ["Units", "best", "keep", "prune"]
 
-# For each axis [units], or [layers, units] if layers differ.
+# For each axis, an array [units], or [layers, units] if the layers differ.
 Units: TypeAlias = Mapping[str, ArrayLike]
 
 
@@ -27,24 +27,24 @@ def keep(sizes: Sizes, kept: Units) -> Growth:
 
     ``write[i, j] = read[i, j] = [j is the i-th kept unit]``. Let C be this growth and D its
     `jaxgrow.growth.maps.swap`, which restores the size and sets the removed units to zero. Then
-    ``C(D(s)) == s`` bitwise. `jaxgrow.correct` with D therefore restores the large model bitwise if
-    nothing was learned. A removed layer is skipped: its output is its input.
+    ``C(D(s)) == s`` bitwise. If the small model did not change in training, `jaxgrow.correct` with
+    D therefore restores the large model bitwise. A removed layer acts as the identity.
 
     Args:
       sizes: the axis sizes of the large model.
-      kept: for each axis that shrinks, the indices of the kept units in ascending order;
-        ``[layers, units]`` if each layer keeps different units, because unit i of one layer is
-        unrelated to unit i of the next. Only the residual stream ``embed`` is the same in all
-        layers.
+      kept: for each axis that shrinks, the indices of the kept units in ascending order, with shape
+        ``[units]``, or ``[layers, units]`` if each layer keeps different units. Unit i of one layer
+        is unrelated to unit i of the next layer. Only the units of the residual stream ``embed``
+        are the same in all layers.
 
     Returns:
-      One map for each axis. If layers keep different units, rules with one term for each kept
-      layer; parameters outside these layers that have such an axis, such as the class layers of
-      CaiT, then keep the units that most layers keep. `jaxgrow.checkpoints.transform` applies such
-      rules layer by layer; `jaxgrow.grow` processes the complete leaf for each term.
+      One map for each axis, or, if layers keep different units, rules with one term for each kept
+      layer. With such rules, parameters outside these layers that have the same axis, such as the
+      class layers of CaiT, keep the units that most layers keep. `jaxgrow.checkpoints.transform`
+      applies such rules layer by layer; `jaxgrow.grow` processes the complete leaf for each term.
 
     Raises:
-      ValueError: units that do not exist, repeated units, units in another than ascending order, or
+      ValueError: units that do not exist, repeated units, units that are not in ascending order, or
         query heads that would not read the same kept key/value head as before.
 
     Example:
@@ -85,15 +85,16 @@ def keep(sizes: Sizes, kept: Units) -> Growth:
 def best(scores: ArrayLike, count: int, alternating: bool = False) -> np.ndarray:
     """The indices of the units with the highest scores, in ascending order.
 
-    Ties keep the first unit.
+    Among units with equal scores, those with lower indices are kept.
 
     Args:
       scores: the importance of each unit, ``[..., units]``.
       count: number of units to keep.
-      alternating: for layers of two alternating kinds. The kept layers must also alternate between
-        even and odd indices, so that each keeps its kind; among such choices, the sum of scores is
-        maximal. ``scores`` must then have shape [units]. Layers are therefore removed in pairs of
-        neighbours, and the last layer is also removed if their number is odd.
+      alternating: whether the units are layers of two alternating kinds. The kept layers then also
+        alternate between even and odd indices, so that each keeps its kind. Among all such choices,
+        the function returns the one with the highest sum of scores. It removes layers in pairs of
+        neighbours, and also the last layer if the number of removed layers is odd. ``scores`` must
+        have shape [units].
 
     Returns:
       Indices, ``[..., count]``.
@@ -122,13 +123,14 @@ def best(scores: ArrayLike, count: int, alternating: bool = False) -> np.ndarray
 
 
 def prune(sizes: Sizes, target: Sizes, scores: Units, alternating: Collection[str] = ()) -> Growth:
-    """Keep the units with the highest scores (`keep`). Ties keep the first unit.
+    """Keep the units with the highest scores, as a growth (`keep`).
 
-    With GQA, a key/value head is removed with its query heads. Each key/value head keeps its best
-    query heads, as many as each will have in the target. The kept key/value heads are those whose
-    remaining query heads have the highest sum of scores. If ``target`` contains only ``kv_heads``,
-    complete groups are removed; if it contains only ``heads``, each group loses the same number of
-    query heads.
+    Among units with equal scores, those with lower indices are kept. With GQA, a key/value head is
+    removed together with its query heads. Within each key/value head, the query heads with the
+    highest scores are kept; the target determines their number. The kept key/value heads are those
+    whose remaining query heads have the highest sum of scores. If ``target`` contains only
+    ``kv_heads``, complete groups are removed. If it contains only ``heads``, each group loses the
+    same number of query heads.
 
     Args:
       sizes: the axis sizes of the large model.
@@ -136,8 +138,8 @@ def prune(sizes: Sizes, target: Sizes, scores: Units, alternating: Collection[st
         ``mlp``.
       scores: the importance of the units of each axis (`jaxgrow.models.importance`), ``[units]`` or
         ``[layers, units]``. Key/value heads do not need scores.
-      alternating: axes of layers of two alternating kinds, which keep their kinds (`best`). A model
-        lists them in `jaxgrow.models.Config.traits`.
+      alternating: layer axes with two alternating kinds of layers, which must continue to alternate
+        (`best`). A model lists them in `jaxgrow.models.Config.traits`.
 
     Returns:
       The growth, as in `keep`.
@@ -265,7 +267,7 @@ def _reads_as_before(sizes: Sizes, units: Mapping[str, np.ndarray]) -> None:
         if new % new_keys or (read != np.repeat(keys, new // new_keys, axis=-1)).any():
             raise ValueError(
                 f"axis {axis!r}: the {new} kept query heads would not read the same one of {new_keys} key/value heads as "
-                "before. Keep the same number of query heads for each kept key/value head, and none of the other query heads"
+                "before. Keep the same number of query heads for each kept key/value head, and no other query heads"
             )
 
 
@@ -280,5 +282,5 @@ def _only(new: int, old: int, layers: np.ndarray, size: int) -> AxisMap:
 
 
 def _commonest(units: np.ndarray, size: int) -> np.ndarray:
-    """The units that most layers keep, as many as each layer keeps."""
+    """The units that are kept most often over the layers; their number is that of each layer."""
     return best(np.bincount(units.reshape(-1), minlength=size), units.shape[-1])

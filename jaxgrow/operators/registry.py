@@ -51,8 +51,8 @@ class Operator:
         to rounding.
       example: new sizes for a small model with 2 layers, ``embed`` 6, ``heads`` 3 and ``mlp`` 9, on
         which the laws are tested.
-      inverts: whether ``swap`` of such a growth inverts it: bitwise, up to rounding, or not.
-      dual: whether gradients grow by the dual of the growth where the function is preserved.
+      inverts: whether ``swap`` of such a growth inverts it: bitwise, up to rounding, or not at all.
+      dual: whether gradients grow by the dual of the growth if the function is preserved.
     """
 
     function: Callable[..., Growth]
@@ -113,9 +113,9 @@ _RAISES = (
 def operator(*, also: str = "", **properties: Any) -> Callable[[Function], Function]:
     """Register a growth operator, and add the shared arguments to its docstring.
 
-    A docstring may contain the line ``{arguments}``. It is replaced by the description of
-    ``sizes``, ``target`` and ``seed``. The line ``{raises}`` is replaced by the errors that all
-    operators have in common.
+    The docstring of the function may contain the line ``{arguments}``. It is replaced by the
+    description of ``sizes``, ``target`` and ``seed``. The line ``{raises}`` is replaced by the
+    errors that all operators have in common.
 
     Args:
       also: a second name for the same operator.

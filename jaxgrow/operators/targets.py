@@ -1,8 +1,8 @@
-"""The arguments of every growth operator: the sizes of a model's axes, and their new sizes.
+"""Checks of the arguments of growth operators: the sizes of a model's axes, and their new sizes.
 
 With GQA, a model has an axis ``kv_heads``, and query head i reads key/value head
-``i // (heads / kv_heads)``. The sources of new query heads must then read the source of their new
-key/value head (`sources`).
+``i // (heads / kv_heads)``. A new query head must then be a copy of a query head whose key/value
+head is also the source of the new key/value head (`sources`).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -45,7 +45,7 @@ def depth(sizes: Sizes) -> tuple[str, ...]:
 
 
 def in_turn(old: int, new: int) -> np.ndarray:
-    """``[0, 1, .., old - 1, 0, 1, ..]``."""
+    """The sources that copy the old units in turn: ``[0, 1, ..., old - 1, 0, 1, ...]``."""
     return np.arange(new) % old
 
 
@@ -68,7 +68,7 @@ def unknown(takes: str, kinds: Sequence[str], sizes: Sizes, asked: Iterable[str]
         if axes
         else f"{takes} {', '.join(kinds)}, and {has}. Rename its axes (see jaxgrow.axes)"
     )
-    # If the kind is accepted but the model has no such axis, only the second list names the axis.
+    # An axis of an accepted kind that the model does not have is reported by the second list only.
     wrong = [
         f"axis {a!r}: {takes}"
         for a in asked
@@ -166,7 +166,7 @@ def grown(
 def multiples(
     operator: str, kinds: Sequence[str], sizes: Sizes, target: Sizes
 ) -> dict[str, tuple[int, int]]:
-    """`grown` for operators whose new sizes must be multiples of the old ones.
+    """Same as `grown`, for operators whose new sizes must be multiples of the old sizes.
 
     Raises:
       ValueError: as in `grown`.
@@ -190,9 +190,10 @@ def sources(
     """``{axis: index}``: the old unit that each new unit copies, for the axes of ``found``.
 
     ``choose(old, new)`` returns the sources for one axis. They must begin with all old units. With
-    GQA, ``choose`` selects the query heads of each new key/value head from those of its old
-    key/value head. If fewer query heads share a key/value head than before, ``choose`` is not used:
-    each key/value head is repeated, and its query heads are divided among its copies.
+    GQA, ``choose`` selects the sources of the query heads within each key/value head, from the
+    query heads of its old key/value head. If fewer query heads share a key/value head than before,
+    ``choose`` is not used: each key/value head is repeated, and its query heads are divided among
+    its copies.
 
     A target may contain only ``heads`` or only ``kv_heads``. The other axis then keeps its size.
     Copying preserves the function of attention in every case. Gradients of keys and values grow by
@@ -250,7 +251,7 @@ def _grouped(
         kv = choose(old_kv, new_kv)
         return np.concatenate([group * head + choose(group, share) for head in kv]), kv
     kv = np.arange(new_kv) * old_kv // new_kv
-    # the number of each copy among the copies of the same key/value head
+    # The number of each copy among the copies of the same key/value head.
     copy = np.arange(new_kv) - np.searchsorted(kv, kv)
     positions = (copy[:, None] * share + np.arange(share)) % group
     query = (group * kv[:, None] + positions).reshape(-1)
@@ -264,7 +265,7 @@ def _grouped(
 
 
 def first(index: np.ndarray) -> np.ndarray:
-    """A mask, bool [new]: whether a new unit is the first copy of an old one, that is, an old unit.
+    """A mask, bool [new]: true for the first copy of each old unit, and false for new units.
 
     Example:
       >>> first(np.array([0, 1, 0, 2])).tolist()

@@ -62,11 +62,11 @@ def _evenly(growth: Rules, axis: str) -> bool:
 def zero_pad(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
     """Copy the old weights into a corner and fill the rest with zeros: ``W' = [[W, 0], [0, 0]]``.
 
-    This preserves the function for ``heads`` and ``mlp``. It does not for ``embed``, because norms
-    count the zeros. The new units never train, because each of their gradients is a product with a
-    zero (a saddle point; LiGO with ``C = 0``). The operator serves as a control. If fewer queries
-    share a key/value head than before, the new key/value heads are copies, because old query heads
-    need them.
+    This preserves the function for ``heads`` and ``mlp``, but not for ``embed``, because norms also
+    average over the zeros. The new units never train, because each of their gradients contains a
+    factor of zero (a saddle point; LiGO with ``C = 0``). The operator serves as a control. If fewer
+    query heads share a key/value head than before, the new key/value heads are copies, because old
+    query heads read them.
 
     Args:
       {arguments}
@@ -107,13 +107,14 @@ def zero_pad(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
 def fpi(sizes: Sizes, target: Sizes, seed: int = 0) -> dict[str, AxisMap]:
     """Copy random old units into the new ones, and divide the input weights among the copies.
 
-    Function-preserving initialisation: ``g(i) = i`` for old units and a uniformly random old unit
-    for new ones; ``U[:, j] = W[g_in, g_out(j)] / copies`` (bert2BERT, section 3.3). It is the map
-    of Net2Net (Eq. 2) for complete attention heads, so it is also registered as ``net2net``.
+    In function-preserving initialisation, g maps each new unit to its source: ``g(i) = i`` for old
+    units, and a uniformly random old unit for all others. Then
+    ``U[:, j] = W[g_in, g_out(j)] / copies`` (bert2BERT, section 3.3). It is the map of Net2Net
+    (Eq. 2) for complete attention heads, so it is also registered as ``net2net``.
 
-    The function is preserved except for norms: it is exact only if every unit of ``embed`` is
-    copied equally often, which random copies are not. `jaxgrow.preserves_function` tells for a
-    given growth.
+    Norms are an exception: if ``embed`` grows, the function is preserved only if every unit of
+    ``embed`` is copied equally often. In general, random copies are not. Check a given growth with
+    `jaxgrow.preserves_function`.
 
     Args:
       {arguments}
@@ -153,15 +154,15 @@ def fpi(sizes: Sizes, target: Sizes, seed: int = 0) -> dict[str, AxisMap]:
 def aki(sizes: Sizes, target: Sizes, seed: int = 0) -> Rules:
     """Copy units as `fpi` does, but take new heads and MLP units from the *next* layer.
 
-    Advanced knowledge initialisation: ``U^l[:, j] = Ũ^l[:, j]`` for old units and
-    ``Ũ^{l+1}[:, g(j)]`` for new ones, where Ũ is the result of `fpi`. The last layer is its own
-    next layer. The residual stream grows as in `fpi`. If ``target`` contains ``layers``, the
-    widened model is then stacked ``L' // L`` times, and the remaining ``L' mod L`` layers repeat
-    its top layers. The function is never preserved, by design: the operator breaks the symmetry
-    between copies.
+    In advanced knowledge initialisation, ``U^l[:, j] = Ũ^l[:, j]`` for old units and
+    ``U^l[:, j] = Ũ^{l+1}[:, g(j)]`` for new units, where Ũ is the result of `fpi`. For the last
+    layer, the next layer is the last layer itself. The residual stream grows as in `fpi`. If
+    ``target`` contains ``layers``, the widened model is then stacked ``L' // L`` times, and the
+    remaining ``L' mod L`` layers repeat its top layers. By design, the function is never preserved:
+    the operator makes copies different from their sources.
 
-    The growth is a sum of two terms, one for the old units of each layer and one for the new units
-    from the next layer.
+    The growth is a sum of two terms: one for the old units of each layer, and one for the new
+    units, which come from the next layer.
 
     Args:
       {arguments}
@@ -265,9 +266,10 @@ def staged(sizes: Sizes, target: Sizes) -> Rules:
     between heads, are tiled. The final norm, or an untied head, is halved, as in `hypercloning`.
     The growth is a sum of two terms.
 
-    Gradients are not block-diagonal: each half of a kernel's inputs meets each half of its outputs,
-    as in `hypercloning`. The dual and the swap of this growth therefore equal the dual and
-    the swap of a `hypercloning` whose input axes have other maps than its output axes.
+    The gradient of a grown kernel is not block-diagonal: it connects each half of the inputs with
+    each half of the outputs, as in `hypercloning`. Therefore the dual and the swap of this growth
+    equal the dual and the swap of a `hypercloning` that has different maps for input axes and for
+    output axes.
 
     Args:
       {arguments}
@@ -344,16 +346,16 @@ def lemon(
     """Grow to any width, preserve the function of a pre-LN model, and make all copies different.
 
     Heads and MLP units are copied in turn. The input weights of C copies receive unequal shares:
-    ``1/C + noise`` for each copy, and the remainder for the original. The residual stream consists
-    of complete tiles and, in the remaining slots, the *mean* of the units. Its mean therefore stays
-    the same, and its variance shrinks by ``1/eta^2 = D' / (tiles D)``. Norms compensate with
-    ``eta gamma`` and ``eta^2 eps`` (`Rules.eps`, which `Config.resized` applies), and ignore the
-    remaining slots. The noise has standard deviation ``1 / (sqrt(D') L)``. LEMON adds layers with
-    `llama_pro`.
+    ``1/C + noise`` for each copy, and the remainder for the original. The new residual stream
+    consists of complete copies of the old stream (tiles) and, in the remaining slots, the *mean* of
+    the old units. Its mean therefore stays the same, and its variance shrinks by
+    ``1/eta^2 = D' / (tiles D)``. Norms compensate for this with ``eta gamma`` and ``eta^2 eps``
+    (`Rules.eps`, which `Config.resized` applies), and ignore the remaining slots. The noise has
+    standard deviation ``1 / (sqrt(D') L)``. LEMON adds layers with `llama_pro`.
 
-    With ``norm="rms"``, the remaining slots are zero, so that mean squares shrink by the same
+    With ``norm="rms"``, the remaining slots are zero, so that the mean square shrinks by the same
     factor. This is our extension, because the paper covers LayerNorm only. A model with RMSNorm
-    does not preserve its function with the slots of LayerNorm.
+    would not preserve its function if the slots were filled with means.
 
     Args:
       {arguments}
@@ -414,7 +416,7 @@ def lemon(
 
 
 def _ragged(axis: str, tiles: AxisMap, new: int, norm: str) -> tuple[AxisMap, Rule, Rule]:
-    """The map of LEMON for a residual stream with remaining slots, and rules for its norms."""
+    """The map of LEMON for a residual stream with remaining slots, and the rules for its norms."""
     old, spare = tiles.old, np.zeros((new % tiles.old, tiles.old))
     write, read = (np.concatenate([dense(m), spare]) for m in (tiles.write, tiles.read))
 
@@ -423,7 +425,7 @@ def _ragged(axis: str, tiles: AxisMap, new: int, norm: str) -> tuple[AxisMap, Ru
 
     slots = np.concatenate([dense(tiles.write), spare + (norm == "layer") / old])
     scales = Rule(norms((new // old * old / new) ** 0.5), axes=(axis,), roles=("norm scale",))
-    # the other parameters of norms, if there are any
+    # A rule for other parameters of norms is needed only if the model has some.
     others = Rule(norms(1.0), axes=(axis,), roles=("norm scale", "norm bias"))
     return AxisMap(slots, read), scales, others
 
@@ -484,18 +486,20 @@ def sparkling(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
 def average(sizes: Sizes, target: Sizes, seed: int = 0, noise: float = 0.03) -> dict[str, AxisMap]:
     """Make each new unit a random mean of old units, and each new layer a noisy copy.
 
-    In width, ``B = [I; C]`` for output and input axes; the rows of C are uniform in 0..1 and
-    divided by their sum. In depth, ``u / sum(u)`` with ``u ~ U(0, noise)``, except for 1 at
-    ``l mod L``. This is the initialisation of LiGO in the published code. New units start small, at
-    about ``1 / sqrt(n)`` of the size of a unit if they are means of n units, and no two are equal.
-    The function is not preserved. Deviation: each mean uses 32 random units, or all units if there
-    are fewer, so that the operator can grow models of any size.
+    In width, output and input axes grow by ``B = [I; C]``. Each row of C is uniform in 0..1 and
+    divided by its sum. In depth, layer l grows by ``u / sum(u)`` with ``u ~ U(0, noise)``, except
+    for ``u = 1`` at ``l mod L``. This is the initialisation of LiGO in the published code. No two
+    new units are equal. New units start small: the mean of n units has about ``1 / sqrt(n)`` of
+    their size. The function is not preserved. Deviation: each mean uses 32 random units, or all
+    units if there are fewer, so that the operator can grow models of any size.
 
-    With GQA, new heads are means over groups, each of the heads at the same position of its group.
+    With GQA, a new query head is a mean of query heads of different key/value heads, all at the
+    same position within their group.
 
     Args:
       {arguments}
-      noise: the largest weight of the other layers in a copied layer, relative to its source.
+      noise: the largest weight of any other layer in a copied layer, relative to the weight of its
+        source.
 
     Returns:
       One map for each axis of ``target``.
@@ -535,7 +539,7 @@ def average(sizes: Sizes, target: Sizes, seed: int = 0, noise: float = 0.03) -> 
 
 
 def _averaged(index: np.ndarray, old: int, group: int, rng: np.random.Generator) -> AxisMap:
-    """``[I; C]``: the old units, and means of units at the same position of a group."""
+    """``[I; C]``: the old units, and means of units at the same position within their groups."""
     count = min(MEANS, old // group)
     of, weight = np.repeat(index[:, None], count, 1), np.zeros((len(index), count))
     weight[:, 0] = 1
