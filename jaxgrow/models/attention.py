@@ -54,10 +54,10 @@ def attention(
 ):
     """``softmax(q k / sqrt(K)) v``, with the softmax in float32 or better.
 
-    In XLA, causal queries are computed in blocks of `QUERIES`, each with the keys up to its end, so
-    that up to half of the square of scores is never computed. `jax.nn.dot_product_attention` rounds
-    scores to float32. Float64 models serve to check the mathematics, so they use a separate
-    implementation.
+    In XLA, causal queries are computed in blocks of `QUERIES` queries. Each block uses only the keys
+    up to its last query, so that up to half of the scores are never computed. The function
+    `jax.nn.dot_product_attention` rounds scores to float32. Float64 models serve to check the
+    mathematics, so they use a separate implementation.
 
     Args:
       q_BTHK: queries of H heads.
@@ -67,8 +67,8 @@ def attention(
       mask_BS: True for the keys that are visible; None: all of them.
       by: the kernel; ``"auto"``: a kernel that the program's devices have and that supports these
         shapes (`refused`).
-      form: another scale, a soft cap, a window, sinks or a bias, which run in XLA. A window saves
-        no products: keys before it are masked.
+      form: another scale, a soft cap, a window, sinks or a bias, which run in XLA. A window does not
+        reduce the FLOPs: keys before the window are computed and masked.
 
     Raises:
       ValueError: the chosen kernel does not support these shapes or these devices.
@@ -95,8 +95,8 @@ def attention(
     if by == "splash":
         return _splash(q_BTHK, k_BSGK, v_BSGK, causal)
     length = q_BTHK.shape[1]
-    # A constant. If the program computed the mask, XLA would fuse it differently inside a
-    # conditional, and the same layer would not be bitwise identical.
+    # The mask is a constant. If the program computed it, XLA would fuse it differently inside a
+    # conditional, and the layer would not be bitwise identical with and without the conditional.
     seen_BHTS: Any = np.tri(length, dtype=bool)[None, None] if causal else None
     if form.window is not None:
         positions_BT = np.arange(length)[None] if form.positions_BT is None else form.positions_BT
@@ -119,7 +119,7 @@ def attention(
 def attention_after(past, q_BTHK, k_BTGK, v_BTGK, form: Form = PLAIN):
     """Causal `attention` in XLA of tokens that follow a KV cache.
 
-    Each row has its own positions.
+    The rows of a batch may be at different positions.
 
     Args:
       past: ``((keys, values), positions)``. Keys and values are [B, S, G, K] of the positions from
@@ -146,7 +146,7 @@ def attention_after(past, q_BTHK, k_BTGK, v_BTGK, form: Form = PLAIN):
 def put_at(old_BS, new_BT, first_B):
     """Write each row's ``new_BT`` into ``old_BS`` at the positions from ``first_B`` on.
 
-    More axes may follow.
+    Both arrays may have further axes behind these two.
     """
 
     def row(old_S, new_T, first):
@@ -295,11 +295,11 @@ RING_QUERIES = 512
 def _ring(q_BTHK, k_BSGK, v_BSGK, causal: bool):
     """Ring attention (Liu et al., 2023): each device has a part of the sequence.
 
-    The devices pass their keys and values around. Each device receives all keys in as many turns as
-    there are devices, and keeps the sum of exponentials relative to the greatest score so far. The
+    The devices pass their keys and values around the ring, so that each device sees the keys of
+    every device once. It keeps the sum of exponentials relative to the greatest score so far. The
     backward pass computes the scores again. No device ever holds all keys. In causal attention, a
-    device also computes the scores of later keys and masks them: the last device needs every turn,
-    and the others would wait for it.
+    device also computes the scores of later keys and masks them. Skipping them would save no time,
+    because the last device needs the keys of all devices, and the others would wait for it.
     """
 
     def each(q_BTHK, k_BSGK, v_BSGK):

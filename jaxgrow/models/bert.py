@@ -50,12 +50,12 @@ class BERTConfig(EncoderConfig):
     # The row of the position embedding for the first token. In RoBERTa, the row before it belongs
     # to padding.
     first_position: int = 0
-    # The part of a sample's positions that is predicted. It sets the cost of the head in training.
+    # The fraction of the positions that is predicted. It determines the cost of the head in training.
     masked: float = 0.15
     # Few models use the following fields, so repr hides them.
     # The activation between the two kernels of the head of classes.
     pooling: Literal["tanh", "relu", "gelu"] = dataclasses.field(default="tanh", repr=False)
-    # Whether a model without a head (``head="states"``) has the first of these kernels.
+    # Whether a model without a head (``head="states"``) has the first of these two kernels.
     pooler: bool = dataclasses.field(default=False, repr=False)
 
     no_axes: ClassVar = ("first_position",)
@@ -147,8 +147,8 @@ class Block(nn.Module):
           positions: further arguments of the attention.
         """
         c = self.config
-        # Both as published. In a pre-LN model, the residual stream is the sum of 2 L of these
-        # outputs, without a norm between them.
+        # Both initialisers are as published. In a pre-LN model, the residual stream is the sum of
+        # 2 L of these outputs, without a norm between them.
         out_init = nn.initializers.normal(0.02 / (2 * c.layers) ** 0.5) if c.norm == "pre" else INIT
         attention_norm, mlp_norm = (
             LayerNorm("embed", c.eps, self.dtype, name=name)
@@ -183,9 +183,9 @@ class BERT(Encoder):
       sown as ``pooled`` into the collection ``intermediates``.
 
     Deviation(BERT): dropout and the prediction of the next sentence are not implemented, so
-    pre-training has no pooler. `lemon` widens a pre-LN model exactly. It does not widen this model
-    exactly to sizes that are not multiples of the old ones, because the norm of the embeddings sets
-    the spare units to zeros, not means.
+    pre-training has no pooler. `lemon` widens a pre-LN model exactly to any size. It widens this
+    model exactly only to multiples of the old size: for other sizes, the norm of the embeddings
+    sets the remaining units of the residual stream to zeros instead of means.
     """
 
     config: BERTConfig

@@ -55,8 +55,8 @@ class Adapter:
       activation: activation function of the bottleneck.
       fused: the number of adapters that attention combines; None: one adapter without attention.
 
-    Deviation(AdapterFusion): in a post-LN model, the code of Pfeiffer et al. reads the output of
-    the norm after a sublayer. Here, adapters read the output of the sublayer.
+    Deviation(AdapterFusion): in a post-LN model, the adapters of Pfeiffer et al. read the output of
+    the norm that follows a sublayer. Here, adapters read the output of the sublayer itself.
     """
 
     size: int = 64
@@ -89,8 +89,8 @@ class Adapter:
     def cost(self, embed: int) -> "AdapterCost":
         """Return the FLOPs per position in a layer.
 
-        Each place takes ``4 n D S`` for n adapters with S units. With fusion, it also takes
-        ``2 (1 + 2 n) D D`` and ``4 n D``.
+        Each sublayer with adapters takes ``4 n D S`` for n adapters with S units. With fusion, it
+        also takes ``2 (1 + 2 n) D D`` and ``4 n D``.
 
         Args:
           embed: hidden size, D.
@@ -134,8 +134,8 @@ class Bottleneck(nn.Module):
 class Fusion(nn.Module):
     """Attention over the outputs z of n adapters: ``sum_n s_n z_n V``.
 
-    ``s = softmax_n (y Q) . (z_n K)``. V is initialised near the identity. The key reads the units
-    that the query writes, so the scores do not change when ``embed`` grows.
+    ``s = softmax_n (y Q) . (z_n K)``. V is initialised near the identity. The key has the output
+    axis of the query as an input axis, so the scores do not change when ``embed`` grows.
     """
 
     dtype: DTypeLike

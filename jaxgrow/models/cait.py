@@ -178,9 +178,9 @@ class CaiT(Model):
 
     Images are normalised floats, and logits are float32.
 
-    The keyword arguments are described in `jaxgrow.models.model.Model`. They concern the layers of
-    patches: the class token comes after these layers, so patches may bypass them. ``frozen`` also
-    freezes the patch embedding and the position embedding.
+    The keyword arguments are described in `jaxgrow.models.model.Model`. They apply only to the
+    layers of patches. The class token is added after these layers, so token dropping may let any
+    patch bypass them. ``frozen`` also freezes the patch embedding and the position embedding.
     """
 
     config: CaiTConfig

@@ -105,8 +105,7 @@ class Config:
 
     # All families, by name.
     families: ClassVar[dict[str, type["Config"]]] = {}
-    # Whether a position sees only itself and earlier positions, so that the model can continue
-    # text.
+    # Whether a position sees only itself and earlier positions. Only such a model can continue text.
     causal: ClassVar[bool] = False
     # Fields that set how the model runs, not which function it computes.
     run_by: ClassVar[tuple[str, ...]] = ("dtype", "remat", "attention", "scan_layers")
@@ -234,9 +233,9 @@ class Config:
     def by_length(self) -> tuple[tuple[int, Self], ...]:
         """Return ``((longest, config), ..)``: the config to use for each range of sample lengths.
 
-        Each config is for samples of up to ``longest`` positions that are longer than the range
-        before. There are several entries if positions depend on the length of the sample. Each
-        config ignores the length, so that padding does not change the result.
+        An entry is for samples of up to ``longest`` positions for which the entry before is too
+        short. There are several entries if the rotary positions depend on the length of the sample.
+        Each config ignores the length, so that padding does not change the result.
         """
         return ((self.length, self),)
 
@@ -386,7 +385,7 @@ class TextConfig(Config):
     head_positions: int = 0
 
     # The soft cap of the logits (0: none), and their divisor.
-    # Without annotations, these are no fields, and a family may have fields of these names.
+    # Without annotations, these are not dataclass fields. A family may add fields of these names.
     logit_cap = 0.0
     logit_divisor = 1.0
     run_by: ClassVar = (*Config.run_by, "head_positions")

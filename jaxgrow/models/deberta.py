@@ -193,7 +193,7 @@ def distance_rows(config: DeBERTaConfig) -> np.ndarray:
     distance = np.arange(1 - config.context, config.context)
     if config.buckets:
         near = span // 2
-        # float32, so that a distance at the border of two buckets is in the published bucket.
+        # The published code computes in float32, which decides at the border of two buckets.
         far = np.maximum(np.abs(distance), near).astype(np.float32) / np.float32(near)
         with np.errstate(divide="ignore", invalid="ignore"):
             share = np.log(far) / np.log(np.float32((config.farthest - 1) / near))
@@ -221,7 +221,7 @@ def _rows(config: DeBERTaConfig, length: int, positions_BT: Any = None) -> Any:
 class DeBERTa(bert.BERT):
     """A DeBERTa: a BERT without token types, whose attention has relative positions.
 
-    Before the classes is a GELU. ``frozen`` also freezes the relative position embedding and its
+    The head of classes uses GELU. ``frozen`` also freezes the relative position embedding and its
     norm.
 
     Deviation(DeBERTa): the enhanced mask decoder and the discriminator of the pre-training are not
@@ -256,7 +256,8 @@ class DeBERTa(bert.BERT):
             rows_BTS = _rows(c, x.shape[1], positions)
             return block.apply({"params": w}, x, scale, mask_BT, relative_PD, rows_BTS)
 
-        # Every layer gets a copy, because a dropped layer must not differentiate a closure.
+        # Every layer gets a copy as an argument, because a layer that may be dropped must not
+        # differentiate a value from its closure.
         return Stack(layer, (blocks, jnp.broadcast_to(relative_PD, (c.layers, *relative_PD.shape))))
 
     def embed(self, embeddings: dict[str, jax.Array], call: Call) -> jax.Array:

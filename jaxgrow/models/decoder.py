@@ -1,4 +1,4 @@
-"""What do the decoders share: the length of a text, the final norm and the heads.
+"""What do the decoders share? The length of a text, the final norm and the heads.
 
 Shape suffixes: B batch, T positions, D embed, V vocab.
 """
@@ -20,12 +20,14 @@ class Decoder(Model):
 
     With ``head="classes"``, the output is ``logits [B, classes]`` of the text up to its last token.
     Inputs ``{"tokens": .., "lengths": ..}`` give the length of each text, int [B]; the last token
-    is the one before that position. `jaxgrow.models.model.Model` has the keyword arguments.
+    of a text is the one at position ``length - 1``. The keyword arguments are described in
+    `jaxgrow.models.model.Model`.
 
-    A tied head uses the embedding in two roles: it writes to the residual stream, and it reads the
-    output of the final norm. The embedding is declared as a writer, so growing copies it. The final
-    norm is declared as a *reader* of ``embed``, so it takes the missing factor 1/k. This preserves
-    the function, and coalescing still inverts it. (`Config.paper_axes` has the other choice.)
+    With a tied head, the embedding has two roles: it writes to the residual stream, and it reads the
+    output of the final norm. It is declared with ``embed`` as an output axis, so growing copies it.
+    As a head, it would also need the factor 1/k for k copies of a unit. The final norm takes over
+    this factor: it is declared with ``embed`` as an *input axis*. This preserves the function, and
+    coalescing still inverts it. (`Config.paper_axes` is the choice of the published code.)
     """
 
     supports: ClassVar[tuple[str, ...]] = ("targets", "each", "kept_tokens", "past")

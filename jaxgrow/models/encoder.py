@@ -1,4 +1,4 @@
-"""What do the text encoders share: inputs by name, and a head that predicts masked tokens.
+"""What do the text encoders share? Inputs by name, and a head that predicts masked tokens.
 
 Shape suffixes: B batch, T positions, S positions of the head, D embed, V vocab.
 """
@@ -33,7 +33,7 @@ class EncoderConfig(TextConfig):
     A norm follows the embeddings and produces the residual stream.
     """
 
-    # The part of a sample's positions that is predicted. It sets the cost of the head in training.
+    # The fraction of the positions that is predicted. It determines the cost of the head in training.
     masked: float
     # The number of token types; 0: tokens have no type.
     types: int = 0
@@ -66,7 +66,7 @@ class EncoderConfig(TextConfig):
         return ("tokens", *(("types",) if self.types else ()), "mask", "positions")
 
     def predicted_positions(self, length: int) -> int:
-        """Return at how many positions of a sample of ``length`` training computes the head."""
+        """Return the number of positions of a sample at which training computes the head."""
         positions = {"tokens": masked_positions(self.masked, length), "classes": 1, "states": 0}
         return positions.get(self.head, length)
 

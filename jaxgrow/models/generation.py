@@ -19,8 +19,8 @@ from jaxgrow.axes.names import Params
 from jaxgrow.models.cache import Past
 from jaxgrow.models.config import Config
 
-# The smallest number of positions of a program, which also serves all shorter prompts and
-# continuations.
+# The smallest number of positions that a program is compiled for. This program also serves all
+# shorter prompts and continuations.
 LEAST = 16
 # The number of tokens between two calls of ``watch``.
 WATCHED = 8
@@ -59,11 +59,11 @@ def generate(
 ) -> list[np.ndarray]:
     """Continue each prompt by up to ``max_new`` tokens.
 
-    A text ends earlier if it fills the model's context or at a token that ends a text.
+    A text ends earlier at an end token, or when it fills the model's context.
 
     One program reads all prompts and generates all tokens. It is compiled once for each number of
-    prompts and each range of lengths (up to the next power of two). The values of the other
-    arguments do not matter.
+    prompts and each range of lengths (up to the next power of two). Other values of the remaining
+    arguments do not require compilation.
 
     The random key of a token depends on the seed, the row of the prompt and the index of the token.
     The text of a row does not depend on padding, on the other rows, or on ``max_new`` (except for
@@ -81,8 +81,8 @@ def generate(
       max_new: maximum number of new tokens of each prompt.
       temperature: divisor of the logits before a token is sampled; None: the likeliest token is
         taken.
-      top_k: sample from this many of the likeliest tokens, and from tokens with the same
-        probability as the last of them.
+      top_k: sample from the k likeliest tokens, and from tokens with the same probability as the
+        last of them.
       top_p: sample from the smallest set of the likeliest tokens that together have this
         probability (among the tokens that ``top_k`` leaves), and from tokens with the same
         probability as the last of them.
@@ -314,7 +314,7 @@ class _State:
     tokens_BR: jax.Array
     # The number of new tokens of each row.
     counts_B: jax.Array
-    # Whether a row gets more tokens.
+    # Whether a row is still being continued.
     going_B: jax.Array
     # The KV cache, up to the token before the last one.
     past: Past

@@ -79,9 +79,9 @@ def angular(stream: jax.Array, count: int) -> jax.Array:
     `influence`, a layer gets the smallest d of all blocks that contain it: the ``count`` layers
     with the smallest numbers are the block of the paper.
 
-    Deviation(Gromov): the mean is over all positions, not only the last position of each text. In a
-    causal model, each position is the last one of a text that ends there. In other models, the last
-    position has no more information than the others.
+    Deviation(Gromov): the mean is over all positions, not only over the last position of each text.
+    In a causal model, every position is the last position of a shorter text. In other models, the
+    last position has no more information than the others.
 
     Args:
       stream: residual stream of one stage, from `streams`.
@@ -130,8 +130,9 @@ def activations(config: Config, params: Params, inputs: Inputs) -> dict[str, jax
     embed     the absolute value of the outputs of norms, over all layers    [embed]
     ========= ============================================================== ====================
 
-    The paper tries means, L2 norms and variances over batch and over positions. This is its mean
-    over both. For the heads of a Swin, the padding of windows also counts as positions.
+    The paper compares means, L2 norms and variances over the batch and over positions. This
+    function uses the mean over both. For the heads of a Swin, the padding of windows also counts as
+    positions.
 
     Args:
       config: config of the model, of any family.

@@ -81,8 +81,8 @@ class LlamaConfig(TextConfig):
     rope_theta: float = 10000.0
     # Scaling of the rotary positions for a longer context. "linear": all frequencies are divided by
     # ``rope_factor``. "llama3" (Dubey et al., 2024): frequencies with fewer than ``rope_low`` turns
-    # in ``rope_context`` positions are divided by it, and frequencies with more than ``rope_high``
-    # turns stay unchanged.
+    # in ``rope_context`` positions are divided by ``rope_factor``, and frequencies with more than
+    # ``rope_high`` turns stay unchanged.
     rope_factor: float = 1.0
     rope_low: float = 1.0
     rope_high: float = 4.0
@@ -91,9 +91,9 @@ class LlamaConfig(TextConfig):
     # sequences of up to ``rope_context`` tokens and from ``rope_long`` in longer sequences. Queries
     # and keys are multiplied by ``rope_scale``. "yarn" (Peng et al., 2023): like "llama3", but the
     # weight of the division grows linearly with the index of the pair of dimensions, between the
-    # pairs with ``rope_high`` and ``rope_low`` turns (integers if ``rope_truncated``). It also uses
-    # ``rope_scale``. "dynamic": the base is greater in sequences longer than ``context``, up to
-    # ``rope_factor * context`` tokens.
+    # pairs with ``rope_high`` and ``rope_low`` turns (their indices are rounded to integers if
+    # ``rope_truncated``). It also uses ``rope_scale``. "dynamic": the base is greater in sequences
+    # longer than ``context``, up to ``rope_factor * context`` tokens.
     rope_by: Literal["llama3", "linear", "longrope", "yarn", "dynamic"] = "llama3"
     rope_truncated: bool = True
     rope_short: FLOATS = ()
@@ -111,8 +111,8 @@ class LlamaConfig(TextConfig):
     local_theta: float = 0.0
     # LayerNorm instead of RMSNorm.
     layer_norm: bool = False
-    # Norms "before" the sublayers; "after" them, before the sum with the residual stream (OLMo 2);
-    # or "both" (Gemma 2).
+    # Whether norms come "before" the sublayers; "after" them, but before the sum with the residual
+    # stream (OLMo 2); or "both" (Gemma 2).
     norms: Literal["before", "after", "both"] = "before"
     # Whether both sublayers read the same residual stream (GPT-J, Pythia).
     parallel: bool = False
@@ -311,8 +311,8 @@ class LlamaConfig(TextConfig):
             return ((self.context, replace(self, rope_by="linear", rope_factor=1.0)),)
         if self.rope_by != "longrope":
             return super().by_length()
-        # `rotations` gets the size of the KV cache, which may exceed the sequence. With this
-        # ``rope_context``, it never selects the factors by that size.
+        # `rotations` receives the size of the KV cache, which may be longer than the sequence. With
+        # this ``rope_context``, the size never makes it select the factors of longer sequences.
         short = replace(self, rope_context=2 * self.context)
         long = replace(short, rope_short=self.rope_long)
         if self.rope_context >= self.context:
@@ -393,7 +393,7 @@ def rotations(c: LlamaConfig, length: int, kind: str = "f") -> tuple[np.ndarray,
 
     Position t rotates pair i of the R rotated dimensions by the angle ``t theta^(-2i/R)``. The
     values are constants. If the program computed them, XLA would fuse them differently inside a
-    conditional, and the same layer would not be bitwise identical.
+    conditional, and a layer would not be bitwise identical with and without the conditional.
 
     Args:
       c: the config.

@@ -1,4 +1,4 @@
-"""How the last hidden states become logits, and logits a loss.
+"""How do the last hidden states become logits, and how do logits become a loss?
 
 Shape suffixes: B batch, T positions, S positions of a piece, D embed, V vocab, G groups of samples,
 N rows of a matrix.
@@ -95,10 +95,10 @@ def vocabulary_loss(
     The accuracy is the share of targets that have the greatest logit.
 
     Logits exist for only ``positions`` positions on a device at a time. The gradients of ``x``,
-    ``W`` and ``b`` are computed from the same logits. This takes three products, as with all logits
-    at once, and a fraction of the memory. The products for the gradients are also in ``dtype``. The
-    result equals the loss of all logits at once, up to the rounding of sums. In a sharded batch,
-    each part computes its own sums, and the parts are added once.
+    ``W`` and ``b`` are computed from the same logits. This takes the same three products as
+    computing all logits at once, but only a fraction of the memory. The products for the gradients
+    are also in ``dtype``. The result equals the loss from all logits, up to the rounding of sums.
+    In a sharded batch, each shard computes its own sums, and these are added once at the end.
 
     Args:
       x_BTD: final hidden states.
@@ -203,8 +203,8 @@ def _in_one_pass(logits_BSV, chosen_BSV, targets_BS):
     They are ``(log of the sum of exponentials, logit of the target, whether the target is right)``.
     The target is right if it is the first of the greatest logits. The logits are read only once:
     the sum of exponentials is kept relative to the greatest logit so far, and is rescaled when that
-    maximum grows (Milakov and Gimelshein, 2018). GPUs are limited by memory here. On a CPU, the
-    additional exponentials would take longer.
+    maximum grows (Milakov and Gimelshein, 2018). This is faster on GPUs, where memory bandwidth is
+    the limit. On a CPU, the additional exponentials would take longer.
     """
     dtype, vocab = logits_BSV.dtype, logits_BSV.shape[-1]
     positions_BSV = jax.lax.broadcasted_iota(jnp.int32, logits_BSV.shape, 2)
@@ -346,7 +346,7 @@ def _in_pieces(function: Callable, total: Any, sequences: Any, positions: int) -
 def _in_pieces_of_parts(
     function: Callable, total: Any, sequences: Any, size: int
 ) -> tuple[Any, Any]:
-    """`_in_pieces` for sharded sequences: a piece has equally many positions of each shard."""
+    """`_in_pieces` for sharded sequences: a piece has the same number of positions per shard."""
     samples, length = sequences[0].shape[:2]
     parts = sequence_parts(length)
     own = length // parts

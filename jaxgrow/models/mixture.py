@@ -30,7 +30,7 @@ from jaxgrow.sharding import (
 )
 
 EXPERTS, SHARED = "experts", "shared"
-# With fewer assignments than this for the average expert, blocks are larger relative to them.
+# If the average expert gets fewer assignments than this, its rows form 2 blocks instead of 32.
 FEW = 128
 
 
@@ -49,8 +49,8 @@ class Experts(nn.Module):
 
     With a ``capacity`` c, each expert takes ``ceil(c A / E)`` assignments on each device, in the
     order of the tokens. Further assignments add nothing (Lepikhin et al., 2021). No kernel is
-    copied. Experts are then sharded over the mesh axis ``RULES["experts"]``, if the mesh has it:
-    devices exchange tokens by two all-to-all operations, before and after the experts.
+    copied. If the mesh has the axis ``RULES["experts"]``, experts are sharded along it, and devices
+    exchange tokens by two all-to-all operations, before and after the experts.
 
     In training, two losses are added. The load-balancing loss is ``balance * E sum_e f_e p_e``
     (Fedus et al., 2022, section 2.2). Here f is the share of the assignments that an expert gets
@@ -59,7 +59,8 @@ class Experts(nn.Module):
     (Zoph et al., 2022) keeps the router's logits small. The gradients of both losses are added in
     the backward pass (`_adding`); the reported loss does not contain them.
 
-    Each device routes its own samples. Units are sharded by ``mlp`` (`jaxgrow.sharding.spec`).
+    Each device routes its own samples. MLP units are sharded by the rule for the axis ``mlp``
+    (`jaxgrow.sharding.spec`).
 
     Attributes:
       experts: number of experts, E.
@@ -182,7 +183,7 @@ class Experts(nn.Module):
         units_of = partial(_clamped, self.clamp) if self.clamp else partial(_gated, self.activation)
         mixed = divided(partial(_mixed, routing, units_of), lie, (P(units, *tokens), tokens))
         y_1ND, counts_1E = mixed(x_ND, probs_NE, kernels)
-        # With jnp.sum, devices would exchange float32.
+        # With jnp.sum, devices would exchange the partial sums in float32.
         return counts_1E.sum(0), jax.lax.reduce_sum(y_1ND, (0,))
 
 
@@ -210,9 +211,9 @@ class _Kernel(nn.Module):
 
 
 def _specs(axes: Names, w: dict[str, jax.Array], over: str | None) -> dict[str, P]:
-    """Return how a kernel and its LoRA are sharded where a device computes for its own samples.
+    """Return the sharding of a kernel and its LoRA while each device computes its own samples.
 
-    Experts are sharded over the mesh axis ``over``.
+    Experts are sharded along the mesh axis ``over``.
     """
     *lead, reads, writes = axes
     names = {
@@ -256,8 +257,9 @@ def blocks(assignments: int, experts: int) -> Blocks:
 
     An average expert fills 32 blocks, so that one row in 33 is empty. The blocks are computed in 33
     rounds of E blocks. If the average expert gets fewer than 128 assignments, it fills two blocks,
-    and up to a third of the rows are empty: reading kernels for more blocks would take longer than
-    computing empty rows. TPUs have a product of ragged groups, which leaves no row empty.
+    and up to a third of the rows are empty. In this case, reading the kernels for more blocks would
+    take longer than computing empty rows. TPUs have a product of ragged groups, which has no empty
+    rows.
 
     Args:
       assignments: number of assignments of a token to an expert.
@@ -457,7 +459,7 @@ def _of_blocks(
 def _adding(x: Any, loss: jax.Array) -> Any:
     """Return ``x``, and add ``loss`` to the differentiated function.
 
-    Whatever the gradient of ``x`` is, the gradient of ``loss`` is one.
+    The gradient of ``loss`` is one, independent of the gradient of ``x``.
     """
     return x
 

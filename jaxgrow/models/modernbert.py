@@ -25,9 +25,9 @@ class ModernBERTConfig(EncoderConfig, LlamaConfig):
     In two of three layers, a token sees only 64 tokens before and after itself. MLPs are gated, and
     the model has no biases. All other settings are described in `LlamaConfig`.
 
-    The norm of the embeddings is also the norm before the first layer's attention, which has no
-    separate norm. The scale at this place in the stack of layers is unused, until growth copies the
-    first layer upwards.
+    The norm of the embeddings is also the norm before the attention of the first layer, which has
+    no separate norm. The stacked parameters contain a scale for this norm nevertheless. It is
+    unused, unless a growth copies the first layer to a higher position.
     """
 
     vocab: int = 50368

@@ -89,8 +89,8 @@ def projected(linears: Sequence[Linear], x: jax.Array) -> list[jax.Array]:
     """Apply several `Linear` modules to the same input, for example for queries, keys and values.
 
     On GPUs, all kernels are concatenated and applied in one product, and the backward pass also has
-    one product for each gradient: fewer and larger kernels. On other platforms, and for modules
-    with a LoRA, each module computes its own product.
+    one product for each gradient. This gives fewer and larger GPU kernels. On other platforms, and
+    for modules with a LoRA, each module computes its own product.
     """
     leaves = (
         [linear.leaves() for linear in linears]
@@ -110,9 +110,9 @@ def projected(linears: Sequence[Linear], x: jax.Array) -> list[jax.Array]:
 class SelfAttention(nn.Module):
     """Multi-head self-attention with separate query, key and value kernels.
 
-    They are separate leaves, so that growth never has to split a leaf. The key's ``head_dim`` is
-    declared as a reader: the query writes that axis, and the product of scores contracts it with
-    the key.
+    The kernels are separate leaves, so that a growth never has to split a leaf. The ``head_dim`` of
+    the key is declared as an input axis: it is an output axis of the query, and the scores contract
+    it with the key.
 
     Attributes:
       embed: hidden size.

@@ -47,9 +47,9 @@ POLICIES = {
 # traced only once for each block.
 @partial(jax.jit, static_argnums=(0, 2), static_argnames="axis")
 def stacked_init(block: nn.Module, key: jax.Array, layers: int, *args, axis: str = LAYERS) -> Any:
-    """Return the parameters of ``layers`` blocks, stacked on a leading ``axis``.
+    """Return the parameters of ``layers`` blocks, stacked along a leading ``axis``.
 
-    Only an axis of layers grows and drops as layers.
+    Operators and layer dropping treat the blocks as layers only if ``axis`` is a layer axis.
     """
     params = jax.vmap(lambda k: block.init(k, *args)["params"])(jax.random.split(key, layers))
     return meta.add_axis(params, 0, {nn.PARTITION_NAME: axis})
@@ -98,10 +98,10 @@ def run_parts(
     frozen: int = 0,
     **options: Any,
 ) -> tuple[Any, Any]:
-    """Call `run_stack` for each part of the stack that needs its own treatment.
+    """Split the stack into parts, and call `run_stack` for each part.
 
-    The stack is cut where tokens leave the layers or rejoin them, and above the bottom ``frozen``
-    layers.
+    The stack is split where dropped tokens leave and rejoin the residual stream, and above the
+    bottom ``frozen`` layers.
 
     Args:
       apply: the block, as in `run_stack`.
@@ -194,8 +194,8 @@ def run_stack(
         layers = unbatched(layers)
         if layers.dtype != bool:
             # The weights of the kept layers are copied once, which costs less than adding into the
-            # gradients of the full stack at every layer. Indices are in order and unique, so as
-            # many indices as layers keep all layers.
+            # gradients of the full stack at every layer. Indices are in order and unique, so all
+            # layers are kept if there are as many indices as layers.
             if len(layers) < len(jax.tree.leaves(stacked)[0]):
                 stacked, scale = jax.tree.map(partial(_rows, layers), (stacked, scale))
             layers = None

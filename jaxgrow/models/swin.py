@@ -57,12 +57,13 @@ class SwinConfig(PatchConfig):
 
     Tuples have one number for each stage.
 
-    Layers alternate, counted from 0 in each stage: windows are not shifted in even layers and are
-    shifted by half a window in odd layers. So a growth in depth that moves a layer to another
-    parity changes its function, even with the same weights. The layers of `llama_pro` move, and its
-    zero layers still add the bias of the norm that follows. `jaxgrow.operators.prune` keeps the
-    parity of every layer if it gets ``alternating``. ``window`` is clipped to the side of a stage,
-    which then has one window and no shift, as in `transformers` and timm.
+    Layers alternate, counted from 0 in each stage: windows are not shifted in even layers, and are
+    shifted by half a window in odd layers. Therefore a growth in depth changes the function of a
+    layer if it moves the layer from an even to an odd index, or vice versa. `llama_pro` moves
+    layers in this way, and its new layers still add the bias of the norm that follows, so it does
+    not preserve the function. `jaxgrow.operators.prune` keeps even layers even and odd layers odd
+    if it gets ``alternating``. If ``window`` is larger than the side of a stage, it is reduced to
+    that side; the stage then has one window and no shift, as in `transformers` and timm.
     """
 
     layers: tuple[int, ...] = (2, 2, 6, 2)  # type: ignore[assignment]
@@ -74,8 +75,8 @@ class SwinConfig(PatchConfig):
     patch: int = 4
     # The side of a window in patches.
     window: int = 8
-    # The windows of the model that this one is fine-tuned from. Relative positions keep their
-    # scale. 0, or an empty tuple: the model's own windows.
+    # The window sizes of the model that this model is fine-tuned from. They determine the scale of
+    # relative positions. 0, or an empty tuple: the model's own windows.
     trained_windows: tuple[int, ...] = ()
     # The units of the MLP that maps relative positions to biases.
     position_mlp: int = 512
@@ -268,8 +269,8 @@ class Attention(nn.Module):
     ``B`` from the relative position of two patches, for each head. ``s`` and the MLP's second
     kernel write ``heads``, so that copies of a head compute the same attention. Keys have no bias.
 
-    Deviation: patches that only a shift brought together do not see each other. As published, their
-    scores are reduced by 100 (by 200 in `transformers`).
+    Deviation: two patches that are in one window only because of the shift do not attend to each
+    other. In the published code, their scores are reduced by 100 (by 200 in `transformers`).
     """
 
     config: SwinConfig

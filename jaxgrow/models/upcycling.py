@@ -20,8 +20,8 @@ _EXPERTS = "experts"
 def as_mixture(config: LlamaConfig, params: Params) -> tuple[LlamaConfig, Params]:
     """Convert a dense model to a mixture of one expert, with the same function up to rounding.
 
-    The kernels of the MLP get an axis ``experts`` of size one. The gate of the only expert is one.
-    Its router has no choice, so it is set to zeros.
+    The kernels of the MLP get an axis ``experts`` of size one. The gate of the only expert is always
+    one. The router therefore has no effect, and is set to zeros.
 
     Args:
       config: config of a model without experts.
@@ -56,9 +56,10 @@ def routed(
 ) -> Params:
     """Add noise to the routers, so that copies of an expert get different tokens and diverge.
 
-    ``R + scale N(0, 1)``, with a column for each expert. Every ``group`` neighbouring experts, the
-    parts of one expert (`jaxgrow.operators.virtual_groups`), get the same noise. The function is
-    preserved if the experts that a token may pass through are equal.
+    ``R + scale N(0, 1)``, with a column for each expert. Each ``group`` of neighbouring experts gets
+    the same noise, because its members are the parts of one expert
+    (`jaxgrow.operators.virtual_groups`). The function is preserved if the experts between which the
+    noise decides are equal.
 
     Args:
       params: the grown parameters.

@@ -47,7 +47,7 @@ class ViTConfig(PatchConfig):
     layer_scale: float = 0.0
     # Whether the MLPs are gated, with SiLU.
     gated: bool = False
-    # Whether the mean of the patches has another head, whose logits are added.
+    # Whether a second head reads the mean of the patches. The logits of both heads are added.
     mean_head: bool = False
 
     # Few models use the following fields, so repr hides them.

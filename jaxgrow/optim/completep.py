@@ -1,9 +1,9 @@
 """CompleteP (Dey et al., 2025): how does a tuned learning rate transfer to other widths and depths?
 
-Each parameter has its own initial scale, learning rate and eps. They follow from its axis names and
-from the ratios of the sizes of the model to those of the *base* model, for which the learning rate
-was tuned. The forward pass does not change, so checkpoints keep their format, and a growth that was
-exact remains exact.
+Each parameter has its own initial scale, learning rate and eps. They follow from the axis names of
+the parameter, and from the ratios of the model's sizes to the sizes of the *base* model, for which
+the learning rate was tuned. The forward pass does not change. Therefore checkpoints keep their
+format, and function-preserving growths remain function-preserving.
 
 **Folding the forward multipliers.** In the paper, CompleteP also multiplies in the forward pass:
 the output of each sublayer by ``1 / m_L``, and the logits by ``1 / m_N``. Let G be the gradient of
@@ -16,8 +16,8 @@ a parameter W with the multiplier c. The model computes with ``W' = c W``, whose
     \\quad\\Leftrightarrow\\quad
     W' \\leftarrow W' - c \\eta \\frac{\\hat m'}{\\sqrt{\\hat v'} + \\epsilon / c} - \\eta \\lambda W'
 
-A parameter without a multiplier therefore has the same trajectory if its initial values are c times
-as large, its learning rate is multiplied by c, its eps is divided by c, and its decay per step is
+Therefore W' follows the same trajectory without a multiplier in the forward pass if its initial
+values and its learning rate are multiplied by c, its eps is divided by c, and its decay per step is
 unchanged.
 
 **The multipliers of each parameter.** ``r`` is the ratio of the size of an axis to its size in the
@@ -38,14 +38,15 @@ head, or the norm before a tied head   1 / r in                       1 / r in  
 ratio r, these are the rules of the paper for alpha = 1, in folded form. The paper combines the
 decay ``lambda m_N`` with the learning rate ``eta / m_N``; here this is a decay of ``eta lambda``
 per step for every parameter that decays. In a post-norm model, the scale and the bias of the norms
-count as the parameters that write the residual stream. Models divide attention scores by
-``sqrt(head_dim)``; CompleteP divides them by ``head_dim`` beyond its size in the base. For this,
-the key, whose ``head_dim`` is declared as an input axis, has the factor 1 / r, and the query has
-sqrt(r).
+count as the parameters whose output is the residual stream. Models divide attention scores by
+``sqrt(head_dim)``. CompleteP requires that scores decrease with ``1 / r`` if ``head_dim`` grows by
+the ratio r, not only with ``1 / sqrt(r)``. To obtain this, the key, whose ``head_dim`` is declared
+as an input axis, has the factor 1 / r, and the query has the factor sqrt(r).
 
-**A model grown by copies trains like its source model**: HyperCloning divides kernels by r along
-their input axes, and so does CompleteP with their updates. Growing and training therefore commute
-(`tests/growth/test_completep.py`), independently of the gradients that Adam has seen before.
+**A model grown by copies trains like its source model.** HyperCloning divides kernels by r along
+their input axes, and CompleteP divides their updates in the same way. Growing and training
+therefore commute (`tests/growth/test_completep.py`), independently of the gradients that Adam has
+seen before.
 """
 
 import math
@@ -98,10 +99,11 @@ def multipliers(
 ) -> dict[str, Multiplier]:
     """Compute the CompleteP multipliers of every parameter, in the folded form of the table above.
 
-    Muon makes all singular values of an update equal and gives the update the root mean square of
-    an Adam update. Adam's updates have a low rank. For a matrix whose smaller side is ``n``, the
-    spectral norm of Muon's update is therefore ``sqrt(n)`` times smaller than that of Adam's, and
-    its learning rate is multiplied by ``sqrt(n / n of the base)``.
+    For Muon, the learning rate needs a further factor. Muon makes all singular values of an update
+    equal and gives the update the root mean square of an Adam update, whereas Adam's updates have a
+    low rank. For a matrix whose smaller side is ``n``, the spectral norm of Muon's update is
+    therefore smaller than the spectral norm of Adam's update by a factor of ``sqrt(n)``. To
+    compensate, the learning rate is also multiplied by ``sqrt(n / n of the base)``.
 
     Args:
       axes: the axis names of the parameters.
@@ -235,13 +237,13 @@ def scale_by_adam(b1: float, b2: float, eps: float) -> optax.GradientTransformat
 def clip_by_global_norm(max_norm: float) -> optax.GradientTransformationExtraArgs:
     """Clip gradients by a weighted global norm that is comparable between model sizes.
 
-    The norm is ``sqrt(sum_i rate_i / eps_i |G_i|^2)``, with the multipliers of each parameter i.
-    Gradients decrease with the factor ``eps``, and parameters have more entries in larger models.
-    With these weights, neither a growth by copies nor the position of a forward multiplier changes
-    the norm. The threshold of the base model therefore applies to all sizes.
+    The norm is ``sqrt(sum_i rate_i / eps_i |G_i|^2)``, with the multipliers of each parameter i. In
+    larger models, gradients are smaller by the factor ``eps``, and parameters have more entries.
+    With the weights ``rate_i / eps_i``, neither a growth by copies nor the position of a forward
+    multiplier changes the norm. The threshold of the base model therefore applies to all sizes.
 
-    Deviation(CompleteP): the paper clips by the plain norm in the form with forward multipliers,
-    which is equal to this one for the sizes of the base.
+    Deviation(CompleteP): the paper clips by the unweighted norm, in the form with forward
+    multipliers. For the sizes of the base model, both norms are equal.
 
     Args:
       max_norm: the maximum norm of the gradients, in the units of the base model.

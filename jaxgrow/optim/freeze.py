@@ -32,8 +32,8 @@ from jaxgrow.axes.names import (
 class Freeze:
     """A selection of frozen parameters; all other parameters are trainable.
 
-    If the lowest layers and the embeddings below them are frozen, no backward pass is run through
-    them.
+    If the lowest layers and the embeddings below them are frozen, the backward pass does not run
+    through them.
 
     Attributes:
       layers: the indices of the frozen layers.

@@ -140,8 +140,8 @@ def scale_by_muon_and_adam(
 def _matrices_apart(inner: optax.GradientTransformation) -> optax.GradientTransformation:
     """Run ``inner`` with the matrices of a stack distributed over the devices of the mesh.
 
-    Each matrix is complete on one device, which orthogonalises it. Without this, XLA would gather
-    the whole stack on every device for each matrix product.
+    Each matrix is complete on one device, which orthogonalises it. Otherwise XLA would gather the
+    full stack on every device for each matrix product.
     """
 
     def update(updates: Tree, state: Any, params: Tree | None = None) -> tuple[Tree, Any]:

@@ -12,14 +12,15 @@ the model::
     == attach(grow(g, model, model_axes), grow(growth(g, config), adapter, axes_of(config)))
 
 **Function preservation.** For a growth that copies units, ``y' = write y`` and ``read.T write = I``
-hold on ``embed``. The grown adapter then adds ``write (f(y D + d) U + u)``, so the function is
-preserved wherever the growth preserves that of the model (hypercloning, staged training, LEMON at
-any width). A new layer whose output is zero (`jaxgrow.operators.llama_pro`) has an adapter that
-adds nothing and can learn. Copied layers have copied adapters, which change the function as the
-layers do. Means of layers or of units (coalescing, AKI) have means of adapters, which compute a
-different function because f is not linear. The axis ``bottleneck`` itself can be grown by copies,
-which preserves the function. The query and the key of AdapterFusion have ``embed`` as output and
-input axis, so the attention weights do not change.
+hold on ``embed``. The grown adapter then adds ``write (f(y D + d) U + u)``. The function with
+adapters is therefore preserved if the growth preserves the function of the model (hypercloning,
+staged training, LEMON at any width). A new layer whose output is zero
+(`jaxgrow.operators.llama_pro`) has an adapter that adds nothing and can learn. Copied layers have
+copied adapters, and change the function with or without them. If a growth averages layers or units
+(coalescing, AKI), it also averages adapters, which gives a different function because f is not
+linear. The axis ``bottleneck`` itself can be grown by copies, which preserves the function. In
+AdapterFusion, the output axis of the query is an input axis of the key, so the attention weights do
+not change.
 
 `fused` combines several adapters by attention (AdapterFusion, Pfeiffer et al., EACL 2021).
 """
@@ -65,14 +66,14 @@ def detach(tree: Tree, kinds: tuple[str, ...] = (ADAPTER, FUSION)) -> tuple[Tree
 
 
 def attach(params: Params, adapter: Params) -> Params:
-    """Add adapters to the parameters of a model, for its module to compute with.
+    """Add adapters to the parameters of a model.
 
     Args:
       params: the parameters of the model.
       adapter: the parameters of the adapters, with the structure of `init`.
 
     Returns:
-      The parameters of both, with the structure for a config that has this ``adapter``.
+      The parameters of both, with the structure for the module of a config that has this ``adapter``.
 
     Raises:
       ValueError: the model and the adapters have different numbers of layers.
@@ -195,11 +196,11 @@ def fused(adapters: Sequence[Params], fusion: Params) -> Params:
 def growth(of: Growth, config: Config) -> Rules:
     """Derive the growth of adapters from the growth of their model.
 
-    The result is data for `jaxgrow.grow` and `jaxgrow.grow_optimizer`.
+    `jaxgrow.grow` and `jaxgrow.grow_optimizer` accept the result.
 
     Args:
-      of: the growth of the model. Learned maps must have been learned for the model with its
-        adapters.
+      of: the growth of the model. If its maps are learned (LiGO), they must have been learned for
+        the model with its adapters.
       config: the config of the small model, with its adapter.
 
     Returns:

@@ -14,7 +14,7 @@ This equation holds for every growth, because grow is linear in W. The rank stay
 layer of the grown model has one source layer and the growth of each parameter has one term. This is
 true for hypercloning, stacking, identity blocks, and coalescing in width. If a growth averages
 layers, or has several terms in `Rules`, the result is a sum of k products. It is stored as one
-product of k times the rank, with the parts side by side.
+product of k times the rank, with the parts concatenated along ``rank``.
 """
 
 import itertools
@@ -198,12 +198,12 @@ def init(lora: LoRA, axes: Axes, sizes: Sizes, key: jax.Array) -> Params:
 def growth(of: Growth, lora: LoRA, axes: Axes) -> Rules:
     """Derive the growth of a LoRA from the growth of its model.
 
-    The result is data for `jaxgrow.grow` and `jaxgrow.grow_optimizer`. A term of the model's growth
-    is ``W'_l = sum_j d_lj R W_j S.T``, where R and S are products of the maps of the input and
-    output axes of W. For every j, the grown LoRA has a part ``a'_l = R a_j, b'_l = d_lj b_j S.T``
-    at its own position along ``rank``. This is exact for every growth. Where d is zero
+    `jaxgrow.grow` and `jaxgrow.grow_optimizer` accept the result. A term of the model's growth is
+    ``W'_l = sum_j d_lj R W_j S.T``, where R and S are products of the maps of the input and output
+    axes of W. For every j, the grown LoRA has a part ``a'_l = R a_j, b'_l = d_lj b_j S.T`` at its
+    own position along ``rank``. This is exact for every growth. For a layer with d = 0
     (`jaxgrow.operators.llama_pro`), ``a`` is a copy and ``b`` is zero, as at initialisation.
-    `LoRA.resized` returns the new rank.
+    `LoRA.resized` returns the settings with the new rank.
 
     The axis ``rank`` itself can be grown by any map. For example, ``{"rank": tile(8, 2)}``
     preserves the product, and ``LoRA.resized`` preserves its scale. However, copies along ``rank``
@@ -252,7 +252,7 @@ def merge(params: Params, adapter: Params, lora: LoRA) -> Params:
     The result computes the same function with plain parameters.
 
     Args:
-      params: the parameters of the model. NumPy arrays stay NumPy arrays if those of the LoRA are.
+      params: the parameters of the model. The result has NumPy arrays if these and the LoRA have.
       adapter: the parameters of the LoRA, with the structure of `init`.
       lora: the settings of the LoRA.
 
@@ -279,7 +279,7 @@ def merge(params: Params, adapter: Params, lora: LoRA) -> Params:
 
 
 def attach(params: Params, adapter: Params, lora: LoRA) -> Params:
-    """Put a LoRA beside the kernels, so that the module computes ``x W + alpha / rank (x a) b``.
+    """Store a LoRA with the kernels, so that the module computes ``x W + alpha / rank (x a) b``.
 
     The module computes the same function as after `merge`, up to rounding. The kernels do not change, and they have no
     gradient if ``params`` have none. Use this form for training.
@@ -387,11 +387,12 @@ def _union(of: Iterator[Term]) -> Term:
 def _one_each(m: AxisMap) -> Iterator[tuple[AxisMap, AxisMap]]:
     """Split a map into a sum of maps in which each new unit has one source.
 
-    In each pair, the first map copies units of ``a``, and the second one multiplies units of ``b``
-    by the weight.
+    In each pair, the first map copies units of ``a``, and the second map multiplies units of ``b``
+    by the weights of the term.
     """
     write, read = _rows(m.write), _rows(m.read)
-    # With different sources, the share of the gradient of each source is not defined.
+    # If the write map and the read map have different sources, the gradient cannot be divided among
+    # the parts.
     same_sources = np.array_equal(write.index, read.index)
     for j in range(write.index.shape[1]):
         index, weight = write.index[:, j : j + 1], write.weight[:, j : j + 1]
@@ -405,7 +406,7 @@ def _rows(m: Matrix) -> Rows:
 
 
 def _place(i: int, count: int, rank: int) -> Term:
-    """The map of ``rank`` that puts the ``i``-th of ``count`` products beside the others."""
+    """The map of ``rank`` that puts the ``i``-th of ``count`` products at its own position."""
     if count == 1:
         return {}
     place, unit = np.divmod(np.arange(count * rank, dtype=np.int32), rank)
