@@ -33,9 +33,9 @@ from jaxgrow.operators import hypercloning
 from jaxgrow.operators.targets import WIDTHS, width
 
 # The largest change of the outputs that counts as rounding, relative to their standard deviation.
-# Rounding in float32 is smaller, and the effect of a wrong mark is larger.
+# Rounding in float32 causes smaller changes, and a wrong suffix causes larger changes.
 TOLERANCE = 1e-3
-# The maximum number of combinations of a given number of changed marks.
+# The maximum number of combinations that are tried for each number of changed suffixes.
 _TRIALS = 1500
 _SIDE_BY_SIDE = ("qkv", "kv_parts")
 
@@ -47,7 +47,7 @@ Named = Mapping[Group, Names]
 
 @dataclass(frozen=True)
 class Checked:
-    """The result of `check_rules`. Its truth value is True if no name is wrong.
+    """The result of `check_rules`. It is true as a condition if no name is wrong.
 
     Attributes:
       change: the largest change of an output when all widths are doubled, divided by the standard
@@ -80,12 +80,12 @@ def check_rules(
     With correct names, the outputs do not change. Each ``.in`` is then removed in turn, and the
     outputs must change. If the outputs change with the given names, other names are tried: each
     ``.in`` is added or removed, and the layers are moved to each other dimension. The values of
-    attention are checked by a separate experiment: if all keys are zero, the outputs depend on the
-    values and not on the queries.
+    attention are checked by a separate experiment with all keys set to zero: the outputs must then
+    depend on the values and not on the queries.
 
-    Use a small model, because it is evaluated a few times for each parameter of a layer, at its own
-    sizes and at the doubled ones. Parameters whose paths differ only in a number, such as those of
-    different layers, are checked together.
+    Use a small model, because it is evaluated a few times for each parameter of a layer, with its
+    own sizes and with the doubled sizes. Parameters whose paths differ only in a number, such as
+    the same parameter of different layers, are checked together.
 
     Args:
       apply: function from parameters of any sizes to the outputs (an array or a tree of arrays),
@@ -98,8 +98,8 @@ def check_rules(
       seed: random seed for the noise.
 
     Returns:
-      A `Checked` with the wrong names, the names that would be correct, and the marks that are not
-      verified.
+      A `Checked` with the wrong names, the names that would be correct, and the suffixes that are
+      not verified.
 
     Raises:
       ValueError: the names do not fit the shapes, the model has no axis whose width can be doubled,
@@ -167,7 +167,7 @@ class _Check:
         )
 
     def tried(self, other: Named) -> float:
-        """As `change`; infinite if the names do not fit the shapes or the model."""
+        """Same as `change`, but infinite if the names do not fit the shapes or the model."""
         try:
             return self.change(other)
         except Exception:  # Frameworks raise many types of errors for unexpected shapes.
@@ -191,11 +191,11 @@ class _Check:
         return []
 
     def fixes(self) -> Named:
-        """The smallest set of changed marks with which the outputs do not change.
+        """The smallest set of changed suffixes with which the outputs do not change.
 
-        It is empty if the given names are correct, or if no such set was found. Sets of the same
-        size are tried with kernels first, because the scale of a norm can compensate for a wrong
-        name of the only kernel that has the output of the norm as its input.
+        It is empty if the given names are correct, or if no such set was found. Among sets of the
+        same size, those that change kernels are tried first. The reason is that if a norm feeds a
+        single kernel, another suffix of its scale can compensate for a wrong name of that kernel.
         """
         if self.change({}) < TOLERANCE:
             return {}
@@ -210,7 +210,7 @@ class _Check:
         return {}
 
     def unproven(self) -> list[str]:
-        """One message for each mark without which the outputs do not change."""
+        """One message for each suffix without which the outputs do not change."""
         return [
             f"{group[0]}: without the mark {name!r} in {group[1]}, the outputs do not change, so "
             "the mark is not verified"
@@ -221,7 +221,7 @@ class _Check:
         ]
 
     def attention(self) -> list[str]:
-        """One message for each wrong mark of ``head_dim``, of keys and of values."""
+        """One message for each wrong suffix of ``head_dim`` in keys and in values."""
         inner = [group for group in self.groups if _of_heads(group[1])]
         if not inner or not any(_is_out(names) for _, names in self.groups):
             return []

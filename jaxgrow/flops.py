@@ -1,9 +1,10 @@
 """The floating-point operations (FLOPs) of models and of traced programs.
 
-The FLOPs of a model come from its formula. Only matrix products count, and a multiply-add counts as
-two. Norms, softmax and Adam are left out: they are below 2 % at the sizes of the papers. Muon's
-products are in `jaxgrow.optim.muon.flops`. The test ``tests/models/test_flops.py`` compares the
-formula with the operations that XLA counts in the compiled step.
+The FLOPs of a model come from a formula of its family. Only matrix products count, and a
+multiply-add counts as two. Norms, softmax and Adam are not counted: they take less than 2 % at the
+sizes of the papers. `jaxgrow.optim.muon.flops` counts the products of Muon. The test
+``tests/models/test_flops.py`` compares the formulas with the operations that XLA counts in the
+compiled step.
 """
 
 import math
@@ -104,8 +105,8 @@ def train(
     """Return the FLOPs of a training step. The backward pass costs two forward passes.
 
     Recomputation by remat is not counted. The gradient of the model's input is not needed and not
-    counted. Frozen layers at the bottom, and the embeddings below them, have no backward pass. Then
-    a tied head's embedding also has no gradient.
+    counted. Frozen layers at the bottom, and the embeddings below them, have no backward pass. In
+    this case, a tied embedding also has no gradient as the kernel of the head.
 
     With an adapter, the kernels of the layers and a tied embedding have no gradient, so their
     products cost two thirds. Products of attention and of a new head cost the same as without an

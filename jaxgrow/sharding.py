@@ -257,7 +257,7 @@ def undivided_by_samples(names: Names, shape: tuple[int, ...]) -> P:
 
 
 def shared_spec(names: Names, shape: tuple[int, ...], new: Sequence[int]) -> P:
-    """The part of `spec` on which a parameter of ``shape`` and one of shape ``new`` agree.
+    """The part of `spec` that is valid for a parameter of ``shape`` and for one of shape ``new``.
 
     For traced code; only automatic mesh axes are considered.
     """
@@ -296,7 +296,7 @@ def mean_of_devices(x: jax.Array) -> jax.Array:
 
 
 def whole_along(x: jax.Array, dim: int) -> jax.Array:
-    """Replicate a traced parameter along one dimension that is going to be contracted.
+    """Replicate a traced parameter along one dimension, which is contracted next.
 
     The mesh axes then shard the largest other dimension that is divisible by them. Devices exchange
     their shards, and no device ever has the complete parameter.

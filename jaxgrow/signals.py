@@ -16,8 +16,8 @@ _ALL = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if has
 def interrupting() -> Iterator[None]:
     """Turn SIGTERM and SIGHUP into ``KeyboardInterrupt(number)`` inside the context.
 
-    Ctrl-C raises ``KeyboardInterrupt()`` without a number. Signals that are ignored, for example
-    under `nohup`, and signals with a handler of another library are not changed.
+    Ctrl-C raises ``KeyboardInterrupt()`` without a number. The context does not change signals that
+    are ignored, for example under `nohup`, or that another library handles.
     """
 
     def interrupt(number: int, frame: Any) -> None:

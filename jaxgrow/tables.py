@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-# The console is wider than any table, so that no cell is wrapped or cut.
+# The console is wider than any table, so that cells are neither wrapped nor cut.
 _WIDTH = 100_000
 
 
@@ -38,7 +38,7 @@ def aligned(head: Sequence[str], rows: Sequence[Sequence[str]], right: Collectio
 def markdown(
     head: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[int] = ()
 ) -> str:
-    """Format rows as a Markdown table whose source is aligned, too.
+    """Format rows as a Markdown table with aligned source text.
 
     Args:
       head: the titles of the columns.

@@ -3,8 +3,8 @@
 All parts that build dataclasses from text or JSON use these functions: the configs of models,
 ``config.json`` of Hugging Face, and ``--set`` of the trainer.
 
-They are our own because no library fits. msgspec and cattrs were tried on the same ten wrong
-values, tyro and draccus were judged by their documentation:
+jaxgrow has its own functions for this because no library fits. msgspec and cattrs were tried on the
+same ten wrong values; tyro and draccus were evaluated by reading their documentation:
 
 - msgspec 0.22 refuses a field that may be one of two dataclasses, such as the method of an
   experiment. It ignores unknown keys of dataclasses, and its messages contain neither the wrong
@@ -15,7 +15,7 @@ values, tyro and draccus were judged by their documentation:
   field of an object that a config has built, and they do not read JSON.
 - None of them checks an object that Python code has built with wrong types.
 
-They would also add a dependency to the library in place of the few lines below.
+A library would also be a new dependency in exchange for the few lines below.
 """
 
 import dataclasses

@@ -45,8 +45,8 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
         one of its snapshots.
 
     Returns:
-      A `Source`. Only names and sizes are read yet; an Orbax folder is read completely when the
-      first leaf is read.
+      A `Source`. At first, only names and sizes are read. An Orbax folder is read completely as soon
+      as one leaf is read.
 
     Raises:
       CheckpointError: the folder does not exist, is damaged, or has a model that is not supported.
@@ -85,8 +85,8 @@ def _is_huggingface(folder: Path) -> bool:
 def _snapshot(folder: Path) -> Path:
     """Find the snapshot to read in a folder ``models--org--name`` of the cache of Hugging Face.
 
-    It is the revision that was fetched last as ``main``, or the only one. Any other folder is
-    returned unchanged.
+    It is the revision that was downloaded last as ``main``, or the only snapshot. Any other folder
+    is returned unchanged.
 
     Raises:
       CheckpointError: there are several snapshots, and ``main`` is not one of them.
@@ -145,7 +145,7 @@ def save(
       like: a checkpoint of the same architecture, or of the same model with another head. Its other
         files, and the keys of its ``config.json`` that jaxgrow does not know, are copied.
       overwrite: whether to replace an existing checkpoint, after the new one is complete.
-      settings: more keys of ``config.json``, as for `write`.
+      settings: further keys of ``config.json``, as for `write`.
 
     Raises:
       CheckpointError: no architecture stores such a model, the parameters do not fit the config, or
@@ -160,7 +160,7 @@ def save(
         to="hf",
         overwrite=overwrite,
         settings=settings,
-        # An adapter of the template does not belong to these parameters.
+        # The folder ``like`` may hold an adapter, which does not belong to these parameters.
         beside=lambda part: [],
     )
 
@@ -177,7 +177,7 @@ def transform(
 ) -> int:
     """Grow a checkpoint on disk into another one, layer by layer.
 
-    The parameters written are ``grow(growth, parameters, axes)``.
+    The written parameters are ``grow(growth, parameters, axes)``.
 
     Args:
       source: a folder, or a checkpoint from `open_checkpoint`. Operators take its ``sizes()``.
@@ -242,8 +242,8 @@ def write(
       settings: keys of the ``config.json`` of a Hugging Face folder that the model does not
         determine, such as ``id2label``, the labels of the classes, or ``pad_token_id``
         (`jaxgrow.checkpoints.hf.labels`).
-      beside: a function that writes more files into the new folder, which is its argument, and
-        returns their names.
+      beside: a function of the new folder that writes further files into it, and returns their
+        names.
 
     Returns:
       The size in bytes of the tensors that are written.

@@ -1,8 +1,8 @@
 """How can a model be read and transformed without loading all of it into memory?
 
-A `Source` reads one layer of one leaf at a time. A growth of a `Source` is a `Source`, and so is
-the interpolation of two: both compute only the values read. To transform a checkpoint, open it,
-wrap it, and write it.
+A `Source` reads one layer of one leaf at a time. A grown `Source` is again a `Source`, and so is
+the interpolation of two sources. Both compute only the values that are read. To transform a
+checkpoint, open it, wrap it in such a `Source`, and write the result.
 """
 
 import itertools
@@ -114,8 +114,8 @@ class Source:
     def shard(self, mesh: Mesh, rules: Mapping[str, str] = RULES) -> Params:
         """Read all parameters onto the devices of a mesh, sharded by `jaxgrow.sharding.specs`.
 
-        A process never holds the complete model in host memory. It holds one layer of one leaf, and
-        its own shards of that leaf, besides the shards on its devices.
+        A process never holds the complete model in host memory. In addition to the shards on its
+        devices, it holds one layer of one leaf, and its own shards of that leaf.
 
         Args:
           mesh: the devices, which may belong to several processes. Each process reads the shards of
@@ -165,8 +165,8 @@ class Checkpoint(Source):
     """A model in a folder on disk.
 
     Its attribute ``folder`` is that folder. ``notes`` holds remarks for the user about the
-    checkpoint. ``foreign`` is the content of ``config.json`` of the Hugging Face model that it is,
-    or was made from; None if it has no such origin.
+    checkpoint. ``foreign`` is the content of the ``config.json`` of the Hugging Face model that the
+    checkpoint holds or was made from; None if there is no such model.
     """
 
     folder: Path

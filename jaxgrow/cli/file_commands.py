@@ -114,7 +114,7 @@ def _architectures(a: argparse.Namespace) -> None:
 
 
 def add_completion(commands: Commands) -> None:
-    """Add ``jaxgrow completion``. It completes all commands, also those that are added later."""
+    """Add ``jaxgrow completion``. It also completes commands that are added after it."""
 
     def run(a: argparse.Namespace) -> None:
         print(script(commands.by_name, a.shell), end="")

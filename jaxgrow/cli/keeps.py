@@ -43,7 +43,7 @@ def keeps(growth: Growth, config: Config, method: str = "") -> bool:
 
 
 def _keeps_states(growth: Growth, config: Config, method: str) -> bool:
-    """As `keeps` for a model without a head: each output feature must be copied equally often."""
+    """Same as `keeps`, for a model without a head: all output features need the same number of copies."""
     if not isinstance(growth, Rules):
         return preserves_function(growth, normed=config.normed)
     if new_sizes(growth).get("embed", 0) % config.integers()["embed"]:

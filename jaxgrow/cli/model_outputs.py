@@ -11,7 +11,7 @@ from jaxgrow.checkpoints import Cast, Source
 from jaxgrow.growth.report import rms
 from jaxgrow.models import Config
 
-# From inputs to the logits and to the RMS of the output of each layer.
+# A function from inputs to the logits and the RMS of the output of each layer.
 Outputs = Callable[[Any], tuple[Any, Any]]
 
 
@@ -20,7 +20,7 @@ def outputs(source: Source) -> Outputs:
     return partial(_program(source.config), wide_params(source))
 
 
-# Models with the same config share the compiled program. Programs are large, so few are cached.
+# Models with the same config share the compiled program. Programs are large, so only a few are cached.
 @lru_cache(maxsize=4)
 def _program(config: Config) -> Callable[..., tuple[Any, Any]]:
     return jax.jit(

@@ -264,7 +264,7 @@ def possible(sizes: dict[str, int]) -> dict[str, int]:
 
 
 def check_stages(source: Source, target: Mapping[str, int]) -> None:
-    """Check that an axis with one size per stage is given one size per stage.
+    """Check that the target has one size per stage for each axis that has stages.
 
     Raises:
       CheckpointError: a single size is given for such an axis.

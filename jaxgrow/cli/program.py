@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UsageError(f"--seed {a.seed}: a seed must be a non-negative integer")
         with interrupting():
             if not a.evaluates:
-                # Commands that only transform files neither wait for an accelerator nor occupy it.
+                # Commands that only transform files must neither wait for an accelerator nor occupy it.
                 jax.config.update("jax_platforms", "cpu")
             a.run(a)
     except (CheckpointError, OSError, MemoryError) as error:

@@ -66,7 +66,7 @@ def _coalesce(a: argparse.Namespace) -> None:
 
 
 def _odd_groups(groups: Mapping[str, operators.Groups], growth: Mapping[str, AxisMap]) -> list[str]:
-    """A note for each axis of heads that a named grouping cannot split into pairs (odd sizes)."""
+    """A note for each axis with an odd number of heads, which a named grouping cannot pair."""
     name = groups.get("heads", groups.get("kv_heads"))
     notes = []
     for axis, m in growth.items():
@@ -103,7 +103,7 @@ def _given_groups(a: argparse.Namespace) -> dict[str, operators.Groups]:
 
 
 def _large(small: dict[str, int], groups: dict[str, operators.Groups]) -> dict[str, int]:
-    """The sizes of the large model, whose groups of units are the units of the small model."""
+    """The sizes of the large model. Each unit of the small model is a group of its units."""
     large = dict(small)
     for of, units in groups.items():
         axes = [axis for axis in small if kind(axis) == of]

@@ -238,7 +238,7 @@ def put(
     dry_run: bool,
     files: WriteFiles | None = None,
 ) -> int:
-    """Write the model, or only check that this is possible; return the bytes of its tensors."""
+    """Write the model, or only check that this is possible. Return the size of its tensors in bytes."""
     with reported():
         return write_checkpoint(
             source,

@@ -38,7 +38,8 @@ def is_run(folder: Path) -> bool:
 def policy_of(method: str) -> str:
     """The optimizer policy that suits a method.
 
-    It is ``copy`` in place of ``asymmetric``, which requires an optimizer with `rebias`.
+    For methods that suit ``asymmetric``, it is ``copy``, because ``asymmetric`` requires an
+    optimizer with `rebias`.
     """
     return POLICY[method] if POLICY[method] in POLICIES else "copy"
 

@@ -1,7 +1,8 @@
 """How are checkpoints of EasyDeL read and written array by array?
 
-Each array is a zarr folder below ``model`` or ``tx``, and ``tensorstore_index.json`` lists them. The
-pickled trees beside them, which fix the number of layers, are copied without being read.
+Each array is a zarr folder below ``model`` or ``tx``, and ``tensorstore_index.json`` lists the
+arrays. A checkpoint also contains pickled trees, which determine the number of layers. They are
+copied without being read.
 """
 
 import json

@@ -51,8 +51,8 @@ class Format:
         when the number of layers changes, because the trainer initialises missing ones.
       settings: the key of the trainer's config for the size of each axis.
       traits: properties of the model, as in `jaxgrow.models.Config.traits`.
-      other: alternatives for rows of ``table``, which are used if their sizes fit better; for
-        kernels that some models transpose.
+      other: alternatives for rows of ``table``, which are used if their sizes fit better. They are
+        for kernels that some models store transposed.
       states: rows of arrays that only the optimizer state has.
       fixed: axes whose size the trainer cannot change.
     """
@@ -142,7 +142,7 @@ def _tied(norm: Layout) -> Layout:
 def _with_shared_keys(
     layouts: dict[str, Layout], shapes: Mapping[str, tuple[int, ...]], given: Mapping[str, int]
 ) -> dict[str, Layout]:
-    """Key/value heads and query heads are one axis if they are equal in number."""
+    """Use one axis for key/value heads and query heads if their numbers are equal."""
     sizes = solved(layouts, shapes, given)
     if sizes.get("heads") is None or sizes.get("heads") != sizes.get("kv_heads"):
         return layouts
@@ -493,9 +493,9 @@ def from_file(file: Path) -> Format:
     Args:
       file: a file with a JSON object. ``names`` contains ``{pattern: [axis names]}`` for all
         parameters, or an object with the attributes of a `Layout` instead of a list. Optional keys
-        are ``layers`` (such as ``"blocks_{}"``), ``scanned`` (such as
-        ``"decoder/layers/*"``) and ``params``, the path of one parameter relative to the
-        parameters, by which their position in the checkpoint is found.
+        are ``layers`` (such as ``"blocks_{}"``), ``scanned`` (such as ``"decoder/layers/*"``) and
+        ``params``: the path of one parameter within the tree of parameters. It is used to find
+        this tree in the checkpoint.
 
     Returns:
       The format.

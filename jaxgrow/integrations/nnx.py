@@ -35,8 +35,8 @@ def axes(model: nnx.Module) -> Axes:
         abstract model from `flax.nnx.eval_shape` is sufficient.
 
     Returns:
-      A tuple of names for each parameter. If the names lack the marks of jaxgrow, such as ``.in``,
-      add them with `jaxgrow.by_convention`.
+      A tuple of names for each parameter. If the names lack the suffixes of jaxgrow, such as
+      ``.in``, add them with `jaxgrow.by_convention`.
 
     Example:
       >>> model = nnx.eval_shape(lambda: nnx.Linear(2, 3, rngs=nnx.Rngs(0), use_bias=False, kernel_metadata={
@@ -203,8 +203,8 @@ def dropping(blocks: MutableSequence, keep_mask: KeepMask) -> Iterator[None]:
       A context in which to call the model.
 
     Raises:
-      ValueError: the keep mask has not one entry per block, it contains indices, or the output of a
-        block has another shape or dtype than its input.
+      ValueError: the keep mask does not have one entry per block, it contains indices, or the shape
+        or dtype of the output of a block differs from its input.
 
     Example:
       >>> model = nnx.Sequential(*(nnx.Linear(1, 1, kernel_init=nnx.initializers.ones, rngs=nnx.Rngs(0)) for _ in range(3)))

@@ -132,7 +132,7 @@ class OrbaxRun:
         return found + self._own_states()
 
     def _own_states(self) -> list[tuple[str, Place]]:
-        """The arrays that only the optimizer state has, by ``states`` of the format."""
+        """The arrays that only the optimizer state has, as the format names them in ``states``."""
         rows, found = self.format.states, []
         for start, template, paths in self._layered(
             [
@@ -304,7 +304,8 @@ class _Job:
 
 
 def _jobs(run: OrbaxRun, growth: Growth, policy: Policy) -> dict[str, _Job]:
-    """
+    """Plan how each leaf of the checkpoint grows, by path.
+
     Raises:
       CheckpointError: as `grow_run`.
     """
@@ -403,7 +404,7 @@ def _write(run: OrbaxRun, target: AnyWriter, job: _Job, sizes: Mapping[str, int]
 def _result(
     jobs: Mapping[str, _Job], sizes: Mapping[str, int]
 ) -> tuple[dict[str, str], dict[str, tuple[int, ...]]]:
-    """For each array of the new checkpoint, the source array with its format, and its shape."""
+    """For each new array: the source array whose format it gets, and its shape."""
     places, shapes = {}, {}
     for job in jobs.values():
         place = job.place

@@ -6,7 +6,7 @@ grown by the maps of that parameter, under a policy of `jaxgrow.growth.moments`.
 formats require PyTorch and transformers: ``pip install -e '.[torch]'`` in a clone of jaxgrow
 installs both.
 
-The whole optimizer state is in memory, before and after the growth.
+The complete optimizer state is in memory, both before and after the growth.
 """
 
 import importlib
@@ -125,7 +125,7 @@ def _grown(
 
 
 class _StateOf(HuggingFace):
-    """Optimizer state of one kind, read like parameters of the model; missing arrays are zero."""
+    """Optimizer state of one kind, read like the parameters of the model. Missing arrays are zero."""
 
     def __init__(self, model: HuggingFace, of: Mapping[str, Any], power: int, root: bool):
         self.__dict__.update(model.__dict__)
@@ -200,7 +200,7 @@ def read_file(file: Path, model: HuggingFace) -> tuple[State, dict[str, Any]]:
       model: the model that it belongs to.
 
     Returns:
-      ``(state, the whole content)``.
+      ``(state, the complete content of the file)``.
 
     Raises:
       CheckpointError: the file has another number of parameters than the model.

@@ -2,8 +2,8 @@
 
 A DoRA computes with ``m / |V| V`` in place of the kernel W. There, ``V = W + scale a b``, ``|V|``
 is the norm of the weights of each output, and m is trained. The *gain* ``m / |V|`` of an output
-stays the same when the output is copied. So the gains of a grown model are copies, and its m
-follows from them and the grown kernel.
+stays the same when the output is copied. Therefore growing copies the gains, and the grown m
+follows from the gains and the grown kernel.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
 """The Hugging Face architectures that can be read and written.
 
-If several architectures have the same model, the pre-training architecture comes first.
+If several architectures can store the same model, the pre-training architecture comes first.
 """
 
 from jaxgrow.checkpoints.hf.base import Family

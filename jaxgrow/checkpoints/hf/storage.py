@@ -198,7 +198,10 @@ class HuggingFace(Checkpoint):
         return [*self.family.ignored, *(s.name for s in self._untied().values())]
 
     def _untied(self) -> dict[str, Stored]:
-        """The names of a model with tied embeddings if it were untied; empty for other models."""
+        """The names that a model with tied embeddings would have if it were untied.
+
+        The result is empty for a model without tied embeddings.
+        """
         if not getattr(self.config, "tied", False):
             return {}
         untied: Any = {"tied": False}
@@ -372,8 +375,8 @@ def planned(source: Source, family: Family) -> list[safetensors.Planned]:
         name: [_Part(path, names[path])] for name, path in family.copies(source.config).items()
     }
     out = []
-    # Leaves that are shifted or scaled were widened when they were read. They are written in the
-    # dtype of the other leaves.
+    # Leaves that are stored shifted or scaled were converted to a wider dtype when they were read.
+    # They are written in the dtype of the other leaves.
     narrow = common(source.leaves[path].dtype for path, stored in names.items() if not stored.moved)
     sizes, last = source.sizes(), {}
 

@@ -14,8 +14,8 @@ T = TypeVar("T")
 class TextPart:
     """The place of the text model of an architecture for images and texts.
 
-    The rest of the model is not kept. Its projector outputs features of the text model, so they
-    would no longer fit after a growth of ``embed``.
+    The other parts of the model are not kept. The projector outputs features of the text model, so
+    it would no longer fit after a growth of ``embed``.
 
     Args:
       architecture: the architecture of the text model alone.

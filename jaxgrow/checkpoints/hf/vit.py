@@ -96,7 +96,7 @@ def _dino_names(config: ViTConfig) -> dict[str, Stored]:
 
 
 def _dino_mlp(embed: int, ratio: float, gated: bool) -> int:
-    """Return the MLP size; gated, two thirds of it, rounded up to a multiple of 8."""
+    """Return the MLP size. A gated MLP has two thirds of it, rounded up to a multiple of 8."""
     size = int(embed * ratio)
     return (int(size * 2 / 3) + 7) // 8 * 8 if gated else size
 

@@ -1,4 +1,4 @@
-"""How are files found that a disk has changed or lost? A folder has the SHA-256 of each file.
+"""How are changed or lost files detected? A folder stores the SHA-256 of each of its files.
 
 The checksums are in the file ``SHA256SUMS``, which ``sha256sum -c SHA256SUMS`` verifies as well.
 """

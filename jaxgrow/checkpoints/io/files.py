@@ -14,7 +14,7 @@ LARGEST_EXTRA = 100 << 20
 RECORD = "jaxgrow.json"
 # The files of a LoRA, by the names that PEFT gives them.
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
-# Names of weight files end in these, for any framework, and so do their indices.
+# The endings of the names of weight files of all frameworks, and of the indices of such files.
 _WEIGHTS = (
     *(
         ".safetensors",

@@ -44,10 +44,10 @@ def appearing(target: Path, sources: list[Path], overwrite: bool) -> Iterator[Pa
     random name next to the target. At every moment the target is either unchanged or the new
     folder, and a note of a raised exception states which one.
 
-    A system that cannot exchange two folders atomically needs two renames. Between them there is no
-    target, and the first is undone if the second fails. The next process that writes the same
-    target on the same machine removes the remains of a killed process, and puts back a folder that
-    it had moved away.
+    A system that cannot exchange two folders atomically needs two renames. Between them, the target
+    does not exist. The first rename is undone if the second one fails. If a process is killed, the
+    next process that writes the same target on the same machine removes the remains, and puts back
+    a folder that had been moved away.
 
     Args:
       target: the folder to create or replace.
@@ -149,10 +149,10 @@ def _exchanged(a: Path, b: Path) -> bool:
 
 
 def _locked(work: Path, target: Path) -> IO[str]:
-    """Open and lock a file, and record for which target.
+    """Open and lock a file in the working folder, and record its target.
 
-    The lock distinguishes a running process from a killed one. Without support for locks, the file
-    is open but not locked.
+    The lock distinguishes a running process from a killed one. If the file system does not support
+    locks, the file is open but not locked.
     """
     # A file is locked, not the folder: NFS and CIFS can lock only files that are open for writing.
     lock = (work / _LOCK).open("w")

@@ -78,8 +78,9 @@ def _projection(config: LlamaConfig, part: int, ours: str, fused: bool) -> dict[
 def _normed(config: LlamaConfig, ours: str) -> float:
     """The factor of the kernel of queries or keys whose outputs are normed with another eps.
 
-    The architecture has the same eps in all norms. A norm of s times its input with s^2 times its
-    eps has the same output, so the kernel is scaled.
+    The architecture has the same eps in all norms. The output of a norm does not change if its
+    input is multiplied by s and its eps by s^2. Therefore a norm with another eps can be stored by
+    scaling the kernel before it.
     """
     if config.query_norm == "none" or ours == "value" or not config.query_eps:
         return 1.0
@@ -139,8 +140,8 @@ def _norms(config: LlamaConfig, one: float) -> dict[str, Stored]:
         f"blocks/{ours}/scale": Stored(f"{LAYER}{theirs}.weight", "embed", plus=-one)
         for ours, theirs in NORMS[config.norms].items()
     }
-    # A tied embedding is multiplied by its factor at the input, but not at the output. There the
-    # final norm compensates for the factor of the stored embedding.
+    # A tied embedding is multiplied by its factor at the input, but not at the output. At the output,
+    # the final norm compensates for the factor of the stored embedding.
     times = 1 / _embedded(config) if config.ties else 1.0
     return found | {
         "final_norm/scale": Stored("model.norm.weight", "embed", times=times, plus=-one)

@@ -222,7 +222,7 @@ def _module(
         if same is None:
             a.append(x)
             b.append(y)
-        else:  # each is zero at the outputs of the other, so the sum keeps both
+        else:  # the factors of one kernel are zero at the outputs of the others, so they are added
             b[same] = b[same] + y
     return np.concatenate(a), np.concatenate(b, 1)
 
