@@ -14,11 +14,12 @@ and `jaxgrow.compose`. `jaxgrow.grow` applies a growth to parameters.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import TypeAlias, TypeGuard, overload
+from typing import Generic, TypeAlias, TypeGuard, overload
 
+import flax.struct as struct
 import jax
 import numpy as np
-from flax import struct
+from typing_extensions import TypeVar
 
 from jaxgrow.axes.names import Axes, Names, axis, is_layers, is_names, kind, marks, reads, role
 from jaxgrow.growth.matrices import (
@@ -32,9 +33,12 @@ from jaxgrow.growth.matrices import (
     transpose,
 )
 
+# The type of both matrices of a map.
+M = TypeVar("M", bound=Matrix, default=Matrix, covariant=True)
+
 
 @struct.dataclass
-class AxisMap:
+class AxisMap(Generic[M]):
     """The change of one axis: a write map and a read map, both matrices ``[new, old]``.
 
     `grow` multiplies the output axis of a parameter by ``write`` and the input axis of a parameter
@@ -53,8 +57,8 @@ class AxisMap:
         matrices then act on the flattened product of these axes.
     """
 
-    write: Matrix
-    read: Matrix
+    write: M
+    read: M
     joint: tuple[tuple[int, ...], tuple[int, ...]] | None = struct.field(
         pytree_node=False, default=None
     )
@@ -72,7 +76,7 @@ class AxisMap:
         """The new sizes and the old sizes of the axes that the map acts on, usually a single axis."""
         return self.joint or ((self.new,), (self.old,))
 
-    def of(self, name: str) -> Matrix:
+    def of(self, name: str) -> M:
         """Return the matrix for an axis with this name: ``read`` for input axes, else ``write``."""
         return self.read if reads(name) else self.write
 
@@ -89,6 +93,9 @@ class AxisMap:
         kinds = f"{write}" if write == read else f"write: {write}, read: {read}"
         return f"AxisMap({old} -> {new}, {kinds})"
 
+
+# A map whose matrices are sparse, such as a map that copies units.
+CopyMap: TypeAlias = AxisMap[Rows]
 
 # Keys are tuples of axis names. A key with several names, such as ``("heads", "head_dim")``, applies
 # to leaves in which these axes are adjacent. It takes precedence over maps of single axes. The first
@@ -320,7 +327,7 @@ def _each(growth: Growth, change: Change) -> Growth:
     return Rules(tuple(rules), growth.eps)
 
 
-def select(index: Sequence[int] | np.ndarray, old: int) -> AxisMap:
+def select(index: Sequence[int] | np.ndarray, old: int) -> CopyMap:
     """Copy units: new unit ``i`` is a copy of old unit ``index[i]``.
 
     ``write[i, j] = [index[i] = j]``, ``read[i, j] = write[i, j] / copies of j``
@@ -367,7 +374,7 @@ def select(index: Sequence[int] | np.ndarray, old: int) -> AxisMap:
     )
 
 
-def tile(old: int, times: int) -> AxisMap:
+def tile(old: int, times: int) -> CopyMap:
     """Copy the sequence of all units: ``[x, x, ...]``.
 
     Args:
@@ -381,7 +388,7 @@ def tile(old: int, times: int) -> AxisMap:
     return select(np.tile(np.arange(old), times), old)
 
 
-def repeat(old: int, times: int) -> AxisMap:
+def repeat(old: int, times: int) -> CopyMap:
     """Copy each unit next to itself: ``[x0, x0, ..., x1, x1, ...]``.
 
     Args:
@@ -395,12 +402,12 @@ def repeat(old: int, times: int) -> AxisMap:
     return select(np.repeat(np.arange(old), times), old)
 
 
-def identity(size: int) -> AxisMap:
+def identity(size: int) -> CopyMap:
     """Return the identity map, for callers that require a map for every axis."""
     return select(np.arange(size), size)
 
 
-def blocks(m: AxisMap, size: int) -> AxisMap:
+def blocks(m: AxisMap, size: int) -> CopyMap:
     """Return the map that moves blocks of ``size`` units as ``m`` moves single units: ``m (x) I``.
 
     Args:

@@ -8,13 +8,13 @@ import math
 from collections.abc import Sequence
 from functools import reduce
 from operator import add
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, overload
 
+import flax.struct as struct
 import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
-from flax import struct
 
 from jaxgrow.sharding import whole_along
 
@@ -148,6 +148,10 @@ def described(m: Matrix) -> str:
     return f"{kind} and zeros" if zero.any() else kind
 
 
+@overload
+def transpose(m: Rows) -> Rows: ...
+@overload
+def transpose(m: Matrix) -> Matrix: ...
 def transpose(m: Matrix) -> Matrix:
     """Return the transposed matrix, which is sparse if ``m`` is."""
     return _from_entries(m, transposed=True) if isinstance(m, Rows) else m.T

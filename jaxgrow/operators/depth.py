@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 
 from jaxgrow.axes.names import LAYERS, beside, is_layers, stages
-from jaxgrow.growth.maps import AxisMap, Growth, Rule, Rules, by_axes, identity, select
+from jaxgrow.growth.maps import AxisMap, CopyMap, Growth, M, Rule, Rules, by_axes, identity, select
 from jaxgrow.growth.matrices import Rows, dense
 from jaxgrow.operators.registry import Form, operator
 from jaxgrow.operators.targets import Sizes, depth, first, grown, multiples
@@ -42,7 +42,7 @@ __all__ = [
     example={"layers": 4},
     inverts="bitwise",
 )
-def stack(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
+def stack(sizes: Sizes, target: Sizes) -> dict[str, CopyMap]:
     """Repeat the stack of layers on top of itself: ``W'_l = W_{l mod L}``.
 
     This is the operator of StackBERT, and Eq. 1 of LiGO.
@@ -75,7 +75,7 @@ def stack(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
     example={"layers": 4},
     inverts="bitwise",
 )
-def interleave(sizes: Sizes, target: Sizes, period: int = 1) -> dict[str, AxisMap]:
+def interleave(sizes: Sizes, target: Sizes, period: int = 1) -> dict[str, CopyMap]:
     """Place the copies of each layer directly behind it: ``W'_l = W_{floor(l L / L')}``.
 
     LiGO calls this operator "interpolation".
@@ -103,7 +103,7 @@ def interleave(sizes: Sizes, target: Sizes, period: int = 1) -> dict[str, AxisMa
       ICLR 2018
     """
 
-    def copies(old: int, new: int) -> AxisMap:
+    def copies(old: int, new: int) -> CopyMap:
         whole = 1 if old % period or new % period else period
         block, place = np.divmod(np.arange(new), whole)
         return select(block * old // new * whole + place, old)
@@ -120,7 +120,7 @@ def interleave(sizes: Sizes, target: Sizes, period: int = 1) -> dict[str, AxisMa
     example={"layers": 4},
     inverts="bitwise",
 )
-def g_stack(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
+def g_stack(sizes: Sizes, target: Sizes) -> dict[str, CopyMap]:
     """Repeat the complete stack of layers an integer number of times.
 
     The authors recommend a factor of four. `g_stack_tokens` gives the number of tokens on which to
@@ -192,7 +192,7 @@ def g_stack_tokens(parameters: float, tokens: float, at_most: float = 0.25) -> f
     example={"layers": 3},
     inverts="bitwise",
 )
-def mslt(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
+def mslt(sizes: Sizes, target: Sizes) -> dict[str, CopyMap]:
     """Repeat the top ``L' - L`` layers on top of the model: multi-stage layerwise training.
 
     After each growth, the method trains only the new layers. In its last stage, it trains all
@@ -216,7 +216,7 @@ def mslt(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
       Yang et al., `Progressively Stacking 2.0 <https://arxiv.org/abs/2011.13635>`_, 2020
     """
 
-    def copies(old: int, new: int) -> AxisMap:
+    def copies(old: int, new: int) -> CopyMap:
         _at_most_twice("mslt", old, new)
         return select([*range(old), *range(2 * old - new, old)], old)
 
@@ -232,7 +232,7 @@ def mslt(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
     example={"layers": 3},
     inverts="bitwise",
 )
-def midas(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
+def midas(sizes: Sizes, target: Sizes) -> dict[str, CopyMap]:
     """Repeat the middle block of ``b = L' - L`` layers directly behind itself (MIDAS).
 
     With ``n = L / b`` blocks, counted from 1, the middle block has the number ``ceil(n / 2)``.
@@ -258,7 +258,7 @@ def midas(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
       NeurIPS 2024
     """
 
-    def copies(old: int, new: int) -> AxisMap:
+    def copies(old: int, new: int) -> CopyMap:
         block = new - old
         if block and old % block:
             raise ValueError(
@@ -303,7 +303,7 @@ def midas_lengths(stages: int, power: float = 1.0) -> tuple[float, ...]:
     example={"layers": 3},
     inverts="bitwise",
 )
-def lidas(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
+def lidas(sizes: Sizes, target: Sizes) -> dict[str, CopyMap]:
     """Repeat the ``L' - L`` middle layers in the middle of the model (LIDAS).
 
     Half of the repeated layers come from below the middle, and half from above.
@@ -326,7 +326,7 @@ def lidas(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
       `LIDAS <https://arxiv.org/abs/2512.08819>`_, 2025
     """
 
-    def copies(old: int, new: int) -> AxisMap:
+    def copies(old: int, new: int) -> CopyMap:
         _at_most_twice("lidas", old, new)
         middle, added = old // 2, new - old
         first = min(max(0, middle - added // 2), old - added)
@@ -439,7 +439,7 @@ def llama_pro(sizes: Sizes, target: Sizes, post_norm: bool = False) -> Rules:
       2024
     """
 
-    def copies(old: int, new: int) -> AxisMap:
+    def copies(old: int, new: int) -> CopyMap:
         _at_most_twice("llama_pro", old, new)
         after = [(j + 1) * old // (new - old) - 1 for j in range(new - old)]
         return select(sorted([*range(old), *after]), old)
@@ -447,7 +447,6 @@ def llama_pro(sizes: Sizes, target: Sizes, post_norm: bool = False) -> Rules:
     growth = _maps("llama_pro", sizes, target, copies)
     written: list[Rule] = []
     for axis, m in growth.items():
-        assert isinstance(m.write, Rows)
         zeroed = Rows(m.write.index, m.write.weight * first(m.write.index[:, 0])[:, None], m.old)
         nothing = ({axis: AxisMap(zeroed, zeroed)},)
         embed = beside(axis, "embed")
@@ -482,8 +481,8 @@ def new_layers(growth: Growth) -> tuple[int, ...]:
 
 
 def _maps(
-    name: str, sizes: Sizes, target: Sizes, of: Callable[[int, int], AxisMap]
-) -> dict[str, AxisMap]:
+    name: str, sizes: Sizes, target: Sizes, of: Callable[[int, int], AxisMap[M]]
+) -> dict[str, AxisMap[M | Rows]]:
     """The maps of the layers of each stage. Stages that are not in ``target`` keep their layers.
 
     Args:
@@ -497,7 +496,7 @@ def _maps(
         ``of``.
     """
     found = grown(name, (LAYERS,), sizes, target)
-    out = {axis: identity(sizes[axis]) for axis in depth(sizes)}
+    out: dict[str, AxisMap[M | Rows]] = {axis: identity(sizes[axis]) for axis in depth(sizes)}
     for axis, (old, new) in found.items():
         try:
             out[axis] = of(old, new)

@@ -10,7 +10,7 @@ published recipe does.
 import numpy as np
 
 from jaxgrow.axes.size_error import SizeError
-from jaxgrow.growth.maps import AxisMap, Maps, Rule, Rules, select
+from jaxgrow.growth.maps import AxisMap, CopyMap, Maps, Rule, Rules, select
 from jaxgrow.growth.matrices import Rows
 from jaxgrow.operators.registry import operator
 from jaxgrow.operators.targets import Sizes, grown, in_turn, whole
@@ -24,7 +24,7 @@ __all__ = ["upcycle", "virtual_groups"]
     source="Komatsuzaki et al. 2023",
     state="copy",
 )
-def upcycle(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
+def upcycle(sizes: Sizes, target: Sizes) -> dict[str, CopyMap]:
     """Make each new expert a copy of an old one, in turn: ``W'_e = W_{e mod E}``.
 
     From a single expert, this is sparse upcycling. If the gates add up to 1, it preserves the

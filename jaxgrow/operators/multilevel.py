@@ -11,8 +11,7 @@ import numpy as np
 
 from jaxgrow.axes.names import LAYERS, beside, is_layers, kind
 from jaxgrow.axes.size_error import SizeError
-from jaxgrow.growth.maps import AxisMap, blocks, select, swap
-from jaxgrow.growth.matrices import Rows
+from jaxgrow.growth.maps import AxisMap, CopyMap, blocks, select, swap
 from jaxgrow.operators.targets import (
     HEADS,
     KV_HEADS,
@@ -105,7 +104,7 @@ def decoalesce(
     mlp: Groups | None = None,
     layers: Groups | None = None,
     kinds: str | None = None,
-) -> dict[str, AxisMap]:
+) -> dict[str, CopyMap]:
     """Split a coalesced model to ``sizes``: copy outputs and divide inputs by the group size.
 
     For a kernel (column convention), ``W = T_out W' F_in`` with ``T[j, i] = [j in group i]`` and
@@ -176,11 +175,11 @@ def decoalesce(
     return growth
 
 
-def _layers(sizes: Sizes, groups: Groups, kinds: str | None) -> dict[str, AxisMap]:
+def _layers(sizes: Sizes, groups: Groups, kinds: str | None) -> dict[str, CopyMap]:
     """The maps of the layers of each stage."""
     axes = depth(sizes)
     kinds = kinds or "f" * sum(sizes[axis] for axis in axes)
-    growth: dict[str, AxisMap] = {}
+    growth: dict[str, CopyMap] = {}
     begin = 0
     for axis in axes:
         end = begin + sizes[axis]
@@ -251,7 +250,7 @@ def group_size(groups: str, size: int | None = None) -> int:
     return next((g for g in (2, 3, 5) if size and size % g == 0), 2)
 
 
-def _heads(sizes: Sizes, heads: Groups | None, kv_heads: Groups | None) -> dict[str, AxisMap]:
+def _heads(sizes: Sizes, heads: Groups | None, kv_heads: Groups | None) -> dict[str, CopyMap]:
     """The maps of the query heads and, if the model has such an axis, of the key/value heads."""
     keys = sizes.get(KV_HEADS)
     if keys is None:
@@ -287,7 +286,7 @@ def _heads(sizes: Sizes, heads: Groups | None, kv_heads: Groups | None) -> dict[
     return {HEADS: by_head, KV_HEADS: by_key}
 
 
-def _merged_keys(of: np.ndarray, new: int, keys: int) -> AxisMap:
+def _merged_keys(of: np.ndarray, new: int, keys: int) -> CopyMap:
     """The map of key/value heads that follows from groups of query heads.
 
     Args:
@@ -313,7 +312,7 @@ def _merged_keys(of: np.ndarray, new: int, keys: int) -> AxisMap:
     return select([int(np.flatnonzero(order == p)[0]) for p in part], len(parts))
 
 
-def _following(axis: str, sizes: Sizes, by_head: AxisMap) -> AxisMap:
+def _following(axis: str, sizes: Sizes, by_head: CopyMap) -> CopyMap:
     """The map of an axis whose units follow the heads."""
     size, heads = sizes[axis], by_head.new
     if size % heads == 0:
@@ -330,13 +329,12 @@ def _following(axis: str, sizes: Sizes, by_head: AxisMap) -> AxisMap:
     return _partition(axis, size, f"far:{found[0]}")
 
 
-def _of(m: AxisMap) -> np.ndarray:
+def _of(m: CopyMap) -> np.ndarray:
     """The group of each unit."""
-    assert isinstance(m.write, Rows)
     return m.write.index[:, 0]
 
 
-def _partition(axis: str, size: int, groups: Groups) -> AxisMap:
+def _partition(axis: str, size: int, groups: Groups) -> CopyMap:
     """The map of de-coalescing: unit ``j`` of the large axis copies its group."""
     if isinstance(groups, str):
         try:

@@ -10,8 +10,8 @@ from typing import Literal
 import numpy as np
 
 from jaxgrow.axes.names import LAYERS, beside, kind
-from jaxgrow.growth.maps import AxisMap, Growth, Maps, Rule, Rules, by_axes, select
-from jaxgrow.growth.matrices import Matrix, Rows, dense
+from jaxgrow.growth.maps import AxisMap, CopyMap, Growth, Maps, Rule, Rules, by_axes, select
+from jaxgrow.growth.matrices import Rows, dense
 from jaxgrow.operators.registry import Form, by_maps, operator
 from jaxgrow.operators.targets import (
     HEADS,
@@ -59,7 +59,7 @@ def _evenly(growth: Rules, axis: str) -> bool:
     example={"embed": 8, "heads": 5, "mlp": 13},
     inverts="bitwise",
 )
-def zero_pad(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
+def zero_pad(sizes: Sizes, target: Sizes) -> dict[str, CopyMap]:
     """Copy the old weights into a corner and fill the rest with zeros: ``W' = [[W, 0], [0, 0]]``.
 
     This preserves the function for ``heads`` and ``mlp``, but not for ``embed``, because norms also
@@ -85,7 +85,7 @@ def zero_pad(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
       Wang et al., `LiGO <https://arxiv.org/abs/2303.00980>`_, ICLR 2023
     """
     index = sources("zero_pad", sizes, grown("zero_pad", WIDTHS, sizes, target), _top)
-    growth: dict[str, AxisMap] = {}
+    growth: dict[str, CopyMap] = {}
     for axis, of in index.items():
         rows, old = select(of, sizes[axis]).write, first(of)
         written = old
@@ -104,7 +104,7 @@ def zero_pad(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
     example={"heads": 5, "mlp": 13},
     also="net2net",
 )
-def fpi(sizes: Sizes, target: Sizes, seed: int = 0) -> dict[str, AxisMap]:
+def fpi(sizes: Sizes, target: Sizes, seed: int = 0) -> dict[str, CopyMap]:
     """Copy random old units into the new ones, and divide the input weights among the copies.
 
     In function-preserving initialisation, g maps each new unit to its source: ``g(i) = i`` for old
@@ -214,7 +214,7 @@ def aki(sizes: Sizes, target: Sizes, seed: int = 0) -> Rules:
     example={"embed": 12, "heads": 6, "mlp": 18},
     inverts="bitwise",
 )
-def hypercloning(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
+def hypercloning(sizes: Sizes, target: Sizes) -> dict[str, CopyMap]:
     """Repeat every unit k times and divide the input weights by k.
 
     ``W' = tile(W, (k, k)) / k``; vectors are tiled. The model becomes k times wider and computes
@@ -390,7 +390,6 @@ def lemon(
         share = 1 / copies[index] + noise * rng.normal(size=len(index)) * ~own
         share[own] += (1 - np.bincount(index, share))[index[own]]
         write = select(index, old).write
-        assert isinstance(write, Rows)
         growth[axis] = AxisMap(write, Rows(write.index, share[:, None], old))
     streams = [axis for axis in width(sizes) if kind(axis) == "embed"]
     # The fraction of the units of each residual stream that are tiles: 1 for multiples.
@@ -470,7 +469,6 @@ def sparkling(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
         c = (len(index) - old) / old
         alpha = 1 / (1 + 3 * c) ** 0.5 if c <= 1 else 1 / (1 + c)
         write = select(index, old).write
-        assert isinstance(write, Rows)
         growth[axis] = AxisMap(write, Rows(write.index, write.weight * alpha, old))
     return growth
 
@@ -556,14 +554,12 @@ def _top(old: int, new: int) -> np.ndarray:
     return np.minimum(np.arange(new), old - 1)
 
 
-def _halves(m: AxisMap) -> tuple[np.ndarray, np.ndarray]:
+def _halves(m: CopyMap) -> tuple[np.ndarray, np.ndarray]:
     """Two masks: the old units and the new units."""
-    assert isinstance(m.write, Rows)
     old = first(m.write.index[:, 0])
     return old, ~old
 
 
-def _some(m: Matrix, keep: np.ndarray) -> Rows:
+def _some(m: Rows, keep: np.ndarray) -> Rows:
     """The rows of ``m`` where ``keep`` is true; the other rows are zero."""
-    assert isinstance(m, Rows)
     return Rows(m.index, m.weight * keep[:, None], m.old)
