@@ -1,11 +1,15 @@
-"""Writes the tables of the site that are made from data: ``python docs/tables.py``."""
+"""Writes the tables and API entries of the site that are made from data: ``python docs/tables.py``."""
 
+import pkgutil
 import re
 import sys
 from pathlib import Path
+from types import ModuleType
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from jaxgrow import models
+from jaxgrow.checkpoints.hf import families
 from jaxgrow.operators import OPERATORS, WIDTH
 from train.analysis.evidence import summary
 
@@ -47,6 +51,23 @@ def operators() -> str:
 
 TABLES = {"results/index.md": lambda: summary("docs/results"), "concepts/operators.md": operators}
 
+# Pages, and the packages whose modules are model families.
+PACKAGES = {"api/models.md": models, "api/checkpoints.md": families}
+
+
+def with_entries(text: str, package: ModuleType) -> str:
+    """Return the API page with an entry for each module of the package, in alphabetical order."""
+    for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        name = module.name
+        if f"\n## {name}\n" in text:
+            continue
+        entry = f"## {name}\n\n```{{eval-rst}}\n.. automodule:: {name}\n```\n\n"
+        others = re.findall(rf"^## ({re.escape(package.__name__)}\b.*)$", text, re.MULTILINE)
+        before = f"## {max(other for other in others if other < name)}\n"
+        end = text.find("## ", text.index(before) + len(before))
+        text = text[:end] + entry + text[end:] if end >= 0 else f"{text}\n{entry.rstrip()}\n"
+    return text
+
 
 def written(text: str, table: str) -> str:
     """Return the page with the table of today."""
@@ -57,3 +78,6 @@ if __name__ == "__main__":
     for name, table in TABLES.items():
         page = DOCS / name
         page.write_text(written(page.read_text(), table()))
+    for name, package in PACKAGES.items():
+        page = DOCS / name
+        page.write_text(with_entries(page.read_text(), package))

@@ -5,7 +5,6 @@ plan, the cost and the losses of the run.
 """
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,7 @@ from jaxgrow.checkpoints.hf.labels import named
 from jaxgrow.checkpoints.io.files import RECORD, read_json, write_json
 from jaxgrow.checkpoints.io.folders import appearing
 from jaxgrow.checkpoints.source import flat, nested
-from jaxgrow.models import Config, EncoderConfig, TextConfig
-from jaxgrow.models.patches import PatchConfig
+from jaxgrow.models import Config
 from train.common.commands import Parser
 from train.common.errors import UserError, exits_cleanly
 from train.data.images import images_of
@@ -86,7 +84,7 @@ def in_colour(source: Source) -> Source:
     kernel of each channel is a third of the kernel for gray images.
     """
     config = source.config
-    if not isinstance(config, PatchConfig) or config.channels != 1:
+    if config.sizes().get("channels") != 1:
         return source
     params = flat(source.params())
     axes = {path: leaf.names for path, leaf in source.leaves.items()}
@@ -94,7 +92,7 @@ def in_colour(source: Source) -> Source:
         channels = [i for i, name in enumerate(names) if axis(name) == "channels"]
         for i in channels:
             params[path] = np.repeat(params[path] / 3, 3, i)
-    return Loaded(replace(config, channels=3), nested(params))
+    return Loaded(config.with_sizes({"channels": 3}), nested(params))
 
 
 def _inputs(run: Workdir, config: Config, folder: Path) -> dict[str, Any]:
@@ -104,15 +102,15 @@ def _inputs(run: Workdir, config: Config, folder: Path) -> dict[str, Any]:
       The entries of ``config.json`` about the inputs.
     """
     kind, data = next(iter(run.config["data"].items()))
-    if isinstance(config, TextConfig):
+    if config.modality == "text":
         own = _tokenizer(run.folder, config, folder)
         return own | (_of_task(labelled_of(data), config, folder) if kind == "Labelled" else {})
-    assert isinstance(config, PatchConfig)
-    write_json(folder / FILE, described(images_of(data), config.image, config.channels))
+    sizes = config.integers()
+    write_json(folder / FILE, described(images_of(data), sizes["image"], sizes["channels"]))
     return {}
 
 
-def _tokenizer(run: Path, config: TextConfig, folder: Path) -> dict[str, Any]:
+def _tokenizer(run: Path, config: Config, folder: Path) -> dict[str, Any]:
     """Write the tokenizer for `transformers`.
 
     Returns:
@@ -121,8 +119,7 @@ def _tokenizer(run: Path, config: TextConfig, folder: Path) -> dict[str, Any]:
     tokenizer = tokenizer_of(run)
     tokenizer.save(str(folder / "tokenizer.json"))
     special = special_tokens(tokenizer, run)
-    masked = isinstance(config, EncoderConfig)
-    roles = {role for role in _ROLES if masked or role not in _OF_MASKED}
+    roles = {role for role in _ROLES if config.masked or role not in _OF_MASKED}
     named = {
         role: name
         for role, names in _ROLES.items()
@@ -147,7 +144,7 @@ def _tokenizer(run: Path, config: TextConfig, folder: Path) -> dict[str, Any]:
     }
     about |= {} if special.template is None else {"chat_template": special.template}
     write_json(folder / "tokenizer_config.json", about | {"clean_up_tokenization_spaces": False})
-    if "pad_token" in named and (not masked or config.first_position == 0):  # type: ignore[union-attr]
+    if "pad_token" in named and (config.causal or config.first_position == 0):
         ends["pad_token_id"] = tokenizer.token_to_id(named["pad_token"])
     found: dict[str, Any] = {role: i for role, i in ends.items() if i is not None}
     if "eos_token_id" in found and len(special.ends) > 1:  # several tokens end generated texts
@@ -155,7 +152,7 @@ def _tokenizer(run: Path, config: TextConfig, folder: Path) -> dict[str, Any]:
     return found
 
 
-def _of_task(data: Labelled, config: TextConfig, folder: Path) -> dict[str, Any]:
+def _of_task(data: Labelled, config: Config, folder: Path) -> dict[str, Any]:
     """Make the written tokenizer frame texts as in the fine-tuning of the model.
 
     Returns:
@@ -183,9 +180,8 @@ def _of_task(data: Labelled, config: TextConfig, folder: Path) -> dict[str, Any]
     )
 
 
-def _input_names(config: TextConfig) -> list[str]:
-    typed = isinstance(config, EncoderConfig) and config.types > 1
-    return ["input_ids", *(["token_type_ids"] if typed else []), "attention_mask"]
+def _input_names(config: Config) -> list[str]:
+    return ["input_ids", *(["token_type_ids"] if config.types > 1 else []), "attention_mask"]
 
 
 def _framing(tokenizer: Any, frame: Frame) -> Any:

@@ -13,7 +13,6 @@ To train a model with this tokenizer, give its file and the same vocabulary size
 from pathlib import Path
 from typing import Any
 
-from jaxgrow.models import EncoderConfig
 from train.common.commands import Parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.files import appears_whole
@@ -78,7 +77,7 @@ def main() -> None:
         )
     if arguments.out.exists():
         raise UserError(f"{arguments.out} exists already; give another --out")
-    made = trained(experiment.data, arguments.vocab, isinstance(experiment.model, EncoderConfig))
+    made = trained(experiment.data, arguments.vocab, experiment.model.masked > 0)
     with appears_whole(arguments.out) as part:
         made.save(str(part))
     print(

@@ -34,9 +34,9 @@ def keeps(growth: Growth, config: Config, method: str = "") -> bool:
         return _keeps_states(growth, config, method)
     if not isinstance(growth, Rules):
         return preserves_function(growth, config.axes(), config.normed)
-    if not getattr(config, "norm_scale", True) and "embed" in new_sizes(growth):
+    if not config.norm_scale and "embed" in new_sizes(growth):
         # A norm without a scale cannot compensate for an embedding that is also the head.
-        return method == "staged" and not getattr(config, "ties", False)
+        return method == "staged" and not config.ties
     return method in operators.OPERATORS and operators.OPERATORS[method].preserves_for(
         growth, config
     )

@@ -57,7 +57,8 @@ def of_both(first: Checkpoint, second: Source, file: Path | None) -> tuple[Any, 
     if vocab is None:
         return rng.standard_normal((ROWS, *example[1]), np.float32), f"{ROWS} random images"
     length = min(first.config.length, second.config.length, LENGTH)
-    return _named(first, rng.integers(0, vocab, (ROWS, length))), f"{ROWS} x {length} random tokens"
+    inputs = first.config.inputs_of(rng.integers(0, vocab, (ROWS, length)))
+    return inputs, f"{ROWS} x {length} random tokens"
 
 
 def of_data(source: Checkpoint, file: Path, length: int = LENGTH) -> tuple[Any, str]:
@@ -110,15 +111,10 @@ def _images(source: Source, file: Path) -> tuple[np.ndarray, str]:
     return first, f"the first {len(first)} images of {file}"
 
 
-def _named(source: Source, tokens: np.ndarray) -> Any:
-    """The tokens in the form that the module of the model expects."""
-    return {"tokens": tokens} if isinstance(source.config.example, dict) else tokens
-
-
 def _rows(source: Source, ids: np.ndarray, length: int, file: Path) -> tuple[Any, str]:
     length = min(length, len(ids))
     rows = min(ROWS, len(ids) // length)
-    inputs = _named(source, ids[: rows * length].reshape(rows, length))
+    inputs = source.config.inputs_of(ids[: rows * length].reshape(rows, length))
     return inputs, f"the first {rows} x {length} tokens of {file}"
 
 

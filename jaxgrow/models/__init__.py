@@ -1,4 +1,11 @@
-"""Model families: small Flax modules whose parameters have axis names."""
+"""Model families: small Flax modules whose parameters have axis names.
+
+A family is a subclass of `Config` in a module of this folder. Importing this package imports every
+module, and each config class registers itself in ``Config.families``.
+"""
+
+import importlib
+import pkgutil
 
 from jaxgrow.models.bert import BERTConfig
 from jaxgrow.models.bottleneck import Adapter
@@ -28,3 +35,6 @@ __all__ = [
     "ViTConfig",
     "from_json",
 ]
+
+for _module in pkgutil.iter_modules(__path__, f"{__name__}."):
+    importlib.import_module(_module.name)

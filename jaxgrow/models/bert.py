@@ -61,14 +61,6 @@ class BERTConfig(EncoderConfig):
     no_axes: ClassVar = ("first_position",)
     tied_parts: ClassVar = ("token_embedding", "position_embedding", "type_embedding", "head_norm")
 
-    def __post_init__(self):
-        super().__post_init__()
-        if self.length < 1:
-            raise ValueError(
-                f"context={self.context} leaves no position after "
-                f"first_position={self.first_position}: set a larger context"
-            )
-
     @classmethod
     def least(cls, field: str) -> int:
         return 0 if field in ("first_position", "types") else 1

@@ -7,6 +7,8 @@ from functools import lru_cache, partial
 from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, get_origin
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 
 from jaxgrow import typed
@@ -32,8 +34,12 @@ SIZES = tuple[int, ...]
 FLOATS = tuple[float, ...]
 # The inputs of a model: tokens or images, or a mapping from names to arrays.
 Inputs: TypeAlias = jax.Array | dict[str, jax.Array]
+Array: TypeAlias = jax.Array | np.ndarray
 Head: TypeAlias = Literal["tokens", "classes", "spans", "token_classes", "states"]
 WITHOUT_CLASSES = ("tokens", "states")  # heads that have no `classes` axis
+Modality: TypeAlias = Literal["text", "images"]
+# Shapes of a batch: the inputs of the model, and the targets.
+Shapes: TypeAlias = tuple[Any, jax.ShapeDtypeStruct]
 
 
 class Cost(NamedTuple):
@@ -105,8 +111,22 @@ class Config:
 
     # All families, by name.
     families: ClassVar[dict[str, type["Config"]]] = {}
+    # The kind of data that the model reads.
+    modality: ClassVar[Modality]
     # Whether a position sees only itself and earlier positions. Only such a model can continue text.
     causal: ClassVar[bool] = False
+    # The part of a sample's positions that pre-training masks and predicts; 0: pre-training does
+    # not mask. Without annotations, these are not dataclass fields. A family may add fields of
+    # these names.
+    masked = 0.0
+    # The number of token types; 0: tokens have no type.
+    types = 0
+    # Whether the token head shares its weights with the token embedding.
+    tied = False
+    # Whether norms have a learned scale.
+    norm_scale = True
+    # The row of the position embedding for the first token.
+    first_position = 0
     # Fields that set how the model runs, not which function it computes.
     run_by: ClassVar[tuple[str, ...]] = ("dtype", "remat", "attention", "scan_layers")
     # Integer fields that are not the size of an axis.
@@ -226,9 +246,70 @@ class Config:
         return ("embed",)
 
     @property
+    def ties(self) -> bool:
+        """Whether the token embedding is also the kernel of the head."""
+        return False
+
+    @property
+    def narrow_kernels(self) -> bool:
+        """Whether all kernels of the layers are used only in the dtype of activations."""
+        return False
+
+    @property
     def length(self) -> int:
         """The maximum number of positions that one sample has in the layers."""
         raise NotImplementedError
+
+    def batch_shapes(self, samples: int) -> Shapes:
+        """Return the shapes of a pre-training batch: its inputs and its targets.
+
+        Args:
+          samples: number of samples.
+        """
+        raise NotImplementedError
+
+    def task_shapes(self, samples: int, length: int) -> Shapes:
+        """Return the shapes of a batch of labelled samples, as `batch_shapes`.
+
+        Args:
+          samples: number of samples.
+          length: positions of a sample.
+        """
+        return self.batch_shapes(samples)
+
+    def inputs_of(self, samples: Array) -> Array | dict[str, Array]:
+        """Return tokens [B, T] or images in the form that the module takes."""
+        return samples
+
+    def for_task(self, head: Head, classes: int, inputs: Any) -> Self:
+        """Return the config of the same model for another task.
+
+        Args:
+          head: the kind of the outputs.
+          classes: number of classes.
+          inputs: the inputs of one sample of the task.
+        """
+        raise NotImplementedError
+
+    def body_from(self, params: dict[str, Any], old: "Config") -> dict[str, Any]:
+        """Return the parameters of a body for this config.
+
+        Args:
+          params: parameters of a model without its head.
+          old: the config of that model, which differs in the head and in the size of its inputs.
+        """
+        return params
+
+    def as_mixture(self) -> Self:
+        """Return the config of the same model with a mixture of one expert in each layer.
+
+        Raises:
+          ValueError: the model cannot have experts, or it has experts already.
+        """
+        raise ValueError(
+            f"experts can be made of a dense decoder of the Llama kind, but this "
+            f"{type(self).__name__} is another kind of model"
+        )
 
     def by_length(self) -> tuple[tuple[int, Self], ...]:
         """Return ``((longest, config), ..)``: the config to use for each range of sample lengths.
@@ -388,6 +469,7 @@ class TextConfig(Config):
     # Without annotations, these are not dataclass fields. A family may add fields of these names.
     logit_cap = 0.0
     logit_divisor = 1.0
+    modality: ClassVar = "text"
     run_by: ClassVar = (*Config.run_by, "head_positions")
     tasks: ClassVar[tuple[str, ...]] = ("tokens", "classes")
 
@@ -396,6 +478,11 @@ class TextConfig(Config):
         if self.head_positions < 0:
             raise ValueError(
                 f"{type(self).__name__}: head_positions is {self.head_positions}, less than 0"
+            )
+        if self.length < 1:
+            raise ValueError(
+                f"context={self.context} leaves no position after "
+                f"first_position={self.first_position}: set a larger context"
             )
         if self.head not in self.tasks:
             raise ValueError(
@@ -412,13 +499,29 @@ class TextConfig(Config):
         return self.head
 
     @property
+    def example(self) -> Inputs:
+        return jnp.zeros((1, 1), jnp.int32)  # tokens [B, T]
+
+    @property
+    def length(self) -> int:
+        return self.context - self.first_position
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of the inputs that the module accepts."""
+        return ("tokens", "lengths")
+
+    @property
+    def narrow_kernels(self) -> bool:
+        return True
+
+    @property
     def longest(self) -> int:
         """The maximum number of tokens of a sequence that the model can read."""
         return self.length
 
     @property
     def ties(self) -> bool:
-        """Whether the token embedding is also the kernel of the head."""
         return self.tied and self.head == "tokens"
 
     def sizes(self) -> dict[str, int]:
@@ -431,6 +534,28 @@ class TextConfig(Config):
     def with_head(self, head: Head, classes: int = 2) -> Self:
         """Return the config of the same model with another head."""
         return replace(self, head=head, classes=classes)
+
+    def for_task(self, head: Head, classes: int, inputs: Any) -> Self:
+        return self.with_head(head, classes)
+
+    def batch_shapes(self, samples: int) -> Shapes:
+        tokens = jax.ShapeDtypeStruct((samples, self.length), jnp.int32)
+        return tokens, tokens
+
+    def task_shapes(self, samples: int, length: int) -> Shapes:
+        tokens = jax.ShapeDtypeStruct((samples, length), jnp.int32)
+        shapes = {
+            "tokens": tokens,
+            "types": tokens,
+            "mask": jax.ShapeDtypeStruct(tokens.shape, bool),
+            "lengths": jax.ShapeDtypeStruct((samples,), jnp.int32),
+        }
+        ends = (2,) if self.head == "spans" else ()
+        dtype = jnp.float32 if self.classes == 1 else jnp.int32
+        return (
+            {name: shapes[name] for name in self.inputs if name in shapes},
+            jax.ShapeDtypeStruct((samples, *ends), dtype),
+        )
 
 
 def head_cost(config: TextConfig, length: int) -> float:

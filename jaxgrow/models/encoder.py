@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxgrow.axes.names import READ, named
-from jaxgrow.models.config import TextConfig
+from jaxgrow.models.config import Array, Shapes, TextConfig
 from jaxgrow.models.decoder import head_kernel
 from jaxgrow.models.loss import token_head
 from jaxgrow.models.model import INIT, Call, Model
@@ -35,10 +35,6 @@ class EncoderConfig(TextConfig):
 
     # The fraction of the positions that is predicted. It determines the cost of the head in training.
     masked: float
-    # The number of token types; 0: tokens have no type.
-    types: int = 0
-    # The row of the position embedding for the first token.
-    first_position: int = 0
 
     tasks: ClassVar = ("tokens", "classes", "spans", "token_classes", "states")
     run_by: ClassVar = (*TextConfig.run_by, "masked")
@@ -53,10 +49,6 @@ class EncoderConfig(TextConfig):
         return {"tokens": jnp.zeros((1, 1), jnp.int32)}
 
     @property
-    def length(self) -> int:
-        return self.context - self.first_position
-
-    @property
     def means_stay(self) -> bool:
         return False
 
@@ -64,6 +56,15 @@ class EncoderConfig(TextConfig):
     def inputs(self) -> tuple[str, ...]:
         """The names of the inputs that the module accepts."""
         return ("tokens", *(("types",) if self.types else ()), "mask", "positions")
+
+    def inputs_of(self, samples: Array) -> dict[str, Array]:
+        return {"tokens": samples}
+
+    def batch_shapes(self, samples: int) -> Shapes:
+        tokens, _ = super().batch_shapes(samples)
+        count = masked_positions(self.masked, self.length)
+        positions = jax.ShapeDtypeStruct((samples, count), jnp.int32)
+        return {"tokens": tokens, "positions": positions}, positions
 
     def predicted_positions(self, length: int) -> int:
         """Return the number of positions of a sample at which training computes the head."""

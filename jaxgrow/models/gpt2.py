@@ -43,14 +43,6 @@ class GPT2Config(TextConfig):
     causal: ClassVar = True
     tied_parts: ClassVar = ("token_embedding", "position_embedding", "final_norm")
 
-    def __post_init__(self):
-        super().__post_init__()
-        if self.length < 1:
-            raise ValueError(
-                f"context={self.context} leaves no position after "
-                f"first_position={self.first_position}: set a larger context"
-            )
-
     @classmethod
     def least(cls, field: str) -> int:
         return 0 if field == "first_position" else 1
@@ -63,16 +55,8 @@ class GPT2Config(TextConfig):
         return GPT2(self)
 
     @property
-    def example(self) -> jax.Array:
-        return jnp.zeros((1, 1), jnp.int32)  # tokens [B, T]
-
-    @property
     def depth_scaled(self) -> bool:
         return True
-
-    @property
-    def length(self) -> int:
-        return self.context - self.first_position
 
     def cost(self, length: int) -> Cost:
         """Return the FLOPs per position.

@@ -1,6 +1,6 @@
 """Llama (Touvron et al., 2023) and related decoders with rotary positions and GQA.
 
-The families differ only in their config. `jaxgrow.checkpoints.hf.llama` has the settings of Qwen3,
+The families differ only in their config. `jaxgrow.checkpoints.hf.families.llama` has the settings of Qwen3,
 Mistral, Gemma 2 and 3, OLMo 2, Phi-3, SmolLM 3 and Pythia.
 
 Shape suffixes: B batch, T positions, S keys, D embed, H heads, G key/value heads, K head_dim, F
@@ -29,7 +29,7 @@ from jaxgrow.layerdrop.execution import rescaled
 from jaxgrow.models.attention import Form, attention, attention_after, mean_keys
 from jaxgrow.models.bottleneck import adapted
 from jaxgrow.models.cache import KEPT
-from jaxgrow.models.config import FLOATS, Cost, Inputs, TextConfig, head_cost
+from jaxgrow.models.config import FLOATS, Cost, TextConfig, head_cost
 from jaxgrow.models.decoder import Decoder
 from jaxgrow.models.loss import last_tokens
 from jaxgrow.models.mixture import EXPERTS, SHARED, Experts, rows
@@ -225,16 +225,8 @@ class LlamaConfig(TextConfig):
         return Llama(self)
 
     @property
-    def example(self) -> Inputs:
-        return jnp.zeros((1, 1), jnp.int32)  # tokens [B, T]
-
-    @property
     def depth_scaled(self) -> bool:
         return True
-
-    @property
-    def length(self) -> int:
-        return self.context
 
     @property
     def longest(self) -> int:
@@ -299,6 +291,23 @@ class LlamaConfig(TextConfig):
         return (
             new if index is None else replace(new, kinds=period("".join(kinds[i] for i in index)))
         )
+
+    @property
+    def narrow_kernels(self) -> bool:
+        # The router of experts is computed in float32.
+        return not self.experts
+
+    def as_mixture(self) -> Self:
+        if self.experts:
+            raise ValueError(
+                f"this model has {self.experts} experts already: give a model without experts"
+            )
+        if not self.gated or self.bias:
+            raise ValueError(
+                "experts can be made of gated MLPs without biases, as in Llama or Qwen, but this "
+                "model has other MLPs"
+            )
+        return replace(self, experts=1, active=1)
 
     def by_length(self) -> tuple[tuple[int, Self], ...]:
         """Return the config to use for each range of sample lengths.

@@ -7,7 +7,7 @@ Shape suffixes: B batch, T positions, P pixels on a side of a patch, C channels,
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from einops import rearrange
 from jax.typing import DTypeLike
 
 from jaxgrow.axes.names import BELOW, READ
-from jaxgrow.models.config import Config
+from jaxgrow.models.config import Config, Head, Shapes
 from jaxgrow.models.loss import class_logits
 from jaxgrow.models.model import INIT
 from jaxgrow.models.modules import Linear
@@ -32,6 +32,7 @@ class PatchConfig(Config):
     channels: int = 3
     classes: int = 1000
 
+    modality: ClassVar = "images"
     no_axes: ClassVar = ("image", "patch")
 
     def __post_init__(self):
@@ -55,6 +56,22 @@ class PatchConfig(Config):
     def for_images(self, image: int, classes: int) -> Self:
         """Return the config of the same model for another image size and other classes."""
         return replace(self, image=image, classes=classes)
+
+    def for_task(self, head: Head, classes: int, inputs: Any) -> Self:
+        return self.for_images(len(inputs), classes)
+
+    def body_from(self, params: dict[str, Any], old: Any) -> dict[str, Any]:
+        if not self.positions or old.modality != self.modality:
+            return params
+        name = "position_embedding"
+        return params | {name: resized_positions(params[name], old, self)}
+
+    def batch_shapes(self, samples: int) -> Shapes:
+        images = (samples, self.image, self.image, self.channels)
+        return (
+            jax.ShapeDtypeStruct(images, jnp.float32),
+            jax.ShapeDtypeStruct((samples,), jnp.int32),
+        )
 
     @property
     def example(self) -> jax.Array:

@@ -5,7 +5,6 @@ The functions here convert the structure and add random values, which a growth c
 
 import math
 import zlib
-from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -38,11 +37,7 @@ def as_mixture(config: LlamaConfig, params: Params) -> tuple[LlamaConfig, Params
       >>> as_mixture(config, config.init(jax.random.key(0)))[1]["blocks"]["mlp"]["up"]["kernel"].shape
       (1, 1, 4, 8)
     """
-    if config.experts:
-        raise ValueError(
-            f"this model has {config.experts} experts already: pass a model without experts"
-        )
-    one = replace(config, experts=1, active=1)
+    one = config.as_mixture()
     mlp = {
         name: {"kernel": leaf["kernel"][:, None]} for name, leaf in params["blocks"]["mlp"].items()
     }

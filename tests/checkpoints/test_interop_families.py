@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import tiny
 from checkpoints import change, contents, tensors
+from families import ENCODER, SETTINGS
 from transformers_models import (
-    _ENCODER,
-    SETTINGS,
     assert_alike,
     assert_kept,
     given,
@@ -26,7 +25,6 @@ from transformers_models import (
 from jaxgrow import checkpoints, grow, operators
 from jaxgrow.checkpoints import FAMILIES
 from jaxgrow.cli import program
-from jaxgrow.models import EncoderConfig
 from jaxgrow.models.upcycling import as_mixture, routed
 
 torch = pytest.importorskip("torch", reason="pip install -e '.[interop-test]'")
@@ -197,7 +195,7 @@ def test_a_model_of_ours_becomes_one_of_theirs(tmp_path, architecture, which):
     """Save without an existing ``config.json``."""
     config, params = checkpoints.load(made(tmp_path / "a", architecture, which))
     # Such models classify by the last token, if the padding token is known.
-    decides = config.predicts == "classes" and not isinstance(config, EncoderConfig)
+    decides = config.predicts == "classes" and config.causal
     checkpoints.save(
         tmp_path / "b", config, params, settings={"pad_token_id": 1} if decides else None
     )
@@ -482,7 +480,7 @@ def test_the_text_model_of_a_multimodal_gemma_grows_alone(tmp_path, published, c
         "num_key_value_heads": 4,
         "pad_token_id": 0,
     }
-    vision = _ENCODER | {"num_hidden_layers": 1, "image_size": 8, "patch_size": 4}
+    vision = ENCODER | {"num_hidden_layers": 1, "image_size": 8, "patch_size": 4}
     special = {
         "mm_tokens_per_image": 4,
         "image_token_index": 10,

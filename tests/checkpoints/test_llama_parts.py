@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from jaxgrow.checkpoints.hf.llama.parts import names
+from jaxgrow.checkpoints.hf.families.llama.parts import names
 from jaxgrow.checkpoints.source import initial_layout
 from jaxgrow.models.llama import LlamaConfig
 

@@ -40,6 +40,23 @@ def test_every_module_has_its_place_in_the_api():
     )
 
 
+@pytest.mark.parametrize("last", [False, True])
+def test_the_entry_of_a_new_family_is_written(monkeypatch, last):
+    """Check that ``python docs/tables.py`` adds exactly the missing entry, in its place."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    import tables
+
+    for name, package in tables.PACKAGES.items():
+        page = (ROOT / "docs" / name).read_text()
+        assert tables.with_entries(page, package) == page
+        if last:
+            page = page[: page.index(f"## {package.__name__}.vit")].rstrip("\n") + "\n"
+            page += f"\n## {package.__name__}.vit\n\nthe end\n"
+        entry = re.compile(rf"## {package.__name__}\.swin\n.*?(?=^## )", re.DOTALL | re.MULTILINE)
+        less = entry.sub("", page)
+        assert less != page and tables.with_entries(less, package) == page
+
+
 def test_every_name_of_a_package_is_told_of():
     shown = set(re.findall(r"^\.\. autofunction:: (\S+)$", API, re.MULTILINE))
     for package in (jaxgrow, *(m for m in MODULES.values() if hasattr(m, "__all__"))):

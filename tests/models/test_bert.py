@@ -18,7 +18,7 @@ from counting import products
 
 from jaxgrow import dual, flops, grow, operators, sizes
 from jaxgrow.axes import leaves
-from jaxgrow.checkpoints.hf.bert import BertForMaskedLM, BertModel, RobertaForMaskedLM
+from jaxgrow.checkpoints.hf.families.bert import BertForMaskedLM, BertModel, RobertaForMaskedLM
 from jaxgrow.growth.symmetry import break_symmetry
 from jaxgrow.layerdrop import KeepMask, TokenDrop
 from jaxgrow.models import BERTConfig, from_json

@@ -30,7 +30,6 @@ from jaxgrow.layerdrop import KeepMask, LayerDrop, Sensitivity, TokenDrop
 from jaxgrow.models import (
     Config,
 )
-from jaxgrow.models.patches import PatchConfig
 from jaxgrow.operators import ligo
 from jaxgrow.optim.freeze import Freeze
 from train import pretrain
@@ -175,7 +174,8 @@ def step(modifiers: tuple[Modifier, ...]):
 def methods(config: Config):
     small = halved(config)
     pld, sbld = LayerDrop(), LayerDrop(sensitivity=Sensitivity(batches=1, after=0.25))
-    some = () if isinstance(config, PatchConfig) else (DropTokens(TokenDrop(0.5, first=1, last=1)),)
+    drop = DropTokens(TokenDrop(0.5, first=1, last=1))
+    some = (drop,) if config.modality == "text" else ()
     stage = Stage(0.5, modifiers=some)
     return {
         "dropping by sensitivity": Scratch((DropLayers(sbld),)),
@@ -289,7 +289,7 @@ def test_plans(config, method):
 def test_runs(name, method, tmp_path):
     """Check the data, the steps, the phases between them, validation and checkpoints."""
     config = FAMILIES[name]
-    data = {"data": Images(valid_fraction=0.1)} if isinstance(config, PatchConfig) else {}
+    data = {"data": Images(valid_fraction=0.1)} if config.modality == "images" else {}
     e = runs.experiment(tmp_path, model=config, method=method, steps=4, **data)
     result = pretrain.run(e, tmp_path / "run")
     assert result["steps"] == (4 if method == Scratch() else 5) and 0 <= result["val_accuracy"] <= 1

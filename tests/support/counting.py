@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 
 from jaxgrow import flops
-from jaxgrow.models import EncoderConfig
 
 
 def programs(config, **passes):
@@ -16,7 +15,7 @@ def programs(config, **passes):
     """
     params = jax.eval_shape(config.init, jax.random.key(0))
     tokens = targets = jax.ShapeDtypeStruct((2, config.length), jnp.int32)
-    if isinstance(config, EncoderConfig):
+    if config.masked:
         targets = jax.ShapeDtypeStruct((2, config.predicted_positions(config.length)), jnp.int32)
         tokens = {"tokens": tokens, "positions": targets}
 

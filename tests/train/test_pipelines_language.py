@@ -10,7 +10,6 @@ import runs
 from finetunings import FAMILIES
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from jaxgrow.models import EncoderConfig
 from train.config.experiment import Experiment
 from train.data import batches
 from train.data.text import Data
@@ -74,7 +73,7 @@ def trained(request, tmp_path_factory):
 
 
 def is_masked(experiment: Experiment) -> bool:
-    return isinstance(experiment.model, EncoderConfig)
+    return experiment.model.masked > 0
 
 
 def logits(model: Any, tokens: np.ndarray) -> np.ndarray:

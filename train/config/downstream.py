@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxgrow.layerdrop import LayerDrop
-from jaxgrow.models import Adapter, Config, TextConfig
-from jaxgrow.models.patches import PatchConfig
+from jaxgrow.models import Adapter, Config
 from jaxgrow.optim.freeze import Freeze
 from jaxgrow.peft.lora import LoRA
 from train.common.errors import UserError
@@ -24,7 +23,7 @@ from train.engine.state.pretrained import config_of
 from train.plan.adapting import loaded
 from train.plan.best import LOSS, METRIC, Best
 from train.plan.methods import FineTune
-from train.tasks.supervised import prepared
+from train.tasks.supervised import check_reads, prepared
 
 
 @dataclass(frozen=True)
@@ -95,13 +94,16 @@ class FineTuning:
         Raises:
           UserError: the model does not exist, or it cannot learn the task.
         """
-        config, data = config_of(folder), self.data
-        if isinstance(config, TextConfig) and isinstance(data, Labelled):
-            data = replace(data, tokenizer=name_of(folder), length=min(data.length, config.length))
-        if isinstance(config, PatchConfig) and isinstance(data, Images):
+        config, data, length = config_of(folder), self.data, None
+        check_reads(config, data)
+        if isinstance(data, Labelled):
+            length = min(data.length, config.length)
+            data = replace(data, tokenizer=name_of(folder), length=length)
+        else:
             data = _as_before(data, folder, config)
         task = prepared(data, config)
-        model, length = _model(config, task), data.length if isinstance(data, Labelled) else None
+        inputs, _ = task.train.sample(0, np.random.default_rng(0))
+        model = config.for_task(task.head, task.classes, inputs)
         new = model != config or not keeps(learned(folder), task.of_head, task.head)
         each = len(task.train) / self.batch
         steps = max(1, round(self.epochs * each))
@@ -141,18 +143,10 @@ class FineTuning:
         return replace(best, evaluations=best.evaluations or max(1, round(self.epochs)))
 
 
-def _as_before(data: Images, folder: Path, config: PatchConfig) -> Images:
+def _as_before(data: Images, folder: Path, config: Config) -> Images:
     """Return the images with the channels and the normalisation of the training of the model."""
-    if images(data).shape[2] != config.channels:
-        data = replace(data, channels=config.channels)
+    channels = config.integers()["channels"]
+    if images(data).shape[2] != channels:
+        data = replace(data, channels=channels)
     normal = normal_in(folder)
     return data if data.mean or normal is None else replace(data, mean=normal.mean, std=normal.std)
-
-
-def _model(config: Config, task: Prepared) -> Config:
-    """Return ``config`` with the head for a task, and for images with their size."""
-    if isinstance(config, TextConfig):
-        return config.with_head(task.head, task.classes)
-    assert isinstance(config, PatchConfig)
-    pixels, _ = task.train.sample(0, np.random.default_rng(0))
-    return config.for_images(len(pixels), task.classes)

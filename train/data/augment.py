@@ -26,6 +26,11 @@ class Augment:
     cutmix: float = 0.0
     smoothing: float = 0.0  # label smoothing: the probability that is spread over all classes
 
+    @property
+    def softens(self) -> bool:
+        """Whether the target of an image is a probability of each class, not one class."""
+        return bool(self.mixup or self.cutmix or self.smoothing)
+
     def __post_init__(self):
         for name, high in (
             ("erasing", 1),

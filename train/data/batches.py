@@ -15,9 +15,7 @@ import numpy as np
 from absl import flags
 
 from jaxgrow.checkpoints.hf.labels import named
-from jaxgrow.models import Config, EncoderConfig, TextConfig
-from jaxgrow.models.encoder import masked_positions
-from jaxgrow.models.patches import PatchConfig
+from jaxgrow.models import Config, TextConfig
 from train.common.errors import UserError
 from train.data.images import Images, images
 from train.data.labelled.task import Labelled, task
@@ -110,7 +108,7 @@ def sources(data: Data | Images | Labelled, model: Config) -> tuple[Source, Sour
     Raises:
       UserError: the data cannot be read, or the model cannot take them.
     """
-    if isinstance(data, Images) != isinstance(model, PatchConfig):
+    if data.modality != model.modality:
         raise UserError(
             f"a {type(model).__name__} cannot take {type(data).__name__}: set data to a dataset that fits the model"
         )
@@ -137,7 +135,7 @@ def sources(data: Data | Images | Labelled, model: Config) -> tuple[Source, Sour
         raise UserError(
             f"the tokenizer has {text.vocab} tokens, but model.vocab is {vocab}; raise model.vocab to {text.vocab}"
         )
-    if isinstance(model, EncoderConfig):
+    if model.masked:
         known = BYTES if data.tokenizer == "bytes" else vocabulary(tokenizer(data.tokenizer))
         if data.whole_words and known.whole_word is None:
             raise UserError(
@@ -164,35 +162,13 @@ def _of_task(data: Labelled, model: TextConfig) -> tuple[Source, Source]:
 
 def shapes(data: Data | Images | Labelled, model: Config, samples: int) -> Batch:
     """The shapes of a training batch of ``samples`` for ``model``. No data are read."""
-    if isinstance(model, PatchConfig):
-        soft = isinstance(data, Images) and (
-            data.augment.mixup or data.augment.cutmix or data.augment.smoothing
-        )
-        inputs: Any = jax.ShapeDtypeStruct(
-            (samples, model.image, model.image, model.channels), np.float32
-        )
-        return inputs, jax.ShapeDtypeStruct(
-            (samples, model.classes) if soft else (samples,), np.float32 if soft else np.int32
-        )
     if isinstance(data, Labelled):
-        return _shapes_of_task(data, model, samples)  # type: ignore[arg-type]
-    inputs = jax.ShapeDtypeStruct((samples, model.length), np.int32)
-    if not isinstance(model, EncoderConfig):
-        return inputs, inputs
-    positions = jax.ShapeDtypeStruct(
-        (samples, masked_positions(model.masked, model.length)), np.int32
-    )
-    return {"tokens": inputs, "positions": positions}, positions
-
-
-def _shapes_of_task(data: Labelled, model: TextConfig, samples: int) -> Batch:
-    tokens = jax.ShapeDtypeStruct((samples, data.length), np.int32)
-    ends = (2,) if model.head == "spans" else ()
-    targets = jax.ShapeDtypeStruct((samples, *ends), np.float32 if model.classes == 1 else np.int32)
-    if not isinstance(model, EncoderConfig):
-        return {"tokens": tokens, "lengths": jax.ShapeDtypeStruct((samples,), np.int32)}, targets
-    types = {"types": tokens} if model.types else {}
-    return {"tokens": tokens, "mask": jax.ShapeDtypeStruct(tokens.shape, bool)} | types, targets
+        return model.task_shapes(samples, data.length)
+    inputs, targets = model.batch_shapes(samples)
+    if isinstance(data, Images) and data.augment.softens:
+        classes = model.integers()["classes"]
+        targets = jax.ShapeDtypeStruct((samples, classes), np.float32)
+    return inputs, targets
 
 
 class Stream(grain.DatasetIterator):

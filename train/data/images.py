@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from tqdm import tqdm
@@ -44,6 +44,7 @@ class Images:
     is prepared under ``path`` if necessary; it is read without TensorFlow.
     """
 
+    modality: ClassVar = "images"
     source: Literal["digits", "folder", "idx", "tfds"] = "digits"
     path: str | None = None
     name: str | None = None  # for "tfds", e.g. "imagenet2012"

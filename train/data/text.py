@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -39,6 +39,7 @@ class Data:
     is an error.
     """
 
+    modality: ClassVar = "text"
     source: Literal["stdlib", "text", "tfds"] = "stdlib"
     path: str | None = None
     # For "text": the validation text; None: the validation split of a DatasetDict, if it has one.

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from jaxgrow.models import EncoderConfig, TextConfig
+from jaxgrow.models import Config
 from train.data.masking import vocabulary
 from train.data.special import frame
 from train.engine.state.mesh import batch_devices, put, rows
@@ -46,7 +46,7 @@ class Scorer:
 
     def __init__(self, model: TextModel, progress: bool = False):
         self.model, self.config, self.progress = model, model.config, progress
-        self.masked = isinstance(model.config, EncoderConfig)
+        self.masked = model.config.masked > 0
         self.special = model.special
         self.mask = vocabulary(model.tokenizer).mask_id if self.masked else None
 
@@ -179,7 +179,7 @@ class _Line(NamedTuple):
 
 
 @partial(jax.jit, static_argnums=0)
-def _program(config: TextConfig, params: Any, inputs: Any, targets: Any) -> Any:
+def _program(config: Config, params: Any, inputs: Any, targets: Any) -> Any:
     return config.module.apply({"params": params}, inputs, targets=targets, each=True)
 
 
@@ -194,7 +194,7 @@ def _at_least(count: int) -> int:
     return 1 << max(0, count - 1).bit_length()
 
 
-def _padded(length: int, config: TextConfig) -> int:
+def _padded(length: int, config: Config) -> int:
     """Round up to a power of two, or to one and a half times a power of two."""
     power = _at_least(length)
     return min(max(SHORTEST, power * 3 // 4 if length <= power * 3 // 4 else power), config.length)

@@ -12,7 +12,6 @@ from jax.sharding import PartitionSpec as P
 from jaxgrow.axes import Params
 from jaxgrow.checkpoints import CheckpointError, open_checkpoint
 from jaxgrow.models import Config
-from jaxgrow.models.patches import PatchConfig
 from jaxgrow.sharding import constrained
 from train.common.errors import UserError
 from train.data.batches import Source
@@ -25,17 +24,26 @@ from train.engine.state.mesh import Mesh, batch_devices, put, rows
 POSITIONS = 1 << 14  # maximum positions of a batch
 
 
+def check_reads(model: Config, data: Labelled | Images) -> None:
+    """Check that a model reads the kind of data of a task.
+
+    Raises:
+      UserError: the data are images and the model reads text, or the reverse.
+    """
+    if data.modality != model.modality:
+        raise UserError(
+            f"a {type(model).__name__} cannot be trained on {type(data).__name__}: give text to a text "
+            "model, and images to a vision model"
+        )
+
+
 def prepared(data: Labelled | Images, model: Config) -> Prepared:
     """Prepare the task of labelled text or images for a model with any head.
 
     Raises:
       UserError: the data are missing or damaged, or the model cannot take them.
     """
-    if isinstance(data, Images) != isinstance(model, PatchConfig):
-        raise UserError(
-            f"a {type(model).__name__} cannot be trained on {type(data).__name__}: give text to a text "
-            "model, and images to a vision model"
-        )
+    check_reads(model, data)
     if isinstance(data, Labelled):
         return task(data, model)  # type: ignore[arg-type]
     split = images(data)

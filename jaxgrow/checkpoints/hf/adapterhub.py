@@ -24,16 +24,10 @@ from jaxgrow.checkpoints.io import safetensors
 from jaxgrow.checkpoints.io.files import CheckpointError, inside, listed, read_json, write_json
 from jaxgrow.checkpoints.io.folders import appearing
 from jaxgrow.checkpoints.source import flat, nested
-from jaxgrow.models import Adapter, BERTConfig, Config, GPT2Config, LlamaConfig
+from jaxgrow.models import Adapter, Config
 from jaxgrow.peft.adapters import detach
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter.safetensors"
-_BESIDE = {"attention": "attention_adapters.adapters", "mlp": "output_adapters.adapters"}
-_PLACES: Mapping[type[Config], Mapping[str, str]] = {
-    BERTConfig: {"attention": "attention.output.adapters", "mlp": "output.adapters"},
-    GPT2Config: _BESIDE,
-    LlamaConfig: _BESIDE,
-}
 _AT = {"attention": "mh_adapter", "mlp": "output_adapter"}
 _LEAVES = {"down/kernel": "adapter_down.0.weight", "down/bias": "adapter_down.0.bias"}
 _LEAVES |= {"up/kernel": "adapter_up.weight", "up/bias": "adapter_up.bias"}
@@ -164,22 +158,14 @@ def _leaves(config: Config, name: str) -> Iterator[tuple[str, list[str], tuple[i
 
     The kernels in PyTorch are stored as [outputs, inputs].
     """
-    own, places = config.adapter, _PLACES.get(type(config))
-    if (
-        own is None
-        or own.fused is not None
-        or places is None
-        or getattr(config, "norm", "post") == "pre"
-    ):
+    own, family = config.adapter, family_for(replace(config, adapter=None), None)[0]
+    places = family.adapters(config)
+    if own is None or own.fused is not None or not places:
         raise CheckpointError(
             f"the library adapters does not support {own} in this {type(config).__name__}. Keep it in the checkpoint of its "
             "run, which stores any adapter"
         )
-    stored = (
-        family_for(replace(config, adapter=None), None)[0]
-        .names(config)["blocks/mlp/down/kernel"]
-        .name
-    )
+    stored = family.names(config)["blocks/mlp/down/kernel"].name
     layer = stored[: stored.index("{layers}")]
     shapes = {"down/kernel": (own.size, config.embed), "down/bias": (own.size,)}
     shapes |= {"up/kernel": (config.embed, own.size), "up/bias": (config.embed,)}

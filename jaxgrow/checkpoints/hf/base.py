@@ -224,6 +224,26 @@ def linear(ours: str, theirs: str, outputs: str, inputs: str = "embed") -> dict[
     }
 
 
+def _head_dim(values: Mapping[str, Any]) -> int:
+    """Return the size of a head that follows from the other sizes.
+
+    Raises:
+      ValueError: the heads do not divide ``embed``.
+    """
+    embed, heads = values["embed"], values["heads"]
+    if embed % heads:
+        raise ValueError(
+            f"hidden size {embed} is not divisible by {heads} heads, and head_dim, the size of a "
+            "head, is missing"
+        )
+    return embed // heads
+
+
+def adapters_beside(config: Config) -> dict[str, str]:
+    """Return AdapterHub's modules of a layer that has adapters beside its sublayers."""
+    return {"attention": "attention_adapters.adapters", "mlp": "output_adapters.adapters"}
+
+
 def layer_norms(names: Mapping[str, str]) -> dict[str, Stored]:
     """Return the places of the scales and biases of LayerNorms.
 
@@ -279,6 +299,9 @@ class Family:
       heads: which sizes the heads may have. With "divide embed", their size is embed / heads. With
         "must divide embed", it is free, but `transformers` loads the model only if the number of
         heads divides embed. With "free", it is free. A function returns one of these for a config.
+      adapters: a function from a config to the modules in each layer that AdapterHub's library adds
+        for adapters: a dict from "attention" and "mlp" to their names. It is empty if the library
+        computes the layer differently.
       variant: a function from ``config.json`` to the family that stores the same architecture under
         other names, or None if the names are those of this family.
     """
@@ -305,6 +328,7 @@ class Family:
     mixture: bool = False
     prefix: str = ""
     heads: Heads | Callable[[Any], Heads] = "divide embed"
+    adapters: Callable[[Any], Mapping[str, str]] = lambda config: {}
     variant: Callable[[Mapping[str, Any]], "Family | None"] = lambda theirs: None
 
     def has_head(self, config: Config) -> bool:
@@ -332,9 +356,31 @@ class Family:
           ValueError: keys are missing or have the wrong type, the sizes do not form a model, or
             settings are not supported. One message lists them all.
         """
+        values, follow, wrong = self._own_fields(theirs)
+        wrong += self._unsupported(theirs)
+        if not wrong:
+            values |= {name: value(values) for name, value in follow.items()}
+            values |= self._inferred(theirs, wrong)
+        if wrong:
+            raise ValueError("; ".join(wrong))
+        if "head_dim" not in values and "head_dim" not in self.fixed:
+            values["head_dim"] = _head_dim(values)
+        try:
+            return self.config(**values, **self.fixed)
+        except ValueError as error:
+            raise ValueError(str(error).removeprefix(f"{self.config.__name__}: ")) from error
+
+    def _own_fields(
+        self, theirs: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Callable[[Mapping[str, Any]], Any]], list[str]]:
+        """Read the keys of ``fields``.
+
+        Returns:
+          The values, functions of these values for absent keys, and messages about wrong values.
+        """
         values: dict[str, Any] = {}
         follow: dict[str, Callable[[Mapping[str, Any]], Any]] = {}
-        wrong = []
+        wrong: list[str] = []
         for key, name in self.fields.items():
             value = theirs.get(key)
             if value is None and key in self.absent:
@@ -343,9 +389,15 @@ class Family:
                     follow[name] = value
                     continue
             values[name] = self._typed(name, value, key, wrong)
-        for key, allowed in self.settings.items():
-            if theirs.get(key, allowed[0]) not in allowed:
-                wrong.append(self._other(key, theirs[key], allowed))
+        return values, follow, wrong
+
+    def _unsupported(self, theirs: Mapping[str, Any]) -> list[str]:
+        """Return a message about each setting that is not supported."""
+        wrong = [
+            self._other(key, theirs[key], allowed)
+            for key, allowed in self.settings.items()
+            if theirs.get(key, allowed[0]) not in allowed
+        ]
         # `transformers` reads this key for every model, whether or not its config class defines it.
         if theirs.get("is_causal", self.config.causal) != self.config.causal:
             wrong.append(self._other("is_causal", theirs["is_causal"], (self.config.causal,)))
@@ -354,32 +406,19 @@ class Family:
                 "quantization_config is set, but jaxgrow does not read quantized weights: "
                 "dequantize the model first"
             )
-        if not wrong:
-            values |= {name: value(values) for name, value in follow.items()}
-            try:
-                inferred = self.inferred(theirs)
-            except KeyError as error:
-                raise ValueError(
-                    f"{error.args[0]} is missing, which a {self.architecture} needs"
-                ) from None
-            except (TypeError, AttributeError, OverflowError) as error:
-                raise ValueError(f"a value has the wrong type: {error}") from None
-            values |= {
-                name: self._typed(name, value, name, wrong) for name, value in inferred.items()
-            }
-        if wrong:
-            raise ValueError("; ".join(wrong))
-        if "head_dim" not in values:
-            if values["embed"] % values["heads"]:
-                raise ValueError(
-                    f"hidden size {values['embed']} is not divisible by {values['heads']} heads, and "
-                    "head_dim, the size of a head, is missing"
-                )
-            values["head_dim"] = values["embed"] // values["heads"]
+        return wrong
+
+    def _inferred(self, theirs: Mapping[str, Any], wrong: list[str]) -> dict[str, Any]:
+        """Return the fields from ``inferred``, and append messages about them to ``wrong``."""
         try:
-            return self.config(**values, **self.fixed)
-        except ValueError as error:
-            raise ValueError(str(error).removeprefix(f"{self.config.__name__}: ")) from error
+            inferred = self.inferred(theirs)
+        except KeyError as error:
+            raise ValueError(
+                f"{error.args[0]} is missing, which a {self.architecture} needs"
+            ) from None
+        except (TypeError, AttributeError, OverflowError) as error:
+            raise ValueError(f"a value has the wrong type: {error}") from None
+        return {name: self._typed(name, value, name, wrong) for name, value in inferred.items()}
 
     def _other(self, key: str, value: Any, allowed: Sequence[Any]) -> str:
         """The message about a setting that is not supported."""

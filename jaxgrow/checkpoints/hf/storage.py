@@ -202,7 +202,7 @@ class HuggingFace(Checkpoint):
 
         The result is empty for a model without tied embeddings.
         """
-        if not getattr(self.config, "tied", False):
+        if not self.config.tied:
             return {}
         untied: Any = {"tied": False}
         return self.family.names(replace(self.config, **untied))

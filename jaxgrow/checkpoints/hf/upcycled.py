@@ -1,13 +1,13 @@
 """How is a dense model read as a mixture of experts?"""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from jaxgrow.checkpoints.io.files import CheckpointError
 from jaxgrow.checkpoints.source import Grown, Leaf, Source, flat, initial_layout, nested
 from jaxgrow.growth.maps import Growth
-from jaxgrow.models import LlamaConfig
 from jaxgrow.models.upcycling import routed
 
 ROUTER = "blocks/mlp/router/kernel"
@@ -24,21 +24,10 @@ class Single(Source):
     """
 
     def __init__(self, source: Source):
-        config = source.config
-        if not isinstance(config, LlamaConfig) or config.experts:
-            has = (
-                f"has {config.experts} experts already"
-                if isinstance(config, LlamaConfig)
-                else "is another kind of model"
-            )
-            raise CheckpointError(
-                f"experts can be made of a dense decoder of the Llama kind, but this {type(config).__name__} {has}"
-            )
-        if not config.gated or config.bias:
-            raise CheckpointError(
-                "experts can be made of gated MLPs without biases, as in Llama or Qwen, but this model has other MLPs"
-            )
-        self.config = replace(config, experts=1, active=1)
+        try:
+            self.config = source.config.as_mixture()
+        except ValueError as error:
+            raise CheckpointError(str(error)) from error
         self._source = source
         like = source.leaves["blocks/mlp/up/kernel"].dtype
         dtypes = {path: leaf.dtype for path, leaf in source.leaves.items()} | {ROUTER: like}
@@ -77,9 +66,9 @@ class Upcycled(Grown):
 
     def __init__(self, source: Source, growth: Growth, active: int, seed: int = 0):
         super().__init__(Single(source), growth)
-        assert isinstance(self.config, LlamaConfig)
+        settings: Any = {"active": active}
         try:
-            self.config = replace(self.config, active=active)
+            self.config = replace(self.config, **settings)
         except ValueError as error:
             raise CheckpointError(str(error)) from error
         routers = self.leaves[ROUTER]

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxgrow.models import EncoderConfig
-from jaxgrow.models.config import TextConfig
+from jaxgrow.models import Config
 from train.common.errors import UserError
 from train.data.masking import BYTES
 from train.data.text import ENDS, end_of_text, folder_of, tokenizer
@@ -66,7 +65,7 @@ class Encoder:
         than the model.
     """
 
-    def __init__(self, name: str, model: TextConfig):
+    def __init__(self, name: str, model: Config):
         self.vocab, self.identity = 256, "bytes"
         self.piece = _PIECE if name == "bytes" else 1
         self._loaded: Any = None
@@ -77,19 +76,20 @@ class Encoder:
                 self._loaded.get_vocab_size(),
                 _identity(Path(name).expanduser()),
             )
-        if self.vocab > model.vocab:
+        vocab = model.integers()["vocab"]
+        if self.vocab > vocab:
             raise UserError(
-                f"the tokenizer has {self.vocab} tokens, but model.vocab is {model.vocab}; raise model.vocab to {self.vocab}"
+                f"the tokenizer has {self.vocab} tokens, but model.vocab is {vocab}; raise model.vocab to {self.vocab}"
             )
         self.dtype = dtype(self.vocab)
         # A RoBERTa derives positions from its own padding token, independent of the tokenizer.
-        self.own_pad = isinstance(model, EncoderConfig) and model.first_position > 0
-        frame = self._of_an_encoder() if isinstance(model, EncoderConfig) else self._of_a_decoder()
+        self.own_pad = not model.causal and model.first_position > 0
+        frame = self._of_a_decoder() if model.causal else self._of_an_encoder()
         if frame is None:
             wanted = (
-                "[CLS], [SEP] and [PAD], or <s>, </s> and <pad>"
-                if isinstance(model, EncoderConfig)
-                else ", ".join(ENDS)
+                ", ".join(ENDS)
+                if model.causal
+                else "[CLS], [SEP] and [PAD], or <s>, </s> and <pad>"
             )
             raise UserError(
                 f"a {type(model).__name__} reads texts that are marked by {wanted}, but the tokenizer {name} has none of "

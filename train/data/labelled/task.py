@@ -5,12 +5,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from jaxgrow.checkpoints.hf.labels import Head, named
-from jaxgrow.models import EncoderConfig
 from jaxgrow.models.config import TextConfig
 from train.common.errors import UserError
 from train.data.labelled import glue, squad, table
@@ -31,6 +30,7 @@ class Labelled:
     TensorFlow.
     """
 
+    modality: ClassVar = "text"
     task: str  # "cola" .. "wnli", "squad1", "squad2", "table"
     # The folder of the files or of tensorflow-datasets; for a table, also a file.
     path: str | None = None
@@ -154,7 +154,7 @@ def _task(data: Labelled, model: TextConfig) -> Prepared:
         )
     if data.task in glue.TASKS or data.task == TABLE:
         return _glue(data, model, encoder)
-    if not isinstance(model, EncoderConfig):
+    if model.causal:
         raise UserError(
             f"{data.task} needs a BERT, whose tokens attend in both directions, but the model is a {type(model).__name__}"
         )
@@ -270,7 +270,7 @@ def _few(count: int, wanted: int | None) -> np.ndarray:
 def _examples(
     texts: Texts, targets: np.ndarray, data: Labelled, model: TextConfig, encoder: Encoder
 ) -> Examples:
-    types = model.types if isinstance(model, EncoderConfig) else None
+    types = None if model.causal else model.types
     return Examples(
         texts, targets, data.length, encoder.frame.pad, types, f"examples of {data.task}"
     )

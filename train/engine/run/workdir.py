@@ -23,7 +23,6 @@ from jaxgrow.axes import Tree
 from jaxgrow.checkpoints import Cast, CheckpointError, Loaded, Source, open_checkpoint, orbax
 from jaxgrow.checkpoints.io.folders import sync
 from jaxgrow.models import Config, from_json
-from jaxgrow.models.patches import PatchConfig, resized_positions
 from train.common.errors import UserError
 from train.common.files import appears_whole, checked_json, lock, read_json, write_json
 from train.config.experiment import Experiment, as_json, conflicts, differences
@@ -305,15 +304,7 @@ def imported(
     )
     wrong = differences(has, wanted)
     if headless:
-        params, _ = split(params)
-        if (
-            isinstance(config, PatchConfig)
-            and isinstance(source.config, PatchConfig)
-            and config.positions
-        ):
-            params["position_embedding"] = resized_positions(
-                params["position_embedding"], source.config, config
-            )
+        params = config.body_from(split(params)[0], source.config)
         wrong = [text for text in wrong if text.partition(":")[0] not in _OF_HEADS]
     if wrong:
         raise UserError(

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from jaxgrow import sharding
 from jaxgrow.axes import Tree, is_names, path, role
 from jaxgrow.layerdrop import KeepMask
-from jaxgrow.models import Config, TextConfig
+from jaxgrow.models import Config
 from jaxgrow.optim.completep import multipliers
 from train.data.batches import Batch
 from train.engine.state.assembly import Made
@@ -91,14 +91,9 @@ def constrained_like(grads: Tree, model: Model) -> Tree:
 def narrow_leaves(model: Model) -> Tree:
     """Return for each leaf of ``params`` whether it is used only in the dtype of activations.
 
-    These are the kernels of the layers of text models. Models with experts do not have such leaves,
-    because the router is computed in float32.
+    These are the kernels of the layers if `Config.narrow_kernels`.
     """
-    plain = (
-        model.made is None
-        and isinstance(model.config, TextConfig)
-        and not getattr(model.config, "experts", 0)
-    )
+    plain = model.made is None and model.config.narrow_kernels
 
     def narrow(key_path, names):
         name = path(key_path)

@@ -7,7 +7,7 @@ import jax
 
 from jaxgrow.axes import Params
 from jaxgrow.checkpoints import CheckpointError, open_checkpoint
-from jaxgrow.models import Config, TextConfig
+from jaxgrow.models import Config
 from train.common.errors import UserError
 from train.data import text
 from train.data.special import Special, special_tokens
@@ -15,7 +15,7 @@ from train.engine.state.mesh import Mesh
 
 
 class TextModel(NamedTuple):
-    config: TextConfig
+    config: Config
     params: Params  # on the devices of the mesh
     tokenizer: Any  # a `tokenizers.Tokenizer`
     mesh: jax.sharding.Mesh
@@ -42,8 +42,8 @@ def opened(folder: str | Path, tokenizer: str | None = None, mesh: Mesh | None =
     """
     source = _source(folder)
     config = source.config
-    if not isinstance(config, TextConfig) or config.predicts != "tokens":
-        what = "images" if not isinstance(config, TextConfig) else config.predicts
+    if config.predicts != "tokens":
+        what = config.predicts if config.modality == "text" else config.modality
         raise UserError(
             f"{folder} contains a {type(config).__name__} for {what}, but this command needs a model that predicts tokens"
         )
@@ -65,15 +65,16 @@ def config_of(folder: str | Path) -> Config:
     return _source(folder).config
 
 
-def fits(tokenizer: Any, config: TextConfig) -> None:
+def fits(tokenizer: Any, config: Config) -> None:
     """Check that the vocabulary of the model contains every token of the tokenizer.
 
     Raises:
       UserError: the tokenizer has more tokens than the model.
     """
-    if (size := tokenizer.get_vocab_size()) > config.vocab:
+    size, vocab = tokenizer.get_vocab_size(), config.integers()["vocab"]
+    if size > vocab:
         raise UserError(
-            f"the tokenizer has {size} tokens, but the model has only {config.vocab}: use the tokenizer of the model"
+            f"the tokenizer has {size} tokens, but the model has only {vocab}: use the tokenizer of the model"
         )
 
 

@@ -126,14 +126,13 @@ def _with_head(config: Config, settings: Settings, stored: Mapping[str, Any]) ->
     head, modules = settings.task
     ends = tuple(f"{module}{of}.weight" for module in modules for of in ("", ".out_proj"))
     shapes = [tensor.shape for name, tensor in stored.items() if name.endswith(ends)]
-    change: Any = getattr(config, "with_head", None)
-    if len(shapes) != 1 or change is None:
+    if len(shapes) != 1 or config.modality != "text":
         raise CheckpointError(
             f"{settings.file}: task_type is {spelt(settings.about['task_type'])}, but the adapter "
             f"has no head of that task, {' or '.join(modules)}, that fits this "
             f"{type(config).__name__}"
         )
-    return change(head, shapes[0][0])
+    return config.for_task(head, shapes[0][0], None)
 
 
 # --- the tensors ---
@@ -257,7 +256,7 @@ def _read_saved(found: _Found, names: ModuleNames, config: Config) -> dict[str, 
     for path, stored in names.of(config).items():
         if not found.settings.saves(stored.name.rpartition(".")[0]):
             continue
-        if path == "token_embedding" and getattr(config, "tied", False):
+        if path == "token_embedding" and config.tied:
             raise CheckpointError(
                 f"{found.file} has {stored.name}, but the head of this model is tied to it, and "
                 "PEFT trains the one without the other. Merge the adapter into its model with PEFT "

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from jaxgrow.checkpoints.hf.llama.architectures import architectures, read_llama
-from jaxgrow.checkpoints.hf.llama.parts import names
+from jaxgrow.checkpoints.hf.families.llama.architectures import architectures, read_llama
+from jaxgrow.checkpoints.hf.families.llama.parts import names
 from jaxgrow.checkpoints.hf.rope import (
     read_heads,
     read_layered_rope,

@@ -6,7 +6,7 @@ OLMo 2 and 3 also have norms over all queries and over all keys.
 from collections.abc import Mapping
 from typing import Any
 
-from jaxgrow.checkpoints.hf.llama.architectures import UNBIASED, architectures, read_llama
+from jaxgrow.checkpoints.hf.families.llama.architectures import UNBIASED, architectures, read_llama
 from jaxgrow.checkpoints.hf.rope import (
     read_heads,
     read_layered_rope,

@@ -5,8 +5,8 @@ from functools import partial
 from typing import Any
 
 from jaxgrow.checkpoints.hf.base import Heads
-from jaxgrow.checkpoints.hf.llama.architectures import SILU, architectures
-from jaxgrow.checkpoints.hf.llama.parts import names
+from jaxgrow.checkpoints.hf.families.llama.architectures import SILU, architectures
+from jaxgrow.checkpoints.hf.families.llama.parts import names
 from jaxgrow.checkpoints.hf.rope import (
     read_heads,
     read_one_window,

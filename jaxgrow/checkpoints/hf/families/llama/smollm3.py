@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jaxgrow.checkpoints.hf.llama.architectures import UNBIASED, architectures, read_llama
+from jaxgrow.checkpoints.hf.families.llama.architectures import UNBIASED, architectures, read_llama
 from jaxgrow.checkpoints.hf.rope import written_rope
 from jaxgrow.models.llama import LlamaConfig, period
 

@@ -139,7 +139,7 @@ def _family(task: str, head: str, **more: Any) -> Family:
     )
 
 
-MODERNBERT = (
+FAMILIES = (
     _family("ForMaskedLM", "tokens", ignored=("decoder.weight",)),
     _family("ForSequenceClassification", "classes", inferred=classes, derived=problem),
     _family("ForQuestionAnswering", "spans", inferred=classes, derived=labelled),

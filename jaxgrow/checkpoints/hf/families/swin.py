@@ -164,3 +164,5 @@ Swinv2ForImageClassification = Family(
     derived=_derived,
     heads="free",
 )
+
+FAMILIES = (Swinv2ForImageClassification,)

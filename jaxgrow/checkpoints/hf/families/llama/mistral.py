@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from jaxgrow.checkpoints.hf.llama.architectures import (
+from jaxgrow.checkpoints.hf.families.llama.architectures import (
     MIXTURE_ABSENT,
     MIXTURE_FIELDS,
     SILU,
     architectures,
     read_llama,
 )
-from jaxgrow.checkpoints.hf.llama.parts import names
+from jaxgrow.checkpoints.hf.families.llama.parts import names
 from jaxgrow.checkpoints.hf.rope import read_one_window, written_one_window
 
 

@@ -160,7 +160,15 @@ _SETTINGS = {
     "add_cross_attention": (False,),
 }
 
-_COMMON: dict[str, Any] = dict(config=BERTConfig, fields=FIELDS, absent=ABSENT)
+
+def _adapters(config: BERTConfig) -> dict[str, str]:
+    """AdapterHub's modules. The library does not add adapters to pre-LN layers."""
+    if config.norm == "pre":
+        return {}
+    return {"attention": "attention.output.adapters", "mlp": "output.adapters"}
+
+
+_COMMON: dict[str, Any] = dict(config=BERTConfig, fields=FIELDS, absent=ABSENT, adapters=_adapters)
 _BERT: dict[str, Any] = dict(
     model_type="bert",
     settings=_SETTINGS,
@@ -296,6 +304,7 @@ def _distil(task: str, head: Head, names: NamesOf, **more: Any) -> Family:
         architecture=f"DistilBert{task}",
         model_type="distilbert",
         config=BERTConfig,
+        adapters=_adapters,
         fields={
             "vocab_size": "vocab",
             "max_position_embeddings": "context",
@@ -330,4 +339,26 @@ DISTILBERT = (
     _distil("ForQuestionAnswering", "spans", span_head, **_SPANS),
     _distil("ForTokenClassification", "token_classes", token_class_head, **_TOKEN_CLASSES),
     _distil("Model", "states", lambda config: {}, stray="distilbert.", ignored=("vocab_*",)),
+)
+
+FAMILIES = (
+    BertForMaskedLM,
+    RobertaForMaskedLM,
+    XLMRobertaForMaskedLM,
+    DISTILBERT[0],
+    BertForSequenceClassification,
+    RobertaForSequenceClassification,
+    XLMRobertaForSequenceClassification,
+    DISTILBERT[1],
+    BertForQuestionAnswering,
+    RobertaForQuestionAnswering,
+    DISTILBERT[2],
+    BertForTokenClassification,
+    RobertaForTokenClassification,
+    XLMRobertaForTokenClassification,
+    DISTILBERT[3],
+    BertModel,
+    RobertaModel,
+    XLMRobertaModel,
+    DISTILBERT[4],
 )

@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 from jaxgrow.checkpoints.hf.base import Stored
-from jaxgrow.checkpoints.hf.llama.architectures import (
+from jaxgrow.checkpoints.hf.families.llama.architectures import (
     SILU,
     architectures,
     read_biased,
     written_biased,
 )
-from jaxgrow.checkpoints.hf.llama.parts import names
+from jaxgrow.checkpoints.hf.families.llama.parts import names
 from jaxgrow.models.llama import LlamaConfig
 
 

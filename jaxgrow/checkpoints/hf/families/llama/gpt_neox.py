@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxgrow.checkpoints.hf.base import Stored
-from jaxgrow.checkpoints.hf.llama.architectures import architectures
-from jaxgrow.checkpoints.hf.llama.parts import HEADS, NORMS, head
+from jaxgrow.checkpoints.hf.families.llama.architectures import architectures
+from jaxgrow.checkpoints.hf.families.llama.parts import HEADS, NORMS, head
 from jaxgrow.checkpoints.hf.rope import read_heads, read_rope, written_rope
 from jaxgrow.models.llama import LlamaConfig
 

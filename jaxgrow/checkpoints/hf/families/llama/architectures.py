@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from jaxgrow.checkpoints.hf.base import Family
+from jaxgrow.checkpoints.hf.base import Family, adapters_beside
+from jaxgrow.checkpoints.hf.families.llama.parts import names
 from jaxgrow.checkpoints.hf.labels import classes, problem
-from jaxgrow.checkpoints.hf.llama.parts import names
 from jaxgrow.checkpoints.hf.rope import read_heads, read_rope, written_rope
 from jaxgrow.models.llama import LlamaConfig
 
@@ -59,6 +59,7 @@ def architectures(
     common: dict[str, Any] = {
         "model_type": model_type,
         "config": LlamaConfig,
+        "adapters": adapters_beside,
         "fields": _fields(fields),
         "absent": {
             "max_position_embeddings": context,

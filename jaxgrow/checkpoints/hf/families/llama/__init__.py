@@ -27,26 +27,24 @@ Each group of models has a file in this folder. `parts` has the names of the par
 `architectures` builds the two architectures of a model.
 """
 
-from jaxgrow.checkpoints.hf.llama.architectures import (
+from jaxgrow.checkpoints.hf.families.llama.architectures import (
     SILU,
     architectures,
     read_biased,
     written_biased,
 )
-from jaxgrow.checkpoints.hf.llama.gemma import GEMMA, GEMMA2, GEMMA3
-from jaxgrow.checkpoints.hf.llama.gpt_neox import GPT_NEOX
-from jaxgrow.checkpoints.hf.llama.gpt_oss import GPT_OSS
-from jaxgrow.checkpoints.hf.llama.granite import GRANITE
-from jaxgrow.checkpoints.hf.llama.mistral import MISTRAL, MIXTRAL
-from jaxgrow.checkpoints.hf.llama.olmo import OLMO, OLMO2, OLMO3
-from jaxgrow.checkpoints.hf.llama.phi3 import PHI3
-from jaxgrow.checkpoints.hf.llama.qwen import QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE
-from jaxgrow.checkpoints.hf.llama.smollm3 import SMOLLM3
+from jaxgrow.checkpoints.hf.families.llama.gemma import GEMMA, GEMMA2, GEMMA3
+from jaxgrow.checkpoints.hf.families.llama.gpt_neox import GPT_NEOX
+from jaxgrow.checkpoints.hf.families.llama.gpt_oss import GPT_OSS
+from jaxgrow.checkpoints.hf.families.llama.granite import GRANITE
+from jaxgrow.checkpoints.hf.families.llama.mistral import MISTRAL, MIXTRAL
+from jaxgrow.checkpoints.hf.families.llama.olmo import OLMO, OLMO2, OLMO3
+from jaxgrow.checkpoints.hf.families.llama.phi3 import PHI3
+from jaxgrow.checkpoints.hf.families.llama.qwen import QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE
+from jaxgrow.checkpoints.hf.families.llama.smollm3 import SMOLLM3
 
-__all__ = ["GRANITE", "LLAMA"]
-
-#: Each model has an architecture that predicts tokens, followed by one that predicts classes.
-LLAMA = (
+# Each model has an architecture that predicts tokens, followed by one that predicts classes.
+_LLAMA = (
     *architectures(
         "Llama",
         "llama",
@@ -73,3 +71,5 @@ LLAMA = (
     *SMOLLM3,
     *GPT_NEOX,
 )
+
+FAMILIES = (*_LLAMA[::2], GRANITE, *_LLAMA[1::2])

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jaxgrow.checkpoints.hf import bert
 from jaxgrow.checkpoints.hf.base import Family, Stored, linear
+from jaxgrow.checkpoints.hf.families import bert
 from jaxgrow.checkpoints.hf.labels import classes, labelled, problem
 from jaxgrow.models.config import Head
 from jaxgrow.models.deberta import DeBERTaConfig
@@ -168,7 +168,7 @@ _MASKED = _family(
     variant=lambda theirs: _PUBLISHED if theirs.get("legacy") is False else None,
 )
 
-DEBERTA = (
+FAMILIES = (
     _MASKED,
     _family(
         "ForSequenceClassification",

@@ -378,3 +378,15 @@ SiglipVisionModel = Family(
     stray="vision_model.",
     ignored=("*.position_ids",),
 )
+
+FAMILIES = (
+    ViTForImageClassification,
+    DeiTForImageClassification,
+    DeiTForImageClassificationWithTeacher,
+    Dinov2ForImageClassification,
+    ViTModel,
+    Dinov2Model,
+    CLIPVisionModel,
+    CLIPVisionModelWithProjection,
+    SiglipVisionModel,
+)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxgrow.checkpoints.hf.base import Stored
-from jaxgrow.checkpoints.hf.llama.architectures import (
+from jaxgrow.checkpoints.hf.families.llama.architectures import (
     MIXTURE_ABSENT,
     MIXTURE_FIELDS,
     SILU,
@@ -12,7 +12,7 @@ from jaxgrow.checkpoints.hf.llama.architectures import (
     read_llama,
     written_biased,
 )
-from jaxgrow.checkpoints.hf.llama.parts import LAYER, names
+from jaxgrow.checkpoints.hf.families.llama.parts import LAYER, names
 from jaxgrow.checkpoints.hf.rope import read_windows, written_kinds
 from jaxgrow.models.llama import LlamaConfig
 
