@@ -2,17 +2,17 @@
 
 ``python -m train.advise CONFIG [--budget FLOPS] [--measure] [--workdir DIR] [--write FILE.py] [--set a.b=c ...]``
 
-The command prints comparable measurements. CONFIG is a training from scratch. A measurement is
-comparable only if the model family and the optimizer are the same, and if parameters and tokens per
-parameter agree up to a factor of two. If no measurement is comparable, the command names the
-nearest one and advises nothing. If several sizes or budgets were measured, the expected saving is a
-regression over them, with a 95 % interval.
+CONFIG is a training from scratch. The command prints the measurements that are comparable to it: the
+model family and the optimizer must be the same, and parameters and tokens per parameter must agree
+up to a factor of two. If no measurement is comparable, the command names the nearest one and advises
+nothing. If several sizes or budgets were measured, the expected saving comes from a regression over
+them, with a 95 % interval.
 
-With ``--measure``, a pilot trains the model itself, so that there is an answer for every setting. A
-recipe that trains a smaller model for a fraction tau of the steps leaves out ``tau (1 - c)`` of the
-FLOPs, where c is the cost of a step of the small model relative to a step of the large model. But
-the grown model then has the loss of a run from scratch that is b steps behind for each step of the
-small model. At an equal loss the recipe saves::
+With ``--measure``, a pilot trains the given model briefly, so that there is an answer for every
+setting. A recipe that trains a smaller model for a fraction tau of the steps saves ``tau (1 - c)`` of
+the FLOPs, where c is the cost of a step of the small model relative to a step of the large model.
+However, the grown model is behind a run from scratch: for each step of the small model, it loses b
+steps of the run from scratch. At an equal loss the recipe therefore saves::
 
     1 - (1 - tau (1 - c)) / (1 - tau b sqrt(tau / (1 - tau)))
 
@@ -139,7 +139,7 @@ def setting(experiment: Experiment) -> Setting:
 
 
 def saved(experiment: Experiment, recipe: Recipe, tau: float | None) -> float:
-    """Return the fraction of the FLOPs that the plan of the recipe leaves out."""
+    """Return the fraction of the FLOPs by which the plan of the recipe is cheaper."""
     if tau is not None and not round(tau * experiment.steps):
         return 0.0
     return 1 - cost(replace(experiment, method=recipe.method(experiment, tau or 0.0))) / cost(
@@ -267,9 +267,10 @@ class Answer:
     def gain(self) -> float:
         """The saving that is safe to expect; 0 if there is none.
 
-        It is the smaller one of the savings by the pilot and by comparable measurements. Without a
-        pilot, measurements count only if their whole interval is above zero. The gain is 0 if
-        training only the small model was cheaper where the recipe was measured.
+        It is the smaller of two savings: the saving that the pilot predicts, and the saving in
+        comparable measurements. Without a pilot, measurements count only if their complete interval
+        is above zero. The gain is 0 if, where the recipe was measured, training only the small
+        model was cheaper.
         """
         if self.measured is not None and self.measured.small_alone_is_cheaper:
             return 0.0
@@ -379,7 +380,7 @@ def advice(experiment: Experiment, pilot: Pilot | None = None) -> tuple[str, Exp
 
 
 def _nothing(found: Sequence[Answer], pilot: Pilot | None) -> str:
-    """Say why no recipe is advised."""
+    """Explain why no recipe is advised."""
     if any(a.measured is not None and a.measured.small_alone_is_cheaper for a in found):
         return (
             "Growing is not advised: near this setting, training only the small model reached its final loss for fewer FLOPs. "

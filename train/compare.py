@@ -5,7 +5,7 @@
 A config is ``FILE.py:NAME``, such as ``configs/demo.py:scratch``, or ``FILE.py``. The first one is
 the baseline. A config can have individual settings after more colons, such as
 ``configs/demo.py:ligo:optim.peak_lr=2e-2``. They are applied after the settings of ``--set``, which
-hold for all configs. `train.sweep` finds the best settings of each side.
+apply to all configs. Use `train.sweep` to tune each config first.
 
 ``--frontier`` also runs the baseline with these fractions of its steps. The learning rate of each
 of these runs decays fully. Savings are measured against the line through them. A fraction can have

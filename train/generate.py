@@ -10,8 +10,8 @@ Without ``--temperature`` the most likely token is taken each time. With it, tok
 ``--samples`` continues each prompt several times. A text ends at an end token of the model, before
 a string of ``--stop``, after ``--max-new`` tokens, or when the prompt and the new tokens fill the
 context of the model. ``--chat`` puts each prompt into the chat template of the model, and prints
-the answer. The same command gives the same texts. The last line, on stderr, is the time of
-compilation, which the first call for a range of lengths needs, and the time of generation.
+the answer. The same command gives the same texts. The last line, on stderr, shows the compilation
+time and the generation time. Each range of prompt lengths is compiled once.
 """
 
 import json
@@ -288,7 +288,7 @@ def _stdin() -> list[str]:
 
 
 def _checked(prompt: str) -> str:
-    """Refuse a prompt that is not UTF-8: Python keeps other bytes of it as surrogates."""
+    """Raise an error for a prompt that is not UTF-8. Python keeps its other bytes as surrogates."""
     try:
         prompt.encode()
     except UnicodeEncodeError:

@@ -2,13 +2,13 @@
 
 ``python -m train.scaling RUN=runs/k47/compare.json RUN=runs/k163/compare.json ... [--at PARAMETERS:TOKENS]``
 
-Each file is a result of `train.compare`, and RUN is the name of the recipe in this file. By least
-squares over all seeds, a saving against the frontier is
+Each file is a result of `train.compare`, and RUN is the name of the recipe in this file. The command
+fits the saving against the frontier, by least squares over all seeds, with
 
     a + b log2(parameters) + c log2(tokens per parameter)
 
-A term is left out if its variable is the same in all files. The command prints the measurements, b
-and c (how many percentage points each doubling adds), and the expected saving at ``--at``, such as
+A term is omitted if its variable is the same in all files. The command prints the measurements; b
+and c, the percentage points that each doubling adds; and the expected saving at ``--at``, such as
 ``1e9:20``. The intervals are 95 % intervals (Student's t) of the mean over seeds. They assume that
 the linear relation also holds at the extrapolated size.
 """
@@ -53,7 +53,7 @@ def measured(text: str) -> Measured:
             f"{name} in {path} does not have a saving against the frontier for each seed; compare with --frontier, and with "
             "fractions that are small enough to reach its loss"
         )
-    # parameters, and tokens per parameter of the baseline
+    # The number of parameters, and the tokens per parameter of the baseline.
     at = row["parameters"], baseline["tokens_per_parameter"]
     return Measured(at, tuple(row["saved_frontier"]), sum(row["below_frontier"]))
 

@@ -125,7 +125,7 @@ def _halved(
       workdir: folder of all runs.
 
     Returns:
-      The combinations, the longest runs first, and the best of equally long runs first.
+      The combinations. The longest runs come first, and among equally long runs, the best one.
     """
     tried, left = [], list(experiments)
     for fraction in [*fractions, None]:

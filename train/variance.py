@@ -3,9 +3,9 @@
 BASELINE and DROPPED are the work directories of two finished runs from scratch that differ only in
 layer dropping: the second run drops layers. The command prints the field ``variance`` for the
 `LayerDrop` of a third run. v(t) = (validation loss with dropping - without)^2, at the steps where
-both runs were evaluated. [reconstructed] The two runs are the pre-analysis of this schedule. Their
-cost is in their own results only. To compare the third run at equal cost, add their cost, as for
-any sweep.
+both runs were evaluated. [reconstructed] The two runs are the pre-analysis of this schedule. The
+result of the third run does not include their cost. Add it, as for any sweep, to compare the third
+run at equal cost.
 """
 
 from pathlib import Path

@@ -79,9 +79,10 @@ class Experiment:
     eval_batches: int = 8
     log_every: int = 10
     checkpoint_every: int = 500
-    # Also save after this time since the last checkpoint; 0: only by steps.
+    # Also save a checkpoint when this many minutes have passed since the last one. 0: save by steps
+    # only.
     checkpoint_minutes: float = 0.0
-    # Additional to the log and TensorBoard. Their packages are extras.
+    # Trackers in addition to the log and TensorBoard. Their packages are optional dependencies.
     loggers: tuple[Logger, ...] = ()
 
     def __post_init__(self):
@@ -138,7 +139,7 @@ def load(text: str | Path, overrides: Sequence[str] = ()) -> Experiment:
       text: ``FILE.py:NAME`` for the function ``def NAME() -> Experiment`` in the file, or
         ``FILE.py`` for the function ``config``. Further parts after colons are additional
         overrides: ``configs/demo.py:scratch:optim.peak_lr=2e-2``.
-      overrides: settings of the form ``a.b=c``. The ones in ``text`` are applied after these.
+      overrides: settings of the form ``a.b=c``. Settings in ``text`` are applied after them.
 
     Raises:
       UserError: the file is missing, raises an error, or does not define the experiment; or an

@@ -18,7 +18,7 @@ def named(kinds: Mapping[str, type], *always: str) -> dict[str, Any]:
 
     ``--set drop.theta=0.5`` then sets a field of the item with the name "drop", and adds the item
     if it is missing; ``--set drop=None`` removes it. ``config.json`` has one key for each item. An
-    item with a single field has the value of this field: ``--set windows=4``.
+    item with a single field is set by the value of this field: ``--set windows=4``.
 
     Args:
       kinds: class of the items of each name.
@@ -112,7 +112,7 @@ def seed_list(text: str) -> list[int]:
 def overridden(node: T, overrides: Sequence[str]) -> T:
     """Return ``node`` with the overrides ``a.b=c``.
 
-    They are validated together, after all of them are applied, because one may need another.
+    All overrides are applied before any of them is validated, because one may depend on another.
 
     Raises:
       UserError: an override names a field that does not exist, or its value has a wrong type or is
@@ -238,7 +238,7 @@ def _made(hint: Any) -> Any:
 
 
 def _valid(node: Any, overrides: Sequence[str], name: str = "") -> Any:
-    """Build ``node`` again from the inside out, so that its classes validate their fields.
+    """Build ``node`` again, inner dataclasses first, so that its classes validate their fields.
 
     Args:
       node: the dataclass, tuple or value.

@@ -75,7 +75,7 @@ def join(
     try:
         jax.distributed.initialize(
             *by_hand,
-            # JAX would not end with a one-line message, so our own timeout must come first.
+            # JAX's own timeout would print a long message, so it must be longer than our timeout.
             initialization_timeout=round(ANSWER) + 60,
             heartbeat_timeout_seconds=SILENCE,
             shutdown_timeout_seconds=round(ANSWER),
@@ -245,9 +245,10 @@ def everywhere(act: Callable[[], T]) -> T:
 def _watch(host: str) -> None:
     """End this process when another one has ended, because it might wait forever for its results.
 
-    Each process keeps a connection to process 0. The operating system closes it however a process
-    ends, and a process that ends normally sends a goodbye first. A host that loses its network
-    closes nothing; JAX then ends the other processes after `SILENCE` seconds.
+    Each process keeps a connection to process 0. The operating system closes the connection when a
+    process ends for any reason; a process that ends normally sends a goodbye first. If a host loses
+    its network, the connection stays open. JAX then ends the other processes after `SILENCE`
+    seconds.
     """
     # Connections from outside of the run do not know the key and are refused.
     key = secrets.token_bytes()

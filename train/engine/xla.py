@@ -28,7 +28,7 @@ GPU_FLAGS: dict[str, bool | int | str] = {
     "xla_gpu_all_reduce_combine_threshold_bytes": 128 * 2**20,
     "xla_gpu_reduce_scatter_combine_threshold_bytes": 64 * 2**20,
     # Command buffers (CUDA graphs) launch many kernels at once, and XLA enables them by default.
-    # It launches fewer kernels than this one by one.
+    # Groups of fewer kernels than this are launched one by one.
     "xla_gpu_graph_min_graph_size": 5,
 }
 

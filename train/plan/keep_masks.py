@@ -33,8 +33,9 @@ class KeepMasks:
       micro: number of micro-batches in a step.
       seed: random seed of the masks.
       sensitivity: measured sensitivity of each layer, or None.
-      weights: relative cost of each layer (`jaxgrow.flops.weights`), by which layers that run are
-        counted, including the padding of `jaxgrow.layerdrop.counts`; None: 1 for each layer.
+      weights: relative cost of each layer (`jaxgrow.flops.weights`). The number of layers that run
+        is the sum of their weights, including the padding of `jaxgrow.layerdrop.counts`. None: 1
+        for each layer.
     """
 
     def __init__(

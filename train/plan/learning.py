@@ -39,7 +39,7 @@ class Learn(Train):
 
     @property
     def target(self) -> dict[str, int]:
-        """The axes that differ, which have maps, and their new sizes."""
+        """The new sizes of the axes that differ between the two models. These axes have maps."""
         return differing(self.small, self.config)
 
     @cached_property

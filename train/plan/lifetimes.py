@@ -26,9 +26,9 @@ def live(plan: Plan, done: int) -> set[str]:
 def after(plan: Plan, i: int, models: dict[str, Model], result: Model) -> dict[str, Model]:
     """Return the models that are still needed after phase ``i``, including its ``result``.
 
-    A phase consumes the optimizer state of the models that it reads, so that only the parameters of
-    a kept model take memory. The models that a phase needs until its end are kept as well. The
-    result is therefore also the content of a checkpoint in the middle of the phase.
+    A phase consumes the optimizer state of the models that it reads. If such a model is kept, only
+    its parameters take memory. The models that a phase needs until its end are kept as well, so
+    that the returned models are also the content of a checkpoint in the middle of the phase.
     """
     phase = plan[i]
     kept = live(plan, i + 1) | set(phase.needs)

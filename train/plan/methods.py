@@ -35,7 +35,8 @@ from train.plan.transforms import (
 )
 
 LARGE = "large"  # name of the target model of a method
-# Name of the source model of a growth. It may exist already, so tables show its cost separately.
+# Name of the source model of a growth. It may exist before the run, so tables show its cost
+# separately.
 SOURCE = "small"
 
 

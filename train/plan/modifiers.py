@@ -82,7 +82,7 @@ class Given:
     # arrays, the same on all devices; None: the modifier is inactive in the step
     inputs: Any = None
     layers: float | None = None  # number of layers that the step runs; None: all
-    flops: float = 0.0  # in addition to the FLOPs of the step of the model
+    flops: float = 0.0  # FLOPs of the modifier itself, in addition to the step of the model
     log: dict[str, Any] = field(default_factory=dict)  # logged in addition to the loss
 
 
@@ -130,7 +130,7 @@ class Modifier:
         """
 
     def savings(self, config: Config) -> dict[str, Any]:
-        """Options of `jaxgrow.flops.train` for the computation that every step saves."""
+        """Options of `jaxgrow.flops.train` that describe the computation saved in every step."""
         return {}
 
     def layers(self, phase: TrainedPhase) -> float | None:
@@ -147,7 +147,7 @@ class Modifier:
         return {}
 
     def begin(self, phase: TrainedPhase, model: Model, setting: Setting) -> Callable[[int], Given]:
-        """Return a function from the number of a step to what the step is given."""
+        """Return a function from the number of a step to the `Given` of this step."""
         return lambda step: NOTHING
 
     def program(self) -> "Modifier":
@@ -260,7 +260,7 @@ def _kept_on_average(
 @cache
 def _expected(drop: LayerDrop, weights: tuple[float, ...], steps: int) -> Callable:
     cost = np.array(weights, np.float32)
-    # the mean does not depend on the sensitivities
+    # The mean does not depend on the sensitivities.
     any_sensitivity = np.zeros(len(cost), np.float32)
     return jax.jit(
         jax.vmap(lambda t: (schedule(drop, len(cost), t, steps, any_sensitivity) * cost).sum())
@@ -276,7 +276,7 @@ def _run_on_average(
     end: int,
     steps: int,
 ) -> float:
-    """Return the average number of layers with gathering, which may run more than the kept ones."""
+    """Return the average number of layers with gathering, which also runs some dropped layers."""
     any_sensitivity = np.zeros(len(weights), np.float32)
     # All layers of a stage have the same cost.
     costs = [part.mean() for part in np.split(np.array(weights), np.cumsum(depths)[:-1])]
@@ -413,9 +413,9 @@ def divergence(student_BTV: jax.Array, teacher_BTV: jax.Array, temperature: floa
 class Rewarm(Modifier, key="rewarm"):
     """A second warm-up for new entries, while the old entries keep their schedule.
 
-    This is SPARKLING (2026). New entries are those that a growth made. Their learning rate rises from the first learning rate
-    of the phase to ``peak`` times this rate over ``steps`` steps, and then falls along a cosine to
-    the floor of the phase.
+    This is SPARKLING (2026). New entries are the entries that a growth made. Over ``steps`` steps,
+    their learning rate rises from the first learning rate of the phase to ``peak`` times this
+    value. It then falls along a cosine to the floor of the phase.
     """
 
     peak: float = 1.3
@@ -468,10 +468,10 @@ class Ramp(Modifier, key="ramp"):
 
     At step t (from 0), layer l adds ``a F(x)`` with ``a = min(1, t / steps[l])``.
 
-    ``steps = (T, 2 T, .., L T)`` is ProRes (2026): the lower layers settle first. With 0 for old
-    layers and T for layers that a growth made, the grown model computes the function of the old
-    model at its first step, and all of its layers are trained. The cost of a step does not change.
-    Validation uses the model without the ramp, that is, with complete branches.
+    ``steps = (T, 2 T, .., L T)`` is ProRes (2026): lower layers reach their full strength first.
+    With 0 for old layers and T for layers that a growth made, the grown model computes the function
+    of the old model at its first step, and all of its layers are trained. The cost of a step does
+    not change. Validation uses the model without the ramp, that is, with complete branches.
     """
 
     steps: tuple[int, ...]  # for each layer; 0: complete from the first step on

@@ -61,7 +61,7 @@ class Context(Protocol):
     def imported(
         self, folder: str, config: Any, headless: bool = False
     ) -> tuple[Model, dict[str, Any] | None]:
-        """Read a model from a finished run beside this one, or from another checkpoint.
+        """Read a model from another finished run, or from a checkpoint.
 
         Args:
           folder: folder of the run or of the checkpoint.
@@ -103,7 +103,7 @@ class Phase:
     def reads(self) -> tuple[str, ...]:
         """The models that the phase reads. Their optimizer state is consumed.
 
-        They must be present at the start of the phase, if they exist at all.
+        If such a model exists, it must still be available at the start of the phase.
         """
         return ()
 
@@ -119,7 +119,7 @@ class Phase:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The models that the phase reads until its end; checkpoints in its middle contain them."""
+        """The models that the phase reads until its end. Checkpoints during the phase contain them."""
         return ()
 
     probes = 0  # number of micro-batches that the phase reads from `Context.validation_batches`

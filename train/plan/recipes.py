@@ -1,4 +1,4 @@
-"""Which recipes grew best in the measurements?
+"""Which growing recipes saved most in the measurements?
 
 They apply to any model. The configs and `train.advise` use them.
 """
@@ -26,9 +26,9 @@ def deepened(
       layers: number of layers of the small model.
       source: fraction of the steps of the small model, which has a constant learning rate.
       *stages: training of the grown model.
-      narrower: factor by which the MLPs of the small model are narrower, where it divides their
-        size. The units are then copied too, and noise breaks the symmetry of the copies without a
-        change of their sum.
+      narrower: factor by which the MLPs of the small model are narrower. MLPs whose size it does
+        not divide keep their size. The growth also copies the MLP units, and adds noise that breaks
+        the symmetry of the copies without changing their sum.
     """
     sizes = model.sizes()
     small = {axis: max(1, layers * sizes[axis] // model.depth) for axis in depth(sizes)}
@@ -45,9 +45,9 @@ def deepened(
 
 
 def halves(model: Config) -> Growing:
-    """Train half of the layers, and half of the units of each MLP, for a fraction 0.6 of the steps.
+    """Train half of the layers, and half of the units of each MLP, for 60 % of the steps.
 
-    The learning rate decays in the last 0.4.
+    The learning rate decays during the last 40 % of the steps.
     """
     return deepened(
         model, max(1, model.depth // 2), 0.6, Stage(0.4, warmup=0, schedule="linear"), narrower=2
@@ -57,9 +57,10 @@ def halves(model: Config) -> Growing:
 def deep_vcycle(small: Stage, last: Stage) -> VCycle:
     """A V-cycle in depth only, with the correction of the large model.
 
-    The large model trains for 5 % of the steps, then a model with half of the layers trains under
-    ``small``, then the corrected large model trains under ``last``. The optimizer state is
-    transferred in both directions, so that one schedule continues across both changes.
+    The large model trains for 5 % of the steps. Then a model with half of the layers trains with the
+    settings ``small``, and finally the corrected large model trains with the settings ``last``. The
+    optimizer state is transferred in both directions, so that one schedule continues across both
+    changes.
     """
     return VCycle(
         down=(Stage(0.05),),

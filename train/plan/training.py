@@ -35,7 +35,7 @@ class Train(Phase):
     steps: int  # total steps of the schedules
     optim: Optim
     config: Config
-    modifiers: tuple[Modifier, ...] = ()  # additions to plain training
+    modifiers: tuple[Modifier, ...] = ()  # changes of the training steps
     begin: int = 0  # this phase runs the steps begin .. end - 1
     until: int | None = None
     positions: int | None = None  # of a sample; None: the context length of the model
@@ -169,7 +169,7 @@ def _init(
 
 @dataclass(frozen=True)
 class Measure(Phase):
-    """Measures how much each layer of the model ``name`` matters, on data that is not trained on.
+    """Measures the importance of each layer of the model ``name`` on validation data.
 
     The measure is the effect on the loss (`jaxgrow.layerdrop.sensitivity`), or on the residual
     stream (`jaxgrow.models.importance.influence`).

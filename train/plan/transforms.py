@@ -103,7 +103,7 @@ class Pruning:
         return self.layers if isinstance(self.layers, tuple) else (self.layers,)
 
     def parts(self, large: Config) -> list[tuple[str, slice, slice]]:
-        """Return the axis of each stage, the range of its layers, and the range of the kept ones.
+        """Return, for each stage, its layer axis, the range of its layers, and of its kept layers.
 
         Raises:
           ValueError: the model has another number of stages.
@@ -153,7 +153,7 @@ Way: TypeAlias = Grouping | Pruning
 
 
 def smaller(way: Way, large: Config) -> Config:
-    """Return the config of the smaller model of a way down."""
+    """Return the config of the smaller model that the `Way` makes from ``large``."""
     return large.resized(swap(way.up(large)))
 
 
@@ -306,8 +306,8 @@ class Import(Phase):
 
     name: str
     config: Config
-    # Folder of the run or checkpoint. A relative path starts beside the work directory of this run,
-    # and ``{seed}`` in it is replaced by the seed.
+    # Folder of the run or checkpoint. A relative path starts at the folder that contains the work
+    # directory of this run, and ``{seed}`` in it is replaced by the seed.
     folder: str
     # Whether to take everything except the head, and to initialise a new head for other
     # predictions.

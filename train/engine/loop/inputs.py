@@ -28,7 +28,7 @@ def step_plans(phase: Train, model: Model, setting: Setting) -> Callable[[int, i
 
     Args:
       phase: phase of training, with its modifiers.
-      model: model at the begin of the phase; modifiers may read its numbers.
+      model: model at the beginning of the phase; modifiers may read its values.
       setting: settings of the run that modifiers depend on.
     """
     sources = [modifier.begin(phase, model, setting) for modifier in phase.modifiers]

@@ -16,11 +16,12 @@ def mapped(
 ) -> Callable:
     """Map ``function(state, batch, *rest)`` over the devices of the mesh.
 
-    With ``jit``, the function is mapped over the data axis if that has several devices. It then
-    gets its part of the batch and averages over ``axis``; otherwise it gets the full batch, and
+    With ``jit``, the function is mapped over the data axis if this axis has several devices. It then
+    gets its part of the batch and averages over ``axis``. Otherwise it gets the full batch, and
     ``axis`` is None. XLA divides the work along the other mesh axes by the shardings of state and
-    batch. With ``pmap``, the function gets the batch part of one device and averages over ``axis``.
-    All ways give the same numbers up to the rounding of sums in a different order.
+    batch. With ``pmap``, the function gets the part of the batch of one device, and averages over
+    ``axis``. All these variants give the same numbers, up to the rounding of sums in a different
+    order.
 
     Args:
       make: function that returns ``function`` for an ``axis``: ``function = make(axis=...)``.

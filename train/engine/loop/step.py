@@ -63,7 +63,7 @@ def train_step(
       accumulate: number of micro-batches per step.
       modifiers: modifiers of the phase. ``inputs.given`` holds the inputs of each one.
       axis: name of the mapped axis if the step gets one device's part of the batch; None if it gets
-        the whole batch.
+        the full batch.
       once: whether gradients are reduced once per step, as with ``mesh.gradients=step``
         (`gradients_once`).
     """

@@ -34,7 +34,7 @@ _SAVING, _OLD, _DAMAGED = (
     ".old-",
     "damaged-",
 )
-_LOG = "log"  # the name of its copy in a checkpoint
+_LOG = "log"  # name of the copy of the log in a checkpoint
 
 
 class Checkpoints:
@@ -100,8 +100,8 @@ class Checkpoints:
     ) -> tuple[dict[str, Model], RunRecord] | None:
         """Load the newest intact checkpoint.
 
-        Incomplete checkpoints are deleted. A damaged one is renamed and replaces the damaged one
-        that was kept before. Both are reported on stderr.
+        Incomplete checkpoints are deleted. A damaged checkpoint is renamed and kept, in place of any
+        damaged checkpoint that was kept before. Both are reported on stderr.
 
         Args:
           shapes: function that returns the expected models, as shapes, for a record.
@@ -281,10 +281,11 @@ def _steps(folder: Path) -> list[int]:
 
 
 def _complete(folder: Path) -> list[int]:
-    """`_steps` without the newest one if it does not have checksums, which are written last.
+    """The steps of all checkpoints, without the newest one if it is incomplete.
 
-    An earlier checkpoint without checksums has lost them, because a save starts only when the
-    previous one is complete.
+    Checksums are written last, so the newest checkpoint is incomplete if it has none. An earlier
+    checkpoint without checksums has lost them, because a save starts only when the previous one is
+    complete.
     """
     steps = _steps(folder)
     return steps[:-1] if steps and not (folder / str(steps[-1]) / NAME).exists() else steps

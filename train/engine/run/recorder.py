@@ -37,7 +37,7 @@ class Recorder:
       folder: folder of the run.
       record: costs and file sizes at the time of a checkpoint. Later lines of the log and
         later points of TensorBoard are cut off, because the run computes them again.
-      flops: FLOPs of the whole plan, for the progress bar.
+      flops: FLOPs of the complete plan, for the progress bar.
       trackers: trackers, which get the same numbers as TensorBoard.
       run: fields that identify the run in progress lines, such as ``{"run": "demo", "seed": 0}``.
     """
@@ -164,7 +164,7 @@ class _Files:
     def sizes(self) -> tuple[int, dict[str, int]]:
         """Flush the files to the disk and return the bytes of the log and of TensorBoard's files.
 
-        A checkpoint must not outlive the lines that it counts.
+        A checkpoint records these sizes, so the lines that it counts must be on the disk before it.
         """
         os.fsync(self._log.fileno())
         return self._log.tell(), self._board.sizes()

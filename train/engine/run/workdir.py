@@ -39,7 +39,8 @@ _WHERE = ("path", "valid_path", "tokenizer")
 # Settings of a model's config that may differ for another task.
 _OF_HEADS = ("head", "classes", "tied", "masked", "image", "window", "trained_windows")
 _COMPUTED_AGAIN = "delete it, and the command that wrote it computes it again"
-# Hashes in the identity of data. The names of equal data may differ.
+# The keys of the hashes in the identity of data. Only hashes are compared, because equal data may
+# have different names.
 _WHAT = ("train", "valid", "tokenizer")
 
 

@@ -94,8 +94,8 @@ def learning_rate(optim: Optim, steps: int, step: int) -> float:
 def transformation(optim: Optim, axes: Axes | None = None) -> optax.GradientTransformationExtraArgs:
     """Return the optimizer without its learning rate; the train step multiplies the update by it.
 
-    The schedule thus restarts with each phase, while Adam's state need not. Settings that differ
-    only in the schedule get the same object, so that their runs share compiled steps.
+    Therefore the schedule restarts with each phase, whereas Adam's state can continue. Settings that
+    differ only in the schedule get the same object, so that their runs share compiled steps.
 
     The ``update`` function of the optimizer takes ``axes``, the axis names of the current
     parameters. They decide which leaves have weight decay and, if the settings name a base, their
@@ -191,7 +191,7 @@ def _sgd(
 def decays(axes: Tree) -> Tree:
     """Return for each leaf whether it has weight decay.
 
-    Kernels and embeddings decay. Parameters that are added, or that multiply unit by unit, do not.
+    Kernels and embeddings decay. Biases, and scales that multiply each unit, do not.
 
     Raises:
       ValueError: the axis names of a leaf do not state its role (`jaxgrow.axes`).
