@@ -4,9 +4,9 @@
 
 A process stacks a random GPT-2 in float32 to twice its layers. ``dd`` copies the resulting files.
 The two sides alternate. Both start with their input in the page cache, and end when the result is
-on the disk. Memory is the peak of the process. It is also reported above the peak of the same
-command on a model of a few kB. With ``--mergekit``, mergekit's passthrough merge of the same layers
-is a third side.
+on the disk. Memory is the peak of the process. The difference to the peak of the same command on a
+model of a few kB is also reported. With ``--mergekit``, mergekit's passthrough merge of the same
+layers is a third side.
 """
 
 import argparse

@@ -8,9 +8,9 @@ masking, which runs a layer and then discards its result. The ideal is the ratio
 dropping does not save AdamW's update, which has a separate row; its share of a step falls with the
 batch.
 
-Each program is timed between two dense gradients, and its ratio is to their mean. The ratio of a
-dense gradient shows the noise. The table also shows the memory between parameters and gradients,
-and on a GPU how often the host waits for a predicate.
+Each program is timed between two dense gradients, and its ratio is relative to the mean of the two.
+The ratio of a dense gradient shows the noise. The table also shows the temporary memory, without
+parameters and gradients, and on a GPU how often the host waits for a predicate.
 """
 
 import argparse
@@ -38,7 +38,7 @@ from train.engine.state.optim import Optim, transformation
 
 
 def temporary(compiled: jax.stages.Compiled) -> float:
-    """The memory of a program between its inputs and its results, in gigabytes.
+    """The temporary memory of a program, without its inputs and results, in gigabytes.
 
     It is NaN on backends that do not report it.
     """

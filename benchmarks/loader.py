@@ -2,10 +2,10 @@
 
     python benchmarks/loader.py [--rounds 5] [--json FILE]
 
-Text: windows of 1024 tokens in batches of 64 to 1024, read as in training. All batch sizes take
-part in every round. The ratio compares the time of a sample in a batch with its time in a batch of
-64 of the same round. It is 1 if the cost of a batch is proportional to its size. Then a consumer
-takes 20 ms per step; the table shows the fraction of its time that it waits for a batch.
+Text: windows of 1024 tokens in batches of 64 to 1024, read as in training. Every round measures all
+batch sizes. The ratio compares the time per sample with the time per sample in batches of 64 of the
+same round. It is 1 if the cost of a batch is proportional to its size. In a second measurement, a
+consumer takes 20 ms per step; the table shows the fraction of its time that it waits for a batch.
 
 Images: DeiT's augmentation at 224 pixels, by a thread, by one process and by two processes. The
 ratio is the throughput over the throughput of the thread.

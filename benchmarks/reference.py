@@ -1,9 +1,9 @@
 """The ceiling of a plain training step of GPT-2 124M, for comparison: python -m benchmarks.reference [--on h100:1] [--batch 32]
 
-The step is written as nanodo and MaxText write theirs by default: layers in a scan that saves
+The step is written like the default steps of nanodo and MaxText: layers in a scan that saves
 products, activations in bfloat16, attention by cuDNN, all logits at once, a cross-entropy in
-float32, AdamW of optax. It is compiled for a GPU that need not be there, and its ceiling is the
-roofline that `python -m train.preflight` prints for our own steps. Nothing is run.
+float32, AdamW of optax. It is compiled for a GPU that does not have to be present. Its ceiling is
+the roofline that `python -m train.preflight` prints for jaxgrow's steps. Nothing is run.
 """
 
 import argparse
@@ -73,7 +73,7 @@ def shapes() -> Any:
 
 
 def ceiling(machine: Machine, batch: int) -> dict[str, float]:
-    """Milliseconds that the step takes at least, and the model FLOPs utilisation that it does not exceed."""
+    """The lower bound of the step time in milliseconds, and the upper bound of the MFU."""
     mesh = Mesh(np.array(machine.devices[:1]), ("data",))
     where = NamedSharding(mesh, P())
     tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3, 0.9, 0.95, weight_decay=0.1))
@@ -115,7 +115,7 @@ def main() -> None:
     a = parser.parse_args()
     jax.config.update(
         "jax_platforms", "cpu"
-    )  # no device is needed, and none that is there is taken
+    )  # compilation needs no device, and must not occupy one
     for name, value in ceiling(described(a.on), a.batch).items():
         print(f"{name} {value:.4g}")
 

@@ -83,7 +83,7 @@ SECONDS = 1800  # time limit for compiling a row
 class StepAlone(Rehearsal):
     """Compile only the steps of the first phase.
 
-    The initialisation and the evaluation of its model need less memory.
+    The initialisation and the evaluation are not compiled, because they need less memory.
     """
 
     def programs_of_steps(self) -> list[Program]:

@@ -29,8 +29,8 @@ from jaxgrow.growth.maps import Growth
 from jaxgrow.models import GPT2Config
 from jaxgrow.tables import aligned
 
-# Each entry makes a growth from the sizes of the large tree. Growing starts at half of the size,
-# and coalescing ends there.
+# Each entry makes a growth from the sizes of the large tree. The small tree, from which growing
+# starts and at which coalescing ends, has half of the size.
 GROWTHS: dict[str, Callable[[dict], Growth]] = {
     "hypercloning": lambda large: operators.hypercloning(
         {k: v // 2 for k, v in large.items()}, {k: large[k] for k in ("embed", "heads", "mlp")}

@@ -118,7 +118,7 @@ def vit_muon_deepen() -> Experiment:
 
 
 def vit_muon_halves() -> Experiment:
-    """`vit_muon` with half of the layers and of each MLP first, for 0.6 of the steps."""
+    """`vit_muon` with half of the layers and of each MLP for the first 60 % of the steps."""
     return replace(vit_muon(), name="cifar10_vit_muon_halves", method=halves(vit_muon().model))
 
 

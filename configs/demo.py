@@ -64,7 +64,7 @@ VCYCLE = deep_vcycle(Stage(0.4, warmup=50, floor=1.0), Stage(0.6, warmup=0, sche
 VCYCLE_PAPER = VCycle(
     down=(Stage(0.05),),
     up=(
-        # Adam's best learning rate scales with 1 / width
+        # Adam's best learning rate scales with 1 / width.
         Stage(0.5, lr=2.0, warmup=50, schedule="linear"),
         Stage(0.5, warmup=50, schedule="linear"),
     ),

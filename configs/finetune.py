@@ -198,7 +198,7 @@ def _small(
 ) -> FineTuning:
     """A task for the small models of `configs.wikipedia`.
 
-    Their learning rates are a hundred times as high as for a BERT.
+    The learning rates of these models are a hundred times as high as for a BERT.
     """
     return FineTuning(
         name=task,
@@ -247,6 +247,6 @@ def mnist() -> FineTuning:
 def fashion_mnist() -> FineTuning:
     """Fashion-MNIST, or MNIST: the four published files in one folder.
 
-    The images of 28 x 28 pixels are enlarged to 32 x 32, which most patch sizes divide.
+    The images of 28 x 28 pixels are enlarged to 32 x 32, a size that most patch sizes divide.
     """
     return replace(mnist(), name="fashion_mnist", data=Images("idx", "fashion-mnist", size=32))

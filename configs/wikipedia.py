@@ -83,10 +83,10 @@ def vcycle_paper() -> Experiment:
 def bert_scratch() -> Experiment:
     """Train the BERT (4 layers, width 208) from scratch.
 
-    At first, a BERT learns only byte frequencies, and its loss stays on a plateau. So short a run
-    has to leave this plateau early. A pre-LN model with windows of 32 bytes, a quarter of them
-    masked, left it within 400 steps. A post-LN model with windows of 64 bytes and 15 % masked did
-    not within 700.
+    At first, a BERT learns only byte frequencies, and its loss stays on a plateau. A run as short
+    as this one has to leave the plateau early. A pre-LN model with windows of 32 bytes, a quarter
+    of them masked, left it within 400 steps. A post-LN model with windows of 64 bytes and 15 %
+    masked did not leave it within 700 steps.
     """
     return Experiment(
         name="wiki_bert_scratch",

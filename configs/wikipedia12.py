@@ -90,7 +90,7 @@ def stack() -> Experiment:
 def lemon() -> Experiment:
     """LEMON (Wang et al., ICLR 2024).
 
-    It is exact in width and depth, so training begins at the loss of the small model.
+    It preserves the function in width and depth, so training begins at the loss of the small model.
     """
     return _grown("lemon", ("lemon", "llama_pro"))
 
@@ -116,7 +116,7 @@ def ligo0() -> Experiment:
 def vcycle() -> Experiment:
     """The V-cycle that was best on Wikipedia, for the same large model.
 
-    It needs no small model that was trained before.
+    It does not need a small model that was trained before.
     """
     base = scratch()
     return replace(
@@ -156,9 +156,9 @@ def muon_deepen() -> Experiment:
 
 
 def muon_halves() -> Experiment:
-    """Half of the layers, and half of the units in each MLP, for 0.6 of the steps.
+    """Half of the layers, and half of the units in each MLP, for 60 % of the steps.
 
-    The learning rate decays in the last 0.4 of the steps.
+    The learning rate decays during the last 40 % of the steps.
     """
     return replace(muon(), name="muon_halves", method=halves(scratch().model))
 
@@ -182,19 +182,19 @@ def _short(layers: int) -> Growing:
 
 
 def muon_one() -> Experiment:
-    """One layer for 0.3 of the steps, then twelve (Bu, ICML 2026).
+    """One layer for 30 % of the steps, then twelve (Bu, ICML 2026).
 
-    The learning rate is still constant for the first 0.2 of the steps with twelve layers.
+    With twelve layers, the learning rate is first constant for 20 % of the steps, and then decays.
     """
     stages = (Stage(0.2, warmup=0, floor=1.0), wikipedia.FINAL)
     return replace(muon(), name="muon_one", method=deepened(scratch().model, 1, 0.3, *stages))
 
 
 def muon_none() -> Experiment:
-    """No layer for 0.3 of the steps, then twelve (Bu, ICML 2026).
+    """No layer for 30 % of the steps, then twelve (Bu, ICML 2026).
 
-    The twelve layers start freshly initialised. The learning rate is still constant for their first
-    0.2 of the steps.
+    The twelve layers are freshly initialised. With them, the learning rate is first constant for
+    20 % of the steps, and then decays.
     """
     one, nothing = muon_one(), LayerDrop(0.0, "constant", "prefix", scale="none", dropped="freeze")
     method = replace(
@@ -204,14 +204,14 @@ def muon_none() -> Experiment:
 
 
 def muon_quarter() -> Experiment:
-    """Three layers for 0.4 of the steps, then twelve for 0.5."""
+    """Three layers for 40 % of the steps, then twelve layers for 50 %."""
     return replace(
         muon(), name="muon_quarter", method=deepened(scratch().model, 3, 0.4, wikipedia.FINAL)
     )
 
 
 def muon_twice() -> Experiment:
-    """Three layers for 0.2 of the steps, six for 0.3, then twelve."""
+    """Three layers for 20 % of the steps, six layers for 30 %, then twelve layers."""
     model, half = scratch().model, Stage(0.3, warmup=0, floor=1.0)
     last = GrowTo((wikipedia.FINAL,), by=("interleave",), moments="copy")
     first = replace(last, stages=(half,), config=replace(model, layers=6))
@@ -239,7 +239,7 @@ def muon_vcycle() -> Experiment:
 
 
 def muon_vcycle_pruned() -> Experiment:
-    """`muon_vcycle` with layer selection instead of means of pairs.
+    """`muon_vcycle`, but the small model keeps selected layers instead of means of pairs.
 
     The small model has the six layers that change the direction of the residual stream most. The
     other layers are not changed until the model grows again.

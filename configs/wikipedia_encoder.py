@@ -121,5 +121,5 @@ def muon_deepen() -> Experiment:
 
 
 def muon_halves() -> Experiment:
-    """`muon` with half of the layers and of each MLP first, for 0.6 of the steps."""
+    """`muon` with half of the layers and of each MLP for the first 60 % of the steps."""
     return replace(muon(), name="encoder_muon_halves", method=halves(muon().model))

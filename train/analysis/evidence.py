@@ -17,7 +17,8 @@ from train.common.errors import UserError
 
 FILE = Path(__file__).with_suffix(".toml")
 FAMILIES = {"GPT2": "GPT"}  # names in tables, if they differ from the class
-# A measurement is near a setting if parameters and tokens per parameter agree up to this factor.
+# A measurement is near a setting if parameters and tokens per parameter differ by at most this
+# factor.
 NEAR = 2.0
 
 
@@ -33,7 +34,7 @@ class Setting:
     def distance(self, other: "Setting") -> tuple[bool, bool, float]:
         """A sort key: family first, then optimizer, then size and tokens per parameter.
 
-        The last two are a sum of absolute log ratios.
+        Size and tokens per parameter are compared by the sum of their absolute log ratios.
         """
         size = abs(math.log(self.parameters / other.parameters))
         tokens = abs(math.log(self.tokens_per_parameter / other.tokens_per_parameter))

@@ -31,7 +31,7 @@ LIGHT = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#F0E442")
 WIDTH, DPI, SMALL = 8.5, 200, 8
 GREY = "#666666"
 # The minimum number of seeds for a band. For two seeds, the 95 % interval (Student's t) is about 13
-# times as wide as their distance.
+# times as wide as the difference between them.
 FEW = 3
 COUNTED: dict[Unit, str] = {
     "flops": "FLOPs, all phases counted",

@@ -115,10 +115,10 @@ class Run:
         return sum(spent(p, unit) for p in self.result["phases"] if p.get("model") == SOURCE)
 
     def cost_to(self, loss: float, unit: Unit) -> float | None:
-        """The cost at which the last phase reached ``loss`` for good; None if it never did.
+        """The cost from which on the loss of the last phase stays at or below ``loss``.
 
-        From there to its end, the loss is not above ``loss``. It is interpolated linearly between
-        two validations.
+        The cost is interpolated linearly between two validations. It is None if the last phase ends
+        above ``loss``.
         """
         points = [(spent(line, unit), line["val_loss"]) for line in self.segments[-1]]
         above = [i for i, (_, y) in enumerate(points) if y > loss]

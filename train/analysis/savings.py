@@ -71,8 +71,8 @@ class Comparison:
           scratch with a complete learning rate schedule ends at the same loss. It is a lower bound
           if the loss is below the frontier (``below_frontier``), None if it is above, and null for
           all seeds without a frontier.
-        - ``saved_{unit}``: the cost at which the run reached the baseline's final loss for good,
-          relative to the cost at which the baseline's curve did. None if the run never did.
+        - ``saved_{unit}``: the cost from which on the run stays at or below the baseline's final
+          loss, relative to the same cost of the baseline. None if the run ends above this loss.
         - ``.._given``: the same if the small model that a growth starts from costs nothing.
         - ``.._interval``: half of the 95 % confidence interval of the mean (Student's t over
           seeds), if it exists.
@@ -126,9 +126,9 @@ class Comparison:
     def noise(self) -> dict[str, float | None]:
         """The noise floor: the standard deviation of the baseline's final loss over seeds.
 
-        ``budget`` is the fraction of the baseline's budget that changes the loss by as much, from
-        the slope of the frontier at the baseline: loss against log FLOPs between its two longest
-        budgets.
+        ``budget`` is the change of the baseline's budget, as a fraction, that would change the loss
+        by this standard deviation. It follows from the slope of the frontier at the baseline: loss
+        against log FLOPs between the two largest budgets.
         """
         losses = [r.loss for r in self.runs[0]]
         deviation, budget = stdev(losses) if len(losses) > 1 else None, None

@@ -1,1 +1,1 @@
-"""Ahead-of-time (AOT) compilation: check whether a plan fits a machine that is not present."""
+"""Ahead-of-time (AOT) compilation: does a plan fit on a machine that is not present?"""

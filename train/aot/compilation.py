@@ -1,4 +1,4 @@
-"""Compile every program of a plan for a machine that is not present, with shapes as the models."""
+"""Compile every program of a plan for a machine that is not present, from shapes of the models."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -75,8 +75,8 @@ class Program:
         return self.parameters + self.moments + self.other + self.temporary
 
 
-# Number of steps of a phase that are examined in place of all of them. They are evenly spaced. The
-# same number of steps at the beginning is examined too, because schedules change there.
+# Number of evenly spaced steps of a phase that are examined in place of all its steps. The same
+# number of steps at the beginning is also examined, because schedules change there.
 LOOKED_AT = 64
 
 

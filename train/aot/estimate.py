@@ -66,8 +66,8 @@ def bound(program: Program, machine: Machine) -> Bound | None:
 def _seconds(c: Collective, chip: Chip) -> float:
     """The least number of seconds that an exchange takes.
 
-    Between hosts, every device of a group sends its share through its own adapter. If more devices
-    of the group are on one host, the host has more adapters for the traffic of all of them.
+    Between hosts, every device of a group sends its share through its own network adapter. A host
+    with several devices of the group therefore has several adapters for their traffic.
     """
     inside = c.sent / (chip.links or math.inf)
     if not c.local or chip.network is None:
@@ -106,10 +106,10 @@ def settled(
 ) -> tuple[Experiment, list[Program]]:
     """Replace ``model.remat=auto`` and ``mesh.gradients=auto`` by settings that fit the machine.
 
-    ``remat`` becomes the first one of `choices` with which every program fits the memory of the
-    machine, or the last one if none fits. ``gradients`` becomes, among the ways that fit, the one
-    with the lower bound. If the platform does not report the size of its memory (CPU), the settings
-    are "products" with scanned layers, and "layer".
+    ``remat`` becomes the first of `choices` with which every program fits the memory of the machine,
+    or the last one if none fits. ``gradients`` becomes the setting with the lower time bound, among
+    the settings that fit. If the platform does not report the size of its memory (CPU), the
+    settings are "products" with scanned layers, and "layer".
 
     Args:
       experiment: experiment to run.

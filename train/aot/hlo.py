@@ -61,12 +61,12 @@ class Collective(NamedTuple):
 def collectives(
     text: str, devices: int, hosts: int = 1, beside: Mapping[str, float] = MappingProxyType({})
 ) -> list[Collective]:
-    """Return the collectives of a compiled program. Every branch of a conditional counts as taken.
+    """Return the collectives of a compiled program, assuming that every conditional branch runs.
 
     Args:
       text: XLA's text of the program.
       devices: number of devices.
-      hosts: number of hosts with equally many devices.
+      hosts: number of hosts, which all have the same number of devices.
       beside: FLOPs of the matrix products during an exchange, by the name of the instruction that
         starts it (`train.aot.roofline.beside`).
     """
@@ -182,8 +182,8 @@ def _trips(line: str, lines: dict[str, list[str]]) -> int:
 def _fused_trips(line: str, lines: dict[str, list[str]], root: "_Operation") -> int:
     """The trip count of a loop whose condition is a fusion of its counter and a constant.
 
-    Pipelined loops on GPUs have this form. The counter grows by one. It starts at 0 if its first
-    value is not found. A loop of unknown length counts once.
+    Pipelined loops on GPUs have this form. The counter grows by one in each iteration. If its first
+    value is not found, it is assumed to be 0. A loop of unknown length counts once.
     """
     called = re.search(r"calls=%?([\w.\-]+)", root.text) if root.kind == "fusion" else None
     ends = (

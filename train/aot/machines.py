@@ -99,7 +99,7 @@ class Machine:
     name: str
     chip: Chip
     devices: tuple[Any, ...]
-    # Number of hosts, which have equally many devices. A TPU slice counts as one host.
+    # Number of hosts. All hosts have the same number of devices. A TPU slice counts as one host.
     hosts: int = 1
     # Bytes of a device that XLA may use, if they are fewer than the device has.
     limit: float | None = None

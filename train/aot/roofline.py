@@ -3,10 +3,11 @@
 The bound is the sum over its kernels of ``max(FLOPs / peak, bytes / bandwidth)``.
 
 A kernel is an instruction that the device runs separately: a fusion, a matrix product, a copy, or a
-library call. Within a kernel, compute and memory traffic overlap perfectly, and intermediate
-results are free. Between kernels, all data go through memory, as XLA's text states. The body of a
-loop counts once per iteration, and every branch of a conditional counts as taken. Real kernels do
-not reach either figure, so no step of this program is faster than the bound.
+library call. The bound assumes that compute and memory traffic within a kernel overlap perfectly,
+and that intermediate results within a kernel cost nothing. Between kernels, all data go through
+memory, as XLA's text states. The body of a loop counts once per iteration, and every branch of a
+conditional counts as taken. Real kernels reach neither the peak nor the bandwidth, so no step of
+this program is faster than the bound.
 """
 
 import math
@@ -26,8 +27,8 @@ _PATH = re.compile(r'op_name="([^"]*)"')
 _CONTRACTED = re.compile(r'lhs_contracting_dim(?:ension)?s"?[=:]\s*[\[{]([\d", ]*)[\]}]')
 _ATTENTION = re.compile(r'"intermediate_tensor_shape":.*?"dimensions":\s*\[([^\]]*)\]')
 
-# Instructions that do not move data, and instructions whose work is in the computations that they
-# call.
+# Instructions that are not counted: they do not move data, or their work is in the computations
+# that they call.
 _FREE = frozenset(
     {
         "parameter",

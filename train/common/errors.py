@@ -28,7 +28,10 @@ class UserError(Exception):
 
 
 class Diverged(UserError):
-    """A value of a run is NaN or infinite, perhaps by wrong input. Other runs may still succeed."""
+    """A value of a run is NaN or infinite, for example because the learning rate is too high.
+
+    Other runs may still succeed.
+    """
 
 
 class Preempted(Exception):
@@ -46,8 +49,8 @@ def exits_cleanly(main: Callable[[], None]) -> None:
     """Run the main function of a command; print expected errors in one line, with an exit status.
 
     If several processes share a run, the first process prints the errors that end all of them. A
-    process that fails alone prints its error and exits immediately. The other processes wait for
-    it, and this wait ends them (`train.engine.hosts`).
+    process that fails alone prints its error and exits immediately. The other processes notice
+    this, and exit as well (`train.engine.hosts`).
     """
     # Orbax logs tracebacks of errors that it also raises.
     logging.getLogger("absl").setLevel(logging.CRITICAL)
@@ -68,8 +71,9 @@ def exits_cleanly(main: Callable[[], None]) -> None:
         )
     except Exception as error:
         if jax.distributed.is_initialized():
-            # If the error is only a result of the end of another process, this process is ended
-            # during the sleep, and prints one line.
+            # The error may only be a result of the end of another process. In this case, the thread
+            # that watches the other processes prints one line and ends this process during the
+            # sleep.
             time.sleep(2)
         if "Gloo" in str(error):
             _leave(_say(f"{_APART} ({str(error).splitlines()[0][:200]})", os.EX_TEMPFAIL))

@@ -23,10 +23,8 @@ T = TypeVar("T")
 def appears_whole(path: Path) -> Iterator[Path]:
     """Yield a temporary path, which replaces ``path`` if the block succeeds.
 
-    It replaces ``path`` only when its content is on disk.
-
-    After a crash or a power failure, ``path`` has either its old content or the complete new
-    content.
+    It replaces ``path`` only after its content is on disk. After a crash or a power failure,
+    ``path`` therefore has either its old content or the complete new content.
     """
     part = path.with_name(f"{path.name}.part")
     yield part

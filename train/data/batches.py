@@ -74,8 +74,8 @@ class Windows:
 def identity(data: Data | Images | Labelled, model: Config) -> dict[str, Any]:
     """Describe the data by content: a name, and hashes of ``train``, ``valid`` and the tokenizer.
 
-    The hashes are computed from the data that the model is trained on. The standard library as a
-    corpus also has the version of Python. Equal data may have different names.
+    The hashes are computed from the data that the model is trained on. If the corpus is the standard
+    library, the identity also contains the version of Python. Equal data may have different names.
 
     Raises:
       UserError: the data cannot be read.
@@ -175,9 +175,9 @@ class Stream(grain.DatasetIterator):
     """Batches of ``samples``, an endless `grain.MapDataset`.
 
     A thread and ``workers`` processes read ahead. Of each batch, only ``rows`` are read. The state
-    is the number of samples that were taken, in full batches; it does not depend on how far a
-    reader is ahead. `close` ends the processes, and the next batch would start them again. They
-    also end when this process ends, even if it is killed.
+    is the number of samples that were taken, in full batches. Samples that were only read ahead are
+    not counted. `close` ends the processes, and the next batch would start them again. They also
+    end when this process ends, even if it is killed.
     """
 
     def __init__(self, samples: grain.MapDataset, batch: int, rows: np.ndarray, workers: int = 0):
@@ -189,7 +189,7 @@ class Stream(grain.DatasetIterator):
     def __next__(self) -> Batch:
         if self._ahead is None:
             self._ahead = self._begin()
-            # Close also when Python exits: it aborts if grain's thread is still running.
+            # Also close when Python exits, because Python aborts if grain's thread is still running.
             self._end = weakref.finalize(self, self._ahead.close)
         result = next(self._ahead)
         self._taken += self._batch

@@ -13,9 +13,9 @@ PROGRESS = "progress.json"
 
 
 def made(folder: Path, make: Callable[[Path], None]) -> Path:
-    """Return ``folder``; if it does not exist, let ``make`` fill a working folder and rename that.
+    """Return ``folder``. If it does not exist, ``make`` fills a working folder, which is renamed.
 
-    Processes that want the same folder wait for the first one. If ``make`` was killed, the next
+    Processes that need the same folder wait for the first one. If ``make`` was killed, the next
     call finds its files. If ``make`` failed, its files are deleted, unless they include `PROGRESS`.
     """
     work = folder.with_name(f".unfinished-{folder.name}")

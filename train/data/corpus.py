@@ -1,6 +1,6 @@
-"""Corpora: ordered documents, read one after another.
+"""Corpora: ordered documents that are read one after another.
 
-Neither the documents nor the file names have to fit into memory.
+Neither all documents nor all file names have to fit into memory.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Corpus:
-    key: Any  # JSON; changes if the text may have changed
+    key: Any  # JSON value that differs if the text may have changed
     train: Iterator[Document]
     valid: Iterator[Document] | None  # None: hold out a part of ``train``
     counts: Counts = field(default_factory=Counts)
@@ -71,8 +71,8 @@ def stdlib() -> Corpus:
 def text(path: str, valid_path: str | None, field: str) -> Corpus:
     """A corpus of text files, given as a file or as a folder of files (`train.data.formats`).
 
-    Of a `DatasetDict` of Hugging Face `datasets`, "train" is the training text. Without
-    ``valid_path``, its "validation" or "test" is the validation text.
+    In a `DatasetDict` of Hugging Face `datasets`, the split "train" is the training text. Without
+    ``valid_path``, its split "validation" or "test" is the validation text.
 
     Args:
       path: the file or the folder.

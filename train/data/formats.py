@@ -23,7 +23,7 @@ from train.common.errors import UserError
 
 # Characters of a piece: long documents are tokenised and held out in pieces of this size.
 PIECE = 1 << 16
-# Pieces, which are not empty. All except the last have PIECE characters.
+# The pieces of a document. No piece is empty, and all except the last have PIECE characters.
 Document: TypeAlias = Iterable[str]
 Reader: TypeAlias = Callable[[Path, str], Iterator[Document]]  # a file and a field -> documents
 
@@ -99,7 +99,7 @@ def whole_bytes(path: Path) -> bytes:
 def whole(path: Path) -> str:
     """The text of a file that must be UTF-8.
 
-    In another encoding, a label or an answer would silently become a different one.
+    If a file in another encoding were read, labels and answers would change silently.
 
     Raises:
       UserError: the file cannot be read, or has another encoding; the message names the file and
@@ -195,7 +195,7 @@ def _object(line: bytes, where: str, wanted: str = "") -> dict[str, Any]:
     try:
         record = json.loads(line.decode("utf-8", "replace"))
     except (ValueError, RecursionError) as error:
-        # The full text of the error would call every line the first one.
+        # The full text of the error counts lines within this line, so it would always name line 1.
         what = getattr(error, "msg", error)
         raise UserError(f"{where} is not JSON ({what}); correct or delete the line") from error
     if not isinstance(record, dict):

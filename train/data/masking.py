@@ -88,9 +88,9 @@ class MaskedWindows:
     left unchanged otherwise, independently (Devlin et al., 2019, section 3.1). The number is the
     same for all windows, so that the mean over a batch does not depend on how the batch is divided.
 
-    Whole words are chosen in random order as long as they fit, and the rest is filled with single
-    pieces. Special tokens are not masked. If a window has too few other tokens, special tokens are
-    predicted without being changed.
+    With ``whole_word``, complete words are chosen in random order as long as they fit, and the
+    remaining number is filled with single pieces. Special tokens are not masked. If a window has
+    too few other tokens, special tokens are predicted without being changed.
     """
 
     workers = 0

@@ -33,8 +33,8 @@ def described(data: Images, size: int, channels: int) -> dict[str, Any]:
     """The content of the file for a model that was validated on images of ``size`` pixels per side.
 
     `transformers` converts each image to colour, so a gray image has three equal channels. Square
-    images are processed as in validation. Of other images, `transformers` rounds the longer side to
-    an integer number of pixels before it crops.
+    images are processed as in validation. For other images, `transformers` rounds the longer side
+    to an integer number of pixels before it crops the image.
     """
     own = Normal(data.mean, data.std) if data.mean else usual(channels)
     mean, std = (list(part) * (3 // len(part)) for part in own)

@@ -101,7 +101,7 @@ def sequence(corpus: Corpus, every: int) -> Iterator[tuple[str, bool, bool]]:
 
 
 def _marked(documents: Iterable[Document], counts: Counts) -> Iterator[tuple[str, bool]]:
-    """Count pieces, and yield each with whether it ends its document."""
+    """Count the pieces, and yield each piece and whether it ends its document."""
     for document in documents:
         before = None
         for piece in _cleaned(document):

@@ -1,8 +1,8 @@
 """The likelihood of given tokens under a model.
 
-A causal model predicts each token from the tokens before it, a masked model from all other tokens.
-Requests are padded to a few lengths and grouped into batches of about equally many positions, so
-that a few compiled programs serve all requests.
+A causal model predicts each token from the tokens before it. A masked model predicts each token from
+all other tokens. Requests are padded to one of a few lengths, and grouped into batches with about
+the same number of positions, so that a few compiled programs serve all requests.
 """
 
 from collections.abc import Iterable, Sequence
@@ -60,8 +60,8 @@ class Scorer:
         """A request for the tokens of ``continuation`` after ``context``.
 
         If both together are longer than the model's context, the beginning is cut off. For a masked
-        model, they are enclosed by the tokens that begin and end its texts. A causal model does not
-        score the first token.
+        model, the tokens that begin and end its texts are added. A causal model does not score the
+        first token of the request.
         """
         before, end = self._around() if self.masked else ([], [])
         both = [*context, *continuation]

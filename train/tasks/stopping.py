@@ -14,8 +14,8 @@ class Stopping:
     Args:
       tokenizer: a `tokenizers.Tokenizer`.
       strings: the stop strings.
-      prompts: the tokens of each prompt, if the decoder depends on the text before; None: the
-        decoder sees new tokens only.
+      prompts: the tokens of each prompt, if the decoded text depends on the tokens before it; None:
+        only new tokens are decoded.
     """
 
     def __init__(

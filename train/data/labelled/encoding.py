@@ -1,4 +1,4 @@
-"""The input of a model for one text or two: their tokens, and tokens that mark start and end."""
+"""The input of a model for one or two texts: their tokens, and tokens that mark start and end."""
 
 import hashlib
 from collections.abc import Sequence
@@ -36,8 +36,8 @@ class Frame(NamedTuple):
         return length - len(self.begin) - len(self.end) - (len(self.between) if texts == 2 else 0)
 
 
-# These bytes do not occur in UTF-8 text. The first ended documents in pre-training
-# (`train.data.masking.BYTES`; the mask is a different byte), and ends texts here.
+# These bytes do not occur in UTF-8 text. The first one ends texts here, because it also ended
+# documents in pre-training (`train.data.masking.BYTES`). The mask is a different byte.
 _BYTE_END, _BYTE_BEGIN, _BYTE_PAD = sorted(BYTES.special - {BYTES.mask_id})[:3]
 
 
@@ -170,10 +170,11 @@ def _byte_spans(text: str) -> np.ndarray:
 
 
 def truncated(first: np.ndarray, second: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
-    """The number of tokens to keep of each pair of texts, int [N] each.
+    """The number of tokens to keep of each text of each pair, int [N] for first and second texts.
 
-    The longer text is shortened to the length of the shorter one, then both. If ``room`` is odd,
-    the longer text keeps one more token, or the second text if both are equal.
+    First, the longer text is shortened to at most the length of the shorter text; if this is not
+    enough, both are shortened. If ``room`` is odd, the longer text keeps one more token, or the
+    second text if both have the same length.
 
     Args:
       first: tokens of each first text, int [N].

@@ -233,13 +233,13 @@ def _tokens_of(q: Question, spans: np.ndarray) -> tuple[int, int] | None:
 
 
 class Answers(NamedTuple):
-    """The best answer to each question, and the margin by which no answer is better."""
+    """The best answer to each question, and the score of giving no answer relative to it."""
 
     texts: list[str]  # spans of the contexts; "": no span fits into a window
     silence: np.ndarray  # float64 [N]: the score of no answer minus the score of the answer
 
     def at(self, threshold: float | None) -> list[str]:
-        """The answers, or "" where the margin of no answer exceeds ``threshold`` (None: never)."""
+        """The answers, with "" for questions whose ``silence`` exceeds ``threshold`` (None: never)."""
         if threshold is None:
             return self.texts
         return [
@@ -251,7 +251,7 @@ class Answers(NamedTuple):
 def answers(
     windows: Windows, questions: list[Question], logits: np.ndarray, null: float | None
 ) -> list[str]:
-    """`best_answers`, or "" where the margin of no answer exceeds ``null``."""
+    """`best_answers`, with "" for questions for which no answer scores higher by more than ``null``."""
     return best_answers(windows, questions, logits).at(null)
 
 
@@ -263,7 +263,7 @@ def best_answers(windows: Windows, questions: list[Question], logits: np.ndarray
     the window with the smallest sum.
 
     Deviation(BERT): all spans are compared, not only spans between the 20 best starts and the 20
-    best ends. If one of those is the best span of all, the result is the same.
+    best ends. If the best of all spans is one of these spans, the result is the same.
 
     Args:
       windows: the windows of the questions.
