@@ -592,11 +592,11 @@ def test_a_query_head_that_would_have_no_place_is_named():
         # The merged keys and the other key have two new heads each, but these are not adjacent.
         (
             ((0, 2), (4,), (1, 3), (5,)),
-            "into [(0, 1), (2,)], and the new query heads read number [0, 1, 0, 1] of these",
+            "into [(0, 1), (2,)]. In order, the new query heads read the merged heads [0, 1, 0, 1], but",
         ),
         (
             ((0, 2), (1, 3), (4, 5)),
-            "into [(0, 1), (2,)], and the new query heads read number [0, 0, 1] of these",
+            "into [(0, 1), (2,)]. In order, the new query heads read the merged heads [0, 0, 1], but",
         ),
     ],
 )
