@@ -9,9 +9,9 @@ folder with its tokenizer.
 The work directory (``--workdir``, default: runs/finetune) contains one folder for each learning
 rate and seed. Each of these runs works like a run of `train.pretrain`: the same command continues
 it after a stop, and its cost includes the cost of the run that it starts from. The command writes
-the scores of every run on the development data to ``CONFIG-MODEL.md`` and ``.json`` there, with the
-learning rate that has the best mean over the seeds. (As in papers, the learning rate is chosen on
-the data that also evaluate it, so the best score is slightly too good.)
+the scores of every run on the development data to ``CONFIG-MODEL.md`` and ``.json`` there. If there
+are several learning rates, the one with the best mean over the seeds is marked. (As in papers, the
+learning rate is chosen on the data that also evaluate it, so the best score is slightly too good.)
 """
 
 from collections.abc import Mapping, Sequence
@@ -140,9 +140,9 @@ def main() -> None:
     summary = {
         "task": tuning.name,
         "model": str(arguments.model),
-        "best": best(found),
         "seeds": tuning.seeds,
     }
+    summary |= {"best": best(found)} if len(found) > 1 else {}
     summary |= {"rates": {f"{rate:g}": runs for rate, runs in found.items()}}
     write_json(arguments.workdir / f"{name}.json", summary)
     write_text(arguments.workdir / f"{name}.md", text)

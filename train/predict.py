@@ -2,8 +2,9 @@
 
 RUN is the folder of a finished fine-tuning (`train.finetune`) on a task of classes or numbers. FILE
 is a table with the same text columns as the training data of the run: .tsv, .csv, .jsonl, .parquet,
-or a folder of Hugging Face `datasets`. It needs no labels. If it has the label column, the command
-also prints the metrics of the rows that have a label.
+or a folder of Hugging Face `datasets`. For a task of GLUE, it may also have the columns of the
+published files, or those of tensorflow-datasets. It needs no labels. If it has the label column,
+the command also prints the metrics of the rows that have a label.
 
 The output has a line for each row, in the same order: the predicted label (or number) and the
 probability of each class. It is written as TSV to ``--out`` (default: to the terminal).
@@ -42,40 +43,66 @@ def predict(run: Path, file: Path) -> tuple[str, dict[str, float]]:
       UserError: the run is not a finished fine-tuning on classes or numbers, or the table lacks a
         column.
     """
-    data, columns = _data(run)
+    data = _data(run)
     try:
         source = open_checkpoint(run)
     except CheckpointError as error:
         raise UserError(str(error)) from error
-    rows = list(table.rows(file))
-    if not rows:
-        raise UserError(f"{file} has no rows, so there is nothing to predict")
+    texts, given = read(file, data)
     config, labels = source.config, learned(run).labels
-    texts = glue.Rows(table.texts(rows, columns.texts), np.zeros(len(rows), np.int32))  # type: ignore[arg-type]
-    examples = examples_of(texts, data, config, Encoder(data.tokenizer, config))  # type: ignore[arg-type]
+    unlabelled = glue.Rows(texts, np.zeros(len(given), np.int32))
+    examples = examples_of(unlabelled, data, config, Encoder(data.tokenizer, config))  # type: ignore[arg-type]
     mesh = Mesh().over(jax.devices())
     found = outputs(config, source.shard(mesh), examples, mesh)
-    return _tsv(found, labels), _metrics(found, _given(rows, data, columns), labels)
+    return _tsv(found, labels), _metrics(found, given, labels)
 
 
-def _data(run: Path) -> tuple[Labelled, glue.Columns]:
-    """Return the data of the run, and the columns of its texts and labels."""
+def _data(run: Path) -> Labelled:
+    """Return the data of the run."""
     workdir = Workdir(run)
     about = workdir.config["data"].get("Labelled") if workdir.finished else None
     if about is None or about["task"].startswith("squad"):
         raise UserError(
             f"{run} is not the folder of a finished fine-tuning of a text model on classes or numbers"
         )
-    data = labelled_of(
+    return labelled_of(
         about
         | {"tokenizer": "bytes" if about["tokenizer"] == "bytes" else str(run / "tokenizer.json")}
     )
+
+
+def read(file: Path, data: Labelled) -> tuple[tuple[list[str], ...], list[str | None]]:
+    """Return the texts of a table, and the name of the label of each row, None without a label.
+
+    Args:
+      file: the table.
+      data: the training data, which determine the columns.
+
+    Raises:
+      UserError: the table is damaged, has no rows, or lacks a column.
+    """
+    own = glue.TASKS.get(data.task)
+    if own is not None and glue.is_unnamed(own, file):
+        texts, numbers = glue.rows_of(own, file)
+        return texts, [own.labels[number] for number in numbers]
+    rows = list(table.rows(file))
+    if not rows:
+        raise UserError(f"{file} has no rows, so there is nothing to predict")
+    columns = _columns(rows[0], data)
+    advice = "give the column the name that it has in the training data"
+    texts = table.texts(rows, columns.texts, advice)  # type: ignore[arg-type]
+    return texts, _given(rows, data, columns)
+
+
+def _columns(row: table.Row, data: Labelled) -> glue.Columns:
+    """Return the columns of a table: for a task of GLUE, the published ones that it has."""
     own = glue.TASKS.get(data.task)
     if own is None:
-        return data, glue.Columns(data.text, data.label)
-    names = own.features or own.columns.texts
-    return data, glue.Columns(
-        names, own.columns.label if isinstance(own.columns.label, str) else "label"
+        return glue.Columns(data.text, data.label)
+    of_features = glue.Columns(own.features or own.columns.texts, "label")
+    published = of_features if glue.is_numbered(own) else own.columns
+    return next(
+        (known for known in (published, of_features) if {*known.texts} <= {*row.fields}), published
     )
 
 

@@ -179,6 +179,31 @@ def test_numpy_computes_the_same(adapter):
     assert tiny.distance(forward(config, params), expected) < 1e-10
 
 
+def test_gradients_of_a_fusion_are_those_of_the_formula():
+    """The reference is the backward pass, by hand, of ``sum_n s_n z_n V``."""
+    rng = np.random.default_rng(0)
+    y, z, given = (rng.normal(size=shape) for shape in ((6, 8), (3, 6, 8), (6, 8)))
+    query, key, value = rng.normal(size=(3, 8, 8))
+    q, k = y @ query, z @ key
+    weights = np.exp((q * k).sum(-1))
+    weights /= weights.sum(0)
+    by_weight = ((z @ value) * given).sum(-1)
+    by_score = (weights * (by_weight - (weights * by_weight).sum(0)))[..., None]
+    expected = {
+        "query": y.T @ (by_score * k).sum(0),
+        "key": np.einsum("nti,ntj->ij", z, by_score * q),
+        "value": np.einsum("nti,ntj->ij", z, weights[..., None] * given),
+    }
+
+    def product(params):
+        return (Fusion("float64").apply({"params": params}, y[None], z[:, None])[0] * given).sum()
+
+    params = {"query": query, "key": key, "value": value}
+    found = jax.grad(product)({name: {"kernel": kernel} for name, kernel in params.items()})
+    for name, kernel in expected.items():
+        np.testing.assert_allclose(found[name]["kernel"], kernel, rtol=0, atol=1e-10)
+
+
 def test_what_is_fused_of_twins_is_each_of_them():
     config, params = model("gpt2", replace(HOULSBY, activation="relu"))
     alone, own = adapters.detach(params)

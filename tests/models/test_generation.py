@@ -3,7 +3,6 @@
 The tolerance is 1e-10, for float64 through three layers.
 """
 
-from dataclasses import replace
 from functools import cache, partial
 
 import jax
@@ -14,7 +13,7 @@ import tiny
 from jax.sharding import AxisType
 from scipy import stats
 
-from jaxgrow import generate, sharding
+from jaxgrow import checkpoints, generate, sharding
 from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig, ViTConfig, generation
 from jaxgrow.models.cache import Past
 from jaxgrow.models.generation import WATCHED, Sampling, drawn, least_logits, penalized
@@ -38,7 +37,8 @@ MODELS = {
         kinds="sf",
         window=5,
     ),
-    "opt": GPT2Config(**LLAMA, activation="relu", first_position=2),
+    # Two of the positions are reserved.
+    "opt": GPT2Config(**LLAMA | {"context": 42}, activation="relu", first_position=2),
     "qwen2": LlamaConfig(**LLAMA, kv_heads=1, qkv_bias=True, tied=True),
 }
 GPT, DRAWS = MODELS["gpt2, tied"], {"temperature": 0.9, "top_k": 9, "top_p": 0.95}
@@ -175,13 +175,13 @@ LONGROPE = dict(
 )
 FAMILIES = {
     "gpt2": GPT,
-    "llama 3": LlamaConfig(**SIZES, rope_factor=4.0, rope_context=16, rope_theta=100.0),
-    "qwen 2": LlamaConfig(**SIZES, qkv_bias=True, tied=True),
-    "qwen 3": LlamaConfig(**SIZES, query_norm="head"),
+    "llama": LlamaConfig(**SIZES, rope_factor=4.0, rope_context=16, rope_theta=100.0),
+    "qwen2": LlamaConfig(**SIZES, qkv_bias=True, tied=True),
+    "qwen3": LlamaConfig(**SIZES, query_norm="head"),
     "mistral": LlamaConfig(**SIZES, kinds="s", window=6),
     "mixtral": LlamaConfig(**SIZES, experts=4, active=2),
-    "gemma 2": LlamaConfig(**SIZES, **GEMMA, kinds="sf", window=5, score_cap=2.0, logit_cap=3.0),
-    "gemma 3": LlamaConfig(
+    "gemma2": LlamaConfig(**SIZES, **GEMMA, kinds="sf", window=5, score_cap=2.0, logit_cap=3.0),
+    "gemma3_text": LlamaConfig(
         **SIZES,
         **GEMMA,
         kinds="ssf",
@@ -191,29 +191,32 @@ FAMILIES = {
         rope_factor=8.0,
     ),
     "gemma": LlamaConfig(**SIZES, tied=True, activation="gelu_tanh", embed_scale=2.5),
-    "qwen 3 moe": LlamaConfig(**SIZES, experts=4, active=2, query_norm="head", gates_normed=False),
-    "olmo 3": LlamaConfig(**SIZES, norms="after", query_norm="all", kinds="sssf", window=5),
-    "olmo 2": LlamaConfig(**SIZES, norms="after", query_norm="all"),
-    "phi 3": LlamaConfig(**SIZES, **LONGROPE),
-    "smollm 3": LlamaConfig(**SIZES, kinds="fffn"),
-    "pythia": LlamaConfig(
+    "qwen3_moe": LlamaConfig(**SIZES, experts=4, active=2, query_norm="head", gates_normed=False),
+    "olmo3": LlamaConfig(**SIZES, norms="after", query_norm="all", kinds="sssf", window=5),
+    "olmo2": LlamaConfig(**SIZES, norms="after", query_norm="all"),
+    "phi3": LlamaConfig(**SIZES, **LONGROPE),
+    "smollm3": LlamaConfig(**SIZES, kinds="fffn"),
+    "gpt_neox": LlamaConfig(
         **SIZES, layer_norm=True, parallel=True, gated=False, bias=True, qkv_bias=True, rotary=0.5
     ),
-    "yarn": LlamaConfig(**SIZES, rope_by="yarn", rope_factor=4.0, rope_context=16, rope_scale=1.1),
-    "dynamic": LlamaConfig(**SIZES, rope_by="dynamic", rope_factor=4.0),
-    "opt": replace(MODELS["opt"], context=42),  # two positions are reserved
+    "opt": MODELS["opt"],
     "olmo": LlamaConfig(**SIZES, layer_norm=True, norm_scale=False),
     "granite": LlamaConfig(
         **SIZES, embed_scale=3.0, score_dim=9.0, residual_scale=0.4, logit_divisor=2.0
     ),
-    "qwen 2 moe": LlamaConfig(**SIZES, experts=4, active=2, shared=8, qkv_bias=True),
-    "gpt-oss": MODELS["gpt-oss"],
+    "qwen2_moe": LlamaConfig(**SIZES, experts=4, active=2, shared=8, qkv_bias=True),
+    "gpt_oss": MODELS["gpt-oss"],
 }
-QUICK = ("phi 3", "gemma 2")
+POSITIONS = {
+    "yarn": LlamaConfig(**SIZES, rope_by="yarn", rope_factor=4.0, rope_context=16, rope_scale=1.1),
+    "dynamic": LlamaConfig(**SIZES, rope_by="dynamic", rope_factor=4.0),
+}
+QUICK = ("phi3", "gemma2")
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in FAMILIES]
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in FAMILIES | POSITIONS],
 )
 @pytest.mark.parametrize("settings", [{}, DRAWS], ids=["likeliest", "drawn"])
 def test_a_text_is_independent_of_padding_batch_and_maximum(name, settings):
@@ -221,7 +224,7 @@ def test_a_text_is_independent_of_padding_batch_and_maximum(name, settings):
 
     The second text crosses this length, and the last prompt starts after it.
     """
-    config = FAMILIES[name]
+    config = (FAMILIES | POSITIONS)[name]
     weights, prompts = params(config), [[1, 2, 3], [5, 4, 3, 2, 1, 0, 9, 8, 7, 6], [*range(11)] * 2]
     together = lists(generate(config, weights, prompts, max_new=18, seed=3, **settings))
     assert [len(tokens) for tokens in together] == [18, 18, 18]
@@ -241,9 +244,17 @@ def test_a_text_is_independent_of_padding_batch_and_maximum(name, settings):
     assert alone == together[0][:6]
 
 
+def test_the_independence_of_texts_is_tested_for_every_family_of_decoders():
+    endings = ("ForCausalLM", "LMHeadModel")
+    decoders = {
+        of.model_type for name, of in checkpoints.FAMILIES.items() if name.endswith(endings)
+    }
+    assert decoders == {*FAMILIES}
+
+
 def test_longrope_reads_a_text_by_its_own_length():
     """Each token follows from one pass over exactly the tokens before it, without padding."""
-    config = FAMILIES["phi 3"]
+    config = FAMILIES["phi3"]
     forward = tiny.forward(config)
     # The prompts have 10 and 15 tokens; the original context has 14.
     for prompt in (
@@ -264,7 +275,7 @@ def test_longrope_reads_a_text_by_its_own_length():
 
 
 def test_longrope_text_ending_in_original_context_stays_ended():
-    config = FAMILIES["phi 3"]
+    config = FAMILIES["phi3"]
     [plain] = lists(generate(config, params(config), [[5, 4, 3, 2, 1]], max_new=20))
     end = plain[3]
     [found] = lists(generate(config, params(config), [[5, 4, 3, 2, 1]], max_new=20, end=end))
@@ -327,7 +338,7 @@ def test_a_watched_text_is_the_same_and_is_seen_as_it_grows(settings):
         assert seen[row] == [tokens[:n] for n in (WATCHED, 2 * WATCHED, 21)]
 
 
-@pytest.mark.parametrize("name", ["gpt2", "phi 3"])
+@pytest.mark.parametrize("name", ["gpt2", "phi3"])
 def test_a_stopped_text_gets_no_more_tokens_and_others_continue(name):
     """Stop a text whose continuation would exceed the original context of the longrope model."""
     config = FAMILIES[name]

@@ -247,6 +247,41 @@ def test_unlabelled_rows_are_predicted_by_the_command(tmp_path, monkeypatch, cap
         predict.predict(tmp_path / "gpt2", tmp_path / "new.jsonl")
 
 
+PUBLISHED = {
+    # task: the columns of the published file, and those of tensorflow-datasets
+    "mnli": (("sentence1", "sentence2"), ("premise", "hypothesis")),
+    "mrpc": (("#1 String", "#2 String"), ("sentence1", "sentence2")),
+    "qqp": (("question1", "question2"),),
+    "sst2": (("sentence",),),
+    "cola": (("sentence",),),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_rows_of_published_files_are_predicted(tmp_path, name):
+    for columns in PUBLISHED[name]:
+        rows = [{"index": i} | dict.fromkeys(columns, "a b") for i in range(2)]
+        (tmp_path / "test.tsv").write_text(tsv(rows))
+        texts, given = predict.read(tmp_path / "test.tsv", Labelled(name, "none"))
+        assert (texts, given) == ((["a b"] * 2,) * len(columns), [None, None])
+    (tmp_path / "other.tsv").write_text("text\tlabel\na\t1\n")
+    with pytest.raises(UserError, match=r"has no column .*; give the column the name that it has"):
+        predict.read(tmp_path / "other.tsv", Labelled(name, "none"))
+
+
+def test_rows_of_cola_have_no_names(tmp_path):
+    (tmp_path / "in_domain_dev.tsv").write_text("gj04\t1\t\tThe cat sat.\ngj04\t0\t*\tSat the.\n")
+    texts, given = predict.read(tmp_path / "in_domain_dev.tsv", Labelled("cola", "none"))
+    assert texts == (["The cat sat.", "Sat the."],)
+    assert given == ["acceptable", "unacceptable"]
+
+
+def test_signs_and_foreign_digits_are_names_of_labels(tmp_path):
+    rows = [{"title": "a b", "kind": kind} for kind in ("--1", "²", "-1") * 4]
+    (tmp_path / "a.tsv").write_text(tsv(rows))
+    assert task(data(tmp_path / "a.tsv"), BERT).labels == ("--1", "-1", "²")
+
+
 # --- encodings ---
 
 

@@ -141,7 +141,7 @@ def from_files(task: Glue, path: Path) -> dict[str, Rows]:
         line and the value.
     """
     return {
-        split: _rows(task, file) for split, file in located(task.files, path, task.title).items()
+        split: rows_of(task, file) for split, file in located(task.files, path, task.title).items()
     }
 
 
@@ -179,7 +179,30 @@ def _either(file: Path) -> Path | None:
     return next((f for f in files if f.is_file()), None)
 
 
-def _rows(task: Glue, file: Path) -> Rows:
+def is_numbered(task: Glue) -> bool:
+    """Whether the published files of a task have no line of column names."""
+    return isinstance(task.columns.label, int)
+
+
+def is_unnamed(task: Glue, file: Path) -> bool:
+    """Whether a file has the published layout of a task without column names.
+
+    Raises:
+      UserError: the file cannot be read, or has another encoding.
+    """
+    if not is_numbered(task) or not file.is_file() or ".tsv" not in file.suffixes[-2:]:
+        return False
+    first = formats.whole(file).partition("\n")[0].removesuffix("\r").split("\t")
+    least = max(int(place) for place in (*task.columns.texts, task.columns.label)) + 1
+    return len(first) >= least and not {*task.features} & {*first}
+
+
+def rows_of(task: Glue, file: Path) -> Rows:
+    """The rows of one published file.
+
+    Raises:
+      UserError: as for `from_files`.
+    """
     lines = formats.whole(file).split("\n")
     rows = [(n, line.removesuffix("\r").split("\t")) for n, line in enumerate(lines, 1)]
     (*texts, label), first = _places(rows[0][1], task.columns, file)

@@ -8,6 +8,7 @@ validation split, some of the rows are held out.
 import csv
 import io
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -176,35 +177,42 @@ def _class(value: Any, names: Sequence[str]) -> Any:
     return names[value] if isinstance(value, int) and 0 <= value < len(names) else None
 
 
-def texts(part: Sequence[Row], columns: Sequence[str]) -> tuple[list[str], ...]:
+def texts(
+    part: Sequence[Row], columns: Sequence[str], advice: str = "set data.text"
+) -> tuple[list[str], ...]:
     """The texts of all rows, for each column.
+
+    Args:
+      part: the rows.
+      columns: the names of the columns.
+      advice: the last part of the error message.
 
     Raises:
       UserError: a row does not have the column, or a cell is not text.
     """
-    return tuple([_text(row, column) for row in part] for column in columns)
+    return tuple([_text(row, column, advice) for row in part] for column in columns)
 
 
-def _text(row: Row, column: str) -> str:
-    value = _cell(row, column, "data.text")
+def _text(row: Row, column: str, advice: str) -> str:
+    value = _cell(row, column, advice)
     if not isinstance(value, str):
         raise UserError(
-            f"{row.where}: column {column!r} has {value!r:.40}, but should have text; set data.text"
+            f"{row.where}: column {column!r} has {value!r:.40}, but should have text; {advice}"
         )
     # JSON may contain half a character, such as a lone \ud83d, which is replaced.
     return value.encode("utf-8", "replace").decode()
 
 
-def _cell(row: Row, column: str, setting: str) -> Any:
+def _cell(row: Row, column: str, advice: str) -> Any:
     if column not in row.fields:
         names = ", ".join(map(repr, row.fields))[:200]
-        raise UserError(f"{row.where} has no column {column!r}, only {names}; set {setting}")
+        raise UserError(f"{row.where} has no column {column!r}, only {names}; {advice}")
     return row.fields[column]
 
 
 def label(row: Row, column: str) -> str | None:
     """The label of a row as text; None if it has no label."""
-    value = _cell(row, column, "data.label")
+    value = _cell(row, column, "set data.label")
     if isinstance(value, bool):
         return str(value).lower()
     return None if value is None or value == "" else str(value)
@@ -231,7 +239,7 @@ def _names(part: Sequence[Row], asked: Asked) -> tuple[str, ...]:
             f"column {asked.label!r} of {asked.path} has {len(found)} different labels in {len(part)} rows; set data.label, or "
             "data.number=true if the labels are numbers"
         )
-    digits = all(name.lstrip("-").isdigit() for name in found)
+    digits = all(re.fullmatch("-?[0-9]+", name) for name in found)
     return tuple(sorted(found, key=lambda name: (int(name), name) if digits else (0, name)))
 
 

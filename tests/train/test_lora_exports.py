@@ -1,0 +1,50 @@
+"""The LoRA of a fine-tuning is used with `transformers`: merged, and as an adapter of PEFT."""
+
+import numpy as np
+import pytest
+import runs
+from finetunings import FAMILIES, cola, tuning
+
+from jaxgrow import checkpoints
+from jaxgrow.checkpoints.hf import peft
+from jaxgrow.checkpoints.source import flat
+from jaxgrow.peft.lora import LoRA
+from train import finetune as command
+from train.data.text import tokenizer
+from train.engine.state.heads import split
+from train.export import export
+from train.plan import adapting
+
+torch, hf, published = map(pytest.importorskip, ("torch", "transformers", "peft"))
+pytestmark = [
+    pytest.mark.interop,
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
+]
+
+
+@pytest.mark.parametrize(
+    "family", ["bert", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt2", "llama"))]
+)
+def test_the_merged_export_and_the_adapter_of_peft_give_the_same_logits(tmp_path, family):
+    base, config = tmp_path / "base", FAMILIES[family]
+    checkpoints.save(base, config, runs.fresh(config))
+    tokenizer("bytes").save(str(base / "tokenizer.json"))
+    tune = tuning(cola(tmp_path / "cola"), lora=LoRA(rank=2, alpha=4.0))
+    command.finetune(tune, base, tmp_path / "runs")
+    run = tmp_path / "runs" / "cola-base-lr0.01-seed0"
+    export(run, tmp_path / "merged")
+
+    saved = adapting.load(run / "lora.npz")
+    head = {path: np.asarray(x) for path, x in flat(split(checkpoints.load(run)[1])[1]).items()}
+    adapter = peft.PeftAdapter(saved.config, saved.adapter, saved.params, saved=head)
+    peft.save(tmp_path / "adapter", adapter)
+
+    tokens = torch.tensor(np.random.default_rng(0).integers(1, 99, (3, 9)))
+    classifier = hf.AutoModelForSequenceClassification
+    with torch.no_grad():
+        merged = classifier.from_pretrained(tmp_path / "merged").eval()(tokens).logits
+        model = classifier.from_pretrained(base, num_labels=2, pad_token_id=0)
+        before = model.eval()(tokens).logits
+        model = published.PeftModel.from_pretrained(model, tmp_path / "adapter").eval()
+        np.testing.assert_allclose(model(tokens).logits, merged, rtol=0, atol=1e-5)
+    assert abs(before - merged).max() > 1e-2
