@@ -9,7 +9,6 @@ the stage after the growth no steps:
         --set name=stack_init
 """
 
-import argparse
 import math
 import sys
 from pathlib import Path
@@ -21,7 +20,7 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run from anywhere, installed or not
 
-from benchmarks.common import environment, save
+from benchmarks.common import environment, parser, save
 from jaxgrow.axes import LAYERS, cut, leaves, role
 from jaxgrow.layerdrop import sensitivity
 from train.data.batches import next_tokens
@@ -125,20 +124,12 @@ def drawn(found: dict[str, dict[str, Any]], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "models", nargs="+", metavar="NAME=MODEL", help="label and folder of each model"
-    )
-    parser.add_argument("--text", type=Path, required=True, metavar="FILE", help="validation text")
-    parser.add_argument(
-        "--plot", type=Path, metavar="FILE.png", help="where to draw the three panels"
-    )
-    parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="where to write the values of each layer"
-    )
-    arguments = parser.parse_args()
+    p = parser(__doc__)
+    models = "label and folder of each model"
+    p.add_argument("models", nargs="+", metavar="NAME=MODEL", help=models)
+    p.add_argument("--text", type=Path, required=True, metavar="FILE", help="validation text")
+    p.add_argument("--plot", type=Path, metavar="FILE.png", help="where to draw the three panels")
+    arguments = p.parse_args()
     found = {}
     for name, _, folder in (model.partition("=") for model in arguments.models):
         found[name] = anatomy(Path(folder), arguments.text)
@@ -148,8 +139,7 @@ def main() -> None:
         print(f"{name}: loss {found[name]['loss']:.4f}; means over layers: {means}")
     if arguments.plot:
         drawn(found, arguments.plot)
-    if arguments.json:
-        save(arguments.json, {"environment": environment("jax"), "models": found})
+    save(arguments.json, {"environment": environment("jax"), "models": found})
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Tools that the benchmarks share: alternated timing, medians with quartiles, and result files."""
 
+import argparse
 import datetime
 import json
 import multiprocessing
@@ -7,11 +8,87 @@ import os
 import platform
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from train.data.workers import end_with_parent
+
+
+def parser(description: str | None, rounds: int | None = None) -> argparse.ArgumentParser:
+    """A command line with ``--json``, and with ``--rounds`` if a default is given."""
+    found = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    if rounds is not None:
+        found.add_argument("--rounds", type=int, default=rounds, help="measurements of each side")
+    found.add_argument("--json", help="where to write the result")
+    return found
+
+
+def add_sizes(
+    parser: argparse.ArgumentParser, *, layers: int, embed: int, vocab: int, context: int
+) -> None:
+    """Add the sizes of a GPT-2 to a command line, with these defaults."""
+    width = "width, a multiple of the head size 64"
+    parser.add_argument("--layers", type=int, default=layers, help="number of layers")
+    parser.add_argument("--embed", type=int, default=embed, help=width)
+    parser.add_argument("--vocab", type=int, default=vocab, help="size of the vocabulary")
+    parser.add_argument("--context", type=int, default=context, help="tokens of each sequence")
+
+
+def sizes(a: argparse.Namespace) -> dict[str, Any]:
+    """The sizes of a GPT-2 of the command line (`add_sizes`), as arguments of `GPT2Config`."""
+    size = {"vocab": a.vocab, "context": a.context, "layers": a.layers, "embed": a.embed}
+    return size | {"heads": a.embed // 64, "head_dim": 64, "mlp": 4 * a.embed}
+
+
+def add_cores(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--cores",
+        type=int,
+        default=len(os.sched_getaffinity(0)),
+        help="number of cores; with 1, processor time is reliable",
+    )
+
+
+def workers(starts: Mapping[str, tuple[Callable, tuple]]) -> dict[str, ProcessPoolExecutor]:
+    """A process for each side, which first calls a function with arguments."""
+    context = multiprocessing.get_context("spawn")
+    return {name: ProcessPoolExecutor(1, context, *start) for name, start in starts.items()}
+
+
+def over_torch(reports: Mapping[str, Sequence[Any]], tokens: int) -> dict[str, dict[str, Any]]:
+    """Compare all sides with the side ``torch``.
+
+    Args:
+      reports: for each side and round, a tuple that begins with wall-clock seconds and processor
+        seconds.
+      tokens: number of tokens of a round.
+
+    Returns:
+      The throughput of each side, and its ratios to PyTorch.
+    """
+    wall = {name: [report[0] for report in rounds] for name, rounds in reports.items()}
+    cpu = {name: [report[1] for report in rounds] for name, rounds in reports.items()}
+    return {
+        name: {
+            "tokens_per_second": summary([tokens / s for s in wall[name]]),
+            "speed_over_torch": ratios(wall["torch"], wall[name]),
+            "speed_over_torch_in_processor_time": ratios(cpu["torch"], cpu[name]),
+        }
+        for name in reports
+    }
+
+
+def speeds(side: Mapping[str, Any], digits: int) -> tuple[str, str, str]:
+    """The cells of a table for a side of `over_torch`."""
+    return (
+        shown(side["tokens_per_second"], digits),
+        shown(side["speed_over_torch"]),
+        shown(side["speed_over_torch_in_processor_time"]),
+    )
 
 
 def alternate(sides: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[Any]]:

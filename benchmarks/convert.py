@@ -9,7 +9,6 @@ model of a few kB is also reported. With ``--mergekit``, mergekit's passthrough 
 layers is a third side.
 """
 
-import argparse
 import os
 import shutil
 import subprocess
@@ -23,7 +22,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run from anywhere, installed or not
 
-from benchmarks.common import alternate, environment, ratios, save, shown, summary
+from benchmarks.common import alternate, environment, parser, ratios, save, shown, summary
 from benchmarks.transform import config_of
 from jaxgrow import checkpoints
 from jaxgrow.checkpoints.source import Leaf, initial_layout
@@ -123,75 +122,83 @@ def merge(python: Path, source: Path, target: Path, layers: int) -> tuple[float,
     return time.perf_counter() - start, peak
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--params",
-        type=float,
-        default=8e8,
-        help="largest number of parameters of the source model, in float32",
-    )
-    parser.add_argument("--rounds", type=int, default=5, help="measurements of each side")
-    parser.add_argument(
-        "--folder",
-        type=Path,
-        help="where to write the models (default: the folder for temporary files)",
-    )
-    parser.add_argument(
-        "--mergekit", type=Path, metavar="PYTHON", help="Python of an environment with mergekit"
-    )
-    parser.add_argument("--json", help="where to write the result")
-    a = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=a.folder) as name:
-        folder = Path(name)
-        config = config_of(a.params)
-        layers = 2 * config.layers
-        checkpoints.write(Random(config), folder / "source", {}, [], to="hf")
-        tiny = GPT2Config(vocab=8, context=8, layers=2, embed=8, heads=2, head_dim=4, mlp=8)
-        checkpoints.write(Random(tiny), folder / "tiny", {}, [], to="hf")
-        own = stack(folder / "tiny", folder / "tiny-stacked", 4)[1]
+def measured(
+    folder: Path, params: float, rounds: int, mergekit: Path | None
+) -> tuple[dict[str, list[tuple[float, float]]], float, float]:
+    """Measure all sides.
 
-        stack(folder / "source", folder / "result", layers)
-        size = sum(f.stat().st_size for f in (folder / "result").iterdir())
-        sides: dict[str, Any] = {
-            "copy": lambda: copy(folder / "result", folder / "copied"),
-            "grow": lambda: stack(folder / "source", folder / "grown", layers),
-        }
-        if a.mergekit:
-            sides["mergekit"] = lambda: merge(
-                a.mergekit, folder / "source", folder / "merged", layers
-            )
-        alternate(sides, 1)
-        measured = alternate(sides, a.rounds)
+    Args:
+      folder: where to write the models.
+      params: largest number of parameters of the source model.
+      rounds: measurements of each side.
+      mergekit: Python of an environment with mergekit, if it is a side.
 
-    result: dict[str, Any] = environment("jax", "numpy", "safetensors")
-    result |= {
-        "result_gigabytes": size / 1e9,
-        "rounds": a.rounds,
-        "own_megabytes": own / 1e6,
-        "sides": {},
+    Returns:
+      Seconds and peak bytes of each side and round, the peak of stacking a tiny model, and the size
+      of the result in bytes.
+    """
+    config = config_of(params)
+    layers = 2 * config.layers
+    checkpoints.write(Random(config), folder / "source", {}, [], to="hf")
+    tiny = GPT2Config(vocab=8, context=8, layers=2, embed=8, heads=2, head_dim=4, mlp=8)
+    checkpoints.write(Random(tiny), folder / "tiny", {}, [], to="hf")
+    own = stack(folder / "tiny", folder / "tiny-stacked", 4)[1]
+
+    stack(folder / "source", folder / "result", layers)
+    size = sum(f.stat().st_size for f in (folder / "result").iterdir())
+    sides: dict[str, Any] = {
+        "copy": lambda: copy(folder / "result", folder / "copied"),
+        "grow": lambda: stack(folder / "source", folder / "grown", layers),
     }
-    print(
-        f"{result['machine']}, {result['cores']} cores; a result of {size / 1e9:.2f} GB, {a.rounds} rounds"
-    )
-    rows = []
-    seconds = {side: [time for time, _ in values] for side, values in measured.items()}
-    for side, values in measured.items():
+    if mergekit:
+        sides["mergekit"] = lambda: merge(mergekit, folder / "source", folder / "merged", layers)
+    alternate(sides, 1)
+    return alternate(sides, rounds), own, size
+
+
+def compared(
+    sides: dict[str, list[tuple[float, float]]], own: float, size: float
+) -> dict[str, dict[str, Any]]:
+    """Summarise each side. The arguments are what `measured` returns."""
+    found = {}
+    seconds = {side: [time for time, _ in values] for side, values in sides.items()}
+    for side, values in sides.items():
         row: dict[str, Any] = {
             "seconds": summary(seconds[side]),
             "over_copy": ratios(seconds[side], seconds["copy"]),
         }
-        cells = [side, shown(row["seconds"]), shown(row["over_copy"])]
         if side != "copy":
             peak = max(memory for _, memory in values)
             row |= {"peak_megabytes": peak / 1e6, "peak_over_result": peak / size}
-            cells += [f"{peak / 1e6:.0f}", f"{peak / size:.3f}"]
             if side == "grow":
                 row["peak_above_own_over_result"] = (peak - own) / size
-                cells += [f"{(peak - own) / size:.3f}"]
-        result["sides"][side] = row
+        found[side] = row
+    return found
+
+
+def main() -> None:
+    p = parser(__doc__, rounds=5)
+    most = "largest number of parameters of the source model, in float32"
+    where = "where to write the models (default: the folder for temporary files)"
+    python = "Python of an environment with mergekit"
+    p.add_argument("--params", type=float, default=8e8, help=most)
+    p.add_argument("--folder", type=Path, help=where)
+    p.add_argument("--mergekit", type=Path, metavar="PYTHON", help=python)
+    a = p.parse_args()
+    with tempfile.TemporaryDirectory(dir=a.folder) as name:
+        sides, own, size = measured(Path(name), a.params, a.rounds, a.mergekit)
+
+    result: dict[str, Any] = environment("jax", "numpy", "safetensors")
+    result |= {"result_gigabytes": size / 1e9, "rounds": a.rounds, "own_megabytes": own / 1e6}
+    result["sides"] = compared(sides, own, size)
+    print(
+        f"{result['machine']}, {result['cores']} cores; a result of {size / 1e9:.2f} GB, {a.rounds} rounds"
+    )
+    rows = []
+    for side, row in result["sides"].items():
+        cells = [side, shown(row["seconds"]), shown(row["over_copy"])]
+        peaks = {"peak_megabytes": 0, "peak_over_result": 3, "peak_above_own_over_result": 3}
+        cells += [f"{row[name]:.{digits}f}" for name, digits in peaks.items() if name in row]
         rows.append(cells)
     head = ("", "seconds", "time / copy", "peak MB", "peak / result", "peak above small / result")
     print(aligned(head, rows, right=range(1, 6)))

@@ -26,7 +26,18 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run from anywhere, installed or not
 
-from benchmarks.common import alternate, environment, ratios, save, shown, summary
+from benchmarks.common import (
+    add_cores,
+    add_sizes,
+    alternate,
+    environment,
+    over_torch,
+    parser,
+    save,
+    sizes,
+    speeds,
+)
+from benchmarks.common import workers as processes
 
 SAME = 4  # first tokens of each row that must agree; later ones may differ after a near tie
 
@@ -116,7 +127,7 @@ def compare(size: dict[str, int], a: argparse.Namespace) -> dict[str, Any]:
             "torch": (start_torch, (folder, a.cores)),
             "jax": (start_jax, (folder,)),
         }
-        workers = {name: ProcessPoolExecutor(1, context, *start) for name, start in starts.items()}
+        workers = processes(starts)
         for worker in workers.values():
             worker.submit(len, "").result()  # wait until they have read the folder
     texts = rng.integers(0, size["vocab"], (a.texts, size["context"] + 1))
@@ -177,16 +188,7 @@ def sides(
         },
         rounds,
     )
-    wall = {name: [r[0] for r in of] for name, of in reports.items()}
-    cpu = {name: [r[1] for r in of] for name, of in reports.items()}
-    return {
-        name: {
-            "tokens_per_second": summary([count / s for s in wall[name]]),
-            "speed_over_torch": ratios(wall["torch"], wall[name]),
-            "speed_over_torch_in_processor_time": ratios(cpu["torch"], cpu[name]),
-        }
-        for name in workers
-    }
+    return over_torch(reports, count)
 
 
 def write(folder: str, size: dict[str, int]) -> None:
@@ -205,56 +207,33 @@ def write(folder: str, size: dict[str, int]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--layers", type=int, default=12, help="number of layers")
-    parser.add_argument(
-        "--embed", type=int, default=768, help="width, a multiple of the head size 64"
-    )
-    parser.add_argument("--vocab", type=int, default=50257, help="size of the vocabulary")
-    parser.add_argument("--context", type=int, default=1024, help="tokens of each scored text")
-    parser.add_argument("--texts", type=int, default=8, help="number of scored texts")
-    parser.add_argument("--batches", default="1,8", help="batch sizes of generation, such as 1,8")
-    parser.add_argument("--prompt", type=int, default=128, help="tokens of each prompt")
-    parser.add_argument("--new", type=int, default=128, help="generated tokens of each prompt")
-    parser.add_argument("--rounds", type=int, default=8, help="measurements of each side")
-    parser.add_argument(
-        "--cores",
-        type=int,
-        default=len(os.sched_getaffinity(0)),
-        help="number of cores; with 1, processor time is reliable",
-    )
-    parser.add_argument("--json", help="where to write the result")
-    a = parser.parse_args()
+    p = parser(__doc__, rounds=8)
+    add_sizes(p, layers=12, embed=768, vocab=50257, context=1024)
+    p.add_argument("--texts", type=int, default=8, help="number of scored texts")
+    p.add_argument("--batches", default="1,8", help="batch sizes of generation, such as 1,8")
+    p.add_argument("--prompt", type=int, default=128, help="tokens of each prompt")
+    p.add_argument("--new", type=int, default=128, help="generated tokens of each prompt")
+    add_cores(p)
+    a = p.parse_args()
 
-    size = {"vocab": a.vocab, "context": a.context, "layers": a.layers, "embed": a.embed}
-    size |= {"heads": a.embed // 64, "head_dim": 64, "mlp": 4 * a.embed}
+    size = sizes(a)
     result = environment("jax", "jaxlib", "flax", "torch", "transformers")
     print(
         f"{result['machine']}, {a.cores} of {result['cores']} cores; {size}, {a.prompt} + {a.new} tokens"
     )
     works = compare(size, a)
-    rows = []
-    for work, both in works.items():
-        for name, side in both.items():
-            in_processor_time = shown(side["speed_over_torch_in_processor_time"])
-            cells = (shown(side["tokens_per_second"], 1), shown(side["speed_over_torch"]))
-            rows.append((work, name, *cells, in_processor_time))
+    rows = [
+        (work, name, *speeds(side, 1))
+        for work, both in works.items()
+        for name, side in both.items()
+    ]
     head = ("", "", "tokens/s", "speed / torch", "in processor time")
     # Loading JAX at the top would also load it into the process that measures torch.
     from jaxgrow.tables import aligned
 
     print(aligned(head, rows, right=(2, 3, 4)))
-    about = {
-        "size": size,
-        "texts": a.texts,
-        "prompt": a.prompt,
-        "new": a.new,
-        "rounds": a.rounds,
-        "cores_used": a.cores,
-    }
-    save(a.json, result | about | {"works": works})
+    about = {name: getattr(a, name) for name in ("texts", "prompt", "new", "rounds")}
+    save(a.json, result | {"size": size, **about, "cores_used": a.cores, "works": works})
 
 
 if __name__ == "__main__":

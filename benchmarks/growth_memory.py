@@ -7,7 +7,6 @@ The programs are compiled ahead of time and not run. Each row grows one kernel t
 one slice of the source that is at most as large as its shard.
 """
 
-import argparse
 import json
 from functools import partial
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks.common import environment, save
+from benchmarks.common import environment, parser, save
 from jaxgrow import compose, grow
 from jaxgrow.axes import axis
 from jaxgrow.growth.maps import Growth
@@ -78,12 +77,9 @@ def _grown(growth: Growth, names: tuple[str, ...], x: jax.Array) -> jax.Array:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--on", default="h100:8", help="machine, as for train.preflight")
-    parser.add_argument("--json", help="where to write the result")
-    a = parser.parse_args()
+    p = parser(__doc__)
+    p.add_argument("--on", default="h100:8", help="machine, as for train.preflight")
+    a = p.parse_args()
     jax.config.update("jax_platforms", "cpu")  # no device is needed
     machine, rows = described(a.on), []
     for name, (sizes, growth) in growths().items():
@@ -93,8 +89,7 @@ def main() -> None:
                 found["within"] = found["temporary"] <= found["source"]
                 print(json.dumps(found), flush=True)
                 rows.append(found)
-    if a.json:
-        save(a.json, {"on": a.on, "rows": rows} | environment("jax", "jaxlib"))
+    save(a.json, {"on": a.on, "rows": rows} | environment("jax", "jaxlib"))
 
 
 if __name__ == "__main__":

@@ -13,10 +13,10 @@ The ratio of a dense gradient shows the noise. The table also shows the temporar
 parameters and gradients, and on a GPU how often the host waits for a predicate.
 """
 
-import argparse
 import os
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run from anywhere, installed or not
 
-from benchmarks.common import between, environment, save, shown, summary
+from benchmarks.common import add_sizes, between, environment, parser, save, shown, sizes, summary
 from jaxgrow import flops
 from jaxgrow.layerdrop import KeepMask
 from jaxgrow.models import GPT2Config
@@ -168,24 +168,40 @@ def waits(side: Any) -> int | None:
     return sum("BlockHostUntilDone" in n or "StreamSynchronize" in n for n in names)
 
 
+def measured(config: GPT2Config, batch: int, rounds: int) -> dict[str, dict[str, Any]]:
+    """Measure each execution, and the update of AdamW."""
+    made, ideal = sides(config, batch, [config.layers, config.layers * 3 // 4, config.layers // 2])
+    times, over_dense = between(
+        made["dense"].timed, {name: s.timed for name, s in made.items()}, rounds
+    )
+    return {
+        name: {
+            "ideal": ideal.get(name),
+            "ratio": summary(over_dense[name]),
+            "seconds": summary(times[name]),
+            "temporary_gigabytes": side.temporary,
+            "host_waits": waits(side),
+        }
+        for name, side in made.items()
+    }
+
+
+def cells(row: dict[str, Any]) -> tuple[str, ...]:
+    """The cells of a row of `measured`."""
+    best = f"{row['ideal']:.3f}" if row["ideal"] else ""
+    over = f"{row['ratio']['median'] / row['ideal'] - 1:.1%}" if row["ideal"] else ""
+    waited = "-" if row["host_waits"] is None else str(row["host_waits"])
+    times = (best, shown(row["ratio"], 3), over, shown(row["seconds"], 3))
+    return (*times, f"{row['temporary_gigabytes']:.2f}", waited)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--layers", type=int, default=12, help="number of layers")
-    parser.add_argument(
-        "--embed", type=int, default=384, help="width, a multiple of the head size 64"
-    )
-    parser.add_argument("--vocab", type=int, default=256, help="size of the vocabulary")
-    parser.add_argument("--context", type=int, default=128, help="tokens of each sequence")
-    parser.add_argument("--batch", type=int, default=16, help="sequences of each step")
-    parser.add_argument("--rounds", type=int, default=22, help="measurements of each program")
-    parser.add_argument("--json", help="where to write the result")
-    a = parser.parse_args()
-    config = GPT2Config(
-        layers=a.layers, embed=a.embed, heads=a.embed // 64, mlp=4 * a.embed, vocab=a.vocab, context=a.context,
-        dtype="bfloat16" if jax.default_backend() == "gpu" else "float32",
-    )  # fmt: skip
+    p = parser(__doc__, rounds=22)
+    add_sizes(p, layers=12, embed=384, vocab=256, context=128)
+    p.add_argument("--batch", type=int, default=16, help="sequences of each step")
+    a = p.parse_args()
+    dtype = "bfloat16" if jax.default_backend() == "gpu" else "float32"
+    config = GPT2Config(**sizes(a), dtype=dtype)
     result: dict[str, Any] = environment("jax", "jaxlib", "flax", "optax") | {
         "device": jax.devices()[0].device_kind
     }
@@ -194,27 +210,9 @@ def main() -> None:
     )
     lines = []
     for remat in ("products", "projections"):
-        config_ = GPT2Config(**{**vars(config), "remat": remat})
-        made, ideal = sides(config_, a.batch, [a.layers, a.layers * 3 // 4, a.layers // 2])
-        times, over_dense = between(
-            made["dense"].timed, {name: s.timed for name, s in made.items()}, a.rounds
-        )
-        rows = {}
-        for name, side in made.items():
-            rows[name] = row = {
-                "ideal": ideal.get(name),
-                "ratio": summary(over_dense[name]),
-                "seconds": summary(times[name]),
-                "temporary_gigabytes": side.temporary,
-                "host_waits": waits(side),
-            }
-            best = f"{row['ideal']:.3f}" if row["ideal"] else ""
-            over = f"{row['ratio']['median'] / row['ideal'] - 1:.1%}" if row["ideal"] else ""
-            waited = "-" if row["host_waits"] is None else str(row["host_waits"])
-            times_ = (best, shown(row["ratio"], 3), over, shown(row["seconds"], 3))
-            lines.append((f"{name}, {remat}", *times_, f"{side.temporary:.2f}", waited))
+        rows = measured(replace(config, remat=remat), a.batch, a.rounds)
+        lines += [(f"{name}, {remat}", *cells(row)) for name, row in rows.items()]
         result[remat] = rows
-        del made
     head = ("", "ideal", "time / dense", "over the ideal", "seconds", "GB", "host waits")
     print(aligned(head, lines, right=range(1, 7)))
     save(a.json, result | {"size": vars(config), "batch": a.batch, "rounds": a.rounds})

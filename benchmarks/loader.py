@@ -11,7 +11,6 @@ Images: DeiT's augmentation at 224 pixels, by a thread, by one process and by tw
 ratio is the throughput over the throughput of the thread.
 """
 
-import argparse
 import sys
 import time
 from pathlib import Path
@@ -21,7 +20,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run from anywhere, installed or not
 
-from benchmarks.common import alternate, environment, ratios, save, shown, summary
+from benchmarks.common import alternate, environment, parser, ratios, save, shown, summary
 from jaxgrow.tables import aligned
 from train.data.augment import DEIT
 from train.data.batches import Stream, Windows, training
@@ -44,11 +43,11 @@ def seconds(stream: Stream, samples: int, batch: int) -> float:
     return (time.perf_counter() - start) / (count * batch)
 
 
-def waiting(stream: Stream, steps: int = 50) -> float:
+def waiting(stream: Stream) -> float:
     """The time that a consumer waits for a batch, as a fraction of a step of `STEP` seconds."""
     next(stream)
     time.sleep(AHEAD * STEP)
-    waited = 0.0
+    waited, steps = 0.0, 50
     for _ in range(steps):
         time.sleep(STEP)
         start = time.perf_counter()
@@ -57,68 +56,65 @@ def waiting(stream: Stream, steps: int = 50) -> float:
     return waited / steps / STEP
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=5, help="measurements of each side")
-    parser.add_argument("--json", help="where to write the result")
-    a = parser.parse_args()
-
+def read_text(rounds: int) -> dict[int, dict[str, Any]]:
+    """Measure the batches of text, by their size."""
     tokens = np.random.default_rng(0).integers(0, 50257, 20_000_000).astype(np.uint16)
     text = {n: training(Windows(tokens, LENGTH), n, seed=0) for n in SIZES}
     sides: dict[Any, Any] = {n: (lambda n=n: seconds(text[n], 4096, n)) for n in SIZES}
     alternate(sides, 1)
-    times: dict[Any, Any] = alternate(sides, a.rounds)
+    times: dict[Any, Any] = alternate(sides, rounds)
     waits: dict[Any, Any] = {n: (lambda n=n: waiting(text[n])) for n in SIZES}
-    wait: dict[Any, Any] = alternate(waits, a.rounds)
+    wait: dict[Any, Any] = alternate(waits, rounds)
     for stream in text.values():
         stream.close()
-
-    result: dict[str, Any] = environment("grain", "numpy", "pillow")
-    result |= {
-        "rounds": a.rounds,
-        "length": LENGTH,
-        "step_milliseconds": STEP * 1e3,
-        "text": {},
-        "deit": {},
-    }
-    print(f"{result['machine']}, {result['cores']} cores, load {result['load']}; {a.rounds} rounds")
-    rows = []
-    for n in SIZES:
-        row = {
+    return {
+        n: {
             "milliseconds_a_sample": summary([1e3 * t for t in times[n]]),
             "ratio": ratios(times[n], times[SIZES[0]]),
             "waited": summary(wait[n]),
         }
-        result["text"][n] = row
+        for n in SIZES
+    }
+
+
+def augment(rounds: int) -> dict[int, dict[str, Any]]:
+    """Measure DeiT's augmentation, by the number of processes; 0: a thread."""
+    streams = {
+        workers: training(images(Images(size=224, augment=DEIT, workers=workers)).train, 16, seed=0)
+        for workers in (0, 1, 2)
+    }
+    times: dict[int, list[float]] = {workers: [] for workers in streams}
+    for _ in range(rounds):
+        for workers, stream in streams.items():
+            times[workers].append(seconds(stream, 128, 16))
+            # Otherwise its processes would prefetch during the next measurement.
+            stream.close()
+    return {
+        workers: {
+            "milliseconds_a_sample": summary([1e3 * t for t in times[workers]]),
+            "rate": ratios(times[0], times[workers]),
+        }
+        for workers in streams
+    }
+
+
+def main() -> None:
+    a = parser(__doc__, rounds=5).parse_args()
+    result: dict[str, Any] = environment("grain", "numpy", "pillow")
+    result |= {"rounds": a.rounds, "length": LENGTH, "step_milliseconds": STEP * 1e3}
+    print(f"{result['machine']}, {result['cores']} cores, load {result['load']}; {a.rounds} rounds")
+
+    result["text"] = read_text(a.rounds)
+    rows = []
+    for n, row in result["text"].items():
         cells = (shown(row["milliseconds_a_sample"], 4), shown(row["ratio"]), shown(row["waited"]))
         rows.append((str(n), *cells))
     head = ("batch", "ms per sample", f"over batch of {SIZES[0]}", "fraction of step waited")
     print(aligned(head, rows, right=range(4)))
 
-    streams = {
-        workers: training(images(Images(size=224, augment=DEIT, workers=workers)).train, 16, seed=0)
-        for workers in (0, 1, 2)
-    }
-    sides = {workers: (lambda s=stream: seconds(s, 128, 16)) for workers, stream in streams.items()}
-    times = {workers: [] for workers in streams}
-    for _ in range(a.rounds):
-        for workers, side in sides.items():
-            times[workers].append(side())
-            # Otherwise its processes would prefetch during the next measurement.
-            streams[workers].close()
-    rows = []
-    for workers in streams:
-        row = {
-            "milliseconds_a_sample": summary([1e3 * t for t in times[workers]]),
-            "rate": ratios(times[0], times[workers]),
-        }
-        result["deit"][workers] = row
-        name = (
-            "a thread" if workers == 0 else f"{workers} processes" if workers > 1 else "a process"
-        )
-        rows.append((name, shown(row["milliseconds_a_sample"]), shown(row["rate"])))
+    result["deit"] = augment(a.rounds)
+    names = ("a thread", "a process", "2 processes")
+    rows = [(names[workers], *map(shown, row.values())) for workers, row in result["deit"].items()]
     head = ("DeiT", "ms per sample", "throughput over that of a thread")
     print(f"\n{aligned(head, rows, right=(1, 2))}")
     save(a.json, result)

@@ -30,7 +30,6 @@ Each part has a separate time limit, and all limits together fit into the minute
 does not stop other parts.
 """
 
-import argparse
 import os
 import statistics
 import tempfile
@@ -45,7 +44,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.common import Rows, alone, between, environment, summary
+from benchmarks.common import Rows, alone, between, environment, parser, summary
 from benchmarks.scale import TINY, Loop, StepAlone, experiment, host_work, over_devices, step_times
 from jaxgrow import flops, grow, operators
 from jaxgrow.layerdrop import KeepMask, LayerDrop
@@ -385,13 +384,10 @@ def measurements(s: Sizes):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", help="where to append the results, a line each")
-    parser.add_argument("--minutes", type=float, default=25.0, help="of all of it")
-    parser.add_argument("--rehearse", action="store_true", help="tiny sizes, in this process")
-    a = parser.parse_args()
+    p = parser(__doc__)
+    p.add_argument("--minutes", type=float, default=25.0, help="time limit of all measurements")
+    p.add_argument("--rehearse", action="store_true", help="tiny sizes, in this process")
+    a = p.parse_args()
     end = time.monotonic() + 60 * a.minutes
     found = Rows(a.json, environment("jax", "jaxlib", "flax", "optax"))
     with tempfile.TemporaryDirectory() as programs_of_all:

@@ -19,7 +19,6 @@ eight times as deep, with the same number of arrays, takes no longer, then host 
 computation. The goal is less than 500 microseconds.
 """
 
-import argparse
 import itertools
 import statistics
 import time
@@ -31,7 +30,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks.common import Rows, alone, between, environment, shown, summary
+from benchmarks.common import Rows, alone, between, environment, parser, shown, summary
 from jaxgrow.layerdrop import LayerDrop
 from jaxgrow.models import Config, GPT2Config
 from jaxgrow.tables import aligned
@@ -311,18 +310,10 @@ def here(found: Rows, rounds: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--here", action="store_true", help="time steps on this machine's processor"
-    )
-    parser.add_argument(
-        "--only", default="", help="compile only rows whose name contains this word"
-    )
-    parser.add_argument("--rounds", type=int, default=15, help="measurements with --here")
-    parser.add_argument("--json", help="where to append the rows, one line each")
-    a = parser.parse_args()
+    p = parser(__doc__, rounds=15)
+    p.add_argument("--here", action="store_true", help="time steps on this machine's processor")
+    p.add_argument("--only", default="", help="compile only rows whose name contains this word")
+    a = p.parse_args()
     found = Rows(a.json, environment("jax", "jaxlib", "flax", "optax"))
     if a.here:
         here(found, a.rounds)

@@ -16,7 +16,6 @@ pages of mapped files, which the system reclaims when it needs memory. Each size
 size on the disk, in TMPDIR.
 """
 
-import argparse
 import itertools
 import json
 import random
@@ -32,7 +31,7 @@ import pyarrow.parquet as pq
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run from anywhere, installed or not
 
-from benchmarks.common import Rows, alternate, environment, ratios, save, shown, summary
+from benchmarks.common import Rows, alternate, environment, parser, ratios, save, shown, summary
 from jaxgrow.tables import aligned
 from train.data.formats import PIECE, text
 
@@ -192,30 +191,17 @@ def grow(file: Path, tokenizer: str, gigabytes: list[float], found: Rows) -> Non
     print(aligned(head, rows, right=range(1, 5)))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("file", type=Path, help="text: .txt, .gz, .xz or .zst")
-    parser.add_argument(
-        "tokenizer", help="a tokenizer.json, a folder of vocab.json and merges.txt, or bytes"
-    )
-    parser.add_argument(
-        "--megabytes", type=float, default=160, help="size of the largest corpus of each format"
-    )
-    parser.add_argument("--rounds", type=int, default=3, help="measurements of each corpus")
-    parser.add_argument("--gigabytes", help="sizes of corpora to tokenise and to train on")
-    parser.add_argument("--json", help="where to write the result")
-    a = parser.parse_args()
-    tokenizer = a.tokenizer if a.tokenizer == "bytes" else str(Path(a.tokenizer).resolve())
-    if a.gigabytes:
-        found = Rows(a.json, environment("jax", "grain", "tokenizers", "numpy"))
-        return grow(a.file, tokenizer, [float(size) for size in a.gigabytes.split(",")], found)
+def formats(file: Path, tokenizer: str, megabytes: float, rounds: int) -> dict[str, dict[str, Any]]:
+    """Measure the tokenising of corpora of each format and size, made of the text of a file.
+
+    Returns:
+      The summary of each corpus.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "child.py").write_text(CHILD)
-        pieces = (piece for file in itertools.cycle([a.file]) for piece in text(file))
-        whole = "".join(itertools.islice(pieces, int(a.megabytes * 1e6) // PIECE))
+        pieces = (piece for file in itertools.cycle([file]) for piece in text(file))
+        whole = "".join(itertools.islice(pieces, int(megabytes * 1e6) // PIECE))
         sides: dict[str, Callable[[], Any]] = {}
         # For each side, its size in megabytes and the name of the smallest corpus of its format.
         about: dict[str, tuple[float, str]] = {}
@@ -228,23 +214,48 @@ def main() -> None:
                     folder / "child.py", corpus, tokenizer
                 )
                 about[f"{format} {size}x"] = len(part.encode()) / 1e6, f"{format} {SIZES[0]}x"
-        measured = alternate(sides, a.rounds)
+        return _summaries(alternate(sides, rounds), about)
 
-    result: dict[str, Any] = environment("tokenizers", "numpy", "pyarrow")
-    result |= {"tokenizer": Path(a.tokenizer).name, "rounds": a.rounds, "sides": {}}
-    print(f"{result['machine']}, {result['cores']} cores, load {result['load']}; {a.rounds} rounds")
-    rows = []
+
+def _summaries(
+    measured: dict[str, list[Any]], about: dict[str, tuple[float, str]]
+) -> dict[str, dict[str, Any]]:
+    found = {}
     for side, values in measured.items():
         seconds, peak, worker = (list(column) for column in zip(*values, strict=True))
         megabytes, first = about[side]
-        row = {
+        found[side] = {
+            "megabytes": megabytes,
             "megabytes_a_second": summary([megabytes / s for s in seconds]),
             "peak_mebibytes": summary(peak),
             "worker_mebibytes": summary(worker),
             "peak_over_1x": ratios(peak, [v[1] for v in measured[first]]),
         }
-        result["sides"][side] = {"megabytes": megabytes} | row
-        rows.append((side, f"{megabytes:.0f}", *map(shown, row.values())))
+    return found
+
+
+def main() -> None:
+    p = parser(__doc__, rounds=3)
+    p.add_argument("file", type=Path, help="text: .txt, .gz, .xz or .zst")
+    names = "a tokenizer.json, a folder of vocab.json and merges.txt, or bytes"
+    largest = "size of the largest corpus of each format"
+    p.add_argument("tokenizer", help=names)
+    p.add_argument("--megabytes", type=float, default=160, help=largest)
+    p.add_argument("--gigabytes", help="sizes of corpora to tokenise and to train on")
+    a = p.parse_args()
+    tokenizer = a.tokenizer if a.tokenizer == "bytes" else str(Path(a.tokenizer).resolve())
+    if a.gigabytes:
+        found = Rows(a.json, environment("jax", "grain", "tokenizers", "numpy"))
+        return grow(a.file, tokenizer, [float(size) for size in a.gigabytes.split(",")], found)
+
+    sides = formats(a.file, tokenizer, a.megabytes, a.rounds)
+    result: dict[str, Any] = environment("tokenizers", "numpy", "pyarrow")
+    result |= {"tokenizer": Path(a.tokenizer).name, "rounds": a.rounds, "sides": sides}
+    print(f"{result['machine']}, {result['cores']} cores, load {result['load']}; {a.rounds} rounds")
+    rows = []
+    for side, row in sides.items():
+        megabytes, *others = row.values()
+        rows.append((side, f"{megabytes:.0f}", *map(shown, others)))
     head = ("", "MB", "MB/s", "peak MiB", "worker peak MiB", "peak over 1x")
     print(aligned(head, rows, right=range(1, 6)))
     save(a.json, result)

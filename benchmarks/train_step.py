@@ -8,13 +8,10 @@ alternate, and ratios are taken within a round. The losses of the first steps mu
 shows that both sides do the same work. On an accelerator, use ``python -m benchmarks.on_device``.
 """
 
-import argparse
-import multiprocessing
 import os
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +20,18 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run from anywhere, installed or not
 
-from benchmarks.common import alternate, environment, ratios, save, shown, summary
+from benchmarks.common import (
+    add_cores,
+    add_sizes,
+    alternate,
+    environment,
+    over_torch,
+    parser,
+    save,
+    sizes,
+    speeds,
+)
+from benchmarks.common import workers as processes
 
 LR, B1, B2, EPS, DECAY, CLIP = 6e-4, 0.9, 0.95, 1e-8, 0.1, 1.0
 
@@ -32,33 +40,11 @@ _step: Callable[[], float]  # runs one training step in this worker process and 
 
 def start_torch(size: dict[str, int], batch: int, threads: int) -> None:
     import torch  # pyright: ignore[reportMissingImports]
-    from transformers import GPT2Config, GPT2LMHeadModel  # pyright: ignore[reportMissingImports]
 
     global _step
     torch.set_num_threads(threads)
-    model = GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=size["vocab"],
-            n_positions=size["context"],
-            n_layer=size["layers"],
-            n_embd=size["embed"],
-            n_head=size["heads"],
-            n_inner=size["mlp"],
-            resid_pdrop=0,
-            embd_pdrop=0,
-            attn_pdrop=0,
-            use_cache=False,
-            attn_implementation="sdpa",  # pyright: ignore[reportCallIssue]
-            bos_token_id=0,
-            eos_token_id=0,
-        )
-    ).train()
-    ours = _weights(size)
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            p.copy_(torch.from_numpy(_hugging_face(ours, name).reshape(p.shape)))
+    model = _torch_model(size)
     parameters = list(model.parameters())
-    assert sum(p.numel() for p in parameters) == _count(ours)
     groups = [
         {"params": [p for p in parameters if p.ndim > 1], "weight_decay": DECAY},
         {"params": [p for p in parameters if p.ndim == 1], "weight_decay": 0.0},
@@ -76,6 +62,34 @@ def start_torch(size: dict[str, int], batch: int, threads: int) -> None:
         return loss.item()
 
     _step = step
+
+
+def _torch_model(size: dict[str, int]) -> Any:
+    """Hugging Face's GPT-2 with our initial weights."""
+    import torch  # pyright: ignore[reportMissingImports]
+    from transformers import GPT2Config, GPT2LMHeadModel  # pyright: ignore[reportMissingImports]
+
+    config = GPT2Config(
+        vocab_size=size["vocab"],
+        n_positions=size["context"],
+        n_layer=size["layers"],
+        n_embd=size["embed"],
+        n_head=size["heads"],
+        n_inner=size["mlp"],
+        resid_pdrop=0,
+        embd_pdrop=0,
+        attn_pdrop=0,
+        use_cache=False,
+        attn_implementation="sdpa",  # pyright: ignore[reportCallIssue]
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    model, ours = GPT2LMHeadModel(config).train(), _weights(size)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.copy_(torch.from_numpy(_hugging_face(ours, name).reshape(p.shape)))
+    assert sum(p.numel() for p in model.parameters()) == _count(ours)
+    return model
 
 
 def start_jax(size: dict[str, Any], batch: int) -> None:
@@ -121,11 +135,7 @@ def compare(size: dict[str, Any], batch: int, rounds: int, cores: int) -> dict[s
         "jax": (start_jax, (size, batch)),
         "jax, remat": (start_jax, (size | {"remat": "projections"}, batch)),
     }
-    context = multiprocessing.get_context("spawn")
-    workers = {
-        name: ProcessPoolExecutor(1, context, initializer, arguments)
-        for name, (initializer, arguments) in starts.items()
-    }
+    workers = processes(starts)
     losses = {name: w.submit(timed, 3).result()[2] for name, w in workers.items()}  # also compiles
     for name, values in losses.items():
         np.testing.assert_allclose(
@@ -134,23 +144,13 @@ def compare(size: dict[str, Any], batch: int, rounds: int, cores: int) -> dict[s
             rtol=1e-3,
             err_msg=f"{name} and torch do different work: their losses differ",
         )
-    rounds_of = alternate(
+    reports = alternate(
         {name: lambda w=w: w.submit(timed, 1).result() for name, w in workers.items()}, rounds
     )
     for w in workers.values():
         w.shutdown()
-    tokens = batch * size["context"]
-    wall = {name: [r[0] for r in reports] for name, reports in rounds_of.items()}
-    cpu = {name: [r[1] for r in reports] for name, reports in rounds_of.items()}
-    return {
-        name: {
-            "tokens_per_second": summary([tokens / s for s in wall[name]]),
-            "speed_over_torch": ratios(wall["torch"], wall[name]),
-            "speed_over_torch_in_processor_time": ratios(cpu["torch"], cpu[name]),
-            "first_losses": losses[name],
-        }
-        for name in workers
-    }
+    sides = over_torch(reports, batch * size["context"])
+    return {name: side | {"first_losses": losses[name]} for name, side in sides.items()}
 
 
 def _tokens(size: dict[str, Any], batch: int) -> np.ndarray:
@@ -211,28 +211,13 @@ def _count(tree: Any) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--layers", type=int, default=6, help="number of layers")
-    parser.add_argument(
-        "--embed", type=int, default=384, help="width, a multiple of the head size 64"
-    )
-    parser.add_argument("--vocab", type=int, default=8192, help="size of the vocabulary")
-    parser.add_argument("--context", type=int, default=256, help="tokens of each sequence")
-    parser.add_argument("--batch", type=int, default=8, help="sequences of each step")
-    parser.add_argument("--rounds", type=int, default=12, help="measurements of each side")
-    parser.add_argument(
-        "--cores",
-        type=int,
-        default=len(os.sched_getaffinity(0)),
-        help="number of cores; with 1, processor time is reliable",
-    )
-    parser.add_argument("--json", help="where to write the result")
-    a = parser.parse_args()
+    p = parser(__doc__, rounds=12)
+    add_sizes(p, layers=6, embed=384, vocab=8192, context=256)
+    p.add_argument("--batch", type=int, default=8, help="sequences of each step")
+    add_cores(p)
+    a = p.parse_args()
 
-    size = {"vocab": a.vocab, "context": a.context, "layers": a.layers, "embed": a.embed}
-    size |= {"heads": a.embed // 64, "head_dim": 64, "mlp": 4 * a.embed}
+    size = sizes(a)
     result = environment("jax", "jaxlib", "flax", "optax", "torch", "transformers")
     sides = compare(size, a.batch, a.rounds, a.cores)
     print(
@@ -241,24 +226,14 @@ def main() -> None:
     rows = []
     for name, side in sides.items():
         losses = " ".join(f"{x:.4f}" for x in side["first_losses"])
-        in_processor_time = shown(side["speed_over_torch_in_processor_time"])
-        cells = (shown(side["tokens_per_second"], 0), shown(side["speed_over_torch"]))
-        rows.append((name, *cells, in_processor_time, losses))
+        rows.append((name, *speeds(side, 0), losses))
     head = ("", "tokens/s", "speed / torch", "in processor time", "first losses")
     # Loading JAX at the top would also load it into the process that measures torch.
     from jaxgrow.tables import aligned
 
     print(aligned(head, rows, right=(1, 2, 3)))
-    save(
-        a.json,
-        result
-        | {
-            "size": size | {"batch": a.batch},
-            "rounds": a.rounds,
-            "cores_used": a.cores,
-            "sides": sides,
-        },
-    )
+    about = {"size": size | {"batch": a.batch}, "rounds": a.rounds, "cores_used": a.cores}
+    save(a.json, result | about | {"sides": sides})
 
 
 if __name__ == "__main__":

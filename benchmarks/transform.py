@@ -9,7 +9,6 @@ its libraries, divided by source + result + largest leaf. Both are measured for 
 (checkpoints on the host) and for jax arrays under ``jit``.
 """
 
-import argparse
 import re
 import sys
 import time
@@ -23,7 +22,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run from anywhere, installed or not
 
-from benchmarks.common import alone, alternate, environment, ratios, save, shown, summary
+from benchmarks.common import alone, alternate, environment, parser, ratios, save, shown, summary
 from jaxgrow import grow, operators, swap
 from jaxgrow.growth.maps import Growth
 from jaxgrow.models import GPT2Config
@@ -162,30 +161,27 @@ def _status(field: str) -> int:
     return int(found[1]) * 1024
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--params",
-        type=float,
-        default=1.5e9,
-        help="parameters of the larger tree; each needs 11 bytes of memory",
-    )
-    parser.add_argument("--scale", choices=["small"], help="small: a larger tree of 1e8 parameters")
-    parser.add_argument(
-        "--only", default="", help="measure only transforms whose name contains this word"
-    )
-    parser.add_argument("--rounds", type=int, default=5, help="measurements of each transform")
-    parser.add_argument("--json", help="where to write the result")
-    a = parser.parse_args()
-    params = 1e8 if a.scale == "small" else a.params
+def _within_memory(params: float) -> float:
+    """The number of parameters, or a smaller one that fits into the free memory."""
     free = int(re.findall(r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text())[0]) * 1024
-    if params * 11 > free:
-        params = free / 11
-        print(
-            f"{free / 1e9:.0f} GB of memory are free, so the larger tree has only {params:.2g} parameters"
-        )
+    if params * 11 <= free:
+        return params
+    fits = free / 11
+    print(
+        f"{free / 1e9:.0f} GB of memory are free, so the larger tree has only {fits:.2g} parameters"
+    )
+    return fits
+
+
+def main() -> None:
+    p = parser(__doc__, rounds=5)
+    bytes_each = "parameters of the larger tree; each needs 11 bytes of memory"
+    only = "measure only transforms whose name contains this word"
+    p.add_argument("--params", type=float, default=1.5e9, help=bytes_each)
+    p.add_argument("--scale", choices=["small"], help="small: a larger tree of 1e8 parameters")
+    p.add_argument("--only", default="", help=only)
+    a = p.parse_args()
+    params = _within_memory(1e8 if a.scale == "small" else a.params)
 
     result: dict[str, Any] = environment("jax", "jaxlib", "numpy")
     result |= {
@@ -196,19 +192,13 @@ def main() -> None:
         f"{result['machine']}, {result['cores']} cores; {result['parameters']:.3g} parameters, {a.rounds} rounds"
     )
     rows = []
-    for kind in ("numpy", "jit"):
-        for name in GROWTHS:
-            if a.only in name:
-                row = alone(speed, name, params, kind == "jit", a.rounds)
-                row["peak_over_source_result_leaf"] = alone(memory, name, params, kind == "jit")
-                columns = (
-                    row["gigabytes_per_second"],
-                    row["copy_gigabytes_per_second"],
-                    row["speed_over_copy"],
-                )
-                peak = f"{row['peak_over_source_result_leaf']:.2f}"
-                rows.append((f"{kind} {name}", *map(shown, columns), peak))
-                result["transforms"][f"{kind} {name}"] = row
+    names = [(kind, name) for kind in ("numpy", "jit") for name in GROWTHS if a.only in name]
+    for kind, name in names:
+        row = alone(speed, name, params, kind == "jit", a.rounds)
+        peak = row["peak_over_source_result_leaf"] = alone(memory, name, params, kind == "jit")
+        rates = ("gigabytes_per_second", "copy_gigabytes_per_second", "speed_over_copy")
+        rows.append((f"{kind} {name}", *(shown(row[rate]) for rate in rates), f"{peak:.2f}"))
+        result["transforms"][f"{kind} {name}"] = row
     head = ("", "GB/s", "copy, GB/s", "speed / copy", "peak memory")
     print(aligned(head, rows, right=range(1, 5)))
     save(a.json, result)

@@ -214,9 +214,7 @@ def _arguments() -> Any:
         default="",
         help="fractions of the steps of the baseline, such as 0.4,0.75:a.b=c (default: none)",
     )
-    parser.add_argument(
-        "--workdir", type=Path, default=Path("runs"), help="folder of all runs and of the results"
-    )
+    parser.add_workdir("runs")
     parser.add_argument(
         "--evaluate", default="", metavar="A,B", help="tasks of train.evaluate (default: none)"
     )

@@ -124,14 +124,24 @@ def _arguments() -> Any:
         metavar="DIR",
         help="folder of the files of the tasks (default: the working directory; lm-eval downloads)",
     )
-    parser.add_argument(
-        "--tokenizer", help="tokenizer.json, a folder, or bytes (default: the tokenizer of MODEL)"
-    )
+    parser.add_tokenizer()
     parser.add_argument(
         "--stride",
         type=int,
         help="number of tokens between windows over a text (default: the context length)",
     )
+    _add_harness(parser)
+    parser.add_argument(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="also write all numbers to this file (default: none)",
+    )
+    return parser.parse_args()
+
+
+def _add_harness(parser: Parser) -> None:
+    """Add the options for tasks of lm-eval."""
     parser.add_argument(
         "--few-shot",
         type=int,
@@ -150,13 +160,6 @@ def _arguments() -> Any:
         metavar="DIR",
         help="folder of YAML files with more tasks for lm-eval (default: none)",
     )
-    parser.add_argument(
-        "--json",
-        type=Path,
-        metavar="FILE",
-        help="also write all numbers to this file (default: none)",
-    )
-    return parser.parse_args()
 
 
 def main() -> None:

@@ -216,31 +216,12 @@ def _padding(tokenizer: Any, frame: Frame) -> int:
 
 def card(run: Workdir, config: Config, architecture: str) -> str:
     """Return the model card of a finished run, as Markdown."""
-    was, result, corpus = run.config, run.result, run.result["corpus"]
-    kind, data = next(iter(was["data"].items()))
-    hashes = ", ".join(
-        f"{name} `{corpus[name][:12]}`"
-        for name in ("train", "valid", "tokenizer")
-        if name in corpus
-    )
-    about = {
-        name: value
-        for name, value in data.items()
-        if name in ("source", "name", "task", "tokenizer")
-    }
-    if "tokenizer" in about:
-        # without the folder, which is specific to this machine
-        about["tokenizer"] = Path(about["tokenizer"]).name
+    was, result = run.config, run.result
     phases = [
         f"| {p['phase']} | {p['parameters']:,} | {p['steps']:,} | {p['tokens']:,} | {p['flops']:.3g} |"
         for p in result["phases"]
     ]
-    scores = {
-        f"{metric}, {split}": x
-        for split, of in (run.scores or {}).items()
-        for metric, x in of.items()
-    }
-    judged = {"loss": result["val_loss"]} | (scores or {"accuracy": result["val_accuracy"]})
+    scores = [f"* {name.replace('_', ' ')}: {value:.4f}" for name, value in _judged(run).items()]
     return f"""---
 library_name: transformers
 tags: [jaxgrow]
@@ -253,7 +234,7 @@ tags: [jaxgrow]
 
 ## Data
 
-{kind}: {corpus["name"]} ({hashes}); `{json.dumps(about)}`
+{_data(was, result["corpus"])}
 
 ## Plan and cost
 
@@ -266,7 +247,7 @@ In all {result["flops"]:.3g} FLOPs and {result["seconds"]:.0f} s. Batch {was["ba
 
 ## Evaluation on validation data
 
-{_LINE.join(f"* {name.replace('_', ' ')}: {value:.4f}" for name, value in judged.items())}
+{_LINE.join(scores)}
 
 ## Model
 
@@ -274,6 +255,30 @@ In all {result["flops"]:.3g} FLOPs and {result["seconds"]:.0f} s. Batch {was["ba
 {json.dumps(config.as_json(), indent=1)}
 ```
 """
+
+
+def _data(config: dict[str, Any], corpus: dict[str, str]) -> str:
+    """Return the line of the card about the data: the name, hashes, and how they were read."""
+    kind, data = next(iter(config["data"].items()))
+    parts = [name for name in ("train", "valid", "tokenizer") if name in corpus]
+    hashes = ", ".join(f"{name} `{corpus[name][:12]}`" for name in parts)
+    told = ("source", "name", "task", "tokenizer")
+    about = {name: value for name, value in data.items() if name in told}
+    if "tokenizer" in about:
+        # without the folder, which is specific to this machine
+        about["tokenizer"] = Path(about["tokenizer"]).name
+    return f"{kind}: {corpus['name']} ({hashes}); `{json.dumps(about)}`"
+
+
+def _judged(run: Workdir) -> dict[str, float]:
+    """Return the loss and the metrics on validation data."""
+    scores = {
+        f"{metric}, {split}": x
+        for split, of in (run.scores or {}).items()
+        for metric, x in of.items()
+    }
+    result = run.result
+    return {"loss": result["val_loss"]} | (scores or {"accuracy": result["val_accuracy"]})
 
 
 def _base(config: dict[str, Any]) -> str:

@@ -113,12 +113,7 @@ def _arguments() -> Any:
     parser.add_argument(
         "--seeds", default="", help="seeds, such as 0,1,2 (default: from the config)"
     )
-    parser.add_argument(
-        "--workdir",
-        type=Path,
-        default=Path("runs/finetune"),
-        help="folder of all runs and of the results",
-    )
+    parser.add_workdir("runs/finetune")
     parser.add_set()
     return parser.parse_args()
 

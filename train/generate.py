@@ -206,6 +206,13 @@ def _parsed() -> Any:
         metavar="TEXT",
         help="texts to continue; with -, each line of stdin is a prompt",
     )
+    _add_sampling(parser)
+    _add_texts(parser)
+    return parser.parse_args()
+
+
+def _add_sampling(parser: Parser) -> None:
+    """Add the options that choose the new tokens."""
     parser.add_argument(
         "--max-new",
         type=int,
@@ -242,6 +249,11 @@ def _parsed() -> Any:
         metavar="X",
         help="make tokens that are already in the text less likely; 1.1 is usual (default: no penalty)",
     )
+    parser.add_argument("--seed", type=int, default=0, help="random seed for sampling")
+
+
+def _add_texts(parser: Parser) -> None:
+    """Add the options for the form and the number of the texts."""
     parser.add_argument(
         "--stop",
         nargs="+",
@@ -266,12 +278,8 @@ def _parsed() -> Any:
     parser.add_argument(
         "--samples", type=int, default=1, metavar="N", help="number of continuations of each prompt"
     )
-    parser.add_argument("--seed", type=int, default=0, help="random seed for sampling")
-    parser.add_argument(
-        "--tokenizer", help="tokenizer.json, a folder, or bytes (default: the tokenizer of MODEL)"
-    )
+    parser.add_tokenizer()
     parser.add_argument("--json", action="store_true", help="print a JSON object for each sample")
-    return parser.parse_args()
 
 
 def _printed(text: str) -> None:

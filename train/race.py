@@ -133,12 +133,7 @@ def main() -> None:
         "--steps", type=int, default=200, help="training steps after growing, at least 20"
     )
     parser.add_argument("--seeds", default="0", help="seeds of each operator, such as 0,1,2")
-    parser.add_argument(
-        "--workdir",
-        type=Path,
-        default=Path("runs/race"),
-        help="folder of all runs and of the results",
-    )
+    parser.add_workdir("runs/race")
     parser.add_set()
     arguments = parser.parse_args()
     if arguments.steps < 20:

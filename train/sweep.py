@@ -154,12 +154,7 @@ def _arguments() -> Any:
         default="",
         help="increasing fractions of the steps; the better half is kept after each (default: no shorter runs)",
     )
-    parser.add_argument(
-        "--workdir",
-        type=Path,
-        default=Path("runs/sweep"),
-        help="folder of all runs and of the results",
-    )
+    parser.add_workdir("runs/sweep")
     return parser.parse_args()
 
 

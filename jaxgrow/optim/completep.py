@@ -145,36 +145,59 @@ def multipliers(
     if missing := sorted(of_layers - base.keys()):
         raise ValueError(
             f"the base has no size for the axes {missing} of the layers of this model. Give a "
-            "base model of the "
-            "same family"
+            "base model of the same family"
         )
     ratios = {name: sizes[name] / base[name] for name in of_layers}
     post = any(marked(names, POST) for names in leaves.values())
     found = {}
     for leaf, names in leaves.items():
-        kernel = cut(names) if (kind := role(leaf, names)) == "kernel" else None
+        kind = role(leaf, names)
         to_stream = (
             layers_of(names) is not None and axis(names[-1]) == "embed" and not reads(names[-1])
         )
         branch = to_stream and (marked(names, POST) if post else kind in ("kernel", "bias"))
-        depth, query = (
-            ratios[LAYERS] if layers_of(names) else 1.0,
-            math.sqrt(_ratio(_queries(names), ratios)),
-        )
-        read = _ratio([n for n in names if reads(n)], ratios)
-        written = _ratio([n for n in names if not reads(n) and not is_layers(axis(n))], ratios)
-        rate = query / read / (depth if branch else 1)
-        eps = 1 / (query * written * (1 if branch else depth))
-        scale = muon = rate
-        if kernel is not None and any(axis(n) in ratios for n in kernel.written):
-            scale *= math.sqrt(_ratio(kernel.read, ratios))
-            sides = [_ratio(side, sizes) for side in (kernel.read, kernel.written)]
-            were = [_ratio(side, {**sizes, **base}) for side in (kernel.read, kernel.written)]
-            muon *= math.sqrt(min(sides) / min(were))
-        if kernel is not None and to_stream and depth_scaled:
-            scale *= math.sqrt(depth)
-        found[leaf] = Multiplier(scale, rate, eps, muon)
+        depth = ratios[LAYERS] if layers_of(names) else 1.0
+        one = _vector(names, ratios, depth, branch)
+        if kind == "kernel":
+            one = _matrix(one, names, ratios, sizes, {**sizes, **base})
+            if to_stream and depth_scaled:
+                one = one._replace(scale=one.scale * math.sqrt(depth))
+        found[leaf] = one
     return found
+
+
+def _vector(names: Names, ratios: Mapping[str, float], depth: float, branch: bool) -> Multiplier:
+    """The multipliers that do not depend on the rank of a parameter.
+
+    Args:
+      names: axis names of the parameter.
+      ratios: ratio of each size to its size in the base model.
+      depth: ratio of the number of layers; 1 for a parameter that is not in a layer.
+      branch: whether the parameter scales the output of a sublayer.
+    """
+    query = math.sqrt(_ratio(_queries(names), ratios))
+    read = _ratio([n for n in names if reads(n)], ratios)
+    written = _ratio([n for n in names if not reads(n) and not is_layers(axis(n))], ratios)
+    rate = query / read / (depth if branch else 1)
+    eps = 1 / (query * written * (1 if branch else depth))
+    return Multiplier(rate, rate, eps, rate)
+
+
+def _matrix(
+    one: Multiplier,
+    names: Names,
+    ratios: Mapping[str, float],
+    sizes: Mapping[str, float],
+    base: Mapping[str, float],
+) -> Multiplier:
+    """The multipliers of a kernel, of which ``one`` is the part that does not depend on its rank."""
+    kernel = cut(names)
+    if not any(axis(n) in ratios for n in kernel.written):
+        return one
+    side = min(_ratio(kernel.read, sizes), _ratio(kernel.written, sizes))
+    was = min(_ratio(kernel.read, base), _ratio(kernel.written, base))
+    scale = one.scale * math.sqrt(_ratio(kernel.read, ratios))
+    return one._replace(scale=scale, muon=one.muon * math.sqrt(side / was))
 
 
 def _ratio(names: Names | list[str], of: Mapping[str, float]) -> float:

@@ -106,7 +106,20 @@ def scale_by_muon_and_adam(
             lambda p, _: "muon" if path(p) in matrices else "adam", tree
         )
 
-    def as_large_as_adams(
+    plain = scale_by_muon(
+        ns_steps=ITERATIONS, beta=momentum, eps=eps, weight_dimension_numbers=numbers
+    )
+    muon = optax.chain(_matrices_apart(plain), _as_large_as_adams(matrices, rms))
+    adam = optax.chain(scale_by_adam(b1, b2, eps), rebias(b1, b2))
+    return optax.partition({"muon": muon, "adam": adam}, labels)
+
+
+def _as_large_as_adams(
+    matrices: Mapping[str, MuonDimensionNumbers], rms: float
+) -> optax.GradientTransformationExtraArgs:
+    """Scale orthogonal updates so that those of full rank have the root mean square ``rms``."""
+
+    def update(
         updates: Tree,
         state: Any,
         params: Tree | None = None,
@@ -119,22 +132,12 @@ def scale_by_muon_and_adam(
             sides = [
                 math.prod(np.take(u.shape, side)) for side in (at.reduction_axis, at.output_axis)
             ]
-            return u * (
-                rms * max(sides) ** 0.5 * (1 if multipliers is None else multipliers[path(p)].muon)
-            )
+            factor = 1 if multipliers is None else multipliers[path(p)].muon
+            return u * (rms * max(sides) ** 0.5 * factor)
 
         return jax.tree_util.tree_map_with_path(one, updates), state
 
-    muon = optax.chain(
-        _matrices_apart(
-            scale_by_muon(
-                ns_steps=ITERATIONS, beta=momentum, eps=eps, weight_dimension_numbers=numbers
-            )
-        ),
-        optax.GradientTransformationExtraArgs(optax.init_empty_state, as_large_as_adams),
-    )
-    adam = optax.chain(scale_by_adam(b1, b2, eps), rebias(b1, b2))
-    return optax.partition({"muon": muon, "adam": adam}, labels)
+    return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
 
 
 def _matrices_apart(inner: optax.GradientTransformation) -> optax.GradientTransformation:

@@ -54,27 +54,39 @@ def losses(comparison: Comparison, path: Path, unit: Unit = "flops") -> None:
     figure, axes = _wide()
     small = False
     for i, runs in enumerate(comparison.runs):
-        *parts, last = curves(runs, unit)
-        look = _look(i) | ({} if i else BROAD)
-        for curve in (*parts, last):
-            own = curve.phase == last.phase  # the full model, also before it was coalesced
-            small = small or not own
-            style: dict[str, Any] = look if own else look | {"linestyle": ":"}
-            axes.plot(curve.cost, curve.loss, **style)
-            if len(runs) >= FEW:
-                low, high = curve.loss - curve.half, curve.loss + curve.half
-                axes.fill_between(
-                    curve.cost, low, high, color=look["color"], alpha=0.15, linewidth=0
-                )
-        axes.lines[-1].set_label(runs[0].name)
-        ends = [[r.cost(unit) for r in runs], [r.loss for r in runs]]
-        axes.plot(*ends, "o", color=look["color"], alpha=0.6, markersize=4, markeredgewidth=0)
+        small = _curves(axes, runs, unit, _look(i) | ({} if i else BROAD)) or small
     level = mean(r.loss for r in comparison.runs[0])
     axes.axhline(
         level, color=GREY, linestyle="-.", linewidth=0.8, label="final loss of the baseline"
     )
     if comparison.frontier:
         _frontier(axes, comparison, unit)
+    _limit(axes, comparison, unit)
+    axes.set_xlabel(COUNTED[unit])
+    shared = _explained(small, any(len(runs) >= FEW for runs in comparison.runs))
+    _finish(figure, axes, comparison.runs[0][0], path, shared)
+
+
+def _curves(axes: "Axes", runs: Sequence[Run], unit: Unit, look: dict[str, Any]) -> bool:
+    """Plot the runs of one config, and return whether they also train a smaller model."""
+    parts = curves(runs, unit)
+    small = False
+    for curve in parts:
+        own = curve.phase == parts[-1].phase  # the full model, also before it was coalesced
+        small = small or not own
+        style: dict[str, Any] = look if own else look | {"linestyle": ":"}
+        axes.plot(curve.cost, curve.loss, **style)
+        if len(runs) >= FEW:
+            low, high = curve.loss - curve.half, curve.loss + curve.half
+            axes.fill_between(curve.cost, low, high, color=look["color"], alpha=0.15, linewidth=0)
+    axes.lines[-1].set_label(runs[0].name)
+    ends = [[r.cost(unit) for r in runs], [r.loss for r in runs]]
+    axes.plot(*ends, "o", color=look["color"], alpha=0.6, markersize=4, markeredgewidth=0)
+    return small
+
+
+def _limit(axes: "Axes", comparison: Comparison, unit: Unit) -> None:
+    """Set the limits of both axes, without the losses of the first steps."""
     finals = [r.loss for runs in [*comparison.runs, *comparison.frontier] for r in runs]
     points = [p for runs in comparison.runs for r in runs for p in r.curve]
     top = min(max(p["val_loss"] for p in points), min(finals) * 1.6) + 0.05
@@ -89,9 +101,6 @@ def losses(comparison: Comparison, path: Path, unit: Unit = "flops") -> None:
     axes.set_xlim(
         left=0.9 * min(seen + [r.cost(unit) for runs in comparison.frontier for r in runs])
     )
-    axes.set_xlabel(COUNTED[unit])
-    shared = _explained(small, any(len(runs) >= FEW for runs in comparison.runs))
-    _finish(figure, axes, comparison.runs[0][0], path, shared)
 
 
 def _explained(small: bool, bands: bool) -> list[Artist]:

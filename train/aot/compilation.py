@@ -296,35 +296,8 @@ class Rehearsal:
         if models is None:
             nodes = jax.tree.leaves(arguments, is_leaf=lambda x: isinstance(x, Model))
             models = [x for x in nodes if isinstance(x, Model)]
-        parameters = sum(_each((m.params, m.base)) for m in models)
-        moments = sum(_each(m.opt) for m in models)
-        self.programs.append(
-            Program(
-                self._phase.label,
-                what,
-                steps,
-                tokens,
-                cost,
-                parameters,
-                moments,
-                max(0.0, memory.argument_size_in_bytes - parameters - moments),
-                memory.temp_size_in_bytes
-                + memory.output_size_in_bytes
-                - memory.alias_size_in_bytes,
-                tuple(
-                    hlo.collectives(
-                        text, len(self.machine.devices), self.machine.hosts, beside(text)
-                    )
-                ),
-                hlo.conditionals(text),
-                hlo.kernels(text),
-                roofline(
-                    kernels(text),
-                    self.machine.chip.flops or math.inf,
-                    self.machine.chip.bandwidth or math.inf,
-                ),
-            )
-        )
+        use, work = _use(models, memory), _work(text, self.machine)
+        self.programs.append(Program(self._phase.label, what, steps, tokens, cost, **use, **work))
         made = lowered.out_info
         made = made[0] if isinstance(made, tuple) else made
         return (self._placed(made) if isinstance(made, Model) else made), cost
@@ -336,6 +309,33 @@ class Rehearsal:
             compiled = lowered.compile()
             self._known[source] = compiled.memory_analysis(), compiled.as_text() or ""
         return self._known[source]
+
+
+def _use(models: Sequence[Model], memory: Any) -> dict[str, float]:
+    """The fields of a `Program` about memory."""
+    parameters = sum(_each((m.params, m.base)) for m in models)
+    moments = sum(_each(m.opt) for m in models)
+    results = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return {
+        "parameters": parameters,
+        "moments": moments,
+        "other": max(0.0, memory.argument_size_in_bytes - parameters - moments),
+        "temporary": memory.temp_size_in_bytes + results,
+    }
+
+
+def _work(text: str, machine: Machine) -> dict[str, Any]:
+    """The fields of a `Program` that follow from its text."""
+    chip = machine.chip
+    bounds = chip.flops or math.inf, chip.bandwidth or math.inf
+    return {
+        "collectives": tuple(
+            hlo.collectives(text, len(machine.devices), machine.hosts, beside(text))
+        ),
+        "conditionals": hlo.conditionals(text),
+        "kernels": hlo.kernels(text),
+        "roofline": roofline(kernels(text), *bounds),
+    }
 
 
 def _each(tree: Tree) -> float:

@@ -4,6 +4,7 @@ import argparse
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 _MARKED = re.compile(r"`+([^`]+)`+")
@@ -31,6 +32,16 @@ class Parser(argparse.ArgumentParser):
         self.add_argument(
             "--set", action="append", default=[], metavar=metavar, help=f"{help} (default: none)"
         )
+
+    def add_workdir(self, default: str) -> None:
+        """Add ``--workdir``, the folder of all runs."""
+        where = "folder of all runs and of the results"
+        self.add_argument("--workdir", type=Path, default=Path(default), help=where)
+
+    def add_tokenizer(self) -> None:
+        """Add ``--tokenizer``, for a model without a tokenizer."""
+        which = "tokenizer.json, a folder, or bytes (default: the tokenizer of MODEL)"
+        self.add_argument("--tokenizer", help=which)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # type: ignore[override]
         given = sys.argv[1:] if args is None else args

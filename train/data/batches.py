@@ -114,40 +114,45 @@ def sources(data: Data | Images | Labelled, model: Config) -> tuple[Source, Sour
         )
     if isinstance(data, Labelled):
         return _of_task(data, model)  # type: ignore[arg-type]
-    if isinstance(data, Images):
-        split, sizes = images(data), model.integers()
-        takes = {
-            "pixels a side": sizes["image"],
-            "channels": sizes["channels"],
-            "classes": sizes["classes"],
-        }
-        has = dict(zip(takes, (split.shape[0], split.shape[2], len(split.classes)), strict=True))
-        wrong = [
-            f"{name}: {has[name]} in the images, {takes[name]} in the model"
-            for name in takes
-            if has[name] != takes[name]
-        ]
-        if wrong:
-            raise UserError(f"the images do not fit the model: {'; '.join(wrong)}")
-        return split.train, split.valid
+    return _pictures(data, model) if isinstance(data, Images) else _texts(data, model)
+
+
+def _pictures(data: Images, model: Config) -> tuple[Source, Source]:
+    split, sizes = images(data), model.integers()
+    fits = {
+        "pixels a side": (split.shape[0], sizes["image"]),
+        "channels": (split.shape[2], sizes["channels"]),
+        "classes": (len(split.classes), sizes["classes"]),
+    }
+    wrong = [
+        f"{name}: {has} in the images, {takes} in the model"
+        for name, (has, takes) in fits.items()
+        if has != takes
+    ]
+    if wrong:
+        raise UserError(f"the images do not fit the model: {'; '.join(wrong)}")
+    return split.train, split.valid
+
+
+def _texts(data: Data, model: Config) -> tuple[Source, Source]:
     text, vocab = tokens(data), model.sizes()["vocab"]
     if text.vocab > vocab:
         raise UserError(
             f"the tokenizer has {text.vocab} tokens, but model.vocab is {vocab}; raise model.vocab to {text.vocab}"
         )
-    if model.masked:
-        known = BYTES if data.tokenizer == "bytes" else vocabulary(tokenizer(data.tokenizer))
-        if data.whole_words and known.whole_word is None:
-            raise UserError(
-                f"data.whole_words: the tokenizer {data.tokenizer} does not mark tokens that continue a word; set it to false"
-            )
-        known = known if data.whole_words else known._replace(whole_word=None)
-        train, valid = (
-            MaskedWindows(part, model.length, *known, masked=model.masked)
-            for part in (text.train, text.valid)
+    if not model.masked:
+        return Windows(text.train, model.length), Windows(text.valid, model.length)
+    known = BYTES if data.tokenizer == "bytes" else vocabulary(tokenizer(data.tokenizer))
+    if data.whole_words and known.whole_word is None:
+        raise UserError(
+            f"data.whole_words: the tokenizer {data.tokenizer} does not mark tokens that continue a word; set it to false"
         )
-        return train, valid
-    return Windows(text.train, model.length), Windows(text.valid, model.length)
+    known = known if data.whole_words else known._replace(whole_word=None)
+    train, valid = (
+        MaskedWindows(part, model.length, *known, masked=model.masked)
+        for part in (text.train, text.valid)
+    )
+    return train, valid
 
 
 def _of_task(data: Labelled, model: TextConfig) -> tuple[Source, Source]:

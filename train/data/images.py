@@ -169,50 +169,57 @@ def images(data: Images) -> Split:
     """
     try:
         import PIL  # noqa: F401
-        from sklearn.datasets import load_digits
+        import sklearn.datasets  # noqa: F401
     except ImportError as error:
         raise UserError(
             f"images need Pillow and scikit-learn ({error}): pip install -e '.[vision]'"
         ) from error
 
-    if data.source == "tfds":
-        train, valid = _tfds(data)
-    elif data.source == "folder":
-        train, valid = _folder(data), None
-    elif data.source == "idx":
-        train, valid = (_idx(data, split) for split in ("train", "valid"))
-    else:
-        digits = load_digits()
-        pixels = np.round(digits.images[..., None] * (255 / 16)).astype(np.uint8)  # type: ignore[union-attr]
-        labels = digits.target.astype(np.int32)  # type: ignore[union-attr]
-        train, valid = _kept(pixels, labels, 10, data.size), None
-    mine, held = np.arange(len(train.store)), None
-    if valid is None:
-        # Shuffle first, because the order of the file names may depend on the content.
-        order, every = (
-            np.random.default_rng(0).permutation(len(train.store)),
-            round(1 / data.valid_fraction),
-        )
-        held = np.sort(order[::every])
-        mine = np.setdiff1d(mine, held)
+    train, valid = _stored(data)
     train, valid = _as_asked(train, data), None if valid is None else _as_asked(valid, data)
-    other = train if valid is None else valid
-    held = np.arange(len(other.store)) if held is None else held
-    shape = (train.size, train.size, train.channels)
+    if valid is None:
+        mine, held = _held_out(len(train.store), data.valid_fraction)
+        valid = train
+    else:
+        mine, held = np.arange(len(train.store)), np.arange(len(valid.store))
     workers = cores() if data.workers is None else data.workers
-    identity = {"name": data.name if data.source == "tfds" else Path(data.path or data.source).name}
-    for name, kept, chosen in (("train", train, mine), ("valid", other, held)):
-        what = json.dumps(
-            [kept.content, kept.classes, kept.size, kept.channels, *kept.normal]
-        ).encode()
-        identity[name] = hashlib.sha256(what + chosen.astype("<i8").tobytes()).hexdigest()
+    name = data.name if data.source == "tfds" else Path(data.path or data.source).name
     return Split(
         Pictures(train, mine, data.augment, workers),
-        Pictures(other, held, None),
+        Pictures(valid, held, None),
         train.classes,
-        shape,
-        identity,
+        (train.size, train.size, train.channels),
+        {"name": name, "train": _hash(train, mine), "valid": _hash(valid, held)},
     )
+
+
+def _stored(data: Images) -> "tuple[_Kept, _Kept | None]":
+    """The images of the source, and those of its validation split, if it has one."""
+    if data.source == "tfds":
+        return _tfds(data)
+    if data.source == "folder":
+        return _folder(data), None
+    if data.source == "idx":
+        return _idx(data, "train"), _idx(data, "valid")
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    pixels = np.round(digits.images[..., None] * (255 / 16)).astype(np.uint8)  # type: ignore[union-attr]
+    labels = digits.target.astype(np.int32)  # type: ignore[union-attr]
+    return _kept(pixels, labels, 10, data.size), None
+
+
+def _held_out(images: int, fraction: float) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers of the images for training and for validation, if there is no split."""
+    # Shuffle first, because the order of the file names may depend on the content.
+    order = np.random.default_rng(0).permutation(images)
+    held = np.sort(order[:: round(1 / fraction)])
+    return np.setdiff1d(np.arange(images), held), held
+
+
+def _hash(kept: "_Kept", chosen: np.ndarray) -> str:
+    what = json.dumps([kept.content, kept.classes, kept.size, kept.channels, *kept.normal])
+    return hashlib.sha256(what.encode() + chosen.astype("<i8").tobytes()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -378,40 +385,23 @@ def _decode(path: Path, size: int | None, work: Path) -> None:
 
 
 def _write_pixels(path: Path, names: list[str], size: int | None, file: Path) -> None:
-    from PIL import Image, ImageOps
-
     place, pixels, first, gray = {name: i for i, name in enumerate(names)}, None, "", True
-    for name, content in tqdm(
-        _contents(path, place),
-        desc="decode",
-        unit=" files",
-        total=len(names),
-        disable=None,
-        leave=False,
-    ):
+    files = _contents(path, place)
+    shown: dict[str, Any] = {"desc": "decode", "unit": " files", "disable": None, "leave": False}
+    for name, content in tqdm(files, total=len(names), **shown):
         if name not in place:
             continue
-        try:
-            with Image.open(io.BytesIO(content)) as opened:
-                gray = gray and opened.mode in ("1", "L")
-                image = opened.convert("RGB")
-        except Exception as error:
-            raise UserError(
-                f"cannot decode {name} in {path}: {error}; replace or remove the image"
-            ) from error
-        if size is not None:
-            image = ImageOps.fit(image, (size, size), Image.Resampling.BICUBIC)
+        image, is_gray = _decoded(content, f"{name} in {path}", size)
+        gray = gray and is_gray
+        here = f"{name} in {path} has {image.width} x {image.height} pixels"
         if pixels is None:
             if image.width != image.height:
-                raise UserError(
-                    f"{name} in {path} has {image.width} x {image.height} pixels, which is not a square; set data.size"
-                )
+                raise UserError(f"{here}, which is not a square; set data.size")
             shape, first = (len(names), image.height, image.width, 3), name
             pixels = np.lib.format.open_memmap(file, "w+", np.uint8, shape)
         if image.size != pixels.shape[1:3]:
             raise UserError(
-                f"{name} in {path} has {image.width} x {image.height} pixels, but {first} {pixels.shape[1]} x "
-                f"{pixels.shape[2]}; set data.size"
+                f"{here}, but {first} {pixels.shape[1]} x {pixels.shape[2]}; set data.size"
             )
         pixels[place[name]] = np.asarray(image)
     assert pixels is not None  # names is not empty
@@ -419,6 +409,28 @@ def _write_pixels(path: Path, names: list[str], size: int | None, file: Path) ->
         one = np.array(pixels[..., :1])
         del pixels
         np.save(file, one)
+
+
+def _decoded(content: bytes, name: str, size: int | None) -> tuple[Any, bool]:
+    """Decode an image.
+
+    Returns:
+      A Pillow image in colours, and whether the file has only gray.
+
+    Raises:
+      UserError: the file is damaged.
+    """
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(io.BytesIO(content)) as opened:
+            gray = opened.mode in ("1", "L")
+            image = opened.convert("RGB")
+    except Exception as error:
+        raise UserError(f"cannot decode {name}: {error}; replace or remove the image") from error
+    if size is not None:
+        image = ImageOps.fit(image, (size, size), Image.Resampling.BICUBIC)
+    return image, gray
 
 
 # --- tensorflow-datasets ---

@@ -8,7 +8,7 @@ has three parts, each in a function: gradients, update, and hold. The modifiers 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,9 @@ from train.engine.state.model import (
 )
 from train.engine.state.packing import Packed, packed
 from train.plan.modifiers import Micro, Modifier
+
+# The modifiers of a phase, each with its inputs of this step.
+Pairs: TypeAlias = Sequence[tuple[Modifier, Any]]
 
 
 @struct.dataclass
@@ -106,12 +109,7 @@ def _mean(tree: Tree, axis: str | None) -> Tree:
 
 
 def gradients(
-    model: Model,
-    batch: Batch,
-    rows: jax.Array,
-    key: jax.Array,
-    accumulate: int,
-    pairs: Sequence[tuple[Modifier, Any]],
+    model: Model, batch: Batch, rows: jax.Array, key: jax.Array, accumulate: int, pairs: Pairs
 ) -> tuple[jax.Array, Tree]:
     """Return ``(cross-entropy, gradients of the objective)``, the means over micro-batches.
 
@@ -127,28 +125,12 @@ def gradients(
       pairs: modifiers of the phase, each with its inputs of this step.
     """
 
-    def objective(params: Tree, batch: Batch, micro: Micro):
-        """Return ``(objective, cross-entropy)``."""
-        inputs, targets = batch = cut(batch, math.prod(modifier.windows for modifier, _ in pairs))
-        options = {
-            name: x
-            for m, given in pairs
-            for name, x in m.options(given, micro, model.config).items()
-        }
-        at = replace(model, params=params)
-        if not any(modifier.reads_logits and given is not None for modifier, given in pairs):
-            value, _ = scores(at, batch, **options)
-            return value, value
-        output = logits(at, inputs, **options)
-        minimised = value = cross_entropy(output, targets)
-        for modifier, given in pairs:
-            minimised = modifier.objective(minimised, output, inputs, given)
-        return minimised, value
-
     def gradient(batch: Batch, rows: jax.Array, number: Any):
-        (_, value), grads = jax.value_and_grad(objective, has_aux=True)(
-            model.params, batch, Micro(number, key, rows)
-        )
+        micro = Micro(number, key, rows)
+        (_, value), grads = jax.value_and_grad(
+            lambda params: _objective(replace(model, params=params), batch, micro, pairs),
+            has_aux=True,
+        )(model.params)
         return value, constrained_like(grads, model)
 
     if accumulate == 1:
@@ -161,18 +143,31 @@ def gradients(
     return jax.tree.map(lambda x: x / accumulate, total)
 
 
+def _objective(
+    model: Model, batch: Batch, micro: Micro, pairs: Pairs
+) -> tuple[jax.Array, jax.Array]:
+    """Return ``(objective, cross-entropy)`` of a micro-batch."""
+    inputs, targets = batch = cut(batch, math.prod(modifier.windows for modifier, _ in pairs))
+    options = {
+        name: x for m, given in pairs for name, x in m.options(given, micro, model.config).items()
+    }
+    if not any(modifier.reads_logits and given is not None for modifier, given in pairs):
+        value, _ = scores(model, batch, **options)
+        return value, value
+    output = logits(model, inputs, **options)
+    minimised = value = cross_entropy(output, targets)
+    for modifier, given in pairs:
+        minimised = modifier.objective(minimised, output, inputs, given)
+    return minimised, value
+
+
 def _zeros(x: jax.Array) -> jax.Array:
     """Zeros of the shape of ``x`` for a sum, in float32 or a wider dtype."""
     return jnp.zeros_like(x, jnp.promote_types(x.dtype, jnp.float32))
 
 
 def gradients_once(
-    model: Model,
-    batch: Batch,
-    rows: jax.Array,
-    key: jax.Array,
-    accumulate: int,
-    pairs: Sequence[tuple[Modifier, Any]],
+    model: Model, batch: Batch, rows: jax.Array, key: jax.Array, accumulate: int, pairs: Pairs
 ) -> tuple[jax.Array, Tree]:
     """Compute `gradients` with one gather of the weights and one gradient reduction per step.
 
@@ -233,7 +228,7 @@ def updated(
     grads: Tree,
     tx: optax.GradientTransformationExtraArgs,
     lr: Any,
-    pairs: Sequence[tuple[Modifier, Any]],
+    pairs: Pairs,
 ) -> Model:
     """Return ``model`` after one update of the optimizer."""
     updates, opt = tx.update(grads, model.opt, model.params, axes=model.axes)
