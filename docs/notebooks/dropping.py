@@ -1,9 +1,10 @@
 # %% [markdown]
 # # Dropping layers in a third-party model
 #
-# **How do I drop layers in a model that does not support it?** This is a plain Flax Transformer
-# with a Python loop over its blocks. We train it with dropped layers, without changing its code,
-# and check that a dropped layer does not run. Then we see the benefits and the limits.
+# **How do I drop layers in a model that does not support it?** Wrap the call of the model in
+# `dropping`. This notebook takes a plain Flax Transformer with a Python loop over its blocks. It
+# trains the model with dropped layers, without changing its code, and checks that a dropped layer
+# does not run. Then it shows the benefits and the limits.
 
 # %%
 import inspect
@@ -72,23 +73,25 @@ print("gradients of the four blocks:", " ".join(f"{n:.4f}" for n in norms))
 assert norms[1] == norms[2] == 0 < min(norms[0], norms[3])
 
 # %% [markdown]
-# The gradients are exactly zero. The layers are not multiplied by zero, which would not save time,
-# but are behind a conditional whose other branch does not run. The control is a mask that keeps all
-# layers: its loss is bitwise identical to that of the unchanged model.
+# The gradients of the dropped layers are exactly zero. The layers are not multiplied by zero, which
+# would not save time. Each layer is a branch of a conditional, and only the taken branch runs. The
+# control is a mask that keeps all layers: its loss is bitwise identical to the loss of the
+# unchanged model.
 
 # %%
 program = str(jax.make_jaxpr(gated)(params, batch, jnp.ones(LAYERS, bool)))
 print("conditionals in the program:", program.count("cond["), "of", LAYERS, "blocks")
 assert program.count("cond[") == LAYERS
-judged = jax.jit(loss)
-assert gated(params, validation, jnp.ones(LAYERS, bool)) == judged(params, validation)
+evaluated = jax.jit(loss)
+assert gated(params, validation, jnp.ones(LAYERS, bool)) == evaluated(params, validation)
 
 # %% [markdown]
 # ## A schedule
 #
-# Which layers are kept, and when? PLD keeps all layers at first and fewer as training continues,
-# and it keeps deep layers less often than shallow ones. Other schedules are [values of the same
-# class](../howto/dropping.md). The output of a kept layer is divided by its keep probability.
+# A schedule determines the keep probability of each layer in each step. PLD keeps all layers at
+# first and fewer as training continues, and it keeps deep layers less often than shallow ones. The
+# class `LayerDrop` can also express [other schedules](../howto/dropping.md). The output of a kept
+# layer is divided by its keep probability.
 
 # %%
 drop, STEPS = LayerDrop(theta=0.5, scale="block"), 150
@@ -109,10 +112,10 @@ def train(params, thin):
     def step(i, carry):
         params, state, ran = carry
         rows = jax.random.choice(jax.random.fold_in(jax.random.key(1), i), seen, (8,))
-        probs, drawn = keep_masks(
+        probs, sampled = keep_masks(
             drop, LAYERS, STEPS, i, seed=0
         )  # the mask depends on the seed and the step, so it is the same on every device
-        open_, scale = drawn[0] | ~thin, jnp.where(thin, 1 / probs, 1)
+        open_, scale = sampled[0] | ~thin, jnp.where(thin, 1 / probs, 1)
         with dropping(Block, KeepMask(open_, scale)):
             gradient = jax.grad(loss)(params, rows)
         updates, state = tx.update(gradient, state)
@@ -123,19 +126,19 @@ def train(params, thin):
 
 
 (whole, all_ran), (thinned, ran) = train(params, False), train(params, True)
-print(f"all layers  {all_ran:5} layers run, loss {judged(whole, validation):.3f}")
-print(f"dropped     {ran:5} layers run, loss {judged(thinned, validation):.3f}")
+print(f"all layers  {all_ran:5} layers run, loss {evaluated(whole, validation):.3f}")
+print(f"dropped     {ran:5} layers run, loss {evaluated(thinned, validation):.3f}")
 assert 0.5 < ran / all_ran < 0.75
 
 # %% [markdown]
-# Fewer layers run, and the loss is higher. At an equal number of *steps*, this comparison says
-# nothing. The fair comparison is a run from scratch with the same *cost*, and in that comparison
-# [PLD saved nothing in our measurements](../results/dropping.md). Know this before you add it to a
-# model.
+# Fewer layers run, and the loss is higher. This comparison has an equal number of *steps*, so it
+# does not show whether dropping saves compute. The fair comparison is a run from scratch with the
+# same *cost*, and in that comparison [PLD saved nothing in our
+# measurements](../results/dropping.md). Consider this before you use it to save compute.
 #
-# ## What dropping is good for
+# ## A benefit: models that tolerate missing layers
 #
-# A model that was trained with random layers missing tolerates missing layers. The same context
+# A model that was trained with randomly dropped layers tolerates missing layers. The same context
 # manager can remove layers of the trained model, the deepest first:
 
 # %%
@@ -156,6 +159,7 @@ print(
 assert thinned_pays < whole_pays
 
 # %% [markdown]
-# The model can therefore exit early, at the cost in loss shown above. LayerDrop and LayerSkip are
-# made for this purpose. Layer dropping also works for [Flax NNX](../howto/model.md), for scanned
-# layers, and as [a field of a training plan](../howto/dropping.md).
+# Such a model can therefore stop after some of its layers at inference (early exit). The numbers
+# above show how much the loss increases. LayerDrop and LayerSkip were designed for this purpose.
+# Layer dropping also works for [Flax NNX](../howto/model.md), for scanned layers, and as [a field
+# of a training plan](../howto/dropping.md).

@@ -1,9 +1,10 @@
 # %% [markdown]
 # # Growing GPT-2 by hand
 #
-# **What is necessary to widen a GPT-2 without changing a single logit?** This notebook does it with
-# `np.concatenate`, one axis after the other, and shows the typical mistakes. The result is one
-# rule, and the library consists of this rule.
+# **How do I widen a GPT-2 without changing a single logit?** Copy along every axis that grows, and
+# divide the weights of input axes by the number of copies. This notebook does it with
+# `np.concatenate`, one axis after the other, and shows the typical mistakes. The library applies
+# the same rule to any model.
 
 # %%
 from functools import partial
@@ -44,9 +45,9 @@ print(
 # %% [markdown]
 # ## One axis: the hidden units of the MLP
 #
-# Add a copy of every hidden unit. Its input weights and its bias are copied, so the copy computes
-# the same number. But the next kernel *sums* over the hidden units, and now it counts each unit
-# twice.
+# Add a copy of every hidden unit. Its input weights and its bias are copied, so the copy has the
+# same activation. But the next kernel *sums* over the hidden units, and now it counts each unit
+# twice. Its weights must therefore be halved.
 
 # %%
 
@@ -75,10 +76,11 @@ print("copied, divided ", off(wider, with_mlp(params, share=1 / 2)))
 assert off(wider, with_mlp(params, share=1 / 2)) < 1e-4 < off(wider, with_mlp(params, share=1))
 
 # %% [markdown]
-# There are two kernels, one axis and two roles. The hidden units are an **output** axis of `up`, so
-# its weights are copied. They are an **input** axis of `down`, so its weights are divided among the
-# copies. Which leaf of a GPT-2 has which role on which axis? In the models of the library, [each
-# parameter names its axes](../concepts/axes.md), and `.in` marks an input axis.
+# The same axis has a different role in each of the two kernels. The hidden units are an **output**
+# axis of `up`, so its weights are copied. They are an **input** axis of `down`, so its weights are
+# divided among the copies. To widen the complete model, we need the role of every axis of every
+# parameter. In the models of the library, [each parameter names its axes](../concepts/axes.md), and
+# `.in` marks an input axis. The following table shows input axes in brackets.
 
 # %%
 axes = small.axes()
@@ -88,8 +90,8 @@ for p, names in jax.tree_util.tree_leaves_with_path(axes, is_leaf=is_names):
 # %% [markdown]
 # ## Every axis: the same two operations for each leaf
 #
-# Widening by hand is therefore a loop. Copy along every axis that grows, and divide by two if the
-# axis is an input axis of the leaf.
+# Widening by hand is therefore a loop over the leaves: copy along every axis that grows, and divide
+# by two if the axis is an input axis of the leaf.
 
 
 # %%
@@ -111,12 +113,15 @@ assert off(large, grown) < 1e-4
 # %% [markdown]
 # ## Two lines of the table that are not obvious
 #
-# The layer norms *inside* the blocks are only copied, because the mean and the variance of a vector
-# do not change when the vector is repeated. But the axis of the **last** norm is marked as an input
-# axis. The reason is that the head of GPT-2 is tied to the embedding. For the embedding, `embed` is
-# an output axis, so its values must be copied without a factor. For the head, it is an input axis,
-# so something must divide by two. The embedding cannot do both, but the norm before the head can.
-# If you halve the embedding instead, every logit is wrong:
+# First, the layer norms *inside* the blocks are only copied, because the mean and the variance of a
+# vector do not change when the vector is repeated.
+#
+# Second, the axis of the **last** norm is marked as an input axis. The reason is that the head of
+# GPT-2 is tied to the embedding: both use the same array. For the embedding, `embed` is an output
+# axis, so the array must be copied without a factor. For the head, it is an input axis, so the
+# logits must be divided by two. The array cannot satisfy both. Therefore the scale and the bias of
+# the norm before the head are divided by two. If you halve the embedding instead, every logit is
+# wrong:
 
 # %%
 norm, table = grown["final_norm"], grown["token_embedding"]
@@ -133,14 +138,14 @@ assert off(large, halved) > 0.1 and np.allclose(
 )
 
 # %% [markdown]
-# Heads are copied as complete units. If we doubled the dimensions within a head instead, the
-# attention scores would be twice as large.
+# Attention heads are copied as a whole. If we doubled the dimensions within a head instead, the dot
+# products of queries and keys would be twice as large.
 #
 # ## The rule as data
 #
-# For one axis, the loop applied two matrices: one to leaves for which it is an output axis
-# (`write`), and one to leaves for which it is an input axis (`read`). A growth is a dict of such
-# pairs, and `grow` applies it. Nothing in it is specific to GPT-2.
+# For each axis, the loop applied two matrices: one to leaves for which it is an output axis
+# (`write`), and one to leaves for which it is an input axis (`read`). A growth is a dict from axis
+# names to such pairs, and `grow` applies it. Nothing in a growth is specific to GPT-2.
 
 # %%
 eye = np.eye(20)
@@ -152,9 +157,10 @@ jax.tree.map(np.testing.assert_array_equal, grow(growth, params, axes), grown)
 print("hypercloning is bitwise identical to our loop:", ", ".join(growth))
 
 # %% [markdown]
-# A growth can also be reversed. The swapped growth leads back to the small model: it averages
-# copies and adds the divided weights, and the result is bitwise identical to the small model. This
-# is [coalescing](../papers/multilevel.md), one half of [a V-cycle](v_cycle.py).
+# A growth can also be reversed by `swap`. The swapped growth leads back to the small model: it
+# averages the copies and adds the divided weights, and the result is bitwise identical to the small
+# model. This operation is [coalescing](../papers/multilevel.md), one half of [a
+# V-cycle](v_cycle.py).
 
 # %%
 jax.tree.map(np.testing.assert_array_equal, grow(swap(growth), grown, axes), params)
@@ -164,9 +170,9 @@ print("small model again: bitwise identical")
 # ## Depth is different
 #
 # Layers are stacked on an axis named `layers`, and copying a layer is as easy as copying a unit.
-# But layers are applied one *after* the other, so no later kernel sums over the copies and could
-# divide by two. With any map, a copied layer acts again. Only copies that initially add nothing
-# preserve the function.
+# But layers are applied one *after* the other. No later kernel sums over the copies, so no kernel
+# can divide by two. A copied layer is therefore applied twice, whatever the map is. Only copies
+# that initially add nothing to the residual stream preserve the function.
 
 # %%
 deep = small.with_sizes({"layers": 4})
@@ -176,8 +182,8 @@ for name in ("stack", "interleave", "llama_pro"):
 assert off(deep, grow(deeper, params, axes)) < 1e-4
 
 # %% [markdown]
-# Does a function-preserving start train better than another one? Not necessarily. `stack` has been
-# the better start in published comparisons, and the [measurements here](../results/index.md)
-# contain further surprises. Whether an operator preserves the function is a property to know, but
-# it does not decide how useful the operator is. See also [which operator preserves
+# Does a model train better if the growth preserved its function? Not necessarily. In published
+# comparisons, `stack` reached lower losses, although it does not preserve the function. The
+# [measurements here](../results/index.md) also show that function preservation does not determine
+# how much an operator saves. See also [which operator preserves
 # what](../concepts/operators.md), and [the same steps for your own model](../howto/model.md).

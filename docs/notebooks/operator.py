@@ -1,10 +1,11 @@
 # %% [markdown]
 # # Writing an operator, and property-testing it
 #
-# **How do I write a growth operator and test that it is correct?** Every function-preserving
-# widening of the literature divides a unit's output weights *evenly* among its copies. Is this
-# necessary? If the next kernel takes 30 % from one copy and 70 % from the other, the sum is the
-# same. Let us write this operator, try to break it, and find out what it is good for.
+# **How do I write a growth operator and test that it is correct?** Return a pair of matrices for an
+# axis, and test the properties that the operator must have. The example is an operator with uneven
+# shares. Many function-preserving operators divide a unit's output weights *evenly* among its
+# copies. Is this necessary? If the next kernel takes 30 % from one copy and 70 % from the other,
+# the sum is the same. This notebook writes this operator, tests it, and shows its advantage.
 
 # %%
 import re
@@ -27,7 +28,7 @@ from jaxgrow.testing import (
 
 
 def uneven(size: int, share: float) -> AxisMap:
-    """Copy every unit. The input weights of the first copy are multiplied by ``share``, those of the second by the rest."""
+    """Copy every unit, and give the first copy ``share`` of the input weights."""
     eye = np.eye(size)
     return AxisMap(
         write=np.concatenate([eye, eye]), read=np.concatenate([share * eye, (1 - share) * eye])
@@ -40,9 +41,10 @@ print(uneven(2, 0.25).read)
 # This is the complete operator: [a pair of matrices](../concepts/growths.md). `grow` applies it to
 # any model that names the axis.
 #
-# ## Which properties should it have?
+# ## Properties to test
 #
-# We test the properties for all sizes, shares and weights, not for one example.
+# The operator should be linear, invertible by its swap, and function-preserving. We test these
+# properties for many sizes, shares and weights, not for one example.
 # [Hypothesis](https://hypothesis.readthedocs.io) samples them and reduces a failing case to the
 # smallest one. The assertions come from [`jaxgrow.testing`](../howto/operator.md). The dtype is
 # float64, so that tolerances test the mathematics and not the rounding.
@@ -55,7 +57,7 @@ def model(params, x):
     return np.maximum(x @ params["up"] + params["bias"], 0) @ params["down"]
 
 
-def drawn(seed, embed, mlp):
+def sampled(seed, embed, mlp):
     rng = np.random.default_rng(seed)
     return {
         "up": rng.normal(size=(embed, mlp)),
@@ -73,7 +75,7 @@ def properties(operator):
     @given(st.integers(1, 7), st.integers(1, 7), st.floats(-2, 2), st.integers(0, 2**32 - 1))
     def holds(embed, mlp, share, seed):
         growth = {"mlp": operator(mlp, share)}
-        first, second = drawn(seed, embed, mlp), drawn(seed + 1, embed, mlp)
+        first, second = sampled(seed, embed, mlp), sampled(seed + 1, embed, mlp)
         x = np.random.default_rng(seed).normal(size=(3, embed))
 
         def larger(params):
@@ -113,7 +115,7 @@ else:
 # %% [markdown]
 # ## In a real model, with other operators
 #
-# A growth of one axis does not change the others, so it can be composed with a growth of those.
+# A growth of one axis does not change the other axes, so it can be composed with a growth of them.
 
 # %%
 config = GPT2Config(vocab=17, context=8, layers=2, embed=8, heads=2, head_dim=4, mlp=12)
@@ -129,7 +131,7 @@ growth = compose(
 large = config.resized(growth)
 
 
-def says(config):
+def logits_of(config):
     return jax.jit(lambda params, tokens: config.module.apply({"params": params}, tokens))
 
 
@@ -137,7 +139,7 @@ def larger(params):
     return grow(growth, params, axes)
 
 
-before, after = says(config), says(large)
+before, after = logits_of(config), logits_of(large)
 assert_function_preserving(larger, params, before, after, tokens, atol=1e-5)
 print(
     "a GPT-2, wider on three axes:",
@@ -146,9 +148,9 @@ print(
 )
 
 # %% [markdown]
-# The growth of gradients is also a property. They grow by the [dual](../concepts/growths.md)
-# growth, not by the growth itself. Adam's moments consist of gradients, so `grow_optimizer` uses
-# the dual.
+# Another property concerns gradients. The gradients of the large model follow from the gradients of
+# the small model by the [dual](../concepts/growths.md) growth, not by the growth itself. Adam's
+# moments are means of gradients, so `grow_optimizer` uses the dual.
 
 
 # %%
@@ -171,17 +173,17 @@ except AssertionError:
     print("gradients grow by the dual growth, not like weights")
 
 # %% [markdown]
-# ## What is it good for?
+# ## The advantage of uneven shares
 #
-# So far we tested exactness, and equal shares are just as exact. The difference shows in training.
-# Copies with equal shares receive the same gradient in every step, so they remain one unit at twice
-# the cost. No property of the operator shows this, but an experiment does.
+# All of these properties also hold for equal shares. The difference shows in training. Copies with
+# equal shares receive the same gradient in every step, so they remain one unit at twice the cost.
+# None of the properties above shows this, but an experiment does.
 
 
 # %%
 def apart(share, tx, steps=200):
     """The final difference of the copies, relative to their size."""
-    small = drawn(0, 4, 6)
+    small = sampled(0, 4, 6)
     params = grow({"mlp": uneven(6, share)}, small, AXES)
     x, y = np.random.default_rng(1).normal(size=(2, 64, 4))
 
@@ -209,6 +211,6 @@ assert max(found[0.5]) < 1e-6 < min(found[0.3])
 # With a share of one half, the copies never become different. Noise that cancels
 # (`jaxgrow.growth.symmetry.break_symmetry`, from HyperCloning) also breaks the symmetry, and so
 # does an [optimizer state](../concepts/operators.md#optimizer-state) that is not copied. Whether
-# different new units are worth their FLOPs is the next question, and no property of a matrix
-# answers it: [measure it](saving.py). To contribute an operator, change [these
+# different new units lower the loss enough to justify their FLOPs is another question. No property
+# of a matrix answers it; [measure it](saving.py). To contribute an operator, change [these
 # places](../contributing.md).

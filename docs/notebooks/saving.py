@@ -1,11 +1,13 @@
 # %% [markdown]
 # # Reading a saving honestly
 #
-# **How can a reported saving be wrong, and how should it be measured?** "Reaches the baseline's
-# loss with 40 % less compute." This notebook shows a method that does *nothing at all* and passes
-# this test. Then it shows a real method, read in several ways, only one of which is valid. A
-# network with one hidden layer is sufficient: sixteen seeds of it train in a second, and it shows
-# the same mistakes as a language model.
+# **How can a reported saving be wrong, and how should it be measured?** Compare a method with
+# shorter baselines, each with a fully decayed learning rate, and count all costs. Papers often
+# report instead that a method "reaches the baseline's loss with 40 % less compute". This notebook
+# shows a method that does *nothing at all* and passes this test. Then it computes the saving of a
+# real method in several ways, only one of which is valid. A network with one hidden layer is
+# sufficient: sixteen seeds of it train in a second, and it shows the same mistakes as a language
+# model.
 
 # %%
 from functools import partial
@@ -39,7 +41,7 @@ def truth(x):
     return jnp.sin(2 * x[:, :1] + x[:, 1:2]) * x[:, 2:3] + jnp.abs(x[:, 3:])
 
 
-HELD_OUT = jax.random.normal(jax.random.key(1000), (512, 4))
+VALIDATION = jax.random.normal(jax.random.key(1000), (512, 4))
 
 
 @jax.jit
@@ -63,7 +65,7 @@ def _train(params, seed, begin, end, total, rate):
         return (
             params,
             state,
-            curve.at[i].set(jnp.square(model(params, HELD_OUT) - truth(HELD_OUT)).mean()),
+            curve.at[i].set(jnp.square(model(params, VALIDATION) - truth(VALIDATION)).mean()),
         )
 
     start = params, adam.init(params), jnp.full(STEPS // EVERY, jnp.nan)
@@ -98,8 +100,8 @@ print(f"from scratch, {STEPS} steps: loss {interval(final(baseline))}")
 # ## A method that does nothing
 #
 # Our method is called *Early*. It trains with the settings of the baseline for six tenths of the
-# steps, its learning rate decays to zero, and it stops. We compare it with the baseline's own loss
-# curve, as savings are often reported:
+# steps, its learning rate decays to zero within these steps, and it stops. We compare its final
+# loss with the loss curve of the baseline, as savings are often reported:
 
 # %%
 EARLY = round(0.6 * STEPS)
@@ -119,10 +121,10 @@ print(f"so Early saves {1 - EARLY / there:.0%}?")
 assert there > 1.2 * EARLY
 
 # %% [markdown]
-# The saving comes from the decay: the loss of *any* run falls when its learning rate decays to
-# zero, and at the step where Early stops, the baseline's learning rate has not begun to decay. The
-# saving belongs to the schedule. A run must be compared with runs that were **decayed over their
-# own budgets**. Such runs for several budgets form a frontier, and the saving of a method is its
+# The apparent saving comes from the decay: the loss of *any* run falls when its learning rate
+# decays to zero, and at the step where Early stops, the baseline's learning rate has not begun to
+# decay. A run must therefore be compared with runs whose learning rate also **decayed fully within
+# their budgets**. Such runs for several budgets form a frontier, and the saving of a method is its
 # horizontal distance to this frontier.
 
 # %%
@@ -141,9 +143,9 @@ print("Early against the frontier:", f"{saved(EARLY, final(early).mean()):.3f}")
 assert abs(saved(EARLY, final(early).mean())) < 1e-6
 
 # %% [markdown]
-# The saving is zero. A comparison of a method with itself must give zero, so test this first for
-# any way of comparing. It is *exactly* zero because these runs are part of the frontier. With other
-# seeds, the same method shows the effect of the seeds alone, and a "saving" below this value means
+# The saving is zero, as it must be for a method that does nothing. Test this first for any way of
+# comparing. The saving is *exactly* zero because these runs are part of the frontier. With other
+# seeds, the same method shows the effect of the seeds alone. A "saving" below this value means
 # nothing:
 
 # %%
@@ -155,7 +157,7 @@ half_width = 2.13 * again.std(ddof=1) / len(again) ** 0.5
 assert abs(again.mean()) < 2 * half_width and again.max() > 0.05
 
 # %% [markdown]
-# If we reported only the best of these seeds, there would be a saving.
+# If we reported only the best of these seeds, the method would seem to save compute.
 #
 # ## A method that does something
 #
@@ -185,7 +187,7 @@ assert (
 
 # %% [markdown]
 # These are four numbers from the same runs. Each is smaller or less certain than the one before.
-# The last one would be the number to report, except for a fifth question: **did the baseline use
+# Line 4 is the number to report, if the answer to one more question is yes: **did the baseline use
 # its best learning rate?**
 
 # %%
@@ -196,8 +198,8 @@ for rate in (1e-2, RATE, 6e-2, 1.2e-1):
 
 # %% [markdown]
 # It did, among these four; otherwise line 4 would be invalid. The method must be tuned in the same
-# way, so that both sides are at their best. The better the baseline, the smaller the saving.
-# Compared with an untuned baseline, almost any method saves something. At the sizes of the
-# [results](../results/muon.md), all five questions were asked. [The
-# rules](../concepts/comparison.md) are four lines. The command that follows them, `train.compare
-# --frontier 0.55,0.75 --seeds 0,1,2`, is described in [Start](../start.md).
+# way. The better the baseline, the smaller the saving. Compared with an untuned baseline, almost
+# any method saves something. The [results](../results/muon.md) report savings as in line 4, with
+# swept learning rates. [Honest comparison](../concepts/comparison.md) gives the rules. The command
+# that follows them, `train.compare --frontier 0.55,0.75 --seeds 0,1,2`, is described in
+# [Start](../start.md).

@@ -1,10 +1,12 @@
 # %% [markdown]
 # # A V-cycle in twenty lines
 #
-# **How does a V-cycle work, and when is it worthwhile?** Train the large model for a few steps,
-# *coalesce* it, train the small model, whose steps cost a fraction, transfer its progress to the
-# large model, and finish the training of the large one. This is the [multi-level
-# framework](../papers/multilevel.md) of Zou et al. First, we need a model, data and a train step.
+# **How does a V-cycle work, and when is it worthwhile?** A V-cycle trains the large model for a few
+# steps and *coalesces* it into a small model. It trains the small model, whose steps cost a
+# fraction of a large step, transfers its progress to the large model, and finishes the training of
+# the large one. This is the [multi-level framework](../papers/multilevel.md) of Zou et al. It is
+# worthwhile only if the small model alone would not reach the same loss at a lower cost. First, we
+# need a model, data and a train step.
 
 # %%
 import argparse
@@ -51,18 +53,18 @@ def train(config, params, steps, seed, rate=1e-2):
     )  # algebra on the host does not have to be compiled
 
 
-judged = jax.jit(loss, static_argnums=0)
+evaluated = jax.jit(loss, static_argnums=0)
 start, axes = jax.device_get(jax.jit(LARGE.init)(jax.random.key(0))), LARGE.axes()
 print(
-    f"a uniform guess costs {np.log(LARGE.vocab):.3f}, the untrained model {judged(LARGE, start, validation):.3f}"
+    f"a uniform guess costs {np.log(LARGE.vocab):.3f}, the untrained model {evaluated(LARGE, start, validation):.3f}"
 )
 
 # %% [markdown]
 # ## The twenty lines
 #
-# De-coalescing is a [growth](../concepts/growths.md), and coalescing is the same growth, swapped.
-# One value defines both, so that going up and down again changes nothing. Here, width and depth are
-# halved, and every map is a mean or a copy.
+# De-coalescing is a [growth](../concepts/growths.md), and coalescing is the swap of this growth.
+# Both are defined by the same maps, so de-coalescing a model and coalescing the result changes
+# nothing. Here, width and depth are halved, and every map is a mean or a copy.
 
 # %%
 up = operators.decoalesce(sizes(start, axes), heads="far", layers="adjacent")
@@ -80,21 +82,22 @@ print(
     f"a step of the small model costs {cost[SMALL] / cost[LARGE]:.0%} of one of the large: {SMALL.sizes()}"
 )
 print(
-    f"the large model for {ABOVE} steps {judged(LARGE, before, validation):.3f}, "
-    f"coalesced {judged(SMALL, coarse, validation):.3f}"
+    f"the large model for {ABOVE} steps {evaluated(LARGE, before, validation):.3f}, "
+    f"coalesced {evaluated(SMALL, coarse, validation):.3f}"
 )
 print(
-    f"the small one for {BELOW} steps   {judged(SMALL, small, validation):.3f}, "
-    f"transferred {judged(LARGE, fixed, validation):.3f}"
+    f"the small one for {BELOW} steps   {evaluated(SMALL, small, validation):.3f}, "
+    f"transferred {evaluated(LARGE, fixed, validation):.3f}"
 )
-print(f"the large one for {AFTER} more    {judged(LARGE, cycled, validation):.3f}")
+print(f"the large one for {AFTER} more    {evaluated(LARGE, cycled, validation):.3f}")
 
 # %% [markdown]
 # ## Two properties that do not depend on the losses
 #
-# Going up and down again gives bitwise identical parameters. And if the small model has learned
-# *nothing*, the cycle must change nothing. This is the control that distinguishes the correction
-# from the paper's interpolation, which moves the large model towards its own coarse part.
+# First, de-coalescing and then coalescing gives bitwise identical parameters. Second, if the small
+# model has learned *nothing*, the cycle must not change the large model. The second property
+# distinguishes the correction from the paper's interpolation, which averages the large model with
+# the de-coalesced one and therefore removes a part of the differences between merged units.
 
 # %%
 jax.tree.map(np.testing.assert_array_equal, grow(swap(up), grow(up, small, axes), axes), small)
@@ -110,8 +113,8 @@ print(
 assert moved[0] == 0 < moved[1]
 
 # %% [markdown]
-# Which start should we choose, and with which weight of the small model? These are the losses of
-# all candidates before further training:
+# How should the progress of the small model be transferred, and with which weight? These are the
+# losses of all candidates before further training:
 
 # %%
 lifted = grow(up, small, axes)
@@ -121,13 +124,13 @@ for name, params in {
     "the small one, de-coalesced": lifted,
     "corrected": fixed,
 }.items():
-    print(f"{name:28} {judged(LARGE, params, validation):.3f}")
+    print(f"{name:28} {evaluated(LARGE, params, validation):.3f}")
 
 # %% [markdown]
 # Do not draw conclusions from this table. In width, the de-coalesced model computes the same
-# function as the small one. In depth, each layer now acts twice, which increases the loss. The
-# corrected model keeps a fine part that belongs to other coarse weights. The quality of a start
-# only shows *after* training:
+# function as the small one. In depth, each layer is applied twice, which increases the loss. The
+# corrected model combines the new weights of the small model with differences between units that
+# were trained with the old weights. Only the loss *after* training shows how good a candidate is:
 
 # %%
 starts = {
@@ -138,41 +141,43 @@ after = {"corrected": cycled} | {
     name: train(LARGE, params, AFTER, 3) for name, params in starts.items()
 }
 for name, params in after.items():
-    print(f"{name:28} {judged(LARGE, params, validation):.3f}")
+    print(f"{name:28} {evaluated(LARGE, params, validation):.3f}")
 
 # %% [markdown]
-# Although these starts differ much, they end with similar losses. In the de-coalesced model, every
-# unit has [an identical copy that receives identical gradients](operator.py). It is in effect still
-# the small model, and only the fine part of `before` could make the copies different. In a longer
-# run, this matters.
+# Although these candidates begin with very different losses, they end with similar losses. In the
+# de-coalesced model, every unit has [an identical copy that receives identical
+# gradients](operator.py), so in width the model is in effect still the small one. In the corrected
+# and the interpolated model, the units of `before` make the copies different. In a longer run, this
+# matters.
 #
 # ## Was it worthwhile?
 #
-# The cost of every phase counts. For comparison, we need the loss that the same FLOPs reach without
-# a cycle: the large model from scratch, at more learning rates than the one used above, and also
-# the small model alone.
+# The cost of every phase counts. For comparison, we need the loss that training without a cycle
+# reaches with the same FLOPs: the large model from scratch, also at another learning rate than the
+# one used above, and the small model alone.
 
 # %%
-bill = (ABOVE + AFTER) * cost[LARGE] + BELOW * cost[SMALL]
-ended = judged(LARGE, cycled, validation)
+spent = (ABOVE + AFTER) * cost[LARGE] + BELOW * cost[SMALL]
+ended = evaluated(LARGE, cycled, validation)
 print(
-    f"V-cycle                  {ABOVE + BELOW + AFTER:4} steps, {bill / 1e9:.2f} GFLOPs, loss {ended:.3f}"
+    f"V-cycle                  {ABOVE + BELOW + AFTER:4} steps, {spent / 1e9:.2f} GFLOPs, loss {ended:.3f}"
 )
 for name, config, init in (("large", LARGE, start), ("small", SMALL, grow(swap(up), start, axes))):
-    steps = round(bill / cost[config])
+    steps = round(spent / cost[config])
     for rate in (1e-2, 2e-2):
-        loss_of = judged(config, train(config, init, steps, 3, rate), validation)
+        loss_of = evaluated(config, train(config, init, steps, 3, rate), validation)
         print(
             f"{name} alone, peak lr {rate:<6} {steps:5} steps, {steps * cost[config] / 1e9:.2f} GFLOPs, loss {loss_of:.3f}"
         )
-    assert abs(steps * cost[config] / bill - 1) < 0.01
+    assert abs(steps * cost[config] / spent - 1) < 0.01
 
 # %% [markdown]
-# This is one seed of a toy model, so nothing follows from which line is lowest. But consider *why*
-# a line is low. With so few steps, the number of steps is the limit, and a cheaper model takes more
-# of them. The cycle therefore beats the large model, and the small model beats both. A large model
-# is for budgets at which the small model no longer improves, and only at such budgets a saving is
-# meaningful. [Reading a saving honestly](saving.py) explains the method, and [the
-# results](../results/muon.md) give the measurements. The cycle as a plan, with an optimizer state
+# This is one seed of a toy model, so the order of the lines proves nothing. But the reason for the
+# order is instructive. In so short a training, the number of steps limits the loss, and a cheaper
+# model takes more steps for the same FLOPs. The cycle therefore ends below the large model, and the
+# small model ends below both. A large model is useful at budgets at which the small model no longer
+# improves, and only at such budgets a saving is meaningful. [Reading a saving
+# honestly](saving.py) explains how to measure it, and [the results](../results/muon.md) give the
+# measurements. The cycle as a plan, with an optimizer state
 # that grows with the weights, any number of levels, and a ledger of all costs, is [one
 # config](../concepts/plans.md).
