@@ -83,7 +83,7 @@ def judged(
 def _learned(model: Path, name: str, data: Path, tokenizer: str | None) -> dict[str, Any]:
     """Return the metrics of a task that the model was fine-tuned on.
 
-    The length and the stride are those of the fine-tuning.
+    The length and the stride have the values of the fine-tuning.
     """
     where = data / name if (data / name).is_dir() else data
     run = Workdir(model)

@@ -158,7 +158,7 @@ def l_384_pld() -> Experiment:
 
 
 def l_384_sbld() -> Experiment:
-    """`l_384` with SBLD, for as many epochs as the baseline."""
+    """`l_384` with SBLD, for the same number of epochs as the baseline."""
     return _tuned("swin_l_384_sbld", SBLD)
 
 

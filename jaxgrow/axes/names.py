@@ -35,8 +35,8 @@ If the stages of a model have different sizes, the number of the stage follows t
 ``layers.2``. The `kind` of an axis is its name without this number. Axes with the same number
 belong to the same stage.
 
-The bias of a key is therefore ``("layers", "heads", "head_dim.in.bias")``, because the attention
-contracts the head dimension of keys later, and the value kernel is
+For example, the bias of a key is ``("layers", "heads", "head_dim.in.bias")``, because the attention
+contracts the head dimension of keys later. The value kernel is
 ``("layers", "embed.in", "heads", "head_dim.value")``. The output kernel of the attention,
 ``("layers", "heads.in", "head_dim.in", "embed")``, needs no further suffix.
 """

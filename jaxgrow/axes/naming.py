@@ -48,9 +48,10 @@ def from_rules(params: Params, rules: Mapping[str, Names]) -> Axes:
 
     Raises:
       ValueError: a leaf matches no rule; a rule and a leaf have different numbers of axes; a rule
-        does not determine the role of a leaf; all leaves that a rule matches are matched by earlier
-        rules, or there are none; or names of `infer` still contain ``?``. One message lists all
-        these problems, each once. If none of them occurs, two sizes of one axis are an error.
+        does not determine the role of a leaf; a rule applies to no leaf, because it matches none or
+        because earlier rules match all of them; or names of `infer` still contain ``?``. One message
+        lists all these problems, each once. If there are no such problems, it is also an error if
+        one axis has two sizes.
 
     Example:
       >>> params = {"up": {"kernel": np.ones((2, 3)), "bias": np.ones(3)}, "down": {"kernel": np.ones((3, 2))}}

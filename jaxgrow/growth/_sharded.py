@@ -121,9 +121,10 @@ def layout(
 ) -> Layout:
     """Choose the pieces in which a device computes its part of the result.
 
-    It chooses the smallest number of pieces that keeps the temporary memory within a budget. The
-    budget is the size of the device's part of the source, but at least `LEAST_BUDGET`. If possible,
-    devices do not exchange single rows.
+    The function chooses a dimension, and the smallest number of pieces along it that keeps the
+    temporary memory within a budget. The budget is the size of the device's part of the source, but
+    at least `LEAST_BUDGET`. If possible, it is a dimension along which no device needs rows of
+    another device.
 
     Args:
       terms: the maps whose sum acts on the array.
@@ -285,8 +286,8 @@ def _gathered(x: jax.Array, over: tuple[str, ...], dim: int) -> jax.Array:
 def _fetched(lay: Layout, x: jax.Array, index: jax.Array) -> jax.Array:
     """Fetch rows of a sharded dimension from the devices that hold them.
 
-    Every device sends the requested rows to each other device. Rows that it does not hold are
-    replaced by arbitrary ones, and the receiver selects those of the owner.
+    Every device sends the requested rows to each other device. It sends arbitrary rows in place of
+    rows that it does not hold. The receiver keeps each row only from the device that holds it.
     """
     over, dim, size = lay.over[lay.dim], lay.dim, x.shape[lay.dim]
     asked = jax.lax.all_gather(index, over) - jax.lax.axis_index(over) * size

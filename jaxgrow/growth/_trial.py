@@ -3,8 +3,8 @@
 The names of leaves do not determine it. ``mu`` is a mean of gradients in Adam and a mean of
 normalized gradients in ADOPT, and the values that ``optax.trace`` accumulates depend on the
 transformations before it. Therefore the optimizer takes a few steps with parameters of two units
-per axis. It repeats these steps with scaled gradients and with scaled parameters. The factor by
-which the changes of a leaf scale shows what the leaf holds.
+per axis. It repeats these steps with scaled gradients and with scaled parameters. The content of a
+leaf follows from the factor by which this multiplies the changes of the leaf.
 """
 
 from collections.abc import Callable

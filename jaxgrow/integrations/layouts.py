@@ -54,7 +54,7 @@ class Layout:
         return replace(self, names=names, axes=axes)
 
     def groups(self) -> list[str]:
-        """The axes of the array; those of flattened axes are in parentheses.
+        """The axes of the array. Axes that are flattened into one are in parentheses.
 
         Example:
           >>> Layout(("embed.in", "heads", "head_dim"), "(heads head_dim) embed").groups()

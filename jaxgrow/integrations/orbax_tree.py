@@ -255,7 +255,7 @@ class Writer:
 class OrbaxItems:
     """A checkpoint with separate items for parameters and optimizer state, as Tunix writes it.
 
-    Its interface is that of `OrbaxTree`.
+    It has the interface of `OrbaxTree`.
 
     Args:
       folder: the folder of all steps of a run, or of one step.

@@ -130,9 +130,9 @@ def sensitivity(
 def block_list(measured: ArrayLike, s: Sensitivity) -> jax.Array:
     """The layers that are never dropped, bool [layers].
 
-    These are the ``max(1, ceil(share L))`` layers with the largest sensitivity, without
-    ``s.allow``, and the layers of ``s.block``. The allow list of the paper is the complement.
-    [reconstructed]
+    These are the ``max(1, ceil(share L))`` layers with the largest sensitivity, except for the
+    layers in ``s.allow``, and in addition the layers in ``s.block``. The allow list of the paper
+    contains all other layers. [reconstructed]
 
     Args:
       measured: the sensitivities [layers].

@@ -78,7 +78,7 @@ class Dropout:
     """Dropout of the output of every sublayer, used as a ``KeepMask.scale`` (Srivastava et al., 2014).
 
     Attributes:
-      keys: a random key for each layer and sample, [layers, B]. A block gets those of its layer,
+      keys: a random key for each layer and sample, [layers, B]. A block gets the keys of its layer,
         [B].
       rate: the probability that an entry becomes zero. The other entries are divided by
         ``1 - rate``.

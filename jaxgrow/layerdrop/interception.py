@@ -242,7 +242,7 @@ def _sliced(module: nn.Module, whole: Mapping[str, Any]) -> bool:
 def _changed(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, str | None, Arguments]:
-    """The first argument of the block, its name if it was given by name, and the others."""
+    """The first argument of the block, its name if it was given by name, and the other arguments."""
     name = None if args else next(iter(inspect.signature(module.__call__).parameters), None)
     x = args[0] if args else kwargs.get(name or "")
     if not isinstance(x, jax.Array | np.ndarray):

@@ -102,8 +102,8 @@ class LayerDrop:
     PLD                             (the defaults)                      Zhang & He, NeurIPS 2020
     SBLD                            ``sensitivity=Sensitivity()``       Zeng et al., AAAI 2023,
                                                                         reconstructed
-    SBLD, scheduled by variance     ``sensitivity=Sensitivity(),        the same; it replaces their
-                                    time="variance",                    fit
+    SBLD, scheduled by variance     ``sensitivity=Sensitivity(),        the same; our curve replaces
+                                    time="variance",                    their fit
                                     variance=fit_variance(...)``
     stochastic depth, linear decay  ``time="constant"``                 Huang et al. 2016
     LayerDrop                       ``time="constant",                  Fan et al. 2019

@@ -63,7 +63,7 @@ def upcycle(sizes: Sizes, target: Sizes) -> dict[str, CopyMap]:
     state="copy",
 )
 def virtual_groups(sizes: Sizes, target: Sizes) -> Rules:
-    """Cut a single expert into G parts, and copy each part E / G times: finer experts, equal cost.
+    """Cut a single expert into G parts, and copy each part E / G times: finer experts at equal cost.
 
     ``target`` is ``{"experts": E, "mlp": F'}``. With the old number F of MLP units, ``G = F / F'``,
     and expert e is a copy of part ``e mod G``. Each group of G consecutive experts contains every

@@ -2,8 +2,8 @@
 
 The width grows by ``Omega_j = B_out W_j B_in.T``, then the depth by ``W'_i = sum_j w_ij Omega_j``
 (Eq. 8). The coefficients ``B`` and ``w`` are a pytree. `growth` converts them to a growth for
-`jaxgrow.grow`, which is differentiable in them. About a hundred steps of the pre-training loss can
-therefore learn them while the small model is frozen::
+`jaxgrow.grow`, which is differentiable in them. They can therefore be learned in about a hundred
+steps on the pre-training loss, while the small model is frozen::
 
     coefficients = init(LiGO(), axes, sizes, target, key)
     loss = lambda c, batch: large_loss(grow(growth(c, axes, sizes), small, axes), batch)

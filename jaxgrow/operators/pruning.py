@@ -282,5 +282,5 @@ def _only(new: int, old: int, layers: np.ndarray, size: int) -> AxisMap:
 
 
 def _commonest(units: np.ndarray, size: int) -> np.ndarray:
-    """The units that are kept most often over the layers; their number is that of each layer."""
+    """The units that most layers keep. Their number is the number of units that each layer keeps."""
     return best(np.bincount(units.reshape(-1), minlength=size), units.shape[-1])

@@ -348,7 +348,7 @@ def lemon(
     Heads and MLP units are copied in turn. The input weights of C copies receive unequal shares:
     ``1/C + noise`` for each copy, and the remainder for the original. The new residual stream
     consists of complete copies of the old stream (tiles) and, in the remaining slots, the *mean* of
-    the old units. Its mean therefore stays the same, and its variance shrinks by
+    the old units. The mean of the stream therefore stays the same, and its variance shrinks by
     ``1/eta^2 = D' / (tiles D)``. Norms compensate for this with ``eta gamma`` and ``eta^2 eps``
     (`Rules.eps`, which `Config.resized` applies), and ignore the remaining slots. The noise has
     standard deviation ``1 / (sqrt(D') L)``. LEMON adds layers with `llama_pro`.

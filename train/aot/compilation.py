@@ -284,7 +284,8 @@ class Rehearsal:
     ) -> tuple[Any, float]:
         """Compile a program, record it, and return ``(shapes of the first result, FLOPs)``.
 
-        The recorded parameters are those of ``models``, by default of the models in ``arguments``.
+        It records the size of the parameters of ``models``; by default, of the models in
+        ``arguments``.
         """
         self.say(f"compiling: {self._phase.label}, {what}")
         with jax.set_mesh(self.mesh):

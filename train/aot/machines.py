@@ -21,9 +21,9 @@ from train.common.errors import UserError
 class Chip:
     """One device, with its manufacturer's figures for dense products in bfloat16.
 
-    The network between hosts is not a part of a chip. Its figure is that of the manufacturer's
-    reference systems (DGX): one adapter of 400 Gb/s for each H100 and H200, and of 200 Gb/s for
-    each A100.
+    The network between hosts is not a part of a chip. Its bandwidth is taken from the
+    manufacturer's reference systems (DGX): one adapter of 400 Gb/s for each H100 and H200, and of
+    200 Gb/s for each A100.
 
     Attributes:
       platform: "cuda", "tpu" or "cpu".

@@ -1,4 +1,4 @@
-"""Which phases train a model, and which one measures its layers in between?"""
+"""Which phases train a model, and which phase measures its layers in between?"""
 
 import itertools
 import math
