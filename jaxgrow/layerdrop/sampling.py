@@ -37,16 +37,16 @@ def sample(key: jax.Array, probs: ArrayLike) -> jax.Array:
 
 
 def systematic(key: jax.Array, probs: ArrayLike, count_key: jax.Array | None = None) -> jax.Array:
-    """Sample a keep mask, bool [layers], with exact marginals and a fixed number of kept layers.
+    """Sample a keep mask, bool [layers], whose number of kept layers varies by at most one.
 
-    Layer l is kept with probability ``probs_l``, and the number of kept layers is always the floor
-    or the ceiling of ``sum(probs)``. This is random systematic sampling (Hartley & Rao, 1962). It
-    puts the layers in random order, computes the running sum C of their probabilities, and samples
-    one u in (0, 1]. A layer is kept if ``floor(C_l - u) > floor(C_(l-1) - u)``. The masks of
-    different layers are not independent. The random order ensures that no two layers exclude each
-    other, as neighbours do in a fixed order. Samples with the same ``count_key`` and probabilities
-    keep the same number of layers, and each still has these marginals. A scan over micro-batches
-    requires this.
+    Layer l is kept with exactly the probability ``probs_l``, and the number of kept layers is
+    always the floor or the ceiling of ``sum(probs)``. This is random systematic sampling (Hartley &
+    Rao, 1962). It puts the layers in random order, computes the running sum C of their
+    probabilities, and samples one u in (0, 1]. A layer is kept if
+    ``floor(C_l - u) > floor(C_(l-1) - u)``. The masks of different layers are not independent. The
+    random order ensures that no two layers exclude each other, as neighbours do in a fixed order.
+    Samples with the same ``count_key`` and probabilities keep the same number of layers, and each
+    layer is still kept with its probability. A scan over micro-batches requires this.
 
     Args:
       key: random key of a step and micro-step, equal on all devices.

@@ -165,8 +165,8 @@ class BERT(Encoder):
     The head depends on ``head``:
 
     - "tokens": ``head_norm(gelu(x W + b))``, then the tied embedding or a separate kernel, and a
-      bias for every token of the vocabulary. A tied embedding writes to the residual stream, and
-      the norm before the head is declared as a *reader* of ``embed``, as in GPT-2.
+      bias for every token of the vocabulary. A tied embedding has ``embed`` as an output axis, and
+      the norm before the head is declared with ``embed`` as an *input axis*, as in GPT-2.
     - "classes": ``tanh(x_0 W + b) W' + b'``, [B, classes].
     - "token_classes": ``x W + b``, [B, T, classes].
     - "spans": ``x W + b``, [B, T, 2]. The first logit is for a span that begins at the position,

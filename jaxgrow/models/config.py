@@ -65,9 +65,9 @@ class Cost(NamedTuple):
     def spared(self, frozen: int) -> float:
         """Return the FLOPs per position that the backward pass saves with frozen bottom layers.
 
-        Each product in the frozen layers, and below them, saves two products. Each product in the
-        module that reads their output saves one. So does each product with the model's input or
-        with a tied embedding.
+        For each product in the frozen layers, and below them, the backward pass saves two products.
+        For each product in the module that reads the output of the frozen layers, it saves one
+        product. It also saves one for each product with the model's input or a tied embedding.
 
         Args:
           frozen: the number of frozen layers at the bottom.
@@ -115,9 +115,9 @@ class Config:
     modality: ClassVar[Modality]
     # Whether a position sees only itself and earlier positions. Only such a model can continue text.
     causal: ClassVar[bool] = False
-    # The part of a sample's positions that pre-training masks and predicts; 0: pre-training does
-    # not mask. Without annotations, these are not dataclass fields. A family may add fields of
-    # these names.
+    # The fraction of the positions that pre-training masks and predicts; 0: pre-training does not
+    # mask. Without annotations, this and the following are not dataclass fields. A family may add
+    # fields of these names.
     masked = 0.0
     # The number of token types; 0: tokens have no type.
     types = 0
@@ -236,7 +236,8 @@ class Config:
     def idle(self) -> int:
         """The number of parameter entries that the model never reads.
 
-        A stacked layer that has no norm of some kind still holds an unused entry for it.
+        If only some layers have a certain norm, the stacked parameters hold unused entries for the
+        other layers.
         """
         return 0
 
@@ -292,7 +293,7 @@ class Config:
         raise NotImplementedError
 
     def body_from(self, params: dict[str, Any], old: "Config") -> dict[str, Any]:
-        """Return the parameters of a body for this config.
+        """Convert the parameters of another model's body to this config.
 
         Args:
           params: parameters of a model without its head.

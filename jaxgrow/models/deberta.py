@@ -182,8 +182,9 @@ def distance_rows(config: DeBERTaConfig) -> np.ndarray:
 
     The distances are ``1 - T, .., T - 1`` for the ``context`` T: the position of the query minus
     the position of the key. The middle row is for distance 0. Rows below it are for keys after the
-    query. With ``buckets``, distances up to a quarter of the rows have separate rows, and larger
-    ones share rows logarithmically, up to ``farthest``. All further distances share the last row.
+    query. With ``buckets``, distances up to a quarter of the rows have separate rows. Larger
+    distances share rows in logarithmic buckets, up to ``farthest``. In each direction, all distances
+    beyond it share one row.
 
     Example:
       >>> distance_rows(DeBERTaConfig(context=8, distances=8, farthest=8)).tolist()

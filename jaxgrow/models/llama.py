@@ -99,7 +99,7 @@ class LlamaConfig(TextConfig):
     rope_short: FLOATS = ()
     rope_long: FLOATS = ()
     rope_scale: float = 1.0
-    # The part of each head's dimensions that rotary positions rotate.
+    # The fraction of each head's dimensions that rotary positions rotate.
     rotary: float = 1.0
     # A letter of `KINDS` for each layer; the string repeats if there are more layers. "f": the
     # layer sees all tokens. "s": it sees the last ``window`` tokens, with ``local_theta``. "n": it

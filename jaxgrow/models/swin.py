@@ -266,8 +266,9 @@ class Attention(nn.Module):
     """Attention in the windows of a stage.
 
     ``softmax(a cos(q, k) + 16 sigmoid(B)) v``, with ``a = exp(min(s_h, ln 100))``. An MLP computes
-    ``B`` from the relative position of two patches, for each head. ``s`` and the MLP's second
-    kernel write ``heads``, so that copies of a head compute the same attention. Keys have no bias.
+    ``B`` from the relative position of two patches, for each head. ``heads`` is an output axis of
+    ``s`` and of the MLP's second kernel, so that copies of a head compute the same attention. Keys
+    have no bias.
 
     Deviation: two patches that are in one window only because of the shift do not attend to each
     other. In the published code, their scores are reduced by 100 (by 200 in `transformers`).

@@ -53,8 +53,8 @@ def routed(
 
     ``R + scale N(0, 1)``, with a column for each expert. Each ``group`` of neighbouring experts gets
     the same noise, because its members are the parts of one expert
-    (`jaxgrow.operators.virtual_groups`). The function is preserved if the experts between which the
-    noise decides are equal.
+    (`jaxgrow.operators.virtual_groups`). The function is preserved if all experts among which the
+    noise changes the choice are copies of each other.
 
     Args:
       params: the grown parameters.

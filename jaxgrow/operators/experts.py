@@ -3,8 +3,8 @@
 A model without experts is first converted to a mixture with a single expert, which its router must
 always choose (`jaxgrow.models.upcycling.as_mixture`). All operators here therefore grow the axis
 ``experts``. They copy the router's columns with the experts, so the router cannot distinguish the
-copies until noise is added to it. `jaxgrow.models.upcycling.routed` adds this noise, as every
-published recipe does.
+copies until noise is added to it. `jaxgrow.models.upcycling.routed` adds this noise, and all recipes
+for these operators apply it after the growth.
 """
 
 import numpy as np

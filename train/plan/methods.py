@@ -52,7 +52,7 @@ class Scratch:
 
 @dataclass(frozen=True)
 class Stage:
-    """The training of one model in a method. A None setting has the value of the experiment."""
+    """The training of one model in a method. A setting that is None has the experiment's value."""
 
     steps: float  # fraction of the steps of the experiment
     lr: float = 1.0  # factor on the peak learning rate of the experiment
@@ -87,7 +87,7 @@ class VCycle:
     ``down`` has a stage for each level that is coalesced, starting with the large model. ``up`` has
     a stage for every level, starting with the smallest model. ``correction`` replaces the
     interpolation by the multigrid form ``M + alpha D(s - C(M))``. A `Pruning` in ``groupings``
-    removes layers instead of coalescing them. A measurement before it selects the layers.
+    removes layers instead of coalescing them. A measurement before the removal selects the layers.
     """
 
     down: tuple[Stage, ...] = (Stage(0.05),)

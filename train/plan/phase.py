@@ -84,7 +84,7 @@ class Context(Protocol):
 
 
 class Phase:
-    """A step of a plan. Phases are frozen dataclasses; equal ones share their compiled programs.
+    """A part of a plan. Phases are frozen dataclasses; equal ones share their compiled programs.
 
     A phase is a transformation with a method `run`, or a training (`train.plan.training.Train`).
     """

@@ -286,7 +286,7 @@ class Family:
       stray: a prefix that some files have before all tensor names of a model without a head.
       seen: a function from the config and the tensor names to the config, for fields that
         ``config.json`` does not determine.
-      renamed: a dict from the ends of tensor names in older files to their present ends.
+      renamed: a dict from endings of tensor names in older files to the current endings.
       modules: a dict from parts of tensor names to the parts that the modules of transformers 5
         have instead. Adapters are named after modules.
       folded: fields of the config whose effect is folded into the weights if the architecture does
@@ -297,8 +297,9 @@ class Family:
       prefix: the prefix of tensor names that is missing in checkpoints of the model without its
         head.
       heads: which sizes the heads may have. With "divide embed", their size is embed / heads. With
-        "must divide embed", it is free, but `transformers` loads the model only if the number of
-        heads divides embed. With "free", it is free. A function returns one of these for a config.
+        "must divide embed", any size is possible, but `transformers` loads the model only if the
+        number of heads divides embed. With "free", any size is possible. The value may also be a
+        function from a config to one of these.
       adapters: a function from a config to the modules in each layer that AdapterHub's library adds
         for adapters: a dict from "attention" and "mlp" to their names. It is empty if the library
         computes the layer differently.
@@ -336,7 +337,7 @@ class Family:
         return self.fixed.get("head", config.predicts) == config.predicts
 
     def current(self, name: str) -> str:
-        """Return the present name of a tensor from its name in a file."""
+        """Return the current name of a tensor from its name in a file."""
         name = name.removeprefix(self.stray)
         for old, new in self.renamed.items():
             if name.endswith(old):

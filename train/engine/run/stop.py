@@ -13,8 +13,9 @@ AT_ONCE = "interrupted again: exited without saving; run the same command to con
 class Stop:
     """Record whether SIGTERM or Ctrl-C arrives within the block. A second Ctrl-C exits at once.
 
-    If there are several processes, JAX handles SIGTERM from their start to their end, and finds a
-    step that none of them has passed. Ctrl-C in one of them is sent to it as SIGTERM.
+    If there are several processes, JAX handles SIGTERM as long as they run. It determines a step
+    that no process has passed yet, and all processes stop there. Ctrl-C in one process is passed on
+    to JAX as SIGTERM.
     """
 
     def __init__(self):
@@ -48,7 +49,8 @@ class Stop:
             signal.SIGINT: self._interrupt,
             signal.SIGTERM: self._terminate,
         }.items():
-            # A shell may start a background process with Ctrl-C ignored, and this stays so.
+            # A shell may start a background process that ignores Ctrl-C, which must continue to
+            # ignore it.
             if (alone or number == signal.SIGINT) and signal.getsignal(number) != signal.SIG_IGN:
                 self._before[number] = signal.signal(number, handler)
         return self

@@ -109,7 +109,7 @@ class WandB:
     """Weights & Biases.
 
     ``WANDB_MODE=offline`` writes to the folder of the run, for ``wandb sync``. ``WANDB_PROJECT``
-    names the project. A resumed run computes some points again; W&B has their steps already and
+    names the project. A resumed run computes some points again. W&B already has their steps, and
     ignores them.
     """
 
