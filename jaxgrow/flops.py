@@ -144,32 +144,54 @@ def train(
     if frozen:
         total -= tokens * cost.spared(frozen)
     if drop is not None:
-        (begin, end), kept = drop.middle(config.depth), drop.kept(length)
-        some = None if at_once is None else at_once * kept // length
-        saved = tokens * (cost.layer - kept / length * _cost(config, kept, some).layer)
-        total -= saved * (3 * (end - begin) - 2 * max(0, min(frozen, end) - begin))
+        total -= _skipped(config, tokens, length, drop, frozen, at_once)
     if adapter is not None:
         if frozen or drop is not None:
             raise ValueError(
                 "an adapter cannot be combined with frozen layers or token dropping: leave out "
                 "frozen and drop"
             )
-        if len(config.depths) > 1:
-            raise ValueError(
-                f"a {type(config).__name__} has stages with different numbers of positions, for "
-                "which the cost of adapters is not implemented: leave out adapter"
-            )
-        axes, depth = config.axes(), {LAYERS: config.depth if layers is None else layers}
-        sizes, each = config.sizes() | depth, config.active_sizes(at_once) | depth
-        own, still = 0.0, _kernels(detach(axes)[0]["blocks"], sizes, each)
-        of = AdapterCost(0.0) if config.adapter is None else config.adapter.cost(config.embed)
-        if isinstance(adapter, LoRA):
-            own = _kernels(axes_of(adapter, axes), {**sizes, RANK: adapter.rank}, each)
-            still += sizes[LAYERS] * (of.bottlenecks + of.fusion)
-        elif adapter.fused is not None:
-            still += sizes[LAYERS] * of.bottlenecks
-        total += tokens * (3 * own - still - cost.first - cost.embedding)
+        total += tokens * _adapted(config, cost, adapter, layers, at_once)
     return total
+
+
+def _skipped(
+    config: Config, tokens: int, length: int, drop: TokenDrop, frozen: int, at_once: int | None
+) -> float:
+    """Return the FLOPs of a step that tokens save by bypassing layers."""
+    (begin, end), kept = drop.middle(config.depth), drop.kept(length)
+    some = None if at_once is None else at_once * kept // length
+    layer, shorter = (_cost(config, *of).layer for of in ((length, at_once), (kept, some)))
+    saved = tokens * (layer - kept / length * shorter)
+    return saved * (3 * (end - begin) - 2 * max(0, min(frozen, end) - begin))
+
+
+def _adapted(
+    config: Config,
+    cost: Cost,
+    adapter: LoRA | Adapter,
+    layers: float | None,
+    at_once: int | None,
+) -> float:
+    """Return the FLOPs per position that a step with an adapter has more than a full step.
+
+    The result is negative if the gradients of frozen kernels cost more than the adapter.
+    """
+    if len(config.depths) > 1:
+        raise ValueError(
+            f"a {type(config).__name__} has stages with different numbers of positions, for "
+            "which the cost of adapters is not implemented: leave out adapter"
+        )
+    axes, depth = config.axes(), {LAYERS: config.depth if layers is None else layers}
+    sizes, each = config.sizes() | depth, config.active_sizes(at_once) | depth
+    own, still = 0.0, _kernels(detach(axes)[0]["blocks"], sizes, each)
+    of = AdapterCost(0.0) if config.adapter is None else config.adapter.cost(config.embed)
+    if isinstance(adapter, LoRA):
+        own = _kernels(axes_of(adapter, axes), {**sizes, RANK: adapter.rank}, each)
+        still += sizes[LAYERS] * (of.bottlenecks + of.fusion)
+    elif adapter.fused is not None:
+        still += sizes[LAYERS] * of.bottlenecks
+    return 3 * own - still - cost.first - cost.embedding
 
 
 def _cost(config: Config, length: int, at_once: int | None) -> Cost:

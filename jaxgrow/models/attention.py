@@ -45,6 +45,12 @@ class Form(NamedTuple):
     sinks_H: Any = None
     bias_BHTS: Any = None
 
+    @property
+    def plain(self) -> bool:
+        """Whether the scores are ``q k / sqrt(K)`` of all keys."""
+        others = (self.scale, self.window, self.sinks_H, self.bias_BHTS)
+        return not self.cap and all(x is None for x in others)
+
 
 PLAIN = Form()
 
@@ -73,20 +79,11 @@ def attention(
     Raises:
       ValueError: the chosen kernel does not support these shapes or these devices.
     """
-    why = {
-        kernel: refused(
-            kernel, q_BTHK.dtype, q_BTHK.shape[1:], k_BSGK.shape[1:], mask_BS is not None, form
-        )
-        for kernel in ("cudnn", "splash")
-    }
-    if by == "auto":
-        by = next((kernel for kernel, reasons in why.items() if not reasons), "xla")  # type: ignore[assignment]
-    if why.get(by):
-        raise ValueError(
-            f"attention={by} does not support this model: {'; '.join(why[by])}; set attention=auto"
-        )
-    if sequence_parts(q_BTHK.shape[1]) > 1:
-        if mask_BS is not None or form != PLAIN:
+    masked = mask_BS is not None
+    by = _chosen(by, q_BTHK, k_BSGK, masked, form)
+    length = q_BTHK.shape[1]
+    if sequence_parts(length) > 1:
+        if masked or not form.plain or form.positions_BT is not None:
             raise ValueError(
                 "mesh.context shards the keys over devices, which does not support padding, "
                 "windows, soft caps, sinks, biases or a custom scale of attention: set mesh.context=1"
@@ -94,9 +91,40 @@ def attention(
         return _ring(q_BTHK, k_BSGK, v_BSGK, causal)
     if by == "splash":
         return _splash(q_BTHK, k_BSGK, v_BSGK, causal)
-    length = q_BTHK.shape[1]
-    # The mask is a constant. If the program computed it, XLA would fuse it differently inside a
-    # conditional, and the layer would not be bitwise identical with and without the conditional.
+    seen_BHTS = _seen(length, causal, mask_BS, form)
+    if by == "cudnn":
+        return _cudnn(q_BTHK, k_BSGK, v_BSGK, causal, seen_BHTS if masked else None)
+    if not causal or q_BTHK.dtype == jnp.float64:
+        return _by_xla(q_BTHK, k_BSGK, v_BSGK, seen_BHTS, form)
+    blocks = []
+    for begin, end in query_blocks(length):
+        mask = seen_BHTS[:, :, begin:end, :end]
+        blocks.append(_by_xla(q_BTHK[:, begin:end], k_BSGK[:, :end], v_BSGK[:, :end], mask, form))
+    return jnp.concatenate(blocks, 1) if len(blocks) > 1 else blocks[0]
+
+
+def _chosen(by: By, q_BTHK, k_BSGK, masked: bool, form: Form) -> By:
+    """Return the kernel that ``by`` chooses.
+
+    Raises:
+      ValueError: the kernel does not support these shapes or these devices.
+    """
+    shapes = q_BTHK.shape[1:], k_BSGK.shape[1:]
+    kernels: tuple[By, ...] = ("cudnn", "splash")
+    why = {kernel: refused(kernel, q_BTHK.dtype, *shapes, masked, form) for kernel in kernels}
+    if by == "auto":
+        return next((kernel for kernel, reasons in why.items() if not reasons), "xla")
+    if why.get(by):
+        raise ValueError(
+            f"attention={by} does not support this model: {'; '.join(why[by])}; set attention=auto"
+        )
+    return by
+
+
+def _seen(length: int, causal: bool, mask_BS: Any, form: Form) -> Any:
+    """Return the keys that each query sees, bool, broadcastable to [B, H, T, S]; None: all."""
+    # A constant. If the program computed the mask, XLA would fuse it differently inside a
+    # conditional, and the same layer would not be bitwise identical.
     seen_BHTS: Any = np.tri(length, dtype=bool)[None, None] if causal else None
     if form.window is not None:
         positions_BT = np.arange(length)[None] if form.positions_BT is None else form.positions_BT
@@ -105,15 +133,7 @@ def attention(
     if mask_BS is not None:
         keys = mask_BS[:, None, None, :]
         seen_BHTS = keys if seen_BHTS is None else seen_BHTS & keys
-    if by == "cudnn":
-        return _cudnn(q_BTHK, k_BSGK, v_BSGK, causal, None if mask_BS is None else seen_BHTS)
-    if not causal or q_BTHK.dtype == jnp.float64:
-        return _by_xla(q_BTHK, k_BSGK, v_BSGK, seen_BHTS, form)
-    blocks = []
-    for begin, end in query_blocks(length):
-        mask = seen_BHTS[:, :, begin:end, :end]
-        blocks.append(_by_xla(q_BTHK[:, begin:end], k_BSGK[:, :end], v_BSGK[:, :end], mask, form))
-    return jnp.concatenate(blocks, 1) if len(blocks) > 1 else blocks[0]
+    return seen_BHTS
 
 
 def attention_after(past, q_BTHK, k_BTGK, v_BTGK, form: Form = PLAIN):
@@ -202,29 +222,26 @@ def refused(
     Returns:
       The reasons, for the devices that the traced code is for. Empty if the kernel is supported.
     """
-    on, (length, heads, head_dim), (_, kv_heads, _) = platform(), queries_THK, keys_SGK
-    two_bytes = jnp.dtype(dtype).itemsize == 2
+    length, heads, head_dim = queries_THK
+    keys, kv_heads, _ = keys_SGK
+    on, dtype, tensor = platform(), jnp.dtype(dtype), parts("heads")
+    two_bytes = (dtype.itemsize == 2, f"activations are {dtype}, not bfloat16")
     plain = (
-        form.scale is None
-        and not form.cap
-        and form.window is None
-        and form.sinks_H is None
-        and form.bias_BHTS is None,
+        form.plain,
         "the scores have a custom scale, a soft cap, a window, sinks or a bias",
     )
-    tensor = parts("heads")
     reasons = {
         "cudnn": [
             (on == "gpu", f"the kernel runs on GPUs, but the program is for {on}"),
-            (two_bytes, f"activations are {jnp.dtype(dtype)}, not bfloat16"),
+            two_bytes,
             (head_dim % 8 == 0, f"head_dim is {head_dim}, not a multiple of 8"),
             plain,
         ],
         "splash": [
             (on == "tpu", f"the kernel runs on TPUs, but the program is for {on}"),
-            (two_bytes, f"activations are {jnp.dtype(dtype)}, not bfloat16"),
+            two_bytes,
             (
-                length % LANES == keys_SGK[0] % LANES == 0,
+                length % LANES == keys % LANES == 0,
                 f"{length} positions are not a multiple of {LANES}",
             ),
             (not masked, "some keys are masked"),

@@ -156,35 +156,22 @@ def _continued(
     watch: Watch | None,
 ) -> list[_Text]:
     """Return the texts with their next tokens, for sequences of up to ``longest`` tokens."""
-
-    def of_each(values: Sequence[int]) -> np.ndarray:
-        return np.asarray(values, np.int32)
-
-    lengths_B = of_each([len(text.tokens) for text in texts])
-    left_B = of_each([text.left for text in texts])
-    tokens_BP = np.zeros((len(texts), min(_rounded(max(lengths_B)), config.length)), np.int32)
-    for tokens_P, text in zip(tokens_BP, texts, strict=True):
-        tokens_P[: len(text.tokens)] = text.tokens
+    tokens_BP, lengths_B = _padded(texts, config.length)
+    left_B = _integers([text.left for text in texts])
     drawing = _Drawing(
         sampling,
         key,
         ends_E,
         np.minimum(left_B, longest + 1 - lengths_B),
-        of_each([text.row for text in texts]),
-        of_each([len(text.new) for text in texts]),
+        _integers([text.row for text in texts]),
+        _integers([len(text.new) for text in texts]),
     )
     room = _rounded(max(left_B))
     until = room if watch is None else WATCHED
     state = _generated(config, params, tokens_BP, lengths_B, drawing, np.int32(until), room=room)
     watched_B, stopped_B = np.ones(len(texts), bool), np.zeros(len(texts), bool)
     while True:
-        going_B, found_BR, counts_B = jax.device_get(
-            (state.going_B, state.tokens_BR, state.counts_B)
-        )
-        now = [
-            text.and_then(found_R[:count], ends_E)
-            for text, found_R, count in zip(texts, found_BR, counts_B, strict=True)
-        ]
+        going_B, now = _so_far(texts, state, ends_E)
         if watch is not None:
             for i in np.flatnonzero(watched_B):
                 stopped_B[i] = watch(now[i].row, now[i].new)
@@ -196,6 +183,32 @@ def _continued(
             ]
         until += WATCHED
         state = _resumed(config, params, state.replace(going_B=watched_B), drawing, np.int32(until))
+
+
+def _integers(values: Sequence[int]) -> np.ndarray:
+    return np.asarray(values, np.int32)
+
+
+def _padded(texts: list[_Text], longest: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the tokens of all texts, [B, P], padded with zeros, and their lengths, [B].
+
+    P is a power of two or ``longest``, so that few programs are compiled.
+    """
+    lengths_B = _integers([len(text.tokens) for text in texts])
+    tokens_BP = np.zeros((len(texts), min(_rounded(max(lengths_B)), longest)), np.int32)
+    for tokens_P, text in zip(tokens_BP, texts, strict=True):
+        tokens_P[: len(text.tokens)] = text.tokens
+    return tokens_BP, lengths_B
+
+
+def _so_far(texts: list[_Text], state: Any, ends_E: np.ndarray) -> tuple[np.ndarray, list[_Text]]:
+    """Return whether each text gets more tokens, [B], and the texts with their new tokens."""
+    going_B, found_BR, counts_B = jax.device_get((state.going_B, state.tokens_BR, state.counts_B))
+    now = [
+        text.and_then(found_R[:count], ends_E)
+        for text, found_R, count in zip(texts, found_BR, counts_B, strict=True)
+    ]
+    return going_B, now
 
 
 def _continues(config: Config) -> None:

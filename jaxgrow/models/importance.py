@@ -153,50 +153,58 @@ def activations(config: Config, params: Params, inputs: Inputs) -> dict[str, jax
       Muralidharan et al., `Compact Language Models via Pruning and Knowledge Distillation
       <https://arxiv.org/abs/2407.14679>`_, NeurIPS 2024
     """
-    # `depth` counts nested `apply` calls: the model is the first one, and a block in it is the
-    # second.
-    depth, found = 0, defaultdict(list)
+    found = _Activations()
+    # Values cannot leave a traced `jax.checkpoint`, so the pass runs without it.
+    config = replace(config, remat="none")
+    with nn.intercept_methods(found.intercept):
+        seen = _observed(config, params, inputs, found.means)
+    scores = {axis: x for stage in seen.values() for axis, x in stage.items()}
+    return {axis: x.mean(0) if kind(axis) == "embed" else x for axis, x in scores.items()}
 
-    def intercept(call, args, kwargs, context):
-        nonlocal depth, found
+
+class _Activations:
+    """The sizes of the activations of the block that is traced, by axis."""
+
+    def __init__(self):
+        # The number of nested `apply` calls: the model is the first one, and a block in it is the
+        # second.
+        self.depth = 0
+        self.found: dict[str, list[jax.Array]] = defaultdict(list)
+
+    def intercept(self, call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+        """Call a method of a module, and keep its activations if it belongs to a block."""
         if context.method_name != "__call__":
             return call(*args, **kwargs)
         module, applied = context.module, not context.module.path
-        if applied and depth == 1:
-            found = defaultdict(list)
-        depth += applied
+        if applied and self.depth == 1:
+            self.found = defaultdict(list)
+        self.depth += applied
         try:
             said = call(*args, **kwargs)
         finally:
-            depth -= applied
-        if depth == 2:
-            read = (
-                [axis(name) for name in module.axes[: module.contract]]
-                if isinstance(module, Linear)
-                else []
-            )
-            kinds = [kind(name) for name in read]
-            if kinds == ["heads", "head_dim"]:
-                found[read[0]].append(jnp.linalg.norm(_wide(args[0]), axis=-1))
-            elif kinds == ["mlp"]:
-                found[read[0]].append(jnp.abs(_wide(args[0])))
-            elif isinstance(module, LayerNorm | RMSNorm) and kind(axis(module.axis)) == "embed":
-                found[axis(module.axis)].append(jnp.abs(_wide(said)))
+            self.depth -= applied
+        if self.depth == 2:
+            self._keep(module, args, said)
         return said
 
-    def observe(x, y):
-        """Return the values of the block that has just been traced."""
+    def _keep(self, module: nn.Module, args: Any, outputs: jax.Array) -> None:
+        """Keep the sizes of a module's inputs or outputs if they are activations of units."""
+        if isinstance(module, Linear):
+            read = [axis(name) for name in module.axes[: module.contract]]
+            kinds = [kind(name) for name in read]
+            if kinds == ["heads", "head_dim"]:
+                self.found[read[0]].append(jnp.linalg.norm(_wide(args[0]), axis=-1))
+            elif kinds == ["mlp"]:
+                self.found[read[0]].append(jnp.abs(_wide(args[0])))
+        elif isinstance(module, LayerNorm | RMSNorm) and kind(axis(module.axis)) == "embed":
+            self.found[axis(module.axis)].append(jnp.abs(_wide(outputs)))
+
+    def means(self, x: jax.Array, y: jax.Array) -> dict[str, jax.Array]:
+        """Return the means of the block that has just been traced, as `run_stack` calls it."""
         return {
             axis: jnp.stack([s.mean(tuple(range(s.ndim - 1))) for s in parts]).mean(0)
-            for axis, parts in found.items()
+            for axis, parts in self.found.items()
         }
-
-    # Values cannot leave a traced `jax.checkpoint`, so the pass runs without it.
-    config = replace(config, remat="none")
-    with nn.intercept_methods(intercept):
-        seen = _observed(config, params, inputs, observe)
-    scores = {axis: x for stage in seen.values() for axis, x in stage.items()}
-    return {axis: x.mean(0) if kind(axis) == "embed" else x for axis, x in scores.items()}
 
 
 def _observed(config: Config, params: Params, inputs: Inputs, observe: Observe) -> dict[str, Any]:

@@ -172,6 +172,18 @@ class LlamaConfig(TextConfig):
                 f"LlamaConfig: {self.heads} query heads are not divisible by {self.kv_heads} "
                 "key/value heads"
             )
+        self._check_positions()
+        self._check_experts()
+        if not self.norm_scale and (not self.layer_norm or self.bias):
+            raise ValueError("LlamaConfig: norm_scale=False needs layer_norm=True and bias=False")
+        if not self.kinds or set(self.kinds) - KINDS.keys():
+            raise ValueError(
+                f"LlamaConfig: kinds is {self.kinds!r}, but must have one of the letters "
+                f"{', '.join(KINDS)} for each layer"
+            )
+
+    def _check_positions(self) -> None:
+        """Check the settings of the rotary positions."""
         if not 0 < self.rotary <= 1 or self.turned % 2:
             raise ValueError(
                 "LlamaConfig: rotary positions need an even number of dimensions, but "
@@ -187,6 +199,9 @@ class LlamaConfig(TextConfig):
                     f"LlamaConfig: {name} must have a number above 0 for each of the "
                     f"{self.turned // 2} pairs of rotated dimensions, but is {factors}"
                 )
+
+    def _check_experts(self) -> None:
+        """Check the settings of the experts. A model without experts has none of them."""
         if self.experts and not (self.gated and not self.bias and 0 < self.active <= self.experts):
             raise ValueError(
                 f"LlamaConfig: experts={self.experts} needs gated=True, bias=False and active "
@@ -207,13 +222,6 @@ class LlamaConfig(TextConfig):
             raise ValueError(
                 f"LlamaConfig: clamp is {self.clamp}, but only experts clamp their units, and "
                 "experts is 0: set experts"
-            )
-        if not self.norm_scale and (not self.layer_norm or self.bias):
-            raise ValueError("LlamaConfig: norm_scale=False needs layer_norm=True and bias=False")
-        if not self.kinds or set(self.kinds) - KINDS.keys():
-            raise ValueError(
-                f"LlamaConfig: kinds is {self.kinds!r}, but must have one of the letters "
-                f"{', '.join(KINDS)} for each layer"
             )
 
     @classmethod
@@ -518,58 +526,51 @@ class Attention(nn.Module):
     @nn.compact
     def __call__(self, x_BTD, reading: Reading):
         c = self.config
-
-        def project(name, heads, *outputs):
-            shape = (c.embed, heads, c.head_dim)
-            return Linear(
-                ("embed" + READ, *outputs),
-                shape,
-                1,
-                self.kernel_init,
-                self.dtype,
-                bias=c.qkv_bias,
-                name=name,
-            )
-
-        query = project("query", c.heads, "heads", "head_dim")
-        key = project("key", c.kv_heads, "kv_heads", "head_dim" + READ)
-        value = project("value", c.kv_heads, "kv_heads", "head_dim" + VALUE)
+        query = self.projection("query", c.heads, "heads", "head_dim")
+        key = self.projection("key", c.kv_heads, "kv_heads", "head_dim" + READ)
+        value = self.projection("value", c.kv_heads, "kv_heads", "head_dim" + VALUE)
         q_BTHK, k_BTGK, v_BTGK = projected((query, key, value), x_BTD)
-
-        def turned(y_BTHK, name, *outputs):
-            if c.query_norm != "none":
-                over = outputs if c.query_norm == "all" else outputs[1:]
-                y_BTHK = RMSNorm(
-                    over[-1], c.query_eps or c.eps, self.dtype, over[:-1], name=f"{name}_norm"
-                )(y_BTHK)
-            return rotated(y_BTHK, *reading.rotation)
-
-        q_BTHK = turned(q_BTHK, "query", "heads", "head_dim")
-        k_BTGK = turned(k_BTGK, "key", "kv_heads", "head_dim" + READ)
+        q_BTHK = self.turned(q_BTHK, reading, "query", "heads", "head_dim")
+        k_BTGK = self.turned(k_BTGK, reading, "key", "kv_heads", "head_dim" + READ)
         self.sow(*KEPT, (k_BTGK, v_BTGK))
-        sinks_H = (
-            self.param("sinks", named(self.kernel_init, "heads", role="bias"), (c.heads,))
-            if c.sinks
-            else None
-        )
+        y_BTHK = self.attended(q_BTHK, k_BTGK, v_BTGK, reading)
+        axes, shape = ("heads" + READ, "head_dim" + READ, "embed"), (c.heads, c.head_dim, c.embed)
+        bias = c.bias or c.out_bias
+        return Linear(axes, shape, 2, self.out_init, self.dtype, bias=bias, name="out")(y_BTHK)
+
+    def projection(self, name: str, heads: int, *outputs: str) -> Linear:
+        """Return the kernel from ``embed`` to ``heads`` heads with the axes ``outputs``."""
+        c = self.config
+        axes, shape = ("embed" + READ, *outputs), (c.embed, heads, c.head_dim)
+        return Linear(axes, shape, 1, self.kernel_init, self.dtype, bias=c.qkv_bias, name=name)
+
+    def turned(self, y_BTHK, reading: Reading, name: str, *axes: str) -> jax.Array:
+        """Return queries or keys with their norm, rotated by their positions."""
+        c = self.config
+        if c.query_norm != "none":
+            *before, last = axes if c.query_norm == "all" else axes[1:]
+            eps, name = c.query_eps or c.eps, f"{name}_norm"
+            y_BTHK = RMSNorm(last, eps, self.dtype, tuple(before), name=name)(y_BTHK)
+        return rotated(y_BTHK, *reading.rotation)
+
+    def attended(self, q_BTHK, k_BTGK, v_BTGK, reading: Reading) -> jax.Array:
+        """Return the weighted sum of the values for each query, [B, T, H, K]."""
+        c, sinks_H = self.config, None
+        if c.sinks:
+            sinks_H = self.param("sinks", named(self.kernel_init, "heads", role="bias"), (c.heads,))
         scale = c.score_dim**-0.5 if c.score_dim else None
         form = Form(scale, c.score_cap, reading.window, reading.positions_BT, sinks_H)
-        if reading.past is None:
-            y_BTHK = attention(
-                q_BTHK,
-                k_BTGK,
-                v_BTGK,
-                causal=c.causal,
-                mask_BS=reading.mask_BS,
-                by=c.attention,
-                form=form,
-            )
-        else:
-            y_BTHK = attention_after(reading.past, q_BTHK, k_BTGK, v_BTGK, form)
-        axes, shape = ("heads" + READ, "head_dim" + READ, "embed"), (c.heads, c.head_dim, c.embed)
-        return Linear(
-            axes, shape, 2, self.out_init, self.dtype, bias=c.bias or c.out_bias, name="out"
-        )(y_BTHK)
+        if reading.past is not None:
+            return attention_after(reading.past, q_BTHK, k_BTGK, v_BTGK, form)
+        return attention(
+            q_BTHK,
+            k_BTGK,
+            v_BTGK,
+            causal=c.causal,
+            mask_BS=reading.mask_BS,
+            by=c.attention,
+            form=form,
+        )
 
 
 def mlp(

@@ -6,7 +6,7 @@ N rows of a matrix.
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -232,10 +232,17 @@ def _in_one_pass(logits_BSV, chosen_BSV, targets_BS):
     return most_BS + jnp.log(sum_BS), target_BS, first_BS == targets_BS
 
 
+class _Needed(NamedTuple):
+    """The gradients that are computed. Those of frozen parameters are not needed."""
+
+    x: bool
+    head: bool
+    bias: bool
+
+
 @jax.named_scope("head")
 def _loss_forward(x_BTD, head_DV, bias_V, targets_BT, dtype, cap, positions):
-    # Gradients that are not needed, such as the gradient of a frozen embedding, are not computed.
-    asked = (x_BTD.perturbed, head_DV.perturbed, bias_V.perturbed)
+    needed = _Needed(x_BTD.perturbed, head_DV.perturbed, bias_V.perturbed)
     x_BTD, head_DV, bias_V, targets_BT = x_BTD.value, head_DV.value, bias_V.value, targets_BT.value
     groups, wide = batch_parts(len(x_BTD)), jnp.promote_types(dtype, jnp.float32)
     cast_DV = gathered(head_DV.astype(dtype), ("embed", "vocab"))
@@ -243,22 +250,11 @@ def _loss_forward(x_BTD, head_DV, bias_V, targets_BT, dtype, cap, positions):
     def piece(total, part):
         x_BSD, targets_BS = part
         scored = _scored(x_BSD, targets_BS, cast_DV, bias_V, dtype, cap)
-        logits_BSV, log_z_BS1, chosen_BSV, (loss_BS, right_BS) = scored
+        loss_BS, right_BS = scored[3]
         sums = loss_BS.sum(), right_BS.sum(dtype=wide)
-        slope_BSV = jnp.exp(logits_BSV - log_z_BS1) - chosen_BSV
-        if cap:
-            slope_BSV = slope_BSV * (1 - jnp.square(logits_BSV / cap))
-        rows_GNV = _grouped(slope_BSV.astype(dtype), groups)
-        back_BSD = head_GDV = bias_GV = None
-        if asked[0]:
-            back_GND = jnp.einsum("gnv,dv->gnd", rows_GNV, cast_DV, preferred_element_type=wide)
-            back_BSD = _ungrouped(back_GND.astype(x_BSD.dtype), x_BSD.shape, groups)
-        if asked[1]:
-            x_GND = _grouped(x_BSD.astype(dtype), groups)
-            head_GDV = jnp.einsum("gnd,gnv->gdv", x_GND, rows_GNV, preferred_element_type=wide)
-        if asked[2]:
-            bias_GV = _grouped(slope_BSV, groups).sum(1)
-        return jax.tree.map(jnp.add, total, (sums, head_GDV, bias_GV)), back_BSD
+        slope_BSV = _slope(scored, cap)
+        back_BSD, *others = _gradients(x_BSD, slope_BSV, cast_DV, groups, dtype, needed)
+        return jax.tree.map(jnp.add, total, (sums, *others)), back_BSD
 
     def zeros(*shape):
         return split_groups(jnp.zeros((groups * sequence_parts(x_BTD.shape[1]), *shape), wide))
@@ -266,8 +262,8 @@ def _loss_forward(x_BTD, head_DV, bias_V, targets_BT, dtype, cap, positions):
     zero = jnp.zeros((), wide)
     begin = (
         (zero, zero),
-        zeros(*head_DV.shape) if asked[1] else None,
-        zeros(len(bias_V)) if asked[2] else None,
+        zeros(*head_DV.shape) if needed.head else None,
+        zeros(len(bias_V)) if needed.bias else None,
     )
     ((loss, right), head_GDV, bias_GV), back_BTD = _in_pieces(
         piece, begin, (x_BTD, targets_BT), positions
@@ -276,6 +272,32 @@ def _loss_forward(x_BTD, head_DV, bias_V, targets_BT, dtype, cap, positions):
     bias = None if bias_GV is None else bias_GV.sum(0).astype(bias_V.dtype)
     count = targets_BT.size
     return (loss / count, right / count), ((back_BTD, head, bias), count)
+
+
+def _slope(scored, cap):
+    """Return the derivative of the summed loss by the uncapped logits, from `_scored`."""
+    logits_BSV, log_z_BS1, chosen_BSV, _ = scored
+    slope_BSV = jnp.exp(logits_BSV - log_z_BS1) - chosen_BSV
+    return slope_BSV * (1 - jnp.square(logits_BSV / cap)) if cap else slope_BSV
+
+
+def _gradients(x_BSD, slope_BSV, head_DV, groups, dtype, needed: _Needed):
+    """Return the gradients of a piece by its inputs, the head and the bias; None if not needed.
+
+    Those of the head and the bias have a leading axis of groups.
+    """
+    wide = slope_BSV.dtype
+    rows_GNV = _grouped(slope_BSV.astype(dtype), groups)
+    back_BSD = head_GDV = bias_GV = None
+    if needed.x:
+        back_GND = jnp.einsum("gnv,dv->gnd", rows_GNV, head_DV, preferred_element_type=wide)
+        back_BSD = _ungrouped(back_GND.astype(x_BSD.dtype), x_BSD.shape, groups)
+    if needed.head:
+        x_GND = _grouped(x_BSD.astype(dtype), groups)
+        head_GDV = jnp.einsum("gnd,gnv->gdv", x_GND, rows_GNV, preferred_element_type=wide)
+    if needed.bias:
+        bias_GV = _grouped(slope_BSV, groups).sum(1)
+    return back_BSD, head_GDV, bias_GV
 
 
 @jax.named_scope("head")

@@ -189,16 +189,7 @@ def run_stack(
         raise ValueError(
             "observe needs a pass through all layers, but keep_mask drops some: leave out keep_mask"
         )
-    layers, scale = keep_mask.layers, keep_mask.scale
-    if layers is not None:
-        layers = unbatched(layers)
-        if layers.dtype != bool:
-            # The weights of the kept layers are copied once, which costs less than adding into the
-            # gradients of the full stack at every layer. Indices are in order and unique, so all
-            # layers are kept if there are as many indices as layers.
-            if len(layers) < len(jax.tree.leaves(stacked)[0]):
-                stacked, scale = jax.tree.map(partial(_rows, layers), (stacked, scale))
-            layers = None
+    stacked, scale, layers = _selected(stacked, keep_mask)
     layer = scaled(
         lambda w, x, *scale: split_sequences(apply(w, split_sequences(x), *scale)), keep_mask
     )
@@ -215,11 +206,29 @@ def run_stack(
         y = layer(w, x, scale)
         return y, observe and observe(x, y)
 
-    return (
-        _unrolled(body, x, (stacked, scale))
-        if unrolled
-        else jax.lax.scan(body, x, (stacked, scale))
-    )
+    run = _unrolled if unrolled else jax.lax.scan
+    return run(body, x, (stacked, scale))
+
+
+def _selected(stacked: Any, keep_mask: KeepMask) -> tuple[Any, Any, Any]:
+    """Select the layers of a keep mask that contains the indices of the layers that run.
+
+    Returns:
+      ``(parameters of the blocks, their scales, bool [layers] of the blocks that run, or None if all
+      of them run)``.
+    """
+    layers, scale = keep_mask.layers, keep_mask.scale
+    if layers is None:
+        return stacked, scale, None
+    layers = unbatched(layers)
+    if layers.dtype == bool:
+        return stacked, scale, layers
+    # The weights of the kept layers are copied once, which costs less than adding into the
+    # gradients of the full stack at every layer. Indices are in order and unique, so as many
+    # indices as layers keep all layers.
+    if len(layers) < len(jax.tree.leaves(stacked)[0]):
+        stacked, scale = jax.tree.map(partial(_rows, layers), (stacked, scale))
+    return stacked, scale, None
 
 
 def _unrolled(body: Callable, x: jax.Array, inputs: Any) -> tuple[jax.Array, Any]:
