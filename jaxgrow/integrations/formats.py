@@ -17,21 +17,40 @@ from jaxgrow.integrations.layouts import Layout, grouped
 
 #: The power of the gradient in the moments of an optimizer, by the field of its state.
 POWERS = {"mu": 1, "nu": 2, "trace": 1, "m": 1, "v": 2, "exp_avg": 1, "exp_avg_sq": 2}
-_FLAX_ATTENTION: dict[str, Names] = {
-    "*/query/kernel": ("embed.in", "heads", "head_dim"),
-    "*/key/kernel": ("embed.in", "kv_heads", "head_dim.in"),
-    "*/value/kernel": ("embed.in", "kv_heads", "head_dim.value"),
-    "*/out/kernel": ("heads.in", "head_dim.in", "embed"),
-}
-_PROJECTIONS: dict[str, Names] = {
-    "*/q_proj/w": ("embed.in", "heads", "head_dim"),
-    "*/k_proj/w": ("embed.in", "kv_heads", "head_dim.in"),
-    "*/v_proj/w": ("embed.in", "kv_heads", "head_dim.value"),
-    "*/o_proj/w": ("heads.in", "head_dim.in", "embed"),
-    "*/gate_proj/kernel": ("embed.in", "mlp"),
-    "*/up_proj/kernel": ("embed.in", "mlp"),
-    "*/down_proj/kernel": ("mlp.in", "embed"),
-}
+_QUERY: Names = ("embed.in", "heads", "head_dim")
+_KEY: Names = ("embed.in", "kv_heads", "head_dim.in")
+_VALUE: Names = ("embed.in", "kv_heads", "head_dim.value")
+_OUT: Names = ("heads.in", "head_dim.in", "embed")
+_UP: Names = ("embed.in", "mlp")
+_DOWN: Names = ("mlp.in", "embed")
+
+
+def _norms(leaf: str) -> dict[str, Names]:
+    """The rows of the norms of queries, keys and layers, whose scales are called ``leaf``."""
+    return {
+        f"*/q_norm/{leaf}": ("head_dim.norm.scale",),
+        f"*/k_norm/{leaf}": ("head_dim.in.norm.scale",),
+        f"*norm/{leaf}": ("embed.norm.scale",),
+    }
+
+
+def _attention(leaf: str) -> dict[str, Names]:
+    return {
+        f"*/q_proj/{leaf}": _QUERY,
+        f"*/k_proj/{leaf}": _KEY,
+        f"*/v_proj/{leaf}": _VALUE,
+        f"*/o_proj/{leaf}": _OUT,
+    }
+
+
+def _mlp(leaf: str) -> dict[str, Names]:
+    return {f"*/gate_proj/{leaf}": _UP, f"*/up_proj/{leaf}": _UP, f"*/down_proj/{leaf}": _DOWN}
+
+
+def _settings(*names: str) -> dict[str, str]:
+    """The keys of a config for the sizes of a model, in this order; some lack ``head_dim``."""
+    axes = ("embed", "heads", "kv_heads", "mlp", "layers", "head_dim")
+    return dict(zip(axes, names, strict=False))
 
 
 @dataclass(frozen=True)
@@ -223,9 +242,12 @@ MAXTEXT = Format(
         "token_embedder/embedding": ("vocab", "embed"),
         "decoder/position_embedder/embedding": ("context", "embed"),
         "decoder/logits_dense/kernel": ("embed.in", "vocab"),
-        **_FLAX_ATTENTION,
-        "*/wi*/kernel": ("embed.in", "mlp"),
-        "*/wo/kernel": ("mlp.in", "embed"),
+        "*/query/kernel": _QUERY,
+        "*/key/kernel": _KEY,
+        "*/value/kernel": _VALUE,
+        "*/out/kernel": _OUT,
+        "*/wi*/kernel": _UP,
+        "*/wo/kernel": _DOWN,
         "*/query_norm/scale": ("head_dim.norm.scale",),
         "*/key_norm/scale": ("head_dim.in.norm.scale",),
         "*norm*/scale": ("embed.norm.scale",),
@@ -235,14 +257,14 @@ MAXTEXT = Format(
     renewed="nnx_aux/*",
     final_norm="decoder/decoder_norm/scale",
     head="decoder/logits_dense/kernel",
-    settings={
-        "embed": "base_emb_dim",
-        "heads": "base_num_query_heads",
-        "kv_heads": "base_num_kv_heads",
-        "mlp": "base_mlp_dim",
-        "layers": "base_num_decoder_layers",
-        "head_dim": "head_dim",
-    },
+    settings=_settings(
+        "base_emb_dim",
+        "base_num_query_heads",
+        "base_num_kv_heads",
+        "base_mlp_dim",
+        "base_num_decoder_layers",
+        "head_dim",
+    ),
 )
 TUNIX = Format(
     name="tunix",
@@ -250,22 +272,16 @@ TUNIX = Format(
     table={
         "embedder/input_embedding": ("vocab", "embed"),
         "lm_head/w": ("embed.in", "vocab"),
-        **_PROJECTIONS,
-        "*/q_norm/w": ("head_dim.norm.scale",),
-        "*/k_norm/w": ("head_dim.in.norm.scale",),
-        "*norm/w": ("embed.norm.scale",),
+        **_attention("w"),
+        **_mlp("kernel"),
+        **_norms("w"),
     },
     layers="layers/{}",
     final_norm="final_norm/w",
     head="lm_head/w",
-    settings={
-        "embed": "embed_dim",
-        "heads": "num_heads",
-        "kv_heads": "num_kv_heads",
-        "mlp": "hidden_dim",
-        "layers": "num_layers",
-        "head_dim": "head_dim",
-    },
+    settings=_settings(
+        "embed_dim", "num_heads", "num_kv_heads", "hidden_dim", "num_layers", "head_dim"
+    ),
 )
 NANODO = Format(
     name="nanodo",
@@ -273,12 +289,12 @@ NANODO = Format(
     table={
         "embed/embedding": ("vocab", "embed"),
         "pos_embed/embedding": ("context", "embed"),
-        "*/query/kernel": ("embed.in", "heads", "head_dim"),
+        "*/query/kernel": _QUERY,
         "*/key/kernel": ("embed.in", "heads", "head_dim.in"),
         "*/value/kernel": ("embed.in", "heads", "head_dim.value"),
-        "*/attn_out_proj/kernel": ("heads.in", "head_dim.in", "embed"),
-        "*/Mlp_0/Dense_0/kernel": ("embed.in", "mlp"),
-        "*/Mlp_0/Dense_1/kernel": ("mlp.in", "embed"),
+        "*/attn_out_proj/kernel": _OUT,
+        "*/Mlp_0/Dense_0/kernel": _UP,
+        "*/Mlp_0/Dense_1/kernel": _DOWN,
         "*/scale": ("embed.norm.scale",),
     },
     layers="blocks_{}",
@@ -288,10 +304,10 @@ NANODO = Format(
     traits={"norm": "layer"},
 )
 # Equinox and PyTorch store kernels as [outputs, inputs].
-_QUERY: Names = ("heads", "head_dim", "embed.in")
-_KEY: Names = ("kv_heads", "head_dim.in", "embed.in")
-_VALUE: Names = ("kv_heads", "head_dim.value", "embed.in")
-_OUT: Names = ("embed", "heads.in", "head_dim.in")
+_TORCH_QUERY: Names = ("heads", "head_dim", "embed.in")
+_TORCH_KEY: Names = ("kv_heads", "head_dim.in", "embed.in")
+_TORCH_VALUE: Names = ("kv_heads", "head_dim.value", "embed.in")
+_TORCH_OUT: Names = ("embed", "heads.in", "head_dim.in")
 _GROUPS = "kv_heads q_heads_per_group"
 LEVANTER = Format(
     name="levanter",
@@ -299,32 +315,25 @@ LEVANTER = Format(
     table={
         "embeddings/token_embeddings/weight": ("vocab", "embed"),
         "lm_head/weight": ("vocab", "embed.in"),
-        "*/q_proj/weight": Layout(_QUERY, f"{_GROUPS} head_dim embed"),
-        "*/k_proj/weight": _KEY,
-        "*/v_proj/weight": _VALUE,
-        "*/o_proj/weight": _OUT,
+        "*/q_proj/weight": Layout(_TORCH_QUERY, f"{_GROUPS} head_dim embed"),
+        "*/k_proj/weight": _TORCH_KEY,
+        "*/v_proj/weight": _TORCH_VALUE,
+        "*/o_proj/weight": _TORCH_OUT,
         "*/q_proj/bias": Layout(("heads", "head_dim.bias"), f"{_GROUPS} head_dim"),
         "*/k_proj/bias": ("kv_heads", "head_dim.in.bias"),
         "*/v_proj/bias": ("kv_heads", "head_dim.value.bias"),
         "*/gate_proj/weight": ("mlp", "embed.in"),
         "*/up_proj/weight": ("mlp", "embed.in"),
         "*/down_proj/weight": ("embed", "mlp.in"),
-        "*/q_norm/weight": ("head_dim.norm.scale",),
-        "*/k_norm/weight": ("head_dim.in.norm.scale",),
-        "*norm/weight": ("embed.norm.scale",),
+        **_norms("weight"),
     },
     layers="transformer/layers/blocks/{}",
     scanned="transformer/layers/stacked/*",
     final_norm="transformer/norm/weight",
     head="lm_head/weight",
-    settings={
-        "embed": "hidden_dim",
-        "heads": "num_heads",
-        "kv_heads": "num_kv_heads",
-        "mlp": "intermediate_dim",
-        "layers": "num_layers",
-        "head_dim": "head_dim",
-    },
+    settings=_settings(
+        "hidden_dim", "num_heads", "num_kv_heads", "intermediate_dim", "num_layers", "head_dim"
+    ),
 )
 _ONE_LESS = Layout(("embed.norm.scale",), plus=-1.0)
 _POST_ONE_LESS = Layout(("embed.post.norm.scale",), plus=-1.0)
@@ -348,14 +357,9 @@ GEMMA = Format(
     },
     other={"*/gating_einsum": ("gates", "embed.in", "mlp")},
     layers="layer_{}",
-    settings={
-        "embed": "embed_dim",
-        "heads": "num_heads",
-        "kv_heads": "num_kv_heads",
-        "mlp": "hidden_dim",
-        "layers": "num_layers",
-        "head_dim": "head_dim",
-    },
+    settings=_settings(
+        "embed_dim", "num_heads", "num_kv_heads", "hidden_dim", "num_layers", "head_dim"
+    ),
 )
 _EASYDEL_HEADS = "embed (heads head_dim)"
 _EASYDEL_KEYS = "embed (kv_heads head_dim)"
@@ -365,29 +369,25 @@ EASYDEL = Format(
     table={
         "model/embed_tokens/embedding": ("vocab", "embed"),
         "lm_head/kernel": ("embed.in", "vocab"),
-        "*/q_proj/kernel": Layout(("embed.in", "heads", "head_dim"), _EASYDEL_HEADS),
-        "*/k_proj/kernel": Layout(("embed.in", "kv_heads", "head_dim.in"), _EASYDEL_KEYS),
-        "*/v_proj/kernel": Layout(("embed.in", "kv_heads", "head_dim.value"), _EASYDEL_KEYS),
-        "*/o_proj/kernel": Layout(("heads.in", "head_dim.in", "embed"), "(heads head_dim) embed"),
-        "*/gate_proj/kernel": ("embed.in", "mlp"),
-        "*/up_proj/kernel": ("embed.in", "mlp"),
-        "*/down_proj/kernel": ("mlp.in", "embed"),
-        "*/q_norm/kernel": ("head_dim.norm.scale",),
-        "*/k_norm/kernel": ("head_dim.in.norm.scale",),
-        "*norm/kernel": ("embed.norm.scale",),
+        "*/q_proj/kernel": Layout(_QUERY, _EASYDEL_HEADS),
+        "*/k_proj/kernel": Layout(_KEY, _EASYDEL_KEYS),
+        "*/v_proj/kernel": Layout(_VALUE, _EASYDEL_KEYS),
+        "*/o_proj/kernel": Layout(_OUT, "(heads head_dim) embed"),
+        **_mlp("kernel"),
+        **_norms("kernel"),
     },
     layers="model/layers/{}",
     final_norm="model/norm/kernel",
     head="lm_head/kernel",
     fixed=("layers",),
-    settings={
-        "embed": "hidden_size",
-        "heads": "num_attention_heads",
-        "kv_heads": "num_key_value_heads",
-        "mlp": "intermediate_size",
-        "layers": "num_hidden_layers",
-        "head_dim": "head_dim",
-    },
+    settings=_settings(
+        "hidden_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "intermediate_size",
+        "num_hidden_layers",
+        "head_dim",
+    ),
 )
 BONSAI = Format(
     name="bonsai",
@@ -395,20 +395,12 @@ BONSAI = Format(
     table={
         "embedder/embedding": ("vocab", "embed"),
         "lm_head/kernel": ("embed.in", "vocab"),
-        **{pattern.replace("/w", "/kernel"): names for pattern, names in _PROJECTIONS.items()},
-        "*/q_norm/scale": ("head_dim.norm.scale",),
-        "*/k_norm/scale": ("head_dim.in.norm.scale",),
-        "*norm/scale": ("embed.norm.scale",),
+        **_attention("kernel"),
+        **_mlp("kernel"),
+        **_norms("scale"),
     },
     layers="layers/{}",
-    settings={
-        "embed": "emb_dim",
-        "heads": "num_heads",
-        "kv_heads": "num_kv_heads",
-        "mlp": "mlp_dim",
-        "layers": "num_layers",
-        "head_dim": "head_dim",
-    },
+    settings=_settings("emb_dim", "num_heads", "num_kv_heads", "mlp_dim", "num_layers", "head_dim"),
 )
 PENZAI = Format(
     name="penzai",
@@ -416,15 +408,13 @@ PENZAI = Format(
     table={
         "embedder.embeddings": ("vocab", "embed"),
         "lm_head.weights": ("embed.in", "vocab"),
-        "*/query.weights": Layout(("embed.in", "heads", "head_dim"), f"embed {_GROUPS} head_dim"),
-        "*/key.weights": ("embed.in", "kv_heads", "head_dim.in"),
-        "*/value.weights": ("embed.in", "kv_heads", "head_dim.value"),
-        "*/output.weights": Layout(
-            ("heads.in", "head_dim.in", "embed"), f"{_GROUPS} head_dim embed"
-        ),
-        "*/gating_linear.weights": ("embed.in", "mlp"),
-        "*/value_linear.weights": ("embed.in", "mlp"),
-        "*/out_linear.weights": ("mlp.in", "embed"),
+        "*/query.weights": Layout(_QUERY, f"embed {_GROUPS} head_dim"),
+        "*/key.weights": _KEY,
+        "*/value.weights": _VALUE,
+        "*/output.weights": Layout(_OUT, f"{_GROUPS} head_dim embed"),
+        "*/gating_linear.weights": _UP,
+        "*/value_linear.weights": _UP,
+        "*/out_linear.weights": _DOWN,
         "*norm/scale.weights": ("embed.norm.scale",),
     },
     layers="block_{}",
@@ -446,15 +436,13 @@ TORCHTITAN = Format(
         "tok_embeddings/weight": ("vocab", "embed"),
         "output/weight": ("vocab", "embed.in"),
         "lm_head/weight": ("vocab", "embed.in"),
-        "*/wq/weight": Layout(_QUERY, "(heads head_dim) embed"),
-        "*/wk/weight": Layout(_KEY, "(kv_heads head_dim) embed"),
-        "*/wv/weight": Layout(_VALUE, "(kv_heads head_dim) embed"),
-        "*/wo/weight": Layout(_OUT, "embed (heads head_dim)"),
+        "*/wq/weight": Layout(_TORCH_QUERY, "(heads head_dim) embed"),
+        "*/wk/weight": Layout(_TORCH_KEY, "(kv_heads head_dim) embed"),
+        "*/wv/weight": Layout(_TORCH_VALUE, "(kv_heads head_dim) embed"),
+        "*/wo/weight": Layout(_TORCH_OUT, "embed (heads head_dim)"),
         "*/w[13]/weight": ("mlp", "embed.in"),
         "*/w2/weight": ("embed", "mlp.in"),
-        "*/q_norm/weight": ("head_dim.norm.scale",),
-        "*/k_norm/weight": ("head_dim.in.norm.scale",),
-        "*norm/weight": ("embed.norm.scale",),
+        **_norms("weight"),
     },
     # The optimizer has one state for queries, keys and values, if the model computes them together.
     states={
@@ -463,13 +451,7 @@ TORCHTITAN = Format(
         )
     },
     layers="layers/{}",
-    settings={
-        "embed": "dim",
-        "heads": "n_heads",
-        "kv_heads": "n_kv_heads",
-        "mlp": "hidden_dim",
-        "layers": "n_layers",
-    },
+    settings=_settings("dim", "n_heads", "n_kv_heads", "hidden_dim", "n_layers"),
 )
 FORMATS = {
     known.name: known

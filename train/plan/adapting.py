@@ -147,21 +147,13 @@ def keep_adapter(context: Context, model: Model) -> None:
 
 
 @dataclass(frozen=True)
-class Merge(Transform):
+class Merge(Transform, reads=("name",), writes="name"):
     """Merges the result of an `Adapt` into the model ``name``.
 
     A LoRA is added to the kernels of the model. Any other adapter stays in its layers.
     """
 
     name: str
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return (self.name,)
-
-    @property
-    def writes(self) -> str:
-        return self.name
 
     def apply(self, models: Models, tx: optax.GradientTransformation) -> Model:
         model = models[self.name]

@@ -85,7 +85,7 @@ class KeepBest(Phase):
 
 
 @dataclass(frozen=True)
-class TakeBest(Phase):
+class TakeBest(Phase, writes="name"):
     """Replaces the model ``name`` by the copy that `KeepBest` kept."""
 
     name: str
@@ -94,10 +94,6 @@ class TakeBest(Phase):
     @property
     def reads(self) -> tuple[str, ...]:
         return (KEPT,)
-
-    @property
-    def writes(self) -> str:
-        return self.name
 
     def shapes(self, models: Models, tx: optax.GradientTransformation) -> Model:
         return models[KEPT]

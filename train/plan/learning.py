@@ -70,19 +70,11 @@ class Learn(Train):
 
 
 @dataclass(frozen=True)
-class Apply(Transform):
+class Apply(Transform, reads=("source",), writes="target"):
     """Makes ``target``: the small model, grown by the maps that a `Learn` stored as ``source``."""
 
     source: str
     target: str
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return (self.source,)
-
-    @property
-    def writes(self) -> str:
-        return self.target
 
     def apply(self, models: Models, tx: optax.GradientTransformation) -> Model:
         model = models[self.source]

@@ -6,7 +6,7 @@ kind of phase is one class.
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import jax
 import optax
@@ -87,7 +87,19 @@ class Phase:
     """A part of a plan. Phases are frozen dataclasses; equal ones share their compiled programs.
 
     A phase is a transformation with a method `run`, or a training (`train.plan.training.Train`).
+
+    A class declares which of its fields are the names of models: ``class Merge(Phase,
+    reads=("name",), writes="name")``.
     """
+
+    _reads: ClassVar[tuple[str, ...]] = ()
+    _writes: ClassVar[str]
+
+    def __init_subclass__(cls, reads: tuple[str, ...] | None = None, writes: str | None = None):
+        if reads is not None:
+            cls._reads = reads
+        if writes is not None:
+            cls._writes = writes
 
     @property
     def kind(self) -> str:
@@ -105,7 +117,7 @@ class Phase:
 
         If such a model exists, it must still be available at the start of the phase.
         """
-        return ()
+        return tuple(getattr(self, field) for field in self._reads)
 
     @property
     def looks_at(self) -> tuple[str, ...]:
@@ -115,7 +127,7 @@ class Phase:
     @property
     def writes(self) -> str:
         """The model that the phase makes."""
-        raise NotImplementedError
+        return getattr(self, self._writes)
 
     @property
     def needs(self) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from train.plan.phase import Context, Models, Phase
 
 
 @dataclass(frozen=True)
-class Train(Phase):
+class Train(Phase, writes="name"):
     """Trains the model ``name``. A model that does not exist yet is initialised from ``config``.
 
     A run trains the model between `init` and `finish` (`train.engine.loop.trainer`).
@@ -56,10 +56,6 @@ class Train(Phase):
     @property
     def reads(self) -> tuple[str, ...]:
         return (self.name, *self.needs)
-
-    @property
-    def writes(self) -> str:
-        return self.name
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -168,7 +164,7 @@ def _init(
 
 
 @dataclass(frozen=True)
-class Measure(Phase):
+class Measure(Phase, reads=("name",), writes="name"):
     """Measures the importance of each layer of the model ``name`` on validation data.
 
     The measure is the effect on the loss (`jaxgrow.layerdrop.sensitivity`), or on the residual
@@ -178,14 +174,6 @@ class Measure(Phase):
     name: str
     sensitivity: Sensitivity
     positions: int | None = None  # of a sample; None: the context length of the model
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return (self.name,)
-
-    @property
-    def writes(self) -> str:
-        return self.name
 
     @property
     def probes(self) -> int:  # type: ignore[override]

@@ -6,7 +6,7 @@ They coalesce, de-coalesce, interpolate, grow or import models.
 import inspect
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import jax
 import numpy as np
@@ -164,23 +164,19 @@ class Regrouping(Transform):
     """
 
     grouping: Way
-
-    @property
-    def large(self) -> str:
-        """The name of the larger model."""
-        raise NotImplementedError
+    _large: ClassVar[str]  # the field with the name of the larger model
 
     @property
     def notes(self) -> dict[str, Any]:  # type: ignore[override]
         return asdict(self.grouping)
 
     def run(self, context: Context) -> Model:
-        grouping = self.grouping.measured(context.models[self.large])
+        grouping = self.grouping.measured(context.models[getattr(self, self._large)])
         return Transform.run(replace(self, grouping=grouping), context)  # type: ignore[type-var]
 
 
 @dataclass(frozen=True)
-class Coalesce(Regrouping):
+class Coalesce(Regrouping, reads=("source",), writes="target"):
     """``target = C(source)``. If the grouping is a pruning, it leaves out layers."""
 
     source: str
@@ -188,17 +184,7 @@ class Coalesce(Regrouping):
     grouping: Way
     moments: Policy = "drop"
 
-    @property
-    def large(self) -> str:
-        return self.source
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return (self.source,)
-
-    @property
-    def writes(self) -> str:
-        return self.target
+    _large = "source"
 
     def apply(self, models: Models, tx: optax.GradientTransformation) -> Model:
         large = models[self.source]
@@ -206,7 +192,7 @@ class Coalesce(Regrouping):
 
 
 @dataclass(frozen=True)
-class Decoalesce(Regrouping):
+class Decoalesce(Regrouping, reads=("source", "like"), writes="target"):
     """``target = D(source)``, with the sizes of the model ``like``."""
 
     source: str
@@ -215,30 +201,15 @@ class Decoalesce(Regrouping):
     grouping: Way
     moments: Policy = "drop"
 
-    @property
-    def large(self) -> str:
-        return self.like
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return (self.source, self.like)
-
-    @property
-    def writes(self) -> str:
-        return self.target
+    _large = "like"
 
     def apply(self, models: Models, tx: optax.GradientTransformation) -> Model:
-        return _grown(
-            models[self.source],
-            self.grouping.up(models[self.like].config),
-            self.grouping,
-            tx,
-            self.moments,
-        )
+        growth = self.grouping.up(models[self.like].config)
+        return _grown(models[self.source], growth, self.grouping, tx, self.moments)
 
 
 @dataclass(frozen=True)
-class Interpolate(Transform):
+class Interpolate(Transform, reads=("before", "up"), writes="before"):
     """``before = (1 - alpha) before + alpha up``.
 
     The result has the optimizer state of ``up``, if ``up`` has one.
@@ -248,21 +219,13 @@ class Interpolate(Transform):
     up: str
     alpha: float
 
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return (self.before, self.up)
-
-    @property
-    def writes(self) -> str:
-        return self.before
-
     def apply(self, models: Models, tx: optax.GradientTransformation) -> Model:
         before, up = models[self.before], models[self.up]
         return Model(interpolate(before.params, up.params, self.alpha), up.opt, before.config)
 
 
 @dataclass(frozen=True)
-class Correct(Regrouping):
+class Correct(Regrouping, reads=("before", "small"), writes="before"):
     """``before = before + alpha D(small - C(before))``.
 
     The result has the optimizer state of ``small``, grown by the policy ``moments``.
@@ -274,17 +237,7 @@ class Correct(Regrouping):
     alpha: float = 1.0
     moments: Policy = "drop"
 
-    @property
-    def large(self) -> str:
-        return self.before
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return (self.before, self.small)
-
-    @property
-    def writes(self) -> str:
-        return self.before
+    _large = "before"
 
     def apply(self, models: Models, tx: optax.GradientTransformation) -> Model:
         before, small = models[self.before], models[self.small]
@@ -296,7 +249,7 @@ class Correct(Regrouping):
 
 
 @dataclass(frozen=True)
-class Import(Phase):
+class Import(Phase, writes="name"):
     """Reads the model ``name`` from a finished run or another checkpoint.
 
     From a finished run, the phase takes the last model, and adds its complete cost to the ledger.
@@ -312,10 +265,6 @@ class Import(Phase):
     # Whether to take everything except the head, and to initialise a new head for other
     # predictions.
     new_head: bool = False
-
-    @property
-    def writes(self) -> str:
-        return self.name
 
     def shapes(self, models: Models, tx: optax.GradientTransformation) -> Model:
         return Model(initial(self.config, jax.random.key(0)), None, self.config)
@@ -338,7 +287,7 @@ class Import(Phase):
 
 
 @dataclass(frozen=True)
-class Grow(Transform):
+class Grow(Transform, reads=("source",), writes="target"):
     """Makes ``target``: the model ``source``, grown from ``small`` to the sizes of ``large``."""
 
     source: str
@@ -359,14 +308,6 @@ class Grow(Transform):
     redrawn: float = 0.0
     # Config whose sizes set the scale of fresh entries, as in `train.engine.state.optim.Optim`.
     base: Config | None = None
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return (self.source,)
-
-    @property
-    def writes(self) -> str:
-        return self.target
 
     @cached_property
     def growths(self) -> tuple[Growth, ...]:
