@@ -204,7 +204,8 @@ def _padding(tokenizer: Any, frame: Frame) -> int:
     a padding token, this function therefore chooses a token that begins with a mark of the
     tokenizer, such as the mark for a blank. Text rarely contains such a mark.
     """
-    if tokenizer.id_to_token(frame.pad) in PADS:
+    added = tokenizer.get_added_tokens_decoder().get(frame.pad)
+    if tokenizer.id_to_token(frame.pad) in PADS or (added is not None and added.special):
         return frame.pad
     marked = [name for name in tokenizer.get_vocab() if name.startswith(("\u0120", "\u2581", "##"))]
     return (

@@ -131,8 +131,13 @@ def _encoded(model: TextModel, prompt: str, asked: Asked, max_new: int) -> list[
     else:
         begin, tokens = frame(model.tokenizer)[0], model.tokenizer.encode(prompt).ids
     length = model.config.length
-    if not asked.cut or len(tokens) < length:
+    if len(tokens) < length:
         return tokens
+    if not asked.cut:
+        raise UserError(
+            f"a prompt has {len(tokens)} tokens, which leaves no room in the model's context of "
+            f"{length}: shorten it, or remove its beginning with --cut"
+        )
     room = max(1, length - min(max_new, length // 2) - len(begin))
     return [*begin, *tokens[-room:]]
 

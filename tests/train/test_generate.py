@@ -106,7 +106,7 @@ def test_a_finished_run_is_a_model(small_run, run):
         (["--prompt", ""], "prompt 0 is empty: give at least one token"),
         (
             ["--prompt", "a" * 48],
-            "prompt 0 has 48 tokens, which leaves no room in the model's context of 48",
+            "context of 48: shorten it, or remove its beginning with --cut",
         ),
         (["--prompt", "a", "--temperature", "0"], "temperature is 0.0, but must be above 0"),
         (
@@ -217,7 +217,7 @@ def test_a_prompt_that_does_not_fit_is_cut_if_asked(gpt, run):
     long = "".join(chr(ord("a") + i % 26) for i in range(60))
     with pytest.raises(
         UserError,
-        match="prompt 0 has 60 tokens, which leaves no room in the model's context of 48",
+        match="a prompt has 60 tokens, which leaves no room in the model's context of 48",
     ):
         run(gpt, "--prompt", long)
     cut = json.loads(run(gpt, "--prompt", long, "--cut", "--max-new", 8, "--json"))

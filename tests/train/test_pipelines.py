@@ -7,22 +7,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 import runs
-from finetunings import FAMILIES, OPTIM, checkpoint, cola, spans, squad, tuning
+from finetunings import FAMILIES, OPTIM, SIZES, checkpoint, cola, spans, squad, tuning
 from PIL import Image
 
+from jaxgrow import checkpoints, operators
 from jaxgrow.checkpoints import orbax
-from jaxgrow.models import SwinConfig, ViTConfig
+from jaxgrow.models import DeBERTaConfig, SwinConfig, ViTConfig
 from train import finetune as command
 from train.config.downstream import FineTuning
 from train.data.images import Images, images
 from train.data.labelled import glue, metrics
 from train.data.labelled.squad import TASKS, from_files
 from train.data.labelled.task import Labelled
+from train.data.text import tokenizer
 from train.export import export
 
 hf, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
 pytestmark = pytest.mark.interop
 VISION = dict(patch=4, channels=3, classes=7, mlp=32)
+CLASSIFIERS = FAMILIES | {"deberta": DeBERTaConfig(**SIZES, distances=8, farthest=6)}
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +44,9 @@ def exported(tune: FineTuning, home: Path, model: str) -> tuple[Path, dict[str, 
     return folder, next(iter(scores.values()))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, pytest.param("deberta", marks=pytest.mark.slow)])
 def test_raw_texts_are_classified_as_the_run_reported(home, family):
-    config = FAMILIES[family]
+    config = CLASSIFIERS[family]
     if family == "modernbert":  # saved only if the number of layers is a multiple of the period
         config = replace(config, layers=3)
     checkpoint(home / family, config)
@@ -87,6 +90,37 @@ def test_pairs_and_numbers(home, family):
     assert metrics.pearson(found, np.array([row["score"] for row in rows])) == pytest.approx(
         reported["pearson"], abs=1e-4
     )
+
+
+def test_tags_of_a_grown_model_are_those_of_its_source(tmp_path):
+    """No run trains tags, so a growth that preserves the function replaces the run."""
+    labels = dict(enumerate(("O", "B-NAME", "I-NAME")))
+    sizes = dict(vocab_size=256, hidden_size=16, num_attention_heads=2, intermediate_size=32)
+    about = hf.BertConfig(
+        **sizes,
+        num_hidden_layers=1,
+        max_position_embeddings=24,
+        initializer_range=1.0,
+        id2label=labels,
+    )
+    torch.manual_seed(0)
+    hf.BertForTokenClassification(about).save_pretrained(tmp_path / "small")
+    tokenizer("bytes").save(str(tmp_path / "small" / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 24}
+    (tmp_path / "small" / "tokenizer_config.json").write_text(json.dumps(settings))
+    config = checkpoints.open_checkpoint(tmp_path / "small").config
+    growth = operators.hypercloning(config.sizes(), {"embed": 32, "heads": 4, "mlp": 64})
+    checkpoints.transform(tmp_path / "small", tmp_path / "large", growth)
+    small, large = (
+        hf.pipeline("token-classification", model=str(tmp_path / name), device="cpu")
+        for name in ("small", "large")
+    )
+    assert large.model.config.hidden_size == 32
+    text = "Ada met Bob and Eve"
+    tags = [[(one["word"], one["entity"]) for one in tag(text)] for tag in (small, large)]
+    assert tags[0] == tags[1] and len({entity for _, entity in tags[0]}) == 2
+    scores = [[one["score"] for one in tag(text)] for tag in (small, large)]
+    np.testing.assert_allclose(scores[1], scores[0], atol=1e-5)
 
 
 def test_spans_of_raw_questions_are_those_of_the_run(home):

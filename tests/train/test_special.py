@@ -27,6 +27,7 @@ from train import export as exporting
 from train import pretrain
 from train.common.errors import UserError
 from train.data import text
+from train.data.labelled.encoding import Encoder
 from train.data.special import frame, special_tokens
 from train.engine.state.pretrained import opened
 from train.plan.methods import Continue
@@ -302,6 +303,18 @@ def test_of_published_tokenizers_as_the_harness_reads_them(name, tmp_path, monke
             [SimpleNamespace(args=("Once upon a time " * 9,))], disable_tqdm=True
         )
     assert asked["Harness"] == asked["HFLM"]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_texts_of_a_fine_tuning_begin_and_end_as_the_files_say(name, tmp_path):
+    folder = written(tmp_path / "model", PUBLISHED[name])
+    model = opened(folder)
+    encoder = Encoder(text.name_of(folder), model.config)
+    assert [*encoder.frame.begin] == frame(model.tokenizer)[0]
+    assert encoder.frame.end == (model.special.end,) != (encoder.frame.pad,)
+    pad = model.special.names.get("pad_token")
+    if pad not in (None, model.special.names.get("eos_token")):
+        assert model.tokenizer.id_to_token(encoder.frame.pad) == pad
 
 
 def test_without_other_files_the_names_of_tokens_decide(tmp_path):

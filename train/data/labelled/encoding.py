@@ -11,12 +11,13 @@ import numpy as np
 from jaxgrow.models import Config
 from train.common.errors import UserError
 from train.data.masking import BYTES
-from train.data.text import ENDS, end_of_text, folder_of, tokenizer
+from train.data.special import ENDS, special_tokens
+from train.data.special import frame as added_tokens
+from train.data.text import folder_of, tokenizer
 from train.data.tokenise import digest, dtype
 
 _PIECE = 4  # bytes per word piece in English text
 _CHUNK = 4096  # texts that are tokenised in one call
-_BEGINS = ("<s>", "<|begin_of_text|>")
 PADS = ("<pad>", "<|pad|>", "[PAD]", "<unk>", "[UNK]")
 
 
@@ -44,13 +45,13 @@ _BYTE_END, _BYTE_BEGIN, _BYTE_PAD = sorted(BYTES.special - {BYTES.mask_id})[:3]
 class Encoder:
     """A tokenizer, with the frame of a model.
 
-    =================== ========================== ======================================================
+    =================== ========================== =========================================================
     encoder, ``[CLS]``  ``[CLS] a [SEP] b [SEP]``  the names of BERT's tokenizer
     encoder, ``<s>``    ``<s> a </s></s> b </s>``  the names of RoBERTa's tokenizer
     encoder, bytes      ``C0 a 00 b 00``           bytes that do not occur in text; ``C1`` is padding
-    decoder             ``<s> a </s> b </s>``      its end of text, and its begin of text if it has one
+    decoder             ``<s> a </s> b </s>``      its end of text, and the tokens that it adds before texts
     decoder, bytes      ``a 00 b 00``              byte 0 ended documents in pre-training
-    =================== ========================== ======================================================
+    =================== ========================== =========================================================
 
     ``piece`` is the number of tokens that correspond to about one word piece: 1, or more if the
     tokens are bytes. A decoder predicts at the last token, which is always the end of text; padding
@@ -141,19 +142,15 @@ class Encoder:
     def _of_a_decoder(self) -> Frame | None:
         if self._loaded is None:
             return Frame((), (_BYTE_END,), (_BYTE_END,), _BYTE_PAD)
-        end = end_of_text(self._loaded, self._folder)
-        if end is None:
+        special = special_tokens(self._loaded, self._folder)
+        if special.end is None:
             return None
-        begin, pad = self._first(_BEGINS), self._first(PADS)
+        names = [special.names.get("pad_token", ""), *PADS]
+        pads = (self._loaded.token_to_id(name) for name in names)
         # Padding may be any token except the end of text (`jaxgrow.checkpoints.hf.labels`).
-        return Frame(
-            () if begin is None else (begin,), (end,), (end,), int(end == 0) if pad is None else pad
-        )
-
-    def _first(self, names: Sequence[str]) -> int | None:
-        return next(
-            (i for name in names if (i := self._loaded.token_to_id(name)) is not None), None
-        )
+        pad = next((i for i in pads if i not in (None, special.end)), int(special.end == 0))
+        begin = tuple(added_tokens(self._loaded)[0])
+        return Frame(begin, (special.end,), (special.end,), pad)
 
 
 def _identity(path: Path) -> str:
