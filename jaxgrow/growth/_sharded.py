@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
+import flax.struct as struct
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import struct
 from jax.sharding import PartitionSpec as P
 
 from jaxgrow.growth import matrices

@@ -11,10 +11,12 @@ and no code is public. Each equation below, all defaults, and the schedule
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
@@ -22,6 +24,12 @@ from jaxgrow.layerdrop.execution import KeepMask
 
 Kind: TypeAlias = Literal["loss_delta", "taylor"]
 Batch: TypeAlias = Any  # a pytree of arrays, the input of the loss
+Loss: TypeAlias = Callable[[KeepMask | None, Batch], jax.Array]
+
+# JAX does not annotate these functions.
+Slope: TypeAlias = Callable[[jax.Array], jax.Array]
+_grad: Callable[[Slope], Slope] = jax.grad  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+_map: Callable[[Callable[[Any], jax.Array], Any], jax.Array] = lax.map  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
 
 @dataclass(frozen=True)
@@ -72,7 +80,7 @@ class Sensitivity:
 
 
 def sensitivity(
-    loss: Callable[[KeepMask | None, Batch], jax.Array],
+    loss: Loss,
     layers: int,
     batches: Batch,
     kind: Kind = "loss_delta",
@@ -113,18 +121,26 @@ def sensitivity(
       AAAI 2023
     """
     if kind == "taylor":
-        slope = jax.grad(lambda scale, batch: loss(KeepMask(None, scale), batch))
-        return jnp.abs(lax.map(lambda b: slope(jnp.ones(layers), b), batches)).mean(0)
+        return jnp.abs(_map(partial(_slope, loss, layers), batches)).mean(0)
 
-    def delta(batch):
+    def delta(batch: Batch) -> jax.Array:
+        def skipping(keep: jax.Array) -> jax.Array:
+            return loss(KeepMask(keep), batch)
+
         # The layers are measured one after the other, because batched keep masks would run every
         # layer in every pass.
-        without = lax.map(
-            lambda layers: loss(KeepMask(layers), batch), ~jnp.eye(layers, dtype=bool)
-        )
-        return without - loss(None, batch)
+        return _map(skipping, ~jnp.eye(layers, dtype=bool)) - loss(None, batch)
 
-    return jnp.maximum(lax.map(delta, batches).mean(0), 0).astype(jnp.float32)
+    return jnp.maximum(_map(delta, batches).mean(0), 0).astype(jnp.float32)
+
+
+def _slope(loss: Loss, layers: int, batch: Batch) -> jax.Array:
+    """The derivative of the loss with respect to the scale of each layer, at 1: [layers]."""
+
+    def scaled(scale: jax.Array) -> jax.Array:
+        return loss(KeepMask(None, scale), batch)
+
+    return _grad(scaled)(jnp.ones(layers))
 
 
 def block_list(measured: ArrayLike, s: Sensitivity) -> jax.Array:
@@ -232,7 +248,7 @@ def allocate(
     free = jnp.ones(layers, bool) if blocked is None else ~jnp.asarray(blocked)
     costs = jnp.ones(layers, real) if costs is None else jnp.asarray(costs, real)
     theirs = jnp.where(free, costs, 0)
-    total = jnp.maximum(theirs.sum(), jnp.finfo(real).tiny)
+    total = jnp.maximum(theirs.sum(), float(np.finfo(real).tiny))
 
     row, column = s[:, None], s[None, :]
     rank = (
@@ -246,7 +262,7 @@ def allocate(
     # The free layers must account for all FLOPs that are dropped on average.
     mean = jnp.maximum(1 - (1 - theta) * (layers + 1) / (2 * layers) * costs.sum() / total, p_min)
 
-    def room(distance, extent):
+    def room(distance: jax.Array, extent: jax.Array) -> jax.Array:
         return jnp.where(extent > 0, distance / jnp.where(extent > 0, extent, 1), jnp.inf)
 
     spread = jnp.minimum(

@@ -9,12 +9,12 @@ in NumPy on the host.
 """
 
 from collections.abc import Sequence
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
+from numpy.typing import NDArray
 
 from jaxgrow.layerdrop.schedules import LayerDrop, schedule
 
@@ -92,7 +92,8 @@ def program_counts(
     below = (cells[:, None] <= cells[None]).all(-1)
     # The cost that a program b adds if the next smaller program is a.
     more = np.where(below, (fits[None] - fits[:, None]) * cost[None], np.inf)
-    total, before = fits * cost, []
+    total = fits * cost
+    before: list[np.ndarray] = []
     for _ in range(drop.programs - 1):
         through = total[:, None] + more
         before.append(through.argmin(0))
@@ -150,8 +151,15 @@ def _probabilities(
     sensitivity: ArrayLike | None,
 ) -> np.ndarray:
     """Keep probabilities, float64 [times, layers]."""
-    at = partial(schedule, drop, sum(depths), steps=steps, sensitivity=sensitivity)
-    return np.asarray(jax.jit(jax.vmap(lambda t: at(t=t)))(jnp.asarray(times, float)), np.float64)
+
+    def at(t: jax.Array) -> jax.Array:
+        return schedule(drop, sum(depths), t, steps, sensitivity)
+
+    @jax.jit  # pyright: ignore[reportUnknownMemberType]
+    def every(times: jax.Array) -> jax.Array:
+        return jax.vmap(at)(times)
+
+    return np.asarray(every(jnp.asarray(times, float)), np.float64)
 
 
 def _odds(drop: LayerDrop, probs: np.ndarray, depths: tuple[int, ...]) -> list[np.ndarray]:
@@ -162,8 +170,8 @@ def _odds(drop: LayerDrop, probs: np.ndarray, depths: tuple[int, ...]) -> list[n
 
 def _of_fixed(probs: np.ndarray) -> np.ndarray:
     """The odds of a number that is always the floor or the ceiling of its mean."""
-    mean = probs.sum(1).round(6)[:, None]
-    return np.clip(1 - abs(np.arange(probs.shape[1] + 1) - mean), 0, None)
+    mean: NDArray[np.float64] = probs.sum(1).round(6)[:, None]
+    return np.clip(1 - np.abs(np.arange(len(probs.T) + 1) - mean), 0, None)
 
 
 def _of_independent(probs: np.ndarray) -> np.ndarray:

@@ -10,15 +10,21 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, NoReturn, TypeAlias
 
+import flax.struct as struct
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import struct
 from jax import custom_batching, lax
 
+Array: TypeAlias = jax.Array | np.ndarray
 # Pytrees of arrays: the weights of a layer, and the value that passes through the layers.
 Weights: TypeAlias = Any
 Carry: TypeAlias = Any
+
+# JAX does not annotate these functions.
+_eval_shape: Callable[..., Any] = jax.eval_shape  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+_switch: Callable[..., Carry] = lax.switch  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+_vjp: Callable[..., tuple[Carry, Callable[..., Any]]] = jax.vjp  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
 
 @struct.dataclass
@@ -52,8 +58,8 @@ class KeepMask:
       scaling: the output that the scale multiplies, as in the table.
     """
 
-    layers: Any  # jax.Array | np.ndarray | tuple of these | None
-    scale: Any = None  # jax.Array | np.ndarray | Dropout | None
+    layers: Any  # Array | tuple[Array, ...] | None
+    scale: Any = None  # Array | Dropout | None
     scaling: Literal["block", "sublayer"] = struct.field(pytree_node=False, default="block")
 
     def part(self, stage: int, layers: slice) -> "KeepMask":
@@ -62,7 +68,11 @@ class KeepMask:
         Raises:
           ValueError: indices that are not given separately for each stage.
         """
-        own, scale = self.layers, jax.tree.map(lambda x: x[layers], self.scale)
+
+        def of_stage(x: Array) -> Array:
+            return x[layers]
+
+        own, scale = self.layers, jax.tree.map(of_stage, self.scale)
         if isinstance(own, tuple):
             return KeepMask(own[stage], scale, self.scaling)
         if own is not None and own.dtype != bool:
@@ -90,7 +100,7 @@ class Dropout:
     def __call__(self, y: jax.Array, sublayer: str) -> jax.Array:
         """Drop entries of ``y`` [B, ...]. Each sublayer drops different entries."""
         own = jax.vmap(partial(jax.random.fold_in, data=zlib.crc32(sublayer.encode())))(self.keys)
-        kept = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - self.rate, y.shape[1:]))(own)
+        kept = jax.vmap(partial(jax.random.bernoulli, p=1 - self.rate, shape=y.shape[1:]))(own)
         return jnp.where(kept, y / (1 - self.rate), 0).astype(y.dtype)
 
 
@@ -177,10 +187,11 @@ def conditional(
         y, pullbacks = _forward(apply, keep, stacked, x)
         return y, (keep, stacked, pullbacks)
 
-    stack.defvjp(forward, _backward)
+    stack.defvjp(forward, _backward)  # pyright: ignore[reportUnknownMemberType]
 
     def call(keep: jax.Array, stacked: Weights, x: Carry) -> Carry:
-        return stack(keep, *varying((stacked, x), (keep, stacked, x)))
+        arrays = varying((stacked, x), (keep, stacked, x))
+        return stack(keep, *arrays)  # pyright: ignore[reportUnknownVariableType]
 
     return call
 
@@ -201,7 +212,8 @@ def _scan(
     def body(carry: Any, inputs: tuple[jax.Array, Weights, jax.Array]) -> tuple[Any, None]:
         keep, w, i = inputs
         # The identity must be branch 0: only branch 0 reliably forwards its operands without a copy.
-        return lax.switch(keep.astype(jnp.int32), [skip, run], carry, w, i), None
+        branch = keep.astype(jnp.int32)
+        return _switch(branch, [skip, run], carry, w, i), None
 
     return lax.scan(body, carry, (keep, stacked, jnp.arange(len(keep))), reverse=reverse)[0]
 
@@ -216,11 +228,18 @@ def _forward(
         y, new = _pulled(apply, w, x)
         return y, _written(saved, new.saved, i)
 
-    first = jax.tree.map(lambda a: jax.eval_shape(lambda a: a[0], a), stacked)
-    one: _Pullback = jax.eval_shape(lambda w, x: _pulled(apply, w, x)[1], first, x)
+    def pullback(stacked: Weights, x: Carry) -> _Pullback:
+        w = jax.tree.map(_first, stacked)
+        return _pulled(apply, w, x)[1]
+
+    one: _Pullback = _eval_shape(pullback, stacked, x)
     saved = [_blank((len(keep), *s.shape), s.dtype) for s in one.saved]
     y, saved = _scan(keep, stacked, (x, varying(saved, (keep, stacked, x))), run)
     return y, one.replace(saved=saved)
+
+
+def _first(a: jax.Array) -> jax.Array:
+    return a[0]
 
 
 def _backward(residuals: tuple[jax.Array, Weights, "_Pullback"], dy: Carry) -> Any:
@@ -235,8 +254,11 @@ def _backward(residuals: tuple[jax.Array, Weights, "_Pullback"], dy: Carry) -> A
 
     dx, dw = _scan(keep, stacked, (dy, [jnp.zeros_like(m) for m in moving]), run, reverse=True)
     rest = iter(dw)
-    dstacked = jax.tree.map(lambda a: next(rest) if is_floating(a) else _no_gradient(a), stacked)
-    return None, dstacked, dx
+
+    def gradient(a: jax.Array) -> Array:
+        return next(rest) if is_floating(a) else np.zeros(a.shape, jax.dtypes.float0)
+
+    return None, jax.tree.map(gradient, stacked), dx
 
 
 def _written(stack: list[jax.Array], new: list[jax.Array], i: jax.Array) -> list[jax.Array]:
@@ -254,7 +276,7 @@ def varying(arrays: Any, data: Any) -> Any:
     """
     if not jax.sharding.get_abstract_mesh().manual_axes:
         return arrays
-    never: Any = False
+    never: jax.Array | bool = False
     for a in jax.tree.leaves(data):
         if a.size:
             a = (
@@ -264,7 +286,11 @@ def varying(arrays: Any, data: Any) -> Any:
             )
             first = a.ravel()[0]
             never = never | ((first == first) & False)
-    return jax.tree.map(lambda a: jnp.where(never, lax.stop_gradient(a), a), arrays)
+
+    def selected(a: jax.Array) -> jax.Array:
+        return jnp.where(never, lax.stop_gradient(a), a)
+
+    return jax.tree.map(selected, arrays)
 
 
 class _Pullback(struct.PyTreeNode):
@@ -282,11 +308,15 @@ class _Pullback(struct.PyTreeNode):
 
     def of(self, i: jax.Array, w: Weights) -> Callable[[Carry], tuple[list[jax.Array], Carry]]:
         """Return the backward pass of layer i, whose weights are ``w``."""
-        saved = (lax.dynamic_index_in_dim(s, i, 0, keepdims=False) for s in self.saved)
+        saved = iter([_at(s, i) for s in self.saved])
         given = jax.tree.leaves(w)
         return jax.tree.unflatten(
             self.tree, [next(saved) if j is None else given[j] for j in self.sources]
         )
+
+
+def _at(stack: jax.Array, i: jax.Array) -> jax.Array:
+    return lax.dynamic_index_in_dim(stack, i, 0, keepdims=False)  # pyright: ignore[reportUnknownVariableType]
 
 
 def _pulled(
@@ -297,7 +327,11 @@ def _pulled(
     Weights are not saved again, because the backward pass receives them as an argument.
     """
     moving, join = _floating(w)
-    y, back = jax.vjp(lambda moving, x: apply(join(moving), x), moving, x)
+
+    def run(moving: list[jax.Array], x: Carry) -> Carry:
+        return apply(join(moving), x)
+
+    y, back = _vjp(run, moving, x)
     leaves, tree = jax.tree.flatten(back)
     index = {id(a): i for i, a in reversed(list(enumerate(jax.tree.leaves(w))))}
     sources = tuple(index.get(id(leaf)) for leaf in leaves)
@@ -319,10 +353,6 @@ def _floating(inputs: Any) -> tuple[list[jax.Array], Callable[[list[jax.Array]],
         return jax.tree.unflatten(tree, [next(rest) if is_floating(x) else x for x in leaves])
 
     return [x for x in leaves if is_floating(x)], join
-
-
-def _no_gradient(x: jax.Array) -> np.ndarray:
-    return np.zeros(x.shape, jax.dtypes.float0)
 
 
 def _blank(shape: tuple[int, ...], dtype: Any) -> jax.Array:

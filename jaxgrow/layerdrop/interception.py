@@ -6,16 +6,19 @@
 import inspect
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeAlias
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
+import flax.struct as struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
-from flax import struct
 from flax.linen.module import InterceptorContext
 
 from jaxgrow.layerdrop.execution import (
+    Array,
+    Dropout,
     KeepMask,
     conditional,
     is_floating,
@@ -25,6 +28,8 @@ from jaxgrow.layerdrop.execution import (
 )
 
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+# JAX does not annotate this function.
+_eval_shape: Callable[..., Any] = jax.eval_shape  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
 
 @contextmanager
@@ -94,6 +99,11 @@ class _Calls:
     """
 
     def __init__(self, block: type[nn.Module], keep_mask: KeepMask):
+        if isinstance(keep_mask.scale, Dropout):
+            raise TypeError(
+                "dropping() takes one scale per block, float [layers], but the scale is a Dropout. Use nn.Dropout in the blocks"
+            )
+        self._scale = keep_mask.scale
         self.open = unbatched(keep_mask.layers)
         self.number = 0
         self._block, self._keep_mask = block, keep_mask
@@ -157,10 +167,10 @@ class _Calls:
             x = scaled(changed, self._keep_mask)(w, x, scale)
             return found[0].replace(x=x)
 
-        scale = self._keep_mask.scale
+        scale = self._scale
         weights = module.variables, keys, call.arrays
         inputs = weights, None if scale is None else jnp.asarray(scale[i])
-        shape: _Result = jax.eval_shape(layer, inputs, call.x)
+        shape: _Result = _eval_shape(layer, inputs, call.x)
         others = [jnp.zeros(s.shape, s.dtype) for s in shape.others]
         others = varying(others, (self.open, inputs, call.x))
 
@@ -168,7 +178,7 @@ class _Calls:
             result = layer(inputs, carry[0])
             return result.x, result.others
 
-        one = jax.tree.map(lambda a: a[None], inputs)
+        one = jax.tree.map(partial(jnp.expand_dims, axis=0), inputs)
         x, others = conditional(carried)(self.open[i : i + 1], one, (call.x, others))
         return shape.form.rebuilt(x, others)
 
@@ -188,7 +198,7 @@ class _Call(NamedTuple):
     """
 
     block: nn.Module
-    x: jax.Array
+    x: Array
     name: str | None
     leaves: list[Any]
     tree: Any
@@ -196,7 +206,8 @@ class _Call(NamedTuple):
     @classmethod
     def of(cls, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "_Call":
         x, name, others = _changed(module, args, kwargs)
-        return cls(module.clone(parent=None, name=None), x, name, *jax.tree.flatten(others))
+        alone = module.clone(parent=None, name=None)  # pyright: ignore[reportUnknownMemberType]
+        return cls(alone, x, name, *jax.tree.flatten(others))
 
     @property
     def arrays(self) -> list[jax.Array | None]:
@@ -212,7 +223,7 @@ class _Call(NamedTuple):
             args = (x, *scale, *args)
         else:
             kwargs = {self.name: x, **kwargs}
-        apply: Callable[..., Any] = self.block.apply
+        apply = _method(self.block, "apply")
         return apply(variables, *args, rngs=keys, **kwargs)
 
 
@@ -241,15 +252,28 @@ def _sliced(module: nn.Module, whole: Mapping[str, Any]) -> bool:
 
 def _changed(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, str | None, Arguments]:
+) -> tuple[Array, str | None, Arguments]:
     """The first argument of the block, its name if it was given by name, and the other arguments."""
-    name = None if args else next(iter(inspect.signature(module.__call__).parameters), None)
+    call = _method(module, "__call__")
+    name = None if args else next(iter(inspect.signature(call).parameters), None)
     x = args[0] if args else kwargs.get(name or "")
-    if not isinstance(x, jax.Array | np.ndarray):
+    if not _is_array(x):
         raise ValueError(
             f"the first argument of {type(module).__name__} must be the array that it changes, not {x!r}"
         )
     return x, name, (args[1:], {k: v for k, v in kwargs.items() if k != name})
+
+
+def _method(module: nn.Module, name: str) -> Callable[..., Any]:
+    return getattr(module, name)
+
+
+def _is_sequence(x: object) -> TypeGuard[Sequence[Any]]:
+    return isinstance(x, tuple | list)
+
+
+def _is_array(x: object) -> TypeGuard[Array]:
+    return isinstance(x, jax.Array | np.ndarray)
 
 
 class _Form(NamedTuple):
@@ -280,8 +304,9 @@ class _Result(struct.PyTreeNode):
 
     @classmethod
     def of(cls, returned: Any, x: jax.Array, block: type[nn.Module]) -> "_Result":
-        several = isinstance(returned, tuple | list)
-        y, *more = returned if several else (returned,)
+        several = _is_sequence(returned)
+        items: Sequence[Any] = returned if several else (returned,)
+        y, *more = items
         if getattr(y, "shape", None) != x.shape or y.dtype != x.dtype:
             found = f"{y.dtype}{list(y.shape)}" if hasattr(y, "shape") else type(y).__name__
             raise ValueError(

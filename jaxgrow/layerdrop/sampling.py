@@ -6,7 +6,8 @@ own mask, the slowest replica would determine the step time.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,8 @@ from jaxgrow.layerdrop.schedules import LayerDrop, schedule
 
 # Systematic sampling rounds probabilities to this grid and uses integers, so that counts are exact.
 GRID = 1 << 20
+# JAX does not annotate this function.
+_map: Callable[[Callable[[jax.Array], jax.Array], jax.Array], jax.Array] = lax.map  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
 
 def sample(key: jax.Array, probs: ArrayLike) -> jax.Array:
@@ -116,12 +119,12 @@ def independent(key: jax.Array, probs: ArrayLike, count_key: jax.Array) -> jax.A
     p = jnp.asarray(probs)
     number = jnp.arange(len(p) + 1)
 
-    def earlier(after, p):
+    def earlier(after: jax.Array, p: jax.Array) -> tuple[jax.Array, jax.Array]:
         return (1 - p) * after + p * jnp.where(number > 0, jnp.roll(after, 1), 0), after
 
     _, after = lax.scan(earlier, (number == 0).astype(p.dtype), p, reverse=True)
 
-    def choose(left, layer):
+    def choose(left: jax.Array, layer: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
         p, after, chance, others = layer
         kept, dropped = p * after[left - 1], (1 - p) * after[left]
         # The first two conditions only correct rounding errors: without rounding, the probability
@@ -130,9 +133,9 @@ def independent(key: jax.Array, probs: ArrayLike, count_key: jax.Array) -> jax.A
         return left - keep, keep
 
     chance = jax.random.uniform(key, p.shape, p.dtype)
-    return lax.scan(choose, sample(count_key, p).sum(), (p, after, chance, number[: len(p)][::-1]))[
-        1
-    ]
+    layers = p, after, chance, number[: len(p)][::-1]
+    _, mask = lax.scan(choose, sample(count_key, p).sum(), layers)
+    return mask
 
 
 def keep_masks(
@@ -179,19 +182,19 @@ def keep_masks(
     depths = (layers,) if isinstance(layers, int) else tuple(layers)
     probs = schedule(drop, sum(depths), t, steps, sensitivity)
     key = jax.random.fold_in(jax.random.key(seed), t)
-    keys = jax.vmap(lambda m: jax.random.fold_in(key, m))(jnp.arange(1, micro + 1))
-    if drop.execution == "cond":
-        return probs, lax.map(lambda k: sample(k, probs), keys)
+    keys = jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(1, micro + 1))
     draw = systematic if drop.execution == "gather" else independent
     parts, counts = _staged(probs, depths), _stage_keys(jax.random.fold_in(key, 0), depths)
 
     def drawn(k: jax.Array) -> jax.Array:
+        if drop.execution == "cond":
+            return sample(k, probs)
         mine = _stage_keys(k, depths)
         return jnp.concatenate(
             [draw(k, p, count) for k, p, count in zip(mine, parts, counts, strict=True)]
         )
 
-    return probs, lax.map(drawn, keys)
+    return probs, _map(drawn, keys)
 
 
 def _staged(probs: jax.Array, depths: Sequence[int]) -> list[jax.Array]:

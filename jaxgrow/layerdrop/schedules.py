@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
+from numpy.typing import NDArray
 
 from jaxgrow.layerdrop.allocation import Sensitivity, allocate, block_list
 
@@ -74,16 +75,18 @@ def fit_variance(times: ArrayLike, variance: ArrayLike) -> Variance:
       >>> round(found.peak, 3), round(found.shape, 3)
       (0.25, 3.0)
     """
-    u, v = (np.asarray(x, np.float64) for x in (times, variance))
-    some = v > 0
-    u, v = u[some], v[some]
+    measured = np.asarray(variance, np.float64)
+    some = measured > 0
+    u, v = np.asarray(times, np.float64)[some], measured[some]
     if len(np.unique(u)) < 3:
         raise ValueError(
             f"a fit needs at least three points that are not zero, but there are {len(np.unique(u))}"
         )
     v = v / v.max()
-    terms = np.stack([np.ones_like(u), np.log(u), -u], 1)
-    _, rise, fall = np.linalg.lstsq(v[:, None] * terms, v * np.log(v), rcond=None)[0]
+    terms: NDArray[np.float64] = np.stack([np.ones_like(u), np.log(u), -u], 1)
+    logs: NDArray[np.float64] = v * np.log(v)
+    weighted: NDArray[np.float64] = v[:, None] * terms
+    _, rise, fall = np.linalg.lstsq(weighted, logs, rcond=None)[0]
     if not 0 < rise <= fall:
         raise ValueError(
             "the variance does not have a peak while layers are dropped. It only "
@@ -231,15 +234,19 @@ def theta(drop: LayerDrop, t: ArrayLike, steps: int) -> jax.Array:
     first, last, t = round(drop.after * steps), (1 - drop.recovery) * steps, jnp.asarray(t)
     at = jnp.clip((t - first) / (last - first), 0, 1)
     at = 1 - at if drop.reverse else at
-    amount = {
-        "pld": lambda: 1 - jnp.exp(-drop.gamma * at),
-        "constant": lambda: jnp.ones_like(at),
-        "linear": lambda: at,
-        "layerskip": lambda: 2**at - 1,
-        "variance": lambda: 1 - drop.variance(jnp.maximum(at, drop.variance.peak)),  # type: ignore[misc, union-attr]
-    }[drop.time]()
     every = (t > last) | ((t <= first) if first else False)
-    return 1 - (1 - drop.theta) * jnp.where(every, 0, amount)
+    return 1 - (1 - drop.theta) * jnp.where(every, 0, _amount(drop, at))
+
+
+def _amount(drop: LayerDrop, at: jax.Array) -> jax.Array:
+    """The amount of dropping at the fraction ``at`` of the steps that drop layers, from 0 to 1."""
+    if drop.variance is not None:
+        return 1 - drop.variance(jnp.maximum(at, drop.variance.peak))
+    if drop.time == "pld":
+        return 1 - jnp.exp(-drop.gamma * at)
+    if drop.time == "layerskip":
+        return 2**at - 1
+    return jnp.ones_like(at) if drop.time == "constant" else at
 
 
 def schedule(

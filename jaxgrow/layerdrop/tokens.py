@@ -68,8 +68,9 @@ def sample_tokens(drop: TokenDrop, key: jax.Array, rows: jax.Array, length: int)
       >>> sample_tokens(TokenDrop(rate=0.25), jax.random.key(0), rows=jnp.arange(2), length=8).shape
       (2, 6)
     """
-    chances = jax.vmap(lambda row: jax.random.uniform(jax.random.fold_in(key, row), (length,)))(
-        rows
-    )
-    order = jnp.argsort(chances, axis=-1)
+
+    def chances(row: jax.Array) -> jax.Array:
+        return jax.random.uniform(jax.random.fold_in(key, row), (length,))
+
+    order = jnp.argsort(jax.vmap(chances)(rows), axis=-1)
     return jnp.sort(order[:, : drop.kept(length)], axis=-1).astype(jnp.int32)
