@@ -4,7 +4,7 @@
 
 CONFIG is a training from scratch. The command prints the measurements that are comparable to it: the
 model family and the optimizer must be the same, and parameters and tokens per parameter must agree
-up to a factor of two. If no measurement is comparable, the command names the nearest one and advises
+up to a factor of two. If no measurement is comparable, the command names the nearest one and recommends
 nothing. If several sizes or budgets were measured, the expected saving comes from a regression over
 them, with a 95 % interval.
 

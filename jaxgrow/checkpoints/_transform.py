@@ -372,8 +372,9 @@ def _check_no_lora(folder: Path) -> None:
     """
     if (folder / ADAPTER[0]).is_file():
         raise CheckpointError(
-            f"{folder} holds an adapter beside its model ({ADAPTER[0]}), which would not fit another model. To grow both, pass "
-            f"--lora {folder} to grow, coalesce, decoalesce or prune (in Python: transform(..., lora={str(folder)!r})). To "
+            f"{folder} contains an adapter in addition to its model ({ADAPTER[0]}), which "
+            f"would not fit the new model. To change both, pass --lora {folder} to grow, coalesce, "
+            f"decoalesce or prune (in Python: transform(..., lora={str(folder)!r})). To "
             f"continue without the adapter, move {' and '.join(ADAPTER)} out of the folder"
         )
 

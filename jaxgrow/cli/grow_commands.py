@@ -183,7 +183,8 @@ def _add_optimizer(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--optimizer",
         choices=["drop", *POLICIES],
-        help="the policy for growing the optimizer state in SRC; without this option, the state "
+        help="the policy for growing the optimizer state in SRC; without this option, the command "
+        "chooses a policy for a checkpoint of another trainer, but the state "
         "of a PyTorch run is dropped",
     )
     options.trainer_format(p)

@@ -43,7 +43,7 @@ def add_coalesce(commands: Commands) -> None:
 
 def add_decoalesce(commands: Commands) -> None:
     """Add ``jaxgrow decoalesce``."""
-    about = "expand a coalesced model to its size before; give the groups of that size"
+    about = "expand a coalesced model to its size before coalescing; give the same groups"
     _add_groups(commands.add("decoalesce", about, _decoalesce, "SRC", writes=True))
 
 

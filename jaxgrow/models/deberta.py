@@ -72,8 +72,8 @@ class DeBERTaConfig(BERTConfig):
             )
         if self.buckets and self.farthest <= self.distances // 4 + 1 < self.context:
             raise ValueError(
-                f"farthest is {self.farthest}, but buckets of distances above "
-                f"{self.distances // 4} need a larger number"
+                f"farthest is {self.farthest}, but must be above {self.distances // 4 + 1} if buckets are used "
+                f"for distances above {self.distances // 4}"
             )
 
     @property

@@ -245,7 +245,7 @@ def midas(sizes: Sizes, target: Sizes) -> dict[str, CopyMap]:
       The map of ``layers``, or of the layers of each stage.
 
     Raises:
-      ValueError: the old layers do not divide into blocks of ``L' - L``.
+      ValueError: the old number of layers is not divisible by ``L' - L``.
       {raises}
 
     Example:
@@ -262,7 +262,8 @@ def midas(sizes: Sizes, target: Sizes) -> dict[str, CopyMap]:
         block = new - old
         if block and old % block:
             raise ValueError(
-                f"midas repeats one of several equal blocks, but {old} layers do not divide into blocks of {block}"
+                f"midas adds one block of layers, but {old} layers are not divisible by the block "
+                f"size {block}. Add a divisor of {old}"
             )
         start = (math.ceil(old / block / 2) - 1) * block if block else 0
         return select([*range(start + block), *range(start, old)], old)
@@ -361,7 +362,7 @@ def solar(sizes: Sizes, target: Sizes, blend: int = 0) -> dict[str, AxisMap]:
       The map of ``layers``, or of the layers of each stage.
 
     Raises:
-      ValueError: a number of layers that no m gives.
+      ValueError: a number of layers that cannot be reached with any m.
       {raises}
 
     Example:
@@ -376,7 +377,9 @@ def solar(sizes: Sizes, target: Sizes, blend: int = 0) -> dict[str, AxisMap]:
         cut, odd = divmod(2 * old - new - blend, 2)
         if odd or cut < 0 or not 0 <= blend <= old - cut:
             raise ValueError(
-                f"solar turns {old} layers into 2 ({old} - m) - blend layers, but no m gives {new} with blend {blend}"
+                f"solar turns {old} layers into 2 ({old} - m) - blend layers, and {new} cannot be "
+                f"reached with blend {blend} and any m. Choose another number of layers or another "
+                "blend"
             )
         lower, upper = list(range(old - cut)), list(range(cut, old))
         once = old - cut - blend

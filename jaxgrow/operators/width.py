@@ -398,7 +398,8 @@ def lemon(
     }
     if len(set(tiled.values())) > 1:
         raise ValueError(
-            f"lemon multiplies one eps of norms by {tiled}, which differ: make the new sizes of all stages the same multiple"
+            f"lemon would multiply the eps that all norms share by different factors, {tiled}: "
+            "make the new sizes of all stages the same multiple"
         )
     norms: list[Rule] = []
     for axis in streams:

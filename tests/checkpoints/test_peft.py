@@ -491,7 +491,7 @@ def test_a_folder_with_a_model_and_its_lora(tmp_path, capsys):
     for words in (deeper, ("convert", base, tmp_path / "b", "--to", "orbax")):
         assert run(*words) == 1
         assert f"pass --lora {base} to grow" in capsys.readouterr().err
-    with pytest.raises(CheckpointError, match="holds an adapter beside its model"):
+    with pytest.raises(CheckpointError, match="contains an adapter in addition to its model"):
         checkpoints.transform(base, tmp_path / "b", {})
     assert not (tmp_path / "b").exists()
     assert run(*deeper, "--lora", base) == 0

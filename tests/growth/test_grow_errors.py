@@ -273,15 +273,15 @@ TWICE = {"embed": 24, "heads": 8, "mlp": 40}
         (
             midas,
             {"layers": 7},
-            "axis 'layers': midas repeats one of several equal blocks, but 5 layers do not divide into blocks of 2",
+            "axis 'layers': midas adds one block of layers, but 5 layers are not divisible by the block size 2.",
         ),
-        (midas, {"layers": 11}, "but 5 layers do not divide into blocks of 6"),
+        (midas, {"layers": 11}, "but 5 layers are not divisible by the block size 6"),
         (
             solar,
             {"layers": 7},
-            "axis 'layers': solar turns 5 layers into 2 (5 - m) - blend layers, but no m gives 7 with blend 0",
+            "axis 'layers': solar turns 5 layers into 2 (5 - m) - blend layers, and 7 cannot be reached with blend 0 and any m",
         ),
-        (solar, {"layers": 12}, "no m gives 12 with blend 0"),
+        (solar, {"layers": 12}, "12 cannot be reached with blend 0 and any m"),
         (
             mslt,
             {"layers": 11},
@@ -306,7 +306,7 @@ def test_targets_that_an_operator_cannot_reach(operator, target, wrong):
 
 @pytest.mark.parametrize(("new", "blend"), [(6, 1), (9, 3), (6, -2), (5, 6)])
 def test_blends_that_solar_cannot_make(new, blend):
-    with raises(f"no m gives {new} with blend {blend}"):
+    with raises(f"{new} cannot be reached with blend {blend} and any m"):
         solar(LARGE, {"layers": new}, blend)
 
 

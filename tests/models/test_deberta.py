@@ -58,7 +58,10 @@ def test_axes_are_config_fields():
         ({"norm": "pre", "types": 2}, "does not support norm=pre, types=2"),
         ({"c2p": False, "p2c": False}, "needs at least one of them"),
         ({"distances": 6}, "distances is 6, but must be a multiple of 4"),
-        ({"farthest": 3}, "farthest is 3, but buckets of distances above 2 need a larger number"),
+        (
+            {"farthest": 3},
+            "farthest is 3, but must be above 3 if buckets are used for distances above 2",
+        ),
     ],
 )
 def test_config_errors(wrong, message):

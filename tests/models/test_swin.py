@@ -267,7 +267,7 @@ def test_layers_of_stages_are_counted_from_the_input_on():
 
 
 def test_a_ragged_lemon_of_stages_has_one_eps():
-    with pytest.raises(ValueError, match="lemon multiplies one eps of norms"):
+    with pytest.raises(ValueError, match="lemon would multiply the eps that all norms share"):
         lemon(config().sizes(), {"embed.0": 8})
 
 

@@ -417,6 +417,6 @@ def test_one_of_several_stays_alone_only_if_told(monkeypatch):
 
     monkeypatch.setattr(hosts.jax.distributed, "initialize", finds_no_cluster)
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
-    with pytest.raises(UserError, match="JAX does not find them; give --coordinator"):
+    with pytest.raises(UserError, match="JAX cannot find them; give --coordinator"):
         hosts.join()
     hosts.join(processes=1)

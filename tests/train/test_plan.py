@@ -132,9 +132,7 @@ def test_unfitting_stages_and_groups_are_refused():
         VCycle(down=(Stage(0.1), Stage(0.1)))
     with pytest.raises(ValueError, match="one for each of the 1 levels down, not 2"):
         VCycle(groupings=(Grouping(), Grouping()))
-    with pytest.raises(
-        ValueError, match=r"3 layers are to be kept, but kept has the layers \(0, 1\)"
-    ):
+    with pytest.raises(ValueError, match=r"layers is 3, but kept names the layers \(0, 1\)"):
         Pruning(3, kept=(0, 1))
 
 

@@ -61,7 +61,7 @@ def test_the_learning_rate_peaks_and_ends_at_the_floor(schedule, peak, steps, fl
 
 
 def test_a_warmup_of_the_whole_model_is_refused_beside_it():
-    says = "rewarm is the warm-up of the new entries: set warmup to 0, not 100"
+    says = "rewarm warms up the new entries instead of all entries: set warmup to 0, not 100"
     with pytest.raises(ValueError, match=says):
         Train("large", 8, Optim(), runs.LARGE, modifiers=(Rewarm(),))
     with pytest.raises(ValueError, match=says):

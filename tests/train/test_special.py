@@ -335,7 +335,9 @@ def test_a_damaged_file_is_named(tmp_path):
     folder = written(tmp_path / "model", PUBLISHED["gpt2"])
     for content in ("{", "[]"):
         (folder / "tokenizer_config.json").write_text(content)
-        with pytest.raises(UserError, match=r"tokenizer_config.json is damaged: .*; get it again"):
+        with pytest.raises(
+            UserError, match=r"tokenizer_config.json is damaged: .*; download or copy it again"
+        ):
             _ = opened(folder).special
 
 

@@ -137,7 +137,7 @@ def _settings(folder: Path | None, *names: str) -> list[dict[str, Any]]:
         try:
             found.append(checked_json(file.read_bytes(), ()))
         except ValueError as error:
-            raise UserError(f"{file} is damaged: {error}; get it again") from error
+            raise UserError(f"{file} is damaged: {error}; download or copy it again") from error
     return found
 
 

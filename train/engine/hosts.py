@@ -84,7 +84,7 @@ def join(
         if not _has_peers():
             return
         raise UserError(
-            f"{what}: JAX does not find them; {BY_HAND}, or --processes 1 to run each of them alone"
+            f"{what}: JAX cannot find them; {BY_HAND}, or --processes 1 to run each of them alone"
         ) from error
     except RuntimeError as error:
         way = "give a free port of the host of process 0" if coordinator else BY_HAND

@@ -281,7 +281,8 @@ class FineTune:
     def __post_init__(self):
         if self.best is not None and self.drop is not None and self.drop.sensitivity is not None:
             raise ValueError(
-                "best is not supported together with sensitivities, because both split the training"
+                "best is not supported together with sensitivities, because both divide the training into "
+                "phases: leave out best or the sensitivities"
             )
         given = [name for name in ("lora", "adapter", "freeze") if getattr(self, name) is not None]
         if len(given) > 1:

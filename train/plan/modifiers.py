@@ -433,11 +433,11 @@ class Rewarm(Modifier, key="rewarm"):
     def check(self, phase: TrainedPhase) -> None:
         if phase.optim.name != "adamw":
             raise ValueError(
-                f"rewarm uses the age of the moments of Adam: set optim.name to adamw, not {phase.optim.name}"
+                f"rewarm uses the step count of Adam's moments: set optim.name to adamw, not {phase.optim.name}"
             )
         if phase.optim.warmup:
             raise ValueError(
-                f"rewarm is the warm-up of the new entries: set warmup to 0, not {phase.optim.warmup}"
+                f"rewarm warms up the new entries instead of all entries: set warmup to 0, not {phase.optim.warmup}"
             )
 
     def begin(self, phase: TrainedPhase, model: Model, setting: Setting) -> Callable[[int], Given]:

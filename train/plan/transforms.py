@@ -94,7 +94,7 @@ class Pruning:
     def __post_init__(self):
         if self.kept is not None and len(self.kept) != sum(self.depths):
             raise ValueError(
-                f"{self.layers} layers are to be kept, but kept has the layers {self.kept}"
+                f"layers is {self.layers}, but kept names the layers {self.kept}: name one index for each layer that is kept"
             )
 
     @property

@@ -132,7 +132,7 @@ class Settings:
         if how not in _INITIALISATIONS:
             raise CheckpointError(
                 f"{self.file}: init_lora_weights is {spelt(how)}. This method changes the weights of the base model before it "
-                "trains, so the adapter alone is not the difference to them. Convert the adapter with PEFT "
+                "trains, so the adapter alone does not contain the complete change. Convert the adapter with PEFT "
                 "(save_pretrained with path_initial_model_for_weight_conversion), or merge it into its model "
                 "(merge_and_unload)"
             )

@@ -313,7 +313,9 @@ def family_for(
     """
     candidates, kind = _candidates(config, foreign)
     if not candidates:
-        raise CheckpointError(f"no architecture stores a {kind}")
+        raise CheckpointError(
+            f"no architecture stores a {kind}. Write an Orbax checkpoint instead (--to orbax)"
+        )
     wrong: list[ValueError] = []
     for family in candidates:
         try:

@@ -259,7 +259,7 @@ def _read_saved(found: _Found, names: ModuleNames, config: Config) -> dict[str, 
         if path == "token_embedding" and config.tied:
             raise CheckpointError(
                 f"{found.file} has {stored.name}, but the head of this model is tied to it, and "
-                "PEFT trains the one without the other. Merge the adapter into its model with PEFT "
+                "PEFT trained a separate copy. Merge the adapter into its model with PEFT "
                 "(merge_and_unload), and grow the merged model"
             )
         axes, shape = initial_layout(config)[path]
