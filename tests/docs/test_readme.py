@@ -27,6 +27,17 @@ FILE = re.compile(
     r"(?<![\w/.])(?:benchmarks|configs|docs|jaxgrow|tests|train)/[\w/-]+\.(?:py|jsonl?|md|png)\b"
 )
 
+# Options that a script defines by calling a function of another file.
+SHARED = {
+    ".add_set(": ["--set"],
+    ".add_workdir(": ["--workdir"],
+    ".add_tokenizer(": ["--tokenizer"],
+    " parser(__doc__": ["--json"],
+    " parser(__doc__, rounds": ["--rounds"],
+    "add_sizes(": ["--layers", "--embed", "--vocab", "--context"],
+    "add_cores(": ["--cores"],
+}
+
 
 def commands(text: str) -> list[list[str]]:
     """Return the arguments of each line that calls ``jaxgrow``."""
@@ -69,7 +80,8 @@ def test_what_a_page_names_is_there(page):
         file = ROOT / (found["file"] or found["module"].replace(".", "/") + ".py")
         options = re.findall(r"--[a-z][\w-]*", found["rest"].split("#")[0].split("`")[0])
         source = file.read_text() if file.exists() else ""
-        source += '"--set"' if ".add_set(" in source else ""
+        shared = [o for call, options in SHARED.items() if call in source for o in options]
+        source += " ".join(f'"{option}"' for option in shared)
         missing += [
             f"{file.name} {option}" for option in options or [""] if f'"{option}' not in source
         ]
