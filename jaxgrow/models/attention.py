@@ -113,7 +113,8 @@ def _chosen(by: By, q_BTHK, k_BSGK, masked: bool, form: Form) -> By:
     kernels: tuple[By, ...] = ("cudnn", "splash")
     why = {kernel: refused(kernel, q_BTHK.dtype, *shapes, masked, form) for kernel in kernels}
     if by == "auto":
-        return next((kernel for kernel, reasons in why.items() if not reasons), "xla")
+        serving = [kernel for kernel in kernels if not why[kernel]]
+        return serving[0] if serving else "xla"
     if why.get(by):
         raise ValueError(
             f"attention={by} does not support this model: {'; '.join(why[by])}; set attention=auto"

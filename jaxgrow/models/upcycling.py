@@ -5,18 +5,20 @@ The functions here convert the structure and add random values, which a growth c
 
 import math
 import zlib
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxgrow.axes.names import Axes, Names, Params, axis, is_names, path, reads
-from jaxgrow.models.llama import LlamaConfig
+from jaxgrow.models.config import Config
 
+C = TypeVar("C", bound=Config)
 _EXPERTS = "experts"
 
 
-def as_mixture(config: LlamaConfig, params: Params) -> tuple[LlamaConfig, Params]:
+def as_mixture(config: C, params: Params) -> tuple[C, Params]:
     """Convert a dense model to a mixture of one expert, with the same function up to rounding.
 
     The kernels of the MLP get an axis ``experts`` of size one. The gate of the only expert is always
@@ -33,6 +35,7 @@ def as_mixture(config: LlamaConfig, params: Params) -> tuple[LlamaConfig, Params
       ValueError: the model already has experts, or its MLP cannot be an expert.
 
     Example:
+      >>> from jaxgrow.models import LlamaConfig
       >>> config = LlamaConfig(layers=1, embed=4, heads=1, kv_heads=1, head_dim=4, mlp=8, vocab=5)
       >>> as_mixture(config, config.init(jax.random.key(0)))[1]["blocks"]["mlp"]["up"]["kernel"].shape
       (1, 1, 4, 8)

@@ -4,9 +4,15 @@ The first two sections of this file are the two files that an author writes. The
 test row, as in ``tests/support/families.py``. No other code names the family.
 """
 
+import ast
+import importlib
+import inspect
 import json
+import pkgutil
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import ClassVar
 
 import chex
@@ -19,9 +25,9 @@ from counting import products, programs
 from families import assert_fits, doubled
 from flax import linen as nn
 
-from jaxgrow import checkpoints, flops, grow, operators, preserves_function
+from jaxgrow import checkpoints, flops, grow, models, operators, preserves_function
 from jaxgrow.checking import check_rules
-from jaxgrow.checkpoints.hf import registry
+from jaxgrow.checkpoints.hf import families, registry
 from jaxgrow.checkpoints.hf.base import Family, Stored, linear
 from jaxgrow.checkpoints.io.files import CheckpointError
 from jaxgrow.layerdrop import KeepMask, LayerDrop
@@ -38,6 +44,8 @@ from train import export, pretrain
 from train.engine.state.optim import Optim
 from train.plan.methods import Scratch
 from train.plan.modifiers import DropLayers
+
+ROOT = Path(__file__).parents[2]
 
 # --- the model: jaxgrow/models/toy.py ---
 
@@ -155,6 +163,42 @@ def params() -> dict:
 def logits(config: Config, params: dict, **options) -> np.ndarray:
     tokens = np.arange(10).reshape(2, 5)
     return np.asarray(config.module.apply({"params": params}, tokens, **options))
+
+
+def test_a_family_is_found_in_its_folder():
+    """Check that both packages import every module in them, and register its classes."""
+    for module in pkgutil.iter_modules(models.__path__, f"{models.__name__}."):
+        found = vars(importlib.import_module(module.name)).values()
+        configs = [c for c in found if isinstance(c, type) and issubclass(c, Config)]
+        assert {c.__name__ for c in configs} <= {*Config.families, "Config"}
+    for module in pkgutil.iter_modules(families.__path__, f"{families.__name__}."):
+        added = importlib.import_module(module.name).FAMILIES
+        assert added and all(registry.FAMILIES[f.architecture] is f for f in added)
+
+
+def test_no_other_file_names_a_family_or_tests_for_a_config_class():
+    """Check every file except those of the families themselves."""
+    bases = {"TextConfig", "EncoderConfig", "PatchConfig"}
+    own = {Path(inspect.getfile(c)) for n, c in Config.families.items() if n not in bases}
+    # The exports, the rotary settings of the Llama files, and the writer of JSON.
+    own |= {ROOT / "jaxgrow/models/__init__.py", ROOT / "jaxgrow/checkpoints/hf/rope.py"}
+    writes = ROOT / "train/config/experiment.py"
+    wrong = []
+    for file in [*ROOT.glob("jaxgrow/**/*.py"), *ROOT.glob("train/**/*.py")]:
+        if file in own or file.is_relative_to(families.__path__[0]):
+            continue
+        tree = ast.parse(file.read_text())
+        named = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        wrong += [f"{file} names {n}" for n in named & Config.families.keys() - bases]
+        wrong += [
+            f"{file}:{node.lineno} tests for a config class"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call)
+            and ast.unparse(node.func) in ("isinstance", "issubclass")
+            and re.search(r"\w*Config\b", ast.unparse(node.args[1]))
+            and file != writes
+        ]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_it_is_built_by_its_name():
