@@ -289,7 +289,7 @@ def _active(a: argparse.Namespace) -> int:
     """The number of experts that each token is routed to.
 
     Raises:
-      UsageError: the options for a model with experts do not go together.
+      UsageError: the options for a model with experts contradict each other.
     """
     active = 2 if a.active is None else a.active
     if a.experts is None:

@@ -145,7 +145,12 @@ def _array(file: Path, most: int) -> np.ndarray:
 def _tokenised(source: Checkpoint, vocab: int, file: Path) -> np.ndarray:
     """Tokenise the beginning of a text with the ``tokenizer.json`` in the folder of the model.
 
-    Without that file, the tokens are the bytes of the text in UTF-8.
+    Without that file, the tokens of a model with a vocabulary of 256 are the bytes of the text in
+    UTF-8.
+
+    Raises:
+      CheckpointError: the file is missing and the vocabulary has another size, the file is not a
+        valid tokenizer, or the package tokenizers is not installed.
     """
     with file.open(encoding="utf-8", errors="replace") as opened:
         text = opened.read(_READ)

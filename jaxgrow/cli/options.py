@@ -252,7 +252,7 @@ def target(a: argparse.Namespace) -> dict[str, int]:
 
 
 def possible(sizes: dict[str, int]) -> dict[str, int]:
-    """Return the sizes.
+    """Return the sizes after checking that none of them is too large.
 
     Raises:
       UsageError: a size is too large for any model.

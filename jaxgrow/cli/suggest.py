@@ -161,8 +161,9 @@ def factor(text: str) -> Fraction:
 def targets(sizes: Mapping[str, int], times: Fraction) -> list[dict[str, int]]:
     """Propose target sizes for growing a model by the factor ``times``.
 
-    The candidates multiply the layers, the layers and the MLP units, or all widths. Layers and
-    MLP units are rounded. Widths are not rounded, because the heads divide the residual stream.
+    There are three candidates: the first multiplies the number of layers, the second multiplies
+    the numbers of layers and MLP units, and the third multiplies all widths. The first two round
+    the numbers. The third does not round, because the heads divide the residual stream.
 
     Args:
       sizes: the size of each axis of the model, as of `jaxgrow.sizes`.

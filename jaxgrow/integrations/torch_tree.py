@@ -2,8 +2,8 @@
 
 torchtitan stores the parameters under their names in the model, the optimizer state as
 ``optimizer.state.PARAMETER.KIND``, and other values as pickled objects. One process reads and
-writes them, for any number of processes that wrote them. PyTorch is required: ``pip install
-'jaxgrow[torch]'``.
+writes these folders, whatever the number of processes that wrote them. PyTorch is required:
+``pip install -e '.[torch]'`` in a clone of jaxgrow.
 """
 
 import io

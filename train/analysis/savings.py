@@ -68,9 +68,9 @@ class Comparison:
         costs:
 
         - ``saved_frontier``: the cost of the run relative to the budget with which a run from
-          scratch with a complete learning rate schedule ends at the same loss. It is a lower bound
-          if the loss is below the frontier (``below_frontier``), None if it is above, and null for
-          all seeds without a frontier.
+          scratch with a complete learning rate schedule ends at the same loss. The saving of a seed
+          is a lower bound if its loss is below the frontier (``below_frontier``), and None if its
+          loss is above the frontier. Without a frontier, there is no list of seeds, only None.
         - ``saved_{unit}``: the cost from which on the run stays at or below the baseline's final
           loss, relative to the same cost of the baseline. None if the run ends above this loss.
         - ``.._given``: the same if the small model that a growth starts from costs nothing.

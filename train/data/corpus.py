@@ -193,7 +193,7 @@ def _existing(name: str) -> Path:
 
 
 def _files(path: Path) -> Iterator[Path]:
-    """The files that hold documents, sorted by name. A list would grow with the corpus."""
+    """Yield the files that hold documents, sorted by name. A list of them may be too large."""
     return (file for file, why in _entries(path) if why is None)
 
 

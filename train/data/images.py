@@ -40,8 +40,8 @@ class Images:
     files. ``"folder"`` is a folder at ``path``, or a tar or zip of it, with one folder of ``.jpg``
     and ``.png`` files for each class. ``"idx"`` is a folder with the four files of MNIST, of
     Fashion-MNIST, or of another dataset in this layout; its test images are used for validation.
-    ``"tfds"`` is the tensorflow-datasets dataset ``name``, which
-    is prepared under ``path`` if necessary; it is read without TensorFlow.
+    ``"tfds"`` is the tensorflow-datasets dataset ``name``, which is prepared under ``path`` if
+    necessary; it is read without TensorFlow.
     """
 
     modality: ClassVar = "images"

@@ -41,7 +41,10 @@ def normalised(
 
 
 def central(image: Image.Image, size: int) -> Image.Image:
-    """Crop a validation image: its central seven eighths; an image of that size is unchanged."""
+    """Crop a validation image to its central seven eighths, and resize it to ``size`` pixels a side.
+
+    An image that already has this size is unchanged.
+    """
     return (
         image
         if image.size == (size, size)

@@ -1,7 +1,7 @@
 """Text corpora, tokenised once into files of tokens that are identified by their content.
 
-All sources take the same path: documents, pieces, tokens on disk. Without validation text, every
-k-th piece is held out.
+Every corpus is processed in the same way: its documents are split into pieces, and the pieces are
+tokenised to files. Without validation text, every k-th piece is held out.
 """
 
 import hashlib

@@ -240,7 +240,7 @@ def _head_dim(values: Mapping[str, Any]) -> int:
 
 
 def adapters_beside(config: Config) -> dict[str, str]:
-    """Return AdapterHub's modules of a layer that has adapters beside its sublayers."""
+    """Return the modules of AdapterHub for a layer that holds the adapters of its sublayers itself."""
     return {"attention": "attention_adapters.adapters", "mlp": "output_adapters.adapters"}
 
 

@@ -1,9 +1,9 @@
 """DoRAs: LoRAs that also train the norm of each output of a kernel (Liu et al., ICML 2024).
 
-A DoRA computes with ``m / |V| V`` in place of the kernel W. There, ``V = W + scale a b``, ``|V|``
-is the norm of the weights of each output, and m is trained. The *gain* ``m / |V|`` of an output
-stays the same when the output is copied. Therefore growing copies the gains, and the grown m
-follows from the gains and the grown kernel.
+A DoRA replaces the kernel W by ``m / |V| V``. Here, ``V = W + scale a b``, ``|V|`` is the norm of
+the weights of each output, and m is trained. The *gain* ``m / |V|`` of an output stays the same
+when the output is copied. Therefore a growth copies the gains, and the grown m follows from the
+gains and the grown kernel.
 """
 
 from collections.abc import Mapping, Sequence

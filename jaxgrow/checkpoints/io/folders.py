@@ -40,7 +40,7 @@ _LOG = logging.getLogger(__name__)
 def appearing(target: Path, sources: list[Path], overwrite: bool) -> Iterator[Path]:
     """Yield a folder to write into, which becomes ``target`` if the block succeeds.
 
-    If the block fails, nothing remains. Until the end, the new folder is in a hidden folder of a
+    If the block fails, nothing remains. Until the end, the new folder is in a hidden folder with a
     random name next to the target. At every moment the target is either unchanged or the new
     folder, and a note of a raised exception states which one.
 

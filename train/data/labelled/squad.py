@@ -20,8 +20,10 @@ from train.data.labelled.encoding import Encoder, Texts, framed
 from train.data.labelled.glue import located
 from train.data.labelled.metrics import answer_f1, exact_match
 
-QUESTION = 64  # maximum tokens of a question; of bytes, four times this number (`Encoder.piece`)
-ANSWER = 30  # maximum tokens of an answer; of bytes, four times this number
+# The maximum numbers of tokens. If the tokens are bytes, they are four times as large
+# (`Encoder.piece`).
+QUESTION = 64
+ANSWER = 30
 _CHUNK = 1024  # windows that are searched in one call
 # Without a validation file, one article in this number is held out.
 _HELD = 10
@@ -251,7 +253,12 @@ class Answers(NamedTuple):
 def answers(
     windows: Windows, questions: list[Question], logits: np.ndarray, null: float | None
 ) -> list[str]:
-    """`best_answers`, with "" for questions for which no answer scores higher by more than ``null``."""
+    """Return the best answer to each question, or "" if giving no answer has a higher score.
+
+    The result is the same as that of `best_answers`, except for questions where the score of no
+    answer exceeds the score of the best answer by more than ``null``. Their answer is "". If
+    ``null`` is None, there are no such questions.
+    """
     return best_answers(windows, questions, logits).at(null)
 
 

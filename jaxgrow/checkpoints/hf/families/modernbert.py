@@ -80,7 +80,8 @@ def _read(theirs: Mapping[str, Any]) -> dict[str, Any]:
 def _written(config: ModernBERTConfig) -> dict[str, Any]:
     """Return ``layer_types``, and the older keys for the same information.
 
-    ``global_attn_every_n_layers`` is null if the layers do not have such an order.
+    ``global_attn_every_n_layers`` is n if exactly every n-th layer, from the first one on, has
+    global attention. If there is no such n, it is null.
     """
     kinds = config.layer_kinds
     every = next((n for n in range(1, len(kinds) + 1) if kinds == _every(n, len(kinds))), None)
