@@ -93,7 +93,7 @@ def stack(source: Path, target: Path, layers: int) -> tuple[float, float]:
     shutil.rmtree(target, ignore_errors=True)
     start = time.perf_counter()
     options = ("--method", "stack", "--layers", layers)
-    peak = run(sys.executable, target, "jaxgrow.cli.program", "grow", source, target, *options)
+    peak = run(sys.executable, target, "jaxgrow", "grow", source, target, *options)
     return time.perf_counter() - start, peak
 
 

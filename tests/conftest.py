@@ -98,3 +98,13 @@ def small_run(tmp_path_factory):
     import runs  # import after the four devices are set
 
     return runs.small(tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    """Collect the figures instead of saving them as files."""
+    found = []
+    monkeypatch.setattr(
+        "matplotlib.figure.Figure.savefig", lambda figure, *_, **__: found.append(figure)
+    )
+    return found

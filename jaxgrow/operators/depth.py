@@ -47,14 +47,7 @@ def stack(sizes: Sizes, target: Sizes) -> dict[str, CopyMap]:
 
     This is the operator of StackBERT, and Eq. 1 of LiGO.
 
-    Args:
-      {arguments}
-
-    Returns:
-      The map of ``layers``, or of the layers of each stage.
-
-    Raises:
-      {raises}
+    {sections}
 
     Example:
       >>> stack({"layers": 2}, {"layers": 5})["layers"].write.index[:, 0].tolist()
@@ -126,15 +119,7 @@ def g_stack(sizes: Sizes, target: Sizes) -> dict[str, CopyMap]:
     The authors recommend a factor of four. `g_stack_tokens` gives the number of tokens on which to
     train the small model first.
 
-    Args:
-      {arguments}
-
-    Returns:
-      The map of ``layers``, or of the layers of each stage.
-
-    Raises:
-      ValueError: a number of layers that is not a multiple of the old one.
-      {raises}
+    {sections}
 
     Example:
       >>> g_stack({"layers": 2}, {"layers": 4})["layers"].write.index[:, 0].tolist()
@@ -198,15 +183,7 @@ def mslt(sizes: Sizes, target: Sizes) -> dict[str, CopyMap]:
     After each growth, the method trains only the new layers. In its last stage, it trains all
     layers (`jaxgrow.optim.freeze`).
 
-    Args:
-      {arguments}
-
-    Returns:
-      The map of ``layers``, or of the layers of each stage.
-
-    Raises:
-      ValueError: more than twice the old number of layers.
-      {raises}
+    {sections}
 
     Example:
       >>> mslt({"layers": 4}, {"layers": 6})["layers"].write.index[:, 0].tolist()
@@ -238,15 +215,7 @@ def midas(sizes: Sizes, target: Sizes) -> dict[str, CopyMap]:
     With ``n = L / b`` blocks, counted from 1, the middle block has the number ``ceil(n / 2)``.
     `midas_lengths` gives the lengths of the training stages.
 
-    Args:
-      {arguments}
-
-    Returns:
-      The map of ``layers``, or of the layers of each stage.
-
-    Raises:
-      ValueError: the old number of layers is not divisible by ``L' - L``.
-      {raises}
+    {sections}
 
     Example:
       >>> midas({"layers": 4}, {"layers": 6})["layers"].write.index[:, 0].tolist()
@@ -309,15 +278,7 @@ def lidas(sizes: Sizes, target: Sizes) -> dict[str, CopyMap]:
 
     Half of the repeated layers come from below the middle, and half from above.
 
-    Args:
-      {arguments}
-
-    Returns:
-      The map of ``layers``, or of the layers of each stage.
-
-    Raises:
-      ValueError: more than twice the old number of layers.
-      {raises}
+    {sections}
 
     Example:
       >>> lidas({"layers": 4}, {"layers": 6})["layers"].write.index[:, 0].tolist()

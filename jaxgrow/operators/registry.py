@@ -109,13 +109,17 @@ _RAISES = (
     "heads that cannot be divided among the key/value heads."
 )
 
+_MAPS = "One map for each axis of ``target``."
+_LAYER_MAPS = "The map of ``layers``, or of the layers of each stage."
+
 
 def operator(*, also: str = "", **properties: Any) -> Callable[[Function], Function]:
     """Register a growth operator, and add the shared arguments to its docstring.
 
     The docstring of the function may contain the line ``{arguments}``. It is replaced by the
     description of ``sizes``, ``target`` and ``seed``. The line ``{raises}`` is replaced by the
-    errors that all operators have in common.
+    errors that all operators have in common. The line ``{sections}`` is replaced by both, in
+    sections that also tell what most operators return.
 
     Args:
       also: a second name for the same operator.
@@ -141,19 +145,31 @@ def operator(*, also: str = "", **properties: Any) -> Callable[[Function], Funct
                 )
             OPERATORS[name] = found
             found.group[name] = function
-        function.__doc__ = _completed(function.__doc__ or "", inspect.signature(function))
+        function.__doc__ = _completed(function.__doc__ or "", found)
         return function
 
     return register
 
 
-def _completed(text: str, signature: inspect.Signature) -> str:
-    lines = [
-        f"{name}: {about}" for name, about in _ARGUMENTS.items() if name in signature.parameters
-    ]
+def _completed(text: str, found: Operator) -> str:
+    takes = inspect.signature(found.function).parameters
+    arguments = [f"{name}: {about}" for name, about in _ARGUMENTS.items() if name in takes]
+    sizes = [f"ValueError: a new size other than {found.sizes}."] if found.sizes else []
+    sections = {
+        "Args:": arguments,
+        "Returns:": [_LAYER_MAPS if found.axes == (LAYERS,) else _MAPS],
+        "Raises:": [*sizes, _RAISES],
+    }
+    replacements = {
+        "{arguments}": arguments,
+        "{raises}": [_RAISES],
+        "{sections}": "\n\n".join(
+            "\n  ".join((head, *lines)) for head, lines in sections.items()
+        ).split("\n"),
+    }
     filled: list[str] = []
     for line in text.split("\n"):
         indent = line[: len(line) - len(line.lstrip())]
-        replacement = {"{arguments}": lines, "{raises}": [_RAISES]}.get(line.strip())
-        filled += [line] if replacement is None else [indent + new for new in replacement]
+        new = replacements.get(line.strip(), [line.strip()])
+        filled += [(indent + one).rstrip() for one in new]
     return "\n".join(filled)

@@ -68,14 +68,7 @@ def zero_pad(sizes: Sizes, target: Sizes) -> dict[str, CopyMap]:
     query heads share a key/value head than before, the new key/value heads are copies, because old
     query heads read them.
 
-    Args:
-      {arguments}
-
-    Returns:
-      One map for each axis of ``target``.
-
-    Raises:
-      {raises}
+    {sections}
 
     Example:
       >>> dense(zero_pad({"mlp": 2}, {"mlp": 3})["mlp"].write).tolist()
@@ -116,14 +109,7 @@ def fpi(sizes: Sizes, target: Sizes, seed: int = 0) -> dict[str, CopyMap]:
     ``embed`` is copied equally often. In general, random copies are not. Check a given growth with
     `jaxgrow.preserves_function`.
 
-    Args:
-      {arguments}
-
-    Returns:
-      One map for each axis of ``target``.
-
-    Raises:
-      {raises}
+    {sections}
 
     Example:
       >>> fpi({"mlp": 2}, {"mlp": 4}, seed=1)["mlp"].write.index[:2, 0].tolist()
@@ -221,15 +207,7 @@ def hypercloning(sizes: Sizes, target: Sizes) -> dict[str, CopyMap]:
     the same function. `jaxgrow.growth.symmetry.break_symmetry` adds the noise of the paper, which
     also preserves the function.
 
-    Args:
-      {arguments}
-
-    Returns:
-      One map for each axis of ``target``.
-
-    Raises:
-      ValueError: a new size that is not a multiple of the old one.
-      {raises}
+    {sections}
 
     Example:
       >>> hypercloning({"mlp": 2}, {"mlp": 4})["mlp"].write.index[:, 0].tolist()
@@ -446,14 +424,7 @@ def sparkling(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
     otherwise. Norm scales are copied. For c = 1 it equals `hypercloning`. The published recipe
     continues with the optimizer policy ``asymmetric`` and a second warm-up of the new parameters.
 
-    Args:
-      {arguments}
-
-    Returns:
-      One map for each axis of ``target``.
-
-    Raises:
-      {raises}
+    {sections}
 
     Example:
       >>> dense(sparkling({"mlp": 1}, {"mlp": 2})["mlp"].read).tolist()

@@ -84,8 +84,8 @@ def test_a_file_that_is_lost_longer_or_new_is_named(folder):
 
 
 def test_what_the_disk_can_no_longer_read_is_damaged(folder, monkeypatch):
-    def broken(path):
+    def broken(*_):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("jaxgrow.checkpoints.io.checksums._digest", broken)
+    monkeypatch.setattr("hashlib.file_digest", broken)
     assert "d/0f cannot be read: Input/output error" in (damage(folder) or "")

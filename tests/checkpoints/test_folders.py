@@ -1,5 +1,6 @@
 """Folders are written completely or not at all, and replace nothing other than a checkpoint."""
 
+import ctypes
 import errno
 import gc
 import itertools
@@ -370,7 +371,7 @@ def test_an_interrupt_leaves_the_old_or_new_folder_and_says_so(
     tmp_path, monkeypatch, stands, exchange
 ):
     if not exchange:
-        monkeypatch.setattr(folders, "_exchanged", lambda a, b: False)
+        monkeypatch.setattr(ctypes, "CDLL", lambda name: object())  # without `renameat2`
     outcomes: set[tuple[str, ...]] = set()
     for at in itertools.count(1):
         home = tmp_path / str(at)
@@ -410,7 +411,7 @@ def test_an_interrupt_leaves_the_old_or_new_folder_and_says_so(
 def test_two_renames_of_which_the_second_fails_are_taken_back(tmp_path, monkeypatch, error):
     users(tmp_path, True)
     before = contents(tmp_path)
-    monkeypatch.setattr(folders, "_exchanged", lambda a, b: False)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: object())  # without `renameat2`
     rename = os.rename
 
     def failing(a, b):
@@ -432,7 +433,7 @@ def test_a_replaced_folder_is_kept_if_it_is_the_last_copy(tmp_path, monkeypatch)
     """
     users(tmp_path, True)
     before = contents(tmp_path)
-    monkeypatch.setattr(folders, "_exchanged", lambda a, b: False)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: object())  # without `renameat2`
     rename = os.rename
 
     def failing(a, b):
@@ -639,7 +640,7 @@ def test_a_system_without_locks_writes_folders(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("config", [BERTConfig, ModernBERTConfig])
-def test_encoders_with_any_part_of_masked_tokens_are_written_for_transformers(tmp_path, config):
+def test_encoders_with_any_masked_part_are_written(tmp_path, config):
     """The part of masked tokens is a setting of the training; `transformers` does not store it."""
     sizes = dict(vocab=32, context=8, layers=1, embed=8, heads=2, head_dim=4, mlp=16)
     sizes |= {"kv_heads": 2, "layers": 3} if config is ModernBERTConfig else {}

@@ -24,7 +24,7 @@ def test_norms_of_queries_leave_fused_kernels_fused(query_norm):
     assert [part.part for part in parts] == [0, 1, 2]
 
 
-def test_kernels_before_a_norm_of_another_eps_are_scaled_in_a_fused_tensor():
+def test_a_fused_kernel_before_a_norm_of_another_eps_is_scaled():
     config = replace(CONFIG, query_norm="head", eps=4e-6, query_eps=1e-6)
     places, sizes = names(config, fused=True), config.sizes()
     rng, tensor, leaves = np.random.default_rng(0), None, {}

@@ -715,39 +715,24 @@ def test_half_precision_results_are_rounded_once_at_the_end(tmp_path, folder, ca
         np.testing.assert_allclose(x, y.astype(np.float32), rtol=1e-6)
 
 
+def stacked_by_a_process(source, target):
+    command = [sys.executable, "-m", "jaxgrow", "grow", str(source), str(target)]
+    command += ["--method", "stack", "--layers", "6"]
+    root = str(Path(checkpoints.__file__).parents[2])
+    return subprocess.run(command, cwd=root, capture_output=True, text=True)
+
+
 @pytest.mark.slow  # the fast suite covers this as on Windows in `test_mutations`
 def test_as_a_process(tmp_path, folder):
     """The process starts, transforms and ends."""
-    command = [
-        sys.executable,
-        "-m",
-        "jaxgrow.cli.program",
-        "grow",
-        str(folder),
-        str(tmp_path / "b"),
-        "--method",
-        "stack",
-    ]
-    root = str(Path(checkpoints.__file__).parents[2])
-    done = subprocess.run([*command, "--layers", "6"], cwd=root, capture_output=True, text=True)
+    done = stacked_by_a_process(folder, tmp_path / "b")
     assert done.returncode == 0, done.stderr
     assert checkpoints.load(tmp_path / "b")[0].layers == 6
 
 
 @pytest.mark.slow  # the fast suite covers this in process, and `train` in `test_hosts`
 def test_as_a_process_what_is_wrong_has_no_traceback(tmp_path, folder):
-    command = [
-        sys.executable,
-        "-m",
-        "jaxgrow.cli.program",
-        "grow",
-        str(folder),
-        str(tmp_path),
-        "--method",
-        "stack",
-    ]
-    root = str(Path(checkpoints.__file__).parents[2])
-    again = subprocess.run([*command, "--layers", "6"], cwd=root, capture_output=True, text=True)
+    again = stacked_by_a_process(folder, tmp_path)
     assert (again.returncode, again.stdout) == (1, "")
     assert again.stderr.strip() == f"error: {tmp_path} exists; --overwrite replaces it"
 

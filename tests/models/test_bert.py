@@ -6,7 +6,6 @@ The tolerance is 1e-10, for float64 through two layers.
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache
-from pathlib import Path
 
 import chex
 import jax
@@ -29,7 +28,6 @@ pytestmark = pytest.mark.usefixtures("x64")
 
 TOLERANCE = 1e-10
 VISIBLE = 1e-2
-GOLDEN = Path(__file__).parent / "golden" / "bert.txt"
 OLD = {"layers": 2, "heads": 3, "embed": 6, "mlp": 9}
 
 
@@ -50,21 +48,14 @@ def inputs(masked=True):
 
 
 def test_parameter_shapes_and_axes_match_the_golden_file():
-    lines = []
-    for fields in (
+    options = (
         {},
         {"tied": False},
         {"norm": "pre"},
         {"head": "classes", "classes": 3},
         {"head": "spans"},
-    ):
-        config = tiny_bert(**fields)
-        lines.append(f"# {config}")
-        lines += [
-            f"{path} {x.shape} {' '.join(n)}"
-            for path, x, n in leaves(tiny.shapes(config), tiny.axes(config))
-        ]
-    assert lines == GOLDEN.read_text().splitlines()
+    )
+    tiny.assert_golden("bert", *(tiny_bert(**fields) for fields in options))
 
 
 def test_axis_names_are_config_fields():

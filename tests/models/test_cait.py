@@ -6,7 +6,6 @@ The tolerance is 1e-10, for float64 through two layers and two class layers.
 from collections import Counter
 from dataclasses import replace
 from math import erf
-from pathlib import Path
 
 import chex
 import jax
@@ -16,7 +15,6 @@ import tiny
 import vision
 
 from jaxgrow import grow, sizes, swap
-from jaxgrow.axes import leaves
 from jaxgrow.layerdrop import TokenDrop
 from jaxgrow.models import CaiTConfig, from_json
 from jaxgrow.models.stack import KeptTokens
@@ -25,7 +23,6 @@ from jaxgrow.operators import decoalesce, hypercloning, lemon, ligo, llama_pro, 
 pytestmark = pytest.mark.usefixtures("x64")
 
 EXACT, VISIBLE = 1e-10, 1e-2
-GOLDEN = Path(__file__).parent / "golden" / "cait.txt"
 SMALL = dict(
     image=10,
     patch=5,
@@ -48,13 +45,7 @@ def config(dtype="float64", **changes) -> CaiTConfig:
 
 
 def test_parameter_shapes_and_axes_match_the_golden_file():
-    small = config()
-    lines = [f"# {small}"]
-    lines += [
-        f"{path} {x.shape} {' '.join(n)}"
-        for path, x, n in leaves(tiny.shapes(small), tiny.axes(small))
-    ]
-    assert lines == GOLDEN.read_text().splitlines()
+    tiny.assert_golden("cait", config())
 
 
 def test_the_config_knows_the_size_of_every_axis():

@@ -244,7 +244,7 @@ def test_a_text_is_independent_of_padding_batch_and_maximum(name, settings):
     assert alone == together[0][:6]
 
 
-def test_the_independence_of_texts_is_tested_for_every_family_of_decoders():
+def test_every_family_of_decoders_has_a_test_of_independence():
     endings = ("ForCausalLM", "LMHeadModel")
     decoders = {
         of.model_type for name, of in checkpoints.FAMILIES.items() if name.endswith(endings)

@@ -6,7 +6,6 @@ The tolerance is 1e-10, for float64 through three layers.
 import math
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from typing import get_args
 
 import chex
@@ -17,7 +16,6 @@ import pytest
 import tiny
 
 from jaxgrow import sizes
-from jaxgrow.axes import leaves
 from jaxgrow.models import GPT2Config
 from jaxgrow.models.stack import Remat
 from jaxgrow.operators import hypercloning, stack
@@ -25,21 +23,14 @@ from jaxgrow.operators import hypercloning, stack
 pytestmark = pytest.mark.usefixtures("x64")
 
 TOLERANCE = 1e-10
-GOLDEN = Path(__file__).parent / "golden" / "gpt2.txt"
 
 
 # --- names ---
 
 
 def test_parameter_shapes_and_axes_match_the_golden_file():
-    lines = []
-    for config in (tiny.config(), tiny.config(tied=False), tiny.config(head="classes", classes=3)):
-        lines.append(f"# {config}")
-        lines += [
-            f"{path} {x.shape} {' '.join(n)}"
-            for path, x, n in leaves(tiny.shapes(config), tiny.axes(config))
-        ]
-    assert lines == GOLDEN.read_text().splitlines()
+    classes = tiny.config(head="classes", classes=3)
+    tiny.assert_golden("gpt2", tiny.config(), tiny.config(tied=False), classes)
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -7,7 +7,6 @@ must be visible: above 1e-2.
 import json
 import re
 from functools import cache
-from pathlib import Path
 
 import chex
 import jax
@@ -47,7 +46,6 @@ from train.plan.transforms import Grow
 pytestmark = pytest.mark.usefixtures("x64")
 
 EXACT, VISIBLE = 1e-10, 1e-2
-GOLDEN = Path(__file__).parent / "golden" / "llama.txt"
 OLD = {"layers": 3, "heads": 4, "kv_heads": 2, "embed": 12, "mlp": 20}
 ONE_KEY = {**OLD, "kv_heads": 1}
 
@@ -79,23 +77,13 @@ def growths(table):
 
 
 def test_parameter_shapes_and_axes_match_the_golden_file():
-    lines = []
     gemma = config(norms="both", query_norm="head")
     neox = config(
         layer_norm=True, gated=False, bias=True, qkv_bias=True, norms="after", query_norm="all"
     )
-    for c in (
-        config(),
-        config(tied=True, qkv_bias=True),
-        config(head="classes", classes=3),
-        gemma,
-        neox,
-    ):
-        lines.append(f"# {json.dumps(c.as_json())}")
-        lines += [
-            f"{path} {x.shape} {' '.join(n)}" for path, x, n in leaves(tiny.shapes(c), tiny.axes(c))
-        ]
-    assert lines == GOLDEN.read_text().splitlines()
+    tied, classes = config(tied=True, qkv_bias=True), config(head="classes", classes=3)
+    found = (config(), tied, classes, gemma, neox)
+    tiny.assert_golden("llama", *found, title=lambda c: json.dumps(c.as_json()))
 
 
 def test_axis_names_are_config_fields_and_json_round_trips():

@@ -5,7 +5,6 @@ The tolerance is 1e-10, for float64 through four layers.
 
 from dataclasses import replace
 from math import erf
-from pathlib import Path
 
 import chex
 import jax
@@ -18,7 +17,7 @@ from counting import products
 from swin_equations import attention, linear, norm
 
 from jaxgrow import flops, grow, sizes, swap
-from jaxgrow.axes import leaves, stages
+from jaxgrow.axes import stages
 from jaxgrow.layerdrop import KeepMask, LayerDrop
 from jaxgrow.models import Adapter, SwinConfig, from_json
 from jaxgrow.models.stack import KeptTokens
@@ -39,7 +38,6 @@ from train.plan.keep_masks import KeepMasks
 pytestmark = pytest.mark.usefixtures("x64")
 
 EXACT, VISIBLE = 1e-10, 1e-2
-GOLDEN = Path(__file__).parent / "golden" / "swin.txt"
 # The windows are 3 x 3, over 8 x 8 and then 4 x 4 patches, so some windows are padded. The position
 # biases of the first stage belong to another window size (``trained_windows``).
 SMALL = dict(
@@ -63,13 +61,7 @@ def config(dtype="float64", **changes) -> SwinConfig:
 
 
 def test_parameter_shapes_and_axes_match_the_golden_file():
-    small = config()
-    lines = [f"# {small}"]
-    lines += [
-        f"{path} {x.shape} {' '.join(n)}"
-        for path, x, n in leaves(tiny.shapes(small), tiny.axes(small))
-    ]
-    assert lines == GOLDEN.read_text().splitlines()
+    tiny.assert_golden("swin", config())
 
 
 def test_the_config_knows_the_size_of_every_axis():

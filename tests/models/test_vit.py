@@ -6,7 +6,6 @@ float32.
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import chex
 import jax
@@ -27,7 +26,6 @@ from jaxgrow.operators import decoalesce, fpi, hypercloning, lemon, ligo, llama_
 pytestmark = pytest.mark.usefixtures("x64")
 
 EXACT, VISIBLE = 1e-10, 1e-2
-GOLDEN = Path(__file__).parent / "golden" / "vit.txt"
 KINDS = ("none", "token", "head")
 DINO = dict(layer_scale=0.5, gated=True, mean_head=True)
 SMALL = dict(
@@ -48,14 +46,7 @@ def config(distillation="none", dtype="float64", **changes) -> ViTConfig:
 
 
 def test_parameter_shapes_and_axes_match_the_golden_file():
-    lines = []
-    for small in (*map(config, KINDS), config(**DINO)):
-        lines.append(f"# {small}")
-        lines += [
-            f"{path} {x.shape} {' '.join(n)}"
-            for path, x, n in leaves(tiny.shapes(small), tiny.axes(small))
-        ]
-    assert lines == GOLDEN.read_text().splitlines()
+    tiny.assert_golden("vit", *map(config, KINDS), config(**DINO))
 
 
 @either

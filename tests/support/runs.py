@@ -120,6 +120,24 @@ def model(config: Config, tx: optax.GradientTransformation) -> Model:
     return jax.device_put(Model(params, tx.init(params), config), replicated(mesh()))
 
 
+def trained(config: Config, tx: optax.GradientTransformation, scale: float = 0.2) -> Model:
+    """Return a model with random NumPy parameters, and AdamW's state of five steps."""
+    rng = np.random.default_rng(0)
+    shapes = jax.eval_shape(lambda: config.init(jax.random.key(0)))
+    params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32) * scale, shapes)
+    clip, adam, clock_state, decay = jax.eval_shape(tx.init, params)
+    mu, nu = (
+        jax.tree.map(lambda x: np.square(rng.normal(size=x.shape)).astype(np.float32), params)
+        for _ in range(2)
+    )
+    five = np.int32(5)
+    clock_state = clock_state._replace(
+        count=five, start_count=jax.tree.map(lambda _: np.int32(0), params)
+    )
+    opt = (clip, adam._replace(count=five, mu=mu, nu=nu), clock_state, decay)
+    return Model(params, opt, config)
+
+
 def small(folder: Path) -> Path:
     """Run the small model to its end, so that other runs can grow it."""
     run = folder / "small-seed0"

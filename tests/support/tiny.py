@@ -1,18 +1,20 @@
 """A GPT-2 with a few hundred parameters, distinct sizes, and perturbed norms and biases."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache, partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxgrow import grow
-from jaxgrow.axes import axis, is_names
+from jaxgrow.axes import axis, is_names, leaves
 from jaxgrow.growth.maps import Growth, new_sizes
 from jaxgrow.models import Config, GPT2Config
 
+GOLDEN = Path(__file__).parents[1] / "models" / "golden"
 WIDTHS = {"layers": 2, "heads": 3, "embed": 6, "mlp": 9}
 BIG = {"layers": 4, "heads": 6, "embed": 12, "mlp": 18}  # twice every size
 # The compiler options of a real run, which `conftest.py` turns off for the tests.
@@ -53,6 +55,15 @@ def shapes_by_name(config: GPT2Config):
 @cache
 def axes(config: GPT2Config):
     return replace(config, dtype="float32").axes()  # axis names do not need x64
+
+
+def assert_golden(name: str, *configs: Config, title: Callable[[Config], str] = str) -> None:
+    """Compare paths, shapes and axis names of models with the file of this name."""
+    lines = []
+    for one in configs:
+        lines.append(f"# {title(one)}")
+        lines += [f"{at} {x.shape} {' '.join(n)}" for at, x, n in leaves(shapes(one), axes(one))]
+    assert lines == (GOLDEN / f"{name}.txt").read_text().splitlines()
 
 
 @cache

@@ -654,16 +654,6 @@ def test_keep_probabilities_are_plotted_for_layer_dropping(tmp_path):
 # --- plots ---
 
 
-@pytest.fixture
-def figures(monkeypatch):
-    """Collect the figures instead of saving them as files."""
-    found = []
-    monkeypatch.setattr(
-        "matplotlib.figure.Figure.savefig", lambda figure, *_, **__: found.append(figure)
-    )
-    return found
-
-
 def test_losses_are_plotted_against_log_flops_with_a_legend(comparison, figures, tmp_path):
     many = [
         [made(tmp_path, f"method{i}", [(p, s, c + i, v) for p, s, c, v in SCRATCH])]

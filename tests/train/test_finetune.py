@@ -292,7 +292,7 @@ def test_a_fine_tuned_run_is_exported_with_its_labels(learned, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, load(folder)[1], load(tmp_path / "hf")[1])
 
 
-def test_the_model_card_has_one_score_no_folder_and_the_source_model(learned, home, tmp_path):
+def test_a_model_card_has_one_score_no_folder_and_the_source(learned, home, tmp_path):
     export(learned[0], tmp_path / "hf")
     said = (tmp_path / "hf" / "README.md").read_text()
     [(metric, value)] = learned[1]["dev"].items()

@@ -425,7 +425,7 @@ def test_a_row_group_need_not_fit_into_memory(tmp_path, monkeypatch):
 
     By default, readers load a row group at once.
     """
-    monkeypatch.setattr(formats, "_BUFFER", 1 << 12)
+    monkeypatch.setattr(formats, "BUFFER", 1 << 12)
     peaks = []
     for rows in (300, 3000):
         one = table([f"{i:02000}" for i in range(rows)])

@@ -24,7 +24,6 @@ from train.engine.loop.parallel import mapped
 from train.engine.loop.step import StepInputs, train_step
 from train.engine.run.workdir import load
 from train.engine.state.mesh import replicated
-from train.engine.state.model import Model
 from train.engine.state.optim import Optim, transformation
 from train.plan.methods import GrowTo, Stage
 from train.plan.modifiers import Hold
@@ -35,25 +34,6 @@ TX = transformation(Optim())
 TOKENS = np.random.default_rng(0).integers(0, 256, (8, 9)).astype(np.int32)
 BATCH = next_tokens(TOKENS)
 BOTTOM = Freeze((0, 1))
-
-
-def trained(config, seed=0) -> Model:
-    """Return a model with NumPy parameters and the optimizer state of five steps."""
-    rng = np.random.default_rng(seed)
-    shapes = jax.eval_shape(lambda: config.init(jax.random.key(0)))
-    params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32) / 5, shapes)
-    clip, adam, clock_state, decay = jax.eval_shape(TX.init, params)
-    mu, nu = (
-        jax.tree.map(lambda x: np.square(rng.normal(size=x.shape)).astype(np.float32), params)
-        for _ in range(2)
-    )
-    five = np.int32(5)
-    clock_state = clock_state._replace(
-        count=five, start_count=jax.tree.map(lambda _: np.int32(0), params)
-    )
-    return Model(
-        params, (clip, adam._replace(count=five, mu=mu, nu=nu), clock_state, decay), config
-    )
 
 
 def moved(before, after):
@@ -140,7 +120,7 @@ def test_the_mask_by_hand_and_of_layers_that_the_model_lacks():
     "paths", [(), ("*embedding",), ("final_norm/*", "blocks/attention/*/bias")]
 )
 def test_frozen_parameters_and_moments_stay_bitwise(paths):
-    before = trained(LARGE)
+    before = runs.trained(LARGE, TX)
     after = jax.tree.map(lambda x: x + 1, (before.params, before.opt))
     held = hold(
         (before.params, before.opt),
@@ -174,7 +154,7 @@ def step():
 
 
 def test_a_step_moves_no_frozen_layer_or_tied_embedding(step):
-    before = trained(LARGE)
+    before = runs.trained(LARGE, TX)
     after = jax.device_put(before, replicated(runs.mesh()))
     for number in range(2):
         after, metrics = step(
@@ -208,7 +188,7 @@ def test_frozen_layers_have_zero_gradients_only():
 
         return {frozen: jax.grad(loss, has_aux=True)(params, frozen) for frozen in (0, 2)}
 
-    found = gradients(trained(config).params)
+    found = gradients(runs.trained(config, TX).params)
     dense, logits = found.pop(0)
     for frozen, (grads, same) in found.items():
         chex.assert_trees_all_close(

@@ -17,7 +17,6 @@ from pictures import CLASSES, picture, tree
 from PIL import Image
 
 from train.common.errors import UserError
-from train.data import images as reading
 from train.data import pixels
 from train.data.augment import DEIT, Augment
 from train.data.images import Images, images
@@ -122,7 +121,7 @@ def test_images_of_all_sizes_are_brought_to_one(tmp_path, data):
 def test_images_are_decoded_once_and_again_when_a_file_changes(data, monkeypatch):
     before = whole(images(data).train)
     with monkeypatch.context() as patch:
-        patch.setattr(reading, "_decode", None)  # A call would raise an error.
+        patch.setattr("PIL.Image.open", None)  # A call would raise an error.
         assert whole(images(replace(data, augment=Augment())).train) == before
     for file in Path(data.path).rglob("*.png"):
         picture(0).save(file)
@@ -135,7 +134,7 @@ def test_decoding_that_fails_leaves_nothing_behind(data, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(reading, "_write_pixels", full)
+        patch.setattr("numpy.lib.format.open_memmap", full)
         with pytest.raises(OSError, match="No space left"):
             images(data)
     assert list(Path(data.cache).iterdir()) == []

@@ -25,7 +25,7 @@ pytestmark = [
 @pytest.mark.parametrize(
     "family", ["bert", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt2", "llama"))]
 )
-def test_the_merged_export_and_the_adapter_of_peft_give_the_same_logits(tmp_path, family):
+def test_a_merged_export_equals_the_adapter_of_peft(tmp_path, family):
     base, config = tmp_path / "base", FAMILIES[family]
     checkpoints.save(base, config, runs.fresh(config))
     tokenizer("bytes").save(str(base / "tokenizer.json"))

@@ -295,32 +295,11 @@ def test_growths_that_do_not_fit_a_plan_are_refused():
 # --- effects of a growth ---
 
 
-def numbers(config, seed=0):
-    """Return a model with random moments after five steps, as NumPy arrays."""
-    rng = np.random.default_rng(seed)
-    params = jax.tree.map(
-        lambda x: rng.normal(size=x.shape).astype(np.float32),
-        jax.eval_shape(lambda: config.init(jax.random.key(0))),
-    )
-    clip, adam, clock_state, decay = TX.init(params)
-    mu, nu = (
-        jax.tree.map(lambda x: np.square(rng.normal(size=x.shape)).astype(np.float32), params)
-        for _ in range(2)
-    )
-    five = np.int32(5)
-    clock_state = clock_state._replace(
-        count=five, start_count=jax.tree.map(lambda _: np.int32(0), params)
-    )
-    return Model(
-        params, (clip, adam._replace(count=five, mu=mu, nu=nu), clock_state, decay), config
-    )
-
-
 @pytest.mark.parametrize(
     "moments", ["asymmetric", *(pytest.param(p, marks=pytest.mark.slow) for p in ("copy", "exact"))]
 )
 def test_growths_go_on_from_each_other_with_noise_and_moments(moments):
-    small, axes = numbers(SMALL), SMALL.axes()
+    small, axes = runs.trained(SMALL, TX, scale=1.0), SMALL.axes()
     phase = Grow("small", "large", SMALL, LARGE, runs.DOUBLED, 3, 10.0, moments)
     wide, deep = operators.hypercloning(SIZES, WIDTHS), operators.stack(SIZES, {"layers": 4})
 
@@ -338,7 +317,7 @@ def test_growths_go_on_from_each_other_with_noise_and_moments(moments):
 
 
 def test_dropped_moments_are_left_behind():
-    small = numbers(SMALL)
+    small = runs.trained(SMALL, TX, scale=1.0)
     found = Grow("small", "large", SMALL, LARGE, ("aki",)).apply({"small": small}, TX)
     growth = operators.aki(SIZES, {"layers": 4, **WIDTHS})
     chex.assert_trees_all_equal(found, Model(grow(growth, small.params, SMALL.axes()), None, LARGE))
@@ -347,7 +326,10 @@ def test_dropped_moments_are_left_behind():
 # in the fast suite of the library, `test_preservation`, and of its command, `test_cli`
 @pytest.mark.slow
 def test_noise_tells_copies_apart_and_keeps_the_function():
-    small, tokens = numbers(SMALL), np.random.default_rng(1).integers(0, 256, (2, 8))
+    small, tokens = (
+        runs.trained(SMALL, TX, scale=1.0),
+        np.random.default_rng(1).integers(0, 256, (2, 8)),
+    )
 
     @jax.jit
     def grown(small):

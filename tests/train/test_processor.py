@@ -39,7 +39,7 @@ def given(home, about):
 
 
 @pytest.mark.parametrize("known", [USUAL, HALF], ids=["ImageNet", "from -1 to 1"])
-def test_a_downloaded_model_gets_images_with_its_own_normalisation(home, known):
+def test_a_downloaded_model_keeps_its_own_normalisation(home, known):
     data = Images("folder", str(home / "images"), cache=str(home / "cache"), valid_fraction=0.25)
     tuned = FineTuning("x", data, 1, 2).of(given(home, known), 1e-3, 0)
     pixels, _ = images(tuned.data).valid.sample(0, np.random.default_rng(0))  # type: ignore[arg-type]

@@ -251,15 +251,6 @@ def folder(tmp_path_factory):
     return saved(tmp_path_factory.mktemp("source") / "gpt")
 
 
-@pytest.fixture
-def figures(monkeypatch):
-    found = []
-    monkeypatch.setattr(
-        "matplotlib.figure.Figure.savefig", lambda figure, *_, **__: found.append(figure)
-    )
-    return found
-
-
 def test_show_draws_what_grow_does_and_writes_nothing_else(folder, tmp_path, capsys):
     before = sorted(folder.iterdir())
     asked = ["--method", "net2net", "--embed", "18", "--heads", "6", "--mlp", "30", "--seed", "3"]

@@ -407,7 +407,7 @@ def test_an_export_has_the_special_tokens_and_a_decoder(run, tmp_path):
     assert theirs.eos_token_id == ours.special.end
 
 
-def test_a_continued_model_and_its_export_keep_every_token_that_ends_texts(tmp_path):
+def test_a_continued_model_keeps_all_tokens_that_end_texts(tmp_path):
     source = written(tmp_path / "instruct", PUBLISHED["llama 3 instruct"])
     expected = opened(source).special.ends
     assert len(expected) == 2

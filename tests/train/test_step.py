@@ -85,17 +85,13 @@ def test_devices_and_micro_batches_equal_one_batch(how, accumulate):
     )
 
 
-@pytest.mark.parametrize(
-    "mesh", [Mesh(fsdp=4), pytest.param(Mesh(2, 2), marks=pytest.mark.slow)], ids=str
-)
-def test_gradients_added_once_equal_one_full_batch(mesh):
+def assert_equals_one_batch(mesh, **options):
+    """Train three steps on the devices of a mesh, and return the model."""
     tx = optax.identity()
     params, _, expected = reference(tx, steps=3)
     lies = mesh.over(jax.devices())
-    run, found = (
-        mapped(partial(train_step, tx, 2, once=True), "mesh", lies),
-        runs.model(runs.MODEL, tx),
-    )
+    run = mapped(partial(train_step, tx, 2, **options), "mesh", lies)
+    found = runs.model(runs.MODEL, tx)
     found = jax.device_put(found, shardings(found, lies))
     for _ in range(3):
         found, metrics = run(found, BATCH, StepInputs(LR))
@@ -103,6 +99,14 @@ def test_gradients_added_once_equal_one_full_batch(mesh):
     chex.assert_trees_all_close(
         jax.device_get(found.params), jax.device_get(params), rtol=1e-4, atol=1e-6
     )
+    return found
+
+
+@pytest.mark.parametrize(
+    "mesh", [Mesh(fsdp=4), pytest.param(Mesh(2, 2), marks=pytest.mark.slow)], ids=str
+)
+def test_gradients_added_once_equal_one_full_batch(mesh):
+    found = assert_equals_one_batch(mesh, once=True)
     kernel = found.params["blocks"]["mlp"]["up"]["kernel"]
     assert kernel.sharding.shard_shape(kernel.shape)[1] == kernel.shape[1] // mesh.fsdp
 
@@ -119,17 +123,7 @@ def test_gradients_added_once_equal_one_full_batch(mesh):
     ids=str,
 )
 def test_context_and_replica_axes_equal_one_full_batch(mesh):
-    tx = optax.identity()
-    params, _, expected = reference(tx, steps=3)
-    lies = mesh.over(jax.devices())
-    run, found = mapped(partial(train_step, tx, 2), "mesh", lies), runs.model(runs.MODEL, tx)
-    found = jax.device_put(found, shardings(found, lies))
-    for _ in range(3):
-        found, metrics = run(found, BATCH, StepInputs(LR))
-    assert {k: float(v) for k, v in metrics.items()} == pytest.approx(expected, rel=1e-5)
-    chex.assert_trees_all_close(
-        jax.device_get(found.params), jax.device_get(params), rtol=1e-4, atol=1e-6
-    )
+    assert_equals_one_batch(mesh)
 
 
 def test_replicas_are_whole_hosts():
@@ -229,7 +223,7 @@ def test_the_step_is_pure_and_never_calls_the_host():
     assert "callback" not in str(jaxpr)
 
 
-def test_steps_take_and_return_all_scalars_of_the_optimizer_state_in_one_array():
+def test_steps_pack_all_scalars_of_the_optimizer_state():
     tx = transformation(Optim())
     at = jax.device_get(runs.model(runs.MODEL, tx))
     state, scalars = packed(at), [x for x in jax.tree.leaves(at) if not x.shape]

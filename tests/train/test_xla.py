@@ -17,7 +17,7 @@ from train import pretrain
 from train.engine import xla
 
 
-def test_flags_of_the_environment_take_precedence_and_both_are_recorded(monkeypatch):
+def test_flags_of_the_environment_win_and_both_are_recorded(monkeypatch):
     gpus = SimpleNamespace(devices=np.array([SimpleNamespace(platform="cuda")]))
     given = "--xla_gpu_enable_pipelined_all_gather=false"
     monkeypatch.setenv("XLA_FLAGS", given)

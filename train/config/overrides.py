@@ -211,11 +211,12 @@ def _set(node: Any, path: list[str], text: str, name: str) -> Any:
         )
     if not dataclasses.is_dataclass(node):
         raise _Unknown(head, f"the value {node!r}")
-    types, names = hints(type(node)), _names(type(node))
-    if head not in types.keys() | names.keys():
+    item = _names(type(node)).get(head)
+    plain = [f.name for f in dataclasses.fields(node) if "named" not in f.metadata]
+    if item is None and head not in plain:
         raise _Unknown(head, type(node).__name__)
-    item = names.get(head)
-    inner, hint = (item.get(node), item.hint) if item else (getattr(node, head), types[head])
+    inner = item.get(node) if item else getattr(node, head)
+    hint = item.hint if item else hints(type(node))[head]
     if rest and inner is None:  # its fields are set in the default value
         inner = _made(hint)
     value = _set(inner, rest, text, name) if rest else _parse(text, hint, name)

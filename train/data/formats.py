@@ -32,7 +32,7 @@ NAMES = ".txt, .jsonl (both also .gz, .xz or .zst), .json.gz, .parquet and .arro
 NAMED = (".md", ".py", ".csv")
 _ROWS = 64  # rows of Parquet that are in memory at once
 # Bytes of Parquet. Without a buffer size, the column of an entire row group is read at once.
-_BUFFER = 1 << 20
+BUFFER = 1 << 20
 _HALF = re.compile("[\ud800-\udfff]")
 
 
@@ -255,7 +255,7 @@ def _parquet(path: Path, field: str) -> Iterator[Document]:
 
     with (
         _readable(path, ArrowException),
-        parquet.ParquetFile(path, buffer_size=_BUFFER, pre_buffer=False) as file,
+        parquet.ParquetFile(path, buffer_size=BUFFER, pre_buffer=False) as file,
     ):
         _check(file.schema_arrow, field, path)
         for batch in file.iter_batches(_ROWS, columns=[field], use_threads=False):

@@ -179,21 +179,24 @@ DeiTForImageClassification = _family(
 DeiTForImageClassificationWithTeacher = _family(
     "DeiTForImageClassificationWithTeacher", "deit", "head", _BOTH
 )
-Dinov2ForImageClassification = Family(
-    architecture="Dinov2ForImageClassification",
+_DINO: dict[str, Any] = dict(
     model_type="dinov2",
     config=ViTConfig,
     fields=_FIELDS | {"layerscale_value": "layer_scale"},
     names=_dino_names,
     absent=_ABSENT | {"patch_size": 14, "layer_norm_eps": 1e-6, "layerscale_value": 1.0},
     settings=_SETTINGS,
-    ignored=("dinov2.embeddings.mask_token",),
     modules=_ATTENTION,
     # Pre-training replaces hidden patches by the mask token. A classifier does not need it.
     always={"use_mask_token": False},
+)
+Dinov2ForImageClassification = Family(
+    architecture="Dinov2ForImageClassification",
+    ignored=("dinov2.embeddings.mask_token",),
     fixed={"distillation": "none", "mean_head": True, "head": "classes"},
     inferred=_dino,
     derived=_dino_written,
+    **_DINO,
 )
 
 
@@ -234,19 +237,12 @@ ViTModel = Family(
 )
 Dinov2Model = Family(
     architecture="Dinov2Model",
-    model_type="dinov2",
-    config=ViTConfig,
-    fields=_FIELDS | {"layerscale_value": "layer_scale"},
-    names=_dino_names,
-    absent=_ABSENT | {"patch_size": 14, "layer_norm_eps": 1e-6, "layerscale_value": 1.0},
-    settings=_SETTINGS,
     ignored=("embeddings.mask_token", "classifier.*"),
-    modules=_ATTENTION,
-    always={"use_mask_token": False},
     fixed={"distillation": "none", "head": "states"},
     inferred=_dino_states,
     derived=_dino_states_written,
     stray="dinov2.",
+    **_DINO,
 )
 
 
