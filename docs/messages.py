@@ -20,7 +20,7 @@ def messages(source: str) -> Iterator[tuple[int, str, str]]:
     """Yield the line, the type and the text of each error that a file creates.
 
     Expressions of f-strings appear in braces. If a message is a variable, or joins the lines of
-    one, the texts that the function assigns to the variable, or appends to it, are errors, too.
+    one, the texts that the function assigns or appends to this variable are also messages.
 
     Args:
       source: the text of the file.
@@ -81,7 +81,7 @@ def _name(node: ast.expr) -> str:
 
 
 def _text(node: ast.AST) -> str:
-    """The text of an expression, with placeholders for its parts that are no constants."""
+    """The text of an expression, with placeholders for its parts that are not constants."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.JoinedStr):

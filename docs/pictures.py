@@ -51,7 +51,7 @@ def _matrix(ax, matrix, title: str, most: float = 1):
 
 
 def one_product() -> plt.Figure:
-    """A kernel that reads ``embed`` and writes ``mlp``, before and after."""
+    """A kernel with the input axis ``embed`` and the output axis ``mlp``, before and after growth."""
     growth = {"embed": maps.tile(3, 2), "mlp": maps.select([0, 1, 2, 3, 3, 3], 4)}
     kernel = np.random.default_rng(0).normal(size=(3, 4))
     read, write = dense(growth["embed"].read), dense(growth["mlp"].write)
@@ -101,7 +101,7 @@ def pairs() -> plt.Figure:
 
 
 def depth() -> plt.Figure:
-    """Draw the old layer that each new layer copies, for each depth operator from 6 layers to 8."""
+    """Draw the source layer of each new layer: one row per depth operator, from 6 layers to 8."""
     growths = {
         n: operator({"layers": 6}, {"layers": 8}) for n, operator in DEPTH.items() if n != "g_stack"
     }
@@ -132,12 +132,12 @@ def depth() -> plt.Figure:
     ax.set_ylim(-0.7, 7.7)
     ax.set_xticks(range(len(growths)), growths, rotation=30, ha="right")
     ax.set_yticks(range(8))
-    ax.set_ylabel("new layer; in it, the old one")
+    ax.set_ylabel("new layer (number: its source layer)")
     return figure
 
 
 def grown() -> plt.Figure:
-    """What `jaxgrow show` draws: GPT-2's width by Net2Net."""
+    """Draw the figure of `jaxgrow show`: the width of GPT-2 grows by Net2Net."""
     config = GPT2Config(
         vocab=50257, context=1024, layers=12, embed=768, heads=12, head_dim=64, mlp=3072
     )
@@ -164,7 +164,7 @@ def plans() -> plt.Figure:
 
 
 def saving() -> plt.Figure:
-    """How a saving is read: the rows of `docs/results/muon.md`."""
+    """The definition of a saving, for a row of `docs/results/muon.md`."""
     frontier = _frontier_of("Muon")
     flops, losses = np.array(frontier.flops), np.mean(frontier.losses, 1)
     row = _row("deepen", frontier, 0.5)
@@ -193,7 +193,7 @@ def saving() -> plt.Figure:
     ax.set_xscale("log")
     ax.set_xticks([*flops, cost], [f"{x:.3g}" for x in flops] + [""])
     ax.minorticks_off()
-    ax.set_xlabel("FLOPs, of those of the whole baseline")
+    ax.set_xlabel("FLOPs, relative to the full baseline")
     ax.set_ylabel("final loss")
     ax.set_title("A run saves FLOPs if it ends to the left of the frontier", loc="left")
     return figure
@@ -250,7 +250,7 @@ def _against_frontier(optimizer: str, points: list[Point], title: str) -> plt.Fi
     ax.set_xscale("log")
     ax.set_xticks(frontier.flops, [f"{x:g}" for x in frontier.flops])
     ax.minorticks_off()
-    ax.set_xlabel("FLOPs of all phases, as a fraction of those of the whole baseline (log scale)")
+    ax.set_xlabel("FLOPs of all phases, relative to the full baseline (log scale)")
     ax.set_ylabel("final validation loss (nats per byte)")
     ax.set_title(title, loc="left", fontsize=11)
     return figure
@@ -323,7 +323,7 @@ def keep() -> plt.Figure:
 
 
 def starts() -> plt.Figure:
-    """The fraction of its rank that a matrix uses, of grown models and of their baselines: `docs/results/starts.md`."""
+    """The relative effective rank of grown models and of their baselines: `docs/results/starts.md`."""
     models = json.loads(ANATOMY.read_text())["models"]
     names = ["from scratch", "grown by copies", "LiGO's initialisation"]
     panels = {
@@ -338,10 +338,12 @@ def starts() -> plt.Figure:
             ax.plot(range(1, len(values) + 1), values, style, color=colour, markersize=4)
             ax.annotate(name, (len(values), values[-1]), (8, 0), **BESIDE)
         ax.set_title(optimizer, fontsize=10)
-        ax.set_xlabel("layer, after training")
+        ax.set_xlabel("layer")
         ax.set_xticks(range(1, 13))
     axes[0].set_ylim(0, 0.7)
-    axes[0].set_ylabel("fraction of its rank that a matrix uses\n(linear scale from 0)")
+    axes[0].set_ylabel(
+        "effective rank / largest possible rank,\nafter training (linear scale from 0)"
+    )
     figure.suptitle(
         "On average over layers, models grown by copies use fewer directions than the others",
         fontsize=11,
