@@ -54,7 +54,7 @@ def add_cores(parser: argparse.ArgumentParser) -> None:
 
 
 def workers(starts: Mapping[str, tuple[Callable, tuple]]) -> dict[str, ProcessPoolExecutor]:
-    """A process for each side, which first calls a function with arguments."""
+    """Start one process for each side. It first calls the function of its side with its arguments."""
     context = multiprocessing.get_context("spawn")
     return {name: ProcessPoolExecutor(1, context, *start) for name, start in starts.items()}
 

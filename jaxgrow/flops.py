@@ -158,7 +158,7 @@ def train(
 def _skipped(
     config: Config, tokens: int, length: int, drop: TokenDrop, frozen: int, at_once: int | None
 ) -> float:
-    """Return the FLOPs of a step that tokens save by bypassing layers."""
+    """Return the FLOPs that a step saves because some tokens bypass the middle layers."""
     (begin, end), kept = drop.middle(config.depth), drop.kept(length)
     some = None if at_once is None else at_once * kept // length
     layer, shorter = (_cost(config, *of).layer for of in ((length, at_once), (kept, some)))
@@ -173,9 +173,10 @@ def _adapted(
     layers: float | None,
     at_once: int | None,
 ) -> float:
-    """Return the FLOPs per position that a step with an adapter has more than a full step.
+    """Return the FLOPs per position that training an adapter adds to a step of full training.
 
-    The result is negative if the gradients of frozen kernels cost more than the adapter.
+    The result is negative if the adapter costs less than the gradients of the frozen kernels, which
+    are not computed.
     """
     if len(config.depths) > 1:
         raise ValueError(

@@ -72,7 +72,7 @@ def _data(run: Path) -> Labelled:
 
 
 def read(file: Path, data: Labelled) -> tuple[tuple[list[str], ...], list[str | None]]:
-    """Return the texts of a table, and the name of the label of each row, None without a label.
+    """Return the texts of a table, and the name of the label of each row (None: no label).
 
     Args:
       file: the table.
@@ -95,7 +95,11 @@ def read(file: Path, data: Labelled) -> tuple[tuple[list[str], ...], list[str | 
 
 
 def _columns(row: table.Row, data: Labelled) -> glue.Columns:
-    """Return the columns of a table: for a task of GLUE, the published ones that it has."""
+    """Return the columns to read from a table.
+
+    For a task of GLUE, they are the columns of the published files or of tensorflow-datasets,
+    depending on which of them ``row`` has.
+    """
     own = glue.TASKS.get(data.task)
     if own is None:
         return glue.Columns(data.text, data.label)

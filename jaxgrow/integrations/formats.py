@@ -26,7 +26,11 @@ _DOWN: Names = ("mlp.in", "embed")
 
 
 def _norms(leaf: str) -> dict[str, Names]:
-    """The rows of the norms of queries, keys and layers, whose scales are called ``leaf``."""
+    """The rows of `Format.table` for the norms of queries, keys and layers.
+
+    Args:
+      leaf: the name of the scales.
+    """
     return {
         f"*/q_norm/{leaf}": ("head_dim.norm.scale",),
         f"*/k_norm/{leaf}": ("head_dim.in.norm.scale",),
@@ -48,7 +52,12 @@ def _mlp(leaf: str) -> dict[str, Names]:
 
 
 def _settings(*names: str) -> dict[str, str]:
-    """The keys of a config for the sizes of a model, in this order; some lack ``head_dim``."""
+    """The keys of a config for the sizes of a model, by axis.
+
+    Args:
+      names: the keys for ``embed``, ``heads``, ``kv_heads``, ``mlp``, ``layers`` and ``head_dim``;
+        the last one may be missing.
+    """
     axes = ("embed", "heads", "kv_heads", "mlp", "layers", "head_dim")
     return dict(zip(axes, names, strict=False))
 

@@ -47,7 +47,7 @@ class Form(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """Whether the scores are ``q k / sqrt(K)`` of all keys."""
+        """Whether the scores are ``q k / sqrt(K)``, without changes, for all keys."""
         others = (self.scale, self.window, self.sinks_H, self.bias_BHTS)
         return not self.cap and all(x is None for x in others)
 
@@ -104,7 +104,7 @@ def attention(
 
 
 def _chosen(by: By, q_BTHK, k_BSGK, masked: bool, form: Form) -> By:
-    """Return the kernel that ``by`` chooses.
+    """Return the kernel to use; "auto" is replaced by the first kernel that supports the inputs.
 
     Raises:
       ValueError: the kernel does not support these shapes or these devices.
@@ -123,9 +123,9 @@ def _chosen(by: By, q_BTHK, k_BSGK, masked: bool, form: Form) -> By:
 
 
 def _seen(length: int, causal: bool, mask_BS: Any, form: Form) -> Any:
-    """Return the keys that each query sees, bool, broadcastable to [B, H, T, S]; None: all."""
-    # A constant. If the program computed the mask, XLA would fuse it differently inside a
-    # conditional, and the same layer would not be bitwise identical.
+    """Return which keys each query sees, bool, broadcastable to [B, H, T, S]; None: all keys."""
+    # The mask is a constant. If the program computed it, XLA would fuse it differently inside a
+    # conditional, and the results of the same layer would not be bitwise identical.
     seen_BHTS: Any = np.tri(length, dtype=bool)[None, None] if causal else None
     if form.window is not None:
         positions_BT = np.arange(length)[None] if form.positions_BT is None else form.positions_BT

@@ -202,7 +202,7 @@ def _padded(texts: list[_Text], longest: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _so_far(texts: list[_Text], state: Any, ends_E: np.ndarray) -> tuple[np.ndarray, list[_Text]]:
-    """Return whether each text gets more tokens, [B], and the texts with their new tokens."""
+    """Return which texts are not finished, bool [B], and the texts with their new tokens."""
     going_B, found_BR, counts_B = jax.device_get((state.going_B, state.tokens_BR, state.counts_B))
     now = [
         text.and_then(found_R[:count], ends_E)

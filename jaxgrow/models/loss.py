@@ -233,7 +233,7 @@ def _in_one_pass(logits_BSV, chosen_BSV, targets_BS):
 
 
 class _Needed(NamedTuple):
-    """The gradients that are computed. Those of frozen parameters are not needed."""
+    """Whether each gradient is computed. The gradients of frozen parameters are not needed."""
 
     x: bool
     head: bool
@@ -282,9 +282,10 @@ def _slope(scored, cap):
 
 
 def _gradients(x_BSD, slope_BSV, head_DV, groups, dtype, needed: _Needed):
-    """Return the gradients of a piece by its inputs, the head and the bias; None if not needed.
+    """Return the gradients of one piece with respect to its inputs, the head and the bias.
 
-    Those of the head and the bias have a leading axis of groups.
+    A gradient that is not needed is None. The gradients of the head and the bias have a leading
+    axis of groups.
     """
     wide = slope_BSV.dtype
     rows_GNV = _grouped(slope_BSV.astype(dtype), groups)

@@ -211,11 +211,14 @@ def run_stack(
 
 
 def _selected(stacked: Any, keep_mask: KeepMask) -> tuple[Any, Any, Any]:
-    """Select the layers of a keep mask that contains the indices of the layers that run.
+    """Select the blocks that a keep mask runs.
+
+    If the mask contains indices of layers, the parameters of these layers are copied. If it is of
+    dtype bool, all parameters are returned with it.
 
     Returns:
-      ``(parameters of the blocks, their scales, bool [layers] of the blocks that run, or None if all
-      of them run)``.
+      ``(parameters, scales, runs)`` of the blocks. ``runs`` is bool [layers] and marks the blocks
+      that run; None: all returned blocks run.
     """
     layers, scale = keep_mask.layers, keep_mask.scale
     if layers is None:
@@ -224,8 +227,8 @@ def _selected(stacked: Any, keep_mask: KeepMask) -> tuple[Any, Any, Any]:
     if layers.dtype == bool:
         return stacked, scale, layers
     # The weights of the kept layers are copied once, which costs less than adding into the
-    # gradients of the full stack at every layer. Indices are in order and unique, so as many
-    # indices as layers keep all layers.
+    # gradients of the full stack at every layer. The indices are unique and in order. Therefore, if
+    # there is an index for every layer, nothing has to be copied.
     if len(layers) < len(jax.tree.leaves(stacked)[0]):
         stacked, scale = jax.tree.map(partial(_rows, layers), (stacked, scale))
     return stacked, scale, None

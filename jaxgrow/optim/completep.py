@@ -167,7 +167,7 @@ def multipliers(
 
 
 def _vector(names: Names, ratios: Mapping[str, float], depth: float, branch: bool) -> Multiplier:
-    """The multipliers that do not depend on the rank of a parameter.
+    """The multipliers of a vector. `_matrix` completes those of a kernel.
 
     Args:
       names: axis names of the parameter.
@@ -190,7 +190,7 @@ def _matrix(
     sizes: Mapping[str, float],
     base: Mapping[str, float],
 ) -> Multiplier:
-    """The multipliers of a kernel, of which ``one`` is the part that does not depend on its rank."""
+    """The multipliers of a kernel; ``one`` has the multipliers of a vector with the same axes."""
     kernel = cut(names)
     if not any(axis(n) in ratios for n in kernel.written):
         return one
