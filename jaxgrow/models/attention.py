@@ -22,6 +22,8 @@ By: TypeAlias = Literal["auto", "cudnn", "xla", "splash"]
 QUERIES = 128
 # The lanes of a TPU: the size of a block of splash attention is a multiple of this number.
 LANES = 128
+# The kernels that "auto" tries before XLA's.
+_KERNELS: tuple[By, ...] = ("cudnn", "splash")
 
 
 class Form(NamedTuple):
@@ -110,10 +112,9 @@ def _chosen(by: By, q_BTHK, k_BSGK, masked: bool, form: Form) -> By:
       ValueError: the kernel does not support these shapes or these devices.
     """
     shapes = q_BTHK.shape[1:], k_BSGK.shape[1:]
-    kernels: tuple[By, ...] = ("cudnn", "splash")
-    why = {kernel: refused(kernel, q_BTHK.dtype, *shapes, masked, form) for kernel in kernels}
+    why = {kernel: refused(kernel, q_BTHK.dtype, *shapes, masked, form) for kernel in _KERNELS}
     if by == "auto":
-        serving = [kernel for kernel in kernels if not why[kernel]]
+        serving: list[By] = [kernel for kernel in _KERNELS if not why[kernel]]
         return serving[0] if serving else "xla"
     if why.get(by):
         raise ValueError(
