@@ -10,7 +10,7 @@ utilisation of a step that takes this minimum time. Real steps take longer, and 
 shows how much longer. ``--utilisation`` is the assumed fraction of the peak, from which days and
 device hours are computed. If a program does not fit, the command searches for settings with which
 it fits. If memory is left over, it searches for settings that use it. No data are read. A config is
-``FILE.py:NAME``, or ``FILE.py:NAME:batch=16`` with its own settings.
+``FILE.py:NAME``, or ``FILE.py:NAME:batch=16`` with individual settings.
 """
 
 import sys

@@ -1,6 +1,6 @@
 """Run the plan of a config: ``python -m train.pretrain CONFIG [--workdir DIR] [--set a.b=c ...]``
 
-CONFIG is a Python file, or one of the experiments that it names: ``configs/demo.py:scratch``.
+CONFIG names a Python file, or an experiment that the file defines: ``configs/demo.py:scratch``.
 Further parts after colons override fields: ``configs/demo.py:scratch:optim.peak_lr=2e-2``.
 ``--list`` prints the experiments of the file, and ``--show`` prints all fields of the experiment
 with their values, defaults and types.

@@ -308,7 +308,7 @@ class Config:
           ValueError: the model cannot have experts, or it has experts already.
         """
         raise ValueError(
-            f"experts can be made of a dense decoder of the Llama kind, but this "
+            f"experts can only be made from a dense decoder of the Llama family, but this "
             f"{type(self).__name__} is another kind of model"
         )
 

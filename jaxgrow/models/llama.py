@@ -312,7 +312,7 @@ class LlamaConfig(TextConfig):
             )
         if not self.gated or self.bias:
             raise ValueError(
-                "experts can be made of gated MLPs without biases, as in Llama or Qwen, but this "
+                "experts can only be made from gated MLPs without biases, as in Llama or Qwen, but this "
                 "model has other MLPs"
             )
         return replace(self, experts=1, active=1)

@@ -632,7 +632,7 @@ def test_what_no_mixture_stores_is_told(tmp_path, capsys):
         (
             "GPTNeoXForCausalLM",
             "upcycle --experts 8",
-            "experts can be made of gated MLPs without biases",
+            "experts can only be made from gated MLPs without biases",
         ),
         (
             "BertForMaskedLM",

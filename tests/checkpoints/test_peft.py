@@ -253,7 +253,7 @@ def test_a_dora_of_some_modules_and_one_that_cannot_grow(tmp_path, capsys):
     coalesced = ("coalesce", base, tmp_path / "b", "--heads", "far", "--lora", tmp_path / "lora")
     assert run(*coalesced) == 1
     assert (
-        "this growth adds outputs (or layers) to which the DoRA gives different magnitudes"
+        "this growth sums outputs (or layers) that have different magnitudes in the DoRA"
         in capsys.readouterr().err
     )
     uneven = (

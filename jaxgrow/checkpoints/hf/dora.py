@@ -66,7 +66,7 @@ def grown(gain: np.ndarray, terms: Sequence[Term], kernel: Kernel, module: str) 
     spread = np.sqrt(np.maximum(second / total - mean * mean, 0.0))
     if (spread > 1e-3 * np.abs(mean)).any():
         raise ValueError(
-            f"{module}: this growth adds outputs (or layers) to which the DoRA gives different magnitudes, and the result is "
+            f"{module}: this growth sums outputs (or layers) that have different magnitudes in the DoRA, and the result is "
             "not a DoRA. Merge the DoRA into its model with PEFT (merge_and_unload), and change the merged model"
         )
     return np.where(some, mean, 1.0).astype(gain.dtype)
