@@ -52,7 +52,8 @@ class Sensitivity:
       share: fraction of the layers that are blocked from dropping. The most sensitive layers are
         chosen.
       block: layers that are always blocked, independent of their sensitivity.
-      allow: layers that are never blocked, independent of their sensitivity.
+      allow: layers that are not blocked, even if they are the most sensitive ones. A layer in
+        ``block`` is blocked nevertheless.
     """
 
     kind: Kind | Literal["influence"] = "loss_delta"
@@ -146,9 +147,9 @@ def _slope(loss: Loss, layers: int, batch: Batch) -> jax.Array:
 def block_list(measured: ArrayLike, s: Sensitivity) -> jax.Array:
     """The layers that are never dropped, bool [layers].
 
-    These are the ``max(1, ceil(share L))`` layers with the largest sensitivity, except for the
-    layers in ``s.allow``, and in addition the layers in ``s.block``. The allow list of the paper
-    contains all other layers. [reconstructed]
+    These are the ``ceil(share L)`` layers with the largest sensitivity, without the layers in
+    ``s.allow``, and all layers in ``s.block``. The allow list of the paper contains all other
+    layers. [reconstructed]
 
     Args:
       measured: the sensitivities [layers].
