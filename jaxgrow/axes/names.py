@@ -59,6 +59,9 @@ Axes: TypeAlias = Any
 # Any other pytree.
 Tree: TypeAlias = Any
 
+# The keys from the root of a pytree to a leaf, as JAX passes them.
+KeyPath: TypeAlias = tuple[Any, ...]
+
 # The axis along which layers are stacked. It differs from all other axes: layers run one after the
 # other, whereas kernels sum over the units of an axis.
 LAYERS = "layers"
@@ -436,7 +439,7 @@ def some(leaves: Sequence[str]) -> str:
     return leaves[0] + (f" and {more} other{'s' * (more > 1)}" if more else "")
 
 
-def path(key_path: tuple[Any, ...]) -> str:
+def path(key_path: KeyPath) -> str:
     """Format a key path as ``"blocks/mlp/up/kernel"``.
 
     Error messages and patterns use this format, and optimizer state is matched to parameters by it.
@@ -458,7 +461,7 @@ def by_path(tree: Tree, is_leaf: Callable[[Any], bool] | None = None) -> dict[st
       {'up/kernel': 1}
     """
     leaves: Any = jax.tree_util.tree_leaves_with_path  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    found: list[tuple[Any, Any]] = leaves(tree, is_leaf=is_leaf)
+    found: list[tuple[KeyPath, Any]] = leaves(tree, is_leaf=is_leaf)
     return {path(key_path): leaf for key_path, leaf in found}
 
 

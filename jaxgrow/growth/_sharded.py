@@ -29,6 +29,12 @@ MOST_TERMS = 64  # maps with more terms per row are applied by a matrix product
 # source is smaller.
 LEAST_BUDGET = 1 << 20
 
+# JAX does not annotate these functions.
+Step: TypeAlias = Callable[[jax.Array, jax.Array], jax.Array]
+_fori_loop: Callable[[int, int, Step, jax.Array], jax.Array] = jax.lax.fori_loop  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+_all_gather: Callable[..., jax.Array] = jax.lax.all_gather  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+_all_to_all: Callable[..., jax.Array] = jax.lax.all_to_all  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+
 
 @struct.dataclass
 class Part:
@@ -41,8 +47,8 @@ class Part:
       weight: float ``[new, terms]``, one number for all terms, or None if all weights are one.
     """
 
-    index: Any
-    weight: Any
+    index: Any  # Array | None
+    weight: Any  # Array | None
 
     @property
     def terms(self) -> int:
@@ -61,14 +67,14 @@ def part(m: Matrix | None, dtype: Any) -> Part | None:
     """Convert a matrix to a `Part`, with weights of a wide ``dtype``."""
     if m is None:
         return None
-    if isinstance(m, np.ndarray) and m.shape[1] <= MOST_TERMS:
+    if matrices.is_numpy(m) and m.shape[1] <= MOST_TERMS:
         m = matrices.sparse(m)
     if not isinstance(m, Rows):
         return Part(None, m.astype(dtype))
     if m.index.shape[1] > MOST_TERMS:
         return Part(None, matrices.dense(m).astype(dtype))
     index, weight = m.index.astype(np.int32), m.weight.astype(dtype)
-    if isinstance(weight, np.ndarray) and (weight == weight.flat[0]).all():
+    if matrices.is_numpy(weight) and (weight == weight.flat[0]).all():
         weight = None if weight.flat[0] == 1 else weight.reshape(-1)[0]
     return Part(index, weight)
 
@@ -146,7 +152,7 @@ def layout(
     itemsize = dtype.itemsize if copies else _wide(dtype).itemsize
     budget = max(math.prod(source) * dtype.itemsize, LEAST_BUDGET)
 
-    def choice(dim: int) -> tuple[Any, ...]:
+    def choice(dim: int) -> tuple[bool, bool, tuple[bool, bool] | int, int, int]:
         row = itemsize * sum(_numbers(parts, source, result, counts, dim) for parts in terms)
         rows = min(result[dim], budget // row)
         sharded = [p for parts in terms if (p := parts[dim]) is not None and counts[dim] > 1]
@@ -222,7 +228,7 @@ def _own(lay: Layout, x: jax.Array, terms: Sequence[Parts]) -> jax.Array:
         start = jnp.minimum(i * lay.rows, lay.new[lay.dim] - lay.rows)
         return jax.lax.dynamic_update_slice_in_dim(out, piece(start), start, lay.dim)
 
-    return jax.lax.fori_loop(0, lay.pieces, step, jnp.zeros(lay.new, x.dtype))
+    return _fori_loop(0, lay.pieces, step, jnp.zeros(lay.new, x.dtype))
 
 
 def _piece(lay: Layout, x: jax.Array, parts: Parts, start: Any, wide: bool) -> jax.Array:
@@ -231,9 +237,11 @@ def _piece(lay: Layout, x: jax.Array, parts: Parts, start: Any, wide: bool) -> j
     if p is None:
         y = jax.lax.dynamic_slice_in_dim(x, start, lay.rows, dim)
     else:
-        some = jax.tree.map(
-            lambda a: jax.lax.dynamic_slice_in_dim(a, start, lay.rows) if a.ndim else a, p
-        )
+
+        def sliced(a: jax.Array) -> jax.Array:
+            return jax.lax.dynamic_slice_in_dim(a, start, lay.rows) if a.ndim else a
+
+        some: Part = jax.tree.map(sliced, p)
         if p.index is None and lay.over[dim]:
             x = _gathered(x, lay.over[dim], dim)
         exchanged = p.index is not None and lay.over[dim]
@@ -260,8 +268,11 @@ def _rows(p: Part, take: Callable[[jax.Array], jax.Array], x: jax.Array, dim: in
         rows = take(p.index[:, k]).astype(_wide(x.dtype))
         return rows * jnp.expand_dims(p.weight[:, k], others) if each else rows
 
+    def added(k: jax.Array, total: jax.Array) -> jax.Array:
+        return total + term(k)
+
     # In a loop, only one term is in memory at a time.
-    total = jax.lax.fori_loop(1, p.terms, lambda k, total: total + term(k), term(0))
+    total = _fori_loop(1, p.terms, added, term(0))
     return total if each or p.weight is None else total * p.weight
 
 
@@ -279,7 +290,7 @@ def _taken(x: jax.Array, dim: int, index: jax.Array) -> jax.Array:
 
 def _gathered(x: jax.Array, over: tuple[str, ...], dim: int) -> jax.Array:
     """Gather the parts of all devices and join them along ``dim``."""
-    parts = jnp.moveaxis(jax.lax.all_gather(x, over), 0, dim)
+    parts = jnp.moveaxis(_all_gather(x, over), 0, dim)
     return parts.reshape(*x.shape[:dim], -1, *x.shape[dim + 1 :])
 
 
@@ -290,8 +301,8 @@ def _fetched(lay: Layout, x: jax.Array, index: jax.Array) -> jax.Array:
     rows that it does not hold. The receiver keeps each row only from the device that holds it.
     """
     over, dim, size = lay.over[lay.dim], lay.dim, x.shape[lay.dim]
-    asked = jax.lax.all_gather(index, over) - jax.lax.axis_index(over) * size
+    asked = _all_gather(index, over) - jax.lax.axis_index(over) * size
     sent = jnp.moveaxis(_taken(x, dim, asked), dim, 0)
-    got = jax.lax.all_to_all(sent, over, 0, 0, tiled=True)
+    got = _all_to_all(sent, over, 0, 0, tiled=True)
     owner = jnp.expand_dims(index // size, (0, *(d + 1 for d in range(x.ndim) if d != dim)))
     return jnp.take_along_axis(got, owner, 0, mode="clip")[0]

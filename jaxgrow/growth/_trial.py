@@ -8,15 +8,16 @@ leaf follows from the factor by which this multiplies the changes of the leaf.
 """
 
 from collections.abc import Callable
-from functools import cache
-from typing import Any, Literal, TypeAlias
+from functools import cache, partial
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
+import optax  # pyright: ignore[reportMissingTypeStubs]
+from jax.tree_util import PyTreeDef
 
-from jaxgrow.axes.names import Axes, Params, Tree, by_path, is_names, owner
+from jaxgrow.axes.names import Axes, Names, Params, Tree, by_path, is_names, owner
 from jaxgrow.axes.stacking import stack_layers, unstack_layers
 
 # 1 and 2: the first or second power of the gradients of the same entry.
@@ -42,6 +43,9 @@ EXTRA = (("axes", "value", "grad"), ("axes",), ())
 # Gradients are scaled by 2, so their powers 0, 1 and 2 are scaled by 1, 2 and 4. The tolerance
 # allows for the epsilon of the optimizer.
 TOLERANCE = 0.05
+
+# JAX does not annotate this function.
+_jit: Callable[[Callable[..., Any]], Callable[..., Any]] = jax.jit  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
 
 def kinds(
@@ -70,10 +74,10 @@ def kinds(
 @cache  # a run may grow several times
 def _kinds(
     tx: optax.GradientTransformation,
-    tree: Any,
-    shapes: Any,
-    names_tree: Any,
-    names: Any,
+    tree: PyTreeDef,
+    shapes: tuple[tuple[tuple[int, ...], str], ...],
+    names_tree: PyTreeDef,
+    names: tuple[Names, ...],
     layers: str | None,
 ) -> dict[str, Kind]:
     rng = np.random.default_rng(0)
@@ -88,21 +92,38 @@ def _kinds(
     axes = unstack_layers(axes, layers, UNITS) if layers else axes
     with jax.ensure_compile_time_eval():
         params = drawn(rng.standard_normal)
-        factors = drawn(lambda shape: np.resize([2.0, 1.0], shape))  # they differ within a leaf
+        factors = drawn(partial(np.resize, [2.0, 1.0]))  # they differ within a leaf
         gradients = [drawn(rng.standard_normal) for _ in range(MOST)]
-        trials = _tried(tx, params, axes, gradients, factors, layers)
+        trials = _tried(_Problem(tx, params, axes, gradients, factors, layers))
     return {leaf: _either([trial.kind(leaf) for trial in trials]) for leaf in trials[0].leaves}
 
 
-def _tried(tx, params, axes, gradients, factors, layers) -> "list[_Trial]":
+class _Problem(NamedTuple):
+    """A small problem on which the optimizer is tried.
+
+    Args:
+      tx: the optimizer.
+      params: the initial parameters.
+      axes: their axis names.
+      gradients: the gradients of each step.
+      factors: factors of the gradients, which differ within a leaf.
+      layers: path pattern of the layers, if results are compared with stacked layers.
+    """
+
+    tx: optax.GradientTransformation
+    params: Params
+    axes: Axes
+    gradients: list[Params]
+    factors: Params
+    layers: str | None
+
+
+def _tried(problem: _Problem) -> "list[_Trial]":
     """Run one trial per magnitude, with the first extra arguments that the optimizer accepts."""
     failed: list[Exception] = []
     for extra in EXTRA:
         try:
-            return [
-                _Trial(tx, params, axes, gradients, factors, size, layers, extra)
-                for size in MAGNITUDES
-            ]
+            return [_Trial(problem, size, extra) for size in MAGNITUDES]
         except Exception as error:  # an optimizer may raise any exception
             failed.append(error)
     raise ValueError(
@@ -127,30 +148,21 @@ class _Trial:
     third run starts from parameters that are ten times as large.
     """
 
-    def __init__(self, tx, params, axes, gradients, factors, size, layers, extra):
-        tx = optax.with_extra_args_support(tx)
-        init = jax.jit(lambda params: tx.init(params))
+    def __init__(self, problem: _Problem, size: float, extra: tuple[str, ...]):
+        params, factors, layers = problem.params, problem.factors, problem.layers
+        init = _jit(problem.tx.init)
+        step = _jit(partial(_step, problem, size, extra))
 
-        @jax.jit
-        def step(params, state, gradients, factors):
-            g = jax.tree.map(lambda g, f: (size * g * f).astype(g.dtype), gradients, factors)
-            more = {"axes": axes, "value": jnp.float32(1), "grad": g}
-            updates, state = tx.update(g, state, params, **{name: more[name] for name in extra})
-            return optax.apply_updates(params, updates), state
-
-        def begin(params):
+        def begin(params: Params) -> tuple[Params, optax.OptState]:
             return params, init(params)
 
-        ones, tenfold = (
-            jax.tree.map(jnp.ones_like, factors),
-            jax.tree.map(lambda p: (10 * p).astype(p.dtype), params),
-        )
+        ones, tenfold = jax.tree.map(jnp.ones_like, factors), jax.tree.map(_tenfold, params)
         runs = [begin(params), begin(params), begin(tenfold)]
         scales = [ones, factors, ones]
         self.params, self.factors = (_leaves(x, layers) for x in (params, factors))
         self.first = [_leaves(state, layers) for _, state in runs]
-        self.after = []
-        for t, g in enumerate(gradients):
+        self.after: list[list[dict[str, np.ndarray]]] = []
+        for t, g in enumerate(problem.gradients):
             runs = [step(*run, g, scale) for run, scale in zip(runs, scales, strict=True)]
             self.after.append([_leaves(state, layers) for _, state in runs])
             if t + 1 >= STEPS and all(self._changed(leaf) for leaf in self.leaves):
@@ -188,6 +200,31 @@ class _Trial:
             if abs(found - expected).max(initial=0) > TOLERANCE * abs(expected).max(initial=0):
                 return False
         return True
+
+
+def _step(
+    problem: _Problem,
+    size: float,
+    extra: tuple[str, ...],
+    params: Params,
+    state: optax.OptState,
+    gradients: Params,
+    factors: Params,
+) -> tuple[Params, optax.OptState]:
+    """Take one step with the gradients multiplied by ``size`` and by ``factors``."""
+    tx = optax.with_extra_args_support(problem.tx)
+
+    def scaled(g: jax.Array, f: jax.Array) -> jax.Array:
+        return (size * g * f).astype(g.dtype)
+
+    g = jax.tree.map(scaled, gradients, factors)
+    more = {"axes": problem.axes, "value": jnp.float32(1), "grad": g}
+    updates, state = tx.update(g, state, params, **{name: more[name] for name in extra})
+    return optax.apply_updates(params, updates), state
+
+
+def _tenfold(p: jax.Array) -> jax.Array:
+    return (10 * p).astype(p.dtype)
 
 
 def _leaves(tree: Tree, layers: str | None) -> dict[str, np.ndarray]:

@@ -6,27 +6,37 @@ operators use this one function. It also works on sharded parameters and under `
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from operator import add
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
-import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxgrow.axes.names import Axes, Names, Params, axis, is_names, leaves, path, sizes
+from jaxgrow.axes.names import Axes, KeyPath, Names, Params, axis, is_names, leaves, path, sizes
 from jaxgrow.growth import _sharded, maps, matrices
 from jaxgrow.growth.matrices import Array, Matrix
 from jaxgrow.sharding import shared_spec
 
+
 # A map, or None, and the range of the dimensions of a leaf that it acts on: from the first number up
 # to, but excluding, the second one.
-Part: TypeAlias = tuple[maps.AxisMap | None, int, int]
+class Part(NamedTuple):
+    """A map of a leaf, or None, and the range of dimensions on which it acts."""
+
+    map: maps.AxisMap | None
+    begin: int
+    end: int
+
+
+# JAX does not annotate these functions.
+_auto_axes: Callable[..., Any] = jax.sharding.auto_axes  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+_constrained: Callable[[jax.Array, P], jax.Array] = jax.lax.with_sharding_constraint  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
 
 def grow(growth: maps.Growth, params: Params, axes: Axes) -> Params:
@@ -77,7 +87,7 @@ def grow(growth: maps.Growth, params: Params, axes: Axes) -> Params:
     """
     check(growth, params, axes)
 
-    def leaf(key_path, names, x):
+    def leaf(key_path: KeyPath, names: Names, x: Array) -> Array:
         return grow_leaf(maps.terms(growth, path(key_path), names), names, x)
 
     return jax.tree_util.tree_map_with_path(leaf, axes, params, is_leaf=is_names)
@@ -93,8 +103,8 @@ def grow_leaf(terms: Sequence[maps.Term], names: Names, x: Array) -> Array:
     """
     if not any(m for term in terms for m, _, _ in parts(term, names)):
         return x
-    traced = isinstance(x, jax.core.Tracer)
-    learned = any(isinstance(m, jax.core.Tracer) for m in jax.tree.leaves(terms))
+    traced = matrices.is_traced(x)
+    learned = any(matrices.is_traced(m) for m in jax.tree.leaves(terms))
     sharding = _on_mesh(x)
     if sharding is None:
         spec = _by_rules(terms, names, x) if traced and not learned else P()
@@ -105,12 +115,16 @@ def grow_leaf(terms: Sequence[maps.Term], names: Names, x: Array) -> Array:
             return _divided_sum(terms, names, x, sharding.spec)
     if not learned:
         return _divided_sum(terms, names, x, sharding.spec)
+
     # XLA partitions products with learned maps and their gradients well.
-    run: Any = jax.sharding.auto_axes(lambda terms, x: _sum(terms, names, x), out_sharding=sharding)
-    return run(terms, x)
+    def learn(x: jax.Array, terms: Sequence[maps.Term]) -> Array:
+        return _sum(terms, names, x)
+
+    run: Callable[..., Array] = _auto_axes(learn, out_sharding=sharding)
+    return run(x, terms)
 
 
-def _by_rules(terms: Sequence[maps.Term], names: Names, x: Any) -> P:
+def _by_rules(terms: Sequence[maps.Term], names: Names, x: Array) -> P:
     """Return the sharding of a traced leaf and its result according to `jaxgrow.sharding.RULES`."""
     return shared_spec(names, x.shape, _new_shape(parts(terms[0], names), x.shape))
 
@@ -129,7 +143,7 @@ class _Shapes:
     joined_spec: P
 
 
-def _divided_sum(terms: Sequence[maps.Term], names: Names, x: Any, spec: P) -> jax.Array:
+def _divided_sum(terms: Sequence[maps.Term], names: Names, x: Array, spec: P) -> jax.Array:
     """Compute `_sum` in parallel: every device of the current mesh computes its own part.
 
     ``spec`` is the sharding of the leaf and of its result.
@@ -138,9 +152,8 @@ def _divided_sum(terms: Sequence[maps.Term], names: Names, x: Any, spec: P) -> j
     groups = [[(begin, end) for _, begin, end in each] for each in found]
     wide = jnp.promote_types(x.dtype, jnp.float32)
     if any(each != groups[0] for each in groups):  # the terms flatten different axes
-        return reduce(
-            add, [_divided_sum([term], names, x.astype(wide), spec) for term in terms]
-        ).astype(x.dtype)
+        each = [_divided_sum([term], names, x.astype(wide), spec) for term in terms]
+        return reduce(add, each).astype(x.dtype)
     new = _new_shape(found[0], x.shape)
     entries = [*spec, *[None] * (x.ndim - len(spec))]
     shapes = _Shapes(
@@ -152,26 +165,25 @@ def _divided_sum(terms: Sequence[maps.Term], names: Names, x: Any, spec: P) -> j
             *[entries[begin] for begin, _ in groups[0]]
         ),  # further axes of a group are gathered
     )
-    return _program(
-        shapes, x, [tuple(_sharded.part(m, wide) for m in _matrices(each, names)) for each in found]
-    )
+    given = [tuple(_sharded.part(m, wide) for m in _matrices(each, names)) for each in found]
+    return _program(shapes, x, given)  # pyright: ignore[reportUnknownVariableType]
 
 
-@partial(jax.jit, static_argnums=0)
-def _program(shapes: _Shapes, x: jax.Array, terms: Sequence[_sharded.Parts]) -> jax.Array:
+@partial(jax.jit, static_argnums=0)  # pyright: ignore[reportUnknownMemberType]
+def _program(shapes: _Shapes, x: Array, terms: Sequence[_sharded.Parts]) -> jax.Array:
     """Apply the terms to a leaf, as one program for all leaves of these shapes."""
 
-    def contracted(x, terms):
+    def contracted(x: jax.Array, terms: Sequence[_sharded.Parts]) -> jax.Array:
         lay = _sharded.layout(terms, shapes.joined, shapes.new_joined, shapes.joined_spec, x.dtype)
         y = _sharded.contract(terms, x.reshape(shapes.joined), lay).reshape(shapes.new)
-        return y if explicit else jax.lax.with_sharding_constraint(y, shapes.spec)
+        return y if explicit else _constrained(y, shapes.spec)
 
     mesh = jax.typeof(x).sharding.mesh
     explicit = AxisType.Explicit in mesh.axis_types
-    run: Any = contracted
+    run: Callable[..., jax.Array] = contracted
     # On explicit axes, JAX requires the sharding of each result.
     if explicit:
-        run = jax.sharding.auto_axes(contracted, out_sharding=NamedSharding(mesh, shapes.spec))
+        run = _auto_axes(contracted, out_sharding=NamedSharding(mesh, shapes.spec))
     return run(x, terms)
 
 
@@ -184,7 +196,7 @@ def _on_mesh(x: Any) -> NamedSharding | None:
 
     The type of a traced leaf shows its sharding only on meshes with explicit axes.
     """
-    if isinstance(x, jax.core.Tracer):
+    if matrices.is_traced(x):
         sharding = jax.typeof(x).sharding
         return sharding if AxisType.Explicit in sharding.mesh.axis_types else None
     sharding = x.sharding if isinstance(x, jax.Array) else None
@@ -209,11 +221,12 @@ def parts(term: maps.Term, names: Names) -> list[Part]:
       term: maps by tuples of axis names.
       names: axis names of the leaf.
     """
-    out, i, plain = [], 0, tuple(axis(n) for n in names)
+    out: list[Part] = []
+    i, plain = 0, tuple(axis(n) for n in names)
     joint = [axes for axes in term if len(axes) > 1]
     while i < len(names):
         key = next((axes for axes in joint if plain[i : i + len(axes)] == axes), plain[i : i + 1])
-        out.append((term.get(key), i, i + len(key)))
+        out.append(Part(term.get(key), i, i + len(key)))
         i += len(key)
     return out
 
@@ -257,8 +270,24 @@ def check(growth: maps.Growth, params: Params, axes: Axes) -> None:
       ValueError: as in `grow`.
     """
     known = sizes(params, axes)
+    wrong = [
+        f"axis {name!r}: the model has no such axis, only {', '.join(map(repr, sorted(known)))}"
+        for name in maps.new_sizes(growth)
+        if name not in known
+    ]
+    wrong = wrong + _misfits(growth, params, axes)
+    if wrong:
+        raise ValueError(
+            "the growth does not fit the parameters; build it from sizes(params, axes):\n  "
+            + "\n  ".join(wrong)
+        )
+
+
+def _misfits(growth: maps.Growth, params: Params, axes: Axes) -> list[str]:
+    """List the leaves that the maps do not fit, and the rules that match no leaf."""
     became: dict[str, tuple[int, str]] = {}
-    wrong, undeclared = [], []
+    wrong: list[str] = []
+    undeclared: list[str] = []
     rules = growth.rules if isinstance(growth, maps.Rules) else ()
     unmatched = list(dict.fromkeys(condition for rule in rules for condition in rule.conditions))
     for leaf, x, names in leaves(params, axes):
@@ -271,37 +300,41 @@ def check(growth: maps.Growth, params: Params, axes: Axes) -> None:
         # Each term is checked separately, because results of different sizes might broadcast in the
         # sum.
         for term in found or ({},):
-            sizes_ = dict(enumerate(np.shape(x)))
-            for m, begin, end in parts(term, names):
-                if m is None:
-                    continue
-                for dim, new, old in zip(range(begin, end), *m.shapes, strict=True):
-                    name, size = axis(names[dim]), np.shape(x)[dim]
-                    sizes_[dim] = new
-                    if old != size:
-                        wrong.append(
-                            f"{leaf}: axis {name!r} has size {size}, "
-                            f"but its map takes {old} to {new}"
-                        )
-            wrong += _undivided(leaf, x, names, sizes_)
-            for dim, new in sizes_.items():
+            resized, unfit = _resized(term, leaf, names, np.shape(x))
+            wrong += unfit + _undivided(leaf, x, names, resized)
+            for dim, new in resized.items():
                 before = became.setdefault(axis(names[dim]), (new, leaf))
                 if before[0] != new and not wrong:
                     wrong.append(
                         f"axis {axis(names[dim])!r} becomes {before[0]} in {before[1]}, "
                         f"but {new} in {leaf}"
                     )
-    wrong += undeclared or [f"{rule} matches no leaf of this model" for rule in unmatched]
-    absent = [name for name in maps.new_sizes(growth) if name not in known]
-    wrong = [
-        f"axis {name!r}: the model has no such axis, only {', '.join(map(repr, sorted(known)))}"
-        for name in absent
-    ] + wrong
-    if wrong:
-        raise ValueError(
-            "the growth does not fit the parameters; build it from sizes(params, axes):\n  "
-            + "\n  ".join(wrong)
-        )
+    return wrong + (undeclared or [f"{rule} matches no leaf of this model" for rule in unmatched])
+
+
+def _resized(
+    term: maps.Term, leaf: str, names: Names, shape: Sequence[int]
+) -> tuple[dict[int, int], list[str]]:
+    """Return the new size of each dimension of a leaf, and the maps that start from another size."""
+    resized = dict(enumerate(shape))
+    wrong: list[str] = []
+    for m, begin, end in parts(term, names):
+        if m is None:
+            continue
+        for dim, new, old in zip(range(begin, end), *m.shapes, strict=True):
+            resized[dim] = new
+            if old != shape[dim]:
+                wrong.append(
+                    f"{leaf}: axis {axis(names[dim])!r} has size {shape[dim]}, "
+                    f"but its map takes {old} to {new}"
+                )
+    return resized, wrong
+
+
+def _mesh_axes(over: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    if over is None:
+        return ()
+    return (over,) if isinstance(over, str) else over
 
 
 def _undivided(leaf: str, x: Any, names: Names, new: Mapping[int, int]) -> list[str]:
@@ -309,9 +342,9 @@ def _undivided(leaf: str, x: Any, names: Names, new: Mapping[int, int]) -> list[
     sharding = _on_mesh(x)
     if sharding is None:
         return []
-    wrong = []
+    wrong: list[str] = []
     for dim, over in enumerate(sharding.spec):
-        mesh_axes = (over,) if isinstance(over, str) else over if isinstance(over, tuple) else ()
+        mesh_axes = _mesh_axes(over)
         devices = math.prod(sharding.mesh.shape[a] for a in mesh_axes)
         if new[dim] != x.shape[dim] and new[dim] % devices:
             wrong.append(

@@ -97,7 +97,7 @@ def _both(second: Rule, first: Rule, resized: tuple[Keys, Keys]) -> Rule:
     axis that other rules of its growth resize, the leaves of the rule do not have this axis. The
     map of the other growth for this axis is then omitted.
     """
-    terms = []
+    terms: list[Term] = []
     for a, b in itertools.product(map(by_axes, first.terms), map(by_axes, second.terms)):
         without = (resized[0] - b.keys()) | (resized[1] - a.keys())
         terms.append(

@@ -14,7 +14,7 @@ and `jaxgrow.compose`. `jaxgrow.grow` applies a growth to parameters.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import Generic, TypeAlias, TypeGuard, overload
+from typing import Generic, TypeAlias, TypeGuard, cast, overload
 
 import flax.struct as struct
 import jax
@@ -220,7 +220,7 @@ def check_maps(growth: object) -> None:
     should = "should be Rules or {axis: AxisMap}, as the functions of jaxgrow.operators return"
     if not isinstance(growth, Mapping):
         raise TypeError(f"the growth is of type {type(growth).__name__}, but {should}")
-    for key, m in growth.items():
+    for key, m in cast(Mapping[object, object], growth).items():
         if not isinstance(m, AxisMap):
             what = m if isinstance(m, int | float | str) else "a value"
             raise TypeError(

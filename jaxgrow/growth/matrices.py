@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from functools import reduce
 from operator import add
-from typing import Any, TypeAlias, overload
+from typing import Any, TypeAlias, TypeGuard, overload
 
 import flax.struct as struct
 import jax
@@ -67,6 +67,16 @@ Array: TypeAlias = np.ndarray | jax.Array
 Matrix: TypeAlias = Rows | Array
 
 
+def is_numpy(x: object) -> TypeGuard[np.ndarray]:
+    """Whether this is a NumPy array. The arrays of a map that is traced or learned are not."""
+    return isinstance(x, np.ndarray)
+
+
+def is_traced(x: object) -> TypeGuard[jax.Array]:
+    """Whether this is an array in a function that JAX traces, whose values are unknown."""
+    return isinstance(x, jax.core.Tracer)
+
+
 def contract(matrices: Sequence[Matrix | None], x: Array) -> Array:
     """Contract every dimension of an array with its matrix.
 
@@ -102,7 +112,8 @@ def products(matrices: Sequence[Matrix | None], shape: Sequence[int]) -> list[fl
       matrices: one matrix for each dimension, or None, as in `contract`.
       shape: shape of the array.
     """
-    now, out = list(shape), []
+    now = list(shape)
+    out: list[float] = []
     for dim, m in _in_order(matrices):
         now[dim] = m.shape[0]
         if not isinstance(m, Rows):
@@ -132,7 +143,7 @@ def described(m: Matrix) -> str:
     if not isinstance(m, Rows):
         return "dense"
     # The values of traced matrices are unknown.
-    if not isinstance(m.weight, np.ndarray) or not isinstance(m.index, np.ndarray):
+    if not is_numpy(m.weight) or not is_numpy(m.index):
         return "sparse"
     if is_identity(m):
         return "identity"
@@ -236,16 +247,16 @@ def _in_order(matrices: Sequence[Matrix | None]) -> list[tuple[int, Matrix]]:
     return sorted(steps, key=lambda s: s[1].shape[0] / s[1].shape[1])
 
 
-def _contract(matrices: Sequence[Matrix | None], x: Any, out: np.ndarray | None = None) -> Any:
+def _contract(matrices: Sequence[Matrix | None], x: Array, out: np.ndarray | None = None) -> Array:
     """Return the result. It may be written to the array ``out``."""
     steps = _in_order(matrices)
     for i, (dim, m) in enumerate(steps):
-        x = whole_along(x, dim) if isinstance(x, jax.core.Tracer) else x
+        x = whole_along(x, dim) if is_traced(x) else x
         x = apply(m, x, dim, out if i == len(steps) - 1 else None)
     return x
 
 
-def _fill(out: np.ndarray, matrices: Sequence[Matrix | None], x: Any) -> None:
+def _fill(out: np.ndarray, matrices: Sequence[Matrix | None], x: Array) -> None:
     """Write the contracted ``x`` to ``out``, in parts that fit a cache.
 
     Only the source and the result then pass through main memory, not the intermediate arrays.
@@ -263,7 +274,7 @@ def _fill(out: np.ndarray, matrices: Sequence[Matrix | None], x: Any) -> None:
             _put(out[i:j], [None, *rest], part)
 
 
-def _put(out: np.ndarray, matrices: Sequence[Matrix | None], x: Any) -> None:
+def _put(out: np.ndarray, matrices: Sequence[Matrix | None], x: Array) -> None:
     result = _contract(matrices, x, out)
     if result is not out:
         out[...] = result
@@ -294,9 +305,7 @@ def apply(m: Matrix, x: Array, dim: int, out: np.ndarray | None = None) -> Array
         precision = {} if xp is np else {"precision": "highest"}
         return xp.moveaxis(xp.tensordot(m, x, (1, dim), **precision), 0, dim)
     first = (
-        m.weight.flat[0]
-        if isinstance(m.weight, np.ndarray) and (m.weight == m.weight.flat[0]).all()
-        else None
+        m.weight.flat[0] if is_numpy(m.weight) and (m.weight == m.weight.flat[0]).all() else None
     )
     if first == 1 and m.index.shape[1] == 1:
         return _take(x, m.index[:, 0], dim, out)
@@ -322,8 +331,8 @@ def apply(m: Matrix, x: Array, dim: int, out: np.ndarray | None = None) -> Array
     return reduce(add, terms)
 
 
-def _take(x: Any, index: Any, dim: int, out: np.ndarray | None = None) -> Any:
-    if not isinstance(index, np.ndarray):
+def _take(x: Array, index: Array, dim: int, out: np.ndarray | None = None) -> Array:
+    if not is_numpy(index):
         return jnp.take(x, index, dim, mode="clip")
     # Adjacent units mostly remain adjacent, so blocks of them are moved together.
     cuts = np.flatnonzero(np.diff(index) != 1) + 1
@@ -331,18 +340,18 @@ def _take(x: Any, index: Any, dim: int, out: np.ndarray | None = None) -> Any:
         return x[(slice(None),) * dim + (slice(index[0], index[-1] + 1),)]
     step = index[1] - index[0]
     # A constant step, such as every second unit, is a view.
-    if isinstance(x, np.ndarray) and step > 0 and (np.diff(index) == step).all():
+    if is_numpy(x) and step > 0 and (np.diff(index) == step).all():
         return x[(slice(None),) * dim + (slice(index[0], index[-1] + 1, step),)]
     size = int(np.gcd.reduce(np.array([*cuts, *index[cuts], index[0], len(index), x.shape[dim]])))
     before, after = x.shape[:dim], x.shape[dim + 1 :]
     x, index = x.reshape(*before, -1, size, *after), index[::size] // size
-    if isinstance(x, np.ndarray):
+    if is_numpy(x):
         if out is not None and out.dtype == x.dtype and out.flags.c_contiguous:
             # The mode "raise" would make a copy first.
             np.take(x, index, dim, out.reshape(*before, -1, size, *after), "clip")
             return out
         x = np.take(x, index, dim)
-    elif isinstance(x, jax.core.Tracer):
+    elif is_traced(x):
         x = _slices(x, index, dim)
     else:
         x = jnp.take(x, jnp.asarray(index), dim, mode="clip")

@@ -3,12 +3,15 @@
 By interpolation (`interpolate`), or by the multigrid correction (`correct`).
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 
 from jaxgrow.axes.names import Axes, Params, by_path
 from jaxgrow.growth.apply import grow
 from jaxgrow.growth.maps import Growth, swap
+from jaxgrow.growth.matrices import Array
 
 
 def interpolate(before: Params, up: Params, alpha: float) -> Params:
@@ -42,7 +45,7 @@ def interpolate(before: Params, up: Params, alpha: float) -> Params:
       ICLR 2024
     """
     _same_shapes(before, up)
-    return jax.tree.map(lambda m, u: _mix(m, u, 1 - alpha, alpha), before, up)
+    return jax.tree.map(partial(_mix, a=1 - alpha, b=alpha), before, up)
 
 
 def correct(
@@ -80,17 +83,17 @@ def correct(
     """
     coarse = grow(swap(growth), before, axes)
     _same_shapes(coarse, small)
-    learned = jax.tree.map(lambda s, c: _mix(s, c, 1, -1), small, coarse)
-    return jax.tree.map(lambda m, d: _mix(m, d, 1, alpha), before, grow(growth, learned, axes))
+    learned = jax.tree.map(partial(_mix, a=1, b=-1), small, coarse)
+    return jax.tree.map(partial(_mix, a=1, b=alpha), before, grow(growth, learned, axes))
 
 
-def _mix(x, y, a, b):
+def _mix(x: Array, y: Array, a: float, b: float) -> Array:
     wide = jnp.promote_types(x.dtype, jnp.float32)
     return (a * x.astype(wide) + b * y.astype(wide)).astype(x.dtype)
 
 
 def _same_shapes(a: Params, b: Params) -> None:
-    def shapes(tree):
+    def shapes(tree: Params) -> dict[str, tuple[int, ...]]:
         return {leaf: x.shape for leaf, x in by_path(tree).items()}
 
     left, right = shapes(a), shapes(b)

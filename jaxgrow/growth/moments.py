@@ -7,22 +7,36 @@ content is not guessed from names. It is determined by running the optimizer on 
 Counters are kept. If there is no rule for a leaf, an error names the leaf.
 """
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
+import optax  # pyright: ignore[reportMissingTypeStubs]
 
-from jaxgrow.axes.names import Axes, Params, Tree, by_path, is_names, owner, path
+from jaxgrow.axes.names import (
+    Axes,
+    KeyPath,
+    Names,
+    Params,
+    Tree,
+    by_path,
+    is_names,
+    owner,
+    path,
+)
 from jaxgrow.axes.stacking import stack_layers, unstack_layers
 from jaxgrow.growth import maps
 from jaxgrow.growth._trial import Kind, kinds
 from jaxgrow.growth.apply import grow, grow_leaf
 from jaxgrow.growth.maps import Growth, dual
+from jaxgrow.growth.matrices import Array
 
 Policy: TypeAlias = Literal["drop", "copy", "exact", "asymmetric"]
+# JAX does not annotate this function.
+_eval_shape: Callable[..., Any] = jax.eval_shape  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
 
 def grow_optimizer(
@@ -104,59 +118,95 @@ def grow_optimizer(
     # put into a dict.
     if jax.tree.structure(params) == jax.tree.structure(0):
         leaves, alone = jax.tree.flatten(state)
-        inside = jax.tree.unflatten(
-            jax.tree.structure(jax.eval_shape(tx.init, {"": params})), leaves
-        )
+        inside = jax.tree.unflatten(jax.tree.structure(_eval_shape(tx.init, {"": params})), leaves)
         grown = grow_optimizer(tx, inside, growth, {"": params}, {"": axes}, policy)
         return jax.tree.unflatten(alone, jax.tree.leaves(grown))
-    names = by_path(axes, is_leaf=is_names)
-    shapes = {leaf: jnp.shape(x) for leaf, x in by_path(params).items()}
-    clocks = [s for s in jax.tree.leaves(state, is_leaf=_is_clock) if _is_clock(s)]
+    clocks = _clocks(state)
     if policy == "asymmetric" and not clocks:
         raise ValueError(
             "policy 'asymmetric' restarts single entries, but the optimizer does not correct their "
             "bias. Chain jaxgrow.growth.moments.rebias(b1, b2) after Adam."
         )
-    holds = kinds(tx, params, axes, layers)
+    grower = _Grower(
+        growth,
+        policy,
+        names=by_path(axes, is_leaf=is_names),
+        shapes={leaf: jnp.shape(x) for leaf, x in by_path(params).items()},
+        holds=kinds(tx, params, axes, layers),
+        clock=clocks[0] if clocks else None,
+    )
+    return jax.tree_util.tree_map_with_path(grower.leaf, state)
 
-    def leaf(key_path, x):
+
+@dataclass(frozen=True)
+class _Grower:
+    """What is needed to grow each leaf of an optimizer state.
+
+    Args:
+      growth: the growth of the parameters.
+      policy: how the leaves grow.
+      names: the axis names of the parameters, by path.
+      shapes: the shapes of the parameters, by path.
+      holds: the kind of value that each leaf of the state holds, by path.
+      clock: the state of `rebias`, if the optimizer contains it.
+    """
+
+    growth: Growth
+    policy: Policy
+    names: Mapping[str, Names]
+    shapes: Mapping[str, tuple[int, ...]]
+    holds: Mapping[str, Kind]
+    clock: "RebiasState | None"
+
+    def leaf(self, key_path: KeyPath, x: Any) -> Any:
         name = path(key_path)
-        mine = owner(name, shapes)
+        mine = owner(name, self.shapes)
         if mine is None:
-            return _of_no_parameter(name, x, holds)
-        on, terms = names[mine], maps.terms(growth, mine, names[mine])
+            return _of_no_parameter(name, x, self.holds)
+        on, shape = self.names[mine], self.shapes[mine]
+        terms = maps.terms(self.growth, mine, on)
         alike = (
             maps.first_copies(terms, "policy 'asymmetric'")
-            if policy == "asymmetric"
+            if self.policy == "asymmetric"
             else maps.copying(terms)
         )
-        if _field(name, mine) == "start_count":
-            return _grown_clock(x, clocks[0], alike, on, shapes[mine], policy)
-        if jnp.shape(x) != shapes[mine]:
-            return _of_another_shape(name, x, shapes[mine], holds)
-        kind = _known(name, holds)
+        if self.clock is not None and _field(name, mine) == "start_count":
+            return _grown_clock(x, self.clock, alike, on, shape, self.policy)
+        if jnp.shape(x) != shape:
+            return _of_another_shape(name, x, shape, self.holds)
+        kind = _known(name, self.holds)
         if kind == "parameters":
             return grow_leaf(terms, on, x)
-        if kind in ("mixed", "other"):
-            on_what = (
-                "the parameters and on other values"
-                if kind == "mixed"
-                else "gradients of other entries"
-            )
-            raise ValueError(
-                f"optimizer state {name}: each entry depends on {on_what}. Use policy 'drop'."
-            )
-        if policy != "exact":
+        _check_separate(name, kind)
+        if self.policy != "exact":
             return grow_leaf(alike, on, x)
-        if kind not in (1, 2):
-            raise ValueError(
-                f"optimizer state {name}: holds neither the gradients of each entry nor their "
-                "squares. Use policy 'copy' or 'drop'."
-            )
-        back, xp = [dual(term) for term in terms], (jnp if isinstance(x, jax.Array) else np)
-        return grow_leaf(back, on, x) if kind == 1 else xp.square(grow_leaf(back, on, xp.sqrt(x)))
+        return _grown_by_dual(name, x, kind, [dual(term) for term in terms], on)
 
-    return jax.tree_util.tree_map_with_path(leaf, state)
+
+def _check_separate(name: str, kind: Kind) -> None:
+    """Check that each entry depends only on the gradients of the same entry."""
+    if kind in ("mixed", "other"):
+        on_what = (
+            "the parameters and on other values"
+            if kind == "mixed"
+            else "gradients of other entries"
+        )
+        raise ValueError(
+            f"optimizer state {name}: each entry depends on {on_what}. Use policy 'drop'."
+        )
+
+
+def _grown_by_dual(name: str, x: Array, kind: Kind, back: Sequence[maps.Term], on: Names) -> Array:
+    """Grow a first or second moment by the `dual` of the growth."""
+    if kind not in (1, 2):
+        raise ValueError(
+            f"optimizer state {name}: holds neither the gradients of each entry nor their "
+            "squares. Use policy 'copy' or 'drop'."
+        )
+    if kind == 1:
+        return grow_leaf(back, on, x)
+    xp: Any = jnp if isinstance(x, jax.Array) else np
+    return xp.square(grow_leaf(back, on, xp.sqrt(x)))
 
 
 def _fresh(tx: optax.GradientTransformation, params: Params, layers: str | None) -> optax.OptState:
@@ -169,7 +219,7 @@ def _field(name: str, parameter: str) -> str:
     return name.removesuffix("/" + parameter).rsplit("/", 1)[-1]
 
 
-def _known(name: str, holds: dict[str, Kind]) -> Kind:
+def _known(name: str, holds: Mapping[str, Kind]) -> Kind:
     if name not in holds:
         raise ValueError(
             f"optimizer state {name}: the optimizer has no such leaf for these parameters. Pass "
@@ -179,7 +229,7 @@ def _known(name: str, holds: dict[str, Kind]) -> Kind:
     return holds[name]
 
 
-def _of_no_parameter(name: str, x: Any, holds: dict[str, Kind]) -> Any:
+def _of_no_parameter(name: str, x: Any, holds: Mapping[str, Kind]) -> Any:
     """Return a counter unchanged; reject values that depend on all gradients or parameters."""
     if _known(name, holds) != "unchanged":
         raise ValueError(
@@ -189,7 +239,7 @@ def _of_no_parameter(name: str, x: Any, holds: dict[str, Kind]) -> Any:
     return x
 
 
-def _of_another_shape(name: str, x: Any, shape: tuple[int, ...], holds: dict[str, Kind]) -> Any:
+def _of_another_shape(name: str, x: Any, shape: tuple[int, ...], holds: Mapping[str, Kind]) -> Any:
     """Return a per-parameter scalar as it is, if it does not depend on the gradients."""
     if jnp.shape(x) == () and _known(name, holds) == "unchanged":
         return x
@@ -200,8 +250,13 @@ def _of_another_shape(name: str, x: Any, shape: tuple[int, ...], holds: dict[str
 
 
 def _grown_clock(
-    x: Any, clock: "RebiasState", alike: Any, on: Any, shape: tuple[int, ...], policy: Policy
-) -> Any:
+    x: Array,
+    clock: "RebiasState",
+    alike: Sequence[maps.Term],
+    on: Names,
+    shape: tuple[int, ...],
+    policy: Policy,
+) -> Array:
     """Grow the start step of each entry, the state of `rebias`."""
     if policy != "asymmetric":
         return grow_leaf(alike, on, x) if jnp.shape(x) == shape else x
@@ -219,7 +274,7 @@ class RebiasState(NamedTuple):
         or an array of the parameter's shape.
     """
 
-    count: chex.Array  # type: ignore[assignment]
+    count: jax.Array  # type: ignore[assignment]
     start_count: Tree
 
 
@@ -249,16 +304,17 @@ def rebias(b1: float, b2: float) -> optax.GradientTransformation:
       0
     """
 
-    def init(params):
-        return RebiasState(
-            jnp.zeros([], jnp.int32), jax.tree.map(lambda _: jnp.zeros([], jnp.int32), params)
-        )
+    def zero(_: Any = None) -> jax.Array:
+        return jnp.zeros([], jnp.int32)
 
-    def update(updates, state, params=None):
+    def init(params: Params) -> RebiasState:
+        return RebiasState(zero(), jax.tree.map(zero, params))
+
+    def update(updates: Params, state: Any, params: Params = None) -> tuple[Params, RebiasState]:
         del params
         count = state.count + 1
 
-        def one(u, start):
+        def one(u: jax.Array, start: jax.Array) -> jax.Array:
             age = count - start
             first = (1 - b1**count) / (1 - b1**age)
             second = (1 - b2**age) / (1 - b2**count)
@@ -275,7 +331,7 @@ def clock(state: optax.OptState) -> RebiasState:
     Raises:
       ValueError: the optimizer does not contain `rebias`.
     """
-    found = [s for s in jax.tree.leaves(state, is_leaf=_is_clock) if _is_clock(s)]
+    found = _clocks(state)
     if not found:
         raise ValueError(
             "the optimizer state contains no RebiasState: chain jaxgrow.growth.moments.rebias(b1, "
@@ -284,5 +340,8 @@ def clock(state: optax.OptState) -> RebiasState:
     return found[0]
 
 
-def _is_clock(x) -> bool:
-    return isinstance(x, RebiasState)
+def _clocks(state: optax.OptState) -> list[RebiasState]:
+    def is_clock(x: Any) -> bool:
+        return isinstance(x, RebiasState)
+
+    return [s for s in jax.tree.leaves(state, is_leaf=is_clock) if is_clock(s)]

@@ -2,9 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
+
+from jaxgrow.axes.names import Tree
+
+# A model whose layers are observed: ``tokens -> (logits, root mean square of each layer)``.
+Observed: TypeAlias = Callable[[jax.Array], tuple[jax.Array, Tree]]
 
 
 @dataclass(frozen=True)
@@ -28,7 +34,7 @@ class Preservation:
     rms_second: tuple[float, ...]
 
     def __str__(self) -> str:
-        def layers(values):
+        def layers(values: tuple[float, ...]) -> str:
             return " ".join(f"{v:.3g}" for v in values)
 
         return (
@@ -57,7 +63,7 @@ def rms(x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.sqrt(jnp.square(y.astype(jnp.float32)).mean())
 
 
-def preservation(first: Callable, second: Callable, tokens: jax.Array) -> Preservation:
+def preservation(first: Observed, second: Observed, tokens: jax.Array) -> Preservation:
     """Compare two models on the same tokens.
 
     Args:

@@ -7,15 +7,29 @@ noise that preserves the function. `fresh` replaces the copies by freshly initia
 
 import math
 import zlib
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgrow.axes.names import Axes, Names, Params, axis, is_names, layer_kernels, path, reads
+from jaxgrow.axes.names import (
+    Axes,
+    KeyPath,
+    Names,
+    Params,
+    axis,
+    is_names,
+    layer_kernels,
+    path,
+    reads,
+)
 from jaxgrow.growth import maps
 from jaxgrow.growth.apply import grow_leaf
 from jaxgrow.growth.matrices import Array
+
+# JAX does not annotate this function.
+_finfo: Callable[[np.dtype], np.finfo] = jnp.finfo  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
 
 def break_symmetry(
@@ -56,7 +70,7 @@ def break_symmetry(
     """
     key, copies = jax.random.key(seed), maps.by_axes(growth)
 
-    def leaf(key_path: tuple, names: Names, x: jax.Array) -> jax.Array:
+    def leaf(key_path: KeyPath, names: Names, x: jax.Array) -> jax.Array:
         mine = [
             n
             for n in names
@@ -112,7 +126,7 @@ def fresh(params: Params, growth: maps.Growth, axes: Axes, initial: Params) -> P
       Bu, `Deep Progressive Training <https://arxiv.org/abs/2511.04981>`_, ICML 2026
     """
 
-    def leaf(key_path: tuple, names: Names, x: Array, new: Array) -> Array:
+    def leaf(key_path: KeyPath, names: Names, x: Array, new: Array) -> Array:
         terms = maps.terms(growth, path(key_path), names)
         if not any(m for term in terms for m in term):
             return x
@@ -151,7 +165,7 @@ def spectral(params: Params, axes: Axes) -> Params:
     """
     kernels = layer_kernels(axes)
 
-    def leaf(key_path: tuple, x: jax.Array) -> jax.Array:
+    def leaf(key_path: KeyPath, x: jax.Array) -> jax.Array:
         if (kernel := kernels.get(path(key_path))) is None:
             return x
         n_in = math.prod(np.take(x.shape, kernel.read_dims))
@@ -159,9 +173,7 @@ def spectral(params: Params, axes: Axes) -> Params:
         dims = kernel.read_dims + kernel.written_dims
         norm = jnp.sqrt(jnp.square(x).sum(dims, keepdims=True))
         return x * (
-            n_out
-            / (math.sqrt(n_in) + math.sqrt(n_out))
-            / jnp.maximum(norm, jnp.finfo(x.dtype).tiny)
+            n_out / (math.sqrt(n_in) + math.sqrt(n_out)) / jnp.maximum(norm, _finfo(x.dtype).tiny)
         )
 
     return jax.tree_util.tree_map_with_path(leaf, params)
