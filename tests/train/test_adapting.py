@@ -234,6 +234,30 @@ def test_adapters_of_several_runs_are_fused(home, adapted):
     assert 1e-3 < np.abs(value - np.eye(16)).max() < 0.5
 
 
+@pytest.mark.parametrize("family", ["gpt2", pytest.param("bert", marks=pytest.mark.slow)])
+def test_adapters_and_their_fusion_learn_a_task(home, tmp_path, family):
+    """Frozen sublayers need outputs of normal size, because adapters read only these.
+
+    The kernels are therefore larger than freshly initialised ones.
+    """
+
+    def larger(path, x):
+        return 8 * x if jax.tree_util.keystr(path).endswith("['kernel']") else x
+
+    checkpoint(tmp_path / "model", FAMILIES[family])
+    config, params = load(tmp_path / "model")
+    orbax.export(tmp_path / "model", config, jax.tree_util.tree_map_with_path(larger, params))
+
+    def learned(name, seed, **changes):
+        tune = tuning(home / "cola", name=name, epochs=2, seeds=(seed,), **changes)
+        [scores] = command.finetune(tune, tmp_path / "model", tmp_path)[1e-2]
+        assert scores["dev"]["matthews"] > 0.9
+        return str(tmp_path / f"{name}-model-lr0.01-seed{seed}" / "adapter.npz")
+
+    files = tuple(learned("one", seed, adapter=BOTTLENECK) for seed in (0, 1))
+    learned("fused", 0, saved=files)
+
+
 def test_adapters_that_do_not_fit_are_refused(home, adapted, whole):
     file, low = str(adapted / "adapter.npz"), str(whole / "lora.npz")
     with pytest.raises(
