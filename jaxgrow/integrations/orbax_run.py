@@ -76,8 +76,7 @@ class OrbaxRun:
         if prefix is None:
             raise CheckpointError(
                 f"{tree.folder} does not have format {form.name}: it has no parameters "
-                f"{listed(form.marks)}. Its "
-                f"arrays are {listed(list(tree.arrays))}"
+                f"{listed(form.marks)}. Its arrays are {listed(list(tree.arrays))}"
             )
         self.prefix = prefix
         groups = _groups(
@@ -330,8 +329,7 @@ def _jobs(run: OrbaxRun, growth: Growth, policy: Policy) -> dict[str, _Job]:
     if policy == "exact" and unknown:
         raise CheckpointError(
             f"policy 'exact' does not support these arrays of unknown meaning: {listed(unknown)}. "
-            "Use 'copy' or "
-            "'drop'"
+            "Use 'copy' or 'drop'"
         )
     for path, place in run.states:
         terms = maps.terms(growth, path, place.names)

@@ -63,9 +63,8 @@ def grow_state(
     """
     if policy == "asymmetric" and any(not is_layers(axis) for axis in maps.new_sizes(growth)):
         raise CheckpointError(
-            "policy 'asymmetric' restarts single entries, but PyTorch counts steps per tensor. "
-            "Use 'copy' or "
-            "'exact', or grow only the layers"
+            "policy 'asymmetric' restarts single entries, but PyTorch counts steps per tensor. Use "
+            "'copy' or 'exact', or grow only the layers"
         )
     arrays = {}
     for kind, of in state.arrays.items():
@@ -97,9 +96,8 @@ def _check_shapes(model: HuggingFace, kind: str, of: Mapping[str, Any]) -> None:
     if unknown or wrong:
         raise CheckpointError(
             f"optimizer state {kind!r} does not fit the model in {model.folder}: "
-            f"{listed(unknown, wrong)}. "
-            "Grow the model without its optimizer, or give the checkpoint that belongs to this "
-            "state"
+            f"{listed(unknown, wrong)}. Grow the model without its optimizer, or give the "
+            "checkpoint that belongs to this state"
         )
 
 
@@ -325,8 +323,7 @@ def read_distributed(folder: Path, model: HuggingFace) -> tuple[State, dict[str,
     if not entries:
         raise CheckpointError(
             f"{folder} has no optimizer state for the parameters in {model.folder}. Its entries "
-            "are "
-            f"{listed(list(content))}"
+            f"are {listed(list(content))}"
         )
     return _by_kind(entries), content
 

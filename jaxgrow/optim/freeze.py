@@ -105,9 +105,8 @@ def _below(axes: Axes) -> dict[str, str]:
     }
     if not found:
         raise ValueError(
-            f"no parameter of this model is marked {BELOW!r}. Mark the parameters that compute "
-            "the input of the "
-            f"layers, such as 'embed{BELOW}'"
+            f"no parameter of this model is marked {BELOW!r}. Mark the parameters that compute the "
+            f"input of the layers, such as 'embed{BELOW}'"
         )
     return found
 
@@ -124,8 +123,7 @@ def _matched(axes: Axes, paths: Sequence[str]) -> dict[str, bool]:
     if lost:
         raise ValueError(
             f"freeze selects the paths {lost}, but no parameter of this model matches. Its "
-            "parameters are "
-            f"{', '.join(leaves)}"
+            f"parameters are {', '.join(leaves)}"
         )
     return {leaf: any(fnmatchcase(leaf, p) for p in paths) for leaf in leaves}
 

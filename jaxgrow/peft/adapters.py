@@ -182,8 +182,7 @@ def fused(adapters: Sequence[Params], fusion: Params) -> Params:
     if not all(jax.tree.leaves(same)):
         wrong = next(
             f"{path(p)}: {len(adapters)} adapters have the shape {np.shape(x)}, but the fusion "
-            "expects "
-            f"{np.shape(y)}"
+            f"expects {np.shape(y)}"
             for (p, x), y in zip(
                 jax.tree_util.tree_leaves_with_path(own), jax.tree.leaves(places), strict=True
             )
@@ -235,9 +234,8 @@ def growth(of: Growth, config: Config) -> Rules:
         ]:
             raise ValueError(
                 f"{leaf}: {left[0]} grows from {old[left[0]]} to {new[left[0]]} in the model, but "
-                "the growth has no "
-                "map for this parameter. Build the growth from the axes of the model with its "
-                "adapters"
+                "the growth has no map for this parameter. Build the growth from the axes of the "
+                "model with its adapters"
             )
         rules.append(Rule(tuple(own), path=leaf))
     return Rules(tuple(rules))

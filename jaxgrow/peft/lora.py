@@ -107,8 +107,7 @@ def kernels(lora: LoRA, axes: Axes) -> dict[str, Names]:
     if lost:
         raise ValueError(
             f"the targets {lost} of the LoRA match no module with a kernel. The modules with a "
-            "kernel are "
-            f"{', '.join(every)}"
+            f"kernel are {', '.join(every)}"
         )
     return {
         module: n
@@ -334,9 +333,8 @@ def _pairs(
         if not _fit(*shapes, rank=lora.rank):
             raise ValueError(
                 f"{module}: a LoRA of rank {lora.rank} with a of shape {shapes[0]} and b of shape "
-                f"{shapes[1]} does "
-                f"not fit the kernel of shape {shapes[2]}. Grow the LoRA with its model "
-                "(jaxgrow.peft.lora.growth) and use the settings of LoRA.resized"
+                f"{shapes[1]} does not fit the kernel of shape {shapes[2]}. Grow the LoRA with its "
+                "model (jaxgrow.peft.lora.growth) and use the settings of LoRA.resized"
             )
         yield module, (a, b)
 
