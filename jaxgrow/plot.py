@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 #: The maximum number of cells in a row or column; more of them cannot be distinguished.
 CELLS = 128
+#: The largest number of panels in a row of a figure.
+COLUMNS = 4
 # The font size in points: the smallest readable one.
 _SMALL = 8
 # The number of characters of this size that fit into a line.
@@ -123,13 +125,12 @@ def panels(growth: Growth, params: Params, axes: Axes) -> list[Panel]:
     ]
 
 
-def figure(panels: Sequence[Panel], notes: Sequence[str] = (), columns: int = 4) -> "Figure":
+def figure(panels: Sequence[Panel], notes: Sequence[str] = ()) -> "Figure":
     """Plot matrices side by side with one colour scale.
 
     Args:
       panels: the matrices in their order; at least one.
       notes: lines of text below the panels.
-      columns: maximum number of panels in a row.
 
     Returns:
       A figure of matplotlib with the width of a page.
@@ -143,7 +144,7 @@ def figure(panels: Sequence[Panel], notes: Sequence[str] = (), columns: int = 4)
         raise ImportError(
             "plots require matplotlib, which is not installed: pip install matplotlib"
         ) from error
-    columns = min(columns, len(panels))
+    columns = min(COLUMNS, len(panels))
     rows = -(-len(panels) // columns)
     tall = max(panel.title.count("\n") for panel in panels)
     size = (1 + 1.9 * columns, rows * (1.9 + 0.14 * tall) + 0.14 * len(notes))

@@ -18,7 +18,7 @@ from jaxgrow import grow, sizes, swap
 from jaxgrow.layerdrop import TokenDrop
 from jaxgrow.models import CaiTConfig, from_json
 from jaxgrow.models.stack import KeptTokens
-from jaxgrow.operators import decoalesce, hypercloning, lemon, ligo, llama_pro, stack, staged
+from jaxgrow.operators import decoalesce, hypercloning, lemon, llama_pro, stack, staged
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -229,15 +229,7 @@ def test_what_does_not():
 @pytest.mark.parametrize("shared", [True, False])
 def test_learned_maps_grow_it_and_talking_heads_have_own_maps(shared):
     small, target = config(), {"layers": 3, "embed": 8, "heads": 5, "mlp": 10}
-    axes = tiny.axes(small)
-
-    def grown(key):
-        coefficients = ligo.init(ligo.LiGO(shared=shared), axes, small.sizes(), target, key)
-        return coefficients, grow(
-            ligo.growth(coefficients, axes, small.sizes()), tiny.params(small), axes
-        )
-
-    coefficients, params = jax.eval_shape(grown, jax.random.key(0))
+    coefficients, params = tiny.learned(small, target, shared)
     width, each = coefficients["width"], () if shared else (2,)
     assert width["heads"]["write"].shape == (*each, 5, 3)
     assert width["query"]["write"].shape == (*each, 5 * 7, 3 * 7)

@@ -25,7 +25,6 @@ from jaxgrow.operators import (
     decoalesce,
     hypercloning,
     lemon,
-    ligo,
     llama_pro,
     new_layers,
     stack,
@@ -266,15 +265,7 @@ def test_a_ragged_lemon_of_stages_has_one_eps():
 @pytest.mark.parametrize("shared", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_learned_maps_are_of_each_stage(shared):
     small, target = config(), {"layers.1": 3, "embed.0": 8, "heads.0": 5, "mlp.1": 20}
-    axes = tiny.axes(small)
-
-    def grown(key):
-        coefficients = ligo.init(ligo.LiGO(shared=shared), axes, small.sizes(), target, key)
-        return coefficients, grow(
-            ligo.growth(coefficients, axes, small.sizes()), tiny.params(small), axes
-        )
-
-    coefficients, params = jax.eval_shape(grown, jax.random.key(0))
+    coefficients, params = tiny.learned(small, target, shared)
     width, each = coefficients["width"], () if shared else (2,)
     assert set(width) == {"embed.0", "heads.0", "mlp.1", "query.0", "key.0", "value.0"}
     assert width["query.0"]["write"].shape == (*each, 5 * 3, 3 * 3)

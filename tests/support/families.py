@@ -124,6 +124,8 @@ _OPT = _TEXT | dict(
 _NEOX = ENCODER | _TEXT | {"num_attention_heads": 2, "hidden_size": 16}
 # Of three layers, the first has global attention. The others see two positions on either side.
 # Padding has a zero row in the embedding.
+_GPT2 = {"vocab_size": 11, "n_positions": 9, "n_layer": 2, "n_embd": 12, "n_head": 2}
+_GPT2 |= {"bos_token_id": 0, "eos_token_id": 0}
 _MODERN = ENCODER | _TEXT | {"num_hidden_layers": 3, "local_attention": 4, "pad_token_id": 1}
 _ROBERTA = ENCODER | _TEXT | {"pad_token_id": 1, "type_vocab_size": 1}
 _DISTIL = _TEXT | dict(n_layers=2, dim=12, n_heads=2, hidden_dim=20, pad_token_id=1)
@@ -169,17 +171,7 @@ SETTINGS = {
         },
     ],
     "GPT2LMHeadModel": [
-        dict(
-            vocab_size=11,
-            n_positions=9,
-            n_layer=2,
-            n_embd=12,
-            n_head=2,
-            bos_token_id=0,
-            eos_token_id=0,
-        )
-        | more
-        for more in ({}, {"activation_function": "gelu", "n_inner": 20})
+        _GPT2 | more for more in ({}, {"activation_function": "gelu", "n_inner": 20})
     ],
     "LlamaForCausalLM": [
         ENCODER | _TEXT | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6},
@@ -322,19 +314,7 @@ SETTINGS = {
     "ModernBertForSequenceClassification": [
         _MODERN | {"num_labels": 3, "classifier_pooling": pooling} for pooling in ("cls", "mean")
     ],
-    "GPT2ForSequenceClassification": [
-        dict(
-            vocab_size=11,
-            n_positions=9,
-            n_layer=2,
-            n_embd=12,
-            n_head=2,
-            bos_token_id=0,
-            eos_token_id=0,
-        )
-        | {"pad_token_id": 1, "num_labels": n}
-        for n in (3, 1)
-    ],
+    "GPT2ForSequenceClassification": [_GPT2 | {"pad_token_id": 1, "num_labels": n} for n in (3, 1)],
     "LlamaForSequenceClassification": [
         ENCODER
         | _TEXT

@@ -13,6 +13,8 @@ from jaxgrow import grow
 from jaxgrow.axes import axis, is_names, leaves
 from jaxgrow.growth.maps import Growth, new_sizes
 from jaxgrow.models import Config, GPT2Config
+from jaxgrow.operators import ligo
+from jaxgrow.operators.ligo import LiGO
 
 GOLDEN = Path(__file__).parents[1] / "models" / "golden"
 WIDTHS = {"layers": 2, "heads": 3, "embed": 6, "mlp": 9}
@@ -55,6 +57,17 @@ def shapes_by_name(config: GPT2Config):
 @cache
 def axes(config: GPT2Config):
     return replace(config, dtype="float32").axes()  # axis names do not need x64
+
+
+def learned(small: Config, target: dict[str, int], shared: bool):
+    """Return the shapes of LiGO's maps to the sizes ``target``, and of the model that they grow."""
+
+    def grown(key):
+        coefficients = ligo.init(LiGO(shared=shared), axes(small), small.sizes(), target, key)
+        growth = ligo.growth(coefficients, axes(small), small.sizes())
+        return coefficients, grow(growth, params(small), axes(small))
+
+    return jax.eval_shape(grown, jax.random.key(0))
 
 
 def assert_golden(name: str, *configs: Config, title: Callable[[Config], str] = str) -> None:

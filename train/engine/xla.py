@@ -53,30 +53,20 @@ def recorded(mesh: Mesh) -> dict[str, Any]:
     return {"options": options(mesh), "XLA_FLAGS": os.environ.get("XLA_FLAGS", "")}
 
 
-def keep_programs(folder: Path | None = None) -> Path | None:
+def keep_programs() -> None:
     """Enable JAX's persistent compilation cache, so that a restarted run compiles nothing.
 
     Programs of any compilation time are cached. JAX's default is programs that take at least a
     second; JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS still sets another limit.
 
-    Args:
-      folder: folder of the cache. By default it is ``~/.cache/jaxgrow/programs`` for accelerators,
-        and there is no cache for CPUs. If the environment variable JAX_COMPILATION_CACHE_DIR is
-        set, it overrides both.
-
-    Returns:
-      The folder, or None if compiled programs are not cached.
+    The cache is in ``~/.cache/jaxgrow/programs`` for accelerators, and there is none for CPUs. If
+    the environment variable JAX_COMPILATION_CACHE_DIR is set, it overrides both.
     """
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    if "JAX_COMPILATION_CACHE_DIR" in os.environ:
-        return Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
-    if folder is None:
-        if jax.default_backend() == "cpu":
-            return None
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ and jax.default_backend() != "cpu":
         folder = Path.home() / ".cache" / "jaxgrow" / "programs"
-    jax.config.update("jax_compilation_cache_dir", str(folder))
-    return folder
+        jax.config.update("jax_compilation_cache_dir", str(folder))
 
 
 # These first steps are not traced, because they compile and fill the queues of the devices.

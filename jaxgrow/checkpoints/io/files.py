@@ -65,15 +65,14 @@ def spelt(value: Any) -> str:
     return text if len(text) <= 100 else f"{text[:100]}..."
 
 
-def listed(*names: Sequence[str], separator: str = ", ", most: int = 20) -> str:
-    """Join the first names of each list, with the number of names that are left out.
+def listed(*names: Sequence[str], separator: str = ", ") -> str:
+    """Join the first 20 names of each list, with the number of names that are left out.
 
     Args:
       names: the lists of names.
       separator: the text between two names.
-      most: the largest number of names from each list.
     """
-    out: list[str] = []
+    most, out = 20, []
     for some in names:
         out += [*some[:most], *([f"and {len(some) - most:,} more"] if len(some) > most else [])]
     return separator.join(out)

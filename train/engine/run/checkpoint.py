@@ -38,17 +38,16 @@ _LOG = "log"  # name of the copy of the log in a checkpoint
 
 
 class Checkpoints:
-    """The newest checkpoints of a run.
+    """The two newest checkpoints of a run.
 
     Args:
       folder: folder of the checkpoints; it is created if it does not exist.
       log: log file. Each checkpoint contains a copy of it, from which `restore` repairs a damaged
         log.
-      keep: number of checkpoints to keep.
     """
 
-    def __init__(self, folder: Path, log: Path | None = None, keep: int = 2):
-        self.folder, self._log, self._keep = folder, log, keep
+    def __init__(self, folder: Path, log: Path | None = None):
+        self.folder, self._log = folder, log
         folder.mkdir(parents=True, exist_ok=True)
         self._sealing = ThreadPoolExecutor(1, "seal")
         self._sealed: Future[None] | None = None
@@ -89,7 +88,7 @@ class Checkpoints:
         self._sealed = self._sealing.submit(finish)
 
     def _delete_old(self) -> None:
-        for step in _complete(self.folder)[: -self._keep]:
+        for step in _complete(self.folder)[:-2]:
             # The folder is renamed first. If the process is killed during the deletion, the
             # remaining files do not look like a checkpoint.
             old = (self.folder / str(step)).rename(self.folder / f"{_OLD}{step}")
