@@ -24,8 +24,9 @@ from families import (
     shapes,
 )
 
-from jaxgrow import operators, preserves_function
+from jaxgrow import checkpoints, operators, preserves_function
 from jaxgrow.axes import is_names
+from jaxgrow.checkpoints.source import flat
 from jaxgrow.layerdrop import KeepMask, LayerDrop, Sensitivity, TokenDrop
 from jaxgrow.models import (
     Config,
@@ -158,6 +159,25 @@ def test_learned_maps(config, tied):
         assert_fits(ligo.growth(maps, axes, config.sizes()), config).sizes().items()
         >= target.items()
     )
+
+
+# The settings, besides the fixed ones, without which an architecture lacks some of its tensors.
+NEEDED = {
+    "dinov2": {"layer_scale": 0.5},
+    "qwen2_moe": {"shared": 5},
+    "gpt_oss": {"clamp": 7.0},
+}
+
+
+@pytest.mark.parametrize("architecture", checkpoints.FAMILIES)
+def test_an_architecture_has_a_tensor_for_every_leaf(architecture):
+    """Check the Hugging Face names with the first config of each class, without `transformers`."""
+    family = checkpoints.FAMILIES[architecture]
+    config = next(c for c in FAMILIES.values() if type(c) is family.config)
+    experts = {"experts": 3} if family.mixture else {}
+    more = NEEDED.get(family.model_type, {})
+    config = replace(config, **{**experts, **family.fixed, **more})
+    assert family.names(config).keys() == flat(config.axes()).keys()
 
 
 # --- plans ---

@@ -20,7 +20,12 @@ _MODULES = {
 }
 _OWN = {"mlp/up": "intermediate.dense", "mlp/down": "output.dense"}
 _OWN |= {"attention_norm": "layernorm_before", "mlp_norm": "layernorm_after"}
-_DINO = {"mlp/up": "mlp.fc1", "mlp/down": "mlp.fc2", "attention_norm": "norm1", "mlp_norm": "norm2"}
+_DINO_MODULES = {
+    "mlp/up": "mlp.fc1",
+    "mlp/down": "mlp.fc2",
+    "attention_norm": "norm1",
+    "mlp_norm": "norm2",
+}
 
 
 _ATTENTION = {
@@ -75,7 +80,7 @@ def _names(
 
 def _dino_names(config: ViTConfig) -> dict[str, Stored]:
     model, heads = ("", {}) if config.head == "states" else ("dinov2.", {"head": "classifier"})
-    names = _names(model, heads, config, _DINO)
+    names = _names(model, heads, config, _DINO_MODULES)
     layer = model + "encoder.layer.{layers}."
     # The kernels of the two heads are concatenated in one tensor.
     for part, ours in enumerate(("head", "mean_head") if heads else ()):
