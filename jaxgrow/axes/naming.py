@@ -9,7 +9,7 @@ file.
 import re
 from collections.abc import Callable, Mapping, Set
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, TypeAlias, TypeGuard
 
 import jax
 import numpy as np
@@ -19,6 +19,7 @@ from jaxgrow.axes.names import (
     LAYERS,
     UNSURE,
     Axes,
+    KeyPath,
     Names,
     Params,
     axis,
@@ -31,6 +32,11 @@ from jaxgrow.axes.names import (
     sizes,
     some,
 )
+
+# Names by the parts of the paths of their leaves: a dict of such dicts.
+Nested: TypeAlias = dict[str, Any]
+# Names of a tree that was not made for jaxgrow, where None stands for an axis without a name.
+MaybeNames: TypeAlias = tuple[str | None, ...]
 
 
 def from_rules(params: Params, rules: Mapping[str, Names]) -> Axes:
@@ -62,7 +68,7 @@ def from_rules(params: Params, rules: Mapping[str, Names]) -> Axes:
     wrong: dict[str, list[str]] = {}  # problem -> leaves
     unused = dict.fromkeys(rules)
 
-    def leaf(key_path, x):
+    def leaf(key_path: KeyPath, x: Any) -> Names:
         name, shape = path(key_path), np.shape(x)
         pattern = next((p for p in rules if fnmatchcase(name, p)), None)
         if pattern is None:
@@ -85,10 +91,10 @@ def from_rules(params: Params, rules: Mapping[str, Names]) -> Axes:
     return axes
 
 
-def _fault(pattern: str, names: Any, leaf: str, shape: tuple[int, ...]) -> str:
+def _fault(pattern: str, names: object, leaf: str, shape: tuple[int, ...]) -> str:
     """Return the problem of a rule for a leaf, or an empty string."""
     rule = f"the rule {pattern!r}"
-    if not isinstance(names, tuple) or not all(isinstance(n, str) for n in names):
+    if not _are_strings(names):
         return f"{rule} has the names {names!r}, but expected a tuple of strings"
     if len(names) != len(shape):
         return f"{rule} names {len(names)} axes, {names}, but the leaf has shape {shape}"
@@ -100,6 +106,10 @@ def _fault(pattern: str, names: Any, leaf: str, shape: tuple[int, ...]) -> str:
     except ValueError as error:
         return f"{rule}: {str(error).removeprefix(f'{leaf}: ')}"
     return ""
+
+
+def _are_strings(x: Any) -> TypeGuard[Names]:
+    return _is_names(x) and None not in x
 
 
 def infer(params: Params, sizes: Mapping[str, int]) -> dict[str, Names]:
@@ -150,13 +160,7 @@ def infer(params: Params, sizes: Mapping[str, int]) -> dict[str, Names]:
 
     named = jax.tree_util.tree_map_with_path(_by_size(params, sizes), params)
     named = _marked(named, KNOWN | sizes.keys())
-    tree: dict = {}
-    for key_path, names in jax.tree_util.tree_leaves_with_path(named, is_leaf=is_names):
-        *parents, last = path(key_path).split("/")
-        inside = tree
-        for part in parents:
-            inside = inside.setdefault(part, {})
-        inside[last] = names
+    tree = _nested(by_path(named, is_leaf=is_names))
     rules = {
         pattern: tuple(n + UNSURE * (names.count(n) > 1 and UNSURE not in n) for n in names)
         for pattern, names in _patterns("", tree).items()
@@ -176,7 +180,7 @@ def infer(params: Params, sizes: Mapping[str, int]) -> dict[str, Names]:
     )
 
 
-def _by_size(params: Params, sizes: Mapping[str, int]) -> Callable[[tuple, Any], Names]:
+def _by_size(params: Params, sizes: Mapping[str, int]) -> Callable[[KeyPath, Any], Names]:
     """Return a function that names the axes of a leaf by their sizes.
 
     Layers are stacked along the same dimension of every leaf, in most models the first one.
@@ -186,18 +190,14 @@ def _by_size(params: Params, sizes: Mapping[str, int]) -> Callable[[tuple, Any],
         return [name for name, of in sizes.items() if of == size]
 
     shapes = [np.shape(x) for x in jax.tree.leaves(params)]
-    sure = (
-        {
-            shape.index(sizes[LAYERS])
-            for shape in shapes
-            if [known(n) for n in shape].count([LAYERS]) == 1
-        }
-        if (LAYERS in sizes)
-        else set()
-    )
+    sure = {
+        shape.index(sizes[LAYERS])
+        for shape in shapes
+        if [known(n) for n in shape].count([LAYERS]) == 1
+    }
     dims = sure or set(range(max(map(len, shapes), default=0)))
 
-    def leaf(key_path: tuple, x: Any) -> Names:
+    def leaf(key_path: KeyPath, x: Any) -> Names:
         fused = fused_axis(path(key_path), np.shape(x)[:1])
 
         def name(dim: int, size: int) -> str:
@@ -211,7 +211,19 @@ def _by_size(params: Params, sizes: Mapping[str, int]) -> Callable[[tuple, Any],
     return leaf
 
 
-def _patterns(prefix: str, tree: dict) -> dict[str, Names]:
+def _nested(leaves: Mapping[str, Names]) -> Nested:
+    """Return leaves by their paths as a tree of dicts."""
+    tree: Nested = {}
+    for leaf, names in leaves.items():
+        *parents, last = leaf.split("/")
+        inside = tree
+        for part in parents:
+            inside = inside.setdefault(part, {})
+        inside[last] = names
+    return tree
+
+
+def _patterns(prefix: str, tree: Nested) -> dict[str, Names]:
     """Return the rules for all leaves below ``prefix``.
 
     Parts of a path that differ only by a number become ``*``, if everything below them is equal.
@@ -219,16 +231,13 @@ def _patterns(prefix: str, tree: dict) -> dict[str, Names]:
     alike: dict[str, list[str]] = {}
     for part in tree:
         alike.setdefault(re.sub(r"\d+", "*", part), []).append(part)
-    out = {}
+    out: dict[str, Names] = {}
     for pattern, parts in alike.items():
         same = len(parts) > 1 and all(tree[part] == tree[parts[0]] for part in parts)
         for name in [pattern] if same else parts:
             below = tree[parts[0] if same else name]
-            out |= (
-                _patterns(f"{prefix}{name}/", below)
-                if isinstance(below, dict)
-                else {prefix + name: below}
-            )
+            inner = {prefix + name: below}
+            out |= inner if is_names(below) else _patterns(f"{prefix}{name}/", below)
     return out
 
 
@@ -282,7 +291,7 @@ def _marked(axes: Axes, known: Set[str]) -> Axes:
     scales = {p.rpartition("/")[0] for p, n in leaves.items() if is_scale(p) and _is_vector(n)}
     kernels = {p.rpartition("/")[0] for p in leaves if p.endswith("/kernel")}
 
-    def leaf(key_path: tuple, names: Names) -> Names:
+    def leaf(key_path: KeyPath, names: MaybeNames) -> MaybeNames:
         if any(n is not None and axis(n) != n for n in names):
             return names
         name = path(key_path)
@@ -292,10 +301,11 @@ def _marked(axes: Axes, known: Set[str]) -> Axes:
     return jax.tree_util.tree_map_with_path(leaf, axes, is_leaf=_is_names)
 
 
-def _is_names(x: Any) -> bool:
+def _is_names(x: Any) -> TypeGuard[MaybeNames]:
     """Same as `is_names`, but axes may have None instead of a name."""
-    return isinstance(x, tuple) and all(name is None or isinstance(name, str) for name in x)
+    items: Any = x
+    return isinstance(x, tuple) and all(n is None or isinstance(n, str) for n in items)
 
 
-def _is_vector(names: Names) -> bool:
+def _is_vector(names: MaybeNames) -> bool:
     return sum(name is None or not is_layers(axis(name)) for name in names) == 1

@@ -6,15 +6,19 @@ end with the paths of the parameters. For this reason, all patterns here match t
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias, TypeGuard
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgrow.axes.names import LAYERS, Tree, by_path, is_names, path
+from jaxgrow.axes.names import LAYERS, KeyPath, Tree, by_path, is_names, path
+
+# The entries of a dict, or of a list by their indices.
+Entries: TypeAlias = dict[Any, Any]
 
 
 def stack_layers(tree: Tree, layers: str) -> Tree:
@@ -55,26 +59,15 @@ def stack_layers(tree: Tree, layers: str) -> Tree:
         if missing := [of for i, of in enumerate(paths) if i not in keys]:
             wrong.append(f"{', '.join(missing)}: missing, but {paths[-1]} exists")
             return node
-        flat, differ = [by_path(entries[keys[i]], is_leaf) for i in range(len(keys))], []
-        first, of_first = flat[0], paths[0]
-        for of, layer in zip(paths, flat, strict=True):
-            differ += [f"{of}/{p}: missing in {of_first}" for p in layer if p not in first]
-            differ += [
-                f"{of}/{p}: missing, but {of_first}/{p} exists" for p in first if p not in layer
-            ]
-            differ += [
-                f"{of}/{p}: is {_what(x)}, but {of_first}/{p} is {_what(first[p])}"
-                for p, x in layer.items()
-                if p in first and _what(x) != _what(first[p])
-            ]
-        if differ:
+        flat = [by_path(entries[keys[i]], is_leaf) for i in range(len(keys))]
+        if differ := _differences(dict(zip(paths, flat, strict=True))):
             wrong.extend(differ)
             return node
-        whole = jax.tree_util.tree_map_with_path(
-            lambda p, _: _stacked([layer[path(p)] for layer in flat]),
-            entries[keys[0]],
-            is_leaf=is_leaf,
-        )
+
+        def leaf(key_path: KeyPath, _: Any) -> Any:
+            return _stacked([layer[path(key_path)] for layer in flat])
+
+        whole = jax.tree_util.tree_map_with_path(leaf, entries[keys[0]], is_leaf=is_leaf)
         others = {key: x for key, x in entries.items() if key not in keys.values()}
         return _rebuilt(node, others | {_only(entries, name): whole})
 
@@ -119,7 +112,7 @@ def unstack_layers(tree: Tree, layers: str, number: int | None = None) -> Tree:
     def lengths(node: Any) -> dict[str, int | None]:
         """Return the size of the leading axis of each leaf of the stacked layers."""
         flat = by_path(_entries(node)[_only(_entries(node), name)], is_leaf)
-        return {p: number if is_names(x) else (*np.shape(x), None)[0] for p, x in flat.items()}
+        return {p: number if is_names(x) else _length(x) for p, x in flat.items()}
 
     # Some stacked layers have no leaves, for example if they are excluded by the mask of an
     # optimizer. Their number is taken from the other nodes.
@@ -131,37 +124,68 @@ def unstack_layers(tree: Tree, layers: str, number: int | None = None) -> Tree:
     def unstack(at: str, node: Any) -> Any:
         entries, counts = _entries(node), lengths(node)
         key = _only(entries, name)
-        whole = entries.pop(key)
-        flat, at_node = by_path(whole, is_leaf), f"{at}/{name}".removeprefix("/")
+        whole, at_node = entries.pop(key), f"{at}/{name}".removeprefix("/")
         count = number or next((n for n in counts.values() if n is not None), 0)
-        if not flat and not number:
+        if not counts and not number:
             if len(everywhere) != 1:
                 wrong.append(
                     f"{at_node}: the number of layers is unknown without a leaf. Pass number."
                 )
                 return node
             (count,) = everywhere
-        differ = [
-            f"{at_node}/{p}: is {_what(x)}, expected {f'{count} layers' if count else 'layers'} "
-            "along the first axis"
-            for p, x in flat.items()
-            if counts[p] is None or counts[p] != count or (is_names(x) and x[:1] != (LAYERS,))
-        ]
-        if differ:
+        if differ := _other_lengths(at_node, by_path(whole, is_leaf), counts, count):
             wrong.extend(differ)
             return node
-
-        def layer(i: int) -> Any:
-            return jax.tree.map(lambda x: x[1:] if is_names(x) else x[i], whole, is_leaf=is_leaf)
-
-        return _rebuilt(
-            node, entries | {i if key == 0 else name.format(i): layer(i) for i in range(count)}
-        )
+        keys = [i if key == 0 else name.format(i) for i in range(count)]
+        parts = [jax.tree.map(partial(_layer, i), whole, is_leaf=is_leaf) for i in range(count)]
+        return _rebuilt(node, entries | dict(zip(keys, parts, strict=True)))
 
     out = at_nodes(unstack, tree, where, stacked, f"nothing is stacked at {layers!r}")
     if wrong:
         raise ValueError("the layers cannot be unstacked:\n  " + "\n  ".join(wrong))
     return out
+
+
+def _differences(layers: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """List the leaves of layers that differ from those of the first layer.
+
+    Args:
+      layers: for the path of each layer, its leaves by their paths.
+    """
+    of_first, first = next(iter(layers.items()))
+    differ: list[str] = []
+    for of, layer in layers.items():
+        differ += [f"{of}/{p}: missing in {of_first}" for p in layer if p not in first]
+        differ += [f"{of}/{p}: missing, but {of_first}/{p} exists" for p in first if p not in layer]
+        differ += [
+            f"{of}/{p}: is {_what(x)}, but {of_first}/{p} is {_what(first[p])}"
+            for p, x in layer.items()
+            if p in first and _what(x) != _what(first[p])
+        ]
+    return differ
+
+
+def _length(x: Any) -> int | None:
+    """Return the size of the first axis of an array, or None for a scalar."""
+    shape = np.shape(x)
+    return shape[0] if shape else None
+
+
+def _other_lengths(
+    at: str, flat: Mapping[str, Any], counts: Mapping[str, int | None], count: int
+) -> list[str]:
+    """List the leaves of stacked layers that do not have ``count`` layers along the first axis."""
+    expected = f"{count} layers" if count else "layers"
+    return [
+        f"{at}/{p}: is {_what(x)}, expected {expected} along the first axis"
+        for p, x in flat.items()
+        if counts[p] is None or counts[p] != count or (is_names(x) and x[:1] != (LAYERS,))
+    ]
+
+
+def _layer(i: int, x: Any) -> Any:
+    """Return layer ``i`` of a stacked leaf, or the axis names of one layer."""
+    return x[1:] if is_names(x) else x[i]
 
 
 def _leaves_of(tree: Tree) -> Callable[[Any], bool]:
@@ -171,7 +195,11 @@ def _leaves_of(tree: Tree) -> Callable[[Any], bool]:
     """
     if any(is_names(x) and x for x in jax.tree.leaves(tree, is_leaf=is_names)):
         return is_names
-    return lambda node: False
+    return _never
+
+
+def _never(*_: Any) -> bool:
+    return False
 
 
 def _place(layers: str) -> tuple[str, str]:
@@ -185,20 +213,28 @@ def _place(layers: str) -> tuple[str, str]:
     return where, name
 
 
-def _entries(node: Any) -> dict:
+def _entries(node: Any) -> Entries:
     """Return the entries of a dict, or of a list by their indices; empty for other nodes."""
-    if isinstance(node, Mapping):
+    if _is_mapping(node):
         return dict(node)
-    is_list = isinstance(node, list | tuple) and not hasattr(node, "_fields") and not is_names(node)
-    return dict(enumerate(node)) if is_list else {}
+    return dict(enumerate(node)) if _is_list(node) else {}
 
 
-def _rebuilt(node: Any, entries: dict) -> Any:
+def _is_mapping(node: Any) -> TypeGuard[Mapping[Any, Any]]:
+    return isinstance(node, Mapping)
+
+
+def _is_list(node: Any) -> TypeGuard[Sequence[Any]]:
+    named = hasattr(node, "_fields")
+    return isinstance(node, list | tuple) and not named and not is_names(node)
+
+
+def _rebuilt(node: Any, entries: Entries) -> Any:
     """Return a dict or list of the same type as ``node``, with other entries."""
     return type(node)(entries if isinstance(node, Mapping) else entries.values())
 
 
-def _numbered(entries: dict, name: str) -> dict[int, Any]:
+def _numbered(entries: Entries, name: str) -> dict[int, Any]:
     """Return the keys of the layers by their numbers, in order."""
     before, after = re.split(r"\{.*\}", name)
     found = {
@@ -211,12 +247,12 @@ def _numbered(entries: dict, name: str) -> dict[int, Any]:
     return dict(sorted(numbers.items()))
 
 
-def _only(entries: dict, name: str) -> Any:
+def _only(entries: Entries, name: str) -> Any:
     """Return the key of the stacked layers: the pattern itself, or 0 if the keys are numbers."""
     return 0 if any(isinstance(key, int) for key in entries) else name
 
 
-def _is_stacked(entries: dict, name: str) -> bool:
+def _is_stacked(entries: Entries, name: str) -> bool:
     return name in entries or (name == "{}" and set(entries) == {0})
 
 
@@ -228,10 +264,11 @@ def _what(x: Any) -> str:
     )
 
 
-def _stacked(parts: list) -> Any:
+def _stacked(parts: Sequence[Any]) -> Any:
     if is_names(parts[0]):
         return (LAYERS, *parts[0])
-    return (np if all(isinstance(x, np.ndarray) for x in parts) else jnp).stack(parts)
+    xp: Any = np if all(isinstance(x, np.ndarray) for x in parts) else jnp
+    return xp.stack(parts)
 
 
 def _ends(at: str, where: str) -> bool:
@@ -261,10 +298,10 @@ def at_nodes(
     paths = nodes(tree, where, fits)
     is_leaf = _leaves_of(tree)
 
-    def leaf(key_path, node):
+    def leaf(key_path: KeyPath, node: Any) -> Any:
         return change(path(key_path), node) if path(key_path) in paths else node
 
-    def is_node(key_path, node):
+    def is_node(key_path: KeyPath, node: Any) -> bool:
         return is_leaf(node) or path(key_path) in paths
 
     out = jax.tree.map_with_path(leaf, tree, is_leaf=is_node, is_leaf_takes_path=True)
@@ -285,15 +322,16 @@ def nodes(tree: Tree, where: str, fits: Callable[[Any], bool]) -> dict[str, Any]
       where: shell-style pattern for the end of the path.
       fits: condition for the node.
     """
-    is_leaf, found = _leaves_of(tree), {}
+    is_leaf = _leaves_of(tree)
+    found: dict[str, Any] = {}
 
-    def is_node(key_path, node):
+    def is_node(key_path: KeyPath, node: Any) -> bool:
         if not is_leaf(node) and (not where or _ends(path(key_path), where)) and fits(node):
             found[path(key_path)] = node
             return True
         return is_leaf(node)
 
-    jax.tree.map_with_path(lambda *_: None, tree, is_leaf=is_node, is_leaf_takes_path=True)
+    jax.tree.map_with_path(_never, tree, is_leaf=is_node, is_leaf_takes_path=True)
     return found
 
 
@@ -339,4 +377,8 @@ def restructured(tree: Tree, like: Tree) -> Tree:
         raise ValueError(
             "the parameters do not fit the structure of the larger model:\n  " + "\n  ".join(wrong)
         )
-    return jax.tree_util.tree_map_with_path(lambda p, _: given[path(p)], like)
+
+    def leaf(key_path: KeyPath, _: Any) -> Any:
+        return given[path(key_path)]
+
+    return jax.tree_util.tree_map_with_path(leaf, like)
