@@ -12,24 +12,11 @@ from jaxgrow.models.encoder import masked_positions
 from train.common.errors import UserError
 
 _SPECIAL = (
-    "[PAD]",
-    "[UNK]",
-    "[CLS]",
-    "[SEP]",
-    "[MASK]",
-    "<s>",
-    "</s>",
-    "<pad>",
-    "<unk>",
-    "<mask>",
-    "<|endoftext|>",
+    *("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<s>", "</s>", "<pad>", "<unk>", "<mask>"),
+    *("<|endoftext|>"),
 )
-_SPACES = (
-    "Ġ",
-    "Ċ",
-    "ĉ",
-    "č",
-)  # how byte-level tokenizers write blank, newline, tab and carriage return
+# How byte-level tokenizers write blank, newline, tab and carriage return.
+_SPACES = ("Ġ", "Ċ", "ĉ", "č")
 
 
 class Vocabulary(NamedTuple):

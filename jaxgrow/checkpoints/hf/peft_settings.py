@@ -23,23 +23,9 @@ WITHOUT_EFFECT = (
     *("loftq_config", "eva_config", "corda_config", "lora_ga_config"),
 )
 _READ = (
-    *(
-        "peft_type",
-        "r",
-        "lora_alpha",
-        "rank_pattern",
-        "alpha_pattern",
-        "use_rslora",
-        "use_dora",
-        "target_modules",
-    ),
-    *(
-        "exclude_modules",
-        "layers_to_transform",
-        "layers_pattern",
-        "modules_to_save",
-        "init_lora_weights",
-    ),
+    *("peft_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora"),
+    *("use_dora", "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
+    *("modules_to_save", "init_lora_weights"),
 )
 # With these initialisations the base model keeps its weights. All others subtract the initial
 # product of the factors from the weights.

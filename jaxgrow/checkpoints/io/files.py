@@ -16,31 +16,9 @@ RECORD = "jaxgrow.json"
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 # The endings of the names of weight files of all frameworks, and of the indices of such files.
 _WEIGHTS = (
-    *(
-        ".safetensors",
-        ".bin",
-        ".pt",
-        ".pth",
-        ".pkl",
-        ".ckpt",
-        ".h5",
-        ".keras",
-        ".msgpack",
-        ".npz",
-        ".ot",
-        ".pdparams",
-    ),
-    *(
-        ".gguf",
-        ".ggml",
-        ".onnx",
-        ".onnx_data",
-        ".onnx.data",
-        ".tflite",
-        ".mlmodel",
-        ".pb",
-        ".index.json",
-    ),
+    *(".safetensors", ".bin", ".pt", ".pth", ".pkl", ".ckpt", ".h5", ".keras", ".msgpack"),
+    *(".npz", ".ot", ".pdparams", ".gguf", ".ggml", ".onnx", ".onnx_data", ".onnx.data"),
+    *(".tflite", ".mlmodel", ".pb", ".index.json"),
 )
 
 
