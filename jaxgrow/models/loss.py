@@ -18,6 +18,7 @@ from jaxgrow.axes.names import READ
 from jaxgrow.models.modules import Linear
 from jaxgrow.sharding import (
     batch_parts,
+    flattened,
     gathered,
     platform,
     sequence_parts,
@@ -73,12 +74,9 @@ def vocabulary_logits(
     x_BTD: jax.Array, head_DV: jax.Array, dtype: DTypeLike, cap: float = 0.0
 ) -> jax.Array:
     """Return ``x W`` in float32 or better, as one product of two matrices (see `Linear`)."""
-    embed, vocab = head_DV.shape
     wide = jnp.promote_types(dtype, jnp.float32)
-    logits_NV = jnp.matmul(
-        x_BTD.reshape(-1, embed), head_DV.astype(dtype), preferred_element_type=wide
-    )
-    return capped(logits_NV, cap).reshape(*x_BTD.shape[:-1], vocab)
+    logits_NV = jnp.matmul(flattened(x_BTD), head_DV.astype(dtype), preferred_element_type=wide)
+    return capped(logits_NV, cap).reshape(*x_BTD.shape[:-1], head_DV.shape[1])
 
 
 def vocabulary_loss(

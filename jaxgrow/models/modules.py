@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 from jaxgrow.axes.names import READ, VALUE, named
 from jaxgrow.models.attention import By, attention, attention_after
 from jaxgrow.models.cache import KEPT
-from jaxgrow.sharding import parts, platform
+from jaxgrow.sharding import flattened, parts, platform
 
 
 class Linear(nn.Module):
@@ -47,8 +47,8 @@ class Linear(nn.Module):
     def leaves(self) -> tuple[Any, Any, Any]:
         """Return ``(kernel, bias, lora)`` in the dtype of activations.
 
-        The kernel is [inputs, outputs], and the bias is [1, outputs] or None. ``lora`` is
-        ``(a, b)`` or None.
+        The kernel is [inputs, outputs], and the bias is [outputs] or None. ``lora`` is ``(a, b)``
+        or None.
         """
         inputs = math.prod(self.shape[: self.contract])
         kernel = self.param("kernel", named(self.kernel_init, *self.axes), self.shape)
@@ -64,25 +64,32 @@ class Linear(nn.Module):
                 named(nn.initializers.zeros, *outputs, role="bias"),
                 self.shape[self.contract :],
             )
-            bias = bias.astype(self.dtype).reshape(1, -1)
+            bias = bias.astype(self.dtype).reshape(-1)
         return kernel, bias, lora
 
     def product(self, x) -> tuple[Any, Any]:
-        """Return ``(x W [N, outputs], b [1, outputs] or None)``."""
-        # Reshape to a product of two matrices: XLA then makes no transposed copies of activations
-        # in the backward pass, which saves 6 % of a training step on a CPU.
+        """Return ``x W``, of the axes of `jaxgrow.sharding.flattened`, and the bias or None.
+
+        The bias is [1, outputs], with as many axes as ``x W``.
+        """
         kernel, bias, lora = self.leaves()
-        x_NI = x.reshape(-1, len(kernel))
+        x_NI = flattened(x, self.contract)
         y = x_NI @ kernel
-        return y if lora is None else y + x_NI @ lora[0] @ lora[1], bias
+        y = y if lora is None else y + x_NI @ lora[0] @ lora[1]
+        return y, None if bias is None else _row(bias, y)
 
     def shaped(self, y, x):
-        """Give ``y`` [N, outputs] the leading axes of ``x`` and the output axes of the kernel."""
+        """Give ``y`` (a `product`) the leading axes of ``x`` and the output axes of the kernel."""
         return y.reshape(*x.shape[: x.ndim - self.contract], *self.shape[self.contract :])
 
     def __call__(self, x):
         y, bias = self.product(x)
         return self.shaped(y if bias is None else y + bias, x)
+
+
+def _row(bias: jax.Array, y: jax.Array) -> jax.Array:
+    """Give a bias [outputs] as many axes as ``y`` [.., outputs] has."""
+    return jnp.expand_dims(bias, range(y.ndim - 1))
 
 
 def projected(linears: Sequence[Linear], x: jax.Array) -> list[jax.Array]:
@@ -101,9 +108,9 @@ def projected(linears: Sequence[Linear], x: jax.Array) -> list[jax.Array]:
     if not leaves or any(lora for _, _, lora in leaves) or len(biases) not in (0, len(linears)):
         return [linear(x) for linear in linears]
     kernel = jnp.concatenate([kernel for kernel, _, _ in leaves], 1)
-    y = x.reshape(-1, len(kernel)) @ kernel
-    y = y + jnp.concatenate(biases, 1) if biases else y
-    each = jax.lax.split(y, [kernel.shape[1] for kernel, _, _ in leaves], 1)
+    y = flattened(x, linears[0].contract) @ kernel
+    y = y + _row(jnp.concatenate(biases), y) if biases else y
+    each = jax.lax.split(y, [kernel.shape[1] for kernel, _, _ in leaves], y.ndim - 1)
     return [linear.shaped(part, x) for linear, part in zip(linears, each, strict=True)]
 
 

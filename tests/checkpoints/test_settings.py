@@ -225,6 +225,7 @@ FOUND = [
     ("Dinov2ForImageClassification", {"layerscale_value": 0.0}),
     ("GptOssForCausalLM", {"rope_parameters": {}}),
     ("GraniteForCausalLM", {"logits_scaling": 0.0}),
+    ("GptOssForCausalLM", {"swiglu_limit": 0.0}),
     ("Qwen2ForCausalLM", {"rope_parameters": {"rope_theta": 5.0}, "rope_scaling": _ROPES[3]}),
 ]
 

@@ -44,8 +44,8 @@ def given(config) -> np.ndarray:
             .normal(size=(3, config.image, config.image, 3))
             .astype(np.float32)
         )
-    # The tokens exclude 0 and 1, which a RoBERTa treats as padding.
-    tokens = np.random.default_rng(0).integers(2, 11, (3, 7))
+    # The tokens exclude 0, 1 and 2, which some models treat as padding.
+    tokens = np.random.default_rng(0).integers(3, 11, (3, 7))
     return (
         tokens if config.head == "tokens" else np.where(np.arange(7) < LENGTHS[:, None], tokens, 1)
     )
@@ -78,7 +78,11 @@ def answered(model, x: np.ndarray) -> np.ndarray:
         if x.ndim == 4:
             out = model.eval()(torch.tensor(x.transpose(0, 3, 1, 2)))
         else:
-            out = model.eval()(torch.tensor(x), attention_mask=torch.tensor(x != 1).long())
+            mask, pad = x != 1, getattr(model.config, "pad_token_id", None)
+            # A decoder that classifies finds the end of a text by the padding token of its config.
+            if hasattr(model, "score") and pad is not None:
+                x = np.where(mask, x, pad)
+            out = model.eval()(torch.tensor(x), attention_mask=torch.tensor(mask).long())
         if "image_embeds" in out:
             return out.image_embeds.numpy()
         if "last_hidden_state" in out:

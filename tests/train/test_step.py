@@ -16,6 +16,7 @@ import pytest
 import runs
 
 from jaxgrow.layerdrop import LayerDrop, Sensitivity
+from jaxgrow.models import LlamaConfig
 from train import pretrain
 from train.data.batches import next_tokens
 from train.engine.loop import programs, step
@@ -31,6 +32,9 @@ from train.plan.modifiers import DropLayers
 LR = np.float32(0.5)
 TOKENS = np.random.default_rng(0).integers(0, 256, (16, 9)).astype(np.int32)
 BATCH = next_tokens(TOKENS)
+LLAMA = LlamaConfig(
+    vocab=256, context=8, layers=2, embed=16, heads=2, kv_heads=1, head_dim=8, mlp=24
+)
 WAYS = [("pmap", 1)]  # `test_inherit` tests the mesh, `test_drop_training` micro-batches
 OTHERS = [("pmap", 4), ("mesh", 1), ("mesh", 4)]
 
@@ -124,6 +128,20 @@ def test_gradients_added_once_equal_one_full_batch(mesh):
 )
 def test_context_and_replica_axes_equal_one_full_batch(mesh):
     assert_equals_one_batch(mesh)
+
+
+@pytest.mark.parametrize("model", [runs.MODEL, LLAMA], ids=["gpt2", "llama"])
+def test_sharded_sequences_are_never_gathered(model):
+    """Look at the compiled step: if it gathered them, each device would compute all positions."""
+    mesh, at = Mesh(context=4).over(jax.devices()), runs.model(model, optax.identity())
+    at = jax.device_put(at, shardings(at, mesh))
+    program = over_mesh(partial(train_step, optax.identity(), 1), mesh)
+    with jax.set_mesh(mesh):
+        compiled = program.lower(at, put(BATCH, mesh), StepInputs(LR)).compile()
+    gathered = re.findall(r"= \w+\[([\d,]+)\]\S* all-gather\(", compiled.as_text())
+    samples, positions = jax.tree.leaves(BATCH)[0].shape
+    assert not [size for size in gathered if size.startswith(f"{samples},{positions}")]
+    assert "collective-permute" in compiled.as_text()  # ring attention
 
 
 def test_replicas_are_whole_hosts():

@@ -48,6 +48,9 @@ def _read_gpt_oss(theirs: Mapping[str, Any]) -> dict[str, Any]:
     # An empty object means unscaled frequencies, unlike a missing key.
     if not theirs.get("rope_scaling") and theirs.get("rope_parameters") is None:
         theirs = {**theirs, "rope_scaling": _ROPE}
+    limit = theirs.get("swiglu_limit", 7.0)
+    if not limit > 0:
+        raise ValueError(f"swiglu_limit is {limit!r}, but has to be greater than 0")
     biased = theirs.get("attention_bias", True)
     ours = read_llama(
         {"max_position_embeddings": 131072, **theirs}, key_heads=8, theta=150000.0, head_dim=64
