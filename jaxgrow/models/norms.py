@@ -12,7 +12,7 @@ from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 
 from jaxgrow.axes.names import named
-from jaxgrow.sharding import platform
+from jaxgrow.sharding import flattened, platform
 
 
 class LayerNorm(nn.Module):
@@ -108,16 +108,19 @@ def _normed(x, scale_D, bias_D, eps, dtype, centred):
 
 
 def _statistics(x, eps, centred):
-    """Return ``(x [N, D], mean, 1 / deviation [N, 1])``, in float32 or better."""
-    x_ND = x.reshape(-1, x.shape[-1]).astype(jnp.promote_types(x.dtype, jnp.float32))
+    """Return ``(x [N, D], mean, 1 / deviation [N, 1])``, in float32 or better.
+
+    N stands for the axes that `jaxgrow.sharding.flattened` returns.
+    """
+    x_ND = flattened(x).astype(jnp.promote_types(x.dtype, jnp.float32))
     mean_N1 = x_ND.mean(-1, keepdims=True) if centred else jnp.zeros((), x_ND.dtype)
     return x_ND, mean_N1, jax.lax.rsqrt(jnp.square(x_ND - mean_N1).mean(-1, keepdims=True) + eps)
 
 
 def _normed_forward(x, scale_D, bias_D, eps, dtype, centred):
     x_ND, mean_N1, inverse_N1 = _statistics(x, eps, centred)
-    y_ND = (x_ND - mean_N1) * inverse_N1 * scale_D[None]
-    y_ND = y_ND if bias_D is None else y_ND + bias_D[None]
+    y_ND = (x_ND - mean_N1) * inverse_N1 * jnp.broadcast_to(scale_D, x_ND.shape)
+    y_ND = y_ND if bias_D is None else y_ND + jnp.broadcast_to(bias_D, x_ND.shape)
     return y_ND.astype(dtype).reshape(x.shape), (x, scale_D, bias_D, mean_N1, inverse_N1)
 
 
@@ -126,14 +129,15 @@ def _normed_backward(eps, dtype, centred, saved, slope):
     # The barrier makes XLA recompute the intermediate values instead of saving them.
     x, slope = jax.lax.optimization_barrier((x, slope))
     wide = inverse_N1.dtype
-    z_ND = (x.reshape(-1, x.shape[-1]).astype(wide) - mean_N1) * inverse_N1
+    z_ND = (flattened(x).astype(wide) - mean_N1) * inverse_N1
     slope_ND = slope.reshape(z_ND.shape).astype(wide)
-    by_ND = slope_ND * scale_D[None]
+    by_ND = slope_ND * jnp.broadcast_to(scale_D, z_ND.shape)
     back_ND = by_ND - z_ND * (by_ND * z_ND).mean(-1, keepdims=True)
     if centred:
         back_ND = back_ND - by_ND.mean(-1, keepdims=True)
-    bias = None if bias_D is None else slope_ND.sum(0).astype(bias_D.dtype)
-    scale = (slope_ND * z_ND).sum(0).astype(scale_D.dtype)
+    over_N = tuple(range(z_ND.ndim - 1))
+    bias = None if bias_D is None else slope_ND.sum(over_N).astype(bias_D.dtype)
+    scale = (slope_ND * z_ND).sum(over_N).astype(scale_D.dtype)
     return (back_ND * inverse_N1).astype(x.dtype).reshape(x.shape), scale, bias
 
 

@@ -299,7 +299,7 @@ def lidas(sizes: Sizes, target: Sizes) -> dict[str, CopyMap]:
 
 @operator(
     axes=(LAYERS,),
-    sizes="an even number",
+    sizes="even, or odd if blend is odd",
     preserves="no",
     source="Kim et al. 2023",
     state="copy",

@@ -16,7 +16,7 @@ import pytest
 import runs
 
 from jaxgrow.layerdrop import LayerDrop, Sensitivity
-from jaxgrow.models import LlamaConfig
+from jaxgrow.models import LlamaConfig, modules, norms
 from train import pretrain
 from train.data.batches import next_tokens
 from train.engine.loop import programs, step
@@ -130,9 +130,15 @@ def test_context_and_replica_axes_equal_one_full_batch(mesh):
     assert_equals_one_batch(mesh)
 
 
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
 @pytest.mark.parametrize("model", [runs.MODEL, LLAMA], ids=["gpt2", "llama"])
-def test_sharded_sequences_are_never_gathered(model):
-    """Look at the compiled step: if it gathered them, each device would compute all positions."""
+def test_sharded_sequences_are_never_gathered(monkeypatch, model, platform):
+    """Look at the compiled step: if it gathered them, each device would compute all positions.
+
+    The code for GPUs is compiled for CPUs here.
+    """
+    for module in (modules, norms):
+        monkeypatch.setattr(module, "platform", lambda: platform)
     mesh, at = Mesh(context=4).over(jax.devices()), runs.model(model, optax.identity())
     at = jax.device_put(at, shardings(at, mesh))
     program = over_mesh(partial(train_step, optax.identity(), 1), mesh)
