@@ -5,8 +5,8 @@
 # steps and *coalesces* it into a small model. It trains the small model, whose steps cost a
 # fraction of a large step, transfers its progress to the large model, and finishes the training of
 # the large one. This is the [multi-level framework](../papers/multilevel.md) of Zou et al. It is
-# worthwhile only if the small model alone would not reach the same loss at a lower cost. First, we
-# need a model, data and a train step.
+# worthwhile only if neither the large model from scratch nor the small model alone reaches the same
+# loss at a lower cost. First, we need a model, data and a train step.
 
 # %%
 import argparse
