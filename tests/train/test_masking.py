@@ -184,3 +184,11 @@ def test_of_bytes_no_utf_8_text_holds_one_that_is_special():
     assert held == set(range(256)) - BYTES.special
     assert BYTES.mask_id in BYTES.special
     assert BYTES.vocab == 256
+
+
+def test_single_letters_are_ordinary_tokens():
+    from tokenizers import Tokenizer, models
+
+    pieces = ("a", "e", "|", "<", "<mask>", "<|endoftext|>")
+    found = vocabulary(Tokenizer(models.BPE({p: i for i, p in enumerate(pieces)}, [])))
+    assert found.special == {4, 5}

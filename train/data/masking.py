@@ -13,7 +13,7 @@ from train.common.errors import UserError
 
 _SPECIAL = (
     *("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<s>", "</s>", "<pad>", "<unk>", "<mask>"),
-    *("<|endoftext|>"),
+    "<|endoftext|>",
 )
 # How byte-level tokenizers write blank, newline, tab and carriage return.
 _SPACES = ("Ġ", "Ċ", "ĉ", "č")
