@@ -43,8 +43,9 @@ contracts the head dimension of keys later. The value kernel is
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, NamedTuple, TypeAlias, TypeGuard
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeGuard
 
 import jax
 import numpy as np
@@ -96,34 +97,56 @@ def named(init: Initializer, *names: str, role: str = "") -> Callable[..., Any]:
     return nn.with_logical_partitioning(init, names)
 
 
-@cache
-def _parsed(name: str) -> tuple[str, frozenset[str]]:
-    """Split a name: ``"embed.in.bias"`` gives the axis ``"embed"`` and its suffixes."""
-    words = name.split(".")
-    count = len(words)
-    while count > 1 and words[count - 1] in _MARKS:
-        count -= 1
-    return ".".join(words[:count]), frozenset(words[count:])
+@dataclass(frozen=True)
+class Axis:
+    """An axis of a parameter: the parsed form of an axis name. ``str`` returns the name.
+
+    Attributes:
+      name: the name without suffixes, such as ``"embed"``, or ``"embed.0"`` in one stage.
+      direction: "in" if the parameter contracts the axis, otherwise "out".
+      marks: the other suffixes in order, among them the declared role.
+
+    Example:
+      >>> Axis.parse("embed.0.in.norm.scale")
+      Axis(name='embed.0', direction='in', marks=('norm', 'scale'))
+      >>> str(Axis("embed", "in"))
+      'embed.in'
+    """
+
+    name: str
+    direction: Literal["in", "out"] = "out"
+    marks: tuple[str, ...] = ()
+
+    @staticmethod
+    @cache
+    def parse(text: str) -> "Axis":
+        """Parse an axis name. Words after a dot that are no suffixes belong to the name."""
+        words = text.split(".")
+        count = len(words)
+        while count > 1 and words[count - 1] in _MARKS:
+            count -= 1
+        suffixes = words[count:]
+        marks = tuple(word for word in suffixes if word != "in")
+        return Axis(".".join(words[:count]), "in" if "in" in suffixes else "out", marks)
+
+    def __str__(self) -> str:
+        read = ["in"] if self.direction == "in" else []
+        return ".".join([self.name, *read, *self.marks])
 
 
 def reads(name: str) -> bool:
     """Whether a parameter with this axis name contracts the axis: true for ``"embed.in"``."""
-    return "in" in _parsed(name)[1]
+    return Axis.parse(name).direction == "in"
 
 
 def marked(names: Names, mark: str) -> bool:
-    """Whether any axis name of the leaf has the suffix ``mark``, such as `BELOW`."""
-    return any(mark[1:] in _parsed(n)[1] for n in names)
+    """Whether any axis name of the leaf has the suffix ``mark``: `BELOW`, `POST` or `VALUE`."""
+    return any(mark[1:] in Axis.parse(n).marks for n in names)
 
 
 def axis(name: str) -> str:
     """Return the name without suffixes: ``"embed.in"`` and ``"embed"`` both give ``"embed"``."""
-    return _parsed(name)[0]
-
-
-def marks(name: str) -> frozenset[str]:
-    """Return the suffixes of a name: ``"embed.in.bias"`` has ``{"in", "bias"}``."""
-    return _parsed(name)[1]
+    return Axis.parse(name).name
 
 
 def kind(axis: str) -> str:
@@ -187,9 +210,7 @@ def turned(name: str, read: bool) -> str:
       >>> turned("embed.norm.scale", read=True)
       'embed.in.norm.scale'
     """
-    plain = axis(name)
-    marks = [mark for mark in name[len(plain) :].split(".")[1:] if mark != "in"]
-    return plain + READ * read + "".join(f".{mark}" for mark in marks)
+    return str(replace(Axis.parse(name), direction="in" if read else "out"))
 
 
 def role(leaf: str, names: Names) -> str:
@@ -207,7 +228,7 @@ def role(leaf: str, names: Names) -> str:
       >>> role("mlp/up/kernel", ("embed.in", "mlp")), role("norm/scale", ("embed.norm.scale",))
       ('kernel', 'norm scale')
     """
-    marks = {mark for n in names for mark in _parsed(n)[1]}
+    marks = {mark for n in names for mark in Axis.parse(n).marks}
     declared = marks & {"kernel", "embedding", "bias", "scale"}
     if len(declared) == 1:
         (only,) = declared

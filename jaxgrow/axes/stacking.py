@@ -52,7 +52,7 @@ def stack_layers(tree: Tree, layers: str) -> Tree:
     is_leaf = _leaves_of(tree)
     wrong: list[str] = []
 
-    def stack(at: str, node: Any) -> Any:
+    def stack(at: str, node: Tree) -> Tree:
         entries = _entries(node)
         keys = _numbered(entries, name)
         paths = [f"{at}/{name.format(i)}".removeprefix("/") for i in range(max(keys) + 1)]
@@ -64,7 +64,7 @@ def stack_layers(tree: Tree, layers: str) -> Tree:
             wrong.extend(differ)
             return node
 
-        def leaf(key_path: KeyPath, _: Any) -> Any:
+        def leaf(key_path: KeyPath, _: object) -> Any:
             return _stacked([layer[path(key_path)] for layer in flat])
 
         whole = jax.tree_util.tree_map_with_path(leaf, entries[keys[0]], is_leaf=is_leaf)
@@ -106,10 +106,10 @@ def unstack_layers(tree: Tree, layers: str, number: int | None = None) -> Tree:
     is_leaf = _leaves_of(tree)
     wrong: list[str] = []
 
-    def stacked(node: Any) -> bool:
+    def stacked(node: Tree) -> bool:
         return _is_stacked(_entries(node), name)
 
-    def lengths(node: Any) -> dict[str, int | None]:
+    def lengths(node: Tree) -> dict[str, int | None]:
         """Return the size of the leading axis of each leaf of the stacked layers."""
         flat = by_path(_entries(node)[_only(_entries(node), name)], is_leaf)
         return {p: number if is_names(x) else _length(x) for p, x in flat.items()}
@@ -121,7 +121,7 @@ def unstack_layers(tree: Tree, layers: str, number: int | None = None) -> Tree:
     ]
     everywhere = {n for n in found if n is not None}
 
-    def unstack(at: str, node: Any) -> Any:
+    def unstack(at: str, node: Tree) -> Tree:
         entries, counts = _entries(node), lengths(node)
         key = _only(entries, name)
         whole, at_node = entries.pop(key), f"{at}/{name}".removeprefix("/")
@@ -188,7 +188,7 @@ def _layer(i: int, x: Any) -> Any:
     return x[1:] if is_names(x) else x[i]
 
 
-def _leaves_of(tree: Tree) -> Callable[[Any], bool]:
+def _leaves_of(tree: Tree) -> Callable[[Tree], bool]:
     """Return ``is_leaf`` for an axes tree or a tree of arrays.
 
     In a tree of arrays, an empty tuple is a node without leaves.
@@ -198,7 +198,7 @@ def _leaves_of(tree: Tree) -> Callable[[Any], bool]:
     return _never
 
 
-def _never(*_: Any) -> bool:
+def _never(*_: object) -> bool:
     return False
 
 
@@ -213,23 +213,23 @@ def _place(layers: str) -> tuple[str, str]:
     return where, name
 
 
-def _entries(node: Any) -> Entries:
+def _entries(node: Tree) -> Entries:
     """Return the entries of a dict, or of a list by their indices; empty for other nodes."""
     if _is_mapping(node):
         return dict(node)
     return dict(enumerate(node)) if _is_list(node) else {}
 
 
-def _is_mapping(node: Any) -> TypeGuard[Mapping[Any, Any]]:
+def _is_mapping(node: Tree) -> TypeGuard[Mapping[Any, Any]]:
     return isinstance(node, Mapping)
 
 
-def _is_list(node: Any) -> TypeGuard[Sequence[Any]]:
+def _is_list(node: Tree) -> TypeGuard[Sequence[Any]]:
     named = hasattr(node, "_fields")
     return isinstance(node, list | tuple) and not named and not is_names(node)
 
 
-def _rebuilt(node: Any, entries: Entries) -> Any:
+def _rebuilt(node: Tree, entries: Entries) -> Tree:
     """Return a dict or list of the same type as ``node``, with other entries."""
     return type(node)(entries if isinstance(node, Mapping) else entries.values())
 
@@ -277,10 +277,10 @@ def _ends(at: str, where: str) -> bool:
 
 
 def at_nodes(
-    change: Callable[[str, Any], Any],
+    change: Callable[[str, Tree], Tree],
     tree: Tree,
     where: str,
-    fits: Callable[[Any], bool],
+    fits: Callable[[Tree], bool],
     none: str,
 ) -> Tree:
     """Apply ``change(path, node)`` to every node that fits, at a path that ends in ``where``.
@@ -298,10 +298,10 @@ def at_nodes(
     paths = nodes(tree, where, fits)
     is_leaf = _leaves_of(tree)
 
-    def leaf(key_path: KeyPath, node: Any) -> Any:
+    def leaf(key_path: KeyPath, node: Tree) -> Tree:
         return change(path(key_path), node) if path(key_path) in paths else node
 
-    def is_node(key_path: KeyPath, node: Any) -> bool:
+    def is_node(key_path: KeyPath, node: Tree) -> bool:
         return is_leaf(node) or path(key_path) in paths
 
     out = jax.tree.map_with_path(leaf, tree, is_leaf=is_node, is_leaf_takes_path=True)
@@ -314,7 +314,7 @@ def at_nodes(
     return out
 
 
-def nodes(tree: Tree, where: str, fits: Callable[[Any], bool]) -> dict[str, Any]:
+def nodes(tree: Tree, where: str, fits: Callable[[Tree], bool]) -> dict[str, Any]:
     """Return the nodes that meet a condition by their paths, outermost first.
 
     Args:
@@ -325,7 +325,7 @@ def nodes(tree: Tree, where: str, fits: Callable[[Any], bool]) -> dict[str, Any]
     is_leaf = _leaves_of(tree)
     found: dict[str, Any] = {}
 
-    def is_node(key_path: KeyPath, node: Any) -> bool:
+    def is_node(key_path: KeyPath, node: Tree) -> bool:
         if not is_leaf(node) and (not where or _ends(path(key_path), where)) and fits(node):
             found[path(key_path)] = node
             return True
@@ -378,7 +378,7 @@ def restructured(tree: Tree, like: Tree) -> Tree:
             "the parameters do not fit the structure of the larger model:\n  " + "\n  ".join(wrong)
         )
 
-    def leaf(key_path: KeyPath, _: Any) -> Any:
+    def leaf(key_path: KeyPath, _: object) -> Any:
         return given[path(key_path)]
 
     return jax.tree_util.tree_map_with_path(leaf, like)

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 from typing_extensions import TypeVar
 
-from jaxgrow.axes.names import Axes, Names, axis, is_layers, is_names, kind, marks, reads, role
+from jaxgrow.axes.names import Axes, Axis, Names, axis, is_layers, is_names, kind, reads, role
 from jaxgrow.growth.matrices import (
     Matrix,
     Rows,
@@ -141,8 +141,10 @@ class Rule:
         return all(condition._met(path, names) for condition in self.conditions)
 
     def _met(self, path: str, names: Names) -> bool:
-        has = {axis(n) for n in names} | {axis(n) + ".out" for n in names if not reads(n)}
-        has |= {f"{axis(n)}.{mark}" for n in names for mark in marks(n)}
+        has: set[str] = set()
+        for one in map(Axis.parse, names):
+            suffixes = (one.direction, *one.marks)
+            has |= {one.name, *(f"{one.name}.{suffix}" for suffix in suffixes)}
         return (
             fnmatchcase(path, self.path)
             and set(self.axes) <= has

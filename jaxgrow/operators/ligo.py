@@ -10,7 +10,7 @@ steps on the pre-training loss, while the small model is frozen::
 """
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -176,21 +176,31 @@ def init(ligo: LiGO, axes: Axes, sizes: Sizes, target: Sizes, key: jax.Array) ->
             rows = _positions(index[plain], unit)
             stacked = layers_of(names) if not ligo.shared and kind(plain) != "embed" else None
             copies = sizes[stacked] if stacked else 0
-            keys = jax.random.split(own, copies) if copies else own
-
-            def draw(
-                k: jax.Array,
-                old: int = old * unit,
-                new: int = new * unit,
-                rows: np.ndarray = rows,
-            ) -> jax.Array:
-                return _width(ligo, old, new, k)[rows]
-
-            write = jax.vmap(draw)(keys) if copies else draw(keys)
-            out["width"][name] = {"write": write}
-            if not ligo.tied:
-                out["width"][name]["read"] = write / jnp.maximum(write.sum(-2, keepdims=True), 1e-6)
+            out["width"][name] = _pair(ligo, old * unit, new * unit, rows, own, copies)
     return out
+
+
+def _pair(
+    ligo: LiGO, old: int, new: int, rows: np.ndarray, key: jax.Array, copies: int
+) -> dict[str, jax.Array]:
+    """Initialise a write map and, if the maps are not tied, a read map.
+
+    Args:
+      ligo: how the maps are initialised.
+      old: the number of old units.
+      new: the number of new units.
+      rows: the row of ``[I; C]`` for each new unit.
+      key: random key of the rows C.
+      copies: number of layers that have separate maps, or 0 for one map of shape [new, old].
+    """
+
+    def draw(key: jax.Array) -> jax.Array:
+        return _width(ligo, old, new, key)[rows]
+
+    write = jax.vmap(draw)(jax.random.split(key, copies)) if copies else draw(key)
+    if ligo.tied:
+        return {"write": write}
+    return {"write": write, "read": write / jnp.maximum(write.sum(-2, keepdims=True), 1e-6)}
 
 
 def growth(coefficients: Coefficients, axes: Axes, sizes: Sizes) -> Rules:
@@ -213,11 +223,12 @@ def growth(coefficients: Coefficients, axes: Axes, sizes: Sizes) -> Rules:
       >>> sorted(growth(start, axes, sizes).rules[0].terms[0])
       [('layers',), ('mlp',)]
     """
-    weights, width = coefficients["depth"], coefficients["width"]
+    weights: Mapping[str, jax.Array] = coefficients["depth"]
+    width: Mapping[str, Mapping[str, jax.Array]] = coefficients["width"]
 
     def rule(leaf: str, names: Names, acting: Acting) -> Rule:
-        maps: dict[tuple[str, ...], AxisMap] = {}
-        own: dict[tuple[str, ...], dict[str, Any]] = {}  # the maps of each layer
+        maps: dict[tuple[str, ...], AxisMap[jax.Array]] = {}
+        own: dict[tuple[str, ...], Mapping[str, jax.Array]] = {}  # the maps of each layer
         for along, name in acting:
             if is_layers(along[0]):
                 if name in weights:
@@ -332,7 +343,9 @@ def _whole_heads(along: tuple[str, ...]) -> bool:
     return len(along) == 2 and kind(along[0]) in (HEADS, KV_HEADS) and along[1] == "head_dim"
 
 
-def _map(matrices: dict[str, Any], along: tuple[str, ...], sizes: Sizes) -> AxisMap:
+def _map(
+    matrices: Mapping[str, jax.Array], along: tuple[str, ...], sizes: Sizes
+) -> AxisMap[jax.Array]:
     write, read, joint = matrices["write"], matrices.get("read", matrices["write"]), None
     if _whole_heads(along):
         dim = sizes["head_dim"]
@@ -343,7 +356,7 @@ def _map(matrices: dict[str, Any], along: tuple[str, ...], sizes: Sizes) -> Axis
     return AxisMap(write, read, joint)
 
 
-def _repeated(m: Any, dim: int, queries: int) -> Any:
+def _repeated(m: jax.Array, dim: int, queries: int) -> jax.Array:
     """Repeat a map over key/value heads for the ``queries`` query heads of each head."""
     new, old = m.shape
     blocks = (
@@ -360,9 +373,9 @@ def _positions(index: np.ndarray, unit: int) -> np.ndarray:
     return (rows[:, None] * unit + np.arange(unit)).reshape(-1)
 
 
-def _one_layer(depth: AxisMap | None, j: int, layers: int) -> AxisMap:
+def _one_layer(depth: AxisMap[jax.Array] | None, j: int, layers: int) -> AxisMap:
     """The depth map of layer j only: column j of w; the other columns are zero."""
-    weight = np.eye(layers)[:, j : j + 1] if depth is None else depth.write[:, j : j + 1]  # type: ignore[index]
+    weight = np.eye(layers)[:, j : j + 1] if depth is None else depth.write[:, j : j + 1]
     m = Rows(np.full((weight.shape[0], 1), j, np.int32), weight, layers)  # type: ignore[arg-type]
     return AxisMap(m, m)
 
@@ -383,16 +396,16 @@ def _width(ligo: LiGO, old: int, new: int, key: jax.Array) -> jax.Array:
             ligo, jax.random.randint(choose, (new - old,), 0, old), old, key
         ),
         "gaussian": lambda: jax.random.normal(key, shape) / new**0.5,
-        "zero": lambda: jnp.zeros(shape),  # pyright: ignore[reportUnknownMemberType]
+        "zero": lambda: jnp.zeros(shape),
     }[ligo.width]()
-    return jnp.concatenate([jnp.eye(old), rows])  # pyright: ignore[reportUnknownMemberType]
+    return jnp.concatenate([jnp.eye(old), rows])
 
 
 def _noisy(ligo: LiGO, source: jax.Array | np.ndarray, old: int, key: jax.Array) -> jax.Array:
     others = (
         jax.random.uniform(key, (len(source), old), maxval=ligo.noise)
         if ligo.noise
-        else jnp.zeros((1, 1))  # pyright: ignore[reportUnknownMemberType]
+        else jnp.zeros((1, 1))
     )
     return _rows(jnp.where(jax.nn.one_hot(source, old, dtype=bool), 1.0, others))
 

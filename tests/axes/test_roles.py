@@ -12,7 +12,7 @@ import tiny
 from flax import linen as nn
 
 from jaxgrow import grow, grow_optimizer, swap
-from jaxgrow.axes import cut, is_names, named, reads, role, sizes, split, turned
+from jaxgrow.axes import Axis, cut, is_names, named, reads, role, sizes, split, turned
 from jaxgrow.growth.maps import Rule, Rules
 from jaxgrow.growth.moments import RebiasState, rebias
 from jaxgrow.models import BERTConfig, CaiTConfig, GPT2Config, LlamaConfig
@@ -279,3 +279,22 @@ def test_marks_are_read_off_a_name_and_other_dots_belong_to_it():
         turned("embed.below", True) == "embed.in.below"
         and turned("embed.in.below", False) == "embed.below"
     )
+
+
+@pytest.mark.parametrize(
+    "name, parsed",
+    [
+        ("embed", Axis("embed")),
+        ("layers.2", Axis("layers.2")),
+        ("embed.0.in.norm.scale", Axis("embed.0", "in", ("norm", "scale"))),
+        ("head_dim.in.bias", Axis("head_dim", "in", ("bias",))),
+        ("in", Axis("in")),
+    ],
+)
+def test_a_name_is_parsed_and_written(name, parsed):
+    assert Axis.parse(name) == parsed
+    assert str(parsed) == name
+
+
+def test_the_order_of_suffixes_is_free():
+    assert Axis.parse("head_dim.bias.in") == Axis.parse("head_dim.in.bias")
