@@ -95,23 +95,32 @@ class Benchmarks:
             for name, tasks in self.load(names).items()
         }
 
-    def _loaded(self, manager: Any, name: str) -> list[Any]:
-        """The tasks and groups of a name."""
-        if self.data is None or name not in (
-            *manager.all_groups,
-            *manager.all_tags,
-            *_plain(manager),
-        ):
+    def _loaded(self, manager: Any, member: str | Mapping[str, Any]) -> list[Any]:
+        """The tasks and groups of a name, or of a member of a group, which may have settings."""
+        if isinstance(member, str):
+            member = {"group" if member in manager.all_groups else "task": member}
+        name = member.get("group") or member["task"]
+        if "group" in member and self.data is not None:
+            known = {} if "task" in member else manager.task_index[name].cfg
+            return [self._group(manager, {**known, **member})]
+        if self.data is None or name not in (*manager.all_tags, *_plain(manager)):
             loaded = manager.load([name])
-        else:
-            kind = "group" if name in manager.all_groups else "task"
-            spec = {
-                "group": "local",
-                "task": [{kind: name, "class": _local_task(self.data, bool(self.few_shot))}],
-            }
-            loaded = manager.load([spec])
-            loaded["groups"].pop("local")
-        return [*loaded["groups"].values()] or [*loaded["tasks"].values()]
+            return [*loaded["groups"].values()] or [*loaded["tasks"].values()]
+        own = {**member, "class": _local_task(self.data, bool(self.few_shot))}
+        return [*manager.load([{"group": "local", "task": [own]}])["tasks"].values()]
+
+    def _group(self, manager: Any, about: Mapping[str, Any]) -> Any:
+        """A group with its members.
+
+        It is made here, because lm-eval does not replace the class of the tasks of a group.
+        """
+        from lm_eval.api.group import Group  # pyright: ignore[reportMissingImports]
+
+        group = Group.from_config({**about, "task": None})
+        for member in about["task"]:
+            for part in self._loaded(manager, member):
+                group.add(part)
+        return group
 
 
 @cache
