@@ -10,7 +10,7 @@ NEEDS = (
     "matplotlib",
     "pyarrow",
     "scipy",
-    "tensorboard",
+    "tensorboardX",
     "tensorflow_datasets",
     "tokenizers",
 )

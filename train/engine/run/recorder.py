@@ -55,9 +55,7 @@ class Recorder:
         self._workdir = Workdir(folder)
         self.ledger = Ledger(record)
         self.progress = Progress(flops, self.ledger.flops, run)
-        self._files = (
-            _Files(self._workdir, record, self.ledger.steps, trackers) if is_first() else None
-        )
+        self._files = _Files(self._workdir, record, trackers) if is_first() else None
         self._waiting: tuple[int, dict[str, float], dict[str, Any]] | None = None
 
     def step(self, step: int, metrics: Mapping[str, Any], log: Mapping[str, Any]) -> None:
@@ -139,11 +137,9 @@ class Recorder:
 class _Files:
     """The log, TensorBoard's files, and the trackers."""
 
-    def __init__(
-        self, workdir: Workdir, record: CostRecord, steps: int, trackers: Sequence[Tracker]
-    ):
+    def __init__(self, workdir: Workdir, record: CostRecord, trackers: Sequence[Tracker]):
         self._log = _continued(workdir.log, record.bytes)
-        self._board = TensorBoard(workdir.board, record.events, steps)
+        self._board = TensorBoard(workdir.board, record.events)
         self._trackers = list(trackers)
 
     def write(self, line: Mapping[str, Any], steps: float, tagged: Mapping[str, float]) -> None:

@@ -11,9 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
-from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
+from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 
 from train.common.errors import UserError
 from train.common.files import read_json, write_json
@@ -77,24 +77,24 @@ class TensorBoard:
       folder: folder of the event files.
       sizes: size of each file in bytes at the time of a checkpoint. Later points are cut off,
         because the run computes them again.
-      steps: number of steps of the run so far.
     """
 
-    def __init__(self, folder: Path, sizes: Mapping[str, int], steps: int):
+    def __init__(self, folder: Path, sizes: Mapping[str, int]):
         self._folder = folder
+        folder.mkdir(exist_ok=True)
         for path in folder.glob("*"):
             if path.name not in sizes:
                 path.unlink()
             elif path.stat().st_size > sizes[path.name]:
                 os.truncate(path, sizes[path.name])
-        self._events = EventFileWriter(str(folder))
-        self._events.add_event(
-            Event(wall_time=time.time(), step=steps, file_version="brain.Event:2")
-        )
+        # This writer is synchronous: after a flush, the size of the file covers all points. Its names
+        # contain whole seconds, but a run may be resumed twice within one second.
+        self._events = EventsWriter(str(folder / "events"), f".{time.time_ns()}")
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         summary = Summary(value=[Summary.Value(tag=k, simple_value=v) for k, v in values.items()])
-        self._events.add_event(Event(wall_time=time.time(), step=step, summary=summary))
+        self._events.write_event(Event(wall_time=time.time(), step=step, summary=summary))
+        self._events.flush()  # so that TensorBoard shows a running run
 
     def sizes(self) -> dict[str, int]:
         """Flush the files to the disk and return the size of each file in bytes."""
