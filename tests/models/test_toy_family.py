@@ -176,7 +176,7 @@ def test_a_family_is_found_in_its_folder():
         assert added and all(registry.FAMILIES[f.architecture] is f for f in added)
 
 
-def test_no_other_file_names_a_family_or_tests_for_a_config_class():
+def test_no_other_file_names_a_family_or_a_config_class():
     """Check every file except those of the families themselves."""
     bases = {"TextConfig", "EncoderConfig", "PatchConfig"}
     own = {Path(inspect.getfile(c)) for n, c in Config.families.items() if n not in bases}
