@@ -13,6 +13,7 @@ from typing import Any, TypeAlias, TypeGuard
 
 import jax
 import numpy as np
+from flax.traverse_util import unflatten_dict
 
 from jaxgrow.axes._conventions import KNOWN, fused_axis, is_scale, marked, translated
 from jaxgrow.axes.names import (
@@ -160,7 +161,7 @@ def infer(params: Params, sizes: Mapping[str, int]) -> dict[str, Names]:
 
     named = jax.tree_util.tree_map_with_path(_by_size(params, sizes), params)
     named = _marked(named, KNOWN | sizes.keys())
-    tree = _nested(by_path(named, is_leaf=is_names))
+    tree: Nested = unflatten_dict(by_path(named, is_leaf=is_names), sep="/")
     rules = {
         pattern: tuple(n + UNSURE * (names.count(n) > 1 and UNSURE not in n) for n in names)
         for pattern, names in _patterns("", tree).items()
@@ -209,18 +210,6 @@ def _by_size(params: Params, sizes: Mapping[str, int]) -> Callable[[KeyPath, Any
         return tuple(name(dim, size) for dim, size in enumerate(np.shape(x)))
 
     return leaf
-
-
-def _nested(leaves: Mapping[str, Names]) -> Nested:
-    """Return leaves by their paths as a tree of dicts."""
-    tree: Nested = {}
-    for leaf, names in leaves.items():
-        *parents, last = leaf.split("/")
-        inside = tree
-        for part in parents:
-            inside = inside.setdefault(part, {})
-        inside[last] = names
-    return tree
 
 
 def _patterns(prefix: str, tree: Nested) -> dict[str, Names]:
