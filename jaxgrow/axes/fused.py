@@ -66,7 +66,7 @@ def split_fused(
     """
     plain = _plain(layout, parts)
 
-    def split(x: Any) -> Any:
+    def split(x: Tree) -> Tree:
         if not parts:
             return rearrange(x, f"{layout} -> {plain}", **sizes)
         if not isinstance(parts, Mapping):
@@ -108,7 +108,7 @@ def join_fused(
     """
     plain = _plain(layout, parts)
 
-    def join(node: Any) -> Any:
+    def join(node: Tree) -> Tree:
         if not parts:
             return rearrange(node, f"{plain} -> {layout}")
         pieces = [node[name] for name in parts]
@@ -119,7 +119,7 @@ def join_fused(
             stack.concatenate(pieces, plain.split().index("parts")), f"{plain} -> {layout}"
         )
 
-    def fits(node: Any) -> bool:
+    def fits(node: Tree) -> bool:
         return (
             jax.tree_util.all_leaves([node])
             if not parts
@@ -145,11 +145,15 @@ def _plain(layout: str, parts: Sequence[str] | Mapping[str, int]) -> str:
 
 
 def _rearranged(
-    change: Callable[[Any], Any], tree: Tree, pattern: str, layout: str, fits: Callable[[Any], bool]
+    change: Callable[[Tree], Tree],
+    tree: Tree,
+    pattern: str,
+    layout: str,
+    fits: Callable[[Tree], bool],
 ) -> Tree:
     wrong: list[str] = []
 
-    def one(at: str, node: Any) -> Any:
+    def one(at: str, node: Tree) -> Tree:
         try:
             return change(node)
         except (EinopsError, ValueError) as error:

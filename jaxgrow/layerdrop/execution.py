@@ -8,18 +8,22 @@ equal keep masks. Masking the outputs of dropped layers would save no time.
 import zlib
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, NoReturn, TypeAlias
+from typing import Any, Literal, NoReturn, TypeAlias, TypeVar
 
 import flax.struct as struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import custom_batching, lax
+from jax.tree_util import PyTreeDef
 
 Array: TypeAlias = jax.Array | np.ndarray
 # Pytrees of arrays: the weights of a layer, and the value that passes through the layers.
 Weights: TypeAlias = Any
 Carry: TypeAlias = Any
+# The value that passes through the layers, and arrays that each layer writes one row of.
+Stacking: TypeAlias = tuple[Carry, list[jax.Array]]
+T = TypeVar("T")
 
 # JAX does not annotate these functions.
 _eval_shape: Callable[..., Any] = jax.eval_shape  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
@@ -127,18 +131,20 @@ def scaled(apply: Callable[..., jax.Array], keep_mask: KeepMask) -> Callable[...
     sublayers.
     """
 
-    def plain(w: Weights, x: jax.Array, scale: Any, *rest: Any) -> jax.Array:
+    def plain(w: Weights, x: jax.Array, scale: object, *rest: Any) -> jax.Array:
         return apply(w, x, *rest)
 
-    def fixed(scale: Any) -> Any:
+    def fixed(scale: T) -> T:
         # Only the measurement of sensitivities differentiates a scale, and it uses no keep masks.
         # With keep masks, the gradient of the scale would need the output of the block.
         return scale if keep_mask.layers is None else lax.stop_gradient(scale)
 
-    def by_sublayer(w: Weights, x: jax.Array, scale: Any, *rest: Any) -> jax.Array:
+    def by_sublayer(
+        w: Weights, x: jax.Array, scale: "jax.Array | Dropout", *rest: Any
+    ) -> jax.Array:
         return apply(w, x, fixed(scale), *rest)
 
-    def by_block(w: Weights, x: jax.Array, scale: Any, *rest: Any) -> jax.Array:
+    def by_block(w: Weights, x: jax.Array, scale: jax.Array, *rest: Any) -> jax.Array:
         y, scale = apply(w, x, *rest), fixed(scale)
         wide = jnp.promote_types(x.dtype, jnp.float32)  # as in `rescaled`, also for y - x
         delta = (x.astype(wide) + scale.astype(wide) * (y.astype(wide) - x.astype(wide))).astype(
@@ -183,7 +189,9 @@ def conditional(
     def stack(keep: jax.Array, stacked: Weights, x: Carry) -> Carry:
         return _scan(keep, stacked, x, lambda x, w, i: apply(w, x))
 
-    def forward(keep: jax.Array, stacked: Weights, x: Carry) -> tuple[Carry, Any]:
+    def forward(
+        keep: jax.Array, stacked: Weights, x: Carry
+    ) -> tuple[Carry, tuple[jax.Array, Weights, _Pullback]]:
         y, pullbacks = _forward(apply, keep, stacked, x)
         return y, (keep, stacked, pullbacks)
 
@@ -199,17 +207,17 @@ def conditional(
 def _scan(
     keep: jax.Array,
     stacked: Weights,
-    carry: Any,
-    run: Callable[[Any, Weights, jax.Array], Any],
+    carry: T,
+    run: Callable[[T, Weights, jax.Array], T],
     *,
     reverse: bool = False,
-) -> Any:
+) -> T:
     """Compute ``carry = run(carry, w, i)`` for every layer i that is kept."""
 
-    def skip(carry: Any, w: Weights, i: jax.Array) -> Any:
+    def skip(carry: T, w: Weights, i: jax.Array) -> T:
         return carry
 
-    def body(carry: Any, inputs: tuple[jax.Array, Weights, jax.Array]) -> tuple[Any, None]:
+    def body(carry: T, inputs: tuple[jax.Array, Weights, jax.Array]) -> tuple[T, None]:
         keep, w, i = inputs
         # The identity must be branch 0: only branch 0 reliably forwards its operands without a copy.
         branch = keep.astype(jnp.int32)
@@ -223,7 +231,7 @@ def _forward(
 ) -> tuple[Carry, "_Pullback"]:
     """Run the kept layers, and save what their backward passes need."""
 
-    def run(carry: tuple[Carry, list[jax.Array]], w: Weights, i: jax.Array) -> Any:
+    def run(carry: Stacking, w: Weights, i: jax.Array) -> Stacking:
         x, saved = carry
         y, new = _pulled(apply, w, x)
         return y, _written(saved, new.saved, i)
@@ -242,12 +250,14 @@ def _first(a: jax.Array) -> jax.Array:
     return a[0]
 
 
-def _backward(residuals: tuple[jax.Array, Weights, "_Pullback"], dy: Carry) -> Any:
+def _backward(
+    residuals: tuple[jax.Array, Weights, "_Pullback"], dy: Carry
+) -> tuple[None, Weights, Carry]:
     """Run the backward passes of the kept layers, from the last one to the first one."""
     keep, stacked, pullbacks = residuals
     moving, _ = _floating(stacked)
 
-    def run(carry: tuple[Carry, list[jax.Array]], w: Weights, i: jax.Array) -> Any:
+    def run(carry: Stacking, w: Weights, i: jax.Array) -> Stacking:
         dx, dw = carry
         new, dx = pullbacks.of(i, w)(dx)
         return dx, _written(dw, new, i)
@@ -266,7 +276,7 @@ def _written(stack: list[jax.Array], new: list[jax.Array], i: jax.Array) -> list
     return [lax.dynamic_update_index_in_dim(s, n, i, 0) for s, n in zip(stack, new, strict=True)]
 
 
-def varying(arrays: Any, data: Any) -> Any:
+def varying(arrays: T, data: object) -> T:
     """Make ``arrays`` vary over all axes of a `shard_map` over which ``data`` varies.
 
     JAX requires this of the results of all branches of a conditional, whether a branch computes
@@ -303,7 +313,7 @@ class _Pullback(struct.PyTreeNode):
     """
 
     saved: list[jax.Array]
-    tree: Any = struct.field(pytree_node=False)
+    tree: PyTreeDef = struct.field(pytree_node=False)
     sources: tuple[int | None, ...] = struct.field(pytree_node=False)
 
     def of(self, i: jax.Array, w: Weights) -> Callable[[Carry], tuple[list[jax.Array], Carry]]:
@@ -339,23 +349,23 @@ def _pulled(
     return y, _Pullback(saved, tree, sources)
 
 
-def is_floating(x: Any) -> bool:
+def is_floating(x: jax.Array) -> bool:
     """Whether an array has gradients: its numbers are floating-point or complex."""
     return jnp.issubdtype(x.dtype, jnp.inexact)
 
 
-def _floating(inputs: Any) -> tuple[list[jax.Array], Callable[[list[jax.Array]], Any]]:
+def _floating(inputs: Weights) -> tuple[list[jax.Array], Callable[[list[jax.Array]], Weights]]:
     """The leaves that have gradients, and a function that puts them back into the tree."""
     leaves, tree = jax.tree.flatten(inputs)
 
-    def join(moving: list[jax.Array]) -> Any:
+    def join(moving: list[jax.Array]) -> Weights:
         rest = iter(moving)
         return jax.tree.unflatten(tree, [next(rest) if is_floating(x) else x for x in leaves])
 
     return [x for x in leaves if is_floating(x)], join
 
 
-def _blank(shape: tuple[int, ...], dtype: Any) -> jax.Array:
+def _blank(shape: tuple[int, ...], dtype: np.dtype) -> jax.Array:
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return jnp.broadcast_to(jax.random.key(0), shape)
     return jnp.zeros(shape, dtype)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from flax.linen.module import InterceptorContext
+from jax.tree_util import PyTreeDef
 
 from jaxgrow.layerdrop.execution import (
     Array,
@@ -174,7 +175,9 @@ class _Calls:
         others = [jnp.zeros(s.shape, s.dtype) for s in shape.others]
         others = varying(others, (self.open, inputs, call.x))
 
-        def carried(inputs: Any, carry: Any) -> Any:
+        def carried(
+            inputs: Any, carry: tuple[jax.Array, list[jax.Array]]
+        ) -> tuple[jax.Array, list[jax.Array]]:
             result = layer(inputs, carry[0])
             return result.x, result.others
 
@@ -201,7 +204,7 @@ class _Call(NamedTuple):
     x: Array
     name: str | None
     leaves: list[Any]
-    tree: Any
+    tree: PyTreeDef
 
     @classmethod
     def of(cls, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "_Call":
@@ -227,15 +230,13 @@ class _Call(NamedTuple):
         return apply(variables, *args, rngs=keys, **kwargs)
 
 
-def _random_streams(module: nn.Module, again: bool) -> dict[str, Any]:
+def _random_streams(module: nn.Module, again: bool) -> Mapping[str, object]:
     """The random streams of the module.
 
     They are the same streams as outside of `dropping`, unless the module was called before.
     """
     assert module.scope is not None  # a module that is called is bound
-    streams: dict[str, Any] = {
-        name: stream for name, stream in module.scope.rngs.items() if name != "params"
-    }
+    streams = {name: stream for name, stream in module.scope.rngs.items() if name != "params"}
     return {name: module.make_rng(name) for name in streams} if again else streams
 
 
@@ -285,7 +286,7 @@ class _Form(NamedTuple):
     """
 
     sequence: type[Any] | None
-    tree: Any
+    tree: PyTreeDef
 
     def rebuilt(self, x: jax.Array, others: Sequence[jax.Array]) -> Any:
         if self.sequence is None:
