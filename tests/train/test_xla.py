@@ -17,13 +17,24 @@ from train import pretrain
 from train.engine import xla
 
 
-def test_flags_of_the_environment_win_and_both_are_recorded(monkeypatch):
+@pytest.mark.parametrize("name", ["enable_pipelined_all_gather", "pipeline_all_gather"])
+def test_flags_of_the_environment_win_and_both_are_recorded(monkeypatch, name):
+    """JAX 0.11 accepts both names in XLA_FLAGS."""
     gpus = SimpleNamespace(devices=np.array([SimpleNamespace(platform="cuda")]))
-    given = "--xla_gpu_enable_pipelined_all_gather=false"
+    given = f"--xla_gpu_{name}=false"
     monkeypatch.setenv("XLA_FLAGS", given)
     found = xla.recorded(gpus)
     assert found["XLA_FLAGS"] == given
-    assert xla.GPU_FLAGS.keys() - found["options"] == {"xla_gpu_enable_pipelined_all_gather"}
+    (left_out,) = xla.GPU_FLAGS.keys() - found["options"]
+    assert left_out.endswith("_all_gather")
+
+
+def test_this_version_of_xla_knows_all_flags():
+    """The compiler for CPUs refuses unknown options, too, and ignores those of GPUs."""
+    double = jax.jit(lambda x: 2 * x, compiler_options=xla.GPU_FLAGS)
+    assert double(jnp.ones(2)).tolist() == [2, 2]
+    with pytest.raises(jax.errors.JaxRuntimeError, match="No such compile option"):
+        jax.jit(lambda x: 2 * x, compiler_options={"xla_gpu_unknown": True})(jnp.ones(2))
 
 
 def test_a_profile_is_a_trace_of_the_asked_steps(tmp_path):

@@ -13,15 +13,22 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+# In a loop, collectives of one iteration overlap with compute of the neighbouring iterations. JAX
+# 0.11 has other names for these options, and refuses the old ones.
+_OLD, _NEW = "xla_gpu_enable_pipelined_", "xla_gpu_pipeline_"
+_COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter")
+_PIPELINED: dict[str, bool | str] = (
+    {_OLD + kind: True for kind in _COLLECTIVES}
+    if jax.__version_info__ < (0, 11)
+    else {_NEW + kind: "COLLECTIVE_PIPELINING_MODE_ON" for kind in _COLLECTIVES}
+)
+
 # The compiler options that `options` sets for GPUs.
 GPU_FLAGS: dict[str, bool | int | str] = {
     # The scheduler starts collectives early and computes until their results are needed.
     "xla_gpu_enable_latency_hiding_scheduler": True,
     "xla_gpu_enable_highest_priority_async_stream": True,
-    # In a loop, collectives of one iteration overlap with compute of the neighbouring iterations.
-    "xla_gpu_enable_pipelined_all_gather": True,
-    "xla_gpu_enable_pipelined_all_reduce": True,
-    "xla_gpu_enable_pipelined_reduce_scatter": True,
+    **_PIPELINED,
     # Collectives are combined up to these sizes. They are large enough to use the bandwidth, and
     # small enough to start before all of the operands are computed.
     "xla_gpu_all_gather_combine_threshold_bytes": 128 * 2**20,
@@ -44,8 +51,12 @@ def options(mesh: Mesh) -> dict[str, bool | int | str]:
     """
     if mesh.devices.flat[0].platform not in ("gpu", "cuda"):
         return {}
-    given = os.environ.get("XLA_FLAGS", "")
-    return {name: value for name, value in GPU_FLAGS.items() if f"--{name}" not in given}
+    given = os.environ.get("XLA_FLAGS", "").replace(_OLD, _NEW)
+    return {
+        name: value
+        for name, value in GPU_FLAGS.items()
+        if f"--{name.replace(_OLD, _NEW)}" not in given
+    }
 
 
 def recorded(mesh: Mesh) -> dict[str, Any]:
