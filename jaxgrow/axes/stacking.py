@@ -109,20 +109,16 @@ def unstack_layers(tree: Tree, layers: str, number: int | None = None) -> Tree:
     def stacked(node: Tree) -> bool:
         return _is_stacked(_entries(node), name)
 
-    def lengths(node: Tree) -> dict[str, int | None]:
-        """Return the size of the leading axis of each leaf of the stacked layers."""
-        flat = by_path(_entries(node)[_only(_entries(node), name)], is_leaf)
-        return {p: number if is_names(x) else _length(x) for p, x in flat.items()}
-
     # Some stacked layers have no leaves, for example if they are excluded by the mask of an
     # optimizer. Their number is taken from the other nodes.
     found = [
-        next(iter(lengths(node).values()), None) for node in nodes(tree, where, stacked).values()
+        next(iter(_lengths(node, name, number, is_leaf).values()), None)
+        for node in nodes(tree, where, stacked).values()
     ]
     everywhere = {n for n in found if n is not None}
 
     def unstack(at: str, node: Tree) -> Tree:
-        entries, counts = _entries(node), lengths(node)
+        entries, counts = _entries(node), _lengths(node, name, number, is_leaf)
         key = _only(entries, name)
         whole, at_node = entries.pop(key), f"{at}/{name}".removeprefix("/")
         count = number or next((n for n in counts.values() if n is not None), 0)
@@ -163,6 +159,14 @@ def _differences(layers: Mapping[str, Mapping[str, Any]]) -> list[str]:
             if p in first and _what(x) != _what(first[p])
         ]
     return differ
+
+
+def _lengths(
+    node: Tree, name: str, number: int | None, is_leaf: Callable[[Tree], bool]
+) -> dict[str, int | None]:
+    """Return the number of layers in each leaf of the stacked layers; in axes trees, ``number``."""
+    flat = by_path(_entries(node)[_only(_entries(node), name)], is_leaf)
+    return {p: number if is_names(x) else _length(x) for p, x in flat.items()}
 
 
 def _length(x: Any) -> int | None:
