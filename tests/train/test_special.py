@@ -317,6 +317,24 @@ def test_texts_of_a_fine_tuning_begin_and_end_as_the_files_say(name, tmp_path):
         assert model.tokenizer.id_to_token(encoder.frame.pad) == pad
 
 
+@pytest.mark.parametrize("adds", [True, False])
+def test_texts_of_an_encoder_are_marked_as_its_tokenizer_marks_them(adds, tmp_path):
+    """Without a post-processor, the names of BERT's tokens decide."""
+    words = ["a", "b", "[START]", "[STOP]", "[EMPTY]", "[CLS]", "[SEP]", "[PAD]"]
+    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, "a"))
+    if adds:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="[START] $A [STOP]",
+            pair="[START] $A [STOP] [STOP] $B [STOP]",
+            special_tokens=[("[START]", 2), ("[STOP]", 3)],
+        )
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"pad_token": "[EMPTY]"}')
+    model = BERTConfig(vocab=8, context=8, layers=1, embed=4, heads=1, head_dim=4, mlp=4)
+    found = Encoder(str(tmp_path / "tokenizer.json"), model).frame
+    assert found == (((2,), (3, 3), (3,), 4) if adds else ((5,), (6,), (6,), 4))
+
+
 def test_without_other_files_the_names_of_tokens_decide(tmp_path):
     tokenizer = made(PUBLISHED["llama 3"])
     special = special_tokens(tokenizer, None)

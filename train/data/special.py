@@ -128,6 +128,15 @@ def frame(tokenizer: Any) -> tuple[list[int], list[int]]:
     return whole.ids[:before], whole.ids[len(added) - after :]
 
 
+def frame_of_pairs(tokenizer: Any) -> tuple[list[int], list[int], list[int]]:
+    """The tokens that the tokenizer adds before, between and after two texts."""
+    whole = tokenizer.encode("a", "b")
+    first, second = ([i for i, n in enumerate(whole.sequence_ids) if n == text] for text in (0, 1))
+    if not first or not second:
+        return [], [], []
+    return whole.ids[: first[0]], whole.ids[first[-1] + 1 : second[0]], whole.ids[second[-1] + 1 :]
+
+
 def _settings(folder: Path | None, *names: str) -> list[dict[str, Any]]:
     """The content of the files that exist."""
     found = []

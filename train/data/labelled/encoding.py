@@ -11,7 +11,7 @@ import numpy as np
 from jaxgrow.models import Config
 from train.common.errors import UserError
 from train.data.masking import BYTES
-from train.data.special import ENDS, special_tokens
+from train.data.special import ENDS, frame_of_pairs, special_tokens
 from train.data.special import frame as added_tokens
 from train.data.text import folder_of, tokenizer
 from train.data.tokenise import digest, dtype
@@ -46,8 +46,8 @@ class Encoder:
     """A tokenizer, with the frame of a model.
 
     =================== ========================== =========================================================
-    encoder, ``[CLS]``  ``[CLS] a [SEP] b [SEP]``  the names of BERT's tokenizer
-    encoder, ``<s>``    ``<s> a </s></s> b </s>``  the names of RoBERTa's tokenizer
+    encoder             ``[CLS] a [SEP] b [SEP]``  the tokens that its tokenizer adds; if it adds none, the
+                                                   names of BERT's or RoBERTa's tokenizer
     encoder, bytes      ``C0 a 00 b 00``           bytes that do not occur in text; ``C1`` is padding
     decoder             ``<s> a </s> b </s>``      its end of text, and the tokens that it adds before texts
     decoder, bytes      ``a 00 b 00``              byte 0 ended documents in pre-training
@@ -133,8 +133,12 @@ class Encoder:
     def _of_an_encoder(self) -> Frame | None:
         if self._loaded is None:
             return Frame((_BYTE_BEGIN,), (_BYTE_END,), (_BYTE_END,), _BYTE_PAD)
+        named = special_tokens(self._loaded, self._folder).names.get("pad_token")
+        begin, between, end = map(tuple, frame_of_pairs(self._loaded))
         for names, ends in ((("[CLS]", "[SEP]", "[PAD]"), 1), (("<s>", "</s>", "<pad>"), 2)):
-            first, last, pad = map(self._loaded.token_to_id, names)
+            first, last, pad = map(self._loaded.token_to_id, (*names[:2], named or names[2]))
+            if between and end and pad is not None:
+                return Frame(begin, between, end, pad)
             if first is not None and last is not None and pad is not None:
                 return Frame((first,), (last,) * ends, (last,), pad)
         return None
