@@ -56,7 +56,7 @@ def step(machine: str, drop: str) -> Program:
 def test_gpt2_on_h100s(machine, drop):
     found = step(machine, drop)
     assert 1.4 * GB < found.parameters + found.moments < 1.6 * GB
-    assert found.temporary < 4.5 * GB  # 9.75 with all logits at once
+    assert found.temporary < 4.7 * GB  # the float32 logits of all positions would take 3.3 more
     assert found.conditionals == (2 if drop == "cond" else 0)
     if machine == "h100:1":
         assert not found.collectives
