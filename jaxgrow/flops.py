@@ -278,15 +278,16 @@ def counted(jaxpr: Jaxpr) -> Counted:
 
     The jaxpr is the program as it is written, so the count depends neither on the platform nor on
     the version of XLA. The body of a scan counts once per iteration, a conditional counts as its
-    most expensive branch, and a `shard_map` counts on all of its devices. The number of iterations
-    of a ``while_loop`` is unknown: its body counts once. Custom kernels are not counted.
+    most expensive branch, and a `shard_map` counts on all devices that it divides arrays among.
+    Work that other devices repeat is not counted, as in programs without `shard_map`. The number of
+    iterations of a ``while_loop`` is unknown: its body counts once. Custom kernels are not counted.
 
     Args:
       jaxpr: the program, from `jax.make_jaxpr` or ``jax.jit(f).trace(*arguments).jaxpr``. For a
         closed jaxpr, pass its ``.jaxpr``.
 
     Returns:
-      Operations of one run of the program, on all devices.
+      Operations of one run of the program, on all devices together.
 
     Example:
       >>> program = jax.make_jaxpr(lambda x, y: jnp.tanh(x @ y))(np.ones((2, 3)), np.ones((3, 5)))
@@ -316,8 +317,10 @@ def _times(eqn: Any) -> int:
     if eqn.primitive.name == "scan":
         return eqn.params["length"]
     if eqn.primitive.name == "shard_map":
-        mesh = eqn.params["mesh"]
-        return math.prod(mesh.shape[name] for name in eqn.params["newly_manual_axes"])
+        mesh, specs = eqn.params["mesh"], (*eqn.params["in_specs"], *eqn.params["out_specs"])
+        entries = [entry for spec in specs for entry in spec if entry is not None]
+        dividing = {n for entry in entries for n in ([entry] if isinstance(entry, str) else entry)}
+        return math.prod(mesh.shape[n] for n in eqn.params["newly_manual_axes"] if n in dividing)
     return 1
 
 

@@ -182,10 +182,17 @@ def either(x, y):
 
 
 TWO = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
+SQUARE = jax.make_mesh((2, 2), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
 
 
 @partial(jax.shard_map, mesh=TWO, in_specs=(P("data"), P()), out_specs=P("data"))
 def divided(x, y):
+    return x @ y
+
+
+@partial(jax.shard_map, mesh=SQUARE, in_specs=(P("data"), P()), out_specs=P("data"))
+def repeated(x, y):
+    """Divide rows between two pairs of devices. Both devices of a pair compute the same."""
     return x @ y
 
 
@@ -204,6 +211,7 @@ def divided(x, y):
         (jax.jit(jax.checkpoint(scanned)), [(3, 3)], 7 * 2 * 27, 7 * 9),
         (either, [(2, 3), (3, 3)], 2 * 2 * 2 * 9, 0),
         (divided, [(2, 3), (3, 5)], 2 * 2 * 3 * 5, 0),
+        (repeated, [(2, 3), (3, 5)], 2 * 2 * 3 * 5, 0),
         (lambda x: x.at[jnp.array([0, 0])].add(1.0), [(2, 3)], 0, 6),
         (lambda x: jax.lax.fori_loop(0, 4, lambda _, y: y * 2, x), [(2, 3)], 0, 4 * 6),
         (
