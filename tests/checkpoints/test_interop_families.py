@@ -626,7 +626,7 @@ def test_what_no_mixture_stores_is_told(tmp_path, capsys):
         (
             "GPT2LMHeadModel",
             "upcycle --experts 8",
-            "a dense decoder of the Llama kind, but this GPT2Config",
+            "a dense decoder of the Llama family, but this GPT2Config",
         ),
         ("MixtralForCausalLM", "upcycle --experts 8", "has 4 experts already"),
         (
