@@ -220,6 +220,29 @@ def split_groups(x: jax.Array) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, P(over)) if over and len(x) % parts == 0 else x
 
 
+def grouped(x_BTV: jax.Array) -> jax.Array:
+    """Reshape to [G, N, V], so that each device with other samples or positions has one row.
+
+    For traced code. G is the number of these devices.
+    """
+    samples, positions, width = x_BTV.shape
+    groups, parts = batch_parts(samples), sequence_parts(positions)
+    if parts == 1:
+        return x_BTV.reshape(groups, -1, width)
+    x = x_BTV.reshape(groups, samples // groups, parts, positions // parts, width)
+    return split_groups(x.swapaxes(1, 2).reshape(groups * parts, -1, width))
+
+
+def ungrouped(x_GNV: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Invert `grouped`: ``shape`` is [B, T, V]."""
+    samples, positions, width = shape
+    groups, parts = batch_parts(samples), sequence_parts(positions)
+    if parts == 1:
+        return x_GNV.reshape(shape)
+    x = x_GNV.reshape(groups, parts, samples // groups, positions // parts, width)
+    return split_sequences(x.swapaxes(1, 2).reshape(shape))
+
+
 def sequence_parts(positions: int) -> int:
     """The number of devices that this number of positions is sharded over, in traced code.
 

@@ -183,12 +183,12 @@ def keep_masks(
     probs = schedule(drop, sum(depths), t, steps, sensitivity)
     key = jax.random.fold_in(jax.random.key(seed), t)
     keys = jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(1, micro + 1))
+    if drop.execution == "cond":
+        return probs, _map(partial(sample, probs=probs), keys)
     draw = systematic if drop.execution == "gather" else independent
     parts, counts = _staged(probs, depths), _stage_keys(jax.random.fold_in(key, 0), depths)
 
     def drawn(k: jax.Array) -> jax.Array:
-        if drop.execution == "cond":
-            return sample(k, probs)
         mine = _stage_keys(k, depths)
         return jnp.concatenate(
             [draw(k, p, count) for k, p, count in zip(mine, parts, counts, strict=True)]

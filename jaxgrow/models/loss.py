@@ -20,10 +20,12 @@ from jaxgrow.sharding import (
     batch_parts,
     flattened,
     gathered,
+    grouped,
     platform,
     sequence_parts,
     split_groups,
     split_sequences,
+    ungrouped,
 )
 
 # The number of positions on a device for which logits over the vocabulary exist at the same time
@@ -251,7 +253,7 @@ def _loss_forward(x_BTD, head_DV, bias_V, targets_BT, dtype, cap, positions):
         loss_BS, right_BS = scored[3]
         sums = loss_BS.sum(), right_BS.sum(dtype=wide)
         slope_BSV = _slope(scored, cap)
-        back_BSD, *others = _gradients(x_BSD, slope_BSV, cast_DV, groups, dtype, needed)
+        back_BSD, *others = _gradients(x_BSD, slope_BSV, cast_DV, dtype, needed)
         return jax.tree.map(jnp.add, total, (sums, *others)), back_BSD
 
     def zeros(*shape):
@@ -279,23 +281,23 @@ def _slope(scored, cap):
     return slope_BSV * (1 - jnp.square(logits_BSV / cap)) if cap else slope_BSV
 
 
-def _gradients(x_BSD, slope_BSV, head_DV, groups, dtype, needed: _Needed):
+def _gradients(x_BSD, slope_BSV, head_DV, dtype, needed: _Needed):
     """Return the gradients of one piece with respect to its inputs, the head and the bias.
 
     A gradient that is not needed is None. The gradients of the head and the bias have a leading
     axis of groups.
     """
     wide = slope_BSV.dtype
-    rows_GNV = _grouped(slope_BSV.astype(dtype), groups)
+    rows_GNV = grouped(slope_BSV.astype(dtype))
     back_BSD = head_GDV = bias_GV = None
     if needed.x:
         back_GND = jnp.einsum("gnv,dv->gnd", rows_GNV, head_DV, preferred_element_type=wide)
-        back_BSD = _ungrouped(back_GND.astype(x_BSD.dtype), x_BSD.shape, groups)
+        back_BSD = ungrouped(back_GND.astype(x_BSD.dtype), x_BSD.shape)
     if needed.head:
-        x_GND = _grouped(x_BSD.astype(dtype), groups)
+        x_GND = grouped(x_BSD.astype(dtype))
         head_GDV = jnp.einsum("gnd,gnv->gdv", x_GND, rows_GNV, preferred_element_type=wide)
     if needed.bias:
-        bias_GV = _grouped(slope_BSV, groups).sum(1)
+        bias_GV = grouped(slope_BSV).sum(1)
     return back_BSD, head_GDV, bias_GV
 
 
@@ -309,26 +311,6 @@ def _loss_backward(dtype, cap, positions, saved, cotangents):
 
 
 _vocabulary_loss.defvjp(_loss_forward, _loss_backward, symbolic_zeros=True)
-
-
-def _grouped(x_BSV: jax.Array, groups: int) -> jax.Array:
-    """Reshape to [groups x parts of the sequences, N, V], so that each device has one row."""
-    samples, positions, width = x_BSV.shape
-    parts = sequence_parts(positions)
-    if parts == 1:
-        return x_BSV.reshape(groups, -1, width)
-    x = x_BSV.reshape(groups, samples // groups, parts, positions // parts, width)
-    return split_groups(x.swapaxes(1, 2).reshape(groups * parts, -1, width))
-
-
-def _ungrouped(x_GNV: jax.Array, shape: tuple[int, ...], groups: int) -> jax.Array:
-    """Invert `_grouped`."""
-    samples, positions, width = shape
-    parts = sequence_parts(positions)
-    if parts == 1:
-        return x_GNV.reshape(shape)
-    x = x_GNV.reshape(groups, parts, samples // groups, positions // parts, width)
-    return split_sequences(x.swapaxes(1, 2).reshape(shape))
 
 
 def scored() -> int:

@@ -20,13 +20,17 @@ from jax.typing import DTypeLike
 from jaxgrow.axes.names import READ, Names, axis, named
 from jaxgrow.models.modules import MLP, Linear, quick_gelu
 from jaxgrow.sharding import (
+    CONTEXT,
     RULES,
     batch_axes,
     divided,
+    grouped,
     mean_of_devices,
     parts,
     platform,
+    sequence_parts,
     undivided_by_samples,
+    ungrouped,
 )
 
 EXPERTS, SHARED = "experts", "shared"
@@ -125,7 +129,8 @@ class Experts(nn.Module):
 
     def _chosen(self, x_BTD):
         """Return the weighted sum over the experts that the router chooses."""
-        wide, x_ND = jnp.promote_types(self.dtype, jnp.float32), x_BTD.reshape(-1, self.embed)
+        wide, x_GND = jnp.promote_types(self.dtype, jnp.float32), grouped(x_BTD)
+        x_ND = x_GND.reshape(-1, self.embed)
         sizes = {EXPERTS: self.experts, "embed": self.embed, "mlp": self.mlp}
 
         def kernel(name, axes, init, dtype):
@@ -142,18 +147,18 @@ class Experts(nn.Module):
         }
         inits = {"gate": self.kernel_init, "up": self.kernel_init, "down": self.out_init}
         kernels = {name: kernel(name, axes[name], inits[name], self.dtype) for name in axes}
-        counts_E, y_ND = self._mixed(x_ND, probs_NE, kernels, axes, len(x_BTD))
+        counts_E, y_ND = self._mixed(x_ND, probs_NE, kernels, axes, x_BTD.shape)
         if self.balance:
             share_E = mean_of_devices(counts_E.astype(wide) / (self.active * len(x_ND)))
             y_ND = _adding(y_ND, self.balance * self.experts * (share_E * probs_NE.mean(0)).sum())
         if self.z_loss:
             y_ND = _adding(y_ND, self.z_loss * jnp.square(jax.nn.logsumexp(scores_NE, -1)).mean())
-        return y_ND.reshape(x_BTD.shape)
+        return ungrouped(y_ND.reshape(x_GND.shape), x_BTD.shape)
 
-    def _mixed(self, x_ND, probs_NE, kernels, axes: dict[str, Names], samples: int):
+    def _mixed(self, x_ND, probs_NE, kernels, axes: dict[str, Names], shape: tuple[int, ...]):
         """Return ``(number of assignments of each expert [E], the output [N, D])``.
 
-        Each device computes its own samples.
+        Each device computes its own samples and positions of ``shape`` [B, T, D].
         """
         over = RULES[EXPERTS] if parts(EXPERTS) > 1 else None
         if over and not self.capacity:
@@ -167,12 +172,12 @@ class Experts(nn.Module):
                 f"{self.experts} experts are not divisible by the {parts(EXPERTS)} devices of the "
                 f"mesh axis {over!r}"
             )
-        # Each device processes its own samples. Otherwise XLA would sort all samples on each
-        # device, and sum activations instead of gathering kernels.
-        tokens, (units,) = (
-            P(batch_axes(samples) or None),
-            undivided_by_samples(("mlp",), (self.mlp,)),
-        )
+        # Each device processes its own tokens. Otherwise XLA would sort all tokens on each device,
+        # and sum activations instead of gathering kernels.
+        samples, positions, _ = shape
+        along = (*batch_axes(samples), *[CONTEXT] * (sequence_parts(positions) > 1))
+        tokens = P(along or None)
+        (units,) = undivided_by_samples(("mlp",), (self.mlp,))
         # Each device adds the bias to its partial sum, so the bias is divided by the number of
         # devices that share the units.
         if "bias" in kernels["down"] and units:

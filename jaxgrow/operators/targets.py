@@ -53,7 +53,7 @@ def unknown(takes: str, kinds: Sequence[str], sizes: Sizes, asked: Iterable[str]
     """One message for each axis that an operator does not accept or the model does not have.
 
     Args:
-      takes: the name of the operator and its verb, for the message.
+      takes: the name of the operator and its verb, which begin the message.
       kinds: the kinds of axes that the operator accepts.
       sizes: the size of every axis of the model.
       asked: the axes that the operator should change.
@@ -91,8 +91,8 @@ def whole(operator: str, argument: str, of: Sizes) -> dict[str, int]:
     """Check the sizes of axes that an operator was given, and convert them to Python integers.
 
     Args:
-      operator: the name of the operator, for the message.
-      argument: the name of its argument, for the message.
+      operator: the name of the operator, which the message contains.
+      argument: the name of its argument, which the message contains.
       of: the value of the argument.
 
     Raises:

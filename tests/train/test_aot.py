@@ -68,6 +68,13 @@ def test_gpt2_on_h100s(machine, drop):
     assert sum(c.size for c in found.collectives) == pytest.approx(found.parameters, rel=0.01)
 
 
+def test_logits_of_all_positions_at_once_would_take_3_gb_more():
+    """The control of the bound on temporary memory above."""
+    e = load(f"{GPT2}:batch=16:model.head_positions={16 * 1024}")
+    (found,) = [p for p in Rehearsal(e, described("h100:1")).run() if p.what == "step"]
+    assert found.temporary > step("h100:1", "dense").temporary + 2.5 * GB
+
+
 def test_a_7b_llama_divided_over_eight_h100s():
     machine = described("h100:8")
     e = load("configs/papers/llama.py:llama_7b_c4")
@@ -142,7 +149,9 @@ def test_a_mixture_over_four_h100s_sends_kernels_and_no_tokens():
     Without explicit sharding, XLA sorted the tokens of all devices on each device and summed
     the results. This sent and stored ten times as many bytes.
     """
-    e = load("configs/papers/llama.py:llama_8x160m_c4:model.layers=2:batch=64:mesh.fsdp=4")
+    e = load(
+        "configs/papers/llama.py:llama_8x160m_c4:model.layers=2:batch=64:mesh.fsdp=4:model.remat=projections"
+    )
     (found,) = [p for p in Rehearsal(e, described("h100:4")).run() if p.what == "step"]
     assert (
         sum(c.size for c in found.collectives if c.kind == "all-reduce") < 1e4

@@ -527,6 +527,20 @@ def test_collectives_are_read_with_sizes_and_trip_counts():
     assert scatter == hlo.Collective("reduce-scatter", 40, 2, 1) and scatter.sent == 20
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "(f32[100]{0}, f32[4])",  # the outputs
+        "((f32[100]{0}, f32[4]), (f32[100]{0}, f32[4]))",  # the inputs and the outputs, JAX 0.12
+    ],
+)
+def test_an_asynchronous_all_reduce_counts_each_array_once(kind):
+    line = f"  %r = {kind} all-reduce-start(%p, %q), replica_groups={{{{0,1}}}}, to_apply=%add"
+    text = f"ENTRY %main (p: f32[8]) -> f32[8] {{\n{line}\n}}\n"
+    (found,) = hlo.collectives(text, 2)
+    assert (found.kind, found.size) == ("all-reduce", 416)
+
+
 # A scheduled program: a matrix product runs during the gather, and only a copy during the reduction.
 SCHEDULED = """HloModule jit_step, is_scheduled=true
 

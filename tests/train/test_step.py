@@ -35,26 +35,28 @@ BATCH = next_tokens(TOKENS)
 LLAMA = LlamaConfig(
     vocab=256, context=8, layers=2, embed=16, heads=2, kv_heads=1, head_dim=8, mlp=24
 )
+# The loss that balances experts is computed for each micro-batch, so it has no full-batch value.
+MIXTURE = replace(LLAMA, experts=2, active=1, balance=0.0)
 WAYS = [("pmap", 1)]  # `test_inherit` tests the mesh, `test_drop_training` micro-batches
 OTHERS = [("pmap", 4), ("mesh", 1), ("mesh", 4)]
 
 
-@jax.jit
+@partial(jax.jit, static_argnums=2)
 @jax.value_and_grad
-def first(params, tokens):
-    return loss(Model(params, None, runs.MODEL), tokens)
+def first(params, tokens, model):
+    return loss(Model(params, None, model), tokens)
 
 
 @cache
-def reference(tx, steps: int):
+def reference(tx, steps: int, model=runs.MODEL):
     """Train with full batches on one device; only the loss comes from `train.engine.loop.step`."""
-    params = runs.fresh(runs.MODEL)
+    params = runs.fresh(model)
     tx, state = optax.with_extra_args_support(tx), tx.init(params)
     update = jax.jit(
-        lambda grads, state, params: tx.update(grads, state, params, axes=runs.MODEL.axes())
+        lambda grads, state, params: tx.update(grads, state, params, axes=model.axes())
     )
     for _ in range(steps):
-        value, grads = first(params, BATCH)
+        value, grads = first(params, BATCH, model)
         updates, state = update(grads, state, params)
         params = jax.tree.map(lambda p, u: p - LR * u, params, jax.device_get(updates))
     norm = np.sqrt(
@@ -89,13 +91,13 @@ def test_devices_and_micro_batches_equal_one_batch(how, accumulate):
     )
 
 
-def assert_equals_one_batch(mesh, **options):
+def assert_equals_one_batch(mesh, model=runs.MODEL, **options):
     """Train three steps on the devices of a mesh, and return the model."""
     tx = optax.identity()
-    params, _, expected = reference(tx, steps=3)
+    params, _, expected = reference(tx, 3, model)
     lies = mesh.over(jax.devices())
     run = mapped(partial(train_step, tx, 2, **options), "mesh", lies)
-    found = runs.model(runs.MODEL, tx)
+    found = runs.model(model, tx)
     found = jax.device_put(found, shardings(found, lies))
     for _ in range(3):
         found, metrics = run(found, BATCH, StepInputs(LR))
@@ -130,24 +132,44 @@ def test_context_and_replica_axes_equal_one_full_batch(mesh):
     assert_equals_one_batch(mesh)
 
 
-@pytest.mark.parametrize("platform", ["cpu", "gpu"])
-@pytest.mark.parametrize("model", [runs.MODEL, LLAMA], ids=["gpt2", "llama"])
-def test_sharded_sequences_are_never_gathered(monkeypatch, model, platform):
+@pytest.mark.parametrize(
+    "mesh", [Mesh(context=4), pytest.param(Mesh(1, 2, context=2), marks=pytest.mark.slow)], ids=str
+)
+def test_a_mixture_on_sharded_sequences_equals_one_full_batch(mesh):
+    assert_equals_one_batch(mesh, MIXTURE)
+
+
+CASES = [
+    (runs.MODEL, Mesh(context=4), "cpu"),
+    (runs.MODEL, Mesh(context=4), "gpu"),
+    (LLAMA, Mesh(context=4), "gpu"),
+    (LLAMA, Mesh(fsdp=2, context=2), "gpu"),
+    (MIXTURE, Mesh(context=4), "gpu"),
+]
+
+
+@pytest.mark.parametrize(
+    ("model", "mesh", "platform"),
+    CASES,
+    ids=["gpt2-cpu", "gpt2-gpu", "llama-gpu", "llama-gpu-fsdp", "mixture-gpu"],
+)
+def test_sharded_sequences_are_never_gathered(monkeypatch, model, mesh, platform):
     """Look at the compiled step: if it gathered them, each device would compute all positions.
 
     The code for GPUs is compiled for CPUs here.
     """
     for module in (modules, norms):
         monkeypatch.setattr(module, "platform", lambda: platform)
-    mesh, at = Mesh(context=4).over(jax.devices()), runs.model(model, optax.identity())
-    at = jax.device_put(at, shardings(at, mesh))
-    program = over_mesh(partial(train_step, optax.identity(), 1), mesh)
-    with jax.set_mesh(mesh):
-        compiled = program.lower(at, put(BATCH, mesh), StepInputs(LR)).compile()
-    gathered = re.findall(r"= \w+\[([\d,]+)\]\S* all-gather\(", compiled.as_text())
+    devices, at = mesh.over(jax.devices()), runs.model(model, optax.identity())
+    at = jax.device_put(at, shardings(at, devices))
+    program = over_mesh(partial(train_step, optax.identity(), 1), devices)
+    with jax.set_mesh(devices):
+        compiled = program.lower(at, put(BATCH, devices), StepInputs(LR)).compile().as_text()
     samples, positions = jax.tree.leaves(BATCH)[0].shape
-    assert not [size for size in gathered if size.startswith(f"{samples},{positions}")]
-    assert "collective-permute" in compiled.as_text()  # ring attention
+    gathered = re.findall(r"= \w+\[([\d,]+)\]\S* all-gather\(", compiled)
+    whole = f"{samples // mesh.fsdp},{positions}"
+    assert not [size for size in gathered if size.startswith(whole)]
+    assert "collective-permute" in compiled  # ring attention
 
 
 def test_replicas_are_whole_hosts():

@@ -219,8 +219,9 @@ def _operations(lines: list[str]) -> dict[str, _Operation]:
 
 def _whole(shapes: str, kind: str, start: bool, devices: int) -> float:
     """Bytes of the full array that is reduced, gathered or scattered, from the type."""
-    # The type of an asynchronous start is a tuple of the input, the output, and perhaps more.
-    if start and kind != "all-reduce" and shapes.startswith("("):
+    # The type of an asynchronous start is a tuple of the input, the output, and perhaps more. For an
+    # all-reduce it is the output alone before JAX 0.12, and ``((inputs), outputs)`` from then on.
+    if start and shapes.startswith("((" if kind == "all-reduce" else "("):
         return max(size(part) for part in itertools.islice(_parts(shapes), 2))
     total = size(shapes)
     return total * devices if kind == "reduce-scatter" else total

@@ -103,7 +103,7 @@ class Pruning:
         return self.layers if isinstance(self.layers, tuple) else (self.layers,)
 
     def parts(self, large: Config) -> list[tuple[str, slice, slice]]:
-        """Return, for each stage, its layer axis, the range of its layers, and of its kept layers.
+        """Return the layer axis, the range of layers and the range of kept layers of each stage.
 
         Raises:
           ValueError: the model has another number of stages.

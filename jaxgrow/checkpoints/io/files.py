@@ -43,6 +43,9 @@ def spelt(value: Any) -> str:
     return text if len(text) <= 100 else f"{text[:100]}..."
 
 
+_LISTED = 20  # names in a message
+
+
 def listed(*names: Sequence[str], separator: str = ", ") -> str:
     """Join the first 20 names of each list, with the number of names that are left out.
 
@@ -50,9 +53,11 @@ def listed(*names: Sequence[str], separator: str = ", ") -> str:
       names: the lists of names.
       separator: the text between two names.
     """
-    most, out = 20, []
+    out: list[str] = []
     for some in names:
-        out += [*some[:most], *([f"and {len(some) - most:,} more"] if len(some) > most else [])]
+        out += some[:_LISTED]
+        if len(some) > _LISTED:
+            out.append(f"and {len(some) - _LISTED:,} more")
     return separator.join(out)
 
 
