@@ -22,6 +22,9 @@ models train on English Wikipedia with 20 tokens per parameter, and the warm-up 
 of the steps at each size. The learning rates are the best of a sweep of each row and of each point
 of the frontiers, with these exceptions: halves use the learning rate of half of the layers first,
 and the learning rates of the two largest models were not swept (`docs/results`).
+
+The heads of the two largest models have 32 and 48 dimensions instead of 8. On a CPU, this makes
+their training faster by more than a third.
 """
 
 from dataclasses import replace
@@ -32,10 +35,13 @@ from train.plan.methods import Stage
 from train.plan.recipes import deep_vcycle, deepened, halves
 
 
-def _sized(name: str, layers: int, embed: int, steps: int, rate: float) -> Experiment:
+def _sized(
+    name: str, layers: int, embed: int, steps: int, rate: float, head_dim: int = 8
+) -> Experiment:
     base = wikipedia12.muon()
+    heads = embed // head_dim
     model = replace(
-        base.model, layers=layers, embed=embed, heads=embed // base.model.head_dim, mlp=4 * embed
+        base.model, layers=layers, embed=embed, heads=heads, head_dim=head_dim, mlp=4 * embed
     )
     optim = replace(base.optim, peak_lr=rate, warmup=steps * base.optim.warmup // base.steps)
     return replace(
@@ -121,8 +127,8 @@ def k355_halves() -> Experiment:
 
 
 def m1() -> Experiment:
-    """12 layers of width 96: 1.4 million parameters."""
-    return _sized("m1", 12, 96, 26800, 1e-2)
+    """12 layers of width 96 with 3 heads: 1.4 million parameters."""
+    return _sized("m1", 12, 96, 26800, 1e-2, head_dim=32)
 
 
 def m1_deepen() -> Experiment:
@@ -141,8 +147,8 @@ def m1_vcycle() -> Experiment:
 
 
 def m3() -> Experiment:
-    """12 layers of width 144: 3.0 million parameters."""
-    return _sized("m3", 12, 144, 59600, 1e-2)
+    """12 layers of width 144 with 3 heads: 3.0 million parameters."""
+    return _sized("m3", 12, 144, 59600, 1e-2, head_dim=48)
 
 
 def m3_deepen() -> Experiment:
