@@ -632,6 +632,57 @@ def test_kernels_have_their_bytes_and_flops():
     )  # excluding the array that it updates
 
 
+# A program for TPUs: products are convolutions, S(1) is the fast memory, and copies run beside other
+# kernels. The slice of %stack is within a fusion of a fusion.
+ON_A_TPU = """HloModule step
+
+%sliced (s: f32[4,100], n: s32[]) -> f32[1,100] {
+  %s = f32[4,100]{1,0:T(8,128)} parameter(0)
+  %n = s32[]{:T(128)} parameter(1)
+  ROOT %d = f32[1,100]{1,0:T(8,128)} dynamic-slice(%s, %n, %n), dynamic_slice_sizes={1,100}
+}
+
+%outer (s: f32[4,100], n: s32[]) -> f32[100] {
+  %s = f32[4,100]{1,0:T(8,128)} parameter(0)
+  %n = s32[]{:T(128)} parameter(1)
+  %inner = f32[1,100]{1,0:T(8,128)} fusion(%s, %n), kind=kLoop, calls=%sliced
+  ROOT %e = f32[100]{0:T(128)} reshape(%inner)
+}
+
+ENTRY %main (x: bf16[16,8,3], w: bf16[16,4,8], stack: f32[4,100], n: s32[]) -> f32[100] {
+  %x = bf16[16,8]{1,0:T(8,128)(2,1)} parameter(0)
+  %w = bf16[8,4]{1,0:T(8,128)(2,1)S(1)} parameter(1)
+  %stack = f32[4,100]{1,0:T(8,128)} parameter(2)
+  %n = s32[]{:T(128)S(1)} parameter(3)
+  %start = (bf16[16,8]{1,0:T(8,128)(2,1)S(1)}, bf16[16,8]{1,0:T(8,128)(2,1)}, u32[]{:S(2)}) copy-start(%x)
+  %near = bf16[16,8]{1,0:T(8,128)(2,1)S(1)} copy-done(%start)
+  %y = bf16[16,4]{1,0:T(8,128)(2,1)} convolution(%near, %w), dim_labels=bf_io->bf
+  %heads = bf16[12,4,8]{2,1,0:T(8,128)(2,1)S(1)} custom-call(%w), custom_call_target="ConcatBitcast"
+  %v = bf16[16,8,1]{2,1,0:T(8,128)(2,1)S(1)} bitcast(%near)
+  %z = bf16[16,4,12]{2,1,0:T(8)S(1)} convolution(%v, %heads), window={size=12 pad=11_11 rhs_reversal=1}, dim_labels=bf0_0oi->bf0
+  ROOT %f = f32[100]{0:T(128)S(1)} fusion(%stack, %n), kind=kLoop, calls=%outer
+}
+"""
+
+
+def test_kernels_of_a_tpu_have_the_bytes_of_its_main_memory():
+    copied, product, batched, sliced = kernels(ON_A_TPU)
+    assert (copied.moved, copied.asynchronous) == (16 * 8 * 2, True)
+    assert (product.flops, product.moved) == (2 * 16 * 8 * 4, 16 * 4 * 2) and product.narrow
+    # Twelve products: at each position, one element of the padded window is inside of the operand.
+    assert (batched.flops, batched.moved) == (12 * 2 * 16 * 8 * 4, 0)
+    assert sliced.moved == 400
+
+
+def test_asynchronous_copies_lengthen_a_roofline_by_the_bytes_that_have_no_other_time():
+    found = kernels(ON_A_TPU)
+    at_once = roofline(found, peak=1024.0, bandwidth=1e9)
+    assert at_once.parts["other"] == pytest.approx(13.0) and len(at_once.parts) == 1
+    later = roofline(found, peak=1e12, bandwidth=8.0)
+    assert later.parts == pytest.approx({"other": 16 + 50, "asynchronous copies": 32}, rel=1e-3)
+    assert later.moved == 128 + 256 + 400
+
+
 def test_a_roofline_adds_the_slower_part_of_every_kernel():
     found = roofline(kernels(KERNELS), peak=1024.0, bandwidth=800.0)
     assert found.parts == pytest.approx(

@@ -8,6 +8,10 @@ and that intermediate results within a kernel cost nothing. Between kernels, all
 memory, as XLA's text states. The body of a loop counts once per iteration, and every branch of a
 conditional counts as taken. Real kernels reach neither the peak nor the bandwidth, so no step of
 this program is faster than the bound.
+
+Asynchronous copies run beside other kernels and share the memory bandwidth with them. They lengthen
+the bound only if all bytes of the program need more time than its kernels. On TPUs, XLA keeps some
+arrays in the fast memory of the core (VMEM). Their bytes are not counted.
 """
 
 import math
@@ -18,6 +22,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
+
 from train.aot import hlo
 
 _LINE = re.compile(r"^ +(ROOT )?%([\w.\-]+) = (.*?) ([a-z][a-z\-]*)\((.*)$")
@@ -25,6 +31,10 @@ _NAMES = re.compile(r"%([\w.\-]+)")
 _CALLED = re.compile(r"\b(?:calls|to_apply)=%?([\w.\-]+)")
 _PATH = re.compile(r'op_name="([^"]*)"')
 _CONTRACTED = re.compile(r'lhs_contracting_dim(?:ension)?s"?[=:]\s*[\[{]([\d", ]*)[\]}]')
+_CONVOLVED = re.compile(r"dim_labels=([\da-z]+)_([\da-z]+)->([\da-z]+)")
+_WINDOW = re.compile(r"window=\{([^}]*)\}")
+_ARRAY = re.compile(r"\w+\[[\d,]*\](?:\{[^{}]*\})?")
+_VMEM = re.compile(r"T\(.*S\(1\)")  # only TPUs have tiled layouts
 _ATTENTION = re.compile(r'"intermediate_tensor_shape":.*?"dimensions":\s*\[([^\]]*)\]')
 
 # Instructions that are not counted: they do not move data, or their work is in the computations
@@ -42,6 +52,8 @@ _FREE = frozenset(
     }
     | {"replica-id", "while", "conditional", "call"}
 )
+# Calls on TPUs that neither compute nor move data.
+_FREE_CALLS = re.compile(r'="(?:AllocateBuffer|AssumeGatherIndicesInBound|ConcatBitcast)"')
 _SLICES = frozenset({"dynamic-slice", "slice", "gather"})
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 
@@ -71,6 +83,7 @@ class Kernel(NamedTuple):
       moved: bytes that it reads from memory and writes to memory in one run.
       narrow: whether its products have 16-bit operands, for which the peak of the chip is stated.
       times: number of times that it runs in one run of the program.
+      asynchronous: whether other kernels run at the same time.
     """
 
     path: str
@@ -78,6 +91,7 @@ class Kernel(NamedTuple):
     moved: float
     narrow: bool
     times: int
+    asynchronous: bool = False
 
 
 @dataclass(frozen=True)
@@ -118,11 +132,9 @@ def kernels(text: str) -> list[Kernel]:
         for i in program.lines:
             if not _free(i):
                 flops, narrow = _products(i, program, programs)
-                out.append(
-                    Kernel(
-                        _path(i, programs), flops, _moved(i, program, programs), narrow, times[name]
-                    )
-                )
+                moved, beside = _moved(i, program, programs), i.kind.endswith("-start")
+                path = _path(i, programs)
+                out.append(Kernel(path, flops, moved, narrow, times[name], beside))
     return out
 
 
@@ -180,6 +192,8 @@ def _within(instruction: Instruction) -> list[str]:
 def _free(i: Instruction) -> bool:
     if i.kind in _FREE or i.kind.endswith("-done") or i.kind.startswith(_COLLECTIVES):
         return True
+    if i.kind == "custom-call" and _FREE_CALLS.search(i.text):
+        return True
     return not i.operands and i.kind == "fusion" and hlo.size(i.shapes) < 64
 
 
@@ -212,6 +226,8 @@ def _products(
         return sum(f for f, _ in each), all(narrow for _, narrow in each)
     if i.kind == "custom-call" and (found := _ATTENTION.search(i.text)):
         return _attention(i, where, [int(n.strip(' "')) for n in found[1].split(",")]), True
+    if i.kind == "convolution":
+        return _convolution(i, where), True
     if not (i.kind == "dot" or (i.kind == "custom-call" and "cublas" in i.text)):
         return 0.0, True
     contracted = _CONTRACTED.search(i.text)
@@ -222,6 +238,44 @@ def _products(
     kind, shape = hlo.shapes(left.shapes)[0]
     result = math.prod(hlo.shapes(i.shapes)[0][1])
     return 2.0 * result * math.prod(shape[d] for d in dims), hlo.BYTES.get(kind, 4) <= 2
+
+
+def _convolution(i: Instruction, where: _Computation) -> float:
+    """FLOPs of a convolution. XLA for TPUs writes every matrix product as one.
+
+    Dimensions of a batch are then spatial dimensions with padding, and only the positions of the
+    window that are inside of the operand count. The unit rounds float32 operands to 16 bits.
+    """
+    labels, window = _CONVOLVED.search(i.text), _WINDOW.search(i.text)
+    operands = [where.by_name.get(name) for name in i.operands[:2]]
+    if labels is None or None in operands:
+        return 0.0
+    left, right, out = (
+        dict(zip(names, hlo.shapes(x.shapes)[0][1], strict=True))
+        for names, x in zip(labels.groups(), (*operands, i), strict=True)
+        if x is not None
+    )
+    given = dict(part.split("=") for part in window[1].split()) if window else {}
+    total = 2.0 * out["b"] * out["f"] * right["i"]
+    for d, name in enumerate(sorted(filter(str.isdigit, labels[1]))):
+        each = {key: value.split("x")[d] for key, value in given.items()}
+        total *= _positions(left[name], right[name], out[name], each)
+    return total
+
+
+def _positions(size: int, window: int, results: int, given: dict[str, str]) -> int:
+    """Number of pairs of a result and an element of the window that meet an element of an operand.
+
+    Args:
+      size: size of the operand along one dimension.
+      window: size of the window.
+      results: number of results.
+      given: XLA's attributes of the window along this dimension.
+    """
+    stride, left, right = (int(given.get(k, 1)) for k in ("stride", "lhs_dilate", "rhs_dilate"))
+    before = int(given.get("pad", "0_0").split("_")[0])
+    at = np.arange(results)[:, None] * stride + np.arange(window) * right - before
+    return int(((at >= 0) & (at <= (size - 1) * left) & (at % left == 0)).sum())
 
 
 def _attention(i: Instruction, where: _Computation, scores: list[int]) -> float:
@@ -243,12 +297,16 @@ def _moved(i: Instruction, where: _Computation, programs: dict[str, _Computation
     if i.kind.startswith("fusion"):
         return _of_fusion(i, where, programs)
     if i.kind == "dynamic-update-slice":
-        return 2 * _size(where, i.operands[1])
+        written = hlo.size(where.by_name[i.operands[1]].shapes) if _bytes(i.shapes) else 0.0
+        return _size(where, i.operands[1]) + written
     if i.kind in _SLICES:
-        return 2 * hlo.size(i.shapes)
-    if i.kind == "copy-start":
-        return 2 * _size(where, i.operands[0])
-    return hlo.size(i.shapes) + sum(_size(where, name) for name in set(i.operands))
+        return _bytes(i.shapes) + (hlo.size(i.shapes) if _size(where, i.operands[0]) else 0.0)
+    if i.kind == "slice-start":  # its type is ((operand), result, ..)
+        operand, result = _ARRAY.findall(i.shapes)[:2]
+        return _bytes(result) + (hlo.size(result) if _bytes(operand) else 0.0)
+    if i.kind == "copy-start":  # its type is (result, operand, ..)
+        return sum(_bytes(array) for array in _ARRAY.findall(i.shapes)[:2])
+    return _bytes(i.shapes) + sum(_size(where, name) for name in set(i.operands))
 
 
 def _of_fusion(i: Instruction, where: _Computation, programs: dict[str, _Computation]) -> float:
@@ -256,27 +314,47 @@ def _of_fusion(i: Instruction, where: _Computation, programs: dict[str, _Computa
 
     It reads only the slices of an operand that it uses, and writes only the part that it updates.
     """
-    (name,) = _within(i)
-    inside = programs[name]
-    parameters = sorted((p for p in inside.lines if p.kind == "parameter"), key=lambda p: p.number)
+    inside, parameters = _inside(i, programs)
     read = sum(
-        min(_size(where, operand), _read(parameter, inside))
+        min(_size(where, operand), _read(parameter, inside, programs))
         for operand, parameter in zip(i.operands, parameters, strict=False)
     )
     root = _behind(inside.root, inside)
-    results = (
-        [_behind(inside.by_name[n], inside) for n in root.operands]
-        if root.kind == "tuple"
-        else [root]
+    results = [root]
+    if root.kind == "tuple":
+        results = [_behind(inside.by_name[n], inside) for n in root.operands]
+    # The type of an asynchronous fusion is ((operands), results, ..).
+    skipped = len(i.operands) if i.kind == "fusion-start" else 0
+    places = _ARRAY.findall(i.shapes)[skipped:]
+    return read + sum(
+        _written(result, inside, programs)
+        for result, place in zip(results, places, strict=False)
+        if _bytes(place)
     )
-    return read + sum(_written(result, inside) for result in results)
 
 
-def _read(parameter: Instruction, inside: _Computation) -> float:
+def _inside(
+    i: Instruction, programs: dict[str, _Computation]
+) -> tuple[_Computation, list[Instruction]]:
+    """The computation of a fusion, and its parameters in the order of the operands."""
+    (name,) = _within(i)
+    inside = programs[name]
+    parameters = (line for line in inside.lines if line.kind == "parameter")
+    return inside, sorted(parameters, key=lambda p: p.number)
+
+
+def _read(parameter: Instruction, inside: _Computation, programs: dict[str, _Computation]) -> float:
     total = 0.0
     for name, user in _consumers(parameter, inside):
         if user.kind in _SLICES and user.operands[0] == name:
             total += hlo.size(user.shapes)
+        elif user.kind == "fusion":  # TPUs have fusions within fusions
+            nested, parameters = _inside(user, programs)
+            total += sum(
+                min(hlo.size(p.shapes), _read(p, nested, programs))
+                for operand, p in zip(user.operands, parameters, strict=False)
+                if operand == name
+            )
         elif not (user.kind == "dynamic-update-slice" and user.operands[0] == name):
             return math.inf
     return total
@@ -291,9 +369,12 @@ def _consumers(instruction: Instruction, inside: _Computation) -> Iterator[tuple
             yield instruction.name, user
 
 
-def _written(result: Instruction, inside: _Computation) -> float:
+def _written(result: Instruction, inside: _Computation, programs: dict[str, _Computation]) -> float:
     if result.kind == "dynamic-update-slice":
-        return _size(inside, result.operands[1])
+        return hlo.size(inside.by_name[result.operands[1]].shapes)
+    if result.kind == "fusion":
+        nested, _ = _inside(result, programs)
+        return _written(_behind(nested.root, nested), nested, programs)
     return hlo.size(result.shapes)
 
 
@@ -308,7 +389,12 @@ def _behind(instruction: Instruction, inside: _Computation) -> Instruction:
 
 def _size(where: _Computation, name: str) -> float:
     found = where.by_name.get(name)
-    return hlo.size(found.shapes) if found else 0.0
+    return _bytes(found.shapes) if found else 0.0
+
+
+def _bytes(shapes: str) -> float:
+    """The bytes of the arrays of a type that are in the main memory of the device."""
+    return sum(hlo.size(array) for array in _ARRAY.findall(shapes) if not _VMEM.search(array))
 
 
 # --- time ---
@@ -365,9 +451,14 @@ def roofline(found: list[Kernel], peak: float, bandwidth: float) -> Roofline:
     parts: dict[str, float] = defaultdict(float)
     compute = moved = 0.0
     for kernel in found:
+        moved += kernel.times * kernel.moved
+        if kernel.asynchronous:
+            continue
         products = kernel.flops / (peak if kernel.narrow else peak / 2)
         memory = kernel.moved / bandwidth
         parts[part(kernel.path)] += kernel.times * max(products, memory)
         compute += kernel.times * products if products > memory else 0.0
-        moved += kernel.times * kernel.moved
+    waiting = moved / bandwidth - sum(parts.values())
+    if waiting > 1e-9:
+        parts["asynchronous copies"] = waiting
     return Roofline(dict(sorted(parts.items(), key=lambda item: -item[1])), compute, moved)
