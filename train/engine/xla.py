@@ -23,12 +23,22 @@ _PIPELINED: dict[str, bool | str] = (
     else {_NEW + kind: "COLLECTIVE_PIPELINING_MODE_ON" for kind in _COLLECTIVES}
 )
 
+# By default, the scheduler ends each collective before it starts the next one. In JAX 0.12, it then
+# computed no matrix products during most of the gathers of a pipelined loop. With this limit, the
+# four gathers of a Llama layer are in progress at the same time, during a matrix product.
+_AT_ONCE = (
+    {}
+    if jax.__version_info__ < (0, 12)
+    else {"xla_gpu_experimental_parallel_collective_overlap_limit": 4}
+)
+
 # The compiler options that `options` sets for GPUs.
 GPU_FLAGS: dict[str, bool | int | str] = {
     # The scheduler starts collectives early and computes until their results are needed.
     "xla_gpu_enable_latency_hiding_scheduler": True,
     "xla_gpu_enable_highest_priority_async_stream": True,
     **_PIPELINED,
+    **_AT_ONCE,
     # Collectives are combined up to these sizes. They are large enough to use the bandwidth, and
     # small enough to start before all of the operands are computed.
     "xla_gpu_all_gather_combine_threshold_bytes": 128 * 2**20,
