@@ -23,12 +23,12 @@ _PIPELINED: dict[str, bool | str] = (
     else {_NEW + kind: "COLLECTIVE_PIPELINING_MODE_ON" for kind in _COLLECTIVES}
 )
 
-# By default, the scheduler ends each collective before it starts the next one. In JAX 0.12, it then
+# By default, the scheduler ends each collective before it starts the next one. Since JAX 0.11, it then
 # computed no matrix products during most of the gathers of a pipelined loop. With this limit, the
 # four gathers of a Llama layer are in progress at the same time, during a matrix product.
 _AT_ONCE = (
     {}
-    if jax.__version_info__ < (0, 12)
+    if jax.__version_info__ < (0, 11)
     else {"xla_gpu_experimental_parallel_collective_overlap_limit": 4}
 )
 
