@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import runs
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from jaxgrow.checkpoints import orbax
 from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig, ModernBERTConfig, TextConfig
@@ -50,8 +51,33 @@ def squad(folder: Path) -> Path:
     return folder
 
 
+# The special tokens of the published tokenizers.
+SPECIAL = {
+    "gpt2": ["<|endoftext|>", "<|pad|>"],
+    "llama": ["<s>", "</s>", "<pad>"],
+    "bert": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"],
+    "modernbert": ["<s>", "<pad>", "</s>", "<unk>", "<mask>"],
+}
+
+
+def pieces(folder: Path, family: str) -> str:
+    """Train a byte-level tokenizer of 300 tokens on a corpus, and return its file."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=SPECIAL[family],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    made.train([str(runs.corpus(folder) / "0.txt")], trainer)
+    made.save(str(folder / "tokenizer.json"))
+    return str(folder / "tokenizer.json")
+
+
 def checkpoint(folder: Path, config: TextConfig) -> Path:
-    """Save a model with its tokenizer, like a finished run."""
+    """Save a model with a tokenizer of bytes, like a finished run."""
     orbax.export(folder, config, runs.fresh(config))
     tokenizer("bytes").save(str(folder / "tokenizer.json"))
     return folder

@@ -1,5 +1,6 @@
 """Exported runs reproduce their scores in `transformers` pipelines on raw text and images."""
 
+import csv
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -7,18 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import runs
-from finetunings import FAMILIES, OPTIM, SIZES, checkpoint, cola, spans, squad, tuning
+from finetunings import FAMILIES, OPTIM, SIZES, checkpoint, cola, pieces, spans, squad, tuning
 from PIL import Image
+from tokenizers import Tokenizer, processors
 
 from jaxgrow import checkpoints, operators
 from jaxgrow.checkpoints import orbax
-from jaxgrow.models import DeBERTaConfig, SwinConfig, ViTConfig
+from jaxgrow.models import BERTConfig, DeBERTaConfig, SwinConfig, TextConfig, ViTConfig
 from train import finetune as command
 from train.config.downstream import FineTuning
 from train.data.images import Images, images
 from train.data.labelled import glue, metrics
 from train.data.labelled.squad import TASKS, from_files
-from train.data.labelled.task import Labelled
+from train.data.labelled.task import Labelled, task
 from train.data.text import tokenizer
 from train.export import export
 
@@ -64,6 +66,91 @@ def test_raw_texts_are_classified_as_the_run_reported(home, family):
         hf.AutoConfig.from_pretrained(folder),
     )
     assert tokenizer.pad_token_id == config.pad_token_id
+
+
+# The model and the special tokens of its tokenizer; None: the tokens are bytes.
+PAIRED = {
+    "bert": (CLASSIFIERS["bert"], None),
+    "gpt2 pieces": (CLASSIFIERS["gpt2"], "gpt2"),
+    "gpt2": (CLASSIFIERS["gpt2"], None),
+    "llama pieces": (CLASSIFIERS["llama"], "llama"),
+    "bert pieces": (CLASSIFIERS["bert"], "bert"),
+    "roberta pieces": (
+        BERTConfig(**SIZES | {"context": 18}, types=1, first_position=2),
+        "modernbert",
+    ),
+    "modernbert pieces": (replace(CLASSIFIERS["modernbert"], layers=3), "modernbert"),
+    "deberta pieces": (CLASSIFIERS["deberta"], "bert"),
+}
+FAST = ("bert", "gpt2 pieces")
+VERDICTS = ("contradiction", "neutral", "entailment")
+
+
+def premises(file: Path, count: int) -> list[dict[str, str]]:
+    """Write pairs, some of them too long, as a CSV file. The second text determines the label."""
+    rng, rows = np.random.default_rng(count), []
+    for label in rng.integers(0, 3, count):
+        first = "".join(rng.choice([*"abcd "], rng.integers(1, 30)))
+        second = "".join(rng.choice([*(4 * "abd"[label]), *" c"], 5))
+        rows.append({"premise": first, "hypothesis": second, "verdict": VERDICTS[label]})
+    with file.open("w", newline="") as out:
+        writer = csv.DictWriter(out, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    return rows
+
+
+def pair_model(folder: Path, name: str) -> TextConfig:
+    """Save the model of a row of `PAIRED` with its tokenizer, and return its config."""
+    config, special = PAIRED[name]
+    config = config if special is None else replace(config, vocab=300)
+    checkpoint(folder, config)
+    if special is not None:
+        tokenizer = Tokenizer.from_file(pieces(folder, special))
+        if special == "llama":  # published files add this token before both texts
+            tokenizer.post_processor = processors.TemplateProcessing(
+                single="<s> $A", pair="<s> $A <s>:1 $B:1", special_tokens=[("<s>", 0)]
+            )
+        tokenizer.save(str(folder / "tokenizer.json"))
+    return config
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in PAIRED],
+)
+def test_pairs_of_texts_are_classified_as_the_run_reported(tmp_path, name):
+    config = pair_model(tmp_path / "model", name)
+    premises(tmp_path / "train.csv", 1024)
+    rows = premises(tmp_path / "valid.csv", 128)
+    data = Labelled(
+        "table",
+        str(tmp_path / "train.csv"),
+        text=("premise", "hypothesis"),
+        label="verdict",
+        valid_path=str(tmp_path / "valid.csv"),
+        length=16,
+    )
+    tune = tuning(tmp_path, name="pairs", data=data, epochs=2)
+    folder, reported = exported(tune, tmp_path, "model")
+    classify = hf.pipeline("text-classification", model=str(folder), device="cpu")
+    inputs = [{"text": row["premise"], "text_pair": row["hypothesis"]} for row in rows]
+    for batch in (1, 16):
+        said = classify(inputs, batch_size=batch, truncation=True)
+        right = [one["label"] == row["verdict"] for one, row in zip(said, rows, strict=True)]
+        assert np.mean(right) == pytest.approx(reported["accuracy"], abs=1e-12)
+    assert reported["accuracy"] > 0.6
+    # The run and the pipeline read the same tokens, so the scores are equal for this reason.
+    encoder = str(tmp_path / "model" / "tokenizer.json") if PAIRED[name][1] else "bytes"
+    valid = task(replace(data, tokenizer=encoder), config).valid["valid"]
+    for i, row in enumerate(rows):
+        sample = valid.sample(i, np.random.default_rng(0))[0]
+        theirs = classify.tokenizer(row["premise"], row["hypothesis"], truncation=True)
+        length = len(theirs["input_ids"])
+        assert sample["tokens"][:length].tolist() == theirs["input_ids"]
+        assert length == (sample["lengths"] if config.causal else sample["mask"].sum())
+        if "token_type_ids" in theirs:
+            assert sample["types"][:length].tolist() == theirs["token_type_ids"]
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2"])

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import runs
-from finetunings import FAMILIES
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from finetunings import FAMILIES, pieces
 
 from train.config.experiment import Experiment
 from train.data import batches
@@ -20,26 +19,6 @@ from train.generate import Asked, samples
 
 pytestmark = pytest.mark.interop
 hf, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
-SPECIAL = {
-    "gpt2": ["<|endoftext|>", "<|pad|>"],
-    "llama": ["<s>", "</s>", "<pad>"],
-    "bert": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"],
-    "modernbert": ["<s>", "<pad>", "</s>", "<unk>", "<mask>"],
-}
-
-
-def pieces(folder: Path, text: Path, special: list[str]) -> str:
-    """Train a byte-level tokenizer on a text, and return its file."""
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300, special_tokens=special, initial_alphabet=alphabet, show_progress=False
-    )
-    made.train([str(text)], trainer)
-    made.save(str(folder / "tokenizer.json"))
-    return str(folder / "tokenizer.json")
 
 
 @pytest.fixture(
@@ -51,9 +30,7 @@ def trained(request, tmp_path_factory):
     family, kind = request.param.split("-")
     home = tmp_path_factory.mktemp("home")
     valid = next(iter(runs.corpus(home / "held").glob("0.txt")))
-    name = (
-        "bytes" if kind == "bytes" else pieces(home, runs.corpus(home) / "0.txt", SPECIAL[family])
-    )
+    name = "bytes" if kind == "bytes" else pieces(home, family)
     data = Data(
         "text",
         str(runs.corpus(home)),
