@@ -17,9 +17,11 @@ from pictures import CLASSES, picture, tree
 from PIL import Image
 
 from train.common.errors import UserError
-from train.data import pixels
+from train.data import idx, pixels
 from train.data.augment import DEIT, Augment
 from train.data.images import Images, images
+
+MNIST = Path(__file__).parents[3] / "shared" / "data" / "mnist"
 
 
 @pytest.fixture
@@ -459,6 +461,14 @@ def test_the_files_of_mnist_are_read(mnist):
     image = Image.fromarray(expected).resize((32, 32), Image.Resampling.BICUBIC)
     pixels, _ = large.valid.sample(2, np.random.default_rng(0))
     np.testing.assert_allclose(pixels[..., 0], (np.asarray(image) / 255 - 0.5) / 0.5, atol=1e-6)
+
+
+@pytest.mark.skipif(not MNIST.is_dir(), reason="no published files beside the repository")
+def test_the_published_files_of_mnist_are_read():
+    for split, count, ones in (("train", 60_000, 6742), ("valid", 10_000, 1135)):
+        pixels, labels = idx.read(MNIST, split)
+        assert pixels.shape == (count, 28, 28, 1) and pixels.dtype == np.uint8
+        assert {*labels} == {*range(10)} and (labels == 1).sum() == ones
 
 
 @pytest.mark.parametrize(
