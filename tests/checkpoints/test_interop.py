@@ -339,7 +339,18 @@ def test_missing_unknown_and_misshapen_tensors_are_listed(tmp_path):
             {"architectures": ["T5Model"]},
             r'is \["T5Model"\], which is not supported.* `jaxgrow architectures` lists',
         ),
-        ({"architectures": None}, "architectures is null, which is not supported"),
+        (
+            {"architectures": None},
+            r'architectures is null; write the class .* one of \["GPT2LMHeadModel"\], \["GPT2For',
+        ),
+        (
+            {"architectures": None, "model_type": "t5"},
+            "architectures is null, which is not supported",
+        ),
+        (
+            {"model_type": "gpt_bigcode"},
+            'model_type is "gpt_bigcode", but jaxgrow supports GPT2LMHeadModel only with "gpt2"',
+        ),
         ({"n_layer": None}, "n_layer is null, but should be an integer"),
         ({"n_layer": "4"}, 'n_layer is "4", but should be an integer'),
         ({"n_layer": True}, "n_layer is true, but should be an integer"),

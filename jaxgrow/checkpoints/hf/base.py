@@ -399,6 +399,10 @@ class Family:
             for key, allowed in self.settings.items()
             if theirs.get(key, allowed[0]) not in allowed
         ]
+        # The automatic classes of `transformers` build the model of this type, whatever the
+        # architecture is.
+        if theirs.get("model_type", self.model_type) != self.model_type:
+            wrong.append(self._other("model_type", theirs["model_type"], (self.model_type,)))
         # `transformers` reads this key for every model, whether or not its config class defines it.
         if theirs.get("is_causal", self.config.causal) != self.config.causal:
             wrong.append(self._other("is_causal", theirs["is_causal"], (self.config.causal,)))

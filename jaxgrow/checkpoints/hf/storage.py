@@ -245,7 +245,7 @@ def family_of(foreign: Mapping[str, Any], file: Path) -> Family:
     if isinstance(architecture, str) and architecture in FAMILIES:
         family = FAMILIES[architecture]
         return family.variant(foreign) or family
-    way_out = _way_out(str(architecture), foreign)
+    way_out = _way_out(str(architecture), foreign) if named else _unnamed(foreign)
     raise CheckpointError(
         f"{file}: architectures is {spelt(named)}{way_out or ', which is not supported'}. `jaxgrow architectures` lists the "
         "supported ones"
@@ -256,6 +256,21 @@ def family_of(foreign: Mapping[str, Any], file: Path) -> Family:
 _TOWERS = {"CLIPModel": "CLIPVisionModelWithProjection", "SiglipModel": "SiglipVisionModel"}
 
 
+# Architectures whose files also contain the head of another architecture.
+_CONTAINED = {"BertForPreTraining": "BertForMaskedLM"}
+
+
+def _unnamed(foreign: Mapping[str, Any]) -> str:
+    """Suggest the classes of the model, which files without ``architectures`` do not name."""
+    mine = [
+        family.architecture
+        for family in FAMILIES.values()
+        if family.model_type == foreign.get("model_type")
+    ]
+    classes = ", ".join(f'["{name}"]' for name in mine)
+    return f"; write the class of the model there, one of {classes}" if mine else ""
+
+
 def _way_out(architecture: str, foreign: Mapping[str, Any]) -> str:
     """Suggest what to do about an architecture that is not supported.
 
@@ -264,6 +279,8 @@ def _way_out(architecture: str, foreign: Mapping[str, Any]) -> str:
     """
     if architecture in _TOWERS:
         return f"; load its vision tower as {_TOWERS[architecture]} in transformers, and save it"
+    if (inner := _CONTAINED.get(architecture)) is not None:
+        return f', which has another head in addition; write ["{inner}"] there to read the model without it'
     alike = [
         family
         for name, family in FAMILIES.items()
@@ -277,7 +294,8 @@ def _way_out(architecture: str, foreign: Mapping[str, Any]) -> str:
             if near
             else ""
         )
-    family, bare = alike[0], architecture.endswith("Model")
+    family = alike[0]
+    bare = architecture.endswith("Model") and not architecture.endswith("LMHeadModel")
     tied = foreign.get("tie_word_embeddings", family.absent.get("tie_word_embeddings"))
     if bare and family.prefix and tied is True:
         # A tied head has no weights, so nothing is missing.
