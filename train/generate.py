@@ -4,7 +4,8 @@
 
 MODEL is the folder of a finished run, an Orbax folder that ``jaxgrow`` wrote, or a Hugging Face
 folder of a decoder: GPT-2, Llama, Qwen2, Qwen2-MoE, Qwen3, Qwen3-MoE, Mistral, Mixtral, Gemma,
-Gemma 2, Gemma 3, OLMo, OLMo 2, OLMo 3, Phi-3, SmolLM 3, GPT-NeoX (Pythia), OPT, Granite or gpt-oss.
+Gemma 2, Gemma 3, OLMo, OLMo 2, OLMo 3, OLMoE, Phi-3, SmolLM 3, GPT-NeoX (Pythia), OPT, Granite, a
+dense Granite 4 or gpt-oss.
 
 Without ``--temperature`` the most likely token is taken each time. With it, tokens are sampled, and
 ``--samples`` continues each prompt several times. A text ends at an end token of the model, before

@@ -20,8 +20,8 @@ class Decoder(Model):
 
     With ``head="classes"``, the output is ``logits [B, classes]`` of the text up to its last token.
     Inputs ``{"tokens": .., "lengths": ..}`` give the length of each text, int [B]; the last token
-    of a text is the one at position ``length - 1``. The keyword arguments are described in
-    `jaxgrow.models.model.Model`.
+    of a text is the one at position ``length - 1``. With ``head="states"``, the output is the last
+    hidden states [B, T, D]. The keyword arguments are described in `jaxgrow.models.model.Model`.
 
     With a tied head, the embedding has two roles: it writes to the residual stream, and it reads the
     output of the final norm. It is declared with ``embed`` as an output axis, so growing copies it.
@@ -51,6 +51,8 @@ class Decoder(Model):
             _, last_B = last_tokens(call.inputs)
             x_BD = x_BTD[jnp.arange(len(x_BTD)), last_B]
             return class_logits(x_BD, c.classes, INIT, bias=False)
+        if c.head == "states":
+            return self.wide(x_BTD)
         if c.logit_divisor != 1:
             x_BTD = x_BTD / c.logit_divisor
         head_DV = head_kernel(self, c, embeddings["token_embedding"])

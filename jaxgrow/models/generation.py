@@ -74,7 +74,8 @@ def generate(
     Args:
       config: config of a decoder that predicts tokens: a `GPT2Config`, or a `LlamaConfig`, which
         also describes Qwen2, Qwen2-MoE, Qwen3, Qwen3-MoE, Mistral, Mixtral, Gemma, Gemma 2,
-        Gemma 3, OLMo, OLMo 2, OLMo 3, Phi-3, SmolLM 3, GPT-NeoX (Pythia), OPT, Granite and gpt-oss.
+        Gemma 3, OLMo, OLMo 2, OLMo 3, OLMoE, Phi-3, SmolLM 3, GPT-NeoX (Pythia), OPT, Granite,
+        the dense models of Granite 4, and gpt-oss.
       params: parameters of the model, for example from ``config.init`` or
         `jaxgrow.checkpoints.load`, on one device or sharded over a mesh.
       prompts: tokens of each prompt, of any length.

@@ -159,6 +159,7 @@ class LlamaConfig(TextConfig):
     clamp: float = dataclasses.field(default=0.0, repr=False)
 
     causal: ClassVar = True
+    tasks: ClassVar = ("tokens", "classes", "states")
     # Whether the first layer has a norm before its attention.
     first_norm: ClassVar[bool] = True
     run_by: ClassVar = (*TextConfig.run_by, "capacity", "z_loss")

@@ -4,8 +4,8 @@ The families are ViT (Dosovitskiy et al., ICLR 2021), DeiT (Touvron et al., ICML
 (Oquab et al., 2023), and the vision towers of CLIP (Radford et al., 2021) and SigLIP (Zhai et al.,
 2023).
 
-Shape suffixes: B batch, T positions, S positions of the head, D embed, H heads, K head_dim, F mlp,
-P pixels on a side of a patch, C channels, L layers.
+Shape suffixes: B batch, T positions, S positions of the head, R registers, D embed, H heads,
+K head_dim, F mlp, P pixels on a side of a patch, C channels, L layers.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,8 @@ class ViTConfig(PatchConfig):
 
     ``head="states"`` is a model without a head: it returns its normalised last hidden states. CLIP
     also normalises the embeddings (``embedding_norm``), and its head, the projection, has no bias.
-    A SigLIP has no class token.
+    A SigLIP has no class token. Registers (Darcet et al., ICLR 2024) are learned tokens without
+    positions between the class token and the patches, which no head reads.
     """
 
     eps: float = 1e-12
@@ -56,6 +57,10 @@ class ViTConfig(PatchConfig):
     # over all states, followed by an MLP (SigLIP).
     pooler: Literal["none", "tanh", "attention"] = field(default="none", repr=False)
     class_token: bool = field(default=True, repr=False)
+    registers: int = field(default=0, repr=False)
+    # Whether the parameters include the token that replaces hidden patches in the pre-training of
+    # DINOv2. The model does not read it.
+    mask_token: bool = field(default=False, repr=False)
     patch_bias: bool = field(default=True, repr=False)
     head_bias: bool = field(default=True, repr=False)
     embedding_norm: bool = field(default=False, repr=False)
@@ -73,6 +78,10 @@ class ViTConfig(PatchConfig):
                 "mean_head does not support a distillation token, but distillation is "
                 f"{self.distillation!r}: set distillation='none'"
             )
+
+    @classmethod
+    def least(cls, field: str) -> int:
+        return 0 if field == "registers" else 1
 
     @property
     def module(self) -> nn.Module:
@@ -101,6 +110,9 @@ class ViTConfig(PatchConfig):
     def positions(self) -> int:
         return self.patches + len(self.special)
 
+    def integers(self) -> dict[str, int]:
+        return {name: n for name, n in super().integers().items() if n or name != "registers"}
+
     def sizes(self) -> dict[str, int]:
         return {
             name: n
@@ -110,7 +122,7 @@ class ViTConfig(PatchConfig):
 
     @property
     def length(self) -> int:
-        return self.positions
+        return self.positions + self.registers
 
     def cost(self, length: int) -> Cost:
         """Return the FLOPs per position.
@@ -240,7 +252,7 @@ class ViT(Model):
 
     ::
 
-        x = [class; distillation; patches W + b] + positions
+        x = [class; distillation; patches W + b] + positions, with registers before the patches
         x += attention(norm(x));  x += mlp(norm(x))
         norm(x_0) head
 
@@ -258,9 +270,15 @@ class ViT(Model):
     def embeddings(self) -> dict[str, jax.Array]:
         c = self.config
         token_init = named(INIT, "embed" + BELOW, role="embedding")
-        tokens_D = {name: self.param(name, token_init, (c.embed,)) for name in c.special}
+        names = (*c.special, *(["mask_embedding"] if c.mask_token else []))
+        tokens_D = {name: self.param(name, token_init, (c.embed,)) for name in names}
         position_embedding_TD = self.embedding("position_embedding", "positions", c.positions)
-        return {**tokens_D, "position_embedding": position_embedding_TD}
+        found = {**tokens_D, "position_embedding": position_embedding_TD}
+        if c.registers:
+            found["register_embedding"] = self.embedding(
+                "register_embedding", "registers", c.registers
+            )
+        return found
 
     def stack(self, embeddings: dict[str, jax.Array], call: Call) -> Stack:
         return self.stack_of(Block(self.config, self.dtype, parent=None))
@@ -274,6 +292,11 @@ class ViT(Model):
         ]
         position_embedding_1TD = embeddings["position_embedding"][None].astype(self.dtype)
         x_BTD = jnp.concatenate([*tokens_B1D, x_BTD], 1) + position_embedding_1TD
+        if c.registers:
+            registers_RD = embeddings["register_embedding"].astype(self.dtype)
+            registers_BRD = jnp.broadcast_to(registers_RD, (len(x_BTD), *registers_RD.shape))
+            first = len(c.special)
+            x_BTD = jnp.concatenate([x_BTD[:, :first], registers_BRD, x_BTD[:, first:]], 1)
         if c.embedding_norm:
             x_BTD = LayerNorm("embed" + BELOW, c.eps, self.dtype, name="embedding_norm")(x_BTD)
         return x_BTD
@@ -288,7 +311,8 @@ class ViT(Model):
             return self.wide(x_BSD)
         logits = classified(c, x_BSD[:, 0], bias=c.head_bias)
         if c.mean_head:
-            logits = logits + classified(c, x_BSD[:, 1:].mean(1), "mean_head", bias=False)
+            patches_BTD = x_BSD[:, 1 + c.registers :]
+            logits = logits + classified(c, patches_BTD.mean(1), "mean_head", bias=False)
         if c.distillation == "head":
             logits = (logits + classified(c, x_BSD[:, 1], "distillation_head")) / 2
         return logits

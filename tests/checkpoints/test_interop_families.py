@@ -12,6 +12,7 @@ import tiny
 from checkpoints import change, contents, tensors
 from families import ENCODER, SETTINGS
 from transformers_models import (
+    answered,
     assert_alike,
     assert_kept,
     given,
@@ -352,11 +353,40 @@ def test_a_model_without_padding_classifies_a_single_text(tmp_path):
             model(torch.tensor(given(config)))
 
 
-def test_an_unsupported_head_is_reported_with_its_base_model(tmp_path, capsys):
+@pytest.mark.parametrize("head", ["BertForMultipleChoice", "BertLMHeadModel"])
+def test_an_unsupported_head_is_reported_with_its_base_model(tmp_path, capsys, head):
     folder = made(tmp_path / "a", "BertForSequenceClassification")
-    change(folder, architectures=["BertForMultipleChoice"])
+    change(folder, architectures=[head])
     assert program.main(["inspect", str(folder)]) == 1
     assert "another head; load it as BertModel in transformers" in capsys.readouterr().err
+
+
+def test_the_head_of_masked_tokens_in_files_of_pre_training_is_read(tmp_path, capsys):
+    config = transformers.BertConfig(**SETTINGS["BertForMaskedLM"][0], initializer_range=0.3)
+    transformers.BertForPreTraining(config).save_pretrained(tmp_path)
+    assert program.main(["inspect", str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert 'another head in addition; write ["BertForMaskedLM"] there to read the model' in said
+    change(tmp_path, architectures=["BertForMaskedLM"])
+    model = transformers.BertForMaskedLM.from_pretrained(tmp_path)
+    tokens = given(checkpoints.open_checkpoint(tmp_path).config)
+    np.testing.assert_allclose(ours(tmp_path), answered(model, tokens), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("change_to", "message"),
+    [
+        ({"layer_types": ["mamba", "attention"]}, 'layer_types has "mamba", but jaxgrow supports'),
+        ({"layer_types": None}, 'layer_types has "linear_attention", but'),
+        ({"layer_types": ["attention"]}, "layer_types has 1 entries, but"),
+        ({"num_local_experts": 4}, "num_local_experts is 4, but"),
+    ],
+)
+def test_a_granite_4_with_other_layers_is_refused(tmp_path, capsys, change_to, message):
+    folder = made(tmp_path / "a", "GraniteMoeHybridForCausalLM")
+    change(folder, **change_to)
+    assert program.main(["inspect", str(folder)]) == 1
+    assert message in capsys.readouterr().err
 
 
 def test_a_span_has_two_ends(tmp_path, capsys):
@@ -388,16 +418,16 @@ def test_bare_models_are_told_what_they_lack(tmp_path, capsys):
     transformers.GPT2Model(
         transformers.GPT2Config(**SETTINGS["GPT2LMHeadModel"][0], initializer_range=0.3)
     ).save_pretrained(tmp_path / "gpt2")
-    made(tmp_path / "llama", "LlamaForCausalLM")
-    change(tmp_path / "llama", architectures=["LlamaModel"])
+    made(tmp_path / "olmo", "Olmo2ForCausalLM")
+    change(tmp_path / "olmo", architectures=["Olmo2Model"])
     assert program.main(["inspect", str(tmp_path / "gpt2")]) == 1
     assert 'a model without its head; write ["GPT2LMHeadModel"] there' in capsys.readouterr().err
     change(tmp_path / "gpt2", architectures=["GPT2LMHeadModel"])
     assert_alike(tmp_path / "gpt2")
-    assert program.main(["inspect", str(tmp_path / "llama")]) == 1
+    assert program.main(["inspect", str(tmp_path / "olmo")]) == 1
     said = capsys.readouterr().err
     assert (
-        "a model without its head; give the folder of the LlamaForCausalLM from which this model was extracted"
+        "a model without its head; give the folder of the Olmo2ForCausalLM from which this model was extracted"
         in said
     )
 
@@ -409,6 +439,7 @@ def test_bare_models_are_told_what_they_lack(tmp_path, capsys):
         ("ViTModel", "vit."),
         ("CLIPVisionModel", "vision_model."),
         ("XLMRobertaModel", "roberta."),
+        ("Qwen3Model", "model."),
     ],
 )
 def test_headless_models_are_read_with_or_without_prefix(tmp_path, architecture, prefix):

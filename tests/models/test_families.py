@@ -164,6 +164,7 @@ def test_learned_maps(config, tied):
 # The settings, besides the fixed ones, without which an architecture lacks some of its tensors.
 NEEDED = {
     "dinov2": {"layer_scale": 0.5},
+    "dinov2_with_registers": {"layer_scale": 0.5, "registers": 2},
     "qwen2_moe": {"shared": 5},
     "gpt_oss": {"clamp": 7.0},
 }

@@ -57,7 +57,9 @@ FAMILIES: dict[str, Config] = {
     "DeBERTa": DeBERTaConfig(**SIZES, **TEXT, distances=8, farthest=6),
     "ViT": ViTConfig(**SIZES, **IMAGES),
     "DeiT": ViTConfig(**SIZES, **IMAGES, distillation="head"),
-    "DINOv2": ViTConfig(**SIZES, **IMAGES, layer_scale=0.5, gated=True, mean_head=True),
+    "DINOv2": ViTConfig(
+        **SIZES, **IMAGES, layer_scale=0.5, gated=True, mean_head=True, registers=2
+    ),
     "CaiT": CaiTConfig(**SIZES, **IMAGES),
     "Swin": SwinConfig(**STAGES, **IMAGES | {"patch": 1}, window=3, position_mlp=3),
 }
@@ -112,6 +114,18 @@ _QWEN2_MOE = (
     | _MIXED
     | {"num_experts": 4, "moe_intermediate_size": 12, "shared_expert_intermediate_size": 14}
 )
+_GRANITE = _GROUPED | {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.3,
+    "residual_multiplier": 0.6,
+    "logits_scaling": 2.0,
+}
+_GRANITE_4 = _GRANITE | {
+    "shared_intermediate_size": 20,
+    "num_local_experts": 0,
+    "layer_types": ["full_attention"] * 2,
+    "mamba_n_heads": 1,
+}
 _GPT_OSS = _GROUPED | _MIXED | {"num_local_experts": 4, "head_dim": 6}
 _OPT = _TEXT | dict(
     num_hidden_layers=2,
@@ -154,6 +168,7 @@ _IMAGES = dict(image_size=8, patch_size=4, num_channels=3, num_labels=5)
 _DINO = _IMAGES | dict(
     num_hidden_layers=2, hidden_size=12, num_attention_heads=2, mlp_ratio=2, use_mask_token=False
 )
+_REGISTERS = {k: v for k, v in _DINO.items() if k != "use_mask_token"} | {"num_register_tokens": 3}
 _STAGES = dict(image_size=20, patch_size=2, num_channels=3, num_labels=5, window_size=6) | dict(
     pretrained_window_sizes=[0, 0], depths=[2, 2], embed_dim=8, num_heads=[2, 4], mlp_ratio=1.5
 )
@@ -235,14 +250,13 @@ SETTINGS = {
         },
     ],
     "GptOssForSequenceClassification": [_GPT_OSS | _LOCAL | {"rope_parameters": _YARN}],
-    "GraniteForCausalLM": [
-        _GROUPED
-        | {
-            "embedding_multiplier": 3.0,
-            "attention_multiplier": 0.3,
-            "residual_multiplier": 0.6,
-            "logits_scaling": 2.0,
-        },
+    "GraniteForCausalLM": [_GRANITE],
+    "GraniteMoeHybridForCausalLM": [
+        _GRANITE_4 | {"position_embedding_type": "rope"},
+        _GRANITE_4 | {"attention_bias": True},
+    ],
+    "OlmoeForCausalLM": [
+        _GROUPED | _MIXED | {"num_experts": 4, "norm_topk_prob": normed} for normed in (False, True)
     ],
     "OPTForCausalLM": [_OPT, _OPT | {"tie_word_embeddings": False, "activation_function": "gelu"}],
     "OPTForSequenceClassification": [_OPT | {"num_labels": 3}],
@@ -372,6 +386,20 @@ SETTINGS = {
     "XLMRobertaModel": [_ROBERTA],
     "ModernBertModel": [_MODERN | {"local_attention": 12}],
     "DistilBertModel": [_DISTIL],
+    "CamembertForMaskedLM": [_ROBERTA],
+    "CamembertForSequenceClassification": [_ROBERTA | {"num_labels": 3}],
+    "CamembertForQuestionAnswering": [_ROBERTA],
+    "CamembertForTokenClassification": [_ROBERTA | {"num_labels": 3}],
+    "CamembertModel": [_ROBERTA],
+    "XLMRobertaForQuestionAnswering": [_ROBERTA],
+    "Dinov2WithRegistersForImageClassification": [
+        _REGISTERS | {"use_swiglu_ffn": gated} for gated in (False, True)
+    ],
+    "Dinov2WithRegistersModel": [_REGISTERS],
+    "LlamaModel": [_GROUPED],
+    "MistralModel": [_GROUPED | {"sliding_window": 3}],
+    "Qwen2Model": [_GROUPED | {"tie_word_embeddings": True}],
+    "Qwen3Model": [_GROUPED | {"head_dim": 6}],
     "ViTModel": [ENCODER | _IMAGES],
     "Dinov2Model": [_DINO],
     "CLIPVisionModel": [ENCODER | _IMAGES, ENCODER | _IMAGES | {"hidden_act": "gelu"}],

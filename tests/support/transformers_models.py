@@ -46,9 +46,9 @@ def given(config) -> np.ndarray:
         )
     # The tokens exclude 0, 1 and 2, which some models treat as padding.
     tokens = np.random.default_rng(0).integers(3, 11, (3, 7))
-    return (
-        tokens if config.head == "tokens" else np.where(np.arange(7) < LENGTHS[:, None], tokens, 1)
-    )
+    # The hidden states of a decoder are compared at all positions, so its texts have no padding.
+    whole = config.head == "tokens" or (config.causal and config.head == "states")
+    return tokens if whole else np.where(np.arange(7) < LENGTHS[:, None], tokens, 1)
 
 
 def ours(folder: Path) -> np.ndarray:

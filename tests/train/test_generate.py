@@ -258,6 +258,7 @@ def test_every_family_of_decoders_is_named():
         "mixtral": "Mixtral", "gemma": "Gemma", "gemma2": "Gemma 2", "gemma3_text": "Gemma 3", "olmo2": "OLMo 2",
         "olmo3": "OLMo 3", "phi3": "Phi-3", "smollm3": "SmolLM 3", "gpt_neox": "GPT-NeoX",
         "olmo": "OLMo", "opt": "OPT", "gpt_oss": "gpt-oss", "granite": "Granite", "qwen2_moe": "Qwen2-MoE",
+        "olmoe": "OLMoE", "granitemoehybrid": "Granite 4",
     }  # fmt: skip
     decoders = {
         family.model_type

@@ -276,8 +276,8 @@ class Family:
       inferred: a function from ``config.json`` to fields of the config that do not correspond to
         one key.
       unsaid: keys that are written if there is no ``config.json`` to follow.
-      always: keys that are written even if the ``config.json`` to follow has another value, because
-        the tensors that they would require are not stored.
+      always: a function from the config to keys that are written even if the ``config.json`` to
+        follow has another value, because they describe tensors that are not stored.
       derived: a function from the config to keys that follow from it. They are written but not
         read.
       ignored: name patterns of tensors without learned values, which a file may have.
@@ -316,7 +316,7 @@ class Family:
     settings: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     inferred: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda theirs: {}
     unsaid: Mapping[str, Any] = field(default_factory=dict)
-    always: Mapping[str, Any] = field(default_factory=dict)
+    always: Callable[[Any], dict[str, Any]] = lambda config: {}
     derived: Callable[[Any], dict[str, Any]] = lambda config: {}
     ignored: tuple[str, ...] = ()
     copies: Callable[[Config], dict[str, str]] = lambda config: {}
@@ -488,9 +488,9 @@ class Family:
         every = self._every(config)
         if like is None:
             unsaid = {key: allowed[0] for key, allowed in self.settings.items()} | dict(self.unsaid)
-            out = unsaid | every | dict(self.always)
+            out = unsaid | every | self.always(config)
         else:
-            out = {**like, **self._changed(config, like, every), **self.always}
+            out = {**like, **self._changed(config, like, every), **self.always(config)}
         back = self.ours(out).run_as(config)
         differ = [
             f"{name} {getattr(config, name)} (it would be {getattr(back, name)})"

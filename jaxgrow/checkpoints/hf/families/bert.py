@@ -1,6 +1,6 @@
-"""How are BERT, RoBERTa, XLM-R and DistilBERT stored?
+"""How are BERT, RoBERTa, XLM-R, CamemBERT and DistilBERT stored?
 
-RoBERTa and XLM-R differ from BERT in the head. PyTorch stores kernels as [outputs, inputs].
+RoBERTa, XLM-R and CamemBERT differ from BERT in the head. PyTorch stores kernels as [outputs, inputs].
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -246,54 +246,49 @@ BertForQuestionAnswering = Family(
 )
 
 
-def _roberta(
-    architecture: str,
-    head: Head,
-    names: NamesOf,
-    of_head: dict[str, Any],
-) -> Family:
-    """Build a family; ``of_head`` has its fields ``inferred`` and ``derived``."""
-    fields: dict[str, Any] = {
-        "ignored": ("*.position_ids", "roberta.pooler.*"),
-        **_ROBERTA,
-        **of_head,
-    }
-    return Family(
-        architecture=architecture,
-        model_type="xlm-roberta" if architecture.startswith("XLM") else "roberta",
-        names=names_of("" if head == "states" else "roberta.", names),
-        fixed=_fixed(head, 2),
-        **fields,
-    )
-
-
 _LM_HEAD = token_head("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias")
-_MASKED: dict[str, Any] = dict(
-    copies=unused_bias("lm_head.bias"),
-    ignored=("*.position_ids", "roberta.pooler.*", "lm_head.bias", "lm_head.decoder.*"),
-)
-_ROBERTA_CLASSES = pooled_head("classifier.dense", "classifier.out_proj")
-_HEADLESS: dict[str, Any] = _STATES | dict(
-    stray="roberta.", ignored=("*.position_ids", "lm_head.*")
-)
+# For each task: the head, its names, and the fields of `Family` that depend on it.
+_ROBERTA_TASKS: dict[str, tuple[Head, NamesOf, dict[str, Any]]] = {
+    "ForMaskedLM": (
+        "tokens",
+        _LM_HEAD,
+        dict(
+            copies=unused_bias("lm_head.bias"),
+            ignored=("*.position_ids", "roberta.pooler.*", "lm_head.bias", "lm_head.decoder.*"),
+        ),
+    ),
+    "ForSequenceClassification": (
+        "classes",
+        pooled_head("classifier.dense", "classifier.out_proj"),
+        _CLASSES,
+    ),
+    "ForQuestionAnswering": ("spans", span_head, _SPANS),
+    "ForTokenClassification": ("token_classes", token_class_head, _TOKEN_CLASSES),
+    "Model": (
+        "states",
+        states_head,
+        _STATES | dict(stray="roberta.", ignored=("*.position_ids", "lm_head.*")),
+    ),
+}
 
-RobertaForMaskedLM = _roberta("RobertaForMaskedLM", "tokens", _LM_HEAD, _MASKED)
-XLMRobertaForMaskedLM = _roberta("XLMRobertaForMaskedLM", "tokens", _LM_HEAD, _MASKED)
-RobertaForSequenceClassification = _roberta(
-    "RobertaForSequenceClassification", "classes", _ROBERTA_CLASSES, _CLASSES
-)
-XLMRobertaForSequenceClassification = _roberta(
-    "XLMRobertaForSequenceClassification", "classes", _ROBERTA_CLASSES, _CLASSES
-)
-RobertaForQuestionAnswering = _roberta("RobertaForQuestionAnswering", "spans", span_head, _SPANS)
-RobertaForTokenClassification = _roberta(
-    "RobertaForTokenClassification", "token_classes", token_class_head, _TOKEN_CLASSES
-)
-XLMRobertaForTokenClassification = _roberta(
-    "XLMRobertaForTokenClassification", "token_classes", token_class_head, _TOKEN_CLASSES
-)
-RobertaModel = _roberta("RobertaModel", "states", states_head, _HEADLESS)
-XLMRobertaModel = _roberta("XLMRobertaModel", "states", states_head, _HEADLESS)
+
+def _robertas(model: str, model_type: str) -> dict[str, Family]:
+    """Return the architectures of a model that is stored like RoBERTa, by task."""
+    return {
+        task: Family(
+            architecture=f"{model}{task}",
+            model_type=model_type,
+            names=names_of("" if head == "states" else "roberta.", names),
+            fixed=_fixed(head, 2),
+            **{"ignored": ("*.position_ids", "roberta.pooler.*"), **_ROBERTA, **of_head},
+        )
+        for task, (head, names, of_head) in _ROBERTA_TASKS.items()
+    }
+
+
+ROBERTA = _robertas("Roberta", "roberta")
+XLM_ROBERTA = _robertas("XLMRoberta", "xlm-roberta")
+CAMEMBERT = _robertas("Camembert", "camembert")
 
 
 # --- DistilBERT ---
@@ -343,22 +338,12 @@ DISTILBERT = (
 
 FAMILIES = (
     BertForMaskedLM,
-    RobertaForMaskedLM,
-    XLMRobertaForMaskedLM,
-    DISTILBERT[0],
     BertForSequenceClassification,
-    RobertaForSequenceClassification,
-    XLMRobertaForSequenceClassification,
-    DISTILBERT[1],
     BertForQuestionAnswering,
-    RobertaForQuestionAnswering,
-    DISTILBERT[2],
     BertForTokenClassification,
-    RobertaForTokenClassification,
-    XLMRobertaForTokenClassification,
-    DISTILBERT[3],
     BertModel,
-    RobertaModel,
-    XLMRobertaModel,
-    DISTILBERT[4],
+    *ROBERTA.values(),
+    *XLM_ROBERTA.values(),
+    *CAMEMBERT.values(),
+    *DISTILBERT,
 )

@@ -78,9 +78,15 @@ def _names(
     return names
 
 
-def _dino_names(config: ViTConfig) -> dict[str, Stored]:
-    model, heads = ("", {}) if config.head == "states" else ("dinov2.", {"head": "classifier"})
+def _dino_names(body: str, config: ViTConfig) -> dict[str, Stored]:
+    """Return the places of the leaves; ``body`` is the prefix of all names outside the head."""
+    model, heads = ("", {}) if config.head == "states" else (body, {"head": "classifier"})
     names = _names(model, heads, config, _DINO_MODULES)
+    if config.registers:
+        tokens = f"{model}embeddings.register_tokens"
+        names["register_embedding"] = Stored(tokens, "1 registers embed")
+    if config.mask_token:
+        names["mask_embedding"] = Stored(f"{model}embeddings.mask_token", "1 embed")
     layer = model + "encoder.layer.{layers}."
     # The kernels of the two heads are concatenated in one tensor.
     for part, ours in enumerate(("head", "mean_head") if heads else ()):
@@ -184,24 +190,68 @@ DeiTForImageClassification = _family(
 DeiTForImageClassificationWithTeacher = _family(
     "DeiTForImageClassificationWithTeacher", "deit", "head", _BOTH
 )
-_DINO: dict[str, Any] = dict(
-    model_type="dinov2",
-    config=ViTConfig,
-    fields=_FIELDS | {"layerscale_value": "layer_scale"},
-    names=_dino_names,
-    absent=_ABSENT | {"patch_size": 14, "layer_norm_eps": 1e-6, "layerscale_value": 1.0},
-    settings=_SETTINGS,
-    modules=_ATTENTION,
+
+
+def _dinov2(
+    model: str,
+    body: str,
+    fixed: Mapping[str, Any],
+    ignored: tuple[str, ...] = (),
+    **common: Any,
+) -> tuple[Family, Family]:
+    """Return the architecture of a DINOv2 that predicts classes, and the one without a head.
+
+    Args:
+      model: the beginning of the names of both architectures.
+      body: the name of the module without the head, and the model type.
+      fixed: fields that both architectures share.
+      ignored: name patterns of tensors that are not read.
+      common: further arguments of `Family`.
+    """
+    classifier = Family(
+        architecture=f"{model}ForImageClassification",
+        model_type=body,
+        config=ViTConfig,
+        names=partial(_dino_names, f"{body}."),
+        settings=_SETTINGS,
+        modules=_ATTENTION,
+        ignored=ignored,
+        fixed={**fixed, "mean_head": True, "head": "classes"},
+        inferred=_dino,
+        derived=_dino_written,
+        **common,
+    )
+    states = replace(
+        classifier,
+        architecture=f"{model}Model",
+        ignored=(*ignored, "classifier.*"),
+        fixed={**fixed, "head": "states"},
+        inferred=_dino_states,
+        derived=_dino_states_written,
+        stray=f"{body}.",
+    )
+    return classifier, states
+
+
+_DINO_FIELDS = _FIELDS | {"layerscale_value": "layer_scale"}
+_DINO_ABSENT = _ABSENT | {"layer_norm_eps": 1e-6, "layerscale_value": 1.0}
+Dinov2ForImageClassification, Dinov2Model = _dinov2(
+    "Dinov2",
+    "dinov2",
+    {"distillation": "none"},
+    fields=_DINO_FIELDS,
+    absent=_DINO_ABSENT | {"patch_size": 14},
     # Pre-training replaces hidden patches by the mask token. A classifier does not need it.
-    always={"use_mask_token": False},
+    always=lambda config: {"use_mask_token": False},
+    ignored=("*embeddings.mask_token",),
 )
-Dinov2ForImageClassification = Family(
-    architecture="Dinov2ForImageClassification",
-    ignored=("dinov2.embeddings.mask_token",),
-    fixed={"distillation": "none", "mean_head": True, "head": "classes"},
-    inferred=_dino,
-    derived=_dino_written,
-    **_DINO,
+Dinov2WithRegistersForImageClassification, Dinov2WithRegistersModel = _dinov2(
+    "Dinov2WithRegisters",
+    "dinov2_with_registers",
+    # `transformers` has no setting to leave out the mask token of this model.
+    {"distillation": "none", "mask_token": True},
+    fields=_DINO_FIELDS | {"num_register_tokens": "registers"},
+    absent=_DINO_ABSENT | {"num_register_tokens": 4},
 )
 
 
@@ -239,15 +289,6 @@ ViTModel = Family(
     seen=_pooled,
     folded=("pooler",),
     ignored=("classifier.*",),
-)
-Dinov2Model = Family(
-    architecture="Dinov2Model",
-    ignored=("embeddings.mask_token", "classifier.*"),
-    fixed={"distillation": "none", "head": "states"},
-    inferred=_dino_states,
-    derived=_dino_states_written,
-    stray="dinov2.",
-    **_DINO,
 )
 
 
@@ -385,8 +426,10 @@ FAMILIES = (
     DeiTForImageClassification,
     DeiTForImageClassificationWithTeacher,
     Dinov2ForImageClassification,
+    Dinov2WithRegistersForImageClassification,
     ViTModel,
     Dinov2Model,
+    Dinov2WithRegistersModel,
     CLIPVisionModel,
     CLIPVisionModelWithProjection,
     SiglipVisionModel,

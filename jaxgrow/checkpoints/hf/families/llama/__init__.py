@@ -17,7 +17,8 @@ Mixtral    a mixture of experts in each layer; Qwen3-MoE has finer experts, whos
 SmolLM 3   no rotary embeddings in every fourth layer
 OLMo 1     LayerNorm without parameters
 Qwen2-MoE  finer experts than Mixtral, and one expert that every token uses
-Granite    factors of embeddings, scores, sublayers and logits
+Granite    factors of embeddings, scores, sublayers and logits; also the dense models of Granite 4
+OLMoE      finer experts than Mixtral, norms over all queries and over all keys
 gpt-oss    experts with biases and clamped units, attention sinks, a window in every other layer
 GPT-NeoX   Pythia: LayerNorm, biases, parallel sublayers, partial rotary embeddings (a quarter of
            each head), queries, keys and values fused head by head
@@ -31,29 +32,31 @@ from jaxgrow.checkpoints.hf.families.llama.architectures import (
     SILU,
     architectures,
     read_biased,
+    without_head,
     written_biased,
 )
 from jaxgrow.checkpoints.hf.families.llama.gemma import GEMMA, GEMMA2, GEMMA3
 from jaxgrow.checkpoints.hf.families.llama.gpt_neox import GPT_NEOX
 from jaxgrow.checkpoints.hf.families.llama.gpt_oss import GPT_OSS
-from jaxgrow.checkpoints.hf.families.llama.granite import GRANITE
+from jaxgrow.checkpoints.hf.families.llama.granite import GRANITE, GRANITE_4
 from jaxgrow.checkpoints.hf.families.llama.mistral import MISTRAL, MIXTRAL
-from jaxgrow.checkpoints.hf.families.llama.olmo import OLMO, OLMO2, OLMO3
+from jaxgrow.checkpoints.hf.families.llama.olmo import OLMO, OLMO2, OLMO3, OLMOE
 from jaxgrow.checkpoints.hf.families.llama.phi3 import PHI3
 from jaxgrow.checkpoints.hf.families.llama.qwen import QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE
 from jaxgrow.checkpoints.hf.families.llama.smollm3 import SMOLLM3
 
+LLAMA = architectures(
+    "Llama",
+    "llama",
+    2048,
+    read_biased,
+    written_biased,
+    settings={"hidden_act": SILU, "mlp_bias": (False,)},
+    heads="must divide embed",
+)
 # Each model has an architecture that predicts tokens, followed by one that predicts classes.
 _LLAMA = (
-    *architectures(
-        "Llama",
-        "llama",
-        2048,
-        read_biased,
-        written_biased,
-        settings={"hidden_act": SILU, "mlp_bias": (False,)},
-        heads="must divide embed",
-    ),
+    *LLAMA,
     *QWEN2,
     *MISTRAL,
     *QWEN3,
@@ -72,4 +75,7 @@ _LLAMA = (
     *GPT_NEOX,
 )
 
-FAMILIES = (*_LLAMA[::2], GRANITE, *_LLAMA[1::2])
+# These decoders are often published without a head, for embeddings of texts.
+_STATES = tuple(without_head(tokens) for tokens, _ in (LLAMA, QWEN2, QWEN3, MISTRAL))
+
+FAMILIES = (*_LLAMA[::2], OLMOE, GRANITE, GRANITE_4, *_LLAMA[1::2], *_STATES)

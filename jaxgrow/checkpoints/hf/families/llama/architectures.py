@@ -1,14 +1,14 @@
 """How is an architecture of the Llama family described?
 
-`architectures` builds the two architectures of a model. The other files of this folder call it once
-for each model.
+`architectures` builds the two architectures of a model, and `without_head` the one of its body. The
+other files of this folder call the first once for each model.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from jaxgrow.checkpoints.hf.base import Family, adapters_beside
+from jaxgrow.checkpoints.hf.base import Family, Stored, adapters_beside
 from jaxgrow.checkpoints.hf.families.llama.parts import names
 from jaxgrow.checkpoints.hf.labels import classes, problem
 from jaxgrow.checkpoints.hf.rope import read_heads, read_rope, written_rope
@@ -90,6 +90,26 @@ def _classifying(tokens: Family, architecture: str) -> Family:
         fixed={**tokens.fixed, "head": "classes"},
         inferred=lambda theirs: tokens.inferred(theirs) | classes(theirs),
         derived=lambda config: tokens.derived(config) | problem(config),
+    )
+
+
+def without_head(tokens: Family) -> Family:
+    """The architecture with the same body that returns its last hidden states."""
+
+    def names(config: LlamaConfig) -> dict[str, Stored]:
+        return {
+            path: replace(stored, name=stored.name.removeprefix(tokens.prefix))
+            for path, stored in tokens.names(config).items()
+        }
+
+    return replace(
+        tokens,
+        architecture=tokens.architecture.replace("ForCausalLM", "Model"),
+        fixed={**tokens.fixed, "head": "states"},
+        names=names,
+        prefix="",
+        stray=tokens.prefix,
+        ignored=(*tokens.ignored, "lm_head.*"),
     )
 
 

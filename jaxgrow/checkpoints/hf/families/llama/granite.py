@@ -1,4 +1,7 @@
-"""Granite: factors of embeddings, scores, sublayers and logits."""
+"""Granite: factors of embeddings, scores, sublayers and logits.
+
+The dense models of Granite 4 have the architecture of its hybrid models and are stored differently.
+"""
 
 import math
 from collections.abc import Mapping
@@ -12,7 +15,8 @@ from jaxgrow.checkpoints.hf.families.llama.architectures import (
     read_biased,
     written_biased,
 )
-from jaxgrow.checkpoints.hf.families.llama.parts import names
+from jaxgrow.checkpoints.hf.families.llama.parts import LAYER, names
+from jaxgrow.checkpoints.io.files import spelt
 from jaxgrow.models.llama import LlamaConfig
 
 
@@ -44,26 +48,83 @@ def _written_granite(config: LlamaConfig) -> dict[str, Any]:
     return written_biased(config) | {"attention_multiplier": float(f"{multiplier:.12g}")}
 
 
-# `transformers` has no classifier of this family.
+def _names_4(config: LlamaConfig) -> dict[str, Stored]:
+    """Return the places of the leaves of a dense Granite 4. Gate and up are one tensor."""
+    found = _names(config)
+    for part, ours in enumerate(("gate", "up")):
+        found[f"blocks/mlp/{ours}/kernel"] = Stored(
+            f"{LAYER}shared_mlp.input_linear.weight", "(2 mlp) embed", part
+        )
+    found["blocks/mlp/down/kernel"] = Stored(f"{LAYER}shared_mlp.output_linear.weight", "embed mlp")
+    return found
+
+
+def _read_granite_4(theirs: Mapping[str, Any]) -> dict[str, Any]:
+    layers = theirs["num_hidden_layers"]
+    types = theirs.get("layer_types", theirs.get("layers_block_type")) or ["linear_attention"]
+    other = [kind for kind in types if kind not in ("attention", "full_attention")]
+    if other or len(types) != layers:
+        raise ValueError(
+            f"layer_types has {spelt(other[0]) if other else f'{len(types)} entries'}, but jaxgrow "
+            f"supports Granite 4 only if all {layers} layers are attention, as in its dense models"
+        )
+    if theirs.get("num_local_experts", 8) != 0:
+        raise ValueError(
+            f"num_local_experts is {theirs.get('num_local_experts', 8)}, but jaxgrow supports "
+            "Granite 4 only without experts (0)"
+        )
+    rotated = theirs.get("position_embedding_type") == "rope"
+    return _read_granite(theirs) | {"kinds": "f" if rotated else "n"}
+
+
+def _written_granite_4(config: LlamaConfig) -> dict[str, Any]:
+    return _written_granite(config) | {
+        "layer_types": ["full_attention"] * config.layers,
+        "num_local_experts": 0,
+        "position_embedding_type": "rope" if "f" in config.layer_kinds else None,
+    }
+
+
+_FIELDS = {
+    "rms_norm_eps": "eps",
+    "embedding_multiplier": "embed_scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_divisor",
+}
+_ABSENT = {
+    "rms_norm_eps": 1e-6,
+    "embedding_multiplier": 1.0,
+    "residual_multiplier": 1.0,
+    "logits_scaling": 1.0,
+}
+# `transformers` has no classifiers of these families.
 GRANITE, _ = architectures(
     "Granite",
     "granite",
     2048,
     _read_granite,
     _written_granite,
-    fields={
-        "rms_norm_eps": "eps",
-        "embedding_multiplier": "embed_scale",
-        "residual_multiplier": "residual_scale",
-        "logits_scaling": "logit_divisor",
-    },
-    absent={
-        "rms_norm_eps": 1e-6,
-        "embedding_multiplier": 1.0,
-        "residual_multiplier": 1.0,
-        "logits_scaling": 1.0,
-    },
+    fields=_FIELDS,
+    absent=_ABSENT,
     names=_names,
     settings={"hidden_act": SILU, "mlp_bias": (False,)},
+    heads="must divide embed",
+)
+GRANITE_4, _ = architectures(
+    "GraniteMoeHybrid",
+    "granitemoehybrid",
+    2048,
+    _read_granite_4,
+    _written_granite_4,
+    fields={**_FIELDS, "shared_intermediate_size": "mlp"},
+    absent={**_ABSENT, "shared_intermediate_size": 1024},
+    names=_names_4,
+    settings={"hidden_act": SILU},
+    # `transformers` checks the sizes of its recurrent layers, even if the model does not have any.
+    always=lambda config: {
+        "mamba_expand": 2,
+        "mamba_n_heads": 1,
+        "mamba_d_head": 2 * config.embed,
+    },
     heads="must divide embed",
 )

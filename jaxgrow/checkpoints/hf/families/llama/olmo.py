@@ -1,12 +1,20 @@
-"""OLMo 1, with LayerNorm without parameters; OLMo 2 and 3, with norms after sublayers.
+"""OLMo 1, with LayerNorm without parameters; OLMo 2 and 3, with norms after sublayers; OLMoE.
 
-OLMo 2 and 3 also have norms over all queries and over all keys.
+OLMo 2, OLMo 3 and OLMoE also have norms over all queries and over all keys. OLMoE is a mixture of
+experts in each layer, with norms before sublayers.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from jaxgrow.checkpoints.hf.families.llama.architectures import UNBIASED, architectures, read_llama
+from jaxgrow.checkpoints.hf.families.llama.architectures import (
+    MIXTURE_ABSENT,
+    MIXTURE_FIELDS,
+    UNBIASED,
+    architectures,
+    read_llama,
+)
+from jaxgrow.checkpoints.hf.families.llama.qwen import MIXTURE_NAMES
 from jaxgrow.checkpoints.hf.rope import (
     read_heads,
     read_layered_rope,
@@ -44,6 +52,26 @@ OLMO = architectures(
     fields={},
     settings={**UNBIASED, "clip_qkv": (None,)},
     heads="must divide embed",
+)
+# `transformers` has no classifier of this family.
+OLMOE, _ = architectures(
+    "Olmoe",
+    "olmoe",
+    4096,
+    read_llama,
+    fixed={"query_norm": "all"},
+    fields={**MIXTURE_FIELDS, "norm_topk_prob": "gates_normed", "num_experts": "experts"},
+    absent={
+        **MIXTURE_ABSENT,
+        "norm_topk_prob": False,
+        "num_experts": 64,
+        "num_experts_per_tok": 8,
+        "router_aux_loss_coef": 0.01,
+    },
+    names=MIXTURE_NAMES,
+    settings={**UNBIASED, "clip_qkv": (None,)},
+    mixture=True,
+    folded=("query_eps",),
 )
 OLMO2 = architectures("Olmo2", "olmo2", 2048, read_llama, **_NORMED_AFTER)
 OLMO3 = architectures("Olmo3", "olmo3", 65536, _read_olmo3, _written_olmo3, **_NORMED_AFTER)

@@ -166,4 +166,6 @@ def head(config: LlamaConfig, name: str) -> dict[str, Stored]:
     """
     if config.head == "classes":
         return {"classifier/kernel": Stored("score.weight", "classes embed")}
+    if config.head == "states":
+        return {}
     return {} if config.tied else {"head_kernel": Stored(f"{name}.weight", "vocab embed")}

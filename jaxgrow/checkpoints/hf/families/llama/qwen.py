@@ -95,7 +95,8 @@ _MIXTURE_FIELDS = {
     "moe_intermediate_size": "mlp",
 }
 _MIXTURE_ABSENT = {**MIXTURE_ABSENT, "rms_norm_eps": 1e-6, "norm_topk_prob": False}
-_MIXTURE_NAMES = partial(
+#: The names of finer experts, which OLMoE has as well.
+MIXTURE_NAMES = partial(
     names,
     router="mlp.gate",
     experts=tuple(f"mlp.experts.{{experts}}.{name}_proj" for name in ("gate", "up", "down")),
@@ -131,7 +132,7 @@ QWEN3_MOE = architectures(
     fixed={"query_norm": "head"},
     fields=_MIXTURE_FIELDS,
     absent={**_MIXTURE_ABSENT, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
-    names=_MIXTURE_NAMES,
+    names=MIXTURE_NAMES,
     settings=UNBIASED,
     mixture=True,
     heads="free",
@@ -156,7 +157,7 @@ QWEN2_MOE = architectures(
         "shared_expert_intermediate_size": 5632,
         "qkv_bias": True,
     },
-    names=_MIXTURE_NAMES,
+    names=MIXTURE_NAMES,
     settings={"hidden_act": SILU, "use_sliding_window": (False,)},
     mixture=True,
     heads="free",
