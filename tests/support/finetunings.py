@@ -8,7 +8,14 @@ import runs
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from jaxgrow.checkpoints import orbax
-from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig, ModernBERTConfig, TextConfig
+from jaxgrow.models import (
+    BERTConfig,
+    DeBERTaConfig,
+    GPT2Config,
+    LlamaConfig,
+    ModernBERTConfig,
+    TextConfig,
+)
 from train.config.downstream import FineTuning
 from train.data.labelled.task import Labelled
 from train.data.text import tokenizer
@@ -21,6 +28,8 @@ FAMILIES = {
     "llama": LlamaConfig(**SIZES, kv_heads=1),
     "modernbert": ModernBERTConfig(**SIZES, kv_heads=2, window=4),
 }
+# The models that classify texts.
+CLASSIFIERS = FAMILIES | {"deberta": DeBERTaConfig(**SIZES, distances=8, farthest=6)}
 OPTIM = Optim(schedule="linear", b2=0.99, weight_decay=0.0)
 
 

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 import runs
-from finetunings import FAMILIES, OPTIM, checkpoint, cola, spans, tuning
+from finetunings import CLASSIFIERS, FAMILIES, OPTIM, checkpoint, cola, spans, tuning
 from tokenizers import Tokenizer
 
 from jaxgrow import checkpoints, flops, operators
@@ -74,10 +74,10 @@ def test_labels_that_say_nothing_teach_nothing(home):
 
 
 @pytest.mark.slow  # `test_a_bert_finds_spans` covers a BERT, and GPT-2 covers a decoder.
-@pytest.mark.parametrize("family", ["bert", "llama", "modernbert"])
+@pytest.mark.parametrize("family", ["bert", "llama", "modernbert", "deberta"])
 def test_every_family_fine_tunes(home, family):
     if family not in ("bert", "gpt2"):
-        checkpoint(home / family, FAMILIES[family])
+        checkpoint(home / family, CLASSIFIERS[family])
     found = command.finetune(tuning(home / "cola"), home / family, home / "runs")
     assert found[1e-2][0]["dev"]["matthews"] > 0.5
 

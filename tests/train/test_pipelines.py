@@ -8,13 +8,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 import runs
-from finetunings import FAMILIES, OPTIM, SIZES, checkpoint, cola, pieces, spans, squad, tuning
+from finetunings import (
+    CLASSIFIERS,
+    FAMILIES,
+    OPTIM,
+    SIZES,
+    checkpoint,
+    cola,
+    pieces,
+    spans,
+    squad,
+    tuning,
+)
 from PIL import Image
 from tokenizers import Tokenizer, processors
 
 from jaxgrow import checkpoints, operators
 from jaxgrow.checkpoints import orbax
-from jaxgrow.models import BERTConfig, DeBERTaConfig, SwinConfig, TextConfig, ViTConfig
+from jaxgrow.models import BERTConfig, SwinConfig, TextConfig, ViTConfig
 from train import finetune as command
 from train.config.downstream import FineTuning
 from train.data.images import Images, images
@@ -27,7 +38,6 @@ from train.export import export
 hf, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
 pytestmark = pytest.mark.interop
 VISION = dict(patch=4, channels=3, classes=7, mlp=32)
-CLASSIFIERS = FAMILIES | {"deberta": DeBERTaConfig(**SIZES, distances=8, farthest=6)}
 
 
 @pytest.fixture(scope="module")
