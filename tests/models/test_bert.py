@@ -17,7 +17,7 @@ from counting import products
 
 from jaxgrow import dual, flops, grow, operators, sizes
 from jaxgrow.axes import leaves
-from jaxgrow.checkpoints.hf.families.bert import BertForMaskedLM, BertModel, RobertaForMaskedLM
+from jaxgrow.checkpoints.hf.families.bert import ROBERTA, BertForMaskedLM, BertModel
 from jaxgrow.growth.symmetry import break_symmetry
 from jaxgrow.layerdrop import KeepMask, TokenDrop
 from jaxgrow.models import BERTConfig, from_json
@@ -171,7 +171,7 @@ def test_initial_values(norm, residual):
 SIZES = dict(vocab=13, context=9, layers=2, embed=15, heads=3, head_dim=5, mlp=7, eps=1e-3)
 FAMILIES = {
     "BERT": (BertForMaskedLM, BERTConfig(**SIZES, types=4)),
-    "RoBERTa": (RobertaForMaskedLM, BERTConfig(**SIZES, types=1, first_position=2)),
+    "RoBERTa": (ROBERTA["ForMaskedLM"], BERTConfig(**SIZES, types=1, first_position=2)),
 }
 
 
