@@ -361,6 +361,22 @@ def test_an_unsupported_head_is_reported_with_its_base_model(tmp_path, capsys, h
     assert "another head; load it as BertModel in transformers" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("architecture", "other", "setting"),
+    [
+        ("Gemma3ForCausalLM", "Gemma3TextModel", "use_bidirectional_attention"),
+        ("BertForMaskedLM", "BertLMHeadModel", "is_decoder"),
+    ],
+)
+def test_settings_are_reported_before_another_head(tmp_path, capsys, architecture, other, setting):
+    """With the supported head, the model would be refused as well."""
+    folder = made(tmp_path / "a", architecture)
+    change(folder, architectures=[other], **{setting: True})
+    assert program.main(["inspect", str(folder)]) == 1
+    said = capsys.readouterr().err
+    assert f"head; {setting} is true, but jaxgrow supports {architecture} only with false" in said
+
+
 def test_the_head_of_masked_tokens_in_files_of_pre_training_is_read(tmp_path, capsys):
     config = transformers.BertConfig(**SETTINGS["BertForMaskedLM"][0], initializer_range=0.3)
     transformers.BertForPreTraining(config).save_pretrained(tmp_path)

@@ -307,7 +307,18 @@ def _way_out(architecture: str, foreign: Mapping[str, Any]) -> str:
         # Another head would have random weights, so the model is loaded without one if possible.
         best = next((f for f in alike if f.fixed.get("head") == "states"), family)
         todo = f"load it as {best.architecture} in transformers, and save it"
+    # After the suggested change, the settings would be refused.
+    todo = _refused(family, foreign) or todo
     return f", {'a model without its head' if bare else 'another head'}; {todo}"
+
+
+def _refused(family: Family, foreign: Mapping[str, Any]) -> str:
+    """Return why a family does not support a ``config.json``; empty if it does."""
+    try:
+        family.ours(foreign)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def family_for(
