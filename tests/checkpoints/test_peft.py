@@ -47,6 +47,8 @@ OTHERS = [
 OTHERS += ["Dinov2ForImageClassification", "SmolLM3ForCausalLM", "DeiTForImageClassification"]
 OTHERS += ["DistilBertForMaskedLM", "OPTForCausalLM", "OlmoForCausalLM", "GraniteForCausalLM"]
 OTHERS += ["Qwen2MoeForCausalLM", "GptOssForCausalLM", "CLIPVisionModel", "SiglipVisionModel"]
+OTHERS += ["GraniteMoeHybridForCausalLM", "OlmoeForCausalLM", "Qwen3Model", "CamembertForMaskedLM"]
+OTHERS += ["Dinov2WithRegistersForImageClassification"]
 SLOW = [
     pytest.param(name, marks=pytest.mark.slow) for name in (*OTHERS, "Swinv2ForImageClassification")
 ]
