@@ -18,7 +18,8 @@ from train.analysis.evidence import (
     of,
     summary,
 )
-from train.analysis.runs import half_width
+from train.analysis.runs import Run, half_width
+from train.analysis.savings import Comparison
 
 ROOT = Path(__file__).parents[2]
 PAGES = {
@@ -27,7 +28,7 @@ PAGES = {
 }
 OURS = [e for e in evidence() if e.baseline != "reported"]
 INTERVAL = re.compile(r"(-?\d+(?:\.\d)?) % ± (\d+(?:\.\d)?)")
-SIZE = (1e6, 20.0)  # target of the extrapolation in docs/results/muon.md
+SIZES = ((1e6, 20.0), (1e8, 20.0))  # targets of the extrapolations in docs/results/muon.md
 
 
 @pytest.mark.parametrize(
@@ -81,6 +82,25 @@ def test_figure_losses_match_the_page_and_give_the_savings(frontier):
     assert not on_page("docs/results/muon.md", 0.647, (1.9444, 1.962, 1.9489))  # the control
 
 
+def test_the_runs_of_1_4_million_parameters_give_the_page_and_the_data_file():
+    """The page says that its command prints this table from the committed logs."""
+    folder = ROOT / "benchmarks/results/runs/m1_6"
+
+    def run(name: str) -> list[Run]:
+        return [Run(name, 0, folder / f"{name}-seed0")]
+
+    grown = {"deepen": run("m1_6_deepen"), "vcycle": run("m1_6_vcycle")}
+    rows = Comparison([run("m1_6"), *grown.values()], [run("m1_6-x0.75")]).rows()
+    page = PAGES["docs/results/muon.md"]
+    for row in rows:
+        (saved,) = row["saved_frontier"]
+        cells = f"{row['flops']:.3f} | {row['run_seconds']:.3f} | {row['loss'][0]:.4f} | "
+        assert re.search(rf"{re.escape(cells)}\**{100 * abs(saved):.1f} %", page), row["run"]
+    for method, row in zip(grown, rows[1:], strict=False):
+        (found,) = (e for e in of(method) if e.parameters == row["parameters"])
+        assert found.each == (pytest.approx(100 * row["saved_frontier"][0], abs=0.05),)
+
+
 def regressions() -> set[tuple[float, float]]:
     """Return slopes per doubling and expected savings of the two recipes with several sizes.
 
@@ -94,7 +114,9 @@ def regressions() -> set[tuple[float, float]]:
             if (e.family, e.optimizer, e.data) == ("GPT2", "Muon", "Wikipedia")
         ]
         line = fitted(rows)
-        found |= {line.slope(axis) for axis in line.slopes} | {line.expected(SIZE)}
+        # The page also gives what the smaller models predicted for the largest one.
+        found.add(fitted([e for e in rows if e.parameters < 1e6]).expected((1_372_992, 6.0)))
+        found |= {line.slope(axis) for axis in line.slopes} | set(map(line.expected, SIZES))
     return {(100 * value, 100 * half) for value, half in found}
 
 
