@@ -201,7 +201,7 @@ def compared(
     far = np.abs(found - theirs)[seen]
     # Padding that sees no key has an attention output of 0, which a norm with an epsilon of 0 makes
     # NaN in `transformers`. The first text of a classifier has no padding.
-    whole = slice(1) if said.get("rms_norm_eps") == 0 and config.head == "classes" else slice(None)
+    whole = slice(1) if said.get("rms_norm_eps") == 0 and found.ndim == 2 else slice(None)
     return float(far[whole].max())
 
 
