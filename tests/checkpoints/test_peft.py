@@ -25,7 +25,7 @@ from jaxgrow.cli.program import main
 from jaxgrow.operators.targets import depth
 
 torch, transformers, published = (
-    pytest.importorskip(name, reason="pip install 'jaxgrow[interop-test]'")
+    pytest.importorskip(name, reason="pip install -e '.[interop-test]'")
     for name in ("torch", "transformers", "peft")
 )
 

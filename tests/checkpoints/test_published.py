@@ -14,8 +14,8 @@ import pytest
 from jaxgrow import checkpoints
 from jaxgrow.checkpoints import FAMILIES
 
-torch = pytest.importorskip("torch", reason="pip install 'jaxgrow[interop-test]'")
-transformers = pytest.importorskip("transformers", reason="pip install 'jaxgrow[interop-test]'")
+torch = pytest.importorskip("torch", reason="pip install -e '.[interop-test]'")
+transformers = pytest.importorskip("transformers", reason="pip install -e '.[interop-test]'")
 pytestmark = pytest.mark.interop
 from transformers_models import answered, assert_alike, given, ours, run  # noqa: E402
 

@@ -15,8 +15,8 @@ import pytest
 from jaxgrow import checkpoints
 from jaxgrow.checkpoints import CheckpointError
 
-torch = pytest.importorskip("torch", reason="pip install 'jaxgrow[interop-test]'")
-transformers = pytest.importorskip("transformers", reason="pip install 'jaxgrow[interop-test]'")
+torch = pytest.importorskip("torch", reason="pip install -e '.[interop-test]'")
+transformers = pytest.importorskip("transformers", reason="pip install -e '.[interop-test]'")
 pytestmark = pytest.mark.interop
 from transformers_models import SETTINGS, answered, given, made, ours  # noqa: E402
 

@@ -126,7 +126,7 @@ def maxtext(folder: Path, name: str, steps: int, settings: dict, layout: dict) -
 
 
 @pytest.mark.third_party
-@pytest.mark.skipif(find_spec("maxtext") is None, reason="pip install 'jaxgrow[maxtext-test]'")
+@pytest.mark.skipif(find_spec("maxtext") is None, reason="pip install -e '.[maxtext-test]'")
 @pytest.mark.parametrize(
     "layout",
     [{"param_scan_axis": 1}, {"param_scan_axis": 0}, {"scan_layers": False}],

@@ -16,7 +16,7 @@ from jaxgrow.cli.program import main
 from jaxgrow.integrations import torch_optimizer
 
 torch, transformers = (
-    pytest.importorskip(name, reason="pip install 'jaxgrow[interop-test]'")
+    pytest.importorskip(name, reason="pip install -e '.[interop-test]'")
     for name in ("torch", "transformers")
 )
 pytestmark = [pytest.mark.interop, pytest.mark.filterwarnings("ignore")]

@@ -39,7 +39,7 @@ def cross_entropy(logits: jax.Array) -> jax.Array:
 def tunix(folder: Path, sizes: dict[str, int], steps: int, begin: int = 0) -> list[float]:
     """A Llama 3 of Tunix, with its checkpoint manager."""
     manager = pytest.importorskip(
-        "tunix.sft.checkpoint_manager", reason="pip install 'jaxgrow[third-party-test]'"
+        "tunix.sft.checkpoint_manager", reason="pip install -e '.[third-party-test]'"
     )
     from flax import nnx
     from tunix_models import llama_of_nnx

@@ -12,8 +12,8 @@ from jaxgrow import checkpoints
 from jaxgrow.checkpoints import FAMILIES
 from jaxgrow.cli import program
 
-torch = pytest.importorskip("torch", reason="pip install 'jaxgrow[interop-test]'")
-transformers = pytest.importorskip("transformers", reason="pip install 'jaxgrow[interop-test]'")
+torch = pytest.importorskip("torch", reason="pip install -e '.[interop-test]'")
+transformers = pytest.importorskip("transformers", reason="pip install -e '.[interop-test]'")
 
 LENGTHS = np.array([7, 4, 1])  # of classified texts; the remainder is padding
 
