@@ -16,7 +16,16 @@ from jaxgrow.checkpoints.io.files import CheckpointError, listed, read_json
 from jaxgrow.integrations.layouts import Layout, grouped
 
 #: The power of the gradient in the moments of an optimizer, by the field of its state.
-POWERS = {"mu": 1, "nu": 2, "trace": 1, "m": 1, "v": 2, "exp_avg": 1, "exp_avg_sq": 2}
+POWERS = {
+    "mu": 1,
+    "nu": 2,
+    "trace": 1,
+    "acc_grads": 1,
+    "m": 1,
+    "v": 2,
+    "exp_avg": 1,
+    "exp_avg_sq": 2,
+}
 _QUERY: Names = ("embed.in", "heads", "head_dim")
 _KEY: Names = ("embed.in", "kv_heads", "head_dim.in")
 _VALUE: Names = ("embed.in", "kv_heads", "head_dim.value")

@@ -155,6 +155,28 @@ def test_a_maxtext_tree_grows_as_in_memory(tmp_path, scan, policy):
 
 
 @pytest.mark.filterwarnings("ignore:Sharding info not provided")
+def test_accumulated_gradients_grow_as_gradients(tmp_path):
+    """The state of nanodo, and of Tunix with gradient accumulation, is one of `MultiSteps`."""
+    tx = optax.MultiSteps(TX, 2).gradient_transformation()
+    params = maxtext(1)
+    state = tx.init(params)
+    for _ in range(3):
+        _, state = tx.update(params, state, params)
+    source = written(tmp_path / "a", params, state)
+    grown = ("grow", str(source), str(tmp_path / "b"), "--method", "hypercloning", *WIDE_OPTIONS)
+    assert main([*grown, "--optimizer", "exact"]) == 0
+    run = command.opened(source, None, None)
+    axes = jax.tree_util.tree_map_with_path(
+        lambda p, _: run.axes[path(p).removeprefix("params/")], params
+    )
+    growth = operators.hypercloning(run.sizes(), WIDE)
+    state = {"opt_state": grow_optimizer(tx, state, growth, params, axes, "exact")}
+    found = restored(tmp_path / "b")
+    for p, x in jax.tree_util.tree_leaves_with_path(state):
+        np.testing.assert_allclose(found[path(p)], x, rtol=1e-5, atol=1e-7, err_msg=path(p))
+
+
+@pytest.mark.filterwarnings("ignore:Sharding info not provided")
 def test_dropped_moments_begin_anew(tmp_path):
     folder = written(tmp_path / "a", maxtext(1))
     arguments = (

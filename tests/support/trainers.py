@@ -184,7 +184,9 @@ def nanodo(folder: Path, sizes: dict[str, int], steps: int, begin: int = 0) -> l
     )
     model = found.TransformerDo(config)
     params = model.init(jax.random.key(0), TOKENS)["params"]
-    state = TrainState.create(apply_fn=model.apply, params=params, tx=TX)
+    # nanodo wraps every optimizer in this way, also without gradient accumulation.
+    tx = optax.MultiSteps(TX, 1)
+    state = TrainState.create(apply_fn=model.apply, params=params, tx=tx)
     manager = ocp.CheckpointManager(folder, item_names=("state",))
 
     @jax.jit
