@@ -110,11 +110,12 @@ def theirs(folder, lora, architecture=None):
 def assert_same(found, expected, family):
     """Assert that the merged tensors agree.
 
-    transformers has other names in memory than in files. Experts and routers have no LoRA and are
-    not compared.
+    transformers has other names in memory than in files; earlier versions have fewer of them.
+    Experts and routers have no LoRA and are not compared.
     """
     for name, x in found.items():
-        if (there := family.in_memory(name)) in expected:
+        there = next((n for n in (family.in_memory(name), name) if n in expected), None)
+        if there is not None:
             np.testing.assert_allclose(x, expected[there], rtol=0, atol=1e-5, err_msg=name)
         else:
             assert "block_sparse_moe" in name or ".mlp.experts." in name
@@ -320,6 +321,8 @@ def test_the_modules_of_transformers_4(tmp_path):
     base = made(tmp_path / "base", "ViTForImageClassification")
     trained(base, tmp_path / "lora")
     own = peft.load(tmp_path / "lora", checkpoints.open_checkpoint(base).config)
+    if own.older:
+        pytest.skip("the installed version of transformers has these names itself")
     peft.save(tmp_path / "older", replace(own, older=True))
     again = peft.load(tmp_path / "older", own.config)
     assert again.older and not own.older

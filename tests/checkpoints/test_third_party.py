@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -54,11 +55,16 @@ def grown(source: Path, target: Path, *arguments: str, names: Path | None = None
 
 
 def forgotten(
-    source: Path, leaf: str, file: Path, capsys: pytest.CaptureFixture, **more: str
+    source: Path,
+    leaf: str,
+    file: Path,
+    capsys: pytest.CaptureFixture,
+    options: Sequence[str] = (),
+    **more: str,
 ) -> Path:
     """Write the names of a checkpoint with one ``.in`` removed, as a control."""
     capsys.readouterr()
-    assert main(["inspect", str(source), "--json"]) == 0
+    assert main(["inspect", str(source), "--json", *options]) == 0
     about = json.loads(capsys.readouterr().out)
     names = {
         at["path"]: [n for n in at["axes"] if at["arrays"] == 1 or n != "layers"]
@@ -95,9 +101,16 @@ MAXTEXT = {
 LOSS = re.compile(r"completed step: (\d+),.*? loss: ([\d.]+)")
 
 
+def base_config() -> Path:
+    """The file with the default settings of the installed MaxText."""
+    found = find_spec("maxtext")
+    if found is None:
+        pytest.skip("pip install -e '.[maxtext-test]'")
+    return Path(next(iter(found.submodule_search_locations))) / "configs" / "base.yml"
+
+
 def maxtext(folder: Path, name: str, steps: int, settings: dict, layout: dict) -> dict[int, float]:
     """Return the loss of each step of a MaxText run, which restores its folder's checkpoint."""
-    package = Path(next(iter(find_spec("maxtext").submodule_search_locations)))
     given = {
         **MAXTEXT,
         **settings,
@@ -110,7 +123,7 @@ def maxtext(folder: Path, name: str, steps: int, settings: dict, layout: dict) -
         sys.executable,
         "-m",
         "maxtext.trainers.pre_train.train",
-        str(package / "configs" / "base.yml"),
+        str(base_config()),
     ]
     command += [f"{key}={value}" for key, value in given.items()]
     done = subprocess.run(
@@ -125,14 +138,27 @@ def maxtext(folder: Path, name: str, steps: int, settings: dict, layout: dict) -
     return losses
 
 
+def settings_of(module: str) -> dict:
+    """The settings that choose the Linen or the NNX model of MaxText.
+
+    MaxText 0.2.4 has both; later versions have only the NNX model, without these settings.
+    """
+    keys = ("enable_nnx", "pure_nnx_decoder", "pure_nnx")
+    if all(f"\n{key}:" in base_config().read_text() for key in keys):
+        return dict.fromkeys(keys, module == "nnx")
+    if module == "linen":
+        pytest.skip("pip install 'maxtext==0.2.4'")
+    return {}
+
+
 @pytest.mark.third_party
-@pytest.mark.skipif(find_spec("maxtext") is None, reason="pip install -e '.[maxtext-test]'")
+@pytest.mark.parametrize("module", ["nnx", "linen"])
 @pytest.mark.parametrize(
     "layout",
     [{"param_scan_axis": 1}, {"param_scan_axis": 0}, {"scan_layers": False}],
     ids=["axis 1", "axis 0", "unscanned"],
 )
-def test_a_run_of_maxtext_continues_after_growth(tmp_path, layout, capsys):
+def test_a_run_of_maxtext_continues_after_growth(tmp_path, layout, module, capsys):
     """Six steps alone; three steps, growth in width and depth, three steps of the larger model."""
     small = {
         "base_emb_dim": 16,
@@ -141,6 +167,7 @@ def test_a_run_of_maxtext_continues_after_growth(tmp_path, layout, capsys):
         "base_mlp_dim": 32,
         "base_num_decoder_layers": 2,
     }
+    layout = {**layout, **settings_of(module)}
     alone = maxtext(tmp_path, "small", 7, small, layout)
     steps = tmp_path / "small" / "checkpoints"
     wide = grown(steps / "3", tmp_path / "wide3" / "checkpoints" / "3", *WIDE)
@@ -178,9 +205,12 @@ RUNS = {
     "nanodo": ("blocks_{}/Mlp_0/Dense_1/kernel", "blocks_{}", "out_ln/scale"),
     "bonsai": ("layers/{}/mlp/down_proj/kernel", "layers/{}", "final_norm/scale"),
     "penzai": ("lm_head.weights", "block_{}", "final_norm/scale.weights"),
+    "easydel": ("lm_head/kernel", "model/layers/{}", "model/norm/kernel"),
 }
 # Without GQA.
 FULL = {"nanodo"}
+# Whose checkpoints store heads and `head_dim` as one axis, and have a fixed number of layers.
+FLAT = {"easydel"}
 
 
 @pytest.fixture
@@ -199,7 +229,8 @@ def test_a_run_continues_after_growth(name, tmp_path, capsys):
     keys = 4 if name in FULL else 2
     small = {**SMALL, "kv_heads": keys}
     wide = {**small, "embed": 32, "heads": 8, "kv_heads": 2 * keys, "mlp": 64}
-    given = list(WIDE)
+    options = ["--head-dim", str(small["head_dim"])] if name in FLAT else []
+    given = [*WIDE, *options]
     if name in FULL:
         at = given.index("--kv-heads")
         del given[at : at + 2]
@@ -209,13 +240,16 @@ def test_a_run_continues_after_growth(name, tmp_path, capsys):
         return tmp_path / run / trainers.STEPS.get(name, "")
 
     grown(steps("small"), steps("wide"), *given)
-    grown(steps("wide"), steps("large"), *DEEP)
-    losses = train(tmp_path / "large", {**wide, "layers": 4}, 3, begin=3)
+    run, large = "wide", wide
+    if name not in FLAT:
+        grown(steps("wide"), steps("large"), *DEEP)
+        run, large = "large", {**wide, "layers": 4}
+    losses = train(tmp_path / run, large, 3, begin=3)
     assert losses[0] == pytest.approx(alone[3], abs=1e-4)  # the function is preserved
     assert losses[-1] < losses[0]
 
     more = {"layers": layers, "params": one}
-    names = forgotten(steps("small"), leaf, tmp_path / "names.json", capsys, **more)
+    names = forgotten(steps("small"), leaf, tmp_path / "names.json", capsys, options, **more)
     grown(steps("small"), steps("wrong"), *given, names=names)
     wrong = train(tmp_path / "wrong", wide, 1, begin=3)
     print(f"{name}: alone {alone}\ngrown {losses}\ncontrol {wrong}")

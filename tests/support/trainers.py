@@ -6,6 +6,8 @@ continues. The model and the checkpoint code come from the package.
 """
 
 import dataclasses
+import json
+import os
 from pathlib import Path
 
 import jax
@@ -344,4 +346,49 @@ def penzai(folder: Path, sizes: dict[str, int], steps: int, begin: int = 0) -> l
         if i == 2:
             checkpointer.save(path, saved())
             checkpointer.wait_until_finished()
+    return losses
+
+
+def easydel(folder: Path, sizes: dict[str, int], steps: int, begin: int = 0) -> list[float]:
+    """A Llama of EasyDeL, with its `EasyDeLState`."""
+    # Otherwise, EasyDeL sets XLA flags that JAX 0.10 does not know.
+    os.environ["EASYDEL_AUTO"] = "0"
+    found = pytest.importorskip("easydel", reason="pip install --no-deps easydel ejkernel")
+    from flax import nnx
+
+    renamed = {
+        "hidden_size": "embed",
+        "intermediate_size": "mlp",
+        "num_hidden_layers": "layers",
+        "num_attention_heads": "heads",
+        "num_key_value_heads": "kv_heads",
+        "head_dim": "head_dim",
+        "max_position_embeddings": "context",
+    }
+    # EasyDeL loads an optimizer state only if the devices of the tests divide the vocabulary.
+    settings = {"vocab_size": 16, **{key: sizes[name] for key, name in renamed.items()}}
+    float32 = {"dtype": jnp.float32, "param_dtype": jnp.float32}
+    if begin:
+        config = folder / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | settings))
+        state = found.EasyDeLState.load_state(folder, tx_template=TX, **float32).replace(tx=TX)
+        assert int(state.step) == begin
+    else:
+        config = found.LlamaConfig(**settings)
+        model = found.LlamaForCausalLM(config=config, rngs=nnx.Rngs(0), **float32)
+        state = found.EasyDeLState.create(model=model, tx=TX, init_opt_state=True)
+
+    @jax.jit
+    @jax.value_and_grad
+    def step(params):
+        return cross_entropy(state.merge(params)(input_ids=TOKENS).logits)
+
+    losses = []
+    for i in range(begin, begin + steps):
+        with state.mesh:
+            value, gradients = step(state.graphstate)
+        losses.append(float(value))
+        state = state.apply_gradients(grads=gradients)
+        if i == 2:
+            state.save_state(folder, step=3)
     return losses
