@@ -192,6 +192,7 @@ FAMILIES = {
     ),
     "gemma": LlamaConfig(**SIZES, tied=True, activation="gelu_tanh", embed_scale=2.5),
     "qwen3_moe": LlamaConfig(**SIZES, experts=4, active=2, query_norm="head", gates_normed=False),
+    "olmoe": LlamaConfig(**SIZES, experts=4, active=2, query_norm="all", gates_normed=False),
     "olmo3": LlamaConfig(**SIZES, norms="after", query_norm="all", kinds="sssf", window=5),
     "olmo2": LlamaConfig(**SIZES, norms="after", query_norm="all"),
     "phi3": LlamaConfig(**SIZES, **LONGROPE),
@@ -203,6 +204,9 @@ FAMILIES = {
     "olmo": LlamaConfig(**SIZES, layer_norm=True, norm_scale=False),
     "granite": LlamaConfig(
         **SIZES, embed_scale=3.0, score_dim=9.0, residual_scale=0.4, logit_divisor=2.0
+    ),
+    "granitemoehybrid": LlamaConfig(
+        **SIZES, kinds="n", embed_scale=3.0, residual_scale=0.4, logit_divisor=2.0
     ),
     "qwen2_moe": LlamaConfig(**SIZES, experts=4, active=2, shared=8, qkv_bias=True),
     "gpt_oss": MODELS["gpt-oss"],
