@@ -366,8 +366,7 @@ def saved_by_size() -> plt.Figure:
             if (e.family, e.optimizer, e.data) == ("GPT2", "Muon", "Wikipedia")
         ]
         short = sorted(
-            (e for e in rows if e.each and 10 < e.tokens_per_parameter < 25),
-            key=lambda e: e.parameters,
+            (e for e in rows if e.each and e.tokens_per_parameter < 25), key=lambda e: e.parameters
         )
         shift = 1.04 ** (i - 1)  # so that intervals do not hide each other
         ax.plot([e.parameters * shift for e in short], [e.mean for e in short], "-", color=colour)
@@ -407,8 +406,7 @@ def saved_by_size() -> plt.Figure:
     ax.text(
         1.75e4,
         42,
-        "filled circles: about 20 tokens per parameter; hollow: 50; triangles: 6 (one seed)\n"
-        "grey: other models or optimizers",
+        "filled: about 20 tokens per parameter; hollow: 50; grey: other models or optimizers",
         fontsize=8,
     )
     return figure
@@ -424,9 +422,8 @@ def _point(ax, row: Evidence, x: float, colour: str) -> None:
         (half, half) if half is not None else (row.mean - min(row.each), max(row.each) - row.mean)
     )
     hollow = {"markerfacecolor": "white"} if row.tokens_per_parameter > 25 else {}
-    form = "^" if row.family == "GPT2" and row.tokens_per_parameter < 10 else "o"
     ax.errorbar(
-        x, row.mean, [[low], [high]], fmt=form, color=colour, elinewidth=1, markersize=5, **hollow
+        x, row.mean, [[low], [high]], fmt="o", color=colour, elinewidth=1, markersize=5, **hollow
     )
 
 
