@@ -83,6 +83,9 @@ def test_figure_losses_match_the_page_and_give_the_savings(frontier):
     assert not on_page("docs/results/muon.md", 0.647, (1.9444, 1.962, 1.9489))  # the control
 
 
+LOW = ("m1_6_low", "m1_6_low_deepen")
+
+
 def test_the_logs_of_1_4_million_parameters_give_the_table_of_the_page():
     folder = ROOT / "benchmarks/results/runs/m1_6"
 
@@ -95,6 +98,10 @@ def test_the_logs_of_1_4_million_parameters_give_the_table_of_the_page():
         cells = f"{row['flops']:.3f} | {row['run_seconds']:.3f} | {row['loss'][0]:.4f} | "
         (saved,) = row["saved_frontier"]
         assert f"{cells}{100 * abs(saved):.1f} % |" in page, row["run"]
+    low = [Run(n, 0, folder.with_name("m1_6_low") / f"{n}-seed0") for n in LOW]
+    scratch, grown = Comparison([low[:1], low[1:]], []).rows()
+    assert f"ends at\n  {scratch['loss'][0]:.4f}" in page
+    assert f"{grown['loss'][0]:.4f}, 0.003 above it, with {grown['flops']:.3f} of its" in page
 
 
 def regressions() -> set[tuple[float, float]]:
