@@ -18,8 +18,8 @@
 Expected result (`docs/results/muon.md`): half of the layers and of each MLP first saves 22.2 % of
 the FLOPs at 25 thousand parameters, 25.2 % at 45, 16.0 % at 163 and 17.3 % at 355 thousand. Half of
 the layers alone saves more than 16.2 % at 25 thousand parameters, 15.8 % at 45, and 16.2 % at 355
-thousand. At 1.4 million parameters, only the runs with 6 tokens per parameter exist. Their learning
-rate is not the best one.
+thousand. At 1.4 million parameters, only runs with 6 tokens per parameter exist, and the saving
+against a tuned baseline is not known.
 
 `configs/wikipedia12.py:muon` (94 thousand parameters) is the size between `k47` and `k163`. All
 models train on English Wikipedia with 20 tokens per parameter, and the warm-up is the same fraction
