@@ -10,7 +10,7 @@
         --frontier 0.55,0.75
     python -m train.compare $c:m1 $c:m1_deepen $c:m1_halves $c:m1_vcycle --seeds 0,1 \\
         --workdir runs/m1 --frontier 0.55,0.75
-    L=steps=8040
+    L=steps=8040:optim.peak_lr=1e-2
     python -m train.compare $c:m1:$L:name=m1_6 $c:m1_deepen:$L:name=m1_6_deepen \\
         $c:m1_vcycle:$L:name=m1_6_vcycle --workdir runs/m1_6 --frontier 0.75
     python -m train.compare $c:m3 $c:m3_deepen $c:m3_vcycle --workdir runs/m3 --frontier 0.75
@@ -132,7 +132,7 @@ def k355_halves() -> Experiment:
 
 def m1() -> Experiment:
     """12 layers of width 96 with 3 heads: 1.4 million parameters."""
-    return _sized("m1", 12, 96, 26800, 1e-2, head_dim=32)
+    return _sized("m1", 12, 96, 26800, 5e-3, head_dim=32)
 
 
 def m1_deepen() -> Experiment:
@@ -152,7 +152,7 @@ def m1_vcycle() -> Experiment:
 
 def m3() -> Experiment:
     """12 layers of width 144 with 3 heads: 3.0 million parameters."""
-    return _sized("m3", 12, 144, 59600, 1e-2, head_dim=48)
+    return _sized("m3", 12, 144, 59600, 5e-3, head_dim=48)
 
 
 def m3_deepen() -> Experiment:
