@@ -83,24 +83,38 @@ def test_figure_losses_match_the_page_and_give_the_savings(frontier):
     assert not on_page("docs/results/muon.md", 0.647, (1.9444, 1.962, 1.9489))  # the control
 
 
-LOW = ("m1_6_low", "m1_6_low_deepen")
+LOGS = ROOT / "benchmarks/results/runs"
+
+
+def logged(folder: str, name: str) -> list[Run]:
+    """Return the committed log of the run ``name``, which has one seed."""
+    return [Run(name, 0, LOGS / folder / f"{name}-seed0")]
+
+
+def percent(row: dict) -> float:
+    (saved,) = row["saved_frontier"]
+    return round(100 * saved, 1) + 0.0  # 0.0 instead of -0.0
 
 
 def test_the_logs_of_1_4_million_parameters_give_the_table_of_the_page():
-    folder = ROOT / "benchmarks/results/runs/m1_6"
-
-    def run(name: str) -> list[Run]:
-        return [Run(name, 0, folder / f"{name}-seed0")]
-
-    configs = [run("m1_6"), run("m1_6_deepen"), run("m1_6_vcycle")]
     page = PAGES["docs/results/muon.md"]
-    for row in Comparison(configs, [run("m1_6-x0.75")]).rows():
+    configs = [logged("m1", "wiki_m1"), logged("m1", "wiki_m1_deepen")]
+    rows = Comparison(configs, [logged("m1", "wiki_m1-x0.75")]).rows()
+    for row in rows:
+        text = f"| {row['flops']:.3f} | {row['loss'][0]:.4f} | {percent(row)} % |"
+        assert text in page, row["run"]
+    (measured,) = [e for e in OURS if e.parameters == rows[0]["parameters"]]
+    assert measured.each == (percent(rows[1]),)
+
+
+def test_the_logs_with_6_tokens_per_parameter_give_the_table_of_the_page():
+    page = PAGES["docs/results/muon.md"]
+    configs = [logged("m1_6", name) for name in ("m1_6", "m1_6_deepen", "m1_6_vcycle")]
+    for row in Comparison(configs, [logged("m1_6", "m1_6-x0.75")]).rows():
         cells = f"{row['flops']:.3f} | {row['run_seconds']:.3f} | {row['loss'][0]:.4f} | "
-        (saved,) = row["saved_frontier"]
-        percent = round(100 * saved, 1) + 0.0  # 0.0 instead of -0.0
-        assert f"{cells}{percent} % |" in page, row["run"]
-    low = [Run(n, 0, folder.with_name("m1_6_low") / f"{n}-seed0") for n in LOW]
-    scratch, grown = Comparison([low[:1], low[1:]], []).rows()
+        assert f"{cells}{percent(row)} % |" in page, row["run"]
+    low = [logged("m1_6_low", name) for name in ("m1_6_low", "m1_6_low_deepen")]
+    scratch, grown = Comparison(low, []).rows()
     assert f"ends at\n  {scratch['loss'][0]:.4f}" in page
     above = grown["loss"][0] - scratch["loss"][0]
     text = f"{grown['loss'][0]:.4f}, {above:.3f} above it, with {grown['flops']:.3f} of its"
