@@ -91,36 +91,36 @@ def logged(folder: str, name: str) -> list[Run]:
     return [Run(name, 0, LOGS / folder / f"{name}-seed0")]
 
 
-def percent(row: dict) -> float:
-    (saved,) = row["saved_frontier"]
-    return round(100 * saved, 1) + 0.0  # 0.0 instead of -0.0
-
-
-def test_the_logs_of_1_4_million_parameters_give_the_table_of_the_page():
-    page = PAGES["docs/results/muon.md"]
-    configs = [logged("m1", "wiki_m1"), logged("m1", "wiki_m1_deepen")]
-    rows = Comparison(configs, [logged("m1", "wiki_m1-x0.75")]).rows()
-    for row in rows:
-        text = f"| {row['flops']:.3f} | {row['loss'][0]:.4f} | {percent(row)} % |"
-        assert text in page, row["run"]
-
-
 @pytest.mark.parametrize(
     ("rate", "folder", "names"),
-    [("1e-2", "m1_6", ("m1_6", "m1_6_deepen", "m1_6_vcycle")),
+    [("5e-3", "m1", ("wiki_m1", "wiki_m1_deepen")),
+     ("1e-2", "m1_6", ("m1_6", "m1_6_deepen", "m1_6_vcycle")),
      ("5e-3", "m1_6_low", ("m1_6_low", "m1_6_low_deepen"))],
 )  # fmt: skip
-def test_the_logs_with_6_tokens_per_parameter_give_the_table(rate, folder, names):
+def test_the_logs_of_1_4_million_parameters_give_the_tables(rate, folder, names):
     configs = [logged(folder, name) for name in names]
-    assert {run.config["optim"]["peak_lr"] for (run,) in configs} == {float(rate)}
-    for row in Comparison(configs, [logged(folder, f"{folder}-x0.75")]).rows():
-        text = f"| {rate} | {row['flops']:.3f} | {row['loss'][0]:.4f} | {percent(row)} % |"
+    frontier = [logged(folder, f"{names[0]}-x0.75")]
+    assert {run.config["optim"]["peak_lr"] for (run,) in configs + frontier} == {float(rate)}
+    for row in Comparison(configs, frontier).rows():
+        (saved,) = row["saved_frontier"]
+        percent = round(100 * saved, 1) + 0.0  # 0.0 instead of -0.0
+        text = f"| {rate} | {row['flops']:.3f} | {row['loss'][0]:.4f} | {percent} % |"
         assert text in PAGES["docs/results/muon.md"], row["run"]
 
 
-def test_the_lowest_learning_rate_gives_the_loss_of_the_page():
-    (row,) = Comparison([logged("m1_6_lower", "m1_6_lower")], []).rows()
-    assert f"| 2.5e-3 | 1.000 | {row['loss'][0]:.4f} | |" in PAGES["docs/results/muon.md"]
+def test_the_logs_of_the_learning_rates_give_their_distances():
+    page = " ".join(PAGES["docs/results/muon.md"].split())
+    ((high,), (low,), (lower,)) = (
+        logged(name, name) for name in ("m1_6", "m1_6_low", "m1_6_lower")
+    )
+    assert lower.config["optim"]["peak_lr"] == 2.5e-3
+    assert f"| 2.5e-3 | 1.000 | {lower.loss:.4f} | |" in page
+    first, second = high.loss - low.loss, low.loss - lower.loss
+    assert f"5e-3 ends {first:.3f} below 1e-2, and 2.5e-3 another {second:.3f} below" in page
+    (grown,) = logged("m1_6_low", "m1_6_low_deepen")
+    (flops,) = (row["flops"] for row in Comparison([[lower], [grown]], []).rows()[1:])
+    text = f"from scratch, {lower.loss:.4f}, its best run ends {grown.loss - lower.loss:.3f} higher"
+    assert f"{text}, with {flops:.3f} of the FLOPs" in page
 
 
 def regressions() -> set[tuple[float, float]]:
