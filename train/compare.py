@@ -10,7 +10,9 @@ apply to all configs. Use `train.sweep` to tune each config first.
 ``--frontier`` also runs the baseline with these fractions of its steps. The learning rate of each
 of these runs decays fully. Savings are measured against the line through them. A fraction can have
 individual settings in addition to the settings of the baseline:
-``--frontier 0.4:optim.peak_lr=2e-2:optim.warmup=50,0.75``.
+``--frontier 0.4:optim.peak_lr=2e-2:optim.warmup=50,0.75``. A run without them whose first steps are
+those of the baseline starts from a checkpoint of the baseline, so with ``optim.schedule=wsd`` it
+trains only its decay. Its cost includes the shared steps.
 
 ``--evaluate wikitext2,piqa [--data DIR]`` adds the scores of `train.evaluate` to each run, on the
 local files in DIR.
@@ -27,8 +29,11 @@ evaluation batches). A run whose loss becomes infinite or NaN is marked as diver
 runs continue.
 """
 
+import itertools
 import sys
+from collections.abc import Collection
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -40,13 +45,16 @@ from train.common.commands import Parser
 from train.common.errors import Diverged, UserError, exits_cleanly
 from train.common.files import write_json, write_text
 from train.config.downstream import FineTuning
-from train.config.experiment import Experiment, as_json, load, load_as, warn
+from train.config.experiment import Experiment, as_json, differences, load, load_as, warn
 from train.config.overrides import numbers, seed_list
 from train.data.tokenise import digest
+from train.engine.hosts import once
 from train.engine.loop.trainer import run
 from train.engine.run.workdir import Workdir
+from train.engine.state.optim import learning_rate
 from train.evaluate import judged as evaluate
 from train.finetune import best, finetune, own
+from train.plan.training import Train
 from train.plan.transforms import Import
 from train.tasks.benchmarks import Benchmarks
 from train.tasks.perplexity import files_of, is_text
@@ -78,18 +86,20 @@ def compare(
     refuse_unlike([(e.name, as_json(e)) for e in every])
     diverged: dict[str, list[int]] = {}
 
-    def finished(experiment: Experiment, seeds: list[int]) -> list[Run]:
-        runs = [attempt(experiment, seed, workdir, diverged) for seed in seeds]
+    def finished(experiment: Experiment, seeds: list[int], keep: Collection[int] = ()) -> list[Run]:
+        runs = [attempt(experiment, seed, workdir, diverged, keep) for seed in seeds]
         return [run for run in runs if run is not None]
 
     for experiment in shorter:
         warn(experiment)
-    baseline = finished(configs[0], seeds)
+    baseline = finished(configs[0], seeds, {shared_steps(configs[0], e) for e in shorter})
     if not baseline:
         raise UserError(
             f"every run of the baseline {configs[0].name} diverged: lower its optim.peak_lr"
         )
     left = [run.seed for run in baseline]
+    for experiment, begun in itertools.product(shorter, baseline):
+        once(partial(_branch, configs[0], experiment, begun, workdir))
     others = [finished(e, left) for e in configs[1:]]
     frontier = [finished(e, left) for e in shorter]
     return Comparison(
@@ -97,8 +107,41 @@ def compare(
     )
 
 
+def shared_steps(experiment: Experiment, shorter: Experiment) -> int:
+    """Return the number of first steps that two runs have in common.
+
+    If the experiments differ only in their numbers of steps, these are the steps with equal
+    learning rates. With ``optim.schedule=wsd``, they end where the shorter run begins to decay.
+    Runs with other differences, several phases or modifiers have 0 steps in common.
+    """
+    changed = {d.partition(": ")[0] for d in differences(as_json(experiment), as_json(shorter))}
+    (whole, *later), part = experiment.plan, shorter.plan[0]
+    if not (changed <= {"name", "steps"} and isinstance(whole, Train) and isinstance(part, Train)):
+        return 0
+    if later or whole.modifiers:
+        return 0
+
+    def same(step: int) -> bool:
+        rates = [learning_rate(phase.optim, phase.steps, step) for phase in (whole, part)]
+        return rates[0] == rates[1]
+
+    last = part.steps - 1  # every run computes its last step itself, because it is validated there
+    return next((step for step in range(last) if not same(step)), last)
+
+
+def _branch(baseline: Experiment, shorter: Experiment, run: Run, workdir: Path) -> None:
+    """Let a shorter run begin at the checkpoint that the baseline has kept for it."""
+    new = Workdir(workdir / f"{shorter.name}-seed{run.seed}")
+    step = shared_steps(baseline, shorter)
+    new.branch(Workdir(run.folder), step, replace(shorter, seed=run.seed))
+
+
 def attempt(
-    experiment: Experiment, seed: int, workdir: Path, diverged: dict[str, list[int]]
+    experiment: Experiment,
+    seed: int,
+    workdir: Path,
+    diverged: dict[str, list[int]],
+    keep: Collection[int] = (),
 ) -> Run | None:
     """Return the finished run, or None if it or its source diverged (recorded in ``diverged``)."""
     lost = {f"{name}-seed{s}" for name, seeds in diverged.items() for s in seeds}
@@ -109,7 +152,7 @@ def attempt(
     try:
         if gone := sources & lost:
             raise Diverged(f"the run {min(gone)} that it grows from diverged")
-        run(replace(experiment, seed=seed), folder)
+        run(replace(experiment, seed=seed), folder, keep=keep)
     except Diverged as error:
         print(f"{folder.name} diverged: {error}", file=sys.stderr)
         diverged.setdefault(experiment.name, []).append(seed)

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -40,13 +40,16 @@ from train.plan.training import Train
 from train.tasks.supervised import validated
 
 
-def run(experiment: Experiment, folder: str | Path, profile: int = 0) -> dict[str, Any]:
+def run(
+    experiment: Experiment, folder: str | Path, profile: int = 0, keep: Collection[int] = ()
+) -> dict[str, Any]:
     """Run the plan of ``experiment`` in ``folder``, or continue it from the last checkpoint.
 
     Args:
       experiment: experiment to run.
       folder: folder of the run.
       profile: number of steps to trace (`train.engine.xla.Profile`).
+      keep: steps of the run whose checkpoints are saved and not deleted.
 
     Returns:
       The result, which is then also in ``result.json`` of the folder.
@@ -62,17 +65,19 @@ def run(experiment: Experiment, folder: str | Path, profile: int = 0) -> dict[st
         _say(f"the run in {workdir.folder} has already finished: there is nothing to do")
         return result
     with workdir.alone():
-        return _run(experiment, workdir, profile)
+        return _run(experiment, workdir, profile, keep)
 
 
-def _run(asked: Experiment, workdir: Workdir, profile: int) -> dict[str, Any]:
+def _run(
+    asked: Experiment, workdir: Workdir, profile: int, keep: Collection[int]
+) -> dict[str, Any]:
     xla.keep_programs()
     experiment, _ = settled(asked, present(), _say)
     mesh = _mesh(experiment)
     data = everywhere(lambda: RunData(experiment, mesh))
     _same("data", data.identity)
     once(lambda: workdir.begin(asked, data.identity))
-    with _opened(asked, experiment, workdir, mesh, data, profile) as state:
+    with _opened(asked, experiment, workdir, mesh, data, profile, keep) as state:
         trainer = Trainer(state)
         model = trainer.run()
         state.checkpoints.wait()
@@ -92,6 +97,7 @@ def _opened(
     mesh: Mesh,
     data: "RunData",
     profile: int,
+    keep: Collection[int],
 ) -> Iterator["RunState"]:
     """Open the files of a run, restore its last checkpoint, and close the files at the end.
 
@@ -102,9 +108,10 @@ def _opened(
       mesh: mesh of the devices.
       data: data of the run.
       profile: number of steps to trace.
+      keep: steps of the run whose checkpoints are saved and not deleted.
     """
     with ExitStack() as opened:
-        checkpoints = opened.enter_context(Checkpoints(workdir.checkpoints, workdir.log))
+        checkpoints = opened.enter_context(Checkpoints(workdir.checkpoints, workdir.log, keep))
         opened.enter_context(closing(data.training))
         models, record = _restored(experiment, checkpoints, mesh, data)
         workdir.same_data(record.corpus or data.identity, data.identity)
@@ -302,7 +309,8 @@ class Trainer:
             self.validate(done, held.model)
             loss = self.validation["val_loss"]
             self.recorder.progress.say(done, self.ledger.totals(), val_loss=loss)
-        if done % e.checkpoint_every == 0 or last or stopping or self.overdue(done):
+        kept = self.ledger.steps in self.state.checkpoints.keep
+        if done % e.checkpoint_every == 0 or last or stopping or kept or self.overdue(done):
             self.recorder.flush()
             model = held.model
             self.finite(done, {**metrics, "parameter_norm": programs.norm(model.params)})

@@ -8,7 +8,7 @@ action. A killed process therefore never leaves a visible checkpoint that is inc
 
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -44,10 +44,11 @@ class Checkpoints:
       folder: folder of the checkpoints; it is created if it does not exist.
       log: log file. Each checkpoint contains a copy of it, from which `restore` repairs a damaged
         log.
+      keep: steps of the run whose checkpoints are saved and not deleted.
     """
 
-    def __init__(self, folder: Path, log: Path | None = None):
-        self.folder, self._log = folder, log
+    def __init__(self, folder: Path, log: Path | None = None, keep: Collection[int] = ()):
+        self.folder, self._log, self.keep = folder, log, frozenset(keep)
         folder.mkdir(parents=True, exist_ok=True)
         self._sealing = ThreadPoolExecutor(1, "seal")
         self._sealed: Future[None] | None = None
@@ -88,7 +89,7 @@ class Checkpoints:
         self._sealed = self._sealing.submit(finish)
 
     def _delete_old(self) -> None:
-        for step in _complete(self.folder)[:-2]:
+        for step in set(_complete(self.folder)[:-2]) - self.keep:
             # The folder is renamed first. If the process is killed during the deletion, the
             # remaining files do not look like a checkpoint.
             old = (self.folder / str(step)).rename(self.folder / f"{_OLD}{step}")

@@ -10,6 +10,7 @@ A finished run has ``result.json`` and the parameters of its last model in the f
 ``scores.json``. If `train.compare` has evaluated the run, there is an ``evaluated.json``.
 """
 
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -174,6 +175,27 @@ class Workdir:
             )
         if known and _comparable(there, False) != _comparable(mine, False) and self.finished:
             self.same_data(there["corpus"], batches.identity(experiment.data, experiment.model))
+
+    def branch(self, source: "Workdir", step: int, experiment: Experiment) -> None:
+        """Let a new run begin at a checkpoint of another run that has the same first steps.
+
+        The log is copied, and the checkpoint moves. Nothing happens if the new run has begun, or if
+        the other run has not kept the checkpoint (`train.engine.run.checkpoint.Checkpoints.keep`).
+
+        Args:
+          source: the other run.
+          step: step of the checkpoint.
+          experiment: experiment of the new run.
+        """
+        kept = source.checkpoints / str(step)
+        if self.begun or not kept.is_dir():
+            return
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        write_json(self._config, as_json(experiment))
+        # The lines after the checkpoint are cut off when the run starts.
+        shutil.copytree(source.board, self.board, dirs_exist_ok=True)
+        shutil.copy(source.log, self.log)
+        kept.rename(self.checkpoints / kept.name)
 
     @contextmanager
     def alone(self) -> Iterator[None]:

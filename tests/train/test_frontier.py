@@ -1,0 +1,108 @@
+"""Shorter runs from scratch start where their learning rate leaves that of the baseline."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+import runs
+
+from jaxgrow.layerdrop import LayerDrop
+from train.analysis.runs import Run
+from train.compare import compare, shared_steps, shortened
+from train.engine.loop import programs, trainer
+from train.engine.run.workdir import Workdir
+from train.engine.state.optim import Optim, learning_rate
+from train.plan.methods import Scratch
+from train.plan.modifiers import DropLayers
+
+WSD = Optim(peak_lr=1e-2, warmup=2, schedule="wsd", decay=0.5)
+
+
+@pytest.fixture
+def baseline(tmp_path):
+    """16 steps. With 8 steps, the decay begins after step 6, and with 12 steps, after step 8."""
+    return runs.experiment(tmp_path, name="scratch", steps=16, optim=WSD)
+
+
+@pytest.fixture
+def executed(monkeypatch):
+    """Collect a 1 for every training step that is executed."""
+    made, steps = programs.step, []
+
+    def counting(*arguments):
+        step = made(*arguments)
+        return lambda *inputs: steps.append(1) or step(*inputs)
+
+    monkeypatch.setattr(programs, "step", counting)
+    return steps
+
+
+def kept(run: Run) -> set[str]:
+    return {path.name for path in Workdir(run.folder).checkpoints.iterdir()}
+
+
+def test_only_steps_after_the_common_ones_are_executed_and_the_result_is_the_same(
+    baseline, tmp_path, executed
+):
+    shorter = [shortened(baseline, 0.5), shortened(baseline, 0.75)]
+    found = compare([baseline], shorter, [0, 1], tmp_path / "runs")
+    assert len(executed) == 2 * (16 + (8 - 6) + (12 - 8))
+    assert [kept(run) for run in found.runs[0]] == [{"16"}] * 2  # the others have moved
+    for experiment, (_, run) in zip(shorter, found.frontier, strict=True):
+        alone = tmp_path / "alone" / experiment.name
+        result = trainer.run(replace(experiment, seed=1), alone)
+        assert runs.log(alone) == runs.log(run.folder)
+        assert result["flops"] == run.result["flops"]
+        assert result["tokens"] == run.result["tokens"]
+        pairs = [jax.tree.leaves(Workdir(folder).params()) for folder in (alone, run.folder)]
+        for one, other in zip(*pairs, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_a_baseline_without_the_checkpoint_is_no_obstacle(baseline, tmp_path, executed):
+    compare([baseline], [], [0], tmp_path / "runs")
+    compare([baseline], [shortened(baseline, 0.5)], [0], tmp_path / "runs")
+    assert len(executed) == 16 + 8
+
+
+def test_a_run_that_has_begun_is_not_replaced(baseline, tmp_path):
+    short = shortened(baseline, 0.5)
+    folder = tmp_path / "runs" / "scratch-x0.5-seed0"
+    before = trainer.run(short, folder)
+    compare([baseline], [short], [0], tmp_path / "runs")
+    assert Workdir(folder).result == before
+
+
+@pytest.mark.parametrize("schedule", ["wsd", "cosine", "linear"])
+def test_common_steps_have_equal_learning_rates(baseline, schedule):
+    long = replace(baseline, optim=replace(WSD, schedule=schedule))
+    short = shortened(long, 0.75)
+    common = shared_steps(long, short)
+    rates = [[learning_rate(long.optim, e.steps, s) for s in range(12)] for e in (long, short)]
+    assert rates[0][:common] == rates[1][:common] and rates[0][common] != rates[1][common]
+    assert common == {"wsd": 8, "cosine": 3, "linear": 3}[schedule]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"optim": replace(WSD, peak_lr=2e-2)},
+        {"eval_every": 2},
+        {"batch": 16},
+        {"seed": 1},
+        {"method": runs.VCYCLE},
+    ],
+)
+def test_runs_that_differ_otherwise_share_nothing(baseline, changes):
+    short = shortened(baseline, 0.75)
+    assert shared_steps(baseline, short) == 8
+    assert shared_steps(baseline, replace(short, **changes)) == 0
+
+
+@pytest.mark.parametrize(
+    "method", [runs.VCYCLE, Scratch(modifiers=(DropLayers(LayerDrop(theta=0.5)),))]
+)
+def test_methods_whose_stages_depend_on_the_steps_share_nothing(baseline, method):
+    long = replace(baseline, method=method)
+    assert shared_steps(long, shortened(long, 0.75)) == 0
