@@ -30,8 +30,8 @@ Kind: TypeAlias = Literal[1, 2, "own", "parameters", "unchanged", "mixed", "othe
 
 # The largest size of an axis in the trial.
 UNITS = 2
-# A trial takes at least STEPS steps, and at most MOST until every leaf has changed. Some leaves
-# change only at intervals of several steps.
+# A trial takes at least STEPS steps, and at most MOST until every leaf has changed that a step
+# computes. Some leaves change only at intervals of several steps.
 STEPS = 4
 MOST = 64
 # Magnitudes of the gradients. Clipping does not change small gradients. Large gradients outweigh
@@ -123,7 +123,8 @@ def _tried(problem: _Problem) -> "list[_Trial]":
     failed: list[Exception] = []
     for extra in EXTRA:
         try:
-            return [_Trial(problem, size, extra) for size in MAGNITUDES]
+            init, step = _jit(problem.tx.init), _jit(partial(_step, problem, extra))
+            return [_Trial(problem, init, step, size) for size in MAGNITUDES]
         except Exception as error:  # an optimizer may raise any exception
             failed.append(error)
     raise ValueError(
@@ -148,10 +149,8 @@ class _Trial:
     third run starts from parameters that are ten times as large.
     """
 
-    def __init__(self, problem: _Problem, size: float, extra: tuple[str, ...]):
+    def __init__(self, problem: _Problem, init: Any, step: Any, size: float):
         params, factors, layers = problem.params, problem.factors, problem.layers
-        init = _jit(problem.tx.init)
-        step = _jit(partial(_step, problem, size, extra))
 
         def begin(params: Params) -> tuple[Params, optax.OptState]:
             return params, init(params)
@@ -162,10 +161,12 @@ class _Trial:
         self.params, self.factors = (_leaves(x, layers) for x in (params, factors))
         self.first = [_leaves(state, layers) for _, state in runs]
         self.after: list[list[dict[str, np.ndarray]]] = []
+        moving = _leaves(_moving(step.trace(*runs[0], problem.gradients[0], ones, size)), layers)
         for t, g in enumerate(problem.gradients):
-            runs = [step(*run, g, scale) for run, scale in zip(runs, scales, strict=True)]
+            runs = [step(*run, g, scale, size) for run, scale in zip(runs, scales, strict=True)]
             self.after.append([_leaves(state, layers) for _, state in runs])
-            if t + 1 >= STEPS and all(self._changed(leaf) for leaf in self.leaves):
+            waiting = [leaf for leaf in self.leaves if moving[leaf].any()]
+            if t + 1 >= STEPS and all(map(self._changed, waiting)):
                 break
 
     @property
@@ -204,12 +205,12 @@ class _Trial:
 
 def _step(
     problem: _Problem,
-    size: float,
     extra: tuple[str, ...],
     params: Params,
     state: optax.OptState,
     gradients: Params,
     factors: Params,
+    size: jax.Array,
 ) -> tuple[Params, optax.OptState]:
     """Take one step with the gradients multiplied by ``size`` and by ``factors``."""
     tx = optax.with_extra_args_support(problem.tx)
@@ -221,6 +222,19 @@ def _step(
     more = {"axes": problem.axes, "value": jnp.float32(1), "grad": g}
     updates, state = tx.update(g, state, params, **{name: more[name] for name in extra})
     return optax.apply_updates(params, updates), state
+
+
+def _moving(step: jax.stages.Traced) -> optax.OptState:
+    """Return a state of truth values: False for the leaves that a step returns unchanged."""
+    program = step.jaxpr.jaxpr
+    into, out = program.invars, program.outvars  # both begin with the parameters and the state
+    moving = [x is not y for x, y in zip(into, out, strict=False)]
+    _, state = jax.tree.unflatten(jax.tree.structure(step.out_info), moving)
+
+    def full(leaf: jax.ShapeDtypeStruct, moves: bool) -> jax.Array:
+        return jnp.full(leaf.shape, moves)
+
+    return jax.tree.map(full, step.out_info[1], state)
 
 
 def _tenfold(p: jax.Array) -> jax.Array:
