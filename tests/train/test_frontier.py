@@ -1,5 +1,6 @@
 """Shorter runs from scratch start where their learning rate leaves that of the baseline."""
 
+import shutil
 from dataclasses import replace
 
 import jax
@@ -64,6 +65,23 @@ def test_a_baseline_without_the_checkpoint_is_no_obstacle(baseline, tmp_path, ex
     compare([baseline], [], [0], tmp_path / "runs")
     compare([baseline], [shortened(baseline, 0.5)], [0], tmp_path / "runs")
     assert len(executed) == 16 + 8
+
+
+def test_a_killed_start_is_repeated(baseline, tmp_path, executed):
+    """Check a start that was killed before its last action, with TensorBoard's files deleted."""
+    short = shortened(baseline, 0.5)
+    compare([baseline], [short], [0], tmp_path / "runs")
+    long, folder = Workdir(tmp_path / "runs/scratch-seed0"), tmp_path / "runs/scratch-x0.5-seed0"
+    result = Workdir(folder).result
+    (folder / "checkpoints/6").rename(long.checkpoints / "6")
+    shutil.rmtree(long.board)
+    shutil.rmtree(folder)
+    Workdir(folder).branch(long, 6, short)
+    (folder / "checkpoints/6").rename(long.checkpoints / "6")
+    assert Workdir(folder).begun
+    executed.clear()
+    (again,) = compare([baseline], [short], [0], tmp_path / "runs").frontier[0]
+    assert len(executed) == 8 and again.result["val_loss"] == result["val_loss"]
 
 
 def test_a_run_that_has_begun_is_not_replaced(baseline, tmp_path):

@@ -193,7 +193,8 @@ class Workdir:
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         write_json(self._config, as_json(experiment))
         # The lines after the checkpoint are cut off when the run starts.
-        shutil.copytree(source.board, self.board, dirs_exist_ok=True)
+        if source.board.is_dir():  # people delete its files, and no run needs them
+            shutil.copytree(source.board, self.board, dirs_exist_ok=True)
         shutil.copy(source.log, self.log)
         kept.rename(self.checkpoints / kept.name)
 
