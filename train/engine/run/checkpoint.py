@@ -38,7 +38,7 @@ _LOG = "log"  # name of the copy of the log in a checkpoint
 
 
 class Checkpoints:
-    """The two newest checkpoints of a run.
+    """The two newest checkpoints of a run, and the checkpoints of the steps in ``keep``.
 
     Args:
       folder: folder of the checkpoints; it is created if it does not exist.
