@@ -28,7 +28,8 @@ from train.data.formats import text
 from train.engine.state.model import Model, loss
 from train.engine.state.pretrained import opened
 
-BATCHES, SAMPLES = 4, 32
+BATCHES = 4
+SAMPLES = 32
 
 
 def used(matrices: np.ndarray) -> np.ndarray:
@@ -62,7 +63,8 @@ def anatomy(folder: Path, file: Path) -> dict[str, Any]:
       of the sum over the layers; ``matters``, the increase of the loss if the layer is removed.
     """
     model = opened(folder)
-    config, params = model.config, jax.device_get(model.params)
+    config = model.config
+    params = jax.device_get(model.params)
     tokens = np.array(model.tokenizer.encode("".join(text(file))).ids, np.int32)
     size = BATCHES * SAMPLES * (config.length + 1)
     if len(tokens) < size:
@@ -83,7 +85,9 @@ def anatomy(folder: Path, file: Path) -> dict[str, Any]:
             lambda p: jax.lax.map(lambda b: at(p, None, b), batches).mean()
         )(p)
     )(params)
-    squares, directions, axes = np.zeros(config.layers), [], config.axes()
+    squares = np.zeros(config.layers)
+    directions = []
+    axes = config.axes()
     for (path, w, names), (_, g, _) in zip(leaves(params, axes), leaves(grads, axes), strict=True):
         if names[0] != LAYERS:
             continue

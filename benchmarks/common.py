@@ -132,7 +132,8 @@ def between(
     before = reference()
     for i in range(rounds):
         for name in list(sides)[:: 1 if i % 2 == 0 else -1]:
-            time, after = sides[name](), reference()
+            time = sides[name]()
+            after = reference()
             times[name].append(time)
             over[name].append(2 * time / (before + after))
             before = after

@@ -106,7 +106,8 @@ def timed(work: str, tokens: np.ndarray, number: int) -> tuple[float, float, np.
     Returns:
       Wall-clock seconds, processor seconds, and the result.
     """
-    start, cpu = time.perf_counter(), time.process_time()
+    start = time.perf_counter()
+    cpu = time.process_time()
     found = _works[work](tokens, number)
     return time.perf_counter() - start, time.process_time() - cpu, found
 
@@ -118,7 +119,8 @@ def compare(size: dict[str, int], a: argparse.Namespace) -> dict[str, Any]:
       For each task, the result of `sides`.
     """
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: a.cores])  # the workers inherit it
-    rng, context = np.random.default_rng(0), multiprocessing.get_context("spawn")
+    rng = np.random.default_rng(0)
+    context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as parent:
         folder = str(Path(parent) / "model")
         with ProcessPoolExecutor(1, context) as writer:  # a process that returns its memory

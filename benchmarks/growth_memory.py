@@ -31,7 +31,8 @@ WIDE = {"embed": 5120, "mlp": 13824}
 
 def growths() -> dict[str, tuple[dict[str, int], Growth]]:
     """The sizes of the source model and the growth, by name."""
-    deep, to_70b = stack(SEVEN, {"layers": 40}), {"embed": 8192, "mlp": 28672}
+    deep = stack(SEVEN, {"layers": 40})
+    to_70b = {"embed": 8192, "mlp": 28672}
     return {
         "7B to 13B, AKI and stack": (SEVEN, compose(deep, aki(SEVEN, WIDE))),
         "half a 70B to 70B, HyperCloning and stack": (
@@ -53,7 +54,8 @@ def row(
       leaf: name of the leaf in `LEAVES`.
       fsdp: size of the FSDP axis of the mesh; the tensor axis has the other devices.
     """
-    names, count = LEAVES[leaf], len(machine.devices)
+    names = LEAVES[leaf]
+    count = len(machine.devices)
     mesh = Mesh(1, fsdp, count // fsdp).over(list(machine.devices))
     shape = tuple(sizes[axis(name)] for name in names)
     where = jax.sharding.NamedSharding(mesh, spec(names, shape, mesh))
@@ -81,7 +83,8 @@ def main() -> None:
     p.add_argument("--on", default="h100:8", help="machine, as for train.preflight")
     a = p.parse_args()
     jax.config.update("jax_platforms", "cpu")  # no device is needed
-    machine, rows = described(a.on), []
+    machine = described(a.on)
+    rows = []
     for name, (sizes, growth) in growths().items():
         for leaf in LEAVES:
             for fsdp in (len(machine.devices), 2):

@@ -123,7 +123,8 @@ def sides(
     )
     side = partial(Gradient, config, params, tokens)
     dense = flops.train(config, batch * config.context)
-    made, ideal = {"dense": side(None)}, {"dense": 1.0}
+    made = {"dense": side(None)}
+    ideal = {"dense": 1.0}
     for count in counts:
         # The kept layers are spread over the depth.
         layers = np.round(np.linspace(0, config.layers - 1, count)).astype(np.int32)

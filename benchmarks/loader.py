@@ -47,7 +47,8 @@ def waiting(stream: Stream) -> float:
     """The time that a consumer waits for a batch, as a fraction of a step of `STEP` seconds."""
     next(stream)
     time.sleep(AHEAD * STEP)
-    waited, steps = 0.0, 50
+    waited = 0.0
+    steps = 50
     for _ in range(steps):
         time.sleep(STEP)
         start = time.perf_counter()

@@ -137,7 +137,8 @@ def throughput(s: Sizes, batch: int, variant: str) -> dict[str, Any]:
 
     `memory` measures the peak memory. It reuses the compiled programs of this function.
     """
-    machine, config = present(), replace(s.model, **VARIANTS[variant])
+    machine = present()
+    config = replace(s.model, **VARIANTS[variant])
     loop = _loop(config, batch)
     loop.seconds(s.steps)
     seconds = [loop.seconds(s.steps) for _ in range(s.rounds)]
@@ -181,10 +182,12 @@ def dropped(s: Sizes, batch: int, variant: str) -> dict[str, Any]:
 
     The rows contain quartiles, and the median relative to the ratio of FLOPs.
     """
-    config, layers = replace(s.model, **VARIANTS[variant]), s.model.layers
+    config = replace(s.model, **VARIANTS[variant])
+    layers = s.model.layers
     loop = _loop(config, batch)
     e = experiment(config, batch * len(jax.devices()))
-    data, state = next(loop.data), loop.state
+    data = next(loop.data)
+    state = loop.state
 
     def side(keep_mask: KeepMask | None) -> Callable[[], float]:
         modifiers = () if keep_mask is None else (DropLayers(LayerDrop()).program(),)
@@ -198,7 +201,9 @@ def dropped(s: Sizes, batch: int, variant: str) -> dict[str, Any]:
 
         return clocked(work, s.steps)
 
-    dense, sides, ideal = side(None), {}, {}
+    dense = side(None)
+    sides = {}
+    ideal = {}
     for count in (layers, layers * 3 // 4, layers // 2):
         places = np.round(np.linspace(0, layers - 1, count)).astype(np.int32)[
             None
@@ -239,7 +244,8 @@ def memory(s: Sizes, batch: int, variant: str, ahead: bool) -> dict[str, Any]:
 
 def attended(s: Sizes, length: int) -> dict[str, Any]:
     """Measure attention with gradients, in seconds and relative to XLA's implementation."""
-    heads, width = s.model.heads, s.model.head_dim
+    heads = s.model.heads
+    width = s.model.head_dim
     keys = jax.random.split(jax.random.key(0), 4)
     shape = (s.tokens // length, length, heads, width)
     q, k, v, target = (jax.random.normal(key, shape, s.model.dtype) for key in keys)
@@ -290,7 +296,8 @@ def grown(s: Sizes) -> dict[str, Any]:
         "norm": ("layers", "embed.in"),
     }
     width = {name: size for name, size in new.items() if name != "layers"}
-    wide, deep = operators.aki(old, width), operators.stack(old, {"layers": new["layers"]})
+    wide = operators.aki(old, width)
+    deep = operators.stack(old, {"layers": new["layers"]})
     shapes = {
         name: tuple(old[n.removesuffix(".in")] for n in names) for name, names in axes.items()
     }
@@ -329,7 +336,8 @@ def trained(s: Sizes, batch: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         for name in ("scratch", "vcycle", "vcycle_pld"):
             e = load(f"configs/demo.py:{name}")
-            steps, optim = s.train_steps, replace(e.optim, peak_lr=1e-3, warmup=s.train_steps // 20)
+            steps = s.train_steps
+            optim = replace(e.optim, peak_lr=1e-3, warmup=s.train_steps // 20)
             e = replace(
                 e,
                 model=s.small,

@@ -50,7 +50,8 @@ from train.plan.methods import Scratch
 from train.plan.modifiers import DropLayers, Setting
 from train.plan.training import Train
 
-GPT, LLAMA = "configs/papers/gpt.py", "configs/papers/llama.py"
+GPT = "configs/papers/gpt.py"
+LLAMA = "configs/papers/llama.py"
 # The rows of a model have equal numbers of sequences per device. A mesh is not larger than
 # necessary.
 ROWS = [
@@ -106,7 +107,8 @@ def compiled(config: str, on: str) -> dict[str, Any]:
       data that one device sends in a step.
     """
     jax.config.update("jax_platforms", "cpu")  # no device is needed, so none is reserved
-    machine, start = described(on), time.perf_counter()
+    machine = described(on)
+    start = time.perf_counter()
     (program,) = found = StepAlone(load(config), machine).programs_of_steps()
     kinds: dict[str, int] = {}
     for c in program.collectives:
@@ -150,7 +152,8 @@ def ahead(found: Rows, only: str) -> None:
             except (TimeoutError, RuntimeError) as error:
                 row = {"failed": str(error)}
             found.add(name, row)
-        r, short = found[name], f"{config.partition(':')[2]} on {on}"
+        r = found[name]
+        short = f"{config.partition(':')[2]} on {on}"
         if "failed" in r:
             print(f"{short}: {r['failed']}", flush=True)
             continue
@@ -201,7 +204,8 @@ class Loop:
         (phase,) = e.plan
         assert isinstance(phase, Train)
         self.tokens = e.batch * phase.config.length
-        self.mesh, self.tx = e.mesh.over(devices, e.parallel), e.tx
+        self.mesh = e.mesh.over(devices, e.parallel)
+        self.tx = e.tx
         initialise = programs.made(_begun, phase, self.tx)
         with jax.set_mesh(self.mesh):
             model: Model = initialise(jax.random.key(0))
@@ -225,7 +229,8 @@ class Loop:
           The processor seconds of this thread for each part of the host's work, and the elapsed
           seconds. The devices may still be busy.
         """
-        start, clocks = time.perf_counter(), [time.thread_time()]
+        start = time.perf_counter()
+        clocks = [time.thread_time()]
         plan = self._plans(self._ledger.steps, self._ledger.steps)
         clocks.append(time.thread_time())
         batch = next(self.data)

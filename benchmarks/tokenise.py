@@ -157,7 +157,8 @@ def grow(file: Path, tokenizer: str, gigabytes: list[float], found: Rows) -> Non
     rows = []
     for size in gigabytes:
         with tempfile.TemporaryDirectory() as name:
-            folder, count = Path(name), 0
+            folder = Path(name)
+            count = 0
             (folder / "child.py").write_text(GROWING)
             with (folder / "corpus.jsonl").open("wb") as out:
                 for line in shuffled(lines):

@@ -33,7 +33,12 @@ from benchmarks.common import (
 )
 from benchmarks.common import workers as processes
 
-LR, B1, B2, EPS, DECAY, CLIP = 6e-4, 0.9, 0.95, 1e-8, 0.1, 1.0
+LR = 6e-4
+B1 = 0.9
+B2 = 0.95
+EPS = 1e-8
+DECAY = 0.1
+CLIP = 1.0
 
 _step: Callable[[], float]  # runs one training step in this worker process and returns the loss
 
@@ -84,7 +89,8 @@ def _torch_model(size: dict[str, int]) -> Any:
         bos_token_id=0,
         eos_token_id=0,
     )
-    model, ours = GPT2LMHeadModel(config).train(), _weights(size)
+    model = GPT2LMHeadModel(config).train()
+    ours = _weights(size)
     with torch.no_grad():
         for name, p in model.named_parameters():
             p.copy_(torch.from_numpy(_hugging_face(ours, name).reshape(p.shape)))
@@ -123,7 +129,8 @@ def timed(steps: int) -> tuple[float, float, list[float]]:
     Returns:
       Wall-clock seconds per step, processor seconds per step, and the losses.
     """
-    start, cpu = time.perf_counter(), time.process_time()
+    start = time.perf_counter()
+    cpu = time.process_time()
     losses = [_step() for _ in range(steps)]
     return (time.perf_counter() - start) / steps, (time.process_time() - cpu) / steps, losses
 

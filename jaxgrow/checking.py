@@ -132,7 +132,8 @@ def check_rules(
 
 class _Check:
     def __init__(self, apply: Callable[[Params], Any], params: Params, axes: Axes, seed: int):
-        self.apply, self.axes = apply, axes
+        self.apply = apply
+        self.axes = axes
         self.rng = np.random.default_rng(seed + 1)
         self.groups: dict[Group, list[str]] = {}
         for leaf, _, names in leaves(params, axes):
@@ -231,7 +232,8 @@ class _Check:
         if not keys:
             return [f"no parameter is marked as the keys of attention, 'head_dim{READ}'"]
         still = self.replaced(keys, lambda x: np.zeros_like(x))
-        before, wrong = self.outputs(still), []
+        before = self.outputs(still)
+        wrong = []
         for group in inner:
             if group in keys or any(axis(n) in _SIDE_BY_SIDE for n in group[1]):
                 continue

@@ -183,9 +183,12 @@ def _adapted(
             f"a {type(config).__name__} has stages with different numbers of positions, for "
             "which the cost of adapters is not implemented: leave out adapter"
         )
-    axes, depth = config.axes(), {LAYERS: config.depth if layers is None else layers}
-    sizes, each = config.sizes() | depth, config.active_sizes(at_once) | depth
-    own, still = 0.0, _kernels(detach(axes)[0]["blocks"], sizes, each)
+    axes = config.axes()
+    depth = {LAYERS: config.depth if layers is None else layers}
+    sizes = config.sizes() | depth
+    each = config.active_sizes(at_once) | depth
+    own = 0.0
+    still = _kernels(detach(axes)[0]["blocks"], sizes, each)
     of = AdapterCost(0.0) if config.adapter is None else config.adapter.cost(config.embed)
     if isinstance(adapter, LoRA):
         own = _kernels(axes_of(adapter, axes), {**sizes, RANK: adapter.rank}, each)
@@ -197,10 +200,8 @@ def _adapted(
 
 def _cost(config: Config, length: int, at_once: int | None) -> Cost:
     """Return the family's cost, with the costs of its adapters and of rows without a token."""
-    cost, own = (
-        config.cost(length),
-        sum(config.adapter.cost(config.embed)) if config.adapter else 0.0,
-    )
+    cost = config.cost(length)
+    own = sum(config.adapter.cost(config.embed)) if config.adapter else 0.0
     return cost._replace(layer=cost.layer + own + config.empty(at_once))
 
 
@@ -317,7 +318,8 @@ def _times(eqn: Any) -> int:
     if eqn.primitive.name == "scan":
         return eqn.params["length"]
     if eqn.primitive.name == "shard_map":
-        mesh, specs = eqn.params["mesh"], (*eqn.params["in_specs"], *eqn.params["out_specs"])
+        mesh = eqn.params["mesh"]
+        specs = (*eqn.params["in_specs"], *eqn.params["out_specs"])
         entries = [entry for spec in specs for entry in spec if entry is not None]
         dividing = {n for entry in entries for n in ([entry] if isinstance(entry, str) else entry)}
         return math.prod(mesh.shape[n] for n in eqn.params["newly_manual_axes"] if n in dividing)
@@ -326,7 +328,8 @@ def _times(eqn: Any) -> int:
 
 def _product(eqn: Any) -> float:
     if eqn.primitive.name == "conv_general_dilated":
-        kernel, outputs = eqn.invars[1].aval.shape, eqn.params["dimension_numbers"].rhs_spec[0]
+        kernel = eqn.invars[1].aval.shape
+        outputs = eqn.params["dimension_numbers"].rhs_spec[0]
         return 2.0 * math.prod(eqn.outvars[0].aval.shape) * math.prod(kernel) / kernel[outputs]
     if eqn.primitive.name == "dot_general":
         numbers = eqn.params["dimension_numbers"]

@@ -153,7 +153,8 @@ def figure(panels: Sequence[Panel], notes: Sequence[str] = ()) -> "Figure":
     most = max(float(np.abs(cells(panel.matrix)).max()) for panel in panels) or 1.0
     drawn = [image(place, panel.matrix, most) for place, panel in zip(places, panels, strict=True)]
     for place, panel in zip(places, panels, strict=True):
-        unit, each = _unit(panel.axes), _each(panel.matrix)
+        unit = _unit(panel.axes)
+        each = _each(panel.matrix)
         place.set_title(panel.title, fontsize=_SMALL)
         place.set_xlabel(
             f"old {unit}" + (f", {each} per cell" if each > 1 else ""), fontsize=_SMALL
@@ -192,7 +193,9 @@ def image(place: Any, matrix: Matrix, most: float) -> Any:
     from matplotlib.colors import FuncNorm
     from matplotlib.ticker import MaxNLocator
 
-    drawn, each, (new, old) = cells(matrix), _each(matrix), matrix.shape
+    drawn = cells(matrix)
+    each = _each(matrix)
+    (new, old) = matrix.shape
     root = FuncNorm(
         (lambda x: np.sign(x) * np.sqrt(np.abs(x)), lambda x: np.sign(x) * x**2), -most, most
     )
@@ -226,7 +229,8 @@ def cells(matrix: Matrix) -> np.ndarray:
       >>> cells(identity(50257).write).shape
       (128, 128)
     """
-    each, (new, old) = _each(matrix), matrix.shape
+    each = _each(matrix)
+    (new, old) = matrix.shape
     if isinstance(matrix, Rows):
         m = sparse(matrix)
         high, low = np.zeros((2, -(-new // each), -(-old // each)))

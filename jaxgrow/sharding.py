@@ -226,7 +226,8 @@ def grouped(x_BTV: jax.Array) -> jax.Array:
     For traced code. G is the number of these devices.
     """
     samples, positions, width = x_BTV.shape
-    groups, parts = batch_parts(samples), sequence_parts(positions)
+    groups = batch_parts(samples)
+    parts = sequence_parts(positions)
     if parts == 1:
         return x_BTV.reshape(groups, -1, width)
     x = x_BTV.reshape(groups, samples // groups, parts, positions // parts, width)
@@ -236,7 +237,8 @@ def grouped(x_BTV: jax.Array) -> jax.Array:
 def ungrouped(x_GNV: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Invert `grouped`: ``shape`` is [B, T, V]."""
     samples, positions, width = shape
-    groups, parts = batch_parts(samples), sequence_parts(positions)
+    groups = batch_parts(samples)
+    parts = sequence_parts(positions)
     if parts == 1:
         return x_GNV.reshape(shape)
     x = x_GNV.reshape(groups, parts, samples // groups, positions // parts, width)
@@ -265,7 +267,8 @@ def flattened(x: jax.Array, features: int = 1) -> jax.Array:
       x: an array [B, .., T, ..] whose last axes are features.
       features: the number of axes of features. F is the product of their sizes.
     """
-    others, width = x.shape[: x.ndim - features], math.prod(x.shape[x.ndim - features :])
+    others = x.shape[: x.ndim - features]
+    width = math.prod(x.shape[x.ndim - features :])
     sharded = len(others) > 1 and sequence_parts(others[1]) > 1
     return x.reshape(*others, width) if sharded else x.reshape(-1, width)
 

@@ -57,7 +57,8 @@ def fits(value: Any, hint: Any) -> bool:
       >>> fits(3, int | None), fits(True, int), fits(("a", 1), tuple[str, ...])
       (True, False, False)
     """
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    args = typing.get_args(hint)
     if origin in _UNIONS:
         return any(fits(value, arg) for arg in args)
     if origin is Literal:
@@ -114,7 +115,9 @@ def made(kind: type[T], content: Mapping[str, Any]) -> T:
       Traceback (most recent call last):
       ValueError: Sizes: layers: expected int, but got 'two'
     """
-    name, types_, values = kind.__name__, hints(kind), {}
+    name = kind.__name__
+    types_ = hints(kind)
+    values = {}
     for field, value in content.items():
         if field not in types_:
             raise ValueError(f"{name} has no field {field!r}; its fields are {', '.join(types_)}")

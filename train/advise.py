@@ -95,7 +95,8 @@ def halves(experiment: Experiment, tau: float) -> Method:
 
 def _deepened(experiment: Experiment, tau: float, layers: int, narrower: int = 1) -> Method:
     decay = decaying(experiment)
-    stable, last = 1 - decay - tau, Stage(min(decay, 1 - tau), warmup=0, schedule="linear")
+    stable = 1 - decay - tau
+    last = Stage(min(decay, 1 - tau), warmup=0, schedule="linear")
     stages = (
         (Stage(stable, warmup=0, floor=1.0), last)
         if round(stable * experiment.steps) > 0
@@ -188,7 +189,8 @@ def pilot(experiment: Experiment, workdir: Path) -> Pilot:
     optim = replace(
         experiment.optim, schedule="wsd", decay=0.0, warmup=min(experiment.optim.warmup, small // 2)
     )
-    name, steps = f"{experiment.name}-pilot", round((1 + REACH) * small)
+    name = f"{experiment.name}-pilot"
+    steps = round((1 + REACH) * small)
     base = replace(experiment, name=name, steps=steps, optim=optim, eval_every=steps, log_every=1)
     growing = {
         r.name: replace(
@@ -211,7 +213,8 @@ def pilot(experiment: Experiment, workdir: Path) -> Pilot:
     def losses(of: Run) -> list[float]:
         return [line["loss"] for line in of.log if "loss" in line]
 
-    scratch, grown = ran(base), {recipe: ran(e) for recipe, e in growing.items()}
+    scratch = ran(base)
+    grown = {recipe: ran(e) for recipe, e in growing.items()}
     found = {recipe: steps_behind(losses(scratch), losses(r), small) for recipe, r in grown.items()}
     return Pilot(found, sum(r.cost("flops") for r in (scratch, *grown.values())))
 
@@ -233,7 +236,8 @@ def steps_behind(scratch: Sequence[float], grown: Sequence[float], small: int) -
       UserError: the loss of the run from scratch does not fall.
     """
     step = 1 + np.arange(len(scratch))
-    late, settled = step > small, step > 1.5 * small
+    late = step > small
+    settled = step > 1.5 * small
     p = -np.polyfit(np.log(step[late]), np.log(np.array(scratch)[late]), 1)[0]
     if not p > 0:
         first, last = (part.mean() for part in np.array_split(np.array(scratch)[late], 2))
@@ -281,7 +285,8 @@ class Answer:
     @property
     def cells(self) -> list[str]:
         """The row of the table for this recipe."""
-        known, found = "unknown" if self.measured is None else self.measured.told, ""
+        known = "unknown" if self.measured is None else self.measured.told
+        found = ""
         if self.piloted is not None:
             gain, tau, behind = self.piloted
             found = f"{gain:.0%}: grown after {tau:.0%} of the steps, b = {behind:.2f}"
@@ -301,7 +306,8 @@ class Answer:
 
 def answers(experiment: Experiment, pilot: Pilot | None) -> list[Answer]:
     """Return one answer for each recipe."""
-    here, found = setting(experiment), []
+    here = setting(experiment)
+    found = []
     for recipe in RECIPES:
         rows = of(recipe.name, recipe.tau)
         piloted = None
@@ -322,7 +328,8 @@ def faster(experiment: Experiment) -> tuple[Experiment, str]:
     """
     if experiment.optim.name != "adamw":
         return experiment, ""
-    rows, here = of("muon"), setting(experiment)
+    rows = of("muon")
+    here = setting(experiment)
     found = estimate(rows, here)
     if found is None:
         near = nearest(rows, here).told
@@ -339,7 +346,8 @@ def faster(experiment: Experiment) -> tuple[Experiment, str]:
 
 def advice(experiment: Experiment, pilot: Pilot | None = None) -> tuple[str, Experiment | None]:
     """Return the report as Markdown and the advised experiment; None if no recipe is advised."""
-    base, here = stable(experiment), setting(experiment)
+    base = stable(experiment)
+    here = setting(experiment)
     found = answers(base, pilot)
     heads = [
         "recipe",
@@ -419,7 +427,8 @@ def budgeted(experiment: Experiment, flops: float) -> Experiment:
 
 def script(config: str, advised: Experiment) -> str:
     """Return a config file for ``advised`` that contains the changes to ``config``."""
-    base, imports = load(config), {Experiment, load}
+    base = load(config)
+    imports = {Experiment, load}
     settings = [f for f in fields(advised) if getattr(advised, f.name) != getattr(base, f.name)]
     changes = "".join(
         f"        {f.name}={written(getattr(advised, f.name), imports)},\n" for f in settings

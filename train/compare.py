@@ -281,7 +281,8 @@ def _arguments() -> Any:
 
 def main() -> None:
     arguments = _arguments()
-    seeds, folder = seed_list(arguments.seeds), arguments.workdir
+    seeds = seed_list(arguments.seeds)
+    folder = arguments.workdir
     configs = [load(text, arguments.set) for text in arguments.configs]
     shorter = _frontier(arguments)
     tasks = [task for task in arguments.evaluate.split(",") if task]

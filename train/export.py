@@ -217,7 +217,8 @@ def _padding(tokenizer: Any, frame: Frame) -> int:
 
 def card(run: Workdir, config: Config, architecture: str) -> str:
     """Return the model card of a finished run, as Markdown."""
-    was, result = run.config, run.result
+    was = run.config
+    result = run.result
     phases = [
         f"| {p['phase']} | {p['parameters']:,} | {p['steps']:,} | {p['tokens']:,} | {p['flops']:.3g} |"
         for p in result["phases"]

@@ -128,10 +128,8 @@ def main() -> None:
     except ValueError as error:
         raise UserError(str(error)) from error
     found = finetune(tuning, arguments.model, arguments.workdir)
-    text, name = (
-        table(tuning, arguments.model, found),
-        f"{tuning.name}-{arguments.model.resolve().name}",
-    )
+    text = table(tuning, arguments.model, found)
+    name = f"{tuning.name}-{arguments.model.resolve().name}"
     summary = {
         "task": tuning.name,
         "model": str(arguments.model),

@@ -128,9 +128,11 @@ def _encoded(model: TextModel, prompt: str, asked: Asked, max_new: int) -> list[
     """
     if asked.chat:
         text = rendered(model.special, [{"role": "user", "content": prompt}])
-        begin, tokens = [], model.tokenizer.encode(text, add_special_tokens=False).ids
+        begin = []
+        tokens = model.tokenizer.encode(text, add_special_tokens=False).ids
     else:
-        begin, tokens = frame(model.tokenizer)[0], model.tokenizer.encode(prompt).ids
+        begin = frame(model.tokenizer)[0]
+        tokens = model.tokenizer.encode(prompt).ids
     length = model.config.length
     if len(tokens) < length:
         return tokens
@@ -147,7 +149,9 @@ class _Watch:
     """Prints the text during generation, and ends it at a stop string."""
 
     def __init__(self, stopping: Stopping, stream: Callable[[str], Any] | None):
-        self.stopping, self.stream, self.shown = stopping, stream, ""
+        self.stopping = stopping
+        self.stream = stream
+        self.shown = ""
 
     def __call__(self, row: int, tokens: np.ndarray) -> bool:
         self.show(self.stopping.settled(tokens, row))
@@ -163,7 +167,8 @@ def _timed(
     model: TextModel, rows: list[list[int]], watch: _Watch | None, settings: dict[str, Any]
 ) -> tuple[list[np.ndarray], float, float]:
     """Return the new tokens of each row, the total seconds, and the seconds of compilation."""
-    began, compiling = time.monotonic(), Compiling()
+    began = time.monotonic()
+    compiling = Compiling()
     try:
         with jax.set_mesh(model.mesh):
             found = generate(

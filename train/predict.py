@@ -49,7 +49,8 @@ def predict(run: Path, file: Path) -> tuple[str, dict[str, float]]:
     except CheckpointError as error:
         raise UserError(str(error)) from error
     texts, given = read(file, data)
-    config, labels = source.config, learned(run).labels
+    config = source.config
+    labels = learned(run).labels
     unlabelled = glue.Rows(texts, np.zeros(len(given), np.int32))
     examples = examples_of(unlabelled, data, config, Encoder(data.tokenizer, config))  # type: ignore[arg-type]
     mesh = Mesh().over(jax.devices())
@@ -125,7 +126,8 @@ def _given(rows: list[table.Row], data: Labelled, columns: glue.Columns) -> list
 
     The published files of a task may have numbers of classes in place of names.
     """
-    column, own = str(columns.label), glue.TASKS.get(data.task)
+    column = str(columns.label)
+    own = glue.TASKS.get(data.task)
     given = [table.label(row, column) if column in row.fields else None for row in rows]
     if own is None or not own.labels:
         return given

@@ -39,7 +39,8 @@ def experiments(config: str) -> str:
     Raises:
       UserError: the file has no experiments.
     """
-    path, found = config.partition(":")[0], listed(config)
+    path = config.partition(":")[0]
+    found = listed(config)
     if not found:
         raise UserError(
             f"{path} has no experiments: functions whose return annotation is Experiment"

@@ -150,7 +150,8 @@ def main() -> None:
     fit, impossible = entrants(base, arguments.run, chosen, arguments.steps)
     finished = race(fit, seeds, arguments.workdir)
     ranked = rows(finished)
-    text, plot = table(ranked, impossible, seeds), arguments.workdir / "race.png"
+    text = table(ranked, impossible, seeds)
+    plot = arguments.workdir / "race.png"
     write_text(arguments.workdir / "race.md", text)
     everything = {"ranked": ranked, "impossible": impossible, "seeds": seeds}
     write_json(arguments.workdir / "race.json", everything)

@@ -42,7 +42,8 @@ def measured(text: str) -> Measured:
         ) from None
     if name not in rows:
         raise UserError(f"{path} has no run {name!r}; its runs are {', '.join(rows)}")
-    baseline, row = next(iter(rows.values())), rows[name]
+    baseline = next(iter(rows.values()))
+    row = rows[name]
     if row.get("diverged"):
         raise UserError(
             f"{name} in {path} diverged with seed {', '.join(map(str, row['diverged']))}, so "

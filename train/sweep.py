@@ -58,7 +58,8 @@ def values(settings: Sequence[str]) -> dict[str, list[str]]:
 
 def parts(values: str) -> list[str]:
     """Split a list at the commas outside brackets: ``["(1, 2)", "(2, 2)"]`` for ``"(1, 2),(2, 2)"``."""
-    found, depth = [""], 0
+    found = [""]
+    depth = 0
     for letter in values:
         depth += (letter in "([{") - (letter in ")]}")
         if letter == "," and depth <= 0:
@@ -127,7 +128,8 @@ def _halved(
     Returns:
       The combinations. The longest runs come first, and among equally long runs, the best one.
     """
-    tried, left = [], list(experiments)
+    tried = []
+    left = list(experiments)
     for fraction in [*fractions, None]:
         rung = []
         for settings, whole in left:
@@ -172,7 +174,8 @@ def main() -> None:
     for fraction in fractions:
         shortened(experiments[0][1], fraction)  # checks the fractions before the first run
     tried = _halved(experiments, fractions, seeds, arguments.workdir)
-    text, name = table(tried, swept), experiments[0][1].name
+    text = table(tried, swept)
+    name = experiments[0][1].name
     write_text(arguments.workdir / f"{name}.md", text)
     results = [
         {"settings": t.settings, "loss": [None if r is None else r.loss for r in t.runs]}

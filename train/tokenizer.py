@@ -35,7 +35,8 @@ def trained(data: Data, vocab: int, masked: bool) -> Any:
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-    special, alphabet = MASKED if masked else [END], pre_tokenizers.ByteLevel.alphabet()
+    special = MASKED if masked else [END]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
     if vocab < len(special) + len(alphabet):
         raise UserError(
             f"--vocab is {vocab}, but the bytes and the special tokens alone need {len(special) + len(alphabet)}"

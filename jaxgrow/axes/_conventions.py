@@ -38,7 +38,9 @@ KNOWN = frozenset({"layers", "embed"} | _INNER | _STACKS | _OUTPUTS | _OTHERS)
 # Stacked kernels of Gemma: word in the path -> (number of kernels, axis).
 FUSED = {"qkv": (3, "qkv"), "kv": (2, "kv_parts"), "gating": (2, "gates")}
 
-_QUERIES, _KEYS, _VALUES = {"q", "query", "wq"}, {"k", "key", "wk"}, {"v", "value", "wv"}
+_QUERIES = {"q", "query", "wq"}
+_KEYS = {"k", "key", "wk"}
+_VALUES = {"v", "value", "wv"}
 _HEADS = {"head", "logits", "unembed", "classifier", "score"}
 _READS_EMBED = (
     _QUERIES
@@ -211,7 +213,8 @@ def _side(parts: Sequence[str]) -> str | None:
         return "out"
     for part in reversed(parts):
         words = _words([part])
-        before, after = bool(words & _READS_EMBED), bool(words & _WRITES_EMBED)
+        before = bool(words & _READS_EMBED)
+        after = bool(words & _WRITES_EMBED)
         if part in _WHOLE:
             return _WHOLE[part]
         if before != after:

@@ -66,7 +66,10 @@ KeyPath: TypeAlias = tuple[Any, ...]
 # The axis along which layers are stacked. It differs from all other axes: layers run one after the
 # other, whereas kernels sum over the units of an axis.
 LAYERS = "layers"
-READ, VALUE, BELOW, POST = ".in", ".value", ".below", ".post"
+READ = ".in"
+VALUE = ".value"
+BELOW = ".below"
+POST = ".post"
 # `jaxgrow.axes.naming` adds this mark to each name that it cannot determine.
 UNSURE = "?"
 ROLES = ("kernel", "embedding", "bias", "scale", "norm bias", "norm scale")

@@ -70,7 +70,8 @@ def from_rules(params: Params, rules: Mapping[str, Names]) -> Axes:
     unused = dict.fromkeys(rules)
 
     def leaf(key_path: KeyPath, x: Any) -> Names:
-        name, shape = path(key_path), np.shape(x)
+        name = path(key_path)
+        shape = np.shape(x)
         pattern = next((p for p in rules if fnmatchcase(name, p)), None)
         if pattern is None:
             wrong.setdefault(f"no rule matches this leaf of shape {shape}", []).append(name)

@@ -118,9 +118,11 @@ def unstack_layers(tree: Tree, layers: str, number: int | None = None) -> Tree:
     everywhere = {n for n in found if n is not None}
 
     def unstack(at: str, node: Tree) -> Tree:
-        entries, counts = _entries(node), _lengths(node, name, number, is_leaf)
+        entries = _entries(node)
+        counts = _lengths(node, name, number, is_leaf)
         key = _only(entries, name)
-        whole, at_node = entries.pop(key), f"{at}/{name}".removeprefix("/")
+        whole = entries.pop(key)
+        at_node = f"{at}/{name}".removeprefix("/")
         count = number or next((n for n in counts.values() if n is not None), 0)
         if not counts and not number:
             if len(everywhere) != 1:
@@ -361,7 +363,8 @@ def restructured(tree: Tree, like: Tree) -> Tree:
       >>> restructured({"0": np.ones(2), "1": np.zeros(2)}, [np.empty(2), np.empty(2)])
       [array([1., 1.]), array([0., 0.])]
     """
-    given, asked = by_path(tree, is_names), by_path(like, is_names)
+    given = by_path(tree, is_names)
+    asked = by_path(like, is_names)
     wrong = [
         f"{p}: has shape {np.shape(x)} in the larger model, but is missing in the parameters"
         for p, x in asked.items()

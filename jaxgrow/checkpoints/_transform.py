@@ -304,7 +304,8 @@ def _planned(
     foreign = root.foreign if root else None
     carried = extras(root.folder) if root and foreign is not None else []
     head = _head(source, root)
-    family, size = None, source.bytes
+    family = None
+    size = source.bytes
     if (to or ("hf" if isinstance(root, HuggingFace) else "orbax")) == "hf":
         family, foreign = storage.family_for(
             source.config, foreign, {**head, **(settings or {})} or None

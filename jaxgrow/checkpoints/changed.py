@@ -20,7 +20,8 @@ class Cast(Source):
     """
 
     def __init__(self, source: Source, dtype: str, *, at_least: bool = False):
-        self._source, self.config = source, source.config
+        self._source = source
+        self.config = source.config
         self.leaves = {}
         for path, leaf in source.leaves.items():
             new = np.dtype(jnp.promote_types(leaf.dtype, dtype) if at_least else jnp.dtype(dtype))

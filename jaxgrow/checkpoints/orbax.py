@@ -110,7 +110,8 @@ class Orbax(Loaded, Checkpoint):
             params = ocp.load(
                 self._where, jax.tree.map(lambda x: np.empty(x.shape, x.dtype), self._shapes)
             )
-        self._arrays, self._loaded = flat(params), True
+        self._arrays = flat(params)
+        self._loaded = True
 
     def shard(self, mesh: Mesh, rules: Mapping[str, str] = RULES) -> Params:
         """Read all parameters onto a mesh, as `Source.shard`. Every process has to call it."""

@@ -232,7 +232,8 @@ class Grown(Source):
     """
 
     def __init__(self, source: Source, growth: Growth, axes: Axes | None = None):
-        self.source, self._growth = source, growth
+        self.source = source
+        self._growth = growth
         self._names: dict[str, Names] = {p: leaf.names for p, leaf in source.leaves.items()}
         if axes is not None:
             self._names = flat(axes)
@@ -302,8 +303,11 @@ class Interpolated(Source):
     """
 
     def __init__(self, before: Source, up: Source, alpha: float):
-        self._before, self._up, self._alpha = before, up, alpha
-        self.config, self.leaves = before.config, before.leaves
+        self._before = before
+        self._up = up
+        self._alpha = alpha
+        self.config = before.config
+        self.leaves = before.leaves
         mine = before.config.as_json()
         other = up.config.run_as(before.config).as_json()
         differ = [
@@ -438,7 +442,8 @@ def _one_layer(
 def _row(m: Matrix, i: int) -> tuple[np.ndarray, np.ndarray]:
     """Indices and weights of one row without its zeros. A row of zeros keeps one entry."""
     if isinstance(m, Rows):
-        index, weight = np.asarray(m.index[i]), np.asarray(m.weight[i])
+        index = np.asarray(m.index[i])
+        weight = np.asarray(m.weight[i])
     else:
         weight = np.asarray(m[i])
         index = np.arange(len(weight))

@@ -33,7 +33,8 @@ def script(commands: Mapping[str, argparse.ArgumentParser], shell: str) -> str:
     Returns:
       The text of the script.
     """
-    values, options = [], []
+    values = []
+    options = []
     for name, parser in commands.items():
         named = [action for action in parser._actions if action.option_strings]
         for action in parser._actions:

@@ -77,7 +77,8 @@ def add_report(commands: Commands) -> None:
 
 
 def _report(a: argparse.Namespace) -> None:
-    first, second = open_checkpoint(a.a), open_checkpoint(a.b)
+    first = open_checkpoint(a.a)
+    second = open_checkpoint(a.b)
     inputs, what = model_inputs.of_both(first, second, a.data)
     found = preservation(outputs(first), outputs(second), inputs)
     if a.json:

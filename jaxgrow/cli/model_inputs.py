@@ -11,7 +11,8 @@ from jaxgrow.checkpoints import CheckpointError, Source
 from jaxgrow.checkpoints.source import Checkpoint
 
 # The maximum number of samples, and of tokens per sample.
-ROWS, LENGTH = 8, 128
+ROWS = 8
+LENGTH = 128
 # The maximum number of characters that are read from a text file.
 _READ = 1 << 20
 

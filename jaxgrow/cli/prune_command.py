@@ -93,7 +93,8 @@ def _prune(a: argparse.Namespace) -> None:
 
 
 def _planned(a: argparse.Namespace) -> _Plan:
-    source, target = open_checkpoint(a.src), options.target(a)
+    source = open_checkpoint(a.src)
+    target = options.target(a)
     if a.by and a.layers is None:
         raise UsageError(
             f"--by {a.by} selects the layers to remove: give their new number with --layers"
@@ -112,7 +113,8 @@ def _planned(a: argparse.Namespace) -> _Plan:
 
 def _control(source: Source, target: dict[str, int]) -> Growth:
     """A pruning that keeps random units."""
-    sizes, rng = source.sizes(), np.random.default_rng(0)
+    sizes = source.sizes()
+    rng = np.random.default_rng(0)
     drawn = {}
     for axis in (*depth(sizes), *width(sizes)):
         per_layer = kind(axis) in ("heads", "mlp")
@@ -132,7 +134,8 @@ def _check_writable(a: argparse.Namespace, plan: _Plan) -> None:
 
 def _scores(plan: _Plan) -> dict[str, np.ndarray]:
     """The importance of each unit, by axis; larger is more important."""
-    config, params = plan.source.config, wide_params(plan.source)
+    config = plan.source.config
+    params = wide_params(plan.source)
     layers = [axis for axis in plan.target if is_layers(axis)]
     found: dict[str, jax.Array] = {}
     if layers:

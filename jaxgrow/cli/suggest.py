@@ -60,7 +60,8 @@ class Measurement:
 
 
 _SCALE = "on GPTs of 94 thousand parameters"
-_MUON, _WIKIPEDIA = "docs/results/muon.md", "docs/results/wikipedia.md"
+_MUON = "docs/results/muon.md"
+_WIKIPEDIA = "docs/results/wikipedia.md"
 _DEEPEN = (
     Measurement("deepen", "Muon", 20, 3, 14.7, 4.5, 44.0, 0, _MUON),
     Measurement("deepen", "AdamW", 20, 3, 13.5, 15.9, None, 0, _MUON),
@@ -208,7 +209,8 @@ def suggest(
     """
     deeper = {axis: size for axis, size in target.items() if is_layers(axis)}
     wider = {axis: size for axis, size in target.items() if not is_layers(axis)}
-    found, refused = [], {}
+    found = []
+    refused = {}
     for names, parts in _ways(deeper, wider):
         try:
             way = _tried(source, names, parts)
@@ -249,7 +251,8 @@ def _tried(source: Source, names: tuple[str, ...], parts: tuple[dict[str, int], 
       ValueError: a method cannot reach the sizes.
       CheckpointError: the growth does not fit the model.
     """
-    kept, model = True, source
+    kept = True
+    model = source
     for name, target in zip(names, parts, strict=True):
         method = (operators.DEPTH | operators.WIDTH)[name]
         growth = method(model.sizes(), target, **taken(method, model.config.traits, 0))

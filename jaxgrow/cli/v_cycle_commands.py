@@ -156,7 +156,8 @@ def _interpolate(a: argparse.Namespace) -> None:
         raise UsageError(
             f"--alpha {a.alpha} is not a finite number: give a weight from 0 (BEFORE) to 1 (UP)"
         )
-    before, up = open_checkpoint(a.before), open_checkpoint(a.up)
+    before = open_checkpoint(a.before)
+    up = open_checkpoint(a.up)
     mixed = Interpolated(
         in_dtype(a, before, at_least=True), in_dtype(a, up, at_least=True), a.alpha
     )

@@ -73,7 +73,8 @@ def part(m: Matrix | None, dtype: Any) -> Part | None:
         return Part(None, m.astype(dtype))
     if m.index.shape[1] > MOST_TERMS:
         return Part(None, matrices.dense(m).astype(dtype))
-    index, weight = m.index.astype(np.int32), m.weight.astype(dtype)
+    index = m.index.astype(np.int32)
+    weight = m.weight.astype(dtype)
     if matrices.is_numpy(weight) and (weight == weight.flat[0]).all():
         weight = None if weight.flat[0] == 1 else weight.reshape(-1)[0]
     return Part(index, weight)
@@ -233,7 +234,8 @@ def _own(lay: Layout, x: jax.Array, terms: Sequence[Parts]) -> jax.Array:
 
 def _piece(lay: Layout, x: jax.Array, parts: Parts, start: Any, wide: bool) -> jax.Array:
     """Compute ``lay.rows`` rows of the part of one term that belongs to this device."""
-    dim, p = lay.dim, parts[lay.dim]
+    dim = lay.dim
+    p = parts[lay.dim]
     if p is None:
         y = jax.lax.dynamic_slice_in_dim(x, start, lay.rows, dim)
     else:
@@ -300,7 +302,9 @@ def _fetched(lay: Layout, x: jax.Array, index: jax.Array) -> jax.Array:
     Every device sends the requested rows to each other device. It sends arbitrary rows in place of
     rows that it does not hold. The receiver keeps each row only from the device that holds it.
     """
-    over, dim, size = lay.over[lay.dim], lay.dim, x.shape[lay.dim]
+    over = lay.over[lay.dim]
+    dim = lay.dim
+    size = x.shape[lay.dim]
     asked = _all_gather(index, over) - jax.lax.axis_index(over) * size
     sent = jnp.moveaxis(_taken(x, dim, asked), dim, 0)
     got = _all_to_all(sent, over, 0, 0, tiled=True)

@@ -123,7 +123,8 @@ def _tried(problem: _Problem) -> "list[_Trial]":
     failed: list[Exception] = []
     for extra in EXTRA:
         try:
-            init, step = _jit(problem.tx.init), _jit(partial(_step, problem, extra))
+            init = _jit(problem.tx.init)
+            step = _jit(partial(_step, problem, extra))
             return [_Trial(problem, init, step, size) for size in MAGNITUDES]
         except Exception as error:  # an optimizer may raise any exception
             failed.append(error)
@@ -150,12 +151,15 @@ class _Trial:
     """
 
     def __init__(self, problem: _Problem, init: Any, step: Any, size: float):
-        params, factors, layers = problem.params, problem.factors, problem.layers
+        params = problem.params
+        factors = problem.factors
+        layers = problem.layers
 
         def begin(params: Params) -> tuple[Params, optax.OptState]:
             return params, init(params)
 
-        ones, tenfold = jax.tree.map(jnp.ones_like, factors), jax.tree.map(_tenfold, params)
+        ones = jax.tree.map(jnp.ones_like, factors)
+        tenfold = jax.tree.map(_tenfold, params)
         runs = [begin(params), begin(params), begin(tenfold)]
         scales = [ones, factors, ones]
         self.params, self.factors = (_leaves(x, layers) for x in (params, factors))
@@ -177,7 +181,8 @@ class _Trial:
         return any((plain[leaf] != self.first[0][leaf]).any() for plain, *_ in self.after)
 
     def kind(self, leaf: str) -> Kind:
-        begun, own = self.first[0][leaf], owner(leaf, self.params)
+        begun = self.first[0][leaf]
+        own = owner(leaf, self.params)
         if own is not None and np.array_equal(begun, self.params[own]):
             return "parameters"
         if not all(np.array_equal(plain[leaf], tenfold[leaf]) for plain, _, tenfold in self.after):
@@ -197,7 +202,8 @@ class _Trial:
         """Whether the changes of the entries ``where`` are multiplied by ``by``, in all steps."""
         begun = self.first[0][leaf][where]
         for plain, scaled, _ in self.after:
-            expected, found = by[where] * (plain[leaf][where] - begun), scaled[leaf][where] - begun
+            expected = by[where] * (plain[leaf][where] - begun)
+            found = scaled[leaf][where] - begun
             if abs(found - expected).max(initial=0) > TOLERANCE * abs(expected).max(initial=0):
                 return False
         return True
@@ -227,7 +233,9 @@ def _step(
 def _moving(step: jax.stages.Traced) -> optax.OptState:
     """Return a state of truth values: False for the leaves that a step returns unchanged."""
     program = step.jaxpr.jaxpr
-    into, out = program.invars, program.outvars  # both begin with the parameters and the state
+    # both begin with the parameters and the state
+    into = program.invars
+    out = program.outvars
     moving = [x is not y for x, y in zip(into, out, strict=False)]
     _, state = jax.tree.unflatten(jax.tree.structure(step.out_info), moving)
 

@@ -222,7 +222,8 @@ def parts(term: maps.Term, names: Names) -> list[Part]:
       names: axis names of the leaf.
     """
     out: list[Part] = []
-    i, plain = 0, tuple(axis(n) for n in names)
+    i = 0
+    plain = tuple(axis(n) for n in names)
     joint = [axes for axes in term if len(axes) > 1]
     while i < len(names):
         key = next((axes for axes in joint if plain[i : i + len(axes)] == axes), plain[i : i + 1])

@@ -89,7 +89,8 @@ class AxisMap(Generic[M]):
         if not all(hasattr(m, "shape") for m in (self.write, self.read)):
             return f"AxisMap(write={self.write!r}, read={self.read!r})"
         new, old = (" x ".join(map(str, shape)) for shape in self.shapes)
-        write, read = described(self.write), described(self.read)
+        write = described(self.write)
+        read = described(self.read)
         kinds = f"{write}" if write == read else f"write: {write}, read: {read}"
         return f"AxisMap({old} -> {new}, {kinds})"
 
@@ -541,7 +542,8 @@ def preserves_function(
         )
     check_maps(growth)
     for name, m in growth.items():
-        write, read = sparse(m.write), sparse(m.read)
+        write = sparse(m.write)
+        read = sparse(m.read)
         ones = write.weight == 1
         copied = ones.sum(1) == 1
         only_copies = ((write.weight == 0) | ones).all() and (

@@ -149,7 +149,8 @@ def described(m: Matrix) -> str:
         return "identity"
     m = sparse(m)
     used = m.weight != 0
-    zero, own = ~used.any(1), m.weight[used]
+    zero = ~used.any(1)
+    own = m.weight[used]
     if zero.all():
         return "zeros"
     if used.sum(1).max() == 1:
@@ -221,20 +222,23 @@ def _from_entries(m: Rows, transposed: bool = False) -> Rows:
 
     Shorter rows are padded with terms of weight 0.
     """
-    i, j = np.repeat(np.arange(m.shape[0]), m.index.shape[1]), m.index.reshape(-1)
+    i = np.repeat(np.arange(m.shape[0]), m.index.shape[1])
+    j = m.index.reshape(-1)
     new, old = m.shape
     if transposed:
         i, j, new, old = j, i, old, new
     flat, where = np.unique(i.astype(np.int64) * old + j, return_inverse=True)
     weight = np.zeros(len(flat))
     np.add.at(weight, where.reshape(-1), m.weight.reshape(-1))
-    flat, weight = flat[weight != 0], weight[weight != 0]
+    flat = flat[weight != 0]
+    weight = weight[weight != 0]
     i, j = np.divmod(flat, old)
     count = np.bincount(i, minlength=new)
     k = np.arange(len(i)) - (np.cumsum(count) - count)[i]
     shape = (new, max(1, int(count.max(initial=0))))
     out = Rows(np.zeros(shape, np.int32), np.zeros(shape), old)
-    out.index[i, k], out.weight[i, k] = j, weight
+    out.index[i, k] = j
+    out.weight[i, k] = weight
     return out
 
 
@@ -300,7 +304,8 @@ def apply(m: Matrix, x: Array, dim: int, out: np.ndarray | None = None) -> Array
     xp: Any = np if isinstance(x, np.ndarray) and not isinstance(m, jax.Array) else jnp
     dtype = jnp.promote_types(x.dtype, jnp.float32)
     if not isinstance(m, Rows):
-        m, x = xp.asarray(m, dtype), x.astype(dtype)
+        m = xp.asarray(m, dtype)
+        x = x.astype(dtype)
         # Accelerators use a lower precision for matrix products by default.
         precision = {} if xp is np else {"precision": "highest"}
         return xp.moveaxis(xp.tensordot(m, x, (1, dim), **precision), 0, dim)
@@ -343,8 +348,10 @@ def _take(x: Array, index: Array, dim: int, out: np.ndarray | None = None) -> Ar
     if is_numpy(x) and step > 0 and (np.diff(index) == step).all():
         return x[(slice(None),) * dim + (slice(index[0], index[-1] + 1, step),)]
     size = int(np.gcd.reduce(np.array([*cuts, *index[cuts], index[0], len(index), x.shape[dim]])))
-    before, after = x.shape[:dim], x.shape[dim + 1 :]
-    x, index = x.reshape(*before, -1, size, *after), index[::size] // size
+    before = x.shape[:dim]
+    after = x.shape[dim + 1 :]
+    x = x.reshape(*before, -1, size, *after)
+    index = index[::size] // size
     if is_numpy(x):
         if out is not None and out.dtype == x.dtype and out.flags.c_contiguous:
             # The mode "raise" would make a copy first.

@@ -96,7 +96,8 @@ def _same_shapes(a: Params, b: Params) -> None:
     def shapes(tree: Params) -> dict[str, tuple[int, ...]]:
         return {leaf: x.shape for leaf, x in by_path(tree).items()}
 
-    left, right = shapes(a), shapes(b)
+    left = shapes(a)
+    right = shapes(b)
     wrong = [
         f"{p}: {left.get(p, 'absent')} and {right.get(p, 'absent')}"
         for p in {**left, **right}

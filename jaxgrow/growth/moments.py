@@ -163,7 +163,8 @@ class _Grower:
         mine = owner(name, self.shapes)
         if mine is None:
             return _of_no_parameter(name, x, self.holds)
-        on, shape = self.names[mine], self.shapes[mine]
+        on = self.names[mine]
+        shape = self.shapes[mine]
         terms = maps.terms(self.growth, mine, on)
         alike = (
             maps.first_copies(terms, "policy 'asymmetric'")

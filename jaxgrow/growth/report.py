@@ -90,7 +90,8 @@ def preservation(first: Observed, second: Observed, tokens: jax.Array) -> Preser
             f"the two models return logits of shapes {a.shape} and {b.shape}; they must share a "
             "vocabulary"
         )
-    log_a, log_b = jax.nn.log_softmax(a), jax.nn.log_softmax(b)
+    log_a = jax.nn.log_softmax(a)
+    log_b = jax.nn.log_softmax(b)
     return Preservation(
         max_abs=float(jnp.abs(a - b).max()),
         mean_abs=float(jnp.abs(a - b).mean()),

@@ -68,7 +68,8 @@ def break_symmetry(
       `Scaling Smart: Accelerating Large Language Model Pre-training with Small Model Initialization <https://arxiv.org/abs/2409.12903>`_,
       2024
     """
-    key, copies = jax.random.key(seed), maps.by_axes(growth)
+    key = jax.random.key(seed)
+    copies = maps.by_axes(growth)
 
     def leaf(key_path: KeyPath, names: Names, x: jax.Array) -> jax.Array:
         mine = [

@@ -28,7 +28,8 @@ class EasydelTree(orbax_tree.OrbaxTree):
 
     def __init__(self, folder: Path):
         self.folder = self.item = folder
-        self.ocdbt, self.metadata = False, {}
+        self.ocdbt = False
+        self.metadata = {}
         try:
             prefixes = read_json(folder / INDEX, orbax_tree.LARGEST)["prefixes"].values()
             paths = [str(entry["path"]) for entries in prefixes for entry in entries]

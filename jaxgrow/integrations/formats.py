@@ -140,7 +140,8 @@ class Format:
     def _layouts(
         self, table: Mapping[str, Names | Layout], shapes: Mapping[str, tuple[int, ...]]
     ) -> dict[str, Layout]:
-        found, wrong = {}, []
+        found = {}
+        wrong = []
         where = _scan_axis({p: s for p, s in shapes.items() if fnmatchcase(p, self.scanned)})
         for path, shape in shapes.items():
             row = next((n for pattern, n in table.items() if fnmatchcase(path, pattern)), None)
@@ -202,7 +203,8 @@ def solved(
       CheckpointError: several axes are flattened into one, and their sizes are unknown or do not
         fit its size.
     """
-    sizes, flat = dict(given), {}
+    sizes = dict(given)
+    flat = {}
     for path, layout in layouts.items():
         for group, size in zip(layout.groups(), shapes[path], strict=True):
             (flat if group.startswith("(") else sizes).setdefault(group, size)

@@ -14,7 +14,9 @@ from einops import rearrange
 
 from jaxgrow.axes.names import LAYERS, Names, axis
 
-HEADS, KV_HEADS, _GROUP = "heads", "kv_heads", "q_heads_per_group"
+HEADS = "heads"
+KV_HEADS = "kv_heads"
+_GROUP = "q_heads_per_group"
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,8 @@ class Layout:
             leaf = rearrange(leaf, f"{self._plain()} -> {self.axes}", **known)
         if not self.embed_power and not self.plus:
             return leaf
-        x, plus = _wide(leaf), 0.0 if power else self.plus
+        x = _wide(leaf)
+        plus = 0.0 if power else self.plus
         return x * x.dtype.type(self._factor(sizes, power)) + x.dtype.type(plus)
 
     def _plain(self) -> str:

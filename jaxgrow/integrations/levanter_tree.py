@@ -12,7 +12,9 @@ from pathlib import Path
 from jaxgrow.checkpoints.io.files import CheckpointError, read_json
 from jaxgrow.integrations import orbax_tree
 
-_DATABASE, _MANIFEST, _COMPLETE = "manifest.ocdbt", "manifest.json", "metadata.json"
+_DATABASE = "manifest.ocdbt"
+_MANIFEST = "manifest.json"
+_COMPLETE = "metadata.json"
 _ARRAY = "/zarr.json"
 
 
@@ -27,8 +29,10 @@ class LevanterTree(orbax_tree.OrbaxTree):
     """
 
     def __init__(self, folder: Path):
-        self.folder, self.item = folder, _step(folder)
-        self.ocdbt, self.metadata = True, {"use_zarr3": True}
+        self.folder = folder
+        self.item = _step(folder)
+        self.ocdbt = True
+        self.metadata = {"use_zarr3": True}
         keys = [key.decode() for key in orbax_tree.database(self.item).list().result()]
         paths = [key.removesuffix(_ARRAY) for key in keys if key.endswith(_ARRAY)]
         self.arrays = {path: self._described(path) for path in paths}

@@ -70,7 +70,8 @@ def build(make: Callable[[], M], params: Params) -> M:
       >>> model(jnp.ones(2)).tolist()
       [2.0, 2.0, 2.0]
     """
-    model, others = nnx.eval_shape(make), nnx.Not(nnx.Param)
+    model = nnx.eval_shape(make)
+    others = nnx.Not(nnx.Param)
     nnx.update(model, restructured(params, nnx.as_pure(nnx.state(model, nnx.Param))))
     if jax.tree.leaves(nnx.state(model, others)):
         nnx.update(model, _others(make))
@@ -222,7 +223,8 @@ def dropping(blocks: MutableSequence, keep_mask: KeepMask) -> Iterator[None]:
             f"dropping() requires a keep mask, bool [{len(blocks)}] with one entry per block, not "
             f"{keep_mask.layers}"
         )
-    layers, whole = unbatched(keep_mask.layers), list(blocks)
+    layers = unbatched(keep_mask.layers)
+    whole = list(blocks)
     for i, block in enumerate(whole):
         scale = None if keep_mask.scale is None else jnp.asarray(keep_mask.scale[i : i + 1])
         blocks[i] = _gated(block, layers[i : i + 1], scale, keep_mask)

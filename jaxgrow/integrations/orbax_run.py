@@ -71,7 +71,8 @@ class OrbaxRun:
     """
 
     def __init__(self, tree: Tree, form: Format, given: Mapping[str, int] | None = None):
-        self.tree, self.format = tree, form
+        self.tree = tree
+        self.format = form
         prefix = form.prefix(tree.arrays)
         if prefix is None:
             raise CheckpointError(
@@ -102,10 +103,12 @@ class OrbaxRun:
     def _place(
         self, start: str, template: str, paths: list[str], layout: Layout, power: int | None
     ) -> Place:
-        stored, names = tuple(start + path for path in paths), layout.names
+        stored = tuple(start + path for path in paths)
+        names = layout.names
         shape = tuple(self.array_sizes[axis(n)] for n in names)
         if "{}" in template:
-            names, shape = (LAYERS, *names), (len(stored), *shape)
+            names = (LAYERS, *names)
+            shape = (len(stored), *shape)
         return Place(stored, start + template, names, shape, layout, power)
 
     def _states(self, groups: Mapping[str, list[str]]) -> list[tuple[str, Place]]:
@@ -132,7 +135,8 @@ class OrbaxRun:
 
     def _own_states(self) -> list[tuple[str, Place]]:
         """The arrays that only the optimizer state has, as the format names them in ``states``."""
-        rows, found = self.format.states, []
+        rows = self.format.states
+        found = []
         for start, template, paths in self._layered(
             [
                 path
@@ -268,8 +272,10 @@ def grow_run(
     Raises:
       CheckpointError: the growth does not fit, or the policy has no rule for a moment.
     """
-    jobs, sizes = _jobs(run, growth, policy), run.sizes() | maps.new_sizes(growth)
-    count, me = jax.process_count(), jax.process_index() if process is None else process
+    jobs = _jobs(run, growth, policy)
+    sizes = run.sizes() | maps.new_sizes(growth)
+    count = jax.process_count()
+    me = jax.process_index() if process is None else process
     target = writer(run.tree, folder, me)
     arrays = run.tree.arrays
     bytes_ = {
@@ -392,7 +398,8 @@ def _of_state(terms: Any, place: Place, policy: Policy) -> Callable[[np.ndarray]
 
 
 def _write(run: OrbaxRun, target: AnyWriter, job: _Job, sizes: Mapping[str, int]) -> None:
-    x, place = job.change(run.read(job.place)), job.place
+    x = job.change(run.read(job.place))
+    place = job.place
     power = 1 if place.power is None else place.power
     for i, layer in enumerate(x if "{}" in place.template else [x]):
         array = place.layout.array(layer, sizes, power)
@@ -403,13 +410,15 @@ def _result(
     jobs: Mapping[str, _Job], sizes: Mapping[str, int]
 ) -> tuple[dict[str, str], dict[str, tuple[int, ...]]]:
     """For each new array: the source array whose format it gets, and its shape."""
-    places, shapes = {}, {}
+    places = {}
+    shapes = {}
     for job in jobs.values():
         place = job.place
         shape = place.layout.shape(sizes) if place.names else place.shape
         for i in range(sizes[LAYERS] if "{}" in place.template else 1):
             path = place.template.replace("{}", str(i))
-            places[path], shapes[path] = place.paths[0], shape
+            places[path] = place.paths[0]
+            shapes[path] = shape
     return places, shapes
 
 

@@ -19,7 +19,9 @@ import tensorstore as ts
 
 from jaxgrow.checkpoints.io.files import CheckpointError, read_json
 
-_METADATA, _ARRAYS, _SHARDING = "_METADATA", "array_metadatas", "_sharding"
+_METADATA = "_METADATA"
+_ARRAYS = "array_metadatas"
+_SHARDING = "_sharding"
 _DATA = ("manifest.ocdbt", "d", _ARRAYS, _SHARDING, _METADATA)
 # The maximum size of a metadata file in bytes.
 LARGEST = 100 << 20
@@ -59,7 +61,8 @@ class OrbaxTree:
     """
 
     def __init__(self, folder: Path):
-        self.folder, self.item = folder, _item(folder)
+        self.folder = folder
+        self.item = _item(folder)
         self.metadata = read_json(self.item / _METADATA, LARGEST)
         self.ocdbt = (self.item / "manifest.ocdbt").exists()
         try:
@@ -144,7 +147,8 @@ class Writer:
     """
 
     def __init__(self, source: OrbaxTree, folder: Path, process: int = 0):
-        self._source, self._process = source, process
+        self._source = source
+        self._process = process
         self._item = folder / source.item.relative_to(source.folder)
         self._part = self._item / f"ocdbt.process_{process}" if source.ocdbt else self._item
         self._part.mkdir(parents=True, exist_ok=True)
@@ -187,7 +191,8 @@ class Writer:
         if self._source.ocdbt:
             self._merge(processes)
         self._describe(places, shapes)
-        source, into = self._source, self._item
+        source = self._source
+        into = self._item
         names = map(source.stored_name, [] if source.ocdbt else source.arrays)
         arrays = {name.split("/")[0] for name in names}
         _copy_beside(source.item, into, arrays)
@@ -198,7 +203,8 @@ class Writer:
             _copy_beside(inner.parent, into, {inner.name})
 
     def _merge(self, processes: int) -> None:
-        context, transaction = ts.Context(), ts.Transaction(atomic=True)
+        context = ts.Context()
+        transaction = ts.Transaction(atomic=True)
         target = database(self._item, context).with_transaction(transaction)
         for process in range(processes):
             database(self._item / f"ocdbt.process_{process}", context).experimental_copy_range_to(
@@ -207,7 +213,8 @@ class Writer:
         transaction.commit_sync()
 
     def _describe(self, places: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]) -> None:
-        source, entries = self._source, {}
+        source = self._source
+        entries = {}
         old = {_path(entry): entry for entry in source.metadata["tree_metadata"].values()}
         kept = {path: path for path, entry in old.items() if not _is_array(entry)}
         for path, like in {**places, **kept}.items():
@@ -268,7 +275,8 @@ class OrbaxItems:
     """
 
     def __init__(self, folder: Path):
-        self.folder, self.item = folder, _step(folder)
+        self.folder = folder
+        self.item = _step(folder)
         self.trees = {path.name: OrbaxTree(path) for path in _inner(self.item)}
         self.arrays = {
             f"{name}/{path}": array
@@ -286,7 +294,8 @@ class ItemsWriter:
     """Write a checkpoint in the format of an `OrbaxItems`, with the interface of `Writer`."""
 
     def __init__(self, source: OrbaxItems, folder: Path, process: int = 0):
-        self._source, self._step = source, folder / source.item.relative_to(source.folder)
+        self._source = source
+        self._step = folder / source.item.relative_to(source.folder)
         self._writers = {
             name: Writer(tree, self._step / name, process) for name, tree in source.trees.items()
         }
@@ -417,7 +426,8 @@ def each_of(paths: Mapping[str, int], processes: int, process: int) -> list[str]
       >>> each_of({"a": 4, "b": 3, "c": 1}, 2, 1)
       ['b', 'c']
     """
-    load, mine = [0] * processes, []
+    load = [0] * processes
+    mine = []
     for path, size in sorted(paths.items(), key=lambda item: -item[1]):
         least = load.index(min(load))
         load[least] += size

@@ -231,7 +231,9 @@ def write_file(file: Path, grown: HuggingFace, state: State, like: Mapping[str, 
       like: the content of the old file, whose learning rates and other settings are kept.
     """
     torch = imported("torch")
-    groups, entries, begin = [], {}, 0
+    groups = []
+    entries = {}
+    begin = 0
     for old, names in zip(
         like["param_groups"], parameter_groups(grown, len(like["param_groups"])), strict=True
     ):
@@ -259,7 +261,8 @@ def parameter_groups(model: HuggingFace, count: int) -> list[list[str]]:
     Returns:
       The names of each group.
     """
-    torch, transformers = imported("torch"), imported("transformers")
+    torch = imported("torch")
+    transformers = imported("transformers")
     config = transformers.AutoConfig.from_pretrained(model.folder)
     with torch.device("meta"):
         module = getattr(transformers, model.family.architecture)(config)
@@ -307,7 +310,8 @@ def read_distributed(folder: Path, model: HuggingFace) -> tuple[State, dict[str,
     Raises:
       CheckpointError: no entry belongs to a parameter of the model.
     """
-    checkpoint, torch = imported(_CHECKPOINT), imported("torch")
+    checkpoint = imported(_CHECKPOINT)
+    torch = imported("torch")
     reader = checkpoint.FileSystemReader(folder)
     described = reader.read_metadata().state_dict_metadata
     content = {
@@ -339,7 +343,8 @@ def write_distributed(
       state: the state of the grown model.
       like: all entries of the old folder.
     """
-    torch, of = imported("torch"), parameters(like, model)
+    torch = imported("torch")
+    of = parameters(like, model)
     prefix = next(key.removesuffix(f"{name}.{kind}") for key, (name, kind) in of.items())
     content = {key: x for key, x in like.items() if key not in of}
     for kind, arrays in state.arrays.items():
@@ -374,7 +379,8 @@ def write_beside(
     Raises:
       CheckpointError: there is no optimizer state, or it does not fit the model.
     """
-    grown, where = HuggingFace(part), optimizer or find(model.folder)
+    grown = HuggingFace(part)
+    where = optimizer or find(model.folder)
     if where.suffix == ".safetensors":
         made = grow_state(model, grown, named_state.read(where, model), growth, policy)
         named_state.write(part / where.name, model, made, where)

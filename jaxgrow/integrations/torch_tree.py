@@ -23,7 +23,8 @@ from jaxgrow.integrations.torch_optimizer import imported
 
 _METADATA = ".metadata"
 _STATE = re.compile(r"^optimizer\.state\.(?P<parameter>.+)\.(?P<kind>\w+)$")
-_MODEL, _OPTIMIZER = "model/", "optimizer/"
+_MODEL = "model/"
+_OPTIMIZER = "optimizer/"
 # The step counts of PyTorch, which exist once per parameter.
 _COUNT = {"step": "count"}
 
@@ -45,7 +46,8 @@ class TorchTree:
     """
 
     def __init__(self, folder: Path):
-        self.folder, self.item = folder, _step(folder)
+        self.folder = folder
+        self.item = _step(folder)
         self._torch = imported("torch")
         self._checkpoint = imported("torch.distributed.checkpoint")
         self._reader = self._checkpoint.FileSystemReader(self.item)
@@ -84,7 +86,8 @@ class TorchWriter:
     """
 
     def __init__(self, source: TorchTree, folder: Path, process: int = 0):
-        self._source, self._item = source, folder / source.item.relative_to(source.folder)
+        self._source = source
+        self._item = folder / source.item.relative_to(source.folder)
         self._item.mkdir(parents=True, exist_ok=True)
         self._torch = imported("torch")
         self._checkpoint = imported("torch.distributed.checkpoint")
@@ -121,7 +124,8 @@ class TorchWriter:
         for path, like in places.items():
             if path.startswith(_MODEL) and path not in self._source.arrays:
                 # A new layer has the settings of the layer that it was made from.
-                old, new = f".{key(like)}.", f".{key(path)}."
+                old = f".{key(like)}."
+                new = f".{key(path)}."
                 objects |= {k.replace(old, new): x for k, x in objects.items() if old in k}
         if objects:
             self._save(objects)

@@ -244,14 +244,16 @@ def allocate(
       AAAI 2023
     """
     s = jnp.asarray(sensitivity)
-    real, layers = jnp.promote_types(s.dtype, jnp.float32), len(s)
+    real = jnp.promote_types(s.dtype, jnp.float32)
+    layers = len(s)
     theta = jnp.asarray(theta, real)
     free = jnp.ones(layers, bool) if blocked is None else ~jnp.asarray(blocked)
     costs = jnp.ones(layers, real) if costs is None else jnp.asarray(costs, real)
     theirs = jnp.where(free, costs, 0)
     total = jnp.maximum(theirs.sum(), float(np.finfo(real).tiny))
 
-    row, column = s[:, None], s[None, :]
+    row = s[:, None]
+    column = s[None, :]
     rank = (
         jnp.where(row > column, 1, jnp.where(row == column, 0.5, 0)).astype(real)
         @ free.astype(real)

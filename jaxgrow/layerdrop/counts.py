@@ -85,10 +85,8 @@ def program_counts(
     cells = np.stack(np.meshgrid(*(np.arange(n + 1) for n in depths), indexing="ij"), -1).reshape(
         -1, len(depths)
     )
-    fits, cost = (
-        _enough(odds, cells).mean(0),
-        cells @ (np.ones(len(depths)) if costs is None else np.asarray(costs)),
-    )
+    fits = _enough(odds, cells).mean(0)
+    cost = cells @ (np.ones(len(depths)) if costs is None else np.asarray(costs))
     below = (cells[:, None] <= cells[None]).all(-1)
     # The cost that a program b adds if the next smaller program is a.
     more = np.where(below, (fits[None] - fits[:, None]) * cost[None], np.inf)

@@ -76,7 +76,8 @@ class KeepMask:
         def of_stage(x: Array) -> Array:
             return x[layers]
 
-        own, scale = self.layers, jax.tree.map(of_stage, self.scale)
+        own = self.layers
+        scale = jax.tree.map(of_stage, self.scale)
         if isinstance(own, tuple):
             return KeepMask(own[stage], scale, self.scaling)
         if own is not None and own.dtype != bool:
@@ -145,7 +146,8 @@ def scaled(apply: Callable[..., jax.Array], keep_mask: KeepMask) -> Callable[...
         return apply(w, x, fixed(scale), *rest)
 
     def by_block(w: Weights, x: jax.Array, scale: jax.Array, *rest: Any) -> jax.Array:
-        y, scale = apply(w, x, *rest), fixed(scale)
+        y = apply(w, x, *rest)
+        scale = fixed(scale)
         wide = jnp.promote_types(x.dtype, jnp.float32)  # as in `rescaled`, also for y - x
         delta = (x.astype(wide) + scale.astype(wide) * (y.astype(wide) - x.astype(wide))).astype(
             x.dtype

@@ -107,7 +107,8 @@ class _Calls:
         self._scale = keep_mask.scale
         self.open = unbatched(keep_mask.layers)
         self.number = 0
-        self._block, self._keep_mask = block, keep_mask
+        self._block = block
+        self._keep_mask = keep_mask
         self._called: set[tuple[str, ...]] = set()
         self._params: Mapping[str, Any] = {}  # parameters of the complete model
         self._inside = False  # whether a block is running, which may contain blocks

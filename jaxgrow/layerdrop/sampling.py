@@ -68,7 +68,8 @@ def systematic(key: jax.Array, probs: ArrayLike, count_key: jax.Array | None = N
     sure, p, more, first = _on_grid(probs, count_key)
     u = jax.random.randint(key, (), jnp.where(first, 1, more + 1), jnp.where(first, more, GRID) + 1)
     place = jax.random.bits(order_key, p.shape)
-    row, column = place[:, None], place[None, :]
+    row = place[:, None]
+    column = place[None, :]
     # This ranks the numbers. It is cheaper to compile than a sort.
     earlier = (column < row) | ((column == row) & jnp.tri(len(p), k=-1, dtype=bool))
     before = jnp.where(earlier, p[None, :], 0).sum(1)
@@ -126,7 +127,8 @@ def independent(key: jax.Array, probs: ArrayLike, count_key: jax.Array) -> jax.A
 
     def choose(left: jax.Array, layer: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
         p, after, chance, others = layer
-        kept, dropped = p * after[left - 1], (1 - p) * after[left]
+        kept = p * after[left - 1]
+        dropped = (1 - p) * after[left]
         # The first two conditions only correct rounding errors: without rounding, the probability
         # would be exactly 1 or 0 in these cases.
         keep = (left > others) | ((left > 0) & (chance * (kept + dropped) < kept))
@@ -186,7 +188,8 @@ def keep_masks(
     if drop.execution == "cond":
         return probs, _map(partial(sample, probs=probs), keys)
     draw = systematic if drop.execution == "gather" else independent
-    parts, counts = _staged(probs, depths), _stage_keys(jax.random.fold_in(key, 0), depths)
+    parts = _staged(probs, depths)
+    counts = _stage_keys(jax.random.fold_in(key, 0), depths)
 
     def drawn(k: jax.Array) -> jax.Array:
         mine = _stage_keys(k, depths)

@@ -77,7 +77,8 @@ def fit_variance(times: ArrayLike, variance: ArrayLike) -> Variance:
     """
     measured = np.asarray(variance, np.float64)
     some = measured > 0
-    u, v = np.asarray(times, np.float64)[some], measured[some]
+    u = np.asarray(times, np.float64)[some]
+    v = measured[some]
     if len(np.unique(u)) < 3:
         raise ValueError(
             f"a fit needs at least three points that are not zero, but there are {len(np.unique(u))}"
@@ -231,7 +232,9 @@ def theta(drop: LayerDrop, t: ArrayLike, steps: int) -> jax.Array:
       `Accelerating Training of Transformer-Based Language Models with Progressive Layer Dropping <https://arxiv.org/abs/2010.13369>`_,
       NeurIPS 2020
     """
-    first, last, t = round(drop.after * steps), (1 - drop.recovery) * steps, jnp.asarray(t)
+    first = round(drop.after * steps)
+    last = (1 - drop.recovery) * steps
+    t = jnp.asarray(t)
     at = jnp.clip((t - first) / (last - first), 0, 1)
     at = 1 - at if drop.reverse else at
     every = (t > last) | ((t <= first) if first else False)

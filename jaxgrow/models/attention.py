@@ -178,7 +178,8 @@ def put_at(old_BS, new_BT, first_B):
 
 
 def _by_xla(q_BTHK, k_BSGK, v_BSGK, seen_BHTS, form: Form = PLAIN):
-    dtype, head_dim = q_BTHK.dtype, q_BTHK.shape[-1]
+    dtype = q_BTHK.dtype
+    head_dim = q_BTHK.shape[-1]
     if dtype != jnp.float64 and not form.cap and form.sinks_H is None:
         return jax.nn.dot_product_attention(
             q_BTHK, k_BSGK, v_BSGK, form.bias_BHTS, seen_BHTS, scale=form.scale
@@ -226,7 +227,9 @@ def refused(
     """
     length, heads, head_dim = queries_THK
     keys, kv_heads, _ = keys_SGK
-    on, dtype, tensor = platform(), jnp.dtype(dtype), parts("heads")
+    on = platform()
+    dtype = jnp.dtype(dtype)
+    tensor = parts("heads")
     two_bytes = (dtype.itemsize == 2, f"activations are {dtype}, not bfloat16")
     plain = (
         form.plain,
@@ -263,7 +266,8 @@ def _divided(each: Callable, q_BTHK, k_BSGK, v_BSGK, *masks_B1TS):
     XLA does not partition a custom kernel. JAX's own rule for the kernel of cuDNN fails if two axes
     of the mesh divide the samples (0.10).
     """
-    batch, tensor = batch_axes(len(q_BTHK)), RULES["heads"] if parts("heads") > 1 else None
+    batch = batch_axes(len(q_BTHK))
+    tensor = RULES["heads"] if parts("heads") > 1 else None
     if q_BTHK.shape[2] % parts("heads") or k_BSGK.shape[2] % parts("heads"):
         tensor = None
     lies = P(batch or None, None, tensor, None)
@@ -322,7 +326,8 @@ def _ring(q_BTHK, k_BSGK, v_BSGK, causal: bool):
     """
 
     def each(q_BTHK, k_BSGK, v_BSGK):
-        devices, own = jax.lax.axis_size(CONTEXT), jax.lax.axis_index(CONTEXT)
+        devices = jax.lax.axis_size(CONTEXT)
+        own = jax.lax.axis_index(CONTEXT)
         around = [(i, (i + 1) % devices) for i in range(devices)]
         length = q_BTHK.shape[1]
 
@@ -371,7 +376,8 @@ def _meet(q_BTHK, k_BSGK, v_BSGK, sums, ahead):
             seen = (first + ahead + jnp.arange(size)[:, None] >= positions[None])[None, :, None]
         scores = jnp.where(seen, scores, jnp.finfo(out.dtype).min)
         new = jnp.maximum(most, scores.max(-1))
-        weights, scale = jnp.where(seen, jnp.exp(scores - new[..., None]), 0), jnp.exp(most - new)
+        weights = jnp.where(seen, jnp.exp(scores - new[..., None]), 0)
+        scale = jnp.exp(most - new)
         added = jnp.einsum(
             "bths,bshk->bthk", weights.astype(q.dtype), values, preferred_element_type=out.dtype
         )

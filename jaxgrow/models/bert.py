@@ -198,7 +198,8 @@ class BERT(Encoder):
         return self.stack_of(block, mask_BS=mask_of(call))
 
     def embed(self, embeddings: dict[str, jax.Array], call: Call) -> jax.Array:
-        c, tokens_BT = self.config, call.inputs["tokens"]
+        c = self.config
+        tokens_BT = call.inputs["tokens"]
         at_BTD = _positions(c, embeddings["position_embedding"], tokens_BT.shape[1], mask_of(call))
         x_BTD = jnp.take(embeddings["token_embedding"], tokens_BT, axis=0) + at_BTD
         if c.types:
@@ -226,7 +227,8 @@ class BERT(Encoder):
     def pooled(self, x_BTD: jax.Array) -> jax.Array:
         """Return the output of the pooler for the first state, [B, D]."""
         c = self.config
-        axes, shape = ("embed" + READ, "embed"), (c.embed, c.embed)
+        axes = ("embed" + READ, "embed")
+        shape = (c.embed, c.embed)
         y_BD = Linear(axes, shape, 1, INIT, x_BTD.dtype, name="pooler")(x_BTD[:, 0])
         return POOLINGS[c.pooling](y_BD)
 

@@ -20,7 +20,9 @@ from jaxgrow.models.stack import stacked
 
 ADAPTERS = "adapters"  # the axis of fused adapters
 BOTTLENECK = "bottleneck"
-ADAPTER, FUSION = "_adapter", "_fusion"  # suffixes of module names, after the sublayer's name
+# suffixes of module names, after the sublayer's name
+ADAPTER = "_adapter"
+FUSION = "_fusion"
 ACTIVATIONS: Mapping[str, Callable] = {
     "gelu": jax.nn.gelu,
     "relu": jax.nn.relu,
@@ -95,7 +97,8 @@ class Adapter:
         Args:
           embed: hidden size, D.
         """
-        count, places = self.fused or 1, len(self.at)
+        count = self.fused or 1
+        places = len(self.at)
         bottlenecks = float(places * count * 4 * embed * self.size)
         if self.fused is None:
             return AdapterCost(bottlenecks)
@@ -117,7 +120,8 @@ class Bottleneck(nn.Module):
 
     @nn.compact
     def __call__(self, y_BTD):
-        embed, size = y_BTD.shape[-1], self.adapter.size
+        embed = y_BTD.shape[-1]
+        size = self.adapter.size
         init = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
         down = Linear(("embed" + READ, BOTTLENECK), (embed, size), 1, init, self.dtype, name="down")
         up = Linear(
@@ -143,14 +147,14 @@ class Fusion(nn.Module):
     @nn.compact
     def __call__(self, y_BTD, z_NBTD):
         def project(name, x, init, written):
-            axes, shape = ("embed" + READ, written), (y_BTD.shape[-1],) * 2
+            axes = ("embed" + READ, written)
+            shape = (y_BTD.shape[-1],) * 2
             return Linear(axes, shape, 1, init, self.dtype, bias=False, name=name)(x)
 
-        init, wide = nn.initializers.normal(0.02), jnp.promote_types(self.dtype, jnp.float32)
-        q_BTD, k_NBTD = (
-            project("query", y_BTD, init, "embed"),
-            project("key", z_NBTD, init, "embed" + READ),
-        )
+        init = nn.initializers.normal(0.02)
+        wide = jnp.promote_types(self.dtype, jnp.float32)
+        q_BTD = project("query", y_BTD, init, "embed")
+        k_NBTD = project("key", z_NBTD, init, "embed" + READ)
         scores_NBT = jnp.einsum("btd,nbtd->nbt", q_BTD, k_NBTD, preferred_element_type=wide)
         weights_NBT = jax.nn.softmax(scores_NBT, axis=0).astype(self.dtype)
         return jnp.einsum(
@@ -167,7 +171,9 @@ def adapted(block: nn.Module, sublayer: Literal["attention", "mlp"], y_BTD: jax.
 
     Call it inside a compact block that has a config.
     """
-    config, dtype = block.config, block.dtype  # type: ignore[attr-defined]
+    # type: ignore[attr-defined]
+    config = block.config
+    dtype = block.dtype
     adapter: Adapter | None = config.adapter
     if adapter is None or sublayer not in adapter.at:
         return y_BTD

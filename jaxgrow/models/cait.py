@@ -109,16 +109,19 @@ class Attention(nn.Module):
 
     @nn.compact
     def __call__(self, u_BTD, x_BSD):
-        c, wide = self.config, jnp.promote_types(self.dtype, jnp.float32)
+        c = self.config
+        wide = jnp.promote_types(self.dtype, jnp.float32)
 
         def project(name, x, *outputs):
-            axes, shape = ("embed" + READ, *outputs), (c.embed, c.heads, c.head_dim)
+            axes = ("embed" + READ, *outputs)
+            shape = (c.embed, c.heads, c.head_dim)
             return Linear(axes, shape, 1, INIT, self.dtype, name=name)(x)
 
         def talk(name, x_BTSH, bias):
             if not self.talking:
                 return x_BTSH
-            axes, shape = ("heads" + READ, "heads"), (c.heads, c.heads)
+            axes = ("heads" + READ, "heads")
+            shape = (c.heads, c.heads)
             return Linear(axes, shape, 1, INIT, wide, bias, name=name)(x_BTSH)
 
         q_BTHK = project("query", u_BTD, "heads", "head_dim")
@@ -131,7 +134,8 @@ class Attention(nn.Module):
         weights_BTSH = jax.nn.softmax(talk("talk_before", scores_BTSH, False), axis=2)
         weights_BTSH = talk("talk_after", weights_BTSH, True).astype(self.dtype)
         y_BTHK = jnp.einsum("btsh,bshk->bthk", weights_BTSH, v_BSHK)
-        axes, shape = ("heads" + READ, "head_dim" + READ, "embed"), (c.heads, c.head_dim, c.embed)
+        axes = ("heads" + READ, "head_dim" + READ, "embed")
+        shape = (c.heads, c.head_dim, c.embed)
         return Linear(axes, shape, 2, INIT, self.dtype, name="out")(y_BTHK)
 
 
@@ -201,7 +205,8 @@ class CaiT(Model):
         return embedded(self.config, call.inputs, self.dtype) + position_embedding_1TD
 
     def output(self, x_BTD: jax.Array, embeddings: dict[str, jax.Array], call: Call) -> jax.Array:
-        c, dtype = self.config, self.dtype
+        c = self.config
+        dtype = self.dtype
         # The block is detached: only its init and apply are used.
         look = Block(replace(c, adapter=None), dtype, talking=False, parent=None)
         one = jnp.zeros((1, 1, c.embed), dtype)

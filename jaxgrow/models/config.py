@@ -74,10 +74,8 @@ class Cost(NamedTuple):
         """
         if not self.layers:
             return 2 * frozen * self.layer + self.first + self.embedding
-        held, reads = (
-            self.layers[:frozen] + self.between[:frozen],
-            self.between[frozen : frozen + 1],
-        )
+        held = self.layers[:frozen] + self.between[:frozen]
+        reads = self.between[frozen : frozen + 1]
         return 2 * sum(held) + sum(reads) + self.first + self.embedding
 
 
@@ -405,7 +403,8 @@ class Config:
     def resized(self, growth: Growth) -> Self:
         """Return the config of the grown model."""
         eps = self.eps * growth.eps if isinstance(growth, Rules) else self.eps
-        new, adapter = new_sizes(growth), self.adapter
+        new = new_sizes(growth)
+        adapter = self.adapter
         if adapter and BOTTLENECK in new:
             adapter = replace(adapter, size=new.pop(BOTTLENECK))
         return replace(self.with_sizes(new), eps=eps, adapter=adapter)

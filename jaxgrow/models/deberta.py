@@ -243,7 +243,8 @@ class DeBERTa(bert.BERT):
         }
 
     def stack(self, embeddings: dict[str, jax.Array], call: Call) -> Stack:
-        c, relative_PD = self.config, embeddings["relative_embedding"]
+        c = self.config
+        relative_PD = embeddings["relative_embedding"]
         # The block is detached: only its init and apply are used.
         block = Block(c, self.dtype, parent=None)
         one = jnp.zeros((1, 1, c.embed), self.dtype)

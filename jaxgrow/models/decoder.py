@@ -38,7 +38,8 @@ class Decoder(Model):
 
     def check(self, call: Call) -> None:
         super().check(call)
-        length, longest = last_tokens(call.inputs)[0].shape[1], self.config.longest
+        length = last_tokens(call.inputs)[0].shape[1]
+        longest = self.config.longest
         if length > longest:
             raise ValueError(
                 f"a sequence of {length} tokens is longer than the context of {longest}"

@@ -100,7 +100,8 @@ class Encoder(Model):
           ValueError: an input is unknown or cannot be combined with another one, or a sequence is
             too long.
         """
-        config, inputs = self.config, call.inputs
+        config = self.config
+        inputs = call.inputs
         known = config.inputs
         if not isinstance(inputs, Mapping):
             raise TypeError(
@@ -136,7 +137,8 @@ class Encoder(Model):
 
     def transformed(self, x_BTD: jax.Array, norm: nn.Module, bias: bool = True) -> jax.Array:
         """Return the first part of the head, ``norm(gelu(x W + b))``."""
-        axes, shape = ("embed" + READ, "embed"), (self.config.embed, self.config.embed)
+        axes = ("embed" + READ, "embed")
+        shape = (self.config.embed, self.config.embed)
         return norm(gelu(Linear(axes, shape, 1, INIT, x_BTD.dtype, bias, name="transform")(x_BTD)))
 
     def predicted(self, x_BTD: jax.Array, embedding_VD: jax.Array, call: Call) -> Any:

@@ -118,7 +118,8 @@ def generate(
     sampling = _sampling(temperature, top_k, top_p, min_p, repetition_penalty)
     if max_new < 1:
         raise ValueError(f"max_new is {max_new}, less than 1")
-    ends_E, key = _ends(config, end), jax.random.key(seed)
+    ends_E = _ends(config, end)
+    key = jax.random.key(seed)
     texts = [
         _Text(i, row, np.zeros(0, np.int32), min(max_new, config.length - len(row)))
         for i, row in enumerate(rows)
@@ -170,7 +171,8 @@ def _continued(
     room = _rounded(max(left_B))
     until = room if watch is None else WATCHED
     state = _generated(config, params, tokens_BP, lengths_B, drawing, np.int32(until), room=room)
-    watched_B, stopped_B = np.ones(len(texts), bool), np.zeros(len(texts), bool)
+    watched_B = np.ones(len(texts), bool)
+    stopped_B = np.zeros(len(texts), bool)
     while True:
         going_B, now = _so_far(texts, state, ends_E)
         if watch is not None:
@@ -226,7 +228,8 @@ def _continues(config: Config) -> None:
 
 def _checked(config: Config, i: int, prompt: Sequence[int] | np.ndarray) -> np.ndarray:
     """Return the tokens of a prompt as an array, after validation."""
-    vocab, tokens = config.sizes()["vocab"], np.asarray(prompt)
+    vocab = config.sizes()["vocab"]
+    tokens = np.asarray(prompt)
     if tokens.ndim != 1 or not len(tokens):
         raise ValueError(
             f"prompt {i} is {'empty' if tokens.size == 0 else 'not a sequence of tokens'}: give "
@@ -249,10 +252,8 @@ def _checked(config: Config, i: int, prompt: Sequence[int] | np.ndarray) -> np.n
 
 def _ends(config: Config, end: int | Sequence[int] | None) -> np.ndarray:
     """Return the tokens that end a text, int32 [E]; without any, -1, which is never sampled."""
-    vocab, ends = (
-        config.sizes()["vocab"],
-        np.atleast_1d(np.asarray([] if end is None else end, np.int64)),
-    )
+    vocab = config.sizes()["vocab"]
+    ends = np.atleast_1d(np.asarray([] if end is None else end, np.int64))
     wrong = ends[(ends < 0) | (ends >= vocab)]
     if len(wrong):
         raise ValueError(f"end is {wrong[0]}, but the model's tokens are 0 to {vocab - 1}")

@@ -68,7 +68,8 @@ class GPT2Config(TextConfig):
         Args:
           length: positions of a sample.
         """
-        width, head = self.heads * self.head_dim, head_cost(self, length)
+        width = self.heads * self.head_dim
+        head = head_cost(self, length)
         kernels = 2 * (4 * self.embed * width + 2 * self.embed * self.mlp)
         return Cost(
             kernels + 4 * mean_keys(length) * width, head, embedding=head if self.ties else 0
@@ -140,7 +141,8 @@ class GPT2(Decoder):
     def embed(self, embeddings: dict[str, jax.Array], call: Call) -> jax.Array:
         tokens_BT, _ = last_tokens(call.inputs)
         position_embedding_TD = embeddings["position_embedding"]
-        first, length = self.config.first_position, tokens_BT.shape[1]
+        first = self.config.first_position
+        length = tokens_BT.shape[1]
         x_BTD = jnp.take(embeddings["token_embedding"], tokens_BT, axis=0)
         if call.past is not None:
             return (x_BTD + position_embedding_TD[first + call.past.positions_BT(length)]).astype(

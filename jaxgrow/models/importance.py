@@ -113,7 +113,8 @@ def angular(stream: jax.Array, count: int) -> jax.Array:
     # The distance of the directions is used, as in `influence`, because the arc cosine of a number
     # near one is imprecise.
     distance = _mean(2 / jnp.pi * jnp.arcsin(jnp.minimum(jnp.sqrt(_squared(stream, count)) / 2, 1)))
-    layer, begin = jnp.arange(layers)[:, None], jnp.arange(len(distance))[None]
+    layer = jnp.arange(layers)[:, None]
+    begin = jnp.arange(len(distance))[None]
     return jnp.where((begin <= layer) & (layer < begin + count), distance[None], jnp.inf).min(1)
 
 
@@ -175,7 +176,8 @@ class _Activations:
         """Call a method of a module, and keep its activations if it belongs to a block."""
         if context.method_name != "__call__":
             return call(*args, **kwargs)
-        module, applied = context.module, not context.module.path
+        module = context.module
+        applied = not context.module.path
         if applied and self.depth == 1:
             self.found = defaultdict(list)
         self.depth += applied

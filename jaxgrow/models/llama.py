@@ -348,7 +348,8 @@ class LlamaConfig(TextConfig):
         Args:
           length: positions of a sample.
         """
-        width, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        width = self.heads * self.head_dim
+        keys = self.kv_heads * self.head_dim
         head = head_cost(self, length)
         mlp = (3 if self.gated else 2) * self.mlp
         if self.experts:
@@ -419,7 +420,9 @@ def rotations(c: LlamaConfig, length: int, kind: str = "f") -> tuple[np.ndarray,
       kind: the kind of the layer, a letter of `KINDS`.
     """
     positions = KINDS[kind].positions
-    local, scale, theta = positions == "local" and c.local_theta > 0, 1.0, c.rope_theta
+    local = positions == "local" and c.local_theta > 0
+    scale = 1.0
+    theta = c.rope_theta
     if c.rope_by == "dynamic" and length > c.context:
         more = c.rope_factor * length / c.context - (c.rope_factor - 1)
         theta *= more ** (c.turned / (c.turned - 2))
@@ -427,10 +430,8 @@ def rotations(c: LlamaConfig, length: int, kind: str = "f") -> tuple[np.ndarray,
     if positions == "none":
         frequency = np.zeros_like(frequency)
     elif not local and c.rope_by == "longrope":
-        frequency, scale = (
-            frequency / np.array(c.rope_long if length > c.rope_context else c.rope_short),
-            c.rope_scale,
-        )
+        frequency = frequency / np.array(c.rope_long if length > c.rope_context else c.rope_short)
+        scale = c.rope_scale
     elif not local and c.rope_by != "dynamic":
         stay = {
             "llama3": _stay_by_turns,
@@ -464,10 +465,13 @@ def _stay_by_pairs(c: LlamaConfig, frequency: np.ndarray) -> np.ndarray:
             / (2 * math.log(c.rope_theta))
         )
 
-    first, last = pair(c.rope_high), pair(c.rope_low)
+    first = pair(c.rope_high)
+    last = pair(c.rope_low)
     if c.rope_truncated:
-        first, last = math.floor(first), math.ceil(last)
-    first, last = max(first, 0), min(last, c.turned - 1)
+        first = math.floor(first)
+        last = math.ceil(last)
+    first = max(first, 0)
+    last = min(last, c.turned - 1)
     steps = last - first or 0.001
     return 1 - np.clip((np.arange(len(frequency)) - first) / steps, 0, 1)
 
@@ -482,7 +486,8 @@ def rotated(x_BTHK, cos_BTI, sin_BTI):
       cos_BTI: cosine of the angles, with I = R/2.
       sin_BTI: sine of the angles.
     """
-    wide, turned = jnp.promote_types(x_BTHK.dtype, jnp.float32), 2 * cos_BTI.shape[-1]
+    wide = jnp.promote_types(x_BTHK.dtype, jnp.float32)
+    turned = 2 * cos_BTI.shape[-1]
     cos, sin = (a[:, :, None].astype(wide) for a in (cos_BTI, sin_BTI))
     a, b = jnp.split(x_BTHK[..., :turned].astype(wide), 2, -1)
     y = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x_BTHK.dtype)
@@ -535,14 +540,16 @@ class Attention(nn.Module):
         k_BTGK = self.turned(k_BTGK, reading, "key", "kv_heads", "head_dim" + READ)
         self.sow(*KEPT, (k_BTGK, v_BTGK))
         y_BTHK = self.attended(q_BTHK, k_BTGK, v_BTGK, reading)
-        axes, shape = ("heads" + READ, "head_dim" + READ, "embed"), (c.heads, c.head_dim, c.embed)
+        axes = ("heads" + READ, "head_dim" + READ, "embed")
+        shape = (c.heads, c.head_dim, c.embed)
         bias = c.bias or c.out_bias
         return Linear(axes, shape, 2, self.out_init, self.dtype, bias=bias, name="out")(y_BTHK)
 
     def projection(self, name: str, heads: int, *outputs: str) -> Linear:
         """Return the kernel from ``embed`` to ``heads`` heads with the axes ``outputs``."""
         c = self.config
-        axes, shape = ("embed" + READ, *outputs), (c.embed, heads, c.head_dim)
+        axes = ("embed" + READ, *outputs)
+        shape = (c.embed, heads, c.head_dim)
         return Linear(axes, shape, 1, self.kernel_init, self.dtype, bias=c.qkv_bias, name=name)
 
     def turned(self, y_BTHK, reading: Reading, name: str, *axes: str) -> jax.Array:
@@ -550,13 +557,15 @@ class Attention(nn.Module):
         c = self.config
         if c.query_norm != "none":
             *before, last = axes if c.query_norm == "all" else axes[1:]
-            eps, name = c.query_eps or c.eps, f"{name}_norm"
+            eps = c.query_eps or c.eps
+            name = f"{name}_norm"
             y_BTHK = RMSNorm(last, eps, self.dtype, tuple(before), name=name)(y_BTHK)
         return rotated(y_BTHK, *reading.rotation)
 
     def attended(self, q_BTHK, k_BTGK, v_BTGK, reading: Reading) -> jax.Array:
         """Return the weighted sum of the values for each query, [B, T, H, K]."""
-        c, sinks_H = self.config, None
+        c = self.config
+        sinks_H = None
         if c.sinks:
             sinks_H = self.param("sinks", named(self.kernel_init, "heads", role="bias"), (c.heads,))
         scale = c.score_dim**-0.5 if c.score_dim else None
@@ -578,7 +587,8 @@ def mlp(
     c: LlamaConfig, kernel_init: Initializer, out_init: Initializer, dtype: DTypeLike, name: str
 ) -> nn.Module:
     """Return the MLP of a layer, or the mixture of experts that replaces it."""
-    inits, activation = (kernel_init, out_init), ACTIVATIONS[c.activation]
+    inits = (kernel_init, out_init)
+    activation = ACTIVATIONS[c.activation]
     if c.experts:
         own = c.experts, c.active, c.gates_normed, c.balance
         more = c.capacity, c.z_loss, c.shared, c.clamp

@@ -48,7 +48,8 @@ def class_logits(
     Call it inside a compact module, which gets the kernel as ``name``.
     """
     dtype = jnp.promote_types(x.dtype, jnp.float32)
-    axes, shape = (axis + READ, "classes"), (x.shape[-1], classes)
+    axes = (axis + READ, "classes")
+    shape = (x.shape[-1], classes)
     return Linear(axes, shape, 1, kernel_init, dtype, bias, name=name)(x.astype(dtype))
 
 
@@ -206,7 +207,8 @@ def _in_one_pass(logits_BSV, chosen_BSV, targets_BS):
     maximum grows (Milakov and Gimelshein, 2018). This is faster on GPUs, where memory bandwidth is
     the limit. On a CPU, the additional exponentials would take longer.
     """
-    dtype, vocab = logits_BSV.dtype, logits_BSV.shape[-1]
+    dtype = logits_BSV.dtype
+    vocab = logits_BSV.shape[-1]
     positions_BSV = jax.lax.broadcasted_iota(jnp.int32, logits_BSV.shape, 2)
     least = jnp.asarray(jnp.finfo(dtype).min, dtype)
 
@@ -243,8 +245,12 @@ class _Needed(NamedTuple):
 @jax.named_scope("head")
 def _loss_forward(x_BTD, head_DV, bias_V, targets_BT, dtype, cap, positions):
     needed = _Needed(x_BTD.perturbed, head_DV.perturbed, bias_V.perturbed)
-    x_BTD, head_DV, bias_V, targets_BT = x_BTD.value, head_DV.value, bias_V.value, targets_BT.value
-    groups, wide = batch_parts(len(x_BTD)), jnp.promote_types(dtype, jnp.float32)
+    x_BTD = x_BTD.value
+    head_DV = head_DV.value
+    bias_V = bias_V.value
+    targets_BT = targets_BT.value
+    groups = batch_parts(len(x_BTD))
+    wide = jnp.promote_types(dtype, jnp.float32)
     cast_DV = gathered(head_DV.astype(dtype), ("embed", "vocab"))
 
     def piece(total, part):

@@ -33,7 +33,8 @@ from jaxgrow.sharding import (
     ungrouped,
 )
 
-EXPERTS, SHARED = "experts", "shared"
+EXPERTS = "experts"
+SHARED = "shared"
 # If the average expert gets fewer assignments than this, its rows form 2 blocks instead of 32.
 FEW = 128
 
@@ -111,7 +112,8 @@ class Experts(nn.Module):
         y_BTD = self._chosen(x_BTD)
         if not self.shared:
             return y_BTD
-        inits, axes = (self.kernel_init, self.out_init), ("embed", SHARED)
+        inits = (self.kernel_init, self.out_init)
+        axes = ("embed", SHARED)
         expert = MLP(
             self.embed,
             self.shared,
@@ -123,13 +125,15 @@ class Experts(nn.Module):
             False,
             name=SHARED,
         )
-        axes, shape = ("embed" + READ, "gates"), (self.embed, 1)
+        axes = ("embed" + READ, "gates")
+        shape = (self.embed, 1)
         gate = Linear(axes, shape, 1, self.kernel_init, self.dtype, bias=False, name="shared_gate")
         return y_BTD + jax.nn.sigmoid(gate(x_BTD)) * expert(x_BTD)
 
     def _chosen(self, x_BTD):
         """Return the weighted sum over the experts that the router chooses."""
-        wide, x_GND = jnp.promote_types(self.dtype, jnp.float32), grouped(x_BTD)
+        wide = jnp.promote_types(self.dtype, jnp.float32)
+        x_GND = grouped(x_BTD)
         x_ND = x_GND.reshape(-1, self.embed)
         sizes = {EXPERTS: self.experts, "embed": self.embed, "mlp": self.mlp}
 
@@ -205,7 +209,8 @@ class _Kernel(nn.Module):
     def __call__(self) -> dict[str, jax.Array]:
         w = {"kernel": self.param("kernel", named(self.kernel_init, *self.axes), self.shape)}
         if self.biased:
-            axes, shape = (*self.axes[:-2], self.axes[-1]), (*self.shape[:-2], self.shape[-1])
+            axes = (*self.axes[:-2], self.axes[-1])
+            shape = (*self.shape[:-2], self.shape[-1])
             w["bias"] = self.param("bias", named(nn.initializers.zeros, *axes, role="bias"), shape)
         w |= {
             name: self.get_variable("params", name)
@@ -341,7 +346,8 @@ def _mixed(
     gates_NX, chosen_NX = jax.lax.top_k(probs_NE, routing.active)
     if routing.normed:
         gates_NX = gates_NX / gates_NX.sum(-1, keepdims=True)
-    experts, chosen_A = probs_NE.shape[1], chosen_NX.reshape(-1)
+    experts = probs_NE.shape[1]
+    chosen_A = chosen_NX.reshape(-1)
     counts_E = (chosen_A[:, None] == jnp.arange(experts)[None]).sum(0, dtype=jnp.int32)
     order_A = jnp.argsort(chosen_A, stable=True)
     if routing.capacity:
@@ -357,7 +363,8 @@ def _mixed(
     )
 
     def product(x, name):
-        y_RO, bias_EO = _product(x, kernels[name], grouped), kernels[name].get("bias")
+        y_RO = _product(x, kernels[name], grouped)
+        bias_EO = kernels[name].get("bias")
         if bias_EO is None:
             return y_RO
         # Add to each row the bias of its expert.

@@ -164,7 +164,8 @@ class SelfAttention(nn.Module):
         if asking_BTD is None:
             q_BTHK, k_BTHK, v_BTHK = projected((query, key, value), x_BTD)
         else:
-            q_BTHK, (k_BTHK, v_BTHK) = query(asking_BTD), projected((key, value), x_BTD)
+            q_BTHK = query(asking_BTD)
+            (k_BTHK, v_BTHK) = projected((key, value), x_BTD)
         self.sow(*KEPT, (k_BTHK, v_BTHK))
         if past is None:
             y_BTHK = attention(
@@ -225,13 +226,15 @@ class MLP(nn.Module):
         (outer, inner), embed, mlp = self.axes, self.embed, self.mlp
 
         def inwards(name):
-            axes, shape = (outer + READ, inner), (embed, mlp)
+            axes = (outer + READ, inner)
+            shape = (embed, mlp)
             return Linear(axes, shape, 1, self.kernel_init, self.dtype, self.bias, name=name)
 
         h_BTF = activated(
             self.activation, x_BTD, inwards("up"), inwards("gate") if self.gated else None
         )
-        axes, shape = (inner + READ, outer), (mlp, embed)
+        axes = (inner + READ, outer)
+        shape = (mlp, embed)
         return Linear(axes, shape, 1, self.out_init, self.dtype, self.bias, name="down")(h_BTF)
 
 

@@ -75,7 +75,8 @@ class RMSNorm(nn.Module):
     @nn.compact
     def __call__(self, x):
         over = tuple(range(-1 - len(self.before), 0))
-        names, shape = (*self.before, self.axis), x.shape[over[0] :]
+        names = (*self.before, self.axis)
+        shape = x.shape[over[0] :]
         scale = self.param("scale", named(nn.initializers.ones, *names, role="norm scale"), shape)
         if platform() == "gpu" and not self.before:
             return normed(x, scale, None, self.eps, self.dtype, False)

@@ -104,7 +104,9 @@ def embedded(
     Raises:
       ValueError: the images have a wrong shape or contain integers.
     """
-    side, size, channels = config.image, config.patch, config.channels
+    side = config.image
+    size = config.patch
+    channels = config.channels
     if images.shape[1:] != (side, side, channels) or not jnp.issubdtype(images.dtype, jnp.floating):
         raise ValueError(
             f"the model takes normalised images of floats [batch, {side}, {side}, {channels}], "
@@ -113,10 +115,8 @@ def embedded(
     patches_BTPPC = rearrange(
         images.astype(dtype), "b (h p) (w q) c -> b (h w) p q c", p=size, q=size
     )
-    axes, shape = (
-        (*(name + READ for name in _AXES), axis + BELOW),
-        (size, size, channels, config.sizes()[axis]),
-    )
+    axes = (*(name + READ for name in _AXES), axis + BELOW)
+    shape = (size, size, channels, config.sizes()[axis])
     return Linear(axes, shape, 3, INIT, dtype, bias, name="patch_embedding")(patches_BTPPC)
 
 

@@ -220,7 +220,8 @@ def _selected(stacked: Any, keep_mask: KeepMask) -> tuple[Any, Any, Any]:
       ``(parameters, scales, runs)`` of the blocks. ``runs`` is bool [layers] and marks the blocks
       that run; None: all returned blocks run.
     """
-    layers, scale = keep_mask.layers, keep_mask.scale
+    layers = keep_mask.layers
+    scale = keep_mask.scale
     if layers is None:
         return stacked, scale, None
     layers = unbatched(layers)

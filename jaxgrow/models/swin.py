@@ -181,9 +181,11 @@ class SwinConfig(PatchConfig):
         Args:
           length: positions of a sample.
         """
-        layers, between = [], []
+        layers = []
+        between = []
         for s, grid in enumerate(self.grids):
-            embed, width = self.embed[s], self.heads[s] * self.head_dim
+            embed = self.embed[s]
+            width = self.heads[s] * self.head_dim
             attention = grid.padded**2 * (8 * embed * width + 4 * grid.window**2 * width)
             layer = (attention + grid.side**2 * 4 * embed * self.mlp[s]) / length
             merging = (
@@ -280,11 +282,16 @@ class Attention(nn.Module):
 
     @nn.compact
     def __call__(self, x_BGTD, shifted):
-        c, s, wide = self.config, f".{self.stage}", jnp.promote_types(self.dtype, jnp.float32)
-        embed, heads, grid = c.embed[self.stage], c.heads[self.stage], c.grids[self.stage]
+        c = self.config
+        s = f".{self.stage}"
+        wide = jnp.promote_types(self.dtype, jnp.float32)
+        embed = c.embed[self.stage]
+        heads = c.heads[self.stage]
+        grid = c.grids[self.stage]
 
         def project(name, *outputs, bias=True):
-            axes, shape = ("embed" + s + READ, "heads" + s, *outputs), (embed, heads, c.head_dim)
+            axes = ("embed" + s + READ, "heads" + s, *outputs)
+            shape = (embed, heads, c.head_dim)
             return Linear(axes, shape, 1, INIT, self.dtype, bias, name=name)(x_BGTD)
 
         q_BGTHK = _unit(project("query", "head_dim"))
@@ -307,15 +314,14 @@ class Attention(nn.Module):
         weights_BGHTT = jax.nn.softmax(scores_BGHTT).astype(self.dtype)
         y_BGTHK = jnp.einsum("bghts,bgshk->bgthk", weights_BGHTT, v_BGTHK)
 
-        axes, shape = (
-            ("heads" + s + READ, "head_dim" + READ, "embed" + s),
-            (heads, c.head_dim, embed),
-        )
+        axes = ("heads" + s + READ, "head_dim" + READ, "embed" + s)
+        shape = (heads, c.head_dim, embed)
         return Linear(axes, shape, 2, INIT, self.dtype, name="out")(y_BGTHK)
 
     def biases(self, grid: Grid, heads: int, s: str):
         """Return the biases of the scores, [H, T, T], in float32 or better."""
-        wide, units = jnp.promote_types(self.dtype, jnp.float32), self.config.position_mlp
+        wide = jnp.promote_types(self.dtype, jnp.float32)
+        units = self.config.position_mlp
         table_N2, between_TT = coordinates(grid)
         up = Linear(
             ("coordinates" + READ, "position_mlp"), (2, units), 1, INIT, wide, name="position_up"
@@ -359,7 +365,9 @@ class Block(nn.Module):
           shifted: whether the windows are shifted, bool.
           scale: factor of each sublayer's output (`jaxgrow.layerdrop.KeepMask`); None: 1.
         """
-        c, s, grid = self.config, f".{self.stage}", self.config.grids[self.stage]
+        c = self.config
+        s = f".{self.stage}"
+        grid = self.config.grids[self.stage]
         norm = partial(LayerNorm, "embed" + s, c.eps, self.dtype, nn.initializers.zeros)
         attention = Attention(c, self.stage, self.dtype, name="attention")
         # Patches are normalised in the layout of windows: in another layout, XLA may sum in another
@@ -409,7 +417,8 @@ class Swin(Model):
         c = self.config
         # The block is detached: only its init and apply are used.
         block = Block(c, s, self.dtype, parent=None)
-        side, layers = c.grids[s].side, c.layers[s]
+        side = c.grids[s].side
+        layers = c.layers[s]
         one = jnp.zeros((1, side, side, c.embed[s]), self.dtype)
         blocks = stacked(self, f"blocks{s}", block, layers, one, False, axis=f"layers.{s}")
 
@@ -426,7 +435,8 @@ class Swin(Model):
 
     def run(self, stack: Any, x_BTD: jax.Array, call: Call, **options: Any) -> tuple[Any, Any]:
         """Run the stages, with a merging before each of them except the first."""
-        begin, seen = 0, []
+        begin = 0
+        seen = []
         for s, stage in enumerate(stack):
             layers = self.config.layers[s]
             if s:
@@ -461,8 +471,10 @@ class _Merge(nn.Module):
 
     @nn.compact
     def __call__(self, x_BYXD):
-        c, s = self.config, self.stage
-        inputs, outputs = f"embed.{s - 1}", f"embed.{s}" + BELOW
+        c = self.config
+        s = self.stage
+        inputs = f"embed.{s - 1}"
+        outputs = f"embed.{s}" + BELOW
         x = rearrange(x_BYXD, "b (y p) (x q) d -> b y x p q d", p=_MERGED, q=_MERGED)
         axes = ("merged_rows" + READ, "merged_columns" + READ, inputs + READ, outputs)
         shape = (_MERGED, _MERGED, c.embed[s - 1], c.embed[s])

@@ -133,7 +133,8 @@ def redrawn(params: Params, axes: Axes, part: float = 0.5, seed: int = 0) -> Par
         plain = [axis(n) for n in names]
         if not {_EXPERTS, "mlp"} <= set(plain):
             return x
-        mlp, lead = plain.index("mlp"), plain.index(_EXPERTS) + 1
+        mlp = plain.index("mlp")
+        lead = plain.index(_EXPERTS) + 1
         units = x.shape[mlp]
         # The key depends on the path of the parent module, which all kernels of an expert share.
         order = (

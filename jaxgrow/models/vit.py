@@ -134,7 +134,8 @@ class ViTConfig(PatchConfig):
         Args:
           length: positions of a sample, T.
         """
-        width, mlp = self.heads * self.head_dim, (3 if self.gated else 2) * self.mlp
+        width = self.heads * self.head_dim
+        mlp = (3 if self.gated else 2) * self.mlp
         layer = 2 * self.embed * (4 * width + mlp) + 4 * length * width
         patches = self.patches * 2 * self.patch**2 * self.channels * self.embed / length
         count = 2 if self.distillation == "head" or self.mean_head else int(self.head == "classes")
@@ -213,7 +214,8 @@ def pooled(c: ViTConfig, x_BTD: jax.Array) -> jax.Array:
     """
     if c.pooler == "attention":
         return AttentionPooler(c, x_BTD.dtype, name="pooler")(x_BTD)
-    axes, shape = ("embed" + READ, "embed"), (c.embed, c.embed)
+    axes = ("embed" + READ, "embed")
+    shape = (c.embed, c.embed)
     return jnp.tanh(Linear(axes, shape, 1, INIT, x_BTD.dtype, name="pooler")(x_BTD[:, 0]))
 
 

@@ -290,7 +290,8 @@ def lidas(sizes: Sizes, target: Sizes) -> dict[str, CopyMap]:
 
     def copies(old: int, new: int) -> CopyMap:
         _at_most_twice("lidas", old, new)
-        middle, added = old // 2, new - old
+        middle = old // 2
+        added = new - old
         first = min(max(0, middle - added // 2), old - added)
         return select([*range(middle), *range(first, first + added), *range(middle, old)], old)
 
@@ -342,7 +343,8 @@ def solar(sizes: Sizes, target: Sizes, blend: int = 0) -> dict[str, AxisMap]:
                 f"reached with blend {blend} and any m. Choose another number of layers or another "
                 "blend"
             )
-        lower, upper = list(range(old - cut)), list(range(cut, old))
+        lower = list(range(old - cut))
+        upper = list(range(cut, old))
         once = old - cut - blend
         pairs = [(i, i) for i in lower[:once]]
         pairs += list(zip(lower[once:], upper[:blend], strict=True))

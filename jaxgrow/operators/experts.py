@@ -48,7 +48,8 @@ def upcycle(sizes: Sizes, target: Sizes) -> dict[str, CopyMap]:
     References:
       Komatsuzaki et al., `Sparse Upcycling <https://arxiv.org/abs/2212.05055>`_, ICLR 2023
     """
-    sizes, target = whole("upcycle", "sizes", sizes), whole("upcycle", "target", target)
+    sizes = whole("upcycle", "sizes", sizes)
+    target = whole("upcycle", "target", target)
     old, new = grown(
         "upcycle", ("experts",), sizes, {"experts": sizes.get("experts", 0), **target}
     )["experts"]
@@ -91,11 +92,10 @@ def virtual_groups(sizes: Sizes, target: Sizes) -> Rules:
       `Upcycling Large Language Models into Mixture of Experts <https://arxiv.org/abs/2410.07524>`_,
       2024
     """
-    sizes, target = (
-        whole("virtual_groups", "sizes", sizes),
-        whole("virtual_groups", "target", target),
-    )
-    experts, units = target.get("experts", 1), sizes.get("mlp")
+    sizes = whole("virtual_groups", "sizes", sizes)
+    target = whole("virtual_groups", "target", target)
+    experts = target.get("experts", 1)
+    units = sizes.get("mlp")
     if units is None or set(target) - {"experts", "mlp"} or sizes.get("experts") != 1:
         raise ValueError(
             "virtual_groups divides the single expert of a model with the axes experts and mlp, and cannot change other axes. "

@@ -158,7 +158,8 @@ def init(ligo: LiGO, axes: Axes, sizes: Sizes, target: Sizes, key: jax.Array) ->
         and sizes[HEADS] * grown_sizes[KV_HEADS] != grown_sizes[HEADS] * sizes[KV_HEADS]
     )
     out: Coefficients = {"depth": {}, "width": {}}
-    uses, kinds = _uses(axes, "out" if regrouped else "value"), _kinds(axes)
+    uses = _uses(axes, "out" if regrouped else "value")
+    kinds = _kinds(axes)
     for names, acting in uses.values():
         for along, name in acting:
             plain = along[0]
@@ -310,7 +311,8 @@ def _uses(axes: Axes, attention: str) -> dict[str, tuple[Names, Acting]]:
     readers: dict[str, str] = {}  # leaves that read the attention values, and their blocks
     values: set[str] = set()
     for leaf, names in _leaves(axes):
-        plain, out[leaf] = tuple(axis(n) for n in names), (names, [])
+        plain = tuple(axis(n) for n in names)
+        out[leaf] = (names, [])
         own = "" if layers_of(names) else leaf.partition("/")[0] + "/"
         for i, name in enumerate(plain):
             along = plain[i : i + 2]
@@ -318,7 +320,8 @@ def _uses(axes: Axes, attention: str) -> dict[str, tuple[Names, Acting]]:
                 out[leaf][1].append(((name,), modules[leaf]))
             elif _whole_heads(along):
                 if reads(names[i]):
-                    of, readers[leaf] = attention, own
+                    of = attention
+                    readers[leaf] = own
                 elif marked(names, VALUE):
                     of = "value"
                     values.add(own)
@@ -346,7 +349,9 @@ def _whole_heads(along: tuple[str, ...]) -> bool:
 def _map(
     matrices: Mapping[str, jax.Array], along: tuple[str, ...], sizes: Sizes
 ) -> AxisMap[jax.Array]:
-    write, read, joint = matrices["write"], matrices.get("read", matrices["write"]), None
+    write = matrices["write"]
+    read = matrices.get("read", matrices["write"])
+    joint = None
     if _whole_heads(along):
         dim = sizes["head_dim"]
         queries = sizes[along[0]] * dim // write.shape[1]  # query heads per head of the map

@@ -314,7 +314,8 @@ def _merged_keys(of: np.ndarray, new: int, keys: int) -> CopyMap:
 
 def _following(axis: str, sizes: Sizes, by_head: CopyMap) -> CopyMap:
     """The map of an axis whose units follow the heads."""
-    size, heads = sizes[axis], by_head.new
+    size = sizes[axis]
+    heads = by_head.new
     if size % heads == 0:
         return blocks(by_head, size // heads)
     found = sorted({int(n) for n in np.bincount(_of(by_head))})

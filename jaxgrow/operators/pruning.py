@@ -158,7 +158,8 @@ def prune(sizes: Sizes, target: Sizes, scores: Units, alternating: Collection[st
       Muralidharan et al., `Compact Language Models via Pruning and Knowledge Distillation
       <https://arxiv.org/abs/2407.14679>`_, NeurIPS 2024
     """
-    sizes, target = whole("prune", "sizes", sizes), whole("prune", "target", target)
+    sizes = whole("prune", "sizes", sizes)
+    target = whole("prune", "target", target)
     axes = of_kinds((LAYERS, *WIDTHS), sizes)
     wrong = unknown("prune() takes", (LAYERS, *WIDTHS), sizes, target)
     wrong += [
@@ -184,7 +185,8 @@ def prune(sizes: Sizes, target: Sizes, scores: Units, alternating: Collection[st
 
 def _heads(axis: str, sizes: Sizes, target: Sizes, scores: np.ndarray) -> dict[str, np.ndarray]:
     key_axis = beside(axis, KV_HEADS)
-    old, keys = sizes[axis], sizes.get(key_axis, sizes[axis])
+    old = sizes[axis]
+    keys = sizes.get(key_axis, sizes[axis])
     group = old // keys
     new_keys = target.get(key_axis, keys if key_axis in sizes else target.get(axis, keys))
     new = target.get(axis, new_keys * group)
@@ -262,7 +264,8 @@ def _reads_as_before(sizes: Sizes, units: Mapping[str, np.ndarray]) -> None:
     for key_axis in (axis for axis in sizes if kind(axis) == KV_HEADS):
         axis = beside(key_axis, HEADS)
         heads, keys = (units.get(a, np.arange(sizes[a])) for a in (axis, key_axis))
-        new, new_keys = heads.shape[-1], keys.shape[-1]
+        new = heads.shape[-1]
+        new_keys = keys.shape[-1]
         read = heads * sizes[key_axis] // sizes[axis]
         if new % new_keys or (read != np.repeat(keys, new // new_keys, axis=-1)).any():
             raise ValueError(

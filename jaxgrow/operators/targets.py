@@ -16,7 +16,8 @@ from jaxgrow.axes.size_error import SizeError
 Sizes: TypeAlias = Mapping[str, int]
 Choose: TypeAlias = Callable[[int, int], np.ndarray]
 
-HEADS, KV_HEADS = "heads", "kv_heads"
+HEADS = "heads"
+KV_HEADS = "kv_heads"
 WIDTHS = ("embed", HEADS, KV_HEADS, "mlp")  # the kinds of axes that operators widen
 _STACK = (
     "if each layer is a separate subtree, first stack the layers of the parameters and of the axes with "
@@ -62,7 +63,8 @@ def unknown(takes: str, kinds: Sequence[str], sizes: Sizes, asked: Iterable[str]
       >>> unknown("stack grows", ("layers",), {"layers": 2, "mlp": 8}, ["mlp"])
       ["axis 'mlp': stack grows layers"]
     """
-    axes, has = of_kinds(kinds, sizes), f"the model has no such axis, only {', '.join(sizes)}"
+    axes = of_kinds(kinds, sizes)
+    has = f"the model has no such axis, only {', '.join(sizes)}"
     takes = (
         f"{takes} {', '.join(axes)}"
         if axes
@@ -151,7 +153,8 @@ def grown(
       >>> grown("stack", ("layers",), {"layers": 2}, {"layers": 4})
       {'layers': (2, 4)}
     """
-    sizes, target = whole(operator, "sizes", sizes), whole(operator, "target", target)
+    sizes = whole(operator, "sizes", sizes)
+    target = whole(operator, "target", target)
     wrong = unknown(f"{operator} grows", kinds, sizes, target)
     wrong += [
         f"axis {a!r}: {operator} cannot reduce the size from {sizes[a]} to {new}. Use coalesce or prune to make a model smaller"

@@ -80,7 +80,8 @@ def zero_pad(sizes: Sizes, target: Sizes) -> dict[str, CopyMap]:
     index = sources("zero_pad", sizes, grown("zero_pad", WIDTHS, sizes, target), _top)
     growth: dict[str, CopyMap] = {}
     for axis, of in index.items():
-        rows, old = select(of, sizes[axis]).write, first(of)
+        rows = select(of, sizes[axis]).write
+        old = first(of)
         written = old
         if axis == KV_HEADS:
             heads = first(index[HEADS]) if HEADS in index else np.ones(sizes[HEADS], bool)
@@ -358,13 +359,15 @@ def lemon(
     found = grown("lemon", WIDTHS, sizes, target)
     growth: dict[str, AxisMap] = {}
     for axis, index in sources("lemon", sizes, found).items():
-        old, stream = sizes[axis], beside(axis, "embed")
+        old = sizes[axis]
+        stream = beside(axis, "embed")
         noise = 1 / (
             target.get(stream, sizes[stream]) ** 0.5 * sizes[layers_beside("lemon", axis, sizes)]
         )
         if axis == stream:
             index = index[: len(index) // old * old]
-        copies, own = np.bincount(index, minlength=old), first(index)
+        copies = np.bincount(index, minlength=old)
+        own = first(index)
         share = 1 / copies[index] + noise * rng.normal(size=len(index)) * ~own
         share[own] += (1 - np.bincount(index, share))[index[own]]
         write = select(index, old).write
@@ -395,7 +398,8 @@ def lemon(
 
 def _ragged(axis: str, tiles: AxisMap, new: int, norm: str) -> tuple[AxisMap, Rule, Rule]:
     """The map of LEMON for a residual stream with remaining slots, and the rules for its norms."""
-    old, spare = tiles.old, np.zeros((new % tiles.old, tiles.old))
+    old = tiles.old
+    spare = np.zeros((new % tiles.old, tiles.old))
     write, read = (np.concatenate([dense(m), spare]) for m in (tiles.write, tiles.read))
 
     def norms(factor: float) -> tuple[Maps, ...]:
@@ -511,7 +515,8 @@ def average(sizes: Sizes, target: Sizes, seed: int = 0, noise: float = 0.03) -> 
 def _averaged(index: np.ndarray, old: int, group: int, rng: np.random.Generator) -> AxisMap:
     """``[I; C]``: the old units, and means of units at the same position within their groups."""
     count = min(MEANS, old // group)
-    of, weight = np.repeat(index[:, None], count, 1), np.zeros((len(index), count))
+    of = np.repeat(index[:, None], count, 1)
+    weight = np.zeros((len(index), count))
     weight[:, 0] = 1
     for i in np.flatnonzero(~first(index)):
         of[i] = np.sort(rng.choice(old // group, count, replace=False)) * group + index[i] % group

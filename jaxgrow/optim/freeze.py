@@ -165,7 +165,8 @@ def hold(
       >>> hold(before, after, [True, False], before, axes)["w"].tolist()
       [[0.0], [1.0]]
     """
-    matched, first = _matched(axes, paths), _below(axes) if below else {}
+    matched = _matched(axes, paths)
+    first = _below(axes) if below else {}
     names = by_path(axes, is_leaf=is_names)
     shapes = {leaf: jnp.shape(x) for leaf, x in by_path(params).items()}
     parts = stages({name: shapes[p][0] for p in shapes if (name := layers_of(names[p]))})
@@ -175,7 +176,8 @@ def hold(
         mine = name if name in shapes else owner(name, shapes)
         if mine is None or jnp.shape(new) != shapes[mine]:
             return new
-        stacked, begin = layers_of(names[mine]), _start(parts, first.get(mine, ""))
+        stacked = layers_of(names[mine])
+        begin = _start(parts, first.get(mine, ""))
         if matched[mine] or (mine in first and not begin):
             return old
         if stacked:

@@ -215,7 +215,10 @@ def growth(of: Growth, config: Config) -> Rules:
       >>> maps.new_sizes(own)
       {'layers': 24}
     """
-    axes, rules, old, new = axes_of(config), [], config.sizes(), maps.new_sizes(of)
+    axes = axes_of(config)
+    rules = []
+    old = config.sizes()
+    new = maps.new_sizes(of)
     for key_path, names in jax.tree_util.tree_leaves_with_path(axes, is_leaf=is_names):
         leaf = path(key_path)
         own = [

@@ -228,7 +228,8 @@ def growth(of: Growth, lora: LoRA, axes: Axes) -> Rules:
     """
     found = {}
     for module, names in kernels(lora, axes).items():
-        leaf, kernel = f"{module}/kernel", cut(names)
+        leaf = f"{module}/kernel"
+        kernel = cut(names)
         found[module] = [
             part
             for term in maps.terms(of, leaf, names) or ({},)
@@ -324,11 +325,9 @@ def _pairs(
     """Iterate over ``(module, (a, b))`` of a LoRA, and check that the shapes fit the kernels."""
     leaves = _flat(adapter)
     for module in dict.fromkeys(path.rpartition("/")[0] for path in leaves):
-        a, b, kernel = (
-            leaves.get(f"{module}/a"),
-            leaves.get(f"{module}/b"),
-            params.get(f"{module}/kernel"),
-        )
+        a = leaves.get(f"{module}/a")
+        b = leaves.get(f"{module}/b")
+        kernel = params.get(f"{module}/kernel")
         shapes = [None if x is None else np.shape(x) for x in (a, b, kernel)]
         if not _fit(*shapes, rank=lora.rank):
             raise ValueError(
@@ -357,7 +356,8 @@ def _parts(term: Term, leaf: str, kernel: Kernel) -> Iterator[tuple[Term, Term]]
     a: dict[tuple[str, ...], AxisMap] = {}
     b: dict[tuple[str, ...], AxisMap] = {}
     over: list[list[tuple[Term, Term]]] = []
-    first, last = len(kernel.stacked), len(kernel.stacked + kernel.read)
+    first = len(kernel.stacked)
+    last = len(kernel.stacked + kernel.read)
     for m, begin, end in parts(term, kernel.names):
         key = tuple(map(axis, kernel.names[begin:end]))
         if m is None:
@@ -388,13 +388,16 @@ def _one_each(m: AxisMap) -> Iterator[tuple[AxisMap, AxisMap]]:
     In each pair, the first map copies units of ``a``, and the second map multiplies units of ``b``
     by the weights of the term.
     """
-    write, read = _rows(m.write), _rows(m.read)
+    write = _rows(m.write)
+    read = _rows(m.read)
     # If the write map and the read map have different sources, the gradient cannot be divided among
     # the parts.
     same_sources = np.array_equal(write.index, read.index)
     for j in range(write.index.shape[1]):
-        index, weight = write.index[:, j : j + 1], write.weight[:, j : j + 1]
-        copied, weighed = Rows(index, np.ones(weight.shape), m.old), Rows(index, weight, m.old)
+        index = write.index[:, j : j + 1]
+        weight = write.weight[:, j : j + 1]
+        copied = Rows(index, np.ones(weight.shape), m.old)
+        weighed = Rows(index, weight, m.old)
         back = Rows(index, read.weight[:, j : j + 1], m.old) if same_sources else weighed
         yield AxisMap(copied, back), AxisMap(weighed, back)
 

@@ -28,7 +28,9 @@ COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#5
 # Colours on which black text is readable.
 LIGHT = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#F0E442")
 # The width of a page in inches, dots per inch, and the smallest text in points.
-WIDTH, DPI, SMALL = 8.5, 200, 8
+WIDTH = 8.5
+DPI = 200
+SMALL = 8
 GREY = "#666666"
 # The minimum number of seeds for a band. For two seeds, the 95 % interval (Student's t) is about 13
 # times as wide as the difference between them.
@@ -39,7 +41,9 @@ COUNTED: dict[Unit, str] = {
     "seconds": "seconds, all phases counted, with compilation, without validation",
 }
 LETTERS = 115  # characters of the smallest text that fit into a line of a page
-LINE, BAR = 0.16, 0.75  # inches: a line of the smallest text; the largest bar of a timeline
+# inches: a line of the smallest text; the largest bar of a timeline
+LINE = 0.16
+BAR = 0.75
 BROAD: dict[str, Any] = {"linewidth": 4.0, "alpha": 0.35}  # the line of the baseline
 _OTHER = 0.4  # the opacity of all seeds except the first
 
@@ -77,7 +81,8 @@ def _curves(axes: "Axes", runs: Sequence[Run], unit: Unit, look: dict[str, Any])
         style: dict[str, Any] = look if own else look | {"linestyle": ":"}
         axes.plot(curve.cost, curve.loss, **style)
         if len(runs) >= FEW:
-            low, high = curve.loss - curve.half, curve.loss + curve.half
+            low = curve.loss - curve.half
+            high = curve.loss + curve.half
             axes.fill_between(curve.cost, low, high, color=look["color"], alpha=0.15, linewidth=0)
     axes.lines[-1].set_label(runs[0].name)
     ends = [[r.cost(unit) for r in runs], [r.loss for r in runs]]
@@ -270,9 +275,11 @@ class _Bar(NamedTuple):
 def _bars(
     phases: Sequence[Mapping[str, Any]], whole: float, largest: int, end: float
 ) -> list[_Bar]:
-    found, x = [], 0.0
+    found = []
+    x = 0.0
     for p in phases:
-        width, model = p["flops"] / whole, p["phase"].removeprefix("train ")
+        width = p["flops"] / whole
+        model = p["phase"].removeprefix("train ")
         texts = [f"{model}, {_amount(p['parameters'])}\n{width:.0%}", f"{model}\n{width:.0%}"]
         inside = next(
             (t for t in texts if len(max(t.split("\n"), key=len)) < LETTERS * width / end), ""

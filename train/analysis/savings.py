@@ -29,7 +29,8 @@ def _saved_at_baseline(pairs: Sequence[tuple[Run, Run]]) -> dict[str, Any]:
         for given, suffix in ((False, ""), (True, "_given")):
             saved: list[float | None] = []
             for r, b in pairs:
-                own, whole = r.cost_to(b.loss, unit), b.cost_to(b.loss, unit)
+                own = r.cost_to(b.loss, unit)
+                whole = b.cost_to(b.loss, unit)
                 assert whole is not None  # a run ends at its own loss
                 spent = None if own is None else own - given * r.source(unit)
                 saved.append(None if spent is None else 1 - spent / whole)
@@ -131,7 +132,8 @@ class Comparison:
         against log FLOPs between the two largest budgets.
         """
         losses = [r.loss for r in self.runs[0]]
-        deviation, budget = stdev(losses) if len(losses) > 1 else None, None
+        deviation = stdev(losses) if len(losses) > 1 else None
+        budget = None
         points = sorted(
             (math.log(mean(r.cost("flops") for r in rs)), mean(r.loss for r in rs))
             for rs in self.scratch
@@ -143,7 +145,9 @@ class Comparison:
 
     def doubts(self) -> list[str]:
         """The caveats of the savings, one sentence each."""
-        first, seeds, noise = self.runs[0][0], len(self.runs[0]), self.noise()
+        first = self.runs[0][0]
+        seeds = len(self.runs[0])
+        noise = self.noise()
         doubts = [
             f"{name} diverged with seed {', '.join(map(str, seeds))}, so no saving is given for it."
             for name, seeds in self.diverged.items()
@@ -291,7 +295,8 @@ def _saved(row: dict[str, Any]) -> str:
         return "has no known saving, because --frontier was not given."
     if None in saved:
         return "saved nothing: it ended above every run from scratch."
-    value, half = mean(saved), row["saved_frontier_interval"]
+    value = mean(saved)
+    half = row["saved_frontier_interval"]
     interval = "" if half is None else f" ± {100 * half:.1f}"
     seeds = "one seed" if len(saved) == 1 else f"{len(saved)} seeds"
     amount = f"{'more than ' * any(row['below_frontier'])}{100 * abs(value):.1f} %{interval}"

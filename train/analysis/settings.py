@@ -30,7 +30,8 @@ def edges(best: dict[str, str], swept: dict[str, list[str]]) -> list[str]:
     warnings = []
     for name, texts in swept.items():
         try:
-            values, value = [float(t) for t in texts], float(best[name])
+            values = [float(t) for t in texts]
+            value = float(best[name])
         except ValueError:
             continue  # only numbers have edges
         if len(values) > 1 and value in (min(values), max(values)):
@@ -46,7 +47,8 @@ def table(tried: list[Tried], swept: dict[str, list[str]]) -> str:
 
     Settings that successive halving tried with fewer steps come last.
     """
-    body, halving = [], any(t.fraction for t in tried)
+    body = []
+    halving = any(t.fraction for t in tried)
     for i, t in enumerate(tried):
         known = [r for r in t.runs if r is not None]
         cost = [

@@ -89,7 +89,8 @@ def _kinds(
     """
     if phase.begin == phase.end:
         return
-    begin, last = phase.begin, phase.end - 1
+    begin = phase.begin
+    last = phase.end - 1
     evenly = np.linspace(begin, last, LOOKED_AT).astype(int)
     looked = np.unique([*evenly, *range(begin, min(begin + LOOKED_AT, phase.end))])
     kinds: dict[Any, list[tuple[int, StepPlan]]] = {}
@@ -130,14 +131,19 @@ class Rehearsal:
     def __init__(
         self, experiment: Experiment, machine: Machine, say: Callable[[str], None] = lambda _: None
     ):
-        self.experiment, self.machine, self.say = experiment, machine, say
-        self.tx, self.seed = experiment.tx, experiment.seed
+        self.experiment = experiment
+        self.machine = machine
+        self.say = say
+        self.tx = experiment.tx
+        self.seed = experiment.seed
         try:
             self.mesh = experiment.mesh.over(list(machine.devices))
         except ValueError as error:
             raise UserError(f"{machine.name}: {error}") from error
-        self.ledger, self.models = Ledger(), {}
-        self.validation, self.best = {"val_loss": 0.0, "val_accuracy": 0.0}, {}
+        self.ledger = Ledger()
+        self.models = {}
+        self.validation = {"val_loss": 0.0, "val_accuracy": 0.0}
+        self.best = {}
         self.programs: list[Program] = []
         self._phase: Phase = experiment.plan[0]
         self._judged: set[Config] = set()
@@ -195,7 +201,8 @@ class Rehearsal:
         model = self._placed(model)
         state = self._packed(model)
         for steps, same in _kinds(phase, plans):
-            most, what = same[0], _named(same, phase.config.depth)
+            most = same[0]
+            what = _named(same, phase.config.depth)
             cost = float(np.mean([plan.flops for plan in same]))
             arguments = (state, batch, self._placed(most.inputs))
             tokens = e.batch * phase.length
@@ -297,7 +304,8 @@ class Rehearsal:
         if models is None:
             nodes = jax.tree.leaves(arguments, is_leaf=lambda x: isinstance(x, Model))
             models = [x for x in nodes if isinstance(x, Model)]
-        use, work = _use(models, memory), _work(text, self.machine)
+        use = _use(models, memory)
+        work = _work(text, self.machine)
         self.programs.append(Program(self._phase.label, what, steps, tokens, cost, **use, **work))
         made = lowered.out_info
         made = made[0] if isinstance(made, tuple) else made

@@ -179,7 +179,8 @@ def _warn_of_narrow_sums(chosen: Experiment, why: str, say: Callable[[str], None
 
 def choices(experiment: Experiment) -> Iterator[tuple[str, Experiment]]:
     """Yield ``(settings, experiment with them)`` for the "auto" settings, the fastest first."""
-    model, mesh = experiment.model, experiment.mesh
+    model = experiment.model
+    mesh = experiment.mesh
     automatic = model.remat == "auto"
     deep = model.depth > UNROLLED_LAYERS
     tried = [choice for choice in CHOICES if choice[1] or not deep]

@@ -117,13 +117,15 @@ def kernels(text: str) -> tuple[str, ...]:
 
 
 def computations(text: str) -> Iterator[tuple[str, list[str]]]:
-    name, body = "", []
+    name = ""
+    body = []
     for line in text.splitlines():
         head = None if line.startswith(" ") else _HEAD.match(line)
         if head:
             if name:
                 yield name, body
-            name, body = ("ENTRY" if head[1] else head[2]), []
+            name = "ENTRY" if head[1] else head[2]
+            body = []
         else:
             body.append(line)
     yield name, body

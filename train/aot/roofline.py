@@ -132,7 +132,8 @@ def kernels(text: str) -> list[Kernel]:
         for i in program.lines:
             if not _free(i):
                 flops, narrow = _products(i, program, programs)
-                moved, beside = _moved(i, program, programs), i.kind.endswith("-start")
+                moved = _moved(i, program, programs)
+                beside = i.kind.endswith("-start")
                 path = _path(i, programs)
                 out.append(Kernel(path, flops, moved, narrow, times[name], beside))
     return out
@@ -246,7 +247,8 @@ def _convolution(i: Instruction, where: _Computation) -> float:
     Dimensions of a batch are then spatial dimensions with padding, and only the positions of the
     window that are inside of the operand count. The unit rounds float32 operands to 16 bits.
     """
-    labels, window = _CONVOLVED.search(i.text), _WINDOW.search(i.text)
+    labels = _CONVOLVED.search(i.text)
+    window = _WINDOW.search(i.text)
     operands = [where.by_name.get(name) for name in i.operands[:2]]
     if labels is None or None in operands:
         return 0.0

@@ -53,7 +53,8 @@ def _one_each(arguments: Iterable[str]) -> Iterator[str]:
 
     ``nargs="+"`` is not used, because it would also take a config that follows.
     """
-    setting, before = False, None
+    setting = False
+    before = None
     for argument in arguments:
         if setting and before != "--set" and _SETTING.match(argument):
             yield "--set"

@@ -94,7 +94,9 @@ class FineTuning:
         Raises:
           UserError: the model does not exist, or it cannot learn the task.
         """
-        config, data, length = config_of(folder), self.data, None
+        config = config_of(folder)
+        data = self.data
+        length = None
         check_reads(config, data)
         if isinstance(data, Labelled):
             length = min(data.length, config.length)
@@ -107,10 +109,8 @@ class FineTuning:
         new = model != config or not keeps(learned(folder), task.of_head, task.head)
         each = len(task.train) / self.batch
         steps = max(1, round(self.epochs * each))
-        adapter, saved = (
-            self.lora or self.adapter,
-            tuple(str(Path(f).expanduser().resolve()) for f in self.saved),
-        )
+        adapter = self.lora or self.adapter
+        saved = tuple(str(Path(f).expanduser().resolve()) for f in self.saved)
         if saved:
             adapter, _ = loaded(saved, config)
         own: Any = {"dropout": self.dropout, "best": self._best(task)}

@@ -36,7 +36,8 @@ T = TypeVar("T")
 Logger: TypeAlias = Literal["wandb", "mlflow"]
 
 # Larger sizes are probably typing errors, and building a plan for them would take minutes.
-LARGEST, LARGEST_SIZE = {"layers": 2**14}, 2**24
+LARGEST = {"layers": 2**14}
+LARGEST_SIZE = 2**24
 
 # Names of fields, as in `as_json`, that change the execution and the output of a run, but not its
 # result.

@@ -159,7 +159,8 @@ def settings(node: Any, name: str = "", unset: bool = False) -> Iterator[Setting
     for f in dataclasses.fields(node):
         if "named" in f.metadata:
             continue
-        value, made = getattr(node, f.name), f.default_factory
+        value = getattr(node, f.name)
+        made = f.default_factory
         yield Setting(
             name + f.name,
             value,
@@ -221,7 +222,8 @@ def _set(node: Any, path: list[str], text: str, name: str) -> Any:
         inner = _made(hint)
     value = _set(inner, rest, text, name) if rest else _parse(text, hint, name)
     if item:
-        head, value = item.field, item.replaced(node, value)
+        head = item.field
+        value = item.replaced(node, value)
     node = copy.copy(node)
     object.__setattr__(node, head, value)  # frozen; validated after all overrides
     return node
@@ -308,7 +310,8 @@ def misfits(node: Any, name: str = "") -> list[str]:
         return []
     wrong = []
     for key, hint in hints(type(node)).items():
-        value, path = getattr(node, key), f"{name}.{key}".lstrip(".")
+        value = getattr(node, key)
+        path = f"{name}.{key}".lstrip(".")
         wrong += (
             misfits(value, path)
             if fits(value, hint)

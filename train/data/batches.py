@@ -59,7 +59,8 @@ class Windows:
     workers = 0
 
     def __init__(self, tokens: np.ndarray, length: int):
-        self.tokens, self.length = tokens, length
+        self.tokens = tokens
+        self.length = length
         self.what = f"windows of {length} tokens"
 
     def __len__(self) -> int:
@@ -118,7 +119,8 @@ def sources(data: Data | Images | Labelled, model: Config) -> tuple[Source, Sour
 
 
 def _pictures(data: Images, model: Config) -> tuple[Source, Source]:
-    split, sizes = images(data), model.integers()
+    split = images(data)
+    sizes = model.integers()
     fits = {
         "pixels a side": (split.shape[0], sizes["image"]),
         "channels": (split.shape[2], sizes["channels"]),
@@ -135,7 +137,8 @@ def _pictures(data: Images, model: Config) -> tuple[Source, Source]:
 
 
 def _texts(data: Data, model: Config) -> tuple[Source, Source]:
-    text, vocab = tokens(data), model.sizes()["vocab"]
+    text = tokens(data)
+    vocab = model.sizes()["vocab"]
     if text.vocab > vocab:
         raise UserError(
             f"the tokenizer has {text.vocab} tokens, but model.vocab is {vocab}; raise model.vocab to {text.vocab}"
@@ -187,8 +190,12 @@ class Stream(grain.DatasetIterator):
 
     def __init__(self, samples: grain.MapDataset, batch: int, rows: np.ndarray, workers: int = 0):
         super().__init__()
-        self._samples, self._batch, self._rows, self._workers = samples, batch, rows, workers
-        self._taken, self._ahead = 0, None
+        self._samples = samples
+        self._batch = batch
+        self._rows = rows
+        self._workers = workers
+        self._taken = 0
+        self._ahead = None
         self._end = lambda: None
 
     def __next__(self) -> Batch:
@@ -245,7 +252,9 @@ class _Part(grain.MapDataset):
 
     def __init__(self, parent: grain.MapDataset, mine: np.ndarray, of: int):
         super().__init__(parent)
-        self._whole, self._mine, self._of = parent, mine.tolist(), of
+        self._whole = parent
+        self._mine = mine.tolist()
+        self._of = of
 
     def __len__(self) -> int:
         return len(self._whole) // self._of * len(self._mine)

@@ -82,17 +82,20 @@ def text(path: str, valid_path: str | None, field: str) -> Corpus:
     Raises:
       UserError: there are no files, or they do not contain text.
     """
-    train, valid = _existing(path), None if valid_path is None else _existing(valid_path)
+    train = _existing(path)
+    valid = None if valid_path is None else _existing(valid_path)
     if found := splits(train):
         if "train" not in found:
             raise UserError(
                 f"{train} has no split 'train', only {', '.join(found)}; name the folder of one in data.path"
             )
         held = next((_existing(str(train / name)) for name in _VALIDATION if name in found), None)
-        train, valid = _existing(str(train / "train")), valid or held
+        train = _existing(str(train / "train"))
+        valid = valid or held
     parts = [train] if valid is None else [train, valid]
     key = [field, *(_key(_files(part.resolve())) for part in parts)]
-    counts, skipped = Counts(), defaultdict(list)
+    counts = Counts()
+    skipped = defaultdict(list)
     documents = [_documents(_files(part), field, counts) for part in parts]
     for part in parts:
         for file, why in _entries(part):

@@ -119,7 +119,10 @@ class Pictures:
     def __init__(
         self, kept: "_Kept", chosen: np.ndarray, augment: Augment | None, workers: int = 0
     ):
-        self.kept, self.chosen, self.augment, self.workers = kept, chosen, augment, workers
+        self.kept = kept
+        self.chosen = chosen
+        self.augment = augment
+        self.workers = workers
 
     def __len__(self) -> int:
         return len(self.chosen)
@@ -137,7 +140,8 @@ class Pictures:
             if self.augment.mixup or self.augment.cutmix
             else None
         )
-        size, classes = self.kept.size, len(self.kept.classes)
+        size = self.kept.size
+        classes = len(self.kept.classes)
         return pixels.sample(
             (image, label), other, self.augment, size, classes, rng, *self.kept.normal
         )
@@ -176,12 +180,14 @@ def images(data: Images) -> Split:
         ) from error
 
     train, valid = _stored(data)
-    train, valid = _as_asked(train, data), None if valid is None else _as_asked(valid, data)
+    train = _as_asked(train, data)
+    valid = None if valid is None else _as_asked(valid, data)
     if valid is None:
         mine, held = _held_out(len(train.store), data.valid_fraction)
         valid = train
     else:
-        mine, held = np.arange(len(train.store)), np.arange(len(valid.store))
+        mine = np.arange(len(train.store))
+        held = np.arange(len(valid.store))
     workers = cores() if data.workers is None else data.workers
     name = data.name if data.source == "tfds" else Path(data.path or data.source).name
     return Split(
@@ -239,7 +245,8 @@ def _as_asked(kept: _Kept, data: Images) -> _Kept:
     Raises:
       UserError: the normalisation has a different number of channels.
     """
-    channels, normal = data.channels or kept.channels, (data.mean, data.std) if data.mean else ()
+    channels = data.channels or kept.channels
+    normal = (data.mean, data.std) if data.mean else ()
     if data.mean and len(data.mean) != channels:
         raise UserError(
             f"data.mean has {len(data.mean)} numbers, but the images have {channels} channels"
@@ -254,7 +261,9 @@ class _Array:
     """
 
     def __init__(self, pixels: np.ndarray, labels: np.ndarray, size: int | None = None):
-        self.pixels, self.labels, self.size = pixels, labels, size
+        self.pixels = pixels
+        self.labels = labels
+        self.size = size
 
     def __reduce__(self):  # a worker process maps the file again instead of copying it
         if isinstance(self.pixels, np.memmap):
@@ -385,7 +394,10 @@ def _decode(path: Path, size: int | None, work: Path) -> None:
 
 
 def _write_pixels(path: Path, names: list[str], size: int | None, file: Path) -> None:
-    place, pixels, first, gray = {name: i for i, name in enumerate(names)}, None, "", True
+    place = {name: i for i, name in enumerate(names)}
+    pixels = None
+    first = ""
+    gray = True
     files = _contents(path, place)
     shown: dict[str, Any] = {"desc": "decode", "unit": " files", "disable": None, "leave": False}
     for name, content in tqdm(files, total=len(names), **shown):
@@ -397,7 +409,8 @@ def _write_pixels(path: Path, names: list[str], size: int | None, file: Path) ->
         if pixels is None:
             if image.width != image.height:
                 raise UserError(f"{here}, which is not a square; set data.size")
-            shape, first = (len(names), image.height, image.width, 3), name
+            shape = (len(names), image.height, image.width, 3)
+            first = name
             pixels = np.lib.format.open_memmap(file, "w+", np.uint8, shape)
         if image.size != pixels.shape[1:3]:
             raise UserError(
@@ -440,7 +453,9 @@ class _Records:
     """Encoded images, because the images of ImageNet differ in size."""
 
     def __init__(self, source: Any, image: str, label: str):
-        self.source, self.image, self.label = source, image, label
+        self.source = source
+        self.image = image
+        self.label = label
 
     def __len__(self) -> int:
         return len(self.source)

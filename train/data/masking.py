@@ -92,7 +92,9 @@ class MaskedWindows:
         whole_word: np.ndarray | None = None,
         masked: float = 0.15,
     ):
-        self.tokens, self.length, self.mask_id = tokens, length, mask_id
+        self.tokens = tokens
+        self.length = length
+        self.mask_id = mask_id
         self.what = f"windows of {length} tokens"
         self.count = masked_positions(masked, length)
         self._ordinary = np.ones(vocab, bool)

@@ -126,7 +126,8 @@ def _rectangle(
     for _ in range(_TRIES):
         wanted = rows * columns * rng.uniform(*area)
         ratio = math.exp(rng.uniform(-math.log(aspect), math.log(aspect)))
-        height, width = round(math.sqrt(wanted / ratio)), round(math.sqrt(wanted * ratio))
+        height = round(math.sqrt(wanted / ratio))
+        width = round(math.sqrt(wanted * ratio))
         if 0 < height <= rows and 0 < width <= columns:
             return (
                 int(rng.integers(rows - height + 1)),
@@ -171,7 +172,8 @@ def mixed(
         return share, np.float32(share) * one + np.float32(1 - share) * other
     rows, columns = one.shape[:2]
     height, width = (round(side * math.sqrt(1 - share)) for side in (rows, columns))
-    top, left = int(rng.integers(rows)) - height // 2, int(rng.integers(columns)) - width // 2
+    top = int(rng.integers(rows)) - height // 2
+    left = int(rng.integers(columns)) - width // 2
     box = np.s_[max(top, 0) : max(top + height, 0), max(left, 0) : max(left + width, 0)]
     x = one.copy()
     x[box] = other[box]
@@ -193,8 +195,11 @@ def _affine(image: Image.Image, *matrix: float) -> Image.Image:
 
 
 def _rotate(image: Image.Image, level: float) -> Image.Image:
-    angle, x, y = math.radians(30 * level), image.width / 2, image.height / 2
-    c, s = math.cos(angle), math.sin(angle)
+    angle = math.radians(30 * level)
+    x = image.width / 2
+    y = image.height / 2
+    c = math.cos(angle)
+    s = math.sin(angle)
     return _affine(image, c, s, x - c * x - s * y, -s, c, y + s * x - c * y)
 
 

@@ -59,7 +59,8 @@ def normal_in(folder: Path) -> Normal | None:
     Raises:
       UserError: the file describes an operation that is not supported.
     """
-    file, config = folder / FILE, folder / "config.json"
+    file = folder / FILE
+    config = folder / "config.json"
     if file.is_file():
         return _read(file)
     if (folder / "result.json").is_file() and config.is_file():

@@ -33,7 +33,9 @@ _ROLES = (
     "cls_token",
     "mask_token",
 )
-_CONFIG, _MAP, _ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
+_CONFIG = "tokenizer_config.json"
+_MAP = "special_tokens_map.json"
+_ADDED = "added_tokens.json"
 _TEMPLATE = "chat_template.jinja"
 _GENERATION = "generation_config.json"
 FILES = (_CONFIG, _MAP, _TEMPLATE, _GENERATION)  # the files that belong to a tokenizer
@@ -60,10 +62,8 @@ def special_tokens(tokenizer: Any, folder: Path | None) -> Special:
     Raises:
       UserError: one of the files is damaged.
     """
-    own, model = (
-        _settings(folder, _CONFIG, _MAP),
-        _settings(folder, _GENERATION, "config.json"),
-    )
+    own = _settings(folder, _CONFIG, _MAP)
+    model = _settings(folder, _GENERATION, "config.json")
     names = {role: name for role in _ROLES if (name := _named(own, role)) is not None}
     begin = _of_role(tokenizer, own, model, "bos")
     end = _of_role(tokenizer, own, model, "eos")

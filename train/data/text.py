@@ -81,11 +81,15 @@ def tokens(data: Data) -> Tokens:
     """
     corpus = _corpus(data)
     every = round(1 / data.valid_fraction)
-    known, vocab, how, end = ["bytes"], 256, "bytes", 0
+    known = ["bytes"]
+    vocab = 256
+    how = "bytes"
+    end = 0
     if data.tokenizer != "bytes":
         files = _tokenizer_files(Path(data.tokenizer).expanduser())
         loaded = tokenizer(data.tokenizer)
-        vocab, end = loaded.get_vocab_size(), end_of_text(loaded, folder_of(data.tokenizer))
+        vocab = loaded.get_vocab_size()
+        end = end_of_text(loaded, folder_of(data.tokenizer))
         known = [digest(file) for file in files]
         how = hashlib.sha256("".join(known).encode()).hexdigest()
     key = json.dumps(["tokens and counts", known, end, corpus.key, every], sort_keys=True)
@@ -143,7 +147,8 @@ def _warnings(
 
 
 def _mapped(folder: Path, name: str, count: int, kind: type) -> np.ndarray:
-    file, size = folder / name, count * np.dtype(kind).itemsize
+    file = folder / name
+    size = count * np.dtype(kind).itemsize
     there = file.stat().st_size if file.exists() else 0
     if there != size:
         raise UserError(

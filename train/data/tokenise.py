@@ -126,7 +126,8 @@ def _cleaned(document: Document) -> Iterator[str]:
 
 
 def _batches(stream: Iterable[tuple[str, bool, bool]]) -> Iterator[Batch]:
-    batch, size = Batch([], [], []), 0
+    batch = Batch([], [], [])
+    size = 0
     for piece, ends, held in stream:
         batch.pieces.append(piece)
         batch.ends.append(ends)
@@ -134,7 +135,8 @@ def _batches(stream: Iterable[tuple[str, bool, bool]]) -> Iterator[Batch]:
         size += len(piece)
         if size >= BATCH:
             yield batch
-            batch, size = Batch([], [], []), 0
+            batch = Batch([], [], [])
+            size = 0
     if batch.pieces:
         yield batch
 

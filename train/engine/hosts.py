@@ -159,7 +159,8 @@ def connect(mesh: jax.sharding.Mesh) -> None:
 
 
 def _connect_along(mesh: jax.sharding.Mesh, axes: tuple[str, ...]) -> None:
-    shape, divided = (math.prod(mesh.shape[name] for name in axes),), NamedSharding(mesh, P(axes))
+    shape = (math.prod(mesh.shape[name] for name in axes),)
+    divided = NamedSharding(mesh, P(axes))
     add = jax.jit(jnp.sum, in_shardings=divided, out_shardings=NamedSharding(mesh, P()))
     program = add.lower(jax.ShapeDtypeStruct(shape, np.float32)).compile()
     ones = jax.make_array_from_callback(
@@ -205,7 +206,8 @@ def once(act: Callable[[], T]) -> T:
     """
     if jax.process_count() == 1:
         return act()
-    result, error = None, None
+    result = None
+    error = None
     if is_first():
         try:
             result = act()
@@ -225,7 +227,8 @@ def everywhere(act: Callable[[], T]) -> T:
     """
     if jax.process_count() == 1:
         return act()
-    result, error = None, None
+    result = None
+    error = None
     try:
         result = act()
     except UserError as wrong:

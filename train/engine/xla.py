@@ -15,7 +15,8 @@ from jax.sharding import Mesh
 
 # In a loop, collectives of one iteration overlap with compute of the neighbouring iterations. JAX
 # 0.11 has other names for these options, and refuses the old ones.
-_OLD, _NEW = "xla_gpu_enable_pipelined_", "xla_gpu_pipeline_"
+_OLD = "xla_gpu_enable_pipelined_"
+_NEW = "xla_gpu_pipeline_"
 _COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter")
 _PIPELINED: dict[str, bool | str] = (
     {_OLD + kind: True for kind in _COLLECTIVES}
@@ -104,8 +105,11 @@ class Profile:
     """
 
     def __init__(self, steps: int, folder: Path, say: Callable[[str], None]):
-        self._steps, self._folder, self._say = steps, folder, say
-        self._done, self._tracing = 0, False
+        self._steps = steps
+        self._folder = folder
+        self._say = say
+        self._done = 0
+        self._tracing = False
 
     def step(self, results: Any) -> None:
         """Count one step, and start or stop the trace when its turn has come.

@@ -116,7 +116,8 @@ class Adapt(Train):
             return Model(
                 own | head, None, self.config, model.sensitivity, body, ByLoRA(self.adapter)
             )
-        config, made = replace(self.config, adapter=self.adapter), ByAdapter(self.adapter)
+        config = replace(self.config, adapter=self.adapter)
+        made = ByAdapter(self.adapter)
         if self.config.adapter is None:
             own = adapters.init(config, key)
             if saved:
@@ -139,10 +140,14 @@ class Adapt(Train):
 def keep_adapter(context: Context, model: Model) -> None:
     """Save the adapter of a model in the folder of the run."""
     if isinstance(model.made, ByLoRA):
-        name, adapter, own = "lora.npz", model.made.lora, split(model.params)[0]
+        name = "lora.npz"
+        adapter = model.made.lora
+        own = split(model.params)[0]
     else:
         assert isinstance(model.made, ByAdapter)
-        name, adapter, own = "adapter.npz", model.made.adapter, adapters.detach(plain(model))[1]
+        name = "adapter.npz"
+        adapter = model.made.adapter
+        own = adapters.detach(plain(model))[1]
     context.keep(name, lambda path: save(path, Saved(model.config, adapter, own)))
 
 
@@ -184,7 +189,8 @@ def load(path: Path) -> Saved:
     """
 
     def made(about: dict[str, Any], arrays: dict[str, Any]) -> Saved:
-        config, own = from_json(about["model"]), about.get("lora")
+        config = from_json(about["model"])
+        own = about.get("lora")
         adapter = config.adapter if own is None else typed.made(LoRA, own)
         if adapter is None:
             raise ValueError("its model has no adapter")

@@ -11,7 +11,8 @@ from train.plan.adapting import keep_adapter
 from train.plan.phase import Context, Models, Phase
 
 KEPT = "best"  # name of the copy in the plan
-METRIC, LOSS = "metric", "val_loss"
+METRIC = "metric"
+LOSS = "val_loss"
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,8 @@ class KeepBest(Phase):
         return replace(models[self.name], opt=None)
 
     def run(self, context: Context) -> Model:
-        value, before = self._value(context), context.best
+        value = self._value(context)
+        before = context.best
         if not before or self.best.better(value, before["value"]):
             found = {"value": value, "validation": dict(context.validation)}
             context.best = found | {"waited": 0}

@@ -48,7 +48,8 @@ class KeepMasks:
         sensitivity: jax.Array | None,
         weights: np.ndarray | None = None,
     ):
-        self._drop, self._first = drop, -1
+        self._drop = drop
+        self._first = -1
         depths = (layers,) if isinstance(layers, int) else layers
         self._weights = np.ones(sum(depths)) if weights is None else weights
         self._cuts = np.cumsum(depths)[:-1]
@@ -69,10 +70,8 @@ class KeepMasks:
     def __call__(self, step: int) -> tuple[np.ndarray, KeepMask | None, float]:
         first = step // CHUNK * CHUNK
         if first != self._first:
-            self._first, self._chunk = (
-                first,
-                jax.device_get(self._draw(jnp.arange(first + 1, first + CHUNK + 1))),
-            )
+            self._chunk = jax.device_get(self._draw(jnp.arange(first + 1, first + CHUNK + 1)))
+            self._first = first
         probs, open_ = (x[step - first] for x in self._chunk)
         if (probs >= 1).all():
             return probs, None, float(len(probs))

@@ -45,7 +45,8 @@ class Learn(Train):
     @cached_property
     def fixed_flops(self) -> float:  # type: ignore[override]
         """An upper bound of the FLOPs of growing the model and of the gradient of its maps."""
-        axes, sizes = self.small.axes(), self.small.sizes()
+        axes = self.small.axes()
+        sizes = self.small.sizes()
         small = jax.eval_shape(lambda: initial(self.small, jax.random.key(0)))
         maps = jax.eval_shape(
             lambda: ligo.init(self.ligo, axes, sizes, self.target, jax.random.key(0))

@@ -133,7 +133,8 @@ class VCycle:
             )
         plan += train(len(self.down), self.up[0])
         for level, stage in zip(reversed(range(len(self.down))), self.up[1:], strict=True):
-            large, small = names[level], names[level + 1]
+            large = names[level]
+            small = names[level + 1]
             if self.correction:
                 plan.append(Correct(large, small, groupings[level], self.alpha, self.moments_up))
             else:
@@ -213,15 +214,14 @@ class Growing:
             )
 
     def plan(self, model: Config, optim: Optim, steps: int) -> Plan:
-        plan, config, name = (
-            list(_source(self.small, self.source, optim, steps)),
-            self.small,
-            SOURCE,
-        )
+        plan = list(_source(self.small, self.source, optim, steps))
+        config = self.small
+        name = SOURCE
         eps = 1.0  # factor by which the growths so far multiplied the epsilon of the norms
         for i, to in enumerate(self.to):
             last = i == len(self.to) - 1
-            into, target = to.config or model, LARGE if last else f"grown{i + 1}"
+            into = to.config or model
+            target = LARGE if last else f"grown{i + 1}"
             into = replace(into, eps=into.eps * eps)
             if isinstance(to.by, Learned):
                 learned = replace(optim, peak_lr=optim.peak_lr * to.by.lr, warmup=to.by.warmup)
@@ -238,7 +238,8 @@ class Growing:
                 into = grown.config
             for stage in to.stages:
                 plan += stage.train(target, into, optim, steps)
-            config, name = into, target
+            config = into
+            name = target
         return tuple(plan)
 
 

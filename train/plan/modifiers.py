@@ -349,7 +349,9 @@ def _held(before: Model, after: Model, layers: Any, freeze: Freeze) -> Model:
       layers: whether each layer is frozen, bool [layers].
       freeze: the other parameters that are frozen.
     """
-    old, new, axes = (before.params, before.opt), (after.params, after.opt), before.axes
+    old = (before.params, before.opt)
+    new = (after.params, after.opt)
+    axes = before.axes
     params, opt = hold(old, new, layers, before.params, axes, freeze.paths, freeze.below)
     return replace(after, params=params, opt=opt)
 
@@ -423,7 +425,8 @@ class Rewarm(Modifier, key="rewarm"):
 
     def learning_rate(self, optim: Optim, steps: int, step: int) -> float:
         """Return the learning rate of the new entries at ``step`` of a phase of ``steps`` steps."""
-        start, floor = learning_rate(optim, steps, 0), optim.floor * optim.peak_lr
+        start = learning_rate(optim, steps, 0)
+        floor = optim.floor * optim.peak_lr
         top = self.peak * start
         if step < self.steps:
             return start + (top - start) * (step + 1) / self.steps

@@ -114,7 +114,8 @@ class Train(Phase, writes="name"):
         )
 
     def warnings(self) -> list[str]:
-        steps, warmup = self.steps, self.optim.warmup
+        steps = self.steps
+        warmup = self.optim.warmup
         if 0 < steps < warmup:
             return [
                 f"{self.label} has {steps} steps, but a warm-up of {warmup} steps: its learning rate never reaches the peak"
@@ -199,7 +200,8 @@ class Measure(Phase, reads=("name",), writes="name"):
         A skipped layer costs nothing, and the gradient for the keep mask of a layer does not need
         the gradients of the weights.
         """
-        length, layers = self.positions or config.length, config.depth
+        length = self.positions or config.length
+        layers = config.depth
         whole = flops.forward(config, samples * length, length)
         if self.sensitivity.kind == "influence":
             return whole

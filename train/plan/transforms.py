@@ -141,7 +141,8 @@ class Pruning:
         """
         if self.kept is not None:
             return self
-        scores, alternating = np.asarray(large.sensitivity), large.config.traits["alternating"]
+        scores = np.asarray(large.sensitivity)
+        alternating = large.config.traits["alternating"]
         kept = [
             old.start + best(scores[old], new.stop - new.start, axis in alternating)
             for axis, old, new in self.parts(large.config)
@@ -220,7 +221,8 @@ class Interpolate(Transform, reads=("before", "up"), writes="before"):
     alpha: float
 
     def apply(self, models: Models, tx: optax.GradientTransformation) -> Model:
-        before, up = models[self.before], models[self.up]
+        before = models[self.before]
+        up = models[self.up]
         return Model(interpolate(before.params, up.params, self.alpha), up.opt, before.config)
 
 
@@ -240,8 +242,10 @@ class Correct(Regrouping, reads=("before", "small"), writes="before"):
     _large = "before"
 
     def apply(self, models: Models, tx: optax.GradientTransformation) -> Model:
-        before, small = models[self.before], models[self.small]
-        growth, axes = self.grouping.up(before.config), self.grouping.axes(before.config)
+        before = models[self.before]
+        small = models[self.small]
+        growth = self.grouping.up(before.config)
+        axes = self.grouping.axes(before.config)
         up = _grown(small, growth, self.grouping, tx, self.moments)
         return Model(
             correct(before.params, small.params, growth, axes, self.alpha), up.opt, before.config
@@ -316,15 +320,19 @@ class Grow(Transform, reads=("source",), writes="target"):
         Raises:
           ValueError: an operator does not exist, or the operators cannot reach the sizes.
         """
-        growths, config = [], self.small
+        growths = []
+        config = self.small
         for i, name in enumerate(self.by):
             target = differing(config, self.large)
             if name in operators.DEPTH:
-                axes, operator = depth(config.sizes()), operators.DEPTH[name]
+                axes = depth(config.sizes())
+                operator = operators.DEPTH[name]
             elif name in operators.WIDTH:
-                axes, operator = width(config.sizes()), operators.WIDTH[name]
+                axes = width(config.sizes())
+                operator = operators.WIDTH[name]
             elif name in operators.EXPERTS:
-                axes, operator = ("experts", "mlp"), operators.EXPERTS[name]
+                axes = ("experts", "mlp")
+                operator = operators.EXPERTS[name]
             else:
                 known = ", ".join(sorted(operators.DEPTH | operators.WIDTH | operators.EXPERTS))
                 raise ValueError(f"there is no operator {name!r}; the operators are {known}")
@@ -350,8 +358,11 @@ class Grow(Transform, reads=("source",), writes="target"):
         return replace(self.large, eps=self.large.eps * (config.eps / self.small.eps))
 
     def apply(self, models: Models, tx: optax.GradientTransformation) -> Model:
-        model, axes, config = models[self.source], self.small.axes(), self.small
-        params, opt = model.params, model.opt if self.moments != "drop" else None
+        model = models[self.source]
+        axes = self.small.axes()
+        config = self.small
+        params = model.params
+        opt = model.opt if self.moments != "drop" else None
         for growth in self.growths:
             if opt is not None:
                 opt = grow_optimizer(tx, opt, growth, params, axes, self.moments)

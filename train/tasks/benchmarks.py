@@ -192,7 +192,8 @@ def _result(name: str, found: Mapping[str, Any], tasks: Sequence[Any]) -> dict[s
     parts = {leaf: _metrics(every[leaf]) for leaf in leaves if leaf != name}
     out = _metrics(every.get(name, {}))
     if not parts:
-        shots, version = found["n-shot"].get(name, 0), found["versions"].get(name)
+        shots = found["n-shot"].get(name, 0)
+        version = found["versions"].get(name)
         return out | {"few_shot": shots, "version": version, "files": _read(tasks)}
     return out | {"by": parts, "files": _read(tasks)}
 

@@ -78,13 +78,17 @@ def perplexity(scorer: Scorer, files: Iterable[Path], stride: int | None = None)
         raise UserError(
             f"--stride is {stride}, not between 1 and the context of {scorer.config.length} tokens"
         )
-    nats, tokens, words, size = 0.0, 0, 0, 0
+    nats = 0.0
+    tokens = 0
+    words = 0
+    size = 0
     for file in files:
         text = "".join(formats.text(file))
         requests = scorer.windows(text, stride)
         nats += sum(score.loss for score in scorer(requests))
         tokens += sum(request.end - request.begin for request in requests)
-        words, size = words + len(text.split()), size + len(text.encode())
+        words = words + len(text.split())
+        size = size + len(text.encode())
     if not tokens or not words:
         raise UserError(f"there is no text in {', '.join(map(str, files))}; name files with text")
     return {

@@ -53,7 +53,8 @@ def local(
     """
     import datasets  # pyright: ignore[reportMissingImports]
 
-    published, wanted = PUBLISHED.get(path), ""
+    published = PUBLISHED.get(path)
+    wanted = ""
     if published is not None:
         patterns = {
             split: [p.format(name=name) for p in published.splits.get(split, ())]
@@ -139,7 +140,8 @@ def _piqa(file: Path) -> Iterator[Record]:
 
 def _hellaswag(file: Path) -> Iterator[Record]:
     for where, record in formats.records(file):
-        endings, label = _field(where, record, "endings", list), str(record.get("label"))
+        endings = _field(where, record, "endings", list)
+        label = str(record.get("label"))
         if not label.isdigit() or int(label) >= len(endings):
             raise UserError(
                 f"{where}: the label is {label!r}, but there are {len(endings)} endings"
@@ -154,7 +156,8 @@ def _arc(file: Path) -> Iterator[Record]:
     The published form is ``{"question": {"stem", "choices": [{"text", "label"}]}, "answerKey"}``.
     """
     for where, record in formats.records(file):
-        question, key = _field(where, record, "question", (str, dict)), str(record.get("answerKey"))
+        question = _field(where, record, "question", (str, dict))
+        key = str(record.get("answerKey"))
         if isinstance(question, dict):
             options = _field(where, question, "choices", list)
             choices = {name: [option[name] for option in options] for name in ("text", "label")}

@@ -45,7 +45,9 @@ class Scorer:
     """
 
     def __init__(self, model: TextModel, progress: bool = False):
-        self.model, self.config, self.progress = model, model.config, progress
+        self.model = model
+        self.config = model.config
+        self.progress = progress
         self.masked = model.config.masked > 0
         self.special = model.special
         self.mask = vocabulary(model.tokenizer).mask_id if self.masked else None
@@ -87,11 +89,13 @@ class Scorer:
         window each token has at least ``context - stride`` tokens before it. The text follows the
         token that begins texts; if the tokenizer has no such token, the first token is not scored.
         """
-        length, begin = self.config.length, self.special.begin
+        length = self.config.length
+        begin = self.special.begin
         stride = stride or length
         ids = self.encode(text)
         tokens = np.array(ids if begin is None else [begin, *ids], np.int32)
-        requests, done = [], 1
+        requests = []
+        done = 1
         while done < len(tokens):
             end = min(len(tokens), length + 1 if done == 1 else done + stride)
             first = max(0, end - length - 1)
@@ -104,7 +108,8 @@ class Scorer:
     def __call__(self, requests: Sequence[Request]) -> list[Score]:
         """Score requests, in their order."""
         lines = [line for i, request in enumerate(requests) for line in self._lines(i, request)]
-        loss, greedy = np.zeros(len(requests)), np.ones(len(requests), bool)
+        loss = np.zeros(len(requests))
+        greedy = np.ones(len(requests), bool)
         lines.sort(key=lambda line: -len(line.tokens))
         bar = tqdm(
             total=len(lines), desc="score", disable=None if self.progress else True, leave=False
@@ -147,18 +152,16 @@ class Scorer:
             -(-min(self._samples(len(batch[0].tokens)), _at_least(len(batch))) // parts) * parts
         )
         length = _padded(len(batch[0].tokens), self.config)
-        tokens, targets = (
-            np.zeros((samples, length), np.int32),
-            np.zeros((samples, 1 if self.masked else length), np.int32),
-        )
-        mask, positions = np.zeros((samples, length), bool), np.zeros((samples, 1), np.int32)
+        tokens = np.zeros((samples, length), np.int32)
+        targets = np.zeros((samples, 1 if self.masked else length), np.int32)
+        mask = np.zeros((samples, length), bool)
+        positions = np.zeros((samples, 1), np.int32)
         mask[:, 0] = True  # a padding row needs at least one visible token
         for i, line in enumerate(batch):
-            tokens[i, : len(line.tokens)], targets[i, : len(line.targets)] = (
-                line.tokens,
-                line.targets,
-            )
-            mask[i, : len(line.tokens)], positions[i] = True, line.position
+            tokens[i, : len(line.tokens)] = line.tokens
+            targets[i, : len(line.targets)] = line.targets
+            mask[i, : len(line.tokens)] = True
+            positions[i] = line.position
         inputs: Any = (
             {"tokens": tokens, "mask": mask, "positions": positions} if self.masked else tokens
         )

@@ -21,7 +21,8 @@ class Stopping:
     def __init__(
         self, tokenizer: Any, strings: Sequence[str], prompts: Sequence[Sequence[int]] | None = None
     ):
-        self.tokenizer, self.prompts = tokenizer, prompts
+        self.tokenizer = tokenizer
+        self.prompts = prompts
         self.strings = [string for string in strings if string]
 
     def watch(self, row: int, tokens: np.ndarray) -> bool:
@@ -61,5 +62,6 @@ class Stopping:
         if self.prompts is None:
             return self.tokenizer.decode(new)
         prompt = list(self.prompts[row])
-        before, whole = self.tokenizer.decode(prompt), self.tokenizer.decode([*prompt, *new])
+        before = self.tokenizer.decode(prompt)
+        whole = self.tokenizer.decode([*prompt, *new])
         return whole[len(before) :] if whole.startswith(before) else self.tokenizer.decode(new)

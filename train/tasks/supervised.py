@@ -127,7 +127,8 @@ def outputs(
     parts = batch_devices(mesh)
     size = min(len(examples), max(1, POSITIONS // config.length))
     size = -(-size // parts) * parts
-    mine, out = rows(size, mesh), []
+    mine = rows(size, mesh)
+    out = []
     with jax.set_mesh(mesh):
         for first in range(0, len(examples), size):
             chosen = np.minimum(np.arange(first, first + size), len(examples) - 1)

@@ -27,7 +27,8 @@ from jaxgrow.checkpoints.source import flat, nested
 from jaxgrow.models import Adapter, Config
 from jaxgrow.peft.adapters import detach
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter.safetensors"
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter.safetensors"
 _AT = {"attention": "mh_adapter", "mlp": "output_adapter"}
 _LEAVES = {"down/kernel": "adapter_down.0.weight", "down/bias": "adapter_down.0.bias"}
 _LEAVES |= {"up/kernel": "adapter_up.weight", "up/bias": "adapter_up.bias"}
@@ -66,8 +67,10 @@ def load(folder: str | Path, config: Config) -> tuple[Adapter, Params]:
         supported, or it belongs to another model.
     """
     folder = Path(folder).expanduser()
-    file, weights = inside(folder, CONFIG), inside(folder, WEIGHTS)
-    about, stored = read_json(file), safetensors.header(weights)
+    file = inside(folder, CONFIG)
+    weights = inside(folder, WEIGHTS)
+    about = read_json(file)
+    stored = safetensors.header(weights)
     how = about.get("config")
     how = how if isinstance(how, dict) else {}
     wrong = [f"{key} {how[key]!r}" for key, plain in _PLAIN.items() if how.get(key, plain) != plain]
@@ -89,13 +92,15 @@ def load(folder: str | Path, config: Config) -> tuple[Adapter, Params]:
             f"{weights} has bottlenecks of {sorted(sizes)} units, but all have to have the same size"
         )
     adapter = Adapter(sizes.pop(), at, activation)  # type: ignore[arg-type]
-    leaves, known = {}, set()
+    leaves = {}
+    known = set()
     for leaf, names, shape in _leaves(replace(config, adapter=adapter), name):
         # In an adapter of the model without its head, the names lack the first part.
         if not any(n in stored for n in names):
             names = [n.partition(".")[2] for n in names]
         x = safetensors.stacked(stored, weights, names, shape)
-        leaves[leaf], known = x.swapaxes(1, -1) if x.ndim == 3 else x, known | {*names}
+        leaves[leaf] = x.swapaxes(1, -1) if x.ndim == 3 else x
+        known = known | {*names}
     if unknown := [tensor for tensor in stored if tensor not in known]:
         raise CheckpointError(
             f"{weights} has {listed(unknown)}, but this {type(config).__name__} does not have such adapters"
@@ -158,7 +163,8 @@ def _leaves(config: Config, name: str) -> Iterator[tuple[str, list[str], tuple[i
 
     The kernels in PyTorch are stored as [outputs, inputs].
     """
-    own, family = config.adapter, family_for(replace(config, adapter=None), None)[0]
+    own = config.adapter
+    family = family_for(replace(config, adapter=None), None)[0]
     places = family.adapters(config)
     if own is None or own.fused is not None or not places:
         raise CheckpointError(

@@ -198,7 +198,8 @@ def _product(axes: str, sizes: Mapping[str, int], plain: Mapping[str, str] | Non
 
 def _top(layout: str) -> list[str]:
     """Split a layout into the axes of the tensor, such as ``["embed", "(3 heads head_dim)"]``."""
-    out, depth = [], 0
+    out = []
+    depth = 0
     for word in layout.replace("(", "( ").replace(")", " )").split():
         depth += word == "("
         if depth and out and out[-1].startswith("(") and not out[-1].endswith(")"):
@@ -230,7 +231,8 @@ def _head_dim(values: Mapping[str, Any]) -> int:
     Raises:
       ValueError: the heads do not divide ``embed``.
     """
-    embed, heads = values["embed"], values["heads"]
+    embed = values["embed"]
+    heads = values["heads"]
     if embed % heads:
         raise ValueError(
             f"hidden size {embed} is not divisible by {heads} heads, and head_dim, the size of a "

@@ -70,7 +70,8 @@ def head(settings: Mapping[str, Any]) -> Head:
       >>> head({"id2label": {"0": "LABEL_0", "1": "LABEL_1"}})
       Head(task=None, labels=())
     """
-    task, names = settings.get(TASK), settings.get("id2label")
+    task = settings.get(TASK)
+    names = settings.get("id2label")
     if not isinstance(names, Mapping):
         names = {}
     labels = tuple(

@@ -50,7 +50,8 @@ class Settings:
     """
 
     def __init__(self, file: Path):
-        self.file, self.about = file, read_json(file)
+        self.file = file
+        self.about = read_json(file)
         self._check_initialisation()
         others = [
             k

@@ -178,7 +178,8 @@ def _scaling(rope: Mapping[str, Any], context: int | None, before: int | None) -
 
 
 def _read_longrope(rope: Mapping[str, Any], longer: float, before: int) -> dict[str, Any]:
-    factor, scale = rope.get("factor"), rope.get("attention_factor")
+    factor = rope.get("factor")
+    scale = rope.get("attention_factor")
     factor = longer if factor is None else factor
     return {
         "rope_short": tuple(map(float, rope["short_factor"])),
@@ -206,7 +207,8 @@ def _yarn_scale(factor: float, rope: Mapping[str, Any]) -> float:
     def scale(times: float) -> float:
         return 0.1 * times * math.log(factor) + 1 if factor > 1 else 1.0
 
-    above, below = rope.get("mscale"), rope.get("mscale_all_dim")
+    above = rope.get("mscale")
+    below = rope.get("mscale_all_dim")
     return scale(above) / scale(below) if above and below else scale(1)
 
 

@@ -89,7 +89,8 @@ class HuggingFace(Checkpoint):
         return Leaf(names, shape, dtype)
 
     def read(self, path: str, layer: int | None = None) -> np.ndarray:
-        stored, leaf = self.names[path], self.leaves[path]
+        stored = self.names[path]
+        leaf = self.leaves[path]
         if layer not in stored.layers(leaf.layers):
             return np.ones(leaf.shape[1:], leaf.dtype)
         if "{experts}" in stored.name:
@@ -173,7 +174,8 @@ class HuggingFace(Checkpoint):
                 expected[name] = stored.shape(self._layout[path][0], self._sizes)
                 axes[name] = stored.layout
         missing = [f"missing: {name}" for name in expected if name not in self.tensors]
-        unknown, wrong = [], []
+        unknown = []
+        wrong = []
         free = self._ignored()
         for name, tensor in self.tensors.items():
             if name not in expected:
@@ -409,7 +411,8 @@ def planned(source: Source, family: Family) -> list[safetensors.Planned]:
     # Leaves that are stored shifted or scaled were converted to a wider dtype when they were read.
     # They are written in the dtype of the other leaves.
     narrow = common(source.leaves[path].dtype for path, stored in names.items() if not stored.moved)
-    sizes, last = source.sizes(), {}
+    sizes = source.sizes()
+    last = {}
 
     def read(path: str, layer: int | None) -> np.ndarray:
         """Read a leaf, and keep it, because its experts are written one after the other."""

@@ -77,7 +77,8 @@ def inside(folder: Path, name: str) -> Path:
     file = folder / name
     if not file.is_file():
         raise CheckpointError(f"{file} is {'not a regular file' if file.exists() else 'missing'}")
-    real, home = file.resolve(), folder.resolve()
+    real = file.resolve()
+    home = folder.resolve()
     if home != real.parent and not (
         home.parent.name == "snapshots" and real.parent == home.parent.parent / "blobs"
     ):

@@ -32,7 +32,10 @@ _PREFIX = ".jaxgrow-"
 # - old: the replaced folder between two renames, where folders cannot be exchanged;
 # - lock: a file that the writing process keeps locked while it runs;
 # - about.json: the target and the process. It is written after the lock is acquired.
-_NEW, _OLD, _LOCK, _ABOUT = "new", "old", "lock", "about.json"
+_NEW = "new"
+_OLD = "old"
+_LOCK = "lock"
+_ABOUT = "about.json"
 _LOG = logging.getLogger(__name__)
 
 
@@ -63,7 +66,9 @@ def appearing(target: Path, sources: list[Path], overwrite: bool) -> Iterator[Pa
     stood = os.path.lexists(target)
     missing = [p for p in target.parents if not p.exists()]
     work = target.with_name(_PREFIX + secrets.token_hex(8))
-    new, lock, made = work / _NEW, None, None
+    new = work / _NEW
+    lock = None
+    made = None
     try:
         with uninterrupted():
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -141,7 +146,8 @@ def _exchanged(a: Path, b: Path) -> bool:
     """Exchange two paths by one system call, and return whether the system could do that."""
     call = getattr(ctypes.CDLL(None), "renameat2", None) if sys.platform == "linux" else None
     # AT_FDCWD and RENAME_EXCHANGE in linux/fcntl.h and linux/fs.h.
-    here, exchange = -100, 2
+    here = -100
+    exchange = 2
     return call is not None and call(here, os.fsencode(a), here, os.fsencode(b), exchange) == 0
 
 

@@ -74,7 +74,8 @@ def may_become(target: Path, sources: list[Path], overwrite: bool) -> None:
         a checkpoint, or holds other files besides a checkpoint.
     """
     for source in sources:
-        a, b = target.resolve(), source.resolve()
+        a = target.resolve()
+        b = source.resolve()
         if a == b or a.is_relative_to(b) or b.is_relative_to(a):
             raise CheckpointError(
                 f"{target} is the source {source}, contains it, or is inside it. Choose another folder"

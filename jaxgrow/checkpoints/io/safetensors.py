@@ -313,7 +313,8 @@ def write_file(
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for p in planned:
-        begin, end = end, end + p.size
+        begin = end
+        end = end + p.size
         entries[p.name] = {"dtype": NAMES[p.dtype], "shape": p.shape, "data_offsets": [begin, end]}
     head = json.dumps(entries, separators=(",", ":")).encode()
     head += b" " * (-len(head) % 8)

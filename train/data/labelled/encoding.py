@@ -67,16 +67,15 @@ class Encoder:
     """
 
     def __init__(self, name: str, model: Config):
-        self.vocab, self.identity = 256, "bytes"
+        self.vocab = 256
+        self.identity = "bytes"
         self.piece = _PIECE if name == "bytes" else 1
         self._loaded: Any = None
         self._folder = folder_of(name)
         if name != "bytes":
             self._loaded = tokenizer(name)
-            self.vocab, self.identity = (
-                self._loaded.get_vocab_size(),
-                _identity(Path(name).expanduser()),
-            )
+            self.vocab = self._loaded.get_vocab_size()
+            self.identity = _identity(Path(name).expanduser())
         vocab = model.integers()["vocab"]
         if self.vocab > vocab:
             raise UserError(
@@ -205,7 +204,9 @@ def framed(
 ) -> Texts:
     """Put texts or pairs of texts, which must fit, into their frame; ``kind`` is the dtype."""
     begin, between, end = (np.array(part, kind) for part in frame[:3])
-    parts, sizes, before = [np.zeros(0, kind)], [], []
+    parts = [np.zeros(0, kind)]
+    sizes = []
+    before = []
     for i, a in enumerate(first):
         sample = [begin, a, end] if second is None else [begin, a, between, second[i], end]
         size = sum(map(len, sample))

@@ -152,10 +152,8 @@ def located(publications: Sequence[Mapping[str, str]], path: Path, title: str) -
       UserError: no publication is complete.
     """
     wanted = " or ".join(" and ".join(files.values()) for files in publications)
-    where, missing = (
-        f"{path} or {path / title}",
-        f"there is no {next(iter(publications[0].values()))}",
-    )
+    where = f"{path} or {path / title}"
+    missing = f"there is no {next(iter(publications[0].values()))}"
     for files in publications:
         for folder in (path, path / title):
             found = {split: _either(folder / name) for split, name in files.items()}
@@ -164,10 +162,8 @@ def located(publications: Sequence[Mapping[str, str]], path: Path, title: str) -
                 return there
             if there:
                 lacking = next(name for split, name in files.items() if split not in there)
-                where, missing = (
-                    str(folder),
-                    f"{next(iter(there.values())).name} is there, but no {lacking}",
-                )
+                where = str(folder)
+                missing = f"{next(iter(there.values())).name} is there, but no {lacking}"
     raise UserError(
         f"{missing} in {where}: download {title} as it was published, and name the folder of {wanted} (plain, .gz, .xz or "
         ".zst) in data.path"

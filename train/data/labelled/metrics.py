@@ -16,7 +16,8 @@ def accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
 def f1(predictions: np.ndarray, labels: np.ndarray) -> float:
     """The harmonic mean of precision and recall of class 1; 0 without true positives."""
     found = int(np.sum((predictions == 1) & (labels == 1)))
-    said, there = int(np.sum(predictions == 1)), int(np.sum(labels == 1))
+    said = int(np.sum(predictions == 1))
+    there = int(np.sum(labels == 1))
     return 2 * found / (said + there) if found else 0.0
 
 

@@ -190,7 +190,11 @@ def windows(questions: list[Question], encoder: Encoder, length: int, stride: in
     asked = [tokens[:longest] for tokens in encoder.tokens([q.text for q in questions])]
     contexts = list(dict.fromkeys(q.context for q in questions))  # questions share contexts
     read = dict(zip(contexts, encoder.spans(contexts), strict=True))
-    first, second, targets, whose, skipped = [], [], [], [], []
+    first = []
+    second = []
+    targets = []
+    whose = []
+    skipped = []
     for i, (q, question) in enumerate(zip(questions, asked, strict=True)):
         tokens, spans = read[q.context]
         room = encoder.frame.room(2, length) - len(question)
@@ -280,14 +284,16 @@ def best_answers(windows: Windows, questions: list[Question], logits: np.ndarray
     Returns:
       An answer for each question.
     """
-    score, span = np.full(len(questions), -np.inf), np.zeros((len(questions), 2), int)
+    score = np.full(len(questions), -np.inf)
+    span = np.zeros((len(questions), 2), int)
     nothing = np.full(len(questions), np.inf)
     for some in np.array_split(np.arange(len(logits)), -(-len(logits) // _CHUNK)):
         best, found = _best(windows, logits[some].astype(np.float64), some)
         for w, q in enumerate(windows.question[some]):
             nothing[q] = min(nothing[q], logits[some[w], 0].sum(dtype=np.float64))
             if best[w] > score[q]:
-                score[q], span[q] = best[w], found[w]
+                score[q] = best[w]
+                span[q] = found[w]
     out = []
     for q, question in enumerate(questions):
         silent = score[q] == -np.inf
@@ -303,10 +309,12 @@ def _best(windows: Windows, logits: np.ndarray, some: np.ndarray) -> tuple[np.nd
 
     Returns its score [W], and its first and last context token [W, 2].
     """
-    first, length = windows.texts.second[some, None], logits.shape[1]
+    first = windows.texts.second[some, None]
+    length = logits.shape[1]
     inside = (np.arange(length) >= first) & (np.arange(length) < first + windows.held[some, None])
     begins, ends = (np.where(inside, logits[..., side], -np.inf) for side in (0, 1))
-    score, span = np.full(len(some), -np.inf), np.zeros((len(some), 2), int)
+    score = np.full(len(some), -np.inf)
+    span = np.zeros((len(some), 2), int)
     for further in range(min(windows.longest, length)):
         sums = begins[:, : length - further] + ends[:, further:]
         at = sums.argmax(1)

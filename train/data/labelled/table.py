@@ -278,7 +278,8 @@ def _validation_rows(every: Rows, fraction: float, path: Path) -> dict[str, Rows
 
 def _files(asked: Asked) -> dict[str, Path]:
     """The file, or the folder, of each split."""
-    path, named = asked.path, {} if asked.valid_path is None else {"valid": asked.valid_path}
+    path = asked.path
+    named = {} if asked.valid_path is None else {"valid": asked.valid_path}
     if not path.exists():
         raise UserError(
             f"the file or folder {path} does not exist; data.path names the labelled rows"

@@ -30,7 +30,8 @@ def state(experiment: Experiment, mesh: jax.sharding.Mesh) -> float:
       experiment: experiment with the plan and the optimizer.
       mesh: mesh that the models are sharded over.
     """
-    plan, most = experiment.plan, 0.0
+    plan = experiment.plan
+    most = 0.0
     for phase, models in zip(plan, states(plan, experiment.tx), strict=True):
         lies = {name: shardings(model, mesh) for name, model in models.items()}
         held = on_each(models, lies)

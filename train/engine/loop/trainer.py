@@ -166,9 +166,11 @@ class RunData:
     def __init__(self, experiment: Experiment, mesh: Mesh):
         e = experiment
         training, validation = batches.sources(e.data, e.model)
-        probes, micro = max(phase.probes for phase in e.plan), e.batch // e.accumulate
+        probes = max(phase.probes for phase in e.plan)
+        micro = e.batch // e.accumulate
         try:
-            few, mine = rows(micro, mesh), rows(e.batch, mesh)
+            few = rows(micro, mesh)
+            mine = rows(e.batch, mesh)
         except ValueError as error:
             raise UserError(str(error)) from error
         self.training = batches.training(training, e.batch, e.seed, mine)
@@ -215,21 +217,21 @@ class Trainer:
     """Run the phases of a plan. A phase uses it only through `train.plan.phase.Context`."""
 
     def __init__(self, state: RunState):
-        self.state, self.experiment, self.mesh = state, state.experiment, state.mesh
-        self.plan, self.tx, self.seed = (
-            self.experiment.plan,
-            self.experiment.tx,
-            self.experiment.seed,
-        )
-        self.recorder, self.data = state.recorder, state.data
-        self.ledger, self.log, self.finite = (
-            self.recorder.ledger,
-            self.recorder.log,
-            self.recorder.finite,
-        )
+        self.state = state
+        self.experiment = state.experiment
+        self.mesh = state.mesh
+        self.plan = self.experiment.plan
+        self.tx = self.experiment.tx
+        self.seed = self.experiment.seed
+        self.recorder = state.recorder
+        self.data = state.data
+        self.ledger = self.recorder.ledger
+        self.log = self.recorder.log
+        self.finite = self.recorder.finite
         self.models = state.models
         # The index of the current phase, and of its next step.
-        self.number, self.first = state.record.phase, state.record.step
+        self.number = state.record.phase
+        self.first = state.record.step
         self.validation = state.record.validation
         self.best = state.record.best
         self.saved = time.monotonic()  # time at which the last checkpoint was started
@@ -241,7 +243,8 @@ class Trainer:
             self.recorder.progress.phase(phase.label)
             model = self.train(phase) if isinstance(phase, Train) else phase.run(self)
             self.models = after(self.plan, self.number, self.models, model)
-            self.number, self.first = self.number + 1, 0
+            self.number = self.number + 1
+            self.first = 0
             if phase.stops(self):
                 _say(
                     f"stopped early: no evaluation was better than {self.best['value']:.4f} in the last "
@@ -255,7 +258,8 @@ class Trainer:
     def train(self, phase: Train) -> Model:
         """Run the remaining steps of ``phase``, and return the trained model."""
         model = self.models[phase.name] if self.resumed else phase.init(self)
-        e, first = self.experiment, max(self.first, phase.begin)
+        e = self.experiment
+        first = max(self.first, phase.begin)
         self.recorder.progress.phase(phase.label, phase.end)
         # The step donates the memory of the model, so nothing else may refer to it.
         self.models.pop(phase.name, None)
@@ -300,8 +304,10 @@ class Trainer:
         Raises:
           Preempted: the run was asked to stop, and a checkpoint was saved.
         """
-        e, stop = self.experiment, self.state.stop
-        last, stopping = done == phase.end, stop.asked(self.ledger.steps)
+        e = self.experiment
+        stop = self.state.stop
+        last = done == phase.end
+        stopping = stop.asked(self.ledger.steps)
         if done % e.log_every == 0 or last:
             self.recorder.step(done, metrics, plan.log)
         if done % e.eval_every == 0 or last:

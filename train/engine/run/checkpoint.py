@@ -29,11 +29,9 @@ from train.engine.run.record import RunRecord
 from train.engine.state.model import Model, shardings
 
 # Prefixes of folders that are not valid checkpoints.
-_SAVING, _OLD, _DAMAGED = (
-    ".saving-",
-    ".old-",
-    "damaged-",
-)
+_SAVING = ".saving-"
+_OLD = ".old-"
+_DAMAGED = "damaged-"
 _LOG = "log"  # name of the copy of the log in a checkpoint
 
 
@@ -48,7 +46,9 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path, log: Path | None = None, keep: Collection[int] = ()):
-        self.folder, self._log, self.keep = folder, log, frozenset(keep)
+        self.folder = folder
+        self._log = log
+        self.keep = frozenset(keep)
         folder.mkdir(parents=True, exist_ok=True)
         self._sealing = ThreadPoolExecutor(1, "seal")
         self._sealed: Future[None] | None = None

@@ -22,10 +22,14 @@ class Ledger:
 
     def __init__(self, record: CostRecord | None = None):
         record = record or CostRecord()
-        self.tokens, self.flops, self.steps = record.tokens, record.flops, record.steps
+        self.tokens = record.tokens
+        self.flops = record.flops
+        self.steps = record.steps
         self.phases = [replace(account) for account in record.phases]
-        self._before, self._start = record.seconds, time.monotonic()
-        self._compiled, self._compiling = record.compile_seconds, Compiling()
+        self._before = record.seconds
+        self._start = time.monotonic()
+        self._compiled = record.compile_seconds
+        self._compiling = Compiling()
 
     @property
     def seconds(self) -> float:
@@ -38,9 +42,11 @@ class Ledger:
     @contextmanager
     def paused(self):
         """Do not count the time that is spent inside of the block."""
-        before, compiled = self.seconds, self.compile_seconds
+        before = self.seconds
+        compiled = self.compile_seconds
         yield
-        self._before, self._start = before, time.monotonic()
+        self._before = before
+        self._start = time.monotonic()
         self._compiled = compiled - self._compiling.seconds
 
     def begin(self, phase: str, kind: str, model: str, parameters: int) -> None:

@@ -151,7 +151,8 @@ class _Files:
                 tracker.write(int(steps), tagged)
             except Exception as error:  # a failing service must not end the training
                 self._trackers.remove(tracker)
-                name, why = type(tracker).__name__, " ".join(str(error).split())
+                name = type(tracker).__name__
+                why = " ".join(str(error).split())
                 print(
                     f"{name} failed ({why}) and does not get any more numbers; the log contains all of them",
                     file=sys.stderr,
@@ -187,7 +188,9 @@ class Progress:
 
     def __init__(self, total: float, done: float, run: Mapping[str, Any] | None = None):
         form = "{desc} {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
-        self._run, self._phase, self._steps = run or {}, "", 0
+        self._run = run or {}
+        self._phase = ""
+        self._steps = 0
         self._bar = tqdm(
             total=total, initial=done, disable=None if is_first() else True, bar_format=form
         )
@@ -197,7 +200,10 @@ class Progress:
 
     def phase(self, name: str, steps: int = 0) -> None:
         """Start a phase with ``steps`` steps."""
-        self._phase, self._steps, self._first, self._loss = name, steps, None, None
+        self._phase = name
+        self._steps = steps
+        self._first = None
+        self._loss = None
         self._bar.set_description_str(": ".join([*map(str, [*self._run.values()][:1]), name]))
 
     def show(self, step: int, totals: dict[str, Any], loss: float) -> None:
@@ -210,7 +216,8 @@ class Progress:
           loss: training loss.
         """
         self._bar.n = totals["flops"]
-        self._first, self._loss = self._first or totals, loss
+        self._first = self._first or totals
+        self._loss = loss
         speed, _ = self._speed(totals)
         self._bar.set_postfix_str(
             f"step {step}, loss {loss:.3f}" + (f", {speed:,.0f} tokens/s" if speed else "")

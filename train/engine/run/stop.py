@@ -19,7 +19,8 @@ class Stop:
     """
 
     def __init__(self):
-        self.interrupted, self._terminated = False, False
+        self.interrupted = False
+        self._terminated = False
         self._before: dict[signal.Signals, Any] = {}
 
     @property

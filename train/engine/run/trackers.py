@@ -141,7 +141,9 @@ class MLflow:
         from mlflow.entities import Metric, Param  # pyright: ignore[reportMissingImports]
         from mlflow.tracking import MlflowClient  # pyright: ignore[reportMissingImports]
 
-        self._client, self._metric, self._last = MlflowClient(), Metric, 0
+        self._client = MlflowClient()
+        self._metric = Metric
+        self._last = 0
         if id is not None:
             self.id = id
             self._last = max(

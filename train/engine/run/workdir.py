@@ -115,10 +115,8 @@ class Workdir:
         Raises:
           UserError: the log is missing or damaged, or does not contain all lines.
         """
-        content, size = (
-            self.log.read_bytes() if self.log.exists() else b"",
-            self.result.get("bytes", 0),
-        )
+        content = self.log.read_bytes() if self.log.exists() else b""
+        size = self.result.get("bytes", 0)
         if len(content) < size:
             raise UserError(
                 f"{self.log} is damaged: only {len(content)} of its {size} bytes exist; {self.again}"
@@ -165,7 +163,8 @@ class Workdir:
         self.folder.mkdir(parents=True, exist_ok=True)
         if not self.begun:
             return
-        there, mine = self.config, as_json(experiment)
+        there = self.config
+        mine = as_json(experiment)
         known = "corpus" in there
         other = conflicts(_comparable(there, known), _comparable(mine, known))
         if other:

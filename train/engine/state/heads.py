@@ -57,7 +57,8 @@ def learned(folder: Path) -> Head:
 
 def _of_older_run(folder: Path) -> dict[str, Any]:
     """The head of a run that finished before runs recorded the tasks of their heads."""
-    config, result = folder / "config.json", folder / "result.json"
+    config = folder / "config.json"
+    result = folder / "result.json"
     if not config.is_file() or not result.is_file():
         return {}
     way_out = "restore it from a backup"
@@ -107,7 +108,8 @@ def order(there: Head, wanted: Head, folder: Path) -> np.ndarray | None:
         )
     if not there.labels or not wanted.labels:
         return None
-    mine, theirs = _names(wanted), _names(there)
+    mine = _names(wanted)
+    theirs = _names(there)
     if set(mine) != set(theirs) or len(set(mine)) < len(mine):
         raise UserError(
             f"the model in {folder} has the classes {', '.join(there.labels)}, but the data have {', '.join(wanted.labels)}: "

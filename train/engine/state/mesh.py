@@ -11,7 +11,8 @@ from jax.sharding import PartitionSpec as P
 
 from jaxgrow.sharding import BATCH, CONTEXT
 
-AXIS, FSDP = "data", "fsdp"
+AXIS = "data"
+FSDP = "fsdp"
 How = Literal["mesh", "pmap"]
 
 
@@ -102,7 +103,8 @@ class Mesh:
             for name, size in sizes.items()
             if size > 1 or name not in (CONTEXT, "expert")
         }
-        names, shape = tuple(sizes), tuple(sizes.values())
+        names = tuple(sizes)
+        shape = tuple(sizes.values())
         if math.prod(shape) != len(devices):
             raise ValueError(
                 f"a mesh of {self._spelled()} does not fit {len(devices)} devices: set mesh.data, mesh.fsdp and mesh.tensor "

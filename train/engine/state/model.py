@@ -54,23 +54,30 @@ def specs(model: Model, mesh: sharding.AnyMesh) -> Model:
 
     Learned growth maps are replicated.
     """
-    axes, everywhere = model.axes, lambda tree: jax.tree.map(lambda _: P(), tree)
+    axes = model.axes
     base = (
         None
         if model.made is None
         else sharding.specs(model.base, model.made.base_axes(model.config), mesh)
     )
     if axes is None:
-        return replace(model, params=everywhere(model.params), opt=everywhere(model.opt), base=base)
+        return replace(
+            model, params=_replicated(model.params), opt=_replicated(model.opt), base=base
+        )
     return replace(
         model,
         params=sharding.specs(model.params, axes, mesh),
         opt=None
         if model.opt is None
         else sharding.optimizer_specs(model.opt, model.params, axes, mesh),
-        sensitivity=everywhere(model.sensitivity),
+        sensitivity=_replicated(model.sensitivity),
         base=base,
     )
+
+
+def _replicated(tree: Tree) -> Tree:
+    """Return the partition specs of arrays that every device holds completely."""
+    return jax.tree.map(lambda _: P(), tree)
 
 
 def shardings(model: Model, mesh: Mesh) -> Model:

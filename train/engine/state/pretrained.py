@@ -71,7 +71,8 @@ def fits(tokenizer: Any, config: Config) -> None:
     Raises:
       UserError: the tokenizer has more tokens than the model.
     """
-    size, vocab = tokenizer.get_vocab_size(), config.integers()["vocab"]
+    size = tokenizer.get_vocab_size()
+    vocab = config.integers()["vocab"]
     if size > vocab:
         raise UserError(
             f"the tokenizer has {size} tokens, but the model has only {vocab}: use the tokenizer of the model"

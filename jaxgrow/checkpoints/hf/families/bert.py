@@ -52,7 +52,8 @@ def names_of(
       layers: the name of the list of layers.
       layer: the names of the modules in a layer.
     """
-    e, h = f"{model}embeddings.", f"{model}{layers}.{{layers}}."
+    e = f"{model}embeddings."
+    h = f"{model}{layers}.{{layers}}."
 
     def names(config: BERTConfig) -> dict[str, Stored]:
         out = {

@@ -113,7 +113,8 @@ def _family(task: str, head: Head, names: bert.NamesOf, **more: Any) -> Family:
     """Build a family; ``more`` has its fields that depend on the head."""
     inferred = more.pop("inferred", lambda theirs: {})
     derived = more.pop("derived", lambda config: {})
-    settings, fixed = more.pop("settings", {}), more.pop("fixed", {})
+    settings = more.pop("settings", {})
+    fixed = more.pop("fixed", {})
     return Family(
         architecture=f"DebertaV2{task}",
         model_type="deberta-v2",

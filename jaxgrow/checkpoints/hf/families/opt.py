@@ -16,7 +16,8 @@ _FIRST = 2
 
 
 def _names(config: GPT2Config) -> dict[str, Stored]:
-    model, layer = "model.decoder.", "model.decoder.layers.{layers}."
+    model = "model.decoder."
+    layer = "model.decoder.layers.{layers}."
     names = {
         "token_embedding": Stored(model + "embed_tokens.weight", "vocab embed"),
         "position_embedding": Stored(model + "embed_positions.weight", "context embed"),

@@ -173,7 +173,8 @@ class _Target(NamedTuple):
 
 
 def _targets(found: _Found, names: ModuleNames, config: Config) -> list[_Target]:
-    sizes, targets = config.sizes(), []
+    sizes = config.sizes()
+    targets = []
     for pattern, group in names.modules(config).items():
         for layer in range(group[0].layers(sizes)):
             module = pattern.format(layers=layer)
@@ -189,7 +190,8 @@ def _targets(found: _Found, names: ModuleNames, config: Config) -> list[_Target]
 
 def _read_factors(found: _Found, names: ModuleNames, config: Config) -> tuple[LoRA, Params]:
     """Read the factors. Smaller ranks are padded with zeros, and other scales are in ``b``."""
-    settings, sizes = found.settings, config.sizes()
+    settings = found.settings
+    sizes = config.sizes()
     targets = _targets(found, names, config)
     rank = max(settings.rank(target.module) for target in targets)
     scale = settings.scale(targets[0].module)
@@ -235,10 +237,13 @@ def _read_gains(
             f"{found.settings.file}: use_dora is true. The magnitudes of a DoRA are norms of the "
             "kernels of its base model: give the folder of the base model (in Python: like=...)"
         )
-    gains, leaves, sizes = {}, flat(factors), config.sizes()
+    gains = {}
+    leaves = flat(factors)
+    sizes = config.sizes()
     for target in _targets(found, names, config):
         for place in target.group:
-            axes, stored = place.kernel.written, place.magnitude
+            axes = place.kernel.written
+            stored = place.magnitude
             if place.module not in gains:
                 shape = (place.layers(sizes), *(sizes[axis(n)] for n in axes))
                 gains[place.module] = np.ones(shape, np.float32)
@@ -252,7 +257,8 @@ def _read_gains(
 
 def _read_saved(found: _Found, names: ModuleNames, config: Config) -> dict[str, np.ndarray]:
     """Read the complete leaves that the adapter holds."""
-    out, sizes = {}, config.sizes()
+    out = {}
+    sizes = config.sizes()
     for path, stored in names.of(config).items():
         if not found.settings.saves(stored.name.rpartition(".")[0]):
             continue

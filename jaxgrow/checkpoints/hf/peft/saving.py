@@ -128,7 +128,8 @@ def _factor_tensors(
     """Return the tensors of the factors, and the rank of each module that has a LoRA."""
     sizes = adapter.config.sizes()
     leaves = {path: np.asarray(x) for path, x in flat(adapter.factors).items()}
-    tensors, ranks = {}, {}
+    tensors = {}
+    ranks = {}
     for pattern, group in _groups(adapter, names).items():
         for layer in range(group[0].layers(sizes)):
             a, b = _module(group, leaves, layer, {**sizes, RANK: adapter.lora.rank})

@@ -62,7 +62,8 @@ def _projection(config: LlamaConfig, part: int, ours: str, fused: bool) -> dict[
     """The kernel and the bias of queries, keys or values."""
     outputs = f"({HEADS[ours]} head_dim)"
     linear = f"{LAYER}self_attn.{ours[0]}_proj"
-    layout, times = f"{outputs} embed", _normed(config, ours)
+    layout = f"{outputs} embed"
+    times = _normed(config, ours)
     if fused:
         tensor = f"{LAYER}self_attn.qkv_proj.weight"
         beside = tuple(f"{heads} head_dim" for heads in HEADS.values())
