@@ -196,7 +196,8 @@ def muon_none() -> Experiment:
     The twelve layers are freshly initialised. With them, the learning rate is first constant for
     20 % of the steps, and then decays.
     """
-    one, nothing = muon_one(), LayerDrop(0.0, "constant", "prefix", scale="none", dropped="freeze")
+    one = muon_one()
+    nothing = LayerDrop(0.0, "constant", "prefix", scale="none", dropped="freeze")
     method = replace(
         one.method, small=one.model, source=Stage(0.3, floor=1.0, modifiers=(DropLayers(nothing),))
     )
@@ -212,7 +213,8 @@ def muon_quarter() -> Experiment:
 
 def muon_twice() -> Experiment:
     """Three layers for 20 % of the steps, six layers for 30 %, then twelve layers."""
-    model, half = scratch().model, Stage(0.3, warmup=0, floor=1.0)
+    model = scratch().model
+    half = Stage(0.3, warmup=0, floor=1.0)
     last = GrowTo((wikipedia.FINAL,), by=("interleave",), moments="copy")
     first = replace(last, stages=(half,), config=replace(model, layers=6))
     method = Growing(replace(model, layers=3), Stage(0.2, floor=1.0), (first, last))

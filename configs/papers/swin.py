@@ -38,7 +38,9 @@ from train.engine.state.optim import Optim
 from train.plan.methods import FineTune, Scratch
 from train.plan.modifiers import DropLayers
 
-EPOCH, EPOCH_21K = 1251, 3466  # steps per epoch, of 1024 and of 4096 images
+# Steps per epoch, with batches of 1024 and of 4096 images.
+EPOCH = 1251
+EPOCH_21K = 3466
 PLD = LayerDrop(theta=0.9)
 SBLD = LayerDrop(theta=0.9, sensitivity=Sensitivity())
 
@@ -59,7 +61,8 @@ def _wide(embed: int) -> SwinConfig:
     )
 
 
-B, L = _wide(128), replace(_wide(192), image=192, window=12, classes=21841)
+B = _wide(128)
+L = replace(_wide(192), image=192, window=12, classes=21841)
 
 
 def t() -> Experiment:
