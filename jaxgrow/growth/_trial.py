@@ -233,7 +233,7 @@ def _step(
 def _moving(step: jax.stages.Traced) -> optax.OptState:
     """Return a state of truth values: False for the leaves that a step returns unchanged."""
     program = step.jaxpr.jaxpr
-    # both begin with the parameters and the state
+    # The inputs and the outputs begin with the parameters and the state.
     into = program.invars
     out = program.outvars
     moving = [x is not y for x, y in zip(into, out, strict=False)]

@@ -20,7 +20,7 @@ from jaxgrow.models.stack import stacked
 
 ADAPTERS = "adapters"  # the axis of fused adapters
 BOTTLENECK = "bottleneck"
-# suffixes of module names, after the sublayer's name
+# Suffixes of module names, after the sublayer's name
 ADAPTER = "_adapter"
 FUSION = "_fusion"
 ACTIVATIONS: Mapping[str, Callable] = {
@@ -171,9 +171,8 @@ def adapted(block: nn.Module, sublayer: Literal["attention", "mlp"], y_BTD: jax.
 
     Call it inside a compact block that has a config.
     """
-    # type: ignore[attr-defined]
-    config = block.config
-    dtype = block.dtype
+    config = block.config  # type: ignore[attr-defined]
+    dtype = block.dtype  # type: ignore[attr-defined]
     adapter: Adapter | None = config.adapter
     if adapter is None or sublayer not in adapter.at:
         return y_BTD

@@ -41,9 +41,8 @@ COUNTED: dict[Unit, str] = {
     "seconds": "seconds, all phases counted, with compilation, without validation",
 }
 LETTERS = 115  # characters of the smallest text that fit into a line of a page
-# inches: a line of the smallest text; the largest bar of a timeline
-LINE = 0.16
-BAR = 0.75
+LINE = 0.16  # height of a line of the smallest text, in inches
+BAR = 0.75  # height of the largest bar of a timeline, in inches
 BROAD: dict[str, Any] = {"linewidth": 4.0, "alpha": 0.35}  # the line of the baseline
 _OTHER = 0.4  # the opacity of all seeds except the first
 
