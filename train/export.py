@@ -219,10 +219,6 @@ def card(run: Workdir, config: Config, architecture: str) -> str:
     """Return the model card of a finished run, as Markdown."""
     was = run.config
     result = run.result
-    phases = [
-        f"| {p['phase']} | {p['parameters']:,} | {p['steps']:,} | {p['tokens']:,} | {p['flops']:.3g} |"
-        for p in result["phases"]
-    ]
     scores = [f"* {name.replace('_', ' ')}: {value:.4f}" for name, value in _judged(run).items()]
     return f"""---
 library_name: transformers
@@ -240,9 +236,7 @@ tags: [jaxgrow]
 
 ## Plan and cost
 
-| phase | parameters | steps | tokens | FLOPs |
-| --- | --- | --- | --- | --- |
-{_LINE.join(phases)}
+{_plan(result["phases"])}
 
 In all {result["flops"]:.3g} FLOPs and {result["seconds"]:.0f} s. Batch {was["batch"]}, seed {was["seed"]}, optimizer:
 `{json.dumps(was["optim"])}`.
@@ -257,6 +251,16 @@ In all {result["flops"]:.3g} FLOPs and {result["seconds"]:.0f} s. Batch {was["ba
 {json.dumps(config.as_json(), indent=1)}
 ```
 """
+
+
+def _plan(phases: list[dict[str, Any]]) -> str:
+    """Return the table of the card with the size and the cost of each phase."""
+    rows = [
+        f"| {p['phase']} | {p['parameters']:,} | {p['steps']:,} | {p['tokens']:,} | {p['flops']:.3g} |"
+        for p in phases
+    ]
+    head = ["| phase | parameters | steps | tokens | FLOPs |", "| --- | --- | --- | --- | --- |"]
+    return _LINE.join([*head, *rows])
 
 
 def _data(config: dict[str, Any], corpus: dict[str, str]) -> str:

@@ -6,7 +6,7 @@ end with the paths of the parameters. For this reason, all patterns here match t
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, TypeAlias, TypeGuard
@@ -111,11 +111,7 @@ def unstack_layers(tree: Tree, layers: str, number: int | None = None) -> Tree:
 
     # Some stacked layers have no leaves, for example if they are excluded by the mask of an
     # optimizer. Their number is taken from the other nodes.
-    found = [
-        next(iter(_lengths(node, name, number, is_leaf).values()), None)
-        for node in nodes(tree, where, stacked).values()
-    ]
-    everywhere = {n for n in found if n is not None}
+    everywhere = _numbers(nodes(tree, where, stacked).values(), name, number, is_leaf)
 
     def unstack(at: str, node: Tree) -> Tree:
         entries = _entries(node)
@@ -169,6 +165,15 @@ def _lengths(
     """Return the number of layers in each leaf of the stacked layers; in axes trees, ``number``."""
     flat = by_path(_entries(node)[_only(_entries(node), name)], is_leaf)
     return {p: number if is_names(x) else _length(x) for p, x in flat.items()}
+
+
+def _numbers(
+    every: Iterable[Tree], name: str, number: int | None, is_leaf: Callable[[Tree], bool]
+) -> set[int]:
+    """Return the numbers of layers in the first leaves of the nodes with stacked layers."""
+    lengths = [_lengths(node, name, number, is_leaf) for node in every]
+    firsts = [next(iter(of_leaves.values()), None) for of_leaves in lengths]
+    return {n for n in firsts if n is not None}
 
 
 def _length(x: Any) -> int | None:

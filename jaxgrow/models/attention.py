@@ -231,10 +231,7 @@ def refused(
     dtype = jnp.dtype(dtype)
     tensor = parts("heads")
     two_bytes = (dtype.itemsize == 2, f"activations are {dtype}, not bfloat16")
-    plain = (
-        form.plain,
-        "the scores have a custom scale, a soft cap, a window, sinks or a bias",
-    )
+    plain = (form.plain, "the scores have a custom scale, a soft cap, a window, sinks or a bias")
     reasons = {
         "cudnn": [
             (on == "gpu", f"the kernel runs on GPUs, but the program is for {on}"),

@@ -338,21 +338,7 @@ def _of(m: CopyMap) -> np.ndarray:
 def _partition(axis: str, size: int, groups: Groups) -> CopyMap:
     """The map of de-coalescing: unit ``j`` of the large axis copies its group."""
     if isinstance(groups, str):
-        try:
-            each = group_size(groups, size if kind(axis) in (HEADS, KV_HEADS) else None)
-        except ValueError as error:
-            raise ValueError(f"axis {axis!r}: {error}") from None
-        what = f"{groups} pairs" if each == 2 else f"{groups.partition(':')[0]} groups of {each}"
-        by_kind = [("layers", "alike")] if is_layers(axis) else []
-        _divides(
-            f"axis {axis!r}: {what}",
-            size,
-            each,
-            f"give the groups explicitly, or a size that divides it: far:{_least(size)}"
-            + ", or {}" * len(by_kind),
-            *by_kind,
-        )
-        groups = (far if groups.startswith("far") else adjacent)(size, size // each)
+        groups = _named_groups(axis, size, groups)
     count = np.zeros(size, int)
     of = np.zeros(size, int)
     outside = sorted({j for g in groups for j in g if not 0 <= j < size})
@@ -377,6 +363,25 @@ def _partition(axis: str, size: int, groups: Groups) -> CopyMap:
             + "; ".join(wrong)
         )
     return select(of, len(groups))
+
+
+def _named_groups(axis: str, size: int, name: str) -> tuple[tuple[int, ...], ...]:
+    """The units of each group of an axis, for groups given by a name such as ``"far:4"``."""
+    try:
+        each = group_size(name, size if kind(axis) in (HEADS, KV_HEADS) else None)
+    except ValueError as error:
+        raise ValueError(f"axis {axis!r}: {error}") from None
+    what = f"{name} pairs" if each == 2 else f"{name.partition(':')[0]} groups of {each}"
+    by_kind = [("layers", "alike")] if is_layers(axis) else []
+    _divides(
+        f"axis {axis!r}: {what}",
+        size,
+        each,
+        f"give the groups explicitly, or a size that divides it: far:{_least(size)}"
+        + ", or {}" * len(by_kind),
+        *by_kind,
+    )
+    return (far if name.startswith("far") else adjacent)(size, size // each)
 
 
 def _least(size: int) -> int:

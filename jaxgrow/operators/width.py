@@ -384,12 +384,6 @@ def lemon(
         )
     norms: list[Rule] = []
     for axis in streams:
-        if tiled[axis] < 1 and norm == "unscaled":
-            old, new = found[axis]
-            raise ValueError(
-                f"lemon grows {axis} from {old} to {new} by scaling the norms, but the norms of this "
-                f"model have no scale: choose a multiple of {old}"
-            )
         if tiled[axis] < 1:
             growth[axis], *own_norms = _ragged(axis, growth[axis], found[axis][1], norm)
             norms += own_norms
@@ -399,6 +393,11 @@ def lemon(
 def _ragged(axis: str, tiles: AxisMap, new: int, norm: str) -> tuple[AxisMap, Rule, Rule]:
     """The map of LEMON for a residual stream with remaining slots, and the rules for its norms."""
     old = tiles.old
+    if norm == "unscaled":
+        raise ValueError(
+            f"lemon grows {axis} from {old} to {new} by scaling the norms, but the norms of this "
+            f"model have no scale: choose a multiple of {old}"
+        )
     spare = np.zeros((new % tiles.old, tiles.old))
     write, read = (np.concatenate([dense(m), spare]) for m in (tiles.write, tiles.read))
 

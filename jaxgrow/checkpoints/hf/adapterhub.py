@@ -82,16 +82,7 @@ def load(folder: str | Path, config: Config) -> tuple[Adapter, Params]:
             [*wrong, f"non_linearity {how.get('non_linearity')!r}, at {at}, name {name!r}"]
         )
         raise CheckpointError(f"{file} describes an adapter that is not supported: {said}")
-    sizes = {
-        stored[t].shape[0]
-        for t in stored
-        if t.endswith(_LEAVES["down/bias"]) and len(stored[t].shape) == 1
-    }
-    if len(sizes) != 1:
-        raise CheckpointError(
-            f"{weights} has bottlenecks of {sorted(sizes)} units, but all have to have the same size"
-        )
-    adapter = Adapter(sizes.pop(), at, activation)  # type: ignore[arg-type]
+    adapter = Adapter(_bottleneck(stored, weights), at, activation)  # type: ignore[arg-type]
     leaves = {}
     known = set()
     for leaf, names, shape in _leaves(replace(config, adapter=adapter), name):
@@ -106,6 +97,20 @@ def load(folder: str | Path, config: Config) -> tuple[Adapter, Params]:
             f"{weights} has {listed(unknown)}, but this {type(config).__name__} does not have such adapters"
         )
     return adapter, nested(leaves)
+
+
+def _bottleneck(stored: Mapping[str, safetensors.Tensor], weights: Path) -> int:
+    """Return the number of units that all bottlenecks have."""
+    sizes = {
+        stored[t].shape[0]
+        for t in stored
+        if t.endswith(_LEAVES["down/bias"]) and len(stored[t].shape) == 1
+    }
+    if len(sizes) != 1:
+        raise CheckpointError(
+            f"{weights} has bottlenecks of {sorted(sizes)} units, but all have to have the same size"
+        )
+    return sizes.pop()
 
 
 def save(folder: str | Path, config: Config, adapter: Params, name: str = "adapter") -> None:

@@ -91,10 +91,7 @@ def appearing(target: Path, sources: list[Path], overwrite: bool) -> Iterator[Pa
             _remove(work)
     except BaseException as error:
         with uninterrupted():
-            if lock is not None:
-                lock.close()
-            with suppress(OSError):
-                _remove(work)
+            _abandon(work, lock)
             placed = made is not None and target.exists() and os.path.samestat(made, target.stat())
             with suppress(OSError):
                 for folder in [] if placed else missing:
@@ -102,6 +99,14 @@ def appearing(target: Path, sources: list[Path], overwrite: bool) -> Iterator[Pa
             for note in _left(target, work, placed, stood):
                 error.add_note(note)
         raise
+
+
+def _abandon(work: Path, lock: IO[str] | None) -> None:
+    """Remove the working folder after an error, as far as that is possible."""
+    if lock is not None:
+        lock.close()
+    with suppress(OSError):
+        _remove(work)
 
 
 def _left(target: Path, work: Path, placed: bool, stood: bool) -> Iterator[str]:
