@@ -144,7 +144,9 @@ def attempt(
     keep: Collection[int] = (),
 ) -> Run | None:
     """Return the finished run, or None if it or its source diverged (recorded in ``diverged``)."""
-    lost = {f"{name}-seed{s}" for name, seeds in diverged.items() for s in seeds}
+    lost: set[str] = set()
+    for name, seeds in diverged.items():
+        lost |= {f"{name}-seed{s}" for s in seeds}
     sources = {
         phase.folder.format(seed=seed) for phase in experiment.plan if isinstance(phase, Import)
     }
@@ -186,14 +188,15 @@ def judged(runs: list[list[Run]], tasks: list[str], data: Path) -> dict[str, lis
         kept = workdir.evaluated
         return {task: kept[key] for task, key in asked.items()}
 
-    results = [[one(r) for r in same] for same in runs]
-    names = {task: _metric(results[0][0][task]) for task in tasks}
-    return {
-        f"{task}, {name.replace('_', ' ')}": [
-            [result[task][name] for result in same] for same in results
-        ]
-        for task, name in names.items()
-    }
+    results = [list(map(one, same)) for same in runs]
+    scores: dict[str, list[list[float]]] = {}
+    for task in tasks:
+        metric = _metric(results[0][0][task])
+        label = f"{task}, {metric.replace('_', ' ')}"
+        scores[label] = []
+        for same in results:
+            scores[label].append([result[task][metric] for result in same])
+    return scores
 
 
 def keys(tasks: list[str], data: Path) -> dict[str, str]:
@@ -218,14 +221,11 @@ def _metric(result: dict[str, Any]) -> str:
 
 def _beside(files: list[Path]) -> list[Path]:
     """Return ``files`` and the files that are read with them: labels, other parts of a dataset."""
-    return sorted(
-        {
-            f
-            for file in files
-            for f in file.parent.glob(f"{file.name.partition('.')[0]}*")
-            if f.is_file()
-        }
-    )
+    found: set[Path] = set()
+    for file in files:
+        stem = file.name.partition(".")[0]
+        found |= {f for f in file.parent.glob(f"{stem}*") if f.is_file()}
+    return sorted(found)
 
 
 def tuned(runs: list[list[Run]], tuning: FineTuning, workdir: Path) -> dict[str, list[list[float]]]:
@@ -240,8 +240,12 @@ def tuned(runs: list[list[Run]], tuning: FineTuning, workdir: Path) -> dict[str,
         at = rates[best(rates)]
         return next(iter(next(iter(at[0].values())))), mean(own(scores) for scores in at)
 
-    scores = [[one(r) for r in same] for same in runs]
-    return {f"{tuning.name}, {scores[0][0][0]}": [[value for _, value in same] for same in scores]}
+    scores = [list(map(one, same)) for same in runs]
+    metric, _ = scores[0][0]
+    values: list[list[float]] = []
+    for same in scores:
+        values.append([value for _, value in same])
+    return {f"{tuning.name}, {metric}": values}
 
 
 def _arguments() -> Any:

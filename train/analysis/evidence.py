@@ -204,11 +204,11 @@ def fitted(rows: Sequence[Evidence]) -> Fit:
     Raises:
       UserError: the rows do not determine the fit.
     """
-    points = [
-        Measured((e.parameters, e.tokens_per_parameter), tuple(x / 100 for x in e.each), e.bounds)
-        for e in rows
-        if e.each
-    ]
+    points: list[Measured] = []
+    for e in rows:
+        if e.each:
+            saved = tuple(percent / 100 for percent in e.each)
+            points.append(Measured((e.parameters, e.tokens_per_parameter), saved, e.bounds))
     return fit(points)
 
 

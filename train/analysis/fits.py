@@ -58,8 +58,14 @@ def fit(points: list[Measured]) -> Fit:
       UserError: all points have one size and budget, sizes and budgets change together, or there
         are too few seeds.
     """
-    x = np.log2([p.at for p in points for _ in p.saved])
-    y = np.array([s for p in points for s in p.saved])
+    # One row per seed.
+    at: list[tuple[float, float]] = []
+    saved: list[float] = []
+    for p in points:
+        at += [p.at] * len(p.saved)
+        saved += p.saved
+    x = np.log2(at)
+    y = np.array(saved)
     if not points:
         raise UserError(
             "no comparison has several seeds, so nothing can be fitted: repeat the comparisons with "

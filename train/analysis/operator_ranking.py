@@ -1,5 +1,6 @@
 """The ranking of operators: losses at equal FLOPs after the small model, the best first."""
 
+import itertools
 from statistics import mean
 from typing import Any
 
@@ -27,15 +28,16 @@ def rows(finished: dict[str, list[Run]]) -> list[dict[str, Any]]:
     A loss is None if the operator had not yet grown the model at those FLOPs, because learning its
     maps took longer.
     """
-    curves = {by: [after_growing(r) for r in runs] for by, runs in finished.items()}
-    budget = min(curve[-1][0] for some in curves.values() for curve in some)
+    curves = {by: list(map(after_growing, runs)) for by, runs in finished.items()}
+    budget = min(curve[-1][0] for curve in itertools.chain(*curves.values()))
+    moments = [moment * budget for moment in MOMENTS]
     out = []
     for by, some in curves.items():
-        grown = [[curve[0][1] for curve in some]]
-        later = [[_at(curve, moment * budget) for curve in some] for moment in MOMENTS]
-        out.append(
-            {"by": by, "flops": [moment * budget for moment in MOMENTS], "loss": grown + later}
-        )
+        # The first losses are those right after growing.
+        losses: list[list[float | None]] = [[curve[0][1] for curve in some]]
+        for flops in moments:
+            losses.append([_at(curve, flops) for curve in some])
+        out.append({"by": by, "flops": moments, "loss": losses})
     return sorted(out, key=lambda row: mean(np.inf if x is None else x for x in row["loss"][-1]))
 
 
@@ -62,10 +64,10 @@ def table(ranked: list[dict[str, Any]], impossible: dict[str, str], seeds: list[
         "loss right after growing",
         *(f"at {flops:.3g} FLOPs" for flops in ranked[0]["flops"]),
     ]
-    body = [
-        [r["by"], *("not yet grown" if None in x else spread(x, "{:.4f}") for x in r["loss"])]
-        for r in ranked
-    ]
+    body = []
+    for r in ranked:
+        cells = ["not yet grown" if None in x else spread(x, "{:.4f}") for x in r["loss"]]
+        body.append([r["by"], *cells])
     body += [[by, f"impossible: {why}", *[""] * (len(head) - 2)] for by, why in impossible.items()]
     text = (
         f"{markdown(head, body)}\n\nFLOPs are counted from the end of the small model, which all operators share. "
@@ -73,6 +75,8 @@ def table(ranked: list[dict[str, Any]], impossible: dict[str, str], seeds: list[
     )
     ends = [r for r in ranked if None not in r["loss"][-1]]
     if len(ends) > 2:
-        correlation = rank_correlation(*([mean(r["loss"][i]) for r in ends] for i in (0, -1)))
+        first = [mean(r["loss"][0]) for r in ends]
+        last = [mean(r["loss"][-1]) for r in ends]
+        correlation = rank_correlation(first, last)
         text += f"Rank correlation of the losses right after growing and at the end: {correlation:.2f}\n"
     return text

@@ -1,8 +1,8 @@
 """Plots of the cost and the results of runs."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import mean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter
 
 from jaxgrow import plot
-from train.analysis.runs import Run, Unit, curves, half_width, spent
+from train.analysis.runs import Run, Unit, curves, half_width, mean_cost, mean_loss, spent
 from train.analysis.savings import Comparison
 from train.aot.compilation import Program
 from train.common.errors import UserError
@@ -58,7 +58,7 @@ def losses(comparison: Comparison, path: Path, unit: Unit = "flops") -> None:
     small = False
     for i, runs in enumerate(comparison.runs):
         small = _curves(axes, runs, unit, _look(i) | ({} if i else BROAD)) or small
-    level = mean(r.loss for r in comparison.runs[0])
+    level = mean_loss(comparison.runs[0])
     axes.axhline(
         level, color=GREY, linestyle="-.", linewidth=0.8, label="final loss of the baseline"
     )
@@ -91,8 +91,10 @@ def _curves(axes: "Axes", runs: Sequence[Run], unit: Unit, look: dict[str, Any])
 
 def _limit(axes: "Axes", comparison: Comparison, unit: Unit) -> None:
     """Set the limits of both axes, without the losses of the first steps."""
-    finals = [r.loss for runs in [*comparison.runs, *comparison.frontier] for r in runs]
-    points = [p for runs in comparison.runs for r in runs for p in r.curve]
+    runs = list(itertools.chain(*comparison.runs))
+    shorter = list(itertools.chain(*comparison.frontier))
+    finals = [r.loss for r in [*runs, *shorter]]
+    points = list(itertools.chain(*(r.curve for r in runs)))
     top = min(max(p["val_loss"] for p in points), min(finals) * 1.6) + 0.05
     axes.set_ylim(min(finals) - 0.05, top)
     axes.set_xscale("log")
@@ -102,9 +104,7 @@ def _limit(axes: "Axes", comparison: Comparison, unit: Unit) -> None:
     seen = [
         at for p in points if p["val_loss"] < top and p["flops"] > 0 and (at := spent(p, unit)) > 0
     ]
-    axes.set_xlim(
-        left=0.9 * min(seen + [r.cost(unit) for runs in comparison.frontier for r in runs])
-    )
+    axes.set_xlim(left=0.9 * min(seen + [r.cost(unit) for r in shorter]))
 
 
 def _explained(small: bool, bands: bool) -> list[Artist]:
@@ -121,10 +121,10 @@ def _explained(small: bool, bands: bool) -> list[Artist]:
 
 
 def _frontier(axes: "Axes", comparison: Comparison, unit: Unit) -> None:
-    scratch = sorted(comparison.scratch, key=lambda runs: mean(r.cost("flops") for r in runs))
-    costs = [mean(r.cost(unit) for r in runs) for runs in scratch]
-    ends = [mean(r.loss for r in runs) for runs in scratch]
-    half = [(len(runs) >= FEW and half_width([r.loss for r in runs])) or 0.0 for runs in scratch]
+    scratch = sorted(comparison.scratch, key=lambda runs: mean_cost(runs, "flops"))
+    costs = [mean_cost(runs, unit) for runs in scratch]
+    ends = [mean_loss(runs) for runs in scratch]
+    half = [_error_bar(runs) for runs in scratch]
     for runs in comparison.frontier:
         for curve in curves(runs, unit):
             axes.plot(curve.cost, curve.loss, color=GREY, linewidth=0.8)
@@ -146,10 +146,13 @@ def _frontier(axes: "Axes", comparison: Comparison, unit: Unit) -> None:
     }
     for x, runs in zip(costs, scratch, strict=True):
         axes.axvline(x, color=GREY, linewidth=0.6, alpha=0.5)
-        part = mean(r.cost("flops") for r in runs) / mean(
-            r.cost("flops") for r in comparison.runs[0]
-        )
+        part = mean_cost(runs, "flops") / mean_cost(comparison.runs[0], "flops")
         axes.text(x, 0.98, f"{part:.0%} of the budget", fontsize=SMALL, color=GREY, **where)
+
+
+def _error_bar(runs: Sequence[Run]) -> float:
+    """Half of the 95 % interval of the mean loss; 0 for fewer than `FEW` seeds."""
+    return (len(runs) >= FEW and half_width([r.loss for r in runs])) or 0.0
 
 
 def keep(comparison: Comparison, path: Path) -> bool:
@@ -206,7 +209,7 @@ def race(curves: dict[str, list[tuple[Run, list[tuple[float, float]]]]], path: P
     shared: list[Artist] = (
         [Line2D([], [], color=GREY, alpha=_OTHER, label="other seeds")] if several else []
     )
-    every = [seed for seeds in curves.values() for seed in seeds]
+    every = list(itertools.chain(*curves.values()))
     axes.set_xscale("symlog", linthresh=min(points[1][0] for _, points in every))
     axes.set_xlim(left=0)
     axes.set_xlabel("FLOPs after the small model")
@@ -236,13 +239,15 @@ def timeline(rows: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> Figure:
     Args:
       rows: names, and phases as in a run's ``result.json``.
     """
-    whole = sum(p["flops"] for p in rows[0][1])
-    largest = max(p["parameters"] for _, phases in rows for p in phases)
-    end = max(sum(p["flops"] for p in phases) for _, phases in rows) / whole
+    totals = [_flops(phases) for _, phases in rows]
+    whole = totals[0]
+    every = itertools.chain(*(phases for _, phases in rows))
+    largest = max(p["parameters"] for p in every)
+    end = max(totals) / whole
     colours: dict[str, str] = {}
     bars = [_bars(phases, whole, largest, end) for _, phases in rows]
-    above = [_lines([b for b in row if not b.inside], end) for row in bars]
-    count = 1 + max((line for labels in above for _, _, line, _ in labels), default=0)
+    above = [_lines(row, end) for row in bars]
+    count = 1 + max((line for _, _, line, _ in itertools.chain(*above)), default=0)
     figure = Figure((WIDTH, 0.6 + (1.15 + LINE * count) * len(rows)), dpi=DPI, layout="constrained")
     panels = figure.subplots(len(rows), sharex=True, sharey=True, squeeze=False)[:, 0]
     for axes, (name, _), row, labels in zip(panels, rows, bars, above, strict=True):
@@ -258,6 +263,10 @@ def timeline(rows: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> Figure:
     panels[-1].xaxis.set_major_formatter(PercentFormatter(1))
     panels[-1].set_xlabel(f"FLOPs relative to the first plan ({whole:.3g})", fontsize=SMALL + 1)
     return figure
+
+
+def _flops(phases: Sequence[Mapping[str, Any]]) -> float:
+    return sum(p["flops"] for p in phases)
 
 
 class _Bar(NamedTuple):
@@ -310,7 +319,7 @@ def _label(axes: "Axes", labels: Sequence[tuple[float, float, int, str]]) -> Non
 
 
 def _lines(bars: Sequence[_Bar], end: float) -> list[tuple[float, float, int, str]]:
-    """Arrange the labels above the bars.
+    """Arrange the labels above the bars, for all bars without a label inside.
 
     From right to left, each label is placed above all labels that it would overlap, so that its
     connecting line does not cross another label.
@@ -320,7 +329,8 @@ def _lines(bars: Sequence[_Bar], end: float) -> list[tuple[float, float, int, st
     """
     texts: dict[float, list[str]] = {}
     for bar in bars:
-        texts.setdefault(bar.x, []).append(bar.above)
+        if not bar.inside:
+            texts.setdefault(bar.x, []).append(bar.above)
     found: list[tuple[float, float, int, str]] = []
     for x, parts in reversed(texts.items()):
         text = f" {', '.join(parts)}"
@@ -343,11 +353,9 @@ def _amount(parameters: int) -> str:
 
 def memory(found: dict[str, list[Program]], limit: float, machine: str, path: Path) -> None:
     """Plot the memory of each program of `train.preflight`, stacked, and the limit of a device."""
-    bars = [
-        (f"{config}\n{p.phase}, {p.what}", p)
-        for config, programs in found.items()
-        for p in programs
-    ]
+    bars: list[tuple[str, Program]] = []
+    for config, programs in found.items():
+        bars += [(f"{config}\n{p.phase}, {p.what}", p) for p in programs]
     figure = Figure((WIDTH, 1.2 + 0.45 * len(bars)), dpi=DPI, layout="constrained")
     axes = figure.subplots()
     left = np.zeros(len(bars))

@@ -130,6 +130,16 @@ class Run:
         return x0 + (x1 - x0) * (y0 - loss) / (y0 - y1)
 
 
+def mean_cost(runs: Sequence[Run], unit: Unit) -> float:
+    """The mean cost of several runs."""
+    return mean(r.cost(unit) for r in runs)
+
+
+def mean_loss(runs: Sequence[Run]) -> float:
+    """The mean final loss of several runs."""
+    return mean(r.loss for r in runs)
+
+
 def spent(record: Mapping[str, Any], unit: Unit) -> float:
     """The cost of a log line, a phase or a result."""
     return record["seconds"] - record["compile_seconds"] if unit == "run_seconds" else record[unit]
@@ -148,19 +158,23 @@ def curves(runs: Sequence[Run], unit: Unit) -> list[Curve]:
     """Average the `Run.segments` of runs that differ only by their seeds."""
     found = []
     for parts in zip(*(run.segments for run in runs), strict=True):
-        at = [{line["step"]: line for line in part} for part in parts]
-        lines = [
-            [by_step[step] for by_step in at]
-            for step in at[0]
-            if all(step in by_step for by_step in at)
-        ]
-        losses = [[line["val_loss"] for line in same] for same in lines]
-        cost = [mean(spent(line, unit) for line in same) for same in lines]
+        at = [_by_step(part) for part in parts]
+        cost: list[float] = []
+        losses: list[list[float]] = []
+        for step in at[0]:
+            if all(step in by_step for by_step in at):
+                lines = [by_step[step] for by_step in at]
+                cost.append(mean(spent(line, unit) for line in lines))
+                losses.append([line["val_loss"] for line in lines])
         half = [half_width(values) or 0.0 for values in losses]
         found.append(
             Curve(parts[0][0]["phase"], np.array(cost), np.mean(losses, 1), np.array(half))
         )
     return found
+
+
+def _by_step(lines: Sequence[dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    return {line["step"]: line for line in lines}
 
 
 def frontier_budget(frontier: Sequence[Run], loss: float) -> float | None:

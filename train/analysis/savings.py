@@ -3,6 +3,7 @@
 The main measure compares with the frontier; other measures compare along the training curves.
 """
 
+import itertools
 import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -11,11 +12,29 @@ from statistics import mean, stdev
 from typing import Any
 
 from jaxgrow.tables import markdown
-from train.analysis.runs import Run, Unit, frontier_budget, half_width, refuse_unlike
+from train.analysis.runs import (
+    Run,
+    Unit,
+    frontier_budget,
+    half_width,
+    mean_cost,
+    mean_loss,
+    refuse_unlike,
+)
 
 UNITS: tuple[Unit, ...] = ("flops", "run_seconds", "seconds")
 ALIKE = 0.03  # two costs are considered equal if their relative difference is below this
 DECAYED = 0.05  # a schedule has decayed if it ends below this fraction of the peak
+
+
+def _relative_cost(pairs: Sequence[tuple[Run, Run]], unit: Unit) -> float:
+    """Return the cost of one row relative to the baseline's, as the mean over seeds.
+
+    Args:
+      pairs: each run, with the baseline of its seed.
+      unit: unit of the cost.
+    """
+    return mean(r.cost(unit) / b.cost(unit) for r, b in pairs)
 
 
 def _saved_at_baseline(pairs: Sequence[tuple[Run, Run]]) -> dict[str, Any]:
@@ -55,7 +74,8 @@ class Comparison:
     diverged: Mapping[str, list[int]] = field(default_factory=dict)
 
     def __post_init__(self):
-        refuse_unlike([(r.name, r.config) for runs in [*self.runs, *self.frontier] for r in runs])
+        every = itertools.chain(*self.runs, *self.frontier)
+        refuse_unlike([(r.name, r.config) for r in every])
 
     @property
     def scratch(self) -> list[list[Run]]:
@@ -79,7 +99,9 @@ class Comparison:
           seeds), if it exists.
         """
         baseline = {r.seed: r for r in self.runs[0]}
-        budgets = {s: [r for runs in self.scratch for r in runs if r.seed == s] for s in baseline}
+        budgets: dict[int, list[Run]] = {}  # the runs from scratch of each seed
+        for r in itertools.chain(*self.scratch):
+            budgets.setdefault(r.seed, []).append(r)
         rows = []
         for i, runs in enumerate([*self.runs, *self.frontier]):
             base = [baseline[r.seed] for r in runs]
@@ -93,7 +115,7 @@ class Comparison:
                 "loss": [r.loss for r in runs],
                 "accuracy": [r.result["val_accuracy"] for r in runs],
                 "scores": {name: scores[i] for name, scores in self.scores.items()},
-                **{unit: mean(r.cost(unit) / b.cost(unit) for r, b in pairs) for unit in UNITS},
+                **{unit: _relative_cost(pairs, unit) for unit in UNITS},
                 "source": mean(r.source("flops") / b.cost("flops") for r, b in pairs),
             }
             rows.append(row | self._saved_frontier(pairs, budgets) | _saved_at_baseline(pairs))
@@ -135,8 +157,7 @@ class Comparison:
         deviation = stdev(losses) if len(losses) > 1 else None
         budget = None
         points = sorted(
-            (math.log(mean(r.cost("flops") for r in rs)), mean(r.loss for r in rs))
-            for rs in self.scratch
+            (math.log(mean_cost(runs, "flops")), mean_loss(runs)) for runs in self.scratch
         )
         if deviation is not None and len(points) > 1:
             (x0, y0), (x1, y1) = points[-2:]
@@ -204,7 +225,8 @@ class Comparison:
         if self.frontier:
             columns["FLOPs saved vs. frontier"] = _frontier
         columns["time"] = lambda r: f"{r['run_seconds']:.3f}"
-        lost = [name for name in self.diverged if name not in {row["run"] for row in rows}]
+        listed = {row["run"] for row in rows}
+        lost = [name for name in self.diverged if name not in listed]
         return _lines(
             columns,
             [*rows, *({"run": name, "loss": [], "diverged": self.diverged[name]} for name in lost)],
@@ -214,7 +236,7 @@ class Comparison:
         first = self.runs[0][0]
         return (
             f"FLOPs and time are relative to {first.name}: {first.cost('flops'):.3g} FLOPs and "
-            f"{mean(r.cost('run_seconds') for r in self.runs[0]):.0f} s (excluding compilation and validation). "
+            f"{mean_cost(self.runs[0], 'run_seconds'):.0f} s (excluding compilation and validation). "
             f"Values are means over {len(self.runs[0])} seed{'s' * (len(self.runs[0]) > 1)}; compare.json has each seed."
         )
 
@@ -228,22 +250,24 @@ class Comparison:
         return [_lines(columns, self.rows())]
 
     def _phases(self) -> str:
-        body = [
-            [runs[0].name, p["phase"], f"{p['parameters']:,}", f"{p['steps']:,}",
-             f"{p['layers'] / p['steps']:.2f}" if p["steps"] else "", _milliseconds(runs, i),
-             f"{p['flops'] / runs[0].cost('flops'):.1%}"]
-            for runs in self.runs
-            for i, p in enumerate(runs[0].result["phases"])
-        ]  # fmt: skip
+        body: list[list[str]] = []
+        for runs in self.runs:
+            for i, p in enumerate(runs[0].result["phases"]):
+                counts = [f"{p['parameters']:,}", f"{p['steps']:,}"]
+                layers = f"{p['layers'] / p['steps']:.2f}" if p["steps"] else ""
+                share = f"{p['flops'] / runs[0].cost('flops'):.1%}"
+                times = _milliseconds(runs, i)
+                body.append([runs[0].name, p["phase"], *counts, layers, times, share])
         return markdown(
             ["run", "phase", "parameters", "steps", "layers", "ms per step", "FLOPs"], body
         )
 
 
 def _lines(columns: dict[str, Any], rows: list[dict[str, Any]]) -> str:
-    return markdown(
-        list(columns), [[_cell(name, cell, row) for name, cell in columns.items()] for row in rows]
-    )
+    body: list[list[str]] = []
+    for row in rows:
+        body.append([_cell(name, cell, row) for name, cell in columns.items()])
+    return markdown(list(columns), body)
 
 
 def _cell(name: str, cell: Callable[[dict[str, Any]], str], row: dict[str, Any]) -> str:

@@ -48,9 +48,11 @@ def table(tried: list[Tried], swept: dict[str, list[str]]) -> str:
     Settings that successive halving tried with fewer steps come last.
     """
     body = []
+    every: list[Run] = []
     halving = any(t.fraction for t in tried)
     for i, t in enumerate(tried):
         known = [r for r in t.runs if r is not None]
+        every += known
         cost = [
             f"{sum(r.cost('flops') for r in known):.3g}",
             f"{sum(r.cost('seconds') for r in known):.0f}",
@@ -68,7 +70,6 @@ def table(tried: list[Tried], swept: dict[str, list[str]]) -> str:
                 "best" if i == 0 and t.loss < math.inf else "",
             ]
         )
-    every = [r for t in tried for r in t.runs if r is not None]
     text = markdown(
         [*swept, *(["of the steps"] if halving else []), "final loss", "FLOPs", "seconds", ""], body
     )
