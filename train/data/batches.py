@@ -316,10 +316,8 @@ def validation(
             "raise data.valid_fraction, or lower batch"
         )
     chosen = _spread(len(source), batch, count)
-    return [
-        _stack([_fixed(source, i) for i in row])
-        for row in (chosen if rows is None else chosen[:, rows])
-    ]
+    chosen = chosen if rows is None else chosen[:, rows]
+    return [_batch(source, indices) for indices in chosen]
 
 
 def probe(
@@ -353,11 +351,15 @@ def probe(
         )
     chosen = free[np.linspace(0, len(free) - 1, count * micro).astype(int)].reshape(count, micro)
     chosen = chosen if rows is None else chosen[:, rows]
-    return _stack([_stack([_fixed(source, i) for i in row]) for row in chosen])
+    return _stack([_batch(source, indices) for indices in chosen])
 
 
 def _spread(samples: int, batch: int, count: int) -> np.ndarray:
     return np.linspace(0, samples - 1, count * batch).astype(int).reshape(count, batch)
+
+
+def _batch(source: Source, indices: np.ndarray) -> Any:
+    return _stack([_fixed(source, i) for i in indices])
 
 
 def _fixed(source: Source, i: int) -> tuple[Any, Any]:

@@ -84,10 +84,7 @@ def _read(file: Path) -> Normal | None:
     if not about.get("do_normalize", True):
         return Normal((0.0,) * 3, (1.0,) * 3)
     found = [about.get(key) for key in ("image_mean", "image_std")]
-    if not all(
-        isinstance(part, list) and part and all(isinstance(x, int | float) for x in part)
-        for part in found
-    ):
+    if not all(map(_is_numbers, found)):
         raise UserError(
             f"{file}: image_mean and image_std are {json.dumps(found)}, but should be lists of numbers"
         )
@@ -100,3 +97,8 @@ def _read(file: Path) -> Normal | None:
     return (
         None if np.allclose(mean, known.mean) and np.allclose(std, known.std) else Normal(mean, std)
     )
+
+
+def _is_numbers(part: Any) -> bool:
+    """Whether the value is a list of numbers that is not empty."""
+    return isinstance(part, list) and bool(part) and all(isinstance(x, int | float) for x in part)

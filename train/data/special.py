@@ -67,9 +67,8 @@ def special_tokens(tokenizer: Any, folder: Path | None) -> Special:
     names = {role: name for role in _ROLES if (name := _named(own, role)) is not None}
     begin = _of_role(tokenizer, own, model, "bos")
     end = _of_role(tokenizer, own, model, "eos")
-    ends = next(
-        (ids for ids in (_ids(tokenizer, file.get("eos_token_id")) for file in model) if ids), ()
-    )
+    ends_of_files = (_ids(tokenizer, file.get("eos_token_id")) for file in model)
+    ends = next((ids for ids in ends_of_files if ids), ())
     if not own:
         begin = _first(tokenizer, _BEGINS) if begin is None else begin
         end = _first(tokenizer, ENDS) if end is None else end
@@ -131,7 +130,8 @@ def frame(tokenizer: Any) -> tuple[list[int], list[int]]:
 def frame_of_pairs(tokenizer: Any) -> tuple[list[int], list[int], list[int]]:
     """The tokens that the tokenizer adds before, between and after two texts."""
     whole = tokenizer.encode("a", "b")
-    first, second = ([i for i, n in enumerate(whole.sequence_ids) if n == text] for text in (0, 1))
+    first = [i for i, text in enumerate(whole.sequence_ids) if text == 0]
+    second = [i for i, text in enumerate(whole.sequence_ids) if text == 1]
     if not first or not second:
         return [], [], []
     return whole.ids[: first[0]], whole.ids[first[-1] + 1 : second[0]], whole.ids[second[-1] + 1 :]

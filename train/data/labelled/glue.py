@@ -71,6 +71,13 @@ class Rows(NamedTuple):
     texts: tuple[list[str], ...]
     labels: np.ndarray
 
+    def select(self, indices: np.ndarray) -> "Rows":
+        """The rows with these indices."""
+        texts = []
+        for column in self.texts:
+            texts.append([column[i] for i in indices])
+        return Rows(tuple(texts), self.labels[indices])
+
 
 _PAIR = ("sentence1", "sentence2")
 _ACCURACY: Mapping[str, Metric] = {"accuracy": accuracy}
@@ -216,7 +223,10 @@ def rows_of(task: Glue, file: Path) -> Rows:
         )
     rows = [(n, row) for n, row in rows if len(row) >= least]
     labels = ((f"{file}, line {n}", row[label]) for n, row in rows)
-    return Rows(tuple([row[t] for _, row in rows] for t in texts), _labels(task, labels, file))
+    columns = []
+    for t in texts:
+        columns.append([row[t] for _, row in rows])
+    return Rows(tuple(columns), _labels(task, labels, file))
 
 
 def _places(first: list[str], columns: Columns, file: Path) -> tuple[list[int], int]:
@@ -277,7 +287,8 @@ def from_tfds(name: str, task: Glue, path: str | None) -> dict[str, Rows]:
             ((f"{where}, row {i}", np.asarray(r["label"]).item()) for i, r in enumerate(records)),
             where,
         )
-        out[split] = Rows(
-            tuple([r[t].decode("utf-8", "replace") for r in records] for t in texts), labels
-        )
+        columns = []
+        for t in texts:
+            columns.append([r[t].decode("utf-8", "replace") for r in records])
+        out[split] = Rows(tuple(columns), labels)
     return out

@@ -6,7 +6,7 @@ the result is the best answer of all windows. In version 2, some questions have 
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -104,9 +104,8 @@ def from_tfds(task: Squad, path: str | None) -> dict[str, list[Question]]:
                 f"{task.name} has no split {theirs!r}, only {', '.join(builder.info.splits)}"
             )
         articles = [_article(record) for record in builder.as_data_source(theirs)]
-        out[split] = [
-            q for a in articles for q in _questions(a, task, f"split {theirs} of {task.name}")
-        ]
+        where = f"split {theirs} of {task.name}"
+        out[split] = [q for article in articles for q in _questions(article, task, where)]
     return out
 
 
@@ -187,7 +186,8 @@ def windows(questions: list[Question], encoder: Encoder, length: int, stride: in
     to half of the window.
     """
     longest = min(QUESTION * encoder.piece, encoder.frame.room(2, length) // 2)
-    asked = [tokens[:longest] for tokens in encoder.tokens([q.text for q in questions])]
+    texts = [q.text for q in questions]
+    asked = [tokens[:longest] for tokens in encoder.tokens(texts)]
     contexts = list(dict.fromkeys(q.context for q in questions))  # questions share contexts
     read = dict(zip(contexts, encoder.spans(contexts), strict=True))
     first = []
@@ -341,10 +341,8 @@ def thresholds(questions: list[Question], found: Answers) -> dict[str, float]:
     order = np.argsort(found.silence, kind="stable")
     out = {}
     for name, metric in (("f1", answer_f1), ("exact_match", exact_match)):
-        said, silent = (
-            np.array([metric(text, q.answers) for text, q in zip(texts, questions, strict=True)])
-            for texts in (found.texts, [""] * len(questions))
-        )
+        said = _scores(metric, found.texts, questions)
+        silent = _scores(metric, [""] * len(questions), questions)
         totals = np.concatenate([[0.0], np.cumsum((said - silent)[order])]) + silent.sum()
         after = np.append(
             np.diff(found.silence[order]) > 0, True
@@ -357,6 +355,13 @@ def thresholds(questions: list[Question], found: Answers) -> dict[str, float]:
             f"best_{name}_threshold": float(below),
         }
     return out
+
+
+def _scores(
+    metric: Callable[[str, Iterable[str]], float], texts: list[str], questions: list[Question]
+) -> np.ndarray:
+    """The metric of each text as the answer to its question, float [N]."""
+    return np.array([metric(text, q.answers) for text, q in zip(texts, questions, strict=True)])
 
 
 def metrics(task: Squad) -> tuple[str, ...]:

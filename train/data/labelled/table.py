@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -161,10 +162,10 @@ def _saved(folder: Path, arrows: Sequence[Path]) -> Iterator[Row]:
     for file in arrows:
         try:
             with pa.OSFile(str(file)) as opened, pa.ipc.open_stream(opened) as stream:
-                batches = [batch.to_pylist() for batch in stream]
+                rows = [row for batch in stream for row in batch.to_pylist()]
         except (OSError, pa.ArrowException) as error:
             raise UserError(f"cannot read {file}: {error}") from error
-        for row in (row for batch in batches for row in batch):
+        for row in rows:
             number += 1
             yield Row(
                 f"{folder}, row {number}",
@@ -190,7 +191,10 @@ def texts(
     Raises:
       UserError: a row does not have the column, or a cell is not text.
     """
-    return tuple([_text(row, column, advice) for row in part] for column in columns)
+    found = []
+    for column in columns:
+        found.append([_text(row, column, advice) for row in part])
+    return tuple(found)
 
 
 def _text(row: Row, column: str, advice: str) -> str:
@@ -267,10 +271,7 @@ def _validation_rows(every: Rows, fraction: float, path: Path) -> dict[str, Rows
         raise UserError(
             f"{path} has {count} rows, not enough for a validation set; name a file of validation rows in data.valid_path"
         )
-    return {
-        name: Rows(tuple([part[i] for i in some] for part in every.texts), every.labels[some])
-        for name, some in (("train", mine), ("valid", held))
-    }
+    return {"train": every.select(mine), "valid": every.select(held)}
 
 
 # --- files ---
@@ -298,6 +299,9 @@ def _files(asked: Asked) -> dict[str, Path]:
 
 def _by_split(folder: Path) -> dict[str, Path]:
     names = ("train", *JUDGING)
-    files = {n: folder / f"{n}{kind}{packed}" for n in names for kind in _SUFFIXES for packed in _COMPRESSED
-             if (folder / f"{n}{kind}{packed}").is_file()}  # fmt: skip
+    files = {}
+    for name, kind, packed in product(names, _SUFFIXES, _COMPRESSED):
+        file = folder / f"{name}{kind}{packed}"
+        if file.is_file():
+            files[name] = file
     return files

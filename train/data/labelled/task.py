@@ -165,9 +165,7 @@ def _glue(data: Labelled, model: TextConfig, encoder: Encoder) -> Prepared:
     rows, about = _rows(data)
     train = rows["train"]
     some = _few(len(train.labels), data.examples)
-    rows["train"] = glue.Rows(
-        tuple([part[i] for i in some] for part in train.texts), train.labels[some]
-    )
+    rows["train"] = train.select(some)
     read = {split: _texts(part, encoder, data.length) for split, part in rows.items()}
     examples = {
         split: _examples(texts, rows[split].labels, data, model, encoder)
@@ -216,10 +214,8 @@ def _texts(rows: glue.Rows, encoder: Encoder, length: int) -> Texts:
         return framed(encoder.frame, [a[:room] for a in first], None, encoder.dtype)
     second = others[0]
     sizes = truncated(np.array(list(map(len, first))), np.array(list(map(len, second))), room)
-    a, b = (
-        [tokens[:n] for tokens, n in zip(part, s, strict=True)]
-        for part, s in zip((first, second), sizes, strict=True)
-    )
+    a = [tokens[:n] for tokens, n in zip(first, sizes[0], strict=True)]
+    b = [tokens[:n] for tokens, n in zip(second, sizes[1], strict=True)]
     return framed(encoder.frame, a, b, encoder.dtype)
 
 
