@@ -90,10 +90,7 @@ class Benchmarks:
         Raises:
           UserError: as for `load`.
         """
-        return {
-            name: [file for task in _leaves(tasks) for file in getattr(task, "files", ())]
-            for name, tasks in self.load(names).items()
-        }
+        return {name: _files(tasks) for name, tasks in self.load(names).items()}
 
     def _loaded(self, manager: Any, member: str | Mapping[str, Any]) -> list[Any]:
         """The tasks and groups of a name, or of a member of a group, which may have settings."""
@@ -145,11 +142,14 @@ def _plain(manager: Any) -> list[str]:
 
 
 def _leaves(tasks: Sequence[Any]) -> list[Any]:
-    return [
-        leaf
-        for task in tasks
-        for leaf in (task.get_all_tasks() if hasattr(task, "get_all_tasks") else [task])
-    ]
+    leaves = []
+    for task in tasks:
+        leaves += task.get_all_tasks() if hasattr(task, "get_all_tasks") else [task]
+    return leaves
+
+
+def _files(tasks: Sequence[Any]) -> list[Path]:
+    return [file for leaf in _leaves(tasks) for file in getattr(leaf, "files", ())]
 
 
 def _local_task(folder: Path, shots: bool) -> type:
@@ -199,7 +199,7 @@ def _result(name: str, found: Mapping[str, Any], tasks: Sequence[Any]) -> dict[s
 
 
 def _read(tasks: Sequence[Any]) -> list[str]:
-    return [str(file) for leaf in _leaves(tasks) for file in getattr(leaf, "files", ())]
+    return list(map(str, _files(tasks)))
 
 
 def _metrics(result: Mapping[str, Any]) -> dict[str, Any]:

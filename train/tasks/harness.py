@@ -11,6 +11,7 @@ Texts are tokenised as the harness tokenises them for a model of `transformers`.
 scores a continuation by its pseudo-likelihood (`train.tasks.scoring`).
 """
 
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -99,10 +100,9 @@ class Harness(TemplateLM):
                 "a masked model has no perplexity of running text; evaluate it on a task of pairs or choices, such as blimp"
             )
         windows = [self._windows(request.args[0]) for request in requests]
-        scores = iter(
-            self._loglikelihood_tokens([(None, *window) for text in windows for window in text])
-        )
-        return [sum(next(scores)[0] for _ in text) for text in windows]
+        asked = [(None, *window) for text in windows for window in text]
+        scores = iter([score for score, _ in self._loglikelihood_tokens(asked)])
+        return [sum(islice(scores, len(text))) for text in windows]
 
     def _windows(self, text: str) -> list[tuple[list[int], list[int]]]:
         """``(context, tokens to score)`` of each window of a text."""

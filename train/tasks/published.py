@@ -6,6 +6,7 @@ hub. Records have the columns of the hub's dataset, so that a task gives the sam
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -56,14 +57,12 @@ def local(
     published = PUBLISHED.get(path)
     wanted = ""
     if published is not None:
-        patterns = {
-            split: [p.format(name=name) for p in published.splits.get(split, ())]
-            for split in splits
-        }
-        files = {
-            split: _found(patterns[split], (folder / task, folder / published.short, folder))
-            for split in splits
-        }
+        folders = (folder / task, folder / published.short, folder)
+        patterns = {}
+        files = {}
+        for split in splits:
+            patterns[split] = [p.format(name=name) for p in published.splits.get(split, ())]
+            files[split] = _found(patterns[split], folders)
         missing = [split for split, file in files.items() if file is None]
         if not missing:
             read = {
@@ -87,10 +86,10 @@ def local(
 
 def _found(patterns: Sequence[str], folders: Sequence[Path]) -> Path | None:
     """The first file that exists."""
-    return next(
-        (file for pattern in patterns for folder in folders for file in matching(folder, pattern)),
-        None,
-    )
+    for pattern, folder in product(patterns, folders):
+        if files := matching(folder, pattern):
+            return files[0]
+    return None
 
 
 def _read(published: Dataset, file: Path) -> list[Record]:
@@ -160,7 +159,10 @@ def _arc(file: Path) -> Iterator[Record]:
         key = str(record.get("answerKey"))
         if isinstance(question, dict):
             options = _field(where, question, "choices", list)
-            choices = {name: [option[name] for option in options] for name in ("text", "label")}
+            choices = {
+                "text": [option["text"] for option in options],
+                "label": [option["label"] for option in options],
+            }
             question = _field(where, question, "stem")
         else:
             choices = _field(where, record, "choices", dict)

@@ -47,10 +47,12 @@ class Stopping:
         if stop is not None:
             return text[:stop]
         text = text.rstrip(_CUT)
-        ends = (
-            n for string in self.strings for n in range(1, len(string)) if text.endswith(string[:n])
-        )
-        return text[: len(text) - max(ends, default=0)]
+        begun = 0  # characters at the end that may begin a stop string
+        for string in self.strings:
+            for n in range(1, len(string)):
+                if text.endswith(string[:n]):
+                    begun = max(begun, n)
+        return text[: len(text) - begun]
 
     def _stop(self, text: str) -> int | None:
         """The index of the first stop string in the text, or None."""
