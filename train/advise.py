@@ -163,10 +163,8 @@ def placed(experiment: Experiment, recipe: Recipe, behind: float) -> tuple[float
     The model grows before its learning rate decays.
     """
     stable = 1 - decaying(experiment)
-    return max(
-        (expected(experiment, recipe, tau, behind), tau)
-        for tau in {min(tau, stable) for tau in PARTS}
-    )
+    fractions = {min(tau, stable) for tau in PARTS}
+    return max((expected(experiment, recipe, tau, behind), tau) for tau in fractions)
 
 
 # --- the pilot ---

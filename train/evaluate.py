@@ -93,19 +93,20 @@ def _learned(model: Path, name: str, data: Path, tokenizer: str | None) -> dict[
     }
     task = Labelled(name, str(where), tokenizer=tokenizer or name_of(model), **read)
     scores = score(model, task)
-    return {
-        f"{metric}, {split}": value for split, of in scores.items() for metric, value in of.items()
-    }
+    named = {}
+    for split, of in scores.items():
+        named |= {f"{metric}, {split}": value for metric, value in of.items()}
+    return named
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
     """Return the results as text, with one line for each number."""
-    rows = [
-        (task, name.replace("_", " "), f"{value:,}" if isinstance(value, int) else f"{value:.4f}")
-        for task, result in results.items()
-        for name, value in result.items()
-        if isinstance(value, int | float)
-    ]
+    rows = []
+    for task, result in results.items():
+        for name, value in result.items():
+            if isinstance(value, int | float):
+                number = f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
+                rows.append((task, name.replace("_", " "), number))
     return aligned((), rows, right=[2])
 
 

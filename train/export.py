@@ -120,12 +120,11 @@ def _tokenizer(run: Path, config: Config, folder: Path) -> dict[str, Any]:
     tokenizer.save(str(folder / "tokenizer.json"))
     special = special_tokens(tokenizer, run)
     roles = {role for role in _ROLES if config.masked or role not in _OF_MASKED}
-    named = {
-        role: name
-        for role, names in _ROLES.items()
-        if role in roles
-        and (name := next((n for n in names if tokenizer.token_to_id(n) is not None), None))
-    }
+    named = {}
+    for role, names in _ROLES.items():
+        existing = (name for name in names if tokenizer.token_to_id(name) is not None)
+        if role in roles and (name := next(existing, None)):
+            named[role] = name
     of_bert = {named.get("cls_token"), named.get("sep_token")} & {
         "[CLS]",
         "[SEP]",
@@ -188,7 +187,7 @@ def _framing(tokenizer: Any, frame: Frame) -> Any:
     """Return the post-processor of `tokenizers` that adds the tokens of a frame."""
     from tokenizers.processors import TemplateProcessing
 
-    begin, between, end = ([tokenizer.id_to_token(i) for i in part] for part in frame[:3])
+    begin, between, end = (list(map(tokenizer.id_to_token, part)) for part in frame[:3])
     tokens = {name: tokenizer.token_to_id(name) for name in (*begin, *between, *end)}
     return TemplateProcessing(
         single=[*begin, "$A", *end],
@@ -278,11 +277,9 @@ def _data(config: dict[str, Any], corpus: dict[str, str]) -> str:
 
 def _judged(run: Workdir) -> dict[str, float]:
     """Return the loss and the metrics on validation data."""
-    scores = {
-        f"{metric}, {split}": x
-        for split, of in (run.scores or {}).items()
-        for metric, x in of.items()
-    }
+    scores = {}
+    for split, of in (run.scores or {}).items():
+        scores |= {f"{metric}, {split}": x for metric, x in of.items()}
     result = run.result
     return {"loss": result["val_loss"]} | (scores or {"accuracy": result["val_accuracy"]})
 

@@ -46,10 +46,10 @@ def finetune(tuning: FineTuning, model: Path, workdir: Path) -> dict[float, list
       For each learning rate, the scores of each seed.
     """
     model = model.expanduser().resolve()
-    return {
-        rate: [_one(tuning, model, rate, seed, workdir) for seed in tuning.seeds]
-        for rate in tuning.learning_rates
-    }
+    found = {}
+    for rate in tuning.learning_rates:
+        found[rate] = [_one(tuning, model, rate, seed, workdir) for seed in tuning.seeds]
+    return found
 
 
 def _one(tuning: FineTuning, model: Path, rate: float, seed: int, workdir: Path) -> Scores:
@@ -81,7 +81,9 @@ def table(tuning: FineTuning, model: Path, found: Mapping[float, Sequence[Scores
     heads = [metric if len(splits) == 1 else f"{metric}, {split}" for split, metric in names]
     rows = []
     for rate, runs in found.items():
-        cells = [_cell([scores[split][metric] for scores in runs]) for split, metric in names]
+        cells = []
+        for split, metric in names:
+            cells.append(_cell([scores[split][metric] for scores in runs]))
         marked = " (best)" if len(found) > 1 and rate == best(found) else ""
         rows.append((f"{rate:g}{marked}", *cells))
     seeds = ", ".join(map(str, tuning.seeds))

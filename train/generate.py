@@ -183,9 +183,9 @@ def _timed(
 
 def main() -> None:
     a = _parsed()
-    prompts = [
-        line for text in a.prompt for line in (_stdin() if text == "-" else [_checked(text)])
-    ]
+    prompts = []
+    for text in a.prompt:
+        prompts += _stdin() if text == "-" else [_checked(text)]
     if not prompts:
         raise UserError("--prompt -: stdin has no lines; write one prompt in each line")
     if a.stream and (len(prompts) > 1 or a.samples > 1 or a.json):

@@ -209,9 +209,9 @@ def main() -> None:
     machine = described(arguments.on)
     found = {config: _checked(config, machine, arguments) for config in arguments.configs}
     if arguments.json:
-        everything = {
-            c: [asdict(p) | {"memory": p.memory} for p in programs] for c, programs in found.items()
-        }
+        everything = {}
+        for config, programs in found.items():
+            everything[config] = [asdict(p) | {"memory": p.memory} for p in programs]
         about = {"machine": machine.name, "devices": len(machine.devices), "memory": machine.memory}
         about["xla"] = xla.recorded(Mesh().over(list(machine.devices)))
         write_json(arguments.json, about | {"configs": everything})

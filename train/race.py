@@ -155,7 +155,10 @@ def main() -> None:
     write_text(arguments.workdir / "race.md", text)
     everything = {"ranked": ranked, "impossible": impossible, "seeds": seeds}
     write_json(arguments.workdir / "race.json", everything)
-    plots.race({by: [(r, after_growing(r)) for r in runs] for by, runs in finished.items()}, plot)
+    curves = {}
+    for by, runs in finished.items():
+        curves[by] = [(r, after_growing(r)) for r in runs]
+    plots.race(curves, plot)
     print(f"\n{text}\nplot: {plot}")
 
 

@@ -65,15 +65,10 @@ def told(points: list[Measured], at: tuple[float, float] | None) -> str:
     def percent(value: float, half: float) -> str:
         return f"{100 * value:.1f} % ± {100 * half:.1f}"
 
-    body = [
-        [
-            f"{p.at[0]:,.0f}",
-            f"{p.at[1]:.1f}",
-            ", ".join(f"{100 * s:.1f} %" for s in p.saved),
-            str(p.bounds or ""),
-        ]
-        for p in sorted(points, key=lambda p: p.at)
-    ]
+    body = []
+    for p in sorted(points, key=lambda p: p.at):
+        saved = ", ".join(f"{100 * s:.1f} %" for s in p.saved)
+        body.append([f"{p.at[0]:,.0f}", f"{p.at[1]:.1f}", saved, str(p.bounds or "")])
     lines = [markdown([*AXES, "FLOPs saved, each seed", "lower bounds"], body), ""]
     lines += [f"A doubling of {axis} adds {percent(*found.slope(axis))}." for axis in found.slopes]
     if at is not None:

@@ -28,14 +28,11 @@ def planned(experiment: Experiment) -> list[dict[str, Any]]:
         models[p.writes].params
         for p, models in zip(experiment.plan, states(experiment.plan, experiment.tx), strict=True)
     ]
-    return [
-        {
-            "phase": p.label,
-            "parameters": sum(x.size for x in jax.tree.leaves(params)),
-            "flops": p.cost(experiment.batch),
-        }
-        for p, params in zip(experiment.plan, made, strict=True)
-    ]
+    phases = []
+    for p, params in zip(experiment.plan, made, strict=True):
+        size = sum(x.size for x in jax.tree.leaves(params))
+        phases.append({"phase": p.label, "parameters": size, "flops": p.cost(experiment.batch)})
+    return phases
 
 
 def row(text: str) -> tuple[str, list[dict[str, Any]]]:
@@ -58,11 +55,12 @@ def row(text: str) -> tuple[str, list[dict[str, Any]]]:
 def table(rows: list[tuple[str, list[dict[str, Any]]]]) -> str:
     """Return a Markdown table of the cost of each phase, also relative to the first plan."""
     whole = sum(p["flops"] for p in rows[0][1])
-    body = [
-        [name, p["phase"], f"{p['parameters']:,}", f"{p['flops']:.3g}", f"{p['flops'] / whole:.1%}"]
-        for name, phases in rows
-        for p in phases
-    ]
+    body = []
+    for name, phases in rows:
+        for p in phases:
+            flops = p["flops"]
+            costs = [f"{p['parameters']:,}", f"{flops:.3g}", f"{flops / whole:.1%}"]
+            body.append([name, p["phase"], *costs])
     return markdown(["plan", "phase", "parameters", "FLOPs", f"of {rows[0][0]}"], body)
 
 

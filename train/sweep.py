@@ -177,11 +177,11 @@ def main() -> None:
     text = table(tried, swept)
     name = experiments[0][1].name
     write_text(arguments.workdir / f"{name}.md", text)
-    results = [
-        {"settings": t.settings, "loss": [None if r is None else r.loss for r in t.runs]}
-        | ({"of the steps": t.fraction} if t.fraction else {})
-        for t in tried
-    ]
+    results = []
+    for t in tried:
+        losses = [None if r is None else r.loss for r in t.runs]
+        part = {"of the steps": t.fraction} if t.fraction else {}
+        results.append({"settings": t.settings, "loss": losses} | part)
     write_json(arguments.workdir / f"{name}.json", results)
     print(f"\n{text}")
 

@@ -9,6 +9,7 @@ run at equal cost.
 """
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -35,10 +36,7 @@ def fit(baseline: Path, dropped: Path) -> Variance:
         if not Workdir(folder).finished:
             raise UserError(f"there is no finished run in {folder}; run its config first")
     base, config = (Workdir(folder).config for folder in (baseline, dropped))
-    base_settings, settings = (
-        {k: v for k, v in c.items() if k not in ("name", "method")} for c in (base, config)
-    )
-    wrong = differences(base_settings, settings)
+    wrong = differences(_compared(base), _compared(config))
     if wrong:
         raise UserError(
             f"{baseline} and {dropped} must differ only in layer dropping, but they also differ in: {'; '.join(wrong)}"
@@ -50,10 +48,7 @@ def fit(baseline: Path, dropped: Path) -> Variance:
         )
     first = round((drop["sensitivity"] or {"after": 0})["after"] * config["steps"])
     last = (1 - drop["recovery"]) * config["steps"]
-    losses = [
-        {line["step"]: line["val_loss"] for line in Run("", 0, f).curve}
-        for f in (baseline, dropped)
-    ]
+    losses = [_losses(baseline), _losses(dropped)]
     steps = sorted(t for t in losses[0].keys() & losses[1].keys() if first < t <= last)
     try:
         times = np.array([(t - first) / (last - first) for t in steps])
@@ -62,6 +57,16 @@ def fit(baseline: Path, dropped: Path) -> Variance:
         raise UserError(
             f"{error} ({len(steps)} common evaluations of {baseline} and {dropped})"
         ) from error
+
+
+def _compared(config: dict[str, Any]) -> dict[str, Any]:
+    """The settings that must be equal in both runs."""
+    return {name: value for name, value in config.items() if name not in ("name", "method")}
+
+
+def _losses(run: Path) -> dict[int, float]:
+    """The validation loss at each step with an evaluation."""
+    return {line["step"]: line["val_loss"] for line in Run("", 0, run).curve}
 
 
 def main() -> None:

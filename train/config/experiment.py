@@ -267,7 +267,8 @@ def warn(experiment: Experiment) -> None:
     """Print warnings on stderr about settings that are allowed but probably not intended."""
     if not is_first():
         return
-    for text in dict.fromkeys(text for phase in experiment.plan for text in phase.warnings()):
+    texts = [text for phase in experiment.plan for text in phase.warnings()]
+    for text in dict.fromkeys(texts):
         print(f"{experiment.name}: {text}", file=sys.stderr)
 
 
@@ -298,10 +299,10 @@ def as_json(experiment: Experiment) -> dict[str, Any]:
 def differences(old: Any, new: Any, name: str = "") -> list[str]:
     """Return the settings that differ: ``["optim.peak_lr: 0.01 and 0.02", ..]``."""
     if isinstance(old, dict) and isinstance(new, dict):
-        keys = sorted(old.keys() | new.keys())
-        return [
-            d for k in keys for d in differences(old.get(k), new.get(k), f"{name}.{k}".lstrip("."))
-        ]
+        found = []
+        for key in sorted(old.keys() | new.keys()):
+            found += differences(old.get(key), new.get(key), f"{name}.{key}".lstrip("."))
+        return found
     return [] if old == new else [f"{name}: {old!r} and {new!r}"]
 
 

@@ -64,10 +64,11 @@ class _Named(NamedTuple):
 
 def _names(kind: type) -> dict[str, _Named]:
     """Return the names of the items of a dataclass, which are settings like its fields."""
-    fields = [f for f in dataclasses.fields(kind) if "named" in f.metadata]
-    return {
-        name: _Named(f.name, item) for f in fields for name, item in f.metadata["named"].items()
-    }
+    names = {}
+    for f in dataclasses.fields(kind):
+        for name, item in f.metadata.get("named", {}).items():
+            names[name] = _Named(f.name, item)
+    return names
 
 
 def by_name(node: Any, f: dataclasses.Field) -> dict[str, Any]:

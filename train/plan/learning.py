@@ -118,11 +118,8 @@ def save(path: Path, phase: Learn, coefficients: dict[str, Any]) -> None:
         "ligo": asdict(phase.ligo),
     }
     arrays = {f"depth:{module}": w for module, w in coefficients["depth"].items()}
-    arrays |= {
-        f"width:{name}:{kind}": m
-        for name, ms in coefficients["width"].items()
-        for kind, m in ms.items()
-    }
+    for name, ms in coefficients["width"].items():
+        arrays |= {f"width:{name}:{kind}": m for kind, m in ms.items()}
     write_arrays(path, about, arrays)
 
 

@@ -317,11 +317,10 @@ def _with_best(trained: tuple[Phase, ...], best: Best) -> tuple[Phase, ...]:
     assert isinstance(phase, Train)
     parts = min(best.evaluations or 1, max(1, phase.steps))
     cuts = [round(i * phase.steps / parts) for i in range(parts + 1)]
-    pairs = [
-        (replace(phase, begin=a, until=b), KeepBest(LARGE, best))
-        for a, b in itertools.pairwise(cuts)
-    ]
-    return (*(p for pair in pairs for p in pair), TakeBest(LARGE))
+    phases: list[Phase] = []
+    for begin, until in itertools.pairwise(cuts):
+        phases += [replace(phase, begin=begin, until=until), KeepBest(LARGE, best)]
+    return (*phases, TakeBest(LARGE))
 
 
 @dataclass(frozen=True)

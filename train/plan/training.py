@@ -77,9 +77,10 @@ class Train(Phase, writes="name"):
 
     @cached_property  # every step reads it
     def _savings(self) -> dict[str, Any]:
-        return {
-            name: value for m in self.modifiers for name, value in m.savings(self.config).items()
-        }
+        savings = {}
+        for m in self.modifiers:
+            savings |= m.savings(self.config)
+        return savings
 
     @cached_property
     def fixed_flops(self) -> float:
