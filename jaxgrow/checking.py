@@ -148,7 +148,9 @@ class _Check:
         return [np.asarray(x) for x in jax.tree.leaves(self.apply(params))]
 
     def named(self, other: Named) -> Axes:
-        names = {leaf: other[group] for group in other for leaf in self.groups[group]}
+        names: dict[str, Names] = {}
+        for group, of_group in other.items():
+            names |= dict.fromkeys(self.groups[group], of_group)
         return jax.tree_util.tree_map_with_path(
             lambda p, n: names.get(path(p), n), self.axes, is_leaf=is_names
         )
@@ -176,9 +178,7 @@ class _Check:
 
     def moved_layers(self) -> list[str]:
         """The message if the layers axis is on the wrong dimension in all parameters."""
-        stacked = {
-            group: group[1] for group in self.groups if any(is_layers(axis(n)) for n in group[1])
-        }
+        stacked = {group: group[1] for group in self.groups if _is_stacked(group[1])}
         if not stacked or self.tried({}) < TOLERANCE:
             return []
         for dim in range(max(len(names) for names in stacked.values())):
@@ -212,23 +212,25 @@ class _Check:
 
     def unproven(self) -> list[str]:
         """One message for each suffix without which the outputs do not change."""
-        return [
-            f"{group[0]}: without the mark {name!r} in {group[1]}, the outputs do not change, so "
-            "the mark is not verified"
-            for group in self.groups
-            for i, name in enumerate(group[1])
-            if _is_width(name) and reads(name)
-            if self.tried({group: _renamed(group[1], i, turned(name, read=False))}) < 10 * TOLERANCE
-        ]
+        messages: list[str] = []
+        for group in self.groups:
+            for i, name in enumerate(group[1]):
+                if not (_is_width(name) and reads(name)):
+                    continue
+                unmarked = _renamed(group[1], i, turned(name, read=False))
+                if self.tried({group: unmarked}) < 10 * TOLERANCE:
+                    messages.append(
+                        f"{group[0]}: without the mark {name!r} in {group[1]}, the outputs do not "
+                        "change, so the mark is not verified"
+                    )
+        return messages
 
     def attention(self) -> list[str]:
         """One message for each wrong suffix of ``head_dim`` in keys and in values."""
         inner = [group for group in self.groups if _of_heads(group[1])]
         if not inner or not any(_is_out(names) for _, names in self.groups):
             return []
-        keys = [
-            group for group in inner if any(axis(n) == "head_dim" and reads(n) for n in group[1])
-        ]
+        keys = [group for group in inner if _of_keys(group[1])]
         if not keys:
             return [f"no parameter is marked as the keys of attention, 'head_dim{READ}'"]
         still = self.replaced(keys, lambda x: np.zeros_like(x))
@@ -283,10 +285,11 @@ def _drawn(params: Params, axes: Axes, rng: np.random.Generator) -> Params:
 
 
 def _change(before: list[np.ndarray], after: list[np.ndarray]) -> float:
-    shapes = [[x.shape for x in outputs] for outputs in (before, after)]
-    if shapes[0] != shapes[1]:
+    old = [x.shape for x in before]
+    new = [x.shape for x in after]
+    if old != new:
         raise ValueError(
-            f"the outputs have shapes {shapes[0]}, but {shapes[1]} when all widths are doubled. "
+            f"the outputs have shapes {old}, but {new} when all widths are doubled. "
             "Return outputs without an axis that grows, such as logits"
         )
     both = [
@@ -327,6 +330,14 @@ def _layers_at(names: Names, dim: int) -> Names:
     layers = next(n for n in names if is_layers(axis(n)))
     others = [n for n in names if n != layers]
     return (*others[:dim], layers, *others[dim:])
+
+
+def _is_stacked(names: Names) -> bool:
+    return any(is_layers(axis(n)) for n in names)
+
+
+def _of_keys(names: Names) -> bool:
+    return any(axis(n) == "head_dim" and reads(n) for n in names)
 
 
 def _of_heads(names: Names) -> bool:

@@ -7,6 +7,7 @@ sizes of the papers. `jaxgrow.optim.muon.flops` counts the products of Muon. The
 compiled step.
 """
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -320,8 +321,10 @@ def _times(eqn: Any) -> int:
     if eqn.primitive.name == "shard_map":
         mesh = eqn.params["mesh"]
         specs = (*eqn.params["in_specs"], *eqn.params["out_specs"])
-        entries = [entry for spec in specs for entry in spec if entry is not None]
-        dividing = {n for entry in entries for n in ([entry] if isinstance(entry, str) else entry)}
+        dividing: set[str] = set()
+        for entry in itertools.chain.from_iterable(specs):
+            if entry is not None:
+                dividing.update([entry] if isinstance(entry, str) else entry)
         return math.prod(mesh.shape[n] for n in eqn.params["newly_manual_axes"] if n in dividing)
     return 1
 

@@ -81,10 +81,10 @@ def growth(growth: Growth, params: Params, axes: Axes) -> "Figure":
         f"{name} {size}" for name, size in sizes(params, axes).items() if name not in changed
     ]:
         notes.append(f"unchanged: {', '.join(stay)}")
-    return figure(
-        drawn,
-        [line for note in notes for line in textwrap.wrap(note, _LINE, subsequent_indent="    ")],
-    )
+    lines: list[str] = []
+    for note in notes:
+        lines += textwrap.wrap(note, _LINE, subsequent_indent="    ")
+    return figure(drawn, lines)
 
 
 def panels(growth: Growth, params: Params, axes: Axes) -> list[Panel]:
@@ -239,10 +239,9 @@ def cells(matrix: Matrix) -> np.ndarray:
         np.minimum.at(low, where, m.weight)
     else:
         rows = [np.asarray(matrix[i : i + each]) for i in range(0, new, each)]
-        high, low = (
-            f.reduceat([f.reduce(r) for r in rows], range(0, old, each), 1)
-            for f in (np.maximum, np.minimum)
-        )
+        columns = range(0, old, each)
+        high = np.maximum.reduceat([np.maximum.reduce(r) for r in rows], columns, 1)
+        low = np.minimum.reduceat([np.minimum.reduce(r) for r in rows], columns, 1)
     return np.where(np.abs(high) >= np.abs(low), high, low)
 
 
@@ -262,13 +261,11 @@ class _Used(NamedTuple):
             " and ".join(sorted(self.roles, reverse=True)),
         ]
         if isinstance(growth, Rules):
-            every = [
-                [f"{i}"]
-                if len(used) == len(growth.rules[i - 1].terms)
-                else [f"{i}.{n}" for n in sorted(used)]
-                for i, used in sorted(self.rules.items())
-            ]
-            named = ", ".join(name for names in every for name in names)
+            names: list[str] = []
+            for i, used in sorted(self.rules.items()):
+                all_used = len(used) == len(growth.rules[i - 1].terms)
+                names += [f"{i}"] if all_used else [f"{i}.{n}" for n in sorted(used)]
+            named = ", ".join(names)
             lines += textwrap.wrap(f"rule{'s' * (',' in named)} {named}", 26)
         return Panel("\n".join(lines), self.matrix, self.along)
 

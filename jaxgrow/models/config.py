@@ -223,12 +223,11 @@ class Config:
         Layers of the same kind compute the same function if they have equal weights.
         """
         alternating = self.traits["alternating"]
-        return "".join(
-            "ab"[i % 2] if axis in alternating else "a"
-            for axis, n in self.sizes().items()
-            if is_layers(axis)
-            for i in range(n)
-        )
+        kinds = ""
+        for name, n in self.sizes().items():
+            if is_layers(name):
+                kinds += ("ab" * n)[:n] if name in alternating else "a" * n
+        return kinds
 
     @property
     def idle(self) -> int:

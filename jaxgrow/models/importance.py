@@ -159,7 +159,9 @@ def activations(config: Config, params: Params, inputs: Inputs) -> dict[str, jax
     config = replace(config, remat="none")
     with nn.intercept_methods(found.intercept):
         seen = _observed(config, params, inputs, found.means)
-    scores = {axis: x for stage in seen.values() for axis, x in stage.items()}
+    scores: dict[str, Any] = {}
+    for stage in seen.values():
+        scores |= stage
     return {axis: x.mean(0) if kind(axis) == "embed" else x for axis, x in scores.items()}
 
 
@@ -203,10 +205,11 @@ class _Activations:
 
     def means(self, x: jax.Array, y: jax.Array) -> dict[str, jax.Array]:
         """Return the means of the block that has just been traced, as `run_stack` calls it."""
-        return {
-            axis: jnp.stack([s.mean(tuple(range(s.ndim - 1))) for s in parts]).mean(0)
-            for axis, parts in self.found.items()
-        }
+        means = {}
+        for name, parts in self.found.items():
+            each = [part.mean(tuple(range(part.ndim - 1))) for part in parts]
+            means[name] = jnp.stack(each).mean(0)
+        return means
 
 
 def _observed(config: Config, params: Params, inputs: Inputs, observe: Observe) -> dict[str, Any]:

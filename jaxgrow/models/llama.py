@@ -370,11 +370,8 @@ def period(kinds: str) -> str:
       >>> period("ssfssfs")
       'ssf'
     """
-    return next(
-        kinds[:n]
-        for n in range(1, len(kinds) + 1)
-        if all(a == kinds[i % n] for i, a in enumerate(kinds))
-    )
+    prefixes = (kinds[:n] for n in range(1, len(kinds) + 1))
+    return next(p for p in prefixes if (p * len(kinds)).startswith(kinds))
 
 
 def layer_sources(growth: Growth, kinds: str) -> list[int] | None:
@@ -678,9 +675,8 @@ def layer_and_blocks(
     """
     every = [(kind, c.first_norm or i > 0) for i, kind in enumerate(c.layer_kinds)]
     kinds = sorted(set(every))
-    rotation_NTI = [
-        np.stack(a) for a in zip(*(rotations(c, positions, kind) for kind, _ in kinds), strict=True)
-    ]
+    by_kind = [rotations(c, positions, kind) for kind, _ in kinds]
+    rotation_NTI = [np.stack(a) for a in zip(*by_kind, strict=True)]
     windows_N = np.array(
         [c.window if KINDS[kind].window else positions for kind, _ in kinds], np.int32
     )

@@ -244,7 +244,10 @@ def _unrolled(body: Callable, x: jax.Array, inputs: Any) -> tuple[jax.Array, Any
     """
     leaves, tree = jax.tree.flatten(inputs)
     layers = len(leaves[0])
-    parts = [[part[0] for part in jax.lax.split(leaf, (1,) * layers)] for leaf in leaves]
+    parts = []
+    for leaf in leaves:
+        of_layers = jax.lax.split(leaf, (1,) * layers)
+        parts.append([part[0] for part in of_layers])
     observed = []
     for own in zip(*parts, strict=True):
         x, seen = body(x, jax.tree.unflatten(tree, own))

@@ -137,10 +137,10 @@ def times(lines: dict[str, list[str]]) -> Counter[str]:
     for name, body in lines.items():
         for line in body:
             trips = _trips(line, lines) if " while(" in line else 1
-            branches = [
-                b.strip().lstrip("%") for found in _BRANCHES.findall(line) for b in found.split(",")
-            ]
-            for callee in [*_CALLS.findall(line), *branches]:
+            callees = _CALLS.findall(line)
+            for branches in _BRANCHES.findall(line):
+                callees += [branch.strip().lstrip("%") for branch in branches.split(",")]
+            for callee in callees:
                 calls.setdefault(name, []).append((callee, trips))
     times: Counter[str] = Counter()
 
@@ -188,11 +188,8 @@ def _fused_trips(line: str, lines: dict[str, list[str]], root: "_Operation") -> 
     value is not found, it is assumed to be 0. A loop of unknown length counts once.
     """
     called = re.search(r"calls=%?([\w.\-]+)", root.text) if root.kind == "fusion" else None
-    ends = (
-        [int(n) for text in lines[called[1]] for n in re.findall(r" constant\((\d+)\)", text)]
-        if called
-        else []
-    )
+    fused = lines[called[1]] if called else []
+    ends = [int(n) for n in re.findall(r" constant\((\d+)\)", "\n".join(fused))]
     if len(ends) != 1:
         return 1
     given = re.search(r" while\(%?([\w.\-]+)\)", line)
@@ -241,7 +238,10 @@ def _parts(shapes: str) -> Iterator[str]:
 
 def shapes(text: str) -> list[tuple[str, list[int]]]:
     """Return ``(dtype, sizes)`` of every array in a type."""
-    return [(kind, [int(d) for d in dims.split(",") if d]) for kind, dims in _SHAPE.findall(text)]
+    found = []
+    for kind, dims in _SHAPE.findall(text):
+        found.append((kind, [int(d) for d in dims.split(",") if d]))
+    return found
 
 
 def size(text: str) -> float:

@@ -124,7 +124,9 @@ def kernels(text: str) -> list[Kernel]:
     lines = dict(hlo.computations(text))
     times = hlo.times(lines)
     programs = {name: _Computation(tuple(_parsed(body))) for name, body in lines.items()}
-    inner = {name for program in programs.values() for i in program.lines for name in _within(i)}
+    inner: set[str] = set()
+    for program in programs.values():
+        inner.update(*map(_within, program.lines))
     out = []
     for name, program in programs.items():
         if name in inner or not times[name]:
@@ -217,12 +219,9 @@ def _products(
 ) -> tuple[float, bool]:
     """``(FLOPs of the matrix products, whether their operands have 16 bits)``."""
     if i.kind.startswith("fusion"):
-        each = [
-            _products(j, programs[n], programs)
-            for n in _within(i)
-            if n in programs
-            for j in programs[n].lines
-        ]
+        each = []
+        for program in [programs[n] for n in _within(i) if n in programs]:
+            each += [_products(j, program, programs) for j in program.lines]
         each = [found for found in each if found[0]]
         return sum(f for f, _ in each), all(narrow for _, narrow in each)
     if i.kind == "custom-call" and (found := _ATTENTION.search(i.text)):
@@ -422,10 +421,10 @@ def part(path: str) -> str:
     Args:
       path: path of the kernel.
     """
-    return next(
-        (name for name, words in PARTS.items() if any(word in path.lower() for word in words)),
-        "other",
-    )
+    for name, words in PARTS.items():
+        if any(word in path.lower() for word in words):
+            return name
+    return "other"
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,9 @@ def step_plans(phase: Train, model: Model, setting: Setting) -> Callable[[int, i
             + phase.fixed_flops
             + sum(g.flops for g in given)
         )
-        log = {"lr": lr, "layers": layers} | {name: x for g in given for name, x in g.log.items()}
+        log = {"lr": lr, "layers": layers}
+        for g in given:
+            log |= g.log
         inputs = StepInputs(
             np.float32(lr),
             np.uint32(number),

@@ -148,9 +148,9 @@ def _objective(
 ) -> tuple[jax.Array, jax.Array]:
     """Return ``(objective, cross-entropy)`` of a micro-batch."""
     inputs, targets = batch = cut(batch, math.prod(modifier.windows for modifier, _ in pairs))
-    options = {
-        name: x for m, given in pairs for name, x in m.options(given, micro, model.config).items()
-    }
+    options = {}
+    for modifier, given in pairs:
+        options |= modifier.options(given, micro, model.config)
     if not any(modifier.reads_logits and given is not None for modifier, given in pairs):
         value, _ = scores(model, batch, **options)
         return value, value

@@ -268,7 +268,9 @@ class Trainer:
         devices = batch_devices(self.mesh)
         setting = Setting(self.models, first, e.batch, e.accumulate, e.seed, devices)
         plans = step_plans(phase, model, setting)
-        notes = {name: note for m in phase.modifiers for name, note in m.notes(model).items()}
+        notes = {}
+        for modifier in phase.modifiers:
+            notes |= modifier.notes(model)
         held = packed(model)
         for done in range(first + 1, phase.end + 1):
             plan = plans(done - 1, self.ledger.steps)

@@ -125,19 +125,15 @@ class Checkpoints:
         placed = {name: shardings(model, mesh) for name, model in expected.items()}
         abstract = jax.tree.map(
             lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-            *({name: _tree(m) for name, m in models.items()} for models in (expected, placed)),
+            {name: _tree(model) for name, model in expected.items()},
+            {name: _tree(model) for name, model in placed.items()},
         )
         trees = ocp.load_checkpointables(where, {"models": abstract})["models"]
         data.set_state(saved["data"])
-        models = {
-            n: replace(
-                m,
-                **{
-                    field: trees[n].get(field) for field in ("params", "opt", "sensitivity", "base")
-                },
-            )
-            for n, m in expected.items()
-        }
+        models = {}
+        fields = ("params", "opt", "sensitivity", "base")
+        for name, model in expected.items():
+            models[name] = replace(model, **{field: trees[name].get(field) for field in fields})
         return models, record
 
     def _chosen(self) -> int | None:

@@ -76,7 +76,10 @@ class Recorder:
         if self._waiting is None:
             return
         (step, totals, values), self._waiting = self._waiting, None
-        lists = {k: [round(float(x), 4) for x in v] for k, v in values.items() if np.ndim(v)}
+        lists = {}
+        for name, value in values.items():
+            if np.ndim(value):
+                lists[name] = [round(float(x), 4) for x in value]
         numbers = self.finite(step, {k: v for k, v in values.items() if k not in lists})
         self._write(step, totals, {**numbers, **lists})
         self.progress.show(step, totals, numbers["loss"])
@@ -98,9 +101,10 @@ class Recorder:
         totals = dict(totals)
         steps = totals.pop("steps")
         account = self.ledger.phases[-1]
-        flat = {
-            f"{k}/{i}": x for k, v in values.items() if isinstance(v, list) for i, x in enumerate(v)
-        }
+        flat = {}
+        for k, v in values.items():
+            if isinstance(v, list):
+                flat |= {f"{k}/{i}": x for i, x in enumerate(v)}
         flat |= {k: v for k, v in values.items() if not isinstance(v, list)}
         tagged = {f"{account.model}/{k}": v for k, v in flat.items()} | totals
         self._files.write({"phase": account.phase, "step": step, **totals, **values}, steps, tagged)

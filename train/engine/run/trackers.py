@@ -179,8 +179,7 @@ def flat(node: Any, name: str = "") -> dict[str, Any]:
     """Flatten nested dicts to ``{"optim.peak_lr": 0.01, ...}``."""
     if not isinstance(node, dict):
         return {name: node}
-    return {
-        k: v
-        for key, value in node.items()
-        for k, v in flat(value, f"{name}.{key}".lstrip(".")).items()
-    }
+    found = {}
+    for key, value in node.items():
+        found |= flat(value, f"{name}.{key}".lstrip("."))
+    return found

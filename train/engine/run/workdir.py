@@ -321,10 +321,10 @@ def imported(
         params = (source if least.leaves == source.leaves else least).shard(mesh)
     except CheckpointError as error:
         raise UserError(f"{error}; {run.again}" if run.finished else str(error)) from error
-    has, wanted = (
-        {name: value for name, value in c.as_json().items() if name not in config.run_by}
-        for c in (source.config, config)
-    )
+    has, wanted = source.config.as_json(), config.as_json()
+    for name in config.run_by:
+        has.pop(name, None)
+        wanted.pop(name, None)
     wrong = differences(has, wanted)
     if headless:
         params = config.body_from(split(params)[0], source.config)
@@ -373,10 +373,9 @@ def _comparable(config: Mapping[str, Any], known: bool) -> dict[str, Any]:
     ``known``, where they are stored.
     """
     left_out = (*_HOW, *_WHERE, "corpus") if known else (*_HOW, "corpus")
-    data = {
-        kind: {k: v for k, v in d.items() if k not in left_out}
-        for kind, d in config["data"].items()
-    }
+    data = {}
+    for kind, settings in config["data"].items():
+        data[kind] = {k: v for k, v in settings.items() if k not in left_out}
     return {k: v for k, v in config.items() if k != "corpus"} | {"data": data}
 
 

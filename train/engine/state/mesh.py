@@ -137,13 +137,13 @@ def _by_hosts(devices: list[Any], replicas: int) -> list[Any]:
     Raises:
       ValueError: the devices of a host or slice would belong to several replicas.
     """
-    devices = sorted(
-        devices, key=lambda d: (getattr(d, "slice_index", 0) or 0, d.process_index, d.id)
-    )
+
+    def host(device: Any) -> tuple[int, int]:
+        return getattr(device, "slice_index", 0) or 0, device.process_index
+
+    devices = sorted(devices, key=lambda d: (*host(d), d.id))
     groups = np.array(devices).reshape(replicas, -1)
-    hosts = [
-        {(getattr(d, "slice_index", 0) or 0, d.process_index) for d in group} for group in groups
-    ]
+    hosts = [set(map(host, group)) for group in groups]
     every = set.union(*hosts)
     if len(every) > 1 and sum(map(len, hosts)) > len(every):
         raise ValueError(
