@@ -6,6 +6,7 @@ name is unknown, the layout of the framework decides. If neither is known, the a
 parameter get a ``?`` instead of a guess.
 """
 
+import itertools
 import re
 from collections.abc import Iterable, Sequence, Set
 
@@ -86,15 +87,11 @@ def fused_axis(leaf: str, first: Sequence[int]) -> str | None:
     """
     if not re.search(r"(layers?|blocks?|h)[_/]\d+/", leaf):
         return None
-    return next(
-        (
-            name
-            for word in _words(leaf.split("/")) & FUSED.keys()
-            for of, name in [FUSED[word]]
-            if of in first
-        ),
-        None,
-    )
+    for word in _words(leaf.split("/")) & FUSED.keys():
+        count, name = FUSED[word]
+        if count in first:
+            return name
+    return None
 
 
 def is_scale(leaf: str) -> bool:
@@ -136,7 +133,7 @@ def marked(leaf: str, names: Names, known: Set[str], has_scale: bool, has_kernel
 def _words(parts: Sequence[str]) -> set[str]:
     """Return the words of parts of a path: ``attn_vec_einsum`` has three."""
     spaced = (re.sub(r"(?<=[a-z])(?=[A-Z])", "_", part).lower() for part in parts)
-    return {word for part in spaced for word in re.findall(r"[a-z]+\d*", part)}
+    return set(re.findall(r"[a-z]+\d*", " ".join(spaced)))
 
 
 def _groups(names: Names) -> list[list[int]]:
@@ -187,7 +184,7 @@ def _matrix(parts: Sequence[str], names: Names, groups: list[list[int]]) -> Name
     if side == "in":
         read = [plain.index("embed")]
     elif side == "out":
-        read = [i for group in groups for i in group if plain[i] != "embed"]
+        read = [i for i in itertools.chain.from_iterable(groups) if plain[i] != "embed"]
     else:
         read = _by_layout(last, names, groups)
     if not read or (side == "out" and any(plain[i] not in _INNER for i in read)):

@@ -397,12 +397,11 @@ def leaves(params: Params, axes: Axes) -> Iterator[tuple[str, Any, Names]]:
         for p, x in arrays.items()
         if p in names and np.ndim(x) != len(names[p])
     ]
-    wrong += [
-        f"{p}: the axis names {n} contain "
-        f"{', '.join(repr(a) for a in n if not isinstance(a, str))}, but each name must be a string"
-        for p, n in names.items()
-        if not all(isinstance(a, str) for a in n)
-    ]
+    for p, n in names.items():
+        if others := ", ".join(repr(a) for a in n if not isinstance(a, str)):
+            wrong.append(
+                f"{p}: the axis names {n} contain {others}, but each name must be a string"
+            )
     unsure: dict[Names, list[str]] = {}
     for p, n in names.items():
         if any(isinstance(a, str) and UNSURE in a for a in n):

@@ -6,6 +6,7 @@ sharding. Models of jaxgrow define their own axis names (`jaxgrow.axes.named`) a
 file.
 """
 
+import itertools
 import re
 from collections.abc import Callable, Mapping, Set
 from fnmatch import fnmatchcase
@@ -163,16 +164,17 @@ def infer(params: Params, sizes: Mapping[str, int]) -> dict[str, Names]:
     named = jax.tree_util.tree_map_with_path(_by_size(params, sizes), params)
     named = _marked(named, KNOWN | sizes.keys())
     tree: Nested = unflatten_dict(by_path(named, is_leaf=is_names), sep="/")
-    rules = {
-        pattern: tuple(n + UNSURE * (names.count(n) > 1 and UNSURE not in n) for n in names)
-        for pattern, names in _patterns("", tree).items()
-    }
+    rules: dict[str, Names] = {}
+    for pattern, names in _patterns("", tree).items():
+        repeated = {n for n in names if names.count(n) > 1 and UNSURE not in n}
+        rules[pattern] = tuple(n + UNSURE if n in repeated else n for n in names)
     outside = {
         pattern: names
         for pattern, names in rules.items()
         if "*" not in pattern and LAYERS not in names
     }
-    read = {axis(n) for names in outside.values() for n in names if reads(n)}
+    every = itertools.chain.from_iterable(outside.values())
+    read = {axis(n) for n in every if reads(n)}
     for pattern, names in outside.items():
         if any(".norm." in n for n in names) and axis(names[-1]) not in read:
             rules[pattern] = (*names[:-1], names[-1] + UNSURE)
@@ -192,11 +194,10 @@ def _by_size(params: Params, sizes: Mapping[str, int]) -> Callable[[KeyPath, Any
         return [name for name, of in sizes.items() if of == size]
 
     shapes = [np.shape(x) for x in jax.tree.leaves(params)]
-    sure = {
-        shape.index(sizes[LAYERS])
-        for shape in shapes
-        if [known(n) for n in shape].count([LAYERS]) == 1
-    }
+    sure: set[int] = set()
+    for shape in shapes:
+        if [known(n) for n in shape].count([LAYERS]) == 1:
+            sure.add(shape.index(sizes[LAYERS]))
     dims = sure or set(range(max(map(len, shapes), default=0)))
 
     def leaf(key_path: KeyPath, x: Any) -> Names:
