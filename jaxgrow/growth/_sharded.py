@@ -145,8 +145,12 @@ def layout(
       dimension that needs the least memory.
     """
     mesh = jax.sharding.get_abstract_mesh()
+
+    def devices(axes: tuple[str, ...]) -> int:
+        return math.prod(mesh.shape[a] for a in axes)
+
     over = tuple(() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in spec)
-    counts = tuple(math.prod(mesh.shape[a] for a in axes) for axes in over)
+    counts = tuple(map(devices, over))
     source = [size // n for size, n in zip(shape, counts, strict=True)]
     result = tuple(size // n for size, n in zip(new, counts, strict=True))
     copies = len(terms) == 1 and all(p is None or p.copies for p in terms[0])

@@ -64,11 +64,12 @@ def kinds(
       ValueError: the trial cannot run the optimizer.
     """
     arrays, tree = jax.tree.flatten(params)
-    shapes = tuple(
-        (tuple(min(n, UNITS) for n in jnp.shape(x)), np.dtype(x.dtype).name) for x in arrays
-    )
+    shapes: list[tuple[tuple[int, ...], str]] = []
+    for x in arrays:
+        shape = tuple(min(n, UNITS) for n in jnp.shape(x))
+        shapes.append((shape, np.dtype(x.dtype).name))
     names, names_tree = jax.tree.flatten(axes, is_leaf=is_names)
-    return _kinds(tx, tree, shapes, names_tree, tuple(names), layers)
+    return _kinds(tx, tree, tuple(shapes), names_tree, tuple(names), layers)
 
 
 @cache  # a run may grow several times
@@ -95,7 +96,10 @@ def _kinds(
         factors = drawn(partial(np.resize, [2.0, 1.0]))  # they differ within a leaf
         gradients = [drawn(rng.standard_normal) for _ in range(MOST)]
         trials = _tried(_Problem(tx, params, axes, gradients, factors, layers))
-    return {leaf: _either([trial.kind(leaf) for trial in trials]) for leaf in trials[0].leaves}
+    found: dict[str, Kind] = {}
+    for leaf in trials[0].leaves:
+        found[leaf] = _either([trial.kind(leaf) for trial in trials])
+    return found
 
 
 class _Problem(NamedTuple):

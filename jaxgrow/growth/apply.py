@@ -5,6 +5,7 @@ axis by it: by the read map if the parameter contracts the axis, otherwise by th
 operators use this one function. It also works on sharded parameters and under ``jit``.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -101,7 +102,8 @@ def grow_leaf(terms: Sequence[maps.Term], names: Names, x: Array) -> Array:
       names: axis names of the leaf.
       x: the leaf. Its shape must fit the terms; this is not checked.
     """
-    if not any(m for term in terms for m, _, _ in parts(term, names)):
+    found = itertools.chain.from_iterable(parts(term, names) for term in terms)
+    if not any(part.map for part in found):
         return x
     traced = matrices.is_traced(x)
     learned = any(matrices.is_traced(m) for m in jax.tree.leaves(terms))
@@ -149,7 +151,7 @@ def _divided_sum(terms: Sequence[maps.Term], names: Names, x: Array, spec: P) ->
     ``spec`` is the sharding of the leaf and of its result.
     """
     found = [parts(term, names) for term in terms]
-    groups = [[(begin, end) for _, begin, end in each] for each in found]
+    groups = [_ranges(each) for each in found]
     wide = jnp.promote_types(x.dtype, jnp.float32)
     if any(each != groups[0] for each in groups):  # the terms flatten different axes
         each = [_divided_sum([term], names, x.astype(wide), spec) for term in terms]
@@ -165,7 +167,9 @@ def _divided_sum(terms: Sequence[maps.Term], names: Names, x: Array, spec: P) ->
             *[entries[begin] for begin, _ in groups[0]]
         ),  # further axes of a group are gathered
     )
-    given = [tuple(_sharded.part(m, wide) for m in _matrices(each, names)) for each in found]
+    given: list[_sharded.Parts] = []
+    for one in found:
+        given.append(tuple(_sharded.part(m, wide) for m in _matrices(one, names)))
     return _program(shapes, x, given)  # pyright: ignore[reportUnknownVariableType]
 
 
@@ -188,7 +192,14 @@ def _program(shapes: _Shapes, x: Array, terms: Sequence[_sharded.Parts]) -> jax.
 
 
 def _new_shape(parts: Sequence[Part], shape: Sequence[int]) -> list[int]:
-    return [n for m, begin, end in parts for n in (shape[begin:end] if m is None else m.shapes[0])]
+    new: list[int] = []
+    for m, begin, end in parts:
+        new += shape[begin:end] if m is None else m.shapes[0]
+    return new
+
+
+def _ranges(parts: Sequence[Part]) -> list[tuple[int, int]]:
+    return [(begin, end) for _, begin, end in parts]
 
 
 def _on_mesh(x: Any) -> NamedSharding | None:
@@ -290,7 +301,8 @@ def _misfits(growth: maps.Growth, params: Params, axes: Axes) -> list[str]:
     wrong: list[str] = []
     undeclared: list[str] = []
     rules = growth.rules if isinstance(growth, maps.Rules) else ()
-    unmatched = list(dict.fromkeys(condition for rule in rules for condition in rule.conditions))
+    conditions = itertools.chain.from_iterable(rule.conditions for rule in rules)
+    unmatched = list(dict.fromkeys(conditions))
     for leaf, x, names in leaves(params, axes):
         try:
             unmatched = [rule for rule in unmatched if not rule.matches(leaf, names)]

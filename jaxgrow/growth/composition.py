@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 from typing import TypeAlias, overload
 
 from jaxgrow.axes.names import axis
-from jaxgrow.growth.maps import AxisMap, Growth, Maps, Rule, Rules, Term, by_axes
+from jaxgrow.growth.maps import AxisMap, Growth, Maps, Rule, Rules, Term, all_terms, by_axes
 from jaxgrow.growth.matrices import matmul
 
 
@@ -52,12 +52,10 @@ def compose(second: Growth, first: Growth) -> Growth:
             else {key: m for (key,), m in product.items()}
         )
     resized = _resized(second), _resized(first)
-    rules = [
-        _both(b, a, resized)
-        for a in _exhaustive(first)
-        for b in _exhaustive(second)
-        if not _exclude(a.conditions, b.conditions)
-    ]
+    rules: list[Rule] = []
+    for a, b in itertools.product(_exhaustive(first), _exhaustive(second)):
+        if not _exclude(a.conditions, b.conditions):
+            rules.append(_both(b, a, resized))
     return Rules(tuple(rules), _eps(first) * _eps(second))
 
 
@@ -71,12 +69,10 @@ def _exhaustive(growth: Growth) -> list[Rule]:
     """
     found: list[Rule] = []
     for rule in growth.rules if isinstance(growth, Rules) else (Rule((growth,)),):
-        keys = dict.fromkeys(key for term in rule.terms for key in by_axes(term))
-        has = {
-            axis(name.removesuffix(".out"))
-            for condition in rule.conditions
-            for name in condition.axes
-        }
+        keys = dict.fromkeys(itertools.chain.from_iterable(map(by_axes, rule.terms)))
+        has: set[str] = set()
+        for condition in rule.conditions:
+            has |= {axis(name.removesuffix(".out")) for name in condition.axes}
         if len(rule.terms) == 1 or any(set(key) <= has for key in keys):
             found.append(rule)
         else:
@@ -100,22 +96,20 @@ def _both(second: Rule, first: Rule, resized: tuple[Keys, Keys]) -> Rule:
     terms: list[Term] = []
     for a, b in itertools.product(map(by_axes, first.terms), map(by_axes, second.terms)):
         without = (resized[0] - b.keys()) | (resized[1] - a.keys())
-        terms.append(
-            _product(
-                *({key: m for key, m in term.items() if key not in without} for term in (b, a))
-            )
-        )
+        terms.append(_product(_omit(b, without), _omit(a, without)))
     return _rule(terms, [*first.conditions, *second.conditions])
+
+
+def _omit(term: Term, keys: Keys) -> Term:
+    return {key: m for key, m in term.items() if key not in keys}
 
 
 def _resized(growth: Growth) -> Keys:
     """Return the axes of all maps that change a size."""
-    every = (
-        [term for rule in growth.rules for term in rule.terms]
-        if isinstance(growth, Rules)
-        else [growth]
-    )
-    return {key for term in every for key, m in by_axes(term).items() if m.shapes[0] != m.shapes[1]}
+    resized: Keys = set()
+    for term in all_terms(growth):
+        resized |= {key for key, m in by_axes(term).items() if m.shapes[0] != m.shapes[1]}
+    return resized
 
 
 def _rule(terms: Iterable[Maps], conditions: Iterable[Rule]) -> Rule:
@@ -133,13 +127,14 @@ def _exclude(one: Sequence[Rule], other: Sequence[Rule]) -> bool:
     def literal(path: str) -> bool:
         return not set("*?[") & set(path)
 
-    return any(
-        (a.roles and b.roles and not set(a.roles) & set(b.roles))
-        or (literal(a.path) and not fnmatchcase(a.path, b.path))
-        or (literal(b.path) and not fnmatchcase(b.path, a.path))
-        for a in one
-        for b in other
-    )
+    for a, b in itertools.product(one, other):
+        if a.roles and b.roles and not set(a.roles) & set(b.roles):
+            return True
+        if literal(a.path) and not fnmatchcase(a.path, b.path):
+            return True
+        if literal(b.path) and not fnmatchcase(b.path, a.path):
+            return True
+    return False
 
 
 def _product(second: Term, first: Term) -> dict[tuple[str, ...], AxisMap]:

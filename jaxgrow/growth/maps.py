@@ -11,6 +11,7 @@ Growths are pytrees: they can be printed, saved, differentiated, and combined wi
 and `jaxgrow.compose`. `jaxgrow.grow` applies a growth to parameters.
 """
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -248,9 +249,7 @@ def terms(growth: Growth, path: str, names: Names) -> tuple[Term, ...]:
 
 def copying(terms: Sequence[Term]) -> list[Term]:
     """Return terms that copy values without scaling them: input axes also use the write map."""
-    return [
-        {axes: AxisMap(m.write, m.write, m.joint) for axes, m in term.items()} for term in terms
-    ]
+    return [_each(term, lambda m: AxisMap(m.write, m.write, m.joint)) for term in terms]
 
 
 def first_copies(terms: Sequence[Term], asks: str) -> list[Term]:
@@ -281,6 +280,13 @@ def first_copies(terms: Sequence[Term], asks: str) -> list[Term]:
     return [{axes: AxisMap(rows, rows, joint) for axes, (rows, joint) in alone.items()}]
 
 
+def all_terms(growth: Growth) -> list[Maps]:
+    """Return the terms of all rules of the growth. A growth without rules is one term."""
+    if not isinstance(growth, Rules):
+        return [growth]
+    return [term for rule in growth.rules for term in rule.terms]
+
+
 def new_sizes(growth: Growth) -> dict[str, int]:
     """Return the sizes of the axes that the growth changes, after the growth.
 
@@ -293,12 +299,8 @@ def new_sizes(growth: Growth) -> dict[str, int]:
       {'mlp': 6}
     """
     sizes: dict[str, int] = {}
-    every = (
-        [term for rule in growth.rules for term in rule.terms]
-        if isinstance(growth, Rules)
-        else [growth]
-    )
-    for axes, m in (item for term in every for item in by_axes(term).items()):
+    every = itertools.chain.from_iterable(by_axes(term).items() for term in all_terms(growth))
+    for axes, m in every:
         for name, size in zip(axes, m.shapes[0], strict=True):
             if sizes.setdefault(name, size) != size:
                 raise ValueError(
@@ -326,7 +328,10 @@ def _each(growth: Growth, change: Change) -> Growth:
     if not isinstance(growth, Rules):
         check_maps(growth)
         return {key: change(m) for key, m in growth.items()}  # type: ignore[return-value]
-    rules = (replace(r, terms=tuple(_each(term, change) for term in r.terms)) for r in growth.rules)
+    rules: list[Rule] = []
+    for rule in growth.rules:
+        changed = tuple(_each(term, change) for term in rule.terms)
+        rules.append(replace(rule, terms=changed))
     return Rules(tuple(rules), growth.eps)
 
 
@@ -567,16 +572,15 @@ def _leaves_by_a_reader(stream: str, axes: Axes) -> bool:
     The output may also be another residual stream.
     """
     leaves = jax.tree.leaves(axes, is_leaf=is_names)
-    inner = {
-        axis(n)
-        for names in leaves
-        for n in names
-        if reads(n) and (kind(axis(n)) != "embed" or axis(n) == stream)
-    }
+    every = itertools.chain.from_iterable(leaves)
+    inner = {axis(n) for n in every if reads(n) and (kind(axis(n)) != "embed" or axis(n) == stream)}
 
     def stays(n: str) -> bool:
         """Whether the name is a layer axis, or an output axis that another parameter reads."""
         return is_layers(axis(n)) or (not reads(n) and axis(n) in inner)
 
-    readers = [names for names in leaves if any(reads(n) and axis(n) == stream for n in names)]
+    def reads_stream(names: Names) -> bool:
+        return any(reads(n) and axis(n) == stream for n in names)
+
+    readers = [names for names in leaves if reads_stream(names)]
     return any(not any(map(stays, names)) for names in readers)

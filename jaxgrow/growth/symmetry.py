@@ -129,7 +129,7 @@ def fresh(params: Params, growth: maps.Growth, axes: Axes, initial: Params) -> P
 
     def leaf(key_path: KeyPath, names: Names, x: Array, new: Array) -> Array:
         terms = maps.terms(growth, path(key_path), names)
-        if not any(m for term in terms for m in term):
+        if not any(terms):
             return x
         terms = maps.first_copies(terms, "fresh")
         # A compiled program would store a NumPy array of ones as a constant.
