@@ -443,7 +443,10 @@ def new_layers(growth: Growth) -> tuple[int, ...]:
         axes[0]: ~first(dense(m.write).argmax(1)) for axes, m in maps.items() if is_layers(axes[0])
     }
     parts = stages({name: len(new) for name, new in every.items()})
-    return tuple(parts[name].start + int(i) for name in parts for i in np.flatnonzero(every[name]))
+    found: list[int] = []
+    for name, part in parts.items():
+        found += [part.start + int(i) for i in np.flatnonzero(every[name])]
+    return tuple(found)
 
 
 def _maps(

@@ -245,13 +245,11 @@ def growth(coefficients: Coefficients, axes: Axes, sizes: Sizes) -> Rules:
         stacked = layers_of(names)
         assert stacked is not None  # only leaves of layers have a map for each layer
         for j in range(sizes[stacked]):
-            each = {
-                along: _map({k: m[j] for k, m in ms.items()}, along, sizes)
-                for along, ms in own.items()
-            }
-            terms.append(
-                {**maps, (stacked,): _one_layer(maps.get((stacked,)), j, sizes[stacked]), **each}
-            )
+            one = _one_layer(maps.get((stacked,)), j, sizes[stacked])
+            term: dict[tuple[str, ...], AxisMap] = {**maps, (stacked,): one}
+            for along, matrices in own.items():
+                term[along] = _map({k: m[j] for k, m in matrices.items()}, along, sizes)
+            terms.append(term)
         return Rule(tuple(terms), leaf)
 
     uses = _uses(axes, "out" if "out" in width else "value")
@@ -273,11 +271,12 @@ def _modules(axes: Axes) -> dict[str, str]:
         if layers_of(names):
             folders.setdefault(leaf.rpartition("/")[0], {})[leaf] = role(leaf, names)
     one = [["kernel"], ["bias", "kernel"], ["norm scale"], ["norm bias", "norm scale"]]
-    return {
-        leaf: folder if folder and sorted(inside.values()) in one else leaf
-        for folder, inside in folders.items()
-        for leaf in inside
-    }
+    modules: dict[str, str] = {}
+    for folder, inside in folders.items():
+        is_module = folder != "" and sorted(inside.values()) in one
+        for leaf in inside:
+            modules[leaf] = folder if is_module else leaf
+    return modules
 
 
 def _kinds(axes: Axes) -> dict[str, str]:

@@ -3,6 +3,7 @@
 The source is Zou et al., ICLR 2024.
 """
 
+import itertools
 import re
 from collections.abc import Sequence
 from typing import TypeAlias
@@ -89,10 +90,11 @@ def alike(kinds: str) -> tuple[tuple[int, ...], ...]:
       >>> alike("sfsfsf")
       ((0, 2), (1, 3), (4,), (5,))
     """
-    positions = [[i for i, kind in enumerate(kinds) if kind == one] for one in set(kinds)]
-    return tuple(
-        sorted(tuple(same[i : i + 2]) for same in positions for i in range(0, len(same), 2))
-    )
+    groups: list[tuple[int, ...]] = []
+    for one in set(kinds):
+        same = [i for i, kind in enumerate(kinds) if kind == one]
+        groups += [tuple(same[i : i + 2]) for i in range(0, len(same), 2)]
+    return tuple(sorted(groups))
 
 
 def decoalesce(
@@ -341,7 +343,7 @@ def _partition(axis: str, size: int, groups: Groups) -> CopyMap:
         groups = _named_groups(axis, size, groups)
     count = np.zeros(size, int)
     of = np.zeros(size, int)
-    outside = sorted({j for g in groups for j in g if not 0 <= j < size})
+    outside = sorted({j for j in itertools.chain.from_iterable(groups) if not 0 <= j < size})
     for i, group in enumerate(groups):
         inside = [j for j in group if 0 <= j < size]
         np.add.at(count, inside, 1)

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from jaxgrow.axes.names import LAYERS, beside, is_layers, kind
 from jaxgrow.axes.size_error import SizeError
-from jaxgrow.growth.maps import AxisMap, Growth, Rule, Rules, select
+from jaxgrow.growth.maps import AxisMap, Growth, Maps, Rule, Rules, select
 from jaxgrow.growth.matrices import Rows
 from jaxgrow.operators.targets import HEADS, KV_HEADS, WIDTHS, Sizes, of_kinds, unknown, whole
 
@@ -70,12 +70,11 @@ def keep(sizes: Sizes, kept: Units) -> Growth:
     for layers in dict.fromkeys(beside(axis, LAYERS) for axis in each):
         own = {axis: found for axis, found in each.items() if beside(axis, LAYERS) == layers}
         stay = units.get(layers, np.arange(sizes[layers]))
-        terms = tuple(
-            {**shared, layers: _only(i, j, stay, sizes[layers])}
-            | {axis: select(found[j], sizes[axis]) for axis, found in own.items()}
-            for i, j in enumerate(stay)
-        )
-        rules += [Rule(terms, axes=(layers, axis)) for axis in own]
+        terms: list[Maps] = []
+        for i, j in enumerate(stay):
+            of_layer = {axis: select(found[j], sizes[axis]) for axis, found in own.items()}
+            terms.append({**shared, layers: _only(i, j, stay, sizes[layers]), **of_layer})
+        rules += [Rule(tuple(terms), axes=(layers, axis)) for axis in own]
     common = {
         axis: select(_commonest(found, sizes[axis]), sizes[axis]) for axis, found in each.items()
     }

@@ -37,7 +37,10 @@ def width(sizes: Sizes) -> tuple[str, ...]:
 
 def of_kinds(kinds: Sequence[str], sizes: Sizes) -> tuple[str, ...]:
     """The axes of a model of the given kinds, in every stage, in the order of ``kinds``."""
-    return tuple(name for of in kinds for name in sizes if kind(name) == of)
+    found: list[str] = []
+    for of in kinds:
+        found += [name for name in sizes if kind(name) == of]
+    return tuple(found)
 
 
 def depth(sizes: Sizes) -> tuple[str, ...]:

@@ -288,9 +288,9 @@ def staged(sizes: Sizes, target: Sizes) -> Rules:
         return out
 
     units = [axis for axis in axes if kind(axis) != "embed"]
-    into, out_of = (
-        (half(0, read), half(1, read)) for read in ([a for a in axes if a not in units], units)
-    )
+    streams = [axis for axis in axes if axis not in units]
+    into = half(0, streams), half(1, streams)
+    out_of = half(0, units), half(1, units)
 
     def rule(terms: tuple[Maps, ...], axis: str, inner: str, outer: str) -> Rule:
         return Rule(
@@ -373,10 +373,7 @@ def lemon(
         write = select(index, old).write
         growth[axis] = AxisMap(write, Rows(write.index, share[:, None], old))
     streams = [axis for axis in width(sizes) if kind(axis) == "embed"]
-    # The fraction of the units of each residual stream that are tiles: 1 for multiples.
-    tiled = {
-        axis: new // old * old / new for axis in streams for old, new in [found.get(axis, (1, 1))]
-    }
+    tiled = {axis: _tiled(*found.get(axis, (1, 1))) for axis in streams}
     if len(set(tiled.values())) > 1:
         raise ValueError(
             f"lemon would multiply the eps that all norms share by different factors, {tiled}: "
@@ -388,6 +385,11 @@ def lemon(
             growth[axis], *own_norms = _ragged(axis, growth[axis], found[axis][1], norm)
             norms += own_norms
     return Rules((*norms, Rule((growth,))), eps=next(iter(tiled.values()))) if norms else growth
+
+
+def _tiled(old: int, new: int) -> float:
+    """The fraction of the units of a residual stream that are tiles: 1 for multiples."""
+    return new // old * old / new
 
 
 def _ragged(axis: str, tiles: AxisMap, new: int, norm: str) -> tuple[AxisMap, Rule, Rule]:
@@ -405,7 +407,7 @@ def _ragged(axis: str, tiles: AxisMap, new: int, norm: str) -> tuple[AxisMap, Ru
         return ({axis: AxisMap(factor * write, factor * read)},)
 
     slots = np.concatenate([dense(tiles.write), spare + (norm == "layer") / old])
-    scales = Rule(norms((new // old * old / new) ** 0.5), axes=(axis,), roles=("norm scale",))
+    scales = Rule(norms(_tiled(old, new) ** 0.5), axes=(axis,), roles=("norm scale",))
     # A rule for other parameters of norms is needed only if the model has some.
     others = Rule(norms(1.0), axes=(axis,), roles=("norm scale", "norm bias"))
     return AxisMap(slots, read), scales, others
