@@ -49,6 +49,7 @@ therefore commute (`tests/growth/test_completep.py`), independently of the gradi
 seen before.
 """
 
+import itertools
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -135,13 +136,15 @@ def multipliers(
       2023 (the multipliers for Muon)
     """
     leaves = by_path(axes, is_leaf=is_names)
-    stacks = sorted({axis(n) for names in leaves.values() for n in names if is_layers(axis(n))})
+    every = {axis(n) for n in itertools.chain.from_iterable(leaves.values())}
+    stacks = sorted(filter(is_layers, every))
     if stacks != [LAYERS]:
         raise ValueError(
             f"CompleteP supports models with one stack of {LAYERS!r}, but this model has "
             f"{stacks}. Omit base"
         )
-    of_layers = {axis(n) for names in leaves.values() if layers_of(names) for n in names}
+    in_layers = filter(layers_of, leaves.values())
+    of_layers = {axis(n) for n in itertools.chain.from_iterable(in_layers)}
     if missing := sorted(of_layers - base.keys()):
         raise ValueError(
             f"the base has no size for the axes {missing} of the layers of this model. Give a "

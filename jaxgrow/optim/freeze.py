@@ -98,11 +98,11 @@ class Freeze:
 
 def _below(axes: Axes) -> dict[str, str]:
     """The parameters that compute the input of layers, with the axis of those layers."""
-    found = {
-        leaf: beside(next(axis(n) for n in names if marked((n,), BELOW)), LAYERS)
-        for leaf, names in by_path(axes, is_leaf=is_names).items()
-        if marked(names, BELOW)
-    }
+    found: dict[str, str] = {}
+    for leaf, names in by_path(axes, is_leaf=is_names).items():
+        below = [axis(n) for n in names if marked((n,), BELOW)]
+        if below:
+            found[leaf] = beside(below[0], LAYERS)
     if not found:
         raise ValueError(
             f"no parameter of this model is marked {BELOW!r}. Mark the parameters that compute the "
@@ -119,13 +119,19 @@ def _start(parts: Mapping[str, slice], layers: str) -> int:
 def _matched(axes: Axes, paths: Sequence[str]) -> dict[str, bool]:
     """Whether each parameter, by path, matches one of the patterns ``paths``."""
     leaves = by_path(axes, is_leaf=is_names)
-    lost = [p for p in paths if not any(fnmatchcase(leaf, p) for leaf in leaves)]
+    matched = dict.fromkeys(leaves, False)
+    lost: list[str] = []
+    for pattern in paths:
+        found = [leaf for leaf in leaves if fnmatchcase(leaf, pattern)]
+        matched |= dict.fromkeys(found, True)
+        if not found:
+            lost.append(pattern)
     if lost:
         raise ValueError(
             f"freeze selects the paths {lost}, but no parameter of this model matches. Its "
             f"parameters are {', '.join(leaves)}"
         )
-    return {leaf: any(fnmatchcase(leaf, p) for p in paths) for leaf in leaves}
+    return matched
 
 
 def hold(

@@ -16,7 +16,7 @@ import numpy as np
 import optax
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
-from jaxgrow.axes.names import Axes, Tree, axis, layer_kernels, path
+from jaxgrow.axes.names import Axes, Names, Tree, axis, layer_kernels, path
 from jaxgrow.growth.moments import rebias
 from jaxgrow.optim.completep import Multiplier, scale_by_adam
 from jaxgrow.sharding import apart
@@ -176,9 +176,13 @@ def flops(axes: Axes, sizes: Mapping[str, int]) -> float:
       >>> flops({"up": ("layers", "embed.in", "mlp")}, {"layers": 2, "embed": 3, "mlp": 5})
       2340.0
     """
+
+    def size(names: Names) -> int:
+        return math.prod(sizes[axis(n)] for n in names)
+
     total = 0.0
     for kernel in layer_kernels(axes).values():
-        count, read, written = (math.prod(sizes[axis(n)] for n in names) for names in kernel)
+        count, read, written = map(size, kernel)
         n, m = sorted((read, written))
         total += ITERATIONS * count * (4 * n * n * m + 2 * n**3)
     return total
