@@ -382,7 +382,8 @@ def _check_no_lora(folder: Path) -> None:
 
 def _in_dtype(foreign: dict[str, Any], source: Source, root: Source) -> dict[str, Any]:
     """Update the dtype in a ``config.json``, if it has one and the parameters changed theirs."""
-    now, before = ({leaf.dtype.name for leaf in model.leaves.values()} for model in (source, root))
+    now = {leaf.dtype.name for leaf in source.leaves.values()}
+    before = {leaf.dtype.name for leaf in root.leaves.values()}
     keys = {"dtype", "torch_dtype"} & foreign.keys()
     return {**foreign, **dict.fromkeys(keys, *now)} if len(now) == 1 and now != before else foreign
 

@@ -88,11 +88,10 @@ class Source:
 
     def sizes(self) -> dict[str, int]:
         """Return the size of every axis by its name."""
-        return {
-            axis(n): size
-            for leaf in self.leaves.values()
-            for n, size in zip(leaf.names, leaf.shape, strict=True)
-        }
+        found: dict[str, int] = {}
+        for leaf in self.leaves.values():
+            found.update(zip(map(axis, leaf.names), leaf.shape, strict=True))
+        return found
 
     @property
     def parameters(self) -> int:
@@ -237,12 +236,10 @@ class Grown(Source):
         self._names: dict[str, Names] = {p: leaf.names for p, leaf in source.leaves.items()}
         if axes is not None:
             self._names = flat(axes)
-        together = {
-            a
-            for path, names in self._names.items()
-            for term in terms(growth, path, names)
-            for a in term
-        }
+        together: set[tuple[str, ...]] = set()
+        for path, names in self._names.items():
+            for term in terms(growth, path, names):
+                together.update(term)
         if any(len(axes) > 1 and any(map(is_layers, axes)) for axes in together):
             raise CheckpointError(
                 "the growth has a map over layers combined with another axis, which cannot be applied "
@@ -257,10 +254,10 @@ class Grown(Source):
             self.config = source.config.resized(growth)
         except ValueError as error:
             raise CheckpointError(str(error)) from error
-        self.leaves = {
-            p: Leaf(leaf.names, tuple(sizes[axis(n)] for n in leaf.names), leaf.dtype)
-            for p, leaf in source.leaves.items()
-        }
+        self.leaves = {}
+        for path, leaf in source.leaves.items():
+            shape = tuple(sizes[axis(n)] for n in leaf.names)
+            self.leaves[path] = Leaf(leaf.names, shape, leaf.dtype)
 
     def _terms(self, path: str, names: Names) -> Sequence[Term]:
         return terms(self._growth, path, names)
@@ -281,7 +278,8 @@ class Grown(Source):
         names = self._names[path]
         found = self._terms(path, names)
         mine = {axis(n) for n in names}
-        touching = [axes for term in found for axes in term if mine.intersection(axes)]
+        keys = itertools.chain.from_iterable(found)
+        touching = [key for key in keys if mine.intersection(key)]
         if not touching:
             return self.source.origin(path, layer)
         if layer is None or touching != [_key(names)] or len(found) != 1:

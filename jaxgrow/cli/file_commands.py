@@ -39,17 +39,18 @@ def _inspect(a: argparse.Namespace) -> None:
     architecture = (
         source.foreign["architectures"][0] if source.foreign else type(source.config).__name__
     )
-    leaves = [
-        {
-            "path": p,
-            "shape": x.shape,
-            "axes": x.names,
-            "dtype": x.dtype.name,
-            "place": source.place(p),
-        }
-        for p, x in source.leaves.items()
-    ]
+    places = {p: source.place(p) for p in source.leaves}
     if a.json:
+        leaves = [
+            {
+                "path": p,
+                "shape": x.shape,
+                "axes": x.names,
+                "dtype": x.dtype.name,
+                "place": places[p],
+            }
+            for p, x in source.leaves.items()
+        ]
         about = {
             "path": str(a.path),
             "architecture": architecture,
@@ -58,7 +59,10 @@ def _inspect(a: argparse.Namespace) -> None:
         return print_json({**about, **size_record(source, source.bytes), "leaves": leaves})
     print(f"{architecture} in {a.path}\n{source.config}")
     print(as_text(source.sizes()))
-    rows = [[" ".join(x) if k == "axes" else str(x) for k, x in leaf.items()] for leaf in leaves]
+    rows = [
+        [p, str(x.shape), " ".join(x.names), x.dtype.name, places[p]]
+        for p, x in source.leaves.items()
+    ]
     print(aligned((), rows))
     print(amount(source, source.bytes))
 

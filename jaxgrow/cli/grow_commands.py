@@ -55,10 +55,10 @@ def _suggest(a: argparse.Namespace) -> None:
     wanted = _wanted(a, source)
     found = [(target, *suggest.suggest(source, target, a.keep_function)) for target in wanted]
     if a.json:
-        targets = [
-            {"target": target, "ways": [way.as_json() for way in ways], "refused": refused}
-            for target, ways, refused in found
-        ]
+        targets: list[dict[str, Any]] = []
+        for target, ways, refused in found:
+            shown = [way.as_json() for way in ways]
+            targets.append({"target": target, "ways": shown, "refused": refused})
         about = {"src": str(a.src), "parameters": source.parameters, "targets": targets}
         return print_json(about)
     print(f"{as_text(source.sizes())}\n{suggest.questions(source)}")

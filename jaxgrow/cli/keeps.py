@@ -14,8 +14,7 @@ from jaxgrow.models import Config
 # For each method: the axes that it grows, and whether it preserves the function of a pre-LN model.
 METHODS = {
     name: (
-        ", ".join(axis.replace("_", "-") for axis in found.axes)
-        + (f" ({found.sizes})" if found.sizes else ""),
+        ", ".join(found.axes).replace("_", "-") + (f" ({found.sizes})" if found.sizes else ""),
         found.preserves,
     )
     for name, found in operators.OPERATORS.items()
@@ -94,14 +93,12 @@ def _names(dtypes: Iterable[np.dtype]) -> str:
 
 def _in_powers(growth: Growth, path: str, names: Names) -> bool:
     """Whether the growth of a leaf is exact: only factors that are powers of two, and no sums."""
-    found = terms(growth, path, names)
-    return all(
-        _exact(m.of(n))
-        for term in found
-        for axes, m in term.items()
-        for n in names
-        if axis(n) in axes
-    )
+    for term in terms(growth, path, names):
+        for axes, m in term.items():
+            mapped = [n for n in names if axis(n) in axes]
+            if not all(_exact(m.of(n)) for n in mapped):
+                return False
+    return True
 
 
 def _exact(m: Matrix) -> bool:

@@ -185,7 +185,7 @@ def groups(text: str) -> operators.Groups:
     if text.startswith(("far", "adjacent")) or text == "alike":
         return text
     try:
-        return tuple(tuple(int(unit) for unit in group.split("+")) for group in text.split(","))
+        return tuple(tuple(map(int, group.split("+"))) for group in text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not 'far', 'adjacent' or 'far:3', nor a list of groups such as 0+2,1+3: "

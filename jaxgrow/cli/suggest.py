@@ -4,6 +4,7 @@ The measurements are copied from ``train/analysis/evidence.toml``. A test compar
 """
 
 import inspect
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -184,11 +185,12 @@ def targets(sizes: Mapping[str, int], times: Fraction) -> list[dict[str, int]]:
         found.append({axis: round(sizes[axis] * times) for axis in axes})
     if all((sizes[axis] * times).denominator == 1 for axis in width(sizes)):
         found.append({axis: int(sizes[axis] * times) for axis in width(sizes)})
-    return [
-        target
-        for i, target in enumerate(found)
-        if any(n > sizes[a] for a, n in target.items()) and target not in found[:i]
-    ]
+    larger: list[dict[str, int]] = []
+    for target in found:
+        grows = any(n > sizes[a] for a, n in target.items())
+        if grows and target not in larger:
+            larger.append(target)
+    return larger
 
 
 def suggest(
@@ -236,7 +238,7 @@ def _ways(
         if "layers" in METHODS[name][0] and name not in operators.DEPTH
     ]
     if deeper and wider:
-        pairs = [(a, b) for a in ("hypercloning", "lemon") for b in operators.DEPTH]
+        pairs = itertools.product(("hypercloning", "lemon"), operators.DEPTH)
         return [((name,), (wider | deeper,)) for name in both] + [
             (pair, (wider, deeper)) for pair in pairs
         ]
@@ -304,7 +306,10 @@ def described(
         f"{parameters:,} parameters, {parameters / source.parameters:.2f} times the present number",
         aligned(head, [_row(way) for way in ways]),
     ]
-    notes = {m: f"  {', then '.join(way.methods)}: {m}" for way in ways for m in way.measured}
+    notes: dict[Measurement, str] = {}
+    for way in ways:
+        methods = ", then ".join(way.methods)
+        notes |= {m: f"  {methods}: {m}" for m in way.measured}
     lines += [f"measured in this project, {_SCALE}:", *notes.values()] * bool(notes)
     return "\n".join(
         [

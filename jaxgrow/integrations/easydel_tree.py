@@ -5,6 +5,7 @@ arrays. A checkpoint also contains pickled trees, which determine the number of 
 copied without being read.
 """
 
+import itertools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,7 +33,8 @@ class EasydelTree(orbax_tree.OrbaxTree):
         self.metadata = {}
         try:
             prefixes = read_json(folder / INDEX, orbax_tree.LARGEST)["prefixes"].values()
-            paths = [str(entry["path"]) for entries in prefixes for entry in entries]
+            entries = itertools.chain.from_iterable(prefixes)
+            paths = [str(entry["path"]) for entry in entries]
         except (KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{folder / INDEX} does not list arrays: {error!r}") from error
         self.arrays = {path: self._described(path) for path in paths}

@@ -113,8 +113,9 @@ class Format:
         found = {plain(path) for path in paths}
         ends = [path.removesuffix(self.marks[0]) for path in found if path.endswith(self.marks[0])]
         parameters = [start for start in ends if POWERS.keys().isdisjoint(start.split("/"))]
-        fits = [start for start in parameters if all(start + mark in found for mark in self.marks)]
-        return min(fits, key=len, default=None)
+        for mark in self.marks:
+            parameters = [start for start in parameters if start + mark in found]
+        return min(parameters, key=len, default=None)
 
     def layouts(
         self, shapes: Mapping[str, tuple[int, ...]], given: Mapping[str, int]
@@ -247,12 +248,11 @@ def plain(path: str) -> str:
 
 def _scan_axis(shapes: Mapping[str, tuple[int, ...]]) -> int:
     """The dimension with one size in all stacked leaves; 1, as in MaxText, if 0 and 1 both fit."""
-    same = [
-        dim
-        for dim in (1, 0)
-        if len({shape[dim] for shape in shapes.values() if len(shape) > dim}) == 1
-    ]
-    return same[0] if same else 1
+    for dim in (1, 0):
+        found = {shape[dim] for shape in shapes.values() if len(shape) > dim}
+        if len(found) == 1:
+            return dim
+    return 1
 
 
 MAXTEXT = Format(

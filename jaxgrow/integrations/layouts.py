@@ -67,7 +67,10 @@ class Layout:
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The shape of the array for these sizes of the axes."""
         known = grouped(sizes)
-        return tuple(math.prod(known[n] for n in _names(group)) for group in self.groups())
+        shape: list[int] = []
+        for group in self.groups():
+            shape.append(math.prod(known[n] for n in _names(group)))
+        return tuple(shape)
 
     def leaf(self, array: np.ndarray, sizes: Mapping[str, int], power: int = 0) -> np.ndarray:
         """The parameter that an array stores.

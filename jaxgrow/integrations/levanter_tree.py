@@ -88,7 +88,10 @@ def _step(folder: Path) -> Path:
     if _complete(folder):
         return folder
     steps = [path for path in folder.iterdir() if _complete(path)]
-    numbers = {int(n): path for path in steps for n in re.findall(r"\d+$", path.name)}
+    numbers: dict[int, Path] = {}
+    for path in steps:
+        if found := re.search(r"\d+$", path.name):
+            numbers[int(found[0])] = path
     if not numbers:
         raise CheckpointError(f"{folder} has no step with {_DATABASE} and {_COMPLETE}")
     return numbers[max(numbers)]

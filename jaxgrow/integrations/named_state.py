@@ -86,11 +86,9 @@ def write(file: Path, model: HuggingFace, state: State, like: Path) -> None:
     key, (name, kind) = next(iter(of.items()))
     prefix = key.removesuffix(f"{name}.{kind}")
     dtypes = {kind: stored[key].dtype for key, (_, kind) in of.items()}
-    values = {
-        f"{prefix}{name}.{kind}": x.astype(dtypes[kind])
-        for kind, arrays in state.arrays.items()
-        for name, x in arrays.items()
-    }
+    values: dict[str, np.ndarray] = {}
+    for kind, arrays in state.arrays.items():
+        values |= {f"{prefix}{name}.{kind}": x.astype(dtypes[kind]) for name, x in arrays.items()}
     for name, entry in state.scalars.items():
         values |= {f"{prefix}{name}.{kind}": x for kind, x in entry.items()}
     planned = [

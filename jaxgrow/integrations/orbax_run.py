@@ -136,14 +136,12 @@ class OrbaxRun:
     def _own_states(self) -> list[tuple[str, Place]]:
         """The arrays that only the optimizer state has, as the format names them in ``states``."""
         rows = self.format.states
+        named: list[str] = []
+        for path, array in self.tree.arrays.items():
+            if array.shape and any(fnmatchcase(path, pattern) for pattern in rows):
+                named.append(path)
         found = []
-        for start, template, paths in self._layered(
-            [
-                path
-                for path, array in self.tree.arrays.items()
-                if array.shape and any(fnmatchcase(path, pattern) for pattern in rows)
-            ]
-        ):
+        for start, template, paths in self._layered(named):
             power = next((POWERS[part] for part in start.split("/") if part in POWERS), None)
             layout = next(rows[pattern] for pattern in rows if fnmatchcase(template, pattern))
             shapes = {template: self.tree.arrays[start + paths[0]].shape}
@@ -154,17 +152,11 @@ class OrbaxRun:
     def _counts(self) -> list[Place]:
         """The scalars that exist once per layer."""
         scalars = [path for path, array in self.tree.arrays.items() if array.shape == ()]
-        return [
-            Place(
-                tuple(start + path for path in paths),
-                start + template,
-                (LAYERS,),
-                (len(paths),),
-                Layout(()),
-                None,
-            )
-            for start, template, paths in self._layered(scalars)
-        ]
+        found = []
+        for start, template, rests in self._layered(scalars):
+            paths = tuple(start + rest for rest in rests)
+            found.append(Place(paths, start + template, (LAYERS,), (len(paths),), Layout(()), None))
+        return found
 
     def _layered(self, paths: list[str]) -> list[tuple[str, str, list[str]]]:
         """``(start, template, rest of the paths)`` of leaves whose layers are stored separately."""
@@ -174,12 +166,12 @@ class OrbaxRun:
             start, found, rest = path.partition(f"/{head}")
             if head and found:
                 below.setdefault(f"{start}/", []).append(head + rest)
-        return [
-            (start, template, group)
-            for start, rest in below.items()
-            for template, group in _groups(rest, self.format.layers).items()
-            if "{}" in template
-        ]
+        layered: list[tuple[str, str, list[str]]] = []
+        for start, rests in below.items():
+            for template, group in _groups(rests, self.format.layers).items():
+                if "{}" in template:
+                    layered.append((start, template, group))
+        return layered
 
     def _check_shapes(self) -> None:
         """Check that each axis has the same size in all arrays.
@@ -187,12 +179,13 @@ class OrbaxRun:
         Raises:
           CheckpointError: an axis has different sizes in different arrays.
         """
-        wrong = [
-            f"{path} {self.tree.arrays[path].shape}, expected {place.layout.shape(self.array_sizes)}"
-            for place in self.places.values()
-            for path in place.paths
-            if self.tree.arrays[path].shape != place.layout.shape(self.array_sizes)
-        ]
+        wrong: list[str] = []
+        for place in self.places.values():
+            expected = place.layout.shape(self.array_sizes)
+            for path in place.paths:
+                shape = self.tree.arrays[path].shape
+                if shape != expected:
+                    wrong.append(f"{path} {shape}, expected {expected}")
         if wrong:
             raise CheckpointError(
                 f"these arrays of {self.tree.folder} do not fit the sizes of the other ones: "
@@ -215,11 +208,10 @@ class OrbaxRun:
 
     def sizes(self) -> dict[str, int]:
         """The size of every axis."""
-        return {
-            axis(n): size
-            for at in self.places.values()
-            for n, size in zip(at.names, at.shape, strict=True)
-        }
+        found: dict[str, int] = {}
+        for place in self.places.values():
+            found.update(zip(map(axis, place.names), place.shape, strict=True))
+        return found
 
     @property
     def parameters(self) -> int:
@@ -438,4 +430,7 @@ def _groups(paths: list[str], layers: str) -> dict[str, list[str]]:
             found.setdefault(f"{head}{{}}{rest[len(number) :]}", {})[int(number)] = path
         else:
             found[path] = {0: path}
-    return {template: [of[i] for i in sorted(of)] for template, of in found.items()}
+    groups: dict[str, list[str]] = {}
+    for template, of in found.items():
+        groups[template] = [of[i] for i in sorted(of)]
+    return groups

@@ -67,16 +67,14 @@ class OrbaxTree:
         self.ocdbt = (self.item / "manifest.ocdbt").exists()
         try:
             entries = self.metadata["tree_metadata"].values()
-            keys = [
-                tuple(str(key["key"]) for key in entry["key_metadata"])
-                for entry in entries
-                if _is_array(entry)
-            ]
+            paths: list[str] = []
+            for entry in filter(_is_array, entries):
+                paths.append("/".join(str(key["key"]) for key in entry["key_metadata"]))
         except (KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
                 f"{self.item / _METADATA} does not describe a tree: {error!r}"
             ) from error
-        self.arrays = {path: self._described(path) for path in map("/".join, keys)}
+        self.arrays = {path: self._described(path) for path in paths}
 
     def open(self, path: str) -> Any:
         """Open the TensorStore of an array."""
@@ -111,7 +109,8 @@ def _item(folder: Path) -> Path:
     if (folder / _METADATA).is_file():
         return folder
     inner = _inner(_step(folder))
-    named = [path for name in _ITEMS for path in inner if path.name == name]
+    by_name = {path.name: path for path in inner}
+    named = [by_name[name] for name in _ITEMS if name in by_name]
     if named or len(inner) == 1:
         return (named or inner)[0]
     raise CheckpointError(
@@ -278,11 +277,9 @@ class OrbaxItems:
         self.folder = folder
         self.item = _step(folder)
         self.trees = {path.name: OrbaxTree(path) for path in _inner(self.item)}
-        self.arrays = {
-            f"{name}/{path}": array
-            for name, tree in self.trees.items()
-            for path, array in tree.arrays.items()
-        }
+        self.arrays: dict[str, Array] = {}
+        for name, tree in self.trees.items():
+            self.arrays |= {f"{name}/{path}": array for path, array in tree.arrays.items()}
 
     def read(self, path: str) -> np.ndarray:
         """Read one array."""

@@ -213,11 +213,9 @@ def read_file(file: Path, model: HuggingFace) -> tuple[State, dict[str, Any]]:
             f"{[len(group) for group in names]}; supported "
             "are a single group and the two groups of the Trainer (with and without weight decay)"
         )
-    number = {
-        i: n
-        for of, group in zip(content["param_groups"], names, strict=True)
-        for i, n in zip(of["params"], group, strict=True)
-    }
+    number: dict[int, str] = {}
+    for of, group in zip(content["param_groups"], names, strict=True):
+        number.update(zip(of["params"], group, strict=True))
     return _by_kind({number[i]: entry for i, entry in content["state"].items()}), content
 
 
@@ -267,16 +265,14 @@ def parameter_groups(model: HuggingFace, count: int) -> list[list[str]]:
     with torch.device("meta"):
         module = getattr(transformers, model.family.architecture)(config)
     stored: dict[str, str] = {model.family.in_memory(name): name for name in model.tensors}
-    decayed = (
-        set(transformers.Trainer.get_decay_parameter_names(None, module)) if count == 2 else set()
-    )
-    names: list[str] = [name for name, _ in module.named_parameters()]
-    groups = (
-        [[n for n in names if n in decayed], [n for n in names if n not in decayed]]
-        if count == 2
-        else [names]
-    )
-    return [[stored.get(name, name) for name in group] for group in groups]
+    own: list[str] = [name for name, _ in module.named_parameters()]
+    names = {n: stored.get(n, n) for n in own}
+    if count != 2:
+        return [list(names.values())]
+    decayed = set(transformers.Trainer.get_decay_parameter_names(None, module))
+    with_decay = [name for n, name in names.items() if n in decayed]
+    without_decay = [name for n, name in names.items() if n not in decayed]
+    return [with_decay, without_decay]
 
 
 def _by_kind(entries: Mapping[str, Mapping[str, Any]]) -> State:

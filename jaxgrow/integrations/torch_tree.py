@@ -143,11 +143,11 @@ class TorchWriter:
             for part in self._parts
         ]
         merged = every[0][1]
-        merged.storage_data = {
-            index: replace(where, relative_path=f"{part}/{where.relative_path}")
-            for part, about in every
-            for index, where in about.storage_data.items()
-        }
+        places: dict[Any, Any] = {}
+        for part, about in every:
+            for index, where in about.storage_data.items():
+                places[index] = replace(where, relative_path=f"{part}/{where.relative_path}")
+        merged.storage_data = places
         for _, about in every[1:]:
             merged.state_dict_metadata |= about.state_dict_metadata
             merged.planner_data |= about.planner_data or {}
@@ -196,9 +196,8 @@ def _dtype(dtype: Any) -> np.dtype:
 
 
 def _step(folder: Path) -> Path:
-    steps = {
-        int(number): path.parent
-        for path in folder.glob(f"*/{_METADATA}")
-        for number in re.findall(r"\d+$", path.parent.name)
-    }
+    steps: dict[int, Path] = {}
+    for path in folder.glob(f"*/{_METADATA}"):
+        if number := re.search(r"\d+$", path.parent.name):
+            steps[int(number[0])] = path.parent
     return folder if (folder / _METADATA).is_file() or not steps else steps[max(steps)]

@@ -34,7 +34,7 @@ import numpy as np
 from jaxgrow.axes.names import Axes, Params, Tree, axis, is_names, path
 from jaxgrow.growth import maps
 from jaxgrow.growth.apply import parts
-from jaxgrow.growth.maps import Growth, Rule, Rules
+from jaxgrow.growth.maps import Growth, Rule, Rules, Term
 from jaxgrow.models.bottleneck import ADAPTER, FUSION, Adapter
 from jaxgrow.models.config import Config
 
@@ -82,7 +82,8 @@ def attach(params: Params, adapter: Params) -> Params:
       >>> attach({"blocks": {"w": np.ones(2)}}, {"blocks": {"mlp_adapter": np.ones(2)}})["blocks"].keys()
       dict_keys(['w', 'mlp_adapter'])
     """
-    layers = {np.shape(x)[0] for tree in (params, adapter) for x in jax.tree.leaves(tree[BLOCKS])}
+    leaves = jax.tree.leaves((params[BLOCKS], adapter[BLOCKS]))
+    layers = {np.shape(x)[0] for x in leaves}
     if len(layers) > 1:
         raise ValueError(
             "a model and its adapters must have the same number of layers, not "
@@ -221,15 +222,13 @@ def growth(of: Growth, config: Config) -> Rules:
     new = maps.new_sizes(of)
     for key_path, names in jax.tree_util.tree_leaves_with_path(axes, is_leaf=is_names):
         leaf = path(key_path)
-        own = [
-            {
-                names_: m
-                for names_, m in term.items()
-                if any(m is x for x, _, _ in parts(term, names))
-            }
-            for term in maps.terms(of, leaf, names)
-        ]
-        grown = {name for term in own for names_ in term for name in names_}
+        own: list[Term] = []
+        grown: set[str] = set()
+        for term in maps.terms(of, leaf, names):
+            used = {id(m) for m, _, _ in parts(term, names)}
+            kept = {key: m for key, m in term.items() if id(m) in used}
+            own.append(kept)
+            grown.update(*kept)
         if left := [
             axis(n)
             for n in names

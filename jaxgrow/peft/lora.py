@@ -99,21 +99,19 @@ def kernels(lora: LoRA, axes: Axes) -> dict[str, Names]:
     every = {
         module: n for module, (path, n) in leaves.items() if path != module and any(map(reads, n))
     }
-    lost = [
-        target
-        for target in lora.targets
-        if not any(fnmatchcase(module, target) for module in every)
-    ]
+    adapted: set[str] = set()
+    lost: list[str] = []
+    for target in lora.targets:
+        matches = [module for module in every if fnmatchcase(module, target)]
+        adapted.update(matches)
+        if not matches:
+            lost.append(target)
     if lost:
         raise ValueError(
             f"the targets {lost} of the LoRA match no module with a kernel. The modules with a "
             f"kernel are {', '.join(every)}"
         )
-    return {
-        module: n
-        for module, n in every.items()
-        if any(fnmatchcase(module, target) for target in lora.targets)
-    }
+    return {module: n for module, n in every.items() if module in adapted}
 
 
 def axes_of(lora: LoRA, axes: Axes) -> Axes:
@@ -181,7 +179,9 @@ def init(lora: LoRA, axes: Axes, sizes: Sizes, key: jax.Array) -> Params:
     own = {**sizes, RANK: lora.rank}
 
     def drawn(module: str, kernel: Kernel) -> dict[str, Any]:
-        a, b = ([own[axis(n)] for n in _leaves(kernel)[leaf]] for leaf in ("a", "b"))
+        names = _leaves(kernel)
+        a = [own[axis(n)] for n in names["a"]]
+        b = [own[axis(n)] for n in names["b"]]
         bound = math.prod(own[axis(n)] for n in kernel.read) ** -0.5
         mine = jax.random.fold_in(key, zlib.crc32(module.encode()))
         return {
@@ -226,15 +226,13 @@ def growth(of: Growth, lora: LoRA, axes: Axes) -> Rules:
       >>> maps.new_sizes(own)
       {'layers': 4, 'mlp': 6}
     """
-    found = {}
+    found: dict[str, list[tuple[Term, Term]]] = {}
     for module, names in kernels(lora, axes).items():
         leaf = f"{module}/kernel"
         kernel = cut(names)
-        found[module] = [
-            part
-            for term in maps.terms(of, leaf, names) or ({},)
-            for part in _parts(term, leaf, kernel)
-        ]
+        found[module] = []
+        for term in maps.terms(of, leaf, names) or ({},):
+            found[module].extend(_parts(term, leaf, kernel))
     count = max(map(len, found.values()))
     rules = []
     for module, each in found.items():
@@ -301,12 +299,10 @@ def attach(params: Params, adapter: Params, lora: LoRA) -> Params:
       ['a', 'b', 'kernel']
     """
     out = _flat(params)
-    out |= {
-        f"{m}/{n}": x
-        for m, (a, b) in _pairs(adapter, lora, out)
-        for n, x in (("a", a), ("b", lora.scale * b))
-    }
-    return unflatten_dict(out, sep="/")
+    added: dict[str, Any] = {}
+    for module, (a, b) in _pairs(adapter, lora, out):
+        added |= {f"{module}/a": a, f"{module}/b": lora.scale * b}
+    return unflatten_dict(out | added, sep="/")
 
 
 def _flat(tree: Any) -> dict[str, Any]:
@@ -314,9 +310,10 @@ def _flat(tree: Any) -> dict[str, Any]:
 
 
 def _tree(modules: dict[str, dict[str, Any]]) -> Any:
-    return unflatten_dict(
-        {f"{module}/{leaf}": x for module, of in modules.items() for leaf, x in of.items()}, sep="/"
-    )
+    found: dict[str, Any] = {}
+    for module, leaves in modules.items():
+        found |= {f"{module}/{leaf}": x for leaf, x in leaves.items()}
+    return unflatten_dict(found, sep="/")
 
 
 def _pairs(

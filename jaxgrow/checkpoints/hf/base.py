@@ -145,7 +145,8 @@ class Stored:
         """Return the shape of the tensor."""
         _, plain = self._parts(names)
         axes = [a.strip("() ") for a in _top(self.layout)]
-        assert {n for a in axes for n in a.split() if not n.isdigit()} == set(plain), (self, names)
+        stored = " ".join(axes).split()
+        assert {n for n in stored if not n.isdigit()} == set(plain), (self, names)
         shape = [_product(a, sizes, plain) for a in axes]
         return (sum(_product(a, sizes) for a in self.beside) or shape[0], *shape[1:])
 
@@ -159,7 +160,8 @@ class Stored:
           names: the axis names of the kernel.
         """
         kernel = cut(names)
-        read, written = ({kind(axis(n)) for n in of} for of in (kernel.read, kernel.written))
+        read = {kind(axis(n)) for n in kernel.read}
+        written = {kind(axis(n)) for n in kernel.written}
         marked = {n + _IN for n in read} | (read - written)
         axes = _top(self.layout)
         inputs = [a for a in axes if marked & set(a.strip("() ").split())]

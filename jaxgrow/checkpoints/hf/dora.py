@@ -52,9 +52,9 @@ def grown(gain: np.ndarray, terms: Sequence[Term], kernel: Kernel, module: str) 
       ValueError: a new output combines outputs with different gains.
     """
     names = (*kernel.stacked, *kernel.written)
-    shares = [
-        {key: AxisMap(_size(m.write), _size(m.read)) for key, m in term.items()} for term in terms
-    ]
+    shares: list[Term] = []
+    for term in terms:
+        shares.append({key: AxisMap(_size(m.write), _size(m.read)) for key, m in term.items()})
     if not shares:
         return gain
     total, first, second = (

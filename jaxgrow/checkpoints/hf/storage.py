@@ -68,11 +68,9 @@ class HuggingFace(Checkpoint):
             )
         self.names = self.family.names(self.config)
         self._layout = initial_layout(self.config)
-        self._sizes = {
-            axis(n): size
-            for names, shape in self._layout.values()
-            for n, size in zip(names, shape, strict=True)
-        }
+        self._sizes: dict[str, int] = {}
+        for names, shape in self._layout.values():
+            self._sizes.update(zip(map(axis, names), shape, strict=True))
         self._bare = bool(self.family.prefix) and not any(
             n.startswith(self.family.prefix) for n in self.tensors
         )

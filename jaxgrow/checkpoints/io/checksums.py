@@ -30,7 +30,10 @@ def damage(folder: Path) -> str | None:
         return f"it has no {NAME}. The file was lost, or the folder was saved by an older version"
     content = (folder / NAME).read_bytes()
     lines = content.decode(errors="replace").splitlines()
-    sealed = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+    sealed: dict[str, str] = {}
+    for line in lines:
+        digest, _, name = line.partition("  ")
+        sealed[name] = digest
     there = _files(folder)
     wrong = [] if content == _text(sealed) else [f"{NAME} has changed"]
     wrong += [

@@ -273,15 +273,14 @@ def write(
         if len(files) == 1
         else [f"model-{i + 1:05}-of-{len(files):05}.safetensors" for i in range(len(files))]
     )
+    total = 0
+    weight_map: dict[str, str] = {}
     for name, content in zip(names, files, strict=True):
         write_file(folder / name, content, done)
+        total += sum(p.size for p in content)
+        weight_map |= {p.name: name for p in content}
     if len(files) > 1:
-        index = {
-            "metadata": {"total_size": sum(p.size for file in files for p in file)},
-            "weight_map": {
-                p.name: name for name, file in zip(names, files, strict=True) for p in file
-            },
-        }
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         write_json(folder / _INDEX, index)
 
 

@@ -113,11 +113,10 @@ def _possible(config: Config, base: Checkpoint | None) -> list[Family]:
 
 def _every_module(names: ModuleNames, config: Config) -> set[str]:
     sizes = config.sizes()
-    return {
-        pattern.format(layers=layer)
-        for pattern, group in names.modules(config).items()
-        for layer in range(group[0].layers(sizes))
-    }
+    modules: set[str] = set()
+    for pattern, group in names.modules(config).items():
+        modules |= {pattern.format(layers=layer) for layer in range(group[0].layers(sizes))}
+    return modules
 
 
 def _with_head(config: Config, settings: Settings, stored: Mapping[str, Any]) -> Config:
