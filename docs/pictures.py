@@ -355,11 +355,11 @@ def saved_by_size() -> plt.Figure:
     """Draw the savings of three recipes on GPTs of several sizes, and the savings of other models."""
     figure, ax = plt.subplots(figsize=(8.5, 4))
     series = [
-        ("halves", 0.6, plots.COLOURS[2]),
-        ("deepen", 0.5, BLUE),
-        ("vcycle", None, plots.COLOURS[3]),
+        ("halves", 0.6, plots.COLOURS[2], -18),
+        ("deepen", 0.5, BLUE, 0),
+        ("vcycle", None, plots.COLOURS[3], -6),
     ]
-    for i, (method, tau, colour) in enumerate(series):
+    for i, (method, tau, colour, below) in enumerate(series):
         rows = [
             e
             for e in evidence.of(method, tau)
@@ -376,7 +376,7 @@ def saved_by_size() -> plt.Figure:
         ax.annotate(
             last.name,
             (last.parameters * shift, last.mean),
-            (9, 6 * (1 - i)),
+            (9, below),
             color=colour,
             **BESIDE,
         )

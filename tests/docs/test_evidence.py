@@ -93,7 +93,8 @@ def logged(folder: str, name: str) -> list[Run]:
 
 @pytest.mark.parametrize(
     ("rate", "folder", "names"),
-    [("5e-3", "m1", ("wiki_m1", "wiki_m1_deepen")),
+    [("2.5e-3", "m1_low", ("m1_low", "m1_low_deepen")),
+     ("5e-3", "m1", ("wiki_m1", "wiki_m1_deepen")),
      ("1e-2", "m1_6", ("m1_6", "m1_6_deepen", "m1_6_vcycle")),
      ("5e-3", "m1_6_low", ("m1_6_low", "m1_6_low_deepen"))],
 )  # fmt: skip
@@ -110,13 +111,14 @@ def test_the_logs_of_1_4_million_parameters_give_the_tables(rate, folder, names)
 
 def test_the_logs_of_the_learning_rates_give_their_distances():
     page = " ".join(PAGES["docs/results/muon.md"].split())
-    ((high,), (low,), (lower,)) = (
-        logged(name, name) for name in ("m1_6", "m1_6_low", "m1_6_lower")
+    ((low,), (lower,), (lowest,)) = (
+        logged(name, name) for name in ("m1_6_low", "m1_6_lower", "m1_6_lowest")
     )
-    assert lower.config["optim"]["peak_lr"] == 2.5e-3
-    assert f"| 2.5e-3 | 1.000 | {lower.loss:.4f} | |" in page
-    first, second = high.loss - low.loss, low.loss - lower.loss
-    assert f"5e-3 ends {first:.3f} below 1e-2, and 2.5e-3 another {second:.3f} below" in page
+    for rate, run in (("2.5e-3", lower), ("1.25e-3", lowest)):
+        assert run.config["optim"]["peak_lr"] == float(rate)
+        assert f"| {rate} | 1.000 | {run.loss:.4f} | |" in page
+    above = [run.loss - lower.loss for run in (low, lowest)]
+    assert f"5e-3 ends {above[0]:.3f} higher, and 1.25e-3 ends {above[1]:.3f} higher" in page
     (grown,) = logged("m1_6_low", "m1_6_low_deepen")
     (flops,) = (row["flops"] for row in Comparison([[lower], [grown]], []).rows()[1:])
     text = f"from scratch, {lower.loss:.4f}, its best run ends {grown.loss - lower.loss:.3f} higher"
