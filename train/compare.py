@@ -29,7 +29,6 @@ evaluation batches). A run whose loss becomes infinite or NaN is marked as diver
 runs continue.
 """
 
-import itertools
 import sys
 from collections.abc import Collection
 from dataclasses import replace
@@ -92,14 +91,16 @@ def compare(
 
     for experiment in shorter:
         warn(experiment)
-    baseline = finished(configs[0], seeds, {shared_steps(configs[0], e) for e in shorter})
+    shared = [shared_steps(configs[0], e) for e in shorter]
+    baseline = finished(configs[0], seeds, shared)
     if not baseline:
         raise UserError(
             f"every run of the baseline {configs[0].name} diverged: lower its optim.peak_lr"
         )
     left = [run.seed for run in baseline]
-    for experiment, begun in itertools.product(shorter, baseline):
-        once(partial(_branch, configs[0], experiment, begun, workdir))
+    for experiment, step in zip(shorter, shared, strict=True):
+        for of in baseline:
+            once(partial(_branch, experiment, of, step, workdir))
     others = [finished(e, left) for e in configs[1:]]
     frontier = [finished(e, left) for e in shorter]
     return Comparison(
@@ -129,11 +130,14 @@ def shared_steps(experiment: Experiment, shorter: Experiment) -> int:
     return next((step for step in range(last) if not same(step)), last)
 
 
-def _branch(baseline: Experiment, shorter: Experiment, run: Run, workdir: Path) -> None:
+def _branch(shorter: Experiment, baseline: Run, step: int, workdir: Path) -> None:
     """Let a shorter run begin at the checkpoint that the baseline has kept for it."""
-    new = Workdir(workdir / f"{shorter.name}-seed{run.seed}")
-    step = shared_steps(baseline, shorter)
-    new.branch(Workdir(run.folder), step, replace(shorter, seed=run.seed))
+    new = Workdir(workdir / f"{shorter.name}-seed{baseline.seed}")
+    if new.branch(Workdir(baseline.folder), step, replace(shorter, seed=baseline.seed)):
+        print(
+            f"{new.folder.name} shares its first {step} steps with {baseline.folder.name}",
+            file=sys.stderr,
+        )
 
 
 def attempt(

@@ -20,7 +20,7 @@ from jaxgrow.models.stack import stacked
 
 ADAPTERS = "adapters"  # the axis of fused adapters
 BOTTLENECK = "bottleneck"
-# Suffixes of module names, after the sublayer's name
+# Suffixes of module names, after the sublayer's name.
 ADAPTER = "_adapter"
 FUSION = "_fusion"
 ACTIVATIONS: Mapping[str, Callable] = {

@@ -165,7 +165,7 @@ class SelfAttention(nn.Module):
             q_BTHK, k_BTHK, v_BTHK = projected((query, key, value), x_BTD)
         else:
             q_BTHK = query(asking_BTD)
-            (k_BTHK, v_BTHK) = projected((key, value), x_BTD)
+            k_BTHK, v_BTHK = projected((key, value), x_BTD)
         self.sow(*KEPT, (k_BTHK, v_BTHK))
         if past is None:
             y_BTHK = attention(

@@ -346,6 +346,23 @@ def test_parameter_copies_in_a_state_are_found_under_any_name():
     assert found["base_optimizer_state/0/nu/w"] == 2 and found["weight_sum"] == "unchanged"
 
 
+def test_a_trial_waits_for_late_leaves_beside_constant_ones():
+    def init(params):
+        constant, sums = jax.tree.map(jnp.ones_like, params), jax.tree.map(jnp.zeros_like, params)
+        return {"constant": constant, "sums": sums, "late": sums, "step": jnp.int32(0)}
+
+    def update(gradients, state, params=None):
+        del params
+        sums = jax.tree.map(jnp.add, state["sums"], gradients)
+        now = (state["step"] + 1) % 9 == 0
+        late = jax.tree.map(lambda new, old: jnp.where(now, new, old), sums, state["late"])
+        return gradients, state | {"sums": sums, "late": late, "step": state["step"] + 1}
+
+    found = kinds(optax.GradientTransformation(init, update), SMALL, AXES)
+    by_kind = {leaf: kind for leaf, kind in found.items() if leaf.endswith("/w")}
+    assert by_kind == {"constant/w": "unchanged", "sums/w": 1, "late/w": 1}
+
+
 def test_lookahead_is_refused_by_name():
     """Its parameters are pairs, and only the fast ones have gradients."""
     tx, pair = optax.lookahead(optax.adam(0.1), 2, 0.5), optax.LookaheadParams(SMALL, SMALL)

@@ -44,10 +44,12 @@ def kept(run: Run) -> set[str]:
 
 
 def test_only_steps_after_the_common_ones_are_executed_and_the_result_is_the_same(
-    baseline, tmp_path, executed
+    baseline, tmp_path, executed, capsys
 ):
     shorter = [shortened(baseline, 0.5), shortened(baseline, 0.75)]
     found = compare([baseline], shorter, [0, 1], tmp_path / "runs")
+    said = capsys.readouterr().err
+    assert "scratch-x0.75-seed1 shares its first 8 steps with scratch-seed1" in said
     assert len(executed) == 2 * (16 + (8 - 6) + (12 - 8))
     assert [kept(run) for run in found.runs[0]] == [{"16"}] * 2  # the others have moved
     for experiment, (_, run) in zip(shorter, found.frontier, strict=True):

@@ -11,7 +11,6 @@ Texts are tokenised as the harness tokenises them for a model of `transformers`.
 scores a continuation by its pseudo-likelihood (`train.tasks.scoring`).
 """
 
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -101,8 +100,8 @@ class Harness(TemplateLM):
             )
         windows = [self._windows(request.args[0]) for request in requests]
         asked = [(None, *window) for text in windows for window in text]
-        scores = iter([score for score, _ in self._loglikelihood_tokens(asked)])
-        return [sum(islice(scores, len(text))) for text in windows]
+        scores = iter(self._loglikelihood_tokens(asked))
+        return [sum(next(scores)[0] for _ in text) for text in windows]
 
     def _windows(self, text: str) -> list[tuple[list[int], list[int]]]:
         """``(context, tokens to score)`` of each window of a text."""

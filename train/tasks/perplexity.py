@@ -87,8 +87,8 @@ def perplexity(scorer: Scorer, files: Iterable[Path], stride: int | None = None)
         requests = scorer.windows(text, stride)
         nats += sum(score.loss for score in scorer(requests))
         tokens += sum(request.end - request.begin for request in requests)
-        words = words + len(text.split())
-        size = size + len(text.encode())
+        words += len(text.split())
+        size += len(text.encode())
     if not tokens or not words:
         raise UserError(f"there is no text in {', '.join(map(str, files))}; name files with text")
     return {

@@ -91,7 +91,7 @@ def load(folder: str | Path, config: Config) -> tuple[Adapter, Params]:
             names = [n.partition(".")[2] for n in names]
         x = safetensors.stacked(stored, weights, names, shape)
         leaves[leaf] = x.swapaxes(1, -1) if x.ndim == 3 else x
-        known = known | {*names}
+        known |= {*names}
     if unknown := [tensor for tensor in stored if tensor not in known]:
         raise CheckpointError(
             f"{weights} has {listed(unknown)}, but this {type(config).__name__} does not have such adapters"

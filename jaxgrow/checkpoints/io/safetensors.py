@@ -313,7 +313,7 @@ def write_file(
     end = 0
     for p in planned:
         begin = end
-        end = end + p.size
+        end += p.size
         entries[p.name] = {"dtype": NAMES[p.dtype], "shape": p.shape, "data_offsets": [begin, end]}
     head = json.dumps(entries, separators=(",", ":")).encode()
     head += b" " * (-len(head) % 8)

@@ -243,7 +243,7 @@ class Trainer:
             self.recorder.progress.phase(phase.label)
             model = self.train(phase) if isinstance(phase, Train) else phase.run(self)
             self.models = after(self.plan, self.number, self.models, model)
-            self.number = self.number + 1
+            self.number += 1
             self.first = 0
             if phase.stops(self):
                 _say(

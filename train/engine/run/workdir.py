@@ -175,7 +175,7 @@ class Workdir:
         if known and _comparable(there, False) != _comparable(mine, False) and self.finished:
             self.same_data(there["corpus"], batches.identity(experiment.data, experiment.model))
 
-    def branch(self, source: "Workdir", step: int, experiment: Experiment) -> None:
+    def branch(self, source: "Workdir", step: int, experiment: Experiment) -> bool:
         """Let a new run begin at a checkpoint of another run that has the same first steps.
 
         The log is copied, and the checkpoint moves. Nothing happens if the new run has begun, or if
@@ -185,10 +185,13 @@ class Workdir:
           source: the other run.
           step: step of the checkpoint.
           experiment: experiment of the new run.
+
+        Returns:
+          Whether the new run begins there.
         """
         kept = source.checkpoints / str(step)
         if self.begun or not kept.is_dir():
-            return
+            return False
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         write_json(self._config, as_json(experiment))
         # The lines after the checkpoint are cut off when the run starts.
@@ -196,6 +199,7 @@ class Workdir:
             shutil.copytree(source.board, self.board, dirs_exist_ok=True)
         shutil.copy(source.log, self.log)
         kept.rename(self.checkpoints / kept.name)
+        return True
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -321,7 +325,8 @@ def imported(
         params = (source if least.leaves == source.leaves else least).shard(mesh)
     except CheckpointError as error:
         raise UserError(f"{error}; {run.again}" if run.finished else str(error)) from error
-    has, wanted = source.config.as_json(), config.as_json()
+    has = source.config.as_json()
+    wanted = config.as_json()
     for name in config.run_by:
         has.pop(name, None)
         wanted.pop(name, None)
