@@ -34,7 +34,7 @@ from train.data.images import Images
 from train.engine.state.optim import Optim
 from train.plan.methods import Growing, GrowTo, Learned, Scratch, Stage
 from train.plan.modifiers import DropLayers
-from train.plan.recipes import deepened, halves
+from train.plan.recipes import deep_vcycle, deepened, halves
 
 
 def vit_scratch() -> Experiment:
@@ -120,6 +120,47 @@ def vit_muon_deepen() -> Experiment:
 def vit_muon_halves() -> Experiment:
     """`vit_muon` with half of the layers and of each MLP for the first 60 % of the steps."""
     return replace(vit_muon(), name="cifar10_vit_muon_halves", method=halves(vit_muon().model))
+
+
+# --- A ViT of 1.1 million parameters, ten epochs ---
+
+
+def vit_long() -> Experiment:
+    """Train a ViT of 10 layers and 1.1 million parameters from scratch with Muon, for ten epochs."""
+    short = vit_muon()
+    return replace(
+        short,
+        name="cifar10_vit_long",
+        model=replace(short.model, layers=10, heads=3, head_dim=32),
+        steps=7030,
+        data=replace(short.data, augment=Augment(crop="pad", flip=True)),
+        optim=replace(short.optim, warmup=350),
+        eval_every=370,
+        log_every=100,
+        checkpoint_every=370,
+    )
+
+
+def vit_long_deepen() -> Experiment:
+    """`vit_long` with 5 layers first."""
+    return replace(
+        vit_long(),
+        name="cifar10_vit_long_deepen",
+        method=deepened(vit_long().model, 5, 0.5, wikipedia.FINAL),
+    )
+
+
+def vit_long_halves() -> Experiment:
+    """`vit_long` with 5 layers and half of each MLP for the first 60 % of the steps."""
+    return replace(vit_long(), name="cifar10_vit_long_halves", method=halves(vit_long().model))
+
+
+def vit_long_vcycle() -> Experiment:
+    """`vit_long` with a V-cycle whose small model has 5 layers."""
+    small = Stage(0.4, warmup=195, floor=1.0)
+    return replace(
+        vit_long(), name="cifar10_vit_long_vcycle", method=deep_vcycle(small, wikipedia.FINAL)
+    )
 
 
 # --- Swin V2 ---
