@@ -16,6 +16,9 @@ jax.config.update("jax_platforms", os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # `tiny.optimized_jit` optimizes as a real run does.
 _FLAGS = ["--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true"]
 _FLAGS += ["--xla_cpu_parallel_codegen_split_count=1"]
+# By default, XLA aborts a process if one of its devices waits 40 s for the others, which can happen
+# on a loaded machine.
+_FLAGS += ["--xla_cpu_collective_call_terminate_timeout_seconds=300"]
 if jax.__version_info__ < (0, 11):  # later versions refuse this flag
     _FLAGS += ["--xla_cpu_use_fusion_emitters=false"]
 os.environ.setdefault("XLA_FLAGS", " ".join(_FLAGS))
