@@ -12,8 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +21,7 @@ import numpy as np
 import pytest
 import tiny
 from checkpoints import CONFIG, change, contents, saved
+from handlers import python_handlers
 
 from jaxgrow import checkpoints, operators
 from jaxgrow.checkpoints import CheckpointError, Loaded
@@ -314,26 +314,6 @@ class Calls:
             self.count += 1
             if self.count == self._at:
                 signal.raise_signal(self._number)
-
-
-@contextmanager
-def python_handlers() -> Iterator[None]:
-    """Use Python's signal handlers even if the test runner has others (nohup ignores SIGHUP).
-
-    The previous handlers are restored afterwards.
-    """
-    python = {
-        signal.SIGINT: signal.default_int_handler,
-        signal.SIGTERM: signal.SIG_DFL,
-        signal.SIGHUP: signal.SIG_DFL,
-    }
-    before = {number: signal.signal(number, handler) for number, handler in python.items()}
-    try:
-        yield
-        assert {number: signal.getsignal(number) for number in python} == python
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 GPT2 = b'{"architectures": ["GPT2LMHeadModel"]}'
