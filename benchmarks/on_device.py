@@ -205,9 +205,8 @@ def dropped(s: Sizes, batch: int, variant: str) -> dict[str, Any]:
     sides = {}
     ideal = {}
     for count in (layers, layers * 3 // 4, layers // 2):
-        places = np.round(np.linspace(0, layers - 1, count)).astype(np.int32)[
-            None
-        ]  # spread over the depth
+        # spread over the depth
+        places = np.round(np.linspace(0, layers - 1, count)).astype(np.int32)[None]
         scale = np.full((1, layers), layers / count, np.float32)
         for how, which in {
             "cond": np.isin(np.arange(layers)[None], places),

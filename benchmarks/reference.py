@@ -113,9 +113,8 @@ def main() -> None:
     parser.add_argument("--on", default="h100:1", help="a machine with one GPU")
     parser.add_argument("--batch", type=int, default=32)
     a = parser.parse_args()
-    jax.config.update(
-        "jax_platforms", "cpu"
-    )  # compilation needs no device, and must not occupy one
+    # compilation needs no device, and must not occupy one
+    jax.config.update("jax_platforms", "cpu")
     for name, value in ceiling(described(a.on), a.batch).items():
         print(f"{name} {value:.4g}")
 

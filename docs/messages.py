@@ -31,9 +31,8 @@ def messages(source: str) -> Iterator[tuple[int, str, str]]:
         if not (isinstance(node, ast.Call) and _name(node.func).endswith(("Error", "warn"))):
             continue
         within = [f for f in functions if f.lineno <= node.lineno <= (f.end_lineno or 0)]
-        names = {
-            n.id for arg in node.args for n in ast.walk(arg) if isinstance(n, ast.Name)
-        }  # that the message consists of
+        # that the message consists of
+        names = {n.id for arg in node.args for n in ast.walk(arg) if isinstance(n, ast.Name)}
         for text in (_text(arg) for arg in node.args[:1]):
             yield node.lineno, _name(node.func), text
         if within:

@@ -51,22 +51,12 @@ WORTH = 0.03  # smaller savings cannot be distinguished from the noise between s
 PILOT = 0.005  # fraction of the steps for which the small model of a pilot trains
 SHORTEST = 180  # minimum number of steps of the small model of a pilot
 REACH = 1.5  # steps of the grown model of a pilot, relative to the steps of the small model
-PARTS = (
-    0.4,
-    0.45,
-    0.5,
-    0.55,
-    0.6,
-    0.65,
-    0.7,
-)  # fractions of the steps for which the equation was measured
+# fractions of the steps for which the equation was measured
+PARTS = (0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7)
 LEAST = 0.2  # minimum of b: short pilots measure smaller values than longer runs
 MOST_STEPS = 2**31  # maximum number of steps: optimizers count steps in 32 bits
-OPTIMIZERS = {
-    "adamw": "AdamW",
-    "muon": "Muon",
-    "sgd": "SGD",
-}  # config name: name in `train.analysis.evidence`
+# config name: name in `train.analysis.evidence`
+OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon", "sgd": "SGD"}
 
 
 @dataclass(frozen=True)

@@ -125,10 +125,8 @@ def _tokenizer(run: Path, config: Config, folder: Path) -> dict[str, Any]:
         existing = (name for name in names if tokenizer.token_to_id(name) is not None)
         if role in roles and (name := next(existing, None)):
             named[role] = name
-    of_bert = {named.get("cls_token"), named.get("sep_token")} & {
-        "[CLS]",
-        "[SEP]",
-    }  # texts of decoders do not have these roles
+    # texts of decoders do not have these roles
+    of_bert = {named.get("cls_token"), named.get("sep_token")} & {"[CLS]", "[SEP]"}
     ends = {} if of_bert else {"bos_token_id": special.begin, "eos_token_id": special.end}
     named |= {
         role.removesuffix("_id"): tokenizer.id_to_token(i)

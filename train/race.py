@@ -36,10 +36,8 @@ from train.plan.lifetimes import shapes
 from train.plan.methods import Growing, GrowTo, Learned, Stage
 from train.plan.transforms import differing
 
-DEFAULTS = {
-    "depth": ("stack", "interleave"),
-    "width": ("fpi", "aki"),
-}  # if both depth and width grow: all pairs
+# if both depth and width grow: all pairs
+DEFAULTS = {"depth": ("stack", "interleave"), "width": ("fpi", "aki")}
 
 
 def defaults(base: Experiment, source: Path) -> list[str]:

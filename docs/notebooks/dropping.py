@@ -112,9 +112,8 @@ def train(params, thin):
     def step(i, carry):
         params, state, ran = carry
         rows = jax.random.choice(jax.random.fold_in(jax.random.key(1), i), seen, (8,))
-        probs, sampled = keep_masks(
-            drop, LAYERS, STEPS, i, seed=0
-        )  # the mask depends on the seed and the step, so it is the same on every device
+        # the mask depends on the seed and the step, so it is the same on every device
+        probs, sampled = keep_masks(drop, LAYERS, STEPS, i, seed=0)
         open_, scale = sampled[0] | ~thin, jnp.where(thin, 1 / probs, 1)
         with dropping(Block, KeepMask(open_, scale)):
             gradient = jax.grad(loss)(params, rows)

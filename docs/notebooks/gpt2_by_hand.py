@@ -20,9 +20,8 @@ small = GPT2Config(vocab=17, context=8, layers=2, embed=12, heads=3, head_dim=4,
 tokens = np.random.default_rng(0).integers(0, small.vocab, (2, small.context))
 
 
-rng = np.random.default_rng(
-    1
-)  # biases are not zero and scales are not one, so that every mistake is visible
+# biases are not zero and scales are not one, so that every mistake is visible
+rng = np.random.default_rng(1)
 shapes = jax.eval_shape(small.init, jax.random.key(0))
 params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype("float32") / 2, shapes)
 
@@ -59,14 +58,10 @@ def twice(x, axis):
 def with_mlp(tree, share):
     blocks = {**tree["blocks"], "mlp": {**tree["blocks"]["mlp"]}}
     up, down = blocks["mlp"]["up"], blocks["mlp"]["down"]
-    blocks["mlp"]["up"] = {
-        "kernel": twice(up["kernel"], 2),
-        "bias": twice(up["bias"], 1),
-    }  # [layers, embed, mlp], [layers, mlp]
-    blocks["mlp"]["down"] = {
-        **down,
-        "kernel": twice(down["kernel"], 1) * share,
-    }  # [layers, mlp, embed]
+    # [layers, embed, mlp], [layers, mlp]
+    blocks["mlp"]["up"] = {"kernel": twice(up["kernel"], 2), "bias": twice(up["bias"], 1)}
+    # [layers, mlp, embed]
+    blocks["mlp"]["down"] = {**down, "kernel": twice(down["kernel"], 1) * share}
     return {**tree, "blocks": blocks}
 
 

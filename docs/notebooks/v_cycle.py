@@ -48,9 +48,8 @@ def _train(config, params, steps, seed, rate):
 
 def train(config, params, steps, seed, rate=1e-2):
     """Adam from a fresh state. The learning rate falls to zero, so each phase ends as if it were the last one."""
-    return jax.device_get(
-        _train(config, params, steps, seed, rate)
-    )  # algebra on the host does not have to be compiled
+    # algebra on the host does not have to be compiled
+    return jax.device_get(_train(config, params, steps, seed, rate))
 
 
 evaluated = jax.jit(loss, static_argnums=0)

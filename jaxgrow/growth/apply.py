@@ -163,9 +163,8 @@ def _divided_sum(terms: Sequence[maps.Term], names: Names, x: Array, spec: P) ->
         new_joined=tuple(_joined(found[0], new)),
         new=tuple(new),
         spec=P(*entries),
-        joined_spec=P(
-            *[entries[begin] for begin, _ in groups[0]]
-        ),  # further axes of a group are gathered
+        # further axes of a group are gathered
+        joined_spec=P(*[entries[begin] for begin, _ in groups[0]]),
     )
     given: list[_sharded.Parts] = []
     for one in found:

@@ -339,9 +339,8 @@ def rewritten(folder: Path) -> None:
         model(new, b"new")
 
 
-@pytest.mark.filterwarnings(
-    "ignore::ResourceWarning"
-)  # about files that were interrupted before they had an owner
+# about files that were interrupted before they had an owner
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize(
     ("stands", "exchange"),
     [(False, True), (True, True), (True, False)],
@@ -451,10 +450,8 @@ def test_signals_end_the_command_cleanly_with_a_true_message(
     monkeypatch.setattr(
         safetensors.Tensor,
         "copy",
-        lambda *a: (
-            write(*a),
-            signal.raise_signal(number),
-        ),  # interrupt at the first of many tensors
+        # interrupt at the first of many tensors
+        lambda *a: (write(*a), signal.raise_signal(number)),
     )
     with python_handlers():
         assert main(command) == 128 + number

@@ -437,13 +437,8 @@ sys.exit(main(sys.argv[1:]))
 def test_the_library_imports_without_unix_only_modules(tmp_path, folder):
     """This simulates Windows."""
     root = str(Path(checkpoints.__file__).parents[2])
-    command = [
-        sys.executable,
-        "-W",
-        "ignore",
-        "-c",
-        WITHOUT,
-    ]  # JAX warns about the lock of its cache
+    # JAX warns about the lock of its cache
+    command = [sys.executable, "-W", "ignore", "-c", WITHOUT]
     command += ["convert", str(folder), str(tmp_path / "b"), "--to", "hf"]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")

@@ -294,6 +294,7 @@ def test_what_cannot_be_done_is_said_and_nothing_is_written(
     tmp_path, folder, capsys, arguments, message
 ):
     command, *options = arguments
+    # wrong for any SRC
     usage = (
         "no groups",
         "--noise inf",
@@ -301,7 +302,7 @@ def test_what_cannot_be_done_is_said_and_nothing_is_written(
         "--seed",
         "convert needs",
         "--layers alike",
-    )  # wrong for any SRC
+    )
     status = 2 if message.startswith(usage) else 1
     assert message in refused(capsys, command, folder, tmp_path / "b", *options, status=status)
     assert not list(tmp_path.iterdir())
@@ -406,10 +407,8 @@ DRY = {
     "llama_pro": (("--layers", 6), True),
     "stack": (("--layers", 6), False),
     "hypercloning": (("--embed", 24, "--heads", 8, "--mlp", 40), True),
-    "fpi": (
-        ("--heads", 8, "--mlp", 33, "--embed", 24),
-        False,
-    ),  # random copies have unequal counts
+    # random copies have unequal counts
+    "fpi": (("--heads", 8, "--mlp", 33, "--embed", 24), False),
     "net2net": (("--mlp", 33), True),
     "lemon": (("--embed", 18, "--heads", 6), True),
     "zero_pad": (("--mlp", 33), True),
@@ -419,14 +418,8 @@ DRY = {
 }
 
 
-AGAIN = (
-    "stack",
-    "net2net",
-    "zero_pad",
-    "aki",
-    "staged",
-    "sparkling",
-)  # other methods cover the same output
+# other methods cover the same output
+AGAIN = ("stack", "net2net", "zero_pad", "aki", "staged", "sparkling")
 
 
 @pytest.mark.parametrize(

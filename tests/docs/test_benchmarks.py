@@ -34,9 +34,8 @@ def test_the_directions_that_matrices_use():
     np.testing.assert_allclose(
         anatomy.used(np.stack([orthogonal, 3 * orthogonal, copied])), [1, 1, 0.5]
     )
-    np.testing.assert_allclose(
-        anatomy.used(np.outer([1.0, 2.0], [1.0, 1.0, 3.0])[None]), 0.5
-    )  # rank 1 of 2
+    # rank 1 of 2
+    np.testing.assert_allclose(anatomy.used(np.outer([1.0, 2.0], [1.0, 1.0, 3.0])[None]), 0.5)
 
 
 def test_the_anatomy_of_a_model_is_told_layer_by_layer(small_run, tmp_path):

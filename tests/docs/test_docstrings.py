@@ -13,9 +13,10 @@ import jaxgrow
 MODULES = [
     module.name
     for module in pkgutil.walk_packages(jaxgrow.__path__, "jaxgrow.")
+    # its examples are in the README and write files
     if not module.name.startswith(
         ("jaxgrow.cli.program", "jaxgrow.checkpoints", "jaxgrow.__main__")
-    )  # its examples are in the README and write files
+    )
 ]
 FUNCTIONS = {
     f"{package.__name__}.{name}": getattr(package, name)

@@ -55,9 +55,8 @@ def on_page(page: str, flops: float, losses: tuple[float, ...]) -> bool:
     """Check whether a table row of ``page`` has these FLOPs, final losses, and their mean."""
     each = ", ".join(f"{x:.4f}" for x in losses)
     found = re.findall(rf"\| {flops:.3f} \|.* \**(\d\.\d{{4}})\** \[{each}\] \|", PAGES[page])
-    return any(
-        float(x) == pytest.approx(mean(losses), abs=1.01e-4) for x in found
-    )  # the seeds are rounded
+    # the seeds are rounded
+    return any(float(x) == pytest.approx(mean(losses), abs=1.01e-4) for x in found)
 
 
 @pytest.mark.parametrize("frontier", frontiers(), ids=lambda f: f.optimizer)

@@ -57,9 +57,8 @@ def test_the_examples_run(page, capsys, tmp_path, monkeypatch):
     text = PAGES[page]
     for block in BLOCK.finditer(text):
         line = text[: block.start(1)].count("\n")
-        exec(
-            compile("\n" * line + block[1], ROOT / page, "exec"), {"__name__": "page"}
-        )  # errors point to the page
+        # errors point to the page
+        exec(compile("\n" * line + block[1], ROOT / page, "exec"), {"__name__": "page"})
     assert "KL(a || b)" in capsys.readouterr().out or "preservation(" not in text
     Path("text.txt").write_text(text)  # the text that commands evaluate
     for command in commands(text):
@@ -67,9 +66,8 @@ def test_the_examples_run(page, capsys, tmp_path, monkeypatch):
 
 
 def test_every_command_of_jaxgrow_is_shown():
-    assert (
-        len({command[0] for text in PAGES.values() for command in commands(text)}) == 10
-    )  # all commands
+    # all commands
+    assert len({command[0] for text in PAGES.values() for command in commands(text)}) == 10
 
 
 @pytest.mark.parametrize("page", PAGES)

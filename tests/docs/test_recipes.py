@@ -60,10 +60,8 @@ def test_what_does_not_divide_stays():
         layers=(1, 2), embed=(8, 16), heads=(2, 4), head_dim=4, mlp=(15, 32), image=32, window=4
     )
     small = deepened(swin, 2, 0.5, Stage(0.5), narrower=2).small
-    assert small.layers == (1, 1) and small.mlp == (
-        15,
-        16,
-    )  # each stage is halved separately and keeps at least one layer
+    # each stage is halved separately and keeps at least one layer
+    assert small.layers == (1, 1) and small.mlp == (15, 16)
 
 
 def test_layers_of_several_kinds_keep_their_kind():
@@ -85,9 +83,8 @@ def test_layers_of_several_kinds_keep_their_kind():
         if isinstance(p, Grow)
     )
     assert grown.small.resized(*grown.growths).kinds == large.kinds
-    neighbours = interleave(
-        grown.small.sizes(), {"layers": 12}
-    )  # control: each layer next to its copy
+    # control: each layer next to its copy
+    neighbours = interleave(grown.small.sizes(), {"layers": 12})
     assert grown.small.resized(neighbours).kinds == "ffssss"
 
 

@@ -116,9 +116,8 @@ def test_result_figures_have_title_few_lines_and_labels(name):
     lines = [line for ax in places for line in ax.lines if line.get_linestyle() != "None"]
     assert 1 <= len(lines) <= 6 and not any(ax.get_legend() for ax in places)
     assert figure.get_suptitle() or places[0].get_title("left")
-    assert len({line.get_marker() for line in places[0].lines}) >= min(
-        3, len(lines)
-    )  # distinguishable without color
+    # distinguishable without color
+    assert len({line.get_marker() for line in places[0].lines}) >= min(3, len(lines))
     assert all(
         len(ax.texts) >= len([x for x in ax.lines if x.get_linestyle() != "None"]) for ax in places
     )

@@ -59,9 +59,8 @@ def test_a_wheel_works_outside_the_checkout(wheel, tmp_path):
 
     run(python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", wheel)
     site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
-    (site / "dependencies.pth").write_text(
-        sysconfig.get_path("purelib")
-    )  # comes after the wheel; .pth files in this path are not read
+    # comes after the wheel; .pth files in this path are not read
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
     assert Path(
         run(python, "-c", "import jaxgrow; print(jaxgrow.__file__)").strip()
     ).is_relative_to(site)

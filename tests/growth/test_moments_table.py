@@ -29,14 +29,8 @@ SMALL = {
     "u": np.array([0.1, -0.2, 0.4]),
 }
 GROWTH = {"a": tile(2, 2)}
-SHOWN = (
-    "adam",
-    "schedule_free_adamw",
-    "sm3",
-    "lars",
-    "muon",
-    "prodigy",
-)  # the other optimizers add no new cases
+# the other optimizers add no new cases
+SHOWN = ("adam", "schedule_free_adamw", "sm3", "lars", "muon", "prodigy")
 
 # For each policy, the reason why it refuses an optimizer: a leaf of the state, and why.
 SHAPE, OTHERS, OWN, FAILED = "shape", "depends on", "holds neither", "a trial of the optimizer"

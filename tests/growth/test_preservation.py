@@ -283,9 +283,8 @@ def test_at_first_only_what_is_zero_in_new_blocks_learns():
 COPIES = {
     "hypercloning 2": hypercloning(OLD, TWICE),
     "hypercloning 3": hypercloning(OLD, tiny.wider(3)),
-    "fpi, heads and mlp": fpi(
-        OLD, {"heads": 7, "mlp": 21}, seed=5
-    ),  # of 3 and 9 units, with unequal numbers of copies
+    # of 3 and 9 units, with unequal numbers of copies
+    "fpi, heads and mlp": fpi(OLD, {"heads": 7, "mlp": 21}, seed=5),
     "lemon 2": lemon(OLD, TWICE, seed=4),
 }
 

@@ -121,9 +121,8 @@ def kept_at(keep_mask: KeepMask, m: int) -> KeepMask:
 @pytest.mark.parametrize(
     ("dtype", "remat"),
     [
-        pytest.param(
-            "bfloat16", "projections", marks=pytest.mark.slow
-        ),  # `test_drop_execution` checks bfloat16 on one device.
+        # `test_drop_execution` checks bfloat16 on one device.
+        pytest.param("bfloat16", "projections", marks=pytest.mark.slow),
         *(
             pytest.param("float32", remat, marks=pytest.mark.slow)
             for remat in ("products", "projections")

@@ -273,9 +273,8 @@ SHOWN = {
 def test_plans(config, method):
     held = {}
     plan = methods(config)[method].plan(config, Optim(warmup=0), 40)
-    micro = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), batch(config)
-    )  # one micro-batch
+    # one micro-batch
+    micro = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), batch(config))
     for i, phase in enumerate(plan):
         if isinstance(phase, Measure):
             result = jax.eval_shape(phase.measure, held[phase.name], micro)

@@ -220,12 +220,8 @@ def repeated(x, y):
             2 * (5 * 2 * 2) * (2 * 9),
             0,
         ),
-        (
-            lambda x: x.T[:1].astype(jnp.bfloat16),
-            [(2, 3)],
-            0,
-            0,
-        ),  # control: moving data is not arithmetic
+        # control: moving data is not arithmetic
+        (lambda x: x.T[:1].astype(jnp.bfloat16), [(2, 3)], 0, 0),
     ],
 )
 def test_operations_of_a_traced_program(function, shapes, products, arithmetic):

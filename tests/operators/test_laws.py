@@ -248,15 +248,8 @@ def test_growths_of_different_axes_commute_to_the_bit(row):
     chex.assert_trees_all_close(one, other, rtol=0, atol=of_products(row.growth))
 
 
-COPIES = (
-    "interleave",
-    "interleave, ragged",
-    "g_stack",
-    "mslt",
-    "midas",
-    "lidas",
-    "solar",
-)  # of layers, as in `stack`
+# operators that copy layers, as `stack` does
+COPIES = ("interleave", "interleave, ragged", "g_stack", "mslt", "midas", "lidas", "solar")
 
 
 @rows(slow=(*AGAIN, *COPIES))

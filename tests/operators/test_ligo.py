@@ -104,9 +104,8 @@ def transcribed(coefficients, params):
     B = coefficients["width"]["embed"]
     for table in ("token_embedding", "position_embedding"):
         new[table] = params[table] @ B["write"].T
-    new["final_norm"] = {
-        k: B.get("read", B["write"]) @ v for k, v in params["final_norm"].items()
-    }  # a tied head reads it
+    # a tied head reads it
+    new["final_norm"] = {k: B.get("read", B["write"]) @ v for k, v in params["final_norm"].items()}
     return new
 
 

@@ -310,10 +310,8 @@ def test_lemon_s_noise():
     ("target", "alpha"),
     [
         (RAGGED, {"embed": 2**-0.5, "heads": 3**-0.5, "mlp": (3 / 7) ** 0.5}),  # c = 1/3, 2/3, 4/9
-        (
-            {"embed": 15, "heads": 8, "mlp": 27},
-            {"embed": 0.4, "heads": 0.375, "mlp": 1 / 3},
-        ),  # c = 3/2, 5/3, 2
+        # c = 3/2, 5/3, 2
+        ({"embed": 15, "heads": 8, "mlp": 27}, {"embed": 0.4, "heads": 0.375, "mlp": 1 / 3}),
         ({"mlp": 18}, {"embed": 1, "heads": 1, "mlp": 0.5}),  # c = 1, and 0
     ],
 )

@@ -29,9 +29,8 @@ INVERSES = {"bitwise": BIT, "rounded": ROUNDED, "no": NOT}
 class Row(NamedTuple):
     growth: Growth
     keeps: bool  # the function of every model
-    inverts: Literal[
-        "to the bit", "up to rounding", "not"
-    ]  # C D = 1; bitwise if all group sizes are powers of two
+    # C D = 1; bitwise if all group sizes are powers of two
+    inverts: Literal["to the bit", "up to rounding", "not"]
     dual: bool = True  # gradients grow by the dual if the function is preserved
 
 

@@ -88,9 +88,8 @@ def assert_every_product_is_counted(config: Config, passes=(), costs=()) -> None
 
     positions = BATCH * config.length
     counted = products(jax.make_jaxpr(jax.value_and_grad(loss))(params, shape).jaxpr)
-    np.testing.assert_allclose(
-        flops.train(config, positions, **dict(costs)), counted, rtol=1e-12
-    )  # the formula divides
+    # the formula divides
+    np.testing.assert_allclose(flops.train(config, positions, **dict(costs)), counted, rtol=1e-12)
     if not costs:
         counted = products(jax.make_jaxpr(run)(params, shape).jaxpr)
         np.testing.assert_allclose(flops.forward(config, positions), counted, rtol=1e-12)

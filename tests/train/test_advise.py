@@ -57,9 +57,8 @@ def experiment(tmp_path, **changes):
     ],
 )
 def test_the_most_that_one_layer_first_can_save(tmp_path, model, tau, expected):
-    assert saved(experiment(tmp_path, model=model), ONE, tau) == pytest.approx(
-        expected, abs=0.0075
-    )  # published with two digits
+    # published with two digits
+    assert saved(experiment(tmp_path, model=model), ONE, tau) == pytest.approx(expected, abs=0.0075)
 
 
 def test_what_a_growth_saves_at_an_equal_loss(tmp_path):
@@ -80,9 +79,8 @@ def test_what_a_growth_saves_at_an_equal_loss(tmp_path):
             recipe.name,
             tau,
         )
-    assert expected(e, HALF, 0.5, 0.0) == pytest.approx(
-        saved(e, HALF, 0.5)
-    )  # Without a lag, the saving is the training cost that the plan skips.
+    # Without a lag, the saving is the training cost that the plan skips.
+    assert expected(e, HALF, 0.5, 0.0) == pytest.approx(saved(e, HALF, 0.5))
     # At 0.8 the root of the equation is 2, and at 0.2 it is a half.
     for tau, worth in ((0.8, 1 - 0.8 * 0.1 * 2), (0.2, 1 - 0.2 * 0.1 / 2)):
         exact = 1 - (1 - saved(e, HALF, tau)) / worth
@@ -151,9 +149,8 @@ def test_without_a_pilot_advice_is_the_regression(tmp_path):
         for line in text.splitlines()
         if line.startswith("| half of the layers and of each MLP")
     ]
-    assert len(rows) == 1 and re.search(
-        r"\| 1\d\.\d % ± [2-3]\.\d +\|$", rows[0]
-    )  # with the interval of the regression
+    # with the interval of the regression
+    assert len(rows) == 1 and re.search(r"\| 1\d\.\d % ± [2-3]\.\d +\|$", rows[0])
     assert "Try half of the layers and of each MLP first" in text and best is not None
     # The advice grows after 0.6 of the steps, as in the measurement.
     assert best.method == halves(e.model)
@@ -206,9 +203,8 @@ def test_no_recipe_is_advised_if_the_small_model_was_cheaper(tmp_path):
 
 
 def test_a_saving_without_an_interval_above_zero_is_not_advised(tmp_path):
-    text, best = advice(
-        near(tmp_path, optim=replace(MUON, name="adamw"))
-    )  # The measurements are 13.5 % ± 15.9 and single seeds.
+    # The measurements are 13.5 % ± 15.9 and single seeds.
+    text, best = advice(near(tmp_path, optim=replace(MUON, name="adamw")))
     assert (
         best is None and "no measured saving has an interval that is completely above zero" in text
     )
@@ -240,9 +236,8 @@ def test_a_pilot_answers_wherever_it_ran(tmp_path):
     assert (
         best.method.small == replace(e.model, layers=e.model.layers // 2) and best.optim == e.optim
     )
-    assert (
-        f"grown after 50% of the steps, b = {LEAST:.2f}" in text
-    )  # A short pilot underestimates the lag.
+    # A short pilot underestimates the lag.
+    assert f"grown after 50% of the steps, b = {LEAST:.2f}" in text
     assert best.method.source.steps == 0.5
     text, best = advice(e, found(0.5, 0.1))
     assert (
@@ -279,9 +274,8 @@ def test_a_pilot_prints_its_cost_and_writes_the_advised_config(tmp_path, monkeyp
     )
     monkeypatch.setattr(advise, "RECIPES", (HALF, VCYCLE))
     monkeypatch.setattr(advise, "SHORTEST", 4)
-    monkeypatch.setattr(
-        advise, "steps_behind", lambda *_: 0.1
-    )  # A pilot this short measures only noise.
+    # A pilot this short measures only noise.
+    monkeypatch.setattr(advise, "steps_behind", lambda *_: 0.1)
     monkeypatch.setattr(advise, "WORTH", 0.0)
     script = runs.script(tmp_path, e)
     out = tmp_path / "mine.py"
@@ -308,9 +302,8 @@ def test_a_pilot_prints_its_cost_and_writes_the_advised_config(tmp_path, monkeyp
         json.loads((tmp_path / "pilot" / f / "result.json").read_text())["flops"] for f in folders
     )
     share = f"{spent / e.plan[0].cost(e.batch):.1%} of the budget"
-    assert (
-        f"cost {share}" in said.out and f"the pilot: 2 runs of 10 steps, {share}" in said.err
-    )  # The cost is printed before and after the pilot.
+    # The cost is printed before and after the pilot.
+    assert f"cost {share}" in said.out and f"the pilot: 2 runs of 10 steps, {share}" in said.err
 
 
 def test_the_config_that_is_written_imports_whatever_it_names(tmp_path):

@@ -26,10 +26,8 @@ from train.engine.state.mesh import Mesh
 from train.plan.methods import Scratch
 from train.plan.modifiers import DropLayers
 
-pytestmark = [
-    pytest.mark.aot,
-    pytest.mark.filterwarnings("ignore"),
-]  # Plugins warn about missing devices.
+# Plugins warn about missing devices.
+pytestmark = [pytest.mark.aot, pytest.mark.filterwarnings("ignore")]
 GB = 1e9
 GPT2 = "configs/papers/gpt.py:base_c4"
 DROPS = {
@@ -83,9 +81,8 @@ def test_a_7b_llama_divided_over_eight_h100s():
     found = next(p for p in programs if p.what == "step")
     assert found.parameters == pytest.approx(6.738e9 * 4 / 8, rel=0.01)
     assert {"all-gather", "reduce-scatter"} <= {c.kind for c in found.collectives}
-    assert not fits(
-        Rehearsal(replace(e, mesh=Mesh()), machine).run(), machine
-    )  # The control is replicated on every device.
+    # The control is replicated on every device.
+    assert not fits(Rehearsal(replace(e, mesh=Mesh()), machine).run(), machine)
 
 
 LLAMA_7B = "configs/papers/llama.py:llama_7b_c4:model.layers=6:batch=32:accumulate=2"
@@ -153,9 +150,8 @@ def test_a_mixture_over_four_h100s_sends_kernels_and_no_tokens():
         "configs/papers/llama.py:llama_8x160m_c4:model.layers=2:batch=64:mesh.fsdp=4:model.remat=projections"
     )
     (found,) = [p for p in Rehearsal(e, described("h100:4")).run() if p.what == "step"]
-    assert (
-        sum(c.size for c in found.collectives if c.kind == "all-reduce") < 1e4
-    )  # the number of tokens per expert
+    # the number of tokens per expert
+    assert sum(c.size for c in found.collectives if c.kind == "all-reduce") < 1e4
     assert sum(c.sent for c in found.collectives) < 0.7 * GB and found.temporary < 3 * GB
 
 
@@ -165,9 +161,8 @@ def test_experts_on_eight_h100s_exchange_tokens_only():
     )
     (found,) = [p for p in Rehearsal(e, described("h100:8")).run() if p.what == "step"]
     exchanges = [c for c in found.collectives if c.kind == "all-to-all"]
-    assert len(exchanges) >= 4 and all(
-        c.asynchronous for c in exchanges
-    )  # dispatch and combine, in the forward and the backward pass
+    # dispatch and combine, in the forward and the backward pass
+    assert len(exchanges) >= 4 and all(c.asynchronous for c in exchanges)
     gathered = [c.size for c in found.collectives if c.kind in ("all-gather", "reduce-scatter")]
     # only the router; the kernel of one expert has 3.1e6 bytes
     assert max(gathered, default=0) < 1e5

@@ -183,9 +183,8 @@ def test_a_work_directory_that_is_a_file(tmp_path, refused):
 def test_a_loss_that_is_none(tmp_path, refused):
     options = ["--workdir", str(tmp_path / "run"), "--set", "optim.peak_lr=1e38"]
     config = runs.script(tmp_path, runs.experiment(tmp_path))
-    refused(
-        config, "--workdir", str(tmp_path / "run"), "--set", "data.path=nowhere"
-    )  # A refused run does not claim the folder.
+    # A refused run does not claim the folder.
+    refused(config, "--workdir", str(tmp_path / "run"), "--set", "data.path=nowhere")
     said = refused(config, *options)
     assert "at step 2 of train large; the last good checkpoint is kept in" in said
     assert "lower optim.peak_lr" in said

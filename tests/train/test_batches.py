@@ -189,9 +189,8 @@ def test_no_worker_outlives_a_run_that_is_killed(tmp_path):
     with run:
         assert run.stdout is not None
         worker = int(run.stdout.readline())
-        assert os.getpgid(worker) != os.getpgid(
-            run.pid
-        )  # Ctrl-C must not reach the child before the parent.
+        # Ctrl-C must not reach the child before the parent.
+        assert os.getpgid(worker) != os.getpgid(run.pid)
         run.send_signal(signal.SIGKILL)
     for _ in range(600):
         if (

@@ -116,9 +116,8 @@ def test_a_changed_file_is_found_and_the_previous_one_used(saved, tmp_path, caps
         run = tmp_path / "run"
         shutil.copytree(saved, run)
         damage(run / path.relative_to(saved))
-        assert (load(run)["token_embedding"] == model(3).params["token_embedding"]).all(), (
-            path
-        )  # Reading a damaged checkpoint does not move it.
+        # Reading a damaged checkpoint does not move it.
+        assert (load(run)["token_embedding"] == model(3).params["token_embedding"]).all(), path
         assert restored(run) == 3, path
         said = capsys.readouterr().err.splitlines()
         assert len(said) == 2 and said[0] == said[1] and said[0].endswith("; using 3"), said

@@ -51,13 +51,14 @@ def made(
     folder = folder / f"{name}-{seed}"
     folder.mkdir()
     lines = [{"phase": p, "step": s, **times(c), "val_loss": v} for p, s, c, v in curve]
+    # a line without a validation loss
     other = {
         "phase": curve[0][0],
         "flops": 0.0,
         "seconds": 0.0,
         "compile_seconds": 0.0,
         "loss": -1.0,
-    }  # a line without a validation loss
+    }
     lines[1:1] = [
         other | {"step": i, "tokens": i, "lr": rate} for i, rate in enumerate(rates, 2 - len(rates))
     ]
@@ -88,12 +89,8 @@ SCRATCH = [
     ("train large", s, float(10 * s), v) for s, v in ((1, 6.0), (2, 5.0), (3, 4.0), (4, 3.0))
 ]
 CYCLE = [
-    (
-        "train large",
-        1,
-        2.0,
-        5.0,
-    ),  # The first phase has the same name as the last one, and it reached the loss earlier.
+    # The first phase has the same name as the last one, and it reached the loss earlier.
+    ("train large", 1, 2.0, 5.0),
     ("train large", 2, 4.0, 2.0),
     ("train coarse1", 1, 6.0, 1.0),
     ("train large", 1, 20.0, 4.0),
@@ -163,9 +160,8 @@ def tables(text: str) -> list[dict[str, dict[str, str]]]:
 def test_savings_by_hand(comparison):
     scratch, cycle, short = comparison.rows()
     assert scratch["saved_flops"] == [0, 0] and scratch["flops"] == 1
-    assert cycle["saved_flops"] == pytest.approx(
-        [1 - 26 / 40, 1 - 26 / 80]
-    )  # Each seed is compared with its own baseline.
+    # Each seed is compared with its own baseline.
+    assert cycle["saved_flops"] == pytest.approx([1 - 26 / 40, 1 - 26 / 80])
     assert cycle["saved_run_seconds"] == pytest.approx(cycle["saved_flops"])
     # including compilation
     assert cycle["saved_seconds"] == pytest.approx([1 - 29 / 43, 1 - 29 / 83])
@@ -176,10 +172,8 @@ def test_savings_by_hand(comparison):
         and cycle["seeds"] == [0, 1]
         and cycle["tokens_per_parameter"] == 2.0
     )
-    assert cycle["below_frontier"] == [
-        True,
-        True,
-    ]  # Training from scratch would need more than the full budget.
+    # Training from scratch would need more than the full budget.
+    assert cycle["below_frontier"] == [True, True]
     assert cycle["saved_frontier"] == pytest.approx([1 - 32 / 40, 1 - 32 / 80])
     assert cycle["saved_frontier_interval"] is None  # Bounds have no interval.
     assert not any(scratch["below_frontier"] + short["below_frontier"])
@@ -215,9 +209,8 @@ def test_the_report_fits_into_100_columns(comparison, tmp_path):
     assert max(map(len, every.report().splitlines())) <= 100
     main, phases = tables(every.report())
     assert list(main["scratch"]) == ["run", "FLOPs", "loss", "FLOPs saved vs. frontier", "time"]
-    assert (
-        main["scratch"]["FLOPs saved vs. frontier"] == "0.0 % ± 0.0"
-    )  # a run compared with itself
+    # a run compared with itself
+    assert main["scratch"]["FLOPs saved vs. frontier"] == "0.0 % ± 0.0"
     assert list(phases["scratch"]) == [
         "run",
         "phase",
@@ -393,10 +386,8 @@ def test_runs_that_train_otherwise_are_compared(tmp_path):
         config=config | {"data": data, "model": CONFIG["model"] | {"layers": 99}},
     )
     assert Comparison([[made(tmp_path, "base", SCRATCH)], [other]], []).rows()
-    moved = CONFIG["data"]["Data"] | {
-        "path": "there",
-        "tokenizer": "there.json",
-    }  # the same content under another path
+    # the same content under another path
+    moved = CONFIG["data"]["Data"] | {"path": "there", "tokenizer": "there.json"}
     corpus = {"corpus": {"name": "x", "train": "a", "valid": "b", "tokenizer": "c"}}
     here = made(tmp_path, "here", SCRATCH, config=CONFIG | corpus)
     there = made(tmp_path, "there", SCRATCH, config=CONFIG | {"data": {"Data": moved}} | corpus)
@@ -408,12 +399,10 @@ def test_a_baseline_that_is_not_decayed_is_said(tmp_path):
     said = "flat is not decayed: it ends at 30% of its peak learning rate"
     assert said in Comparison([[flat]], []).report()
     down = made(tmp_path, "down", SCRATCH, rates=(0.5, 1.0, 0.01))
-    assert (
-        "not decayed" not in Comparison([[down], [flat]], []).report()
-    )  # A method may keep its learning rate.
-    assert (
-        said in Comparison([[down]], [[flat]]).report()
-    )  # Every point of the frontier is a baseline and must decay.
+    # A method may keep its learning rate.
+    assert "not decayed" not in Comparison([[down], [flat]], []).report()
+    # Every point of the frontier is a baseline and must decay.
+    assert said in Comparison([[down]], [[flat]]).report()
 
 
 def test_the_noise_floor_by_hand(tmp_path):
@@ -629,11 +618,8 @@ def test_finished_runs_are_fine_tuned(small_run, tmp_path):
 
 def test_a_phases_layers_and_the_median_time_of_its_steps(tmp_path):
     runs = [dropping(tmp_path, seed, seconds) for seed, seconds in ((0, 0.5), (1, 0.75))]
-    assert [runs[0].step_seconds(i) for i in range(3)] == [
-        1.0,
-        None,
-        0.5,
-    ]  # the last of 0.5, 0.5 and (80 - 13) / 8
+    # the last of 0.5, 0.5 and (80 - 13) / 8
+    assert [runs[0].step_seconds(i) for i in range(3)] == [1.0, None, 0.5]
     table = Comparison([[made(tmp_path, "scratch", SCRATCH, s) for s in (0, 1)], runs], []).report()
     rows = [
         [c.strip() for c in line.split("|")[1:-1]]
@@ -686,9 +672,8 @@ def test_losses_are_plotted_against_log_flops_with_a_legend(comparison, figures,
         for line in axes.lines
         if len({*line.get_xdata()}) > 1
     }
-    assert len({look for look in lines if look[1] != ":"}) == len(first) + len(many) + len(
-        own
-    )  # All lines differ.
+    # All lines differ.
+    assert len({look for look in lines if look[1] != ":"}) == len(first) + len(many) + len(own)
 
 
 def test_every_line_style_is_in_the_legend(figures, tmp_path):
@@ -716,9 +701,10 @@ def test_curves_over_seeds_are_means_with_intervals_by_hand(tmp_path):
     )
     same = curves([made(tmp_path, "b", CYCLE), made(tmp_path, "b", CYCLE, seed=1)], "flops")
     assert [c.phase for c in same] == ["train large", "train coarse1", "train large"]
+    # Equal seeds have zero width.
     assert same[2].loss.tolist() == [v for *_, v in CYCLE[3:]] and not any(
         c.half.any() for c in same
-    )  # Equal seeds have zero width.
+    )
     alone = curves([made(tmp_path, "c", CYCLE)], "seconds")
     assert (
         alone[2].cost.tolist() == [c + COMPILING for _, _, c, _ in CYCLE[3:]]
@@ -763,9 +749,8 @@ def test_bands_and_the_budgets_of_the_frontier_are_drawn(comparison, figures, tm
     assert figures[0].get_figwidth() <= 8.7  # At the width of the README, the text keeps its size.
     plots.losses(Comparison([first[:2]], [half[:2]]), tmp_path / "two.png", unit)
     drawn = [path for c in figures[1].axes[0].collections for path in c.get_paths()]
-    assert all(
-        len({y for _, y in path.vertices}) == 1 for path in drawn
-    )  # no band, and markers without error bars
+    # no band, and markers without error bars
+    assert all(len({y for _, y in path.vertices}) == 1 for path in drawn)
 
 
 def test_keep_probabilities_have_one_panel_per_model(figures, tmp_path):

@@ -24,9 +24,8 @@ CONFIGS = [p.relative_to(ROOT) for p in sorted((ROOT / "configs").rglob("*.py"))
 
 @pytest.fixture(autouse=True)
 def at_the_root(monkeypatch):
-    monkeypatch.syspath_prepend(
-        str(ROOT)
-    )  # Configs import each other, as under `python -m` at the repository root.
+    # Configs import each other, as under `python -m` at the repository root.
+    monkeypatch.syspath_prepend(str(ROOT))
 
 
 @pytest.fixture
@@ -51,9 +50,8 @@ def test_every_experiment_loads_by_its_name(path):
         assert experiment.name.endswith(name)
         last = experiment.plan[-1]
         assert isinstance(last, Train)
-        assert (
-            dataclasses.replace(last.config, eps=experiment.model.eps) == experiment.model
-        )  # LEMON scales the eps of the norms.
+        # LEMON scales the eps of the norms.
+        assert dataclasses.replace(last.config, eps=experiment.model.eps) == experiment.model
 
 
 def test_no_two_experiments_have_one_name():

@@ -54,9 +54,8 @@ def test_a_hugging_face_model_grown_on_disk_is_trained_on(folder, tmp_path, caps
     assert first["phase"] == "import large" and first["step"] == 0
     trained = load(tmp_path / "run")
     assert {x.dtype.name for x in jax.tree.leaves(trained)} == {"float32"}
-    chex.assert_trees_all_close(
-        trained, jax.tree.map(np.float32, params), rtol=0, atol=0.05
-    )  # 4 steps with learning rate 1e-2
+    # 4 steps with learning rate 1e-2
+    chex.assert_trees_all_close(trained, jax.tree.map(np.float32, params), rtol=0, atol=0.05)
     # A model trained this way can be a source again, and its cost is included.
     again = replace(e, method=Continue("run"), name="again", steps=2)
     assert pretrain.run(again, tmp_path / "again")["flops"] > result["flops"]

@@ -255,10 +255,8 @@ SETS = {
         },
         OF_THE_HUB,
         OF_THE_HUB
-        | {
-            "choices": {"text": ["so", "because"], "label": ["0", "1"]},
-            "answerKey": "1",
-        },  # in the same order
+        # in the same order
+        | {"choices": {"text": ["so", "because"], "label": ["0", "1"]}, "answerKey": "1"},
     ),
 }
 
@@ -368,9 +366,8 @@ def test_perplexity_is_that_of_transformers(tmp_path, stride):
     theirs.save_pretrained(tmp_path / "gpt")
     (tmp_path / "ptb.test.txt").write_text(TEXT)
     tokens, done, nats = torch.tensor([[0, *TEXT.encode()]]), 1, 0.0
-    while (
-        done < tokens.shape[1]
-    ):  # as in the perplexity guide of `transformers`, with one more token of context
+    # as in the perplexity guide of `transformers`, with one more token of context
+    while done < tokens.shape[1]:
         end = min(tokens.shape[1], 17 if done == 1 else done + (stride or 16))
         window = tokens[:, max(0, end - 17) : end]
         with torch.no_grad():

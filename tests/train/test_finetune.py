@@ -164,9 +164,8 @@ def test_what_was_fine_tuned_and_grown_goes_on_with_its_head(learned, home, tmp_
     experiment = replace(tuning(home / "cola", freeze=old).of(tmp_path / "deep", 1e-30, 0), steps=1)
     assert experiment.method.new_head is False
     run(experiment, tmp_path / "run")
-    assert (
-        score(tmp_path / "run", experiment.data) == learned[1]
-    )  # At first, the added layers of LLaMA Pro have no effect.
+    # At first, the added layers of LLaMA Pro have no effect.
+    assert score(tmp_path / "run", experiment.data) == learned[1]
 
 
 def test_samples_cost_what_they_are_long(home):

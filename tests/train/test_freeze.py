@@ -74,9 +74,8 @@ def test_a_trained_embedding_needs_every_backward_pass(paths):
 def test_what_is_below_the_layers_depends_on_the_family():
     tables = ("token_embedding", "position_embedding")
     bert = BERTConfig(vocab=8, context=4, layers=2, embed=4, heads=2, head_dim=2, mlp=8)
-    assert (
-        Freeze((0, 1), tables, below=False).bottom(bert.axes()) == 0
-    )  # The token types and a norm are trained.
+    # The token types and a norm are trained.
+    assert Freeze((0, 1), tables, below=False).bottom(bert.axes()) == 0
     assert (
         Freeze((0, 1), (*tables, "type_embedding", "embedding_norm/*"), below=False).bottom(
             bert.axes()
@@ -98,9 +97,8 @@ def test_what_is_below_the_layers_depends_on_the_family():
             )
             if marked(names, BELOW)
         }
-        tokens = (
-            {"class_embedding"} if isinstance(config, ViTConfig) else set()
-        )  # In CaiT, the class token comes after the layers.
+        # In CaiT, the class token comes after the layers.
+        tokens = {"class_embedding"} if isinstance(config, ViTConfig) else set()
         assert (
             found
             == {"patch_embedding/kernel", "patch_embedding/bias", "position_embedding"} | tokens
@@ -191,9 +189,8 @@ def test_frozen_layers_have_zero_gradients_only():
     found = gradients(runs.trained(config, TX).params)
     dense, logits = found.pop(0)
     for frozen, (grads, same) in found.items():
-        chex.assert_trees_all_close(
-            same, logits, rtol=1e-5, atol=1e-6
-        )  # The results differ by float32 rounding, because they use one or two scans.
+        # The results differ by float32 rounding, because they use one or two scans.
+        chex.assert_trees_all_close(same, logits, rtol=1e-5, atol=1e-6)
         for name, a, b in tiny.pairs(dense, grads):
             assert a.any(), name
             layers = (

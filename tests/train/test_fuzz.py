@@ -160,9 +160,8 @@ def command(tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text("no numpy file")
     monkeypatch.chdir(tmp_path)
     experiment = importlib.import_module("train.config.experiment")
-    monkeypatch.setattr(
-        experiment, "shapes", lambda *_: None
-    )  # It takes about a second per call, and other tests cover its errors.
+    # It takes about a second per call, and other tests cover its errors.
+    monkeypatch.setattr(experiment, "shapes", lambda *_: None)
     monkeypatch.setattr(importlib.import_module("train.engine.hosts"), "join", lambda *given: None)
 
     def reached(*_, **__):

@@ -199,9 +199,8 @@ def test_no_part_of_a_stop_string_is_streamed():
         ("aD!", "a"),
     ):
         assert stopping.settled(np.frombuffer(text.encode(), np.uint8)) == settled
-    assert (
-        stopping.settled(np.frombuffer("aä".encode()[:-1], np.uint8)) == "a"
-    )  # half of a character
+    # half of a character
+    assert stopping.settled(np.frombuffer("aä".encode()[:-1], np.uint8)) == "a"
 
 
 def test_the_time_of_compiling_is_reported(gpt, monkeypatch, capsys):
@@ -225,9 +224,8 @@ def test_a_prompt_that_does_not_fit_is_cut_if_asked(gpt, run):
     assert run(gpt, "--prompt", "ab", "--cut", "--max-new", 8) == run(
         gpt, "--prompt", "ab", "--max-new", 8
     )
-    half = json.loads(
-        run(gpt, "--prompt", long, "--cut", "--max-new", 400, "--json")
-    )  # New tokens get half of the context.
+    # New tokens get half of the context.
+    half = json.loads(run(gpt, "--prompt", long, "--cut", "--max-new", 400, "--json"))
     assert half["text"].startswith(long[-24:]) and (half["ended"] or half["tokens"] == 24)
 
 

@@ -32,9 +32,8 @@ from train.plan.methods import GrowTo, Learned, Scratch, Stage, VCycle
 from train.plan.modifiers import DropLayers
 
 GATHER = LayerDrop(execution="gather")
-DROPPING = Scratch(
-    (DropLayers(LayerDrop(theta=0.5, time="constant")),)
-)  # a conditional that all processes must enter together
+# a conditional that all processes must enter together
+DROPPING = Scratch((DropLayers(LayerDrop(theta=0.5, time="constant")),))
 METHODS = {
     "SBLD": Scratch((DropLayers(LayerDrop(sensitivity=Sensitivity(after=0.25, batches=2))),)),
     "V-cycle": VCycle(

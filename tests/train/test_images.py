@@ -338,9 +338,8 @@ def test_a_resized_crop_shows_a_part_of_the_image_enlarged():
         for x in drawn(Augment(crop="resized"), 200, image=ramp, to=32)
     ]
     assert 0.2 < min(wide) < 0.4 and 0.9 < max(wide) <= 1.0
-    assert (
-        pixels._rectangle(100, 2, (1.0, 1.0), 1.001, np.random.default_rng(0)) is None
-    )  # No rectangle fits.
+    # No rectangle fits.
+    assert pixels._rectangle(100, 2, (1.0, 1.0), 1.001, np.random.default_rng(0)) is None
     strip = drawn(Augment(crop="resized"), 5, (200, 2), to=8)  # The fallback is the central crop.
     assert {x.shape for x in strip} == {(8, 8, 3)}
 

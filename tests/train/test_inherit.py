@@ -82,9 +82,8 @@ def test_the_weight_falls_from_one_to_zero_in_a_straight_line():
         0,
     ]
     assert [Teacher("x", fraction=1.0).weight(i, 4) for i in range(5)] == [1, 0.75, 0.5, 0.25, 0]
-    assert (
-        Teacher("x").weight(55, 125) == 0 < Teacher("x").weight(54, 125)
-    )  # The paper uses 55 of 125 thousand steps.
+    # The paper uses 55 of 125 thousand steps.
+    assert Teacher("x").weight(55, 125) == 0 < Teacher("x").weight(54, 125)
     assert Teacher("x", fraction=0.0).weight(1, 8) == 0
 
 
@@ -102,9 +101,8 @@ def test_the_lesson_is_the_divergence_of_softened_distributions(temperature):
 
     p, q = softened(teacher), softened(student)
     expected = temperature**2 * (p * np.log(p / q)).sum(-1).mean()
-    assert float(divergence(student, teacher, temperature)) == pytest.approx(
-        expected, rel=1e-5
-    )  # float32 precision
+    # float32 precision
+    assert float(divergence(student, teacher, temperature)) == pytest.approx(expected, rel=1e-5)
     assert float(divergence(teacher, teacher, temperature)) == 0
 
 
@@ -162,9 +160,8 @@ def test_a_step_uses_the_weighted_gradient(oracle, step, lesson):
     expected = jax.tree.map(
         lambda p, a, b: p - 0.5 * ((1 - lesson) * a + lesson * b), student.params, plain, taught
     )
-    chex.assert_trees_all_close(
-        jax.device_get(found.params), expected, rtol=1e-4, atol=1e-5
-    )  # The order of summation differs.
+    # The order of summation differs.
+    chex.assert_trees_all_close(jax.device_get(found.params), expected, rtol=1e-4, atol=1e-5)
     assert tiny.distance(plain, taught) > 0.1  # This is ten thousand times the tolerance.
     assert float(metrics["loss"]) == pytest.approx(float(loss), rel=1e-5)
 

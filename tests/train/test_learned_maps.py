@@ -95,9 +95,8 @@ def test_maps_are_described_drawn_and_applied_to_another_model(
     config, found = checkpoints.load(tmp_path / "grown")  # The commands of jaxgrow can read it.
     assert config == runs.LARGE
     assert tokenizer_of(tmp_path / "grown").get_vocab_size() == 256
-    chex.assert_trees_all_close(
-        found, jax.device_get(expected), rtol=0, atol=1e-6
-    )  # float32 with another order of operations
+    # float32 with another order of operations
+    chex.assert_trees_all_close(found, jax.device_get(expected), rtol=0, atol=1e-6)
     chex.assert_trees_all_equal_shapes(found, runs.fresh(runs.LARGE))
 
 

@@ -73,11 +73,8 @@ def test_every_phase_is_charged_for_its_own_work(finished):
 def test_every_line_tells_the_cost_at_its_own_step(finished):
     experiment, folder, result = finished
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    steps = [
-        3,
-        4,
-        4,
-    ]  # In a phase of 4 steps, steps 3 and 4 are logged, and step 4 is validated.
+    # In a phase of 4 steps, steps 3 and 4 are logged, and step 4 is validated.
+    steps = [3, 4, 4]
     expected = [("train large", s) for s in (2, 2)] + [("coalesce large", 0)]
     expected += [("train coarse1", s) for s in steps] + [
         ("decoalesce coarse1 large", 0),
@@ -144,10 +141,8 @@ def test_tensorboard_reads_the_same_numbers(finished):
                     (before + line["step"], pytest.approx(value, rel=1e-6))
                 )
     assert {tag: shown[tag] for tag in expected} == expected
-    assert shown.keys() - expected.keys() == {
-        "seconds",
-        "compile_seconds",
-    }  # They differ from run to run.
+    # They differ from run to run.
+    assert shown.keys() - expected.keys() == {"seconds", "compile_seconds"}
     assert {
         "large/loss",
         "coarse1/loss",
@@ -334,10 +329,8 @@ def test_compilation_is_counted_separately_in_every_phase(tmp_path, clock):
 def test_what_is_traced_within_a_trace_counts_once(clock):
     counter, inner = ledger.Compiling(), "/jax/core/compile/jaxpr_trace_duration"
     clock.now += 2
-    for seconds, later in (
-        (1.0, 3),
-        (2.0, 1),
-    ):  # two traces within the following one, which began before both
+    # two traces within the following one, which began before both
+    for seconds, later in ((1.0, 3), (2.0, 1)):
         jax.monitoring.record_event_duration_secs(inner, seconds)
         clock.now += later
     jax.monitoring.record_event_duration_secs(inner, 5.5)

@@ -134,9 +134,8 @@ def test_a_sample_is_a_function_of_its_number_and_generator():
         np.testing.assert_array_equal(a["positions"], b["positions"])
         np.testing.assert_array_equal(ta, tb)
         assert (a["positions"] != c["positions"]).any() or (a["tokens"] != c["tokens"]).any()
-    np.testing.assert_array_equal(
-        windows.tokens, text(400, special=0.1)
-    )  # a memory-mapped corpus is not modified
+    # a memory-mapped corpus is not modified
+    np.testing.assert_array_equal(windows.tokens, text(400, special=0.1))
 
 
 # --- tokenizers ---

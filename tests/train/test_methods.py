@@ -287,9 +287,8 @@ def test_growths_that_do_not_fit_a_plan_are_refused():
         ValueError, match="noise, moments and fresh apply to operators, not to learned maps"
     ):
         GrowTo(by=Learned(), noise=10.0)
-    Growing(
-        SMALL, "other", (GrowTo(config=DEEPER), GrowTo(moments="exact"))
-    )  # moments from the training in between
+    # moments from the training in between
+    Growing(SMALL, "other", (GrowTo(config=DEEPER), GrowTo(moments="exact")))
 
 
 # --- effects of a growth ---
@@ -492,9 +491,8 @@ def test_the_control_starts_as_learning_does(learned, small_run):
 def test_killed_ligo_runs_end_bitwise_identical(learned, small_run):
     experiment, whole, _, _ = learned
     again = small_run.parent / "killed"
-    runs.stopped(
-        experiment, again, 8 + 3, 8 + 8
-    )  # the small model takes 8 steps; learning the maps ends at 8 + 8
+    # the small model takes 8 steps; learning the maps ends at 8 + 8
+    runs.stopped(experiment, again, 8 + 3, 8 + 8)
     runs.assert_same_end(again, whole)
     assert (again / "maps.npz").read_bytes() == (whole / "maps.npz").read_bytes()
 

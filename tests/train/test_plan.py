@@ -248,9 +248,8 @@ def test_asymmetric_moments_need_a_growth_and_a_clock(models):
         phase = Decoalesce("coarse1", "up", "large", GROUPING, "asymmetric")
         jax.eval_shape(lambda m: phase.apply(m, adam), models | {"coarse1": small})
     found = run(Decoalesce("coarse1", "up", "large", GROUPING, "asymmetric"), models)
-    mu = found.opt[1].mu[
-        "token_embedding"
-    ]  # head i of the small model is heads i and i + 2 of the large one
+    # head i of the small model is heads i and i + 2 of the large one
+    mu = found.opt[1].mu["token_embedding"]
     chex.assert_trees_all_equal(mu[:, :4], models["coarse1"].opt[1].mu["token_embedding"])
     assert not mu[:, 4:].any()
 

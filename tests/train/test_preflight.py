@@ -164,9 +164,8 @@ def test_every_step_of_a_plan_is_counted_once(traced, execution):
         assert all(p.steps for p in found) and len({p.flops for p in found}) == len(found)
     assert dense.steps >= 25
     flops = sum(p.steps * p.flops for p in found)
-    assert flops == pytest.approx(
-        sum(phase.cost(e.batch) for phase in e.plan), rel=0.05
-    )  # sampled against expected cost
+    # sampled against expected cost
+    assert flops == pytest.approx(sum(phase.cost(e.batch) for phase in e.plan), rel=0.05)
     assert dropping.flops < dense.flops
 
 
@@ -210,11 +209,8 @@ def test_the_bound_is_the_longest_of_kernels_products_and_links():
     ("devices", "local", "slower"),
     [
         (8, 0, 1),  # one host
-        (
-            32,
-            8,
-            450 / 400,
-        ),  # four hosts; eight adapters of 50 GB/s share the data of each device
+        # four hosts; eight adapters of 50 GB/s share the data of each device
+        (32, 8, 450 / 400),
         (4, 1, 9),  # one device on each of four hosts uses one adapter
     ],
 )
@@ -627,9 +623,8 @@ def test_kernels_have_their_bytes_and_flops():
         sliced.path
     ) == "optimizer"
     assert reshaped.moved == 800
-    assert (
-        updated.moved == 400 + 4 + 400 and part(updated.path) == "copies of scans"
-    )  # excluding the array that it updates
+    # excluding the array that it updates
+    assert updated.moved == 400 + 4 + 400 and part(updated.path) == "copies of scans"
 
 
 # A program for TPUs: products are convolutions, S(1) is the fast memory, and copies run beside other

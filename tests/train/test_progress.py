@@ -22,18 +22,20 @@ def test_the_bar_shows_the_step_and_the_speed_without_compiling(monkeypatch):
     monkeypatch.setattr(sys, "stderr", screen := Screen())
     with closing(Progress(total=100.0, done=0.0)) as bar:
         bar.phase("tiny: train large")
+        # mostly compilation: 80 of 90 seconds
         bar.show(
             5, {"flops": 25.0, "tokens": 500, "seconds": 90.0, "compile_seconds": 80.0}, 3.14159
-        )  # mostly compilation: 80 of 90 seconds
+        )
         assert last(screen).startswith("tiny: train large  25%|") and last(screen).endswith(
             ", step 5, loss 3.142"
         )
         bar.show(15, {"flops": 50.0, "tokens": 1500, "seconds": 99.0, "compile_seconds": 85.0}, 2.0)
         assert last(screen).endswith(", step 15, loss 2.000, 250 tokens/s")
         bar.phase("tiny: train coarse1")
+        # another compilation
         bar.show(
             5, {"flops": 60.0, "tokens": 1600, "seconds": 194.0, "compile_seconds": 170.0}, 2.5
-        )  # another compilation
+        )
         assert last(screen).endswith(", step 5, loss 2.500")
         bar.show(
             25, {"flops": 75.0, "tokens": 61_600, "seconds": 209.0, "compile_seconds": 175.0}, 2.25

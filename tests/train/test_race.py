@@ -63,16 +63,13 @@ def test_a_race_grows_and_trains_with_each_operator(folder, monkeypatch, capsys)
         assert all(len(losses) == 2 for losses in row["loss"]) and len(row["loss"]) == 1 + len(
             row["flops"]
         )
-        if (
-            row["by"] == "llama_pro"
-        ):  # function-preserving: the race starts at the final loss of the small model
-            assert row["loss"][0] == pytest.approx(
-                [small.loss] * 2, abs=1e-5
-            )  # float32, different programs
+        # function-preserving: the race starts at the final loss of the small model
+        if row["by"] == "llama_pro":
+            # float32, different programs
+            assert row["loss"][0] == pytest.approx([small.loss] * 2, abs=1e-5)
         finished = Run("", 0, folder / "race" / f"race_{row['by']}-seed0")
-        assert finished.loss == pytest.approx(
-            row["loss"][-1][0], rel=1e-3
-        )  # the growth itself costs almost nothing
+        # the growth itself costs almost nothing
+        assert finished.loss == pytest.approx(row["loss"][-1][0], rel=1e-3)
         assert finished.result["flops"] - small.result["flops"] == pytest.approx(
             row["flops"][-1], rel=1e-2
         )

@@ -71,9 +71,8 @@ def test_a_ramped_growth_starts_as_the_old_model():
     assert abs(whole - before) > 1e-5  # control: copies without a ramp change the loss
     _, moved = loss(large, grown, ramp, at(1).inputs)
     for name, g, _ in tiny.pairs(moved, moved):
-        if (
-            "blocks" in name and "key/bias" not in name
-        ):  # the gradient of the key bias is always zero
+        # the gradient of the key bias is always zero
+        if "blocks" in name and "key/bias" not in name:
             assert all(np.abs(g[layer]).max() > 0 for layer in range(4)), name
 
 

@@ -40,9 +40,8 @@ def whole(tmp_path_factory):
 
 
 def test_the_same_run_again_ends_with_the_same_bits(tmp_path, whole):
-    pretrain.run(
-        replace(whole[0], checkpoint_every=100), tmp_path
-    )  # the checkpoint interval does not affect the result
+    # the checkpoint interval does not affect the result
+    pretrain.run(replace(whole[0], checkpoint_every=100), tmp_path)
     runs.assert_same_end(tmp_path, whole[1])
 
 
@@ -304,9 +303,8 @@ def test_with_a_damaged_checkpoint_the_newest_whole_one_is_used(
             [(line["phase"], line["step"]) for line in runs.log(folder)]
             for folder in (run, whole[1])
         )
-        assert (
-            set(finer) > set(coarser) and runs.log(run)[-1] == runs.log(whole[1])[-1]
-        )  # the same loss in the end
+        # the same loss in the end
+        assert set(finer) > set(coarser) and runs.log(run)[-1] == runs.log(whole[1])[-1]
     else:
         runs.assert_same_end(run, whole[1])
     assert json.loads((run / "config.json").read_text()).items() >= changed.items()

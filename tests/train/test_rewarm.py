@@ -41,9 +41,8 @@ def test_the_rate_by_hand():
         Rewarm(peak=1.5, steps=4),
     )
     rates = [rewarm.learning_rate(optim, 12, i) for i in range(13)]
-    cosine = (
-        1 + 5 * (1 + np.cos(np.pi * np.arange(9) / 8)) / 2
-    )  # from 1.5 times the first learning rate to the floor, in 8 steps
+    # from 1.5 times the first learning rate to the floor, in 8 steps
+    cosine = 1 + 5 * (1 + np.cos(np.pi * np.arange(9) / 8)) / 2
     np.testing.assert_allclose(rates, [4.5, 5, 5.5, 6, *cosine], atol=1e-12)
 
 

@@ -54,14 +54,10 @@ def test_equal_savings_give_flat_fits_with_intervals():
     "points",
     [
         [Measured((1e5, 20.0), (0.1, 0.2), 0), Measured((1e5, 20.01), (0.1, 0.2), 0)],
-        [
-            Measured((1e5, 20.0), (0.1, 0.2), 0),
-            Measured((2e5, 40.0), (0.1, 0.2), 0),
-        ],  # size and budget change together
-        [
-            Measured((1e5, 20.0), (0.1,), 0),
-            Measured((2e5, 20.0), (0.2,), 0),
-        ],  # two points always fit a line
+        # size and budget change together
+        [Measured((1e5, 20.0), (0.1, 0.2), 0), Measured((2e5, 40.0), (0.1, 0.2), 0)],
+        # two points always fit a line
+        [Measured((1e5, 20.0), (0.1,), 0), Measured((2e5, 20.0), (0.2,), 0)],
     ],
 )
 def test_what_tells_nothing_is_refused(points):
@@ -94,9 +90,8 @@ def compared(folder, name, parameters, saved, below):
 def test_the_command(tmp_path, monkeypatch, capsys):
     small = compared(tmp_path, "small", 100_000, [0.10, 0.12], below=False)
     large = compared(tmp_path, "large", 200_000, [0.13, 0.15], below=True)
-    assert measured(large) == Measured(
-        (200_000, 20.0), (0.13, 0.15), 2
-    )  # tokens of the baseline, not of the run
+    # tokens of the baseline, not of the run
+    assert measured(large) == Measured((200_000, 20.0), (0.13, 0.15), 2)
     monkeypatch.setattr(sys, "argv", ["scaling", large, small, "--at", "400000:20"])
     exits_cleanly(scaling.main)
     text = capsys.readouterr().out

@@ -27,9 +27,8 @@ def test_a_step_is_that_of_the_windows_as_samples():
     tokens = np.random.default_rng(0).integers(0, 256, (4, runs.MODEL.context + 1)).astype(np.int32)
     inputs, targets = next_tokens(tokens)
     model = Model(runs.fresh(runs.MODEL), None, runs.MODEL)
-    shorter = tuple(
-        np.concatenate(np.split(x, 4, axis=1)) for x in (inputs, targets)
-    )  # the order differs
+    # the order differs
+    shorter = tuple(np.concatenate(np.split(x, 4, axis=1)) for x in (inputs, targets))
 
     def of(batch, *modifiers):
         pairs, rows = [(m, None) for m in modifiers], np.arange(len(batch[0]))

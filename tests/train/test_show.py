@@ -93,10 +93,8 @@ def test_panels_of_an_axis_by_hand():
         "mlp 9 → 10; write",
         "mlp 9 → 10; read",
     ]
-    assert [dense(panel.matrix)[9, 8] for panel in panels[1:]] == [
-        1,
-        0.5,
-    ]  # the copy has weight 1 in the write map and 1/2 in the read map
+    # the copy has weight 1 in the write map and 1/2 in the read map
+    assert [dense(panel.matrix)[9, 8] for panel in panels[1:]] == [1, 0.5]
     figure = plot.growth(growth, SHAPES, AXES)
     assert figure.get_supxlabel() == "unchanged: layers 2, head_dim 5, embed 6, context 7, vocab 11"
     labels = [(place.get_xlabel(), place.get_ylabel()) for place in placed(figure)]
@@ -117,9 +115,8 @@ def test_rules_are_numbered_listed_and_told_by_their_terms():
         "rule 5: all leaves",
         "unchanged: layers 2, head_dim 5, context 7, vocab 11",
     ]
-    both = Rules(
-        (Rule(({"mlp": tile(9, 2)}, {"mlp": tile(9, 2)})),)
-    )  # both terms are equal, so one panel shows all terms of the rule
+    # both terms are equal, so one panel shows all terms of the rule
+    both = Rules((Rule(({"mlp": tile(9, 2)}, {"mlp": tile(9, 2)})),))
     assert titles(plot.panels(both, SHAPES, AXES)) == [
         "mlp 9 → 18; write; rule 1",
         "mlp 9 → 18; read; rule 1",
@@ -167,10 +164,8 @@ def test_figures_show_the_matrices_in_one_scale():
         assert (picture.norm.vmin, picture.norm.vmax) == (-most, most) and picture.norm(0.0) == 0.5
         assert np.allclose(picture.cmap(picture.norm(0.0))[:3], 0.97, atol=0.01)
         new, old = panel.matrix.shape
-        assert place.get_xlim() == (-0.5, old - 0.5) and place.get_ylim() == (
-            new - 0.5,
-            -0.5,
-        )  # row 0 is at the top
+        # row 0 is at the top
+        assert place.get_xlim() == (-0.5, old - 0.5) and place.get_ylim() == (new - 0.5, -0.5)
         assert all(float(tick).is_integer() for tick in [*place.get_xticks(), *place.get_yticks()])
     figure.draw_without_rendering()
     texts = [
@@ -229,9 +224,8 @@ def test_real_sizes_make_a_readable_picture_and_nothing_dense():
         for t in place.get_xticklabels()
         if t.get_text() and 0 <= t.get_position()[0] <= 50257
     ]
-    assert len(boxes) > 2 and all(
-        a.x1 < b.x0 for a, b in itertools.pairwise(boxes)
-    )  # the numbers do not overlap
+    # the numbers do not overlap
+    assert len(boxes) > 2 and all(a.x1 < b.x0 for a, b in itertools.pairwise(boxes))
 
 
 def test_an_unfitting_or_empty_growth_is_refused():
@@ -373,9 +367,8 @@ def test_bars_show_flops_and_model_sizes(tmp_path):
         for text in second.texts
         if text.get_position()[1] > 1
     }
-    assert marks["coalesce"] == pytest.approx(
-        starts[1]
-    )  # a phase with almost no cost is a line with its name
+    # a phase with almost no cost is a line with its name
+    assert marks["coalesce"] == pytest.approx(starts[1])
     colours = [b.get_facecolor() for b in bars]
     assert colours[0] == colours[2] == whole.get_facecolor() != colours[1]
     assert all(text.get_fontsize() >= 8 for text in [*first.texts, *second.texts])

@@ -289,9 +289,8 @@ def test_of_published_tokenizers_as_the_harness_reads_them(name, tmp_path, monke
 
     def keep(self, requests, **_):
         pairs = [(list(context), list(tokens)) for _, context, tokens in requests]
-        asked.setdefault(type(self).__name__, []).extend(
-            pairs
-        )  # HFLM scores windows one after the other
+        # HFLM scores windows one after the other
+        asked.setdefault(type(self).__name__, []).extend(pairs)
         return [(0.0, True)] * len(requests)
 
     for model in (ours, theirs):

@@ -173,9 +173,8 @@ def test_sharded_sequences_are_never_gathered(monkeypatch, model, mesh, platform
 
 
 def test_replicas_are_whole_hosts():
-    devices = [
-        SimpleNamespace(id=i, process_index=i % 4) for i in range(8)
-    ]  # two devices on each of four hosts
+    # two devices on each of four hosts
+    devices = [SimpleNamespace(id=i, process_index=i % 4) for i in range(8)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jax.sharding, "Mesh", lambda devices, names, **_: devices)
         found: Any = Mesh(replica=2, fsdp=4).over(devices)
@@ -211,9 +210,8 @@ def test_gradients_are_added_once_in_float32_or_per_layer():
 
 @pytest.mark.parametrize("how", ["mesh", pytest.param("pmap", marks=pytest.mark.slow)])
 def test_adam_clips_the_gradient_of_the_full_batch(how):
-    tx = transformation(
-        Optim(clip=0.1, eps=1e-3)
-    )  # large eps, because Adam amplifies rounding where gradients vanish
+    # large eps, because Adam amplifies rounding where gradients vanish
+    tx = transformation(Optim(clip=0.1, eps=1e-3))
     params, state, _ = reference(tx, steps=3)
     run, found = (
         mapped(partial(train_step, tx, 2), how, runs.mesh(), donate=True),
@@ -229,9 +227,8 @@ def test_adam_clips_the_gradient_of_the_full_batch(how):
 def test_validation_is_the_mean_over_the_whole_batch(how):
     at = replace(runs.model(runs.MODEL, optax.identity()), opt=None)
     said = jax.jit(logits)(at, BATCH[0]).argmax(-1)
-    targets = np.where(np.arange(8) % 3 == 0, said, (said + 1) % 256).astype(
-        np.int32
-    )  # the model selects three of eight
+    # the model selects three of eight
+    targets = np.where(np.arange(8) % 3 == 0, said, (said + 1) % 256).astype(np.int32)
     found = mapped(partial(eval_step, 1), how, runs.mesh())(at, (BATCH[0], targets))
     assert float(found["val_loss"]) == pytest.approx(
         float(jax.jit(loss)(at, (BATCH[0], targets))), rel=1e-6
@@ -263,9 +260,8 @@ def test_the_step_is_pure_and_never_calls_the_host():
     jaxpr = jax.make_jaxpr(train_step(tx, 2, axis=AXIS), axis_env=[(AXIS, 4)])(
         at, next_tokens(TOKENS[:4]), StepInputs(LR)
     )
-    assert {type(effect).__name__ for effect in jaxpr.effects} == {
-        "NamedAxisEffect"
-    }  # the mean over devices
+    # the mean over devices
+    assert {type(effect).__name__ for effect in jaxpr.effects} == {"NamedAxisEffect"}
     assert "callback" not in str(jaxpr)
 
 

@@ -67,13 +67,11 @@ def test_every_combination_is_run_once_and_the_best_is_told(tmp_path, monkeypatc
     assert f"All 8 completed runs: {sum(r['flops'] for r in ended):.3g} FLOPs" in text
     assert "WARNING: the best optim.warmup" in text  # with two values, both are edges
     assert "optim.peak_lr, 0.02, is" not in text
-    assert "eval_batches" not in text + "".join(
-        p.name for p in folder.iterdir()
-    )  # a single value has no edge
+    # a single value has no edge
+    assert "eval_batches" not in text + "".join(p.name for p in folder.iterdir())
 
-    monkeypatch.setattr(
-        programs, "step", None
-    )  # finished runs are not repeated; diverged runs would be
+    # finished runs are not repeated; diverged runs would be
+    monkeypatch.setattr(programs, "step", None)
     with pytest.raises(TypeError):
         swept(monkeypatch, script, *options)
 

@@ -762,10 +762,8 @@ def test_version_2_knows_questions_without_an_answer(tmp_path):
     assert {name: found[name] for name in names} == dict(
         zip(names, [0.5, 0.5, 0, 0, 1, 1], strict=True)
     )
-    assert (found["best_f1"], found["best_exact_match"]) == (
-        1.0,
-        1.0,
-    )  # the margins differ, so a threshold separates the questions
+    # the margins differ, so a threshold separates the questions
+    assert (found["best_f1"], found["best_exact_match"]) == (1.0, 1.0)
     assert found.keys() - names == {
         f"best_{name}{more}" for name in ("f1", "exact_match") for more in ("", "_threshold")
     }

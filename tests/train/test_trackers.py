@@ -120,9 +120,8 @@ def test_wandb_offline_has_name_group_seed_and_numbers(tmp_path, experiment, mon
     for last in (1.5, 2.5):  # the second time, the run is resumed
         [tracker] = trackers.opened(named, folder)
         tracker.write(2, {"large/loss": last})
-        tracker.write(
-            4, {"large/lr": 0.0}
-        )  # W&B writes the points of a step when the next step arrives
+        # W&B writes the points of a step when the next step arrives
+        tracker.write(4, {"large/lr": 0.0})
         assert made[-1].summary["large/loss"] == last
         tracker.close()
     first, again = made

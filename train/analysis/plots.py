@@ -172,10 +172,8 @@ def keep(comparison: Comparison, path: Path) -> bool:
     ):
         depth = len(lines[0]["keep"])
         steps = [line["step"] for line in lines]
-        edges = [
-            2 * steps[0] - steps[1] if len(steps) > 1 else steps[0] - 1,
-            *steps,
-        ]  # each log line describes the steps before it
+        # each log line describes the steps before it
+        edges = [2 * steps[0] - steps[1] if len(steps) > 1 else steps[0] - 1, *steps]
         image = axes.pcolormesh(
             edges,
             np.arange(depth + 1) + 0.5,

@@ -213,9 +213,8 @@ class Stream(grain.DatasetIterator):
             flags.FLAGS.mark_as_parsed()
         # Workers take turns at chunks, and several chunks are joined to a batch afterwards. The
         # samples of a chunk therefore do not depend on the number of workers.
-        edges = np.flatnonzero(
-            np.diff(np.isin(np.arange(-1, self._batch + 1), self._rows))
-        )  # the boundaries of the rows of this process
+        # the boundaries of the rows of this process
+        edges = np.flatnonzero(np.diff(np.isin(np.arange(-1, self._batch + 1), self._rows)))
         chunk = math.gcd(self._batch, self._taken, _CHUNK, *edges.tolist())
         chunks = self._samples.batch(chunk, drop_remainder=True)[self._taken // chunk :]
         if len(self._rows) < self._batch:

@@ -93,10 +93,8 @@ TASKS: dict[str, Glue] = {
         features=("sentence",),
         files=(
             {"train": "train.tsv", "dev": "dev.tsv"},
-            {
-                "train": "in_domain_train.tsv",
-                "dev": "in_domain_dev.tsv",
-            },  # the files that Warstadt et al. published
+            # the files that Warstadt et al. published
+            {"train": "in_domain_train.tsv", "dev": "in_domain_dev.tsv"},
         ),
     ),
     "sst2": Glue("SST-2", ("negative", "positive"), Columns(("sentence",), "label"), _ACCURACY),

@@ -344,9 +344,8 @@ def thresholds(questions: list[Question], found: Answers) -> dict[str, float]:
         said = _scores(metric, found.texts, questions)
         silent = _scores(metric, [""] * len(questions), questions)
         totals = np.concatenate([[0.0], np.cumsum((said - silent)[order])]) + silent.sum()
-        after = np.append(
-            np.diff(found.silence[order]) > 0, True
-        )  # a threshold separates two different margins
+        # a threshold separates two different margins
+        after = np.append(np.diff(found.silence[order]) > 0, True)
         allowed = np.flatnonzero(np.concatenate([[True], after]))
         best = allowed[totals[allowed].argmax()]
         below = found.silence[order[best - 1]] if best else found.silence[order[0]] - 1.0
