@@ -133,9 +133,8 @@ def saved(experiment: Experiment, recipe: Recipe, tau: float | None) -> float:
     """Return the fraction of the FLOPs by which the plan of the recipe is cheaper."""
     if tau is not None and not round(tau * experiment.steps):
         return 0.0
-    return 1 - cost(replace(experiment, method=recipe.method(experiment, tau or 0.0))) / cost(
-        experiment
-    )
+    grown = replace(experiment, method=recipe.method(experiment, tau or 0.0))
+    return 1 - cost(grown) / cost(experiment)
 
 
 def expected(experiment: Experiment, recipe: Recipe, tau: float, behind: float) -> float:

@@ -423,9 +423,8 @@ def _one_layer(
       The indices of the old layers that the new layer needs, and the terms that compute it from
       them.
     """
-    rows = [_row(term[key].write, layer) if key in term else _only(layer) for term in found] or [
-        _only(layer)
-    ]
+    rows = [_row(term[key].write, layer) if key in term else _only(layer) for term in found]
+    rows = rows or [_only(layer)]
     live = [i for i, (_, weight) in enumerate(rows) if weight.any()] or [0]
     rows = [rows[i] for i in live]
     found = [found[i] for i in live if found]

@@ -206,9 +206,8 @@ class Writer:
         transaction = ts.Transaction(atomic=True)
         target = database(self._item, context).with_transaction(transaction)
         for process in range(processes):
-            database(self._item / f"ocdbt.process_{process}", context).experimental_copy_range_to(
-                target
-            ).result()
+            source = database(self._item / f"ocdbt.process_{process}", context)
+            source.experimental_copy_range_to(target).result()
         transaction.commit_sync()
 
     def _describe(self, places: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]) -> None:

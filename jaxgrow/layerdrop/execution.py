@@ -149,9 +149,8 @@ def scaled(apply: Callable[..., jax.Array], keep_mask: KeepMask) -> Callable[...
         y = apply(w, x, *rest)
         scale = fixed(scale)
         wide = jnp.promote_types(x.dtype, jnp.float32)  # as in `rescaled`, also for y - x
-        delta = (x.astype(wide) + scale.astype(wide) * (y.astype(wide) - x.astype(wide))).astype(
-            x.dtype
-        )
+        change = y.astype(wide) - x.astype(wide)
+        delta = (x.astype(wide) + scale.astype(wide) * change).astype(x.dtype)
         # x + (y - x) has rounding errors, but at p = 1 a layer must be bitwise identical to the dense
         # layer. Without keep masks, the sum must be used, because it is differentiated.
         return delta if keep_mask.layers is None else jnp.where(scale == 1, y, delta)

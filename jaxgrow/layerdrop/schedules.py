@@ -310,9 +310,8 @@ def schedule(
         )
     place = jnp.arange(1, layers + 1, dtype=now.dtype)
     if drop.depth == "prefix":
-        return (place <= jnp.maximum(1 if drop.theta else 0, jnp.round(now * layers))).astype(
-            now.dtype
-        )
+        number = jnp.maximum(1 if drop.theta else 0, jnp.round(now * layers))
+        return (place <= number).astype(now.dtype)
     amount = {
         "linear": lambda: place / layers,
         "algorithm1": lambda: (place - 1) / layers,

@@ -145,7 +145,6 @@ class GPT2(Decoder):
         length = tokens_BT.shape[1]
         x_BTD = jnp.take(embeddings["token_embedding"], tokens_BT, axis=0)
         if call.past is not None:
-            return (x_BTD + position_embedding_TD[first + call.past.positions_BT(length)]).astype(
-                self.dtype
-            )
+            positions_BT = first + call.past.positions_BT(length)
+            return (x_BTD + position_embedding_TD[positions_BT]).astype(self.dtype)
         return (x_BTD + position_embedding_TD[None, first : first + length]).astype(self.dtype)

@@ -270,9 +270,8 @@ def merge(params: Params, adapter: Params, lora: LoRA) -> Params:
         kernel = out[f"{module}/kernel"]
         stacked = kernel.shape[: a.ndim + b.ndim - 2 - kernel.ndim]
         product = a.reshape(*stacked, -1, lora.rank) @ b.reshape(*stacked, lora.rank, -1)
-        out[f"{module}/kernel"] = kernel + (lora.scale * product.reshape(kernel.shape)).astype(
-            kernel.dtype
-        )
+        change = lora.scale * product.reshape(kernel.shape)
+        out[f"{module}/kernel"] = kernel + change.astype(kernel.dtype)
     return unflatten_dict(out, sep="/")
 
 

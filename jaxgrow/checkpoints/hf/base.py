@@ -108,9 +108,8 @@ class Stored:
         if parts is None:
             return rearrange(tensor, f"{self.layout} -> {' '.join(plain)}", **known)
         split = self.layout.replace(str(parts), "parts")
-        return rearrange(tensor, f"{split} -> parts {' '.join(plain)}", parts=parts, **known)[
-            self.part
-        ]
+        pattern = f"{split} -> parts {' '.join(plain)}"
+        return rearrange(tensor, pattern, parts=parts, **known)[self.part]
 
     def theirs(
         self,
