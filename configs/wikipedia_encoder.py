@@ -27,7 +27,7 @@ from train.config.experiment import Experiment
 from train.engine.state.optim import Optim
 from train.plan.methods import Growing, GrowTo, Learned, Scratch, Stage
 from train.plan.modifiers import DropLayers
-from train.plan.recipes import deepened, halves
+from train.plan.recipes import deep_vcycle, deepened, halves
 
 
 def scratch() -> Experiment:
@@ -123,3 +123,39 @@ def muon_deepen() -> Experiment:
 def muon_halves() -> Experiment:
     """`muon` with half of the layers and of each MLP for the first 60 % of the steps."""
     return replace(muon(), name="encoder_muon_halves", method=halves(muon().model))
+
+
+# --- 1.1 million parameters, 20 tokens per parameter ---
+
+
+def long() -> Experiment:
+    """Train an encoder of 12 layers and 1.1 million parameters from scratch with Muon."""
+    short = muon()
+    return replace(
+        short,
+        name="encoder_long",
+        model=replace(short.model, layers=12, embed=80, heads=2, kv_heads=2, head_dim=40, mlp=208),
+        steps=10560,
+        optim=replace(short.optim, warmup=528),
+        eval_every=660,
+        log_every=100,
+        checkpoint_every=330,
+    )
+
+
+def long_deepen() -> Experiment:
+    """`long` with 6 layers first."""
+    return replace(
+        long(), name="encoder_long_deepen", method=deepened(long().model, 6, 0.5, wikipedia.FINAL)
+    )
+
+
+def long_halves() -> Experiment:
+    """`long` with 6 layers and half of each MLP for the first 60 % of the steps."""
+    return replace(long(), name="encoder_long_halves", method=halves(long().model))
+
+
+def long_vcycle() -> Experiment:
+    """`long` with a V-cycle whose small model has 6 layers."""
+    small = Stage(0.4, warmup=293, floor=1.0)
+    return replace(long(), name="encoder_long_vcycle", method=deep_vcycle(small, wikipedia.FINAL))
