@@ -136,6 +136,7 @@ def vit_long() -> Experiment:
         data=replace(short.data, augment=Augment(crop="pad", flip=True)),
         optim=replace(short.optim, warmup=350),
         eval_every=370,
+        eval_batches=78,
         log_every=100,
         checkpoint_every=370,
     )
