@@ -86,8 +86,16 @@ LOGS = ROOT / "benchmarks/results/runs"
 
 
 def logged(folder: str, name: str) -> list[Run]:
-    """Return the committed log of the run ``name``, which has one seed."""
-    return [Run(name, 0, LOGS / folder / f"{name}-seed0")]
+    """Return the committed logs of the run ``name``, one for each seed."""
+    seeds = range(len(list((LOGS / folder).glob(f"{name}-seed*"))))
+    return [Run(name, seed, LOGS / folder / f"{name}-seed{seed}") for seed in seeds]
+
+
+def listed(values: list[float], digits: int, unit: str = "") -> str:
+    """Return the mean, and behind it the value of each seed if there are several."""
+    each = [round(x, digits) + 0.0 for x in values]  # 0.0 instead of -0.0
+    text = f"{mean(values) + 0.0:.{digits}f}{unit}"
+    return text if len(each) == 1 else f"{text} [{', '.join(f'{x:.{digits}f}' for x in each)}]"
 
 
 @pytest.mark.parametrize(
@@ -100,12 +108,12 @@ def logged(folder: str, name: str) -> list[Run]:
 def test_the_logs_of_1_4_million_parameters_give_the_tables(rate, folder, names):
     configs = [logged(folder, name) for name in names]
     frontier = [logged(folder, f"{names[0]}-x0.75")]
-    assert {run.config["optim"]["peak_lr"] for (run,) in configs + frontier} == {float(rate)}
+    rates = {run.config["optim"]["peak_lr"] for runs in configs + frontier for run in runs}
+    assert rates == {float(rate)}
     for row in Comparison(configs, frontier).rows():
-        (saved,) = row["saved_frontier"]
-        percent = round(100 * saved, 1) + 0.0  # 0.0 instead of -0.0
-        text = f"| {rate} | {row['flops']:.3f} | {row['loss'][0]:.4f} | {percent} % |"
-        assert text in PAGES["docs/results/muon.md"], row["run"]
+        saved = listed([100 * x for x in row["saved_frontier"]], 1, " %")
+        text = f"| {rate} | {row['flops']:.3f} | {listed(row['loss'], 4)} | {saved} |"
+        assert text in PAGES["docs/results/muon.md"], text
 
 
 def test_the_logs_of_the_learning_rates_give_their_distances():
