@@ -87,15 +87,15 @@ LOGS = ROOT / "benchmarks/results/runs"
 
 def logged(folder: str, name: str) -> list[Run]:
     """Return the committed logs of the run ``name``, one for each seed."""
-    seeds = range(len(list((LOGS / folder).glob(f"{name}-seed*"))))
-    return [Run(name, seed, LOGS / folder / f"{name}-seed{seed}") for seed in seeds]
+    folders = sorted((LOGS / folder).glob(f"{name}-seed*"))
+    return [Run(name, int(run.name.rpartition("-seed")[2]), run) for run in folders]
 
 
 def listed(values: list[float], digits: int, unit: str = "") -> str:
     """Return the mean, and behind it the value of each seed if there are several."""
-    each = [round(x, digits) + 0.0 for x in values]  # 0.0 instead of -0.0
-    text = f"{mean(values) + 0.0:.{digits}f}{unit}"
-    return text if len(each) == 1 else f"{text} [{', '.join(f'{x:.{digits}f}' for x in each)}]"
+    # the added 0.0 makes 0.0 of -0.0
+    middle, *each = (f"{round(x, digits) + 0.0:.{digits}f}" for x in (mean(values), *values))
+    return f"{middle}{unit}" if len(each) == 1 else f"{middle}{unit} [{', '.join(each)}]"
 
 
 @pytest.mark.parametrize(
