@@ -116,6 +116,16 @@ def test_the_logs_of_1_4_million_parameters_give_the_tables(rate, folder, names)
         assert text in PAGES["docs/results/muon.md"], text
 
 
+def test_the_logs_of_ten_epochs_give_the_table():
+    configs = [logged("vit_long", f"cifar10_vit_long{name}") for name in ("", "_halves")]
+    frontier = [logged("vit_long", f"cifar10_vit_long-x{x}") for x in (0.75, 0.55)]
+    for row in Comparison(configs, frontier).rows():
+        saved = listed([100 * x for x in row["saved_frontier"]], 1, " %")
+        accuracy = listed([100 * x for x in row["accuracy"]], 1, " %")
+        text = f"| {row['flops']:.3f} | {listed(row['loss'], 4)} | {accuracy} | {saved} |"
+        assert text in PAGES["docs/results/encoders.md"], text
+
+
 def test_the_logs_of_the_learning_rates_give_their_distances():
     page = " ".join(PAGES["docs/results/muon.md"].split())
     ((low,), (lower,), (lowest,)) = (
