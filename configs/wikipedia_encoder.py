@@ -9,7 +9,8 @@
 
 Expected result (`docs/results/encoders.md`): `vcycle` saves 20.9 and 20.7 % of the FLOPs under
 AdamW (two seeds). Against Muon, `muon_deepen` saves more than 19.7 % and `muon_halves` more than
-31.4 %.
+31.4 %. The experiments with `long` in their names have not been trained yet, and their learning rate
+has not been swept.
 
 The context has 128 word pieces, which is long enough for questions with their passages.
 `tokenizer-2048.json` is a byte-level BPE of the corpus with the special tokens of RoBERTa;

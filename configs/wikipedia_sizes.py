@@ -9,13 +9,13 @@
     python -m train.compare $c:k355 $c:k355_deepen $c:k355_halves --seeds 0,1 --workdir runs/k355 \\
         --frontier 0.55,0.75
     python -m train.compare $c:m1:name=m1_low $c:m1_deepen:name=m1_low_deepen \\
-        --workdir runs/m1_low --frontier 0.75
+        --seeds 0,1 --workdir runs/m1_low --frontier 0.75
     python -m train.compare $c:m3 $c:m3_deepen $c:m3_vcycle --workdir runs/m3 --frontier 0.75
 
 Expected result (`docs/results/muon.md`): half of the layers and of each MLP first saves 22.2 % of
 the FLOPs at 25 thousand parameters, 25.2 % at 45, 16.0 % at 163 and 17.3 % at 355 thousand. Half of
 the layers alone saves more than 16.2 % at 25 thousand parameters, 15.8 % at 45, 16.2 % at 355
-thousand, and 16.1 % at 1.4 million (one seed). `m1_halves`, `m1_vcycle` and `m3` have not been
+thousand, and 15.5 % at 1.4 million (two seeds). `m1_halves`, `m1_vcycle` and `m3` have not been
 trained with 20 tokens per parameter.
 
 `configs/wikipedia12.py:muon` (94 thousand parameters) is the size between `k47` and `k163`. All
