@@ -14,8 +14,9 @@
 
 Expected result (`docs/results/encoders.md`): against Muon, `vit_muon_deepen` saves 12.8 % and
 `vit_muon_halves` 22.3 % of the FLOPs (two seeds). `vit_long_halves` saves 24.9 % (one seed);
-`vit_long_deepen` and `vit_long_vcycle` have not been trained yet. Under AdamW, `vit_vcycle` saves 1.1 % with one
-seed and more than 24.7 % with the other. Layer dropping saves nothing on either model.
+`vit_long_deepen` and `vit_long_vcycle` have not been trained yet. Under AdamW, `vit_vcycle` saves
+1.1 % with one seed and more than 24.7 % with the other. Layer dropping saves nothing on either
+model.
 
 The ViT has 0.7 million parameters and patches of 8 x 8. The Swin V2 has 0.8 million parameters and
 patches of 4 x 4. Each run sees 2.6 epochs. `vit_long` has 1.1 million parameters and sees ten
@@ -23,8 +24,8 @@ epochs.
 
 `cifar10/train-jpeg.tar.xz` holds the 50,000 training images as `train/<class>/<file>.jpg`. A tenth
 of them is the validation set. Any other folder of images of 32 x 32 pixels in ten classes works as
-well (`--set data.path=...`). In 2.6 epochs, no image is seen often enough to be memorised, so
-the images are mirrored but not shifted. In ten epochs they are shifted too.
+well (`--set data.path=...`). In 2.6 epochs, no image is seen often enough to be memorised, so the
+images are mirrored but not shifted. In ten epochs they are shifted too.
 """
 
 from dataclasses import replace
