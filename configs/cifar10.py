@@ -39,7 +39,7 @@ from train.data.images import Images
 from train.engine.state.optim import Optim
 from train.plan.methods import Growing, GrowTo, Learned, Scratch, Stage
 from train.plan.modifiers import DropLayers
-from train.plan.recipes import deep_vcycle, deepened, halves
+from train.plan.recipes import deepened, halves
 
 
 def vit_scratch() -> Experiment:
@@ -163,10 +163,7 @@ def vit_long_halves() -> Experiment:
 
 def vit_long_vcycle() -> Experiment:
     """`vit_long` with a V-cycle whose small model has 5 layers."""
-    small = Stage(0.4, warmup=195, floor=1.0)
-    return replace(
-        vit_long(), name="cifar10_vit_long_vcycle", method=deep_vcycle(small, wikipedia.FINAL)
-    )
+    return wikipedia.cycled(vit_long())
 
 
 # --- Swin V2 ---

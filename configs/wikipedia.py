@@ -72,6 +72,15 @@ def vcycle() -> Experiment:
     return replace(scratch(), name="wiki_vcycle", method=VCYCLE)
 
 
+def cycled(experiment: Experiment) -> Experiment:
+    """Train ``experiment`` by a V-cycle in depth.
+
+    The warm-up of the small model takes 50 of 1800 steps, as in `configs/wikipedia12.py`.
+    """
+    small = Stage(0.4, warmup=experiment.steps * 50 // 1800, floor=1.0)
+    return replace(experiment, name=f"{experiment.name}_vcycle", method=deep_vcycle(small, FINAL))
+
+
 def vcycle_paper() -> Experiment:
     """The V-cycle of the paper.
 

@@ -28,7 +28,7 @@ from train.config.experiment import Experiment
 from train.engine.state.optim import Optim
 from train.plan.methods import Growing, GrowTo, Learned, Scratch, Stage
 from train.plan.modifiers import DropLayers
-from train.plan.recipes import deep_vcycle, deepened, halves
+from train.plan.recipes import deepened, halves
 
 
 def scratch() -> Experiment:
@@ -158,5 +158,4 @@ def long_halves() -> Experiment:
 
 def long_vcycle() -> Experiment:
     """`long` with a V-cycle whose small model has 6 layers."""
-    small = Stage(0.4, warmup=293, floor=1.0)
-    return replace(long(), name="encoder_long_vcycle", method=deep_vcycle(small, wikipedia.FINAL))
+    return wikipedia.cycled(long())

@@ -33,8 +33,7 @@ from dataclasses import replace
 
 from configs import wikipedia, wikipedia12
 from train.config.experiment import Experiment
-from train.plan.methods import Stage
-from train.plan.recipes import deep_vcycle, deepened, halves
+from train.plan.recipes import deepened, halves
 
 
 def _sized(
@@ -58,17 +57,6 @@ def _deepened(experiment: Experiment) -> Experiment:
 
 def _halves(experiment: Experiment) -> Experiment:
     return replace(experiment, name=f"{experiment.name}_halves", method=halves(experiment.model))
-
-
-def _cycled(experiment: Experiment) -> Experiment:
-    """The V-cycle of `configs/wikipedia.py`.
-
-    Its warm-up is the same fraction of the steps at each size.
-    """
-    small = Stage(0.4, warmup=experiment.steps * 50 // 1800, floor=1.0)
-    return replace(
-        experiment, name=f"{experiment.name}_vcycle", method=deep_vcycle(small, wikipedia.FINAL)
-    )
 
 
 def k24() -> Experiment:
@@ -144,8 +132,8 @@ def m1_halves() -> Experiment:
 
 
 def m1_vcycle() -> Experiment:
-    """`m1` with the V-cycle of `configs/wikipedia.py`."""
-    return _cycled(m1())
+    """`m1` with the V-cycle of `wikipedia.cycled`."""
+    return wikipedia.cycled(m1())
 
 
 def m3() -> Experiment:
@@ -164,5 +152,5 @@ def m3_halves() -> Experiment:
 
 
 def m3_vcycle() -> Experiment:
-    """`m3` with the V-cycle of `configs/wikipedia.py`."""
-    return _cycled(m3())
+    """`m3` with the V-cycle of `wikipedia.cycled`."""
+    return wikipedia.cycled(m3())

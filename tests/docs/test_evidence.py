@@ -124,6 +124,23 @@ def test_the_logs_of_ten_epochs_give_the_table():
         accuracy = listed([100 * x for x in row["accuracy"]], 1, " %")
         text = f"| {row['flops']:.3f} | {listed(row['loss'], 4)} | {accuracy} | {saved} |"
         assert text in PAGES["docs/results/encoders.md"], text
+    rates = {run.config["optim"]["peak_lr"] for runs in configs + frontier for run in runs}
+    assert rates == {1.5e-3}
+    sweep = {}
+    for rate in ("7.5e-4", "1.5e-3", "3e-3"):
+        (run,) = logged("vit_sweep", f"vit_sweep_{rate}")
+        assert run.config["optim"]["peak_lr"] == float(rate)
+        sweep[rate] = run.loss
+    assert min(sweep, key=sweep.get) == "1.5e-3"
+    low, best, high = (f"{loss:.4f}" for loss in sweep.values())
+    text = f"7.5e-4, 1.5e-3 and 3e-3 end at {low}, **{best}** and {high}"
+    assert text in " ".join(PAGES["docs/results/encoders.md"].split())
+
+
+def test_the_shortest_run_of_1_4_million_parameters_is_on_the_page():
+    (run,) = logged("m1_low", "m1_low-x0.55")
+    text = f"With seed {run.seed}, 0.55 of the budget ends at {run.loss:.4f}."
+    assert text in PAGES["docs/results/muon.md"]
 
 
 def test_the_logs_of_the_learning_rates_give_their_distances():

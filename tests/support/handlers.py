@@ -13,7 +13,7 @@ PYTHON = {
 
 @contextmanager
 def python_handlers() -> Iterator[None]:
-    """Use Python's signal handlers inside the context, which has to restore them itself.
+    """Use Python's signal handlers in the context. Its code may change them, but must restore them.
 
     The test runner may have others: shells ignore SIGINT for processes in the background, and nohup
     ignores SIGHUP.
