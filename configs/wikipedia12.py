@@ -38,6 +38,9 @@ from train.plan.transforms import Pruning
 SMALL = GPT2Config(
     vocab=256, context=64, layers=6, embed=16, heads=2, head_dim=8, mlp=64, remat="projections"
 )
+PLD = LayerDrop(theta=0.5)
+SBLD = LayerDrop(theta=0.5, sensitivity=Sensitivity())
+UNIFORM = LayerDrop(theta=0.5, sensitivity=Sensitivity(beta=0.0))
 
 
 def scratch() -> Experiment:
@@ -300,12 +303,12 @@ def pld() -> Experiment:
 
     Theta is 0.5, gamma is 100 / T, and the scaling is the paper's.
     """
-    return _dropping("pld", LayerDrop(theta=0.5))
+    return _dropping("pld", PLD)
 
 
 def sbld50() -> Experiment:
     """SBLD (Zeng et al., 2023; our reconstruction), with theta 0.5."""
-    return _dropping("sbld50", LayerDrop(theta=0.5, sensitivity=Sensitivity()))
+    return _dropping("sbld50", SBLD)
 
 
 def uniform50() -> Experiment:
@@ -315,4 +318,4 @@ def uniform50() -> Experiment:
     schedule and mean are the same as for SBLD, so that only the choice of the dropped layers
     differs.
     """
-    return _dropping("uniform50", LayerDrop(theta=0.5, sensitivity=Sensitivity(beta=0.0)))
+    return _dropping("uniform50", UNIFORM)

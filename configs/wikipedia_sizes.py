@@ -1,4 +1,4 @@
-"""Does the saving depend on the size of the model? Byte-level GPTs of seven sizes under Muon.
+"""Does the saving depend on the size of the model? Byte-level GPTs of seven sizes.
 
     c=configs/wikipedia_sizes.py
     python -m train.compare $c:k24 $c:k24_deepen $c:k24_halves --seeds 0,1,2 --workdir runs/k24 \\
@@ -10,20 +10,24 @@
         --frontier 0.55,0.75
     python -m train.compare $c:m1:name=m1_low $c:m1_deepen:name=m1_low_deepen \\
         --seeds 0,1 --workdir runs/m1_low --frontier 0.75
+    python -m train.compare $c:m1_adamw $c:m1_adamw_deepen $c:m1_adamw_vcycle \\
+        --workdir runs/m1_adamw --frontier 0.75
+    python -m train.compare $c:m1:name=m1_low $c:m1_pld $c:m1_sbld $c:m1_uniform \\
+        --workdir runs/m1_low --frontier 0.75
     python -m train.compare $c:m3 $c:m3_deepen $c:m3_vcycle --workdir runs/m3 --frontier 0.75
 
 Expected result (`docs/results/muon.md`): half of the layers and of each MLP first saves 22.2 % of
 the FLOPs at 25 thousand parameters, 25.2 % at 45, 16.0 % at 163 and 17.3 % at 355 thousand. Half of
 the layers alone saves more than 16.2 % at 25 thousand parameters, 15.8 % at 45, 16.2 % at 355
-thousand, and 15.5 % at 1.4 million (two seeds). `m1_halves`, `m1_vcycle` and `m3` have not been
-trained with 20 tokens per parameter.
+thousand, and 15.5 % at 1.4 million (two seeds). Of the other experiments of `m1` and `m3`, none has
+been trained with 20 tokens per parameter.
 
 `configs/wikipedia12.py:muon` (94 thousand parameters) is the size between `k47` and `k163`. All
 models train on English Wikipedia with 20 tokens per parameter, and the warm-up is the same fraction
 of the steps at each size. The learning rates are the best of a sweep of each row and of each point
 of the frontiers, with these exceptions: halves use the learning rate of half of the layers first,
 the learning rate of `m1` was swept for training from scratch only, mostly with 6 tokens per
-parameter, and `m3` uses the same rate.
+parameter, and all other rows of `m1` and `m3` use the same rate.
 
 The heads of the two largest models have 32 and 48 dimensions instead of 8. On a CPU, this makes
 their training faster by more than a third.
@@ -32,7 +36,10 @@ their training faster by more than a third.
 from dataclasses import replace
 
 from configs import wikipedia, wikipedia12
+from jaxgrow.layerdrop import LayerDrop
 from train.config.experiment import Experiment
+from train.plan.methods import Scratch
+from train.plan.modifiers import DropLayers
 from train.plan.recipes import deepened, halves
 
 
@@ -57,6 +64,15 @@ def _deepened(experiment: Experiment) -> Experiment:
 
 def _halves(experiment: Experiment) -> Experiment:
     return replace(experiment, name=f"{experiment.name}_halves", method=halves(experiment.model))
+
+
+def _by_adamw(experiment: Experiment) -> Experiment:
+    name = experiment.name.replace("m1", "m1_adamw")
+    return replace(experiment, name=name, optim=replace(experiment.optim, name="adamw"))
+
+
+def _dropping(name: str, drop: LayerDrop) -> Experiment:
+    return replace(m1(), name=f"{m1().name}_{name}", method=Scratch((DropLayers(drop),)))
 
 
 def k24() -> Experiment:
@@ -134,6 +150,36 @@ def m1_halves() -> Experiment:
 def m1_vcycle() -> Experiment:
     """`m1` with the V-cycle of `wikipedia.cycled`."""
     return wikipedia.cycled(m1())
+
+
+def m1_adamw() -> Experiment:
+    """`m1` with AdamW."""
+    return _by_adamw(m1())
+
+
+def m1_adamw_deepen() -> Experiment:
+    """`m1_deepen` with AdamW."""
+    return _by_adamw(m1_deepen())
+
+
+def m1_adamw_vcycle() -> Experiment:
+    """`m1_vcycle` with AdamW."""
+    return _by_adamw(m1_vcycle())
+
+
+def m1_pld() -> Experiment:
+    """`m1` with the PLD of `wikipedia12.pld`."""
+    return _dropping("pld", wikipedia12.PLD)
+
+
+def m1_sbld() -> Experiment:
+    """`m1` with the SBLD of `wikipedia12.sbld50`."""
+    return _dropping("sbld", wikipedia12.SBLD)
+
+
+def m1_uniform() -> Experiment:
+    """The control of `m1_sbld`, as in `wikipedia12.uniform50`."""
+    return _dropping("uniform", wikipedia12.UNIFORM)
 
 
 def m3() -> Experiment:
