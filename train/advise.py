@@ -18,7 +18,7 @@ steps of the run from scratch. At an equal loss the recipe therefore saves::
 
 where b is measured for a growth after half of the steps. The square root was fitted to recipes that
 start with half of the layers, with and without half of each MLP, for tau between 0.4 and 0.7
-(docs/results/muon.md). It does not hold for recipes that start with one layer, so the pilot leaves
+(docs/results/lag.md). It does not hold for recipes that start with one layer, so the pilot leaves
 these out. The pilot prints its cost before it runs. Each small model trains for 0.5 % of the steps,
 but at least 180 steps, then grows, and then trains further at a constant learning rate, on the same
 batches as a run from scratch. The pilot sees only the beginning of training, where b is smaller
