@@ -7,14 +7,15 @@
         configs/cifar10.py:vit_muon_halves --seeds 0,1 --frontier 0.55,0.75 \\
         --workdir runs/cifar10_muon
     python -m train.compare configs/cifar10.py:vit_long configs/cifar10.py:vit_long_halves \\
+        configs/cifar10.py:vit_long_deepen configs/cifar10.py:vit_long_vcycle \\
         --frontier 0.55,0.75 --workdir runs/vit_long
     python -m train.compare configs/cifar10.py:swin_scratch configs/cifar10.py:swin_sbld \\
         configs/cifar10.py:swin_uniform configs/cifar10.py:swin_pld --frontier 0.55 \\
         --workdir runs/cifar10_swin
 
 Expected result (`docs/results/encoders.md`): against Muon, `vit_muon_deepen` saves 12.8 % and
-`vit_muon_halves` 22.3 % of the FLOPs (two seeds). `vit_long_halves` saves 24.9 % (one seed);
-`vit_long_deepen` and `vit_long_vcycle` have not been trained yet. Under AdamW, `vit_vcycle` saves
+`vit_muon_halves` 22.3 % of the FLOPs (two seeds). `vit_long_halves` saves 24.9 %,
+`vit_long_deepen` 17.0 % and `vit_long_vcycle` 6.2 % (one seed). Under AdamW, `vit_vcycle` saves
 1.1 % with one seed and more than 24.7 % with the other. Layer dropping saves nothing on either
 model.
 

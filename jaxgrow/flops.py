@@ -160,9 +160,11 @@ def _skipped(
     config: Config, tokens: int, length: int, drop: TokenDrop, frozen: int, at_once: int | None
 ) -> float:
     """Return the FLOPs that a step saves because some tokens bypass the middle layers."""
-    (begin, end), kept = drop.middle(config.depth), drop.kept(length)
-    some = None if at_once is None else at_once * kept // length
-    layer, shorter = (_cost(config, *of).layer for of in ((length, at_once), (kept, some)))
+    begin, end = drop.middle(config.depth)
+    kept = drop.kept(length)
+    kept_at_once = None if at_once is None else at_once * kept // length
+    layer = _cost(config, length, at_once).layer
+    shorter = _cost(config, kept, kept_at_once).layer
     saved = tokens * (layer - kept / length * shorter)
     return saved * (3 * (end - begin) - 2 * max(0, min(frozen, end) - begin))
 

@@ -173,7 +173,7 @@ def constrained(tree: Tree, specs: Tree) -> Tree:
     if AxisType.Auto not in mesh.axis_types:
         return tree
     if AxisType.Manual in mesh.axis_types:
-        specs = jax.tree.map(lambda s: only(s, _automatic(mesh)), specs)
+        specs = jax.tree.map(lambda s: only(s, tuple(_automatic())), specs)
     return jax.tree.map(jax.lax.with_sharding_constraint, tree, specs)
 
 
@@ -214,9 +214,9 @@ def split_groups(x: jax.Array) -> jax.Array:
 
     The first axis has one entry for each device that has different samples or positions.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    over = tuple(a for a in (*BATCH, CONTEXT) if a in _automatic(mesh))
-    parts = math.prod(mesh.shape[a] for a in over)
+    devices = _automatic()
+    over = tuple(a for a in (*BATCH, CONTEXT) if a in devices)
+    parts = math.prod(devices[a] for a in over)
     return jax.lax.with_sharding_constraint(x, P(over)) if over and len(x) % parts == 0 else x
 
 
@@ -250,8 +250,7 @@ def sequence_parts(positions: int) -> int:
 
     It is 1 if the number of positions is not divisible.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    devices = mesh.shape[CONTEXT] if CONTEXT in _automatic(mesh) else 1
+    devices = _automatic().get(CONTEXT, 1)
     return 1 if positions % devices else devices
 
 
@@ -279,12 +278,9 @@ def gathered(x: jax.Array, names: Names) -> jax.Array:
     Without this, the loop would gather it in every iteration. The sharding along other mesh axes is
     kept.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    return (
-        constrained(x, undivided_by_samples(names, x.shape))
-        if set(BATCH) & set(_automatic(mesh))
-        else x
-    )
+    if _automatic().keys().isdisjoint(BATCH):
+        return x
+    return constrained(x, undivided_by_samples(names, x.shape))
 
 
 def undivided_by_samples(names: Names, shape: tuple[int, ...]) -> P:
@@ -293,9 +289,8 @@ def undivided_by_samples(names: Names, shape: tuple[int, ...]) -> P:
     Devices with different samples then have the same part of the parameter.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    rules = {
-        axis: over for axis, over in RULES.items() if over not in BATCH and over in _automatic(mesh)
-    }
+    devices = _automatic()
+    rules = {axis: over for axis, over in RULES.items() if over in devices and over not in BATCH}
     return spec(names, shape, mesh, rules)
 
 
@@ -305,7 +300,7 @@ def shared_spec(names: Names, shape: tuple[int, ...], new: Sequence[int]) -> P:
     For traced code; only automatic mesh axes are considered.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    rules = {axis: over for axis, over in RULES.items() if over in _automatic(mesh)}
+    rules = {axis: over for axis, over in RULES.items() if over in _automatic()}
     before = spec(names, shape, mesh, rules)
     after = spec(names, tuple(new), mesh, rules)
     return P(*[a if a == b else None for a, b in zip(before, after, strict=True)])
@@ -321,7 +316,7 @@ def divided(each: Callable, in_specs: Any, out_specs: Any) -> Callable:
       in_specs: the partition specs of its arguments, as for `jax.shard_map`.
       out_specs: the partition specs of its results.
     """
-    if not _automatic(jax.sharding.get_abstract_mesh()):
+    if not _automatic():
         return each
     return jax.shard_map(each, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
@@ -332,9 +327,7 @@ def mean_of_devices(x: jax.Array) -> jax.Array:
     For code that is mapped over `BATCH` axes by `jax.pmap` or `jax.shard_map`. In other code, a
     value already covers all samples, and it is returned unchanged.
     """
-    over = tuple(
-        a for a in BATCH if a in _of_type(jax.sharding.get_abstract_mesh(), AxisType.Manual)
-    )
+    over = tuple(a for a in BATCH if a in _of_type(AxisType.Manual))
     return jax.lax.pmean(x, over) if over else x
 
 
@@ -348,9 +341,9 @@ def whole_along(x: jax.Array, dim: int) -> jax.Array:
       x: the parameter.
       dim: the dimension that must not be sharded.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    over = tuple(a for a in _automatic(mesh) if a != BATCH[0])
-    parts = math.prod(mesh.shape[a] for a in over)
+    devices = _automatic()
+    over = tuple(a for a in devices if a != BATCH[0])
+    parts = math.prod(devices[a] for a in over)
     others = [d for d in range(x.ndim) if d != dim and x.shape[d] % parts == 0]
     if not over or not others:
         return x
@@ -366,7 +359,7 @@ def apart(x: jax.Array) -> jax.Array:
     Each entry is complete on one device. The number of entries does not have to be divisible by the
     number of devices.
     """
-    over = _automatic(jax.sharding.get_abstract_mesh())
+    over = tuple(_automatic())
     return jax.lax.with_sharding_constraint(x, P(over)) if over else x
 
 
@@ -375,15 +368,15 @@ def batch_axes(samples: int) -> tuple[str, ...]:
 
     It is empty if the samples are not sharded.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    over = tuple(a for a in BATCH if a in _automatic(mesh))
-    return () if samples % math.prod(mesh.shape[a] for a in over) else over
+    devices = _automatic()
+    over = tuple(a for a in BATCH if a in devices)
+    return () if samples % math.prod(devices[a] for a in over) else over
 
 
 def batch_parts(samples: int) -> int:
     """The number of devices over which `split_batch` shards this number of samples."""
-    mesh = jax.sharding.get_abstract_mesh()
-    return math.prod(mesh.shape[a] for a in batch_axes(samples))
+    devices = _automatic()
+    return math.prod(devices[a] for a in batch_axes(samples))
 
 
 def parts(name: str) -> int:
@@ -391,21 +384,19 @@ def parts(name: str) -> int:
 
     It is 1 if the mesh has no such automatic axis.
     """
+    return _automatic().get(RULES[name], 1)
+
+
+def _automatic() -> dict[str, int]:
+    """The sizes of the mesh axes over which XLA shards the traced computation automatically."""
+    return _of_type(AxisType.Auto)
+
+
+def _of_type(kind: AxisType) -> dict[str, int]:
+    """The sizes of the axes of the current mesh that have this type and several devices."""
     mesh = jax.sharding.get_abstract_mesh()
-    return mesh.shape[RULES[name]] if RULES[name] in _automatic(mesh) else 1
-
-
-def _automatic(mesh: AnyMesh) -> tuple[str, ...]:
-    """The mesh axes over which XLA shards the computation automatically."""
-    return _of_type(mesh, AxisType.Auto)
-
-
-def _of_type(mesh: AnyMesh, kind: AxisType) -> tuple[str, ...]:
-    return tuple(
-        a
-        for a, k in zip(mesh.axis_names, mesh.axis_types, strict=True)
-        if mesh.shape[a] > 1 and k == kind
-    )
+    types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    return {a: n for a, n in mesh.shape.items() if n > 1 and types[a] == kind}
 
 
 def platform() -> str:

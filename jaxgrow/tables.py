@@ -35,15 +35,12 @@ def aligned(head: Sequence[str], rows: Sequence[Sequence[str]], right: Collectio
     return _as_text(table, head, rows, right)
 
 
-def markdown(
-    head: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[int] = ()
-) -> str:
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Format rows as a Markdown table with aligned source text.
 
     Args:
       head: the titles of the columns.
       rows: the cells of each row.
-      right: the indices of the columns whose source is aligned to the right.
 
     Returns:
       The lines of the table.
@@ -54,11 +51,14 @@ def markdown(
       |--------|-----|
       | stack  | 1.5 |
     """
-    return _as_text(Table(box=box.MARKDOWN), head, rows, right)
+    return _as_text(Table(box=box.MARKDOWN), head, rows)
 
 
 def _as_text(
-    table: Table, head: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[int]
+    table: Table,
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    right: Collection[int] = (),
 ) -> str:
     columns = len(head) or max(map(len, rows), default=0)
     for i in range(columns):

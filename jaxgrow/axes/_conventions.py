@@ -149,11 +149,9 @@ def _groups(names: Names) -> list[list[int]]:
         elif not is_layers(axis(name)):
             groups.append([i])
     whole = [group for group in groups if axis(names[group[0]]) not in _STACKS]
-    return (
-        whole
-        if len(whole) > 1 or (len(whole) == len(groups) - 1 == 1 and _is_heads(names, whole[0]))
-        else groups
-    )
+    # A stacked axis and one other group: a stack of biases if the group is heads, else a kernel.
+    biases = len(groups) == 2 and len(whole) == 1 and _is_heads(names, whole[0])
+    return whole if len(whole) > 1 or biases else groups
 
 
 def _is_heads(names: Names, group: list[int]) -> bool:

@@ -14,18 +14,13 @@ from jaxgrow.checkpoints.hf.upcycled import Single
 from jaxgrow.checkpoints.io.replacing import may_become
 from jaxgrow.cli import options, suggest
 from jaxgrow.cli.errors import UsageError, reported
-from jaxgrow.cli.keeps import METHODS as ABOUT
-from jaxgrow.cli.keeps import keeps, rounding
+from jaxgrow.cli.keeps import METHODS, keeps, rounding
 from jaxgrow.cli.options import Commands
 from jaxgrow.cli.writing import as_text, in_dtype, kept_as_text, print_json, transform, write
 from jaxgrow.growth.maps import Growth
 from jaxgrow.integrations import command
 from jaxgrow.integrations.torch_optimizer import POLICIES
 from jaxgrow.tables import aligned
-
-#: The methods that grow the axes of a model, without those that create experts.
-METHODS = operators.DEPTH | operators.WIDTH
-
 
 # --- suggest ---
 
@@ -89,7 +84,7 @@ def _wanted(a: argparse.Namespace, source: Source) -> list[dict[str, int]]:
 def add_show(commands: Commands) -> None:
     """Add ``jaxgrow show``."""
     about = "plot the maps from old to new units that grow would apply"
-    methods = {name: row for name, row in ABOUT.items() if name not in operators.EXPERTS}
+    methods = {name: row for name, row in METHODS.items() if name not in operators.EXPERTS}
     p = commands.add("show", about, _show, "SRC", epilog=_methods(methods))
     options.as_json(p)
     p.add_argument("--method", choices=sorted(methods), required=True)
@@ -143,8 +138,8 @@ def _methods(methods: Mapping[str, tuple[str, str]]) -> str:
 def add_grow(commands: Commands) -> None:
     """Add ``jaxgrow grow``."""
     about = "make a model larger with a published growth method"
-    p = commands.add("grow", about, _grow, "SRC", epilog=_methods(ABOUT), writes=True)
-    p.add_argument("--method", choices=sorted(ABOUT), required=True)
+    p = commands.add("grow", about, _grow, "SRC", epilog=_methods(METHODS), writes=True)
+    p.add_argument("--method", choices=sorted(METHODS), required=True)
     options.sizes(p)
     _add_experts(p)
     p.add_argument(
@@ -222,14 +217,14 @@ def _grow(a: argparse.Namespace) -> None:
 
 def _growth(a: argparse.Namespace, source: Source) -> tuple[Growth, dict[str, Any]]:
     """The growth that ``--method`` and the sizes define, and the arguments for its record."""
-    method = METHODS[a.method]
+    operator = operators.OPERATORS[a.method]
     target = options.possible(options.target(a))
-    taken = suggest.taken(method, source.config.traits, a.seed or 0)
+    taken = operator.accepted({**source.config.traits, "seed": a.seed or 0})
     if "seed" not in taken and a.seed is not None and a.noise is None:
         raise UsageError(f"--seed: {a.method} does not use random numbers; omit --seed")
     options.check_stages(source, target)
     with reported():
-        growth = method(source.sizes(), target, **taken)
+        growth = operator(source.sizes(), target, **taken)
     return growth, {"method": a.method, "target": target, **taken}
 
 
@@ -237,16 +232,16 @@ def _grow_run(a: argparse.Namespace) -> None:
     """Grow a checkpoint of another trainer."""
     run = command.opened(a.src, a.format, a.names, a.head_dim)
     target = options.possible(options.target(a))
-    method = METHODS[a.method]
+    operator = operators.OPERATORS[a.method]
     policy = a.optimizer or command.policy_of(a.method)
     if policy not in command.POLICIES:
         raise UsageError(
             f"--optimizer {policy} is not supported for checkpoints of other trainers: choose from "
             f"{', '.join(command.POLICIES)}"
         )
-    taken = suggest.taken(method, run.traits, a.seed or 0)
+    taken = operator.accepted({**run.traits, "seed": a.seed or 0})
     with reported():
-        growth = method(run.sizes(), target, **taken)
+        growth = operator(run.sizes(), target, **taken)
     may_become(a.dst, [a.src], a.overwrite)
     arguments = {
         "format": run.format.name,
@@ -260,7 +255,7 @@ def _grow_run(a: argparse.Namespace) -> None:
     if a.json:
         print_json(about)
     else:
-        print(command.summary(a.dst, about, ABOUT[a.method][1]))
+        print(command.summary(a.dst, about, METHODS[a.method][1]))
 
 
 def _upcycle(a: argparse.Namespace) -> None:

@@ -36,9 +36,7 @@ def keeps(growth: Growth, config: Config, method: str = "") -> bool:
     if not config.norm_scale and "embed" in new_sizes(growth):
         # A norm without a scale cannot compensate for an embedding that is also the head.
         return method == "staged" and not config.ties
-    return method in operators.OPERATORS and operators.OPERATORS[method].preserves_for(
-        growth, config
-    )
+    return _by_operator(growth, config, method)
 
 
 def _keeps_states(growth: Growth, config: Config, method: str) -> bool:
@@ -47,9 +45,12 @@ def _keeps_states(growth: Growth, config: Config, method: str) -> bool:
         return preserves_function(growth, normed=config.normed)
     if new_sizes(growth).get("embed", 0) % config.integers()["embed"]:
         return False
-    return method in operators.OPERATORS and operators.OPERATORS[method].preserves_for(
-        growth, config
-    )
+    return _by_operator(growth, config, method)
+
+
+def _by_operator(growth: Growth, config: Config, method: str) -> bool:
+    operator = operators.OPERATORS.get(method)
+    return operator is not None and operator.preserves_for(growth, config)
 
 
 def rounding(

@@ -3,9 +3,8 @@
 The measurements are copied from ``train/analysis/evidence.toml``. A test compares the two.
 """
 
-import inspect
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -256,8 +255,8 @@ def _tried(source: Source, names: tuple[str, ...], parts: tuple[dict[str, int], 
     kept = True
     model = source
     for name, target in zip(names, parts, strict=True):
-        method = (operators.DEPTH | operators.WIDTH)[name]
-        growth = method(model.sizes(), target, **taken(method, model.config.traits, 0))
+        operator = operators.OPERATORS[name]
+        growth = operator(model.sizes(), target, **model.config.traits, seed=0)
         kept &= keeps(growth, model.config, name)
         model = Grown(model, growth)
     policies = tuple(POLICY[name] for name in names)
@@ -265,12 +264,6 @@ def _tried(source: Source, names: tuple[str, ...], parts: tuple[dict[str, int], 
     return Suggestion(
         names, parts, kept, policies, model.parameters, MEASURED.get((names, grown), ())
     )
-
-
-def taken(method: Callable[..., Any], traits: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """The keyword arguments of a growth method that the traits of the model or the user define."""
-    names = inspect.signature(method).parameters
-    return {name: value for name, value in {**traits, "seed": seed}.items() if name in names}
 
 
 def questions(source: Source) -> str:

@@ -108,19 +108,18 @@ class Layout:
 
     def specs(self, parts: Parts) -> tuple[Any, ...]:
         """Return the sharding of the maps: each device holds the rows for its part of the result."""
-        return tuple(
-            None
-            if p is None
-            else Part(
-                None if p.index is None else P(over or None),
-                P(over or None)
-                if p.weight is not None and p.weight.ndim == 2
-                else None
-                if p.weight is None
-                else P(),
-            )
-            for p, over in zip(parts, self.over, strict=True)
-        )
+        return tuple(map(_specs, parts, self.over))
+
+
+def _specs(part: Part | None, over: tuple[str, ...]) -> Part | None:
+    """Return the sharding of one map: rows are sharded, a single weight is replicated."""
+    if part is None:
+        return None
+    rows = P(over or None)
+    index = None if part.index is None else rows
+    if part.weight is None:
+        return Part(index, None)
+    return Part(index, rows if part.weight.ndim == 2 else P())
 
 
 def layout(
@@ -157,7 +156,7 @@ def layout(
     itemsize = dtype.itemsize if copies else _wide(dtype).itemsize
     budget = max(math.prod(source) * dtype.itemsize, LEAST_BUDGET)
 
-    def choice(dim: int) -> tuple[bool, bool, tuple[bool, bool] | int, int, int]:
+    def choice(dim: int) -> tuple[bool, int, bool, bool, int, int]:
         row = itemsize * sum(_numbers(parts, source, result, counts, dim) for parts in terms)
         rows = min(result[dim], budget // row)
         sharded = [p for parts in terms if (p := parts[dim]) is not None and counts[dim] > 1]
@@ -165,9 +164,11 @@ def layout(
         pieces = -(-result[dim] // max(1, rows))
         # Pieces of the last dimension are not contiguous in memory.
         last = dim == len(shape) - 1
-        return (whole, rows == 0, (last, bool(sharded)) if rows else row, pieces, dim)
+        fits = rows > 0
+        # The costs, the most important one first.
+        return (whole, 0 if fits else row, fits and last, fits and bool(sharded), pieces, dim)
 
-    *_, pieces, dim = min(choice(dim) for dim in range(len(shape)))
+    *_, pieces, dim = min(map(choice, range(len(shape))))
     return Layout(over, counts, result, dim, -(-result[dim] // pieces))
 
 

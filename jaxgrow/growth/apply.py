@@ -25,10 +25,8 @@ from jaxgrow.growth.matrices import Array, Matrix
 from jaxgrow.sharding import shared_spec
 
 
-# A map, or None, and the range of the dimensions of a leaf that it acts on: from the first number up
-# to, but excluding, the second one.
 class Part(NamedTuple):
-    """A map of a leaf, or None, and the range of dimensions on which it acts."""
+    """A map of a leaf, or None, and the range of dimensions on which it acts: begin included, end not."""
 
     map: maps.AxisMap | None
     begin: int

@@ -115,18 +115,7 @@ class Block(nn.Module):
 
     def attention_layer(self, out_init: Initializer) -> nn.Module:
         """Return the attention sublayer."""
-        c = self.config
-        return SelfAttention(
-            c.embed,
-            c.heads,
-            c.head_dim,
-            False,
-            INIT,
-            out_init,
-            self.dtype,
-            c.attention,
-            name="attention",
-        )
+        return SelfAttention(self.config, INIT, out_init, self.dtype, name="attention")
 
     @nn.compact
     def __call__(self, x_BTD, scale=None, mask_BS=None, *positions):

@@ -96,17 +96,7 @@ class Block(nn.Module):
         # The residual stream is the sum of 2 L of these outputs.
         out_init = nn.initializers.normal(0.02 / (2 * c.layers) ** 0.5)
         h_BTD = LayerNorm("embed", c.eps, self.dtype, name="attention_norm")(x_BTD)
-        attention = SelfAttention(
-            c.embed,
-            c.heads,
-            c.head_dim,
-            True,
-            init,
-            out_init,
-            self.dtype,
-            c.attention,
-            name="attention",
-        )
+        attention = SelfAttention(c, init, out_init, self.dtype, name="attention")
         x_BTD = x_BTD + rescaled(
             adapted(self, "attention", attention(h_BTD, past=past)), scale, "attention"
         )

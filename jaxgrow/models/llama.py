@@ -584,13 +584,27 @@ def mlp(
     c: LlamaConfig, kernel_init: Initializer, out_init: Initializer, dtype: DTypeLike, name: str
 ) -> nn.Module:
     """Return the MLP of a layer, or the mixture of experts that replaces it."""
-    inits = (kernel_init, out_init)
     activation = ACTIVATIONS[c.activation]
-    if c.experts:
-        own = c.experts, c.active, c.gates_normed, c.balance
-        more = c.capacity, c.z_loss, c.shared, c.clamp
-        return Experts(*own, c.embed, c.mlp, *inits, dtype, activation, *more, name=name)
-    return MLP(c.embed, c.mlp, *inits, dtype, activation, gated=c.gated, bias=c.bias, name=name)
+    if not c.experts:
+        own = (c.embed, c.mlp, kernel_init, out_init, dtype, activation)
+        return MLP(*own, gated=c.gated, bias=c.bias, name=name)
+    return Experts(
+        experts=c.experts,
+        active=c.active,
+        normed=c.gates_normed,
+        balance=c.balance,
+        embed=c.embed,
+        mlp=c.mlp,
+        kernel_init=kernel_init,
+        out_init=out_init,
+        dtype=dtype,
+        activation=activation,
+        capacity=c.capacity,
+        z_loss=c.z_loss,
+        shared=c.shared,
+        clamp=c.clamp,
+        name=name,
+    )
 
 
 class Block(nn.Module):

@@ -60,11 +60,12 @@ def last_tokens(inputs: Any) -> tuple[jax.Array, jax.Array]:
       inputs: tokens [B, T], or ``{"tokens": .., "lengths": [B]}``, where tokens after the lengths
         are padding.
     """
-    tokens_BT = inputs["tokens"] if isinstance(inputs, Mapping) else inputs
-    lengths = inputs.get("lengths") if isinstance(inputs, Mapping) else None
-    return tokens_BT, jnp.full(
-        len(tokens_BT), tokens_BT.shape[1] - 1
-    ) if lengths is None else lengths - 1
+    if not isinstance(inputs, Mapping):
+        inputs = {"tokens": inputs}
+    tokens_BT = inputs["tokens"]
+    if (lengths_B := inputs.get("lengths")) is not None:
+        return tokens_BT, lengths_B - 1
+    return tokens_BT, jnp.full(len(tokens_BT), tokens_BT.shape[1] - 1)
 
 
 def capped(x: jax.Array, cap: float) -> jax.Array:

@@ -112,17 +112,16 @@ class Experts(nn.Module):
         y_BTD = self._chosen(x_BTD)
         if not self.shared:
             return y_BTD
-        inits = (self.kernel_init, self.out_init)
-        axes = ("embed", SHARED)
         expert = MLP(
             self.embed,
             self.shared,
-            *inits,
+            self.kernel_init,
+            self.out_init,
             self.dtype,
             self.activation,
-            axes,
-            True,
-            False,
+            axes=("embed", SHARED),
+            gated=True,
+            bias=False,
             name=SHARED,
         )
         axes = ("embed" + READ, "gates")

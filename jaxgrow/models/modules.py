@@ -15,7 +15,7 @@ from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 
 from jaxgrow.axes.names import READ, VALUE, named
-from jaxgrow.models.attention import By, attention, attention_after
+from jaxgrow.models.attention import attention, attention_after
 from jaxgrow.models.cache import KEPT
 from jaxgrow.sharding import flattened, parts, platform
 
@@ -83,8 +83,13 @@ class Linear(nn.Module):
         return y.reshape(*x.shape[: x.ndim - self.contract], *self.shape[self.contract :])
 
     def __call__(self, x):
-        y, bias = self.product(x)
-        return self.shaped(y if bias is None else y + bias, x)
+        return self.shaped(_sum(self.product(x)), x)
+
+
+def _sum(product: tuple[Any, Any]) -> jax.Array:
+    """Return ``x W + b`` from the result of `Linear.product`."""
+    y, bias = product
+    return y if bias is None else y + bias
 
 
 def _row(bias: jax.Array, y: jax.Array) -> jax.Array:
@@ -122,24 +127,16 @@ class SelfAttention(nn.Module):
     it with the key.
 
     Attributes:
-      embed: hidden size.
-      heads: number of heads.
-      head_dim: size of each head.
-      causal: whether a position sees only itself and earlier positions.
+      config: the config of the model, for its sizes, ``causal`` and ``attention``.
       kernel_init: initializer of the query, key and value kernels.
       out_init: initializer of the output kernel.
       dtype: dtype of activations.
-      by: the attention kernel (`jaxgrow.models.attention`).
     """
 
-    embed: int
-    heads: int
-    head_dim: int
-    causal: bool
+    config: Any
     kernel_init: Initializer
-    out_init: Callable
+    out_init: Initializer
     dtype: DTypeLike
-    by: By = "auto"
 
     @nn.compact
     def __call__(self, x_BTD, mask_BS=None, past=None, asking_BTD=None):
@@ -151,7 +148,8 @@ class SelfAttention(nn.Module):
           past: the KV cache of this layer, as in `run_after`.
           asking_BTD: input of the query kernel; None: ``x_BTD``.
         """
-        shape = (self.embed, self.heads, self.head_dim)
+        c = self.config
+        shape = (c.embed, c.heads, c.head_dim)
 
         def project(name, *outputs):
             return Linear(
@@ -169,12 +167,12 @@ class SelfAttention(nn.Module):
         self.sow(*KEPT, (k_BTHK, v_BTHK))
         if past is None:
             y_BTHK = attention(
-                q_BTHK, k_BTHK, v_BTHK, causal=self.causal, mask_BS=mask_BS, by=self.by
+                q_BTHK, k_BTHK, v_BTHK, causal=c.causal, mask_BS=mask_BS, by=c.attention
             )
         else:
             y_BTHK = attention_after(past, q_BTHK, k_BTHK, v_BTHK)
         axes = ("heads" + READ, "head_dim" + READ, "embed")
-        out_shape = (self.heads, self.head_dim, self.embed)
+        out_shape = (c.heads, c.head_dim, c.embed)
         return Linear(axes, out_shape, 2, self.out_init, self.dtype, name="out")(y_BTHK)
 
 
@@ -190,8 +188,9 @@ def activated(activation: Callable, x: jax.Array, up: Linear, gate: Linear | Non
 
     @jax.checkpoint
     def inner(up, gate):
-        y, z = (None if p is None else p[0] if p[1] is None else p[0] + p[1] for p in (up, gate))
-        return activation(y) if z is None else activation(z) * y
+        if gate is None:
+            return activation(_sum(up))
+        return activation(_sum(gate)) * _sum(up)
 
     return up.shaped(inner(up.product(x), gate.product(x) if gate else None), x)
 

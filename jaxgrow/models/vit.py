@@ -189,17 +189,7 @@ class Block(nn.Module):
             return rescaled(adapted(self, name, y_BTD), scale, name)
 
         h_BTD = LayerNorm("embed", c.eps, self.dtype, name="attention_norm")(x_BTD)
-        attention = SelfAttention(
-            c.embed,
-            c.heads,
-            c.head_dim,
-            False,
-            INIT,
-            INIT,
-            self.dtype,
-            c.attention,
-            name="attention",
-        )
+        attention = SelfAttention(c, INIT, INIT, self.dtype, name="attention")
         x_BTD = x_BTD + sized("attention", attention(h_BTD))
         h_BTD = LayerNorm("embed", c.eps, self.dtype, name="mlp_norm")(x_BTD)
         activation = jax.nn.silu if c.gated else ACTIVATIONS[c.activation]
@@ -230,17 +220,7 @@ class AttentionPooler(nn.Module):
         c = self.config
         probe_D = self.param("probe", named(INIT, "embed" + BELOW, role="embedding"), (c.embed,))
         probe_B1D = jnp.broadcast_to(probe_D.astype(self.dtype), (len(x_BTD), 1, c.embed))
-        attention = SelfAttention(
-            c.embed,
-            c.heads,
-            c.head_dim,
-            False,
-            INIT,
-            INIT,
-            self.dtype,
-            c.attention,
-            name="attention",
-        )
+        attention = SelfAttention(c, INIT, INIT, self.dtype, name="attention")
         y_B1D = attention(x_BTD, asking_BTD=probe_B1D)
         h_B1D = LayerNorm("embed", c.eps, self.dtype, name="mlp_norm")(y_B1D)
         mlp = MLP(c.embed, c.mlp, INIT, INIT, self.dtype, ACTIVATIONS[c.activation], name="mlp")

@@ -311,33 +311,40 @@ def _uses(axes: Axes, attention: str) -> dict[str, tuple[Names, Acting]]:
     values: set[str] = set()
     for leaf, names in _leaves(axes):
         plain = tuple(axis(n) for n in names)
-        out[leaf] = (names, [])
+        acting: Acting = []
+        out[leaf] = (names, acting)
         own = "" if layers_of(names) else leaf.partition("/")[0] + "/"
         for i, name in enumerate(plain):
             along = plain[i : i + 2]
             if is_layers(name):
-                out[leaf][1].append(((name,), modules[leaf]))
+                acting.append(((name,), modules[leaf]))
             elif _whole_heads(along):
+                of = _of_heads(names, i, attention)
                 if reads(names[i]):
-                    of = attention
                     readers[leaf] = own
-                elif marked(names, VALUE):
-                    of = "value"
+                elif of == "value":
                     values.add(own)
-                else:
-                    of = "key" if reads(names[i + 1]) else "query"
-                out[leaf][1].append((along, own + beside(name, of)))
+                acting.append((along, own + beside(name, of)))
             elif kind(name) == "embed":
-                out[leaf][1].append(((name,), name))
+                acting.append(((name,), name))
             elif kind(name) in ("heads", "mlp"):
                 # Heads without head_dim occur in kernels between heads, or as one number per head.
-                out[leaf][1].append(((name,), own + name))
+                acting.append(((name,), own + name))
     if wrong := [leaf for leaf, own in readers.items() if own not in values]:
         raise ValueError(
             f"{', '.join(wrong)}: reads attention, but no leaf is marked as the value projection, which otherwise looks like "
             f"a query projection. Name its axis 'head_dim{VALUE}'"
         )
     return out
+
+
+def _of_heads(names: Names, i: int, attention: str) -> str:
+    """The name of the map for the heads on axis ``i``; ``attention``: the map of its output."""
+    if reads(names[i]):
+        return attention
+    if marked(names, VALUE):
+        return "value"
+    return "key" if reads(names[i + 1]) else "query"
 
 
 def _whole_heads(along: tuple[str, ...]) -> bool:

@@ -86,10 +86,12 @@ class Operator:
         self, sizes: Mapping[str, int], target: Mapping[str, int], **options: Any
     ) -> Growth:
         """Make a growth. Options that the function does not accept (``seed``) are ignored."""
+        return self.function(sizes, target, **self.accepted(options))
+
+    def accepted(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options that the function accepts."""
         takes = inspect.signature(self.function).parameters
-        return self.function(
-            sizes, target, **{name: value for name, value in options.items() if name in takes}
-        )
+        return {name: value for name, value in options.items() if name in takes}
 
 
 OPERATORS: dict[str, Operator] = {}

@@ -251,10 +251,8 @@ def scale_by_adam(b1: float, b2: float, eps: float) -> optax.GradientTransformat
             m = multipliers[path(p)]
             return m.rate * (mu / (jnp.sqrt(nu) + eps * m.eps))
 
-        mu, nu = (
-            optax.tree.bias_correction(x, b, state.count)
-            for x, b in ((state.mu, b1), (state.nu, b2))
-        )
+        mu = optax.tree.bias_correction(state.mu, b1, state.count)
+        nu = optax.tree.bias_correction(state.nu, b2, state.count)
         return jax.tree_util.tree_map_with_path(one, mu, nu), state
 
     return optax.GradientTransformationExtraArgs(plain.init, update)

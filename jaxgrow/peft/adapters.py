@@ -26,6 +26,7 @@ not change.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -141,7 +142,12 @@ def init(config: Config, key: jax.Array) -> Params:
         raise ValueError(
             "this config has no adapter. Add one: replace(config, adapter=Adapter(size=64))"
         )
-    return jax.jit(lambda key: detach(config.init(key))[1])(key)
+    return _fresh(config, key)
+
+
+@partial(jax.jit, static_argnums=0)  # compiled once for each config
+def _fresh(config: Config, key: jax.Array) -> Params:
+    return detach(config.init(key))[1]
 
 
 def fused(adapters: Sequence[Params], fusion: Params) -> Params:

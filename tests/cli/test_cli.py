@@ -18,11 +18,11 @@ import tiny
 from checkpoints import CONFIG, contents, saved, tensors
 
 from jaxgrow import checkpoints, grow, operators
-from jaxgrow.cli.grow_commands import METHODS
 from jaxgrow.cli.program import main, parser
 from jaxgrow.growth.merge import interpolate
 from jaxgrow.models import GPT2Config, LlamaConfig
 
+METHODS = operators.DEPTH | operators.WIDTH
 SIZES = {"layers": 4, "embed": 12, "heads": 4, "mlp": 20}
 
 

@@ -68,7 +68,8 @@ def test_figure_losses_match_the_page_and_give_the_savings(frontier):
     ]
     assert len(rows) == 5
     for e in rows:
-        assert (e.setting, e.data) == (frontier.setting, frontier.data)
+        for field in (*Setting.__dataclass_fields__, "data"):
+            assert getattr(e, field) == getattr(frontier, field)
         assert on_page(e.page, e.flops, e.losses), e
         saved = [
             100 * (1 - e.flops / frontier.equal(loss, seed)) for seed, loss in enumerate(e.losses)
@@ -117,7 +118,10 @@ def test_the_logs_of_1_4_million_parameters_give_the_tables(rate, folder, names)
 
 
 def test_the_logs_of_ten_epochs_give_the_table():
-    configs = [logged("vit_long", f"cifar10_vit_long{name}") for name in ("", "_halves")]
+    configs = [
+        logged("vit_long", f"cifar10_vit_long{name}")
+        for name in ("", "_halves", "_deepen", "_vcycle")
+    ]
     frontier = [logged("vit_long", f"cifar10_vit_long-x{x}") for x in (0.75, 0.55)]
     for row in Comparison(configs, frontier).rows():
         saved = listed([100 * x for x in row["saved_frontier"]], 1, " %")

@@ -31,6 +31,9 @@ class Setting:
     parameters: float
     tokens_per_parameter: float
 
+    def comparable(self, other: "Setting") -> bool:
+        return (self.family, self.optimizer) == (other.family, other.optimizer)
+
     def distance(self, other: "Setting") -> tuple[bool, bool, float]:
         """A sort key: family first, then optimizer, then size and tokens per parameter.
 
@@ -42,18 +45,14 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class Evidence(Setting):
     """One measured saving of FLOPs, in per cent, at equal final loss.
 
     The baseline is training from scratch with the same optimizer.
     """
 
     method: str  # a key of the table ``[methods]``
-    family: str
-    parameters: int
-    tokens_per_parameter: float
     data: str
-    optimizer: str  # the optimizer of the baseline
     baseline: Literal["swept", "fixed", "reported"]
     seeds: int
     page: str
@@ -74,10 +73,6 @@ class Evidence:
     @property
     def name(self) -> str:
         return names()[self.method]
-
-    @property
-    def setting(self) -> Setting:
-        return Setting(self.family, self.optimizer, self.parameters, self.tokens_per_parameter)
 
     @property
     def saved(self) -> str:
@@ -118,29 +113,20 @@ class Evidence:
             self.parameters / setting.parameters,
             self.tokens_per_parameter / setting.tokens_per_parameter,
         )
-        comparable = (self.family, self.optimizer) == (setting.family, setting.optimizer)
-        return comparable and all(1 / NEAR <= factor <= NEAR for factor in factors)
+        return self.comparable(setting) and all(1 / NEAR <= factor <= NEAR for factor in factors)
 
 
 @dataclass(frozen=True)
-class Frontier:
+class Frontier(Setting):
     """Runs from scratch of one setting with several budgets.
 
     Each run has a complete learning rate schedule.
     """
 
-    family: str
-    parameters: int
-    tokens_per_parameter: float
     data: str
-    optimizer: str
     flops: tuple[float, ...]  # each budget as a fraction of the full baseline's FLOPs, ascending
     losses: tuple[tuple[float, ...], ...]  # final losses, [budget][seed]
     page: str
-
-    @property
-    def setting(self) -> Setting:
-        return Setting(self.family, self.optimizer, self.parameters, self.tokens_per_parameter)
 
     def equal(self, loss: float, seed: int) -> float:
         """The FLOPs at which a run from scratch with the same seed ends at ``loss``.
@@ -292,7 +278,7 @@ def nearest(rows: Sequence[Evidence], setting: Setting) -> Evidence:
 
 def _order(row: Evidence, setting: Setting) -> tuple:
     """A sort key: the nearest row first; of equally near rows, the row with the most seeds."""
-    return *row.setting.distance(setting), -row.seeds
+    return *row.distance(setting), -row.seeds
 
 
 def summary(folder: str) -> str:

@@ -13,6 +13,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter
 
 from jaxgrow import plot
+from train.analysis.evidence import amount
 from train.analysis.runs import Run, Unit, curves, half_width, mean_cost, mean_loss, spent
 from train.analysis.savings import Comparison
 from train.aot.compilation import Program
@@ -286,7 +287,7 @@ def _bars(
     for p in phases:
         width = p["flops"] / whole
         model = p["phase"].removeprefix("train ")
-        texts = [f"{model}, {_amount(p['parameters'])}\n{width:.0%}", f"{model}\n{width:.0%}"]
+        texts = [f"{model}, {amount(p['parameters'])}\n{width:.0%}", f"{model}\n{width:.0%}"]
         inside = next(
             (t for t in texts if len(max(t.split("\n"), key=len)) < LETTERS * width / end), ""
         )
@@ -337,16 +338,6 @@ def _lines(bars: Sequence[_Bar], end: float) -> list[tuple[float, float, int, st
         below = [line for _, other, line, _ in found if other < at + width]
         found.append((x, at, max(below, default=-1) + 1, text))
     return found
-
-
-def _amount(parameters: int) -> str:
-    """A number of parameters as text, such as ``"129 K"``."""
-    size, of = next(
-        (s, of)
-        for s, of in ((1e9, " B"), (1e6, " M"), (1e3, " K"), (1, ""))
-        if parameters >= s or s == 1
-    )
-    return f"{parameters / size:.3g}{of}"
 
 
 def memory(found: dict[str, list[Program]], limit: float, machine: str, path: Path) -> None:

@@ -75,20 +75,14 @@ class KeepMasks:
         probs, open_ = (x[step - first] for x in self._chunk)
         if (probs >= 1).all():
             return probs, None, float(len(probs))
-        scale = 1 / probs if self._drop.scale != "none" else np.ones_like(probs)
+        scale = None if self._drop.scale == "none" else (1 / probs).astype(np.float32)
         scaling = "sublayer" if self._drop.scale == "sublayer" else "block"
         if self._counts is not None:
             layers, ran = self._padded(open_)
-            return (
-                probs,
-                KeepMask(layers, np.where(open_, scale, 0).astype(np.float32), scaling),
-                ran,
-            )
-        scale = (
-            None
-            if self._drop.scale == "none"
-            else np.broadcast_to(scale.astype(np.float32), open_.shape)
-        )
+            own = np.where(open_, 1 if scale is None else scale, 0).astype(np.float32)
+            return probs, KeepMask(layers, own, scaling), ran
+        if scale is not None:
+            scale = np.broadcast_to(scale, open_.shape)
         return probs, KeepMask(open_, scale, scaling), float((open_ @ self._weights).mean())
 
     def _padded(self, open_: np.ndarray) -> tuple[Any, float]:

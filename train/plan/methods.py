@@ -231,8 +231,19 @@ class Growing:
                     Apply("maps", target),
                 ]
             else:
-                own = to.by, to.seed, to.noise, to.moments, to.fresh, to.redrawn
-                grown = Grow(name, target, config, into, *own, optim.base if to.fresh else None)
+                grown = Grow(
+                    name,
+                    target,
+                    config,
+                    into,
+                    by=to.by,
+                    seed=to.seed,
+                    noise=to.noise,
+                    moments=to.moments,
+                    fresh=to.fresh,
+                    redrawn=to.redrawn,
+                    base=optim.base if to.fresh else None,
+                )
                 plan.append(grown)
                 eps *= grown.config.eps / into.eps
                 into = grown.config

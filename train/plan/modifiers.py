@@ -206,8 +206,10 @@ class DropLayers(Modifier, key="drop"):
 
     def layers(self, phase: TrainedPhase) -> float:
         weights = tuple(flops.weights(phase.config).tolist())
-        run = _run_on_average if self.drop.execution != "cond" else _kept_on_average
-        return run(self.drop, weights, phase.config.depths, phase.begin, phase.end, phase.steps)
+        times = (phase.begin, phase.end, phase.steps)
+        if self.drop.execution == "cond":
+            return _kept_on_average(self.drop, weights, *times)
+        return _run_on_average(self.drop, weights, phase.config.depths, *times)
 
     def notes(self, model: Model) -> dict[str, Any]:
         s = self.drop.sensitivity
@@ -246,12 +248,7 @@ LOOKED_AT = 100  # number of evenly spaced steps that estimate the mean of a pha
 
 @cache  # so that a copy of a run does not compile this again
 def _kept_on_average(
-    drop: LayerDrop,
-    weights: tuple[float, ...],
-    depths: tuple[int, ...],
-    begin: int,
-    end: int,
-    steps: int,
+    drop: LayerDrop, weights: tuple[float, ...], begin: int, end: int, steps: int
 ) -> float:
     """Return the average number of layers with `cond`, which runs only the kept layers."""
     return float(_expected(drop, weights, steps)(np.linspace(begin + 1, end, LOOKED_AT)).mean())

@@ -3,7 +3,6 @@
 They coalesce, de-coalesce, interpolate, grow or import models.
 """
 
-import inspect
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -13,7 +12,7 @@ import numpy as np
 import optax
 
 from jaxgrow import grow, operators
-from jaxgrow.axes import Axes, stages
+from jaxgrow.axes import LAYERS, Axes, kind, stages
 from jaxgrow.growth.maps import Growth, Rules, swap
 from jaxgrow.growth.merge import correct, interpolate
 from jaxgrow.growth.moments import Policy, grow_optimizer
@@ -21,7 +20,6 @@ from jaxgrow.growth.symmetry import break_symmetry, fresh, spectral
 from jaxgrow.models import Config
 from jaxgrow.models.upcycling import redrawn, routed
 from jaxgrow.operators import Groups, best, decoalesce, keep
-from jaxgrow.operators.targets import depth, width
 from train.engine.state.heads import fresh_head
 from train.engine.state.model import Model, initial
 from train.plan.phase import Context, Models, Phase
@@ -323,25 +321,16 @@ class Grow(Transform, reads=("source",), writes="target"):
         growths = []
         config = self.small
         for i, name in enumerate(self.by):
-            target = differing(config, self.large)
-            if name in operators.DEPTH:
-                axes = depth(config.sizes())
-                operator = operators.DEPTH[name]
-            elif name in operators.WIDTH:
-                axes = width(config.sizes())
-                operator = operators.WIDTH[name]
-            elif name in operators.EXPERTS:
-                axes = ("experts", "mlp")
-                operator = operators.EXPERTS[name]
-            else:
-                known = ", ".join(sorted(operators.DEPTH | operators.WIDTH | operators.EXPERTS))
+            operator = operators.OPERATORS.get(name)
+            if operator is None:
+                known = ", ".join(sorted(operators.OPERATORS))
                 raise ValueError(f"there is no operator {name!r}; the operators are {known}")
+            target = differing(config, self.large)
             if i < len(self.by) - 1:
-                target = {axis: new for axis, new in target.items() if axis in axes}
-            takes = inspect.signature(operator).parameters
-            options: dict[str, Any] = {"seed": self.seed, **config.traits}
-            options = {name: value for name, value in options.items() if name in takes}
-            growths.append(operator(config.sizes(), target, **options))
+                # An operator for widths that can also add layers leaves them to the next operator.
+                kinds = set(operator.axes) - {LAYERS} or {LAYERS}
+                target = {axis: new for axis, new in target.items() if kind(axis) in kinds}
+            growths.append(operator(config.sizes(), target, seed=self.seed, **config.traits))
             config = config.resized(growths[-1])
         if left := differing(config, self.large):
             raise ValueError(

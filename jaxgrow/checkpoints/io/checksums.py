@@ -49,10 +49,10 @@ def damage(folder: Path) -> str | None:
                 wrong.append(f"{name} has changed")
         except OSError as error:
             wrong.append(f"{name} cannot be read: {error.strerror}")
-    return (
-        ", ".join(sorted(wrong)[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
-        or None
-    )
+    if not wrong:
+        return None
+    more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+    return ", ".join(sorted(wrong)[:3]) + more
 
 
 def _files(folder: Path) -> set[str]:

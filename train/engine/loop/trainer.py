@@ -351,7 +351,8 @@ class Trainer:
         # for them before it pauses the ledger.
         model = jax.block_until_ready(replace(model, opt=None))
         with self.ledger.paused():
-            values = [jax.device_get(evaluate(model, batch)) for batch in self.data.validation]
+            # All batches are dispatched before the host waits for the first result.
+            values = jax.device_get([evaluate(model, batch) for batch in self.data.validation])
         self.validation = self.finite(step, jax.tree.map(lambda *x: np.mean(x), *values))
         self.log(step, **self.validation)
 
