@@ -76,8 +76,8 @@ def vcycle() -> Experiment:
     """The best V-cycle that we found: depth only, with correction and one schedule.
 
     The large model trains for 5 % of the steps. Its half-depth coalescence then trains for 40 % at
-    a constant learning rate. The corrected large model trains for the last 60 %, while the learning
-    rate falls to zero. Adam's moments are carried in both directions, so no stage warms up again.
+    a constant learning rate, after a warm-up of 50 steps. The corrected large model trains for the
+    last 60 %, while the learning rate falls to zero. Adam's moments are carried in both directions.
     """
     return _by("vcycle", VCYCLE)
 

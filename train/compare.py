@@ -45,7 +45,7 @@ from train.common.errors import Diverged, UserError, exits_cleanly
 from train.common.files import write_json, write_text
 from train.config.downstream import FineTuning
 from train.config.experiment import Experiment, as_json, differences, load, load_as, warn
-from train.config.overrides import numbers, seed_list
+from train.config.overrides import numbers, refuse_seeds, seed_list
 from train.data.tokenise import digest
 from train.engine.hosts import once
 from train.engine.loop.trainer import run
@@ -83,6 +83,7 @@ def compare(
             f"two runs have the same name: {', '.join(e.name for e in every)}; set different names, such as CONFIG:name=again"
         )
     refuse_unlike([(e.name, as_json(e)) for e in every])
+    refuse_seeds(every)
     diverged: dict[str, list[int]] = {}
 
     def finished(experiment: Experiment, seeds: list[int], keep: Collection[int] = ()) -> list[Run]:

@@ -14,6 +14,7 @@ are several learning rates, the one with the best mean over the seeds is marked.
 learning rate is chosen on the data that also evaluate it, so the best score is slightly too good.)
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Any, TypeAlias
 
 from jaxgrow.tables import markdown
 from train.common.commands import Parser
-from train.common.errors import UserError, exits_cleanly
+from train.common.errors import Diverged, UserError, exits_cleanly
 from train.common.files import write_json, write_text
 from train.config.downstream import FineTuning
 from train.config.experiment import load_as, warn
@@ -43,12 +44,20 @@ def finetune(tuning: FineTuning, model: Path, workdir: Path) -> dict[float, list
       workdir: folder of all runs.
 
     Returns:
-      For each learning rate, the scores of each seed.
+      For each learning rate that did not diverge, the scores of each seed.
+
+    Raises:
+      UserError: every learning rate diverged.
     """
     model = model.expanduser().resolve()
     found = {}
     for rate in tuning.learning_rates:
-        found[rate] = [_one(tuning, model, rate, seed, workdir) for seed in tuning.seeds]
+        try:
+            found[rate] = [_one(tuning, model, rate, seed, workdir) for seed in tuning.seeds]
+        except Diverged as error:
+            print(f"{tuning.name} with learning rate {rate:g} diverged: {error}", file=sys.stderr)
+    if not found:
+        raise UserError(f"{tuning.name} diverged with every learning rate: lower --lr")
     return found
 
 
@@ -91,6 +100,9 @@ def table(tuning: FineTuning, model: Path, found: Mapping[float, Sequence[Scores
     said = f"{about}."
     if len(tuning.seeds) > 1:
         said += " Scores: mean ± standard deviation [value of each seed]."
+    lost = [f"{rate:g}" for rate in tuning.learning_rates if rate not in found]
+    if lost:
+        said += f" Diverged: {', '.join(lost)}."
     if len(found) > 1 and best(found) in (min(found), max(found)):
         which = "smallest" if best(found) == min(found) else "largest"
         said += f" The best learning rate is the {which} that was tried: try others."

@@ -25,14 +25,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from train.analysis.runs import Run
+from train.analysis.runs import Run, refuse_unlike
 from train.analysis.settings import Tried, table
 from train.common.commands import Parser
 from train.common.errors import Diverged, UserError, exits_cleanly
 from train.common.files import write_json, write_text
 from train.compare import shortened
-from train.config.experiment import Experiment, load
-from train.config.overrides import numbers, seed_list
+from train.config.experiment import Experiment, as_json, load
+from train.config.overrides import numbers, refuse_seeds, seed_list
 from train.engine.loop.trainer import run
 
 # Maximum bytes of the name of a run: file systems allow 255, and the seed is appended.
@@ -166,6 +166,8 @@ def main() -> None:
     listed = values(arguments.set)
     swept = {name: each for name, each in listed.items() if len(each) > 1}
     experiments = combinations(arguments.config, listed, arguments.frontier)
+    refuse_unlike([(named(e.name, of), as_json(e)) for of, e in experiments])
+    refuse_seeds(e for _, e in experiments)
     fractions = numbers(arguments.halving, float, "--halving")
     if fractions != sorted(set(fractions)):
         raise UserError(

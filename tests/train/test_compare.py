@@ -17,7 +17,7 @@ import runs
 from jaxgrow.models import GPT2Config
 from train import compare
 from train.analysis import plots
-from train.analysis.runs import Run, curves, frontier_budget, half_width
+from train.analysis.runs import Run, curves, frontier_budget, half_width, refuse_unlike
 from train.analysis.savings import Comparison
 from train.common.errors import UserError, exits_cleanly
 from train.config.downstream import FineTuning
@@ -193,9 +193,10 @@ def test_the_interval_is_students(tmp_path):
 def test_the_tables_say_what_was_not_reached(comparison, tmp_path):
     main, _ = tables(comparison.report())
     assert main["cycle"]["FLOPs saved vs. frontier"] == "> 40.0 % [20.0, 60.0]"
-    worse = [made(tmp_path, "worse", [("train large", 1, 9.0, 7.0)], seed=s) for s in (0, 1)]
-    main, _ = tables(replace(comparison, runs=[*comparison.runs, worse]).report())
-    assert main["worse"]["FLOPs saved vs. frontier"] == "above the frontier"
+    for name, cost, says in (("worse", 39.0, "above"), ("short", 9.0, "cheaper than")):
+        runs = [made(tmp_path, name, [("train large", 1, cost, 7.0)], seed=s) for s in (0, 1)]
+        main, _ = tables(replace(comparison, runs=[*comparison.runs, runs]).report())
+        assert main[name]["FLOPs saved vs. frontier"] == f"{says} the frontier"
 
 
 def test_the_report_fits_into_100_columns(comparison, tmp_path):
@@ -236,12 +237,17 @@ def test_the_result_is_told_in_words(comparison, tmp_path):
     )
     for name, loss, says in [
         ("worse", 7.0, "saved nothing: it ended above every run from scratch."),
+        ("short", 7.0, "costs less than the shortest run from scratch and ends above it"),
         ("dear", 3.6, "more FLOPs than a run from scratch"),
         ("cheap", 3.4, "fewer FLOPs than a run from scratch"),
     ]:
-        one = made(tmp_path, name, [("train large", 1, 20.0 if name == "cheap" else 39.0, loss)])
-        (line,) = Comparison([scratch[:1], [one]], [comparison.frontier[0][:1]]).results()
-        assert says in line and ("(one seed)" in line or name == "worse")
+        cost = {"cheap": 20.0, "short": 10.0}.get(name, 39.0)
+        one = made(tmp_path, name, [("train large", 1, cost, loss)])
+        found = Comparison([scratch[:1], [one]], [comparison.frontier[0][:1]])
+        (line,) = found.results()
+        assert says in line and ("(one seed)" in line or name in ("worse", "short"))
+        assert ("cheaper than the frontier" in found.report()) == (name == "short")
+        assert ("above the frontier" in found.report()) == (name == "worse")
         assert ("scratch-x0.5, from scratch with the same cost, has a loss of 4.0000" in line) == (
             name == "cheap"
         )
@@ -367,6 +373,15 @@ def test_runs_that_are_not_judged_alike_are_refused(tmp_path, change, says):
         Comparison([[base], [other]], [])
     with pytest.raises(UserError, match="are not evaluated in the same way"):
         Comparison([[base]], [[other]])
+
+
+def test_runs_with_other_numbers_of_evaluated_samples_are_refused():
+    def config(**evaluated: int) -> dict:
+        return CONFIG | {"corpus": {"train": "a", "valid": "b", "tokenizer": "bytes"} | evaluated}
+
+    with pytest.raises(UserError, match="evaluated samples: 80 and 64"):
+        refuse_unlike([("a", config(evaluated=80)), ("b", config(evaluated=64))])
+    refuse_unlike([("a", config(evaluated=80)), ("b", config(evaluated=80)), ("old", config())])
 
 
 def test_runs_that_train_otherwise_are_compared(tmp_path):
@@ -883,6 +898,7 @@ def test_a_run_that_diverges_does_not_end_the_others(tmp_path, monkeypatch, caps
         (("--frontier", "0.5,1.5"), "--frontier takes fractions between 0 and 1, not 1.5"),
         (("--frontier", "half"), "--frontier takes numbers separated by commas, not 'half'"),
         (("--seeds", ","), "--seeds needs at least one seed"),
+        (("{0}:name=again:seed=7",), "again sets seed=7, but --seeds determines the seeds"),
     ],
 )
 def test_unlike_runs_are_refused_before_anything_runs(tmp_path, monkeypatch, capsys, options, says):

@@ -10,7 +10,7 @@ import pytest
 import runs
 
 from train.common.errors import UserError
-from train.config.experiment import as_json, conflicts, differences, load, names
+from train.config.experiment import as_json, conflicts, differences, listed, load, names
 from train.data.images import Images
 from train.data.text import Data
 from train.engine.state.mesh import Mesh
@@ -246,6 +246,8 @@ def test_a_warm_up_longer_than_its_phase_is_said(tmp_path, path, capsys):
         ("optim.eps=-1e-8", "eps must be finite and not negative, but is -1e-08"),
         ("optim.warmup=-1", "warmup must be finite and not negative, but is -1"),
         ("optim.floor=1.5", "floor must be between 0 and 1, but is 1.5"),
+        ("method.down.0.steps=-0.5", "at least 0, but are -0.5"),
+        ("method.down.0.steps=1e999", "at least 0, but are inf"),
         ("data.valid_fraction=0.7", "valid_fraction must be between 0 and 0.5, but is 0.7"),
         ("data.source=tfds", "data.source=tfds needs data.name"),
         ("model.layers=0", "layers is 0, less than 1"),
@@ -286,6 +288,26 @@ def test_a_broken_config_is_named_with_its_line(tmp_path, text, says):
     with pytest.raises(UserError, match=re.escape(says)) as error:
         load(tmp_path / "broken.py")
     assert str(tmp_path / "broken.py") in str(error.value)
+
+
+def test_annotations_may_be_deferred(tmp_path):
+    (tmp_path / "deferred.py").write_text(
+        "from __future__ import annotations\n"
+        "from dataclasses import dataclass, replace\n"
+        "from configs import demo\n"
+        "from train.config.experiment import Experiment\n"
+        "from train.plan.modifiers import Modifier\n"
+        "from train.plan.methods import Scratch\n\n"
+        "@dataclass(frozen=True)\n"
+        "class Own(Modifier, key='own_deferred'):\n"
+        "    size: int = 1\n\n"
+        "def mine() -> Experiment:\n"
+        "    return replace(demo.scratch(), name='mine', method=Scratch((Own(2),)))\n\n"
+        "def other() -> Elsewhere:\n"
+        "    return None\n"
+    )
+    assert list(listed(tmp_path / "deferred.py")) == ["mine"]
+    assert load(f"{tmp_path / 'deferred.py'}:mine").method.modifiers[0].size == 2
 
 
 def test_wrong_types_are_refused_in_files_and_commands(tmp_path):

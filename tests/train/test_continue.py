@@ -3,6 +3,7 @@
 The model may be unsharded or sharded over any mesh.
 """
 
+import shutil
 from dataclasses import replace
 
 import chex
@@ -110,3 +111,19 @@ def test_what_is_no_model_or_another_one_is_told(folder, tmp_path):
     e = runs.experiment(tmp_path, name="begun", method=Scratch(), checkpoint_every=2)
     runs.killed(e, tmp_path / "begun", 2)
     says(Continue("begun"), r"there is neither a finished run nor another model in .*begun")
+
+
+def test_a_run_whose_source_has_changed_is_refused(tmp_path):
+    """Check that neither an old result nor a mixture of two models is taken for the new one."""
+    source = saved(tmp_path / "gpt", replace(CONFIG, vocab=256, context=8))
+    e = runs.experiment(
+        tmp_path, model=replace(CONFIG, vocab=256, context=8), method=Continue("gpt"), steps=2
+    )
+    first = pretrain.run(e, tmp_path / "run")
+    assert pretrain.run(e, tmp_path / "run") == first  # the control: the same model
+    config, params = checkpoints.load(source)
+    checkpoints.save(source, config, jax.tree.map(lambda x: x + 1, params), overwrite=True)
+    with pytest.raises(UserError, match="started from another model in gpt: its fingerprint was"):
+        pretrain.run(e, tmp_path / "run")
+    shutil.rmtree(source)  # a finished run does not need its source
+    assert pretrain.run(e, tmp_path / "run") == first

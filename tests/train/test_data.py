@@ -19,6 +19,7 @@ from train.common.errors import UserError
 from train.data import formats, tokenise
 from train.data import text as text_module
 from train.data.cache import made
+from train.data.splitting import exact, held_out
 from train.data.text import tokenizer as loaded_tokenizer
 from train.data.text import tokens
 
@@ -49,9 +50,34 @@ def test_compressed_files_and_other_files(tmp_path, text):
     (folder / "3.txt").write_bytes(b"no \xff utf-8")
     (folder / "notes.pdf").write_bytes(b"left out")
     found = tokens(replace(text, path=str(folder), valid_path=str(folder / "0.txt")))
-    whole = "plain ä\0no \N{REPLACEMENT CHARACTER} utf-8\0from xz\0from gz\0"
+    # The validation file lies in the folder of the training text, but it is not trained on.
+    whole = "no \N{REPLACEMENT CHARACTER} utf-8\0from xz\0from gz\0"
     assert found.train.tobytes().decode() == whole
     assert found.valid.tobytes().decode() == "plain ä\0"
+
+
+def test_validation_files_below_the_training_folder_are_not_trained_on(tmp_path, text):
+    folder = tmp_path / "both"
+    (folder / "valid").mkdir(parents=True)
+    for name in ("0.txt", "valid/1.txt", "valid/2.txt"):
+        (folder / name).write_text(name)
+    (tmp_path / "link").symlink_to(folder / "valid")
+    for valid in (folder / "valid", tmp_path / "link"):
+        found = tokens(replace(text, path=str(folder), valid_path=str(valid)))
+        assert found.train.tobytes() == b"0.txt\0"
+        assert found.valid.tobytes() == b"valid/1.txt\0valid/2.txt\0"
+    with pytest.raises(UserError, match=r"every file of data.path=.* is also a validation file"):
+        tokens(replace(text, path=str(folder), valid_path=str(folder)))
+
+
+@pytest.mark.parametrize(("fraction", "share"), [(0.25, 25), (0.35, 35), (0.4, 40), (0.02, 2)])
+def test_the_held_out_part_has_the_size_that_was_asked_for(fraction, share):
+    held = [n for n in range(1, 101) if held_out(n, exact(fraction))]
+    assert len(held) == share
+    if fraction in (0.25, 0.02):  # every k-th
+        assert held == list(range(round(1 / fraction), 101, round(1 / fraction)))
+    gaps = np.diff(held)
+    assert gaps.max() - gaps.min() <= 1  # evenly spaced
 
 
 def test_one_long_file_is_held_out_in_pieces(tmp_path, text):

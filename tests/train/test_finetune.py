@@ -247,6 +247,31 @@ def test_the_command_tells_each_rate_and_the_best(home, tmp_path, monkeypatch, c
     assert [len(of) for of in found["rates"].values()] == [2]
 
 
+def test_a_learning_rate_that_diverges_does_not_end_the_others(home, tmp_path, monkeypatch, capsys):
+    config = tmp_path / "mine.py"
+    config.write_text(
+        "from train.config.downstream import FineTuning\nfrom train.data.labelled.task import Labelled\n\n"
+        "def toy() -> FineTuning:\n"
+        f"    return FineTuning('toy', Labelled('cola', {str(home / 'cola')!r}, length=14), batch=16, epochs=1)\n"
+    )
+    arguments = [
+        "finetune",
+        f"{config}:toy",
+        "--model",
+        str(home / "gpt2"),
+        "--workdir",
+        str(tmp_path),
+    ]
+    monkeypatch.setattr(sys, "argv", [*arguments, "--lr", "1e30,1e-2"])
+    command.main()
+    said = capsys.readouterr()
+    assert "toy with learning rate 1e+30 diverged" in said.err
+    assert "Diverged: 1e+30." in said.out and "| 0.01  " in said.out
+    monkeypatch.setattr(sys, "argv", [*arguments, "--lr", "1e30"])
+    with pytest.raises(UserError, match="diverged with every learning rate"):
+        command.main()
+
+
 @pytest.mark.parametrize(
     ("option", "value", "says"),
     [

@@ -186,6 +186,8 @@ def test_names_of_runs_fit_into_a_folder():
             "--halving takes increasing fractions, such as 0.25,0.5, not 0.5,0.25",
         ),
         (("--set", "optim.warmup=1", "--halving", "0.5,1"), "fractions between 0 and 1, not 1"),
+        (("--set", "batch=4,8"), "not evaluated in the same way: eval_batches * batch: 8 and 16"),
+        (("--set", "seed=0,1"), "sets seed=1, but --seeds determines the seeds of all runs"),
     ],
 )
 def test_what_cannot_be_swept_is_refused_before_anything_runs(

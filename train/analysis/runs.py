@@ -224,7 +224,8 @@ def evaluation_setup(config: Mapping[str, Any], known: bool) -> dict[str, Any]:
         setup["corpus"] = {k: config["corpus"].get(k) for k in ("train", "valid", "tokenizer")}
     shape = ("context", "masked", "image", "channels", "classes")
     setup["model"] = {k: v for k, v in config["model"].items() if k in shape}
-    # The evaluated samples depend on this product, not on how it is divided into batches.
+    # If the validation set is large enough, the evaluated samples depend on this product, and not on
+    # how it is divided into batches.
     return setup | {"eval_batches * batch": config["eval_batches"] * config["batch"]}
 
 
@@ -241,11 +242,19 @@ def refuse_unlike(configs: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
     (first, reference), *others = configs
     for name, config in others:
         known = "corpus" in reference and "corpus" in config
-        if wrong := differences(
-            evaluation_setup(reference, known), evaluation_setup(config, known)
-        ):
+        setups = (evaluation_setup(reference, known), evaluation_setup(config, known))
+        wrong = differences(*setups)
+        if known:
+            mine, other = (c["corpus"].get("evaluated") for c in (reference, config))
+            if None not in (mine, other) and mine != other:  # old runs did not record it
+                wrong.append(f"evaluated samples: {mine} and {other}")
+        if wrong:
+            hint = ""
+            if any("batch" in w for w in wrong):
+                hint = ", such as CONFIG:batch=8:eval_batches=4 and CONFIG:batch=16:eval_batches=2"
             raise UserError(
-                f"{first} and {name} are not evaluated in the same way: {'; '.join(wrong)}; compare runs that agree in these"
+                f"{first} and {name} are not evaluated in the same way: {'; '.join(wrong)}; "
+                f"compare runs that agree in these{hint}"
             )
 
 

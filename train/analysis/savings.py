@@ -92,6 +92,8 @@ class Comparison:
           scratch with a complete learning rate schedule ends at the same loss. The saving of a seed
           is a lower bound if its loss is below the frontier (``below_frontier``), and None if its
           loss is above the frontier. Without a frontier, there is no list of seeds, only None.
+        - ``cheaper_than_frontier``: for each seed, whether the run costs less than every run from
+          scratch. Such a run has no known saving if it ends above them.
         - ``saved_{unit}``: the cost from which on the run stays at or below the baseline's final
           loss, relative to the same cost of the baseline. None if the run ends above this loss.
         - ``.._given``: the same if the small model that a growth starts from costs nothing.
@@ -132,9 +134,13 @@ class Comparison:
         """
         if not self.frontier:
             names = ("", "_interval", "_given", "_given_interval")
-            return dict.fromkeys(["below_frontier", *(f"saved_frontier{name}" for name in names)])
+            known = ["below_frontier", "cheaper_than_frontier"]
+            return dict.fromkeys([*known, *(f"saved_frontier{name}" for name in names)])
         equal = [frontier_budget(budgets[r.seed], r.loss) for r, _ in pairs]
         row: dict[str, Any] = {"below_frontier": [budget == math.inf for budget in equal]}
+        row["cheaper_than_frontier"] = [
+            r.cost("flops") < min(b.cost("flops") for b in budgets[r.seed]) for r, _ in pairs
+        ]
         for given, suffix in ((False, ""), (True, "_given")):
             saved = []
             for budget, (r, b) in zip(equal, pairs, strict=True):
@@ -317,6 +323,11 @@ def _saved(row: dict[str, Any]) -> str:
     saved = row["saved_frontier"]
     if saved is None:
         return "has no known saving, because --frontier was not given."
+    if None in saved and all(row["cheaper_than_frontier"]):
+        return (
+            "has no known saving, because it costs less than the shortest run from scratch and ends above it; "
+            f"add --frontier {row['flops']:.2g}."
+        )
     if None in saved:
         return "saved nothing: it ended above every run from scratch."
     value = mean(saved)
@@ -341,7 +352,10 @@ def _frontier(row: dict[str, Any]) -> str:
     values = row["saved_frontier"]
     known = [100 * v for v in values if v is not None]
     if len(known) < len(values):
-        return _some_seeds("above the frontier", len(values) - len(known), len(values))
+        why = "above the frontier"
+        if all(row["cheaper_than_frontier"]):
+            why = "cheaper than the frontier"
+        return _some_seeds(why, len(values) - len(known), len(values))
     text = f"{mean(known):.1f} %"
     if len(known) == 2:
         text += f" [{min(known):.1f}, {max(known):.1f}]"

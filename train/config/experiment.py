@@ -215,9 +215,11 @@ def _located(path: Path) -> Iterator[None]:
 
 
 def _module(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    spec = importlib.util.spec_from_file_location(f"config {path.resolve()}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    # Dataclasses with deferred annotations look up their module by its name.
+    sys.modules[module.__name__] = module
     spec.loader.exec_module(module)
     return module
 
@@ -246,12 +248,16 @@ def names(module: ModuleType, kind: type = Experiment) -> list[str]:
         for f in vars(module).values()
         if inspect.isfunction(f) and f.__module__ == module.__name__
     ]
-    signature = inspect.Signature(return_annotation=kind)
-    return [
-        f.__name__
-        for f in own
-        if inspect.signature(f) == signature and not f.__name__.startswith("_")
-    ]
+    return [f.__name__ for f in own if not f.__name__.startswith("_") and _returns(f, kind)]
+
+
+def _returns(f: Callable, kind: type) -> bool:
+    """Whether a function has no arguments, and ``kind`` as its return annotation."""
+    try:
+        signature = inspect.signature(f, eval_str=True)
+    except NameError:  # an annotation that exists for type checkers only
+        return False
+    return signature == inspect.Signature(return_annotation=kind)
 
 
 def _named(module: ModuleType, name: str | None, path: Path, kind: type[T]) -> Callable[[], T]:

@@ -4,7 +4,7 @@ import ast
 import copy
 import dataclasses
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from jaxgrow.typed import fits, hints, options, spelled
@@ -89,6 +89,20 @@ def numbers(text: str, kind: type, what: str) -> list:
         return [kind(part) for part in text.split(",") if part]
     except ValueError as error:
         raise UserError(f"{what} takes numbers separated by commas, not {text!r}") from error
+
+
+def refuse_seeds(experiments: Iterable[Any]) -> None:
+    """Check that no experiment sets a seed, which ``--seeds`` would replace.
+
+    Raises:
+      UserError: one does.
+    """
+    for experiment in experiments:
+        if experiment.seed:
+            raise UserError(
+                f"{experiment.name} sets seed={experiment.seed}, but --seeds determines the seeds of all runs; "
+                f"give --seeds {experiment.seed}, or several, such as --seeds 0,1,2"
+            )
 
 
 def seed_list(text: str) -> list[int]:

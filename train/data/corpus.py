@@ -93,10 +93,18 @@ def text(path: str, valid_path: str | None, field: str) -> Corpus:
         train = _existing(str(train / "train"))
         valid = valid or held
     parts = [train] if valid is None else [train, valid]
+    # Files below ``path`` may also be validation files. They are never trained on.
+    held = set() if valid is None else {file.resolve() for file in _files(valid)}
+    if held and all(file.resolve() in held for file in _files(train)):
+        raise UserError(
+            f"every file of data.path={path} is also a validation file of data.valid_path={valid_path}; "
+            "name other text in one of them"
+        )
     key = [field, *(_key(_files(part.resolve())) for part in parts)]
     counts = Counts()
     skipped = defaultdict(list)
-    documents = [_documents(_files(part), field, counts) for part in parts]
+    mine = (file for file in _files(train) if file.resolve() not in held)
+    documents = [_documents(files, field, counts) for files in (mine, *map(_files, parts[1:]))]
     for part in parts:
         for file, why in _entries(part):
             if why:

@@ -26,6 +26,7 @@ from train.data import idx
 from train.data.augment import Augment
 from train.data.cache import again, made
 from train.data.corpus import prepared
+from train.data.splitting import exact, held_out
 from train.data.tokenise import digest
 from train.data.workers import cores
 
@@ -219,7 +220,8 @@ def _held_out(images: int, fraction: float) -> tuple[np.ndarray, np.ndarray]:
     """The numbers of the images for training and for validation, if there is no split."""
     # Shuffle first, because the order of the file names may depend on the content.
     order = np.random.default_rng(0).permutation(images)
-    held = np.sort(order[:: round(1 / fraction)])
+    exactly = exact(fraction)
+    held = np.sort([image for i, image in enumerate(order) if held_out(i, exactly)])
     return np.setdiff1d(np.arange(images), held), held
 
 

@@ -1,7 +1,7 @@
 """Text corpora, tokenised once into files of tokens that are identified by their content.
 
 Every corpus is processed in the same way: its documents are split into pieces, and the pieces are
-tokenised to files. Without validation text, every k-th piece is held out.
+tokenised to files. Without validation text, evenly spaced pieces are held out.
 """
 
 import hashlib
@@ -9,6 +9,7 @@ import json
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -21,6 +22,7 @@ from train.data import corpus as reading
 from train.data.cache import PROGRESS, again, made
 from train.data.corpus import Corpus
 from train.data.special import END, ENDS, set_up, special_tokens
+from train.data.splitting import exact
 from train.data.tokenise import Encode, digest, dtype, sequence, tokenise
 from train.data.workers import cores
 
@@ -80,7 +82,7 @@ def tokens(data: Data) -> Tokens:
       UserError: the corpus or the tokenizer is missing, empty or unreadable.
     """
     corpus = _corpus(data)
-    every = round(1 / data.valid_fraction)
+    held = exact(data.valid_fraction)
     known = ["bytes"]
     vocab = 256
     how = "bytes"
@@ -92,10 +94,10 @@ def tokens(data: Data) -> Tokens:
         end = end_of_text(loaded, folder_of(data.tokenizer))
         known = [digest(file) for file in files]
         how = hashlib.sha256("".join(known).encode()).hexdigest()
-    key = json.dumps(["tokens and counts", known, end, corpus.key, every], sort_keys=True)
+    key = json.dumps(["tokens and counts", known, end, corpus.key, _every(held)], sort_keys=True)
 
     def make(work: Path) -> None:
-        _make(corpus, data, vocab, every, work)
+        _make(corpus, data, vocab, held, work)
 
     folder = made(
         Path(data.cache).expanduser() / hashlib.sha256(key.encode()).hexdigest()[:24], make
@@ -163,8 +165,8 @@ def training_text(data: Data) -> Iterator[str]:
     Raises:
       UserError: the corpus is missing or unreadable.
     """
-    for piece, _, held in sequence(_corpus(data), round(1 / data.valid_fraction)):
-        if not held:
+    for piece, _, is_held in sequence(_corpus(data), exact(data.valid_fraction)):
+        if not is_held:
             yield piece
 
 
@@ -189,18 +191,25 @@ def _name(data: Data) -> str:
     return data.name if data.source == "tfds" and data.name else data.source
 
 
-def _make(corpus: Corpus, data: Data, vocab: int, every: int, work: Path) -> None:
+def _every(held: Fraction) -> int | str:
+    """The number k for a fraction of 1/k, and the fraction itself otherwise."""
+    return held.denominator if held.numerator == 1 else str(held)
+
+
+def _make(corpus: Corpus, data: Data, vocab: int, held: Fraction, work: Path) -> None:
     """Write the tokens of both parts, and their description."""
     # Bytes need no encoding, so more processes would not help.
     workers = 1 if data.tokenizer == "bytes" else cores()
     kind = dtype(vocab)
-    tokenise(corpus, partial(_encoder, data.tokenizer), kind, every, workers, work)
+    tokenise(corpus, partial(_encoder, data.tokenizer), kind, held, workers, work)
     parts = [work / name for name in ("train", "valid")]
     for part in parts:
         if part.stat().st_size == 0:
             (work / PROGRESS).unlink(missing_ok=True)
-            held = f"one document in {every} is held out (data.valid_fraction); give more text, or set data.valid_path"
-            out = held if part.name == "valid" else "give more text"
+            out = "give more text"
+            if part.name == "valid":
+                some = "one document" if held.numerator == 1 else f"{held.numerator} documents"
+                out = f"{some} in {held.denominator} is held out (data.valid_fraction); give more text, or set data.valid_path"
             raise UserError(f"the {part.name} text of the corpus is empty: {data}; {out}")
     about: dict[str, Any] = {part.name: digest(part) for part in parts}
     read = {name: count for name, count in asdict(corpus.counts).items() if name != "file"}

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -23,6 +24,7 @@ from train.common.files import read_json, write_json
 from train.data.cache import PROGRESS, again
 from train.data.corpus import Corpus, Counts
 from train.data.formats import Document
+from train.data.splitting import held_out
 from train.data.workers import end_with_parent
 
 # Pieces -> (token ids of each piece, token ids that end a document).
@@ -45,22 +47,27 @@ def dtype(vocab: int) -> type:
 
 
 def tokenise(
-    corpus: Corpus, encoder: Callable[[], Encode], kind: type, every: int, workers: int, work: Path
+    corpus: Corpus,
+    encoder: Callable[[], Encode],
+    kind: type,
+    held: Fraction,
+    workers: int,
+    work: Path,
 ) -> None:
     """Write the tokens of a corpus to ``work/train`` and ``work/valid``, or continue writing them.
 
     Args:
-      corpus: the documents. Without validation text, every ``every``-th piece is held out.
+      corpus: the documents. Without validation text, the fraction ``held`` of them is held out.
       encoder: creates the function that encodes pieces.
       kind: the dtype of the tokens.
-      every: one piece in this number is held out.
+      held: the part of the pieces that is held out.
       workers: the number of processes that encode; 1: this process encodes.
       work: the working folder.
     """
     done = {"pieces": 0, "train": 0, "valid": 0}
     if (work / PROGRESS).exists():
         done = read_json(work / PROGRESS, again(work), tuple(done))
-    stream = itertools.islice(sequence(corpus, every), done["pieces"], None)
+    stream = itertools.islice(sequence(corpus, held), done["pieces"], None)
     bar = tqdm(desc="tokenise", unit=" characters", unit_scale=True, disable=None, leave=False)
     with bar, open(work / "train", "ab") as train, open(work / "valid", "ab") as valid:
         files = {"train": train, "valid": valid}
@@ -92,10 +99,10 @@ def _note(work: Path, files: dict[str, Any], done: dict[str, int]) -> None:
     write_json(work / PROGRESS, done)
 
 
-def sequence(corpus: Corpus, every: int) -> Iterator[tuple[str, bool, bool]]:
+def sequence(corpus: Corpus, held: Fraction) -> Iterator[tuple[str, bool, bool]]:
     """Yield each piece, whether it ends its document, and whether it is held out."""
     for n, (piece, ends) in enumerate(_marked(corpus.train, corpus.counts), 1):
-        yield piece, ends, corpus.valid is None and n % every == 0
+        yield piece, ends, corpus.valid is None and held_out(n, held)
     for piece, ends in _marked(corpus.valid or (), corpus.counts):
         yield piece, ends, True
 

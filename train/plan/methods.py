@@ -1,6 +1,7 @@
 """Which training methods are there? Each is a dataclass that builds a plan."""
 
 import itertools
+import math
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, TypeAlias
@@ -63,6 +64,12 @@ class Stage:
     modifiers: tuple[Modifier, ...] = field(
         default=(), metadata=named(Modifier.keys, "drop", "tokens", "freeze", "rewarm")
     )
+
+    def __post_init__(self):
+        if not 0 <= self.steps < math.inf:
+            raise ValueError(
+                f"the steps of a stage are a fraction of the steps of the experiment, at least 0, but are {self.steps}"
+            )
 
     def optim(self, base: Optim) -> Optim:
         own = {

@@ -59,11 +59,11 @@ def deep_vcycle(small: Stage, last: Stage) -> VCycle:
 
     The large model trains for 5 % of the steps. Then a model with half of the layers trains with the
     settings ``small``, and finally the corrected large model trains with the settings ``last``. The
-    optimizer state is transferred in both directions, so that one schedule continues across both
-    changes.
+    optimizer state is transferred in both directions. Only the last stage decays the learning rate;
+    ``small`` may warm it up again.
     """
     return VCycle(
-        down=(Stage(0.05),),
+        down=(Stage(0.05, floor=1.0),),
         up=(small, last),
         groupings=(Grouping(heads=None, layers="far"),),
         alpha=1.0,

@@ -22,6 +22,7 @@ from train.data import formats
 from train.data.corpus import shards, splits
 from train.data.labelled.glue import Columns, Glue, Rows
 from train.data.labelled.metrics import accuracy, macro_f1, pearson, spearman
+from train.data.splitting import exact, held_out
 
 # Names of the validation split; the first one that exists is used.
 JUDGING = ("validation", "valid", "dev", "test")
@@ -265,7 +266,8 @@ def _validation_rows(every: Rows, fraction: float, path: Path) -> dict[str, Rows
     """Hold out rows of a fixed shuffle, because a file may be sorted by label."""
     count = len(every.labels)
     order = np.random.default_rng(0).permutation(count)
-    held = np.sort(order[:: round(1 / fraction)])
+    exactly = exact(fraction)
+    held = np.sort([row for i, row in enumerate(order) if held_out(i, exactly)])
     mine = np.setdiff1d(np.arange(count), held)
     if not len(mine):
         raise UserError(

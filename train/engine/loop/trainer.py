@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from tqdm import tqdm
 
 from jaxgrow import flops, sharding
+from jaxgrow.checkpoints import CheckpointError, open_checkpoint
 from jaxgrow.models import Config
 from train.aot.estimate import settled
 from train.aot.machines import present
@@ -37,6 +38,7 @@ from train.plan.lifetimes import after, shapes
 from train.plan.modifiers import Setting
 from train.plan.phase import Phase
 from train.plan.training import Train
+from train.plan.transforms import Import
 from train.tasks.supervised import validated
 
 
@@ -61,6 +63,7 @@ def run(
     workdir = Workdir(folder)
     _same("configs", as_json(experiment))
     once(lambda: workdir.claim(experiment))
+    once(lambda: workdir.same_sources(_sources(experiment, workdir)))
     if result := once(lambda: workdir.result if workdir.finished else None):
         _say(f"the run in {workdir.folder} has already finished: there is nothing to do")
         return result
@@ -76,7 +79,7 @@ def _run(
     mesh = _mesh(experiment)
     data = everywhere(lambda: RunData(experiment, mesh))
     _same("data", data.identity)
-    once(lambda: workdir.begin(asked, data.identity))
+    once(lambda: workdir.begin(asked, data.identity, _sources(asked, workdir)))
     with _opened(asked, experiment, workdir, mesh, data, profile, keep) as state:
         trainer = Trainer(state)
         model = trainer.run()
@@ -87,6 +90,20 @@ def _run(
     tokenizer = getattr(experiment.data, "tokenizer", None)
     workdir.finish(result, model.config, model.params, tokenizer, data.head)
     return once(lambda: result)
+
+
+def _sources(experiment: Experiment, workdir: Workdir) -> dict[str, str]:
+    """Return the fingerprint of each existing model that the run starts from, by its folder."""
+    found = {}
+    for phase in experiment.plan:
+        if isinstance(phase, Import):
+            folder = phase.folder.format(seed=experiment.seed)
+            try:
+                source = open_checkpoint(workdir.folder.parent / Path(folder).expanduser())
+            except CheckpointError:  # the phase itself reports what is wrong
+                continue
+            found[folder] = source.fingerprint()
+    return found
 
 
 @contextmanager
@@ -178,7 +195,9 @@ class RunData:
         self.probe = put(
             batches.probe(validation, e.batch, e.eval_batches, micro, probes, few), mesh, dim=1
         )
-        self.identity = batches.identity(e.data, e.model)
+        # A small validation set can have fewer samples than `eval_batches * batch`.
+        evaluated = len(self.validation) * e.batch
+        self.identity = batches.identity(e.data, e.model) | {"evaluated": evaluated}
         self.labels = batches.labels(e.data)
         self.head = batches.head(e.data, e.model)
         self.report = batches.report(e.data)

@@ -224,19 +224,24 @@ class Workdir:
             once(take)
             yield
 
-    def begin(self, experiment: Experiment, corpus: dict[str, Any]) -> None:
+    def begin(
+        self, experiment: Experiment, corpus: dict[str, Any], sources: Mapping[str, str]
+    ) -> None:
         """Write ``config.json``, once the run can start.
 
         Args:
           experiment: experiment of the run.
           corpus: identity of its data.
+          sources: fingerprint of each model that the run starts from, by its folder.
 
         Raises:
           UserError: the run was started with other data.
         """
         if self.begun:
             self.same_data(self.config.get("corpus", corpus), corpus)
-        write_json(self._config, as_json(experiment) | {"corpus": corpus})
+            sources = self.config.get("sources", {}) | sources
+        about = {"corpus": corpus} | ({"sources": sources} if sources else {})
+        write_json(self._config, as_json(experiment) | about)
 
     def same_data(self, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
         """Check that the data of the run have not changed.
@@ -253,6 +258,23 @@ class Workdir:
                 f"the run in {self.folder} was started with other data: {_named(there)} there, {_named(here)} here; restore "
                 "the original data, or give another --workdir"
             )
+
+    def same_sources(self, here: Mapping[str, str]) -> None:
+        """Check that the models that the run started from have not changed.
+
+        Args:
+          here: fingerprint of each of these models that still exists, by its folder.
+
+        Raises:
+          UserError: a fingerprint differs from the one in ``config.json``.
+        """
+        there = self.config.get("sources", {}) if self.begun else {}
+        for folder, fingerprint in here.items():
+            if (before := there.get(folder, fingerprint)) != fingerprint:
+                raise UserError(
+                    f"the run in {self.folder} started from another model in {folder}: its fingerprint was "
+                    f"{before[:12]}, but is {fingerprint[:12]}; restore the model, or give another --workdir"
+                )
 
     # --- ending ---
 
@@ -377,11 +399,11 @@ def _comparable(config: Mapping[str, Any], known: bool) -> dict[str, Any]:
     These are the settings that decide how data are read and, if the identity of the data is
     ``known``, where they are stored.
     """
-    left_out = (*_HOW, *_WHERE, "corpus") if known else (*_HOW, "corpus")
+    left_out = (*_HOW, *_WHERE) if known else _HOW
     data = {}
     for kind, settings in config["data"].items():
         data[kind] = {k: v for k, v in settings.items() if k not in left_out}
-    return {k: v for k, v in config.items() if k != "corpus"} | {"data": data}
+    return {k: v for k, v in config.items() if k not in ("corpus", "sources")} | {"data": data}
 
 
 def _named(identity: Mapping[str, Any]) -> str:
