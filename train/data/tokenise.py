@@ -76,9 +76,9 @@ def tokenise(
         for i, (batch, ids, sizes) in enumerate(
             _encoded(_batches(stream), encoder, kind, workers), 1
         ):
-            held = np.repeat(batch.held, sizes)
-            train.write(ids[~held].tobytes())
-            valid.write(ids[held].tobytes())
+            mask = np.repeat(batch.held, sizes)
+            train.write(ids[~mask].tobytes())
+            valid.write(ids[mask].tobytes())
             done["pieces"] += len(batch.pieces)
             bar.update(sum(map(len, batch.pieces)))
             if i % SHARD == 0:
