@@ -103,11 +103,9 @@ def optimizer_specs(
 
     def leaf(key_path, x):
         mine = owner(path(key_path), names)
-        return (
-            spec(*names[mine], mesh, rules)
-            if mine is not None and x.shape == names[mine][1]
-            else P()
-        )
+        if mine is not None and x.shape == names[mine][1]:
+            return spec(*names[mine], mesh, rules)
+        return P()
 
     return jax.tree_util.tree_map_with_path(leaf, state)
 

@@ -205,11 +205,9 @@ def _padding(tokenizer: Any, frame: Frame) -> int:
     if tokenizer.id_to_token(frame.pad) in PADS or (added is not None and added.special):
         return frame.pad
     marked = [name for name in tokenizer.get_vocab() if name.startswith(("\u0120", "\u2581", "##"))]
-    return (
-        tokenizer.token_to_id(max(marked, key=lambda name: (len(name), name)))
-        if marked
-        else frame.pad
-    )
+    if marked:
+        return tokenizer.token_to_id(max(marked, key=lambda name: (len(name), name)))
+    return frame.pad
 
 
 def card(run: Workdir, config: Config, architecture: str) -> str:

@@ -380,11 +380,9 @@ def _of_state(terms: Any, place: Place, policy: Policy) -> Callable[[np.ndarray]
         if policy == "copy":
             return np.asarray(grow_leaf(maps.copying(terms), names, x))
         back: list[Term] = [maps.dual(term) for term in terms]
-        return (
-            np.square(grow_leaf(back, names, np.sqrt(x)))
-            if place.power == 2
-            else np.asarray(grow_leaf(back, names, x))
-        )
+        if place.power == 2:
+            return np.square(grow_leaf(back, names, np.sqrt(x)))
+        return np.asarray(grow_leaf(back, names, x))
 
     return change
 

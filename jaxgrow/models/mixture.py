@@ -305,11 +305,9 @@ def rows(assignments: int, experts: int, capacity: float = 0.0) -> int:
       >>> rows(16384, 8), rows(16384, 8, capacity=1.25)
       (16896, 20480)
     """
-    return (
-        experts * room(assignments, experts, capacity)
-        if capacity
-        else blocks(assignments, experts).rows
-    )
+    if capacity:
+        return experts * room(assignments, experts, capacity)
+    return blocks(assignments, experts).rows
 
 
 def room(assignments: int, experts: int, capacity: float) -> int:

@@ -100,11 +100,9 @@ class ViTConfig(PatchConfig):
         """The names of the learned tokens before the patches."""
         if not self.class_token:
             return ()
-        return (
-            ("class_embedding",)
-            if self.distillation == "none"
-            else ("class_embedding", "distillation_embedding")
-        )
+        if self.distillation == "none":
+            return ("class_embedding",)
+        return ("class_embedding", "distillation_embedding")
 
     @property
     def positions(self) -> int:

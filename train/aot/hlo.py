@@ -98,11 +98,9 @@ def _local(line: str, group: list[int], each: int) -> int:
     """
     if found := _PAIRS.search(line):
         ids = [int(n) for n in re.findall(r"\d+", found[1])]
-        return (
-            1
-            if any(a // each != b // each for a, b in zip(ids[::2], ids[1::2], strict=True))
-            else 0
-        )
+        if any(a // each != b // each for a, b in zip(ids[::2], ids[1::2], strict=True)):
+            return 1
+        return 0
     most = max(Counter(device // each for device in group).values())
     return most if most < len(group) else 0
 

@@ -33,11 +33,9 @@ def normalised(
     if mean:
         x = x[..., None] if x.ndim == 2 else x
         return (x - np.asarray(mean, np.float32)) / np.asarray(std, np.float32)
-    return (
-        (2 * x - 1)[..., None]
-        if x.ndim == 2
-        else (x - MEAN.reshape(1, 1, -1)) / STD.reshape(1, 1, -1)
-    )
+    if x.ndim == 2:
+        return (2 * x - 1)[..., None]
+    return (x - MEAN.reshape(1, 1, -1)) / STD.reshape(1, 1, -1)
 
 
 def central(image: Image.Image, size: int) -> Image.Image:
@@ -45,11 +43,9 @@ def central(image: Image.Image, size: int) -> Image.Image:
 
     An image that already has this size is unchanged.
     """
-    return (
-        image
-        if image.size == (size, size)
-        else ImageOps.fit(image, (size, size), _CUBIC, bleed=1 / 16)
-    )
+    if image.size == (size, size):
+        return image
+    return ImageOps.fit(image, (size, size), _CUBIC, bleed=1 / 16)
 
 
 def sample(

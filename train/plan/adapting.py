@@ -127,11 +127,9 @@ class Adapt(Train):
         return Model(own | head, None, config, model.sensitivity, body, made)
 
     def given(self, context: Context) -> tuple[Any, ...]:
-        return (
-            (loaded(self.saved, self.config)[1],)
-            if self.saved and context.models[self.name].made is None
-            else ()
-        )
+        if self.saved and context.models[self.name].made is None:
+            return (loaded(self.saved, self.config)[1],)
+        return ()
 
     def finish(self, context: Context, model: Model) -> None:
         keep_adapter(context, model)

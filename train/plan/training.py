@@ -85,11 +85,9 @@ class Train(Phase, writes="name"):
     @cached_property
     def fixed_flops(self) -> float:
         """FLOPs of each step that do not depend on the batch: Muon's matrix products, or 0."""
-        return (
-            muon.flops(self.config.axes(), self.config.sizes())
-            if self.optim.name == "muon"
-            else 0.0
-        )
+        if self.optim.name == "muon":
+            return muon.flops(self.config.axes(), self.config.sizes())
+        return 0.0
 
     def flops(self, tokens: int, layers: float | None = None, at_once: int | None = None) -> float:
         """FLOPs of a step, without the additional computations of modifiers.

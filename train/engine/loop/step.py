@@ -215,11 +215,9 @@ def micro_batches(batch: Tree, accumulate: int) -> Tree:
 
 def cut(batch: Tree, windows: int) -> Tree:
     """Cut every sample into ``windows`` shorter ones."""
-    return (
-        batch
-        if windows == 1
-        else jax.tree.map(lambda x: x.reshape(-1, x.shape[1] // windows), batch)
-    )
+    if windows == 1:
+        return batch
+    return jax.tree.map(lambda x: x.reshape(-1, x.shape[1] // windows), batch)
 
 
 @jax.named_scope("optimizer")

@@ -131,11 +131,9 @@ def parameters(model: Model) -> Any:
 
 def plain(model: Model) -> Any:
     """Return parameters of the same function with the tree structure of ``model.config``."""
-    return (
-        model.params
-        if model.made is None
-        else model.made.plain(model.config, model.params, model.base)
-    )
+    if model.made is None:
+        return model.params
+    return model.made.plain(model.config, model.params, model.base)
 
 
 def logits(model: Model, inputs: Any, **options: Any) -> jax.Array:
