@@ -79,7 +79,7 @@ CASES = {
     "empty files": (["--set", "data.path={}/empty"], "the train text of the corpus is empty"),
     "nothing held out": (
         ["--set", "data.valid_fraction=0.01"],
-        "one document in 100 is held out (data.valid_fraction); give more text",
+        "data.valid_fraction selects one document in 100 for validation; give more text",
     ),
     "a broken .gz": (["--set", "data.path={}/broken.gz"], "cannot read {}/broken.gz: "),
     "a broken .xz": (["--set", "data.path={}/broken.xz"], "cannot read {}/broken.xz: "),

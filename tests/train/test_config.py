@@ -269,7 +269,7 @@ def test_set_refuses(path, override, says):
     ("text", "says"),
     [
         ("def config(:", "SyntaxError: "),
-        ("x = 1", "AttributeError: module 'broken' has no attribute 'config'"),
+        ("x = 1", "defines no experiment; write a function config() -> Experiment"),
         ("def config(): return {'steps': 3}", "config() must return an Experiment, not dict"),
         ("def config():\n    return 1 / 0", "broken.py, line 2: ZeroDivisionError: "),
         ("import no_such_module", "broken.py, line 1: ModuleNotFoundError: "),

@@ -67,7 +67,9 @@ def test_validation_files_below_the_training_folder_are_not_trained_on(tmp_path,
         assert found.train.tobytes() == b"0.txt\0"
         assert found.valid.tobytes() == b"valid/1.txt\0valid/2.txt\0"
     with pytest.raises(UserError, match=r"every file of data.path=.* is also a validation file"):
-        tokens(replace(text, path=str(folder), valid_path=str(folder)))
+        tokens(replace(text, path=str(folder / "valid"), valid_path=str(folder)))
+    same = tokens(replace(text, path=str(folder), valid_path=str(folder)))  # asked for
+    assert same.train.tobytes() == same.valid.tobytes()
 
 
 @pytest.mark.parametrize(("fraction", "share"), [(0.25, 25), (0.35, 35), (0.4, 40), (0.02, 2)])

@@ -189,8 +189,10 @@ def test_a_folder_of_formats_is_read_in_name_order(tmp_path, settings):
     (tmp_path / "b.txt").write_text("second")
     as_lines(tmp_path / "a", ["first"])
     as_dataset(tmp_path / "c", ["third", None, "fourth"])
+    (tmp_path / "e").mkdir()
+    (tmp_path / "e" / "valid.txt").write_text("not trained on")
     (tmp_path / "d.pdf").write_bytes(b"left out")
-    data = settings(tmp_path, valid_path=str(tmp_path / "b.txt"))
+    data = settings(tmp_path, valid_path=str(tmp_path / "e" / "valid.txt"))
     assert text.tokens(data).train.tobytes() == b"first\0second\0third\0fourth\0"
 
 

@@ -266,7 +266,11 @@ def _named(module: ModuleType, name: str | None, path: Path, kind: type[T]) -> C
         raise UserError(
             f"{path} has no experiment {name or 'config'!r}; give one, such as {path}:{others[0]}, of {', '.join(others)}"
         )
-    return made or module.config  # raises an error that names it, if it does not exist
+    if made is None:
+        raise UserError(
+            f"config {path} defines no experiment; write a function config() -> {kind.__name__}"
+        )
+    return made
 
 
 def warn(experiment: Experiment) -> None:

@@ -93,8 +93,11 @@ def text(path: str, valid_path: str | None, field: str) -> Corpus:
         train = _existing(str(train / "train"))
         valid = valid or held
     parts = [train] if valid is None else [train, valid]
-    # Files below ``path`` may also be validation files. They are never trained on.
-    held = set() if valid is None else {file.resolve() for file in _files(valid)}
+    # Files below ``path`` may also be validation files. They are not trained on, unless both paths
+    # are the same.
+    held: set[Path] = set()
+    if valid is not None and valid.resolve() != train.resolve():
+        held = {file.resolve() for file in _files(valid)}
     if held and all(file.resolve() in held for file in _files(train)):
         raise UserError(
             f"every file of data.path={path} is also a validation file of data.valid_path={valid_path}; "

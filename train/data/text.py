@@ -209,7 +209,10 @@ def _make(corpus: Corpus, data: Data, vocab: int, held: Fraction, work: Path) ->
             out = "give more text"
             if part.name == "valid":
                 some = "one document" if held.numerator == 1 else f"{held.numerator} documents"
-                out = f"{some} in {held.denominator} is held out (data.valid_fraction); give more text, or set data.valid_path"
+                out = (
+                    f"data.valid_fraction selects {some} in {held.denominator} for validation; "
+                    "give more text, or set data.valid_path"
+                )
             raise UserError(f"the {part.name} text of the corpus is empty: {data}; {out}")
     about: dict[str, Any] = {part.name: digest(part) for part in parts}
     read = {name: count for name, count in asdict(corpus.counts).items() if name != "file"}

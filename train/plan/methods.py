@@ -65,12 +65,6 @@ class Stage:
         default=(), metadata=named(Modifier.keys, "drop", "tokens", "freeze", "rewarm")
     )
 
-    def __post_init__(self):
-        if not 0 <= self.steps < math.inf:
-            raise ValueError(
-                f"the steps of a stage are a fraction of the steps of the experiment, at least 0, but are {self.steps}"
-            )
-
     def optim(self, base: Optim) -> Optim:
         own = {
             n: getattr(self, n)
@@ -83,6 +77,10 @@ class Stage:
         self, name: str, config: Config, base: Optim, steps: int, *modifiers: Modifier
     ) -> tuple[Phase, ...]:
         """Return the phases that train ``name``; ``steps`` is the number of the experiment."""
+        if not 0 <= self.steps < math.inf:
+            raise ValueError(
+                f"the steps of a stage are a fraction of the steps of the experiment, at least 0, but are {self.steps}"
+            )
         every = (*modifiers, *self.modifiers)
         return training(name, round(self.steps * steps), self.optim(base), config, every)
 
