@@ -122,6 +122,7 @@ def test_the_logs_of_ten_epochs_give_the_table():
         logged("vit_long", f"cifar10_vit_long{name}")
         for name in ("", "_halves", "_deepen", "_vcycle")
     ]
+    configs.append(logged("vit_long", "vit_long_half"))
     frontier = [logged("vit_long", f"cifar10_vit_long-x{x}") for x in (0.75, 0.55)]
     for row in Comparison(configs, frontier).rows():
         saved = listed([100 * x for x in row["saved_frontier"]], 1, " %")
