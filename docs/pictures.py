@@ -356,8 +356,8 @@ def saved_by_size() -> plt.Figure:
     figure, ax = plt.subplots(figsize=(8.5, 4))
     series = [
         ("halves", 0.6, plots.COLOURS[2], -18),
-        ("deepen", 0.5, BLUE, 0),
-        ("vcycle", None, plots.COLOURS[3], -6),
+        ("deepen", 0.5, BLUE, -6),
+        ("vcycle", None, plots.COLOURS[3], 8),
     ]
     for i, (method, tau, colour, below) in enumerate(series):
         rows = [
@@ -406,7 +406,7 @@ def saved_by_size() -> plt.Figure:
     ax.text(
         1.75e4,
         42,
-        "filled: about 20 tokens per parameter; hollow: 50; grey: other models or optimizers",
+        "filled: about 20 tokens per parameter; hollow: 49; grey: other models or optimizers",
         fontsize=8,
     )
     return figure

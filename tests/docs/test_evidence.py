@@ -101,7 +101,7 @@ def listed(values: list[float], digits: int, unit: str = "") -> str:
 
 @pytest.mark.parametrize(
     ("rate", "folder", "names"),
-    [("2.5e-3", "m1_low", ("m1_low", "m1_low_deepen")),
+    [("2.5e-3", "m1_low", ("m1_low", "m1_low_deepen", "m1_low_vcycle")),
      ("5e-3", "m1", ("wiki_m1", "wiki_m1_deepen")),
      ("1e-2", "m1_6", ("m1_6", "m1_6_deepen", "m1_6_vcycle")),
      ("5e-3", "m1_6_low", ("m1_6_low", "m1_6_low_deepen"))],
