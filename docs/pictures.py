@@ -355,7 +355,7 @@ def saved_by_size() -> plt.Figure:
     """Draw the savings of three recipes on GPTs of several sizes, and the savings of other models."""
     figure, ax = plt.subplots(figsize=(8.5, 4))
     series = [
-        ("halves", 0.6, plots.COLOURS[2], -18),
+        ("halves", 0.6, plots.COLOURS[2], -30),
         ("deepen", 0.5, BLUE, -6),
         ("vcycle", None, plots.COLOURS[3], 8),
     ]
