@@ -243,6 +243,17 @@ def muon_vcycle() -> Experiment:
     return _by_muon("muon_vcycle", vcycle())
 
 
+def muon_vcycle_once() -> Experiment:
+    """`muon_vcycle` with a single warm-up, in the first stage of the large model.
+
+    In `muon_vcycle`, the first stage ends before its warm-up, and the small model warms up again.
+    """
+    down = replace(wikipedia.VCYCLE.down[0], warmup=90)
+    small, last = wikipedia.VCYCLE.up
+    method = replace(wikipedia.VCYCLE, down=(down,), up=(replace(small, warmup=0), last))
+    return replace(muon_vcycle(), name="muon_vcycle_once", method=method)
+
+
 def muon_vcycle_pruned() -> Experiment:
     """`muon_vcycle`, but the small model keeps selected layers instead of means of pairs.
 

@@ -20,6 +20,7 @@ from train.analysis.evidence import (
 )
 from train.analysis.runs import Run, half_width
 from train.analysis.savings import Comparison
+from train.config.experiment import load
 
 ROOT = Path(__file__).parents[2]
 PAGES = {
@@ -140,6 +141,24 @@ def test_the_logs_of_ten_epochs_give_the_table():
     low, best, high = (f"{loss:.4f}" for loss in sweep.values())
     text = f"7.5e-4, 1.5e-3 and 3e-3 end at {low}, **{best}** and {high}"
     assert text in " ".join(PAGES["docs/results/encoders.md"].split())
+
+
+def test_the_logs_of_a_single_warm_up_give_their_savings():
+    names = ("wiki12_muon", "vc_a", "vc_b")  # the V-cycle, and the V-cycle that warms up once
+    frontier = [logged("vcycle_once", "wiki12_muon-x0.75")]
+    rows = Comparison([logged("vcycle_once", name) for name in names], frontier).rows()
+    twice, once = (listed([100 * x for x in row["saved_frontier"]], 1) for row in rows[1:3])
+    page = " ".join(PAGES["docs/results/muon.md"].split())
+    (middle, each), (other, others) = (text.split(" ", 1) for text in (once, twice))
+    assert f"saves {middle} % ± 5.4 {each} instead of {other} % {others}" in page
+    assert 100 * rows[2]["saved_frontier_interval"] == pytest.approx(5.4, abs=0.05)
+    assert f"a loss of {mean(rows[2]['loss']):.4f} instead of {mean(rows[1]['loss']):.4f}" in page
+    method = load("configs/wikipedia12.py:muon_vcycle_once").method
+    for run in logged("vcycle_once", "vc_b"):
+        (trained,) = run.config["method"].values()
+        for name in ("down", "up"):
+            stages = [(stage["steps"], stage["warmup"]) for stage in trained[name]]
+            assert stages == [(stage.steps, stage.warmup) for stage in getattr(method, name)]
 
 
 def test_the_shortest_run_of_1_4_million_parameters_is_on_the_page():
