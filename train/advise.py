@@ -96,7 +96,7 @@ def _deepened(experiment: Experiment, tau: float, layers: int, narrower: int = 1
 
 
 def vcycle(experiment: Experiment, tau: float) -> Method:
-    return deep_vcycle(Stage(0.4, floor=1.0), Stage(0.5, warmup=0, schedule="linear"))
+    return deep_vcycle(Stage(0.4, warmup=0, floor=1.0), Stage(0.5, warmup=0, schedule="linear"))
 
 
 RECIPES = (  # measured in docs/results/muon.md
