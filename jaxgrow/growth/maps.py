@@ -309,6 +309,22 @@ def new_sizes(growth: Growth) -> dict[str, int]:
     return sizes
 
 
+def new_shape(growth: Growth, names: Names, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of a leaf after a growth that fits it.
+
+    Args:
+      growth: maps, or rules.
+      names: axis names of the leaf.
+      shape: its shape before the growth.
+
+    Example:
+      >>> new_shape({"mlp": tile(3, 2)}, ("embed.in", "mlp"), (2, 3))
+      (2, 6)
+    """
+    new = new_sizes(growth)
+    return tuple(new.get(axis(n), size) for n, size in zip(names, shape, strict=True))
+
+
 def _by_one(growth: Growth) -> TypeGuard[Mapping[str, AxisMap]]:
     """Whether the growth has one map for each axis."""
     return not isinstance(growth, Rules) and all(isinstance(key, str) for key in growth)
@@ -506,22 +522,32 @@ def preserves_function(
       Otherwise the mean and the variance change.
     - Stacked layers are unchanged. Copying a layer changes the function to first order (Zou et al.,
       2024; measured in ``tests/operators/test_laws.py``).
+    - ``head_dim`` is unchanged. Its size determines the scale ``1 / sqrt(head_dim)`` of attention,
+      and its order determines the rotary embeddings.
 
-    With ``axes``, the model must also undo the growth of a residual stream (``embed``) before its
-    output. This requires a parameter outside of the layers that has the stream as an input axis and
-    whose output axes no other parameter reads. Examples are a head, or a final norm with the suffix
-    ``.in``. A tied head is declared as an embedding, which has no input axis. A model with a tied
-    head and without a final norm therefore does not preserve the function: its logits would be
-    multiplied by a factor. Without ``axes``, the function assumes that such a parameter exists.
+    With ``axes``, every axis that has the suffix ``norm`` in a parameter also counts as ``normed``.
+    The model must also undo the growth of a residual stream (``embed``) before its output. This
+    requires a parameter outside of the layers that has the stream as an input axis and whose output
+    axes no other parameter reads. Examples are a head, or a final norm with the suffix ``.in``. A
+    tied head is declared as an embedding, which has no input axis. A model with a tied head and
+    without a final norm therefore does not preserve the function: its logits would be multiplied by
+    a factor. Without ``axes``, the function assumes that such a parameter exists.
 
-    Two assumptions are not checked. The axis names must be right (`jaxgrow.check_rules`), and each
-    query head must still read the same key/value head. The operators of jaxgrow ensure the latter
-    (`jaxgrow.operators.targets.sources`).
+    These assumptions are not checked:
+
+    - The axis names must be right (`jaxgrow.check_rules`).
+    - Each query head must still read the same key/value head. The operators of jaxgrow ensure this
+      (`jaxgrow.operators.targets.sources`).
+    - If an axis of the outputs grows, such as ``vocab``, copies of an output must not matter. For
+      example, copies of a token change the probabilities of all tokens.
+    - If ``experts`` grow, each token must be routed to the same experts with the same gates
+      (`jaxgrow.operators.upcycle`).
 
     Args:
       growth: one map for each axis.
       axes: the axis names of the parameters of the model.
-      normed: the kinds of axes that a norm averages over, in every stage.
+      normed: the kinds of axes that a norm averages over, in every stage. With ``axes``, the axes
+        with the suffix ``norm`` are added.
 
     Returns:
       True if the function is preserved for all weights. False means that it changes for some
@@ -546,6 +572,8 @@ def preserves_function(
             "maps over several axes, measure the change with jaxgrow.growth.report.preservation."
         )
     check_maps(growth)
+    names = itertools.chain.from_iterable(jax.tree.leaves(axes, is_leaf=is_names))
+    normed = (*normed, *(kind(axis(n)) for n in names if "norm" in Axis.parse(n).marks))
     for name, m in growth.items():
         write = sparse(m.write)
         read = sparse(m.read)
@@ -560,7 +588,8 @@ def preserves_function(
             copied.all() and len(set(np.bincount(write.index[ones]).tolist())) == 1
         ):
             return False
-        if is_layers(name) and not (m.new == m.old and is_identity(m.write)):
+        fixed = is_layers(name) or kind(name) == "head_dim"
+        if fixed and not (m.new == m.old and is_identity(m.write)):
             return False
     streams = [name for name, m in growth.items() if kind(name) == "embed" and m.new != m.old]
     return axes is None or all(_leaves_by_a_reader(name, axes) for name in streams)

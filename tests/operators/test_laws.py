@@ -315,6 +315,36 @@ def test_dense_copy_maps_are_recognised_and_mixing_maps_are_not():
     assert not preserves_function({"mlp": AxisMap(dense(copy.write), dense(copy.write))})
 
 
+def test_a_norm_over_another_axis_needs_equal_copies_there():
+    """The axis names show that a norm averages over ``mlp``."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(5, 2))
+    params = {"up": rng.normal(size=(2, 3)), "norm": np.ones(3), "down": rng.normal(size=(3, 2))}
+    axes = {"up": ("embed.in", "mlp"), "norm": ("mlp.norm.scale",), "down": ("mlp.in", "embed")}
+
+    def change(growth):
+        def apply(p):
+            h = x @ p["up"]
+            return (
+                (h - h.mean(-1, keepdims=True)) / h.std(-1, keepdims=True) * p["norm"] @ p["down"]
+            )
+
+        return np.abs(apply(grow(growth, params, axes)) - apply(params)).max()
+
+    uneven, even = {"mlp": select([0, 1, 2, 2], 3)}, {"mlp": select([0, 1, 2, 2, 0, 1], 3)}
+    assert change(uneven) > VISIBLE and not preserves_function(uneven, axes)
+    assert change(even) < TOLERANCE and preserves_function(even, axes)
+    assert preserves_function(uneven, {**axes, "norm": ("mlp.scale",)})
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_larger_head_dimension_changes_the_scale_of_scores(tied):
+    size = tiny.config().head_dim
+    growth = {"head_dim": select(np.tile(np.arange(size), 2), size)}
+    assert tiny.change_of_logits(growth, tied) > VISIBLE and not preserves_function(growth)
+    assert preserves_function({"head_dim": select(np.arange(size), size)})
+
+
 @rows(KEEPING)
 def test_gradients_grow_by_the_dual_of_a_preserving_growth(row):
     config, axes, small = model()
