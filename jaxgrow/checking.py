@@ -3,6 +3,7 @@
 import itertools
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +13,7 @@ import jax
 import numpy as np
 
 from jaxgrow.axes.names import (
+    LAYERS,
     READ,
     VALUE,
     Axes,
@@ -54,7 +56,7 @@ class Checked:
         deviation of the outputs.
       wrong: one message for each wrong name.
       unproven: one message for each ``.in`` that is not verified, because the outputs do not change
-        without it.
+        without it, and for each axis between parameters that is not doubled.
     """
 
     change: float
@@ -83,6 +85,9 @@ def check_rules(
     attention are checked by a separate experiment with all keys set to zero: the outputs must then
     depend on the values and not on the queries.
 
+    Only ``embed``, ``heads``, ``kv_heads`` and ``mlp`` are doubled. The marks of other axes that
+    connect parameters, such as ``inner`` or ``experts``, are listed as not verified.
+
     Use a small model, because it is evaluated a few times for each parameter of a layer, with its
     own sizes and with the doubled sizes. Parameters whose paths differ only in a number, such as
     the same parameter of different layers, are checked together.
@@ -98,8 +103,8 @@ def check_rules(
       seed: random seed for the noise.
 
     Returns:
-      A `Checked` with the wrong names, the names that would be correct, and the suffixes that are
-      not verified.
+      A `Checked` with the wrong names, the names that would be correct, and the suffixes and axes
+      that are not verified.
 
     Raises:
       ValueError: the names do not fit the shapes, the model has no axis whose width can be doubled,
@@ -127,7 +132,8 @@ def check_rules(
         ]
     if not moved:
         wrong = [*wrong, *check.attention()]
-    return Checked(change, tuple(wrong), () if wrong else tuple(check.unproven()))
+    unproven = () if wrong else (*check.unproven(), *check.not_doubled())
+    return Checked(change, tuple(wrong), unproven)
 
 
 class _Check:
@@ -224,6 +230,24 @@ class _Check:
                         "change, so the mark is not verified"
                     )
         return messages
+
+    def not_doubled(self) -> list[str]:
+        """One message for each axis that connects parameters, but is not doubled."""
+        # `moved_layers` and `attention` check layers and ``head_dim``. The vocabulary is an axis of
+        # inputs and outputs, which no parameter reads.
+        others = (LAYERS, "head_dim", "vocab", *WIDTHS)
+        shared = Counter(
+            name
+            for _, names in self.groups
+            if not _vector(names)
+            for name in dict.fromkeys(map(axis, names))
+            if kind(name) not in others
+        )
+        return [
+            f"axis {name!r} is not doubled, so its marks are not verified"
+            for name, parameters in shared.items()
+            if parameters > 1
+        ]
 
     def attention(self) -> list[str]:
         """One message for each wrong suffix of ``head_dim`` in keys and in values."""

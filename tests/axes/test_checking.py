@@ -169,6 +169,24 @@ def test_a_mark_that_a_norm_makes_up_for_is_not_proven():
     ], found
 
 
+@pytest.mark.parametrize("mid", [("inner", "mlp"), ("inner.in", "mlp")])
+def test_axes_that_are_not_doubled_are_not_verified(mid):
+    """The first names lack an ``.in`` that nothing checks, because ``inner`` is not doubled."""
+    axes = {"table": ("vocab", "embed"), "first": ("embed.in", "inner"), "mid": mid}
+    axes |= {"last": ("mlp.in", "embed"), "head": ("embed.in", "vocab"), "bias": ("vocab.bias",)}
+
+    def apply(p):
+        x = p["table"]
+        h = jnp.tanh(jnp.tanh(x @ p["first"]) @ p["mid"])
+        return (x + h @ p["last"]) @ p["head"] + p["bias"]
+
+    params = {"table": (13, 6), "first": (6, 5), "mid": (5, 9), "last": (9, 6), "head": (6, 13)}
+    params = {p: np.zeros(shape, np.float32) for p, shape in {**params, "bias": (13,)}.items()}
+    found = check_rules(apply, params, axes)
+    assert found, found
+    assert found.unproven == ("axis 'inner' is not doubled, so its marks are not verified",)
+
+
 def test_growing_outputs_and_models_without_widths_are_refused():
     with pytest.raises(
         ValueError,
