@@ -71,8 +71,9 @@ def grow(growth: maps.Growth, params: Params, axes: Axes) -> Params:
     Raises:
       ValueError: the growth does not fit the parameters: the old size of a map is not the size of
         its axis, no leaf has an axis, leaves get different sizes for one axis, a rule matches no
-        leaf, the role of a leaf is ambiguous but a rule asks for it, or a new size is not divisible
-        by the number of devices along which the axis is sharded. One message lists all problems.
+        leaf, the role of a leaf is ambiguous but a rule asks for it, a new size is not divisible by
+        the number of devices along which the axis is sharded, or maps scale or sum the units of a
+        leaf of integers, truth values or floats of 8 bits. One message lists all problems.
 
     Example:
       The two units of an MLP become four. The kernel before them is copied, and the weights of the
@@ -272,7 +273,7 @@ def check(growth: maps.Growth, params: Params, axes: Axes) -> None:
 
     Args:
       growth: as in `grow`.
-      params: as in `grow`, or a pytree of objects with a shape.
+      params: as in `grow`, or a pytree of objects with a shape and a dtype.
       axes: as in `grow`.
 
     Raises:
@@ -307,6 +308,7 @@ def _misfits(growth: maps.Growth, params: Params, axes: Axes) -> list[str]:
         except ValueError as error:
             undeclared.append(str(error))
             continue
+        wrong += _truncated(leaf, x, names, found)
         # Each term is checked separately, because results of different sizes might broadcast in the
         # sum.
         for term in found or ({},):
@@ -320,6 +322,18 @@ def _misfits(growth: maps.Growth, params: Params, axes: Axes) -> list[str]:
                         f"but {new} in {leaf}"
                     )
     return wrong + (undeclared or [f"{rule} matches no leaf of this model" for rule in unmatched])
+
+
+def _truncated(leaf: str, x: Any, names: Names, terms: Sequence[maps.Term]) -> list[str]:
+    """List the leaf if its dtype cannot hold the results of its maps, such as half an integer."""
+    used = [m for term in terms for m in _matrices(parts(term, names), names) if m is not None]
+    copied = len(terms) == 1 and all(map(matrices.only_copies, used))
+    if not used or copied or matrices.can_scale(x.dtype):
+        return []
+    return [
+        f"{leaf}: has dtype {x.dtype}, which cannot hold the results of "
+        f"{', '.join(map(repr, used))}. Dequantize the leaf, or leave it out of the parameters"
+    ]
 
 
 def _resized(

@@ -77,6 +77,25 @@ def is_traced(x: object) -> TypeGuard[jax.Array]:
     return isinstance(x, jax.core.Tracer)
 
 
+def can_scale(dtype: Any) -> bool:
+    """Whether values of this dtype can be scaled and summed, with one rounding.
+
+    Fractions of integers and truth values would be truncated, and JAX does not convert floats of
+    less than 16 bits to wider ones.
+    """
+    return jnp.issubdtype(dtype, jnp.inexact) and np.dtype(dtype).itemsize > 1
+
+
+def only_copies(m: Matrix) -> bool:
+    """Whether `apply` copies units without any arithmetic, which is exact for every dtype."""
+    return (
+        isinstance(m, Rows)
+        and is_numpy(m.weight)
+        and m.weight.shape[1] == 1
+        and bool((m.weight == 1).all())
+    )
+
+
 def contract(matrices: Sequence[Matrix | None], x: Array) -> Array:
     """Contract every dimension of an array with its matrix.
 
@@ -301,6 +320,8 @@ def apply(m: Matrix, x: Array, dim: int, out: np.ndarray | None = None) -> Array
       dtype, sums and products have float32 or a wider type. The result may be a view of ``x``, or
       ``out``.
     """
+    if isinstance(m, Rows) and only_copies(m):
+        return _take(x, m.index[:, 0], dim, out)
     xp: Any = np if isinstance(x, np.ndarray) and not isinstance(m, jax.Array) else jnp
     dtype = jnp.promote_types(x.dtype, jnp.float32)
     if not isinstance(m, Rows):
@@ -312,8 +333,6 @@ def apply(m: Matrix, x: Array, dim: int, out: np.ndarray | None = None) -> Array
     first = (
         m.weight.flat[0] if is_numpy(m.weight) and (m.weight == m.weight.flat[0]).all() else None
     )
-    if first == 1 and m.index.shape[1] == 1:
-        return _take(x, m.index[:, 0], dim, out)
     terms = [
         _take(x, m.index[:, k], dim).astype(dtype, copy=False) for k in range(m.index.shape[1])
     ]

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxgrow.axes.names import Axes, Params, by_path
 from jaxgrow.growth.apply import grow
 from jaxgrow.growth.maps import Growth, swap
-from jaxgrow.growth.matrices import Array
+from jaxgrow.growth.matrices import Array, can_scale, is_traced
 
 
 def interpolate(before: Params, up: Params, alpha: float) -> Params:
@@ -32,7 +32,8 @@ def interpolate(before: Params, up: Params, alpha: float) -> Params:
       Parameters in the dtypes of ``before``.
 
     Raises:
-      ValueError: the trees differ in structure or shapes.
+      ValueError: the trees differ in structure or shapes, or in a leaf of integers, truth values or
+        floats of 8 bits, which have no values in between.
 
     Example:
       >>> import numpy as np
@@ -44,7 +45,7 @@ def interpolate(before: Params, up: Params, alpha: float) -> Params:
       `A Multi-Level Framework for Accelerating Training Transformer Models <https://arxiv.org/abs/2404.07999>`_,
       ICLR 2024
     """
-    _same_shapes(before, up)
+    _check_mixable(before, up)
     return jax.tree.map(partial(_mix, a=1 - alpha, b=alpha), before, up)
 
 
@@ -70,7 +71,7 @@ def correct(
 
     Raises:
       ValueError: ``small`` has other shapes than ``C(before)``, or the growth does not fit
-        (`jaxgrow.grow`).
+        (`jaxgrow.grow`), or a leaf of integers, truth values or floats of 8 bits has changed.
 
     Example:
       The mean of two units was 2 and became 5. Their difference is unchanged.
@@ -82,17 +83,21 @@ def correct(
       [4.0, 6.0]
     """
     coarse = grow(swap(growth), before, axes)
-    _same_shapes(coarse, small)
+    _check_mixable(coarse, small)
     learned = jax.tree.map(partial(_mix, a=1, b=-1), small, coarse)
     return jax.tree.map(partial(_mix, a=1, b=alpha), before, grow(growth, learned, axes))
 
 
 def _mix(x: Array, y: Array, a: float, b: float) -> Array:
+    if not can_scale(x.dtype):  # such leaves are equal
+        return x
     wide = jnp.promote_types(x.dtype, jnp.float32)
     return (a * x.astype(wide) + b * y.astype(wide)).astype(x.dtype)
 
 
-def _same_shapes(a: Params, b: Params) -> None:
+def _check_mixable(a: Params, b: Params) -> None:
+    """Check that the models have the same shapes, and are equal where values cannot be averaged."""
+
     def shapes(tree: Params) -> dict[str, tuple[int, ...]]:
         return {leaf: x.shape for leaf, x in by_path(tree).items()}
 
@@ -108,3 +113,18 @@ def _same_shapes(a: Params, b: Params) -> None:
             "the two models differ in shape; de-coalesce the smaller one first:\n  "
             + "\n  ".join(wrong)
         )
+    others = by_path(b)
+    wrong = [
+        f"{leaf}: has dtype {x.dtype}, and is not known to be the same in both models"
+        for leaf, x in by_path(a).items()
+        if not can_scale(x.dtype) and not _known_equal(x, others[leaf])
+    ]
+    if wrong:
+        raise ValueError(
+            "values of these dtypes cannot be averaged; dequantize the leaves, or leave them out "
+            "of both models:\n  " + "\n  ".join(wrong)
+        )
+
+
+def _known_equal(x: Array, y: Array) -> bool:
+    return not is_traced(x) and not is_traced(y) and bool((x == y).all())

@@ -1,7 +1,10 @@
 """Errors name the leaf, the axis, both numbers and the remedy, and list all problems at once."""
 
 import re
+from functools import partial
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -149,6 +152,55 @@ def test_axis_groups_need_matching_sizes_and_adjacent_axes():
             alone,
             {"kernel": ("embed", "mlp"), "bias": ("embed",)},
         )
+
+
+NARROW = ("int8", "int32", "uint8", "bool", "float8_e4m3fn", "int4")
+QUANTIZED_AXES = {"up": ("embed.in", "mlp"), "down": ("mlp.in", "embed")}
+
+
+def quantized(dtype, xp):
+    """The output axis of "up" is copied, and the input axis of "down" is copied and scaled."""
+    numbers = np.array([[3, 5, 7]])
+    return {
+        "up": xp.asarray(numbers.astype(jnp.dtype(dtype))),
+        "down": xp.asarray(numbers.T.astype(jnp.dtype(dtype))),
+    }
+
+
+@pytest.mark.parametrize("xp", [np, jnp])
+@pytest.mark.parametrize("dtype", NARROW)
+def test_quantized_leaves_are_copied_but_not_scaled(dtype, xp):
+    params, axes = quantized(dtype, xp), QUANTIZED_AXES
+    message = (
+        f"down: has dtype {dtype}, which cannot hold the results of Rows(3 -> 6, scaled copies). "
+        "Dequantize the leaf, or leave it out of the parameters"
+    )
+    with raises(message):
+        grow({"mlp": tile(3, 2)}, params, axes)
+    with raises("up: has dtype", "Rows(6 -> 3, means)"):
+        grow(swap({"mlp": tile(3, 2)}), grow({"mlp": tile(3, 2)}, {"up": params["up"]}, UP), UP)
+    copied = grow({"mlp": tile(3, 2)}, {"up": params["up"]}, UP)["up"]
+    assert copied.dtype == jnp.dtype(dtype) and isinstance(copied, type(params["up"]))
+    np.testing.assert_array_equal(
+        np.asarray(copied), np.tile(np.asarray(params["up"]), 2), strict=True
+    )
+
+
+UP = {"up": QUANTIZED_AXES["up"]}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "complex64"])
+def test_floats_are_scaled(dtype):
+    grown = grow({"mlp": tile(3, 2)}, quantized(dtype, np), QUANTIZED_AXES)
+    np.testing.assert_array_equal(
+        grown["down"][:, 0].astype(complex), [1.5, 2.5, 3.5, 1.5, 2.5, 3.5]
+    )
+
+
+def test_a_sum_of_terms_is_no_copy():
+    growth = Rules((Rule(({"mlp": tile(3, 2)}, {"mlp": tile(3, 2)})),))
+    with raises("up: has dtype int8", "Rows(3 -> 6, copies), Rows(3 -> 6, copies)"):
+        grow(growth, {"up": quantized("int8", np)["up"]}, UP)
 
 
 # --- operators ---
@@ -370,6 +422,31 @@ def test_correction_compares_on_the_coarse_level():
     pairs = {"head": tile(1, 5)}
     with raises("scale: (1,) and (5,)"):
         correct(PARAMS, PARAMS, pairs, AXES)
+
+
+@pytest.mark.parametrize("xp", [np, jnp])
+@pytest.mark.parametrize("dtype", NARROW)
+def test_quantized_leaves_are_merged_only_if_they_are_equal(dtype, xp):
+    mlp, zero = quantized(dtype, xp), xp.zeros((3, 1), jnp.dtype(dtype))
+    axes = {"up": ("a", "b"), "down": ("c", "d")}
+    for merge in (partial(interpolate, alpha=0.3), partial(correct, growth={}, axes=axes)):
+        with raises(
+            "values of these dtypes cannot be averaged; dequantize the leaves, or leave them out",
+            f"down: has dtype {dtype}, and is not known to be the same in both models",
+        ):
+            merge(mlp, {**mlp, "down": zero})
+        merged = merge(mlp, mlp)
+        for name, x in mlp.items():
+            assert merged[name].dtype == x.dtype
+            np.testing.assert_array_equal(np.asarray(merged[name]), np.asarray(x))
+    # float32 has no such number.
+    large = {"up": xp.asarray(np.int32(2**24 + 1))}
+    assert interpolate(large, large, 0.25)["up"] == 2**24 + 1
+
+
+def test_values_that_are_not_known_are_not_the_same():
+    with raises("up: has dtype int8, and is not known to be the same"):
+        jax.jit(lambda p: interpolate(p, p, 0.5))(quantized("int8", jnp))
 
 
 # --- arguments of a wrong type ---
