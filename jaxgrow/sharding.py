@@ -14,7 +14,7 @@ import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxgrow.axes.names import Axes, Names, Params, Tree, axis, is_names, kind, leaves, owner, path
+from jaxgrow.axes.names import Axes, Names, Params, Tree, axis, is_names, kind, leaves, owners, path
 
 #: The mesh axis along which each kind of model axis is sharded. Axes that are not listed, such as
 #: ``layers`` and ``head_dim``, are replicated. Functions of this module accept other ``rules``.
@@ -90,7 +90,7 @@ def optimizer_specs(
 
     Args:
       state: the state of any optax optimizer, or its shapes. A leaf belongs to the parameter whose
-        path its own path ends with (`jaxgrow.axes.owner`).
+        path its own path ends with (`jaxgrow.axes.owners`).
       params: the parameters of the optimizer state.
       axes: the axis names of each parameter.
       mesh: the device mesh, as for `spec`.
@@ -100,9 +100,10 @@ def optimizer_specs(
       A tree of `jax.sharding.PartitionSpec` with the structure of ``state``.
     """
     names = {p: (n, x.shape) for p, x, n in leaves(params, axes)}
+    owned = owners(state, names)
 
     def leaf(key_path, x):
-        mine = owner(path(key_path), names)
+        mine = owned.get(path(key_path))
         if mine is not None and x.shape == names[mine][1]:
             return spec(*names[mine], mesh, rules)
         return P()

@@ -488,18 +488,44 @@ def by_path(tree: Tree, is_leaf: Callable[[Any], bool] | None = None) -> dict[st
     return {path(key_path): leaf for key_path, leaf in found}
 
 
-def owner(name: str, params: Iterable[str]) -> str | None:
-    """Return the path of the parameter that a leaf of an optimizer state belongs to, or None.
+def owners(state: Tree, params: Iterable[str]) -> dict[str, str]:
+    """Return the path of the parameter that each leaf of an optimizer state belongs to.
 
-    The path of the leaf ends with the path of this parameter. If several parameters qualify, the
-    one with the longest path is returned.
+    The path of the leaf ends with the path of this parameter. Several parameters may qualify,
+    because a module may have the name of a field of the state, such as ``mu``. The state contains
+    complete copies of the tree of parameters. Therefore, the leaf belongs to the parameter whose
+    copy has the most parameters, and if these numbers are equal, to the one with the longest path.
 
     Args:
-      name: path of the leaf in the optimizer state.
+      state: the optimizer state, or a tree that contains it.
       params: paths of the parameters.
 
+    Returns:
+      Paths of parameters by paths of the leaves, without the leaves that belong to no parameter.
+
     Example:
-      >>> owner("0/mu/mlp/up", ["up", "mlp/up"])
-      'mlp/up'
+      >>> owners({"count": 0, "mu": {"w": 1, "mu": {"w": 2}}}, ["w", "mu/w"])
+      {'mu/w': 'w', 'mu/mu/w': 'mu/w'}
     """
-    return max((p for p in params if name.endswith("/" + p)), key=len, default=None)
+    params = set(params)
+    leaves = by_path(state)
+    # A mask replaces a leaf or a subtree by an empty named tuple.
+    masked = by_path(state, is_leaf=lambda x: hasattr(x, "_fields") and not x).keys() - leaves
+
+    def has(place: str) -> bool:
+        ends = [*(i for i, letter in enumerate(place) if letter == "/"), len(place)]
+        return place in leaves or any(place[:end] in masked for end in ends)
+
+    @cache
+    def size(prefix: str) -> int:
+        """The number of parameters of the copy of the tree at a prefix."""
+        return sum(has(prefix + p) for p in params)
+
+    found: dict[str, str] = {}
+    for name in leaves:
+        starts = [0, *(i + 1 for i, letter in enumerate(name) if letter == "/")]
+        if starts := [i for i in starts if name[i:] in params]:
+            # The first start belongs to the longest path.
+            start = max(starts, key=lambda i: size(name[:i])) if len(starts) > 1 else starts[0]
+            found[name] = name[start:]
+    return found

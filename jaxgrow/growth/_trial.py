@@ -17,7 +17,7 @@ import numpy as np
 import optax  # pyright: ignore[reportMissingTypeStubs]
 from jax.tree_util import PyTreeDef
 
-from jaxgrow.axes.names import Axes, Names, Params, Tree, by_path, is_names, owner
+from jaxgrow.axes.names import Axes, Names, Params, Tree, by_path, is_names, owners
 from jaxgrow.axes.stacking import stack_layers, unstack_layers
 
 # 1 and 2: the first or second power of the gradients of the same entry.
@@ -168,6 +168,7 @@ class _Trial:
         scales = [ones, factors, ones]
         self.params, self.factors = (_leaves(x, layers) for x in (params, factors))
         self.first = [_leaves(state, layers) for _, state in runs]
+        self.owners = owners(_stacked(runs[0][1], layers), self.params)
         self.after: list[list[dict[str, np.ndarray]]] = []
         moving = _leaves(_moving(step.trace(*runs[0], problem.gradients[0], ones, size)), layers)
         for t, g in enumerate(problem.gradients):
@@ -186,7 +187,7 @@ class _Trial:
 
     def kind(self, leaf: str) -> Kind:
         begun = self.first[0][leaf]
-        own = owner(leaf, self.params)
+        own = self.owners.get(leaf)
         if own is not None and np.array_equal(begun, self.params[own]):
             return "parameters"
         if not all(np.array_equal(plain[leaf], tenfold[leaf]) for plain, _, tenfold in self.after):
@@ -253,13 +254,16 @@ def _tenfold(p: jax.Array) -> jax.Array:
     return (10 * p).astype(p.dtype)
 
 
+def _stacked(tree: Tree, layers: str | None) -> Tree:
+    return stack_layers(tree, layers) if layers else tree
+
+
 def _leaves(tree: Tree, layers: str | None) -> dict[str, np.ndarray]:
     """Return the leaves by their paths, as numbers that can be compared."""
-    tree = stack_layers(tree, layers) if layers else tree
 
     def numbers(x: Any) -> np.ndarray:
         if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
             x = jax.random.key_data(x)
         return np.asarray(x, None if jnp.issubdtype(x.dtype, jnp.integer) else np.float64)
 
-    return {leaf: numbers(jnp.asarray(x)) for leaf, x in by_path(tree).items()}
+    return {leaf: numbers(jnp.asarray(x)) for leaf, x in by_path(_stacked(tree, layers)).items()}

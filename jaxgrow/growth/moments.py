@@ -1,15 +1,16 @@
 """How does the optimizer state grow together with the model?
 
-A leaf of the state belongs to a parameter if its path ends with the path of the parameter and both
-have the same shape: ``0/mu/mlp/up`` belongs to ``mlp/up``. The leaf grows by the maps of this
-parameter, in a way that depends on its content: gradients, squared gradients, or parameters. The
-content is not guessed from names. It is determined by running the optimizer on a small problem.
-Counters are kept. If there is no rule for a leaf, an error names the leaf.
+A leaf of the state belongs to a parameter if its path ends with the path of the parameter
+(`jaxgrow.axes.owners`) and both have the same shape: ``0/mu/mlp/up`` belongs to ``mlp/up``. The
+leaf grows by the maps of this parameter, in a way that depends on its content: gradients, squared
+gradients, or parameters. The content is not guessed from names. It is determined by running the
+optimizer on a small problem. Counters are kept. If there is no rule for a leaf, an error names the
+leaf.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
@@ -24,13 +25,14 @@ from jaxgrow.axes.names import (
     Tree,
     by_path,
     is_names,
-    owner,
+    owners,
     path,
+    sizes,
 )
 from jaxgrow.axes.stacking import stack_layers, unstack_layers
 from jaxgrow.growth import maps
 from jaxgrow.growth._trial import Kind, kinds
-from jaxgrow.growth.apply import grow, grow_leaf
+from jaxgrow.growth.apply import check, grow, grow_leaf
 from jaxgrow.growth.maps import Growth, dual
 from jaxgrow.growth.matrices import Array
 
@@ -95,9 +97,10 @@ def grow_optimizer(
       A state of the same structure, with leaves of the grown shapes.
 
     Raises:
-      ValueError: the policy does not support a leaf, the trial cannot run the optimizer, or the
-        state belongs to another optimizer; with ``asymmetric`` also if `rebias` is missing or the
-        model shrinks.
+      ValueError: the policy does not exist or does not support a leaf, the growth does not fit the
+        parameters (`jaxgrow.grow`), the trial cannot run the optimizer, or the state belongs to
+        another optimizer or to parameters of other sizes; with ``asymmetric`` also if `rebias` is
+        missing or the model shrinks.
 
     Example:
       >>> params, axes, tx = {"b": jnp.ones(2)}, {"b": ("mlp",)}, optax.adam(1e-3)
@@ -112,6 +115,10 @@ def grow_optimizer(
 
       `SPARKLING <https://arxiv.org/abs/2602.02472>`_, 2026
     """
+    if policy not in get_args(Policy):
+        known = ", ".join(map(repr, get_args(Policy)))
+        raise ValueError(f"policy {policy!r} does not exist. Use one of {known}.")
+    _check_before(growth, params, axes)
     if policy == "drop":
         return _fresh(tx, grow(growth, params, axes), layers)
     # Moments are found by the path of their parameter. A single array has an empty path, so it is
@@ -127,11 +134,13 @@ def grow_optimizer(
             "policy 'asymmetric' restarts single entries, but the optimizer does not correct their "
             "bias. Chain jaxgrow.growth.moments.rebias(b1, b2) after Adam."
         )
+    shapes = {leaf: jnp.shape(x) for leaf, x in by_path(params).items()}
     grower = _Grower(
         growth,
         policy,
         names=by_path(axes, is_leaf=is_names),
-        shapes={leaf: jnp.shape(x) for leaf, x in by_path(params).items()},
+        shapes=shapes,
+        owners=owners(state, shapes),
         holds=kinds(tx, params, axes, layers),
         clock=clocks[0] if clocks else None,
     )
@@ -147,6 +156,7 @@ class _Grower:
       policy: how the leaves grow.
       names: the axis names of the parameters, by path.
       shapes: the shapes of the parameters, by path.
+      owners: the path of the parameter of each leaf, by path.
       holds: the kind of value that each leaf of the state holds, by path.
       clock: the state of `rebias`, if the optimizer contains it.
     """
@@ -155,12 +165,13 @@ class _Grower:
     policy: Policy
     names: Mapping[str, Names]
     shapes: Mapping[str, tuple[int, ...]]
+    owners: Mapping[str, str]
     holds: Mapping[str, Kind]
     clock: "RebiasState | None"
 
     def leaf(self, key_path: KeyPath, x: Any) -> Any:
         name = path(key_path)
-        mine = owner(name, self.shapes)
+        mine = self.owners.get(name)
         if mine is None:
             return _of_no_parameter(name, x, self.holds)
         on = self.names[mine]
@@ -174,6 +185,7 @@ class _Grower:
         if self.clock is not None and _field(name, mine) == "start_count":
             return _grown_clock(x, self.clock, alike, on, shape, self.policy)
         if jnp.shape(x) != shape:
+            _check_not_grown(name, x, shape, self.growth, on)
             return _of_another_shape(name, x, shape, self.holds)
         kind = _known(name, self.holds)
         if kind == "parameters":
@@ -182,6 +194,30 @@ class _Grower:
         if self.policy != "exact":
             return grow_leaf(alike, on, x)
         return _grown_by_dual(name, x, kind, [dual(term) for term in terms], on)
+
+
+def _check_before(growth: Growth, params: Params, axes: Axes) -> None:
+    """Check that the growth fits the parameters, which are those from before the growth."""
+    try:
+        check(growth, params, axes)
+    except ValueError as error:
+        if maps.new_sizes(growth).items() <= sizes(params, axes).items():
+            raise ValueError(
+                f"{error}\nThe parameters have the sizes of the grown model. Pass the parameters "
+                "from before the growth."
+            ) from error
+        raise
+
+
+def _check_not_grown(name: str, x: Any, shape: tuple[int, ...], growth: Growth, on: Names) -> None:
+    """Check that a leaf of the state does not have the shape of its parameter after the growth."""
+    grown = maps.new_shape(growth, on, shape)
+    if jnp.shape(x) == grown:
+        raise ValueError(
+            f"optimizer state {name}: has the shape {grown} of the grown parameter, but the "
+            f"parameter has shape {shape}. Pass the state and the parameters from before the "
+            "growth."
+        )
 
 
 def _check_separate(name: str, kind: Kind) -> None:

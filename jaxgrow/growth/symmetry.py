@@ -25,7 +25,7 @@ from jaxgrow.axes.names import (
     reads,
 )
 from jaxgrow.growth import maps
-from jaxgrow.growth.apply import grow_leaf
+from jaxgrow.growth.apply import check, grow_leaf
 from jaxgrow.growth.matrices import Array
 
 # JAX does not annotate this function.
@@ -111,10 +111,11 @@ def fresh(params: Params, growth: maps.Growth, axes: Axes, initial: Params) -> P
       initial: freshly initialized parameters of the grown model.
 
     Returns:
-      The grown parameters.
+      The grown parameters, in the dtypes of ``params``.
 
     Raises:
-      ValueError: the growth does not copy.
+      ValueError: the growth does not copy, it does not fit the parameters (`jaxgrow.grow`), or
+        ``initial`` has other shapes than the grown parameters.
 
     Example:
       >>> params, axes = {"w": jnp.array([[2.0]])}, {"w": ("embed.in", "mlp")}
@@ -127,15 +128,24 @@ def fresh(params: Params, growth: maps.Growth, axes: Axes, initial: Params) -> P
       Bu, `Deep Progressive Training <https://arxiv.org/abs/2511.04981>`_, ICML 2026
     """
 
+    check(growth, params, axes)
+
     def leaf(key_path: KeyPath, names: Names, x: Array, new: Array) -> Array:
-        terms = maps.terms(growth, path(key_path), names)
-        if not any(terms):
+        name = path(key_path)
+        terms = maps.terms(growth, name, names)
+        copies = maps.first_copies(terms, "fresh") if any(terms) else []
+        shape = maps.new_shape(growth, names, x.shape)
+        if new.shape != shape:
+            raise ValueError(
+                f"{name}: initial has shape {new.shape}, but the grown parameter has shape "
+                f"{shape}. Initialize the model with its sizes after the growth."
+            )
+        if not copies:
             return x
-        terms = maps.first_copies(terms, "fresh")
         # A compiled program would store a NumPy array of ones as a constant.
         ones = np.ones_like if isinstance(x, np.ndarray) else jnp.ones_like
-        kept = grow_leaf(terms, names, ones(x))  # one or zero, so the sums are exact
-        return grow_leaf(terms, names, x) + (1 - kept) * new
+        kept = grow_leaf(copies, names, ones(x))  # one or zero, so the sums are exact
+        return (grow_leaf(copies, names, x) + (1 - kept) * new).astype(x.dtype)
 
     return jax.tree_util.tree_map_with_path(leaf, axes, params, initial, is_leaf=is_names)
 

@@ -22,7 +22,7 @@ from jaxgrow.axes.names import (
     is_names,
     layers_of,
     marked,
-    owner,
+    owners,
     path,
     stages,
 )
@@ -177,9 +177,10 @@ def hold(
     shapes = {leaf: jnp.shape(x) for leaf, x in by_path(params).items()}
     parts = stages({name: shapes[p][0] for p in shapes if (name := layers_of(names[p]))})
 
+    owned = owners(after, shapes)
+
     def leaf(key_path, old, new):
-        name = path(key_path)
-        mine = name if name in shapes else owner(name, shapes)
+        mine = owned.get(path(key_path))
         if mine is None or jnp.shape(new) != shapes[mine]:
             return new
         stacked = layers_of(names[mine])

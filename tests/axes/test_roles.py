@@ -12,7 +12,8 @@ import tiny
 from flax import linen as nn
 
 from jaxgrow import grow, grow_optimizer, swap
-from jaxgrow.axes import Axis, cut, is_names, named, reads, role, sizes, split, turned
+from jaxgrow.axes import Axis, cut, is_names, named, owners, reads, role, sizes, split, turned
+from jaxgrow.axes.names import by_path
 from jaxgrow.growth.maps import Rule, Rules
 from jaxgrow.growth.moments import RebiasState, rebias
 from jaxgrow.models import BERTConfig, CaiTConfig, GPT2Config, LlamaConfig
@@ -298,3 +299,33 @@ def test_a_name_is_parsed_and_written(name, parsed):
 
 def test_the_order_of_suffixes_is_free():
     assert Axis.parse("head_dim.bias.in") == Axis.parse("head_dim.in.bias")
+
+
+VAE = {"w": np.zeros((2, 2)), "mu": {"w": np.zeros((2, 2))}, "nu": {"w": np.zeros((2, 2))}}
+
+
+def test_the_state_of_a_parameter_is_found_whatever_its_module_is_called():
+    """The path ``mu/w`` of a leaf of Adam's state is also the path of a parameter."""
+    adam = optax.scale_by_adam()
+    shapes = by_path(VAE)
+    moments = {f"{m}/{p}": p for m in ("mu", "nu") for p in shapes}
+    assert owners(adam.init(VAE), shapes) == moments
+    # Next to the parameters, in a tuple.
+    both = owners((VAE, (adam.init(VAE),)), shapes)
+    assert both == {f"0/{p}": p for p in shapes} | {f"1/0/{m}": p for m, p in moments.items()}
+    # With a mask, the parameters without a state still have a place in it.
+    for mask in ({"w": False}, False):
+        masked = optax.masked(adam, {"w": True, "mu": mask, "nu": mask})
+        assert owners(masked.init(VAE), shapes) == {f"inner_state/{m}/w": "w" for m in ("mu", "nu")}
+    # A state without the tree of the parameters has only suffixes.
+    assert owners({"0/mu/w": 1, "0/count": 0}, shapes) == {"0/mu/w": "mu/w"}
+
+
+def test_freezing_finds_the_state_of_such_modules():
+    axes = {"w": ("layers", "mlp.scale"), "mu": {"w": ("embed.in", "mlp")}}
+    before = {name: VAE[name] for name in axes}
+    state = optax.scale_by_adam().init(before)
+    after = jax.tree.map(lambda x: x + 1, state)
+    held = hold(state, after, [True, False], before, axes)
+    np.testing.assert_array_equal(held.mu["w"], [[0, 0], [1, 1]])
+    np.testing.assert_array_equal(held.mu["mu"]["w"], np.ones((2, 2)))

@@ -488,6 +488,81 @@ def test_stacked_layers_carry_their_moments():
     assert grown.mu["token_embedding"] is small["token_embedding"]
 
 
+# --- modules that have the names of fields of the state ---
+
+NAMED_LIKE_ADAM = jitted(optax.chain(optax.scale_by_adam(B1, B2), rebias(B1, B2)))
+# The state of "mu/w" is at the paths "0/mu/mu/w" and "0/nu/mu/w", and that of "w" at "0/mu/w" and
+# "0/nu/w". With the mask, "mu/w" has no state.
+WITHOUT_MODULE = optax.chain(
+    optax.masked(optax.scale_by_adam(B1, B2), lambda p: {name: name == "w" for name in p}),
+    rebias(B1, B2),
+)
+
+
+def grown_with_a_module(name, policy, tx, module_axes=("b.in", "a")):
+    """Grow the trained optimizer state of a kernel and a module with another kernel."""
+    rng = np.random.default_rng(0)
+    params = {"w": rng.normal(size=(2, 2)), name: {"w": rng.normal(size=(2, 2))}}
+    axes = {"w": ("a.in", "b"), name: {"w": module_axes}}
+    state = run(tx, params, tx.init(params), gradients(params, 3))[1]
+    grown = grow_optimizer(tx, state, {"a": tile(2, 2)}, params, axes, policy)
+    expected = tx.init(grow({"a": tile(2, 2)}, params, axes))
+    if policy != "asymmetric":
+        chex.assert_trees_all_equal_shapes(grown, expected)
+    return jax.tree.leaves(grown)
+
+
+@pytest.mark.parametrize("tx", [NAMED_LIKE_ADAM, WITHOUT_MODULE], ids=["all", "masked"])
+@pytest.mark.parametrize("policy", ["drop", "copy", "exact", "asymmetric"])
+def test_a_module_may_have_the_name_of_a_moment(policy, tx):
+    """The names of modules do not matter, as long as they are in the same order."""
+    chex.assert_trees_all_equal(
+        grown_with_a_module("mu", policy, tx), grown_with_a_module("m", policy, tx)
+    )
+
+
+def test_the_parameters_of_such_a_model_grow_differently():
+    """If both kernels grew alike, the test above could not fail."""
+    alike = grown_with_a_module("mu", "copy", NAMED_LIKE_ADAM, ("a.in", "b"))
+    different = grown_with_a_module("mu", "copy", NAMED_LIKE_ADAM)
+    assert [x.shape for x in alike] != [x.shape for x in different]
+
+
+# --- arguments that do not fit ---
+
+
+@pytest.mark.parametrize("policy", ["exakt", "Copy", None])
+def test_unknown_policies_are_refused(policy):
+    with raises(f"policy {policy!r} does not exist. Use one of 'drop', 'copy', 'exact', 'asym"):
+        grow_optimizer(ADAMW, trained(ADAMW), THREE, SMALL, AXES, policy)
+
+
+@pytest.mark.parametrize("policy", ["drop", "copy", "exact", "asymmetric"])
+def test_the_growth_and_the_axes_fit_the_parameters(policy):
+    def refused(message, growth=THREE, axes=AXES):
+        with raises(message):
+            grow_optimizer(ADAMW, trained(ADAMW), growth, SMALL, axes, policy)
+
+    refused("w: axis 'a' has size 2, but its map takes 3 to 6", {"a": tile(3, 2)})
+    refused("axis 'c': the model has no such axis, only 'a', 'b'", {"c": tile(2, 2)})
+    refused("v: has no axis names", axes={"w": AXES["w"]})
+    refused("w: has shape (2, 3), but 1 axis names ('a',)", axes={"w": ("a",), "v": ("a",)})
+
+
+@pytest.mark.parametrize("policy", ["copy", "exact", "asymmetric"])
+def test_the_parameters_and_the_state_are_those_from_before_the_growth(policy):
+    state, large = trained(ADAMW), grow(THREE, SMALL, AXES)
+    with raises(
+        "The parameters have the sizes of the grown model. Pass the parameters from before"
+    ):
+        grow_optimizer(ADAMW, state, THREE, large, AXES, policy)
+    with raises(
+        "mu/v: has the shape (4,) of the grown parameter, but the parameter has shape (2,). Pass the"
+        " state and the parameters from before the growth."
+    ):
+        grow_optimizer(ADAMW, ADAMW.init(large), THREE, SMALL, AXES, policy)
+
+
 # --- a parameter that is a bare array ---
 
 

@@ -5,15 +5,18 @@ As in ``test_oracle.py``, the transcriptions are NumPy loops in the layout ``y =
 is 1e-14, for float64 sums of a few numbers of order one.
 """
 
+import re
 from dataclasses import replace
 
 import chex
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
 from papers import AXES, fpi_matrix, in_matrices, layers, widened
 
 from jaxgrow import grow
+from jaxgrow.growth.maps import tile
 from jaxgrow.growth.matrices import dense
 from jaxgrow.growth.symmetry import fresh, spectral
 from jaxgrow.operators import (
@@ -198,6 +201,23 @@ def test_what_is_fresh_is_as_at_birth_and_the_rest_stays(tied):
         ValueError, match="fresh needs a growth that copies units, but the map from 6 to 8 units"
     ):
         fresh(params, average(tiny.WIDTHS, RAGGED), axes, large)
+
+
+def test_fresh_checks_the_growth_and_the_initial_parameters():
+    params, axes = {"w": np.ones((2, 3), jnp.bfloat16)}, {"w": ("embed.in", "mlp")}
+    initial = {"w": np.full((2, 6), 1 / 3, np.float32)}
+    with pytest.raises(ValueError, match="w: axis 'mlp' has size 3, but its map takes 4 to 8"):
+        fresh(params, {"mlp": tile(4, 2)}, axes, initial)
+    for shape in ((2, 3), (1, 6), (6,)):
+        wrong = re.escape(
+            f"w: initial has shape {shape}, but the grown parameter has shape (2, 6). Initialize"
+        )
+        with pytest.raises(ValueError, match=wrong):
+            fresh(params, {"mlp": tile(3, 2)}, axes, {"w": np.ones(shape)})
+    filled = fresh(params, {"mlp": tile(3, 2)}, axes, initial)["w"]
+    assert filled.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(filled[:, :3], params["w"])
+    np.testing.assert_array_equal(filled[:, 3:], initial["w"][:, 3:].astype(jnp.bfloat16))
 
 
 def test_random_matrices_of_layers_at_the_spectral_scale():
