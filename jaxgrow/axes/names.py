@@ -505,7 +505,7 @@ def owners(state: Tree, params: Iterable[str]) -> dict[str, str]:
 
     Example:
       >>> owners({"count": 0, "mu": {"w": 1, "mu": {"w": 2}}}, ["w", "mu/w"])
-      {'mu/w': 'w', 'mu/mu/w': 'mu/w'}
+      {'mu/mu/w': 'mu/w', 'mu/w': 'w'}
     """
     params = set(params)
     leaves = by_path(state)
