@@ -386,6 +386,9 @@ def leaves(params: Params, axes: Axes) -> Iterator[tuple[str, Any, Names]]:
             "the parameters and a tuple of axis names for each of them, as config.axes() returns "
             "it (jaxgrow.axes)."
         )
+    # An empty tuple in the parameters is a node without leaves, not a scalar.
+    empty = by_path(params, is_leaf=is_names).keys() - arrays.keys()
+    names = {p: n for p, n in names.items() if n or p not in empty}
     wrong = [f"{p}: has no axis names" for p in arrays if p not in names]
     wrong += [
         f"{p}: has axis names, but the parameters have no such leaf"

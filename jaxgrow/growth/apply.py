@@ -74,6 +74,7 @@ def grow(growth: maps.Growth, params: Params, axes: Axes) -> Params:
         leaf, the role of a leaf is ambiguous but a rule asks for it, a new size is not divisible by
         the number of devices along which the axis is sharded, or maps scale or sum the units of a
         leaf of integers, truth values or floats of 8 bits. One message lists all problems.
+        Another message lists the maps whose matrices are inconsistent.
 
     Example:
       The two units of an MLP become four. The kernel before them is copied, and the weights of the
@@ -280,6 +281,7 @@ def check(growth: maps.Growth, params: Params, axes: Axes) -> None:
       ValueError: as in `grow`.
     """
     known = sizes(params, axes)
+    maps.check_matrices(growth)
     wrong = [
         f"axis {name!r}: the model has no such axis, only {', '.join(map(repr, sorted(known)))}"
         for name in maps.new_sizes(growth)

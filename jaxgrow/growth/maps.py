@@ -26,8 +26,10 @@ from jaxgrow.axes.names import Axes, Axis, Names, axis, is_layers, is_names, kin
 from jaxgrow.growth.matrices import (
     Matrix,
     Rows,
+    absolute,
     described,
     is_identity,
+    is_numpy,
     kron,
     matmul,
     sparse,
@@ -231,6 +233,50 @@ def check_maps(growth: object) -> None:
                 f"the growth has {what} of type {type(m).__name__} for the axis {key!r}, but "
                 f'{should}, for example operators.stack(sizes, {{"layers": 24}})'
             )
+        for which in ("write", "read"):
+            matrix: object = getattr(cast(object, m), which)
+            if not hasattr(matrix, "shape"):
+                raise TypeError(
+                    f"axis {key!r}: the {which} map is of type {type(matrix).__name__}, but should "
+                    "be Rows or an array [new, old]. Convert it with numpy.asarray."
+                )
+
+
+def check_matrices(growth: Growth) -> None:
+    """Check that the two matrices of each map are consistent. Traced values are not checked.
+
+    Raises:
+      ValueError: the matrices of a map have different shapes, or `Rows` have an index out of range.
+        The message lists all such maps.
+      TypeError: as in `check_maps`.
+    """
+    wrong: dict[str, None] = {}  # in order, each once
+    for term in all_terms(growth):
+        check_maps(term)
+        for key, m in term.items():
+            wrong |= dict.fromkeys(f"axis {key!r}: {fault}" for fault in _faults(m))
+    if wrong:
+        raise ValueError("the growth has inconsistent maps:\n  " + "\n  ".join(wrong))
+
+
+def _faults(m: AxisMap) -> list[str]:
+    write = m.write.shape
+    read = m.read.shape
+    if write != read or len(write) != 2:
+        return [
+            f"the write map has shape {write}, and the read map has shape {read}. Both must have "
+            "the same shape, [new, old]."
+        ]
+    found: list[str] = []
+    for which, matrix in (("write", m.write), ("read", m.read)):
+        if isinstance(matrix, Rows) and is_numpy(matrix.index):
+            outside = matrix.index[(matrix.index < 0) | (matrix.index >= matrix.old)]
+            if outside.size:
+                found.append(
+                    f"the {which} map has the index {outside[0]}, but the axis has {matrix.old} "
+                    f"old units. Indices must be in 0 .. {matrix.old - 1}."
+                )
+    return found
 
 
 def terms(growth: Growth, path: str, names: Names) -> tuple[Term, ...]:
@@ -247,9 +293,20 @@ def terms(growth: Growth, path: str, names: Names) -> tuple[Term, ...]:
     return tuple(by_axes(term) for term in found)
 
 
-def copying(terms: Sequence[Term]) -> list[Term]:
-    """Return terms that copy values without scaling them: input axes also use the write map."""
-    return [_each(term, lambda m: AxisMap(m.write, m.write, m.joint)) for term in terms]
+def copying(terms: Sequence[Term], squares: bool = False) -> list[Term]:
+    """Return terms that copy values without scaling them: input axes also use the write map.
+
+    Args:
+      terms: the terms of a growth for one leaf.
+      squares: whether the values are squares. They must not become negative, so the terms then have
+        the absolute values of the weights. Maps that copy, average or sum units are the same.
+    """
+
+    def copied(m: AxisMap) -> AxisMap:
+        write = absolute(m.write) if squares else m.write
+        return AxisMap(write, write, m.joint)
+
+    return [_each(term, copied) for term in terms]
 
 
 def first_copies(terms: Sequence[Term], asks: str) -> list[Term]:

@@ -6,6 +6,7 @@ of a growth is spent here.
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import reduce
 from operator import add
 from typing import Any, TypeAlias, TypeGuard, overload
@@ -186,6 +187,11 @@ def transpose(m: Matrix) -> Matrix: ...
 def transpose(m: Matrix) -> Matrix:
     """Return the transposed matrix, which is sparse if ``m`` is."""
     return _from_entries(m, transposed=True) if isinstance(m, Rows) else m.T
+
+
+def absolute(m: Matrix) -> Matrix:
+    """Return the matrix with the absolute values of its weights."""
+    return replace(m, weight=abs(m.weight)) if isinstance(m, Rows) else abs(m)
 
 
 def matmul(a: Matrix, b: Matrix) -> Matrix:
@@ -369,19 +375,20 @@ def _take(x: Array, index: Array, dim: int, out: np.ndarray | None = None) -> Ar
     size = int(np.gcd.reduce(np.array([*cuts, *index[cuts], index[0], len(index), x.shape[dim]])))
     before = x.shape[:dim]
     after = x.shape[dim + 1 :]
-    x = x.reshape(*before, -1, size, *after)
+    # An array without elements does not determine a size of -1.
+    x = x.reshape(*before, x.shape[dim] // size, size, *after)
     index = index[::size] // size
     if is_numpy(x):
         if out is not None and out.dtype == x.dtype and out.flags.c_contiguous:
             # The mode "raise" would make a copy first.
-            np.take(x, index, dim, out.reshape(*before, -1, size, *after), "clip")
+            np.take(x, index, dim, out.reshape(*before, len(index), size, *after), "clip")
             return out
         x = np.take(x, index, dim)
     elif is_traced(x):
         x = _slices(x, index, dim)
     else:
         x = jnp.take(x, jnp.asarray(index), dim, mode="clip")
-    return x.reshape(*before, -1, *after)
+    return x.reshape(*before, len(index) * size, *after)
 
 
 def _slices(x: jax.Array, index: np.ndarray, dim: int) -> jax.Array:

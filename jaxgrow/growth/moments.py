@@ -66,6 +66,9 @@ def grow_optimizer(
                the other copies get zero
     ========== ============================================= ======================================
 
+    Where a map has negative weights, ``copy`` uses their absolute values for ``v``, which therefore
+    never becomes negative.
+
     State leaves that are initialized as a copy of the parameters grow like the parameters, under
     every policy. Examples are ``z`` of `optax.contrib.schedule_free`, and a stored copy of the
     initial parameters. How other leaves grow depends on their content, not on their names. A trial
@@ -191,6 +194,8 @@ class _Grower:
         if kind == "parameters":
             return grow_leaf(terms, on, x)
         _check_separate(name, kind)
+        if self.policy == "copy":
+            alike = maps.copying(terms, squares=kind == 2)
         if self.policy != "exact":
             return grow_leaf(alike, on, x)
         return _grown_by_dual(name, x, kind, [dual(term) for term in terms], on)

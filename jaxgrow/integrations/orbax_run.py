@@ -378,7 +378,8 @@ def _of_state(terms: Any, place: Place, policy: Policy) -> Callable[[np.ndarray]
         if policy == "drop":
             return np.zeros_like(grow_leaf(maps.copying(terms), names, x))
         if policy == "copy":
-            return np.asarray(grow_leaf(maps.copying(terms), names, x))
+            copies = maps.copying(terms, squares=place.power == 2)
+            return np.asarray(grow_leaf(copies, names, x))
         back: list[Term] = [maps.dual(term) for term in terms]
         if place.power == 2:
             return np.square(grow_leaf(back, names, np.sqrt(x)))

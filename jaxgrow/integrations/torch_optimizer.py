@@ -112,7 +112,7 @@ def _grown(
     # Second moments grow by the map of their square roots.
     root = policy == "exact" and power == 2
     power = 1 if root else power
-    source = _GrownState(_StateOf(model, of, power, root), growth, policy)
+    source = _GrownState(_StateOf(model, of, power, root), growth, policy, power)
     made = {}
     for planned in storage.planned(source, _family(grown.family, power)):
         x = planned.content()
@@ -159,14 +159,15 @@ class _Array:
 
 
 class _GrownState(Grown):
-    def __init__(self, source: Source, growth: Growth, policy: Policy):
+    def __init__(self, source: Source, growth: Growth, policy: Policy, power: int):
         self._policy = policy
+        self._power = power
         super().__init__(source, growth)
 
     def _terms(self, path: str, names: Names) -> list[Term]:
         found = super()._terms(path, names)
         if self._policy == "copy":
-            return maps.copying(found)
+            return maps.copying(found, squares=self._power == 2)
         if self._policy == "asymmetric" and found:
             return maps.first_copies(found, "policy 'asymmetric'")
         return [maps.dual(term) for term in found]

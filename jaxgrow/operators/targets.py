@@ -148,8 +148,8 @@ def grown(
     """``{axis: (old, new)}`` for the axes of ``target``, in a fixed order.
 
     Raises:
-      ValueError: an axis of another kind than ``kinds``, an axis that the model does not have, or a
-        target below the size of the model. One message lists all problems.
+      ValueError: an axis of another kind than ``kinds``, an axis that the model does not have or
+        that has size 0, or a target below the size of the model. One message lists all problems.
       TypeError: as in `whole`.
 
     Example:
@@ -163,6 +163,11 @@ def grown(
         f"axis {a!r}: {operator} cannot reduce the size from {sizes[a]} to {new}. Use coalesce or prune to make a model smaller"
         for a, new in target.items()
         if a in sizes and new < sizes[a]
+    ]
+    wrong += [
+        f"axis {a!r}: has size 0, so {operator} cannot grow it to {new}. Remove it from the target"
+        for a, new in target.items()
+        if sizes.get(a) == 0
     ]
     if wrong:
         raise ValueError("\n  ".join(wrong))

@@ -3,12 +3,23 @@
 import re
 from functools import partial
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from jaxgrow import compose, correct, grow, interpolate, sizes, swap
+from jaxgrow import (
+    compose,
+    correct,
+    from_rules,
+    grow,
+    grow_optimizer,
+    interpolate,
+    sizes,
+    swap,
+)
 from jaxgrow.axes import leaves
 from jaxgrow.growth.maps import (
     AxisMap,
@@ -17,8 +28,11 @@ from jaxgrow.growth.maps import (
     identity,
     new_sizes,
     preserves_function,
+    repeat,
+    select,
     tile,
 )
+from jaxgrow.growth.matrices import Rows
 from jaxgrow.models import GPT2Config
 from jaxgrow.operators import (
     DEPTH,
@@ -128,6 +142,83 @@ def test_a_rule_s_map_fits_the_leaf_that_it_grows():
     wrong = Rules((Rule(({"mlp": tile(2, 3)},), "*/bias"), Rule(({"mlp": tile(3, 2)},))))
     with raises("mlp/bias: axis 'mlp' has size 3, but its map takes 2 to 6"):
         grow(wrong, PARAMS, AXES)
+
+
+def copies(*index):
+    """Return Rows whose index may be wrong."""
+    return Rows(np.array(index)[:, None], np.ones((len(index), 1)), 3)
+
+
+def test_both_matrices_of_a_map_have_one_shape():
+    with raises(
+        "the growth has inconsistent maps:",
+        "axis 'mlp': the write map has shape (4, 3), and the read map has shape (3, 4). "
+        "Both must have the same shape, [new, old].",
+        "axis ('a', 'b'): the write map has shape (3,), and the read map has shape (3,).",
+    ):
+        rules = (
+            Rule(({"mlp": AxisMap(np.ones((4, 3)), np.ones((3, 4)))},)),
+            Rule(({("a", "b"): AxisMap(np.ones(3), np.ones(3))},)),
+        )
+        grow(Rules(rules), PARAMS, AXES)
+
+
+@pytest.mark.parametrize("outside", [3, -1])
+def test_sparse_maps_have_units_that_exist(outside):
+    with raises(
+        f"axis 'mlp': the read map has the index {outside}, but the axis has 3 old units. "
+        "Indices must be in 0 .. 2."
+    ):
+        grow({"mlp": AxisMap(copies(0, 1, 2, 2), copies(0, 1, 2, outside))}, PARAMS, AXES)
+    last = {"mlp": AxisMap(copies(0, 1, 2, 2), copies(0, 1, 2, 2))}
+    assert grow(last, PARAMS, AXES)["mlp"]["bias"].shape == (4,)
+    params = jax.tree.map(np.float32, PARAMS)
+    learned = jax.jit(lambda growth: grow(growth, params, AXES))(last)  # has no values to check
+    assert learned["mlp"]["bias"].shape == (4,)
+
+
+@pytest.mark.parametrize("use", [lambda g: grow(g, PARAMS, AXES), new_sizes, swap])
+def test_a_matrix_is_not_a_list(use):
+    with pytest.raises(
+        TypeError,
+        match=r"axis 'mlp': the read map is of type list, .* Convert it with numpy.asarray",
+    ):
+        use({"mlp": AxisMap(np.ones((4, 3)), np.ones((4, 3)).tolist())})
+
+
+def test_a_prng_key_is_copied_but_not_scaled():
+    keys = {"a": {"b": jax.random.split(jax.random.key(0), 3)}}
+    with raises("a/b: has dtype key<fry>, which cannot hold the results of Rows(3 -> 6, scaled"):
+        grow({"mlp": tile(3, 2)}, keys, {"a": {"b": ("mlp.in.bias",)}})
+    with raises("a/b: has dtype key<fry>, and is not known to be the same in both models"):
+        interpolate(keys, {"a": {"b": keys["a"]["b"][::-1]}}, 0.5)
+    assert grow({}, keys, {"a": {"b": ("mlp",)}})["a"]["b"] is keys["a"]["b"]
+
+
+@pytest.mark.parametrize("xp", [np, jnp])
+def test_leaves_without_elements_grow(xp):
+    index = [0, 1, 0, 1, 2, 3]
+    for growth in (repeat(4, 2), select(index, 4)):
+        grown = grow({"mlp": growth}, {"w": xp.ones((0, 4))}, {"w": ("embed", "mlp")})
+        assert grown["w"].shape == (0, growth.new)
+
+
+def test_an_empty_tuple_in_the_parameters_is_no_leaf():
+    """Layers without parameters are empty tuples in stax."""
+    params = [(np.ones((2, 3)), np.ones(3)), (), (np.ones((3, 2)), np.ones(2))]
+    rules = {"0/0": ("embed.in", "mlp"), "0/1": ("mlp.bias",), "2/0": ("mlp.in", "embed")}
+    axes = from_rules(params, rules | {"2/1": ("embed.bias",)})
+    assert axes[1] == ()
+    growth = {"mlp": tile(3, 2)}
+    grown = grow(growth, params, axes)
+    assert grown[1] == () and grown[2][0].shape == (6, 2)
+    tx = optax.trace(0.9)
+    state = grow_optimizer(tx, tx.init(params), growth, params, axes, "exact")
+    chex.assert_trees_all_equal_shapes(state, tx.init(grown))
+    with raises("1: has axis names, but the parameters have no such leaf"):
+        sizes(params[:1], axes[:2])
+    with raises("1: has axis names, but the parameters have no such leaf"):
+        sizes(params, [axes[0], ("mlp",), axes[2]])
 
 
 def test_axis_groups_need_matching_sizes_and_adjacent_axes():
@@ -297,6 +388,14 @@ def test_widths_are_only_widened_and_nothing_else(operator):
     if not both:
         with raises(f"axis 'layers': {name} grows {axes}"):
             operator(LARGE, {"layers": 10})
+
+
+@pytest.mark.parametrize("new", [0, 4])
+def test_an_axis_without_units_cannot_grow(new):
+    for operator in (hypercloning, lemon):
+        with raises(f"axis 'mlp': has size 0, so {operator.__name__} cannot grow it to {new}."):
+            operator({**LARGE, "mlp": 0}, {"mlp": new})
+        assert list(operator({**LARGE, "mlp": 0}, {"embed": 24})) == ["embed"]
 
 
 TWICE = {"embed": 24, "heads": 8, "mlp": 40}

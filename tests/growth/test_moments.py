@@ -19,7 +19,7 @@ import tiny
 from jaxgrow import dual, grow, grow_optimizer, swap
 from jaxgrow.axes import axis
 from jaxgrow.growth.maps import AxisMap, select, tile
-from jaxgrow.growth.matrices import Rows
+from jaxgrow.growth.matrices import Rows, dense
 from jaxgrow.growth.moments import RebiasState, rebias
 from jaxgrow.operators import aki, fpi, hypercloning, lemon, llama_pro, stack, staged
 
@@ -157,6 +157,28 @@ def test_a_unit_left_at_zero_is_no_first_copy():
     grown = grow_optimizer(ADAMW, state, {"a": late}, SMALL, AXES, "asymmetric")
     first, second = of_adam(state).mu["v"]
     np.testing.assert_array_equal(of_adam(grown).mu["v"], [0, first, second, 0])
+
+
+def test_copied_second_moments_are_never_negative():
+    """A new unit that extrapolates the old ones has a weight of -1.
+
+    The control is the first moment, which grows by the weights themselves. Means are unchanged.
+    """
+    sparse = Rows(np.array([[0, 0], [1, 1], [1, 0]]), np.array([[1.0, 0], [1, 0], [2, -1]]), 2)
+    tx = optax.scale_by_adam()
+    state = trained(tx)
+    state = state._replace(nu={**state.nu, "v": np.array([9.0, 1])})
+    for write in (sparse, dense(sparse), jnp.asarray(dense(sparse))):
+        growth = {"a": AxisMap(write, write)}
+        grown = grow_optimizer(tx, state, growth, SMALL, AXES, "copy")
+        first, second = state.mu["v"]
+        close(grown.mu["v"], np.array([first, second, 2 * second - first]))
+        assert grown.nu["v"].tolist() == [9, 1, 11]
+        large = grow(growth, SMALL, AXES)
+        updates, _ = tx.update(gradients(large, 1)[0], grown)
+        assert all(np.isfinite(u).all() for u in jax.tree.leaves(updates))
+    mean = grow_optimizer(tx, state, swap({"a": tile(1, 2)}), SMALL, AXES, "copy")
+    assert mean.nu["v"].tolist() == [5]
 
 
 # --- exactness ---
