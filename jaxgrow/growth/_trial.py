@@ -4,7 +4,8 @@ The names of leaves do not determine it. ``mu`` is a mean of gradients in Adam a
 normalized gradients in ADOPT, and the values that ``optax.trace`` accumulates depend on the
 transformations before it. Therefore the optimizer takes a few steps with parameters of two units
 per axis. It repeats these steps with scaled gradients and with scaled parameters. The content of a
-leaf follows from the factor by which this multiplies the changes of the leaf.
+leaf follows from the factor by which this multiplies the changes of the leaf. The trial has all
+layers of the model, because an optimizer may have a mask or labels for each of them.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,7 @@ import numpy as np
 import optax  # pyright: ignore[reportMissingTypeStubs]
 from jax.tree_util import PyTreeDef
 
-from jaxgrow.axes.names import Axes, Names, Params, Tree, by_path, is_names, owners
+from jaxgrow.axes.names import LAYERS, Axes, Names, Params, Tree, by_path, is_names, owners
 from jaxgrow.axes.stacking import stack_layers, unstack_layers
 
 # 1 and 2: the first or second power of the gradients of the same entry.
@@ -28,7 +29,7 @@ from jaxgrow.axes.stacking import stack_layers, unstack_layers
 # other: the leaf depends on gradients of other entries.
 Kind: TypeAlias = Literal[1, 2, "own", "parameters", "unchanged", "mixed", "other"]
 
-# The largest size of an axis in the trial.
+# The largest size of an axis in the trial, except the number of separate layers.
 UNITS = 2
 # A trial takes at least STEPS steps, and at most MOST until every leaf has changed that a step
 # computes. Some leaves change only at intervals of several steps.
@@ -61,15 +62,26 @@ def kinds(
         `jaxgrow.stack_layers`.
 
     Raises:
-      ValueError: the trial cannot run the optimizer.
+      ValueError: the trial cannot run the optimizer, or a parameter is a PRNG key.
     """
-    arrays, tree = jax.tree.flatten(params)
+    of: dict[str, Names] = by_path(axes, is_leaf=is_names)
     shapes: list[tuple[tuple[int, ...], str]] = []
-    for x in arrays:
-        shape = tuple(min(n, UNITS) for n in jnp.shape(x))
-        shapes.append((shape, np.dtype(x.dtype).name))
+    number: int | None = None
+    for leaf, x in by_path(params).items():
+        full: tuple[int, ...] = jnp.shape(x)
+        shape = [min(n, UNITS) for n in full]
+        if layers and LAYERS in of[leaf]:
+            dim = of[leaf].index(LAYERS)
+            number = shape[dim] = full[dim]
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            raise ValueError(
+                f"{leaf}: has dtype {x.dtype}, but the trial of the optimizer needs numbers. Leave "
+                "the PRNG key out of the parameters, or use policy 'drop'."
+            )
+        shapes.append((tuple(shape), np.dtype(x.dtype).name))
     names, names_tree = jax.tree.flatten(axes, is_leaf=is_names)
-    return _kinds(tx, tree, tuple(shapes), names_tree, tuple(names), layers)
+    tree = jax.tree.structure(params)
+    return _kinds(tx, tree, tuple(shapes), names_tree, tuple(names), layers, number)
 
 
 @cache  # a run may grow several times
@@ -80,17 +92,16 @@ def _kinds(
     names_tree: PyTreeDef,
     names: tuple[Names, ...],
     layers: str | None,
+    number: int | None,
 ) -> dict[str, Kind]:
     rng = np.random.default_rng(0)
 
     def drawn(draw: Callable[[tuple[int, ...]], Any]) -> Tree:
-        made = jax.tree.unflatten(
-            tree, [jnp.asarray(np.asarray(draw(shape), dtype)) for shape, dtype in shapes]
-        )
-        return unstack_layers(made, layers) if layers else made
+        made = jax.tree.unflatten(tree, [np.asarray(draw(shape), dtype) for shape, dtype in shapes])
+        return jax.tree.map(jnp.asarray, unstack_layers(made, layers) if layers else made)
 
     axes = jax.tree.unflatten(names_tree, names)
-    axes = unstack_layers(axes, layers, UNITS) if layers else axes
+    axes = unstack_layers(axes, layers, number) if layers else axes
     with jax.ensure_compile_time_eval():
         params = drawn(rng.standard_normal)
         factors = drawn(partial(np.resize, [2.0, 1.0]))  # they differ within a leaf

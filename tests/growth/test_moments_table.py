@@ -389,3 +389,36 @@ def test_muon_of_a_list_of_layers_grows(policy):
             ValueError, match=r"the optimizer has no such leaf .* path pattern as layers"
         ):
             grow_optimizer(tx, of_state, GROWTH, stacked, axes, policy)
+
+
+@pytest.mark.parametrize("policy", ["copy", "exact"])
+@pytest.mark.parametrize("name", ["decay", "masked", "labels"])
+def test_masks_and_labels_may_be_trees_with_all_layers(name, policy):
+    """The trial has as many layers as the model, so a tree with an entry for each layer fits."""
+    layers = {f"layers_{i}": {"w": np.full((2, 3), 1.0 + i), "v": np.ones(2)} for i in range(4)}
+    axes = stack_layers(
+        {layer: {"w": ("a.in", "b"), "v": ("a.bias",)} for layer in layers}, "layers_{}"
+    )
+    mask = jax.tree.map(lambda x: x.ndim > 1, layers)
+    tx = {
+        "decay": optax.adamw(0.1, mask=mask),
+        "masked": optax.masked(optax.adam(0.1), mask),
+        "labels": optax.multi_transform(
+            {"adam": optax.adam(0.1), "sgd": optax.sgd(0.1, 0.9)},
+            jax.tree.map(lambda x: "adam" if x.ndim > 1 else "sgd", layers),
+        ),
+    }[name]
+    params, state = (stack_layers(tree, "layers_{}") for tree in (layers, tx.init(layers)))
+    grown = grow_optimizer(tx, state, GROWTH, params, axes, policy, "layers_{}")
+    large = unstack_layers(grow(GROWTH, params, axes), "layers_{}")
+    expected = jax.eval_shape(tx.init, large)
+    back = unstack_layers(grown, "layers_{}")
+    assert jax.tree.map(jnp.shape, back) == jax.tree.map(jnp.shape, expected)
+
+
+def test_a_prng_key_among_the_parameters_is_named():
+    params = {"seed": jax.random.key(0), "v": np.ones(2)}
+    tx = optax.masked(optax.adam(0.1), {"seed": False, "v": True})
+    with pytest.raises(ValueError, match=r"seed: has dtype key<fry>, .* or use policy 'drop'"):
+        axes = {"seed": (), "v": ("a",)}
+        grow_optimizer(tx, tx.init(params), GROWTH, params, axes, "exact")
