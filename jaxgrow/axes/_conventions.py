@@ -102,7 +102,9 @@ def is_scale(leaf: str) -> bool:
     )
 
 
-def marked(leaf: str, names: Names, known: Set[str], has_scale: bool, has_kernel: bool) -> Names:
+def marked(
+    leaf: str, names: Names, known: Set[str], has_scale: bool, has_kernel: bool, is_gemma: bool
+) -> Names:
     """Return the names with suffixes.
 
     Args:
@@ -112,6 +114,7 @@ def marked(leaf: str, names: Names, known: Set[str], has_scale: bool, has_kernel
       has_scale: whether the module that contains the parameter also contains a norm scale.
       has_kernel: whether the module that contains the parameter also contains a kernel. A scale in
         such a module does not belong to a norm.
+      is_gemma: whether the leaf is the output kernel of Gemma's MLP, next to ``gating_einsum``.
     """
     parts = leaf.split("/")
     if not _is_embedding(parts):
@@ -124,7 +127,7 @@ def marked(leaf: str, names: Names, known: Set[str], has_scale: bool, has_kernel
             parts, names, groups[-1], ".norm.bias" if has_scale and len(groups) == 1 else ".bias"
         )
     if len(groups) > 1:
-        return _matrix(parts, names, groups)
+        return _matrix(parts, names, groups, is_gemma)
     return _vector(
         parts, names, groups[-1], ".norm.scale" if is_scale(leaf) and not has_kernel else UNSURE
     )
@@ -165,7 +168,7 @@ def _vector(parts: Sequence[str], names: Names, group: list[int], mark: str) -> 
     return tuple(out)
 
 
-def _matrix(parts: Sequence[str], names: Names, groups: list[list[int]]) -> Names:
+def _matrix(parts: Sequence[str], names: Names, groups: list[list[int]], is_gemma: bool) -> Names:
     # The last two parts are needed, because `split_fused` puts the parts of a fused kernel one level
     # below its name.
     last = parts[-2:]
@@ -177,7 +180,7 @@ def _matrix(parts: Sequence[str], names: Names, groups: list[list[int]]) -> Name
         side = (
             "in"
             if _OUTPUTS & set(plain) and (_words(parts) & _HEADS or "kernel" in last)
-            else _side(parts)
+            else _side(parts, is_gemma)
         )
     if side == "in":
         read = [plain.index("embed")]
@@ -198,13 +201,12 @@ def _is_embedding(parts: Sequence[str]) -> bool:
     return "embedding" in last or ("kernel" not in last and any(map(_EMBEDDINGS.search, last)))
 
 
-def _side(parts: Sequence[str]) -> str | None:
+def _side(parts: Sequence[str], is_gemma: bool) -> str | None:
     """Return ``"in"`` if ``embed`` is an input axis of a kernel, ``"out"`` if an output axis.
 
     The last part of the path that has a known name decides. If there is none, return None.
     """
-    # The output kernel of Gemma's MLP, next to ``gating_einsum``.
-    if parts[-1] == "linear" or list(parts[-2:]) == ["linear", "w"]:
+    if is_gemma:
         return "out"
     for part in reversed(parts):
         words = _words([part])

@@ -281,13 +281,17 @@ def _marked(axes: Axes, known: Set[str]) -> Axes:
     leaves = by_path(axes, is_leaf=_is_names)
     scales = {p.rpartition("/")[0] for p, n in leaves.items() if is_scale(p) and _is_vector(n)}
     kernels = {p.rpartition("/")[0] for p in leaves if p.endswith("/kernel")}
+    # Gemma calls the output kernel of its MLP "linear", which is an input kernel in other models.
+    gates = [p.split("/") for p in leaves if "gating_einsum" in p.split("/")]
+    outputs = {"/".join([*parts[: parts.index("gating_einsum")], "linear"]) for parts in gates}
 
     def leaf(key_path: KeyPath, names: MaybeNames) -> MaybeNames:
         if any(n is not None and axis(n) != n for n in names):
             return names
         name = path(key_path)
         of = name.rpartition("/")[0]
-        return marked(name, translated(name, names), known, of in scales, of in kernels)
+        is_gemma = name.removesuffix("/w") in outputs
+        return marked(name, translated(name, names), known, of in scales, of in kernels, is_gemma)
 
     return jax.tree_util.tree_map_with_path(leaf, axes, is_leaf=_is_names)
 

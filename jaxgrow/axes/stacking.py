@@ -20,6 +20,11 @@ from jaxgrow.axes.names import LAYERS, KeyPath, Tree, by_path, is_names, path
 # The entries of a dict, or of a list by their indices.
 Entries: TypeAlias = dict[Any, Any]
 
+_NO_TUPLES = (
+    ", which does not match tuples, because the state of optax.chain is a tuple. For a tuple of "
+    "layers, use {'layers': params} and the pattern 'layers/{}'"
+)
+
 
 def stack_layers(tree: Tree, layers: str) -> Tree:
     """Stack layers that are separate subtrees (``layers_0``, ``layers_1``, ...) into one subtree.
@@ -32,7 +37,9 @@ def stack_layers(tree: Tree, layers: str) -> Tree:
         The leaves of an axes tree get the axis ``"layers"``.
       layers: path pattern of the layers, with ``{}`` for their number, which matches the end of a
         path: ``"layers_{}"``, ``"decoder/layers_{}"``, and for a list ``"layers/{}"``. The layers
-        at all matching paths are stacked.
+        at all matching paths are stacked. If the parameters are a bare list of layers, the pattern
+        is ``"{}"``. It matches lists and dicts, but no tuples, because the state of `optax.chain`
+        is a tuple. For a tuple of layers, use ``{"layers": params}`` and ``"layers/{}"``.
 
     Returns:
       The tree with one subtree in place of the layers. In a dict, the key of this subtree is the
@@ -75,8 +82,8 @@ def stack_layers(tree: Tree, layers: str) -> Tree:
         stack,
         tree,
         where,
-        lambda node: bool(_numbered(_entries(node), name)),
-        f"no layers found at {layers!r}",
+        lambda node: _may_hold(node, layers) and bool(_numbered(_entries(node), name)),
+        f"no layers found at {layers!r}{_NO_TUPLES * (layers == '{}')}",
     )
     if wrong:
         raise ValueError(f"the layers {layers!r} cannot be stacked:\n  " + "\n  ".join(wrong))
@@ -107,7 +114,7 @@ def unstack_layers(tree: Tree, layers: str, number: int | None = None) -> Tree:
     wrong: list[str] = []
 
     def stacked(node: Tree) -> bool:
-        return _is_stacked(_entries(node), name)
+        return _may_hold(node, layers) and _is_stacked(_entries(node), name)
 
     # Some stacked layers have no leaves, for example if they are excluded by the mask of an
     # optimizer. Their number is taken from the other nodes.
@@ -134,7 +141,8 @@ def unstack_layers(tree: Tree, layers: str, number: int | None = None) -> Tree:
         parts = [jax.tree.map(partial(_layer, i), whole, is_leaf=is_leaf) for i in range(count)]
         return _rebuilt(node, entries | dict(zip(keys, parts, strict=True)))
 
-    out = at_nodes(unstack, tree, where, stacked, f"nothing is stacked at {layers!r}")
+    none = f"nothing is stacked at {layers!r}{_NO_TUPLES * (layers == '{}')}"
+    out = at_nodes(unstack, tree, where, stacked, none)
     if wrong:
         raise ValueError("the layers cannot be unstacked:\n  " + "\n  ".join(wrong))
     return out
@@ -222,6 +230,11 @@ def _place(layers: str) -> tuple[str, str]:
             "part, such as 'layers_{}' or 'layers/{}'"
         )
     return where, name
+
+
+def _may_hold(node: Tree, layers: str) -> bool:
+    """Whether a node may hold layers: with the pattern ``{}``, which has no name, tuples may not."""
+    return layers != "{}" or not isinstance(node, tuple)
 
 
 def _entries(node: Tree) -> Entries:

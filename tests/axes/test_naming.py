@@ -263,6 +263,27 @@ def test_adam_state_is_stacked_grown_and_unstacked_like_params():
     assert stack_layers(optax.sgd(1e-3).init(tree), "layers_{}") == optax.sgd(1e-3).init(tree)
 
 
+@pytest.mark.parametrize("kind", [list, lambda layers: dict(enumerate(layers))])
+def test_a_state_of_bare_layers_is_stacked_within_its_tuples(kind):
+    """The tuples of `optax.chain` also have entries with numbers, but these are no layers."""
+    tree = kind([layer(i) for i in range(2)])
+    names = kind([{"kernel": ("embed.in", "mlp"), "bias": ("mlp.bias",)}] * 2)
+    tx = optax.chain(optax.trace(0.9), optax.adam(0.1))
+    state = tx.update(tree, tx.init(tree))[1]
+    params, axes, stacked = (stack_layers(x, "{}") for x in (tree, names, state))
+    assert stacked[0].trace[0]["bias"].shape == (2, 3)
+    growth = operators.stack(sizes(params, axes), {"layers": 4})
+    grown = grow_optimizer(tx, stacked, growth, params, axes, "copy", "{}")
+    back = unstack_layers(grown, "{}")
+    assert jax.tree.structure(back) == jax.tree.structure(tx.init(kind([layer(0)] * 4)))
+    np.testing.assert_array_equal(back[1][0].mu[3]["bias"], state[1][0].mu[1]["bias"])
+    way_out = "does not match tuples, .* use {'layers': params} and the pattern 'layers/{}'"
+    with pytest.raises(ValueError, match=f"no layers found at '{{}}', which {way_out}"):
+        stack_layers((layer(0), layer(1)), "{}")
+    with pytest.raises(ValueError, match=f"nothing is stacked at '{{}}', which {way_out}"):
+        unstack_layers((layer(0),), "{}")
+
+
 def matrices(tree):
     return jax.tree.map(lambda x: x.ndim == 2, tree)
 

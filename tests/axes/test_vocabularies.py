@@ -353,6 +353,16 @@ def test_models_that_name_no_axes(leaves, layers):
     from_rules(zeros(every), told)
 
 
+def test_linear_is_an_output_kernel_only_in_gemma():
+    """Haiku calls every linear layer so; its ``w`` has no layout that the name determines."""
+    alone = {"mlp/linear": {"w": ("embed", "mlp")}, "linear": {"w": ("embed", "mlp")}}
+    assert by_convention(alone) == {of: {"w": ("embed?", "mlp?")} for of in alone}
+    gemma = {"gating_einsum": ("gates", "embed", "mlp"), "linear": ("mlp", "embed")}
+    found = by_convention({"mlp": gemma, **gemma, "other": {"linear": ("mlp", "embed")}})
+    assert found["mlp"]["linear"] == found["linear"] == ("mlp.in", "embed")
+    assert found["other"]["linear"] == ("mlp?", "embed?")
+
+
 def test_mesh_axes_and_missing_names_are_reported_not_guessed():
     """Tunix shards by the axes of a mesh."""
     theirs = {
