@@ -4,7 +4,14 @@ A Hugging Face checkpoint is transformed with one tensor in memory at a time. An
 loaded completely.
 """
 
-from jaxgrow.checkpoints._transform import load, open_checkpoint, save, transform, write
+from jaxgrow.checkpoints._transform import (
+    load,
+    open_checkpoint,
+    save,
+    stored_forms,
+    transform,
+    write,
+)
 from jaxgrow.checkpoints.changed import Cast, Noisy
 from jaxgrow.checkpoints.hf.base import Family, Stored
 from jaxgrow.checkpoints.hf.registry import FAMILIES
@@ -27,6 +34,7 @@ __all__ = [
     "load",
     "open_checkpoint",
     "save",
+    "stored_forms",
     "transform",
     "write",
 ]

@@ -268,8 +268,9 @@ def write(
                 "space, or choose another disk"
             )
         _write_model(source, planned, part, shard, progress)
-        for file in planned.carried:
-            shutil.copyfile(file, part / file.name)
+        for name in planned.carried:
+            (part / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(roots[0].folder / name, part / name)
         about["files"] += beside(part) if beside is not None else []
         write_json(part / RECORD, about)
     return planned.size
@@ -283,14 +284,14 @@ class _Planned:
       family: the architecture of a Hugging Face folder; None for an Orbax folder.
       foreign: the ``config.json`` of the model, if it has one.
       head: task and labels of the head of a model from an Orbax folder.
-      carried: the other files that are copied.
+      carried: the other files that are copied, as paths relative to the folder of the first root.
       size: the size of the tensors in bytes.
     """
 
     family: Family | None
     foreign: dict[str, Any] | None
     head: dict[str, Any]
-    carried: list[Path]
+    carried: list[str]
     size: int
 
 
@@ -306,7 +307,7 @@ def _planned(
     head = _head(source, root)
     family = None
     size = source.bytes
-    if (to or ("hf" if isinstance(root, HuggingFace) else "orbax")) == "hf":
+    if _is_hf(to, root):
         family, foreign = storage.family_for(
             source.config, foreign, {**head, **(settings or {})} or None
         )
@@ -314,6 +315,29 @@ def _planned(
     if foreign is not None and root is not None:
         foreign = _in_dtype(foreign, source, root)
     return _Planned(family, foreign, head, carried, size)
+
+
+def _is_hf(to: Kind | None, root: Checkpoint | None) -> bool:
+    """Whether a Hugging Face folder is written."""
+    return to == "hf" or (to is None and isinstance(root, HuggingFace))
+
+
+def stored_forms(source: Source, root: Checkpoint, to: Kind | None) -> dict[str, storage.Form]:
+    """Return how the leaves of a model are stored, by path.
+
+    Args:
+      source: the model: ``root`` itself, or a model made of it.
+      root: the checkpoint that `write` follows.
+      to: as for `write`.
+
+    Raises:
+      CheckpointError: the architecture has no such model.
+    """
+    if source is root and isinstance(root, HuggingFace):
+        return storage.forms(root, root.family)
+    if source is not root and _is_hf(to, root):
+        return storage.forms(source, storage.family_for(source.config, root.foreign)[0])
+    return {path: storage.Form(1.0, 0.0, leaf.dtype) for path, leaf in source.leaves.items()}
 
 
 def _record(
@@ -325,7 +349,7 @@ def _record(
         **record,
         "sources": [r.fingerprint() for r in roots],
         "config": source.config.as_json(),
-        "files": [file.name for file in planned.carried],
+        "files": list(planned.carried),
     }
     if history := _history(roots):
         about["history"] = history

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgrow.axes.names import axis, is_layers
+from jaxgrow.checkpoints.io.files import CheckpointError
 from jaxgrow.checkpoints.source import Leaf, Source, flat, nested
 from jaxgrow.growth.maps import Maps
 from jaxgrow.growth.symmetry import break_symmetry
@@ -17,6 +18,9 @@ class Cast(Source):
       dtype: the name of the new dtype.
       at_least: whether to promote each leaf to a dtype that represents both its own dtype and
         ``dtype``, so that wider leaves keep theirs.
+
+    Raises:
+      CheckpointError: by `read`, if a finite value is infinite in the new dtype.
     """
 
     def __init__(self, source: Source, dtype: str, *, at_least: bool = False):
@@ -28,7 +32,19 @@ class Cast(Source):
             self.leaves[path] = Leaf(leaf.names, leaf.shape, new)
 
     def read(self, path: str, layer: int | None = None) -> np.ndarray:
-        return self._source.read(path, layer).astype(self.leaves[path].dtype, copy=False)
+        x = self._source.read(path, layer)
+        dtype = self.leaves[path].dtype
+        with np.errstate(over="ignore"):
+            cast = x.astype(dtype, copy=False)
+        lost = np.isinf(cast) & np.isfinite(x)
+        if lost.any():
+            where = path if layer is None else f"layer {layer} of {path}"
+            raise CheckpointError(
+                f"{where} has values up to {np.abs(x[lost]).max():g}, but the largest number of "
+                f"{dtype.name} is {float(jnp.finfo(dtype).max):g}. Choose the dtype "
+                "bfloat16 or float32"
+            )
+        return cast
 
     def origin(self, path: str, layer: int | None) -> tuple[Source, int | None] | None:
         return self._source.origin(path, layer)

@@ -25,14 +25,18 @@ from jaxgrow import __version__
 from jaxgrow.axes.names import Params
 from jaxgrow.checkpoints.hf.storage import family_of
 from jaxgrow.checkpoints.io.checksums import NAME, damage, seal
-from jaxgrow.checkpoints.io.files import RECORD, CheckpointError, read_json, spelt, write_json
+from jaxgrow.checkpoints.io.files import (
+    PARAMS,
+    RECORD,
+    CheckpointError,
+    read_json,
+    spelt,
+    write_json,
+)
 from jaxgrow.checkpoints.source import Checkpoint, Leaf, Loaded, Source, flat, nested
 from jaxgrow.models import Config, from_json
 from jaxgrow.sharding import RULES, spec
 from jaxgrow.signals import uninterrupted
-
-# The folder of the parameters.
-PARAMS = "params"
 
 
 class Orbax(Loaded, Checkpoint):

@@ -8,7 +8,7 @@ from jaxgrow.checkpoints import FAMILIES, open_checkpoint
 from jaxgrow.checkpoints.io.safetensors import SHARD
 from jaxgrow.cli import model_inputs, options
 from jaxgrow.cli.completion import script
-from jaxgrow.cli.errors import UsageError
+from jaxgrow.cli.errors import UsageError, reported
 from jaxgrow.cli.model_outputs import outputs
 from jaxgrow.cli.options import Commands
 from jaxgrow.cli.writing import amount, as_text, in_dtype, print_json, size_record, write
@@ -84,11 +84,16 @@ def _report(a: argparse.Namespace) -> None:
     first = open_checkpoint(a.a)
     second = open_checkpoint(a.b)
     inputs, what = model_inputs.of_both(first, second, a.data)
-    found = preservation(outputs(first), outputs(second), inputs)
+    with reported():
+        found = preservation(outputs(first), outputs(second), inputs, (str(a.a), str(a.b)))
+    notes = model_inputs.tokenizer_notes(first, second)
     if a.json:
-        return print_json({"a": str(a.a), "b": str(a.b), "inputs": what, **asdict(found)})
+        about = {"a": str(a.a), "b": str(a.b), "inputs": what, **asdict(found), "notes": notes}
+        return print_json(about)
     print(f"a: {a.a}, b: {a.b}, on {what}")
     print(found)
+    for note in notes:
+        print(f"note: {note}")
 
 
 def add_convert(commands: Commands) -> None:

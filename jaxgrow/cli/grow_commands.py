@@ -14,9 +14,17 @@ from jaxgrow.checkpoints.hf.upcycled import Single
 from jaxgrow.checkpoints.io.replacing import may_become
 from jaxgrow.cli import options, suggest
 from jaxgrow.cli.errors import UsageError, reported
-from jaxgrow.cli.keeps import METHODS, keeps, rounding
+from jaxgrow.cli.keeps import METHODS, keeps
 from jaxgrow.cli.options import Commands
-from jaxgrow.cli.writing import as_text, in_dtype, kept_as_text, print_json, transform, write
+from jaxgrow.cli.writing import (
+    as_text,
+    in_dtype,
+    kept_as_text,
+    print_json,
+    rounding_notes,
+    transform,
+    write,
+)
 from jaxgrow.growth.maps import Growth
 from jaxgrow.integrations import command
 from jaxgrow.integrations.torch_optimizer import POLICIES
@@ -275,9 +283,9 @@ def _upcycle(a: argparse.Namespace) -> None:
     grown = Upcycled(in_dtype(a, source, at_least=True), growth, active, seed)
     made = in_dtype(a, grown)
     kept = active % (sizes["mlp"] // grown.sizes()["mlp"]) == 0
-    notes = rounding(growth, grown.leaves, made.leaves) if kept else []
+    rounded = rounding_notes(a, source, growth, grown, made) if kept else []
     arguments = {"method": a.method, "target": target, "active": active, "seed": seed}
-    write(a, made, arguments, source, keeps=kept, notes=notes)
+    write(a, made, arguments, source, rounded=rounded, keeps=kept)
 
 
 def _active(a: argparse.Namespace) -> int:

@@ -1,14 +1,16 @@
 """Which axes does a growth method support, and does a growth preserve the function of a model?"""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
 from jaxgrow import operators
 from jaxgrow.axes.names import Names, axis
+from jaxgrow.checkpoints.hf.storage import Form
+from jaxgrow.checkpoints.io.files import listed
 from jaxgrow.checkpoints.source import Leaf
 from jaxgrow.growth.maps import Growth, Rules, new_sizes, preserves_function, terms
-from jaxgrow.growth.matrices import Matrix, Rows
+from jaxgrow.growth.matrices import Rows
 from jaxgrow.models import Config
 
 # For each method: the axes that it grows, and whether it preserves the function of a pre-LN model.
@@ -54,55 +56,86 @@ def _by_operator(growth: Growth, config: Config, method: str) -> bool:
 
 
 def rounding(
-    growth: Growth, grown: Mapping[str, Leaf], made: Mapping[str, Leaf], noise: bool = False
+    growth: Growth,
+    grown: Mapping[str, Leaf],
+    made: Mapping[str, Leaf],
+    forms: tuple[Mapping[str, Form], Mapping[str, Form]],
+    noise: bool = False,
 ) -> list[str]:
     """Describe how half precision rounds the result of a function-preserving growth.
 
     Args:
       growth: the growth.
       grown: the leaves in the dtypes in which they are computed, by path.
-      made: the leaves in the dtypes in which they are stored, by path.
+      made: the leaves in the new dtypes, by path.
+      forms: how the leaves are stored before and after the growth (`checkpoints.stored_forms`).
       noise: whether noise was added to the copies.
 
     Returns:
-      One note, or none if the stored numbers are exact.
+      Notes; none if the stored numbers are exact.
     """
     narrower = _names(
         made[path].dtype
         for path, leaf in grown.items()
         if made[path].dtype.itemsize < leaf.dtype.itemsize
     )
-    half = {path: leaf for path, leaf in made.items() if leaf.dtype.itemsize < 4}
-    by_growth = _names(
-        leaf.dtype
-        for path, leaf in half.items()
-        if noise or not _in_powers(growth, path, leaf.names)
-    )
     way_out = "`jaxgrow report` measures the difference; --dtype float32 avoids it"
     if narrower:
         return [f"every parameter is rounded to {narrower}; {way_out}"]
-    return (
-        [f"{by_growth} rounds parameters whose factor is not a power of two; {way_out}"]
-        if by_growth
-        else []
-    )
+    before, after = forms
+    half = {path: form.dtype for path, form in after.items() if form.dtype.itemsize < 4}
+    by_growth = [p for p in half if noise or not _in_powers(growth, p, made[p].names)]
+    stored = [
+        p for p in half if not _stored_exactly(growth, p, made[p].names, before.get(p), after[p])
+    ]
+    notes = []
+    if by_growth:
+        dtypes = _names(half[p] for p in by_growth)
+        notes.append(f"{dtypes} rounds parameters whose factor is not a power of two; {way_out}")
+    if stored:
+        dtypes = _names(half[p] for p in stored)
+        notes.append(
+            f"{dtypes} rounds {listed(stored)}, because the architecture stores such parameters "
+            f"scaled by a factor of the hidden size, or minus one; {way_out}"
+        )
+    return notes
 
 
 def _names(dtypes: Iterable[np.dtype]) -> str:
     return " and ".join(sorted({dtype.name for dtype in dtypes}))
 
 
-def _in_powers(growth: Growth, path: str, names: Names) -> bool:
-    """Whether the growth of a leaf is exact: only factors that are powers of two, and no sums."""
+def _matrices(growth: Growth, path: str, names: Names) -> Iterator[np.ndarray]:
+    """The weights by which a growth maps the axes of a leaf."""
     for term in terms(growth, path, names):
         for axes, m in term.items():
-            mapped = [n for n in names if axis(n) in axes]
-            if not all(_exact(m.of(n)) for n in mapped):
-                return False
-    return True
+            for name in names:
+                if axis(name) in axes:
+                    matrix = m.of(name)
+                    yield np.asarray(matrix.weight if isinstance(matrix, Rows) else matrix)
 
 
-def _exact(m: Matrix) -> bool:
-    weight = np.asarray(m.weight if isinstance(m, Rows) else m)
+def _in_powers(growth: Growth, path: str, names: Names) -> bool:
+    """Whether the growth of a leaf is exact: only factors that are powers of two, and no sums."""
+    return all(map(_exact, _matrices(growth, path, names)))
+
+
+def _exact(weight: np.ndarray) -> bool:
     mantissa = np.frexp(np.abs(weight[weight != 0]))[0]
     return bool((mantissa == 0.5).all()) and int((weight != 0).sum(1).max(initial=0)) <= 1
+
+
+def _stored_exactly(
+    growth: Growth, path: str, names: Names, before: Form | None, after: Form
+) -> bool:
+    """Whether the change between the stored forms of a leaf is exact in half precision.
+
+    A leaf that is stored shifted, such as a norm scale minus one, must not change at all.
+    """
+    times, plus = (1.0, 0.0) if before is None else (before.times, before.plus)
+    power = np.log2(after.times / times)
+    if plus or after.plus:
+        unchanged = plus == after.plus and np.isclose(power, 0)
+        weights = _matrices(growth, path, names)
+        return bool(unchanged) and all((w[w != 0] == 1).all() for w in weights)
+    return bool(np.isclose(power, np.round(power)))

@@ -1,5 +1,6 @@
 """On which inputs do commands evaluate models: random ones, or tokens or images of a file?"""
 
+import filecmp
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import jax
 import numpy as np
 
 from jaxgrow.checkpoints import CheckpointError, Source
+from jaxgrow.checkpoints.io.files import LARGEST_EXTRA, read_json, spelt
 from jaxgrow.checkpoints.source import Checkpoint
 
 # The maximum number of samples, and of tokens per sample.
@@ -60,6 +62,40 @@ def of_both(first: Checkpoint, second: Source, file: Path | None) -> tuple[Any, 
     length = min(first.config.length, second.config.length, LENGTH)
     inputs = first.config.inputs_of(rng.integers(0, vocab, (ROWS, length)))
     return inputs, f"{ROWS} x {length} random tokens"
+
+
+def tokenizer_notes(first: Checkpoint, second: Checkpoint) -> list[str]:
+    """A note if token ids mean different tokens in two models, by the tokenizers in their folders."""
+    files = [model.folder / "tokenizer.json" for model in (first, second)]
+    if not all(file.is_file() for file in files) or filecmp.cmp(*files, shallow=False):
+        return []
+    a, b = map(_tokens, files)
+    other = [i for i in a.keys() & b.keys() if a[i] != b[i]]
+    if not other:
+        return []
+    i = min(other)
+    return [
+        f"the tokenizers in {first.folder} and {second.folder} differ, so {len(other):,} token ids "
+        f"mean different tokens: {i}, for example, means {spelt(a[i])} in the first and "
+        f"{spelt(b[i])} in the second. The two models should have the same tokenizer"
+    ]
+
+
+def _tokens(file: Path) -> dict[int, Any]:
+    """The tokens of a ``tokenizer.json`` by their ids; empty if the file is not a tokenizer."""
+    try:
+        content = read_json(file, LARGEST_EXTRA)
+        vocab: Any = content["model"]["vocab"]
+        found = (
+            {i: token for token, i in vocab.items()}
+            if isinstance(vocab, dict)
+            else {i: token for i, (token, _) in enumerate(vocab)}
+        )
+        found |= {token["id"]: token["content"] for token in content.get("added_tokens", [])}
+    except (OSError, CheckpointError, KeyError, TypeError, ValueError):
+        # A tokenizer that is not valid is an error only where it is used.
+        return {}
+    return {i: token for i, token in found.items() if isinstance(i, int)}
 
 
 def of_data(source: Checkpoint, file: Path, length: int = LENGTH) -> tuple[Any, str]:

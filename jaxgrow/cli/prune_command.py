@@ -160,7 +160,13 @@ def _measured(plan: _Plan, growth: Growth) -> dict[str, Any]:
     }
     for name, pruning in (("pruned", growth), ("random", plan.control)):
         found = outputs(Grown(plan.source, pruning))(plan.inputs)
-        difference = preservation(lambda _: whole, lambda _, found=found: found, plan.inputs)
+        with reported():
+            difference = preservation(
+                lambda _: whole,
+                lambda _, found=found: found,
+                plan.inputs,
+                ("the original model", f"the {name} model"),
+            )
         report[name] = {"loss": _loss(plan, found[0]), **asdict(difference)}
     return report
 

@@ -1,14 +1,13 @@
 """The commands of a V-cycle: coalesce, decoalesce, interpolate."""
 
 import argparse
-import math
 from collections.abc import Mapping
 
 from jaxgrow import operators
 from jaxgrow.axes.names import beside, kind
 from jaxgrow.checkpoints import Interpolated, open_checkpoint
 from jaxgrow.checkpoints.io.files import RECORD
-from jaxgrow.cli import options
+from jaxgrow.cli import model_inputs, options
 from jaxgrow.cli.errors import UsageError, option, reported
 from jaxgrow.cli.options import AXES, Commands
 from jaxgrow.cli.writing import in_dtype, transform, write
@@ -152,13 +151,14 @@ def add_interpolate(commands: Commands) -> None:
 
 
 def _interpolate(a: argparse.Namespace) -> None:
-    if not math.isfinite(a.alpha):
+    if not 0 <= a.alpha <= 1:
         raise UsageError(
-            f"--alpha {a.alpha} is not a finite number: give a weight from 0 (BEFORE) to 1 (UP)"
+            f"--alpha {a.alpha:g} is not from 0 to 1: give the weight of UP, such as --alpha 0.5"
         )
     before = open_checkpoint(a.before)
     up = open_checkpoint(a.up)
     mixed = Interpolated(
         in_dtype(a, before, at_least=True), in_dtype(a, up, at_least=True), a.alpha
     )
-    write(a, in_dtype(a, mixed), {"alpha": a.alpha}, before, up)
+    notes = model_inputs.tokenizer_notes(before, up)
+    write(a, in_dtype(a, mixed), {"alpha": a.alpha}, before, up, notes=notes)

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxgrow.checkpoints import Cast, CheckpointError, Grown, Noisy, Source
+from jaxgrow.checkpoints import Cast, CheckpointError, Grown, Noisy, Source, stored_forms
 from jaxgrow.checkpoints import write as write_checkpoint
 from jaxgrow.checkpoints.hf import peft
 from jaxgrow.checkpoints.hf.storage import HuggingFace
-from jaxgrow.checkpoints.io.files import RECORD
+from jaxgrow.checkpoints.io.files import ADAPTER, RECORD, left_out, listed
 from jaxgrow.checkpoints.io.folders import appearing
 from jaxgrow.checkpoints.io.replacing import may_become
 from jaxgrow.checkpoints.source import Checkpoint
@@ -28,6 +28,12 @@ except ImportError:  # as on Windows
 
 # A function that writes more files into the new folder, and returns their names.
 WriteFiles = Callable[[Path], list[str]]
+_DORA = (
+    "transformers 5 loads the DoRA in {0} without its magnitudes. Move "
+    f"{' and '.join(ADAPTER)} "
+    "to another folder and load them with PeftModel.from_pretrained, or merge the DoRA into its "
+    "model before growing"
+)
 
 
 def in_dtype(a: argparse.Namespace, source: Source, at_least: bool = False) -> Source:
@@ -77,12 +83,36 @@ def transform(
             )
         grown = Noisy(grown, growth, arguments["seed"], noise)
     made = in_dtype(a, grown)
-    notes = rounding(growth, grown.leaves, made.leaves, noise is not None) if kept else []
+    rounded = rounding_notes(a, root, growth, grown, made, noise is not None) if kept else []
     policy = getattr(a, "optimizer", None)
     if policy is not None:
         arguments = arguments | {"optimizer": policy}
     files = _files_beside(a, root, made, growth, lora)
-    write(a, made, arguments, root, files=files, keeps=kept, notes=notes, **facts)
+    notes = [_DORA.format(a.dst)] if lora is not None and lora.gains else []
+    write(a, made, arguments, root, files=files, rounded=rounded, notes=notes, keeps=kept, **facts)
+
+
+def rounding_notes(
+    a: argparse.Namespace,
+    root: Checkpoint,
+    growth: Growth,
+    grown: Source,
+    made: Source,
+    noise: bool = False,
+) -> list[str]:
+    """The notes of `rounding` about a growth that preserves the function.
+
+    Args:
+      a: the parsed arguments.
+      root: the model before the growth.
+      growth: the growth.
+      grown: the grown model in the dtypes in which it is computed.
+      made: the grown model in its new dtypes.
+      noise: whether noise was added to the copies.
+    """
+    with reported():
+        forms = (stored_forms(root, root, None), stored_forms(made, root, a.to))
+    return rounding(growth, grown.leaves, made.leaves, forms, noise)
 
 
 def _files_beside(
@@ -165,6 +195,8 @@ def write(
     arguments: dict[str, Any],
     *roots: Checkpoint,
     files: WriteFiles | None = None,
+    rounded: Sequence[str] = (),
+    notes: Sequence[str] = (),
     **facts: Any,
 ) -> None:
     """Write a model to DST and print what was written.
@@ -175,8 +207,10 @@ def write(
       arguments: the arguments of the transformation, for the record in DST.
       *roots: the checkpoints that it is made of.
       files: a function that writes further files into DST.
-      **facts: further entries of the JSON output. ``keeps``, ``notes``, ``lora`` and ``groups`` are
-        also printed as text.
+      rounded: notes about rounding.
+      notes: other notes.
+      **facts: further entries of the JSON output. ``keeps``, ``lora`` and ``groups`` are also
+        printed as text.
     """
     began = time.perf_counter()
     dtype = {} if a.dtype is None else {"dtype": a.dtype}
@@ -185,8 +219,8 @@ def write(
     seconds = time.perf_counter() - began
     about = {"dst": str(a.dst), "written": not a.dry_run, **record}
     about |= {**size_record(source, size), **facts, "seconds": seconds}
-    rounded = facts.get("notes", [])
-    about["notes"] = [*rounded, *(note for root in roots for note in root.notes)]
+    of_roots = [note for root in roots for note in root.notes]
+    about["notes"] = [*rounded, *notes, *of_roots, *_not_copied(a, roots[0])]
     peak = _peak_memory()
     if peak is not None:
         about["peak_memory"] = peak
@@ -194,6 +228,13 @@ def write(
         print_json(about)
     else:
         _print(a, source, size, about, rounded)
+
+
+def _not_copied(a: argparse.Namespace, root: Checkpoint) -> list[str]:
+    """A note that lists the subfolders of a model that are not in DST."""
+    folders = left_out(root.folder) if root.foreign is not None else []
+    names = [f"{name}/" for name in folders if not (a.dst / name).exists()]
+    return [f"{root.folder} has folders that are not copied: {listed(names)}"] if names else []
 
 
 def _print(

@@ -1,6 +1,6 @@
 """How much does a growth change the function of a model? It is measured on tokens."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -63,7 +63,12 @@ def rms(x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.sqrt(jnp.square(y.astype(jnp.float32)).mean())
 
 
-def preservation(first: Observed, second: Observed, tokens: jax.Array) -> Preservation:
+def preservation(
+    first: Observed,
+    second: Observed,
+    tokens: jax.Array,
+    names: tuple[str, str] = ("the first model", "the second model"),
+) -> Preservation:
     """Compare two models on the same tokens.
 
     Args:
@@ -72,12 +77,13 @@ def preservation(first: Observed, second: Observed, tokens: jax.Array) -> Preser
         For models of jaxgrow, this is ``lambda t: model.apply({"params": p}, t, observe=rms)``.
       second: the same for the other model, with the same vocabulary.
       tokens: the input of both models.
+      names: how errors call the two models.
 
     Returns:
       Their differences; ``print`` shows them in four lines.
 
     Raises:
-      ValueError: the logits have different shapes.
+      ValueError: the logits have different shapes, or some are NaN or infinite.
 
     Example:
       >>> found = preservation(*[lambda t: (jnp.eye(3)[t], jnp.ones(2))] * 2, tokens=jnp.array([0, 2]))
@@ -90,6 +96,7 @@ def preservation(first: Observed, second: Observed, tokens: jax.Array) -> Preser
             f"the two models return logits of shapes {a.shape} and {b.shape}; they must share a "
             "vocabulary"
         )
+    _check_finite(dict(zip(names, (a, b), strict=True)))
     log_a = jax.nn.log_softmax(a)
     log_b = jax.nn.log_softmax(b)
     return Preservation(
@@ -100,3 +107,22 @@ def preservation(first: Observed, second: Observed, tokens: jax.Array) -> Preser
         rms_first=tuple(map(float, jnp.concatenate(jax.tree.leaves(rms_a)))),
         rms_second=tuple(map(float, jnp.concatenate(jax.tree.leaves(rms_b)))),
     )
+
+
+def _check_finite(logits: Mapping[str, jax.Array]) -> None:
+    """Check that the logits of each model are finite.
+
+    Raises:
+      ValueError: some are NaN or infinite.
+    """
+    wrong = [
+        f"{name} returns {int(jnp.isnan(x).sum()):,} NaN and {int(jnp.isinf(x).sum()):,} infinite "
+        f"logits out of {x.size:,}"
+        for name, x in logits.items()
+        if not jnp.isfinite(x).all()
+    ]
+    if wrong:
+        raise ValueError(
+            f"{'; '.join(wrong)}. The outputs cannot be compared: check the parameters for NaN and "
+            "infinite values"
+        )

@@ -93,6 +93,12 @@ def _check_shapes(model: HuggingFace, kind: str, of: Mapping[str, Any]) -> None:
         if name not in unknown
     }
     wrong = [f"{name}: {mine}, not {its}" for name, (mine, its) in shapes.items() if mine != its]
+    if unknown and any("{experts}" in stored.name for stored in model.names.values()):
+        raise CheckpointError(
+            f"optimizer state {kind!r} has one array for all experts of a layer, as transformers 5 "
+            f"holds them in memory ({listed(unknown)}), but {model.folder} stores a tensor for each "
+            "expert. Growing such a state is not supported: grow the model without its optimizer"
+        )
     if unknown or wrong:
         raise CheckpointError(
             f"optimizer state {kind!r} does not fit the model in {model.folder}: "

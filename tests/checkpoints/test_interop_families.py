@@ -743,6 +743,38 @@ def test_what_no_mixture_stores_is_told(tmp_path, capsys):
     assert not (tmp_path / "b").exists()
 
 
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "GPTNeoXForCausalLM"])
+def test_layer_types_that_the_family_ignores_follow_the_depth(tmp_path, architecture, capsys):
+    """transformers 5 loads no config whose `layer_types` has another length."""
+    folder = made(tmp_path / "a", architecture)
+    deeper = ("--method", "stack", "--layers", 4)
+    change(folder, layer_types=["full_attention"] * 2)
+    run("grow", folder, tmp_path / "b", *deeper)
+    assert "layer_types" not in json.loads((tmp_path / "b/config.json").read_text())
+    assert_alike(tmp_path / "b")
+    # With the same depth, it is kept.
+    run("convert", folder, tmp_path / "same", "--dtype", "bfloat16")
+    said = json.loads((tmp_path / "same/config.json").read_text())
+    assert said["layer_types"] == ["full_attention"] * 2
+    change(folder, layer_types=["full_attention", "sliding_attention"])
+    arguments = ["grow", folder, tmp_path / "c", *deeper]
+    assert program.main([str(word) for word in arguments]) == 1
+    told = capsys.readouterr().err
+    assert "layer_types of config.json has 2 entries, but the new model has 4 layers" in told
+
+
+def test_heads_without_a_setting_for_key_value_heads_propose_a_size(tmp_path, capsys):
+    folder = made(tmp_path / "a", "GPTNeoXForCausalLM")
+    sizes = checkpoints.open_checkpoint(folder).sizes()
+    wide = ("--embed", 2 * sizes["embed"], "--heads", 2 * sizes["heads"])
+    grow_it = ["grow", folder, tmp_path / "b", "--method", "hypercloning", *wide]
+    assert program.main([str(word) for word in grow_it]) == 1
+    way_out = f"--kv-heads {2 * sizes['heads']}"
+    assert f"; {way_out} fits, or --to orbax" in capsys.readouterr().err
+    run(*grow_it, *way_out.split())
+    assert_kept(assert_alike(tmp_path / "b"), assert_alike(folder))
+
+
 def test_a_pooler_that_nobody_asks(tmp_path):
     """Some saved ViT folders contain an unused pooler."""
     from safetensors.numpy import save_file

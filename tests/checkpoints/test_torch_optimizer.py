@@ -224,6 +224,30 @@ def test_what_does_not_fit_is_refused(run, tmp_path, capsys):
         torch_optimizer.grow_state(source, source, odd, {}, "exact")
 
 
+def test_states_of_experts_that_transformers_fuses_are_refused(tmp_path, capsys):
+    config = transformers.MixtralConfig(
+        vocab_size=11,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        num_local_experts=4,
+    )
+    model = transformers.MixtralForCausalLM(config)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(input_ids=torch.arange(11)[None], labels=torch.arange(11)[None]).loss.backward()
+    optimizer.step()
+    model.save_pretrained(tmp_path / "a")
+    torch.save(optimizer.state_dict(), tmp_path / "a" / "optimizer.pt")
+    grow = ["grow", str(tmp_path / "a"), str(tmp_path / "b"), "--method", "hypercloning", *WIDE]
+    assert main([*grow, "--optimizer", "exact"]) == 1
+    told = capsys.readouterr().err
+    assert "one array for all experts of a layer" in told and "experts.gate_up_proj" in told
+    assert not (tmp_path / "b").exists()
+    assert main(grow) == 0
+
+
 def test_a_distributed_folder_is_the_same_state(run, tmp_path):
     """The layout of FSDP: its grown arrays equal the grown arrays of optimizer.pt."""
     import torch.distributed.checkpoint as dcp

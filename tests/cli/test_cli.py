@@ -24,6 +24,17 @@ from jaxgrow.models import GPT2Config, LlamaConfig
 
 METHODS = operators.DEPTH | operators.WIDTH
 SIZES = {"layers": 4, "embed": 12, "heads": 4, "mlp": 20}
+GEMMA = {
+    "model_type": "gemma",
+    "vocab_size": 11,
+    "hidden_size": 8,
+    "intermediate_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 4,
+    "max_position_embeddings": 16,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -225,6 +236,41 @@ def test_tokens_that_are_none(tmp_path, folder, capsys, ids):
     assert "ids.npy" in refused(capsys, "report", folder, folder, "--data", tmp_path / "ids.npy")
 
 
+def test_report_counts_logits_that_are_not_finite(tmp_path, folder, capsys):
+    params = tiny.params(CONFIG, dtype="float32")
+    params["token_embedding"][3, 0] = np.inf
+    checkpoints.save(tmp_path / "inf", CONFIG, params)
+    for options in ((), ("--json",)):
+        error = refused(capsys, "report", folder, tmp_path / "inf", *options)
+        assert f"{tmp_path / 'inf'} returns " in error and " NaN and " in error
+        assert f"{folder} returns" not in error
+
+
+def test_models_of_two_tokenizers_are_noted(tmp_path, folder, capsys):
+    words = ["<unk>", "a", "b"]
+    for name, model in (
+        ("ab", {"vocab": {word: i for i, word in enumerate(words)}}),
+        ("ba", {"vocab": [["<unk>", 0.0], ["b", -1.0], ["a", -2.0]]}),
+    ):
+        file = saved(tmp_path / name) / "tokenizer.json"
+        file.write_text(json.dumps({"model": model, "added_tokens": [{"id": 0, "content": "<x>"}]}))
+    both = tmp_path / "ab", tmp_path / "ba"
+    note = (
+        f"the tokenizers in {both[0]} and {both[1]} differ, so 2 token ids mean different tokens: "
+        '1, for example, means "a" in the first and "b" in the second'
+    )
+    run("report", *both)
+    assert f"note: {note}" in capsys.readouterr().out
+    run("report", *both, "--json")
+    assert note in json.loads(capsys.readouterr().out)["notes"][0]
+    run("interpolate", *both, tmp_path / "mix", "--alpha", "0.5")
+    assert f"note: {note}" in capsys.readouterr().out
+    # Equal tokenizers, and a file that is not a tokenizer.
+    for other in (both[0], folder):
+        run("report", both[0], other)
+        assert "note" not in capsys.readouterr().out
+
+
 def test_report_needs_one_vocabulary(tmp_path, folder, capsys):
     other = saved(tmp_path / "b", replace(CONFIG, vocab=13))
     assert "vocabularies differ, 11 and 13" in refused(capsys, "report", folder, other)
@@ -287,6 +333,10 @@ def test_report_needs_one_vocabulary(tmp_path, folder, capsys):
             "--seed: stack does not use random numbers",
         ),
         (("grow", "--method", "hypercloning", "--kv-heads", "8"), "axis 'kv_heads'"),
+        (
+            ("grow", "--method", "net2net", "--layers", "8"),
+            "axis 'layers': fpi (net2net) grows embed, heads, mlp",
+        ),
         (("convert",), "convert needs at least one of --to"),
     ],
 )
@@ -312,7 +362,8 @@ def test_models_and_weights_that_do_not_go_together(tmp_path, folder, capsys):
     deep = saved(tmp_path / "deep", replace(CONFIG, layers=5))
     arguments = ("interpolate", folder, deep, tmp_path / "b", "--alpha")
     assert "the two models differ: layers 4 and 5" in refused(capsys, *arguments, "0.5")
-    assert "--alpha nan is not a finite number" in refused(capsys, *arguments, "nan", status=2)
+    for alpha in ("nan", "2", "-0.1"):
+        assert f"--alpha {alpha} is not from 0 to 1" in refused(capsys, *arguments, alpha, status=2)
     assert "there is no folder" in refused(capsys, "inspect", tmp_path / "nowhere")
 
 
@@ -566,6 +617,38 @@ def test_weights_of_other_frameworks_stay_behind(tmp_path):
     }
 
 
+def test_subfolders_are_copied_or_listed(tmp_path, capsys):
+    source = saved(tmp_path / "a")
+    for name in ("additional_chat_templates/tool.jinja", "1_Pooling/config.json", ".cache/x"):
+        (source / name).parent.mkdir()
+        (source / name).write_text("{{ tools }}")
+    run("convert", source, tmp_path / "orbax", "--to", "orbax")
+    assert capsys.readouterr().out.endswith(
+        f"note: {source} has folders that are not copied: 1_Pooling/\n"
+    )
+    for _ in range(2):  # the second time, the result is replaced
+        run("convert", tmp_path / "orbax", tmp_path / "b", "--to", "hf", "--overwrite")
+        assert "note" not in capsys.readouterr().out
+        assert (tmp_path / "b/additional_chat_templates/tool.jinja").read_text() == "{{ tools }}"
+    assert not (tmp_path / "b/1_Pooling").exists()
+    (tmp_path / "b/additional_chat_templates/mine.txt").write_text("")
+    again = ("convert", tmp_path / "orbax", tmp_path / "b", "--to", "hf", "--overwrite")
+    assert "additional_chat_templates/mine.txt" in refused(capsys, *again)
+    outside = source / "additional_chat_templates" / "out.jinja"
+    outside.symlink_to(tmp_path / "b" / "config.json")
+    assert "outside the folder" in refused(
+        capsys, "grow", source, tmp_path / "c", "--method", "stack", "--layers", "8"
+    )
+
+
+def test_a_file_above_the_new_folder_is_named(tmp_path, folder, capsys):
+    (tmp_path / "file").write_text("")
+    grow = ("--method", "stack", "--layers", "8")
+    for dry in ((), ("--dry-run",)):
+        error = refused(capsys, "grow", folder, tmp_path / "file" / "b" / "c", *grow, *dry)
+        assert f"because {tmp_path / 'file'} is not a folder" in error
+
+
 @pytest.mark.slow  # the fast suite covers this with a command in `test_mutations`
 def test_the_library_imports_where_unix_modules_are_missing():
     code = "import sys; sys.modules['resource'] = None; from jaxgrow.cli import program; program.parser()"
@@ -675,6 +758,56 @@ def test_half_precision_is_exact_for_powers_of_two_or_noted(tmp_path, dtype, tim
         )
     error, notes, dtypes = change("--dtype", "float32")
     assert error < 1e-5 and notes == [] and dtypes == {"float32"}
+
+
+@pytest.mark.parametrize("times", [2, 4])
+def test_stored_forms_that_half_precision_rounds_are_noted(tmp_path, times, capsys):
+    """Gemma stores the embedding divided by the root of the width, and norm scales minus one."""
+    gemma = checkpoints.FAMILIES["GemmaForCausalLM"].ours(GEMMA)
+    params = tiny.params(gemma, dtype="bfloat16")
+    checkpoints.save(tmp_path / "a", gemma, params)
+    wide = [
+        word
+        for axis in ("embed", "heads", "kv_heads", "mlp")
+        for word in (f"--{axis.replace('_', '-')}", times * gemma.sizes()[axis])
+    ]
+    for options, leaves in (
+        ((), ["token_embedding", "final_norm/scale"] if times == 2 else ["final_norm/scale"]),
+        (("--dtype", "float32"), []),
+    ):
+        grow = ("--method", "hypercloning", *wide, *options, "--overwrite", "--json")
+        run("grow", tmp_path / "a", tmp_path / "b", *grow)
+        about = json.loads(capsys.readouterr().out)
+        run("report", tmp_path / "a", tmp_path / "b", "--json")
+        error = json.loads(capsys.readouterr().out)["max_abs"]
+        if leaves:
+            assert error > 1e-4 and len(about["notes"]) == 1
+            assert f"bfloat16 rounds {', '.join(leaves)}, because" in about["notes"][0]
+            assert "--dtype float32" in about["notes"][0]
+        else:
+            assert error < 1e-4 and about["notes"] == []
+    # New layers do not change the width, so nothing is rounded.
+    run("grow", tmp_path / "a", tmp_path / "c", "--method", "llama_pro", "--layers", "4", "--json")
+    assert json.loads(capsys.readouterr().out)["notes"] == []
+
+
+def test_a_dtype_that_cannot_hold_the_values_is_refused(tmp_path, capsys):
+    params = tiny.params(CONFIG, dtype="float32")
+    params["token_embedding"][3, 0] = -1e5
+    params["blocks"]["mlp"]["up"]["kernel"][2, 0, 0] = 2e5
+    checkpoints.save(tmp_path / "a", CONFIG, params)
+    error = refused(capsys, "convert", tmp_path / "a", tmp_path / "b", "--dtype", "float16")
+    assert "has values up to 100000, but the largest number of float16 is 65504" in error
+    assert "token_embedding" in error and not (tmp_path / "b").exists()
+    params["token_embedding"][3, 0] = np.nan
+    checkpoints.save(tmp_path / "a", CONFIG, params, overwrite=True)
+    grow = ("grow", tmp_path / "a", tmp_path / "b", "--method", "stack", "--layers", "8")
+    error = refused(capsys, *grow, "--dtype", "float16")
+    assert "layer 2 of blocks/mlp/up/kernel has values up to 200000" in error
+    run("convert", tmp_path / "a", tmp_path / "b", "--dtype", "bfloat16")
+    params["blocks"]["mlp"]["up"]["kernel"][2, 0, 0] = np.inf
+    checkpoints.save(tmp_path / "a", CONFIG, params, overwrite=True)
+    run("convert", tmp_path / "a", tmp_path / "c", "--dtype", "float16")
 
 
 def test_half_precision_results_are_rounded_once_at_the_end(tmp_path, folder, capsys):

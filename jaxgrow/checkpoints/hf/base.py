@@ -485,7 +485,8 @@ class Family:
             model that it describes.
 
         Raises:
-          ValueError: the architecture has no such model.
+          ValueError: the architecture has no such model, or ``like`` has a ``layer_types`` for
+            another number of layers that jaxgrow does not read.
         """
         self._storable(config)
         every = self._every(config)
@@ -494,16 +495,53 @@ class Family:
             out = unsaid | every | self.always(config)
         else:
             out = {**like, **self._changed(config, like, every), **self.always(config)}
+            self._drop_old_types(out, config, every)
         back = self.ours(out).run_as(config)
-        differ = [
-            f"{name} {getattr(config, name)} (it would be {getattr(back, name)})"
-            for name in self._differing(config, back)
-        ]
-        if differ:
-            raise ValueError(
-                f"{self.architecture} has no setting for {', '.join(differ)}; --to orbax writes any model"
-            )
+        self._check_read_back(config, back)
         return out
+
+    def _check_read_back(self, config: Config, back: Config) -> None:
+        """Check that a config is read back from its ``config.json``.
+
+        Args:
+          config: the config.
+          back: the config that is read back.
+
+        Raises:
+          ValueError: they differ. It is a `SizeError` if they differ only in sizes that the
+            architecture derives from other sizes, such as ``kv_heads`` from ``heads``.
+        """
+        differ = self._differing(config, back)
+        about = ", ".join(
+            f"{name} {getattr(config, name)} (it would be {getattr(back, name)})" for name in differ
+        )
+        wrong = f"{self.architecture} has no setting for {about}"
+        if differ and set(differ) <= config.sizes().keys():
+            fits = [(name, getattr(back, name)) for name in differ]
+            way_out = ", ".join(["{}"] * len(fits))
+            raise SizeError(f"{wrong}; {way_out} fits, or --to orbax writes any model", *fits)
+        if differ:
+            raise ValueError(f"{wrong}; --to orbax writes any model")
+
+    def _drop_old_types(self, out: dict[str, Any], config: Config, every: dict[str, Any]) -> None:
+        """Remove ``layer_types`` of another number of layers, if the family does not read it.
+
+        `transformers` loads no ``config.json`` with a ``layer_types`` of another length.
+
+        Raises:
+          ValueError: it has an entry other than "full_attention".
+        """
+        types = out.get("layer_types")
+        if "layer_types" in every or not isinstance(types, list) or len(types) == config.depth:
+            return
+        if set(types) != {"full_attention"}:
+            raise ValueError(
+                f"layer_types of config.json has {len(types)} entries, but the new model has "
+                f"{config.depth} layers, and jaxgrow does not read the layer_types of a "
+                f"{self.architecture}. Remove layer_types from config.json if the model does not "
+                "use it, or use --to orbax"
+            )
+        del out["layer_types"]
 
     def _every(self, config: Config) -> dict[str, Any]:
         """All keys that describe a config."""

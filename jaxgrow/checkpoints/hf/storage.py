@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -382,6 +382,33 @@ def common(dtypes: Iterable[np.dtype]) -> np.dtype:
     return np.dtype(reduce(jnp.promote_types, dtypes))
 
 
+def _narrow(source: Source, names: Mapping[str, Stored]) -> np.dtype:
+    """Return the dtype in which leaves are written that are stored shifted or scaled.
+
+    They were converted to a wider dtype when they were read, and are written in the dtype of the
+    other leaves.
+    """
+    return common(source.leaves[path].dtype for path, stored in names.items() if not stored.moved)
+
+
+class Form(NamedTuple):
+    """How the values of a leaf are stored: ``times * leaf + plus``, in ``dtype``."""
+
+    times: float
+    plus: float
+    dtype: np.dtype
+
+
+def forms(source: Source, family: Family) -> dict[str, Form]:
+    """Return how an architecture stores the leaves of a model, by path."""
+    names = family.names(source.config)
+    narrow = _narrow(source, names)
+    return {
+        path: Form(x.times, x.plus, narrow if x.moved else source.leaves[path].dtype)
+        for path, x in names.items()
+    }
+
+
 @dataclass(frozen=True)
 class _Part:
     path: str
@@ -406,9 +433,7 @@ def planned(source: Source, family: Family) -> list[safetensors.Planned]:
         name: [_Part(path, names[path])] for name, path in family.copies(source.config).items()
     }
     out = []
-    # Leaves that are stored shifted or scaled were converted to a wider dtype when they were read.
-    # They are written in the dtype of the other leaves.
-    narrow = common(source.leaves[path].dtype for path, stored in names.items() if not stored.moved)
+    narrow = _narrow(source, names)
     sizes = source.sizes()
     last = {}
 

@@ -12,6 +12,10 @@ LARGEST_JSON = 10 << 20
 # MB.
 LARGEST_EXTRA = 100 << 20
 RECORD = "jaxgrow.json"
+# The subfolder with the parameters of an Orbax checkpoint.
+PARAMS = "params"
+# The subfolder in which transformers stores all chat templates of a tokenizer but the default one.
+TEMPLATES = "additional_chat_templates"
 # The files of a LoRA, by the names that PEFT gives them.
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 # The endings of the names of weight files of all frameworks, and of the indices of such files.
@@ -61,11 +65,16 @@ def listed(*names: Sequence[str], separator: str = ", ") -> str:
     return separator.join(out)
 
 
-def inside(folder: Path, name: str) -> Path:
+def inside(folder: Path, name: str, sub: str = "") -> Path:
     """Return the path of the regular file ``name`` in ``folder``.
 
     A link is followed only to a file in the folder itself, or in the blob store of the cache of
     Hugging Face to which the folder belongs.
+
+    Args:
+      folder: the folder of a checkpoint.
+      name: the name of a file.
+      sub: the name of the subfolder that holds the file.
 
     Raises:
       CheckpointError: the name points outside the folder, or the file does not exist.
@@ -74,12 +83,12 @@ def inside(folder: Path, name: str) -> Path:
         raise CheckpointError(
             f"{folder}: {name!r} is not the name of a file in this folder; other files are not read"
         )
-    file = folder / name
+    file = folder / sub / name
     if not file.is_file():
         raise CheckpointError(f"{file} is {'not a regular file' if file.exists() else 'missing'}")
     real = file.resolve()
     home = folder.resolve()
-    if home != real.parent and not (
+    if home / sub != real.parent and not (
         home.parent.name == "snapshots" and real.parent == home.parent.parent / "blobs"
     ):
         raise CheckpointError(
@@ -131,11 +140,14 @@ def write_json(file: Path, content: Any) -> None:
     file.write_text(text + "\n")
 
 
-def extras(folder: Path) -> list[Path]:
+def extras(folder: Path) -> list[str]:
     """Return the files of a checkpoint that are copied to new checkpoints, such as a tokenizer.
 
     Weights, configs and hidden files are not among them. An adapter is not either, because it has
-    to grow with the model.
+    to grow with the model. Of the subfolders, only chat templates are copied.
+
+    Returns:
+      Paths relative to ``folder``.
 
     Raises:
       CheckpointError: one of them is a link that leads out of the folder.
@@ -149,5 +161,22 @@ def extras(folder: Path) -> list[Path]:
             or name.lower().endswith(_WEIGHTS)
         )
         if not own and file.is_file() and file.stat().st_size <= LARGEST_EXTRA:
-            found.append(inside(folder, file.name))
+            found.append(inside(folder, name).name)
+    for file in sorted((folder / TEMPLATES).glob("*.jinja")):
+        if file.is_file() and file.stat().st_size <= LARGEST_EXTRA:
+            found.append(f"{TEMPLATES}/{inside(folder, file.name, TEMPLATES).name}")
     return found
+
+
+def left_out(folder: Path) -> list[str]:
+    """Return the names of the subfolders of a checkpoint that `extras` does not copy.
+
+    Hidden folders and the parameters of an Orbax folder are not among them.
+    """
+    return sorted(
+        entry.name
+        for entry in folder.iterdir()
+        if entry.is_dir()
+        and not entry.name.startswith(".")
+        and entry.name not in (PARAMS, TEMPLATES)
+    )

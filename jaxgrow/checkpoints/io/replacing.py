@@ -11,7 +11,15 @@ from typing import Any
 
 from jaxgrow.checkpoints.hf.storage import family_of
 from jaxgrow.checkpoints.io import checksums
-from jaxgrow.checkpoints.io.files import ADAPTER, RECORD, CheckpointError, listed, read_json
+from jaxgrow.checkpoints.io.files import (
+    ADAPTER,
+    PARAMS,
+    RECORD,
+    TEMPLATES,
+    CheckpointError,
+    listed,
+    read_json,
+)
 from jaxgrow.models import from_json
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
@@ -44,7 +52,6 @@ _BESIDE = (
         ".gitattributes",
     ),
 )
-_PARAMS = "params"
 # Names of files in an Orbax folder of parameters, at every level.
 _ORBAX = (
     *(
@@ -81,6 +88,11 @@ def may_become(target: Path, sources: list[Path], overwrite: bool) -> None:
                 f"{target} is the source {source}, contains it, or is inside it. Choose another folder"
             )
     if not os.path.lexists(target):
+        above = next(p for p in target.absolute().parents if os.path.lexists(p))
+        if not above.is_dir():
+            raise CheckpointError(
+                f"{target} cannot be written, because {above} is not a folder. Choose another path"
+            )
         return
     if target.is_symlink() or not target.is_dir():
         raise CheckpointError(f"{target} exists and is not a folder. Choose another path")
@@ -141,12 +153,16 @@ def _unknown(folder: Path, record: dict[str, Any] | None) -> Iterator[str]:
     for entry in sorted(folder.iterdir()):
         if (
             record is not None
-            and entry.name == _PARAMS
+            and entry.name == PARAMS
             and entry.is_dir()
             and not entry.is_symlink()
         ):
             for file in sorted(entry.rglob("*")):
                 if not any(fnmatchcase(file.name, pattern) for pattern in _ORBAX):
+                    yield str(file.relative_to(folder))
+        elif entry.name == TEMPLATES and entry.is_dir() and not entry.is_symlink():
+            for file in sorted(entry.rglob("*")):
+                if file.suffix != ".jinja" or not file.is_file():
                     yield str(file.relative_to(folder))
         elif not entry.is_file():
             yield entry.name + ("/" if entry.is_dir() else "")
