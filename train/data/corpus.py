@@ -89,9 +89,9 @@ def text(path: str, valid_path: str | None, field: str) -> Corpus:
             raise UserError(
                 f"{train} has no split 'train', only {', '.join(found)}; name the folder of one in data.path"
             )
-        held = next((_existing(str(train / name)) for name in _VALIDATION if name in found), None)
+        other = next((_existing(str(train / name)) for name in _VALIDATION if name in found), None)
         train = _existing(str(train / "train"))
-        valid = valid or held
+        valid = valid or other
     parts = [train] if valid is None else [train, valid]
     # Files below ``path`` may also be validation files. They are not trained on, unless both paths
     # are the same.
