@@ -34,10 +34,12 @@ class Cast(Source):
     def read(self, path: str, layer: int | None = None) -> np.ndarray:
         x = self._source.read(path, layer)
         dtype = self.leaves[path].dtype
+        if dtype == x.dtype:
+            return x
         with np.errstate(over="ignore"):
-            cast = x.astype(dtype, copy=False)
-        lost = np.isinf(cast) & np.isfinite(x)
-        if lost.any():
+            cast = x.astype(dtype)
+        infinite = np.isinf(cast)
+        if infinite.any() and (lost := infinite & np.isfinite(x)).any():
             where = path if layer is None else f"layer {layer} of {path}"
             raise CheckpointError(
                 f"{where} has values up to {np.abs(x[lost]).max():g}, but the largest number of "
