@@ -126,8 +126,7 @@ def fpi(sizes: Sizes, target: Sizes, seed: int = 0) -> dict[str, CopyMap]:
     def choose(old: int, new: int) -> np.ndarray:
         return np.concatenate([np.arange(old), rng.integers(0, old, new - old)])
 
-    name = "fpi (net2net)"
-    index = sources(name, sizes, grown(name, WIDTHS, sizes, target), choose)
+    index = sources("fpi", sizes, grown("fpi", WIDTHS, sizes, target), choose)
     return {axis: select(of, sizes[axis]) for axis, of in index.items()}
 
 

@@ -155,8 +155,7 @@ def test_every_method_grows_a_folder(tmp_path, folder, method, capsys):
         **({"seed": 3} if seed else {}),
     }
     again = [f"--{axis}={size - 1}" for axis, size in SIZES.items() if axis in target]
-    name = "fpi (net2net)" if method in ("fpi", "net2net") else method
-    assert f": {name} cannot reduce the size" in refused(
+    assert f": {operators.OPERATORS[method].name} cannot reduce the size" in refused(
         capsys, "grow", folder, tmp_path / "c", "--method", method, *again
     )
 
@@ -336,7 +335,7 @@ def test_report_needs_one_vocabulary(tmp_path, folder, capsys):
         (("grow", "--method", "hypercloning", "--kv-heads", "8"), "axis 'kv_heads'"),
         (
             ("grow", "--method", "net2net", "--layers", "8"),
-            "axis 'layers': fpi (net2net) grows embed, heads, mlp",
+            "axis 'layers': fpi grows embed, heads, mlp",
         ),
         (("convert",), "convert needs at least one of --to"),
     ],

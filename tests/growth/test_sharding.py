@@ -35,7 +35,9 @@ GROWTHS = {
     "rules of two terms": Rules((Rule(({"b": HALF}, {"b": GROWTH["b"]}), axes=("b",)),)),
     "a map over two axes": {
         ("b", "c"): AxisMap(
-            select([*range(30), 3, 4], 30).write, tile(30, 1).read, ((4, 8), (6, 5))
+            select([*range(30), 3, 4], 30).write,
+            select([*range(30), 3, 4], 30).read,
+            ((4, 8), (6, 5)),
         )
     },
 }
