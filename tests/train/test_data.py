@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from train.common import files
 from train.common.errors import UserError
-from train.data import formats, tokenise
+from train.data import corpus, formats, tokenise
 from train.data import text as text_module
 from train.data.cache import made
 from train.data.splitting import exact, held_out
@@ -66,6 +66,10 @@ def test_validation_files_below_the_training_folder_are_not_trained_on(tmp_path,
         found = tokens(replace(text, path=str(folder), valid_path=str(valid)))
         assert found.train.tobytes() == b"0.txt\0"
         assert found.valid.tobytes() == b"valid/1.txt\0valid/2.txt\0"
+        # A cache of all files has another key.
+        assert corpus.text(str(folder), str(valid), "text").key[1] == corpus._key(
+            [folder / "0.txt"]
+        )
     with pytest.raises(UserError, match=r"every file of data.path=.* is also a validation file"):
         tokens(replace(text, path=str(folder / "valid"), valid_path=str(folder)))
     same = tokens(replace(text, path=str(folder), valid_path=str(folder)))  # asked for

@@ -98,16 +98,22 @@ def text(path: str, valid_path: str | None, field: str) -> Corpus:
     held: set[Path] = set()
     if valid is not None and valid.resolve() != train.resolve():
         held = {file.resolve() for file in _files(valid)}
-    if held and all(file.resolve() in held for file in _files(train)):
+
+    def mine(path: Path) -> Iterator[Path]:
+        return (file for file in _files(path) if not held or file.resolve() not in held)
+
+    if held and not any(True for _ in mine(train)):
         raise UserError(
             f"every file of data.path={path} is also a validation file of data.valid_path={valid_path}; "
             "name other text in one of them"
         )
-    key = [field, *(_key(_files(part.resolve())) for part in parts)]
+    # Only files that are read belong to the key, so a cache that also has the validation files in
+    # its training text is not used.
+    key = [field, _key(mine(train.resolve())), *(_key(_files(p.resolve())) for p in parts[1:])]
     counts = Counts()
     skipped = defaultdict(list)
-    mine = (file for file in _files(train) if file.resolve() not in held)
-    documents = [_documents(files, field, counts) for files in (mine, *map(_files, parts[1:]))]
+    read = (mine(train), *map(_files, parts[1:]))
+    documents = [_documents(files, field, counts) for files in read]
     for part in parts:
         for file, why in _entries(part):
             if why:

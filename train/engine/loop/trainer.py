@@ -63,23 +63,28 @@ def run(
     workdir = Workdir(folder)
     _same("configs", as_json(experiment))
     once(lambda: workdir.claim(experiment))
-    once(lambda: workdir.same_sources(_sources(experiment, workdir)))
+    sources = once(lambda: _sources(experiment, workdir))
+    once(lambda: workdir.same_sources(sources))
     if result := once(lambda: workdir.result if workdir.finished else None):
         _say(f"the run in {workdir.folder} has already finished: there is nothing to do")
         return result
     with workdir.alone():
-        return _run(experiment, workdir, profile, keep)
+        return _run(experiment, workdir, sources, profile, keep)
 
 
 def _run(
-    asked: Experiment, workdir: Workdir, profile: int, keep: Collection[int]
+    asked: Experiment,
+    workdir: Workdir,
+    sources: Mapping[str, str],
+    profile: int,
+    keep: Collection[int],
 ) -> dict[str, Any]:
     xla.keep_programs()
     experiment, _ = settled(asked, present(), _say)
     mesh = _mesh(experiment)
     data = everywhere(lambda: RunData(experiment, mesh))
     _same("data", data.identity)
-    once(lambda: workdir.begin(asked, data.identity, _sources(asked, workdir)))
+    once(lambda: workdir.begin(asked, data.identity, sources))
     with _opened(asked, experiment, workdir, mesh, data, profile, keep) as state:
         trainer = Trainer(state)
         model = trainer.run()
