@@ -12,6 +12,7 @@ from jaxgrow import operators, plot
 from jaxgrow.checkpoints import CheckpointError, Source, Upcycled, open_checkpoint
 from jaxgrow.checkpoints.hf.upcycled import Single
 from jaxgrow.checkpoints.io.replacing import may_become
+from jaxgrow.checkpoints.io.safetensors import SHARD
 from jaxgrow.cli import options, suggest
 from jaxgrow.cli.errors import UsageError, reported
 from jaxgrow.cli.keeps import METHODS, keeps
@@ -227,17 +228,50 @@ def _growth(a: argparse.Namespace, source: Source) -> tuple[Growth, dict[str, An
     """The growth that ``--method`` and the sizes define, and the arguments for its record."""
     operator = operators.OPERATORS[a.method]
     target = options.possible(options.target(a))
-    taken = operator.accepted({**source.config.traits, "seed": a.seed or 0})
-    if "seed" not in taken and a.seed is not None and a.noise is None:
-        raise UsageError(f"--seed: {a.method} does not use random numbers; omit --seed")
+    taken = _taken(a, source.config.traits)
     options.check_stages(source, target)
     with reported():
         growth = operator(source.sizes(), target, **taken)
     return growth, {"method": a.method, "target": target, **taken}
 
 
+def _taken(a: argparse.Namespace, traits: Mapping[str, Any]) -> dict[str, Any]:
+    """The optional arguments of the operator: properties of the model, and the random seed.
+
+    Raises:
+      UsageError: a seed is given, but nothing is random.
+    """
+    taken = operators.OPERATORS[a.method].accepted({**traits, "seed": a.seed or 0})
+    if "seed" not in taken and a.seed is not None and a.noise is None:
+        raise UsageError(f"--seed: {a.method} does not use random numbers; omit --seed")
+    return taken
+
+
+def _check_run_options(a: argparse.Namespace) -> None:
+    """Check that no option is given that has no effect on a checkpoint of another trainer.
+
+    Raises:
+      UsageError: there is such an option.
+    """
+    given = {
+        "--to": a.to is not None,
+        "--dtype": a.dtype is not None,
+        "--shard-size": a.shard_size != SHARD,
+        "--noise": a.noise is not None,
+        "--lora": a.lora is not None,
+        "--lora-only": a.lora_only,
+        "--optimizer-state": a.optimizer_state is not None,
+    }
+    if found := ", ".join(option for option, is_given in given.items() if is_given):
+        raise UsageError(
+            f"{found}: not supported for {a.src}, which is a checkpoint of another trainer; omit "
+            f"{found}"
+        )
+
+
 def _grow_run(a: argparse.Namespace) -> None:
     """Grow a checkpoint of another trainer."""
+    _check_run_options(a)
     run = command.opened(a.src, a.format, a.names, a.head_dim)
     target = options.possible(options.target(a))
     operator = operators.OPERATORS[a.method]
@@ -247,7 +281,7 @@ def _grow_run(a: argparse.Namespace) -> None:
             f"--optimizer {policy} is not supported for checkpoints of other trainers: choose from "
             f"{', '.join(command.POLICIES)}"
         )
-    taken = operator.accepted({**run.traits, "seed": a.seed or 0})
+    taken = _taken(a, run.traits)
     with reported():
         growth = operator(run.sizes(), target, **taken)
     may_become(a.dst, [a.src], a.overwrite)

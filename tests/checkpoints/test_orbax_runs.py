@@ -306,6 +306,26 @@ def test_what_does_not_fit_is_refused(tmp_path, capsys):
     assert main([*grown[:-1], "24", "--dry-run"]) == 0 and not (tmp_path / "c").exists()
 
 
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--noise 0",
+        "--dtype bfloat16",
+        "--to hf",
+        "--shard-size 1GB",
+        "--lora l",
+        "--lora-only",
+        "--optimizer-state o",
+        "--seed 1",
+    ],
+)
+def test_an_option_that_would_have_no_effect_is_refused(tmp_path, capsys, option):
+    folder = written(tmp_path / "a", maxtext(1))
+    grown = ("grow", str(folder), str(tmp_path / "b"), "--method", "hypercloning", "--embed", "24")
+    assert main([*grown, *option.split()]) == 2 and not (tmp_path / "b").exists()
+    assert option.split()[0] + ":" in capsys.readouterr().err
+
+
 def test_formats_do_not_claim_each_other():
     trees = {
         "maxtext": [
