@@ -4,7 +4,8 @@ RUN is the folder of a finished fine-tuning (`train.finetune`) on a task of clas
 is a table with the same text columns as the training data of the run: .tsv, .csv, .jsonl, .parquet,
 or a folder of Hugging Face `datasets`. For a task of GLUE, it may also have the columns of the
 published files, or those of tensorflow-datasets. It needs no labels. If it has the label column,
-the command also prints the metrics of the rows that have a label.
+the command also prints the metrics of the rows that have a label. Rows with a label that the model
+does not know are left out of the metrics, and their number is printed.
 
 The output has a line for each row, in the same order: the predicted label (or number) and the
 probability of each class. It is written as TSV to ``--out`` (default: to the terminal).
@@ -37,7 +38,7 @@ def predict(run: Path, file: Path) -> tuple[str, dict[str, float]]:
       file: the table.
 
     Returns:
-      The predictions as TSV, and the metrics of the rows that have a label.
+      The predictions as TSV, and the metrics of the rows that have a label that the model knows.
 
     Raises:
       UserError: the run is not a finished fine-tuning on classes or numbers, or the table lacks a
@@ -145,6 +146,13 @@ def _metrics(
     some = [
         i for i, label in enumerate(given) if label is not None and (not labels or label in labels)
     ]
+    unknown = [label for label in given if label is not None and labels and label not in labels]
+    if unknown:
+        print(
+            f"rows with a label that the model does not know: {len(unknown)} of {len(given)}, such as {unknown[0]!r}; "
+            f"the metrics leave them out (known labels: {', '.join(labels)})",
+            file=sys.stderr,
+        )
     if not some:
         return {}
     if not labels:

@@ -9,15 +9,17 @@ fits the saving against the frontier, by least squares over all seeds, with
 
 A term is omitted if its variable is the same in all files. The command prints the measurements; b
 and c, the percentage points that each doubling adds; and the expected saving at ``--at``, such as
-``1e9:20``. The intervals are 95 % intervals (Student's t) of the mean over seeds. They assume that
-the linear relation also holds at the extrapolated size.
+``1e9:20``. The intervals are 95 % intervals (Student's t) of the mean over seeds; a single seed
+varies more. They assume that the linear relation also holds at the extrapolated size, and that the
+comparisons differ only by this relation and by the seeds.
 """
 
 import json
+import math
 from pathlib import Path
 
 from jaxgrow.tables import markdown
-from train.analysis.fits import AXES, Measured, fit
+from train.analysis.fits import AXES, SAME, Measured, fit
 from train.common.commands import Parser
 from train.common.errors import UserError, exits_cleanly
 
@@ -60,6 +62,12 @@ def measured(text: str) -> Measured:
 
 
 def told(points: list[Measured], at: tuple[float, float] | None) -> str:
+    """Return the measurements, the slopes and the expected saving at ``at`` as Markdown.
+
+    Raises:
+      UserError: the points do not determine the fit, or ``at`` differs from all points in a
+        variable that is the same for all of them.
+    """
     found = fit(points)
 
     def percent(value: float, half: float) -> str:
@@ -71,7 +79,17 @@ def told(points: list[Measured], at: tuple[float, float] | None) -> str:
         body.append([f"{p.at[0]:,.0f}", f"{p.at[1]:.1f}", saved, str(p.bounds or "")])
     lines = [markdown([*AXES, "FLOPs saved, each seed", "lower bounds"], body), ""]
     lines += [f"A doubling of {axis} adds {percent(*found.slope(axis))}." for axis in found.slopes]
+    if bounds := sum(p.bounds for p in points):
+        lines.append(
+            f"The fit uses the lower bounds as if they were values ({bounds} of {sum(len(p.saved) for p in points)} seeds)."
+        )
     if at is not None:
+        for axis, value in zip(AXES, at, strict=True):
+            if axis not in found.slopes and abs(math.log2(value) - found.centre[axis]) > SAME:
+                raise UserError(
+                    f"--at asks for {value:.3g} {axis}, but all comparisons have {2 ** found.centre[axis]:.3g}, so "
+                    f"the effect of a change is unknown; give that value, or add a comparison with another number of {axis}"
+                )
         lines.append(
             f"Expected at {at[0]:.3g} parameters, {at[1]:.3g} tokens per parameter: {percent(*found.expected(at))}."
         )
@@ -90,7 +108,8 @@ def main() -> None:
         "--at", metavar="PARAMETERS:TOKENS", help="size to extrapolate to (default: none)"
     )
     arguments = parser.parse_args()
-    if len(set(arguments.comparisons)) < len(arguments.comparisons):
+    pairs = [text.partition("=") for text in arguments.comparisons]
+    if len({(name, Path(path).resolve()) for name, _, path in pairs}) < len(pairs):
         raise UserError(
             "a comparison is given twice, so its seeds would be counted twice; give each comparison once"
         )

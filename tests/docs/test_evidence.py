@@ -273,6 +273,12 @@ def test_an_estimate_needs_a_row_of_the_same_kind_nearby():
         Setting("GPT2", "SGD", 94_416, 19.5),
     ):
         assert estimate(rows, far) is None
+    assert found.told == "19.8 % ± 2.5" and "bound" not in found.source
+    bounded = estimate(of("deepen", 0.5), here)
+    assert bounded is not None and "with the lower bounds of 1 seed as values" in bounded.source
+    encoder = Setting("ModernBERT", "Muon", 269_264, 11.4)
+    alone = estimate(of("halves", 0.6), encoder)
+    assert alone is not None and alone.told == "> 31.4 %, no interval"
     assert nearest(rows, Setting("ViT", "Muon", 94_416, 19.5)).family == "ViT"
     reported = Setting("GPT2", "AdamW", 124e6, 13)
     assert (

@@ -132,6 +132,15 @@ def test_the_frontier_is_read_in_the_logarithm_of_flops(tmp_path):
     assert frontier_budget(frontier, 3.75) == pytest.approx(10**2.25)
     assert frontier_budget(frontier, 3.0) == pytest.approx(1000)
     assert frontier_budget(frontier, 2.9) == math.inf and frontier_budget(frontier, 6.1) is None
+    # a frontier of one run, and two runs with the same loss
+    assert frontier_budget(frontier[:1], 4.0) == pytest.approx(100)
+    assert frontier_budget(frontier[:1], 4.1) is None
+    same = [*frontier[:2], made(tmp_path, "same", [("train large", 1, 20.0, 4.0)])]
+    assert frontier_budget(same, 4.0) == pytest.approx(100)
+    assert frontier_budget(same[::2], 4.0) == pytest.approx(100)
+    # a longer run that ends higher: the smallest of several budgets
+    higher = [*frontier, made(tmp_path, "higher", [("train large", 1, 1000.0, 3.5)])]
+    assert frontier_budget(higher, 3.5) == pytest.approx(10**2.5)
 
 
 @pytest.fixture
@@ -251,6 +260,64 @@ def test_the_result_is_told_in_words(comparison, tmp_path):
         assert ("scratch-x0.5, from scratch with the same cost, has a loss of 4.0000" in line) == (
             name == "cheap"
         )
+
+
+def at(folder: Path, name: str, ends: list[tuple[float, float]]) -> list[Run]:
+    """Create a run of each seed from its cost and final loss."""
+    return [
+        made(folder, name, [("train large", 1, cost, loss)], seed)
+        for seed, (cost, loss) in enumerate(ends)
+    ]
+
+
+def test_a_negative_bound_is_an_upper_bound_of_the_additional_flops(tmp_path):
+    full = at(tmp_path, "full", [(40.0, 3.0), (40.0, 3.0)])
+    short = at(tmp_path, "full-x0.5", [(20.0, 4.0), (20.0, 4.0)])
+    below = at(tmp_path, "below", [(48.0, 2.9), (48.0, 2.9)])
+    found = Comparison([full, below], [short])
+    (line,) = found.results()
+    assert "with at most 20.0 % more FLOPs than a run from scratch (2 seeds)" in line
+    main, _ = tables(found.report())
+    assert main["below"]["FLOPs saved vs. frontier"] == "> -20.0 % [-20.0, -20.0]"
+
+
+def test_one_seed_above_the_frontier_does_not_mean_that_no_seed_saved(tmp_path):
+    full = at(tmp_path, "full", [(40.0, 3.0)] * 3)
+    short = at(tmp_path, "full-x0.5", [(20.0, 4.0)] * 3)
+    mixed = at(tmp_path, "mixed", [(30.0, 3.1), (30.0, 4.1), (30.0, 3.1)])
+    cheap = at(tmp_path, "cheap", [(19.0, 3.9), (19.0, 3.9), (19.0, 4.1)])
+    found = Comparison([full, mixed, cheap], [short])
+    first, second = found.results()
+    assert (
+        "has no mean saving, because with 1 of 3 seeds it ended above every run from scratch"
+        in first
+    )
+    assert "because with 1 of 3 seeds it costs less than the shortest run from scratch" in second
+    main, _ = tables(found.report())
+    assert main["mixed"]["FLOPs saved vs. frontier"] == "above the frontier: 1 of 3 seeds"
+    assert main["cheap"]["FLOPs saved vs. frontier"] == "cheaper than the frontier: 1 of 3 seeds"
+
+
+def test_a_shorter_run_that_diverged_leaves_a_smaller_frontier(tmp_path):
+    """Without shorter runs of its seed, a run that costs less than the baseline is not judged."""
+    full = at(tmp_path, "full", [(40.0, 3.0), (40.0, 3.0)])
+    short = at(tmp_path, "full-x0.5", [(20.0, 4.0)])
+    run = at(tmp_path, "run", [(30.0, 3.1), (30.0, 3.1)])
+    found = Comparison([full, run], [short], diverged={"full-x0.5": [1]})
+    main, _ = tables(found.report())
+    assert main["full"]["FLOPs saved vs. frontier"] == "0.0 % [0.0, 0.0]"
+    assert main["run"]["FLOPs saved vs. frontier"] == "cheaper than the frontier: 1 of 2 seeds"
+    assert "full-x0.5 diverged with seed 1, so the frontier there has one run less." in " ".join(
+        found.report().split()
+    )
+
+
+def test_the_values_of_two_seeds_are_in_the_order_of_the_seeds(tmp_path):
+    full = at(tmp_path, "full", [(40.0, 3.0)] * 2)
+    short = at(tmp_path, "full-x0.5", [(20.0, 4.0)] * 2)
+    run = at(tmp_path, "run", [(20.0, 3.5), (22.0, 3.5)])
+    main, _ = tables(Comparison([full, run], [short]).report())
+    assert main["run"]["FLOPs saved vs. frontier"] == "25.8 % [29.3, 22.2]"
 
 
 def test_without_a_frontier_no_saving_is_reported(comparison):

@@ -230,7 +230,9 @@ def test_unlabelled_rows_are_predicted_by_the_command(tmp_path, monkeypatch, cap
     [scores] = finetune.finetune(replace(own, epochs=3), tmp_path / "gpt2", tmp_path / "runs")[1e-2]
     assert scores["valid"]["accuracy"] == 1.0
     (tmp_path / "new.jsonl").write_text(
-        jsonl([{"title": "aaaa"}, {"title": "bbbb", "kind": "bad"}])
+        jsonl(
+            [{"title": "aaaa"}, {"title": "bbbb", "kind": "bad"}, {"title": "bbbb", "kind": "Bad"}]
+        )
     )
     run = tmp_path / "runs" / "mine-gpt2-lr0.01-seed0"
     monkeypatch.setattr(
@@ -239,10 +241,13 @@ def test_unlabelled_rows_are_predicted_by_the_command(tmp_path, monkeypatch, cap
     )
     predict.main()
     lines = [line.split("\t") for line in (tmp_path / "out.tsv").read_text().splitlines()]
-    assert [line[0] for line in lines] == ["prediction", "good", "bad"]
+    assert [line[0] for line in lines] == ["prediction", "good", "bad", "bad"]
     assert lines[0][1:] == ["bad", "good"]
     assert float(lines[1][2]) > 0.5
-    assert "accuracy: 1.0000" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "accuracy: 1.0000" in said
+    # The label of the third row is misspelt.
+    assert "a label that the model does not know: 1 of 3, such as 'Bad'; the metrics leave" in said
     with pytest.raises(UserError, match="is not the folder of a finished fine-tuning"):
         predict.predict(tmp_path / "gpt2", tmp_path / "new.jsonl")
 

@@ -207,6 +207,7 @@ class Estimate:
     near: tuple[Evidence, ...]  # the measurements near the setting, nearest first
     rows: int  # number of comparable measurements
     regression: bool  # True: a regression over all of them; False: the nearest one
+    bounds: int  # number of seeds in the estimate that are lower bounds
 
     @property
     def small_alone_is_cheaper(self) -> bool:
@@ -220,7 +221,9 @@ class Estimate:
     @property
     def told(self) -> str:
         """The saving as text, such as ``"15.5 % ± 2.8"``."""
-        return f"{100 * self.saved:.1f} %" + (
+        # A regression that includes lower bounds is not a bound itself.
+        bound = "> " * bool(self.bounds and not self.regression)
+        return f"{bound}{100 * self.saved:.1f} %" + (
             ", no interval" if self.half_width is None else f" ± {100 * self.half_width:.1f}"
         )
 
@@ -232,6 +235,10 @@ class Estimate:
             if self.regression
             else "measured"
         )
+        if self.bounds and self.regression:
+            how += (
+                f", with the lower bounds of {self.bounds} seed{'s' * (self.bounds > 1)} as values"
+            )
         return f"{how}; nearest: {self.near[0].told}"
 
 
@@ -260,12 +267,14 @@ def estimate(rows: Sequence[Evidence], setting: Setting) -> Estimate | None:
         saved, half = fitted(comparable).expected(
             (setting.parameters, setting.tokens_per_parameter)
         )
-        return Estimate(saved, half, tuple(near), sum(bool(e.each) for e in comparable), True)
+        used = [e for e in comparable if e.each]
+        bounds = sum(e.bounds for e in used)
+        return Estimate(saved, half, tuple(near), len(used), True, bounds)
     except UserError:
         first = near[0]
         assert first.mean is not None
         half = None if first.interval is None else first.interval / 100
-        return Estimate(first.mean / 100, half, tuple(near), len(comparable), False)
+        return Estimate(first.mean / 100, half, tuple(near), len(comparable), False, first.bounds)
 
 
 def nearest(rows: Sequence[Evidence], setting: Setting) -> Evidence:

@@ -9,6 +9,9 @@ from scipy.stats import t
 from train.common.errors import UserError
 
 AXES: tuple[str, ...] = ("parameters", "tokens per parameter")
+# Two values are the same if they differ by less than this number of doublings. Nominally equal
+# budgets differ slightly, because the number of steps is an integer.
+SAME = 0.1
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ class Fit:
 
     mean: float
     slopes: dict[str, float]  # slope of each axis along which the comparisons differ
-    centre: dict[str, float]
+    centre: dict[str, float]  # mean of x for every axis, also for those without a slope
     covariance: np.ndarray  # covariance of (mean, *slopes)
     freedom: int  # degrees of freedom
 
@@ -52,7 +55,8 @@ class Fit:
 def fit(points: list[Measured]) -> Fit:
     """Fit ``a + b log2(parameters) + c log2(tokens per parameter)`` by least squares.
 
-    Axes along which all points agree are left out.
+    Axes along which all points agree are left out. All seeds count as independent observations with
+    the same variance, and lower bounds count as values.
 
     Raises:
       UserError: all points have one size and budget, sizes and budgets change together, or there
@@ -71,8 +75,7 @@ def fit(points: list[Measured]) -> Fit:
             "no comparison has several seeds, so nothing can be fitted: repeat the comparisons with "
             "train.compare --seeds 0,1,2"
         )
-    # Nominally equal budgets differ slightly, because the number of steps is an integer.
-    axes = [i for i in range(len(AXES)) if np.ptp(x[:, i]) > 0.1]
+    axes = [i for i in range(len(AXES)) if np.ptp(x[:, i]) > SAME]
     centre = x.mean(0)
     design = np.concatenate([np.ones((len(x), 1)), (x - centre)[:, axes]], 1)
     freedom = len(y) - design.shape[1]
@@ -87,7 +90,7 @@ def fit(points: list[Measured]) -> Fit:
     return Fit(
         float(found[0]),
         dict(zip(names, found[1:].tolist(), strict=True)),
-        {AXES[i]: float(centre[i]) for i in axes},
+        dict(zip(AXES, centre.tolist(), strict=True)),
         variance * np.linalg.inv(design.T @ design),
         freedom,
     )

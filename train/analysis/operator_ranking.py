@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxgrow.tables import markdown
 from train.analysis.runs import Run, spread
+from train.data.labelled.metrics import spearman
 
 # Fractions of the FLOPs at which the table has losses, in addition to the start.
 MOMENTS = (0.25, 0.5, 1.0)
@@ -45,12 +46,6 @@ def _at(curve: Curve, flops: float) -> float | None:
     return None if flops < curve[0][0] else float(np.interp(flops, *np.transpose(curve)))
 
 
-def rank_correlation(x: list[float], y: list[float]) -> float:
-    """Spearman's rank correlation of two lists without ties."""
-    a, b = (np.argsort(np.argsort(v)) for v in (x, y))
-    return float(np.corrcoef(a, b)[0, 1])
-
-
 def table(ranked: list[dict[str, Any]], impossible: dict[str, str], seeds: list[int]) -> str:
     """The ranking as Markdown.
 
@@ -74,9 +69,10 @@ def table(ranked: list[dict[str, Any]], impossible: dict[str, str], seeds: list[
         f"Seeds: {', '.join(map(str, seeds))}; with several seeds, the mean is followed by each seed in brackets.\n"
     )
     ends = [r for r in ranked if None not in r["loss"][-1]]
-    if len(ends) > 2:
-        first = [mean(r["loss"][0]) for r in ends]
-        last = [mean(r["loss"][-1]) for r in ends]
-        correlation = rank_correlation(first, last)
+    # Operators that preserve the function start at the same loss up to rounding. The rank of losses
+    # that are equal in the table has no meaning.
+    first, last = (np.array([round(mean(r["loss"][i]), 4) for r in ends]) for i in (0, -1))
+    if len(ends) > 2 and np.ptp(first) > 0 and np.ptp(last) > 0:
+        correlation = spearman(first, last)
         text += f"Rank correlation of the losses right after growing and at the end: {correlation:.2f}\n"
     return text

@@ -181,15 +181,18 @@ def frontier_budget(frontier: Sequence[Run], loss: float) -> float | None:
     """The FLOPs that a fully decayed run from scratch needs to end at ``loss``.
 
     The loss is interpolated over log FLOPs between neighbouring runs of the frontier, each of which
-    has a complete learning rate schedule. The result is infinite if ``loss`` is below all of them,
-    because the longest run does not suffice, and None if it is above all of them.
+    has a complete learning rate schedule. If a longer run ends above a shorter one, several budgets
+    give the same loss, and the smallest of them is returned. The result is infinite if ``loss`` is
+    below all runs, because the longest run does not suffice, and None if it is above all of them.
     """
     points = sorted((math.log(r.result["flops"]), r.loss) for r in frontier)
     if loss < min(y for _, y in points):
         return math.inf
-    for (x0, y0), (x1, y1) in itertools.pairwise(points):
-        if min(y0, y1) <= loss <= max(y0, y1) and y0 != y1:
-            return math.exp(x0 + (x1 - x0) * (y0 - loss) / (y0 - y1))
+    # The first run is its own neighbour: it is alone if the shorter runs of its seed diverged.
+    for (x0, y0), (x1, y1) in itertools.pairwise([points[0], *points]):
+        if min(y0, y1) <= loss <= max(y0, y1):
+            part = (y0 - loss) / (y0 - y1) if y0 != y1 else 0.0
+            return math.exp(x0 + (x1 - x0) * part)
     return None
 
 

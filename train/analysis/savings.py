@@ -175,10 +175,15 @@ class Comparison:
         first = self.runs[0][0]
         seeds = len(self.runs[0])
         noise = self.noise()
-        doubts = [
-            f"{name} diverged with seed {', '.join(map(str, seeds))}, so no saving is given for it."
-            for name, seeds in self.diverged.items()
-        ]
+        shorter = {runs[0].name for runs in self.frontier}
+        doubts = []
+        for name, lost in self.diverged.items():
+            so = (
+                "the frontier there has one run less"
+                if name in shorter
+                else "no saving is given for it"
+            )
+            doubts.append(f"{name} diverged with seed {', '.join(map(str, lost))}, so {so}.")
         if not self.frontier:
             doubts.append(
                 "No frontier: add --frontier, such as 0.75, to compare with shorter runs from scratch."
@@ -323,19 +328,32 @@ def _saved(row: dict[str, Any]) -> str:
     saved = row["saved_frontier"]
     if saved is None:
         return "has no known saving, because --frontier was not given."
-    if None in saved and all(row["cheaper_than_frontier"]):
+    if None in saved:
+        above, cheaper = _without_saving(row)
+        if above == len(saved):
+            return "saved nothing: it ended above every run from scratch."
+        count = above or cheaper
+        some = f" with {count} of {len(saved)} seeds" * (count < len(saved))
+        if above:
+            return f"has no mean saving, because{some} it ended above every run from scratch and saved nothing."
         return (
-            "has no known saving, because it costs less than the shortest run from scratch and ends above it; "
+            f"has no known saving, because{some} it costs less than the shortest run from scratch and ends above it; "
             f"add --frontier {row['flops']:.2g}."
         )
-    if None in saved:
-        return "saved nothing: it ended above every run from scratch."
     value = mean(saved)
     half = row["saved_frontier_interval"]
     interval = "" if half is None else f" ± {100 * half:.1f}"
     seeds = "one seed" if len(saved) == 1 else f"{len(saved)} seeds"
-    amount = f"{'more than ' * any(row['below_frontier'])}{100 * abs(value):.1f} %{interval}"
+    bound = ("at most " if value < 0 else "more than ") * any(row["below_frontier"])
+    amount = f"{bound}{100 * abs(value):.1f} %{interval}"
     return f"reached its loss with {amount} {'more' if value < 0 else 'fewer'} FLOPs than a run from scratch ({seeds})."
+
+
+def _without_saving(row: dict[str, Any]) -> tuple[int, int]:
+    """The numbers of seeds without a saving: those above the frontier, and those cheaper than it."""
+    seeds = zip(row["saved_frontier"], row["cheaper_than_frontier"], strict=True)
+    cheaper = [cheap for saved, cheap in seeds if saved is None]
+    return cheaper.count(False), cheaper.count(True)
 
 
 def _wrapped(text: str) -> str:
@@ -348,17 +366,15 @@ def _milliseconds(runs: Sequence[Run], i: int) -> str:
 
 
 def _frontier(row: dict[str, Any]) -> str:
-    """The saving with its interval: ± for three or more seeds, the range for two seeds."""
+    """The saving: with its interval for three or more seeds, with each value for two seeds."""
     values = row["saved_frontier"]
-    known = [100 * v for v in values if v is not None]
-    if len(known) < len(values):
-        why = "above the frontier"
-        if all(row["cheaper_than_frontier"]):
-            why = "cheaper than the frontier"
-        return _some_seeds(why, len(values) - len(known), len(values))
-    text = f"{mean(known):.1f} %"
-    if len(known) == 2:
-        text += f" [{min(known):.1f}, {max(known):.1f}]"
+    if None in values:
+        above, cheaper = _without_saving(row)
+        why = "above the frontier" if above else "cheaper than the frontier"
+        return _some_seeds(why, above or cheaper, len(values))
+    text = f"{100 * mean(values):.1f} %"
+    if len(values) == 2:
+        text += f" [{', '.join(f'{100 * v:.1f}' for v in values)}]"
     elif row["saved_frontier_interval"] is not None:
         text += f" ± {100 * row['saved_frontier_interval']:.1f}"
     # The frontier gives only a lower bound for a run below it.
