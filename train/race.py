@@ -26,7 +26,7 @@ from train.analysis import plots
 from train.analysis.operator_ranking import after_growing, rows, table
 from train.analysis.runs import Run
 from train.common.commands import Parser
-from train.common.errors import UserError, exits_cleanly
+from train.common.errors import Diverged, UserError, exits_cleanly
 from train.common.files import write_json, write_text
 from train.config.experiment import Experiment, load
 from train.config.overrides import seed_list
@@ -108,15 +108,35 @@ def entrants(
     return fit, impossible
 
 
-def race(fit: dict[str, Experiment], seeds: list[int], workdir: Path) -> dict[str, list[Run]]:
-    """Run all operators with all seeds, and return the finished runs of each operator."""
+def race(
+    fit: dict[str, Experiment], seeds: list[int], workdir: Path
+) -> tuple[dict[str, list[Run]], dict[str, str]]:
+    """Return the finished runs of each operator, and why the other operators diverged.
+
+    An operator with which one seed diverges leaves the race.
+
+    Raises:
+      UserError: all operators diverged.
+    """
     finished: dict[str, list[Run]] = {}
+    diverged: dict[str, str] = {}
     for by, experiment in fit.items():
-        for seed in seeds:
-            folder = workdir / f"{experiment.name}-seed{seed}"
-            run(replace(experiment, seed=seed), folder)
-            finished.setdefault(by, []).append(Run(experiment.name, seed, folder))
-    return finished
+        folders = [workdir / f"{experiment.name}-seed{seed}" for seed in seeds]
+        try:
+            for seed, folder in zip(seeds, folders, strict=True):
+                run(replace(experiment, seed=seed), folder)
+        except Diverged as error:
+            diverged[by] = str(error)
+            continue
+        finished[by] = [
+            Run(experiment.name, seed, folder) for seed, folder in zip(seeds, folders, strict=True)
+        ]
+    if not finished:
+        raise UserError(
+            "race: all operators diverged; lower optim.peak_lr: "
+            f"{'; '.join(f'{by}: {why}' for by, why in diverged.items())}"
+        )
+    return finished, diverged
 
 
 def main() -> None:
@@ -146,12 +166,17 @@ def main() -> None:
     if not chosen:
         raise UserError("--by names no operator; give at least one, such as stack")
     fit, impossible = entrants(base, arguments.run, chosen, arguments.steps)
-    finished = race(fit, seeds, arguments.workdir)
+    finished, diverged = race(fit, seeds, arguments.workdir)
     ranked = rows(finished)
-    text = table(ranked, impossible, seeds)
+    text = table(ranked, impossible, diverged, seeds)
     plot = arguments.workdir / "race.png"
     write_text(arguments.workdir / "race.md", text)
-    everything = {"ranked": ranked, "impossible": impossible, "seeds": seeds}
+    everything = {
+        "ranked": ranked,
+        "impossible": impossible,
+        "diverged": diverged,
+        "seeds": seeds,
+    }
     write_json(arguments.workdir / "race.json", everything)
     curves = {}
     for by, runs in finished.items():

@@ -10,7 +10,7 @@ import runs
 from train import race
 from train.analysis import operator_ranking, plots
 from train.analysis.runs import Run
-from train.common.errors import exits_cleanly
+from train.common.errors import Diverged, exits_cleanly
 from train.plan.methods import Scratch
 from train.pretrain import run
 
@@ -85,6 +85,27 @@ def test_a_race_grows_and_trains_with_each_operator(folder, monkeypatch, capsys)
     ]
 
 
+def test_the_race_continues_without_an_operator_that_diverges(folder, monkeypatch, capsys):
+    stopped = {"race_stack": 1, "race_interleave": None}  # name of an experiment -> seed
+
+    def trained(experiment, *_):
+        if stopped.get(experiment.name) == experiment.seed:
+            raise Diverged("the loss is nan")
+        return run(experiment, *_)
+
+    monkeypatch.setattr(race, "run", trained)
+    options = ("--by", "stack,interleave", "--steps", "20", "--seeds", "0,1")
+    raced(folder, monkeypatch, *options)
+    assert "| stack | diverged: the loss is nan |" in " ".join(capsys.readouterr().out.split())
+    everything = json.loads((folder / "race" / "race.json").read_text())
+    assert everything["diverged"] == {"stack": "the loss is nan"}
+    assert [row["by"] for row in everything["ranked"]] == ["interleave"]
+    stopped["race_interleave"] = 0
+    with pytest.raises(SystemExit):
+        raced(folder, monkeypatch, *options)
+    assert "all operators diverged; lower optim.peak_lr" in capsys.readouterr().err
+
+
 def made(
     folder, name: str, losses: list[float], costs: list[float], learning: float | None = None
 ) -> Run:
@@ -133,7 +154,7 @@ def test_losses_are_read_at_equal_flops_not_at_equal_steps(tmp_path, monkeypatch
     assert found["dear"]["loss"] == [[6.0], [5.5], [5.0], [4.0]]
     assert found["ligo"]["loss"] == [[5.0], [None], [4.8], [4.0]]
     assert found["late"]["loss"] == [[5.0], [None], [None], [None]]
-    text = operator_ranking.table(list(found.values()), {}, [0])
+    text = operator_ranking.table(list(found.values()), {}, {}, [0])
     assert "at 80 FLOPs" in text and text.count("not yet grown") == 4 and "Rank correlation" in text
 
     figures = []
@@ -189,7 +210,7 @@ def test_rank_correlation_by_hand(first, told):
         {"by": f"operator{i}", "flops": [1.0], "loss": [[loss], [float(i)]]}
         for i, loss in enumerate(first)
     ]
-    text = operator_ranking.table(ranked, {}, [0])
+    text = operator_ranking.table(ranked, {}, {}, [0])
     assert text.rpartition("and at the end: ")[2].strip() == told or (
         told is None and "Rank correlation" not in text
     )

@@ -46,12 +46,18 @@ def _at(curve: Curve, flops: float) -> float | None:
     return None if flops < curve[0][0] else float(np.interp(flops, *np.transpose(curve)))
 
 
-def table(ranked: list[dict[str, Any]], impossible: dict[str, str], seeds: list[int]) -> str:
+def table(
+    ranked: list[dict[str, Any]],
+    impossible: dict[str, str],
+    diverged: dict[str, str],
+    seeds: list[int],
+) -> str:
     """The ranking as Markdown.
 
     Args:
       ranked: the result of `rows`.
       impossible: operators that cannot reach the sizes -> reason.
+      diverged: operators with a run that diverged -> reason.
       seeds: the seeds of the runs.
     """
     head = [
@@ -63,7 +69,9 @@ def table(ranked: list[dict[str, Any]], impossible: dict[str, str], seeds: list[
     for r in ranked:
         cells = ["not yet grown" if None in x else spread(x, "{:.4f}") for x in r["loss"]]
         body.append([r["by"], *cells])
-    body += [[by, f"impossible: {why}", *[""] * (len(head) - 2)] for by, why in impossible.items()]
+    left = {by: f"impossible: {why}" for by, why in impossible.items()}
+    left |= {by: f"diverged: {why}" for by, why in diverged.items()}
+    body += [[by, why, *[""] * (len(head) - 2)] for by, why in left.items()]
     text = (
         f"{markdown(head, body)}\n\nFLOPs are counted from the end of the small model, which all operators share. "
         f"Seeds: {', '.join(map(str, seeds))}; with several seeds, the mean is followed by each seed in brackets.\n"
