@@ -54,8 +54,14 @@ class Context(Protocol):
         """Return micro-batches of validation data that evaluation never reads, stacked along a new axis."""
         ...
 
-    def keep(self, name: str, write: Callable[[Path], None]) -> None:
-        """Write the file ``name`` in the folder of the run with the function ``write``."""
+    def keep(self, name: str, arrays: Any, write: Callable[[Path, Any], None]) -> None:
+        """Write small arrays of a model to a file in the folder of the run.
+
+        Args:
+          name: name of the file.
+          arrays: arrays, which may be sharded over the devices of all processes.
+          write: function that writes NumPy arrays to a path.
+        """
         ...
 
     def imported(
