@@ -41,12 +41,13 @@ class Context(Protocol):
         ...
 
     def compute(
-        self, phase: "Phase", function: Callable[..., Model], *arguments: Any
+        self, phase: "Phase", function: Callable[..., Model], *arguments: Any, donate: bool = False
     ) -> tuple[Model, float]:
         """Compile and run ``function(phase, tx, *arguments)``, and return its result and its FLOPs.
 
         This also opens the account of the phase. The FLOPs are counted by `jaxgrow.flops.counted`,
-        and are the same on every platform.
+        and are the same on every platform. With ``donate``, the result may reuse the memory of the
+        first argument, which is deleted.
         """
         ...
 

@@ -427,10 +427,10 @@ class Trainer:
         self.ledger.begin(phase.label, phase.kind, phase.writes, count)
 
     def compute(
-        self, phase: Phase, function: Callable[..., Model], *arguments: Any
+        self, phase: Phase, function: Callable[..., Model], *arguments: Any, donate: bool = False
     ) -> tuple[Model, float]:
         with jax.set_mesh(self.mesh):
-            traced = programs.made(function, phase, self.tx).trace(*arguments)
+            traced = programs.made(function, phase, self.tx, donate).trace(*arguments)
             self.begin(phase, traced.out_info)
             model = traced.lower().compile()(*arguments)
         return model, flops.counted(traced.jaxpr.jaxpr).total
