@@ -117,6 +117,16 @@ class Orbax(Loaded, Checkpoint):
         self._arrays = flat(params)
         self._loaded = True
 
+    def _leaf(self, path: str) -> np.ndarray:
+        """Read one leaf, so that the host does not have to hold the complete model."""
+        if self._loaded:
+            return self._arrays[path]
+        context = _alone()
+        context.pytree.loading.partial_load = True
+        abstract = np.empty(self.leaves[path].shape, self.leaves[path].dtype)
+        with self._reading(), context:
+            return flat(ocp.load(self._where, nested({path: abstract})))[path]
+
     def shard(self, mesh: Mesh, rules: Mapping[str, str] = RULES) -> Params:
         """Read all parameters onto a mesh, as `Source.shard`. Every process has to call it."""
 
@@ -130,10 +140,13 @@ class Orbax(Loaded, Checkpoint):
             )
 
     def fingerprint(self) -> str:
-        self._load()
+        """Return the hash, as `Checkpoint.fingerprint`.
+
+        In a run of several processes, every process has to call it.
+        """
         digest = hashlib.sha256()
         for path, leaf in self.leaves.items():
-            numbers = np.ascontiguousarray(self._arrays[path]).reshape(-1).view(np.uint8)
+            numbers = np.ascontiguousarray(self._leaf(path)).reshape(-1).view(np.uint8)
             digest.update(f"{path} {leaf.dtype} {leaf.shape}\n".encode())
             digest.update(numbers[:2048].tobytes() + numbers[-2048:].tobytes())
         return digest.hexdigest()

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import shutil
+import threading
 
 import pytest
 
@@ -81,6 +82,20 @@ def test_a_file_that_is_lost_longer_or_new_is_named(folder):
         damage(folder)
         == "it has no SHA256SUMS. The file was lost, or the folder was saved by an older version"
     )
+
+
+def test_files_are_read_in_parallel(folder, monkeypatch):
+    together = threading.Barrier(len(CONTENT), timeout=10)
+    digest = hashlib.file_digest
+
+    def waiting(*arguments):
+        together.wait()
+        return digest(*arguments)
+
+    monkeypatch.setattr("hashlib.file_digest", waiting)
+    assert damage(folder) is None
+    seal(folder)
+    assert damage(folder) is None
 
 
 def test_what_the_disk_can_no_longer_read_is_damaged(folder, monkeypatch):

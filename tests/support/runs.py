@@ -64,6 +64,8 @@ def script(folder: Path, experiment: Experiment) -> str:
     """Write a config file of ``experiment`` and return its path."""
     path = folder / f"{experiment.name}.py"
     modules = (
+        "jaxgrow.peft.lora",
+        "train.data.labelled.task",
         "jaxgrow.models",
         "jaxgrow.layerdrop",
         "jaxgrow.operators.ligo",

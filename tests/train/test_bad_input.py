@@ -130,6 +130,14 @@ def test_one_line_says_what_is_wrong(tmp_path, refused, case):
     )
 
 
+def test_an_object_store_is_not_a_folder_of_a_run(tmp_path, refused, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = runs.script(tmp_path, runs.experiment(tmp_path))
+    said = refused(config, "--workdir", "gs://bucket/run")
+    assert "gs://bucket/run is the address of an object store: mount it" in said
+    assert not (tmp_path / "gs:").exists()
+
+
 def test_a_config_that_is_not_there_or_breaks(tmp_path, refused):
     assert f"there is no config {tmp_path}/absent.py" in refused(str(tmp_path / "absent.py"))
     (tmp_path / "broken.py").write_text(

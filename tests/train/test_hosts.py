@@ -17,17 +17,21 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
+import chex
 import numpy as np
 import pytest
 import runs
+from finetunings import FAMILIES, checkpoint, cola, tuning
 
 from jaxgrow.layerdrop import LayerDrop, Sensitivity
 from jaxgrow.operators.ligo import LiGO
+from jaxgrow.peft.lora import LoRA
 from train import pretrain
 from train.common.errors import UserError
 from train.engine import hosts
 from train.engine.state.mesh import Mesh
 from train.engine.state.optim import Optim
+from train.plan.adapting import load as adapter
 from train.plan.methods import GrowTo, Learned, Scratch, Stage, VCycle
 from train.plan.modifiers import DropLayers
 
@@ -51,12 +55,13 @@ from train.common.errors import Preempted, UserError
 from train.config.experiment import load
 from train.engine.loop import inputs
 from train.engine.loop.trainer import run
+from train.engine.run import trackers
 from train.engine.run.checkpoint import Checkpoints
 
 gc.disable()  # as the tests do
 address, process, jobs = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
 hosts.join(address, 2, process)
-rate, save = inputs.learning_rate, Checkpoints.save
+rate, save, opened = inputs.learning_rate, Checkpoints.save, trackers.opened
 for job in jobs:
     calls = 0
 
@@ -76,7 +81,11 @@ for job in jobs:
             if process == job.get("who", 1):
                 os.kill(os.getpid(), signal.SIGKILL)
 
+    def refused(*_):  # only process 0 opens trackers
+        raise UserError("no tracker")
+
     inputs.learning_rate, Checkpoints.save = terminated, killed
+    trackers.opened = refused if job.get("untracked") else opened
     try:
         said = {"loss": run(load(job["config"], job.get(f"set{process}", [])), job["folder"])["val_loss"]}
     except (Preempted, UserError) as error:
@@ -165,8 +174,8 @@ def test_two_processes_stop_resume_and_equal_one(tmp_path):
     """Two processes stop and resume together, with the results of one process.
 
     First, one process receives SIGTERM. Then the run finishes. Runs with different configs or
-    with ``parallel=pmap`` are refused. In another run, ``kill -9`` ends one process, and a single
-    process then continues the run alone.
+    with ``parallel=pmap`` are refused, and an error of process 0 alone ends both processes. In
+    another run, ``kill -9`` ends one process, and a single process then continues the run alone.
     """
     e = experiment(tmp_path, method=DROPPING, accumulate=1, checkpoint_every=2, mesh=Mesh(1, 2, 2))
     alone, config, folder = tmp_path / "alone", runs.script(tmp_path, e), str(tmp_path / "run")
@@ -183,11 +192,12 @@ def test_two_processes_stop_resume_and_equal_one(tmp_path):
             "set1": ["seed=1", "optim.peak_lr=0.5"],
         },
         {"config": config, "folder": str(tmp_path / "pmap"), "set0": PMAP, "set1": PMAP},
+        {"config": config, "folder": str(tmp_path / "untracked"), "untracked": True},
         {"config": config, "folder": str(killed), "kill": 2},
     )
     mine = outcomes(survivor, os.EX_TEMPFAIL)
     assert mine == outcomes(dead, -signal.SIGKILL)
-    stopped, loss, finished, unlike, pmap = mine
+    stopped, loss, finished, unlike, pmap, untracked = mine
     assert re.fullmatch(
         r"stopped by SIGTERM; saved a checkpoint at step [34] of train large; .*",
         stopped["Preempted"],
@@ -201,6 +211,7 @@ def test_two_processes_stop_resume_and_equal_one(tmp_path):
         pmap["UserError"]
         == "parallel=pmap supports only one process, but this run has 2: set parallel=mesh"
     )
+    assert untracked == {"UserError": "no tracker"}
     runs.assert_close(tmp_path / "run", alone)
     assert survivor[2].splitlines()[-1] == hosts.LOST
     said = [
@@ -269,6 +280,22 @@ def test_two_processes_grow_a_finished_run(tmp_path, by):
     one, other = driven({"config": config, "folder": str(tmp_path / "run")})
     assert outcomes(one) == outcomes(other)
     runs.assert_close(tmp_path / "run", tmp_path / "alone")
+
+
+@pytest.mark.slow
+def test_two_processes_train_a_lora_that_is_sharded_over_both(tmp_path):
+    """Its factors are saved completely, although each process has only a part of them."""
+    checkpoint(tmp_path / "gpt2", FAMILIES["gpt2"])
+    e = tuning(cola(tmp_path / "cola"), lora=LoRA(rank=4)).of(tmp_path / "gpt2", 1e-2, 0)
+    e = replace(e, name="tuned", steps=2, checkpoint_every=2, eval_every=2, optim=Optim(eps=1e-3))
+    with runs.only(1):
+        pretrain.run(e, tmp_path / "alone")
+    config = runs.script(tmp_path, replace(e, mesh=Mesh(1, 4)))
+    one, other = driven({"config": config, "folder": str(tmp_path / "run")})
+    assert outcomes(one) == outcomes(other)
+    runs.assert_close(tmp_path / "run", tmp_path / "alone")
+    saved, expected = (adapter(tmp_path / name / "lora.npz").params for name in ("run", "alone"))
+    chex.assert_trees_all_close(saved, expected, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.slow

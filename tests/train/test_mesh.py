@@ -12,8 +12,9 @@ from jaxgrow import sharding
 from jaxgrow.axes import axis, leaves
 from jaxgrow.layerdrop import LayerDrop, Sensitivity
 from train import pretrain
+from train.aot.machines import present
 from train.common.errors import UserError, exits_cleanly
-from train.engine.loop import memory, programs
+from train.engine.loop import memory, programs, trainer
 from train.engine.run.checkpoint import Checkpoints
 from train.engine.state.mesh import Mesh
 from train.engine.state.model import shardings
@@ -188,6 +189,13 @@ def test_a_too_large_model_is_reported_before_allocation(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="use more devices or a smaller model"):
         pretrain.run(e, tmp_path / "run")
     assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_processes_choose_their_settings_by_the_smallest_memory(monkeypatch):
+    monkeypatch.setattr(trainer, "gathered", lambda limit: [None, 3.0, 2.0])
+    assert trainer.machine().limit == 2.0
+    monkeypatch.setattr(trainer, "gathered", lambda limit: [limit])
+    assert trainer.machine() == present()
 
 
 def test_a_device_without_memory_left_is_one_line(capsys):

@@ -73,6 +73,23 @@ def traced(monkeypatch):
     monkeypatch.setattr(Rehearsal, "_compiled_once", lambda self, lowered: (nothing, ""))
 
 
+class Beginnings(Rehearsal):
+    """AOT compilation of all programs except the steps and evaluations, which are skipped."""
+
+    def train(self, phase, model):
+        return model
+
+
+def test_a_phase_needs_the_memory_of_its_model_only_once():
+    """The measurement, and the training after it, reuse the memory of model and optimizer state."""
+    found = Beginnings(experiment(method=SBLD), described("cpu:2")).run()
+    assert [p.what for p in found] == ["initialisation", "measure", "initialisation"]
+    first, _, second = found
+    held = second.parameters + second.moments
+    assert first.parameters == 0 and first.temporary > 0.9 * held
+    assert second.temporary < 0.1 * held
+
+
 def by_name(programs):
     return {(p.phase, p.what): p for p in programs}
 

@@ -169,11 +169,11 @@ class Rehearsal:
         self.ledger.begin(phase.label, phase.kind, phase.writes, 0)
 
     def compute(
-        self, phase: Phase, function: Callable[..., Model], *arguments: Any
+        self, phase: Phase, function: Callable[..., Model], *arguments: Any, donate: bool = False
     ) -> tuple[Model, float]:
         self.begin(phase, None)
         arguments = tuple(self._placed(a) for a in arguments)
-        program = programs.made(function, phase, self.tx)
+        program = programs.made(function, phase, self.tx, donate)
         what = "initialisation" if isinstance(self._phase, Train) else self._phase.kind
         made, cost = self._compiled(program, arguments, what, 1, 0)
         if made.sensitivity is not None:  # later phases read its values
@@ -240,7 +240,7 @@ class Rehearsal:
             Model(jax.eval_shape(lambda: config.init(jax.random.key(0))), None, config)
         ), None
 
-    def keep(self, name: str, write: Callable[[Path], None]) -> None: ...
+    def keep(self, name: str, arrays: Any, write: Callable[[Path, Any], None]) -> None: ...
 
     def log(self, step: int, **values: Any) -> None: ...
 

@@ -198,6 +198,13 @@ def gathered(value: Any) -> list[Any]:
     return [json.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
 
 
+def whole(tree: Any) -> Any:
+    """Return small arrays, which may be sharded over all processes, as complete NumPy arrays."""
+    if jax.process_count() == 1:
+        return jax.device_get(tree)
+    return multihost_utils.process_allgather(tree, tiled=True)
+
+
 def once(act: Callable[[], T]) -> T:
     """Call ``act`` in process 0 only, and return its result in all processes.
 

@@ -146,7 +146,11 @@ def keep_adapter(context: Context, model: Model) -> None:
         name = "adapter.npz"
         adapter = model.made.adapter
         own = adapters.detach(plain(model))[1]
-    context.keep(name, lambda path: save(path, Saved(model.config, adapter, own)))
+
+    def write(path: Path, params: Params) -> None:
+        save(path, Saved(model.config, adapter, params))
+
+    context.keep(name, own, write)
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ class Learn(Train):
         return model
 
     def finish(self, context: Context, model: Model) -> None:
-        context.keep("maps.npz", lambda path: save(path, self, model.params))
+        context.keep("maps.npz", model.params, lambda path, maps: save(path, self, maps))
 
 
 @dataclass(frozen=True)

@@ -41,12 +41,13 @@ class Context(Protocol):
         ...
 
     def compute(
-        self, phase: "Phase", function: Callable[..., Model], *arguments: Any
+        self, phase: "Phase", function: Callable[..., Model], *arguments: Any, donate: bool = False
     ) -> tuple[Model, float]:
         """Compile and run ``function(phase, tx, *arguments)``, and return its result and its FLOPs.
 
         This also opens the account of the phase. The FLOPs are counted by `jaxgrow.flops.counted`,
-        and are the same on every platform.
+        and are the same on every platform. With ``donate``, the result may reuse the memory of the
+        first argument, which is deleted.
         """
         ...
 
@@ -54,8 +55,14 @@ class Context(Protocol):
         """Return micro-batches of validation data that evaluation never reads, stacked along a new axis."""
         ...
 
-    def keep(self, name: str, write: Callable[[Path], None]) -> None:
-        """Write the file ``name`` in the folder of the run with the function ``write``."""
+    def keep(self, name: str, arrays: Any, write: Callable[[Path, Any], None]) -> None:
+        """Write small arrays of a model to a file in the folder of the run.
+
+        Args:
+          name: name of the file.
+          arrays: arrays, which may be sharded over the devices of all processes.
+          write: function that writes NumPy arrays to a path.
+        """
         ...
 
     def imported(

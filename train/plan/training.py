@@ -144,8 +144,11 @@ class Train(Phase, writes="name"):
             until=None,
             positions=None,
         )
+        own = {name: model for name, model in context.models.items() if name == self.name}
+        others = {name: model for name, model in context.models.items() if name != self.name}
+        # The phase replaces its own model, so that a large model does not need its memory twice.
         return context.compute(
-            initial_phase, _init, context.models, context.key, *self.given(context)
+            initial_phase, _init, own, others, context.key, *self.given(context), donate=True
         )[0]
 
     def given(self, context: Context) -> tuple[Any, ...]:
@@ -157,10 +160,15 @@ class Train(Phase, writes="name"):
 
 
 def _init(
-    phase: Train, tx: optax.GradientTransformation, models: Models, key: jax.Array, *given: Any
+    phase: Train,
+    tx: optax.GradientTransformation,
+    own: Models,
+    others: Models,
+    key: jax.Array,
+    *given: Any,
 ) -> Model:
-    """Return a model that shares no memory with ``models``, because the step donates its input."""
-    return jax.tree.map(jnp.copy, phase.start(models, tx, key, *given))
+    """Return a model that shares no memory with ``others``, because the step donates its input."""
+    return jax.tree.map(jnp.copy, phase.start({**own, **others}, tx, key, *given))
 
 
 @dataclass(frozen=True)
@@ -214,7 +222,7 @@ class Measure(Phase, reads=("name",), writes="name"):
 
     def run(self, context: Context) -> Model:
         probe = context.validation_batches(self.probes)
-        model, _ = context.compute(self, _measured, context.models[self.name], probe)
+        model, _ = context.compute(self, _measured, context.models[self.name], probe, donate=True)
         rows = jax.tree.leaves(probe)[0]
         context.ledger.add(flops=self.flops(model.config, rows.shape[0] * rows.shape[1]))
         measured = {

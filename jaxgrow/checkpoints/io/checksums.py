@@ -5,15 +5,23 @@ The checksums are in the file ``SHA256SUMS``, which ``sha256sum -c SHA256SUMS`` 
 
 import hashlib
 import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 NAME = "SHA256SUMS"
+_THREADS = 8
+A = TypeVar("A")
+B = TypeVar("B")
 
 
 def seal(folder: Path) -> None:
     """Write the checksums of all files of a folder into its ``SHA256SUMS``."""
     with (folder / NAME).open("wb") as out:
-        out.write(_text({name: _digest(folder / name) for name in sorted(_files(folder))}))
+        names = sorted(_files(folder))
+        digests = _in_parallel(_digest, [folder / name for name in names])
+        out.write(_text(dict(zip(names, digests, strict=True))))
         out.flush()
         os.fsync(out.fileno())
 
@@ -41,14 +49,16 @@ def damage(folder: Path) -> str | None:
         for name in there - sealed.keys()
         if not Path(name).name.startswith(".")
     ]
-    for name, digest in sealed.items():
+
+    def difference(name: str) -> str | None:
+        if name not in there:
+            return f"{name} is missing"
         try:
-            if name not in there:
-                wrong.append(f"{name} is missing")
-            elif _digest(folder / name) != digest:
-                wrong.append(f"{name} has changed")
+            return f"{name} has changed" if _digest(folder / name) != sealed[name] else None
         except OSError as error:
-            wrong.append(f"{name} cannot be read: {error.strerror}")
+            return f"{name} cannot be read: {error.strerror}"
+
+    wrong += [text for text in _in_parallel(difference, list(sealed)) if text is not None]
     if not wrong:
         return None
     more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
@@ -61,6 +71,13 @@ def _files(folder: Path) -> set[str]:
 
 def _text(sealed: dict[str, str]) -> bytes:
     return "".join(f"{digest}  {name}\n" for name, digest in sealed.items()).encode()
+
+
+def _in_parallel(function: Callable[[A], B], each: Sequence[A]) -> list[B]:
+    # `hashlib` and reads release the lock of the interpreter. A large checkpoint has many files, and
+    # a run waits for their checksums before it continues.
+    with ThreadPoolExecutor(_THREADS) as threads:
+        return list(threads.map(function, each))
 
 
 def _digest(path: Path) -> str:

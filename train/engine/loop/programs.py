@@ -40,10 +40,19 @@ def evaluation(accumulate: int, how: How, mesh: Mesh) -> Callable:
 
 @cache
 def made(
-    function: Callable[..., Model], phase: Phase, tx: optax.GradientTransformation
+    function: Callable[..., Model],
+    phase: Phase,
+    tx: optax.GradientTransformation,
+    donate: bool = False,
 ) -> jax.stages.Wrapped:
-    """Return the jitted ``function(phase, tx, ...)``, which makes the sharded model of a phase."""
-    return jax.jit(lambda *arguments: placed(function(phase, tx, *arguments)))
+    """Return the jitted ``function(phase, tx, ...)``, which makes the sharded model of a phase.
+
+    With ``donate``, the model may reuse the memory of the first argument.
+    """
+    return jax.jit(
+        lambda *arguments: placed(function(phase, tx, *arguments)),
+        donate_argnums=(0,) if donate else (),
+    )
 
 
 norm = jax.jit(optax.tree.norm)

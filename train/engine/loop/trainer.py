@@ -17,12 +17,12 @@ from jaxgrow import flops, sharding
 from jaxgrow.checkpoints import CheckpointError, open_checkpoint
 from jaxgrow.models import Config
 from train.aot.estimate import settled
-from train.aot.machines import present
+from train.aot.machines import Machine, present
 from train.common.errors import Preempted, UserError
 from train.config.experiment import Experiment, as_json, differences
 from train.data import batches
 from train.engine import xla
-from train.engine.hosts import connect, everywhere, gathered, is_first, once
+from train.engine.hosts import connect, everywhere, gathered, is_first, once, whole
 from train.engine.loop import memory, programs
 from train.engine.loop.inputs import StepPlan, step_plans
 from train.engine.run import trackers
@@ -63,7 +63,8 @@ def run(
     workdir = Workdir(folder)
     _same("configs", as_json(experiment))
     once(lambda: workdir.claim(experiment))
-    sources = once(lambda: _sources(experiment, workdir))
+    # Orbax counts the operations of each process, and later expects the same number in all of them.
+    sources = everywhere(lambda: _sources(experiment, workdir))
     once(lambda: workdir.same_sources(sources))
     if result := once(lambda: workdir.result if workdir.finished else None):
         _say(f"the run in {workdir.folder} has already finished: there is nothing to do")
@@ -80,7 +81,7 @@ def _run(
     keep: Collection[int],
 ) -> dict[str, Any]:
     xla.keep_programs()
-    experiment, _ = settled(asked, present(), _say)
+    experiment, _ = settled(asked, machine(), _say)
     mesh = _mesh(experiment)
     data = everywhere(lambda: RunData(experiment, mesh))
     _same("data", data.identity)
@@ -139,12 +140,15 @@ def _opened(
         workdir.same_data(record.corpus or data.identity, data.identity)
         for line in data.report:
             _say(line)
-        recorder = Recorder(
-            workdir.folder,
-            record.cost,
-            flops=sum(phase.cost(experiment.batch) for phase in experiment.plan),
-            trackers=trackers.opened(asked, workdir.folder) if is_first() else [],
-            run={"run": experiment.name, "seed": experiment.seed},
+        # Only process 0 opens files and trackers. If it fails, all processes have to end.
+        recorder = everywhere(
+            lambda: Recorder(
+                workdir.folder,
+                record.cost,
+                flops=sum(phase.cost(experiment.batch) for phase in experiment.plan),
+                trackers=trackers.opened(asked, workdir.folder) if is_first() else [],
+                run={"run": experiment.name, "seed": experiment.seed},
+            )
         )
         opened.enter_context(closing(recorder))
         stop = opened.enter_context(Stop())
@@ -423,10 +427,10 @@ class Trainer:
         self.ledger.begin(phase.label, phase.kind, phase.writes, count)
 
     def compute(
-        self, phase: Phase, function: Callable[..., Model], *arguments: Any
+        self, phase: Phase, function: Callable[..., Model], *arguments: Any, donate: bool = False
     ) -> tuple[Model, float]:
         with jax.set_mesh(self.mesh):
-            traced = programs.made(function, phase, self.tx).trace(*arguments)
+            traced = programs.made(function, phase, self.tx, donate).trace(*arguments)
             self.begin(phase, traced.out_info)
             model = traced.lower().compile()(*arguments)
         return model, flops.counted(traced.jaxpr.jaxpr).total
@@ -434,9 +438,10 @@ class Trainer:
     def validation_batches(self, batches: int) -> Any:
         return jax.tree.map(lambda x: x[:batches], self.data.probe)
 
-    def keep(self, name: str, write: Callable[[Path], None]) -> None:
+    def keep(self, name: str, arrays: Any, write: Callable[[Path, Any], None]) -> None:
+        complete = whole(arrays)
         if is_first():
-            write(self.state.folder / name)
+            write(self.state.folder / name, complete)
 
     def imported(
         self, folder: str, config: Config, headless: bool = False
@@ -450,6 +455,16 @@ class Trainer:
         return model, result
 
 
+def machine() -> Machine:
+    """Return the machine of the run, with the smallest memory limit of its processes.
+
+    All processes must choose the same settings, but their devices may report different limits.
+    """
+    here = present()
+    limits = [limit for limit in gathered(here.limit) if limit is not None]
+    return replace(here, limit=min(limits, default=None))
+
+
 def _mesh(experiment: Experiment) -> Mesh:
     if experiment.parallel == "pmap" and jax.process_count() > 1:
         raise UserError(
@@ -461,7 +476,7 @@ def _mesh(experiment: Experiment) -> Mesh:
         raise UserError(str(error)) from error
     for line in sharding.whole(experiment.model.sizes(), mesh):
         _say(f"{experiment.name}: {line}")
-    memory.check(experiment, mesh)
+    everywhere(lambda: memory.check(experiment, mesh))  # devices may report different limits
     connect(mesh)
     return mesh
 

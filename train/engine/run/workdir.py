@@ -10,6 +10,7 @@ A finished run has ``result.json`` and the parameters of its last model in the f
 ``scores.json``. If `train.compare` has evaluated the run, there is an ``evaluated.json``.
 """
 
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -46,9 +47,19 @@ _WHAT = ("train", "valid", "tokenizer")
 
 
 class Workdir:
-    """The folder of one run."""
+    """The folder of one run.
+
+    Raises:
+      UserError: ``folder`` is the address of an object store.
+    """
 
     def __init__(self, folder: str | Path):
+        # `Path` would make it a folder of this machine, which may lose its disk when it is preempted.
+        if re.match(r"[a-z][a-z0-9]+:/", str(folder)):
+            raise UserError(
+                f"the folder of a run must be in a file system, but {folder} is the address of an object store: mount it, or "
+                "give a folder that all processes can access"
+            )
         self.folder = Path(folder).expanduser().resolve()
         self.log = self.folder / "metrics.jsonl"
         self.board = self.folder / "tensorboard"
