@@ -324,11 +324,11 @@ def faster(experiment: Experiment) -> tuple[Experiment, str]:
             experiment,
             f"Muon instead of AdamW: no comparable measurement; the nearest one is {near}.\n",
         )
-    made = replace(
+    muon = replace(
         experiment, name=f"{experiment.name}_muon", optim=replace(experiment.optim, name="muon")
     )
     said = f"First use Muon (optim.name=muon) and sweep its learning rate: {found.near[0].told}."
-    return made, f"{said} The rest of this report is for Muon.\n"
+    return muon, f"{said} The rest of this report is for Muon.\n"
 
 
 def advice(experiment: Experiment, pilot: Pilot | None = None) -> tuple[str, Experiment | None]:

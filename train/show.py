@@ -24,12 +24,12 @@ from train.plan.lifetimes import states
 
 def planned(experiment: Experiment) -> list[dict[str, Any]]:
     """Return the phases of a plan in the form of ``result.json``, with the expected FLOPs."""
-    made = [
+    parameters = [
         models[p.writes].params
         for p, models in zip(experiment.plan, states(experiment.plan, experiment.tx), strict=True)
     ]
     phases = []
-    for p, params in zip(experiment.plan, made, strict=True):
+    for p, params in zip(experiment.plan, parameters, strict=True):
         size = sum(x.size for x in jax.tree.leaves(params))
         phases.append({"phase": p.label, "parameters": size, "flops": p.cost(experiment.batch)})
     return phases

@@ -24,7 +24,7 @@ from train.common.errors import UserError
 from train.common.files import read_json, write_json
 from train.data import idx
 from train.data.augment import Augment
-from train.data.cache import again, made
+from train.data.cache import again, cached
 from train.data.corpus import prepared
 from train.data.splitting import exact, held_out
 from train.data.tokenise import digest
@@ -332,7 +332,7 @@ def _folder(data: Images) -> _Kept:
     identity = [(str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns) for p in files]
     key = json.dumps(["pixels and what they are", identity, data.size])
     folder = Path(data.cache).expanduser() / hashlib.sha256(key.encode()).hexdigest()[:24]
-    made(folder, lambda work: _decode(path, data.size, work))
+    cached(folder, lambda work: _decode(path, data.size, work))
     store = _mapped(folder)
     about = read_json(folder / "about.json", again(folder), ("classes", "content"))
     size, channels = store.pixels.shape[2:]

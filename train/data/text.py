@@ -19,7 +19,7 @@ import numpy as np
 from train.common.errors import UserError
 from train.common.files import read_json, write_json
 from train.data import corpus as reading
-from train.data.cache import PROGRESS, again, made
+from train.data.cache import PROGRESS, again, cached
 from train.data.corpus import Corpus
 from train.data.special import END, ENDS, set_up, special_tokens
 from train.data.splitting import exact
@@ -99,7 +99,7 @@ def tokens(data: Data) -> Tokens:
     def make(work: Path) -> None:
         _make(corpus, data, vocab, held, work)
 
-    folder = made(
+    folder = cached(
         Path(data.cache).expanduser() / hashlib.sha256(key.encode()).hexdigest()[:24], make
     )
     about = read_json(folder / "about.json", again(folder), ("train", "valid", "tokens", "read"))
@@ -269,11 +269,11 @@ def _byte_tokenizer() -> Any:
     others = sorted(set(range(256)) - set(printable))
     spelt = {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
     vocab = {_NAMED_BYTES.get(b, character): b for character, b in spelt.items()}
-    made = Tokenizer(models.BPE(vocab, []))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # type: ignore[assignment]
-    made.decoder = decoders.ByteLevel()  # type: ignore[assignment]
-    made.add_special_tokens([AddedToken(END, special=True)])
-    return made
+    bpe = Tokenizer(models.BPE(vocab, []))
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # type: ignore[assignment]
+    bpe.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    bpe.add_special_tokens([AddedToken(END, special=True)])
+    return bpe
 
 
 # The roles of bytes that do not occur in text (`train.data.masking.BYTES`,

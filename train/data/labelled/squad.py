@@ -126,7 +126,7 @@ def _article(record: Any) -> Any:
 
 def _articles(file: Path) -> list[Any]:
     try:
-        articles = json.loads(formats.whole(file))["data"]
+        articles = json.loads(formats.read_text(file))["data"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(
             f"{file} is not SQuAD's JSON ({type(error).__name__}: {error}); download it again"

@@ -117,7 +117,7 @@ def _lines(path: Path, kind: str) -> Iterator[Row]:
 
     A TSV file has no quotes, like the files of GLUE; cells of a CSV file may be quoted.
     """
-    content = io.StringIO(formats.whole(path), newline="")
+    content = io.StringIO(formats.read_text(path), newline="")
     csv.field_size_limit(2**31 - 1)  # a cell may be long
     how: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind == ".tsv" else {}
     lines = csv.reader(content, **how)
@@ -136,7 +136,7 @@ def _lines(path: Path, kind: str) -> Iterator[Row]:
 
 
 def _objects(path: Path) -> Iterator[Row]:
-    for n, line in enumerate(formats.whole(path).split("\n"), 1):
+    for n, line in enumerate(formats.read_text(path).split("\n"), 1):
         if not line.strip():
             continue
         where = f"{path}, line {n}"
