@@ -37,6 +37,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from jaxgrow.checkpoints.io.checksums import sha256
 from train.analysis import plots
 from train.analysis.runs import Run, refuse_unlike
 from train.analysis.savings import Comparison
@@ -46,7 +47,6 @@ from train.common.files import write_json, write_text
 from train.config.downstream import FineTuning
 from train.config.experiment import Experiment, as_json, differences, load, load_as, warn
 from train.config.overrides import numbers, refuse_seeds, seed_list
-from train.data.tokenise import digest
 from train.engine.hosts import once
 from train.engine.loop.trainer import run
 from train.engine.run.workdir import Workdir
@@ -213,8 +213,8 @@ def keys(tasks: list[str], data: Path) -> dict[str, str]:
     texts = {task: files_of(task, data) for task in tasks if is_text(task)}
     others = [task for task in tasks if task not in texts]
     found = Benchmarks(data).files(others) if others else {}
-    return {task: " ".join([task, *map(digest, files)]) for task, files in texts.items()} | {
-        task: " ".join(["lm-eval", task, *map(digest, _beside(files))])
+    return {task: " ".join([task, *map(sha256, files)]) for task, files in texts.items()} | {
+        task: " ".join(["lm-eval", task, *map(sha256, _beside(files))])
         for task, files in found.items()
     }
 

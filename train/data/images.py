@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Literal, Protocol
 import numpy as np
 from tqdm import tqdm
 
+from jaxgrow.checkpoints.io.checksums import sha256
 from train.common.errors import UserError
 from train.common.files import read_json, write_json
 from train.data import idx
@@ -27,7 +28,6 @@ from train.data.augment import Augment
 from train.data.cache import again, cached
 from train.data.corpus import prepared
 from train.data.splitting import exact, held_out
-from train.data.tokenise import digest
 from train.data.workers import cores
 
 _SUFFIXES = {".jpg", ".jpeg", ".png"}
@@ -390,7 +390,7 @@ def _decode(path: Path, size: int | None, work: Path) -> None:
     _write_pixels(path, names, size, work / "pixels.npy")
     np.save(work / "labels.npy", np.array([classes.index(of[name]) for name in names], np.int32))
     content = hashlib.sha256(
-        "".join(digest(work / f"{part}.npy") for part in ("pixels", "labels")).encode()
+        "".join(sha256(work / f"{part}.npy") for part in ("pixels", "labels")).encode()
     ).hexdigest()
     write_json(work / "about.json", {"classes": classes, "content": content})
 

@@ -13,7 +13,7 @@ NAME = "SHA256SUMS"
 def seal(folder: Path) -> None:
     """Write the checksums of all files of a folder into its ``SHA256SUMS``."""
     with (folder / NAME).open("wb") as out:
-        out.write(_text({name: _digest(folder / name) for name in sorted(_files(folder))}))
+        out.write(_text({name: sha256(folder / name) for name in sorted(_files(folder))}))
         out.flush()
         os.fsync(out.fileno())
 
@@ -45,7 +45,7 @@ def damage(folder: Path) -> str | None:
         try:
             if name not in there:
                 wrong.append(f"{name} is missing")
-            elif _digest(folder / name) != digest:
+            elif sha256(folder / name) != digest:
                 wrong.append(f"{name} has changed")
         except OSError as error:
             wrong.append(f"{name} cannot be read: {error.strerror}")
@@ -63,6 +63,7 @@ def _text(sealed: dict[str, str]) -> bytes:
     return "".join(f"{digest}  {name}\n" for name, digest in sealed.items()).encode()
 
 
-def _digest(path: Path) -> str:
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of the content of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
