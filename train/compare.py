@@ -51,7 +51,7 @@ from train.engine.hosts import once
 from train.engine.loop.trainer import run
 from train.engine.run.workdir import Workdir
 from train.engine.state.optim import learning_rate
-from train.evaluate import judged as evaluate
+from train.evaluate import evaluate
 from train.finetune import best, finetune, own
 from train.plan.training import Train
 from train.plan.transforms import Import
@@ -178,20 +178,20 @@ def shortened(experiment: Experiment, fraction: float) -> Experiment:
     )
 
 
-def judged(runs: list[list[Run]], tasks: list[str], data: Path) -> dict[str, list[list[float]]]:
+def evaluated(runs: list[list[Run]], tasks: list[str], data: Path) -> dict[str, list[list[float]]]:
     """Return the score of every run on each task: bits per byte, accuracy, or the first metric."""
     if not tasks:
         return {}
-    asked = keys(tasks, data)
+    key_of = keys(tasks, data)
 
     def one(run: Run) -> dict[str, dict[str, Any]]:
         """Return the results by task. Each task is evaluated once for a run."""
         workdir = Workdir(run.folder)
-        if new := [task for task, key in asked.items() if key not in workdir.evaluated]:
+        if new := [task for task, key in key_of.items() if key not in workdir.evaluated]:
             results = evaluate(run.folder, new, data)
-            workdir.keep_evaluated({asked[task]: result for task, result in results.items()})
+            workdir.keep_evaluated({key_of[task]: result for task, result in results.items()})
         kept = workdir.evaluated
-        return {task: kept[key] for task, key in asked.items()}
+        return {task: kept[key] for task, key in key_of.items()}
 
     results = [list(map(one, same)) for same in runs]
     scores: dict[str, list[list[float]]] = {}
@@ -300,7 +300,7 @@ def main() -> None:
         keys(tasks, arguments.data)  # reports missing files before the first run
     comparison = compare(configs, shorter, seeds, folder)
     every = [*comparison.runs, *comparison.frontier]
-    scores = judged(every, tasks, arguments.data)
+    scores = evaluated(every, tasks, arguments.data)
     for tuning in tunings:
         scores |= tuned(every, tuning, folder / "finetune")
     _write(replace(comparison, scores=scores), folder)
@@ -326,13 +326,13 @@ def _write(comparison: Comparison, folder: Path) -> None:
         "diverged": comparison.diverged,
     }
     write_json(folder / "compare.json", summary)
-    drawn = [folder / "compare.png", folder / "compare_seconds.png"]
-    for path, unit in zip(drawn, ("flops", "run_seconds"), strict=True):
+    figures = [folder / "compare.png", folder / "compare_seconds.png"]
+    for path, unit in zip(figures, ("flops", "run_seconds"), strict=True):
         plots.losses(comparison, path, unit)
     if plots.keep(comparison, folder / "compare_keep.png"):
-        drawn.append(folder / "compare_keep.png")
+        figures.append(folder / "compare_keep.png")
     print(
-        f"\n{report}\nall numbers: {folder / 'compare.json'}\nplots: {', '.join(map(str, drawn))}"
+        f"\n{report}\nall numbers: {folder / 'compare.json'}\nplots: {', '.join(map(str, figures))}"
     )
 
 

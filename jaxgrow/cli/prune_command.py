@@ -115,12 +115,12 @@ def _control(source: Source, target: dict[str, int]) -> Growth:
     """A pruning that keeps random units."""
     sizes = source.sizes()
     rng = np.random.default_rng(0)
-    drawn = {}
+    scores = {}
     for axis in (*depth(sizes), *width(sizes)):
         per_layer = kind(axis) in ("heads", "mlp")
         shape = (sizes[beside(axis, LAYERS)], sizes[axis]) if per_layer else sizes[axis]
-        drawn[axis] = rng.random(shape)
-    return operators.prune(sizes, target, drawn, source.config.traits["alternating"])
+        scores[axis] = rng.random(shape)
+    return operators.prune(sizes, target, scores, source.config.traits["alternating"])
 
 
 def _check_writable(a: argparse.Namespace, plan: _Plan) -> None:

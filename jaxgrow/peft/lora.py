@@ -178,7 +178,7 @@ def init(lora: LoRA, axes: Axes, sizes: Sizes, key: jax.Array) -> Params:
     """
     own = {**sizes, RANK: lora.rank}
 
-    def drawn(module: str, kernel: Kernel) -> dict[str, Any]:
+    def sampled(module: str, kernel: Kernel) -> dict[str, Any]:
         names = _leaves(kernel)
         a = [own[axis(n)] for n in names["a"]]
         b = [own[axis(n)] for n in names["b"]]
@@ -190,7 +190,7 @@ def init(lora: LoRA, axes: Axes, sizes: Sizes, key: jax.Array) -> Params:
         }
 
     return _tree(
-        {module: drawn(module, cut(names)) for module, names in kernels(lora, axes).items()}
+        {module: sampled(module, cut(names)) for module, names in kernels(lora, axes).items()}
     )
 
 

@@ -146,7 +146,7 @@ class Rehearsal:
         self.best = {}
         self.programs: list[Program] = []
         self._phase: Phase = experiment.plan[0]
-        self._judged: set[Config] = set()
+        self._evaluated: set[Config] = set()
         self._known: dict[str, tuple[Any, str]] = {}
 
     def run(self) -> list[Program]:
@@ -217,9 +217,9 @@ class Rehearsal:
         return dict.fromkeys(task.metrics, 0.0)
 
     def validate(self, step: int, model: Model) -> None:
-        if model.config in self._judged:
+        if model.config in self._evaluated:
             return
-        self._judged.add(model.config)
+        self._evaluated.add(model.config)
         e = self.experiment
         program = over_mesh(partial(eval_step, e.accumulate), self.mesh)
         arguments = (self._placed(replace(model, opt=None)), self._batch(e.batch))
