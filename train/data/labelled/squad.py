@@ -254,18 +254,6 @@ class Answers(NamedTuple):
         ]
 
 
-def answers(
-    windows: Windows, questions: list[Question], logits: np.ndarray, null: float | None
-) -> list[str]:
-    """Return the best answer to each question, or "" if giving no answer has a higher score.
-
-    The result is the same as that of `best_answers`, except for questions where the score of no
-    answer exceeds the score of the best answer by more than ``null``. Their answer is "". If
-    ``null`` is None, there are no such questions.
-    """
-    return best_answers(windows, questions, logits).at(null)
-
-
 def best_answers(windows: Windows, questions: list[Question], logits: np.ndarray) -> Answers:
     """Find the best answer to each question, as text of its context.
 
