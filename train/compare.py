@@ -117,17 +117,17 @@ def shared_steps(experiment: Experiment, shorter: Experiment) -> int:
     Runs with other differences, several phases or modifiers have 0 steps in common.
     """
     changed = {d.partition(": ")[0] for d in differences(as_json(experiment), as_json(shorter))}
-    (whole, *later), part = experiment.plan, shorter.plan[0]
-    if not (changed <= {"name", "steps"} and isinstance(whole, Train) and isinstance(part, Train)):
+    (long, *later), short = experiment.plan, shorter.plan[0]
+    if not (changed <= {"name", "steps"} and isinstance(long, Train) and isinstance(short, Train)):
         return 0
-    if later or whole.modifiers:
+    if later or long.modifiers:
         return 0
 
     def same(step: int) -> bool:
-        rates = [learning_rate(phase.optim, phase.steps, step) for phase in (whole, part)]
+        rates = [learning_rate(phase.optim, phase.steps, step) for phase in (long, short)]
         return rates[0] == rates[1]
 
-    last = part.steps - 1  # every run computes its last step itself, because it is validated there
+    last = short.steps - 1  # every run computes its last step itself, because it is validated there
     return next((step for step in range(last) if not same(step)), last)
 
 

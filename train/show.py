@@ -54,12 +54,12 @@ def row(text: str) -> tuple[str, list[dict[str, Any]]]:
 
 def table(rows: list[tuple[str, list[dict[str, Any]]]]) -> str:
     """Return a Markdown table of the cost of each phase, also relative to the first plan."""
-    whole = sum(p["flops"] for p in rows[0][1])
+    total = sum(p["flops"] for p in rows[0][1])
     body = []
     for name, phases in rows:
         for p in phases:
             flops = p["flops"]
-            costs = [f"{p['parameters']:,}", f"{flops:.3g}", f"{flops / whole:.1%}"]
+            costs = [f"{p['parameters']:,}", f"{flops:.3g}", f"{flops / total:.1%}"]
             body.append([name, p["phase"], *costs])
     return markdown(["plan", "phase", "parameters", "FLOPs", f"of {rows[0][0]}"], body)
 

@@ -338,10 +338,10 @@ def _fit(a: Any, b: Any, kernel: Any, rank: int) -> bool:
     if a is None or b is None or kernel is None:
         return False
     stacked = len(a) + len(b) - 2 - len(kernel)
-    whole = a[:-1] + b[stacked + 1 :]
+    shape = a[:-1] + b[stacked + 1 :]
     return (
         stacked >= 0
-        and whole == kernel
+        and shape == kernel
         and a[:stacked] == b[:stacked]
         and a[-1] == rank == b[stacked]
     )
