@@ -148,8 +148,8 @@ def figure(panels: Sequence[Panel], notes: Sequence[str] = ()) -> "Figure":
     rows = -(-len(panels) // columns)
     tall = max(panel.title.count("\n") for panel in panels)
     size = (1 + 1.9 * columns, rows * (1.9 + 0.14 * tall) + 0.14 * len(notes))
-    whole = Figure(size, dpi=200, layout="constrained")
-    places = [whole.add_subplot(rows, columns, i) for i in range(1, len(panels) + 1)]
+    fig = Figure(size, dpi=200, layout="constrained")
+    places = [fig.add_subplot(rows, columns, i) for i in range(1, len(panels) + 1)]
     most = max(float(np.abs(cells(panel.matrix)).max()) for panel in panels) or 1.0
     drawn = [image(place, panel.matrix, most) for place, panel in zip(places, panels, strict=True)]
     for place, panel in zip(places, panels, strict=True):
@@ -161,7 +161,7 @@ def figure(panels: Sequence[Panel], notes: Sequence[str] = ()) -> "Figure":
         )
         place.set_ylabel(f"new {unit}", fontsize=_SMALL)
     ticks = most * np.array([-1, -0.25, 0, 0.25, 1])
-    bar = whole.colorbar(
+    bar = fig.colorbar(
         drawn[0],
         ax=places,
         ticks=ticks,
@@ -173,8 +173,8 @@ def figure(panels: Sequence[Panel], notes: Sequence[str] = ()) -> "Figure":
     bar.set_label("weight", fontsize=_SMALL)
     bar.ax.tick_params(labelsize=_SMALL)
     if notes:
-        whole.supxlabel("\n".join(notes), fontsize=_SMALL, x=0.01, ha="left")
-    return whole
+        fig.supxlabel("\n".join(notes), fontsize=_SMALL, x=0.01, ha="left")
+    return fig
 
 
 def image(place: Any, matrix: Matrix, most: float) -> Any:
@@ -200,7 +200,7 @@ def image(place: Any, matrix: Matrix, most: float) -> Any:
         (lambda x: np.sign(x) * np.sqrt(np.abs(x)), lambda x: np.sign(x) * x**2), -most, most
     )
     corners = (-0.5, drawn.shape[1] * each - 0.5, drawn.shape[0] * each - 0.5, -0.5)
-    made = place.imshow(
+    image = place.imshow(
         drawn, cmap="RdBu_r", norm=root, extent=corners, aspect="auto", interpolation="nearest"
     )
     place.set(xlim=(-0.5, old - 0.5), ylim=(new - 0.5, -0.5))
@@ -208,7 +208,7 @@ def image(place: Any, matrix: Matrix, most: float) -> Any:
     for side, ticks in ((place.xaxis, 5 if old < 1000 else 3), (place.yaxis, 5)):
         side.set_major_locator(MaxNLocator(integer=True, nbins=ticks))
     place.tick_params(labelsize=_SMALL)
-    return made
+    return image
 
 
 def cells(matrix: Matrix) -> np.ndarray:

@@ -103,6 +103,18 @@ def small_run(tmp_path_factory):
     return runs.small(tmp_path_factory.mktemp("home"))
 
 
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """Return a folder with a checkpoint of a GPT-2, ``gpt2``, and the files of CoLA, ``cola``."""
+    # import after the four devices are set
+    from finetunings import FAMILIES, checkpoint, cola
+
+    folder = tmp_path_factory.mktemp("home")
+    checkpoint(folder / "gpt2", FAMILIES["gpt2"])
+    cola(folder / "cola")
+    return folder
+
+
 @pytest.fixture
 def figures(monkeypatch):
     """Collect the figures instead of saving them as files."""

@@ -324,11 +324,11 @@ def faster(experiment: Experiment) -> tuple[Experiment, str]:
             experiment,
             f"Muon instead of AdamW: no comparable measurement; the nearest one is {near}.\n",
         )
-    made = replace(
+    muon = replace(
         experiment, name=f"{experiment.name}_muon", optim=replace(experiment.optim, name="muon")
     )
-    said = f"First use Muon (optim.name=muon) and sweep its learning rate: {found.near[0].told}."
-    return made, f"{said} The rest of this report is for Muon.\n"
+    note = f"First use Muon (optim.name=muon) and sweep its learning rate: {found.near[0].told}."
+    return muon, f"{note} The rest of this report is for Muon.\n"
 
 
 def advice(experiment: Experiment, pilot: Pilot | None = None) -> tuple[str, Experiment | None]:
@@ -480,9 +480,9 @@ def main() -> None:
         )
     if arguments.budget is not None:
         experiment = budgeted(experiment, arguments.budget)
-    base, said = faster(experiment)
+    base, note = faster(experiment)
     text, advised = advice(base, pilot(base, arguments.workdir) if arguments.measure else None)
-    print(f"{said}{text}", end="")
+    print(f"{note}{text}", end="")
     advised = advised or (base if base is not experiment else None)
     if arguments.write is not None and advised is not None:
         write_text(arguments.write, script(arguments.config, advised))

@@ -37,6 +37,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from jaxgrow.checkpoints.io.checksums import sha256
 from train.analysis import plots
 from train.analysis.runs import Run, refuse_unlike
 from train.analysis.savings import Comparison
@@ -46,12 +47,11 @@ from train.common.files import write_json, write_text
 from train.config.downstream import FineTuning
 from train.config.experiment import Experiment, as_json, differences, load, load_as, warn
 from train.config.overrides import numbers, refuse_seeds, seed_list
-from train.data.tokenise import digest
 from train.engine.hosts import once
 from train.engine.loop.trainer import run
 from train.engine.run.workdir import Workdir
 from train.engine.state.optim import learning_rate
-from train.evaluate import judged as evaluate
+from train.evaluate import evaluate
 from train.finetune import best, finetune, own
 from train.plan.training import Train
 from train.plan.transforms import Import
@@ -117,17 +117,17 @@ def shared_steps(experiment: Experiment, shorter: Experiment) -> int:
     Runs with other differences, several phases or modifiers have 0 steps in common.
     """
     changed = {d.partition(": ")[0] for d in differences(as_json(experiment), as_json(shorter))}
-    (whole, *later), part = experiment.plan, shorter.plan[0]
-    if not (changed <= {"name", "steps"} and isinstance(whole, Train) and isinstance(part, Train)):
+    (long, *later), short = experiment.plan, shorter.plan[0]
+    if not (changed <= {"name", "steps"} and isinstance(long, Train) and isinstance(short, Train)):
         return 0
-    if later or whole.modifiers:
+    if later or long.modifiers:
         return 0
 
     def same(step: int) -> bool:
-        rates = [learning_rate(phase.optim, phase.steps, step) for phase in (whole, part)]
+        rates = [learning_rate(phase.optim, phase.steps, step) for phase in (long, short)]
         return rates[0] == rates[1]
 
-    last = part.steps - 1  # every run computes its last step itself, because it is validated there
+    last = short.steps - 1  # every run computes its last step itself, because it is validated there
     return next((step for step in range(last) if not same(step)), last)
 
 
@@ -178,20 +178,20 @@ def shortened(experiment: Experiment, fraction: float) -> Experiment:
     )
 
 
-def judged(runs: list[list[Run]], tasks: list[str], data: Path) -> dict[str, list[list[float]]]:
+def evaluated(runs: list[list[Run]], tasks: list[str], data: Path) -> dict[str, list[list[float]]]:
     """Return the score of every run on each task: bits per byte, accuracy, or the first metric."""
     if not tasks:
         return {}
-    asked = keys(tasks, data)
+    key_of = keys(tasks, data)
 
     def one(run: Run) -> dict[str, dict[str, Any]]:
         """Return the results by task. Each task is evaluated once for a run."""
         workdir = Workdir(run.folder)
-        if new := [task for task, key in asked.items() if key not in workdir.evaluated]:
+        if new := [task for task, key in key_of.items() if key not in workdir.evaluated]:
             results = evaluate(run.folder, new, data)
-            workdir.keep_evaluated({asked[task]: result for task, result in results.items()})
+            workdir.keep_evaluated({key_of[task]: result for task, result in results.items()})
         kept = workdir.evaluated
-        return {task: kept[key] for task, key in asked.items()}
+        return {task: kept[key] for task, key in key_of.items()}
 
     results = [list(map(one, same)) for same in runs]
     scores: dict[str, list[list[float]]] = {}
@@ -213,8 +213,8 @@ def keys(tasks: list[str], data: Path) -> dict[str, str]:
     texts = {task: files_of(task, data) for task in tasks if is_text(task)}
     others = [task for task in tasks if task not in texts]
     found = Benchmarks(data).files(others) if others else {}
-    return {task: " ".join([task, *map(digest, files)]) for task, files in texts.items()} | {
-        task: " ".join(["lm-eval", task, *map(digest, _beside(files))])
+    return {task: " ".join([task, *map(sha256, files)]) for task, files in texts.items()} | {
+        task: " ".join(["lm-eval", task, *map(sha256, _beside(files))])
         for task, files in found.items()
     }
 
@@ -300,7 +300,7 @@ def main() -> None:
         keys(tasks, arguments.data)  # reports missing files before the first run
     comparison = compare(configs, shorter, seeds, folder)
     every = [*comparison.runs, *comparison.frontier]
-    scores = judged(every, tasks, arguments.data)
+    scores = evaluated(every, tasks, arguments.data)
     for tuning in tunings:
         scores |= tuned(every, tuning, folder / "finetune")
     _write(replace(comparison, scores=scores), folder)
@@ -326,13 +326,13 @@ def _write(comparison: Comparison, folder: Path) -> None:
         "diverged": comparison.diverged,
     }
     write_json(folder / "compare.json", summary)
-    drawn = [folder / "compare.png", folder / "compare_seconds.png"]
-    for path, unit in zip(drawn, ("flops", "run_seconds"), strict=True):
+    figures = [folder / "compare.png", folder / "compare_seconds.png"]
+    for path, unit in zip(figures, ("flops", "run_seconds"), strict=True):
         plots.losses(comparison, path, unit)
     if plots.keep(comparison, folder / "compare_keep.png"):
-        drawn.append(folder / "compare_keep.png")
+        figures.append(folder / "compare_keep.png")
     print(
-        f"\n{report}\nall numbers: {folder / 'compare.json'}\nplots: {', '.join(map(str, drawn))}"
+        f"\n{report}\nall numbers: {folder / 'compare.json'}\nplots: {', '.join(map(str, figures))}"
     )
 
 

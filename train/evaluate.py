@@ -39,7 +39,7 @@ from train.tasks.scoring import Scorer
 from train.tasks.supervised import score
 
 
-def judged(
+def evaluate(
     model: Path,
     names: list[str],
     data: Path | None,
@@ -170,7 +170,7 @@ def main() -> None:
         raise UserError("--tasks names no task; give at least one, such as wikitext2")
     data = None if a.data is None else a.data.expanduser()
     benchmarks = Benchmarks(data, a.few_shot, a.limit, a.include)
-    results = judged(a.model.expanduser(), names, data, a.tokenizer, a.stride, benchmarks)
+    results = evaluate(a.model.expanduser(), names, data, a.tokenizer, a.stride, benchmarks)
     if a.json:
         write_json(a.json, {"model": str(a.model), "tasks": results})
     print(table(results))

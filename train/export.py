@@ -214,7 +214,7 @@ def card(run: Workdir, config: Config, architecture: str) -> str:
     """Return the model card of a finished run, as Markdown."""
     was = run.config
     result = run.result
-    scores = [f"* {name.replace('_', ' ')}: {value:.4f}" for name, value in _judged(run).items()]
+    scores = [f"* {name.replace('_', ' ')}: {value:.4f}" for name, value in _scores(run).items()]
     return f"""---
 library_name: transformers
 tags: [jaxgrow]
@@ -263,15 +263,15 @@ def _data(config: dict[str, Any], corpus: dict[str, str]) -> str:
     kind, data = next(iter(config["data"].items()))
     parts = [name for name in ("train", "valid", "tokenizer") if name in corpus]
     hashes = ", ".join(f"{name} `{corpus[name][:12]}`" for name in parts)
-    told = ("source", "name", "task", "tokenizer")
-    about = {name: value for name, value in data.items() if name in told}
+    shown = ("source", "name", "task", "tokenizer")
+    about = {name: value for name, value in data.items() if name in shown}
     if "tokenizer" in about:
         # without the folder, which is specific to this machine
         about["tokenizer"] = Path(about["tokenizer"]).name
     return f"{kind}: {corpus['name']} ({hashes}); `{json.dumps(about)}`"
 
 
-def _judged(run: Workdir) -> dict[str, float]:
+def _scores(run: Workdir) -> dict[str, float]:
     """Return the loss and the metrics on validation data."""
     scores = {}
     for split, of in (run.scores or {}).items():

@@ -97,16 +97,16 @@ def table(tuning: FineTuning, model: Path, found: Mapping[float, Sequence[Scores
         rows.append((f"{rate:g}{marked}", *cells))
     seeds = ", ".join(map(str, tuning.seeds))
     about = f"{tuning.name} with {model.name}: {tuning.epochs:g} epochs, batch {tuning.batch}, seeds {seeds}"
-    said = f"{about}."
+    text = f"{about}."
     if len(tuning.seeds) > 1:
-        said += " Scores: mean ± standard deviation [value of each seed]."
+        text += " Scores: mean ± standard deviation [value of each seed]."
     lost = [f"{rate:g}" for rate in tuning.learning_rates if rate not in found]
     if lost:
-        said += f" Diverged: {', '.join(lost)}."
+        text += f" Diverged: {', '.join(lost)}."
     if len(found) > 1 and best(found) in (min(found), max(found)):
         which = "smallest" if best(found) == min(found) else "largest"
-        said += f" The best learning rate is the {which} that was tried: try others."
-    return f"{markdown(('learning rate', *heads), rows)}\n\n{said}\n"
+        text += f" The best learning rate is the {which} that was tried: try others."
+    return f"{markdown(('learning rate', *heads), rows)}\n\n{text}\n"
 
 
 def _cell(values: list[float]) -> str:

@@ -78,11 +78,11 @@ def entrant(base: Experiment, source: Path, by: str, steps: int) -> Experiment:
     how = Learned() if by == "ligo" else tuple(by.split("+"))
     stage = Stage(1.0, warmup=min(base.optim.warmup, steps // 10), floor=1.0)
     method = Growing(_small(source), str(source.resolve()), (GrowTo((stage,), by=how),))
-    made = replace(
+    experiment = replace(
         base, name=f"race_{by}", steps=steps, method=method, eval_every=max(1, steps // 20)
     )
-    shapes(made.plan, len(made.plan), made.tx)
-    return made
+    shapes(experiment.plan, len(experiment.plan), experiment.tx)
+    return experiment
 
 
 def entrants(

@@ -24,12 +24,12 @@ from train.plan.lifetimes import states
 
 def planned(experiment: Experiment) -> list[dict[str, Any]]:
     """Return the phases of a plan in the form of ``result.json``, with the expected FLOPs."""
-    made = [
+    parameters = [
         models[p.writes].params
         for p, models in zip(experiment.plan, states(experiment.plan, experiment.tx), strict=True)
     ]
     phases = []
-    for p, params in zip(experiment.plan, made, strict=True):
+    for p, params in zip(experiment.plan, parameters, strict=True):
         size = sum(x.size for x in jax.tree.leaves(params))
         phases.append({"phase": p.label, "parameters": size, "flops": p.cost(experiment.batch)})
     return phases
@@ -54,12 +54,12 @@ def row(text: str) -> tuple[str, list[dict[str, Any]]]:
 
 def table(rows: list[tuple[str, list[dict[str, Any]]]]) -> str:
     """Return a Markdown table of the cost of each phase, also relative to the first plan."""
-    whole = sum(p["flops"] for p in rows[0][1])
+    total = sum(p["flops"] for p in rows[0][1])
     body = []
     for name, phases in rows:
         for p in phases:
             flops = p["flops"]
-            costs = [f"{p['parameters']:,}", f"{flops:.3g}", f"{flops / whole:.1%}"]
+            costs = [f"{p['parameters']:,}", f"{flops:.3g}", f"{flops / total:.1%}"]
             body.append([name, p["phase"], *costs])
     return markdown(["plan", "phase", "parameters", "FLOPs", f"of {rows[0][0]}"], body)
 

@@ -48,7 +48,9 @@ def values(settings: Sequence[str]) -> dict[str, list[str]]:
       UserError: there are no settings, or a setting has no values.
     """
     pairs = [text.partition("=") for text in settings]
-    listed = {name: list(dict.fromkeys(filter(None, parts(values)))) for name, _, values in pairs}
+    listed = {
+        name: list(dict.fromkeys(filter(None, split_values(values)))) for name, _, values in pairs
+    }
     if not listed or not all(listed.values()):
         raise UserError(
             "a sweep needs --set with a field and values, such as optim.peak_lr=5e-3,1e-2"
@@ -56,7 +58,7 @@ def values(settings: Sequence[str]) -> dict[str, list[str]]:
     return listed
 
 
-def parts(values: str) -> list[str]:
+def split_values(values: str) -> list[str]:
     """Split a list at the commas outside brackets: ``["(1, 2)", "(2, 2)"]`` for ``"(1, 2),(2, 2)"``."""
     found = [""]
     depth = 0
@@ -132,14 +134,14 @@ def _halved(
     left = list(experiments)
     for fraction in [*fractions, None]:
         rung = []
-        for settings, whole in left:
-            experiment = whole if fraction is None else shortened(whole, fraction)
+        for settings, full in left:
+            experiment = full if fraction is None else shortened(full, fraction)
             runs = [attempt(settings, experiment, seed, workdir) for seed in seeds]
-            rung.append((Tried(settings, runs, fraction), whole))
+            rung.append((Tried(settings, runs, fraction), full))
         rung.sort(key=lambda pair: pair[0].loss)
         tried = [t for t, _ in rung] + tried
         better = rung[: -(-len(rung) // 2)]
-        left = [(t.settings, whole) for t, whole in better if t.loss < math.inf]
+        left = [(t.settings, full) for t, full in better if t.loss < math.inf]
     return tried
 
 

@@ -41,24 +41,24 @@ def trained(data: Data, vocab: int, masked: bool) -> Any:
         raise UserError(
             f"--vocab is {vocab}, but the bytes and the special tokens alone need {len(special) + len(alphabet)}"
         )
-    made: Any = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
+    tokenizer: Any = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     trainer: Any = trainers.BpeTrainer(
         vocab_size=vocab, special_tokens=special, initial_alphabet=alphabet, show_progress=False
     )
-    made.train_from_iterator(training_text(data), trainer)
-    if made.get_vocab_size() < vocab:
+    tokenizer.train_from_iterator(training_text(data), trainer)
+    if tokenizer.get_vocab_size() < vocab:
         raise UserError(
-            f"the corpus is too small for --vocab {vocab}: it gives only {made.get_vocab_size()} tokens; "
+            f"the corpus is too small for --vocab {vocab}: it gives only {tokenizer.get_vocab_size()} tokens; "
             "lower --vocab to this number"
         )
     if masked:
-        ends = [(token, made.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
-        made.post_processor = processors.TemplateProcessing(
+        ends = [(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
+        tokenizer.post_processor = processors.TemplateProcessing(
             single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ends
         )
-    return made
+    return tokenizer
 
 
 def main() -> None:
@@ -78,11 +78,11 @@ def main() -> None:
         )
     if arguments.out.exists():
         raise UserError(f"{arguments.out} exists already; give another --out")
-    made = trained(experiment.data, arguments.vocab, experiment.model.masked > 0)
+    tokenizer = trained(experiment.data, arguments.vocab, experiment.model.masked > 0)
     with appears_whole(arguments.out) as part:
-        made.save(str(part))
+        tokenizer.save(str(part))
     print(
-        f"{arguments.out}: {made.get_vocab_size():,} tokens; "
+        f"{arguments.out}: {tokenizer.get_vocab_size():,} tokens; "
         f"--set data.tokenizer={arguments.out} model.vocab={arguments.vocab}"
     )
 

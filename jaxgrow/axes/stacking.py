@@ -382,21 +382,21 @@ def restructured(tree: Tree, like: Tree) -> Tree:
       [array([1., 1.]), array([0., 0.])]
     """
     given = by_path(tree, is_names)
-    asked = by_path(like, is_names)
+    expected = by_path(like, is_names)
     wrong = [
         f"{p}: has shape {np.shape(x)} in the larger model, but is missing in the parameters"
-        for p, x in asked.items()
+        for p, x in expected.items()
         if p not in given
     ]
     wrong += [
         f"{p}: has shape {np.shape(x)}, but is missing in the larger model"
         for p, x in given.items()
-        if p not in asked
+        if p not in expected
     ]
     wrong += [
-        f"{p}: has shape {np.shape(x)}, but {np.shape(asked[p])} in the larger model"
+        f"{p}: has shape {np.shape(x)}, but {np.shape(expected[p])} in the larger model"
         for p, x in given.items()
-        if p in asked and np.shape(x) != np.shape(asked[p])
+        if p in expected and np.shape(x) != np.shape(expected[p])
     ]
     if wrong:
         raise ValueError(

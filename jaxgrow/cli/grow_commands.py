@@ -315,11 +315,11 @@ def _upcycle(a: argparse.Namespace) -> None:
     with reported():
         growth = operators.EXPERTS[a.method](sizes, target)
     grown = Upcycled(in_dtype(a, source, at_least=True), growth, active, seed)
-    made = in_dtype(a, grown)
+    cast = in_dtype(a, grown)
     kept = active % (sizes["mlp"] // grown.sizes()["mlp"]) == 0
-    rounded = rounding_notes(a, source, growth, grown, made) if kept else []
+    rounded = rounding_notes(a, source, growth, grown, cast) if kept else []
     arguments = {"method": a.method, "target": target, "active": active, "seed": seed}
-    write(a, made, arguments, source, rounded=rounded, keeps=kept)
+    write(a, cast, arguments, source, rounded=rounded, keeps=kept)
 
 
 def _active(a: argparse.Namespace) -> int:

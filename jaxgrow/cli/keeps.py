@@ -58,7 +58,7 @@ def _by_operator(growth: Growth, config: Config, method: str) -> bool:
 def rounding(
     growth: Growth,
     grown: Mapping[str, Leaf],
-    made: Mapping[str, Leaf],
+    cast: Mapping[str, Leaf],
     forms: tuple[Mapping[str, Form], Mapping[str, Form]],
     noise: bool = False,
 ) -> list[str]:
@@ -67,7 +67,7 @@ def rounding(
     Args:
       growth: the growth.
       grown: the leaves in the dtypes in which they are computed, by path.
-      made: the leaves in the new dtypes, by path.
+      cast: the leaves in the new dtypes, by path.
       forms: how the leaves are stored before and after the growth (`checkpoints.stored_forms`).
       noise: whether noise was added to the copies.
 
@@ -75,18 +75,18 @@ def rounding(
       Notes; none if the stored numbers are exact.
     """
     narrower = _names(
-        made[path].dtype
+        cast[path].dtype
         for path, leaf in grown.items()
-        if made[path].dtype.itemsize < leaf.dtype.itemsize
+        if cast[path].dtype.itemsize < leaf.dtype.itemsize
     )
     way_out = "`jaxgrow report` measures the difference; --dtype float32 avoids it"
     if narrower:
         return [f"every parameter is rounded to {narrower}; {way_out}"]
     before, after = forms
     half = {path: form.dtype for path, form in after.items() if form.dtype.itemsize < 4}
-    by_growth = [p for p in half if noise or not _in_powers(growth, p, made[p].names)]
+    by_growth = [p for p in half if noise or not _in_powers(growth, p, cast[p].names)]
     stored = [
-        p for p in half if not _stored_exactly(growth, p, made[p].names, before.get(p), after[p])
+        p for p in half if not _stored_exactly(growth, p, cast[p].names, before.get(p), after[p])
     ]
     notes = []
     if by_growth:

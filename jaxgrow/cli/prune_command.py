@@ -115,12 +115,12 @@ def _control(source: Source, target: dict[str, int]) -> Growth:
     """A pruning that keeps random units."""
     sizes = source.sizes()
     rng = np.random.default_rng(0)
-    drawn = {}
+    scores = {}
     for axis in (*depth(sizes), *width(sizes)):
         per_layer = kind(axis) in ("heads", "mlp")
         shape = (sizes[beside(axis, LAYERS)], sizes[axis]) if per_layer else sizes[axis]
-        drawn[axis] = rng.random(shape)
-    return operators.prune(sizes, target, drawn, source.config.traits["alternating"])
+        scores[axis] = rng.random(shape)
+    return operators.prune(sizes, target, scores, source.config.traits["alternating"])
 
 
 def _check_writable(a: argparse.Namespace, plan: _Plan) -> None:
@@ -153,16 +153,16 @@ def _scores(plan: _Plan) -> dict[str, np.ndarray]:
 
 def _measured(plan: _Plan, growth: Growth) -> dict[str, Any]:
     """The losses of the model, of the pruned model and of the control, and how outputs differ."""
-    whole = outputs(plan.source)(plan.inputs)
+    original = outputs(plan.source)(plan.inputs)
     report: dict[str, Any] = {
         "inputs": plan.what,
-        "whole": {"loss": _loss(plan, whole[0])},
+        "whole": {"loss": _loss(plan, original[0])},
     }
     for name, pruning in (("pruned", growth), ("random", plan.control)):
         found = outputs(Grown(plan.source, pruning))(plan.inputs)
         with reported():
             difference = preservation(
-                lambda _: whole,
+                lambda _: original,
                 lambda _, found=found: found,
                 plan.inputs,
                 ("the original model", f"the {name} model"),

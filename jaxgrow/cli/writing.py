@@ -82,14 +82,14 @@ def transform(
                 f"{a.method} does not do that for this model. Omit --noise"
             )
         grown = Noisy(grown, growth, arguments["seed"], noise)
-    made = in_dtype(a, grown)
-    rounded = rounding_notes(a, root, growth, grown, made, noise is not None) if kept else []
+    cast = in_dtype(a, grown)
+    rounded = rounding_notes(a, root, growth, grown, cast, noise is not None) if kept else []
     policy = getattr(a, "optimizer", None)
     if policy is not None:
         arguments = arguments | {"optimizer": policy}
-    files = _files_beside(a, root, made, growth, lora)
+    files = _files_beside(a, root, cast, growth, lora)
     notes = [_DORA.format(a.dst)] if lora is not None and lora.gains else []
-    write(a, made, arguments, root, files=files, rounded=rounded, notes=notes, keeps=kept, **facts)
+    write(a, cast, arguments, root, files=files, rounded=rounded, notes=notes, keeps=kept, **facts)
 
 
 def rounding_notes(
@@ -97,7 +97,7 @@ def rounding_notes(
     root: Checkpoint,
     growth: Growth,
     grown: Source,
-    made: Source,
+    cast: Source,
     noise: bool = False,
 ) -> list[str]:
     """The notes of `rounding` about a growth that preserves the function.
@@ -107,18 +107,18 @@ def rounding_notes(
       root: the model before the growth.
       growth: the growth.
       grown: the grown model in the dtypes in which it is computed.
-      made: the grown model in its new dtypes.
+      cast: the grown model in its new dtypes.
       noise: whether noise was added to the copies.
     """
     with reported():
-        forms = (stored_forms(root, root, None), stored_forms(made, root, a.to))
-    return rounding(growth, grown.leaves, made.leaves, forms, noise)
+        forms = (stored_forms(root, root, None), stored_forms(cast, root, a.to))
+    return rounding(growth, grown.leaves, cast.leaves, forms, noise)
 
 
 def _files_beside(
     a: argparse.Namespace,
     root: Checkpoint,
-    made: Source,
+    cast: Source,
     growth: Growth,
     lora: peft.PeftAdapter | None,
 ) -> WriteFiles | None:
@@ -131,7 +131,7 @@ def _files_beside(
     def write(part: Path) -> list[str]:
         names = []
         if lora is not None:
-            names += peft.write_into(part, lora, made, str(a.dst))
+            names += peft.write_into(part, lora, cast, str(a.dst))
         if grows_state:
             names += _write_state(a, root, part, growth)
         return names

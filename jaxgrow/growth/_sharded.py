@@ -37,7 +37,7 @@ _all_to_all: Callable[..., jax.Array] = jax.lax.all_to_all  # pyright: ignore[re
 
 
 @struct.dataclass
-class Part:
+class DimMap:
     """The map of one dimension, in the form that devices compute with.
 
     It computes ``y[i] = sum_k weight[i, k] x[index[i, k]]``, or the product of a matrix with ``x``.
@@ -60,24 +60,24 @@ class Part:
 
 
 # One map for each dimension, or None if the dimension is unchanged.
-Parts: TypeAlias = tuple[Part | None, ...]
+DimMaps: TypeAlias = tuple[DimMap | None, ...]
 
 
-def part(m: Matrix | None, dtype: Any) -> Part | None:
-    """Convert a matrix to a `Part`, with weights of a wide ``dtype``."""
+def dim_map(m: Matrix | None, dtype: Any) -> DimMap | None:
+    """Convert a matrix to a `DimMap`, with weights of a wide ``dtype``."""
     if m is None:
         return None
     if matrices.is_numpy(m) and m.shape[1] <= MOST_TERMS:
         m = matrices.sparse(m)
     if not isinstance(m, Rows):
-        return Part(None, m.astype(dtype))
+        return DimMap(None, m.astype(dtype))
     if m.index.shape[1] > MOST_TERMS:
-        return Part(None, matrices.dense(m).astype(dtype))
+        return DimMap(None, matrices.dense(m).astype(dtype))
     index = m.index.astype(np.int32)
     weight = m.weight.astype(dtype)
     if matrices.is_numpy(weight) and (weight == weight.flat[0]).all():
         weight = None if weight.flat[0] == 1 else weight.reshape(-1)[0]
-    return Part(index, weight)
+    return DimMap(index, weight)
 
 
 @dataclass(frozen=True)
@@ -106,24 +106,24 @@ class Layout:
     def spec(self) -> P:
         return P(*(over or None for over in self.over))
 
-    def specs(self, parts: Parts) -> tuple[Any, ...]:
+    def specs(self, maps: DimMaps) -> tuple[Any, ...]:
         """Return the sharding of the maps: each device holds the rows for its part of the result."""
-        return tuple(map(_specs, parts, self.over))
+        return tuple(map(_specs, maps, self.over))
 
 
-def _specs(part: Part | None, over: tuple[str, ...]) -> Part | None:
+def _specs(m: DimMap | None, over: tuple[str, ...]) -> DimMap | None:
     """Return the sharding of one map: rows are sharded, a single weight is replicated."""
-    if part is None:
+    if m is None:
         return None
     rows = P(over or None)
-    index = None if part.index is None else rows
-    if part.weight is None:
-        return Part(index, None)
-    return Part(index, rows if part.weight.ndim == 2 else P())
+    index = None if m.index is None else rows
+    if m.weight is None:
+        return DimMap(index, None)
+    return DimMap(index, rows if m.weight.ndim == 2 else P())
 
 
 def layout(
-    terms: Sequence[Parts], shape: Sequence[int], new: Sequence[int], spec: P, dtype: Any
+    terms: Sequence[DimMaps], shape: Sequence[int], new: Sequence[int], spec: P, dtype: Any
 ) -> Layout:
     """Choose the pieces in which a device computes its part of the result.
 
@@ -152,56 +152,56 @@ def layout(
     counts = tuple(map(devices, over))
     source = [size // n for size, n in zip(shape, counts, strict=True)]
     result = tuple(size // n for size, n in zip(new, counts, strict=True))
-    copies = len(terms) == 1 and all(p is None or p.copies for p in terms[0])
+    copies = len(terms) == 1 and all(m is None or m.copies for m in terms[0])
     itemsize = dtype.itemsize if copies else _wide(dtype).itemsize
     budget = max(math.prod(source) * dtype.itemsize, LEAST_BUDGET)
 
     def choice(dim: int) -> tuple[bool, int, bool, bool, int, int]:
-        row = itemsize * sum(_numbers(parts, source, result, counts, dim) for parts in terms)
+        row = itemsize * sum(_numbers(maps, source, result, counts, dim) for maps in terms)
         rows = min(result[dim], budget // row)
-        sharded = [p for parts in terms if (p := parts[dim]) is not None and counts[dim] > 1]
-        whole = any(p.index is None for p in sharded)  # a product needs the full dimension
+        sharded = [m for maps in terms if (m := maps[dim]) is not None and counts[dim] > 1]
+        full = any(m.index is None for m in sharded)  # a product needs the full dimension
         pieces = -(-result[dim] // max(1, rows))
         # Pieces of the last dimension are not contiguous in memory.
         last = dim == len(shape) - 1
         fits = rows > 0
         # The costs, the most important one first.
-        return (whole, 0 if fits else row, fits and last, fits and bool(sharded), pieces, dim)
+        return (full, 0 if fits else row, fits and last, fits and bool(sharded), pieces, dim)
 
     *_, pieces, dim = min(map(choice, range(len(shape))))
     return Layout(over, counts, result, dim, -(-result[dim] // pieces))
 
 
 def _numbers(
-    parts: Parts, source: Sequence[int], new: Sequence[int], counts: Sequence[int], dim: int
+    maps: DimMaps, source: Sequence[int], new: Sequence[int], counts: Sequence[int], dim: int
 ) -> int:
     """Return an upper bound for the array elements that a device stores while it computes one row."""
     shape = [*source]
     shape[dim] = 1
-    exchanged = 3 * counts[dim] if parts[dim] is not None and counts[dim] > 1 else 0
-    total = (1 + exchanged + _sums(parts[dim])) * math.prod(shape)
-    for other, p in _others(parts, dim, source, new):
+    exchanged = 3 * counts[dim] if maps[dim] is not None and counts[dim] > 1 else 0
+    total = (1 + exchanged + _sums(maps[dim])) * math.prod(shape)
+    for other, m in _others(maps, dim, source, new):
         if counts[other] > 1:
             shape[other] *= counts[other]
             total += 2 * math.prod(shape)  # twice, because XLA may reorder dimensions
         shape[other] = new[other]
-        total += (2 + _sums(p)) * math.prod(shape)
+        total += (2 + _sums(m)) * math.prod(shape)
     return total
 
 
-def _sums(p: Part | None) -> bool:
-    return p is not None and p.terms > 1
+def _sums(m: DimMap | None) -> bool:
+    return m is not None and m.terms > 1
 
 
 def _others(
-    parts: Parts, dim: int, source: Sequence[int], new: Sequence[int]
-) -> list[tuple[int, Part]]:
+    maps: DimMaps, dim: int, source: Sequence[int], new: Sequence[int]
+) -> list[tuple[int, DimMap]]:
     """Return the other dimensions that have a map. Shrinking ones come first to move less data."""
-    found = [(d, p) for d, p in enumerate(parts) if p is not None and d != dim]
+    found = [(d, m) for d, m in enumerate(maps) if m is not None and d != dim]
     return sorted(found, key=lambda item: new[item[0]] / source[item[0]])
 
 
-def contract(terms: Sequence[Parts], x: jax.Array, lay: Layout) -> jax.Array:
+def contract(terms: Sequence[DimMaps], x: jax.Array, lay: Layout) -> jax.Array:
     """Contract ``x`` with the sum of ``terms``, in traced code.
 
     The array and the result are sharded by ``lay.spec`` on the current mesh.
@@ -214,16 +214,16 @@ def contract(terms: Sequence[Parts], x: jax.Array, lay: Layout) -> jax.Array:
     Returns:
       The result in the dtype of ``x``.
     """
-    specs = lay.spec, [lay.specs(parts) for parts in terms]
+    specs = lay.spec, [lay.specs(maps) for maps in terms]
     own = jax.shard_map(partial(_own, lay), in_specs=specs, out_specs=lay.spec, check_vma=False)
     return own(x, list(terms))
 
 
-def _own(lay: Layout, x: jax.Array, terms: Sequence[Parts]) -> jax.Array:
+def _own(lay: Layout, x: jax.Array, terms: Sequence[DimMaps]) -> jax.Array:
     """Compute the part of the result that belongs to this device."""
 
     def piece(start: Any) -> jax.Array:
-        found = [_piece(lay, x, parts, start, wide=len(terms) > 1) for parts in terms]
+        found = [_piece(lay, x, maps, start, wide=len(terms) > 1) for maps in terms]
         return sum(found[1:], found[0]).astype(x.dtype)
 
     if lay.pieces == 1:
@@ -237,50 +237,50 @@ def _own(lay: Layout, x: jax.Array, terms: Sequence[Parts]) -> jax.Array:
     return _fori_loop(0, lay.pieces, step, jnp.zeros(lay.new, x.dtype))
 
 
-def _piece(lay: Layout, x: jax.Array, parts: Parts, start: Any, wide: bool) -> jax.Array:
+def _piece(lay: Layout, x: jax.Array, maps: DimMaps, start: Any, wide: bool) -> jax.Array:
     """Compute ``lay.rows`` rows of the part of one term that belongs to this device."""
     dim = lay.dim
-    p = parts[lay.dim]
-    if p is None:
+    m = maps[lay.dim]
+    if m is None:
         y = jax.lax.dynamic_slice_in_dim(x, start, lay.rows, dim)
     else:
 
         def sliced(a: jax.Array) -> jax.Array:
             return jax.lax.dynamic_slice_in_dim(a, start, lay.rows) if a.ndim else a
 
-        some: Part = jax.tree.map(sliced, p)
-        if p.index is None and lay.over[dim]:
+        some: DimMap = jax.tree.map(sliced, m)
+        if m.index is None and lay.over[dim]:
             x = _gathered(x, lay.over[dim], dim)
-        exchanged = p.index is not None and lay.over[dim]
+        exchanged = m.index is not None and lay.over[dim]
         y = _rows(some, partial(_fetched, lay, x) if exchanged else partial(_taken, x, dim), x, dim)
     y = y.astype(_wide(x.dtype)) if wide else y
-    for other, p in _others(parts, dim, x.shape, lay.new):
+    for other, m in _others(maps, dim, x.shape, lay.new):
         if lay.over[other]:
             y = _gathered(y, lay.over[other], other)
-        y = _rows(p, partial(_taken, y, other), y, other)
+        y = _rows(m, partial(_taken, y, other), y, other)
     return y
 
 
-def _rows(p: Part, take: Callable[[jax.Array], jax.Array], x: jax.Array, dim: int) -> jax.Array:
-    """Contract dimension ``dim`` of ``x`` with ``p``, where ``take`` returns rows of ``x``."""
-    if p.index is None:
-        product = jnp.tensordot(p.weight, x.astype(p.weight.dtype), (1, dim), precision="highest")
+def _rows(m: DimMap, take: Callable[[jax.Array], jax.Array], x: jax.Array, dim: int) -> jax.Array:
+    """Contract dimension ``dim`` of ``x`` with ``m``, where ``take`` returns rows of ``x``."""
+    if m.index is None:
+        product = jnp.tensordot(m.weight, x.astype(m.weight.dtype), (1, dim), precision="highest")
         return jnp.moveaxis(product, 0, dim)
-    if p.copies:
-        return take(p.index[:, 0])
+    if m.copies:
+        return take(m.index[:, 0])
     others = tuple(d for d in range(x.ndim) if d != dim)
-    each = p.weight is not None and p.weight.ndim == 2
+    each = m.weight is not None and m.weight.ndim == 2
 
     def term(k: Any) -> jax.Array:
-        rows = take(p.index[:, k]).astype(_wide(x.dtype))
-        return rows * jnp.expand_dims(p.weight[:, k], others) if each else rows
+        rows = take(m.index[:, k]).astype(_wide(x.dtype))
+        return rows * jnp.expand_dims(m.weight[:, k], others) if each else rows
 
     def added(k: jax.Array, total: jax.Array) -> jax.Array:
         return total + term(k)
 
     # In a loop, only one term is in memory at a time.
-    total = _fori_loop(1, p.terms, added, term(0))
-    return total if each or p.weight is None else total * p.weight
+    total = _fori_loop(1, m.terms, added, term(0))
+    return total if each or m.weight is None else total * m.weight
 
 
 def _wide(dtype: Any) -> Any:
@@ -291,14 +291,14 @@ def _taken(x: jax.Array, dim: int, index: jax.Array) -> jax.Array:
     return jnp.take(x, index, dim, mode="clip")
 
 
-# Devices exchange their parts along a new first dimension. Otherwise XLA would copy the full source
+# Devices exchange their shards along a new first dimension. Otherwise XLA would copy the full source
 # and the full result to a memory layout in which the sharded dimension comes first.
 
 
 def _gathered(x: jax.Array, over: tuple[str, ...], dim: int) -> jax.Array:
-    """Gather the parts of all devices and join them along ``dim``."""
-    parts = jnp.moveaxis(_all_gather(x, over), 0, dim)
-    return parts.reshape(*x.shape[:dim], -1, *x.shape[dim + 1 :])
+    """Gather the shards of all devices and join them along ``dim``."""
+    shards = jnp.moveaxis(_all_gather(x, over), 0, dim)
+    return shards.reshape(*x.shape[:dim], -1, *x.shape[dim + 1 :])
 
 
 def _fetched(lay: Layout, x: jax.Array, index: jax.Array) -> jax.Array:

@@ -96,16 +96,16 @@ def _kinds(
 ) -> dict[str, Kind]:
     rng = np.random.default_rng(0)
 
-    def drawn(draw: Callable[[tuple[int, ...]], Any]) -> Tree:
+    def sampled(draw: Callable[[tuple[int, ...]], Any]) -> Tree:
         made = jax.tree.unflatten(tree, [np.asarray(draw(shape), dtype) for shape, dtype in shapes])
         return jax.tree.map(jnp.asarray, unstack_layers(made, layers) if layers else made)
 
     axes = jax.tree.unflatten(names_tree, names)
     axes = unstack_layers(axes, layers, number) if layers else axes
     with jax.ensure_compile_time_eval():
-        params = drawn(rng.standard_normal)
-        factors = drawn(partial(np.resize, [2.0, 1.0]))  # they differ within a leaf
-        gradients = [drawn(rng.standard_normal) for _ in range(MOST)]
+        params = sampled(rng.standard_normal)
+        factors = sampled(partial(np.resize, [2.0, 1.0]))  # they differ within a leaf
+        gradients = [sampled(rng.standard_normal) for _ in range(MOST)]
         trials = _tried(_Problem(tx, params, axes, gradients, factors, layers))
     found: dict[str, Kind] = {}
     for leaf in trials[0].leaves:

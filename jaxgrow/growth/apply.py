@@ -166,17 +166,17 @@ def _divided_sum(terms: Sequence[maps.Term], names: Names, x: Array, spec: P) ->
         # further axes of a group are gathered
         joined_spec=P(*[entries[begin] for begin, _ in groups[0]]),
     )
-    given: list[_sharded.Parts] = []
+    dim_maps: list[_sharded.DimMaps] = []
     for one in found:
-        given.append(tuple(_sharded.part(m, wide) for m in _matrices(one, names)))
-    return _program(shapes, x, given)  # pyright: ignore[reportUnknownVariableType]
+        dim_maps.append(tuple(_sharded.dim_map(m, wide) for m in _matrices(one, names)))
+    return _program(shapes, x, dim_maps)  # pyright: ignore[reportUnknownVariableType]
 
 
 @partial(jax.jit, static_argnums=0)  # pyright: ignore[reportUnknownMemberType]
-def _program(shapes: _Shapes, x: Array, terms: Sequence[_sharded.Parts]) -> jax.Array:
+def _program(shapes: _Shapes, x: Array, terms: Sequence[_sharded.DimMaps]) -> jax.Array:
     """Apply the terms to a leaf, as one program for all leaves of these shapes."""
 
-    def contracted(x: jax.Array, terms: Sequence[_sharded.Parts]) -> jax.Array:
+    def contracted(x: jax.Array, terms: Sequence[_sharded.DimMaps]) -> jax.Array:
         lay = _sharded.layout(terms, shapes.joined, shapes.new_joined, shapes.joined_spec, x.dtype)
         y = _sharded.contract(terms, x.reshape(shapes.joined), lay).reshape(shapes.new)
         return y if explicit else _constrained(y, shapes.spec)

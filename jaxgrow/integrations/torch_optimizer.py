@@ -119,13 +119,13 @@ def _grown(
     root = policy == "exact" and power == 2
     power = 1 if root else power
     source = _GrownState(_StateOf(model, of, power, root), growth, policy, power)
-    made = {}
+    tensors = {}
     for planned in storage.planned(source, _family(grown.family, power)):
         x = planned.content()
         assert isinstance(x, np.ndarray)
         if policy != "asymmetric" or x.any():
-            made[planned.name] = np.square(x) if root else x
-    return made
+            tensors[planned.name] = np.square(x) if root else x
+    return tensors
 
 
 class _StateOf(HuggingFace):
@@ -385,12 +385,12 @@ def write_beside(
     grown = HuggingFace(part)
     where = optimizer or find(model.folder)
     if where.suffix == ".safetensors":
-        made = grow_state(model, grown, named_state.read(where, model), growth, policy)
-        named_state.write(part / where.name, model, made, where)
+        state = grow_state(model, grown, named_state.read(where, model), growth, policy)
+        named_state.write(part / where.name, model, state, where)
     elif where.is_dir():
         state, content = read_distributed(where, model)
-        made = grow_state(model, grown, state, growth, policy)
-        write_distributed(part / where.name, model, made, content)
+        state = grow_state(model, grown, state, growth, policy)
+        write_distributed(part / where.name, model, state, content)
     else:
         state, content = read_file(where, model)
         write_file(part / FILE, grown, grow_state(model, grown, state, growth, policy), content)

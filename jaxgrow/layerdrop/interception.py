@@ -241,15 +241,13 @@ def _random_streams(module: nn.Module, again: bool) -> Mapping[str, object]:
     return {name: module.make_rng(name) for name in streams} if again else streams
 
 
-def _sliced(module: nn.Module, whole: Mapping[str, Any]) -> bool:
+def _sliced(module: nn.Module, params: Mapping[str, Any]) -> bool:
     """Whether the module holds a slice of the model's parameters, as inside an `nn.scan`."""
     for name in module.path:
-        whole = whole.get(name, {})
-    parts = jax.tree.leaves(module.variables.get("params", {}))
-    wholes = jax.tree.leaves(whole)
-    return len(parts) == len(wholes) and any(
-        a.ndim != b.ndim for a, b in zip(parts, wholes, strict=True)
-    )
+        params = params.get(name, {})
+    own = jax.tree.leaves(module.variables.get("params", {}))
+    full = jax.tree.leaves(params)
+    return len(own) == len(full) and any(a.ndim != b.ndim for a, b in zip(own, full, strict=True))
 
 
 def _changed(

@@ -191,13 +191,13 @@ def keep_masks(
     parts = _staged(probs, depths)
     counts = _stage_keys(jax.random.fold_in(key, 0), depths)
 
-    def drawn(k: jax.Array) -> jax.Array:
+    def sampled(k: jax.Array) -> jax.Array:
         mine = _stage_keys(k, depths)
         return jnp.concatenate(
             [draw(k, p, count) for k, p, count in zip(mine, parts, counts, strict=True)]
         )
 
-    return probs, _map(drawn, keys)
+    return probs, _map(sampled, keys)
 
 
 def _staged(probs: jax.Array, depths: Sequence[int]) -> list[jax.Array]:

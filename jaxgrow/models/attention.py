@@ -267,9 +267,9 @@ def _divided(each: Callable, q_BTHK, k_BSGK, v_BSGK, *masks_B1TS):
     tensor = RULES["heads"] if parts("heads") > 1 else None
     if q_BTHK.shape[2] % parts("heads") or k_BSGK.shape[2] % parts("heads"):
         tensor = None
-    lies = P(batch or None, None, tensor, None)
+    spec = P(batch or None, None, tensor, None)
     masks = (P(batch or None),) * len(masks_B1TS)
-    return divided(each, (lies,) * 3 + masks, lies)(q_BTHK, k_BSGK, v_BSGK, *masks_B1TS)
+    return divided(each, (spec,) * 3 + masks, spec)(q_BTHK, k_BSGK, v_BSGK, *masks_B1TS)
 
 
 def _cudnn(q_BTHK, k_BSGK, v_BSGK, causal: bool, mask_B1TS):
@@ -347,8 +347,8 @@ def _ring(q_BTHK, k_BSGK, v_BSGK, causal: bool):
     tensor = (
         RULES["heads"] if parts("heads") > 1 and k_BSGK.shape[2] % parts("heads") == 0 else None
     )
-    lies = P(batch, CONTEXT, tensor, None)
-    return divided(each, (lies,) * 3, lies)(q_BTHK, k_BSGK, v_BSGK)
+    spec = P(batch, CONTEXT, tensor, None)
+    return divided(each, (spec,) * 3, spec)(q_BTHK, k_BSGK, v_BSGK)
 
 
 def _meet(q_BTHK, k_BSGK, v_BSGK, sums, ahead):

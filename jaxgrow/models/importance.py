@@ -184,12 +184,12 @@ class _Activations:
             self.found = defaultdict(list)
         self.depth += applied
         try:
-            said = call(*args, **kwargs)
+            output = call(*args, **kwargs)
         finally:
             self.depth -= applied
         if self.depth == 2:
-            self._keep(module, args, said)
-        return said
+            self._keep(module, args, output)
+        return output
 
     def _keep(self, module: nn.Module, args: Any, outputs: jax.Array) -> None:
         """Keep the sizes of a module's inputs or outputs if they are activations of units."""
@@ -214,9 +214,11 @@ class _Activations:
 
 def _observed(config: Config, params: Params, inputs: Inputs, observe: Observe) -> dict[str, Any]:
     """Return the results of ``observe`` by axis of layers, stacked over the layers of a stage."""
-    said: Any = config.module.apply({"params": params}, inputs, observe=observe)
+    output: Any = config.module.apply({"params": params}, inputs, observe=observe)
     return dict(
-        zip(stages(config.sizes()), said[1] if len(config.depths) > 1 else said[1:], strict=True)
+        zip(
+            stages(config.sizes()), output[1] if len(config.depths) > 1 else output[1:], strict=True
+        )
     )
 
 

@@ -160,9 +160,9 @@ def decoalesce(
     """
     sizes = whole("decoalesce", "sizes", sizes)
     given = {"embed": embed, "mlp": mlp}
-    asked = {HEADS: heads, **given, LAYERS: layers}
+    groupings = {HEADS: heads, **given, LAYERS: layers}
     absent = [
-        of for of, groups in asked.items() if groups is not None and not of_kinds((of,), sizes)
+        of for of, groups in groupings.items() if groups is not None and not of_kinds((of,), sizes)
     ]
     if wrong := unknown("coalescing takes", (LAYERS, *WIDTHS), sizes, absent):
         raise ValueError("\n  ".join(wrong))

@@ -521,8 +521,8 @@ def _averaged(index: np.ndarray, old: int, group: int, rng: np.random.Generator)
     weight[:, 0] = 1
     for i in np.flatnonzero(~first(index)):
         of[i] = np.sort(rng.choice(old // group, count, replace=False)) * group + index[i] % group
-        drawn = rng.uniform(size=count)
-        weight[i] = drawn / drawn.sum()
+        uniform = rng.uniform(size=count)
+        weight[i] = uniform / uniform.sum()
     rows = Rows(of, weight, old)
     return AxisMap(rows, rows)
 

@@ -178,7 +178,7 @@ def init(lora: LoRA, axes: Axes, sizes: Sizes, key: jax.Array) -> Params:
     """
     own = {**sizes, RANK: lora.rank}
 
-    def drawn(module: str, kernel: Kernel) -> dict[str, Any]:
+    def sampled(module: str, kernel: Kernel) -> dict[str, Any]:
         names = _leaves(kernel)
         a = [own[axis(n)] for n in names["a"]]
         b = [own[axis(n)] for n in names["b"]]
@@ -190,7 +190,7 @@ def init(lora: LoRA, axes: Axes, sizes: Sizes, key: jax.Array) -> Params:
         }
 
     return _tree(
-        {module: drawn(module, cut(names)) for module, names in kernels(lora, axes).items()}
+        {module: sampled(module, cut(names)) for module, names in kernels(lora, axes).items()}
     )
 
 
@@ -338,10 +338,10 @@ def _fit(a: Any, b: Any, kernel: Any, rank: int) -> bool:
     if a is None or b is None or kernel is None:
         return False
     stacked = len(a) + len(b) - 2 - len(kernel)
-    whole = a[:-1] + b[stacked + 1 :]
+    shape = a[:-1] + b[stacked + 1 :]
     return (
         stacked >= 0
-        and whole == kernel
+        and shape == kernel
         and a[:stacked] == b[:stacked]
         and a[-1] == rank == b[stacked]
     )

@@ -24,7 +24,8 @@ from jaxgrow import (
     stack_layers,
     unstack_layers,
 )
-from jaxgrow.axes import axis, is_names, path
+from jaxgrow.axes import axis, is_names
+from jaxgrow.axes.names import by_path
 from jaxgrow.models import BERTConfig, LlamaConfig, ViTConfig
 
 SIZES = {"vocab": 11, "context": 7, "layers": 2, "embed": 6, "heads": 3, "head_dim": 5, "mlp": 9}
@@ -34,12 +35,6 @@ CONFIGS = {
     "bert": BERTConfig(**SIZES),
     "vit": ViTConfig(layers=2, embed=6, heads=3, head_dim=5, mlp=9),
 }
-
-
-def by_path(axes) -> dict[str, tuple[str, ...]]:
-    return {
-        path(p): names for p, names in jax.tree_util.tree_leaves_with_path(axes, is_leaf=is_names)
-    }
 
 
 def wrong(*lines: str):
@@ -52,8 +47,11 @@ def wrong(*lines: str):
 def test_rules_give_a_model_of_ours_its_own_names():
     config = tiny.config()
     shapes, axes = tiny.shapes(config), tiny.axes(config)
-    assert from_rules(shapes, by_path(axes)) == axes
-    by_pattern = {"*/query/kernel": ("layers", "embed.in", "heads", "head_dim"), **by_path(axes)}
+    assert from_rules(shapes, by_path(axes, is_names)) == axes
+    by_pattern = {
+        "*/query/kernel": ("layers", "embed.in", "heads", "head_dim"),
+        **by_path(axes, is_names),
+    }
     del by_pattern["blocks/attention/query/kernel"]
     assert from_rules(shapes, by_pattern) == axes
 
@@ -62,7 +60,7 @@ def test_rules_give_a_model_of_ours_its_own_names():
 def test_conventions_name_all_axes_but_tied_and_below_marks(family):
     axes = CONFIGS[family].axes()
     plain = jax.tree.map(lambda names: tuple(map(axis, names)), axes, is_leaf=is_names)
-    found, own = by_path(by_convention(plain)), by_path(axes)
+    found, own = by_path(by_convention(plain), is_names), by_path(axes, is_names)
     others = {leaf for leaf, names in own.items() if found[leaf] != names}
     assert all(
         any(".below" in name for name in own[leaf]) or re.match("(final|head)_norm", leaf)
@@ -222,7 +220,9 @@ def test_stacking_is_undone_to_the_bit_in_parameters_and_states(pattern, tree):
     names = jax.tree.map(lambda x: ("a", "b")[: x.ndim], tree)
     stacked = stack_layers(names, pattern)
     (kernel,) = {
-        n for p, n in by_path(stacked).items() if p.endswith("kernel") and n[0] == "layers"
+        n
+        for p, n in by_path(stacked, is_names).items()
+        if p.endswith("kernel") and n[0] == "layers"
     }
     assert kernel == ("layers", "a", "b")
     number = 11 if len(jax.tree.leaves(tree)) > 20 else 3

@@ -4,12 +4,12 @@ Each tree has the paths, shapes and axis names of one trainer's source. All size
 the number of layers and the sizes of kernels that lie side by side.
 """
 
-import jax
 import numpy as np
 import pytest
 
 from jaxgrow import by_convention, from_rules, grow, infer, operators, sizes
-from jaxgrow.axes import is_names, path
+from jaxgrow.axes import is_names
+from jaxgrow.axes.names import by_path
 
 SIZES = {
     "vocab": 31,
@@ -38,12 +38,6 @@ def tree(flat: dict):
 
 def zeros(shapes: dict[str, tuple[int, ...]]):
     return tree({of: np.zeros(shape) for of, shape in shapes.items()})
-
-
-def by_path(axes) -> dict:
-    return {
-        path(p): names for p, names in jax.tree_util.tree_leaves_with_path(axes, is_leaf=is_names)
-    }
 
 
 QUERY, KEY, VALUE = (
@@ -102,7 +96,7 @@ def test_the_axes_of_maxtext_wherever_it_stacks_its_layers(scan):
         }
     both = {**MAXTEXT_OUTSIDE, **layers}
     found = by_convention(tree({of: theirs for of, (theirs, _) in both.items()}))
-    assert by_path(found) == {of: ours for of, (_, ours) in both.items()}
+    assert by_path(found, is_names) == {of: ours for of, (_, ours) in both.items()}
 
 
 def test_maxtext_s_shapes_tell_where_layers_are_stacked():
@@ -225,7 +219,7 @@ LEVANTER = {
 
 def test_the_axes_of_levanter():
     found = by_convention(tree({of: theirs for of, (theirs, _) in LEVANTER.items()}))
-    assert by_path(found) == {of: ours for of, (_, ours) in LEVANTER.items()}
+    assert by_path(found, is_names) == {of: ours for of, (_, ours) in LEVANTER.items()}
 
 
 # --- Tunix, Gemma and nanodo have no axis names: shapes and module names are used ---
@@ -301,7 +295,7 @@ def test_transposed_kernels_are_named_by_their_module():
         "mlp/c_fc/kernel": ("mlp", "embed"),
         "mlp/c_proj/kernel": ("embed", "mlp"),
     }
-    assert by_path(by_convention(tree(theirs))) == {
+    assert by_path(by_convention(tree(theirs)), is_names) == {
         "attn/c_attn/kernel/key": ("heads", "head_dim.in", "embed.in"),
         "attn/c_proj/kernel": ("embed", "heads.in", "head_dim.in"),
         "mlp/c_fc/kernel": ("mlp", "embed.in"),
@@ -373,7 +367,7 @@ def test_mesh_axes_and_missing_names_are_reported_not_guessed():
         },
         "embedder": {"input_embedding": ("tp", "fsdp")},
     }
-    found = by_path(by_convention(theirs))
+    found = by_path(by_convention(theirs), is_names)
     assert found["layers/q_proj/w"] == ("fsdp?", "tp?", "?")
     assert found["layers/norm/w"] == ("tp?.norm.scale",)
     assert all(

@@ -19,8 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxgrow.integrations.nnx as of_nnx
 from jaxgrow import AxisMap, from_rules, grow, grow_optimizer, operators, sharding, swap
-from jaxgrow.growth import _sharded as _divided
-from jaxgrow.growth import apply
+from jaxgrow.growth import _sharded, apply
 from jaxgrow.growth.maps import Rule, Rules, repeat, select, tile
 from jaxgrow.growth.moments import rebias
 
@@ -86,7 +85,7 @@ def test_in_a_compiled_function_on_an_explicit_mesh_too():
 @pytest.fixture
 def in_small_pieces(monkeypatch):
     """Make `grow` compute results row by row."""
-    monkeypatch.setattr(_divided, "LEAST_BUDGET", 1)
+    monkeypatch.setattr(_sharded, "LEAST_BUDGET", 1)
     apply._program.clear_cache()
     yield
     apply._program.clear_cache()
@@ -104,7 +103,7 @@ def test_a_result_of_many_pieces_is_the_same(mode, growth):
 @pytest.mark.usefixtures("in_small_pieces")
 def test_sharded_products_with_many_terms_match_one_device(monkeypatch):
     """A product adds in another order: in float32, up to 1e-5 for numbers of order one."""
-    monkeypatch.setattr(_divided, "MOST_TERMS", 2)
+    monkeypatch.setattr(_sharded, "MOST_TERMS", 2)
     rng, (params, axes) = np.random.default_rng(2), host()
     growth = {
         axis: AxisMap(*rng.normal(size=(2, 2 * SIZES[axis], SIZES[axis])) / 2)

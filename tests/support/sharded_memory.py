@@ -81,7 +81,7 @@ def products(terms: Sequence[maps.Term], names: tuple[str, ...], mesh: jax.shard
     total = 0.0
     for term, name in product(terms, names):
         m = term.get((axis(name),))
-        p = _sharded.part(m and m.of(name), np.dtype(np.float32))
+        p = _sharded.dim_map(m and m.of(name), np.dtype(np.float32))
         if p is not None and p.index is None:
             total += p.weight.nbytes / mesh.shape.get(sharding.RULES.get(axis(name)), 1)
     return total

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 import runs
-from finetunings import FAMILIES, OPTIM, checkpoint, cola, tuning
+from finetunings import FAMILIES, OPTIM, checkpoint, tuning
 
 from jaxgrow import flops, grow
 from jaxgrow.checkpoints import load, orbax
@@ -37,14 +37,6 @@ from train.plan.methods import FineTune
 from train.tasks.supervised import score
 
 OWN = LoRA(rank=4, alpha=16.0, targets=("*/attention/*", "*/mlp/*"))
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory):
-    home = tmp_path_factory.mktemp("home")
-    checkpoint(home / "gpt2", FAMILIES["gpt2"])
-    cola(home / "cola")
-    return home
 
 
 def few(home, steps=6, **changes):

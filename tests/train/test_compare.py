@@ -652,14 +652,14 @@ def test_what_models_can_do_is_a_table_of_its_own(comparison, tmp_path):
 def test_finished_runs_are_judged(small_run, tmp_path, monkeypatch):
     (tmp_path / "ptb.test.txt").write_text("abcd efgh\n" * 8)
     run = Run("small", 0, small_run)
-    judged = compare.judged([[run], [run, run]], ["ptb"], tmp_path)
-    [[a], [b, c]] = judged["ptb, bits per byte"]
+    scores = compare.evaluated([[run], [run, run]], ["ptb"], tmp_path)
+    [[a], [b, c]] = scores["ptb, bits per byte"]
     assert a == b == c  # a run and the same run again
     monkeypatch.setattr(compare, "evaluate", None)  # A cached score is not computed again.
-    assert compare.judged([[run]], ["ptb"], tmp_path) == {"ptb, bits per byte": [[a]]}
+    assert compare.evaluated([[run]], ["ptb"], tmp_path) == {"ptb, bits per byte": [[a]]}
     (tmp_path / "ptb.test.txt").write_text("abcd\n" * 8)
     with pytest.raises(TypeError):  # The cache does not apply to other files.
-        compare.judged([[run]], ["ptb"], tmp_path)
+        compare.evaluated([[run]], ["ptb"], tmp_path)
 
 
 @pytest.mark.interop
@@ -670,9 +670,9 @@ def test_finished_runs_are_judged_by_tasks_of_the_harness(small_run, tmp_path):
     question = {"goal": "a", "sol1": "b", "sol2": "ccc"}
     (tmp_path / "valid.jsonl").write_text(json.dumps(question) + "\n")
     (labels := tmp_path / "valid-labels.lst").write_text("0\n")
-    right = compare.judged([[run]], ["piqa"], tmp_path)["piqa, acc"][0][0]
+    right = compare.evaluated([[run]], ["piqa"], tmp_path)["piqa, acc"][0][0]
     labels.write_text("1\n")  # The labels are a separate file beside the questions.
-    assert compare.judged([[run]], ["piqa"], tmp_path) == {"piqa, acc": [[1 - right]]}
+    assert compare.evaluated([[run]], ["piqa"], tmp_path) == {"piqa, acc": [[1 - right]]}
 
 
 @pytest.mark.slow  # `test_finetune` covers the command that this function calls.

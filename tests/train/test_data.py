@@ -18,7 +18,7 @@ from train.common import files
 from train.common.errors import UserError
 from train.data import corpus, formats, tokenise
 from train.data import text as text_module
-from train.data.cache import made
+from train.data.cache import cached
 from train.data.splitting import exact, held_out
 from train.data.text import tokenizer as loaded_tokenizer
 from train.data.text import tokens
@@ -394,7 +394,7 @@ def test_who_wants_what_another_makes_waits_for_it(tmp_path):
         go.wait()
         (work / "file").write_text("whole")
 
-    threads = [threading.Thread(target=made, args=(tmp_path / "made", make)) for _ in range(4)]
+    threads = [threading.Thread(target=cached, args=(tmp_path / "made", make)) for _ in range(4)]
     for thread in threads:
         thread.start()
     begun.wait()
@@ -413,11 +413,11 @@ def test_a_folder_renamed_during_mkdir_is_accepted(tmp_path, monkeypatch):
         raise FileExistsError(self)
 
     monkeypatch.setattr(Path, "mkdir", late)
-    assert made(folder, lambda work: None) == folder
+    assert cached(folder, lambda work: None) == folder
     (tmp_path / ".unfinished-other").write_text("a file of somebody's")
     monkeypatch.setattr(Path, "mkdir", mkdir)
     with pytest.raises(FileExistsError):
-        made(tmp_path / "other", lambda work: None)
+        cached(tmp_path / "other", lambda work: None)
 
 
 def test_what_came_to_be_between_the_look_and_the_lock_is_kept(tmp_path, monkeypatch):
@@ -429,7 +429,7 @@ def test_what_came_to_be_between_the_look_and_the_lock_is_kept(tmp_path, monkeyp
         lock(*arguments)
 
     monkeypatch.setattr(files.fcntl, "flock", late)
-    assert made(folder, lambda _: pytest.fail("it is there")) == folder
+    assert cached(folder, lambda _: pytest.fail("it is there")) == folder
     assert [p.name for p in tmp_path.glob("**/*")] == ["made", "file"]
 
 
@@ -443,12 +443,12 @@ def test_who_waits_for_one_that_fails_makes_it(tmp_path):
 
     def first():
         with pytest.raises(OSError, match="No space"):
-            made(tmp_path / "made", fails)
+            cached(tmp_path / "made", fails)
 
     threads = [threading.Thread(target=first)]
     threads.append(
         threading.Thread(
-            target=made, args=(tmp_path / "made", lambda work: (work / "file").touch())
+            target=cached, args=(tmp_path / "made", lambda work: (work / "file").touch())
         )
     )
     threads[0].start()

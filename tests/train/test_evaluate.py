@@ -341,7 +341,7 @@ def test_tasks_of_the_harness_need_it(small_run, tmp_path, monkeypatch):
     with pytest.raises(
         UserError, match=r"need lm-eval, which is not installed: run pip install -e '.\[eval\]'"
     ):
-        command.judged(small_run, ["piqa"], tmp_path)
+        command.evaluate(small_run, ["piqa"], tmp_path)
 
 
 def test_what_cannot_be_judged_is_said(small_run, tmp_path):

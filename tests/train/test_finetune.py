@@ -32,7 +32,7 @@ from train.data.labelled.task import Labelled
 from train.data.text import tokenizer
 from train.engine.loop.trainer import run
 from train.engine.run.workdir import Workdir
-from train.evaluate import judged
+from train.evaluate import evaluate
 from train.export import export
 from train.plan.training import Train
 from train.tasks.supervised import outputs, prepared, score
@@ -194,7 +194,7 @@ def test_scores_are_kept_with_the_run(learned, home):
     experiment = tuning(home / "cola").of(home / "gpt2", 1e-2, 0)
     assert score(folder, experiment.data) == scores
     # This call does not use the sequence length of the run.
-    found = judged(folder, ["cola"], home)["cola"]
+    found = evaluate(folder, ["cola"], home)["cola"]
     assert found == {"matthews, dev": scores["dev"]["matthews"]}
 
 

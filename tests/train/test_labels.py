@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from finetunings import FAMILIES, checkpoint, cola, tuning
+from finetunings import FAMILIES, tuning
 
 from jaxgrow import checkpoints, operators
 from jaxgrow.checkpoints import open_checkpoint, save
@@ -15,14 +15,6 @@ from train.common.errors import UserError
 from train.data.labelled.task import Labelled
 from train.engine.state.heads import keeps, learned, order
 from train.tasks.supervised import score
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory):
-    home = tmp_path_factory.mktemp("home")
-    checkpoint(home / "gpt2", FAMILIES["gpt2"])
-    cola(home / "cola")
-    return home
 
 
 @pytest.fixture(scope="module")

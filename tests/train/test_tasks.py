@@ -729,8 +729,9 @@ def test_the_best_span_is_ordered_and_short(tmp_path, tokenizers):
         for j in range(i, min(i + squad.ANSWER, first + held))
     )
     begin, end = read.spans[0][expected[1], 0], read.spans[0][expected[2], 1]
-    assert squad.answers(read, questions, logits, None) == [context[begin:end]]
-    assert squad.answers(read, questions, logits, 0.0) == [""]  # the first token has a higher score
+    best = squad.best_answers(read, questions, logits)
+    assert best.at(None) == [context[begin:end]]
+    assert best.at(0.0) == [""]  # the first token has a higher score
 
 
 def test_version_2_knows_questions_without_an_answer(tmp_path):
@@ -858,7 +859,7 @@ def test_squad_without_a_dev_file_splits_articles():
     logits = np.zeros((len(read.question), 512, 2))
     for w, (begin, end) in enumerate(read.targets):
         logits[w, begin, 0] = logits[w, end, 1] = 9 if begin else 0
-    found = squad.answers(read, questions["dev"][:100], logits, None)
+    found = squad.best_answers(read, questions["dev"][:100], logits).at(None)
     short = [
         i
         for i, q in enumerate(questions["dev"][:100])

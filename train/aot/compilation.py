@@ -146,7 +146,7 @@ class Rehearsal:
         self.best = {}
         self.programs: list[Program] = []
         self._phase: Phase = experiment.plan[0]
-        self._judged: set[Config] = set()
+        self._evaluated: set[Config] = set()
         self._known: dict[str, tuple[Any, str]] = {}
 
     def run(self) -> list[Program]:
@@ -154,8 +154,8 @@ class Rehearsal:
         plan = self.experiment.plan
         for number, phase in enumerate(plan):
             self._phase = phase
-            made = self._trained(phase) if isinstance(phase, Train) else phase.run(self)
-            self.models = after(plan, number, self.models, made)
+            result = self._trained(phase) if isinstance(phase, Train) else phase.run(self)
+            self.models = after(plan, number, self.models, result)
         return self.programs
 
     def _trained(self, phase: Train) -> Model:
@@ -165,7 +165,7 @@ class Rehearsal:
 
     # --- the interface for phases ---
 
-    def begin(self, phase: Phase, made: Any) -> None:
+    def begin(self, phase: Phase, model: Any) -> None:
         self.ledger.begin(phase.label, phase.kind, phase.writes, 0)
 
     def compute(
@@ -175,10 +175,12 @@ class Rehearsal:
         arguments = tuple(self._placed(a) for a in arguments)
         program = programs.made(function, phase, self.tx, donate)
         what = "initialisation" if isinstance(self._phase, Train) else self._phase.kind
-        made, cost = self._compiled(program, arguments, what, 1, 0)
-        if made.sensitivity is not None:  # later phases read its values
-            made = replace(made, sensitivity=np.linspace(0, 1, made.config.depth, dtype=np.float32))
-        return made, cost
+        model, cost = self._compiled(program, arguments, what, 1, 0)
+        if model.sensitivity is not None:  # later phases read its values
+            model = replace(
+                model, sensitivity=np.linspace(0, 1, model.config.depth, dtype=np.float32)
+            )
+        return model, cost
 
     def train(self, phase: Train, model: Model) -> Model:
         """Compile the steps of ``phase``, and return the trained model as shapes."""
@@ -215,9 +217,9 @@ class Rehearsal:
         return dict.fromkeys(task.metrics, 0.0)
 
     def validate(self, step: int, model: Model) -> None:
-        if model.config in self._judged:
+        if model.config in self._evaluated:
             return
-        self._judged.add(model.config)
+        self._evaluated.add(model.config)
         e = self.experiment
         program = over_mesh(partial(eval_step, e.accumulate), self.mesh)
         arguments = (self._placed(replace(model, opt=None)), self._batch(e.batch))
@@ -307,9 +309,9 @@ class Rehearsal:
         use = _use(models, memory)
         work = _work(text, self.machine)
         self.programs.append(Program(self._phase.label, what, steps, tokens, cost, **use, **work))
-        made = lowered.out_info
-        made = made[0] if isinstance(made, tuple) else made
-        return (self._placed(made) if isinstance(made, Model) else made), cost
+        result = lowered.out_info
+        result = result[0] if isinstance(result, tuple) else result
+        return (self._placed(result) if isinstance(result, Model) else result), cost
 
     def _compiled_once(self, lowered: jax.stages.Lowered) -> tuple[Any, str]:
         """Return memory analysis and text of a program; both are cached."""

@@ -165,14 +165,14 @@ def load_as(kind: type[T], text: str | Path, overrides: Sequence[str] = ()) -> t
     Returns:
       The path of the file, and the dataclass that its function returns, with all overrides.
     """
-    file, *parts = str(text).split(":")
-    name = parts.pop(0) if parts and "=" not in parts[0] else None
+    file, *settings = str(text).split(":")
+    name = settings.pop(0) if settings and "=" not in settings[0] else None
     path = _file(file)
-    made = overridden(_made(path, name, kind), [*overrides, *parts])
-    wrong = misfits(made)
+    loaded = overridden(_called(path, name, kind), [*overrides, *settings])
+    wrong = misfits(loaded)
     if wrong:
         raise UserError(f"config {path}: {'; '.join(wrong)}")
-    return path, made
+    return path, loaded
 
 
 def listed(text: str | Path) -> dict[str, str]:
@@ -224,14 +224,14 @@ def _module(path: Path) -> ModuleType:
     return module
 
 
-def _made(path: Path, name: str | None, kind: type[T]) -> T:
+def _called(path: Path, name: str | None, kind: type[T]) -> T:
     with _located(path):
-        made = _named(_module(path), name, path, kind)()
-    if not isinstance(made, kind):
+        result = _named(_module(path), name, path, kind)()
+    if not isinstance(result, kind):
         raise UserError(
-            f"config {path}: {name or 'config'}() must return {_a(kind.__name__)}, not {type(made).__name__}"
+            f"config {path}: {name or 'config'}() must return {_a(kind.__name__)}, not {type(result).__name__}"
         )
-    return made
+    return result
 
 
 def _a(name: str) -> str:
@@ -261,16 +261,16 @@ def _returns(f: Callable, kind: type) -> bool:
 
 
 def _named(module: ModuleType, name: str | None, path: Path, kind: type[T]) -> Callable[[], T]:
-    made = getattr(module, name or "config", None)
-    if made is None and (others := names(module, kind)):
+    function = getattr(module, name or "config", None)
+    if function is None and (others := names(module, kind)):
         raise UserError(
             f"{path} has no experiment {name or 'config'!r}; give one, such as {path}:{others[0]}, of {', '.join(others)}"
         )
-    if made is None:
+    if function is None:
         raise UserError(
             f"config {path} defines no experiment; write a function config() -> {kind.__name__}"
         )
-    return made
+    return function
 
 
 def warn(experiment: Experiment) -> None:

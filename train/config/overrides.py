@@ -175,19 +175,19 @@ def settings(node: Any, name: str = "", unset: bool = False) -> Iterator[Setting
         if "named" in f.metadata:
             continue
         value = getattr(node, f.name)
-        made = f.default_factory
+        factory = f.default_factory
         yield Setting(
             name + f.name,
             value,
             types[f.name],
-            f.default if made is dataclasses.MISSING else made(),
+            f.default if factory is dataclasses.MISSING else factory(),
         )
-        inner = _made(types[f.name]) if unset and value is None else value
+        inner = _default(types[f.name]) if unset and value is None else value
         yield from settings(inner, f"{name}{f.name}.", unset)
     for own, item in _names(type(node)).items():
         value = item.get(node)
         yield Setting(name + own, value, item.hint, None)
-        inner = _made(item.hint) if unset and value is None else value
+        inner = _default(item.hint) if unset and value is None else value
         yield from settings(inner, f"{name}{own}.", unset)
 
 
@@ -234,7 +234,7 @@ def _set(node: Any, path: list[str], text: str, name: str) -> Any:
     inner = item.get(node) if item else getattr(node, head)
     hint = item.hint if item else hints(type(node))[head]
     if rest and inner is None:  # its fields are set in the default value
-        inner = _made(hint)
+        inner = _default(hint)
     value = _set(inner, rest, text, name) if rest else _parse(text, hint, name)
     if item:
         head = item.field
@@ -244,7 +244,7 @@ def _set(node: Any, path: list[str], text: str, name: str) -> Any:
     return node
 
 
-def _made(hint: Any) -> Any:
+def _default(hint: Any) -> Any:
     """Return the only dataclass that a type hint allows, with its defaults, or None."""
     kinds: list[Any] = [kind for kind in options(hint) if dataclasses.is_dataclass(kind)]
     needed = dataclasses.MISSING

@@ -12,7 +12,7 @@ from train.common.files import lock
 PROGRESS = "progress.json"
 
 
-def made(folder: Path, make: Callable[[Path], None]) -> Path:
+def cached(folder: Path, make: Callable[[Path], None]) -> Path:
     """Return ``folder``. If it does not exist, ``make`` fills a working folder, which is renamed.
 
     Processes that need the same folder wait for the first one. If ``make`` was killed, the next

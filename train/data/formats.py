@@ -86,7 +86,7 @@ def text(path: Path) -> Document:
             yield piece
 
 
-def whole_bytes(path: Path) -> bytes:
+def read_bytes(path: Path) -> bytes:
     """The bytes of a file, decompressed.
 
     Raises:
@@ -96,7 +96,7 @@ def whole_bytes(path: Path) -> bytes:
         return file.read()
 
 
-def whole(path: Path) -> str:
+def read_text(path: Path) -> str:
     """The text of a file that must be UTF-8.
 
     If a file in another encoding were read, labels and answers would change silently.
@@ -105,7 +105,7 @@ def whole(path: Path) -> str:
       UserError: the file cannot be read, or has another encoding; the message names the file and
         the line.
     """
-    content = whole_bytes(path).removeprefix(codecs.BOM_UTF8)
+    content = read_bytes(path).removeprefix(codecs.BOM_UTF8)
     if b"\0" in content:  # UTF-16 without a byte-order mark
         line = content.count(b"\n", 0, content.index(b"\0")) + 1
         raise UserError(

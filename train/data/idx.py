@@ -56,7 +56,7 @@ def _file(folder: Path, name: str) -> Path:
 @lru_cache(maxsize=4)  # a run asks for its images several times
 def _array(file: Path, changed: int) -> np.ndarray:
     """Return the array of an idx file; ``changed`` is the time of its last change."""
-    content = formats.whole_bytes(file)
+    content = formats.read_bytes(file)
     axes = content[3] if len(content) >= 4 and content[:3] == bytes([0, 0, _MAGIC]) else 0
     shape = tuple(np.frombuffer(content[4 : 4 + 4 * axes], ">u4").tolist())
     values = np.frombuffer(content[4 + 4 * axes :], np.uint8)

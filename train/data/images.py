@@ -20,14 +20,14 @@ from typing import Any, ClassVar, Literal, Protocol
 import numpy as np
 from tqdm import tqdm
 
+from jaxgrow.checkpoints.io.checksums import sha256
 from train.common.errors import UserError
 from train.common.files import read_json, write_json
 from train.data import idx
 from train.data.augment import Augment
-from train.data.cache import again, made
+from train.data.cache import again, cached
 from train.data.corpus import prepared
 from train.data.splitting import exact, held_out
-from train.data.tokenise import digest
 from train.data.workers import cores
 
 _SUFFIXES = {".jpg", ".jpeg", ".png"}
@@ -332,7 +332,7 @@ def _folder(data: Images) -> _Kept:
     identity = [(str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns) for p in files]
     key = json.dumps(["pixels and what they are", identity, data.size])
     folder = Path(data.cache).expanduser() / hashlib.sha256(key.encode()).hexdigest()[:24]
-    made(folder, lambda work: _decode(path, data.size, work))
+    cached(folder, lambda work: _decode(path, data.size, work))
     store = _mapped(folder)
     about = read_json(folder / "about.json", again(folder), ("classes", "content"))
     size, channels = store.pixels.shape[2:]
@@ -390,7 +390,7 @@ def _decode(path: Path, size: int | None, work: Path) -> None:
     _write_pixels(path, names, size, work / "pixels.npy")
     np.save(work / "labels.npy", np.array([classes.index(of[name]) for name in names], np.int32))
     content = hashlib.sha256(
-        "".join(digest(work / f"{part}.npy") for part in ("pixels", "labels")).encode()
+        "".join(sha256(work / f"{part}.npy") for part in ("pixels", "labels")).encode()
     ).hexdigest()
     write_json(work / "about.json", {"classes": classes, "content": content})
 

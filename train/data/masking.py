@@ -99,7 +99,7 @@ class MaskedWindows:
         self.count = masked_positions(masked, length)
         self._ordinary = np.ones(vocab, bool)
         self._ordinary[[mask_id, *special]] = False
-        self._drawn = np.flatnonzero(self._ordinary).astype(np.int32)
+        self._replacements = np.flatnonzero(self._ordinary).astype(np.int32)
         self._continues = whole_word
 
     def __len__(self) -> int:
@@ -117,8 +117,8 @@ class MaskedWindows:
         targets = tokens[positions]
         case = rng.random(self.count)
         case[~ordinary[positions]] = 1
-        drawn = self._drawn[rng.integers(len(self._drawn), size=self.count)]
-        tokens[positions] = np.where(case < 0.8, self.mask_id, np.where(case < 0.9, drawn, targets))
+        other = self._replacements[rng.integers(len(self._replacements), size=self.count)]
+        tokens[positions] = np.where(case < 0.8, self.mask_id, np.where(case < 0.9, other, targets))
         return {"tokens": tokens, "positions": positions.astype(np.int32)}, targets
 
     def _positions(

@@ -35,7 +35,6 @@ _ROLES = (
 )
 _CONFIG = "tokenizer_config.json"
 _MAP = "special_tokens_map.json"
-_ADDED = "added_tokens.json"
 _TEMPLATE = "chat_template.jinja"
 _GENERATION = "generation_config.json"
 FILES = (_CONFIG, _MAP, _TEMPLATE, _GENERATION)  # the files that belong to a tokenizer
@@ -120,21 +119,25 @@ def copied(source: Path | None, target: Path) -> None:
 
 def frame(tokenizer: Any) -> tuple[list[int], list[int]]:
     """The tokens that the tokenizer adds before and after a text."""
-    whole = tokenizer.encode("a")
-    added = whole.special_tokens_mask
+    encoded = tokenizer.encode("a")
+    added = encoded.special_tokens_mask
     before = next((i for i, special in enumerate(added) if not special), len(added))
     after = next((i for i, special in enumerate(reversed(added)) if not special), 0)
-    return whole.ids[:before], whole.ids[len(added) - after :]
+    return encoded.ids[:before], encoded.ids[len(added) - after :]
 
 
 def frame_of_pairs(tokenizer: Any) -> tuple[list[int], list[int], list[int]]:
     """The tokens that the tokenizer adds before, between and after two texts."""
-    whole = tokenizer.encode("a", "b")
-    first = [i for i, text in enumerate(whole.sequence_ids) if text == 0]
-    second = [i for i, text in enumerate(whole.sequence_ids) if text == 1]
+    encoded = tokenizer.encode("a", "b")
+    first = [i for i, text in enumerate(encoded.sequence_ids) if text == 0]
+    second = [i for i, text in enumerate(encoded.sequence_ids) if text == 1]
     if not first or not second:
         return [], [], []
-    return whole.ids[: first[0]], whole.ids[first[-1] + 1 : second[0]], whole.ids[second[-1] + 1 :]
+    return (
+        encoded.ids[: first[0]],
+        encoded.ids[first[-1] + 1 : second[0]],
+        encoded.ids[second[-1] + 1 :],
+    )
 
 
 def _settings(folder: Path | None, *names: str) -> list[dict[str, Any]]:

@@ -16,14 +16,15 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from jaxgrow.checkpoints.io.checksums import sha256
 from train.common.errors import UserError
 from train.common.files import read_json, write_json
 from train.data import corpus as reading
-from train.data.cache import PROGRESS, again, made
+from train.data.cache import PROGRESS, again, cached
 from train.data.corpus import Corpus
 from train.data.special import END, ENDS, set_up, special_tokens
 from train.data.splitting import exact
-from train.data.tokenise import Encode, digest, dtype, sequence, tokenise
+from train.data.tokenise import Encode, dtype, sequence, tokenise
 from train.data.workers import cores
 
 
@@ -92,14 +93,14 @@ def tokens(data: Data) -> Tokens:
         loaded = tokenizer(data.tokenizer)
         vocab = loaded.get_vocab_size()
         end = end_of_text(loaded, folder_of(data.tokenizer))
-        known = [digest(file) for file in files]
+        known = [sha256(file) for file in files]
         how = hashlib.sha256("".join(known).encode()).hexdigest()
     key = json.dumps(["tokens and counts", known, end, corpus.key, _every(held)], sort_keys=True)
 
     def make(work: Path) -> None:
         _make(corpus, data, vocab, held, work)
 
-    folder = made(
+    folder = cached(
         Path(data.cache).expanduser() / hashlib.sha256(key.encode()).hexdigest()[:24], make
     )
     about = read_json(folder / "about.json", again(folder), ("train", "valid", "tokens", "read"))
@@ -214,7 +215,7 @@ def _make(corpus: Corpus, data: Data, vocab: int, held: Fraction, work: Path) ->
                     "give more text, or set data.valid_path"
                 )
             raise UserError(f"the {part.name} text of the corpus is empty: {data}; {out}")
-    about: dict[str, Any] = {part.name: digest(part) for part in parts}
+    about: dict[str, Any] = {part.name: sha256(part) for part in parts}
     read = {name: count for name, count in asdict(corpus.counts).items() if name != "file"}
     sizes = [part.stat().st_size // np.dtype(kind).itemsize for part in parts]
     write_json(work / "about.json", about | {"tokens": sizes, "read": read})
@@ -269,11 +270,11 @@ def _byte_tokenizer() -> Any:
     others = sorted(set(range(256)) - set(printable))
     spelt = {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
     vocab = {_NAMED_BYTES.get(b, character): b for character, b in spelt.items()}
-    made = Tokenizer(models.BPE(vocab, []))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # type: ignore[assignment]
-    made.decoder = decoders.ByteLevel()  # type: ignore[assignment]
-    made.add_special_tokens([AddedToken(END, special=True)])
-    return made
+    bpe = Tokenizer(models.BPE(vocab, []))
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # type: ignore[assignment]
+    bpe.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    bpe.add_special_tokens([AddedToken(END, special=True)])
+    return bpe
 
 
 # The roles of bytes that do not occur in text (`train.data.masking.BYTES`,

@@ -4,7 +4,6 @@ A corpus is one ordered sequence of pieces. Progress is recorded after each shar
 tokenisation that was killed skips the finished pieces; it only has to read them again.
 """
 
-import hashlib
 import itertools
 import multiprocessing
 import os
@@ -83,12 +82,6 @@ def tokenise(
             bar.update(sum(map(len, batch.pieces)))
             if i % SHARD == 0:
                 _note(work, files, done)
-
-
-def digest(path: Path) -> str:
-    """The SHA-256 of a file's bytes."""
-    with path.open("rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()
 
 
 def _note(work: Path, files: dict[str, Any], done: dict[str, int]) -> None:

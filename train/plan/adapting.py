@@ -190,7 +190,7 @@ def load(path: Path) -> Saved:
       UserError: the file is missing, damaged, or has other content.
     """
 
-    def made(about: dict[str, Any], arrays: dict[str, Any]) -> Saved:
+    def parsed(about: dict[str, Any], arrays: dict[str, Any]) -> Saved:
         config = from_json(about["model"])
         own = about.get("lora")
         adapter = config.adapter if own is None else typed.made(LoRA, own)
@@ -199,7 +199,7 @@ def load(path: Path) -> Saved:
         return Saved(config, adapter, unflatten_dict(arrays, sep="/"))
 
     return read_arrays(
-        path, made, "adapter", "a run that trains one writes lora.npz or adapter.npz"
+        path, parsed, "adapter", "a run that trains one writes lora.npz or adapter.npz"
     )
 
 

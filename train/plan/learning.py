@@ -130,7 +130,7 @@ def load(path: Path) -> Maps:
       UserError: the file is missing, damaged, or has other content.
     """
 
-    def made(about: dict[str, Any], arrays: dict[str, Any]) -> Maps:
+    def parsed(about: dict[str, Any], arrays: dict[str, Any]) -> Maps:
         coefficients: dict[str, Any] = {"depth": {}, "width": {}}
         for name, m in arrays.items():
             kind, which, *role = name.split(":")
@@ -145,4 +145,4 @@ def load(path: Path) -> Maps:
             coefficients,
         )
 
-    return read_arrays(path, made, "maps", "a run that learns them writes maps.npz")
+    return read_arrays(path, parsed, "maps", "a run that learns them writes maps.npz")

@@ -44,8 +44,8 @@ def states(plan: Plan, tx: optax.GradientTransformation) -> Iterator[dict[str, M
     """Yield the models after each phase, as shapes. A checkpoint at this moment contains them."""
     models: dict[str, Model] = {}
     for i, phase in enumerate(plan):
-        made = jax.eval_shape(lambda models, phase=phase: phase.shapes(models, tx), models)
-        models = after(plan, i, models, made)
+        result = jax.eval_shape(lambda models, phase=phase: phase.shapes(models, tx), models)
+        models = after(plan, i, models, result)
         yield models
 
 

@@ -36,8 +36,8 @@ class Context(Protocol):
         """Whether the run continues from a checkpoint in the middle of the phase."""
         ...
 
-    def begin(self, phase: "Phase", made: Any) -> None:
-        """Open the account of the phase; ``made`` is the model of the phase, as shapes."""
+    def begin(self, phase: "Phase", model: Any) -> None:
+        """Open the account of the phase; ``model`` is the model that it makes, as shapes."""
         ...
 
     def compute(

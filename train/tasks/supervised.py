@@ -49,7 +49,7 @@ def prepared(data: Labelled | Images, model: Config) -> Prepared:
     split = images(data)
     labels = np.array([split.valid.label(i) for i in range(len(split.valid))])
 
-    def judged(outputs: np.ndarray) -> dict[str, float]:
+    def scores(outputs: np.ndarray) -> dict[str, float]:
         return {"accuracy": accuracy(outputs.argmax(-1), labels)}
 
     classes = split.classes
@@ -61,7 +61,7 @@ def prepared(data: Labelled | Images, model: Config) -> Prepared:
         classes,
         0,
         split.identity,
-        {"valid": judged},
+        {"valid": scores},
         ("accuracy",),
     )
 

@@ -20,7 +20,7 @@ def seal(folder: Path) -> None:
     """Write the checksums of all files of a folder into its ``SHA256SUMS``."""
     with (folder / NAME).open("wb") as out:
         names = sorted(_files(folder))
-        digests = _in_parallel(_digest, [folder / name for name in names])
+        digests = _in_parallel(sha256, [folder / name for name in names])
         out.write(_text(dict(zip(names, digests, strict=True))))
         out.flush()
         os.fsync(out.fileno())
@@ -54,7 +54,7 @@ def damage(folder: Path) -> str | None:
         if name not in there:
             return f"{name} is missing"
         try:
-            return f"{name} has changed" if _digest(folder / name) != sealed[name] else None
+            return f"{name} has changed" if sha256(folder / name) != sealed[name] else None
         except OSError as error:
             return f"{name} cannot be read: {error.strerror}"
 
@@ -80,6 +80,7 @@ def _in_parallel(function: Callable[[A], B], each: Sequence[A]) -> list[B]:
         return list(threads.map(function, each))
 
 
-def _digest(path: Path) -> str:
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of the content of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -68,7 +68,7 @@ def appearing(target: Path, sources: list[Path], overwrite: bool) -> Iterator[Pa
     work = target.with_name(_PREFIX + secrets.token_hex(8))
     new = work / _NEW
     lock = None
-    made = None
+    created = None
     try:
         with uninterrupted():
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -78,7 +78,7 @@ def appearing(target: Path, sources: list[Path], overwrite: bool) -> Iterator[Pa
             # A folder that a killed process had moved away may be back by now.
             may_become(target, sources, overwrite)
             new.mkdir()
-            made = new.stat()
+            created = new.stat()
         yield new
         sync(new)
         with uninterrupted():
@@ -92,7 +92,9 @@ def appearing(target: Path, sources: list[Path], overwrite: bool) -> Iterator[Pa
     except BaseException as error:
         with uninterrupted():
             _abandon(work, lock)
-            placed = made is not None and target.exists() and os.path.samestat(made, target.stat())
+            placed = (
+                created is not None and target.exists() and os.path.samestat(created, target.stat())
+            )
             with suppress(OSError):
                 for folder in [] if placed else missing:
                     folder.rmdir()

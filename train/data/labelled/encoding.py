@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxgrow.checkpoints.io.checksums import sha256
 from jaxgrow.models import Config
 from train.common.errors import UserError
 from train.data.masking import BYTES
 from train.data.special import ENDS, frame_of_pairs, special_tokens
 from train.data.special import frame as added_tokens
 from train.data.text import folder_of, tokenizer
-from train.data.tokenise import digest, dtype
+from train.data.tokenise import dtype
 
 _PIECE = 4  # bytes per word piece in English text
 _CHUNK = 4096  # texts that are tokenised in one call
@@ -159,7 +160,7 @@ class Encoder:
 def _identity(path: Path) -> str:
     """The hash of the files, as in `train.data.text.Tokens.identity`."""
     files = [path / "vocab.json", path / "merges.txt"] if path.is_dir() else [path]
-    return hashlib.sha256("".join(map(digest, files)).encode()).hexdigest()
+    return hashlib.sha256("".join(map(sha256, files)).encode()).hexdigest()
 
 
 def _byte_spans(text: str) -> np.ndarray:

@@ -193,7 +193,7 @@ def is_unnamed(task: Glue, file: Path) -> bool:
     """
     if not is_numbered(task) or not file.is_file() or ".tsv" not in file.suffixes[-2:]:
         return False
-    first = formats.whole(file).partition("\n")[0].removesuffix("\r").split("\t")
+    first = formats.read_text(file).partition("\n")[0].removesuffix("\r").split("\t")
     least = max(int(place) for place in (*task.columns.texts, task.columns.label)) + 1
     return len(first) >= least and not {*task.features} & {*first}
 
@@ -204,7 +204,7 @@ def rows_of(task: Glue, file: Path) -> Rows:
     Raises:
       UserError: as for `from_files`.
     """
-    lines = formats.whole(file).split("\n")
+    lines = formats.read_text(file).split("\n")
     rows = [(n, line.removesuffix("\r").split("\t")) for n, line in enumerate(lines, 1)]
     (*texts, label), first = _places(rows[0][1], task.columns, file)
     least = max(*texts, label) + 1

@@ -15,10 +15,10 @@ def accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
 
 def f1(predictions: np.ndarray, labels: np.ndarray) -> float:
     """The harmonic mean of precision and recall of class 1; 0 without true positives."""
-    found = int(np.sum((predictions == 1) & (labels == 1)))
-    said = int(np.sum(predictions == 1))
-    there = int(np.sum(labels == 1))
-    return 2 * found / (said + there) if found else 0.0
+    correct = int(np.sum((predictions == 1) & (labels == 1)))
+    predicted = int(np.sum(predictions == 1))
+    actual = int(np.sum(labels == 1))
+    return 2 * correct / (predicted + actual) if correct else 0.0
 
 
 def macro_f1(predictions: np.ndarray, labels: np.ndarray) -> float:
@@ -85,8 +85,8 @@ def _known(golds: Iterable[str]) -> list[str]:
     return [gold for gold in golds if normalised(gold)] or [""]
 
 
-def _words_f1(said: list[str], gold: list[str]) -> float:
-    if not said or not gold:
-        return float(said == gold)
-    shared = (Counter(said) & Counter(gold)).total()
-    return 2 * shared / (len(said) + len(gold))
+def _words_f1(predicted: list[str], gold: list[str]) -> float:
+    if not predicted or not gold:
+        return float(predicted == gold)
+    shared = (Counter(predicted) & Counter(gold)).total()
+    return 2 * shared / (len(predicted) + len(gold))

@@ -126,7 +126,7 @@ def _article(record: Any) -> Any:
 
 def _articles(file: Path) -> list[Any]:
     try:
-        articles = json.loads(formats.whole(file))["data"]
+        articles = json.loads(formats.read_text(file))["data"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(
             f"{file} is not SQuAD's JSON ({type(error).__name__}: {error}); download it again"
@@ -187,7 +187,7 @@ def windows(questions: list[Question], encoder: Encoder, length: int, stride: in
     """
     longest = min(QUESTION * encoder.piece, encoder.frame.room(2, length) // 2)
     texts = [q.text for q in questions]
-    asked = [tokens[:longest] for tokens in encoder.tokens(texts)]
+    encoded = [tokens[:longest] for tokens in encoder.tokens(texts)]
     contexts = list(dict.fromkeys(q.context for q in questions))  # questions share contexts
     read = dict(zip(contexts, encoder.spans(contexts), strict=True))
     first = []
@@ -195,7 +195,7 @@ def windows(questions: list[Question], encoder: Encoder, length: int, stride: in
     targets = []
     whose = []
     skipped = []
-    for i, (q, question) in enumerate(zip(questions, asked, strict=True)):
+    for i, (q, question) in enumerate(zip(questions, encoded, strict=True)):
         tokens, spans = read[q.context]
         room = encoder.frame.room(2, length) - len(question)
         before = len(encoder.frame.begin) + len(question) + len(encoder.frame.between)
@@ -252,18 +252,6 @@ class Answers(NamedTuple):
             "" if margin > threshold else text
             for text, margin in zip(self.texts, self.silence, strict=True)
         ]
-
-
-def answers(
-    windows: Windows, questions: list[Question], logits: np.ndarray, null: float | None
-) -> list[str]:
-    """Return the best answer to each question, or "" if giving no answer has a higher score.
-
-    The result is the same as that of `best_answers`, except for questions where the score of no
-    answer exceeds the score of the best answer by more than ``null``. Their answer is "". If
-    ``null`` is None, there are no such questions.
-    """
-    return best_answers(windows, questions, logits).at(null)
 
 
 def best_answers(windows: Windows, questions: list[Question], logits: np.ndarray) -> Answers:
@@ -341,9 +329,9 @@ def thresholds(questions: list[Question], found: Answers) -> dict[str, float]:
     order = np.argsort(found.silence, kind="stable")
     out = {}
     for name, metric in (("f1", answer_f1), ("exact_match", exact_match)):
-        said = _scores(metric, found.texts, questions)
+        answered = _scores(metric, found.texts, questions)
         silent = _scores(metric, [""] * len(questions), questions)
-        totals = np.concatenate([[0.0], np.cumsum((said - silent)[order])]) + silent.sum()
+        totals = np.concatenate([[0.0], np.cumsum((answered - silent)[order])]) + silent.sum()
         # a threshold separates two different margins
         after = np.append(np.diff(found.silence[order]) > 0, True)
         allowed = np.flatnonzero(np.concatenate([[True], after]))
@@ -369,13 +357,13 @@ def metrics(task: Squad) -> tuple[str, ...]:
     return names + (("best_f1", "best_exact_match") if task.unanswerable else ())
 
 
-def score(task: Squad, questions: list[Question], said: list[str]) -> dict[str, float]:
+def score(task: Squad, questions: list[Question], predicted: list[str]) -> dict[str, float]:
     """F1 and exact match, means over questions, from 0 to 1.
 
     Version 2 also has both for the questions with and without an answer, if there are any.
     """
-    f1 = np.array([answer_f1(a, q.answers) for a, q in zip(said, questions, strict=True)])
-    exact = np.array([exact_match(a, q.answers) for a, q in zip(said, questions, strict=True)])
+    f1 = np.array([answer_f1(a, q.answers) for a, q in zip(predicted, questions, strict=True)])
+    exact = np.array([exact_match(a, q.answers) for a, q in zip(predicted, questions, strict=True)])
     has = np.array([bool(q.answers) for q in questions])
     out = {"f1": float(f1.mean()), "exact_match": float(exact.mean())}
     for name, part in (("answer", has), ("no_answer", ~has)) if task.unanswerable else ():

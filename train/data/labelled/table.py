@@ -25,7 +25,7 @@ from train.data.labelled.metrics import accuracy, macro_f1, pearson, spearman
 from train.data.splitting import exact, held_out
 
 # Names of the validation split; the first one that exists is used.
-JUDGING = ("validation", "valid", "dev", "test")
+VALIDATION = ("validation", "valid", "dev", "test")
 _SUFFIXES = (".tsv", ".csv", ".jsonl", ".parquet")
 _COMPRESSED = ("", ".gz", ".xz", ".zst")
 OF_CLASSES = {"accuracy": accuracy, "macro_f1": macro_f1}
@@ -34,7 +34,7 @@ _KNOWN = ", ".join(_SUFFIXES)
 
 
 @dataclass(frozen=True)
-class Asked:
+class Spec:
     """The files and the columns of a table.
 
     Attributes:
@@ -65,24 +65,24 @@ class Row(NamedTuple):
     fields: Mapping[str, Any]
 
 
-def read(asked: Asked) -> tuple[dict[str, Rows], Glue]:
+def read(spec: Spec) -> tuple[dict[str, Rows], Glue]:
     """Read the training and the validation rows, and describe them as a task.
 
     Raises:
       UserError: a file, a column or a label is missing or is something else; the message names the
         file and the row.
     """
-    parts = {split: list(rows(path)) for split, path in _files(asked).items()}
-    labels = () if asked.number else asked.labels or _names(parts["train"], asked)
-    title = asked.path.name
-    metrics = OF_NUMBERS if asked.number else OF_CLASSES
-    about = Glue(title, labels, Columns(asked.texts, asked.label), metrics, spelled=labels)
+    parts = {split: list(rows(path)) for split, path in _files(spec).items()}
+    labels = () if spec.number else spec.labels or _names(parts["train"], spec)
+    title = spec.path.name
+    metrics = OF_NUMBERS if spec.number else OF_CLASSES
+    about = Glue(title, labels, Columns(spec.texts, spec.label), metrics, spelled=labels)
     found = {
-        split: Rows(texts(part, asked.texts), _targets(part, asked, about))
+        split: Rows(texts(part, spec.texts), _targets(part, spec, about))
         for split, part in parts.items()
     }
     if len(found) == 1:
-        found = _validation_rows(found["train"], asked.valid_fraction, asked.path)
+        found = _validation_rows(found["train"], spec.valid_fraction, spec.path)
     return found, about
 
 
@@ -117,7 +117,7 @@ def _lines(path: Path, kind: str) -> Iterator[Row]:
 
     A TSV file has no quotes, like the files of GLUE; cells of a CSV file may be quoted.
     """
-    content = io.StringIO(formats.whole(path), newline="")
+    content = io.StringIO(formats.read_text(path), newline="")
     csv.field_size_limit(2**31 - 1)  # a cell may be long
     how: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind == ".tsv" else {}
     lines = csv.reader(content, **how)
@@ -136,7 +136,7 @@ def _lines(path: Path, kind: str) -> Iterator[Row]:
 
 
 def _objects(path: Path) -> Iterator[Row]:
-    for n, line in enumerate(formats.whole(path).split("\n"), 1):
+    for n, line in enumerate(formats.read_text(path).split("\n"), 1):
         if not line.strip():
             continue
         where = f"{path}, line {n}"
@@ -232,28 +232,28 @@ def _label(row: Row, column: str) -> str:
     return found
 
 
-def _names(part: Sequence[Row], asked: Asked) -> tuple[str, ...]:
+def _names(part: Sequence[Row], spec: Spec) -> tuple[str, ...]:
     """The distinct labels, sorted; numbers are sorted by value."""
-    found = {_label(row, asked.label) for row in part}
+    found = {_label(row, spec.label) for row in part}
     if len(found) < 2:
         raise UserError(
-            f"all rows of {asked.path} have the label {', '.join(found) or 'none'}, but training needs at least two"
+            f"all rows of {spec.path} have the label {', '.join(found) or 'none'}, but training needs at least two"
         )
     if len(found) > len(part) // 2 and len(found) > 20:
         raise UserError(
-            f"column {asked.label!r} of {asked.path} has {len(found)} different labels in {len(part)} rows; set data.label, or "
+            f"column {spec.label!r} of {spec.path} has {len(found)} different labels in {len(part)} rows; set data.label, or "
             "data.number=true if the labels are numbers"
         )
     digits = all(re.fullmatch("-?[0-9]+", name) for name in found)
     return tuple(sorted(found, key=lambda name: (int(name), name) if digits else (0, name)))
 
 
-def _targets(part: Sequence[Row], asked: Asked, about: Glue) -> np.ndarray:
+def _targets(part: Sequence[Row], spec: Spec, about: Glue) -> np.ndarray:
     if not part:
-        raise UserError(f"{asked.path} has no rows; name another table in data.path")
+        raise UserError(f"{spec.path} has no rows; name another table in data.path")
     out = []
     for row in part:
-        name = _label(row, asked.label)
+        name = _label(row, spec.label)
         number = about.number(name)
         if number is None:
             kind = f"one of {', '.join(about.labels)}"[:200] if about.labels else "a number"
@@ -279,10 +279,10 @@ def _validation_rows(every: Rows, fraction: float, path: Path) -> dict[str, Rows
 # --- files ---
 
 
-def _files(asked: Asked) -> dict[str, Path]:
+def _files(spec: Spec) -> dict[str, Path]:
     """The file, or the folder, of each split."""
-    path = asked.path
-    named = {} if asked.valid_path is None else {"valid": asked.valid_path}
+    path = spec.path
+    named = {} if spec.valid_path is None else {"valid": spec.valid_path}
     if not path.exists():
         raise UserError(
             f"the file or folder {path} does not exist; data.path names the labelled rows"
@@ -295,12 +295,12 @@ def _files(asked: Asked) -> dict[str, Path]:
         raise UserError(
             f"{path} has no split train ({_KNOWN}), only {there}; name a file in data.path"
         )
-    judging = {name: several[name] for name in JUDGING if name in several}
-    return {"train": several["train"]} | (named or dict(list(judging.items())[:1]))
+    validation = {name: several[name] for name in VALIDATION if name in several}
+    return {"train": several["train"]} | (named or dict(list(validation.items())[:1]))
 
 
 def _by_split(folder: Path) -> dict[str, Path]:
-    names = ("train", *JUDGING)
+    names = ("train", *VALIDATION)
     files = {}
     for name, kind, packed in product(names, _SUFFIXES, _COMPRESSED):
         file = folder / f"{name}{kind}{packed}"

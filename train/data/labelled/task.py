@@ -171,7 +171,7 @@ def _glue(data: Labelled, model: TextConfig, encoder: Encoder) -> Prepared:
         split: _examples(texts, rows[split].labels, data, model, encoder)
         for split, texts in read.items()
     }
-    scores = {split: partial(_judged, about, part.labels) for split, part in rows.items()}
+    scores = {split: partial(_glue_scores, about, part.labels) for split, part in rows.items()}
     return _prepared(
         data,
         encoder,
@@ -187,17 +187,17 @@ def _glue(data: Labelled, model: TextConfig, encoder: Encoder) -> Prepared:
 def _rows(data: Labelled) -> tuple[dict[str, glue.Rows], glue.Glue]:
     """The rows of all splits, and the task."""
     if data.task == TABLE:
-        return table.read(asked(data))
+        return table.read(table_spec(data))
     about = glue.TASKS[data.task]
     if data.source == "tfds":
         return glue.from_tfds(data.task, about, data.path), about
     return glue.from_files(about, _folder(data)), about
 
 
-def asked(data: Labelled) -> table.Asked:
+def table_spec(data: Labelled) -> table.Spec:
     """The files and columns of a table."""
     valid = None if data.valid_path is None else Path(data.valid_path).expanduser()
-    return table.Asked(
+    return table.Spec(
         _folder(data), valid, data.text, data.label, data.labels, data.number, data.valid_fraction
     )
 
@@ -219,7 +219,7 @@ def _texts(rows: glue.Rows, encoder: Encoder, length: int) -> Texts:
     return framed(encoder.frame, a, b, encoder.dtype)
 
 
-def _judged(about: glue.Glue, labels: np.ndarray, outputs: np.ndarray) -> dict[str, float]:
+def _glue_scores(about: glue.Glue, labels: np.ndarray, outputs: np.ndarray) -> dict[str, float]:
     predictions = outputs.argmax(-1) if about.labels else outputs[:, 0]
     return {name: metric(predictions, labels) for name, metric in about.metrics.items()}
 
@@ -241,13 +241,13 @@ def _squad(data: Labelled, model: TextConfig, encoder: Encoder) -> Prepared:
         split: _examples(w.texts, w.targets, data, model, encoder) for split, w in read.items()
     }
 
-    def judged(split: str, outputs: np.ndarray) -> dict[str, float]:
+    def squad_scores(split: str, outputs: np.ndarray) -> dict[str, float]:
         found = squad.best_answers(read[split], questions[split], outputs)
-        said = found.at(0.0 if about.unanswerable else None)
+        answers = found.at(0.0 if about.unanswerable else None)
         more = squad.thresholds(questions[split], found) if about.unanswerable else {}
-        return squad.score(about, questions[split], said) | more
+        return squad.score(about, questions[split], answers) | more
 
-    scores = {split: partial(judged, split) for split in read}
+    scores = {split: partial(squad_scores, split) for split in read}
     return _prepared(data, encoder, examples, scores, squad.metrics(about), "spans", 2, ())
 
 

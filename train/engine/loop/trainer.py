@@ -421,8 +421,8 @@ class Trainer:
     def resumed(self) -> bool:
         return self.first > 0
 
-    def begin(self, phase: Phase, made: Any) -> None:
-        params = made.params if isinstance(made, Model) else made
+    def begin(self, phase: Phase, model: Any) -> None:
+        params = model.params if isinstance(model, Model) else model
         count = sum(x.size for x in jax.tree.leaves(params))
         self.ledger.begin(phase.label, phase.kind, phase.writes, count)
 
