@@ -801,7 +801,7 @@ class Bench:
             lambda step, values: values,
         )
 
-    def compute(self, phase, function, *arguments):
+    def compute(self, phase, function, *arguments, donate=False):
         return function(phase, optax.identity(), *arguments), 0.0
 
     def validation_batches(self, batches):

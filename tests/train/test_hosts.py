@@ -211,7 +211,7 @@ def test_two_processes_stop_resume_and_equal_one(tmp_path):
         pmap["UserError"]
         == "parallel=pmap supports only one process, but this run has 2: set parallel=mesh"
     )
-    assert untracked == {"UserError": "no tracker"}
+    assert untracked == {"UserError": "process 0: no tracker"}
     runs.assert_close(tmp_path / "run", alone)
     assert survivor[2].splitlines()[-1] == hosts.LOST
     said = [
