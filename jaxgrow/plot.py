@@ -200,7 +200,7 @@ def image(place: Any, matrix: Matrix, most: float) -> Any:
         (lambda x: np.sign(x) * np.sqrt(np.abs(x)), lambda x: np.sign(x) * x**2), -most, most
     )
     corners = (-0.5, drawn.shape[1] * each - 0.5, drawn.shape[0] * each - 0.5, -0.5)
-    image = place.imshow(
+    colours = place.imshow(
         drawn, cmap="RdBu_r", norm=root, extent=corners, aspect="auto", interpolation="nearest"
     )
     place.set(xlim=(-0.5, old - 0.5), ylim=(new - 0.5, -0.5))
@@ -208,7 +208,7 @@ def image(place: Any, matrix: Matrix, most: float) -> Any:
     for side, ticks in ((place.xaxis, 5 if old < 1000 else 3), (place.yaxis, 5)):
         side.set_major_locator(MaxNLocator(integer=True, nbins=ticks))
     place.tick_params(labelsize=_SMALL)
-    return image
+    return colours
 
 
 def cells(matrix: Matrix) -> np.ndarray:

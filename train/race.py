@@ -121,16 +121,15 @@ def race(
     finished: dict[str, list[Run]] = {}
     diverged: dict[str, str] = {}
     for by, experiment in fit.items():
-        folders = [workdir / f"{experiment.name}-seed{seed}" for seed in seeds]
+        name = experiment.name
+        runs = [Run(name, seed, workdir / f"{name}-seed{seed}") for seed in seeds]
         try:
-            for seed, folder in zip(seeds, folders, strict=True):
-                run(replace(experiment, seed=seed), folder)
+            for each in runs:
+                run(replace(experiment, seed=each.seed), each.folder)
         except Diverged as error:
             diverged[by] = str(error)
-            continue
-        finished[by] = [
-            Run(experiment.name, seed, folder) for seed, folder in zip(seeds, folders, strict=True)
-        ]
+        else:
+            finished[by] = runs
     if not finished:
         raise UserError(
             "race: all operators diverged; lower optim.peak_lr: "

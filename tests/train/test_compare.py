@@ -307,8 +307,9 @@ def test_a_shorter_run_that_diverged_leaves_a_smaller_frontier(tmp_path):
     main, _ = tables(found.report())
     assert main["full"]["FLOPs saved vs. frontier"] == "0.0 % [0.0, 0.0]"
     assert main["run"]["FLOPs saved vs. frontier"] == "cheaper than the frontier: 1 of 2 seeds"
-    assert "full-x0.5 diverged with seed 1, so the frontier there has one run less." in " ".join(
-        found.report().split()
+    assert (
+        "full-x0.5 diverged with seed 1, so the frontier of each of these seeds has one run less."
+        in " ".join(found.report().split())
     )
 
 

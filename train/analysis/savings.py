@@ -178,12 +178,12 @@ class Comparison:
         shorter = {runs[0].name for runs in self.frontier}
         doubts = []
         for name, lost in self.diverged.items():
-            so = (
-                "the frontier there has one run less"
+            effect = (
+                "the frontier of each of these seeds has one run less"
                 if name in shorter
                 else "no saving is given for it"
             )
-            doubts.append(f"{name} diverged with seed {', '.join(map(str, lost))}, so {so}.")
+            doubts.append(f"{name} diverged with seed {', '.join(map(str, lost))}, so {effect}.")
         if not self.frontier:
             doubts.append(
                 "No frontier: add --frontier, such as 0.75, to compare with shorter runs from scratch."

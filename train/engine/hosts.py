@@ -198,7 +198,7 @@ def gathered(value: Any) -> list[Any]:
     return [json.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
 
 
-def whole(tree: Any) -> Any:
+def complete(tree: Any) -> Any:
     """Return small arrays, which may be sharded over all processes, as complete NumPy arrays."""
     if jax.process_count() == 1:
         return jax.device_get(tree)

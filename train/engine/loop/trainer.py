@@ -22,7 +22,7 @@ from train.common.errors import Preempted, UserError
 from train.config.experiment import Experiment, as_json, differences
 from train.data import batches
 from train.engine import xla
-from train.engine.hosts import connect, everywhere, gathered, is_first, once, whole
+from train.engine.hosts import complete, connect, everywhere, gathered, is_first, once
 from train.engine.loop import memory, programs
 from train.engine.loop.inputs import StepPlan, step_plans
 from train.engine.run import trackers
@@ -439,9 +439,9 @@ class Trainer:
         return jax.tree.map(lambda x: x[:batches], self.data.probe)
 
     def keep(self, name: str, arrays: Any, write: Callable[[Path, Any], None]) -> None:
-        complete = whole(arrays)
+        arrays = complete(arrays)
         if is_first():
-            write(self.state.folder / name, complete)
+            write(self.state.folder / name, arrays)
 
     def imported(
         self, folder: str, config: Config, headless: bool = False
