@@ -57,11 +57,12 @@ from train.engine.loop import inputs
 from train.engine.loop.trainer import run
 from train.engine.run import trackers
 from train.engine.run.checkpoint import Checkpoints
+from train.engine.state import mesh
 
 gc.disable()  # as the tests do
 address, process, jobs = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
 hosts.join(address, 2, process)
-rate, save, opened = inputs.learning_rate, Checkpoints.save, trackers.opened
+rate, save, opened, placed = inputs.learning_rate, Checkpoints.save, trackers.opened, mesh._placed
 for job in jobs:
     calls = 0
 
@@ -81,10 +82,13 @@ for job in jobs:
             if process == job.get("who", 1):
                 os.kill(os.getpid(), signal.SIGKILL)
 
+    def reordered(devices, shape):
+        return placed([devices[i] for i in job.get("order", range(len(devices)))], shape)
+
     def refused(*_):  # only process 0 opens trackers
         raise UserError("no tracker")
 
-    inputs.learning_rate, Checkpoints.save = terminated, killed
+    inputs.learning_rate, Checkpoints.save, mesh._placed = terminated, killed, reordered
     trackers.opened = refused if job.get("untracked") else opened
     try:
         said = {"loss": run(load(job["config"], job.get(f"set{process}", [])), job["folder"])["val_loss"]}
@@ -263,6 +267,19 @@ def test_two_processes_give_the_same_losses_on_every_mesh(tmp_path, method, mesh
         pretrain.run(e, tmp_path / "alone")
     config = runs.script(tmp_path, replace(e, mesh=mesh))
     one, other = driven({"config": config, "folder": str(tmp_path / "run")})
+    assert outcomes(one) == outcomes(other)
+    runs.assert_close(tmp_path / "run", tmp_path / "alone")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [Mesh(fsdp=4), Mesh(2, 1, 2)], ids=str)
+def test_the_samples_of_a_process_need_not_be_adjacent(tmp_path, mesh):
+    """On a torus of TPUs, the devices of two hosts may alternate along an axis of the mesh."""
+    e = experiment(tmp_path)
+    with runs.only(1):
+        pretrain.run(e, tmp_path / "alone")
+    config = runs.script(tmp_path, replace(e, mesh=mesh))
+    one, other = driven({"config": config, "folder": str(tmp_path / "run"), "order": [0, 2, 1, 3]})
     assert outcomes(one) == outcomes(other)
     runs.assert_close(tmp_path / "run", tmp_path / "alone")
 

@@ -1,5 +1,6 @@
 """The training step, by pmap or on a mesh, equals plain full-batch training on one device."""
 
+import itertools
 import json
 import re
 from collections import Counter
@@ -174,7 +175,7 @@ def test_sharded_sequences_are_never_gathered(monkeypatch, model, mesh, platform
 
 def test_replicas_are_whole_hosts():
     # two devices on each of four hosts
-    devices = [SimpleNamespace(id=i, process_index=i % 4) for i in range(8)]
+    devices = [SimpleNamespace(id=i, process_index=i % 4, platform="gpu") for i in range(8)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jax.sharding, "Mesh", lambda devices, names, **_: devices)
         found: Any = Mesh(replica=2, fsdp=4).over(devices)
@@ -187,6 +188,43 @@ def test_replicas_are_whole_hosts():
             match=r"mesh\.replica=8 would split the devices of a host: the number of hosts \(4\)",
         ):
             Mesh(replica=8).over(devices)
+
+
+def _chip(at: tuple[int, int, int], number: int = 0) -> SimpleNamespace:
+    """Return a device of a TPU v5p at the coordinates ``at`` of the slice ``number``."""
+    return SimpleNamespace(
+        platform="tpu",
+        device_kind="TPU v5p",
+        coords=at,
+        core_on_chip=0,
+        slice_index=number,
+        process_index=32 * number + at[2] * 4 + at[1] // 2 * 2 + at[0] // 2,
+    )
+
+
+@pytest.mark.parametrize("slices", [1, 2])
+@pytest.mark.parametrize("mesh", [Mesh(fsdp=16, tensor=4), Mesh(fsdp=4, tensor=4), Mesh(fsdp=4)])
+def test_axes_follow_the_torus_of_each_tpu_slice(monkeypatch, mesh, slices):
+    """Neighbours along an inner axis are of one slice and, for a side of the torus, linked.
+
+    In the order of `jax.devices`, in which the four chips of a host are adjacent, neighbours along
+    ``tensor`` or ``fsdp`` are up to five links apart.
+    """
+    torus = sorted(itertools.product(range(4), repeat=3), key=lambda at: _chip(at).process_index)
+    devices = [_chip(at, number) for number in range(slices) for at in torus]
+    monkeypatch.setattr(jax.sharding, "Mesh", lambda devices, names, **_: devices)
+    found: Any = mesh.over(devices)
+    assert {(*d.coords, d.slice_index) for d in found.flat} == {
+        (*d.coords, d.slice_index) for d in devices
+    }
+    for axis, size in ((1, mesh.fsdp), (2, mesh.tensor)):
+        for group in np.moveaxis(found, axis, -1).reshape(-1, size):
+            assert len({d.slice_index for d in group}) == 1
+            places = np.array([d.coords for d in group])
+            apart = np.abs(places - np.roll(places, -1, axis=0))
+            links = np.minimum(apart, 4 - apart).sum(-1)
+            # 16 devices are a square, which has more links than a line.
+            assert links.max() <= {1: 0, 4: 1, 16: 2}[size]
 
 
 def test_gradients_are_added_once_in_float32_or_per_layer():

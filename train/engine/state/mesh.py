@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import jax
 import numpy as np
+from jax.experimental.mesh_utils import create_device_mesh
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -21,7 +22,8 @@ class Mesh:
     """Shape of the device mesh: ``replica x data x fsdp x context x tensor x expert`` devices.
 
     The batch is sharded along all axes except ``context`` and ``tensor``. Gradients are reduced
-    over ``replica`` and ``data`` once per step, in float32.
+    over ``replica`` and ``data`` once per step, in float32. On TPUs, each axis follows the torus of a
+    slice as far as the sizes permit.
 
     Attributes:
       data: number of data-parallel groups; 0 uses all remaining devices.
@@ -115,7 +117,7 @@ class Mesh:
         if self.replica > 1:
             devices = _by_hosts(devices, self.replica)
         kinds = (AxisType.Auto,) * len(names)
-        return jax.sharding.Mesh(np.array(devices).reshape(shape), names, axis_types=kinds)
+        return jax.sharding.Mesh(_placed(devices, shape), names, axis_types=kinds)
 
     def _spelled(self) -> str:
         sizes = {
@@ -131,6 +133,29 @@ class Mesh:
         return " x ".join(f"{name}={size}" for name, size in shown.items())
 
 
+def _slice(device: Any) -> int:
+    return getattr(device, "slice_index", 0) or 0
+
+
+def _placed(devices: list[Any], shape: tuple[int, ...]) -> np.ndarray:
+    """Return the devices as an array of ``shape``, whose later axes communicate more.
+
+    The chips of a TPU slice form a torus. A group that communicates, such as the devices of one
+    tensor-parallel layer, should be a line or a plane of that torus, and the order of
+    `jax.devices()` does not ensure this. If several slices divide the first axis, none of the other
+    axes crosses the slow network between slices.
+    """
+    slices = sorted({_slice(d) for d in devices})
+    if devices[0].platform != "tpu" or shape[0] % len(slices):
+        return np.array(devices).reshape(shape)
+    each = (shape[0] // len(slices), *shape[1:])
+    groups = [[d for d in devices if _slice(d) == number] for number in slices]
+    # Not `jax.make_mesh`: it refuses several slices, and on most TPUs also an axis that is smaller than a side of the torus.
+    return np.concatenate(
+        [create_device_mesh(each, group, allow_split_physical_axes=True) for group in groups]
+    )
+
+
 def _by_hosts(devices: list[Any], replicas: int) -> list[Any]:
     """Sort the devices so that the devices of each replica are adjacent.
 
@@ -139,7 +164,7 @@ def _by_hosts(devices: list[Any], replicas: int) -> list[Any]:
     """
 
     def host(device: Any) -> tuple[int, int]:
-        return getattr(device, "slice_index", 0) or 0, device.process_index
+        return _slice(device), device.process_index
 
     devices = sorted(devices, key=lambda d: (*host(d), d.id))
     groups = np.array(devices).reshape(replicas, -1)
