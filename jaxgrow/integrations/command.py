@@ -9,7 +9,7 @@ from jaxgrow._version import __version__
 from jaxgrow.checkpoints.io.files import RECORD, CheckpointError, listed
 from jaxgrow.checkpoints.io.folders import appearing
 from jaxgrow.cli.suggest import POLICY
-from jaxgrow.growth.maps import Growth, new_sizes
+from jaxgrow.growth.maps import Growth, Rules, new_sizes
 from jaxgrow.integrations.formats import FORMATS, from_file, plain, recognised
 from jaxgrow.integrations.layouts import Layout
 from jaxgrow.tables import aligned
@@ -149,7 +149,8 @@ def grown(
       dry_run: whether to check only, without writing.
 
     Returns:
-      The sizes and settings of the grown model.
+      The sizes and settings of the grown model, and the factor of the eps of its norms if that
+      changes.
     """
     from jaxgrow.integrations import orbax_run
 
@@ -162,6 +163,8 @@ def grown(
         "sizes": sizes,
     }
     about |= {"settings": run.settings(sizes)}
+    if isinstance(growth, Rules) and growth.eps != 1:
+        about |= {"norm_eps_factor": growth.eps}
     if dry_run:
         orbax_run.check_run(run, growth, policy)
         return about
@@ -177,7 +180,13 @@ def summary(dst: Path, about: Mapping[str, Any], keeps: str) -> str:
     nothing = "" if about["written"] else "; nothing was written (--dry-run)"
     lines = [f"{dst}: {_spelt(about['sizes'])}{nothing}", f"function-preserving: {keeps}"]
     lines += [f"optimizer state: {about['arguments']['optimizer']}"]
-    return "\n".join(lines + [f"settings of the larger model: {settings}"] * bool(settings))
+    lines += [f"settings of the larger model: {settings}"] * bool(settings)
+    if factor := about.get("norm_eps_factor"):
+        lines += [
+            f"the eps of all norms: set it to {factor:.7g} times the old value in the trainer's "
+            "config; the checkpoint does not contain it"
+        ]
+    return "\n".join(lines)
 
 
 def _spelt(sizes: Mapping[str, int]) -> str:

@@ -195,6 +195,18 @@ def test_dropped_moments_begin_anew(tmp_path):
     assert found["step"] == 3 and found["params/params/decoder/logits_dense/kernel"].any()
 
 
+@pytest.mark.parametrize(("embed", "factor"), [(3 * E // 2, 2 / 3), (2 * E, None)])
+def test_lemon_tells_how_the_eps_of_norms_changes(tmp_path, capsys, embed, factor):
+    """Only an uneven width changes it, and only the trainer's config can apply the change."""
+    folder = written(tmp_path / "a", maxtext(1))
+    arguments = ["grow", str(folder), str(tmp_path / "b"), "--method", "lemon", "--dry-run"]
+    assert main([*arguments, "--embed", str(embed)]) == 0
+    out = capsys.readouterr().out
+    assert ("eps of all norms: set it to 0.6666667 times" in out) == (factor is not None)
+    assert main([*arguments, "--embed", str(embed), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out).get("norm_eps_factor") == factor
+
+
 def test_inspect_names_what_it_recognises(tmp_path, capsys):
     folder = written(tmp_path / "a", maxtext(1, tied=True))
     assert main(["inspect", str(folder)]) == 0
