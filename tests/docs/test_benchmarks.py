@@ -75,7 +75,8 @@ def test_the_devices_that_are_here_are_a_machine():
 def test_rows_are_experiments_whose_meshes_their_machines_have(config, on):
     devices = math.prod(int(n) for n in on.partition(":")[2].split("x"))
     e = load(config)
-    assert e.mesh.over([Mock(platform="gpu") for _ in range(devices)]).size == devices
+    found = [Mock(platform="gpu", slice_index=0) for _ in range(devices)]
+    assert e.mesh.over(found).size == devices
     assert e.batch % (e.accumulate * devices // e.mesh.tensor) == 0
 
 
