@@ -96,7 +96,11 @@ def restored(folder: Path) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("policy", ["exact", "copy"])
-@pytest.mark.parametrize("scan", [0, 1, None], ids=["axis 0", "axis 1", "unscanned"])
+@pytest.mark.parametrize(
+    "scan",
+    [pytest.param(0, marks=pytest.mark.slow), 1, None],  # MaxText's default is 1
+    ids=["axis 0", "axis 1", "unscanned"],
+)
 @pytest.mark.filterwarnings("ignore:Sharding info not provided")
 def test_a_maxtext_tree_grows_as_in_memory(tmp_path, scan, policy):
     params = maxtext(scan)

@@ -7,9 +7,14 @@ import jax
 import pytest
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "docs/notebooks").glob("*.py"))
+LONG = ("dropping", "saving")  # the build of the site also runs them
 
 
-@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "notebook",
+    [pytest.param(n, marks=[pytest.mark.slow] * (n.stem in LONG)) for n in NOTEBOOKS],
+    ids=lambda path: path.stem,
+)
 def test_a_notebook_runs(notebook, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with jax.numpy_rank_promotion("allow"):

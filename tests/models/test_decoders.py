@@ -298,7 +298,7 @@ def test_skipped_tokens_keep_their_distances_in_windows():
         assert np.flatnonzero(np.abs(run(other) - before)[0].max(-1)).tolist() == seen
 
 
-@pytest.mark.parametrize("cap", [0.0, 2.0])
+@pytest.mark.parametrize("cap", [0.0, pytest.param(2.0, marks=pytest.mark.slow)])
 def test_mixed_kinds_are_dropped_equally_by_both_executions(cap):
     """Check that both executions are bitwise identical.
 
