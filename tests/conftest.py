@@ -22,6 +22,8 @@ _FLAGS += ["--xla_cpu_collective_call_terminate_timeout_seconds=300"]
 if jax.__version_info__ < (0, 11):  # later versions refuse this flag
     _FLAGS += ["--xla_cpu_use_fusion_emitters=false"]
 os.environ.setdefault("XLA_FLAGS", " ".join(_FLAGS))
+# Each worker has about one core. With more threads, BLAS and PyTorch spend their time waiting.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 chex.set_n_cpu_devices(4)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
