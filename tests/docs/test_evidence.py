@@ -177,6 +177,19 @@ def test_the_logs_of_the_learning_rates_give_their_distances():
     assert f"{text}, with {flops:.3f} of the FLOPs" in page
 
 
+def test_the_logs_of_adamw_at_1_4_million_parameters_give_their_losses():
+    page = " ".join(PAGES["docs/results/muon.md"].split())
+    rates = ("2.5e-3", "5e-3", "1e-2")
+    sweep = [run for r in rates for run in logged("m1_adamw_sweep", f"m1_adamw_{r}")]
+    assert [run.config["optim"]["peak_lr"] for run in sweep] == [float(r) for r in rates]
+    assert {run.config["optim"]["warmup"] for run in sweep} == {446}
+    (muon,) = logged("m1_6_lower", "m1_6_lower")
+    (flops,) = {run.result["flops"] / muon.result["flops"] for run in sweep}
+    low, best, high = (f"{run.loss:.4f}" for run in sweep)
+    assert f"ends at {low}, {best} and {high} with learning rates of 2.5e-3, 5e-3 and 1e-2" in page
+    assert f"{flops:.3f} of the FLOPs of Muon" in page
+
+
 def regressions() -> set[tuple[float, float]]:
     """Return slopes per doubling and expected savings of the two recipes with several sizes.
 
