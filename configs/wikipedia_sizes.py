@@ -9,8 +9,9 @@
     python -m train.compare $c:k355 $c:k355_deepen $c:k355_halves --seeds 0,1 --workdir runs/k355 \\
         --frontier 0.55,0.75
     python -m train.compare $c:m1:name=m1_low $c:m1_deepen:name=m1_low_deepen \\
-        $c:m1_halves:name=m1_low_halves $c:m1_vcycle:name=m1_low_vcycle \\
-        --seeds 0,1 --workdir runs/m1_low --frontier 0.55,0.75
+        $c:m1_halves:name=m1_low_halves --seeds 0,1 --workdir runs/m1_low --frontier 0.55,0.75
+    python -m train.compare $c:m1:name=m1_low $c:m1_vcycle:name=m1_low_vcycle --seeds 0,1 \\
+        --workdir runs/m1_low --frontier 0.55,0.75
     python -m train.compare $c:m1_adamw $c:m1_adamw_deepen $c:m1_adamw_vcycle \\
         --workdir runs/m1_adamw --frontier 0.75
     python -m train.compare $c:m1:name=m1_low $c:m1_pld $c:m1_sbld $c:m1_uniform \\

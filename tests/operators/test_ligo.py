@@ -236,7 +236,7 @@ def test_growth_at_the_start_does_not_keep_the_function(width):
     ],
 )
 def test_initialisations_by_their_rows(depth, width):
-    """Every initialisation occurs once; those of depth and of width do not depend on each other."""
+    """The initialisations of depth and of width do not depend on each other."""
     made = start(LiGO(depth, width, noise=0.03))
     for w in made["depth"].values():
         np.testing.assert_allclose(w.sum(1), 1, rtol=1e-12)

@@ -22,8 +22,8 @@ class Mesh:
     """Shape of the device mesh: ``replica x data x fsdp x context x tensor x expert`` devices.
 
     The batch is sharded along all axes except ``context`` and ``tensor``. Gradients are reduced
-    over ``replica`` and ``data`` once per step, in float32. On TPUs, each axis follows the torus of a
-    slice as far as the sizes permit.
+    over ``replica`` and ``data`` once per step, in float32. On TPUs, each axis follows the links
+    between the chips of a slice as far as the sizes permit.
 
     Attributes:
       data: number of data-parallel groups; 0 uses all remaining devices.
@@ -140,9 +140,9 @@ def _slice(device: Any) -> int:
 def _placed(devices: list[Any], shape: tuple[int, ...]) -> np.ndarray:
     """Return the devices as an array of ``shape``, whose later axes communicate more.
 
-    The chips of a TPU slice form a torus. A group that communicates, such as the devices of one
-    tensor-parallel layer, should be a line or a plane of that torus, and the order of
-    `jax.devices()` does not ensure this. If several slices divide the first axis, none of the other
+    The chips of a TPU slice form a grid, or a torus if the ends of its rows are linked. Devices that
+    communicate, such as the parts of a tensor-parallel layer, should be a row or a plane of it. The
+    order of `jax.devices()` does not ensure this. If several slices divide the first axis, none of the other
     axes crosses the slow network between slices.
     """
     slices = sorted({_slice(d) for d in devices})
@@ -150,7 +150,8 @@ def _placed(devices: list[Any], shape: tuple[int, ...]) -> np.ndarray:
         return np.array(devices).reshape(shape)
     each = (shape[0] // len(slices), *shape[1:])
     groups = [[d for d in devices if _slice(d) == number] for number in slices]
-    # Not `jax.make_mesh`: it refuses several slices, and on most TPUs also an axis that is smaller than a side of the torus.
+    # `jax.make_mesh` refuses several slices and, on most TPUs, an axis that is smaller than a side of
+    # the grid.
     return np.concatenate(
         [create_device_mesh(each, group, allow_split_physical_axes=True) for group in groups]
     )
