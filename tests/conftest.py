@@ -37,6 +37,7 @@ settings.load_profile("law")
 # A worker takes complete files, because their tests share programs and runs. The longest files come
 # first, so that all workers finish at about the same time.
 LONGEST = (
+    "interop_families", "interop_conversions", "pipelines", "harness",
     "hosts", "drop_execution", "finetune", "families", "drop_training", "cli", "laws", "bert", "generation", "readme",
     "llama", "notebooks", "preservation", "adapting", "naming", "decoders", "nnx", "experts",
     # Runs of one tiny model, whose compiled programs a worker reuses across files.

@@ -95,11 +95,15 @@ def restored(folder: Path) -> dict[str, np.ndarray]:
     return {path(p): np.asarray(x) for p, x in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-@pytest.mark.parametrize("policy", ["exact", "copy"])
 @pytest.mark.parametrize(
-    "scan",
-    [pytest.param(0, marks=pytest.mark.slow), 1, None],  # MaxText's default is 1
-    ids=["axis 0", "axis 1", "unscanned"],
+    ("scan", "policy"),
+    [
+        (1, "exact"),  # MaxText's default is 1
+        (None, "copy"),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((0, "exact"), (0, "copy"))),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, "copy"), (None, "exact"))),
+    ],
+    ids=lambda x: {0: "axis 0", 1: "axis 1", None: "unscanned"}.get(x, x),
 )
 @pytest.mark.filterwarnings("ignore:Sharding info not provided")
 def test_a_maxtext_tree_grows_as_in_memory(tmp_path, scan, policy):

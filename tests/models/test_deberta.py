@@ -170,6 +170,7 @@ def test_which_growth_preserves_the_function(by, fields):
     assert keeps.keeps(growth, c, by.split(",")[0]) == (by in KEEPS)
 
 
+@pytest.mark.slow  # `test_drop_execution` and `test_decoders` show it for other families.
 def test_both_executions_of_layer_dropping_agree():
     c = config(dtype="float32", layers=3)
     params, gates = tiny.params(c, dtype="float32"), np.array([True, False, True])

@@ -3,6 +3,7 @@
 The tolerance is 1e-10, for float64 through three layers.
 """
 
+import itertools
 from functools import cache, partial
 
 import jax
@@ -215,20 +216,23 @@ POSITIONS = {
     "yarn": LlamaConfig(**SIZES, rope_by="yarn", rope_factor=4.0, rope_context=16, rope_scale=1.1),
     "dynamic": LlamaConfig(**SIZES, rope_by="dynamic", rope_factor=4.0),
 }
-QUICK = ("phi3", "gemma2")
+SETTINGS = {"likeliest": {}, "drawn": DRAWS}
+QUICK = (("phi3", "likeliest"), ("gemma2", "drawn"))
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in FAMILIES | POSITIONS],
+    ("name", "how"),
+    [
+        pytest.param(*case, marks=[pytest.mark.slow] * (case not in QUICK))
+        for case in itertools.product(FAMILIES | POSITIONS, SETTINGS)
+    ],
 )
-@pytest.mark.parametrize("settings", [{}, DRAWS], ids=["likeliest", "drawn"])
-def test_a_text_is_independent_of_padding_batch_and_maximum(name, settings):
+def test_a_text_is_independent_of_padding_batch_and_maximum(name, how):
     """Check lengths around the original context of the longrope model.
 
     The second text crosses this length, and the last prompt starts after it.
     """
-    config = (FAMILIES | POSITIONS)[name]
+    config, settings = (FAMILIES | POSITIONS)[name], SETTINGS[how]
     weights, prompts = params(config), [[1, 2, 3], [5, 4, 3, 2, 1, 0, 9, 8, 7, 6], [*range(11)] * 2]
     together = lists(generate(config, weights, prompts, max_new=18, seed=3, **settings))
     assert [len(tokens) for tokens in together] == [18, 18, 18]

@@ -180,11 +180,15 @@ def test_grown_momentum_gives_an_orthogonal_next_update():
     chex.assert_trees_all_close(grown, moved(large, grow(growth, params, axes)), atol=2e-6)
 
 
-def test_growing_during_a_run_counts_every_update_in_the_ledger(tmp_path):
+@pytest.mark.parametrize(
+    "mesh",
+    # The products of an update have matrices that are sharded over several devices.
+    [Mesh(), pytest.param(Mesh(fsdp=2, tensor=2), marks=pytest.mark.slow)],
+    ids=["whole", "sharded"],
+)
+def test_growing_during_a_run_counts_every_update_in_the_ledger(tmp_path, mesh):
     to = GrowTo((Stage(0.5, warmup=0),), by=runs.DOUBLED, moments="exact")
     method = Growing(runs.SMALL, Stage(0.5), (to,))
-    # The products of an update have matrices that are sharded over several devices.
-    mesh = Mesh(fsdp=2, tensor=2)
     experiment = runs.experiment(
         tmp_path, steps=4, optim=OPTIM, model=runs.LARGE, method=method, mesh=mesh
     )

@@ -38,12 +38,13 @@ def start(ligo: LiGO = LIGO, target=BOTH, seed: int = 0):
 
 
 @cache
+def drawing(ligo, target):
+    return jax.jit(lambda key: init(ligo, tiny.axes(SMALL), OLD, dict(target), key))
+
+
+@cache
 def drawn(ligo, target, seed):
-    return jax.device_get(
-        jax.jit(lambda key: init(ligo, tiny.axes(SMALL), OLD, dict(target), key))(
-            jax.random.key(seed)
-        )
-    )
+    return jax.device_get(drawing(ligo, target)(jax.random.key(seed)))
 
 
 def random(ligo: LiGO = LIGO, target=BOTH, seed: int = 0):
@@ -237,7 +238,8 @@ def test_growth_at_the_start_does_not_keep_the_function(width):
 )
 def test_initialisations_by_their_rows(depth, width):
     """The initialisations of depth and of width do not depend on each other."""
-    made = start(LiGO(depth, width, noise=0.03))
+    ligo = LiGO(depth, width, noise=0.03)
+    made = start(ligo)
     for w in made["depth"].values():
         np.testing.assert_allclose(w.sum(1), 1, rtol=1e-12)
         source = {"stack": [0, 1, 0, 1, 0], "interleave": [0, 0, 0, 1, 1]}.get(depth)
@@ -258,7 +260,7 @@ def test_initialisations_by_their_rows(depth, width):
             assert not new.any()
         else:
             assert 0.3 < new.std() * m.shape[0] ** 0.5 < 3
-    other = start(LiGO(depth, width), seed=1)
+    other = start(ligo, seed=1)
     same = all(
         np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (made, other)), strict=True)
     )

@@ -16,6 +16,10 @@ torch = pytest.importorskip("torch", reason="pip install -e '.[interop-test]'")
 transformers = pytest.importorskip("transformers", reason="pip install -e '.[interop-test]'")
 
 LENGTHS = np.array([7, 4, 1])  # of classified texts; the remainder is padding
+cases = pytest.mark.parametrize(
+    ("architecture", "which"),
+    [(a, i) for a, models in SETTINGS.items() for i in range(len(models))],
+)
 
 
 def made(

@@ -226,7 +226,8 @@ def test_adapters_of_several_runs_are_fused(home, adapted):
     assert 1e-3 < np.abs(value - np.eye(16)).max() < 0.5
 
 
-@pytest.mark.parametrize("family", ["gpt2", pytest.param("bert", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", ["gpt2", "bert"])
+@pytest.mark.slow  # `test_adapters_of_several_runs_are_fused` runs a fusion.
 def test_adapters_and_their_fusion_learn_a_task(home, tmp_path, family):
     """Frozen sublayers need outputs of normal size, because adapters read only these.
 

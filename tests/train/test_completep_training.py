@@ -18,6 +18,7 @@ from train.plan.methods import FineTune, Growing, GrowTo, Scratch, Stage
 from train.plan.transforms import Grow
 
 
+@pytest.mark.slow  # `test_growing_by_copies_and_training_commute` shows it without a run.
 def test_a_run_that_grows_by_copies_goes_on_as_if_it_had_not(tmp_path):
     """The optimizer state and the learning rate match the model size of each phase.
 
