@@ -7,7 +7,7 @@ import jax
 import pytest
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "docs/notebooks").glob("*.py"))
-LONG = ("dropping", "saving")  # the build of the site also runs them
+LONG = ("dropping", "saving", "v_cycle")  # the build of the site also runs them
 
 
 @pytest.mark.parametrize(

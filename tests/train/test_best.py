@@ -178,7 +178,15 @@ SWIN = SwinConfig(
 )
 
 
-@pytest.mark.parametrize("config", [*FAMILIES.values(), SWIN], ids=[*FAMILIES, "swin"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        FAMILIES["gpt2"],
+        SWIN,
+        *(pytest.param(c, marks=pytest.mark.slow) for n, c in FAMILIES.items() if n != "gpt2"),
+    ],
+    ids=lambda config: type(config).__name__,
+)
 def test_dropout_differs_by_layer_sublayer_and_sample(config):
     params, example = jax.tree.map(lambda x: x + 0.01, runs.fresh(config)), config.example
     many = jax.tree.map(lambda x: np.repeat(np.asarray(x), 2, 0), example)

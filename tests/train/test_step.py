@@ -140,19 +140,21 @@ def test_a_mixture_on_sharded_sequences_equals_one_full_batch(mesh):
     assert_equals_one_batch(mesh, MIXTURE)
 
 
-CASES = [
-    (runs.MODEL, Mesh(context=4), "cpu"),
-    (runs.MODEL, Mesh(context=4), "gpu"),
-    (LLAMA, Mesh(context=4), "gpu"),
-    (LLAMA, Mesh(fsdp=2, context=2), "gpu"),
-    (MIXTURE, Mesh(context=4), "gpu"),
-]
+CASES = {
+    "gpt2-cpu": (runs.MODEL, Mesh(context=4), "cpu"),
+    "llama-gpu-fsdp": (LLAMA, Mesh(fsdp=2, context=2), "gpu"),
+}
+MORE = {
+    "gpt2-gpu": (runs.MODEL, Mesh(context=4), "gpu"),
+    "llama-gpu": (LLAMA, Mesh(context=4), "gpu"),
+    "mixture-gpu": (MIXTURE, Mesh(context=4), "gpu"),
+}
 
 
 @pytest.mark.parametrize(
     ("model", "mesh", "platform"),
-    CASES,
-    ids=["gpt2-cpu", "gpt2-gpu", "llama-gpu", "llama-gpu-fsdp", "mixture-gpu"],
+    [*CASES.values(), *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE.values())],
+    ids=[*CASES, *MORE],
 )
 def test_sharded_sequences_are_never_gathered(monkeypatch, model, mesh, platform):
     """Look at the compiled step: if it gathered them, each device would compute all positions.

@@ -37,9 +37,8 @@ def published(folder: Path, about: glue.Glue) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    "name", ["rte", *(pytest.param(n, marks=pytest.mark.slow) for n in glue.TASKS if n != "rte")]
-)
+@pytest.mark.slow  # `test_finetune` and `test_adapting` learn CoLA.
+@pytest.mark.parametrize("name", glue.TASKS)
 def test_a_task_is_learned(tmp_path, name):
     about = glue.TASKS[name]
     checkpoint(tmp_path / "bert", FAMILIES["bert"])
