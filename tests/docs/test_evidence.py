@@ -105,7 +105,8 @@ def listed(values: list[float], digits: int, unit: str = "") -> str:
     [("2.5e-3", "m1_low", ("m1_low", "m1_low_deepen", "m1_low_halves", "m1_low_vcycle"), (0.75, 0.55)),
      ("5e-3", "m1", ("wiki_m1", "wiki_m1_deepen"), (0.75,)),
      ("1e-2", "m1_6", ("m1_6", "m1_6_deepen", "m1_6_vcycle"), (0.75,)),
-     ("5e-3", "m1_6_low", ("m1_6_low", "m1_6_low_deepen"), (0.75,))],
+     ("5e-3", "m1_6_low", ("m1_6_low", "m1_6_low_deepen"), (0.75,)),
+     ("5e-3", "m1_adamw_sweep", ("m1_adamw_5e-3", "m1_adamw_5e-3_deepen", "m1_adamw_5e-3_vcycle"), (0.75,))],
 )  # fmt: skip
 def test_the_logs_of_1_4_million_parameters_give_the_tables(rate, folder, names, fractions):
     configs = [logged(folder, name) for name in names]
@@ -185,9 +186,15 @@ def test_the_logs_of_adamw_at_1_4_million_parameters_give_their_losses():
     assert {run.config["optim"]["warmup"] for run in sweep} == {446}
     (muon,) = logged("m1_6_lower", "m1_6_lower")
     (flops,) = {run.result["flops"] / muon.result["flops"] for run in sweep}
-    low, best, high = (f"{run.loss:.4f}" for run in sweep)
-    assert f"ends at {low}, {best} and {high} with learning rates of 2.5e-3, 5e-3 and 1e-2" in page
+    losses = {rate: run.loss for rate, run in zip(rates, sweep, strict=True)}
+    assert min(losses, key=losses.get) == "5e-3"
+    for rate, loss in losses.items():
+        assert f"| AdamW, from scratch | {rate} | 1.000 | {loss:.4f} |" in page
     assert f"{flops:.3f} of the FLOPs of Muon" in page
+    for name, what in (("-x0.75", "from scratch"), ("_deepen", "with half of the layers first")):
+        (run,) = logged("m1_6_low", f"m1_6_low{name}")
+        share = run.result["flops"] / sweep[1].result["flops"]
+        assert f"{share:.3f} of" in page and f"{what} ends at {run.loss:.4f}" in page
 
 
 def regressions() -> set[tuple[float, float]]:
