@@ -701,7 +701,7 @@ def test_finished_runs_are_fine_tuned(small_run, tmp_path):
 
 def test_a_phases_layers_and_the_median_time_of_its_steps(tmp_path):
     runs = [dropping(tmp_path, seed, seconds) for seed, seconds in ((0, 0.5), (1, 0.75))]
-    # the last of 0.5, 0.5 and (80 - 13) / 8
+    # the lower median of eight steps of 0.5 s and eight of (80 - 13) / 8 s
     assert [runs[0].step_seconds(i) for i in range(3)] == [1.0, None, 0.5]
     table = Comparison([[made(tmp_path, "scratch", SCRATCH, s) for s in (0, 1)], runs], []).report()
     rows = [
@@ -710,6 +710,19 @@ def test_a_phases_layers_and_the_median_time_of_its_steps(tmp_path):
         if line.startswith("| drop")
     ][1:]
     assert [row[4:6] for row in rows] == [["4.00", "1000.0"], ["", ""], ["2.75", "625.0"]]
+
+
+def test_a_short_last_interval_does_not_decide_the_time_of_a_step(tmp_path):
+    """Check a phase of 402 steps with a log line every 200 steps and at its end."""
+    run = made(tmp_path, "stage", SCRATCH)
+    phase = {"phase": "train large", "steps": 402, "tokens": 402}
+    (run.folder / "result.json").write_text(json.dumps(run.result | {"phases": [phase]}))
+    with (run.folder / "metrics.jsonl").open("w") as log:
+        for step, seconds in ((200, 60.0), (400, 110.0), (402, 120.0)):
+            line = {"phase": "train large", "step": step, "tokens": step, "loss": 2.0}
+            line |= {"seconds": seconds, "compile_seconds": 0.0, "flops": 1.0}
+            log.write(json.dumps(line) + "\n")
+    assert Run("stage", 0, run.folder).step_seconds(0) == 0.25
 
 
 def test_keep_probabilities_are_plotted_for_layer_dropping(tmp_path):

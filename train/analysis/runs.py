@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from statistics import mean, median, stdev
+from statistics import mean, stdev
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -74,17 +74,18 @@ class Run:
         """The median step time of phase ``i``, in seconds, without compilation and validation.
 
         It is measured between lines of the log; compilation falls into the interval before the
-        first line. None if the phase has fewer than two lines.
+        first line. Each interval counts as often as it has steps, because the last one may be much
+        shorter than the others. None if the phase has fewer than two lines.
         """
         phases = self.result["phases"]
         before = sum(p["tokens"] for p in phases[:i])
         after = before + phases[i]["tokens"]
         lines = [line for line in self.log if "loss" in line and before < line["tokens"] <= after]
-        times = [
-            (b["seconds"] - a["seconds"]) / (b["step"] - a["step"])
-            for a, b in itertools.pairwise(lines)
-        ]
-        return median(times) if times else None
+        if len(lines) < 2:
+            return None
+        steps = np.diff([line["step"] for line in lines])
+        seconds = np.diff([line["seconds"] for line in lines])
+        return float(np.quantile(np.repeat(seconds / steps, steps), 0.5, method="lower"))
 
     @property
     def loss(self) -> float:
