@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import runs
 
-from jaxgrow.models import GPT2Config
+from jaxgrow.models import BERTConfig, GPT2Config, ViTConfig
 from train import compare
 from train.analysis import plots
 from train.analysis.runs import Run, curves, frontier_budget, half_width, refuse_unlike
@@ -77,7 +77,7 @@ def made(
         "val_loss": loss,
         "phases": [phase],
         "val_accuracy": 0.25,
-        "model": {},
+        "model": GPT2Config().as_json(),
         **times(cost),
     }
     (folder / "result.json").write_text(json.dumps(values | result))
@@ -514,12 +514,26 @@ def test_the_noise_floor_by_hand(tmp_path):
     )
 
 
-def test_of_classifiers_the_table_tells_the_accuracy(tmp_path):
+@pytest.mark.parametrize(
+    ("model", "per"),
+    [
+        (ViTConfig(), "image"),
+        (GPT2Config(head="classes", classes=3), "text"),
+        (GPT2Config(), "token"),  # its config has the field `classes` as well
+        (BERTConfig(), "token"),
+    ],
+    ids=["ViT", "texts", "GPT-2", "BERT"],
+)
+def test_of_classifiers_the_table_tells_the_accuracy(figures, tmp_path, model, per):
     runs = [
-        made(tmp_path, "vit", SCRATCH, seed=s, model={"classes": 10}, val_accuracy=a)
+        made(tmp_path, "run", SCRATCH, seed=s, model=model.as_json(), val_accuracy=a)
         for s, a in ((0, 0.5), (1, 0.75))
     ]
-    assert tables(Comparison([runs], []).report())[0]["vit"]["accuracy"] == "62.5%"
+    comparison = Comparison([runs], [])
+    row = tables(comparison.report())[0]["run"]
+    assert row.get("accuracy") == (None if per == "token" else "62.5%")
+    plots.losses(comparison, tmp_path / "losses.png")
+    assert figures[-1].axes[0].get_ylabel() == f"validation loss (nats per {per})"
 
 
 def test_a_bound_is_one_only_beside_a_number(comparison):

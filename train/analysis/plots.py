@@ -386,7 +386,7 @@ def _look(i: int) -> dict[str, Any]:
 
 
 def _finish(figure: Figure, axes: "Axes", run: Run, path: Path, shared: Sequence[Artist]) -> None:
-    axes.set_ylabel(f"validation loss (nats per {'image' if run.classifies else 'token'})")
+    axes.set_ylabel(f"validation loss (nats per {run.per})")
     axes.grid(alpha=0.3)
     handles = [*axes.get_legend_handles_labels()[0], *shared]
     # Outside the axes, so that many entries do not cover the lines.

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 from scipy import stats
 
+from jaxgrow.models.config import from_json
 from train.common.errors import UserError
 from train.config.experiment import differences
 from train.engine.run.workdir import Workdir
@@ -92,8 +93,10 @@ class Run:
         return self.result["val_loss"]
 
     @property
-    def classifies(self) -> bool:
-        return "classes" in self.result["model"]
+    def per(self) -> str:
+        """What the loss is averaged over: "token", or for classes "image" or "text"."""
+        model = from_json(self.result["model"])
+        return model.modality.removesuffix("s") if model.predicts == "classes" else "token"
 
     @property
     def parameters(self) -> int:
