@@ -765,6 +765,7 @@ def test_losses_are_plotted_against_log_flops_with_a_legend(comparison, figures,
         axes.get_xscale() == "log"
         and "FLOPs" in axes.get_xlabel()
         and "nats per token" in axes.get_ylabel()
+        and all(label.get_text() for label in axes.get_xticklabels())
     )
     figures[0].draw_without_rendering()
     # The legend covers no data.

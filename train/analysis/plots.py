@@ -1,6 +1,7 @@
 """Plots of the cost and the results of runs."""
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -10,7 +11,13 @@ from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter
+from matplotlib.ticker import (
+    LogFormatterSciNotation,
+    LogLocator,
+    MaxNLocator,
+    NullFormatter,
+    PercentFormatter,
+)
 
 from jaxgrow import plot
 from train.analysis.evidence import amount
@@ -101,6 +108,8 @@ def _limit(axes: "Axes", comparison: Comparison, unit: Unit) -> None:
     axes.set_xscale("log")
     # By default, every minor tick of a short axis has a label, and the labels overlap.
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    # By default, some of these ticks have no label, depending on the range of the axis.
+    axes.xaxis.set_major_formatter(LogFormatterSciNotation(minor_thresholds=(math.inf, math.inf)))
     axes.xaxis.set_minor_formatter(NullFormatter())
     seen = [
         at for p in points if p["val_loss"] < top and p["flops"] > 0 and (at := spent(p, unit)) > 0
