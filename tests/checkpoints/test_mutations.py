@@ -190,7 +190,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("count", [12, pytest.param(1700, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [25, pytest.param(1700, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_damaged_is_read_or_refused_in_one_message(tmp_path, capsys, case, count):
     """The long run has 10,200 mutations: ``pytest -m slow tests/checkpoints/test_mutations.py``."""

@@ -51,7 +51,7 @@ METHODS = {
 DRIVER = """
 import gc, json, os, signal, sys, time
 from train.engine import hosts
-from train.common.errors import Preempted, UserError
+from train.common.errors import Preempted, UserError, exits_cleanly
 from train.config.experiment import load
 from train.engine.loop import inputs
 from train.engine.loop.trainer import run
@@ -63,38 +63,46 @@ gc.disable()  # as the tests do
 address, process, jobs = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
 hosts.join(address, 2, process)
 rate, save, opened, placed = inputs.learning_rate, Checkpoints.save, trackers.opened, mesh._placed
-for job in jobs:
-    calls = 0
+calls = 0
 
-    def terminated(*arguments):
-        global calls
-        calls += 1
-        if calls == job.get("term") and process == 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-        if calls == job.get("term"):
-            time.sleep(2)  # JAX looks for it once a second
-        return rate(*arguments)
 
-    def killed(self, step, *rest):
-        save(self, step, *rest)
-        if step == job.get("kill"):
-            self.wait()
-            if process == job.get("who", 1):
-                os.kill(os.getpid(), signal.SIGKILL)
+def main():
+    global calls
+    for job in jobs:
+        calls = 0
 
-    def reordered(devices, shape):
-        return placed([devices[i] for i in job.get("order", range(len(devices)))], shape)
+        def terminated(*arguments):
+            global calls
+            calls += 1
+            if calls == job.get("term") and process == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            if calls == job.get("term"):
+                time.sleep(2)  # JAX looks for it once a second
+            return rate(*arguments)
 
-    def refused(*_):  # only process 0 opens trackers
-        raise UserError("no tracker")
+        def killed(self, step, *rest):
+            save(self, step, *rest)
+            if step == job.get("kill"):
+                self.wait()
+                if process == job.get("who", 1):
+                    os.kill(os.getpid(), signal.SIGKILL)
 
-    inputs.learning_rate, Checkpoints.save, mesh._placed = terminated, killed, reordered
-    trackers.opened = refused if job.get("untracked") else opened
-    try:
-        said = {"loss": run(load(job["config"], job.get(f"set{process}", [])), job["folder"])["val_loss"]}
-    except (Preempted, UserError) as error:
-        said = {type(error).__name__: str(error)}
-    print(json.dumps(said), flush=True)
+        def reordered(devices, shape):
+            return placed([devices[i] for i in job.get("order", range(len(devices)))], shape)
+
+        def refused(*_):  # only process 0 opens trackers
+            raise UserError("no tracker")
+
+        inputs.learning_rate, Checkpoints.save, mesh._placed = terminated, killed, reordered
+        trackers.opened = refused if job.get("untracked") else opened
+        try:
+            said = {"loss": run(load(job["config"], job.get(f"set{process}", [])), job["folder"])["val_loss"]}
+        except (Preempted, UserError) as error:
+            said = {type(error).__name__: str(error)}
+        print(json.dumps(said), flush=True)
+
+
+exits_cleanly(main)  # as the commands do: only one line says that a process was lost
 """
 
 

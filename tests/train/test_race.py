@@ -44,7 +44,7 @@ def test_a_race_grows_and_trains_with_each_operator(folder, monkeypatch, capsys)
         folder,
         monkeypatch,
         "--by",
-        "stack,llama_pro,hypercloning",
+        "stack,llama_pro,interleave,hypercloning",
         "--steps",
         "20",
         "--seeds",
@@ -54,7 +54,7 @@ def test_a_race_grows_and_trains_with_each_operator(folder, monkeypatch, capsys)
     assert text in capsys.readouterr().out
     everything = json.loads((folder / "race" / "race.json").read_text())
     found = everything["ranked"]
-    assert {row["by"] for row in found} == {"stack", "llama_pro"}
+    assert {row["by"] for row in found} == {"stack", "llama_pro", "interleave"}
     ends = [sum(row["loss"][-1]) for row in found]
     assert ends == sorted(ends)  # best run first
     small = Run("small", 0, folder / "small")
