@@ -14,8 +14,8 @@
         --workdir runs/cifar10_swin
 
 Expected result (`docs/results/encoders.md`): against Muon, `vit_muon_deepen` saves 12.8 % and
-`vit_muon_halves` 22.3 % of the FLOPs (two seeds). `vit_long_halves` saves 24.9 %,
-`vit_long_deepen` 17.0 % and `vit_long_vcycle` 6.2 % (one seed). Under AdamW, `vit_vcycle` saves
+`vit_muon_halves` 22.3 % of the FLOPs (two seeds). `vit_long_halves` saves 24.5 %,
+`vit_long_deepen` 20.5 % and `vit_long_vcycle` 9.0 % (two seeds). Under AdamW, `vit_vcycle` saves
 1.1 % with one seed and more than 24.7 % with the other. Layer dropping saves nothing on either
 model.
 
