@@ -100,8 +100,10 @@ def restored(folder: Path) -> dict[str, np.ndarray]:
     [
         (1, "exact"),  # MaxText's default is 1
         (None, "copy"),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((0, "exact"), (0, "copy"))),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, "copy"), (None, "exact"))),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in ((0, "exact"), (0, "copy"), (1, "copy"), (None, "exact"))
+        ),
     ],
     ids=lambda x: {0: "axis 0", 1: "axis 1", None: "unscanned"}.get(x, x),
 )

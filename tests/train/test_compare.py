@@ -521,8 +521,10 @@ def test_the_noise_floor_by_hand(tmp_path):
         (GPT2Config(head="classes", classes=3), "text"),
         (GPT2Config(), "token"),  # its config has the field `classes` as well
         (BERTConfig(), "token"),
+        (BERTConfig(head="token_classes", classes=3), "token"),
+        (BERTConfig(head="spans"), "text"),
     ],
-    ids=["ViT", "texts", "GPT-2", "BERT"],
+    ids=["ViT", "texts", "GPT-2", "BERT", "words", "spans"],
 )
 def test_of_classifiers_the_table_tells_the_accuracy(figures, tmp_path, model, per):
     runs = [
@@ -531,7 +533,7 @@ def test_of_classifiers_the_table_tells_the_accuracy(figures, tmp_path, model, p
     ]
     comparison = Comparison([runs], [])
     row = tables(comparison.report())[0]["run"]
-    assert row.get("accuracy") == (None if per == "token" else "62.5%")
+    assert row.get("accuracy") == ("62.5%" if model.predicts == "classes" else None)
     plots.losses(comparison, tmp_path / "losses.png")
     assert figures[-1].axes[0].get_ylabel() == f"validation loss (nats per {per})"
 

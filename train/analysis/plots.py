@@ -395,7 +395,9 @@ def _look(i: int) -> dict[str, Any]:
 
 
 def _finish(figure: Figure, axes: "Axes", run: Run, path: Path, shared: Sequence[Artist]) -> None:
-    axes.set_ylabel(f"validation loss (nats per {run.per})")
+    by_token = run.model.predicts in ("tokens", "token_classes")
+    per = "token" if by_token else run.model.modality.removesuffix("s")
+    axes.set_ylabel(f"validation loss (nats per {per})")
     axes.grid(alpha=0.3)
     handles = [*axes.get_legend_handles_labels()[0], *shared]
     # Outside the axes, so that many entries do not cover the lines.

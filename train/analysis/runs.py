@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 from scipy import stats
 
+from jaxgrow.models import Config
 from jaxgrow.models.config import from_json
 from train.common.errors import UserError
 from train.config.experiment import differences
@@ -92,11 +93,9 @@ class Run:
     def loss(self) -> float:
         return self.result["val_loss"]
 
-    @property
-    def per(self) -> str:
-        """What the loss is averaged over: "token", or for classes "image" or "text"."""
-        model = from_json(self.result["model"])
-        return model.modality.removesuffix("s") if model.predicts == "classes" else "token"
+    @cached_property
+    def model(self) -> Config:
+        return from_json(self.result["model"])
 
     @property
     def parameters(self) -> int:

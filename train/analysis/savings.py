@@ -231,7 +231,7 @@ class Comparison:
             "FLOPs": lambda r: f"{r['flops']:.3f}",
             "loss": _loss,
         }
-        if self.runs[0][0].per != "token":
+        if self.runs[0][0].model.predicts == "classes":
             columns["accuracy"] = lambda r: f"{mean(r['accuracy']):.1%}"
         if self.frontier:
             columns["FLOPs saved vs. frontier"] = _frontier

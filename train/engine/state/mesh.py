@@ -142,8 +142,8 @@ def _placed(devices: list[Any], shape: tuple[int, ...]) -> np.ndarray:
 
     The chips of a TPU slice form a grid, or a torus if the ends of its rows are linked. Devices that
     communicate, such as the parts of a tensor-parallel layer, should be a row or a plane of it. The
-    order of `jax.devices()` does not ensure this. If several slices divide the first axis, none of the other
-    axes crosses the slow network between slices.
+    order of `jax.devices()` does not ensure this. If several slices divide the first axis, none of
+    the other axes crosses the slow network between slices.
     """
     slices = sorted({_slice(d) for d in devices})
     if devices[0].platform != "tpu" or shape[0] % len(slices):
