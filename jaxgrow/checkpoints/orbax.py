@@ -38,6 +38,8 @@ from jaxgrow.models import Config, from_json
 from jaxgrow.sharding import RULES, spec
 from jaxgrow.signals import uninterrupted
 
+_AT_ONCE = 2**28  # bytes
+
 
 class Orbax(Loaded, Checkpoint):
     """The checkpoint in a folder that `write` or `export` wrote.
@@ -117,15 +119,30 @@ class Orbax(Loaded, Checkpoint):
         self._arrays = flat(params)
         self._loaded = True
 
-    def _leaf(self, path: str) -> np.ndarray:
-        """Read one leaf, so that the host does not have to hold the complete model."""
+    def _read_in_parts(self) -> Iterator[dict[str, np.ndarray]]:
+        """Read all leaves in parts, so that the host does not have to hold the complete model.
+
+        A part has one leaf, or as many as fit into `_AT_ONCE` bytes, because every read by Orbax
+        takes some milliseconds.
+        """
+        part: dict[str, np.ndarray] = {}
+        for path, leaf in self.leaves.items():
+            like = np.empty(leaf.shape, leaf.dtype)
+            if part and sum(x.nbytes for x in part.values()) + like.nbytes > _AT_ONCE:
+                yield self._some(part)
+                part = {}
+            part[path] = like
+        yield self._some(part)
+
+    def _some(self, part: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Read some of the leaves, in the order of ``part``."""
         if self._loaded:
-            return self._arrays[path]
+            return {path: self._arrays[path] for path in part}
         context = _alone()
         context.pytree.loading.partial_load = True
-        abstract = np.empty(self.leaves[path].shape, self.leaves[path].dtype)
         with self._reading(), context:
-            return flat(ocp.load(self._where, nested({path: abstract})))[path]
+            found = flat(ocp.load(self._where, nested(part)))
+        return {path: found[path] for path in part}
 
     def shard(self, mesh: Mesh, rules: Mapping[str, str] = RULES) -> Params:
         """Read all parameters onto a mesh, as `Source.shard`. Every process has to call it."""
@@ -145,10 +162,11 @@ class Orbax(Loaded, Checkpoint):
         In a run of several processes, every process has to call it.
         """
         digest = hashlib.sha256()
-        for path, leaf in self.leaves.items():
-            numbers = np.ascontiguousarray(self._leaf(path)).reshape(-1).view(np.uint8)
-            digest.update(f"{path} {leaf.dtype} {leaf.shape}\n".encode())
-            digest.update(numbers[:2048].tobytes() + numbers[-2048:].tobytes())
+        for part in self._read_in_parts():
+            for path, leaf in part.items():
+                numbers = np.ascontiguousarray(leaf).reshape(-1).view(np.uint8)
+                digest.update(f"{path} {leaf.dtype} {leaf.shape}\n".encode())
+                digest.update(numbers[:2048].tobytes() + numbers[-2048:].tobytes())
         return digest.hexdigest()
 
     def place(self, path: str) -> str:

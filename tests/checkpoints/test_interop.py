@@ -21,7 +21,7 @@ import tiny
 from checkpoints import CONFIG, change, contents, saved, tensors
 
 from jaxgrow import checkpoints, grow, operators, sharding
-from jaxgrow.checkpoints import CheckpointError, Grown, Interpolated, Loaded
+from jaxgrow.checkpoints import CheckpointError, Grown, Interpolated, Loaded, orbax
 from jaxgrow.growth.maps import AxisMap
 from jaxgrow.growth.matrices import Rows
 from jaxgrow.growth.merge import interpolate
@@ -280,6 +280,20 @@ def test_the_fingerprint_is_of_the_numbers_not_of_the_files(tmp_path, folder):
     found = [saved(tmp_path / "sharded", shard=2000), saved(tmp_path / "other", seed=1), folder]
     sharded, other, same = (checkpoints.open_checkpoint(f).fingerprint() for f in found)
     assert sharded == same != other
+
+
+@pytest.mark.parametrize("at_once", [1, 2**28])
+def test_the_fingerprint_of_orbax_is_the_same_in_parts(tmp_path, folder, at_once, monkeypatch):
+    hf = checkpoints.open_checkpoint(folder)
+    checkpoints.write(hf, tmp_path / "b", {}, [hf], to="orbax")
+    monkeypatch.setattr(orbax, "_AT_ONCE", at_once)
+    source, read = checkpoints.open_checkpoint(tmp_path / "b"), []
+    load = orbax.ocp.load
+    monkeypatch.setattr(orbax.ocp, "load", lambda *a: read.append(a) or load(*a))
+    found = source.fingerprint()
+    assert len(read) == (len(source.leaves) if at_once == 1 else 1)
+    source.params()
+    assert source.fingerprint() == found
 
 
 def test_save_like(tmp_path, folder):

@@ -8,8 +8,16 @@ import json
 import numpy as np
 import pytest
 from checkpoints import contents, tensors
-from families import SETTINGS
-from transformers_models import assert_alike, cases, made, ours, run, to
+from transformers_models import (
+    ONE_PER_TYPE,
+    assert_alike,
+    cases,
+    cases_by_type,
+    made,
+    ours,
+    run,
+    to,
+)
 
 from jaxgrow import checkpoints
 from jaxgrow.checkpoints import FAMILIES
@@ -17,7 +25,7 @@ from jaxgrow.checkpoints import FAMILIES
 pytestmark = pytest.mark.interop
 
 
-@cases
+@cases_by_type
 def test_to_orbax_and_back_to_the_bit(tmp_path, architecture, which):
     made(tmp_path / "a", architecture, which)
     run("convert", tmp_path / "a", tmp_path / "orbax", "--to", "orbax")
@@ -80,7 +88,7 @@ def test_a_model_of_ours_becomes_one_of_theirs(tmp_path, architecture, which):
     )
 
 
-@pytest.mark.parametrize("architecture", SETTINGS)
+@pytest.mark.parametrize("architecture", ONE_PER_TYPE)
 def test_report_and_inspect(tmp_path, architecture, capsys):
     config = checkpoints.open_checkpoint(made(tmp_path / "a", architecture)).config
     run("grow", tmp_path / "a", tmp_path / "b", "--method", "llama_pro", "--layers", to(config, 3))

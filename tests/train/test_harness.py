@@ -171,7 +171,13 @@ def of_hflm(home, monkeypatch, tasks, **settings):
     monkeypatch.setenv("DISABLE_MULTIPROC", "1")
     loaded = Benchmarks(home / "hub", few_shot=settings.get("num_fewshot")).load(tasks)
     every = [task for tasks in loaded.values() for task in tasks]
-    found = lm_eval.simple_evaluate(theirs, tasks=every, bootstrap_iters=BOOTSTRAP, **settings)
+    found = lm_eval.simple_evaluate(
+        theirs,
+        tasks=every,
+        task_manager=benchmarks._manager(None),  # a new one would search for all tasks, for 10 s
+        bootstrap_iters=BOOTSTRAP,
+        **settings,
+    )
     return found["results"]
 
 
@@ -263,37 +269,45 @@ def test_the_command_prints_metrics_with_their_errors(home, monkeypatch, capsys)
     assert found["wikitext2"]["files"] == [str(home / "files" / "wikitext2" / "wiki.test.raw")]
 
 
-def test_a_task_of_the_users_own_is_run(home, tmp_path):
-    lines(tmp_path / "mine.jsonl", PAIRS)
-    (tmp_path / "mine.yaml").write_text(
+PARTS = ("blimp_npi_present_1", "blimp_wh_island")
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    """Write definitions of a task and of groups."""
+    folder = tmp_path_factory.mktemp("own")
+    lines(folder / "mine.jsonl", PAIRS)
+    (folder / "mine.yaml").write_text(
         "task: mine\ndataset_path: json\ndataset_kwargs: {data_files: {test: "
-        + str(tmp_path / "mine.jsonl")
+        + str(folder / "mine.jsonl")
         + "}}\n"
         "test_split: test\noutput_type: multiple_choice\ndoc_to_text: ''\ndoc_to_target: 0\n"
         "doc_to_choice: '{{[sentence_good, sentence_bad]}}'\nmetric_list: [{metric: acc}]\n"
     )
+    (folder / "inner.yaml").write_text(f"group: inner\ntask: [{PARTS[0]}]\n")
+    (folder / "outer.yaml").write_text(
+        f"group: outer\ntask: [inner, {{task: {PARTS[1]}}}]\n"
+        "aggregate_metric_list: [{metric: acc, weight_by_size: false}]\n"
+    )
+    return folder
+
+
+def test_a_task_of_the_users_own_is_run(home, own):
     model = opened(home / "model")
-    [mine] = Benchmarks(include=tmp_path).run(model, ["mine"]).values()
+    [mine] = Benchmarks(include=own).run(model, ["mine"]).values()
     [blimp] = Benchmarks(home / "files").run(model, ["blimp_wh_island"]).values()
     assert mine["acc"] == blimp["acc"]
     assert (
-        Benchmarks(home / "files", include=tmp_path).run(model, ["mine"])["mine"]["acc"]
-        == mine["acc"]
+        Benchmarks(home / "files", include=own).run(model, ["mine"])["mine"]["acc"] == mine["acc"]
     )
 
 
-def test_a_group_may_have_groups(home, tmp_path):
-    parts = ("blimp_npi_present_1", "blimp_wh_island")
-    (tmp_path / "inner.yaml").write_text(f"group: inner\ntask: [{parts[0]}]\n")
-    (tmp_path / "outer.yaml").write_text(
-        f"group: outer\ntask: [inner, {{task: {parts[1]}}}]\n"
-        "aggregate_metric_list: [{metric: acc, weight_by_size: false}]\n"
-    )
-    model, benchmarks = opened(home / "model"), Benchmarks(home / "files", include=tmp_path)
-    alone = benchmarks.run(model, parts)
-    found = benchmarks.run(model, ["outer"])["outer"]
-    scores = [alone[name]["acc"] for name in parts]
-    assert [found["by"][name]["acc"] for name in parts] == scores
+def test_a_group_may_have_groups(home, own):
+    model, both = opened(home / "model"), Benchmarks(home / "files", include=own)
+    alone = both.run(model, PARTS)
+    found = both.run(model, ["outer"])["outer"]
+    scores = [alone[name]["acc"] for name in PARTS]
+    assert [found["by"][name]["acc"] for name in PARTS] == scores
     assert found["acc"] == pytest.approx(sum(scores) / 2)
 
 
@@ -395,8 +409,9 @@ def test_damaged_files_are_named(tmp_path, task, name, content, says):
         Benchmarks(tmp_path).load([task])
 
 
+@pytest.mark.slow  # reads the definitions of all tasks
 def test_every_published_dataset_is_that_of_a_task():
-    manager = benchmarks._manager(None)  # `TaskManager()`, which other tests have cached
+    manager = benchmarks._manager(None)
     read = {
         (manager.task_index[name].cfg or {}).get("dataset_path") for name in manager.all_subtasks
     }

@@ -39,6 +39,7 @@ def whole(tmp_path_factory):
     return experiment, folder / "run"
 
 
+@pytest.mark.slow  # the next test shows it as well
 def test_the_same_run_again_ends_with_the_same_bits(tmp_path, whole):
     # the checkpoint interval does not affect the result
     pretrain.run(replace(whole[0], checkpoint_every=100), tmp_path)
