@@ -78,7 +78,8 @@ def _by_adamw(experiment: Experiment) -> Experiment:
 
 
 def _dropping(name: str, drop: LayerDrop) -> Experiment:
-    return replace(m1(), name=f"{m1().name}_{name}", method=Scratch((DropLayers(drop),)))
+    base = m1_adamw()
+    return replace(base, name=f"{base.name}_{name}", method=Scratch((DropLayers(drop),)))
 
 
 def k24() -> Experiment:
@@ -173,18 +174,18 @@ def m1_adamw_vcycle() -> Experiment:
     return _by_adamw(m1_vcycle())
 
 
-def m1_pld() -> Experiment:
-    """`m1` with the PLD of `wikipedia12.pld`."""
+def m1_adamw_pld() -> Experiment:
+    """`m1_adamw` with the PLD of `wikipedia12.pld`."""
     return _dropping("pld", wikipedia12.PLD)
 
 
-def m1_sbld() -> Experiment:
-    """`m1` with the SBLD of `wikipedia12.sbld50`."""
+def m1_adamw_sbld() -> Experiment:
+    """`m1_adamw` with the SBLD of `wikipedia12.sbld50`."""
     return _dropping("sbld", wikipedia12.SBLD)
 
 
-def m1_uniform() -> Experiment:
-    """The control of `m1_sbld`, as in `wikipedia12.uniform50`."""
+def m1_adamw_uniform() -> Experiment:
+    """The control of `m1_adamw_sbld`, as in `wikipedia12.uniform50`."""
     return _dropping("uniform", wikipedia12.UNIFORM)
 
 

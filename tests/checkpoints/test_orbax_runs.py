@@ -99,10 +99,9 @@ def restored(folder: Path) -> dict[str, np.ndarray]:
     ("scan", "policy"),
     [
         (1, "exact"),  # MaxText's default is 1
-        (None, "copy"),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
-            for case in ((0, "exact"), (0, "copy"), (1, "copy"), (None, "exact"))
+            for case in ((0, "exact"), (0, "copy"), (1, "copy"), (None, "exact"), (None, "copy"))
         ),
     ],
     ids=lambda x: {0: "axis 0", 1: "axis 1", None: "unscanned"}.get(x, x),

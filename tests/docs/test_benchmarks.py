@@ -39,6 +39,7 @@ def test_the_directions_that_matrices_use():
     np.testing.assert_allclose(anatomy.used(np.outer([1.0, 2.0], [1.0, 1.0, 3.0])[None]), 0.5)
 
 
+@pytest.mark.slow
 def test_the_anatomy_of_a_model_is_told_layer_by_layer(small_run, tmp_path):
     (tmp_path / "text.txt").write_text("abcd efgh\n" * 200)
     found = anatomy.anatomy(small_run, tmp_path / "text.txt")

@@ -205,7 +205,7 @@ ALL = ("embed", "heads", "mlp")
     ("name", "tied", "widths"),
     [
         ("adamw", True, ALL),
-        ("muon", False, ALL),
+        pytest.param("muon", False, ALL, marks=pytest.mark.slow),
         pytest.param("adamw", False, ("mlp",), marks=pytest.mark.slow),
         pytest.param("adamw", True, ("heads",), marks=pytest.mark.slow),
         pytest.param("muon", True, ("heads", "mlp"), marks=pytest.mark.slow),

@@ -38,7 +38,13 @@ def gradient(config, params, tokens):
     return jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
 
 
-@pytest.mark.parametrize("config", [pytest.param(c, id=name) for name, c in FAMILIES.items()])
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(c, marks=[pytest.mark.slow] * (name == "Llama"), id=name)
+        for name, c in FAMILIES.items()
+    ],
+)
 @pytest.mark.parametrize(
     ("remat", "scan"), [("none", False), pytest.param("products", True, marks=pytest.mark.slow)]
 )

@@ -638,6 +638,7 @@ def text(folder):
     )
 
 
+@pytest.mark.slow
 def test_the_command_on_units_of_a_model_with_grouped_queries(folder, tmp_path, capsys):
     """Data are token ids and the result goes to Orbax; layers are scored by angles, as text."""
     config = replace(GROUPED, dtype="float32", layers=3)

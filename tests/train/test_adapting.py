@@ -208,6 +208,7 @@ def test_what_was_trained_is_trained_on(home, adapted, whole):
     )
 
 
+@pytest.mark.slow
 def test_adapters_of_several_runs_are_fused(home, adapted):
     files = (str(adapted / "adapter.npz"),) * 2
     experiment = adapting(home, adapter=None, saved=files, steps=2)

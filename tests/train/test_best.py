@@ -64,7 +64,12 @@ CHANGES = {"all": {}, "LoRA": {"lora": LoRA(rank=2)}, "adapter": {"adapter": Ada
 
 
 @pytest.mark.parametrize(
-    ("changes", "by"), [("all", "macro_f1"), ("LoRA", "metric"), ("adapter", "macro_f1")]
+    ("changes", "by"),
+    [
+        ("all", "macro_f1"),
+        ("LoRA", "metric"),
+        pytest.param("adapter", "macro_f1", marks=pytest.mark.slow),
+    ],
 )
 def test_the_metric_selects_the_result(home, tmp_path, monkeypatch, capsys, changes, by):
     """The metrics are given, so that the best evaluation is in the middle of the run."""
@@ -182,8 +187,8 @@ SWIN = SwinConfig(
     "config",
     [
         FAMILIES["gpt2"],
-        SWIN,
         *(pytest.param(c, marks=pytest.mark.slow) for n, c in FAMILIES.items() if n != "gpt2"),
+        pytest.param(SWIN, marks=pytest.mark.slow),
     ],
     ids=lambda config: type(config).__name__,
 )

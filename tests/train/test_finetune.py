@@ -88,6 +88,7 @@ def test_a_bert_finds_spans(home):
     assert scores["f1"] >= scores["exact_match"]
 
 
+@pytest.mark.slow
 def test_a_vit_learns_other_images_of_another_size(home, tmp_path):
     small = ViTConfig(
         image=16, patch=4, channels=1, classes=7, layers=1, embed=16, heads=2, head_dim=8, mlp=32

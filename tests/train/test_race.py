@@ -85,6 +85,7 @@ def test_a_race_grows_and_trains_with_each_operator(folder, monkeypatch, capsys)
     ]
 
 
+@pytest.mark.slow
 def test_the_race_continues_without_an_operator_that_diverges(folder, monkeypatch, capsys):
     stopped = {"race_stack": 1, "race_interleave": None}  # name of an experiment -> seed
 
