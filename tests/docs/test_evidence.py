@@ -197,6 +197,22 @@ def test_the_logs_of_adamw_at_1_4_million_parameters_give_their_losses():
         assert f"{share:.3f} of" in page and f"{what} ends at {run.loss:.4f}" in page
 
 
+def test_the_logs_of_layer_dropping_at_1_4_million_parameters_give_the_table():
+    full = "m1_adamw_5e-3"
+    names = (full, *(f"{full}_{name}" for name in ("pld", "sbld", "uniform")))
+    configs = [logged("m1_adamw_sweep", name) for name in names]
+    frontier = [logged("m1_adamw_sweep", f"{full}-x{fraction}") for fraction in (0.55, 0.75)]
+    page = PAGES["docs/results/dropping.md"].split("## At 1.4 million parameters")[1]
+    for row in Comparison(configs, frontier).rows():
+        (saved,) = row["saved_frontier"]
+        text = "above every run from scratch" if saved is None else listed([100 * saved], 1, " %")
+        expected = rf"\| {row['flops']:.3f} \|.*\| {row['loss'][0]:.4f} \| {text} \|"
+        assert re.search(expected, page), expected
+    for (run,) in configs:
+        (last,) = [p for p in run.result["phases"][-1:] if p["kind"] == "train"]
+        assert f"| {last['layers'] / last['steps']:.2f}" in page
+
+
 def regressions() -> set[tuple[float, float]]:
     """Return slopes per doubling and expected savings of the two recipes with several sizes.
 
