@@ -214,9 +214,9 @@ def test_a_second_ctrl_c_ends_at_once(monkeypatch, capfd):
     codes = []
     monkeypatch.setattr(os, "_exit", codes.append)
     with python_handlers(), Stop() as stop:
-        assert not stop.asked(1)
+        assert not stop.asked()
         signal.raise_signal(signal.SIGINT)
-        assert stop.asked(2) and codes == []
+        assert stop.asked() and codes == []
         assert "press Ctrl-C again to exit at once" in capfd.readouterr().err
         signal.raise_signal(signal.SIGINT)
         assert codes == [130] and "exited without saving" in capfd.readouterr().err
@@ -225,7 +225,7 @@ def test_a_second_ctrl_c_ends_at_once(monkeypatch, capfd):
     try:
         with Stop() as stop:
             signal.raise_signal(signal.SIGINT)
-            assert not stop.asked(1)
+            assert not stop.asked()
     finally:
         signal.signal(signal.SIGINT, before)
 

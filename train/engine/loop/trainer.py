@@ -452,6 +452,8 @@ class Trainer:
             _say(
                 f"{where} was not trained by jaxgrow: the cost of its model is unknown and therefore not counted"
             )
+        else:
+            self.recorder.progress.add(result["flops"])
         return model, result
 
 

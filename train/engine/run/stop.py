@@ -1,11 +1,16 @@
 """Requests to stop a run: preemption (SIGTERM) and Ctrl-C (SIGINT)."""
 
+import itertools
 import os
 import signal
 from typing import Any
 
 import jax
 from jax.experimental import multihost_utils
+
+# JAX chooses a count that no process has reached yet, and the processes stop at exactly this count. It
+# must therefore rise by one with each call, also from one run of a process to the next.
+_calls = itertools.count(1)
 
 AT_ONCE = "interrupted again: exited without saving; run the same command to continue from the last checkpoint, if any"
 
@@ -14,7 +19,7 @@ class Stop:
     """Record whether SIGTERM or Ctrl-C arrives within the block. A second Ctrl-C exits at once.
 
     If there are several processes, JAX handles SIGTERM as long as they run. It determines a step
-    that no process has passed yet, and all processes stop there. Ctrl-C in one process is passed on
+    that no process has reached yet, and all processes stop there. Ctrl-C in one process is passed on
     to JAX as SIGTERM.
     """
 
@@ -35,14 +40,14 @@ class Stop:
     def reason(self) -> str:
         return "Ctrl-C" if self.interrupted else "SIGTERM"
 
-    def asked(self, step: int) -> bool:
-        """Whether to stop after ``step``. The answer is the same in every process.
+    def asked(self) -> bool:
+        """Whether to stop after this step. The answer is the same in every process.
 
-        Call it at each step, in ascending order.
+        Every process must call it once for each step.
         """
         if jax.process_count() == 1:
             return self.interrupted or self._terminated
-        return multihost_utils.reached_preemption_sync_point(step)
+        return multihost_utils.reached_preemption_sync_point(next(_calls))
 
     def __enter__(self):
         alone = jax.process_count() == 1
