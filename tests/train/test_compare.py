@@ -143,6 +143,18 @@ def test_the_frontier_is_read_in_the_logarithm_of_flops(tmp_path):
     assert frontier_budget(higher, 3.5) == pytest.approx(10**2.5)
 
 
+def test_a_run_that_ends_with_an_earlier_model_costs_all_of_its_steps(tmp_path):
+    """A run with `train.plan.best.Best` ends with the model of its best evaluation."""
+    curve = [("train large", s, float(10 * s), v) for s, v in ((1, 4.0), (2, 2.0), (3, 3.0))]
+    kept = made(tmp_path, "kept", curve, val_loss=2.0)
+    assert kept.cost_to(2.0, "run_seconds") == 30.0
+    assert kept.cost_to(3.5, "run_seconds") == 12.5  # its loss stays below 3.5 from here on
+    assert kept.cost_to(1.9, "run_seconds") is None
+    scratch = made(tmp_path, "scratch", SCRATCH)
+    first, second = Comparison([[kept], [scratch]], []).rows()
+    assert (first["saved_flops"], second["saved_flops"]) == ([0.0], [None])
+
+
 @pytest.fixture
 def comparison(tmp_path) -> Comparison:
     slow = [(p, s, 2 * c, v) for p, s, c, v in SCRATCH]
@@ -502,6 +514,12 @@ def test_the_noise_floor_by_hand(tmp_path):
     assert (
         "the final loss of full varies over 2 seeds by 0.1414 (standard deviation), which corresponds to 21.7% of"
         in text
+    )
+    # The shorter run diverged with the worse seed. The slope is the one of the other seed.
+    better = made(tmp_path, "full-x0.51", [("train large", 1, 20.0, 3.0)], 0)
+    slope = (3.0 - 2.9) / math.log(2)
+    assert Comparison([full], [[better]]).noise()["budget"] == pytest.approx(
+        math.expm1(math.sqrt(0.02) / slope)
     )
     assert Comparison([full], []).noise() == {
         "loss": pytest.approx(math.sqrt(0.02)),
@@ -866,7 +884,7 @@ def test_bands_and_the_budgets_of_the_frontier_are_drawn(comparison, figures, tm
     assert all(len({y for _, y in path.vertices}) == 1 for path in drawn)
 
 
-def test_keep_probabilities_have_one_panel_per_model(figures, tmp_path):
+def test_keep_probabilities_have_one_panel_per_stage(figures, tmp_path):
     run = dropping(tmp_path, 0, 0.5)
     coarse = {
         "phase": "train coarse1",
@@ -877,16 +895,21 @@ def test_keep_probabilities_have_one_panel_per_model(figures, tmp_path):
         "loss": 1.0,
         "keep": [1, 0.5],
     }
-    # Add a smaller model with a single log line.
+    large = coarse | {"phase": "train large", "step": 4, "keep": [1, 1, 1, 0.5]}
+    # Add a smaller model, and then another stage of the large one, with a single log line each.
     with (run.folder / "metrics.jsonl").open("a") as log:
-        log.write(json.dumps(coarse) + "\n")
+        log.write(json.dumps(coarse) + "\n" + json.dumps(large) + "\n")
     scratch = made(tmp_path, "scratch", SCRATCH)
     assert plots.keep(
         Comparison([[scratch], [Run("drop", 0, run.folder)]], []), tmp_path / "keep.png"
     )
     panels = [axes for axes in figures[0].axes if axes.get_title()]
-    assert [axes.get_title() for axes in panels] == ["drop, train large", "drop, train coarse1"]
-    for axes, depth in zip(panels, (4, 2), strict=True):
+    assert [axes.get_title() for axes in panels] == [
+        "drop, train large",
+        "drop, train coarse1",
+        "drop, train large",
+    ]
+    for axes, depth in zip(panels, (4, 2, 4), strict=True):
         assert (axes.get_xlabel(), axes.get_ylabel()) == ("step", "layer") and axes.get_ylim() == (
             0.5,
             depth + 0.5,

@@ -166,19 +166,18 @@ def _error_bar(runs: Sequence[Run]) -> float:
 
 
 def keep(comparison: Comparison, path: Path) -> bool:
-    """Plot keep probabilities over depth and time, for each model that drops layers.
+    """Plot keep probabilities over depth and time, for each stage that drops layers.
 
-    Returns False, without a plot, if no model does.
+    Returns False, without a plot, if no stage does.
     """
-    panels: dict[str, list[dict[str, Any]]] = {}
+    panels: list[tuple[str, list[dict[str, Any]]]] = []
     for run in (runs[0] for runs in comparison.runs):
-        for line in run.keep:
-            panels.setdefault(f"{run.name}, {line['phase']}", []).append(line)
+        panels += [(f"{run.name}, {lines[0]['phase']}", lines) for lines in run.keep]
     if not panels:
         return False
     figure = Figure((WIDTH, 1 + 2 * len(panels)), dpi=DPI, layout="constrained")
     for axes, (title, lines) in zip(
-        figure.subplots(len(panels), squeeze=False)[:, 0], panels.items(), strict=True
+        figure.subplots(len(panels), squeeze=False)[:, 0], panels, strict=True
     ):
         depth = len(lines[0]["keep"])
         steps = [line["step"] for line in lines]

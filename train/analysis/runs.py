@@ -56,21 +56,12 @@ class Run:
     @cached_property
     def segments(self) -> list[list[dict[str, Any]]]:
         """The curve, split where the phase changes; the last segment belongs to the final model."""
-        parts: list[list[dict[str, Any]]] = []
-        for line in self.curve:
-            if (
-                not parts
-                or parts[-1][-1]["phase"] != line["phase"]
-                or parts[-1][-1]["step"] >= line["step"]
-            ):
-                parts.append([])
-            parts[-1].append(line)
-        return parts
+        return _segments(self.curve)
 
     @cached_property
-    def keep(self) -> list[dict[str, Any]]:
-        """The log lines with keep probabilities, which belong to steps that dropped layers."""
-        return [line for line in self.log if "keep" in line]
+    def keep(self) -> list[list[dict[str, Any]]]:
+        """The log lines of the steps that dropped layers, split where the phase changes."""
+        return _segments([line for line in self.log if "keep" in line])
 
     def step_seconds(self, i: int) -> float | None:
         """The median step time of phase ``i``, in seconds, without compilation and validation.
@@ -120,17 +111,32 @@ class Run:
     def cost_to(self, loss: float, unit: Unit) -> float | None:
         """The cost from which on the loss of the last phase stays at or below ``loss``.
 
-        The cost is interpolated linearly between two validations. It is None if the last phase ends
-        above ``loss``.
+        The cost is interpolated linearly between two validations. It is None if the run ends above
+        ``loss``.
         """
         points = [(spent(line, unit), line["val_loss"]) for line in self.segments[-1]]
         above = [i for i, (_, y) in enumerate(points) if y > loss]
         if not above:
             return points[0][0]
         if above[-1] == len(points) - 1:
-            return None
+            # A run that keeps its best evaluation may end with the model of an earlier one.
+            return self.cost(unit) if self.loss <= loss else None
         (x0, y0), (x1, y1) = points[above[-1] : above[-1] + 2]
         return x0 + (x1 - x0) * (y0 - loss) / (y0 - y1)
+
+
+def _segments(lines: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Split log lines where the phase changes."""
+    parts: list[list[dict[str, Any]]] = []
+    for line in lines:
+        if (
+            not parts
+            or parts[-1][-1]["phase"] != line["phase"]
+            or parts[-1][-1]["step"] >= line["step"]
+        ):
+            parts.append([])
+        parts[-1].append(line)
+    return parts
 
 
 def mean_cost(runs: Sequence[Run], unit: Unit) -> float:

@@ -162,11 +162,13 @@ class Comparison:
         losses = [r.loss for r in self.runs[0]]
         deviation = stdev(losses) if len(losses) > 1 else None
         budget = None
-        points = sorted(
-            (math.log(mean_cost(runs, "flops")), mean_loss(runs)) for runs in self.scratch
-        )
-        if deviation is not None and len(points) > 1:
-            (x0, y0), (x1, y1) = points[-2:]
+        if deviation is not None and self.frontier:
+            largest = sorted(self.scratch, key=lambda runs: mean_cost(runs, "flops"))[-2:]
+            # If a shorter run diverged with some seeds, the other seeds alone show the slope.
+            both = set.intersection(*({r.seed for r in runs} for runs in largest))
+            pairs = [[r for r in runs if r.seed in both] for runs in largest]
+            x0, x1 = (math.log(mean_cost(runs, "flops")) for runs in pairs)
+            y0, y1 = map(mean_loss, pairs)
             budget = math.expm1(deviation * (x1 - x0) / (y0 - y1)) if y1 < y0 else None
         return {"loss": deviation, "budget": budget}
 
