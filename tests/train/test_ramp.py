@@ -20,6 +20,7 @@ from train.engine.loop.step import gradients
 from train.engine.loop.trainer import run
 from train.engine.state.model import Model
 from train.engine.state.optim import Optim
+from train.plan.dropout import DropUnits
 from train.plan.methods import Scratch, Stage
 from train.plan.modifiers import NOTHING, DropLayers, DropTokens, Ramp, Setting
 from train.plan.training import Train
@@ -96,6 +97,7 @@ def test_a_ramped_run_ends_with_the_plain_program(tmp_path):
             (Ramp((1, 2)), DropTokens(TokenDrop(0.5, 1, 0))),
             "not supported together with dropped layers or tokens",
         ),
+        ((DropUnits(0.1), Ramp((1, 2))), "dropout is not supported together with"),
     ],
 )
 def test_what_does_not_fit_is_refused(modifiers, says):

@@ -12,7 +12,19 @@ import jax
 from jaxgrow.layerdrop import KeepMask
 from jaxgrow.layerdrop.execution import Dropout
 from jaxgrow.models import Config
-from train.plan.modifiers import DropLayers, DropTokens, Hold, Micro, Modifier, TrainedPhase
+from train.plan.modifiers import (
+    DropLayers,
+    DropTokens,
+    Hold,
+    Micro,
+    Modifier,
+    Ramp,
+    ShortContext,
+    TrainedPhase,
+)
+
+# These modifiers also change the keep mask, or the samples that it belongs to.
+OTHERS = (DropLayers, DropTokens, Hold, Ramp, ShortContext)
 
 
 @dataclass(frozen=True)
@@ -27,9 +39,10 @@ class DropUnits(Modifier, key="dropout"):
     def check(self, phase: TrainedPhase) -> None:
         if not 0 < self.rate < 1:
             raise ValueError(f"dropout must be between 0 and 1, but is {self.rate}")
-        if any(isinstance(other, DropLayers | DropTokens | Hold) for other in phase.modifiers):
+        if any(isinstance(other, OTHERS) for other in phase.modifiers):
             raise ValueError(
-                "dropout is not supported together with dropped layers or tokens, or frozen layers"
+                "dropout is not supported together with dropped layers or tokens, frozen layers, a ramp or a short context: "
+                "leave out dropout or the others"
             )
 
     def options(self, given: Any, micro: Micro, config: Config) -> dict[str, Any]:
