@@ -9,6 +9,7 @@ and no code is public. Each equation below, all defaults, and the schedule
 (`jaxgrow.layerdrop.schedules.Variance`) are therefore **our reconstruction**.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -177,7 +178,8 @@ def block_list(measured: ArrayLike, s: Sensitivity) -> jax.Array:
         raise ValueError(
             f"the block and allow lists name the layers {wrong}, but the model has only {layers} layers"
         )
-    most = max(1, -int(-s.share * layers // 1)) if s.share else 0
+    # Without the small number, rounding could add a layer: 0.14 * 50 is 7.000000000000001.
+    most = max(1, math.ceil(s.share * layers - 1e-9)) if s.share else 0
     never = jnp.argsort(jnp.argsort(-measured)) < most
     never = never.at[jnp.array(s.allow, int)].set(False) if s.allow else never
     return never.at[jnp.array(s.block, int)].set(True) if s.block else never

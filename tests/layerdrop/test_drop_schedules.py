@@ -410,6 +410,8 @@ def test_block_and_allow_lists_by_hand():
     assert found(share=0.3, block=()) == [1, 3]  # 1.8 rounded up
     assert found(share=0.3, block=(2,), allow=(1,)) == [2, 3]
     assert found(share=0.0, block=()) == []
+    many = block_list(np.arange(50.0), Sensitivity(share=0.14, block=()))
+    assert many.sum() == 7  # although 0.14 * 50 is 7.000000000000001 in floats
     with pytest.raises(
         ValueError, match=r"lists name the layers \[6\], but the model has only 6 layers"
     ):
