@@ -48,7 +48,10 @@ def test_a_teacher_is_trained_or_imported_and_then_teaches():
     assert spelled(trained) == ["train small 25", "train large 50"]
     small, large = trained.plan(runs.LARGE, Optim(), 100)
     assert (small.config, small.modifiers) == (runs.SMALL, ())
-    assert (large.config, large.modifiers) == (runs.LARGE, (Teacher("small", 3.0, 0.5),))
+    assert (large.config, large.modifiers) == (
+        runs.LARGE,
+        (Teacher("small", 3.0, 0.5, runs.SMALL),),
+    )
 
 
 def test_a_checkpoint_holds_the_teacher_without_moments():
@@ -211,3 +214,4 @@ def test_a_teacher_is_charged_while_it_speaks(taught, small_run):
         f(c, e.batch * 8) for f, c in ((flops.train, runs.LARGE), (flops.forward, runs.SMALL))
     )
     assert spent == pytest.approx([alone + teacher, alone + teacher, alone, alone])
+    assert sum(spent) == pytest.approx(e.plan[-1].cost(e.batch))

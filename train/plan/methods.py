@@ -353,7 +353,7 @@ class Inherit:
     fraction: float = 0.44  # fraction of the steps of the stage that have a teacher
 
     def plan(self, model: Config, optim: Optim, steps: int) -> Plan:
-        teacher = Teacher(SOURCE, self.temperature, self.fraction)
+        teacher = Teacher(SOURCE, self.temperature, self.fraction, self.small)
         source = _source(self.small, self.source, optim, steps)
         return (*source, *self.stage.train(LARGE, model, optim, steps, teacher))
 

@@ -137,6 +137,10 @@ class Modifier:
         """Average number of layers that a step runs; None: all."""
         return None
 
+    def flops(self, phase: TrainedPhase, samples: int) -> float:
+        """FLOPs of the modifier itself in the phase, in addition to the steps of the model."""
+        return 0.0
+
     @property
     def windows(self) -> int:
         """Number of windows into which every sample is cut."""
@@ -367,6 +371,7 @@ class Teacher(Modifier):
     name: str
     temperature: float = 2.0
     fraction: float = 0.44  # as in the published example: 55 of 125 thousand steps
+    config: Config = field(default_factory=Config)  # of the teacher
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -375,9 +380,16 @@ class Teacher(Modifier):
     def weight(self, step: int, steps: int) -> float:
         return max(0.0, 1 - step / max(1, round(self.fraction * steps)))
 
+    def flops(self, phase: TrainedPhase, samples: int) -> float:
+        steps = sum(self.weight(step, phase.steps) > 0 for step in range(phase.begin, phase.end))
+        return steps * self._cost(phase, samples)
+
+    def _cost(self, phase: TrainedPhase, samples: int) -> float:
+        return flops.forward(self.config, samples * phase.length, phase.window)
+
     def begin(self, phase: TrainedPhase, model: Model, setting: Setting) -> Callable[[int], Given]:
         teacher = replace(setting.models[self.name], opt=None)
-        cost = flops.forward(teacher.config, setting.samples * phase.length, phase.window)
+        cost = self._cost(phase, setting.samples)
 
         def given(step: int) -> Given:
             weight = self.weight(step, phase.steps)

@@ -108,9 +108,9 @@ class Train(Phase, writes="name"):
         return self.flops(1, layers[0] if layers else None)
 
     def cost(self, samples: int) -> float:
-        return (self.end - self.begin) * (
-            samples * self.length * self.token_cost + self.fixed_flops
-        )
+        step = samples * self.length * self.token_cost + self.fixed_flops
+        own = sum(modifier.flops(self, samples) for modifier in self.modifiers)
+        return (self.end - self.begin) * step + own
 
     def warnings(self) -> list[str]:
         steps = self.steps
