@@ -5,8 +5,12 @@ import re
 import sys
 from contextlib import closing
 
+import runs
+
+from train import pretrain
 from train.engine.run import recorder
 from train.engine.run.recorder import Progress
+from train.plan.methods import GrowTo
 
 
 class Screen(io.StringIO):
@@ -44,6 +48,28 @@ def test_the_bar_shows_the_step_and_the_speed_without_compiling(monkeypatch):
             ", step 25, loss 2.250, 6,000 tokens/s"
         )
     assert ", ," not in screen.getvalue()
+
+
+def test_an_imported_model_is_a_part_of_the_bar(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", screen := Screen())
+    spent = {"tokens": 500, "seconds": 90.0, "compile_seconds": 80.0}
+    with closing(Progress(total=100.0, done=0.0)) as bar:
+        bar.phase("tiny: import small")
+        bar.add(300.0)
+        bar.phase("tiny: train large")
+        bar.show(5, {"flops": 350.0} | spent, 3.0)
+        assert last(screen).startswith("tiny: train large  88%|")
+        bar.show(10, {"flops": 401.0} | spent, 3.0)  # growing costs FLOPs that no one expected
+        assert last(screen).startswith("tiny: train large 100%|")
+
+
+def test_a_run_that_starts_from_another_run_ends_at_100_percent(small_run, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", screen := Screen())
+    e = runs.growing(small_run.parent, GrowTo(by=runs.DOUBLED), checkpoint_every=2, log_every=1)
+    runs.killed(e, small_run.parent / "shown", 8 + 2)
+    pretrain.run(e, small_run.parent / "shown")
+    shown = re.findall(r"train large +(\d+)%", screen.getvalue())
+    assert sorted(map(int, shown)) == [*map(int, shown)] and shown[-1] == "100"
 
 
 def test_where_nobody_looks_there_is_none(capsys):

@@ -140,12 +140,17 @@ def _opened(
         workdir.same_data(record.corpus or data.identity, data.identity)
         for line in data.report:
             _say(line)
+        imported = sum(
+            account.flops
+            for account, phase in zip(record.cost.phases, experiment.plan, strict=False)
+            if isinstance(phase, Import)
+        )
         # Only process 0 opens files and trackers. If it fails, all processes have to end.
         recorder = everywhere(
             lambda: Recorder(
                 workdir.folder,
                 record.cost,
-                flops=sum(phase.cost(experiment.batch) for phase in experiment.plan),
+                flops=imported + sum(phase.cost(experiment.batch) for phase in experiment.plan),
                 trackers=trackers.opened(asked, workdir.folder) if is_first() else [],
                 run={"run": experiment.name, "seed": experiment.seed},
             )
@@ -337,7 +342,7 @@ class Trainer:
         e = self.experiment
         stop = self.state.stop
         last = done == phase.end
-        stopping = stop.asked(self.ledger.steps)
+        stopping = stop.asked()
         if done % e.log_every == 0 or last:
             self.recorder.step(done, metrics, plan.log)
         if done % e.eval_every == 0 or last:

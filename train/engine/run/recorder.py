@@ -37,7 +37,7 @@ class Recorder:
       folder: folder of the run.
       record: costs and file sizes at the time of a checkpoint. Later lines of the log and
         later points of TensorBoard are cut off, because the run computes them again.
-      flops: FLOPs of the complete plan, for the progress bar.
+      flops: expected FLOPs of the complete plan, for the progress bar.
       trackers: trackers, which get the same numbers as TensorBoard.
       run: fields that identify the run in progress lines, such as ``{"run": "demo", "seed": 0}``.
     """
@@ -210,6 +210,10 @@ class Progress:
         self._loss = None
         self._bar.set_description_str(": ".join([*map(str, [*self._run.values()][:1]), name]))
 
+    def add(self, flops: float) -> None:
+        """Add the cost of an imported model, which the ledger counts, to the FLOPs of the plan."""
+        self._bar.total += flops
+
     def show(self, step: int, totals: dict[str, Any], loss: float) -> None:
         """Update the bar.
 
@@ -219,7 +223,8 @@ class Progress:
             phase and excludes compilation.
           loss: training loss.
         """
-        self._bar.n = totals["flops"]
+        # The real cost may be slightly larger than the expected one, and tqdm then shows 0 %.
+        self._bar.n = min(totals["flops"], self._bar.total)
         self._first = self._first or totals
         self._loss = loss
         speed, _ = self._speed(totals)
