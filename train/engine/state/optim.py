@@ -26,7 +26,8 @@ class Optim:
     schedule: Literal["cosine", "linear", "wsd"] = "cosine"
     warmup: int = 100  # steps of linear warm-up
     floor: float = 0.0  # the last learning rate, as a fraction of the peak
-    # For "wsd" (warmup, stable, decay): the fraction of the steps with the linear decay at the end.
+    # For "wsd" (warmup, stable, decay): the fraction of the steps after the warm-up with the linear
+    # decay at the end.
     decay: float = 0.2
     b1: float = 0.9
     b2: float = 0.95
