@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 
 from jaxgrow import checkpoints, flops, operators
 from jaxgrow.checkpoints import load, orbax, save
+from jaxgrow.layerdrop import LayerDrop, Sensitivity
 from jaxgrow.models import ViTConfig
 from jaxgrow.models.patches import resized_positions
 from jaxgrow.optim.freeze import Freeze
@@ -30,7 +31,7 @@ from train.data.images import Images
 from train.data.labelled import glue
 from train.data.labelled.task import Labelled
 from train.data.text import tokenizer
-from train.engine.loop.trainer import run
+from train.engine.loop.trainer import RunData, run
 from train.engine.run.workdir import Workdir
 from train.evaluate import evaluate
 from train.export import export
@@ -176,6 +177,16 @@ def test_samples_cost_what_they_are_long(home):
     assert phase.cost(16) == pytest.approx(
         experiment.steps * flops.train(phase.config, 16 * 14, 14)
     )
+
+
+def test_sensitivities_have_validation_examples_of_their_own(home):
+    """Of 128 examples, 2 micro-batches of 8 measure sensitivities, and 7 batches of 16 evaluate."""
+    drop = LayerDrop(sensitivity=Sensitivity(batches=2))
+    e = tuning(home / "cola", drop=drop, accumulate=2).of(home / "gpt2", 1e-2, 0)
+    data = RunData(e, runs.mesh())
+    assert jax.tree.leaves(data.probe)[0].shape[:2] == (2, 8)
+    assert len(data.validation) == e.eval_batches == 7
+    assert tuning(home / "cola").of(home / "gpt2", 1e-2, 0).eval_batches == 8
 
 
 @pytest.mark.slow  # The fast suite covers this with a LoRA in `test_adapting`.

@@ -107,6 +107,7 @@ class FineTuning:
         inputs, _ = task.train.sample(0, np.random.default_rng(0))
         model = config.for_task(task.head, task.classes, inputs)
         new = model != config or not keeps(learned(folder), task.of_head, task.head)
+        examples = len(next(iter(task.valid.values())))
         each = len(task.train) / self.batch
         steps = max(1, round(self.epochs * each))
         adapter = self.lora or self.adapter
@@ -126,9 +127,15 @@ class FineTuning:
             accumulate=self.accumulate,
             seed=seed,
             eval_every=max(1, round(each)),
-            eval_batches=max(1, len(next(iter(task.valid.values()))) // self.batch),
+            eval_batches=max(1, (examples - self._probed) // self.batch),
             checkpoint_every=max(1, round(each)),
         )
+
+    @property
+    def _probed(self) -> int:
+        """The number of validation examples that measure sensitivities, and are not evaluated."""
+        s = self.drop and self.drop.sensitivity
+        return s.batches * (self.batch // self.accumulate) if s else 0
 
     def _best(self, task: Prepared) -> Best | None:
         """Return ``best`` with its number of evaluations, after a check of its metric."""
