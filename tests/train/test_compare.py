@@ -153,6 +153,12 @@ def test_a_run_that_ends_with_an_earlier_model_costs_all_of_its_steps(tmp_path):
     scratch = made(tmp_path, "scratch", SCRATCH)
     first, second = Comparison([[kept], [scratch]], []).rows()
     assert (first["saved_flops"], second["saved_flops"]) == ([0.0], [None])
+    # With early stopping, the seeds may have different numbers of phases.
+    one = kept.result["phases"]
+    longer = made(tmp_path, "longer", curve, phases=[*one, *one])
+    shorter = made(tmp_path, "longer", curve, seed=1, phases=one)
+    same = [scratch, made(tmp_path, "scratch", SCRATCH, seed=1)]
+    assert tables(Comparison([same, [longer, shorter]], []).report())[1]["longer"]["steps"] == "4"
 
 
 @pytest.fixture
