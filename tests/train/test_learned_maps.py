@@ -4,6 +4,7 @@ The other model has the same shape.
 """
 
 import sys
+from dataclasses import replace
 
 import chex
 import jax
@@ -12,6 +13,7 @@ import pytest
 import runs
 
 from jaxgrow import checkpoints, grow, sizes
+from jaxgrow.models import ViTConfig
 from jaxgrow.operators import ligo
 from train import ligo_maps
 from train.analysis import plots
@@ -98,6 +100,18 @@ def test_maps_are_described_drawn_and_applied_to_another_model(
     # float32 with another order of operations
     chex.assert_trees_all_close(found, jax.device_get(expected), rtol=0, atol=1e-6)
     chex.assert_trees_all_equal_shapes(found, runs.fresh(runs.LARGE))
+
+
+def test_maps_grow_a_vision_model():
+    """Some axes of its parameters, such as the rows of a patch, are not fields of its config."""
+    sides = dict(image=8, patch=4, channels=1, classes=3)
+    small = ViTConfig(**sides, layers=1, embed=4, heads=1, head_dim=4, mlp=8)
+    large = replace(small, layers=2)
+    made = ligo.init(ligo.LiGO(), small.axes(), small.sizes(), {"layers": 2}, jax.random.key(0))
+    maps = learning.Maps(small, large, ligo.LiGO(), made)
+    chex.assert_trees_all_equal_shapes(maps.apply(runs.fresh(small)), runs.fresh(large))
+    with pytest.raises(ValueError, match=r"'mlp': \(16, 8\)"):
+        maps.apply(runs.fresh(replace(small, mlp=16)))
 
 
 @pytest.mark.parametrize(

@@ -98,16 +98,14 @@ class Maps:
           ValueError: the parameters have other sizes.
         """
         axes = self.small.axes()
-        wrong = {
-            a: (n, getattr(self.small, a))
-            for a, n in sizes(params, axes).items()
-            if n != getattr(self.small, a)
-        }
+        old = sizes(params, axes)
+        expected = self.small.sizes()
+        wrong = {a: (n, expected[a]) for a, n in old.items() if n != expected[a]}
         if wrong:
             raise ValueError(
                 f"the maps are for a model with other sizes (size of this model, size for the maps): {wrong}"
             )
-        return grow(ligo.growth(self.coefficients, axes, sizes(params, axes)), params, axes)
+        return grow(ligo.growth(self.coefficients, axes, old), params, axes)
 
 
 def save(path: Path, phase: Learn, coefficients: dict[str, Any]) -> None:
