@@ -46,9 +46,15 @@ def defaults(base: Experiment, source: Path) -> list[str]:
     Args:
       base: experiment of the large model.
       source: folder of the run of the small model.
+
+    Raises:
+      UserError: there is no finished run, or its model is of another family.
     """
     small = _small(source)
-    axes = differing(small, base.model)
+    try:
+        axes = differing(small, base.model)
+    except ValueError as error:
+        raise UserError(f"race: {error}") from error
     deeper = DEFAULTS["depth"] if any(map(is_layers, axes)) else ("",)
     wider = DEFAULTS["width"] if axes.keys() & width(small.sizes()) else ("",)
     return [by for pair in itertools.product(wider, deeper) if (by := "+".join(filter(None, pair)))]

@@ -30,7 +30,7 @@ from train.engine.state.heads import fresh_head, split
 from train.engine.state.mesh import Mesh
 from train.engine.state.model import Model
 from train.engine.state.optim import transformation
-from train.plan.adapting import Adapt, loaded
+from train.plan.adapting import Adapt, Saved, loaded, save
 from train.plan.adapting import load as saved_in
 from train.plan.lifetimes import shapes
 from train.plan.methods import FineTune
@@ -250,6 +250,12 @@ def test_adapters_and_their_fusion_learn_a_task(home, tmp_path, family):
 
     files = tuple(learned("one", seed, adapter=BOTTLENECK) for seed in (0, 1))
     learned("fused", 0, saved=files)
+
+
+def test_adapters_of_another_family_are_refused(tmp_path):
+    save(tmp_path / "lora.npz", Saved(FAMILIES["gpt2"], OWN, {"a": np.ones(3)}))
+    with pytest.raises(UserError, match="is for another model: a GPT2Config cannot become a Llama"):
+        loaded([str(tmp_path / "lora.npz")], FAMILIES["llama"])
 
 
 def test_adapters_that_do_not_fit_are_refused(home, adapted, whole):

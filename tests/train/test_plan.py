@@ -10,12 +10,12 @@ import pytest
 import tiny
 
 from jaxgrow import correct, grow, grow_optimizer, sizes
-from jaxgrow.models import GPT2Config
+from jaxgrow.models import GPT2Config, LlamaConfig
 from jaxgrow.operators import coalesce, decoalesce
 from train.engine.state.model import Model
 from train.engine.state.optim import Optim, transformation
 from train.plan.lifetimes import after, live, shapes
-from train.plan.methods import Scratch, Stage, VCycle
+from train.plan.methods import Growing, GrowTo, Learned, Scratch, Stage, VCycle
 from train.plan.training import Train
 from train.plan.transforms import (
     Coalesce,
@@ -134,6 +134,16 @@ def test_unfitting_stages_and_groups_are_refused():
         VCycle(groupings=(Grouping(), Grouping()))
     with pytest.raises(ValueError, match=r"layers is 3, but kept names the layers \(0, 1\)"):
         Pruning(3, kept=(0, 1))
+
+
+def test_models_of_another_family_are_no_source():
+    other = LlamaConfig(
+        vocab=11, context=7, layers=2, embed=8, heads=4, kv_heads=2, head_dim=4, mlp=12
+    )
+    for by in (("stack",), Learned()):
+        with pytest.raises(ValueError, match="a LlamaConfig cannot become a GPT2Config: both"):
+            _ = [p.cost(1) for p in Growing(other, to=(GrowTo(by=by),)).plan(DEEP, BASE, 100)]
+    assert Growing(replace(DEEP, layers=2)).plan(DEEP, BASE, 100)  # the control
 
 
 # --- effects of phases ---

@@ -219,7 +219,11 @@ def loaded(files: Sequence[str], config: Config) -> tuple[LoRA | Adapter, list[P
     """
     every = [load(Path(file)) for file in files]
     for file, saved in zip(files, every, strict=True):
-        if wrong := differing(saved.config, config):
+        try:
+            wrong = differing(saved.config, config)
+        except ValueError as error:
+            raise UserError(f"the adapter of {file} is for another model: {error}") from error
+        if wrong:
             there = ", ".join(f"{axis} {saved.config.integers()[axis]}" for axis in wrong)
             raise UserError(
                 f"the adapter of {file} is for a model with {there}, but this model has "

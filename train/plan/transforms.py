@@ -382,6 +382,16 @@ def _grown(model: Model, growth: Growth, grouping: Way, tx, moments: Policy) -> 
 
 
 def differing(small: Config, large: Config) -> dict[str, int]:
-    """Return the sizes of ``large`` that differ from ``small``."""
+    """Return the sizes of ``large`` that differ from ``small``.
+
+    Raises:
+      ValueError: the models are of different families, or have different numbers of stages.
+    """
     old = small.integers()
-    return {axis: new for axis, new in large.integers().items() if new != old[axis]}
+    sizes = large.integers()
+    if type(small) is not type(large) or old.keys() != sizes.keys():
+        raise ValueError(
+            f"a {type(small).__name__} cannot become a {type(large).__name__}: both models must be of the same family and "
+            "have the same number of stages"
+        )
+    return {axis: new for axis, new in sizes.items() if new != old[axis]}
