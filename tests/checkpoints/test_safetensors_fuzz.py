@@ -1,5 +1,6 @@
 """Damaged safetensors files give our error or the tensors, and use little memory."""
 
+import io
 import json
 import resource
 import tempfile
@@ -57,6 +58,22 @@ def test_the_whole_file_is_read():
     assert found.keys() == NUMBERS.keys()
     for name, x in NUMBERS.items():
         np.testing.assert_array_equal(found[name], x)
+
+
+def test_a_tensor_is_read_completely_although_the_system_returns_less_at_once(monkeypatch):
+    """Linux reads at most 2 GiB at once, and embeddings of large models are larger than that."""
+
+    class Short(io.FileIO):
+        def readinto(self, buffer):
+            return super().readinto(memoryview(buffer)[:5])
+
+    opened = Path.open
+
+    def short(path, mode="r", buffering=-1, **options):
+        return Short(path) if buffering == 0 else opened(path, mode, buffering, **options)
+
+    monkeypatch.setattr(Path, "open", short)
+    test_the_whole_file_is_read()
 
 
 @MANY

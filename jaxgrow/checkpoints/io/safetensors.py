@@ -72,8 +72,7 @@ class Tensor:
     def read(self) -> np.ndarray:
         out = np.empty(self.shape, self.dtype)
         with self._at() as file:
-            if file.readinto(out.reshape(-1).view(np.uint8)) != self.size:
-                raise self._cut()
+            self._fill(out.reshape(-1).view(np.uint8).data, file)
         return out
 
     def sample(self, size: int = 2048) -> bytes:
@@ -95,13 +94,19 @@ class Tensor:
         """Copy the bytes of the tensor to a file that is open for writing."""
         buffer = memoryview(bytearray(min(_CHUNK, self.size)))
         with self._at() as file:
-            left = self.size
-            while left:
-                count = file.readinto(buffer[: min(left, len(buffer))])
-                if not count:
-                    raise self._cut()
-                out.write(buffer[:count])
-                left -= count
+            for begin in range(0, self.size, _CHUNK):
+                chunk = buffer[: self.size - begin]
+                self._fill(chunk, file)
+                out.write(chunk)
+
+    def _fill(self, buffer: memoryview, file: Any) -> None:
+        """Read as many bytes as the buffer holds."""
+        while buffer:
+            # Linux reads at most 2 GiB at once.
+            count = file.readinto(buffer)
+            if not count:
+                raise self._cut()
+            buffer = buffer[count:]
 
     def _at(self) -> Any:
         file = self.file.open("rb", buffering=0)
