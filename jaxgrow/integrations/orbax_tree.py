@@ -126,11 +126,17 @@ def _is_array(entry: Mapping[str, Any]) -> bool:
 
 
 def _spec(item: Path, name: str, ocdbt: bool, zarr3: bool) -> dict[str, Any]:
-    where = str(item.resolve())
-    store: Any = {"driver": "ocdbt", "base": f"file://{where}/", "path": f"{name}/"}
-    if not ocdbt:
-        store = {"driver": "file", "path": f"{where}/{name}/"}
+    store = {**_ocdbt(item), "path": f"{name}/"} if ocdbt else _files(item / name)
     return {"driver": "zarr3" if zarr3 else "zarr", "kvstore": store}
+
+
+def _ocdbt(folder: Path) -> dict[str, Any]:
+    return {"driver": "ocdbt", "base": _files(folder)}
+
+
+def _files(folder: Path) -> dict[str, Any]:
+    # In a URL, some characters of a path would have another meaning, such as "%" and "#".
+    return {"driver": "file", "path": f"{folder.resolve()}/"}
 
 
 class Writer:
@@ -362,9 +368,7 @@ def _key(path: str) -> str:
 
 def database(folder: Path, context: ts.Context | None = None) -> Any:
     """The key-value store of the arrays in a folder."""
-    return ts.KvStore.open(
-        {"driver": "ocdbt", "base": f"file://{folder.resolve()}/"}, context=context
-    ).result()
+    return ts.KvStore.open(_ocdbt(folder), context=context).result()
 
 
 def _path(entry: Mapping[str, Any]) -> str:

@@ -204,6 +204,16 @@ def test_dropped_moments_begin_anew(tmp_path):
     assert found["step"] == 3 and found["params/params/decoder/logits_dense/kernel"].any()
 
 
+@pytest.mark.filterwarnings("ignore:Sharding info not provided")
+def test_paths_may_contain_what_has_a_meaning_in_a_url(tmp_path):
+    """CI systems, for example, name the folder of a branch ``feature%2Fname``."""
+    folder, target = written(tmp_path / "a%2Fb", maxtext(1), {}), tmp_path / "#1 ?"
+    assert main(["grow", str(folder), str(target), "--method", "stack", "--layers", "6"]) == 0
+    old, new = restored(folder), restored(target)
+    name = "params/params/decoder/layers/mlp/wo/kernel"
+    np.testing.assert_array_equal(new[name], np.tile(old[name], (1, 2, 1)))
+
+
 @pytest.mark.parametrize(("embed", "factor"), [(3 * E // 2, 2 / 3), (2 * E, None)])
 def test_lemon_tells_how_the_eps_of_norms_changes(tmp_path, capsys, embed, factor):
     """Only an uneven width changes it, and only the trainer's config can apply the change."""
