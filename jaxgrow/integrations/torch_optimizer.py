@@ -76,7 +76,9 @@ def grow_state(
         _check_shapes(model, kind, of)
         arrays[kind] = _grown(model, grown, of, growth, policy, POWERS.get(kind, 1))
     count = next(iter(state.scalars.values()), {})
-    return State(arrays, {name: dict(state.scalars.get(name, count)) for name in grown.tensors})
+    # PyTorch initialises the state of the other parameters, including their step counts.
+    have = [name for name in grown.tensors if any(name in of for of in arrays.values())]
+    return State(arrays, {name: dict(state.scalars.get(name, count)) for name in have})
 
 
 def _check_shapes(model: HuggingFace, kind: str, of: Mapping[str, Any]) -> None:
@@ -354,8 +356,7 @@ def write_distributed(
         for name, x in arrays.items():
             content[f"{prefix}{name}.{kind}"] = torch.from_numpy(np.ascontiguousarray(x))
     for name, entry in state.scalars.items():
-        if any(name in arrays for arrays in state.arrays.values()):
-            content |= {f"{prefix}{name}.{kind}": x for kind, x in entry.items()}
+        content |= {f"{prefix}{name}.{kind}": x for kind, x in entry.items()}
     checkpoint = imported(_CHECKPOINT)
     checkpoint.save(content, storage_writer=checkpoint.FileSystemWriter(folder), no_dist=True)
 

@@ -51,6 +51,16 @@ def test_new_layers_copy_the_moments(run, tmp_path):
         assert grown[f"state.{name}.step"] == 7
 
 
+def test_new_layers_have_no_state_under_asymmetric(run, tmp_path):
+    """PyTorch initialises the state of a parameter only if none of it is there."""
+    arguments = ("--method", "llama_pro", "--layers", "6", "--optimizer", "asymmetric")
+    assert main(["grow", str(run), str(tmp_path / "b"), *arguments]) == 0
+    old, grown = (load_file(f / "optimizer.safetensors") for f in (run, tmp_path / "b"))
+    assert len(grown) == len(old)
+    new = [name for name in grown if ".h.2." in name or ".h.5." in name]
+    assert not new and "state.transformer.h.0.ln_1.weight.step" in grown
+
+
 def test_names_of_other_models_are_an_error(run, tmp_path, capsys):
     save_file({"state.other.exp_avg": np.ones(3, np.float32)}, run / "optimizer.safetensors")
     arguments = ("--method", "llama_pro", "--layers", "6", "--optimizer", "copy")
