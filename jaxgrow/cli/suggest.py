@@ -4,6 +4,7 @@ The measurements are copied from ``train/analysis/evidence.toml``. A test compar
 """
 
 import itertools
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -114,6 +115,7 @@ class Suggestion:
     def commands(self, src: str, dst: str) -> list[str]:
         """The commands that grow the folder ``src`` into ``dst``."""
         folders = [src, *(f"{dst}-{name}" for name in self.methods[:-1]), dst]
+        folders = [shlex.quote(folder) for folder in folders]
         steps = zip(self.methods, self.targets, folders, folders[1:], strict=False)
         return [
             f"jaxgrow grow {a} {b} --method {name} {options(target)}"

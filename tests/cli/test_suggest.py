@@ -1,6 +1,8 @@
 """The measurements of ``jaxgrow suggest`` match the data file, and its commands reach the sizes."""
 
 import json
+import shlex
+import shutil
 from fractions import Fraction
 from pathlib import Path
 
@@ -52,12 +54,13 @@ def test_the_first_command_reaches_sizes_and_keeps_the_function(
     folder, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
+    folder = shutil.copytree(folder, tmp_path / "a model")
     found = said(capsys, folder, "--layers", 8, "--mlp", 40, "--keep-function")["targets"][0]
     assert {way["keeps"] for way in found["ways"]} == {True}
     source = open_checkpoint(folder)
     ways, _ = suggest.suggest(source, {"layers": 8, "mlp": 40}, keep=True)
     for command in ways[0].commands(str(folder), "DST"):
-        assert main(command.split()[1:]) == 0
+        assert main(shlex.split(command)[1:]) == 0
     grown = open_checkpoint(tmp_path / "DST")
     assert (grown.sizes()["layers"], grown.sizes()["mlp"], grown.parameters) == (
         8,
