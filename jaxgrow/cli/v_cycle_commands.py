@@ -3,6 +3,8 @@
 import argparse
 from collections.abc import Mapping
 
+import numpy as np
+
 from jaxgrow import operators
 from jaxgrow.axes.names import beside, kind
 from jaxgrow.checkpoints import Interpolated, open_checkpoint
@@ -12,6 +14,7 @@ from jaxgrow.cli.errors import UsageError, option, reported
 from jaxgrow.cli.options import AXES, Commands
 from jaxgrow.cli.writing import in_dtype, transform, write
 from jaxgrow.growth.maps import AxisMap
+from jaxgrow.growth.matrices import dense
 from jaxgrow.operators.targets import width
 
 _HEADS = (
@@ -61,7 +64,8 @@ def _coalesce(a: argparse.Namespace) -> None:
     if groups.get("layers") == "alike":
         # Record explicit groups: decoalesce cannot derive them from the small model.
         groups["layers"] = operators.alike(source.config.layer_kinds)
-    transform(a, source, growth, groups | {"tied": a.tied}, groups=_odd_groups(groups, growth))
+    notes = _odd_groups(groups, growth) + _own_key_groups(groups, growth)
+    transform(a, source, growth, groups | {"tied": a.tied}, groups=notes)
 
 
 def _odd_groups(groups: Mapping[str, operators.Groups], growth: Mapping[str, AxisMap]) -> list[str]:
@@ -76,6 +80,23 @@ def _odd_groups(groups: Mapping[str, operators.Groups], growth: Mapping[str, Axi
                 f"like {name}:{size}"
             )
     return notes
+
+
+def _own_key_groups(
+    groups: Mapping[str, operators.Groups], growth: Mapping[str, AxisMap]
+) -> list[str]:
+    """A note if decoalesce cannot derive the number of key/value heads from the groups of heads."""
+    heads, keys = growth.get("heads"), growth.get("kv_heads")
+    if heads is None or keys is None or "kv_heads" in groups:
+        return []
+    if keys.old * heads.new == keys.new * heads.old:
+        return []
+    merged = [np.flatnonzero(row) for row in dense(keys.write)]
+    spelt = ",".join("+".join(map(str, group)) for group in merged)
+    return [
+        f"{keys.old} kv_heads become {keys.new}, unlike {heads.old} heads, which become "
+        f"{heads.new}: give decoalesce the groups --kv-heads {spelt} as well"
+    ]
 
 
 def _decoalesce(a: argparse.Namespace) -> None:
