@@ -213,6 +213,7 @@ def _grow(a: argparse.Namespace) -> None:
             )
     if a.format or a.names or command.is_run(a.src):
         return _grow_run(a)
+    _check_state_options(a)
     source = open_checkpoint(a.src)
     growth, arguments = _growth(a, source)
     if a.noise is not None:
@@ -262,11 +263,27 @@ def _check_run_options(a: argparse.Namespace) -> None:
         "--lora-only": a.lora_only,
         "--optimizer-state": a.optimizer_state is not None,
     }
+    _refuse(given, f"not supported for {a.src}, which is a checkpoint of another trainer")
+
+
+def _check_state_options(a: argparse.Namespace) -> None:
+    """Check that no option is given that has no effect on a model without optimizer state.
+
+    Raises:
+      UsageError: there is such an option.
+    """
+    dropped = a.optimizer in (None, "drop")
+    _refuse(
+        {"--optimizer-state": dropped and a.optimizer_state is not None},
+        f"the optimizer state is dropped without --optimizer {', '.join(POLICIES)}",
+    )
+    _refuse({"--head-dim": a.head_dim is not None}, "only checkpoints of other trainers need it")
+
+
+def _refuse(given: Mapping[str, bool], why: str) -> None:
+    """Raise a `UsageError` that names the options that are given although they have no effect."""
     if found := ", ".join(option for option, is_given in given.items() if is_given):
-        raise UsageError(
-            f"{found}: not supported for {a.src}, which is a checkpoint of another trainer; omit "
-            f"{found}"
-        )
+        raise UsageError(f"{found}: {why}; omit {found}")
 
 
 def _grow_run(a: argparse.Namespace) -> None:
@@ -307,6 +324,15 @@ def _upcycle(a: argparse.Namespace) -> None:
             f"--lora: PEFT does not support LoRA on the experts that {a.method} creates. Merge "
             "the LoRA into SRC with PEFT first"
         )
+    given = {
+        "--lora-only": a.lora_only,
+        "--optimizer": a.optimizer not in (None, "drop"),
+        "--optimizer-state": a.optimizer_state is not None,
+        "--format": a.format is not None,
+        "--names": a.names is not None,
+        "--head-dim": a.head_dim is not None,
+    }
+    _refuse(given, f"not supported for {a.method}, which does not grow an optimizer state")
     source = open_checkpoint(a.src)
     active = _active(a)
     seed = a.seed or 0

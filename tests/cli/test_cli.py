@@ -338,6 +338,18 @@ def test_report_needs_one_vocabulary(tmp_path, folder, capsys):
             "axis 'layers': fpi grows embed, heads, mlp",
         ),
         (("convert",), "convert needs at least one of --to"),
+        (
+            ("grow", "--method", "stack", "--layers", "8", "--optimizer-state", "o.pt"),
+            "--optimizer-state: the optimizer state is dropped without --optimizer copy, exact",
+        ),
+        (
+            ("grow", "--method", "stack", "--layers", "8", "--head-dim", "3"),
+            "--head-dim: only checkpoints of other trainers need it",
+        ),
+        (
+            ("grow", "--method", "upcycle", "--experts", "4", "--optimizer", "copy"),
+            "--optimizer: not supported for upcycle, which does not grow an optimizer state",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_said_and_nothing_is_written(
@@ -352,6 +364,8 @@ def test_what_cannot_be_done_is_said_and_nothing_is_written(
         "--seed",
         "convert needs",
         "--layers alike",
+        "--optimizer",
+        "--head-dim",
     )
     status = 2 if message.startswith(usage) else 1
     assert message in refused(capsys, command, folder, tmp_path / "b", *options, status=status)
@@ -715,6 +729,21 @@ def test_a_llama_of_any_family_goes_down_and_up(tmp_path, heads, kv_heads, mlp, 
     )
     own = checkpoints.load(tmp_path / "own")[0]
     assert (own.heads, own.embed, own.mlp) == (heads // times, config.embed, mlp // 2)
+
+
+def test_key_heads_that_are_not_merged_need_their_groups_to_come_back(tmp_path, capsys):
+    """The small model does not determine how many key/value heads the large model had."""
+    for kv_heads, heads, own in ((1, "far", "0"), (2, "0+1,2+3", "0,1")):
+        config = LlamaConfig(
+            vocab=11, context=7, layers=1, embed=8, heads=4, kv_heads=kv_heads, head_dim=2, mlp=8
+        )
+        folder, small, up = (tmp_path / f"{name}{kv_heads}" for name in ("a", "small", "up"))
+        checkpoints.save(folder, config, tiny.params(config, dtype="float32"))
+        run("coalesce", folder, small, "--heads", heads)
+        assert f"give decoalesce the groups --kv-heads {own} as well" in capsys.readouterr().out
+        run("decoalesce", small, up, "--heads", heads, "--kv-heads", own)
+        assert checkpoints.load(up)[0] == config
+        assert "note" not in capsys.readouterr().out
 
 
 # --- half precision ---
