@@ -148,14 +148,16 @@ def init(ligo: LiGO, axes: Axes, sizes: Sizes, target: Sizes, key: jax.Array) ->
       `Learning to Grow Pretrained Models for Efficient Transformer Training <https://arxiv.org/abs/2303.00980>`_,
       ICLR 2023
     """
-    if KV_HEADS in target:
-        target = {HEADS: sizes[HEADS], **target}
+    readers = {name: beside(name, HEADS) for name in sizes if kind(name) == KV_HEADS}
+    for name, heads in readers.items():
+        if name in target:
+            target = {heads: sizes[heads], **target}
     found = grown("ligo", (LAYERS, *WIDTHS), sizes, target)
     index = sources("ligo", sizes, {axis: found[axis] for axis in found if not is_layers(axis)})
     grown_sizes = {**sizes, **target}
-    regrouped = (
-        KV_HEADS in sizes
-        and sizes[HEADS] * grown_sizes[KV_HEADS] != grown_sizes[HEADS] * sizes[KV_HEADS]
+    regrouped = any(
+        sizes[heads] * grown_sizes[name] != grown_sizes[heads] * sizes[name]
+        for name, heads in readers.items()
     )
     out: Coefficients = {"depth": {}, "width": {}}
     uses = _uses(axes, "out" if regrouped else "value")
@@ -166,7 +168,7 @@ def init(ligo: LiGO, axes: Axes, sizes: Sizes, target: Sizes, key: jax.Array) ->
             part = "depth" if is_layers(plain) else "width"
             if plain not in found or name in out[part]:
                 continue
-            if name == "value" and plain == HEADS and KV_HEADS in sizes:
+            if _attention(name) == "value" and plain in readers.values():
                 continue  # the attention output uses the map that the values define
             old, new = found[plain]
             if part == "depth":
@@ -252,7 +254,7 @@ def growth(coefficients: Coefficients, axes: Axes, sizes: Sizes) -> Rules:
             terms.append(term)
         return Rule(tuple(terms), leaf)
 
-    uses = _uses(axes, "out" if "out" in width else "value")
+    uses = _uses(axes, "out" if "out" in map(_attention, width) else "value")
     return Rules(tuple(rule(leaf, *use) for leaf, use in uses.items()))
 
 
@@ -345,6 +347,11 @@ def _of_heads(names: Names, i: int, attention: str) -> str:
     if marked(names, VALUE):
         return "value"
     return "key" if reads(names[i + 1]) else "query"
+
+
+def _attention(name: str) -> str:
+    """The name of a map without its block and its stage: ``"value"`` for ``"top/value.1"``."""
+    return kind(name.rpartition("/")[2])
 
 
 def _whole_heads(along: tuple[str, ...]) -> bool:

@@ -160,13 +160,16 @@ def decoalesce(
     """
     sizes = whole("decoalesce", "sizes", sizes)
     given = {"embed": embed, "mlp": mlp}
-    groupings = {HEADS: heads, **given, LAYERS: layers}
+    groupings = {HEADS: heads, KV_HEADS: kv_heads, **given, LAYERS: layers}
     absent = [
         of for of, groups in groupings.items() if groups is not None and not of_kinds((of,), sizes)
     ]
     if wrong := unknown("coalescing takes", (LAYERS, *WIDTHS), sizes, absent):
         raise ValueError("\n  ".join(wrong))
-    growth = _heads(sizes, heads, kv_heads) if heads is not None or kv_heads is not None else {}
+    growth: dict[str, CopyMap] = {}
+    if heads is not None or kv_heads is not None:
+        for axis in of_kinds((HEADS,), sizes):
+            growth |= _heads(axis, sizes, heads, kv_heads)
     for axis in (axis for axis in width(sizes) if kind(axis) in given):
         if (groups := given[kind(axis)]) is not None:
             growth[axis] = _partition(axis, sizes[axis], groups)
@@ -252,46 +255,46 @@ def group_size(groups: str, size: int | None = None) -> int:
     return next((g for g in (2, 3, 5) if size and size % g == 0), 2)
 
 
-def _heads(sizes: Sizes, heads: Groups | None, kv_heads: Groups | None) -> dict[str, CopyMap]:
-    """The maps of the query heads and, if the model has such an axis, of the key/value heads."""
-    keys = sizes.get(KV_HEADS)
+def _heads(
+    axis: str, sizes: Sizes, heads: Groups | None, kv_heads: Groups | None
+) -> dict[str, CopyMap]:
+    """The maps of the query heads ``axis`` and, if there are such, of their key/value heads."""
+    key_axis = beside(axis, KV_HEADS)
+    keys = sizes.get(key_axis)
     if keys is None:
         if heads is None or kv_heads is not None:
             raise ValueError(
-                "axis 'kv_heads': the model has no such axis. Give the groups of 'heads' instead"
+                f"axis {key_axis!r}: the model has no such axis. Give the groups of {axis!r} instead"
             )
-        return {
-            axis: _partition(axis, sizes[axis], heads)
-            for axis in width(sizes)
-            if kind(axis) == HEADS
-        }
-    old = sizes[HEADS]
+        return {axis: _partition(axis, sizes[axis], heads)}
+    old = sizes[axis]
     if isinstance(heads, str) and kv_heads is None and keys > 1:
         heads, kv_heads = None, heads
-    by_key = None if kv_heads is None else _partition(KV_HEADS, keys, kv_heads)
+    by_key = None if kv_heads is None else _partition(key_axis, keys, kv_heads)
     if heads is None:
         assert by_key is not None
-        return {HEADS: blocks(by_key, old // keys), KV_HEADS: by_key}
-    by_head = _partition(HEADS, old, heads)
+        return {axis: blocks(by_key, old // keys), key_axis: by_key}
+    by_head = _partition(axis, old, heads)
     of = _of(by_head)
     if by_key is None:
-        return {HEADS: by_head, KV_HEADS: _merged_keys(of, by_head.old, keys)}
+        return {axis: by_head, key_axis: _merged_keys(axis, of, by_head.old, keys)}
     # The new key/value head that each old query head should read.
     reads = _of(by_key)[np.arange(old) * keys // old]
     if by_head.old % by_key.old or (reads != of * by_key.old // by_head.old).any():
         raise ValueError(
-            f"axis 'kv_heads': the groups do not fit together. After merging to {by_head.old} query "
+            f"axis {key_axis!r}: the groups do not fit together. After merging to {by_head.old} query "
             f"heads and {by_key.old} key/value heads, some query heads would use a key/value head "
-            "that does not contain the one that they used before. Omit the groups of 'kv_heads', "
-            "which then follow from 'heads'"
+            f"that does not contain the one that they used before. Omit the groups of {key_axis!r}, "
+            f"which then follow from {axis!r}"
         )
-    return {HEADS: by_head, KV_HEADS: by_key}
+    return {axis: by_head, key_axis: by_key}
 
 
-def _merged_keys(of: np.ndarray, new: int, keys: int) -> CopyMap:
+def _merged_keys(axis: str, of: np.ndarray, new: int, keys: int) -> CopyMap:
     """The map of key/value heads that follows from groups of query heads.
 
     Args:
+      axis: the axis of the query heads.
       of: the new query head of each old query head.
       new: the number of new query heads.
       keys: the number of old key/value heads.
@@ -307,7 +310,7 @@ def _merged_keys(of: np.ndarray, new: int, keys: int) -> CopyMap:
     if new % len(parts) or not np.array_equal(reads, np.repeat(order, new // len(parts))):
         merged = [tuple(np.flatnonzero(part == p).tolist()) for p in parts]
         raise ValueError(
-            f"axis 'heads': the groups merge the key/value heads into {merged}. In order, the new query heads read the merged "
+            f"axis {axis!r}: the groups merge the key/value heads into {merged}. In order, the new query heads read the merged "
             f"heads {np.searchsorted(parts, reads).tolist()}, but each merged head must be read by the same number of "
             "consecutive query heads. Change the order of the groups, or choose other groups"
         )

@@ -142,6 +142,21 @@ def layers_beside(operator: str, axis: str, sizes: Sizes) -> str:
     return layers
 
 
+def stream_beside(operator: str, axis: str, sizes: Sizes) -> str:
+    """The residual stream that belongs to ``axis``, for an operator that needs its size.
+
+    Raises:
+      ValueError: the model does not have such an axis.
+    """
+    stream = beside(axis, "embed")
+    if stream not in sizes:
+        raise ValueError(
+            f"axis {axis!r}: {operator} needs the residual stream {stream!r}, but the model has "
+            f"only {', '.join(sizes)}. Rename its axes (see jaxgrow.axes)"
+        )
+    return stream
+
+
 def grown(
     operator: str, kinds: Sequence[str], sizes: Sizes, target: Sizes
 ) -> dict[str, tuple[int, int]]:
@@ -227,40 +242,44 @@ def sources(
       >>> sources("mine", {"heads": 4, "kv_heads": 2}, {"heads": (4, 8), "kv_heads": (2, 4)})["heads"].tolist()
       [0, 1, 2, 3, 0, 1, 2, 3]
     """
-    grouped = [axis for axis in (HEADS, KV_HEADS) if axis in found and KV_HEADS in sizes]
+    grouped = [
+        axis
+        for axis in found
+        if kind(axis) in (HEADS, KV_HEADS) and beside(axis, KV_HEADS) in sizes
+    ]
     out = {axis: choose(*found[axis]) for axis in found if axis not in grouped}
-    if grouped:
-        (old, new), (old_kv, new_kv) = (
-            found.get(axis, (sizes[axis],) * 2) for axis in (HEADS, KV_HEADS)
-        )
-        heads, kv_heads = _grouped(operator, (old, new), (old_kv, new_kv), choose)
-        out |= {
-            axis: index for axis, index in ((HEADS, heads), (KV_HEADS, kv_heads)) if axis in found
+    for axis in dict.fromkeys(beside(axis, HEADS) for axis in grouped):
+        both = {
+            name: found.get(name, (sizes[name], sizes[name]))
+            for name in (axis, beside(axis, KV_HEADS))
         }
+        out |= _grouped(operator, both, choose)
     return {axis: out[axis] for axis in found}
 
 
 def _grouped(
-    operator: str, heads: tuple[int, int], kv_heads: tuple[int, int], choose: Choose
-) -> tuple[np.ndarray, np.ndarray]:
-    (old, new), (old_kv, new_kv) = heads, kv_heads
+    operator: str, both: Mapping[str, tuple[int, int]], choose: Choose
+) -> dict[str, np.ndarray]:
+    """The sources of the query heads and of the key/value heads, whose axes are in this order."""
+    (heads, (old, new)), (keys, (old_kv, new_kv)) = both.items()
     group = old // old_kv
     if new % group == 0:
-        proposals = [("kv_heads", new // group)]
+        proposals = [(keys, new // group)]
         way_out = f"{{}} keeps {group} query heads per key/value head"
     else:
         proposals = []
         way_out = f"the model has {old_kv} key/value heads now"
     if new % new_kv:
         raise SizeError(
-            f"axis 'heads': {operator} cannot divide {new} query heads among {new_kv} key/value "
+            f"axis {heads!r}: {operator} cannot divide {new} query heads among {new_kv} key/value "
             f"heads; {way_out}",
             *proposals,
         )
     share = new // new_kv
     if share >= group:
         kv = choose(old_kv, new_kv)
-        return np.concatenate([group * head + choose(group, share) for head in kv]), kv
+        query = np.concatenate([group * head + choose(group, share) for head in kv])
+        return {heads: query, keys: kv}
     kv = np.arange(new_kv) * old_kv // new_kv
     # The number of each copy among the copies of the same key/value head.
     copy = np.arange(new_kv) - np.searchsorted(kv, kv)
@@ -268,11 +287,11 @@ def _grouped(
     query = (group * kv[:, None] + positions).reshape(-1)
     if lost := sorted(set(range(old)) - set(query.tolist())):
         raise SizeError(
-            f"axis 'kv_heads': with {new} query heads on {new_kv} key/value heads, {operator} "
+            f"axis {keys!r}: with {new} query heads on {new_kv} key/value heads, {operator} "
             f"would lose the query heads {lost}; {way_out}",
             *proposals,
         )
-    return query, kv
+    return {heads: query, keys: kv}
 
 
 def first(index: np.ndarray) -> np.ndarray:

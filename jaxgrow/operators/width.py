@@ -24,6 +24,7 @@ from jaxgrow.operators.targets import (
     layers_beside,
     multiples,
     sources,
+    stream_beside,
     width,
 )
 
@@ -83,8 +84,9 @@ def zero_pad(sizes: Sizes, target: Sizes) -> dict[str, CopyMap]:
         rows = select(of, sizes[axis]).write
         old = first(of)
         written = old
-        if axis == KV_HEADS:
-            heads = first(index[HEADS]) if HEADS in index else np.ones(sizes[HEADS], bool)
+        if kind(axis) == KV_HEADS:
+            readers = beside(axis, HEADS)
+            heads = first(index[readers]) if readers in index else np.ones(sizes[readers], bool)
             written = old | heads.reshape(len(of), -1).any(1)
         growth[axis] = AxisMap(_some(rows, written), _some(rows, old))
     return growth
@@ -360,7 +362,7 @@ def lemon(
     growth: dict[str, AxisMap] = {}
     for axis, index in sources("lemon", sizes, found).items():
         old = sizes[axis]
-        stream = beside(axis, "embed")
+        stream = stream_beside("lemon", axis, sizes)
         noise = 1 / (
             target.get(stream, sizes[stream]) ** 0.5 * sizes[layers_beside("lemon", axis, sizes)]
         )
@@ -505,7 +507,8 @@ def average(sizes: Sizes, target: Sizes, seed: int = 0, noise: float = 0.03) -> 
     for axis, index in sources(
         "average", sizes, {a: found[a] for a in found if a not in layers}
     ).items():
-        group = sizes[HEADS] // sizes[KV_HEADS] if axis == HEADS and KV_HEADS in sizes else 1
+        keys = beside(axis, KV_HEADS)
+        group = sizes[axis] // sizes[keys] if kind(axis) == HEADS and keys in sizes else 1
         growth[axis] = _averaged(index, sizes[axis], group, rng)
     return growth
 

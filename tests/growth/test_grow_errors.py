@@ -618,3 +618,10 @@ def test_axes_are_a_tree_of_names(use):
 def test_whether_numbers_preserve_the_function_is_an_error():
     with pytest.raises(TypeError, match="the growth has 6 of type int for the axis 'layers'"):
         preserves_function({"layers": 6})  # type: ignore[dict-item]
+
+
+def test_lemon_needs_the_size_of_the_stream():
+    with raises("axis 'mlp': lemon needs the residual stream 'embed', but the model has only"):
+        lemon({"layers": 2, "mlp": 8}, {"mlp": 12})
+    with raises("axis 'kv_heads': the model has no such axis, only layers, mlp"):
+        decoalesce({"layers": 2, "mlp": 8}, kv_heads="far")

@@ -17,6 +17,7 @@ from counting import products
 from papers import layers
 
 from jaxgrow import flops, grow
+from jaxgrow.axes import axis, is_names
 from jaxgrow.operators import fpi, interleave, stack, zero_pad
 from jaxgrow.operators.ligo import LiGO, growth, init
 from train.data.batches import next_tokens
@@ -350,6 +351,38 @@ def test_targets_that_cannot_be_are_refused():
     ):
         LiGO(noise=1.5)
     assert SMALL.resized(growth(start(), tiny.axes(SMALL), OLD)) == LARGE
+
+
+@pytest.mark.parametrize(
+    "target", [{"heads": 8, "kv_heads": 4}, {"heads": 8}, {"kv_heads": 4}], ids=str
+)
+def test_key_value_heads_grow_in_stages_and_in_blocks_outside_the_layers(target):
+    """With zero rows, query kernels grow as by `zero_pad`."""
+    sizes = {"layers": 2, "embed": 6, "heads": 4, "kv_heads": 2, "head_dim": 3}
+    block = {
+        "out": ("heads.in", "head_dim.in", "embed"),
+        "key": ("embed.in", "kv_heads", "head_dim.in"),
+        "query": ("embed.in", "heads", "head_dim"),
+        "value": ("embed.in", "kv_heads", "head_dim.value"),
+    }
+    axes = {"layers": {name: ("layers", *names) for name, names in block.items()}, "top": block}
+    staged = jax.tree.map(lambda name: re.sub("^(?!head_dim)[a-z_]+", r"\g<0>.1", name), axes)
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(
+        lambda names: rng.normal(size=[sizes[axis(n)] for n in names]), axes, is_leaf=is_names
+    )
+    found = []
+    for names, stage in ((axes, ""), (staged, ".1")):
+        old, new = (
+            {name + stage * (name != "head_dim"): size for name, size in of.items()}
+            for of in (sizes, target)
+        )
+        start = init(LiGO(width="zero"), names, old, new, jax.random.key(0))
+        found.append(grow(growth(start, names, old), params, names))
+    chex.assert_trees_all_equal(*found)
+    expected = grow(zero_pad(sizes, target), params, axes)
+    for block in ("layers", "top"):
+        np.testing.assert_array_equal(found[0][block]["query"], expected[block]["query"])
 
 
 def test_a_growth_is_a_pytree():

@@ -4,9 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import chex
 import pytest
 
 from jaxgrow import operators
+from jaxgrow.growth.maps import all_terms, by_axes
+from jaxgrow.growth.matrices import dense
 
 DOCS = Path(__file__).parents[2] / "docs"
 # A new operator is one function, as in a file of `jaxgrow/operators`.
@@ -78,3 +81,52 @@ def test_net2net_is_another_name_of_fpi():
 def test_a_name_is_registered_once():
     with pytest.raises(ValueError, match="operator 'stack' is registered twice"):
         operators.operator(axes=(), preserves="", source="", state="")(operators.stack)
+
+
+# --- stages ---
+
+SIZES = {"layers": 2, "embed": 8, "heads": 4, "kv_heads": 2, "mlp": 8}
+
+
+def of_stage(sizes):
+    return {f"{axis}.1": size for axis, size in sizes.items()}
+
+
+def matrices(growth):
+    """The matrices of a growth, by axis without the number of its stage."""
+    return [
+        {key[0].partition(".")[0]: (dense(m.write), dense(m.read)) for key, m in term.items()}
+        for term in map(by_axes, all_terms(growth))
+    ]
+
+
+@pytest.mark.parametrize("name", operators.WIDTH)
+@pytest.mark.parametrize(
+    "target",
+    [
+        {"heads": 8},
+        {"kv_heads": 4},
+        {"heads": 6, "kv_heads": 3},
+        {"embed": 16, "heads": 8, "kv_heads": 4, "mlp": 16},
+    ],
+    ids=str,
+)
+def test_key_value_heads_of_a_stage_grow_with_the_query_heads_that_read_them(name, target):
+    operator = operators.OPERATORS[name]
+    try:
+        expected = matrices(operator(SIZES, target))
+    except ValueError as error:
+        with pytest.raises(type(error)):
+            operator(of_stage(SIZES), of_stage(target))
+        return
+    chex.assert_trees_all_equal(matrices(operator(of_stage(SIZES), of_stage(target))), expected)
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [{"heads": "far"}, {"kv_heads": "far"}, {"heads": ((0, 1), (2, 3))}],
+    ids=str,
+)
+def test_key_value_heads_of_a_stage_are_merged_with_their_query_heads(groups):
+    found = matrices(operators.decoalesce(of_stage(SIZES), **groups))
+    chex.assert_trees_all_equal(found, matrices(operators.decoalesce(SIZES, **groups)))
