@@ -359,7 +359,17 @@ def _copy_beside(folder: Path, into: Path, skip: set[str]) -> None:
         arrays = path.name in _DATA or path.name.startswith("ocdbt.process_") or path.name in skip
         step = path.is_dir() and re.fullmatch(r"\D*\d+", path.name)
         if not arrays and not step:
-            (shutil.copytree if path.is_dir() else shutil.copyfile)(path, into / path.name)
+            _copy(path, into / path.name)
+
+
+def _copy(path: Path, into: Path) -> None:
+    """Copy a file or a folder without its permissions, because the source may be read-only."""
+    if not path.is_dir():
+        shutil.copyfile(path, into)
+        return
+    into.mkdir()
+    for inner in path.iterdir():
+        _copy(inner, into / inner.name)
 
 
 def _key(path: str) -> str:

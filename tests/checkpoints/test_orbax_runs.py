@@ -214,6 +214,22 @@ def test_paths_may_contain_what_has_a_meaning_in_a_url(tmp_path):
     np.testing.assert_array_equal(new[name], np.tile(old[name], (1, 2, 1)))
 
 
+def test_a_run_in_a_read_only_folder_grows_into_a_writable_one(tmp_path):
+    folder, target = written(tmp_path / "a", maxtext(1), {}), tmp_path / "b"
+    (folder / "3" / "iterator").mkdir()
+    (folder / "3" / "iterator" / "state.json").write_text("{}")
+    every = [folder, *folder.rglob("*")]
+    for path in every:
+        path.chmod(path.stat().st_mode & ~0o222)
+    try:
+        assert main(["grow", str(folder), str(target), "--method", "stack", "--layers", "6"]) == 0
+    finally:
+        for path in every:
+            path.chmod(path.stat().st_mode | 0o200)
+    assert (target / "3" / "iterator" / "state.json").read_text() == "{}"
+    assert all(path.stat().st_mode & 0o200 for path in target.rglob("*"))
+
+
 @pytest.mark.parametrize(("embed", "factor"), [(3 * E // 2, 2 / 3), (2 * E, None)])
 def test_lemon_tells_how_the_eps_of_norms_changes(tmp_path, capsys, embed, factor):
     """Only an uneven width changes it, and only the trainer's config can apply the change."""
