@@ -205,7 +205,7 @@ class Writer:
             : len(source.item.relative_to(source.folder).parts)
         ]:
             into = into.parent
-            _copy_beside(inner.parent, into, {inner.name})
+            _copy_beside(inner.parent, into, {inner.name}, _is_step(inner))
 
     def _merge(self, processes: int) -> None:
         context = ts.Context()
@@ -321,7 +321,7 @@ class ItemsWriter:
             writer.finish(inside, {short: shapes[path] for path, short in mine.items()}, processes)
         _copy_beside(self._source.item, self._step, set(self._source.trees))
         if self._source.item != self._source.folder:
-            _copy_beside(self._source.folder, self._step.parent, {self._source.item.name})
+            _copy_beside(self._source.folder, self._step.parent, {self._source.item.name}, True)
 
 
 def is_orbax(folder: Path) -> bool:
@@ -337,6 +337,11 @@ def has_items(folder: Path) -> bool:
     return not alone and not (folder / _METADATA).is_file()
 
 
+def _is_step(path: Path) -> bool:
+    """Whether a path has the name of a step of a run, such as ``100`` or ``step-100``."""
+    return re.fullmatch(r"\D*\d+", path.name) is not None
+
+
 def _inner(step: Path) -> list[Path]:
     """The items of a step that hold arrays."""
     return [path.parent for path in sorted(step.glob(f"*/{_METADATA}"))]
@@ -344,21 +349,24 @@ def _inner(step: Path) -> list[Path]:
 
 def _step(folder: Path) -> Path:
     """The last step in the folder of a run; any other folder is returned unchanged."""
-    steps = (
-        [path for path in folder.iterdir() if re.fullmatch(r"\D*\d+", path.name)]
-        if folder.is_dir()
-        else []
-    )
+    steps = [path for path in folder.iterdir() if _is_step(path)] if folder.is_dir() else []
     steps = [path for path in steps if _inner(path)]
     return max(steps, key=lambda path: int(re.sub(r"\D", "", path.name)), default=folder)
 
 
-def _copy_beside(folder: Path, into: Path, skip: set[str]) -> None:
-    """Copy the metadata and the other items of a checkpoint, without arrays and other steps."""
+def _copy_beside(folder: Path, into: Path, skip: set[str], steps: bool = False) -> None:
+    """Copy the metadata and the other items of a checkpoint, without arrays and other steps.
+
+    Args:
+      folder: the folder to copy.
+      into: the folder to copy into.
+      skip: the names of files and folders that are not copied.
+      steps: whether the folder holds the steps of a run.
+    """
     for path in sorted(folder.iterdir()):
         arrays = path.name in _DATA or path.name.startswith("ocdbt.process_") or path.name in skip
-        step = path.is_dir() and re.fullmatch(r"\D*\d+", path.name)
-        if not arrays and not step:
+        other_step = steps and path.is_dir() and _is_step(path)
+        if not arrays and not other_step:
             _copy(path, into / path.name)
 
 

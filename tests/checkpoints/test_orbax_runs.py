@@ -216,18 +216,18 @@ def test_paths_may_contain_what_has_a_meaning_in_a_url(tmp_path):
 
 def test_a_run_in_a_read_only_folder_grows_into_a_writable_one(tmp_path):
     folder, target = written(tmp_path / "a", maxtext(1), {}), tmp_path / "b"
-    (folder / "3" / "iterator").mkdir()
-    (folder / "3" / "iterator" / "state.json").write_text("{}")
+    (folder / "3" / "iterator_0").mkdir()
+    (folder / "3" / "iterator_0" / "state.json").write_text("{}")
     every = [folder, *folder.rglob("*")]
-    for path in every:
-        path.chmod(path.stat().st_mode & ~0o222)
+    for one in every:
+        one.chmod(one.stat().st_mode & ~0o222)
     try:
         assert main(["grow", str(folder), str(target), "--method", "stack", "--layers", "6"]) == 0
     finally:
-        for path in every:
-            path.chmod(path.stat().st_mode | 0o200)
-    assert (target / "3" / "iterator" / "state.json").read_text() == "{}"
-    assert all(path.stat().st_mode & 0o200 for path in target.rglob("*"))
+        for one in every:
+            one.chmod(one.stat().st_mode | 0o200)
+    assert (target / "3" / "iterator_0" / "state.json").read_text() == "{}"
+    assert all(one.stat().st_mode & 0o200 for one in target.rglob("*"))
 
 
 @pytest.mark.parametrize(("embed", "factor"), [(3 * E // 2, 2 / 3), (2 * E, None)])
