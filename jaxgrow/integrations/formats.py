@@ -15,7 +15,8 @@ from jaxgrow.axes.names import Names
 from jaxgrow.checkpoints.io.files import CheckpointError, listed, read_json
 from jaxgrow.integrations.layouts import Layout, grouped
 
-#: The power of the gradient in the moments of an optimizer, by the field of its state.
+#: The power of the gradient in the moments of an optimizer, by the field of its state; 0 for a copy
+#: of the parameters, which `optax.contrib.schedule_free` calls ``z``.
 POWERS = {
     "mu": 1,
     "nu": 2,
@@ -25,6 +26,7 @@ POWERS = {
     "v": 2,
     "exp_avg": 1,
     "exp_avg_sq": 2,
+    "z": 0,
 }
 _QUERY: Names = ("embed.in", "heads", "head_dim")
 _KEY: Names = ("embed.in", "kv_heads", "head_dim.in")

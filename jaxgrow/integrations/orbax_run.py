@@ -38,8 +38,8 @@ class Place:
       names: the axis names of the leaf, with ``layers`` first if its layers are stored separately.
       shape: the shape of the leaf, with all layers.
       layout: how each of its arrays stores it.
-      power: the power of the gradient that the leaf accumulates; 0 for a parameter, None if
-        unknown.
+      power: the power of the gradient that the leaf accumulates; 0 for a parameter or a copy of it,
+        None if unknown.
     """
 
     paths: tuple[str, ...]
@@ -253,7 +253,8 @@ def grow_run(
       run: the checkpoint.
       growth: the growth, as for `jaxgrow.grow`, for the sizes and axis names of ``run``.
       policy: the policy for moments, as for `jaxgrow.growth.moments.grow_optimizer`. With ``drop``,
-        the moments and step counts of the optimizer are zero. ``exact`` treats the fields ``mu``
+        the moments and step counts of the optimizer are zero. A copy of the parameters, such as
+        ``z`` of `optax.contrib.schedule_free`, grows like them under every policy. ``exact`` treats the fields ``mu``
         and ``trace`` as first moments and ``nu`` as second moments.
       folder: the new folder, which exists and is empty.
       process: the index of this process; None: ``jax.process_index()``.
@@ -375,6 +376,8 @@ def _of_state(terms: Any, place: Place, policy: Policy) -> Callable[[np.ndarray]
     names = place.names
 
     def change(x: np.ndarray) -> np.ndarray:
+        if place.power == 0:
+            return np.asarray(grow_leaf(terms, names, x))
         if policy == "drop":
             return np.zeros_like(grow_leaf(maps.copying(terms), names, x))
         if policy == "copy":

@@ -186,6 +186,22 @@ def test_accumulated_gradients_grow_as_gradients(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:Sharding info not provided")
+def test_a_copy_of_the_parameters_in_the_state_grows_like_them(tmp_path):
+    params = maxtext(1)
+    state = optax.contrib.schedule_free_sgd(1e-3).init(params)
+    source = written(tmp_path / "a", params, state)
+    for policy in ("copy", "drop", "exact"):
+        arguments = ("--method", "hypercloning", *WIDE_OPTIONS, "--optimizer", policy)
+        assert main(["grow", str(source), str(tmp_path / policy), *arguments]) == 0
+        found = restored(tmp_path / policy)
+        copies = [name for name in found if name.startswith("opt_state/z/")]
+        assert len(copies) == len(jax.tree.leaves(params))
+        for name in copies:
+            of = "params/" + name.removeprefix("opt_state/z/")
+            np.testing.assert_array_equal(found[name], found[of], err_msg=name)
+
+
+@pytest.mark.filterwarnings("ignore:Sharding info not provided")
 def test_dropped_moments_begin_anew(tmp_path):
     folder = written(tmp_path / "a", maxtext(1))
     arguments = (
