@@ -259,7 +259,7 @@ def test_the_result_is_told_in_words(comparison, tmp_path):
     )
     assert " ".join(comparison.report().split()).endswith(line)
     assert (
-        "has no known saving, because --frontier was not given"
+        "has no known saving, because there is no shorter run from scratch (--frontier)"
         in replace(comparison, frontier=[]).results()[0]
     )
     for name, loss, says in [

@@ -329,7 +329,7 @@ def _saved(row: dict[str, Any]) -> str:
         return "diverged with some seeds, so no saving is given."
     saved = row["saved_frontier"]
     if saved is None:
-        return "has no known saving, because --frontier was not given."
+        return "has no known saving, because there is no shorter run from scratch (--frontier)."
     if None in saved:
         above, cheaper = _without_saving(row)
         if above == len(saved):
