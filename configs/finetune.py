@@ -2,9 +2,10 @@
 
     python -m train.finetune configs/finetune.py:sst2 --model runs/vcycle --set data.path=DIR
 
-Expected result (`docs/results/finetuned.md`): small models score only a little above their
-untrained controls, for example 0.745 instead of 0.726 on SST-2 (`pieces_sst2`, an encoder of 0.27
-million parameters). There are no results for the settings of the papers.
+Expected result (`docs/results/finetuned.md`): small text models score only a little above
+their untrained controls, for example 0.745 instead of 0.726 on SST-2 (`pieces_sst2`, an encoder of
+0.27 million parameters). A ViT of 1.1 million scores 0.958 instead of 0.731 on MNIST (`mnist`).
+There are no results for the settings of the papers.
 
 The data folder holds the published files of the task. It may also hold the files of several tasks,
 each in its own subfolder.

@@ -1,5 +1,6 @@
 """The data file of measurements is consistent, and every number on the pages comes from it."""
 
+import json
 import re
 from pathlib import Path
 from statistics import mean
@@ -144,6 +145,23 @@ def test_the_logs_of_ten_epochs_give_the_table():
     low, best, high = (f"{loss:.4f}" for loss in sweep.values())
     text = f"7.5e-4, 1.5e-3 and 3e-3 end at {low}, **{best}** and {high}"
     assert text in " ".join(PAGES["docs/results/encoders.md"].split())
+
+
+def test_the_scores_on_mnist_give_the_table():
+    pretrained = [logged("vit_long", "vit_untrained"), logged("vit_long", "vit_long_half")]
+    for name in ("", "-x0.75", "-x0.55", "_halves", "_deepen", "_vcycle"):
+        pretrained.append(logged("vit_long", f"cifar10_vit_long{name}"))
+    (full,) = (run for run in logged("vit_long", "cifar10_vit_long") if run.seed == 1)
+    for runs in pretrained:
+        (run,) = (run for run in runs if run.seed == 1)
+        scores = []
+        for rate in ("0.001", "0.003", "0.01"):
+            folder = LOGS / "vit_long/finetune" / f"mnist-{run.folder.name}-lr{rate}-seed0"
+            scores.append(json.loads((folder / "scores.json").read_text())["valid"]["accuracy"])
+        cells = (f"**{x:.3f}**" if x == max(scores) else f"{x:.3f}" for x in scores)
+        cost = run.cost("flops") / full.cost("flops")
+        text = f"| {cost:.3f} | {run.loss:.4f} | {' | '.join(cells)} |"
+        assert text in PAGES["docs/results/finetuned.md"], text
 
 
 def test_the_logs_of_a_single_warm_up_give_their_savings():
