@@ -241,6 +241,9 @@ CHANGED = ("widened, then deepened, frozen",)
 # These families use parts of other families with different sizes or in a different order, so they
 # run in the slow suite only.
 BARELY = ("GPT-2, untied", "BERT, pre-LN", "RoBERTa", "Qwen2", "DeiT")
+# The programs of these families, whose layers form several stacks, take longest to trace, so their
+# plans run in the slow suite only.
+STAGED = ("CaiT", "Swin")
 # These plans depend little on the family. A teacher uses logits only, and the published tables
 # exist for text models. For layer and token dropping, the families with the most parts are shown:
 # inputs by name, grouped keys, two stacks.
@@ -260,7 +263,7 @@ SHOWN = {
             FAMILIES[name],
             method,
             marks=[pytest.mark.slow]
-            if name in BARELY
+            if name in (*BARELY, *STAGED)
             or (name in VARIANTS and method not in CHANGED)
             or name not in SHOWN.get(method, FAMILIES)
             else [],

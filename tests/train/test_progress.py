@@ -5,6 +5,7 @@ import re
 import sys
 from contextlib import closing
 
+import pytest
 import runs
 
 from train import pretrain
@@ -63,6 +64,7 @@ def test_an_imported_model_is_a_part_of_the_bar(monkeypatch):
         assert last(screen).startswith("tiny: train large 100%|")
 
 
+@pytest.mark.slow  # The test above checks the bar itself.
 def test_a_run_that_starts_from_another_run_ends_at_100_percent(small_run, monkeypatch):
     monkeypatch.setattr(sys, "stderr", screen := Screen())
     e = runs.growing(small_run.parent, GrowTo(by=runs.DOUBLED), checkpoint_every=2, log_every=1)

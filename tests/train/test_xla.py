@@ -57,6 +57,7 @@ def test_a_profile_is_a_trace_of_the_asked_steps(tmp_path):
     assert names.count("annotated step") == 2
 
 
+@pytest.mark.slow  # The test above checks the trace itself.
 def test_the_result_of_a_profiled_run_records_the_flags(tmp_path, capsys):
     pretrain.run(runs.experiment(tmp_path), tmp_path / "run", profile=2)
     assert "view it with" in capsys.readouterr().err.lower()
