@@ -20,10 +20,10 @@
 
 Expected result (`docs/results/muon.md`): half of the layers and of each MLP first saves 22.2 % of
 the FLOPs at 25 thousand parameters, 25.2 % at 45, 16.0 % at 163, 17.3 % at 355 thousand and 15.2 %
-at 1.4 million. Half of the layers alone saves more than 16.2 % at 25 thousand parameters, 15.8 % at
-45, 16.2 % at 355 thousand and 15.5 % at 1.4 million. `m1_vcycle` saves 18.4 % (three seeds). (From 163
-thousand parameters on, the other rows have two seeds.) Of the other experiments of `m1` and `m3`, none has been
-trained with 20 tokens per parameter. With 6 tokens per parameter and a warm-up of 446 steps,
+at 1.4 million. Half of the layers first saves more than 16.2 % at 25 thousand parameters, 15.8 % at
+45, 16.2 % at 355 thousand and 15.5 % at 1.4 million. `m1_vcycle` saves 18.4 % (three seeds). (From
+163 thousand parameters on, the other rows have two seeds.) Of the other experiments of `m1` and
+`m3`, none has been trained with 20 tokens per parameter. With 6 tokens per parameter and a warm-up of 446 steps,
 `m1_adamw_deepen` saves 20.2 %, and `m1_adamw_vcycle` 20.5 %; PLD, SBLD and its control end above
 the run with 0.75 of the steps (`docs/results/dropping.md`; one seed).
 

@@ -267,10 +267,10 @@ def _check_run_options(a: argparse.Namespace) -> None:
 
 
 def _check_state_options(a: argparse.Namespace) -> None:
-    """Check that no option is given that has no effect on a model without optimizer state.
+    """Check the options for the optimizer state of a Hugging Face folder.
 
     Raises:
-      UsageError: there is such an option.
+      UsageError: one of them would have no effect.
     """
     dropped = a.optimizer in (None, "drop")
     _refuse(

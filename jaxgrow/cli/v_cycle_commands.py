@@ -92,10 +92,10 @@ def _own_key_groups(
     if keys.old * heads.new == keys.new * heads.old:
         return []
     merged = [np.flatnonzero(row) for row in dense(keys.write)]
-    spelt = ",".join("+".join(map(str, group)) for group in merged)
+    own = ",".join("+".join(map(str, group)) for group in merged)
     return [
         f"{keys.old} kv_heads become {keys.new}, unlike {heads.old} heads, which become "
-        f"{heads.new}: give decoalesce the groups --kv-heads {spelt} as well"
+        f"{heads.new}: give decoalesce the groups --kv-heads {own} as well"
     ]
 
 

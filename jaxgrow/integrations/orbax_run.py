@@ -253,9 +253,9 @@ def grow_run(
       run: the checkpoint.
       growth: the growth, as for `jaxgrow.grow`, for the sizes and axis names of ``run``.
       policy: the policy for moments, as for `jaxgrow.growth.moments.grow_optimizer`. With ``drop``,
-        the moments and step counts of the optimizer are zero. A copy of the parameters, such as
-        ``z`` of `optax.contrib.schedule_free`, grows like them under every policy. ``exact`` treats the fields ``mu``
-        and ``trace`` as first moments and ``nu`` as second moments.
+        the moments and step counts of the optimizer are zero. ``exact`` treats the fields ``mu``
+        and ``trace`` as first moments and ``nu`` as second moments. A copy of the parameters, such
+        as ``z`` of `optax.contrib.schedule_free`, grows like them under every policy.
       folder: the new folder, which exists and is empty.
       process: the index of this process; None: ``jax.process_index()``.
 

@@ -37,6 +37,7 @@ FILE = "optimizer.pt"
 BESIDE = ("scheduler.pt", "trainer_state.json", "training_args.bin", "scaler.pt")
 # The power of the gradient in each kind of state. Other kinds can only be copied.
 POWERS = {"exp_avg": 1, "exp_avg_sq": 2, "max_exp_avg_sq": 2}
+COPIES = ("z",)  # copies of the parameters, which do not grow like moments
 _CHECKPOINT = "torch.distributed.checkpoint"
 
 
@@ -58,8 +59,8 @@ def grow_state(
       The state of ``grown``.
 
     Raises:
-      CheckpointError: the shape of a state differs from that of its parameter, or the policy does
-        not support this kind of state.
+      CheckpointError: the shape of a state differs from that of its parameter, or this kind of
+        state is not supported, or not by the policy.
     """
     if policy == "asymmetric" and any(not is_layers(axis) for axis in maps.new_sizes(growth)):
         raise CheckpointError(
@@ -68,6 +69,11 @@ def grow_state(
         )
     arrays = {}
     for kind, of in state.arrays.items():
+        if kind in COPIES:
+            raise CheckpointError(
+                f"optimizer state {kind!r} is a copy of the parameters, as schedule-free optimizers "
+                "hold it. Growing it is not supported: grow the model without its optimizer"
+            )
         if policy == "exact" and kind not in POWERS:
             raise CheckpointError(
                 f"optimizer state {kind!r}: policy 'exact' supports only {', '.join(POWERS)}. Use "

@@ -248,20 +248,19 @@ def sources(
         if kind(axis) in (HEADS, KV_HEADS) and beside(axis, KV_HEADS) in sizes
     ]
     out = {axis: choose(*found[axis]) for axis in found if axis not in grouped}
-    for axis in dict.fromkeys(beside(axis, HEADS) for axis in grouped):
-        both = {
-            name: found.get(name, (sizes[name], sizes[name]))
-            for name in (axis, beside(axis, KV_HEADS))
-        }
-        out |= _grouped(operator, both, choose)
+    every = {axis: found.get(axis, (size, size)) for axis, size in sizes.items()}
+    for heads in dict.fromkeys(beside(axis, HEADS) for axis in grouped):
+        out |= _grouped(operator, heads, every, choose)
     return {axis: out[axis] for axis in found}
 
 
 def _grouped(
-    operator: str, both: Mapping[str, tuple[int, int]], choose: Choose
+    operator: str, heads: str, every: Mapping[str, tuple[int, int]], choose: Choose
 ) -> dict[str, np.ndarray]:
-    """The sources of the query heads and of the key/value heads, whose axes are in this order."""
-    (heads, (old, new)), (keys, (old_kv, new_kv)) = both.items()
+    """The sources of the query heads ``heads`` and of their key/value heads."""
+    keys = beside(heads, KV_HEADS)
+    old, new = every[heads]
+    old_kv, new_kv = every[keys]
     group = old // old_kv
     if new % group == 0:
         proposals = [(keys, new // group)]

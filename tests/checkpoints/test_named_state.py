@@ -61,6 +61,17 @@ def test_new_layers_have_no_state_under_asymmetric(run, tmp_path):
     assert not new and "state.transformer.h.0.ln_1.weight.step" in grown
 
 
+def test_copies_of_the_parameters_are_an_error(run, tmp_path, capsys):
+    """The state `z` of schedule-free optimizers would otherwise grow like a gradient."""
+    state = load_file(run / "optimizer.safetensors")
+    z = {name.replace("exp_avg", "z"): x for name, x in state.items() if name.endswith(".exp_avg")}
+    save_file(state | z, run / "optimizer.safetensors")
+    arguments = ("--method", "llama_pro", "--layers", "6", "--optimizer", "copy")
+    assert main(["grow", str(run), str(tmp_path / "b"), *arguments]) == 1
+    assert "optimizer state 'z' is a copy of the parameters" in capsys.readouterr().err
+    assert not (tmp_path / "b").exists()
+
+
 def test_names_of_other_models_are_an_error(run, tmp_path, capsys):
     save_file({"state.other.exp_avg": np.ones(3, np.float32)}, run / "optimizer.safetensors")
     arguments = ("--method", "llama_pro", "--layers", "6", "--optimizer", "copy")

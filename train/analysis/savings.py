@@ -364,8 +364,8 @@ def _wrapped(text: str) -> str:
 
 def _milliseconds(runs: Sequence[Run], i: int) -> str:
     # Runs that stop early may have fewer phases.
-    long = [r for r in runs if i < len(r.result["phases"])]
-    times = [t for r in long if (t := r.step_seconds(i)) is not None]
+    ran = [r for r in runs if i < len(r.result["phases"])]
+    times = [t for r in ran if (t := r.step_seconds(i)) is not None]
     return f"{1000 * mean(times):.1f}" if times else ""
 
 
