@@ -136,15 +136,31 @@ def test_the_logs_of_ten_epochs_give_the_table():
         assert text in PAGES["docs/results/encoders.md"], text
     rates = {run.config["optim"]["peak_lr"] for runs in configs + frontier for run in runs}
     assert rates == {1.5e-3}
-    sweep = {}
-    for rate in ("7.5e-4", "1.5e-3", "3e-3"):
-        (run,) = logged("vit_sweep", f"vit_sweep_{rate}")
+
+
+@pytest.mark.parametrize(
+    ("name", "rates", "experiment"),
+    [
+        ("vit_sweep", ("7.5e-4", "1.5e-3", "3e-3"), "configs/cifar10.py:vit_long"),
+        (
+            "encoder_sweep",
+            ("1.25e-3", "2.5e-3", "5e-3", "1e-2"),
+            "configs/wikipedia_encoder.py:long",
+        ),
+    ],
+)
+def test_the_logs_of_a_sweep_give_the_chosen_learning_rate(name, rates, experiment):
+    losses = {}
+    for rate in rates:
+        (run,) = logged(name, f"{name}_{rate}")
         assert run.config["optim"]["peak_lr"] == float(rate)
-        sweep[rate] = run.loss
-    assert min(sweep, key=sweep.get) == "1.5e-3"
-    low, best, high = (f"{loss:.4f}" for loss in sweep.values())
-    text = f"7.5e-4, 1.5e-3 and 3e-3 end at {low}, **{best}** and {high}"
-    assert text in " ".join(PAGES["docs/results/encoders.md"].split())
+        losses[rate] = run.loss
+    best = min(losses, key=losses.get)
+    assert load(experiment).optim.peak_lr == float(best)
+    ends = [f"**{loss:.4f}**" if rate == best else f"{loss:.4f}" for rate, loss in losses.items()]
+    told = [", ".join(words[:-1]) + f" and {words[-1]}" for words in ([*rates], ends)]
+    page = " ".join(PAGES["docs/results/encoders.md"].split())
+    assert f"{told[0]} end at {told[1]}" in page
 
 
 def test_the_scores_on_mnist_give_the_table():
