@@ -220,7 +220,8 @@ def label(row: Row, column: str) -> str | None:
     value = _cell(row, column, "set data.label")
     if isinstance(value, bool):
         return str(value).lower()
-    return None if value is None or value == "" else str(value)
+    # NaN in a column of numbers is how pandas marks a missing value.
+    return None if value is None or value == "" or value != value else str(value)
 
 
 def _label(row: Row, column: str) -> str:
