@@ -184,6 +184,12 @@ def test_rows_that_judge_are_a_split_a_file_or_held_out(tmp_path):
         ),
         ("a.jsonl", "{\n", r"line 1 is not JSON"),
         ("a.csv", "title,kind\nx,y\nz,y\n", "all rows of .* have the label y"),
+        (
+            "a.csv",
+            'kind,title\na,x\nb,"y\na,z\nb,w\n',
+            "line 3: unexpected end of data; correct the quotes of the row",
+        ),
+        ("a.csv", 'title,kind\nx,a\n"y" z,b\n', "line 3: ',' expected after '\"'"),
         ("a.txt", "x", "is not a table: it should be .tsv, .csv"),
         (
             "a.tsv",
