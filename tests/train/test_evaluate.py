@@ -182,6 +182,13 @@ def test_perplexities_of_a_text(gpt, tmp_path):
     assert perplexity(gpt, [tmp_path / "mine.txt"])["bytes"] == 10
 
 
+def test_a_byte_order_mark_is_not_part_of_a_text(gpt, tmp_path):
+    for encoding in ("utf-8", "utf-8-sig"):
+        (tmp_path / encoding).write_text(TEXT, encoding)
+    plain, marked = (perplexity(gpt, [tmp_path / name]) for name in ("utf-8", "utf-8-sig"))
+    assert {**marked, "files": None} == {**plain, "files": None}
+
+
 @pytest.mark.parametrize("stride", [0, 17])
 def test_a_stride_lies_within_the_context(gpt, tmp_path, stride):
     with pytest.raises(
