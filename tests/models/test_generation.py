@@ -262,6 +262,17 @@ def test_experts_with_a_capacity_drop_no_token():
     assert lists(generate(config, weights, PROMPTS, max_new=9)) == expected
 
 
+@pytest.mark.slow
+def test_experts_on_several_devices_drop_no_token_either():
+    config = LlamaConfig(**SIZES, experts=4, active=2, capacity=1.0)
+    weights, prompts = params(replace(config, capacity=0.0)), [*PROMPTS, [5, 5]]
+    expected = lists(generate(replace(config, capacity=0.0), weights, prompts, max_new=9))
+    mesh = jax.make_mesh((2,), ("expert",), (AxisType.Auto,))
+    divided = sharding.shard(weights, tiny.axes(config), mesh)
+    with jax.set_mesh(mesh):
+        assert lists(generate(config, divided, prompts, max_new=9)) == expected
+
+
 def test_every_family_of_decoders_has_a_test_of_independence():
     endings = ("ForCausalLM", "LMHeadModel")
     decoders = {
