@@ -28,7 +28,7 @@ from typing import Any
 from jaxgrow.tables import aligned
 from train.common.commands import Parser
 from train.common.errors import UserError, exits_cleanly
-from train.common.files import write_json
+from train.common.files import read_json, write_json
 from train.data.labelled.task import NAMES, Labelled
 from train.data.text import name_of
 from train.engine.run.workdir import Workdir
@@ -83,12 +83,16 @@ def evaluate(
 def _learned(model: Path, name: str, data: Path, tokenizer: str | None) -> dict[str, Any]:
     """Return the metrics of a task that the model was fine-tuned on.
 
-    The length and the stride have the values of the fine-tuning.
+    The length and the stride have the values of the fine-tuning, as far as they are known: an
+    exported run has the length in ``tokenizer_config.json``.
     """
     where = data / name if (data / name).is_dir() else data
     run = Workdir(model)
     was = run.config["data"].get("Labelled", {}) if run.finished else {}
-    read: dict[str, Any] = {"length": config_of(model).length} | {
+    length = config_of(model).length
+    if (file := model / "tokenizer_config.json").is_file():
+        length = min(length, read_json(file, "restore it").get("model_max_length", length))
+    read: dict[str, Any] = {"length": length} | {
         k: was[k] for k in ("length", "stride") if k in was
     }
     task = Labelled(name, str(where), tokenizer=tokenizer or name_of(model), **read)

@@ -51,7 +51,8 @@ def predict(run: Path, file: Path) -> tuple[str, dict[str, float]]:
         raise UserError(str(error)) from error
     texts, given = read(file, data)
     config = source.config
-    labels = learned(run).labels
+    # Names such as LABEL_0 do not count as names in `learned`, but here they are the user's own.
+    labels = learned(run).labels or tuple(source.head.get("id2label", {}).values())
     unlabelled = glue.Rows(texts, np.zeros(len(given), np.int32))
     examples = examples_of(unlabelled, data, config, Encoder(data.tokenizer, config))  # type: ignore[arg-type]
     mesh = Mesh().over(jax.devices())
@@ -143,23 +144,31 @@ def _metrics(
     found: np.ndarray, given: list[str | None], labels: tuple[str, ...]
 ) -> dict[str, float]:
     """Return the metrics of the rows whose label the model knows."""
-    some = [
-        i for i, label in enumerate(given) if label is not None and (not labels or label in labels)
-    ]
-    unknown = [label for label in given if label is not None and labels and label not in labels]
+    gold = [_gold(label, labels) for label in given]
+    some = [i for i, target in enumerate(gold) if target is not None]
+    pairs = zip(given, gold, strict=True)
+    unknown = [label for label, target in pairs if label is not None and target is None]
     if unknown:
         print(
             f"rows with a label that the model does not know: {len(unknown)} of {len(given)}, such as {unknown[0]!r}; "
-            f"the metrics leave them out (known labels: {', '.join(labels)})",
+            f"the metrics leave them out (known labels: {', '.join(labels) or 'numbers'})",
             file=sys.stderr,
         )
     if not some:
         return {}
+    said = found[some].argmax(-1) if labels else found[some, 0]
+    expected = np.array([gold[i] for i in some])
+    metrics = table.OF_CLASSES if labels else table.OF_NUMBERS
+    return {name: metric(said, expected) for name, metric in metrics.items()}
+
+
+def _gold(label: str | None, labels: tuple[str, ...]) -> float | None:
+    """Return the class or the number of a label, None if there is none or the model lacks it."""
+    if label is None:
+        return None
     if not labels:
-        gold = np.array([float(given[i] or 0) for i in some])
-        return {name: metric(found[some, 0], gold) for name, metric in table.OF_NUMBERS.items()}
-    gold = np.array([labels.index(given[i] or "") for i in some])
-    return {name: metric(found[some].argmax(-1), gold) for name, metric in table.OF_CLASSES.items()}
+        return glue.number(label)
+    return labels.index(label) if label in labels else None
 
 
 def main() -> None:

@@ -105,6 +105,11 @@ def _planned(a: argparse.Namespace) -> _Plan:
             "prune compares outputs before and after, but the outputs of a model without a head "
             "are its features on axis 'embed', which would change size. Omit --embed"
         )
+    if "mlp" in target and "experts" in source.sizes():
+        raise CheckpointError(
+            "prune does not measure the importance of the units of experts (axis 'mlp' of a mixture "
+            "of experts). Omit --mlp"
+        )
     inputs, what = model_inputs.of_data(source, a.data)
     with reported():
         control = _control(source, target)

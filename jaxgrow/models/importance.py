@@ -133,7 +133,7 @@ def activations(config: Config, params: Params, inputs: Inputs) -> dict[str, jax
 
     The paper compares means, L2 norms and variances over the batch and over positions. This
     function uses the mean over both. For the heads of a Swin, the padding of windows also counts as
-    positions.
+    positions. The units of experts get no scores.
 
     Args:
       config: config of the model, of any family.

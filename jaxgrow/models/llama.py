@@ -37,6 +37,7 @@ from jaxgrow.models.model import Call, Stack
 from jaxgrow.models.modules import MLP, Linear, projected
 from jaxgrow.models.norms import LayerNorm, RMSNorm
 from jaxgrow.models.stack import stacked
+from jaxgrow.sharding import parts
 
 
 class Kind(NamedTuple):
@@ -322,8 +323,13 @@ class LlamaConfig(TextConfig):
         """Return the config to use for each range of sample lengths.
 
         There are two entries for "longrope" with a longer context, because all positions of a
-        longer sequence use ``rope_long``.
+        longer sequence use ``rope_long``. Experts drop no tokens.
         """
+        # Experts that drop tokens would make a text depend on padding and on the other texts. If the
+        # mesh shards experts, they need a capacity: this one has room for all tokens.
+        every = self.experts / self.active if parts(EXPERTS) > 1 else 0.0
+        if self.capacity not in (0.0, every):
+            return replace(self, capacity=every).by_length()
         # Up to ``context`` tokens, the base is ``rope_theta``.
         if self.rope_by == "dynamic":
             return ((self.context, replace(self, rope_by="linear", rope_factor=1.0)),)

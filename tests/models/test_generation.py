@@ -4,6 +4,7 @@ The tolerance is 1e-10, for float64 through three layers.
 """
 
 import itertools
+from dataclasses import replace
 from functools import cache, partial
 
 import jax
@@ -250,6 +251,26 @@ def test_a_text_is_independent_of_padding_batch_and_maximum(name, how):
         assert found[1] == together[1][:most]
     [alone] = lists(generate(config, weights, prompts[:1], max_new=6, seed=3, **settings))
     assert alone == together[0][:6]
+
+
+def test_experts_with_a_capacity_drop_no_token():
+    """Otherwise, a text would depend on its padding and on the other texts."""
+    config = LlamaConfig(**SIZES, experts=4, active=2, capacity=1.0)
+    all_tokens = replace(config, capacity=0.0)
+    weights = params(all_tokens)
+    expected = lists(generate(all_tokens, weights, PROMPTS, max_new=9))
+    assert lists(generate(config, weights, PROMPTS, max_new=9)) == expected
+
+
+@pytest.mark.slow
+def test_experts_on_several_devices_drop_no_token_either():
+    config = LlamaConfig(**SIZES, experts=4, active=2, capacity=1.0)
+    weights, prompts = params(replace(config, capacity=0.0)), [*PROMPTS, [5, 5]]
+    expected = lists(generate(replace(config, capacity=0.0), weights, prompts, max_new=9))
+    mesh = jax.make_mesh((2,), ("expert",), (AxisType.Auto,))
+    divided = sharding.shard(weights, tiny.axes(config), mesh)
+    with jax.set_mesh(mesh):
+        assert lists(generate(config, divided, prompts, max_new=9)) == expected
 
 
 def test_every_family_of_decoders_has_a_test_of_independence():

@@ -777,6 +777,14 @@ def test_what_the_command_refuses_before_it_measures(
     assert not list(tmp_path.iterdir())
 
 
+def test_units_of_experts_are_refused_before_anything_is_measured(tmp_path, capsys):
+    config = replace(GROUPED, dtype="float32", experts=3)
+    checkpoints.save(tmp_path / "a", config, tiny.params(config, dtype="float32"))
+    words = ["prune", tmp_path / "a", tmp_path / "b", "--data", tmp_path / "none.npy", "--mlp", 4]
+    assert main([str(w) for w in words]) == 1
+    assert "does not measure the importance of the units of experts" in capsys.readouterr().err
+
+
 def test_models_that_no_text_is_for(tmp_path):
     words = tiny.config(head_dim=2)
     checkpoints.save(

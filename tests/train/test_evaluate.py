@@ -14,7 +14,7 @@ import pytest
 import runs
 import tensorflow_datasets as tfds
 
-from jaxgrow.models import BERTConfig, GPT2Config
+from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig
 from train import evaluate as command
 from train.common.errors import UserError
 from train.data.text import end_of_text, tokenizer, tokenizer_of
@@ -109,6 +109,30 @@ def test_scores_do_not_depend_on_batching(gpt):
         assert score.greedy == right[request.begin - 1 : request.end - 1].all()
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {
+            "rope_by": "longrope",
+            "rope_short": (1.0,) * 4,
+            "rope_long": (2.0, 3.0, 5.0, 9.0),
+            "rope_context": 16,
+        },
+        {"experts": 4, "capacity": 1.0},
+    ],
+    ids=["longrope", "experts with a capacity"],
+)
+def test_scores_of_a_short_text_do_not_depend_on_a_long_one(more):
+    """Padding to the long text would change positions, or would fill the experts."""
+    llama = scorer(LlamaConfig(**SIZES | {"context": 48}, kv_heads=2, **more))
+    requests = [
+        llama.after([*b"In the"], [*b" begin"]),
+        llama.after([*TEXT.encode()[:30]], [*b"!"]),
+    ]
+    alone = [llama([request])[0].loss for request in requests]
+    assert [score.loss for score in llama(requests)] == pytest.approx(alone, rel=1e-5)
+
+
 def test_what_is_likeliest_is_greedy(gpt):
     tokens = [0, 5]
     for _ in range(4):
@@ -180,6 +204,13 @@ def test_perplexities_of_a_text(gpt, tmp_path):
         == [tmp_path / "mine.txt"]
     )
     assert perplexity(gpt, [tmp_path / "mine.txt"])["bytes"] == 10
+
+
+def test_a_byte_order_mark_is_not_part_of_a_text(gpt, tmp_path):
+    for encoding in ("utf-8", "utf-8-sig"):
+        (tmp_path / encoding).write_text(TEXT, encoding)
+    plain, marked = (perplexity(gpt, [tmp_path / name]) for name in ("utf-8", "utf-8-sig"))
+    assert {**marked, "files": None} == {**plain, "files": None}
 
 
 @pytest.mark.parametrize("stride", [0, 17])

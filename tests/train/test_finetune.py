@@ -328,6 +328,16 @@ def test_a_fine_tuned_run_is_exported_with_its_labels(learned, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, load(folder)[1], load(tmp_path / "hf")[1])
 
 
+def test_an_exported_run_is_evaluated_with_texts_of_the_same_length(
+    learned, home, tmp_path, monkeypatch
+):
+    export(learned[0], tmp_path / "hf")
+    monkeypatch.setattr("train.evaluate.score", lambda _, data: {"dev": {"length": data.length}})
+    for folder in (learned[0], tmp_path / "hf"):
+        found = evaluate(folder, ["cola"], home / "cola")
+        assert found == {"cola": {"length, dev": 14}}
+
+
 def test_a_model_card_has_one_score_no_folder_and_the_source(learned, home, tmp_path):
     export(learned[0], tmp_path / "hf")
     said = (tmp_path / "hf" / "README.md").read_text()

@@ -297,6 +297,10 @@ WRONG: dict[str, tuple[Callable[[Path], Path], str]] = {
         lambda p: written(p / "a.jsonl", b"[" * 100_000),
         "{}/a.jsonl, line 1 is not JSON (",
     ),
+    "a quote that is not closed": (
+        lambda p: written(p / "a.csv", b'id,body\n1,"a\nb"\n\n2,"c\n3,d\n'),
+        "{}/a.csv, line 5: unexpected end of data; correct the quotes of the row",
+    ),
     "one array": (
         lambda p: written(p / "a.jsonl", b'[{"body": "a"}]'),
         "{}/a.jsonl, line 1 is not a JSON object with a field 'body', but a list",

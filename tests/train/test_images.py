@@ -117,7 +117,44 @@ def test_images_of_all_sizes_are_brought_to_one(tmp_path, data):
     assert {len(x) for x, _ in whole(found.train)} == {10 * 10 * 3 * 4}
 
 
+def test_gray_images_of_16_bits_keep_their_values(tmp_path, data):
+    gray = np.random.default_rng(0).integers(0, 1 << 16, (12, 12), np.uint16)
+    for file in Path(data.path).rglob("*.png"):
+        Image.fromarray(gray).save(file)
+    found = images(data)
+    assert found.shape == (12, 12, 1)
+    expected = pixels.normalised(Image.fromarray((gray >> 8).astype(np.uint8)))
+    np.testing.assert_array_equal(found.train.sample(0, np.random.default_rng(0))[0], expected)
+
+
+@pytest.mark.parametrize("archive", [False, True])
+def test_hidden_folders_are_no_classes(tmp_path, data, archive):
+    for hidden in (".thumbnails", "ant/.ipynb_checkpoints"):
+        (Path(data.path) / hidden).mkdir()
+        picture(0).save(Path(data.path) / hidden / "0.png")
+    found = images(replace(data, path=archived(data, "zip", tmp_path)) if archive else data)
+    assert found.classes == CLASSES
+    assert len(found.train) + len(found.valid) == 24
+
+
 # --- the cache ---
+
+
+def test_the_folder_of_a_symlink_is_its_class(tmp_path, data):
+    for name in CLASSES:
+        (tmp_path / "links" / name).mkdir(parents=True)
+        for file in (Path(data.path) / name).iterdir():
+            (tmp_path / "links" / name / f"{name}{file.name}").symlink_to(file)
+    links = replace(data, path=str(tmp_path / "links"))
+
+    def counted() -> list[int]:
+        found = images(links)
+        return np.bincount([y for _, y in whole(found.train) + whole(found.valid)]).tolist()
+
+    assert counted() == [8, 8, 8]
+    # the order of the files stays the same
+    (tmp_path / "links" / "ant" / "ant7.png").rename(tmp_path / "links" / "bee" / "ant7.png")
+    assert counted() == [7, 9, 8]
 
 
 def test_images_are_decoded_once_and_again_when_a_file_changes(data, monkeypatch):

@@ -108,10 +108,22 @@ def test_a_head_is_kept_for_its_own_task_alone(run, home):
         (Head(), Head("squad1"), "spans", True),
         (Head("squad1"), Head("squad2"), "spans", False),
         (Head(None, ("x", "y")), Head(None, ("x", "y")), "classes", True),
+        (Head(None, ("-1", "1")), Head(None, ("-1", "1")), "classes", True),
+        (Head(None, ("c", "C")), Head(None, ("C", "c")), "classes", False),
     ],
 )
 def test_which_heads_are_kept(there, wanted, kind, kept):
     assert keeps(there, wanted, kind) is kept
+
+
+@pytest.mark.parametrize("labels", [("-1", "0", "1"), ("C", "c"), ("a b", "ab")])
+def test_labels_that_differ_by_a_sign_or_by_case_are_different_classes(labels):
+    swapped = labels[::-1]
+    assert order(Head(None, labels), Head(None, swapped), Path()).tolist() == [
+        labels.index(label) for label in swapped
+    ]
+    with pytest.raises(UserError, match="but the data have"):
+        order(Head(None, labels), Head(None, labels[1:]), Path())
 
 
 def test_labels_are_read_by_their_numbers():

@@ -21,6 +21,7 @@ from tokenizers import (
     processors,
 )
 
+from jaxgrow import checkpoints
 from jaxgrow.checkpoints import open_checkpoint, save
 from jaxgrow.models import BERTConfig, GPT2Config
 from train import export as exporting
@@ -28,7 +29,7 @@ from train import pretrain
 from train.common.errors import UserError
 from train.data import text
 from train.data.labelled.encoding import Encoder
-from train.data.special import frame, special_tokens
+from train.data.special import copied, frame, special_tokens
 from train.engine.state.pretrained import opened
 from train.plan.methods import Continue
 
@@ -439,6 +440,21 @@ def test_a_continued_model_keeps_all_tokens_that_end_texts(tmp_path):
     assert opened(tmp_path / "out").special.ends == expected
     about = json.loads((tmp_path / "out" / "config.json").read_text())
     assert tuple(about["eos_token_id"]) == expected
+
+
+def test_the_ids_of_config_json_belong_to_a_run_and_to_an_orbax_folder(tmp_path):
+    """Folders of GPT-2 that older versions of `transformers` saved have the ids only there."""
+    source = written(tmp_path / "gpt2", PUBLISHED["gpt2"])
+    (source / "generation_config.json").unlink()
+    expected = opened(source).special
+    assert expected.end is not None
+    checkpoints.transform(source, tmp_path / "orbax", {}, to="orbax")
+    assert opened(tmp_path / "orbax").special == expected
+    for folder in (source, tmp_path / "orbax"):
+        run = tmp_path / f"run of {folder.name}"
+        run.mkdir()
+        copied(folder, run)
+        assert special_tokens(text.tokenizer_of(source), run) == expected
 
 
 @pytest.mark.interop

@@ -184,6 +184,12 @@ def test_rows_that_judge_are_a_split_a_file_or_held_out(tmp_path):
         ),
         ("a.jsonl", "{\n", r"line 1 is not JSON"),
         ("a.csv", "title,kind\nx,y\nz,y\n", "all rows of .* have the label y"),
+        (
+            "a.csv",
+            'kind,title\na,x\nb,"y\na,z\nb,w\n',
+            "line 3: unexpected end of data; correct the quotes of the row",
+        ),
+        ("a.csv", 'title,kind\nx,a\n"y" z,b\n', "line 3: ',' expected after '\"'"),
         ("a.txt", "x", "is not a table: it should be .tsv, .csv"),
         (
             "a.tsv",
@@ -250,6 +256,38 @@ def test_unlabelled_rows_are_predicted_by_the_command(tmp_path, monkeypatch, cap
     assert "a label that the model does not know: 1 of 3, such as 'Bad'; the metrics leave" in said
     with pytest.raises(UserError, match="is not the folder of a finished fine-tuning"):
         predict.predict(tmp_path / "gpt2", tmp_path / "new.jsonl")
+
+
+def test_classes_that_are_called_label_0_are_predicted_as_classes(tmp_path):
+    names = [f"LABEL_{i}" for i in range(12)]  # LABEL_10 comes before LABEL_2
+    checkpoint(tmp_path / "gpt2", FAMILIES["gpt2"])
+    rows = [{"title": "abcdefghijkl"[i % 12] * 4, "kind": names[i % 12]} for i in range(240)]
+    (tmp_path / "train.csv").write_text(csv(rows))
+    own = tuning(tmp_path, name="mine", data=data(tmp_path / "train.csv", length=14))
+    [scores] = finetune.finetune(own, tmp_path / "gpt2", tmp_path / "runs")[1e-2]
+    text, metrics = predict.predict(
+        tmp_path / "runs" / "mine-gpt2-lr0.01-seed0", tmp_path / "train.csv"
+    )
+    assert text.splitlines()[0].split("\t") == ["prediction", *sorted(names)]
+    assert metrics.keys() == scores["valid"].keys()
+
+
+def test_rows_whose_number_is_missing_are_not_part_of_the_metrics(tmp_path, capsys):
+    kinds = [1.5, float("nan"), None, "n/a", 2.5]
+    rows = [table.Row("", {"title": "a", "kind": kind}) for kind in kinds]
+    given = [table.label(row, "kind") for row in rows]
+    assert given == ["1.5", None, None, "n/a", "2.5"]
+    found = np.array([[1.0], [9.0], [9.0], [9.0], [2.0]])
+    assert predict._metrics(found, given, ()) == {"pearson": 1.0, "spearman": 1.0}
+    assert "1 of 5, such as 'n/a'; the metrics leave them out" in capsys.readouterr().err
+
+
+def test_a_label_that_is_not_a_number_is_missing(tmp_path):
+    kinds = [0.0, 1.0, float("nan")] * 4
+    rows = [{"title": "a", "kind": kind} for kind in kinds]
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    with pytest.raises(UserError, match="row 3 has no label in column 'kind'; delete the row"):
+        task(data(tmp_path / "a.parquet"), BERT)
 
 
 PUBLISHED = {

@@ -226,25 +226,46 @@ def _field(line: bytes, field: str, where: str) -> str:
 
 def _csv(path: Path, field: str) -> Iterator[Document]:
     """The rows below a line of column names. Quoted cells may contain commas and line breaks."""
-    csv.field_size_limit(2**31 - 1)  # a cell may be a whole book
     with (
-        _readable(path, csv.Error),
+        _readable(path),
         _opened(path) as file,
         io.TextIOWrapper(file, "utf-8-sig", "replace", newline="") as f,
     ):
-        rows = csv.reader(f)
-        head = next(rows, [])
+        rows = cells(f, path)
+        _, head = next(rows, ("", []))
         if field not in head:
             raise UserError(
                 f"{path} has no column {field!r}, only {', '.join(head) or 'none'}; set data.field"
             )
         column = head.index(field)
+        for where, row in rows:
+            if len(row) != len(head):
+                raise UserError(f"{where} has {len(row)} cells, but the header names {len(head)}")
+            yield pieces(row[column])
+
+
+def cells(file: Iterable[str], path: Path, **how: Any) -> Iterator[tuple[str, list[str]]]:
+    """Yield the place, in words, and the cells of each row of a CSV file, without empty rows.
+
+    Args:
+      file: the lines.
+      path: the path of the file, for messages.
+      **how: settings of `csv.reader`.
+
+    Raises:
+      UserError: a quote is not closed, or text follows a closed quote.
+    """
+    csv.field_size_limit(2**31 - 1)  # a cell may be a whole book
+    # Without ``strict``, a quote that is not closed takes all further rows into its cell.
+    rows = csv.reader(file, strict=True, **how)
+    first = 1  # the first line of the row
+    try:
         for row in rows:
-            if row and len(row) != len(head):
-                raise UserError(
-                    f"{path}, line {rows.line_num} has {len(row)} cells, but the header names {len(head)}"
-                )
-            yield pieces(row[column] if row else "")
+            if row:
+                yield f"{path}, line {rows.line_num}", row
+            first = rows.line_num + 1
+    except csv.Error as error:
+        raise UserError(f"{path}, line {first}: {error}; correct the quotes of the row") from error
 
 
 # --- Parquet and Arrow ---

@@ -328,9 +328,15 @@ def _folder(data: Images) -> _Kept:
         raise UserError(
             f"there are no images at {path}; set data.path to a folder or an archive of images"
         )
-    files = sorted(p for p in path.rglob("*") if _is_image(p.name)) if path.is_dir() else [path]
-    identity = [(str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns) for p in files]
-    key = json.dumps(["pixels and what they are", identity, data.size])
+    files = {path.name: path}
+    if path.is_dir():
+        files = {name: path / name for name, _ in _contents(path) if _is_image(name)}
+    identity = []
+    for name, file in sorted(files.items()):
+        # The name of a symlink decides the class, and its target the pixels.
+        about = file.stat()
+        identity.append((name, str(file.resolve()), about.st_size, about.st_mtime_ns))
+    key = json.dumps(["names, pixels of 8 bits", identity, data.size])
     folder = Path(data.cache).expanduser() / hashlib.sha256(key.encode()).hexdigest()[:24]
     cached(folder, lambda work: _decode(path, data.size, work))
     store = _mapped(folder)
@@ -340,8 +346,10 @@ def _folder(data: Images) -> _Kept:
 
 
 def _is_image(name: str) -> bool:
+    """Whether a file is an image that is not hidden, in a folder that is not hidden."""
     place = PurePosixPath(name)
-    return place.suffix.lower() in _SUFFIXES and not place.name.startswith(".")
+    hidden = any(part.startswith(".") for part in place.parts)
+    return place.suffix.lower() in _SUFFIXES and not hidden
 
 
 def _contents(path: Path, wanted: Container[str] = ()) -> Iterator[tuple[str, bytes]]:
@@ -438,7 +446,7 @@ def _decoded(content: bytes, name: str, size: int | None) -> tuple[Any, bool]:
     from PIL import Image, ImageOps
 
     try:
-        with Image.open(io.BytesIO(content)) as opened:
+        with _opened(content) as opened:
             gray = opened.mode in ("1", "L")
             image = opened.convert("RGB")
     except Exception as error:
@@ -446,6 +454,19 @@ def _decoded(content: bytes, name: str, size: int | None) -> tuple[Any, bool]:
     if size is not None:
         image = ImageOps.fit(image, (size, size), Image.Resampling.BICUBIC)
     return image, gray
+
+
+def _opened(content: bytes) -> Any:
+    """A Pillow image of at most 8 bits per channel.
+
+    Pillow itself cuts gray values of 16 bits off at 255, so nearly all pixels would be white.
+    """
+    from PIL import Image
+
+    image = Image.open(io.BytesIO(content))
+    if image.mode == "I" or image.mode.startswith("I;16"):
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    return image
 
 
 # --- tensorflow-datasets ---
@@ -463,10 +484,8 @@ class _Records:
         return len(self.source)
 
     def __getitem__(self, i: int) -> tuple[Any, int]:
-        from PIL import Image
-
         record = self.source[i]
-        return Image.open(io.BytesIO(record[self.image])), int(record[self.label])
+        return _opened(record[self.image]), int(record[self.label])
 
 
 def _tfds(data: Images) -> tuple[_Kept, _Kept | None]:

@@ -10,7 +10,9 @@ prompts             the post-processor of ``tokenizer.json`` adds tokens to each
                     without this file has ``add_bos_token`` and ``add_eos_token``
 =================== ==========================================================================
 
-The names of tokens are used only if these files are missing, as with a lone ``tokenizer.json``.
+The names of tokens are used only if these files are missing, as with a lone ``tokenizer.json``. In
+an Orbax folder, ``jaxgrow.json`` contains the ``config.json`` of the Hugging Face model that it was
+made from.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,8 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from jaxgrow.checkpoints.io.files import RECORD
 from train.common.errors import UserError
-from train.common.files import appears_whole, checked_json
+from train.common.files import appears_whole, checked_json, write_json
 
 END = "<|endoftext|>"
 ENDS = (END, "<|end_of_text|>", "</s>", "[SEP]")
@@ -38,6 +41,7 @@ _MAP = "special_tokens_map.json"
 _TEMPLATE = "chat_template.jinja"
 _GENERATION = "generation_config.json"
 FILES = (_CONFIG, _MAP, _TEMPLATE, _GENERATION)  # the files that belong to a tokenizer
+_IDS = ("bos_token_id", "eos_token_id")
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ def special_tokens(tokenizer: Any, folder: Path | None) -> Special:
       UserError: one of the files is damaged.
     """
     own = _settings(folder, _CONFIG, _MAP)
-    model = _settings(folder, _GENERATION, "config.json")
+    model = _of_model(folder)
     names = {role: name for role in _ROLES if (name := _named(own, role)) is not None}
     begin = _of_role(tokenizer, own, model, "bos")
     end = _of_role(tokenizer, own, model, "eos")
@@ -110,11 +114,23 @@ def set_up(tokenizer: Any, folder: Path) -> None:
 
 
 def copied(source: Path | None, target: Path) -> None:
-    """Copy the files that define a tokenizer's special tokens and chat template, if they exist."""
+    """Copy the files that define a tokenizer's special tokens and chat template, if they exist.
+
+    ``target`` has a ``config.json`` of its own, so the token ids of the other one are written to
+    ``generation_config.json``.
+    """
+    if source is None:
+        return
     for name in FILES:
-        if source is not None and (file := source / name).is_file():
+        if (file := source / name).is_file():
             with appears_whole(target / name) as part:
                 part.write_bytes(file.read_bytes())
+    ids = {}
+    for about in reversed(_of_model(source)):  # the first file that has an id decides
+        ids |= {key: about[key] for key in _IDS if about.get(key) is not None}
+    generation = next(iter(_settings(source, _GENERATION)), {})
+    if not ids.items() <= generation.items():
+        write_json(target / _GENERATION, generation | ids)
 
 
 def frame(tokenizer: Any) -> tuple[list[int], list[int]]:
@@ -138,6 +154,13 @@ def frame_of_pairs(tokenizer: Any) -> tuple[list[int], list[int], list[int]]:
         encoded.ids[first[-1] + 1 : second[0]],
         encoded.ids[second[-1] + 1 :],
     )
+
+
+def _of_model(folder: Path | None) -> list[dict[str, Any]]:
+    """The files of a model that may have the ids of special tokens."""
+    records = (record.get("huggingface") for record in _settings(folder, RECORD))
+    found = _settings(folder, _GENERATION, "config.json")
+    return found + [record for record in records if isinstance(record, dict)]
 
 
 def _settings(folder: Path | None, *names: str) -> list[dict[str, Any]]:

@@ -83,7 +83,8 @@ def perplexity(scorer: Scorer, files: Iterable[Path], stride: int | None = None)
     words = 0
     size = 0
     for file in files:
-        text = "".join(formats.text(file))
+        # As in the corpora that models are trained on, a byte-order mark is not part of the text.
+        text = "".join(formats.text(file)).removeprefix("\ufeff")
         requests = scorer.windows(text, stride)
         nats += sum(score.loss for score in scorer(requests))
         tokens += sum(request.end - request.begin for request in requests)

@@ -117,8 +117,8 @@ class Scorer:
             total=len(lines), desc="score", disable=None if self.progress else True, leave=False
         )
         with bar, jax.set_mesh(self.model.mesh):
-            for batch in self._batches(lines):
-                each, right = self._scored(batch)
+            for config, batch in self._batches(lines):
+                each, right = self._scored(config, batch)
                 for line, losses, rights in zip(batch, each, right, strict=False):
                     loss[line.request] += losses[line.begin : line.end].sum(dtype=np.float64)
                     greedy[line.request] &= rights[line.begin : line.end].all()
@@ -134,16 +134,24 @@ class Scorer:
             for i in range(begin, end)
         ]
 
-    def _batches(self, lines: "list[_Line]") -> "Iterable[list[_Line]]":
-        while lines:
-            size = min(self._samples(len(lines[0].tokens)), _at_least(len(lines)))
-            yield lines[:size]
-            lines = lines[size:]
+    def _batches(self, lines: "list[_Line]") -> "Iterable[tuple[Config, list[_Line]]]":
+        """Yield batches, each with the config for its lengths (`Config.by_length`).
+
+        A score thus does not depend on the other lines of its batch.
+        """
+        for longest, config in self.config.by_length():
+            left = [line for line in lines if len(line.tokens) <= longest]
+            lines = [line for line in lines if len(line.tokens) > longest]
+            while left:
+                size = min(self._samples(len(left[0].tokens)), _at_least(len(left)))
+                yield config, left[:size]
+                left = left[size:]
+        assert not lines  # requests are not longer than the context
 
     def _samples(self, length: int) -> int:
         return max(1, POSITIONS // _padded(length, self.config))
 
-    def _scored(self, batch: "list[_Line]") -> tuple[np.ndarray, np.ndarray]:
+    def _scored(self, config: Config, batch: "list[_Line]") -> tuple[np.ndarray, np.ndarray]:
         """The cross-entropy of the targets of each line, and whether each is the most likely token.
 
         Both are [lines, targets].
@@ -169,7 +177,7 @@ class Scorer:
         )
         mine = rows(samples, mesh)
         inputs, targets = put(jax.tree.map(lambda x: x[mine], (inputs, targets)), mesh)
-        return jax.device_get(_program(self.config, self.model.params, inputs, targets))
+        return jax.device_get(_program(config, self.model.params, inputs, targets))
 
 
 class _Line(NamedTuple):

@@ -59,10 +59,15 @@ class Glue:
             if isinstance(label, str):
                 return self.spelled.index(label) if label in self.spelled else None
             return label if 0 <= label < len(self.labels) else None
-        try:
-            return float(label) if np.isfinite(float(label)) else None
-        except ValueError:
-            return None
+        return number(label)
+
+
+def number(label: str | float) -> float | None:
+    """The finite number that a label stands for; None if there is none."""
+    try:
+        return float(label) if np.isfinite(float(label)) else None
+    except ValueError:
+        return None
 
 
 class Rows(NamedTuple):

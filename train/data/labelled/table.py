@@ -118,21 +118,15 @@ def _lines(path: Path, kind: str) -> Iterator[Row]:
     A TSV file has no quotes, like the files of GLUE; cells of a CSV file may be quoted.
     """
     content = io.StringIO(formats.read_text(path), newline="")
-    csv.field_size_limit(2**31 - 1)  # a cell may be long
     how: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind == ".tsv" else {}
-    lines = csv.reader(content, **how)
-    try:
-        head = next(lines, [])
-        for line in lines:
-            where = f"{path}, line {lines.line_num}"
-            if line and len(line) != len(head):
-                raise UserError(
-                    f"{where} has {len(line)} cells, but the first line names {len(head)} columns"
-                )
-            if line:
-                yield Row(where, dict(zip(head, line, strict=True)))
-    except csv.Error as error:
-        raise UserError(f"{path}, line {lines.line_num}: {error}; correct the line") from error
+    lines = formats.cells(content, path, **how)
+    _, head = next(lines, ("", []))
+    for where, line in lines:
+        if len(line) != len(head):
+            raise UserError(
+                f"{where} has {len(line)} cells, but the first line names {len(head)} columns"
+            )
+        yield Row(where, dict(zip(head, line, strict=True)))
 
 
 def _objects(path: Path) -> Iterator[Row]:
@@ -220,7 +214,8 @@ def label(row: Row, column: str) -> str | None:
     value = _cell(row, column, "set data.label")
     if isinstance(value, bool):
         return str(value).lower()
-    return None if value is None or value == "" else str(value)
+    # NaN in a column of numbers is how pandas marks a missing value.
+    return None if value is None or value == "" or value != value else str(value)
 
 
 def _label(row: Row, column: str) -> str:

@@ -76,7 +76,7 @@ def keeps(there: Head, wanted: Head, kind: str) -> bool:
       kind: the kind of the predictions of both heads. Heads for spans without a recorded task are
         kept; heads for classes or numbers without labels are not.
     """
-    same = _names(there) == _names(wanted)
+    same = _matched(there, wanted) == [*range(len(wanted.labels))]
     if there.task is not None and wanted.task is not None:
         return there.task == wanted.task and (same or not there.labels)
     if there.labels or wanted.labels:
@@ -108,15 +108,23 @@ def order(there: Head, wanted: Head, folder: Path) -> np.ndarray | None:
         )
     if not there.labels or not wanted.labels:
         return None
-    mine = _names(wanted)
-    theirs = _names(there)
-    if set(mine) != set(theirs) or len(set(mine)) < len(mine):
+    places = _matched(there, wanted)
+    if places is None:
         raise UserError(
             f"the model in {folder} has the classes {', '.join(there.labels)}, but the data have {', '.join(wanted.labels)}: "
             "rename the labels of the model (id2label of config.json) or of the data, or fine-tune it on these data first"
         )
-    return np.array([theirs.index(name) for name in mine])
+    return np.array(places)
 
 
-def _names(of: Head) -> list[str]:
-    return [same_name(label) for label in of.labels]
+def _matched(there: Head, wanted: Head) -> list[int] | None:
+    """For each class of ``wanted`` its index in ``there``; None if the classes differ.
+
+    The labels are compared as they are, so that -1 and 1 are two classes, and then without case and
+    separators.
+    """
+    for name in (str, same_name):
+        mine, theirs = ([name(label) for label in of.labels] for of in (wanted, there))
+        if set(mine) == set(theirs) and len(mine) == len(theirs) == len(set(mine)):
+            return [theirs.index(label) for label in mine]
+    return None
