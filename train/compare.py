@@ -152,9 +152,7 @@ def attempt(
     lost: set[str] = set()
     for name, seeds in diverged.items():
         lost |= {f"{name}-seed{s}" for s in seeds}
-    sources = {
-        phase.folder.format(seed=seed) for phase in experiment.plan if isinstance(phase, Import)
-    }
+    sources = {phase.folder_of(seed) for phase in experiment.plan if isinstance(phase, Import)}
     folder = workdir / f"{experiment.name}-seed{seed}"
     try:
         if gone := sources & lost:

@@ -111,7 +111,7 @@ def _sources(experiment: Experiment, workdir: Workdir) -> dict[str, str]:
     found = {}
     for phase in experiment.plan:
         if isinstance(phase, Import):
-            folder = phase.folder.format(seed=experiment.seed)
+            folder = phase.folder_of(experiment.seed)
             try:
                 source = open_checkpoint(workdir.folder.parent / Path(folder).expanduser())
             except CheckpointError:  # the phase itself reports what is wrong
