@@ -121,7 +121,8 @@ def fitting(experiment: Experiment) -> tuple[list[Recipe], list[str]]:
             grown = replace(experiment, method=recipe.method(experiment, recipe.tau or 0.0))
             shapes(grown.plan, len(grown.plan), grown.tx)
         except ValueError as error:
-            others.append(f"{recipe.about}: does not fit: {' '.join(str(error).split())}")
+            why = " ".join(str(error).split()).removesuffix(".")
+            others.append(f"{recipe.about}: does not fit: {why}")
         else:
             recipes.append(recipe)
     return recipes, others
