@@ -44,6 +44,7 @@ from train.common.files import write_text
 from train.config.experiment import Experiment, load
 from train.engine.loop.trainer import run
 from train.engine.state.optim import Optim
+from train.plan.lifetimes import shapes
 from train.plan.methods import Method, Scratch, Stage
 from train.plan.recipes import deep_vcycle, deepened
 
@@ -105,6 +106,26 @@ RECIPES = (  # measured in docs/results/muon.md
     Recipe("one_layer", "one layer first", one_layer, 0.7),
     Recipe("vcycle", "V-cycle in depth, corrected", vcycle),
 )
+
+
+def fitting(experiment: Experiment) -> tuple[list[Recipe], list[str]]:
+    """Return the recipes that the experiment can run, and a sentence for each of the others.
+
+    For example, pairs of layers need an even number of layers, and the momentum of SGD with weight
+    decay cannot be copied.
+    """
+    recipes: list[Recipe] = []
+    others: list[str] = []
+    for recipe in RECIPES:
+        try:
+            grown = replace(experiment, method=recipe.method(experiment, recipe.tau or 0.0))
+            shapes(grown.plan, len(grown.plan), grown.tx)
+        except ValueError as error:
+            why = " ".join(str(error).split()).removesuffix(".")
+            others.append(f"{recipe.about}: does not fit: {why}")
+        else:
+            recipes.append(recipe)
+    return recipes, others
 
 
 def decaying(experiment: Experiment) -> float:
@@ -171,7 +192,14 @@ def pilot(experiment: Experiment, workdir: Path) -> Pilot:
     """Train briefly at a constant learning rate, from scratch and with each piloted recipe.
 
     The cost is printed before the runs start.
+
+    Raises:
+      UserError: no piloted recipe fits the experiment.
     """
+    recipes, others = fitting(experiment)
+    recipes = [r for r in recipes if r.piloted]
+    if not recipes:
+        raise UserError(f"--measure has no recipe to measure: {'; '.join(others)}")
     small = max(round(PILOT * experiment.steps), SHORTEST)
     optim = replace(
         experiment.optim, schedule="wsd", decay=0.0, warmup=min(experiment.optim.warmup, small // 2)
@@ -183,8 +211,7 @@ def pilot(experiment: Experiment, workdir: Path) -> Pilot:
         r.name: replace(
             base, name=f"{name}-{r.name.replace(' ', '_')}", method=r.method(base, small / steps)
         )
-        for r in RECIPES
-        if r.piloted
+        for r in recipes
     }
     share = sum(map(cost, (base, *growing.values()))) / cost(experiment)
     print(
@@ -291,11 +318,11 @@ class Answer:
         return f"{self.recipe.about}: {self.measured.source}{cheaper}."
 
 
-def answers(experiment: Experiment, pilot: Pilot | None) -> list[Answer]:
+def answers(experiment: Experiment, recipes: Sequence[Recipe], pilot: Pilot | None) -> list[Answer]:
     """Return one answer for each recipe."""
     here = setting(experiment)
     found = []
-    for recipe in RECIPES:
+    for recipe in recipes:
         rows = of(recipe.name, recipe.tau)
         piloted = None
         if pilot is not None and recipe.piloted:
@@ -335,7 +362,8 @@ def advice(experiment: Experiment, pilot: Pilot | None = None) -> tuple[str, Exp
     """Return the report as Markdown and the advised experiment; None if no recipe is advised."""
     base = stable(experiment)
     here = setting(experiment)
-    found = answers(base, pilot)
+    recipes, others = fitting(base)
+    found = answers(base, recipes, pilot)
     heads = [
         "recipe",
         "FLOPs left out at most",
@@ -350,6 +378,7 @@ def advice(experiment: Experiment, pilot: Pilot | None = None) -> tuple[str, Exp
         markdown(heads[:count], [answer.cells[:count] for answer in found]),
         "",
         *(f"- {answer.source}" for answer in found),
+        *(f"- {text}." for text in others),
         "",
     ]
     if pilot is not None:
@@ -362,8 +391,8 @@ def advice(experiment: Experiment, pilot: Pilot | None = None) -> tuple[str, Exp
             f"These results are for optim.schedule=wsd. With {experiment.optim.schedule}, the learning rate falls from the "
             "first step on, so there is no phase with a constant learning rate to grow in."
         )
-    best = max(found, key=lambda answer: answer.gain)
-    if best.gain <= WORTH:
+    best = max(found, key=lambda answer: answer.gain, default=None)
+    if best is None or best.gain <= WORTH:
         lines.append(_nothing(found, pilot))
         return "\n".join(lines) + "\n", None
     lines.append(
@@ -376,6 +405,8 @@ def advice(experiment: Experiment, pilot: Pilot | None = None) -> tuple[str, Exp
 
 def _nothing(found: Sequence[Answer], pilot: Pilot | None) -> str:
     """Explain why no recipe is advised."""
+    if not found:
+        return "No advice: no recipe fits this model and its optimizer."
     if any(a.measured is not None and a.measured.small_alone_is_cheaper for a in found):
         return (
             "Growing is not advised: near this setting, training only the small model reached its final loss for fewer FLOPs. "
@@ -477,6 +508,11 @@ def main() -> None:
         raise UserError(
             f"{experiment.name} is not a training from scratch (its method is {type(experiment.method).__name__}); "
             "give its baseline"
+        )
+    if modifiers := experiment.method.modifiers:
+        raise UserError(
+            f"{experiment.name} trains with {', '.join(type(m).__name__ for m in modifiers)}, which the recipes would leave "
+            "out; give a training from scratch without modifiers"
         )
     if arguments.budget is not None:
         experiment = budgeted(experiment, arguments.budget)

@@ -152,9 +152,7 @@ def attempt(
     lost: set[str] = set()
     for name, seeds in diverged.items():
         lost |= {f"{name}-seed{s}" for s in seeds}
-    sources = {
-        phase.folder.format(seed=seed) for phase in experiment.plan if isinstance(phase, Import)
-    }
+    sources = {phase.folder_of(seed) for phase in experiment.plan if isinstance(phase, Import)}
     folder = workdir / f"{experiment.name}-seed{seed}"
     try:
         if gone := sources & lost:
@@ -310,6 +308,10 @@ def _frontier(arguments: Any) -> list[Experiment]:
     """Return the shorter runs of the baseline that ``--frontier`` names."""
     shorter = []
     for fraction, *settings in (text.split(":") for text in arguments.frontier.split(",") if text):
+        if not fraction:
+            raise UserError(
+                f"--frontier {arguments.frontier} has settings without a fraction; write 0.4:a.b=c"
+            )
         baseline = load(":".join([arguments.configs[0], *settings]), arguments.set)
         shorter.append(shortened(baseline, *numbers(fraction, float, "--frontier")))
     return shorter

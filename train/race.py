@@ -17,6 +17,7 @@ results: ``race.md``, ``race.json`` and ``race.png``.
 import itertools
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from jaxgrow import operators
 from jaxgrow.axes import is_layers
@@ -144,7 +145,7 @@ def race(
     return finished, diverged
 
 
-def main() -> None:
+def _arguments() -> Any:
     parser = Parser("race", __doc__)
     parser.add_argument("config", help="config of the large model: FILE.py:NAME, or FILE.py")
     parser.add_argument("run", type=Path, help="folder of a finished run of the small model")
@@ -158,7 +159,11 @@ def main() -> None:
     parser.add_argument("--seeds", default="0", help="seeds of each operator, such as 0,1,2")
     parser.add_workdir("runs/race")
     parser.add_set()
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = _arguments()
     if arguments.steps < 20:
         raise UserError(f"--steps must be at least 20, but is {arguments.steps}")
     base = load(arguments.config, arguments.set)

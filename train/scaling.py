@@ -117,7 +117,7 @@ def main() -> None:
         parameters, tokens = map(float, arguments.at.split(":")) if arguments.at else (1.0, 1.0)
     except ValueError:
         parameters = tokens = 0.0
-    if min(parameters, tokens) <= 0:
+    if not (0 < parameters < math.inf and 0 < tokens < math.inf):
         raise UserError(
             f"--at takes parameters and tokens per parameter, such as 1e9:20, not {arguments.at}"
         )

@@ -47,10 +47,10 @@ def values(settings: Sequence[str]) -> dict[str, list[str]]:
     Raises:
       UserError: there are no settings, or a setting has no values.
     """
-    pairs = [text.partition("=") for text in settings]
-    listed = {
-        name: list(dict.fromkeys(filter(None, split_values(values)))) for name, _, values in pairs
-    }
+    found: dict[str, list[str]] = {}
+    for name, _, values in (text.partition("=") for text in settings):
+        found.setdefault(name, []).extend(filter(None, split_values(values)))
+    listed = {name: list(dict.fromkeys(values)) for name, values in found.items()}
     if not listed or not all(listed.values()):
         raise UserError(
             "a sweep needs --set with a field and values, such as optim.peak_lr=5e-3,1e-2"

@@ -337,6 +337,11 @@ def has_items(folder: Path) -> bool:
     return not alone and not (folder / _METADATA).is_file()
 
 
+def _holds_arrays(path: Path) -> bool:
+    """Whether a folder of a run holds a checkpoint, such as a link ``latest`` to a step."""
+    return is_orbax(path) or (path / "manifest.ocdbt").exists()
+
+
 def _is_step(path: Path) -> bool:
     """Whether a path has the name of a step of a run, such as ``100`` or ``step-100``."""
     return re.fullmatch(r"\D*\d+", path.name) is not None
@@ -357,6 +362,9 @@ def _step(folder: Path) -> Path:
 def _copy_beside(folder: Path, into: Path, skip: set[str], steps: bool = False) -> None:
     """Copy the metadata and the other items of a checkpoint, without arrays and other steps.
 
+    Other steps may have any name: a link to a step would become a copy of the model before its
+    growth.
+
     Args:
       folder: the folder to copy.
       into: the folder to copy into.
@@ -365,19 +373,19 @@ def _copy_beside(folder: Path, into: Path, skip: set[str], steps: bool = False) 
     """
     for path in sorted(folder.iterdir()):
         arrays = path.name in _DATA or path.name.startswith("ocdbt.process_") or path.name in skip
-        other_step = steps and path.is_dir() and _is_step(path)
+        other_step = steps and path.is_dir() and (_is_step(path) or _holds_arrays(path))
         if not arrays and not other_step:
             _copy(path, into / path.name)
 
 
 def _copy(path: Path, into: Path) -> None:
     """Copy a file or a folder without its permissions, because the source may be read-only."""
-    if not path.is_dir():
+    if path.is_dir():
+        into.mkdir()
+        for inner in path.iterdir():
+            _copy(inner, into / inner.name)
+    elif path.is_file():  # and not a link to a missing file
         shutil.copyfile(path, into)
-        return
-    into.mkdir()
-    for inner in path.iterdir():
-        _copy(inner, into / inner.name)
 
 
 def _key(path: str) -> str:

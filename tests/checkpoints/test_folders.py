@@ -72,6 +72,14 @@ def test_everything_is_on_the_disk_before_the_folder_appears(tmp_path, folder, s
     assert tmp_path.stat().st_ino in synced
 
 
+def test_a_link_may_lead_to_a_missing_file(tmp_path, synced):
+    """A tracker, for example, has a link to its latest log in the folder of a run."""
+    (tmp_path / "latest.log").symlink_to("deleted.log")
+    (tmp_path / "file").write_text("")
+    folders.sync(tmp_path)
+    assert (tmp_path / "file").stat().st_ino in synced
+
+
 def test_an_existing_folder_is_replaced_only_at_the_end(tmp_path, folder):
     target = saved(tmp_path / "b", seed=3)
     before = contents(target)

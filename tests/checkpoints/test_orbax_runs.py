@@ -246,6 +246,18 @@ def test_a_run_in_a_read_only_folder_grows_into_a_writable_one(tmp_path):
     assert all(one.stat().st_mode & 0o200 for one in target.rglob("*"))
 
 
+def test_links_to_steps_are_not_copied(tmp_path):
+    """A copy would hold the model before its growth."""
+    folder, target = written(tmp_path / "a", maxtext(1), {}), tmp_path / "b"
+    (folder / "latest").symlink_to("3")
+    (folder / "deleted").symlink_to("2")
+    (folder / "logs").mkdir()
+    (folder / "logs" / "train.log").write_text("")
+    assert main(["grow", str(folder), str(target), "--method", "stack", "--layers", "6"]) == 0
+    assert {path.name for path in target.iterdir()} == {"3", "logs", "jaxgrow.json"}
+    assert (target / "logs" / "train.log").is_file()
+
+
 @pytest.mark.parametrize(("embed", "factor"), [(3 * E // 2, 2 / 3), (2 * E, None)])
 def test_lemon_tells_how_the_eps_of_norms_changes(tmp_path, capsys, embed, factor):
     """Only an uneven width changes it, and only the trainer's config can apply the change."""

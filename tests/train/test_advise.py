@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import runs
 
+from jaxgrow.layerdrop import LayerDrop
 from jaxgrow.models import BERTConfig, GPT2Config
 from train import advise
 from train.advise import (
@@ -33,7 +34,8 @@ from train.common.errors import UserError, exits_cleanly
 from train.config.experiment import load
 from train.engine.state.mesh import Mesh
 from train.engine.state.optim import Optim
-from train.plan.methods import Growing, VCycle
+from train.plan.methods import Growing, Scratch, VCycle
+from train.plan.modifiers import DropLayers
 from train.plan.recipes import halves
 
 HALF, HALVES, ONE, VCYCLE = RECIPES
@@ -263,6 +265,20 @@ def test_a_pilot_is_capped_by_comparable_measurements(tmp_path):
     assert int(said[1]) == round(100 * placed(near(tmp_path, steps=200), HALVES, LEAST)[0])
 
 
+def test_recipes_that_do_not_fit_are_named(tmp_path):
+    odd = experiment(tmp_path, model=replace(MODEL, layers=3))
+    text, best = advice(odd, found(0.1, 0.9))
+    assert "- V-cycle in depth, corrected: does not fit: axis 'layers'" in text
+    assert best is not None and isinstance(best.method, Growing)
+    # Its momentum includes the weight decay, so it depends on the parameters.
+    sgd = experiment(tmp_path, optim=Optim("sgd", schedule="wsd"))
+    text, best = advice(sgd)
+    assert text.count("does not fit: optimizer state") == len(RECIPES) and best is None
+    assert text.endswith("No advice: no recipe fits this model and its optimizer.\n")
+    with pytest.raises(UserError, match="no recipe to measure: half of the layers first: does not"):
+        advise.pilot(sgd, tmp_path)
+
+
 def advised(monkeypatch, *arguments):
     monkeypatch.setattr(sys, "argv", ["advise", *map(str, arguments)])
     exits_cleanly(advise.main)
@@ -327,6 +343,16 @@ def test_what_is_no_baseline_is_refused(tmp_path, monkeypatch, capsys):
     assert (
         "cycle is not a training from scratch (its method is VCycle); give its baseline"
         in capsys.readouterr().err
+    )
+
+
+def test_a_baseline_with_modifiers_is_refused(tmp_path, monkeypatch, capsys):
+    method = Scratch((DropLayers(LayerDrop(theta=0.5)),))
+    script = runs.script(tmp_path, runs.experiment(tmp_path, method=method))
+    with pytest.raises(SystemExit):
+        advised(monkeypatch, script)
+    assert (
+        "tiny trains with DropLayers, which the recipes would leave out" in capsys.readouterr().err
     )
 
 

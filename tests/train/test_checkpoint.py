@@ -96,6 +96,9 @@ def test_an_unharmed_checkpoint_is_restored_without_a_word(saved, capsys):
         load(saved, step=3)["token_embedding"], model(3).params["token_embedding"]
     )
     assert "damaged" not in capsys.readouterr().err
+    # A run that grows has only its small model at first.
+    with pytest.raises(UserError, match="checkpoint 6 in .* has no model 'grown', only large;"):
+        load(saved, "grown")
 
 
 def test_a_changed_file_is_found_and_the_previous_one_used(saved, tmp_path, capsys):

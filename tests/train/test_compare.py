@@ -1024,6 +1024,7 @@ def test_a_run_that_diverges_does_not_end_the_others(tmp_path, monkeypatch, caps
         ),
         (("--frontier", "0.5,1.5"), "--frontier takes fractions between 0 and 1, not 1.5"),
         (("--frontier", "half"), "--frontier takes numbers separated by commas, not 'half'"),
+        (("--frontier", "0.5,:name=a"), "--frontier 0.5,:name=a has settings without a fraction"),
         (("--seeds", ","), "--seeds needs at least one seed"),
         (("{0}:name=again:seed=7",), "again sets seed=7, but --seeds determines the seeds"),
     ],

@@ -218,6 +218,20 @@ def test_a_new_run_shows_no_points_of_an_earlier_one(tmp_path):
     assert points(tmp_path)["large/loss"] == [(0, 2.0)]
 
 
+def test_other_files_in_the_folder_of_tensorboard_remain(tmp_path):
+    """The profiler of TensorBoard, for example, writes into this folder."""
+    profile = tmp_path / "tensorboard" / "plugins" / "profile"
+    profile.mkdir(parents=True)
+    for _ in range(2):
+        book = Recorder(tmp_path)
+        book.ledger.begin("one", "train", "large", 1)
+        assert list(book.record().events) == [
+            path.name for path in (tmp_path / "tensorboard").glob("events*")
+        ]
+        book.close()
+    assert profile.is_dir()
+
+
 def test_a_log_that_lost_lines_is_an_error(tmp_path):
     """A lost log line is an error if the checkpoints have no copy of the log.
 

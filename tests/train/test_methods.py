@@ -78,6 +78,8 @@ def test_a_small_model_comes_from_another_run():
     method = Growing(SMALL, "other-seed{seed}", (GrowTo(by=runs.DOUBLED),))
     assert spelled(method) == ["import small > small", "grow small > large", "train large 50"]
     assert method.plan(LARGE, BASE, 100)[0] == Import("small", SMALL, "other-seed{seed}")
+    # A race or a fine-tuning imports from the folder that the user gives, whatever its name.
+    assert Import("small", SMALL, "a {x}/{}-seed{seed}").folder_of(7) == "a {x}/{}-seed7"
 
 
 def test_one_layer_becomes_two_and_four():

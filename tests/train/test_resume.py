@@ -18,7 +18,7 @@ import runs
 from handlers import python_handlers
 
 from train import pretrain
-from train.common.errors import UserError
+from train.common.errors import Preempted, UserError
 from train.engine.loop import inputs, programs, trainer
 from train.engine.run.checkpoint import Checkpoints
 from train.engine.run.stop import Stop
@@ -208,6 +208,22 @@ def test_a_signal_saves_says_so_and_exits_with_its_code(
     assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir()) == ["2", "4"]
     pretrain.run(experiment, tmp_path / "run")
     runs.assert_same_end(tmp_path / "run", whole[1])
+
+
+def test_ctrl_c_after_the_last_step_ends_the_command(tmp_path, monkeypatch):
+    """`train.compare`, for example, must not start its next run."""
+    validate = trainer.Trainer.validate
+
+    def interrupted(self, step, model):
+        validate(self, step, model)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(trainer.Trainer, "validate", interrupted)
+    experiment = runs.experiment(tmp_path, steps=2)
+    with python_handlers(), pytest.raises(Preempted, match="by Ctrl-C after the last") as stopped:
+        trainer.run(experiment, tmp_path / "run")
+    assert stopped.value.code == 130
+    assert trainer.run(experiment, tmp_path / "run")["steps"] == 2  # has finished
 
 
 def test_a_second_ctrl_c_ends_at_once(monkeypatch, capfd):

@@ -168,7 +168,7 @@ def test_one_comparison_does_not_count_twice(tmp_path, monkeypatch, capsys):
         assert "a comparison is given twice" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("at", ["1e9", "1e9:-1", "large:20"])
+@pytest.mark.parametrize("at", ["1e9", "1e9:-1", "large:20", "1e9:nan", "inf:20"])
 def test_a_bad_place_is_refused(at, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["scaling", "half=x.json", "--at", at])
     with pytest.raises(SystemExit):

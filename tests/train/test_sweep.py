@@ -156,6 +156,10 @@ def test_every_combination_of_tuples_is_an_experiment():
     }
 
 
+def test_all_values_of_a_setting_that_is_given_twice_are_swept():
+    assert values(["a=1,2", "b=x", "a=3,2"]) == {"a": ["1", "2", "3"], "b": ["x"]}
+
+
 def test_names_of_runs_fit_into_a_folder():
     assert named("tiny", {}) == "tiny" and named("tiny", {"a.b": "x/y"}) == "tiny-a.b=x_y"
     long = [named("tiny", {"data.path": f"{'long/' * 60}{i}", "steps": "4"}) for i in range(2)]

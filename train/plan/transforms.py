@@ -271,11 +271,13 @@ class Import(Phase, writes="name"):
     def shapes(self, models: Models, tx: optax.GradientTransformation) -> Model:
         return Model(initial(self.config, jax.random.key(0)), None, self.config)
 
+    def folder_of(self, seed: int) -> str:
+        """Return the folder for a seed. Other braces are part of its name."""
+        return self.folder.replace("{seed}", str(seed))
+
     def run(self, context: Context) -> Model:
         context.begin(self, jax.eval_shape(lambda: initial(self.config, jax.random.key(0))))
-        model, result = context.imported(
-            self.folder.format(seed=context.seed), self.config, self.new_head
-        )
+        model, result = context.imported(self.folder_of(context.seed), self.config, self.new_head)
         if self.config.axes().keys() - model.params.keys():  # not in AOT compilation
             model = replace(model, params=model.params | fresh_head(self.config, context.key))
         if result is not None:

@@ -237,11 +237,15 @@ def _remove(work: Path) -> None:
 
 
 def sync(folder: Path) -> None:
-    """Wait until all files in a folder, and their names, are on the disk."""
+    """Wait until all files in a folder, and their names, are on the disk.
+
+    A link is only a name: its file is elsewhere, and may be missing.
+    """
     for where, _, names in os.walk(folder, topdown=False):
-        for name in names:
-            with open(os.path.join(where, name), "rb+") as file:
-                os.fsync(file.fileno())
+        for file in (Path(where, name) for name in names):
+            if not file.is_symlink():
+                with file.open("rb+") as opened:
+                    os.fsync(opened.fileno())
         sync_folder(Path(where))
 
 

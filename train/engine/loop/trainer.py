@@ -95,6 +95,14 @@ def _run(
     result |= {"corpus": data.identity} | ({"labels": data.labels} if data.labels else {})
     tokenizer = getattr(experiment.data, "tokenizer", None)
     workdir.finish(result, model.config, model.params, tokenizer, data.head)
+    stop = state.stop
+    # A command with several runs must not start the next one. Several processes share one run only.
+    if jax.process_count() == 1 and stop.asked():
+        raise Preempted(
+            f"stopped by {stop.reason} after the last step: the run in {workdir.folder} has finished; "
+            "run the same command to continue with other runs, if there are any",
+            stop.code,
+        )
     return once(lambda: result)
 
 
@@ -103,7 +111,7 @@ def _sources(experiment: Experiment, workdir: Workdir) -> dict[str, str]:
     found = {}
     for phase in experiment.plan:
         if isinstance(phase, Import):
-            folder = phase.folder.format(seed=experiment.seed)
+            folder = phase.folder_of(experiment.seed)
             try:
                 source = open_checkpoint(workdir.folder.parent / Path(folder).expanduser())
             except CheckpointError:  # the phase itself reports what is wrong

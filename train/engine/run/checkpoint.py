@@ -221,7 +221,7 @@ def load(folder: Path, name: str, step: int | None = None) -> Tree:
       step: step of the checkpoint; None uses the newest intact one.
 
     Raises:
-      UserError: there is no such checkpoint, or it is damaged.
+      UserError: there is no such checkpoint or model, or the checkpoint is damaged.
     """
     found, _ = newest_whole(folder, [s for s in _complete(folder) if step in (None, s)])
     if found is None:
@@ -230,9 +230,13 @@ def load(folder: Path, name: str, step: int | None = None) -> Tree:
         )
     where = str(folder / str(found))
     metadata: Any = ocp.checkpointables_metadata(where).metadata
-    abstract = jax.tree.map(
-        lambda x: np.empty(x.shape, x.dtype), metadata["models"][name]["params"]
-    )
+    models = metadata["models"]
+    if name not in models:
+        raise UserError(
+            f"checkpoint {found} in {folder} has no model {name!r}, only {', '.join(models)}; "
+            "continue the run until it has made this model"
+        )
+    abstract = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), models[name]["params"])
     partial = ocp.Context()
     partial.pytree.loading.partial_load = True
     with partial:

@@ -6,7 +6,7 @@ TensorBoard is always used, and W&B and MLflow if the experiment names them.
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
@@ -82,7 +82,7 @@ class TensorBoard:
     def __init__(self, folder: Path, sizes: Mapping[str, int]):
         self._folder = folder
         folder.mkdir(exist_ok=True)
-        for path in folder.glob("*"):
+        for path in self._files():
             if path.name not in sizes:
                 path.unlink()
             elif path.stat().st_size > sizes[path.name]:
@@ -99,7 +99,11 @@ class TensorBoard:
     def sizes(self) -> dict[str, int]:
         """Flush the files to the disk and return the size of each file in bytes."""
         self._events.flush()
-        return {p.name: p.stat().st_size for p in sorted(self._folder.iterdir())}
+        return {path.name: path.stat().st_size for path in sorted(self._files())}
+
+    def _files(self) -> Iterator[Path]:
+        """The event files. TensorBoard and people also write other files into the folder."""
+        return self._folder.glob("events*")
 
     def close(self) -> None:
         self._events.close()
