@@ -32,7 +32,7 @@ def add_inspect(commands: Commands) -> None:
 
 
 def _inspect(a: argparse.Namespace) -> None:
-    if command.is_run(a.path):
+    if a.format or a.names or command.is_run(a.path):
         about = command.inspected(command.opened(a.path, a.format, a.names, a.head_dim))
         return print_json(about) if a.json else print(command.described(a.path, about))
     source = open_checkpoint(a.path)

@@ -123,6 +123,9 @@ def operator(*, also: str = "", **properties: Any) -> Callable[[Function], Funct
     errors that all operators have in common. The line ``{sections}`` is replaced by both, in
     sections that also tell what most operators return.
 
+    If the definition of an operator runs again, as in a notebook, the new function replaces the old
+    one.
+
     Args:
       also: a second name for the same operator.
       **properties: the fields of `Operator`, except ``function``.
@@ -131,7 +134,7 @@ def operator(*, also: str = "", **properties: Any) -> Callable[[Function], Funct
       A decorator that returns the function unchanged, apart from its docstring.
 
     Raises:
-      ValueError: the name is taken.
+      ValueError: another function has the name.
 
     Example:
       >>> OPERATORS["net2net"] is OPERATORS["fpi"]
@@ -142,15 +145,25 @@ def operator(*, also: str = "", **properties: Any) -> Callable[[Function], Funct
         found = Operator(function, **properties)
         for name in filter(None, (found.name, also)):
             if name in OPERATORS:
-                raise ValueError(
-                    f"operator {name!r} is registered twice: by {OPERATORS[name].function} and {function}"
-                )
+                _remove(name, function)
             OPERATORS[name] = found
             found.group[name] = function
         function.__doc__ = _completed(function.__doc__ or "", found)
         return function
 
     return register
+
+
+def _remove(name: str, function: Callable[..., Growth]) -> None:
+    """Remove an operator that an earlier run of the same definition registered.
+
+    A config file runs once for each of its configs, and a notebook cell whenever it is edited.
+    """
+    old = OPERATORS[name].function
+    places = [(f.__module__, f.__qualname__) for f in (old, function)]
+    if old is function or places[0] != places[1]:
+        raise ValueError(f"operator {name!r} is registered twice: by {old} and {function}")
+    del OPERATORS.pop(name).group[name]
 
 
 def _completed(text: str, found: Operator) -> str:

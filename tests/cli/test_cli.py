@@ -183,6 +183,11 @@ def test_a_model_that_no_architecture_stores_goes_to_orbax(tmp_path, folder, cap
     assert float(capsys.readouterr().out.split("max |a - b| ")[1].split(",")[0]) < 1e-4
 
 
+def test_inspect_requires_the_format_that_is_given(folder, capsys):
+    error = refused(capsys, "inspect", folder, "--format", "maxtext")
+    assert f"{folder} contains no Orbax checkpoint" in error
+
+
 def test_a_run_is_a_source(tmp_path, small_run, capsys):
     from train.engine.run.workdir import load
 

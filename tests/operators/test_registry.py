@@ -10,6 +10,7 @@ import pytest
 from jaxgrow import operators
 from jaxgrow.growth.maps import all_terms, by_axes
 from jaxgrow.growth.matrices import dense
+from jaxgrow.operators import registry
 
 DOCS = Path(__file__).parents[2] / "docs"
 # A new operator is one function, as in a file of `jaxgrow/operators`.
@@ -81,6 +82,18 @@ def test_net2net_is_another_name_of_fpi():
 def test_a_name_is_registered_once():
     with pytest.raises(ValueError, match="operator 'stack' is registered twice"):
         operators.operator(axes=(), preserves="", source="", state="")(operators.stack)
+
+
+def test_a_definition_that_runs_again_replaces_the_operator(monkeypatch):
+    """A config file runs once for each of its configs, and a notebook cell whenever it is edited."""
+    for table in ("OPERATORS", "DEPTH", "WIDTH"):
+        monkeypatch.setattr(registry, table, dict(getattr(registry, table)))
+    for code in (NEW, NEW, NEW.replace('axes=("mlp",)', 'axes=("layers",)')):
+        exec(code, {"__name__": "config mine.py"})
+    assert registry.OPERATORS["first_again"].axes == ("layers",)
+    assert "first_again" in registry.DEPTH and "first_again" not in registry.WIDTH
+    with pytest.raises(ValueError, match="operator 'first_again' is registered twice"):
+        exec(NEW, {"__name__": "config other.py"})
 
 
 # --- stages ---
