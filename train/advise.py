@@ -134,7 +134,7 @@ def decaying(experiment: Experiment) -> float:
 
 
 def cost(experiment: Experiment) -> float:
-    return sum(phase.cost(experiment.batch) for phase in experiment.plan)
+    return experiment.cost
 
 
 def parameters(experiment: Experiment) -> int:

@@ -138,6 +138,7 @@ def _depths(layers: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def _times(steps: int) -> np.ndarray:
+    steps = max(steps, 1)  # a phase without steps also has programs
     return np.unique(np.linspace(1, steps, min(steps, STEPS)).round())
 
 

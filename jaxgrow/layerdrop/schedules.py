@@ -235,7 +235,8 @@ def theta(drop: LayerDrop, t: ArrayLike, steps: int) -> jax.Array:
     first = round(drop.after * steps)
     last = (1 - drop.recovery) * steps
     t = jnp.asarray(t)
-    at = jnp.clip((t - first) / (last - first), 0, 1)
+    # A phase without steps would divide by 0.
+    at = jnp.clip((t - first) / jnp.maximum(last - first, 1), 0, 1)
     at = 1 - at if drop.reverse else at
     every = (t > last) | ((t <= first) if first else False)
     return 1 - (1 - drop.theta) * jnp.where(every, 0, _amount(drop, at))

@@ -17,7 +17,7 @@ from flax.core import meta
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxgrow.axes.names import LAYERS
-from jaxgrow.layerdrop.execution import KeepMask, conditional, scaled, unbatched
+from jaxgrow.layerdrop.execution import Dropout, KeepMask, conditional, scaled, unbatched
 from jaxgrow.sharding import split_sequences
 
 Remat: TypeAlias = Literal["none", "products", "projections", "full"]
@@ -193,6 +193,9 @@ def run_stack(
     layer = scaled(
         lambda w, x, *scale: split_sequences(apply(w, split_sequences(x), *scale)), keep_mask
     )
+    indexed = keep_mask.layers is not None and layers is None
+    if indexed and scale is not None and not isinstance(scale, Dropout):
+        layer = _without_padding(layer)
     unrolled = not scan and layers is None
     if remat != "none":
         layer = jax.checkpoint(layer, prevent_cse=unrolled, policy=POLICIES[remat])
@@ -208,6 +211,42 @@ def run_stack(
 
     run = _unrolled if unrolled else jax.lax.scan
     return run(body, x, (stacked, scale))
+
+
+def _without_padding(layer: Callable) -> Callable:
+    """Return ``layer``, but with a scale of 0 it returns its input and has no gradients.
+
+    A block can have losses of its own, such as the load balancing of experts. Their gradients do
+    not depend on the gradient of the block's output, so the scale alone would not remove them.
+    """
+
+    def run(w, x, scale):
+        runs = scale != 0
+        w, own = _differentiated_if(runs, (w, x))
+        return jnp.where(runs, layer(w, own, scale), x)
+
+    return run
+
+
+@jax.custom_vjp
+def _differentiated_if(runs: jax.Array, tree: Any) -> Any:
+    """Return ``tree``; its gradient is zero unless ``runs``.
+
+    `jnp.where` and `jax.lax.stop_gradient` would do the same, but without remat the scan would then
+    save a second copy of the weights.
+    """
+    return tree
+
+
+def _differentiated_if_forward(runs, tree):
+    return tree, runs
+
+
+def _differentiated_if_backward(runs, gradient):
+    return None, jax.tree.map(lambda g: jnp.where(runs, g, 0), gradient)
+
+
+_differentiated_if.defvjp(_differentiated_if_forward, _differentiated_if_backward)
 
 
 def _selected(stacked: Any, keep_mask: KeepMask) -> tuple[Any, Any, Any]:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import masks
 import numpy as np
 import pytest
+import runs
 import tiny
 from flax import linen as nn
 from jax import lax
@@ -23,6 +24,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxgrow.layerdrop import KeepMask, LayerDrop, conditional, dropping, keep_masks, padded, sample
 from jaxgrow.layerdrop.execution import rescaled
+from jaxgrow.models import LlamaConfig
 from jaxgrow.models.stack import run_stack
 
 LAYERS = 5
@@ -309,6 +311,36 @@ def test_equal_gates_give_equal_bits_by_both_executions(loss_and_gradient, scali
     for _, g, _ in tiny.pairs(by["cond"][1]["blocks"], by["cond"][1]["blocks"]):
         assert (g[~GATES] == 0).all()
         assert (g[GATES] != 0).any()
+
+
+@pytest.mark.parametrize("scaling", ["sublayer", pytest.param("block", marks=pytest.mark.slow)])
+def test_the_losses_of_experts_do_not_train_layers_that_run_as_padding(scaling):
+    """Experts add a load-balancing loss, whose gradient does not depend on the layer's output."""
+    c = LlamaConfig(
+        **dict(vocab=11, context=4, layers=2, embed=4, heads=1, kv_heads=1, head_dim=4, mlp=3),
+        **dict(experts=2, active=1, balance=1.0),
+    )
+    params = runs.fresh(c)
+    tokens, keep = jnp.arange(8).reshape(2, 4), np.array([False, True])
+
+    @jax.jit
+    def gradient(keep_mask):
+        def loss(params):
+            return c.module.apply({"params": params}, tokens, targets=tokens, keep_mask=keep_mask)[
+                0
+            ]
+
+        return jax.grad(loss)(params)
+
+    masks = [
+        KeepMask(keep, np.array([1.0, 1.5], np.float32), scaling),
+        KeepMask(padded(keep, 2), np.array([0.0, 1.5], np.float32), scaling),
+    ]
+    cond, gathered = jax.device_get([gradient(mask) for mask in masks])
+    chex.assert_trees_all_close(gathered, cond, rtol=1e-6, atol=1e-7)
+    router = gathered["blocks"]["mlp"]["router"]["kernel"]
+    assert (router[0] == 0).all()
+    assert (router[1] != 0).any()
 
 
 @pytest.mark.parametrize("scaling", ["sublayer", pytest.param("block", marks=pytest.mark.slow)])

@@ -589,6 +589,16 @@ def test_expected_cost_is_that_of_the_mean_schedule():
     )
 
 
+@pytest.mark.parametrize("execution", ["cond", "gather", "gather_independent"])
+@pytest.mark.parametrize("sensitivity", [None, Sensitivity()])
+def test_a_phase_without_steps_costs_nothing(execution, sensitivity):
+    drop = LayerDrop(execution=execution, sensitivity=sensitivity)
+    plan = Scratch((DropLayers(drop),)).plan(MODEL, OPTIM, 0)
+    assert [phase.cost(8) for phase in plan] == [0.0] * len(plan)
+    # A run asks for the masks of a phase before it knows that there are no steps.
+    KeepMasks(drop, MODEL.layers, 0, 1, 0, None if sensitivity is None else np.ones(MODEL.layers))
+
+
 def test_the_taylor_sensitivity_costs_two_passes():
     phase = Measure("large", Sensitivity(kind="taylor"))
     assert phase.flops(MODEL, len(TOKENS)) == 2 * flops.forward(MODEL, TOKENS[:, 1:].size)

@@ -231,4 +231,4 @@ def test_what_goes_by_adams_clock_is_refused():
         Train("large", 8, replace(OPTIM, warmup=0), runs.LARGE, modifiers=(Rewarm(),))
     with pytest.raises(ValueError, match="name must be 'adamw', 'muon' or 'sgd', not 'lion'"):
         replace(OPTIM, name="lion")
-    assert Scratch().plan(MODEL, OPTIM, 1)[0].fixed_flops > 0
+    assert Scratch().plan(MODEL, OPTIM, 1)[0].fixed_flops() > 0

@@ -15,6 +15,7 @@ import tiny
 from counting import products
 
 from jaxgrow import flops
+from jaxgrow.models import LlamaConfig, ViTConfig
 from train import pretrain
 from train.data.batches import next_tokens
 from train.engine.loop.parallel import mapped
@@ -24,7 +25,7 @@ from train.engine.state.model import Model
 from train.engine.state.optim import Optim, transformation
 from train.plan.lifetimes import after, live, shapes
 from train.plan.methods import Inherit, Stage
-from train.plan.modifiers import Teacher, divergence
+from train.plan.modifiers import Setting, Teacher, divergence
 from train.plan.training import Train
 
 STUDENT, TEACHER = replace(runs.MODEL, layers=1), runs.SMALL
@@ -177,6 +178,48 @@ def test_nothing_is_computed_backwards_through_the_teacher():
         jax.make_jaxpr(train_step(tx, 1, (Teacher("", 1.0),)))(student, BATCH, now).jaxpr
     )
     assert counted == flops.train(STUDENT, 8 * 8) + flops.forward(TEACHER, 8 * 8)
+
+
+@pytest.mark.parametrize(
+    ("teacher", "says"),
+    [
+        (
+            replace(TEACHER, vocab=300),
+            "predicts tokens of 300, but the model predicts tokens of 256",
+        ),
+        (replace(TEACHER, context=4), "a context of 4 tokens, but the samples of the model have 8"),
+    ],
+)
+def test_a_teacher_that_does_not_fit_is_refused(teacher, says):
+    with pytest.raises(ValueError, match=says):
+        Inherit(teacher, "small").plan(STUDENT, Optim(), 100)
+
+
+def test_a_teacher_is_trained_on_the_samples_of_the_experiment():
+    longer = replace(TEACHER, context=16)
+    assert Inherit(longer, "small").plan(STUDENT, Optim(), 100)
+    with pytest.raises(ValueError, match=r"a context of 16 tokens, .* which have 8"):
+        Inherit(longer).plan(STUDENT, Optim(), 100)
+
+
+def test_the_cost_of_a_teacher_is_that_of_its_own_positions_and_experts():
+    setting = Setting({"small": None}, 0, 8, 2, 0)
+
+    def cost(teacher, student):
+        phase = Train("large", 8, Optim(), student, (Teacher("small", config=teacher),))
+        models = {"small": Model(None, None, teacher)}
+        return phase.modifiers[0].begin(phase, None, setting._replace(models=models))(0).flops
+
+    experts = LlamaConfig(
+        **dict(vocab=256, context=8, layers=2, embed=8, heads=2, kv_heads=2, head_dim=4, mlp=16),
+        **dict(experts=5, active=2),
+    )
+    assert cost(experts, STUDENT) == flops.forward(experts, 64, at_once=32)
+    assert cost(experts, STUDENT) != flops.forward(experts, 64)
+    patches = ViTConfig(image=8, patch=4, layers=1, embed=8, heads=2, head_dim=4, mlp=16, classes=3)
+    whole = replace(patches, patch=8)
+    assert cost(patches, whole) == flops.forward(patches, 8 * patches.length)
+    assert cost(whole, patches) == flops.forward(whole, 8 * whole.length)
 
 
 # --- a run ---

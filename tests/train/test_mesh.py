@@ -2,25 +2,27 @@
 
 from dataclasses import replace
 
+import counting
 import jax
 import pytest
 import runs
 import tiny
 from jax.sharding import AbstractMesh
 
-from jaxgrow import sharding
+from jaxgrow import flops, sharding
 from jaxgrow.axes import axis, leaves
 from jaxgrow.layerdrop import LayerDrop, Sensitivity
+from jaxgrow.models import LlamaConfig
 from train import pretrain
 from train.aot.machines import present
 from train.common.errors import UserError, exits_cleanly
 from train.engine.loop import memory, programs, trainer
 from train.engine.run.checkpoint import Checkpoints
-from train.engine.state.mesh import Mesh
+from train.engine.state.mesh import Mesh, token_devices
 from train.engine.state.model import shardings
 from train.engine.state.optim import Optim
 from train.plan.methods import Growing, GrowTo, Scratch, Stage, VCycle
-from train.plan.modifiers import DropLayers
+from train.plan.modifiers import DropLayers, Setting
 
 MESHES = {
     "data": Mesh(4),
@@ -218,3 +220,18 @@ def test_pmap_divides_no_model(tmp_path):
         ValueError, match="pmap replicates the model on every device: set parallel=mesh"
     ):
         runs.experiment(tmp_path, parallel="pmap", mesh=Mesh(fsdp=2))
+
+
+def test_the_cost_of_experts_is_that_of_the_tokens_on_each_device():
+    """How many rows of experts are empty depends on the number of tokens that a device has."""
+    model = LlamaConfig(
+        **dict(vocab=11, context=36, layers=2, embed=4, heads=1, kv_heads=1, head_dim=4, mlp=3),
+        **dict(experts=5, active=2),
+    )
+    mesh = Mesh(2, context=2).over(jax.devices())
+    (*_, trained), arguments = counting.programs(model)
+    with jax.set_mesh(mesh):
+        counted = counting.products(jax.make_jaxpr(trained)(*arguments).jaxpr)
+    setting = Setting({}, 0, 2, 1, 0, token_devices(mesh))
+    assert flops.train(model, 72, at_once=setting.at_once(72)) == pytest.approx(counted)
+    assert flops.train(model, 72, at_once=72) != pytest.approx(counted)

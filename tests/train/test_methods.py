@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import pytest
 import runs
+from counting import products
 
 from jaxgrow import grow, grow_optimizer, operators
 from jaxgrow.growth.maps import new_sizes
@@ -23,6 +24,8 @@ from train import pretrain
 from train.common.errors import UserError
 from train.config import experiment as config
 from train.data.batches import sources, training
+from train.engine.loop.inputs import step_plans
+from train.engine.loop.step import train_step
 from train.engine.run.checkpoint import Checkpoints
 from train.engine.run.workdir import imported, load
 from train.engine.state.assembly import ByMaps
@@ -32,6 +35,7 @@ from train.plan import learning as maps
 from train.plan.learning import Apply, Learn
 from train.plan.lifetimes import after, live, shapes
 from train.plan.methods import Growing, GrowTo, Learned, Stage
+from train.plan.modifiers import Setting
 from train.plan.training import Train
 from train.plan.transforms import Grow, Import, Transform
 
@@ -452,9 +456,28 @@ def test_learning_costs_large_steps_and_growing(learned):
     experiment, _, result, _ = learned
     learn, tokens = experiment.plan[1], experiment.batch * LARGE.context
     assert result["phases"][1]["flops"] == pytest.approx(
-        8 * (learn.fixed_flops + experiment.plan[3].flops(tokens))
+        8 * (learn.fixed_flops() + experiment.plan[3].flops(tokens))
     )
-    assert learn.fixed_flops > 0 and result["phases"][1]["tokens"] == 8 * tokens
+    assert learn.fixed_flops() > 0 and result["phases"][1]["tokens"] == 8 * tokens
+
+
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_every_micro_batch_grows_the_model(accumulate):
+    """The cost is an upper bound, but not far above the operations of the traced step."""
+    large = replace(runs.LARGE, embed=64, heads=8, head_dim=8, mlp=256)
+    small = replace(large, layers=2, embed=32, heads=4, mlp=128)
+    optim = Optim()
+    learn = Learn("maps", 8, optim, large, source="small", small=small)
+    tx = transformation(optim)
+    model = jax.eval_shape(
+        lambda key: learn.start({"small": Model(small.init(key), None, small)}, tx, key),
+        jax.random.key(0),
+    )
+    plan = step_plans(learn, model, Setting({}, 0, 8, accumulate, 0))(0, 0)
+    tokens = jax.ShapeDtypeStruct((8, large.context), np.int32)
+    step = jax.make_jaxpr(train_step(tx, accumulate))(model, (tokens, tokens), plan.inputs)
+    assert 0.95 < products(step.jaxpr) / plan.flops <= 1
+    assert learn.cost(8, accumulate) == pytest.approx(8 * plan.flops)
 
 
 def test_learned_maps_are_saved_and_grow_the_same_model(learned, small_run):

@@ -26,7 +26,7 @@ from train.engine.loop.memory import on_each
 from train.engine.loop.parallel import over_mesh
 from train.engine.loop.step import eval_step, packed_step
 from train.engine.run.ledger import Ledger
-from train.engine.state.mesh import batch_devices, divided, replicated
+from train.engine.state.mesh import divided, replicated, token_devices
 from train.engine.state.model import Model, shardings
 from train.engine.state.packing import Packed, packed
 from train.plan.lifetimes import after
@@ -197,7 +197,7 @@ class Rehearsal:
         # Phases read scalars of a model, such as Adam's step count. They are 0 here.
         known = jax.tree.map(lambda x: np.zeros((), x.dtype) if x.shape == () else x, model)
         setting = Setting(
-            self.models, phase.begin, e.batch, e.accumulate, e.seed, batch_devices(self.mesh)
+            self.models, phase.begin, e.batch, e.accumulate, e.seed, token_devices(self.mesh)
         )
         plans = step_plans(phase, known, setting)
         model = self._placed(model)

@@ -127,6 +127,11 @@ class Experiment:
     def plan(self) -> Plan:
         return self.method.plan(self.model, self.optim, self.steps)
 
+    @property
+    def cost(self) -> float:
+        """Expected FLOPs of the training phases."""
+        return sum(phase.cost(self.batch, self.accumulate) for phase in self.plan)
+
     @cached_property
     def tx(self) -> optax.GradientTransformationExtraArgs:
         """The optimizer of all models of the run, which are of one family with the same axis names."""
@@ -151,7 +156,7 @@ def load(text: str | Path, overrides: Sequence[str] = ()) -> Experiment:
         plan = experiment.plan
         shapes(plan, len(plan), experiment.tx)
         # The cost also checks that the layers that a layer drop names exist.
-        _ = [phase.cost(experiment.batch) for phase in plan]
+        _ = experiment.cost
     # An ArithmeticError is, for example, a fraction of the steps that is not a finite number.
     except (ValueError, ArithmeticError) as error:
         raise UserError(f"config {path}: {error}") from error

@@ -7,7 +7,6 @@ be stored for use with its model, grown with the model, trained further, or fuse
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,8 +69,7 @@ class Adapt(Train):
                 "give one file for each"
             )
 
-    @cached_property
-    def fixed_flops(self) -> float:  # type: ignore[override]
+    def fixed_flops(self, accumulate: int = 1) -> float:
         """FLOPs of Muon for each step. Muon applies to the matrices of the run's model.
 
         These include the matrices of an adapter only if the model already had it.

@@ -42,9 +42,16 @@ class Learn(Train):
         """The new sizes of the axes that differ between the two models. These axes have maps."""
         return differing(self.small, self.config)
 
+    def fixed_flops(self, accumulate: int = 1) -> float:
+        """An upper bound of the FLOPs of growing the model and of the gradient of its maps.
+
+        Every micro-batch computes both.
+        """
+        return 3 * accumulate * self._growing
+
     @cached_property
-    def fixed_flops(self) -> float:  # type: ignore[override]
-        """An upper bound of the FLOPs of growing the model and of the gradient of its maps."""
+    def _growing(self) -> float:
+        """The FLOPs of growing the model once."""
         axes = self.small.axes()
         sizes = self.small.sizes()
         small = jax.eval_shape(lambda: initial(self.small, jax.random.key(0)))
@@ -54,7 +61,7 @@ class Learn(Train):
         # Shapes suffice for counting, but the maps must be arrays, because they are indexed by
         # layer.
         maps = jax.tree.map(lambda x: np.broadcast_to(np.float32(0), x.shape), maps)
-        return 3 * flops.grow(ligo.growth(maps, axes, sizes), small, axes)
+        return flops.grow(ligo.growth(maps, axes, sizes), small, axes)
 
     def start(self, models: Models, tx: optax.GradientTransformation, key: jax.Array) -> Model:
         small = models[self.source]

@@ -353,6 +353,12 @@ class Inherit:
     fraction: float = 0.44  # fraction of the steps of the stage that have a teacher
 
     def plan(self, model: Config, optim: Optim, steps: int) -> Plan:
+        text = model.predicts == "tokens"
+        if text and isinstance(self.source, Stage) and self.small.length != model.length:
+            raise ValueError(
+                f"the small model has a context of {self.small.length} tokens, but is trained on the samples of the "
+                f"experiment, which have {model.length}: give it the same context"
+            )
         teacher = Teacher(SOURCE, self.temperature, self.fraction, self.small)
         source = _source(self.small, self.source, optim, steps)
         return (*source, *self.stage.train(LARGE, model, optim, steps, teacher))

@@ -68,7 +68,7 @@ class Setting(NamedTuple):
     samples: int  # number of samples in a batch
     accumulate: int  # number of micro-batches in a step
     seed: int
-    devices: int = 1  # number of devices that share a batch
+    devices: int = 1  # number of devices that the tokens of a batch are sharded over
 
     def at_once(self, tokens: int) -> int:
         """Return how many of the tokens of a batch a device computes at once."""
@@ -377,6 +377,19 @@ class Teacher(Modifier):
     def reads(self) -> tuple[str, ...]:
         return (self.name,)
 
+    def check(self, phase: TrainedPhase) -> None:
+        own, student = _outputs(self.config), _outputs(phase.config)
+        if own != student:
+            raise ValueError(
+                f"the teacher predicts {own[0]} of {own[1]}, but the model predicts {student[0]} of {student[1]}: "
+                "both must have the same outputs"
+            )
+        if own[0] == "tokens" and self.config.length < phase.length:
+            raise ValueError(
+                f"the teacher has a context of {self.config.length} tokens, but the samples of the model have {phase.length}: "
+                "use a teacher with a context that is at least as long"
+            )
+
     def weight(self, step: int, steps: int) -> float:
         return max(0.0, 1 - step / max(1, round(self.fraction * steps)))
 
@@ -384,12 +397,16 @@ class Teacher(Modifier):
         steps = sum(self.weight(step, phase.steps) > 0 for step in range(phase.begin, phase.end))
         return steps * self._cost(phase, samples)
 
-    def _cost(self, phase: TrainedPhase, samples: int) -> float:
-        return flops.forward(self.config, samples * phase.length, phase.window)
+    def _cost(self, phase: TrainedPhase, samples: int, at_once: int | None = None) -> float:
+        if self.config.predicts == "tokens":
+            return flops.forward(self.config, samples * phase.length, phase.window, at_once=at_once)
+        # An image can have another number of positions in the teacher than in the model.
+        return flops.forward(self.config, samples * self.config.length)
 
     def begin(self, phase: TrainedPhase, model: Model, setting: Setting) -> Callable[[int], Given]:
         teacher = replace(setting.models[self.name], opt=None)
-        cost = self._cost(phase, setting.samples)
+        at_once = setting.at_once(setting.samples * phase.length)
+        cost = self._cost(phase, setting.samples, at_once)
 
         def given(step: int) -> Given:
             weight = self.weight(step, phase.steps)
@@ -408,6 +425,12 @@ class Teacher(Modifier):
             output, jax.lax.stop_gradient(logits(teacher, inputs)), self.temperature
         )
         return (1 - weight) * value + weight * distillation
+
+
+def _outputs(config: Config) -> tuple[str, int | None]:
+    """Return the kind of the outputs of a model, and their number."""
+    axis = "vocab" if config.predicts == "tokens" else "classes"
+    return config.predicts, config.sizes().get(axis)
 
 
 def divergence(student_BTV: jax.Array, teacher_BTV: jax.Array, temperature: float) -> jax.Array:

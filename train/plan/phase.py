@@ -149,10 +149,12 @@ class Phase:
         """Whether to skip the phases up to the next one with ``after_early_stop``."""
         return False
 
-    def cost(self, samples: int) -> float:
-        """Expected FLOPs of the training with batches of ``samples``.
+    def cost(self, samples: int, accumulate: int = 1) -> float:
+        """Expected FLOPs of the training. Transformations have negligible cost.
 
-        Transformations have negligible cost.
+        Args:
+          samples: number of samples in a batch.
+          accumulate: number of micro-batches in a batch.
         """
         return 0.0
 

@@ -82,9 +82,12 @@ class Train(Phase, writes="name"):
             savings |= m.savings(self.config)
         return savings
 
-    @cached_property
-    def fixed_flops(self) -> float:
-        """FLOPs of each step that do not depend on the batch: Muon's matrix products, or 0."""
+    def fixed_flops(self, accumulate: int = 1) -> float:
+        """FLOPs of each step that do not depend on the batch: Muon's matrix products, or 0.
+
+        Args:
+          accumulate: number of micro-batches in a step.
+        """
         if self.optim.name == "muon":
             return muon.flops(self.config.axes(), self.config.sizes())
         return 0.0
@@ -107,8 +110,8 @@ class Train(Phase, writes="name"):
         layers = [n for m in self.modifiers if (n := m.layers(self)) is not None]
         return self.flops(1, layers[0] if layers else None)
 
-    def cost(self, samples: int) -> float:
-        step = samples * self.length * self.token_cost + self.fixed_flops
+    def cost(self, samples: int, accumulate: int = 1) -> float:
+        step = samples * self.length * self.token_cost + self.fixed_flops(accumulate)
         own = sum(modifier.flops(self, samples) for modifier in self.modifiers)
         return (self.end - self.begin) * step + own
 

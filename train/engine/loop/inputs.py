@@ -33,6 +33,7 @@ def step_plans(phase: Train, model: Model, setting: Setting) -> Callable[[int, i
     """
     sources = [modifier.begin(phase, model, setting) for modifier in phase.modifiers]
     tokens = setting.samples * phase.length
+    fixed = phase.fixed_flops(setting.accumulate)
 
     def at(step: int, number: int) -> StepPlan:
         lr = learning_rate(phase.optim, phase.steps, step)
@@ -40,7 +41,7 @@ def step_plans(phase: Train, model: Model, setting: Setting) -> Callable[[int, i
         layers = next((g.layers for g in given if g.layers is not None), phase.config.depth)
         flops = (
             phase.flops(tokens, layers, setting.at_once(tokens))
-            + phase.fixed_flops
+            + fixed
             + sum(g.flops for g in given)
         )
         log = {"lr": lr, "layers": layers}

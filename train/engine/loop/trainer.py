@@ -31,7 +31,7 @@ from train.engine.run.record import RunRecord
 from train.engine.run.recorder import Recorder
 from train.engine.run.stop import Stop
 from train.engine.run.workdir import Workdir, imported
-from train.engine.state.mesh import batch_devices, put, rows
+from train.engine.state.mesh import put, rows, token_devices
 from train.engine.state.model import Model, plain
 from train.engine.state.packing import Packed, packed
 from train.plan.lifetimes import after, shapes
@@ -158,7 +158,7 @@ def _opened(
             lambda: Recorder(
                 workdir.folder,
                 record.cost,
-                flops=imported + sum(phase.cost(experiment.batch) for phase in experiment.plan),
+                flops=imported + experiment.cost,
                 trackers=trackers.opened(asked, workdir.folder) if is_first() else [],
                 run={"run": experiment.name, "seed": experiment.seed},
             )
@@ -306,7 +306,7 @@ class Trainer:
         self.models.pop(phase.name, None)
         modifiers = tuple(m.program() for m in phase.modifiers)
         step = programs.step(self.tx, e.accumulate, modifiers, e.parallel, self.mesh, e.mesh.once)
-        devices = batch_devices(self.mesh)
+        devices = token_devices(self.mesh)
         setting = Setting(self.models, first, e.batch, e.accumulate, e.seed, devices)
         plans = step_plans(phase, model, setting)
         notes = {}

@@ -192,6 +192,11 @@ def batch_devices(mesh: jax.sharding.Mesh) -> int:
     return math.prod(mesh.shape.get(axis, 1) for axis in BATCH)
 
 
+def token_devices(mesh: jax.sharding.Mesh) -> int:
+    """Return the number of devices that the tokens of a batch are sharded over."""
+    return batch_devices(mesh) * mesh.shape.get(CONTEXT, 1)
+
+
 def rows(batch: int, mesh: jax.sharding.Mesh) -> np.ndarray:
     """Return the indices of the samples of a batch that this process reads, int [rows].
 
