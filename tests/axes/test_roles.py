@@ -329,3 +329,12 @@ def test_freezing_finds_the_state_of_such_modules():
     held = hold(state, after, [True, False], before, axes)
     np.testing.assert_array_equal(held.mu["w"], [[0, 0], [1, 1]])
     np.testing.assert_array_equal(held.mu["mu"]["w"], np.ones((2, 2)))
+
+
+@pytest.mark.parametrize("embed", [2, 3])  # 2: as many units as layers
+def test_frozen_layers_may_be_stacked_along_any_dimension(embed):
+    before = {"w": np.zeros((embed, 2, 4)), "b": np.zeros((2, 4))}
+    axes = {"w": ("embed.in", "layers", "mlp"), "b": ("layers", "mlp.bias")}
+    held = hold(before, jax.tree.map(lambda x: x + 1, before), [True, False], before, axes)
+    np.testing.assert_array_equal(held["w"], np.broadcast_to([[0], [1]], (embed, 2, 4)))
+    np.testing.assert_array_equal(held["b"], [[0] * 4, [1] * 4])
