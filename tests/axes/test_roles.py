@@ -13,7 +13,7 @@ from flax import linen as nn
 
 from jaxgrow import grow, grow_optimizer, swap
 from jaxgrow.axes import Axis, cut, is_names, named, owners, reads, role, sizes, split, turned
-from jaxgrow.axes.names import by_path
+from jaxgrow.axes.names import by_path, layer_kernels
 from jaxgrow.growth.maps import Rule, Rules
 from jaxgrow.growth.moments import RebiasState, rebias
 from jaxgrow.models import BERTConfig, CaiTConfig, GPT2Config, LlamaConfig
@@ -248,6 +248,33 @@ def test_muon_refuses_kernels_with_layers_not_stacked_first():
         match=r"\('embed.in', 'layers', 'mlp'\) stacks its layers on dimension 1. Move this",
     ):
         cut(("embed.in", "layers", "mlp"))
+
+
+@pytest.mark.parametrize(
+    ("names", "rows", "columns"),
+    [
+        (("layers", "embed.in", "mlp"), (1,), (2,)),
+        (("layers", "mlp", "embed.in"), (2,), (1,)),
+        (("layers", "experts", "embed", "mlp.in"), (3,), (2,)),
+        (("layers", "gates", "mlp", "embed.in"), (3,), (2,)),
+        (("layers", "experts", "embed.in"), (2,), (1,)),
+        (("layers", "heads", "head_dim", "embed.in"), (3,), (1, 2)),
+        (("layers", "kv_heads", "head_dim.in", "embed.in"), (3,), (1, 2)),
+        (("layers", "kv_heads", "q_heads_per_group", "head_dim", "embed.in"), (4,), (1, 2, 3)),
+        (("layers", "embed", "heads.in", "head_dim.in"), (2, 3), (1,)),
+    ],
+)
+def test_matrices_of_layers_in_both_orders(names, rows, columns):
+    kernel = layer_kernels({"w": names})["w"]
+    assert (kernel.read_dims, kernel.written_dims) == (rows, columns)
+    assert kernel.names == names
+
+
+@pytest.mark.parametrize(
+    "names", [("vocab", "embed.in"), ("embed", "channels.in"), ("layers", "embed.in.kernel")]
+)
+def test_heads_and_vectors_are_no_matrices_of_layers(names):
+    assert layer_kernels({"w": names}) == {}
 
 
 def test_freezing_what_is_not_there_is_an_error():
