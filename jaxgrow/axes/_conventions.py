@@ -10,7 +10,7 @@ import itertools
 import re
 from collections.abc import Iterable, Sequence, Set
 
-from jaxgrow.axes.names import READ, UNSURE, VALUE, Names, axis, is_layers
+from jaxgrow.axes.names import READ, STACKS, UNSURE, VALUE, Names, axis, is_layers
 
 # Axis names of public trainers -> axis names of jaxgrow. The meaning of ``norm`` in MaxText depends
 # on the path, see `translated`.
@@ -31,11 +31,10 @@ _AXES = {
     "position": "context",
 }
 _INNER = {"heads", "kv_heads", "head_dim", "mlp", "shared"}  # inner axes of a layer
-_STACKS = {"experts", "qkv", "kv_parts", "num_activations", "gates"}  # axes that stack kernels
 _OUTPUTS = {"vocab", "classes"}
 # Further input and output axes of kernels of the models in jaxgrow.
 _OTHERS = {"channels", "patch_rows", "patch_columns", "context", "types", "q_heads_per_group"}
-KNOWN = frozenset({"layers", "embed"} | _INNER | _STACKS | _OUTPUTS | _OTHERS)
+KNOWN = frozenset({"layers", "embed"} | _INNER | STACKS | _OUTPUTS | _OTHERS)
 # Stacked kernels of Gemma: word in the path -> (number of kernels, axis).
 FUSED = {"qkv": (3, "qkv"), "kv": (2, "kv_parts"), "gating": (2, "gates")}
 
@@ -151,7 +150,7 @@ def _groups(names: Names) -> list[list[int]]:
             heads[0].append(i)
         elif not is_layers(axis(name)):
             groups.append([i])
-    whole = [group for group in groups if axis(names[group[0]]) not in _STACKS]
+    whole = [group for group in groups if axis(names[group[0]]) not in STACKS]
     # A stacked axis and one other group: a stack of biases if the group is heads, else a kernel.
     biases = len(groups) == 2 and len(whole) == 1 and _is_heads(names, whole[0])
     return whole if len(whole) > 1 or biases else groups

@@ -70,6 +70,8 @@ READ = ".in"
 VALUE = ".value"
 BELOW = ".below"
 POST = ".post"
+# Axes that stack independent kernels, besides layers.
+STACKS = {"experts", "qkv", "kv_parts", "num_activations", "gates"}
 # `jaxgrow.axes.naming` adds this mark to each name that it cannot determine.
 UNSURE = "?"
 ROLES = ("kernel", "embedding", "bias", "scale", "norm bias", "norm scale")
@@ -253,21 +255,24 @@ class Kernel(NamedTuple):
     read: Names
     # The output axes include ``head_dim.in`` of keys, which the attention contracts later.
     written: Names
+    # Whether the output axes come before the input axes, as in PyTorch.
+    output_first: bool = False
 
     @property
     def names(self) -> Names:
-        return self.stacked + self.read + self.written
+        sides = (self.written, self.read) if self.output_first else (self.read, self.written)
+        return sum(sides, self.stacked)
 
     @property
     def read_dims(self) -> tuple[int, ...]:
         """The dimensions of the input axes."""
-        first = len(self.stacked)
+        first = len(self.stacked) + self.output_first * len(self.written)
         return tuple(range(first, first + len(self.read)))
 
     @property
     def written_dims(self) -> tuple[int, ...]:
         """The dimensions of the output axes."""
-        first = len(self.stacked) + len(self.read)
+        first = len(self.stacked) + (not self.output_first) * len(self.read)
         return tuple(range(first, first + len(self.written)))
 
 
@@ -296,10 +301,48 @@ def cut(names: Names) -> Kernel:
     return Kernel(names[:first], names[first:last], names[last:])
 
 
+def layer_matrix(names: Names) -> Kernel:
+    """Split the axes of a kernel of layers as `cut` does, also if the output axes come first.
+
+    If no output axis follows the input axes, the axes before them are output axes, except for
+    layers and leading `STACKS`. If only such axes come before them, as in the router
+    ``[layers, experts, embed.in]``, the `STACKS` are output axes. Without layers, such a kernel is
+    returned without output axes: it may be a head ``[vocab, embed]``.
+
+    Args:
+      names: axis names of a kernel, at least one of them an input axis.
+
+    Raises:
+      ValueError: as in `cut`.
+
+    Example:
+      >>> layer_matrix(("layers", "mlp", "embed.in"))
+      Kernel(stacked=('layers',), read=('embed.in',), written=('mlp',), output_first=True)
+    """
+    kernel = cut(names)
+    if kernel.written or not layers_of(names):
+        return kernel
+    before = kernel.stacked
+    stacked = tuple(itertools.takewhile(_stacks, before))
+    if stacked == before:
+        stacked = tuple(itertools.takewhile(lambda n: is_layers(axis(n)), before))
+    written = before[len(stacked) :]
+    read = kernel.read
+    # The ``head_dim.in`` of keys belongs to their heads.
+    if axis(read[0]) == "head_dim" and any(axis(n).endswith("heads") for n in written):
+        written, read = (*written, read[0]), read[1:]
+    return Kernel(stacked, read, written, output_first=True)
+
+
+def _stacks(name: str) -> bool:
+    return is_layers(axis(name)) or kind(axis(name)) in STACKS
+
+
 def layer_kernels(axes: Axes) -> dict[str, Kernel]:
     """Find the matrices of the layers: the kernels that are stacked over layers.
 
-    Embeddings, heads and patch embeddings are not among them.
+    Embeddings, heads and patch embeddings are not among them. The output axes of a kernel may come
+    after its input axes or before them (`layer_matrix`).
 
     Args:
       axes: the axis names of the parameters.
@@ -315,7 +358,7 @@ def layer_kernels(axes: Axes) -> dict[str, Kernel]:
     found: dict[str, Kernel] = {}
     for leaf, names in by_path(axes, is_leaf=is_names).items():
         if role(leaf, names) == "kernel":
-            kernel = cut(names)
+            kernel = layer_matrix(names)
             if kernel.stacked and kernel.written:
                 found[leaf] = kernel
     return found

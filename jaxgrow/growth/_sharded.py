@@ -158,6 +158,7 @@ def layout(
 
     def choice(dim: int) -> tuple[bool, int, bool, bool, int, int]:
         row = itemsize * sum(_numbers(maps, source, result, counts, dim) for maps in terms)
+        row = max(1, row)  # an array without elements
         rows = min(result[dim], budget // row)
         sharded = [m for maps in terms if (m := maps[dim]) is not None and counts[dim] > 1]
         full = any(m.index is None for m in sharded)  # a product needs the full dimension
@@ -169,7 +170,7 @@ def layout(
         return (full, 0 if fits else row, fits and last, fits and bool(sharded), pieces, dim)
 
     *_, pieces, dim = min(map(choice, range(len(shape))))
-    return Layout(over, counts, result, dim, -(-result[dim] // pieces))
+    return Layout(over, counts, result, dim, max(1, -(-result[dim] // max(1, pieces))))
 
 
 def _numbers(

@@ -104,7 +104,8 @@ def _kinds(
     axes = unstack_layers(axes, layers, number) if layers else axes
     with jax.ensure_compile_time_eval():
         params = sampled(rng.standard_normal)
-        factors = sampled(partial(np.resize, [2.0, 1.0]))  # they differ within a leaf
+        # They differ along each axis of a leaf.
+        factors = sampled(partial(np.resize, [2.0, 1.0, 1.0]))
         gradients = [sampled(rng.standard_normal) for _ in range(MOST)]
         trials = _tried(_Problem(tx, params, axes, gradients, factors, layers))
     found: dict[str, Kind] = {}

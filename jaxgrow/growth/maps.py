@@ -321,6 +321,8 @@ def first_copies(terms: Sequence[Term], asks: str) -> list[Term]:
     Raises:
       ValueError: the first term does not copy units.
     """
+    if not terms:  # the leaf is unchanged
+        return []
 
     def first(axes: tuple[str, ...], m: AxisMap) -> Rows:
         if not isinstance(m.write, Rows) or m.write.index.shape[1] != 1 or m.new < m.old:
@@ -546,11 +548,14 @@ def dual(growth: Term) -> dict[tuple[str, ...], AxisMap]: ...
 def dual(growth: Growth) -> Growth:
     """Return the growth of the gradients: ``write, read = read, write``.
 
-    ``grad at grow(g, s) == grow(dual(g), grad at s)`` holds under two conditions: ``g`` preserves
-    the function by copying units, and on the axes that a norm averages over, ``read`` divides
-    equally among the copies. Two function-preserving operators do not meet them: `lemon` if
-    ``embed`` grows, and `llama_pro`. For every ``g``, ``grow(swap(dual(g)), .)`` is the adjoint of
-    ``grow(g, .)``. Applying `dual` twice returns the original growth.
+    ``grad at grow(g, s) == grow(dual(g), grad at s)`` holds under three conditions: ``g`` preserves
+    the function by copying units; on the axes that a norm averages over, ``read`` divides equally
+    among the copies; and with GQA, the copies of a key/value head have equal gradients
+    (`jaxgrow.operators.targets.sources`). Function-preserving operators that do not meet them are
+    `llama_pro`, `lemon` if ``embed`` or ``kv_heads`` grows, and with GQA, `zero_pad` if ``heads``
+    grow, and every operator that copies key/value heads without their query heads. For every ``g``,
+    ``grow(swap(dual(g)), .)`` is the adjoint of ``grow(g, .)``. Applying `dual` twice returns the
+    original growth.
 
     Args:
       growth: maps, or rules.

@@ -31,7 +31,7 @@ from jaxgrow.axes.names import (
 )
 from jaxgrow.axes.stacking import stack_layers, unstack_layers
 from jaxgrow.growth import maps
-from jaxgrow.growth._trial import Kind, kinds
+from jaxgrow.growth._trial import MOST, Kind, kinds
 from jaxgrow.growth.apply import check, grow, grow_leaf
 from jaxgrow.growth.maps import Growth, dual
 from jaxgrow.growth.matrices import Array
@@ -75,7 +75,7 @@ def grow_optimizer(
     run of ``tx`` with two units per axis determines the content. ``exact`` requires leaves that
     hold the first or second power of the gradients of each entry.
 
-    ``exact`` gives the moments that training the grown model would have accumulated, because
+    ``exact`` gives the moments that training the grown model would have accumulated, if its
     gradients grow by the `dual`. When a model is coalesced, the moments of the copies are summed.
     For ``m``, this is exact if the large model is in the range of the de-coalescing map, that is,
     if the merged units are copies. For ``v``, it is exact if the copies had equal gradients;
@@ -186,6 +186,8 @@ class _Grower:
             else maps.copying(terms)
         )
         if self.clock is not None and _field(name, mine) == "start_count":
+            if self.policy != "asymmetric":
+                alike = maps.copying(terms, squares=True)  # positive weights
             return _grown_clock(x, self.clock, alike, on, shape, self.policy)
         if jnp.shape(x) != shape:
             _check_not_grown(name, x, shape, self.growth, on)
@@ -240,6 +242,13 @@ def _check_separate(name: str, kind: Kind) -> None:
 
 def _grown_by_dual(name: str, x: Array, kind: Kind, back: Sequence[maps.Term], on: Names) -> Array:
     """Grow a first or second moment by the `dual` of the growth."""
+    if kind == "unchanged":
+        raise ValueError(
+            f"optimizer state {name}: did not change in the trial of the optimizer, which takes at "
+            f"most {MOST} steps. If the optimizer accumulates more micro-batches than that "
+            "(optax.MultiSteps), pass one that accumulates two: its state has the same structure. "
+            "If the gradients of this parameter are always zero, use policy 'copy' or 'drop'."
+        )
     if kind not in (1, 2):
         raise ValueError(
             f"optimizer state {name}: holds neither the gradients of each entry nor their "
@@ -300,9 +309,14 @@ def _grown_clock(
     policy: Policy,
 ) -> Array:
     """Grow the start step of each entry, the state of `rebias`."""
-    if policy != "asymmetric":
-        return grow_leaf(alike, on, x) if jnp.shape(x) == shape else x
     xp: Any = jnp if isinstance(x, jax.Array) else np
+    if policy != "asymmetric":
+        if jnp.shape(x) != shape:
+            return x
+        # Steps are not scaled with the values of their units, so they are averaged.
+        total = grow_leaf(alike, on, x.astype(np.float32))
+        weight = grow_leaf(alike, on, xp.ones_like(x, np.float32))
+        return xp.round(total / xp.where(weight == 0, 1, weight)).astype(x.dtype)
     kept = grow_leaf(alike, on, xp.ones(shape, bool))
     return xp.where(kept, grow_leaf(alike, on, xp.broadcast_to(x, shape)), clock.count)
 

@@ -56,6 +56,9 @@ def break_symmetry(
       The parameters with noise. The function is preserved if all copies of a unit have equal
       activations. Leaves that contract no grown axis are unchanged.
 
+    Raises:
+      TypeError: the growth is `Rules`.
+
     Example:
       Two copies have equal weights at first, and then different weights with the same sum.
 
@@ -68,6 +71,11 @@ def break_symmetry(
       `Scaling Smart: Accelerating Large Language Model Pre-training with Small Model Initialization <https://arxiv.org/abs/2409.12903>`_,
       2024
     """
+    if isinstance(growth, maps.Rules):
+        raise TypeError(
+            "break_symmetry supports only growths with one map per axis, but this growth consists "
+            "of Rules. Use a growth such as operators.hypercloning(sizes, target), or add no noise."
+        )
     key = jax.random.key(seed)
     copies = maps.by_axes(growth)
 

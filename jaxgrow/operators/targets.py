@@ -223,7 +223,9 @@ def sources(
 
     A target may contain only ``heads`` or only ``kv_heads``. The other axis then keeps its size.
     Copying preserves the function of attention in every case. Gradients of keys and values grow by
-    the dual if ``heads / kv_heads`` or ``kv_heads`` does not change.
+    the dual if ``heads / kv_heads`` or ``kv_heads`` does not change. Exceptions are operators that
+    divide input weights unequally among copies of key/value heads (`lemon`). If ``kv_heads`` grow
+    alone, copies of a key/value head belong to different query heads and have different gradients.
 
     Args:
       operator: the name of the operator, for error messages.

@@ -65,9 +65,10 @@ def zero_pad(sizes: Sizes, target: Sizes) -> dict[str, CopyMap]:
 
     This preserves the function for ``heads`` and ``mlp``, but not for ``embed``, because norms also
     average over the zeros. The new units never train, because each of their gradients contains a
-    factor of zero (a saddle point; LiGO with ``C = 0``). The operator serves as a control. If fewer
-    query heads share a key/value head than before, the new key/value heads are copies, because old
-    query heads read them.
+    factor of zero (a saddle point; LiGO with ``C = 0``). An exception are new query heads of an old
+    key/value head (GQA): a query of zero averages its values, so their output weights have
+    gradients. The operator serves as a control. If fewer query heads share a key/value head than
+    before, the new key/value heads are copies, because old query heads read them.
 
     {sections}
 

@@ -67,9 +67,9 @@ from jaxgrow.axes.names import (
     Tree,
     axis,
     by_path,
-    cut,
     is_layers,
     is_names,
+    layer_matrix,
     layers_of,
     marked,
     path,
@@ -155,8 +155,8 @@ def multipliers(
     found = {}
     for leaf, names in leaves.items():
         kind = role(leaf, names)
-        to_stream = (
-            layers_of(names) is not None and axis(names[-1]) == "embed" and not reads(names[-1])
+        to_stream = layers_of(names) is not None and any(
+            axis(n) == "embed" and not reads(n) for n in names
         )
         branch = to_stream and (marked(names, POST) if post else kind in ("kernel", "bias"))
         depth = ratios[LAYERS] if layers_of(names) else 1.0
@@ -194,7 +194,7 @@ def _matrix(
     base: Mapping[str, float],
 ) -> Multiplier:
     """The multipliers of a kernel; ``one`` has the multipliers of a vector with the same axes."""
-    kernel = cut(names)
+    kernel = layer_matrix(names)
     if not any(axis(n) in ratios for n in kernel.written):
         return one
     side = min(_ratio(kernel.read, sizes), _ratio(kernel.written, sizes))

@@ -175,7 +175,12 @@ def hold(
     first = _below(axes) if below else {}
     names = by_path(axes, is_leaf=is_names)
     shapes = {leaf: jnp.shape(x) for leaf, x in by_path(params).items()}
-    parts = stages({name: shapes[p][0] for p in shapes if (name := layers_of(names[p]))})
+    # The layer axis of each stacked parameter, and its dimension. It is not the first one in all models.
+    stacked: dict[str, tuple[str, int]] = {}
+    for p, of in names.items():
+        if name := layers_of(of):
+            stacked[p] = name, [axis(n) for n in of].index(name)
+    parts = stages({name: shapes[p][dim] for p, (name, dim) in stacked.items()})
 
     owned = owners(after, shapes)
 
@@ -183,16 +188,14 @@ def hold(
         mine = owned.get(path(key_path))
         if mine is None or jnp.shape(new) != shapes[mine]:
             return new
-        stacked = layers_of(names[mine])
         begin = _start(parts, first.get(mine, ""))
         if matched[mine] or (mine in first and not begin):
             return old
-        if stacked:
-            held = jnp.asarray(layers)[parts[stacked]]
-        elif mine in first:
-            held = jnp.asarray(layers)[begin]
-        else:
-            return new
-        return jnp.where(held.reshape(-1, *[1] * (new.ndim - 1)), old, new)
+        if mine in stacked:
+            name, along = stacked[mine]
+            held = jnp.asarray(layers)[parts[name]]
+            others = tuple(dim for dim in range(new.ndim) if dim != along)
+            return jnp.where(jnp.expand_dims(held, others), old, new)
+        return jnp.where(jnp.asarray(layers)[begin], old, new) if mine in first else new
 
     return jax.tree_util.tree_map_with_path(leaf, before, after)

@@ -28,8 +28,9 @@ ITERATIONS = 5
 def dimension_numbers(axes: Axes) -> dict[str, MuonDimensionNumbers]:
     """Find the matrices of the layers and their input and output axes.
 
-    Every kernel that is stacked over layers is a stack of matrices. Embeddings, heads and patch
-    embeddings are not included; Adam updates them.
+    Every kernel that is stacked over layers is a stack of matrices, ``[inputs, outputs]`` or
+    ``[outputs, inputs]``. Embeddings, heads and patch embeddings are not included; Adam updates
+    them.
 
     Args:
       axes: the axis names of the parameters.
@@ -182,7 +183,7 @@ def flops(axes: Axes, sizes: Mapping[str, int]) -> float:
 
     total = 0.0
     for kernel in layer_kernels(axes).values():
-        count, read, written = map(size, kernel)
+        count, read, written = map(size, (kernel.stacked, kernel.read, kernel.written))
         n, m = sorted((read, written))
         total += ITERATIONS * count * (4 * n * n * m + 2 * n**3)
     return total

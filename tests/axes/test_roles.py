@@ -13,7 +13,7 @@ from flax import linen as nn
 
 from jaxgrow import grow, grow_optimizer, swap
 from jaxgrow.axes import Axis, cut, is_names, named, owners, reads, role, sizes, split, turned
-from jaxgrow.axes.names import by_path
+from jaxgrow.axes.names import by_path, layer_kernels
 from jaxgrow.growth.maps import Rule, Rules
 from jaxgrow.growth.moments import RebiasState, rebias
 from jaxgrow.models import BERTConfig, CaiTConfig, GPT2Config, LlamaConfig
@@ -250,6 +250,33 @@ def test_muon_refuses_kernels_with_layers_not_stacked_first():
         cut(("embed.in", "layers", "mlp"))
 
 
+@pytest.mark.parametrize(
+    ("names", "rows", "columns"),
+    [
+        (("layers", "embed.in", "mlp"), (1,), (2,)),
+        (("layers", "mlp", "embed.in"), (2,), (1,)),
+        (("layers", "experts", "embed", "mlp.in"), (3,), (2,)),
+        (("layers", "gates", "mlp", "embed.in"), (3,), (2,)),
+        (("layers", "experts", "embed.in"), (2,), (1,)),
+        (("layers", "heads", "head_dim", "embed.in"), (3,), (1, 2)),
+        (("layers", "kv_heads", "head_dim.in", "embed.in"), (3,), (1, 2)),
+        (("layers", "kv_heads", "q_heads_per_group", "head_dim", "embed.in"), (4,), (1, 2, 3)),
+        (("layers", "embed", "heads.in", "head_dim.in"), (2, 3), (1,)),
+    ],
+)
+def test_matrices_of_layers_in_both_orders(names, rows, columns):
+    kernel = layer_kernels({"w": names})["w"]
+    assert (kernel.read_dims, kernel.written_dims) == (rows, columns)
+    assert kernel.names == names
+
+
+@pytest.mark.parametrize(
+    "names", [("vocab", "embed.in"), ("embed", "channels.in"), ("layers", "embed.in.kernel")]
+)
+def test_heads_and_vectors_are_no_matrices_of_layers(names):
+    assert layer_kernels({"w": names}) == {}
+
+
 def test_freezing_what_is_not_there_is_an_error():
     params, axes = model(FAMILIES["BERT, pre-LN"])
     with pytest.raises(
@@ -329,3 +356,12 @@ def test_freezing_finds_the_state_of_such_modules():
     held = hold(state, after, [True, False], before, axes)
     np.testing.assert_array_equal(held.mu["w"], [[0, 0], [1, 1]])
     np.testing.assert_array_equal(held.mu["mu"]["w"], np.ones((2, 2)))
+
+
+@pytest.mark.parametrize("embed", [2, 3])  # 2: as many units as layers
+def test_frozen_layers_may_be_stacked_along_any_dimension(embed):
+    before = {"w": np.zeros((embed, 2, 4)), "b": np.zeros((2, 4))}
+    axes = {"w": ("embed.in", "layers", "mlp"), "b": ("layers", "mlp.bias")}
+    held = hold(before, jax.tree.map(lambda x: x + 1, before), [True, False], before, axes)
+    np.testing.assert_array_equal(held["w"], np.broadcast_to([[0], [1]], (embed, 2, 4)))
+    np.testing.assert_array_equal(held["b"], [[0] * 4, [1] * 4])

@@ -16,7 +16,7 @@ import tiny
 from runs import MODEL
 
 from jaxgrow import grow, grow_optimizer, operators
-from jaxgrow.axes import is_names, path
+from jaxgrow.axes import cut, is_names, layers_of, path, role
 from jaxgrow.layerdrop import KeepMask
 from jaxgrow.models import BERTConfig, CaiTConfig, Config, LlamaConfig, ViTConfig
 from jaxgrow.optim.completep import Multiplier, multipliers
@@ -338,3 +338,22 @@ def test_scores_are_divided_by_head_dim_past_the_bases():
     assert query.scale * key.scale == query.rate * key.rate == 1 / math.sqrt(4)
     assert found["blocks/attention/value/kernel"] == Multiplier(1, 1, 1 / 4, 1)
     assert found["blocks/attention/out/kernel"].rate == 1 / 4
+
+
+@pytest.mark.parametrize("family", ["gpt2", "experts"])
+def test_the_order_of_inputs_and_outputs_does_not_matter(family):
+    """Kernels of layers in the order of PyTorch, [outputs, inputs], have the same multipliers."""
+    config = FAMILIES[family]
+    axes = tiny.axes(config)
+
+    def turned(names):
+        if not (layers_of(names) and role("", names) == "kernel"):
+            return names
+        kernel = cut(names)
+        return kernel.stacked + kernel.written + kernel.read
+
+    torch = jax.tree.map(turned, axes, is_leaf=is_names)
+    assert torch != axes
+    larger = {name: (i + 2) * size for i, (name, size) in enumerate(config.sizes().items())}
+    found = [multipliers(each, larger, config.sizes(), depth_scaled=True) for each in (torch, axes)]
+    assert found[0] == found[1]

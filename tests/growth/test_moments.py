@@ -18,7 +18,7 @@ import tiny
 
 from jaxgrow import dual, grow, grow_optimizer, swap
 from jaxgrow.axes import axis
-from jaxgrow.growth.maps import AxisMap, select, tile
+from jaxgrow.growth.maps import AxisMap, Rule, Rules, select, tile
 from jaxgrow.growth.matrices import Rows, dense
 from jaxgrow.growth.moments import RebiasState, rebias
 from jaxgrow.operators import aki, fpi, hypercloning, lemon, llama_pro, stack, staged
@@ -310,12 +310,32 @@ def test_every_axis_restarts_its_own_copies():
     np.testing.assert_array_equal(state[2].start_count["w"], np.where(kept, 0, 3))
 
 
+@pytest.mark.parametrize(
+    "unchanged", [(Rule((), "u"),), ()], ids=["a rule without terms", "no rule"]
+)
+def test_the_state_of_an_unchanged_parameter_goes_on(unchanged):
+    params, axes = {**SMALL, "u": np.ones(5)}, {**AXES, "u": ("c",)}
+    moments = {**SMALL, "u": np.arange(5.0)}
+    adam = optax.ScaleByAdamState(np.int32(3), moments, jax.tree.map(np.square, moments))
+    state = (adam, RebiasState(np.int32(3), jax.tree.map(lambda _: np.int32(0), params)))
+    growth = Rules((*unchanged, Rule(({"a": tile(2, 2)},), axes=("a",))))
+    tx = optax.chain(optax.scale_by_adam(B1, B2), rebias(B1, B2))
+    adam, clock = grow_optimizer(tx, state, growth, params, axes, "asymmetric")
+    assert adam.mu["u"].tolist() == [0, 1, 2, 3, 4]
+    assert clock.start_count["u"].tolist() == [0] * 5
+    assert clock.start_count["v"].tolist() == [0, 0, 3, 3]
+
+
 def test_copied_clocks_follow_their_units():
     state = grow_optimizer(ADAMW, trained(ADAMW), {"a": tile(2, 2)}, SMALL, AXES, "asymmetric")
     large = grow({"a": tile(2, 2)}, SMALL, AXES)
     again = grow_optimizer(ADAMW, state, {"a": select([3, 0], 4)}, large, AXES, "copy")
     assert again[2].start_count["v"].tolist() == [3, 0]
     assert again[2].start_count["v"].dtype == jnp.int32
+    # The weights of a map scale values, such as the scales of norms in `lemon`, but not steps.
+    scaled = Rows(np.array([[3], [0]]), np.array([[0.5], [-2.0]]), 4)
+    again = grow_optimizer(ADAMW, state, {"a": AxisMap(scaled, scaled)}, large, AXES, "copy")
+    assert again[2].start_count["v"].tolist() == [3, 0]
 
 
 @pytest.mark.parametrize(

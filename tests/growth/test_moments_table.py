@@ -34,6 +34,7 @@ SHOWN = ("adam", "schedule_free_adamw", "sm3", "lars", "muon", "prodigy")
 
 # For each policy, the reason why it refuses an optimizer: a leaf of the state, and why.
 SHAPE, OTHERS, OWN, FAILED = "shape", "depends on", "holds neither", "a trial of the optimizer"
+LATE = "did not change in the trial .* at most 64 steps.* pass one that accumulates two"
 REFUSED = {  # refused by both policies
     **dict.fromkeys(["adafactor", "galore"], SHAPE),
     **dict.fromkeys(["scale_by_distance_over_gradients", "scale_by_factored_rms"], SHAPE),
@@ -121,6 +122,11 @@ def of_optax() -> dict[str, optax.GradientTransformation]:
     return found
 
 
+def _centred(updates, params=None):
+    del params
+    return jax.tree.map(lambda g: g - g.mean(0) if g.ndim > 1 else g, updates)
+
+
 OPTIMIZERS = of_optax()
 DECAYED = optax.chain(optax.add_decayed_weights(1e-4), optax.trace(0.9))
 OTHER = {  # wrappers: (optimizer, what refuses copy, what refuses exact)
@@ -133,6 +139,11 @@ OTHER = {  # wrappers: (optimizer, what refuses copy, what refuses exact)
         None,
     ),
     "MultiSteps": (optax.MultiSteps(optax.adam(0.1), 6).gradient_transformation(), None, None),
+    "more micro-batches than the trial has": (
+        optax.MultiSteps(optax.adam(0.1), 65).gradient_transformation(),
+        None,
+        LATE,
+    ),
     "apply_if_finite": (optax.apply_if_finite(optax.adam(0.1), 3), None, None),
     "inject_hyperparams": (optax.inject_hyperparams(optax.adam)(0.1), None, None),
     "clipped": (optax.chain(optax.clip_by_global_norm(0.01), optax.adam(0.1)), None, None),
@@ -140,6 +151,11 @@ OTHER = {  # wrappers: (optimizer, what refuses copy, what refuses exact)
     "a mean of updates": (optax.chain(optax.scale_by_adam(), optax.ema(0.9)), None, OWN),
     "a mean of centred gradients": (
         optax.chain(optax.centralize(), optax.trace(0.9)),
+        OTHERS,
+        OTHERS,
+    ),
+    "a mean of gradients centred along the first axis": (
+        optax.chain(optax.stateless(_centred), optax.trace(0.9)),
         OTHERS,
         OTHERS,
     ),

@@ -405,6 +405,13 @@ def test_noise_keeps_structure_and_dtypes():
     )
 
 
+def test_noise_needs_one_map_per_axis():
+    with pytest.raises(
+        TypeError, match=r"only growths with one map per axis, .* consists of Rules"
+    ):
+        break_symmetry({"w": np.ones(2)}, Rules(()), {"w": ("mlp.in.kernel",)})
+
+
 def test_twins_stay_equal_under_adam_unless_moments_differ():
     config, large, _ = grown("hypercloning 2")
     axes, small = tiny.axes(tiny.config()), tiny.params(tiny.config())

@@ -76,6 +76,18 @@ def test_sharded_leaves_grow_to_the_bit_and_keep_their_sharding(mode, growth):
     assert_same(grow(growth, there, axes), grow(growth, params, axes), there)
 
 
+@pytest.mark.parametrize("spec", [P(), P("x"), P(None, "y")], ids=["none", "a", "b"])
+def test_a_sharded_leaf_without_elements_grows(spec):
+    there = {
+        "w": jax.device_put(
+            jnp.zeros((0, 6)), NamedSharding(jax.make_mesh((2, 2), ("x", "y")), spec)
+        )
+    }
+    found = grow({"b": tile(6, 2)}, there, {"w": ("layers", "b")})["w"]
+    assert found.shape == (0, 12)
+    assert found.sharding.is_equivalent_to(there["w"].sharding, 2)
+
+
 def test_in_a_compiled_function_on_an_explicit_mesh_too():
     params, axes = host()
     there = placed(params, AxisType.Explicit)

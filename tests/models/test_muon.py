@@ -99,6 +99,19 @@ def stepped(tx, params, axes, steps=3, seed=0):
     return updates, state
 
 
+def test_kernels_with_outputs_first_have_the_same_update():
+    """The order [outputs, inputs] of stacked PyTorch and Equinox layers."""
+    x = np.random.default_rng(0).normal(size=(2, 4, 6)).astype(np.float32)
+    rows, columns = (
+        muon.scale_by_muon_and_adam(muon.dimension_numbers({"w": names})) for names in
+        (("layers", "embed.in", "mlp"), ("layers", "mlp", "embed.in"))
+    )  # fmt: skip
+    expected, _ = rows.update({"w": x}, rows.init({"w": x}))
+    turned = {"w": x.swapaxes(1, 2)}
+    found, _ = columns.update(turned, columns.init(turned))
+    np.testing.assert_allclose(found["w"].swapaxes(1, 2), expected["w"], rtol=1e-5, atol=1e-6)
+
+
 def test_updates_match_optax_muon_and_adam():
     params, axes = (
         tiny.params(tiny.config(dtype="float32"), dtype="float32"),

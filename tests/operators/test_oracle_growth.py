@@ -235,6 +235,18 @@ def test_random_matrices_of_layers_at_the_spectral_scale():
     chex.assert_trees_all_equal(after, before)  # all other parameters
 
 
+def test_the_spectral_scale_of_kernels_with_outputs_first():
+    kernel = np.random.default_rng(0).normal(size=(1, 100, 400))
+    rows, columns = (
+        spectral({"w": x}, {"w": names})["w"]
+        for x, names in (
+            (kernel, ("layers", "embed.in", "mlp")),
+            (kernel.swapaxes(1, 2), ("layers", "mlp", "embed.in")),
+        )
+    )
+    np.testing.assert_allclose(columns.swapaxes(1, 2), rows, rtol=1e-6)
+
+
 @either
 def test_staged_training(tied):
     """``[[W, 0], [0, W]]`` and ``[v, v]``; the final norm or an untied head is halved."""
