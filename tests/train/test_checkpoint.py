@@ -97,7 +97,7 @@ def test_an_unharmed_checkpoint_is_restored_without_a_word(saved, capsys):
     )
     assert "damaged" not in capsys.readouterr().err
     # A run that grows has only its small model at first.
-    with pytest.raises(UserError, match="checkpoint 6 in .* has no model 'grown', only large;"):
+    with pytest.raises(UserError, match=r"checkpoint 6 in .* has no model 'grown', only large;"):
         load(saved, "grown")
 
 
