@@ -5,6 +5,7 @@ import io
 import json
 import lzma
 import os
+import shutil
 import tarfile
 import zipfile
 from dataclasses import replace
@@ -135,6 +136,32 @@ def test_hidden_folders_are_no_classes(tmp_path, data, archive):
     found = images(replace(data, path=archived(data, "zip", tmp_path)) if archive else data)
     assert found.classes == CLASSES
     assert len(found.train) + len(found.valid) == 24
+
+
+@pytest.mark.parametrize("archive", [False, True])
+def test_the_folders_of_splits_are_splits(tmp_path, data, archive):
+    tree(tmp_path / "splits" / "train")
+    for split, count in (("val", 3), ("test", 2)):
+        tree(tmp_path / "splits" / split, count=count)
+    splits = replace(data, path=str(tmp_path / "splits"))
+    found = images(replace(splits, path=archived(splits, "zip", tmp_path)) if archive else splits)
+    assert found.classes == CLASSES
+    assert (len(found.train), len(found.valid)) == (24, 9)
+    alone = [images(replace(data, path=f"{splits.path}/{split}")) for split in ("train", "val")]
+    of = [sorted(whole(split.train) + whole(split.valid)) for split in alone]
+    assert [sorted(whole(found.train)), sorted(whole(found.valid))] == of
+    picture(0).save(tmp_path / "splits" / "val" / "0.png")  # as in the archive of ImageNet
+    with pytest.raises(UserError, match=r"val/0.png in .* no training image is of this class"):
+        images(splits)
+
+
+def test_train_and_test_can_be_classes(data):
+    root = Path(data.path)
+    for name in ("train", "test"):
+        shutil.copytree(root / "ant", root / name)
+    found = images(data)
+    assert found.classes == tuple(sorted({*CLASSES, "train", "test"}))
+    assert len(found.train) + len(found.valid) == 40
 
 
 # --- the cache ---

@@ -1,14 +1,14 @@
 """Images and their classes: decoded once into a file, or read as they are stored.
 
 A source of the training loop has a length and ``sample(i, rng) -> (inputs, targets)``, which is
-pure: the same generator gives the same sample. Without a validation split, some images are held
-out.
+pure: the same generator gives the same sample. Without validation images, some images are held out.
 """
 
 import hashlib
 import io
 import json
 import lzma
+import posixpath
 import tarfile
 import zipfile
 import zlib
@@ -31,6 +31,7 @@ from train.data.splitting import exact, held_out
 from train.data.workers import cores
 
 _SUFFIXES = {".jpg", ".jpeg", ".png"}
+_VALIDATION = ("val", "valid", "validation", "test")
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,9 @@ class Images:
 
     ``source="digits"`` is scikit-learn's dataset of 1797 images of 8 x 8 pixels, which needs no
     files. ``"folder"`` is a folder at ``path``, or a tar or zip of it, with one folder of ``.jpg``
-    and ``.png`` files for each class. ``"idx"`` is a folder with the four files of MNIST, of
+    and ``.png`` files for each class. If these are in folders ``train`` and ``val``, ``valid``,
+    ``validation`` or ``test``, the images of the first one of the latter are used for validation,
+    and other folders are not read. ``"idx"`` is a folder with the four files of MNIST, of
     Fashion-MNIST, or of another dataset in this layout; its test images are used for validation.
     ``"tfds"`` is the tensorflow-datasets dataset ``name``, which is prepared under ``path`` if
     necessary; it is read without TensorFlow.
@@ -184,7 +187,7 @@ def images(data: Images) -> Split:
     train = _as_asked(train, data)
     valid = None if valid is None else _as_asked(valid, data)
     if valid is None:
-        mine, held = _held_out(len(train.store), data.valid_fraction)
+        mine, held = train.split or _held_out(len(train.store), data.valid_fraction)
         valid = train
     else:
         mine = np.arange(len(train.store))
@@ -239,6 +242,8 @@ class _Kept:
     content: str  # hash of the content
     # The mean and the standard deviation of each channel; empty: the default values.
     normal: tuple[tuple[float, ...], ...] = ()
+    # The numbers of the images for training and for validation; None: hold out a part.
+    split: tuple[np.ndarray, np.ndarray] | None = None
 
 
 def _as_asked(kept: _Kept, data: Images) -> _Kept:
@@ -336,13 +341,16 @@ def _folder(data: Images) -> _Kept:
         # The name of a symlink decides the class, and its target the pixels.
         about = file.stat()
         identity.append((name, str(file.resolve()), about.st_size, about.st_mtime_ns))
-    key = json.dumps(["names, pixels of 8 bits", identity, data.size])
+    key = json.dumps(["names, splits, pixels of 8 bits", identity, data.size])
     folder = Path(data.cache).expanduser() / hashlib.sha256(key.encode()).hexdigest()[:24]
     cached(folder, lambda work: _decode(path, data.size, work))
     store = _mapped(folder)
-    about = read_json(folder / "about.json", again(folder), ("classes", "content"))
+    about = read_json(folder / "about.json", again(folder), ("classes", "content", "trained"))
     size, channels = store.pixels.shape[2:]
-    return _Kept(store, tuple(about["classes"]), size, channels, about["content"])
+    split = None
+    if about["trained"] < len(store):
+        split = np.arange(about["trained"]), np.arange(about["trained"], len(store))
+    return _Kept(store, tuple(about["classes"]), size, channels, about["content"], split=split)
 
 
 def _is_image(name: str) -> bool:
@@ -380,17 +388,42 @@ def _contents(path: Path, wanted: Container[str] = ()) -> Iterator[tuple[str, by
         raise UserError(f"cannot read {path}: {error}") from error
 
 
+def _splits(names: list[str]) -> tuple[list[str], list[str]]:
+    """The images for training and for validation, by the folders that they are in.
+
+    Without a folder ``train`` of classes and a validation folder beside it, all images are for
+    training.
+    """
+    places = [PurePosixPath(name).parts for name in names]
+    common = posixpath.commonpath([PurePosixPath(name).parent for name in names])
+    top = len(PurePosixPath(common).parts)
+    below: dict[str, list[str]] = {}
+    for name, place in zip(names, places, strict=True):
+        below.setdefault(place[top], []).append(name)
+    valid = next((split for split in _VALIDATION if split in below), None)
+    # With fewer parts, ``train`` is the name of a class.
+    classes = any(place[top] == "train" and len(place) > top + 2 for place in places)
+    return (below["train"], below[valid]) if valid and classes else (names, [])
+
+
 def _decode(path: Path, size: int | None, work: Path) -> None:
-    """Write pixels, labels and classes, in the order of the file names."""
+    """Write pixels, labels and classes, in the order of the file names: training images first."""
     names = sorted({name for name, _ in _contents(path) if _is_image(name)})
     if not names:
         raise UserError(f"no images in {path}: there is no .jpg, .jpeg or .png file")
+    train, valid = _splits(names)
+    names = train + valid
     of = {name: PurePosixPath(name).parent.name for name in names}
     if astray := [name for name in names if not of[name]]:
         raise UserError(
             f"{astray[0]} in {path} has no class: put each image into a folder with the name of its class"
         )
-    classes = sorted(set(of.values()))
+    classes = sorted({of[name] for name in train})
+    if unknown := [name for name in valid if of[name] not in classes]:
+        raise UserError(
+            f"{unknown[0]} in {path} is a validation image of the class {of[unknown[0]]!r}, but no training image is of this "
+            "class: put each image into a folder with the name of its class"
+        )
     if len(classes) == 1:
         raise UserError(
             f"all images in {path} are of one class, {classes[0]!r}, but training needs at least two classes"
@@ -400,7 +433,7 @@ def _decode(path: Path, size: int | None, work: Path) -> None:
     content = hashlib.sha256(
         "".join(sha256(work / f"{part}.npy") for part in ("pixels", "labels")).encode()
     ).hexdigest()
-    write_json(work / "about.json", {"classes": classes, "content": content})
+    write_json(work / "about.json", {"classes": classes, "content": content, "trained": len(train)})
 
 
 def _write_pixels(path: Path, names: list[str], size: int | None, file: Path) -> None:
