@@ -243,6 +243,12 @@ def test_what_operators_cannot_reach_is_refused_by_name(by, small, says):
         Growing(small, Stage(0.5), (GrowTo(by=by),)).plan(LARGE, BASE, 100)
 
 
+def test_noise_without_effect_is_refused():
+    to = (GrowTo(by=("llama_pro",), noise=5.0),)
+    with pytest.raises(ValueError, match="noise does not apply to llama_pro"):
+        Growing(replace(LARGE, layers=2), Stage(0.5), to).plan(LARGE, BASE, 100)
+
+
 def test_models_that_differ_in_what_is_no_axis_are_refused():
     small = LlamaConfig(
         layers=2, embed=4, heads=2, kv_heads=1, head_dim=2, mlp=8, vocab=256, context=8

@@ -318,7 +318,8 @@ class Grow(Transform, reads=("source",), writes="target"):
         """The growths, in the order in which they are applied.
 
         Raises:
-          ValueError: an operator does not exist, or the operators cannot reach the sizes.
+          ValueError: an operator does not exist, the operators cannot reach the sizes, or noise would
+            have no effect.
         """
         growths = []
         config = self.small
@@ -337,6 +338,11 @@ class Grow(Transform, reads=("source",), writes="target"):
         if left := differing(config, self.large):
             raise ValueError(
                 f"{' and '.join(self.by)} do not reach the sizes {left}: add an operator for these axes"
+            )
+        if self.noise is not None and all(isinstance(growth, Rules) for growth in growths):
+            raise ValueError(
+                f"noise does not apply to {' and '.join(self.by)}, whose maps of an axis differ between parameters: "
+                "leave out noise"
             )
         return tuple(growths)
 
