@@ -294,6 +294,11 @@ def main() -> None:
     shorter = _frontier(arguments)
     tasks = [task for task in arguments.evaluate.split(",") if task]
     tunings = [load_as(FineTuning, config)[1] for config in arguments.finetune]
+    names = [tuning.name for tuning in tunings]
+    if len(set(names)) < len(names):
+        raise UserError(
+            f"two fine-tunings have the same name: {', '.join(names)}; set different names, such as CONFIG:name=again"
+        )
     if tasks:
         keys(tasks, arguments.data)  # reports missing files before the first run
     comparison = compare(configs, shorter, seeds, folder)

@@ -1026,6 +1026,15 @@ def test_a_run_that_diverges_does_not_end_the_others(tmp_path, monkeypatch, caps
         (("--frontier", "half"), "--frontier takes numbers separated by commas, not 'half'"),
         (("--frontier", "0.5,:name=a"), "--frontier 0.5,:name=a has settings without a fraction"),
         (("--seeds", ","), "--seeds needs at least one seed"),
+        (
+            (
+                "--finetune",
+                "configs/finetune.py:bytes_sst2",
+                "--finetune",
+                "configs/finetune.py:pieces_sst2",
+            ),
+            "two fine-tunings have the same name: sst2, sst2; set different names",
+        ),
         (("{0}:name=again:seed=7",), "again sets seed=7, but --seeds determines the seeds"),
     ],
 )
