@@ -299,7 +299,8 @@ def _printed(text: str) -> None:
 
 def _stdin() -> list[str]:
     try:
-        return sys.stdin.read().splitlines()
+        # `str.splitlines` would also split at form feeds and at U+2028.
+        return [line.removesuffix("\n") for line in sys.stdin]
     except UnicodeDecodeError as error:
         raise UserError(
             f"--prompt -: the lines are not UTF-8 ({error}); convert them, such as with iconv"

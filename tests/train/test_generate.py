@@ -85,11 +85,11 @@ def test_samples_differ_and_the_same_seed_repeats_them(gpt, run):
 
 
 def test_prompts_are_read_line_by_line(gpt, run, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.StringIO("one\ntwo words\n"))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("one\ntwo\fwords\n"))
     samples = list(
         map(json.loads, run(gpt, "--prompt", "-", "--json", "--max-new", 64).splitlines())
     )
-    assert [s["prompt"] for s in samples] == ["one", "two words"]
+    assert [s["prompt"] for s in samples] == ["one", "two\fwords"]
     assert all(s["ended"] or s["tokens"] == 48 - len(s["prompt"]) for s in samples)
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
     with pytest.raises(UserError, match="--prompt -: stdin has no lines"):
