@@ -91,7 +91,7 @@ def _learned(model: Path, name: str, data: Path, tokenizer: str | None) -> dict[
     was = run.config["data"].get("Labelled", {}) if run.finished else {}
     length = config_of(model).length
     if (file := model / "tokenizer_config.json").is_file():
-        length = min(length, read_json(file, "restore it").get("model_max_length", length))
+        length = min(length, read_json(file, "restore it").get("model_max_length") or length)
     read: dict[str, Any] = {"length": length} | {
         k: was[k] for k in ("length", "stride") if k in was
     }
