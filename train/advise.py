@@ -364,19 +364,11 @@ def advice(experiment: Experiment, pilot: Pilot | None = None) -> tuple[str, Exp
     here = setting(experiment)
     recipes, others = fitting(base)
     found = answers(base, recipes, pilot)
-    heads = [
-        "recipe",
-        "FLOPs left out at most",
-        "saving at an equal loss, measured",
-        "saving by the pilot",
-    ]
-    count = len(heads) if pilot is not None else len(heads) - 1
     lines = [
         f"{experiment.name}: {here.family}, {here.optimizer}, {here.parameters:,} parameters, {experiment.steps:,} steps, "
         f"{here.tokens_per_parameter:.3g} tokens per parameter, {cost(experiment):.3g} FLOPs.",
         "",
-        markdown(heads[:count], [answer.cells[:count] for answer in found]),
-        "",
+        *_table(found, pilot),
         *(f"- {answer.source}" for answer in found),
         *(f"- {text}." for text in others),
         "",
@@ -401,6 +393,15 @@ def advice(experiment: Experiment, pilot: Pilot | None = None) -> tuple[str, Exp
     )
     method = best.recipe.method(base, best.tau)
     return "\n".join(lines) + "\n", replace(base, name=f"{base.name}_grown", method=method)
+
+
+def _table(found: Sequence[Answer], pilot: Pilot | None) -> list[str]:
+    """Return the table of the recipes and an empty line, or nothing without recipes."""
+    heads = ["recipe", "FLOPs left out at most", "saving at an equal loss, measured"]
+    if pilot is not None:
+        heads.append("saving by the pilot")
+    rows = [answer.cells[: len(heads)] for answer in found]
+    return [markdown(heads, rows), ""] if rows else []
 
 
 def _nothing(found: Sequence[Answer], pilot: Pilot | None) -> str:
