@@ -133,10 +133,6 @@ def decaying(experiment: Experiment) -> float:
     return {"wsd": experiment.optim.decay, "linear": 1.0, "cosine": 1.0}[experiment.optim.schedule]
 
 
-def cost(experiment: Experiment) -> float:
-    return experiment.cost
-
-
 def parameters(experiment: Experiment) -> int:
     shapes = jax.eval_shape(experiment.model.init, jax.random.key(0))
     return sum(int(np.prod(x.shape)) for x in jax.tree.leaves(shapes))
@@ -155,7 +151,7 @@ def saved(experiment: Experiment, recipe: Recipe, tau: float | None) -> float:
     if tau is not None and not round(tau * experiment.steps):
         return 0.0
     grown = replace(experiment, method=recipe.method(experiment, tau or 0.0))
-    return 1 - cost(grown) / cost(experiment)
+    return 1 - grown.cost / experiment.cost
 
 
 def expected(experiment: Experiment, recipe: Recipe, tau: float, behind: float) -> float:
@@ -213,7 +209,7 @@ def pilot(experiment: Experiment, workdir: Path) -> Pilot:
         )
         for r in recipes
     }
-    share = sum(map(cost, (base, *growing.values()))) / cost(experiment)
+    share = sum(e.cost for e in (base, *growing.values())) / experiment.cost
     print(
         f"the pilot: {1 + len(growing)} runs of {steps:,} steps, {share:.1%} of the budget",
         file=sys.stderr,
@@ -366,7 +362,7 @@ def advice(experiment: Experiment, pilot: Pilot | None = None) -> tuple[str, Exp
     found = answers(base, recipes, pilot)
     lines = [
         f"{experiment.name}: {here.family}, {here.optimizer}, {here.parameters:,} parameters, {experiment.steps:,} steps, "
-        f"{here.tokens_per_parameter:.3g} tokens per parameter, {cost(experiment):.3g} FLOPs.",
+        f"{here.tokens_per_parameter:.3g} tokens per parameter, {experiment.cost:.3g} FLOPs.",
         "",
         *_table(found, pilot),
         *(f"- {answer.source}" for answer in found),
@@ -376,7 +372,7 @@ def advice(experiment: Experiment, pilot: Pilot | None = None) -> tuple[str, Exp
     if pilot is not None:
         lines.append(
             "b: how many steps a grown model is behind a run from scratch, for each step of the small model "
-            f"(at least {LEAST} is assumed). The pilot cost {pilot.flops / cost(experiment):.1%} of the budget."
+            f"(at least {LEAST} is assumed). The pilot cost {pilot.flops / experiment.cost:.1%} of the budget."
         )
     if base is not experiment:
         lines.append(
@@ -435,7 +431,7 @@ def budgeted(experiment: Experiment, flops: float) -> Experiment:
     Raises:
       UserError: the budget is less than one step, or more steps than can be counted.
     """
-    each = cost(experiment) / experiment.steps
+    each = experiment.cost / experiment.steps
     if not each <= flops < each * MOST_STEPS:
         raise UserError(
             f"--budget must be between the FLOPs of one step, {each:.3g}, and of {MOST_STEPS:,} steps, "
