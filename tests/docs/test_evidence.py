@@ -233,6 +233,58 @@ def test_the_logs_of_adamw_at_1_4_million_parameters_give_their_losses():
         assert f"{share:.3f} of" in page and f"{what} ends at {run.loss:.4f}" in page
 
 
+@pytest.mark.parametrize(
+    ("folder", "names", "shortest", "rate"),
+    [
+        (
+            "m3",
+            ("wiki_m3", "wiki_m3_deepen", "wiki_m3_halves", "wiki_m3_vcycle"),
+            ("m3_sweep", "m3_sweep_2.5e-3"),
+            "2.5e-3",
+        ),
+        (
+            "m1_adamw",
+            ("wiki_m1_adamw", "wiki_m1_adamw_deepen", "wiki_m1_adamw_vcycle"),
+            ("m1_adamw_sweep", "m1_adamw_5e-3"),
+            "5e-3",
+        ),
+    ],
+)
+def test_the_logs_with_a_frontier_of_two_points_give_bounds(folder, names, shortest, rate):
+    configs = [logged(folder, name) for name in names]
+    frontier = [logged(*shortest)]
+    assert {runs[0].config["optim"]["peak_lr"] for runs in configs + frontier} == {float(rate)}
+    full, *grown, short = Comparison(configs, frontier).rows()
+    for row in (full, short):
+        text = f"| {rate} | {row['flops']:.3f} | {row['loss'][0]:.4f} | |"
+        assert text in PAGES["docs/results/muon.md"], text
+    for row in grown:
+        (saved,), (below,) = row["saved_frontier"], row["below_frontier"]
+        text = f"> {100 * saved:.1f} %" if below else f"at most {100 * saved:.1f} %"
+        text = f"| {rate} | {row['flops']:.3f} | {row['loss'][0]:.4f} | {text} |"
+        assert text in PAGES["docs/results/muon.md"], text
+
+
+@pytest.mark.parametrize(
+    ("name", "label", "rates"),
+    [
+        ("m3_sweep", "Muon, from scratch", ("1.25e-3", "2.5e-3", "5e-3", "1e-2", "2e-2")),
+        ("m3_deepen_sweep", "half of the layers first", ("", "2.5e-3", "5e-3", "1e-2", "")),
+    ],
+)
+def test_the_logs_of_the_learning_rates_of_3_million_parameters_give_the_table(name, label, rates):
+    losses = [
+        logged("m3_sweep", f"{name}_{rate}")[0].loss if rate else float("inf") for rate in rates
+    ]
+    cells = [f"{x:.4f}".replace("inf", "") for x in losses]
+    cells[losses.index(min(losses))] = f"**{min(losses):.4f}**"
+    row = f"| {label} | {' | '.join(cells)} |".replace("|  |", "| |")
+    assert row in PAGES["docs/results/muon.md"], row
+    if label == "Muon, from scratch":
+        best = rates[losses.index(min(losses))]
+        assert load("configs/wikipedia_sizes.py:m3").optim.peak_lr == float(best)
+
+
 def test_the_logs_of_layer_dropping_at_1_4_million_parameters_give_the_table():
     full = "m1_adamw_5e-3"
     names = (full, *(f"{full}_{name}" for name in ("pld", "sbld", "uniform")))
