@@ -265,6 +265,22 @@ def test_the_logs_with_a_frontier_of_two_points_give_bounds(folder, names, short
         assert text in PAGES["docs/results/muon.md"], text
 
 
+def test_the_logs_give_the_steps_that_half_of_the_layers_first_is_behind():
+    behind = []
+    for folder, name, shorter in (
+        ("m3", "wiki_m3", ("m3_sweep", "m3_sweep_2.5e-3")),
+        ("m1_low", "m1_low", ("m1_low", "m1_low-x0.75")),
+    ):
+        configs = [logged(folder, name), logged(folder, f"{name}_deepen")]
+        _, grown, _ = Comparison(configs, [logged(*shorter)]).rows()
+        equal = grown["flops"] / (1 - mean(grown["saved_frontier"]))
+        behind.append(round((1 - equal) * configs[0][0].config["steps"], -2))
+    page = " ".join(PAGES["docs/results/muon.md"].split())
+    steps = [f"{x:,.0f}" for x in behind]
+    assert f"at least {steps[0]} steps" in page
+    assert f"at 1.4 million parameters {steps[1]} steps" in page
+
+
 @pytest.mark.parametrize(
     ("name", "label", "rates"),
     [
