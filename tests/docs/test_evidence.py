@@ -138,6 +138,17 @@ def test_the_logs_of_ten_epochs_give_the_table():
     assert rates == {1.5e-3}
 
 
+def test_the_logs_of_the_longer_modernbert_give_the_table():
+    names = ("encoder_long", "encoder_long_deepen", "encoder_long_vcycle", "encoder_long-x0.75")
+    *configs, shorter = [logged("encoder_long", name) for name in names]
+    for row in Comparison(configs, [shorter]).rows():
+        ((loss,), (accuracy,), (saved,)) = (
+            row[name] for name in ("loss", "accuracy", "saved_frontier")
+        )
+        text = f"| {row['flops']:.3f} | {loss:.4f} | {accuracy:.1%} | {saved + 0.0:.1%} |"
+        assert text.replace("%", " %").replace("-0.0", "0.0") in PAGES["docs/results/encoders.md"]
+
+
 @pytest.mark.parametrize(
     ("name", "rates", "experiment"),
     [
