@@ -151,7 +151,10 @@ class _Check:
         return self.outputs(self.params)
 
     def outputs(self, params: Params) -> list[np.ndarray]:
-        return [np.asarray(x) for x in jax.tree.leaves(self.apply(params))]
+        # Accelerators round the operands of float32 matrix products by default, which can change the
+        # outputs by more than the tolerance.
+        with jax.default_matmul_precision("highest"):
+            return [np.asarray(x) for x in jax.tree.leaves(self.apply(params))]
 
     def named(self, other: Named) -> Axes:
         names: dict[str, Names] = {}

@@ -2,7 +2,8 @@
 
 ``python -m train.preflight CONFIG [CONFIG ...] --on h100:8 [--set a.b=c ...] [--utilisation 0.4] [--json FILE] [--plot FILE]``
 
-The table has a row for each program. The memory is for one device. The FLOPs are the sum over
+The table has a row for each program. The memory is for one device. Programs may use the part of it
+that JAX allocates: 75 % on GPUs, or XLA_CLIENT_MEM_FRACTION. The FLOPs are the sum over
 all devices in one run of the program. The column "at least" is a roofline of the compiled program:
 the sum over its kernels of max(FLOPs / peak, bytes / bandwidth), or the time that the links between
 devices and hosts are busy, if that is longer. The column "MFU at most" is the model FLOPs

@@ -6,6 +6,7 @@ Shape suffixes: B batch, T queries, S keys, H query heads, G key/value heads, K 
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
@@ -93,9 +94,9 @@ def attention(
         return _ring(q_BTHK, k_BSGK, v_BSGK, causal)
     if by == "splash":
         return _splash(q_BTHK, k_BSGK, v_BSGK, causal)
-    seen_BHTS = _seen(length, causal, mask_BS, form)
     if by == "cudnn":
-        return _cudnn(q_BTHK, k_BSGK, v_BSGK, causal, seen_BHTS if masked else None)
+        return _cudnn(q_BTHK, k_BSGK, v_BSGK, causal)
+    seen_BHTS = _seen(length, causal, mask_BS, form)
     if not causal or q_BTHK.dtype == jnp.float64:
         return _by_xla(q_BTHK, k_BSGK, v_BSGK, seen_BHTS, form)
     blocks = []
@@ -230,13 +231,30 @@ def refused(
     on = platform()
     dtype = jnp.dtype(dtype)
     tensor = parts("heads")
+    capability = _compute_capability() if on == "gpu" else ()
+    # JAX refuses larger heads. Before compute capability 9.0, cuDNN has no backward pass for them.
+    widest = 256 if capability >= (9, 0) else 128
     two_bytes = (dtype.itemsize == 2, f"activations are {dtype}, not bfloat16")
+    # A mask would be a bias for cuDNN. JAX then computes the gradient of the bias, and cuDNN does not
+    # support this gradient for all shapes.
+    unmasked = (not masked, "some keys are masked")
     plain = (form.plain, "the scores have a custom scale, a soft cap, a window, sinks or a bias")
     reasons = {
         "cudnn": [
             (on == "gpu", f"the kernel runs on GPUs, but the program is for {on}"),
+            (
+                on != "gpu" or capability >= (8, 0),
+                "the kernel needs NVIDIA GPUs of compute capability 8.0 (A100) or later",
+            ),
             two_bytes,
             (head_dim % 8 == 0, f"head_dim is {head_dim}, not a multiple of 8"),
+            (head_dim <= widest, f"head_dim is {head_dim}, greater than {widest}"),
+            # JAX refuses odd numbers in programs that compute gradients.
+            (
+                length % 2 == keys % 2 == 0,
+                f"the numbers of queries and keys, {length} and {keys}, are not both even",
+            ),
+            unmasked,
             plain,
         ],
         "splash": [
@@ -246,7 +264,7 @@ def refused(
                 length % LANES == keys % LANES == 0,
                 f"{length} positions are not a multiple of {LANES}",
             ),
-            (not masked, "some keys are masked"),
+            unmasked,
             plain,
             (
                 heads % tensor == kv_heads % tensor == 0,
@@ -257,8 +275,18 @@ def refused(
     return [reason for serves, reason in reasons.get(by, []) if not serves]
 
 
-def _divided(each: Callable, q_BTHK, k_BSGK, v_BSGK, *masks_B1TS):
-    """Run ``each(q, k, v, *masks)`` on every device, for the device's samples and heads.
+def _compute_capability() -> tuple[int, ...]:
+    """Return the compute capability of the GPUs of this process, such as ``(9, 0)`` for an H100.
+
+    It is ``(8, 0)`` if the process has no GPU and compiles for absent ones, as JAX then assumes the
+    limits of these GPUs. It is empty for GPUs without cuDNN, whose capability is not a number.
+    """
+    numbers = getattr(jax.local_devices()[0], "compute_capability", "8.0").split(".")
+    return tuple(map(int, numbers)) if all(n.isdigit() for n in numbers) else ()
+
+
+def _divided(each: Callable, q_BTHK, k_BSGK, v_BSGK):
+    """Run ``each(q, k, v)`` on every device, for the device's samples and heads.
 
     XLA does not partition a custom kernel. JAX's own rule for the kernel of cuDNN fails if two axes
     of the mesh divide the samples (0.10).
@@ -268,23 +296,12 @@ def _divided(each: Callable, q_BTHK, k_BSGK, v_BSGK, *masks_B1TS):
     if q_BTHK.shape[2] % parts("heads") or k_BSGK.shape[2] % parts("heads"):
         tensor = None
     spec = P(batch or None, None, tensor, None)
-    masks = (P(batch or None),) * len(masks_B1TS)
-    return divided(each, (spec,) * 3 + masks, spec)(q_BTHK, k_BSGK, v_BSGK, *masks_B1TS)
+    return divided(each, (spec,) * 3, spec)(q_BTHK, k_BSGK, v_BSGK)
 
 
-def _cudnn(q_BTHK, k_BSGK, v_BSGK, causal: bool, mask_B1TS):
-    def each(q_BTHK, k_BSGK, v_BSGK, *masks):
-        mask = masks[0] if masks else None
-        return jax.nn.dot_product_attention(
-            q_BTHK,
-            k_BSGK,
-            v_BSGK,
-            mask=mask,
-            is_causal=causal and mask is None,
-            implementation="cudnn",
-        )
-
-    return _divided(each, q_BTHK, k_BSGK, v_BSGK, *(() if mask_B1TS is None else (mask_B1TS,)))
+def _cudnn(q_BTHK, k_BSGK, v_BSGK, causal: bool):
+    each = partial(jax.nn.dot_product_attention, is_causal=causal, implementation="cudnn")
+    return _divided(each, q_BTHK, k_BSGK, v_BSGK)
 
 
 def _splash(q_BTHK, k_BSGK, v_BSGK, causal: bool):

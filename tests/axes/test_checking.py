@@ -92,6 +92,26 @@ def test_right_names_are_found_right_and_every_mark_is_proven():
     assert str(found).startswith("doubling all widths changes the outputs by ")
 
 
+def test_products_are_not_rounded_on_accelerators():
+    """By default, GPUs round the operands of float32 products to TF32, and TPUs to bfloat16.
+
+    With TF32, a correct GPT-2 with six layers changes its outputs by 2e-3.
+    """
+    programs = []
+
+    def run(p):
+        return jax.nn.relu(p["up"]) @ p["down"]
+
+    def outputs(p):
+        programs.append(str(jax.make_jaxpr(run)(p)))
+        return run(p)
+
+    params = {"up": np.ones((2, 3), np.float32), "down": np.ones((3, 2), np.float32)}
+    check_rules(outputs, params, {"up": ("tokens.in", "mlp"), "down": ("mlp.in", "classes")})
+    exact = "precision=(Precision.HIGHEST, Precision.HIGHEST)"
+    assert programs and all(exact in program for program in programs)
+
+
 @pytest.mark.parametrize("leaf", ["query", "key", "value", "out", "up", "down"])
 def test_a_missing_in_is_named(leaf):
     """The kernel belongs to each layer, the residual stream, the heads, or the MLP units."""

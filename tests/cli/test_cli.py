@@ -12,12 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import chex
+import jax
 import numpy as np
 import pytest
 import tiny
 from checkpoints import CONFIG, contents, saved, tensors
 
 from jaxgrow import checkpoints, grow, operators
+from jaxgrow.cli.model_outputs import outputs
 from jaxgrow.cli.program import main, parser
 from jaxgrow.growth.merge import interpolate
 from jaxgrow.models import GPT2Config, LlamaConfig
@@ -224,6 +226,14 @@ def test_report_on_tokens_of_a_file(tmp_path, folder, capsys):
     out = capsys.readouterr().out
     assert "the first 1 x 7 tokens" in out
     assert "max |a - b| 0.00e+00" in out
+
+
+def test_report_does_not_round_operands_on_accelerators(folder):
+    """By default, accelerators round the operands of float32 matrix products."""
+    compare = outputs(checkpoints.open_checkpoint(folder))
+    program = str(jax.make_jaxpr(compare)(np.zeros((1, 4), np.int32)))
+    exact = "precision=(Precision.HIGHEST, Precision.HIGHEST)"
+    assert program.count("dot_general[") == program.count(exact) > 0
 
 
 def test_report_on_a_text(tmp_path, capsys):

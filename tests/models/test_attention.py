@@ -1,6 +1,7 @@
 """Every attention kernel computes softmax(q k / sqrt(K)) v, and the selected kernel is reported."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -144,6 +145,9 @@ def test_ring_attention_refuses_what_it_does_not_compute():
             "activations are float32, not bfloat16; set attention=auto",
         ),
         ("cudnn", "gpu", {"head_dim": 12}, "head_dim is 12, not a multiple of 8"),
+        ("cudnn", "gpu", {"head_dim": 256}, "head_dim is 256, greater than 128"),
+        # A ViT of 14 x 14 patches and a class token.
+        ("cudnn", "gpu", {"length": 197}, "queries and keys, 197 and 197, are not both even"),
         ("splash", "gpu", {}, "the kernel runs on TPUs, but the program is for gpu"),
         ("splash", "tpu", {"length": 130}, "130 positions are not a multiple of 128"),
     ],
@@ -160,6 +164,34 @@ def test_a_kernel_that_does_not_serve_says_why(monkeypatch, by, on, given, says)
         assert (
             jax.eval_shape(lambda *given: attention(*given, causal=True), q, k, v).shape == q.shape
         )
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "all"])
+def test_padded_texts_on_a_gpu_run_in_xla(monkeypatch, causal):
+    """JAX refuses a mask of keys for cuDNN, and computes the gradient of a mask of scores."""
+    monkeypatch.setattr(module, "platform", lambda: "gpu")
+    q, k, v = arrays(128, 2, 2, 8, "bfloat16")
+    mask = jnp.ones((len(q), 128), bool)
+    with pytest.raises(ValueError, match=r"attention=cudnn .*: some keys are masked"):
+        attention(q, k, v, causal=causal, mask_BS=mask, by="cudnn")
+    found = jax.eval_shape(partial(attention, causal=causal, mask_BS=mask), q, k, v)
+    assert found.shape == q.shape
+
+
+@pytest.mark.parametrize(
+    ("capability", "widest"),
+    [("9.0", 256), ("12.0", 256), ("8.9", 128), ("7.5", 0), ("gfx942", 0)],
+)
+def test_the_kernel_of_cudnn_depends_on_the_gpu(monkeypatch, capability, widest):
+    monkeypatch.setattr(module, "platform", lambda: "gpu")
+    gpu = SimpleNamespace(compute_capability=capability)
+    monkeypatch.setattr(jax, "local_devices", lambda: [gpu])
+    served = [
+        n
+        for n in (8, 128, 136, 256, 264)
+        if not module.refused("cudnn", "bfloat16", (128, 2, n), (128, 2, n), False)
+    ]
+    assert max(served, default=0) == widest
 
 
 def test_splash_refuses_masked_keys_and_indivisible_heads(monkeypatch):

@@ -20,7 +20,7 @@ from jaxgrow import flops
 from jaxgrow.axes import names
 from jaxgrow.layerdrop import LayerDrop, Sensitivity
 from train import preflight
-from train.aot import estimate, hlo
+from train.aot import estimate, hlo, machines
 from train.aot.compilation import Program, Rehearsal
 from train.aot.estimate import Bound, bound, fits, fitting, smaller
 from train.aot.machines import CHIPS, Machine, described
@@ -463,6 +463,30 @@ def test_a_machine_that_nobody_knows_is_refused(tmp_path, monkeypatch, capsys, o
     with pytest.raises(SystemExit):
         exits_cleanly(preflight.main)
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("variables", "fraction"),
+    [
+        ({}, 0.75),
+        ({"XLA_CLIENT_MEM_FRACTION": ".9"}, 0.9),
+        ({"XLA_PYTHON_CLIENT_MEM_FRACTION": ".6"}, 0.6),
+    ],
+    ids=str,
+)
+def test_programs_may_use_the_memory_that_jax_allocates(monkeypatch, variables, fraction):
+    """The run on this machine reads the same limit from its devices."""
+    for name in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(machines, "_NO_TPU", {})
+    absent = SimpleNamespace(devices=[None] * 8)
+    monkeypatch.setattr(machines.topologies, "get_topology_desc", lambda **_: absent)
+    for kind in ("h200", "v5p"):
+        memory = CHIPS[kind].memory
+        part = fraction if kind == "h200" else 1
+        assert described(f"{kind}:8").memory == pytest.approx(part * memory)
 
 
 def test_a_mesh_that_does_not_fit_the_machine_is_refused():

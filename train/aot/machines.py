@@ -114,6 +114,12 @@ class Machine:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / len(self.devices)
 
 
+def _allocated() -> float:
+    """Return the fraction of the memory of a GPU that JAX allocates. The older variable still works."""
+    names = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
+    return next((float(os.environ[name]) for name in names if os.environ.get(name)), 0.75)
+
+
 # Without these variables, libtpu would query the cloud for the kind of this machine and print
 # errors. Compilation does not need this information.
 _NO_TPU = {
@@ -159,7 +165,8 @@ def described(text: str) -> Machine:
             f"there is no working compiler for {text} ({' '.join(str(error).split())[:200]}); "
             "run pip install -e '.[aot]' in a clone of jaxgrow to install the compilers"
         ) from error
-    return Machine(text, chip, tuple(described.devices), hosts)
+    limit = chip.memory * _allocated() if chip.platform == "cuda" and chip.memory else None
+    return Machine(text, chip, tuple(described.devices), hosts, limit)
 
 
 def present() -> Machine:

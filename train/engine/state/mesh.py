@@ -227,6 +227,5 @@ def put(batch: Any, mesh: jax.sharding.Mesh, dim: int = 0) -> Any:
       mesh: mesh of the run.
       dim: axis of the samples.
     """
-    return jax.tree.map(
-        lambda x: jax.make_array_from_process_local_data(divided(mesh, dim), x), batch
-    )
+    # One call for all arrays. Each call takes some of the time of the host in every step.
+    return jax.make_array_from_process_local_data(divided(mesh, dim), batch)
