@@ -172,10 +172,12 @@ def main() -> None:
     names = [name for name in a.tasks.split(",") if name]
     if not names:
         raise UserError("--tasks names no task; give at least one, such as wikitext2")
+    if a.json is not None:
+        a.json.parent.mkdir(parents=True, exist_ok=True)  # an error here comes before the work
     data = None if a.data is None else a.data.expanduser()
     benchmarks = Benchmarks(data, a.few_shot, a.limit, a.include)
     results = evaluate(a.model.expanduser(), names, data, a.tokenizer, a.stride, benchmarks)
-    if a.json:
+    if a.json is not None:
         write_json(a.json, {"model": str(a.model), "tasks": results})
     print(table(results))
 

@@ -283,7 +283,10 @@ def _scores(run: Workdir) -> dict[str, float]:
 def _base(config: dict[str, Any]) -> str:
     """Return the line of the card that names the source model: its name, without its folder."""
     source = next(iter(config["method"].values())).get("source")
-    return f"base_model: {json.dumps(Path(source).name)}\n" if isinstance(source, str) else ""
+    if not isinstance(source, str):
+        return ""
+    name = Path(source.replace("{seed}", str(config["seed"]))).name
+    return f"base_model: {json.dumps(name)}\n"
 
 
 def main() -> None:

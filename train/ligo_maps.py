@@ -8,14 +8,18 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxgrow.axes import Params
 from jaxgrow.checkpoints import CheckpointError, open_checkpoint, orbax
+from jaxgrow.models import Config, from_json
 from train.analysis import plots
 from train.common.commands import Parser
 from train.common.errors import UserError, exits_cleanly
+from train.data import special
 from train.engine.run.workdir import Workdir
 from train.engine.run.workdir import load as load_params
 from train.plan.learning import Maps
 from train.plan.learning import load as load_maps
+from train.plan.transforms import differing
 
 
 def describe(maps: Maps) -> str:
@@ -73,15 +77,32 @@ def _apply(maps: Maps, file: Path, model: Path, out: Path) -> None:
     if out.exists():
         raise UserError(f"{out} exists already; give another --out")
     try:
-        params = load_params(model) if Workdir(model).begun else open_checkpoint(model).params()
+        config, params = _read(model)
+        if type(config) is not type(maps.small):
+            raise ValueError(
+                f"they are for a {type(maps.small).__name__}, but the model is a {type(config).__name__}"
+            )
         grown = maps.apply(params)
     except CheckpointError as error:
         raise UserError(str(error)) from error
     except ValueError as error:
         raise UserError(f"the maps of {file} do not fit {model}: {error}") from error
-    orbax.export(out, maps.large, grown)
-    if (tokenizer := model / "tokenizer.json").is_file():
-        shutil.copyfile(tokenizer, out / tokenizer.name)
+    # The maps determine only the sizes. Other settings, such as eps, are those of the model.
+    orbax.export(out, config.with_sizes(differing(maps.small, maps.large)), grown)
+    for name in ("tokenizer.json", "vocab.json", "merges.txt"):
+        if (tokenizer := model / name).is_file():
+            shutil.copyfile(tokenizer, out / name)
+    special.copied(model, out)
+
+
+def _read(model: Path) -> tuple[Config, Params]:
+    """Return the config and the parameters of a run, which may be unfinished, or of a checkpoint."""
+    run = Workdir(model)
+    if not run.begun:
+        source = open_checkpoint(model)
+        return source.config, source.params()
+    about = run.result if run.finished else run.config
+    return from_json(about["model"]), load_params(model)
 
 
 if __name__ == "__main__":

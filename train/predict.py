@@ -12,6 +12,7 @@ probability of each class. It is written as TSV to ``--out`` (default: to the te
 """
 
 import sys
+from collections.abc import Set
 from pathlib import Path
 
 import jax
@@ -91,26 +92,25 @@ def read(file: Path, data: Labelled) -> tuple[tuple[list[str], ...], list[str | 
     rows = list(table.rows(file))
     if not rows:
         raise UserError(f"{file} has no rows, so there is nothing to predict")
-    columns = _columns(rows[0], data)
+    columns = _columns({name for row in rows for name in row.fields}, data)
     advice = "give the column the name that it has in the training data"
     texts = table.texts(rows, columns.texts, advice)  # type: ignore[arg-type]
     return texts, _given(rows, data, columns)
 
 
-def _columns(row: table.Row, data: Labelled) -> glue.Columns:
-    """Return the columns to read from a table.
+def _columns(names: Set[str], data: Labelled) -> glue.Columns:
+    """Return the columns to read from a table with the columns ``names``.
 
     For a task of GLUE, they are the columns of the published files or of tensorflow-datasets,
-    depending on which of them ``row`` has.
+    depending on which of them exist. In some tasks, only the names of their labels differ.
     """
     own = glue.TASKS.get(data.task)
     if own is None:
         return glue.Columns(data.text, data.label)
     of_features = glue.Columns(own.features or own.columns.texts, "label")
     published = of_features if glue.is_numbered(own) else own.columns
-    return next(
-        (known for known in (published, of_features) if {*known.texts} <= {*row.fields}), published
-    )
+    there = [known for known in (published, of_features) if {*known.texts} <= names] or [published]
+    return next((known for known in there if known.label in names), there[0])
 
 
 def _tsv(found: np.ndarray, labels: tuple[str, ...]) -> str:
@@ -126,18 +126,23 @@ def _tsv(found: np.ndarray, labels: tuple[str, ...]) -> str:
 def _given(rows: list[table.Row], data: Labelled, columns: glue.Columns) -> list[str | None]:
     """Return the name of the label of each row, None for rows without one.
 
-    The published files of a task may have numbers of classes in place of names.
+    The published files of a task, and tensorflow-datasets, may have numbers of classes in place of
+    names.
     """
     column = str(columns.label)
     own = glue.TASKS.get(data.task)
     given = [table.label(row, column) if column in row.fields else None for row in rows]
     if own is None or not own.labels:
         return given
-    numbers = [None if label is None else own.number(label) for label in given]
-    return [
-        label if number is None else own.labels[int(number)]
-        for label, number in zip(given, numbers, strict=True)
-    ]
+    return [None if label is None else _named(own, label) for label in given]
+
+
+def _named(task: glue.Glue, label: str) -> str:
+    """Return the name of a class that a label names or numbers; other labels are returned unchanged."""
+    number = task.number(label)
+    if number is None and label.isdecimal():
+        number = task.number(int(label))
+    return label if number is None else task.labels[int(number)]
 
 
 def _metrics(
@@ -179,6 +184,8 @@ def main() -> None:
         "--out", type=Path, metavar="FILE", help="file for the predictions (default: the terminal)"
     )
     arguments = parser.parse_args()
+    if arguments.out is not None:  # an error here comes before the work
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
     text, metrics = predict(arguments.run.expanduser(), arguments.file.expanduser())
     if arguments.out is None:
         print(text, end="")

@@ -49,7 +49,8 @@ def defaults(base: Experiment, source: Path) -> list[str]:
       source: folder of the run of the small model.
 
     Raises:
-      UserError: there is no finished run, or its model is of another family.
+      UserError: there is no finished run, or its model is of another family, or has the same depth
+        and width.
     """
     small = _small(source)
     try:
@@ -58,6 +59,11 @@ def defaults(base: Experiment, source: Path) -> list[str]:
         raise UserError(f"race: {error}") from error
     deeper = DEFAULTS["depth"] if any(map(is_layers, axes)) else ("",)
     wider = DEFAULTS["width"] if axes.keys() & width(small.sizes()) else ("",)
+    if deeper == wider == ("",):
+        raise UserError(
+            f"race: the small model in {source} and the large model have the same depth and width, so no "
+            f"operator is the default (sizes that differ: {', '.join(axes) or 'none'}); give a larger config, or --by"
+        )
     return [by for pair in itertools.product(wider, deeper) if (by := "+".join(filter(None, pair)))]
 
 

@@ -31,7 +31,8 @@ def planned(experiment: Experiment) -> list[dict[str, Any]]:
     phases = []
     for p, params in zip(experiment.plan, parameters, strict=True):
         size = sum(x.size for x in jax.tree.leaves(params))
-        phases.append({"phase": p.label, "parameters": size, "flops": p.cost(experiment.batch)})
+        cost = p.cost(experiment.batch, experiment.accumulate)
+        phases.append({"phase": p.label, "parameters": size, "flops": cost})
     return phases
 
 

@@ -78,6 +78,7 @@ def main() -> None:
         )
     if arguments.out.exists():
         raise UserError(f"{arguments.out} exists already; give another --out")
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)  # an error here comes before the work
     tokenizer = trained(experiment.data, arguments.vocab, experiment.model.masked > 0)
     with appears_whole(arguments.out) as part:
         tokenizer.save(str(part))

@@ -41,8 +41,8 @@ def fit(baseline: Path, dropped: Path) -> Variance:
         raise UserError(
             f"{baseline} and {dropped} must differ only in layer dropping, but they also differ in: {'; '.join(wrong)}"
         )
-    drop = config["method"].get("Scratch", {}).get("drop")
-    if drop is None or base["method"] != {"Scratch": {"drop": None}}:
+    before, drop = (c["method"].get("Scratch", {"drop": None})["drop"] for c in (base, config))
+    if before is not None or drop is None:
         raise UserError(
             f"{baseline} must be a run from scratch without layer dropping, Scratch(), and {dropped} one with it, Scratch(drop)"
         )
@@ -61,7 +61,8 @@ def fit(baseline: Path, dropped: Path) -> Variance:
 
 def _compared(config: dict[str, Any]) -> dict[str, Any]:
     """The settings that must be equal in both runs."""
-    return {name: value for name, value in config.items() if name not in ("name", "method")}
+    method = {kind: {**of, "drop": None} for kind, of in config["method"].items()}
+    return {k: v for k, v in config.items() if k != "name"} | {"method": method}
 
 
 def _losses(run: Path) -> dict[int, float]:

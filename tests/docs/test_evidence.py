@@ -10,6 +10,7 @@ import pytest
 from train.analysis.evidence import (
     Evidence,
     Setting,
+    amount,
     estimate,
     evidence,
     fitted,
@@ -430,3 +431,22 @@ def test_an_estimate_needs_a_row_of_the_same_kind_nearby():
         estimate(of("muon"), reported) is None
         and nearest(of("muon"), reported).baseline == "reported"
     )
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (999, "999"),
+        (1_000, "1 K"),
+        (94_123, "94 K"),
+        (99_499, "99 K"),
+        (99_500, "100 K"),
+        (999_499, "999 K"),
+        (999_600, "1 M"),
+        (1_372_992, "1.4 M"),
+        (99_700_000, "100 M"),
+        (123_456_789_000, "123 B"),
+    ],
+)
+def test_an_amount_has_two_digits_or_a_whole_number(count, text):
+    assert amount(count) == text

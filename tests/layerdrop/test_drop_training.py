@@ -50,7 +50,7 @@ from train.plan import modifiers
 from train.plan.keep_masks import CHUNK, KeepMasks
 from train.plan.lifetimes import live
 from train.plan.methods import Scratch, Stage, VCycle
-from train.plan.modifiers import DropLayers
+from train.plan.modifiers import DropLayers, ShortContext
 from train.plan.training import Measure, Train
 
 LAYERS = 4
@@ -668,6 +668,15 @@ def test_a_variance_is_fitted_to_two_runs_and_schedules_a_third(tmp_path):
     ):
         with pytest.raises(UserError, match=says):
             variance.fit(*wrong)
+    # Other modifiers must be equal, too.
+    cut = replace(experiment(tmp_path, drop), steps=steps)
+    for folder, dropping in (("cut", ()), ("both", cut.method.modifiers)):
+        finished(folder, None, disturbed if dropping else lambda t: 2.0)
+        content = as_json(replace(cut, method=Scratch((*dropping, ShortContext(2)))))
+        (tmp_path / folder / "config.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"differ in: method\.Scratch\.windows: None and 2"):
+        variance.fit(base, tmp_path / "both")
+    assert variance.fit(tmp_path / "cut", tmp_path / "both") == found
     third = KeepMasks(
         replace(drop, time="variance", variance=found), LAYERS, steps, 1, 0, jnp.arange(4.0)
     )

@@ -527,6 +527,14 @@ def test_the_noise_floor_by_hand(tmp_path):
     assert Comparison([full], [[better]]).noise()["budget"] == pytest.approx(
         math.expm1(math.sqrt(0.02) / slope)
     )
+    # A flat frontier: its exponential would overflow.
+    flat = [
+        made(tmp_path, "full-x0.52", [("train large", 1, 20.0, r.loss + 1e-7)], r.seed)
+        for r in full
+    ]
+    assert Comparison([full], [flat]).noise()["budget"] is None
+    said = "the frontier is flat at the baseline, so it does not correspond to a budget"
+    assert said in " ".join(Comparison([full], [flat]).report().split())
     assert Comparison([full], []).noise() == {
         "loss": pytest.approx(math.sqrt(0.02)),
         "budget": None,

@@ -343,7 +343,7 @@ def test_an_article_begins_with_its_title(tmp_path):
 
 def test_a_finished_run_is_judged_by_its_own_tokenizer(small_run, tmp_path, monkeypatch, capsys):
     (tmp_path / "ptb.test.txt").write_text(TEXT)
-    out = tmp_path / "found.json"
+    out = tmp_path / "new" / "found.json"
     arguments = [
         "evaluate",
         str(small_run),

@@ -22,6 +22,7 @@ from jaxgrow.layerdrop import LayerDrop, Sensitivity
 from jaxgrow.models import ViTConfig
 from jaxgrow.models.patches import resized_positions
 from jaxgrow.optim.freeze import Freeze
+from train import export as exporting
 from train import finetune as command
 from train.aot.compilation import Rehearsal
 from train.aot.machines import described
@@ -346,6 +347,11 @@ def test_a_model_card_has_one_score_no_folder_and_the_source(learned, home, tmp_
     assert "* accuracy" not in said
     assert '\nbase_model: "gpt2"\n---\n' in said
     assert str(home) not in said and str(tmp_path) not in said and "/tmp" not in said
+
+
+def test_the_source_in_a_model_card_is_the_one_of_the_seed():
+    about = {"method": {"Growing": {"source": "runs/small-seed{seed}"}}, "seed": 3}
+    assert exporting._base(about) == 'base_model: "small-seed3"\n'
 
 
 def test_the_exported_tokenizer_frames_texts_as_in_training(learned, home, tmp_path):

@@ -3,6 +3,7 @@
 The other model has the same shape.
 """
 
+import json
 import sys
 from dataclasses import replace
 
@@ -13,12 +14,13 @@ import pytest
 import runs
 
 from jaxgrow import checkpoints, grow, sizes
-from jaxgrow.models import ViTConfig
+from jaxgrow.models import LlamaConfig, ViTConfig
 from jaxgrow.operators import ligo
 from train import ligo_maps
 from train.analysis import plots
 from train.common.errors import exits_cleanly
-from train.data.text import tokenizer_of
+from train.data.special import special_tokens
+from train.data.text import tokenizer, tokenizer_of
 from train.engine.run.workdir import load
 from train.plan import learning
 from train.plan.learning import Learn
@@ -102,6 +104,20 @@ def test_maps_are_described_drawn_and_applied_to_another_model(
     chex.assert_trees_all_equal_shapes(found, runs.fresh(runs.LARGE))
 
 
+def test_a_model_keeps_its_settings_and_its_special_tokens(saved, monkeypatch, tmp_path):
+    source = tmp_path / "gpt2"
+    own = replace(SMALL, eps=1e-3)
+    checkpoints.save(source, own, runs.fresh(own))
+    tokenizer("bytes").save(str(source / "tokenizer.json"))
+    (source / "tokenizer_config.json").write_text(json.dumps({"eos_token": "[PAD]"}))
+    called(monkeypatch, saved[0], "--apply", source, "--out", tmp_path / "grown")
+    assert checkpoints.load(tmp_path / "grown")[0] == replace(runs.LARGE, eps=1e-3)
+    ends = [
+        special_tokens(tokenizer_of(folder), folder).end for folder in (source, tmp_path / "grown")
+    ]
+    assert ends == [0xC1] * 2
+
+
 def test_maps_grow_a_vision_model():
     """Some axes of its parameters, such as the rows of a patch, are not fields of its config."""
     sides = dict(image=8, patch=4, channels=1, classes=3)
@@ -140,6 +156,11 @@ def test_unfitting_models_and_existing_results_are_refused(
     with pytest.raises(SystemExit):
         called(monkeypatch, path, "--apply", wide, "--out", tmp_path / "grown")
     assert "do not fit" in capsys.readouterr().err
+    other = LlamaConfig(vocab=256, context=8, layers=2, embed=4, heads=1, kv_heads=1, head_dim=4, mlp=8)  # fmt: skip
+    checkpoints.save(tmp_path / "llama", other, runs.fresh(other))
+    with pytest.raises(SystemExit):
+        called(monkeypatch, path, "--apply", tmp_path / "llama", "--out", tmp_path / "grown")
+    assert "are for a GPT2Config, but the model is a LlamaConfig" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         called(monkeypatch, path, "--apply", small_run, "--out", tmp_path)
     assert "exists already; give another --out" in capsys.readouterr().err

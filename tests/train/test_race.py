@@ -10,7 +10,7 @@ import runs
 from train import race
 from train.analysis import operator_ranking, plots
 from train.analysis.runs import Run
-from train.common.errors import Diverged, exits_cleanly
+from train.common.errors import Diverged, UserError, exits_cleanly
 from train.plan.methods import Scratch
 from train.pretrain import run
 
@@ -235,6 +235,15 @@ def test_bad_input(folder, monkeypatch, capsys, options, says):
     with pytest.raises(SystemExit):
         raced(folder, monkeypatch, *options)
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("changes", "which"), [({}, "none"), ({"context": 16}, "context")])
+def test_models_of_the_same_depth_and_width_have_no_default_operators(folder, changes, which):
+    base = runs.experiment(folder, name="same", model=replace(SMALL, **changes))
+    with pytest.raises(
+        UserError, match=rf"no operator is the default \(sizes that differ: {which}\)"
+    ):
+        race.defaults(base, folder / "small")
 
 
 def test_a_race_needs_a_run_of_the_small_model(folder, monkeypatch, capsys):

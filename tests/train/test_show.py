@@ -26,7 +26,7 @@ from train.analysis import plots
 from train.common.errors import exits_cleanly
 from train.config.experiment import load
 from train.engine.run.workdir import Workdir
-from train.plan.methods import Scratch
+from train.plan.methods import GrowTo, Learned, Scratch, Stage
 
 CONFIG = tiny.config()
 SHAPES, AXES = tiny.shapes_by_name(CONFIG), tiny.axes(CONFIG)
@@ -339,6 +339,16 @@ def test_what_is_expected_of_a_plan_is_what_its_run_counts(small_run):
         k: expected[k] for k in ("phase", "parameters")
     }
     assert expected["flops"] == pytest.approx(ledger[0]["flops"])
+
+
+def test_micro_batches_that_learn_maps_are_part_of_the_expected_cost(tmp_path):
+    """Every micro-batch grows the small model by the maps."""
+    to = GrowTo((Stage(0.5),), by=Learned(steps=4))
+    whole, divided = (
+        runs.growing(tmp_path, to, source=Stage(0.5), accumulate=count) for count in (1, 4)
+    )
+    costs = [sum(p["flops"] for p in plans.planned(e)) for e in (whole, divided)]
+    assert costs == [whole.cost, divided.cost] and costs[1] > costs[0]
 
 
 def test_bars_show_flops_and_model_sizes(tmp_path):

@@ -243,10 +243,10 @@ def test_unlabelled_rows_are_predicted_by_the_command(tmp_path, monkeypatch, cap
     run = tmp_path / "runs" / "mine-gpt2-lr0.01-seed0"
     monkeypatch.setattr(
         "sys.argv",
-        ["predict", str(run), str(tmp_path / "new.jsonl"), "--out", str(tmp_path / "out.tsv")],
+        ["predict", str(run), str(tmp_path / "new.jsonl"), "--out", str(tmp_path / "new/out.tsv")],
     )
     predict.main()
-    lines = [line.split("\t") for line in (tmp_path / "out.tsv").read_text().splitlines()]
+    lines = [line.split("\t") for line in (tmp_path / "new/out.tsv").read_text().splitlines()]
     assert [line[0] for line in lines] == ["prediction", "good", "bad", "bad"]
     assert lines[0][1:] == ["bad", "good"]
     assert float(lines[1][2]) > 0.5
@@ -310,6 +310,24 @@ def test_rows_of_published_files_are_predicted(tmp_path, name):
     (tmp_path / "other.tsv").write_text("text\tlabel\na\t1\n")
     with pytest.raises(UserError, match=r"has no column .*; give the column the name that it has"):
         predict.read(tmp_path / "other.tsv", Labelled(name, "none"))
+
+
+@pytest.mark.parametrize(
+    ("name", "texts", "labels", "expected"),
+    [
+        ("stsb", ("sentence1", "sentence2"), [2.5, 0.0], ["2.5", "0.0"]),
+        ("qqp", ("question1", "question2"), [1, 0], ["duplicate", "not_duplicate"]),
+        ("mnli", ("premise", "hypothesis"), [2, 0], ["contradiction", "entailment"]),
+        ("rte", ("sentence1", "sentence2"), [1, -1], ["not_entailment", "-1"]),
+        ("sst2", ("sentence",), [1, 2], ["positive", "2"]),
+    ],
+)
+def test_labels_of_tensorflow_datasets_are_known(tmp_path, name, texts, labels, expected):
+    """Their column is always called label, and they are the numbers of classes."""
+    rows = [dict.fromkeys(texts, "a b") | {"label": label, "idx": 0} for label in labels]
+    (tmp_path / "validation.jsonl").write_text(jsonl(rows))
+    found, given = predict.read(tmp_path / "validation.jsonl", Labelled(name, "none"))
+    assert (found, given) == ((["a b"] * 2,) * len(texts), expected)
 
 
 def test_rows_of_cola_have_no_names(tmp_path):

@@ -44,6 +44,11 @@ def test_a_trained_tokenizer_serves_a_run(tmp_path, run):
     assert len(found.train) + len(found.valid) < 0.8 * letters  # merges are used
 
 
+def test_a_new_folder_is_created_before_the_training(tmp_path, run):
+    run("--vocab", 258, "--out", tmp_path / "new" / "own.json")
+    assert Tokenizer.from_file(str(tmp_path / "new" / "own.json")).get_vocab_size() == 258
+
+
 def test_held_out_text_is_not_seen(tmp_path):
     data = runs.experiment(tmp_path).data
     every = [f.read_text() for f in sorted(runs.corpus(tmp_path).iterdir())]

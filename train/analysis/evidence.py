@@ -140,10 +140,10 @@ class Frontier(Setting):
 def amount(count: float) -> str:
     """A number with its unit as text, such as ``"94 K"``."""
     for unit, size in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
-        if count >= size:
-            return (
-                f"{count / size:.2g} {unit}" if count < 100 * size else f"{count / size:.0f} {unit}"
-            )
+        value = count / size
+        if value >= 0.9995:  # a smaller value rounds to at most 999 of the next unit
+            # From 99.5 on, two digits would be written as 1e+02.
+            return f"{value:.2g} {unit}" if value < 99.5 else f"{value:.0f} {unit}"
     return f"{count:.3g}"
 
 

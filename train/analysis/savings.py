@@ -25,6 +25,9 @@ from train.analysis.runs import (
 UNITS: tuple[Unit, ...] = ("flops", "run_seconds", "seconds")
 ALIKE = 0.03  # two costs are considered equal if their relative difference is below this
 DECAYED = 0.05  # a schedule has decayed if it ends below this fraction of the peak
+FLAT = (
+    10.0  # a frontier is flat if the noise floor corresponds to more than this multiple of a budget
+)
 
 
 def _relative_cost(pairs: Sequence[tuple[Run, Run]], unit: Unit) -> float:
@@ -157,7 +160,7 @@ class Comparison:
 
         ``budget`` is the change of the baseline's budget, as a fraction, that would change the loss
         by this standard deviation. It follows from the slope of the frontier at the baseline: loss
-        against log FLOPs between the two largest budgets.
+        against log FLOPs between the two largest budgets. It is None if this slope is flat.
         """
         losses = [r.loss for r in self.runs[0]]
         deviation = stdev(losses) if len(losses) > 1 else None
@@ -169,7 +172,8 @@ class Comparison:
             pairs = [[r for r in runs if r.seed in both] for runs in largest]
             x0, x1 = (math.log(mean_cost(runs, "flops")) for runs in pairs)
             y0, y1 = map(mean_loss, pairs)
-            budget = math.expm1(deviation * (x1 - x0) / (y0 - y1)) if y1 < y0 else None
+            exponent = deviation * (x1 - x0) / (y0 - y1) if y1 < y0 else math.inf
+            budget = math.expm1(exponent) if exponent < math.log1p(FLAT) else None
         return {"loss": deviation, "budget": budget}
 
     def doubts(self) -> list[str]:
@@ -198,7 +202,9 @@ class Comparison:
             if noise["budget"] is not None:
                 floor += f", which corresponds to {noise['budget']:.1%} of its budget"
             elif self.frontier:
-                floor += "; the longest shorter run ends no higher, so it does not correspond to a budget"
+                floor += (
+                    "; the frontier is flat at the baseline, so it does not correspond to a budget"
+                )
             doubts.append(
                 f"{floor}. ± is half of a 95 % interval: Student's t over the seeds, each compared with its own baseline."
             )
