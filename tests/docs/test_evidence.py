@@ -175,21 +175,37 @@ def test_the_logs_of_a_sweep_give_the_chosen_learning_rate(name, rates, experime
     assert f"{told[0]} end at {told[1]}" in page
 
 
+def has_scores(run: Run, full: Run, task: str, split: str, rates: tuple[str, ...]) -> bool:
+    """Check whether a page has a row with the cost, the loss and the logged scores of ``run``."""
+    scores = []
+    for rate in rates:
+        folder = run.folder.parent / "finetune" / f"{task}-{run.folder.name}-lr{rate}-seed0"
+        scores.append(json.loads((folder / "scores.json").read_text())[split]["accuracy"])
+    cells = (f"**{x:.3f}**" if x == max(scores) else f"{x:.3f}" for x in scores)
+    cost = run.cost("flops") / full.cost("flops")
+    text = f"| {cost:.3f} | {run.loss:.4f} | {' | '.join(cells)} |"
+    return text in PAGES["docs/results/finetuned.md"]
+
+
 def test_the_scores_on_mnist_give_the_table():
-    pretrained = [logged("vit_long", "vit_untrained"), logged("vit_long", "vit_long_half")]
-    for name in ("", "-x0.75", "-x0.55", "_halves", "_deepen", "_vcycle"):
-        pretrained.append(logged("vit_long", f"cifar10_vit_long{name}"))
-    (full,) = (run for run in logged("vit_long", "cifar10_vit_long") if run.seed == 1)
-    for runs in pretrained:
-        (run,) = (run for run in runs if run.seed == 1)
-        scores = []
-        for rate in ("0.001", "0.003", "0.01"):
-            folder = LOGS / "vit_long/finetune" / f"mnist-{run.folder.name}-lr{rate}-seed0"
-            scores.append(json.loads((folder / "scores.json").read_text())["valid"]["accuracy"])
-        cells = (f"**{x:.3f}**" if x == max(scores) else f"{x:.3f}" for x in scores)
-        cost = run.cost("flops") / full.cost("flops")
-        text = f"| {cost:.3f} | {run.loss:.4f} | {' | '.join(cells)} |"
-        assert text in PAGES["docs/results/finetuned.md"], text
+    names = [
+        f"cifar10_vit_long{x}" for x in ("", "-x0.75", "-x0.55", "_halves", "_deepen", "_vcycle")
+    ]
+    full, *others = (
+        next(run for run in logged("vit_long", name) if run.seed == 1)
+        for name in (*names, "vit_untrained", "vit_long_half")
+    )
+    for run in (full, *others):
+        assert has_scores(run, full, "mnist", "valid", ("0.001", "0.003", "0.01")), run.name
+
+
+def test_the_scores_on_sst2_give_the_table():
+    full, *others = (
+        logged("encoder_long", f"encoder_long{x}")[0]
+        for x in ("", "_deepen", "_vcycle", "_untrained")
+    )
+    for run in (full, *others):
+        assert has_scores(run, full, "sst2", "dev", ("0.0003", "0.001", "0.003")), run.name
 
 
 def test_the_logs_of_a_single_warm_up_give_their_savings():
