@@ -375,7 +375,7 @@ def named(function: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str,
 def measurements(s: Sizes):
     """Yield ``(name, time limit in seconds, function, arguments)``, the most valuable first."""
     first, *others = s.batches
-    scanned, *between_them, fastest = VARIANTS
+    scanned, *rest, fastest = VARIANTS
     yield f"step, {first} a device, {fastest}", 110, throughput, (s, first, fastest)
     yield "layer dropping", 200, dropped, (s, first, scanned)
     yield "memory", 60, memory, (s, first, fastest, False)
@@ -388,7 +388,7 @@ def measurements(s: Sizes):
     yield "generation", 80, generated, (s,)
     for batch in others:
         yield f"step, {batch} a device, {fastest}", 110, throughput, (s, batch, fastest)
-    for variant in between_them:
+    for variant in rest:
         yield f"step, {first} a device, {variant}", 110, throughput, (s, first, variant)
     yield "memory, said ahead", 90, memory, (s, first, fastest, True)
     yield "training", 200, trained, (s, 64 if s is REAL else 8)

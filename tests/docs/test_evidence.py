@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from statistics import mean
 
+import numpy as np
 import pytest
 
 from train.analysis.evidence import (
@@ -146,8 +147,9 @@ def test_the_logs_of_the_longer_modernbert_give_the_table():
         ((loss,), (accuracy,), (saved,)) = (
             row[name] for name in ("loss", "accuracy", "saved_frontier")
         )
-        text = f"| {row['flops']:.3f} | {loss:.4f} | {accuracy:.1%} | {saved + 0.0:.1%} |"
-        assert text.replace("%", " %").replace("-0.0", "0.0") in PAGES["docs/results/encoders.md"]
+        parts = (listed([100 * x], 1, " %") for x in (accuracy, saved))
+        text = f"| {row['flops']:.3f} | {loss:.4f} | {' | '.join(parts)} |"
+        assert text in PAGES["docs/results/encoders.md"], text
 
 
 @pytest.mark.parametrize(
@@ -291,6 +293,30 @@ def test_the_logs_with_a_frontier_of_two_points_give_bounds(folder, names, short
         text = f"> {100 * saved:.1f} %" if below else f"at most {100 * saved:.1f} %"
         text = f"| {rate} | {row['flops']:.3f} | {row['loss'][0]:.4f} | {text} |"
         assert text in PAGES["docs/results/muon.md"], text
+
+
+def below_line(flops: list[float], losses: list[float]) -> np.ndarray:
+    """Return how far the losses are below the line over log FLOPs between the first and the last."""
+    x = np.log(flops)
+    return np.interp(x, x[[0, -1]], [losses[0], losses[-1]])[1:-1] - losses[1:-1]
+
+
+def test_the_loss_between_distant_budgets_is_below_the_line():
+    """A saving that is read from two distant budgets is therefore probably an upper bound."""
+    for f in frontiers():
+        assert (below_line([*f.flops], [mean(each) for each in f.losses]) > 0).all()
+    sizes = {
+        "m1_low": [("m1_6_lower", "m1_6_lower"), ("m1_low", "m1_low-x0.55")],
+        "m1_adamw_sweep": [("m1_adamw_sweep", "m1_adamw_5e-3-x0.55")],
+    }
+    for (folder, short), name in zip(sizes.items(), ("m1_low", "m1_adamw_5e-3"), strict=True):
+        runs = [*(logged(*run)[0] for run in short), logged(folder, f"{name}-x0.75")[0]]
+        runs.append(logged(folder, name)[0])
+        below = below_line([r.cost("flops") for r in runs], [r.loss for r in runs])
+        assert (below > 0).all()
+        if name == "m1_low":
+            text = f"the measured losses are {below[0]:.3f} and {below[1]:.3f} below such a line"
+            assert text in " ".join(PAGES["docs/results/muon.md"].split())
 
 
 def test_the_logs_give_the_steps_that_half_of_the_layers_first_is_behind():
