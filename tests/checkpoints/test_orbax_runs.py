@@ -220,6 +220,58 @@ def test_dropped_moments_begin_anew(tmp_path):
     assert found["step"] == 3 and found["params/params/decoder/logits_dense/kernel"].any()
 
 
+def in_flax_names(tmp_path: Path, tx: optax.GradientTransformation) -> tuple[Path, Path, dict]:
+    """A run whose blocks and final norm both have the name that Flax gives to the first norm."""
+    rng = np.random.default_rng(0)
+
+    def put(*shape):
+        return jax.numpy.asarray(rng.normal(size=shape), "float32")
+
+    def norm():
+        return {"LayerNorm_0": {"scale": put(E)}}
+
+    params = {"tokens": {"embedding": put(V, E)}, **norm()}
+    params |= {f"blocks_{i}": {**norm(), "up": {"kernel": put(E, M)}} for i in range(2)}
+    state = tx.init(params)
+    _, state = tx.update(params, state, params)
+    ocp.save(tmp_path / "a", {"params": params, "opt_state": state})
+    rows = {
+        "tokens/embedding": ["vocab", "embed"],
+        "LayerNorm_0/scale": ["embed.in.norm.scale"],
+        "*/LayerNorm_0/scale": ["embed.norm.scale"],
+        "*/kernel": ["embed.in", "mlp"],
+    }
+    about = {"names": rows, "layers": "blocks_{}", "params": "tokens/embedding"}
+    (tmp_path / "names.json").write_text(json.dumps(about))
+    return tmp_path / "a", tmp_path / "names.json", {"params": params, "opt_state": state}
+
+
+def test_a_module_in_a_layer_may_have_the_name_of_one_outside(tmp_path):
+    source, names, old = in_flax_names(tmp_path, optax.scale_by_adam())
+    run = command.opened(source, None, names)
+    templates = [place.template for _, place in run.states]
+    assert len(templates) == len(set(templates)) == 2 * len(run.places)
+    (tmp_path / "b").mkdir()
+    growth = operators.interleave(run.sizes(), {"layers": 4})
+    orbax_run.grow_run(run, growth, "copy", tmp_path / "b")
+    tree = OrbaxTree(tmp_path / "b")
+    for i in range(4):
+        found = tree.read(f"opt_state/mu/blocks_{i}/LayerNorm_0/scale")
+        np.testing.assert_array_equal(
+            found, old["opt_state"].mu[f"blocks_{i // 2}"]["LayerNorm_0"]["scale"]
+        )
+
+
+def test_a_state_of_some_layers_only_is_refused(tmp_path):
+    def first(params):
+        return {name: name == "blocks_0" for name in params}
+
+    source, names, _ = in_flax_names(tmp_path, optax.masked(optax.scale_by_adam(), first))
+    run = command.opened(source, None, names)
+    with pytest.raises(CheckpointError, match=r"blocks_0/up/kernel .* for all layers or for none"):
+        orbax_run.check_run(run, operators.stack(run.sizes(), {"layers": 4}), "copy")
+
+
 @pytest.mark.filterwarnings("ignore:Sharding info not provided")
 def test_paths_may_contain_what_has_a_meaning_in_a_url(tmp_path):
     """CI systems, for example, name the folder of a branch ``feature%2Fname``."""
