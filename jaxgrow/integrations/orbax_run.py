@@ -27,6 +27,8 @@ from jaxgrow.integrations.orbax_tree import each_of
 from jaxgrow.integrations.trees import AnyWriter, Tree, writer
 
 Policy: TypeAlias = Literal["drop", "copy", "exact"]
+# The step counts of optimizers: those of optax, and of its `optax.MultiSteps`.
+_COUNTS = {"count", "mini_step", "gradient_step"}
 
 
 @dataclass(frozen=True)
@@ -381,7 +383,7 @@ def _check_moments(run: OrbaxRun) -> None:
 
 def _of_count(path: str, policy: Policy) -> Callable[[np.ndarray], np.ndarray]:
     """Step counts of the optimizer are zero with ``drop``; other arrays do not change."""
-    restarts = policy == "drop" and "count" in plain(path).split("/")
+    restarts = policy == "drop" and not _COUNTS.isdisjoint(plain(path).split("/"))
     return np.zeros_like if restarts else lambda x: x
 
 

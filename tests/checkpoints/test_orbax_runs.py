@@ -220,6 +220,21 @@ def test_dropped_moments_begin_anew(tmp_path):
     assert found["step"] == 3 and found["params/params/decoder/logits_dense/kernel"].any()
 
 
+@pytest.mark.filterwarnings("ignore:Sharding info not provided")
+def test_dropped_micro_batches_begin_anew(tmp_path):
+    """Otherwise, `MultiSteps` would divide the new gradients by a number that includes the old ones."""
+    tx = optax.MultiSteps(TX, 3).gradient_transformation()
+    params = maxtext(1)
+    state = tx.init(params)
+    for _ in range(4):
+        _, state = tx.update(params, state, params)
+    source = written(tmp_path / "a", params, state)
+    arguments = ("--method", "hypercloning", *WIDE_OPTIONS, "--optimizer", "drop")
+    assert main(["grow", str(source), str(tmp_path / "b"), *arguments]) == 0
+    found = restored(tmp_path / "b")
+    assert all(not x.any() for name, x in found.items() if name.startswith("opt_state/"))
+
+
 def in_flax_names(tmp_path: Path, tx: optax.GradientTransformation) -> tuple[Path, Path, dict]:
     """A run whose blocks and final norm both have the name that Flax gives to the first norm."""
     rng = np.random.default_rng(0)
