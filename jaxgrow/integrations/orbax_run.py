@@ -21,7 +21,7 @@ from jaxgrow.checkpoints.io.files import RECORD, CheckpointError, listed
 from jaxgrow.growth import maps
 from jaxgrow.growth.apply import check, grow_leaf
 from jaxgrow.growth.maps import Growth, Term
-from jaxgrow.integrations.formats import POWERS, Format, plain, solved
+from jaxgrow.integrations.formats import POWERS, Format, plain, power, solved
 from jaxgrow.integrations.layouts import Layout, grouped
 from jaxgrow.integrations.orbax_tree import each_of
 from jaxgrow.integrations.trees import AnyWriter, Tree, writer
@@ -134,15 +134,14 @@ class OrbaxRun:
             paths = groups[template]
             start = name.removesuffix(first)
             end = whole.removeprefix(name)
-            power = next(
-                (POWERS[part] for part in reversed(start.split("/")) if part in POWERS), None
-            )
             stored = [plain(path) + end for path in paths]
             if not all(start + path in arrays for path in stored):
                 self.partial.append(whole)
             elif arrays[whole].shape == arrays[self.prefix + paths[0]].shape:
                 layout = self.places[plain(template)].layout
-                place = self._place(start, plain(template) + end, stored, layout, power)
+                place = self._place(
+                    start, plain(template) + end, stored, layout, power(start)
+                )
                 found.append((plain(template), place))
         return found + self._own_states()
 
@@ -155,11 +154,10 @@ class OrbaxRun:
                 named.append(path)
         found = []
         for start, template, paths in self._layered(named):
-            power = next((POWERS[part] for part in start.split("/") if part in POWERS), None)
             layout = next(rows[pattern] for pattern in rows if fnmatchcase(template, pattern))
             shapes = {template: self.tree.arrays[start + paths[0]].shape}
             self.array_sizes |= solved({template: layout}, shapes, self.array_sizes)
-            found.append((template, self._place(start, template, paths, layout, power)))
+            found.append((template, self._place(start, template, paths, layout, power(start))))
         return found
 
     def _counts(self) -> list[Place]:

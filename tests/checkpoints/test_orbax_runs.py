@@ -22,7 +22,7 @@ from jaxgrow.axes import path
 from jaxgrow.checkpoints import CheckpointError
 from jaxgrow.cli.program import main
 from jaxgrow.integrations import command, orbax_run
-from jaxgrow.integrations.formats import FORMATS, MAXTEXT, TUNIX, from_file, recognised
+from jaxgrow.integrations.formats import FORMATS, MAXTEXT, TUNIX, from_file, power, recognised
 from jaxgrow.integrations.orbax_tree import OrbaxTree, Writer
 
 E, L, H, K, D, M, V = 12, 3, 4, 2, 5, 20, 11
@@ -199,6 +199,33 @@ def test_a_copy_of_the_parameters_in_the_state_grows_like_them(tmp_path):
         for name in copies:
             of = "params/" + name.removeprefix("opt_state/z/")
             np.testing.assert_array_equal(found[name], found[of], err_msg=name)
+
+
+@pytest.mark.filterwarnings("ignore:Sharding info not provided")
+@pytest.mark.parametrize("name", ["ema", "model_averaging"])
+def test_an_average_of_the_parameters_grows_like_them(tmp_path, name):
+    """It sorts before them, and `drop` sets only moments to zero."""
+    params = maxtext(1)
+    tree = {name: params, "params": params, "opt_state": state_of(params)}
+    with ocp.training.Checkpointer(tmp_path / "a") as checkpoints:
+        checkpoints.save_checkpointables(3, {"items": tree})
+    run = command.opened(tmp_path / "a", None, None)
+    assert run.prefix == "params/params/"
+    for policy in ("copy", "drop", "exact"):
+        arguments = ("--method", "hypercloning", *WIDE_OPTIONS, "--optimizer", policy)
+        assert main(["grow", str(tmp_path / "a"), str(tmp_path / policy), *arguments]) == 0
+        found = restored(tmp_path / policy)
+        averages = [path for path in found if path.startswith(f"{name}/")]
+        assert len(averages) == len(jax.tree.leaves(params))
+        for average in averages:
+            of = "params/" + average.removeprefix(f"{name}/")
+            np.testing.assert_array_equal(found[average], found[of], err_msg=average)
+
+
+def test_an_average_of_updates_is_a_moment_and_an_average_alone_is_a_model():
+    assert (power("opt_state/0/ema/"), power("ema/params/"), power("opt_state/0/nu/")) == (1, 0, 2)
+    paths = [start + mark for start in ("ema/", "opt_state/mu/") for mark in MAXTEXT.marks]
+    assert MAXTEXT.prefix(dict.fromkeys(paths)) == "ema/"
 
 
 @pytest.mark.filterwarnings("ignore:Sharding info not provided")
