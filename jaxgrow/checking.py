@@ -108,7 +108,7 @@ def check_rules(
 
     Raises:
       ValueError: the names do not fit the shapes, the model has no axis whose width can be doubled,
-        or ``apply`` returns other shapes for the wider model.
+        or ``apply`` returns values that are not finite, or other shapes for the wider model.
 
     Example:
       >>> params = {"up": np.eye(2, 3), "down": np.ones((3, 2))}
@@ -148,7 +148,14 @@ class _Check:
 
     @cached_property
     def before(self) -> list[np.ndarray]:
-        return self.outputs(self.params)
+        before = self.outputs(self.params)
+        for x in before:
+            if count := np.count_nonzero(~np.isfinite(x.astype(np.float64))):
+                raise ValueError(
+                    f"{count} of the {x.size} outputs of the model are not finite, so they cannot be "
+                    "compared. Return finite outputs, for example logits without a mask of -inf"
+                )
+        return before
 
     def outputs(self, params: Params) -> list[np.ndarray]:
         # Accelerators round the operands of float32 matrix products by default, which can change the

@@ -152,7 +152,9 @@ def _divided_sum(terms: Sequence[maps.Term], names: Names, x: Array, spec: P) ->
     """
     found = [parts(term, names) for term in terms]
     groups = [_ranges(each) for each in found]
-    wide = jnp.promote_types(x.dtype, jnp.float32)
+    # Values that cannot be scaled are only copied. Some of their dtypes cannot be promoted.
+    scaled = matrices.can_scale(x.dtype)
+    wide = jnp.promote_types(x.dtype if scaled else jnp.float32, jnp.float32)
     if any(each != groups[0] for each in groups):  # the terms flatten different axes
         each = [_divided_sum([term], names, x.astype(wide), spec) for term in terms]
         return reduce(add, each).astype(x.dtype)

@@ -16,7 +16,7 @@ from jaxgrow.checkpoints.io.files import CheckpointError, listed, read_json
 from jaxgrow.integrations.layouts import Layout, grouped
 
 #: The power of the gradient in the moments of an optimizer, by the field of its state; 0 for a copy
-#: of the parameters, which `optax.contrib.schedule_free` calls ``z``.
+#: of the parameters, which `optax.contrib.schedule_free` calls ``z``, or for their average.
 POWERS = {
     "mu": 1,
     "nu": 2,
@@ -26,7 +26,11 @@ POWERS = {
     "v": 2,
     "exp_avg": 1,
     "exp_avg_sq": 2,
+    "ema": 1,  # of `optax.ema`, an average of updates; see `power`
     "z": 0,
+    "ema_params": 0,
+    "params_ema": 0,
+    "model_averaging": 0,
 }
 _QUERY: Names = ("embed.in", "heads", "head_dim")
 _KEY: Names = ("embed.in", "kv_heads", "head_dim.in")
@@ -34,6 +38,15 @@ _VALUE: Names = ("embed.in", "kv_heads", "head_dim.value")
 _OUT: Names = ("heads.in", "head_dim.in", "embed")
 _UP: Names = ("embed.in", "mlp")
 _DOWN: Names = ("mlp.in", "embed")
+
+
+def power(path: str) -> int | None:
+    """The power of the gradient in the arrays below a path; None if it is unknown."""
+    parts = path.split("/")
+    # Outside of an optimizer state, ``ema`` is an average of the parameters.
+    if "ema" in parts and not any(part.startswith("opt") for part in parts):
+        return 0
+    return next((POWERS[part] for part in reversed(parts) if part in POWERS), None)
 
 
 def _norms(leaf: str) -> dict[str, Names]:
@@ -86,6 +99,7 @@ class Format:
       scanned: the pattern for parameters in which layers are stacked, along any dimension.
       final_norm: the path of the scale of the final norm.
       head: the path of the kernel of the head; a model without it has tied embeddings.
+      tied: the rows of a model with tied embeddings that differ from ``table``, by path.
       renewed: the pattern for arrays, such as states of random number generators, that are omitted
         when the number of layers changes, because the trainer initialises missing ones.
       settings: the key of the trainer's config for the size of each axis.
@@ -102,6 +116,7 @@ class Format:
     layers: str
     final_norm: str = ""
     head: str = ""
+    tied: Mapping[str, Layout] = field(default_factory=dict)
     scanned: str = ""
     renewed: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -114,7 +129,8 @@ class Format:
         """The path of the parameters among these paths; None if the format does not fit."""
         found = {plain(path) for path in paths}
         ends = [path.removesuffix(self.marks[0]) for path in found if path.endswith(self.marks[0])]
-        parameters = [start for start in ends if POWERS.keys().isdisjoint(start.split("/"))]
+        # A checkpoint may hold an average of the parameters in their place.
+        parameters = [s for s in ends if power(s) is None] or [s for s in ends if power(s) == 0]
         for mark in self.marks:
             parameters = [start for start in parameters if start + mark in found]
         return min(parameters, key=len, default=None)
@@ -164,6 +180,7 @@ class Format:
             )
         if self.head and self.head not in shapes:
             found[self.final_norm] = _tied(found[self.final_norm])
+            found |= self.tied
         return found
 
 
@@ -442,6 +459,11 @@ PENZAI = Format(
     layers="block_{}",
     final_norm="final_norm/scale.weights",
     head="lm_head.weights",
+    # If they are tied, as in Gemma, the embedding is multiplied by sqrt(embed) at the input only.
+    tied={
+        "embedder.embeddings": Layout(("vocab", "embed"), embed_power=-0.5),
+        "final_norm/scale.weights": Layout(("embed.in.norm.scale",), embed_power=0.5),
+    },
     settings={
         "embed": "embedding_dim",
         "kv_heads": "num_kv_heads",

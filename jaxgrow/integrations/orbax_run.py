@@ -4,6 +4,7 @@ Only one leaf is in memory at a time, before and after its growth. Layers that a
 count as one leaf.
 """
 
+import itertools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,17 +16,19 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxgrow.axes.names import LAYERS, POST, Names, axis, marked
+from jaxgrow.axes.names import LAYERS, POST, Names, axis, marked, owners
 from jaxgrow.checkpoints.io.files import RECORD, CheckpointError, listed
 from jaxgrow.growth import maps
 from jaxgrow.growth.apply import check, grow_leaf
 from jaxgrow.growth.maps import Growth, Term
-from jaxgrow.integrations.formats import POWERS, Format, plain, solved
+from jaxgrow.integrations.formats import POWERS, Format, plain, power, solved
 from jaxgrow.integrations.layouts import Layout, grouped
 from jaxgrow.integrations.orbax_tree import each_of
 from jaxgrow.integrations.trees import AnyWriter, Tree, writer
 
 Policy: TypeAlias = Literal["drop", "copy", "exact"]
+# The step counts of optimizers: those of optax, and of its `optax.MultiSteps`.
+_COUNTS = {"count", "mini_step", "gradient_step"}
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,8 @@ class OrbaxRun:
       counts: `Place` of scalars that exist once per layer, such as step counts of PyTorch.
       array_sizes: the sizes of all axes of the arrays, including axes that only arrays have.
       others: paths of arrays that do not change, such as step counts.
+      partial: paths of arrays of the optimizer state that only some of the layers have, because a
+        mask of the optimizer excludes the others.
 
     Raises:
       CheckpointError: the format does not fit the checkpoint.
@@ -94,6 +99,7 @@ class OrbaxRun:
             path = plain(template)
             self.places[path] = self._place(prefix, template, paths, layouts[path], 0)
         self._check_shapes()
+        self.partial: list[str] = []
         self.states = self._states(groups)
         self.counts = self._counts()
         places = [*self.places.values(), *(place for _, place in self.states), *self.counts]
@@ -113,24 +119,30 @@ class OrbaxRun:
 
     def _states(self, groups: Mapping[str, list[str]]) -> list[tuple[str, Place]]:
         """The arrays whose path ends with the path of a parameter, and which have its shape."""
+        arrays = self.tree.arrays
+        outside = {plain(path): path for path in arrays if not path.startswith(self.prefix)}
+        # A module in a layer may have the name of a module outside of the layers.
+        parameters = itertools.chain.from_iterable(groups.values())
+        of = owners(dict.fromkeys(outside, 0), map(plain, parameters))
+        templates = {plain(paths[0]): template for template, paths in groups.items()}
         found = []
-        for template, paths in groups.items():
-            shape = self.tree.arrays[self.prefix + paths[0]].shape
-            for whole in [
-                p
-                for p in self.tree.arrays
-                if plain(p).endswith("/" + plain(paths[0])) and not p.startswith(self.prefix)
-            ]:
-                start = plain(whole).removesuffix(plain(paths[0]))
-                end = whole.removeprefix(plain(whole))
-                power = next(
-                    (POWERS[part] for part in reversed(start.split("/")) if part in POWERS), None
+        for name, whole in outside.items():
+            first = of.get(name)
+            if first is None or first not in templates or name == first:
+                continue
+            template = templates[first]
+            paths = groups[template]
+            start = name.removesuffix(first)
+            end = whole.removeprefix(name)
+            stored = [plain(path) + end for path in paths]
+            if not all(start + path in arrays for path in stored):
+                self.partial.append(whole)
+            elif arrays[whole].shape == arrays[self.prefix + paths[0]].shape:
+                layout = self.places[plain(template)].layout
+                place = self._place(
+                    start, plain(template) + end, stored, layout, power(start)
                 )
-                if self.tree.arrays[whole].shape == shape:
-                    layout = self.places[plain(template)].layout
-                    stored = [plain(path) + end for path in paths]
-                    place = self._place(start, plain(template) + end, stored, layout, power)
-                    found.append((plain(template), place))
+                found.append((plain(template), place))
         return found + self._own_states()
 
     def _own_states(self) -> list[tuple[str, Place]]:
@@ -142,11 +154,10 @@ class OrbaxRun:
                 named.append(path)
         found = []
         for start, template, paths in self._layered(named):
-            power = next((POWERS[part] for part in start.split("/") if part in POWERS), None)
             layout = next(rows[pattern] for pattern in rows if fnmatchcase(template, pattern))
             shapes = {template: self.tree.arrays[start + paths[0]].shape}
             self.array_sizes |= solved({template: layout}, shapes, self.array_sizes)
-            found.append((template, self._place(start, template, paths, layout, power)))
+            found.append((template, self._place(start, template, paths, layout, power(start))))
         return found
 
     def _counts(self) -> list[Place]:
@@ -351,24 +362,26 @@ def _check_moments(run: OrbaxRun) -> None:
     """Check that the axes of every moment are known.
 
     Raises:
-      CheckpointError: a moment belongs to no parameter, or has another shape than its parameter.
+      CheckpointError: a moment belongs to no parameter, has another shape than its parameter, or
+        exists for some of the layers only.
     """
     wrong = [
         f"{path} {run.tree.arrays[path].shape}"
         for path in run.others
-        if run.tree.arrays[path].shape and not POWERS.keys().isdisjoint(path.split("/"))
+        if path in run.partial
+        or (run.tree.arrays[path].shape and not POWERS.keys().isdisjoint(path.split("/")))
     ]
     if wrong:
         raise CheckpointError(
             f"the optimizer state has arrays whose axes are unknown: {listed(wrong)}. Supported are "
-            "arrays with the shape of their parameter. Save a checkpoint without the optimizer "
-            "state, and grow that one"
+            "arrays with the shape of their parameter, for all layers or for none. Save a "
+            "checkpoint without the optimizer state, and grow that one"
         )
 
 
 def _of_count(path: str, policy: Policy) -> Callable[[np.ndarray], np.ndarray]:
     """Step counts of the optimizer are zero with ``drop``; other arrays do not change."""
-    restarts = policy == "drop" and "count" in plain(path).split("/")
+    restarts = policy == "drop" and not _COUNTS.isdisjoint(plain(path).split("/"))
     return np.zeros_like if restarts else lambda x: x
 
 

@@ -219,6 +219,18 @@ def test_growing_outputs_and_models_without_widths_are_refused():
         check_rules(lambda p: p["a"], {"a": np.ones((13, 6))}, {"a": ("vocab", "hidden")})
 
 
+def test_outputs_that_are_not_finite_are_refused():
+    """They would compare as unchanged, whatever the names."""
+    params = {"up": np.ones((6, 4)), "down": np.ones((4, 13))}
+    axes = {"up": ("tokens", "mlp"), "down": ("mlp.in", "vocab")}
+
+    def masked(p):
+        return np.where(np.arange(13) < 11, p["up"] @ p["down"], -np.inf)
+
+    with pytest.raises(ValueError, match="12 of the 78 outputs of the model are not finite"):
+        check_rules(masked, params, axes)
+
+
 @pytest.mark.slow
 def test_a_model_of_linen_with_its_layers_in_subtrees():
     """The model is built from the sizes of the parameters that it receives."""

@@ -272,6 +272,16 @@ def test_checkpoints_and_empty_folders_are_replaced(tmp_path, folder, make):
     assert names(tmp_path) == ["b"]
 
 
+def test_a_dtype_that_is_not_written_is_refused(tmp_path):
+    params = jax.tree.map(
+        lambda x: x.astype(jax.numpy.float8_e4m3fn), CONFIG.init(jax.random.key(0))
+    )
+    message = "has dtype float8_e4m3fn, which is not written; convert it to one of float64, float32"
+    with pytest.raises(CheckpointError, match=message):
+        checkpoints.save(tmp_path / "a", CONFIG, params)
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_came_along_with_a_model_is_a_part_of_it(tmp_path):
     source = saved(tmp_path / "a")
     (source / "labels.txt").write_text("cat")

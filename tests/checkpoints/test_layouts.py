@@ -209,6 +209,27 @@ def test_gemma_finds_the_order_of_the_gating_kernel(transposed):
     assert solved(layouts, gemma(transposed), {})["mlp"] == M
 
 
+def test_tied_embeddings_of_penzai_are_scaled_at_the_input_only():
+    """The input is ``sqrt(embed)`` times the embedding, and the logits read the embedding itself."""
+    shapes = {"embedder.embeddings": (V, E), "final_norm/scale.weights": (E,)}
+    layouts = FORMATS["penzai"].layouts(shapes, {})
+    growth = operators.hypercloning({"embed": E}, {"embed": 4 * E})
+
+    def grown(path: str) -> np.ndarray:
+        layout = layouts[path]
+        leaf = {path: layout.leaf(drawn(*shapes[path]), {"embed": E, "vocab": V})}
+        wide = grow(growth, leaf, {path: layout.names})[path]
+        return layout.array(wide, {"embed": 4 * E, "vocab": V})
+
+    embedding, scale = drawn(V, E), drawn(E)
+    np.testing.assert_allclose(
+        grown("embedder.embeddings"), np.tile(embedding / 2, (1, 4)), rtol=1e-6
+    )
+    np.testing.assert_allclose(grown("final_norm/scale.weights"), np.tile(scale / 2, 4), rtol=1e-6)
+    untied = FORMATS["penzai"].layouts(shapes | {"lm_head.weights": (E, V)}, {})
+    assert not any(layout.embed_power for layout in untied.values())
+
+
 # --- moments that no rule covers ---
 
 

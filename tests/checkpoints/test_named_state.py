@@ -1,12 +1,15 @@
 """An optimizer state in a safetensors file grows with its Hugging Face model, without PyTorch."""
 
+import jax
 import numpy as np
 import pytest
 from checkpoints import saved, tensors
 from safetensors.numpy import load_file, save_file
 
+from jaxgrow import checkpoints
 from jaxgrow.cli.program import main
 from jaxgrow.integrations import torch_optimizer
+from jaxgrow.models import ModernBERTConfig
 
 
 @pytest.fixture
@@ -49,6 +52,25 @@ def test_new_layers_copy_the_moments(run, tmp_path):
     for name, p in load_file(tmp_path / "b" / "model.safetensors").items():
         assert grown[f"state.{name}.exp_avg"].shape == p.shape
         assert grown[f"state.{name}.step"] == 7
+
+
+@pytest.mark.parametrize("policy", ["copy", "exact"])
+def test_a_norm_that_the_source_layer_does_not_have_starts_at_zero(tmp_path, policy):
+    """The first layer of ModernBERT has no norm before its attention, but a copy of it has one."""
+    config = ModernBERTConfig(
+        vocab=11, context=8, layers=2, embed=12, heads=3, kv_heads=3, head_dim=4, mlp=10, kinds="f"
+    )
+    folder = tmp_path / "a"
+    checkpoints.save(folder, config, config.init(jax.random.key(0)))
+    state = {f"state.{name}.exp_avg": np.full_like(x, 2.0) for name, x in tensors(folder).items()}
+    state |= {name + "_sq": x for name, x in state.items()}
+    save_file(state, folder / "optimizer.safetensors")
+    arguments = ("--method", "stack", "--layers", "4", "--optimizer", policy)
+    assert main(["grow", str(folder), str(tmp_path / "b"), *arguments]) == 0
+    grown = load_file(tmp_path / "b" / "optimizer.safetensors")
+    for kind in ("exp_avg", "exp_avg_sq"):
+        assert not grown[f"state.model.layers.2.attn_norm.weight.{kind}"].any()
+        assert grown[f"state.model.layers.3.attn_norm.weight.{kind}"].all()
 
 
 def test_new_layers_have_no_state_under_asymmetric(run, tmp_path):

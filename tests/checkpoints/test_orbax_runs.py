@@ -22,7 +22,7 @@ from jaxgrow.axes import path
 from jaxgrow.checkpoints import CheckpointError
 from jaxgrow.cli.program import main
 from jaxgrow.integrations import command, orbax_run
-from jaxgrow.integrations.formats import FORMATS, MAXTEXT, TUNIX, from_file, recognised
+from jaxgrow.integrations.formats import FORMATS, MAXTEXT, TUNIX, from_file, power, recognised
 from jaxgrow.integrations.orbax_tree import OrbaxTree, Writer
 
 E, L, H, K, D, M, V = 12, 3, 4, 2, 5, 20, 11
@@ -202,6 +202,33 @@ def test_a_copy_of_the_parameters_in_the_state_grows_like_them(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:Sharding info not provided")
+@pytest.mark.parametrize("name", ["ema", "model_averaging"])
+def test_an_average_of_the_parameters_grows_like_them(tmp_path, name):
+    """It sorts before them, and `drop` sets only moments to zero."""
+    params = maxtext(1)
+    tree = {name: params, "params": params, "opt_state": state_of(params)}
+    with ocp.training.Checkpointer(tmp_path / "a") as checkpoints:
+        checkpoints.save_checkpointables(3, {"items": tree})
+    run = command.opened(tmp_path / "a", None, None)
+    assert run.prefix == "params/params/"
+    for policy in ("copy", "drop", "exact"):
+        arguments = ("--method", "hypercloning", *WIDE_OPTIONS, "--optimizer", policy)
+        assert main(["grow", str(tmp_path / "a"), str(tmp_path / policy), *arguments]) == 0
+        found = restored(tmp_path / policy)
+        averages = [path for path in found if path.startswith(f"{name}/")]
+        assert len(averages) == len(jax.tree.leaves(params))
+        for average in averages:
+            of = "params/" + average.removeprefix(f"{name}/")
+            np.testing.assert_array_equal(found[average], found[of], err_msg=average)
+
+
+def test_an_average_of_updates_is_a_moment_and_an_average_alone_is_a_model():
+    assert (power("opt_state/0/ema/"), power("ema/params/"), power("opt_state/0/nu/")) == (1, 0, 2)
+    paths = [start + mark for start in ("ema/", "opt_state/mu/") for mark in MAXTEXT.marks]
+    assert MAXTEXT.prefix(dict.fromkeys(paths)) == "ema/"
+
+
+@pytest.mark.filterwarnings("ignore:Sharding info not provided")
 def test_dropped_moments_begin_anew(tmp_path):
     folder = written(tmp_path / "a", maxtext(1))
     arguments = (
@@ -218,6 +245,73 @@ def test_dropped_moments_begin_anew(tmp_path):
     found = restored(tmp_path / "b")
     assert all(not x.any() for name, x in found.items() if name.startswith("opt_state/"))
     assert found["step"] == 3 and found["params/params/decoder/logits_dense/kernel"].any()
+
+
+@pytest.mark.filterwarnings("ignore:Sharding info not provided")
+def test_dropped_micro_batches_begin_anew(tmp_path):
+    """Otherwise, `MultiSteps` would divide the new gradients by a number that includes the old ones."""
+    tx = optax.MultiSteps(TX, 3).gradient_transformation()
+    params = maxtext(1)
+    state = tx.init(params)
+    for _ in range(4):
+        _, state = tx.update(params, state, params)
+    source = written(tmp_path / "a", params, state)
+    arguments = ("--method", "hypercloning", *WIDE_OPTIONS, "--optimizer", "drop")
+    assert main(["grow", str(source), str(tmp_path / "b"), *arguments]) == 0
+    found = restored(tmp_path / "b")
+    assert all(not x.any() for name, x in found.items() if name.startswith("opt_state/"))
+
+
+def in_flax_names(tmp_path: Path, tx: optax.GradientTransformation) -> tuple[Path, Path, dict]:
+    """A run whose blocks and final norm both have the name that Flax gives to the first norm."""
+    rng = np.random.default_rng(0)
+
+    def put(*shape):
+        return jax.numpy.asarray(rng.normal(size=shape), "float32")
+
+    def norm():
+        return {"LayerNorm_0": {"scale": put(E)}}
+
+    params = {"tokens": {"embedding": put(V, E)}, **norm()}
+    params |= {f"blocks_{i}": {**norm(), "up": {"kernel": put(E, M)}} for i in range(2)}
+    state = tx.init(params)
+    _, state = tx.update(params, state, params)
+    ocp.save(tmp_path / "a", {"params": params, "opt_state": state})
+    rows = {
+        "tokens/embedding": ["vocab", "embed"],
+        "LayerNorm_0/scale": ["embed.in.norm.scale"],
+        "*/LayerNorm_0/scale": ["embed.norm.scale"],
+        "*/kernel": ["embed.in", "mlp"],
+    }
+    about = {"names": rows, "layers": "blocks_{}", "params": "tokens/embedding"}
+    (tmp_path / "names.json").write_text(json.dumps(about))
+    return tmp_path / "a", tmp_path / "names.json", {"params": params, "opt_state": state}
+
+
+def test_a_module_in_a_layer_may_have_the_name_of_one_outside(tmp_path):
+    source, names, old = in_flax_names(tmp_path, optax.scale_by_adam())
+    run = command.opened(source, None, names)
+    templates = [place.template for _, place in run.states]
+    assert len(templates) == len(set(templates)) == 2 * len(run.places)
+    (tmp_path / "b").mkdir()
+    growth = operators.interleave(run.sizes(), {"layers": 4})
+    orbax_run.grow_run(run, growth, "copy", tmp_path / "b")
+    tree = OrbaxTree(tmp_path / "b")
+    for i in range(4):
+        found = tree.read(f"opt_state/mu/blocks_{i}/LayerNorm_0/scale")
+        np.testing.assert_array_equal(
+            found, old["opt_state"].mu[f"blocks_{i // 2}"]["LayerNorm_0"]["scale"]
+        )
+
+
+def test_a_state_of_some_layers_only_is_refused(tmp_path):
+    def first(params):
+        return {name: name == "blocks_0" for name in params}
+
+    source, names, _ = in_flax_names(tmp_path, optax.masked(optax.scale_by_adam(), first))
+    run = command.opened(source, None, names)
+    with pytest.raises(CheckpointError, match=r"blocks_0/up/kernel .* for all layers or for none"):
+        orbax_run.check_run(run, operators.stack(run.sizes(), {"layers": 4}), "copy")
 
 
 @pytest.mark.filterwarnings("ignore:Sharding info not provided")

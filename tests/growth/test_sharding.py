@@ -88,6 +88,22 @@ def test_a_sharded_leaf_without_elements_grows(spec):
     assert found.sharding.is_equivalent_to(there["w"].sharding, 2)
 
 
+@modes
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "int4", "int8", "bool"])
+def test_values_that_can_only_be_copied_are_sharded_too(mode, dtype):
+    params, axes = host(("u", "free"))
+    params = {name: (x > 0).astype(jnp.dtype(dtype)) for name, x in params.items()}
+    there = placed(params, mode)
+    growth = {"b": tile(6, 2), "c": select([0, 1, 2, 3, 4, 1], 5)}
+    found, expected = grow(growth, there, axes), grow(growth, params, axes)
+    assert_same(
+        {name: x.astype(jnp.float32) for name, x in found.items()},
+        {name: x.astype(np.float32) for name, x in expected.items()},
+        there,
+    )
+    assert {x.dtype for x in found.values()} == {jnp.dtype(dtype)}
+
+
 def test_in_a_compiled_function_on_an_explicit_mesh_too():
     params, axes = host()
     there = placed(params, AxisType.Explicit)

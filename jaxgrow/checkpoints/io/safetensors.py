@@ -310,6 +310,9 @@ def write_file(
       path: the new file.
       planned: the tensors to write.
       done: as for `write`.
+
+    Raises:
+      CheckpointError: the dtype of a tensor is not one of `DTYPES`.
     """
     # Tensors of wide dtypes come first, so that every tensor is aligned to its dtype.
     planned = sorted(planned, key=lambda p: -p.dtype.itemsize)
@@ -317,6 +320,11 @@ def write_file(
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for p in planned:
+        if p.dtype not in NAMES:
+            raise CheckpointError(
+                f"tensor {p.name!r} has dtype {p.dtype}, which is not written; convert it to one of "
+                f"{', '.join(dtype.name for dtype in NAMES)}"
+            )
         begin = end
         end += p.size
         entries[p.name] = {"dtype": NAMES[p.dtype], "shape": p.shape, "data_offsets": [begin, end]}
