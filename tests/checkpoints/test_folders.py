@@ -244,6 +244,13 @@ def test_only_a_checkpoint_and_nothing_else_is_replaced(tmp_path, folder, what, 
     assert (contents(tmp_path), names(tmp_path)) == before
 
 
+def test_overwrite_is_not_advised_if_it_would_be_refused(tmp_path, folder, capsys):
+    with_more("thesis.tex")(tmp_path / "b")
+    assert main(["convert", str(folder), str(tmp_path / "b"), "--to", "hf"]) == 1
+    error = capsys.readouterr().err
+    assert "holds other files besides a checkpoint" in error and "--overwrite" not in error
+
+
 def as_downloaded(folder: Path) -> Path:
     """Save shards without a jaxgrow record, with the other files of a model on the hub."""
     saved(folder, shard=2000)
