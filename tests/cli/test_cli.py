@@ -19,10 +19,12 @@ import tiny
 from checkpoints import CONFIG, contents, saved, tensors
 
 from jaxgrow import checkpoints, grow, operators
+from jaxgrow.checkpoints.hf import peft
 from jaxgrow.cli.model_outputs import outputs
 from jaxgrow.cli.program import main, parser
 from jaxgrow.growth.merge import interpolate
 from jaxgrow.models import GPT2Config, LlamaConfig
+from jaxgrow.peft.lora import LoRA, init
 
 METHODS = operators.DEPTH | operators.WIDTH
 SIZES = {"layers": 4, "embed": 12, "heads": 4, "mlp": 20}
@@ -385,6 +387,22 @@ def test_what_cannot_be_done_is_said_and_nothing_is_written(
     status = 2 if message.startswith(usage) else 1
     assert message in refused(capsys, command, folder, tmp_path / "b", *options, status=status)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("options", [(), ("--dry-run",), ("--lora-only",)], ids=str)
+def test_the_lora_that_is_grown_is_not_replaced(tmp_path, folder, capsys, options):
+    settings = LoRA(rank=2)
+    factors = init(settings, CONFIG.axes(), CONFIG.sizes(), jax.random.key(0))
+    lora = tmp_path / "lora"
+    peft.save(lora, peft.PeftAdapter(CONFIG, settings, factors))
+    before = contents(lora)
+    grow = ("grow", folder, lora, "--method", "stack", "--layers", "8", "--lora", lora)
+    message = f"{lora} is the source {lora}, contains it, or is inside it"
+    assert message in refused(capsys, *grow, "--overwrite", *options)
+    growth = operators.stack(CONFIG.sizes(), {"layers": 8})
+    with pytest.raises(checkpoints.CheckpointError, match="is the source"):
+        checkpoints.transform(folder, lora, growth, lora=lora, overwrite=True)
+    assert contents(lora) == before
 
 
 def test_models_and_weights_that_do_not_go_together(tmp_path, folder, capsys):
