@@ -3,9 +3,11 @@
 Most tests run the command in process.
 """
 
+import io
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -339,6 +341,10 @@ def test_report_needs_one_vocabulary(tmp_path, folder, capsys):
         (("coalesce", "--heads", "0+1+4,2+3"), "outside 0 .. 3: [4]"),
         (("decoalesce", "--heads", "0+1,2+3"), "--heads: 2 groups, but the source has 4 heads"),
         (("decoalesce", "--layers", "0,1,2"), "--layers: 3 groups, but the source has 4 layers"),
+        (
+            ("grow", "--method", "upcycle", "--experts", "1"),
+            "--active 2 (the default): each token is routed to at least 1 and at most 1 experts",
+        ),
         (("grow", "--method", "stack"), "nothing to grow"),
         (
             ("grow", "--method", "stack", "--layers", "3"),
@@ -381,6 +387,7 @@ def test_what_cannot_be_done_is_said_and_nothing_is_written(
         "--seed",
         "convert needs",
         "--layers alike",
+        "--active",
         "--optimizer",
         "--head-dim",
     )
@@ -403,6 +410,15 @@ def test_the_lora_that_is_grown_is_not_replaced(tmp_path, folder, capsys, option
     with pytest.raises(checkpoints.CheckpointError, match="is the source"):
         checkpoints.transform(folder, lora, growth, lora=lora, overwrite=True)
     assert contents(lora) == before
+
+
+def test_groups_of_key_heads_are_named_like_their_option(tmp_path, capsys):
+    config = LlamaConfig(
+        vocab=11, context=7, layers=2, embed=12, heads=4, kv_heads=2, head_dim=4, mlp=20
+    )
+    source = saved(tmp_path / "a", config)
+    arguments = ("decoalesce", source, tmp_path / "b", "--heads", "far", "--kv-heads", "0,1,2")
+    assert "--kv-heads: 3 groups, but the source has 2 kv_heads" in refused(capsys, *arguments)
 
 
 def test_models_and_weights_that_do_not_go_together(tmp_path, folder, capsys):
@@ -962,6 +978,26 @@ def test_a_shell_completes_commands_options_and_choices(capsys, typed, completed
         ["bash", "-c", capsys.readouterr().out + asked], capture_output=True, text=True, check=True
     )
     assert said.stdout.split() == completed and said.stderr == ""
+
+
+def test_names_that_the_terminal_cannot_show_are_escaped(tmp_path, folder, monkeypatch):
+    """Names of files are bytes, and need not be UTF-8."""
+    target = tmp_path / os.fsdecode(b"b\xff")
+    printed = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, "utf-8"))
+    run("convert", folder, target, "--to", "orbax", "--dry-run")
+    assert b"b\\udcff: " in printed.getvalue()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGPIPE")
+def test_a_reader_that_ends_early_is_no_error(folder):
+    """`jaxgrow inspect DIR | head` ends silently, with the status that shells give SIGPIPE."""
+    command = [sys.executable, "-m", "jaxgrow", "inspect", str(folder)]
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write) as pipe:
+        said = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, text=True)
+    assert (said.returncode, said.stderr) == (128 + signal.SIGPIPE, "")
 
 
 def test_python_m_jaxgrow():
