@@ -80,6 +80,22 @@ def test_a_link_may_lead_to_a_missing_file(tmp_path, synced):
     assert (tmp_path / "file").stat().st_ino in synced
 
 
+def test_files_of_the_user_in_a_folder_need_not_be_writable(tmp_path, synced, monkeypatch):
+    """A user may keep a read-only file or a named pipe in the folder of a run."""
+    (tmp_path / "notes").write_text("")
+    os.mkfifo(tmp_path / "pipe")
+    opened = Path.open
+
+    def for_reading(path, mode="r", *rest, **more):
+        if path.name == "notes" and "+" in mode:  # root may write everywhere
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return opened(path, mode, *rest, **more)
+
+    monkeypatch.setattr(Path, "open", for_reading)
+    folders.sync(tmp_path)
+    assert (tmp_path / "notes").stat().st_ino in synced
+
+
 def test_an_existing_folder_is_replaced_only_at_the_end(tmp_path, folder):
     target = saved(tmp_path / "b", seed=3)
     before = contents(target)
