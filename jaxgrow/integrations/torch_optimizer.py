@@ -216,10 +216,24 @@ def read_file(file: Path, model: HuggingFace) -> tuple[State, dict[str, Any]]:
       ``(state, the complete content of the file)``.
 
     Raises:
-      CheckpointError: the file has another number of parameters than the model.
+      CheckpointError: the file is damaged, holds no optimizer state, or has another number of
+        parameters than the model.
     """
     torch = imported("torch")
-    content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    try:
+        content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except OSError:
+        raise
+    except Exception as error:  # PyTorch raises many types of errors for damaged files.
+        raise CheckpointError(
+            f"{file} cannot be read by torch.load: {error}. Omit --optimizer, or give another file "
+            "with --optimizer-state"
+        ) from error
+    if not isinstance(content, dict) or not {"state", "param_groups"} <= content.keys():
+        raise CheckpointError(
+            f"{file} is not the state_dict of an optimizer, with the keys state and param_groups. "
+            "Give another file with --optimizer-state"
+        )
     names = parameter_groups(model, len(content["param_groups"]))
     sizes = [len(group["params"]) for group in content["param_groups"]]
     if sizes != [len(group) for group in names]:
@@ -391,6 +405,7 @@ def write_beside(
     """
     grown = HuggingFace(part)
     where = optimizer or find(model.folder)
+    new = where.name
     if where.suffix == ".safetensors":
         state = grow_state(model, grown, named_state.read(where, model), growth, policy)
         named_state.write(part / where.name, model, state, where)
@@ -400,13 +415,14 @@ def write_beside(
         write_distributed(part / where.name, model, state, content)
     else:
         state, content = read_file(where, model)
+        new = FILE  # the name that the Trainer looks for; Accelerate writes optimizer.bin
         write_file(part / FILE, grown, grow_state(model, grown, state, growth, policy), content)
     others = [
         name for name in BESIDE if (model.folder / name).is_file() and not (part / name).exists()
     ]
     for name in others:
         shutil.copyfile(model.folder / name, part / name)
-    return [FILE if where.suffix == ".pt" else where.name, *others]
+    return [new, *others]
 
 
 def find(folder: Path) -> Path:
