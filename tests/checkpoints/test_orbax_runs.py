@@ -256,6 +256,18 @@ def test_a_grown_checkpoint_of_parameters_alone_grows_again(tmp_path):
     assert command.opened(tmp_path / "c", None, None).sizes()["layers"] == 12
 
 
+def test_a_damaged_file_is_an_error(tmp_path, capsys):
+    """An interrupted copy of a checkpoint, for example, lacks the end of a file."""
+    folder = written(tmp_path / "a", maxtext(1), {})
+    file = max(folder.glob("3/items/ocdbt.process_0/d/*"), key=lambda f: f.stat().st_size)
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    arguments = ("--method", "stack", "--layers", "6")
+    assert main(["grow", str(folder), str(tmp_path / "b"), *arguments]) == 1
+    error = capsys.readouterr().err
+    assert "cannot be read, because a file is missing or damaged" in error
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
 def test_links_to_steps_are_not_copied(tmp_path):
     """A copy would hold the model before its growth."""
     folder, target = written(tmp_path / "a", maxtext(1), {}), tmp_path / "b"
