@@ -99,7 +99,7 @@ def test_files_of_the_user_in_a_folder_need_not_be_writable(tmp_path, synced, mo
 def test_an_existing_folder_is_replaced_only_at_the_end(tmp_path, folder):
     target = saved(tmp_path / "b", seed=3)
     before = contents(target)
-    with pytest.raises(CheckpointError, match="exists; --overwrite replaces it"):
+    with pytest.raises(CheckpointError, match=r"replaces it \(in Python: overwrite=True\)"):
         checkpoints.transform(folder, target, DEEPER)
 
     class Broken(Loaded):

@@ -938,7 +938,8 @@ def test_as_a_process(tmp_path, folder):
 def test_as_a_process_what_is_wrong_has_no_traceback(tmp_path, folder):
     again = stacked_by_a_process(folder, tmp_path)
     assert (again.returncode, again.stdout) == (1, "")
-    assert again.stderr.strip() == f"error: {tmp_path} exists; --overwrite replaces it"
+    said = f"error: {tmp_path} exists; --overwrite replaces it (in Python: overwrite=True)"
+    assert again.stderr.strip() == said
 
 
 # --- file sizes, completion, python -m ---

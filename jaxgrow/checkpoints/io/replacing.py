@@ -103,7 +103,9 @@ def may_become(target: Path, sources: list[Path], overwrite: bool) -> None:
     if any(target.iterdir()):
         _check_only_checkpoint(target)
     if not overwrite:
-        raise CheckpointError(f"{target} exists; --overwrite replaces it")
+        raise CheckpointError(
+            f"{target} exists; --overwrite replaces it (in Python: overwrite=True)"
+        )
 
 
 def _check_only_checkpoint(target: Path) -> None:
