@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 # Commands that only transform files must neither wait for an accelerator nor occupy it.
                 jax.config.update("jax_platforms", "cpu")
             a.run(a)
-            sys.stdout.flush()  # so that a closed pipe is an error here, not at exit
+            print(end="", flush=True)  # so that a closed pipe is an error here, not at exit
     except BrokenPipeError:
         # At exit, Python flushes the rest of the output.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

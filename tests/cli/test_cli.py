@@ -990,6 +990,12 @@ def test_names_that_the_terminal_cannot_show_are_escaped(tmp_path, folder, monke
     assert b"b\\udcff: " in printed.getvalue()
 
 
+def test_the_output_may_be_closed(folder, monkeypatch):
+    """Python then has no stdout, as after `jaxgrow inspect DIR >&-`."""
+    monkeypatch.setattr(sys, "stdout", None)
+    run("inspect", folder)
+
+
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGPIPE")
 def test_a_reader_that_ends_early_is_no_error(folder):
     """`jaxgrow inspect DIR | head` ends silently, with the status that shells give SIGPIPE."""
