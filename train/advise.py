@@ -513,6 +513,9 @@ def main() -> None:
         )
     if arguments.budget is not None:
         experiment = budgeted(experiment, arguments.budget)
+    if arguments.write is not None:
+        # An error here comes before the work.
+        arguments.write.parent.mkdir(parents=True, exist_ok=True)
     base, note = faster(experiment)
     text, advised = advice(base, pilot(base, arguments.workdir) if arguments.measure else None)
     print(f"{note}{text}", end="")

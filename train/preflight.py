@@ -208,6 +208,8 @@ def main() -> None:
     # Compilation needs no device, and must not occupy one.
     jax.config.update("jax_platforms", "cpu")
     machine = described(arguments.on)
+    for file in filter(None, (arguments.json, arguments.plot)):
+        file.parent.mkdir(parents=True, exist_ok=True)  # an error here comes before the work
     found = {config: _checked(config, machine, arguments) for config in arguments.configs}
     if arguments.json:
         everything = {}

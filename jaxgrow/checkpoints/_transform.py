@@ -196,8 +196,8 @@ def transform(
       The size in bytes of the tensors that are written, without the LoRA.
 
     Raises:
-      CheckpointError: as `open_checkpoint` and `write`, the growth does not fit, or the source
-        holds a LoRA and ``lora`` is None.
+      CheckpointError: as `open_checkpoint` and `write`, the growth does not fit, the source holds a
+        LoRA and ``lora`` is None, or ``folder`` overlaps the folder of the LoRA.
     """
     source = source if isinstance(source, Checkpoint) else open_checkpoint(source)
     grown = Grown(source, growth, axes)
@@ -206,6 +206,7 @@ def transform(
         from jaxgrow.checkpoints.hf import peft
 
         own = peft.load_beside(lora, source).grown(growth)
+        may_become(_absolute(folder), [Path(lora).expanduser()], options.get("overwrite", False))
         options["beside"] = lambda part: peft.write_into(part, own, grown, str(folder))
     return write(grown, folder, record or {}, [source], **options)
 
@@ -257,7 +258,7 @@ def write(
             _check_no_lora(root.folder)
     planned = _planned(source, roots, to, settings)
     if dry_run:
-        may_become(Path(os.path.abspath(folder)), [r.folder for r in roots], overwrite)
+        may_become(_absolute(folder), [r.folder for r in roots], overwrite)
         return planned.size
     about = _record(source, roots, record, planned)
     with appearing(Path(folder), [r.folder for r in roots], overwrite) as part:
@@ -274,6 +275,11 @@ def write(
         about["files"] += beside(part) if beside is not None else []
         write_json(part / RECORD, about)
     return planned.size
+
+
+def _absolute(folder: str | Path) -> Path:
+    """The path of a new folder, as `appearing` computes it."""
+    return Path(os.path.abspath(Path(folder).expanduser()))
 
 
 @dataclass(frozen=True)

@@ -363,7 +363,9 @@ def _active(a: argparse.Namespace) -> int:
             "--seed. Omit --noise"
         )
     if not 0 < active <= a.experts:
+        default = " (the default)" if a.active is None else ""
         raise UsageError(
-            f"--active {active}: each token is routed to at least 1 and at most {a.experts} experts"
+            f"--active {active}{default}: each token is routed to at least 1 and at most {a.experts} "
+            "experts"
         )
     return active

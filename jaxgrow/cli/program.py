@@ -1,6 +1,8 @@
 """The command ``jaxgrow``: parse the arguments, run a subcommand, and report errors."""
 
 import argparse
+import io
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -45,9 +47,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
       The exit status: 0 on success; 2 if the arguments are invalid independently of the checkpoint
-      files; 1 for any other failure; 128 plus the number of the signal after an interruption.
+      files; 1 for any other failure; 128 plus the number of the signal after an interruption, or
+      after the reader of the output has closed the pipe (SIGPIPE).
     """
     a = parser().parse_args(argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # As on stderr, names that the encoding of the terminal does not have are escaped.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         if (getattr(a, "seed", None) or 0) < 0:
             raise UsageError(f"--seed {a.seed}: a seed must be a non-negative integer")
@@ -56,6 +62,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                 # Commands that only transform files must neither wait for an accelerator nor occupy it.
                 jax.config.update("jax_platforms", "cpu")
             a.run(a)
+            print(end="", flush=True)  # so that a closed pipe is an error here, not at exit
+    except BrokenPipeError:
+        # At exit, Python flushes the rest of the output.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + getattr(signal, "SIGPIPE", 13)
     except (CheckpointError, OSError, MemoryError) as error:
         text = "out of memory" if isinstance(error, MemoryError) else str(error)
         return _ended(f"error: {text}", error, 2 if isinstance(error, UsageError) else 1)

@@ -277,12 +277,20 @@ def questions(source: Source) -> str:
         else "after each sublayer (post-norm): few methods preserve its function"
     )
     experts = source.sizes().get("experts")
-    dense = (
-        "none; `jaxgrow grow` with --method virtual_groups or upcycle turns the MLPs into experts"
+    about = (
+        _dense(source) if experts is None else f"{experts}, whose units grow like those of an MLP"
     )
+    return f"Norms: {norms}\nExperts: {about}"
+
+
+def _dense(source: Source) -> str:
+    """Whether the MLPs of a dense model can become experts."""
+    try:
+        source.config.as_mixture()
+    except ValueError as error:
+        return f"none; {error}"
     return (
-        f"Norms: {norms}\nExperts: "
-        f"{dense if experts is None else f'{experts}, whose units grow like those of an MLP'}"
+        "none; `jaxgrow grow` with --method virtual_groups or upcycle turns the MLPs into experts"
     )
 
 

@@ -147,7 +147,7 @@ def _ungrouped(of: str, axis: str, size: int, units: operators.Groups) -> int:
         return operators.group_size(units) * size
     if len(units) != size:
         raise ValueError(
-            f"--{of}: {len(units)} groups, but the source has {size} {axis}. Give one group for "
+            f"{option(of)}: {len(units)} groups, but the source has {size} {axis}. Give one group for "
             "each of them"
         )
     return sum(map(len, units))

@@ -280,6 +280,8 @@ def put(
     files: WriteFiles | None = None,
 ) -> int:
     """Write the model, or only check that this is possible. Return the size of its tensors in bytes."""
+    if getattr(a, "lora", None) is not None:
+        may_become(a.dst, [a.lora], a.overwrite)
     with reported():
         return write_checkpoint(
             source,

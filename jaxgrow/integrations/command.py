@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxgrow._version import __version__
-from jaxgrow.checkpoints.io.files import RECORD, CheckpointError, listed
+from jaxgrow.checkpoints.io.files import PARAMS, RECORD, CheckpointError, listed, read_json
 from jaxgrow.checkpoints.io.folders import appearing
 from jaxgrow.cli.suggest import POLICY
 from jaxgrow.growth.maps import Growth, Rules, new_sizes
@@ -28,11 +28,26 @@ POLICIES = ("drop", "copy", "exact")
 
 def is_run(folder: Path) -> bool:
     """Whether a folder holds a checkpoint of another trainer, which this library did not write."""
-    if not folder.is_dir() or ((folder / "params").is_dir() and (folder / RECORD).is_file()):
+    if not folder.is_dir() or _is_ours(folder):
         return False
     marks = _MARKS if (folder / "config.json").is_file() else (*_MARKS, _DISTRIBUTED)
     found = (f"{deep}{name}" for name in marks for deep in ("", "*/", "*/*/"))
     return any(any(folder.glob(pattern)) for pattern in found)
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether this library wrote a folder, which may be damaged, as a checkpoint of its own.
+
+    A grown checkpoint of another trainer also has a record, and may have an item ``params``. Its
+    record names the format.
+    """
+    if not (folder / PARAMS).is_dir() or not (folder / RECORD).is_file():
+        return False
+    try:
+        arguments = read_json(folder / RECORD).get("arguments")
+    except CheckpointError:
+        return True
+    return not isinstance(arguments, dict) or "format" not in arguments
 
 
 def policy_of(method: str) -> str:

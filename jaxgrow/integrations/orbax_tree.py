@@ -88,8 +88,18 @@ class OrbaxTree:
         return path.replace("/", ".")
 
     def read(self, path: str) -> np.ndarray:
-        """Read one array, with all its shards."""
-        return np.asarray(self.open(path).read().result())
+        """Read one array, with all its shards.
+
+        Raises:
+          CheckpointError: a file of the array is missing or damaged.
+        """
+        try:
+            return np.asarray(self.open(path).read().result())
+        except ValueError as error:
+            raise CheckpointError(
+                f"{self.item}: array {path} cannot be read, because a file is missing or damaged: "
+                f"{error}. Copy the checkpoint again, or use an earlier step"
+            ) from error
 
     @property
     def zarr3(self) -> bool:

@@ -151,6 +151,13 @@ class _StateOf(HuggingFace):
         self.tensors = arrays
         self._fused = ("", {})
 
+    def read(self, path: str, layer: int | None = None) -> np.ndarray:
+        leaf = self.leaves[path]
+        if layer not in self.names[path].layers(leaf.layers):
+            # The model has no such parameter, so it never had a gradient.
+            return np.zeros(leaf.shape[1:], leaf.dtype)
+        return super().read(path, layer)
+
     def origin(self, path: str, layer: int | None) -> None:
         return None
 

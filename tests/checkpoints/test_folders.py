@@ -80,10 +80,26 @@ def test_a_link_may_lead_to_a_missing_file(tmp_path, synced):
     assert (tmp_path / "file").stat().st_ino in synced
 
 
+def test_files_of_the_user_in_a_folder_need_not_be_writable(tmp_path, synced, monkeypatch):
+    """A user may keep a read-only file or a named pipe in the folder of a run."""
+    (tmp_path / "notes").write_text("")
+    os.mkfifo(tmp_path / "pipe")
+    opened = Path.open
+
+    def for_reading(path, mode="r", *rest, **more):
+        if path.name == "notes" and "+" in mode:  # root may write everywhere
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return opened(path, mode, *rest, **more)
+
+    monkeypatch.setattr(Path, "open", for_reading)
+    folders.sync(tmp_path)
+    assert (tmp_path / "notes").stat().st_ino in synced
+
+
 def test_an_existing_folder_is_replaced_only_at_the_end(tmp_path, folder):
     target = saved(tmp_path / "b", seed=3)
     before = contents(target)
-    with pytest.raises(CheckpointError, match="exists; --overwrite replaces it"):
+    with pytest.raises(CheckpointError, match=r"replaces it \(in Python: overwrite=True\)"):
         checkpoints.transform(folder, target, DEEPER)
 
     class Broken(Loaded):
@@ -242,6 +258,13 @@ def test_only_a_checkpoint_and_nothing_else_is_replaced(tmp_path, folder, what, 
     assert re.search(message, error), error
     assert error.count("\n") == 1
     assert (contents(tmp_path), names(tmp_path)) == before
+
+
+def test_overwrite_is_not_advised_if_it_would_be_refused(tmp_path, folder, capsys):
+    with_more("thesis.tex")(tmp_path / "b")
+    assert main(["convert", str(folder), str(tmp_path / "b"), "--to", "hf"]) == 1
+    error = capsys.readouterr().err
+    assert "holds other files besides a checkpoint" in error and "--overwrite" not in error
 
 
 def as_downloaded(folder: Path) -> Path:

@@ -340,6 +340,28 @@ def test_a_run_in_a_read_only_folder_grows_into_a_writable_one(tmp_path):
     assert all(one.stat().st_mode & 0o200 for one in target.rglob("*"))
 
 
+def test_a_grown_checkpoint_of_parameters_alone_grows_again(tmp_path):
+    """Its item ``params`` and its record also occur in the folders of this library."""
+    with ocp.training.Checkpointer(tmp_path / "a") as checkpoints:
+        checkpoints.save_checkpointables(3, {"params": maxtext(1)})
+    for source, target, layers in (("a/3", "b", "6"), ("b", "c", "12")):
+        folders = str(tmp_path / source), str(tmp_path / target)
+        assert main(["grow", *folders, "--method", "stack", "--layers", layers]) == 0
+    assert command.opened(tmp_path / "c", None, None).sizes()["layers"] == 12
+
+
+def test_a_damaged_file_is_an_error(tmp_path, capsys):
+    """An interrupted copy of a checkpoint, for example, lacks the end of a file."""
+    folder = written(tmp_path / "a", maxtext(1), {})
+    file = max(folder.glob("3/items/ocdbt.process_0/d/*"), key=lambda f: f.stat().st_size)
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    arguments = ("--method", "stack", "--layers", "6")
+    assert main(["grow", str(folder), str(tmp_path / "b"), *arguments]) == 1
+    error = capsys.readouterr().err
+    assert "cannot be read, because a file is missing or damaged" in error
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
 def test_links_to_steps_are_not_copied(tmp_path):
     """A copy would hold the model before its growth."""
     folder, target = written(tmp_path / "a", maxtext(1), {}), tmp_path / "b"

@@ -3,9 +3,11 @@
 Most tests run the command in process.
 """
 
+import io
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -19,10 +21,12 @@ import tiny
 from checkpoints import CONFIG, contents, saved, tensors
 
 from jaxgrow import checkpoints, grow, operators
+from jaxgrow.checkpoints.hf import peft
 from jaxgrow.cli.model_outputs import outputs
 from jaxgrow.cli.program import main, parser
 from jaxgrow.growth.merge import interpolate
 from jaxgrow.models import GPT2Config, LlamaConfig
+from jaxgrow.peft.lora import LoRA, init
 
 METHODS = operators.DEPTH | operators.WIDTH
 SIZES = {"layers": 4, "embed": 12, "heads": 4, "mlp": 20}
@@ -337,6 +341,10 @@ def test_report_needs_one_vocabulary(tmp_path, folder, capsys):
         (("coalesce", "--heads", "0+1+4,2+3"), "outside 0 .. 3: [4]"),
         (("decoalesce", "--heads", "0+1,2+3"), "--heads: 2 groups, but the source has 4 heads"),
         (("decoalesce", "--layers", "0,1,2"), "--layers: 3 groups, but the source has 4 layers"),
+        (
+            ("grow", "--method", "upcycle", "--experts", "1"),
+            "--active 2 (the default): each token is routed to at least 1 and at most 1 experts",
+        ),
         (("grow", "--method", "stack"), "nothing to grow"),
         (
             ("grow", "--method", "stack", "--layers", "3"),
@@ -379,12 +387,38 @@ def test_what_cannot_be_done_is_said_and_nothing_is_written(
         "--seed",
         "convert needs",
         "--layers alike",
+        "--active",
         "--optimizer",
         "--head-dim",
     )
     status = 2 if message.startswith(usage) else 1
     assert message in refused(capsys, command, folder, tmp_path / "b", *options, status=status)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("options", [(), ("--dry-run",), ("--lora-only",)], ids=str)
+def test_the_lora_that_is_grown_is_not_replaced(tmp_path, folder, capsys, options):
+    settings = LoRA(rank=2)
+    factors = init(settings, CONFIG.axes(), CONFIG.sizes(), jax.random.key(0))
+    lora = tmp_path / "lora"
+    peft.save(lora, peft.PeftAdapter(CONFIG, settings, factors))
+    before = contents(lora)
+    grow = ("grow", folder, lora, "--method", "stack", "--layers", "8", "--lora", lora)
+    message = f"{lora} is the source {lora}, contains it, or is inside it"
+    assert message in refused(capsys, *grow, "--overwrite", *options)
+    growth = operators.stack(CONFIG.sizes(), {"layers": 8})
+    with pytest.raises(checkpoints.CheckpointError, match="is the source"):
+        checkpoints.transform(folder, lora, growth, lora=lora, overwrite=True)
+    assert contents(lora) == before
+
+
+def test_groups_of_key_heads_are_named_like_their_option(tmp_path, capsys):
+    config = LlamaConfig(
+        vocab=11, context=7, layers=2, embed=12, heads=4, kv_heads=2, head_dim=4, mlp=20
+    )
+    source = saved(tmp_path / "a", config)
+    arguments = ("decoalesce", source, tmp_path / "b", "--heads", "far", "--kv-heads", "0,1,2")
+    assert "--kv-heads: 3 groups, but the source has 2 kv_heads" in refused(capsys, *arguments)
 
 
 def test_models_and_weights_that_do_not_go_together(tmp_path, folder, capsys):
@@ -904,7 +938,8 @@ def test_as_a_process(tmp_path, folder):
 def test_as_a_process_what_is_wrong_has_no_traceback(tmp_path, folder):
     again = stacked_by_a_process(folder, tmp_path)
     assert (again.returncode, again.stdout) == (1, "")
-    assert again.stderr.strip() == f"error: {tmp_path} exists; --overwrite replaces it"
+    said = f"error: {tmp_path} exists; --overwrite replaces it (in Python: overwrite=True)"
+    assert again.stderr.strip() == said
 
 
 # --- file sizes, completion, python -m ---
@@ -944,6 +979,32 @@ def test_a_shell_completes_commands_options_and_choices(capsys, typed, completed
         ["bash", "-c", capsys.readouterr().out + asked], capture_output=True, text=True, check=True
     )
     assert said.stdout.split() == completed and said.stderr == ""
+
+
+def test_names_that_the_terminal_cannot_show_are_escaped(tmp_path, folder, monkeypatch):
+    """Names of files are bytes, and need not be UTF-8."""
+    target = tmp_path / os.fsdecode(b"b\xff")
+    printed = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, "utf-8"))
+    run("convert", folder, target, "--to", "orbax", "--dry-run")
+    assert b"b\\udcff: " in printed.getvalue()
+
+
+def test_the_output_may_be_closed(folder, monkeypatch):
+    """Python then has no stdout, as after `jaxgrow inspect DIR >&-`."""
+    monkeypatch.setattr(sys, "stdout", None)
+    run("inspect", folder)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGPIPE")
+def test_a_reader_that_ends_early_is_no_error(folder):
+    """`jaxgrow inspect DIR | head` ends silently, with the status that shells give SIGPIPE."""
+    command = [sys.executable, "-m", "jaxgrow", "inspect", str(folder)]
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write) as pipe:
+        said = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, text=True)
+    assert (said.returncode, said.stderr) == (128 + signal.SIGPIPE, "")
 
 
 def test_python_m_jaxgrow():

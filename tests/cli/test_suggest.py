@@ -100,6 +100,7 @@ def test_what_the_files_say_is_answered(tmp_path, capsys):
     assert main(["suggest", str(bert), "--layers", "8", "--keep-function"]) == 0
     out = capsys.readouterr().out
     assert "Norms: after each sublayer" in out and "every method changes the function here" in out
+    assert "Experts: none; experts can only be made from a dense decoder of the Llama" in out
 
 
 @pytest.mark.parametrize(

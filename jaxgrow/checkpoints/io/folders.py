@@ -239,14 +239,22 @@ def _remove(work: Path) -> None:
 def sync(folder: Path) -> None:
     """Wait until all files in a folder, and their names, are on the disk.
 
-    A link is only a name: its file is elsewhere, and may be missing.
+    A link is only a name: its file is elsewhere, and may be missing. Files may be read-only.
     """
     for where, _, names in os.walk(folder, topdown=False):
         for file in (Path(where, name) for name in names):
-            if not file.is_symlink():
-                with file.open("rb+") as opened:
+            if file.is_file() and not file.is_symlink():
+                with _to_sync(file) as opened:
                     os.fsync(opened.fileno())
         sync_folder(Path(where))
+
+
+def _to_sync(file: Path) -> IO[bytes]:
+    """Open a file for writing, as Windows requires it, or for reading if it is read-only."""
+    try:
+        return file.open("rb+")
+    except PermissionError:
+        return file.open("rb")
 
 
 def sync_folder(folder: Path) -> None:

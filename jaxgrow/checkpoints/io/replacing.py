@@ -96,14 +96,24 @@ def may_become(target: Path, sources: list[Path], overwrite: bool) -> None:
         return
     if target.is_symlink() or not target.is_dir():
         raise CheckpointError(f"{target} exists and is not a folder. Choose another path")
-    if not overwrite:
-        raise CheckpointError(f"{target} exists; --overwrite replaces it")
     if os.path.ismount(target):
         raise CheckpointError(
             f"{target} is a mount point, which cannot be replaced. Choose a folder in it"
         )
-    if not any(target.iterdir()):
-        return
+    if any(target.iterdir()):
+        _check_only_checkpoint(target)
+    if not overwrite:
+        raise CheckpointError(
+            f"{target} exists; --overwrite replaces it (in Python: overwrite=True)"
+        )
+
+
+def _check_only_checkpoint(target: Path) -> None:
+    """Check that a folder holds a checkpoint and nothing else.
+
+    Raises:
+      CheckpointError: it holds no checkpoint, or other files.
+    """
     record = _record(target)
     unknown = list(_unknown(target, record))
     if record is None and not _hugging_face(target) and not _adapter(target):
