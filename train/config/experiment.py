@@ -152,16 +152,33 @@ def load(text: str | Path, overrides: Sequence[str] = ()) -> Experiment:
         override does not fit.
     """
     path, experiment = load_as(Experiment, text, overrides)
-    try:
-        plan = experiment.plan
-        shapes(plan, len(plan), experiment.tx)
-        # The cost also checks that the layers that a layer drop names exist.
-        _ = experiment.cost
-    # An ArithmeticError is, for example, a fraction of the steps that is not a finite number.
-    except (ValueError, ArithmeticError) as error:
-        raise UserError(f"config {path}: {error}") from error
+    with checking(f"config {path}"):
+        check(experiment)
     warn(experiment)
     return experiment
+
+
+@contextmanager
+def checking(what: str) -> Iterator[None]:
+    """Turn the errors of settings that do not fit together into a `UserError` about ``what``."""
+    try:
+        yield
+    # An ArithmeticError is, for example, a fraction of the steps that is not a finite number.
+    except (ValueError, ArithmeticError) as error:
+        raise UserError(f"{what}: {error}") from error
+
+
+def check(experiment: Experiment) -> None:
+    """Check the plan of an experiment, the shapes of its models, and its cost.
+
+    Raises:
+      ValueError: the settings do not fit together.
+      ArithmeticError: a number is not finite.
+    """
+    plan = experiment.plan
+    shapes(plan, len(plan), experiment.tx)
+    # The cost also checks that the layers that a layer drop names exist.
+    _ = experiment.cost
 
 
 def load_as(kind: type[T], text: str | Path, overrides: Sequence[str] = ()) -> tuple[Path, T]:
