@@ -378,11 +378,27 @@ class Teacher(Modifier):
         return (self.name,)
 
     def check(self, phase: TrainedPhase) -> None:
+        if not 0 < self.temperature < math.inf or not 0 <= self.fraction < math.inf:
+            raise ValueError(
+                f"temperature must be positive, and fraction at least 0, but they are {self.temperature} and {self.fraction}"
+            )
         own, student = _outputs(self.config), _outputs(phase.config)
+        # The divergence is that of the probabilities of tokens or classes.
+        if student[0] not in ("tokens", "classes") or student[1] == 1:
+            what = "a number" if student[1] == 1 else student[0]
+            raise ValueError(
+                f"a teacher is only supported for models that predict tokens or classes, but the model predicts {what}"
+            )
         if own != student:
             raise ValueError(
                 f"the teacher predicts {own[0]} of {own[1]}, but the model predicts {student[0]} of {student[1]}: "
                 "both must have the same outputs"
+            )
+        if not _accepts(self.config, phase.config):
+            names = (type(self.config).__name__, type(phase.config).__name__)
+            raise ValueError(
+                f"the teacher, a {names[0]}, cannot read the inputs of the model, a {names[1]}: both must read "
+                "images of the same size, be decoders, or be encoders"
             )
         if own[0] == "tokens" and self.config.length < phase.length:
             raise ValueError(
@@ -391,7 +407,8 @@ class Teacher(Modifier):
             )
 
     def weight(self, step: int, steps: int) -> float:
-        return max(0.0, 1 - step / max(1, round(self.fraction * steps)))
+        taught = round(self.fraction * steps)
+        return max(0.0, 1 - step / taught) if taught else 0.0
 
     def flops(self, phase: TrainedPhase, samples: int) -> float:
         steps = sum(self.weight(step, phase.steps) > 0 for step in range(phase.begin, phase.end))
@@ -431,6 +448,21 @@ def _outputs(config: Config) -> tuple[str, int | None]:
     """Return the kind of the outputs of a model, and their number."""
     axis = "vocab" if config.predicts == "tokens" else "classes"
     return config.predicts, config.sizes().get(axis)
+
+
+def _accepts(config: Config, student: Config) -> bool:
+    """Whether a model can read the inputs of a batch of ``student``."""
+    if config.modality != student.modality:
+        return False
+    if student.predicts == "tokens" or student.modality == "images":
+        own, theirs = (c.batch_shapes(1)[0] for c in (student, config))
+    else:
+        own, theirs = (c.task_shapes(1, 1)[0] for c in (student, config))
+    if isinstance(own, dict):
+        return own.keys() <= set(getattr(config, "inputs", ()))
+    return not isinstance(theirs, dict) and (
+        student.modality == "text" or own.shape == theirs.shape
+    )
 
 
 def divergence(student_BTV: jax.Array, teacher_BTV: jax.Array, temperature: float) -> jax.Array:
