@@ -211,6 +211,7 @@ def test_colas_own_file_names(tmp_path):
         ),
         ("stsb", [ROWS["stsb"][0][:-5] + "good"], r"line 2: the label 'good' is not a number"),
         ("stsb", [ROWS["stsb"][0][:-5] + "nan"], r"the label 'nan' is not a number"),
+        ("stsb", [ROWS["stsb"][0][:-5] + "1e39"], r"the label '1e39' is not a number"),
         ("cola", ["one sentence"], r"train.tsv, line 1 has 1 columns, but CoLA has at least 4"),
         ("cola", [], "train.tsv has no rows"),
         ("rte", [], "train.tsv has no rows"),
