@@ -21,6 +21,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import optax
 
 from jaxgrow.models import Config
+from jaxgrow.models.mixture import EXPERTS
 from train.common.errors import UserError
 from train.config.overrides import by_name, misfits, overridden
 from train.data.images import Images
@@ -31,6 +32,7 @@ from train.engine.state.mesh import How, Mesh
 from train.engine.state.optim import Optim, transformation
 from train.plan.lifetimes import Plan, shapes
 from train.plan.methods import Method, Scratch
+from train.plan.training import Train
 
 T = TypeVar("T")
 Logger: TypeAlias = Literal["wandb", "mlflow"]
@@ -179,6 +181,25 @@ def check(experiment: Experiment) -> None:
     shapes(plan, len(plan), experiment.tx)
     # The cost also checks that the layers that a layer drop names exist.
     _ = experiment.cost
+    for phase in plan:
+        if isinstance(phase, Train):
+            _check_experts(phase.config, experiment.mesh.expert)
+
+
+def _check_experts(config: Config, devices: int) -> None:
+    """Check that a model can be trained with its experts sharded over ``devices`` devices."""
+    experts = config.sizes().get(EXPERTS, 0)
+    if devices == 1 or not experts:
+        return
+    if not getattr(config, "capacity", 0.0):
+        raise ValueError(
+            f"mesh.expert={devices} shards the experts, which needs a capacity, but model.capacity is 0: set it, for "
+            "example to 1.25, or set mesh.expert=1"
+        )
+    if experts % devices:
+        raise ValueError(
+            f"{experts} experts are not divisible by the {devices} devices of mesh.expert"
+        )
 
 
 def load_as(kind: type[T], text: str | Path, overrides: Sequence[str] = ()) -> tuple[Path, T]:
