@@ -3,9 +3,9 @@
 Modifiers drop layers or tokens, freeze parameters, add a teacher, or warm up again. Each modifier
 is one class with two parts. On the host, `Modifier.begin` provides the inputs of every step and
 their cost. Within the step, which is a pure function on each device, the other methods change the
-call of the model, the objective, the learning rates, or the parameters that the update may change.
-By default, each method changes nothing. A new modifier is a class in this file, or in the file of
-the method that needs it.
+call of the model, the objective, the gradients, the learning rates, or the parameters that the
+update may change. By default, each method changes nothing. A new modifier is a class in this file,
+or in the file of the method that needs it.
 """
 
 import math
@@ -183,6 +183,10 @@ class Modifier:
         """
         return value
 
+    def gradients(self, grads: Tree, model: Model, given: Any) -> Tree:
+        """Return the gradients that the optimizer gets, with zeros for frozen parameters."""
+        return grads
+
     def learning_rates(self, learning_rates: Tree, opt: Any, given: Any) -> Tree:
         """Return the learning rate of every parameter."""
         return learning_rates
@@ -336,6 +340,13 @@ class Hold(Modifier, key="freeze"):
 
     def options(self, given: Any, micro: Micro, config: Config) -> dict[str, Any]:
         return self.savings(config)
+
+    def gradients(self, grads: Tree, model: Model, given: Any) -> Tree:
+        # Frozen parameters must not count in the norm that limits the gradients of the others.
+        zeros = jax.tree.map(jnp.zeros_like, grads)
+        freeze = self.freeze
+        layers = freeze.mask(model.config.depth)
+        return hold(zeros, grads, layers, model.params, model.axes, freeze.paths, freeze.below)
 
     def hold(self, before: Model, after: Model, given: Any) -> Model:
         return _held(before, after, self.freeze.mask(before.config.depth), self.freeze)
