@@ -501,6 +501,8 @@ def main() -> None:
     if arguments.write is not None and arguments.write.suffix != ".py":
         raise UserError(f"--write takes the name of a config file, FILE.py, not {arguments.write}")
     experiment = load(arguments.config, arguments.set)
+    if arguments.write is not None:  # an error here comes before the pilot
+        arguments.write.parent.mkdir(parents=True, exist_ok=True)
     if not isinstance(experiment.method, Scratch):
         raise UserError(
             f"{experiment.name} is not a training from scratch (its method is {type(experiment.method).__name__}); "

@@ -205,6 +205,9 @@ def main() -> None:
         raise UserError(
             f"--utilisation must be greater than 0 and at most 1, but is {arguments.utilisation}"
         )
+    for file in (arguments.json, arguments.plot):
+        if file is not None:  # an error here comes before the work
+            file.parent.mkdir(parents=True, exist_ok=True)
     # Compilation needs no device, and must not occupy one.
     jax.config.update("jax_platforms", "cpu")
     machine = described(arguments.on)

@@ -298,7 +298,7 @@ def test_a_pilot_prints_its_cost_and_writes_the_advised_config(tmp_path, monkeyp
     monkeypatch.setattr(advise, "steps_behind", lambda *_: 0.1)
     monkeypatch.setattr(advise, "WORTH", 0.0)
     script = runs.script(tmp_path, e)
-    out = tmp_path / "mine.py"
+    out = tmp_path / "new" / "mine.py"
     advised(
         monkeypatch,
         script,

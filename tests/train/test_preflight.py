@@ -428,9 +428,9 @@ def test_the_command_prints_a_table_and_writes_all_of_it(tmp_path, monkeypatch, 
         "--on",
         "cpu:4",
         "--json",
-        str(tmp_path / "all.json"),
+        str(tmp_path / "new" / "all.json"),
         "--plot",
-        str(tmp_path / "memory.png"),
+        str(tmp_path / "figures" / "memory.png"),
     ]
     monkeypatch.setattr(sys, "argv", ["preflight", script, *options])
     preflight.main()
@@ -439,13 +439,13 @@ def test_the_command_prints_a_table_and_writes_all_of_it(tmp_path, monkeypatch, 
         "train large" in out and "the manufacturer does not publish figures for this machine" in out
     )
     assert "train large, evaluation" in out and "1 devices" not in out
-    everything = json.loads((tmp_path / "all.json").read_text())
+    everything = json.loads((tmp_path / "new" / "all.json").read_text())
     (programs,) = everything["configs"].values()
     assert {p["what"] for p in programs} == {"initialisation", "step", "evaluation"} and everything[
         "devices"
     ] == 4
     assert everything["xla"]["options"] == {}  # only GPUs have them
-    assert (tmp_path / "memory.png").stat().st_size > 1000
+    assert (tmp_path / "figures" / "memory.png").stat().st_size > 1000
 
 
 @pytest.mark.parametrize(
