@@ -252,6 +252,9 @@ def test_the_cost_of_a_teacher_is_that_of_its_own_positions_and_experts():
     )
     assert cost(experts, STUDENT) == flops.forward(experts, 64, at_once=32)
     assert cost(experts, STUDENT) != flops.forward(experts, 64)
+    # Its head computes the positions that are masked in the samples of the student.
+    half = replace(BERT, masked=0.5)
+    assert cost(BERT, half) == flops.forward(half, 64) > flops.forward(BERT, 64)
     patches = ViTConfig(image=8, patch=4, layers=1, embed=8, heads=2, head_dim=4, mlp=16, classes=3)
     whole = replace(patches, patch=8)
     assert cost(patches, whole) == flops.forward(patches, 8 * patches.length)

@@ -184,6 +184,12 @@ def check(experiment: Experiment) -> None:
     for phase in plan:
         if isinstance(phase, Train):
             _check_experts(phase.config, experiment.mesh.expert)
+            # The cost of the head would be that of another number of predicted positions.
+            if phase.config.masked != experiment.model.masked:
+                raise ValueError(
+                    f"{phase.label}: its model has masked={phase.config.masked}, but all models of a run are trained on the "
+                    f"same samples, with model.masked={experiment.model.masked}: set both to the same value"
+                )
 
 
 def _check_experts(config: Config, devices: int) -> None:

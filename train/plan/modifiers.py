@@ -427,7 +427,10 @@ class Teacher(Modifier):
 
     def _cost(self, phase: TrainedPhase, samples: int, at_once: int | None = None) -> float:
         if self.config.predicts == "tokens":
-            return flops.forward(self.config, samples * phase.length, phase.window, at_once=at_once)
+            config = self.config
+            if config.masked:  # the samples determine the positions that the head computes
+                config = replace(config, masked=phase.config.masked)
+            return flops.forward(config, samples * phase.length, phase.window, at_once=at_once)
         # An image can have another number of positions in the teacher than in the model.
         return flops.forward(self.config, samples * self.config.length)
 
