@@ -35,6 +35,7 @@ from train.data.labelled.task import Labelled
 from train.data.text import tokenizer
 from train.engine.loop.trainer import RunData, run
 from train.engine.run.workdir import Workdir
+from train.engine.state.optim import Optim
 from train.evaluate import evaluate
 from train.export import export
 from train.plan.training import Train
@@ -413,6 +414,8 @@ def test_what_cannot_be_learned_is_said_in_one_line(home, tmp_path, change, says
     "change, says",
     [
         ({"lora": LoRA(2), "adapter": Adapter(4)}, "a LoRA or an adapter, not both"),
+        ({"optim": Optim(peak_lr=1e-3)}, "optim.peak_lr=0.001 has no effect .* set learning_rates"),
+        ({"optim": Optim(warmup=5)}, "optim.warmup=5 has no effect on a fine-tuning: set warmup"),
         ({"batch": 0}, "batch must be at least 1, but is 0"),
         ({"epochs": float("inf")}, "epochs must be positive and finite"),
     ],

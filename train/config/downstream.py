@@ -81,6 +81,12 @@ class FineTuning:
                 raise ValueError(
                     f"{name} must be different, because a repeated run is not a replication, but they are {values}"
                 )
+        for name, own in (("peak_lr", "learning_rates"), ("warmup", "warmup")):
+            if getattr(self.optim, name) != getattr(Optim, name):
+                raise ValueError(
+                    f"optim.{name}={getattr(self.optim, name)} has no effect on a fine-tuning: set {own}, and leave out "
+                    f"optim.{name}"
+                )
         if self.lora is not None and self.adapter is not None:
             raise ValueError(
                 "a fine-tuning trains a LoRA or an adapter, not both: leave out lora or adapter"
