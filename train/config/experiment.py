@@ -162,7 +162,7 @@ def load(text: str | Path, overrides: Sequence[str] = ()) -> Experiment:
 
 @contextmanager
 def checking(what: str) -> Iterator[None]:
-    """Turn the errors of settings that do not fit together into a `UserError` about ``what``."""
+    """Turn the errors of settings that do not fit together into a ``UserError`` about ``what``."""
     try:
         yield
     # An ArithmeticError is, for example, a fraction of the steps that is not a finite number.
