@@ -262,6 +262,9 @@ def test_files_that_lack_or_are_others(tmp_path):
         ({"path": None}, "data.source=files needs data.path"),
         ({"length": 0}, "length must be at least 1, but is 0"),
         ({"examples": 0}, "examples must be at least 1"),
+        ({"labels": ("good",)}, r"labels must name at least two classes, .* \('good',\)"),
+        ({"labels": ("good", "bad", "good")}, "labels must name at least two classes, each"),
+        ({"labels": ("1", "2"), "number": True}, "number=true is for labels that are numbers"),
     ],
 )
 def test_settings_that_mean_nothing(values, message):
