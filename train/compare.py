@@ -303,9 +303,14 @@ def main() -> None:
         keys(tasks, arguments.data)  # reports missing files before the first run
     comparison = compare(configs, shorter, seeds, folder)
     every = [*comparison.runs, *comparison.frontier]
-    scores = evaluated(every, tasks, arguments.data)
-    for tuning in tunings:
-        scores |= tuned(every, tuning, folder / "finetune")
+    try:
+        scores = evaluated(every, tasks, arguments.data)
+        for tuning in tunings:
+            scores |= tuned(every, tuning, folder / "finetune")
+    except UserError:
+        # All runs have finished, so their comparison does not depend on the scores.
+        _write(comparison, folder)
+        raise
     _write(replace(comparison, scores=scores), folder)
 
 

@@ -67,6 +67,7 @@ def main() -> None:
     maps = load_maps(arguments.file)
     print(describe(maps))
     if arguments.plot:
+        arguments.plot.parent.mkdir(parents=True, exist_ok=True)
         plots.maps(maps, arguments.plot)
     if arguments.apply:
         _apply(maps, arguments.file, arguments.apply, arguments.out)

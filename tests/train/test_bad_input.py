@@ -69,7 +69,8 @@ CASES = {
     ),
     "micro-batches too small": (
         ["--set", "accumulate=4"],
-        "a batch of 2 is not divisible by 4 devices",
+        "a micro-batch of 2 (batch=8, accumulate=4) is not divisible by 4 devices; use a batch that "
+        "is a multiple of 16, or a smaller accumulate",
     ),
     "no corpus": (["--set", "data.path={}/absent"], "there is no corpus at {}/absent"),
     "a folder without text": (

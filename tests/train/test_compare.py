@@ -724,6 +724,24 @@ def test_finished_runs_are_judged_by_tasks_of_the_harness(small_run, tmp_path):
     assert compare.evaluated([[run]], ["piqa"], tmp_path) == {"piqa, acc": [[1 - right]]}
 
 
+def test_the_report_is_written_if_a_score_fails(tmp_path, monkeypatch):
+    def fails(*_):
+        raise UserError("no score")
+
+    finished = Comparison([[made(tmp_path, "base", [("train large", 4, 1.0, 2.0)])]], [])
+    written = []
+    monkeypatch.setattr(compare, "compare", lambda *_: finished)
+    monkeypatch.setattr(compare, "keys", lambda *_: {})
+    monkeypatch.setattr(compare, "evaluated", fails)
+    monkeypatch.setattr(compare, "_write", lambda *about: written.append(about))
+    script = runs.script(tmp_path, runs.experiment(tmp_path))
+    arguments = ["compare", script, "--workdir", str(tmp_path), "--evaluate", "blimp"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    with pytest.raises(UserError, match="no score"):
+        compare.main()
+    assert written == [(finished, tmp_path)]
+
+
 @pytest.mark.slow  # `test_finetune` covers the command that this function calls.
 def test_finished_runs_are_fine_tuned(small_run, tmp_path):
     for name in ("train", "dev"):

@@ -2,10 +2,12 @@
 
 import gzip
 import lzma
+import math
 import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +86,17 @@ def test_the_held_out_part_has_the_size_that_was_asked_for(fraction, share):
         assert held == list(range(round(1 / fraction), 101, round(1 / fraction)))
     gaps = np.diff(held)
     assert gaps.max() - gaps.min() <= 1  # evenly spaced
+
+
+def test_nothing_is_multiplied_by_a_fraction_for_each_document(monkeypatch):
+    """A product with a `Fraction` takes a hundred times as long as one of integers."""
+    fractions = [exact(fraction) for fraction in (0.02, 0.3333, 0.5)]
+    expected = []
+    for f in fractions:
+        expected.append([n for n in range(500) if math.floor(n * f) > math.floor((n - 1) * f)])
+    for name in ("__mul__", "__rmul__", "__floor__"):
+        monkeypatch.setattr(Fraction, name, None)
+    assert [[n for n in range(500) if held_out(n, f)] for f in fractions] == expected
 
 
 def test_one_long_file_is_held_out_in_pieces(tmp_path, text):

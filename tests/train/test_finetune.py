@@ -19,9 +19,10 @@ from tokenizers import Tokenizer
 from jaxgrow import checkpoints, flops, operators
 from jaxgrow.checkpoints import load, orbax, save
 from jaxgrow.layerdrop import LayerDrop, Sensitivity
-from jaxgrow.models import ViTConfig
+from jaxgrow.models import Adapter, ViTConfig
 from jaxgrow.models.patches import resized_positions
 from jaxgrow.optim.freeze import Freeze
+from jaxgrow.peft.lora import LoRA
 from train import export as exporting
 from train import finetune as command
 from train.aot.compilation import Rehearsal
@@ -34,6 +35,7 @@ from train.data.labelled.task import Labelled
 from train.data.text import tokenizer
 from train.engine.loop.trainer import RunData, run
 from train.engine.run.workdir import Workdir
+from train.engine.state.optim import Optim
 from train.evaluate import evaluate
 from train.export import export
 from train.plan.training import Train
@@ -395,11 +397,41 @@ def test_transformers_gives_the_logits_of_what_was_fine_tuned(learned, home, tmp
         ({"data": Labelled("cola", "nowhere")}, "nowhere"),
         ({"batch": 4096}, "less than one batch of 4096"),
         ({"data": Labelled("squad1", "nowhere")}, "squad1 needs a BERT"),
+        ({"accumulate": 3}, "a batch of 16 cannot be divided into 3 micro-batches"),
+        ({"dropout": 1.0}, "dropout must be between 0 and 1, but is 1.0"),
+        ({"freeze": Freeze((7,))}, r"freeze selects the layers \[7\], but the model has"),
+        ({"lora": LoRA(2, targets=("*/nowhere",))}, r"the targets \['\*/nowhere'\] of the LoRA"),
+        ({"lora": LoRA(2), "freeze": Freeze((0,))}, "leave out freeze, or lora"),
+        ({"seeds": (-1,)}, "seed must be between 0"),
     ],
 )
 def test_what_cannot_be_learned_is_said_in_one_line(home, tmp_path, change, says):
     with pytest.raises(UserError, match=says):
         command.finetune(tuning(home / "cola", **change), home / "gpt2", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        ({"lora": LoRA(2), "adapter": Adapter(4)}, "a LoRA or an adapter, not both"),
+        ({"optim": Optim(peak_lr=1e-3)}, "optim.peak_lr=0.001 has no effect .* set learning_rates"),
+        ({"optim": Optim(warmup=5)}, "optim.warmup=5 has no effect on a fine-tuning: set warmup"),
+        ({"batch": 0}, "batch must be at least 1, but is 0"),
+        ({"epochs": float("inf")}, "epochs must be positive and finite"),
+    ],
+)
+def test_settings_that_no_model_can_have_are_refused(change, says):
+    with pytest.raises(ValueError, match=says):
+        tuning(Path("cola"), **change)
+
+
+def test_images_of_another_size_than_the_patches_are_said_in_one_line(tmp_path):
+    vit = ViTConfig(
+        image=9, patch=3, channels=1, classes=3, layers=1, embed=8, heads=1, head_dim=8, mlp=8
+    )
+    orbax.export(tmp_path, vit, runs.fresh(vit))
+    with pytest.raises(UserError, match=r"image=8 must be a multiple of patch=3"):
+        FineTuning("digits", Images()).of(tmp_path, 1e-3, 0)
 
 
 def test_models_of_something_else_are_refused(home, tmp_path):

@@ -24,6 +24,7 @@ from train.engine.loop.parallel import mapped
 from train.engine.loop.step import StepInputs, train_step
 from train.engine.run.workdir import load
 from train.engine.state.mesh import replicated
+from train.engine.state.model import loss
 from train.engine.state.optim import Optim, transformation
 from train.plan.methods import GrowTo, Stage
 from train.plan.modifiers import Hold
@@ -173,6 +174,24 @@ def test_a_step_moves_no_frozen_layer_or_tied_embedding(step):
             assert layers == expected, name
     assert after.opt[1].count == after.opt[2].count == 7
     assert float(metrics["grad_norm"]) > 0
+
+
+def test_the_norm_of_the_gradients_is_that_of_the_trained_parameters():
+    """Layers above a trained one have gradients, but they must not change the clipping."""
+    model = runs.trained(LARGE, TX)
+    freeze = Freeze((1,), ("token_embedding",), below=False)
+    step = mapped(partial(train_step, TX, 1, (Hold(freeze),)), "mesh", runs.mesh())
+    placed = jax.device_put(model, replicated(runs.mesh()))
+    _, metrics = step(placed, BATCH, StepInputs(np.float32(0.1), given=(None,)))
+    grads = jax.jit(jax.grad(lambda params: loss(replace(model, params=params), BATCH)))(
+        model.params
+    )
+    squares = 0.0
+    for name, x, _ in leaves(grads, LARGE.axes()):
+        trained = np.asarray(x)[[0, 2, 3]] if name.startswith("blocks/") else np.asarray(x)
+        if name != "token_embedding":
+            squares += float(np.square(trained).sum())
+    assert float(metrics["grad_norm"]) == pytest.approx(squares**0.5, rel=1e-4)
 
 
 def test_frozen_layers_have_zero_gradients_only():

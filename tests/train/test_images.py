@@ -105,6 +105,15 @@ def test_gray_images_have_one_channel_and_mixed_ones_three(tmp_path, data):
     assert images(gray).shape == (12, 12, 3)
 
 
+def test_gray_images_are_not_copied_in_memory(tmp_path, data, monkeypatch):
+    saved = []
+    save = np.save
+    monkeypatch.setattr(np, "save", lambda file, x: (saved.append(np.ndim(x)), save(file, x)))
+    found = images(replace(data, path=str(tree(tmp_path / "gray", mode="L"))))
+    assert found.shape == (12, 12, 1)
+    assert saved == [1]  # the labels
+
+
 def test_images_of_all_sizes_are_brought_to_one(tmp_path, data):
     mixed = replace(data, path=str(tree(tmp_path / "mixed", count=4)))
     picture(7, (20, 16)).save(Path(mixed.path) / "bee" / "4.png")

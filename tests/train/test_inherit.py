@@ -15,7 +15,7 @@ import tiny
 from counting import products
 
 from jaxgrow import flops
-from jaxgrow.models import LlamaConfig, ViTConfig
+from jaxgrow.models import BERTConfig, LlamaConfig, ViTConfig
 from train import pretrain
 from train.data.batches import next_tokens
 from train.engine.loop.parallel import mapped
@@ -31,6 +31,8 @@ from train.plan.training import Train
 STUDENT, TEACHER = replace(runs.MODEL, layers=1), runs.SMALL
 TOKENS = np.random.default_rng(0).integers(0, 256, (8, 9)).astype(np.int32)
 BATCH = next_tokens(TOKENS)
+BERT = BERTConfig(vocab=256, context=8, layers=1, embed=8, heads=1, head_dim=8, mlp=8)
+VIT = ViTConfig(image=8, patch=4, layers=1, embed=8, heads=2, head_dim=4, mlp=16, classes=3)
 METHOD = Inherit(runs.SMALL, "small-seed{seed}", Stage(0.5), temperature=3.0, fraction=0.5)
 
 
@@ -88,7 +90,8 @@ def test_the_weight_falls_from_one_to_zero_in_a_straight_line():
     assert [Teacher("x", fraction=1.0).weight(i, 4) for i in range(5)] == [1, 0.75, 0.5, 0.25, 0]
     # The paper uses 55 of 125 thousand steps.
     assert Teacher("x").weight(55, 125) == 0 < Teacher("x").weight(54, 125)
-    assert Teacher("x", fraction=0.0).weight(1, 8) == 0
+    # Without lessons, no step has a teacher, not even the first one.
+    assert [Teacher("x", fraction=0.0).weight(i, 8) for i in range(2)] == [0, 0]
 
 
 # --- the distillation loss ---
@@ -188,11 +191,44 @@ def test_nothing_is_computed_backwards_through_the_teacher():
             "predicts tokens of 300, but the model predicts tokens of 256",
         ),
         (replace(TEACHER, context=4), "a context of 4 tokens, but the samples of the model have 8"),
+        (BERT, "the teacher, a BERTConfig, cannot read the inputs of the model, a GPT2Config"),
     ],
 )
 def test_a_teacher_that_does_not_fit_is_refused(teacher, says):
     with pytest.raises(ValueError, match=says):
         Inherit(teacher, "small").plan(STUDENT, Optim(), 100)
+
+
+@pytest.mark.parametrize(
+    ("teacher", "student", "says"),
+    [
+        (TEACHER, BERT, "a GPT2Config, cannot read the inputs of the model, a BERTConfig"),
+        (replace(VIT, image=4), VIT, "must read images of the same size"),
+        (
+            TEACHER.with_head("classes"),
+            BERT.with_head("classes"),
+            "cannot read the inputs of the model",
+        ),
+        (STUDENT.with_head("classes", 1),) * 2 + ("the model predicts a number",),
+        (BERT.with_head("spans"),) * 2 + ("the model predicts spans",),
+    ],
+)
+def test_a_teacher_reads_and_predicts_the_same_as_its_student(teacher, student, says):
+    with pytest.raises(ValueError, match=says):
+        Inherit(teacher, "small").plan(student, Optim(), 100)
+
+
+@pytest.mark.parametrize(
+    "config", [STUDENT, BERT, VIT, STUDENT.with_head("classes"), BERT.with_head("classes")]
+)
+def test_a_teacher_of_the_same_inputs_and_outputs_is_accepted(config):
+    assert Inherit(replace(config, layers=1), "small").plan(config, Optim(), 100)
+
+
+@pytest.mark.parametrize("wrong", [{"temperature": 0.0}, {"fraction": -1.0}])
+def test_impossible_settings_of_a_teacher_are_refused(wrong):
+    with pytest.raises(ValueError, match="temperature must be positive, and fraction at least 0"):
+        Inherit(TEACHER, "small", **wrong).plan(STUDENT, Optim(), 100)
 
 
 def test_a_teacher_is_trained_on_the_samples_of_the_experiment():
@@ -216,6 +252,9 @@ def test_the_cost_of_a_teacher_is_that_of_its_own_positions_and_experts():
     )
     assert cost(experts, STUDENT) == flops.forward(experts, 64, at_once=32)
     assert cost(experts, STUDENT) != flops.forward(experts, 64)
+    # Its head computes the positions that are masked in the samples of the student.
+    half = replace(BERT, masked=0.5)
+    assert cost(BERT, half) == flops.forward(half, 64) > flops.forward(BERT, 64)
     patches = ViTConfig(image=8, patch=4, layers=1, embed=8, heads=2, head_dim=4, mlp=16, classes=3)
     whole = replace(patches, patch=8)
     assert cost(patches, whole) == flops.forward(patches, 8 * patches.length)

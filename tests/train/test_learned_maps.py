@@ -82,7 +82,7 @@ def test_maps_are_described_drawn_and_applied_to_another_model(
         monkeypatch,
         path,
         "--plot",
-        tmp_path / "maps.png",
+        tmp_path / "new" / "maps.png",
         "--apply",
         small_run,
         "--out",
@@ -91,7 +91,7 @@ def test_maps_are_described_drawn_and_applied_to_another_model(
     said = capsys.readouterr().out
     assert "blocks/attention/query: w (4, 2), row sums" in said
     assert "embed: write (8, 4), max |top - I| 0.00e+00" in said
-    assert (tmp_path / "maps.png").read_bytes()[:4] == b"\x89PNG"
+    assert (tmp_path / "new" / "maps.png").read_bytes()[:4] == b"\x89PNG"
     params = load(small_run)
     expected = jax.jit(lambda c, p: grow(ligo.growth(c, AXES, sizes(p, AXES)), p, AXES))(
         coefficients, params

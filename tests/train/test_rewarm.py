@@ -67,6 +67,13 @@ def test_a_warmup_of_the_whole_model_is_refused_beside_it():
         Stage(0.5, modifiers=(Rewarm(),)).train("large", runs.LARGE, Optim(), 8)
 
 
+@pytest.mark.parametrize("moments", ["drop", "copy", "exact"])
+def test_moments_that_do_not_mark_new_entries_are_refused(moments):
+    says = f"rewarm finds new entries by their step counts.* not '{moments}', or leave out rewarm"
+    with pytest.raises(ValueError, match=says):
+        GrowTo((REWARM,), runs.DOUBLED, moments=moments)
+
+
 # --- the step ---
 
 

@@ -211,6 +211,7 @@ def test_colas_own_file_names(tmp_path):
         ),
         ("stsb", [ROWS["stsb"][0][:-5] + "good"], r"line 2: the label 'good' is not a number"),
         ("stsb", [ROWS["stsb"][0][:-5] + "nan"], r"the label 'nan' is not a number"),
+        ("stsb", [ROWS["stsb"][0][:-5] + "1e39"], r"the label '1e39' is not a number"),
         ("cola", ["one sentence"], r"train.tsv, line 1 has 1 columns, but CoLA has at least 4"),
         ("cola", [], "train.tsv has no rows"),
         ("rte", [], "train.tsv has no rows"),
@@ -261,6 +262,9 @@ def test_files_that_lack_or_are_others(tmp_path):
         ({"path": None}, "data.source=files needs data.path"),
         ({"length": 0}, "length must be at least 1, but is 0"),
         ({"examples": 0}, "examples must be at least 1"),
+        ({"labels": ("good",)}, r"labels must name at least two classes, .* \('good',\)"),
+        ({"labels": ("good", "bad", "good")}, "labels must name at least two classes, each"),
+        ({"labels": ("1", "2"), "number": True}, "number=true is for labels that are numbers"),
     ],
 )
 def test_settings_that_mean_nothing(values, message):

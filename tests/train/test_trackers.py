@@ -89,6 +89,30 @@ def test_a_tracker_that_fails_ends_no_run(tmp_path, capsys, monkeypatch):
     assert (len(fails.points), len(kept.points)) == (0, 2)
 
 
+def test_a_tracker_that_fails_when_it_is_closed_ends_no_run(tmp_path, capsys):
+    class Lost(Kept):
+        def close(self):
+            raise ConnectionError("no\nroute")
+
+    kept = Kept()
+    recorded(tmp_path, Lost(), kept)
+    assert "Lost failed (no route) and does not get any more" in capsys.readouterr().err
+    assert (len(kept.points), kept.closed) == (2, 1)
+
+
+def test_a_service_that_refuses_the_run_is_named(tmp_path, experiment, monkeypatch):
+    def refuses(*_):
+        raise ConnectionError("api_key\nnot configured")
+
+    monkeypatch.setitem(trackers.KINDS, "wandb", refuses)
+    monkeypatch.setattr(trackers, "find_spec", lambda name: True)
+    with pytest.raises(
+        UserError,
+        match=r"loggers=wandb cannot be opened \(ConnectionError: api_key not configured\)",
+    ):
+        trackers.opened(replace(experiment, loggers=("wandb",)), tmp_path)
+
+
 def test_a_package_that_is_not_installed_is_named(tmp_path, experiment, monkeypatch):
     monkeypatch.setattr(trackers, "find_spec", lambda name: None)
     with pytest.raises(

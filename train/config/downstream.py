@@ -12,7 +12,7 @@ from jaxgrow.models import Adapter, Config
 from jaxgrow.optim.freeze import Freeze
 from jaxgrow.peft.lora import LoRA
 from train.common.errors import UserError
-from train.config.experiment import Experiment
+from train.config.experiment import Experiment, check, checking
 from train.data.images import Images, images
 from train.data.labelled.task import Labelled, Prepared
 from train.data.processor import normal_in
@@ -59,9 +59,12 @@ class FineTuning:
     best: Best | None = None
 
     def __post_init__(self):
-        if not self.epochs > 0 or not 0 <= self.warmup < 1:
+        for name in ("batch", "accumulate"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, but is {getattr(self, name)}")
+        if not 0 < self.epochs < math.inf or not 0 <= self.warmup < 1:
             raise ValueError(
-                f"epochs must be positive, and warmup a fraction of the steps (0 <= warmup < 1), but they are "
+                f"epochs must be positive and finite, and warmup a fraction of the steps (0 <= warmup < 1), but they are "
                 f"{self.epochs} and {self.warmup}"
             )
         if (
@@ -78,6 +81,16 @@ class FineTuning:
                 raise ValueError(
                     f"{name} must be different, because a repeated run is not a replication, but they are {values}"
                 )
+        for name, own in (("peak_lr", "learning_rates"), ("warmup", "warmup")):
+            if getattr(self.optim, name) != getattr(Optim, name):
+                raise ValueError(
+                    f"optim.{name}={getattr(self.optim, name)} has no effect on a fine-tuning: set {own}, and leave out "
+                    f"optim.{name}"
+                )
+        if self.lora is not None and self.adapter is not None:
+            raise ValueError(
+                "a fine-tuning trains a LoRA or an adapter, not both: leave out lora or adapter"
+            )
         if self.saved and (self.lora or self.adapter):
             raise ValueError(
                 "saved files contain the settings of their adapter: give only saved, and leave out lora and adapter"
@@ -92,7 +105,8 @@ class FineTuning:
           seed: random seed of the new head and of the order of the examples.
 
         Raises:
-          UserError: the model does not exist, or it cannot learn the task.
+          UserError: the model does not exist, it cannot learn the task, or the settings do not fit
+            together or do not fit the model.
         """
         config = config_of(folder)
         data = self.data
@@ -104,32 +118,33 @@ class FineTuning:
         else:
             data = _as_before(data, folder, config)
         task = prepared(data, config)
-        inputs, _ = task.train.sample(0, np.random.default_rng(0))
-        model = config.for_task(task.head, task.classes, inputs)
-        new = model != config or not keeps(learned(folder), task.of_head, task.head)
-        examples = len(next(iter(task.valid.values())))
-        each = len(task.train) / self.batch
-        steps = max(1, round(self.epochs * each))
-        adapter = self.lora or self.adapter
         saved = tuple(str(Path(f).expanduser().resolve()) for f in self.saved)
-        if saved:
-            adapter, _ = loaded(saved, config)
+        adapter = loaded(saved, config)[0] if saved else self.lora or self.adapter
         own: Any = {"dropout": self.dropout, "best": self._best(task)}
         own |= {"lora" if isinstance(adapter, LoRA) else "adapter": adapter, "saved": saved}
-        return Experiment(
-            name=f"{self.name}-{folder.name}-lr{learning_rate:g}",
-            model=model,
-            steps=steps,
-            batch=self.batch,
-            data=data,
-            optim=replace(self.optim, peak_lr=learning_rate, warmup=round(self.warmup * steps)),
-            method=FineTune(str(folder), new, length, self.drop, self.freeze, **own),
-            accumulate=self.accumulate,
-            seed=seed,
-            eval_every=max(1, round(each)),
-            eval_batches=max(1, (examples - self._probed) // self.batch),
-            checkpoint_every=max(1, round(each)),
-        )
+        inputs, _ = task.train.sample(0, np.random.default_rng(0))
+        examples = len(next(iter(task.valid.values())))
+        each = len(task.train) / self.batch
+        with checking(f"{self.name} with the model in {folder}"):
+            model = config.for_task(task.head, task.classes, inputs)
+            new = model != config or not keeps(learned(folder), task.of_head, task.head)
+            steps = max(1, round(self.epochs * each))
+            experiment = Experiment(
+                name=f"{self.name}-{folder.name}-lr{learning_rate:g}",
+                model=model,
+                steps=steps,
+                batch=self.batch,
+                data=data,
+                optim=replace(self.optim, peak_lr=learning_rate, warmup=round(self.warmup * steps)),
+                method=FineTune(str(folder), new, length, self.drop, self.freeze, **own),
+                accumulate=self.accumulate,
+                seed=seed,
+                eval_every=max(1, round(each)),
+                eval_batches=max(1, (examples - self._probed) // self.batch),
+                checkpoint_every=max(1, round(each)),
+            )
+            check(experiment)
+        return experiment
 
     @property
     def _probed(self) -> int:

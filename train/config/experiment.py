@@ -21,6 +21,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import optax
 
 from jaxgrow.models import Config
+from jaxgrow.models.mixture import EXPERTS
 from train.common.errors import UserError
 from train.config.overrides import by_name, misfits, overridden
 from train.data.images import Images
@@ -31,6 +32,7 @@ from train.engine.state.mesh import How, Mesh
 from train.engine.state.optim import Optim, transformation
 from train.plan.lifetimes import Plan, shapes
 from train.plan.methods import Method, Scratch
+from train.plan.training import Train
 
 T = TypeVar("T")
 Logger: TypeAlias = Literal["wandb", "mlflow"]
@@ -152,16 +154,58 @@ def load(text: str | Path, overrides: Sequence[str] = ()) -> Experiment:
         override does not fit.
     """
     path, experiment = load_as(Experiment, text, overrides)
-    try:
-        plan = experiment.plan
-        shapes(plan, len(plan), experiment.tx)
-        # The cost also checks that the layers that a layer drop names exist.
-        _ = experiment.cost
-    # An ArithmeticError is, for example, a fraction of the steps that is not a finite number.
-    except (ValueError, ArithmeticError) as error:
-        raise UserError(f"config {path}: {error}") from error
+    with checking(f"config {path}"):
+        check(experiment)
     warn(experiment)
     return experiment
+
+
+@contextmanager
+def checking(what: str) -> Iterator[None]:
+    """Turn the errors of settings that do not fit together into a ``UserError`` about ``what``."""
+    try:
+        yield
+    # An ArithmeticError is, for example, a fraction of the steps that is not a finite number.
+    except (ValueError, ArithmeticError) as error:
+        raise UserError(f"{what}: {error}") from error
+
+
+def check(experiment: Experiment) -> None:
+    """Check the plan of an experiment, the shapes of its models, and its cost.
+
+    Raises:
+      ValueError: the settings do not fit together.
+      ArithmeticError: a number is not finite.
+    """
+    plan = experiment.plan
+    shapes(plan, len(plan), experiment.tx)
+    # The cost also checks that the layers that a layer drop names exist.
+    _ = experiment.cost
+    for phase in plan:
+        if isinstance(phase, Train):
+            _check_experts(phase.config, experiment.mesh.expert)
+            # The cost of the head would be that of another number of predicted positions.
+            if phase.config.masked != experiment.model.masked:
+                raise ValueError(
+                    f"{phase.label}: its model has masked={phase.config.masked}, but all models of a run are trained on the "
+                    f"same samples, with model.masked={experiment.model.masked}: set both to the same value"
+                )
+
+
+def _check_experts(config: Config, devices: int) -> None:
+    """Check that a model can be trained with its experts sharded over ``devices`` devices."""
+    experts = config.sizes().get(EXPERTS, 0)
+    if devices == 1 or not experts:
+        return
+    if not getattr(config, "capacity", 0.0):
+        raise ValueError(
+            f"mesh.expert={devices} shards the experts, which needs a capacity, but model.capacity is 0: set it, for "
+            "example to 1.25, or set mesh.expert=1"
+        )
+    if experts % devices:
+        raise ValueError(
+            f"{experts} experts are not divisible by the {devices} devices of mesh.expert"
+        )
 
 
 def load_as(kind: type[T], text: str | Path, overrides: Sequence[str] = ()) -> tuple[Path, T]:

@@ -32,6 +32,7 @@ from train.data.workers import cores
 
 _SUFFIXES = {".jpg", ".jpeg", ".png"}
 _VALIDATION = ("val", "valid", "validation", "test")
+_AT_ONCE = 1024  # images that are copied at once
 
 
 @dataclass(frozen=True)
@@ -462,9 +463,18 @@ def _write_pixels(path: Path, names: list[str], size: int | None, file: Path) ->
         pixels[place[name]] = np.asarray(image)
     assert pixels is not None  # names is not empty
     if gray:
-        one = np.array(pixels[..., :1])
-        del pixels
-        np.save(file, one)
+        _narrow(pixels, file)
+
+
+def _narrow(pixels: np.ndarray, file: Path) -> None:
+    """Write one of three equal channels to ``file``, in parts, because memory may be small."""
+    part = file.with_suffix(".part")
+    shape = (*pixels.shape[:3], 1)
+    gray = np.lib.format.open_memmap(part, "w+", np.uint8, shape)
+    for first in range(0, len(gray), _AT_ONCE):
+        gray[first : first + _AT_ONCE] = pixels[first : first + _AT_ONCE, ..., :1]
+    gray.flush()
+    part.replace(file)
 
 
 def _decoded(content: bytes, name: str, size: int | None) -> tuple[Any, bool]:

@@ -19,7 +19,7 @@ from train.plan.best import Best, KeepBest, TakeBest
 from train.plan.dropout import DropUnits
 from train.plan.learning import Apply, Learn
 from train.plan.lifetimes import Plan
-from train.plan.modifiers import DropLayers, Hold, Modifier, Teacher
+from train.plan.modifiers import DropLayers, Hold, Modifier, Rewarm, Teacher
 from train.plan.phase import Phase
 from train.plan.training import Measure, Train, training
 from train.plan.transforms import (
@@ -181,6 +181,12 @@ class GrowTo:
         ):
             raise ValueError(
                 "noise, moments and fresh apply to operators, not to learned maps: leave them out"
+            )
+        rewarmed = any(isinstance(m, Rewarm) for stage in self.stages for m in stage.modifiers)
+        if rewarmed and self.moments != "asymmetric":
+            raise ValueError(
+                "rewarm finds new entries by their step counts, which only the policy 'asymmetric' restarts: set moments to "
+                f"'asymmetric', not {self.moments!r}, or leave out rewarm"
             )
         if self.fresh and self.noise is not None:
             raise ValueError(

@@ -3,9 +3,9 @@
 Modifiers drop layers or tokens, freeze parameters, add a teacher, or warm up again. Each modifier
 is one class with two parts. On the host, `Modifier.begin` provides the inputs of every step and
 their cost. Within the step, which is a pure function on each device, the other methods change the
-call of the model, the objective, the learning rates, or the parameters that the update may change.
-By default, each method changes nothing. A new modifier is a class in this file, or in the file of
-the method that needs it.
+call of the model, the objective, the gradients, the learning rates, or the parameters that the
+update may change. By default, each method changes nothing. A new modifier is a class in this file,
+or in the file of the method that needs it.
 """
 
 import math
@@ -183,6 +183,10 @@ class Modifier:
         """
         return value
 
+    def gradients(self, grads: Tree, model: Model, given: Any) -> Tree:
+        """Return the gradients that the optimizer gets, with zeros for frozen parameters."""
+        return grads
+
     def learning_rates(self, learning_rates: Tree, opt: Any, given: Any) -> Tree:
         """Return the learning rate of every parameter."""
         return learning_rates
@@ -337,6 +341,13 @@ class Hold(Modifier, key="freeze"):
     def options(self, given: Any, micro: Micro, config: Config) -> dict[str, Any]:
         return self.savings(config)
 
+    def gradients(self, grads: Tree, model: Model, given: Any) -> Tree:
+        # Frozen parameters must not count in the norm that limits the gradients of the others.
+        zeros = jax.tree.map(jnp.zeros_like, grads)
+        freeze = self.freeze
+        layers = freeze.mask(model.config.depth)
+        return hold(zeros, grads, layers, model.params, model.axes, freeze.paths, freeze.below)
+
     def hold(self, before: Model, after: Model, given: Any) -> Model:
         return _held(before, after, self.freeze.mask(before.config.depth), self.freeze)
 
@@ -378,11 +389,27 @@ class Teacher(Modifier):
         return (self.name,)
 
     def check(self, phase: TrainedPhase) -> None:
+        if not 0 < self.temperature < math.inf or not 0 <= self.fraction < math.inf:
+            raise ValueError(
+                f"temperature must be positive, and fraction at least 0, but they are {self.temperature} and {self.fraction}"
+            )
         own, student = _outputs(self.config), _outputs(phase.config)
+        # The divergence is that of the probabilities of tokens or classes.
+        if student[0] not in ("tokens", "classes") or student[1] == 1:
+            what = "a number" if student[1] == 1 else student[0]
+            raise ValueError(
+                f"a teacher is only supported for models that predict tokens or classes, but the model predicts {what}"
+            )
         if own != student:
             raise ValueError(
                 f"the teacher predicts {own[0]} of {own[1]}, but the model predicts {student[0]} of {student[1]}: "
                 "both must have the same outputs"
+            )
+        if not _accepts(self.config, phase.config):
+            names = (type(self.config).__name__, type(phase.config).__name__)
+            raise ValueError(
+                f"the teacher, a {names[0]}, cannot read the inputs of the model, a {names[1]}: both must read "
+                "images of the same size, be decoders, or be encoders"
             )
         if own[0] == "tokens" and self.config.length < phase.length:
             raise ValueError(
@@ -391,7 +418,8 @@ class Teacher(Modifier):
             )
 
     def weight(self, step: int, steps: int) -> float:
-        return max(0.0, 1 - step / max(1, round(self.fraction * steps)))
+        taught = round(self.fraction * steps)
+        return max(0.0, 1 - step / taught) if taught else 0.0
 
     def flops(self, phase: TrainedPhase, samples: int) -> float:
         steps = sum(self.weight(step, phase.steps) > 0 for step in range(phase.begin, phase.end))
@@ -399,7 +427,10 @@ class Teacher(Modifier):
 
     def _cost(self, phase: TrainedPhase, samples: int, at_once: int | None = None) -> float:
         if self.config.predicts == "tokens":
-            return flops.forward(self.config, samples * phase.length, phase.window, at_once=at_once)
+            config = self.config
+            if config.masked:  # the samples determine the positions that the head computes
+                config = replace(config, masked=phase.config.masked)
+            return flops.forward(config, samples * phase.length, phase.window, at_once=at_once)
         # An image can have another number of positions in the teacher than in the model.
         return flops.forward(self.config, samples * self.config.length)
 
@@ -431,6 +462,21 @@ def _outputs(config: Config) -> tuple[str, int | None]:
     """Return the kind of the outputs of a model, and their number."""
     axis = "vocab" if config.predicts == "tokens" else "classes"
     return config.predicts, config.sizes().get(axis)
+
+
+def _accepts(config: Config, student: Config) -> bool:
+    """Whether a model can read the inputs of a batch of ``student``."""
+    if config.modality != student.modality:
+        return False
+    if student.predicts == "tokens" or student.modality == "images":
+        own, theirs = (c.batch_shapes(1)[0] for c in (student, config))
+    else:
+        own, theirs = (c.task_shapes(1, 1)[0] for c in (student, config))
+    if isinstance(own, dict):
+        return own.keys() <= set(getattr(config, "inputs", ()))
+    return not isinstance(theirs, dict) and (
+        student.modality == "text" or own.shape == theirs.shape
+    )
 
 
 def divergence(student_BTV: jax.Array, teacher_BTV: jax.Array, temperature: float) -> jax.Array:

@@ -63,9 +63,12 @@ class Glue:
 
 
 def number(label: str | float) -> float | None:
-    """The finite number that a label stands for; None if there is none."""
+    """The finite number that a label stands for; None if there is none.
+
+    Labels are stored in float32, in which a larger number would become infinite.
+    """
     try:
-        return float(label) if np.isfinite(float(label)) else None
+        return float(label) if abs(float(label)) <= float(np.finfo(np.float32).max) else None
     except ValueError:
         return None
 

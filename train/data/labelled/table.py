@@ -228,7 +228,7 @@ def _label(row: Row, column: str) -> str:
 
 
 def _names(part: Sequence[Row], spec: Spec) -> tuple[str, ...]:
-    """The distinct labels, sorted; numbers are sorted by value."""
+    """The distinct labels, sorted; integers are sorted by value."""
     found = {_label(row, spec.label) for row in part}
     if len(found) < 2:
         raise UserError(

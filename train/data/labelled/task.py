@@ -56,6 +56,15 @@ class Labelled:
             )
         if not 1 <= len(self.text) <= 2:
             raise ValueError(f"text must name one column or two, but is {self.text}")
+        # A single class would be taken for a number.
+        if self.labels and (len(self.labels) < 2 or len({*self.labels}) < len(self.labels)):
+            raise ValueError(
+                f"labels must name at least two classes, each of them once, but are {self.labels}"
+            )
+        if self.labels and self.number:
+            raise ValueError(
+                f"number=true is for labels that are numbers, but labels names the classes {self.labels}: leave out one of them"
+            )
         if not 0 < self.valid_fraction <= 0.5:
             raise ValueError(
                 f"valid_fraction must be between 0 and 0.5, but is {self.valid_fraction}"

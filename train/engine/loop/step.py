@@ -80,6 +80,8 @@ def train_step(
         )
         found = gradients_once if once else gradients
         value, grads = _mean(found(model, batch, rows, key, accumulate, pairs), axis)
+        for modifier, given in pairs:
+            grads = modifier.gradients(grads, model, given)
         after = updated(model, grads, tx, inputs.lr, pairs)
         for modifier, given in pairs:
             after = modifier.hold(model, after, given)

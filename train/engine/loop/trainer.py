@@ -31,7 +31,7 @@ from train.engine.run.record import RunRecord
 from train.engine.run.recorder import Recorder
 from train.engine.run.stop import Stop
 from train.engine.run.workdir import Workdir, imported
-from train.engine.state.mesh import put, rows, token_devices
+from train.engine.state.mesh import batch_devices, put, rows, token_devices
 from train.engine.state.model import Model, plain
 from train.engine.state.packing import Packed, packed
 from train.plan.lifetimes import after, shapes
@@ -208,10 +208,16 @@ class RunData:
         probes = max(phase.probes for phase in e.plan)
         micro = e.batch // e.accumulate
         try:
-            few = rows(micro, mesh)
             mine = rows(e.batch, mesh)
         except ValueError as error:
             raise UserError(str(error)) from error
+        devices = batch_devices(mesh)
+        if micro % devices:
+            raise UserError(
+                f"a micro-batch of {micro} (batch={e.batch}, accumulate={e.accumulate}) is not divisible by {devices} devices; "
+                f"use a batch that is a multiple of {devices * e.accumulate}, or a smaller accumulate"
+            )
+        few = rows(micro, mesh)
         self.training = batches.training(training, e.batch, e.seed, mine)
         self.validation = batches.validation(validation, e.batch, e.eval_batches, mine)
         self.probe = put(

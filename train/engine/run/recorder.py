@@ -8,8 +8,9 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -151,16 +152,20 @@ class _Files:
         self._log.flush()
         self._board.write(int(steps), tagged)
         for tracker in [*self._trackers]:
-            try:
-                tracker.write(int(steps), tagged)
-            except Exception as error:  # a failing service must not end the training
-                self._trackers.remove(tracker)
-                name = type(tracker).__name__
-                why = " ".join(str(error).split())
-                print(
-                    f"{name} failed ({why}) and does not get any more numbers; the log contains all of them",
-                    file=sys.stderr,
-                )
+            self._safely(tracker, partial(tracker.write, int(steps), tagged))
+
+    def _safely(self, tracker: Tracker, act: Callable[[], None]) -> None:
+        """Call ``act`` of a tracker. A failing service must not end the training."""
+        try:
+            act()
+        except Exception as error:
+            self._trackers.remove(tracker)
+            name = type(tracker).__name__
+            why = " ".join(str(error).split())
+            print(
+                f"{name} failed ({why}) and does not get any more numbers; the log contains all of them",
+                file=sys.stderr,
+            )
 
     def sizes(self) -> tuple[int, dict[str, int]]:
         """Flush the files to the disk and return the bytes of the log and of TensorBoard's files.
@@ -173,8 +178,8 @@ class _Files:
     def close(self) -> None:
         self._log.close()
         self._board.close()
-        for tracker in self._trackers:
-            tracker.close()
+        for tracker in [*self._trackers]:
+            self._safely(tracker, tracker.close)
 
 
 class Progress:

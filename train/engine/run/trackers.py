@@ -47,7 +47,8 @@ def opened(experiment: Experiment, folder: Path) -> list[Tracker]:
       folder: folder of the run.
 
     Raises:
-      UserError: the package of a tracker is not installed.
+      UserError: the package of a tracker is not installed, or its service refuses the run, for
+        example because of a missing key.
     """
     for name in experiment.loggers:
         if find_spec(name) is None:
@@ -62,7 +63,14 @@ def opened(experiment: Experiment, folder: Path) -> list[Tracker]:
     )
     found: list[Tracker] = []
     for name in experiment.loggers:
-        tracker = KINDS[name](experiment, folder, ids.get(name))
+        try:
+            tracker = KINDS[name](experiment, folder, ids.get(name))
+        except Exception as error:  # each service has its own exceptions
+            why = " ".join(str(error).split())
+            raise UserError(
+                f"loggers={name} cannot be opened ({type(error).__name__}: {why}); correct the settings of this service, or "
+                "leave it out of loggers"
+            ) from error
         ids[name] = tracker.id
         found.append(tracker)
     if found:
