@@ -139,9 +139,7 @@ class OrbaxRun:
                 self.partial.append(whole)
             elif arrays[whole].shape == arrays[self.prefix + paths[0]].shape:
                 layout = self.places[plain(template)].layout
-                place = self._place(
-                    start, plain(template) + end, stored, layout, power(start)
-                )
+                place = self._place(start, plain(template) + end, stored, layout, power(start))
                 found.append((plain(template), place))
         return found + self._own_states()
 
