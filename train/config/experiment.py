@@ -190,6 +190,13 @@ def check(experiment: Experiment) -> None:
                     f"{phase.label}: its model has masked={phase.config.masked}, but all models of a run are trained on the "
                     f"same samples, with model.masked={experiment.model.masked}: set both to the same value"
                 )
+            # The ledger would count the positions of the model, and not those of the samples.
+            data = experiment.data
+            if isinstance(data, Labelled) and phase.length != data.length:
+                raise ValueError(
+                    f"{phase.label} is counted with {phase.length} positions, but the samples of the task have data.length="
+                    f"{data.length}: use train.finetune, or a model with a context of this length"
+                )
 
 
 def _check_experts(config: Config, devices: int) -> None:
