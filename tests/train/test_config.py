@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import runs
 
-from jaxgrow.models import BERTConfig, LlamaConfig
+from jaxgrow.layerdrop import LayerDrop
+from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig
 from train.common.errors import UserError
 from train.config.experiment import (
     Experiment,
@@ -232,6 +233,17 @@ def test_labelled_samples_have_the_length_that_the_ledger_counts():
         check(dataclasses.replace(experiment, data=short))
     method = FineTune("x", length=4)  # as in train.finetune
     check(dataclasses.replace(experiment, data=short, method=method))
+
+
+def test_dropped_layers_of_padded_texts_are_refused():
+    sizes = dict(layers=2, embed=4, heads=1, head_dim=4, mlp=4, vocab=8, context=8)
+    data = Labelled("cola", "x", length=8)
+    method = FineTune("x", drop=LayerDrop())
+    model = BERTConfig(**sizes, head="classes")
+    encoder = Experiment("task", model, steps=4, batch=4, data=data, method=method)
+    with pytest.raises(ValueError, match="drops layers .* instead of a BERTConfig"):
+        check(encoder)
+    check(dataclasses.replace(encoder, model=GPT2Config(**sizes, head="classes")))
 
 
 def test_a_warm_up_longer_than_its_phase_is_said(tmp_path, path, capsys):
