@@ -164,7 +164,7 @@ def _dropping(base: FineTuning, drop: LayerDrop, name: str) -> FineTuning:
 def sst2_pld() -> FineTuning:
     """Progressive layer dropping (Zhang & He, 2020), with theta 0.5 as in the paper's pre-training.
 
-    It is for a pre-LN BERT.
+    It is for decoders: encoders drop no layers of padded texts.
     """
     return _dropping(sst2(), LayerDrop(theta=0.5), "pld")
 

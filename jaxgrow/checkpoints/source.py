@@ -340,9 +340,7 @@ def initial_layout(config: Config) -> dict[str, tuple[Names, tuple[int, ...]]]:
       CheckpointError: no model of these sizes can be built.
     """
     try:
-        shapes, axes = naming.split(
-            jax.eval_shape(lambda: config.module.init(jax.random.key(0), config.example)["params"])
-        )
+        shapes, axes = jax.eval_shape(lambda: config.init(jax.random.key(0))), config.axes()
     except (ValueError, TypeError, OverflowError) as error:
         raise CheckpointError(f"no model can be built from {config}: {error}") from error
     return {path: (names, x.shape) for path, x, names in naming.leaves(shapes, axes)}

@@ -27,6 +27,10 @@ LANES = 128
 _KERNELS: tuple[By, ...] = ("cudnn", "splash")
 
 
+class Unsupported(ValueError):
+    """The chosen kernel, or the mesh, does not support the attention of a model."""
+
+
 class Form(NamedTuple):
     """The scores of attention: ``softmax(c tanh(scale q k / c)) v``, with an optional window.
 
@@ -80,14 +84,14 @@ def attention(
         reduce the FLOPs: keys before the window are computed and masked.
 
     Raises:
-      ValueError: the chosen kernel does not support these shapes or these devices.
+      Unsupported: the chosen kernel does not support these shapes or these devices.
     """
     masked = mask_BS is not None
     by = _chosen(by, q_BTHK, k_BSGK, masked, form)
     length = q_BTHK.shape[1]
     if sequence_parts(length) > 1:
         if masked or not form.plain or form.positions_BT is not None:
-            raise ValueError(
+            raise Unsupported(
                 "mesh.context shards the keys over devices, which does not support padding, "
                 "windows, soft caps, sinks, biases or a custom scale of attention: set mesh.context=1"
             )
@@ -110,7 +114,7 @@ def _chosen(by: By, q_BTHK, k_BSGK, masked: bool, form: Form) -> By:
     """Return the kernel to use; "auto" is replaced by the first kernel that supports the inputs.
 
     Raises:
-      ValueError: the kernel does not support these shapes or these devices.
+      Unsupported: the kernel does not support these shapes or these devices.
     """
     shapes = q_BTHK.shape[1:], k_BSGK.shape[1:]
     why = {kernel: refused(kernel, q_BTHK.dtype, *shapes, masked, form) for kernel in _KERNELS}
@@ -118,7 +122,7 @@ def _chosen(by: By, q_BTHK, k_BSGK, masked: bool, form: Form) -> By:
         serving: list[By] = [kernel for kernel in _KERNELS if not why[kernel]]
         return serving[0] if serving else "xla"
     if why.get(by):
-        raise ValueError(
+        raise Unsupported(
             f"attention={by} does not support this model: {'; '.join(why[by])}; set attention=auto"
         )
     return by

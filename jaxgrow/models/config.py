@@ -571,6 +571,9 @@ def head_cost(config: TextConfig, length: int) -> float:
 @partial(jax.jit, static_argnums=0, inline=True)
 def _boxed(config: Config, key: jax.Array) -> Any:
     """Return fresh parameters with their axis names, from a single trace of the model."""
+    # Parameters do not depend on the kernel. The chosen kernel may not support these devices, and
+    # does not support the single position of the example of a text model.
+    config = replace(config, attention="auto")
     return config.module.init(key, config.example)["params"]
 
 

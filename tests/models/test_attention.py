@@ -1,5 +1,6 @@
 """Every attention kernel computes softmax(q k / sqrt(K)) v, and the selected kernel is reported."""
 
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import pytest
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 from jax.sharding import AxisType
 
+from jaxgrow.checkpoints.source import initial_layout
 from jaxgrow.models import CaiTConfig, GPT2Config
 from jaxgrow.models import attention as module
 from jaxgrow.models.attention import attention
@@ -203,6 +205,17 @@ def test_splash_refuses_masked_keys_and_indivisible_heads(monkeypatch):
     with jax.set_mesh(jax.make_mesh((2,), ("tensor",), (AxisType.Auto,))):
         (why,) = module.refused("splash", "bfloat16", (128, 3, 64), (128, 1, 64), False)
     assert why == "3 heads and 1 key/value heads are not divisible by 2 devices"
+
+
+@pytest.mark.parametrize("by", ["cudnn", "splash"])
+def test_the_parameters_of_a_model_do_not_depend_on_its_kernel(by):
+    """The example of a text model has one position, which only XLA supports."""
+    auto = GPT2Config(vocab=8, context=8, layers=1, embed=4, heads=1, head_dim=4, mlp=4)
+    named = replace(auto, attention=by)
+    key = jax.random.key(0)
+    assert jax.eval_shape(named.init, key) == jax.eval_shape(auto.init, key)
+    assert named.axes() == auto.axes()
+    assert initial_layout(named) == initial_layout(auto)
 
 
 def test_a_choice_that_there_is_not_is_refused():

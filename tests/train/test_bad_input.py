@@ -199,6 +199,12 @@ def test_a_loss_that_is_none(tmp_path, refused):
     assert "lower optim.peak_lr" in said
 
 
+def test_a_kernel_of_other_devices(tmp_path, refused):
+    config = runs.script(tmp_path, runs.experiment(tmp_path))
+    said = refused(config, "--workdir", str(tmp_path / "run"), "--set", "model.attention=cudnn")
+    assert said.startswith("attention=cudnn does not support this model: the kernel runs on GPUs")
+
+
 # --- a full disk ---
 
 FULL = OSError(28, "No space left on device")

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import runs
 
-from jaxgrow.models import BERTConfig, LlamaConfig
+from jaxgrow.layerdrop import LayerDrop
+from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig
 from train.common.errors import UserError
 from train.config.experiment import (
     Experiment,
@@ -22,10 +23,11 @@ from train.config.experiment import (
     names,
 )
 from train.data.images import Images
+from train.data.labelled.task import Labelled
 from train.data.text import Data
 from train.engine.state.mesh import Mesh
 from train.engine.state.optim import Optim
-from train.plan.methods import Growing, Scratch, Stage, VCycle
+from train.plan.methods import FineTune, Growing, Scratch, Stage, VCycle
 from train.plan.training import Train
 
 ROOT = Path(__file__).parents[2]
@@ -218,6 +220,30 @@ def test_models_of_a_run_that_mask_differently_are_refused():
     other = dataclasses.replace(experiment, model=dataclasses.replace(model, masked=0.4))
     with pytest.raises(ValueError, match=r"train small: its model has masked=0.25.*masked=0.4"):
         check(other)
+
+
+def test_labelled_samples_have_the_length_that_the_ledger_counts():
+    sizes = dict(layers=1, embed=4, heads=1, head_dim=4, mlp=4, vocab=8, context=8)
+    model = BERTConfig(**sizes, head="classes")
+    data = Labelled("cola", "x", length=8)
+    experiment = Experiment("task", model, steps=4, batch=4, data=data)
+    check(experiment)
+    short = dataclasses.replace(data, length=4)
+    with pytest.raises(ValueError, match="counted with 8 positions, but .* data.length=4"):
+        check(dataclasses.replace(experiment, data=short))
+    method = FineTune("x", length=4)  # as in train.finetune
+    check(dataclasses.replace(experiment, data=short, method=method))
+
+
+def test_dropped_layers_of_padded_texts_are_refused():
+    sizes = dict(layers=2, embed=4, heads=1, head_dim=4, mlp=4, vocab=8, context=8)
+    data = Labelled("cola", "x", length=8)
+    method = FineTune("x", drop=LayerDrop())
+    model = BERTConfig(**sizes, head="classes")
+    encoder = Experiment("task", model, steps=4, batch=4, data=data, method=method)
+    with pytest.raises(ValueError, match="drops layers .* instead of a BERTConfig"):
+        check(encoder)
+    check(dataclasses.replace(encoder, model=GPT2Config(**sizes, head="classes")))
 
 
 def test_a_warm_up_longer_than_its_phase_is_said(tmp_path, path, capsys):

@@ -4,6 +4,7 @@ import io
 import json
 import re
 import sys
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -12,6 +13,7 @@ import runs
 
 from jaxgrow import generate
 from jaxgrow.checkpoints import FAMILIES, load, save
+from jaxgrow.checkpoints.orbax import export
 from jaxgrow.models import BERTConfig, GPT2Config, ViTConfig
 from train import generate as command
 from train.common.errors import UserError, exits_cleanly
@@ -61,6 +63,18 @@ def test_it_prints_prompts_with_their_continuations(gpt, run):
     assert run(gpt, "--prompt", "ab", "--prompt", "a word", "--max-new", 8) == "".join(
         sample["text"] + "\n" for sample in samples
     )
+
+
+def test_the_kernel_of_the_training_is_not_needed(gpt, tmp_path, run):
+    config, params = load(gpt)
+    printed = []
+    for by in ("auto", "splash"):
+        folder = tmp_path / by
+        folder.mkdir()
+        export(folder, replace(config, attention=by), params)
+        (folder / "tokenizer.json").write_bytes((gpt / "tokenizer.json").read_bytes())
+        printed.append(run(folder, "--prompt", "ab", "--max-new", 8))
+    assert printed[0] == printed[1]
 
 
 def test_samples_differ_and_the_same_seed_repeats_them(gpt, run):

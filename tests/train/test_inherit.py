@@ -209,6 +209,11 @@ def test_a_teacher_that_does_not_fit_is_refused(teacher, says):
             BERT.with_head("classes"),
             "cannot read the inputs of the model",
         ),
+        (
+            replace(BERT, context=4).with_head("classes"),
+            BERT.with_head("classes"),
+            "a context of 4 tokens, but the samples of the model have 8",
+        ),
         (STUDENT.with_head("classes", 1),) * 2 + ("the model predicts a number",),
         (BERT.with_head("spans"),) * 2 + ("the model predicts spans",),
     ],
@@ -255,6 +260,8 @@ def test_the_cost_of_a_teacher_is_that_of_its_own_positions_and_experts():
     # Its head computes the positions that are masked in the samples of the student.
     half = replace(BERT, masked=0.5)
     assert cost(BERT, half) == flops.forward(half, 64) > flops.forward(BERT, 64)
+    longer = replace(BERT, context=16).with_head("classes")
+    assert cost(longer, BERT.with_head("classes")) == flops.forward(longer, 64, 8)
     patches = ViTConfig(image=8, patch=4, layers=1, embed=8, heads=2, head_dim=4, mlp=16, classes=3)
     whole = replace(patches, patch=8)
     assert cost(patches, whole) == flops.forward(patches, 8 * patches.length)

@@ -1,8 +1,10 @@
 """Heads record their tasks, and labels are matched by name."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from finetunings import FAMILIES, tuning
@@ -14,7 +16,8 @@ from train import finetune as command
 from train.common.errors import UserError
 from train.data.labelled.task import Labelled
 from train.engine.state.heads import keeps, learned, order
-from train.tasks.supervised import score
+from train.engine.state.mesh import Mesh
+from train.tasks.supervised import outputs, prepared, score
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +62,19 @@ def test_the_head_of_an_older_run_is_known_by_its_config(run, tmp_path):
         json.dumps({k: v for k, v in record.items() if k != "head"})
     )
     assert learned(tmp_path) == Head("cola")
+
+
+def test_outputs_do_not_need_the_kernel_of_the_training(run, home):
+    source = open_checkpoint(run)
+    data = Labelled("cola", str(home / "cola"), length=14)
+    examples = next(iter(prepared(data, source.config).valid.values()))
+    mesh = Mesh().over(jax.devices())
+    params = source.shard(mesh)
+    found, other = (
+        outputs(replace(source.config, attention=by), params, examples, mesh)
+        for by in ("auto", "cudnn")
+    )
+    np.testing.assert_array_equal(found, other)
 
 
 def test_labels_in_another_order_are_matched_by_name(run, home, tmp_path, capsys):

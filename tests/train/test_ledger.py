@@ -20,6 +20,8 @@ from train.engine.run import ledger
 from train.engine.run.record import CostRecord
 from train.engine.run.recorder import Recorder
 from train.engine.run.workdir import load
+from train.engine.state.optim import Optim
+from train.plan.modifiers import Setting
 from train.plan.training import Train
 
 
@@ -33,6 +35,22 @@ def finished(tmp_path_factory):
     experiment = runs.experiment(folder, method=runs.VCYCLE, log_every=3, checkpoint_every=5)
     with runs.compiling("made"):
         return experiment, folder / "run", pretrain.run(experiment, folder / "run")
+
+
+# --- the cost of a step ---
+
+
+def test_the_cost_of_equal_steps_is_computed_once(monkeypatch):
+    asked = []
+    flops_of = Train.flops
+    monkeypatch.setattr(
+        Train, "flops", lambda self, *about: asked.append(about) or flops_of(self, *about)
+    )
+    phase = Train("large", 8, Optim(), runs.MODEL)
+    plans = inputs.step_plans(phase, None, Setting({}, 0, 8, 1, 0))
+    costs = [plans(step, step).flops for step in range(3)]
+    assert costs == [flops.train(runs.MODEL, 8 * 8)] * 3
+    assert len(asked) == 1
 
 
 # --- the ledger of a run ---

@@ -21,7 +21,7 @@ from train.engine.state.mesh import replicated
 from train.engine.state.model import Model
 from train.engine.state.optim import Optim, learning_rate, transformation
 from train.engine.state.packing import packed
-from train.plan.methods import GrowTo, Stage
+from train.plan.methods import GrowTo, Stage, VCycle
 from train.plan.modifiers import Rewarm
 from train.plan.training import Train
 from train.plan.transforms import Grow
@@ -72,6 +72,8 @@ def test_moments_that_do_not_mark_new_entries_are_refused(moments):
     says = f"rewarm finds new entries by their step counts.* not '{moments}', or leave out rewarm"
     with pytest.raises(ValueError, match=says):
         GrowTo((REWARM,), runs.DOUBLED, moments=moments)
+    with pytest.raises(ValueError, match=f"set moments_up to 'asymmetric', not '{moments}'"):
+        VCycle((Stage(0.1),), (Stage(0.4), REWARM), moments_up=moments)
 
 
 # --- the step ---

@@ -11,6 +11,7 @@ from typing import NoReturn
 import jax
 
 from jaxgrow.checkpoints.io.files import CheckpointError
+from jaxgrow.models.attention import Unsupported
 
 _SMALLER = "accumulate, model.remat=full or mesh.fsdp reduce the memory, and python -m train.preflight checks what fits"
 
@@ -99,7 +100,8 @@ def explained(error: Exception) -> str | None:
     if isinstance(error, UnicodeError):
         return f"a text is not UTF-8 ({error}); convert it, such as with iconv -f LATIN1 -t UTF-8"
     # An OSError is, for example, a folder without write permission, or a file in place of a folder.
-    return str(error) if isinstance(error, UserError | CheckpointError | OSError) else None
+    ours = UserError | CheckpointError | Unsupported | OSError
+    return str(error) if isinstance(error, ours) else None
 
 
 def _speaks() -> bool:

@@ -32,6 +32,7 @@ from train.engine.state.mesh import How, Mesh
 from train.engine.state.optim import Optim, transformation
 from train.plan.lifetimes import Plan, shapes
 from train.plan.methods import Method, Scratch
+from train.plan.modifiers import DropLayers, DropTokens
 from train.plan.training import Train
 
 T = TypeVar("T")
@@ -189,6 +190,19 @@ def check(experiment: Experiment) -> None:
                 raise ValueError(
                     f"{phase.label}: its model has masked={phase.config.masked}, but all models of a run are trained on the "
                     f"same samples, with model.masked={experiment.model.masked}: set both to the same value"
+                )
+            # The ledger would count the positions of the model, and not those of the samples.
+            data = experiment.data
+            if isinstance(data, Labelled) and phase.length != data.length:
+                raise ValueError(
+                    f"{phase.label} is counted with {phase.length} positions, but the samples of the task have data.length="
+                    f"{data.length}: use train.finetune, or a model with a context of this length"
+                )
+            padded = isinstance(data, Labelled) and "mask" in getattr(phase.config, "inputs", ())
+            if padded and any(isinstance(m, DropLayers | DropTokens) for m in phase.modifiers):
+                raise ValueError(
+                    f"{phase.label} drops layers or tokens, which encoders do not support for padded texts: leave out the "
+                    f"drop, or use a decoder, such as a GPT-2, instead of a {type(phase.config).__name__}"
                 )
 
 

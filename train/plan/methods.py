@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, TypeAlias
@@ -85,6 +86,16 @@ class Stage:
         return training(name, round(self.steps * steps), self.optim(base), config, every)
 
 
+def _check_rewarm(stages: Sequence[Stage], name: str, moments: Policy) -> None:
+    """Check that a growth with the policy ``moments``, in the field ``name``, marks new entries."""
+    rewarmed = any(isinstance(m, Rewarm) for stage in stages for m in stage.modifiers)
+    if rewarmed and moments != "asymmetric":
+        raise ValueError(
+            f"rewarm finds new entries by their step counts, which only the policy 'asymmetric' restarts: set {name} to "
+            f"'asymmetric', not {moments!r}, or leave out rewarm"
+        )
+
+
 @dataclass(frozen=True)
 class VCycle:
     """Algorithm 1 of Zou et al. (ICLR 2024): coalesce, train the smallest model, and go up again.
@@ -114,6 +125,8 @@ class VCycle:
                 f"there must be one grouping for all levels, or one for each of the {len(self.down)} levels down, "
                 f"not {len(self.groupings)}"
             )
+        # The first stage up trains the smallest model, which has no new entries.
+        _check_rewarm(self.up[1:], "moments_up", self.moments_up)
 
     def plan(self, model: Config, optim: Optim, steps: int) -> Plan:
         names = [LARGE, *(f"coarse{i}" for i in range(1, len(self.up)))]
@@ -182,12 +195,7 @@ class GrowTo:
             raise ValueError(
                 "noise, moments and fresh apply to operators, not to learned maps: leave them out"
             )
-        rewarmed = any(isinstance(m, Rewarm) for stage in self.stages for m in stage.modifiers)
-        if rewarmed and self.moments != "asymmetric":
-            raise ValueError(
-                "rewarm finds new entries by their step counts, which only the policy 'asymmetric' restarts: set moments to "
-                f"'asymmetric', not {self.moments!r}, or leave out rewarm"
-            )
+        _check_rewarm(self.stages, "moments", self.moments)
         if self.fresh and self.noise is not None:
             raise ValueError(
                 "noise breaks the symmetry of copies, but fresh makes no copies: leave out one of them"

@@ -411,7 +411,7 @@ class Teacher(Modifier):
                 f"the teacher, a {names[0]}, cannot read the inputs of the model, a {names[1]}: both must read "
                 "images of the same size, be decoders, or be encoders"
             )
-        if own[0] == "tokens" and self.config.length < phase.length:
+        if self.config.modality == "text" and self.config.length < phase.length:
             raise ValueError(
                 f"the teacher has a context of {self.config.length} tokens, but the samples of the model have {phase.length}: "
                 "use a teacher with a context that is at least as long"
@@ -426,7 +426,7 @@ class Teacher(Modifier):
         return steps * self._cost(phase, samples)
 
     def _cost(self, phase: TrainedPhase, samples: int, at_once: int | None = None) -> float:
-        if self.config.predicts == "tokens":
+        if self.config.modality == "text":
             config = self.config
             if config.masked:  # the samples determine the positions that the head computes
                 config = replace(config, masked=phase.config.masked)

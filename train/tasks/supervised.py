@@ -20,6 +20,7 @@ from train.data.labelled.metrics import accuracy
 from train.data.labelled.task import Labelled, Prepared, task
 from train.engine.state.heads import learned, order
 from train.engine.state.mesh import Mesh, batch_devices, put, rows
+from train.engine.state.pretrained import anywhere
 
 POSITIONS = 1 << 14  # maximum positions of a batch
 
@@ -124,6 +125,7 @@ def outputs(
 
     The last batch is padded with copies of the last example.
     """
+    config = anywhere(config)
     parts = batch_devices(mesh)
     size = min(len(examples), max(1, POSITIONS // config.length))
     size = -(-size // parts) * parts

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -35,15 +36,16 @@ def step_plans(phase: Train, model: Model, setting: Setting) -> Callable[[int, i
     tokens = setting.samples * phase.length
     fixed = phase.fixed_flops(setting.accumulate)
 
+    # Every step needs the cost, but only a few numbers of layers occur.
+    @cache
+    def cost(layers: float) -> float:
+        return phase.flops(tokens, layers, setting.at_once(tokens))
+
     def at(step: int, number: int) -> StepPlan:
         lr = learning_rate(phase.optim, phase.steps, step)
         given = [source(step) for source in sources]
         layers = next((g.layers for g in given if g.layers is not None), phase.config.depth)
-        flops = (
-            phase.flops(tokens, layers, setting.at_once(tokens))
-            + fixed
-            + sum(g.flops for g in given)
-        )
+        flops = cost(layers) + fixed + sum(g.flops for g in given)
         log = {"lr": lr, "layers": layers}
         for g in given:
             log |= g.log

@@ -1,5 +1,6 @@
 """Existing text models with their tokenizers, for evaluation and generation."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,7 +54,12 @@ def opened(folder: str | Path, tokenizer: str | None = None, mesh: Mesh | None =
     )
     fits(loaded, config)
     devices = (mesh or Mesh()).over(jax.devices())
-    return TextModel(config, source.shard(devices), loaded, devices, beside)
+    return TextModel(anywhere(config), source.shard(devices), loaded, devices, beside)
+
+
+def anywhere(config: Config) -> Config:
+    """Return ``config`` without a kernel that was chosen for the devices and inputs of training."""
+    return config if config.attention == "xla" else replace(config, attention="auto")
 
 
 def config_of(folder: str | Path) -> Config:
