@@ -229,7 +229,7 @@ def test_labelled_samples_have_the_length_that_the_ledger_counts():
     experiment = Experiment("task", model, steps=4, batch=4, data=data)
     check(experiment)
     short = dataclasses.replace(data, length=4)
-    with pytest.raises(ValueError, match="counted with 8 positions, but .* data.length=4"):
+    with pytest.raises(ValueError, match=r"counted with 8 positions, but .* data.length=4"):
         check(dataclasses.replace(experiment, data=short))
     method = FineTune("x", length=4)  # as in train.finetune
     check(dataclasses.replace(experiment, data=short, method=method))
@@ -241,7 +241,7 @@ def test_dropped_layers_of_padded_texts_are_refused():
     method = FineTune("x", drop=LayerDrop())
     model = BERTConfig(**sizes, head="classes")
     encoder = Experiment("task", model, steps=4, batch=4, data=data, method=method)
-    with pytest.raises(ValueError, match="drops layers .* instead of a BERTConfig"):
+    with pytest.raises(ValueError, match=r"drops layers .* instead of a BERTConfig"):
         check(encoder)
     check(dataclasses.replace(encoder, model=GPT2Config(**sizes, head="classes")))
 
