@@ -246,6 +246,17 @@ def test_dropped_layers_of_padded_texts_are_refused():
     check(dataclasses.replace(encoder, model=GPT2Config(**sizes, head="classes")))
 
 
+def test_a_small_model_that_runs_differently_is_said(capsys):
+    """`--set model.dtype` does not change the small model that the config has built."""
+    large, small = (f"{name}.dtype=bfloat16" for name in ("model", "method.small"))
+    load("configs/demo.py:muon_deepen", [large, small])
+    assert capsys.readouterr().err == ""
+    load("configs/demo.py:muon_deepen", [large])
+    said = capsys.readouterr().err
+    assert "its model has dtype=float32, but model.dtype=bfloat16" in said
+    assert said.count("\n") == 1 and "such as method.small" in said
+
+
 def test_a_warm_up_longer_than_its_phase_is_said(tmp_path, path, capsys):
     load(path)  # The phases have 2, 4 and 4 steps.
     assert capsys.readouterr().err == ""

@@ -33,6 +33,7 @@ from train.engine.state.optim import Optim, transformation
 from train.plan.lifetimes import Plan, shapes
 from train.plan.methods import Method, Scratch
 from train.plan.modifiers import DropLayers, DropTokens
+from train.plan.phase import Phase
 from train.plan.training import Train
 
 T = TypeVar("T")
@@ -341,8 +342,22 @@ def warn(experiment: Experiment) -> None:
     if not is_first():
         return
     texts = [text for phase in experiment.plan for text in phase.warnings()]
+    texts += [text for phase in experiment.plan for text in _run_differently(phase, experiment)]
     for text in dict.fromkeys(texts):
         print(f"{experiment.name}: {text}", file=sys.stderr)
+
+
+def _run_differently(phase: Phase, experiment: Experiment) -> list[str]:
+    """One text for each run setting, such as ``dtype``, in which a trained model differs."""
+    if not isinstance(phase, Train):
+        return []
+    settings = ((n, getattr(phase.config, n), getattr(experiment.model, n)) for n in Config.run_by)
+    return [
+        f"{phase.label}: its model has {name}={own}, but model.{name}={other}. The method has its own "
+        f"config for this model, such as method.small; set {name} there, too, if both should be equal"
+        for name, own, other in settings
+        if own != other
+    ]
 
 
 def as_json(experiment: Experiment) -> dict[str, Any]:
