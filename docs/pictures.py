@@ -355,11 +355,11 @@ def saved_by_size() -> plt.Figure:
     """Draw the savings of three recipes on GPTs of several sizes, and the savings of other models."""
     figure, ax = plt.subplots(figsize=(8.5, 4))
     series = [
-        ("halves", 0.6, plots.COLOURS[2], -30),
-        ("deepen", 0.5, BLUE, -6),
-        ("vcycle", None, plots.COLOURS[3], 8),
+        ("halves", 0.6, plots.COLOURS[2], (-7, -24)),
+        ("deepen", 0.5, BLUE, (9, -6)),
+        ("vcycle", None, plots.COLOURS[3], (9, 8)),
     ]
-    for i, (method, tau, colour, below) in enumerate(series):
+    for i, (method, tau, colour, beside) in enumerate(series):
         rows = [
             e
             for e in evidence.of(method, tau)
@@ -376,12 +376,13 @@ def saved_by_size() -> plt.Figure:
         ax.annotate(
             last.name,
             (last.parameters * shift, last.mean),
-            (9, below),
+            beside,
             color=colour,
+            ha="right" if beside[0] < 0 else "left",
             **BESIDE,
         )
-    beside = [("halves", "ModernBERT"), ("halves", "ViT"), ("vcycle", "GPT2")]
-    for method, family in beside:
+    others = [("halves", "ModernBERT"), ("halves", "ViT"), ("vcycle", "GPT2")]
+    for method, family in others:
         optimizer = "AdamW" if family == "GPT2" else "Muon"
         found = next(
             e
@@ -399,7 +400,7 @@ def saved_by_size() -> plt.Figure:
         )
     ax.axhline(0, color="black", linewidth=0.8)
     ax.set_xscale("log")
-    ax.set_xlim(1.6e4, 6e6)
+    ax.set_xlim(1.6e4, 1.2e7)
     ax.set_ylim(-16, 45)
     ax.set_xlabel("parameters")
     ax.set_ylabel("FLOPs saved at an equal loss, %")
