@@ -292,10 +292,10 @@ def test_the_logs_of_3_million_parameters_give_the_table():
     shorter = next(row for row in rows if row["run"] == "wiki_m3-x0.75")
     for row in rows:
         (saved,) = row["saved_frontier"]
-        # Halves end far above the run with 0.75 of the steps, where the frontier is probably too high.
-        bound = "at most " if row["run"] == "wiki_m3_halves" else ""
-        assert bool(bound) == (0.01 < row["loss"][0] - shorter["loss"][0] < 0.05)
-        saved = f"{bound}{listed([100 * saved], 1, ' %')}"
+        # Halves end far above the run with 0.75 of the steps, where no run of the frontier is near.
+        about = "about " if row["run"] == "wiki_m3_halves" else ""
+        assert bool(about) == (0.01 < row["loss"][0] - shorter["loss"][0] < 0.05)
+        saved = f"{about}{listed([100 * saved], 1, ' %')}"
         text = f"| 2.5e-3 | {row['flops']:.3f} | {row['loss'][0]:.4f} | {saved} |"
         assert text in PAGES["docs/results/muon.md"], text
 
@@ -326,7 +326,7 @@ def below_line(flops: list[float], losses: list[float]) -> np.ndarray:
 
 
 def test_the_loss_between_distant_budgets_is_below_the_line():
-    """A saving that is read from two distant budgets is therefore probably an upper bound."""
+    """A saving that is read from two distant budgets is then an upper bound; at 3 million it is not."""
     for f in frontiers():
         assert (below_line([*f.flops], [mean(each) for each in f.losses]) > 0).all()
     sizes = {
@@ -340,11 +340,12 @@ def test_the_loss_between_distant_budgets_is_below_the_line():
         runs = [*(logged(*run)[0] for run in short), logged(folder, f"{name}-x0.75")[0]]
         runs.append(logged(folder, name)[0])
         below = below_line([r.cost("flops") for r in runs], [r.loss for r in runs])
-        assert (below > 0).all()
+        if name != "wiki_m3":
+            assert (below > 0).all()
         if name == "m1_low":
             assert f"such a line is {below[0]:.3f} and {below[1]:.3f} above the" in page
         if name == "wiki_m3":
-            assert f"is {below[0]:.3f} above the measured loss at 0.75 of the" in page
+            assert f"is {-below[0]:.3f} below the measured loss at 0.75 of the" in page
 
 
 def test_the_logs_give_the_steps_that_half_of_the_layers_first_is_behind():
