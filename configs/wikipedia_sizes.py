@@ -24,10 +24,11 @@ the FLOPs at 25 thousand parameters, 25.2 % at 45, 16.0 % at 163, 17.3 % at 355 
 at 1.4 million. Half of the layers first saves more than 16.2 % at 25 thousand parameters, 15.8 % at
 45, 16.2 % at 355 thousand and 15.5 % at 1.4 million. `m1_vcycle` saves 18.4 % (three seeds). (From
 163 thousand parameters on, the other rows have two seeds.) At 3 million parameters, with one seed
-and larger batches, the V-cycle saves 8.5 %, half of the layers first 6.3 %, and halves about 0.4 %. Under AdamW, `m1_adamw_deepen` saves more than 24.6 %, and `m1_adamw_vcycle` at most
-14.8 % (one seed). With 6 tokens per parameter and a warm-up of 446 steps, they save 20.2 % and
-20.5 %; PLD, SBLD and its control end above the run with 0.75 of the steps
-(`docs/results/dropping.md`; one seed).
+and larger batches, the V-cycle saves 8.5 %, half of the layers first 6.3 %, and halves about 0.4 %.
+Under AdamW, `m1_adamw_deepen` saves more than 24.6 %, and `m1_adamw_vcycle` at most 14.8 % (one
+seed). With 6 tokens per parameter and a warm-up of 446 steps, they save 20.2 % and 20.5 %; PLD,
+SBLD and its control end above the run with 0.75 of the steps (`docs/results/dropping.md`; one
+seed).
 
 `configs/wikipedia12.py:muon` (94 thousand parameters) is the size between `k47` and `k163`. All
 models train on English Wikipedia with 20 tokens per parameter, and the warm-up is the same fraction
