@@ -275,13 +275,13 @@ def test_adapters_that_do_not_fit_are_refused(home, adapted, whole):
     with pytest.raises(ValueError, match="leave out adapter, or lora"):
         FineTune("model", lora=OWN, adapter=BOTTLENECK)
     with pytest.raises(
-        ValueError,
+        UserError,
         match="the model already has an adapter: to train it further, set adapter=Adapter",
     ):
         _ = adapting(home, "adapted", adapter=Adapter(5)).plan
-    with pytest.raises(ValueError, match="and leave saved empty"):
+    with pytest.raises(UserError, match="and leave saved empty"):
         _ = adapting(home, "adapted", adapter=None, saved=(file,)).plan
-    with pytest.raises(ValueError, match="2 trained adapters are to be fused, but saved has 0"):
+    with pytest.raises(UserError, match="2 trained adapters are to be fused, but saved has 0"):
         _ = adapting(home, adapter=Adapter(5, fused=2)).plan
 
 
