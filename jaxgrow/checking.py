@@ -329,6 +329,8 @@ def _change(before: list[np.ndarray], after: list[np.ndarray]) -> float:
     both = [
         (x.astype(np.float64), y.astype(np.float64)) for x, y in zip(before, after, strict=True)
     ]
+    if not all(np.isfinite(y).all() for _, y in both):
+        return float("inf")
     return max(float(np.abs(y - x).max() / max(x.std(), 1e-30)) for x, y in both)
 
 

@@ -231,6 +231,17 @@ def test_outputs_that_are_not_finite_are_refused():
         check_rules(masked, params, axes)
 
 
+def test_a_wider_model_whose_outputs_are_not_finite_has_wrong_names():
+    params = {"up": np.ones((6, 4)), "down": np.ones((4, 13))}
+    axes = {"up": ("tokens", "mlp"), "down": ("mlp.in", "vocab")}
+
+    def overflowing(p):
+        return p["up"] @ p["down"] + (np.nan if p["up"].shape[1] > 4 else 0.0)
+
+    found = check_rules(overflowing, params, axes)
+    assert not found and found.change == np.inf
+
+
 @pytest.mark.slow
 def test_a_model_of_linen_with_its_layers_in_subtrees():
     """The model is built from the sizes of the parameters that it receives."""

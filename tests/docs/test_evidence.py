@@ -279,25 +279,32 @@ def test_the_logs_of_adamw_with_a_frontier_of_two_points_give_bounds():
         assert text in PAGES["docs/results/muon.md"], text
 
 
-def of_3_million(*names: str) -> tuple[list[dict], list[Run]]:
-    """Return the rows of a comparison at 3 million parameters, and the runs of its frontier."""
-    configs = [logged("m3", f"wiki_m3{name}") for name in ("", *names)]
-    frontier = [logged("m3", "wiki_m3-x0.75"), logged("m3_sweep", "m3_sweep_2.5e-3")]
-    return Comparison(configs, frontier).rows(), [runs[0] for runs in frontier]
+def of_3_million(*shorter: Run) -> list[dict]:
+    """Return the rows of a comparison at 3 million parameters with these shorter runs."""
+    names = ("wiki_m3", "wiki_m3_deepen", "wiki_m3_halves", "wiki_m3_vcycle")
+    return Comparison([logged("m3", name) for name in names], [[run] for run in shorter]).rows()
 
 
 def test_the_logs_of_3_million_parameters_give_the_table():
-    rows, frontier = of_3_million("_deepen", "_halves", "_vcycle")
-    assert {run.config["optim"]["peak_lr"] for run in frontier} == {2.5e-3}
-    shorter = next(row for row in rows if row["run"] == "wiki_m3-x0.75")
+    (longer,), (shortest,) = logged("m3", "wiki_m3-x0.75"), logged("m3_sweep", "m3_sweep_2.5e-3")
+    assert {run.config["optim"]["peak_lr"] for run in (longer, shortest)} == {2.5e-3}
+    rows = of_3_million(longer, shortest)
     for row in rows:
         (saved,) = row["saved_frontier"]
         # Halves end far above the run with 0.75 of the steps, where no run of the frontier is near.
         about = "about " if row["run"] == "wiki_m3_halves" else ""
-        assert bool(about) == (0.01 < row["loss"][0] - shorter["loss"][0] < 0.05)
+        assert bool(about) == (0.01 < row["loss"][0] - longer.loss < 0.05)
         saved = f"{about}{listed([100 * saved], 1, ' %')}"
         text = f"| 2.5e-3 | {row['flops']:.3f} | {row['loss'][0]:.4f} | {saved} |"
         assert text in PAGES["docs/results/muon.md"], text
+    _, deepen, halves, vcycle, _ = of_3_million(shortest)
+    each = [f"{100 * row['saved_frontier'][0]:.1f}" for row in (vcycle, deepen, halves)]
+    page = " ".join(PAGES["docs/results/muon.md"].split())
+    assert f"without it, the savings are {each[0]}, {each[1]} and {each[2]} %" in page
+    for name in ("README.md", "docs/results/index.md", "docs/papers/multilevel.md"):
+        assert f"or {each[0]} % without a shorter run" in " ".join(
+            PAGES[name].replace("> ", "").split()
+        )
 
 
 def test_the_run_on_a_cpu_begins_like_the_run_on_a_gpu():

@@ -25,7 +25,8 @@ from train.analysis.runs import (
 UNITS: tuple[Unit, ...] = ("flops", "run_seconds", "seconds")
 ALIKE = 0.03  # two costs are considered equal if their relative difference is below this
 DECAYED = 0.05  # a schedule has decayed if it ends below this fraction of the peak
-FLAT = 10.0  # a frontier is flat if the noise floor corresponds to more than so many budgets
+# A frontier is flat if the noise floor corresponds to more than this multiple of a budget.
+FLAT = 10.0
 
 
 def _relative_cost(pairs: Sequence[tuple[Run, Run]], unit: Unit) -> float:
