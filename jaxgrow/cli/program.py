@@ -15,6 +15,7 @@ from jaxgrow.cli import file_commands, grow_commands, prune_command, v_cycle_com
 from jaxgrow.cli.errors import UsageError
 from jaxgrow.cli.options import Commands
 from jaxgrow.signals import interrupting
+from jaxgrow.untrusted import UntrustedError
 
 _TITLE = "Grow, coalesce, prune, interpolate, compare and convert checkpoints on disk."
 
@@ -67,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # At exit, Python flushes the rest of the output.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + getattr(signal, "SIGPIPE", 13)
-    except (CheckpointError, OSError, MemoryError) as error:
+    except (CheckpointError, UntrustedError, OSError, MemoryError) as error:
         text = "out of memory" if isinstance(error, MemoryError) else str(error)
         return _ended(f"error: {text}", error, 2 if isinstance(error, UsageError) else 1)
     except KeyboardInterrupt as error:

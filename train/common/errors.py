@@ -12,6 +12,7 @@ import jax
 
 from jaxgrow.checkpoints.io.files import CheckpointError
 from jaxgrow.models.attention import Unsupported
+from jaxgrow.untrusted import UntrustedError
 
 _SMALLER = "accumulate, model.remat=full or mesh.fsdp reduce the memory, and python -m train.preflight checks what fits"
 
@@ -100,7 +101,7 @@ def explained(error: Exception) -> str | None:
     if isinstance(error, UnicodeError):
         return f"a text is not UTF-8 ({error}); convert it, such as with iconv -f LATIN1 -t UTF-8"
     # An OSError is, for example, a folder without write permission, or a file in place of a folder.
-    ours = UserError | CheckpointError | Unsupported | OSError
+    ours = UserError | CheckpointError | UntrustedError | Unsupported | OSError
     return str(error) if isinstance(error, ours) else None
 
 
