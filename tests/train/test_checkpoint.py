@@ -111,8 +111,7 @@ def test_a_changed_file_is_found_and_the_previous_one_used(saved, tmp_path, caps
     cases = [(path, DAMAGES[i % 3]) for i, path in enumerate(paths)] + [
         (arrays, damage) for damage in DAMAGES
     ]
-    # A checkpoint without checksums counts as incomplete, and an empty file can only be deleted.
-    cases = [(path, cut if path.name == "SHA256SUMS" else damage) for path, damage in cases]
+    # An empty file can only be deleted.
     cases = [(path, damage if path.stat().st_size else Path.unlink) for path, damage in cases]
     assert len(paths) > 8
     for path, damage in cases:
@@ -180,46 +179,134 @@ def test_a_kill_while_saving_leaves_no_damaged_checkpoint(saved, tmp_path, monke
     assert names(tmp_path / "checkpoints") == sorted([str(whole), str(9 + whole)])
 
 
-def test_the_newest_unsealed_checkpoint_is_incomplete(saved, tmp_path, capsys):
-    shutil.copytree(saved, tmp_path / "a")
-    (tmp_path / "a" / "checkpoints" / "6" / "SHA256SUMS").unlink()
-    np.testing.assert_array_equal(
-        load(tmp_path / "a")["token_embedding"], model(3).params["token_embedding"]
-    )
-    assert restored(tmp_path / "a") == 3
-    assert capsys.readouterr().err == INCOMPLETE.replace("9", "6")
-    assert names(tmp_path / "a" / "checkpoints") == ["3"]
-
-    (
-        tmp_path / "a" / "checkpoints" / "3" / "SHA256SUMS"
-    ).unlink()  # If the first checkpoint is incomplete, the run starts from the beginning.
-    with pytest.raises(UserError, match="there is no checkpoint in"):
-        load(tmp_path / "a")
-    with Checkpoints(tmp_path / "a" / "checkpoints") as checkpoints:
-        assert checkpoints.restore(lambda record: {}, None, runs.mesh()) is None
-    assert names(tmp_path / "a" / "checkpoints") == []
-
-    shutil.copytree(saved, tmp_path / "b")
-    for step in (3, 6):
-        (tmp_path / "b" / "checkpoints" / str(step) / "SHA256SUMS").unlink()
-    with pytest.raises(UserError, match=r"is intact \(3: it has no SHA256SUMS"):
-        restored(tmp_path / "b")
-
-
-def test_only_the_last_damaged_checkpoint_is_kept(saved, tmp_path):
-    """Repeated damage does not fill the disk."""
+def test_a_checkpoint_without_checksums_is_damaged_and_kept(saved, tmp_path, capsys):
+    """A save seals its folder before the rename, so the checksums were lost later."""
     shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
-    for step in (6, 9, 12):
-        flip(max(files(tmp_path / "checkpoints" / str(step)), key=lambda path: path.stat().st_size))
-        assert restored(tmp_path) == 3
-        assert names(tmp_path / "checkpoints") == sorted(["3", f"damaged-{step}"])
-        with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+    where = tmp_path / "checkpoints"
+    (where / "6" / "SHA256SUMS").unlink()
+    np.testing.assert_array_equal(
+        load(tmp_path)["token_embedding"], model(3).params["token_embedding"]
+    )
+    capsys.readouterr()
+    assert restored(tmp_path) == 3
+    assert capsys.readouterr().err.startswith("checkpoint 6 is damaged (it has no SHA256SUMS")
+    assert names(where) == ["3", "damaged-6"]
+
+    (where / "3" / "SHA256SUMS").unlink()
+    with pytest.raises(UserError, match=r"no checkpoint in .* is intact \(3: it has no SHA256SUMS"):
+        load(tmp_path)
+    for _ in range(2):  # the same command again changes nothing either
+        with pytest.raises(UserError, match=r"is intact \(3: it has no SHA256SUMS"):
+            restored(tmp_path)
+    assert names(where) == ["3", "damaged-6"]
+    # A damaged checkpoint shows that the run has not just begun.
+    shutil.rmtree(where / "3")
+    with pytest.raises(
+        UserError, match=r"no checkpoint in .* is intact, but it contains damaged-6"
+    ):
+        restored(tmp_path)
+    assert names(where) == ["damaged-6"]
+
+
+def emptied(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+def linked(folder: Path) -> None:
+    folder.symlink_to(folder.rename(folder.parent.parent / "elsewhere"))
+
+
+def only_sums(content: str):
+    def act(folder: Path) -> None:
+        emptied(folder)
+        (folder / "SHA256SUMS").write_text(content)
+
+    return act
+
+
+def temporary(folder: Path) -> None:
+    emptied(folder)
+    (folder / "models.orbax-checkpoint-tmp").mkdir()
+    (folder / "_CHECKPOINT_METADATA").touch()
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        emptied,
+        linked,
+        only_sums(""),
+        only_sums("\n"),
+        temporary,
+        lambda folder: (folder / "SHA256SUMS").write_text(""),
+        lambda folder: shutil.rmtree(folder / "models"),
+        lambda folder: (folder / "notes.txt").touch(),
+    ],
+)
+def test_a_harmed_checkpoint_is_renamed_at_most(saved, tmp_path, harm):
+    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
+    where = tmp_path / "checkpoints"
+    harm(where / "6")
+    before = files(where / "6")
+    assert restored(tmp_path) == 3
+    assert names(where) == ["3", "damaged-6"]
+    assert len(files(where / "damaged-6")) == len(before)
+    harm(where / "3") if harm is not linked else emptied(where / "3")
+    everything = names(where)
+    with pytest.raises(UserError, match=r"no checkpoint in .* is intact \(3: "):
+        restored(tmp_path)
+    assert names(where) == everything
+
+
+def test_folders_of_the_user_are_not_touched(saved, tmp_path, capsys):
+    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
+    where = tmp_path / "checkpoints"
+    kept = ("20250101", "20250102", ".saving-notes", ".saving-7", ".old-5", "damaged-6", "notes")
+    for name in (*kept, "6.bak"):
+        (where / name).mkdir()
+        (where / name / "notes.txt").write_text(name)
+    shutil.rmtree(where / "20250102")
+    shutil.copytree(where / "6", where / "20250102")  # a copy by date
+    (where / ".saving-8").symlink_to(where / "notes")
+    before = names(where), files(where)
+    assert restored(tmp_path) == 6
+    said = capsys.readouterr().err
+    assert f"{where / '20250101'} is not a checkpoint: it is neither used nor changed" in said
+    assert f"{where / '20250102'} is a copy of checkpoint 6: it is neither used nor" in said
+    assert f"{where / '.saving-7'} is not an unfinished save of this run: left as it is" in said
+    assert (names(where), files(where)) == before
+    with Checkpoints(where) as checkpoints:
+        for step in (9, 12):
             checkpoints.save(
-                step + 3,
-                {"large": model(step + 3)},
-                position(step + 3),
-                replace(RECORD, step=step + 3),
+                step, {"large": model(step)}, position(step), replace(RECORD, step=step)
             )
+    assert set(names(where)) == set(before[0]) - {"3", "6"} | {"9", "12"}
+    assert all((where / name / "notes.txt").exists() for name in kept if name != "20250102")
+
+
+def test_a_save_replaces_no_other_folder(tmp_path):
+    for name, save in {"6": 6, ".saving-9": 9}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "notes.txt").touch()
+        with (
+            pytest.raises(UserError, match=rf"{name} exists and is not a checkpoint .*; move it"),
+            Checkpoints(tmp_path) as checkpoints,
+        ):
+            checkpoints.save(save, {"large": model(0)}, position(0), RECORD)
+        assert (tmp_path / name / "notes.txt").exists()
+
+
+def test_damaged_checkpoints_are_never_deleted(saved, tmp_path):
+    """The user may still repair them; the run cannot know."""
+    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
+    where = tmp_path / "checkpoints"
+    for expected in (["damaged-6"], ["damaged-6", "damaged-6.2"]):
+        flip(max(files(where / "6"), key=lambda path: path.stat().st_size))
+        assert restored(tmp_path) == 3
+        assert names(where) == sorted(["3", *expected])
+        with Checkpoints(where) as checkpoints:
+            checkpoints.save(6, {"large": model(6)}, position(6), replace(RECORD, step=6))
 
 
 def test_unwritable_checksums_are_an_error_at_the_next_save(tmp_path, monkeypatch):

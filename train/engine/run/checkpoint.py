@@ -6,6 +6,7 @@ written (`jaxgrow.checkpoints.io.checksums`), and renaming the folder to ``STEP`
 action. A killed process therefore never leaves a visible checkpoint that is incomplete.
 """
 
+import os
 import shutil
 import sys
 from collections.abc import Callable, Collection
@@ -20,19 +21,15 @@ from jax.sharding import Mesh
 from orbax.checkpoint import v1 as ocp
 
 from jaxgrow.axes import Tree
-from jaxgrow.checkpoints.io.checksums import NAME, damage, seal
+from jaxgrow.checkpoints.io.checksums import NAME, seal
 from jaxgrow.checkpoints.io.folders import sync, sync_folder
 from train.common.errors import UserError, is_full_disk
 from train.common.files import appears_whole
 from train.engine.hosts import is_first, once
+from train.engine.run import intact
+from train.engine.run.intact import LOG, OLD, SAVING, STEP
 from train.engine.run.record import RunRecord
 from train.engine.state.model import Model, shardings
-
-# Prefixes of folders that are not valid checkpoints.
-_SAVING = ".saving-"
-_OLD = ".old-"
-_DAMAGED = "damaged-"
-_LOG = "log"  # name of the copy of the log in a checkpoint
 
 
 class Checkpoints:
@@ -66,7 +63,9 @@ class Checkpoints:
         """
         self.wait()
         trees = {name: _tree(model) for name, model in models.items()}
-        new = self.folder / f"{_SAVING}{step}"
+        new = self.folder / f"{SAVING}{step}"
+        if once(lambda: os.path.lexists(new)):
+            raise _taken(new)
         logged = self._log.read_bytes() if self._log and is_first() else None
         with _writing():
             saving = ocp.save_checkpointables_async(
@@ -79,20 +78,34 @@ class Checkpoints:
             saving.result()
             if is_first():
                 if logged is not None:
-                    (new / _LOG).write_bytes(logged)
+                    (new / LOG).write_bytes(logged)
+                (new / STEP).write_text(f"{step}\n")
                 seal(new)
                 sync(new)
-                new.rename(self.folder / str(step))
+                self._appear(new, step)
                 sync_folder(self.folder)
                 self._delete_old()
 
         self._sealed = self._sealing.submit(finish)
 
+    def _appear(self, new: Path, step: int) -> None:
+        target = self.folder / str(step)
+        try:
+            new.rename(target)
+        except OSError as error:
+            if os.path.lexists(target):
+                raise _taken(target) from error
+            raise
+
     def _delete_old(self) -> None:
-        for step in set(_complete(self.folder)[:-2]) - self.keep:
+        """Delete the checkpoints that newer ones have replaced, but nothing that somebody changed."""
+        sealed = [s for s in intact.steps(self.folder) if (self.folder / str(s) / NAME).is_file()]
+        for step in set(sealed[:-2]) - self.keep:
+            if not intact.only_written(self.folder / str(step)):
+                continue
             # The folder is renamed first. If the process is killed during the deletion, the
             # remaining files do not look like a checkpoint.
-            old = (self.folder / str(step)).rename(self.folder / f"{_OLD}{step}")
+            old = (self.folder / str(step)).rename(intact.unused(self.folder / f"{OLD}{step}"))
             shutil.rmtree(old)
 
     def restore(
@@ -100,8 +113,8 @@ class Checkpoints:
     ) -> tuple[dict[str, Model], RunRecord] | None:
         """Load the newest intact checkpoint.
 
-        Incomplete checkpoints are deleted. A damaged checkpoint is renamed and kept, in place of any
-        damaged checkpoint that was kept before. Both are reported on stderr.
+        Unfinished saves are deleted. A damaged checkpoint is renamed and kept. Both are reported on
+        stderr.
 
         Args:
           shapes: function that returns the expected models, as shapes, for a record.
@@ -113,7 +126,7 @@ class Checkpoints:
           ``(models, record)``, or None if there is no checkpoint.
 
         Raises:
-          UserError: there are complete checkpoints, but all of them are damaged.
+          UserError: there are checkpoints, but all of them are damaged.
         """
         step = once(self._chosen)
         if step is None:
@@ -138,22 +151,18 @@ class Checkpoints:
 
     def _chosen(self) -> int | None:
         """Return the step of the newest intact checkpoint, or None if there is no checkpoint."""
-        complete = _complete(self.folder)
-        self._delete_incomplete(complete)
-        step, damaged = newest_whole(self.folder, complete)
-        if damaged:
-            for before in self.folder.glob(f"{_DAMAGED}*"):
-                shutil.rmtree(before)
-            newest, *others = damaged
-            (self.folder / str(newest)).rename(self.folder / f"{_DAMAGED}{newest}")
-            for other in others:
-                shutil.rmtree(self.folder / str(other))
-        if step is not None:
-            self._restore_log(step)
+        intact.delete_unfinished(self.folder)
+        step, damaged = intact.newest_intact(self.folder, intact.steps(self.folder, report=True))
+        if step is None:
+            intact.some_left(self.folder)
+            return None
+        for other in damaged:
+            intact.set_aside(self.folder / str(other))
+        self._restore_log(step)
         return step
 
     def _restore_log(self, step: int) -> None:
-        copy = self.folder / str(step) / _LOG
+        copy = self.folder / str(step) / LOG
         if self._log is None or not copy.exists():
             return
         logged = copy.read_bytes()
@@ -161,19 +170,6 @@ class Checkpoints:
             with appears_whole(self._log) as part:
                 part.write_bytes(logged)
             print(f"{self._log} was damaged; restored it from checkpoint {step}", file=sys.stderr)
-
-    def _delete_incomplete(self, complete: list[int]) -> None:
-        """Delete unfinished saves and partly deleted checkpoints of killed processes."""
-        for old in self.folder.glob(f"{_OLD}*"):
-            shutil.rmtree(old)
-        unsealed = [self.folder / str(step) for step in _steps(self.folder) if step not in complete]
-        for folder in [*self.folder.glob(f"{_SAVING}*"), *unsealed]:
-            shutil.rmtree(folder)
-            step = folder.name.removeprefix(_SAVING).partition(".")[0]
-            print(
-                f"checkpoint {step} is incomplete: its save was interrupted; deleted it",
-                file=sys.stderr,
-            )
 
     def wait(self) -> None:
         """Wait until the last save is complete."""
@@ -192,6 +188,13 @@ class Checkpoints:
         except Exception as late:
             if error is None or not is_full_disk(error):
                 raise late
+
+
+def _taken(path: Path) -> UserError:
+    return UserError(
+        f"{path} exists and is not a checkpoint of this run, so the new checkpoint cannot have this name; move it away, then "
+        "the same command continues"
+    )
 
 
 def _tree(model: Model) -> dict[str, Any]:
@@ -223,7 +226,7 @@ def load(folder: Path, name: str, step: int | None = None) -> Tree:
     Raises:
       UserError: there is no such checkpoint or model, or the checkpoint is damaged.
     """
-    found, _ = newest_whole(folder, [s for s in _complete(folder) if step in (None, s)])
+    found, _ = intact.newest_intact(folder, [s for s in intact.steps(folder) if step in (None, s)])
     if found is None:
         raise UserError(
             f"there is no checkpoint in {folder}" + ("" if step is None else f" of step {step}")
@@ -242,50 +245,3 @@ def load(folder: Path, name: str, step: int | None = None) -> Tree:
     with partial:
         loaded: Any = ocp.load_checkpointables(where, {"models": {name: {"params": abstract}}})
     return loaded["models"][name]["params"]
-
-
-def newest_whole(folder: Path, steps: list[int]) -> tuple[int | None, list[int]]:
-    """Find the newest intact checkpoint.
-
-    Args:
-      folder: folder of the checkpoints.
-      steps: steps of the checkpoints to try.
-
-    Returns:
-      ``(step, damaged)``: the step of the newest intact checkpoint, and the later steps, newest
-      first. The later checkpoints are damaged, which is reported on stderr. The step is None if
-      ``steps`` is empty.
-
-    Raises:
-      UserError: all of the checkpoints are damaged.
-    """
-    damaged: dict[int, str] = {}
-    for step in sorted(steps, reverse=True):
-        wrong = damage(folder / str(step))
-        if wrong is None:
-            for other, why in damaged.items():
-                print(f"checkpoint {other} is damaged ({why}); using {step}", file=sys.stderr)
-            return step, list(damaged)
-        damaged[step] = wrong
-    if damaged:
-        whys = "; ".join(f"{step}: {why}" for step, why in damaged.items())
-        raise UserError(
-            f"no checkpoint in {folder} is intact ({whys}); move the folder away to start from the beginning"
-        )
-    return None, []
-
-
-def _steps(folder: Path) -> list[int]:
-    """The steps of all checkpoints in ``folder``, in ascending order."""
-    return sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal())
-
-
-def _complete(folder: Path) -> list[int]:
-    """The steps of all checkpoints, without the newest one if it is incomplete.
-
-    Checksums are written last, so the newest checkpoint is incomplete if it has none. An earlier
-    checkpoint without checksums has lost them, because a save starts only when the previous one is
-    complete.
-    """
-    steps = _steps(folder)
-    return steps[:-1] if steps and not (folder / str(steps[-1]) / NAME).exists() else steps
