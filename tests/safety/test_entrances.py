@@ -1,0 +1,177 @@
+"""Every function that opens a file is attacked, or a row says why it cannot be.
+
+`tests/support/entrances.py` describes the table. Each attack changes one untrusted file of a valid
+input. The command must then end with one of the errors that commands print in one line, nothing
+outside the input and the output may change, no code may run, and nothing may block.
+"""
+
+import shutil
+import signal
+import sys
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+
+import entrances
+import entrances_data
+import entrances_library
+import entrances_runs
+import pytest
+from entrances import ATTACKS, NAMES, ROOT
+
+from jaxgrow.checkpoints import CheckpointError
+from jaxgrow.untrusted import UntrustedError
+from train.common.errors import UserError
+
+TABLES = {
+    "library": entrances_library,
+    "data": entrances_data,
+    "runs": entrances_runs,
+}
+SUBJECTS = {
+    (table, name): subject
+    for table, module in TABLES.items()
+    for name, subject in module.SUBJECTS.items()
+}
+# The errors that the commands print in one line.
+ERRORS = (CheckpointError, UntrustedError, UserError, OSError)
+SECRET = b"-----the content of a file outside-----"
+SECONDS = 120
+
+
+def _table_of(entrance: str) -> str:
+    if entrance.startswith("jaxgrow/"):
+        return "library"
+    return "data" if entrance.startswith("train/data/") else "runs"
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_every_entrance_has_a_row(table):
+    """A new function that opens a file needs a row in the table, and a subject or a reason."""
+    found = {name for name in entrances.scanned() if _table_of(name) == table}
+    rows = TABLES[table].ROWS
+    assert sorted(found - rows.keys()) == [], "add a row for each of these entrances"
+    assert sorted(rows.keys() - found) == [], "these functions open no file: delete their rows"
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_every_row_has_a_subject_or_a_reason(table):
+    module = TABLES[table]
+    for entrance, row in module.ROWS.items():
+        assert row.why or row.subjects, entrance
+        assert {*row.subjects} <= module.SUBJECTS.keys(), entrance
+    used = {name for row in module.ROWS.values() for name in row.subjects}
+    assert module.SUBJECTS.keys() == used
+    assert sum(row.kind == "todo" for row in module.ROWS.values()) == module.OPEN
+    for subject in module.SUBJECTS.values():
+        assert subject.harmless.keys() | subject.skips.keys() <= ATTACKS.keys() | NAMES.keys()
+
+
+@contextmanager
+def called(names: set[str]):
+    """Collect the entrances that are called within a block, by all threads."""
+
+    def profile(frame, event, argument):
+        file = frame.f_code.co_filename
+        if event == "call" and file.startswith(str(ROOT)):
+            where = frame.f_code.co_qualname.partition(".<locals>")[0]
+            names.add(f"{file.removeprefix(f'{ROOT}/')}::{where}")
+
+    threading.setprofile(profile)
+    sys.setprofile(profile)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+
+
+@contextmanager
+def limited():
+    """Fail if a block takes longer than `SECONDS`, such as for a FIFO without a writer."""
+
+    def late(number, frame):
+        pytest.fail(f"the attack blocked the process for {SECONDS} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A function that copies the valid input of a subject, which is built only once."""
+    built = {}
+
+    def copy(key, folder: Path) -> Path:
+        if key not in built:
+            whole = tmp_path_factory.mktemp("subject") / "in"
+            whole.mkdir()
+            built[key] = (whole, SUBJECTS[key].make(whole).relative_to(whole))
+        whole, file = built[key]
+        shutil.copytree(whole, folder / "in", symlinks=True)
+        return folder / "in" / file
+
+    return copy
+
+
+@pytest.mark.parametrize("key", SUBJECTS, ids="-".join)
+def test_a_subject_reaches_its_entrances(key, made, tmp_path):
+    """Without an attack the input is valid, and it passes all entrances that name the subject."""
+    made(key, tmp_path)
+    names: set[str] = set()
+    with called(names):
+        SUBJECTS[key].use(tmp_path / "in")
+    table, name = key
+    rows = TABLES[table].ROWS
+    assert {entrance for entrance, row in rows.items() if name in row.subjects} - names == set()
+
+
+def _state(folder: Path) -> dict[str, tuple[int, bytes]]:
+    return {
+        str(p): (p.lstat().st_mode, p.read_bytes() if p.is_file() else b"")
+        for p in sorted(folder.rglob("*"))
+    }
+
+
+CASES = [
+    (key, attack)
+    for key, subject in SUBJECTS.items()
+    for attack in [*ATTACKS, *(NAMES if subject.named else ())]
+    if attack not in subject.skips
+]
+
+
+@pytest.mark.parametrize(
+    ("key", "attack"), CASES, ids=lambda x: "-".join(x) if type(x) is tuple else x
+)
+def test_an_attack_ends_in_one_line(key, attack, made, tmp_path, monkeypatch):
+    subject = SUBJECTS[key]
+    mark = tmp_path / "executed"
+    monkeypatch.setenv("ENTRANCES_MARK", str(mark))
+    file = made(key, tmp_path)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret").write_bytes(SECRET)
+    if attack in ATTACKS:
+        ATTACKS[attack](file, outside)
+    else:
+        subject.named(tmp_path / "in", NAMES[attack].format(outside))
+    before = _state(outside)
+    error = None
+    with limited():
+        try:
+            subject.use(tmp_path / "in")
+        except ERRORS as found:
+            error = found
+    assert not mark.exists(), "a pickle was executed"
+    assert _state(outside) == before
+    copied = [p for p in tmp_path.glob("out/**/*") if p.is_file() and SECRET in p.read_bytes()]
+    assert copied == []
+    beside = {p.name for p in tmp_path.iterdir()} - {"in", "out", "outside"}
+    assert beside == set(), "something was written beside the output"
+    assert error is not None or attack in subject.harmless, "the attack succeeded"

@@ -1,0 +1,46 @@
+"""The entrances of `train/data/`: which of them are attacked, and why are the others safe?
+
+`entrances` describes the table.
+"""
+
+from entrances import Row, Subject, todo
+
+SUBJECTS: dict[str, Subject] = {}
+
+ROWS: dict[str, Row] = {
+    "train/data/cache.py::cached": todo("no subject yet"),
+    "train/data/corpus.py::_entry": todo("no subject yet"),
+    "train/data/formats.py::read_text": todo("no subject yet"),
+    "train/data/formats.py::records": todo("no subject yet"),
+    "train/data/formats.py::_of_tfds": todo("no subject yet"),
+    "train/data/formats.py::_parquet": todo("no subject yet"),
+    "train/data/formats.py::_arrow": todo("no subject yet"),
+    "train/data/formats.py::<module>": todo("no subject yet"),
+    "train/data/idx.py::_array": todo("no subject yet"),
+    "train/data/images.py::_mapped": todo("no subject yet"),
+    "train/data/images.py::_folder": todo("no subject yet"),
+    "train/data/images.py::_contents": todo("no subject yet"),
+    "train/data/images.py::_decode": todo("no subject yet"),
+    "train/data/images.py::_write_pixels": todo("no subject yet"),
+    "train/data/images.py::_narrow": todo("no subject yet"),
+    "train/data/images.py::_opened": todo("no subject yet"),
+    "train/data/labelled/glue.py::is_unnamed": todo("no subject yet"),
+    "train/data/labelled/glue.py::rows_of": todo("no subject yet"),
+    "train/data/labelled/squad.py::_articles": todo("no subject yet"),
+    "train/data/labelled/table.py::_lines": todo("no subject yet"),
+    "train/data/labelled/table.py::_objects": todo("no subject yet"),
+    "train/data/labelled/table.py::_saved": todo("no subject yet"),
+    "train/data/processor.py::normal_in": todo("no subject yet"),
+    "train/data/processor.py::_read": todo("no subject yet"),
+    "train/data/special.py::copied": todo("no subject yet"),
+    "train/data/special.py::_settings": todo("no subject yet"),
+    "train/data/special.py::_template": todo("no subject yet"),
+    "train/data/text.py::tokens": todo("no subject yet"),
+    "train/data/text.py::_mapped": todo("no subject yet"),
+    "train/data/text.py::_make": todo("no subject yet"),
+    "train/data/text.py::tokenizer": todo("no subject yet"),
+    "train/data/tokenise.py::tokenise": todo("no subject yet"),
+}
+
+# The number of rows that still need a subject.
+OPEN = 32

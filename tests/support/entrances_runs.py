@@ -1,0 +1,74 @@
+"""The entrances of `train/`, except `train/data/`: which of them are attacked, and why are the others safe?
+
+`entrances` describes the table.
+"""
+
+from entrances import Row, Subject, todo
+
+SUBJECTS: dict[str, Subject] = {}
+
+ROWS: dict[str, Row] = {
+    "train/advise.py::script": todo("no subject yet"),
+    "train/advise.py::main": todo("no subject yet"),
+    "train/analysis/evidence.py::_read": todo("no subject yet"),
+    "train/analysis/plots.py::saved": todo("no subject yet"),
+    "train/common/files.py::appears_whole": todo("no subject yet"),
+    "train/common/files.py::write_text": todo("no subject yet"),
+    "train/common/files.py::write_json": todo("no subject yet"),
+    "train/common/files.py::read_json": todo("no subject yet"),
+    "train/common/files.py::write_arrays": todo("no subject yet"),
+    "train/common/files.py::read_arrays": todo("no subject yet"),
+    "train/common/files.py::lock": todo("no subject yet"),
+    "train/compare.py::main": todo("no subject yet"),
+    "train/compare.py::_frontier": todo("no subject yet"),
+    "train/compare.py::_write": todo("no subject yet"),
+    "train/config/experiment.py::_module": todo("no subject yet"),
+    "train/engine/loop/trainer.py::Trainer.between_steps": todo("no subject yet"),
+    "train/engine/loop/trainer.py::Trainer.save": todo("no subject yet"),
+    "train/engine/loop/trainer.py::_mesh": todo("no subject yet"),
+    "train/engine/run/checkpoint.py::Checkpoints.save": todo("no subject yet"),
+    "train/engine/run/checkpoint.py::Checkpoints._delete_old": todo("no subject yet"),
+    "train/engine/run/checkpoint.py::Checkpoints._chosen": todo("no subject yet"),
+    "train/engine/run/checkpoint.py::Checkpoints._restore_log": todo("no subject yet"),
+    "train/engine/run/checkpoint.py::Checkpoints._delete_incomplete": todo("no subject yet"),
+    "train/engine/run/recorder.py::_continued": todo("no subject yet"),
+    "train/engine/run/trackers.py::opened": todo("no subject yet"),
+    "train/engine/run/trackers.py::TensorBoard.__init__": todo("no subject yet"),
+    "train/engine/run/workdir.py::Workdir.config": todo("no subject yet"),
+    "train/engine/run/workdir.py::Workdir.scores": todo("no subject yet"),
+    "train/engine/run/workdir.py::Workdir.evaluated": todo("no subject yet"),
+    "train/engine/run/workdir.py::Workdir.result": todo("no subject yet"),
+    "train/engine/run/workdir.py::Workdir.lines": todo("no subject yet"),
+    "train/engine/run/workdir.py::Workdir.params": todo("no subject yet"),
+    "train/engine/run/workdir.py::Workdir.branch": todo("no subject yet"),
+    "train/engine/run/workdir.py::Workdir._end": todo("no subject yet"),
+    "train/engine/run/workdir.py::load": todo("no subject yet"),
+    "train/engine/state/heads.py::_of_older_run": todo("no subject yet"),
+    "train/evaluate.py::evaluate": todo("no subject yet"),
+    "train/evaluate.py::_learned": todo("no subject yet"),
+    "train/export.py::export": todo("no subject yet"),
+    "train/export.py::_tokenizer": todo("no subject yet"),
+    "train/export.py::_of_task": todo("no subject yet"),
+    "train/finetune.py::main": todo("no subject yet"),
+    "train/ligo_maps.py::_apply": todo("no subject yet"),
+    "train/plan/adapting.py::keep_adapter": todo("no subject yet"),
+    "train/plan/adapting.py::loaded": todo("no subject yet"),
+    "train/plan/learning.py::Learn.finish": todo("no subject yet"),
+    "train/predict.py::main": todo("no subject yet"),
+    "train/preflight.py::_checked": todo("no subject yet"),
+    "train/pretrain.py::main": todo("no subject yet"),
+    "train/race.py::main": todo("no subject yet"),
+    "train/scaling.py::measured": todo("no subject yet"),
+    "train/show.py::row": todo("no subject yet"),
+    "train/sweep.py::combinations": todo("no subject yet"),
+    "train/sweep.py::main": todo("no subject yet"),
+    "train/tasks/benchmarks.py::Benchmarks.run": todo("no subject yet"),
+    "train/tasks/benchmarks.py::Benchmarks.files": todo("no subject yet"),
+    "train/tasks/benchmarks.py::Benchmarks._loaded": todo("no subject yet"),
+    "train/tasks/published.py::local": todo("no subject yet"),
+    "train/tasks/published.py::_piqa": todo("no subject yet"),
+    "train/tokenizer.py::main": todo("no subject yet"),
+}
+
+# The number of rows that still need a subject.
+OPEN = 60
