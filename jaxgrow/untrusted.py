@@ -5,9 +5,10 @@ Every file except a config in Python is untrusted. `SECURITY.md` describes the r
 
 import os
 import stat
+import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -122,32 +123,53 @@ class Limits:
     Attributes:
       bytes: bytes that a decoder may produce or hold at once. Weights are not decoded; files of
         weights and uncompressed texts that are streamed do not count.
+      record: bytes of one line, cell, row, image file or rendered template. They are in memory at
+        once, often several times.
       entries: members of an archive, files of a folder, or layers of a config.
       seconds: time for one expression, template or image.
     """
 
-    bytes: int = 4 << 30
+    bytes: int = 1 << 30
+    record: int = 64 << 20
     entries: int = 10_000_000
     seconds: float = 10.0
 
-    def check(self, what: str, *, bytes: int = 0, entries: int = 0) -> None:
+    def check(self, what: str, *, bytes: int = 0, record: int = 0, entries: int = 0) -> None:
         """Refuse an amount above a limit.
 
         Raises:
           UntrustedError: it names ``what``, both numbers and the option that raises the limit.
         """
-        for name, amount, largest in (
-            ("bytes", bytes, self.bytes),
-            ("entries", entries, self.entries),
-        ):
-            if amount > largest:
+        amounts = {"bytes": bytes, "record": record, "entries": entries}
+        for name, amount in amounts.items():
+            if amount > (largest := getattr(self, name)):
+                unit = "entries" if name == "entries" else "bytes"
                 raise UntrustedError(
-                    f"{what} has {amount:,} {name}; the limit is {largest:,}. If you trust the "
+                    f"{what} has {amount:,} {unit}; the limit is {largest:,}. If you trust the "
                     f"file, use --limits {name}={amount}"
                 )
 
+    def check_expansion(self, what: str, made: int, size: int) -> None:
+        """Refuse what a stream has decompressed so far, if its file is too small for it.
 
-_limits = Limits()
+        Texts are compressed at most by a factor of about 20. A stream needs little memory, so a
+        large file may have more than ``bytes``.
+
+        Args:
+          what: the file, for the message.
+          made: bytes that were decompressed so far.
+          size: bytes of the file.
+
+        Raises:
+          UntrustedError: as for `check`.
+        """
+        if made > _RATIO * size:
+            self.check(f"{what} decompresses to too much: it", bytes=made)
+
+
+_RATIO = 100
+# Child processes take the limits from the environment.
+_VARIABLE = "JAXGROW_LIMITS"
 
 
 def limits() -> Limits:
@@ -155,23 +177,65 @@ def limits() -> Limits:
     return _limits
 
 
+def set_limits(text: str) -> None:
+    """Change limits of this process, and of processes that it starts later.
+
+    Args:
+      text: the value of the option ``--limits``, such as ``"bytes=8e9,seconds=60"``.
+
+    Raises:
+      ValueError: a limit does not exist, or is not a positive number.
+    """
+    global _limits
+    changed = {}
+    for part in text.split(","):
+        name, _, value = part.strip().partition("=")
+        kind = {field.name: type(field.default) for field in fields(Limits)}.get(name)
+        try:
+            changed[name] = kind(float(value)) if kind else 0
+        except (ValueError, OverflowError):
+            changed[name] = 0
+        if not changed[name] > 0:
+            known = ", ".join(field.name for field in fields(Limits))
+            raise ValueError(f"{part!r} is not NAME=NUMBER; the names are {known}")
+    _limits = replace(_limits, **changed)
+    os.environ[_VARIABLE] = ",".join(f"{name}={value}" for name, value in vars(_limits).items())
+
+
 @contextmanager
 def using_limits(**changed: float) -> Iterator[None]:
-    """Change limits of this process within a block; the option ``--limits`` uses it."""
+    """Change limits of this process, and of processes that it starts, within a block."""
     global _limits
-    before = _limits
-    _limits = replace(before, **changed)
+    before = _limits, os.environ.get(_VARIABLE)
+    set_limits(",".join(f"{name}={value}" for name, value in changed.items()))
     try:
         yield
     finally:
-        _limits = before
+        _limits = before[0]
+        os.environ.pop(_VARIABLE)
+        os.environ |= {} if before[1] is None else {_VARIABLE: before[1]}
+
+
+_limits = Limits()
+if _VARIABLE in os.environ:
+    set_limits(os.environ[_VARIABLE])
 
 
 def printable(text: str) -> str:
     """Escape everything in a text from a file that a terminal could execute.
 
+    Letters and spaces of all scripts stay as they are.
+
     Example:
       >>> printable("a" + chr(27) + "[31m")
       'a\\\\x1b[31m'
     """
-    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or _is_harmless(c) else ascii(c)[1:-1] for c in text)
+
+
+def _is_harmless(character: str) -> bool:
+    """Whether a terminal shows a character that `str.isprintable` does not count as printable."""
+    # The joiners are parts of emoji and of Persian and Indic words.
+    return character in "\n\t\u200c\u200d" or unicodedata.category(character) == "Zs"

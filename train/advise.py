@@ -41,6 +41,7 @@ from train.analysis.runs import Run
 from train.common.commands import Parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.files import write_text
+from train.common.output import say
 from train.config.experiment import Experiment, load
 from train.engine.loop.trainer import run
 from train.engine.state.optim import Optim
@@ -210,7 +211,7 @@ def pilot(experiment: Experiment, workdir: Path) -> Pilot:
         for r in recipes
     }
     share = sum(e.cost for e in (base, *growing.values())) / experiment.cost
-    print(
+    say(
         f"the pilot: {1 + len(growing)} runs of {steps:,} steps, {share:.1%} of the budget",
         file=sys.stderr,
     )
@@ -518,11 +519,11 @@ def main() -> None:
         arguments.write.parent.mkdir(parents=True, exist_ok=True)
     base, note = faster(experiment)
     text, advised = advice(base, pilot(base, arguments.workdir) if arguments.measure else None)
-    print(f"{note}{text}", end="")
+    say(f"{note}{text}", end="")
     advised = advised or (base if base is not experiment else None)
     if arguments.write is not None and advised is not None:
         write_text(arguments.write, script(arguments.config, advised))
-        print(f"config: {arguments.write}")
+        say(f"config: {arguments.write}")
 
 
 if __name__ == "__main__":

@@ -44,6 +44,7 @@ from train.analysis.savings import Comparison
 from train.common.commands import Parser
 from train.common.errors import Diverged, UserError, exits_cleanly
 from train.common.files import write_json, write_text
+from train.common.output import say
 from train.config.downstream import FineTuning
 from train.config.experiment import Experiment, as_json, differences, load, load_as, warn
 from train.config.overrides import numbers, refuse_seeds, seed_list
@@ -135,7 +136,7 @@ def _branch(shorter: Experiment, baseline: Run, step: int, workdir: Path) -> Non
     """Let a shorter run begin at the checkpoint that the baseline has kept for it."""
     new = Workdir(workdir / f"{shorter.name}-seed{baseline.seed}")
     if new.branch(Workdir(baseline.folder), step, replace(shorter, seed=baseline.seed)):
-        print(
+        say(
             f"{new.folder.name} shares its first {step} steps with {baseline.folder.name}",
             file=sys.stderr,
         )
@@ -159,7 +160,7 @@ def attempt(
             raise Diverged(f"the run {min(gone)} that it grows from diverged")
         run(replace(experiment, seed=seed), folder, keep=keep)
     except Diverged as error:
-        print(f"{folder.name} diverged: {error}", file=sys.stderr)
+        say(f"{folder.name} diverged: {error}", file=sys.stderr)
         diverged.setdefault(experiment.name, []).append(seed)
         return None
     return Run(experiment.name, seed, folder)
@@ -343,7 +344,7 @@ def _write(comparison: Comparison, folder: Path) -> None:
         plots.losses(comparison, path, unit)
     if plots.keep(comparison, folder / "compare_keep.png"):
         figures.append(folder / "compare_keep.png")
-    print(
+    say(
         f"\n{report}\nall numbers: {folder / 'compare.json'}\nplots: {', '.join(map(str, figures))}"
     )
 

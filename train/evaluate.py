@@ -29,6 +29,7 @@ from jaxgrow.tables import aligned
 from train.common.commands import Parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.files import read_json, write_json
+from train.common.output import say
 from train.data.labelled.task import NAMES, Labelled
 from train.data.text import name_of
 from train.engine.run.workdir import Workdir
@@ -179,7 +180,7 @@ def main() -> None:
     results = evaluate(a.model.expanduser(), names, data, a.tokenizer, a.stride, benchmarks)
     if a.json is not None:
         write_json(a.json, {"model": str(a.model), "tasks": results})
-    print(table(results))
+    say(table(results))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from jaxgrow.checkpoints.source import flat, nested
 from jaxgrow.models import Config
 from train.common.commands import Parser
 from train.common.errors import UserError, exits_cleanly
+from train.common.output import say
 from train.data.images import images_of
 from train.data.labelled.encoding import PADS, Encoder, Frame
 from train.data.labelled.task import Labelled, labelled_of
@@ -298,7 +299,7 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     export(arguments.run, arguments.folder, arguments.overwrite)
-    print(f"{arguments.folder}: the model of {arguments.run}, for transformers")
+    say(f"{arguments.folder}: the model of {arguments.run}, for transformers")
 
 
 if __name__ == "__main__":

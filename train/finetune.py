@@ -25,6 +25,7 @@ from jaxgrow.tables import markdown
 from train.common.commands import Parser
 from train.common.errors import Diverged, UserError, exits_cleanly
 from train.common.files import write_json, write_text
+from train.common.output import say
 from train.config.downstream import FineTuning
 from train.config.experiment import load_as, warn
 from train.config.overrides import numbers, seed_list
@@ -55,7 +56,7 @@ def finetune(tuning: FineTuning, model: Path, workdir: Path) -> dict[float, list
         try:
             found[rate] = [_one(tuning, model, rate, seed, workdir) for seed in tuning.seeds]
         except Diverged as error:
-            print(f"{tuning.name} with learning rate {rate:g} diverged: {error}", file=sys.stderr)
+            say(f"{tuning.name} with learning rate {rate:g} diverged: {error}", file=sys.stderr)
     if not found:
         raise UserError(f"{tuning.name} diverged with every learning rate: lower --lr")
     return found
@@ -153,7 +154,7 @@ def main() -> None:
     summary |= {"rates": {f"{rate:g}": runs for rate, runs in found.items()}}
     write_json(arguments.workdir / f"{name}.json", summary)
     write_text(arguments.workdir / f"{name}.md", text)
-    print(f"\n{text}")
+    say(f"\n{text}")
 
 
 if __name__ == "__main__":

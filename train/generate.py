@@ -29,6 +29,7 @@ import numpy as np
 from jaxgrow import generate
 from train.common.commands import Parser
 from train.common.errors import UserError, exits_cleanly
+from train.common.output import say
 from train.data.chat import rendered
 from train.data.special import frame
 from train.engine.run.ledger import Compiling
@@ -199,11 +200,11 @@ def main() -> None:
         a.model, prompts, asked, a.tokenizer, **{name: getattr(a, name) for name in SETTINGS}
     )
     if a.stream:
-        print()
+        say("")
     else:
         for sample in found:
-            print(json.dumps(sample) if a.json else sample["text"])
-    print(timing, file=sys.stderr)
+            say(json.dumps(sample) if a.json else sample["text"])
+    say(timing, file=sys.stderr)
 
 
 def _parsed() -> Any:
@@ -294,7 +295,7 @@ def _add_texts(parser: Parser) -> None:
 
 
 def _printed(text: str) -> None:
-    print(text, end="", flush=True)
+    say(text, end="", flush=True)
 
 
 def _stdin() -> list[str]:

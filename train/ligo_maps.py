@@ -14,6 +14,7 @@ from jaxgrow.models import Config, from_json
 from train.analysis import plots
 from train.common.commands import Parser
 from train.common.errors import UserError, exits_cleanly
+from train.common.output import say
 from train.data import special
 from train.engine.run.workdir import Workdir
 from train.engine.run.workdir import load as load_params
@@ -65,7 +66,7 @@ def main() -> None:
             "--apply and --out must be given together: the model to grow, and the folder for the result"
         )
     maps = load_maps(arguments.file)
-    print(describe(maps))
+    say(describe(maps))
     if arguments.plot:
         arguments.plot.parent.mkdir(parents=True, exist_ok=True)
         plots.maps(maps, arguments.plot)

@@ -22,6 +22,7 @@ from jaxgrow.checkpoints import CheckpointError, open_checkpoint
 from train.common.commands import Parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.files import write_text
+from train.common.output import say
 from train.data.labelled import glue, table
 from train.data.labelled.encoding import Encoder
 from train.data.labelled.task import Labelled, examples_of, labelled_of
@@ -154,7 +155,7 @@ def _metrics(
     pairs = zip(given, gold, strict=True)
     unknown = [label for label, target in pairs if label is not None and target is None]
     if unknown:
-        print(
+        say(
             f"rows with a label that the model does not know: {len(unknown)} of {len(given)}, such as {unknown[0]!r}; "
             f"the metrics leave them out (known labels: {', '.join(labels) or 'numbers'})",
             file=sys.stderr,
@@ -188,11 +189,11 @@ def main() -> None:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
     text, metrics = predict(arguments.run.expanduser(), arguments.file.expanduser())
     if arguments.out is None:
-        print(text, end="")
+        say(text, end="")
     else:
         write_text(arguments.out, text)
     for name, value in metrics.items():
-        print(f"{name.replace('_', ' ')}: {value:.4f}", file=sys.stderr)
+        say(f"{name.replace('_', ' ')}: {value:.4f}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from train.aot.machines import CHIPS, Machine, described
 from train.common.commands import Parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.files import write_json
+from train.common.output import say
 from train.config.experiment import Experiment, load
 from train.engine import xla
 from train.engine.state.mesh import Mesh
@@ -228,21 +229,21 @@ def _checked(config: str, machine: Machine, arguments: Any) -> list[Program]:
     """Print the report of a config, and settings that fit or help. Return its programs."""
     experiment, programs = estimate.settled(load(config, arguments.set), machine, _say)
     programs = programs or Rehearsal(experiment, machine, _say).run()
-    print(f"\n{report(config, experiment, programs, machine, arguments.utilisation)}")
+    say(f"\n{report(config, experiment, programs, machine, arguments.utilisation)}")
     if estimate.fits(programs, machine):
         if better := estimate.using(experiment, programs, machine, _say):
-            print(better)
+            say(better)
         return programs
     changes = estimate.fitting(experiment, machine, _say)
     way_out = "no settings that were tried fit"
     if changes:
         way_out = f"it fits with --set {' '.join(changes)}"
-    print(f"{config} does not fit {machine.name}: {way_out}")
+    say(f"{config} does not fit {machine.name}: {way_out}")
     return programs
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr)
+    say(text, file=sys.stderr)
 
 
 if __name__ == "__main__":

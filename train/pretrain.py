@@ -27,6 +27,7 @@ from typing import Any
 from jaxgrow.tables import aligned
 from train.common.commands import Parser
 from train.common.errors import UserError, exits_cleanly
+from train.common.output import say
 from train.config.experiment import Experiment, listed, load
 from train.config.overrides import settings
 from train.engine import hosts
@@ -111,9 +112,9 @@ def parser() -> Parser:
 def main() -> None:
     arguments = parser().parse_args()
     if arguments.list:
-        return print(experiments(arguments.config))
+        return say(experiments(arguments.config))
     if arguments.show:
-        return print(fields(load(arguments.config, arguments.set)))
+        return say(fields(load(arguments.config, arguments.set)))
     if arguments.profile < 0:
         raise UserError(
             f"--profile must be a number of steps, 0 or more, but is {arguments.profile}"

@@ -29,6 +29,7 @@ from train.analysis.runs import Run
 from train.common.commands import Parser
 from train.common.errors import Diverged, UserError, exits_cleanly
 from train.common.files import write_json, write_text
+from train.common.output import say
 from train.config.experiment import Experiment, load
 from train.config.overrides import seed_list
 from train.engine.loop.trainer import run
@@ -198,7 +199,7 @@ def main() -> None:
     for by, runs in finished.items():
         curves[by] = [(r, after_growing(r)) for r in runs]
     plots.race(curves, plot)
-    print(f"\n{text}\nplot: {plot}")
+    say(f"\n{text}\nplot: {plot}")
 
 
 if __name__ == "__main__":

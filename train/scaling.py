@@ -22,6 +22,7 @@ from jaxgrow.tables import markdown
 from train.analysis.fits import AXES, SAME, Measured, fit
 from train.common.commands import Parser
 from train.common.errors import UserError, exits_cleanly
+from train.common.output import say
 
 
 def measured(text: str) -> Measured:
@@ -121,7 +122,7 @@ def main() -> None:
         raise UserError(
             f"--at takes parameters and tokens per parameter, such as 1e9:20, not {arguments.at}"
         )
-    print(
+    say(
         told(
             [measured(text) for text in arguments.comparisons],
             (parameters, tokens) if arguments.at else None,

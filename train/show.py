@@ -17,6 +17,7 @@ from jaxgrow.tables import markdown
 from train.analysis import plots
 from train.common.commands import Parser
 from train.common.errors import UserError, exits_cleanly
+from train.common.output import say
 from train.config.experiment import Experiment, load
 from train.engine.run.workdir import Workdir
 from train.plan.lifetimes import states
@@ -84,7 +85,7 @@ def main() -> None:
     jax.config.update("jax_platforms", "cpu")  # only shapes are computed
     rows = [row(text) for text in arguments.plans]
     plots.saved(plots.timeline(rows), arguments.out)
-    print(f"{table(rows)}\nplot: {arguments.out}")
+    say(f"{table(rows)}\nplot: {arguments.out}")
 
 
 if __name__ == "__main__":

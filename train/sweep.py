@@ -30,6 +30,7 @@ from train.analysis.settings import Tried, table
 from train.common.commands import Parser
 from train.common.errors import Diverged, UserError, exits_cleanly
 from train.common.files import write_json, write_text
+from train.common.output import say
 from train.compare import shortened
 from train.config.experiment import Experiment, as_json, load
 from train.config.overrides import numbers, refuse_seeds, seed_list
@@ -187,7 +188,7 @@ def main() -> None:
         part = {"of the steps": t.fraction} if t.fraction else {}
         results.append({"settings": t.settings, "loss": losses} | part)
     write_json(arguments.workdir / f"{name}.json", results)
-    print(f"\n{text}")
+    say(f"\n{text}")
 
 
 if __name__ == "__main__":

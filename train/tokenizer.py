@@ -16,6 +16,7 @@ from typing import Any
 from train.common.commands import Parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.files import appears_whole
+from train.common.output import say
 from train.config.experiment import Experiment, load_as
 from train.data.text import END, Data, training_text
 
@@ -82,7 +83,7 @@ def main() -> None:
     tokenizer = trained(experiment.data, arguments.vocab, experiment.model.masked > 0)
     with appears_whole(arguments.out) as part:
         tokenizer.save(str(part))
-    print(
+    say(
         f"{arguments.out}: {tokenizer.get_vocab_size():,} tokens; "
         f"--set data.tokenizer={arguments.out} model.vocab={arguments.vocab}"
     )

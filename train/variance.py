@@ -17,6 +17,7 @@ from jaxgrow.layerdrop import Variance, fit_variance
 from train.analysis.runs import Run
 from train.common.commands import Parser
 from train.common.errors import UserError, exits_cleanly
+from train.common.output import say
 from train.config.experiment import differences
 from train.engine.run.workdir import Workdir
 
@@ -79,7 +80,7 @@ def main() -> None:
         "dropped", type=Path, help="work directory of the same run with layer dropping"
     )
     arguments = parser.parse_args()
-    print(fit(arguments.baseline, arguments.dropped))
+    say(fit(arguments.baseline, arguments.dropped))
 
 
 if __name__ == "__main__":

@@ -4,8 +4,11 @@ import argparse
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from jaxgrow.untrusted import limits, set_limits
 
 _MARKED = re.compile(r"`+([^`]+)`+")
 _SETTING = re.compile(r"[\w.]+=")
@@ -19,6 +22,14 @@ class Parser(argparse.ArgumentParser):
             prog=f"python -m train.{command}",
             description=_MARKED.sub(r"\1", description or ""),
             formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        shown = ",".join(f"{name}={value}" for name, value in asdict(limits()).items())
+        self.add_argument(
+            "--limits",
+            action=_Limits,
+            metavar="NAME=N,...",
+            default=argparse.SUPPRESS,
+            help=f"limits for files of others (default: {shown})",
         )
 
     def add_argument(self, *names: str, help: str | None = None, **options: Any) -> argparse.Action:
@@ -46,6 +57,16 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # type: ignore[override]
         given = sys.argv[1:] if args is None else args
         return super().parse_known_args([*_one_each(given)], namespace)
+
+
+class _Limits(argparse.Action):
+    """Apply ``--limits`` at once, for this process and the processes that it starts."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        try:
+            set_limits(values)
+        except ValueError as error:
+            parser.error(f"--limits: {error}")
 
 
 def _one_each(arguments: Iterable[str]) -> Iterator[str]:

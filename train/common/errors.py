@@ -13,6 +13,7 @@ import jax
 from jaxgrow.checkpoints.io.files import CheckpointError
 from jaxgrow.models.attention import Unsupported
 from jaxgrow.untrusted import UntrustedError
+from train.common.output import escape_messages, say
 
 _SMALLER = "accumulate, model.remat=full or mesh.fsdp reduce the memory, and python -m train.preflight checks what fits"
 
@@ -56,13 +57,14 @@ def exits_cleanly(main: Callable[[], None]) -> None:
     """
     # Orbax logs tracebacks of errors that it also raises.
     logging.getLogger("absl").setLevel(logging.CRITICAL)
+    escape_messages()
     try:
         main()
     except UserError as error:
         sys.exit(_say(str(error), 2) if _speaks() else 2)
     except Preempted as stop:
         if _speaks():
-            print(stop, file=sys.stderr)
+            say(stop, file=sys.stderr)
         sys.exit(stop.code)
     except KeyboardInterrupt:
         _leave(
@@ -83,7 +85,7 @@ def exits_cleanly(main: Callable[[], None]) -> None:
             _leave(_say(line, 2))
         if not jax.distributed.is_initialized():
             raise
-        traceback.print_exc()
+        say(traceback.format_exc(), file=sys.stderr)
         _leave(1)
 
 
@@ -126,5 +128,5 @@ def is_full_disk(error: BaseException | None) -> bool:
 
 
 def _say(message: str, code: int) -> int:
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    say(f"error: {' '.join(message.split())}", file=sys.stderr)
     return code

@@ -23,6 +23,7 @@ import optax
 from jaxgrow.models import Config
 from jaxgrow.models.mixture import EXPERTS
 from train.common.errors import UserError
+from train.common.output import say
 from train.config.overrides import by_name, misfits, overridden
 from train.data.images import Images
 from train.data.labelled.task import Labelled
@@ -344,7 +345,7 @@ def warn(experiment: Experiment) -> None:
     texts = [text for phase in experiment.plan for text in phase.warnings()]
     texts += [text for phase in experiment.plan for text in _run_differently(phase, experiment)]
     for text in dict.fromkeys(texts):
-        print(f"{experiment.name}: {text}", file=sys.stderr)
+        say(f"{experiment.name}: {text}", file=sys.stderr)
 
 
 def _run_differently(phase: Phase, experiment: Experiment) -> list[str]:

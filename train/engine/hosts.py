@@ -31,6 +31,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from train.common.errors import UserError
+from train.common.output import say
 
 ANSWER = 300.0  # seconds that processes wait for each other at the start and at the end
 # XLA's default timeouts are 30 and 40 s. Processes can be further apart than that on a loaded
@@ -271,7 +272,7 @@ def _watch(host: str) -> None:
     try:
         _follow(Client((host, port), authkey=bytes.fromhex(known)))
     except OSError as error:
-        print(
+        say(
             f"process {jax.process_index()} cannot connect to process 0 at {host}:{port} ({error}). If another process dies, "
             f"this one notices it only after {SILENCE} s",
             file=sys.stderr,
@@ -306,5 +307,5 @@ def _end(message: str, code: int) -> None:
     """End the process with one line and an exit code, even if its other threads are waiting."""
     # The lock is never released, so that only one thread prints its line.
     _ending.acquire()
-    print(message, file=sys.stderr, flush=True)
+    say(message, file=sys.stderr, flush=True)
     os._exit(code)

@@ -14,6 +14,7 @@ from jaxgrow.checkpoints import CheckpointError, open_checkpoint
 from jaxgrow.models import Config
 from jaxgrow.sharding import constrained
 from train.common.errors import UserError
+from train.common.output import say
 from train.data.batches import Source
 from train.data.images import Images, images
 from train.data.labelled.metrics import accuracy
@@ -88,7 +89,7 @@ def score(folder: Path, data: Labelled | Images) -> dict[str, dict[str, float]]:
     columns = order(there, wanted.of_head, Path(folder))
     if columns is None and wanted.labels and there.task is None:
         said = f"the classes of the model in {folder} have no names: the order {', '.join(wanted.labels)} is assumed"
-        print(said, file=sys.stderr)
+        say(said, file=sys.stderr)
     mesh = Mesh().over(jax.devices())
     params = source.shard(mesh)
 

@@ -16,6 +16,7 @@ from tqdm import tqdm
 from jaxgrow import flops, sharding
 from jaxgrow.checkpoints import CheckpointError, open_checkpoint
 from jaxgrow.models import Config
+from jaxgrow.untrusted import printable
 from train.aot.estimate import settled
 from train.aot.machines import Machine, present
 from train.common.errors import Preempted, UserError
@@ -523,4 +524,4 @@ def _same(what: str, value: Any) -> None:
 
 def _say(message: str) -> None:
     if is_first():
-        tqdm.write(message, file=sys.stderr)
+        tqdm.write(printable(message), file=sys.stderr)

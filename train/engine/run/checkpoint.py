@@ -25,6 +25,7 @@ from jaxgrow.checkpoints.io.checksums import NAME, seal
 from jaxgrow.checkpoints.io.folders import sync, sync_folder
 from train.common.errors import UserError, is_full_disk
 from train.common.files import appears_whole
+from train.common.output import say
 from train.engine.hosts import is_first, once
 from train.engine.run import intact
 from train.engine.run.intact import LOG, OLD, SAVING, STEP
@@ -169,7 +170,7 @@ class Checkpoints:
         if not self._log.exists() or not self._log.read_bytes().startswith(logged):
             with appears_whole(self._log) as part:
                 part.write_bytes(logged)
-            print(f"{self._log} was damaged; restored it from checkpoint {step}", file=sys.stderr)
+            say(f"{self._log} was damaged; restored it from checkpoint {step}", file=sys.stderr)
 
     def wait(self) -> None:
         """Wait until the last save is complete."""

@@ -17,7 +17,9 @@ from typing import Any, BinaryIO
 import numpy as np
 from tqdm import tqdm
 
+from jaxgrow.untrusted import printable
 from train.common.errors import Diverged, UserError
+from train.common.output import say
 from train.engine.hosts import is_first
 from train.engine.run.ledger import Ledger
 from train.engine.run.record import CostRecord
@@ -162,7 +164,7 @@ class _Files:
             self._trackers.remove(tracker)
             name = type(tracker).__name__
             why = " ".join(str(error).split())
-            print(
+            say(
                 f"{name} failed ({why}) and does not get any more numbers; the log contains all of them",
                 file=sys.stderr,
             )
@@ -257,7 +259,7 @@ class Progress:
         fields["tokens/s"] = f"{speed:.0f}" if speed else "-"
         fields["eta"] = str(timedelta(seconds=round(left / flops))) if flops else "-"
         tqdm.write(
-            " ".join(f"{name}={_quoted(str(value))}" for name, value in fields.items()),
+            printable(" ".join(f"{name}={_quoted(str(value))}" for name, value in fields.items())),
             file=sys.stderr,
         )
 

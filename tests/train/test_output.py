@@ -1,0 +1,110 @@
+"""Every train command escapes what it prints, and takes ``--limits``."""
+
+import ast
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from jaxgrow.untrusted import Limits, UntrustedError, limits, printable, using_limits
+from train.common.commands import Parser
+from train.common.output import say
+
+ROOT = Path(__file__).parents[2]
+EVIL = "\x1b]0;owned\x07\x9b31m\r\u202e"
+SPEAKS = """
+import sys, warnings
+from train.common.errors import exits_cleanly, UserError
+
+def main():
+    warnings.warn(f"a warning about {sys.argv[1]}")
+    raise {UserError}(f"an error about {sys.argv[1]}")
+
+exits_cleanly(main)
+"""
+
+
+def test_terminal_escapes_are_printed_as_text(capsys):
+    say(f"a label {EVIL}")
+    say(EVIL, file=sys.stderr, end="")
+    shown = r"\x1b]0;owned\x07\x9b31m\r\u202e"
+    assert capsys.readouterr() == (f"a label {shown}\n", shown)
+
+
+def test_text_of_all_scripts_is_not_escaped():
+    text = "naïve\u00a0«été»\n\t日本語\u3000می\u200cخواهم 👩\u200d💻"
+    assert printable(text) == text
+
+
+@pytest.mark.parametrize("error", ["UserError", "KeyError"])
+def test_warnings_errors_and_tracebacks_are_escaped(error):
+    """`KeyError` stands for an error in the program, which ends with a traceback."""
+    ran = subprocess.run(
+        [sys.executable, "-c", SPEAKS.replace("{UserError}", error), "\x1b[31m"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert "\x1b" not in ran.stderr
+    assert r"a warning about \x1b[31m" in ran.stderr
+    assert r"an error about \x1b[31m" in ran.stderr.replace("\\\\", "\\")
+
+
+def test_no_command_prints_in_another_way():
+    found = []
+    for file in (ROOT / "train").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and _prints(ast.unparse(node.func), node):
+                found.append(f"{file.relative_to(ROOT)}:{node.lineno}")
+    assert [place for place in found if "common/output.py" not in place] == []
+
+
+def _prints(function: str, node: ast.Call) -> bool:
+    if function == "tqdm.write":
+        return not ast.unparse(node.args[0]).startswith("printable(")
+    return function in ("print", "print_exc", "traceback.print_exc") or function.startswith(
+        ("sys.stdout.write", "sys.stderr.write", "pprint")
+    )
+
+
+@pytest.fixture
+def unchanged():
+    with using_limits(seconds=limits().seconds):
+        yield
+
+
+@pytest.mark.usefixtures("unchanged")
+def test_limits_of_a_command_hold_in_its_child_processes():
+    Parser("generate", "A command.").parse_args(["--limits", "bytes=8e9,seconds=0.5"])
+    assert limits() == replace(Limits(), bytes=8_000_000_000, seconds=0.5)
+    asked = "from jaxgrow.untrusted import limits; print(limits())"
+    ran = subprocess.run(
+        [sys.executable, "-c", asked], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    assert ran.stdout.strip() == str(limits())
+
+
+@pytest.mark.parametrize("text", ["bytes", "bytes=-1", "bytes=x", "words=3", "seconds=nan", ""])
+def test_a_wrong_limit_is_one_line(text, capsys):
+    with pytest.raises(SystemExit) as stop:
+        Parser("generate", "A command.").parse_args(["--limits", text])
+    assert stop.value.code == 2
+    assert "the names are bytes, record, entries, seconds" in capsys.readouterr().err
+
+
+def test_limits_end_with_their_block():
+    before = os.environ.get("JAXGROW_LIMITS")
+    with using_limits(record=10), pytest.raises(UntrustedError, match="use --limits record=11"):
+        limits().check("a line", record=11)
+    assert (limits(), os.environ.get("JAXGROW_LIMITS")) == (Limits(), before)
+
+
+def test_a_large_file_may_decompress_to_more_than_a_small_one():
+    few = Limits(bytes=1000)
+    few.check_expansion("a.gz", 1000, 10)
+    few.check_expansion("a.gz", 10_000, 100)
+    with pytest.raises(UntrustedError, match="--limits bytes=1001"):
+        few.check_expansion("a.gz", 1001, 10)
