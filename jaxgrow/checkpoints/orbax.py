@@ -21,7 +21,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from orbax.checkpoint import v1 as ocp
 
-from jaxgrow import __version__
+from jaxgrow._version import __version__
 from jaxgrow.axes.names import Params
 from jaxgrow.checkpoints.hf.storage import family_of
 from jaxgrow.checkpoints.io.checksums import NAME, damage, seal

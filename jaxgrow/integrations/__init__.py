@@ -1,1 +1,21 @@
 """How are models and checkpoints of other frameworks grown?"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__,
+    [
+        "command",
+        "easydel_tree",
+        "formats",
+        "layouts",
+        "levanter_tree",
+        "named_state",
+        "nnx",
+        "orbax_run",
+        "orbax_tree",
+        "torch_optimizer",
+        "torch_tree",
+        "trees",
+    ],
+)

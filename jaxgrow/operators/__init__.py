@@ -11,6 +11,7 @@ that they cannot reach. LiGO learns its maps and has a separate module, `jaxgrow
 
 from jaxgrow.operators import depth as _depth
 from jaxgrow.operators import experts as _experts
+from jaxgrow.operators import ligo as ligo
 from jaxgrow.operators import multilevel as _multilevel
 from jaxgrow.operators import pruning as _pruning
 from jaxgrow.operators import width as _width

@@ -38,4 +38,4 @@ def test_the_library_is_there_after_one_import():
         if not module.name.startswith("_")
     }
     # These modules serve the commands and the trainer.
-    assert public - set(jaxgrow.__all__) == {"cli", "signals", "tables", "typed"}
+    assert public - set(jaxgrow.__all__) == {"cli", "signals", "tables", "typed", "untrusted"}

@@ -1,0 +1,99 @@
+"""The public names of `jaxgrow` and where they are defined; `jaxgrow/__init__.py` reads this file."""
+
+from . import (
+    axes,
+    checking,
+    checkpoints,
+    flops,
+    growth,
+    integrations,
+    layerdrop,
+    models,
+    operators,
+    optim,
+    peft,
+    plot,
+    sharding,
+    testing,
+)
+from ._version import __version__
+from .axes import (
+    by_convention,
+    from_rules,
+    infer,
+    join_fused,
+    named,
+    restructured,
+    sizes,
+    split,
+    split_fused,
+    stack_layers,
+    unstack_layers,
+)
+from .checking import Checked, check_rules
+from .growth import report, symmetry
+from .growth.apply import grow
+from .growth.composition import compose
+from .growth.maps import AxisMap, dual, preserves_function, swap
+from .growth.matrices import Rows
+from .growth.merge import correct, interpolate
+from .growth.moments import grow_optimizer
+from .integrations import nnx
+from .models import importance, upcycling
+from .models.generation import generate
+from .operators import ligo
+from .optim import completep, freeze, muon
+from .peft import adapters, lora
+
+__all__ = [
+    "AxisMap",
+    "Checked",
+    "Rows",
+    "__version__",
+    "adapters",
+    "axes",
+    "by_convention",
+    "check_rules",
+    "checking",
+    "checkpoints",
+    "completep",
+    "compose",
+    "correct",
+    "dual",
+    "flops",
+    "freeze",
+    "from_rules",
+    "generate",
+    "grow",
+    "grow_optimizer",
+    "growth",
+    "importance",
+    "infer",
+    "integrations",
+    "interpolate",
+    "join_fused",
+    "layerdrop",
+    "ligo",
+    "lora",
+    "models",
+    "muon",
+    "named",
+    "nnx",
+    "operators",
+    "optim",
+    "peft",
+    "plot",
+    "preserves_function",
+    "report",
+    "restructured",
+    "sharding",
+    "sizes",
+    "split",
+    "split_fused",
+    "stack_layers",
+    "swap",
+    "symmetry",
+    "testing",
+    "unstack_layers",
+    "upcycling",
+]
