@@ -12,7 +12,8 @@ Without ``--temperature`` the most likely token is taken each time. With it, tok
 a string of ``--stop``, after ``--max-new`` tokens, or when the prompt and the new tokens fill the
 context of the model. ``--chat`` puts each prompt into the chat template of the model, and prints
 the answer. The same command gives the same texts. The last line, on stderr, shows the compilation
-time and the generation time. Each range of prompt lengths is compiled once.
+time and the generation time. Each range of prompt lengths is compiled once. Control characters are
+printed as ``\\x1b``; the texts of ``--json`` are exact.
 """
 
 import json

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from jaxgrow.checkpoints.io.checksums import NAME, damage
 from train.common.errors import UserError
+from train.common.output import say
 
 SAVING = ".saving-"
 OLD = ".old-"
@@ -39,7 +40,7 @@ def steps(folder: Path, *, report: bool = False) -> list[int]:
     for path in _numbered(folder):
         if why := _foreign(path):
             if report:
-                print(f"{path} {why}: it is neither used nor changed", file=sys.stderr)
+                say(f"{path} {why}: it is neither used nor changed", file=sys.stderr)
         else:
             found.append(int(path.name))
     return sorted(found)
@@ -88,7 +89,7 @@ def newest_intact(folder: Path, steps: list[int]) -> tuple[int | None, list[int]
         wrong = _damage(folder / str(step))
         if wrong is None:
             for other, why in damaged.items():
-                print(f"checkpoint {other} is damaged ({why}); using {step}", file=sys.stderr)
+                say(f"checkpoint {other} is damaged ({why}); using {step}", file=sys.stderr)
             return step, list(damaged)
         damaged[step] = wrong
     if damaged:
@@ -136,11 +137,11 @@ def delete_unfinished(folder: Path) -> None:
         prefix = OLD if path.name.startswith(OLD) else SAVING
         step = path.name.removeprefix(prefix).partition(".")[0]
         if not (step.isdecimal() and only_written(path)):
-            print(f"{path} is not an unfinished save of this run: left as it is", file=sys.stderr)
+            say(f"{path} is not an unfinished save of this run: left as it is", file=sys.stderr)
             continue
         shutil.rmtree(path)
         if prefix == SAVING:
-            print(
+            say(
                 f"checkpoint {step} is incomplete: its save was interrupted; deleted it",
                 file=sys.stderr,
             )
