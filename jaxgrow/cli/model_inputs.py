@@ -214,4 +214,5 @@ def _tokenised(source: Checkpoint, vocab: int, file: Path) -> np.ndarray:
             "ids"
         ) from error
     loaded.no_truncation()
+    loaded.encode_special_tokens = True  # the names of special tokens in a text are text
     return np.array(loaded.encode(text, add_special_tokens=False).ids, np.int64)

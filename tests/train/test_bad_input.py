@@ -88,7 +88,7 @@ CASES = {
     "no tokenizer": (["--set", "data.tokenizer={}/absent.json"], "no tokenizer at {}/absent.json"),
     "a model without those tokens": (
         ["--set", "data.tokenizer={}/vocabulary.json"],
-        "the tokenizer has 1000 tokens, but model.vocab is 256; raise model.vocab to 1000",
+        "the largest id of the tokenizer is 1031, but model.vocab is 256; raise model.vocab to 1032",
     ),
     "a short training text": (
         ["--set", "model.context=1700"],

@@ -328,7 +328,7 @@ def encoded(monkeypatch) -> list[list[str]]:
     calls: list[list[str]] = []
     monkeypatch.setattr(
         "train.data.text._bytes",
-        lambda pieces: calls.append(pieces) or ([[1] * len(p) for p in pieces], [0]),
+        lambda pieces: calls.append(pieces) or ([[1] * len(p) for p in pieces], ((), (0,))),
     )
     return calls
 
@@ -370,7 +370,7 @@ def test_a_killed_tokenisation_resumes_at_its_last_shard(text, encoded, small_pi
         if len(encoded) == 10:
             raise Killed
         encoded.append(pieces)
-        return [[1] * len(p) for p in pieces], [0]
+        return [[1] * len(p) for p in pieces], ((), (0,))
 
     with monkeypatch.context() as patch:
         patch.setattr("train.data.text._bytes", dies)

@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxgrow.models.encoder import masked_positions
 from train.common.errors import UserError
+from train.data.special import largest_vocab
 
 _SPECIAL = (
     *("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<s>", "</s>", "<pad>", "<unk>", "<mask>"),
@@ -52,10 +53,12 @@ def vocabulary(tokenizer: Any) -> Vocabulary:
         raise UserError(
             "the tokenizer has no [MASK] or <mask>: take the tokenizer of a BERT or RoBERTa, or 'bytes'"
         )
-    size = tokenizer.get_vocab_size()
+    size = largest_vocab(tokenizer)
     known = (tokenizer.token_to_id(t) for t in _SPECIAL)
     special = {i for i in known if i is not None}
     special |= {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    # Ids may have holes, which no text has, so they are never a random replacement.
+    special |= {i for i in range(size) if tokenizer.id_to_token(i) is None}
     pieces = [tokenizer.id_to_token(i) or "" for i in range(size)]
     if any(piece.startswith("##") for piece in pieces):
         continues = np.array([piece.startswith("##") for piece in pieces])

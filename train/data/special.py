@@ -6,8 +6,8 @@ The files next to a tokenizer decide, as in `transformers`:
 generated texts end ``eos_token_id`` of ``generation_config.json``, or else of ``config.json``
 documents end       ``eos_token`` of ``tokenizer_config.json`` or ``special_tokens_map.json``
 texts begin         ``bos_token`` of these files; without one, the token that ends documents
-prompts             the post-processor of ``tokenizer.json`` adds tokens to each; a tokenizer
-                    without this file has ``add_bos_token`` and ``add_eos_token``
+prompts, documents  the post-processor of ``tokenizer.json`` adds tokens to each; if it adds none,
+                    ``add_bos_token`` and ``add_eos_token`` of ``tokenizer_config.json`` do
 =================== ==========================================================================
 
 The names of tokens are used only if these files are missing, as with a lone ``tokenizer.json``. In
@@ -15,10 +15,12 @@ an Orbax folder, ``jaxgrow.json`` contains the ``config.json`` of the Hugging Fa
 made from.
 """
 
+import json
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from jaxgrow.checkpoints.io.files import RECORD
 from train.common.errors import UserError
@@ -89,7 +91,7 @@ def set_up(tokenizer: Any, folder: Path) -> None:
     Raises:
       UserError: one of the files is damaged.
     """
-    from tokenizers import AddedToken, processors
+    from tokenizers import AddedToken
 
     own = _settings(folder, _CONFIG, _MAP)
     names = {END, *(name for role in _ROLES if (name := _named(own, role)) is not None)}
@@ -101,16 +103,139 @@ def set_up(tokenizer: Any, folder: Path) -> None:
         }
     there = [name for name in sorted(names) if tokenizer.token_to_id(name) is not None]
     tokenizer.add_special_tokens([AddedToken(name, special=True) for name in there])
+    frame_as_files_say(tokenizer, folder)
+
+
+def frame_as_files_say(tokenizer: Any, folder: Path) -> None:
+    """Add the tokens of ``add_bos_token`` and ``add_eos_token`` to each text.
+
+    A post-processor that adds tokens is left as it is: it already describes the frame.
+
+    Raises:
+      UserError: one of the files is damaged.
+    """
+    from tokenizers import processors
+
+    own = _settings(folder, _CONFIG, _MAP)
     sides = []
     for setting, role in (("add_bos_token", "bos_token"), ("add_eos_token", "eos_token")):
-        adds = any(file.get(setting) for file in own) and _named(own, role) in there
-        sides.append(_named(own, role) if adds else None)
-    if any(sides):
+        name = _named(own, role)
+        adds = any(file.get(setting) for file in own) and name is not None
+        sides.append(name if adds and tokenizer.token_to_id(name) is not None else None)
+    if any(sides) and not any(frame(tokenizer)):
         before, after = sides
         tokenizer.post_processor = processors.TemplateProcessing(
             single=[*([before] if before else []), "$A", *([after] if after else [])],
             special_tokens=[(name, tokenizer.token_to_id(name)) for name in {*sides} - {None}],
         )
+
+
+def read_as_text(tokenizer: Any, folder: Path | None) -> None:
+    """Let a tokenizer encode the names of special tokens in a text as any other characters.
+
+    A text from a file may contain ``<|endoftext|>``. It must not end a document. Only chat
+    templates make control tokens (`control_tokens`).
+
+    Raises:
+      UserError: one of the files is damaged.
+    """
+    from tokenizers import AddedToken
+
+    special = special_tokens(tokenizer, folder)
+    ids = {special.begin, special.end, *special.ends} - {None}
+    names = {*_BEGINS, *special.names.values(), *map(tokenizer.id_to_token, ids)}
+    added = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
+    # Some files declare their end of text as an ordinary added token, which would still be found.
+    plain = [name for name in sorted(names) if name in added and not added[name].special]
+    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in plain])
+    tokenizer.encode_special_tokens = True
+
+
+@contextmanager
+def control_tokens(tokenizer: Any) -> Iterator[None]:
+    """Let a tokenizer recognise special tokens within a block, as in a rendered chat template."""
+    before = tokenizer.encode_special_tokens
+    tokenizer.encode_special_tokens = False
+    try:
+        yield
+    finally:
+        tokenizer.encode_special_tokens = before
+
+
+def text_encoder(tokenizer: Any) -> Any:
+    """The tokenizer for texts, whose ids are those of ``tokenizer`` without its special tokens.
+
+    Some models, such as Unigram, find the names of special tokens among their own pieces. In their
+    copy, these pieces have a name with NUL, which no text contains.
+    """
+    special = {i: t.content for i, t in tokenizer.get_added_tokens_decoder().items() if t.special}
+    about = json.loads(tokenizer.to_str())
+    model = about["model"]
+    unknown = tokenizer.token_to_id(model.get("unk_token") or "")
+    found = {
+        name
+        for i, name in special.items()
+        if i not in (unknown, model.get("unk_id"))
+        and i in tokenizer.encode(name, add_special_tokens=False).ids
+    }
+    if not found:
+        return tokenizer
+    vocab = model["vocab"]
+    if isinstance(vocab, dict):
+        model["vocab"] = {f"\0{t}" if t in found else t: i for t, i in vocab.items()}
+    else:
+        model["vocab"] = [[f"\0{t}" if t in found else t, score] for t, score in vocab]
+    about["added_tokens"] = [t for t in about["added_tokens"] if t["content"] not in found]
+    copy = type(tokenizer).from_str(json.dumps(about | {"post_processor": None}))
+    copy.encode_special_tokens = True
+    return copy
+
+
+def largest_vocab(tokenizer: Any) -> int:
+    """One more than the largest id. Ids may have holes, so the number of tokens can be smaller."""
+    before, after = frame(tokenizer)
+    return 1 + max((*tokenizer.get_vocab(with_added_tokens=True).values(), *before, *after))
+
+
+class DocumentFrame(NamedTuple):
+    """The tokens before and after each document of a corpus."""
+
+    begin: tuple[int, ...]
+    end: tuple[int, ...]
+
+    def written(self, tokenizer: Any) -> str:
+        """The frame in words: ``<s> .. </s>``; empty if it has no tokens."""
+        names = [[tokenizer.id_to_token(i) or str(i) for i in part] for part in self]
+        return " ".join((*names[0], "..", *names[1])) if any(names) else ""
+
+
+def document_frame(
+    tokenizer: Any, folder: Path | None, bos: bool | Literal["auto"] = "auto"
+) -> DocumentFrame:
+    """The frame of each document: the tokens that the tokenizer adds to a text.
+
+    Without such tokens, the end of text ends documents.
+
+    Args:
+      tokenizer: a `tokenizers.Tokenizer`.
+      folder: the folder of its files, as for `special_tokens`.
+      bos: whether a token begins each document; "auto": as the tokenizer's files say.
+
+    Raises:
+      UserError: ``bos`` is True, but there is no token that begins texts.
+    """
+    special = special_tokens(tokenizer, folder)
+    before, after = frame(tokenizer)
+    if bos is True and not before:
+        if special.begin is None:
+            raise UserError(
+                f"data.bos=true, but the tokenizer has no token that begins texts ({', '.join(_BEGINS)}): name it as "
+                f"bos_token in {_CONFIG}, or set data.bos=auto"
+            )
+        before = [special.begin]
+    if not after and special.end is not None:
+        after = [special.end]
+    return DocumentFrame(tuple(before) if bos else (), tuple(after))
 
 
 def copied(source: Path | None, target: Path) -> None:

@@ -22,7 +22,18 @@ from train.common.files import read_json, write_json
 from train.data import corpus as reading
 from train.data.cache import PROGRESS, again, cached
 from train.data.corpus import Corpus
-from train.data.special import END, ENDS, set_up, special_tokens
+from train.data.special import (
+    END,
+    ENDS,
+    DocumentFrame,
+    document_frame,
+    frame_as_files_say,
+    largest_vocab,
+    read_as_text,
+    set_up,
+    special_tokens,
+    text_encoder,
+)
 from train.data.splitting import exact
 from train.data.tokenise import Encode, dtype, sequence, tokenise
 from train.data.workers import cores
@@ -40,6 +51,10 @@ class Data:
     tensorflow-datasets corpus ``name``, which is prepared under ``path`` if necessary; it is read
     without TensorFlow. A document that is empty or null is left out; a document without ``field``
     is an error.
+
+    Documents are plain text: the name of a special token in them, such as ``<|endoftext|>``, is
+    encoded as any other characters. Around each document are the tokens that the files of the
+    tokenizer ask for, and at least its end of text.
     """
 
     modality: ClassVar = "text"
@@ -51,6 +66,8 @@ class Data:
     field: str = "text"  # the feature, column or key of the documents
     # "bytes", a tokenizer.json, or a folder with vocab.json and merges.txt.
     tokenizer: str = "bytes"
+    # Whether a token begins each document; "auto": as the files of the tokenizer say.
+    bos: bool | Literal["auto"] = "auto"
     whole_words: bool = False  # masked language models: mask all pieces of a word together
     # The part that is held out if there is no validation text or split.
     valid_fraction: float = 0.02
@@ -63,6 +80,11 @@ class Data:
             )
         if self.source == "text" and self.path is None:
             raise ValueError("data.source=text needs data.path, a file or folder of text")
+        if self.bos is True and self.tokenizer == "bytes":
+            raise ValueError(
+                "data.bos=true needs a tokenizer with a token that begins texts, but data.tokenizer is bytes: "
+                "set data.bos=auto, or give a tokenizer"
+            )
         if self.source == "tfds" and self.name is None:
             raise ValueError("data.source=tfds needs data.name, such as wiki40b/en")
 
@@ -87,15 +109,19 @@ def tokens(data: Data) -> Tokens:
     known = ["bytes"]
     vocab = 256
     how = "bytes"
-    end = 0
+    around = DocumentFrame((), (0,))
+    each = ""
+    rule: list[Any] = ["tokens and counts", *around.end]
     if data.tokenizer != "bytes":
         files = _tokenizer_files(Path(data.tokenizer).expanduser())
         loaded = tokenizer(data.tokenizer)
-        vocab = loaded.get_vocab_size()
-        end = end_of_text(loaded, folder_of(data.tokenizer))
+        vocab = largest_vocab(loaded)
+        around = document_frame(loaded, folder_of(data.tokenizer), data.bos)
+        each = around.written(loaded)
+        rule = ["plain text", around]
         known = [sha256(file) for file in files]
         how = hashlib.sha256("".join(known).encode()).hexdigest()
-    key = json.dumps(["tokens and counts", known, end, corpus.key, _every(held)], sort_keys=True)
+    key = json.dumps([*rule, known, corpus.key, _every(held)], sort_keys=True)
 
     def make(work: Path) -> None:
         _make(corpus, data, vocab, held, work)
@@ -110,26 +136,30 @@ def tokens(data: Data) -> Tokens:
     )
     read = about.pop("read")
     identity = {"name": _name(data), "tokenizer": how} | about
+    identity |= {"frame": each} if each else {}
     identity |= {"python": _PYTHON} if data.source == "stdlib" else {}
-    report = [_summary(read, about["tokens"], corpus.skipped)]
-    return Tokens(
-        train, valid, vocab, identity, report + _warnings(read, corpus.skipped, data.tokenizer, end)
-    )
+    report = [_summary(read, about["tokens"], corpus.skipped, each)]
+    report += _warnings(read, corpus.skipped, data.tokenizer, bool(around.end))
+    return Tokens(train, valid, vocab, identity, report)
 
 
 def _summary(
-    read: Mapping[str, Any], tokens: Sequence[int], skipped: Mapping[str, Sequence[Path]]
+    read: Mapping[str, Any],
+    tokens: Sequence[int],
+    skipped: Mapping[str, Sequence[Path]],
+    each: str,
 ) -> str:
+    framed = f", each: {each}" if each else ""
     whys = ", ".join(f"{len(files):,} {why}" for why, files in sorted(skipped.items()))
     return (
-        f"data: {read['files']:,} files, {read['documents']:,} documents, {read['bytes']:,} bytes, {tokens[0]:,} training and "
+        f"data: {read['files']:,} files, {read['documents']:,} documents{framed}, {read['bytes']:,} bytes, {tokens[0]:,} training and "
         f"{tokens[1]:,} validation tokens, {read['replaced']:,} replaced characters, "
         f"{sum(map(len, skipped.values())):,} skipped files" + (f" ({whys})" if whys else "")
     )
 
 
 def _warnings(
-    read: Mapping[str, Any], skipped: Mapping[str, Sequence[Path]], tokenizer: str, end: int | None
+    read: Mapping[str, Any], skipped: Mapping[str, Sequence[Path]], tokenizer: str, ended: bool
 ) -> list[str]:
     warnings = []
     if read["replaced"]:
@@ -141,7 +171,7 @@ def _warnings(
         warnings.append(
             f"WARNING: symlinked folders are not read, such as {links[0]}; copy or bind-mount their targets"
         )
-    if end is None:
+    if not ended:
         warnings.append(
             f"WARNING: the tokenizer {tokenizer} has no token that ends a document ({', '.join(ENDS)}): documents follow each "
             "other without a separator; add one of these tokens"
@@ -166,9 +196,9 @@ def training_text(data: Data) -> Iterator[str]:
     Raises:
       UserError: the corpus is missing or unreadable.
     """
-    for piece, _, is_held in sequence(_corpus(data), exact(data.valid_fraction)):
-        if not is_held:
-            yield piece
+    for piece in sequence(_corpus(data), exact(data.valid_fraction)):
+        if not piece.held:
+            yield piece.text
 
 
 # The standard library as a corpus differs from one Python version to the next.
@@ -202,7 +232,7 @@ def _make(corpus: Corpus, data: Data, vocab: int, held: Fraction, work: Path) ->
     # Bytes need no encoding, so more processes would not help.
     workers = 1 if data.tokenizer == "bytes" else cores()
     kind = dtype(vocab)
-    tokenise(corpus, partial(_encoder, data.tokenizer), kind, held, workers, work)
+    tokenise(corpus, partial(_encoder, data.tokenizer, data.bos), kind, held, workers, work)
     parts = [work / name for name in ("train", "valid")]
     for part in parts:
         if part.stat().st_size == 0:
@@ -244,7 +274,6 @@ def tokenizer(name: str) -> Any:
             loaded = Tokenizer(models.BPE.from_file(*map(str, _tokenizer_files(path))))
             loaded.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
             loaded.decoder = decoders.ByteLevel()  # type: ignore[assignment]
-            set_up(loaded, path)
         else:
             loaded = Tokenizer.from_file(str(path))
             # The saved settings would cut documents to the context of another model.
@@ -254,6 +283,11 @@ def tokenizer(name: str) -> Any:
         raise UserError(
             f"no tokenizer at {path} ({error}): give a tokenizer.json, or a folder of vocab.json and merges.txt"
         ) from error
+    if path.is_dir():
+        set_up(loaded, path)
+    else:
+        frame_as_files_say(loaded, path.parent)
+    read_as_text(loaded, folder_of(name))
     return loaded
 
 
@@ -329,19 +363,20 @@ def _tokenizer_files(path: Path) -> list[Path]:
     return [path / "vocab.json", path / "merges.txt"] if path.is_dir() else [path]
 
 
-def _encoder(name: str) -> Encode:
+def _encoder(name: str, bos: bool | Literal["auto"]) -> Encode:
     if name == "bytes":
         return _bytes
     loaded = tokenizer(name)
-    end = end_of_text(loaded, folder_of(name))
+    around = document_frame(loaded, folder_of(name), bos)
+    texts = text_encoder(loaded)
 
-    def encode(pieces: list[str]) -> tuple[list[Any], list[int]]:
-        ids = [e.ids for e in loaded.encode_batch_fast(pieces, add_special_tokens=False)]
-        return ids, [] if end is None else [end]
+    def encode(pieces: list[str]) -> tuple[list[Any], DocumentFrame]:
+        ids = [e.ids for e in texts.encode_batch_fast(pieces, add_special_tokens=False)]
+        return ids, around
 
     return encode
 
 
-def _bytes(pieces: list[str]) -> tuple[list[Any], list[int]]:
+def _bytes(pieces: list[str]) -> tuple[list[Any], DocumentFrame]:
     # Text has no zero byte, so this byte ends documents.
-    return [np.frombuffer(p.encode(), np.uint8) for p in pieces], [0]
+    return [np.frombuffer(p.encode(), np.uint8) for p in pieces], DocumentFrame((), (0,))

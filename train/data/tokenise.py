@@ -23,11 +23,12 @@ from train.common.files import read_json, write_json
 from train.data.cache import PROGRESS, again
 from train.data.corpus import Corpus, Counts
 from train.data.formats import Document
+from train.data.special import DocumentFrame
 from train.data.splitting import held_out
 from train.data.workers import end_with_parent
 
-# Pieces -> (token ids of each piece, token ids that end a document).
-Encode: TypeAlias = Callable[[list[str]], tuple[list[Any], list[int]]]
+# Pieces -> (token ids of each piece, token ids around a document).
+Encode: TypeAlias = Callable[[list[str]], tuple[list[Any], DocumentFrame]]
 
 BATCH = 1 << 20  # characters that are encoded in one call
 # A corpus of fewer batches is encoded by this process, because starting others takes longer.
@@ -35,8 +36,16 @@ ALONE = 8
 SHARD = 64  # batches between two records of the progress
 
 
+class Piece(NamedTuple):
+    text: str
+    begins: bool  # whether it begins its document
+    ends: bool  # whether it ends its document
+    held: bool = False  # whether it is held out
+
+
 class Batch(NamedTuple):
     pieces: list[str]
+    begins: list[bool]  # whether a document begins with the piece
     ends: list[bool]  # whether a document ends with the piece
     held: list[bool]  # whether it is held out
 
@@ -92,26 +101,26 @@ def _note(work: Path, files: dict[str, Any], done: dict[str, int]) -> None:
     write_json(work / PROGRESS, done)
 
 
-def sequence(corpus: Corpus, held: Fraction) -> Iterator[tuple[str, bool, bool]]:
-    """Yield each piece, whether it ends its document, and whether it is held out."""
-    for n, (piece, ends) in enumerate(_marked(corpus.train, corpus.counts), 1):
-        yield piece, ends, corpus.valid is None and held_out(n, held)
-    for piece, ends in _marked(corpus.valid or (), corpus.counts):
-        yield piece, ends, True
+def sequence(corpus: Corpus, held: Fraction) -> Iterator[Piece]:
+    """Yield the pieces of the training documents, and then those of the validation documents."""
+    for n, piece in enumerate(_marked(corpus.train, corpus.counts), 1):
+        yield piece._replace(held=corpus.valid is None and held_out(n, held))
+    for piece in _marked(corpus.valid or (), corpus.counts):
+        yield piece._replace(held=True)
 
 
-def _marked(documents: Iterable[Document], counts: Counts) -> Iterator[tuple[str, bool]]:
-    """Count the pieces, and yield each piece and whether it ends its document."""
+def _marked(documents: Iterable[Document], counts: Counts) -> Iterator[Piece]:
+    """Count the pieces, and yield each piece with its place in its document."""
     for document in documents:
         before = None
         for piece in _cleaned(document):
             counts.add(piece)
             if before is not None:
-                yield before, False
-            before = piece
+                yield before
+            before = Piece(piece, before is None, False)
         if before is not None:
             counts.documents += 1
-            yield before, True
+            yield before._replace(ends=True)
 
 
 def _cleaned(document: Document) -> Iterator[str]:
@@ -125,20 +134,18 @@ def _cleaned(document: Document) -> Iterator[str]:
             yield text.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
-def _batches(stream: Iterable[tuple[str, bool, bool]]) -> Iterator[Batch]:
-    batch = Batch([], [], [])
+def _batches(stream: Iterable[Piece]) -> Iterator[Batch]:
+    taken: list[Piece] = []
     size = 0
-    for piece, ends, held in stream:
-        batch.pieces.append(piece)
-        batch.ends.append(ends)
-        batch.held.append(held)
-        size += len(piece)
+    for piece in stream:
+        taken.append(piece)
+        size += len(piece.text)
         if size >= BATCH:
-            yield batch
-            batch = Batch([], [], [])
+            yield Batch(*map(list, zip(*taken, strict=True)))
+            taken = []
             size = 0
-    if batch.pieces:
-        yield batch
+    if taken:
+        yield Batch(*map(list, zip(*taken, strict=True)))
 
 
 def _encoded(
@@ -172,11 +179,12 @@ def _encoded(
 
 
 def _ids(encode: Encode, batch: Batch, kind: type) -> tuple[np.ndarray, np.ndarray]:
-    encoded, end = encode(batch.pieces)
-    parts = [np.asarray(ids, kind) for ids in encoded]
-    last = np.asarray(end, kind)
+    encoded, frame = encode(batch.pieces)
+    begin, end = (np.asarray(part, kind) for part in frame)
+    none = np.zeros(0, kind)
     parts = [
-        np.concatenate([p, last]) if ends else p for p, ends in zip(parts, batch.ends, strict=True)
+        np.concatenate([begin if begins else none, np.asarray(ids, kind), end if ends else none])
+        for ids, begins, ends in zip(encoded, batch.begins, batch.ends, strict=True)
     ]
     return np.concatenate(parts), np.array([len(p) for p in parts])
 

@@ -12,7 +12,13 @@ from jaxgrow.checkpoints.io.checksums import sha256
 from jaxgrow.models import Config
 from train.common.errors import UserError
 from train.data.masking import BYTES
-from train.data.special import ENDS, frame_of_pairs, special_tokens
+from train.data.special import (
+    ENDS,
+    frame_of_pairs,
+    largest_vocab,
+    special_tokens,
+    text_encoder,
+)
 from train.data.special import frame as added_tokens
 from train.data.text import folder_of, tokenizer
 from train.data.tokenise import dtype
@@ -72,15 +78,17 @@ class Encoder:
         self.identity = "bytes"
         self.piece = _PIECE if name == "bytes" else 1
         self._loaded: Any = None
+        self._texts: Any = None
         self._folder = folder_of(name)
         if name != "bytes":
             self._loaded = tokenizer(name)
-            self.vocab = self._loaded.get_vocab_size()
+            self.vocab = largest_vocab(self._loaded)
+            self._texts = text_encoder(self._loaded)
             self.identity = _identity(Path(name).expanduser())
         vocab = model.integers()["vocab"]
         if self.vocab > vocab:
             raise UserError(
-                f"the tokenizer has {self.vocab} tokens, but model.vocab is {vocab}; raise model.vocab to {self.vocab}"
+                f"the largest id of the tokenizer is {self.vocab - 1}, but model.vocab is {vocab}; raise model.vocab to {self.vocab}"
             )
         self.dtype = dtype(self.vocab)
         # A RoBERTa derives positions from its own padding token, independent of the tokenizer.
@@ -104,7 +112,7 @@ class Encoder:
             return [np.frombuffer(text.encode(), np.uint8) for text in texts]
         out = []
         for i in range(0, len(texts), _CHUNK):
-            for e in self._loaded.encode_batch_fast(
+            for e in self._texts.encode_batch_fast(
                 list(texts[i : i + _CHUNK]), add_special_tokens=False
             ):
                 out.append(np.array(e.ids, self.dtype))
@@ -122,7 +130,7 @@ class Encoder:
             ]
         out = []
         for i in range(0, len(texts), _CHUNK):
-            for e in self._loaded.encode_batch(
+            for e in self._texts.encode_batch(
                 list(texts[i : i + _CHUNK]), add_special_tokens=False
             ):
                 out.append(

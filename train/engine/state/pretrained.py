@@ -11,7 +11,7 @@ from jaxgrow.checkpoints import CheckpointError, open_checkpoint
 from jaxgrow.models import Config
 from train.common.errors import UserError
 from train.data import text
-from train.data.special import Special, special_tokens
+from train.data.special import Special, largest_vocab, special_tokens
 from train.engine.state.mesh import Mesh
 
 
@@ -77,11 +77,11 @@ def fits(tokenizer: Any, config: Config) -> None:
     Raises:
       UserError: the tokenizer has more tokens than the model.
     """
-    size = tokenizer.get_vocab_size()
+    size = largest_vocab(tokenizer)
     vocab = config.integers()["vocab"]
     if size > vocab:
         raise UserError(
-            f"the tokenizer has {size} tokens, but the model has only {vocab}: use the tokenizer of the model"
+            f"the largest id of the tokenizer is {size - 1}, but the vocabulary of the model is {vocab}: use the tokenizer of the model"
         )
 
 
