@@ -7,6 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+
+from jaxgrow.models import GPT2Config
 from train.common.errors import UserError
 from train.config.overrides import overridden
 from train.data.batches import report, sources
@@ -14,8 +16,6 @@ from train.data.labelled.encoding import Encoder
 from train.data.special import control_tokens, largest_vocab
 from train.data.text import Data, tokenizer, tokens
 from train.engine.state.pretrained import fits
-
-from jaxgrow.models import GPT2Config
 
 DOCUMENTS = ["a cat", "the <s> and </s> of <|endoftext|>", "", "</s></s>", "<s>a</s>"]
 NAMES = ("<s>", "</s>", "<|endoftext|>")
@@ -138,7 +138,7 @@ def test_a_begin_token_that_does_not_exist_is_refused(corpus):
     with pytest.raises(UserError, match="no token that begins texts"):
         tokens(data)
     assert tokens(overridden(data, ["bos=auto"])).train.size
-    with pytest.raises(ValueError, match="set data.bos=auto"):
+    with pytest.raises(ValueError, match=r"set data\.bos=auto"):
         Data(bos=True)
 
 
@@ -160,9 +160,9 @@ def test_the_largest_id_counts_and_not_the_number_of_tokens(corpus):
     found = tokens(data)
     assert found.train.dtype == np.uint32 and found.vocab == 70_000
     small, large = map(sized, (300, 70_000))
-    with pytest.raises(UserError, match="raise model.vocab to 70000"):
+    with pytest.raises(UserError, match=r"raise model\.vocab to 70000"):
         sources(data, small)
-    with pytest.raises(UserError, match="raise model.vocab to 70000"):
+    with pytest.raises(UserError, match=r"raise model\.vocab to 70000"):
         Encoder(data.tokenizer, small)
     with pytest.raises(UserError, match="largest id of the tokenizer is 69999"):
         fits(own, small)

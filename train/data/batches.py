@@ -141,7 +141,8 @@ def _texts(data: Data, model: Config) -> tuple[Source, Source]:
     vocab = model.sizes()["vocab"]
     if text.vocab > vocab:
         raise UserError(
-            f"the largest id of the tokenizer is {text.vocab - 1}, but model.vocab is {vocab}; raise model.vocab to {text.vocab}"
+            f"the largest id of the tokenizer is {text.vocab - 1}, but model.vocab is {vocab}; "
+            f"raise model.vocab to {text.vocab}"
         )
     if not model.masked:
         return Windows(text.train, model.length), Windows(text.valid, model.length)

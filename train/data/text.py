@@ -152,8 +152,8 @@ def _summary(
     framed = f", each: {each}" if each else ""
     whys = ", ".join(f"{len(files):,} {why}" for why, files in sorted(skipped.items()))
     return (
-        f"data: {read['files']:,} files, {read['documents']:,} documents{framed}, {read['bytes']:,} bytes, {tokens[0]:,} training and "
-        f"{tokens[1]:,} validation tokens, {read['replaced']:,} replaced characters, "
+        f"data: {read['files']:,} files, {read['documents']:,} documents{framed}, {read['bytes']:,} bytes, "
+        f"{tokens[0]:,} training and {tokens[1]:,} validation tokens, {read['replaced']:,} replaced characters, "
         f"{sum(map(len, skipped.values())):,} skipped files" + (f" ({whys})" if whys else "")
     )
 

@@ -88,7 +88,8 @@ class Encoder:
         vocab = model.integers()["vocab"]
         if self.vocab > vocab:
             raise UserError(
-                f"the largest id of the tokenizer is {self.vocab - 1}, but model.vocab is {vocab}; raise model.vocab to {self.vocab}"
+                f"the largest id of the tokenizer is {self.vocab - 1}, but model.vocab is {vocab}; "
+                f"raise model.vocab to {self.vocab}"
             )
         self.dtype = dtype(self.vocab)
         # A RoBERTa derives positions from its own padding token, independent of the tokenizer.

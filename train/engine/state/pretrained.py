@@ -81,7 +81,8 @@ def fits(tokenizer: Any, config: Config) -> None:
     vocab = config.integers()["vocab"]
     if size > vocab:
         raise UserError(
-            f"the largest id of the tokenizer is {size - 1}, but the vocabulary of the model is {vocab}: use the tokenizer of the model"
+            f"the largest id of the tokenizer is {size - 1}, but the vocabulary of the model is {vocab}: "
+            "use the tokenizer of the model"
         )
 
 
