@@ -7,14 +7,14 @@ import hashlib
 import json
 import os
 import sysconfig
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from train.common.errors import UserError
-from train.data import formats
+from train.data import formats, named_splits
 from train.data.formats import Document
 
 # Validation splits; the first one that exists is used.
@@ -47,6 +47,7 @@ class Corpus:
     counts: Counts = field(default_factory=Counts)
     # Reason -> files and folders that are not read.
     skipped: dict[str, list[Path]] = field(default_factory=dict)
+    splits: dict[str, int] = field(default_factory=dict)  # split -> its files, if there are several
 
 
 def stdlib() -> Corpus:
@@ -68,16 +69,20 @@ def stdlib() -> Corpus:
     )
 
 
-def text(path: str, valid_path: str | None, field: str) -> Corpus:
+def text(
+    path: str, valid_path: str | None, field: str, by_name: Literal["auto", "ignore"] = "auto"
+) -> Corpus:
     """A corpus of text files, given as a file or as a folder of files (`train.data.formats`).
 
     In a `DatasetDict` of Hugging Face `datasets`, the split "train" is the training text. Without
-    ``valid_path``, its split "validation" or "test" is the validation text.
+    ``valid_path``, its split "validation" or "test" is the validation text. In other folders, the
+    names of files and folders decide (`train.data.named_splits`).
 
     Args:
       path: the file or the folder.
       valid_path: the file or the folder of the validation text; None: hold out a part.
       field: the field that holds the documents, in formats with fields.
+      by_name: "ignore" reads all files below ``path`` as training text.
 
     Raises:
       UserError: there are no files, or they do not contain text.
@@ -92,6 +97,10 @@ def text(path: str, valid_path: str | None, field: str) -> Corpus:
         other = next((_existing(str(train / name)) for name in _VALIDATION if name in found), None)
         train = _existing(str(train / "train"))
         valid = valid or other
+    counted: Mapping[str, int] = {}
+    of = None
+    if by_name == "auto" and (valid is None or valid.resolve() != train.resolve()):
+        of, counted = _by_name(train)
     parts = [train] if valid is None else [train, valid]
     # Files below ``path`` may also be validation files. They are not trained on, unless both paths
     # are the same.
@@ -100,7 +109,9 @@ def text(path: str, valid_path: str | None, field: str) -> Corpus:
         held = {file.resolve() for file in _files(valid)}
 
     def mine(path: Path) -> Iterator[Path]:
-        return (file for file in _files(path) if not held or file.resolve() not in held)
+        # ``path`` is the folder of the training text, or the folder that it resolves to.
+        files = _files(path) if of is None else of(path, named_splits.TRAIN)
+        return (file for file in files if not held or file.resolve() not in held)
 
     if held and not any(True for _ in mine(train)):
         raise UserError(
@@ -112,13 +123,46 @@ def text(path: str, valid_path: str | None, field: str) -> Corpus:
     key = [field, _key(mine(train.resolve())), *(_key(_files(p.resolve())) for p in parts[1:])]
     counts = Counts()
     skipped = defaultdict(list)
-    read = (mine(train), *map(_files, parts[1:]))
+    read = [mine(train), *map(_files, parts[1:])]
+    if valid is None and of is not None and counted.get(named_splits.VALIDATION):
+        key.append(_key(of(train.resolve(), named_splits.VALIDATION)))
+        read.append(of(train, named_splits.VALIDATION))
     documents = [_documents(files, field, counts) for files in read]
     for part in parts:
         for file, why in _entries(part):
             if why:
                 skipped[why].append(file)
-    return Corpus(key, documents[0], documents[1] if valid else None, counts, skipped)
+    judged = documents[1] if len(documents) > 1 else None
+    return Corpus(key, documents[0], judged, counts, skipped, dict(counted))
+
+
+def _by_name(
+    folder: Path,
+) -> tuple[Callable[[Path, str], Iterator[Path]] | None, Mapping[str, int]]:
+    """The files of each split of a folder, and their numbers.
+
+    Returns:
+      A function of a path of the folder and of a split, and the number of files of each split; None
+      and no numbers if there are training files only.
+
+    Raises:
+      UserError: all files are held out.
+    """
+    splits = named_splits.named_splits(folder)
+    counted = Counter(map(splits.of, _files(folder)))
+    if not counted.keys() - {named_splits.TRAIN}:
+        return None, {}
+    if not counted[named_splits.TRAIN]:
+        raise UserError(
+            f"{folder} has no training file, because the names of all files say that they are held out "
+            f"({named_splits.described(counted)}); name the files or the folder of one split, or set data.splits=ignore"
+        )
+
+    def of(path: Path, split: str) -> Iterator[Path]:
+        own = replace(splits, folder=path)
+        return (file for file in _files(path) if own.of(file) == split)
+
+    return of, counted
 
 
 def _documents(

@@ -20,6 +20,7 @@ from jaxgrow.checkpoints.io.checksums import sha256
 from train.common.errors import UserError
 from train.common.files import read_json, write_json
 from train.data import corpus as reading
+from train.data import named_splits
 from train.data.cache import PROGRESS, again, cached
 from train.data.corpus import Corpus
 from train.data.special import (
@@ -60,8 +61,11 @@ class Data:
     modality: ClassVar = "text"
     source: Literal["stdlib", "text", "tfds"] = "stdlib"
     path: str | None = None
-    # For "text": the validation text; None: the validation split of a DatasetDict, if it has one.
+    # For "text": the validation text; None: the files or the split whose name says so, if any.
     valid_path: str | None = None
+    # For "text": "auto" leaves out test files and validates on validation files, by their names;
+    # "ignore" reads all files as training text.
+    splits: Literal["auto", "ignore"] = "auto"
     name: str | None = None  # for "tfds", e.g. "wiki40b/en"
     field: str = "text"  # the feature, column or key of the documents
     # "bytes", a tokenizer.json, or a folder with vocab.json and merges.txt.
@@ -139,6 +143,8 @@ def tokens(data: Data) -> Tokens:
     identity |= {"frame": each} if each else {}
     identity |= {"python": _PYTHON} if data.source == "stdlib" else {}
     report = [_summary(read, about["tokens"], corpus.skipped, each)]
+    if corpus.splits:
+        report.append(_held_out_by_name(corpus.splits, data.valid_path))
     report += _warnings(read, corpus.skipped, data.tokenizer, bool(around.end))
     return Tokens(train, valid, vocab, identity, report)
 
@@ -155,6 +161,15 @@ def _summary(
         f"data: {read['files']:,} files, {read['documents']:,} documents{framed}, {read['bytes']:,} bytes, "
         f"{tokens[0]:,} training and {tokens[1]:,} validation tokens, {read['replaced']:,} replaced characters, "
         f"{sum(map(len, skipped.values())):,} skipped files" + (f" ({whys})" if whys else "")
+    )
+
+
+def _held_out_by_name(counts: Mapping[str, int], valid_path: str | None) -> str:
+    validated = counts.get(named_splits.VALIDATION) and valid_path is None
+    return (
+        f"data: by their names, there are {named_splits.described(counts)}; training files are trained on, "
+        + ("validation files are the validation set, " if validated else "")
+        + "and the others are left out; data.splits=ignore reads all of them as training text"
     )
 
 
@@ -210,7 +225,7 @@ def _corpus(data: Data) -> Corpus:
         return reading.stdlib()
     if data.source == "text":
         assert data.path is not None
-        return reading.text(data.path, data.valid_path, data.field)
+        return reading.text(data.path, data.valid_path, data.field, data.splits)
     assert data.name is not None
     return reading.tfds(data.name, data.path, data.field)
 

@@ -1,0 +1,140 @@
+"""Are held-out files recognised by their names, as the Hugging Face Hub recognises them?"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from train.common.errors import UserError
+from train.data.named_splits import NamedSplits, named_splits
+from train.data.text import Data, tokens, training_text
+
+
+@pytest.fixture
+def read(tmp_path):
+    """Write files whose only document is their name; return the documents of both parts."""
+
+    def made(*names: str, readme: str = "", folder: str = "corpus", **changes):
+        home = tmp_path / folder
+        for name in names:
+            file = home / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            content = json.dumps({"text": name}) if file.suffix == ".jsonl" else name
+            file.write_text(content)
+        if readme:
+            (home / "README.md").write_text(readme)
+        cache = str(tmp_path / "cache")
+        data = Data("text", str(home), cache=cache, valid_fraction=0.5, **changes)
+        found = tokens(data)
+        parts = (part.tobytes().decode().split("\0")[:-1] for part in (found.train, found.valid))
+        return *map(sorted, parts), found.report[1:]
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("train", "valid", "test"),
+    [
+        ("train.jsonl", "dev.jsonl", "test.jsonl"),
+        ("train/a.txt", "validation/a.txt", "eval/a.txt"),
+        ("data/train-00000-of-1.jsonl", "data/validation-00000-of-1.jsonl", "data/test-0.jsonl"),
+        ("other.txt", "my_val_2.txt", "a/TEST/train.txt"),
+        ("en/train/dev.txt", "en/valid/train.txt", "testing-0.txt"),
+        ("latest.txt", "x.valid.txt", "evaluation/developer.txt"),
+    ],
+)
+def test_files_are_held_out_by_the_words_of_their_names(read, train, valid, test):
+    found = read(train, valid, test)
+    assert found[:2] == ([train], [valid])
+    assert "1 training file, 1 validation file, 1 test file;" in found[2][0]
+    everything = read(splits="ignore")
+    assert sorted(everything[0] + everything[1]) == sorted([train, valid, test])
+    assert everything[2] == []
+
+
+def test_without_validation_files_a_part_of_the_training_files_is_held_out(read):
+    train, valid, [line] = read("a.txt", "b.txt", "test.txt")
+    assert (train, valid) == (["a.txt"], ["b.txt"])
+    assert "2 training files, 1 test file; training files are trained on, and the others" in line
+
+
+def test_an_own_validation_text_takes_precedence(read, tmp_path):
+    (tmp_path / "own.txt").write_text("own")
+    found = read("train.txt", "valid.txt", valid_path=str(tmp_path / "own.txt"))
+    assert found[:2] == (["train.txt"], ["own"])
+
+
+def test_words_of_the_folder_itself_have_no_meaning(read):
+    assert read("a.txt", "b.txt", folder="test/dev")[:2] == (["a.txt"], ["b.txt"])
+
+
+def test_a_folder_of_held_out_files_names_a_way_out_that_works(read):
+    with pytest.raises(UserError, match=r"no training file.*1 validation file, 1 test file.*"):
+        read("test.txt", "valid.txt")
+    assert read(splits="ignore")[:2] == (["test.txt"], ["valid.txt"])
+
+
+CONFIGS = """---
+license: mit
+configs:
+- config_name: default
+  data_files:
+  - split: train
+    path: "part/*.txt"
+  - split: validation
+    path: ["judge/**", "x.txt"]
+- config_name: other
+  data_dir: more
+  data_files: "?.txt"
+---
+# A corpus
+"""
+
+
+def test_the_configs_of_a_readme_list_the_files(read):
+    found = read(
+        *("part/test.txt", "judge/a/b/train.txt", "x.txt", "more/c.txt", "more/dd.txt"),
+        *("part/deeper/a.txt", "train.txt"),
+        readme=CONFIGS,
+    )
+    assert found[:2] == (["more/c.txt", "part/test.txt"], ["judge/a/b/train.txt", "x.txt"])
+    assert "2 training files, 2 validation files, 3 unlisted files" in found[2][0]
+
+
+def test_a_readme_without_configs_changes_nothing(read):
+    for readme in ("# text", "---\nlicense: mit\n---\n", "---\nconfigs: 3\n---\n"):
+        assert read("train.txt", "dev.txt", readme=readme)[:2] == (["train.txt"], ["dev.txt"])
+
+
+def test_a_damaged_readme_is_named(read):
+    with pytest.raises(UserError, match=r"README.md: the YAML .* set data.splits=ignore"):
+        read("train.txt", "dev.txt", readme="---\nconfigs: [\n---\n")
+
+
+def test_a_readme_outside_the_folder_is_not_read(read, tmp_path):
+    read("train.txt", "dev.txt")
+    (tmp_path / "secret").write_text(CONFIGS)
+    (tmp_path / "corpus" / "README.md").symlink_to(tmp_path / "secret")
+    with pytest.raises(UserError, match="outside the folder"):
+        read()
+
+
+def test_a_snapshot_of_the_hub_is_read(tmp_path):
+    """The files of a snapshot are links to blobs."""
+    (tmp_path / "blobs").mkdir()
+    home = tmp_path / "snapshots" / "a1"
+    (home / "data").mkdir(parents=True)
+    for name in ("data/train-0.jsonl", "data/test-0.jsonl", "README.md"):
+        blob = tmp_path / "blobs" / name.replace("/", "-")
+        blob.write_text('{"text": "train"}\n{"text": "held"}' if "train" in name else "# text")
+        (home / name).symlink_to(blob)
+    data = Data("text", str(home), cache=str(tmp_path / "cache"), valid_fraction=0.5)
+    assert tokens(data).train.tobytes() == b"train\0"
+    assert list(training_text(data)) == ["train"]
+
+
+def test_many_stars_take_no_exponential_time():
+    splits = NamedSplits(Path("/a"), (("train", "/".join(["**", "*a*"] * 40)),))
+    assert splits.of(Path("/a") / "/".join(["ab"] * 60)) == "train"
+    assert splits.of(Path("/a") / "/".join(["b"] * 60)) == "other"
+    assert named_splits(Path("/does/not/exist")).listed == ()

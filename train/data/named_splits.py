@@ -1,0 +1,154 @@
+"""Which files of a folder are held out by their names, as the Hugging Face Hub understands them?
+
+A file belongs to a split if a folder below the corpus, or else its own name, has the name of a
+split as a word: ``data/validation-00000-of-00001.parquet``, ``dev/a.txt``. The outermost folder
+decides. Other files are training files. The entry ``configs`` of a ``README.md`` takes precedence:
+it lists the files of each split, and files that it does not list are left out.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from jaxgrow.untrusted import UntrustedError, checked
+from train.common.errors import UserError
+
+TRAIN = "train"
+VALIDATION = "validation"
+TEST = "test"
+OTHER = "other"  # a file that the README does not list
+_WORDS = {
+    **dict.fromkeys(("train", "training"), TRAIN),
+    **dict.fromkeys(("validation", "valid", "val", "dev"), VALIDATION),
+    **dict.fromkeys(("test", "testing", "eval", "evaluation"), TEST),
+}
+_LARGEST = 1 << 20  # bytes of a README that are read
+
+
+@dataclass(frozen=True)
+class NamedSplits:
+    """The split of each file below a folder.
+
+    Attributes:
+      folder: the folder of the corpus.
+      listed: pairs of a split and a pattern of file names, from the README; empty: words decide.
+    """
+
+    folder: Path
+    listed: tuple[tuple[str, str], ...] = ()
+
+    def of(self, file: Path) -> str:
+        """The split of a file: `TRAIN`, `VALIDATION`, `TEST` or `OTHER`."""
+        if file == self.folder:  # the user named the file itself
+            return TRAIN
+        parts = file.relative_to(self.folder).parts
+        if not self.listed:
+            return next(filter(None, map(_word, parts)), TRAIN)
+        found = {split for split, pattern in self.listed if _matches(parts, pattern.split("/"))}
+        # A file of several splits must not be trained on.
+        return next((split for split in (TEST, VALIDATION, TRAIN) if split in found), OTHER)
+
+
+def named_splits(folder: Path) -> NamedSplits:
+    """The splits of a folder, from its README if it lists them.
+
+    Raises:
+      UserError: the README lists the files of splits, but cannot be read.
+    """
+    listed = _listed(folder) if folder.is_dir() else ()
+    return NamedSplits(folder, tuple(listed))
+
+
+def described(counts: Mapping[str, int]) -> str:
+    """The number of files of each split in words: "2 training files, 1 test file"."""
+    names = {TRAIN: "training", OTHER: "unlisted"}
+    return ", ".join(
+        f"{counts[split]:,} {names.get(split, split)} file{'s' * (counts[split] != 1)}"
+        for split in (TRAIN, VALIDATION, TEST, OTHER)
+        if counts.get(split)
+    )
+
+
+def _word(part: str) -> str | None:
+    """The split that the first word of a folder or file name with a meaning stands for."""
+    words = re.split(r"[-._ 0-9]+", part.lower())
+    return next((_WORDS[word] for word in words if word in _WORDS), None)
+
+
+def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Whether a path has the pattern; ``**`` stands for any number of folders."""
+    # The rows are the parts of the path, so a pattern cannot take exponential time.
+    reached = {0}
+    for part in parts:
+        reached = _closed(reached, pattern)
+        reached = {
+            i + (pattern[i] != "**")
+            for i in reached
+            if i < len(pattern) and (pattern[i] == "**" or fnmatchcase(part, pattern[i]))
+        }
+        if len(pattern) in reached:  # a pattern may name a folder
+            return True
+    return len(pattern) in _closed(reached, pattern)
+
+
+def _closed(reached: set[int], pattern: Sequence[str]) -> set[int]:
+    found = set(reached)
+    for i, part in enumerate(pattern):
+        if i in found and part == "**":
+            found.add(i + 1)
+    return found
+
+
+def _listed(folder: Path) -> Iterator[tuple[str, str]]:
+    """The pairs of split and pattern in the front matter of ``README.md``."""
+    front = _front_matter(folder)
+    configs = front.get("configs") if isinstance(front, Mapping) else None
+    for config in configs if isinstance(configs, list) else []:
+        if not isinstance(config, Mapping):
+            continue
+        inside = config.get("data_dir")
+        before = f"{inside.strip('/')}/" if isinstance(inside, str) and inside.strip("/.") else ""
+        for split, patterns in _data_files(config.get("data_files")):
+            for pattern in patterns if isinstance(patterns, list) else [patterns]:
+                if isinstance(pattern, str):
+                    yield _word(split) or OTHER, before + pattern.removeprefix("./")
+
+
+def _data_files(given: Any) -> list[tuple[str, Any]]:
+    """``data_files`` as pairs of a split and one or several patterns."""
+    if isinstance(given, Mapping):
+        found = list(given.items())
+    else:
+        entries = given if isinstance(given, list) else [given]
+        found = [
+            (entry.get("split", TRAIN), entry.get("path")) if isinstance(entry, Mapping) else (TRAIN, entry)
+            for entry in entries
+        ]
+    return [(split, patterns) for split, patterns in found if isinstance(split, str)]
+
+
+def _front_matter(folder: Path) -> Any:
+    """The YAML between two lines ``---`` at the start of ``README.md``; None without it."""
+    if not (folder / "README.md").is_file():
+        return None
+    try:
+        with checked(folder, "README.md").open() as file:
+            content = file.read(_LARGEST).decode("utf-8", "replace").removeprefix("\ufeff")
+    except UntrustedError as error:
+        raise UserError(f"{error}; or set data.splits=ignore") from error
+    found = re.match(r"---\s*\n(.*?)\n---\s*(\n|$)", content, re.DOTALL)
+    if found is None or "configs" not in found[1]:
+        return None
+    from yaml import CSafeLoader, YAMLError, load  # Flax requires it
+
+    try:
+        return load(found[1], CSafeLoader)  # noqa: S506
+    except (YAMLError, RecursionError, ValueError) as error:
+        line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(
+            f"{folder / 'README.md'}: the YAML at its start cannot be read ({line}), although it lists the files of "
+            "splits; correct it, or set data.splits=ignore"
+        ) from error
