@@ -30,6 +30,7 @@ ROWS: dict[str, Row] = {
     "train/data/labelled/table.py::_lines": todo("no subject yet"),
     "train/data/labelled/table.py::_objects": todo("no subject yet"),
     "train/data/labelled/table.py::_saved": todo("no subject yet"),
+    "train/data/named_splits.py::_front_matter": todo("no subject yet"),
     "train/data/processor.py::normal_in": todo("no subject yet"),
     "train/data/processor.py::_read": todo("no subject yet"),
     "train/data/special.py::copied": todo("no subject yet"),
@@ -43,4 +44,4 @@ ROWS: dict[str, Row] = {
 }
 
 # The number of rows that still need a subject.
-OPEN = 32
+OPEN = 33

@@ -124,7 +124,9 @@ def _data_files(given: Any) -> list[tuple[str, Any]]:
     else:
         entries = given if isinstance(given, list) else [given]
         found = [
-            (entry.get("split", TRAIN), entry.get("path")) if isinstance(entry, Mapping) else (TRAIN, entry)
+            (entry.get("split", TRAIN), entry.get("path"))
+            if isinstance(entry, Mapping)
+            else (TRAIN, entry)
             for entry in entries
         ]
     return [(split, patterns) for split, patterns in found if isinstance(split, str)]
