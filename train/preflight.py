@@ -10,7 +10,8 @@ devices and hosts are busy, if that is longer. The column "MFU at most" is the m
 utilisation of a step that takes this minimum time. Real steps take longer, and only a measurement
 shows how much longer. ``--utilisation`` is the assumed fraction of the peak, from which days and
 device hours are computed. If a program does not fit, the command searches for settings with which
-it fits. If memory is left over, it searches for settings that use it. No data are read. A config is
+it fits. If memory is left over, it searches for settings that use it. No data are read, so a config
+with ``epochs`` needs a number of steps, such as ``FILE.py:NAME:steps=100_000``. A config is
 ``FILE.py:NAME``, or ``FILE.py:NAME:batch=16`` with individual settings.
 """
 
@@ -227,7 +228,9 @@ def main() -> None:
 
 def _checked(config: str, machine: Machine, arguments: Any) -> list[Program]:
     """Print the report of a config, and settings that fit or help. Return its programs."""
-    experiment, programs = estimate.settled(load(config, arguments.set), machine, _say)
+    experiment, programs = estimate.settled(
+        load(config, arguments.set, corpus=False), machine, _say
+    )
     programs = programs or Rehearsal(experiment, machine, _say).run()
     say(f"\n{report(config, experiment, programs, machine, arguments.utilisation)}")
     if estimate.fits(programs, machine):

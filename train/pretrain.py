@@ -114,7 +114,7 @@ def main() -> None:
     if arguments.list:
         return say(experiments(arguments.config))
     if arguments.show:
-        return say(fields(load(arguments.config, arguments.set)))
+        return say(fields(load(arguments.config, arguments.set, corpus=False)))
     if arguments.profile < 0:
         raise UserError(
             f"--profile must be a number of steps, 0 or more, but is {arguments.profile}"

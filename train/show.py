@@ -45,7 +45,7 @@ def row(text: str) -> tuple[str, list[dict[str, Any]]]:
     """
     run = Workdir(text)
     if not run.folder.is_dir():
-        experiment = load(text)
+        experiment = load(text, corpus=False)
         return experiment.name, planned(experiment)
     if not run.finished:
         raise UserError(

@@ -119,7 +119,8 @@ def test_show_prints_every_field_with_value_default_and_type(path, run):
     ]
     found = {name: rest for name, *rest in rows}
     assert found["setting"] == ["value", "default", "type"]
-    assert found["steps"] == ["10", "required", "int"]
+    assert found["steps"] == ["10", "0", "int"]
+    assert found["batch"] == ["8", "required", "int"]
     assert found["seed"] == ["7", "0", "int"]
     assert found["method"][0] == "VCycle"
     assert found["method.up.0.drop"] == ["None", "None", "LayerDrop or None"]

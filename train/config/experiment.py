@@ -12,7 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
@@ -65,15 +65,19 @@ class Experiment:
     """All settings of one run.
 
     ``steps`` is the number of steps of a training from scratch. The stages of a method are
-    fractions of this number.
+    fractions of this number. With ``epochs`` instead, the number follows from the corpus
+    (`with_steps`). An override of one of the two fields replaces the other one.
     """
 
     name: str
     model: Config
-    steps: int
+    # 0: ``epochs`` determines the number of steps.
+    steps: int = field(default=0, kw_only=True, metadata={"replaces": "epochs"})
+    # How often every training sample is used.
+    epochs: float | None = field(default=None, kw_only=True, metadata={"replaces": "steps"})
     # Number of samples (sequences of the context length, or images) over all devices and
     # micro-batches.
-    batch: int
+    batch: int = field(kw_only=True)
     data: Data | Images | Labelled = field(default_factory=Data)
     optim: Optim = field(default_factory=Optim)
     method: Method = field(default_factory=Scratch)
@@ -92,8 +96,8 @@ class Experiment:
     loggers: tuple[Logger, ...] = ()
 
     def __post_init__(self):
+        self._check_length()
         for name in (
-            "steps",
             "batch",
             "accumulate",
             "eval_every",
@@ -128,8 +132,32 @@ class Experiment:
                 "pmap replicates the model on every device: set parallel=mesh to shard it"
             )
 
+    def _check_length(self) -> None:
+        if self.epochs is None:
+            if self.steps < 1:
+                raise ValueError(
+                    f"steps must be at least 1, but is {self.steps}: set steps, or epochs"
+                )
+        elif not 0 < self.epochs < math.inf:
+            raise ValueError(f"epochs must be positive and finite, but is {self.epochs}")
+        elif self.steps:
+            raise ValueError(
+                f"steps={self.steps} and epochs={self.epochs} both set the length of the run: leave out one of them "
+                "(steps=0, or epochs=None)"
+            )
+
     @cached_property
     def plan(self) -> Plan:
+        """The phases of the run.
+
+        Raises:
+          UserError: the number of steps is not known yet (`with_steps`).
+        """
+        if not self.steps:
+            raise UserError(
+                f"{self.name}: the number of steps follows from epochs={self.epochs} and the size of the corpus, and no corpus "
+                "was read here: give the number of steps, for example as CONFIG:steps=100_000"
+            )
         return self.method.plan(self.model, self.optim, self.steps)
 
     @property
@@ -143,7 +171,33 @@ class Experiment:
         return transformation(self.optim, self.model.axes())
 
 
-def load(text: str | Path, overrides: Sequence[str] = ()) -> Experiment:
+def with_steps(experiment: Experiment) -> Experiment:
+    """Return the experiment with ``steps`` in place of ``epochs``, from the size of its corpus.
+
+    An epoch has as many steps as there are complete and partial batches in the training samples, on
+    average: ``steps = round(epochs * samples / batch)``, at least 1. The corpus is read, and text
+    is tokenised into the cache that the training uses.
+
+    Raises:
+      UserError: the corpus cannot be read.
+    """
+    if experiment.epochs is None:
+        return experiment
+    # Its import takes seconds, and few experiments need it.
+    from train.data.batches import sources
+
+    try:
+        samples = len(sources(experiment.data, experiment.model)[0])
+    except UserError as error:
+        raise UserError(
+            f"{experiment.name}: the number of steps follows from epochs={experiment.epochs:g} and the size of the corpus, "
+            f"which cannot be read: {error}. Or give the number of steps, for example as CONFIG:steps=100_000"
+        ) from error
+    steps = max(1, round(experiment.epochs * samples / experiment.batch))
+    return replace(experiment, steps=steps, epochs=None)
+
+
+def load(text: str | Path, overrides: Sequence[str] = (), corpus: bool = True) -> Experiment:
     """Load an experiment from a config file.
 
     Args:
@@ -151,15 +205,21 @@ def load(text: str | Path, overrides: Sequence[str] = ()) -> Experiment:
         ``FILE.py`` for the function ``config``. Further parts after colons are additional
         overrides: ``configs/demo.py:scratch:optim.peak_lr=2e-2``.
       overrides: settings of the form ``a.b=c``. Settings in ``text`` are applied after them.
+      corpus: whether to read the corpus if the experiment has ``epochs``. Commands that do not
+        train leave it alone; the plan of such an experiment is then an error.
 
     Raises:
       UserError: the file is missing, raises an error, or does not define the experiment; or an
-        override does not fit.
+        override does not fit; or the corpus of ``epochs`` cannot be read.
     """
     path, experiment = load_as(Experiment, text, overrides)
     with checking(f"config {path}"):
-        check(experiment)
-    warn(experiment)
+        if corpus:
+            experiment = with_steps(experiment)
+        if experiment.steps:
+            check(experiment)
+    if experiment.steps:
+        warn(experiment)
     return experiment
 
 

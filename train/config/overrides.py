@@ -241,7 +241,19 @@ def _set(node: Any, path: list[str], text: str, name: str) -> Any:
         value = item.replaced(node, value)
     node = copy.copy(node)
     object.__setattr__(node, head, value)  # frozen; validated after all overrides
+    _unset_other(node, head)
     return node
+
+
+def _unset_other(node: Any, name: str) -> None:
+    """Give the field that the field ``name`` replaces, by its metadata, its default value again.
+
+    ``--set epochs=3`` thus also works for an experiment with a number of steps.
+    """
+    fields = {f.name: f for f in dataclasses.fields(node)}
+    other = fields[name].metadata.get("replaces")
+    if other is not None and getattr(node, name) != fields[name].default:
+        object.__setattr__(node, other, fields[other].default)
 
 
 def _default(hint: Any) -> Any:

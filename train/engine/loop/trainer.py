@@ -20,7 +20,7 @@ from jaxgrow.untrusted import printable
 from train.aot.estimate import settled
 from train.aot.machines import Machine, present
 from train.common.errors import Preempted, UserError
-from train.config.experiment import Experiment, as_json, differences
+from train.config.experiment import Experiment, as_json, differences, with_steps
 from train.data import batches
 from train.engine import xla
 from train.engine.hosts import complete, connect, everywhere, gathered, is_first, once
@@ -62,6 +62,7 @@ def run(
       Preempted: the run was stopped by SIGTERM or Ctrl-C, and a checkpoint was saved.
     """
     workdir = Workdir(folder)
+    experiment = everywhere(lambda: with_steps(experiment))
     _same("configs", as_json(experiment))
     once(lambda: workdir.claim(experiment))
     # Orbax counts the operations of each process, and later expects the same number in all of them.

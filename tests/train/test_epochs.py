@@ -1,0 +1,118 @@
+"""``epochs`` in place of ``steps``: the number of steps follows from the corpus of the run."""
+
+import dataclasses
+import json
+import sys
+
+import pytest
+import runs
+
+from train import compare, preflight, pretrain, show, sweep
+from train.common.errors import UserError, exits_cleanly
+from train.config.experiment import load, with_steps
+from train.data.batches import sources
+from train.engine.loop.trainer import run
+from train.engine.run.workdir import Workdir
+from train.plan.training import Train
+
+
+def command(monkeypatch, of, *arguments):
+    """Run the command ``python -m train.NAME``, and return its exit status."""
+    monkeypatch.setattr(sys, "argv", [of.__name__.rpartition(".")[2], *map(str, arguments)])
+    try:
+        exits_cleanly(of.main)
+    except SystemExit as stopped:
+        return stopped.code
+    return 0
+
+
+def by_epochs(folder, epochs=2.0, **changes):
+    return runs.experiment(folder, steps=0, epochs=epochs, **changes)
+
+
+@pytest.mark.parametrize("files", [8, 16])
+def test_the_steps_follow_from_the_corpus(tmp_path, files):
+    experiment = by_epochs(tmp_path)
+    runs.corpus(tmp_path, files)
+    samples = len(sources(experiment.data, experiment.model)[0])
+    found = with_steps(experiment)
+    assert (found.steps, found.epochs) == (round(2 * samples / experiment.batch), None)
+    assert with_steps(found) == found
+    assert with_steps(dataclasses.replace(experiment, epochs=1e-6)).steps == 1
+
+
+def test_the_stages_of_a_method_are_fractions_of_the_steps(tmp_path):
+    found = with_steps(by_epochs(tmp_path, method=runs.VCYCLE))
+    trained = [phase.steps for phase in found.plan if isinstance(phase, Train)]
+    assert trained == [round(share * found.steps) for share in (0.25, 0.5, 0.5)]
+
+
+def test_a_warm_up_longer_than_the_epochs_is_said(tmp_path, capsys):
+    config = runs.script(tmp_path, by_epochs(tmp_path))
+    load(config)
+    assert capsys.readouterr().err == ""
+    load(config, ["epochs=0.02", "optim.warmup=100"])
+    assert "but a warm-up of 100 steps" in capsys.readouterr().err
+
+
+def test_an_override_of_one_replaces_the_other(tmp_path):
+    of_steps = runs.script(tmp_path, runs.experiment(tmp_path, name="steps"))
+    of_epochs = runs.script(tmp_path, by_epochs(tmp_path, name="epochs"))
+    expected = with_steps(by_epochs(tmp_path)).steps
+    assert load(of_steps, ["epochs=2"]).steps == load(of_epochs).steps == expected
+    assert load(of_epochs, ["steps=5"]).steps == load(of_epochs, ["epochs=3", "steps=5"]).steps == 5
+    assert load(f"{of_steps}:epochs=2", ["steps=5"]).steps == expected
+    for override, says in (
+        ("epochs=None", "steps must be at least 1, but is 0: set steps, or epochs"),
+        ("epochs=0", "epochs must be positive and finite, but is 0.0"),
+        ("epochs=1e999", "epochs must be positive and finite, but is inf"),
+    ):
+        with pytest.raises(UserError, match=says):
+            load(of_epochs, [override])
+    with pytest.raises(ValueError, match=r"steps=8 and epochs=2.0 both set .* leave out one"):
+        runs.experiment(tmp_path, epochs=2.0)
+
+
+def test_a_run_of_epochs_is_the_run_of_its_steps(tmp_path):
+    experiment = by_epochs(tmp_path, epochs=0.2)
+    run(experiment, tmp_path / "run")
+    recorded = Workdir(tmp_path / "run").config
+    assert (recorded["steps"], recorded["epochs"]) == (with_steps(experiment).steps, None)
+    assert run(with_steps(experiment), tmp_path / "run") == run(experiment, tmp_path / "run")
+
+
+def test_sweeps_and_comparisons_shorten_epochs(tmp_path, monkeypatch):
+    config = runs.script(tmp_path, by_epochs(tmp_path, epochs=0.4, eval_batches=1))
+    steps = load(config).steps
+    asked = ["--set", "optim.peak_lr=1e-3,2e-3", "--frontier", "0.5", "--workdir", tmp_path / "s"]
+    assert command(monkeypatch, sweep, config, *asked) == 0
+    found = [json.loads(f.read_text())["steps"] for f in tmp_path.glob("s/*-seed0/config.json")]
+    assert found == [round(steps / 2)] * 2
+    asked = [f"{config}:name=other:epochs=0.2", "--frontier", "0.5", "--workdir", tmp_path / "c"]
+    assert command(monkeypatch, compare, config, *asked) == 0
+    folders = ("tiny-seed0", "other-seed0", "tiny-x0.5-seed0")
+    found = [json.loads((tmp_path / "c" / f / "config.json").read_text())["steps"] for f in folders]
+    assert found == [steps, load(config, ["epochs=0.2"]).steps, round(steps / 2)]
+
+
+@pytest.mark.parametrize("of", [pretrain, compare, sweep])
+def test_without_the_corpus_the_way_out_is_a_number_of_steps(tmp_path, monkeypatch, capsys, of):
+    config = runs.script(tmp_path, by_epochs(tmp_path))
+    asked = ["data.path=/absent", *(["optim.warmup=1,2"] if of is sweep else [])]
+    assert command(monkeypatch, of, config, *(x for one in asked for x in ("--set", one))) == 2
+    said = capsys.readouterr().err
+    assert "epochs=2 and the size of the corpus, which cannot be read: there is no corpus" in said
+    assert "CONFIG:steps=100_000" in said and said.count("\n") == 1
+    assert load(f"{config}:steps=100_000", ["data.path=/absent"]).steps == 100_000
+
+
+def test_commands_that_do_not_train_leave_the_corpus_alone(tmp_path, monkeypatch, capsys):
+    config = runs.script(tmp_path, by_epochs(tmp_path))
+    monkeypatch.setattr("train.data.batches.sources", None)
+    assert command(monkeypatch, pretrain, config, "--show") == 0
+    assert "2.0" in capsys.readouterr().out
+    for of, *asked in ((preflight, "--on", "cpu:1"), (show, "--out", tmp_path / "plan.svg")):
+        assert command(monkeypatch, of, config, *asked) == 2
+        said = capsys.readouterr().err
+        assert "no corpus was read here: give the number of steps" in said
+    assert command(monkeypatch, show, f"{config}:steps=100_000", "--out", tmp_path / "p.svg") == 0
