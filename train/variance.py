@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from jaxgrow.layerdrop import Variance, fit_variance
+from jaxgrow.layerdrop.schedules import whole_steps
 from train.analysis.runs import Run
 from train.common.commands import Parser
 from train.common.errors import UserError, exits_cleanly
@@ -47,7 +48,7 @@ def fit(baseline: Path, dropped: Path) -> Variance:
         raise UserError(
             f"{baseline} must be a run from scratch without layer dropping, Scratch(), and {dropped} one with it, Scratch(drop)"
         )
-    first = round((drop["sensitivity"] or {"after": 0})["after"] * config["steps"])
+    first = whole_steps((drop["sensitivity"] or {"after": 0})["after"], config["steps"])
     last = (1 - drop["recovery"]) * config["steps"]
     losses = [_losses(baseline), _losses(dropped)]
     steps = sorted(t for t in losses[0].keys() & losses[1].keys() if first < t <= last)

@@ -16,6 +16,16 @@ from numpy.typing import NDArray
 from jaxgrow.layerdrop.allocation import Sensitivity, allocate, block_list
 
 
+def whole_steps(fraction: float, steps: int) -> int:
+    """The number of steps in a fraction of ``steps``, at least one unless one of the two is 0.
+
+    Example:
+      >>> whole_steps(0.25, 8), whole_steps(0.05, 8), whole_steps(0.0, 8)
+      (2, 1, 0)
+    """
+    return max(1, round(fraction * steps)) if fraction and steps else 0
+
+
 @dataclass(frozen=True)
 class Variance:
     """A curve for how much layer dropping disturbs training over time, relative to its maximum.
@@ -232,7 +242,7 @@ def theta(drop: LayerDrop, t: ArrayLike, steps: int) -> jax.Array:
       `Accelerating Training of Transformer-Based Language Models with Progressive Layer Dropping <https://arxiv.org/abs/2010.13369>`_,
       NeurIPS 2020
     """
-    first = round(drop.after * steps)
+    first = whole_steps(drop.after, steps)
     last = (1 - drop.recovery) * steps
     t = jnp.asarray(t)
     # A phase without steps would divide by 0.

@@ -18,6 +18,7 @@ from counting import products
 from jaxgrow import grow, grow_optimizer, operators
 from jaxgrow.growth.maps import new_sizes
 from jaxgrow.growth.symmetry import break_symmetry
+from jaxgrow.layerdrop import LayerDrop, Sensitivity
 from jaxgrow.models import LlamaConfig
 from jaxgrow.operators.ligo import LiGO
 from train import pretrain
@@ -34,8 +35,8 @@ from train.engine.state.optim import Optim, transformation
 from train.plan import learning as maps
 from train.plan.learning import Apply, Learn
 from train.plan.lifetimes import after, live, shapes
-from train.plan.methods import Growing, GrowTo, Learned, Stage
-from train.plan.modifiers import Setting
+from train.plan.methods import Growing, GrowTo, Inherit, Learned, Scratch, Stage, VCycle
+from train.plan.modifiers import DropLayers, Setting
 from train.plan.training import Train
 from train.plan.transforms import Grow, Import, Transform
 
@@ -570,3 +571,57 @@ def test_a_run_that_cannot_be_imported_is_refused_by_name(small_run, tmp_path):
         imported(small_run, replace(SMALL, mlp=16, eps=0.01), runs.mesh())
     run_otherwise = replace(SMALL, remat="projections", dtype="bfloat16")
     assert imported(small_run, run_otherwise, runs.mesh())[0].config == run_otherwise
+
+
+# --- very few steps ---
+
+SHALLOW = replace(LARGE, layers=2)
+DROPPING = Scratch((DropLayers(LayerDrop(sensitivity=Sensitivity(after=0.05, every=0.1))),))
+
+
+@pytest.mark.parametrize(
+    ("method", "says"),
+    [
+        (VCycle(down=(Stage(0.05),)), "method.down.0.steps=0.05 of 5 steps is less than one step"),
+        (Growing(SHALLOW, Stage(0.1), (GrowTo((Stage(0.9),)),)), "method.source.steps=0.1 of 5"),
+        (
+            Growing(SHALLOW, Stage(0.9), (GrowTo((Stage(0.06),)),)),
+            "method.to.0.stages.0.steps=0.06",
+        ),
+        (Inherit(SMALL, Stage(0.1)), "method.source.steps=0.1 of 5 steps"),
+        (Inherit(SMALL, Stage(0.9), fraction=0.02), "the fraction with a teacher=0.02 of 5 steps"),
+        (DROPPING, "sensitivity.after=0.05 of 5 steps is less than one step"),
+        (DROPPING, "sensitivity.every=0.1 of 5 steps"),
+    ],
+)
+def test_a_part_of_very_few_steps_has_one_step_and_is_said(method, says, capsys):
+    """A stage or pre-analysis that rounds to no step would leave out a part of the method."""
+    few = config.Experiment("few", LARGE, steps=5, batch=4, optim=Optim(warmup=0), method=method)
+    lengths = [p.end - p.begin for p in few.plan if isinstance(p, Train)]
+    assert min(lengths) >= 1
+    config.warn(few)
+    said = capsys.readouterr().err
+    assert says in said
+    least = int(re.search(rf"{re.escape(says)}.*at least (\d+) steps", said)[1])
+    for steps, is_said in ((least - 1, True), (least, False)):
+        config.warn(replace(few, steps=steps))
+        assert (says.partition(" of ")[0] in capsys.readouterr().err) == is_said
+
+
+def test_a_stage_that_is_left_out_stays_left_out(capsys):
+    """A fraction of 0 is intended."""
+    method = VCycle(down=(Stage(0.0),), up=(Stage(0.5), Stage(0.5)))
+    few = config.Experiment("few", LARGE, steps=5, batch=4, optim=Optim(warmup=0), method=method)
+    assert [p.steps for p in few.plan if isinstance(p, Train)] == [0, 2, 2]
+    config.warn(few)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_run_too_short_for_its_pre_analysis_is_refused():
+    for steps, fits in ((1, False), (2, True)):
+        short = config.Experiment("short", LARGE, steps=steps, batch=4, method=DROPPING)
+        if fits:
+            assert [p.end - p.begin for p in short.plan if isinstance(p, Train)] == [1, 1]
+        else:
+            with pytest.raises(ValueError, match=r"takes 1 of 1 steps, .* at least 2 steps"):
+                _ = short.plan

@@ -24,7 +24,7 @@ from jaxgrow.models import Config
 from jaxgrow.models.mixture import EXPERTS
 from train.common.errors import UserError
 from train.common.output import say
-from train.config.overrides import by_name, misfits, overridden
+from train.config.overrides import by_name, misfits, overridden, settings
 from train.data.images import Images
 from train.data.labelled.task import Labelled
 from train.data.text import Data
@@ -32,8 +32,8 @@ from train.engine.hosts import is_first
 from train.engine.state.mesh import How, Mesh
 from train.engine.state.optim import Optim, transformation
 from train.plan.lifetimes import Plan, shapes
-from train.plan.methods import Method, Scratch
-from train.plan.modifiers import DropLayers, DropTokens
+from train.plan.methods import Method, Scratch, Stage
+from train.plan.modifiers import DropLayers, DropTokens, less_than_one
 from train.plan.phase import Phase
 from train.plan.training import Train
 
@@ -404,6 +404,9 @@ def warn(experiment: Experiment) -> None:
         return
     texts = [text for phase in experiment.plan for text in phase.warnings()]
     texts += [text for phase in experiment.plan for text in _run_differently(phase, experiment)]
+    for s in settings(experiment.method, "method."):
+        if s.owner is Stage and s.name.endswith(".steps"):
+            texts += less_than_one(s.name, s.value, experiment.steps)
     for text in dict.fromkeys(texts):
         say(f"{experiment.name}: {text}", file=sys.stderr)
 

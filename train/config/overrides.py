@@ -151,6 +151,7 @@ class Setting(NamedTuple):
     value: Any
     hint: Any  # the type
     default: Any  # `dataclasses.MISSING` if the field has none
+    owner: type  # the class of the dataclass that has the field
 
     @property
     def type(self) -> str:
@@ -181,12 +182,13 @@ def settings(node: Any, name: str = "", unset: bool = False) -> Iterator[Setting
             value,
             types[f.name],
             f.default if factory is dataclasses.MISSING else factory(),
+            type(node),
         )
         inner = _default(types[f.name]) if unset and value is None else value
         yield from settings(inner, f"{name}{f.name}.", unset)
     for own, item in _names(type(node)).items():
         value = item.get(node)
-        yield Setting(name + own, value, item.hint, None)
+        yield Setting(name + own, value, item.hint, None, type(node))
         inner = _default(item.hint) if unset and value is None else value
         yield from settings(inner, f"{name}{own}.", unset)
 

@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 
 from jaxgrow.growth.moments import Policy
 from jaxgrow.layerdrop import LayerDrop, Sensitivity
+from jaxgrow.layerdrop.schedules import whole_steps
 from jaxgrow.models import Adapter, Config
 from jaxgrow.operators.ligo import LiGO
 from jaxgrow.optim.freeze import Freeze
@@ -83,7 +84,7 @@ class Stage:
                 f"the steps of a stage are a fraction of the steps of the experiment, at least 0, but are {self.steps}"
             )
         every = (*modifiers, *self.modifiers)
-        return training(name, round(self.steps * steps), self.optim(base), config, every)
+        return training(name, whole_steps(self.steps, steps), self.optim(base), config, every)
 
 
 def _check_rewarm(stages: Sequence[Stage], name: str, moments: Policy) -> None:
@@ -136,7 +137,7 @@ class VCycle:
             configs.append(smaller(grouping, configs[-1]))
 
         def train(level: int, stage: Stage) -> tuple[Phase, ...]:
-            if level and not round(stage.steps * steps):
+            if level and not stage.steps:
                 # Without steps, a coarse level needs no phase: its model comes from another level.
                 return ()
             return stage.train(names[level], configs[level], optim, steps)

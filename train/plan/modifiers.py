@@ -31,12 +31,23 @@ from jaxgrow.layerdrop import (
     sample_tokens,
     schedule,
 )
+from jaxgrow.layerdrop.schedules import whole_steps
 from jaxgrow.models import Config
 from jaxgrow.models.stack import KeptTokens
 from jaxgrow.optim.freeze import Freeze, hold
 from train.engine.state.model import Model, logits
 from train.engine.state.optim import Optim, learning_rate
 from train.plan.keep_masks import KeepMasks
+
+
+def less_than_one(name: str, fraction: float, steps: int) -> list[str]:
+    """A warning if a fraction of the steps is not even one step, so that it takes one step."""
+    if not fraction or not steps or round(fraction * steps):
+        return []
+    return [
+        f"{name}={fraction:g} of {steps} steps is less than one step, and takes one: the costs differ from those of a "
+        f"longer run, which has at least {math.floor(0.5 / fraction) + 1} steps"
+    ]
 
 
 class TrainedPhase(Protocol):
@@ -129,6 +140,10 @@ class Modifier:
           ValueError: it does not fit.
         """
 
+    def warnings(self, phase: TrainedPhase) -> list[str]:
+        """Warnings about settings that are allowed but probably not intended."""
+        return []
+
     def savings(self, config: Config) -> dict[str, Any]:
         """Options of `jaxgrow.flops.train` that describe the computation saved in every step."""
         return {}
@@ -211,6 +226,13 @@ class DropLayers(Modifier, key="drop"):
             raise ValueError(
                 "layer dropping is not supported together with token dropping or frozen layers"
             )
+
+    def warnings(self, phase: TrainedPhase) -> list[str]:
+        s = self.drop.sensitivity
+        if s is None:
+            return []
+        shares = {"sensitivity.after": s.after, "sensitivity.every": s.every}
+        return [t for name, x in shares.items() for t in less_than_one(name, x, phase.steps)]
 
     def layers(self, phase: TrainedPhase) -> float:
         weights = tuple(flops.weights(phase.config).tolist())
@@ -417,8 +439,11 @@ class Teacher(Modifier):
                 "use a teacher with a context that is at least as long"
             )
 
+    def warnings(self, phase: TrainedPhase) -> list[str]:
+        return less_than_one("the fraction with a teacher", self.fraction, phase.steps)
+
     def weight(self, step: int, steps: int) -> float:
-        taught = round(self.fraction * steps)
+        taught = whole_steps(self.fraction, steps)
         return max(0.0, 1 - step / taught) if taught else 0.0
 
     def flops(self, phase: TrainedPhase, samples: int) -> float:

@@ -14,6 +14,7 @@ import optax
 
 from jaxgrow import flops
 from jaxgrow.layerdrop import Sensitivity, sensitivity
+from jaxgrow.layerdrop.schedules import whole_steps
 from jaxgrow.models import Config
 from jaxgrow.models.importance import influence, streams
 from jaxgrow.optim import muon
@@ -118,11 +119,12 @@ class Train(Phase, writes="name"):
     def warnings(self) -> list[str]:
         steps = self.steps
         warmup = self.optim.warmup
+        found = [text for modifier in self.modifiers for text in modifier.warnings(self)]
         if 0 < steps < warmup:
-            return [
+            found.append(
                 f"{self.label} has {steps} steps, but a warm-up of {warmup} steps: its learning rate never reaches the peak"
-            ]
-        return []
+            )
+        return found
 
     def start(self, models: Models, tx: optax.GradientTransformation, key: jax.Array) -> Model:
         """Return the model at the start of the phase, with its optimizer state."""
@@ -263,9 +265,14 @@ def training(
     if s is None:
         return (train(*modifiers),)
     dense = [m for m in modifiers if not isinstance(m, DropLayers)]
-    cuts = [round(s.after * steps)]
-    while s.every and cuts[-1] + max(1, round(s.every * steps)) < steps:
-        cuts.append(cuts[-1] + max(1, round(s.every * steps)))
+    cuts = [whole_steps(s.after, steps)]
+    if 0 < steps <= cuts[0]:
+        raise ValueError(
+            f"the pre-analysis of the sensitivities takes {cuts[0]} of {steps} steps, so no step drops layers: train at "
+            f"least {cuts[0] + 1} steps"
+        )
+    while s.every and cuts[-1] + whole_steps(s.every, steps) < steps:
+        cuts.append(cuts[-1] + whole_steps(s.every, steps))
     phases: list[Phase] = [train(*dense, until=cuts[0])]
     for begin, until in itertools.pairwise([*cuts, steps]):
         phases += [Measure(name, s, positions), train(*modifiers, begin=begin, until=until)]
