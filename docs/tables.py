@@ -1,4 +1,4 @@
-"""Writes the tables and API entries of the site that are made from data: ``python docs/tables.py``."""
+"""Writes the tables of the site, its API entries and `jaxgrow/cli/methods.py` from data: ``python docs/tables.py``."""
 
 import pkgutil
 import re
@@ -10,7 +10,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from jaxgrow import models
 from jaxgrow.checkpoints.hf import families
-from jaxgrow.operators import OPERATORS, WIDTH
+from jaxgrow.cli.keeps import described_methods
+from jaxgrow.integrations.formats import FORMATS
+from jaxgrow.integrations.torch_optimizer import POLICIES
+from jaxgrow.operators import EXPERTS, OPERATORS, WIDTH
 from train.analysis.evidence import summary
 
 DOCS = Path(__file__).parent
@@ -49,6 +52,27 @@ def operators() -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
+def methods() -> str:
+    """Return the module with what the arguments of ``jaxgrow`` need to know without JAX."""
+    lines = [
+        f"    {name!r}: {row!r},".replace("'", '"') for name, row in described_methods().items()
+    ]
+    return "\n".join(
+        (
+            '"""The names of methods and formats, written by `python docs/tables.py`."""\n',
+            "# For each method: the axes that it grows, and whether it preserves the function of a",
+            "# pre-LN model.",
+            "METHODS = {",
+            *lines,
+            "}",
+            f"EXPERTS = {tuple(EXPERTS)!r}".replace("'", '"'),
+            f"FORMATS = {tuple(sorted(FORMATS))!r}".replace("'", '"'),
+            f"OPTIMIZER_POLICIES = {POLICIES!r}".replace("'", '"'),
+            "",
+        )
+    )
+
+
 TABLES = {"results/index.md": lambda: summary("docs/results"), "concepts/operators.md": operators}
 
 # Pages, and the packages whose modules are model families.
@@ -75,6 +99,7 @@ def written(text: str, table: str) -> str:
 
 
 if __name__ == "__main__":
+    (DOCS.parent / "jaxgrow/cli/methods.py").write_text(methods())
     for name, table in TABLES.items():
         page = DOCS / name
         page.write_text(written(page.read_text(), table()))

@@ -3,6 +3,7 @@
 Python runs signal handlers in the main thread only. In other threads, both contexts do nothing.
 """
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -10,6 +11,24 @@ from contextlib import contextmanager
 from typing import Any
 
 _ALL = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
+
+@contextmanager
+def leaving() -> Iterator[None]:
+    """End the process with one line at a Ctrl-C inside the context, in which no work has started.
+
+    It ends without an exception, because a module that is being imported might catch it, or be left
+    partly initialised.
+    """
+
+    def leave(number: int, frame: Any) -> None:
+        os.write(2, b"interrupted; nothing was written\n")
+        os._exit(128 + number)
+
+    with _handled(
+        (n for n in _ALL[:1] if signal.getsignal(n) == signal.default_int_handler), leave
+    ):
+        yield
 
 
 @contextmanager

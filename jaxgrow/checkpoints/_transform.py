@@ -18,6 +18,7 @@ from jaxgrow.checkpoints.hf.storage import HuggingFace
 from jaxgrow.checkpoints.io.files import (
     ADAPTER,
     RECORD,
+    SHARD,
     CheckpointError,
     extras,
     inside,
@@ -26,7 +27,6 @@ from jaxgrow.checkpoints.io.files import (
 )
 from jaxgrow.checkpoints.io.folders import appearing
 from jaxgrow.checkpoints.io.replacing import may_become
-from jaxgrow.checkpoints.io.safetensors import SHARD
 from jaxgrow.checkpoints.source import Checkpoint, Grown, Loaded, Source
 from jaxgrow.growth.maps import Growth
 from jaxgrow.models import Config

@@ -48,3 +48,8 @@ def script(commands: Mapping[str, argparse.ArgumentParser], shell: str) -> str:
         commands=" ".join(commands), values="\n".join(values), options="\n".join(options)
     )
     return (_ZSH if shell == "zsh" else "") + filled
+
+
+def run_completion(a: argparse.Namespace) -> None:
+    """Print the completion script."""
+    print(script(a.commands, a.shell), end="")

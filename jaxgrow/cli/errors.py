@@ -4,21 +4,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from jaxgrow.axes.size_error import SizeError
-from jaxgrow.checkpoints import CheckpointError
+from jaxgrow.checkpoints.io.files import CheckpointError
+from jaxgrow.cli.options import axis_option
 
 
 class UsageError(CheckpointError):
     """Arguments that are invalid independently of the checkpoint files."""
-
-
-def option(axis: str) -> str:
-    """The option that sets the size of an axis.
-
-    Example:
-      >>> option("kv_heads")
-      '--kv-heads'
-    """
-    return f"--{axis.replace('_', '-')}"
 
 
 @contextmanager
@@ -44,7 +35,7 @@ def with_options(error: BaseException) -> str:
     text = str(error)
     for cause in _with_causes(error):
         if isinstance(cause, SizeError):
-            proposed = cause.spelled(lambda axis, value: f"{option(axis)} {value}")
+            proposed = cause.spelled(lambda axis, value: f"{axis_option(axis)} {value}")
             text = text.replace(str(cause), proposed)
     return text
 

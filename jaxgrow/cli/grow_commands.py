@@ -3,7 +3,6 @@
 import argparse
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,12 +10,11 @@ import jax
 from jaxgrow import operators, plot
 from jaxgrow.checkpoints import CheckpointError, Source, Upcycled, open_checkpoint
 from jaxgrow.checkpoints.hf.upcycled import Single
+from jaxgrow.checkpoints.io.files import SHARD
 from jaxgrow.checkpoints.io.replacing import may_become
-from jaxgrow.checkpoints.io.safetensors import SHARD
-from jaxgrow.cli import options, suggest
+from jaxgrow.cli import new_sizes, suggest
 from jaxgrow.cli.errors import UsageError, reported
-from jaxgrow.cli.keeps import METHODS, keeps
-from jaxgrow.cli.options import Commands
+from jaxgrow.cli.keeps import keeps
 from jaxgrow.cli.writing import (
     as_text,
     in_dtype,
@@ -29,32 +27,12 @@ from jaxgrow.cli.writing import (
 from jaxgrow.growth.maps import Growth
 from jaxgrow.integrations import command
 from jaxgrow.integrations.torch_optimizer import POLICIES
-from jaxgrow.tables import aligned
 
 # --- suggest ---
 
 
-def add_suggest(commands: Commands) -> None:
-    """Add ``jaxgrow suggest``."""
-    about = (
-        "list the growth methods that fit a model, with the FLOPs that they saved in our "
-        "measurements"
-    )
-    p = commands.add("suggest", about, _suggest, "SRC")
-    options.as_json(p)
-    p.add_argument(
-        "--to",
-        type=options.growth_factor,
-        metavar="2x",
-        help="the growth factor, instead of new sizes; sizes that fit it are proposed",
-    )
-    options.sizes(p)
-    p.add_argument(
-        "--keep-function", action="store_true", help="list only function-preserving methods"
-    )
-
-
-def _suggest(a: argparse.Namespace) -> None:
+def run_suggest(a: argparse.Namespace) -> None:
+    """Run ``jaxgrow suggest``."""
     source = open_checkpoint(a.src)
     wanted = _wanted(a, source)
     found = [(target, *suggest.suggest(source, target, a.keep_function)) for target in wanted]
@@ -73,8 +51,8 @@ def _suggest(a: argparse.Namespace) -> None:
 def _wanted(a: argparse.Namespace, source: Source) -> list[dict[str, int]]:
     """The targets for which methods are listed: the given one, or those of a factor."""
     if a.to is None:
-        return [options.possible(options.target(a))]
-    if options.given_sizes(a):
+        return [new_sizes.possible(new_sizes.target(a))]
+    if new_sizes.given_sizes(a):
         raise UsageError(
             "--to cannot be combined with explicit sizes: give either --to or the sizes"
         )
@@ -90,31 +68,8 @@ def _wanted(a: argparse.Namespace, source: Source) -> list[dict[str, int]]:
 # --- show ---
 
 
-def add_show(commands: Commands) -> None:
-    """Add ``jaxgrow show``."""
-    about = "plot the maps from old to new units that grow would apply"
-    methods = {name: row for name, row in METHODS.items() if name not in operators.EXPERTS}
-    p = commands.add("show", about, _show, "SRC", epilog=_methods(methods))
-    options.as_json(p)
-    p.add_argument("--method", choices=sorted(methods), required=True)
-    options.sizes(p)
-    p.add_argument(
-        "--seed",
-        type=int,
-        metavar="N",
-        help="random seed for methods that sample units (default: 0)",
-    )
-    p.add_argument(
-        "--out",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help="the image file to write (.png, .svg or .pdf)",
-    )
-    p.set_defaults(noise=None)
-
-
-def _show(a: argparse.Namespace) -> None:
+def run_show(a: argparse.Namespace) -> None:
+    """Run ``jaxgrow show``."""
     source = open_checkpoint(a.src)
     growth, arguments = _growth(a, source)
     names = {path: leaf.names for path, leaf in source.leaves.items()}
@@ -135,74 +90,11 @@ def _show(a: argparse.Namespace) -> None:
     print(f"{a.out}: growth to {as_text(sizes)}\n{kept_as_text(kept)}")
 
 
-def _methods(methods: Mapping[str, tuple[str, str]]) -> str:
-    """Format the methods as a table for the help text."""
-    rows = [(name, *about) for name, about in methods.items()]
-    return aligned(("METHOD", "GROWS", "FUNCTION-PRESERVING"), rows)
-
-
 # --- grow ---
 
 
-def add_grow(commands: Commands) -> None:
-    """Add ``jaxgrow grow``."""
-    about = "make a model larger with a published growth method"
-    p = commands.add("grow", about, _grow, "SRC", epilog=_methods(METHODS), writes=True)
-    p.add_argument("--method", choices=sorted(METHODS), required=True)
-    options.sizes(p)
-    _add_experts(p)
-    p.add_argument(
-        "--seed",
-        type=int,
-        metavar="N",
-        help="random seed for sampled units, new routers, and --noise (default: 0)",
-    )
-    p.add_argument(
-        "--noise",
-        type=float,
-        metavar="DB",
-        help="add noise to copies, DB decibels below the weights; the noise of the copies of a "
-        "unit sums to zero, so it breaks their symmetry without changing the function",
-    )
-    _add_optimizer(p)
-    options.lora(p)
-
-
-def _add_experts(p: argparse.ArgumentParser) -> None:
-    p.add_argument(
-        "--experts",
-        type=int,
-        metavar="N",
-        help="the number of experts of the new model, for upcycle and virtual_groups",
-    )
-    p.add_argument(
-        "--active",
-        type=int,
-        metavar="N",
-        help="the number of experts that each token is routed to (default: 2)",
-    )
-
-
-def _add_optimizer(p: argparse.ArgumentParser) -> None:
-    p.add_argument(
-        "--optimizer",
-        choices=["drop", *POLICIES],
-        help="the policy for growing the optimizer state in SRC; without this option, the command "
-        "chooses a policy for a checkpoint of another trainer, but the state "
-        "of a PyTorch run is dropped",
-    )
-    options.trainer_format(p)
-    p.add_argument(
-        "--optimizer-state",
-        type=Path,
-        metavar="PATH",
-        help="the optimizer state of a PyTorch run: an optimizer.pt, an "
-        "optimizer.safetensors, or a directory of torch.distributed.checkpoint (default: found in "
-        "SRC)",
-    )
-
-
-def _grow(a: argparse.Namespace) -> None:
+def run_grow(a: argparse.Namespace) -> None:
+    """Run ``jaxgrow grow``."""
     if a.method in operators.EXPERTS:
         return _upcycle(a)
     for option in ("experts", "active"):
@@ -228,9 +120,9 @@ def _grow(a: argparse.Namespace) -> None:
 def _growth(a: argparse.Namespace, source: Source) -> tuple[Growth, dict[str, Any]]:
     """The growth that ``--method`` and the sizes define, and the arguments for its record."""
     operator = operators.OPERATORS[a.method]
-    target = options.possible(options.target(a))
+    target = new_sizes.possible(new_sizes.target(a))
     taken = _taken(a, source.config.traits)
-    options.check_stages(source, target)
+    new_sizes.check_stages(source, target)
     with reported():
         growth = operator(source.sizes(), target, **taken)
     return growth, {"method": a.method, "target": target, **taken}
@@ -290,7 +182,7 @@ def _grow_run(a: argparse.Namespace) -> None:
     """Grow a checkpoint of another trainer."""
     _check_run_options(a)
     run = command.opened(a.src, a.format, a.names, a.head_dim)
-    target = options.possible(options.target(a))
+    target = new_sizes.possible(new_sizes.target(a))
     operator = operators.OPERATORS[a.method]
     policy = a.optimizer or command.policy_of(a.method)
     if policy not in command.POLICIES:
@@ -314,7 +206,7 @@ def _grow_run(a: argparse.Namespace) -> None:
     if a.json:
         print_json(about)
     else:
-        print(command.summary(a.dst, about, METHODS[a.method][1]))
+        print(command.summary(a.dst, about, operators.OPERATORS[a.method].preserves))
 
 
 def _upcycle(a: argparse.Namespace) -> None:
@@ -336,7 +228,7 @@ def _upcycle(a: argparse.Namespace) -> None:
     source = open_checkpoint(a.src)
     active = _active(a)
     seed = a.seed or 0
-    target = options.possible({"experts": a.experts, **options.given_sizes(a)})
+    target = new_sizes.possible({"experts": a.experts, **new_sizes.given_sizes(a)})
     sizes = Single(source).sizes()
     with reported():
         growth = operators.EXPERTS[a.method](sizes, target)

@@ -13,14 +13,19 @@ from jaxgrow.growth.maps import Growth, Rules, new_sizes, preserves_function, te
 from jaxgrow.growth.matrices import Rows
 from jaxgrow.models import Config
 
-# For each method: the axes that it grows, and whether it preserves the function of a pre-LN model.
-METHODS = {
-    name: (
-        ", ".join(found.axes).replace("_", "-") + (f" ({found.sizes})" if found.sizes else ""),
-        found.preserves,
-    )
-    for name, found in operators.OPERATORS.items()
-}
+
+def described_methods() -> dict[str, tuple[str, str]]:
+    """Return the axes that each method grows, and whether it preserves a pre-LN model's function.
+
+    Methods that were registered in this process, such as a user's own, are among them.
+    """
+    return {
+        name: (
+            ", ".join(found.axes).replace("_", "-") + (f" ({found.sizes})" if found.sizes else ""),
+            found.preserves,
+        )
+        for name, found in operators.OPERATORS.items()
+    }
 
 
 def keeps(growth: Growth, config: Config, method: str = "") -> bool:

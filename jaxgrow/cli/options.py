@@ -1,18 +1,15 @@
 """The options that several subcommands of ``jaxgrow`` share, and the types of their values."""
 
 import argparse
+import difflib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
+from typing import NoReturn
 
-from jaxgrow import operators
-from jaxgrow.axes.names import kind
-from jaxgrow.checkpoints import CheckpointError, Source
-from jaxgrow.checkpoints.io.safetensors import SHARD
-from jaxgrow.cli.errors import UsageError, option
-from jaxgrow.cli.suggest import factor
-from jaxgrow.integrations.formats import FORMATS
+from jaxgrow.checkpoints.io.files import SHARD
+from jaxgrow.cli.methods import FORMATS
 
 # The axes that have an option, with the meaning of their size for the help text.
 AXES = {
@@ -36,11 +33,20 @@ DATA = (
     "(.npy) for a vision model"
 )
 DTYPES = ("float32", "bfloat16", "float16")
-# The largest size of a grown axis: larger than in any model, and small enough for a growth of it to
-# fit into memory.
-LARGEST = 1 << 20
 
-Run = Callable[[argparse.Namespace], None]
+
+class UsageParser(argparse.ArgumentParser):
+    """A parser whose usage errors are one line, which proposes the nearest name."""
+
+    def error(self, message: str) -> NoReturn:
+        """End the process with status 2."""
+        found = re.fullmatch(r"(.*)invalid choice: '(.*)' \(choose from (.*)\)", message)
+        if found is not None:
+            names = [name.strip("'\" ") for name in found[3].split(",")]
+            near = difflib.get_close_matches(found[2], names, n=1)
+            proposed = f"did you mean {near[0]}" if near else f"choose from {', '.join(names)}"
+            message = f"{found[1]}{found[2]!r} does not exist; {proposed}"
+        self.exit(2, f"error: {message}. {self.prog} --help lists the options\n")
 
 
 class Commands:
@@ -62,7 +68,7 @@ class Commands:
         self,
         name: str,
         help: str,
-        run: Run,
+        run: str,
         *folders: str,
         writes: bool = False,
         evaluates: bool = False,
@@ -73,7 +79,7 @@ class Commands:
         Args:
           name: the name of the subcommand.
           help: its description in one sentence.
-          run: the function that runs it on the parsed arguments.
+          run: the module in `jaxgrow.cli`, and its function that runs the parsed arguments.
           *folders: the names of its positional arguments, each the folder of a model.
           writes: whether it writes a model to DST, and can print the result as JSON.
           evaluates: whether it evaluates models, which may use an accelerator.
@@ -134,7 +140,7 @@ def trainer_format(p: argparse.ArgumentParser) -> None:
     """Add the options for checkpoints of other trainers."""
     p.add_argument(
         "--format",
-        choices=sorted(FORMATS),
+        choices=FORMATS,
         help="the trainer that wrote the checkpoint (default: detected from its paths)",
     )
     p.add_argument(
@@ -167,6 +173,16 @@ def lora(p: argparse.ArgumentParser) -> None:
     )
 
 
+def axis_option(axis: str) -> str:
+    """The option that sets the size of an axis.
+
+    Example:
+      >>> axis_option("kv_heads")
+      '--kv-heads'
+    """
+    return f"--{axis.replace('_', '-')}"
+
+
 def sizes(p: argparse.ArgumentParser) -> None:
     """Add one option per axis for its new size."""
     for axis, what in AXES.items():
@@ -174,13 +190,13 @@ def sizes(p: argparse.ArgumentParser) -> None:
             f"the new number of {what}; for a model with stages (Swin) one per stage, such as "
             "2,2,18,2"
         )
-        p.add_argument(option(axis), type=_stages, metavar="N", help=about)
+        p.add_argument(axis_option(axis), type=_stages, metavar="N", help=about)
 
 
 # --- the types of values ---
 
 
-def groups(text: str) -> operators.Groups:
+def groups(text: str) -> str | tuple[tuple[int, ...], ...]:
     """Read the groups of the units of an axis, such as ``far:3`` or ``0+2,1+3``."""
     if text.startswith(("far", "adjacent")) or text == "alike":
         return text
@@ -194,11 +210,18 @@ def groups(text: str) -> operators.Groups:
 
 
 def growth_factor(text: str) -> Fraction:
-    """Read a factor of growth such as ``2x``."""
-    try:
-        return factor(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    """Read a factor of growth such as ``2x`` or ``1.5x``.
+
+    Example:
+      >>> growth_factor("1.5x")
+      Fraction(3, 2)
+    """
+    number = text.removesuffix("x")
+    if not number.replace(".", "", 1).isdecimal() or not 1 < Fraction(number) <= 1024:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a factor of growth; give a number above 1, such as 2x or 1.5x"
+        )
+    return Fraction(number)
 
 
 def _stages(text: str) -> int | tuple[int, ...]:
@@ -220,60 +243,3 @@ def _bytes(text: str) -> int:
             f"{text!r} is not a file size: give one such as 500MB, 1.5GB or 5GiB"
         )
     return size
-
-
-# --- the new sizes ---
-
-
-def given_sizes(a: argparse.Namespace) -> dict[str, int]:
-    """The new size of each axis that has one; the stages of an axis are called ``layers.0``."""
-    found: dict[str, int] = {}
-    for axis in AXES:
-        size = getattr(a, axis)
-        if isinstance(size, int):
-            found[axis] = size
-        elif size is not None:
-            found |= {f"{axis}.{stage}": n for stage, n in enumerate(size)}
-    return found
-
-
-def target(a: argparse.Namespace) -> dict[str, int]:
-    """The new sizes, at least one.
-
-    Raises:
-      UsageError: no size is given.
-    """
-    found = given_sizes(a)
-    if not found:
-        raise UsageError(
-            f"nothing to {a.command}: give the new size of an axis, such as --layers 24"
-        )
-    return found
-
-
-def possible(sizes: dict[str, int]) -> dict[str, int]:
-    """Return the sizes after checking that none of them is too large.
-
-    Raises:
-      UsageError: a size is too large for any model.
-    """
-    for name, size in sizes.items():
-        if size > LARGEST:
-            raise UsageError(f"{option(name)} {size}: the maximum is {LARGEST:,}")
-    return sizes
-
-
-def check_stages(source: Source, target: Mapping[str, int]) -> None:
-    """Check that the target has one size per stage for each axis that has stages.
-
-    Raises:
-      CheckpointError: a single size is given for such an axis.
-    """
-    for axis in target:
-        stages = [name for name in source.sizes() if kind(name) == axis]
-        if axis not in stages and stages:
-            sizes = ",".join(str(target[axis]) for _ in stages)
-            raise CheckpointError(
-                f"{option(axis)} {target[axis]}: this model has {len(stages)} stages; give one "
-                f"size per stage, such as {option(axis)} {sizes}"
-            )

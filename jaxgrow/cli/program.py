@@ -1,46 +1,18 @@
 """The command ``jaxgrow``: parse the arguments, run a subcommand, and report errors."""
 
 import argparse
+import importlib
 import io
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-import jax
-
-from jaxgrow._version import __version__
-from jaxgrow.checkpoints import CheckpointError
-from jaxgrow.cli import file_commands, grow_commands, prune_command, v_cycle_commands
+from jaxgrow.checkpoints.io.files import CheckpointError
+from jaxgrow.cli.arguments import parser
 from jaxgrow.cli.errors import UsageError
-from jaxgrow.cli.options import Commands
-from jaxgrow.signals import interrupting
+from jaxgrow.signals import interrupting, leaving
 from jaxgrow.untrusted import UntrustedError
-
-_TITLE = "Grow, coalesce, prune, interpolate, compare and convert checkpoints on disk."
-
-
-def parser() -> argparse.ArgumentParser:
-    """Build the parser of all subcommands.
-
-    The parsed arguments hold the function of the subcommand as ``run``.
-    """
-    found = argparse.ArgumentParser(prog="jaxgrow", description=_TITLE)
-    found.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
-    commands = Commands(found)
-    file_commands.add_inspect(commands)
-    v_cycle_commands.add_coalesce(commands)
-    v_cycle_commands.add_decoalesce(commands)
-    v_cycle_commands.add_interpolate(commands)
-    grow_commands.add_show(commands)
-    grow_commands.add_grow(commands)
-    grow_commands.add_suggest(commands)
-    prune_command.add_prune(commands)
-    file_commands.add_report(commands)
-    file_commands.add_convert(commands)
-    file_commands.add_architectures(commands)
-    file_commands.add_completion(commands)
-    return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,11 +30,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if (getattr(a, "seed", None) or 0) < 0:
             raise UsageError(f"--seed {a.seed}: a seed must be a non-negative integer")
+        run = _imported(a.run)
         with interrupting():
             if not a.evaluates:
                 # Commands that only transform files must neither wait for an accelerator nor occupy it.
-                jax.config.update("jax_platforms", "cpu")
-            a.run(a)
+                sys.modules["jax"].config.update("jax_platforms", "cpu")
+            run(a)
             print(end="", flush=True)  # so that a closed pipe is an error here, not at exit
     except BrokenPipeError:
         # At exit, Python flushes the rest of the output.
@@ -74,6 +47,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as error:
         return _ended("interrupted", error, 128 + (error.args[0] if error.args else signal.SIGINT))
     return 0
+
+
+def _imported(run: str) -> Callable[[argparse.Namespace], None]:
+    """Import the function that runs a subcommand, with everything that it needs."""
+    module, name = run.split(".")
+    with leaving():
+        importlib.import_module("jax")
+        return getattr(importlib.import_module(f"jaxgrow.cli.{module}"), name)
 
 
 def _ended(text: str, error: BaseException, status: int) -> int:

@@ -4,7 +4,6 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,37 +13,15 @@ from jaxgrow import operators
 from jaxgrow.axes.names import LAYERS, beside, is_layers, kind
 from jaxgrow.checkpoints import CheckpointError, Grown, Source, open_checkpoint
 from jaxgrow.checkpoints.source import Checkpoint
-from jaxgrow.cli import model_inputs, options
+from jaxgrow.cli import model_inputs, new_sizes
 from jaxgrow.cli.errors import UsageError, reported
 from jaxgrow.cli.model_outputs import outputs, wide_params
-from jaxgrow.cli.options import Commands
 from jaxgrow.cli.writing import in_dtype, put, transform
 from jaxgrow.growth.maps import Growth
 from jaxgrow.growth.report import preservation
 from jaxgrow.models import importance
 from jaxgrow.operators.targets import depth, width
 from jaxgrow.tables import aligned
-
-
-def add_prune(commands: Commands) -> None:
-    """Add ``jaxgrow prune``."""
-    about = (
-        "make a model smaller by removing the layers and units that are least important on given "
-        "data"
-    )
-    p = commands.add("prune", about, _prune, "SRC", evaluates=True, writes=True)
-    options.sizes(p)
-    options.lora(p)
-    p.add_argument(
-        "--data", type=Path, required=True, metavar="FILE", help=options.DATA.format("SRC")
-    )
-    p.add_argument(
-        "--by",
-        choices=["influence", "angular"],
-        help="which layers are removed: 'influence' removes the layers that individually change "
-        "their input least (default), 'angular' the consecutive layers that together change it "
-        "least",
-    )
 
 
 @dataclass(frozen=True)
@@ -73,7 +50,8 @@ class _Plan:
         return operators.prune(self.source.sizes(), self.target, scores, alternating)
 
 
-def _prune(a: argparse.Namespace) -> None:
+def run_prune(a: argparse.Namespace) -> None:
+    """Run ``jaxgrow prune``."""
     plan = _planned(a)
     # Detect a result that cannot be written before the expensive measurements.
     _check_writable(a, plan)
@@ -94,12 +72,12 @@ def _prune(a: argparse.Namespace) -> None:
 
 def _planned(a: argparse.Namespace) -> _Plan:
     source = open_checkpoint(a.src)
-    target = options.target(a)
+    target = new_sizes.target(a)
     if a.by and a.layers is None:
         raise UsageError(
             f"--by {a.by} selects the layers to remove: give their new number with --layers"
         )
-    options.check_stages(source, target)
+    new_sizes.check_stages(source, target)
     if source.config.predicts == "states" and "embed" in target:
         raise CheckpointError(
             "prune compares outputs before and after, but the outputs of a model without a head "

@@ -14,8 +14,9 @@ from jaxgrow import operators
 from jaxgrow.axes.names import is_layers, kind
 from jaxgrow.checkpoints.io.files import CheckpointError
 from jaxgrow.checkpoints.source import Grown, Source
-from jaxgrow.cli.errors import option, with_options
-from jaxgrow.cli.keeps import METHODS, keeps
+from jaxgrow.cli.errors import with_options
+from jaxgrow.cli.keeps import keeps
+from jaxgrow.cli.options import axis_option
 from jaxgrow.operators.targets import depth, width
 from jaxgrow.tables import aligned
 
@@ -140,25 +141,7 @@ def options(target: Mapping[str, int]) -> str:
     kinds: dict[str, list[str]] = {}
     for name, size in target.items():
         kinds.setdefault(kind(name), []).append(str(size))
-    return " ".join(f"{option(name)} {','.join(sizes)}" for name, sizes in kinds.items())
-
-
-def factor(text: str) -> Fraction:
-    """Read a factor of growth such as ``2x`` or ``1.5x``.
-
-    Raises:
-      ValueError: ``text`` is not a factor above 1.
-
-    Example:
-      >>> factor("1.5x")
-      Fraction(3, 2)
-    """
-    number = text.removesuffix("x")
-    if not number.replace(".", "", 1).isdecimal() or not 1 < Fraction(number) <= 1024:
-        raise ValueError(
-            f"{text!r} is not a factor of growth; give a number above 1, such as 2x or 1.5x"
-        )
-    return Fraction(number)
+    return " ".join(f"{axis_option(name)} {','.join(sizes)}" for name, sizes in kinds.items())
 
 
 def targets(sizes: Mapping[str, int], times: Fraction) -> list[dict[str, int]]:
@@ -236,7 +219,7 @@ def _ways(
     both = [
         name
         for name in operators.DEPTH | operators.WIDTH
-        if "layers" in METHODS[name][0] and name not in operators.DEPTH
+        if "layers" in operators.OPERATORS[name].axes and name not in operators.DEPTH
     ]
     if deeper and wider:
         pairs = itertools.product(("hypercloning", "lemon"), operators.DEPTH)

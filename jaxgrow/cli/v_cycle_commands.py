@@ -9,54 +9,17 @@ from jaxgrow import operators
 from jaxgrow.axes.names import beside, kind
 from jaxgrow.checkpoints import Interpolated, open_checkpoint
 from jaxgrow.checkpoints.io.files import RECORD
-from jaxgrow.cli import model_inputs, options
-from jaxgrow.cli.errors import UsageError, option, reported
-from jaxgrow.cli.options import AXES, Commands
+from jaxgrow.cli import model_inputs
+from jaxgrow.cli.errors import UsageError, reported
+from jaxgrow.cli.options import AXES, axis_option
 from jaxgrow.cli.writing import in_dtype, transform, write
 from jaxgrow.growth.maps import AxisMap
 from jaxgrow.growth.matrices import dense
 from jaxgrow.operators.targets import width
 
-_HEADS = (
-    "the groups of heads: 'far' or 'adjacent' (pairs), 'far:3' (groups of three), or explicit "
-    "groups such as 0+2,1+3; key/value heads, residual features and MLP units are grouped "
-    "accordingly"
-)
-_TIED = (
-    "how the scale of tied embeddings is corrected: 'norm' scales the final norm, which makes "
-    "decoalesce function-preserving; 'paper' scales the embedding, as the published code does "
-    "(default: norm)"
-)
-# The options for the groups of each axis, with their help.
-_GROUPS = {
-    "heads": _HEADS,
-    "kv_heads": "the groups of key/value heads (default: derived from --heads)",
-    "embed": "the groups of residual features (default: derived from the heads)",
-    "mlp": "the groups of hidden units of each MLP (default: derived from the heads)",
-    "layers": "the groups of layers, or 'alike': pairs of layers of the same kind",
-}
 
-
-def add_coalesce(commands: Commands) -> None:
-    """Add ``jaxgrow coalesce``."""
-    about = "make a model smaller by merging groups of heads, units and layers"
-    _add_groups(commands.add("coalesce", about, _coalesce, "SRC", writes=True))
-
-
-def add_decoalesce(commands: Commands) -> None:
-    """Add ``jaxgrow decoalesce``."""
-    about = "expand a coalesced model to its size before coalescing; give the same groups"
-    _add_groups(commands.add("decoalesce", about, _decoalesce, "SRC", writes=True))
-
-
-def _add_groups(p: argparse.ArgumentParser) -> None:
-    for axis, about in _GROUPS.items():
-        p.add_argument(option(axis), type=options.groups, help=about)
-    p.add_argument("--tied", choices=["norm", "paper"], default="norm", help=_TIED)
-    options.lora(p)
-
-
-def _coalesce(a: argparse.Namespace) -> None:
+def run_coalesce(a: argparse.Namespace) -> None:
+    """Run ``jaxgrow coalesce``."""
     source = open_checkpoint(a.src)
     groups = _given_groups(a)
     with reported():
@@ -99,7 +62,8 @@ def _own_key_groups(
     ]
 
 
-def _decoalesce(a: argparse.Namespace) -> None:
+def run_decoalesce(a: argparse.Namespace) -> None:
+    """Run ``jaxgrow decoalesce``."""
     source = open_checkpoint(a.src)
     groups = _given_groups(a)
     if groups.get("layers") == "alike":
@@ -147,7 +111,7 @@ def _ungrouped(of: str, axis: str, size: int, units: operators.Groups) -> int:
         return operators.group_size(units) * size
     if len(units) != size:
         raise ValueError(
-            f"{option(of)}: {len(units)} groups, but the source has {size} {axis}. Give one group for "
+            f"{axis_option(of)}: {len(units)} groups, but the source has {size} {axis}. Give one group for "
             "each of them"
         )
     return sum(map(len, units))
@@ -159,19 +123,13 @@ def _scaled(axis: str, heads: str, small: dict[str, int], large: dict[str, int])
     if rest:
         raise ValueError(
             f"axis {axis!r}: {small[axis]} units cannot be divided into {small[heads]} equal "
-            f"blocks, one per head. Give its groups with {option(kind(axis))}"
+            f"blocks, one per head. Give its groups with {axis_option(kind(axis))}"
         )
     return size
 
 
-def add_interpolate(commands: Commands) -> None:
-    """Add ``jaxgrow interpolate``."""
-    about = "interpolate two models: (1 - alpha) BEFORE + alpha UP"
-    p = commands.add("interpolate", about, _interpolate, "BEFORE", "UP", writes=True)
-    p.add_argument("--alpha", type=float, required=True, help="the weight of UP (0 to 1)")
-
-
-def _interpolate(a: argparse.Namespace) -> None:
+def run_interpolate(a: argparse.Namespace) -> None:
+    """Run ``jaxgrow interpolate``."""
     if not 0 <= a.alpha <= 1:
         raise UsageError(
             f"--alpha {a.alpha:g} is not from 0 to 1: give the weight of UP, such as --alpha 0.5"

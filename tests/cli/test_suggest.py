@@ -11,7 +11,7 @@ from checkpoints import saved
 
 from jaxgrow.checkpoints import open_checkpoint
 from jaxgrow.cli import suggest
-from jaxgrow.cli.keeps import METHODS
+from jaxgrow.cli.methods import METHODS
 from jaxgrow.cli.program import main
 from jaxgrow.models.bert import BERTConfig
 from train.analysis.evidence import evidence

@@ -11,6 +11,8 @@ LARGEST_JSON = 10 << 20
 # The largest size in bytes of another file that is copied with a checkpoint. A tokenizer has a few
 # MB.
 LARGEST_EXTRA = 100 << 20
+# The default for the largest size of a weight file in bytes, as in Hugging Face's library.
+SHARD = 5_000_000_000
 RECORD = "jaxgrow.json"
 # The subfolder with the parameters of an Orbax checkpoint.
 PARAMS = "params"

@@ -17,7 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from jaxgrow.checkpoints.io.files import CheckpointError, inside, listed, read_json, write_json
+from jaxgrow.checkpoints.io.files import (
+    SHARD,
+    CheckpointError,
+    inside,
+    listed,
+    read_json,
+    write_json,
+)
 
 DTYPES: dict[str, np.dtype] = {
     "F64": np.dtype("<f8"),
@@ -28,8 +35,6 @@ DTYPES: dict[str, np.dtype] = {
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 # The largest header, or index, in bytes. The safetensors library has the same limit.
 LARGEST_HEADER = 100 << 20
-# The default for the largest size of a file in bytes, as in Hugging Face's library.
-SHARD = 5_000_000_000
 # Bytes are copied in chunks that stay in the CPU cache between reading and writing.
 _CHUNK = 1 << 20
 _FILE = "model.safetensors"

@@ -1,0 +1,50 @@
+"""The names of methods and formats, written by `python docs/tables.py`."""
+
+# For each method: the axes that it grows, and whether it preserves the function of a
+# pre-LN model.
+METHODS = {
+    "stack": ("layers", "no"),
+    "interleave": ("layers", "no"),
+    "g_stack": ("layers (a multiple of the old number)", "no"),
+    "mslt": ("layers (at most twice the old number)", "no"),
+    "midas": ("layers (one more block, whose size divides the old number of layers)", "no"),
+    "lidas": ("layers (at most twice the old number)", "no"),
+    "solar": ("layers (even, or odd if blend is odd)", "no"),
+    "llama_pro": ("layers (at most twice the old number)", "yes, bitwise; post-LN models: no"),
+    "upcycle": ("experts", "yes"),
+    "virtual_groups": (
+        "experts, mlp (experts with fewer mlp units each)",
+        "yes, if each token uses a multiple of the number of parts",
+    ),
+    "zero_pad": ("embed, heads, kv-heads, mlp", "heads and mlp: yes; embed: no"),
+    "fpi": (
+        "embed, heads, kv-heads, mlp",
+        "heads and mlp: yes; embed: no, as the norms see some units more often",
+    ),
+    "net2net": (
+        "embed, heads, kv-heads, mlp",
+        "heads and mlp: yes; embed: no, as the norms see some units more often",
+    ),
+    "aki": ("layers, embed, heads, kv-heads, mlp", "no, by design"),
+    "hypercloning": ("embed, heads, kv-heads, mlp (a multiple of the old size)", "yes"),
+    "staged": ("embed, heads, kv-heads, mlp (twice the old size, for all of them)", "yes"),
+    "lemon": (
+        "embed, heads, kv-heads, mlp",
+        "yes; in post-LN models and with LayerScale only if embed grows to a multiple",
+    ),
+    "sparkling": ("embed, heads, kv-heads, mlp", "no; it preserves the scale of activations"),
+    "average": ("layers, embed, heads, kv-heads, mlp", "no"),
+}
+EXPERTS = ("upcycle", "virtual_groups")
+FORMATS = (
+    "bonsai",
+    "easydel",
+    "gemma",
+    "levanter",
+    "maxtext",
+    "nanodo",
+    "penzai",
+    "torchtitan",
+    "tunix",
+)
+OPTIMIZER_POLICIES = ("copy", "exact", "asymmetric")
