@@ -49,7 +49,7 @@ def test_a_usage_error_is_one_line_with_the_nearest_name(arguments, said, capsys
 
 
 def test_the_table_for_the_arguments_comes_from_the_registries():
-    assert methods.METHODS == described_methods(), "python docs/tables.py writes it again"
-    assert methods.EXPERTS == tuple(EXPERTS)
-    assert methods.FORMATS == tuple(sorted(FORMATS))
+    assert described_methods() == methods.METHODS, "python docs/tables.py writes it again"
+    assert tuple(EXPERTS) == methods.EXPERTS
+    assert tuple(sorted(FORMATS)) == methods.FORMATS
     assert methods.OPTIMIZER_POLICIES == POLICIES

@@ -147,7 +147,7 @@ def _front_matter(folder: Path) -> Any:
     from yaml import CSafeLoader, YAMLError, load  # Flax requires it
 
     try:
-        return load(found[1], CSafeLoader)  # noqa: S506
+        return load(found[1], CSafeLoader)
     except (YAMLError, RecursionError, ValueError) as error:
         line = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(
