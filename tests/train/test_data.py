@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from train.common.errors import UserError
 from train.data import corpus, formats, tokenise
 from train.data import text as text_module
 from train.data.cache import cached
+from train.data.cutting import TextEncoder, cut
 from train.data.splitting import exact, held_out
 from train.data.text import tokenizer as loaded_tokenizer
 from train.data.text import tokens
@@ -123,7 +125,12 @@ def test_the_standard_library_is_a_corpus(text, monkeypatch, tmp_path):
 
 
 def as_it_always_was(
-    files: list[bytes], encode: Callable[[str], list[int]], end: list[int], piece: int, every: int
+    files: list[bytes],
+    encode: Callable[[str], list[int]],
+    end: list[int],
+    piece: int,
+    every: int,
+    cut: Callable = iter,
 ):
     """Return ``(train, valid)`` of a reference implementation that reads complete files.
 
@@ -133,7 +140,7 @@ def as_it_always_was(
     parts, count = [[], []], 0
     for file in files:
         text = file.decode("utf-8", errors="replace")
-        pieces = [text[i : i + piece] for i in range(0, len(text), piece)]
+        pieces = list(cut(text[i : i + piece] for i in range(0, len(text), piece)))
         for i, one in enumerate(pieces):
             count += 1
             parts[count % every == 0] += encode(one) + (end if i == len(pieces) - 1 else [])
@@ -190,8 +197,10 @@ def test_a_tokenizer_gives_what_it_gave_file_by_file(
     found = tokens(
         replace(text, path=str(tmp_path / "awkward"), tokenizer=str(tokenizer), valid_fraction=0.2)
     )
+    ends = [known.token_to_id("<|endoftext|>")]
+    whole = partial(cut, encoder=lambda: TextEncoder(known))
     train, valid = as_it_always_was(
-        files, lambda s: known.encode(s).ids, [known.token_to_id("<|endoftext|>")], 7, every=5
+        files, lambda s: known.encode(s).ids, ends, 7, every=5, cut=whole
     )
     assert (found.train.tolist(), found.valid.tolist()) == (train, valid)
 
@@ -307,10 +316,10 @@ def test_a_tokenisation_that_was_killed_counts_everything(odd, encoded, small_pi
     whole = odd(files)[1:]
     encode, calls = text_module._bytes, iter(range(20))
 
-    def killed(pieces):
+    def killed(pieces, begins):
         if next(calls) == 19:
             raise KeyboardInterrupt
-        return encode(pieces)
+        return encode(pieces, begins)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(text_module, "_bytes", killed)
@@ -328,7 +337,7 @@ def encoded(monkeypatch) -> list[list[str]]:
     calls: list[list[str]] = []
     monkeypatch.setattr(
         "train.data.text._bytes",
-        lambda pieces: calls.append(pieces) or ([[1] * len(p) for p in pieces], ((), (0,))),
+        lambda pieces, begins: calls.append(pieces) or ([[1] * len(p) for p in pieces], ((), (0,))),
     )
     return calls
 
@@ -366,7 +375,7 @@ def test_a_killed_tokenisation_resumes_at_its_last_shard(text, encoded, small_pi
     class Killed(BaseException):
         pass
 
-    def dies(pieces):
+    def dies(pieces, begins):
         if len(encoded) == 10:
             raise Killed
         encoded.append(pieces)

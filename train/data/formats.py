@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, TypeAlias
 
 from train.common.errors import UserError
 
-# Characters of a piece: long documents are tokenised and held out in pieces of this size.
+# Characters of a piece: long documents are tokenised and held out in pieces of about this size.
 PIECE = 1 << 16
 # The pieces of a document. No piece is empty, and all except the last have PIECE characters.
 Document: TypeAlias = Iterable[str]

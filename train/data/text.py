@@ -10,7 +10,7 @@ import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -23,6 +23,7 @@ from train.data import corpus as reading
 from train.data import named_splits
 from train.data.cache import PROGRESS, again, cached
 from train.data.corpus import Corpus
+from train.data.cutting import TextEncoder, cut
 from train.data.special import (
     END,
     ENDS,
@@ -36,7 +37,7 @@ from train.data.special import (
     text_encoder,
 )
 from train.data.splitting import exact
-from train.data.tokenise import Encode, dtype, sequence, tokenise
+from train.data.tokenise import Cut, Encode, dtype, sequence, tokenise
 from train.data.workers import cores
 
 
@@ -122,7 +123,7 @@ def tokens(data: Data) -> Tokens:
         vocab = largest_vocab(loaded)
         around = document_frame(loaded, folder_of(data.tokenizer), data.bos)
         each = around.written(loaded)
-        rule = ["plain text", around]
+        rule = ["plain text, cut at boundaries", around]
         known = [sha256(file) for file in files]
         how = hashlib.sha256("".join(known).encode()).hexdigest()
     key = json.dumps([*rule, known, corpus.key, _every(held)], sort_keys=True)
@@ -247,7 +248,8 @@ def _make(corpus: Corpus, data: Data, vocab: int, held: Fraction, work: Path) ->
     # Bytes need no encoding, so more processes would not help.
     workers = 1 if data.tokenizer == "bytes" else cores()
     kind = dtype(vocab)
-    tokenise(corpus, partial(_encoder, data.tokenizer, data.bos), kind, held, workers, work)
+    encoder = partial(_encoder, data.tokenizer, data.bos)
+    tokenise(corpus, encoder, kind, held, workers, work, _cut(data.tokenizer))
     parts = [work / name for name in ("train", "valid")]
     for part in parts:
         if part.stat().st_size == 0:
@@ -383,15 +385,21 @@ def _encoder(name: str, bos: bool | Literal["auto"]) -> Encode:
         return _bytes
     loaded = tokenizer(name)
     around = document_frame(loaded, folder_of(name), bos)
-    texts = text_encoder(loaded)
+    texts = TextEncoder(text_encoder(loaded))
 
-    def encode(pieces: list[str]) -> tuple[list[Any], DocumentFrame]:
-        ids = [e.ids for e in texts.encode_batch_fast(pieces, add_special_tokens=False)]
-        return ids, around
+    def encode(pieces: list[str], begins: list[bool]) -> tuple[list[Any], DocumentFrame]:
+        return texts(pieces, begins), around
 
     return encode
 
 
-def _bytes(pieces: list[str]) -> tuple[list[Any], DocumentFrame]:
+def _cut(name: str) -> Cut:
+    """How documents are cut into pieces; bytes may be cut anywhere."""
+    if name == "bytes":
+        return iter
+    return partial(cut, encoder=cache(lambda: TextEncoder(text_encoder(tokenizer(name)))))
+
+
+def _bytes(pieces: list[str], begins: list[bool]) -> tuple[list[Any], DocumentFrame]:
     # Text has no zero byte, so this byte ends documents.
     return [np.frombuffer(p.encode(), np.uint8) for p in pieces], DocumentFrame((), (0,))

@@ -27,8 +27,10 @@ from train.data.special import DocumentFrame
 from train.data.splitting import held_out
 from train.data.workers import end_with_parent
 
-# Pieces -> (token ids of each piece, token ids around a document).
-Encode: TypeAlias = Callable[[list[str]], tuple[list[Any], DocumentFrame]]
+# Pieces, and whether each begins its document -> (token ids of each piece, tokens around a document).
+Encode: TypeAlias = Callable[[list[str], list[bool]], tuple[list[Any], DocumentFrame]]
+# The parts of a document, whose edges are arbitrary -> pieces that are encoded one by one.
+Cut: TypeAlias = Callable[[Iterable[str]], Iterable[str]]
 
 BATCH = 1 << 20  # characters that are encoded in one call
 # A corpus of fewer batches is encoded by this process, because starting others takes longer.
@@ -61,6 +63,7 @@ def tokenise(
     held: Fraction,
     workers: int,
     work: Path,
+    cut: Cut = iter,
 ) -> None:
     """Write the tokens of a corpus to ``work/train`` and ``work/valid``, or continue writing them.
 
@@ -71,11 +74,12 @@ def tokenise(
       held: the part of the pieces that is held out.
       workers: the number of processes that encode; 1: this process encodes.
       work: the working folder.
+      cut: cuts documents into pieces; the default keeps those of the reader.
     """
     done = {"pieces": 0, "train": 0, "valid": 0}
     if (work / PROGRESS).exists():
         done = read_json(work / PROGRESS, again(work), tuple(done))
-    stream = itertools.islice(sequence(corpus, held), done["pieces"], None)
+    stream = itertools.islice(sequence(corpus, held, cut), done["pieces"], None)
     bar = tqdm(desc="tokenise", unit=" characters", unit_scale=True, disable=None, leave=False)
     with bar, open(work / "train", "ab") as train, open(work / "valid", "ab") as valid:
         files = {"train": train, "valid": valid}
@@ -101,19 +105,19 @@ def _note(work: Path, files: dict[str, Any], done: dict[str, int]) -> None:
     write_json(work / PROGRESS, done)
 
 
-def sequence(corpus: Corpus, held: Fraction) -> Iterator[Piece]:
+def sequence(corpus: Corpus, held: Fraction, cut: Cut = iter) -> Iterator[Piece]:
     """Yield the pieces of the training documents, and then those of the validation documents."""
-    for n, piece in enumerate(_marked(corpus.train, corpus.counts), 1):
+    for n, piece in enumerate(_marked(corpus.train, corpus.counts, cut), 1):
         yield piece._replace(held=corpus.valid is None and held_out(n, held))
-    for piece in _marked(corpus.valid or (), corpus.counts):
+    for piece in _marked(corpus.valid or (), corpus.counts, cut):
         yield piece._replace(held=True)
 
 
-def _marked(documents: Iterable[Document], counts: Counts) -> Iterator[Piece]:
+def _marked(documents: Iterable[Document], counts: Counts, cut: Cut) -> Iterator[Piece]:
     """Count the pieces, and yield each piece with its place in its document."""
     for document in documents:
         before = None
-        for piece in _cleaned(document):
+        for piece in cut(_cleaned(document)):
             counts.add(piece)
             if before is not None:
                 yield before
@@ -179,7 +183,7 @@ def _encoded(
 
 
 def _ids(encode: Encode, batch: Batch, kind: type) -> tuple[np.ndarray, np.ndarray]:
-    encoded, frame = encode(batch.pieces)
+    encoded, frame = encode(batch.pieces, batch.begins)
     begin, end = (np.asarray(part, kind) for part in frame)
     none = np.zeros(0, kind)
     parts = [
