@@ -94,15 +94,22 @@ def checked(folder: Path, name: str, *, deep: bool = False, new: bool = False) -
     return found
 
 
-def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading, without following a link at its last part.
+def open_regular(path: Path, *, write: bool = False) -> BinaryIO:
+    """Open a regular file, without following a link at its last part.
+
+    Args:
+      path: the file.
+      write: whether to open it for reading and writing, and to create it if it is missing. Its
+        content stays.
 
     Raises:
       UntrustedError: it is a link, a folder, a device or a FIFO.
     """
-    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    flags = os.O_RDWR | os.O_CREAT if write else os.O_RDONLY
+    for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"):
+        flags |= getattr(os, name, 0)
     try:
-        handle = os.open(path, flags | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0))
+        handle = os.open(path, flags, 0o666)
     except OSError as error:
         if os.path.islink(path):
             raise UntrustedError(f"{path} is a link. Replace the link by the file") from error
@@ -110,7 +117,7 @@ def open_regular(path: Path) -> BinaryIO:
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise UntrustedError(f"{path} is not a regular file")
-    return os.fdopen(handle, "rb")
+    return os.fdopen(handle, "r+b" if write else "rb")
 
 
 # --- the budget of a decoder ---

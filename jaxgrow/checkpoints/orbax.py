@@ -9,10 +9,13 @@ print tracebacks.
 
 import hashlib
 import logging
+import os
+import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from string import hexdigits
 from typing import Any
 
 import jax
@@ -39,6 +42,7 @@ from jaxgrow.sharding import RULES, spec
 from jaxgrow.signals import uninterrupted
 
 _AT_ONCE = 2**28  # bytes
+_EXPORTING = ".exporting-"  # the prefix of working folders, which end in random digits
 
 
 class Orbax(Loaded, Checkpoint):
@@ -202,8 +206,9 @@ def export(
     """Write a model into a folder that may hold other files, such as the folder of a run.
 
     The folder is then a checkpoint that `Orbax` reads. A model that was exported there before is
-    replaced. Every process has to call this function, with arrays that are sharded over the devices
-    of all processes. Each process writes its own shards.
+    replaced; a folder ``params`` of another origin is renamed. Every process has to call this
+    function, with arrays that are sharded over the devices of all processes. Each process writes its
+    own shards.
 
     Args:
       folder: the folder, which exists.
@@ -217,16 +222,13 @@ def export(
     # This checks that the parameters fit the config.
     Loaded(config, params)
     if jax.process_index() == 0:
-        # The record is written last, so an unfinished export is not a checkpoint.
-        (folder / RECORD).unlink(missing_ok=True)
-        shutil.rmtree(folder / PARAMS, ignore_errors=True)
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices("export")
+        _delete_unfinished(folder)
+    work = folder / f"{_EXPORTING}{_token()}"
     with uninterrupted():
-        ocp.save(str((folder / PARAMS).resolve()), params)
+        ocp.save(str((work / PARAMS).resolve()), params)
     if jax.process_index() != 0:
         return
-    seal(folder / PARAMS)
+    seal(work / PARAMS)
     about = {
         "version": __version__,
         "operator": "train",
@@ -234,4 +236,36 @@ def export(
         "config": config.as_json(),
         "files": [],
     }
-    write_json(folder / RECORD, about | ({"head": dict(head)} if head else {}))
+    write_json(work / RECORD, about | ({"head": dict(head)} if head else {}))
+    with uninterrupted():
+        _put(work, folder)
+
+
+def _put(work: Path, folder: Path) -> None:
+    """Move an export to its place. The record comes last: without it, there is no checkpoint."""
+    target = folder / PARAMS
+    if os.path.lexists(target):
+        # Every export is sealed before it appears, so other folders are not ours to delete.
+        ours = not target.is_symlink() and (target / NAME).is_file()
+        os.rename(
+            target, work / "old" if ours else folder / f"damaged-{PARAMS}-{secrets.token_hex(8)}"
+        )
+    os.rename(work / PARAMS, target)
+    os.replace(work / RECORD, folder / RECORD)
+    shutil.rmtree(work)
+
+
+def _delete_unfinished(folder: Path) -> None:
+    """Delete the working folders of exports that were killed."""
+    for path in folder.glob(f"{_EXPORTING}*"):
+        token = path.name.removeprefix(_EXPORTING)
+        if len(token) == 16 and set(token) <= set(hexdigits) and not path.is_symlink():
+            shutil.rmtree(path)
+
+
+def _token() -> str:
+    """Return random hexadecimal digits, equal in all processes."""
+    token = np.frombuffer(secrets.token_bytes(8), np.uint8)
+    if jax.process_count() > 1:
+        token = np.asarray(multihost_utils.broadcast_one_to_all(token))
+    return token.tobytes().hex()

@@ -46,7 +46,8 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(os, "replace", lambda a, b: events.append((str(a), str(b))))
     write_json(tmp_path / "a.json", {})
-    part = f"{tmp_path}/a.json.part"
+    part = events[0]
+    assert re.fullmatch(rf"{tmp_path}/\.a\.json\.[0-9a-f]{{16}}\.part", part)
     assert events == [part, (part, f"{tmp_path}/a.json"), str(tmp_path)]
 
 
@@ -56,6 +57,7 @@ def test_a_write_that_fails_keeps_the_old_content(tmp_path):
         part.write_text("half")
         raise OSError("the disk is gone")
     assert read_json(tmp_path / "a.json", "") == {"x": 1}
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
 
 def test_a_finished_run_is_synced_before_its_result_is_written(finished, tmp_path, monkeypatch):
@@ -64,7 +66,8 @@ def test_a_finished_run_is_synced_before_its_result_is_written(finished, tmp_pat
         os, "fsync", lambda handle: synced.append(os.readlink(f"/proc/self/fd/{handle}"))
     )
     pretrain.run(finished[0], run)
-    before = synced[: synced.index(f"{run}/result.json.part")]
+    last = next(i for i, path in enumerate(synced) if path.startswith(f"{run}/.result.json."))
+    before = synced[:last]
     expected = [
         "config.json",
         "jaxgrow.json",

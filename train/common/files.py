@@ -3,19 +3,28 @@
 The module also has locks between processes.
 """
 
+import errno
 import fcntl
 import json
+import math
 import os
+import re
+import secrets
+import stat
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 
 from jaxgrow.checkpoints.io.folders import sync_folder
+from jaxgrow.untrusted import UntrustedError, checked, limits, open_regular
 from train.common.errors import UserError
 
+_PART = re.compile(r"\..+\.[0-9a-f]{16}\.part")
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 T = TypeVar("T")
 
 
@@ -24,19 +33,42 @@ def appears_whole(path: Path) -> Iterator[Path]:
     """Yield a temporary path, which replaces ``path`` if the block succeeds.
 
     It replaces ``path`` only after its content is on disk. After a crash or a power failure,
-    ``path`` therefore has either its old content or the complete new content.
+    ``path`` therefore has either its old content or the complete new content. A link at ``path`` is
+    replaced, not followed. The new file is not more open than the file that it replaces.
     """
-    part = path.with_name(f"{path.name}.part")
-    yield part
-    with part.open("rb+") as file:
-        os.fsync(file.fileno())
-    os.replace(part, path)
+    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+    os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+    try:
+        if path.is_file() and not path.is_symlink():
+            # The owner must be able to write the temporary file.
+            part.chmod(stat.S_IMODE(part.stat().st_mode & path.stat().st_mode) | 0o600)
+        yield part
+        with part.open("rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
     sync_folder(path.parent)
 
 
-def write_text(path: Path, content: str) -> None:
+def delete_parts(folder: Path) -> None:
+    """Delete the temporary files of `appears_whole` of killed processes.
+
+    No other process may write into the folder.
+    """
+    for path in folder.glob(".*.part"):
+        if _PART.fullmatch(path.name) and path.is_file() and not path.is_symlink():
+            path.unlink()
+
+
+def write_bytes(path: Path, content: bytes) -> None:
     with appears_whole(path) as part:
-        part.write_text(content, "utf-8")
+        part.write_bytes(content)
+
+
+def write_text(path: Path, content: str) -> None:
+    write_bytes(path, content.encode())
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -54,12 +86,28 @@ def read_json(path: Path, way_out: str, keys: Sequence[str] = ()) -> dict[str, A
     Raises:
       UserError: the file is missing or damaged.
     """
+    if not os.path.lexists(path):
+        raise UserError(f"{path} is missing; {way_out}")
+    content = read_own(path, way_out)
     try:
-        return checked_json(path.read_bytes(), keys)
-    except FileNotFoundError:
-        raise UserError(f"{path} is missing; {way_out}") from None
+        limits().check(str(path), record=len(content))
+        return checked_json(content, keys)
     except ValueError as error:
         raise UserError(f"{path} is damaged: {error}; {way_out}") from error
+
+
+def read_own(path: Path, way_out: str = "remove it") -> bytes:
+    """Return the content of a regular file in the folder of a run.
+
+    Raises:
+      UserError: it is missing, too large, not a regular file, or a link out of its folder.
+    """
+    try:
+        with checked(path.parent, path.name).open() as file:
+            limits().check(str(path), bytes=os.fstat(file.fileno()).st_size)
+            return file.read()
+    except UntrustedError as error:
+        raise UserError(f"{error}; {way_out}") from error
 
 
 def checked_json(content: bytes, keys: Sequence[str] = ()) -> dict[str, Any]:
@@ -106,20 +154,45 @@ def read_arrays(
     Raises:
       UserError: the file is missing, damaged, or has other content.
     """
+    if not os.path.lexists(path):
+        raise UserError(f"there is no file {path} with {what}; {way_out}")
     try:
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
+        with checked(path.parent, path.name).open() as raw:
+            _check_arrays(path, raw)
+            with np.load(raw, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
         return make(json.loads(str(arrays.pop("about"))), arrays)
-    except FileNotFoundError:
-        raise UserError(f"there is no file {path} with {what}; {way_out}") from None
     except Exception as error:
         raise UserError(
             f"{path} has no readable {what}: {type(error).__name__}: {error}"
         ) from error
 
 
-def lock(path: Path, *, wait: bool) -> IO[str]:
+def _check_arrays(path: Path, raw: BinaryIO) -> None:
+    """Check that the arrays of an npz file are not larger than its members, nor those than the file.
+
+    Raises:
+      ValueError: they are larger, and would fill the memory.
+    """
+    size = os.fstat(raw.fileno()).st_size
+    with zipfile.ZipFile(raw) as members:
+        limits().check_expansion(str(path), sum(m.file_size for m in members.infolist()), size)
+        for member in members.infolist():
+            with members.open(member) as file:
+                version = np.lib.format.read_magic(file)
+                one = version == (1, 0)
+                header = np.lib.format.read_array_header_1_0 if one else np.lib.format.read_array_header_2_0  # fmt: skip
+                shape, _, dtype = header(file)
+            if math.prod(shape) * dtype.itemsize > member.file_size:
+                raise ValueError(f"{member.filename} ends before its array of shape {shape}")
+    raw.seek(0)
+
+
+def lock(path: Path, *, wait: bool) -> BinaryIO:
     """Lock the file ``path`` until it is closed. The system closes it when the process ends.
+
+    The content of the file stays. A file that was removed or replaced while this process waited
+    does not count.
 
     Args:
       path: the file.
@@ -127,11 +200,53 @@ def lock(path: Path, *, wait: bool) -> IO[str]:
 
     Raises:
       BlockingIOError: another process has the lock, and ``wait`` is False.
+      UntrustedError: the path is a link, or not a regular file.
+      UserError: the file system does not support locks.
     """
-    file = path.open("w")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BaseException:
+    while True:
+        file = open_regular(path, write=True)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            if is_at(file.fileno(), path):
+                return file
+        except OSError as error:
+            file.close()
+            if error.errno in _NO_LOCKS:
+                raise UserError(
+                    f"the file system of {path.parent} does not support locks (flock: {error.strerror}): mount it with locks "
+                    "(NFS without nolock, Lustre with flock), or give a folder in another file system"
+                ) from error
+            raise
+        except BaseException:
+            file.close()
+            raise
         file.close()
+
+
+def lock_folder(folder: Path) -> int | None:
+    """Lock a folder until the returned handle is closed. Removing files in it does not unlock it.
+
+    Returns:
+      The handle, or None if the file system can lock only files, such as NFS.
+
+    Raises:
+      BlockingIOError: another process has the lock.
+    """
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
         raise
-    return file
+    except OSError:
+        os.close(handle)
+        return None
+    return handle
+
+
+def is_at(handle: int, path: Path) -> bool:
+    """Whether the path still leads to the open file or folder."""
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat(follow_symlinks=False))
+    except FileNotFoundError:
+        return False

@@ -1,6 +1,5 @@
 """Cached folders, which appear completely or not at all."""
 
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -30,8 +29,6 @@ def cached(folder: Path, make: Callable[[Path], None]) -> Path:
                 raise
             continue
         with locked:
-            if not _is_at(locked.fileno(), work / ".lock"):
-                continue
             # Another process finished it before this process created its own working folder.
             if folder.exists():
                 shutil.rmtree(work)
@@ -53,10 +50,3 @@ def cached(folder: Path, make: Callable[[Path], None]) -> Path:
 def again(folder: Path) -> str:
     """The hint for restoring damaged files in a folder of the cache."""
     return f"delete the folder {folder} and repeat the command, which creates it again"
-
-
-def _is_at(handle: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(handle), path.stat())
-    except FileNotFoundError:
-        return False

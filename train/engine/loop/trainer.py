@@ -64,15 +64,25 @@ def run(
     workdir = Workdir(folder)
     experiment = everywhere(lambda: with_steps(experiment))
     _same("configs", as_json(experiment))
+    if not once(lambda: workdir.finished):
+        # The lock comes before the first look at the files, which another process may be changing.
+        with workdir.alone():
+            sources = _claimed(experiment, workdir)
+            if not once(lambda: workdir.finished):
+                return _run(experiment, workdir, sources, profile, keep)
+    _claimed(experiment, workdir)
+    result = once(lambda: workdir.result)
+    _say(f"the run in {workdir.folder} has already finished: there is nothing to do")
+    return result
+
+
+def _claimed(experiment: Experiment, workdir: Workdir) -> dict[str, str]:
+    """Check that the experiment may use the folder, and return the fingerprints of its sources."""
     once(lambda: workdir.claim(experiment))
     # Orbax counts the operations of each process, and later expects the same number in all of them.
     sources = everywhere(lambda: _sources(experiment, workdir))
     once(lambda: workdir.same_sources(sources))
-    if result := once(lambda: workdir.result if workdir.finished else None):
-        _say(f"the run in {workdir.folder} has already finished: there is nothing to do")
-        return result
-    with workdir.alone():
-        return _run(experiment, workdir, sources, profile, keep)
+    return sources
 
 
 def _run(
@@ -144,7 +154,9 @@ def _opened(
       keep: steps of the run whose checkpoints are saved and not deleted.
     """
     with ExitStack() as opened:
-        checkpoints = opened.enter_context(Checkpoints(workdir.checkpoints, workdir.log, keep))
+        checkpoints = opened.enter_context(
+            Checkpoints(workdir.checkpoints, workdir.log, keep, workdir.still_alone)
+        )
         opened.enter_context(closing(data.training))
         models, record = _restored(experiment, checkpoints, mesh, data)
         workdir.same_data(record.corpus or data.identity, data.identity)

@@ -24,7 +24,7 @@ from jaxgrow.axes import Tree
 from jaxgrow.checkpoints.io.checksums import NAME, seal
 from jaxgrow.checkpoints.io.folders import sync, sync_folder
 from train.common.errors import UserError, is_full_disk
-from train.common.files import appears_whole
+from train.common.files import appears_whole, read_own
 from train.common.output import say
 from train.engine.hosts import is_first, once
 from train.engine.run import intact
@@ -41,10 +41,24 @@ class Checkpoints:
       log: log file. Each checkpoint contains a copy of it, from which `restore` repairs a damaged
         log.
       keep: steps of the run whose checkpoints are saved and not deleted.
+      guard: function that is called before each save. It raises a `UserError` if this process may
+        not write into the folder any more.
     """
 
-    def __init__(self, folder: Path, log: Path | None = None, keep: Collection[int] = ()):
+    def __init__(
+        self,
+        folder: Path,
+        log: Path | None = None,
+        keep: Collection[int] = (),
+        guard: Callable[[], None] = lambda: None,
+    ):
+        if folder.is_symlink():
+            raise UserError(
+                f"{folder} is a link, which a run does not follow; move the folder of the checkpoints back, or give a "
+                "--workdir on the other disk"
+            )
         self.folder = folder
+        self._guard = guard
         self._log = log
         self.keep = frozenset(keep)
         folder.mkdir(parents=True, exist_ok=True)
@@ -65,9 +79,8 @@ class Checkpoints:
         self.wait()
         trees = {name: _tree(model) for name, model in models.items()}
         new = self.folder / f"{SAVING}{step}"
-        if once(lambda: os.path.lexists(new)):
-            raise _taken(new)
-        logged = self._log.read_bytes() if self._log and is_first() else None
+        once(lambda: self._check_place(new))
+        logged = read_own(self._log) if self._log and is_first() else None
         with _writing():
             saving = ocp.save_checkpointables_async(
                 str(new),
@@ -88,6 +101,11 @@ class Checkpoints:
                 self._delete_old()
 
         self._sealed = self._sealing.submit(finish)
+
+    def _check_place(self, new: Path) -> None:
+        self._guard()
+        if os.path.lexists(new):
+            raise _taken(new)
 
     def _appear(self, new: Path, step: int) -> None:
         target = self.folder / str(step)
@@ -166,8 +184,9 @@ class Checkpoints:
         copy = self.folder / str(step) / LOG
         if self._log is None or not copy.exists():
             return
-        logged = copy.read_bytes()
-        if not self._log.exists() or not self._log.read_bytes().startswith(logged):
+        logged = read_own(copy)
+        there = read_own(self._log) if os.path.lexists(self._log) else b""
+        if not there.startswith(logged):
             with appears_whole(self._log) as part:
                 part.write_bytes(logged)
             say(f"{self._log} was damaged; restored it from checkpoint {step}", file=sys.stderr)
@@ -214,6 +233,17 @@ def _writing() -> ocp.Context:
     # `restore` decides the sharding of the arrays.
     context.array.saving.enable_write_sharding_file = False
     return context
+
+
+def record(checkpoint: Path) -> RunRecord:
+    """Read the record of an intact checkpoint in the folder ``checkpoint``.
+
+    Raises:
+      UserError: the checkpoint is damaged.
+    """
+    intact.newest_intact(checkpoint.parent, [int(checkpoint.name)])
+    saved: Any = ocp.checkpointables_metadata(str(checkpoint)).custom_metadata
+    return RunRecord.from_json(saved)
 
 
 def load(folder: Path, name: str, step: int | None = None) -> Tree:

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from tqdm import tqdm
 
-from jaxgrow.untrusted import printable
+from jaxgrow.untrusted import open_regular, printable
 from train.common.errors import Diverged, UserError
 from train.common.output import say
 from train.engine.hosts import is_first
@@ -287,9 +287,9 @@ def _continued(path: Path, size: int) -> BinaryIO:
     Raises:
       UserError: the log is shorter, and the checkpoint does not have a copy of it.
     """
-    log = path.open("a+b")
-    if log.tell() < size:
-        there = log.tell()
+    log = open_regular(path, write=True)
+    there = log.seek(0, os.SEEK_END)
+    if there < size:
         log.close()
         raise UserError(
             f"{path} is damaged: it has {there} bytes, but the checkpoint counts {size}; restore it from a backup, or give "

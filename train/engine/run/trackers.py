@@ -6,7 +6,7 @@ TensorBoard is always used, and W&B and MLflow if the experiment names them.
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +15,7 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 
+from jaxgrow.untrusted import open_regular
 from train.common.errors import UserError
 from train.common.files import read_json, write_json
 from train.config.experiment import Experiment, as_json
@@ -58,7 +59,7 @@ def opened(experiment: Experiment, folder: Path) -> list[Tracker]:
     file = folder / IDS
     ids = (
         read_json(file, f"delete it; a new run then starts in {', '.join(experiment.loggers)}")
-        if file.exists()
+        if os.path.lexists(file)
         else {}
     )
     found: list[Tracker] = []
@@ -88,16 +89,22 @@ class TensorBoard:
     """
 
     def __init__(self, folder: Path, sizes: Mapping[str, int]):
-        self._folder = folder
+        if folder.is_symlink():
+            raise UserError(f"{folder} is a link, which a run does not follow; remove the link")
         folder.mkdir(exist_ok=True)
+        self._folder = folder
+        self._known = frozenset(sizes)
+        # The number of the folder distinguishes the files of this run from copies of others.
+        self._mark = f".{PROJECT}-{folder.stat().st_ino:x}-"
         for path in self._files():
             if path.name not in sizes:
                 path.unlink()
             elif path.stat().st_size > sizes[path.name]:
-                os.truncate(path, sizes[path.name])
+                with open_regular(path, write=True) as file:
+                    file.truncate(sizes[path.name])
         # This writer is synchronous: after a flush, the size of the file covers all points. Its names
         # contain whole seconds, but a run may be resumed twice within one second.
-        self._events = EventsWriter(str(folder / "events"), f".{time.time_ns()}")
+        self._events = EventsWriter(str(folder / "events"), f"{self._mark}{time.time_ns()}")
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         summary = Summary(value=[Summary.Value(tag=k, simple_value=v) for k, v in values.items()])
@@ -107,11 +114,17 @@ class TensorBoard:
     def sizes(self) -> dict[str, int]:
         """Flush the files to the disk and return the size of each file in bytes."""
         self._events.flush()
-        return {path.name: path.stat().st_size for path in sorted(self._files())}
+        return {path.name: path.stat().st_size for path in self._files()}
 
-    def _files(self) -> Iterator[Path]:
-        """The event files. TensorBoard and people also write other files into the folder."""
-        return self._folder.glob("events*")
+    def _files(self) -> list[Path]:
+        """The event files of this run. TensorBoard and people also write files into the folder."""
+        return [
+            path
+            for path in sorted(self._folder.glob("events*"))
+            if (path.name in self._known or self._mark in path.name)
+            and path.is_file()
+            and not path.is_symlink()
+        ]
 
     def close(self) -> None:
         self._events.close()

@@ -10,8 +10,8 @@ A finished run has ``result.json`` and the parameters of its last model in the f
 ``scores.json``. If `train.compare` has evaluated the run, there is an ``evaluated.json``.
 """
 
+import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -26,7 +26,18 @@ from jaxgrow.checkpoints import Cast, CheckpointError, Loaded, Source, open_chec
 from jaxgrow.checkpoints.io.folders import sync
 from jaxgrow.models import Config, from_json
 from train.common.errors import UserError
-from train.common.files import appears_whole, checked_json, lock, read_json, write_json
+from train.common.files import (
+    appears_whole,
+    checked_json,
+    delete_parts,
+    is_at,
+    lock,
+    lock_folder,
+    read_json,
+    read_own,
+    write_bytes,
+    write_json,
+)
 from train.config.experiment import Experiment, as_json, conflicts, differences
 from train.data import batches, special, text
 from train.engine.hosts import once
@@ -41,6 +52,10 @@ _WHERE = ("path", "valid_path", "tokenizer")
 # Settings of a model's config that may differ for another task.
 _OF_HEADS = ("head", "classes", "tied", "masked", "image", "window", "trained_windows")
 _COMPUTED_AGAIN = "delete it, and the command that wrote it computes it again"
+# The keys of the config that every run has.
+_OWN = ("name", "model", "data")
+# Files that a run replaces. Without a run, they belong to somebody else.
+_REPLACED = ("jaxgrow.json", "params", "tokenizer.json")
 # The keys of the hashes in the identity of data. Only hashes are compared, because equal data may
 # have different names.
 _WHAT = ("train", "valid", "tokenizer")
@@ -68,6 +83,7 @@ class Workdir:
         self._result = self.folder / "result.json"
         self._scores = self.folder / "scores.json"
         self._evaluated = self.folder / "evaluated.json"
+        self._held: list[tuple[int, Path]] = []  # locked files and folders
 
     # --- reading ---
 
@@ -91,9 +107,7 @@ class Workdir:
         copy = (
             "copy the one that the same command writes at the start of a run in another --workdir"
         )
-        return read_json(
-            self._config, f"restore it from a backup, or {copy}", ("name", "model", "data")
-        )
+        return read_json(self._config, f"restore it from a backup, or {copy}", _OWN)
 
     @property
     def scores(self) -> dict[str, dict[str, float]] | None:
@@ -126,7 +140,7 @@ class Workdir:
         Raises:
           UserError: the log is missing or damaged, or does not contain all lines.
         """
-        content = self.log.read_bytes() if self.log.exists() else b""
+        content = read_own(self.log) if self.log.exists() else b""
         size = self.result.get("bytes", 0)
         if len(content) < size:
             raise UserError(
@@ -169,10 +183,12 @@ class Workdir:
         result.
 
         Raises:
-          UserError: the folder contains a run of another config, or a finished run with other data.
+          UserError: the folder contains a run of another config, a finished run with other data, or
+            a model that is not of a run.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         if not self.begun:
+            self._check_unused()
             return
         there = self.config
         mine = as_json(experiment)
@@ -185,6 +201,20 @@ class Workdir:
             )
         if known and _comparable(there, False) != _comparable(mine, False) and self.finished:
             self.same_data(there["corpus"], batches.identity(experiment.data, experiment.model))
+
+    def _check_unused(self) -> None:
+        """Check that a run that begins would not replace files of somebody else."""
+        others = [name for name in _REPLACED if os.path.lexists(self.folder / name)]
+        if os.path.lexists(self._config):
+            try:
+                read_json(self._config, "", _OWN)
+            except UserError:
+                others.append(self._config.name)
+        if others:
+            raise UserError(
+                f"{self.folder} is not the folder of a run, but it contains {', '.join(others)}, which a run would replace; "
+                "give another --workdir, or move the files away"
+            )
 
     def branch(self, source: "Workdir", step: int, experiment: Experiment) -> bool:
         """Let a new run begin at a checkpoint of another run that has the same first steps.
@@ -203,12 +233,19 @@ class Workdir:
         kept = source.checkpoints / str(step)
         if self.begun or not kept.is_dir():
             return False
-        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        with source.alone(), self.alone():
+            return not self.begun and kept.is_dir() and self._take(source, kept, experiment)
+
+    def _take(self, source: "Workdir", kept: Path, experiment: Experiment) -> bool:
+        self._check_unused()
+        self.checkpoints.mkdir(exist_ok=True)
         write_json(self._config, as_json(experiment))
         # The lines after the checkpoint are cut off when the run starts.
-        if source.board.is_dir():  # people delete its files, and no run needs them
-            shutil.copytree(source.board, self.board, dirs_exist_ok=True)
-        shutil.copy(source.log, self.log)
+        self.board.mkdir(exist_ok=True)
+        for name in checkpoint.record(kept).cost.events:
+            if (source.board / name).is_file():  # people delete these files, and no run needs them
+                write_bytes(self.board / name, read_own(source.board / name))
+        write_bytes(self.log, read_own(source.log))
         kept.rename(self.checkpoints / kept.name)
         return True
 
@@ -223,17 +260,39 @@ class Workdir:
           UserError: another process uses the folder.
         """
         with ExitStack() as held:
-
-            def take() -> None:
-                try:
-                    held.enter_context(lock(self.folder / ".lock", wait=False))
-                except BlockingIOError as error:
-                    raise UserError(
-                        f"another process uses {self.folder}; wait until it has saved its checkpoint, or give another --workdir"
-                    ) from error
-
-            once(take)
+            once(lambda: self._lock(held))
+            held.callback(self._held.clear)
             yield
+
+    def _lock(self, held: ExitStack) -> None:
+        # The folder itself is locked, because somebody may remove the file, and the file is locked,
+        # because some network file systems can lock only files.
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            if (handle := lock_folder(self.folder)) is not None:
+                held.callback(os.close, handle)
+                self._held.append((handle, self.folder))
+            file = held.enter_context(lock(self.folder / ".lock", wait=False))
+        except BlockingIOError as error:
+            raise UserError(
+                f"another process uses {self.folder}; wait until it has saved its checkpoint, or give another --workdir"
+            ) from error
+        if handle is None:
+            self._held.append((file.fileno(), self.folder / ".lock"))
+        delete_parts(self.folder)
+
+    def still_alone(self) -> None:
+        """Check that the locked folder has not been moved or replaced.
+
+        Raises:
+          UserError: it has, so that a new file would be in another folder than the run.
+        """
+        for handle, path in self._held:
+            if not is_at(handle, path):
+                raise UserError(
+                    f"{path} was moved, removed or replaced while the run was using it; nothing more is written there. "
+                    "To continue from the last checkpoint, give the present folder of the run as --workdir"
+                )
 
     def begin(
         self, experiment: Experiment, corpus: dict[str, Any], sources: Mapping[str, str]
@@ -308,6 +367,7 @@ class Workdir:
           tokenizer: tokenizer of the data; None if the data are not text.
           head: task and labels of the head, which are recorded with the model.
         """
+        once(self.still_alone)
         # A single process exports from the host, because this does not compile any program.
         orbax.export(
             self.folder,

@@ -1,0 +1,334 @@
+"""A run writes only into its own folder, only alone, and deletes no file of somebody else."""
+
+import errno
+import fcntl
+import io
+import json
+import os
+import shutil
+import stat
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import runs
+
+from jaxgrow.checkpoints import open_checkpoint, orbax
+from jaxgrow.untrusted import UntrustedError, using_limits
+from train import pretrain
+from train.common import files
+from train.common.errors import UserError, explained
+from train.common.files import lock, read_arrays, write_arrays, write_json
+from train.engine.run.checkpoint import Checkpoints
+from train.engine.run.recorder import Recorder
+from train.engine.run.trackers import TensorBoard
+from train.engine.run.workdir import Workdir
+
+
+@pytest.fixture
+def secret(tmp_path) -> Path:
+    path = tmp_path / "secret"
+    path.write_text("a private key")
+    return path
+
+
+@pytest.fixture
+def run(tmp_path) -> Path:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    return folder
+
+
+# --- small files ---
+
+
+def test_a_lock_is_not_truncated_and_no_link(run, secret):
+    (run / ".lock").symlink_to(secret)
+    with pytest.raises(UntrustedError, match="lock is a link"), Workdir(run).alone():
+        pass
+    (run / ".lock").unlink()
+    os.mkfifo(run / ".lock")
+    with pytest.raises(UntrustedError, match="lock is not a regular file"), Workdir(run).alone():
+        pass
+    (run / ".lock").unlink()
+    os.link(secret, run / ".lock")
+    with Workdir(run).alone():
+        pass
+    assert secret.read_text() == "a private key"
+
+
+def test_a_written_file_has_a_name_that_nobody_can_guess(run, secret):
+    for name in ("config.json.part", "config.json"):
+        (run / name).symlink_to(secret)
+    write_json(run / "config.json", {"x": 1})
+    assert json.loads((run / "config.json").read_text()) == {"x": 1}
+    assert not (run / "config.json").is_symlink()
+    assert secret.read_text() == "a private key"
+
+
+def test_a_written_file_is_not_more_open_than_before(run):
+    write_json(run / "config.json", {})
+    assert stat.S_IMODE((run / "config.json").stat().st_mode) == 0o666 & ~_umask()
+    (run / "config.json").chmod(0o600)
+    write_json(run / "config.json", {"x": 1})
+    assert stat.S_IMODE((run / "config.json").stat().st_mode) == 0o600
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def test_remains_of_killed_writes_are_deleted_and_nothing_else(run):
+    kept = [".notes.part", ".a.0123456789abcdef0.part", "a.0123456789abcdef.part"]
+    for name in (*kept, ".config.json.0123456789abcdef.part"):
+        (run / name).touch()
+    (run / ".b.0123456789abcdef.part").symlink_to(run / kept[0])
+    with Workdir(run).alone():
+        pass
+    assert {p.name for p in run.iterdir()} == {*kept, ".b.0123456789abcdef.part", ".lock"}
+
+
+@pytest.mark.parametrize("name", ["config.json", "result.json", "scores.json", "evaluated.json"])
+def test_json_is_read_from_regular_files_only(run, secret, name):
+    def read():
+        workdir = Workdir(run)
+        (run / "config.json").exists()
+        return getattr(workdir, name.removesuffix(".json"))
+
+    (run / name).symlink_to(secret)
+    with pytest.raises(UserError, match=r"is a link to .*secret, outside the folder"):
+        read()
+    (run / name).unlink()
+    os.mkfifo(run / name)
+    with pytest.raises(UserError, match="is not a regular file"):
+        read()
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo", "folder"])
+def test_the_log_is_a_regular_file(run, secret, kind):
+    log = run / "metrics.jsonl"
+    make = {"link": lambda: log.symlink_to(secret), "fifo": lambda: os.mkfifo(log)}
+    make.get(kind, log.mkdir)()
+    with pytest.raises((UntrustedError, OSError)) as error:
+        Recorder(run)
+    assert explained(error.value) is not None and "metrics.jsonl" in str(error.value)
+    write_json(run / "result.json", {"bytes": 0})
+    with pytest.raises(UserError, match=r"metrics\.jsonl"):
+        Workdir(run).lines()
+    assert secret.read_text() == "a private key"
+
+
+def test_arrays_do_not_claim_more_than_their_file_has(run):
+    path = run / "maps.npz"
+    write_arrays(path, {"a": 1}, {"x": np.arange(3.0)})
+    assert read_arrays(path, lambda about, arrays: about, "maps", "") == {"a": 1}
+    array = io.BytesIO()
+    header = {"descr": "<f8", "fortran_order": False, "shape": (1 << 40,)}
+    np.lib.format.write_array_header_1_0(array, header)
+    for content in (array.getvalue(), b"no array"):
+        with zipfile.ZipFile(path, "w") as file:
+            file.writestr("x.npy", content)
+        with pytest.raises(UserError, match="no readable maps"):
+            read_arrays(path, lambda about, arrays: arrays, "maps", "")
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("x.npy", bytes(1 << 22))
+    with (
+        using_limits(bytes=1 << 20),
+        pytest.raises(UserError, match=r"decompresses to too much: .* use --limits bytes=4194304"),
+    ):
+        read_arrays(path, lambda about, arrays: arrays, "maps", "")
+
+
+# --- TensorBoard ---
+
+
+def test_event_files_of_others_are_never_changed(run):
+    board = run / "tensorboard"
+    with_points = TensorBoard(board, {})
+    with_points.write(1, {"loss": 1.0})
+    sizes = with_points.sizes()
+    with_points.write(2, {"loss": 1.0})
+    with_points.close()
+    killed = TensorBoard(board, sizes)
+    killed.write(3, {"loss": 1.0})
+    killed.close()
+    own = {path.name for path in board.iterdir()}
+    (board / "events.out.tfevents.1.other.host").write_text("of another program")
+    (board / "events-notes.txt").write_text("notes")
+    (board / ("events" + killed._mark + "1")).symlink_to(run / "metrics.jsonl")
+    others = {path.name for path in board.iterdir()} - own
+    new = TensorBoard(board, sizes)
+    assert {name: (board / name).stat().st_size for name in sizes} == sizes
+    now = {path.name for path in board.iterdir()}
+    assert others < now and len(now - others) == 2
+    assert set(new.sizes()) == now - others
+    new.close()
+
+
+def test_a_folder_of_a_run_is_not_a_link(run, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "events.mine").touch()
+    for name, use in {
+        "tensorboard": lambda p: TensorBoard(p, {}),
+        "checkpoints": Checkpoints,
+    }.items():
+        (run / name).symlink_to(tmp_path / "mine")
+        with pytest.raises(UserError, match=f"{name} is a link, which a run does not follow"):
+            use(run / name)
+    assert [p.name for p in (tmp_path / "mine").iterdir()] == ["events.mine"]
+
+
+# --- one process at a time ---
+
+
+def test_a_removed_lock_lets_no_second_process_in(run):
+    with Workdir(run).alone():
+        (run / ".lock").unlink()
+        with pytest.raises(UserError, match="another process uses"), Workdir(run).alone():
+            pass
+        (run / ".lock").unlink(missing_ok=True)
+        Workdir(run).still_alone()
+    with Workdir(run).alone():
+        pass
+
+
+def test_where_only_files_can_be_locked_a_removed_lock_ends_the_run(run, monkeypatch):
+    """NFS does not lock folders, so the run checks its lock before each save."""
+    flock = fcntl.flock
+
+    def of_files(file, how):
+        if stat.S_ISDIR(os.fstat(file if isinstance(file, int) else file.fileno()).st_mode):
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        flock(file, how)
+
+    monkeypatch.setattr(files.fcntl, "flock", of_files)
+    workdir = Workdir(run)
+    with workdir.alone():
+        with pytest.raises(UserError, match="another process uses"), Workdir(run).alone():
+            pass
+        workdir.still_alone()
+        (run / ".lock").unlink()
+        with pytest.raises(UserError, match=r"\.lock was moved, removed or replaced"):
+            workdir.still_alone()
+
+
+def test_a_lock_on_a_file_that_was_replaced_does_not_count(run, monkeypatch):
+    flock, paths = fcntl.flock, [run / ".lock"]
+
+    def late(file, how):
+        flock(file, how)
+        if paths:
+            paths.pop().unlink()
+
+    monkeypatch.setattr(files.fcntl, "flock", late)
+    with lock(run / ".lock", wait=True) as file:
+        assert os.path.samestat(os.fstat(file.fileno()), (run / ".lock").stat())
+
+
+def test_a_file_system_without_locks_is_told_with_a_way_out(run, monkeypatch):
+    def none(file, how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(files.fcntl, "flock", none)
+    with (
+        pytest.raises(
+            UserError, match=r"does not support locks \(flock: No locks .*: mount it with"
+        ),
+        Workdir(run).alone(),
+    ):
+        pass
+
+
+def test_the_lock_comes_before_the_first_look_at_the_folder(tmp_path, monkeypatch):
+    """Otherwise another experiment could begin between the look and the lock."""
+    experiment = runs.experiment(tmp_path, steps=2)
+    claim, looked = Workdir.claim, []
+
+    def locked(self, asked):
+        with pytest.raises(UserError, match="another process uses"), Workdir(self.folder).alone():
+            pass
+        looked.append(asked.seed)
+        claim(self, asked)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Workdir, "claim", locked)
+        pretrain.run(experiment, tmp_path / "run")
+    assert looked == [0]
+
+
+def test_a_folder_that_is_moved_during_the_run_leaves_no_stray_one(tmp_path, monkeypatch):
+    experiment = runs.experiment(tmp_path, steps=4, checkpoint_every=1)
+    save = Checkpoints.save
+
+    def moved(self, step, *rest):
+        if step == 3:
+            self.wait()
+            (tmp_path / "run").rename(tmp_path / "moved")
+        save(self, step, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "save", moved)
+        with pytest.raises(
+            UserError, match=r"run was moved, .* give the present folder of the run"
+        ):
+            pretrain.run(experiment, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    assert pretrain.run(experiment, tmp_path / "moved")["steps"] == 4
+
+
+# --- files of others ---
+
+
+@pytest.mark.parametrize("name", ["config.json", "jaxgrow.json", "params", "tokenizer.json"])
+def test_a_run_does_not_begin_in_the_folder_of_a_model(tmp_path, name):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).write_text('{"architectures": ["GPT2LMHeadModel"]}')
+    with pytest.raises(
+        UserError, match=rf"contains {name}, which a run would replace; give another"
+    ):
+        pretrain.run(runs.experiment(tmp_path), tmp_path / "run")
+    assert (tmp_path / "run" / name).read_text().startswith('{"arch')
+
+
+def test_an_export_replaces_only_exports(run):
+    params = runs.fresh(runs.MODEL)
+    orbax.export(run, runs.MODEL, params)
+    orbax.export(run, runs.MODEL, params)
+    assert {p.name for p in run.iterdir()} == {"params", "jaxgrow.json"}
+    (run / "params" / "SHA256SUMS").unlink()
+    mine = (".exporting-notes", ".exporting-0123456789abcde/")
+    for name in mine:
+        (run / name).mkdir()
+    (run / ".exporting-0123456789abcdef").mkdir()  # of a killed export
+    orbax.export(run, runs.MODEL, params)
+    names = {p.name for p in run.iterdir()}
+    (aside,) = (name for name in names if name.startswith("damaged-params-"))
+    assert [path for path in (run / aside).rglob("*") if path.is_file()]
+    assert names == {"params", "jaxgrow.json", aside, *(name.rstrip("/") for name in mine)}
+    elsewhere = (run / "params").rename(run / "elsewhere")
+    (run / "params").symlink_to(elsewhere)
+    before = sorted(p.name for p in elsewhere.iterdir())
+    orbax.export(run, replace(runs.MODEL), params)
+    assert sorted(p.name for p in elsewhere.iterdir()) == before
+    open_checkpoint(run)
+
+
+def test_a_kill_during_the_export_is_repaired(tmp_path, monkeypatch):
+    experiment = runs.experiment(tmp_path, steps=2)
+
+    def dies(*_):
+        raise runs.Killed
+
+    for at in ("seal", "_put"):
+        with monkeypatch.context() as patch:
+            patch.setattr(orbax, at, dies)
+            with pytest.raises(runs.Killed):
+                pretrain.run(experiment, tmp_path / "run")
+    assert pretrain.run(experiment, tmp_path / "run")["steps"] == 2
+    assert not [*(tmp_path / "run").glob(".exporting-*")]
+    open_checkpoint(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run")
