@@ -3,7 +3,7 @@
 `entrances` describes the table.
 """
 
-from entrances import Row, Subject, todo
+from entrances import Row, Subject, ours, todo
 
 SUBJECTS: dict[str, Subject] = {}
 
@@ -41,6 +41,12 @@ ROWS: dict[str, Row] = {
     "jaxgrow/checkpoints/orbax.py::Orbax.shard": todo("no subject yet"),
     "jaxgrow/checkpoints/orbax.py::write": todo("no subject yet"),
     "jaxgrow/checkpoints/orbax.py::export": todo("no subject yet"),
+    "jaxgrow/checkpoints/orbax.py::_put": ours(
+        "it renames folders that it made, in the folder of a run"
+    ),
+    "jaxgrow/checkpoints/orbax.py::_delete_unfinished": ours(
+        "it deletes working folders of exports"
+    ),
     "jaxgrow/cli/grow_commands.py::_show": todo("no subject yet"),
     "jaxgrow/cli/model_inputs.py::tokenizer_notes": todo("no subject yet"),
     "jaxgrow/cli/model_inputs.py::_tokens": todo("no subject yet"),
