@@ -153,7 +153,7 @@ class Limits:
                 unit = "entries" if name == "entries" else "bytes"
                 raise UntrustedError(
                     f"{what} has {amount:,} {unit}; the limit is {largest:,}. If you trust the "
-                    f"file, use --limits {name}={amount}"
+                    f"file, raise it, such as with --limits {name}={2 * amount}"
                 )
 
     def check_expansion(self, what: str, made: int, size: int) -> None:

@@ -251,12 +251,13 @@ def test_hidden_files_and_symlinks_are_skipped_and_counted(odd, tmp_path):
     found, summary, warnings = odd(
         {"._a.txt": b"no", ".d.txt": b"no", ".git/e.txt": b"no", "a.txt": b"a", "b.txt": b"b"}
     )
-    assert (found.train.tobytes(), found.valid.tobytes()) == (b"a\0not read\0", b"b\0")
+    assert (found.train.tobytes(), found.valid.tobytes()) == (b"a\0", b"b\0")
     assert summary.endswith(
-        "5 skipped files (1 broken link or not a file, 3 hidden, 1 symlinked folder)"
+        "6 skipped files (1 broken link or not a file, 3 hidden, 1 link out of the folder, 1 symlinked folder)"
     )
     assert [w.partition(";")[0] for w in warnings] == [
-        f"WARNING: symlinked folders are not read, such as {tmp_path}/odd/link"
+        f"WARNING: symlinked folders are not read, such as {tmp_path}/odd/link",
+        f"WARNING: links out of the folder are not read, such as {tmp_path}/odd/file.txt",
     ]
 
 

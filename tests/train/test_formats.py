@@ -354,7 +354,7 @@ WRONG: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "a damaged state": (
         lambda p: written(as_dataset(p / "d", ["a"]) / "state.json", b"{}").parent,
-        "cannot read {}/d/state.json, as Hugging Face datasets writes it: KeyError('_data_files')",
+        "{}/d/state.json has no list '_data_files'; save the dataset again with save_to_disk",
     ),
     "no training split": (
         lambda p: as_splits(p / "d", "en", "de"),

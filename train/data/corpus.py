@@ -13,12 +13,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from jaxgrow.untrusted import UntrustedError, checked, limits
 from train.common.errors import UserError
 from train.data import formats, named_splits
+from train.data.decoding import in_folder, json_object, readable
 from train.data.formats import Document
+from train.data.tfds import check_all
 
 # Validation splits; the first one that exists is used.
 _VALIDATION = ("validation", "test")
+LEADS_OUT = "link out of the folder"
 
 
 @dataclass
@@ -213,8 +217,10 @@ def prepared(name: str, path: str | None) -> Any:
 
     # This import registers the text corpora. The import above does so only with TensorFlow.
     import tensorflow_datasets.text
+    from tensorflow_datasets.core import constants
 
     folder = None if path is None else Path(path).expanduser()
+    check_all((folder or Path(constants.DATA_DIR)) / name.partition("/")[0])
     try:
         builder = tfds.builder(name, data_dir=folder, file_format="array_record")
         builder.download_and_prepare()
@@ -263,6 +269,13 @@ def _files(path: Path) -> Iterator[Path]:
 
 def _entries(path: Path) -> Iterator[tuple[Path, str | None]]:
     """Files and skipped folders, sorted by name, each with the reason for skipping it, or None."""
+    with readable(path):
+        for n, entry in enumerate(_walked(path, path), 1):
+            limits().check(str(path), entries=n)
+            yield entry
+
+
+def _walked(path: Path, root: Path) -> Iterator[tuple[Path, str | None]]:
     if path.is_file():
         yield path, None
     elif saved := shards(path):
@@ -278,13 +291,26 @@ def _entries(path: Path) -> Iterator[tuple[Path, str | None]]:
             if name.startswith("."):  # such as ._a.txt, which macOS writes next to a.txt
                 yield path / name, "hidden"
             elif is_folder:
-                yield from _entries(path / name)
+                yield from _walked(path / name, root)
             elif leads_to_folder:
                 yield path / name, "symlinked folder"
             elif not is_file:
                 yield path / name, "broken link or not a file"
             else:
-                yield path / name, None if formats.in_folders(path / name) else "of another format"
+                yield path / name, _unread(path / name, root)
+
+
+def _unread(file: Path, root: Path) -> str | None:
+    """Why a file in a folder is not read, or None."""
+    if not formats.in_folders(file):
+        return "of another format"
+    if not file.is_symlink():
+        return None
+    try:
+        in_folder(root, file)
+    except UntrustedError:
+        return LEADS_OUT
+    return None
 
 
 def _key(files: Iterable[Path]) -> str:
@@ -302,7 +328,10 @@ def _key(files: Iterable[Path]) -> str:
 def splits(path: Path) -> list[str]:
     """The splits of a saved `DatasetDict`; empty if the folder does not hold one."""
     file = path / "dataset_dict.json"
-    return _entry(file, "splits") if file.exists() else []
+    if not file.exists():
+        return []
+    with readable(file, _SAVED):
+        return [name for name in _entry(file, "splits") if checked(path, name, new=True)]
 
 
 def shards(path: Path) -> list[Path]:
@@ -313,18 +342,23 @@ def shards(path: Path) -> list[Path]:
     file = path / "state.json"
     if not (file.exists() and (path / "dataset_info.json").exists()):
         return []
-    found = [path / shard["filename"] for shard in _entry(file, "_data_files")]
-    if missing := [shard.name for shard in found if not shard.exists()]:
-        raise UserError(
-            f"{path} lacks {len(missing)} of {len(found)} files that its state.json names, such as {missing[0]}; save it again"
-        )
-    return found
+    with readable(file, _SAVED):
+        names = [str(shard["filename"]) for shard in _entry(file, "_data_files")]
+        if missing := [name for name in names if not checked(path, name, new=True).path.exists()]:
+            raise UserError(
+                f"{path} lacks {len(missing)} of {len(names)} files that its state.json names, such as {missing[0]}; "
+                f"{_SAVED}"
+            )
+        for name in names:
+            checked(path, name)
+        return [path / name for name in names]
+
+
+_SAVED = "save the dataset again with save_to_disk of Hugging Face datasets"
 
 
 def _entry(file: Path, name: str) -> list[Any]:
-    try:
-        return json.loads(file.read_text())[name]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"cannot read {file}, as Hugging Face datasets writes it: {error!r}"
-        ) from error
+    about = json_object(in_folder(file.parent, file), _SAVED)
+    if not isinstance(about.get(name), list):
+        raise UserError(f"{file} has no list {name!r}; {_SAVED}")
+    return about[name]

@@ -8,18 +8,18 @@ every format.
 
 import codecs
 import csv
-import gzip
 import io
 import json
-import lzma
 import re
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, TypeAlias
 
+from jaxgrow.untrusted import limits, open_regular
 from train.common.errors import UserError
+from train.data.decoding import lines, opened, read_all, readable
+from train.data.tfds import checked_info
 
 # Characters of a piece: long documents are tokenised and held out in pieces of about this size.
 PIECE = 1 << 16
@@ -31,6 +31,7 @@ NAMES = ".txt, .jsonl (both also .gz, .xz or .zst), .json.gz, .parquet and .arro
 # Files that are often in the folder of a corpus without being part of it.
 NAMED = (".md", ".py", ".csv")
 _ROWS = 64  # rows of Parquet that are in memory at once
+_AT_ONCE = 256 << 20  # bytes of these rows, if all of them have the longest value
 # Bytes of Parquet. Without a buffer size, the column of an entire row group is read at once.
 BUFFER = 1 << 20
 _HALF = re.compile("[\ud800-\udfff]")
@@ -38,7 +39,7 @@ _HALF = re.compile("[\ud800-\udfff]")
 
 def reader(path: Path) -> Reader | None:
     """The function that reads a file with this name; None if the format is not supported."""
-    compressed = path.suffix in _COMPRESSED
+    compressed = path.suffix in _SUFFIXES
     inner = Path(path.stem).suffix if compressed else path.suffix
     if inner == ".csv":
         return _csv
@@ -78,22 +79,12 @@ def pieces(text: str) -> Document:
 def text(path: Path) -> Document:
     """The document in a text file, in pieces."""
     with (
-        _readable(path),
-        _opened(path) as file,
+        readable(path),
+        opened(path) as file,
         io.TextIOWrapper(file, "utf-8", "replace", newline="\n") as decoded,
     ):
         while piece := decoded.read(PIECE):
             yield piece
-
-
-def read_bytes(path: Path) -> bytes:
-    """The bytes of a file, decompressed.
-
-    Raises:
-      UserError: the file cannot be read or decompressed.
-    """
-    with _readable(path), _opened(path) as file:
-        return file.read()
 
 
 def read_text(path: Path) -> str:
@@ -105,7 +96,7 @@ def read_text(path: Path) -> str:
       UserError: the file cannot be read, or has another encoding; the message names the file and
         the line.
     """
-    content = read_bytes(path).removeprefix(codecs.BOM_UTF8)
+    content = read_all(path).removeprefix(codecs.BOM_UTF8)
     if b"\0" in content:  # UTF-16 without a byte-order mark
         line = content.count(b"\n", 0, content.index(b"\0")) + 1
         raise UserError(
@@ -135,13 +126,10 @@ def records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield from _of_tfds(path)
         return
     if path.suffix == ".parquet":
-        from pyarrow import ArrowException, parquet
-
-        with _readable(path, ArrowException), parquet.ParquetFile(path) as file:
-            rows = (row for batch in file.iter_batches(_ROWS) for row in batch.to_pylist())
-            yield from ((f"{path}, row {n}", row) for n, row in enumerate(rows, 1))
+        with readable(path):
+            yield from _table(path, _parquet_batches(path))
         return
-    with _readable(path), _opened(path) as file:
+    with readable(path), opened(path) as file:
         for where, line in _lines(file, path):
             yield where, _object(line, where)
 
@@ -150,17 +138,12 @@ def _of_tfds(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     import tensorflow_datasets as tfds
 
     split = path.name.partition(".")[0].rpartition("-")[2]
-    try:
+    with readable(path, "prepare it again"):
+        checked_info(path.parent)
         rows: Any = tfds.builder_from_directory(path.parent).as_data_source(split)  # type: ignore[call-arg]
-    except Exception as error:
-        raise UserError(
-            f"cannot read {path}: {type(error).__name__}: {error}; prepare it again"
-        ) from error
-    for n, row in enumerate(rows):
-        yield (
-            f"{path.parent}, {split}, row {n}",
-            {name: _plain(value) for name, value in row.items()},
-        )
+        for n, row in enumerate(rows):
+            fields = {name: _plain(value) for name, value in row.items()}
+            yield f"{path.parent}, {split}, row {n}", fields
 
 
 def _plain(value: Any) -> Any:
@@ -178,17 +161,17 @@ def _plain(value: Any) -> Any:
 
 
 def _json_lines(path: Path, field: str) -> Iterator[Document]:
-    with _readable(path), _opened(path) as file:
+    with readable(path), opened(path) as file:
         for where, line in _lines(file, path):
             yield pieces(_field(line, field, where))
 
 
-def _lines(file: Iterable[bytes], path: Path) -> Iterator[tuple[str, bytes]]:
+def _lines(file: Any, path: Path) -> Iterator[tuple[str, bytes]]:
     """The place and the content of each line, without byte-order mark and empty lines."""
-    for n, line in enumerate(file, 1):
-        content = line.removeprefix(codecs.BOM_UTF8) if n == 1 else line
+    for n, (where, line) in enumerate(lines(file, path)):
+        content = line.removeprefix(codecs.BOM_UTF8) if n == 0 else line
         if content.strip():
-            yield f"{path}, line {n}", content
+            yield where, content
 
 
 def _object(line: bytes, where: str, wanted: str = "") -> dict[str, Any]:
@@ -227,11 +210,11 @@ def _field(line: bytes, field: str, where: str) -> str:
 def _csv(path: Path, field: str) -> Iterator[Document]:
     """The rows below a line of column names. Quoted cells may contain commas and line breaks."""
     with (
-        _readable(path),
-        _opened(path) as file,
+        readable(path),
+        opened(path) as file,
         io.TextIOWrapper(file, "utf-8-sig", "replace", newline="") as f,
     ):
-        rows = cells(f, path)
+        rows = cells((line for _, line in lines(f, path)), path)
         _, head = next(rows, ("", []))
         if field not in head:
             raise UserError(
@@ -255,7 +238,7 @@ def cells(file: Iterable[str], path: Path, **how: Any) -> Iterator[tuple[str, li
     Raises:
       UserError: a quote is not closed, or text follows a closed quote.
     """
-    csv.field_size_limit(2**31 - 1)  # a cell may be a whole book
+    csv.field_size_limit(min(limits().record, 2**31 - 1))  # a cell may be a whole book
     # Without ``strict``, a quote that is not closed takes all further rows into its cell.
     rows = csv.reader(file, strict=True, **how)
     first = 1  # the first line of the row
@@ -265,22 +248,56 @@ def cells(file: Iterable[str], path: Path, **how: Any) -> Iterator[tuple[str, li
                 yield f"{path}, line {rows.line_num}", row
             first = rows.line_num + 1
     except csv.Error as error:
-        raise UserError(f"{path}, line {first}: {error}; correct the quotes of the row") from error
+        out = f"correct the quotes of the row, or use --limits record={2 * limits().record}"
+        if "limit" not in str(error):
+            out = "correct the quotes of the row"
+        raise UserError(f"{path}, line {first}: {error}; {out}") from error
 
 
 # --- Parquet and Arrow ---
 
 
 def _parquet(path: Path, field: str) -> Iterator[Document]:
-    from pyarrow import ArrowException, parquet
-
-    with (
-        _readable(path, ArrowException),
-        parquet.ParquetFile(path, buffer_size=BUFFER, pre_buffer=False) as file,
-    ):
-        _check(file.schema_arrow, field, path)
-        for batch in file.iter_batches(_ROWS, columns=[field], use_threads=False):
+    with readable(path):
+        for batch in _parquet_batches(path, field):
             yield from _rows(batch.column(0))
+
+
+def _parquet_batches(path: Path, field: str | None = None) -> Iterator[Any]:
+    """Yield the rows of a Parquet file, of all columns or of one, as Arrow's batches."""
+    from pyarrow import parquet
+
+    open_regular(path.resolve()).close()
+    with parquet.ParquetFile(path, buffer_size=BUFFER, pre_buffer=False) as file:
+        if field is not None:
+            _check(file.schema_arrow, field, path)
+        stored, largest = _stored(file, path, field)
+        # A dictionary may repeat a value of this size in each row.
+        rows = max(1, min(_ROWS, _AT_ONCE // max(1, largest)))
+        columns = None if field is None else [field]
+        made = 0
+        for batch in file.iter_batches(rows, columns=columns, use_threads=False):
+            made += batch.nbytes + batch.num_rows
+            limits().check_expansion(str(path), made, stored)
+            yield batch
+
+
+def _stored(file: Any, path: Path, field: str | None) -> tuple[int, int]:
+    """The size of a Parquet file, and the decompressed size of its largest part.
+
+    Raises:
+      UntrustedError: a part has far more bytes than the file.
+    """
+    about = file.metadata
+    size = path.stat().st_size
+    largest = 0
+    for group in range(about.num_row_groups):
+        for n in range(about.num_columns):
+            part = about.row_group(group).column(n)
+            if field is None or part.path_in_schema.split(".")[0] == field:
+                largest = max(largest, part.total_uncompressed_size)
+    limits().check_expansion(str(path), largest, size)
+    return size, largest
 
 
 def _arrow(path: Path, field: str) -> Iterator[Document]:
@@ -288,16 +305,55 @@ def _arrow(path: Path, field: str) -> Iterator[Document]:
 
     The writer chooses the batch size: Hugging Face `datasets` takes 1000 rows.
     """
+    with readable(path), _stream(path) as stream:
+        _check(stream.schema, field, path)
+        for batch in _arrow_batches(path, stream):
+            yield from _rows(batch.column(field))
+
+
+def arrow_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield all fields of each row of an Arrow file.
+
+    Raises:
+      UserError: the file is damaged or too large.
+    """
+    with readable(path), _stream(path) as stream:
+        for _, row in _table(path, _arrow_batches(path, stream)):
+            yield row
+
+
+@contextmanager
+def _stream(path: Path) -> Iterator[Any]:
     import pyarrow as pa
 
-    with (
-        _readable(path, pa.ArrowException),
-        pa.OSFile(str(path)) as file,
-        pa.ipc.open_stream(file) as stream,
-    ):
-        _check(stream.schema, field, path)
-        for batch in stream:
-            yield from _rows(batch.column(field))
+    open_regular(path.resolve()).close()
+    with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as stream:
+        yield stream
+
+
+def _arrow_batches(path: Path, stream: Any) -> Iterator[Any]:
+    made = 0
+    size = path.stat().st_size
+    for batch in stream:
+        batch.validate()  # `nbytes` is a difference of two offsets
+        made += batch.nbytes + batch.num_rows
+        limits().check_expansion(str(path), made, size)
+        yield batch
+
+
+def _table(path: Path, batches: Iterator[Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the place, in words, and all fields of each row."""
+    n = 0
+    size = path.stat().st_size
+    for batch in batches:
+        # Offsets of a damaged file may lead to other memory of the process.
+        batch.validate(full=True)
+        # A Python object for each cell needs far more memory than its bytes in a small file.
+        if (cells := (n + batch.num_rows) * max(1, batch.num_columns)) > size:
+            limits().check(str(path), entries=cells)
+        for row in batch.to_pylist():
+            n += 1
+            yield f"{path}, row {n}", row
 
 
 def _check(schema: Any, field: str, path: Path) -> None:
@@ -313,42 +369,20 @@ def _check(schema: Any, field: str, path: Path) -> None:
 
 
 def _rows(column: Any) -> Iterator[Document]:
-    # The bytes of a string column are not always UTF-8.
-    for value in column.cast("large_binary"):
+    """The documents of a column of text.
+
+    The bytes of a string column are not always UTF-8, so they are checked as bytes. Offsets of a
+    damaged file may lead to other memory of the process.
+    """
+    from pyarrow import types
+
+    # A cast reads the offsets, and the views of string views, which must be valid before it.
+    column.validate(full=types.is_string_view(column.type))
+    content = column.cast("large_binary")
+    content.validate(full=True)
+    for value in content:
         yield pieces((value.as_py() or b"").decode("utf-8", "replace"))
 
 
-# --- files ---
-
-
-def _zstd(path: Path, mode: str) -> BinaryIO:
-    import pyarrow as pa
-
-    return io.BufferedReader(pa.input_stream(str(path), compression="zstd"))
-
-
-_COMPRESSED: dict[str, Callable[[Path, str], Any]] = {
-    ".gz": gzip.open,
-    ".xz": lzma.open,
-    ".zst": _zstd,
-}
+_SUFFIXES = (".gz", ".xz", ".zst")  # of compressed files
 _NO_TEXT = {".parquet", ".arrow", ".tar", ".zip"}  # inner suffixes that are not text
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    with _COMPRESSED.get(path.suffix, open)(path, "rb") as file:
-        if file.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-            raise UserError(
-                f"{path} is UTF-16, not UTF-8; convert it, for example with iconv -f UTF-16 -t UTF-8"
-            )
-        yield file
-
-
-@contextmanager
-def _readable(path: Path, *others: type[Exception]) -> Iterator[None]:
-    """Name the file in errors of a damaged file; ``others`` are exceptions of its format."""
-    try:
-        yield
-    except (OSError, EOFError, lzma.LZMAError, zlib.error, *others) as error:
-        raise UserError(f"cannot read {path}: {error}") from error

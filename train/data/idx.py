@@ -1,12 +1,13 @@
 """Images in the files of MNIST: MNIST, Fashion-MNIST, KMNIST and others that use its file names."""
 
+import math
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
 from train.common.errors import UserError
-from train.data import formats
+from train.data.decoding import read_all
 
 _NAMES = {"train": "train", "valid": "t10k"}
 _MAGIC = 8  # the third byte of a file of unsigned bytes; the fourth one is the number of axes
@@ -56,11 +57,13 @@ def _file(folder: Path, name: str) -> Path:
 @lru_cache(maxsize=4)  # a run asks for its images several times
 def _array(file: Path, changed: int) -> np.ndarray:
     """Return the array of an idx file; ``changed`` is the time of its last change."""
-    content = formats.read_bytes(file)
+    content = read_all(file)
     axes = content[3] if len(content) >= 4 and content[:3] == bytes([0, 0, _MAGIC]) else 0
-    shape = tuple(np.frombuffer(content[4 : 4 + 4 * axes], ">u4").tolist())
+    head = content[4 : 4 + 4 * axes]
+    shape = tuple(np.frombuffer(head[: len(head) // 4 * 4], ">u4").tolist())
     values = np.frombuffer(content[4 + 4 * axes :], np.uint8)
-    if not axes or len(shape) != axes or len(values) != np.prod(shape):
+    # `math.prod` does not overflow, unlike `np.prod`.
+    if not axes or len(shape) != axes or len(values) != math.prod(shape):
         raise UserError(
             f"{file} is damaged or is not an idx file of unsigned bytes: it has {len(content):,} "
             f"bytes, and its head gives the shape {shape}; download it again"

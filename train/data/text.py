@@ -187,6 +187,10 @@ def _warnings(
         warnings.append(
             f"WARNING: symlinked folders are not read, such as {links[0]}; copy or bind-mount their targets"
         )
+    if links := skipped.get(reading.LEADS_OUT):
+        warnings.append(
+            f"WARNING: links out of the folder are not read, such as {links[0]}; replace them by their files"
+        )
     if not ended:
         warnings.append(
             f"WARNING: the tokenizer {tokenizer} has no token that ends a document ({', '.join(ENDS)}): documents follow each "

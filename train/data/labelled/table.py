@@ -20,6 +20,7 @@ import numpy as np
 from train.common.errors import UserError
 from train.data import formats
 from train.data.corpus import shards, splits
+from train.data.decoding import in_folder, json_object, readable
 from train.data.labelled.glue import Columns, Glue, Rows
 from train.data.labelled.metrics import accuracy, macro_f1, pearson, spearman
 from train.data.splitting import exact, held_out
@@ -144,23 +145,17 @@ def _objects(path: Path) -> Iterator[Row]:
 
 
 def _saved(folder: Path, arrows: Sequence[Path]) -> Iterator[Row]:
-    import pyarrow as pa
-
-    try:
-        features = json.loads((folder / "dataset_info.json").read_text()).get("features") or {}
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {folder / 'dataset_info.json'}: {error}") from error
-    names = {
-        key: of["names"] for key, of in features.items() if isinstance(of, dict) and "names" in of
-    }
+    info = folder / "dataset_info.json"
+    with readable(info, "save the dataset again"):
+        features = json_object(in_folder(folder, info), "save the dataset again").get("features")
+        names = {
+            key: [*of["names"]]
+            for key, of in (features or {}).items()
+            if isinstance(of, dict) and of.get("names") is not None
+        }
     number = 0
     for file in arrows:
-        try:
-            with pa.OSFile(str(file)) as opened, pa.ipc.open_stream(opened) as stream:
-                rows = [row for batch in stream for row in batch.to_pylist()]
-        except (OSError, pa.ArrowException) as error:
-            raise UserError(f"cannot read {file}: {error}") from error
-        for row in rows:
+        for row in formats.arrow_rows(file):
             number += 1
             yield Row(
                 f"{folder}, row {number}",

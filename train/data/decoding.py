@@ -1,0 +1,198 @@
+"""How is a data file opened that is not trusted?
+
+Only regular files are opened. A decoder gets as much as `jaxgrow.untrusted.limits` allows, and every
+error of a decoder becomes one line.
+"""
+
+import bz2
+import codecs
+import gzip
+import io
+import lzma
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from jaxgrow.untrusted import UntrustedError, checked, limits, open_regular
+from train.common.errors import UserError, is_full_disk
+from train.common.files import checked_json
+
+_BUFFER = 1 << 17
+
+
+@contextmanager
+def readable(name: Any, way_out: str = "") -> Iterator[None]:
+    """Turn each error of a decoder into one line that names the file.
+
+    Args:
+      name: the file, or its place in words.
+      way_out: the end of the message.
+
+    Raises:
+      UserError: the block failed. A panic of a library in Rust is not an `Exception`, but fails as
+        well.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except UntrustedError as error:
+        raise UserError(str(error)) from error
+    except BaseException as error:
+        panic = type(error).__name__ == "PanicException"
+        if is_full_disk(error) or not (isinstance(error, Exception) or panic):
+            raise
+        plain = isinstance(error, OSError) or not type(error).__module__.startswith("builtins")
+        what = f"{error}" if plain and f"{error}" else f"{type(error).__name__}: {error}"
+        end = f"; {way_out}" if way_out else ""
+        raise UserError(f"cannot read {name}: {' '.join(what.split())[:500]}{end}") from error
+
+
+def in_folder(folder: Path, file: Path) -> Path:
+    """The real path of a file that was found in a folder, if it has no link out of the folder.
+
+    Raises:
+      UntrustedError: a link leads out of the folder.
+    """
+    return checked(folder, file.relative_to(folder).as_posix(), deep=True).path
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """Open a regular file, or the decompressed content of a ``.gz``, ``.xz``, ``.bz2`` or ``.zst``.
+
+    Raises:
+      UntrustedError: the path is a folder, a device or a FIFO. While it is read: it decompresses to
+        too much.
+      UserError: the text is UTF-16.
+    """
+    with open_regular(path.resolve()) as raw:
+        decode = COMPRESSED.get(path.suffix)
+        file: Any = raw if decode is None else decompressed(raw, decode, path)
+        with file:
+            if file.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+                raise UserError(
+                    f"{path} is UTF-16, not UTF-8; convert it, for example with iconv -f UTF-16 -t UTF-8"
+                )
+            yield file
+
+
+def decompressed(raw: Any, decode: Callable[[Any], Any], path: Path) -> io.BufferedReader:
+    """The decompressed content of an open file, which is counted while it is read."""
+    return io.BufferedReader(_Counted(decode(raw), path, os.fstat(raw.fileno()).st_size), _BUFFER)
+
+
+def lines(file: Any, path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield the place, in words, and the content of each line of bytes or text.
+
+    Raises:
+      UntrustedError: a line is too long. A decoder needs a whole line in memory.
+    """
+    longest = limits().record
+    n = 0
+    while line := file.readline(longest + 1):
+        n += 1
+        if len(line) > longest:
+            limits().check(f"{path}, line {n}, or its first part,", record=len(line))
+        yield f"{path}, line {n}", line
+
+
+def read_regular(path: Path) -> bytes:
+    """The bytes of a small regular file, as they are stored.
+
+    Raises:
+      UntrustedError: it is not a regular file, or it is larger than a record may be.
+    """
+    with open_regular(path) as file:
+        limits().check(str(path), record=os.fstat(file.fileno()).st_size)
+        return file.read()
+
+
+def read_all(path: Path) -> bytes:
+    """The decompressed content of a file that is held in memory.
+
+    Raises:
+      UserError: the file cannot be read or decompressed, or it is too large.
+    """
+    with readable(path), opened(path) as file:
+        content = file.read(limits().bytes + 1)
+        limits().check(f"{path}, or its first part,", bytes=len(content))
+        return content
+
+
+def json_object(path: Path, way_out: str) -> dict[str, Any]:
+    """The JSON object in a small file, which may come from others.
+
+    Raises:
+      UserError: the file is missing or damaged, or does not hold a JSON object.
+    """
+    with readable(path, way_out):
+        try:
+            return checked_json(read_regular(path))
+        except UntrustedError:
+            raise
+        except ValueError as error:
+            raise UserError(f"{path} is damaged: {error}; {way_out}") from error
+
+
+class _Counted(io.RawIOBase):
+    """A decompressed stream, which ends with an error when it becomes too large for its file."""
+
+    def __init__(self, stream: Any, path: Path, size: int):
+        super().__init__()
+        self._stream = stream
+        self._path = path
+        self._size = size
+        self._place = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        content = self._stream.read(len(buffer))
+        buffer[: len(content)] = content
+        self._moved(self._place + len(content))
+        return len(content)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        if whence == io.SEEK_END:
+            raise OSError("the size of a compressed file is not known")
+        target = offset + (self._place if whence == io.SEEK_CUR else 0)
+        # The decoder decompresses everything up to this place.
+        self._moved(target)
+        self._stream.seek(target)
+        return target
+
+    def tell(self) -> int:
+        return self._place
+
+    def close(self) -> None:
+        if not self.closed:
+            self._stream.close()
+        super().close()
+
+    def _moved(self, place: int) -> None:
+        limits().check_expansion(str(self._path), place, self._size)
+        self._place = place
+
+
+def _zstd(raw: Any) -> Any:
+    import pyarrow as pa
+
+    return pa.CompressedInputStream(pa.PythonFile(raw, "r"), "zstd")
+
+
+# File suffix -> function that decompresses an open file.
+COMPRESSED: dict[str, Callable[[Any], Any]] = {
+    ".gz": lambda raw: gzip.GzipFile(fileobj=raw, mode="rb"),
+    ".xz": lzma.LZMAFile,
+    ".bz2": bz2.BZ2File,
+    ".zst": _zstd,
+}
+# The first bytes of compressed files.
+MAGIC = {b"\x1f\x8b": ".gz", b"\xfd7zXZ": ".xz", b"BZh": ".bz2", b"\x28\xb5\x2f\xfd": ".zst"}
