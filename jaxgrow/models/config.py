@@ -1,5 +1,6 @@
 """The base of the configs of all model families."""
 
+import os
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import asdict, dataclass, fields, replace
@@ -343,7 +344,9 @@ class Config:
 
         The function is pure, and each config compiles to one program.
         """
-        return split(_boxed(self, key))[0]
+        concrete = isinstance(key, jax.Array) and not isinstance(key, jax.core.Tracer)
+        on_cpu = concrete and {device.platform for device in key.devices()} == {"cpu"}
+        return split((_boxed_on_cpu if on_cpu else _boxed)(self, key))[0]
 
     def axes(self) -> Axes:
         """Return the axis names of the parameters, without creating the parameters."""
@@ -575,6 +578,16 @@ def _boxed(config: Config, key: jax.Array) -> Any:
     # does not support the single position of the example of a text model.
     config = replace(config, attention="auto")
     return config.module.init(key, config.example)["params"]
+
+
+# The program runs once, so its compilation is what it costs. On CPUs, this level compiles in a
+# quarter of the time, and the parameters are bitwise identical. A level in XLA_FLAGS has priority.
+_FLAG = "xla_backend_optimization_level"
+_boxed_on_cpu = jax.jit(
+    _boxed.__wrapped__,
+    static_argnums=0,
+    compiler_options={} if _FLAG in os.environ.get("XLA_FLAGS", "") else {_FLAG: 1},
+)
 
 
 @lru_cache(maxsize=64)

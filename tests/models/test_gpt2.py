@@ -4,6 +4,9 @@ The tolerance is 1e-10, for float64 through three layers.
 """
 
 import math
+import os
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from typing import get_args
@@ -223,3 +226,24 @@ def test_low_precision_keeps_logits_in_float32(dtype, close):
     assert low.dtype == jnp.float32
     assert exact.dtype == jnp.float64
     assert 0 < jnp.abs(low - exact).max() < close * exact.std()
+
+
+INITIALISED = """
+import jax, numpy as np
+from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig
+
+sizes = {"vocab": 97, "context": 16, "layers": 3, "embed": 24, "heads": 3, "head_dim": 8, "mlp": 40}
+for config in (GPT2Config(**sizes), LlamaConfig(**sizes, kv_heads=3), BERTConfig(**sizes)):
+    key = jax.random.key(7)
+    pairs = zip(jax.tree.leaves(config.init(key)), jax.tree.leaves(jax.jit(config.init)(key)))
+    assert all((np.asarray(a) == np.asarray(b)).all() for a, b in pairs), config
+"""
+
+
+@pytest.mark.slow
+def test_the_fast_compilation_of_init_gives_the_same_bits():
+    real = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    done = subprocess.run(
+        [sys.executable, "-c", INITIALISED], env=real, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
