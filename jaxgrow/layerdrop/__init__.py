@@ -11,7 +11,14 @@ from jaxgrow.layerdrop.counts import padded, program_counts, program_odds
 from jaxgrow.layerdrop.execution import KeepMask, conditional
 from jaxgrow.layerdrop.interception import dropping
 from jaxgrow.layerdrop.sampling import independent, keep_masks, sample, systematic
-from jaxgrow.layerdrop.schedules import LayerDrop, Variance, fit_variance, schedule, theta
+from jaxgrow.layerdrop.schedules import (
+    LayerDrop,
+    Variance,
+    fit_variance,
+    output_divisors,
+    schedule,
+    theta,
+)
 from jaxgrow.layerdrop.tokens import TokenDrop, sample_tokens
 
 __all__ = [
@@ -27,6 +34,7 @@ __all__ = [
     "fit_variance",
     "independent",
     "keep_masks",
+    "output_divisors",
     "padded",
     "program_counts",
     "program_odds",

@@ -4,7 +4,7 @@
 ``theta`` is the keep probability of the whole model.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import jax
@@ -114,6 +114,7 @@ class LayerDrop:
     method                          fields                              source
     =============================== =================================== ============================
     PLD                             (the defaults)                      Zhang & He, NeurIPS 2020
+    PLD as in the published code    ``keep="published", gamma=200.0``   the same
     SBLD                            ``sensitivity=Sensitivity()``       Zeng et al., AAAI 2023,
                                                                         reconstructed
     SBLD, scheduled by variance     ``sensitivity=Sensitivity(),        the same; our curve replaces
@@ -137,13 +138,19 @@ class LayerDrop:
       theta: the limit of theta(t), the keep probability of the whole model.
       time: the schedule of theta over time (`theta`).
       depth: the keep probabilities over depth (`schedule`), if there is no ``sensitivity``.
-      gamma: how fast theta approaches its limit with ``time="pld"``, in units of 1/T; the paper
-        uses 100.
+      gamma: how fast theta approaches its limit with ``time="pld"``, in units of 1/T. The paper
+        proposes 100; the published config has 0.001 per step in 200,000 steps, which is 200.
       variance: the curve for ``time="variance"``, as returned by `fit_variance`.
       reverse: whether time runs backwards, so that dropping decreases.
       recovery: fraction of the steps at the end in which every layer is kept.
       sensitivity: settings of SBLD, which sets the keep probabilities over depth by measured
         sensitivities.
+      keep: None divides the output of a kept layer by the probability with which it was kept.
+        "published" samples and divides as the published code of PLD: Algorithm 1 keeps layer l with
+        the probability of layer l - 1 in the equation, and the output is divided by the probability
+        of layer l in the equation. The expected factor of the output of layer l is then
+        ``p_(l-1) / p_l`` instead of 1. With theta 0.5 it rises over the layers from 1.04 to 1.08
+        (12 layers) or from 1.03 to 1.06 (16 layers).
       scale: where the output of a kept layer is divided by its keep probability
         (`jaxgrow.layerdrop.KeepMask`); "none" does not divide.
       execution: how layers are skipped, and how keep masks are sampled (`jaxgrow.layerdrop.keep_masks`).
@@ -163,6 +170,7 @@ class LayerDrop:
     reverse: bool = False
     recovery: float = 0.0
     sensitivity: Sensitivity | None = None
+    keep: Literal["published"] | None = None
     scale: Literal["sublayer", "block", "none"] = "sublayer"
     execution: Literal["cond", "gather", "gather_independent"] = "cond"
     programs: int = 4
@@ -186,6 +194,12 @@ class LayerDrop:
         if self.depth == "prefix" and self.scale != "none":
             raise ValueError(
                 f"depth='prefix' never runs the upper layers, so scale must be 'none', not {self.scale!r}"
+            )
+        own = self.depth == "linear" and self.sensitivity is None and self.scale != "none"
+        if self.keep == "published" and not own:
+            raise ValueError(
+                "keep='published' has the keep probabilities and the scale of PLD's code, so depth must be 'linear', scale "
+                f"not 'none', and sensitivity None, but they are {self.depth!r}, {self.scale!r} and {self.sensitivity}"
             )
         if self.gamma < 0:
             raise ValueError(f"gamma must not be negative, but is {self.gamma}")
@@ -285,7 +299,8 @@ def schedule(
 
     With ``drop.sensitivity``, `allocate` computes the keep probabilities instead. Their mean equals
     the mean of "linear", and the measured ``sensitivity`` determines the differences between
-    layers.
+    layers. With ``drop.keep="published"``, the keep probabilities are those of "algorithm1", and
+    `output_divisors` those of "linear".
 
     Args:
       drop: how layers are dropped.
@@ -323,10 +338,38 @@ def schedule(
     if drop.depth == "prefix":
         number = jnp.maximum(1 if drop.theta else 0, jnp.round(now * layers))
         return (place <= number).astype(now.dtype)
+    depth = "algorithm1" if drop.keep == "published" else drop.depth
     amount = {
         "linear": lambda: place / layers,
         "algorithm1": lambda: (place - 1) / layers,
         "uniform": lambda: jnp.ones_like(place),
         "layerskip": lambda: 2 ** ((place - 1) / max(layers - 1, 1)) - 1,
-    }[drop.depth]()
+    }[depth]()
     return 1 - amount * (1 - now)
+
+
+def output_divisors(
+    drop: LayerDrop, layers: int, t: ArrayLike, steps: int, sensitivity: ArrayLike | None = None
+) -> jax.Array:
+    """The probabilities ``[layers]`` by which the outputs of kept layers are divided at step ``t``.
+
+    They are the keep probabilities (`schedule`) unless ``drop.keep`` is "published".
+
+    Args:
+      drop: how layers are dropped.
+      layers: number of layers.
+      t: the step, ``1 .. steps``.
+      steps: number of steps of the phase.
+      sensitivity: the last measured sensitivity of each layer, if ``drop`` uses sensitivities.
+
+    Returns:
+      The probability for each layer.
+
+    Example:
+      >>> published = LayerDrop(theta=0.5, time="constant", keep="published")
+      >>> schedule(published, 4, 1, steps=100).tolist()
+      [1.0, 0.875, 0.75, 0.625]
+      >>> output_divisors(published, 4, 1, steps=100).tolist()
+      [0.875, 0.75, 0.625, 0.5]
+    """
+    return schedule(replace(drop, keep=None), layers, t, steps, sensitivity)

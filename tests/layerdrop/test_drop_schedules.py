@@ -21,6 +21,7 @@ from jaxgrow.layerdrop import (
     fit_variance,
     independent,
     keep_masks,
+    output_divisors,
     padded,
     program_counts,
     program_odds,
@@ -85,6 +86,28 @@ def test_drop_rate_rises_to_its_limit_or_falls_if_reversed(time):
 def test_constant_and_gamma_zero():
     assert (over_time(replace(PLD, time="constant", theta=0.8)) == 1 - (1 - 0.8)).all()
     assert (over_time(replace(PLD, gamma=0.0)) == 1).all()
+
+
+@pytest.mark.parametrize(("layers", "least", "most"), [(12, 1.04, 1.09), (16, 1.03, 1.063)])
+def test_the_published_sampling_scales_every_layer_up(layers, least, most):
+    """The expected factor of a layer, by both values of its mask, is p_(l-1) / p_l."""
+    drop = replace(PLD, time="constant", keep="published")
+    kept = at(drop, 7, layers)
+    divisors = np.asarray(output_divisors(drop, layers, 7, STEPS))
+    factor = kept * (1 / divisors) + (1 - kept) * 0
+    equation = 1 - np.arange(layers + 1) / layers / 2
+    np.testing.assert_allclose(factor, equation[:-1] / equation[1:], rtol=1e-12)
+    assert least < factor.min() < factor.max() < most
+    np.testing.assert_array_equal(
+        kept, at(replace(PLD, time="constant", depth="algorithm1"), 7, layers)
+    )
+    default = replace(drop, keep=None)
+    np.testing.assert_array_equal(
+        output_divisors(default, layers, 7, STEPS), at(default, 7, layers)
+    )
+    for wrong in ({"depth": "uniform"}, {"scale": "none"}, {"sensitivity": Sensitivity()}):
+        with pytest.raises(ValueError, match="keep='published' has the keep probabilities"):
+            replace(drop, **wrong)
 
 
 @pytest.mark.parametrize("reverse", [False, True])

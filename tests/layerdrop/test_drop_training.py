@@ -275,6 +275,16 @@ def test_where_every_layer_is_certain_the_step_is_the_dense_one():
     assert KeepMasks(replace(DROP, scale="none"), 4, 10, 1, 0, None)(0)[1].scale is None
 
 
+@pytest.mark.parametrize("execution", ["cond", "gather"])
+def test_the_published_sampling_reaches_the_step(execution):
+    drop = LayerDrop(theta=0.5, time="constant", keep="published", execution=execution)
+    probs, keep_mask, _ = KeepMasks(drop, 4, 8, 1, 0, None)(0)
+    np.testing.assert_allclose(probs, [1, 0.875, 0.75, 0.625], rtol=1e-6)
+    scale = keep_mask.scale[keep_mask.scale > 0]
+    expected = 1 / np.array([0.875, 0.75, 0.625, 0.5])
+    assert np.isclose(scale[:, None], expected, rtol=1e-6).any(1).all() and len(scale) > 1
+
+
 @pytest.mark.parametrize("execution", ["cond", pytest.param("gather", marks=pytest.mark.slow)])
 def test_a_prefix_trains_the_model_of_the_bottom_layers(execution):
     drop = LayerDrop(theta=0.5, time="constant", depth="prefix", scale="none", execution=execution)

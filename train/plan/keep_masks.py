@@ -12,7 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxgrow.layerdrop import KeepMask, LayerDrop, keep_masks, padded, program_counts
+from jaxgrow.layerdrop import (
+    KeepMask,
+    LayerDrop,
+    keep_masks,
+    output_divisors,
+    padded,
+    program_counts,
+)
 
 # Number of steps whose masks one jitted call samples, so that the host rarely waits for the device.
 CHUNK = 1024
@@ -72,10 +79,10 @@ class KeepMasks:
         if first != self._first:
             self._chunk = jax.device_get(self._draw(jnp.arange(first + 1, first + CHUNK + 1)))
             self._first = first
-        probs, open_ = (x[step - first] for x in self._chunk)
+        probs, divisors, open_ = (x[step - first] for x in self._chunk)
         if (probs >= 1).all():
             return probs, None, float(len(probs))
-        scale = None if self._drop.scale == "none" else (1 / probs).astype(np.float32)
+        scale = None if self._drop.scale == "none" else (1 / divisors).astype(np.float32)
         scaling = "sublayer" if self._drop.scale == "sublayer" else "block"
         if self._counts is not None:
             layers, ran = self._padded(open_)
@@ -127,6 +134,9 @@ def _drawing(
     measured = None if sensitivity is None else np.asarray(sensitivity, np.float32)
 
     def draw(t):
-        return keep_masks(drop, depths, steps, t, seed=seed, micro=micro, sensitivity=measured)
+        probs, masks = keep_masks(
+            drop, depths, steps, t, seed=seed, micro=micro, sensitivity=measured
+        )
+        return probs, output_divisors(drop, sum(depths), t, steps, measured), masks
 
     return jax.jit(jax.vmap(draw))
