@@ -31,7 +31,7 @@ def _glue(task: str) -> FineTuning:
         data=Labelled(task, "glue", length=128),
         epochs=5,
         batch=32,
-        learning_rates=(1e-5, 2e-5, 3e-5, 4e-5, 5e-5),
+        learning_rates=(5e-6, 1e-5, 2e-5, 3e-5, 5e-5),
         seeds=(0, 1, 2),
     )
 

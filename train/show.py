@@ -1,11 +1,13 @@
 """Show when each phase of a plan runs and what it costs, for configs before they run and for finished runs.
 
-``python -m train.show CONFIG|RUN ... --out FILE.png``
+``python -m train.show CONFIG|RUN ... [--out FILE.png]``
 
-Each row of the figure is a plan, and each bar is a phase. The width of a bar is its FLOPs, relative
+For a config of ``configs/papers``, the command first prints every setting that differs from the
+setting of the paper. Each row of the figure is a plan, and each bar is a phase. The width of a bar is its FLOPs, relative
 to the total of the first row, and its height is the size of the model. For a run, the FLOPs are the
 numbers in its ledger. For a config, they are expected values. They do not include phases without
-training, whose cost is negligible, and imported models, whose cost is unknown.
+training, whose cost is negligible, and imported models, whose cost is unknown. No data are read. A
+config with ``epochs`` therefore has no costs without a number of steps: ``CONFIG:steps=100_000``.
 """
 
 from pathlib import Path
@@ -18,7 +20,9 @@ from train.analysis import plots
 from train.common.commands import Parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.output import say
-from train.config.experiment import Experiment, load
+from train.config.downstream import FineTuning
+from train.config.experiment import Experiment, load, load_as
+from train.config.stated import report, stated
 from train.engine.run.workdir import Workdir
 from train.plan.lifetimes import states
 
@@ -41,7 +45,7 @@ def row(text: str) -> tuple[str, list[dict[str, Any]]]:
     """Return the name and the phases of a config, or of the run in a folder.
 
     Raises:
-      UserError: the config does not exist, or the run has not finished.
+      UserError: the config does not exist or has no number of steps, or the run has not finished.
     """
     run = Workdir(text)
     if not run.folder.is_dir():
@@ -66,6 +70,34 @@ def table(rows: list[tuple[str, list[dict[str, Any]]]]) -> str:
     return markdown(["plan", "phase", "parameters", "FLOPs", f"of {rows[0][0]}"], body)
 
 
+def _compared(text: str) -> bool:
+    """Print how the settings of a config differ from its paper. Return whether it has no plan.
+
+    A fine-tuning (``configs/finetune.py``) has settings, but its plan depends on the model.
+    """
+    if Workdir(text).folder.is_dir():
+        return False
+    try:
+        found = load_as(object, text)[1]
+    except UserError:  # loaded as an Experiment, the error names the experiments of the file
+        found = load_as(Experiment, text)[1]
+    if not isinstance(found, FineTuning):
+        found = load_as(Experiment, text)[1]
+    say(report(found.name, stated(text, found)))
+    return isinstance(found, FineTuning)
+
+
+def _has_steps(text: str) -> bool:
+    """Whether the costs of a plan can be shown; if not, say why."""
+    if Workdir(text).folder.is_dir() or (found := load_as(Experiment, text)[1]).steps:
+        return True
+    say(
+        f"{found.name}: no costs, because the number of steps follows from epochs={found.epochs:g} "
+        f"and the corpus, which is not read: show {text}:steps=100_000"
+    )
+    return False
+
+
 def main() -> None:
     parser = Parser("show", __doc__)
     parser.add_argument(
@@ -77,13 +109,15 @@ def main() -> None:
     parser.add_argument(
         "--out",
         type=Path,
-        required=True,
         metavar="FILE",
-        help="file for the figure: .png, .svg or .pdf",
+        help="file for the figure: .png, .svg or .pdf (default: no figure)",
     )
     arguments = parser.parse_args()
     jax.config.update("jax_platforms", "cpu")  # only shapes are computed
-    rows = [row(text) for text in arguments.plans]
+    plans = [text for text in arguments.plans if not _compared(text)]
+    rows = [row(text) for text in plans if arguments.out or _has_steps(text)]
+    if arguments.out is None:
+        return say(f"\n{table(rows)}") if rows else None
     plots.saved(plots.timeline(rows), arguments.out)
     say(f"{table(rows)}\nplot: {arguments.out}")
 

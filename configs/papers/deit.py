@@ -11,7 +11,7 @@ Results of the papers: the V-cycle saves 27.1 % of the FLOPs at equal accuracy. 
 without the cost of the small model.
 
 The setting is DeiT's (Touvron et al., ICML 2021): a batch of 1024, a learning rate of
-`5e-4 * batch / 512`, and 1251 steps per epoch. ImageNet comes from tensorflow-datasets, for which
+`5e-4 * batch / 512`, and warm-ups of 5 epochs of 1251 steps. ImageNet comes from tensorflow-datasets, for which
 its archives must be downloaded by hand. Deviations: stochastic depth drops a layer for a complete
 batch, gradients are clipped, and `train.data.augment.Augment` lists more of them.
 """
@@ -39,7 +39,7 @@ def s() -> Experiment:
         model=ViTConfig(
             layers=12, embed=384, heads=6, head_dim=64, mlp=1536, eps=1e-6, dtype="bfloat16"
         ),
-        steps=300 * EPOCH,
+        epochs=300,
         batch=1024,
         data=Images(source="tfds", name="imagenet2012", size=224, augment=DEIT, workers=None),
         optim=Optim(

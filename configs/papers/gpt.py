@@ -1,7 +1,8 @@
 """Do the papers' savings on GPT-2 hold? V-cycle and LiGO at the papers' sizes. Not run here.
 
-    python -m train.compare configs/papers/gpt.py:base_scratch configs/papers/gpt.py:base_vcycle \\
-        --set data.path=~/tensorflow_datasets
+    python -m train.compare configs/papers/gpt.py:base_scratch configs/papers/gpt.py:base_vcycle
+    python -m train.compare configs/papers/gpt.py:base_script \\
+        configs/papers/gpt.py:base_script_vcycle --set data.path=~/tensorflow_datasets
     python -m train.pretrain configs/papers/gpt.py:base_c4 --set data.path=~/tensorflow_datasets \\
         --workdir runs/gpt_base_c4-seed0
     python -m train.compare configs/papers/gpt.py:medium_c4 configs/papers/gpt.py:medium_ligo \\
@@ -12,8 +13,11 @@
 Results of the papers: the V-cycle saves 24.1 % of the FLOPs on base. LiGO saves 22.5 % on medium
 and about 39 % on XL, without the cost of the small models.
 
-English Wikipedia and C4 come from tensorflow-datasets. The `vocab.json` and `merges.txt` of GPT-2
-must be in `tokenizer-gpt2`. An experiment that grows a small model reads its run, such as
+English Wikipedia and C4 come from tensorflow-datasets. `wikipedia-and-bookscorpus` is a folder with
+the text of both. The publishers of BooksCorpus no longer offer it. Without it, `--set
+data.source=tfds data.name=wiki40b/en data.path=~/tensorflow_datasets` trains on Wikipedia alone,
+which differs from the paper. The `vocab.json` and `merges.txt` of GPT-2 must be in
+`tokenizer-gpt2`. An experiment that grows a small model reads its run, such as
 `gpt_base_c4-seed0` or the run of another seed, from the same workdir.
 """
 
@@ -32,18 +36,18 @@ from train.plan.transforms import Grouping
 def base_scratch() -> Experiment:
     """Base, L12-768-12, from scratch: the baseline of the paper's GPT table.
 
-    The expected validation loss is about 2.72 after 100,000 steps of 512 x 512 tokens. This is the
-    baseline of the published code on Wikipedia, on 8 accelerators.
+    20 epochs of batches of 256 windows, at a peak learning rate of 1e-4. The length of a window is
+    that of the published example.
     """
     return Experiment(
         name="gpt_base_scratch",
         model=GPT2Config(
             context=512, layers=12, embed=768, heads=12, head_dim=64, mlp=3072, dtype="bfloat16"
         ),
-        steps=100_000,
-        batch=512,
-        data=Data(source="tfds", name="wiki40b/en", tokenizer="tokenizer-gpt2"),
-        optim=Optim(peak_lr=1e-4, schedule="linear", warmup=5_000, b2=0.999, weight_decay=0.01),
+        epochs=20,
+        batch=256,
+        data=Data(source="text", path="wikipedia-and-bookscorpus", tokenizer="tokenizer-gpt2"),
+        optim=Optim(peak_lr=1e-4, schedule="linear", warmup=10_000, b2=0.999, weight_decay=0.01),
         eval_every=1_000,
         eval_batches=16,
         log_every=50,
@@ -54,18 +58,52 @@ def base_scratch() -> Experiment:
 def base_vcycle() -> Experiment:
     """The V-cycle of base: L12-768 with L6-384, alpha 0.25.
 
-    The small model trains for half of the steps at a learning rate of 4e-4. The paper reports 24.1
-    % fewer FLOPs and 16.5 % less wall-clock time at equal loss. The stages and learning rates, and
-    the absence of warm-ups, are taken from the published example. The example pairs the layers
-    ``(i, i + 6)``. The paper pairs neighbours, as here.
+    The small model trains for half of the steps. The paper reports 24.1 % fewer FLOPs and 16.5 %
+    less wall-clock time at equal loss. The stages, the learning rate of the small model, 4e-4, and
+    the absence of later warm-ups are taken from the published example.
     """
+    # Deviation(multi-level): method.groupings.0.tied: the published code halves the embeddings of a
+    # tied head, which changes the function. Here the final norm has the missing factor.
     method = VCycle(
-        down=(Stage(0.05, warmup=5_000),),  # the published first stage consists only of warm-up
+        down=(Stage(0.05),),
         up=(Stage(0.5, lr=4.0, warmup=0), Stage(0.5, warmup=0)),
         groupings=(Grouping(heads="far", layers="adjacent"),),
         alpha=0.25,
     )
     return replace(base_scratch(), name="gpt_base_vcycle", method=method)
+
+
+def base_script() -> Experiment:
+    """The baseline of the published example script, which has other settings than the paper.
+
+    100,000 steps of 512 x 512 tokens of Wikipedia. The expected validation loss is about 2.72, the
+    loss of the published code on 8 accelerators.
+    """
+    paper = base_scratch()
+    return replace(
+        paper,
+        name="gpt_base_script",
+        steps=100_000,
+        epochs=None,
+        batch=512,
+        data=Data(source="tfds", name="wiki40b/en", tokenizer="tokenizer-gpt2"),
+        optim=replace(paper.optim, warmup=5_000),
+    )
+
+
+def base_script_vcycle() -> Experiment:
+    """The V-cycle of the published example script: alpha 0.5, layers in pairs ``(i, i + 6)``.
+
+    The script interpolates with its finished baseline, which has trained for 100,000 steps. The
+    paper and this config interpolate with the large model of the first stage.
+    """
+    method = VCycle(
+        down=(Stage(0.05, warmup=5_000),),  # the first stage consists only of warm-up
+        up=(Stage(0.5, lr=4.0, warmup=0), Stage(0.5, warmup=0)),
+        groupings=(Grouping(heads="far", layers="far", tied="paper"),),
+        alpha=0.5,
+    )
+    return replace(base_script(), name="gpt_base_script_vcycle", method=method)
 
 
 # --- LiGO (Wang et al., ICLR 2023) ---

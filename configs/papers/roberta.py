@@ -47,6 +47,8 @@ def base_ligo() -> Experiment:
 
     The grown model warms up for 10,000 steps again, as in the published code.
     """
+    # Deviation(LiGO): method.to.0.by.warmup: the published warm-up of 10,000 steps would leave the
+    # learning rate of the 100 steps near 0, so it has 10 steps.
     to = GrowTo((Stage(1.0),), by=Learned(lr=0.25))  # a learning rate of 2e-4, as for BERT
     return replace(
         base(),

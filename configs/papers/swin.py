@@ -38,7 +38,7 @@ from train.engine.state.optim import Optim
 from train.plan.methods import FineTune, Scratch
 from train.plan.modifiers import DropLayers
 
-# Steps per epoch, with batches of 1024 and of 4096 images.
+# Steps per epoch, with batches of 1024 and of 4096 images, for the warm-ups.
 EPOCH = 1251
 EPOCH_21K = 3466
 PLD = LayerDrop(theta=0.9)
@@ -70,7 +70,7 @@ def t() -> Experiment:
     return Experiment(
         name="swin_t",
         model=T,
-        steps=300 * EPOCH,
+        epochs=300,
         batch=1024,
         data=Images(source="tfds", name="imagenet2012", size=256, augment=DEIT, workers=None),
         optim=Optim(
@@ -107,7 +107,7 @@ def l() -> Experiment:  # noqa: E743, the name in the paper
         small,
         name="swin_l",
         model=L,
-        steps=90 * EPOCH_21K,
+        epochs=90,
         batch=4096,
         data=Images(
             source="folder",
@@ -141,7 +141,7 @@ def _tuned(name: str, drop: LayerDrop | None, epochs: int = 30) -> Experiment:
         large,
         name=name,
         model=L.for_images(384, 1000),
-        steps=epochs * EPOCH,
+        epochs=epochs,
         batch=1024,
         data=replace(t().data, size=384),
         optim=replace(large.optim, peak_lr=4e-5, warmup=5 * EPOCH, weight_decay=1e-8),
