@@ -571,8 +571,7 @@ def head_cost(config: TextConfig, length: int) -> float:
     return 2 * config.embed * (config.vocab if config.head == "tokens" else config.classes / length)
 
 
-@partial(jax.jit, static_argnums=0, inline=True)
-def _boxed(config: Config, key: jax.Array) -> Any:
+def _traced(config: Config, key: jax.Array) -> Any:
     """Return fresh parameters with their axis names, from a single trace of the model."""
     # Parameters do not depend on the kernel. The chosen kernel may not support these devices, and
     # does not support the single position of the example of a text model.
@@ -580,11 +579,12 @@ def _boxed(config: Config, key: jax.Array) -> Any:
     return config.module.init(key, config.example)["params"]
 
 
+_boxed = jax.jit(_traced, static_argnums=0, inline=True)
 # The program runs once, so its compilation is what it costs. On CPUs, this level compiles in a
 # quarter of the time, and the parameters are bitwise identical. A level in XLA_FLAGS has priority.
 _FLAG = "xla_backend_optimization_level"
 _boxed_on_cpu = jax.jit(
-    _boxed.__wrapped__,
+    _traced,
     static_argnums=0,
     compiler_options={} if _FLAG in os.environ.get("XLA_FLAGS", "") else {_FLAG: 1},
 )
