@@ -5,9 +5,18 @@ Further parts after colons override fields: ``configs/demo.py:scratch:optim.peak
 ``--list`` prints the experiments of the file, and ``--show`` prints all fields of the experiment
 with their values, defaults and types.
 
-The same command continues a stopped run, which then ends like an uninterrupted run. These settings
-may change in between, because they do not change the result: log_every, checkpoint_every,
-checkpoint_minutes, loggers, parallel, data.cache, mesh, and the number of processes.
+The same command continues a stopped run, which then ends like an uninterrupted run. Settings of the
+execution may change in between, because they change what the run computes only by rounding:
+accumulate, mesh, parallel, model.remat, model.attention, model.scan_layers, model.head_positions,
+eval_every, eval_batches, log_every, checkpoint_every, checkpoint_minutes, keep_every, on_nan,
+most_skipped, loggers, data.cache, and the number of processes. The key "changes" of config.json and
+result.json lists each change with its step.
+
+Settings for long runs, besides those that --show prints with their defaults:
+  keep_every=K      never delete every K-th checkpoint (0: keep only the two newest ones)
+  on_nan=skip       leave out the update of a step whose loss or gradients are not finite, instead of
+                    ending the run (on_nan=stop)
+  most_skipped=N    with on_nan=skip, end the run after more than N such steps in a row
 
 Several processes, on one host or on many, can share one run if all of them can access its folder.
 Start the same command in each process. The processes find each other if SLURM, Open MPI, Kubernetes

@@ -126,8 +126,10 @@ class Config:
     norm_scale = True
     # The row of the position embedding for the first token.
     first_position = 0
+    # Fields that set how the model is executed. They change results only by rounding.
+    executed_by: ClassVar[tuple[str, ...]] = ("remat", "attention", "scan_layers")
     # Fields that set how the model runs, not which function it computes.
-    run_by: ClassVar[tuple[str, ...]] = ("dtype", "remat", "attention", "scan_layers")
+    run_by: ClassVar[tuple[str, ...]] = ("dtype", *executed_by)
     # Integer fields that are not the size of an axis.
     no_axes: ClassVar[tuple[str, ...]] = ()
     # The embeddings and the norm before a tied head. The published multi-level code swaps the roles
@@ -472,6 +474,7 @@ class TextConfig(Config):
     logit_cap = 0.0
     logit_divisor = 1.0
     modality: ClassVar = "text"
+    executed_by: ClassVar = (*Config.executed_by, "head_positions")
     run_by: ClassVar = (*Config.run_by, "head_positions")
     tasks: ClassVar[tuple[str, ...]] = ("tokens", "classes")
 

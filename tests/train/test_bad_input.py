@@ -195,7 +195,7 @@ def test_a_loss_that_is_none(tmp_path, refused):
     # A refused run does not claim the folder.
     refused(config, "--workdir", str(tmp_path / "run"), "--set", "data.path=nowhere")
     said = refused(config, *options)
-    assert "at step 2 of train large; the last good checkpoint is kept in" in said
+    assert "at step 2 of train large; no checkpoint was saved before it" in said
     assert "lower optim.peak_lr" in said
 
 

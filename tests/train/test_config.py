@@ -443,6 +443,8 @@ def test_of_all_fields_those_that_decide_nothing_may_differ(tmp_path):
         "valid_fraction": 0.3,
         "checkpoint_minutes": 0.5,
         "epochs": 2.0,
+        "keep_every": 2,
+        "on_nan": "skip",
     }
 
     def free(node, put):
@@ -458,9 +460,15 @@ def test_of_all_fields_those_that_decide_nothing_may_differ(tmp_path):
         return kept
 
     changing = {
+        "accumulate",
+        "eval_every",
+        "eval_batches",
         "log_every",
         "checkpoint_every",
         "checkpoint_minutes",
+        "keep_every",
+        "on_nan",
+        "most_skipped",
         "parallel",
         "mesh",
         "loggers",

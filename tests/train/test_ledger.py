@@ -320,7 +320,11 @@ def test_a_nan_stops_the_run_and_keeps_the_last_checkpoint(
         inputs, "learning_rate", lambda optim, steps, i: 3e38 if i + 1 == at else 0.01
     )
     experiment = runs.experiment(tmp_path, **changes)
-    with pytest.raises(UserError, match=f"{says}.*; the last good checkpoint is kept in "):
+    kept = (
+        f"the last good checkpoint is kept in .*/{last}; to continue from it, add --from .*@{last}"
+    )
+    back = "no checkpoint was saved before it" if last is None else kept
+    with pytest.raises(UserError, match=f"{says}.*; {back}"):
         pretrain.run(experiment, tmp_path / "run")
     kept = sorted(int(p.name) for p in (tmp_path / "run" / "checkpoints").iterdir())
     assert kept[-1:] == ([] if last is None else [last])

@@ -260,6 +260,9 @@ def refuse_unlike(configs: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
             mine, other = (c["corpus"].get("evaluated") for c in (reference, config))
             if None not in (mine, other) and mine != other:  # old runs did not record it
                 wrong.append(f"evaluated samples: {mine} and {other}")
+        for which, c in ((first, reference), (name, config)):
+            changed = [x for x in c.get("changes", []) if x["setting"] == "eval_batches"]
+            wrong += [f"eval_batches of {which} changed at step {x['step']}" for x in changed]
         if wrong:
             hint = ""
             if any("batch" in w for w in wrong):

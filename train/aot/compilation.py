@@ -191,6 +191,7 @@ class Rehearsal:
             e.accumulate,
             tuple(m.program() for m in phase.modifiers),
             once=e.mesh.once,
+            skip=e.on_nan == "skip",
         )
         program = over_mesh(make, self.mesh, donate=True)
         batch = self._batch(e.batch)
@@ -199,6 +200,7 @@ class Rehearsal:
         setting = Setting(
             self.models, phase.begin, e.batch, e.accumulate, e.seed, token_devices(self.mesh)
         )
+        skips = np.zeros(3, np.int32) if e.on_nan == "skip" else None
         plans = step_plans(phase, known, setting)
         model = self._placed(model)
         state = self._packed(model)
@@ -206,7 +208,7 @@ class Rehearsal:
             most = same[0]
             what = _named(same, phase.config.depth)
             cost = float(np.mean([plan.flops for plan in same]))
-            arguments = (state, batch, self._placed(most.inputs))
+            arguments = (state, batch, self._placed(replace(most.inputs, skips=skips)))
             tokens = e.batch * phase.length
             self._compiled(program, arguments, what, steps, tokens, cost, models=(model,))
         self.validate(0, model)

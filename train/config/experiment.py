@@ -10,7 +10,7 @@ import json
 import math
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -31,6 +31,7 @@ from train.data.text import Data
 from train.engine.hosts import is_first
 from train.engine.state.mesh import How, Mesh
 from train.engine.state.optim import Optim, transformation
+from train.plan.best import KeepBest
 from train.plan.lifetimes import Plan, shapes
 from train.plan.methods import Method, Scratch, Stage
 from train.plan.modifiers import DropLayers, DropTokens, less_than_one
@@ -44,13 +45,20 @@ Logger: TypeAlias = Literal["wandb", "mlflow"]
 LARGEST = {"layers": 2**14}
 LARGEST_SIZE = 2**24
 
-# Names of fields, as in `as_json`, that change the execution and the output of a run, but not its
-# result.
+# Names of fields, as in `as_json`, that change how a run is executed and observed, but not what it
+# computes. They may change when a run is resumed, unless `bound` says otherwise. The fields
+# `Config.executed_by` of all models belong to them as well.
 FREE = frozenset(
     {
+        "accumulate",
+        "eval_every",
+        "eval_batches",
         "log_every",
         "checkpoint_every",
         "checkpoint_minutes",
+        "keep_every",
+        "on_nan",
+        "most_skipped",
         "parallel",
         "data.Data.cache",
         "data.Images.cache",
@@ -92,6 +100,11 @@ class Experiment:
     # Also save a checkpoint when this many minutes have passed since the last one. 0: save by steps
     # only.
     checkpoint_minutes: float = 0.0
+    # Never delete every K-th checkpoint of the run. 0: keep only the two newest checkpoints.
+    keep_every: int = 0
+    # What a step does whose loss or gradients are not finite: end the run, or leave out its update.
+    on_nan: Literal["stop", "skip"] = "stop"
+    most_skipped: int = 10  # for on_nan=skip: end the run after more such steps in a row
     # Trackers in addition to the log and TensorBoard. Their packages are optional dependencies.
     loggers: tuple[Logger, ...] = ()
 
@@ -104,9 +117,12 @@ class Experiment:
             "eval_batches",
             "log_every",
             "checkpoint_every",
+            "most_skipped",
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, but is {getattr(self, name)}")
+        if self.keep_every < 0:
+            raise ValueError(f"keep_every must be at least 0, but is {self.keep_every}")
         if not 0 <= self.checkpoint_minutes < math.inf:
             raise ValueError(
                 f"checkpoint_minutes must be 0 or a number of minutes, but is {self.checkpoint_minutes}"
@@ -448,19 +464,66 @@ def as_json(experiment: Experiment) -> dict[str, Any]:
     return json.loads(json.dumps(tagged))
 
 
-def differences(old: Any, new: Any, name: str = "") -> list[str]:
-    """Return the settings that differ: ``["optim.peak_lr: 0.01 and 0.02", ..]``."""
+def unequal(old: Any, new: Any, name: str = "") -> dict[str, tuple[Any, Any]]:
+    """Return the old and the new value of each setting that differs, by its name."""
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        old, new = dict(enumerate(old)), dict(enumerate(new))
     if isinstance(old, dict) and isinstance(new, dict):
-        found = []
+        found = {}
         for key in sorted(old.keys() | new.keys()):
-            found += differences(old.get(key), new.get(key), f"{name}.{key}".lstrip("."))
+            found |= unequal(old.get(key), new.get(key), f"{name}.{key}".lstrip("."))
         return found
-    return [] if old == new else [f"{name}: {old!r} and {new!r}"]
+    return {} if old == new else {name: (old, new)}
 
 
-def conflicts(old: Any, new: Any) -> list[str]:
-    """Return the differences of two ``config.json`` that change the result of a run.
+def differences(old: Any, new: Any) -> list[str]:
+    """Return the settings that differ: ``["optim.peak_lr: 0.01 and 0.02", ..]``."""
+    return [f"{name}: {a!r} and {b!r}" for name, (a, b) in unequal(old, new).items()]
 
-    These are all `differences` except the fields in `FREE`.
+
+def conflicts(old: Any, new: Any, bound: Mapping[str, str] | None = None) -> list[str]:
+    """Return the differences of two ``config.json`` that change what a run computes.
+
+    These are all `differences` except the settings of the execution (`FREE`).
+
+    Args:
+      old: one config.
+      new: the other config.
+      bound: settings of the execution that do change the computation, each with the reason.
     """
-    return [d for d in differences(old, new) if d.partition(": ")[0] not in FREE]
+    reasons = bound or {}
+    found = []
+    for name, (a, b) in unequal(old, new).items():
+        if name in reasons or not _of_execution(name, new):
+            why = f" ({reasons[name]})" if name in reasons else ""
+            found.append(f"{name}: {a!r} and {b!r}{why}")
+    return found
+
+
+def _of_execution(name: str, config: Any) -> bool:
+    """Whether the setting ``name`` of a ``config.json`` changes only the execution."""
+    if name in FREE:
+        return True
+    *above, last = name.split(".")
+    for part in above:
+        config = config[int(part)] if isinstance(config, list) else config.get(part)
+        if not isinstance(config, dict | list):
+            return False
+    family = Config.families.get(config.get("family", "")) if isinstance(config, dict) else None
+    return family is not None and last in family.executed_by
+
+
+def bound(experiment: Experiment) -> dict[str, str]:
+    """Return the settings in `FREE` that change what this experiment computes, with the reasons."""
+    found = {}
+    if any(phase.probes for phase in experiment.plan):
+        why = "it changes the data on which the importance of layers is measured"
+        found = {"accumulate": why, "eval_batches": why}
+    if any(isinstance(phase, KeepBest) for phase in experiment.plan):
+        found["eval_batches"] = "the best evaluation decides which parameters are kept"
+    for phase in experiment.plan:
+        if isinstance(phase, Train) and phase.config.sizes().get(EXPERTS, 0):
+            found["accumulate"] = "experts are balanced within each micro-batch"
+        if isinstance(phase, Train) and any(isinstance(m, DropLayers) for m in phase.modifiers):
+            found["accumulate"] = "each micro-batch drops other layers"
+    return found

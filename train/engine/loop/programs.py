@@ -27,9 +27,10 @@ def step(
     how: How,
     mesh: Mesh,
     once: bool = False,
+    skip: bool = False,
 ) -> Callable:
     """Return the mapped train step of a `Packed` model. It donates the model that it gets."""
-    make = partial(packed_step, tx, accumulate, modifiers, once=once)
+    make = partial(packed_step, tx, accumulate, modifiers, once=once, skip=skip)
     return mapped(make, how, mesh, donate=True)
 
 

@@ -6,7 +6,7 @@ has three parts, each in a function: gradients, update, and hold. The modifiers 
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -46,6 +46,8 @@ class StepInputs:
     number: Any = np.uint32(0)  # index of the step; random numbers depend on it
     seed: Any = np.uint32(0)  # seed of the run; random numbers depend on it
     given: tuple[Any, ...] = ()  # inputs of each modifier
+    # For steps that may be skipped: the numbers of skipped steps so far, as `skipping` returns them.
+    skips: Any = None
 
 
 def train_step(
@@ -54,6 +56,7 @@ def train_step(
     modifiers: Sequence[Modifier] = (),
     axis: str | None = None,
     once: bool = False,
+    skip: bool = False,
 ):
     """Build the train step ``(model, batch, inputs) -> (model, metrics)``.
 
@@ -69,6 +72,8 @@ def train_step(
         the full batch.
       once: whether gradients are reduced once per step, as with ``mesh.gradients=step``
         (`gradients_once`).
+      skip: whether a step whose loss or gradients are not finite keeps the model as it was, with its
+        optimizer state (`skipping`).
     """
     tx = optax.with_extra_args_support(tx)
 
@@ -85,9 +90,36 @@ def train_step(
         after = updated(model, grads, tx, inputs.lr, pairs)
         for modifier, given in pairs:
             after = modifier.hold(model, after, given)
-        return placed(after), {"loss": value, "grad_norm": optax.tree.norm(grads)}
+        metrics = {"loss": value, "grad_norm": optax.tree.norm(grads)}
+        if skip:
+            after, metrics["skips"] = skipping(model, after, metrics, inputs.skips)
+        return placed(after), metrics
 
     return step
+
+
+def skipping(
+    before: Model, after: Model, metrics: Mapping[str, jax.Array], skips: jax.Array
+) -> tuple[Model, jax.Array]:
+    """Return ``before`` if the loss or the gradients are not finite, and otherwise ``after``.
+
+    The metrics are equal on all devices, and therefore the decision as well. The host does not wait
+    for it.
+
+    Args:
+      before: model before the step.
+      after: model after the step.
+      metrics: loss, and norm of the gradients.
+      skips: int [3]: all skipped steps, those in a row up to now, and the longest row.
+
+    Returns:
+      The model, and the counts after the step.
+    """
+    good = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["grad_norm"])
+    total, row, longest = skips
+    row = jnp.where(good, 0, row + 1)
+    counts = jnp.stack([total + ~good, row, jnp.maximum(longest, row)])
+    return jax.tree.map(lambda new, old: jnp.where(good, new, old), after, before), counts
 
 
 def packed_step(*args: Any, **kwargs: Any) -> Callable:

@@ -19,7 +19,7 @@ from jaxgrow.models import Config
 from jaxgrow.untrusted import printable
 from train.aot.estimate import settled
 from train.aot.machines import Machine, present
-from train.common.errors import Preempted, UserError
+from train.common.errors import Diverged, Preempted, UserError
 from train.config.experiment import Experiment, as_json, differences, with_steps
 from train.data import batches
 from train.engine import xla
@@ -28,6 +28,7 @@ from train.engine.loop import memory, programs
 from train.engine.loop.inputs import StepPlan, step_plans
 from train.engine.run import trackers
 from train.engine.run.checkpoint import Checkpoints
+from train.engine.run.intact import newest_step
 from train.engine.run.record import RunRecord
 from train.engine.run.recorder import Recorder
 from train.engine.run.stop import Stop
@@ -97,13 +98,20 @@ def _run(
     mesh = _mesh(experiment)
     data = everywhere(lambda: RunData(experiment, mesh))
     _same("data", data.identity)
-    once(lambda: workdir.begin(asked, data.identity, sources))
+    for line in once(lambda: workdir.begin(asked, data.identity, sources)):
+        _say(line)
     with _opened(asked, experiment, workdir, mesh, data, profile, keep) as state:
         trainer = Trainer(state)
-        model = trainer.run()
+        try:
+            model = trainer.run()
+        except Diverged as error:
+            state.checkpoints.wait()
+            raise Diverged(f"{error}; {_way_back(workdir)}") from error
         state.checkpoints.wait()
         result = state.recorder.record().as_json() | {"name": experiment.name}
     result |= trainer.validation | {"model": model.config.as_json(), "xla": xla.recorded(mesh)}
+    if changes := once(lambda: workdir.config.get("changes")):
+        result |= {"changes": changes}
     result |= {"corpus": data.identity} | ({"labels": data.labels} if data.labels else {})
     tokenizer = getattr(experiment.data, "tokenizer", None)
     workdir.finish(result, model.config, model.params, tokenizer, data.head)
@@ -116,6 +124,17 @@ def _run(
             stop.code,
         )
     return once(lambda: result)
+
+
+def _way_back(workdir: Workdir) -> str:
+    """The part of a message that says how to go on after a loss that is not finite."""
+    step = newest_step(workdir.checkpoints)
+    if not step:
+        return "no checkpoint was saved before it; lower optim.peak_lr or raise optim.warmup, in a new --workdir"
+    return (
+        f"the last good checkpoint is kept in {workdir.checkpoints / str(step)}; to continue from it, add --from "
+        f"{workdir.folder}@{step}, a new --workdir, and a lower optim.peak_lr"
+    )
 
 
 def _sources(experiment: Experiment, workdir: Workdir) -> dict[str, str]:
@@ -175,6 +194,7 @@ def _opened(
                 flops=imported + experiment.cost,
                 trackers=trackers.opened(asked, workdir.folder) if is_first() else [],
                 run={"run": experiment.name, "seed": experiment.seed},
+                most_skipped=experiment.most_skipped,
             )
         )
         opened.enter_context(closing(recorder))
@@ -296,6 +316,10 @@ class Trainer:
         self.validation = state.record.validation
         self.best = state.record.best
         self.saved = time.monotonic()  # time at which the last checkpoint was started
+        self.checkpoints = state.record.saved  # number of checkpoints so far
+        row = state.record.skipped
+        # `train.engine.loop.step.skipping`; the values are on the devices after the first step
+        self.skips: Any = np.array([self.ledger.skipped, row, row], np.int32)
 
     def run(self) -> Model:
         """Run all remaining phases, and return the model that the plan trains."""
@@ -325,7 +349,10 @@ class Trainer:
         # The step donates the memory of the model, so nothing else may refer to it.
         self.models.pop(phase.name, None)
         modifiers = tuple(m.program() for m in phase.modifiers)
-        step = programs.step(self.tx, e.accumulate, modifiers, e.parallel, self.mesh, e.mesh.once)
+        skip = e.on_nan == "skip"
+        step = programs.step(
+            self.tx, e.accumulate, modifiers, e.parallel, self.mesh, e.mesh.once, skip
+        )
         devices = token_devices(self.mesh)
         setting = Setting(self.models, first, e.batch, e.accumulate, e.seed, devices)
         plans = step_plans(phase, model, setting)
@@ -335,7 +362,9 @@ class Trainer:
         held = packed(model)
         for done in range(first + 1, phase.end + 1):
             plan = plans(done - 1, self.ledger.steps)
-            held, metrics = step(held, next(self.data.training), plan.inputs)
+            inputs = replace(plan.inputs, skips=self.skips) if skip else plan.inputs
+            held, metrics = step(held, next(self.data.training), inputs)
+            self.skips = metrics.get("skips", self.skips)
             self.state.profile.step(metrics)
             self.ledger.add(
                 flops=plan.flops, tokens=e.batch * phase.length, steps=1, layers=plan.layers
@@ -382,7 +411,7 @@ class Trainer:
         if done % e.checkpoint_every == 0 or last or stopping or kept or self.overdue(done):
             self.recorder.flush()
             model = held.model
-            self.finite(done, {**metrics, "parameter_norm": programs.norm(model.params)})
+            self.recorder.settled(done, {**metrics, "parameter_norm": programs.norm(model.params)})
             self.save(done, model, notes)
         if stopping:
             self.state.checkpoints.wait()
@@ -430,6 +459,8 @@ class Trainer:
 
     def save(self, step: int, model: Model, notes: Mapping[str, Any]) -> None:
         """Save a checkpoint at ``step`` of the phase."""
+        self.checkpoints += 1
+        every = self.experiment.keep_every
         record = RunRecord(
             self.number,
             step,
@@ -439,6 +470,9 @@ class Trainer:
             self.data.identity,
             {phase.label: phase.notes for phase in self.plan if phase.notes is not None},
             dict(notes),
+            int(self.skips[1]),
+            self.checkpoints,
+            bool(every) and self.checkpoints % every == 0,
         )
         models = after(self.plan, self.number, self.models, model)
         self.saved = time.monotonic()

@@ -28,13 +28,13 @@ from train.common.files import appears_whole, read_own
 from train.common.output import say
 from train.engine.hosts import is_first, once
 from train.engine.run import intact
-from train.engine.run.intact import LOG, OLD, SAVING, STEP
+from train.engine.run.intact import KEPT, LOG, OLD, SAVING, STEP
 from train.engine.run.record import RunRecord
 from train.engine.state.model import Model, shardings
 
 
 class Checkpoints:
-    """The two newest checkpoints of a run, and the checkpoints of the steps in ``keep``.
+    """The two newest checkpoints of a run, and those that are kept for later.
 
     Args:
       folder: folder of the checkpoints; it is created if it does not exist.
@@ -93,6 +93,8 @@ class Checkpoints:
             if is_first():
                 if logged is not None:
                     (new / LOG).write_bytes(logged)
+                if record.kept:
+                    (new / KEPT).touch()
                 (new / STEP).write_text(f"{step}\n")
                 seal(new)
                 sync(new)
@@ -120,7 +122,8 @@ class Checkpoints:
         """Delete the checkpoints that newer ones have replaced, but nothing that somebody changed."""
         sealed = [s for s in intact.steps(self.folder) if (self.folder / str(s) / NAME).is_file()]
         for step in set(sealed[:-2]) - self.keep:
-            if not intact.only_written(self.folder / str(step)):
+            path = self.folder / str(step)
+            if (path / KEPT).exists() or not intact.only_written(path):
                 continue
             # The folder is renamed first. If the process is killed during the deletion, the
             # remaining files do not look like a checkpoint.

@@ -20,12 +20,13 @@ SAVING = ".saving-"
 OLD = ".old-"
 DAMAGED = "damaged-"
 LOG = "log"  # the copy of the log in a checkpoint
+KEPT = "kept"  # an empty file in a checkpoint that is never deleted
 STEP = "step"  # the file with the step, which tells a checkpoint from a copy under another name
 # Only Orbax writes these names. A folder of a user may have a folder `models` as well.
 _MARKS = frozenset(
     {NAME, STEP, "_CHECKPOINT_METADATA", "_METADATA", "commit_success.txt", "orbax.checkpoint"}
 )
-_WRITTEN = _MARKS | {LOG, "models"}
+_WRITTEN = _MARKS | {KEPT, LOG, "models"}
 _TEMPORARY = ".orbax-checkpoint-tmp"
 
 
@@ -44,6 +45,12 @@ def steps(folder: Path, *, report: bool = False) -> list[int]:
         else:
             found.append(int(path.name))
     return sorted(found)
+
+
+def newest_step(folder: Path) -> int:
+    """Return the step of the newest checkpoint that was sealed; 0 without any checkpoint."""
+    sealed = (step for step in steps(folder) if (folder / str(step) / NAME).is_file())
+    return max(sealed, default=0)
 
 
 def _numbered(folder: Path) -> Iterator[Path]:

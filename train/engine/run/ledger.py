@@ -76,6 +76,11 @@ class Ledger:
             total.steps += steps
         self.phases[-1].layers += layers
 
+    @property
+    def skipped(self) -> int:
+        """Number of steps whose update was left out. Their cost is counted like that of others."""
+        return sum(account.skipped for account in self.phases)
+
     def charge(self, seconds: float, compile_seconds: float) -> None:
         """Add the time of an earlier run to the current phase.
 

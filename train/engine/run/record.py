@@ -18,6 +18,7 @@ class Account:
     seconds: float = 0.0
     compile_seconds: float = 0.0
     layers: float = 0.0  # number of layers that were run, summed over the steps
+    skipped: int = 0  # number of steps whose update was left out
 
 
 @dataclass
@@ -56,6 +57,9 @@ class RunRecord:
       corpus: identity of the data; None: the checkpoint was saved before data had one.
       groups: notes of all phases, by label, for readers of the checkpoint.
       notes: notes of the modifiers of the current phase, for readers of the checkpoint.
+      skipped: number of steps in a row, up to now, whose updates were left out.
+      saved: number of checkpoints of the run, with this one.
+      kept: whether this checkpoint is not deleted later.
     """
 
     phase: int = 0
@@ -66,6 +70,9 @@ class RunRecord:
     corpus: dict[str, Any] | None = None
     groups: dict[str, Any] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
+    skipped: int = 0
+    saved: int = 0
+    kept: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """Return the record as a checkpoint stores it."""
@@ -76,6 +83,8 @@ class RunRecord:
             "judged": self.validation,
             "groups": self.groups,
             "corpus": self.corpus,
+            "skipped": self.skipped,
+            "saved": self.saved,
         }
         return content | self.notes | ({"best": self.best} if self.best else {})
 
@@ -89,4 +98,6 @@ class RunRecord:
             content["judged"],
             content.get("best", {}),
             content.get("corpus"),
+            skipped=content.get("skipped", 0),
+            saved=content.get("saved", 0),
         )

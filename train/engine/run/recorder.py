@@ -43,6 +43,7 @@ class Recorder:
       flops: expected FLOPs of the complete plan, for the progress bar.
       trackers: trackers, which get the same numbers as TensorBoard.
       run: fields that identify the run in progress lines, such as ``{"run": "demo", "seed": 0}``.
+      most_skipped: the largest number of skipped steps in a row.
     """
 
     def __init__(
@@ -53,8 +54,10 @@ class Recorder:
         flops: float = 0.0,
         trackers: Sequence[Tracker] = (),
         run: Mapping[str, Any] | None = None,
+        most_skipped: int = 0,
     ):
         record = record or CostRecord()
+        self._most_skipped = most_skipped
         self._workdir = Workdir(folder)
         self.ledger = Ledger(record)
         self.progress = Progress(flops, self.ledger.flops, run)
@@ -81,11 +84,38 @@ class Recorder:
         (step, totals, values), self._waiting = self._waiting, None
         lists = {}
         for name, value in values.items():
-            if np.ndim(value):
+            if np.ndim(value) and name != "skips":
                 lists[name] = [round(float(x), 4) for x in value]
-        numbers = self.finite(step, {k: v for k, v in values.items() if k not in lists})
+        numbers = self.settled(step, {k: v for k, v in values.items() if k not in lists})
         self._write(step, totals, {**numbers, **lists})
-        self.progress.show(step, totals, numbers["loss"])
+        self.progress.show(step, totals, numbers.get("loss"))
+
+    def settled(self, step: int, metrics: Mapping[str, Any]) -> dict[str, float]:
+        """Count the steps that were skipped up to ``step``, and return its metrics as floats.
+
+        If the step itself was skipped, the metrics do not contain its loss.
+
+        Args:
+          step: step of the phase.
+          metrics: metrics of the train step (`train.engine.loop.step.train_step`).
+
+        Raises:
+          Diverged: a number is not finite, or too many steps in a row were skipped.
+        """
+        values = dict(metrics)
+        if (skips := values.pop("skips", None)) is None:
+            return self.finite(step, values)
+        total, row, longest = map(int, skips)
+        account = self.ledger.phases[-1]
+        account.skipped += total - self.ledger.skipped
+        if longest > self._most_skipped:
+            raise Diverged(
+                f"{longest} steps in a row, up to step {step} of {account.phase}, had a loss or gradients that are not "
+                f"finite, more than most_skipped={self._most_skipped}"
+            )
+        if row:
+            values = {k: v for k, v in values.items() if k not in ("loss", "grad_norm")}
+        return self.finite(step, values) | {"skipped": total}
 
     def log(self, step: int, **values: float | list[float]) -> None:
         """Write a line with the cost of the run and ``values``, at ``step`` of the phase."""
@@ -121,10 +151,7 @@ class Recorder:
         numbers = {k: float(v) for k, v in values.items()}
         bad = [f"{k} is {v}" for k, v in numbers.items() if not math.isfinite(v)]
         if bad:
-            raise Diverged(
-                f"{' and '.join(bad)} at step {step} of {self.ledger.phases[-1].phase}; the last good checkpoint is kept in "
-                f"{self._workdir.checkpoints}; lower optim.peak_lr or optim.clip, or raise optim.warmup, in a new --workdir"
-            )
+            raise Diverged(f"{' and '.join(bad)} at step {step} of {self.ledger.phases[-1].phase}")
         return numbers
 
     def record(self) -> CostRecord:
@@ -221,14 +248,14 @@ class Progress:
         """Add the cost of an imported model, which the ledger counts, to the FLOPs of the plan."""
         self._bar.total += flops
 
-    def show(self, step: int, totals: dict[str, Any], loss: float) -> None:
+    def show(self, step: int, totals: dict[str, Any], loss: float | None) -> None:
         """Update the bar.
 
         Args:
           step: step of the phase.
           totals: cost of the run at this step. The speed is measured since the first line of the
             phase and excludes compilation.
-          loss: training loss.
+          loss: training loss; None if the step was skipped.
         """
         # The real cost may be slightly larger than the expected one, and tqdm then shows 0 %.
         self._bar.n = min(totals["flops"], self._bar.total)
@@ -236,7 +263,9 @@ class Progress:
         self._loss = loss
         speed, _ = self._speed(totals)
         self._bar.set_postfix_str(
-            f"step {step}, loss {loss:.3f}" + (f", {speed:,.0f} tokens/s" if speed else "")
+            f"step {step}, "
+            + ("skipped" if loss is None else f"loss {loss:.3f}")
+            + (f", {speed:,.0f} tokens/s" if speed else "")
         )
         if self._bar.disable and time.monotonic() - self._said >= SILENCE:
             self.say(step, totals)

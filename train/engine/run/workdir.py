@@ -12,7 +12,7 @@ A finished run has ``result.json`` and the parameters of its last model in the f
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -38,10 +38,17 @@ from train.common.files import (
     write_bytes,
     write_json,
 )
-from train.config.experiment import Experiment, as_json, conflicts, differences
+from train.config.experiment import (
+    Experiment,
+    as_json,
+    bound,
+    conflicts,
+    differences,
+    unequal,
+)
 from train.data import batches, special, text
 from train.engine.hosts import once
-from train.engine.run import checkpoint
+from train.engine.run import checkpoint, intact
 from train.engine.state.heads import split
 from train.engine.state.model import Model
 from train.plan.methods import LARGE
@@ -59,6 +66,8 @@ _REPLACED = ("jaxgrow.json", "params", "tokenizer.json")
 # The keys of the hashes in the identity of data. Only hashes are compared, because equal data may
 # have different names.
 _WHAT = ("train", "valid", "tokenizer")
+# The keys of ``config.json`` that are not settings of the experiment.
+_ABOUT = ("corpus", "sources", "changes")
 
 
 class Workdir:
@@ -193,7 +202,7 @@ class Workdir:
         there = self.config
         mine = as_json(experiment)
         known = "corpus" in there
-        other = conflicts(_comparable(there, known), _comparable(mine, known))
+        other = conflicts(_comparable(there, known), _comparable(mine, known), bound(experiment))
         if other:
             raise UserError(
                 f"{self.folder} contains a run of another config (values there and here: {'; '.join(other[:8])}); "
@@ -296,7 +305,7 @@ class Workdir:
 
     def begin(
         self, experiment: Experiment, corpus: dict[str, Any], sources: Mapping[str, str]
-    ) -> None:
+    ) -> list[str]:
         """Write ``config.json``, once the run can start.
 
         Args:
@@ -304,14 +313,28 @@ class Workdir:
           corpus: identity of its data.
           sources: fingerprint of each model that the run starts from, by its folder.
 
+        Returns:
+          One line for each setting that has another value than before.
+
         Raises:
           UserError: the run was started with other data.
         """
+        changes: list[dict[str, Any]] = []
+        said: list[str] = []
         if self.begun:
-            self.same_data(self.config.get("corpus", corpus), corpus)
-            sources = self.config.get("sources", {}) | sources
-        about = {"corpus": corpus} | ({"sources": sources} if sources else {})
-        write_json(self._config, as_json(experiment) | about)
+            there = self.config
+            self.same_data(there.get("corpus", corpus), corpus)
+            sources = there.get("sources", {}) | sources
+            step = intact.newest_step(self.checkpoints)
+            new = _changed(there, as_json(experiment), step)
+            said = [
+                f"{c['setting']} is {c['after']!r} from step {step} on; it was {c['before']!r}"
+                for c in new
+            ]
+            changes = _joined(there.get("changes", []), new, step)
+        about = {"corpus": corpus, "sources": sources, "changes": changes}
+        write_json(self._config, as_json(experiment) | {k: v for k, v in about.items() if v})
+        return said
 
     def same_data(self, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
         """Check that the data of the run have not changed.
@@ -474,7 +497,35 @@ def _comparable(config: Mapping[str, Any], known: bool) -> dict[str, Any]:
     data = {}
     for kind, settings in config["data"].items():
         data[kind] = {k: v for k, v in settings.items() if k not in left_out}
-    return {k: v for k, v in config.items() if k not in ("corpus", "sources")} | {"data": data}
+    return {k: v for k, v in config.items() if k not in _ABOUT} | {"data": data}
+
+
+def _changed(there: Mapping[str, Any], here: Mapping[str, Any], step: int) -> list[dict[str, Any]]:
+    """List the settings of two ``config.json`` that differ, for a run that continues at ``step``.
+
+    A setting that an earlier version did not have is left out.
+    """
+    settings = {k: v for k, v in there.items() if k not in _ABOUT}
+    return [
+        {"step": step, "setting": name, "before": before, "after": after}
+        for name, (before, after) in unequal(settings, here).items()
+        if before is not None or "." in name
+    ]
+
+
+def _joined(
+    earlier: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]], step: int
+) -> list[dict[str, Any]]:
+    """Return all changes of a run that continues at ``step``, at most one of a setting at a step.
+
+    The steps after ``step`` are computed again, with the new values.
+    """
+    found: dict[tuple[int, str], dict[str, Any]] = {}
+    for change in (*earlier, *new):
+        at = min(change["step"], step)
+        first = found.get((at, change["setting"]), change)
+        found[at, change["setting"]] = {**change, "step": at, "before": first["before"]}
+    return [change for change in found.values() if change["before"] != change["after"]]
 
 
 def _named(identity: Mapping[str, Any]) -> str:

@@ -1,0 +1,130 @@
+"""Settings of the execution may change while a run is stopped; those of the objective may not."""
+
+import json
+from dataclasses import replace
+
+import chex
+import pytest
+import runs
+
+from jaxgrow.layerdrop import LayerDrop, Sensitivity
+from jaxgrow.models import LlamaConfig
+from train import pretrain
+from train.analysis.runs import refuse_unlike
+from train.common.errors import UserError
+from train.config.experiment import as_json, bound, conflicts
+from train.engine.run.workdir import Workdir, load
+from train.plan.methods import Growing, Scratch
+from train.plan.modifiers import DropLayers
+
+# Gradients are summed in another order, in float32.
+ROUNDING = 1e-5
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    experiment = runs.experiment(folder, checkpoint_every=2)
+    pretrain.run(experiment, folder / "run")
+    return experiment, folder / "run"
+
+
+def model(experiment, **changes):
+    return replace(experiment, model=replace(experiment.model, **changes))
+
+
+def test_execution_changes_on_resume_and_the_record_lists_it(tmp_path, capsys, whole):
+    experiment = whole[0]
+    runs.killed(experiment, tmp_path / "run", 2)
+    other = replace(
+        model(experiment, remat="full", scan_layers=False), accumulate=2, eval_every=2, keep_every=1
+    )
+    runs.killed(other, tmp_path / "run", 4)
+    assert "accumulate is 2 from step 2 on; it was 1" in capsys.readouterr().err
+    result = pretrain.run(replace(other, accumulate=1), tmp_path / "run")
+    changed = {(c["step"], c["setting"]): (c["before"], c["after"]) for c in result["changes"]}
+    assert changed == {
+        (2, "accumulate"): (1, 2),
+        (2, "eval_every"): (4, 2),
+        (2, "keep_every"): (0, 1),
+        (2, "model.remat"): ("products", "full"),
+        (2, "model.scan_layers"): (True, False),
+        (4, "accumulate"): (2, 1),
+    }
+    assert json.loads((tmp_path / "run/config.json").read_text())["changes"] == result["changes"]
+    chex.assert_trees_all_close(load(tmp_path / "run"), load(whole[1]), atol=ROUNDING)
+
+
+def test_remat_and_attention_change_no_bit_of_a_resumed_run(tmp_path, whole):
+    runs.killed(whole[0], tmp_path / "run", 4)
+    changed = model(whole[0], remat="full", attention="xla")
+    pretrain.run(replace(changed, eval_every=3), tmp_path / "run")
+    chex.assert_trees_all_equal(load(tmp_path / "run"), load(whole[1]))
+
+
+def test_a_change_that_is_lost_with_its_steps_is_listed_at_the_step_of_the_next_start(
+    tmp_path, whole
+):
+    runs.killed(whole[0], tmp_path / "run", 2)
+    run = Workdir(tmp_path / "run")
+    corpus = run.config["corpus"]
+    for accumulate in (4, 2):
+        run.begin(replace(whole[0], accumulate=accumulate), corpus, {})
+    (change,) = run.config["changes"]
+    assert change == {"step": 2, "setting": "accumulate", "before": 1, "after": 2}
+    run.begin(whole[0], corpus, {})
+    assert "changes" not in run.config
+
+
+def test_the_objective_stays_refused(tmp_path, whole):
+    runs.killed(whole[0], tmp_path / "run", 2)
+    for other in (
+        replace(whole[0], batch=4),
+        replace(whole[0], seed=1),
+        model(whole[0], dtype="bfloat16"),
+        model(whole[0], eps=1e-4),
+        replace(whole[0], optim=replace(whole[0].optim, peak_lr=0.1)),
+    ):
+        with pytest.raises(UserError, match="contains a run of another config"):
+            pretrain.run(other, tmp_path / "run")
+
+
+def test_execution_of_the_small_models_of_a_method_is_free(tmp_path):
+    one = runs.experiment(tmp_path, method=Growing(runs.SMALL))
+    other = replace(one, method=Growing(replace(runs.SMALL, remat="full")))
+    assert conflicts(as_json(one), as_json(other)) == []
+    third = replace(one, method=Growing(replace(runs.SMALL, eps=1e-3)))
+    assert conflicts(as_json(one), as_json(third)) == ["method.Growing.small.eps: 1e-05 and 0.001"]
+
+
+@pytest.mark.parametrize(
+    "change, setting",
+    [
+        ({"method": Scratch((DropLayers(LayerDrop()),))}, "accumulate"),
+        ({"method": Scratch((DropLayers(LayerDrop(sensitivity=Sensitivity())),))}, "eval_batches"),
+        (
+            {
+                "model": LlamaConfig(
+                    vocab=256, context=8, layers=2, embed=8, heads=2, kv_heads=2, head_dim=4, mlp=16,
+                    experts=2, active=1,
+                )
+            },
+            "accumulate",
+        ),
+    ],
+)  # fmt: skip
+def test_execution_that_changes_the_computation_is_refused_with_the_reason(
+    tmp_path, change, setting
+):
+    one = runs.experiment(tmp_path, **change)
+    other = replace(one, **{setting: 4})
+    (line,) = conflicts(as_json(one), as_json(other), bound(other))
+    assert line.startswith(f"{setting}: ") and line.endswith(f"({bound(one)[setting]})")
+
+
+def test_runs_whose_evaluation_changed_are_not_compared(tmp_path, whole):
+    config = json.loads((whole[1] / "config.json").read_text())
+    change = {"step": 4, "setting": "eval_batches", "before": 2, "after": 1}
+    refuse_unlike([("one", config), ("two", config)])
+    with pytest.raises(UserError, match="eval_batches of two changed at step 4"):
+        refuse_unlike([("one", config), ("two", config | {"changes": [change]})])
