@@ -69,10 +69,10 @@ def test_a_change_that_is_lost_with_its_steps_is_listed_at_the_step_of_the_next_
     run = Workdir(tmp_path / "run")
     corpus = run.config["corpus"]
     for accumulate in (4, 2):
-        run.begin(replace(whole[0], accumulate=accumulate), corpus, {})
+        run.begin(replace(whole[0], accumulate=accumulate), corpus, {}, 2)
     (change,) = run.config["changes"]
     assert change == {"step": 2, "setting": "accumulate", "before": 1, "after": 2}
-    run.begin(whole[0], corpus, {})
+    run.begin(whole[0], corpus, {}, 2)
     assert "changes" not in run.config
 
 

@@ -98,9 +98,8 @@ def _run(
     mesh = _mesh(experiment)
     data = everywhere(lambda: RunData(experiment, mesh))
     _same("data", data.identity)
-    for line in once(lambda: workdir.begin(asked, data.identity, sources)):
-        _say(line)
-    with _opened(asked, experiment, workdir, mesh, data, profile, keep) as state:
+    once(lambda: workdir.check_data(data.identity))
+    with _opened(asked, experiment, workdir, mesh, data, sources, profile, keep) as state:
         trainer = Trainer(state)
         try:
             model = trainer.run()
@@ -158,6 +157,7 @@ def _opened(
     workdir: Workdir,
     mesh: Mesh,
     data: "RunData",
+    sources: Mapping[str, str],
     profile: int,
     keep: Collection[int],
 ) -> Iterator["RunState"]:
@@ -169,6 +169,7 @@ def _opened(
       workdir: folder of the run.
       mesh: mesh of the devices.
       data: data of the run.
+      sources: fingerprint of each model that the run starts from, by its folder.
       profile: number of steps to trace.
       keep: steps of the run whose checkpoints are saved and not deleted.
     """
@@ -179,6 +180,9 @@ def _opened(
         opened.enter_context(closing(data.training))
         models, record = _restored(experiment, checkpoints, mesh, data)
         workdir.same_data(record.corpus or data.identity, data.identity)
+        step = record.cost.steps
+        for line in once(lambda: workdir.begin(asked, data.identity, sources, step)):
+            _say(line)
         for line in data.report:
             _say(line)
         imported = sum(

@@ -48,7 +48,7 @@ from train.config.experiment import (
 )
 from train.data import batches, special, text
 from train.engine.hosts import once
-from train.engine.run import checkpoint, intact
+from train.engine.run import checkpoint
 from train.engine.state.heads import split
 from train.engine.state.model import Model
 from train.plan.methods import LARGE
@@ -304,7 +304,11 @@ class Workdir:
                 )
 
     def begin(
-        self, experiment: Experiment, corpus: dict[str, Any], sources: Mapping[str, str]
+        self,
+        experiment: Experiment,
+        corpus: dict[str, Any],
+        sources: Mapping[str, str],
+        step: int = 0,
     ) -> list[str]:
         """Write ``config.json``, once the run can start.
 
@@ -312,20 +316,16 @@ class Workdir:
           experiment: experiment of the run.
           corpus: identity of its data.
           sources: fingerprint of each model that the run starts from, by its folder.
+          step: step of the run from which it goes on.
 
         Returns:
           One line for each setting that has another value than before.
-
-        Raises:
-          UserError: the run was started with other data.
         """
         changes: list[dict[str, Any]] = []
         said: list[str] = []
         if self.begun:
             there = self.config
-            self.same_data(there.get("corpus", corpus), corpus)
             sources = there.get("sources", {}) | sources
-            step = intact.newest_step(self.checkpoints)
             new = _changed(there, as_json(experiment), step)
             said = [
                 f"{c['setting']} is {c['after']!r} from step {step} on; it was {c['before']!r}"
@@ -335,6 +335,18 @@ class Workdir:
         about = {"corpus": corpus, "sources": sources, "changes": changes}
         write_json(self._config, as_json(experiment) | {k: v for k, v in about.items() if v})
         return said
+
+    def check_data(self, corpus: Mapping[str, Any]) -> None:
+        """Check that the data are those that the run was started with.
+
+        Args:
+          corpus: identity of the present data.
+
+        Raises:
+          UserError: they are not.
+        """
+        if self.begun:
+            self.same_data(self.config.get("corpus", corpus), corpus)
 
     def same_data(self, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
         """Check that the data of the run have not changed.
