@@ -6,6 +6,7 @@ from . import io as io
 from . import orbax as orbax
 from . import source as source
 from ._transform import (
+    config_notes,
     load,
     open_checkpoint,
     save,
@@ -32,6 +33,7 @@ __all__ = [
     "Source",
     "Stored",
     "Upcycled",
+    "config_notes",
     "load",
     "open_checkpoint",
     "save",

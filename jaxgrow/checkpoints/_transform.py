@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from tqdm import tqdm
 
 from jaxgrow._version import __version__
 from jaxgrow.axes.names import Axes, Params
-from jaxgrow.checkpoints.hf import storage
+from jaxgrow.checkpoints.hf import layer_lists, storage
 from jaxgrow.checkpoints.hf.base import Family
 from jaxgrow.checkpoints.hf.storage import HuggingFace
 from jaxgrow.checkpoints.io.files import (
@@ -312,14 +313,19 @@ def _planned(
     carried = extras(root.folder) if root and foreign is not None else []
     head = _head(source, root)
     family = None
-    size = source.bytes
+    stored = Counter()
     if _is_hf(to, root):
         family, foreign = storage.family_for(
             source.config, foreign, {**head, **(settings or {})} or None
         )
-        size = storage.written_bytes(source, family)
+        for tensor in storage.planned(source, family):
+            stored[tensor.dtype.name] += tensor.size
+    else:
+        for leaf in source.leaves.values():
+            stored[leaf.dtype.name] += leaf.size
     if foreign is not None and root is not None:
-        foreign = _in_dtype(foreign, source, root)
+        foreign = _in_dtype(foreign, stored)
+    size = stored.total() if family is not None else source.bytes
     return _Planned(family, foreign, head, carried, size)
 
 
@@ -344,6 +350,13 @@ def stored_forms(source: Source, root: Checkpoint, to: Kind | None) -> dict[str,
     if source is not root and _is_hf(to, root):
         return storage.forms(source, storage.family_for(source.config, root.foreign)[0])
     return {path: storage.Form(1.0, 0.0, leaf.dtype) for path, leaf in source.leaves.items()}
+
+
+def config_notes(source: Source, root: Checkpoint, to: Kind | None) -> list[str]:
+    """Return notes about keys of ``config.json`` that `write` removes, with its arguments."""
+    if root.foreign is None or source is root or not _is_hf(to, root):
+        return []
+    return layer_lists.lost(root.foreign, storage.family_for(source.config, root.foreign)[1])
 
 
 def _record(
@@ -410,12 +423,22 @@ def _check_no_lora(folder: Path) -> None:
         )
 
 
-def _in_dtype(foreign: dict[str, Any], source: Source, root: Source) -> dict[str, Any]:
-    """Update the dtype in a ``config.json``, if it has one and the parameters changed theirs."""
-    now = {leaf.dtype.name for leaf in source.leaves.values()}
-    before = {leaf.dtype.name for leaf in root.leaves.values()}
-    keys = {"dtype", "torch_dtype"} & foreign.keys()
-    return {**foreign, **dict.fromkeys(keys, *now)} if len(now) == 1 and now != before else foreign
+def _in_dtype(foreign: Mapping[str, Any], stored: Mapping[str, int]) -> dict[str, Any]:
+    """Correct the dtype in a ``config.json``, also in its parts, if it has one.
+
+    Args:
+      foreign: the content of ``config.json``.
+      stored: the number of bytes of the tensors that are written, by their dtype.
+    """
+    out: dict[str, Any] = {}
+    for key, value in foreign.items():
+        if key.endswith("_config") and isinstance(value, dict):
+            value = _in_dtype(value, stored)
+        # A model in several dtypes may be computed in any of them.
+        if key in ("dtype", "torch_dtype") and str(value).removeprefix("torch.") not in stored:
+            value = max(stored, key=lambda name: stored[name])
+        out[key] = value
+    return out
 
 
 def _history(roots: Sequence[Checkpoint]) -> list[dict[str, Any]]:

@@ -40,7 +40,8 @@ def run_inspect(a: argparse.Namespace) -> None:
             "architecture": architecture,
             "config": source.config.as_json(),
         }
-        return print_json({**about, **size_record(source, source.bytes), "leaves": leaves})
+        about |= {**size_record(source, source.bytes), "notes": source.notes, "leaves": leaves}
+        return print_json(about)
     print(f"{architecture} in {a.path}\n{source.config}")
     print(as_text(source.sizes()))
     rows = [
@@ -49,6 +50,8 @@ def run_inspect(a: argparse.Namespace) -> None:
     ]
     print(aligned((), rows))
     print(amount(source, source.bytes))
+    for note in source.notes:
+        print(f"note: {note}")
 
 
 def run_report(a: argparse.Namespace) -> None:
@@ -58,7 +61,7 @@ def run_report(a: argparse.Namespace) -> None:
     inputs, what = model_inputs.of_both(first, second, a.data)
     with reported():
         found = preservation(outputs(first), outputs(second), inputs, (str(a.a), str(a.b)))
-    notes = model_inputs.tokenizer_notes(first, second)
+    notes = [*first.notes, *second.notes, *model_inputs.tokenizer_notes(first, second)]
     if a.json:
         about = {"a": str(a.a), "b": str(a.b), "inputs": what, **asdict(found), "notes": notes}
         return print_json(about)

@@ -19,6 +19,8 @@ from jaxgrow.cli.writing import (
     as_text,
     in_dtype,
     kept_as_text,
+    new_as_text,
+    new_record,
     print_json,
     rounding_notes,
     transform,
@@ -201,12 +203,20 @@ def _grow_run(a: argparse.Namespace) -> None:
         "optimizer": policy,
     }
     about = command.grown(
-        run, growth, policy, a.dst, arguments, overwrite=a.overwrite, dry_run=a.dry_run
+        run,
+        growth,
+        policy,
+        a.dst,
+        {"arguments": arguments, **new_record(growth)},
+        overwrite=a.overwrite,
+        dry_run=a.dry_run,
     )
     if a.json:
         print_json(about)
     else:
         print(command.summary(a.dst, about, operators.OPERATORS[a.method].preserves))
+        if "new_layers" in about:
+            print(new_as_text(about["new_layers"]))
 
 
 def _upcycle(a: argparse.Namespace) -> None:

@@ -8,7 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxgrow.checkpoints import Cast, CheckpointError, Grown, Noisy, Source, stored_forms
+from jaxgrow import operators
+from jaxgrow.checkpoints import (
+    Cast,
+    CheckpointError,
+    Grown,
+    Noisy,
+    Source,
+    config_notes,
+    stored_forms,
+)
 from jaxgrow.checkpoints import write as write_checkpoint
 from jaxgrow.checkpoints.hf import peft
 from jaxgrow.checkpoints.hf.storage import HuggingFace
@@ -63,6 +72,7 @@ def transform(
       arguments: the arguments of the growth, for the record in DST.
       **facts: further entries of the JSON output.
     """
+    facts |= new_record(growth)
     lora = _grown_lora(a, root, growth)
     if lora is not None:
         arguments = arguments | {"lora": str(a.lora)}
@@ -209,18 +219,22 @@ def write(
       files: a function that writes further files into DST.
       rounded: notes about rounding.
       notes: other notes.
-      **facts: further entries of the JSON output. ``keeps``, ``lora`` and ``groups`` are also
-        printed as text.
+      **facts: further entries of the JSON output. ``keeps``, ``lora``, ``groups`` and
+        ``new_layers`` are also printed as text; the last one is also in the record in DST.
     """
     began = time.perf_counter()
     dtype = {} if a.dtype is None else {"dtype": a.dtype}
-    record = {"operator": a.command, "arguments": arguments | dtype}
+    record: dict[str, Any] = {"operator": a.command, "arguments": arguments | dtype}
+    if "new_layers" in facts:
+        record["new_layers"] = facts["new_layers"]
     size = put(a, source, record, *roots, dry_run=a.dry_run, files=files)
     seconds = time.perf_counter() - began
     about = {"dst": str(a.dst), "written": not a.dry_run, **record}
     about |= {**size_record(source, size), **facts, "seconds": seconds}
     of_roots = [note for root in roots for note in root.notes]
-    about["notes"] = [*rounded, *notes, *of_roots, *_not_copied(a, roots[0])]
+    with reported():
+        changed = config_notes(source, roots[0], a.to)
+    about["notes"] = [*rounded, *notes, *of_roots, *changed, *_not_copied(a, roots[0])]
     peak = _peak_memory()
     if peak is not None:
         about["peak_memory"] = peak
@@ -257,6 +271,8 @@ def _print(
         )
     if "lora" in about:
         print(f"with LoRA: {about['lora']['modules']} modules of rank {about['lora']['rank']}")
+    if "new_layers" in about:
+        print(new_as_text(about["new_layers"]))
     if "keeps" in about:
         print(kept_as_text(about["keeps"], rounded))
     for note in (*about["notes"], *about.get("groups", [])):
@@ -302,6 +318,20 @@ def kept_as_text(kept: bool, rounded: Sequence[str] = ()) -> str:
     if not kept:
         return "the function is changed by the transformation"
     return "the function is preserved up to rounding" if rounded else "the function is preserved"
+
+
+def new_record(growth: Growth) -> dict[str, list[int]]:
+    """The entry of the JSON output about the new layers; empty if the depth does not grow."""
+    try:
+        found = operators.new_layers(growth)
+    except ValueError:  # one of its maps combines layers with another axis
+        found = ()
+    return {"new_layers": list(found)} if found else {}
+
+
+def new_as_text(layers: Sequence[int]) -> str:
+    """The indices of the new layers, as text."""
+    return f"new layers, counted from 0: {', '.join(map(str, layers))}"
 
 
 def print_json(about: Mapping[str, Any]) -> None:

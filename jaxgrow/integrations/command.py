@@ -147,7 +147,7 @@ def grown(
     growth: Growth,
     policy: Any,
     dst: Path,
-    arguments: dict[str, Any],
+    record: dict[str, Any],
     *,
     overwrite: bool,
     dry_run: bool,
@@ -159,7 +159,8 @@ def grown(
       growth: the growth.
       policy: the policy for the optimizer state, one of `POLICIES`.
       dst: the new folder.
-      arguments: the arguments of the command, which the record in the new folder contains.
+      record: the entries of the record in the new folder: ``arguments``, those of the command, and
+        others.
       overwrite: whether an existing ``dst`` may be replaced.
       dry_run: whether to check only, without writing.
 
@@ -174,7 +175,7 @@ def grown(
         "dst": str(dst),
         "written": not dry_run,
         "operator": "grow",
-        "arguments": arguments,
+        **record,
         "sizes": sizes,
     }
     about |= {"settings": run.settings(sizes)}

@@ -383,9 +383,11 @@ def test_missing_unknown_and_misshapen_tensors_are_listed(tmp_path):
         ),
         ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is true"),
         (
-            {"architectures": ["MistrallForCausalLM"]},
-            "a supported one with a similar name is MistralForCausalLM",
+            {"architectures": ["GTP2LMHeadModel"]},
+            r'tensors are those of a GPT2LMHeadModel, so if .* misspelt, write \["GPT2LMHeadModel"\]',
         ),
+        # The tensors are those of a GPT-2.
+        ({"architectures": ["MistrallForCausalLM"]}, "is not supported. `jaxgrow architectures`"),
         ({"quantization_config": {"bits": 4}}, "dequantize"),
         ({"tie_word_embeddings": False}, "missing: lm_head.weight"),
     ],
@@ -455,8 +457,9 @@ def test_shards_that_disagree_with_their_index(tmp_path):
     first.unlink()
     with pytest.raises(CheckpointError, match=f"{first.name} is missing"):
         checkpoints.open_checkpoint(folder)
+    # The index decides: the tensors that it assigns to the first file are not there.
     first.write_bytes(max(folder.glob("model-*")).read_bytes())
-    with pytest.raises(CheckpointError, match="is in both"):
+    with pytest.raises(CheckpointError, match=r"missing: transformer\.wte\.weight"):
         checkpoints.open_checkpoint(folder)
     (folder / "copy").rename(first)
     checkpoints.open_checkpoint(folder)

@@ -11,6 +11,7 @@ from einops import rearrange
 
 from jaxgrow.axes.names import Names, axis, cut, is_layers, kind, reads
 from jaxgrow.axes.size_error import SizeError
+from jaxgrow.checkpoints.hf import layer_lists
 from jaxgrow.checkpoints.io.files import spelt
 from jaxgrow.models import Config
 from jaxgrow.peft.lora import RANK
@@ -262,6 +263,19 @@ def layer_norms(names: Mapping[str, str]) -> dict[str, Stored]:
     return out
 
 
+class NotStoredError(ValueError):
+    """An architecture has no settings for some fields of a config.
+
+    Args:
+      message: the message.
+      fields: the fields.
+    """
+
+    def __init__(self, message: str, fields: tuple[str, ...]):
+        super().__init__(message)
+        self.fields = fields
+
+
 @dataclass(frozen=True)
 class Family:
     """A Hugging Face architecture: how its ``config.json`` and tensors map to a config and leaves.
@@ -339,6 +353,11 @@ class Family:
         """Whether the architecture has the head of a config."""
         return self.fixed.get("head", config.predicts) == config.predicts
 
+    @property
+    def layers_key(self) -> str:
+        """The key of the number of layers in ``config.json``."""
+        return next((key for key, name in self.fields.items() if name == "layers"), "")
+
     def current(self, name: str) -> str:
         """Return the current name of a tensor from its name in a file."""
         name = name.removeprefix(self.stray)
@@ -361,7 +380,7 @@ class Family:
             settings are not supported. One message lists them all.
         """
         values, follow, wrong = self._own_fields(theirs)
-        wrong += self._unsupported(theirs)
+        wrong += self._unsupported(theirs) + layer_lists.problems(theirs, self.layers_key)
         if not wrong:
             values |= {name: value(values) for name, value in follow.items()}
             values |= self._inferred(theirs, wrong)
@@ -409,11 +428,6 @@ class Family:
         # `transformers` reads this key for every model, whether or not its config class defines it.
         if theirs.get("is_causal", self.config.causal) != self.config.causal:
             wrong.append(self._other("is_causal", theirs["is_causal"], (self.config.causal,)))
-        if theirs.get("quantization_config") is not None:
-            wrong.append(
-                "quantization_config is set, but jaxgrow does not read quantized weights: "
-                "dequantize the model first"
-            )
         return wrong
 
     def _inferred(self, theirs: Mapping[str, Any], wrong: list[str]) -> dict[str, Any]:
@@ -485,8 +499,8 @@ class Family:
             model that it describes.
 
         Raises:
-          ValueError: the architecture has no such model, or ``like`` has a ``layer_types`` for
-            another number of layers that jaxgrow does not read.
+          ValueError: the architecture has no such model, or ``like`` has a list for another number
+            of layers that jaxgrow does not read.
         """
         self._storable(config)
         every = self._every(config)
@@ -494,8 +508,14 @@ class Family:
             unsaid = {key: allowed[0] for key, allowed in self.settings.items()} | dict(self.unsaid)
             out = unsaid | every | self.always(config)
         else:
-            out = {**like, **self._changed(config, like, every), **self.always(config)}
-            self._drop_old_types(out, config, every)
+            now = layer_lists.without_old(
+                like, self.layers_key, config.depth, every, self.architecture
+            )
+            out = {**now, **self._changed(config, like, now, every), **self.always(config)}
+            lists = {"layer_types", "no_rope_layers"} & every.keys()
+            # Other architectures use the numbers in another way, if at all.
+            if lists and any(out.get(k) != like.get(k) for k in (*lists, self.layers_key)):
+                out = layer_lists.with_short(out, config.layer_kinds)
         back = self.ours(out).run_as(config)
         self._check_read_back(config, back)
         return out
@@ -521,27 +541,7 @@ class Family:
             way_out = ", ".join(["{}"] * len(fits))
             raise SizeError(f"{wrong}; {way_out} fits, or --to orbax writes any model", *fits)
         if differ:
-            raise ValueError(f"{wrong}; --to orbax writes any model")
-
-    def _drop_old_types(self, out: dict[str, Any], config: Config, every: dict[str, Any]) -> None:
-        """Remove ``layer_types`` of another number of layers, if the family does not read it.
-
-        `transformers` loads no ``config.json`` with a ``layer_types`` of another length.
-
-        Raises:
-          ValueError: it has an entry other than "full_attention".
-        """
-        types = out.get("layer_types")
-        if "layer_types" in every or not isinstance(types, list) or len(types) == config.depth:
-            return
-        if set(types) != {"full_attention"}:
-            raise ValueError(
-                f"layer_types of config.json has {len(types)} entries, but the new model has "
-                f"{config.depth} layers, and jaxgrow does not read the layer_types of a "
-                f"{self.architecture}. Remove layer_types from config.json if the model does not "
-                "use it, or use --to orbax"
-            )
-        del out["layer_types"]
+            raise NotStoredError(f"{wrong}; --to orbax writes any model", tuple(differ))
 
     def _every(self, config: Config) -> dict[str, Any]:
         """All keys that describe a config."""
@@ -553,9 +553,16 @@ class Family:
         )
 
     def _changed(
-        self, config: Config, like: Mapping[str, Any], every: dict[str, Any]
+        self,
+        config: Config,
+        like: Mapping[str, Any],
+        now: Mapping[str, Any],
+        every: dict[str, Any],
     ) -> dict[str, Any]:
-        """The keys of ``every`` that differ from the explicit or implied values in ``like``."""
+        """The keys of ``every`` that differ from the explicit or implied values in ``like``.
+
+        ``now`` is ``like`` without the lists of another number of layers.
+        """
         try:
             was = self._every(self.ours(like)) | {
                 key: like.get(key) for key in ("architectures", "model_type")
@@ -569,7 +576,7 @@ class Family:
             key: value for key, value in every.items() if key not in was or was[key] != value
         }
         try:
-            same = not self._differing(config, self.ours({**like, **changed}).run_as(config))
+            same = not self._differing(config, self.ours({**now, **changed}).run_as(config))
         except ValueError:
             same = False
         # The default of a missing key may depend on a key that has changed.

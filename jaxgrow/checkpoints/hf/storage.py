@@ -4,7 +4,7 @@ import difflib
 import hashlib
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import reduce
@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgrow.axes.names import axis, layers_of
-from jaxgrow.checkpoints.hf.base import Family, Stored
+from jaxgrow.checkpoints.hf import layer_lists, quantised, tensor_names
+from jaxgrow.checkpoints.hf.base import Family, NotStoredError, Stored
 from jaxgrow.checkpoints.hf.registry import FAMILIES
 from jaxgrow.checkpoints.hf.text_part import text_part
 from jaxgrow.checkpoints.io import safetensors
@@ -46,38 +47,91 @@ class HuggingFace(Checkpoint):
         self.folder = folder
         file = inside(folder, "config.json")
         self.foreign = read_json(file)
+        quantised.check_config(folder, self.foreign)
         stored = safetensors.tensors(folder)
+        quantised.check_tensors(folder, stored)
+        self.notes = tuple(safetensors.unread(folder))
         if (part := text_part(self.foreign)) is not None:
-            self.notes = (part.note(self.foreign),)
+            self.notes += (part.note(self.foreign),)
             try:
                 self.foreign = part.config(self.foreign)
             except ValueError as error:
                 raise CheckpointError(f"{file}: {error}") from error
             stored = part.tensors(stored)
-        self.family = family_of(self.foreign, file)
+        self.family = family_of(self.foreign, file, stored)
+        self.foreign, further = layer_lists.without_further(self.foreign, self.family.layers_key)
+        self.notes += further
+        self._name_tensors(file, stored)
+        if (body := self._body()) is not None:
+            self.notes += (
+                f"{self.names['head_kernel'].name} is missing, so the model is read as a {body.architecture}, without a head",
+            )
+            self.family = body
+            self.foreign = {**self.foreign, "architectures": [body.architecture]}
+            self._name_tensors(file, self.tensors)
+        self._leave_out_further(bool(further))
+        self._check()
+        self._check_tied()
+        self.leaves = {path: self._leaf(path) for path in self._layout}
+        self._fused: tuple[str, dict[int | None, np.ndarray]] = ("", {})
+
+    def _name_tensors(self, file: Path, stored: Mapping[str, safetensors.Tensor]) -> None:
+        """Find the config, and the tensors by the names that the family has for them."""
+        assert self.foreign is not None
+        family = self.family
         try:
-            self.config = self.family.ours(self.foreign)
+            self.config = family.ours(self.foreign)
         except ValueError as error:
             raise CheckpointError(f"{file}: {error}") from error
-        self.tensors = {self.family.current(n): tensor for n, tensor in stored.items()}
-        self.config = self.family.seen(self.config, self.tensors)
+        first = {s.name.format(layers=0, experts=0) for s in family.names(self.config).values()}
+        bare = {name.removeprefix(family.prefix) for name in first}
+        stored = {family.current(n): tensor for n, tensor in stored.items()}
+        stored, notes = tensor_names.plain(stored, first, bare, self.folder)
+        self.notes += notes
+        self.tensors = {family.current(n): tensor for n, tensor in stored.items()}
+        self.config = family.seen(self.config, self.tensors)
         if self.config.depth > len(self.tensors):
             raise CheckpointError(
                 f"{file} has {self.config.depth} layers, but the folder has only "
                 f"{len(self.tensors)} tensors. Does config.json belong to another model?"
             )
-        self.names = self.family.names(self.config)
+        self.names = family.names(self.config)
         self._layout = initial_layout(self.config)
         self._sizes: dict[str, int] = {}
         for names, shape in self._layout.values():
             self._sizes.update(zip(map(axis, names), shape, strict=True))
-        self._bare = bool(self.family.prefix) and not any(
-            n.startswith(self.family.prefix) for n in self.tensors
+        self._bare = bool(family.prefix) and not any(
+            n.startswith(family.prefix) for n in self.tensors
         )
-        self._check()
-        self._check_tied()
-        self.leaves = {path: self._leaf(path) for path in self._layout}
-        self._fused: tuple[str, dict[int | None, np.ndarray]] = ("", {})
+        places = {path: replace(s, name=self._plain(s.name)) for path, s in self.names.items()}
+        self.tensors = tensor_names.unfused(self.tensors, places, self._sizes)
+
+    def _body(self) -> Family | None:
+        """The architecture without a head, if it has one and the head of a decoder is missing."""
+        head = self.names.get("head_kernel")
+        if head is None or head.name in self.tensors or not self.config.causal:
+            return None
+        mine = (f for f in FAMILIES.values() if f.model_type == self.family.model_type)
+        return next((f for f in mine if f.fixed.get("head") == "states"), None)
+
+    def _leave_out_further(self, further: bool) -> None:
+        """Leave out the tensors that predict tokens behind the next one.
+
+        Args:
+          further: whether ``config.json`` has such layers, which follow the last layer.
+        """
+        own = [name for name in self.tensors if name.startswith(("mtp.", "model.mtp."))]
+        if own:
+            self.notes += (
+                f"{len(own)} tensors that predict further tokens, such as {own[0]}, are not read",
+            )
+        if further:
+            own += [name for name in self.tensors if self._layer_of(name) >= self.config.depth]
+        self.tensors = {n: tensor for n, tensor in self.tensors.items() if n not in {*own}}
+
+    def _layer_of(self, name: str) -> int:
+        """The layer to which a stored tensor belongs; -1 if it belongs to none."""
+        return tensor_names.layer_of(name, {self._plain(s.name) for s in self.names.values()})
 
     def _leaf(self, path: str) -> Leaf:
         names, shape = self._layout[path]
@@ -147,8 +201,7 @@ class HuggingFace(Checkpoint):
         stored = self.names[path]
         files = sorted({tensor.file.name for tensor in self._tensors(path)}) or ["no file"]
         part = "" if stored.part is None else f" part {stored.part}"
-        name = stored.name.removeprefix(self.family.prefix) if self._bare else stored.name
-        return f"{name} ({stored.layout}){part} in {files[0]}{f' .. {files[-1]}' if len(files) > 1 else ''}"
+        return f"{self._plain(stored.name)} ({stored.layout}){part} in {files[0]}{f' .. {files[-1]}' if len(files) > 1 else ''}"
 
     def _tensors(self, path: str) -> Iterator[safetensors.Tensor]:
         for layer in self._layers(path):
@@ -161,7 +214,11 @@ class HuggingFace(Checkpoint):
         return self.names[path].layers(range(shape[0]) if layers_of(names) else (None,))
 
     def _name(self, name: str, layer: int | None) -> str:
-        return (name.removeprefix(self.family.prefix) if self._bare else name).format(layers=layer)
+        return self._plain(name).format(layers=layer)
+
+    def _plain(self, name: str) -> str:
+        """The pattern of a name in the files."""
+        return name.removeprefix(self.family.prefix) if self._bare else name
 
     def _check(self) -> None:
         expected: dict[str, tuple[int, ...]] = {}
@@ -171,24 +228,45 @@ class HuggingFace(Checkpoint):
                 name = self._name(of, layer)
                 expected[name] = stored.shape(self._layout[path][0], self._sizes)
                 axes[name] = stored.layout
-        missing = [f"missing: {name}" for name in expected if name not in self.tensors]
+        missing = [name for name in expected if name not in self.tensors]
         unknown = []
         wrong = []
         free = self._ignored()
         for name, tensor in self.tensors.items():
             if name not in expected:
                 if not any(fnmatchcase(name, pattern) for pattern in free):
-                    unknown.append(f"unknown: {name} in {tensor.file.name}")
+                    unknown.append(name)
             elif tensor.shape != expected[name]:
                 wrong.append(
                     f"{name} in {tensor.file.name} has shape {tensor.shape}, but config.json requires {expected[name]} "
                     f"(axes: {axes[name]})"
                 )
         if missing or unknown or wrong:
-            raise CheckpointError(
-                f"{self.folder}: the tensors do not fit the {self.family.architecture} of config.json:\n  "
-                + listed(missing, unknown, wrong, separator="\n  ")
+            raise self._unfit(missing, unknown, wrong)
+
+    def _unfit(self, missing: list[str], unknown: list[str], wrong: list[str]) -> CheckpointError:
+        """The error about tensors that do not fit: their one cause, or at most five of them."""
+        key, depth = self.family.layers_key, self.config.depth
+        cause = tensor_names.cause(missing, unknown, self.tensors, self._layer_of, key, depth)
+        head = self.names.get("head_kernel")
+        if head is not None and [*missing, *unknown, *wrong] == [head.name]:
+            cause = (
+                f"missing: {head.name}, so this is a model without its head. If the token embedding is its head, set "
+                '"tie_word_embeddings" to true in config.json; otherwise give the folder with the head'
             )
+        if cause:
+            return CheckpointError(f"{self.folder}: {cause}")
+        lines = [
+            [f"missing: {name}" for name in missing],
+            [f"unknown: {name} in {self.tensors[name].file.name}" for name in unknown],
+            wrong,
+        ]
+        most = 5 // sum(map(bool, lines))
+        again = ". Does the folder have all files of the model?" if missing else ""
+        return CheckpointError(
+            f"{self.folder}: the tensors do not fit the {self.family.architecture} of config.json{again}\n  "
+            + listed(*lines, separator="\n  ", most=most)
+        )
 
     def _ignored(self) -> list[str]:
         """Name patterns of tensors that a file may have although they are not read.
@@ -230,12 +308,13 @@ class HuggingFace(Checkpoint):
                 )
 
 
-def family_of(foreign: Mapping[str, Any], file: Path) -> Family:
+def family_of(foreign: Mapping[str, Any], file: Path, stored: Collection[str] = ()) -> Family:
     """Return the architecture that a ``config.json`` names.
 
     Args:
       foreign: the content of ``config.json``.
       file: the file, which the message names.
+      stored: the names of the tensors in its folder.
 
     Raises:
       CheckpointError: the architecture is not supported.
@@ -245,7 +324,7 @@ def family_of(foreign: Mapping[str, Any], file: Path) -> Family:
     if isinstance(architecture, str) and architecture in FAMILIES:
         family = FAMILIES[architecture]
         return family.variant(foreign) or family
-    way_out = _way_out(str(architecture), foreign) if named else _unnamed(foreign)
+    way_out = _way_out(str(architecture), foreign, stored) if named else _unnamed(foreign)
     raise CheckpointError(
         f"{file}: architectures is {spelt(named)}{way_out or ', which is not supported'}. `jaxgrow architectures` lists the "
         "supported ones"
@@ -271,11 +350,11 @@ def _unnamed(foreign: Mapping[str, Any]) -> str:
     return f"; write the class of the model there, one of {classes}" if mine else ""
 
 
-def _way_out(architecture: str, foreign: Mapping[str, Any]) -> str:
+def _way_out(architecture: str, foreign: Mapping[str, Any], stored: Collection[str]) -> str:
     """Suggest what to do about an architecture that is not supported.
 
-    The result is empty if neither another architecture of the same model nor a similar name is
-    supported.
+    The result is empty if neither another architecture of the same model nor one with a similar
+    name and the same tensors is supported.
     """
     if architecture in _TOWERS:
         return f"; load its vision tower as {_TOWERS[architecture]} in transformers, and save it"
@@ -288,9 +367,14 @@ def _way_out(architecture: str, foreign: Mapping[str, Any]) -> str:
         and architecture.startswith(re.split("For|LMHead|Model", name)[0])
     ]
     if not alike:
-        near = difflib.get_close_matches(architecture, FAMILIES, n=1)
+        near = [
+            name
+            for name in difflib.get_close_matches(architecture, FAMILIES)
+            if _has_tensors(FAMILIES[name], foreign, stored)
+        ]
         return (
-            f", which is not supported; a supported one with a similar name is {near[0]}"
+            f", which is not supported; its tensors are those of a {near[0]}, so if the name is misspelt, write "
+            f'["{near[0]}"] there'
             if near
             else ""
         )
@@ -310,6 +394,20 @@ def _way_out(architecture: str, foreign: Mapping[str, Any]) -> str:
     # After the suggested change, the settings would be refused.
     todo = _refused(family, foreign) or todo
     return f", {'a model without its head' if bare else 'another head'}; {todo}"
+
+
+def _has_tensors(family: Family, foreign: Mapping[str, Any], stored: Collection[str]) -> bool:
+    """Whether a file has exactly the names of the tensors of an architecture."""
+    try:
+        config = family.ours(foreign)
+    except ValueError:
+        return False
+    found = {re.sub(r"\.\d+\.", ".0.", family.current(name)) for name in stored}
+    names = {s.name.format(layers=0, experts=0) for s in family.names(config).values()}
+    names = {re.sub(r"\.\d+\.", ".0.", name) for name in names}
+    return names <= found and all(
+        any(fnmatchcase(name, pattern) for pattern in family.ignored) for name in found - names
+    )
 
 
 def _refused(family: Family, foreign: Mapping[str, Any]) -> str:
@@ -354,7 +452,14 @@ def family_for(
             return family, content
         except ValueError as error:
             wrong.append(error)
-    raise CheckpointError("; ".join(map(str, wrong))) from ExceptionGroup("not stored", wrong)
+    # The architecture that lacks the fewest settings.
+    lacking = [error for error in wrong if isinstance(error, NotStoredError)]
+    nearest = min(lacking, key=lambda error: len(error.fields), default=wrong[0])
+    if len(wrong) == 1:
+        raise CheckpointError(str(nearest)) from nearest
+    raise CheckpointError(
+        f"no architecture stores this {kind}. The nearest one: {nearest}"
+    ) from ExceptionGroup("not stored", wrong)
 
 
 def _candidates(config: Config, foreign: Mapping[str, Any] | None) -> tuple[list[Family], str]:
@@ -499,11 +604,6 @@ def _planned(
         return out
 
     return safetensors.Planned(pattern.format(layers=layer), dtype, shape, content)
-
-
-def written_bytes(source: Source, family: Family) -> int:
-    """Return the size in bytes of the tensors that `write` writes."""
-    return sum(tensor.size for tensor in planned(source, family))
 
 
 def write(

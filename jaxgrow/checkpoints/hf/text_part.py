@@ -54,11 +54,11 @@ class TextPart:
         """Return the tensors of the text model, with the names of a separate text model."""
         out = {}
         for name, tensor in stored.items():
-            inner = name.removeprefix("model.")
-            if inner.startswith(self.others):
+            # A wrapper may have put a prefix before all names.
+            if any(f".{other}" in f".{name}" for other in self.others):
                 continue
             # Published files have the first prefix, and the modules of transformers 5 the second.
-            name = name.removeprefix("language_model.").replace("model.language_model.", "model.")
+            name = name.replace("model.language_model.", "model.").replace("language_model.", "")
             out[name] = tensor
         return out
 

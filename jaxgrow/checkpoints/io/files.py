@@ -18,6 +18,15 @@ RECORD = "jaxgrow.json"
 PARAMS = "params"
 # The subfolder in which transformers stores all chat templates of a tokenizer but the default one.
 TEMPLATES = "additional_chat_templates"
+# Files about the quantisation of a model.
+QUANTISATION = (
+    "hf_quant_config.json",
+    "quantize_config.json",
+    "quant_config.json",
+    "quantization_config.json",
+)
+# Files about the training or about other weights of a model, which do not fit a new model.
+_OF_OTHERS = ("params.json", "trainer_state.json", *QUANTISATION)
 # The files of a LoRA, by the names that PEFT gives them.
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 # The endings of the names of weight files of all frameworks, and of the indices of such files.
@@ -52,18 +61,19 @@ def spelt(value: Any) -> str:
 _LISTED = 20  # names in a message
 
 
-def listed(*names: Sequence[str], separator: str = ", ") -> str:
-    """Join the first 20 names of each list, with the number of names that are left out.
+def listed(*names: Sequence[str], separator: str = ", ", most: int = _LISTED) -> str:
+    """Join the first names of each list, with the number of names that are left out.
 
     Args:
       names: the lists of names.
       separator: the text between two names.
+      most: the number of names of a list that are not left out.
     """
     out: list[str] = []
     for some in names:
-        out += some[:_LISTED]
-        if len(some) > _LISTED:
-            out.append(f"and {len(some) - _LISTED:,} more")
+        out += some[:most]
+        if len(some) > most:
+            out.append(f"and {len(some) - most:,} more")
     return separator.join(out)
 
 
@@ -145,7 +155,8 @@ def write_json(file: Path, content: Any) -> None:
 def extras(folder: Path) -> list[str]:
     """Return the files of a checkpoint that are copied to new checkpoints, such as a tokenizer.
 
-    Weights, configs and hidden files are not among them. An adapter is not either, because it has
+    Weights, configs, hidden files, and files about a training or a quantisation are not among them.
+    An adapter is not either, because it has
     to grow with the model. Of the subfolders, only chat templates are copied.
 
     Returns:
@@ -158,7 +169,7 @@ def extras(folder: Path) -> list[str]:
     for file in sorted(folder.iterdir()):
         name = file.name
         own = (
-            name in (RECORD, "config.json", *ADAPTER)
+            name in (RECORD, "config.json", *ADAPTER, *_OF_OTHERS)
             or name.startswith(".")
             or name.lower().endswith(_WEIGHTS)
         )

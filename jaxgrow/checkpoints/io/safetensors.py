@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -39,6 +40,11 @@ LARGEST_HEADER = 100 << 20
 _CHUNK = 1 << 20
 _FILE = "model.safetensors"
 _INDEX = _FILE + ".index.json"
+# The names of files of the weights of a model.
+_OTHER_FILES = (
+    *("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "consolidated*.pth"),
+    *("*.gguf", "tf_model.h5", "flax_model.msgpack"),
+)
 
 
 @dataclass(frozen=True)
@@ -128,9 +134,11 @@ def tensors(folder: Path) -> dict[str, Tensor]:
     """Return the tensors of a folder by name.
 
     They are in ``model.safetensors``, or in the shards that ``model.safetensors.index.json`` lists.
+    The index decides which tensor is read from which shard. A tensor that it names, but that the
+    shard does not have, is missing.
 
     Raises:
-      CheckpointError: there are no such files, or they are damaged or do not agree with the index.
+      CheckpointError: there are no such files, or they are damaged.
     """
     if os.path.lexists(folder / _FILE):
         return header(inside(folder, _FILE))
@@ -144,29 +152,39 @@ def tensors(folder: Path) -> dict[str, Tensor]:
                 "not read them. If you trust them, convert them with from_pretrained and save_pretrained of transformers"
             )
         raise CheckpointError(f"{folder} has neither {_FILE} nor {_INDEX}")
+    where = _indexed(folder)
+    found: dict[str, Tensor] = {}
+    for file in sorted(set(where.values())):
+        for name, tensor in header(inside(folder, file)).items():
+            if where.get(name) == file:
+                found[name] = tensor
+    return found
+
+
+def _indexed(folder: Path) -> dict[str, str]:
+    """Return the file of each tensor that the index names. A tensor in another file is not read."""
     index = inside(folder, _INDEX)
     where = read_json(index, LARGEST_HEADER).get("weight_map")
     if not isinstance(where, dict) or not all(isinstance(name, str) for name in where.values()):
         raise CheckpointError(f"{index} has no weight_map from tensors to files. Download it again")
-    found: dict[str, Tensor] = {}
-    for name in sorted(set(where.values())):
-        if not name.endswith(".safetensors"):
-            raise CheckpointError(f"{index} names {name!r}, which is not a .safetensors file")
-        for tensor in header(inside(folder, name)).values():
-            if found.setdefault(tensor.name, tensor) is not tensor:
-                raise CheckpointError(
-                    f"{folder}: tensor {tensor.name!r} is in both {found[tensor.name].file.name} and {name}"
-                )
-    wrong = [
-        f"{name!r} in {file}"
-        for name, file in where.items()
-        if name not in found or found[name].file.name != file
-    ]
-    if wrong:
-        raise CheckpointError(
-            f"{index} names tensors that are missing: {listed(wrong)}. Download the files again"
-        )
-    return found
+    if wrong := [name for name in where.values() if not name.endswith(".safetensors")]:
+        raise CheckpointError(f"{index} names {wrong[0]!r}, which is not a .safetensors file")
+    return where
+
+
+def unread(folder: Path) -> list[str]:
+    """Return a note if `tensors` does not read all files of weights of a model in a folder."""
+    one = os.path.lexists(folder / _FILE)
+    read = {_FILE} if one else {_INDEX, *_indexed(folder).values()}
+    other = sorted(
+        file.name
+        for file in folder.iterdir()
+        if file.name not in read
+        and not file.name.startswith(("adapter", "optimizer"))
+        and any(fnmatchcase(file.name, pattern) for pattern in _OTHER_FILES)
+    )
+    which = _FILE if one else f"the files that {_INDEX} names"
+    return [f"{which} were read; these other weights were not: {listed(other)}"] if other else []
 
 
 def header(file: Path) -> dict[str, Tensor]:

@@ -1,0 +1,96 @@
+"""Small random models in the spelling of public ``config.json`` files, without PyTorch."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tiny
+
+from jaxgrow import checkpoints
+from jaxgrow.checkpoints import FAMILIES
+from jaxgrow.cli import program
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 11,
+    "hidden_size": 16,
+    "intermediate_size": 20,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 4,
+    "max_position_embeddings": 16,
+}
+_MIXED = {"num_experts_per_tok": 2, "moe_intermediate_size": 12, "num_experts": 4}
+_OWN = {
+    "GPT2LMHeadModel": {
+        "vocab_size": 11,
+        "n_positions": 16,
+        "n_layer": 4,
+        "n_embd": 16,
+        "n_head": 4,
+    },
+    "Qwen2ForCausalLM": {"tie_word_embeddings": False, "use_sliding_window": False},
+    "Gemma3ForCausalLM": {"sliding_window": 3, "query_pre_attn_scalar": 4},
+    "SmolLM3ForCausalLM": {"use_sliding_window": False},
+    "MixtralForCausalLM": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "Qwen3MoeForCausalLM": _MIXED,
+    "OlmoeForCausalLM": {"num_experts": 4, "num_experts_per_tok": 2, "head_dim": None},
+    "Qwen2MoeForCausalLM": _MIXED | {"shared_expert_intermediate_size": 14},
+}
+
+
+def published(
+    folder: Path, architecture: str, weights: str = "float32", seed: int = 0, **keys: Any
+) -> Path:
+    """Write a model whose ``config.json`` has exactly these keys; None removes one.
+
+    Args:
+      folder: the new folder.
+      architecture: the architecture.
+      weights: the dtype of the weights.
+      seed: random seed of the weights.
+      keys: keys of ``config.json``, besides the sizes.
+    """
+    family = FAMILIES[architecture]
+    own = _OWN.get(architecture, {})
+    content = own | keys if architecture.startswith("GPT2") else SIZES | own | keys
+    content = {key: value for key, value in content.items() if value is not None}
+    content |= {"architectures": [architecture], "model_type": family.model_type}
+    config: Any = family.ours(content)
+    model = checkpoints.Loaded(config, tiny.params(config, seed, weights))
+    checkpoints.write(model, folder, {}, [], to="hf")
+    (folder / "jaxgrow.json").unlink()
+    (folder / "config.json").write_text(json.dumps(content))
+    return folder
+
+
+def content(folder: Path) -> dict[str, Any]:
+    """Read ``config.json``."""
+    return json.loads((folder / "config.json").read_text())
+
+
+def stored(folder: Path) -> dict[str, np.ndarray]:
+    """Read the tensors of a folder with one file."""
+    from safetensors.numpy import load_file
+
+    return load_file(folder / "model.safetensors")
+
+
+def store(folder: Path, tensors: dict[str, np.ndarray]) -> None:
+    """Replace the tensors of a folder with one file."""
+    from safetensors.numpy import save_file
+
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def called(capsys, *words: Any) -> Any:
+    """Run a command with ``--json`` and return its output."""
+    assert program.main([*map(str, words), "--json"]) == 0, capsys.readouterr().err
+    return json.loads(capsys.readouterr().out)
+
+
+def refused(capsys, *words: Any, status: int = 1) -> str:
+    """Run a command that fails, and return its message, which may have several lines."""
+    assert program.main([*map(str, words)]) == status
+    return capsys.readouterr().err.strip()
