@@ -26,6 +26,7 @@ from jaxgrow.axes.names import (
     turned,
 )
 from jaxgrow.growth.maps import Growth, Rules, new_sizes
+from jaxgrow.growth.matrices import is_traced
 from jaxgrow.models.attention import By
 from jaxgrow.models.bottleneck import BOTTLENECK, Adapter
 from jaxgrow.models.stack import Remat
@@ -346,7 +347,7 @@ class Config:
 
         The function is pure, and each config compiles to one program.
         """
-        concrete = isinstance(key, jax.Array) and not isinstance(key, jax.core.Tracer)
+        concrete = isinstance(key, jax.Array) and not is_traced(key)
         on_cpu = concrete and {device.platform for device in key.devices()} == {"cpu"}
         return split((_boxed_on_cpu if on_cpu else _boxed)(self, key))[0]
 

@@ -24,20 +24,30 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
+    return built(tmp_path_factory.mktemp("copy"), "build_wheel")
+
+
+def built(copy: Path, build: str) -> Path:
     """Build a wheel from a copy, because setuptools writes files next to the sources."""
     pytest.importorskip("setuptools", "77")
-    copy = tmp_path_factory.mktemp("copy")
     for name in ("pyproject.toml", "README.md", "LICENSE", "jaxgrow_command.py"):
         shutil.copy(ROOT / name, copy)
     for name in ("jaxgrow", "train", "configs", "tests"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-    build = "from setuptools.build_meta import build_wheel; build_wheel('dist')"
+    code = f"from setuptools.build_meta import {build}; {build}('dist')"
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", build], cwd=copy, capture_output=True, text=True
+        [sys.executable, "-W", "ignore", "-c", code], cwd=copy, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    (built,) = (copy / "dist").iterdir()
-    return built
+    (found,) = (copy / "dist").iterdir()
+    return found
+
+
+def test_an_editable_install_puts_the_clone_on_the_path(tmp_path):
+    """A folder named jaxgrow, such as the clone in its parent folder, then hides no package."""
+    files = ZipFile(built(tmp_path, "build_editable"))
+    [path] = [name for name in files.namelist() if name.endswith(".pth")]
+    assert files.read(path).decode().strip() == str(tmp_path)
 
 
 def test_a_wheel_holds_the_library_its_command_and_its_types(wheel):
