@@ -12,6 +12,12 @@ eval_every, eval_batches, log_every, checkpoint_every, checkpoint_minutes, keep_
 most_skipped, loggers, data.cache, and the number of processes. The key "changes" of config.json and
 result.json lists each change with its step.
 
+--from RUN[@STEP] starts a new run from a checkpoint of another run, with its optimizer state, its
+position in the data, its log and its cost so far. CONFIG may have more steps, or another schedule,
+learning rate, batch or corpus, but the same model and optimizer. With the same config and seed, the
+new run ends bitwise like the other one on a CPU. If the data or their order differ, they start from
+the beginning, and a line says so. The same command continues the new run, too.
+
 Settings for long runs, besides those that --show prints with their defaults:
   keep_every=K      never delete every K-th checkpoint (0: keep only the two newest ones)
   on_nan=skip       leave out the update of a step whose loss or gradients are not finite, instead of
@@ -41,6 +47,7 @@ from train.config.experiment import Experiment, listed, load
 from train.config.overrides import settings
 from train.engine import hosts
 from train.engine.loop.trainer import run
+from train.engine.run.origin import parsed
 
 
 def experiments(config: str) -> str:
@@ -89,6 +96,13 @@ def parser() -> Parser:
     )
     parser.add_set()
     parser.add_argument(
+        "--from",
+        dest="start",
+        metavar="RUN[@STEP]",
+        help="folder of another run, finished or not, from whose checkpoint of this step of the run the new run starts "
+        "(default: none; without @STEP, the newest checkpoint)",
+    )
+    parser.add_argument(
         "--profile",
         type=int,
         default=0,
@@ -130,7 +144,9 @@ def main() -> None:
         )
     hosts.join(arguments.coordinator, arguments.processes, arguments.process)
     experiment = hosts.everywhere(lambda: load(arguments.config, arguments.set))
-    run(experiment, arguments.workdir or Path("runs") / experiment.name, arguments.profile)
+    start = hosts.everywhere(lambda: parsed(arguments.start)) if arguments.start else None
+    folder = arguments.workdir or Path("runs") / experiment.name
+    run(experiment, folder, arguments.profile, start=start)
 
 
 if __name__ == "__main__":

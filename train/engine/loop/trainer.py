@@ -29,6 +29,7 @@ from train.engine.loop.inputs import StepPlan, step_plans
 from train.engine.run import trackers
 from train.engine.run.checkpoint import Checkpoints
 from train.engine.run.intact import newest_step
+from train.engine.run.origin import Origin, chosen, copy_log, restored
 from train.engine.run.record import RunRecord
 from train.engine.run.recorder import Recorder
 from train.engine.run.stop import Stop
@@ -45,7 +46,11 @@ from train.tasks.supervised import validated
 
 
 def run(
-    experiment: Experiment, folder: str | Path, profile: int = 0, keep: Collection[int] = ()
+    experiment: Experiment,
+    folder: str | Path,
+    profile: int = 0,
+    keep: Collection[int] = (),
+    start: Origin | None = None,
 ) -> dict[str, Any]:
     """Run the plan of ``experiment`` in ``folder``, or continue it from the last checkpoint.
 
@@ -54,6 +59,7 @@ def run(
       folder: folder of the run.
       profile: number of steps to trace (`train.engine.xla.Profile`).
       keep: steps of the run whose checkpoints are saved and not deleted.
+      start: checkpoint of another run that this run starts from.
 
     Returns:
       The result, which is then also in ``result.json`` of the folder.
@@ -70,7 +76,8 @@ def run(
         with workdir.alone():
             sources = _claimed(experiment, workdir)
             if not once(lambda: workdir.finished):
-                return _run(experiment, workdir, sources, profile, keep)
+                origin = everywhere(lambda: chosen(start, workdir))
+                return _run(experiment, workdir, sources, profile, keep, origin)
     _claimed(experiment, workdir)
     result = once(lambda: workdir.result)
     _say(f"the run in {workdir.folder} has already finished: there is nothing to do")
@@ -92,6 +99,7 @@ def _run(
     sources: Mapping[str, str],
     profile: int,
     keep: Collection[int],
+    origin: Origin | None,
 ) -> dict[str, Any]:
     xla.keep_programs()
     experiment, _ = settled(asked, machine(), _say)
@@ -99,7 +107,7 @@ def _run(
     data = everywhere(lambda: RunData(experiment, mesh))
     _same("data", data.identity)
     once(lambda: workdir.check_data(data.identity))
-    with _opened(asked, experiment, workdir, mesh, data, sources, profile, keep) as state:
+    with _opened(asked, experiment, workdir, mesh, data, sources, profile, keep, origin) as state:
         trainer = Trainer(state)
         try:
             model = trainer.run()
@@ -109,8 +117,8 @@ def _run(
         state.checkpoints.wait()
         result = state.recorder.record().as_json() | {"name": experiment.name}
     result |= trainer.validation | {"model": model.config.as_json(), "xla": xla.recorded(mesh)}
-    if changes := once(lambda: workdir.config.get("changes")):
-        result |= {"changes": changes}
+    about = once(lambda: workdir.config)
+    result |= {key: about[key] for key in ("changes", "from") if key in about}
     result |= {"corpus": data.identity} | ({"labels": data.labels} if data.labels else {})
     tokenizer = getattr(experiment.data, "tokenizer", None)
     workdir.finish(result, model.config, model.params, tokenizer, data.head)
@@ -160,6 +168,7 @@ def _opened(
     sources: Mapping[str, str],
     profile: int,
     keep: Collection[int],
+    origin: Origin | None,
 ) -> Iterator["RunState"]:
     """Open the files of a run, restore its last checkpoint, and close the files at the end.
 
@@ -172,17 +181,23 @@ def _opened(
       sources: fingerprint of each model that the run starts from, by its folder.
       profile: number of steps to trace.
       keep: steps of the run whose checkpoints are saved and not deleted.
+      origin: checkpoint of another run that the run starts from.
     """
     with ExitStack() as opened:
         checkpoints = opened.enter_context(
             Checkpoints(workdir.checkpoints, workdir.log, keep, workdir.still_alone)
         )
         opened.enter_context(closing(data.training))
-        models, record = _restored(experiment, checkpoints, mesh, data)
-        workdir.same_data(record.corpus or data.identity, data.identity)
+        models, record, starts = _restored(experiment, checkpoints, mesh, data, origin)
+        if not starts:
+            workdir.same_data(record.corpus or data.identity, data.identity)
         step = record.cost.steps
-        for line in once(lambda: workdir.begin(asked, data.identity, sources, step)):
+        about = origin and origin.as_json()
+        for line in once(lambda: workdir.begin(asked, data.identity, sources, step, about)):
             _say(line)
+        if starts and origin is not None:
+            once(lambda: copy_log(origin, workdir, record))
+            checkpoints.save(step, models, data.training, record)
         for line in data.report:
             _say(line)
         imported = sum(
@@ -220,17 +235,28 @@ def _opened(
 
 
 def _restored(
-    experiment: Experiment, checkpoints: Checkpoints, mesh: Mesh, data: "RunData"
-) -> tuple[dict[str, Model], RunRecord]:
+    experiment: Experiment,
+    checkpoints: Checkpoints,
+    mesh: Mesh,
+    data: "RunData",
+    origin: Origin | None,
+) -> tuple[dict[str, Model], RunRecord, bool]:
+    """Return the models and the record of the last checkpoint, and whether ``origin`` has it."""
     plan = experiment.plan
-    restored = checkpoints.restore(
+    own = checkpoints.restore(
         lambda record: shapes(plan, record.phase + 1, experiment.tx), data.training, mesh
     )
-    if restored is None:
-        return {}, RunRecord()
-    _, record = restored
-    _say(f"resuming at step {record.step} of {plan[record.phase].label}")
-    return restored
+    if own is not None:
+        _say(f"resuming at step {own[1].step} of {plan[own[1].phase].label}")
+        return *own, False
+    if origin is None:
+        return {}, RunRecord(), False
+    models, record, lines = everywhere(
+        lambda: restored(origin, experiment, data.training, data.identity, mesh)
+    )
+    for line in lines:
+        _say(line)
+    return models, record, True
 
 
 class RunData:

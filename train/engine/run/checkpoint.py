@@ -77,14 +77,14 @@ class Checkpoints:
           record: position of the run and its cost so far.
         """
         self.wait()
-        trees = {name: _tree(model) for name, model in models.items()}
+        arrays = {name: trees(model) for name, model in models.items()}
         new = self.folder / f"{SAVING}{step}"
         once(lambda: self._check_place(new))
         logged = read_own(self._log) if self._log and is_first() else None
         with _writing():
             saving = ocp.save_checkpointables_async(
                 str(new),
-                {"models": trees},
+                {"models": arrays},
                 custom_metadata=record.as_json() | {"data": data.get_state()},
             )
 
@@ -153,22 +153,11 @@ class Checkpoints:
         step = once(self._chosen)
         if step is None:
             return None
-        where = str(self.folder / str(step))
-        saved: Any = ocp.checkpointables_metadata(where).custom_metadata
+        where = self.folder / str(step)
+        saved: Any = ocp.checkpointables_metadata(str(where)).custom_metadata
         record = RunRecord.from_json(saved)
-        expected = shapes(record)
-        placed = {name: shardings(model, mesh) for name, model in expected.items()}
-        abstract = jax.tree.map(
-            lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-            {name: _tree(model) for name, model in expected.items()},
-            {name: _tree(model) for name, model in placed.items()},
-        )
-        trees = ocp.load_checkpointables(where, {"models": abstract})["models"]
-        data.set_state(saved["data"])
-        models = {}
-        fields = ("params", "opt", "sensitivity", "base")
-        for name, model in expected.items():
-            models[name] = replace(model, **{field: trees[name].get(field) for field in fields})
+        models, position = read(where, shapes(record), mesh)
+        data.set_state(position)
         return models, record
 
     def _chosen(self) -> int | None:
@@ -220,7 +209,8 @@ def _taken(path: Path) -> UserError:
     )
 
 
-def _tree(model: Model) -> dict[str, Any]:
+def trees(model: Model) -> dict[str, Any]:
+    """Return the parts of a model that a checkpoint stores."""
     rest = {"opt": model.opt, "sensitivity": model.sensitivity, "base": model.base}
     return {"params": model.params} | {name: x for name, x in rest.items() if x is not None}
 
@@ -236,6 +226,45 @@ def _writing() -> ocp.Context:
     # `restore` decides the sharding of the arrays.
     context.array.saving.enable_write_sharding_file = False
     return context
+
+
+def read(
+    where: Path, expected: dict[str, Model], mesh: Mesh, partial: bool = False
+) -> tuple[dict[str, Model], Any]:
+    """Read models from a checkpoint.
+
+    Args:
+      where: folder of the checkpoint, which is intact.
+      expected: the models as shapes, by name.
+      mesh: mesh that the models are placed on.
+      partial: whether the checkpoint may contain more than these models.
+
+    Returns:
+      The models, and the state of the data iterator.
+    """
+    placed = {name: shardings(model, mesh) for name, model in expected.items()}
+    abstract = jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        {name: trees(model) for name, model in expected.items()},
+        {name: trees(model) for name, model in placed.items()},
+    )
+    context = ocp.Context()
+    context.pytree.loading.partial_load = partial
+    with context:
+        loaded: Any = ocp.load_checkpointables(str(where), {"models": abstract})
+    models = {}
+    for name, model in expected.items():
+        own = loaded["models"][name]
+        fields = ("params", "opt", "sensitivity", "base")
+        models[name] = replace(model, **{field: own.get(field) for field in fields})
+    saved: Any = ocp.checkpointables_metadata(str(where)).custom_metadata
+    return models, saved["data"]
+
+
+def saved_models(where: Path) -> dict[str, Any]:
+    """Return the shapes of the models of a checkpoint, by name, as Orbax describes them."""
+    metadata: Any = ocp.checkpointables_metadata(str(where)).metadata
+    return metadata["models"]
 
 
 def record(checkpoint: Path) -> RunRecord:
@@ -266,8 +295,7 @@ def load(folder: Path, name: str, step: int | None = None) -> Tree:
             f"there is no checkpoint in {folder}" + ("" if step is None else f" of step {step}")
         )
     where = str(folder / str(found))
-    metadata: Any = ocp.checkpointables_metadata(where).metadata
-    models = metadata["models"]
+    models = saved_models(folder / str(found))
     if name not in models:
         raise UserError(
             f"checkpoint {found} in {folder} has no model {name!r}, only {', '.join(models)}; "

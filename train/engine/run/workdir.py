@@ -12,7 +12,7 @@ A finished run has ``result.json`` and the parameters of its last model in the f
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -67,7 +67,7 @@ _REPLACED = ("jaxgrow.json", "params", "tokenizer.json")
 # have different names.
 _WHAT = ("train", "valid", "tokenizer")
 # The keys of ``config.json`` that are not settings of the experiment.
-_ABOUT = ("corpus", "sources", "changes")
+_ABOUT = ("corpus", "sources", "changes", "from")
 
 
 class Workdir:
@@ -250,13 +250,17 @@ class Workdir:
         self.checkpoints.mkdir(exist_ok=True)
         write_json(self._config, as_json(experiment))
         # The lines after the checkpoint are cut off when the run starts.
-        self.board.mkdir(exist_ok=True)
-        for name in checkpoint.record(kept).cost.events:
-            if (source.board / name).is_file():  # people delete these files, and no run needs them
-                write_bytes(self.board / name, read_own(source.board / name))
+        self.copy_board(source, checkpoint.record(kept).cost.events)
         write_bytes(self.log, read_own(source.log))
         kept.rename(self.checkpoints / kept.name)
         return True
+
+    def copy_board(self, source: "Workdir", names: Iterable[str]) -> None:
+        """Copy TensorBoard's files of these names. People delete them, and no run needs them."""
+        self.board.mkdir(exist_ok=True)
+        for name in names:
+            if (source.board / name).is_file():
+                write_bytes(self.board / name, read_own(source.board / name))
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -309,6 +313,7 @@ class Workdir:
         corpus: dict[str, Any],
         sources: Mapping[str, str],
         step: int = 0,
+        origin: Mapping[str, Any] | None = None,
     ) -> list[str]:
         """Write ``config.json``, once the run can start.
 
@@ -317,6 +322,7 @@ class Workdir:
           corpus: identity of its data.
           sources: fingerprint of each model that the run starts from, by its folder.
           step: step of the run from which it goes on.
+          origin: the other run and the step of its checkpoint, if the run starts from one.
 
         Returns:
           One line for each setting that has another value than before.
@@ -332,7 +338,7 @@ class Workdir:
                 for c in new
             ]
             changes = _joined(there.get("changes", []), new, step)
-        about = {"corpus": corpus, "sources": sources, "changes": changes}
+        about = {"corpus": corpus, "sources": sources, "changes": changes, "from": origin}
         write_json(self._config, as_json(experiment) | {k: v for k, v in about.items() if v})
         return said
 

@@ -1,0 +1,191 @@
+"""``--from RUN[@STEP]`` starts a new run from a checkpoint of another run."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+
+import chex
+import pytest
+import runs
+
+from train import pretrain
+from train.common.errors import Diverged, UserError
+from train.config.experiment import as_json
+from train.data.text import Data
+from train.engine.loop import inputs
+from train.engine.run.checkpoint import Checkpoints
+from train.engine.run.origin import Origin, parsed
+from train.engine.run.workdir import Workdir, load
+from train.plan.methods import Growing, GrowTo, Scratch, Stage
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Return an experiment and the folder of its finished run, with all checkpoints."""
+    folder = tmp_path_factory.mktemp("whole")
+    experiment = runs.experiment(folder, checkpoint_every=2, keep_every=1)
+    pretrain.run(experiment, folder / "run")
+    return experiment, folder / "run"
+
+
+def branch(experiment, folder, run, step=None):
+    return pretrain.run(experiment, folder, start=Origin(Workdir(run).folder, step))
+
+
+@pytest.mark.parametrize("step", [2, 6, 8, None])
+def test_the_same_config_continues_bitwise(tmp_path, whole, step):
+    result = branch(whole[0], tmp_path / "new", whole[1], step)
+    runs.assert_same_end(tmp_path / "new", whole[1])
+    assert result["from"] == {"run": str(whole[1]), "step": step or 8}
+    old = json.loads((whole[1] / "result.json").read_text())
+    for unit in ("flops", "tokens", "steps"):
+        assert result[unit] == old[unit]
+    assert result["seconds"] > 0
+
+
+def test_an_unfinished_run_is_a_source(tmp_path, whole):
+    runs.killed(whole[0], tmp_path / "half", 4)
+    branch(whole[0], tmp_path / "new", tmp_path / "half")
+    runs.assert_same_end(tmp_path / "new", whole[1])
+
+
+def test_a_longer_run_of_another_schedule_and_batch_counts_the_cost_so_far(tmp_path, whole):
+    optim = replace(whole[0].optim, peak_lr=5e-3, schedule="linear")
+    longer = replace(whole[0], steps=12, batch=16, optim=optim)
+    result = branch(longer, tmp_path / "new", whole[1])
+    assert result["steps"] == 12 and result["tokens"] == (8 * 8 + 4 * 16) * 8
+    lines = [line for line in runs.log(tmp_path / "new") if "lr" in line]
+    assert [line["step"] for line in lines] == [2, 4, 6, 8, 10, 12]
+    assert lines[3] == [line for line in runs.log(whole[1]) if "lr" in line][3]
+    assert lines[4]["lr"] == pytest.approx(inputs.learning_rate(optim, 12, 9))
+    # the samples that the first run has seen do not come again
+    position = Checkpoints(Workdir(tmp_path / "new").checkpoints)
+    assert "12" in {path.name for path in position.folder.iterdir()}
+
+
+def test_the_position_in_the_data_is_one_of_samples(tmp_path, monkeypatch, whole):
+    taken = []
+    real = Checkpoints.save
+
+    def watching(self, step, models, data, record):
+        taken.append((step, data.get_state()["next_index"]))
+        real(self, step, models, data, record)
+
+    monkeypatch.setattr(Checkpoints, "save", watching)
+    branch(replace(whole[0], batch=16), tmp_path / "same", whole[1], 6)
+    branch(replace(whole[0], seed=1), tmp_path / "seed", whole[1], 6)
+    assert taken == [(6, 48), (8, 80), (6, 0), (8, 16)]
+
+
+def test_other_data_start_from_the_beginning_and_a_line_says_so(tmp_path, capsys, whole):
+    data = Data("text", str(runs.corpus(tmp_path, 9)), valid_fraction=0.25, cache=str(tmp_path))
+    branch(replace(whole[0], data=data), tmp_path / "new", whole[1], 4)
+    said = capsys.readouterr().err
+    assert f"starting from checkpoint 4 of {whole[1]}, step 4 of train large" in said
+    assert "the data start from the beginning, because the corpus differs from" in said
+
+
+KILLING = """
+import os, signal, sys
+from train import pretrain
+from train.engine.loop import trainer
+from train.engine.run.checkpoint import Checkpoints
+from train.engine.run import origin
+where = sys.argv.pop(1)
+def die(*given, **named): os.kill(os.getpid(), signal.SIGKILL)
+if where == "log": trainer.copy_log = die
+if where == "recorder": trainer.Recorder = die
+if where == "checkpoint":
+    save = Checkpoints.save
+    def saving(self, step, *rest):
+        save(self, step, *rest)
+        if step == 6: self.wait(), die()
+    Checkpoints.save = saving
+pretrain.main()
+"""
+
+
+@pytest.mark.parametrize("where", ["log", "recorder", "checkpoint"])
+def test_after_a_kill_the_same_command_resumes(tmp_path, whole, where):
+    config = runs.script(tmp_path, whole[0])
+    given = [config, "--workdir", str(tmp_path / "new"), "--from", f"{whole[1]}@4"]
+    died = subprocess.run([sys.executable, "-c", KILLING, where, *given], env=os.environ)
+    assert died.returncode == -signal.SIGKILL
+    # the newest checkpoint of the source may be another one by now, but the step is recorded
+    start = parsed(str(whole[1])) if where == "checkpoint" else parsed(f"{whole[1]}@4")
+    pretrain.run(whole[0], tmp_path / "new", start=start)
+    runs.assert_same_end(tmp_path / "new", whole[1])
+
+
+def test_a_begun_run_keeps_its_start(tmp_path, whole):
+    begun = tmp_path / "new"
+    branch(whole[0], begun, whole[1], 4)
+    (begun / "result.json").unlink()
+    for wrong in (Origin(whole[1], 2), Origin(tmp_path, None)):
+        with pytest.raises(UserError, match=f"has begun with --from {whole[1]}@4: give the same"):
+            pretrain.run(whole[0], begun, start=wrong)
+    pretrain.run(whole[0], begun)  # without --from
+    runs.assert_same_end(begun, whole[1])
+    (begun / "result.json").unlink()
+    with pytest.raises(
+        UserError, match="is also the folder of the new run: give another --workdir"
+    ):
+        pretrain.run(whole[0], begun, start=Origin(begun, 4))
+    runs.killed(whole[0], tmp_path / "plain", 2)
+    with pytest.raises(UserError, match="has begun without --from"):
+        branch(whole[0], tmp_path / "plain", whole[1], 4)
+
+
+def test_a_checkpoint_that_does_not_exist_or_fit(tmp_path, whole):
+    one, run = whole
+    for experiment, step, says in (
+        (one, 3, r"no checkpoint of step 3 in .*, only of 2, 4, 6, 8: give one of"),
+        (replace(one, steps=4), 6, "at step 6 of train large, but this phase has only 4 steps here"),
+        (replace(one, model=replace(one.model, mlp=8)), 4, r"blocks/mlp/.*: .*16.* and .*8"),
+        (replace(one, optim=replace(one.optim, name="sgd")), 4, "set optim.name as in that run"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=says):
+            branch(experiment, tmp_path / "new", run, step)
+    with pytest.raises(UserError, match=r"there is no checkpoint in .*: give the folder of a run"):
+        branch(one, tmp_path / "new", tmp_path)
+    pretrain.run(one, tmp_path / "new", start=Origin(run, 4))  # the folder is still unused
+
+
+def test_a_grown_run_goes_on_as_a_plain_one(tmp_path):
+    method = Growing(runs.SMALL, Stage(0.5), (GrowTo((Stage(0.5),), by=runs.DOUBLED),))
+    grown = runs.experiment(tmp_path, method=method)
+    first = pretrain.run(grown, tmp_path / "grown")
+    plain = replace(grown, method=Scratch(), steps=6)
+    result = branch(plain, tmp_path / "new", tmp_path / "grown")
+    assert result["flops"] > first["flops"]
+    assert [p["phase"] for p in result["phases"]] == [p["phase"] for p in first["phases"]]
+    runs.killed(replace(grown, checkpoint_every=1), tmp_path / "half", 2)
+    with pytest.raises(UserError, match="is in the phase 'train small', but the config has only"):
+        branch(plain, tmp_path / "other", tmp_path / "half")
+    branch(grown, tmp_path / "again", tmp_path / "half")
+    chex.assert_trees_all_equal(load(tmp_path / "again"), load(tmp_path / "grown"))
+
+
+def test_after_a_divergence_the_advice_works(tmp_path, monkeypatch):
+    real = inputs.learning_rate
+    monkeypatch.setattr(
+        inputs, "learning_rate", lambda o, n, i: 3e38 if i == 5 and o.peak_lr == 1e-2 else real(o, n, i)
+    )  # fmt: skip
+    one = runs.experiment(tmp_path, checkpoint_every=2, log_every=1)
+    with pytest.raises(Diverged) as error:
+        pretrain.run(one, tmp_path / "run")
+    words = str(error.value).split()
+    start = parsed(words[words.index("--from") + 1].rstrip(","))
+    lower = replace(one, optim=replace(one.optim, peak_lr=1e-3))
+    assert pretrain.run(lower, tmp_path / "new", start=start)["steps"] == 8
+    assert as_json(lower)["optim"]["peak_lr"] == 1e-3
+
+
+def test_at_signs_in_folders(tmp_path):
+    (tmp_path / "a@3").mkdir()
+    assert parsed(f"{tmp_path}/a@3") == Origin(tmp_path / "a@3")
+    assert parsed(f"{tmp_path}/a@3@4") == Origin(tmp_path / "a@3", 4)
+    assert parsed(f"{tmp_path}/b@4") == Origin(tmp_path / "b", 4)
