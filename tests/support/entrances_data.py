@@ -42,8 +42,10 @@ ROWS: dict[str, Row] = {
     "train/data/decoding.py::read_regular": todo("no subject yet"),
     "train/data/formats.py::_parquet_batches": todo("no subject yet"),
     "train/data/formats.py::_stream": todo("no subject yet"),
+    "train/data/token_files.py::_npy": todo("no subject yet"),
+    "train/data/token_files.py::_raw": todo("no subject yet"),
     "train/data/tfds.py::checked_info": todo("no subject yet"),
 }
 
 # The number of rows that still need a subject.
-OPEN = 35
+OPEN = 37

@@ -319,9 +319,18 @@ WRONG: dict[str, tuple[Callable[[Path], Path], str]] = {
         lambda p: written_table(p / "a.parquet", {"body": [1]}),
         "column 'body' of {}/a.parquet is not text, but int64; set data.field",
     ),
-    "a column of lists": (
-        lambda p: written_table(p / "a.parquet", {"body": [["a"]]}),
-        "column 'body' of {}/a.parquet is not text, but list<",
+    "a column of token ids": (
+        lambda p: written_table(p / "a.parquet", {"body": [[1]], "other": ["a"]}),
+        "column 'body' of {}/a.parquet is not text, but int64; set data.field to a column of text: other",
+    ),
+    "token ids alone": (
+        lambda p: written_table(p / "a.parquet", {"body": [[1]]}),
+        "column 'body' of {}/a.parquet is not text, but int64; set data.field; if body has token ids, "
+        "set data.source=tokens, too",
+    ),
+    "a record": (
+        lambda p: written_table(p / "a.parquet", {"body": [{"a": "b"}]}),
+        "column 'body' of {}/a.parquet is not text, but struct<a: string>; set data.field to a column of text: body.a",
     ),
     "a dataset without that column": (
         lambda p: as_columns(as_dataset(p / "d", ["a"]), {"text": ["a"]}),

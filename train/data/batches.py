@@ -140,12 +140,17 @@ def _texts(data: Data, model: Config) -> tuple[Source, Source]:
     text = tokens(data)
     vocab = model.sizes()["vocab"]
     if text.vocab > vocab:
+        what = "tokens" if data.tokenizer == "none" else "tokenizer"
         raise UserError(
-            f"the largest id of the tokenizer is {text.vocab - 1}, but model.vocab is {vocab}; "
+            f"the largest id of the {what} is {text.vocab - 1}, but model.vocab is {vocab}; "
             f"raise model.vocab to {text.vocab}"
         )
     if not model.masked:
         return Windows(text.train, model.length), Windows(text.valid, model.length)
+    if data.tokenizer == "none":
+        raise UserError(
+            "a masked model needs the mask of a tokenizer, but data.tokenizer is none: name the tokenizer of the tokens"
+        )
     known = BYTES if data.tokenizer == "bytes" else vocabulary(tokenizer(data.tokenizer))
     if data.whole_words and known.whole_word is None:
         raise UserError(

@@ -13,11 +13,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from jaxgrow.untrusted import UntrustedError, checked, limits
 from train.common.errors import UserError
-from train.data import formats, named_splits
+from train.data import named_splits
 from train.data.decoding import in_folder, json_object, readable
-from train.data.formats import Document
+from train.data.formats import TEXT, Document, Formats, documents, pieces
 from train.data.tfds import check_all
 
 # Validation splits; the first one that exists is used.
@@ -31,12 +33,15 @@ class Counts:
 
     files: int = 0
     documents: int = 0
-    bytes: int = 0  # the size of the text in UTF-8
+    bytes: int = 0  # the size of the text in UTF-8, or of the token ids as they were read
     replaced: int = 0  # characters replaced by U+FFFD, because they were not UTF-8 or were NUL
     first_replaced: str = ""  # the file with the first replaced character
     file: str = ""  # the file that is being read
 
-    def add(self, piece: str) -> None:
+    def add(self, piece: str | np.ndarray) -> None:
+        if isinstance(piece, np.ndarray):
+            self.bytes += piece.nbytes
+            return
         self.bytes += len(piece.encode())
         if replaced := piece.count("\N{REPLACEMENT CHARACTER}"):
             self.first_replaced = self.first_replaced or self.file
@@ -67,14 +72,18 @@ def stdlib() -> Corpus:
     counts = Counts()
     return Corpus(
         _key(files),
-        _documents(files, "", counts, lambda file, _: iter([formats.text(file)])),
+        _documents(files, "", counts),
         None,
         counts,
     )
 
 
 def text(
-    path: str, valid_path: str | None, field: str, by_name: Literal["auto", "ignore"] = "auto"
+    path: str,
+    valid_path: str | None,
+    field: str,
+    by_name: Literal["auto", "ignore"] = "auto",
+    formats: Formats = TEXT,
 ) -> Corpus:
     """A corpus of text files, given as a file or as a folder of files (`train.data.formats`).
 
@@ -87,34 +96,37 @@ def text(
       valid_path: the file or the folder of the validation text; None: hold out a part.
       field: the field that holds the documents, in formats with fields.
       by_name: "ignore" reads all files below ``path`` as training text.
+      formats: the formats of the files.
 
     Raises:
       UserError: there are no files, or they do not contain text.
     """
-    train = _existing(path)
-    valid = None if valid_path is None else _existing(valid_path)
+    train = _existing(path, formats)
+    valid = None if valid_path is None else _existing(valid_path, formats)
     if found := splits(train):
         if "train" not in found:
             raise UserError(
                 f"{train} has no split 'train', only {', '.join(found)}; name the folder of one in data.path"
             )
-        other = next((_existing(str(train / name)) for name in _VALIDATION if name in found), None)
-        train = _existing(str(train / "train"))
+        other = next(
+            (_existing(str(train / name), formats) for name in _VALIDATION if name in found), None
+        )
+        train = _existing(str(train / "train"), formats)
         valid = valid or other
     counted: Mapping[str, int] = {}
     of = None
     if by_name == "auto" and (valid is None or valid.resolve() != train.resolve()):
-        of, counted = _by_name(train)
+        of, counted = _by_name(train, formats)
     parts = [train] if valid is None else [train, valid]
     # Files below ``path`` may also be validation files. They are not trained on, unless both paths
     # are the same.
     held: set[Path] = set()
     if valid is not None and valid.resolve() != train.resolve():
-        held = {file.resolve() for file in _files(valid)}
+        held = {file.resolve() for file in _files(valid, formats)}
 
     def mine(path: Path) -> Iterator[Path]:
         # ``path`` is the folder of the training text, or the folder that it resolves to.
-        files = _files(path) if of is None else of(path, named_splits.TRAIN)
+        files = _files(path, formats) if of is None else of(path, named_splits.TRAIN)
         return (file for file in files if not held or file.resolve() not in held)
 
     if held and not any(True for _ in mine(train)):
@@ -124,16 +136,17 @@ def text(
         )
     # Only files that are read belong to the key, so a cache that also has the validation files in
     # its training text is not used.
-    key = [field, _key(mine(train.resolve())), *(_key(_files(p.resolve())) for p in parts[1:])]
+    key = [field, _key(mine(train.resolve()))]
+    key += [_key(_files(part.resolve(), formats)) for part in parts[1:]]
     counts = Counts()
     skipped = defaultdict(list)
-    read = [mine(train), *map(_files, parts[1:])]
+    read = [mine(train), *(_files(part, formats) for part in parts[1:])]
     if valid is None and of is not None and counted.get(named_splits.VALIDATION):
         key.append(_key(of(train.resolve(), named_splits.VALIDATION)))
         read.append(of(train, named_splits.VALIDATION))
-    documents = [_documents(files, field, counts) for files in read]
+    documents = [_documents(files, field, counts, formats) for files in read]
     for part in parts:
-        for file, why in _entries(part):
+        for file, why in _entries(part, formats):
             if why:
                 skipped[why].append(file)
     judged = documents[1] if len(documents) > 1 else None
@@ -141,7 +154,7 @@ def text(
 
 
 def _by_name(
-    folder: Path,
+    folder: Path, formats: Formats
 ) -> tuple[Callable[[Path, str], Iterator[Path]] | None, Mapping[str, int]]:
     """The files of each split of a folder, and their numbers.
 
@@ -153,7 +166,7 @@ def _by_name(
       UserError: all files are held out.
     """
     splits = named_splits.named_splits(folder)
-    counted = Counter(map(splits.of, _files(folder)))
+    counted = Counter(map(splits.of, _files(folder, formats)))
     if not counted.keys() - {named_splits.TRAIN}:
         return None, {}
     if not counted[named_splits.TRAIN]:
@@ -164,7 +177,7 @@ def _by_name(
 
     def of(path: Path, split: str) -> Iterator[Path]:
         own = replace(splits, folder=path)
-        return (file for file in _files(path) if own.of(file) == split)
+        return (file for file in _files(path, formats) if own.of(file) == split)
 
     return of, counted
 
@@ -173,12 +186,12 @@ def _documents(
     files: Iterable[Path],
     field: str,
     counts: Counts,
-    read: Callable[[Path, str], Iterator[Document]] = formats.documents,
+    formats: Formats = TEXT,
 ) -> Iterator[Document]:
     for file in files:
         counts.files += 1
         counts.file = str(file)
-        yield from read(file, field)
+        yield from documents(file, field, formats)
 
 
 def tfds(name: str, path: str | None, field: str) -> Corpus:
@@ -196,7 +209,7 @@ def tfds(name: str, path: str | None, field: str) -> Corpus:
                 raise UserError(
                     f"feature {field!r} of {name} is not text, but {type(document).__name__}; set data.field"
                 )
-            yield formats.pieces(document.decode("utf-8", errors="replace"))
+            yield pieces(document.decode("utf-8", errors="replace"))
 
     split = next((s for s in _VALIDATION if s in builder.info.splits), None)
     key = [
@@ -233,8 +246,8 @@ def prepared(name: str, path: str | None) -> Any:
     return builder
 
 
-def _existing(name: str) -> Path:
-    """The path of an existing file or folder with readable text."""
+def _existing(name: str, formats: Formats) -> Path:
+    """The path of an existing file or folder with readable files."""
     path = Path(name).expanduser()
     if not path.exists():
         raise UserError(
@@ -242,16 +255,17 @@ def _existing(name: str) -> Path:
         )
     if path.is_file() and formats.reader(path) is None:
         raise UserError(
-            f"{path} does not have a supported format: {formats.NAMES} files are read, and "
-            f"{', '.join(formats.NAMED)} files; rename a .json with one object per line to .jsonl"
+            f"{path} does not have a supported format: {formats.names} files are read"
+            + (f", and {', '.join(formats.named)} files" if formats.named else "")
+            + "; rename a .json with one object per line to .jsonl"
         )
-    if not splits(path) and not any(True for _ in _files(path)):
-        found = [suffix for suffix in formats.NAMED if any(path.rglob(f"*{suffix}"))]
+    if not splits(path) and not any(True for _ in _files(path, formats)):
+        found = [suffix for suffix in formats.named if any(path.rglob(f"*{suffix}"))]
         others = sorted(
             {"".join(p.suffixes[-2:]) or p.name for p in path.rglob("*") if p.is_file()}
         )[:8]
         raise UserError(
-            f"no text in {name}: there are no {formats.NAMES} files"
+            f"no {formats.what} in {name}: there are no {formats.names} files"
             + (f", only {', '.join(others)}" if others else "")
             + (
                 f"; {', '.join(found)} files are read if data.path names the file itself"
@@ -262,20 +276,20 @@ def _existing(name: str) -> Path:
     return path
 
 
-def _files(path: Path) -> Iterator[Path]:
+def _files(path: Path, formats: Formats = TEXT) -> Iterator[Path]:
     """Yield the files that hold documents, sorted by name. A list of them may be too large."""
-    return (file for file, why in _entries(path) if why is None)
+    return (file for file, why in _entries(path, formats) if why is None)
 
 
-def _entries(path: Path) -> Iterator[tuple[Path, str | None]]:
+def _entries(path: Path, formats: Formats) -> Iterator[tuple[Path, str | None]]:
     """Files and skipped folders, sorted by name, each with the reason for skipping it, or None."""
     with readable(path):
-        for n, entry in enumerate(_walked(path, path), 1):
+        for n, entry in enumerate(_walked(path, path, formats), 1):
             limits().check(str(path), entries=n)
             yield entry
 
 
-def _walked(path: Path, root: Path) -> Iterator[tuple[Path, str | None]]:
+def _walked(path: Path, root: Path, formats: Formats) -> Iterator[tuple[Path, str | None]]:
     if path.is_file():
         yield path, None
     elif saved := shards(path):
@@ -291,16 +305,16 @@ def _walked(path: Path, root: Path) -> Iterator[tuple[Path, str | None]]:
             if name.startswith("."):  # such as ._a.txt, which macOS writes next to a.txt
                 yield path / name, "hidden"
             elif is_folder:
-                yield from _walked(path / name, root)
+                yield from _walked(path / name, root, formats)
             elif leads_to_folder:
                 yield path / name, "symlinked folder"
             elif not is_file:
                 yield path / name, "broken link or not a file"
             else:
-                yield path / name, _unread(path / name, root)
+                yield path / name, _unread(path / name, root, formats)
 
 
-def _unread(file: Path, root: Path) -> str | None:
+def _unread(file: Path, root: Path, formats: Formats) -> str | None:
     """Why a file in a folder is not read, or None."""
     if not formats.in_folders(file):
         return "of another format"

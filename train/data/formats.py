@@ -14,17 +14,19 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from jaxgrow.untrusted import limits, open_regular
 from train.common.errors import UserError
+from train.data.columns import column_texts, nested_text, text_column
 from train.data.decoding import lines, opened, read_all, readable
 from train.data.tfds import checked_info
 
 # Characters of a piece: long documents are tokenised and held out in pieces of about this size.
 PIECE = 1 << 16
-# The pieces of a document. No piece is empty, and all except the last have PIECE characters.
-Document: TypeAlias = Iterable[str]
+# The pieces of a document: text, or token ids. No piece is empty, and all except the last have PIECE
+# characters or ids.
+Document: TypeAlias = Iterable[Any]
 Reader: TypeAlias = Callable[[Path, str], Iterator[Document]]  # a file and a field -> documents
 
 NAMES = ".txt, .jsonl (both also .gz, .xz or .zst), .json.gz, .parquet and .arrow"
@@ -37,37 +39,63 @@ BUFFER = 1 << 20
 _HALF = re.compile("[\ud800-\udfff]")
 
 
+class Formats(NamedTuple):
+    """The formats that a source of data reads.
+
+    Attributes:
+      what: what the files contain.
+      names: the formats in words.
+      reader: the function that reads a file with this name; None if the format is not supported.
+      named: suffixes of files that are read only if the path is the file itself.
+    """
+
+    what: str
+    names: str
+    reader: Callable[[Path], Reader | None]
+    named: tuple[str, ...] = ()
+
+    def in_folders(self, path: Path) -> bool:
+        """Whether a file with this name is read when only its folder is given."""
+        return self.reader(path) is not None and path.suffix not in self.named
+
+
 def reader(path: Path) -> Reader | None:
     """The function that reads a file with this name; None if the format is not supported."""
     compressed = path.suffix in _SUFFIXES
     inner = Path(path.stem).suffix if compressed else path.suffix
     if inner == ".csv":
         return _csv
-    # C4's compressed files end with .json.gz. An uncompressed .json is rarely a corpus.
-    if inner == ".jsonl" or (compressed and inner == ".json"):
+    if is_lines(path):
         return _json_lines
     if inner in (".txt", *NAMED) or (compressed and inner not in _NO_TEXT):
         return lambda path, field: iter([text(path)])
-    return {".parquet": _parquet, ".arrow": _arrow}.get(path.suffix)
+    return _of_columns if path.suffix in (".parquet", ".arrow") else None
 
 
-def in_folders(path: Path) -> bool:
-    """Whether a file with this name is read when only its folder is given."""
-    return reader(path) is not None and path.suffix not in NAMED
+def is_lines(path: Path) -> bool:
+    """Whether a file with this name has JSON Lines."""
+    compressed = path.suffix in _SUFFIXES
+    inner = Path(path.stem).suffix if compressed else path.suffix
+    # C4's compressed files end with .json.gz. An uncompressed .json is rarely a corpus.
+    return inner == ".jsonl" or (compressed and inner == ".json")
 
 
-def documents(path: Path, field: str) -> Iterator[Document]:
-    """The documents of a file that has a `reader`.
+TEXT = Formats("text", NAMES, reader, NAMED)
+
+
+def documents(path: Path, field: str, formats: Formats = TEXT) -> Iterator[Document]:
+    """The documents of a file that has a reader.
 
     Args:
       path: the file.
       field: the field that holds the documents, in formats with fields.
+      formats: the formats of the source.
 
     Raises:
-      UserError: the file is damaged, has no such field, or the field is not text; the message names
-        the file, the line and the value.
+      UserError: the file is damaged, has no such field, or the field has other values; the message
+        names the file, the line and the value.
     """
-    read = reader(path)
+    read = formats.reader(path)
     assert read is not None
     return read(path, field)
 
@@ -188,14 +216,15 @@ def _object(line: bytes, where: str, wanted: str = "") -> dict[str, Any]:
 
 def _field(line: bytes, field: str, where: str) -> str:
     record = _object(line, where, f" with a field {field!r}")
-    if field not in record:
+    root = field if field in record else field.partition(".")[0]
+    if root not in record:
         raise UserError(
             f"{where} has no field {field!r}, only {', '.join(record) or 'none'}; set data.field"
         )
-    text = "" if record[field] is None else record[field]
-    if not isinstance(text, str):
+    text = nested_text(record, [field])
+    if text is None:
         raise UserError(
-            f"{where}: field {field!r} is not text, but {json.dumps(text)[:40]}; set data.field"
+            f"{where}: field {field!r} is not text, but {json.dumps(record[root])[:40]}; set data.field"
         )
     try:
         text.encode()
@@ -257,24 +286,56 @@ def cells(file: Iterable[str], path: Path, **how: Any) -> Iterator[tuple[str, li
 # --- Parquet and Arrow ---
 
 
-def _parquet(path: Path, field: str) -> Iterator[Document]:
+def _of_columns(path: Path, field: str) -> Iterator[Document]:
+    way: list[str] = []
+
+    def chosen(schema: Any) -> str:
+        root, way[:] = text_column(schema, field, path)
+        return root
+
+    made = 0
+    size = path.stat().st_size
     with readable(path):
-        for batch in _parquet_batches(path, field):
-            yield from _rows(batch.column(0))
+        for column in columns_of(path, chosen):
+            for document in column_texts(column, way):
+                # A dictionary may repeat a value in each row.
+                made += len(document)
+                limits().check_expansion(str(path), made, size)
+                yield pieces(document)
 
 
-def _parquet_batches(path: Path, field: str | None = None) -> Iterator[Any]:
+def columns_of(path: Path, chosen: Callable[[Any], str]) -> Iterator[Any]:
+    """Yield one column of a Parquet or Arrow file, some rows at a time.
+
+    Args:
+      path: the file.
+      chosen: returns the name of the column, for the schema.
+
+    Raises:
+      Exception: the file is damaged; use it within `train.data.decoding.readable`.
+    """
+    if path.suffix == ".parquet":
+        for batch in _parquet_batches(path, chosen):
+            yield batch.column(0)
+        return
+    # The writer chooses the batch size: Hugging Face `datasets` takes 1000 rows.
+    with _stream(path) as stream:
+        name = chosen(stream.schema)
+        for batch in _arrow_batches(path, stream):
+            yield batch.column(name)
+
+
+def _parquet_batches(path: Path, chosen: Callable[[Any], str] | None = None) -> Iterator[Any]:
     """Yield the rows of a Parquet file, of all columns or of one, as Arrow's batches."""
     from pyarrow import parquet
 
     open_regular(path.resolve()).close()
     with parquet.ParquetFile(path, buffer_size=BUFFER, pre_buffer=False) as file:
-        if field is not None:
-            _check(file.schema_arrow, field, path)
-        stored, largest = _stored(file, path, field)
+        name = None if chosen is None else chosen(file.schema_arrow)
+        stored, largest = _stored(file, path, name)
         # A dictionary may repeat a value of this size in each row.
         rows = max(1, min(_ROWS, _AT_ONCE // max(1, largest)))
-        columns = None if field is None else [field]
+        columns = None if name is None else [name]
         made = 0
         for batch in file.iter_batches(rows, columns=columns, use_threads=False):
             made += batch.nbytes + batch.num_rows
@@ -282,7 +343,7 @@ def _parquet_batches(path: Path, field: str | None = None) -> Iterator[Any]:
             yield batch
 
 
-def _stored(file: Any, path: Path, field: str | None) -> tuple[int, int]:
+def _stored(file: Any, path: Path, name: str | None) -> tuple[int, int]:
     """The size of a Parquet file, and the decompressed size of its largest part.
 
     Raises:
@@ -294,21 +355,10 @@ def _stored(file: Any, path: Path, field: str | None) -> tuple[int, int]:
     for group in range(about.num_row_groups):
         for n in range(about.num_columns):
             part = about.row_group(group).column(n)
-            if field is None or part.path_in_schema.split(".")[0] == field:
+            if name is None or f"{part.path_in_schema}.".startswith(f"{name}."):
                 largest = max(largest, part.total_uncompressed_size)
     limits().check_expansion(str(path), largest, size)
     return size, largest
-
-
-def _arrow(path: Path, field: str) -> Iterator[Document]:
-    """Documents of the stream format.
-
-    The writer chooses the batch size: Hugging Face `datasets` takes 1000 rows.
-    """
-    with readable(path), _stream(path) as stream:
-        _check(stream.schema, field, path)
-        for batch in _arrow_batches(path, stream):
-            yield from _rows(batch.column(field))
 
 
 def arrow_rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -354,34 +404,6 @@ def _table(path: Path, batches: Iterator[Any]) -> Iterator[tuple[str, dict[str, 
         for row in batch.to_pylist():
             n += 1
             yield f"{path}, row {n}", row
-
-
-def _check(schema: Any, field: str, path: Path) -> None:
-    from pyarrow import types
-
-    if field not in schema.names:
-        raise UserError(
-            f"{path} has no column {field!r}, only {', '.join(schema.names) or 'none'}; set data.field"
-        )
-    kind = schema.field(field).type
-    if not (types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)):
-        raise UserError(f"column {field!r} of {path} is not text, but {kind}; set data.field")
-
-
-def _rows(column: Any) -> Iterator[Document]:
-    """The documents of a column of text.
-
-    The bytes of a string column are not always UTF-8, so they are checked as bytes. Offsets of a
-    damaged file may lead to other memory of the process.
-    """
-    from pyarrow import types
-
-    # A cast reads the offsets, and the views of string views, which must be valid before it.
-    column.validate(full=types.is_string_view(column.type))
-    content = column.cast("large_binary")
-    content.validate(full=True)
-    for value in content:
-        yield pieces((value.as_py() or b"").decode("utf-8", "replace"))
 
 
 _SUFFIXES = (".gz", ".xz", ".zst")  # of compressed files

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from fractions import Fraction
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -37,6 +37,7 @@ from train.data.special import (
     text_encoder,
 )
 from train.data.splitting import exact
+from train.data.token_files import FIELD, checked_ids, token_formats
 from train.data.tokenise import Cut, Encode, dtype, sequence, tokenise
 from train.data.workers import cores
 
@@ -54,22 +55,29 @@ class Data:
     without TensorFlow. A document that is empty or null is left out; a document without ``field``
     is an error.
 
+    ``"tokens"`` is a file or folder of token ids (`train.data.token_files`), which are used as they
+    are. All of them must be in the vocabulary of ``tokenizer``, which the run keeps.
+
     Documents are plain text: the name of a special token in them, such as ``<|endoftext|>``, is
     encoded as any other characters. Around each document are the tokens that the files of the
     tokenizer ask for, and at least its end of text.
     """
 
     modality: ClassVar = "text"
-    source: Literal["stdlib", "text", "tfds"] = "stdlib"
+    source: Literal["stdlib", "text", "tokens", "tfds"] = "stdlib"
     path: str | None = None
-    # For "text": the validation text; None: the files or the split whose name says so, if any.
+    # For "text" and "tokens": the validation text; None: the files or the split whose name says so, if any.
     valid_path: str | None = None
-    # For "text": "auto" leaves out test files and validates on validation files, by their names;
+    # For "text" and "tokens": "auto" leaves out test files and validates on validation files, by their names;
     # "ignore" reads all files as training text.
     splits: Literal["auto", "ignore"] = "auto"
     name: str | None = None  # for "tfds", e.g. "wiki40b/en"
-    field: str = "text"  # the feature, column or key of the documents
-    # "bytes", a tokenizer.json, or a folder with vocab.json and merges.txt.
+    # The feature, column or key of the documents, such as "text" or the nested "meta.text". For
+    # "tokens", the default is "input_ids".
+    field: str = "text"
+    # For "tokens": the type of the numbers in raw .bin files.
+    ids: Literal["uint8", "uint16", "uint32", "int32", "int64"] = "uint16"
+    # "bytes", a tokenizer.json, or a folder with vocab.json and merges.txt. For "tokens", also "none".
     tokenizer: str = "bytes"
     # Whether a token begins each document; "auto": as the files of the tokenizer say.
     bos: bool | Literal["auto"] = "auto"
@@ -83,12 +91,26 @@ class Data:
             raise ValueError(
                 f"valid_fraction must be between 0 and 0.5, but is {self.valid_fraction}"
             )
-        if self.source == "text" and self.path is None:
-            raise ValueError("data.source=text needs data.path, a file or folder of text")
+        if self.source in ("text", "tokens") and self.path is None:
+            raise ValueError(
+                f"data.source={self.source} needs data.path, a file or folder of {self.source}"
+            )
+        if self.tokenizer == "none" and self.source != "tokens":
+            raise ValueError(
+                "data.tokenizer=none is for data.source=tokens; for text, name a tokenizer, or set data.tokenizer=bytes"
+            )
+        if self.source == "tokens" and self.bos != "auto":
+            raise ValueError(
+                "data.bos has no effect on data.source=tokens, whose ids are used as they are: set data.bos=auto"
+            )
         if self.bos is True and self.tokenizer == "bytes":
             raise ValueError(
                 "data.bos=true needs a tokenizer with a token that begins texts, but data.tokenizer is bytes: "
                 "set data.bos=auto, or give a tokenizer"
+            )
+        if self.source != "tokens" and self.ids != "uint16":
+            raise ValueError(
+                f"data.ids is for data.source=tokens, and has no effect on {self.source}: leave it out"
             )
         if self.source == "tfds" and self.name is None:
             raise ValueError("data.source=tfds needs data.name, such as wiki40b/en")
@@ -103,6 +125,37 @@ class Tokens:
     report: list[str]  # a summary line, and warnings
 
 
+class _Encoding(NamedTuple):
+    """How the documents of a corpus become tokens."""
+
+    vocab: int  # one more than the largest id
+    files: list[str]  # the hashes of the files of the tokenizer
+    identity: str
+    frame: DocumentFrame
+    written: str  # the frame in words; empty if it has no names
+    rule: list[Any]  # JSON that differs if the same tokenizer gives other tokens
+
+
+def _encoding(data: Data) -> _Encoding:
+    bare = DocumentFrame((), ())
+    if data.tokenizer == "none":
+        return _Encoding(1 << 32, ["none"], "none", bare, "", ["token ids", data.ids])
+    if data.tokenizer == "bytes":
+        known, how, vocab = ["bytes"], "bytes", 256
+        around, each, rule = DocumentFrame((), (0,)), "", ["tokens and counts", 0]
+    else:
+        loaded = tokenizer(data.tokenizer)
+        known = [sha256(file) for file in _tokenizer_files(Path(data.tokenizer).expanduser())]
+        how = hashlib.sha256("".join(known).encode()).hexdigest()
+        vocab = largest_vocab(loaded)
+        around = document_frame(loaded, folder_of(data.tokenizer), data.bos)
+        each = around.written(loaded)
+        rule = ["plain text, cut at boundaries", around]
+    if data.source == "tokens":
+        return _Encoding(vocab, known, how, bare, "", ["token ids", data.ids])
+    return _Encoding(vocab, known, how, around, each, rule)
+
+
 def tokens(data: Data) -> Tokens:
     """The tokens of a corpus, from the cache if it was tokenised before.
 
@@ -111,22 +164,9 @@ def tokens(data: Data) -> Tokens:
     """
     corpus = _corpus(data)
     held = exact(data.valid_fraction)
-    known = ["bytes"]
-    vocab = 256
-    how = "bytes"
-    around = DocumentFrame((), (0,))
-    each = ""
-    rule: list[Any] = ["tokens and counts", *around.end]
-    if data.tokenizer != "bytes":
-        files = _tokenizer_files(Path(data.tokenizer).expanduser())
-        loaded = tokenizer(data.tokenizer)
-        vocab = largest_vocab(loaded)
-        around = document_frame(loaded, folder_of(data.tokenizer), data.bos)
-        each = around.written(loaded)
-        rule = ["plain text, cut at boundaries", around]
-        known = [sha256(file) for file in files]
-        how = hashlib.sha256("".join(known).encode()).hexdigest()
-    key = json.dumps([*rule, known, corpus.key, _every(held)], sort_keys=True)
+    encoding = _encoding(data)
+    vocab = encoding.vocab
+    key = json.dumps([*encoding.rule, encoding.files, corpus.key, _every(held)], sort_keys=True)
 
     def make(work: Path) -> None:
         _make(corpus, data, vocab, held, work)
@@ -140,13 +180,16 @@ def tokens(data: Data) -> Tokens:
         for part in zip(("train", "valid"), about["tokens"], strict=True)
     )
     read = about.pop("read")
-    identity = {"name": _name(data), "tokenizer": how} | about
-    identity |= {"frame": each} if each else {}
+    identity = {"name": _name(data), "tokenizer": encoding.identity} | about
+    identity |= {"frame": encoding.written} if encoding.written else {}
     identity |= {"python": _PYTHON} if data.source == "stdlib" else {}
-    report = [_summary(read, about["tokens"], corpus.skipped, each)]
+    report = [_summary(read, about["tokens"], corpus.skipped, encoding.written)]
     if corpus.splits:
         report.append(_held_out_by_name(corpus.splits, data.valid_path))
-    report += _warnings(read, corpus.skipped, data.tokenizer, bool(around.end))
+    ended = bool(encoding.frame.end) or data.source == "tokens"
+    report += _warnings(read, corpus.skipped, data.tokenizer, ended)
+    if data.tokenizer == "none":
+        vocab = 1 + max(int(part.max()) for part in (train, valid))
     return Tokens(train, valid, vocab, identity, report)
 
 
@@ -214,8 +257,12 @@ def training_text(data: Data) -> Iterator[str]:
     """The training text of ``data``, in pieces, without the held-out pieces.
 
     Raises:
-      UserError: the corpus is missing or unreadable.
+      UserError: the corpus is missing or unreadable, or has token ids instead of text.
     """
+    if data.source == "tokens":
+        raise UserError(
+            "data.source=tokens has no text; set data.source and data.path to a corpus of text"
+        )
     for piece in sequence(_corpus(data), exact(data.valid_fraction)):
         if not piece.held:
             yield piece.text
@@ -231,12 +278,16 @@ def _corpus(data: Data) -> Corpus:
     if data.source == "text":
         assert data.path is not None
         return reading.text(data.path, data.valid_path, data.field, data.splits)
+    if data.source == "tokens":
+        assert data.path is not None
+        field = FIELD if data.field == "text" else data.field
+        return reading.text(data.path, data.valid_path, field, data.splits, token_formats(data.ids))
     assert data.name is not None
     return reading.tfds(data.name, data.path, data.field)
 
 
 def _name(data: Data) -> str:
-    if data.source == "text":
+    if data.source in ("text", "tokens"):
         assert data.path is not None
         return Path(data.path).name
     return data.name if data.source == "tfds" and data.name else data.source
@@ -249,11 +300,15 @@ def _every(held: Fraction) -> int | str:
 
 def _make(corpus: Corpus, data: Data, vocab: int, held: Fraction, work: Path) -> None:
     """Write the tokens of both parts, and their description."""
-    # Bytes need no encoding, so more processes would not help.
-    workers = 1 if data.tokenizer == "bytes" else cores()
     kind = dtype(vocab)
-    encoder = partial(_encoder, data.tokenizer, data.bos)
-    tokenise(corpus, encoder, kind, held, workers, work, _cut(data.tokenizer))
+    if data.source == "tokens":
+        encoder = partial(_checked_ids, vocab, data.tokenizer)
+        tokenise(corpus, lambda: encoder, kind, held, 1, work)
+    else:
+        # Bytes need no encoding, so more processes would not help.
+        workers = 1 if data.tokenizer == "bytes" else cores()
+        encoder = partial(_encoder, data.tokenizer, data.bos)
+        tokenise(corpus, encoder, kind, held, workers, work, _cut(data.tokenizer))
     parts = [work / name for name in ("train", "valid")]
     for part in parts:
         if part.stat().st_size == 0:
@@ -395,6 +450,12 @@ def _encoder(name: str, bos: bool | Literal["auto"]) -> Encode:
         return texts(pieces, begins), around
 
     return encode
+
+
+def _checked_ids(
+    vocab: int, name: str, pieces: list[np.ndarray], begins: list[bool]
+) -> tuple[list[Any], DocumentFrame]:
+    return [checked_ids(ids, vocab, name) for ids in pieces], DocumentFrame((), ())
 
 
 def _cut(name: str) -> Cut:

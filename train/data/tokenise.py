@@ -28,9 +28,9 @@ from train.data.splitting import held_out
 from train.data.workers import end_with_parent
 
 # Pieces, and whether each begins its document -> (token ids of each piece, tokens around a document).
-Encode: TypeAlias = Callable[[list[str], list[bool]], tuple[list[Any], DocumentFrame]]
+Encode: TypeAlias = Callable[[list[Any], list[bool]], tuple[list[Any], DocumentFrame]]
 # The parts of a document, whose edges are arbitrary -> pieces that are encoded one by one.
-Cut: TypeAlias = Callable[[Iterable[str]], Iterable[str]]
+Cut: TypeAlias = Callable[[Iterable[Any]], Iterable[Any]]
 
 BATCH = 1 << 20  # characters that are encoded in one call
 # A corpus of fewer batches is encoded by this process, because starting others takes longer.
@@ -39,14 +39,14 @@ SHARD = 64  # batches between two records of the progress
 
 
 class Piece(NamedTuple):
-    text: str
+    text: Any  # a text, or token ids
     begins: bool  # whether it begins its document
     ends: bool  # whether it ends its document
     held: bool = False  # whether it is held out
 
 
 class Batch(NamedTuple):
-    pieces: list[str]
+    pieces: list[Any]
     begins: list[bool]  # whether a document begins with the piece
     ends: list[bool]  # whether a document ends with the piece
     held: list[bool]  # whether it is held out
@@ -127,12 +127,15 @@ def _marked(documents: Iterable[Document], counts: Counts, cut: Cut) -> Iterator
             yield before._replace(ends=True)
 
 
-def _cleaned(document: Document) -> Iterator[str]:
+def _cleaned(document: Document) -> Iterator[Any]:
     """The pieces without a byte-order mark at the start, and with U+FFFD in place of NUL.
 
     The zero byte is the token that ends documents of bytes.
     """
     for i, piece in enumerate(document):
+        if isinstance(piece, np.ndarray):  # token ids
+            yield piece
+            continue
         text = piece.removeprefix("\ufeff") if i == 0 else piece
         if text:
             yield text.replace("\0", "\N{REPLACEMENT CHARACTER}")

@@ -121,6 +121,7 @@ def _run(
     result |= {key: about[key] for key in ("changes", "from") if key in about}
     result |= {"corpus": data.identity} | ({"labels": data.labels} if data.labels else {})
     tokenizer = getattr(experiment.data, "tokenizer", None)
+    tokenizer = None if tokenizer == "none" else tokenizer
     workdir.finish(result, model.config, model.params, tokenizer, data.head)
     stop = state.stop
     # A command with several runs must not start the next one. Several processes share one run only.

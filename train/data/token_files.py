@@ -1,0 +1,135 @@
+"""Files of token ids, which another program made: NumPy arrays, raw files, and columns of tables.
+
+=========== =====================================================================================
+``.npy``    an array of integers; the rows of several axes follow each other
+``.bin``    raw integers of `train.data.text.Data.ids`, as nanoGPT writes them; or the format of
+            llm.c, whose header names the type
+tables      ``.parquet``, ``.arrow``, ``.jsonl`` and folders of `datasets` with lists of integers
+            in a column, usually ``input_ids``
+=========== =====================================================================================
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxgrow.untrusted import open_regular, printable
+from train.common.errors import UserError
+from train.data import formats
+from train.data.columns import is_ids
+from train.data.decoding import readable
+from train.data.formats import Document, Formats, Reader
+
+FIELD = "input_ids"
+# The magic number and the size of the header of llm.c, in numbers of 4 bytes.
+_MAGIC = {20240520: np.uint16, 20240801: np.uint32}
+_HEADER = 256
+
+
+def token_formats(kind: str) -> Formats:
+    """The formats of token ids; ``kind`` is the type of the numbers in raw files."""
+
+    def reader(path: Path) -> Reader | None:
+        if path.suffix == ".npy":
+            return _npy
+        if path.suffix == ".bin":
+            return partial(_raw, kind=np.dtype(kind).newbyteorder("<"))
+        if path.suffix in (".parquet", ".arrow"):
+            return _table
+        return _lines if formats.is_lines(path) else None
+
+    return Formats("token ids", ".npy, .bin, .parquet, .arrow and .jsonl", reader)
+
+
+def _npy(path: Path, field: str) -> Iterator[Document]:
+    with readable(path, "save it again with numpy.save"):
+        open_regular(path.resolve()).close()
+        ids = np.load(path, mmap_mode="r", allow_pickle=False)
+    if not isinstance(ids, np.ndarray) or ids.dtype.kind not in "iu":
+        raise UserError(
+            f"{path} has no integers, but {getattr(ids, 'dtype', type(ids).__name__)}; save token ids"
+        )
+    yield _pieces(ids.reshape(-1))
+
+
+def _raw(path: Path, field: str, kind: np.dtype) -> Iterator[Document]:
+    with readable(path):
+        open_regular(path.resolve()).close()
+    size = path.stat().st_size
+    start = 0
+    if size >= 4 * _HEADER:
+        head = np.memmap(path, "<i4", "r", shape=(_HEADER,))
+        if int(head[0]) in _MAGIC and size == 4 * _HEADER + int(head[2]) * (
+            width := np.dtype(_MAGIC[int(head[0])]).itemsize
+        ):
+            start = 4 * _HEADER
+            kind = np.dtype(f"<u{width}")
+    if (size - start) % kind.itemsize:
+        raise UserError(
+            f"{path} has {size:,} bytes, which is not a multiple of the {kind.itemsize} bytes of {kind.name}; "
+            "set data.ids to the type of its numbers"
+        )
+    if size > start:
+        yield _pieces(np.memmap(path, kind, "r", offset=start))
+
+
+def _lines(path: Path, field: str) -> Iterator[Document]:
+    for where, record in formats.records(path):
+        if field not in record:
+            raise UserError(
+                f"{where} has no field {field!r}, only {', '.join(record)[:200] or 'none'}; set data.field"
+            )
+        try:
+            ids = np.array(record[field] or [], np.int64)
+        except (ValueError, TypeError, OverflowError):
+            ids = np.zeros((0, 0))
+        if ids.ndim != 1 or any(isinstance(i, float | str) for i in record[field] or []):
+            raise UserError(f"{where}: field {field!r} is not a list of token ids; set data.field")
+        yield _pieces(ids)
+
+
+def _table(path: Path, field: str) -> Iterator[Document]:
+    with readable(path):
+        for column in formats.columns_of(path, partial(_checked, field=field, path=path)):
+            column.validate(full=True)
+            for row in column:
+                if row.is_valid:
+                    yield _pieces(row.values.drop_null().to_numpy(zero_copy_only=False))
+
+
+def _checked(schema: Any, field: str, path: Path) -> str:
+    found = [column.name for column in schema if is_ids(column.type)]
+    if field not in found:
+        raise UserError(
+            f"column {field!r} of {path} is not a list of integers; set data.field to a column of token ids: "
+            f"{printable(', '.join(found)[:200]) or 'there is none'}"
+        )
+    return field
+
+
+def _pieces(ids: np.ndarray) -> Document:
+    return (ids[i : i + formats.PIECE] for i in range(0, len(ids), formats.PIECE))
+
+
+def checked_ids(ids: np.ndarray, vocab: int, name: str) -> np.ndarray:
+    """The ids, if a vocabulary has all of them.
+
+    Args:
+      ids: token ids.
+      vocab: one more than the largest id of the tokenizer.
+      name: the tokenizer, for the message.
+
+    Raises:
+      UserError: an id is negative, or above the largest one.
+    """
+    if len(ids) and not (ids.min() >= 0 and ids.max() < vocab):
+        wrong = int(ids.min()) if ids.min() < 0 else int(ids.max())
+        raise UserError(
+            f"the corpus has the token id {wrong}, but the ids of data.tokenizer={name} are from 0 to {vocab - 1}: name "
+            "the tokenizer that made the tokens, or set data.tokenizer=none; for a raw file, data.ids is the type of "
+            "its numbers"
+        )
+    return ids
