@@ -259,7 +259,7 @@ def _arguments() -> Any:
         nargs="+",
         help="FILE.py[:NAME], with individual settings :a.b=c ...; the first config is the baseline",
     )
-    parser.add_argument("--seeds", default="0", help="seeds of each config, such as 0,1,2")
+    parser.add_argument("--seeds", default="0", help="seeds of each config, such as 0,1,2 or 0-2")
     parser.add_argument(
         "--frontier",
         default="",

@@ -163,7 +163,7 @@ def _arguments() -> Any:
     parser.add_argument(
         "--steps", type=int, default=200, help="training steps after growing, at least 20"
     )
-    parser.add_argument("--seeds", default="0", help="seeds of each operator, such as 0,1,2")
+    parser.add_argument("--seeds", default="0", help="seeds of each operator, such as 0,1,2 or 0-2")
     parser.add_workdir("runs/race")
     parser.add_set()
     return parser.parse_args()

@@ -153,7 +153,9 @@ def _arguments() -> Any:
     parser.add_argument(
         "--frontier", type=float, help="fraction of the config's steps (default: all of them)"
     )
-    parser.add_argument("--seeds", default="0", help="seeds of each combination, such as 0,1,2")
+    parser.add_argument(
+        "--seeds", default="0", help="seeds of each combination, such as 0,1,2 or 0-2"
+    )
     parser.add_argument(
         "--halving",
         default="",

@@ -17,11 +17,12 @@ import runs
 from jaxgrow.models import BERTConfig, GPT2Config, ViTConfig
 from train import compare
 from train.analysis import plots
-from train.analysis.runs import Run, curves, frontier_budget, half_width, refuse_unlike
+from train.analysis.runs import Run, curves, frontier_budget, half_width, p_value, refuse_unlike
 from train.analysis.savings import Comparison
 from train.common.errors import UserError, exits_cleanly
 from train.config.downstream import FineTuning
 from train.config.experiment import Experiment, as_json
+from train.config.overrides import seed_list
 from train.data.labelled.task import Labelled
 from train.engine.loop import programs
 from train.plan.methods import GrowTo, Stage
@@ -215,6 +216,42 @@ def test_the_interval_is_students(tmp_path):
     assert half_width([0.1, 0.3]) == pytest.approx(12.706 * 0.1, rel=1e-4)
     assert half_width([0.1, 0.2, 0.6]) == pytest.approx(4.303 * math.sqrt(0.07 / 3), rel=1e-4)
     assert half_width([0.1]) is None and half_width([0.1, None, 0.3]) is None
+
+
+def test_the_p_value_is_that_of_a_paired_t_test(tmp_path):
+    """t = 0.18 / (0.0837 / sqrt(5)) = 4.811 with four degrees of freedom."""
+    assert p_value([0.1, 0.2, 0.3, 0.2, 0.1]) == pytest.approx(0.00858, abs=1e-5)
+    assert p_value([0.1, -0.1, 0.2, -0.2, 0.0]) == pytest.approx(1)
+    for without in ([0.1, 0.2, 0.3, 0.2], [0.1, 0.2, 0.3, 0.2, None], [0.1] * 5):
+        assert p_value(without) is None
+
+
+def test_five_seeds_have_a_p_value(tmp_path):
+    noise = (0.0, 0.01, -0.01, 0.02, 0.0)
+    base, shorter, grown = (
+        [
+            made(tmp_path, name, [("train large", 1, cost, loss + scale * x)], seed=s)
+            for s, x in enumerate(noise)
+        ]
+        for name, cost, loss, scale in (("a", 10, 2, 1), ("half", 5, 3, 1), ("b", 7, 2.1, 2))
+    )
+    comparison = Comparison([base, grown], [shorter])
+    row = comparison.rows()[1]
+    assert row["saved_frontier_p"] == p_value(row["saved_frontier"])
+    assert f"(5 seeds, p = {row['saved_frontier_p']:.2g})" in comparison.results()[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "seeds"), [("0-4", [0, 1, 2, 3, 4]), ("3-3", [3]), ("0,1", [0, 1]), ("2", [2])]
+)
+def test_seeds_are_a_list_or_a_range(text, seeds):
+    assert seed_list(text) == seeds
+
+
+@pytest.mark.parametrize("text", ["4-0", "-1", "0-", "0-4294967295", "1-2-3"])
+def test_a_range_of_seeds_that_is_none_is_refused(text):
+    with pytest.raises(UserError, match="--seeds takes numbers"):
+        seed_list(text)
 
 
 def test_the_tables_say_what_was_not_reached(comparison, tmp_path):

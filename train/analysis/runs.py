@@ -216,6 +216,21 @@ def half_width(values: Sequence[float | None]) -> float | None:
     return float(stats.t.ppf(0.975, len(known) - 1)) * stdev(known) / math.sqrt(len(known))
 
 
+def p_value(values: Sequence[float | None]) -> float | None:
+    """The two-sided p-value of a t-test that the mean of savings is zero.
+
+    Each saving compares a run with the baseline of its seed, so the test is a paired one.
+
+    Returns:
+      None with fewer than five values, with which the test says little, if one is missing, or if
+      all are equal.
+    """
+    known = [v for v in values if v is not None]
+    if len(known) < max(5, len(values)) or not stdev(known):
+        return None
+    return float(stats.ttest_1samp(known, 0.0).pvalue)
+
+
 def evaluation_setup(config: Mapping[str, Any], known: bool) -> dict[str, Any]:
     """The settings that determine how a run is evaluated, from its ``config.json``.
 

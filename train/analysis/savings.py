@@ -19,6 +19,7 @@ from train.analysis.runs import (
     half_width,
     mean_cost,
     mean_loss,
+    p_value,
     refuse_unlike,
 )
 
@@ -101,6 +102,7 @@ class Comparison:
         - ``.._given``: the same if the small model that a growth starts from costs nothing.
         - ``.._interval``: half of the 95 % confidence interval of the mean (Student's t over
           seeds), if it exists.
+        - ``.._p``: the p-value of a paired t-test over at least five seeds, if it exists.
         """
         baseline = {r.seed: r for r in self.runs[0]}
         budgets: dict[int, list[Run]] = {}  # the runs from scratch of each seed
@@ -135,7 +137,7 @@ class Comparison:
           budgets: the runs from scratch of each seed.
         """
         if not self.frontier:
-            names = ("", "_interval", "_given", "_given_interval")
+            names = ("", "_interval", "_p", "_given", "_given_interval", "_given_p")
             known = ["below_frontier", "cheaper_than_frontier"]
             return dict.fromkeys([*known, *(f"saved_frontier{name}" for name in names)])
         equal = [frontier_budget(budgets[r.seed], r.loss) for r, _ in pairs]
@@ -149,9 +151,9 @@ class Comparison:
                 own = r.cost("flops") - given * r.source("flops")
                 saved.append(budget and 1 - own / min(budget, b.cost("flops")))
             row[f"saved_frontier{suffix}"] = saved
-            row[f"saved_frontier{suffix}_interval"] = (
-                None if math.inf in equal else half_width(saved)
-            )
+            bounded = math.inf in equal
+            row[f"saved_frontier{suffix}_interval"] = None if bounded else half_width(saved)
+            row[f"saved_frontier{suffix}_p"] = None if bounded else p_value(saved)
         return row
 
     def noise(self) -> dict[str, float | None]:
@@ -351,6 +353,8 @@ def _saved(row: dict[str, Any]) -> str:
     half = row["saved_frontier_interval"]
     interval = "" if half is None else f" ± {100 * half:.1f}"
     seeds = "one seed" if len(saved) == 1 else f"{len(saved)} seeds"
+    if row["saved_frontier_p"] is not None:
+        seeds += f", p = {row['saved_frontier_p']:.2g}"
     bound = ("at most " if value < 0 else "more than ") * any(row["below_frontier"])
     amount = f"{bound}{100 * abs(value):.1f} %{interval}"
     return f"reached its loss with {amount} {'more' if value < 0 else 'fewer'} FLOPs than a run from scratch ({seeds})."

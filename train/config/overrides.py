@@ -106,13 +106,17 @@ def refuse_seeds(experiments: Iterable[Any]) -> None:
 
 
 def seed_list(text: str) -> list[int]:
-    """Parse the seeds of ``--seeds 0,1,2``.
+    """Parse the seeds of ``--seeds 0,1,2`` or ``--seeds 0-2``.
 
     Raises:
       UserError: there are no seeds, a number is not a seed, or a seed is repeated, which would
         wrongly count as a replication.
     """
-    found = numbers(text, int, "--seeds")
+    first, dash, last = text.partition("-")
+    if dash and first.isdecimal() and last.isdecimal() and 0 <= int(last) - int(first) < 1000:
+        found = [*range(int(first), int(last) + 1)]
+    else:
+        found = numbers(text, int, "--seeds")
     if not found:
         raise UserError("--seeds needs at least one seed, such as 0,1,2")
     if wrong := [seed for seed in found if not 0 <= seed < 2**32]:
