@@ -314,9 +314,15 @@ class Interpolated(Source):
             if mine.get(n) != other.get(n)
         ]
         if differ:
-            raise CheckpointError(
-                f"the two models differ: {', '.join(differ)}. De-coalesce the smaller model first"
+            equal = {p: leaf.shape for p, leaf in up.leaves.items()} == {
+                p: leaf.shape for p, leaf in before.leaves.items()
+            }
+            way_out = (
+                "To merge them, give both the same config (`jaxgrow interpolate --take-config`)"
+                if equal
+                else "De-coalesce the smaller model first"
             )
+            raise CheckpointError(f"the two models differ: {', '.join(differ)}. {way_out}")
 
     def read(self, path: str, layer: int | None = None) -> np.ndarray:
         return merge.interpolate(

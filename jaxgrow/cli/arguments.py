@@ -106,6 +106,12 @@ def add_interpolate(commands: Commands) -> None:
         "interpolate", about, "v_cycle_commands.run_interpolate", "BEFORE", "UP", writes=True
     )
     p.add_argument("--alpha", type=float, required=True, help="the weight of UP (0 to 1)")
+    p.add_argument(
+        "--take-config",
+        choices=["A", "B"],
+        help="which config the result has if settings such as the rotary base differ: A, that of "
+        "BEFORE, or B, that of UP (default: an error)",
+    )
 
 
 def add_show(commands: Commands) -> None:

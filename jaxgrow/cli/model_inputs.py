@@ -69,7 +69,7 @@ def tokenizer_notes(first: Checkpoint, second: Checkpoint) -> list[str]:
     files = [model.folder / "tokenizer.json" for model in (first, second)]
     if not all(file.is_file() for file in files) or filecmp.cmp(*files, shallow=False):
         return []
-    a, b = map(_tokens, files)
+    a, b = map(tokens_of, files)
     other = [i for i in a.keys() & b.keys() if a[i] != b[i]]
     if not other:
         return []
@@ -81,7 +81,7 @@ def tokenizer_notes(first: Checkpoint, second: Checkpoint) -> list[str]:
     ]
 
 
-def _tokens(file: Path) -> dict[int, Any]:
+def tokens_of(file: Path) -> dict[int, Any]:
     """The tokens of a ``tokenizer.json`` by their ids; empty if the file is not a tokenizer."""
     try:
         content = read_json(file, LARGEST_EXTRA)

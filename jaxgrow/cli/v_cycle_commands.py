@@ -11,6 +11,7 @@ from jaxgrow.checkpoints import Interpolated, open_checkpoint
 from jaxgrow.checkpoints.io.files import RECORD
 from jaxgrow.cli import model_inputs
 from jaxgrow.cli.errors import UsageError, reported
+from jaxgrow.cli.merging import mergeable
 from jaxgrow.cli.options import AXES, axis_option
 from jaxgrow.cli.writing import in_dtype, transform, write
 from jaxgrow.growth.maps import AxisMap
@@ -136,8 +137,10 @@ def run_interpolate(a: argparse.Namespace) -> None:
         )
     before = open_checkpoint(a.before)
     up = open_checkpoint(a.up)
-    mixed = Interpolated(
-        in_dtype(a, before, at_least=True), in_dtype(a, up, at_least=True), a.alpha
-    )
-    notes = model_inputs.tokenizer_notes(before, up)
-    write(a, in_dtype(a, mixed), {"alpha": a.alpha}, before, up, notes=notes)
+    pair = mergeable(before, up, a.take_config, lambda source: in_dtype(a, source, at_least=True))
+    with reported():
+        mixed = Interpolated(pair.before, pair.up, a.alpha)
+    matched = before.sizes().get("vocab") != up.sizes().get("vocab")
+    notes = pair.notes if matched else (*pair.notes, *model_inputs.tokenizer_notes(before, up))
+    taken = {} if a.take_config is None else {"take_config": a.take_config}
+    write(a, in_dtype(a, mixed), {"alpha": a.alpha} | taken, *pair.roots, notes=notes)

@@ -1,0 +1,214 @@
+"""How do two fine-tuned models of equal layers get one config and one vocabulary, to be merged?"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from jaxgrow.axes.names import axis
+from jaxgrow.checkpoints import CheckpointError, Source
+from jaxgrow.checkpoints.hf.storage import HuggingFace
+from jaxgrow.checkpoints.io.files import listed, spelt
+from jaxgrow.checkpoints.source import Checkpoint, Leaf, initial_layout
+from jaxgrow.cli.model_inputs import tokens_of
+
+_VOCAB = "vocab"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two models of one config.
+
+    Attributes:
+      before: the first model.
+      up: the second model.
+      roots: the two checkpoints. The first has the tokenizer of the result.
+      notes: remarks for the user.
+    """
+
+    before: Source
+    up: Source
+    roots: tuple[Checkpoint, Checkpoint]
+    notes: tuple[str, ...]
+
+
+class _With(Source):
+    """A model with another config, in which some leaves are computed from others.
+
+    Args:
+      source: the model.
+      config: the config.
+      computed: functions that return leaves, by path.
+    """
+
+    def __init__(
+        self, source: Source, config: Any, computed: Mapping[str, Callable[[], np.ndarray]]
+    ):
+        self._source = source
+        self._computed = computed
+        self.config = config
+        like = {"head_kernel": source.leaves.get("token_embedding")}
+        self.leaves = {}
+        for path, (names, shape) in initial_layout(config).items():
+            leaf = source.leaves.get(path) or like[path]
+            assert leaf is not None
+            self.leaves[path] = Leaf(names, shape, leaf.dtype)
+
+    def read(self, path: str, layer: int | None = None) -> np.ndarray:
+        return self._computed[path]() if path in self._computed else self._source.read(path, layer)
+
+    def origin(self, path: str, layer: int | None) -> None:
+        return None
+
+
+def mergeable(
+    before: Checkpoint,
+    up: Checkpoint,
+    take: Literal["A", "B"] | None,
+    cast: Callable[[Source], Source],
+) -> Pair:
+    """Give two models of equal layers one config and one vocabulary.
+
+    Models whose layers differ are returned unchanged.
+
+    Args:
+      before: the first model, A.
+      up: the second model, B.
+      take: whose config decides settings that differ; None: such settings are an error.
+      cast: a function that converts the dtype of a model.
+
+    Raises:
+      CheckpointError: a setting differs that decides the function, or the vocabularies differ and a
+        tokenizer is missing.
+    """
+    pair = Pair(cast(before), cast(up), (before, up), ())
+    if type(before.config) is not type(up.config):
+        return pair
+    pair = _one_vocabulary(_untied(pair))
+    a: Any = pair.before.config
+    b: Any = pair.up.config
+    names = [f.name for f in fields(a) if f.name not in a.run_by]
+    differ = [name for name in names if getattr(a, name) != getattr(b, name)]
+    if not differ or _shapes(pair.before, "blocks/") != _shapes(pair.up, "blocks/"):
+        return pair
+    if _shapes(pair.before) != _shapes(pair.up):
+        raise CheckpointError(
+            _unequal(before, differ, a, b, "merge models in which they are equal")
+        )
+    if differ[0] == "context" and getattr(a, "rope_by", None) != "dynamic":
+        longest = max(a.context, b.context)
+        pair = replace(
+            pair,
+            notes=(*pair.notes, f"the context is {longest} tokens, the longer one of the two"),
+        )
+        a, b = replace(a, context=longest), replace(b, context=longest)
+        differ = differ[1:]
+    if differ and take is None:
+        way_out = "choose the config of one model with --take-config A or --take-config B"
+        raise CheckpointError(_unequal(before, differ, a, b, way_out))
+    chosen = b if take == "B" else a
+    of_b = take == "B" and pair.roots == (before, up)
+    return replace(
+        pair,
+        before=_With(pair.before, chosen, {}),
+        up=_With(pair.up, chosen, {}),
+        roots=(up, before) if of_b else pair.roots,
+    )
+
+
+def _shapes(source: Source, start: str = "") -> dict[str, tuple[int, ...]]:
+    """The shapes of the leaves of a model whose paths begin with ``start``."""
+    return {path: leaf.shape for path, leaf in source.leaves.items() if path.startswith(start)}
+
+
+def _unequal(before: Checkpoint, differ: list[str], a: Any, b: Any, way_out: str) -> str:
+    """The message about settings that differ, by their keys in ``config.json``."""
+    keys = (
+        {ours: key for key, ours in before.family.fields.items()}
+        if isinstance(before, HuggingFace)
+        else {}
+    )
+    about = [
+        f"{keys.get(name, name)} is {spelt(getattr(a, name))} in A and {spelt(getattr(b, name))} in B"
+        for name in differ
+    ]
+    return f"the two models have layers of equal shapes, but cannot be merged: {listed(about, most=5)}; {way_out}"
+
+
+def _untied(pair: Pair) -> Pair:
+    """Give both models a separate head if one of them has one."""
+    tied = [source.config.tied for source in (pair.before, pair.up)]
+    which = pair.before if tied[0] else pair.up
+    settings: Any = {"tied": False}
+    if tied[0] == tied[1] or which.config.predicts != "tokens":
+        return pair
+    head = {"head_kernel": lambda: which.read("token_embedding").T}
+    untied = _With(which, replace(which.config, **settings), head)
+    note = f"the head of {pair.roots[not tied[0]].folder} is tied, and the other one is not: the result has an untied head"
+    sources = {"before" if tied[0] else "up": untied}
+    return replace(pair, notes=(*pair.notes, note), **sources)
+
+
+def _one_vocabulary(pair: Pair) -> Pair:
+    """Give both models the vocabulary of the larger one. Rows are matched by their tokens."""
+    sizes = [source.sizes().get(_VOCAB, 0) for source in (pair.before, pair.up)]
+    if sizes[0] == sizes[1]:
+        return pair
+    swapped = sizes[1] > sizes[0]
+    large, small = (pair.up, pair.before) if swapped else (pair.before, pair.up)
+    roots = pair.roots[::-1] if swapped else pair.roots
+    settings: Any = {_VOCAB: max(sizes)}
+    if _shapes(large, "blocks/") != _shapes(small, "blocks/"):
+        return pair
+    files = [
+        {i: t for i, t in tokens_of(root.folder / "tokenizer.json").items() if isinstance(t, str)}
+        for root in roots
+    ]
+    if not all(files):
+        missing = [str(root.folder) for root, f in zip(roots, files, strict=True) if not f]
+        raise CheckpointError(
+            f"the two models have layers of equal shapes, but vocabularies of {sizes[0]} and {sizes[1]} tokens, whose rows are "
+            f"matched by token. Put the tokenizer.json of each model into its folder; it is missing in {' and '.join(missing)}"
+        )
+    at = {token: i for i, token in files[1].items() if i < min(sizes)}
+    rows = [(i, at[token]) for i, token in files[0].items() if i < max(sizes) and token in at]
+    lost = sorted(at.keys() - set(files[0].values()))
+
+    notes = [
+        f"the vocabularies have {sizes[0]} and {sizes[1]} tokens: the result has the {max(sizes)} of {roots[0].folder}, and "
+        f"{len(rows)} rows of both models were matched by token"
+    ]
+    if lost:
+        gone = listed([spelt(token) for token in lost], most=5)
+        notes.append(f"these tokens of {roots[1].folder} are not in the result: {gone}")
+    grown = _With(small, replace(small.config, **settings), _matched(large, small, rows))
+    sources = {"before" if swapped else "up": grown}
+    return replace(pair, roots=roots, notes=(*pair.notes, *notes), **sources)
+
+
+def _matched(
+    large: Source, small: Source, rows: list[tuple[int, int]]
+) -> dict[str, Callable[[], np.ndarray]]:
+    """Functions that return the leaves of the small model with the rows of the large vocabulary.
+
+    Args:
+      large: the model whose rows other tokens have.
+      small: the small model.
+      rows: the indices of each token in both models.
+    """
+    into, of = np.array(rows, int).reshape(-1, 2).T
+
+    def matched(path: str) -> np.ndarray:
+        out = np.array(large.read(path))
+        along = _axes(small.leaves[path])[0]
+        np.moveaxis(out, along, 0)[into] = np.moveaxis(small.read(path), along, 0)[of]
+        return out
+
+    paths = [path for path, leaf in small.leaves.items() if _axes(leaf)]
+    return {path: lambda path=path: matched(path) for path in paths}
+
+
+def _axes(leaf: Leaf) -> list[int]:
+    """The indices of the axes of a leaf that are its vocabulary."""
+    return [i for i, name in enumerate(leaf.names) if axis(name) == _VOCAB]

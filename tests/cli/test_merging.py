@@ -1,0 +1,106 @@
+"""Two fine-tunes of one model are merged although their configs or vocabularies differ."""
+
+import json
+
+import numpy as np
+import pytest
+from published import called, content, published, refused, stored
+
+from jaxgrow.checkpoints import CheckpointError, Interpolated, open_checkpoint
+
+
+def tokenizer(folder, tokens) -> None:
+    vocab = {token: i for i, token in enumerate(tokens)}
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}}))
+
+
+def two(tmp_path, a=None, b=None, architecture="LlamaForCausalLM"):
+    keys = {"tie_word_embeddings": False}
+    return (
+        published(tmp_path / "a", architecture, **{**keys, **(a or {})}),
+        published(tmp_path / "b", architecture, seed=1, **{**keys, **(b or {})}),
+    )
+
+
+def merged(capsys, tmp_path, *words):
+    about = called(capsys, "interpolate", *words, tmp_path / "m", "--alpha", 0.25)
+    return about["notes"], content(tmp_path / "m"), stored(tmp_path / "m")
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_longer_context_is_taken(tmp_path, order, capsys):
+    folders = two(tmp_path, b={"max_position_embeddings": 32})[::order]
+    notes, config, tensors = merged(capsys, tmp_path, *folders)
+    assert notes == ["the context is 32 tokens, the longer one of the two"]
+    assert config["max_position_embeddings"] == 32
+    a, b = map(stored, folders)
+    for name, x in tensors.items():
+        np.testing.assert_allclose(x, 0.75 * a[name] + 0.25 * b[name], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize(
+    "architecture", ["LlamaForCausalLM", "Gemma3ForCausalLM", "GPT2LMHeadModel"]
+)
+def test_a_tied_and_an_untied_head_give_an_untied_one(tmp_path, order, architecture, capsys):
+    folders = two(tmp_path, a={"tie_word_embeddings": True}, architecture=architecture)[::order]
+    notes, config, _ = merged(capsys, tmp_path, *folders)
+    assert notes[0].startswith(f"the head of {tmp_path / 'a'} is tied")
+    assert config["tie_word_embeddings"] is False
+    before, up, both = (open_checkpoint(f) for f in (*folders, tmp_path / "m"))
+
+    def head(source):
+        tied = source.config.tied
+        return source.read("token_embedding").T if tied else source.read("head_kernel")
+
+    expected = 0.75 * head(before) + 0.25 * head(up)
+    np.testing.assert_allclose(both.read("head_kernel"), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("tied", [True, False])
+def test_rows_of_vocabularies_are_matched_by_token(tmp_path, order, tied, capsys):
+    keys = {"tie_word_embeddings": tied}
+    small, large = folders = two(tmp_path, keys, keys | {"vocab_size": 13, "pad_token_id": 12})
+    words = ["interpolate", *folders[::order], tmp_path / "m", "--alpha", 0.5]
+    error = refused(capsys, *words)
+    assert "vocabularies of" in error and "matched by token. Put the tokenizer.json" in error
+    assert "De-coalesce" not in error
+    tokenizer(small, [*"abcdefghij", "<small>"])
+    tokenizer(large, ["<new>", *"jihgfedcba", "<pad>"])
+    about = called(capsys, *words)
+    assert "the result has the 13 of" in about["notes"][0]
+    assert "10 rows of both models were matched by token" in about["notes"][0]
+    assert about["notes"][1].endswith('are not in the result: "<small>"')
+    a, b, mixed = stored(small), stored(large), stored(tmp_path / "m")
+    for name in ["model.embed_tokens.weight", *["lm_head.weight"] * (not tied)]:
+        expected = b[name].copy()
+        expected[1:11] = 0.5 * b[name][1:11] + 0.5 * a[name][9::-1]
+        np.testing.assert_allclose(mixed[name], expected, rtol=0, atol=1e-6)
+    assert (tmp_path / "m/tokenizer.json").read_text() == (large / "tokenizer.json").read_text()
+    assert content(tmp_path / "m")["pad_token_id"] == 12
+
+
+@pytest.mark.parametrize(
+    ("key", "values"), [("rope_theta", (1e4, 5e5)), ("rms_norm_eps", (1e-6, 1e-5))]
+)
+def test_settings_of_the_function_need_a_choice(tmp_path, key, values, capsys):
+    folders = two(tmp_path, *({key: value} for value in values))
+    words = ["interpolate", *folders, tmp_path / "m", "--alpha", 0.5]
+    error = refused(capsys, *words)
+    assert f"cannot be merged: {key} is " in error and "--take-config A" in error
+    assert "De-coalesce" not in error
+    for choice, value in zip("AB", values, strict=True):
+        called(capsys, *words, "--take-config", choice, "--overwrite")
+        assert content(tmp_path / "m")[key] == value
+    with pytest.raises(CheckpointError, match="To merge them, give both the same config"):
+        Interpolated(*map(open_checkpoint, folders), 0.5)
+
+
+def test_other_shapes_outside_of_the_layers_are_named(tmp_path, capsys):
+    folders = two(tmp_path, b={"n_positions": 20}, architecture="GPT2LMHeadModel")
+    error = refused(capsys, "interpolate", *folders, tmp_path / "m", "--alpha", 0.5)
+    assert "cannot be merged: n_positions is 16 in A and 20 in B" in error
+    folders = (folders[0], published(tmp_path / "c", "GPT2LMHeadModel", n_inner=20))
+    error = refused(capsys, "interpolate", *folders, tmp_path / "m", "--alpha", 0.5)
+    assert "De-coalesce the smaller model first" in error
