@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import jax
+
 _ALL = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
@@ -50,8 +52,12 @@ def interrupting() -> Iterator[None]:
 def uninterrupted() -> Iterator[None]:
     """Defer SIGINT, SIGTERM and SIGHUP that arrive inside the context until its end."""
     came: list[int] = []
+    # In a run of several processes JAX handles SIGTERM. A handler of Python would replace its
+    # handler for good, because Python does not know it.
+    several = jax.distributed.is_initialized()
+    numbers = [n for n in _ALL if not (several and n == signal.SIGTERM)]
     try:
-        with _handled(_ALL, lambda number, frame: came.append(number)):
+        with _handled(numbers, lambda number, frame: came.append(number)):
             yield
     finally:
         if came:

@@ -1,5 +1,6 @@
 """The commands that train, evaluate and compare models. The mathematics is in `jaxgrow`."""
 
+import sys
 from importlib.util import find_spec
 
 # Import names of the packages in the extra `train` of pyproject.toml.
@@ -14,6 +15,11 @@ NEEDS = (
     "tensorflow_datasets",
     "tokenizers",
 )
+
+if sys.argv[:1] == ["-m"]:  # a command, `python -m train.X`, and not an import by a program
+    from train.common import endings
+
+    endings.begin()
 
 if missing := [name for name in NEEDS if find_spec(name) is None]:
     # `python -m` prints only the message, without a traceback, if the error has this package's

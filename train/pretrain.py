@@ -29,8 +29,8 @@ Start the same command in each process. The processes find each other if SLURM, 
 or a TPU pod started them. Otherwise give ``--coordinator``, ``--processes`` and ``--process``.
 ``--processes 1`` runs a single process under such a launcher.
 
-Exit codes: 0: the run has finished. 75 (EX_TEMPFAIL): SIGTERM stopped the run after saving it, or
-another process ended early. 2: the input is wrong (a config, data, a number that is not finite) or
+Exit codes: 0: the run has finished. 75 (EX_TEMPFAIL): SIGTERM, SIGHUP or a closed output stopped
+the run after saving it, or another process ended early. 2: the input is wrong (a config, data, a number that is not finite) or
 the disk is full. 130: Ctrl-C, after saving; a second Ctrl-C exits immediately. 1, with a traceback:
 an error in jaxgrow.
 """

@@ -187,6 +187,19 @@ def _alone() -> ocp.Context:
     )
 
 
+def patient() -> ocp.Context:
+    """A context for saving without a deadline.
+
+    Orbax measures its deadlines by the wall clock, so a jump of the clock would end a save. The
+    deadline is longer than a jump from the year 1970. Another deadline, for the creation of
+    folders, cannot be set, so nothing waits for them.
+    """
+    context = ocp.Context()
+    context.asynchronous.timeout_secs = 4_000_000_000
+    context.asynchronous.create_directories_asynchronously = False
+    return context
+
+
 def write(source: Source, folder: Path) -> None:
     """Write the parameters of a model, and their checksums, into a folder.
 
@@ -195,7 +208,7 @@ def write(source: Source, folder: Path) -> None:
       folder: a folder that exists.
     """
     params = source.params()
-    with uninterrupted():
+    with uninterrupted(), patient():
         ocp.save(str((folder / PARAMS).resolve()), params)
     seal(folder / PARAMS)
 
@@ -224,7 +237,7 @@ def export(
     if jax.process_index() == 0:
         _delete_unfinished(folder)
     work = folder / f"{_EXPORTING}{_token()}"
-    with uninterrupted():
+    with uninterrupted(), patient():
         ocp.save(str((work / PARAMS).resolve()), params)
     if jax.process_index() != 0:
         return

@@ -27,6 +27,8 @@ ROWS: dict[str, Row] = {
     "train/engine/run/intact.py::_foreign": todo("no subject yet"),
     "train/engine/run/workdir.py::Workdir._check_unused": todo("no subject yet"),
     "train/engine/run/workdir.py::Workdir._take": todo("no subject yet"),
+    "train/common/endings.py::begin": ours("it opens /dev/null in place of a closed output"),
+    "train/common/output.py::drop": ours("it opens /dev/null in place of a closed output"),
     "train/common/files.py::delete_parts": ours(WORK),
     "train/common/files.py::lock_folder": ours("it opens the folder of the run, which it locks"),
     "train/common/files.py::write_bytes": ours(PARTS),

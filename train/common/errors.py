@@ -2,10 +2,12 @@
 
 import logging
 import os
+import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NoReturn
 
 import jax
@@ -13,7 +15,9 @@ import jax
 from jaxgrow.checkpoints.io.files import CheckpointError
 from jaxgrow.models.attention import Unsupported
 from jaxgrow.untrusted import UntrustedError
-from train.common.output import escape_messages, say
+from train.common import endings
+from train.common.endings import interruptible
+from train.common.output import OutputClosed, escape_messages, say
 
 _SMALLER = "accumulate, model.remat=full or mesh.fsdp reduce the memory, and python -m train.preflight checks what fits"
 
@@ -58,21 +62,30 @@ def exits_cleanly(main: Callable[[], None]) -> None:
     # Orbax logs tracebacks of errors that it also raises.
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     escape_messages()
+    with interruptible():
+        _run(main)
+
+
+def _run(main: Callable[[], None]) -> None:
     try:
         main()
+        # so that a closed output is an error here, and not when Python ends
+        say("", end="", flush=True)
     except UserError as error:
         sys.exit(_say(str(error), 2) if _speaks() else 2)
     except Preempted as stop:
         if _speaks():
-            say(stop, file=sys.stderr)
+            _print(str(stop))
         sys.exit(stop.code)
-    except KeyboardInterrupt:
-        _leave(
-            _say(
-                "interrupted; the same command continues from the last checkpoint, if there is one",
-                130,
-            )
-        )
+    except KeyboardInterrupt as error:
+        number = error.args[0] if error.args else signal.SIGINT
+        if number == signal.SIGINT:
+            _leave(_say(f"interrupted; {endings.CONTINUES}", endings.status(number)))
+        _print(f"stopped by {endings.reason(number)}; {endings.CONTINUES}")
+        _leave(endings.status(number))
+    except OutputClosed:
+        _print("error: the output was closed before the command had finished")
+        _leave(128 + signal.SIGPIPE)
     except Exception as error:
         if jax.distributed.is_initialized():
             # The error may only be a result of the end of another process. In this case, the thread
@@ -128,5 +141,10 @@ def is_full_disk(error: BaseException | None) -> bool:
 
 
 def _say(message: str, code: int) -> int:
-    say(f"error: {' '.join(message.split())}", file=sys.stderr)
+    _print(f"error: {' '.join(message.split())}")
     return code
+
+
+def _print(line: str) -> None:
+    with suppress(OutputClosed):
+        say(line, file=sys.stderr)

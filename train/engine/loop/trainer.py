@@ -1,6 +1,5 @@
 """The training loop of a run: phases, steps, and periodic logging, evaluation and checkpoints."""
 
-import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
@@ -11,15 +10,14 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from tqdm import tqdm
 
 from jaxgrow import flops, sharding
 from jaxgrow.checkpoints import CheckpointError, open_checkpoint
 from jaxgrow.models import Config
-from jaxgrow.untrusted import printable
 from train.aot.estimate import settled
 from train.aot.machines import Machine, present
 from train.common.errors import Diverged, Preempted, UserError
+from train.common.output import note
 from train.config.experiment import Experiment, as_json, differences, with_steps
 from train.data import batches
 from train.engine import xla
@@ -66,18 +64,18 @@ def run(
 
     Raises:
       UserError: the input is invalid, a loss is not finite, or another process runs in the folder.
-      Preempted: the run was stopped by SIGTERM or Ctrl-C, and a checkpoint was saved.
+      Preempted: the run was stopped by a signal or a closed output, and a checkpoint was saved.
     """
     workdir = Workdir(folder)
     experiment = everywhere(lambda: with_steps(experiment))
     _same("configs", as_json(experiment))
     if not once(lambda: workdir.finished):
         # The lock comes before the first look at the files, which another process may be changing.
-        with workdir.alone():
+        with Stop() as stop, workdir.alone():
             sources = _claimed(experiment, workdir)
             if not once(lambda: workdir.finished):
                 origin = everywhere(lambda: chosen(start, workdir))
-                return _run(experiment, workdir, sources, profile, keep, origin)
+                return _run(experiment, workdir, sources, stop, profile, keep, origin)
     _claimed(experiment, workdir)
     result = once(lambda: workdir.result)
     _say(f"the run in {workdir.folder} has already finished: there is nothing to do")
@@ -97,6 +95,7 @@ def _run(
     asked: Experiment,
     workdir: Workdir,
     sources: Mapping[str, str],
+    stop: Stop,
     profile: int,
     keep: Collection[int],
     origin: Origin | None,
@@ -107,7 +106,9 @@ def _run(
     data = everywhere(lambda: RunData(experiment, mesh))
     _same("data", data.identity)
     once(lambda: workdir.check_data(data.identity))
-    with _opened(asked, experiment, workdir, mesh, data, sources, profile, keep, origin) as state:
+    with _opened(
+        asked, experiment, workdir, mesh, data, sources, stop, profile, keep, origin
+    ) as state:
         trainer = Trainer(state)
         try:
             model = trainer.run()
@@ -123,7 +124,6 @@ def _run(
     tokenizer = getattr(experiment.data, "tokenizer", None)
     tokenizer = None if tokenizer == "none" else tokenizer
     workdir.finish(result, model.config, model.params, tokenizer, data.head)
-    stop = state.stop
     # A command with several runs must not start the next one. Several processes share one run only.
     if jax.process_count() == 1 and stop.asked():
         raise Preempted(
@@ -167,6 +167,7 @@ def _opened(
     mesh: Mesh,
     data: "RunData",
     sources: Mapping[str, str],
+    stop: Stop,
     profile: int,
     keep: Collection[int],
     origin: Origin | None,
@@ -180,6 +181,7 @@ def _opened(
       mesh: mesh of the devices.
       data: data of the run.
       sources: fingerprint of each model that the run starts from, by its folder.
+      stop: whether the run was asked to stop.
       profile: number of steps to trace.
       keep: steps of the run whose checkpoints are saved and not deleted.
       origin: checkpoint of another run that the run starts from.
@@ -218,7 +220,6 @@ def _opened(
             )
         )
         opened.enter_context(closing(recorder))
-        stop = opened.enter_context(Stop())
         tracing = xla.Profile(profile if is_first() else 0, workdir.folder / "profile", _say)
         opened.enter_context(closing(tracing))
         yield RunState(
@@ -602,4 +603,4 @@ def _same(what: str, value: Any) -> None:
 
 def _say(message: str) -> None:
     if is_first():
-        tqdm.write(printable(message), file=sys.stderr)
+        note(message)

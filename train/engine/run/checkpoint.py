@@ -23,6 +23,7 @@ from orbax.checkpoint import v1 as ocp
 from jaxgrow.axes import Tree
 from jaxgrow.checkpoints.io.checksums import NAME, seal
 from jaxgrow.checkpoints.io.folders import sync, sync_folder
+from jaxgrow.checkpoints.orbax import patient
 from train.common.errors import UserError, is_full_disk
 from train.common.files import appears_whole, read_own
 from train.common.output import say
@@ -221,7 +222,7 @@ def _writing() -> ocp.Context:
     Replicas share the writing of large arrays only, because for small arrays they would compile
     slices without any gain.
     """
-    context = ocp.Context()
+    context = patient()
     context.array.saving.min_slice_bytes_for_replica_parallel = 2**20
     # `restore` decides the sharding of the arrays.
     context.array.saving.enable_write_sharding_file = False

@@ -17,9 +17,9 @@ from typing import Any, BinaryIO
 import numpy as np
 from tqdm import tqdm
 
-from jaxgrow.untrusted import open_regular, printable
+from jaxgrow.untrusted import open_regular
 from train.common.errors import Diverged, UserError
-from train.common.output import say
+from train.common.output import note, say
 from train.engine.hosts import is_first
 from train.engine.run.ledger import Ledger
 from train.engine.run.record import CostRecord
@@ -287,10 +287,7 @@ class Progress:
         }
         fields["tokens/s"] = f"{speed:.0f}" if speed else "-"
         fields["eta"] = str(timedelta(seconds=round(left / flops))) if flops else "-"
-        tqdm.write(
-            printable(" ".join(f"{name}={_quoted(str(value))}" for name, value in fields.items())),
-            file=sys.stderr,
-        )
+        note(" ".join(f"{name}={_quoted(str(value))}" for name, value in fields.items()))
 
     def _speed(self, totals: dict[str, Any]) -> tuple[float, float]:
         """Tokens and FLOPs per second since the phase's first line, without compilation."""

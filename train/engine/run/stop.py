@@ -1,12 +1,17 @@
-"""Requests to stop a run: preemption (SIGTERM) and Ctrl-C (SIGINT)."""
+"""Requests to stop a run: SIGTERM (preemption), SIGHUP, Ctrl-C (SIGINT) and a closed output."""
 
 import itertools
 import os
 import signal
-from typing import Any
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
 
 import jax
 from jax.experimental import multihost_utils
+
+from train.common.endings import end_at_once, reason, status
+from train.common.output import when_closed
 
 # JAX chooses a count that no process has reached yet, and the processes stop at exactly this count. It
 # must therefore rise by one with each call, also from one run of a process to the next.
@@ -16,59 +21,93 @@ AT_ONCE = "interrupted again: exited without saving; run the same command to con
 
 
 class Stop:
-    """Record whether SIGTERM or Ctrl-C arrives within the block. A second Ctrl-C exits at once.
+    """Record whether SIGTERM, SIGHUP or Ctrl-C arrives, or the output is closed, within the block.
+
+    Until the first step there is nothing to save, so SIGTERM, SIGHUP and a closed output end the
+    process at once. After it, the run saves a checkpoint and ends. A second Ctrl-C exits at once.
 
     If there are several processes, JAX handles SIGTERM as long as they run. It determines a step
-    that no process has reached yet, and all processes stop there. Ctrl-C in one process is passed on
-    to JAX as SIGTERM.
+    that no process has reached yet, and all processes stop there. Everything else that stops one
+    process is passed on to JAX as SIGTERM.
     """
 
     def __init__(self):
         self.interrupted = False
-        self._terminated = False
-        self._before: dict[signal.Signals, Any] = {}
+        self._stopped: list[int | None] = []  # the signals; None: a closed output
+        self._stepped = False
+        self._entered = ExitStack()
 
     @property
     def code(self) -> int:
-        """The exit code of the process: 130 after Ctrl-C, and 75 (EX_TEMPFAIL) after SIGTERM.
+        """The exit code of the process: 130 after Ctrl-C, and 75 (EX_TEMPFAIL) otherwise.
 
         Code 75 tells a scheduler to start the run again.
         """
-        return 130 if self.interrupted else os.EX_TEMPFAIL
+        return status(signal.SIGINT) if self.interrupted else os.EX_TEMPFAIL
 
     @property
     def reason(self) -> str:
-        return "Ctrl-C" if self.interrupted else "SIGTERM"
+        return reason(signal.SIGINT if self.interrupted else (self._stopped or [signal.SIGTERM])[0])
 
     def asked(self) -> bool:
         """Whether to stop after this step. The answer is the same in every process.
 
         Every process must call it once for each step.
         """
+        self._stepped = True
         if jax.process_count() == 1:
-            return self.interrupted or self._terminated
+            return self.interrupted or bool(self._stopped)
         return multihost_utils.reached_preemption_sync_point(next(_calls))
 
     def __enter__(self):
-        alone = jax.process_count() == 1
-        for number, handler in {
-            signal.SIGINT: self._interrupt,
-            signal.SIGTERM: self._terminate,
-        }.items():
+        handlers = {signal.SIGINT: self._interrupt, signal.SIGHUP: self._stop}
+        if jax.process_count() == 1:
+            handlers[signal.SIGTERM] = self._stop
+            self._entered.callback(self._watched())
+        for number, handler in handlers.items():
             # A shell may start a background process that ignores Ctrl-C, which must continue to
             # ignore it.
-            if (alone or number == signal.SIGINT) and signal.getsignal(number) != signal.SIG_IGN:
-                self._before[number] = signal.signal(number, handler)
+            if signal.getsignal(number) != signal.SIG_IGN:
+                self._entered.callback(signal.signal, number, signal.signal(number, handler))
+        self._entered.enter_context(when_closed(lambda: self._stop(None)))
         return self
 
     def __exit__(self, *_) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        self._entered.close()
 
-    def _terminate(self, *_) -> None:
-        self._terminated = True
+    def _watched(self) -> Callable[[], None]:
+        """Let a thread end the process before the first step, and return a function that ends it.
+
+        A handler in Python waits until a compilation or a lock returns, which may take minutes.
+        """
+        read, write = os.pipe()
+        os.set_blocking(write, False)
+        before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+
+        def watch() -> None:
+            while number := os.read(read, 1):
+                if not self._stepped and number[0] in (signal.SIGTERM, signal.SIGHUP):
+                    end_at_once(number[0])
+            os.close(read)
+
+        def end() -> None:
+            signal.set_wakeup_fd(before)
+            os.close(write)
+
+        threading.Thread(target=watch, daemon=True).start()
+        return end
+
+    def _stop(self, number: int | None, *_) -> None:
+        if jax.process_count() > 1:
+            signal.raise_signal(signal.SIGTERM)
+        elif self._stepped:
+            self._stopped.append(number)
+        else:
+            end_at_once(number)
 
     def _interrupt(self, *_) -> None:
+        if not self._stepped:
+            raise KeyboardInterrupt
         if self.interrupted:
             os.write(2, f"{AT_ONCE}\n".encode())
             os._exit(130)

@@ -1,0 +1,149 @@
+"""A command ends in the documented way, whenever it is asked to: see docs/howto/resume.md."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import runs
+
+from train import pretrain
+
+ROOT = Path(__file__).parents[2]
+# The process sends itself a signal at a moment of the run.
+AT = """
+import os, signal, sys
+from train.common import endings
+endings.begin()
+number = getattr(signal, sys.argv.pop(1))
+module, name = sys.argv.pop(1).rsplit(".", 1)
+import importlib
+owner = importlib.import_module("train.engine.loop.trainer")
+for part in module.split("."):
+    owner = getattr(owner, part)
+before = getattr(owner, name)
+def act(*arguments, **more):
+    signal.raise_signal(number)
+    return before(*arguments, **more)
+setattr(owner, name, act)
+from train import pretrain
+from train.common.errors import exits_cleanly
+exits_cleanly(pretrain.main)
+"""
+
+
+def started(command: list[str], folder: Path, **options) -> subprocess.Popen:
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    }
+    options = {"stderr": subprocess.PIPE, "text": True} | options
+    return subprocess.Popen(command, cwd=folder, env=environment, **options)
+
+
+def ended(process: subprocess.Popen) -> tuple[int, str]:
+    """Return the exit status, and the last line on stderr."""
+    _, said = process.communicate(timeout=300)
+    assert "Traceback" not in said
+    return process.returncode, said.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("at", "number", "says"),
+    [
+        ("batches.sources", "SIGTERM", "stopped by SIGTERM; the same command continues"),
+        ("Checkpoints.restore", "SIGHUP", "stopped by SIGHUP; the same command continues"),
+        ("Trainer.validate", "SIGHUP", "stopped by SIGHUP; saved a checkpoint at step 5"),
+        ("Workdir.finish", "SIGTERM", "stopped by SIGTERM after the last step: the run in"),
+    ],
+)
+def test_a_signal_at_any_moment_has_the_documented_status(tmp_path, at, number, says):
+    experiment = runs.experiment(tmp_path, steps=10, checkpoint_every=5)
+    config = runs.script(tmp_path, experiment)
+    command = [sys.executable, "-c", AT, number, at, config, "--workdir", "run"]
+    status, line = ended(started(command, tmp_path))
+    assert status == 75 and line.startswith(says), line
+    assert pretrain.run(experiment, tmp_path / "run")["steps"] == 10
+
+
+def test_a_signal_before_the_first_line_of_a_command(tmp_path):
+    """The first import takes place after the handlers are installed."""
+    for number, expected in {signal.SIGTERM: 75, signal.SIGHUP: 75, signal.SIGINT: 130}.items():
+        process = started([sys.executable, "-m", "train.pretrain", "--help"], tmp_path)
+        where = Path(f"/proc/{process.pid}/status")
+        # Python itself handles SIGINT earlier, so the test waits for SIGTERM, which comes with it.
+        bit = 1 << ((signal.SIGTERM if number == signal.SIGINT else number) - 1)
+        while not bit & int(re.search(r"SigCgt:\s*(\w+)", where.read_text())[1], 16):
+            assert process.poll() is None
+            time.sleep(0.001)
+        process.send_signal(number)
+        status, line = ended(process)
+        assert status == expected and line.startswith("stopped by "), line
+
+
+@pytest.mark.parametrize("what", ["stdout", "stderr"])
+def test_a_closed_output_saves_and_ends(tmp_path, what):
+    """As with `| head`: the reader ends before the run."""
+    experiment = runs.experiment(tmp_path, steps=4000, checkpoint_every=4000, eval_every=2)
+    read, write = os.pipe()
+    process = started(
+        [
+            sys.executable,
+            "-m",
+            "train.pretrain",
+            runs.script(tmp_path, experiment),
+            "--workdir",
+            "run",
+        ],
+        tmp_path,
+        stderr=write,
+        stdout=subprocess.PIPE,
+    )
+    os.close(write)
+    with os.fdopen(read) as output:
+        while "step=2/" not in output.readline():
+            assert process.poll() is None
+    process.communicate(timeout=300)
+    assert process.returncode == 75
+    (saved,) = (p.name for p in (tmp_path / "run" / "checkpoints").iterdir())
+    assert 2 <= int(saved) < 4000
+
+
+def test_outputs_that_are_closed_from_the_start(tmp_path):
+    """No file of the run may become stdout or stderr."""
+    experiment = runs.experiment(tmp_path, steps=2)
+    config = runs.script(tmp_path, experiment)
+    command = f"exec {sys.executable} -m train.pretrain {config} --workdir run >&- 2>&- <&-"
+    process = started(["sh", "-c", command], tmp_path)
+    process.communicate(timeout=300)
+    assert process.returncode == 0
+    assert pretrain.run(experiment, tmp_path / "run")["steps"] == 2
+
+
+def test_a_table_whose_reader_has_ended(tmp_path):
+    read, write = os.pipe()
+    os.close(read)
+    config = runs.script(tmp_path, runs.experiment(tmp_path))
+    command = [sys.executable, "-m", "train.pretrain", config, "--show"]
+    process = started(command, tmp_path, stdout=write)
+    os.close(write)
+    status, line = ended(process)
+    assert status == 128 + signal.SIGPIPE
+    assert line == "error: the output was closed before the command had finished"
+
+
+def test_a_jump_of_the_clock_ends_no_save(tmp_path, monkeypatch):
+    now, jumps = time.time, [0.0]
+
+    def jumping():
+        jumps[0] += 3600.0
+        return now() + jumps[0]
+
+    experiment = runs.experiment(tmp_path, steps=4, checkpoint_every=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", jumping)
+        assert pretrain.run(experiment, tmp_path / "run")["steps"] == 4
