@@ -53,15 +53,21 @@ def begin() -> None:
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
-    """Raise ``KeyboardInterrupt(number)`` for signals within the block, so that files are removed."""
+def interruptible(several: bool = False) -> Iterator[None]:
+    """Raise ``KeyboardInterrupt(number)`` for signals within the block, so that files are removed.
+
+    Args:
+      several: whether JAX already handles SIGTERM for several processes. Python does not know the
+        handler of JAX, and would replace it.
+    """
 
     def interrupt(number: int, frame: Any) -> None:
         signal.signal(number, end_at_once)  # a library may catch the exception
         raise KeyboardInterrupt(number)
 
     replaced = (signal.SIG_DFL, signal.default_int_handler, end_at_once)
-    before = {n: old for n in NAMES if (old := signal.getsignal(n)) in replaced}
+    numbers = [n for n in NAMES if not (several and n == signal.SIGTERM)]
+    before = {n: old for n in numbers if (old := signal.getsignal(n)) in replaced}
     try:
         for number in before:
             signal.signal(number, interrupt)

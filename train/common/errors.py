@@ -62,7 +62,7 @@ def exits_cleanly(main: Callable[[], None]) -> None:
     # Orbax logs tracebacks of errors that it also raises.
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     escape_messages()
-    with interruptible():
+    with interruptible(jax.distributed.is_initialized()):
         _run(main)
 
 
