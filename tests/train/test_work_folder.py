@@ -138,7 +138,7 @@ def test_arrays_do_not_claim_more_than_their_file_has(run):
         file.writestr("x.npy", bytes(1 << 22))
     with (
         using_limits(bytes=1 << 20),
-        pytest.raises(UserError, match=r"decompresses to too much: .* use --limits bytes=4194304"),
+        pytest.raises(UserError, match=r"decompresses to too much: .* with --limits bytes=8388608"),
     ):
         read_arrays(path, lambda about, arrays: arrays, "maps", "")
 

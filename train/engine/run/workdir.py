@@ -258,9 +258,10 @@ class Workdir:
     def copy_board(self, source: "Workdir", names: Iterable[str]) -> None:
         """Copy TensorBoard's files of these names. People delete them, and no run needs them."""
         self.board.mkdir(exist_ok=True)
-        for name in names:
-            if (source.board / name).is_file():
-                write_bytes(self.board / name, read_own(source.board / name))
+        wanted = set(names)  # from a file, so they are only compared with the names in the folder
+        for path in source.board.glob("*"):
+            if path.name in wanted and path.is_file():
+                write_bytes(self.board / path.name, read_own(path))
 
     @contextmanager
     def alone(self) -> Iterator[None]:
