@@ -1,6 +1,6 @@
 """Evaluate a model without training it: ``python -m train.evaluate MODEL --tasks wikitext2,lambada_openai,blimp [--data DIR]``
 
-MODEL is the folder of a finished run, an Orbax folder that ``jaxgrow`` wrote, or a Hugging Face
+MODEL is the folder of a run, an Orbax folder that ``jaxgrow`` wrote, or a Hugging Face
 folder.
 
 A task is one of

@@ -3,7 +3,7 @@
 ``python -m train.finetune CONFIG --model MODEL [--lr 1e-5,2e-5] [--seeds 0,1,2] [--workdir DIR] [--set data.path=DIR ...]``
 
 CONFIG names a Python file, or a fine-tuning that the file defines: ``configs/finetune.py:sst2``.
-MODEL is the folder of a finished run, an Orbax folder that ``jaxgrow`` wrote, or a Hugging Face
+MODEL is the folder of a run, an Orbax folder that ``jaxgrow`` wrote, or a Hugging Face
 folder with its tokenizer.
 
 The work directory (``--workdir``, default: runs/finetune) contains one folder for each learning

@@ -2,7 +2,7 @@
 
 ``python -m train.generate MODEL --prompt "Once upon a time" [--temperature .8 --top-p .95]``
 
-MODEL is the folder of a finished run, an Orbax folder that ``jaxgrow`` wrote, or a Hugging Face
+MODEL is the folder of a run, an Orbax folder that ``jaxgrow`` wrote, or a Hugging Face
 folder of a decoder: GPT-2, Llama, Qwen2, Qwen2-MoE, Qwen3, Qwen3-MoE, Mistral, Mixtral, Gemma,
 Gemma 2, Gemma 3, OLMo, OLMo 2, OLMo 3, OLMoE, Phi-3, SmolLM 3, GPT-NeoX (Pythia), OPT, Granite, a
 dense Granite 4 or gpt-oss.

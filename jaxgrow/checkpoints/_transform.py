@@ -39,7 +39,8 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
     """Open the checkpoint in a Hugging Face folder or an Orbax folder.
 
     A Hugging Face folder gives a `HuggingFace`. An Orbax folder that jaxgrow wrote, such as the
-    folder of a finished run, gives an `Orbax`.
+    folder of a finished run, gives an `Orbax`. The folder of an unfinished run gives the model in
+    its newest checkpoint, and a note says which step that is.
 
     Args:
       folder: a folder on disk. In the cache of Hugging Face, it may be the folder of the model or
@@ -62,10 +63,15 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
         from jaxgrow.checkpoints.orbax import Orbax
 
         return Orbax(folder)
+    if (folder / "checkpoints").is_dir():
+        from jaxgrow.checkpoints.orbax import Unfinished, is_unfinished
+
+        if is_unfinished(folder):
+            return Unfinished(folder)
     if not _is_huggingface(folder):
         raise CheckpointError(
             f"{folder} is neither a finished run nor a Hugging Face folder. A run writes {RECORD} and params/ when it "
-            "ends; a Hugging Face folder has a config.json that names an architecture"
+            "ends, and checkpoints before; a Hugging Face folder has a config.json that names an architecture"
         )
     return HuggingFace(folder)
 

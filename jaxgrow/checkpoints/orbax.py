@@ -1,10 +1,11 @@
 """How does jaxgrow store a model as an Orbax checkpoint?
 
 An Orbax folder has the parameters in ``params/`` and their config in ``jaxgrow.json``. The folder
-of a finished run has this layout. Orbax reads and writes all tensors at once, so the complete model
-is in memory, or, on a mesh, the shards of each device. An interrupt is delayed until Orbax has
-finished. Otherwise its threads would continue, create files in folders that are being removed, and
-print tracebacks.
+of a finished run has this layout. An unfinished run has models in ``checkpoints/STEP``.
+
+Orbax reads and writes all tensors at once, so the complete model is in memory, or, on a mesh, the
+shards of each device. An interrupt is delayed until Orbax has finished. Otherwise its threads would
+continue, create files in folders that are being removed, and print tracebacks.
 """
 
 import hashlib
@@ -42,6 +43,7 @@ from jaxgrow.sharding import RULES, spec
 from jaxgrow.signals import uninterrupted
 
 _AT_ONCE = 2**28  # bytes
+CHECKPOINTS = "checkpoints"  # the folder with the checkpoints of a run
 _EXPORTING = ".exporting-"  # the prefix of working folders, which end in random digits
 
 
@@ -109,6 +111,11 @@ class Orbax(Loaded, Checkpoint):
                 f"{self.folder} is damaged: {type(error).__name__}: {error}"
             ) from error
 
+    def _stored(self, like: Params, context: ocp.Context) -> Params:
+        """Read the parameters with the shapes and the shardings of ``like``."""
+        with context:
+            return ocp.load(self._where, like)
+
     def read(self, path: str, layer: int | None = None) -> np.ndarray:
         self._load()
         return super().read(path, layer)
@@ -116,10 +123,9 @@ class Orbax(Loaded, Checkpoint):
     def _load(self) -> None:
         if self._loaded:
             return
-        with self._reading(), _alone():
-            params = ocp.load(
-                self._where, jax.tree.map(lambda x: np.empty(x.shape, x.dtype), self._shapes)
-            )
+        like = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), self._shapes)
+        with self._reading():
+            params = self._stored(like, _alone())
         self._arrays = flat(params)
         self._loaded = True
 
@@ -144,8 +150,8 @@ class Orbax(Loaded, Checkpoint):
             return {path: self._arrays[path] for path in part}
         context = _alone()
         context.pytree.loading.partial_load = True
-        with self._reading(), context:
-            found = flat(ocp.load(self._where, nested(part)))
+        with self._reading():
+            found = flat(self._stored(nested(part), context))
         return {path: found[path] for path in part}
 
     def shard(self, mesh: Mesh, rules: Mapping[str, str] = RULES) -> Params:
@@ -156,9 +162,8 @@ class Orbax(Loaded, Checkpoint):
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
         with self._reading():
-            return ocp.load(
-                self._where, nested({path: sharded(leaf) for path, leaf in self.leaves.items()})
-            )
+            like = nested({path: sharded(leaf) for path, leaf in self.leaves.items()})
+            return self._stored(like, ocp.Context())
 
     def fingerprint(self) -> str:
         """Return the hash, as `Checkpoint.fingerprint`.
@@ -175,6 +180,91 @@ class Orbax(Loaded, Checkpoint):
 
     def place(self, path: str) -> str:
         return PARAMS
+
+
+class Unfinished(Orbax):
+    """A model in the newest intact checkpoint of a run that has not finished.
+
+    It is the model that the run makes or, as long as this does not exist, the one that is trained.
+
+    Args:
+      folder: the folder of the run.
+
+    Raises:
+      CheckpointError: there is no intact checkpoint, or it does not hold a complete model.
+    """
+
+    foreign = None
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        logging.getLogger("absl").setLevel(logging.CRITICAL)
+        self._at = _newest(folder)
+        with self._reading():
+            metadata: Any = ocp.checkpointables_metadata(str(self._at))
+            record, models = metadata.custom_metadata, metadata.metadata["models"]
+        phase = record["ledger"]["phases"][-1]
+        configs = record.get("configs") or {"large": read_json(folder / "config.json")["model"]}
+        self._name = "large" if "large" in configs else phase["model"]
+        if configs.get(self._name) is None or self._name not in models:
+            raise CheckpointError(
+                f"{self._at} has no complete model: the parameters of {self._name!r} are those of an adapter or of growth "
+                "maps. Continue the run until it has finished"
+            )
+        self._head = record.get("head")
+        self._shapes: Any = models[self._name]["params"]
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self._shapes)
+        Loaded.__init__(self, from_json(configs[self._name]), shapes)
+        self._loaded = False
+        now = f"step {record['step']} of {phase['phase']}"
+        self.notes = (
+            f"{folder} has not finished: the model is {self._name!r} of checkpoint {self._at.name}, at {now}",
+        )
+
+    def _stored(self, like: Params, context: ocp.Context) -> Params:
+        context.pytree.loading.partial_load = True
+        with context:
+            found: Any = ocp.load_checkpointables(
+                str(self._at), {"models": {self._name: {"params": like}}}
+            )
+        return found["models"][self._name]["params"]
+
+    def place(self, path: str) -> str:
+        return f"checkpoints/{self._at.name}"
+
+
+def is_unfinished(folder: Path) -> bool:
+    """Whether a folder is that of a run that has saved a checkpoint and has not finished."""
+    if not (folder / CHECKPOINTS).is_dir() or not (folder / "config.json").is_file():
+        return False
+    try:
+        known = {"name", "model", "data"} <= read_json(folder / "config.json").keys()
+    except CheckpointError:
+        return False
+    return known and any(_saved(folder))
+
+
+def _saved(folder: Path) -> list[Path]:
+    """The checkpoints of a run that were saved completely, the newest one first."""
+    found = [
+        path
+        for path in (folder / CHECKPOINTS).iterdir()
+        if path.name.isascii() and path.name.isdecimal() and not path.is_symlink()
+    ]
+    complete = (path for path in found if (path / NAME).is_file())
+    return sorted(complete, key=lambda path: int(path.name), reverse=True)
+
+
+def _newest(folder: Path) -> Path:
+    """Return the newest intact checkpoint of a run."""
+    wrong = []
+    for path in _saved(folder):
+        if (why := damage(path)) is None:
+            return path
+        wrong.append(f"{path.name}: {why}")
+    raise CheckpointError(
+        f"no checkpoint in {folder / CHECKPOINTS} is intact ({'; '.join(wrong)}). Start the run again in another folder"
+    )
 
 
 def _alone() -> ocp.Context:

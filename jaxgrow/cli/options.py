@@ -20,8 +20,8 @@ AXES = {
     "mlp": "hidden units of each MLP (the intermediate size)",
 }
 MODEL = (
-    "the checkpoint directory of a model: from Hugging Face (safetensors), of a finished run, or "
-    "written by this command"
+    "the checkpoint directory of a model: from Hugging Face (safetensors), of a run (if it has not "
+    "finished, its newest checkpoint), or written by this command"
 )
 _FOLDERS = {
     "SRC": f"{MODEL}; it is not modified",

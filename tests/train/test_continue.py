@@ -110,7 +110,11 @@ def test_what_is_no_model_or_another_one_is_told(folder, tmp_path):
         imported(folder, wider, runs.mesh())
     e = runs.experiment(tmp_path, name="begun", method=Scratch(), checkpoint_every=2)
     runs.killed(e, tmp_path / "begun", 2)
-    says(Continue("begun"), r"there is neither a finished run nor another model in .*begun")
+    # An unfinished run is read from its newest checkpoint.
+    says(Continue("begun"), r"begun does not have the expected config")
+    (tmp_path / "lost").mkdir()
+    (tmp_path / "lost" / "metrics.jsonl").write_text("a line")
+    says(Continue("lost"), r"there is neither a finished run nor another model in .*lost")
 
 
 def test_a_run_whose_source_has_changed_is_refused(tmp_path):

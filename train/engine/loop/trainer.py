@@ -198,8 +198,11 @@ def _opened(
         about = origin and origin.as_json()
         for line in once(lambda: workdir.begin(asked, data.identity, sources, step, about)):
             _say(line)
+        tokenizer = getattr(experiment.data, "tokenizer", None)
+        once(lambda: workdir.keep_tokenizer(tokenizer))
         if starts and origin is not None:
             once(lambda: copy_log(origin, workdir, record))
+            record = replace(record, configs=configs_of(models), head=data.head)
             checkpoints.save(step, models, data.training, record)
         for line in data.report:
             _say(line)
@@ -491,6 +494,7 @@ class Trainer:
 
     def save(self, step: int, model: Model, notes: Mapping[str, Any]) -> None:
         """Save a checkpoint at ``step`` of the phase."""
+        models = after(self.plan, self.number, self.models, model)
         self.checkpoints += 1
         every = self.experiment.keep_every
         record = RunRecord(
@@ -505,8 +509,9 @@ class Trainer:
             int(self.skips[1]),
             self.checkpoints,
             bool(every) and self.checkpoints % every == 0,
+            configs_of(models),
+            self.data.head,
         )
-        models = after(self.plan, self.number, self.models, model)
         self.saved = time.monotonic()
         self.state.checkpoints.save(self.ledger.steps, models, self.data.training, record)
 
@@ -554,6 +559,14 @@ class Trainer:
         else:
             self.recorder.progress.add(result["flops"])
         return model, result
+
+
+def configs_of(models: Mapping[str, Model]) -> dict[str, Any]:
+    """Return the config of each model; None if its parameters are not those of its config."""
+    return {
+        name: model.config.as_json() if model.made is None else None
+        for name, model in models.items()
+    }
 
 
 def machine() -> Machine:

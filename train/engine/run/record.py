@@ -60,6 +60,9 @@ class RunRecord:
       skipped: number of steps in a row, up to now, whose updates were left out.
       saved: number of checkpoints of the run, with this one.
       kept: whether this checkpoint is not deleted later.
+      configs: config of each complete model, for readers of the checkpoint; None for a model whose
+        parameters are those of an adapter or of growth maps.
+      head: task and labels of the head, for readers of the checkpoint.
     """
 
     phase: int = 0
@@ -73,6 +76,8 @@ class RunRecord:
     skipped: int = 0
     saved: int = 0
     kept: bool = False
+    configs: dict[str, Any] = field(default_factory=dict)
+    head: dict[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """Return the record as a checkpoint stores it."""
@@ -85,7 +90,8 @@ class RunRecord:
             "corpus": self.corpus,
             "skipped": self.skipped,
             "saved": self.saved,
-        }
+            "configs": self.configs,
+        } | ({"head": self.head} if self.head else {})
         return content | self.notes | ({"best": self.best} if self.best else {})
 
     @classmethod

@@ -48,8 +48,8 @@ from train.config.experiment import (
 )
 from train.data import batches, special, text
 from train.engine.hosts import once
-from train.engine.run import checkpoint
-from train.engine.state.heads import split
+from train.engine.run import checkpoint, intact
+from train.engine.state.heads import say_which, split
 from train.engine.state.model import Model
 from train.plan.methods import LARGE
 
@@ -216,7 +216,9 @@ class Workdir:
         others = [name for name in _REPLACED if os.path.lexists(self.folder / name)]
         if os.path.lexists(self._config):
             try:
-                read_json(self._config, "", _OWN)
+                # A run that was killed early has written its config and, after it, its tokenizer.
+                if "corpus" in read_json(self._config, "", _OWN):
+                    others = [name for name in others if name != "tokenizer.json"]
             except UserError:
                 others.append(self._config.name)
         if others:
@@ -419,11 +421,15 @@ class Workdir:
         )
         once(lambda: self._end(result, tokenizer))
 
-    def _end(self, result: dict[str, Any], tokenizer: str | None) -> None:
+    def keep_tokenizer(self, tokenizer: str | None) -> None:
+        """Write the tokenizer of the data, if they are text, with which commands read the model."""
         if tokenizer is not None:
             with appears_whole(self.folder / "tokenizer.json") as part:
                 text.tokenizer(tokenizer).save(str(part))
             special.copied(text.folder_of(tokenizer), self.folder)
+
+    def _end(self, result: dict[str, Any], tokenizer: str | None) -> None:
+        self.keep_tokenizer(tokenizer)
         # Everything that the result describes must be on the disk before it.
         sync(self.folder)
         write_json(self._result, result)
@@ -450,7 +456,8 @@ def imported(
         it is damaged.
     """
     run = Workdir(folder)
-    if not run.finished and (run.begun or not folder.is_dir()):
+    unfinished = not run.finished and run.begun
+    if (unfinished and not orbax.is_unfinished(folder)) or not folder.is_dir():
         raise UserError(
             f"there is neither a finished run nor another model in {folder}; run its config first, with the same seed"
         )
@@ -473,6 +480,11 @@ def imported(
         raise UserError(
             f"the model in {folder} does not have the expected config (values there and here: {'; '.join(wrong)})"
         )
+    if unfinished:
+        say_which(source)
+        step = intact.newest_step(run.checkpoints)
+        cost = checkpoint.record(run.checkpoints / str(step)).cost
+        return Model(params, None, config), cost.as_json()
     return Model(params, None, config), run.result if run.finished else None
 
 

@@ -1,5 +1,6 @@
 """Task heads: the layers on top of the model body, which differ between tasks."""
 
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,13 @@ import jax
 import numpy as np
 
 from jaxgrow.axes import Tree
-from jaxgrow.checkpoints import CheckpointError, open_checkpoint
+from jaxgrow.checkpoints import CheckpointError, Source, open_checkpoint
 from jaxgrow.checkpoints.hf.labels import TASK, Head, head, named, same_name
+from jaxgrow.checkpoints.orbax import Unfinished
 from jaxgrow.models import Config
 from train.common.errors import UserError
 from train.common.files import read_json
+from train.common.output import say
 
 HEADS = (
     "transform",
@@ -37,6 +40,12 @@ def split(tree: Tree) -> tuple[Tree, Tree]:
 def fresh_head(config: Config, key: jax.Array) -> dict[str, Any]:
     """Return freshly initialised parameters of the head."""
     return split(config.init(key))[1]
+
+
+def say_which(source: Source) -> None:
+    """Say on stderr which checkpoint a model is from, if its run has not finished."""
+    if isinstance(source, Unfinished):
+        say(source.notes[0], file=sys.stderr)
 
 
 # --- the task and the labels of a head ---

@@ -1,0 +1,113 @@
+"""Commands read the newest checkpoint of a run that has not finished, and say which one that is."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import chex
+import jax
+import numpy as np
+import pytest
+import runs
+
+from jaxgrow.checkpoints import CheckpointError, open_checkpoint
+from jaxgrow.cli.program import main
+from train import generate, pretrain
+from train.common.errors import UserError
+from train.engine.run.workdir import load
+from train.engine.state.mesh import Mesh
+from train.plan.methods import Continue, Growing, GrowTo, Learned, Stage
+
+
+@pytest.fixture(scope="module")
+def half(tmp_path_factory):
+    """Return an experiment and the folder of its run, which was killed after step 6 of 8."""
+    folder = tmp_path_factory.mktemp("half")
+    experiment = runs.experiment(folder, checkpoint_every=2)
+    runs.killed(experiment, folder / "run", 6)
+    return experiment, folder / "run"
+
+
+def test_the_newest_checkpoint_is_the_model(half):
+    source = open_checkpoint(half[1])
+    wanted = load(half[1], "large", 6)
+    chex.assert_trees_all_equal(source.params(), wanted)
+    mesh = Mesh().over(jax.devices())
+    chex.assert_trees_all_equal(jax.device_get(source.shard(mesh)), wanted)
+    assert source.config == half[0].model
+    assert source.notes == (
+        f"{half[1]} has not finished: the model is 'large' of checkpoint 6, at step 6 of train large",
+    )
+    np.testing.assert_array_equal(
+        source.read("blocks/mlp/up/kernel", 1), wanted["blocks"]["mlp"]["up"]["kernel"][1]
+    )
+    assert open_checkpoint(half[1]).fingerprint() == source.fingerprint()
+
+
+def test_jaxgrow_reads_it_and_says_the_step(tmp_path, capsys, half):
+    main(["inspect", str(half[1])])
+    assert "checkpoint 6, at step 6 of train large" in capsys.readouterr().out
+    main(["convert", str(half[1]), str(tmp_path / "hf"), "--to", "hf"])
+    assert "checkpoint 6, at step 6 of train large" in capsys.readouterr().out
+    written = open_checkpoint(tmp_path / "hf")
+    chex.assert_trees_all_close(written.params(), load(half[1], "large", 6))
+    main(["grow", str(half[1]), str(tmp_path / "grown"), "--method", "stack", "--layers", "4"])
+    assert open_checkpoint(tmp_path / "grown").config.layers == 4
+
+
+def test_a_damaged_checkpoint_is_not_read(tmp_path, half):
+    shutil.copytree(half[1], tmp_path / "run")
+    (tmp_path / "run/checkpoints/6/log").write_text("other")
+    assert "checkpoint 4" in open_checkpoint(tmp_path / "run").notes[0]
+    (tmp_path / "run/checkpoints/4/log").write_text("other")
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* is intact \(6: .*; 4: "):
+        open_checkpoint(tmp_path / "run")
+
+
+def test_commands_of_train_read_it_and_say_the_step(tmp_path, capsys, monkeypatch, half):
+    monkeypatch.setattr("sys.argv", ["generate", str(half[1]), "--prompt", "ab", "--max-new", "2"])
+    generate.main()
+    assert "checkpoint 6, at step 6 of train large" in capsys.readouterr().err
+    shutil.copytree(half[1], tmp_path / "first")
+    going = replace(half[0], name="second", method=Continue("first"))
+    result = pretrain.run(going, tmp_path / "second")
+    assert "checkpoint 6, at step 6 of train large" in capsys.readouterr().err
+    assert result["steps"] == 6 + 8  # the cost so far is counted
+
+
+def test_the_phase_of_a_small_model_gives_the_small_model(tmp_path):
+    method = Growing(runs.SMALL, Stage(0.5), (GrowTo((Stage(0.5),), by=runs.DOUBLED),))
+    experiment = runs.experiment(tmp_path, method=method, checkpoint_every=1)
+    runs.killed(experiment, tmp_path / "run", 3)
+    assert open_checkpoint(tmp_path / "run").config == runs.SMALL
+
+
+def test_growth_maps_are_not_a_model(tmp_path):
+    to = GrowTo((Stage(0.5),), by=Learned(steps=4))
+    experiment = runs.experiment(
+        tmp_path, method=Growing(runs.SMALL, Stage(0.25), (to,)), checkpoint_every=1
+    )
+    runs.killed(experiment, tmp_path / "run", 4)
+    with pytest.raises(CheckpointError, match=r"no complete model.*Continue the run"):
+        open_checkpoint(tmp_path / "run")
+    pretrain.run(experiment, tmp_path / "run")
+    assert open_checkpoint(tmp_path / "run").notes == ()
+
+
+def test_a_run_that_was_killed_early_twice_starts_again(tmp_path, monkeypatch):
+    experiment = runs.experiment(tmp_path)
+
+    def die(*given, **named):
+        raise runs.Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr("train.engine.loop.trainer.Recorder", die)
+        for _ in range(2):
+            with pytest.raises(runs.Killed):
+                pretrain.run(experiment, tmp_path / "run")
+    assert (tmp_path / "run/tokenizer.json").is_file()
+    assert pretrain.run(experiment, tmp_path / "run")["steps"] == 8
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/tokenizer.json").write_text(json.dumps({}))
+    with pytest.raises(UserError, match=r"contains tokenizer\.json, which a run would replace"):
+        pretrain.run(experiment, tmp_path / "other")
