@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -61,6 +62,8 @@ class Source:
 
     config: Config
     leaves: dict[str, Leaf]
+    # The axes whose size is that of another axis in the format of the model.
+    following: Mapping[str, str] = MappingProxyType({})
 
     def read(self, path: str, layer: int | None = None) -> np.ndarray:
         """Read one layer of a stacked leaf without its layer axis, or another leaf completely.

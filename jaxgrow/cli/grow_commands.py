@@ -53,7 +53,7 @@ def run_suggest(a: argparse.Namespace) -> None:
 def _wanted(a: argparse.Namespace, source: Source) -> list[dict[str, int]]:
     """The targets for which methods are listed: the given one, or those of a factor."""
     if a.to is None:
-        return [new_sizes.possible(new_sizes.target(a))]
+        return [new_sizes.possible(new_sizes.target(a, source))]
     if new_sizes.given_sizes(a):
         raise UsageError(
             "--to cannot be combined with explicit sizes: give either --to or the sizes"
@@ -122,7 +122,7 @@ def run_grow(a: argparse.Namespace) -> None:
 def _growth(a: argparse.Namespace, source: Source) -> tuple[Growth, dict[str, Any]]:
     """The growth that ``--method`` and the sizes define, and the arguments for its record."""
     operator = operators.OPERATORS[a.method]
-    target = new_sizes.possible(new_sizes.target(a))
+    target = new_sizes.possible(new_sizes.target(a, source))
     taken = _taken(a, source.config.traits)
     new_sizes.check_stages(source, target)
     with reported():

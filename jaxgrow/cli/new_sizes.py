@@ -25,13 +25,20 @@ def given_sizes(a: argparse.Namespace) -> dict[str, int]:
     return found
 
 
-def target(a: argparse.Namespace) -> dict[str, int]:
+def target(a: argparse.Namespace, source: Source | None = None) -> dict[str, int]:
     """The new sizes, at least one.
+
+    Args:
+      a: the arguments.
+      source: the model. Sizes that follow from others in its format need not be given.
 
     Raises:
       UsageError: no size is given.
     """
     found = given_sizes(a)
+    for axis, of in ({} if source is None else source.following).items():
+        if of in found:
+            found.setdefault(axis, found[of])
     if not found:
         raise UsageError(
             f"nothing to {a.command}: give the new size of an axis, such as --layers 24"

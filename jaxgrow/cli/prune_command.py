@@ -72,7 +72,7 @@ def run_prune(a: argparse.Namespace) -> None:
 
 def _planned(a: argparse.Namespace) -> _Plan:
     source = open_checkpoint(a.src)
-    target = new_sizes.target(a)
+    target = new_sizes.target(a, source)
     if a.by and a.layers is None:
         raise UsageError(
             f"--by {a.by} selects the layers to remove: give their new number with --layers"

@@ -865,3 +865,21 @@ def test_layers_are_paired_with_those_of_their_kind(tmp_path, architecture, more
     assert_alike(tmp_path / "c")
     first, last = (checkpoints.open_checkpoint(tmp_path / name).config for name in "ac")
     assert last.layer_kinds == first.layer_kinds
+
+
+@cases
+def test_heads_grow_without_an_option_that_the_architecture_has_no_setting_for(
+    tmp_path, architecture, which
+):
+    """Key/value heads follow the query heads unless ``config.json`` can tell their number."""
+    source = checkpoints.open_checkpoint(made(tmp_path / "a", architecture, which))
+    sizes = source.sizes()
+    if "heads" not in sizes:
+        pytest.skip("has stages")
+    twice = [x for axis in ("embed", "heads") for x in (f"--{axis}", str(2 * sizes[axis]))]
+    run("grow", tmp_path / "a", tmp_path / "b", "--method", "hypercloning", *twice)
+    assert_alike(tmp_path / "b")
+    found = checkpoints.open_checkpoint(tmp_path / "b").sizes()
+    assert found["heads"] == 2 * sizes["heads"]
+    follows = not source.foreign.get("num_key_value_heads") and "kv_heads" in sizes
+    assert found.get("kv_heads") == (found["heads"] if follows else sizes.get("kv_heads"))

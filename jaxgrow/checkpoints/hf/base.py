@@ -543,6 +543,14 @@ class Family:
         if differ:
             raise NotStoredError(f"{wrong}; --to orbax writes any model", tuple(differ))
 
+    def following(self, config: Config) -> dict[str, str]:
+        """The axes whose size is that of another axis, because no key describes them.
+
+        For example, every query head of a GPT-NeoX has its own key/value head.
+        """
+        has_key = "num_key_value_heads" in self._every(config)
+        return {} if has_key or "kv_heads" not in config.sizes() else {"kv_heads": "heads"}
+
     def _every(self, config: Config) -> dict[str, Any]:
         """All keys that describe a config."""
         fields = {key: getattr(config, name) for key, name in self.fields.items()}

@@ -95,6 +95,7 @@ class HuggingFace(Checkpoint):
                 f"{file} has {self.config.depth} layers, but the folder has only "
                 f"{len(self.tensors)} tensors. Does config.json belong to another model?"
             )
+        self.following = family.following(self.config)
         self.names = family.names(self.config)
         self._layout = initial_layout(self.config)
         self._sizes: dict[str, int] = {}
