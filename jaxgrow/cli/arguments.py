@@ -128,6 +128,7 @@ def add_show(commands: Commands) -> None:
         metavar="N",
         help="random seed for methods that sample units (default: 0)",
     )
+    _add_blend(p)
     p.add_argument(
         "--out",
         type=Path,
@@ -154,6 +155,7 @@ def add_grow(commands: Commands) -> None:
         metavar="N",
         help="random seed for sampled units, new routers, and --noise (default: 0)",
     )
+    _add_blend(p)
     p.add_argument(
         "--noise",
         type=float,
@@ -163,6 +165,15 @@ def add_grow(commands: Commands) -> None:
     )
     _add_optimizer(p)
     lora(p)
+
+
+def _add_blend(p: argparse.ArgumentParser) -> None:
+    p.add_argument(
+        "--blend",
+        type=int,
+        metavar="N",
+        help="the number of layers that solar averages where its two copies meet (default: 0)",
+    )
 
 
 def _add_experts(p: argparse.ArgumentParser) -> None:

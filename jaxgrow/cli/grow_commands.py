@@ -131,12 +131,15 @@ def _growth(a: argparse.Namespace, source: Source) -> tuple[Growth, dict[str, An
 
 
 def _taken(a: argparse.Namespace, traits: Mapping[str, Any]) -> dict[str, Any]:
-    """The optional arguments of the operator: properties of the model, and the random seed.
+    """The optional arguments of the operator: properties of the model, and those of the command.
 
     Raises:
-      UsageError: a seed is given, but nothing is random.
+      UsageError: a seed or a blend is given, but the operator does not use it.
     """
-    taken = operators.OPERATORS[a.method].accepted({**traits, "seed": a.seed or 0})
+    given = {} if a.blend is None else {"blend": a.blend}
+    taken = operators.OPERATORS[a.method].accepted({**traits, **given, "seed": a.seed or 0})
+    if given and "blend" not in taken:
+        raise UsageError(f"--blend: {a.method} does not average layers; omit --blend")
     if "seed" not in taken and a.seed is not None and a.noise is None:
         raise UsageError(f"--seed: {a.method} does not use random numbers; omit --seed")
     return taken
@@ -235,6 +238,7 @@ def _upcycle(a: argparse.Namespace) -> None:
         "--head-dim": a.head_dim is not None,
     }
     _refuse(given, f"not supported for {a.method}, which does not grow an optimizer state")
+    _refuse({"--blend": a.blend is not None}, f"{a.method} does not average layers")
     source = open_checkpoint(a.src)
     active = _active(a)
     seed = a.seed or 0

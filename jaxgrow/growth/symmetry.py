@@ -28,6 +28,9 @@ from jaxgrow.growth import maps
 from jaxgrow.growth.apply import check, grow_leaf
 from jaxgrow.growth.matrices import Array
 
+# The output axes of the head of a model. No axis of these names grows.
+HEADS = frozenset({"vocab", "classes"})
+
 # JAX does not annotate this function.
 _finfo: Callable[[np.dtype], np.finfo] = jnp.finfo  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
@@ -41,8 +44,11 @@ def break_symmetry(
 
     where the first axis of ``W`` is the input axis and ``N`` is noise. For two copies of each unit,
     these are the pairs ``+N, -N`` of HyperCloning (Samragh et al., 2024). Units may have any number
-    of copies, and not all need the same number. The scale of a norm before a tied head (``.in``)
-    also gets noise.
+    of copies, and not all need the same number. As in the published code, an untied head, which
+    writes tokens or classes, gets no noise.
+
+    Deviation(HyperCloning): the scale of a norm before a tied head (``.in``) also gets noise. With
+    an odd number of copies, all of them get noise; the published code leaves the last one unchanged.
 
     Args:
       params: the *grown* parameters, ``grow(growth, ..., axes)``.
@@ -54,7 +60,7 @@ def break_symmetry(
 
     Returns:
       The parameters with noise. The function is preserved if all copies of a unit have equal
-      activations. Leaves that contract no grown axis are unchanged.
+      activations. Heads, and leaves that contract no grown axis, are unchanged.
 
     Raises:
       TypeError: the growth is `Rules`.
@@ -85,7 +91,7 @@ def break_symmetry(
             for n in names
             if reads(n) and (m := copies.get((axis(n),))) is not None and m.new > m.old
         ]
-        if not mine:
+        if not mine or HEADS & {axis(n) for n in names}:
             return x
         wide = jnp.asarray(x, jnp.promote_types(x.dtype, jnp.float32))
         noise: Array = jax.random.normal(

@@ -158,6 +158,8 @@ class LlamaConfig(TextConfig):
     sinks: bool = dataclasses.field(default=False, repr=False)
     # The bound at which experts clamp gates and units; such experts have biases (gpt-oss). 0: none.
     clamp: float = dataclasses.field(default=0.0, repr=False)
+    # Biases of the MLP only.
+    mlp_bias: bool = dataclasses.field(default=False, repr=False)
 
     causal: ClassVar = True
     tasks: ClassVar = ("tokens", "classes", "states")
@@ -204,10 +206,11 @@ class LlamaConfig(TextConfig):
 
     def _check_experts(self) -> None:
         """Check the settings of the experts. A model without experts has none of them."""
-        if self.experts and not (self.gated and not self.bias and 0 < self.active <= self.experts):
+        plain = self.gated and not (self.bias or self.mlp_bias)
+        if self.experts and not (plain and 0 < self.active <= self.experts):
             raise ValueError(
-                f"LlamaConfig: experts={self.experts} needs gated=True, bias=False and active "
-                f"between 1 and experts, but gated={self.gated}, bias={self.bias} and "
+                f"LlamaConfig: experts={self.experts} needs gated=True, bias=False, mlp_bias=False and active "
+                f"between 1 and experts, but gated={self.gated}, bias={self.bias}, mlp_bias={self.mlp_bias} and "
                 f"active={self.active}"
             )
         if (self.capacity or self.z_loss) and not self.experts:
@@ -312,7 +315,7 @@ class LlamaConfig(TextConfig):
             raise ValueError(
                 f"this model has {self.experts} experts already: give a model without experts"
             )
-        if not self.gated or self.bias:
+        if not self.gated or self.bias or self.mlp_bias:
             raise ValueError(
                 "experts can only be made from gated MLPs without biases, as in Llama or Qwen, but this "
                 "model has other MLPs"
@@ -593,7 +596,7 @@ def mlp(
     activation = ACTIVATIONS[c.activation]
     if not c.experts:
         own = (c.embed, c.mlp, kernel_init, out_init, dtype, activation)
-        return MLP(*own, gated=c.gated, bias=c.bias, name=name)
+        return MLP(*own, gated=c.gated, bias=c.bias or c.mlp_bias, name=name)
     return Experts(
         experts=c.experts,
         active=c.active,

@@ -128,6 +128,26 @@ def test_uneven_groups(tmp_path, folder):
     assert checkpoints.load(tmp_path / "up")[0] == CONFIG
 
 
+def test_solar_averages_the_layers_where_its_copies_meet(tmp_path, folder, capsys):
+    run("grow", folder, tmp_path / "b", "--method", "solar", "--layers", "5", "--blend", "1")
+    expected = grow(
+        operators.solar(SIZES, {"layers": 5}, blend=1),
+        tiny.params(CONFIG, dtype="float32"),
+        CONFIG.axes(),
+    )
+    config, params = checkpoints.load(tmp_path / "b")
+    assert config.layers == 5
+    chex.assert_trees_all_close(params, expected, rtol=1e-5, atol=1e-6)
+    record = json.loads((tmp_path / "b" / "jaxgrow.json").read_text())
+    assert record["arguments"]["blend"] == 1
+    capsys.readouterr()
+    for method, more in (("stack", ["--layers", "8"]), ("upcycle", ["--experts", "4"])):
+        asked = ["grow", str(folder), str(tmp_path / "c"), "--method", method, *more]
+        assert main([*asked, "--blend", "1"]) == 2
+        said = capsys.readouterr().err
+        assert f"{method} does not average layers" in said and "omit --blend" in said
+
+
 TARGETS = {
     "g_stack": {"layers": 8},
     "solar": {"layers": 6},

@@ -190,7 +190,7 @@ SETTINGS = {
     ],
     "LlamaForCausalLM": [
         ENCODER | _TEXT | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6},
-        _GROUPED | {"attention_bias": True, "rope_parameters": _YARN},
+        _GROUPED | {"attention_bias": True, "mlp_bias": True, "rope_parameters": _YARN},
         _GROUPED | {"max_position_embeddings": 5, "rope_parameters": _DYNAMIC},
     ],
     "Qwen2ForCausalLM": [
@@ -250,7 +250,7 @@ SETTINGS = {
         },
     ],
     "GptOssForSequenceClassification": [_GPT_OSS | _LOCAL | {"rope_parameters": _YARN}],
-    "GraniteForCausalLM": [_GRANITE],
+    "GraniteForCausalLM": [_GRANITE, _GRANITE | {"mlp_bias": True}],
     "GraniteMoeHybridForCausalLM": [
         _GRANITE_4 | {"position_embedding_type": "rope"},
         _GRANITE_4 | {"attention_bias": True},
@@ -298,7 +298,10 @@ SETTINGS = {
             )
         ),
     ],
-    "SmolLM3ForCausalLM": [_GROUPED | {"pad_token_id": 1, "no_rope_layers": [1, 0]}],
+    "SmolLM3ForCausalLM": [
+        _GROUPED | {"pad_token_id": 1, "no_rope_layers": [1, 0]},
+        _GROUPED | {"pad_token_id": 1, "no_rope_layers": [1, 0], "mlp_bias": True},
+    ],
     "GPTNeoXForCausalLM": [
         _NEOX,
         _NEOX | {"hidden_act": "gelu_fast"},

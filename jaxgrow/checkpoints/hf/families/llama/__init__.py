@@ -29,6 +29,8 @@ Each group of models has a file in this folder. `parts` has the names of the par
 """
 
 from jaxgrow.checkpoints.hf.families.llama.architectures import (
+    MLP_BIAS_ABSENT,
+    MLP_BIAS_FIELDS,
     SILU,
     architectures,
     read_biased,
@@ -51,7 +53,9 @@ LLAMA = architectures(
     2048,
     read_biased,
     written_biased,
-    settings={"hidden_act": SILU, "mlp_bias": (False,)},
+    fields=MLP_BIAS_FIELDS,
+    absent=MLP_BIAS_ABSENT,
+    settings={"hidden_act": SILU},
     heads="must divide embed",
 )
 # Each model has an architecture that predicts tokens, followed by one that predicts classes.

@@ -16,6 +16,9 @@ from jaxgrow.models.llama import LlamaConfig
 
 SILU = ("silu", "swish")
 UNBIASED = {"hidden_act": SILU, "attention_bias": (False,)}
+#: The fields of an MLP that may have biases, and their values in files that do not have the keys.
+MLP_BIAS_FIELDS = {"rms_norm_eps": "eps", "mlp_bias": "mlp_bias"}
+MLP_BIAS_ABSENT = {"rms_norm_eps": 1e-6, "mlp_bias": False}
 #: The fields of a mixture of experts, and their values in files that do not have the keys.
 MIXTURE_FIELDS = {
     "rms_norm_eps": "eps",

@@ -103,10 +103,10 @@ GRANITE, _ = architectures(
     2048,
     _read_granite,
     _written_granite,
-    fields=_FIELDS,
-    absent=_ABSENT,
+    fields={**_FIELDS, "mlp_bias": "mlp_bias"},
+    absent={**_ABSENT, "mlp_bias": False},
     names=_names,
-    settings={"hidden_act": SILU, "mlp_bias": (False,)},
+    settings={"hidden_act": SILU},
     heads="must divide embed",
 )
 GRANITE_4, _ = architectures(

@@ -47,7 +47,7 @@ def names(
         found |= _projection(config, part, ours, fused)
         if config.query_norm != "none" and ours != "value":
             found |= _projection_norm(config, ours, one)
-    found |= _experts(experts) if config.experts else _mlp(fused)
+    found |= _experts(experts) if config.experts else _mlp(config, fused)
     found |= _attention_out(config)
     if config.experts:
         found |= {"blocks/mlp/router/kernel": Stored(f"{LAYER}{router}.weight", "experts embed")}
@@ -105,7 +105,7 @@ def _attention_out(config: LlamaConfig) -> dict[str, Stored]:
     return found
 
 
-def _mlp(fused: bool) -> dict[str, Stored]:
+def _mlp(config: LlamaConfig, fused: bool) -> dict[str, Stored]:
     found = {}
     for part, (ours, layout) in enumerate(_MLP.items()):
         if fused and ours != "down":
@@ -113,6 +113,9 @@ def _mlp(fused: bool) -> dict[str, Stored]:
         else:
             kernel = Stored(f"{LAYER}mlp.{ours}_proj.weight", layout)
         found[f"blocks/mlp/{ours}/kernel"] = kernel
+        if config.mlp_bias:
+            outputs = layout.partition(" ")[0]
+            found[f"blocks/mlp/{ours}/bias"] = Stored(f"{LAYER}mlp.{ours}_proj.bias", outputs)
     return found
 
 

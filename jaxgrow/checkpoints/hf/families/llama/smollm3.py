@@ -3,7 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jaxgrow.checkpoints.hf.families.llama.architectures import UNBIASED, architectures, read_llama
+from jaxgrow.checkpoints.hf.families.llama.architectures import (
+    MLP_BIAS_ABSENT,
+    MLP_BIAS_FIELDS,
+    UNBIASED,
+    architectures,
+    read_llama,
+)
 from jaxgrow.checkpoints.hf.rope import written_rope
 from jaxgrow.models.llama import LlamaConfig, period
 
@@ -31,7 +37,8 @@ SMOLLM3 = architectures(
     32768,
     _read_smollm3,
     _written_smollm3,
-    settings={**UNBIASED, "mlp_bias": (False,), "use_sliding_window": (False,)},
-    absent={"tie_word_embeddings": True},
+    fields=MLP_BIAS_FIELDS,
+    settings={**UNBIASED, "use_sliding_window": (False,)},
+    absent={**MLP_BIAS_ABSENT, "tie_word_embeddings": True},
     heads="free",
 )
