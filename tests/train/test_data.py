@@ -17,6 +17,7 @@ import runs
 import tensorflow_datasets as tfds
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from jaxgrow.checkpoints.io.checksums import seal
 from train.common import files
 from train.common.errors import UserError
 from train.data import corpus, formats, tokenise
@@ -390,7 +391,12 @@ def test_a_killed_tokenisation_resumes_at_its_last_shard(text, encoded, small_pi
     again = tokens(text)
     assert (again.train.tolist(), again.valid.tolist()) == expected
     assert len(encoded) == everything - 9  # three shards of three batches are reused
-    assert {p.name for p in Path(text.cache).glob("*/*")} == {"train", "valid", "about.json"}
+    assert {p.name for p in Path(text.cache).glob("*/*")} == {
+        "train",
+        "valid",
+        "about.json",
+        "SHA256SUMS",
+    }
 
 
 # --- the cache ---
@@ -425,7 +431,11 @@ def test_who_wants_what_another_makes_waits_for_it(tmp_path):
     go.set()
     for thread in threads:
         thread.join()
-    assert len(count) == 1 and [p.name for p in tmp_path.glob("**/*")] == ["made", "file"]
+    assert len(count) == 1 and sorted(p.name for p in tmp_path.glob("**/*")) == [
+        "SHA256SUMS",
+        "file",
+        "made",
+    ]
 
 
 def test_a_folder_renamed_during_mkdir_is_accepted(tmp_path, monkeypatch):
@@ -433,6 +443,8 @@ def test_a_folder_renamed_during_mkdir_is_accepted(tmp_path, monkeypatch):
 
     def late(self, *arguments, **options):
         mkdir(folder)  # Another process creates the folder first.
+        (folder / "file").write_text("another's")
+        seal(folder)
         raise FileExistsError(self)
 
     monkeypatch.setattr(Path, "mkdir", late)
@@ -449,11 +461,12 @@ def test_what_came_to_be_between_the_look_and_the_lock_is_kept(tmp_path, monkeyp
     def late(*arguments):
         folder.mkdir()
         (folder / "file").write_text("another's")
+        seal(folder)
         lock(*arguments)
 
     monkeypatch.setattr(files.fcntl, "flock", late)
     assert cached(folder, lambda _: pytest.fail("it is there")) == folder
-    assert [p.name for p in tmp_path.glob("**/*")] == ["made", "file"]
+    assert sorted(p.name for p in tmp_path.glob("**/*")) == ["SHA256SUMS", "file", "made"]
 
 
 def test_who_waits_for_one_that_fails_makes_it(tmp_path):
@@ -480,7 +493,7 @@ def test_who_waits_for_one_that_fails_makes_it(tmp_path):
     go.set()
     for thread in threads:
         thread.join()
-    assert [p.name for p in tmp_path.glob("**/*")] == ["made", "file"]
+    assert sorted(p.name for p in tmp_path.glob("**/*")) == ["SHA256SUMS", "file", "made"]
 
 
 def test_the_cache_is_used_and_rebuilt_when_the_text_changes(text):

@@ -2,22 +2,30 @@
 
 import bz2
 import gzip
+import io
 import json
 import lzma
 import os
+import shutil
 import subprocess
 import sys
+import tarfile
+import zipfile
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from PIL import Image
 from pyarrow import parquet
 
 from jaxgrow.untrusted import using_limits
 from train.common.errors import UserError
 from train.data import formats, idx
 from train.data.corpus import shards, splits, text
+from train.data.images import Images, images
 from train.data.labelled import table
+from train.data.text import Data, tokens
 from train.data.tfds import checked_info
 
 ROOT = Path(__file__).parents[2]
@@ -248,3 +256,195 @@ def test_no_module_is_imported_by_the_name_of_a_feature(tmp_path):
     (tmp_path / "features.json").write_text(json.dumps({"featuresDict": inner}))
     with pytest.raises(UserError, match="importing it could run code"):
         checked_info(tmp_path)
+
+
+# --- the cache ---
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    (tmp_path / "a.txt").write_text("a text " * 100)
+    (tmp_path / "b.txt").write_text("b text " * 100)
+    return Data("text", str(tmp_path), valid_fraction=0.5, cache=str(tmp_path / ".cache"))
+
+
+def test_changed_bytes_of_the_cache_are_made_again_with_a_note(corpus, capfd):
+    before = tokens(corpus)
+    expected = (before.train.tobytes(), before.identity)
+    (folder,) = Path(corpus.cache).iterdir()
+    content = bytearray((folder / "train").read_bytes())
+    content[0] ^= 1
+    (folder / "train").write_bytes(content)
+    after = tokens(corpus)
+    assert (after.train.tobytes(), after.identity) == expected
+    assert "is damaged (train has changed): it is made again" in capfd.readouterr().err
+    assert [p.name.partition("-")[0] for p in Path(corpus.cache).iterdir()].count("damaged") == 1
+
+
+def test_a_changed_corpus_is_read_again_with_a_note(corpus, capfd):
+    tokens(corpus)
+    assert "changed" not in capfd.readouterr().err
+    os.utime(Path(corpus.path) / "a.txt", ns=(0, 0))
+    tokens(corpus)
+    assert "the data have changed since they were cached" in capfd.readouterr().err
+    tokens(corpus)
+    assert "changed" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["link", "hard link", "folder", "others"])
+def test_no_link_in_the_cache_is_written_through(corpus, tmp_path, kind):
+    tokens(corpus)
+    (folder,) = Path(corpus.cache).iterdir()
+    folder.rename(tmp_path / ".moved")
+    work = folder.with_name(f".unfinished-{folder.name}")
+    victim = tmp_path / ".victim"
+    victim.mkdir()
+    (victim / "train").write_text("precious")
+    if kind == "folder":
+        work.symlink_to(victim)
+    else:
+        (work / "new").mkdir(parents=True)
+    if kind == "link":
+        (work / ".lock").touch()
+        (work / "new" / "train").symlink_to(victim / "train")
+    if kind == "hard link":
+        (work / ".lock").touch()
+        (work / "new" / "train").hardlink_to(victim / "train")
+    with pytest.raises(UserError, match="is not a working folder of the cache"):
+        tokens(corpus)
+    assert (victim / "train").read_text() == "precious"
+
+
+# --- images ---
+
+
+def pictures(folder: Path) -> Path:
+    for name in ("ant", "bee"):
+        (folder / name).mkdir(parents=True)
+        for i in range(4):
+            Image.new("RGB", (8, 8), (i, 0, 0)).save(folder / name / f"{i}.png")
+    return folder
+
+
+def seen(path: Path, **more) -> Any:
+    cache = path.parent / ".cache"
+    return images(Images("folder", str(path), cache=str(cache), **more))
+
+
+@pytest.mark.parametrize("kind", ["EPS", "GIF", "TIFF", "BMP", "WEBP", "PPM", "ICNS", "PCX"])
+def test_only_png_and_jpeg_are_decoded(tmp_path, kind, monkeypatch):
+    path = pictures(tmp_path / "tree")
+    Image.new("RGB", (64, 64)).save(path / "ant" / "0.png", kind)
+    monkeypatch.setattr(subprocess, "Popen", None)
+    with pytest.raises(UserError, match=r"cannot read ant/0.png in .*cannot identify"):
+        seen(path)
+
+
+def test_a_decompression_bomb_is_an_error(tmp_path):
+    path = pictures(tmp_path / "tree")
+    Image.new("1", (9500, 9500)).save(path / "ant" / "0.png")
+    with pytest.raises(UserError, match=r"cannot read ant/0.png in .*decompression bomb"):
+        seen(path, size=8)
+
+
+def test_links_of_images_do_not_leave_the_folder(tmp_path):
+    path = pictures(tmp_path / "tree")
+    (path / "ant" / "0.png").rename(tmp_path / "secret.png")
+    (path / "ant" / "0.png").symlink_to(tmp_path / "secret.png")
+    with pytest.raises(UserError, match="outside the folder"):
+        seen(path)
+
+
+def as_tar(path: Path, out: Path, how: str, *members: tarfile.TarInfo) -> Path:
+    with tarfile.open(out, how) as archive:
+        archive.add(path, "tree")
+        for member in members:
+            archive.addfile(member)
+    return out
+
+
+def member(name: str, **fields: Any) -> tarfile.TarInfo:
+    about = tarfile.TarInfo(name)
+    for field, value in fields.items():
+        setattr(about, field, value)
+    return about
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        member("tree/ant/x.png", type=tarfile.SYMTYPE, linkname="../../../../etc/passwd"),
+        member("tree/ant/x.png", type=tarfile.LNKTYPE, linkname="tree/ant/y.png"),
+        member("tree/ant/x.png", type=tarfile.SYMTYPE, linkname="x.png"),
+        member("tree/ant/x.png", type=tarfile.CHRTYPE, devmajor=1, devminor=5),
+        member("tree/ant/x.png", type=tarfile.FIFOTYPE),
+        member("tree/ant/x.png", type=tarfile.DIRTYPE),
+    ],
+    ids=["link out", "lost link", "loop", "device", "FIFO", "folder"],
+)
+def test_members_of_a_tar_are_files(tmp_path, about):
+    path = as_tar(pictures(tmp_path / "tree"), tmp_path / "a.tar", "w", about)
+    with pytest.raises(UserError, match="cannot read "):
+        seen(path)
+
+
+def sparse(size: int) -> bytes:
+    """A member of a tar with ``size`` bytes, none of which is stored."""
+    about = member("tree/ant/x.png", type=tarfile.GNUTYPE_SPARSE, size=0)
+    header = bytearray(about.tobuf(tarfile.GNU_FORMAT))
+    header[386:410] = b"%011o\0%011o\0" % (size, 0)
+    header[483:495] = b"%011o\0" % size
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header)
+
+
+@pytest.mark.parametrize("size", [65 << 20, 1 << 32])
+def test_sparse_members_are_refused(tmp_path, size):
+    path = as_tar(pictures(tmp_path / "tree"), tmp_path / "a.tar", "w")
+    content = path.read_bytes().rstrip(b"\0")
+    content += b"\0" * (-len(content) % 512) + sparse(size) + b"\0" * 1024
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"x.png in .* --limits record="):
+        seen(path)
+
+
+@pytest.mark.parametrize("kind", ["gz", "bz2", "xz"])
+def test_a_compressed_tar_that_is_too_large_is_refused(tmp_path, kind):
+    large = member("tree/zeros", size=6 << 20)
+    path = tmp_path / f"a.tar.{kind}"
+    with tarfile.open(path, f"w:{kind}") as archive:
+        archive.addfile(large, io.BytesIO(bytes(6 << 20)))
+        archive.add(pictures(tmp_path / "tree"), "tree")
+    assert len(seen(path).train)
+    shutil.rmtree(tmp_path / ".cache")
+    with using_limits(bytes=1 << 20), pytest.raises(UserError, match="decompresses to too much"):
+        seen(path)
+
+
+def zipped(path: Path, out: Path, **extra: bytes) -> Path:
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in sorted(path.rglob("*.png")):
+            archive.write(file, file.relative_to(path.parent))
+        for name, content in extra.items():
+            archive.writestr(f"tree/ant/{name}.png", content)
+    return out
+
+
+def test_members_of_a_zip_have_limits(tmp_path):
+    path = zipped(pictures(tmp_path / "tree"), tmp_path / "a.zip", x=bytes(70 << 20))
+    with pytest.raises(UserError, match=r"x.png in .* --limits record="):
+        seen(path)
+
+
+@pytest.mark.parametrize(("place", "value"), [(8, 1), (10, 99)], ids=["encrypted", "method"])
+def test_encryption_and_methods_of_a_zip_are_one_line(tmp_path, place, value):
+    path = zipped(pictures(tmp_path / "tree"), tmp_path / "a.zip")
+    content = bytearray(path.read_bytes())
+    at = content.index(b"PK\1\2")
+    content[at + place] |= value
+    content[place - 2] |= value
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="cannot read ") as error:
+        seen(path)
+    assert "\n" not in str(error.value)

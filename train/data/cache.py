@@ -1,28 +1,72 @@
-"""Cached folders, which appear completely or not at all."""
+"""Cached folders, which appear completely or not at all, and are verified when they are opened."""
 
+import hashlib
+import json
+import os
+import secrets
 import shutil
+import stat
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+from jaxgrow.checkpoints.io.checksums import damage, seal
 from jaxgrow.checkpoints.io.folders import sync, sync_folder
+from train.common.errors import UserError
 from train.common.files import lock
+from train.common.output import say
 
 # If a folder has this file, an interrupted computation is continued from it.
 PROGRESS = "progress.json"
+_LOCK = ".lock"
+_NEW = "new"  # the folder that is filled, in the working folder
+# The state of the folders that this process has verified. A run opens its data several times.
+_verified: dict[Path, Any] = {}
+
+
+def cache_folder(cache: str, settings: Any, content: str) -> Path:
+    """The folder of a result in the cache.
+
+    If there is a result for the same settings and other content, the change is said: the user may
+    not expect that the data are read again.
+
+    Args:
+      cache: the folder of the cache.
+      settings: JSON value of the settings, including the path of the data.
+      content: a text that differs if the data may have changed.
+    """
+    which = hashlib.sha256(json.dumps(settings, default=str).encode()).hexdigest()[:8]
+    home = Path(cache).expanduser()
+    folder = home / f"{which}-{hashlib.sha256(content.encode()).hexdigest()[:24]}"
+    if not os.path.lexists(folder) and any(home.glob(f"{which}-*")):
+        say(
+            f"the data have changed since they were cached in {home}: they are read again",
+            file=sys.stderr,
+        )
+    return folder
 
 
 def cached(folder: Path, make: Callable[[Path], None]) -> Path:
     """Return ``folder``. If it does not exist, ``make`` fills a working folder, which is renamed.
 
+    The folder has checksums, which are verified when a process opens it first. This takes about as
+    long as reading it. A damaged folder is set aside with a note, and made again.
+
     Processes that need the same folder wait for the first one. If ``make`` was killed, the next
     call finds its files. If ``make`` failed, its files are deleted, unless they include `PROGRESS`.
+
+    Raises:
+      UserError: the folder or its working folder is a link, or was not made by this user.
     """
     work = folder.with_name(f".unfinished-{folder.name}")
-    while not folder.exists():
+    while _wrong(folder) is not None:
         try:
             work.mkdir(parents=True, exist_ok=True)
-            locked = lock(work / ".lock", wait=True)
-        except FileNotFoundError:  # another process has just finished and renamed it
+            _check_own(work)
+            locked = lock(work / _LOCK, wait=True)
+        except FileNotFoundError:  # another process has just finished and removed it
             continue
         except FileExistsError:  # removed between the two checks of mkdir
             if work.is_file():
@@ -30,23 +74,92 @@ def cached(folder: Path, make: Callable[[Path], None]) -> Path:
             continue
         with locked:
             # Another process finished it before this process created its own working folder.
-            if folder.exists():
-                shutil.rmtree(work)
-                continue
-            try:
-                make(work)
-                (work / PROGRESS).unlink(missing_ok=True)
-                sync(work)
-                (work / ".lock").unlink()
-                work.rename(folder)
-                sync_folder(folder.parent)
-            except BaseException:
-                if not (work / PROGRESS).exists():
-                    shutil.rmtree(work, ignore_errors=True)
-                raise
+            if (wrong := _wrong(folder)) is not None:
+                if os.path.lexists(folder):
+                    _set_aside(folder, wrong)
+                _make(folder, work, make)
+            _remove(work)
+            return folder
     return folder
+
+
+def _make(folder: Path, work: Path, make: Callable[[Path], None]) -> None:
+    new = work / _NEW
+    try:
+        new.mkdir(exist_ok=True)
+        make(new)
+        (new / PROGRESS).unlink(missing_ok=True)
+        seal(new)
+        sync(new)
+        new.rename(folder)
+        sync_folder(folder.parent)
+    except BaseException:
+        if not (new / PROGRESS).exists():
+            _remove(work)
+        raise
+
+
+def _remove(work: Path) -> None:
+    """Remove a working folder, the lock last: another process may then begin in it."""
+    with suppress(OSError):
+        for entry in [*work.iterdir()]:
+            if entry.is_dir():
+                shutil.rmtree(entry)
+            elif entry.name != _LOCK:
+                entry.unlink()
+        (work / _LOCK).unlink()
+        work.rmdir()
 
 
 def again(folder: Path) -> str:
     """The hint for restoring damaged files in a folder of the cache."""
     return f"delete the folder {folder} and repeat the command, which creates it again"
+
+
+def _wrong(folder: Path) -> str | None:
+    """How the folder differs from its checksums; None if it is complete."""
+    if not os.path.lexists(folder):
+        return "it is missing"
+    if folder.is_symlink() or not folder.is_dir():
+        raise UserError(f"{folder} is not a folder of the cache; delete it or name another cache")
+    state = [
+        (file.name, about.st_size, about.st_mtime_ns, about.st_ino)
+        for file in sorted(folder.iterdir())
+        for about in [file.stat()]
+    ]
+    if _verified.get(folder) == state:
+        return None
+    wrong = damage(folder)
+    if wrong is None:
+        _verified[folder] = state
+    return wrong
+
+
+def _set_aside(folder: Path, wrong: str) -> None:
+    aside = folder.with_name(f"damaged-{folder.name}-{secrets.token_hex(4)}")
+    folder.rename(aside)
+    say(
+        f"the cache {folder} is damaged ({wrong}): it is made again. The damaged files are in {aside}, which can be deleted",
+        file=sys.stderr,
+    )
+
+
+def _check_own(work: Path) -> None:
+    """Check that a working folder, whose name can be foreseen, was made by `cached`.
+
+    Files are appended to, truncated and deleted there.
+    """
+    about = work.lstat()
+    own = not hasattr(os, "getuid") or about.st_uid == os.getuid()
+    there = [] if not own else [entry.name for entry in os.scandir(work)]
+    marked = not there or _LOCK in there
+    files = (
+        [file.lstat() for file in work.rglob("*")] if own and stat.S_ISDIR(about.st_mode) else []
+    )
+    regular = all(
+        stat.S_ISDIR(f.st_mode) or (stat.S_ISREG(f.st_mode) and f.st_nlink == 1) for f in files
+    )
+    if stat.S_ISLNK(about.st_mode) or not own or not marked or not regular:
+        raise UserError(
+            f"{work} is not a working folder of the cache, or has links in it: move it away, or name another cache"
+        )

@@ -163,10 +163,14 @@ class _Counted(io.RawIOBase):
         if whence == io.SEEK_END:
             raise OSError("the size of a compressed file is not known")
         target = offset + (self._place if whence == io.SEEK_CUR else 0)
-        # The decoder decompresses everything up to this place.
-        self._moved(target)
-        self._stream.seek(target)
-        return target
+        while target > self._place and (
+            content := self._stream.read(min(_BUFFER, target - self._place))
+        ):
+            self._moved(self._place + len(content))
+        if target < self._place:
+            self._stream.seek(target)
+            self._place = target
+        return self._place
 
     def tell(self) -> int:
         return self._place

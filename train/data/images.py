@@ -7,11 +7,10 @@ pure: the same generator gives the same sample. Without validation images, some 
 import hashlib
 import io
 import json
-import lzma
 import posixpath
 import tarfile
+import warnings
 import zipfile
-import zlib
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
@@ -21,12 +20,14 @@ import numpy as np
 from tqdm import tqdm
 
 from jaxgrow.checkpoints.io.checksums import sha256
+from jaxgrow.untrusted import limits, open_regular
 from train.common.errors import UserError
 from train.common.files import read_json, write_json
 from train.data import idx
 from train.data.augment import Augment
-from train.data.cache import again, cached
+from train.data.cache import again, cache_folder, cached
 from train.data.corpus import prepared
+from train.data.decoding import COMPRESSED, MAGIC, decompressed, in_folder, read_regular, readable
 from train.data.splitting import exact, held_out
 from train.data.workers import cores
 
@@ -337,13 +338,16 @@ def _folder(data: Images) -> _Kept:
     files = {path.name: path}
     if path.is_dir():
         files = {name: path / name for name, _ in _contents(path) if _is_image(name)}
+        with readable(path):
+            for file in files.values():
+                in_folder(path, file)
     identity = []
     for name, file in sorted(files.items()):
         # The name of a symlink decides the class, and its target the pixels.
         about = file.stat()
         identity.append((name, str(file.resolve()), about.st_size, about.st_mtime_ns))
     key = json.dumps(["names, splits, pixels of 8 bits", identity, data.size])
-    folder = Path(data.cache).expanduser() / hashlib.sha256(key.encode()).hexdigest()[:24]
+    folder = cache_folder(data.cache, [str(path.resolve()), data.size], key)
     cached(folder, lambda work: _decode(path, data.size, work))
     store = _mapped(folder)
     about = read_json(folder / "about.json", again(folder), ("classes", "content", "trained"))
@@ -363,30 +367,56 @@ def _is_image(name: str) -> bool:
 
 def _contents(path: Path, wanted: Container[str] = ()) -> Iterator[tuple[str, bytes]]:
     """The names of all files, with the bytes of the wanted files."""
-    try:
-        if path.is_dir():
-            for file in path.rglob("*"):
-                name = file.relative_to(path).as_posix()
-                if file.is_file():
-                    yield name, file.read_bytes() if name in wanted else b""
-        elif zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:
-                for name in archive.namelist():
-                    yield name, archive.read(name) if name in wanted else b""
-        else:
-            with tarfile.open(path) as archive:
-                for member in archive:
-                    file = archive.extractfile(member) if member.name in wanted else None
-                    yield member.name, file.read() if file else b""
-    except (
-        OSError,
-        EOFError,
-        tarfile.TarError,
-        zipfile.BadZipFile,
-        lzma.LZMAError,
-        zlib.error,
-    ) as error:
-        raise UserError(f"cannot read {path}: {error}") from error
+    with readable(path):
+        read = _in_folder if path.is_dir() else _in_zip if zipfile.is_zipfile(path) else _in_tar
+        made = 0
+        size = 0 if path.is_dir() else path.stat().st_size
+        for n, (name, content) in enumerate(read(path, wanted), 1):
+            made += 0 if path.is_dir() else len(content)
+            limits().check(str(path), entries=n)
+            limits().check_expansion(str(path), made, size)
+            yield name, content
+
+
+def _in_folder(path: Path, wanted: Container[str]) -> Iterator[tuple[str, bytes]]:
+    for file in path.rglob("*"):
+        name = file.relative_to(path).as_posix()
+        if file.is_file():
+            yield name, read_regular(in_folder(path, file)) if name in wanted else b""
+
+
+def _in_zip(path: Path, wanted: Container[str]) -> Iterator[tuple[str, bytes]]:
+    with open_regular(path.resolve()) as raw, zipfile.ZipFile(raw) as archive:
+        for about in archive.infolist():
+            content = b""
+            if about.filename in wanted:
+                # `zipfile` reads no more than this size.
+                limits().check(f"{about.filename} in {path}", record=about.file_size)
+                content = archive.read(about)
+            yield about.filename, content
+
+
+def _in_tar(path: Path, wanted: Container[str]) -> Iterator[tuple[str, bytes]]:
+    with open_regular(path.resolve()) as raw:
+        head = raw.peek(8)  # type: ignore[attr-defined]
+        kind = next((kind for magic, kind in MAGIC.items() if head.startswith(magic)), None)
+        file: Any = raw if kind is None else decompressed(raw, COMPRESSED[kind], path)
+        before = -1
+        with file, tarfile.open(fileobj=file, mode="r:") as archive:
+            for member in archive:
+                # Otherwise a negative size makes `tarfile` read the same member forever.
+                if member.offset <= before:
+                    raise tarfile.TarError("its members are not in order")
+                before = member.offset
+                yield member.name, _member(archive, member, path) if member.name in wanted else b""
+
+
+def _member(archive: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> bytes:
+    file = archive.extractfile(member)
+    # The size of a sparse member, or of the target of a link, does not depend on the archive.
+    content = b"" if file is None else file.read(limits().record + 1)
+    limits().check(f"{member.name} in {path}, or its first part,", record=len(content))
+    return content
 
 
 def _splits(names: list[str]) -> tuple[list[str], list[str]]:
@@ -488,25 +518,26 @@ def _decoded(content: bytes, name: str, size: int | None) -> tuple[Any, bool]:
     """
     from PIL import Image, ImageOps
 
-    try:
-        with _opened(content) as opened:
-            gray = opened.mode in ("1", "L")
-            image = opened.convert("RGB")
-    except Exception as error:
-        raise UserError(f"cannot decode {name}: {error}; replace or remove the image") from error
+    with readable(name, "replace or remove the image"), _opened(content) as opened:
+        gray = opened.mode in ("1", "L")
+        image = opened.convert("RGB")
     if size is not None:
         image = ImageOps.fit(image, (size, size), Image.Resampling.BICUBIC)
     return image, gray
 
 
 def _opened(content: bytes) -> Any:
-    """A Pillow image of at most 8 bits per channel.
+    """A Pillow image of at most 8 bits per channel, from a PNG or JPEG file.
+
+    Other decoders of Pillow start programs, such as Ghostscript, or have had more errors.
 
     Pillow itself cuts gray values of 16 bits off at 255, so nearly all pixels would be white.
     """
     from PIL import Image
 
-    image = Image.open(io.BytesIO(content))
+    # Pillow only warns before it decodes an image of a gigabyte.
+    warnings.simplefilter("error", Image.DecompressionBombWarning)
+    image = Image.open(io.BytesIO(content), formats=("PNG", "JPEG"))
     if image.mode == "I" or image.mode.startswith("I;16"):
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     return image
@@ -527,8 +558,11 @@ class _Records:
         return len(self.source)
 
     def __getitem__(self, i: int) -> tuple[Any, int]:
-        record = self.source[i]
-        return _opened(record[self.image]), int(record[self.label])
+        with readable(f"record {i} of tensorflow-datasets", "prepare the dataset again"):
+            record = self.source[i]
+            image = _opened(record[self.image])
+            image.load()
+            return image, int(record[self.label])
 
 
 def _tfds(data: Images) -> tuple[_Kept, _Kept | None]:

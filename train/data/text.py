@@ -21,7 +21,7 @@ from train.common.errors import UserError
 from train.common.files import read_json, write_json
 from train.data import corpus as reading
 from train.data import named_splits
-from train.data.cache import PROGRESS, again, cached
+from train.data.cache import PROGRESS, again, cache_folder, cached
 from train.data.corpus import Corpus
 from train.data.cutting import TextEncoder, cut
 from train.data.special import (
@@ -170,10 +170,11 @@ def tokens(data: Data) -> Tokens:
 
     def make(work: Path) -> None:
         _make(corpus, data, vocab, held, work)
+        if _corpus(data).key != corpus.key:
+            (work / PROGRESS).unlink(missing_ok=True)
+            raise UserError(f"{data.path} changed while it was read; repeat the command")
 
-    folder = cached(
-        Path(data.cache).expanduser() / hashlib.sha256(key.encode()).hexdigest()[:24], make
-    )
+    folder = cached(cache_folder(data.cache, asdict(data), key), make)
     about = read_json(folder / "about.json", again(folder), ("train", "valid", "tokens", "read"))
     train, valid = (
         _mapped(folder, *part, dtype(vocab))
