@@ -188,19 +188,30 @@ def shapes(data: Data | Images | Labelled, model: Config, samples: int) -> Batch
 class Stream(grain.DatasetIterator):
     """Batches of ``samples``, an endless `grain.MapDataset`.
 
+    The first ``first`` samples are skipped. ``seed`` is the one of their order.
+
     A thread and ``workers`` processes read ahead. Of each batch, only ``rows`` are read. The state
     is the number of samples that were taken, in full batches. Samples that were only read ahead are
     not counted. `close` ends the processes, and the next batch would start them again. They also
     end when this process ends, even if it is killed.
     """
 
-    def __init__(self, samples: grain.MapDataset, batch: int, rows: np.ndarray, workers: int = 0):
+    def __init__(
+        self,
+        samples: grain.MapDataset,
+        batch: int,
+        rows: np.ndarray,
+        workers: int = 0,
+        first: int = 0,
+        seed: int = 0,
+    ):
         super().__init__()
+        self.seed = seed
         self._samples = samples
         self._batch = batch
         self._rows = rows
         self._workers = workers
-        self._taken = 0
+        self._taken = first
         self._ahead = None
         self._end = lambda: None
 
@@ -275,7 +286,9 @@ def _joined(chunks: Sequence[Any]) -> Any:
     return jax.tree.map(lambda *parts: np.concatenate(parts), *chunks)
 
 
-def training(source: Source, batch: int, seed: int, rows: np.ndarray | None = None) -> Stream:
+def training(
+    source: Source, batch: int, seed: int, rows: np.ndarray | None = None, first: int = 0
+) -> Stream:
     """An endless iterator of training batches, reshuffled each epoch.
 
     The batches are the same for any number of processes. The state (``get_state``, ``set_state``)
@@ -286,6 +299,7 @@ def training(source: Source, batch: int, seed: int, rows: np.ndarray | None = No
       batch: samples per batch, over all processes.
       seed: random seed of the order and of the random part of each sample.
       rows: the rows of each batch that this process reads; None: all.
+      first: number of samples of this order that are skipped.
 
     Raises:
       UserError: there are fewer samples than one batch.
@@ -297,7 +311,8 @@ def training(source: Source, batch: int, seed: int, rows: np.ndarray | None = No
     samples = (
         grain.MapDataset.range(len(source)).seed(seed).shuffle().repeat().random_map(source.sample)
     )
-    return Stream(samples, batch, np.arange(batch) if rows is None else rows, source.workers)
+    mine = np.arange(batch) if rows is None else rows
+    return Stream(samples, batch, mine, source.workers, first, seed)
 
 
 def validation(

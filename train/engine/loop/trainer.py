@@ -30,6 +30,7 @@ from train.engine.run.intact import newest_step
 from train.engine.run.origin import Origin, chosen, copy_log, restored
 from train.engine.run.record import RunRecord
 from train.engine.run.recorder import Recorder
+from train.engine.run.seen import order_of
 from train.engine.run.stop import Stop
 from train.engine.run.workdir import Workdir, imported
 from train.engine.state.mesh import batch_devices, put, rows, token_devices
@@ -103,7 +104,7 @@ def _run(
     xla.keep_programs()
     experiment, _ = settled(asked, machine(), _say)
     mesh = _mesh(experiment)
-    data = everywhere(lambda: RunData(experiment, mesh))
+    data = everywhere(lambda: RunData(experiment, mesh, workdir))
     _same("data", data.identity)
     once(lambda: workdir.check_data(data.identity))
     with _opened(
@@ -120,6 +121,8 @@ def _run(
     result |= trainer.validation | {"model": model.config.as_json(), "xla": xla.recorded(mesh)}
     about = once(lambda: workdir.config)
     result |= {key: about[key] for key in ("changes", "from") if key in about}
+    last = data.training.get_state()["next_index"]
+    result |= {"order": data.order.as_json() | {"last": last}}
     result |= {"corpus": data.identity} | ({"labels": data.labels} if data.labels else {})
     tokenizer = getattr(experiment.data, "tokenizer", None)
     tokenizer = None if tokenizer == "none" else tokenizer
@@ -196,7 +199,16 @@ def _opened(
             workdir.same_data(record.corpus or data.identity, data.identity)
         step = record.cost.steps
         about = origin and origin.as_json()
-        for line in once(lambda: workdir.begin(asked, data.identity, sources, step, about)):
+        for line in once(
+            lambda: workdir.begin(
+                asked,
+                data.identity,
+                sources,
+                step,
+                about,
+                data.order.as_json() if data.order.first else None,
+            )
+        ):
             _say(line)
         tokenizer = getattr(experiment.data, "tokenizer", None)
         once(lambda: workdir.keep_tokenizer(tokenizer))
@@ -204,7 +216,7 @@ def _opened(
             once(lambda: copy_log(origin, workdir, record))
             record = replace(record, configs=configs_of(models), head=data.head)
             checkpoints.save(step, models, data.training, record)
-        for line in data.report:
+        for line in [*data.report, *data.continued]:
             _say(line)
         imported = sum(
             account.flops
@@ -271,7 +283,7 @@ class RunData:
     batch that belong to its devices.
     """
 
-    def __init__(self, experiment: Experiment, mesh: Mesh):
+    def __init__(self, experiment: Experiment, mesh: Mesh, workdir: Workdir):
         e = experiment
         training, validation = batches.sources(e.data, e.model)
         probes = max(phase.probes for phase in e.plan)
@@ -287,14 +299,17 @@ class RunData:
                 f"use a batch that is a multiple of {devices * e.accumulate}, or a smaller accumulate"
             )
         few = rows(micro, mesh)
-        self.training = batches.training(training, e.batch, e.seed, mine)
+        about = batches.identity(e.data, e.model)
+        self.order, self.continued = order_of(e, workdir, about, len(training))
+        order = self.order
+        self.training = batches.training(training, e.batch, order.seed, mine, order.first)
         self.validation = batches.validation(validation, e.batch, e.eval_batches, mine)
         self.probe = put(
             batches.probe(validation, e.batch, e.eval_batches, micro, probes, few), mesh, dim=1
         )
         # A small validation set can have fewer samples than `eval_batches * batch`.
         evaluated = len(self.validation) * e.batch
-        self.identity = batches.identity(e.data, e.model) | {"evaluated": evaluated}
+        self.identity = about | {"evaluated": evaluated}
         self.labels = batches.labels(e.data)
         self.head = batches.head(e.data, e.model)
         self.report = batches.report(e.data)

@@ -133,7 +133,8 @@ def restored(
     lines = [
         f"starting from checkpoint {origin.step} of {origin.folder}, step {saved.step} of {label}"
     ]
-    new = _other_order(source.config, as_json(experiment), saved.corpus, identity)
+    here = as_json(experiment) | {"seed": data.seed}
+    new = _other_order(source.config, here, saved.corpus, identity)
     if new:
         lines.append(
             f"the data start from the beginning, because {new} differs from {origin.folder}"
@@ -211,7 +212,7 @@ def _other_order(
     """Name the setting because of which two runs read other samples, or the same in another order."""
     if corpus is not None and any(corpus.get(k) != identity.get(k) for k in ("train", "tokenizer")):
         return "the corpus"
-    if there["seed"] != here["seed"]:
+    if there.get("order", there)["seed"] != here["seed"]:
         return "seed"
     if there["data"].keys() != here["data"].keys():
         return "data"

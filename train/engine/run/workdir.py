@@ -67,7 +67,7 @@ _REPLACED = ("jaxgrow.json", "params", "tokenizer.json")
 # have different names.
 _WHAT = ("train", "valid", "tokenizer")
 # The keys of ``config.json`` that are not settings of the experiment.
-_ABOUT = ("corpus", "sources", "changes", "from")
+_ABOUT = ("corpus", "sources", "changes", "from", "order")
 
 
 class Workdir:
@@ -250,7 +250,8 @@ class Workdir:
     def _take(self, source: "Workdir", kept: Path, experiment: Experiment) -> bool:
         self._check_unused()
         self.checkpoints.mkdir(exist_ok=True)
-        write_json(self._config, as_json(experiment))
+        order = {key: source.config[key] for key in ("order",) if key in source.config}
+        write_json(self._config, as_json(experiment) | order)
         # The lines after the checkpoint are cut off when the run starts.
         self.copy_board(source, checkpoint.record(kept).cost.events)
         write_bytes(self.log, read_own(source.log))
@@ -317,6 +318,7 @@ class Workdir:
         sources: Mapping[str, str],
         step: int = 0,
         origin: Mapping[str, Any] | None = None,
+        order: Mapping[str, int] | None = None,
     ) -> list[str]:
         """Write ``config.json``, once the run can start.
 
@@ -326,6 +328,7 @@ class Workdir:
           sources: fingerprint of each model that the run starts from, by its folder.
           step: step of the run from which it goes on.
           origin: the other run and the step of its checkpoint, if the run starts from one.
+          order: order of the training samples, if it is that of a source (`train.engine.run.seen`).
 
         Returns:
           One line for each setting that has another value than before.
@@ -342,6 +345,7 @@ class Workdir:
             ]
             changes = _joined(there.get("changes", []), new, step)
         about = {"corpus": corpus, "sources": sources, "changes": changes, "from": origin}
+        about |= {"order": order}
         write_json(self._config, as_json(experiment) | {k: v for k, v in about.items() if v})
         return said
 
