@@ -19,6 +19,7 @@ A library would also be a new dependency in exchange for the few lines below.
 """
 
 import dataclasses
+import difflib
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -90,7 +91,7 @@ def from_json(value: Any, hint: Any) -> Any:
         return made(typing.cast(type, kind), value)
     read = _with_tuples(value)
     if not fits(read, hint):
-        raise ValueError(f"expected {spelled(hint)}, but got {value!r}")
+        raise ValueError(expected(value, hint))
     return read
 
 
@@ -153,6 +154,28 @@ def spelled(hint: Any) -> str:
       ('tuple[int, ...] or None', "'a' or 'b' or 'c'")
     """
     return " or ".join(dict.fromkeys(map(_word, options(hint))))
+
+
+def expected(value: Any, hint: Any) -> str:
+    """Return the message that a value does not have a type, with the most similar literal value.
+
+    Example:
+      >>> expected("muno", Literal["adamw", "muon"])
+      "expected 'adamw' or 'muon', but got 'muno'; did you mean muon?"
+    """
+    near = nearest(value, [x for x in options(hint) if isinstance(x, str)])
+    return f"expected {spelled(hint)}, but got {value!r}{near}"
+
+
+def nearest(name: Any, names: Iterable[str]) -> str:
+    """Return a question about the most similar name, for the end of a message; empty if none is.
+
+    Example:
+      >>> nearest("muno", ["adamw", "muon"])
+      '; did you mean muon?'
+    """
+    found = difflib.get_close_matches(str(name), list(names), n=1)
+    return f"; did you mean {found[0]}?" if found else ""
 
 
 def either(values: Iterable[Any]) -> str:

@@ -1,7 +1,6 @@
 """The options that several subcommands of ``jaxgrow`` share, and the types of their values."""
 
 import argparse
-import difflib
 import re
 from collections.abc import Mapping
 from fractions import Fraction
@@ -10,6 +9,7 @@ from typing import NoReturn
 
 from jaxgrow.checkpoints.io.files import SHARD
 from jaxgrow.cli.methods import FORMATS
+from jaxgrow.typed import nearest
 
 # The axes that have an option, with the meaning of their size for the help text.
 AXES = {
@@ -43,10 +43,9 @@ class UsageParser(argparse.ArgumentParser):
         found = re.fullmatch(r"(.*)invalid choice: '(.*)' \(choose from (.*)\)", message)
         if found is not None:
             names = [name.strip("'\" ") for name in found[3].split(",")]
-            near = difflib.get_close_matches(found[2], names, n=1)
-            proposed = f"did you mean {near[0]}" if near else f"choose from {', '.join(names)}"
-            message = f"{found[1]}{found[2]!r} does not exist; {proposed}"
-        self.exit(2, f"error: {message}. {self.prog} --help lists the options\n")
+            near = nearest(found[2], names) or f"; choose from {', '.join(names)}"
+            message = f"{found[1]}{found[2]!r} does not exist{near}"
+        self.exit(2, f"error: {message.rstrip('?.')}; {self.prog} --help lists the options\n")
 
 
 class Commands:

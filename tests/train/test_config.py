@@ -82,12 +82,28 @@ def test_an_experiment_has_settings_of_its_own_after_its_name():
 def test_an_unknown_experiment_is_refused_with_known_names():
     path = ROOT / "configs" / "wikipedia.py"
     others = "scratch, muon, muon_deepen, vcycle, vcycle_paper, bert_scratch, bert_vcycle"
-    for text, asked in ((f"{path}:nothing", "nothing"), (str(path), "config")):
-        with pytest.raises(
-            UserError,
-            match=f"has no experiment '{asked}'; give one, such as {path}:scratch, of {others}",
-        ):
+    for text, wrong, near in (
+        (f"{path}:nothing", "has no experiment 'nothing'", ""),
+        (f"{path}:munn", "has no experiment 'munn'", "; did you mean muon?"),
+        (str(path), "has 7 experiments", ""),
+    ):
+        with pytest.raises(UserError) as found:
             load(text)
+        said = f"{path} {wrong}; give one, such as {path}:scratch, of {others}{near}"
+        assert str(found.value) == said
+
+
+def test_a_config_in_another_place_is_proposed(monkeypatch, tmp_path):
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(
+        UserError, match=r"there is no config configs/demo; .* Did you mean configs/demo\.py\?"
+    ):
+        load("configs/demo:muon")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        UserError, match=f"Did you mean {re.escape(str(ROOT))}/configs/demo\\.py\\?"
+    ):
+        load("configs/demo.py:muon")
 
 
 def test_an_experiment_survives_its_file(tmp_path):

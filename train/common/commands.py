@@ -8,13 +8,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from jaxgrow.cli.options import UsageParser
 from jaxgrow.untrusted import limits, set_limits
 
 _MARKED = re.compile(r"`+([^`]+)`+")
 _SETTING = re.compile(r"[\w.]+=")
 
 
-class Parser(argparse.ArgumentParser):
+class Parser(UsageParser):
     """A parser whose help keeps the paragraphs of the description and shows every default."""
 
     def __init__(self, command: str, description: str | None):

@@ -22,6 +22,7 @@ import optax
 
 from jaxgrow.models import Config
 from jaxgrow.models.mixture import EXPERTS
+from jaxgrow.typed import nearest
 from train.common.errors import UserError
 from train.common.output import say
 from train.config.overrides import by_name, misfits, overridden, settings
@@ -334,8 +335,19 @@ def listed(text: str | Path) -> dict[str, str]:
 def _file(name: str) -> Path:
     path = Path(name)
     if not path.is_file() or path.suffix != ".py":
-        raise UserError(f"there is no config {path}; a config is an existing Python file, FILE.py")
+        raise UserError(
+            f"there is no config {path}; a config is an existing Python file, FILE.py{_other_place(path)}"
+        )
     return path
+
+
+def _other_place(path: Path) -> str:
+    """Name the config that was probably meant: with its ending, or in the clone of this project."""
+    root = Path(__file__).parents[2]
+    for other in (path.with_suffix(".py"), root / path.with_suffix(".py")):
+        if path.name and other.is_file():
+            return f". Did you mean {other}?"
+    return ""
 
 
 @contextmanager
@@ -404,8 +416,13 @@ def _returns(f: Callable, kind: type) -> bool:
 def _named(module: ModuleType, name: str | None, path: Path, kind: type[T]) -> Callable[[], T]:
     function = getattr(module, name or "config", None)
     if function is None and (others := names(module, kind)):
+        if name is None:
+            raise UserError(
+                f"{path} has {len(others)} experiments; give one, such as {path}:{others[0]}, of {', '.join(others)}"
+            )
         raise UserError(
-            f"{path} has no experiment {name or 'config'!r}; give one, such as {path}:{others[0]}, of {', '.join(others)}"
+            f"{path} has no experiment {name!r}; give one, such as {path}:{others[0]}, of {', '.join(others)}"
+            f"{nearest(name, others)}"
         )
     if function is None:
         raise UserError(

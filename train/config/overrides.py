@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from jaxgrow.typed import fits, hints, options, spelled
+from jaxgrow.typed import expected, fits, hints, options, spelled
 from train.common.errors import UserError
 
 T = TypeVar("T")
@@ -311,7 +311,7 @@ def _parse(text: str, hint: Any, name: str) -> Any:
     for value in _readings(text):
         if fits(value, hint):
             return float(value) if type(value) is int and int not in options(hint) else value
-    raise UserError(f"--set {name}: expected {spelled(hint)}, but got {text!r}")
+    raise UserError(f"--set {name}: {expected(text, hint)}")
 
 
 def _readings(text: str) -> Iterator[Any]:
@@ -345,9 +345,5 @@ def misfits(node: Any, name: str = "") -> list[str]:
     for key, hint in hints(type(node)).items():
         value = getattr(node, key)
         path = f"{name}.{key}".lstrip(".")
-        wrong += (
-            misfits(value, path)
-            if fits(value, hint)
-            else [f"{path}: expected {spelled(hint)}, but got {value!r}"]
-        )
+        wrong += misfits(value, path) if fits(value, hint) else [f"{path}: {expected(value, hint)}"]
     return wrong
