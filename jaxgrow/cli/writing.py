@@ -98,7 +98,7 @@ def transform(
     if policy is not None:
         arguments = arguments | {"optimizer": policy}
     files = _files_beside(a, root, cast, growth, lora)
-    notes = [_DORA.format(a.dst)] if lora is not None and lora.gains else []
+    notes = [] if lora is None else [*lora.notes, *[_DORA.format(a.dst)] * bool(lora.gains)]
     write(a, cast, arguments, root, files=files, rounded=rounded, notes=notes, keeps=kept, **facts)
 
 

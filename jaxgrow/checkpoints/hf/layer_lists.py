@@ -4,7 +4,7 @@ There are three kinds: lists with one entry per layer, lists of layer indices, a
 a shorter form of such a list, for example "every n-th layer has full attention".
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from jaxgrow.checkpoints.io.files import listed, spelt
@@ -26,51 +26,37 @@ FURTHER = (
     *("num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules", "mtp_num_layers"),
     "mtp_num_hidden_layers",
 )
-# Entries of lists that have no effect, because models without the list compute the same.
+# Entries that have no effect, because models without the list compute the same.
 _PLAIN = ("full_attention", "attention", 1)
-
-
-def _every(n: int, layer: int) -> bool:
-    return n > 0 and (layer + 1) % n == 0
-
-
-def _from(n: int, layer: int) -> bool:
-    return layer >= n
-
-
-# The letters of the layers (`jaxgrow.models.Config.layer_kinds`) that a number describes, and which
-# layers these are.
-SHORT: Mapping[str, tuple[str, Callable[[int, int], bool]]] = {
-    "sliding_window_pattern": ("f", _every),
-    "_sliding_window_pattern": ("f", _every),
-    "full_attention_interval": ("f", _every),
-    "no_rope_layer_interval": ("n", _every),
-    "max_window_layers": ("s", _from),
+# Numbers that stand for a list: a letter of `jaxgrow.models.Config.layer_kinds`, and whether it is
+# the kind of the layers from this number on; otherwise of the last of every group of that many.
+SHORT: Mapping[str, tuple[str, bool]] = {
+    "sliding_window_pattern": ("f", False),
+    "_sliding_window_pattern": ("f", False),
+    "full_attention_interval": ("f", False),
+    "no_rope_layer_interval": ("n", False),
+    "max_window_layers": ("s", True),
 }
 
 
 def problems(theirs: Mapping[str, Any], key: str) -> list[str]:
-    """Return a message about each list that does not fit the number of layers.
-
-    Args:
-      theirs: the content of ``config.json``.
-      key: the key of the number of layers.
-    """
+    """Return a message about each list that does not fit ``key``, the number of layers."""
     layers = theirs.get(key)
     wrong: list[str] = []
     if type(layers) is not int:
         return wrong
-    for name in ENTRIES:
+    for name in (*ENTRIES, *INDICES):
         found = theirs.get(name)
-        if isinstance(found, list) and len(found) != layers:
+        if not isinstance(found, list):
+            continue
+        if name in ENTRIES and len(found) != layers:
             wrong.append(
                 f"{name} has {len(found)} entries, but {key} is {layers}. If the folder has the weights of {layers} layers, "
                 f"write one entry for each of them into {name}; if it has the weights of {len(found)} layers, set {key} to "
                 f"{len(found)}"
             )
-    for name in INDICES:
-        outside = [i for i in _indices(theirs, name) if not 0 <= i < layers]
-        if outside:
+        outside = [i for i in found if type(i) is int and not 0 <= i < layers]
+        if name in INDICES and outside:
             wrong.append(
                 f"{name} has layer {outside[0]}, but {key} is {layers}, so the last layer is {layers - 1}. Write the indices "
                 f"of layers of this model into {name}, counted from 0"
@@ -78,21 +64,11 @@ def problems(theirs: Mapping[str, Any], key: str) -> list[str]:
     return wrong
 
 
-def _indices(theirs: Mapping[str, Any], name: str) -> list[int]:
-    found = theirs.get(name)
-    return [i for i in found if type(i) is int] if isinstance(found, list) else []
-
-
 def without_further(theirs: dict[str, Any], key: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Remove the description of layers that predict tokens behind the next one.
-
-    Args:
-      theirs: the content of ``config.json``.
-      key: the key of the number of layers.
+    """Remove the number of the layers that predict further tokens, and their entries in lists.
 
     Returns:
-      The content without the key of their number and without their entries in lists, and remarks
-      for the user.
+      The new ``config.json``, and remarks for the user.
     """
     layers = theirs.get(key)
     named = [n for n in FURTHER if type(theirs.get(n)) is int and theirs[n] > 0]
@@ -100,31 +76,21 @@ def without_further(theirs: dict[str, Any], key: str) -> tuple[dict[str, Any], t
         return theirs, ()
     count = theirs[named[0]]
     out = {name: value for name, value in theirs.items() if name not in named}
-    cut = []
-    for name in ENTRIES:
-        if isinstance(out.get(name), list) and len(out[name]) == layers + count:
-            out[name] = out[name][:layers]
-            cut.append(name)
-    lists = f", and {listed(cut)} without the {count} entries for them" if cut else ""
-    return out, (
+    lists = [name for name in ENTRIES if isinstance(out.get(name), list)]
+    cut = {name: out[name][:layers] for name in lists if len(out[name]) == layers + count}
+    less = f", and {listed(list(cut))} without the {count} entries for them" if cut else ""
+    return out | cut, (
         f"{named[0]} is {count}: these layers for the prediction of further tokens are not read. A "
-        f"new config.json is written without this key{lists}",
+        f"new config.json is written without this key{less}",
     )
 
 
 def without_old(
     like: Mapping[str, Any], key: str, layers: int, written: Mapping[str, Any], architecture: str
 ) -> dict[str, Any]:
-    """Remove the lists of another number of layers that the architecture does not use.
+    """Remove the lists of another number of layers that the architecture does not write.
 
     `transformers` loads no ``config.json`` with a ``layer_types`` of another length.
-
-    Args:
-      like: a ``config.json``.
-      key: the key of the number of layers.
-      layers: the new number of layers.
-      written: the keys that the architecture writes.
-      architecture: its name.
 
     Raises:
       ValueError: such a list may change the function.
@@ -132,7 +98,7 @@ def without_old(
     out = dict(like)
     for name in ({*ENTRIES, *INDICES} & like.keys()) - written.keys():
         found = like[name]
-        if not isinstance(found, list) or like.get(key) == layers:
+        if not isinstance(found, list) or not found or like.get(key) == layers:
             continue
         if name in INDICES or not all(entry in _PLAIN for entry in found):
             raise ValueError(
@@ -145,26 +111,20 @@ def without_old(
 
 
 def with_short(out: dict[str, Any], kinds: str) -> dict[str, Any]:
-    """Correct the numbers that are a shorter form of a list, or remove those that cannot be right.
-
-    Args:
-      out: a ``config.json`` whose lists are right.
-      kinds: the letter of each layer.
-    """
+    """Correct the numbers that stand for a list of ``kinds``, or remove those that no value makes right."""
+    now = dict(out)
     for key in SHORT.keys() & out.keys():
-        if type(out[key]) is not int:
-            continue
-        fits = [n for n in (out[key], *range(len(kinds) + 2)) if _described(key, n, kinds)]
-        if fits:
-            out[key] = fits[0]
-        else:
-            del out[key]
-    return out
+        if type(out[key]) is int:
+            every = (out[key], *range(len(kinds) + 2))
+            fits = [n for n in every if _described(*SHORT[key], n, kinds)]
+            now[key] = fits[0] if fits else None
+    return {key: value for key, value in now.items() if value is not None or out[key] is None}
 
 
-def _described(key: str, n: int, kinds: str) -> bool:
-    letter, of = SHORT[key]
-    return all((kind == letter) == of(n, layer) for layer, kind in enumerate(kinds))
+def _described(letter: str, behind: bool, n: int, kinds: str) -> bool:
+    """Whether ``n`` stands for the layers of kind ``letter``."""
+    layers = [i for i in range(len(kinds)) if (i >= n if behind else n > 0 and (i + 1) % n == 0)]
+    return layers == [i for i, kind in enumerate(kinds) if kind == letter]
 
 
 def lost(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:

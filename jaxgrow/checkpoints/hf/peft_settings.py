@@ -41,6 +41,9 @@ TASKS: Mapping[str, tuple[Any, tuple[str, ...]]] = {
 class Settings:
     """The content of an ``adapter_config.json``.
 
+    ``spellings`` holds the names that the adapter has for modules, if the patterns of its settings
+    may refer to them.
+
     Args:
       file: the file.
 
@@ -52,6 +55,7 @@ class Settings:
     def __init__(self, file: Path):
         self.file = file
         self.about = read_json(file)
+        self.spellings: dict[str, str] = {}
         self._check_initialisation()
         others = [
             k
@@ -98,6 +102,9 @@ class Settings:
 
     def targets(self, module: str) -> bool:
         """Whether a module of a layer has a LoRA."""
+        return self._targets_named(module) or self._targets_named(self.spellings.get(module, ""))
+
+    def _targets_named(self, module: str) -> bool:
         if _matches(self._excluded, module) or self.saves(module):
             return False
         if isinstance(self._targets, re.Pattern) or not self._layers:

@@ -21,11 +21,7 @@ _INTEGERS = ("I8", "U8", "I16", "U16", "I32", "U32")
 
 
 def check_config(folder: Path, foreign: Mapping[str, Any]) -> None:
-    """Check that ``config.json`` does not describe a quantised model.
-
-    Raises:
-      CheckpointError: it does, at the top level or for its text model.
-    """
+    """Raise a `CheckpointError` if ``config.json`` or its text model has a quantisation."""
     text = foreign.get("text_config")
     parts = [foreign, text] if isinstance(text, dict) else [foreign]
     if found := [key for part in parts for key in _KEYS if part.get(key) is not None]:
@@ -33,11 +29,7 @@ def check_config(folder: Path, foreign: Mapping[str, Any]) -> None:
 
 
 def check_tensors(folder: Path, stored: Mapping[str, Tensor]) -> None:
-    """Check that the tensors of a folder are not quantised.
-
-    Raises:
-      CheckpointError: a tensor has such a dtype, or the name of a scale or of packed values.
-    """
+    """Raise a `CheckpointError` if a tensor has a dtype or a name of quantised models."""
     beside = [f", and the folder has {name}" for name in QUANTISATION if (folder / name).exists()]
     for name, tensor in stored.items():
         whole = name.endswith("weight") and len(tensor.shape) > 1 and tensor.stored in _INTEGERS

@@ -116,11 +116,7 @@ class HuggingFace(Checkpoint):
         return next((f for f in mine if f.fixed.get("head") == "states"), None)
 
     def _leave_out_further(self, further: bool) -> None:
-        """Leave out the tensors that predict tokens behind the next one.
-
-        Args:
-          further: whether ``config.json`` has such layers, which follow the last layer.
-        """
+        """Leave out the tensors that predict further tokens; ``further``: also layers behind the last."""
         own = [name for name in self.tensors if name.startswith(("mtp.", "model.mtp."))]
         if own:
             self.notes += (
@@ -131,7 +127,6 @@ class HuggingFace(Checkpoint):
         self.tensors = {n: tensor for n, tensor in self.tensors.items() if n not in {*own}}
 
     def _layer_of(self, name: str) -> int:
-        """The layer to which a stored tensor belongs; -1 if it belongs to none."""
         return tensor_names.layer_of(name, {self._plain(s.name) for s in self.names.values()})
 
     def _leaf(self, path: str) -> Leaf:
@@ -218,7 +213,6 @@ class HuggingFace(Checkpoint):
         return self._plain(name).format(layers=layer)
 
     def _plain(self, name: str) -> str:
-        """The pattern of a name in the files."""
         return name.removeprefix(self.family.prefix) if self._bare else name
 
     def _check(self) -> None:

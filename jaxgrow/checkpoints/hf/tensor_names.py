@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from jaxgrow.checkpoints.hf.base import Stored
-from jaxgrow.checkpoints.io.files import CheckpointError, listed, spelt
+from jaxgrow.checkpoints.io.files import CheckpointError, spelt
 from jaxgrow.checkpoints.io.safetensors import Tensor
 
 # Parts that wrappers of PyTorch insert into the names of modules.
@@ -31,28 +31,21 @@ def plain(
 
     Returns:
       The tensors by their plain names, and remarks for the user.
-
-    Raises:
-      CheckpointError: a LoRA that is not merged is among the tensors.
     """
     if factors := [name for name in stored if ".lora_A." in name]:
         raise CheckpointError(
             f"{folder} has the weights of a model of PEFT whose LoRA is not merged, such as {spelt(factors[0])}. Merge it with "
             "PEFT (merge_and_unload), and save the merged model"
         )
-    notes: list[str] = []
-    found = dict(stored)
-    without = {_WRAPPERS.sub("", name): tensor for name, tensor in stored.items()}
-    if len(without) == len(stored) and without.keys() != stored.keys():
-        found = without
-        parts = sorted({m for name in stored for m in _WRAPPERS.findall(name)})
-        notes.append(f"the names of the tensors contain {listed(parts)}, which was removed")
+    parts = sorted({part for name in stored for part in _WRAPPERS.findall(name)})
+    found = {_WRAPPERS.sub("", name): tensor for name, tensor in stored.items()}
     prefix = _prefix(found, [expected, bare])
     short = {name.removeprefix(prefix): tensor for name, tensor in found.items()}
-    if prefix and len(short) == len(found):
-        found = short
-        notes.append(f"the names of the tensors begin with {spelt(prefix)}, which was removed")
-    return found, tuple(notes)
+    # Different tensors keep different names.
+    if len(short) < len(stored) or not (parts or prefix):
+        return dict(stored), ()
+    removed = " and ".join([*parts, *[prefix] * bool(prefix)])
+    return short, (f"{removed} was removed from the names of the tensors",)
 
 
 def _prefix(stored: Collection[str], groups: Iterable[Collection[str]]) -> str:
@@ -78,14 +71,6 @@ def unfused(
 
     `transformers` 5 has one tensor ``[experts, 2 mlp, embed]`` for the gates and units of a layer,
     and one ``[experts, embed, mlp]`` for its outputs. An expert is a slice of the file.
-
-    Args:
-      stored: the tensors by name.
-      names: the place of each leaf of the model.
-      sizes: the size of every axis.
-
-    Raises:
-      CheckpointError: a fused tensor has another shape.
     """
     single = {
         part: names[path].name
@@ -121,15 +106,8 @@ def unfused(
 
 
 def layer_of(name: str, patterns: Iterable[str]) -> int:
-    """Return the layer to which a tensor belongs; -1 if it belongs to none.
-
-    Args:
-      name: the name of the tensor.
-      patterns: the names of the tensors of the model, with ``{layers}``.
-    """
-    for begin in {
-        pattern.partition("{layers}")[0] for pattern in patterns if "{layers}" in pattern
-    }:
+    """Return the layer of a tensor, or -1; ``patterns``: the names of the model with ``{layers}``."""
+    for begin in {p.partition("{layers}")[0] for p in patterns if "{layers}" in p}:
         index = name.removeprefix(begin).partition(".")[0]
         if name.startswith(begin) and index.isdecimal() and len(index) < 7:
             return int(index)
@@ -144,16 +122,7 @@ def cause(
     key: str,
     depth: int,
 ) -> str:
-    """Return the one reason why the tensors do not fit a model; empty if it is not known.
-
-    Args:
-      missing: the names that only the model has.
-      unknown: the names that only the files have.
-      stored: the tensors by name.
-      layers_of: a function from a name to its layer.
-      key: the key of the number of layers in ``config.json``.
-      depth: the number of layers in ``config.json``.
-    """
+    """Return the one reason why names are only in the model or only in the files; "": not known."""
     empty = [name for name in stored if stored[name].shape == (0,) and name not in unknown]
     if empty:
         return (
@@ -162,8 +131,8 @@ def cause(
             '"stage3_gather_16bit_weights_on_model_save": true'
         )
     layers = 1 + max(map(layers_of, stored), default=-1)
-    beyond = min(depth, layers)
-    if not layers or layers == depth or min(map(layers_of, {*missing, *unknown})) < beyond:
+    least = min(map(layers_of, {*missing, *unknown}), default=-1)
+    if not layers or layers == depth or least < min(depth, layers):
         return ""
     fewer = f"; `jaxgrow prune --layers {depth}` then removes the others" if depth < layers else ""
     return f"{key} is {depth}, but the folder has the tensors of {layers} layers. Set {key} to {layers}{fewer}"

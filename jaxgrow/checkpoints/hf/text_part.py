@@ -99,3 +99,13 @@ def text_part(foreign: Mapping[str, Any]) -> TextPart | None:
     named = foreign.get("architectures")
     one = named[0] if isinstance(named, list) and len(named) == 1 else None
     return _PARTS.get(one) if isinstance(one, str) else None
+
+
+def of_text(stored: Mapping[str, T]) -> dict[str, T]:
+    """Return the tensors of the text model, if those of a model of images and texts are given.
+
+    Args:
+      stored: tensors, such as those of an adapter, by the names in such a model.
+    """
+    named = any("language_model." in name for name in stored)
+    return next(iter(_PARTS.values())).tensors(stored) if named else dict(stored)

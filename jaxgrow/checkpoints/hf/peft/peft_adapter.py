@@ -35,6 +35,7 @@ class PeftAdapter:
         ``config``.
       older: whether the modules have the names of transformers 4, where transformers 5 has
         other names.
+      notes: remarks for the user about the adapter.
     """
 
     config: Config
@@ -45,6 +46,14 @@ class PeftAdapter:
     about: Mapping[str, Any] = field(default_factory=dict)
     family: Family | None = None
     older: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def resaved(self) -> list[str]:
+        """The paths of saved leaves that ``modules_to_save`` of the adapter does not name."""
+        every = ("token_embedding", "head_kernel", "head_bias")
+        named = self.about.get("modules_to_save") or not self.about
+        return [] if named else [path for path in every if path in self.saved]
 
     def grown(self, growth: Growth) -> "PeftAdapter":
         """Return the adapter of the grown model.

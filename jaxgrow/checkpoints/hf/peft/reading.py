@@ -1,6 +1,8 @@
 """How is a LoRA read from the files of PEFT?"""
 
+import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -8,7 +10,7 @@ import numpy as np
 
 from jaxgrow.axes.names import Params, axis, layers_of
 from jaxgrow.checkpoints._transform import open_checkpoint
-from jaxgrow.checkpoints.hf.base import Family
+from jaxgrow.checkpoints.hf.base import Family, Stored
 from jaxgrow.checkpoints.hf.peft.peft_adapter import PeftAdapter
 from jaxgrow.checkpoints.hf.peft.places import (
     CONFIG,
@@ -20,6 +22,7 @@ from jaxgrow.checkpoints.hf.peft.places import (
 )
 from jaxgrow.checkpoints.hf.peft_settings import Settings
 from jaxgrow.checkpoints.hf.storage import family_for
+from jaxgrow.checkpoints.hf.text_part import of_text
 from jaxgrow.checkpoints.io import safetensors
 from jaxgrow.checkpoints.io.files import CheckpointError, inside, listed, spelt
 from jaxgrow.checkpoints.source import Checkpoint, Source, flat, initial_layout, nested
@@ -53,11 +56,10 @@ def load(
     folder = Path(folder).expanduser()
     settings = Settings(inside(folder, CONFIG))
     file = inside(folder, WEIGHTS)
-    stored = {
-        name.removeprefix(PREFIX): tensor for name, tensor in safetensors.header(file).items()
-    }
+    stored = _plain(file, settings)
     base = open_checkpoint(like) if isinstance(like, str | Path) else like
     config, names = _adapted(config, base, settings, stored)
+    config, notes = _resized(config, names, stored)
     found = _Found(settings, file, stored)
     own, factors = _read_factors(found, names, config)
     gains = _read_gains(found, names, config, own, factors, base) if settings.dora else {}
@@ -67,7 +69,7 @@ def load(
             f"{file} has {listed(unknown)}. Either the layers of {names.family.architecture} do "
             f"not have such kernels, or {CONFIG} does not name their modules"
         )
-    return PeftAdapter(config, own, factors, gains, saved, settings.about, *names)
+    return PeftAdapter(config, own, factors, gains, saved, settings.about, *names, notes)
 
 
 def load_beside(folder: str | Path, base: Checkpoint) -> PeftAdapter:
@@ -88,6 +90,51 @@ def load_beside(folder: str | Path, base: Checkpoint) -> PeftAdapter:
             f"{base.folder} has. Load the base model with that head in transformers, and save it"
         )
     return own
+
+
+# --- the names in the file ---
+
+
+def _plain(file: Path, settings: Settings) -> dict[str, safetensors.Tensor]:
+    """Return the tensors of an adapter by the names that a text model has for them.
+
+    Raises:
+      CheckpointError: PEFT would not read the tensors.
+    """
+    stored = safetensors.header(file)
+    if ignored := [name for name in stored if not name.startswith(PREFIX)]:
+        raise CheckpointError(
+            f"{file} has {listed(ignored, most=5)}. PEFT ignores tensors whose names do not begin with {PREFIX!r}; put it "
+            "before each name, or save the adapter again with save_pretrained of PEFT"
+        )
+    # PEFT reads the names with and without the name of the adapter.
+    marked = {
+        re.sub(
+            r"(?<=\.lora_[AB])\.default(?=\.weight$)|(?<=_vector)(\.default)?(\.weight)?$", "", n
+        ): n
+        for n in stored
+    }
+    own = {name.removeprefix(PREFIX): name for name in marked}
+    plain = of_text({name: name for name in own})
+    for name, spelt_as in plain.items():
+        settings.spellings[name.partition(".lora_")[0]] = spelt_as.partition(".lora_")[0]
+    return {name: stored[marked[own[spelt_as]]] for name, spelt_as in plain.items()}
+
+
+def _resized(
+    config: Any, names: ModuleNames, stored: Mapping[str, safetensors.Tensor]
+) -> tuple[Any, tuple[str, ...]]:
+    """Return the config with the vocabulary of the embeddings in the adapter, and a note."""
+    place = names.of(config).get("token_embedding")
+    if place is None or place.name not in stored or not stored[place.name].shape:
+        return config, ()
+    rows = stored[place.name].shape[0]
+    if rows in (0, config.vocab):
+        return config, ()
+    return replace(config, vocab=rows), (
+        f"the adapter has embeddings of {rows} tokens, and its model of {config.vocab}: call resize_token_embeddings({rows}) "
+        "of the model before the adapter is loaded",
+    )
 
 
 # --- the architecture after which the modules are named ---
@@ -259,9 +306,12 @@ def _read_saved(found: _Found, names: ModuleNames, config: Config) -> dict[str, 
     out = {}
     sizes = config.sizes()
     for path, stored in names.of(config).items():
-        if not found.settings.saves(stored.name.rpartition(".")[0]):
+        own = found.settings.saves(stored.name.rpartition(".")[0])
+        # PEFT saves both after a change of the vocabulary.
+        resaved = path in ("token_embedding", "head_kernel", "head_bias")
+        if not own and not (resaved and stored.name in found.tensors):
             continue
-        if path == "token_embedding" and config.tied:
+        if own and path == "token_embedding" and config.tied:
             raise CheckpointError(
                 f"{found.file} has {stored.name}, but the head of this model is tied to it, and "
                 "PEFT trained a separate copy. Merge the adapter into its model with PEFT "
@@ -272,7 +322,26 @@ def _read_saved(found: _Found, names: ModuleNames, config: Config) -> dict[str, 
         tensors = [stored.name.format(layers=layer) for layer in layers]
         found.need(tensors)
         read = [stored.ours(found.read(n, stored.shape(axes, sizes)), axes, sizes) for n in tensors]
+        if path == "token_embedding" and config.tied:
+            _check_repeated(found, names, config, stored)
         # Layers below the first stored layer keep the value 1.
         out[path] = np.ones(shape, read[0].dtype)
         out[path][stored.first :] = read if layers_of(axes) else read[0]
     return out
+
+
+def _check_repeated(found: _Found, names: ModuleNames, config: Any, embedding: Stored) -> None:
+    """Check that a saved head is the saved embedding to which it is tied.
+
+    Raises:
+      CheckpointError: it is not.
+    """
+    head = names.of(replace(config, tied=False)).get("head_kernel")
+    if head is None or head.name not in found.tensors:
+        return
+    found.known.add(head.name)
+    if not found.tensors[head.name].equals(found.tensors[embedding.name]):
+        raise CheckpointError(
+            f"{found.file} has {head.name} and {embedding.name}, which differ although the head of the model is tied to its "
+            "embedding. Merge the adapter into its model with PEFT (merge_and_unload), and grow the merged model"
+        )

@@ -88,7 +88,9 @@ def write_into(
     tensors, ranks = _factor_tensors(adapter, names, of)
     saved, whole = _saved_tensors(adapter, names)
     about = _settings(adapter, family, ranks, base)
-    if whole:
+    # PEFT saves resized embeddings without a setting for them.
+    resaved = {names.of(adapter.config)[path].name.rpartition(".")[0] for path in adapter.resaved}
+    if whole := [module for module in whole if module not in resaved]:
         about["modules_to_save"] = adapter.about.get("modules_to_save") or whole
     content = {PREFIX + name: np.ascontiguousarray(x) for name, x in (tensors | saved).items()}
     planned = [safetensors.Planned(n, x.dtype, x.shape, lambda x=x: x) for n, x in content.items()]
