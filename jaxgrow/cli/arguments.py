@@ -255,6 +255,12 @@ def add_prune(commands: Commands) -> None:
     )
     p = commands.add("prune", about, "prune_command.run_prune", "SRC", evaluates=True, writes=True)
     sizes(p)
+    p.add_argument(
+        "--experts",
+        type=int,
+        metavar="N",
+        help="the new number of experts of a mixture; those with the smallest gates are removed",
+    )
     lora(p)
     p.add_argument("--data", type=Path, required=True, metavar="FILE", help=DATA.format("SRC"))
     p.add_argument(

@@ -242,7 +242,7 @@ def _upcycle(a: argparse.Namespace) -> None:
     source = open_checkpoint(a.src)
     active = _active(a)
     seed = a.seed or 0
-    target = new_sizes.possible({"experts": a.experts, **new_sizes.given_sizes(a)})
+    target = new_sizes.possible(new_sizes.given_sizes(a))
     sizes = Single(source).sizes()
     with reported():
         growth = operators.EXPERTS[a.method](sizes, target)

@@ -22,6 +22,8 @@ def given_sizes(a: argparse.Namespace) -> dict[str, int]:
             found[axis] = size
         elif size is not None:
             found |= {f"{axis}.{stage}": n for stage, n in enumerate(size)}
+    if (experts := getattr(a, "experts", None)) is not None:
+        found["experts"] = experts
     return found
 
 

@@ -20,7 +20,7 @@ from jaxgrow.cli.writing import in_dtype, put, transform
 from jaxgrow.growth.maps import Growth
 from jaxgrow.growth.report import preservation
 from jaxgrow.models import importance
-from jaxgrow.operators.targets import depth, width
+from jaxgrow.operators.targets import depth, of_kinds, width
 from jaxgrow.tables import aligned
 
 
@@ -86,7 +86,13 @@ def _planned(a: argparse.Namespace) -> _Plan:
     if "mlp" in target and "experts" in source.sizes():
         raise CheckpointError(
             "prune does not measure the importance of the units of experts (axis 'mlp' of a mixture "
-            "of experts). Omit --mlp"
+            "of experts). Omit --mlp, or remove complete experts with --experts"
+        )
+    active = source.config.sizes().get("experts") and getattr(source.config, "active", 0)
+    if active and target.get("experts", active) < active:
+        raise CheckpointError(
+            f"--experts {target['experts']}: the model routes each token to {active} experts, so at "
+            f"least --experts {active} must stay"
         )
     inputs, what = model_inputs.of_data(source, a.data)
     with reported():
@@ -99,8 +105,8 @@ def _control(source: Source, target: dict[str, int]) -> Growth:
     sizes = source.sizes()
     rng = np.random.default_rng(0)
     scores = {}
-    for axis in (*depth(sizes), *width(sizes)):
-        per_layer = kind(axis) in ("heads", "mlp")
+    for axis in (*depth(sizes), *width(sizes), *of_kinds(("experts",), sizes)):
+        per_layer = kind(axis) in ("heads", "mlp", "experts")
         shape = (sizes[beside(axis, LAYERS)], sizes[axis]) if per_layer else sizes[axis]
         scores[axis] = rng.random(shape)
     return operators.prune(sizes, target, scores, source.config.traits["alternating"])

@@ -20,6 +20,7 @@ from flax import linen as nn
 
 from jaxgrow.axes.names import Params, axis, kind, stages
 from jaxgrow.models.config import Config, Inputs
+from jaxgrow.models.mixture import EXPERTS, Experts
 from jaxgrow.models.modules import Linear
 from jaxgrow.models.norms import LayerNorm, RMSNorm
 from jaxgrow.models.stack import Observe
@@ -129,11 +130,12 @@ def activations(config: Config, params: Params, inputs: Inputs) -> dict[str, jax
     heads     the L2 norm of attention's output over ``head_dim``            [layers, heads]
     mlp       the absolute value of the input of ``down``                    [layers, mlp]
     embed     the absolute value of the outputs of norms, over all layers    [embed]
+    experts   the gate, which is 0 for experts that are not chosen           [layers, experts]
     ========= ============================================================== ====================
 
     The paper compares means, L2 norms and variances over the batch and over positions. This
     function uses the mean over both. For the heads of a Swin, the padding of windows also counts as
-    positions. The units of experts get no scores.
+    positions. The units of experts get no scores. The scores of experts are not in the paper.
 
     Args:
       config: config of the model, of any family.
@@ -200,6 +202,8 @@ class _Activations:
                 self.found[read[0]].append(jnp.linalg.norm(_wide(args[0]), axis=-1))
             elif kinds == ["mlp"]:
                 self.found[read[0]].append(jnp.abs(_wide(args[0])))
+        elif isinstance(module, Experts):
+            self.found[EXPERTS].append(module.gates(args[0]))
         elif isinstance(module, LayerNorm | RMSNorm) and kind(axis(module.axis)) == "embed":
             self.found[axis(module.axis)].append(jnp.abs(_wide(outputs)))
 

@@ -107,6 +107,16 @@ class Experts(nn.Module):
     shared: int = 0
     clamp: float = 0.0
 
+    def gates(self, x_BTD: jax.Array) -> jax.Array:
+        """Return the gate of each expert for each token [B, T, E]; 0 for experts not chosen."""
+        w = nn.meta.unbox(self.variables["params"]["router"])
+        wide = jnp.promote_types(self.dtype, jnp.float32)
+        scores = _product(x_BTD.astype(wide), jax.tree.map(lambda x: x.astype(wide), w), jnp.matmul)
+        gates, chosen = jax.lax.top_k(jax.nn.softmax(scores + w.get("bias", 0)), self.active)
+        if self.normed:
+            gates = gates / gates.sum(-1, keepdims=True)
+        return (gates[..., None] * jax.nn.one_hot(chosen, self.experts, dtype=wide)).sum(-2)
+
     @nn.compact
     def __call__(self, x_BTD):
         y_BTD = self._chosen(x_BTD)

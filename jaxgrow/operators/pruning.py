@@ -134,7 +134,7 @@ def prune(sizes: Sizes, target: Sizes, scores: Units, alternating: Collection[st
     Args:
       sizes: the axis sizes of the large model.
       target: the new sizes of the axes that shrink: ``layers``, ``embed``, ``heads``, ``kv_heads``,
-        ``mlp``.
+        ``mlp``, ``experts``.
       scores: the importance of the units of each axis (`jaxgrow.models.importance`), ``[units]`` or
         ``[layers, units]``. Key/value heads do not need scores.
       alternating: layer axes with two alternating kinds of layers, which must continue to alternate
@@ -159,8 +159,9 @@ def prune(sizes: Sizes, target: Sizes, scores: Units, alternating: Collection[st
     """
     sizes = whole("prune", "sizes", sizes)
     target = whole("prune", "target", target)
-    axes = of_kinds((LAYERS, *WIDTHS), sizes)
-    wrong = unknown("prune() takes", (LAYERS, *WIDTHS), sizes, target)
+    kinds = (LAYERS, *WIDTHS, *(axis for axis in ("experts",) if axis in sizes))
+    axes = of_kinds(kinds, sizes)
+    wrong = unknown("prune() takes", kinds, sizes, target)
     wrong += [
         f"axis {a!r}: prune cannot change the size from {sizes[a]} to {n}. The new size must be in 1 .. {sizes[a]}"
         for a, n in target.items()

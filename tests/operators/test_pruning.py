@@ -785,6 +785,54 @@ def test_units_of_experts_are_refused_before_anything_is_measured(tmp_path, caps
     assert "does not measure the importance of the units of experts" in capsys.readouterr().err
 
 
+MIXED = replace(GROUPED, experts=12, active=2, layers=3)
+FEW = np.random.default_rng(4).integers(0, 11, (1, 3))  # 6 assignments to 12 experts
+
+
+def test_the_importance_of_an_expert_is_its_mean_gate():
+    scores = activations(MIXED, tiny.params(MIXED), FEW)["experts"]
+    assert scores.shape == (3, 12)
+    np.testing.assert_allclose(scores.sum(1), 1, rtol=0, atol=TOLERANCE)  # of normalised gates
+    assert ((scores > 0).sum(1) <= 6).all() and ((scores > 0).sum(1) >= 2).all()
+    # Gates that are not normalised are probabilities of the router, over all experts.
+    plain = replace(MIXED, gates_normed=False)
+    every = activations(replace(plain, active=12), tiny.params(MIXED), FEW)["experts"]
+    np.testing.assert_allclose(every.sum(1), 1, rtol=0, atol=TOLERANCE)
+    chosen = activations(plain, tiny.params(MIXED), FEW)["experts"]
+    assert (chosen.sum(1) < 1).all() and (chosen[0] <= every[0] + TOLERANCE).all()
+
+
+def test_experts_without_tokens_are_removed_without_an_effect():
+    params = tiny.params(MIXED)
+    forward = tiny.forward(MIXED)
+    scores = {"experts": np.asarray(activations(MIXED, params, FEW)["experts"])}
+    down = prune(MIXED.sizes(), {"experts": 6}, scores)
+    small = MIXED.resized(down)
+    assert small.experts == 6
+    pruned = tiny.forward(small)(grow(down, params, MIXED.axes()), FEW)
+    np.testing.assert_allclose(pruned, forward(params, FEW), rtol=0, atol=1e-10)
+    wrong = prune(MIXED.sizes(), {"experts": 6}, {"experts": -scores["experts"]})
+    other = tiny.forward(small)(grow(wrong, params, MIXED.axes()), FEW)
+    assert np.abs(other - pruned).max() > 1e-3
+
+
+def test_the_command_removes_experts(tmp_path, capsys):
+    config = replace(MIXED, dtype="float32")
+    np.save(tmp_path / "ids.npy", FEW.reshape(-1))
+    words = ["--data", tmp_path / "ids.npy", "--to", "orbax"]
+    with jax.enable_x64(False):
+        checkpoints.save(tmp_path / "a", config, tiny.params(config, dtype="float32"))
+        run("prune", tmp_path / "a", tmp_path / "b", "--experts", 6, *words, "--json")
+    about = json.loads(capsys.readouterr().out)
+    assert checkpoints.load(tmp_path / "b")[0].experts == 6
+    assert about["report"]["pruned"]["max_abs"] < 1e-4 < about["report"]["random"]["max_abs"]
+    few = [str(w) for w in ("prune", tmp_path / "a", tmp_path / "c", "--experts", 1, *words)]
+    assert main(few) == 1
+    assert "routes each token to 2 experts, so at least --experts 2" in capsys.readouterr().err
+    assert main([w if w != "1" else "13" for w in few]) == 1
+    assert "axis 'experts': prune cannot change the size from 12 to 13" in capsys.readouterr().err
+
+
 def test_models_that_no_text_is_for(tmp_path):
     words = tiny.config(head_dim=2)
     checkpoints.save(
