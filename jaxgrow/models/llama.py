@@ -209,8 +209,8 @@ class LlamaConfig(TextConfig):
         plain = self.gated and not (self.bias or self.mlp_bias)
         if self.experts and not (plain and 0 < self.active <= self.experts):
             raise ValueError(
-                f"LlamaConfig: experts={self.experts} needs gated=True, bias=False, mlp_bias=False and active "
-                f"between 1 and experts, but gated={self.gated}, bias={self.bias}, mlp_bias={self.mlp_bias} and "
+                f"LlamaConfig: experts={self.experts} needs gated=True, bias=False and active between 1 "
+                f"and experts, and mlp_bias=False, but gated={self.gated}, bias={self.bias}, mlp_bias={self.mlp_bias} and "
                 f"active={self.active}"
             )
         if (self.capacity or self.z_loss) and not self.experts:
