@@ -5,28 +5,11 @@ import json
 import numpy as np
 import pytest
 from checkpoints import change
-from published import called, content, published, refused, store, stored
-from safetensors.numpy import load_file, save_file
+from published import adapter, called, content, published, refused, store, stored
+from safetensors.numpy import load_file
 
 from jaxgrow.checkpoints import CheckpointError, open_checkpoint
 from jaxgrow.checkpoints.hf import peft
-
-MODULE = "model.layers.{}.self_attn.q_proj"
-
-
-def adapter(folder, named=lambda name: f"base_model.model.{name}", more=None, **settings):
-    """Write a LoRA of the queries of four layers."""
-    rng = np.random.default_rng(2)
-    tensors = {}
-    for layer in range(4):
-        for side, shape in (("A", (2, 16)), ("B", (16, 2))):
-            name = f"{MODULE.format(layer)}.lora_{side}.weight"
-            tensors[named(name)] = rng.standard_normal(shape).astype(np.float32)
-    folder.mkdir()
-    save_file({**tensors, **(more or {})}, folder / "adapter_model.safetensors")
-    about = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
-    (folder / "adapter_config.json").write_text(json.dumps(about | settings))
-    return folder
 
 
 def same(first, second) -> None:

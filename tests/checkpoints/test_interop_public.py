@@ -9,9 +9,8 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 from checkpoints import change
-from published import called, content, published
+from published import adapter, called, content, published
 from safetensors.numpy import load_file, save_file
-from test_adapter_names import adapter
 
 from jaxgrow.checkpoints import open_checkpoint
 from jaxgrow.checkpoints.hf import peft

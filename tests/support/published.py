@@ -1,6 +1,7 @@
 """Small random models in the spelling of public ``config.json`` files, without PyTorch."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -94,3 +95,25 @@ def refused(capsys, *words: Any, status: int = 1) -> str:
     """Run a command that fails, and return its message, which may have several lines."""
     assert program.main([*map(str, words)]) == status
     return capsys.readouterr().err.strip()
+
+
+def adapter(
+    folder: Path,
+    named: Callable[[str], str] = lambda name: f"base_model.model.{name}",
+    more: dict[str, np.ndarray] | None = None,
+    **settings: Any,
+) -> Path:
+    """Write a LoRA of the queries of four layers."""
+    from safetensors.numpy import save_file
+
+    rng = np.random.default_rng(2)
+    tensors = {}
+    for layer in range(4):
+        for side, shape in (("A", (2, 16)), ("B", (16, 2))):
+            name = f"model.layers.{layer}.self_attn.q_proj.lora_{side}.weight"
+            tensors[named(name)] = rng.standard_normal(shape).astype(np.float32)
+    folder.mkdir()
+    save_file({**tensors, **(more or {})}, folder / "adapter_model.safetensors")
+    about = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(about | settings))
+    return folder
