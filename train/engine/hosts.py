@@ -6,7 +6,6 @@ processes raise; and the end of one process, which must not leave the others wai
 with one process does not need this module.
 """
 
-import atexit
 import itertools
 import json
 import math
@@ -16,10 +15,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from importlib.util import find_spec
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Listener
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,16 +28,18 @@ from jax.sharding import PartitionSpec as P
 
 from train.common.errors import UserError
 from train.common.output import say
+from train.engine import watch
 
 ANSWER = 300.0  # seconds that processes wait for each other at the start and at the end
 # XLA's default timeouts are 30 and 40 s. Processes can be further apart than that on a loaded
 # machine, or if only some of them find their programs in the cache.
 PATIENCE = f"--xla_cpu_collective_timeout_seconds={ANSWER:.0f} --xla_cpu_collective_call_terminate_timeout_seconds={ANSWER:.0f}"
-SILENCE = 60  # seconds without a heartbeat, after which JAX ends the remaining processes
+# Seconds without a heartbeat, after which JAX ends the remaining processes. JAX prints its stack and
+# aborts, so `train.engine.watch` must notice the end of a process earlier.
+HEARTBEAT = 120
+LOST = watch.LOST
 BY_HAND = "give --coordinator, --processes and --process"
-LOST = "another process of this run has ended: its messages tell why; run the same command in all processes to continue"
 T = TypeVar("T")
-_ending = threading.Lock()
 
 
 def join(
@@ -70,15 +68,20 @@ def join(
     # If a flag occurs twice, the last one takes effect.
     os.environ["XLA_FLAGS"] = f"{PATIENCE} {os.environ.get('XLA_FLAGS', '')}"
     what = f"--coordinator {coordinator}" if coordinator else "the processes of this job"
-    late = threading.Timer(ANSWER, _end, [_late(what, process, processes), 2])
+    host, _, port = (coordinator or "").rpartition(":")
+    host = host.strip("[]")
+    own = watch.own_address(host) if process == 0 else None
+    late = threading.Timer(ANSWER, watch.end, [_late(what, process, processes), 2])
     late.daemon = True
     late.start()
     try:
         jax.distributed.initialize(
             *by_hand,
+            # The default is to listen on all addresses.
+            coordinator_bind_address=own and (f"[{own}]:{port}" if ":" in own else f"{own}:{port}"),
             # JAX's own timeout would print a long message, so it must be longer than our timeout.
             initialization_timeout=round(ANSWER) + 60,
-            heartbeat_timeout_seconds=SILENCE,
+            heartbeat_timeout_seconds=HEARTBEAT,
             shutdown_timeout_seconds=round(ANSWER),
         )
     except ValueError as error:  # JAX does not find a cluster
@@ -94,8 +97,8 @@ def join(
         late.cancel()
     if jax.process_count() > 1:
         # Other pods can resolve only the full name of a pod.
-        own = socket.getfqdn() if "JOB_COMPLETION_INDEX" in os.environ else socket.gethostname()
-        _watch((coordinator or "").rpartition(":")[0] or own)
+        name = socket.getfqdn() if "JOB_COMPLETION_INDEX" in os.environ else socket.gethostname()
+        _watch(host or name)
 
 
 def _in_a_cluster() -> bool:
@@ -254,58 +257,18 @@ def everywhere(act: Callable[[], T]) -> T:
 
 
 def _watch(host: str) -> None:
-    """End this process when another one has ended, because it might wait forever for its results.
-
-    Each process keeps a connection to process 0. The operating system closes the connection when a
-    process ends for any reason; a process that ends normally sends a goodbye first. If a host loses
-    its network, the connection stays open. JAX then ends the other processes after `SILENCE`
-    seconds.
-    """
-    # Connections from outside of the run do not know the key and are refused.
-    key = secrets.token_bytes()
+    """End this process when another one has ended, because it might wait forever for its results."""
     if is_first():
-        listener = Listener(("", 0), backlog=jax.process_count(), authkey=key)
-        once(lambda: [host, listener.address[1], key.hex()])
-        threading.Thread(target=_accept, args=(listener,), daemon=True).start()
+        key = secrets.token_bytes()
+        port = watch.serve(host, key)
+        once(lambda: [host, port, key.hex()])
         return
     host, port, known = once(lambda: [])
     try:
-        _follow(Client((host, port), authkey=bytes.fromhex(known)))
+        watch.join(host, port, bytes.fromhex(known))
     except OSError as error:
         say(
             f"process {jax.process_index()} cannot connect to process 0 at {host}:{port} ({error}). If another process dies, "
-            f"this one notices it only after {SILENCE} s",
+            f"this one notices it only after {HEARTBEAT} s",
             file=sys.stderr,
         )
-
-
-def _accept(listener: Listener) -> None:
-    while True:
-        try:
-            _follow(listener.accept())
-        except (AuthenticationError, OSError, EOFError):
-            continue
-
-
-def _follow(connection: Any) -> None:  # a connection of `multiprocessing`
-    def listen() -> None:
-        try:
-            connection.recv_bytes()  # the goodbye
-        except (OSError, EOFError):
-            _end(LOST, os.EX_TEMPFAIL)
-
-    def goodbye() -> None:
-        with suppress(OSError):
-            connection.send_bytes(b"goodbye")
-
-    # A process that is killed does not run this function, so the others notice it.
-    atexit.register(goodbye)
-    threading.Thread(target=listen, daemon=True).start()
-
-
-def _end(message: str, code: int) -> None:
-    """End the process with one line and an exit code, even if its other threads are waiting."""
-    # The lock is never released, so that only one thread prints its line.
-    _ending.acquire()
-    say(message, file=sys.stderr, flush=True)
-    os._exit(code)

@@ -1,0 +1,86 @@
+"""The processes of a run notice that one of them has ended, is stopped, or is not theirs."""
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from train.engine import watch
+
+ROOT = Path(__file__).parents[2]
+KEY = b"k" * 32
+PEER = """
+import sys, time
+from train.engine import watch
+watch.BEAT, watch.SILENCE = 0.1, 2.0
+if sys.argv[1:]:
+    watch.join("127.0.0.1", int(sys.argv[1]), b"k" * 32)
+    print("joined", flush=True)
+else:
+    print(watch.serve("127.0.0.1", b"k" * 32), flush=True)
+time.sleep(90)
+"""
+
+
+def peer(*arguments: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-c", PEER, *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("stopped", [0, 1])
+@pytest.mark.parametrize(
+    ("number", "says"),
+    [
+        (signal.SIGSTOP, "another process of this run has been silent for 2 s: it is stopped"),
+        (signal.SIGKILL, "another process of this run has ended"),
+    ],
+)
+def test_a_stopped_or_killed_process_ends_the_other_with_a_line(stopped, number, says):
+    with peer() as first, peer(first.stdout.readline().strip()) as second:
+        assert second.stdout.readline() == "joined\n"
+        time.sleep(0.5)
+        (first, second)[stopped].send_signal(number)
+        other = (second, first)[stopped]
+        _, said = other.communicate(timeout=60)
+        assert other.returncode == 75
+        assert said.startswith(says) and said.count("\n") == 1
+        (first, second)[stopped].kill()
+
+
+def test_silent_and_foreign_connections_do_not_block_a_peer(monkeypatch):
+    monkeypatch.setattr(watch, "DEADLINE", 1.0)
+    followed = []
+    monkeypatch.setattr(watch, "follow", followed.append)
+    port = watch.serve("127.0.0.1", KEY)
+    silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
+    foreign = socket.create_connection(("127.0.0.1", port))
+    foreign.sendall(b"x" * 32)
+    began = time.monotonic()
+    watch.join("127.0.0.1", port, KEY)
+    assert time.monotonic() - began < 1.0
+    for connection in (foreign, *silent):  # closed after the deadline
+        connection.settimeout(30)
+        while connection.recv(64):
+            pass
+    assert len(followed) == 2  # both ends of the connection of the peer
+    for connection in (foreign, *silent, *followed):
+        connection.close()
+
+
+def test_process_0_listens_only_on_its_address(monkeypatch):
+    assert watch.own_address("localhost") in ("127.0.0.1", "::1")
+    assert watch.own_address("127.0.0.1") == "127.0.0.1"
+    assert watch.own_address("192.0.2.1") is None  # of another host
+    assert watch.own_address("no.such.host.invalid") is None
+    # A host that maps its own name to loopback is called by another address.
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(2, 1, 6, "", ("127.0.1.1", 0))])
+    assert watch.own_address("node17") is None
