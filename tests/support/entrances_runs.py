@@ -3,12 +3,73 @@
 `entrances` describes the table.
 """
 
-from entrances import Row, Subject, ours, todo, trusted
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from entrances import Row, Subject, attacked, ours, todo, trusted
+
+from train.common.files import read_arrays, write_arrays, write_json
+from train.engine.run.workdir import Workdir
 
 PARTS = "it writes a file with a random name, which it creates, and renames it"
 WORK = "it deletes only files of this program, in a folder that it has locked"
 
-SUBJECTS: dict[str, Subject] = {}
+LINKED = {"link of the parent": "the user named the folder of the run, which may be a link"}
+UNREAD = {
+    name: "the content of a lock is neither read nor changed"
+    for name in ("truncated", "wrong type", "nested", "too large", "pickle", "missing")
+}
+
+
+def _written(name: str) -> Callable[[Path], Path]:
+    """Return a function that writes a run with all small files, and returns one of them."""
+
+    def make(folder: Path) -> Path:
+        run = folder / "run"
+        run.mkdir()
+        for file in ("config", "result", "scores", "evaluated"):
+            write_json(run / f"{file}.json", {"name": "a", "model": {}, "data": {}, "bytes": 30})
+        (run / "metrics.jsonl").write_text('{"phase": "train", "step": 1}\n')
+        (run / ".lock").write_text("ours")
+        write_arrays(run / "maps.npz", {"a": 1}, {"x": np.arange(999)})
+        return run / name
+
+    return make
+
+
+def _locked(folder: Path) -> None:
+    with Workdir(folder / "run").alone():
+        pass
+
+
+SUBJECTS: dict[str, Subject] = {
+    "config.json": Subject(
+        _written("config.json"), lambda folder: Workdir(folder / "run").config, harmless=LINKED
+    ),
+    "result.json": Subject(
+        _written("result.json"), lambda folder: Workdir(folder / "run").result, harmless=LINKED
+    ),
+    "scores.json": Subject(
+        _written("scores.json"),
+        lambda folder: Workdir(folder / "run").scores,
+        harmless=LINKED | {"missing": "the run was not scored"},
+    ),
+    "evaluated.json": Subject(
+        _written("evaluated.json"),
+        lambda folder: Workdir(folder / "run").evaluated,
+        harmless=LINKED | {"missing": "the run was not evaluated"},
+    ),
+    "metrics.jsonl": Subject(
+        _written("metrics.jsonl"), lambda folder: Workdir(folder / "run").lines(), harmless=LINKED
+    ),
+    ".lock": Subject(_written(".lock"), _locked, harmless=LINKED | UNREAD),
+    "maps.npz": Subject(
+        _written("maps.npz"),
+        lambda folder: read_arrays(folder / "run" / "maps.npz", lambda *both: both, "maps", ""),
+        harmless=LINKED,
+    ),
+}
 
 ROWS: dict[str, Row] = {
     "train/advise.py::script": todo("no subject yet"),
@@ -18,12 +79,14 @@ ROWS: dict[str, Row] = {
     "train/common/files.py::appears_whole": ours(PARTS),
     "train/common/files.py::write_text": ours(PARTS),
     "train/common/files.py::write_json": ours(PARTS),
-    "train/common/files.py::read_json": todo("no subject yet"),
+    "train/common/files.py::read_json": attacked(
+        "config.json", "result.json", "scores.json", "evaluated.json"
+    ),
     "train/common/files.py::write_arrays": ours(PARTS),
-    "train/common/files.py::read_arrays": todo("no subject yet"),
-    "train/common/files.py::lock": todo("no subject yet"),
-    "train/common/files.py::_check_arrays": todo("no subject yet"),
-    "train/common/files.py::read_own": todo("no subject yet"),
+    "train/common/files.py::read_arrays": attacked("maps.npz"),
+    "train/common/files.py::lock": attacked(".lock"),
+    "train/common/files.py::_check_arrays": attacked("maps.npz"),
+    "train/common/files.py::read_own": attacked("config.json", "result.json", "metrics.jsonl"),
     "train/engine/run/intact.py::_foreign": todo("no subject yet"),
     "train/engine/run/workdir.py::Workdir._check_unused": todo("no subject yet"),
     "train/engine/run/workdir.py::Workdir._take": todo("no subject yet"),
@@ -50,13 +113,13 @@ ROWS: dict[str, Row] = {
     "train/engine/run/recorder.py::_continued": todo("no subject yet"),
     "train/engine/run/trackers.py::opened": todo("no subject yet"),
     "train/engine/run/trackers.py::TensorBoard.__init__": todo("no subject yet"),
-    "train/engine/run/workdir.py::Workdir.config": todo("no subject yet"),
-    "train/engine/run/workdir.py::Workdir.scores": todo("no subject yet"),
-    "train/engine/run/workdir.py::Workdir.evaluated": todo("no subject yet"),
-    "train/engine/run/workdir.py::Workdir.result": todo("no subject yet"),
-    "train/engine/run/workdir.py::Workdir.lines": todo("no subject yet"),
+    "train/engine/run/workdir.py::Workdir.config": attacked("config.json"),
+    "train/engine/run/workdir.py::Workdir.scores": attacked("scores.json"),
+    "train/engine/run/workdir.py::Workdir.evaluated": attacked("evaluated.json"),
+    "train/engine/run/workdir.py::Workdir.result": attacked("result.json"),
+    "train/engine/run/workdir.py::Workdir.lines": attacked("metrics.jsonl"),
     "train/engine/run/workdir.py::Workdir.params": todo("no subject yet"),
-    "train/engine/run/workdir.py::Workdir._end": todo("no subject yet"),
+    "train/engine/run/workdir.py::Workdir.keep_tokenizer": todo("no subject yet"),
     "train/engine/run/workdir.py::load": todo("no subject yet"),
     "train/engine/state/heads.py::_of_older_run": todo("no subject yet"),
     "train/evaluate.py::evaluate": todo("no subject yet"),
@@ -86,4 +149,4 @@ ROWS: dict[str, Row] = {
 }
 
 # The number of rows that still need a subject.
-OPEN = 59
+OPEN = 49

@@ -104,7 +104,7 @@ class Workdir:
 
     @property
     def finished(self) -> bool:
-        return self._result.exists()
+        return os.path.lexists(self._result)
 
     @property
     def config(self) -> dict[str, Any]:
@@ -121,7 +121,7 @@ class Workdir:
     @property
     def scores(self) -> dict[str, dict[str, float]] | None:
         """The scores of the last model on its task, by split and metric; None if not evaluated."""
-        return read_json(self._scores, _COMPUTED_AGAIN) if self._scores.exists() else None
+        return read_json(self._scores, _COMPUTED_AGAIN) if os.path.lexists(self._scores) else None
 
     def keep_scores(self, scores: dict[str, dict[str, float]]) -> None:
         once(lambda: write_json(self._scores, scores))
@@ -129,7 +129,9 @@ class Workdir:
     @property
     def evaluated(self) -> dict[str, dict[str, Any]]:
         """The scores of the last model without further training, by evaluation."""
-        return read_json(self._evaluated, _COMPUTED_AGAIN) if self._evaluated.exists() else {}
+        return (
+            read_json(self._evaluated, _COMPUTED_AGAIN) if os.path.lexists(self._evaluated) else {}
+        )
 
     def keep_evaluated(self, results: dict[str, dict[str, Any]]) -> None:
         write_json(self._evaluated, self.evaluated | results)
@@ -149,7 +151,7 @@ class Workdir:
         Raises:
           UserError: the log is missing or damaged, or does not contain all lines.
         """
-        content = read_own(self.log) if self.log.exists() else b""
+        content = read_own(self.log) if os.path.lexists(self.log) else b""
         size = self.result.get("bytes", 0)
         if len(content) < size:
             raise UserError(
