@@ -68,6 +68,7 @@ _WRITES_EMBED = {"o", "out", "output", "down", "wo", "fc2", "w2", "vec"}
 # Parts of a path that have a meaning only as complete words.
 _WHOLE = {"c_attn": "in", "c_proj": "out", "proj": "out"}
 _EMBEDDINGS = re.compile(r"(?<!un)emb|\bw[tp]e\b")
+_KERNELS = {"kernel", "weight", "embedding"}
 _NORM = re.compile(r"norm|ln|rms", re.IGNORECASE)
 
 
@@ -118,6 +119,9 @@ def marked(
     parts = leaf.split("/")
     if not _is_embedding(parts):
         names = tuple(n if n in known or n.endswith(UNSURE) else n + UNSURE for n in names)
+    if len(parts) > 1 and parts[-2] in _KERNELS and parts[-1] in ("scale", "bias"):
+        # Such as the scale of a quantised kernel, whose axes the path does not determine.
+        return tuple(n if n.endswith(UNSURE) else n + UNSURE for n in names)
     groups = _groups(names)
     if not groups:
         return (*names[:-1], names[-1] + UNSURE) if names else ()

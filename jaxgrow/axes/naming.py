@@ -33,6 +33,7 @@ from jaxgrow.axes.names import (
     role,
     sizes,
     some,
+    unwrapped,
 )
 
 # Names by the parts of the paths of their leaves: a dict of such dicts.
@@ -48,7 +49,8 @@ def from_rules(params: Params, rules: Mapping[str, Names]) -> Axes:
       params: a pytree of arrays, or of objects with a shape: a dict, `flax.nnx.State`, or the
         arrays of an Equinox module.
       rules: ``{pattern: names}``. Each shell-style pattern is matched against the full path of a
-        leaf, ``"a/b/c"`` (`jaxgrow.axes.path`); ``*`` also matches slashes. ``names`` has one name
+        leaf, ``"a/b/c"`` (`jaxgrow.axes.path`), or against its path without levels that only wrap the
+        leaf, such as the ``value`` of a box of Flax; ``*`` also matches slashes. ``names`` has one name
         per axis of the leaf, in order, with suffixes (`jaxgrow.axes`).
 
     Returns:
@@ -69,11 +71,14 @@ def from_rules(params: Params, rules: Mapping[str, Names]) -> Axes:
     """
     wrong: dict[str, list[str]] = {}  # problem -> leaves
     unused = dict.fromkeys(rules)
+    short = unwrapped(by_path(params))
 
     def leaf(key_path: KeyPath, x: Any) -> Names:
         name = path(key_path)
         shape = np.shape(x)
-        pattern = next((p for p in rules if fnmatchcase(name, p)), None)
+        # The name of a wrapper may also be that of a module, such as ``value``.
+        both = dict.fromkeys((short[name], name))
+        pattern = next((p for each in both for p in rules if fnmatchcase(each, p)), None)
         if pattern is None:
             wrong.setdefault(f"no rule matches this leaf of shape {shape}", []).append(name)
             return ()
@@ -140,7 +145,8 @@ def infer(params: Params, sizes: Mapping[str, int]) -> dict[str, Names]:
     sufficient. The rules are valid for models of all sizes.
 
     Paths that differ only by a number, such as the number of a layer, become one pattern with
-    ``*`` if the axis names below them are equal.
+    ``*`` if the axis names below them are equal. Levels that only wrap leaves, such as the ``value``
+    of a box of Flax, are part of the patterns, but do not decide the names.
 
     Args:
       params: a pytree of arrays, or of objects with a shape.
@@ -194,6 +200,7 @@ def _by_size(params: Params, sizes: Mapping[str, int]) -> Callable[[KeyPath, Any
         return [name for name, of in sizes.items() if of == size]
 
     shapes = [np.shape(x) for x in jax.tree.leaves(params)]
+    short = unwrapped(by_path(params))
     sure: set[int] = set()
     for shape in shapes:
         if [known(n) for n in shape].count([LAYERS]) == 1:
@@ -201,7 +208,7 @@ def _by_size(params: Params, sizes: Mapping[str, int]) -> Callable[[KeyPath, Any
     dims = sure or set(range(max(map(len, shapes), default=0)))
 
     def leaf(key_path: KeyPath, x: Any) -> Names:
-        fused = fused_axis(path(key_path), np.shape(x)[:1])
+        fused = fused_axis(short[path(key_path)], np.shape(x)[:1])
 
         def name(dim: int, size: int) -> str:
             found = [n for n in known(size) if n != LAYERS or dim in dims]
@@ -278,7 +285,9 @@ def by_convention(axes: Axes) -> Axes:
 
 def _marked(axes: Axes, known: Set[str]) -> Axes:
     """Add suffixes as `by_convention` does. Axes that are not in ``known`` get a ``?``."""
-    leaves = by_path(axes, is_leaf=_is_names)
+    whole = by_path(axes, is_leaf=_is_names)
+    short = unwrapped(whole)
+    leaves = {short[name]: names for name, names in whole.items()}
     scales = {p.rpartition("/")[0] for p, n in leaves.items() if is_scale(p) and _is_vector(n)}
     kernels = {p.rpartition("/")[0] for p in leaves if p.endswith("/kernel")}
     # Gemma calls the output kernel of its MLP "linear", which is an input kernel in other models.
@@ -288,7 +297,7 @@ def _marked(axes: Axes, known: Set[str]) -> Axes:
     def leaf(key_path: KeyPath, names: MaybeNames) -> MaybeNames:
         if any(n is not None and axis(n) != n for n in names):
             return names
-        name = path(key_path)
+        name = short[path(key_path)]
         of = name.rpartition("/")[0]
         is_gemma = name.removesuffix("/w") in outputs
         return marked(name, translated(name, names), known, of in scales, of in kernels, is_gemma)
