@@ -459,9 +459,13 @@ def test_of_all_fields_those_that_decide_nothing_may_differ(tmp_path):
         "valid_fraction": 0.3,
         "checkpoint_minutes": 0.5,
         "epochs": 2.0,
+        "ids": "uint32",
         "keep_every": 2,
         "on_nan": "skip",
     }
+
+    # Settings without which a field has no effect, or is refused.
+    needed = {"epochs": {"steps": 0}, "ids": {"source": "tokens"}}
 
     def free(node, put):
         kept = set()
@@ -469,7 +473,7 @@ def test_of_all_fields_those_that_decide_nothing_may_differ(tmp_path):
             old = getattr(node, f.name)
             new = other.get(f.name, old * 2 if isinstance(old, int) and old else f"{old}x")
             new = {f.name: new if f.name != "seed" else 1}
-            new |= {"steps": 0} if f.name == "epochs" else {}
+            new |= needed.get(f.name, {})
             changed = put(dataclasses.replace(node, **new))
             assert differences(as_json(one), as_json(changed)), f.name
             kept |= {f.name} if not conflicts(as_json(one), as_json(changed)) else set()
