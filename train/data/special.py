@@ -16,6 +16,7 @@ made from.
 """
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,7 +25,8 @@ from typing import Any, Literal, NamedTuple
 
 from jaxgrow.checkpoints.io.files import RECORD
 from train.common.errors import UserError
-from train.common.files import appears_whole, checked_json, write_json
+from train.common.files import appears_whole, write_json
+from train.data.decoding import in_folder, json_object, read_regular, readable
 
 END = "<|endoftext|>"
 ENDS = (END, "<|end_of_text|>", "</s>", "[SEP]")
@@ -38,6 +40,7 @@ _ROLES = (
     "cls_token",
     "mask_token",
 )
+_OUT = "download or copy it again"
 _CONFIG = "tokenizer_config.json"
 _MAP = "special_tokens_map.json"
 _TEMPLATE = "chat_template.jinja"
@@ -67,6 +70,11 @@ def special_tokens(tokenizer: Any, folder: Path | None) -> Special:
     Raises:
       UserError: one of the files is damaged.
     """
+    with readable(folder or "the tokenizer", _OUT):
+        return _special_tokens(tokenizer, folder)
+
+
+def _special_tokens(tokenizer: Any, folder: Path | None) -> Special:
     own = _settings(folder, _CONFIG, _MAP)
     model = _of_model(folder)
     names = {role: name for role in _ROLES if (name := _named(own, role)) is not None}
@@ -247,9 +255,11 @@ def copied(source: Path | None, target: Path) -> None:
     if source is None:
         return
     for name in FILES:
-        if (file := source / name).is_file():
+        if os.path.lexists(file := source / name):
+            with readable(file, _OUT):
+                content = read_regular(in_folder(source, file))
             with appears_whole(target / name) as part:
-                part.write_bytes(file.read_bytes())
+                part.write_bytes(content)
     ids = {}
     for about in reversed(_of_model(source)):  # the first file that has an id decides
         ids |= {key: about[key] for key in _IDS if about.get(key) is not None}
@@ -290,14 +300,13 @@ def _of_model(folder: Path | None) -> list[dict[str, Any]]:
 
 def _settings(folder: Path | None, *names: str) -> list[dict[str, Any]]:
     """The content of the files that exist."""
+    if folder is None:
+        return []
+    there = [folder / name for name in names if os.path.lexists(folder / name)]
     found = []
-    for name in names:
-        if folder is None or not (file := folder / name).is_file():
-            continue
-        try:
-            found.append(checked_json(file.read_bytes(), ()))
-        except ValueError as error:
-            raise UserError(f"{file} is damaged: {error}; download or copy it again") from error
+    for file in there:
+        with readable(file, _OUT):
+            found.append(json_object(in_folder(folder, file), _OUT))
     return found
 
 
@@ -334,8 +343,8 @@ def _first(tokenizer: Any, names: Sequence[str]) -> int | None:
 
 
 def _template(folder: Path | None, own: Sequence[dict[str, Any]]) -> str | None:
-    if folder is not None and (file := folder / _TEMPLATE).is_file():
-        return file.read_text("utf-8")
+    if folder is not None and os.path.lexists(file := folder / _TEMPLATE):
+        return read_regular(in_folder(folder, file)).decode()
     given = next((file["chat_template"] for file in own if file.get("chat_template")), None)
     if isinstance(given, list):
         given = next((each["template"] for each in given if each.get("name") == "default"), None)

@@ -24,6 +24,7 @@ from train.data import named_splits
 from train.data.cache import PROGRESS, again, cache_folder, cached
 from train.data.corpus import Corpus
 from train.data.cutting import TextEncoder, cut
+from train.data.decoding import readable
 from train.data.special import (
     END,
     ENDS,
@@ -39,6 +40,7 @@ from train.data.special import (
 from train.data.splitting import exact
 from train.data.token_files import FIELD, checked_ids, token_formats
 from train.data.tokenise import Cut, Encode, dtype, sequence, tokenise
+from train.data.trial import check_tokenizer
 from train.data.workers import cores
 
 
@@ -347,24 +349,27 @@ def tokenizer(name: str) -> Any:
         return _byte_tokenizer()
     path = Path(name).expanduser()
     try:
-        if path.is_dir():
-            loaded = Tokenizer(models.BPE.from_file(*map(str, _tokenizer_files(path))))
-            loaded.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
-            loaded.decoder = decoders.ByteLevel()  # type: ignore[assignment]
-        else:
-            loaded = Tokenizer.from_file(str(path))
-            # The saved settings would cut documents to the context of another model.
-            loaded.no_truncation()
-            loaded.no_padding()
-    except Exception as error:
+        with readable(path):
+            check_tokenizer(path, _tokenizer_files(path))
+            if path.is_dir():
+                loaded = Tokenizer(models.BPE.from_file(*map(str, _tokenizer_files(path))))
+                loaded.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+                loaded.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+            else:
+                loaded = Tokenizer.from_file(str(path))
+                # The saved settings would cut documents to the context of another model.
+                loaded.no_truncation()
+                loaded.no_padding()
+    except UserError as error:
         raise UserError(
             f"no tokenizer at {path} ({error}): give a tokenizer.json, or a folder of vocab.json and merges.txt"
         ) from error
-    if path.is_dir():
-        set_up(loaded, path)
-    else:
-        frame_as_files_say(loaded, path.parent)
-    read_as_text(loaded, folder_of(name))
+    with readable(path, "download or copy the tokenizer again"):
+        if path.is_dir():
+            set_up(loaded, path)
+        else:
+            frame_as_files_say(loaded, path.parent)
+        read_as_text(loaded, folder_of(name))
     return loaded
 
 

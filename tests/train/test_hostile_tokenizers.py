@@ -1,0 +1,183 @@
+"""Tokenizers and chat templates of an attacker end in one line, within the limits."""
+
+import json
+import os
+import time
+from dataclasses import replace
+
+import pytest
+
+from jaxgrow.untrusted import using_limits
+from train.common.errors import UserError
+from train.data.bounded import child
+from train.data.chat import rendered
+from train.data.special import Special, copied, special_tokens
+from train.data.text import _byte_tokenizer, tokenizer
+
+PLAIN = Special(0, 0, (0,), {"bos_token": "<s>"}, None)
+
+
+def chat(template: str) -> str:
+    return rendered(replace(PLAIN, template=template), [{"role": "user", "content": "hi"}])
+
+
+# --- templates ---
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ 'a' * 10**10 }}",
+        "{{ ('a' * 10**8) ~ ('b' * 10**8) }}",
+        "{{ [0] * 10**10 }}",
+        "{{ 1 / 0 }}",
+        "{{ messages[0].content.x.y }}",
+        "{{ 'a' + 3 }}",
+        "{% for %}",
+        "{{ '%99999999999d' % 3 }}",
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+        "{% include 'x' %}",
+        "{{ strftime_now(3) }}",
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ raise_exception('a\x1b[31m\nb') }}",
+        "{{" + "(" * 100_000,
+    ],
+)
+def test_a_template_that_fails_is_one_line(template):
+    with pytest.raises(UserError, match="the chat template of the model failed") as error:
+        chat(template)
+    assert "\n" not in str(error.value)
+    assert chat("{{ bos_token }}{{ messages[0].content }}") == "<s>hi"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{% set x = 10**(10**9) %}",
+    ],
+)
+def test_a_template_that_does_not_end_is_stopped(template):
+    began = time.monotonic()
+    with using_limits(seconds=1), pytest.raises(UserError, match=r"more than 1 s.*--limits sec"):
+        chat(template)
+    assert time.monotonic() - began < 30
+    assert chat("{{ messages[0].content }}") == "hi"
+
+
+# --- tokenizers ---
+
+
+@pytest.fixture
+def about(tmp_path):
+    """A valid tokenizer, to change, and a function that loads what it became."""
+    _byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+
+    def load(change):
+        (tmp_path / "tokenizer.json").write_text(json.dumps(content | change))
+        return tokenizer(str(tmp_path / "tokenizer.json"))
+
+    load({})
+    return load
+
+
+def doubling(times: int, name: str = "String") -> dict:
+    each = {"type": "Replace", "pattern": {name: "q"}, "content": "qq"}
+    return {"normalizer": {"type": "Sequence", "normalizers": [each] * times}}
+
+
+def test_replacements_that_multiply_a_text_are_refused(about):
+    about(doubling(3))
+    for times, name in ((40, "String"), (40, "Regex"), (7, "String")):
+        with pytest.raises(UserError, match=r"the normalizer of .* characters of one"):
+            about(doubling(times, name))
+
+
+def test_a_regular_expression_that_does_not_end_is_stopped(about):
+    split = {"type": "Split", "pattern": {"Regex": "(a+)+b"}, "behavior": "Isolated"}
+    with using_limits(seconds=2), pytest.raises(UserError, match=r"no tokenizer at .*tokenizer"):
+        about({"pre_tokenizer": split | {"invert": False}})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": {"type": "BPE", "vocab": {"a": 1 << 40}, "merges": []}},
+        {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["x", "y"]]}},
+        {"model": {"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": 9}},
+        {"model": {"type": "WordPiece", "vocab": {}, "unk_token": 3}},
+        {"model": None},
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+        {"normalizer": {"type": "Sequence", "normalizers": 3}},
+        {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "("}, "behavior": "Removed"}},
+        {"post_processor": {"type": "TemplateProcessing", "single": [{"x": 1}]}},
+        {"added_tokens": [{"id": -1, "content": 3}]},
+    ],
+    ids=lambda change: json.dumps(change)[:40],
+)
+def test_a_damaged_tokenizer_is_one_line(about, change, capfd):
+    with pytest.raises(UserError, match="no tokenizer at ") as error:
+        about(change)
+    assert "\n" not in str(error.value)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_panic_is_one_line(tmp_path, monkeypatch):
+    class PanicException(BaseException):
+        """Stands for the class of pyo3, which cannot be imported."""
+
+    def panics(*_):
+        raise PanicException("index out of bounds")
+
+    _byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    monkeypatch.setattr("train.data.text.check_tokenizer", panics)
+    with pytest.raises(UserError, match="index out of bounds"):
+        tokenizer(str(tmp_path / "tokenizer.json"))
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"eos_token": 3}',
+        '{"eos_token": {"content": [1]}}',
+        '{"eos_token": {}}',
+        '{"eos_token": ["a"]}',
+        '{"added_tokens_decoder": [1], "add_bos_token": "x", "bos_token": {"content": 3}}',
+        '{"chat_template": [3]}',
+        "[]",
+        '{"a": ' * 50_000,
+        "\udcff",
+    ],
+)
+def test_wrong_types_beside_a_tokenizer_are_one_line(tmp_path, name, content):
+    _byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / name).write_bytes(content.encode(errors="surrogateescape"))
+    with pytest.raises(UserError) as error:
+        loaded = tokenizer(str(tmp_path / "tokenizer.json"))
+        special_tokens(loaded, tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_link_out_of_the_folder_is_not_copied(tmp_path):
+    (tmp_path / "key").write_text("-----private-----")
+    for folder in ("model", "out"):
+        (tmp_path / folder).mkdir()
+    for name in ("chat_template.jinja", "special_tokens_map.json", "tokenizer_config.json"):
+        (tmp_path / "model" / name).symlink_to(tmp_path / "key")
+        with pytest.raises(UserError, match="outside the folder"):
+            copied(tmp_path / "model", tmp_path / "out")
+        (tmp_path / "model" / name).unlink()
+    os.mkfifo(tmp_path / "model" / "chat_template.jinja")
+    with pytest.raises(UserError, match="is not a regular file"):
+        copied(tmp_path / "model", tmp_path / "out")
+    assert not any((tmp_path / "out").iterdir())
+
+
+def test_modules_in_the_working_directory_are_not_imported(tmp_path, monkeypatch):
+    (tmp_path / "jinja2.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')")
+    monkeypatch.chdir(tmp_path)
+    child.close()
+    assert chat("{{ messages[0].content }}") == "hi"
+    assert not (tmp_path / "executed").exists()
