@@ -57,7 +57,8 @@ def export(run: Path, folder: Path, overwrite: bool = False) -> None:
     workdir = Workdir(run)
     if not workdir.finished:
         raise UserError(
-            f"there is no finished run in {run}; to write another checkpoint as a Hugging Face folder, use jaxgrow convert"
+            f"there is no finished run in {run}; to write the newest checkpoint of a run that has not finished, or another "
+            f"checkpoint, as a Hugging Face folder: jaxgrow convert {run} {folder} --to hf"
         )
     try:
         source = open_checkpoint(workdir.folder)

@@ -224,7 +224,7 @@ def test_processes_share_out_validation():
 
 def test_a_validation_text_below_one_batch_is_an_error():
     with pytest.raises(
-        UserError, match=r"less than one batch of 26; raise data.valid_fraction, or lower batch"
+        UserError, match=r"less than one batch of 26: lower batch, or give more validation data"
     ):
         validation(WINDOWS, batch=26, count=1)
 

@@ -19,7 +19,10 @@ from train.common import endings
 from train.common.endings import interruptible
 from train.common.output import OutputClosed, escape_messages, say
 
-_SMALLER = "accumulate, model.remat=full or mesh.fsdp reduce the memory, and python -m train.preflight checks what fits"
+_SMALLER = (
+    "in a training, model.remat=full, a larger accumulate, and mesh.fsdp on several devices reduce the memory: the same "
+    "command with one of them continues the run, and python -m train.preflight checks what fits"
+)
 
 _APART = (
     "the processes of this run waited for each other too long, or one of them has ended: read the output of that process, then "
@@ -113,6 +116,11 @@ def explained(error: Exception) -> str | None:
         return f"a device has no memory left ({str(error).splitlines()[0][:200]}); {_SMALLER}"
     if isinstance(error, MemoryError):
         return f"this machine has no memory left ({error}); {_SMALLER}"
+    if isinstance(error, UnicodeEncodeError) and "surrogates" in error.reason:
+        return (
+            f"a text has half of a character, which UTF-8 cannot store ({error}); remove it, in Python for example with "
+            "text.encode(errors='ignore').decode()"
+        )
     if isinstance(error, UnicodeError):
         return f"a text is not UTF-8 ({error}); convert it, such as with iconv -f LATIN1 -t UTF-8"
     # An OSError is, for example, a folder without write permission, or a file in place of a folder.

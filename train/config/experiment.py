@@ -135,7 +135,8 @@ class Experiment:
                 raise ValueError(f"model.{name} must be at most {most:,}, but is {size:,}")
         if self.batch % self.accumulate:
             raise ValueError(
-                f"a batch of {self.batch} cannot be divided into {self.accumulate} micro-batches"
+                f"a batch of {self.batch} cannot be divided into {self.accumulate} micro-batches: set batch to a multiple of "
+                f"{self.accumulate}, or accumulate to a divisor of {self.batch}"
             )
         if self.model.length % self.mesh.context:
             raise ValueError(

@@ -6,7 +6,7 @@ and ``sample(i, rng)``, which is pure: all randomness (masks, augmentation) come
 
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import grain
@@ -20,7 +20,7 @@ from train.common.errors import UserError
 from train.data.images import Images, images
 from train.data.labelled.task import Labelled, task
 from train.data.masking import BYTES, MaskedWindows, vocabulary
-from train.data.text import Data, tokenizer, tokens
+from train.data.text import Data, holds_out, tokenizer, tokens
 from train.data.workers import end_with_parent
 
 Batch: TypeAlias = tuple[Any, Any]  # (inputs, targets), pytrees with a leading axis
@@ -306,7 +306,7 @@ def training(
     """
     if len(source) < batch:
         raise UserError(
-            f"the training data has {len(source)} {source.what}, less than one batch of {batch}"
+            f"the training data has {len(source)} {source.what}, less than one batch of {batch}: lower batch, or give more data"
         )
     samples = (
         grain.MapDataset.range(len(source)).seed(seed).shuffle().repeat().random_map(source.sample)
@@ -315,8 +315,24 @@ def training(
     return Stream(samples, batch, mine, source.workers, first, seed)
 
 
+def more_validation(data: Data | Images | Labelled) -> str:
+    """The part of a message that says how to get more validation data."""
+    if (path := getattr(data, "valid_path", None)) is not None:
+        return f"give more of them in data.valid_path={path}"
+    if isinstance(data, Labelled):
+        return "give more of them in data.path"
+    held = images(data).held if isinstance(data, Images) else holds_out(data)
+    if held and data.valid_fraction < 0.5:
+        return f"raise data.valid_fraction={data.valid_fraction:g} (at most 0.5)"
+    return "give more data" if held else "give more of them in the validation split of the data"
+
+
 def validation(
-    source: Source, batch: int, count: int, rows: np.ndarray | None = None
+    source: Source,
+    batch: int,
+    count: int,
+    rows: np.ndarray | None = None,
+    more: Callable[[], str] = lambda: "give more validation data",
 ) -> list[Batch]:
     """A fixed list of validation batches, spread evenly over the validation data.
 
@@ -325,6 +341,7 @@ def validation(
       batch: samples per batch, over all processes.
       count: the number of batches; fewer are returned if the data do not suffice.
       rows: the rows of each batch that this process reads; None: all.
+      more: function that returns how to get more validation data, for an error message.
 
     Raises:
       UserError: there is not even one batch.
@@ -332,8 +349,7 @@ def validation(
     count = min(count, len(source) // batch)
     if count == 0:
         raise UserError(
-            f"the validation data has {len(source)} {source.what}, less than one batch of {batch}; "
-            "raise data.valid_fraction, or lower batch"
+            f"the validation data has {len(source)} {source.what}, less than one batch of {batch}: lower batch, or {more()}"
         )
     chosen = _spread(len(source), batch, count)
     chosen = chosen if rows is None else chosen[:, rows]
@@ -341,7 +357,13 @@ def validation(
 
 
 def probe(
-    source: Source, batch: int, used: int, micro: int, count: int, rows: np.ndarray | None = None
+    source: Source,
+    batch: int,
+    used: int,
+    micro: int,
+    count: int,
+    rows: np.ndarray | None = None,
+    more: Callable[[], str] = lambda: "give more validation data",
 ) -> Batch | None:
     """Micro-batches of validation data that `validation` does not read, stacked along a new axis.
 
@@ -354,6 +376,7 @@ def probe(
       micro: samples per micro-batch.
       count: the number of micro-batches; 0: return None.
       rows: the rows of each micro-batch that this process reads; None: all.
+      more: function that returns how to get more validation data, for an error message.
 
     Raises:
       UserError: there are not enough samples.
@@ -366,8 +389,7 @@ def probe(
     if len(free) < count * micro:
         raise UserError(
             f"measuring sensitivities needs {count} micro-batches of {micro} {source.what} that evaluation does not read, "
-            f"but the validation data has {len(free)} left; lower eval_batches or the batches of the measurement, or raise "
-            "data.valid_fraction"
+            f"but the validation data has {len(free)} left: lower eval_batches or the batches of the measurement, or {more()}"
         )
     chosen = free[np.linspace(0, len(free) - 1, count * micro).astype(int)].reshape(count, micro)
     chosen = chosen if rows is None else chosen[:, rows]

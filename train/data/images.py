@@ -168,6 +168,7 @@ class Split:
     classes: tuple[str, ...]
     shape: tuple[int, int, int]  # [rows, columns, channels] of an input
     identity: dict[str, Any]  # JSON; identifies the images by content, not by path
+    held: bool  # whether ``data.valid_fraction`` of the images are the validation images
 
 
 def images(data: Images) -> Split:
@@ -188,6 +189,7 @@ def images(data: Images) -> Split:
     train, valid = _stored(data)
     train = _as_asked(train, data)
     valid = None if valid is None else _as_asked(valid, data)
+    held_out = valid is None and train.split is None
     if valid is None:
         mine, held = train.split or _held_out(len(train.store), data.valid_fraction)
         valid = train
@@ -202,6 +204,7 @@ def images(data: Images) -> Split:
         train.classes,
         (train.size, train.size, train.channels),
         {"name": name, "train": _hash(train, mine), "valid": _hash(valid, held)},
+        held_out,
     )
 
 

@@ -289,6 +289,11 @@ def _corpus(data: Data) -> Corpus:
     return reading.tfds(data.name, data.path, data.field)
 
 
+def holds_out(data: Data) -> bool:
+    """Whether ``data.valid_fraction`` of the corpus is the validation text."""
+    return _corpus(data).valid is None
+
+
 def _name(data: Data) -> str:
     if data.source in ("text", "tokens"):
         assert data.path is not None
@@ -321,8 +326,8 @@ def _make(corpus: Corpus, data: Data, vocab: int, held: Fraction, work: Path) ->
                 some = "one document" if held.numerator == 1 else f"{held.numerator} documents"
                 out = (
                     f"data.valid_fraction selects {some} in {held.denominator} for validation; "
-                    "give more text, or set data.valid_path"
-                )
+                    "give more text"
+                ) + (", or set data.valid_path" if data.source == "text" else "")
             raise UserError(f"the {part.name} text of the corpus is empty: {data}; {out}")
     about: dict[str, Any] = {part.name: sha256(part) for part in parts}
     read = {name: count for name, count in asdict(corpus.counts).items() if name != "file"}

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -296,16 +297,19 @@ class RunData:
         if micro % devices:
             raise UserError(
                 f"a micro-batch of {micro} (batch={e.batch}, accumulate={e.accumulate}) is not divisible by {devices} devices; "
-                f"use a batch that is a multiple of {devices * e.accumulate}, or a smaller accumulate"
+                f"use a batch that is a multiple of {devices * e.accumulate}" + _fewer(e, devices)
             )
         few = rows(micro, mesh)
         about = batches.identity(e.data, e.model)
         self.order, self.continued = order_of(e, workdir, about, len(training))
         order = self.order
         self.training = batches.training(training, e.batch, order.seed, mine, order.first)
-        self.validation = batches.validation(validation, e.batch, e.eval_batches, mine)
+        more = partial(batches.more_validation, e.data)
+        self.validation = batches.validation(validation, e.batch, e.eval_batches, mine, more)
         self.probe = put(
-            batches.probe(validation, e.batch, e.eval_batches, micro, probes, few), mesh, dim=1
+            batches.probe(validation, e.batch, e.eval_batches, micro, probes, few, more),
+            mesh,
+            dim=1,
         )
         # A small validation set can have fewer samples than `eval_batches * batch`.
         evaluated = len(self.validation) * e.batch
@@ -313,6 +317,13 @@ class RunData:
         self.labels = batches.labels(e.data)
         self.head = batches.head(e.data, e.model)
         self.report = batches.report(e.data)
+
+
+def _fewer(experiment: Experiment, devices: int) -> str:
+    """The part of a message with the largest ``accumulate`` that fits, if there is one."""
+    e = experiment
+    fitting = [n for n in range(1, e.accumulate) if e.batch % (n * devices) == 0]
+    return f", or accumulate={fitting[-1]}" if fitting else ""
 
 
 @dataclass

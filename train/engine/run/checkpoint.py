@@ -293,7 +293,8 @@ def load(folder: Path, name: str, step: int | None = None) -> Tree:
     found, _ = intact.newest_intact(folder, [s for s in intact.steps(folder) if step in (None, s)])
     if found is None:
         raise UserError(
-            f"there is no checkpoint in {folder}" + ("" if step is None else f" of step {step}")
+            f"there is no checkpoint in {folder}"
+            + ("" if step is None else f" of step {step}, only of {intact.steps(folder)}")
         )
     where = str(folder / str(found))
     models = saved_models(folder / str(found))
