@@ -95,7 +95,7 @@ def micro_batches(folder: Path) -> Case:
         assert int(said[1]) == 16
         return replace(e, accumulate=int(said[2]))
 
-    return {"accumulate": 4}, r"a multiple of (\d+), or accumulate=(\d+)$", fixed
+    return {"accumulate": 4}, r"a multiple of (\d+), or a smaller accumulate, such as (\d+)$", fixed
 
 
 def larger_batch(folder: Path) -> Case:

@@ -323,7 +323,7 @@ def _fewer(experiment: Experiment, devices: int) -> str:
     """The part of a message with the largest ``accumulate`` that fits, if there is one."""
     e = experiment
     fitting = [n for n in range(1, e.accumulate) if e.batch % (n * devices) == 0]
-    return f", or accumulate={fitting[-1]}" if fitting else ""
+    return f", or a smaller accumulate, such as {fitting[-1]}" if fitting else ""
 
 
 @dataclass
