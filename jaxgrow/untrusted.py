@@ -3,14 +3,21 @@
 Every file except a config in Python is untrusted. `SECURITY.md` describes the rules.
 """
 
+import argparse
+import json
+import math
 import os
+import shutil
+import signal
 import stat
+import subprocess
+import sys
 import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, TextIO, cast
 
 
 class UntrustedError(ValueError):
@@ -20,11 +27,13 @@ class UntrustedError(ValueError):
 class CheckedPath:
     """The path of a file or a folder that a stranger's file named, proved to lie in its folder.
 
-    `checked` is the only constructor. Libraries accept the object as a path (``os.fspath``).
+    `checked` and `chosen_file` are the only constructors. Libraries accept the object as a path
+    (``os.fspath``). Messages show the path before its links were followed (``str``).
     """
 
-    __slots__ = ("_path",)
+    __slots__ = ("_path", "_shown")
     _path: Path
+    _shown: Path
 
     def __init__(self) -> None:
         raise TypeError("use jaxgrow.untrusted.checked(folder, name)")
@@ -36,22 +45,36 @@ class CheckedPath:
         return f"CheckedPath({str(self._path)!r})"
 
     def __str__(self) -> str:
-        return str(self._path)
+        return str(self._shown)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CheckedPath) and self._path == other._path
+
+    def __hash__(self) -> int:
+        return hash(self._path)
 
     @property
     def path(self) -> Path:
         """The checked path, without links."""
         return self._path
 
-    def open(self) -> BinaryIO:
+    @property
+    def name(self) -> str:
+        """The name of the file, before links were followed."""
+        return self._shown.name
+
+    def open(self, buffering: int = -1) -> BinaryIO:
         """Open the regular file for reading.
 
         The file is neither a link nor a FIFO, also if it was replaced after the check.
 
+        Args:
+          buffering: as for the function `open` of Python.
+
         Raises:
           UntrustedError: it is not a regular file any more.
         """
-        return open_regular(self._path)
+        return open_regular(self._path, buffering)
 
 
 def checked(folder: Path, name: str, *, deep: bool = False, new: bool = False) -> CheckedPath:
@@ -70,6 +93,8 @@ def checked(folder: Path, name: str, *, deep: bool = False, new: bool = False) -
     Raises:
       UntrustedError: the name or a link leads out of the folder, or the path is missing.
     """
+    if not isinstance(name, str):
+        raise UntrustedError(f"{folder}: {name!r:.100} is not the name of a file")
     parts = name.split("/")
     plain = all(part not in ("", ".", "..") for part in parts) and not set(name) & {"\\", "\0"}
     if not plain or Path(name).is_absolute() or Path(name).drive or (len(parts) > 1 and not deep):
@@ -77,28 +102,154 @@ def checked(folder: Path, name: str, *, deep: bool = False, new: bool = False) -
             f"{folder}: {name!r} is not the name of a file in this folder; other files are not read"
         )
     path = folder / name
-    if not new and not os.path.lexists(path):
-        raise UntrustedError(f"{path} is missing")
     try:
+        if not new and not os.path.lexists(path):
+            raise UntrustedError(f"{path} is missing")
         real = path.resolve(strict=not new)
+    except UnicodeError as error:
+        raise UntrustedError(f"{folder}: {name!r} is not the name of a file") from error
     except (OSError, RuntimeError) as error:
         raise UntrustedError(f"{path} is a link without a target, or a circle of links") from error
-    home = folder.resolve()
-    blobs = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
-    if not real.is_relative_to(home) and not real.is_relative_to(blobs):
+    if not _lies_in(real, folder.resolve()):
         raise UntrustedError(
             f"{path} is a link to {real}, outside the folder. Replace the link by the file"
         )
+    return _proved(real, path)
+
+
+def chosen_file(path: CheckedPath | Path) -> CheckedPath:
+    """Return the path of a file that the user named, whose links are followed.
+
+    Args:
+      path: the path. A checked path is returned unchanged.
+
+    Raises:
+      UntrustedError: it is a folder, a device or a FIFO.
+      OSError: it does not exist.
+    """
+    if isinstance(path, CheckedPath):
+        return path
+    real = path.resolve(strict=True)
+    if not real.is_file():
+        raise UntrustedError(f"{path} is not a regular file")
+    return _proved(real, path)
+
+
+def checked_tree(folder: Path, home: Path) -> int:
+    """Check everything in a folder that a library will open by itself.
+
+    Args:
+      folder: the folder that the library opens.
+      home: the folder that the user named, which contains it.
+
+    Returns:
+      The size of all files in bytes.
+
+    Raises:
+      UntrustedError: the folder is a link that leads out of ``home``, or contains one, a circle of
+        links, a device or a FIFO.
+    """
+    root = home.resolve()
+    _check_link(folder, root)
+    entries = size = 0
+    for where, folders, files in os.walk(folder):
+        entries += len(files)
+        limits().check(str(folder), entries=entries)
+        for name in [*folders, *files]:
+            path = os.path.join(where, name)
+            about = os.lstat(path)
+            if stat.S_ISLNK(about.st_mode):
+                _check_link(Path(path), root)
+            elif not stat.S_ISREG(about.st_mode) and not stat.S_ISDIR(about.st_mode):
+                raise UntrustedError(f"{path} is not a regular file")
+            size += os.stat(path).st_size
+    return size
+
+
+def _check_link(path: Path, root: Path) -> None:
+    try:
+        real = path.resolve(strict=True)
+    except (OSError, RuntimeError) as error:
+        raise UntrustedError(f"{path} is a link without a target, or a circle of links") from error
+    if not _lies_in(real, root):
+        raise UntrustedError(
+            f"{path} is a link to {real}, outside the folder. Replace the link by the file"
+        )
+    if not real.is_file() and not real.is_dir():
+        raise UntrustedError(f"{path} is not a regular file")
+
+
+def _lies_in(real: Path, home: Path) -> bool:
+    """Whether a path is in a folder, or in the blob store of its cache of Hugging Face."""
+    if real.is_relative_to(home):
+        return True
+    return home.parent.name == "snapshots" and real.is_relative_to(home.parent.parent / "blobs")
+
+
+def _proved(real: Path, shown: Path) -> CheckedPath:
     found = object.__new__(CheckedPath)
     object.__setattr__(found, "_path", real)
+    object.__setattr__(found, "_shown", shown)
     return found
 
 
-def open_regular(path: Path, *, write: bool = False) -> BinaryIO:
+def copy_tree(source: Path, target: Path, home: Path) -> list[str]:
+    """Copy a file, or a folder with everything in it, without the links that lead out of ``home``.
+
+    A link to a file in ``home`` becomes a file. A link to a folder is not copied, because it could
+    contain itself. Nothing in the target is more open than its source.
+
+    Args:
+      source: the file or folder, which lies in ``home``.
+      target: the new path, which does not exist.
+      home: the folder that the user named.
+
+    Returns:
+      The paths below ``home`` that were not copied: such links, devices and FIFOs.
+    """
+    return list(_copied(source, target, home.resolve()))
+
+
+def _copied(source: Path, target: Path, root: Path) -> Iterator[str]:
+    mode = source.lstat().st_mode
+    if stat.S_ISDIR(mode):
+        target.mkdir()
+        for inner in sorted(source.iterdir()):
+            yield from _copied(inner, target / inner.name, root)
+        narrow(target, mode)
+        return
+    # Unlike `resolve`, this raises no error for a circle of links.
+    real = Path(os.path.realpath(source))
+    if real.is_file() and _lies_in(real, root):
+        copy_file(_proved(real, source), target)
+    else:
+        yield str(source)
+
+
+def copy_file(source: CheckedPath, target: Path) -> None:
+    """Copy a regular file to a new path, which is not more open than the source.
+
+    The owner may always write the new file, because the source may be read-only.
+    """
+    with source.open() as old, target.open("xb") as new:
+        shutil.copyfileobj(old, new, 1 << 20)
+        narrow(target, os.fstat(old.fileno()).st_mode)
+
+
+def narrow(path: Path, mode: int) -> None:
+    """Remove the permissions of a path for groups and others that ``mode`` does not give them."""
+    now = stat.S_IMODE(path.stat().st_mode)
+    private = now & (mode | ~0o077)
+    if private != now:
+        path.chmod(private)
+
+
+def open_regular(path: Path, buffering: int = -1, *, write: bool = False) -> BinaryIO:
     """Open a regular file, without following a link at its last part.
 
     Args:
       path: the file.
+      buffering: as for the function `open` of Python.
       write: whether to open it for reading and writing, and to create it if it is missing. Its
         content stays.
 
@@ -117,7 +268,7 @@ def open_regular(path: Path, *, write: bool = False) -> BinaryIO:
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise UntrustedError(f"{path} is not a regular file")
-    return os.fdopen(handle, "r+b" if write else "rb")
+    return cast(BinaryIO, os.fdopen(handle, "r+b" if write else "rb", buffering))
 
 
 # --- the budget of a decoder ---
@@ -209,6 +360,28 @@ def set_limits(text: str) -> None:
     os.environ[_VARIABLE] = ",".join(f"{name}={value}" for name, value in vars(_limits).items())
 
 
+class _SetLimits(argparse.Action):
+    """Apply ``--limits`` at once, for this process and the processes that it starts."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        try:
+            set_limits(values)
+        except ValueError as error:
+            parser.error(f"--limits: {error}")
+
+
+def add_limits(parser: argparse.ArgumentParser) -> None:
+    """Add the option ``--limits`` to the parser of a command."""
+    shown = ",".join(f"{name}={value}" for name, value in vars(limits()).items())
+    parser.add_argument(
+        "--limits",
+        action=_SetLimits,
+        metavar="NAME=N,...",
+        default=argparse.SUPPRESS,
+        help=f"limits for files of others (default: {shown})",
+    )
+
+
 @contextmanager
 def using_limits(**changed: float) -> Iterator[None]:
     """Change limits of this process, and of processes that it starts, within a block."""
@@ -226,6 +399,74 @@ def using_limits(**changed: float) -> Iterator[None]:
 _limits = Limits()
 if _VARIABLE in os.environ:
     set_limits(os.environ[_VARIABLE])
+
+
+# --- code of strangers ---
+
+# The child limits its memory before it imports or reads anything.
+_CHILD = """
+import json, sys
+request = json.load(sys.stdin)
+sys.path[:] = request["path"]
+try:
+    import resource
+    for name, amount in (("DATA", request["bytes"]), ("CPU", request["seconds"]), ("CORE", 0)):
+        limit = getattr(resource, "RLIMIT_" + name)
+        resource.setrlimit(limit, (amount, amount))
+except (ImportError, ValueError):
+    pass
+"""
+# The limit is CPU time. A child on a busy machine may wait this many times longer.
+_PATIENCE = 10
+_OUT_OF_TIME = {-getattr(signal, name, 0) for name in ("SIGXCPU", "SIGKILL")} - {0}
+_ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
+
+
+def run_limited(code: str, request: Any, what: str) -> Any:
+    """Run an expression or a parser of strangers in a process with limited time and memory.
+
+    Args:
+      code: a Python program. It finds the request in ``request["value"]``, and prints JSON.
+      request: the request, as JSON.
+      what: the name of the expression or the file in the message.
+
+    Returns:
+      The printed value.
+
+    Raises:
+      UntrustedError: the process took too much time or memory, or failed.
+    """
+    bounds = limits()
+    sent = {"value": request, "bytes": bounds.bytes, "seconds": math.ceil(bounds.seconds)}
+    text = json.dumps(sent | {"path": [entry for entry in sys.path if entry]})
+    slow = (
+        f"{what} takes more than {bounds.seconds:g} s. If you trust the file, use --limits "
+        f"seconds={10 * bounds.seconds:g}"
+    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-c", _CHILD + code],
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE * bounds.seconds,
+            env=os.environ | _ONE_THREAD,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise UntrustedError(slow) from None
+    if done.returncode in _OUT_OF_TIME:
+        raise UntrustedError(slow)
+    if done.returncode == 0:
+        return json.loads(done.stdout)
+    lines = done.stderr.strip().splitlines()
+    last = lines[-1][:500] if lines else f"the process ended with status {done.returncode}"
+    if done.returncode < 0 or "MemoryError" in last or "memory allocation" in done.stderr:
+        raise UntrustedError(
+            f"{what} needs more than {bounds.bytes:,} bytes of memory, or ends the process. If you "
+            f"trust the file, use --limits bytes={4 * bounds.bytes}"
+        )
+    raise UntrustedError(f"{what} cannot be read: {last}")
 
 
 def printable(text: str) -> str:
@@ -246,3 +487,33 @@ def _is_harmless(character: str) -> bool:
     """Whether a terminal shows a character that `str.isprintable` does not count as printable."""
     # The joiners are parts of emoji and of Persian and Indic words.
     return character in "\n\t\u200c\u200d" or unicodedata.category(character) == "Zs"
+
+
+def print_text(
+    text: Any, *, file: TextIO | None = None, end: str = "\n", flush: bool = False
+) -> None:
+    """Print a text that may contain names and values from files, as `printable` escapes it."""
+    print(printable(str(text)), file=sys.stdout if file is None else file, end=end, flush=flush)
+
+
+@contextmanager
+def one_line(error: type[Exception], what: str) -> Iterator[None]:
+    """Raise ``error`` for everything that fails while a file is read; the entrance of a format.
+
+    Libraries raise many types of errors for damaged files. Panics of libraries in Rust, and errors
+    of PyTorch, are not even an `Exception`. Errors of the machine, and errors that already have a message, are raised
+    unchanged.
+
+    Args:
+      error: the type of error that commands print in one line.
+      what: the file, and what it should be, such as ``"tokenizer.json is not a tokenizer"``.
+    """
+    try:
+        yield
+    except (error, UntrustedError, OSError, MemoryError):
+        raise
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as found:
+        lines = str(found).strip().splitlines() or [""]
+        raise error(f"{what}: {type(found).__name__}: {lines[0][:500]}") from found

@@ -31,6 +31,7 @@ from jaxgrow.checkpoints.io.replacing import may_become
 from jaxgrow.checkpoints.source import Checkpoint, Grown, Loaded, Source
 from jaxgrow.growth.maps import Growth
 from jaxgrow.models import Config
+from jaxgrow.untrusted import checked, copy_file, one_line
 
 Kind = Literal["hf", "orbax"]
 
@@ -62,31 +63,34 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
         # The import takes seconds, and Hugging Face folders do not need it.
         from jaxgrow.checkpoints.orbax import Orbax
 
-        return Orbax(folder)
+        with one_line(CheckpointError, f"{folder} cannot be read"):
+            return Orbax(folder)
     if (folder / "checkpoints").is_dir():
         from jaxgrow.checkpoints.orbax import Unfinished, is_unfinished
 
-        if is_unfinished(folder):
-            return Unfinished(folder)
+        with one_line(CheckpointError, f"{folder} cannot be read"):
+            if is_unfinished(folder):
+                return Unfinished(folder)
     if not _is_huggingface(folder):
         raise CheckpointError(
             f"{folder} is neither a finished run nor a Hugging Face folder. A run writes {RECORD} and params/ when it "
             "ends, and checkpoints before; a Hugging Face folder has a config.json that names an architecture"
         )
-    return HuggingFace(folder)
+    with one_line(CheckpointError, f"{folder} cannot be read"):
+        return HuggingFace(folder)
 
 
 def _is_huggingface(folder: Path) -> bool:
     """Whether a folder is meant to be a Hugging Face folder, even if it is damaged."""
-    file = folder / "config.json"
-    try:
-        return any(folder.glob("*.safetensors")) or not {"architectures", "model_type"}.isdisjoint(
-            read_json(file)
-        )
-    except FileNotFoundError:
+    if any(folder.glob("*.safetensors")):
+        return True
+    if not os.path.lexists(folder / "config.json"):
         return False
+    try:
+        about = read_json(inside(folder, "config.json"))
     except CheckpointError:
         return True
+    return not {"architectures", "model_type"}.isdisjoint(about)
 
 
 def _snapshot(folder: Path) -> Path:
@@ -103,7 +107,9 @@ def _snapshot(folder: Path) -> Path:
     main = folder / "refs" / "main"
     found = sorted(f for f in (folder / "snapshots").iterdir() if f.is_dir())
     if main.is_file():
-        found = [f for f in found if f.name == main.read_text(errors="replace").strip()] or found
+        with checked(folder, "refs/main", deep=True).open() as file:
+            name = file.read(1000).decode(errors="replace").strip()
+        found = [f for f in found if f.name == name] or found
     if len(found) != 1:
         names = ", ".join(f.name for f in found) or "none"
         raise CheckpointError(
@@ -213,7 +219,7 @@ def transform(
         from jaxgrow.checkpoints.hf import peft
 
         own = peft.load_beside(lora, source).grown(growth)
-        may_become(_absolute(folder), [Path(lora).expanduser()], options.get("overwrite", False))
+        options["others"] = [Path(lora).expanduser()]
         options["beside"] = lambda part: peft.write_into(part, own, grown, str(folder))
     return write(grown, folder, record or {}, [source], **options)
 
@@ -231,6 +237,7 @@ def write(
     dry_run: bool = False,
     settings: Mapping[str, Any] | None = None,
     beside: Callable[[Path], list[str]] | None = None,
+    others: Sequence[Path] = (),
 ) -> int:
     """Write a model as a new folder, which appears only when it is complete.
 
@@ -252,6 +259,7 @@ def write(
         (`jaxgrow.checkpoints.hf.labels`).
       beside: a function of the new folder that writes further files into it, and returns their
         names.
+      others: further folders that these files are made of.
 
     Returns:
       The size in bytes of the tensors that are written.
@@ -264,11 +272,12 @@ def write(
         for root in roots:
             _check_no_lora(root.folder)
     planned = _planned(source, roots, to, settings)
+    sources = [*(root.folder for root in roots), *others]
     if dry_run:
-        may_become(_absolute(folder), [r.folder for r in roots], overwrite)
+        may_become(_absolute(folder), sources, overwrite)
         return planned.size
     about = _record(source, roots, record, planned)
-    with appearing(Path(folder), [r.folder for r in roots], overwrite) as part:
+    with appearing(Path(folder), sources, overwrite) as part:
         free = shutil.disk_usage(part).free
         if planned.size > free:
             raise CheckpointError(
@@ -278,7 +287,7 @@ def write(
         _write_model(source, planned, part, shard, progress)
         for name in planned.carried:
             (part / name).parent.mkdir(exist_ok=True)
-            shutil.copyfile(roots[0].folder / name, part / name)
+            copy_file(checked(roots[0].folder, name, deep=True), part / name)
         about["files"] += beside(part) if beside is not None else []
         write_json(part / RECORD, about)
     return planned.size

@@ -33,6 +33,7 @@ from jaxgrow.checkpoints.io.files import (
     PARAMS,
     RECORD,
     CheckpointError,
+    inside,
     read_json,
     spelt,
     write_json,
@@ -41,6 +42,7 @@ from jaxgrow.checkpoints.source import Checkpoint, Leaf, Loaded, Source, flat, n
 from jaxgrow.models import Config, from_json
 from jaxgrow.sharding import RULES, spec
 from jaxgrow.signals import uninterrupted
+from jaxgrow.untrusted import checked_tree
 
 _AT_ONCE = 2**28  # bytes
 CHECKPOINTS = "checkpoints"  # the folder with the checkpoints of a run
@@ -61,7 +63,7 @@ class Orbax(Loaded, Checkpoint):
         self.folder = folder
         # Orbax logs the tracebacks of errors that it also raises.
         logging.getLogger("absl").setLevel(logging.CRITICAL)
-        about = folder / RECORD
+        about = inside(folder, RECORD)
         record = read_json(about)
         self.foreign = record.get("huggingface")
         self._head = record.get("head")
@@ -79,6 +81,7 @@ class Orbax(Loaded, Checkpoint):
             raise CheckpointError(
                 f"{about}: 'config' does not describe a model: {error}"
             ) from error
+        checked_tree(folder / PARAMS, folder)
         with self._reading():
             if (folder / PARAMS / NAME).exists() and (found := damage(folder / PARAMS)):
                 raise CheckpointError(

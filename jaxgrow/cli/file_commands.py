@@ -12,13 +12,14 @@ from jaxgrow.cli.writing import amount, as_text, in_dtype, print_json, size_reco
 from jaxgrow.growth.report import preservation
 from jaxgrow.integrations import command
 from jaxgrow.tables import aligned
+from jaxgrow.untrusted import print_text
 
 
 def run_inspect(a: argparse.Namespace) -> None:
     """Run ``jaxgrow inspect``."""
     if a.format or a.names or command.is_run(a.path):
         about = command.inspected(command.opened(a.path, a.format, a.names, a.head_dim))
-        return print_json(about) if a.json else print(command.described(a.path, about))
+        return print_json(about) if a.json else print_text(command.described(a.path, about))
     source = open_checkpoint(a.path)
     architecture = (
         source.foreign["architectures"][0] if source.foreign else type(source.config).__name__
@@ -42,16 +43,16 @@ def run_inspect(a: argparse.Namespace) -> None:
         }
         about |= {**size_record(source, source.bytes), "notes": source.notes, "leaves": leaves}
         return print_json(about)
-    print(f"{architecture} in {a.path}\n{source.config}")
-    print(as_text(source.sizes()))
+    print_text(f"{architecture} in {a.path}\n{source.config}")
+    print_text(as_text(source.sizes()))
     rows = [
         [p, str(x.shape), " ".join(x.names), x.dtype.name, places[p]]
         for p, x in source.leaves.items()
     ]
-    print(aligned((), rows))
-    print(amount(source, source.bytes))
+    print_text(aligned((), rows))
+    print_text(amount(source, source.bytes))
     for note in source.notes:
-        print(f"note: {note}")
+        print_text(f"note: {note}")
 
 
 def run_report(a: argparse.Namespace) -> None:
@@ -65,10 +66,10 @@ def run_report(a: argparse.Namespace) -> None:
     if a.json:
         about = {"a": str(a.a), "b": str(a.b), "inputs": what, **asdict(found), "notes": notes}
         return print_json(about)
-    print(f"a: {a.a}, b: {a.b}, on {what}")
-    print(found)
+    print_text(f"a: {a.a}, b: {a.b}, on {what}")
+    print_text(found)
     for note in notes:
-        print(f"note: {note}")
+        print_text(f"note: {note}")
 
 
 def run_convert(a: argparse.Namespace) -> None:
@@ -85,4 +86,4 @@ def run_architectures(a: argparse.Namespace) -> None:
     if a.json:
         return print_json(found)
     for name, model_type in sorted(found.items()):
-        print(f"{name}  (model_type {model_type})")
+        print_text(f"{name}  (model_type {model_type})")

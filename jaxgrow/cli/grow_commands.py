@@ -29,6 +29,7 @@ from jaxgrow.cli.writing import (
 from jaxgrow.growth.maps import Growth
 from jaxgrow.integrations import command
 from jaxgrow.integrations.torch_optimizer import POLICIES
+from jaxgrow.untrusted import print_text
 
 # --- suggest ---
 
@@ -45,9 +46,11 @@ def run_suggest(a: argparse.Namespace) -> None:
             targets.append({"target": target, "ways": shown, "refused": refused})
         about = {"src": str(a.src), "parameters": source.parameters, "targets": targets}
         return print_json(about)
-    print(f"{as_text(source.sizes())}\n{suggest.questions(source)}")
+    print_text(f"{as_text(source.sizes())}\n{suggest.questions(source)}")
     for target, ways, refused in found:
-        print(f"\nto {as_text(target)}: {suggest.described(source, ways, refused, str(a.src))}")
+        print_text(
+            f"\nto {as_text(target)}: {suggest.described(source, ways, refused, str(a.src))}"
+        )
 
 
 def _wanted(a: argparse.Namespace, source: Source) -> list[dict[str, int]]:
@@ -89,7 +92,7 @@ def run_show(a: argparse.Namespace) -> None:
     if a.json:
         about = {"src": str(a.src), "out": str(a.out), "arguments": arguments}
         return print_json({**about, "sizes": sizes, "keeps": kept})
-    print(f"{a.out}: growth to {as_text(sizes)}\n{kept_as_text(kept)}")
+    print_text(f"{a.out}: growth to {as_text(sizes)}\n{kept_as_text(kept)}")
 
 
 # --- grow ---
@@ -217,9 +220,9 @@ def _grow_run(a: argparse.Namespace) -> None:
     if a.json:
         print_json(about)
     else:
-        print(command.summary(a.dst, about, operators.OPERATORS[a.method].preserves))
+        print_text(command.summary(a.dst, about, operators.OPERATORS[a.method].preserves))
         if "new_layers" in about:
-            print(new_as_text(about["new_layers"]))
+            print_text(new_as_text(about["new_layers"]))
 
 
 def _upcycle(a: argparse.Namespace) -> None:

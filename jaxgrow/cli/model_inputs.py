@@ -1,7 +1,10 @@
 """On which inputs do commands evaluate models: random ones, or tokens or images of a file?"""
 
 import filecmp
+import io
+import os
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +12,23 @@ import jax
 import numpy as np
 
 from jaxgrow.checkpoints import CheckpointError, Source
-from jaxgrow.checkpoints.io.files import LARGEST_EXTRA, read_json, spelt
+from jaxgrow.checkpoints.io.files import LARGEST_EXTRA, inside, read_json, spelt
 from jaxgrow.checkpoints.source import Checkpoint
+from jaxgrow.untrusted import CheckedPath, UntrustedError, chosen_file, limits, run_limited
 
 # The maximum number of samples, and of tokens per sample.
 ROWS = 8
 LENGTH = 128
 # The maximum number of characters that are read from a text file.
 _READ = 1 << 20
+# A tokenizer of strangers may need any amount of time and memory, so another process runs it.
+_TOKENISE = """
+from tokenizers import Tokenizer
+loaded = Tokenizer.from_file(request["value"]["file"])
+loaded.no_truncation()
+loaded.encode_special_tokens = True  # the names of special tokens in a text are text
+print(json.dumps(loaded.encode(request["value"]["text"], add_special_tokens=False).ids))
+"""
 
 
 def of_both(first: Checkpoint, second: Source, file: Path | None) -> tuple[Any, str]:
@@ -66,8 +78,11 @@ def of_both(first: Checkpoint, second: Source, file: Path | None) -> tuple[Any, 
 
 def tokenizer_notes(first: Checkpoint, second: Checkpoint) -> list[str]:
     """A note if token ids mean different tokens in two models, by the tokenizers in their folders."""
-    files = [model.folder / "tokenizer.json" for model in (first, second)]
-    if not all(file.is_file() for file in files) or filecmp.cmp(*files, shallow=False):
+    try:
+        files = [inside(model.folder, "tokenizer.json") for model in (first, second)]
+    except CheckpointError:
+        return []
+    if filecmp.cmp(*files, shallow=False):
         return []
     a, b = map(tokens_of, files)
     other = [i for i in a.keys() & b.keys() if a[i] != b[i]]
@@ -81,7 +96,7 @@ def tokenizer_notes(first: Checkpoint, second: Checkpoint) -> list[str]:
     ]
 
 
-def tokens_of(file: Path) -> dict[int, Any]:
+def tokens_of(file: CheckedPath | Path) -> dict[int, Any]:
     """The tokens of a ``tokenizer.json`` by their ids; empty if the file is not a tokenizer."""
     try:
         content = read_json(file, LARGEST_EXTRA)
@@ -92,7 +107,7 @@ def tokens_of(file: Path) -> dict[int, Any]:
             else {i: token for i, (token, _) in enumerate(vocab)}
         )
         found |= {token["id"]: token["content"] for token in content.get("added_tokens", [])}
-    except (OSError, CheckpointError, KeyError, TypeError, ValueError):
+    except (OSError, AttributeError, LookupError, TypeError, ValueError):
         # A tokenizer that is not valid is an error only where it is used.
         return {}
     return {i: token for i, token in found.items() if isinstance(i, int)}
@@ -130,7 +145,7 @@ def _images(source: Source, file: Path) -> tuple[np.ndarray, str]:
     example: Any = source.config.example
     shape = example.shape[1:]
     try:
-        images = np.lib.format.open_memmap(file, mode="r")
+        images = np.lib.format.open_memmap(chosen_file(file).path, mode="r")
     except OSError:
         raise
     except Exception as error:  # NumPy raises many types of errors for damaged files.
@@ -176,7 +191,7 @@ def _ids(file: Path, read: Callable[[Path, int], np.ndarray], vocab: int, most: 
 
 
 def _array(file: Path, most: int) -> np.ndarray:
-    return np.array(np.lib.format.open_memmap(file, mode="r").reshape(-1)[:most])
+    return np.array(np.lib.format.open_memmap(chosen_file(file).path, mode="r").reshape(-1)[:most])
 
 
 def _tokenised(source: Checkpoint, vocab: int, file: Path) -> np.ndarray:
@@ -189,30 +204,29 @@ def _tokenised(source: Checkpoint, vocab: int, file: Path) -> np.ndarray:
       CheckpointError: the file is missing and the vocabulary has another size, the file is not a
         valid tokenizer, or the package tokenizers is not installed.
     """
-    with file.open(encoding="utf-8", errors="replace") as opened:
-        text = opened.read(_READ)
-    tokenizer = source.folder / "tokenizer.json"
-    if not tokenizer.is_file():
+    with (
+        chosen_file(file).open() as opened,
+        io.TextIOWrapper(opened, "utf-8", errors="replace") as lines,
+    ):
+        text = lines.read(_READ)
+    if not os.path.lexists(source.folder / "tokenizer.json"):
         if vocab != 256:
             raise CheckpointError(
                 f"there is no tokenizer.json in {source.folder} to tokenise text. Give --data as a "
                 ".npy file of token ids"
             )
         return np.frombuffer(text.encode(), np.uint8)
-    try:
-        from tokenizers import Tokenizer
-    except ImportError:
+    tokenizer = inside(source.folder, "tokenizer.json")
+    if find_spec("tokenizers") is None:
         raise CheckpointError(
             f"reading {tokenizer} requires the package tokenizers: pip install tokenizers. Or give "
             "--data as a .npy file of token ids"
-        ) from None
+        )
+    limits().check(str(tokenizer), bytes=tokenizer.path.stat().st_size)
+    request = {"file": os.fspath(tokenizer), "text": text}
     try:
-        loaded = Tokenizer.from_file(str(tokenizer))
-    except Exception as error:  # The library raises plain Exception.
+        return np.array(run_limited(_TOKENISE, request, str(tokenizer)), np.int64)
+    except UntrustedError as error:
         raise CheckpointError(
-            f"{tokenizer} is not a valid tokenizer: {error}. Give --data as a .npy file of token "
-            "ids"
+            f"{tokenizer} is not a valid tokenizer: {error}. Give --data as a .npy file of token ids"
         ) from error
-    loaded.no_truncation()
-    loaded.encode_special_tokens = True  # the names of special tokens in a text are text
-    return np.array(loaded.encode(text, add_special_tokens=False).ids, np.int64)

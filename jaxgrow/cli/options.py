@@ -10,6 +10,7 @@ from typing import NoReturn
 from jaxgrow.checkpoints.io.files import SHARD
 from jaxgrow.cli.methods import FORMATS
 from jaxgrow.typed import nearest
+from jaxgrow.untrusted import add_limits
 
 # The axes that have an option, with the meaning of their size for the help text.
 AXES = {
@@ -94,6 +95,7 @@ class Commands:
         if writes:
             _destination(p)
             as_json(p)
+        add_limits(p)
         p.set_defaults(run=run, command=name, evaluates=evaluates)
         return p
 

@@ -12,7 +12,7 @@ from jaxgrow.checkpoints.io.files import CheckpointError
 from jaxgrow.cli.arguments import parser
 from jaxgrow.cli.errors import UsageError
 from jaxgrow.signals import interrupting, leaving
-from jaxgrow.untrusted import UntrustedError
+from jaxgrow.untrusted import UntrustedError, print_text
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,8 +64,7 @@ def _ended(text: str, error: BaseException, status: int) -> int:
     in the message.
     """
     for line in "; ".join([text, *getattr(error, "__notes__", [])]).split("\n"):
-        shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line[:1000])
-        print(shown + ("..." if len(line) > 1000 else ""), file=sys.stderr)
+        print_text(line[:1000] + ("..." if len(line) > 1000 else ""), file=sys.stderr)
     return status
 
 

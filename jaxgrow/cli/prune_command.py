@@ -22,6 +22,7 @@ from jaxgrow.growth.report import preservation
 from jaxgrow.models import importance
 from jaxgrow.operators.targets import depth, of_kinds, width
 from jaxgrow.tables import aligned
+from jaxgrow.untrusted import print_text
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def run_prune(a: argparse.Namespace) -> None:
         arguments |= {"by": plan.by, "removed": _removed(plan, report["scores"])}
     transform(a, plan.source, growth, arguments, report=report)
     if not a.json:
-        print(_as_text(report, arguments))
+        print_text(_as_text(report, arguments))
 
 
 # --- plan ---

@@ -29,6 +29,7 @@ from jaxgrow.cli.errors import UsageError, reported
 from jaxgrow.cli.keeps import keeps, rounding
 from jaxgrow.growth.maps import Growth, Rules
 from jaxgrow.integrations import torch_optimizer
+from jaxgrow.untrusted import print_text
 
 try:
     import resource
@@ -192,8 +193,10 @@ def _write_lora(
         facts = {"dst": str(a.dst), "written": not a.dry_run, "lora": about, "sizes": sizes}
         return print_json(facts)
     nothing = "; nothing was written (--dry-run)" if a.dry_run else ""
-    print(f"{a.dst}: only the LoRA, {about['modules']} modules of rank {about['rank']}{nothing}")
-    print(as_text(sizes))
+    print_text(
+        f"{a.dst}: only the LoRA, {about['modules']} modules of rank {about['rank']}{nothing}"
+    )
+    print_text(as_text(sizes))
 
 
 # --- write a model, and describe it ---
@@ -261,22 +264,22 @@ def _print(
     """Print the result of `write` as text; ``rounded``: notes about rounding."""
     written = f"{a.dst}: {amount(source, size)}"
     if a.dry_run:
-        print(f"{written}; nothing was written (--dry-run)\n{as_text(source.sizes())}")
+        print_text(f"{written}; nothing was written (--dry-run)\n{as_text(source.sizes())}")
     else:
         peak = about.get("peak_memory")
         memory = "" if peak is None else f"; peak memory {peak / 1e6:,.0f} MB"
-        print(
+        print_text(
             f"{written}, in {about['seconds']:.1f} s{memory}; the arguments are recorded in "
             f"{RECORD}"
         )
     if "lora" in about:
-        print(f"with LoRA: {about['lora']['modules']} modules of rank {about['lora']['rank']}")
+        print_text(f"with LoRA: {about['lora']['modules']} modules of rank {about['lora']['rank']}")
     if "new_layers" in about:
-        print(new_as_text(about["new_layers"]))
+        print_text(new_as_text(about["new_layers"]))
     if "keeps" in about:
-        print(kept_as_text(about["keeps"], rounded))
+        print_text(kept_as_text(about["keeps"], rounded))
     for note in (*about["notes"], *about.get("groups", [])):
-        print(f"note: {note}")
+        print_text(f"note: {note}")
 
 
 def _peak_memory() -> int | None:
@@ -296,8 +299,7 @@ def put(
     files: WriteFiles | None = None,
 ) -> int:
     """Write the model, or only check that this is possible. Return the size of its tensors in bytes."""
-    if getattr(a, "lora", None) is not None:
-        may_become(a.dst, [a.lora], a.overwrite)
+    lora = getattr(a, "lora", None)
     with reported():
         return write_checkpoint(
             source,
@@ -310,6 +312,7 @@ def put(
             progress=True,
             dry_run=dry_run,
             beside=files,
+            others=[] if lora is None else [lora],
         )
 
 
@@ -336,7 +339,7 @@ def new_as_text(layers: Sequence[int]) -> str:
 
 def print_json(about: Mapping[str, Any]) -> None:
     """Print a result as JSON."""
-    print(json.dumps(about, indent=2))
+    print_text(json.dumps(about, indent=2))
 
 
 def size_record(source: Source, size: int) -> dict[str, Any]:

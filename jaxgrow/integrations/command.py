@@ -1,18 +1,29 @@
 """How do ``jaxgrow inspect`` and ``jaxgrow grow`` handle checkpoints of other trainers?"""
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxgrow._version import __version__
-from jaxgrow.checkpoints.io.files import PARAMS, RECORD, CheckpointError, listed, read_json
+from jaxgrow.checkpoints.io.files import (
+    PARAMS,
+    RECORD,
+    CheckpointError,
+    inside,
+    listed,
+    not_copied,
+    read_json,
+)
 from jaxgrow.checkpoints.io.folders import appearing
+from jaxgrow.checkpoints.io.replacing import may_become
 from jaxgrow.cli.suggest import POLICY
 from jaxgrow.growth.maps import Growth, Rules, new_sizes
 from jaxgrow.integrations.formats import FORMATS, from_file, plain, recognised
 from jaxgrow.integrations.layouts import Layout
 from jaxgrow.tables import aligned
+from jaxgrow.untrusted import one_line
 
 if TYPE_CHECKING:
     # TensorStore takes a second to import, and most commands do not need it.
@@ -44,7 +55,7 @@ def _is_ours(folder: Path) -> bool:
     if not (folder / PARAMS).is_dir() or not (folder / RECORD).is_file():
         return False
     try:
-        arguments = read_json(folder / RECORD).get("arguments")
+        arguments = read_json(inside(folder, RECORD)).get("arguments")
     except CheckpointError:
         return True
     return not isinstance(arguments, dict) or "format" not in arguments
@@ -73,6 +84,11 @@ def opened(
     Raises:
       CheckpointError: no format fits.
     """
+    with one_line(CheckpointError, f"{folder} cannot be read"):
+        return _opened(folder, name, names, head_dim)
+
+
+def _opened(folder: Path, name: str | None, names: Path | None, head_dim: int | None) -> "OrbaxRun":
     from jaxgrow.integrations.orbax_run import OrbaxRun
     from jaxgrow.integrations.trees import open_tree
 
@@ -181,13 +197,17 @@ def grown(
     about |= {"settings": run.settings(sizes)}
     if isinstance(growth, Rules) and growth.eps != 1:
         about |= {"norm_eps_factor": growth.eps}
-    if dry_run:
-        orbax_run.check_run(run, growth, policy)
-        return about
-    with appearing(dst, [run.tree.folder], overwrite) as part:
-        orbax_run.grow_run(run, growth, policy, part)
-        orbax_run.record(part, {"version": __version__, **about})
-    return about
+    folder = run.tree.folder
+    with one_line(CheckpointError, f"{folder} cannot be grown"):
+        if dry_run:
+            may_become(Path(os.path.abspath(dst.expanduser())), [folder], overwrite)
+            orbax_run.check_run(run, growth, policy)
+            return about
+        with appearing(dst, [folder], overwrite) as part:
+            orbax_run.grow_run(run, growth, policy, part)
+            orbax_run.record(part, {"version": __version__, **about})
+    left_out = run.tree.left_out
+    return about | {"notes": [not_copied(left_out)] if left_out else []}
 
 
 def summary(dst: Path, about: Mapping[str, Any], keeps: str) -> str:
@@ -202,6 +222,7 @@ def summary(dst: Path, about: Mapping[str, Any], keeps: str) -> str:
             f"the eps of all norms: set it to {factor:.7g} times the old value in the trainer's "
             "config; the checkpoint does not contain it"
         ]
+    lines += [f"note: {note}" for note in about.get("notes", ())]
     return "\n".join(lines)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxgrow.checkpoints.io.files import CheckpointError, read_json
+from jaxgrow.checkpoints.io.files import CheckpointError, inside, read_json
 from jaxgrow.integrations import orbax_tree
 
 INDEX = "tensorstore_index.json"
@@ -28,16 +28,16 @@ class EasydelTree(orbax_tree.OrbaxTree):
     """
 
     def __init__(self, folder: Path):
-        self.folder = self.item = folder
+        self._enter(folder, folder)
         self.ocdbt = False
         self.metadata = {}
         try:
-            prefixes = read_json(folder / INDEX, orbax_tree.LARGEST)["prefixes"].values()
+            prefixes = read_json(self.file(INDEX), orbax_tree.LARGEST)["prefixes"].values()
             entries = itertools.chain.from_iterable(prefixes)
             paths = [str(entry["path"]) for entry in entries]
         except (KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{folder / INDEX} does not list arrays: {error!r}") from error
-        self.arrays = {path: self._described(path) for path in paths}
+        self.arrays = self._all_described(paths)
 
     def stored_name(self, path: str) -> str:
         return path
@@ -51,7 +51,7 @@ class EasydelWriter(orbax_tree.Writer):
     ) -> None:
         """Write everything except the arrays, as `Writer.finish`."""
         super().finish(places, shapes, processes)
-        index: dict[str, Any] = read_json(self._item / INDEX, orbax_tree.LARGEST)
+        index: dict[str, Any] = read_json(inside(self._item, INDEX), orbax_tree.LARGEST)
         for entries in index["prefixes"].values():
             for entry in entries:
                 entry["shape"] = list(shapes[entry["path"]])

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from jaxgrow.checkpoints.io.files import CheckpointError, read_json
+from jaxgrow.checkpoints.io.files import CheckpointError, inside, read_json
 from jaxgrow.integrations import orbax_tree
 
 _DATABASE = "manifest.ocdbt"
@@ -29,13 +29,12 @@ class LevanterTree(orbax_tree.OrbaxTree):
     """
 
     def __init__(self, folder: Path):
-        self.folder = folder
-        self.item = _step(folder)
+        self._enter(folder, _step(folder))
         self.ocdbt = True
         self.metadata = {"use_zarr3": True}
         keys = [key.decode() for key in orbax_tree.database(self.item).list().result()]
         paths = [key.removesuffix(_ARRAY) for key in keys if key.endswith(_ARRAY)]
-        self.arrays = {path: self._described(path) for path in paths}
+        self.arrays = self._all_described(paths)
 
     def stored_name(self, path: str) -> str:
         return path
@@ -52,7 +51,7 @@ class LevanterWriter(orbax_tree.Writer):
         file = self._item / _MANIFEST
         if not file.exists():  # Older versions of levanter write no manifest.
             return
-        manifest = read_json(file, orbax_tree.LARGEST)
+        manifest = read_json(inside(self._item, _MANIFEST), orbax_tree.LARGEST)
         old = {entry["path"]: entry for entry in manifest["arrays"]}
         manifest["arrays"] = [
             {

@@ -15,6 +15,7 @@ import numpy as np
 from jaxgrow.checkpoints.hf.storage import HuggingFace
 from jaxgrow.checkpoints.io import safetensors
 from jaxgrow.checkpoints.io.files import CheckpointError, listed
+from jaxgrow.untrusted import chosen_file
 
 FILE = "optimizer.safetensors"
 _KEY = re.compile(r"^(?:.*\.)?state\.(?P<parameter>.+)\.(?P<kind>\w+)$")
@@ -56,7 +57,7 @@ def read(file: Path, model: HuggingFace) -> State:
     Raises:
       CheckpointError: no tensor belongs to a parameter of the model.
     """
-    stored = safetensors.header(file)
+    stored = safetensors.header(chosen_file(file))
     state = State({}, {})
     for key, (name, kind) in parameters(stored, model).items():
         tensor = stored[key]
@@ -81,7 +82,7 @@ def write(file: Path, model: HuggingFace, state: State, like: Path) -> None:
       state: the state of the grown model.
       like: the older file.
     """
-    stored = safetensors.header(like)
+    stored = safetensors.header(chosen_file(like))
     of = parameters(stored, model)
     key, (name, kind) = next(iter(of.items()))
     prefix = key.removesuffix(f"{name}.{kind}")

@@ -6,9 +6,10 @@ is in memory.
 """
 
 import base64
+import itertools
 import json
+import math
 import re
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,8 @@ from typing import Any
 import numpy as np
 import tensorstore as ts
 
-from jaxgrow.checkpoints.io.files import CheckpointError, read_json
+from jaxgrow.checkpoints.io.files import CheckpointError, listed, read_json
+from jaxgrow.untrusted import CheckedPath, checked, checked_tree, copy_tree, limits
 
 _METADATA = "_METADATA"
 _ARRAYS = "array_metadatas"
@@ -50,20 +52,22 @@ class OrbaxTree:
     Args:
       folder: the folder of all steps of a run (its last step is used), of one step, or of one item
         of a step.
+      home: the folder that the user named, which contains ``folder``; None: ``folder``.
 
     Attributes:
       folder: as given.
       item: the folder with the arrays.
       arrays: `Array` by path, such as ``"params/params/decoder/decoder_norm/scale"``.
+      left_out: paths of files beside the arrays that a `Writer` did not copy, because they are
+        links that lead out of ``home``.
 
     Raises:
       CheckpointError: the folder contains no Orbax checkpoint, or its metadata is damaged.
     """
 
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self.item = _item(folder)
-        self.metadata = read_json(self.item / _METADATA, LARGEST)
+    def __init__(self, folder: Path, home: Path | None = None):
+        self._enter(folder, _item(folder), home)
+        self.metadata = read_json(self.file(_METADATA), LARGEST)
         self.ocdbt = (self.item / "manifest.ocdbt").exists()
         try:
             entries = self.metadata["tree_metadata"].values()
@@ -74,14 +78,30 @@ class OrbaxTree:
             raise CheckpointError(
                 f"{self.item / _METADATA} does not describe a tree: {error!r}"
             ) from error
-        self.arrays = {path: self._described(path) for path in paths}
+        self.arrays = self._all_described(paths)
+
+    def _enter(self, folder: Path, item: Path, home: Path | None = None) -> None:
+        """Check the folder that TensorStore opens by itself."""
+        self.folder = folder
+        self.item = item
+        self.home = folder if home is None else home
+        self.left_out: list[str] = []
+        self._stored = checked_tree(item, self.home)
+        manifest = item / "manifest.ocdbt"
+        if manifest.is_file():  # TensorStore reads it completely.
+            limits().check(str(manifest), bytes=manifest.stat().st_size)
+
+    def file(self, name: str) -> CheckedPath:
+        """The path of a file beside the arrays."""
+        inner = (self.item / name).relative_to(self.home)
+        return checked(self.home, inner.as_posix(), deep=True)
 
     def open(self, path: str) -> Any:
         """Open the TensorStore of an array."""
-        name = self.stored_name(path)
-        return ts.open(
-            _spec(self.item, name, self.ocdbt, self.zarr3), open=True, read=True
-        ).result()
+        spec = _spec(self.item, self.stored_name(path), self.ocdbt, self.zarr3)
+        # Otherwise, a chunk that was lost would be read as zeros.
+        spec["fill_missing_data_reads"] = False
+        return ts.open(spec, open=True, read=True).result()
 
     def stored_name(self, path: str) -> str:
         """The name under which an array is stored."""
@@ -93,6 +113,7 @@ class OrbaxTree:
         Raises:
           CheckpointError: a file of the array is missing or damaged.
         """
+        self._check_files(path)
         try:
             return np.asarray(self.open(path).read().result())
         except ValueError as error:
@@ -101,10 +122,42 @@ class OrbaxTree:
                 f"{error}. Copy the checkpoint again, or use an earlier step"
             ) from error
 
+    def _check_files(self, path: str) -> None:
+        """Check the sizes of files that TensorStore reads completely into memory.
+
+        Raises:
+          CheckpointError: a file is much larger than a chunk.
+        """
+        array = self.arrays[path]
+        chunk = max(math.prod(array.chunk) * array.dtype.itemsize, 1 << 20)
+        folder = checked(self.item, self.stored_name(path), deep=True, new=True).path
+        files = () if self.ocdbt else folder.rglob("*")
+        if large := [file.name for file in files if file.stat().st_size > 2 * chunk]:
+            raise CheckpointError(
+                f"{self.item}: files of array {path} are larger than its chunks of shape "
+                f"{array.chunk}: {listed(large)}. Copy the checkpoint again"
+            )
+
     @property
     def zarr3(self) -> bool:
         """Whether the arrays are stored in version 3 of the zarr format."""
         return bool(self.metadata.get("use_zarr3"))
+
+    def _all_described(self, paths: list[str]) -> dict[str, Array]:
+        """Open every array.
+
+        Raises:
+          CheckpointError: two arrays have the same name or one is inside the other, so that one of
+            them would be written over the other, or an array cannot be opened.
+        """
+        names = sorted(map(self.stored_name, paths))
+        twice = [b for a, b in itertools.pairwise(names) if a == b or b.startswith(f"{a}/")]
+        if twice:
+            raise CheckpointError(
+                f"{self.item}: several arrays are stored at the same place: {listed(twice)}. Save "
+                "the checkpoint again"
+            )
+        return {path: self._described(path) for path in paths}
 
     def _described(self, path: str) -> Array:
         try:
@@ -112,7 +165,12 @@ class OrbaxTree:
         except ValueError as error:
             raise CheckpointError(f"{self.item}: array {path} cannot be opened: {error}") from error
         chunk = tuple(store.chunk_layout.write_chunk.shape or store.shape)
-        return Array(tuple(store.shape), np.dtype(store.dtype.numpy_dtype), chunk)
+        dtype = np.dtype(store.dtype.numpy_dtype)
+        # At least one complete chunk is in memory while the array is read.
+        numbers = max(math.prod(store.shape), math.prod(chunk))
+        what = f"{self.item}: array {path} of shape {tuple(store.shape)}"
+        limits().check_expansion(what, numbers * dtype.itemsize, self._stored)
+        return Array(tuple(store.shape), dtype, chunk)
 
 
 def _item(folder: Path) -> Path:
@@ -136,7 +194,8 @@ def _is_array(entry: Mapping[str, Any]) -> bool:
 
 
 def _spec(item: Path, name: str, ocdbt: bool, zarr3: bool) -> dict[str, Any]:
-    store = {**_ocdbt(item), "path": f"{name}/"} if ocdbt else _files(item / name)
+    place = checked(item, name, deep=True, new=True)
+    store = {**_ocdbt(item), "path": f"{name}/"} if ocdbt else _files(place.path)
     return {"driver": "zarr3" if zarr3 else "zarr", "kvstore": store}
 
 
@@ -185,7 +244,7 @@ class Writer:
         spec["store_data_equal_to_fill_value"] = True
         spec["metadata"] = _resized(spec["metadata"], x.shape, chunk)
         spec.pop("transform", None)
-        store = ts.open(ts.Spec(spec), create=True, delete_existing=True).result()
+        store = ts.open(ts.Spec(spec), create=True).result()
         store.write(x.astype(old.dtype.numpy_dtype, copy=False)).result()
 
     def chunk(self, like: str, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -210,12 +269,14 @@ class Writer:
         into = self._item
         names = map(source.stored_name, [] if source.ocdbt else source.arrays)
         arrays = {name.split("/")[0] for name in names}
-        _copy_beside(source.item, into, arrays)
+        source.left_out += _copy_beside(source.item, into, arrays, source.home)
         for inner in [source.item, *source.item.parents][
             : len(source.item.relative_to(source.folder).parts)
         ]:
             into = into.parent
-            _copy_beside(inner.parent, into, {inner.name}, _is_step(inner))
+            source.left_out += _copy_beside(
+                inner.parent, into, {inner.name}, source.home, _is_step(inner)
+            )
 
     def _merge(self, processes: int) -> None:
         context = ts.Context()
@@ -247,7 +308,8 @@ class Writer:
         """Write the two files that list arrays by name, if the source has them."""
         arrays: dict[str, Any] = {}
         for file in sorted(self._source.item.glob(f"{_ARRAYS}/process_*")):
-            found = read_json(file, LARGEST)["array_metadatas"]
+            about = self._source.file(f"{_ARRAYS}/{file.name}")
+            found = read_json(about, LARGEST)["array_metadatas"]
             arrays |= {
                 entry["array_metadata"]["param_name"]: entry["array_metadata"] for entry in found
             }
@@ -266,7 +328,7 @@ class Writer:
             (self._item / _ARRAYS).mkdir()
             _write(self._item / _ARRAYS / "process_0", {"array_metadatas": described})
         if (self._source.item / _SHARDING).is_file():
-            of = read_json(self._source.item / _SHARDING, LARGEST)
+            of = read_json(self._source.file(_SHARDING), LARGEST)
             pairs = {_key(path): _key(like) for path, like in places.items()}
             _write(
                 self._item / _SHARDING, {new: of[old] for new, old in pairs.items() if old in of}
@@ -291,7 +353,8 @@ class OrbaxItems:
     def __init__(self, folder: Path):
         self.folder = folder
         self.item = _step(folder)
-        self.trees = {path.name: OrbaxTree(path) for path in _inner(self.item)}
+        self.left_out: list[str] = []
+        self.trees = {path.name: OrbaxTree(path, folder) for path in _inner(self.item)}
         self.arrays: dict[str, Array] = {}
         for name, tree in self.trees.items():
             self.arrays |= {f"{name}/{path}": array for path, array in tree.arrays.items()}
@@ -329,9 +392,15 @@ class ItemsWriter:
             }
             inside = {short: places[path].removeprefix(f"{name}/") for path, short in mine.items()}
             writer.finish(inside, {short: shapes[path] for path, short in mine.items()}, processes)
-        _copy_beside(self._source.item, self._step, set(self._source.trees))
-        if self._source.item != self._source.folder:
-            _copy_beside(self._source.folder, self._step.parent, {self._source.item.name}, True)
+        source = self._source
+        home = source.folder
+        source.left_out += _copy_beside(source.item, self._step, set(source.trees), home)
+        if source.item != home:
+            source.left_out += _copy_beside(
+                home, self._step.parent, {source.item.name}, home, steps=True
+            )
+        for tree in source.trees.values():
+            source.left_out += tree.left_out
 
 
 def is_orbax(folder: Path) -> bool:
@@ -369,7 +438,9 @@ def _step(folder: Path) -> Path:
     return max(steps, key=lambda path: int(re.sub(r"\D", "", path.name)), default=folder)
 
 
-def _copy_beside(folder: Path, into: Path, skip: set[str], steps: bool = False) -> None:
+def _copy_beside(
+    folder: Path, into: Path, skip: set[str], home: Path, steps: bool = False
+) -> list[str]:
     """Copy the metadata and the other items of a checkpoint, without arrays and other steps.
 
     Other steps may have any name: a link to a step would become a copy of the model before its
@@ -379,23 +450,19 @@ def _copy_beside(folder: Path, into: Path, skip: set[str], steps: bool = False) 
       folder: the folder to copy.
       into: the folder to copy into.
       skip: the names of files and folders that are not copied.
+      home: the folder that the user named. Links that lead out of it are not followed.
       steps: whether the folder holds the steps of a run.
+
+    Returns:
+      The paths that were not copied because of their links.
     """
+    left_out: list[str] = []
     for path in sorted(folder.iterdir()):
         arrays = path.name in _DATA or path.name.startswith("ocdbt.process_") or path.name in skip
         other_step = steps and path.is_dir() and (_is_step(path) or _holds_arrays(path))
         if not arrays and not other_step:
-            _copy(path, into / path.name)
-
-
-def _copy(path: Path, into: Path) -> None:
-    """Copy a file or a folder without its permissions, because the source may be read-only."""
-    if path.is_dir():
-        into.mkdir()
-        for inner in path.iterdir():
-            _copy(inner, into / inner.name)
-    elif path.is_file():  # and not a link to a missing file
-        shutil.copyfile(path, into)
+            left_out += copy_tree(path, into / path.name, home)
+    return left_out
 
 
 def _key(path: str) -> str:

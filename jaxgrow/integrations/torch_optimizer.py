@@ -9,8 +9,9 @@ installs both.
 The complete optimizer state is in memory, both before and after the growth.
 """
 
-import importlib
-import shutil
+import io
+import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,12 +24,15 @@ from jaxgrow.checkpoints.hf import storage
 from jaxgrow.checkpoints.hf.base import Family, Stored
 from jaxgrow.checkpoints.hf.storage import HuggingFace
 from jaxgrow.checkpoints.io import safetensors
-from jaxgrow.checkpoints.io.files import CheckpointError, listed
+from jaxgrow.checkpoints.io.files import CheckpointError, inside, listed, not_copied
+from jaxgrow.checkpoints.io.permissions import keep_private
 from jaxgrow.checkpoints.source import Grown, Leaf, Source
 from jaxgrow.growth import maps
 from jaxgrow.growth.maps import Growth, Term
-from jaxgrow.integrations import named_state
+from jaxgrow.integrations import named_state, torch_reader
 from jaxgrow.integrations.named_state import State, parameters
+from jaxgrow.integrations.torch_reader import imported
+from jaxgrow.untrusted import checked_tree, chosen_file, copy_tree, narrow, one_line
 
 Policy: TypeAlias = Literal["copy", "exact", "asymmetric"]
 POLICIES = ("copy", "exact", "asymmetric")
@@ -38,7 +42,6 @@ BESIDE = ("scheduler.pt", "trainer_state.json", "training_args.bin", "scaler.pt"
 # The power of the gradient in each kind of state. Other kinds can only be copied.
 POWERS = {"exp_avg": 1, "exp_avg_sq": 2, "max_exp_avg_sq": 2}
 COPIES = ("z",)  # copies of the parameters, which do not grow like moments
-_CHECKPOINT = "torch.distributed.checkpoint"
 
 
 def grow_state(
@@ -80,11 +83,31 @@ def grow_state(
                 "'copy'"
             )
         _check_shapes(model, kind, of)
+        _check_numbers(kind, of)
         arrays[kind] = _grown(model, grown, of, growth, policy, POWERS.get(kind, 1))
     count = next(iter(state.scalars.values()), {})
     # PyTorch initialises the state of the other parameters, including their step counts.
     have = [name for name in grown.tensors if any(name in of for of in arrays.values())]
     return State(arrays, {name: dict(state.scalars.get(name, count)) for name in have})
+
+
+def _check_numbers(kind: str, of: Mapping[str, Any]) -> None:
+    """Check that each array of one kind of state has dense real numbers.
+
+    Raises:
+      CheckpointError: an array is sparse, quantized, complex, or has integers.
+    """
+    wrong: list[str] = []
+    for name, x in of.items():
+        if isinstance(x, safetensors.Tensor):
+            _ = x.dtype  # raises an error if it is not supported
+        elif str(x.layout) != "torch.strided" or not x.is_floating_point():
+            wrong.append(f"{name}: {x.dtype}, {x.layout}")
+    if wrong:
+        raise CheckpointError(
+            f"optimizer state {kind!r} does not consist of dense real numbers: {listed(wrong)}. Grow "
+            "the model without its optimizer"
+        )
 
 
 def _check_shapes(model: HuggingFace, kind: str, of: Mapping[str, Any]) -> None:
@@ -146,7 +169,8 @@ class _StateOf(HuggingFace):
             path: Leaf(x.names, x.shape, np.dtype(np.float32)) for path, x in model.leaves.items()
         }
         arrays: Any = {
-            name: _Array(tensor.shape, of.get(name), root) for name, tensor in model.tensors.items()
+            name: _Array(name, tensor.shape, of.get(name), root)
+            for name, tensor in model.tensors.items()
         }
         self.tensors = arrays
         self._fused = ("", {})
@@ -166,6 +190,7 @@ class _StateOf(HuggingFace):
 class _Array:
     """A tensor of PyTorch or in a file, in float32, or its square root."""
 
+    name: str
     shape: tuple[int, ...]
     content: Any
     root: bool
@@ -176,6 +201,11 @@ class _Array:
         on_disk = isinstance(self.content, safetensors.Tensor)
         x = self.content.read() if on_disk else self.content.float().numpy()
         x = x.astype(np.float32, copy=False)
+        if not np.isfinite(x).all() or (self.root and (x < 0).any()):
+            raise CheckpointError(
+                f"the optimizer state of {self.name} has NaN or infinite values, or negative second "
+                "moments. Grow the model without its optimizer, or use an earlier checkpoint"
+            )
         return np.sqrt(x) if self.root else x
 
 
@@ -227,8 +257,9 @@ def read_file(file: Path, model: HuggingFace) -> tuple[State, dict[str, Any]]:
         parameters than the model.
     """
     torch = imported("torch")
+    real = os.fspath(chosen_file(file))
     try:
-        content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        content = torch.load(real, map_location="cpu", weights_only=True, mmap=True)
     except OSError:
         raise
     except Exception as error:  # PyTorch raises many types of errors for damaged files.
@@ -241,6 +272,12 @@ def read_file(file: Path, model: HuggingFace) -> tuple[State, dict[str, Any]]:
             f"{file} is not the state_dict of an optimizer, with the keys state and param_groups. "
             "Give another file with --optimizer-state"
         )
+    with one_line(CheckpointError, f"{file} is not an optimizer state of PyTorch"):
+        return _numbered(file, model, content), content
+
+
+def _numbered(file: Path, model: HuggingFace, content: dict[str, Any]) -> State:
+    """The state in the content of an ``optimizer.pt``, by the names of the tensors of the model."""
     names = parameter_groups(model, len(content["param_groups"]))
     sizes = [len(group["params"]) for group in content["param_groups"]]
     if sizes != [len(group) for group in names]:
@@ -252,7 +289,12 @@ def read_file(file: Path, model: HuggingFace) -> tuple[State, dict[str, Any]]:
     number: dict[int, str] = {}
     for of, group in zip(content["param_groups"], names, strict=True):
         number.update(zip(of["params"], group, strict=True))
-    return _by_kind({number[i]: entry for i, entry in content["state"].items()}), content
+    if lost := [str(i) for i in content["state"] if i not in number]:
+        raise CheckpointError(
+            f"{file} has the state of parameters {listed(lost)}, which are in no group. Give another "
+            "file with --optimizer-state"
+        )
+    return _by_kind({number[i]: entry for i, entry in content["state"].items()})
 
 
 def write_file(file: Path, grown: HuggingFace, state: State, like: Mapping[str, Any]) -> None:
@@ -297,7 +339,7 @@ def parameter_groups(model: HuggingFace, count: int) -> list[list[str]]:
     """
     torch = imported("torch")
     transformers = imported("transformers")
-    config = transformers.AutoConfig.from_pretrained(model.folder)
+    config = transformers.AutoConfig.from_pretrained(model.folder, trust_remote_code=False)
     with torch.device("meta"):
         module = getattr(transformers, model.family.architecture)(config)
     stored: dict[str, str] = {model.family.in_memory(name): name for name in model.tensors}
@@ -318,9 +360,24 @@ def _by_kind(entries: Mapping[str, Mapping[str, Any]]) -> State:
         for kind, x in entry.items():
             if getattr(x, "ndim", 0):
                 arrays.setdefault(kind, {})[name] = x
+            elif not _is_scalar(x):
+                raise CheckpointError(
+                    f"optimizer state {kind!r} of {name} is {x!r:.100}, but should be an array or a "
+                    "number. Grow the model without its optimizer"
+                )
             else:
                 scalars.setdefault(name, {})[kind] = x
     return State(arrays, scalars)
+
+
+def _is_scalar(x: Any) -> bool:
+    """Whether a value is a finite number, or the bytes of an entry that is copied unread."""
+    if isinstance(x, io.BytesIO | bool) or x is None:
+        return True
+    if isinstance(x, int | float):
+        return math.isfinite(x)
+    numeric = hasattr(x, "is_complex") and not x.is_complex()
+    return numeric and str(x.layout) == "torch.strided" and math.isfinite(x.item())
 
 
 # --- torch.distributed.checkpoint ---
@@ -342,17 +399,15 @@ def read_distributed(folder: Path, model: HuggingFace) -> tuple[State, dict[str,
     Raises:
       CheckpointError: no entry belongs to a parameter of the model.
     """
-    checkpoint = imported(_CHECKPOINT)
     torch = imported("torch")
-    reader = checkpoint.FileSystemReader(folder)
-    described = reader.read_metadata().state_dict_metadata
+    reader, described = torch_reader.open_reader(folder)
     content = {
         key: torch.empty(tuple(about.size), dtype=about.properties.dtype)
-        if hasattr(about, "size")
+        if torch_reader.is_tensor(about)
         else None
         for key, about in described.items()
     }
-    checkpoint.load(content, storage_reader=reader, no_dist=True)
+    torch_reader.load_entries(reader, content)
     entries: dict[str, dict[str, Any]] = {}
     for key, (name, kind) in parameters(content, model).items():
         entries.setdefault(name, {})[kind] = content[key]
@@ -384,8 +439,7 @@ def write_distributed(
             content[f"{prefix}{name}.{kind}"] = torch.from_numpy(np.ascontiguousarray(x))
     for name, entry in state.scalars.items():
         content |= {f"{prefix}{name}.{kind}": x for kind, x in entry.items()}
-    checkpoint = imported(_CHECKPOINT)
-    checkpoint.save(content, storage_writer=checkpoint.FileSystemWriter(folder), no_dist=True)
+    torch_reader.save_entries(content, folder)
 
 
 # --- the folder of a model ---
@@ -424,12 +478,23 @@ def write_beside(
         state, content = read_file(where, model)
         new = FILE  # the name that the Trainer looks for; Accelerate writes optimizer.bin
         write_file(part / FILE, grown, grow_state(model, grown, state, growth, policy), content)
-    others = [
-        name for name in BESIDE if (model.folder / name).is_file() and not (part / name).exists()
+    if where.is_dir():
+        keep_private(part / new, [where])
+    else:
+        narrow(part / new, where.stat().st_mode)
+    return [new, *_copy_files(model, part)]
+
+
+def _copy_files(model: HuggingFace, part: Path) -> list[str]:
+    """Copy the files beside an optimizer state, and note those that are links out of the folder."""
+    there = [name for name in BESIDE if os.path.lexists(model.folder / name)]
+    there = [name for name in there if not (part / name).exists()]
+    left_out = [
+        path for name in there for path in copy_tree(model.folder / name, part / name, model.folder)
     ]
-    for name in others:
-        shutil.copyfile(model.folder / name, part / name)
-    return [new, *others]
+    if left_out:
+        model.notes = (*model.notes, not_copied(left_out))
+    return [name for name in there if (part / name).exists()]
 
 
 def find(folder: Path) -> Path:
@@ -439,7 +504,8 @@ def find(folder: Path) -> Path:
       CheckpointError: the folder does not contain exactly one.
     """
     for name in (FILE, named_state.FILE):
-        if (folder / name).is_file():
+        if os.path.lexists(folder / name):
+            inside(folder, name)
             return folder / name
     found = [
         path
@@ -452,19 +518,5 @@ def find(folder: Path) -> Path:
             "whose name "
             "contains 'optim'. Give the path with --optimizer-state PATH"
         )
+    checked_tree(found[0], folder)
     return found[0]
-
-
-def imported(name: str) -> Any:
-    """Import a module of PyTorch or transformers.
-
-    Raises:
-      CheckpointError: the module is not installed.
-    """
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise CheckpointError(
-            f"growing the optimizer state of PyTorch requires {name}: run pip install -e "
-            f"'.[torch]' in a clone of jaxgrow ({error})"
-        ) from error

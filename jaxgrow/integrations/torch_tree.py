@@ -1,7 +1,8 @@
 """How are folders of ``torch.distributed.checkpoint`` read and written tensor by tensor?
 
 torchtitan stores the parameters under their names in the model, the optimizer state as
-``optimizer.state.PARAMETER.KIND``, and other values as pickled objects. One process reads and
+``optimizer.state.PARAMETER.KIND``, and other values as pickled objects, which are copied without
+being loaded. One process reads and
 writes these folders, whatever the number of processes that wrote them. PyTorch is required:
 ``pip install -e '.[torch]'`` in a clone of jaxgrow.
 """
@@ -18,10 +19,10 @@ import ml_dtypes
 import numpy as np
 
 from jaxgrow.checkpoints.io.files import CheckpointError
+from jaxgrow.integrations import torch_reader
 from jaxgrow.integrations.orbax_tree import Array
-from jaxgrow.integrations.torch_optimizer import imported
+from jaxgrow.integrations.torch_reader import METADATA, imported, is_tensor
 
-_METADATA = ".metadata"
 _STATE = re.compile(r"^optimizer\.state\.(?P<parameter>.+)\.(?P<kind>\w+)$")
 _MODEL = "model/"
 _OPTIMIZER = "optimizer/"
@@ -48,34 +49,30 @@ class TorchTree:
     def __init__(self, folder: Path):
         self.folder = folder
         self.item = _step(folder)
+        self.left_out: list[str] = []
         self._torch = imported("torch")
-        self._checkpoint = imported("torch.distributed.checkpoint")
-        self._reader = self._checkpoint.FileSystemReader(self.item)
-        about = self._reader.read_metadata().state_dict_metadata
-        self._about = {_path(key): entry for key, entry in about.items() if hasattr(entry, "size")}
+        self._reader, about = torch_reader.open_reader(self.item, folder)
+        self._about = {_path(key): entry for key, entry in about.items() if is_tensor(entry)}
         self.arrays = {
             path: Array(tuple(entry.size), _dtype(entry.properties.dtype), tuple(entry.size))
             for path, entry in self._about.items()
         }
-        self.objects = [key for key, entry in about.items() if not hasattr(entry, "size")]
+        self.objects = [key for key, entry in about.items() if not is_tensor(entry)]
 
     def read(self, path: str) -> np.ndarray:
         """Read one tensor, with all its shards."""
         about = self._about[path]
         tensor = self._torch.empty(tuple(about.size), dtype=about.properties.dtype)
-        self._load({key(path): tensor})
+        torch_reader.load_entries(self._reader, {key(path): tensor})
         if tensor.dtype == self._torch.bfloat16:
             return tensor.view(self._torch.uint16).numpy().view(ml_dtypes.bfloat16)
         return tensor.numpy()
 
     def read_objects(self) -> dict[str, Any]:
-        """Read the entries that are not tensors, by name."""
+        """Read the bytes of the entries that are not tensors, by name."""
         content: dict[str, Any] = dict.fromkeys(self.objects)
-        self._load(content)
+        torch_reader.load_entries(self._reader, content)
         return content
-
-    def _load(self, content: dict[str, Any]) -> None:
-        self._checkpoint.load(content, storage_reader=self._reader, no_dist=True)
 
 
 class TorchWriter:
@@ -90,7 +87,6 @@ class TorchWriter:
         self._item = folder / source.item.relative_to(source.folder)
         self._item.mkdir(parents=True, exist_ok=True)
         self._torch = imported("torch")
-        self._checkpoint = imported("torch.distributed.checkpoint")
         self._parts: list[str] = []
 
     def write(self, path: str, x: np.ndarray, like: str) -> None:
@@ -133,15 +129,11 @@ class TorchWriter:
 
     def _save(self, content: dict[str, Any]) -> None:
         part = f"part_{len(self._parts)}"
-        target = self._checkpoint.FileSystemWriter(self._item / part)
-        self._checkpoint.save(content, storage_writer=target, no_dist=True)
+        torch_reader.save_entries(content, self._item / part)
         self._parts.append(part)
 
     def _merge(self) -> None:
-        every = [
-            (part, self._checkpoint.FileSystemReader(self._item / part).read_metadata())
-            for part in self._parts
-        ]
+        every = [(part, torch_reader.read_metadata(self._item / part)) for part in self._parts]
         merged = every[0][1]
         places: dict[Any, Any] = {}
         for part, about in every:
@@ -153,9 +145,9 @@ class TorchWriter:
             merged.planner_data |= about.planner_data or {}
         content = io.BytesIO()
         pickle.dump(merged, content)
-        (self._item / _METADATA).write_bytes(content.getvalue())
+        (self._item / METADATA).write_bytes(content.getvalue())
         for part in self._parts:
-            (self._item / part / _METADATA).unlink()
+            (self._item / part / METADATA).unlink()
 
 
 def is_distributed(folder: Path) -> bool:
@@ -165,7 +157,7 @@ def is_distributed(folder: Path) -> bool:
     """
     if (folder / "config.json").is_file():
         return False
-    return (folder / _METADATA).is_file() or any(folder.glob(f"*/{_METADATA}"))
+    return (folder / METADATA).is_file() or any(folder.glob(f"*/{METADATA}"))
 
 
 def key(path: str) -> str:
@@ -197,7 +189,7 @@ def _dtype(dtype: Any) -> np.dtype:
 
 def _step(folder: Path) -> Path:
     steps: dict[int, Path] = {}
-    for path in folder.glob(f"*/{_METADATA}"):
+    for path in folder.glob(f"*/{METADATA}"):
         if number := re.search(r"\d+$", path.parent.name):
             steps[int(number[0])] = path.parent
-    return folder if (folder / _METADATA).is_file() or not steps else steps[max(steps)]
+    return folder if (folder / METADATA).is_file() or not steps else steps[max(steps)]

@@ -90,6 +90,7 @@ class Subject:
       harmless: attacks that may succeed, with the reason. Also then, nothing outside may change,
         and no byte of a file outside may be in the output.
       skips: attacks that are not possible, with the reason.
+      needs: the package without which the tests of the subject are skipped.
     """
 
     make: Callable[[Path], Path]
@@ -97,6 +98,7 @@ class Subject:
     named: Callable[[Path, str], None] | None = None
     harmless: Mapping[str, str] = field(default_factory=dict)
     skips: Mapping[str, str] = field(default_factory=dict)
+    needs: str = ""
 
 
 # --- the scanner ---
@@ -187,7 +189,7 @@ def _deep(file: Path, outside: Path) -> None:
 
 
 def _too_large(file: Path, outside: Path) -> None:
-    os.truncate(file, 1 << 38)  # sparse
+    os.truncate(file, 3 << 30)  # sparse
 
 
 def _pickled(file: Path, outside: Path) -> None:

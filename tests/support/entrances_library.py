@@ -3,87 +3,701 @@
 `entrances` describes the table.
 """
 
-from entrances import Row, Subject, ours, todo
+import json
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-SUBJECTS: dict[str, Subject] = {}
+import jax
+import numpy as np
+import tensorstore as ts
+import tiny
+from checkpoints import CONFIG, saved
+from entrances import ATTACKS as ALL
+from entrances import Row, Subject, attacked, ours
+from orbax.checkpoint import v1 as ocp
+
+from jaxgrow import checkpoints
+from jaxgrow.checkpoints import CheckpointError, open_checkpoint
+from jaxgrow.checkpoints.hf import adapterhub, peft
+from jaxgrow.cli.program import main
+from jaxgrow.models import Adapter, ViTConfig
+from jaxgrow.peft import adapters, lora
+
+_DEEP = ("--method", "stack", "--layers", "8")
+_WIDE = ("--method", "hypercloning", "--embed", "24", "--heads", "8", "--mlp", "40")
+
+
+def command(*arguments: Any) -> None:
+    """Run the command ``jaxgrow``, which prints an error as one line."""
+    if main(list(map(str, arguments))) != 0:
+        raise CheckpointError("jaxgrow printed an error")
+
+
+def grow(folder: Path, *options: Any) -> None:
+    command("grow", folder, folder.parent / "out", *_DEEP, *options)
+
+
+def edited(name: str, change: Callable[[Any, str], None]) -> Callable[[Path, str], None]:
+    """A function that changes the JSON file ``name`` of a folder with a given name."""
+
+    def write(folder: Path, value: str) -> None:
+        file = folder / name
+        content = json.loads(file.read_text())
+        change(content, value)
+        file.write_text(json.dumps(content))
+
+    return write
+
+
+# --- models ---
+
+
+def model(name: str, **options: Any) -> Callable[[Path], Path]:
+    """Make a Hugging Face folder with files beside the weights, of which one is attacked."""
+
+    def make(folder: Path) -> Path:
+        saved(folder / "model", **options)
+        (folder / "model" / "jaxgrow.json").write_text('{"operator": "save", "version": "0"}')
+        (folder / "model" / "additional_chat_templates").mkdir()
+        (folder / "model" / "additional_chat_templates" / "tool.jinja").write_text("{{ tools }}")
+        found = sorted((folder / "model").glob(name))
+        return found[0]
+
+    return make
+
+
+def _in_every_shard(content: Any, value: str) -> None:
+    content["weight_map"] = dict.fromkeys(content["weight_map"], value)
+
+
+def snapshot(folder: Path) -> Path:
+    """Make a model in the layout of the cache of Hugging Face, with two snapshots."""
+    for name in ("one", "two"):
+        saved(folder / "models--x" / "snapshots" / name)
+    main = folder / "models--x" / "refs" / "main"
+    main.parent.mkdir()
+    main.write_text("one")
+    return main
+
+
+def run_folder(name: str) -> Callable[[Path], Path]:
+    """Make an Orbax folder, as a finished run writes it."""
+
+    def make(folder: Path) -> Path:
+        source = open_checkpoint(saved(folder / "hf"))
+        checkpoints.write(source, folder / "run", {}, [source], to="orbax")
+        found = [p for p in sorted((folder / "run").glob(name)) if p.is_file()]
+        return max(found, key=lambda p: p.stat().st_size)
+
+    return make
+
+
+def read_run(folder: Path) -> None:
+    source = open_checkpoint(folder / "run")
+    source.params()
+    source.fingerprint()
+    command("convert", folder / "run", folder.parent / "out", "--dtype", "bfloat16")
+
+
+def overwritten(name: str) -> Callable[[Path], Path]:
+    """Make a model, and another one that it replaces."""
+
+    def make(folder: Path) -> Path:
+        saved(folder / "model")
+        source = open_checkpoint(folder / "model")
+        checkpoints.write(source, folder / "old", {}, [source])
+        return folder / "old" / name
+
+    return make
+
+
+def overwritten_download(folder: Path) -> Path:
+    overwritten("config.json")(folder)
+    (folder / "old" / "jaxgrow.json").unlink()
+    (folder / "old" / "tokenizer.json").unlink()
+    return folder / "old" / "config.json"
+
+
+def replace_old(folder: Path) -> None:
+    command("grow", folder / "model", folder / "old", *_DEEP, "--overwrite")
+
+
+def unfinished(folder: Path) -> Path:
+    """Make the remains of a process that was killed while it wrote ``out``."""
+    saved(folder / "model")
+    work = folder / ".jaxgrow-0123456789abcdef"
+    work.mkdir()
+    (work / "lock").write_text("")
+    (work / "about.json").write_text('{"target": "new", "host": "another", "pid": 1}')
+    return work / "about.json"
+
+
+# --- adapters ---
+
+
+def lora_folder(name: str) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        saved(folder / "model")
+        how = lora.LoRA(2, 2.0, ("blocks/attention/query", "blocks/attention/value"))
+        factors = lora.init(how, CONFIG.axes(), CONFIG.sizes(), jax.random.key(0))
+        factors = jax.tree.map(lambda x: np.ones(x.shape, np.float32), factors)
+        peft.save(folder / "lora", peft.PeftAdapter(CONFIG, how, factors))
+        return folder / "lora" / name
+
+    return make
+
+
+def grow_lora(folder: Path) -> None:
+    grow(folder / "model", "--lora", folder / "lora")
+
+
+def hub_folder(name: str) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        config = _adapted()
+        own = adapters.init(config, jax.random.key(0))
+        adapterhub.save(folder / "hub", config, own, "task")
+        return folder / "hub" / name
+
+    return make
+
+
+def _adapted() -> Any:
+    return replace(CONFIG, adapter=Adapter(4, ("mlp",), "relu"))
+
+
+# --- inputs of models ---
+
+
+def with_data(name: str) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        from tokenizers import Tokenizer, models
+
+        saved(folder / "model")
+        vocab = {f"{c}": i for i, c in enumerate("abcdefghijk")}
+        made = Tokenizer(models.BPE(vocab, []))
+        made.save(str(folder / "model" / "tokenizer.json"))
+        (folder / "text.txt").write_text("abcabcabc" * 9)
+        np.save(folder / "ids.npy", np.arange(64) % 11)
+        return folder / name
+
+    return make
+
+
+def report(name: str) -> Callable[[Path], None]:
+    def use(folder: Path) -> None:
+        command("report", folder / "model", folder / "model", "--data", folder / name)
+
+    return use
+
+
+def images(folder: Path) -> Path:
+    config = ViTConfig(
+        image=4, patch=2, channels=3, layers=1, embed=6, heads=2, head_dim=3, mlp=8, classes=3
+    )
+    params = tiny.params(config, 0, np.float32)
+    checkpoints.write(checkpoints.Loaded(config, params), folder / "model", {}, [], to="orbax")
+    shape = config.example.shape[1:]
+    np.save(folder / "images.npy", np.zeros((2, *shape), np.float32))
+    return folder / "images.npy"
+
+
+# --- checkpoints of other trainers ---
+
+E, H, K, D, M, V, L = 8, 4, 2, 3, 10, 7, 2
+_TRAINER = ("--method", "hypercloning", "--embed", "16", "--heads", "8", "--kv-heads", "4")
+_TRAINER += ("--mlp", "20", "--head-dim", str(D))
+
+
+def grow_trainer(folder: Path) -> None:
+    command("inspect", folder / "run", "--head-dim", D)
+    command("grow", folder / "run", folder.parent / "out", *_TRAINER, "--optimizer", "copy")
+
+
+def drawn(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)
+
+
+def easydel(name: str) -> Callable[[Path], Path]:
+    """Make a checkpoint of EasyDeL: a zarr folder for each array, and an index."""
+
+    def make(folder: Path) -> Path:
+        params = {
+            "model/embed_tokens/embedding": drawn(V, E),
+            "model/norm/kernel": drawn(E),
+            "lm_head/kernel": drawn(E, V),
+        }
+        for i in range(L):
+            params[f"model/layers/{i}/self_attn/q_proj/kernel"] = drawn(E, H * D)
+            params[f"model/layers/{i}/self_attn/k_proj/kernel"] = drawn(E, K * D)
+            params[f"model/layers/{i}/self_attn/o_proj/kernel"] = drawn(H * D, E)
+            params[f"model/layers/{i}/mlp/up_proj/kernel"] = drawn(E, M)
+        arrays = {f"model/{path}": x for path, x in params.items()}
+        arrays |= {f"tx/0/mu/{path}/value": x for path, x in params.items()}
+        run = folder / "run"
+        for path, x in arrays.items():
+            spec = {"driver": "zarr", "kvstore": {"driver": "file", "path": f"{run}/{path}/"}}
+            ts.open(spec, create=True, shape=x.shape, dtype=x.dtype).result().write(x).result()
+        entries = [{"path": p, "shape": x.shape, "dtype": x.dtype.name} for p, x in arrays.items()]
+        (run / "tensorstore_index.json").write_text(json.dumps({"prefixes": {"all": entries}}))
+        (run / "config.json").write_text(json.dumps({"head_dim": D}))
+        (run / "beside").mkdir()
+        (run / "beside" / "notes.txt").write_text("notes")
+        return run / name
+
+    return make
+
+
+def _first_entry(content: Any, value: str) -> None:
+    next(iter(content["prefixes"].values()))[0]["path"] = value
+
+
+def levanter(name: str) -> Callable[[Path], Path]:
+    """Make a checkpoint of levanter: one database of all arrays."""
+
+    def make(folder: Path) -> Path:
+        below = "transformer/layers/stacked/"
+        params = {
+            "embeddings/token_embeddings/weight": drawn(V, E),
+            "lm_head/weight": drawn(V, E),
+            "transformer/norm/weight": drawn(E),
+            f"{below}input_layernorm/weight": drawn(L, E),
+            f"{below}self_attn/q_proj/weight": drawn(L, K, H // K, D, E),
+            f"{below}self_attn/k_proj/weight": drawn(L, K, D, E),
+            f"{below}self_attn/v_proj/weight": drawn(L, K, D, E),
+            f"{below}self_attn/o_proj/weight": drawn(L, E, H, D),
+            f"{below}mlp/up_proj/weight": drawn(L, M, E),
+            f"{below}mlp/down_proj/weight": drawn(L, E, M),
+        }
+        step = folder / "run" / "step-3"
+        step.mkdir(parents=True)
+        base = {"driver": "ocdbt", "base": f"file://{step.resolve()}/"}
+        arrays = {f"model/{path}": x for path, x in params.items()}
+        for path, x in arrays.items():
+            spec = {"driver": "zarr3", "kvstore": {**base, "path": f"{path}/"}}
+            ts.open(spec, create=True, shape=x.shape, dtype=x.dtype).result().write(x).result()
+        entries = [
+            {"path": p, "shape": x.shape, "dtype": x.dtype.name, "chunk_shape": x.shape}
+            for p, x in arrays.items()
+        ]
+        (step / "manifest.json").write_text(json.dumps({"format_version": 1, "arrays": entries}))
+        (step / "metadata.json").write_text(json.dumps({"step": 3}))
+        found = [p for p in step.glob(name) if p.is_file()]
+        return max(found, key=lambda p: p.stat().st_size)
+
+    return make
+
+
+def maxtext(name: str) -> Callable[[Path], Path]:
+    """Make a checkpoint of MaxText with Orbax's own writer."""
+
+    def make(folder: Path) -> Path:
+        kernels = {"query": (E, L, H, D), "key": (E, L, K, D), "value": (E, L, K, D)}
+        kernels |= {"out": (H, L, D, E)}
+        layers = {
+            "pre_self_attention_layer_norm": {"scale": drawn(E, L)},
+            "self_attention": {n: {"kernel": drawn(*shape)} for n, shape in kernels.items()},
+            "mlp": {
+                "wi_0": {"kernel": drawn(E, L, M)},
+                "wi_1": {"kernel": drawn(E, L, M)},
+                "wo": {"kernel": drawn(M, L, E)},
+            },
+        }
+        decoder = {
+            "decoder_norm": {"scale": drawn(E)},
+            "logits_dense": {"kernel": drawn(E, V)},
+            "layers": layers,
+        }
+        params = {"params": {"token_embedder": {"embedding": drawn(V, E)}, "decoder": decoder}}
+        tree = {"params": jax.tree.map(jax.numpy.asarray, params), "step": jax.numpy.int32(3)}
+        with ocp.training.Checkpointer(folder / "run") as written:
+            written.save_checkpointables(3, {"items": tree})
+        (folder / "names.json").write_text(json.dumps({"names": _NAMES}))
+        found = [p for p in folder.glob(name) if p.is_file()]
+        return max(found, key=lambda p: p.stat().st_size)
+
+    return make
+
+
+_NAMES = {
+    "token_embedder/embedding": ["vocab", "embed"],
+    "decoder/decoder_norm/scale": ["embed"],
+    "decoder/logits_dense/kernel": ["embed.in", "vocab"],
+    "*/scale": ["embed", "layers"],
+    "*/query/kernel": ["embed.in", "layers", "heads", "head_dim"],
+    "*/key/kernel": ["embed.in", "layers", "kv_heads", "head_dim"],
+    "*/value/kernel": ["embed.in", "layers", "kv_heads", "head_dim"],
+    "*/out/kernel": ["heads.in", "layers", "head_dim.in", "embed"],
+    "*/wi_?/kernel": ["embed.in", "layers", "mlp"],
+    "*/wo/kernel": ["mlp.in", "layers", "embed"],
+}
+
+
+def inspect_named(folder: Path) -> None:
+    command("inspect", folder / "run", "--names", folder / "names.json")
+
+
+def _first_key(content: Any, value: str) -> None:
+    entry = next(iter(content["tree_metadata"].values()))
+    entry["key_metadata"] = [{"key": value, "key_type": 2}]
+
+
+def grow_maxtext(folder: Path) -> None:
+    command("inspect", folder / "run")
+    arguments = ("--method", "hypercloning", "--embed", "16", "--heads", "8", "--kv-heads", "4")
+    command("grow", folder / "run", folder.parent / "out", *arguments, "--mlp", "20")
+
+
+# --- PyTorch ---
+
+
+def titan(name: str) -> Callable[[Path], Path]:
+    """Make a checkpoint of torchtitan."""
+
+    def make(folder: Path) -> Path:
+        import torch
+        from torch.distributed import checkpoint
+
+        shapes: dict[str, tuple[int, ...]] = {
+            "tok_embeddings.weight": (V, E),
+            "norm.weight": (E,),
+            "output.weight": (V, E),
+        }
+        for i in range(L):
+            below = f"layers.{i}."
+            shapes |= {
+                f"{below}attention_norm.weight": (E,),
+                f"{below}ffn_norm.weight": (E,),
+                f"{below}attention.wq.weight": (H * D, E),
+                f"{below}attention.wk.weight": (K * D, E),
+                f"{below}attention.wv.weight": (K * D, E),
+                f"{below}attention.wo.weight": (E, H * D),
+                f"{below}feed_forward.w1.weight": (M, E),
+                f"{below}feed_forward.w2.weight": (E, M),
+                f"{below}feed_forward.w3.weight": (M, E),
+            }
+        content: dict[str, Any] = {n: torch.from_numpy(drawn(*s)) for n, s in shapes.items()}
+        content |= {"train_state.step": 3}
+        step = folder / "run" / "step-3"
+        checkpoint.save(content, checkpoint_id=step, no_dist=True)
+        return next(step.glob(name))
+
+    return make
+
+
+def _relative_path(folder: Path, value: str) -> None:
+    file = folder / "run" / "step-3" / ".metadata"
+    metadata = pickle.loads(file.read_bytes())
+    metadata.storage_data = {
+        key: replace(place, relative_path=value) for key, place in metadata.storage_data.items()
+    }
+    file.write_bytes(pickle.dumps(metadata))
+
+
+def trained(name: str) -> Callable[[Path], Path]:
+    """Make a model with the optimizer state of PyTorch and the files beside it."""
+
+    def make(folder: Path) -> Path:
+        import torch
+        from safetensors.numpy import save_file
+
+        from jaxgrow.integrations import torch_optimizer
+
+        model = folder / "model"
+        saved(model)
+        source: Any = open_checkpoint(model)
+        (group,) = torch_optimizer.parameter_groups(source, 1)
+        state = {
+            i: {
+                "step": torch.tensor(3.0),
+                "exp_avg": torch.from_numpy(drawn(*source.tensors[n].shape)),
+                "exp_avg_sq": torch.from_numpy(drawn(*source.tensors[n].shape) ** 2),
+            }
+            for i, n in enumerate(group)
+        }
+        groups = [{"lr": 1e-3, "params": list(range(len(group)))}]
+        if name.endswith("safetensors"):
+            moments = {
+                f"state.{n}.exp_avg": state[i]["exp_avg"].numpy() for i, n in enumerate(group)
+            }
+            save_file(moments, model / "optimizer.safetensors")
+        else:
+            torch.save({"state": state, "param_groups": groups}, model / "optimizer.pt")
+        (model / "trainer_state.json").write_text('{"global_step": 3}')
+        return model / name
+
+    return make
+
+
+def grow_trained(folder: Path) -> None:
+    grow(folder / "model", "--optimizer", "copy")
+
+
+# --- the table ---
+
+_NAMED = {"link of the parent": "the user named this folder"}
+_COPIED = {
+    attack: "the file is copied without being read"
+    for attack in ("truncated", "wrong type", "nested", "pickle")
+}
+_OPTIONAL = {
+    "missing": "the file is optional",
+    "too large": "large files are not read, and above a limit not copied",
+    "loop": "a link without a target is not copied",
+    "FIFO": "a FIFO is not copied",
+}
+_BESIDE = _COPIED | _OPTIONAL | {"link": "a link that leads out is left out, with a note"}
+_BESIDE |= {"link of the parent": "a link that leads out is left out, with a note"}
+
+_CHOSEN = _NAMED | {"link": "the user named the link"}
+_METADATA = "run/3/items/_METADATA"
+
+SUBJECTS: dict[str, Subject] = {
+    "config": Subject(model("config.json"), lambda f: grow(f / "model"), skips=_NAMED),
+    "record": Subject(
+        model("jaxgrow.json"),
+        lambda f: grow(f / "model"),
+        harmless={"missing": _OPTIONAL["missing"]},
+        skips=_NAMED | {"loop": "a record that is no file is no record", "FIFO": "the same"},
+    ),
+    "weights": Subject(model("model.safetensors"), lambda f: grow(f / "model"), skips=_NAMED),
+    "index": Subject(
+        model("*.index.json", shard=2000),
+        lambda f: grow(f / "model"),
+        named=edited("model/model.safetensors.index.json", _in_every_shard),
+        skips=_NAMED,
+    ),
+    "shard": Subject(
+        model("model-*.safetensors", shard=2000), lambda f: grow(f / "model"), skips=_NAMED
+    ),
+    "tokenizer beside": Subject(
+        model("tokenizer.json"),
+        lambda f: grow(f / "model"),
+        harmless=_COPIED | _OPTIONAL,
+        skips=_NAMED,
+    ),
+    "template": Subject(
+        model("additional_chat_templates/*"),
+        lambda f: grow(f / "model"),
+        harmless=_COPIED | _OPTIONAL,
+    ),
+    "snapshot": Subject(
+        snapshot,
+        lambda f: command("inspect", f / "models--x"),
+        skips={"truncated": "the name is one word", "loop": "no link is needed", "FIFO": "the same"}
+        | {"missing": "the only snapshot is used"}
+        | _NAMED,
+    ),
+    "run record": Subject(run_folder("jaxgrow.json"), read_run, skips=_NAMED),
+    "run in the shell": Subject(
+        run_folder("jaxgrow.json"), lambda f: command("inspect", f / "run"), skips=_NAMED
+    ),
+    "run metadata": Subject(run_folder("params/_METADATA"), read_run),
+    "run data": Subject(run_folder("params/**/d/*"), read_run),
+    "run checksums": Subject(
+        run_folder("params/SHA256SUMS"),
+        read_run,
+        harmless={"missing": "older versions wrote no checksums"},
+    ),
+    "replaced record": Subject(
+        overwritten("jaxgrow.json"),
+        replace_old,
+        harmless={"missing": "a folder from Hugging Face has no record", "link": "the same"},
+        skips=_NAMED,
+    ),
+    "replaced config": Subject(
+        overwritten_download,
+        replace_old,
+        skips=_NAMED,
+    ),
+    "unfinished": Subject(
+        unfinished,
+        lambda f: command("grow", f / "model", f / "new", *_DEEP),
+        harmless=dict.fromkeys(ALL, "a folder that is not ours is left alone"),
+    ),
+    "LoRA config": Subject(lora_folder("adapter_config.json"), grow_lora, skips=_NAMED),
+    "LoRA weights": Subject(lora_folder("adapter_model.safetensors"), grow_lora, skips=_NAMED),
+    "adapter config": Subject(
+        hub_folder("adapter_config.json"),
+        lambda f: adapterhub.load(f / "hub", CONFIG),
+        skips=_NAMED,
+    ),
+    "adapter weights": Subject(
+        hub_folder("adapter.safetensors"),
+        lambda f: adapterhub.load(f / "hub", CONFIG),
+        skips=_NAMED,
+    ),
+    "tokenizer": Subject(
+        with_data("model/tokenizer.json"),
+        report("text.txt"),
+        skips=_NAMED,
+    ),
+    "text": Subject(
+        with_data("text.txt"),
+        report("text.txt"),
+        harmless=dict.fromkeys(
+            ("truncated", "wrong type", "nested", "pickle", "too large"), "every file is a text"
+        ),
+        skips=_CHOSEN,
+    ),
+    "ids": Subject(with_data("ids.npy"), report("ids.npy"), skips=_CHOSEN),
+    "images": Subject(images, report("images.npy"), skips=_CHOSEN),
+    "EasyDeL index": Subject(
+        easydel("tensorstore_index.json"),
+        grow_trainer,
+        named=edited("run/tensorstore_index.json", _first_entry),
+        skips=_NAMED,
+    ),
+    "EasyDeL chunk": Subject(easydel("model/lm_head/kernel/0.0"), grow_trainer),
+    "EasyDeL array": Subject(easydel("model/lm_head/kernel/.zarray"), grow_trainer),
+    "EasyDeL beside": Subject(
+        easydel("beside/notes.txt"),
+        grow_trainer,
+        harmless=_COPIED
+        | {
+            "missing": "the file is optional",
+            "too large": "a copy is as large as its file",
+        },
+    ),
+    "levanter database": Subject(levanter("manifest.ocdbt"), grow_trainer),
+    "levanter data": Subject(levanter("d/*"), grow_trainer),
+    "levanter manifest": Subject(
+        levanter("manifest.json"),
+        grow_trainer,
+        harmless={"missing": "older versions wrote no manifest"},
+    ),
+    "Orbax metadata": Subject(
+        maxtext("run/*/items/_METADATA"),
+        grow_maxtext,
+        named=lambda f, value: edited(_METADATA, _first_key)(f, value),
+    ),
+    "Orbax data": Subject(maxtext("run/*/items/**/d/*"), grow_maxtext),
+    "Orbax array metadata": Subject(
+        maxtext("run/*/items/array_metadatas/*"),
+        grow_maxtext,
+        harmless={"missing": "older versions wrote no such file"},
+    ),
+    "Orbax sharding": Subject(
+        maxtext("run/*/items/_sharding"),
+        grow_maxtext,
+        harmless={"missing": "older versions wrote no such file"},
+    ),
+    "names": Subject(maxtext("names.json"), inspect_named, skips=_CHOSEN),
+    "DCP metadata": Subject(titan(".metadata"), grow_trainer, named=_relative_path, needs="torch"),
+    "DCP data": Subject(titan("*.distcp"), grow_trainer, needs="torch"),
+    "optimizer": Subject(trained("optimizer.pt"), grow_trained, skips=_NAMED, needs="transformers"),
+    "optimizer tensors": Subject(
+        trained("optimizer.safetensors"), grow_trained, skips=_NAMED, needs="transformers"
+    ),
+    "trainer state": Subject(
+        trained("trainer_state.json"),
+        grow_trained,
+        harmless=_BESIDE,
+        skips=_NAMED,
+        needs="transformers",
+    ),
+}
+
+_NEW = "it writes into the new folder, which this process made, or checks what it wrote there"
+_WORK = "the work folder has a random name and mode 0700, and this process made it"
+_CALLER = "it gets a checked path; its callers are attacked"
 
 ROWS: dict[str, Row] = {
-    "jaxgrow/checkpoints/_transform.py::_is_huggingface": todo("no subject yet"),
-    "jaxgrow/checkpoints/_transform.py::_snapshot": todo("no subject yet"),
-    "jaxgrow/checkpoints/_transform.py::write": todo("no subject yet"),
-    "jaxgrow/checkpoints/_transform.py::_history": todo("no subject yet"),
-    "jaxgrow/checkpoints/hf/adapterhub.py::load": todo("no subject yet"),
-    "jaxgrow/checkpoints/hf/peft/reading.py::load": todo("no subject yet"),
-    "jaxgrow/checkpoints/hf/peft/reading.py::load_beside": todo("no subject yet"),
-    "jaxgrow/checkpoints/hf/peft_settings.py::Settings.__init__": todo("no subject yet"),
-    "jaxgrow/checkpoints/hf/storage.py::HuggingFace.__init__": todo("no subject yet"),
-    "jaxgrow/checkpoints/io/checksums.py::seal": todo("no subject yet"),
-    "jaxgrow/checkpoints/io/checksums.py::damage": todo("no subject yet"),
-    "jaxgrow/checkpoints/io/checksums.py::sha256": todo("no subject yet"),
-    "jaxgrow/checkpoints/io/files.py::read_json": todo("no subject yet"),
-    "jaxgrow/checkpoints/io/files.py::write_json": todo("no subject yet"),
-    "jaxgrow/checkpoints/io/files.py::extras": todo("no subject yet"),
-    "jaxgrow/checkpoints/io/folders.py::_place": todo("no subject yet"),
-    "jaxgrow/checkpoints/io/folders.py::_locked": todo("no subject yet"),
-    "jaxgrow/checkpoints/io/folders.py::_no_others": todo("no subject yet"),
-    "jaxgrow/checkpoints/io/folders.py::_remove": todo("no subject yet"),
-    "jaxgrow/checkpoints/io/folders.py::_to_sync": todo("no subject yet"),
-    "jaxgrow/checkpoints/io/folders.py::sync_folder": todo("no subject yet"),
-    "jaxgrow/checkpoints/io/replacing.py::_record": todo("no subject yet"),
-    "jaxgrow/checkpoints/io/replacing.py::_hugging_face": todo("no subject yet"),
-    "jaxgrow/checkpoints/io/safetensors.py::Tensor._at": todo("no subject yet"),
-    "jaxgrow/checkpoints/io/safetensors.py::tensors": todo("no subject yet"),
-    "jaxgrow/checkpoints/io/safetensors.py::_indexed": todo("no subject yet"),
-    "jaxgrow/checkpoints/io/safetensors.py::header": todo("no subject yet"),
-    "jaxgrow/checkpoints/io/safetensors.py::write_file": todo("no subject yet"),
-    "jaxgrow/checkpoints/orbax.py::Orbax.__init__": todo("no subject yet"),
-    "jaxgrow/checkpoints/orbax.py::Orbax._load": todo("no subject yet"),
-    "jaxgrow/checkpoints/orbax.py::Orbax._some": todo("no subject yet"),
-    "jaxgrow/checkpoints/orbax.py::Orbax.shard": todo("no subject yet"),
-    "jaxgrow/checkpoints/orbax.py::write": todo("no subject yet"),
-    "jaxgrow/checkpoints/orbax.py::export": todo("no subject yet"),
-    "jaxgrow/checkpoints/orbax.py::_put": ours(
-        "it renames folders that it made, in the folder of a run"
-    ),
+    "jaxgrow/checkpoints/_transform.py::_history": attacked("record"),
+    "jaxgrow/checkpoints/_transform.py::_is_huggingface": attacked("config"),
+    "jaxgrow/checkpoints/_transform.py::_snapshot": attacked("snapshot"),
+    "jaxgrow/checkpoints/_transform.py::write": attacked("tokenizer beside", "template"),
+    "jaxgrow/checkpoints/hf/adapterhub.py::load": attacked("adapter config", "adapter weights"),
+    "jaxgrow/checkpoints/hf/peft/reading.py::_load": attacked("LoRA config", "LoRA weights"),
+    "jaxgrow/checkpoints/hf/peft/reading.py::load_beside": attacked("LoRA config"),
+    "jaxgrow/checkpoints/hf/peft_settings.py::Settings.__init__": attacked("LoRA config"),
+    "jaxgrow/checkpoints/hf/storage.py::HuggingFace.__init__": attacked("config"),
+    "jaxgrow/checkpoints/io/checksums.py::damage": attacked("run checksums"),
+    "jaxgrow/checkpoints/io/checksums.py::seal": ours(_NEW),
+    "jaxgrow/checkpoints/io/checksums.py::sha256": attacked("run data"),
+    "jaxgrow/checkpoints/io/files.py::extras": attacked("tokenizer beside", "template"),
+    "jaxgrow/checkpoints/io/files.py::inside": attacked("config", "index"),
+    "jaxgrow/checkpoints/io/files.py::read_json": attacked("config", "index", "names"),
+    "jaxgrow/checkpoints/io/files.py::write_json": ours(_NEW),
+    "jaxgrow/checkpoints/io/folders.py::_locked": ours(_WORK),
+    "jaxgrow/checkpoints/io/folders.py::_no_others": attacked("unfinished"),
+    "jaxgrow/checkpoints/io/folders.py::_place": ours(_WORK),
+    "jaxgrow/checkpoints/io/folders.py::_remove": ours(_WORK),
+    "jaxgrow/checkpoints/io/folders.py::_to_sync": ours(_NEW),
+    "jaxgrow/checkpoints/io/folders.py::sync_folder": ours(_NEW),
+    "jaxgrow/checkpoints/io/replacing.py::_hugging_face": attacked("replaced config"),
+    "jaxgrow/checkpoints/io/replacing.py::_record": attacked("replaced record"),
+    "jaxgrow/checkpoints/io/safetensors.py::Tensor._at": attacked("weights", "shard"),
+    "jaxgrow/checkpoints/io/safetensors.py::header": attacked("weights", "shard"),
+    "jaxgrow/checkpoints/io/safetensors.py::_indexed": attacked("index", "shard"),
+    "jaxgrow/checkpoints/io/safetensors.py::tensors": attacked("weights", "index", "shard"),
+    "jaxgrow/checkpoints/io/safetensors.py::write_file": ours(_NEW),
+    "jaxgrow/checkpoints/orbax.py::Orbax.__init__": attacked("run record", "run metadata"),
+    "jaxgrow/checkpoints/orbax.py::Orbax._load": attacked("run data"),
+    "jaxgrow/checkpoints/orbax.py::Orbax._some": attacked("run data"),
+    "jaxgrow/checkpoints/orbax.py::Orbax.shard": ours("`Orbax.__init__` checked the folder"),
     "jaxgrow/checkpoints/orbax.py::_delete_unfinished": ours(
-        "it deletes working folders of exports"
+        "it deletes only folders with the prefix and the token of an export, no links"
     ),
-    "jaxgrow/cli/grow_commands.py::run_show": todo("no subject yet"),
-    "jaxgrow/cli/model_inputs.py::tokenizer_notes": todo("no subject yet"),
-    "jaxgrow/cli/model_inputs.py::_tokens": todo("no subject yet"),
-    "jaxgrow/cli/model_inputs.py::_images": todo("no subject yet"),
-    "jaxgrow/cli/model_inputs.py::_array": todo("no subject yet"),
-    "jaxgrow/cli/model_inputs.py::_tokenised": todo("no subject yet"),
-    "jaxgrow/cli/program.py::main": todo("no subject yet"),
-    "jaxgrow/integrations/command.py::_is_ours": todo("no subject yet"),
-    "jaxgrow/integrations/command.py::opened": todo("no subject yet"),
-    "jaxgrow/integrations/easydel_tree.py::EasydelTree.__init__": todo("no subject yet"),
-    "jaxgrow/integrations/easydel_tree.py::EasydelWriter.finish": todo("no subject yet"),
-    "jaxgrow/integrations/formats.py::from_file": todo("no subject yet"),
-    "jaxgrow/integrations/levanter_tree.py::LevanterWriter.finish": todo("no subject yet"),
-    "jaxgrow/integrations/orbax_run.py::record": todo("no subject yet"),
-    "jaxgrow/integrations/orbax_tree.py::OrbaxTree.__init__": todo("no subject yet"),
-    "jaxgrow/integrations/orbax_tree.py::OrbaxTree.open": todo("no subject yet"),
-    "jaxgrow/integrations/orbax_tree.py::OrbaxTree.read": todo("no subject yet"),
-    "jaxgrow/integrations/orbax_tree.py::OrbaxTree._described": todo("no subject yet"),
-    "jaxgrow/integrations/orbax_tree.py::Writer.write": todo("no subject yet"),
-    "jaxgrow/integrations/orbax_tree.py::Writer._describe_arrays": todo("no subject yet"),
-    "jaxgrow/integrations/orbax_tree.py::_copy": todo("no subject yet"),
-    "jaxgrow/integrations/orbax_tree.py::database": todo("no subject yet"),
-    "jaxgrow/integrations/orbax_tree.py::_write": todo("no subject yet"),
-    "jaxgrow/integrations/torch_optimizer.py::read_file": todo("no subject yet"),
-    "jaxgrow/integrations/torch_optimizer.py::write_file": todo("no subject yet"),
-    "jaxgrow/integrations/torch_optimizer.py::parameter_groups": todo("no subject yet"),
-    "jaxgrow/integrations/torch_optimizer.py::read_distributed": todo("no subject yet"),
-    "jaxgrow/integrations/torch_optimizer.py::write_distributed": todo("no subject yet"),
-    "jaxgrow/integrations/torch_optimizer.py::write_beside": todo("no subject yet"),
-    "jaxgrow/integrations/torch_tree.py::TorchTree.__init__": todo("no subject yet"),
-    "jaxgrow/integrations/torch_tree.py::TorchTree._load": todo("no subject yet"),
-    "jaxgrow/integrations/torch_tree.py::TorchWriter._save": todo("no subject yet"),
-    "jaxgrow/integrations/torch_tree.py::TorchWriter._merge": todo("no subject yet"),
-    "jaxgrow/untrusted.py::CheckedPath.open": todo("no subject yet"),
-    "jaxgrow/untrusted.py::open_regular": todo("no subject yet"),
+    "jaxgrow/checkpoints/orbax.py::_put": ours("it moves what this process wrote and sealed"),
+    "jaxgrow/checkpoints/orbax.py::export": ours("it writes into the folder of a run"),
+    "jaxgrow/checkpoints/orbax.py::write": ours(_NEW),
+    "jaxgrow/cli/grow_commands.py::run_show": ours("it writes the picture that the user named"),
+    "jaxgrow/cli/model_inputs.py::_array": attacked("ids"),
+    "jaxgrow/cli/model_inputs.py::_images": attacked("images"),
+    "jaxgrow/cli/model_inputs.py::_tokenised": attacked("text", "tokenizer"),
+    "jaxgrow/cli/model_inputs.py::_tokens": ours("`tokenizer_notes` checked the path"),
+    "jaxgrow/cli/model_inputs.py::tokenizer_notes": attacked("tokenizer"),
+    "jaxgrow/cli/program.py::main": ours("it opens /dev/null"),
+    "jaxgrow/integrations/command.py::_is_ours": attacked("run in the shell"),
+    "jaxgrow/integrations/command.py::_opened": attacked("names"),
+    "jaxgrow/integrations/easydel_tree.py::EasydelTree.__init__": attacked("EasyDeL index"),
+    "jaxgrow/integrations/easydel_tree.py::EasydelWriter.finish": attacked("EasyDeL index"),
+    "jaxgrow/integrations/formats.py::from_file": attacked("names"),
+    "jaxgrow/integrations/levanter_tree.py::LevanterWriter.finish": attacked("levanter manifest"),
+    "jaxgrow/integrations/named_state.py::read": attacked("optimizer tensors"),
+    "jaxgrow/integrations/named_state.py::write": attacked("optimizer tensors"),
+    "jaxgrow/integrations/orbax_run.py::record": ours(_NEW),
+    "jaxgrow/integrations/orbax_tree.py::OrbaxTree.__init__": attacked("Orbax metadata"),
+    "jaxgrow/integrations/orbax_tree.py::OrbaxTree._check_files": attacked("EasyDeL chunk"),
+    "jaxgrow/integrations/orbax_tree.py::OrbaxTree._described": attacked(
+        "Orbax data", "EasyDeL array"
+    ),
+    "jaxgrow/integrations/orbax_tree.py::OrbaxTree.file": attacked(
+        "Orbax metadata", "EasyDeL index"
+    ),
+    "jaxgrow/integrations/orbax_tree.py::OrbaxTree.open": attacked(
+        "Orbax data", "EasyDeL array", "EasyDeL index", "levanter data"
+    ),
+    "jaxgrow/integrations/orbax_tree.py::OrbaxTree.read": attacked(
+        "Orbax data", "EasyDeL chunk", "levanter data"
+    ),
+    "jaxgrow/integrations/orbax_tree.py::Writer._describe_arrays": attacked(
+        "Orbax array metadata", "Orbax sharding"
+    ),
+    "jaxgrow/integrations/orbax_tree.py::Writer.write": attacked("EasyDeL index", "Orbax metadata"),
+    "jaxgrow/integrations/orbax_tree.py::_spec": attacked("EasyDeL index", "Orbax metadata"),
+    "jaxgrow/integrations/orbax_tree.py::_write": ours(_NEW),
+    "jaxgrow/integrations/orbax_tree.py::database": attacked("levanter database"),
+    "jaxgrow/integrations/torch_optimizer.py::find": attacked("optimizer"),
+    "jaxgrow/integrations/torch_optimizer.py::parameter_groups": ours(
+        "transformers reads the config.json that was checked before, without its code"
+    ),
+    "jaxgrow/integrations/torch_optimizer.py::read_file": attacked("optimizer"),
+    "jaxgrow/integrations/torch_optimizer.py::write_file": ours(_NEW),
+    "jaxgrow/integrations/torch_reader.py::load_entries": attacked("DCP data"),
+    "jaxgrow/integrations/torch_reader.py::open_reader": attacked("DCP metadata"),
+    "jaxgrow/integrations/torch_reader.py::read_metadata": attacked("DCP metadata"),
+    "jaxgrow/integrations/torch_reader.py::save_entries": ours(_NEW),
+    "jaxgrow/integrations/torch_tree.py::TorchWriter._merge": ours(_NEW),
+    "jaxgrow/untrusted.py::CheckedPath.open": attacked("config"),
+    "jaxgrow/untrusted.py::copy_file": attacked(
+        "tokenizer beside", "template", "EasyDeL beside", "trainer state"
+    ),
+    "jaxgrow/untrusted.py::open_regular": ours(_CALLER),
 }
 
 # The number of rows that still need a subject.
-OPEN = 69
+OPEN = 0

@@ -4,12 +4,11 @@ import argparse
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from jaxgrow.cli.options import UsageParser
-from jaxgrow.untrusted import limits, set_limits
+from jaxgrow.untrusted import add_limits
 
 _MARKED = re.compile(r"`+([^`]+)`+")
 _SETTING = re.compile(r"[\w.]+=")
@@ -24,14 +23,7 @@ class Parser(UsageParser):
             description=_MARKED.sub(r"\1", description or ""),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        shown = ",".join(f"{name}={value}" for name, value in asdict(limits()).items())
-        self.add_argument(
-            "--limits",
-            action=_Limits,
-            metavar="NAME=N,...",
-            default=argparse.SUPPRESS,
-            help=f"limits for files of others (default: {shown})",
-        )
+        add_limits(self)
 
     def add_argument(self, *names: str, help: str | None = None, **options: Any) -> argparse.Action:
         """Add an argument. Its help ends with the default, unless the default is None or empty."""
@@ -58,16 +50,6 @@ class Parser(UsageParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # type: ignore[override]
         given = sys.argv[1:] if args is None else args
         return super().parse_known_args([*_one_each(given)], namespace)
-
-
-class _Limits(argparse.Action):
-    """Apply ``--limits`` at once, for this process and the processes that it starts."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
-        try:
-            set_limits(values)
-        except ValueError as error:
-            parser.error(f"--limits: {error}")
 
 
 def _one_each(arguments: Iterable[str]) -> Iterator[str]:

@@ -26,6 +26,7 @@ from jaxgrow.checkpoints.io.folders import appearing
 from jaxgrow.checkpoints.source import flat, nested
 from jaxgrow.models import Adapter, Config
 from jaxgrow.peft.adapters import detach
+from jaxgrow.untrusted import CheckedPath
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter.safetensors"
@@ -99,7 +100,7 @@ def load(folder: str | Path, config: Config) -> tuple[Adapter, Params]:
     return adapter, nested(leaves)
 
 
-def _bottleneck(stored: Mapping[str, safetensors.Tensor], weights: Path) -> int:
+def _bottleneck(stored: Mapping[str, safetensors.Tensor], weights: CheckedPath) -> int:
     """Return the number of units that all bottlenecks have."""
     sizes = {
         stored[t].shape[0]

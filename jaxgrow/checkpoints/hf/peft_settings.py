@@ -2,11 +2,11 @@
 
 import math
 import re
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jaxgrow.checkpoints.io.files import CheckpointError, read_json, spelt
+from jaxgrow.untrusted import CheckedPath, run_limited
 
 # These keys describe the training or the origin of an adapter. They do not change its function.
 WITHOUT_EFFECT = (
@@ -52,8 +52,10 @@ class Settings:
         of a wrong type.
     """
 
-    def __init__(self, file: Path):
+    def __init__(self, file: CheckedPath):
         self.file = file
+        self._simple: set[str] = set()
+        self._found: dict[tuple[str, str], str | None] = {}
         self.about = read_json(file)
         self.spellings: dict[str, str] = {}
         self._check_initialisation()
@@ -82,21 +84,58 @@ class Settings:
         self._layers = self._indices()
         stacks = self.about.get("layers_pattern")
         names = (stacks,) if isinstance(stacks, str) else self._names("layers_pattern")
-        self._stacks = [self._pattern("layers_pattern", name) for name in names]
+        self._stacks = [
+            self._pattern("layers_pattern", name, r"(?:^|.*?\.)", r"\.(\d+)\.")
+            for name in names or [_ANY_STACK]
+        ]
         self._by_root = self._flag("use_rslora")
         self.dora = self._flag("use_dora")
 
+    def learn(self, modules: Iterable[str]) -> None:
+        """Match all expressions with all modules at once.
+
+        A simple expression is matched here. Others may never end, so one process with limited time
+        matches them.
+
+        Raises:
+          UntrustedError: an expression takes too much time.
+        """
+        patterns = {*self._ranks, *self._alphas, *self._stacks}
+        patterns |= {p for p in (self._targets, self._excluded) if isinstance(p, re.Pattern)}
+        names = list(dict.fromkeys(modules))
+        wanted = [(p.pattern, name) for p in patterns for name in names]
+        wanted = [pair for pair in wanted if pair not in self._found]
+        for text, name in wanted:
+            if text in self._simple:
+                self._found[text, name] = _group(re.match(text, name))
+        slow = [pair for pair in wanted if pair not in self._found]
+        if slow:
+            what = f"{self.file}: an expression for modules"
+            self._found |= dict(zip(slow, run_limited(_MATCH, slow, what), strict=True))
+
+    def _match(self, pattern: re.Pattern[str], module: str) -> str | None:
+        """The last group of a match at the beginning of a name; None if there is no match."""
+        if (pattern.pattern, module) not in self._found:
+            self.learn([module])
+        return self._found[pattern.pattern, module]
+
+    def _matches(self, of: re.Pattern[str] | tuple[str, ...], module: str) -> bool:
+        """Whether a pattern matches a name, or one of the given names is its end."""
+        if isinstance(of, re.Pattern):
+            return self._match(of, module) is not None
+        return any(f".{module}".endswith(f".{name}") for name in of)
+
     def rank(self, module: str) -> int:
         """Return the rank of the LoRA of a module."""
-        return next(
-            (rank for pattern, rank in self._ranks.items() if pattern.match(module)), self._rank
-        )
+        ranks = (rank for pattern, rank in self._ranks.items() if self._matches(pattern, module))
+        return next(ranks, self._rank)
 
     def scale(self, module: str) -> float:
         """Return the factor of the product of the factors of a module."""
-        alpha = next(
-            (alpha for pattern, alpha in self._alphas.items() if pattern.match(module)), self._alpha
+        alphas = (
+            alpha for pattern, alpha in self._alphas.items() if self._matches(pattern, module)
         )
+        alpha = next(alphas, self._alpha)
         rank = self.rank(module)
         return alpha / (math.sqrt(rank) if self._by_root else rank)
 
@@ -105,16 +144,16 @@ class Settings:
         return self._targets_named(module) or self._targets_named(self.spellings.get(module, ""))
 
     def _targets_named(self, module: str) -> bool:
-        if _matches(self._excluded, module) or self.saves(module):
+        if self._matches(self._excluded, module) or self.saves(module):
             return False
         if isinstance(self._targets, re.Pattern) or not self._layers:
-            return _matches(self._targets, module)
-        stacks = [rf"(?:^|.*?\.){p.pattern}\.(\d+)\." for p in self._stacks] or [
-            r".*?\.[^.]*\.(\d+)\."
-        ]
-        found = next(filter(None, (re.match(stack, module) for stack in stacks)), None)
+            return self._matches(self._targets, module)
+        layers = (self._match(stack, module) for stack in self._stacks)
+        layer = next(filter(None, layers), None)
         return (
-            _matches(self._targets, module) and found is not None and int(found[1]) in self._layers
+            self._matches(self._targets, module)
+            and layer is not None
+            and int(layer) in self._layers
         )
 
     def saves(self, module: str) -> bool:
@@ -147,15 +186,21 @@ class Settings:
                 f"{self.file}: {key} is {spelt(found)}, but should be an object of patterns and numbers"
             )
         return {
-            self._pattern(key, rf"(.*\.)?({pattern})$"): _positive(
+            self._pattern(key, pattern, r"(.*\.)?(", ")$"): _positive(
                 self.file, f"{key}[{spelt(pattern)}]", value, *kinds
             )
             for pattern, value in found.items()
         }
 
-    def _pattern(self, key: str, text: Any) -> re.Pattern[str]:
+    def _pattern(self, key: str, text: Any, before: str = "", after: str = "") -> re.Pattern[str]:
         try:
-            return re.compile(text)
+            if text == _ANY_STACK or _SIMPLE.fullmatch(text):
+                self._simple.add(f"{before}{text}{after}")
+            re.compile(text)
+            # Flags have to stay at the beginning.
+            flags = re.match(r"(?:\(\?[aimsux]+\))?", text)
+            start = flags[0] if flags else ""
+            return re.compile(f"{start}{before}{text[len(start) :]}{after}")
         except (re.error, TypeError, RecursionError, OverflowError) as error:
             raise CheckpointError(
                 f"{self.file}: {key} has {spelt(text)}, which is not a regular expression: {error}"
@@ -165,7 +210,7 @@ class Settings:
         """Return the modules of a key: a pattern of complete names, or the ends of names."""
         of = self.about.get(key)
         if isinstance(of, str):
-            return self._pattern(key, ".*" if of == "all-linear" else of)
+            return self._pattern(key, ".*" if of == "all-linear" else of, "(?:", r")\Z")
         return self._names(key)
 
     def _names(self, key: str) -> tuple[str, ...]:
@@ -188,14 +233,22 @@ class Settings:
         return layers
 
 
-def _matches(of: Any, module: str) -> bool:
-    """Whether a pattern matches the complete name, or one of the given names is its end."""
-    if isinstance(of, re.Pattern):
-        return of.fullmatch(module) is not None
-    return any(f".{module}".endswith(f".{name}") for name in of)
+# Expressions that are matched in a time proportional to the square of the length of a name.
+_SIMPLE = re.compile(r"(?:\.\*)?(?:[\w-]|\\?\.)*")
+_ANY_STACK = r".*?\.[^.]*"
+_MATCH = """
+import re
+def group(found):
+    return None if found is None else next((g for g in reversed(found.groups()) if g), "")
+print(json.dumps([group(re.match(*pair)) for pair in request["value"]]))
+"""
 
 
-def _positive(file: Path, key: str, value: Any, *kinds: type) -> Any:
+def _group(found: re.Match[str] | None) -> str | None:
+    return None if found is None else next((g for g in reversed(found.groups()) if g), "")
+
+
+def _positive(file: CheckedPath, key: str, value: Any, *kinds: type) -> Any:
     if type(value) not in (kinds or (int, float)) or not 0 < value < 1 << 31:
         raise CheckpointError(f"{file}: {key} is {spelt(value)}, but should be a positive number")
     return value

@@ -30,6 +30,7 @@ from jaxgrow.checkpoints.io.files import (
 )
 from jaxgrow.checkpoints.source import Checkpoint, Leaf, Source, initial_layout
 from jaxgrow.models import Config
+from jaxgrow.untrusted import CheckedPath
 
 
 class HuggingFace(Checkpoint):
@@ -75,7 +76,7 @@ class HuggingFace(Checkpoint):
         self.leaves = {path: self._leaf(path) for path in self._layout}
         self._fused: tuple[str, dict[int | None, np.ndarray]] = ("", {})
 
-    def _name_tensors(self, file: Path, stored: Mapping[str, safetensors.Tensor]) -> None:
+    def _name_tensors(self, file: CheckedPath, stored: Mapping[str, safetensors.Tensor]) -> None:
         """Find the config, and the tensors by the names that the family has for them."""
         assert self.foreign is not None
         family = self.family
@@ -303,7 +304,9 @@ class HuggingFace(Checkpoint):
                 )
 
 
-def family_of(foreign: Mapping[str, Any], file: Path, stored: Collection[str] = ()) -> Family:
+def family_of(
+    foreign: Mapping[str, Any], file: CheckedPath | Path, stored: Collection[str] = ()
+) -> Family:
     """Return the architecture that a ``config.json`` names.
 
     Args:

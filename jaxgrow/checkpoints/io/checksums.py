@@ -8,9 +8,12 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, cast
+
+from jaxgrow.untrusted import CheckedPath, UntrustedError, checked, chosen_file
 
 NAME = "SHA256SUMS"
+_LARGEST = 100 << 20  # bytes of this file
 _THREADS = 8
 A = TypeVar("A")
 B = TypeVar("B")
@@ -36,7 +39,11 @@ def damage(folder: Path) -> str | None:
     """
     if not (folder / NAME).is_file():
         return f"it has no {NAME}. The file was lost, or the folder was saved by an older version"
-    content = (folder / NAME).read_bytes()
+    try:
+        with checked(folder, NAME).open() as file:
+            content = file.read(_LARGEST)
+    except UntrustedError as error:
+        return str(error)
     lines = content.decode(errors="replace").splitlines()
     sealed: dict[str, str] = {}
     for line in lines:
@@ -55,7 +62,10 @@ def damage(folder: Path) -> str | None:
         if name not in there:
             return f"{name} is missing"
         try:
-            return f"{name} has changed" if sha256(folder / name) != sealed[name] else None
+            file = checked(folder, name, deep=True)
+            return f"{name} has changed" if sha256(file) != sealed[name] else None
+        except UntrustedError as error:
+            return str(error)
         except OSError as error:
             return f"{name} cannot be read: {error.strerror}"
 
@@ -81,7 +91,7 @@ def _in_parallel(function: Callable[[A], B], each: Sequence[A]) -> list[B]:
         return list(threads.map(function, each))
 
 
-def sha256(path: Path) -> str:
+def sha256(path: CheckedPath | Path) -> str:
     """Return the SHA-256 of the content of a file, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    with chosen_file(path).open() as file:
+        return hashlib.file_digest(cast(Any, file), "sha256").hexdigest()

@@ -2,9 +2,12 @@
 
 import json
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from jaxgrow.untrusted import CheckedPath, UntrustedError, checked, chosen_file
 
 # The largest JSON file in bytes. Its parsed content takes at most thirty times this size in memory.
 LARGEST_JSON = 10 << 20
@@ -77,11 +80,11 @@ def listed(*names: Sequence[str], separator: str = ", ", most: int = _LISTED) ->
     return separator.join(out)
 
 
-def inside(folder: Path, name: str, sub: str = "") -> Path:
+def inside(folder: Path, name: str, sub: str = "") -> CheckedPath:
     """Return the path of the regular file ``name`` in ``folder``.
 
     A link is followed only to a file in the folder itself, or in the blob store of the cache of
-    Hugging Face to which the folder belongs.
+    Hugging Face to which the folder belongs (`jaxgrow.untrusted.checked`).
 
     Args:
       folder: the folder of a checkpoint.
@@ -91,41 +94,36 @@ def inside(folder: Path, name: str, sub: str = "") -> Path:
     Raises:
       CheckpointError: the name points outside the folder, or the file does not exist.
     """
-    if Path(name).name != name or "\\" in name or "\0" in name or name in (".", ".."):
-        raise CheckpointError(
-            f"{folder}: {name!r} is not the name of a file in this folder; other files are not read"
-        )
-    file = folder / sub / name
-    if not file.is_file():
-        raise CheckpointError(f"{file} is {'not a regular file' if file.exists() else 'missing'}")
-    real = file.resolve()
-    home = folder.resolve()
-    if home / sub != real.parent and not (
-        home.parent.name == "snapshots" and real.parent == home.parent.parent / "blobs"
-    ):
-        raise CheckpointError(
-            f"{file} is a link to {real}, outside the folder. Replace the link by the file"
-        )
+    try:
+        file = checked(folder, f"{sub}/{name}" if sub else name, deep=bool(sub))
+    except UntrustedError as error:
+        raise CheckpointError(str(error)) from error
+    if not file.path.is_file():
+        raise CheckpointError(f"{file} is not a regular file")
     return file
 
 
-def read_json(file: Path, largest: int = LARGEST_JSON) -> dict[str, Any]:
+def read_json(file: CheckedPath | Path, largest: int = LARGEST_JSON) -> dict[str, Any]:
     """Read a JSON object from a file.
 
     Args:
-      file: the file.
+      file: the file; a plain path is one that the user named.
       largest: the largest size in bytes that is read.
 
     Raises:
       CheckpointError: the file holds no JSON object, is too large, or has NaN or infinite numbers,
         which JSON does not allow.
     """
-    if file.stat().st_size > largest:
-        raise CheckpointError(
-            f"{file} has more than {largest} bytes, the largest size of a JSON file that is read"
-        )
+    file = chosen_file(file)
+    with file.open() as opened:
+        if os.fstat(opened.fileno()).st_size > largest:
+            raise CheckpointError(
+                f"{file} has more than {largest} bytes, the largest size of a JSON file that is "
+                "read"
+            )
+        text = opened.read()
     try:
-        content = json.loads(file.read_bytes(), parse_float=_finite, parse_constant=_finite)
+        content = json.loads(text, parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} is not valid JSON: {error}") from error
     if not isinstance(content, dict):
@@ -179,6 +177,14 @@ def extras(folder: Path) -> list[str]:
         if file.is_file() and file.stat().st_size <= LARGEST_EXTRA:
             found.append(f"{TEMPLATES}/{inside(folder, file.name, TEMPLATES).name}")
     return found
+
+
+def not_copied(left_out: Sequence[str]) -> str:
+    """The note about files that were not copied because of their links (`copy_tree`)."""
+    return (
+        f"not copied, because they are links that lead out of the folder or to a folder, or no "
+        f"regular files: {listed(left_out)}. Replace each link by its file to keep it"
+    )
 
 
 def left_out(folder: Path) -> list[str]:

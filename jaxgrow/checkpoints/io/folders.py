@@ -17,7 +17,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from jaxgrow.checkpoints.io.files import CheckpointError, read_json, write_json
+from jaxgrow.checkpoints.io.files import CheckpointError, inside, read_json, write_json
+from jaxgrow.checkpoints.io.permissions import keep_private
 from jaxgrow.checkpoints.io.replacing import may_become
 from jaxgrow.signals import uninterrupted
 
@@ -54,7 +55,7 @@ def appearing(target: Path, sources: list[Path], overwrite: bool) -> Iterator[Pa
 
     Args:
       target: the folder to create or replace.
-      sources: folders that the target must not overlap.
+      sources: folders that the target must not overlap, and than which it is not more open.
       overwrite: whether an existing checkpoint is replaced.
 
     Raises:
@@ -80,6 +81,7 @@ def appearing(target: Path, sources: list[Path], overwrite: bool) -> Iterator[Pa
             new.mkdir()
             created = new.stat()
         yield new
+        keep_private(new, [*sources, *([target] if stood else [])])
         sync(new)
         with uninterrupted():
             # The target may have changed while the block ran.
@@ -198,12 +200,12 @@ def _no_others(work: Path, target: Path) -> None:
             if other == work or other.is_symlink() or other.stat().st_uid != work.stat().st_uid:
                 continue
             try:
-                about = read_json(other / _ABOUT)
+                about = read_json(inside(other, _ABOUT))
             except CheckpointError:
                 continue
             if about.get("target") != target.name:
                 continue
-            with (other / _LOCK).open("r+") as lock:
+            with inside(other, _LOCK).path.open("r+") as lock:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:

@@ -17,6 +17,7 @@ from jaxgrow.checkpoints.io.files import (
     RECORD,
     TEMPLATES,
     CheckpointError,
+    inside,
     listed,
     read_json,
 )
@@ -131,7 +132,7 @@ def _check_only_checkpoint(target: Path) -> None:
 def _record(folder: Path) -> dict[str, Any] | None:
     """Return the ``jaxgrow.json`` of a folder that jaxgrow wrote, or None."""
     try:
-        record = read_json(folder / RECORD)
+        record = read_json(inside(folder, RECORD))
         from_json(record["config"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -140,7 +141,7 @@ def _record(folder: Path) -> dict[str, Any] | None:
 
 def _hugging_face(folder: Path) -> bool:
     try:
-        family_of(read_json(folder / "config.json"), folder)
+        family_of(read_json(inside(folder, "config.json")), folder)
     except (OSError, CheckpointError):
         return False
     return any((folder / name).is_file() for name in _WEIGHTS)

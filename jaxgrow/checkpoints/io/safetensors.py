@@ -26,6 +26,7 @@ from jaxgrow.checkpoints.io.files import (
     read_json,
     write_json,
 )
+from jaxgrow.untrusted import CheckedPath, chosen_file
 
 DTYPES: dict[str, np.dtype] = {
     "F64": np.dtype("<f8"),
@@ -60,7 +61,7 @@ class Tensor:
       size: its size in bytes.
     """
 
-    file: Path
+    file: CheckedPath
     name: str
     stored: str
     shape: tuple[int, ...]
@@ -120,7 +121,7 @@ class Tensor:
             buffer = buffer[count:]
 
     def _at(self) -> Any:
-        file = self.file.open("rb", buffering=0)
+        file = self.file.open(buffering=0)
         file.seek(self.begin)
         return file
 
@@ -187,18 +188,22 @@ def unread(folder: Path) -> list[str]:
     return [f"{which} were read; these other weights were not: {listed(other)}"] if other else []
 
 
-def header(file: Path) -> dict[str, Tensor]:
+def header(file: CheckedPath | Path) -> dict[str, Tensor]:
     """Return the tensors of one file by name.
+
+    Args:
+      file: the file; a plain path is one that the user named.
 
     Raises:
       CheckpointError: the file is truncated, or its header is damaged.
     """
+    file = chosen_file(file)
     try:
-        with safe_open(file, framework="np"):
+        with safe_open(os.fspath(file), framework="np"):
             # The library checks that the header is complete, and that the tensors cover the file
             # without gaps and overlaps.
             pass
-        with file.open("rb") as raw:
+        with file.open() as raw:
             length = int.from_bytes(raw.read(8), "little")
             if length > LARGEST_HEADER:
                 raise CheckpointError(
@@ -230,7 +235,10 @@ def header(file: Path) -> dict[str, Tensor]:
 
 
 def stacked(
-    stored: Mapping[str, Tensor], file: Path, names: Sequence[str], shape: tuple[int, ...]
+    stored: Mapping[str, Tensor],
+    file: CheckedPath | Path,
+    names: Sequence[str],
+    shape: tuple[int, ...],
 ) -> np.ndarray:
     """Read tensors of the same shape, one for each layer, as one array.
 

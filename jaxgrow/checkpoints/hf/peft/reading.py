@@ -28,6 +28,7 @@ from jaxgrow.checkpoints.io.files import CheckpointError, inside, listed, spelt
 from jaxgrow.checkpoints.source import Checkpoint, Source, flat, initial_layout, nested
 from jaxgrow.models import Config
 from jaxgrow.peft.lora import RANK, LoRA
+from jaxgrow.untrusted import CheckedPath, one_line
 
 
 def load(
@@ -54,6 +55,11 @@ def load(
         is not supported, or it belongs to another model.
     """
     folder = Path(folder).expanduser()
+    with one_line(CheckpointError, f"{folder} cannot be read"):
+        return _load(folder, config, like)
+
+
+def _load(folder: Path, config: Config, like: str | Path | Checkpoint | None) -> PeftAdapter:
     settings = Settings(inside(folder, CONFIG))
     file = inside(folder, WEIGHTS)
     stored = _plain(file, settings)
@@ -187,7 +193,9 @@ def _with_head(config: Config, settings: Settings, stored: Mapping[str, Any]) ->
 class _Found:
     """The tensors of an adapter, and the names of the tensors that have been read."""
 
-    def __init__(self, settings: Settings, file: Path, tensors: Mapping[str, safetensors.Tensor]):
+    def __init__(
+        self, settings: Settings, file: CheckedPath, tensors: Mapping[str, safetensors.Tensor]
+    ):
         self.settings = settings
         self.file = file
         self.tensors = tensors
@@ -220,6 +228,7 @@ class _Target(NamedTuple):
 
 def _targets(found: _Found, names: ModuleNames, config: Config) -> list[_Target]:
     sizes = config.sizes()
+    found.settings.learn(_every_module(names, config))
     targets = []
     for pattern, group in names.modules(config).items():
         for layer in range(group[0].layers(sizes)):

@@ -1,0 +1,154 @@
+"""How are folders of ``torch.distributed.checkpoint`` opened without running code from them?
+
+PyTorch stores the metadata of such a folder, and all entries that are not tensors, as pickles.
+Loading a pickle may run any code. `open_reader` therefore loads the metadata with the classes that
+PyTorch writes and no others. Entries that are not tensors stay bytes: they are copied without being
+loaded.
+"""
+
+import importlib
+import io
+import math
+import pickle
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from jaxgrow.checkpoints.io.files import CheckpointError, inside, listed
+from jaxgrow.untrusted import checked, checked_tree, limits, one_line
+
+METADATA = ".metadata"
+# The classes and functions in the metadata of all versions of PyTorch that this project supports.
+_CLASSES = {
+    "torch.distributed.checkpoint.metadata": {
+        *("Metadata", "MetadataIndex", "StorageMeta", "TensorStorageMetadata", "TensorProperties"),
+        *("BytesStorageMetadata", "ChunkStorageMetadata", "_MEM_FORMAT_ENCODING"),
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo", "_StoragePrefix"},
+    "torch.distributed._shard.sharded_tensor.metadata": {"TensorProperties", "MEM_FORMAT_ENCODING"},
+    "torch": {"Size"},
+    "torch.serialization": {"_get_layout"},
+    "collections": {"OrderedDict"},
+    # The path of the folder when it was written. It is not used.
+    "pathlib": {"PosixPath", "PurePosixPath"},
+    "pathlib._local": {"PosixPath", "PurePosixPath"},
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        torch = imported("torch")
+        if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
+            return found
+        if name not in _CLASSES.get(module, ()):
+            raise pickle.UnpicklingError(
+                f"it contains {module}.{name}, which is no part of the metadata of PyTorch"
+            )
+        imported(module)
+        return super().find_class(module, name)
+
+
+def imported(name: str) -> Any:
+    """Import a module of PyTorch or transformers.
+
+    Raises:
+      CheckpointError: the module is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise CheckpointError(
+            f"growing the optimizer state of PyTorch requires {name}: run pip install -e "
+            f"'.[torch]' in a clone of jaxgrow ({error})"
+        ) from error
+
+
+def open_reader(folder: Path, home: Path | None = None) -> tuple[Any, dict[str, Any]]:
+    """Open a folder of ``torch.distributed.checkpoint``.
+
+    Args:
+      folder: the folder with the metadata.
+      home: the folder that the user named, which contains ``folder``; None: ``folder``.
+
+    Returns:
+      ``(reader, entries)``: the reader for `load_entries`, and the description of each entry by its
+      name.
+
+    Raises:
+      CheckpointError: the metadata is damaged, or contains other classes.
+      UntrustedError: a file name leads out of the folder, or a tensor is too large for the files.
+    """
+    stored = checked_tree(folder, home or folder)
+    with one_line(CheckpointError, f"{folder / METADATA} is not the metadata of a checkpoint"):
+        metadata = read_metadata(folder)
+        for place in metadata.storage_data.values():
+            checked(folder, place.relative_path, deep=True)
+            if getattr(place, "transform_descriptors", None):
+                raise CheckpointError(f"{folder} is compressed; save it without extensions")
+        entries = dict(metadata.state_dict_metadata)
+        for name, about in entries.items():
+            if is_tensor(about):
+                size = math.prod(about.size) * about.properties.dtype.itemsize
+                limits().check_expansion(f"{folder}: tensor {name!r}", size, stored)
+    reader = _classes()["reader"](folder)
+    reader.checked = metadata
+    return reader, entries
+
+
+def read_metadata(folder: Path) -> Any:
+    """Load the metadata of a folder."""
+    file = inside(folder, METADATA)
+    limits().check(str(file), bytes=file.path.stat().st_size)
+    with file.open() as opened:
+        return _Unpickler(io.BytesIO(opened.read())).load()
+
+
+def is_tensor(about: Any) -> bool:
+    """Whether the description of an entry is that of a tensor."""
+    return hasattr(about, "size")
+
+
+def load_entries(reader: Any, entries: dict[str, Any]) -> None:
+    """Read entries of a folder in place: tensors, and the bytes of all others as `io.BytesIO`."""
+    checkpoint = imported("torch.distributed.checkpoint")
+    planner = _classes()["load"]()
+    try:
+        checkpoint.load(entries, storage_reader=reader, planner=planner, no_dist=True)
+    except checkpoint.CheckpointException as error:
+        # It is not an `Exception`, and its message is a traceback.
+        causes = [str(cause) for cause, _ in error.failures.values()]
+        raise CheckpointError(f"{reader.path} cannot be read: {listed(causes)}") from error
+
+
+def save_entries(entries: dict[str, Any], folder: Path) -> None:
+    """Write entries to a new folder. An `io.BytesIO` of `load_entries` is written unchanged."""
+    checkpoint = imported("torch.distributed.checkpoint")
+    target = checkpoint.FileSystemWriter(folder)
+    checkpoint.save(entries, storage_writer=target, planner=_classes()["save"](), no_dist=True)
+
+
+@lru_cache
+def _classes() -> dict[str, Any]:
+    """The classes that extend PyTorch's, which is imported only when it is needed."""
+    checkpoint = imported("torch.distributed.checkpoint")
+
+    class Reader(checkpoint.FileSystemReader):
+        checked: Any = None
+
+        def read_metadata(self, *arguments: Any, **more: Any) -> Any:
+            return self.checked
+
+    class RawLoad(checkpoint.DefaultLoadPlanner):
+        def __init__(self) -> None:
+            super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+
+        def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
+            self.state_dict[read_item.dest_index.fqn] = value
+
+    class RawSave(checkpoint.DefaultSavePlanner):
+        def transform_object(self, write_item: Any, object: Any) -> Any:
+            if isinstance(object, io.BytesIO):
+                return io.BytesIO(object.getvalue())
+            return super().transform_object(write_item, object)
+
+    return {"reader": Reader, "load": RawLoad, "save": RawSave}
