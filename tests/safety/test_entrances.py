@@ -39,8 +39,13 @@ SECRET = b"-----the content of a file outside-----"
 SECONDS = 120
 
 
-def _marks(subject):
-    return [pytest.mark.interop] if subject.needs else []
+# The fast tests run these attacks on all subjects, and all attacks on subjects that contain names.
+FAST = {"link", "FIFO", "truncated", "missing", "pickle"}
+
+
+def _marks(subject, attack=""):
+    slow = bool(attack) and attack not in FAST and not subject.named
+    return [pytest.mark.interop] * bool(subject.needs) + [pytest.mark.slow] * slow
 
 
 def _table_of(entrance: str) -> str:
@@ -155,7 +160,7 @@ def _state(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 
 CASES = [
-    pytest.param(key, attack, id=f"{'-'.join(key)}-{attack}", marks=_marks(subject))
+    pytest.param(key, attack, id=f"{'-'.join(key)}-{attack}", marks=_marks(subject, attack))
     for key, subject in SUBJECTS.items()
     for attack in [*ATTACKS, *(NAMES if subject.named else ())]
     if attack not in subject.skips
