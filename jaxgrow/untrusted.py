@@ -136,10 +136,10 @@ def chosen_file(path: CheckedPath | Path) -> CheckedPath:
 
 
 def checked_tree(folder: Path, home: Path) -> int:
-    """Check everything in a folder that a library will open by itself.
+    """Check a file, or everything in a folder, that a library will open by itself.
 
     Args:
-      folder: the folder that the library opens.
+      folder: the file or folder that the library opens.
       home: the folder that the user named, which contains it.
 
     Returns:
@@ -151,7 +151,8 @@ def checked_tree(folder: Path, home: Path) -> int:
     """
     root = home.resolve()
     _check_link(folder, root)
-    entries = size = 0
+    entries = 0
+    size = folder.stat().st_size
     for where, folders, files in os.walk(folder):
         entries += len(files)
         limits().check(str(folder), entries=entries)
@@ -167,6 +168,8 @@ def checked_tree(folder: Path, home: Path) -> int:
 
 
 def _check_link(path: Path, root: Path) -> None:
+    if not os.path.lexists(path):
+        raise UntrustedError(f"{path} is missing")
     try:
         real = path.resolve(strict=True)
     except (OSError, RuntimeError) as error:

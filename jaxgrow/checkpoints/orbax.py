@@ -38,7 +38,15 @@ from jaxgrow.checkpoints.io.files import (
     spelt,
     write_json,
 )
-from jaxgrow.checkpoints.source import Checkpoint, Leaf, Loaded, Source, flat, nested
+from jaxgrow.checkpoints.source import (
+    Checkpoint,
+    Leaf,
+    Loaded,
+    Source,
+    check_sizes,
+    flat,
+    nested,
+)
 from jaxgrow.models import Config, from_json
 from jaxgrow.sharding import RULES, spec
 from jaxgrow.signals import uninterrupted
@@ -75,13 +83,16 @@ class Orbax(Loaded, Checkpoint):
                     f"{about}: huggingface is {spelt(self.foreign)}, but should be a config.json"
                 )
             family_of(self.foreign, about)
+        # Compressed weights are smaller.
+        stored = 100 * checked_tree(folder / PARAMS, folder)
+        if isinstance(settings := record.get("config"), dict):
+            check_sizes(settings, stored, about)
         try:
             config = from_json(record["config"])
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"{about}: 'config' does not describe a model: {error}"
             ) from error
-        checked_tree(folder / PARAMS, folder)
         with self._reading():
             if (folder / PARAMS / NAME).exists() and (found := damage(folder / PARAMS)):
                 raise CheckpointError(

@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from jaxgrow.axes import names as naming
 from jaxgrow.axes.names import Axes, Names, Params, Tree, axis, is_layers, layers_of
-from jaxgrow.checkpoints.io.files import CheckpointError, listed
+from jaxgrow.checkpoints.io.files import CheckpointError, listed, spelt
 from jaxgrow.growth import merge
 from jaxgrow.growth.apply import check, grow_leaf
 from jaxgrow.growth.maps import AxisMap, Growth, Term, new_sizes, terms
@@ -353,6 +353,37 @@ def initial_layout(config: Config) -> dict[str, tuple[Names, tuple[int, ...]]]:
     except (ValueError, TypeError, OverflowError) as error:
         raise CheckpointError(f"no model can be built from {config}: {error}") from error
     return {path: (names, x.shape) for path, x, names in naming.leaves(shapes, axes)}
+
+
+# The settings of a config that are sizes of parameters, or numbers of them.
+_SIZES = (
+    *("layers", "class_layers", "embed", "heads", "kv_heads", "head_dim", "mlp", "position_mlp"),
+    *("experts", "vocab", "types", "registers", "image", "patch", "channels"),
+)
+
+
+def check_sizes(settings: Mapping[str, Any], stored: int, file: object) -> None:
+    """Check that no size in a config is larger than its weights, before a model is built from it.
+
+    Args:
+      settings: the settings of a config by name, which need not be valid.
+      stored: the size of the weights in bytes, at least.
+      file: the file of the config, for the message.
+
+    Raises:
+      CheckpointError: a size is larger.
+    """
+    wrong: list[str] = []
+    for name in _SIZES:
+        value = settings.get(name)
+        each = value if isinstance(value, list | tuple) else [value]
+        if any(isinstance(size, int | float) and size > stored for size in each):
+            wrong.append(f"{name} {spelt(value)}")
+    if wrong:
+        raise CheckpointError(
+            f"{file} has {listed(wrong)}, but the weights have only {stored:,} bytes. Does it belong "
+            "to another model?"
+        )
 
 
 def flat(tree: Tree) -> dict[str, Any]:

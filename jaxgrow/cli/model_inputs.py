@@ -146,7 +146,7 @@ def _images(source: Source, file: Path) -> tuple[np.ndarray, str]:
     shape = example.shape[1:]
     try:
         images = np.lib.format.open_memmap(chosen_file(file).path, mode="r")
-    except OSError:
+    except (OSError, UntrustedError):
         raise
     except Exception as error:  # NumPy raises many types of errors for damaged files.
         raise CheckpointError(f"{file} contains no images: {error}. Give a .npy file") from error
@@ -174,7 +174,7 @@ def _ids(file: Path, read: Callable[[Path, int], np.ndarray], vocab: int, most: 
     """The first token ids of a file; the rest of the file is not read."""
     try:
         ids = read(file, most)
-    except (OSError, CheckpointError):
+    except (OSError, CheckpointError, UntrustedError):
         raise
     except Exception as error:  # NumPy raises many types of errors for damaged files.
         raise CheckpointError(f"{file} contains no token ids: {error}") from error

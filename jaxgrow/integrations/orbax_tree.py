@@ -24,7 +24,9 @@ from jaxgrow.untrusted import CheckedPath, checked, checked_tree, copy_tree, lim
 _METADATA = "_METADATA"
 _ARRAYS = "array_metadatas"
 _SHARDING = "_sharding"
-_DATA = ("manifest.ocdbt", "d", _ARRAYS, _SHARDING, _METADATA)
+_DATABASE = ("manifest.ocdbt", "d")
+_PROCESS = "ocdbt.process_"
+_DATA = (*_DATABASE, _ARRAYS, _SHARDING, _METADATA)
 # The maximum size of a metadata file in bytes.
 LARGEST = 100 << 20
 # Possible names of the item with the arrays, if a step has several items.
@@ -81,12 +83,13 @@ class OrbaxTree:
         self.arrays = self._all_described(paths)
 
     def _enter(self, folder: Path, item: Path, home: Path | None = None) -> None:
-        """Check the folder that TensorStore opens by itself."""
+        """Check the database that TensorStore opens by itself."""
         self.folder = folder
         self.item = item
         self.home = folder if home is None else home
         self.left_out: list[str] = []
-        self._stored = checked_tree(item, self.home)
+        parts = [p for p in item.iterdir() if p.name in _DATABASE or p.name.startswith(_PROCESS)]
+        self._stored = sum(checked_tree(part, self.home) for part in parts)
         manifest = item / "manifest.ocdbt"
         if manifest.is_file():  # TensorStore reads it completely.
             limits().check(str(manifest), bytes=manifest.stat().st_size)
@@ -157,6 +160,9 @@ class OrbaxTree:
                 f"{self.item}: several arrays are stored at the same place: {listed(twice)}. Save "
                 "the checkpoint again"
             )
+        if not self.ocdbt:
+            places = (checked(self.item, name, deep=True, new=True).path for name in names)
+            self._stored = sum(checked_tree(place, self.home) for place in places)
         return {path: self._described(path) for path in paths}
 
     def _described(self, path: str) -> Array:
@@ -224,7 +230,7 @@ class Writer:
         self._source = source
         self._process = process
         self._item = folder / source.item.relative_to(source.folder)
-        self._part = self._item / f"ocdbt.process_{process}" if source.ocdbt else self._item
+        self._part = self._item / f"{_PROCESS}{process}" if source.ocdbt else self._item
         self._part.mkdir(parents=True, exist_ok=True)
 
     def write(self, path: str, x: np.ndarray, like: str) -> None:
@@ -283,7 +289,7 @@ class Writer:
         transaction = ts.Transaction(atomic=True)
         target = database(self._item, context).with_transaction(transaction)
         for process in range(processes):
-            source = database(self._item / f"ocdbt.process_{process}", context)
+            source = database(self._item / f"{_PROCESS}{process}", context)
             source.experimental_copy_range_to(target).result()
         transaction.commit_sync()
 
@@ -458,7 +464,7 @@ def _copy_beside(
     """
     left_out: list[str] = []
     for path in sorted(folder.iterdir()):
-        arrays = path.name in _DATA or path.name.startswith("ocdbt.process_") or path.name in skip
+        arrays = path.name in _DATA or path.name.startswith(_PROCESS) or path.name in skip
         other_step = steps and path.is_dir() and (_is_step(path) or _holds_arrays(path))
         if not arrays and not other_step:
             left_out += copy_tree(path, into / path.name, home)

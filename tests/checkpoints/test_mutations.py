@@ -377,7 +377,7 @@ def test_a_header_of_eight_tebibytes_takes_no_memory(tmp_path, folder, capsys):
 
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="a file without an end")
 def test_a_file_without_an_end_is_not_read_to_it(folder, capsys):
-    assert "is not a valid tokenizer" in refused(
+    assert "/dev/zero is not a regular file" in refused(
         capsys, "report", folder, folder, "--data", "/dev/zero"
     )
 

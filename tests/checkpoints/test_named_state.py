@@ -134,6 +134,7 @@ def test_the_record_names_the_file_of_pytorch_that_is_written(tmp_path, monkeypa
     monkeypatch.setattr(torch_optimizer, "write_file", lambda file, *rest: file.write_text(""))
     source = saved(tmp_path / "a")
     arguments = ("--method", "stack", "--layers", "8", "--optimizer", "copy")
+    (tmp_path / "optimizer.bin").write_bytes(b"")
     state = ("--optimizer-state", str(tmp_path / "optimizer.bin"))
     for more in ((), ("--overwrite",)):
         command = ["grow", str(source), str(tmp_path / "b"), *arguments, *state, *more]

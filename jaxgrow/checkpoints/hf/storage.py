@@ -28,7 +28,7 @@ from jaxgrow.checkpoints.io.files import (
     spelt,
     write_json,
 )
-from jaxgrow.checkpoints.source import Checkpoint, Leaf, Source, initial_layout
+from jaxgrow.checkpoints.source import Checkpoint, Leaf, Source, check_sizes, initial_layout
 from jaxgrow.models import Config
 from jaxgrow.untrusted import CheckedPath
 
@@ -84,6 +84,7 @@ class HuggingFace(Checkpoint):
             self.config = family.ours(self.foreign)
         except ValueError as error:
             raise CheckpointError(f"{file}: {error}") from error
+        check_sizes(vars(self.config), sum(tensor.size for tensor in stored.values()), file)
         first = {s.name.format(layers=0, experts=0) for s in family.names(self.config).values()}
         bare = {name.removeprefix(family.prefix) for name in first}
         stored = {family.current(n): tensor for n, tensor in stored.items()}

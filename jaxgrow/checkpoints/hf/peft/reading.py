@@ -249,6 +249,8 @@ def _read_factors(found: _Found, names: ModuleNames, config: Config) -> tuple[Lo
     sizes = config.sizes()
     targets = _targets(found, names, config)
     rank = max(settings.rank(target.module) for target in targets)
+    if rank > sum(tensor.size for tensor in found.tensors.values()):
+        raise CheckpointError(f"{settings.file} has rank {rank}, which {found.file} does not have")
     scale = settings.scale(targets[0].module)
     leaves: dict[str, np.ndarray] = {}
     for target in targets:
