@@ -214,17 +214,21 @@ class Unfinished(Orbax):
         self.folder = folder
         logging.getLogger("absl").setLevel(logging.CRITICAL)
         self._at = _newest(folder)
+        stored = 100 * checked_tree(self._at, folder)
         with self._reading():
             metadata: Any = ocp.checkpointables_metadata(str(self._at))
             record, models = metadata.custom_metadata, metadata.metadata["models"]
         phase = record["ledger"]["phases"][-1]
-        configs = record.get("configs") or {"large": read_json(folder / "config.json")["model"]}
+        configs = record.get("configs") or {
+            "large": read_json(inside(folder, "config.json"))["model"]
+        }
         self._name = "large" if "large" in configs else phase["model"]
         if configs.get(self._name) is None or self._name not in models:
             raise CheckpointError(
                 f"{self._at} has no complete model: the parameters of {self._name!r} are those of an adapter or of growth "
                 "maps. Continue the run until it has finished"
             )
+        check_sizes(configs[self._name], stored, self._at)
         self._head = record.get("head")
         self._shapes: Any = models[self._name]["params"]
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self._shapes)
@@ -252,7 +256,7 @@ def is_unfinished(folder: Path) -> bool:
     if not (folder / CHECKPOINTS).is_dir() or not (folder / "config.json").is_file():
         return False
     try:
-        known = {"name", "model", "data"} <= read_json(folder / "config.json").keys()
+        known = {"name", "model", "data"} <= read_json(inside(folder, "config.json")).keys()
     except CheckpointError:
         return False
     return known and any(_saved(folder))

@@ -162,8 +162,7 @@ def _one_vocabulary(pair: Pair) -> Pair:
     if _shapes(large, "blocks/") != _shapes(small, "blocks/"):
         return pair
     files = [
-        {i: t for i, t in tokens_of(root.folder / "tokenizer.json").items() if isinstance(t, str)}
-        for root in roots
+        {i: t for i, t in tokens_of(root.folder).items() if isinstance(t, str)} for root in roots
     ]
     if not all(files):
         missing = [str(root.folder) for root, f in zip(roots, files, strict=True) if not f]

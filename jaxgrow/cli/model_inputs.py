@@ -14,7 +14,7 @@ import numpy as np
 from jaxgrow.checkpoints import CheckpointError, Source
 from jaxgrow.checkpoints.io.files import LARGEST_EXTRA, inside, read_json, spelt
 from jaxgrow.checkpoints.source import Checkpoint
-from jaxgrow.untrusted import CheckedPath, UntrustedError, chosen_file, limits, run_limited
+from jaxgrow.untrusted import UntrustedError, chosen_file, limits, run_limited
 
 # The maximum number of samples, and of tokens per sample.
 ROWS = 8
@@ -84,7 +84,7 @@ def tokenizer_notes(first: Checkpoint, second: Checkpoint) -> list[str]:
         return []
     if filecmp.cmp(*files, shallow=False):
         return []
-    a, b = map(tokens_of, files)
+    a, b = (tokens_of(model.folder) for model in (first, second))
     other = [i for i in a.keys() & b.keys() if a[i] != b[i]]
     if not other:
         return []
@@ -96,10 +96,10 @@ def tokenizer_notes(first: Checkpoint, second: Checkpoint) -> list[str]:
     ]
 
 
-def tokens_of(file: CheckedPath | Path) -> dict[int, Any]:
-    """The tokens of a ``tokenizer.json`` by their ids; empty if the file is not a tokenizer."""
+def tokens_of(folder: Path) -> dict[int, Any]:
+    """The tokens of the ``tokenizer.json`` of a folder by their ids; empty without a tokenizer."""
     try:
-        content = read_json(file, LARGEST_EXTRA)
+        content = read_json(inside(folder, "tokenizer.json"), LARGEST_EXTRA)
         vocab: Any = content["model"]["vocab"]
         found = (
             {i: token for token, i in vocab.items()}

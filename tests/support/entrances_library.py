@@ -22,6 +22,7 @@ from orbax.checkpoint import v1 as ocp
 from jaxgrow import checkpoints
 from jaxgrow.checkpoints import CheckpointError, open_checkpoint
 from jaxgrow.checkpoints.hf import adapterhub, peft
+from jaxgrow.checkpoints.io.checksums import seal
 from jaxgrow.cli.program import main
 from jaxgrow.models import Adapter, ViTConfig
 from jaxgrow.peft import adapters, lora
@@ -93,6 +94,30 @@ def run_folder(name: str) -> Callable[[Path], Path]:
         return max(found, key=lambda p: p.stat().st_size)
 
     return make
+
+
+def unfinished_run(name: str) -> Callable[[Path], Path]:
+    """Make the folder of a run that has saved a checkpoint."""
+
+    def make(folder: Path) -> Path:
+        run = folder / "run"
+        run.mkdir()
+        about = {"name": "x", "model": CONFIG.as_json(), "data": {}}
+        (run / "config.json").write_text(json.dumps(about))
+        params = jax.tree.map(jax.numpy.asarray, tiny.params(CONFIG, 0, np.float32))
+        record = {"step": 3, "ledger": {"phases": [{"model": "large", "phase": "train"}]}}
+        with ocp.training.Checkpointer(run / "checkpoints") as written:
+            tree = {"models": {"large": {"params": params}}}
+            written.save_checkpointables(3, tree, custom_metadata=record)
+        seal(run / "checkpoints" / "3")
+        found = [p for p in run.glob(name) if p.is_file()]
+        return max(found, key=lambda p: p.stat().st_size)
+
+    return make
+
+
+def read_unfinished(folder: Path) -> None:
+    open_checkpoint(folder / "run").params()
 
 
 def read_run(folder: Path) -> None:
@@ -184,6 +209,14 @@ def with_data(name: str) -> Callable[[Path], Path]:
         return folder / name
 
     return make
+
+
+def two_tokenizers(folder: Path) -> Path:
+    for name, first in (("model", "a"), ("other", "z")):
+        saved(folder / name)
+        vocab = {c: i for i, c in enumerate(f"{first}bcdefghijk")}
+        (folder / name / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}}))
+    return folder / "other" / "tokenizer.json"
 
 
 def report(name: str) -> Callable[[Path], None]:
@@ -502,6 +535,8 @@ SUBJECTS: dict[str, Subject] = {
         read_run,
         harmless={"missing": "older versions wrote no checksums"},
     ),
+    "unfinished run": Subject(unfinished_run("config.json"), read_unfinished, skips=_NAMED),
+    "unfinished data": Subject(unfinished_run("checkpoints/3/models/**/d/*"), read_unfinished),
     "replaced record": Subject(
         overwritten("jaxgrow.json"),
         replace_old,
@@ -536,6 +571,12 @@ SUBJECTS: dict[str, Subject] = {
     "tokenizer": Subject(
         with_data("model/tokenizer.json"),
         report("text.txt"),
+        skips=_NAMED,
+    ),
+    "another tokenizer": Subject(
+        two_tokenizers,
+        lambda f: command("report", f / "model", f / "other"),
+        harmless=dict.fromkeys(ALL, "without a tokenizer there is no note"),
         skips=_NAMED,
     ),
     "text": Subject(
@@ -639,9 +680,11 @@ ROWS: dict[str, Row] = {
     "jaxgrow/checkpoints/io/safetensors.py::tensors": attacked("weights", "index", "shard"),
     "jaxgrow/checkpoints/io/safetensors.py::write_file": ours(_NEW),
     "jaxgrow/checkpoints/orbax.py::Orbax.__init__": attacked("run record", "run metadata"),
-    "jaxgrow/checkpoints/orbax.py::Orbax._load": attacked("run data"),
-    "jaxgrow/checkpoints/orbax.py::Orbax._some": attacked("run data"),
-    "jaxgrow/checkpoints/orbax.py::Orbax.shard": ours("`Orbax.__init__` checked the folder"),
+    "jaxgrow/checkpoints/orbax.py::Orbax._stored": attacked("run data"),
+    "jaxgrow/checkpoints/orbax.py::Unfinished.__init__": attacked(
+        "unfinished run", "unfinished data"
+    ),
+    "jaxgrow/checkpoints/orbax.py::is_unfinished": attacked("unfinished run"),
     "jaxgrow/checkpoints/orbax.py::_delete_unfinished": ours(
         "it deletes only folders with the prefix and the token of an export, no links"
     ),
@@ -652,8 +695,8 @@ ROWS: dict[str, Row] = {
     "jaxgrow/cli/model_inputs.py::_array": attacked("ids"),
     "jaxgrow/cli/model_inputs.py::_images": attacked("images"),
     "jaxgrow/cli/model_inputs.py::_tokenised": attacked("text", "tokenizer"),
-    "jaxgrow/cli/model_inputs.py::_tokens": ours("`tokenizer_notes` checked the path"),
-    "jaxgrow/cli/model_inputs.py::tokenizer_notes": attacked("tokenizer"),
+    "jaxgrow/cli/model_inputs.py::tokens_of": attacked("another tokenizer"),
+    "jaxgrow/cli/model_inputs.py::tokenizer_notes": attacked("another tokenizer"),
     "jaxgrow/cli/program.py::main": ours("it opens /dev/null"),
     "jaxgrow/integrations/command.py::_is_ours": attacked("run in the shell"),
     "jaxgrow/integrations/command.py::_opened": attacked("names"),
@@ -666,6 +709,7 @@ ROWS: dict[str, Row] = {
     "jaxgrow/integrations/orbax_run.py::record": ours(_NEW),
     "jaxgrow/integrations/orbax_tree.py::OrbaxTree.__init__": attacked("Orbax metadata"),
     "jaxgrow/integrations/orbax_tree.py::OrbaxTree._check_files": attacked("EasyDeL chunk"),
+    "jaxgrow/integrations/orbax_tree.py::OrbaxTree._all_described": attacked("EasyDeL index"),
     "jaxgrow/integrations/orbax_tree.py::OrbaxTree._described": attacked(
         "Orbax data", "EasyDeL array"
     ),

@@ -72,7 +72,6 @@ SUBJECTS: dict[str, Subject] = {
 }
 
 ROWS: dict[str, Row] = {
-    "train/config/stated.py::statements": trusted("the file is installed with the package"),
     "train/advise.py::script": todo("no subject yet"),
     "train/advise.py::main": todo("no subject yet"),
     "train/analysis/evidence.py::_read": todo("no subject yet"),

@@ -102,7 +102,8 @@ class Settings:
         """
         patterns = {*self._ranks, *self._alphas, *self._stacks}
         patterns |= {p for p in (self._targets, self._excluded) if isinstance(p, re.Pattern)}
-        names = list(dict.fromkeys(modules))
+        names = dict.fromkeys(modules)
+        names |= dict.fromkeys(self.spellings.get(name, "") for name in list(names))
         wanted = [(p.pattern, name) for p in patterns for name in names]
         wanted = [pair for pair in wanted if pair not in self._found]
         for text, name in wanted:

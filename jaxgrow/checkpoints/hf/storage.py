@@ -84,7 +84,9 @@ class HuggingFace(Checkpoint):
             self.config = family.ours(self.foreign)
         except ValueError as error:
             raise CheckpointError(f"{file}: {error}") from error
-        check_sizes(vars(self.config), sum(tensor.size for tensor in stored.values()), file)
+        # Below, the number of layers is compared with the number of tensors.
+        sizes = vars(self.config) | {"layers": 0}
+        check_sizes(sizes, sum(tensor.size for tensor in stored.values()), file)
         first = {s.name.format(layers=0, experts=0) for s in family.names(self.config).values()}
         bare = {name.removeprefix(family.prefix) for name in first}
         stored = {family.current(n): tensor for n, tensor in stored.items()}

@@ -101,7 +101,7 @@ def load_beside(folder: str | Path, base: Checkpoint) -> PeftAdapter:
 # --- the names in the file ---
 
 
-def _plain(file: Path, settings: Settings) -> dict[str, safetensors.Tensor]:
+def _plain(file: CheckedPath, settings: Settings) -> dict[str, safetensors.Tensor]:
     """Return the tensors of an adapter by the names that a text model has for them.
 
     Raises:
