@@ -12,6 +12,7 @@ ALLOWED = {
     "_version": "",
     "signals": "",
     "typed": "",
+    "untrusted": "",
     "axes": "",
     "layerdrop": "",
     "sharding": "axes",
@@ -24,7 +25,7 @@ ALLOWED = {
     "models": "axes growth layerdrop sharding typed",
     "peft": "axes growth models operators",
     "flops": "axes growth layerdrop models peft",
-    "checkpoints": "_version axes growth models peft sharding signals typed",
+    "checkpoints": "_version axes growth models peft sharding signals typed untrusted",
 }
 # The parts that users start from may import all others.
 ENTRIES = {"integrations", "cli", "__init__", "__main__"}
