@@ -9,6 +9,7 @@ import base64
 import itertools
 import json
 import math
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -333,7 +334,7 @@ class Writer:
         if described:
             (self._item / _ARRAYS).mkdir()
             _write(self._item / _ARRAYS / "process_0", {"array_metadatas": described})
-        if (self._source.item / _SHARDING).is_file():
+        if os.path.lexists(self._source.item / _SHARDING):
             of = read_json(self._source.file(_SHARDING), LARGEST)
             pairs = {_key(path): _key(like) for path, like in places.items()}
             _write(

@@ -597,15 +597,7 @@ SUBJECTS: dict[str, Subject] = {
     ),
     "EasyDeL chunk": Subject(easydel("model/lm_head/kernel/0.0"), grow_trainer),
     "EasyDeL array": Subject(easydel("model/lm_head/kernel/.zarray"), grow_trainer),
-    "EasyDeL beside": Subject(
-        easydel("beside/notes.txt"),
-        grow_trainer,
-        harmless=_COPIED
-        | {
-            "missing": "the file is optional",
-            "too large": "a copy is as large as its file",
-        },
-    ),
+    "EasyDeL beside": Subject(easydel("beside/notes.txt"), grow_trainer, harmless=_BESIDE),
     "levanter database": Subject(levanter("manifest.ocdbt"), grow_trainer),
     "levanter data": Subject(levanter("d/*"), grow_trainer, harmless=_LONGER),
     "levanter manifest": Subject(
