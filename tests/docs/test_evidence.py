@@ -8,6 +8,7 @@ from statistics import mean
 import numpy as np
 import pytest
 
+from benchmarks import lag
 from train.analysis.evidence import (
     Evidence,
     Setting,
@@ -373,6 +374,33 @@ def test_the_logs_give_the_steps_that_half_of_the_layers_first_is_behind():
     assert f"ends {large} steps [behind](lag.md) the run from scratch, and at 1.4" in page
     assert f"and at 1.4 million parameters {small} steps" in page
     assert f"it is {short[0]} and {short[1]} steps" in page
+
+
+def test_the_logs_give_the_lags_in_intrinsic_time_and_the_gaps():
+    page = PAGES["docs/results/lag.md"]
+    for table in (lag.table_of_lags(), lag.table_of_gaps()):
+        assert table in page, "python -m benchmarks.lag prints it again"
+    every, half = (
+        [f"{lag.spread(clock, method):.2f}" for clock in ("steps", "intrinsic time")]
+        for method in ("", lag.DEEPEN)
+    )
+    page = " ".join(page.split())
+    assert f"is {every[0]} with steps and {every[1]} with intrinsic time" in page
+    assert f"For half of the layers alone, it is {half[0]} and {half[1]}." in page
+
+
+def test_the_time_of_a_run_is_the_integral_of_its_learning_rate():
+    run = lag.logged("m1_low", "m1_low")[0]
+    steps, warmup = run.config["steps"], run.config["optim"]["warmup"]
+    # It warms up, is constant, and decays over half of the steps after the warm-up.
+    expected = 2.5e-3 * (steps - warmup / 2 - (steps - warmup) / 4)
+    assert lag.elapsed(run, "steps") == steps
+    assert lag.elapsed(run, "intrinsic time") == pytest.approx(expected, rel=1e-3)
+    assert lag.elapsed(run, "steps", small=True) == 0
+    found = lag.fitted(
+        [(np.array([0.2, 0.5, 1.0, 2.0]), lag.power(np.array([0.2, 0.5, 1, 2]), 1e-3, 5e-3, 0.7))]
+    )
+    np.testing.assert_allclose(found, [1e-3, 5e-3, 0.7], rtol=1e-3)
 
 
 @pytest.mark.parametrize(
