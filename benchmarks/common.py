@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import platform
 import statistics
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import version
@@ -221,7 +222,8 @@ def _answer(there: Any, function: Callable, *arguments: Any) -> None:
     end_with_parent()
     try:
         answer = function(*arguments), ""
-    except Exception as error:  # the parent process reports any error
+    except Exception as error:  # the parent process reports any error, in one line
+        traceback.print_exc()
         answer = None, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     there.send(answer)
 

@@ -61,6 +61,7 @@ from train.engine.loop import programs
 from train.engine.loop.step import StepInputs
 from train.engine.loop.trainer import run
 from train.engine.state.mesh import Mesh
+from train.engine.state.optim import Optim
 from train.engine.state.packing import Packed
 from train.plan.modifiers import DropLayers
 
@@ -133,14 +134,14 @@ def clocked(work: Callable[[], Any], steps: int) -> Callable[[], float]:
     return seconds
 
 
-def throughput(s: Sizes, batch: int, variant: str) -> dict[str, Any]:
+def throughput(s: Sizes, batch: int, variant: str, optimizer: str = "adamw") -> dict[str, Any]:
     """Measure the throughput of the real step.
 
     `memory` measures the peak memory. It reuses the compiled programs of this function.
     """
     machine = present()
     config = replace(s.model, **VARIANTS[variant])
-    loop = _loop(config, batch)
+    loop = _loop(config, batch, optim=Optim(name=optimizer))
     loop.seconds(s.steps)
     seconds = [loop.seconds(s.steps) for _ in range(s.rounds)]
     row: dict[str, Any] = {
@@ -174,8 +175,8 @@ def nanogpt_flops(config: GPT2Config, tokens: int) -> float:
     )
 
 
-def _loop(config: Config, batch: int) -> Loop:
-    return Loop(experiment(config, batch * len(jax.devices())), jax.devices())
+def _loop(config: Config, batch: int, **changes: Any) -> Loop:
+    return Loop(experiment(config, batch * len(jax.devices()), **changes), jax.devices())
 
 
 def dropped(s: Sizes, batch: int, variant: str) -> dict[str, Any]:

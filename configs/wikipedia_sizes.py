@@ -193,6 +193,22 @@ def m1_adamw_uniform() -> Experiment:
     return _dropping("uniform", wikipedia12.UNIFORM)
 
 
+def m1_64() -> Experiment:
+    """`m1` with batches of 64 and the same tokens, to separate the batch of `m3` from its size."""
+    base = _sized("m1_64", 12, 96, 6700, 2.5e-3, head_dim=32)
+    return replace(base, batch=64, eval_batches=16, log_every=100)
+
+
+def m1_64_deepen() -> Experiment:
+    """`m1_64` with 6 layers first."""
+    return _deepened(m1_64())
+
+
+def m1_64_vcycle() -> Experiment:
+    """`m1_64` with the V-cycle of `wikipedia.cycled`."""
+    return wikipedia.cycled(m1_64())
+
+
 def m3() -> Experiment:
     """12 layers of width 144 with 3 heads: 3.0 million parameters, with batches of 64."""
     base = _sized("m3", 12, 144, 14900, 2.5e-3, head_dim=48)

@@ -3,11 +3,13 @@
 import pkgutil
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from benchmarks import gpu_tables
 from jaxgrow import models
 from jaxgrow.checkpoints.hf import families
 from jaxgrow.cli.keeps import described_methods
@@ -73,7 +75,12 @@ def methods() -> str:
     )
 
 
-TABLES = {"results/index.md": lambda: summary("docs/results"), "concepts/operators.md": operators}
+# Pages, and the functions that return their tables, in the order of the page.
+TABLES = {
+    "results/index.md": (lambda: summary("docs/results"),),
+    "results/gpu.md": gpu_tables.TABLES,
+    "concepts/operators.md": (operators,),
+}
 
 # Pages, and the packages whose modules are model families.
 PACKAGES = {"api/models.md": models, "api/checkpoints.md": families}
@@ -93,16 +100,17 @@ def with_entries(text: str, package: ModuleType) -> str:
     return text
 
 
-def written(text: str, table: str) -> str:
-    """Return the page with the table of today."""
-    return PLACE.sub(lambda found: found[1] + table, text, count=1)
+def written(text: str, tables: Iterable[str]) -> str:
+    """Return the page with the tables of today."""
+    left = iter(tables)
+    return PLACE.sub(lambda found: found[1] + next(left), text)
 
 
 if __name__ == "__main__":
     (DOCS.parent / "jaxgrow/cli/methods.py").write_text(methods())
-    for name, table in TABLES.items():
+    for name, tables in TABLES.items():
         page = DOCS / name
-        page.write_text(written(page.read_text(), table()))
+        page.write_text(written(page.read_text(), (table() for table in tables)))
     for name, package in PACKAGES.items():
         page = DOCS / name
         page.write_text(with_entries(page.read_text(), package))

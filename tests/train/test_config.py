@@ -70,7 +70,7 @@ def test_every_experiment_loads_by_its_name(path):
 
 def test_no_two_experiments_have_one_name():
     every = [getattr(module(path), name)().name for path in CONFIGS for name in names(module(path))]
-    assert len(set(every)) == len(every) == 195
+    assert len(set(every)) == len(every) == 208
 
 
 def test_an_experiment_has_settings_of_its_own_after_its_name():
