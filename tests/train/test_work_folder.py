@@ -283,6 +283,18 @@ def test_a_folder_that_is_moved_during_the_run_leaves_no_stray_one(tmp_path, mon
 # --- files of others ---
 
 
+def test_a_run_is_not_more_open_than_the_models_it_starts_from(run, tmp_path):
+    sources = [tmp_path / "a", tmp_path / "b"]
+    for source, mode in zip(sources, (0o750, 0o705), strict=True):
+        source.mkdir(mode)
+        source.chmod(mode)
+    run.chmod(0o755)
+    Workdir(run).close_like(sources[:1])
+    assert stat.S_IMODE(run.stat().st_mode) == 0o750
+    Workdir(run).close_like(sources)
+    assert stat.S_IMODE(run.stat().st_mode) == 0o700
+
+
 @pytest.mark.parametrize("name", ["config.json", "jaxgrow.json", "params", "tokenizer.json"])
 def test_a_run_does_not_begin_in_the_folder_of_a_model(tmp_path, name):
     (tmp_path / "run").mkdir()

@@ -90,6 +90,8 @@ def _claimed(experiment: Experiment, workdir: Workdir) -> dict[str, str]:
     # Orbax counts the operations of each process, and later expects the same number in all of them.
     sources = everywhere(lambda: _sources(experiment, workdir))
     once(lambda: workdir.same_sources(sources))
+    parent = workdir.folder.parent
+    once(lambda: workdir.close_like([parent / Path(name).expanduser() for name in sources]))
     return sources
 
 

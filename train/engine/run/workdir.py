@@ -12,6 +12,7 @@ A finished run has ``result.json`` and the parameters of its last model in the f
 
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -212,6 +213,16 @@ class Workdir:
             )
         if known and _comparable(there, False) != _comparable(mine, False) and self.finished:
             self.same_data(there["corpus"], batches.identity(experiment.data, experiment.model))
+
+    def close_like(self, sources: Iterable[Path]) -> None:
+        """Close the folder of a new run to all users who may not read the models it starts from."""
+        if self.begun:
+            return
+        mode = now = stat.S_IMODE(self.folder.stat().st_mode)
+        for source in sources:
+            mode &= stat.S_IMODE(source.stat().st_mode) | 0o700
+        if mode != now:
+            self.folder.chmod(mode)
 
     def _check_unused(self) -> None:
         """Check that a run that begins would not replace files of somebody else."""
