@@ -21,7 +21,7 @@ from train.engine.run import intact
 from train.plan.methods import GrowTo, Stage
 
 ROOT = Path(__file__).parents[2]
-TIMES = int(os.environ.get("JAXGROW_KILLS", "120"))
+TIMES = int(os.environ.get("JAXGROW_KILLS", "48"))
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 # For each phase: a file whose appearance begins it. The process gets its signal up to a second later.
 PHASES = {
