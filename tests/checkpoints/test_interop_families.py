@@ -683,15 +683,12 @@ def test_layer_types_that_the_family_ignores_follow_the_depth(tmp_path, architec
     assert "layer_types of config.json has 2 entries, but the new model has 4 layers" in told
 
 
-def test_heads_without_a_setting_for_key_value_heads_propose_a_size(tmp_path, capsys):
+def test_heads_without_a_setting_for_key_value_heads_imply_them(tmp_path):
     folder = made(tmp_path / "a", "GPTNeoXForCausalLM")
     sizes = checkpoints.open_checkpoint(folder).sizes()
     wide = ("--embed", 2 * sizes["embed"], "--heads", 2 * sizes["heads"])
-    grow_it = ["grow", folder, tmp_path / "b", "--method", "hypercloning", *wide]
-    assert program.main([str(word) for word in grow_it]) == 1
-    way_out = f"--kv-heads {2 * sizes['heads']}"
-    assert f"; {way_out} fits, or --to orbax" in capsys.readouterr().err
-    run(*grow_it, *way_out.split())
+    run("grow", folder, tmp_path / "b", "--method", "hypercloning", *wide)
+    assert checkpoints.open_checkpoint(tmp_path / "b").sizes()["kv_heads"] == 2 * sizes["heads"]
     assert_kept(assert_alike(tmp_path / "b"), assert_alike(folder))
 
 

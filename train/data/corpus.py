@@ -171,7 +171,7 @@ def _by_name(
         return None, {}
     if not counted[named_splits.TRAIN]:
         raise UserError(
-            f"{folder} has no training file, because the names of all files say that they are held out "
+            f"{folder} has no training file, because the names of all files are those of validation or test files "
             f"({named_splits.described(counted)}); name the files or the folder of one split, or set data.splits=ignore"
         )
 
