@@ -5,12 +5,11 @@ Python runs signal handlers in the main thread only. In other threads, both cont
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
-
-import jax
 
 _ALL = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
@@ -54,7 +53,8 @@ def uninterrupted() -> Iterator[None]:
     came: list[int] = []
     # In a run of several processes JAX handles SIGTERM. A handler of Python would replace its
     # handler for good, because Python does not know it.
-    several = jax.distributed.is_initialized()
+    jax = sys.modules.get("jax")  # help and usage errors do not import it
+    several = jax is not None and jax.distributed.is_initialized()
     numbers = [n for n in _ALL if not (several and n == signal.SIGTERM)]
     try:
         with _handled(numbers, lambda number, frame: came.append(number)):

@@ -553,6 +553,7 @@ class Interrupted:
 sys.meta_path.insert(0, Interrupted)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 import jaxgrow_command
+sys.argv[1:] = ["architectures"]
 sys.exit(jaxgrow_command.main())
 """
 
