@@ -40,7 +40,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -134,7 +134,9 @@ def clocked(work: Callable[[], Any], steps: int) -> Callable[[], float]:
     return seconds
 
 
-def throughput(s: Sizes, batch: int, variant: str, optimizer: str = "adamw") -> dict[str, Any]:
+def throughput(
+    s: Sizes, batch: int, variant: str, optimizer: Literal["adamw", "muon"] = "adamw"
+) -> dict[str, Any]:
     """Measure the throughput of the real step.
 
     `memory` measures the peak memory. It reuses the compiled programs of this function.

@@ -462,7 +462,7 @@ def test_what_measures_is_not_what_judges():
     assert not firsts & set(judged[:, 0].tolist())
     assert probe(source, 2, 8, 2, 0) is None
     with pytest.raises(
-        UserError, match=r"needs 6 micro-batches of 2 windows .* has 10 left; lower eval_batches"
+        UserError, match=r"needs 6 micro-batches of 2 windows .* has 10 left: lower eval_batches"
     ):
         probe(source, 2, 3, 2, 6)
 
