@@ -59,7 +59,9 @@ def test_no_command_prints_in_another_way():
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Call) and _prints(ast.unparse(node.func), node):
                 found.append(f"{file.relative_to(ROOT)}:{node.lineno}")
-    assert [place for place in found if "common/output.py" not in place] == []
+    # The child answers its parent process, which escapes what it prints.
+    known = ("common/output.py", "data/bounded_child.py")
+    assert [place for place in found if not any(file in place for file in known)] == []
 
 
 def _prints(function: str, node: ast.Call) -> bool:

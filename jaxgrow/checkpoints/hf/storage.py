@@ -86,7 +86,10 @@ class HuggingFace(Checkpoint):
             raise CheckpointError(f"{file}: {error}") from error
         # Below, the number of layers is compared with the number of tensors.
         sizes = vars(self.config) | {"layers": 0}
-        check_sizes(sizes, sum(tensor.size for tensor in stored.values()), file)
+        size = sum(tensor.size for tensor in stored.values())
+        if not size and (empty := tensor_names.without_values(stored, stored)):
+            raise CheckpointError(f"{self.folder}: {empty}")
+        check_sizes(sizes, size, file)
         first = {s.name.format(layers=0, experts=0) for s in family.names(self.config).values()}
         bare = {name.removeprefix(family.prefix) for name in first}
         stored = {family.current(n): tensor for n, tensor in stored.items()}

@@ -114,6 +114,18 @@ def layer_of(name: str, patterns: Iterable[str]) -> int:
     return -1
 
 
+def without_values(names: Collection[str], stored: Mapping[str, Tensor]) -> str:
+    """Return the reason why tensors have no values; "": all of them have some."""
+    empty = [name for name in names if stored[name].shape == (0,)]
+    if not empty:
+        return ""
+    return (
+        f"{len(empty)} tensors have no values, such as {spelt(empty[0])}. DeepSpeed saves such tensors under ZeRO stage 3. "
+        "Convert the state with its zero_to_fp32.py, or save the model again with the setting "
+        '"stage3_gather_16bit_weights_on_model_save": true'
+    )
+
+
 def cause(
     missing: Collection[str],
     unknown: Collection[str],
@@ -123,13 +135,8 @@ def cause(
     depth: int,
 ) -> str:
     """Return the one reason why names are only in the model or only in the files; "": not known."""
-    empty = [name for name in stored if stored[name].shape == (0,) and name not in unknown]
-    if empty:
-        return (
-            f"{len(empty)} tensors have no values, such as {spelt(empty[0])}. DeepSpeed saves such tensors under ZeRO stage 3. "
-            "Convert the state with its zero_to_fp32.py, or save the model again with the setting "
-            '"stage3_gather_16bit_weights_on_model_save": true'
-        )
+    if empty := without_values([name for name in stored if name not in unknown], stored):
+        return empty
     layers = 1 + max(map(layers_of, stored), default=-1)
     least = min(map(layers_of, {*missing, *unknown}), default=-1)
     if not layers or layers == depth or least < min(depth, layers):
