@@ -3,22 +3,31 @@
 `entrances` describes the table.
 """
 
+import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
-from entrances import Row, Subject, attacked, ours, todo
+from entrances import NAMES, Row, Subject, attacked, ours, todo
 from pyarrow import parquet
 
-from train.data import formats
-from train.data.labelled import table
+from train.data import corpus, formats
+from train.data.labelled import glue, squad, table
 from train.data.special import special_tokens
 from train.data.text import _byte_tokenizer
+from train.data.token_files import FIELD, checked_ids, token_formats
 
 _NAMED = {
     "link": "the user names this file",
     "link of the parent": "the user names this folder",
 }
+
+
+_CACHE = "the folder of the cache, whose entries `cache._check_own` checked"
+_PARENT = {"link of the parent": _NAMED["link of the parent"]}
 
 
 def _saved(folder: Path) -> Path:
@@ -52,6 +61,111 @@ def _beside(folder: Path) -> Path:
     return folder / "model" / "tokenizer_config.json"
 
 
+def _written(name: str, content: str | bytes) -> Callable[[Path], Path]:
+    """A function that makes a folder with one file."""
+
+    def make(folder: Path) -> Path:
+        file = folder / "data" / name
+        file.parent.mkdir()
+        file.write_bytes(content.encode() if isinstance(content, str) else content)
+        return file
+
+    return make
+
+
+def _table(name: str) -> Callable[[Path], Any]:
+    def use(folder: Path) -> Any:
+        spec = table.Spec(folder / "data" / name, None, ("text",), "label", (), False, 0.1)
+        return table.read(spec)
+
+    return use
+
+
+def _glue(folder: Path) -> Path:
+    (folder / "data").mkdir()
+    for split in ("train", "dev"):
+        (folder / "data" / f"{split}.tsv").write_text(
+            "a\t1\t\tA sentence.\nb\t0\t*\tAnother one.\n"
+        )
+    return folder / "data" / "train.tsv"
+
+
+def _read_glue(folder: Path) -> Any:
+    task = glue.TASKS["cola"]
+    file = folder / "data" / "train.tsv"
+    return glue.is_unnamed(task, file), glue.from_files(task, folder / "data")
+
+
+def _squad(folder: Path) -> Path:
+    (folder / "data").mkdir()
+    question = {"id": "1", "question": "Who?", "answers": [{"text": "Ada", "answer_start": 0}]}
+    articles = [{"paragraphs": [{"context": "Ada wrote.", "qas": [question]}]}]
+    for split in ("train", "dev"):
+        (folder / "data" / f"{split}-v1.1.json").write_text(json.dumps({"data": articles}))
+    return folder / "data" / "train-v1.1.json"
+
+
+def _read_squad(folder: Path) -> Any:
+    task = squad.TASKS["squad1"]
+    return squad.from_files(task, folder / "data")
+
+
+def _npy(folder: Path) -> Path:
+    (folder / "data").mkdir()
+    np.save(folder / "data" / "a.npy", np.arange(100, dtype=np.uint16))
+    return folder / "data" / "a.npy"
+
+
+def _raw(folder: Path) -> Path:
+    """The format of llm.c."""
+    head = np.zeros(256, "<i4")
+    head[:3] = 20240520, 1, 100
+    return _written("a.bin", head.tobytes() + np.arange(100, dtype="<u2").tobytes())(folder)
+
+
+def _read_ids(folder: Path) -> int:
+    """The number of token ids in a folder, whose largest is known."""
+    found = corpus.text(str(folder / "data"), None, FIELD, formats=token_formats("uint16"))
+    pieces = [piece for document in found.train for piece in document]
+    checked_ids(np.concatenate([np.asarray(piece).reshape(-1) for piece in pieces]), 100, "it")
+    return len(pieces)
+
+
+def _readme(folder: Path) -> Path:
+    file = _written("a.txt", "a text")(folder)
+    (file.parent / "b.txt").write_text("another")
+    _name_split(folder, "b.txt")
+    return file.parent / "README.md"
+
+
+def _name_split(folder: Path, name: str) -> None:
+    files = [{"split": "train", "path": "a.txt"}, {"split": "test", "path": name}]
+    front = json.dumps([{"data_files": files}])
+    text = f"---\nconfigs: {front}\n---\nAbout the data.\n"
+    (folder / "data" / "README.md").write_text(text)
+
+
+def _splits(folder: Path) -> Path:
+    for split in ("train", "validation"):
+        _saved(folder)
+        (folder / "data").rename(folder / split)
+    (folder / "data").mkdir()
+    for split in ("train", "validation"):
+        (folder / split).rename(folder / "data" / split)
+    _name_folder(folder, "validation")
+    return folder / "data" / "dataset_dict.json"
+
+
+def _name_folder(folder: Path, name: str) -> None:
+    (folder / "data" / "dataset_dict.json").write_text(json.dumps({"splits": ["train", name]}))
+
+
+def _read_text(folder: Path) -> Any:
+    found = corpus.text(str(folder / "data"), None, "text")
+    parts = (found.train, found.valid or ())
+    return ["".join(document) for part in parts for document in part]
+
+
 SUBJECTS: dict[str, Subject] = {
     "state of a dataset": Subject(
         _saved,
@@ -73,61 +187,97 @@ SUBJECTS: dict[str, Subject] = {
     ),
 }
 
+SUBJECTS |= {
+    "CSV": Subject(
+        _written("a.csv", 'text,label\na text,0\nanother,1\n"one\nmore",0\n'),
+        _table("a.csv"),
+        None,
+        _NAMED,
+    ),
+    "compressed TSV": Subject(
+        _written("a.tsv.gz", gzip.compress(b"text\tlabel\na text\t0\nanother\t1\n", mtime=0)),
+        _table("a.tsv.gz"),
+        None,
+        _NAMED,
+    ),
+    "JSON lines": Subject(
+        _written("a.jsonl", '{"text": "a", "label": 0}\n{"text": "b", "label": 1}\n'),
+        _table("a.jsonl"),
+        None,
+        _NAMED,
+    ),
+    "GLUE": Subject(_glue, _read_glue, None, _NAMED),
+    "SQuAD": Subject(_squad, _read_squad, None, _NAMED),
+    "array of token ids": Subject(_npy, _read_ids, None, _PARENT),
+    "raw token ids": Subject(_raw, _read_ids, None, _PARENT),
+    "README of a dataset": Subject(
+        _readme,
+        _read_text,
+        _name_split,
+        {
+            **_PARENT,
+            **dict.fromkeys(("missing", "wrong type", "nested", "pickle"), "no list of splits"),
+            "too large": "only its first part is read",
+            **dict.fromkeys(NAMES, "a pattern that only selects among the files of the folder"),
+        },
+    ),
+    "splits of a dataset": Subject(
+        _splits,
+        _read_text,
+        _name_folder,
+        {
+            **_PARENT,
+            "missing": "the folders are then read by their names",
+            **dict.fromkeys(("escape", "surrogate"), "a split of another name is not read"),
+        },
+    ),
+}
+
 ROWS: dict[str, Row] = {
     "train/data/formats.py::_of_tfds": todo("no subject yet"),
-    "train/data/images.py::_mapped": todo("no subject yet"),
+    "train/data/images.py::_mapped": ours(_CACHE),
     "train/data/images.py::_folder": todo("no subject yet"),
     "train/data/images.py::_contents": todo("no subject yet"),
-    "train/data/images.py::_decode": ours(
-        "the working folder of the cache, whose entries `cache._check_own` checked"
-    ),
-    "train/data/images.py::_write_pixels": ours(
-        "the working folder of the cache, whose entries `cache._check_own` checked"
-    ),
-    "train/data/images.py::_narrow": ours(
-        "the working folder of the cache, whose entries `cache._check_own` checked"
-    ),
+    "train/data/images.py::_decode": ours(_CACHE),
+    "train/data/images.py::_write_pixels": ours(_CACHE),
+    "train/data/images.py::_narrow": ours(_CACHE),
     "train/data/images.py::_opened": todo("no subject yet"),
-    "train/data/labelled/glue.py::is_unnamed": todo("no subject yet"),
-    "train/data/labelled/glue.py::rows_of": todo("no subject yet"),
-    "train/data/labelled/squad.py::_articles": todo("no subject yet"),
-    "train/data/labelled/table.py::_lines": todo("no subject yet"),
-    "train/data/labelled/table.py::_objects": todo("no subject yet"),
-    "train/data/named_splits.py::_front_matter": todo("no subject yet"),
+    "train/data/labelled/glue.py::is_unnamed": attacked("GLUE"),
+    "train/data/labelled/glue.py::rows_of": attacked("GLUE"),
+    "train/data/labelled/squad.py::_articles": attacked("SQuAD"),
+    "train/data/labelled/table.py::_lines": attacked("CSV", "compressed TSV"),
+    "train/data/labelled/table.py::_objects": attacked("JSON lines"),
+    "train/data/named_splits.py::_front_matter": attacked("README of a dataset"),
     "train/data/processor.py::normal_in": todo("no subject yet"),
     "train/data/processor.py::_read": todo("no subject yet"),
     "train/data/special.py::copied": todo("no subject yet"),
     "train/data/text.py::tokens": todo("no subject yet"),
-    "train/data/text.py::_mapped": todo("no subject yet"),
-    "train/data/text.py::_make": ours(
-        "the working folder of the cache, whose entries `cache._check_own` checked"
-    ),
+    "train/data/text.py::_mapped": ours(_CACHE),
+    "train/data/text.py::_make": ours(_CACHE),
     "train/data/text.py::tokenizer": todo("no subject yet"),
-    "train/data/tokenise.py::tokenise": ours(
-        "the working folder of the cache, whose entries `cache._check_own` checked"
-    ),
+    "train/data/tokenise.py::tokenise": ours(_CACHE),
     "train/data/corpus.py::shards": attacked("state of a dataset"),
-    "train/data/corpus.py::splits": todo("no subject yet"),
-    "train/data/decoding.py::<module>": todo("no subject yet"),
+    "train/data/corpus.py::splits": attacked("splits of a dataset"),
+    "train/data/decoding.py::<module>": ours(
+        "it decompresses a file that `decoding.opened` or `images._in_tar` opened"
+    ),
     "train/data/decoding.py::in_folder": attacked("state of a dataset", "settings of a tokenizer"),
     "train/data/decoding.py::json_object": attacked(
         "state of a dataset", "settings of a tokenizer"
     ),
-    "train/data/decoding.py::opened": todo("no subject yet"),
+    "train/data/decoding.py::opened": attacked(
+        "CSV", "compressed TSV", "JSON lines", "GLUE", "SQuAD"
+    ),
     "train/data/decoding.py::read_regular": attacked(
         "state of a dataset", "settings of a tokenizer"
     ),
     "train/data/formats.py::_parquet_batches": attacked("Parquet"),
     "train/data/formats.py::_stream": attacked("state of a dataset"),
-    "train/data/token_files.py::_npy": todo("no subject yet"),
-    "train/data/token_files.py::_raw": todo("no subject yet"),
+    "train/data/token_files.py::_npy": attacked("array of token ids"),
+    "train/data/token_files.py::_raw": attacked("raw token ids"),
     "train/data/tfds.py::checked_info": todo("no subject yet"),
-    "train/data/cache.py::_make": ours(
-        "the working folder of the cache, whose entries `cache._check_own` checked"
-    ),
-    "train/data/cache.py::_remove": ours(
-        "the working folder of the cache, whose entries `cache._check_own` checked"
-    ),
+    "train/data/cache.py::_make": ours(_CACHE),
+    "train/data/cache.py::_remove": ours(_CACHE),
     "train/data/images.py::_Records.__getitem__": todo("no subject yet"),
     "train/data/images.py::_in_tar": todo("no subject yet"),
     "train/data/images.py::_in_zip": todo("no subject yet"),
@@ -136,4 +286,4 @@ ROWS: dict[str, Row] = {
 }
 
 # The number of rows that still need a subject.
-OPEN = 28
+OPEN = 15

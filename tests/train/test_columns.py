@@ -125,6 +125,18 @@ def test_the_files_of_nanogpt_and_of_llm_c(tmp_path):
     header[:3] = 20240520, 1, 1000
     (home / "train.bin").write_bytes(header.tobytes() + ids.tobytes())
     assert tokens(data).train.tolist() == ids.tolist()
+    # Without its end, the header would be read as tokens.
+    (home / "train.bin").write_bytes(header.tobytes() + ids[:400].tobytes())
+    with pytest.raises(UserError, match=r"names 1,000 token ids, but the file has 400"):
+        tokens(data)
+
+
+def test_a_second_array_in_a_file_is_not_ignored(read, tmp_path):
+    with open(tmp_path / "a.npy", "wb") as file:
+        np.save(file, np.arange(3))
+        np.save(file, np.arange(4))
+    with pytest.raises(UserError, match="but its array ends after 152; save one array"):
+        read(tmp_path / "a.npy", "tokens")
 
 
 def test_ids_outside_the_vocabulary_are_refused(read, tmp_path):

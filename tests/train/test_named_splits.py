@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxgrow.untrusted import UntrustedError, using_limits
 from train.common.errors import UserError
 from train.data.named_splits import NamedSplits, named_splits
 from train.data.text import Data, tokens, training_text
@@ -109,6 +110,28 @@ def test_a_readme_without_configs_changes_nothing(read):
 def test_a_damaged_readme_is_named(read):
     with pytest.raises(UserError, match=r"README.md: the YAML .* set data.splits=ignore"):
         read("train.txt", "dev.txt", readme="---\nconfigs: [\n---\n")
+
+
+def test_a_readme_that_cannot_be_read_does_not_release_held_out_files(read, tmp_path):
+    front = "---\nconfigs:\n- data_files: [{split: test, path: b.txt}]\n"
+    with pytest.raises(UserError, match=r"its list has no end; .*data\.splits=ignore"):
+        read("a.txt", "b.txt", readme=front)
+    readme = tmp_path / "corpus" / "README.md"
+    readme.unlink()
+    readme.symlink_to("lost.md")
+    with pytest.raises(UserError, match=r"a link without a target.*; .*data\.splits=ignore"):
+        read("a.txt", "b.txt")
+    assert read("a.txt", "b.txt", splits="ignore")[:2] == (["a.txt"], ["b.txt"])
+
+
+def test_the_aliases_of_a_readme_are_limited(tmp_path):
+    names = ",".join("ab" * 1000)
+    again = ",".join(["*x"] * 1000)
+    (tmp_path / "README.md").write_text(
+        f"---\nx: &x {{data_files: [{names}]}}\nconfigs: [{again}]\n---\n"
+    )
+    with using_limits(entries=100_000), pytest.raises(UntrustedError, match="entries"):
+        named_splits(tmp_path)
 
 
 def test_a_readme_outside_the_folder_is_not_read(read, tmp_path):

@@ -116,8 +116,11 @@ def read_all(path: Path) -> bytes:
     Raises:
       UserError: the file cannot be read or decompressed, or it is too large.
     """
-    with readable(path), opened(path) as file:
-        content = file.read(limits().bytes + 1)
+    with readable(path):
+        # Before it is opened, because `gzip` skips zeros at the end byte by byte.
+        limits().check(str(path), bytes=path.stat().st_size)
+        with opened(path) as file:
+            content = file.read(limits().bytes + 1)
         limits().check(f"{path}, or its first part,", bytes=len(content))
         return content
 

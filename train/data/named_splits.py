@@ -6,6 +6,7 @@ decides. Other files are training files. The entry ``configs`` of a ``README.md`
 it lists the files of each split, and files that it does not list are left out.
 """
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from jaxgrow.untrusted import UntrustedError, checked
+from jaxgrow.untrusted import UntrustedError, checked, limits
 from train.common.errors import UserError
 
 TRAIN = "train"
@@ -25,6 +26,7 @@ _WORDS = {
     **dict.fromkeys(("validation", "valid", "val", "dev"), VALIDATION),
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), TEST),
 }
+_OUT = "correct it, or set data.splits=ignore"
 _LARGEST = 1 << 20  # bytes of a README that are read
 
 
@@ -58,7 +60,11 @@ def named_splits(folder: Path) -> NamedSplits:
     Raises:
       UserError: the README lists the files of splits, but cannot be read.
     """
-    listed = _listed(folder) if folder.is_dir() else ()
+    listed: dict[tuple[str, str], None] = {}
+    for n, pair in enumerate(_listed(folder) if folder.is_dir() else (), 1):
+        # With aliases, a small README can list any number of patterns.
+        limits().check(str(folder / "README.md"), entries=n)
+        listed[pair] = None
     return NamedSplits(folder, tuple(listed))
 
 
@@ -134,14 +140,17 @@ def _data_files(given: Any) -> list[tuple[str, Any]]:
 
 def _front_matter(folder: Path) -> Any:
     """The YAML between two lines ``---`` at the start of ``README.md``; None without it."""
-    if not (folder / "README.md").is_file():
+    readme = folder / "README.md"
+    if not os.path.lexists(readme):
         return None
     try:
-        with checked(folder, "README.md").open() as file:
+        with checked(folder, readme.name).open() as file:
             content = file.read(_LARGEST).decode("utf-8", "replace").removeprefix("\ufeff")
     except UntrustedError as error:
         raise UserError(f"{error}; or set data.splits=ignore") from error
     found = re.match(r"---\s*\n(.*?)\n---\s*(\n|$)", content, re.DOTALL)
+    if found is None and re.match(r"---\s*\n(.*\n)?configs:", content, re.DOTALL):
+        raise UserError(f"{readme} lists the files of splits, but its list has no end; {_OUT}")
     if found is None or "configs" not in found[1]:
         return None
     from yaml import CSafeLoader, YAMLError, load  # Flax requires it
@@ -151,6 +160,6 @@ def _front_matter(folder: Path) -> Any:
     except (YAMLError, RecursionError, ValueError) as error:
         line = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(
-            f"{folder / 'README.md'}: the YAML at its start cannot be read ({line}), although it lists the files of "
-            "splits; correct it, or set data.splits=ignore"
+            f"{readme}: the YAML at its start cannot be read ({line}), although it lists the files of "
+            f"splits; {_OUT}"
         ) from error

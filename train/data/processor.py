@@ -1,6 +1,7 @@
 """``preprocessor_config.json``: how `transformers` converts an image to the input of a model."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -8,6 +9,7 @@ import numpy as np
 
 from train.common.errors import UserError
 from train.common.files import read_json
+from train.data.decoding import readable
 from train.data.images import Images
 
 FILE = "preprocessor_config.json"
@@ -61,12 +63,14 @@ def normal_in(folder: Path) -> Normal | None:
     """
     file = folder / FILE
     config = folder / "config.json"
-    if file.is_file():
+    if os.path.lexists(file):
         return _read(file)
-    if (folder / "result.json").is_file() and config.is_file():
-        was = read_json(config, "restore it from a backup").get("data", {}).get("Images", {})
-        if "mean" in was and "std" in was:
-            return Normal(tuple(was["mean"]), tuple(was["std"]))
+    if (folder / "result.json").is_file() and os.path.lexists(config):
+        with readable(config, "restore it from a backup"):
+            about = read_json(config, "restore it from a backup")
+            was = about.get("data", {}).get("Images", {})
+            if "mean" in was and "std" in was:
+                return Normal(*(tuple(map(float, was[part])) for part in ("mean", "std")))
     return None
 
 

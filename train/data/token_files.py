@@ -52,6 +52,11 @@ def _npy(path: Path, field: str) -> Iterator[Document]:
         raise UserError(
             f"{path} has no integers, but {getattr(ids, 'dtype', type(ids).__name__)}; save token ids"
         )
+    end = getattr(ids, "offset", 0) + ids.nbytes
+    if end != (size := path.stat().st_size):
+        raise UserError(
+            f"{path} has {size:,} bytes, but its array ends after {end:,}; save one array in each file"
+        )
     yield _pieces(ids.reshape(-1))
 
 
@@ -62,11 +67,14 @@ def _raw(path: Path, field: str, kind: np.dtype) -> Iterator[Document]:
     start = 0
     if size >= 4 * _HEADER:
         head = np.memmap(path, "<i4", "r", shape=(_HEADER,))
-        if int(head[0]) in _MAGIC and size == 4 * _HEADER + int(head[2]) * (
-            width := np.dtype(_MAGIC[int(head[0])]).itemsize
-        ):
+        if int(head[0]) in _MAGIC and head[1] == 1:
             start = 4 * _HEADER
-            kind = np.dtype(f"<u{width}")
+            kind = np.dtype(_MAGIC[int(head[0])]).newbyteorder("<")
+            if (size - start) != int(head[2]) * kind.itemsize:
+                raise UserError(
+                    f"the header of {path} names {head[2]:,} token ids, but the file has "
+                    f"{(size - start) / kind.itemsize:,.10g}; copy or download it again"
+                )
     if (size - start) % kind.itemsize:
         raise UserError(
             f"{path} has {size:,} bytes, which is not a multiple of the {kind.itemsize} bytes of {kind.name}; "
