@@ -26,6 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxgrow.tables import aligned
+from jaxgrow.typed import from_json
+from jaxgrow.untrusted import one_line
 from train.common.commands import Parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.files import read_json, write_json
@@ -92,7 +94,9 @@ def _learned(model: Path, name: str, data: Path, tokenizer: str | None) -> dict[
     was = run.config["data"].get("Labelled", {}) if run.finished else {}
     length = config_of(model).length
     if (file := model / "tokenizer_config.json").is_file():
-        length = min(length, read_json(file, "restore it").get("model_max_length") or length)
+        most = read_json(file, "restore it").get("model_max_length")
+        with one_line(UserError, f"{file} has no usable model_max_length"):
+            length = int(min(length, from_json(most, float | None) or length))
     read: dict[str, Any] = {"length": length} | {
         k: was[k] for k in ("length", "stride") if k in was
     }

@@ -19,6 +19,7 @@ from jaxgrow.checkpoints.io.files import RECORD, read_json, write_json
 from jaxgrow.checkpoints.io.folders import appearing
 from jaxgrow.checkpoints.source import flat, nested
 from jaxgrow.models import Config
+from jaxgrow.untrusted import one_line
 from train.common.commands import Parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.output import say
@@ -74,7 +75,9 @@ def export(run: Path, folder: Path, overwrite: bool = False) -> None:
                 "sources": [source.fingerprint()],
             }
             write_json(part / RECORD, about | {"config": written.config.as_json(), "files": []})
-            (part / "README.md").write_text(card(workdir, written.config, family.architecture))
+            with one_line(UserError, f"the config.json or the result.json in {run} is damaged"):
+                text = card(workdir, written.config, family.architecture)
+            (part / "README.md").write_text(text)
     except CheckpointError as error:
         raise UserError(str(error)) from error
 

@@ -3,7 +3,7 @@
 ``python -m train.ligo_maps FILE [--plot FILE.png] [--apply MODEL --out FOLDER]``
 """
 
-import shutil
+import os
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from jaxgrow.axes import Params
 from jaxgrow.checkpoints import CheckpointError, open_checkpoint, orbax
 from jaxgrow.models import Config, from_json
+from jaxgrow.untrusted import checked, copy_file, one_line
 from train.analysis import plots
 from train.common.commands import Parser
 from train.common.errors import UserError, exits_cleanly
@@ -78,8 +79,11 @@ def _apply(maps: Maps, file: Path, model: Path, out: Path) -> None:
     """Grow a model by the maps and write an Orbax folder, with the tokenizer of the model."""
     if out.exists():
         raise UserError(f"{out} exists already; give another --out")
+    names = ("tokenizer.json", "vocab.json", "merges.txt")
+    tokenizers = [checked(model, name) for name in names if os.path.lexists(model / name)]
     try:
-        config, params = _read(model)
+        with one_line(CheckpointError, f"{model} cannot be read"):
+            config, params = _read(model)
         if type(config) is not type(maps.small):
             raise ValueError(
                 f"they are for a {type(maps.small).__name__}, but the model is a {type(config).__name__}"
@@ -91,9 +95,8 @@ def _apply(maps: Maps, file: Path, model: Path, out: Path) -> None:
         raise UserError(f"the maps of {file} do not fit {model}: {error}") from error
     # The maps determine only the sizes. Other settings, such as eps, are those of the model.
     orbax.export(out, config.with_sizes(differing(maps.small, maps.large)), grown)
-    for name in ("tokenizer.json", "vocab.json", "merges.txt"):
-        if (tokenizer := model / name).is_file():
-            shutil.copyfile(tokenizer, out / name)
+    for tokenizer in tokenizers:
+        copy_file(tokenizer, out / tokenizer.name)
     special.copied(model, out)
 
 

@@ -17,11 +17,15 @@ comparisons differ only by this relation and by the seeds.
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 from jaxgrow.tables import markdown
+from jaxgrow.typed import from_json
+from jaxgrow.untrusted import one_line
 from train.analysis.fits import AXES, SAME, Measured, fit
 from train.common.commands import Parser
 from train.common.errors import UserError, exits_cleanly
+from train.common.files import read_own
 from train.common.output import say
 
 
@@ -37,12 +41,13 @@ def measured(text: str) -> Measured:
         raise UserError(
             f"{text!r} is not RUN=FILE with an existing file compare.json of python -m train.compare"
         )
-    try:
-        rows = {row["run"]: row for row in json.loads(Path(path).read_text())["rows"]}
-    except (ValueError, TypeError, KeyError) as error:
-        raise UserError(
-            f"{path} is not a compare.json of python -m train.compare: {error!r}"
-        ) from None
+    # The user named the file, so it may be a link.
+    with one_line(UserError, f"{path} is not a compare.json of python -m train.compare"):
+        content = json.loads(read_own(Path(path).resolve(), "compare again"))
+        return _of_run(name, path, {row["run"]: row for row in content["rows"]})
+
+
+def _of_run(name: str, path: str, rows: dict[str, dict[str, Any]]) -> Measured:
     if name not in rows:
         raise UserError(f"{path} has no run {name!r}; its runs are {', '.join(rows)}")
     baseline = next(iter(rows.values()))
@@ -58,8 +63,11 @@ def measured(text: str) -> Measured:
             "fractions that are small enough to reach its loss"
         )
     # The number of parameters, and the tokens per parameter of the baseline.
-    at = row["parameters"], baseline["tokens_per_parameter"]
-    return Measured(at, tuple(row["saved_frontier"]), sum(row["below_frontier"]))
+    at = from_json([row["parameters"], baseline["tokens_per_parameter"]], tuple[float, ...])
+    if not all(0 < x < math.inf for x in at):
+        raise ValueError(f"its sizes are {at}")
+    saved = from_json(row["saved_frontier"], tuple[float, ...])
+    return Measured(at, saved, sum(from_json(row["below_frontier"], tuple[bool, ...])))
 
 
 def told(points: list[Measured], at: tuple[float, float] | None) -> str:

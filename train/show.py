@@ -10,12 +10,15 @@ training, whose cost is negligible, and imported models, whose cost is unknown. 
 config with ``epochs`` therefore has no costs without a number of steps: ``CONFIG:steps=100_000``.
 """
 
+import itertools
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from jaxgrow.tables import markdown
+from jaxgrow.typed import from_json
+from jaxgrow.untrusted import one_line
 from train.analysis import plots
 from train.common.commands import Parser
 from train.common.errors import UserError, exits_cleanly
@@ -55,7 +58,12 @@ def row(text: str) -> tuple[str, list[dict[str, Any]]]:
         raise UserError(
             f"there is no finished run in {text}; to show the plan before the run, give its config, FILE.py:NAME"
         )
-    return run.folder.name, run.result["phases"]
+    with one_line(UserError, f"the phases in the result.json of {run.folder} are damaged"):
+        costs = {"phase": str, "parameters": int, "flops": float}
+        phases = run.result["phases"]
+        for phase, (key, kind) in itertools.product(phases, costs.items()):
+            from_json(phase[key], kind)
+        return run.folder.name, phases
 
 
 def table(rows: list[tuple[str, list[dict[str, Any]]]]) -> str:

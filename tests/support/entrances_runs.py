@@ -5,21 +5,45 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
 
 import numpy as np
+import tiny
+from checkpoints import CONFIG as CONFIG_OF_MODEL
+from checkpoints import saved
 from entrances import Row, Subject, attacked, ours, todo, trusted
 
+from jaxgrow.checkpoints import orbax
+from jaxgrow.peft.lora import LoRA
+from train import ligo_maps, scaling, show
 from train.common.files import read_arrays, write_arrays, write_json
+from train.engine.run import intact, origin, recorder, trackers, workdir
 from train.engine.run.workdir import Workdir
+from train.engine.state import heads
+from train.plan import adapting
+from train.tasks import published
 
 PARTS = "it writes a file with a random name, which it creates, and renames it"
 WORK = "it deletes only files of this program, in a folder that it has locked"
+
+CONFIG = "it loads a config in Python"
+NAMED = "it writes files that the user named; what it loads is a config in Python"
+SAVES = "it calls or is Checkpoints.save, which writes a new folder that it renames"
+PART = "it writes into the new folder, and reads there only what it has written"
+TASKS = "it names tasks of lm-eval, whose files are installed or given with --include"
 
 LINKED = {"link of the parent": "the user named the folder of the run, which may be a link"}
 UNREAD = {
     name: "the content of a lock is neither read nor changed"
     for name in ("truncated", "wrong type", "nested", "too large", "pickle", "missing")
 }
+COPIED = {name: "its bytes are copied" for name in ("truncated", "wrong type", "nested", "pickle")}
+UNREAD_LOG = COPIED | {"too large": "it is cut to the size in the checkpoint"}
+LEFT_OUT = {name: "it is left out" for name in ("link", "loop", "FIFO", "missing")}
+HEAD = {name: "a run that has no result has no head" for name in ("missing", "loop", "FIFO")}
+LINE = '{"phase": "train", "step": 1}\n'
 
 
 def _written(name: str) -> Callable[[Path], Path]:
@@ -41,6 +65,75 @@ def _written(name: str) -> Callable[[Path], Path]:
 def _locked(folder: Path) -> None:
     with Workdir(folder / "run").alone():
         pass
+
+
+def _run(name: str) -> Callable[[Path], Path]:
+    """Return a function that writes a finished run with a model, and returns one of its files."""
+
+    def make(folder: Path) -> Path:
+        run = folder / "run"
+        orbax.export(run, CONFIG_OF_MODEL, tiny.params(CONFIG_OF_MODEL, 0, "float32"))
+        write_json(
+            run / "config.json", {"name": "a", "model": {}, "data": {"Labelled": {"task": "sst2"}}}
+        )
+        phases = [{"phase": "train", "parameters": 9, "flops": 1.0}]
+        write_json(run / "result.json", {"labels": ["no", "yes"], "phases": phases})
+        (run / "metrics.jsonl").write_text(LINE)
+        write_json(run / "trackers.json", {"json": "1"})
+        for file in ("checkpoints/1/log", "checkpoints/1/step", "tensorboard/events.a"):
+            (run / file).parent.mkdir(parents=True, exist_ok=True)
+            (run / file).write_text("1\n" if file.endswith("step") else LINE)
+        return next(iter(sorted(run.glob(name))))
+
+    return make
+
+
+def _beside(folder: Path) -> Workdir:
+    """The folder of another run, which starts from the first one."""
+    out = Workdir(folder.parent / "out")
+    out.folder.mkdir()
+    return out
+
+
+def _copied(folder: Path) -> None:
+    cost: Any = SimpleNamespace(events={"events.a": 3}, bytes=len(LINE))
+    record: Any = SimpleNamespace(cost=cost)
+    origin.copy_log(origin.Origin(folder / "run", 1), _beside(folder), record)
+
+
+def _tracked(folder: Path) -> None:
+    experiment: Any = SimpleNamespace(loggers=("json",))
+    with mock.patch.dict(trackers.KINDS, json=lambda *about: SimpleNamespace(id=about[2])):
+        trackers.opened(experiment, folder / "run")
+
+
+def _compared(folder: Path) -> Path:
+    run = {"run": "a", "parameters": 9, "tokens_per_parameter": 20.0}
+    run |= {"saved_frontier": [0.1], "below_frontier": [False]}
+    write_json(folder / "compare.json", {"rows": [run]})
+    return folder / "compare.json"
+
+
+def _questions(folder: Path) -> Path:
+    (folder / "data").mkdir()
+    (folder / "data" / "valid.jsonl").write_text('{"goal": "a", "sol1": "b", "sol2": "c"}\n' * 2)
+    (folder / "data" / "valid-labels.lst").write_text("0\n1\n")
+    return folder / "data" / "valid-labels.lst"
+
+
+def _model(folder: Path) -> Path:
+    return saved(folder / "model") / "tokenizer.json"
+
+
+def _applied(folder: Path) -> None:
+    same: Any = SimpleNamespace(small=CONFIG_OF_MODEL, large=CONFIG_OF_MODEL, apply=lambda p: p)
+    ligo_maps._apply(same, folder / "maps.npz", folder / "model", folder.parent / "out")
+
+
+def _adapter(folder: Path) -> Path:
+    params = {"a": np.arange(999)}
+    adapting.save(folder / "lora.npz", adapting.Saved(CONFIG_OF_MODEL, LoRA(rank=2), params))
+    return folder / "lora.npz"
 
 
 SUBJECTS: dict[str, Subject] = {
@@ -69,13 +162,81 @@ SUBJECTS: dict[str, Subject] = {
         lambda folder: read_arrays(folder / "run" / "maps.npz", lambda *both: both, "maps", ""),
         harmless=LINKED,
     ),
+    "result.json of a plan": Subject(
+        _run("result.json"), lambda folder: show.row(str(folder / "run")), harmless=LINKED
+    ),
+    "result.json of a head": Subject(
+        _run("result.json"), lambda folder: heads.learned(folder / "run"), harmless=LINKED | HEAD
+    ),
+    "compare.json": Subject(
+        _compared,
+        lambda folder: scaling.measured(f"a={folder / 'compare.json'}"),
+        harmless=LINKED | {"link": "the user named the file, which may be a link"},
+    ),
+    "labels": Subject(
+        _questions,
+        lambda folder: published.local("baber/piqa", None, "piqa", ["validation"], folder / "data"),
+        harmless=LINKED,
+        needs="datasets",
+    ),
+    "tokenizer.json": Subject(
+        _model,
+        _applied,
+        harmless=LINKED | COPIED | {"missing": "a model may have no tokenizer"},
+        skips={"too large": "a file of any size is copied in parts"},
+    ),
+    "lora.npz": Subject(
+        _adapter,
+        lambda folder: adapting.loaded([str(folder / "lora.npz")], CONFIG_OF_MODEL),
+        harmless=LINKED,
+    ),
+    "log to continue": Subject(
+        _run("metrics.jsonl"),
+        lambda folder: recorder._continued(folder / "run/metrics.jsonl", len(LINE)).close(),
+        harmless=LINKED | UNREAD_LOG,
+    ),
+    "trackers.json": Subject(
+        _run("trackers.json"),
+        _tracked,
+        harmless=LINKED | {"missing": "the run then has a new id"},
+    ),
+    "events to continue": Subject(
+        _run("tensorboard/events.a"),
+        lambda folder: trackers.TensorBoard(folder / "run/tensorboard", {"events.a": 3}).close(),
+        harmless=UNREAD_LOG | LEFT_OUT,
+    ),
+    "events to copy": Subject(
+        _run("tensorboard/events.a"), _copied, harmless=LINKED | UNREAD_LOG | LEFT_OUT
+    ),
+    "log to copy": Subject(
+        _run("checkpoints/1/log"),
+        _copied,
+        harmless=UNREAD_LOG | {x: "the log of the run is copied" for x in ("missing", "loop")},
+    ),
+    "step": Subject(
+        _run("checkpoints/1/step"),
+        lambda folder: intact.steps(folder / "run" / "checkpoints"),
+        harmless=LINKED | UNREAD_LOG | LEFT_OUT,
+    ),
+    "config.json of somebody": Subject(
+        _written("config.json"),
+        lambda folder: Workdir(folder / "run")._check_unused(),
+        harmless=LINKED | {"missing": "the folder is then a new one"},
+    ),
+    "array of a run": Subject(
+        _run("params/state/manifest.ocdbt"),
+        lambda folder: workdir.load(folder / "run"),
+        harmless=LINKED,
+    ),
 }
 
 ROWS: dict[str, Row] = {
-    "train/advise.py::script": todo("no subject yet"),
-    "train/advise.py::main": todo("no subject yet"),
-    "train/analysis/evidence.py::_read": todo("no subject yet"),
-    "train/analysis/plots.py::saved": todo("no subject yet"),
+    "train/advise.py::script": trusted(CONFIG),
+    "train/advise.py::main": ours(NAMED),
+    "train/analysis/evidence.py::_read": trusted(
+        "it reads a file that is installed with the package"
+    ),
+    "train/analysis/plots.py::saved": ours(NAMED),
     "train/common/files.py::appears_whole": ours(PARTS),
     "train/common/files.py::write_text": ours(PARTS),
     "train/common/files.py::write_json": ours(PARTS),
@@ -86,9 +247,11 @@ ROWS: dict[str, Row] = {
     "train/common/files.py::read_arrays": attacked("maps.npz"),
     "train/common/files.py::lock": attacked(".lock"),
     "train/common/files.py::_check_arrays": attacked("maps.npz"),
-    "train/common/files.py::read_own": attacked("config.json", "result.json", "metrics.jsonl"),
-    "train/engine/run/intact.py::_foreign": todo("no subject yet"),
-    "train/engine/run/workdir.py::Workdir._check_unused": todo("no subject yet"),
+    "train/common/files.py::read_own": attacked(
+        "config.json", "result.json", "metrics.jsonl", "compare.json"
+    ),
+    "train/engine/run/intact.py::_foreign": attacked("step"),
+    "train/engine/run/workdir.py::Workdir._check_unused": attacked("config.json of somebody"),
     "train/engine/run/workdir.py::Workdir._take": todo("no subject yet"),
     "train/common/endings.py::begin": ours("it opens /dev/null in place of a closed output"),
     "train/common/output.py::drop": ours("it opens /dev/null in place of a closed output"),
@@ -96,57 +259,57 @@ ROWS: dict[str, Row] = {
     "train/common/files.py::lock_folder": ours("it opens the folder of the run, which it locks"),
     "train/common/files.py::write_bytes": ours(PARTS),
     "train/engine/run/intact.py::delete_unfinished": ours(WORK),
-    "train/compare.py::main": todo("no subject yet"),
-    "train/compare.py::_frontier": todo("no subject yet"),
-    "train/compare.py::_write": todo("no subject yet"),
+    "train/compare.py::main": trusted(CONFIG),
+    "train/compare.py::_frontier": trusted(CONFIG),
+    "train/compare.py::_write": ours(NAMED),
     "train/config/experiment.py::_module": trusted("it runs a config in Python"),
     "train/config/stated.py::statements": trusted("it parses a config in Python"),
-    "train/engine/loop/trainer.py::Trainer.between_steps": todo("no subject yet"),
-    "train/engine/loop/trainer.py::Trainer.save": todo("no subject yet"),
-    "train/engine/loop/trainer.py::_mesh": todo("no subject yet"),
-    "train/engine/run/checkpoint.py::Checkpoints.save": todo("no subject yet"),
+    "train/engine/loop/trainer.py::Trainer.between_steps": ours(SAVES),
+    "train/engine/loop/trainer.py::Trainer.save": ours(SAVES),
+    "train/engine/loop/trainer.py::_mesh": ours(
+        "it opens no file; it connects the processes of a run"
+    ),
+    "train/engine/run/checkpoint.py::Checkpoints.save": ours(SAVES),
     "train/engine/run/checkpoint.py::Checkpoints._delete_old": ours(WORK),
     "train/engine/run/checkpoint.py::Checkpoints._restore_log": todo("no subject yet"),
-    "train/engine/loop/trainer.py::_opened": todo("no subject yet"),
-    "train/engine/run/origin.py::copy_log": todo("no subject yet"),
-    "train/engine/run/workdir.py::Workdir.copy_board": todo("no subject yet"),
-    "train/engine/run/recorder.py::_continued": todo("no subject yet"),
-    "train/engine/run/trackers.py::opened": todo("no subject yet"),
-    "train/engine/run/trackers.py::TensorBoard.__init__": todo("no subject yet"),
+    "train/engine/loop/trainer.py::_opened": ours(SAVES),
+    "train/engine/run/origin.py::copy_log": attacked("log to copy", "events to copy"),
+    "train/engine/run/workdir.py::Workdir.copy_board": attacked("events to copy"),
+    "train/engine/run/recorder.py::_continued": attacked("log to continue"),
+    "train/engine/run/trackers.py::opened": attacked("trackers.json"),
+    "train/engine/run/trackers.py::TensorBoard.__init__": attacked("events to continue"),
     "train/engine/run/workdir.py::Workdir.config": attacked("config.json"),
     "train/engine/run/workdir.py::Workdir.scores": attacked("scores.json"),
     "train/engine/run/workdir.py::Workdir.evaluated": attacked("evaluated.json"),
     "train/engine/run/workdir.py::Workdir.result": attacked("result.json"),
     "train/engine/run/workdir.py::Workdir.lines": attacked("metrics.jsonl"),
-    "train/engine/run/workdir.py::Workdir.params": todo("no subject yet"),
-    "train/engine/run/workdir.py::Workdir.keep_tokenizer": todo("no subject yet"),
-    "train/engine/run/workdir.py::load": todo("no subject yet"),
-    "train/engine/state/heads.py::_of_older_run": todo("no subject yet"),
-    "train/evaluate.py::evaluate": todo("no subject yet"),
+    "train/engine/run/workdir.py::Workdir.params": attacked("array of a run"),
+    "train/engine/run/workdir.py::Workdir.keep_tokenizer": ours(PARTS),
+    "train/engine/run/workdir.py::load": attacked("array of a run"),
+    "train/engine/state/heads.py::_of_older_run": attacked("result.json of a head"),
+    "train/evaluate.py::evaluate": trusted(TASKS),
     "train/evaluate.py::_learned": todo("no subject yet"),
-    "train/export.py::export": todo("no subject yet"),
-    "train/export.py::_tokenizer": todo("no subject yet"),
-    "train/export.py::_of_task": todo("no subject yet"),
-    "train/finetune.py::main": todo("no subject yet"),
-    "train/ligo_maps.py::_apply": todo("no subject yet"),
-    "train/plan/adapting.py::keep_adapter": todo("no subject yet"),
-    "train/plan/adapting.py::loaded": todo("no subject yet"),
-    "train/plan/learning.py::Learn.finish": todo("no subject yet"),
-    "train/predict.py::main": todo("no subject yet"),
-    "train/preflight.py::_checked": todo("no subject yet"),
-    "train/pretrain.py::main": todo("no subject yet"),
-    "train/race.py::main": todo("no subject yet"),
-    "train/scaling.py::measured": todo("no subject yet"),
-    "train/show.py::row": todo("no subject yet"),
-    "train/sweep.py::combinations": todo("no subject yet"),
-    "train/sweep.py::main": todo("no subject yet"),
-    "train/tasks/benchmarks.py::Benchmarks.run": todo("no subject yet"),
-    "train/tasks/benchmarks.py::Benchmarks.files": todo("no subject yet"),
-    "train/tasks/benchmarks.py::Benchmarks._loaded": todo("no subject yet"),
-    "train/tasks/published.py::local": todo("no subject yet"),
-    "train/tasks/published.py::_piqa": todo("no subject yet"),
-    "train/tokenizer.py::main": todo("no subject yet"),
+    "train/export.py::export": ours(PART),
+    "train/export.py::_tokenizer": ours(PART),
+    "train/export.py::_of_task": ours(PART),
+    "train/finetune.py::main": ours(NAMED),
+    "train/ligo_maps.py::_apply": attacked("tokenizer.json"),
+    "train/plan/adapting.py::keep_adapter": ours(PARTS),
+    "train/plan/adapting.py::loaded": attacked("lora.npz"),
+    "train/plan/learning.py::Learn.finish": ours(PARTS),
+    "train/predict.py::main": ours(NAMED),
+    "train/preflight.py::_checked": trusted(CONFIG),
+    "train/pretrain.py::main": trusted(CONFIG),
+    "train/race.py::main": ours(NAMED),
+    "train/show.py::row": attacked("result.json of a plan"),
+    "train/sweep.py::combinations": trusted(CONFIG),
+    "train/sweep.py::main": ours(NAMED),
+    "train/tasks/benchmarks.py::Benchmarks.run": trusted(TASKS),
+    "train/tasks/benchmarks.py::Benchmarks.files": trusted(TASKS),
+    "train/tasks/benchmarks.py::Benchmarks._loaded": trusted(TASKS),
+    "train/tasks/published.py::local": attacked("labels"),
+    "train/tokenizer.py::main": ours(NAMED),
 }
 
 # The number of rows that still need a subject.
-OPEN = 49
+OPEN = 3

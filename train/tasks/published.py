@@ -4,6 +4,7 @@ A dataset is read from the files that its authors published, or from a copy of i
 hub. Records have the columns of the hub's dataset, so that a task gives the same numbers.
 """
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -12,6 +13,7 @@ from typing import Any, TypeAlias
 
 from train.common.errors import UserError
 from train.data import formats
+from train.data.decoding import in_folder, read_regular, readable
 from train.tasks.perplexity import matching
 
 Record: TypeAlias = dict[str, Any]
@@ -77,7 +79,11 @@ def local(
     for copy in (folder / path, folder / Path(path).name):
         if copy.is_dir() and any(copy.iterdir()):
             files = sorted(file for file in copy.rglob("*") if file.is_file())
-            return dict(datasets.load_dataset(str(copy), name)), files
+            with readable(copy):
+                for file in files:
+                    in_folder(copy, file)
+                found: Any = datasets.load_dataset(str(copy), name)
+                return dict(found), files
     raise UserError(
         f"{task} needs {wanted}a copy of the dataset {path} at {folder / path}; put it there, name another folder with --data, "
         "or leave out --data to download the dataset"
@@ -93,7 +99,8 @@ def _found(patterns: Sequence[str], folders: Sequence[Path]) -> Path | None:
 
 
 def _read(published: Dataset, file: Path) -> list[Record]:
-    records = list(published.read(file))
+    with readable(file):
+        records = list(published.read(file))
     if not records:
         raise UserError(f"{file} has no records; download it again")
     return records
@@ -123,13 +130,16 @@ def _piqa(file: Path) -> Iterator[Record]:
     The labels are in ``valid-labels.lst`` of the same folder, or in a column.
     """
     answers = file.with_name(f"{file.name.partition('.')[0]}-labels.lst")
-    labels = answers.read_text().split() if answers.exists() else None
+    labels = None
+    if os.path.lexists(answers):
+        with readable(answers):
+            labels = [*map(int, read_regular(in_folder(file.parent, answers)).split())]
     for i, (where, record) in enumerate(formats.records(file)):
         if labels is not None and i >= len(labels):
             raise UserError(
                 f"{answers} has {len(labels)} labels, but there are more questions in {file}"
             )
-        label = int(labels[i]) if labels is not None else _field(where, record, "label", int)
+        label = labels[i] if labels is not None else _field(where, record, "label", int)
         if label not in (0, 1):
             raise UserError(f"{where}: the label is {label}, not 0 or 1")
         yield {name: _field(where, record, name) for name in ("goal", "sol1", "sol2")} | {

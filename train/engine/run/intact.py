@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jaxgrow.checkpoints.io.checksums import NAME, damage
+from jaxgrow.untrusted import checked
 from train.common.errors import UserError
 from train.common.output import say
 
@@ -69,7 +70,10 @@ def _foreign(path: Path) -> str | None:
     if names and not names & _MARKS:
         return "is not a checkpoint"
     recorded = path / STEP
-    content = recorded.read_bytes()[:30].decode(errors="replace") if recorded.is_file() else ""
+    content = ""
+    if recorded.is_file():
+        with checked(path, STEP).open() as file:
+            content = file.read(30).decode(errors="replace")
     step = content.strip()
     if step.isascii() and step.isdecimal() and step != path.name:
         return f"is a copy of checkpoint {step}"

@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 from train.common.errors import UserError
 from train.common.files import read_own, write_bytes
 from train.config.experiment import Experiment, as_json
+from train.data.decoding import in_folder
 from train.engine.run import checkpoint, intact
 from train.engine.run.record import RunRecord
 from train.engine.run.workdir import Workdir
@@ -224,6 +225,6 @@ def copy_log(origin: Origin, workdir: Workdir, record: RunRecord) -> None:
     """Let the log of the new run begin with the lines of the other run up to the checkpoint."""
     source = Workdir(origin.folder)
     copy = source.checkpoints / str(origin.step) / intact.LOG
-    logged = read_own(copy if copy.exists() else source.log)
+    logged = read_own(in_folder(source.checkpoints, copy) if copy.exists() else source.log)
     workdir.copy_board(source, record.cost.events)
     write_bytes(workdir.log, logged[: record.cost.bytes])

@@ -22,6 +22,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from jaxgrow import typed
 from jaxgrow.axes import Tree
 from jaxgrow.checkpoints import Cast, CheckpointError, Loaded, Source, open_checkpoint, orbax
 from jaxgrow.checkpoints.io.folders import sync
@@ -62,6 +63,12 @@ _OF_HEADS = ("head", "classes", "tied", "masked", "image", "window", "trained_wi
 _COMPUTED_AGAIN = "delete it, and the command that wrote it computes it again"
 # The keys of the config that every run has.
 _OWN = ("name", "model", "data")
+# The types of the values that commands read, in ``config.json`` and ``result.json``.
+_CONFIG = {"model": dict, "data": dict, "method": dict, "sources": dict, "corpus": dict}
+_RESULT = {
+    **{"bytes": int, "steps": int, "flops": float, "seconds": float, "model": dict},
+    **{"corpus": dict, "labels": tuple[str, ...], "phases": tuple[dict, ...]},
+}
 # Files that a run replaces. Without a run, they belong to somebody else.
 _REPLACED = ("jaxgrow.json", "params", "tokenizer.json")
 # The keys of the hashes in the identity of data. Only hashes are compared, because equal data may
@@ -117,7 +124,10 @@ class Workdir:
         copy = (
             "copy the one that the same command writes at the start of a run in another --workdir"
         )
-        return read_json(self._config, f"restore it from a backup, or {copy}", _OWN)
+        way_out = f"restore it from a backup, or {copy}"
+        found = _typed(self._config, read_json(self._config, way_out, _OWN), _CONFIG, way_out)
+        _typed(self._config, found["data"], dict.fromkeys(found["data"], dict), way_out)
+        return found
 
     @property
     def scores(self) -> dict[str, dict[str, float]] | None:
@@ -144,7 +154,7 @@ class Workdir:
         Raises:
           UserError: ``result.json`` is missing or damaged.
         """
-        return read_json(self._result, self.again)
+        return _typed(self._result, read_json(self._result, self.again), _RESULT, self.again)
 
     def lines(self) -> list[dict[str, Any]]:
         """Return the lines of the log of a finished run.
@@ -175,7 +185,7 @@ class Workdir:
           UserError: the parameters are missing or damaged.
         """
         if not (self.folder / "params").is_dir():  # finished by a version that did not export them
-            return checkpoint.load(self.checkpoints, LARGE, self.result["steps"])
+            return checkpoint.load(self.checkpoints, LARGE, self.result.get("steps"))
         try:
             return orbax.Orbax(self.folder).params()
         except CheckpointError as error:
@@ -533,6 +543,18 @@ def load(folder: str | Path, name: str | None = None, step: int | None = None) -
     if run.finished and name is None and step is None:
         return run.params()
     return checkpoint.load(run.checkpoints, name or LARGE, step)
+
+
+def _typed(
+    path: Path, content: dict[str, Any], kinds: Mapping[str, Any], way_out: str
+) -> dict[str, Any]:
+    """Return the content of a JSON file after a check of the types of the values that exist."""
+    for name in kinds.keys() & content.keys():
+        try:
+            typed.from_json(content[name], kinds[name])
+        except ValueError as error:
+            raise UserError(f"{path} is damaged: {name}: {error}; {way_out}") from error
+    return content
 
 
 def _comparable(config: Mapping[str, Any], known: bool) -> dict[str, Any]:

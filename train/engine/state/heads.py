@@ -13,6 +13,8 @@ from jaxgrow.checkpoints import CheckpointError, Source, open_checkpoint
 from jaxgrow.checkpoints.hf.labels import TASK, Head, head, named, same_name
 from jaxgrow.checkpoints.orbax import Unfinished
 from jaxgrow.models import Config
+from jaxgrow.typed import from_json
+from jaxgrow.untrusted import one_line
 from train.common.errors import UserError
 from train.common.files import read_json
 from train.common.output import say
@@ -71,9 +73,11 @@ def _of_older_run(folder: Path) -> dict[str, Any]:
     if not config.is_file() or not result.is_file():
         return {}
     way_out = "restore it from a backup"
-    labelled = read_json(config, way_out).get("data", {}).get("Labelled", {})
-    named_task = {TASK: labelled["task"]} if "task" in labelled else {}
-    return named(read_json(result, way_out).get("labels", ())) | named_task
+    with one_line(UserError, f"the config.json or the result.json in {folder} is damaged"):
+        labelled = read_json(config, way_out).get("data", {}).get("Labelled", {})
+        named_task = {TASK: from_json(labelled["task"], str)} if "task" in labelled else {}
+        labels = from_json(read_json(result, way_out).get("labels", []), tuple[str, ...])
+        return named(labels) | named_task
 
 
 def keeps(there: Head, wanted: Head, kind: str) -> bool:

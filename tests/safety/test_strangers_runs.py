@@ -1,0 +1,79 @@
+"""The files of a run of a stranger may have wrong types, which are one line that names the file."""
+
+import json
+import os
+
+import entrances_runs as valid
+import pytest
+
+from jaxgrow.untrusted import UntrustedError
+from train import scaling, show
+from train.common.errors import UserError
+from train.engine.run.workdir import Workdir
+from train.engine.state import heads
+from train.tasks import published
+
+
+def changed(file, **values):
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+@pytest.mark.parametrize("phases", [3, [3], [{}], [{"phase": 1, "parameters": 2, "flops": 3}]])
+def test_wrong_phases_are_refused(tmp_path, phases):
+    changed(valid._run("result.json")(tmp_path), phases=phases)
+    with pytest.raises(UserError, match=r"result\.json"):
+        show.row(str(tmp_path / "run"))
+
+
+@pytest.mark.parametrize(
+    "values", [{"steps": "1"}, {"bytes": "1"}, {"model": []}, {"labels": "ab"}, {"labels": [1]}]
+)
+def test_wrong_values_of_a_result_are_refused(tmp_path, values):
+    file = valid._run("result.json")(tmp_path)
+    changed(file, **values)
+    with pytest.raises(UserError, match=r"result\.json is damaged"):
+        _ = Workdir(file.parent).result
+
+
+@pytest.mark.parametrize("data", [3, {"Labelled": 3}, {"Labelled": {"task": [1]}}])
+def test_wrong_data_of_a_head_are_refused(tmp_path, data):
+    file = valid._run("config.json")(tmp_path)
+    changed(file, data=data)
+    with pytest.raises(UserError, match=r"config\.json .*is damaged"):
+        heads.learned(file.parent)
+
+
+@pytest.mark.parametrize("data", [3, {"Labelled": 3}])
+def test_wrong_data_of_a_config_are_refused(tmp_path, data):
+    file = valid._run("config.json")(tmp_path)
+    changed(file, data=data)
+    with pytest.raises(UserError, match=r"config\.json is damaged"):
+        _ = Workdir(file.parent).config
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"parameters": "9"}, {"parameters": -1}, {"saved_frontier": "ab"}, {"below_frontier": 3}],
+)
+def test_wrong_values_of_a_comparison_are_refused(tmp_path, values):
+    file = valid._compared(tmp_path)
+    (run,) = json.loads(file.read_text())["rows"]
+    changed(file, rows=[run | values])
+    with pytest.raises(UserError, match=r"is not a compare\.json"):
+        scaling.measured(f"a={file}")
+
+
+def test_a_pipe_in_place_of_labels_does_not_block(tmp_path):
+    file = valid._questions(tmp_path)
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(UserError, match="not a regular file"):
+        list(published._piqa(file.with_name("valid.jsonl")))
+
+
+def test_a_tokenizer_outside_is_not_copied_into_a_grown_model(tmp_path):
+    file = valid._model(tmp_path)
+    file.rename(tmp_path / "secret")
+    file.symlink_to(tmp_path / "secret")
+    with pytest.raises(UntrustedError, match="outside the folder"):
+        valid._applied(tmp_path)
