@@ -66,13 +66,17 @@ def _data(run: Path) -> Labelled:
     """Return the data of the run."""
     workdir = Workdir(run)
     about = workdir.config["data"].get("Labelled") if workdir.finished else None
-    if about is None or about["task"].startswith("squad"):
+    if about is None or str(about.get("task")).startswith("squad"):
         raise UserError(
             f"{run} is not the folder of a finished fine-tuning of a text model on classes or numbers"
         )
     return labelled_of(
         about
-        | {"tokenizer": "bytes" if about["tokenizer"] == "bytes" else str(run / "tokenizer.json")}
+        | {
+            "tokenizer": "bytes"
+            if about.get("tokenizer") == "bytes"
+            else str(run / "tokenizer.json")
+        }
     )
 
 

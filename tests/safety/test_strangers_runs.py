@@ -4,11 +4,15 @@ import json
 import os
 
 import entrances_runs as valid
+import numpy as np
 import pytest
+from orbax.checkpoint import v1 as ocp
 
+from jaxgrow.checkpoints.io.checksums import seal
 from jaxgrow.untrusted import UntrustedError
-from train import scaling, show
+from train import predict, scaling, show
 from train.common.errors import UserError
+from train.engine.run import checkpoint
 from train.engine.run.workdir import Workdir
 from train.engine.state import heads
 from train.tasks import published
@@ -61,6 +65,23 @@ def test_wrong_values_of_a_comparison_are_refused(tmp_path, values):
     changed(file, rows=[run | values])
     with pytest.raises(UserError, match=r"is not a compare\.json"):
         scaling.measured(f"a={file}")
+
+
+@pytest.mark.parametrize("values", [{}, {"task": 3}, {"task": "sst2", "path": "a", "length": "9"}])
+def test_wrong_settings_of_a_fine_tuning_are_refused(tmp_path, values):
+    file = valid._run("config.json")(tmp_path)
+    changed(file, data={"Labelled": values})
+    with pytest.raises(UserError, match=r"config\.json"):
+        predict._data(file.parent)
+
+
+def test_a_wrong_record_of_a_checkpoint_is_refused(tmp_path):
+    ocp.save_checkpointables(
+        str(tmp_path / "1"), {"models": {"a": np.zeros(2)}}, custom_metadata={"phase": 0}
+    )
+    seal(tmp_path / "1")  # a stranger can do this as well
+    with pytest.raises(UserError, match=r"the record of the checkpoint .* is damaged"):
+        checkpoint.record(tmp_path / "1")
 
 
 def test_a_pipe_in_place_of_labels_does_not_block(tmp_path):

@@ -11,6 +11,8 @@ import numpy as np
 
 from jaxgrow.checkpoints.hf.labels import Head, named
 from jaxgrow.models.config import TextConfig
+from jaxgrow.typed import made
+from jaxgrow.untrusted import one_line
 from train.common.errors import UserError
 from train.data.labelled import glue, squad, table
 from train.data.labelled.encoding import Encoder, Examples, Texts, framed, truncated
@@ -78,11 +80,13 @@ class Labelled:
 
 
 def labelled_of(about: Mapping[str, Any]) -> Labelled:
-    """The labelled data of a run, from its ``config.json``."""
-    fields: dict[str, Any] = {
-        name: tuple(x) if isinstance(x, list) else x for name, x in about.items()
-    }
-    return Labelled(**fields)
+    """The labelled data of a run, from its ``config.json``.
+
+    Raises:
+      UserError: a setting is missing or wrong.
+    """
+    with one_line(UserError, "the labelled data in the config.json of the run are wrong"):
+        return made(Labelled, about)
 
 
 Score = Callable[[np.ndarray], dict[str, float]]

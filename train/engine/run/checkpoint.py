@@ -24,6 +24,7 @@ from jaxgrow.axes import Tree
 from jaxgrow.checkpoints.io.checksums import NAME, seal
 from jaxgrow.checkpoints.io.folders import sync, sync_folder
 from jaxgrow.checkpoints.orbax import patient
+from jaxgrow.untrusted import one_line
 from train.common.errors import UserError, is_full_disk
 from train.common.files import appears_whole, read_own
 from train.common.output import say
@@ -155,8 +156,7 @@ class Checkpoints:
         if step is None:
             return None
         where = self.folder / str(step)
-        saved: Any = ocp.checkpointables_metadata(str(where)).custom_metadata
-        record = RunRecord.from_json(saved)
+        record = _recorded(where)
         models, position = read(where, shapes(record), mesh)
         data.set_state(position)
         return models, record
@@ -275,8 +275,13 @@ def record(checkpoint: Path) -> RunRecord:
       UserError: the checkpoint is damaged.
     """
     intact.newest_intact(checkpoint.parent, [int(checkpoint.name)])
-    saved: Any = ocp.checkpointables_metadata(str(checkpoint)).custom_metadata
-    return RunRecord.from_json(saved)
+    return _recorded(checkpoint)
+
+
+def _recorded(checkpoint: Path) -> RunRecord:
+    with one_line(UserError, f"the record of the checkpoint {checkpoint} is damaged"):
+        saved: Any = ocp.checkpointables_metadata(str(checkpoint)).custom_metadata
+        return RunRecord.from_json(saved)
 
 
 def load(folder: Path, name: str, step: int | None = None) -> Tree:
