@@ -5,18 +5,22 @@
 
 import gzip
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from entrances import NAMES, Row, Subject, attacked, ours, todo
+from entrances import NAMES, Row, Subject, attacked, ours
+from pictures import tree
 from pyarrow import parquet
 
-from train.data import corpus, formats
+from train.data import corpus, formats, text
+from train.data.images import Images, images
 from train.data.labelled import glue, squad, table
-from train.data.special import special_tokens
+from train.data.processor import normal_in
+from train.data.special import copied, special_tokens
 from train.data.text import _byte_tokenizer
 from train.data.token_files import FIELD, checked_ids, token_formats
 
@@ -141,8 +145,8 @@ def _readme(folder: Path) -> Path:
 def _name_split(folder: Path, name: str) -> None:
     files = [{"split": "train", "path": "a.txt"}, {"split": "test", "path": name}]
     front = json.dumps([{"data_files": files}])
-    text = f"---\nconfigs: {front}\n---\nAbout the data.\n"
-    (folder / "data" / "README.md").write_text(text)
+    content = f"---\nconfigs: {front}\n---\nAbout the data.\n"
+    (folder / "data" / "README.md").write_text(content)
 
 
 def _splits(folder: Path) -> Path:
@@ -187,7 +191,131 @@ SUBJECTS: dict[str, Subject] = {
     ),
 }
 
+
+def _run(folder: Path) -> Path:
+    normal = {"mean": [0.5], "std": [0.5]}
+    file = _written("config.json", json.dumps({"data": {"Images": normal}}))(folder)
+    (file.parent / "result.json").write_text("{}")
+    return file
+
+
+def _copied(folder: Path) -> None:
+    (folder.parent / "out").mkdir()
+    copied(folder / "data", folder.parent / "out")
+
+
+def _tokenizer(folder: Path) -> Path:
+    file = folder / "tokenizer.json"
+    _byte_tokenizer().save(str(file))
+    return file
+
+
+def _vocab(folder: Path) -> Path:
+    vocab = {name: i for i, name in enumerate(("a", "b", "c", "ab", "abc"))}
+    file = _written("vocab.json", json.dumps(vocab))(folder)
+    (file.parent / "merges.txt").write_text("#version: 0.2\na b\nab c\n")
+    return file
+
+
+def _merges(folder: Path) -> Path:
+    return _vocab(folder).with_name("merges.txt")
+
+
+def _read_vocab(folder: Path) -> Any:
+    return text.tokenizer(str(folder / "data"))
+
+
+def _images(folder: Path) -> Path:
+    return tree(folder / "data", 1) / "ant" / "0.png"
+
+
+def _archive(kind: str) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        tree(folder / "data", 1)
+        return Path(shutil.make_archive(str(folder / "a"), kind, folder / "data"))
+
+    return make
+
+
+def _read_images(name: str) -> Callable[[Path], Any]:
+    def use(folder: Path) -> Any:
+        cache = str(folder.parent / "out" / "cache")
+        return images(Images("folder", str(folder / name), cache=cache))
+
+    return use
+
+
+def _tfds(folder: Path) -> Path:
+    import tensorflow_datasets as tfds
+
+    (folder / "data").mkdir()
+    features = tfds.features.FeaturesDict({"text": tfds.features.Text()})
+    writer = tfds.core.SequentialWriter(
+        tfds.core.DatasetInfo(
+            builder=tfds.core.DatasetIdentity(
+                name="docs",
+                version=tfds.core.Version("1.0.0"),
+                data_dir=str(folder / "data"),
+                module_name="",
+            ),
+            features=features,
+        ),
+        max_examples_per_shard=10,
+        overwrite=False,
+        file_format="array_record",
+    )
+    writer.initialize_splits(["train"])
+    writer.add_examples({"train": [{"text": "a text"}]})
+    writer.close_all()
+    return folder / "data" / "dataset_info.json"
+
+
+def _name_set(folder: Path, name: str) -> None:
+    file = folder / "data" / "dataset_info.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"name": name}))
+
+
+def _read_tfds(folder: Path) -> Any:
+    return list(formats.records(next((folder / "data").glob("*.array_record*"))))
+
+
 SUBJECTS |= {
+    "processor of images": Subject(
+        _written("preprocessor_config.json", '{"image_mean": [0.5], "image_std": [0.25]}'),
+        lambda folder: normal_in(folder / "data"),
+        None,
+        {**_PARENT, "missing": "the file is optional"},
+    ),
+    "config of a run": Subject(
+        _run,
+        lambda folder: normal_in(folder / "data"),
+        None,
+        {**_PARENT, "missing": "the model cannot be loaded without it"},
+    ),
+    "settings to copy": Subject(
+        _written("generation_config.json", '{"eos_token_id": 1}'),
+        _copied,
+        None,
+        {**_PARENT, "missing": "the file is optional"},
+    ),
+    "tokenizer": Subject(
+        _tokenizer, lambda folder: text.tokenizer(str(folder / "tokenizer.json")), None, _NAMED
+    ),
+    "vocabulary": Subject(_vocab, _read_vocab, None, _PARENT),
+    "merges": Subject(
+        _merges, _read_vocab, None, {**_PARENT, "truncated": "any number of merges is valid"}
+    ),
+    "images": Subject(
+        _images, _read_images("data"), None, {"missing": "a folder has no list of its images"}
+    ),
+    "tar of images": Subject(
+        _archive("tar"),
+        _read_images("a.tar"),
+        None,
+        {**_NAMED, "too large": "nothing is read after the end of the archive"},
+    ),
+    "zip of images": Subject(_archive("zip"), _read_images("a.zip"), None, _NAMED),
+    "prepared dataset": Subject(_tfds, _read_tfds, _name_set, _PARENT, needs="tensorflow_datasets"),
     "CSV": Subject(
         _written("a.csv", 'text,label\na text,0\nanother,1\n"one\nmore",0\n'),
         _table("a.csv"),
@@ -234,27 +362,26 @@ SUBJECTS |= {
 }
 
 ROWS: dict[str, Row] = {
-    "train/data/formats.py::_of_tfds": todo("no subject yet"),
+    "train/data/formats.py::_of_tfds": attacked("prepared dataset"),
     "train/data/images.py::_mapped": ours(_CACHE),
-    "train/data/images.py::_folder": todo("no subject yet"),
-    "train/data/images.py::_contents": todo("no subject yet"),
+    "train/data/images.py::_folder": attacked("images", "tar of images", "zip of images"),
     "train/data/images.py::_decode": ours(_CACHE),
     "train/data/images.py::_write_pixels": ours(_CACHE),
     "train/data/images.py::_narrow": ours(_CACHE),
-    "train/data/images.py::_opened": todo("no subject yet"),
+    "train/data/images.py::_opened": attacked("images", "tar of images", "zip of images"),
     "train/data/labelled/glue.py::is_unnamed": attacked("GLUE"),
     "train/data/labelled/glue.py::rows_of": attacked("GLUE"),
     "train/data/labelled/squad.py::_articles": attacked("SQuAD"),
     "train/data/labelled/table.py::_lines": attacked("CSV", "compressed TSV"),
     "train/data/labelled/table.py::_objects": attacked("JSON lines"),
     "train/data/named_splits.py::_front_matter": attacked("README of a dataset"),
-    "train/data/processor.py::normal_in": todo("no subject yet"),
-    "train/data/processor.py::_read": todo("no subject yet"),
-    "train/data/special.py::copied": todo("no subject yet"),
-    "train/data/text.py::tokens": todo("no subject yet"),
+    "train/data/processor.py::normal_in": attacked("processor of images", "config of a run"),
+    "train/data/processor.py::_read": attacked("processor of images"),
+    "train/data/special.py::copied": attacked("settings to copy"),
+    "train/data/text.py::tokens": ours(_CACHE),
     "train/data/text.py::_mapped": ours(_CACHE),
     "train/data/text.py::_make": ours(_CACHE),
-    "train/data/text.py::tokenizer": todo("no subject yet"),
+    "train/data/text.py::tokenizer": attacked("tokenizer", "vocabulary", "merges"),
     "train/data/tokenise.py::tokenise": ours(_CACHE),
     "train/data/corpus.py::shards": attacked("state of a dataset"),
     "train/data/corpus.py::splits": attacked("splits of a dataset"),
@@ -275,15 +402,20 @@ ROWS: dict[str, Row] = {
     "train/data/formats.py::_stream": attacked("state of a dataset"),
     "train/data/token_files.py::_npy": attacked("array of token ids"),
     "train/data/token_files.py::_raw": attacked("raw token ids"),
-    "train/data/tfds.py::checked_info": todo("no subject yet"),
+    "train/data/tfds.py::checked_info": attacked("prepared dataset"),
     "train/data/cache.py::_make": ours(_CACHE),
     "train/data/cache.py::_remove": ours(_CACHE),
-    "train/data/images.py::_Records.__getitem__": todo("no subject yet"),
-    "train/data/images.py::_in_tar": todo("no subject yet"),
-    "train/data/images.py::_in_zip": todo("no subject yet"),
-    "train/data/bounded_child.py::_tried": todo("no subject yet"),
-    "train/data/trial.py::check_tokenizer": todo("no subject yet"),
+    "train/data/images.py::_Records.__getitem__": ours(
+        "the bytes of an image are in memory; no file is opened"
+    ),
+    "train/data/images.py::_in_tar": attacked("tar of images"),
+    "train/data/images.py::_is_zip": attacked("tar of images", "zip of images"),
+    "train/data/images.py::_in_zip": attacked("zip of images"),
+    "train/data/bounded_child.py::_tried": ours(
+        "the files that `trial.check_tokenizer` checked; the process has limits"
+    ),
+    "train/data/trial.py::check_tokenizer": attacked("tokenizer", "vocabulary", "merges"),
 }
 
 # The number of rows that still need a subject.
-OPEN = 15
+OPEN = 0

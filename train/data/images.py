@@ -371,7 +371,7 @@ def _is_image(name: str) -> bool:
 def _contents(path: Path, wanted: Container[str] = ()) -> Iterator[tuple[str, bytes]]:
     """The names of all files, with the bytes of the wanted files."""
     with readable(path):
-        read = _in_folder if path.is_dir() else _in_zip if zipfile.is_zipfile(path) else _in_tar
+        read = _in_folder if path.is_dir() else _in_zip if _is_zip(path) else _in_tar
         made = 0
         size = 0 if path.is_dir() else path.stat().st_size
         for n, (name, content) in enumerate(read(path, wanted), 1):
@@ -381,10 +381,17 @@ def _contents(path: Path, wanted: Container[str] = ()) -> Iterator[tuple[str, by
             yield name, content
 
 
+def _is_zip(path: Path) -> bool:
+    with open_regular(path.resolve()) as raw:
+        return zipfile.is_zipfile(raw)
+
+
 def _in_folder(path: Path, wanted: Container[str]) -> Iterator[tuple[str, bytes]]:
     for file in path.rglob("*"):
         name = file.relative_to(path).as_posix()
-        if file.is_file():
+        if file.is_symlink() and file.is_dir():
+            in_folder(path, file)
+        elif not file.is_dir():
             yield name, read_regular(in_folder(path, file)) if name in wanted else b""
 
 
@@ -412,6 +419,10 @@ def _in_tar(path: Path, wanted: Container[str]) -> Iterator[tuple[str, bytes]]:
                     raise tarfile.TarError("its members are not in order")
                 before = member.offset
                 yield member.name, _member(archive, member, path) if member.name in wanted else b""
+            # Otherwise `tarfile` takes a damaged header, or a lost rest, for the end.
+            file.seek(archive.offset)
+            if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+                raise tarfile.TarError("it is cut off or damaged; copy or pack it again")
 
 
 def _member(archive: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> bytes:

@@ -64,7 +64,8 @@ def normal_in(folder: Path) -> Normal | None:
     file = folder / FILE
     config = folder / "config.json"
     if os.path.lexists(file):
-        return _read(file)
+        with readable(file, "download it again"):
+            return _read(file)
     if (folder / "result.json").is_file() and os.path.lexists(config):
         with readable(config, "restore it from a backup"):
             about = read_json(config, "restore it from a backup")
@@ -93,9 +94,11 @@ def _read(file: Path) -> Normal | None:
             f"{file}: image_mean and image_std are {json.dumps(found)}, but should be lists of numbers"
         )
     mean, std = (tuple(map(float, part or ())) for part in found)
-    if len(mean) != len(std) or not all(x > 0 for x in std):
+    usable = len(mean) == len(std) and len(mean) in (1, 3) and np.isfinite(mean + std).all()
+    if not usable or not all(x > 0 for x in std):
         raise UserError(
-            f"{file}: image_mean {mean} and image_std {std} must have the same length, and image_std must be positive"
+            f"{file}: image_mean {mean} and image_std {std} must have the same length, 1 or 3, "
+            "and finite numbers, and image_std must be positive"
         )
     known = usual(len(mean))
     return (
