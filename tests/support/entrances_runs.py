@@ -20,6 +20,7 @@ from jaxgrow.peft.lora import LoRA
 from train import ligo_maps, scaling, show
 from train.common.files import read_arrays, write_arrays, write_json
 from train.engine.run import intact, origin, recorder, trackers, workdir
+from train.engine.run.checkpoint import Checkpoints
 from train.engine.run.workdir import Workdir
 from train.engine.state import heads
 from train.plan import adapting
@@ -213,6 +214,15 @@ SUBJECTS: dict[str, Subject] = {
         _copied,
         harmless=UNREAD_LOG | {x: "the log of the run is copied" for x in ("missing", "loop")},
     ),
+    "log to restore": Subject(
+        _run("checkpoints/1/log"),
+        lambda folder: Checkpoints(
+            folder / "run/checkpoints", folder / "run/metrics.jsonl"
+        )._restore_log(1),
+        harmless=COPIED
+        | {x: "the log of the run stays" for x in ("missing", "loop")}
+        | {"link of the parent": "a link is not an intact checkpoint, so it is not restored"},
+    ),
     "step": Subject(
         _run("checkpoints/1/step"),
         lambda folder: intact.steps(folder / "run" / "checkpoints"),
@@ -271,7 +281,7 @@ ROWS: dict[str, Row] = {
     ),
     "train/engine/run/checkpoint.py::Checkpoints.save": ours(SAVES),
     "train/engine/run/checkpoint.py::Checkpoints._delete_old": ours(WORK),
-    "train/engine/run/checkpoint.py::Checkpoints._restore_log": todo("no subject yet"),
+    "train/engine/run/checkpoint.py::Checkpoints._restore_log": attacked("log to restore"),
     "train/engine/loop/trainer.py::_opened": ours(SAVES),
     "train/engine/run/origin.py::copy_log": attacked("log to copy", "events to copy"),
     "train/engine/run/workdir.py::Workdir.copy_board": attacked("events to copy"),
@@ -312,4 +322,4 @@ ROWS: dict[str, Row] = {
 }
 
 # The number of rows that still need a subject.
-OPEN = 3
+OPEN = 2
