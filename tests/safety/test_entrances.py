@@ -23,6 +23,9 @@ from jaxgrow.checkpoints import CheckpointError
 from jaxgrow.untrusted import UntrustedError
 from train.common.errors import UserError
 
+# PyTorch warns that it reads and writes in a single process.
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
 TABLES = {
     "library": entrances_library,
     "data": entrances_data,
