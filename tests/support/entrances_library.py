@@ -695,6 +695,7 @@ ROWS: dict[str, Row] = {
     "jaxgrow/integrations/easydel_tree.py::EasydelTree.__init__": attacked("EasyDeL index"),
     "jaxgrow/integrations/easydel_tree.py::EasydelWriter.finish": attacked("EasyDeL index"),
     "jaxgrow/integrations/formats.py::from_file": attacked("names"),
+    "jaxgrow/integrations/levanter_tree.py::LevanterTree.__init__": attacked("levanter manifest"),
     "jaxgrow/integrations/levanter_tree.py::LevanterWriter.finish": attacked("levanter manifest"),
     "jaxgrow/integrations/named_state.py::read": attacked("optimizer tensors"),
     "jaxgrow/integrations/named_state.py::write": attacked("optimizer tensors"),
