@@ -2,6 +2,7 @@
 
 import pkgutil
 import re
+import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -107,7 +108,9 @@ def written(text: str, tables: Iterable[str]) -> str:
 
 
 if __name__ == "__main__":
-    (DOCS.parent / "jaxgrow/cli/methods.py").write_text(methods())
+    module = DOCS.parent / "jaxgrow/cli/methods.py"
+    module.write_text(methods())
+    subprocess.run(["ruff", "format", "--quiet", str(module)], check=True)
     for name, tables in TABLES.items():
         page = DOCS / name
         page.write_text(written(page.read_text(), (table() for table in tables)))
