@@ -33,7 +33,7 @@ from jaxgrow.axes.names import (
 from jaxgrow.growth import maps
 from jaxgrow.growth.apply import products
 from jaxgrow.layerdrop import TokenDrop
-from jaxgrow.models.bottleneck import Adapter, AdapterCost
+from jaxgrow.models.bottleneck import Adapter
 from jaxgrow.models.config import Config, Cost
 from jaxgrow.peft.adapters import detach
 from jaxgrow.peft.lora import RANK, LoRA, axes_of
@@ -111,7 +111,7 @@ def train(
 
     With an adapter, the kernels of the layers and a tied embedding have no gradient, so their
     products cost two thirds. Products of attention and of a new head cost the same as without an
-    adapter. The adapter's own products cost three forward passes (two for adapters that are fused).
+    adapter. The adapter's own products cost three forward passes.
 
     Args:
       config: config of the model.
@@ -192,20 +192,20 @@ def _adapted(
     each = config.active_sizes(at_once) | depth
     own = 0.0
     still = _kernels(detach(axes)[0]["blocks"], sizes, each)
-    of = AdapterCost(0.0) if config.adapter is None else config.adapter.cost(config.embed)
     if isinstance(adapter, LoRA):
         own = _kernels(axes_of(adapter, axes), {**sizes, RANK: adapter.rank}, each)
-        still += sizes[LAYERS] * (of.bottlenecks + of.fusion)
-    elif adapter.fused is not None:
-        still += sizes[LAYERS] * of.bottlenecks
+        still += sizes[LAYERS] * _adapter_cost(config)
     return 3 * own - still - cost.first - cost.embedding
 
 
 def _cost(config: Config, length: int, at_once: int | None) -> Cost:
     """Return the family's cost, with the costs of its adapters and of rows without a token."""
     cost = config.cost(length)
-    own = sum(config.adapter.cost(config.embed)) if config.adapter else 0.0
-    return cost._replace(layer=cost.layer + own + config.empty(at_once))
+    return cost._replace(layer=cost.layer + _adapter_cost(config) + config.empty(at_once))
+
+
+def _adapter_cost(config: Config) -> float:
+    return config.adapter.cost(config.embed) if config.adapter else 0.0
 
 
 def _kernels(axes: Axes, sizes: Mapping[str, float], each: Mapping[str, float]) -> float:

@@ -18,39 +18,32 @@ staged training, LEMON at any width). A new layer whose output is zero
 (`jaxgrow.operators.llama_pro`) has an adapter that adds nothing and can learn. Copied layers have
 copied adapters, and change the function with or without them. If a growth averages layers or units
 (coalescing, AKI), it also averages adapters, which gives a different function because f is not
-linear. The axis ``bottleneck`` itself can be grown by copies, which preserves the function. In
-AdapterFusion, the output axis of the query is an input axis of the key, so the attention weights do
-not change.
-
-`fused` combines several adapters by attention (AdapterFusion, Pfeiffer et al., EACL 2021).
+linear. The axis ``bottleneck`` itself can be grown by copies, which preserves the function.
 """
 
-from collections.abc import Sequence
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxgrow.axes.names import Axes, Params, Tree, axis, is_names, path
 from jaxgrow.growth import maps
 from jaxgrow.growth.apply import parts
 from jaxgrow.growth.maps import Growth, Rule, Rules, Term
-from jaxgrow.models.bottleneck import ADAPTER, FUSION, Adapter
+from jaxgrow.models.bottleneck import ADAPTER, Adapter
 from jaxgrow.models.config import Config
 
-__all__ = ["Adapter", "attach", "axes_of", "detach", "fused", "growth", "init"]
+__all__ = ["Adapter", "attach", "axes_of", "detach", "growth", "init"]
 
 # The name of the module with the layers, in every model family.
 BLOCKS = "blocks"
 
 
-def detach(tree: Tree, kinds: tuple[str, ...] = (ADAPTER, FUSION)) -> tuple[Tree, Tree]:
+def detach(tree: Tree) -> tuple[Tree, Tree]:
     """Separate the modules of adapters from the other parameters.
 
     Args:
       tree: parameters, or a tree with their structure.
-      kinds: suffixes of the module names that count as adapters.
 
     Returns:
       ``(tree without adapters, tree of the adapters)``. `attach` is the inverse.
@@ -60,7 +53,7 @@ def detach(tree: Tree, kinds: tuple[str, ...] = (ADAPTER, FUSION)) -> tuple[Tree
       ({'blocks': {'mlp': 1}, 'head': 3}, {'blocks': {'mlp_adapter': 2}})
     """
     blocks = tree[BLOCKS]
-    own = {name: of for name, of in blocks.items() if name.endswith(kinds)}
+    own = {name: of for name, of in blocks.items() if name.endswith(ADAPTER)}
     return {**tree, BLOCKS: {name: of for name, of in blocks.items() if name not in own}}, {
         BLOCKS: own
     }
@@ -114,11 +107,11 @@ def axes_of(config: Config) -> Axes:
 def init(config: Config, key: jax.Array) -> Params:
     """Initialise adapters in float32 such that they do not change the function of the model.
 
-    U and u are zero. A fusion of adapters does change the function; see `fused`.
+    U and u are zero.
 
     Args:
       config: a config with an ``adapter``.
-      key: random key for D and the fusion.
+      key: random key for D.
 
     Returns:
       A tree ``{"blocks": {"mlp_adapter": {"down": ..., "up": ...}, ...}}``.
@@ -135,8 +128,6 @@ def init(config: Config, key: jax.Array) -> Params:
     References:
       Houlsby et al.,
       `Parameter-Efficient Transfer Learning for NLP <https://arxiv.org/abs/1902.00751>`_, ICML 2019
-
-      Pfeiffer et al., `AdapterFusion <https://arxiv.org/abs/2005.00247>`_, EACL 2021
     """
     if config.adapter is None:
         raise ValueError(
@@ -148,55 +139,6 @@ def init(config: Config, key: jax.Array) -> Params:
 @partial(jax.jit, static_argnums=0)  # compiled once for each config
 def _fresh(config: Config, key: jax.Array) -> Params:
     return detach(config.init(key))[1]
-
-
-def fused(adapters: Sequence[Params], fusion: Params) -> Params:
-    """Combine several adapters of one model with attention over them (AdapterFusion).
-
-    The output is ``y + sum_n s_n z_n V``, with ``z_n = f(y D_n + d_n) U_n + u_n`` and
-    ``s = softmax_n (y Q) . (z_n K)``. V is initialised close to the identity. At first, the
-    combination of several adapters is close to their mean; for one adapter, or for several equal
-    ones, it is that adapter.
-
-    Args:
-      adapters: the parameters of each adapter, with the structure of `init` without fusion.
-      fusion: the result of `init` for a config whose adapter has ``fused=len(adapters)``. Its
-        query, key and value are used.
-
-    Returns:
-      A tree with the structure of ``fusion``.
-
-    Raises:
-      ValueError: the shapes of the adapters differ, or do not fit ``fusion``.
-
-    Example:
-      >>> one = {"blocks": {"mlp_adapter": np.ones((2, 3))}}
-      >>> both = fused([one, one], {"blocks": {"mlp_adapter": np.zeros((2, 2, 3)), "mlp_fusion": np.ones(2)}})
-      >>> both["blocks"]["mlp_adapter"].shape
-      (2, 2, 3)
-
-    References:
-      Pfeiffer et al., `AdapterFusion <https://arxiv.org/abs/2005.00247>`_, EACL 2021
-    """
-    attention, places = detach(fusion, (ADAPTER,))
-    try:
-        own = jax.tree.map(lambda *x: jnp.stack(x, 1), *adapters)
-        same = jax.tree.map(lambda x, y: np.shape(x) == np.shape(y), own, places)
-    except ValueError as error:
-        raise ValueError(
-            f"fused adapters must have the same shapes at the same sublayers: {error}"
-        ) from error
-    if not all(jax.tree.leaves(same)):
-        wrong = next(
-            f"{path(p)}: {len(adapters)} adapters have the shape {np.shape(x)}, but the fusion "
-            f"expects {np.shape(y)}"
-            for (p, x), y in zip(
-                jax.tree_util.tree_leaves_with_path(own), jax.tree.leaves(places), strict=True
-            )
-            if np.shape(x) != np.shape(y)
-        )
-        raise ValueError(wrong)
-    return attach(attention, own)
 
 
 def growth(of: Growth, config: Config) -> Rules:

@@ -28,7 +28,7 @@ FUNCTIONS = {
     for module, names in (
         (jaxgrow.operators.ligo, ("init", "growth")),
         (jaxgrow.peft.lora, ("init", "growth", "merge", "attach", "axes_of")),
-        (jaxgrow.peft.adapters, ("init", "growth", "attach", "detach", "axes_of", "fused")),
+        (jaxgrow.peft.adapters, ("init", "growth", "attach", "detach", "axes_of")),
     )
     for name in names
 }

@@ -14,16 +14,12 @@ import optax
 import pytest
 import tiny
 from counting import products
-from flax import linen as nn
 
 from jaxgrow import flops, grow, grow_optimizer, sizes, swap
-from jaxgrow.checkpoints import CheckpointError, save
-from jaxgrow.checkpoints.hf import adapterhub, storage
-from jaxgrow.checkpoints.io.files import read_json
-from jaxgrow.checkpoints.io.safetensors import header
+from jaxgrow.checkpoints import CheckpointError
+from jaxgrow.checkpoints.hf import storage
 from jaxgrow.growth.maps import new_sizes, tile
 from jaxgrow.models import BERTConfig, CaiTConfig, GPT2Config, LlamaConfig, ViTConfig, from_json
-from jaxgrow.models.bottleneck import Fusion
 from jaxgrow.operators import coalesce, hypercloning, lemon, ligo, llama_pro, net2net, stack, staged
 from jaxgrow.peft import adapters
 from jaxgrow.peft.adapters import Adapter
@@ -40,7 +36,7 @@ FAMILIES = {
     "cait": CaiTConfig(**WIDTHS, **IMAGE, class_layers=1),
 }
 HOULSBY = Adapter(size=3)
-FUSED = Adapter(size=3, activation="relu", fused=2)
+RELU = Adapter(size=3, activation="relu")
 
 
 def inputs(config):
@@ -103,11 +99,6 @@ def test_they_start_as_identity():
     jax.tree.map(
         lambda x, y: np.testing.assert_equal(x.shape, y.shape), fresh, adapters.detach(params)[1]
     )
-    like = np.ones((1, 1, 8)), np.ones((2, 1, 1, 8))
-    value = nn.meta.unbox(jax.jit(Fusion("float32").init)(jax.random.key(0), *like))["params"][
-        "value"
-    ]["kernel"]
-    assert 0 < np.abs(value - np.eye(8)).max() < 1e-5
     with pytest.raises(ValueError, match="has no adapter"):
         adapters.init(apart(config), jax.random.key(0))
 
@@ -124,28 +115,10 @@ def bottleneck(y, p, i, f=lambda h: np.maximum(h, 0)):
 
 def oracle(config, params, x):
     """Compute a post-LN BERT in NumPy with adapters placed as in Houlsby et al. (Figure 2)."""
-    p, adapter = params["blocks"], config.adapter
+    p = params["blocks"]
 
     def adapted(name, y, i):
-        own = p.get(f"{name}_adapter")
-        if own is None:
-            return y
-        if adapter.fused is None:
-            return y + bottleneck(y, own, i)
-        out, fusion = (
-            np.zeros_like(y),
-            {n: p[f"{name}_fusion"][n]["kernel"][i] for n in ("query", "key", "value")},
-        )
-        for place in np.ndindex(y.shape[:2]):
-            each = [
-                bottleneck(y[place], jax.tree.map(lambda a, n=n: a[:, n], own), i)
-                for n in range(adapter.fused)
-            ]
-            scores = np.exp([(y[place] @ fusion["query"]) @ (z @ fusion["key"]) for z in each])
-            out[place] = sum(
-                s * (z @ fusion["value"]) for s, z in zip(scores / scores.sum(), each, strict=True)
-            )
-        return y + out
+        return y + bottleneck(y, p[f"{name}_adapter"], i)
 
     for i in range(config.layers):
         at = jax.tree.map(lambda a, i=i: a[i], p)
@@ -164,11 +137,8 @@ def oracle(config, params, x):
     return x
 
 
-@pytest.mark.parametrize(
-    "adapter", [replace(HOULSBY, activation="relu"), FUSED], ids=["Houlsby", "fusion"]
-)
-def test_numpy_computes_the_same(adapter):
-    config, params = model("bert", adapter, head="spans")
+def test_numpy_computes_the_same():
+    config, params = model("bert", RELU, head="spans")
     start = (
         params["token_embedding"][tiny.tokens()]
         + params["position_embedding"][:5]
@@ -177,51 +147,6 @@ def test_numpy_computes_the_same(adapter):
     x = oracle(config, params, norm(start, params["embedding_norm"]))
     expected = x @ params["classifier"]["kernel"] + params["classifier"]["bias"]
     assert tiny.distance(forward(config, params), expected) < 1e-10
-
-
-def test_gradients_of_a_fusion_are_those_of_the_formula():
-    """The reference is the backward pass, by hand, of ``sum_n s_n z_n V``."""
-    rng = np.random.default_rng(0)
-    y, z, given = (rng.normal(size=shape) for shape in ((6, 8), (3, 6, 8), (6, 8)))
-    query, key, value = rng.normal(size=(3, 8, 8))
-    q, k = y @ query, z @ key
-    weights = np.exp((q * k).sum(-1))
-    weights /= weights.sum(0)
-    by_weight = ((z @ value) * given).sum(-1)
-    by_score = (weights * (by_weight - (weights * by_weight).sum(0)))[..., None]
-    expected = {
-        "query": y.T @ (by_score * k).sum(0),
-        "key": np.einsum("nti,ntj->ij", z, by_score * q),
-        "value": np.einsum("nti,ntj->ij", z, weights[..., None] * given),
-    }
-
-    def product(params):
-        return (Fusion("float64").apply({"params": params}, y[None], z[:, None])[0] * given).sum()
-
-    params = {"query": query, "key": key, "value": value}
-    found = jax.grad(product)({name: {"kernel": kernel} for name, kernel in params.items()})
-    for name, kernel in expected.items():
-        np.testing.assert_allclose(found[name]["kernel"], kernel, rtol=0, atol=1e-10)
-
-
-def test_what_is_fused_of_twins_is_each_of_them():
-    config, params = model("gpt2", replace(HOULSBY, activation="relu"))
-    alone, own = adapters.detach(params)
-    together = replace(config, adapter=FUSED)
-    like = adapters.detach(tiny.params(together))[1]
-    # The result must not depend on the queries and keys, which stay random.
-    for sublayer in FUSED.at:
-        value = like["blocks"][f"{sublayer}_fusion"]["value"]
-        value["kernel"] = np.broadcast_to(np.eye(8), value["kernel"].shape)
-    both = adapters.fused([own, own], like)
-    assert (
-        tiny.distance(forward(together, adapters.attach(alone, both)), forward(config, params))
-        < 1e-12
-    )
-    with pytest.raises(ValueError, match="3 adapters have the shape"):
-        adapters.fused([own, own, own], like)
-    with pytest.raises(ValueError, match="must have the same shapes"):
-        adapters.fused([own, adapters.detach(model("gpt2", Adapter(4))[1])[1]], like)
 
 
 # --- growth ---
@@ -256,7 +181,7 @@ def change(config, params, growth):
 
 @pytest.mark.parametrize("name", KEEP)
 def test_a_preserving_growth_preserves_the_adapted_model(name):
-    config, params = model("gpt2", FUSED)
+    config, params = model("gpt2", RELU)
     assert change(config, params, KEEP[name](config.sizes()))[0] < 1e-10
 
 
@@ -273,13 +198,13 @@ def test_one_that_does_not_keeps_neither(name):
 
 
 def test_adapted_post_ln_models_are_exact_with_even_copies_only():
-    config, params = model("bert", FUSED)
+    config, params = model("bert", RELU)
     assert change(config, params, hypercloning(config.sizes(), WIDER))[0] < 1e-10
     assert change(config, params, llama_pro(config.sizes(), {"layers": 3}))[0] > 1e-2
 
 
 def test_the_way_back_is_the_inverse():
-    config, params = model("gpt2", FUSED)
+    config, params = model("gpt2", RELU)
     growth = hypercloning(config.sizes(), WIDER)
     large = grow(growth, params, config.axes())
     assert tiny.distance(grow(swap(growth), large, config.axes()), params) < 1e-12
@@ -360,16 +285,13 @@ def test_learned_maps_are_of_the_model_with_its_adapters():
 # --- cost ---
 
 
-@pytest.mark.parametrize("family, adapter", [("gpt2", HOULSBY), ("bert", FUSED)])
+@pytest.mark.parametrize("family, adapter", [("gpt2", HOULSBY), ("bert", RELU)])
 def test_every_matrix_product_of_their_training_is_counted(family, adapter):
-    """Check that the FLOPs formula counts no gradient products for frozen kernels.
-
-    Fused adapters are frozen as well.
-    """
+    """Check that the FLOPs formula counts no gradient products for frozen kernels."""
     plain = replace(FAMILIES[family], dtype="float32", head="classes", tied=False)
     config = replace(plain, adapter=adapter)
     params = jax.eval_shape(config.init, jax.random.key(0))
-    still, own = adapters.detach(params, ("_adapter",) if adapter.fused is None else ("_fusion",))
+    still, own = adapters.detach(params)
 
     def logits(own, head, still, tokens):
         inputs = {"tokens": tokens} if family == "bert" else tokens
@@ -391,15 +313,18 @@ def test_every_matrix_product_of_their_training_is_counted(family, adapter):
 
 
 def test_adapter_settings_are_stored_in_the_config_only():
-    config, params = model("llama", FUSED)
+    config, params = model("llama", RELU)
     assert from_json(json.loads(json.dumps(config.as_json()))) == config
     assert apart(config).as_json()["adapter"] is None
+    stored = config.as_json()
+    stored["adapter"]["fused"] = None  # as in files of version 0.2
+    assert from_json(stored) == config
     for wrong in (
         {"size": 0},
         {"at": []},
         {"at": ["norm"]},
         {"activation": "tanh"},
-        {"fused": 0},
+        {"fused": 2},
         {"width": 3},
         7,
     ):
@@ -416,89 +341,3 @@ def test_adapter_settings_are_stored_in_the_config_only():
         ValueError, match=r"number of layers, not 2 and 4. Grow the adapters with their model"
     ):
         adapters.attach(deep, own)
-
-
-# --- AdapterHub's layout ---
-
-
-@pytest.mark.parametrize("family", ["bert", "gpt2", "llama"])
-def test_adapterhub_s_layout_holds_the_same(family, tmp_path):
-    config, params = model(family)
-    _, own = adapters.detach(params)
-    adapterhub.save(tmp_path / "hub", config, own, "task")
-    back, read = adapterhub.load(tmp_path / "hub", apart(config))
-    assert back == config.adapter
-    jax.tree.map(np.testing.assert_array_equal, read, own)
-    about, tensors = (
-        read_json(tmp_path / "hub" / adapterhub.CONFIG),
-        header(tmp_path / "hub" / adapterhub.WEIGHTS),
-    )
-    assert config.embed // about["config"]["reduction_factor"] == 3
-    layer = {"bert": "bert.encoder.layer.1.output.", "gpt2": "transformer.h.1.output_adapters."}
-    up = tensors[
-        layer.get(family, "model.layers.1.output_adapters.") + "adapters.task.adapter_up.weight"
-    ].read()
-    np.testing.assert_array_equal(up.T, own["blocks"]["mlp_adapter"]["up"]["kernel"][1])
-
-
-def test_what_adapterhub_computes_otherwise_is_refused(tmp_path):
-    config, params = model("bert")
-    adapterhub.save(tmp_path / "hub", config, params)
-    file = tmp_path / "hub" / adapterhub.CONFIG
-    about = read_json(file)
-    with pytest.raises(CheckpointError, match="exists"):
-        adapterhub.save(tmp_path / "hub", config, params)
-    with pytest.raises(CheckpointError, match=r"has shape \(3, 8\), but the model needs \(3, 16\)"):
-        adapterhub.load(tmp_path / "hub", replace(apart(config), embed=16, heads=8))
-    with pytest.raises(CheckpointError, match=r"lacks bert\.encoder\.layer\.2\."):
-        adapterhub.load(tmp_path / "hub", apart(config).resized({"layers": tile(2, 2)}))
-    with pytest.raises(CheckpointError, match=r"has bert\.encoder\.layer\.1\."):
-        adapterhub.load(tmp_path / "hub", replace(apart(config), layers=1))
-    # The first configuration is the one of Pfeiffer et al.
-    for wrong in (
-        {"original_ln_before": True},
-        {"non_linearity": "tanh"},
-        {"phm_layer": True},
-    ):
-        file.write_text(json.dumps({**about, "config": {**about["config"], **wrong}}))
-        with pytest.raises(CheckpointError, match="describes an adapter that is not supported"):
-            adapterhub.load(tmp_path / "hub", apart(config))
-    for other in (model("bert", FUSED)[0], model("vit")[0], apart(config)):
-        with pytest.raises(CheckpointError, match="does not support"):
-            adapterhub.save(tmp_path / "other", other, params)
-
-
-@pytest.mark.third_party
-@pytest.mark.parametrize(
-    "adapter", [Adapter(4), Adapter(3, ("mlp",), "relu")], ids=["Houlsby", "Pfeiffer"]
-)
-@pytest.mark.parametrize(
-    "plain, architecture",
-    [
-        (BERTConfig, "BertForMaskedLM"),
-        (GPT2Config, "GPT2LMHeadModel"),
-        (LlamaConfig, "LlamaForCausalLM"),
-    ],
-)
-def test_adapterhub_computes_with_what_is_written(tmp_path, plain, architecture, adapter):
-    torch, hf, published = (
-        pytest.importorskip(name) for name in ("torch", "transformers", "adapters")
-    )
-    sizes = dict(vocab=64, context=16, layers=2, embed=16, heads=2, head_dim=8, mlp=32)
-    own = {"kv_heads": 1} if plain is LlamaConfig else {}
-    config, rng = plain(**sizes, **own, adapter=adapter), np.random.default_rng(0)
-    params = jax.tree.map(
-        lambda x: rng.normal(size=x.shape).astype(np.float32) / 4, config.init(jax.random.key(0))
-    )
-    save(tmp_path / "base", apart(config), adapters.detach(params)[0])
-    adapterhub.save(tmp_path / "hub", config, params)
-    theirs = getattr(hf, architecture).from_pretrained(tmp_path / "base")
-    published.init(theirs)
-    theirs.set_active_adapters(theirs.load_adapter(str(tmp_path / "hub"), use_safetensors=True))
-    tokens = rng.integers(0, 64, (2, 12))
-    with torch.no_grad():
-        logits = theirs.eval()(torch.tensor(tokens)).logits.numpy()
-    ours = config.module.apply(
-        {"params": params}, {"tokens": tokens} if plain is BERTConfig else tokens
-    )
-    np.testing.assert_allclose(logits, ours, atol=1e-4)

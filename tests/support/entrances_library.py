@@ -21,11 +21,11 @@ from orbax.checkpoint import v1 as ocp
 
 from jaxgrow import checkpoints
 from jaxgrow.checkpoints import CheckpointError, open_checkpoint
-from jaxgrow.checkpoints.hf import adapterhub, peft
+from jaxgrow.checkpoints.hf import peft
 from jaxgrow.checkpoints.io.checksums import seal
 from jaxgrow.cli.program import main
-from jaxgrow.models import Adapter, ViTConfig
-from jaxgrow.peft import adapters, lora
+from jaxgrow.models import ViTConfig
+from jaxgrow.peft import lora
 
 _DEEP = ("--method", "stack", "--layers", "8")
 _WIDE = ("--method", "hypercloning", "--embed", "24", "--heads", "8", "--mlp", "40")
@@ -177,20 +177,6 @@ def lora_folder(name: str) -> Callable[[Path], Path]:
 
 def grow_lora(folder: Path) -> None:
     grow(folder / "model", "--lora", folder / "lora")
-
-
-def hub_folder(name: str) -> Callable[[Path], Path]:
-    def make(folder: Path) -> Path:
-        config = _adapted()
-        own = adapters.init(config, jax.random.key(0))
-        adapterhub.save(folder / "hub", config, own, "task")
-        return folder / "hub" / name
-
-    return make
-
-
-def _adapted() -> Any:
-    return replace(CONFIG, adapter=Adapter(4, ("mlp",), "relu"))
 
 
 # --- inputs of models ---
@@ -558,16 +544,6 @@ SUBJECTS: dict[str, Subject] = {
     ),
     "LoRA config": Subject(lora_folder("adapter_config.json"), grow_lora, skips=_NAMED),
     "LoRA weights": Subject(lora_folder("adapter_model.safetensors"), grow_lora, skips=_NAMED),
-    "adapter config": Subject(
-        hub_folder("adapter_config.json"),
-        lambda f: adapterhub.load(f / "hub", CONFIG),
-        skips=_NAMED,
-    ),
-    "adapter weights": Subject(
-        hub_folder("adapter.safetensors"),
-        lambda f: adapterhub.load(f / "hub", CONFIG),
-        skips=_NAMED,
-    ),
     "tokenizer": Subject(
         with_data("model/tokenizer.json"),
         report("text.txt"),
@@ -646,7 +622,6 @@ ROWS: dict[str, Row] = {
     "jaxgrow/checkpoints/_transform.py::_is_huggingface": attacked("config"),
     "jaxgrow/checkpoints/_transform.py::_snapshot": attacked("snapshot"),
     "jaxgrow/checkpoints/_transform.py::write": attacked("tokenizer beside", "template"),
-    "jaxgrow/checkpoints/hf/adapterhub.py::load": attacked("adapter config", "adapter weights"),
     "jaxgrow/checkpoints/hf/peft/reading.py::_load": attacked("LoRA config", "LoRA weights"),
     "jaxgrow/checkpoints/hf/peft/reading.py::load_beside": attacked("LoRA config"),
     "jaxgrow/checkpoints/hf/peft_settings.py::Settings.__init__": attacked("LoRA config"),

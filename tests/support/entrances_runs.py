@@ -188,7 +188,7 @@ SUBJECTS: dict[str, Subject] = {
     ),
     "lora.npz": Subject(
         _adapter,
-        lambda folder: adapting.loaded([str(folder / "lora.npz")], CONFIG_OF_MODEL),
+        lambda folder: adapting.loaded(str(folder / "lora.npz"), CONFIG_OF_MODEL),
         harmless=LINKED,
     ),
     "log to continue": Subject(

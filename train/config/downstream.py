@@ -50,9 +50,8 @@ class FineTuning:
     freeze: Freeze | None = None
     lora: LoRA | None = None
     adapter: Adapter | None = None
-    # Adapter files of earlier runs, in place of lora and adapter: one file to continue from, or
-    # several files to fuse.
-    saved: tuple[str, ...] = ()
+    # Adapter file of an earlier run to continue from, in place of lora and adapter.
+    saved: str | None = None
     accumulate: int = 1
     dropout: float = 0.0  # rate for the outputs of attention and MLPs (`train.plan.dropout`)
     # keep the best evaluation, and optionally stop early; None: keep the last one
@@ -91,9 +90,9 @@ class FineTuning:
             raise ValueError(
                 "a fine-tuning trains a LoRA or an adapter, not both: leave out lora or adapter"
             )
-        if self.saved and (self.lora or self.adapter):
+        if self.saved is not None and (self.lora or self.adapter):
             raise ValueError(
-                "saved files contain the settings of their adapter: give only saved, and leave out lora and adapter"
+                "a saved file contains the settings of its adapter: give only saved, and leave out lora and adapter"
             )
 
     def of(self, folder: Path, learning_rate: float, seed: int) -> Experiment:
@@ -118,8 +117,8 @@ class FineTuning:
         else:
             data = _as_before(data, folder, config)
         task = prepared(data, config)
-        saved = tuple(str(Path(f).expanduser().resolve()) for f in self.saved)
-        adapter = loaded(saved, config)[0] if saved else self.lora or self.adapter
+        saved = None if self.saved is None else str(Path(self.saved).expanduser().resolve())
+        adapter = self.lora or self.adapter if saved is None else loaded(saved, config)[0]
         own: Any = {"dropout": self.dropout, "best": self._best(task)}
         own |= {"lora" if isinstance(adapter, LoRA) else "adapter": adapter, "saved": saved}
         inputs, _ = task.train.sample(0, np.random.default_rng(0))

@@ -2,10 +2,9 @@
 
 A LoRA is merged into the kernels. A bottleneck adapter cannot be merged, and stays in the model, as
 its config records (`jaxgrow.peft.adapters`). Both kinds are saved with the run. A saved adapter can
-be stored for use with its model, grown with the model, trained further, or fused with others.
+be stored for use with its model, grown with the model, or trained further.
 """
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,14 +33,12 @@ from train.plan.transforms import Transform, differing
 class Adapt(Train):
     """Trains an adapter of the model ``name`` and its head. The rest of the model is frozen.
 
-    Only the adapter and the head have gradients and optimizer state. If several adapters are fused,
-    they are frozen too, and the parameters that combine them are trained. If the model already has
-    the adapter, its training continues.
+    Only the adapter and the head have gradients and optimizer state. If the model already has the
+    adapter, its training continues.
     """
 
     adapter: LoRA | Adapter = field(default_factory=LoRA)
-    # Files of adapters: one to continue from, or several to fuse.
-    saved: tuple[str, ...] = ()
+    saved: str | None = None  # the file of the adapter to continue from
 
     def __post_init__(self):
         super().__post_init__()
@@ -58,15 +55,6 @@ class Adapt(Train):
             raise ValueError(
                 f"the model already has an adapter: to train it further, set "
                 f"adapter={self.config.adapter}, and leave saved empty"
-            )
-        elif (
-            self.adapter.fused is not None
-            and self.config.adapter is None
-            and len(self.saved) != self.adapter.fused
-        ):
-            raise ValueError(
-                f"{self.adapter.fused} trained adapters are to be fused, but saved has {len(self.saved)} files: "
-                "give one file for each"
             )
 
     def fixed_flops(self, accumulate: int = 1) -> float:
@@ -98,34 +86,31 @@ class Adapt(Train):
         models: Models,
         tx: optax.GradientTransformation,
         key: jax.Array,
-        saved: Sequence[Params] = (),
+        saved: Params | None = None,
     ) -> Model:
         model = models[self.name]
         if model.made is None:
             model = self._beside(model, key, saved)
         return model if model.opt is not None else replace(model, opt=tx.init(model.params))
 
-    def _beside(self, model: Model, key: jax.Array, saved: Sequence[Params]) -> Model:
+    def _beside(self, model: Model, key: jax.Array, saved: Params | None) -> Model:
         """Return the frozen model with its own adapter, the one in ``saved``, or a fresh one."""
         body, head = split(model.params)
         if isinstance(self.adapter, LoRA):
             fresh = lora.init(self.adapter, split(self.config.axes())[0], self.config.sizes(), key)
-            own = saved[0] if saved else fresh
+            own = fresh if saved is None else saved
             return Model(
                 own | head, None, self.config, model.sensitivity, body, ByLoRA(self.adapter)
             )
         config = replace(self.config, adapter=self.adapter)
-        made = ByAdapter(self.adapter)
-        if self.config.adapter is None:
-            own = adapters.init(config, key)
-            if saved:
-                own = saved[0] if self.adapter.fused is None else adapters.fused(saved, own)
-            body = adapters.attach(body, own)
-        body, own = made.apart(body)
-        return Model(own | head, None, config, model.sensitivity, body, made)
+        if self.config.adapter is not None:
+            body, own = adapters.detach(body)
+        else:
+            own = adapters.init(config, key) if saved is None else saved
+        return Model(own | head, None, config, model.sensitivity, body, ByAdapter(self.adapter))
 
     def given(self, context: Context) -> tuple[Any, ...]:
-        if self.saved and context.models[self.name].made is None:
+        if self.saved is not None and context.models[self.name].made is None:
             return (loaded(self.saved, self.config)[1],)
         return ()
 
@@ -201,43 +186,29 @@ def load(path: Path) -> Saved:
     )
 
 
-def loaded(files: Sequence[str], config: Config) -> tuple[LoRA | Adapter, list[Params]]:
-    """Read adapters for a model.
+def loaded(file: str, config: Config) -> tuple[LoRA | Adapter, Params]:
+    """Read an adapter for a model.
 
     Args:
-      files: one file to continue the training of its adapter, or several files to fuse.
+      file: the file of the adapter.
       config: config of the model.
 
     Returns:
-      The adapter to train, and the parameters of each file.
+      The adapter to train, and its parameters.
 
     Raises:
-      UserError: a file cannot be read (see `load`), an adapter is for a model of other sizes, or
-        the adapters cannot be fused.
+      UserError: the file cannot be read (see `load`), or its adapter is for a model of other sizes.
     """
-    every = [load(Path(file)) for file in files]
-    for file, saved in zip(files, every, strict=True):
-        try:
-            wrong = differing(saved.config, config)
-        except ValueError as error:
-            raise UserError(f"the adapter of {file} is for another model: {error}") from error
-        if wrong:
-            there = ", ".join(f"{axis} {saved.config.integers()[axis]}" for axis in wrong)
-            raise UserError(
-                f"the adapter of {file} is for a model with {there}, but this model has "
-                f"{', '.join(f'{a} {n}' for a, n in wrong.items())}; grow the adapter with its model ("
-                "jaxgrow.peft.lora.growth, jaxgrow.peft.adapters.growth)"
-            )
-    first, *others = (saved.adapter for saved in every)
-    if others:
-        if (
-            isinstance(first, LoRA)
-            or first.fused is not None
-            or any(other != first for other in others)
-        ):
-            raise UserError(
-                f"only bottleneck adapters with equal settings can be fused, but these are "
-                f"{', '.join(map(str, (first, *others)))}"
-            )
-        first = replace(first, fused=len(every))
-    return first, [saved.params for saved in every]
+    saved = load(Path(file))
+    try:
+        wrong = differing(saved.config, config)
+    except ValueError as error:
+        raise UserError(f"the adapter of {file} is for another model: {error}") from error
+    if wrong:
+        there = ", ".join(f"{axis} {saved.config.integers()[axis]}" for axis in wrong)
+        raise UserError(
+            f"the adapter of {file} is for a model with {there}, but this model has "
+            f"{', '.join(f'{a} {n}' for a, n in wrong.items())}; grow the adapter with its model ("
+            "jaxgrow.peft.lora.growth, jaxgrow.peft.adapters.growth)"
+        )
+    return saved.adapter, saved.params

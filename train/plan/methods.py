@@ -304,8 +304,7 @@ class FineTune:
     lora: LoRA | None = None
     # Trained with the head while the body is frozen, and then part of the model.
     adapter: Adapter | None = None
-    # Adapter files of earlier runs: one to continue from, or several to fuse.
-    saved: tuple[str, ...] = ()
+    saved: str | None = None  # adapter file of an earlier run to continue from
     dropout: float = 0.0  # rate, as in `train.plan.dropout`
     # Keep the best evaluation; None: keep the last one.
     best: Best | None = None

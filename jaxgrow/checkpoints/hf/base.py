@@ -243,11 +243,6 @@ def _head_dim(values: Mapping[str, Any]) -> int:
     return embed // heads
 
 
-def adapters_beside(config: Config) -> dict[str, str]:
-    """Return the modules of AdapterHub for a layer that holds the adapters of its sublayers itself."""
-    return {"attention": "attention_adapters.adapters", "mlp": "output_adapters.adapters"}
-
-
 def layer_norms(names: Mapping[str, str]) -> dict[str, Stored]:
     """Return the places of the scales and biases of LayerNorms.
 
@@ -317,9 +312,6 @@ class Family:
         "must divide embed", any size is possible, but `transformers` loads the model only if the
         number of heads divides embed. With "free", any size is possible. The value may also be a
         function from a config to one of these.
-      adapters: a function from a config to the modules in each layer that AdapterHub's library adds
-        for adapters: a dict from "attention" and "mlp" to their names. It is empty if the library
-        computes the layer differently.
       variant: a function from ``config.json`` to the family that stores the same architecture under
         other names, or None if the names are those of this family.
     """
@@ -346,7 +338,6 @@ class Family:
     mixture: bool = False
     prefix: str = ""
     heads: Heads | Callable[[Any], Heads] = "divide embed"
-    adapters: Callable[[Any], Mapping[str, str]] = lambda config: {}
     variant: Callable[[Mapping[str, Any]], "Family | None"] = lambda theirs: None
 
     def has_head(self, config: Config) -> bool:

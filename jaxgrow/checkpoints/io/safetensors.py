@@ -234,37 +234,31 @@ def header(file: CheckedPath | Path) -> dict[str, Tensor]:
     return found
 
 
-def stacked(
-    stored: Mapping[str, Tensor],
-    file: CheckedPath | Path,
-    names: Sequence[str],
-    shape: tuple[int, ...],
+def read_tensor(
+    stored: Mapping[str, Tensor], file: CheckedPath | Path, name: str, shape: tuple[int, ...]
 ) -> np.ndarray:
-    """Read tensors of the same shape, one for each layer, as one array.
+    """Read a tensor of a known shape.
 
     Args:
       stored: the tensors of a file, by name.
       file: the file, which a message names.
-      names: the names of the tensors, by layer.
-      shape: the shape of each of them.
+      name: the name of the tensor.
+      shape: its shape.
 
     Returns:
-      An array of shape ``[layers, *shape]`` and dtype float32 or wider.
+      The values, as float32 or wider.
 
     Raises:
-      CheckpointError: the file lacks one of the tensors, or one has another shape.
+      CheckpointError: the file lacks the tensor, or it has another shape.
     """
-    if missing := [name for name in names if name not in stored]:
+    if name not in stored:
+        raise CheckpointError(f"{file} lacks {name}. Either all layers have such tensors, or none")
+    if stored[name].shape != shape:
         raise CheckpointError(
-            f"{file} lacks {listed(missing)}. Either all layers have such tensors, or none"
+            f"{name} in {file} has shape {stored[name].shape}, but the model needs {shape}. Does the file belong to "
+            "another model?"
         )
-    for name in names:
-        if stored[name].shape != shape:
-            raise CheckpointError(
-                f"{name} in {file} has shape {stored[name].shape}, but the model needs {shape}. Does the file belong to "
-                "another model?"
-            )
-    x = np.stack([stored[name].read() for name in names])
+    x = stored[name].read()
     return x if x.dtype.itemsize >= 4 else x.astype(np.float32)
 
 

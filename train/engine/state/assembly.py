@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from jaxgrow import grow
 from jaxgrow.axes import Axes, Params, Tree, sizes
 from jaxgrow.models import Adapter, Config
-from jaxgrow.models.bottleneck import ADAPTER, FUSION
 from jaxgrow.operators import ligo
 from jaxgrow.peft import adapters, lora
 from jaxgrow.peft.lora import LoRA
@@ -81,24 +80,16 @@ class ByLoRA(Made):
 
 @dataclass(frozen=True)
 class ByAdapter(Made):
-    """Bottleneck adapters: the adapters and the head are trained, and the body is frozen.
-
-    With fused adapters (AdapterFusion), the fusion layers are trained and the adapters are frozen
-    too.
-    """
+    """Bottleneck adapters: the adapters and the head are trained, and the body is frozen."""
 
     adapter: Adapter
 
-    def apart(self, body: Tree) -> tuple[Tree, Tree]:
-        """Split the body of a model with adapters into ``(frozen, trained)`` parameters."""
-        return adapters.detach(body, (ADAPTER,) if self.adapter.fused is None else (FUSION,))
-
     def axes(self, config: Config) -> Axes:
         body, head = split(config.axes())
-        return self.apart(body)[1] | head
+        return adapters.detach(body)[1] | head
 
     def base_axes(self, config: Config) -> Axes:
-        return self.apart(split(config.axes())[0])[0]
+        return adapters.detach(split(config.axes())[0])[0]
 
     def parameters(self, config: Config, trained: Tree, base: Params) -> Params:
         own, head = split(trained)

@@ -162,14 +162,7 @@ _SETTINGS = {
 }
 
 
-def _adapters(config: BERTConfig) -> dict[str, str]:
-    """AdapterHub's modules. The library does not add adapters to pre-LN layers."""
-    if config.norm == "pre":
-        return {}
-    return {"attention": "attention.output.adapters", "mlp": "output.adapters"}
-
-
-_COMMON: dict[str, Any] = dict(config=BERTConfig, fields=FIELDS, absent=ABSENT, adapters=_adapters)
+_COMMON: dict[str, Any] = dict(config=BERTConfig, fields=FIELDS, absent=ABSENT)
 _BERT: dict[str, Any] = dict(
     model_type="bert",
     settings=_SETTINGS,
@@ -300,7 +293,6 @@ def _distil(task: str, head: Head, names: NamesOf, **more: Any) -> Family:
         architecture=f"DistilBert{task}",
         model_type="distilbert",
         config=BERTConfig,
-        adapters=_adapters,
         fields={
             "vocab_size": "vocab",
             "max_position_embeddings": "context",

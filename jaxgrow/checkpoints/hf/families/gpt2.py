@@ -6,7 +6,7 @@ Its kernels are stored as in jaxgrow, as [inputs, outputs]. Queries, keys and va
 from collections.abc import Mapping
 from typing import Any
 
-from jaxgrow.checkpoints.hf.base import Family, Stored, adapters_beside
+from jaxgrow.checkpoints.hf.base import Family, Stored
 from jaxgrow.checkpoints.hf.labels import classes, problem
 from jaxgrow.models.gpt2 import GPT2Config
 
@@ -62,7 +62,6 @@ def _written(config: GPT2Config) -> dict[str, Any]:
 _GPT2: dict[str, Any] = dict(
     model_type="gpt2",
     config=GPT2Config,
-    adapters=adapters_beside,
     fields={
         "vocab_size": "vocab",
         "n_positions": "context",

@@ -7,7 +7,7 @@ Its modules are as in GPT-2, with separate queries, keys and values. Kernels are
 from collections.abc import Mapping
 from typing import Any
 
-from jaxgrow.checkpoints.hf.base import Family, Stored, adapters_beside, layer_norms, linear
+from jaxgrow.checkpoints.hf.base import Family, Stored, layer_norms, linear
 from jaxgrow.checkpoints.hf.labels import classes, problem
 from jaxgrow.models.gpt2 import GPT2Config
 
@@ -79,7 +79,6 @@ def _written(config: GPT2Config) -> dict[str, Any]:
 _OPT: dict[str, Any] = dict(
     model_type="opt",
     config=GPT2Config,
-    adapters=adapters_beside,
     fields={
         "vocab_size": "vocab",
         "num_hidden_layers": "layers",

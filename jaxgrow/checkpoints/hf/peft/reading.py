@@ -203,7 +203,7 @@ class _Found:
 
     def read(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         self.known.add(name)
-        return safetensors.stacked(self.tensors, self.file, [name], shape)[0]
+        return safetensors.read_tensor(self.tensors, self.file, name, shape)
 
     def need(self, names: list[str]) -> None:
         """Check that the adapter has these tensors.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from jaxgrow.checkpoints.hf.base import Family, Stored, adapters_beside
+from jaxgrow.checkpoints.hf.base import Family, Stored
 from jaxgrow.checkpoints.hf.families.llama.parts import names
 from jaxgrow.checkpoints.hf.labels import classes, problem
 from jaxgrow.checkpoints.hf.rope import read_heads, read_rope, written_rope
@@ -62,7 +62,6 @@ def architectures(
     common: dict[str, Any] = {
         "model_type": model_type,
         "config": LlamaConfig,
-        "adapters": adapters_beside,
         "fields": _fields(fields),
         "absent": {
             "max_position_embeddings": context,
