@@ -25,6 +25,7 @@ token is masked in turn (Salazar et al., 2020).
 from pathlib import Path
 from typing import Any
 
+from jaxgrow.checkpoints.io.files import at_step
 from jaxgrow.tables import aligned
 from jaxgrow.typed import from_json
 from jaxgrow.untrusted import one_line
@@ -90,17 +91,18 @@ def _learned(model: Path, name: str, data: Path, tokenizer: str | None) -> dict[
     exported run has the length in ``tokenizer_config.json``.
     """
     where = data / name if (data / name).is_dir() else data
-    run = Workdir(model)
+    home, _ = at_step(model)
+    run = Workdir(home)
     was = run.config["data"].get("Labelled", {}) if run.finished else {}
     length = config_of(model).length
-    if (file := model / "tokenizer_config.json").is_file():
+    if (file := home / "tokenizer_config.json").is_file():
         most = read_json(file, "restore it").get("model_max_length")
         with one_line(UserError, f"{file} has no usable model_max_length"):
             length = int(min(length, from_json(most, float | None) or length))
     read: dict[str, Any] = {"length": length} | {
         k: was[k] for k in ("length", "stride") if k in was
     }
-    task = Labelled(name, str(where), tokenizer=tokenizer or name_of(model), **read)
+    task = Labelled(name, str(where), tokenizer=tokenizer or name_of(home), **read)
     scores = score(model, task)
     named = {}
     for split, of in scores.items():

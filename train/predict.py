@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from jaxgrow.checkpoints import CheckpointError, open_checkpoint
+from jaxgrow.checkpoints.io.files import at_step
 from train.common.commands import Parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.files import write_text
@@ -64,7 +65,8 @@ def predict(run: Path, file: Path) -> tuple[str, dict[str, float]]:
 
 def _data(run: Path) -> Labelled:
     """Return the data of the run."""
-    workdir = Workdir(run)
+    home, _ = at_step(run)
+    workdir = Workdir(home)
     about = workdir.config["data"].get("Labelled") if workdir.finished else None
     if about is None or str(about.get("task")).startswith("squad"):
         raise UserError(
@@ -75,7 +77,7 @@ def _data(run: Path) -> Labelled:
         | {
             "tokenizer": "bytes"
             if about.get("tokenizer") == "bytes"
-            else str(run / "tokenizer.json")
+            else str(home / "tokenizer.json")
         }
     )
 

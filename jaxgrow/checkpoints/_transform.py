@@ -13,14 +13,18 @@ from tqdm import tqdm
 
 from jaxgrow._version import __version__
 from jaxgrow.axes.names import Axes, Params
+from jaxgrow.checkpoints.changed import InColour
 from jaxgrow.checkpoints.hf import layer_lists, storage
 from jaxgrow.checkpoints.hf.base import Family
 from jaxgrow.checkpoints.hf.storage import HuggingFace
 from jaxgrow.checkpoints.io.files import (
     ADAPTER,
+    CARD,
+    PROCESSOR,
     RECORD,
     SHARD,
     CheckpointError,
+    at_step,
     extras,
     inside,
     read_json,
@@ -41,7 +45,8 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
 
     A Hugging Face folder gives a `HuggingFace`. An Orbax folder that jaxgrow wrote, such as the
     folder of a finished run, gives an `Orbax`. The folder of an unfinished run gives the model in
-    its newest checkpoint, and a note says which step that is.
+    its newest checkpoint, and a note says which step that is; ``RUN@STEP`` gives the model in
+    another checkpoint of a run.
 
     Args:
       folder: a folder on disk. In the cache of Hugging Face, it may be the folder of the model or
@@ -54,23 +59,28 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
     Raises:
       CheckpointError: the folder does not exist, is damaged, or has a model that is not supported.
     """
-    folder = _snapshot(Path(folder).expanduser())
+    folder, step = at_step(Path(folder).expanduser())
+    folder = _snapshot(folder)
     if not folder.is_dir():
         raise CheckpointError(
             f"there is no folder {folder}. jaxgrow reads models from disk and does not download them"
         )
-    if (folder / RECORD).is_file() and (folder / "params").is_dir():
+    if step is None and (folder / RECORD).is_file() and (folder / "params").is_dir():
         # The import takes seconds, and Hugging Face folders do not need it.
         from jaxgrow.checkpoints.orbax import Orbax
 
         with one_line(CheckpointError, f"{folder} cannot be read"):
             return Orbax(folder)
     if (folder / "checkpoints").is_dir():
-        from jaxgrow.checkpoints.orbax import Unfinished, is_unfinished
+        from jaxgrow.checkpoints.orbax import RunCheckpoint, is_of_run
 
         with one_line(CheckpointError, f"{folder} cannot be read"):
-            if is_unfinished(folder):
-                return Unfinished(folder)
+            if is_of_run(folder):
+                return RunCheckpoint(folder, step)
+    if step is not None:
+        raise CheckpointError(
+            f"there is no run with checkpoints in {folder}, so there is no checkpoint {step}. Give the folder alone"
+        )
     if not _is_huggingface(folder):
         raise CheckpointError(
             f"{folder} is neither a finished run nor a Hugging Face folder. A run writes {RECORD} and params/ when it "
@@ -271,6 +281,7 @@ def write(
     if beside is None:
         for root in roots:
             _check_no_lora(root.folder)
+    source = _for_images(source, roots, to)
     planned = _planned(source, roots, to, settings)
     sources = [*(root.folder for root in roots), *others]
     if dry_run:
@@ -287,7 +298,7 @@ def write(
         _write_model(source, planned, part, shard, progress)
         for name in planned.carried:
             (part / name).parent.mkdir(exist_ok=True)
-            copy_file(checked(roots[0].folder, name, deep=True), part / name)
+            copy_file(checked(roots[0].beside or roots[0].folder, name, deep=True), part / name)
         about["files"] += beside(part) if beside is not None else []
         write_json(part / RECORD, about)
     return planned.size
@@ -325,7 +336,9 @@ def _planned(
 ) -> _Planned:
     root = roots[0] if roots else None
     foreign = root.foreign if root else None
-    carried = extras(root.folder) if root and foreign is not None else []
+    carried = extras(root.beside) if root and root.beside is not None else []
+    if root is not None and foreign is None and (source.config != root.config or len(roots) > 1):
+        carried = [name for name in carried if name != CARD]  # it describes another model
     head = _head(source, root)
     family = None
     stored = Counter()
@@ -342,6 +355,15 @@ def _planned(
         foreign = _in_dtype(foreign, stored)
     size = stored.total() if family is not None else source.bytes
     return _Planned(family, foreign, head, carried, size)
+
+
+def _for_images(source: Source, roots: Sequence[Checkpoint], to: Kind | None) -> Source:
+    """Convert a model of gray images to colours if `transformers` will convert its images."""
+    root = roots[0] if roots else None
+    if root is None or root.foreign is not None or root.beside is None or not _is_hf(to, root):
+        return source
+    gray = source.config.sizes().get("channels") == 1
+    return InColour(source) if gray and (root.beside / PROCESSOR).is_file() else source
 
 
 def _is_hf(to: Kind | None, root: Checkpoint | None) -> bool:
@@ -410,9 +432,9 @@ def _write_model(source: Source, planned: _Planned, part: Path, shard: int, prog
 
 
 def _head(source: Source, root: Checkpoint | None) -> dict[str, Any]:
-    """Return the task and labels that an Orbax folder records for its head.
+    """Return what an Orbax folder records for ``config.json``: special tokens, task and labels.
 
-    They are empty if the model to write has another head.
+    Task and labels are left out if the model to write has another head.
     """
     if root is None or isinstance(root, HuggingFace) or root.head is root.foreign:
         return {}
@@ -420,7 +442,7 @@ def _head(source: Source, root: Checkpoint | None) -> dict[str, Any]:
     same = all(
         getattr(source.config, name, None) == getattr(root.config, name, None) for name in own
     )
-    return dict(root.head) if same else {}
+    return root.settings | (dict(root.head) if same else {})
 
 
 def _check_no_lora(folder: Path) -> None:

@@ -32,6 +32,7 @@ from jaxgrow.checkpoints.io.checksums import NAME, damage, seal
 from jaxgrow.checkpoints.io.files import (
     PARAMS,
     RECORD,
+    TRANSFORMERS,
     CheckpointError,
     inside,
     read_json,
@@ -50,7 +51,7 @@ from jaxgrow.checkpoints.source import (
 from jaxgrow.models import Config, from_json
 from jaxgrow.sharding import RULES, spec
 from jaxgrow.signals import uninterrupted
-from jaxgrow.untrusted import checked_tree
+from jaxgrow.untrusted import checked, checked_tree
 
 _AT_ONCE = 2**28  # bytes
 CHECKPOINTS = "checkpoints"  # the folder with the checkpoints of a run
@@ -73,6 +74,8 @@ class Orbax(Loaded, Checkpoint):
         logging.getLogger("absl").setLevel(logging.CRITICAL)
         about = inside(folder, RECORD)
         record = read_json(about)
+        self._handed_over()
+        self._copied = bool(record.get("files"))
         self.foreign = record.get("huggingface")
         self._head = record.get("head")
         if self._head is not None and not isinstance(self._head, dict):
@@ -103,6 +106,25 @@ class Orbax(Loaded, Checkpoint):
             config, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self._shapes)
         )
         self._loaded = False
+
+    def _handed_over(self) -> None:
+        """Find the files that a run has written for `transformers`."""
+        self._beside = None
+        self._settings: dict[str, Any] = {}
+        if (self.folder / TRANSFORMERS).is_dir():
+            self.of_run = True
+            self._beside = checked(self.folder, TRANSFORMERS).path
+            self._settings = read_json(inside(self._beside, "config.json"))
+
+    @property
+    def beside(self) -> Path | None:
+        if self._beside is None and self._copied:
+            return self.folder
+        return super().beside if self._beside is None else self._beside
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self._settings
 
     @property
     def head(self) -> dict[str, Any]:
@@ -196,24 +218,28 @@ class Orbax(Loaded, Checkpoint):
         return PARAMS
 
 
-class Unfinished(Orbax):
-    """A model in the newest intact checkpoint of a run that has not finished.
+class RunCheckpoint(Orbax):
+    """A model in a checkpoint of a run.
 
     It is the model that the run makes or, as long as this does not exist, the one that is trained.
 
     Args:
       folder: the folder of the run.
+      step: the step of the checkpoint; None: the newest intact one.
 
     Raises:
-      CheckpointError: there is no intact checkpoint, or it does not hold a complete model.
+      CheckpointError: there is no such intact checkpoint, or it does not hold a complete model.
     """
 
     foreign = None
+    of_run = True
+    _copied = False
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, step: int | None = None):
         self.folder = folder
         logging.getLogger("absl").setLevel(logging.CRITICAL)
-        self._at = _newest(folder)
+        self._handed_over()
+        self._at = _chosen(folder, step)
         stored = 100 * checked_tree(self._at, folder)
         with self._reading():
             metadata: Any = ocp.checkpointables_metadata(str(self._at))
@@ -234,10 +260,9 @@ class Unfinished(Orbax):
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self._shapes)
         Loaded.__init__(self, from_json(configs[self._name]), shapes)
         self._loaded = False
-        now = f"step {record['step']} of {phase['phase']}"
-        self.notes = (
-            f"{folder} has not finished: the model is {self._name!r} of checkpoint {self._at.name}, at {now}",
-        )
+        now = f"checkpoint {self._at.name}, at step {record['step']} of {phase['phase']}"
+        ended = "" if step is not None else " has not finished"
+        self.notes = (f"{folder}{ended}: the model is {self._name!r} of {now}",)
 
     def _stored(self, like: Params, context: ocp.Context) -> Params:
         context.pytree.loading.partial_load = True
@@ -251,8 +276,8 @@ class Unfinished(Orbax):
         return f"checkpoints/{self._at.name}"
 
 
-def is_unfinished(folder: Path) -> bool:
-    """Whether a folder is that of a run that has saved a checkpoint and has not finished."""
+def is_of_run(folder: Path) -> bool:
+    """Whether a folder is that of a run that has saved a checkpoint."""
     if not (folder / CHECKPOINTS).is_dir() or not (folder / "config.json").is_file():
         return False
     try:
@@ -273,13 +298,23 @@ def _saved(folder: Path) -> list[Path]:
     return sorted(complete, key=lambda path: int(path.name), reverse=True)
 
 
-def _newest(folder: Path) -> Path:
-    """Return the newest intact checkpoint of a run."""
+def _chosen(folder: Path, step: int | None) -> Path:
+    """Return the checkpoint of a step, or the newest one that is intact."""
     wrong = []
-    for path in _saved(folder):
+    saved = _saved(folder)
+    found = [path for path in saved if step in (None, int(path.name))]
+    if step is not None and not found:
+        steps = ", ".join(path.name for path in reversed(saved))
+        raise CheckpointError(
+            f"there is no checkpoint {step} in {folder / CHECKPOINTS}, only {steps}. Give one of them, such as "
+            f"{folder}@{saved[0].name}"
+        )
+    for path in found:
         if (why := damage(path)) is None:
             return path
         wrong.append(f"{path.name}: {why}")
+    if step is not None:
+        raise CheckpointError(f"checkpoint {wrong[0]} in {folder / CHECKPOINTS}. Give another step")
     raise CheckpointError(
         f"no checkpoint in {folder / CHECKPOINTS} is intact ({'; '.join(wrong)}). Start the run again in another folder"
     )

@@ -174,6 +174,18 @@ class Checkpoint(Source):
     folder: Path
     notes: tuple[str, ...] = ()
     foreign: dict[str, Any] | None
+    # Whether the folder is that of a run.
+    of_run: bool = False
+
+    @property
+    def beside(self) -> Path | None:
+        """The folder of the files that are copied with the model, such as a tokenizer."""
+        return None if self.foreign is None else self.folder
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Entries of ``config.json`` about the files in `beside`, if ``foreign`` has none."""
+        return {}
 
     @property
     def head(self) -> dict[str, Any]:

@@ -74,9 +74,11 @@ def run_report(a: argparse.Namespace) -> None:
 
 def run_convert(a: argparse.Namespace) -> None:
     """Run ``jaxgrow convert``."""
+    source = open_checkpoint(a.src)
+    if a.to is None and source.of_run:
+        a.to = "hf"
     if a.to is None and a.dtype is None and a.shard_size == SHARD:
         raise UsageError("convert needs at least one of --to, --dtype and --shard-size")
-    source = open_checkpoint(a.src)
     write(a, in_dtype(a, source), {}, source)
 
 

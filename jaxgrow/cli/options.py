@@ -22,7 +22,7 @@ AXES = {
 }
 MODEL = (
     "the checkpoint directory of a model: from Hugging Face (safetensors), of a run (if it has not "
-    "finished, its newest checkpoint), or written by this command"
+    "finished, its newest checkpoint; RUN@STEP chooses one), or written by this command"
 )
 _FOLDERS = {
     "SRC": f"{MODEL}; it is not modified",
@@ -105,7 +105,7 @@ def _destination(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--to",
         choices=["hf", "orbax"],
-        help="the format of DST (default: the format of the source)",
+        help="the format of DST (default: the format of the source; convert writes a run as hf)",
     )
     p.add_argument(
         "--dtype",

@@ -506,7 +506,7 @@ def test_all_architectures_are_listed(capsys):
         (
             "prune",
             "src",
-            "from Hugging Face (safetensors), of a run (if it has not finished, its newest checkpoint)",
+            "of a run (if it has not finished, its newest checkpoint; RUN@STEP chooses one)",
         ),
     ],
 )

@@ -40,7 +40,7 @@ from jaxgrow.models.loss import last_tokens
 from jaxgrow.models.model import INIT, Call, Stack
 from jaxgrow.models.modules import MLP
 from jaxgrow.models.norms import RMSNorm
-from train import export, pretrain
+from train import pretrain
 from train.engine.state.optim import Optim
 from train.plan.methods import Scratch
 from train.plan.modifiers import DropLayers
@@ -260,7 +260,7 @@ def test_it_is_trained_and_exported(tmp_path):
     )
     result = pretrain.run(e, tmp_path / "run")
     assert result["steps"] == 2 and result["val_loss"] == pytest.approx(np.log(256), rel=0.1)
-    export.export(tmp_path / "run", tmp_path / "hf")
+    runs.export(tmp_path / "run", tmp_path / "hf")
     said = json.loads((tmp_path / "hf" / "config.json").read_text())
     assert said["architectures"] == ["ToyForCausalLM"]
     config, params = checkpoints.load(tmp_path / "hf")

@@ -110,6 +110,9 @@ def unfinished_run(name: str) -> Callable[[Path], Path]:
             tree = {"models": {"large": {"params": params}}}
             written.save_checkpointables(3, tree, custom_metadata=record)
         seal(run / "checkpoints" / "3")
+        (run / "transformers").mkdir()
+        (run / "transformers" / "config.json").write_text('{"eos_token_id": 1}')
+        (run / "transformers" / "tokenizer.json").write_text("{}")
         found = [p for p in run.glob(name) if p.is_file()]
         return max(found, key=lambda p: p.stat().st_size)
 
@@ -118,6 +121,10 @@ def unfinished_run(name: str) -> Callable[[Path], Path]:
 
 def read_unfinished(folder: Path) -> None:
     open_checkpoint(folder / "run").params()
+
+
+def write_unfinished(folder: Path) -> None:
+    command("convert", folder / "run", folder.parent / "out")
 
 
 def read_run(folder: Path) -> None:
@@ -522,6 +529,15 @@ SUBJECTS: dict[str, Subject] = {
         harmless={"missing": "older versions wrote no checksums"},
     ),
     "unfinished run": Subject(unfinished_run("config.json"), read_unfinished, skips=_NAMED),
+    "run for transformers": Subject(
+        unfinished_run("transformers/config.json"), write_unfinished, skips=_NAMED
+    ),
+    "tokenizer of a run": Subject(
+        unfinished_run("transformers/tokenizer.json"),
+        write_unfinished,
+        harmless=_COPIED | _OPTIONAL,
+        skips=_NAMED,
+    ),
     "unfinished data": Subject(unfinished_run("checkpoints/3/models/**/d/*"), read_unfinished),
     "replaced record": Subject(
         overwritten("jaxgrow.json"),
@@ -621,7 +637,9 @@ ROWS: dict[str, Row] = {
     "jaxgrow/checkpoints/_transform.py::_history": attacked("record"),
     "jaxgrow/checkpoints/_transform.py::_is_huggingface": attacked("config"),
     "jaxgrow/checkpoints/_transform.py::_snapshot": attacked("snapshot"),
-    "jaxgrow/checkpoints/_transform.py::write": attacked("tokenizer beside", "template"),
+    "jaxgrow/checkpoints/_transform.py::write": attacked(
+        "tokenizer beside", "template", "tokenizer of a run"
+    ),
     "jaxgrow/checkpoints/hf/peft/reading.py::_load": attacked("LoRA config", "LoRA weights"),
     "jaxgrow/checkpoints/hf/peft/reading.py::load_beside": attacked("LoRA config"),
     "jaxgrow/checkpoints/hf/peft_settings.py::Settings.__init__": attacked("LoRA config"),
@@ -647,11 +665,12 @@ ROWS: dict[str, Row] = {
     "jaxgrow/checkpoints/io/safetensors.py::tensors": attacked("weights", "index", "shard"),
     "jaxgrow/checkpoints/io/safetensors.py::write_file": ours(_NEW),
     "jaxgrow/checkpoints/orbax.py::Orbax.__init__": attacked("run record", "run metadata"),
+    "jaxgrow/checkpoints/orbax.py::Orbax._handed_over": attacked("run for transformers"),
     "jaxgrow/checkpoints/orbax.py::Orbax._stored": attacked("run data"),
-    "jaxgrow/checkpoints/orbax.py::Unfinished.__init__": attacked(
+    "jaxgrow/checkpoints/orbax.py::RunCheckpoint.__init__": attacked(
         "unfinished run", "unfinished data"
     ),
-    "jaxgrow/checkpoints/orbax.py::is_unfinished": attacked("unfinished run"),
+    "jaxgrow/checkpoints/orbax.py::is_of_run": attacked("unfinished run"),
     "jaxgrow/checkpoints/orbax.py::_delete_unfinished": ours(
         "it deletes only folders with the prefix and the token of an export, no links"
     ),

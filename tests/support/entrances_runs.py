@@ -32,7 +32,6 @@ WORK = "it deletes only files of this program, in a folder that it has locked"
 CONFIG = "it loads a config in Python"
 NAMED = "it writes files that the user named; what it loads is a config in Python"
 SAVES = "it calls or is Checkpoints.save, which writes a new folder that it renames"
-PART = "it writes into the new folder, and reads there only what it has written"
 TASKS = "it names tasks of lm-eval, whose files are installed or given with --include"
 
 LINKED = {"link of the parent": "the user named the folder of the run, which may be a link"}
@@ -282,11 +281,14 @@ ROWS: dict[str, Row] = {
     "train/engine/run/checkpoint.py::Checkpoints.save": ours(SAVES),
     "train/engine/run/checkpoint.py::Checkpoints._delete_old": ours(WORK),
     "train/engine/run/checkpoint.py::Checkpoints._restore_log": attacked("log to restore"),
-    "train/engine/loop/trainer.py::_opened": ours(SAVES),
+    "train/engine/loop/trainer.py::_begun": ours(SAVES),
     "train/engine/run/origin.py::copy_log": attacked("log to copy", "events to copy"),
     "train/engine/run/workdir.py::Workdir.copy_board": attacked("events to copy"),
     "train/engine/run/recorder.py::_continued": attacked("log to continue"),
     "train/engine/run/trackers.py::opened": attacked("trackers.json"),
+    "train/engine/run/handover.py::_of_task": ours(PARTS),
+    "train/engine/run/handover.py::_save": ours(PARTS),
+    "train/engine/run/handover.py::write_card": ours(PARTS),
     "train/engine/run/trackers.py::TensorBoard.__init__": attacked("events to continue"),
     "train/engine/run/workdir.py::Workdir.config": attacked("config.json"),
     "train/engine/run/workdir.py::Workdir.scores": attacked("scores.json"),
@@ -294,14 +296,11 @@ ROWS: dict[str, Row] = {
     "train/engine/run/workdir.py::Workdir.result": attacked("result.json"),
     "train/engine/run/workdir.py::Workdir.lines": attacked("metrics.jsonl"),
     "train/engine/run/workdir.py::Workdir.params": attacked("array of a run"),
-    "train/engine/run/workdir.py::Workdir.keep_tokenizer": ours(PARTS),
+    "train/engine/run/workdir.py::Workdir.keep_inputs": ours(PARTS),
     "train/engine/run/workdir.py::load": attacked("array of a run"),
     "train/engine/state/heads.py::_of_older_run": attacked("result.json of a head"),
     "train/evaluate.py::evaluate": trusted(TASKS),
     "train/evaluate.py::_learned": todo("no subject yet"),
-    "train/export.py::export": ours(PART),
-    "train/export.py::_tokenizer": ours(PART),
-    "train/export.py::_of_task": ours(PART),
     "train/finetune.py::main": ours(NAMED),
     "train/ligo_maps.py::_apply": attacked("tokenizer.json"),
     "train/plan/adapting.py::keep_adapter": ours(PARTS),

@@ -14,6 +14,7 @@ import numpy as np
 import optax
 import pytest
 
+from jaxgrow.cli.program import main as jaxgrow
 from jaxgrow.models import Config, GPT2Config
 from train import pretrain
 from train.config.experiment import Experiment
@@ -92,6 +93,11 @@ def log(folder: Path) -> list[dict[str, Any]]:
 
 
 @cache
+def export(run: Path, folder: Path) -> None:
+    """Write the model of a run for `transformers`."""
+    assert jaxgrow(["convert", str(run), str(folder)]) == 0
+
+
 def mesh() -> jax.sharding.Mesh:
     """Return a mesh of all devices, each with a complete copy of the model."""
     return Mesh().over(jax.devices())

@@ -9,14 +9,12 @@ from typing import Any
 import pytest
 import runs
 
-from jaxgrow.cli.program import main
 from jaxgrow.layerdrop import LayerDrop, Sensitivity
 from train import pretrain
 from train.common.errors import UserError, explained
 from train.config.experiment import Experiment
 from train.data.text import Data
 from train.engine.run.workdir import Workdir
-from train.export import export
 from train.plan.methods import Scratch
 from train.plan.modifiers import DropLayers
 
@@ -167,16 +165,6 @@ def test_after_a_divergence_without_a_checkpoint_none_is_named(tmp_path):
         pretrain.run(replace(experiment, optim=optim), tmp_path / "run")
     assert str(Workdir(tmp_path / "run").checkpoints) not in str(e.value)
     assert pretrain.run(experiment, tmp_path / "new")["steps"] == 8
-
-
-def test_an_unfinished_run_is_exported_as_the_message_says(tmp_path, capsys):
-    runs.killed(runs.experiment(tmp_path, checkpoint_every=2), tmp_path / "run", 4)
-    with pytest.raises(UserError) as error:
-        export(tmp_path / "run", tmp_path / "hf")
-    command = str(error.value).partition("jaxgrow convert")[2].split()
-    main(["convert", *command])
-    assert "checkpoint 4, at step 4 of train large" in capsys.readouterr().out
-    assert (tmp_path / "hf" / "model.safetensors").is_file()
 
 
 def test_half_a_character_is_not_an_encoding_of_files():

@@ -16,12 +16,12 @@ from train.config.experiment import (
     Experiment,
     as_json,
     check,
-    conflicts,
     differences,
     listed,
     load,
     names,
 )
+from train.config.resuming import conflicts
 from train.data.images import Images
 from train.data.labelled.task import Labelled
 from train.data.text import Data

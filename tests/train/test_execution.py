@@ -1,6 +1,8 @@
 """Settings of the execution may change while a run is stopped; those of the objective may not."""
 
 import json
+import re
+import shutil
 from dataclasses import replace
 
 import chex
@@ -8,15 +10,22 @@ import pytest
 import runs
 
 from jaxgrow.layerdrop import LayerDrop, Sensitivity
-from jaxgrow.models import LlamaConfig
+from jaxgrow.models import LlamaConfig, ViTConfig
 from train import pretrain
 from train.analysis.runs import refuse_unlike
 from train.common.errors import UserError
-from train.config.experiment import as_json, bound, conflicts
+from train.config.experiment import as_json
+from train.config.overrides import overridden
+from train.config.resuming import bound, class_of, conflicts
+from train.data.images import Images
+from train.data.labelled.task import Labelled
 from train.engine.run.workdir import Workdir, load
 from train.plan.methods import Growing, Scratch
 from train.plan.modifiers import DropLayers
 
+VIT = ViTConfig(
+    image=8, patch=4, channels=3, classes=7, layers=2, embed=8, heads=2, head_dim=4, mlp=16
+)
 # Gradients are summed in another order, in float32.
 ROUNDING = 1e-5
 
@@ -74,6 +83,119 @@ def test_a_change_that_is_lost_with_its_steps_is_listed_at_the_step_of_the_next_
     assert change == {"step": 2, "setting": "accumulate", "before": 1, "after": 2}
     run.begin(whole[0], corpus, {}, 2)
     assert "changes" not in run.config
+
+
+def leaves(node, name=""):
+    """Yield the name and the value of every setting of a ``config.json``."""
+    if not isinstance(node, dict | list) or not node:
+        yield name, node
+        return
+    for key, value in node.items() if isinstance(node, dict) else enumerate(node):
+        yield from leaves(value, f"{name}.{key}".lstrip("."))
+
+
+def with_value(node, name, value):
+    """Return a copy of a ``config.json`` with another value of one setting."""
+    key, _, rest = name.partition(".")
+    copy = list(node) if isinstance(node, list) else dict(node)
+    at = int(key) if isinstance(node, list) else key
+    copy[at] = with_value(node[at], rest, value) if rest else value
+    return copy
+
+
+OF_ALL_KINDS = [
+    {},
+    {"data": Images("folder", "pictures"), "model": VIT},
+    {"data": Labelled("cola", "texts")},
+    {"method": runs.VCYCLE},
+    {"method": Growing(runs.SMALL)},
+    {"method": Scratch((DropLayers(LayerDrop(sensitivity=Sensitivity())),))},
+    {"model": LlamaConfig(
+        vocab=256, context=8, layers=2, embed=8, heads=2, kv_heads=2, head_dim=4, mlp=16,
+        experts=2, active=1, capacity=1.25,
+    )},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", OF_ALL_KINDS)
+def test_every_setting_does_on_resume_what_its_class_says(tmp_path, monkeypatch, changes):
+    """The objective is refused; another setting is recorded with the step of its change."""
+    experiment = runs.experiment(tmp_path, **changes)
+    run, there = Workdir(tmp_path / "run"), as_json(experiment)
+    run.folder.mkdir()
+    run.log.write_text("{}\n")
+    found = set()
+    for name, before in leaves(there):
+        other = with_value(there, name, [before, "other"])
+        (run.folder / "config.json").write_text(json.dumps(there | {"corpus": {"name": "x"}}))
+        monkeypatch.setattr("train.engine.run.workdir.as_json", lambda _, other=other: other)
+        kind = "objective" if name in bound(experiment) else class_of(name, there)
+        found.add(kind)
+        if kind == "objective":
+            with pytest.raises(UserError, match=re.escape(f"there and here: {name}: ")):
+                run.claim(experiment)
+            continue
+        run.claim(experiment)
+        (line,) = run.begin(experiment, {"name": "x"}, {}, 3)
+        assert line == f"{name} is {[before, 'other']!r} from step 3 on; it was {before!r}"
+        (change,) = run.config["changes"]
+        after = [before, "other"]
+        assert change == {"step": 3, "setting": name, "before": before, "after": after}
+    assert found == {"objective", "execution", "observation", "place"}
+
+
+def test_moved_data_are_free_only_if_they_are_known_to_be_the_same(tmp_path, whole):
+    there = as_json(whole[0])
+    other = with_value(there, "data.Data.path", "elsewhere")
+    assert conflicts(there, other, known=True) == []
+    assert conflicts(there, other) != []
+
+
+# For each setting of the execution a value that changes it, here on 8 devices.
+EXECUTED = {
+    "accumulate": 2,
+    "parallel": "pmap",
+    "mesh.data": 4,
+    "mesh.fsdp": 2,
+    "mesh.tensor": 2,
+    "mesh.context": 2,
+    "mesh.gradients": "layer",
+    "model.remat": "full",
+    "model.attention": "xla",
+    "model.scan_layers": False,
+    "on_nan": "skip",
+    "data.cache": "other",
+}
+UNTRIED = {
+    "mesh.expert": "the model has no experts",
+    "mesh.replica": "it needs several hosts",
+    "most_skipped": "it only matters after steps that are not finite",
+    "model.head_positions": "it is for longer contexts",
+}
+
+
+def test_every_setting_of_the_execution_is_tried(whole):
+    there = as_json(whole[0])
+    own = {name for name, _ in leaves(there) if class_of(name, there) == "execution"}
+    assert {name.replace("data.Data", "data") for name in own} == EXECUTED.keys() | UNTRIED.keys()
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        pytest.param(name, marks=[] if name in ("mesh.fsdp", "on_nan") else pytest.mark.slow)
+        for name in EXECUTED
+    ],
+)
+def test_a_run_resumed_with_another_execution_ends_alike(tmp_path, whole, setting):
+    value = EXECUTED[setting]
+    value = str(tmp_path / value) if setting == "data.cache" else value
+    shutil.copytree(whole[1], tmp_path / "run", ignore=shutil.ignore_patterns("8", "result.json"))
+    other = overridden(whole[0], [f"{setting}={value}"])
+    result = pretrain.run(other, tmp_path / "run")
+    (change,) = result["changes"]
+    assert (change["step"], change["after"]) == (6, value)
+    chex.assert_trees_all_close(load(tmp_path / "run"), load(whole[1]), atol=ROUNDING)
 
 
 def test_the_objective_stays_refused(tmp_path, whole):

@@ -23,7 +23,6 @@ from jaxgrow.models import Adapter, ViTConfig
 from jaxgrow.models.patches import resized_positions
 from jaxgrow.optim.freeze import Freeze
 from jaxgrow.peft.lora import LoRA
-from train import export as exporting
 from train import finetune as command
 from train.aot.compilation import Rehearsal
 from train.aot.machines import described
@@ -34,10 +33,10 @@ from train.data.labelled import glue
 from train.data.labelled.task import Labelled
 from train.data.text import tokenizer
 from train.engine.loop.trainer import RunData, run
+from train.engine.run import handover
 from train.engine.run.workdir import Workdir
 from train.engine.state.optim import Optim
 from train.evaluate import evaluate
-from train.export import export
 from train.plan.training import Train
 from train.tasks.supervised import outputs, prepared, score
 
@@ -103,7 +102,7 @@ def test_a_vit_learns_other_images_of_another_size(home, tmp_path):
     )
     scores = command.finetune(digits, tmp_path / "vit", tmp_path)[1e-2][0]
     assert scores["valid"]["accuracy"] > 0.5  # The chance level is 0.1.
-    export(tmp_path / "digits-vit-lr0.01-seed0", tmp_path / "hf")
+    runs.export(tmp_path / "digits-vit-lr0.01-seed0", tmp_path / "hf")
     assert json.loads((tmp_path / "hf" / "config.json").read_text())["id2label"] == {
         str(i): str(i) for i in range(10)
     }
@@ -322,7 +321,7 @@ def test_the_best_learning_rate_has_the_best_mean_metric():
 
 def test_a_fine_tuned_run_is_exported_with_its_labels(learned, tmp_path):
     folder, _ = learned
-    export(folder, tmp_path / "hf")
+    runs.export(folder, tmp_path / "hf")
     foreign = json.loads((tmp_path / "hf" / "config.json").read_text())
     assert foreign["architectures"] == ["GPT2ForSequenceClassification"]
     assert foreign["id2label"] == {"0": "unacceptable", "1": "acceptable"}
@@ -334,7 +333,7 @@ def test_a_fine_tuned_run_is_exported_with_its_labels(learned, tmp_path):
 def test_an_exported_run_is_evaluated_with_texts_of_the_same_length(
     learned, home, tmp_path, monkeypatch
 ):
-    export(learned[0], tmp_path / "hf")
+    runs.export(learned[0], tmp_path / "hf")
     monkeypatch.setattr("train.evaluate.score", lambda _, data: {"dev": {"length": data.length}})
     for folder in (learned[0], tmp_path / "hf"):
         found = evaluate(folder, ["cola"], home / "cola")
@@ -342,7 +341,7 @@ def test_an_exported_run_is_evaluated_with_texts_of_the_same_length(
 
 
 def test_a_model_card_has_one_score_no_folder_and_the_source(learned, home, tmp_path):
-    export(learned[0], tmp_path / "hf")
+    runs.export(learned[0], tmp_path / "hf")
     said = (tmp_path / "hf" / "README.md").read_text()
     [(metric, value)] = learned[1]["dev"].items()
     assert said.count(f"* {metric}, dev: {value:.4f}") == 1
@@ -353,11 +352,11 @@ def test_a_model_card_has_one_score_no_folder_and_the_source(learned, home, tmp_
 
 def test_the_source_in_a_model_card_is_the_one_of_the_seed():
     about = {"method": {"Growing": {"source": "runs/small-seed{seed}"}}, "seed": 3}
-    assert exporting._base(about) == 'base_model: "small-seed3"\n'
+    assert handover._base(about) == 'base_model: "small-seed3"\n'
 
 
 def test_the_exported_tokenizer_frames_texts_as_in_training(learned, home, tmp_path):
-    export(learned[0], tmp_path / "hf")
+    runs.export(learned[0], tmp_path / "hf")
     own = Tokenizer.from_file(str(tmp_path / "hf" / "tokenizer.json"))
     model, about = (
         json.loads((tmp_path / "hf" / name).read_text())
@@ -378,7 +377,7 @@ def test_the_exported_tokenizer_frames_texts_as_in_training(learned, home, tmp_p
 @pytest.mark.interop
 def test_transformers_gives_the_logits_of_what_was_fine_tuned(learned, home, tmp_path):
     torch, hf = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    export(learned[0], tmp_path / "hf")
+    runs.export(learned[0], tmp_path / "hf")
     theirs = hf.AutoModelForSequenceClassification.from_pretrained(tmp_path / "hf").eval()
     experiment = tuning(home / "cola").of(home / "gpt2", 1e-2, 0)
     examples = prepared(experiment.data, experiment.model).valid["dev"]

@@ -12,7 +12,6 @@ from jaxgrow.peft.lora import LoRA
 from train import finetune as command
 from train.data.text import tokenizer
 from train.engine.state.heads import split
-from train.export import export
 from train.plan import adapting
 
 torch, hf, published = map(pytest.importorskip, ("torch", "transformers", "peft"))
@@ -32,7 +31,7 @@ def test_a_merged_export_equals_the_adapter_of_peft(tmp_path, family):
     tune = tuning(cola(tmp_path / "cola"), lora=LoRA(rank=2, alpha=4.0))
     command.finetune(tune, base, tmp_path / "runs")
     run = tmp_path / "runs" / "cola-base-lr0.01-seed0"
-    export(run, tmp_path / "merged")
+    runs.export(run, tmp_path / "merged")
 
     saved = adapting.load(run / "lora.npz")
     head = {path: np.asarray(x) for path, x in flat(split(checkpoints.load(run)[1])[1]).items()}

@@ -33,7 +33,6 @@ from train.data.labelled import glue, metrics
 from train.data.labelled.squad import TASKS, from_files
 from train.data.labelled.task import Labelled, task
 from train.data.text import tokenizer
-from train.export import export
 
 hf, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
 pytestmark = pytest.mark.interop
@@ -52,7 +51,7 @@ def exported(tune: FineTuning, home: Path, model: str) -> tuple[Path, dict[str, 
     (rate,) = tune.learning_rates
     [scores] = command.finetune(tune, home / model, home / "runs")[rate]
     folder = home / f"hf-{tune.name}-{model}"
-    export(home / "runs" / f"{tune.name}-{model}-lr{rate:g}-seed0", folder)
+    runs.export(home / "runs" / f"{tune.name}-{model}-lr{rate:g}-seed0", folder)
     return folder, next(iter(scores.values()))
 
 

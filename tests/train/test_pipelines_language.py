@@ -14,7 +14,6 @@ from train.data import batches
 from train.data.text import Data
 from train.engine.loop.trainer import run
 from train.engine.state.pretrained import opened
-from train.export import export
 from train.generate import Asked, samples
 
 pytestmark = pytest.mark.interop
@@ -45,7 +44,7 @@ def trained(request, tmp_path_factory):
         home, name=request.param, model=config, data=data, batch=4, eval_batches=1
     )
     result = run(experiment, home / "run")
-    export(home / "run", home / "hf")
+    runs.export(home / "run", home / "hf")
     return experiment, home / "run", result, home / "hf", valid.read_text()
 
 

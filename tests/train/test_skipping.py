@@ -13,6 +13,7 @@ from train import pretrain
 from train.common.errors import Diverged
 from train.engine.loop import inputs, programs, step
 from train.engine.run.workdir import Workdir, load
+from train.engine.state.mesh import Mesh
 
 BAD = (3, 4, 6)  # steps whose gradients are not finite
 
@@ -113,7 +114,9 @@ def test_a_resumed_run_counts_on(tmp_path, poisoned):
         pretrain.run(few, tmp_path / "few")
 
 
-@pytest.mark.parametrize("changes", [{"parallel": "pmap"}, {"accumulate": 2}])
+@pytest.mark.parametrize(
+    "changes", [{"parallel": "pmap"}, {"accumulate": 2}, {"mesh": Mesh(fsdp=2), "accumulate": 2}]
+)
 def test_every_way_of_running_skips_the_same_steps(tmp_path, poisoned, changes):
     poisoned(*BAD)
     pretrain.run(experiment(tmp_path), tmp_path / "one")

@@ -24,7 +24,6 @@ from tokenizers import (
 from jaxgrow import checkpoints
 from jaxgrow.checkpoints import open_checkpoint, save
 from jaxgrow.models import BERTConfig, GPT2Config
-from train import export as exporting
 from train import pretrain
 from train.common.errors import UserError
 from train.data import text
@@ -407,7 +406,7 @@ def test_a_run_keeps_the_special_tokens_of_its_tokenizer(run):
 @pytest.mark.interop
 def test_an_export_has_the_special_tokens_and_a_decoder(run, tmp_path):
     _, folder = run
-    exporting.export(folder, tmp_path / "out")
+    runs.export(folder, tmp_path / "out")
     ours = opened(tmp_path / "out")
     assert ours.special.end == opened(folder).special.end
     assert (
@@ -436,7 +435,7 @@ def test_a_continued_model_keeps_all_tokens_that_end_texts(tmp_path):
         tmp_path / "run",
     )
     assert opened(tmp_path / "run").special.ends == expected
-    exporting.export(tmp_path / "run", tmp_path / "out")
+    runs.export(tmp_path / "run", tmp_path / "out")
     assert opened(tmp_path / "out").special.ends == expected
     about = json.loads((tmp_path / "out" / "config.json").read_text())
     assert tuple(about["eos_token_id"]) == expected

@@ -11,7 +11,8 @@ import pytest
 import runs
 
 from train.common.errors import UserError
-from train.config.experiment import as_json, conflicts
+from train.config.experiment import as_json
+from train.config.resuming import conflicts
 from train.engine.loop.trainer import run
 from train.engine.run import trackers
 from train.engine.run.recorder import Recorder

@@ -55,6 +55,51 @@ def test_jaxgrow_reads_it_and_says_the_step(tmp_path, capsys, half):
     assert open_checkpoint(tmp_path / "grown").config.layers == 4
 
 
+def test_a_step_chooses_a_checkpoint(tmp_path, capsys, half):
+    assert main(["convert", f"{half[1]}@4", str(tmp_path / "hf")]) == 0
+    assert (
+        "the model is 'large' of checkpoint 4, at step 4 of train large" in capsys.readouterr().out
+    )
+    written = open_checkpoint(tmp_path / "hf")
+    chex.assert_trees_all_close(written.params(), load(half[1], "large", 4))
+    assert main(["report", f"{half[1]}@4", str(tmp_path / "hf")]) == 0
+    assert (
+        main(["interpolate", f"{half[1]}@4", str(half[1]), str(tmp_path / "mean"), "--alpha", ".5"])
+        == 0
+    )
+    assert main(["inspect", f"{half[1]}@5"]) == 1
+    said = capsys.readouterr().err
+    assert "there is no checkpoint 5 in" in said and said.rstrip().endswith(f"such as {half[1]}@6")
+    assert main(["inspect", f"{tmp_path / 'hf'}@5"]) == 1
+    assert "Give the folder alone" in capsys.readouterr().err
+
+
+def test_an_unfinished_run_is_written_with_its_tokenizer(tmp_path, half):
+    runs.export(half[1], tmp_path / "hf")
+    names = {path.name for path in (tmp_path / "hf").iterdir()}
+    assert {"model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= names
+    assert "README.md" not in names  # the model card is written at the end
+
+
+def test_the_files_of_a_run_follow_its_model_through_orbax(tmp_path):
+    pretrain.run(runs.experiment(tmp_path), tmp_path / "run")
+    runs.export(tmp_path / "run", tmp_path / "hf")
+    assert main(["convert", str(tmp_path / "run"), str(tmp_path / "orb"), "--to", "orbax"]) == 0
+    assert main(["convert", str(tmp_path / "orb"), str(tmp_path / "back"), "--to", "hf"]) == 0
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "README.md"):
+        assert (tmp_path / "back" / name).read_bytes() == (tmp_path / "hf" / name).read_bytes()
+    grown = ["grow", str(tmp_path / "run"), str(tmp_path / "deep"), "--method", "stack"]
+    assert main([*grown, "--layers", "4", "--to", "hf"]) == 0
+    names = {path.name for path in (tmp_path / "deep").iterdir()}
+    assert "tokenizer.json" in names and "README.md" not in names  # the card is of another model
+
+
+def test_a_finished_run_has_its_checkpoints_too(tmp_path, capsys):
+    pretrain.run(runs.experiment(tmp_path, checkpoint_every=4), tmp_path / "run")
+    main(["inspect", f"{tmp_path / 'run'}@4"])
+    assert "checkpoint 4, at step 4 of train large" in capsys.readouterr().out
+
+
 def test_a_damaged_checkpoint_is_not_read(tmp_path, half):
     shutil.copytree(half[1], tmp_path / "run")
     (tmp_path / "run/checkpoints/6/log").write_text("other")
@@ -73,6 +118,12 @@ def test_commands_of_train_read_it_and_say_the_step(tmp_path, capsys, monkeypatc
     result = pretrain.run(going, tmp_path / "second")
     assert "checkpoint 6, at step 6 of train large" in capsys.readouterr().err
     assert result["steps"] == 6 + 8  # the cost so far is counted
+    arguments = ["generate", f"{half[1]}@4", "--prompt", "ab", "--max-new", "2"]
+    monkeypatch.setattr("sys.argv", arguments)
+    generate.main()
+    assert "checkpoint 4, at step 4 of train large" in capsys.readouterr().err
+    going = replace(going, name="third", method=Continue("first@4"))
+    assert pretrain.run(going, tmp_path / "third")["steps"] == 4 + 8
 
 
 def test_the_phase_of_a_small_model_gives_the_small_model(tmp_path):

@@ -1,4 +1,4 @@
-"""What is a run? A frozen dataclass, which a function of a config file returns.
+"""The settings of a run: a frozen dataclass, which a function of a config file returns.
 
 Settings of the form ``a.b=c`` override its fields.
 """
@@ -10,7 +10,7 @@ import json
 import math
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -32,7 +32,6 @@ from train.data.text import Data
 from train.engine.hosts import is_first
 from train.engine.state.mesh import How, Mesh
 from train.engine.state.optim import Optim, transformation
-from train.plan.best import KeepBest
 from train.plan.lifetimes import Plan, shapes
 from train.plan.methods import Method, Scratch, Stage
 from train.plan.modifiers import DropLayers, DropTokens, less_than_one
@@ -45,28 +44,6 @@ Logger: TypeAlias = Literal["wandb", "mlflow"]
 # Larger sizes are probably typing errors, and building a plan for them would take minutes.
 LARGEST = {"layers": 2**14}
 LARGEST_SIZE = 2**24
-
-# Names of fields, as in `as_json`, that change how a run is executed and observed, but not what it
-# computes. They may change when a run is resumed, unless `bound` says otherwise. The fields
-# `Config.executed_by` of all models belong to them as well.
-FREE = frozenset(
-    {
-        "accumulate",
-        "eval_every",
-        "eval_batches",
-        "log_every",
-        "checkpoint_every",
-        "checkpoint_minutes",
-        "keep_every",
-        "on_nan",
-        "most_skipped",
-        "parallel",
-        "data.Data.cache",
-        "data.Images.cache",
-    }
-)
-FREE |= {"loggers", "mesh", "mesh.data", "mesh.fsdp", "mesh.tensor", "mesh.expert"}
-FREE |= {"mesh.replica", "mesh.context", "mesh.gradients"}
 
 
 @dataclass(frozen=True)
@@ -103,7 +80,7 @@ class Experiment:
     checkpoint_minutes: float = 0.0
     # Never delete every K-th checkpoint of the run. 0: keep only the two newest checkpoints.
     keep_every: int = 0
-    # What a step does whose loss or gradients are not finite: end the run, or leave out its update.
+    # After a step whose loss or gradients are not finite: end the run, or leave out its update.
     on_nan: Literal["stop", "skip"] = "stop"
     most_skipped: int = 10  # for on_nan=skip: end the run after more such steps in a row
     # Trackers in addition to the log and TensorBoard. Their packages are optional dependencies.
@@ -265,13 +242,13 @@ def check(experiment: Experiment) -> None:
     for phase in plan:
         if isinstance(phase, Train):
             _check_experts(phase.config, experiment.mesh.expert)
-            # The cost of the head would be that of another number of predicted positions.
+            # The cost of the head would count another number of predicted positions.
             if phase.config.masked != experiment.model.masked:
                 raise ValueError(
                     f"{phase.label}: its model has masked={phase.config.masked}, but all models of a run are trained on the "
                     f"same samples, with model.masked={experiment.model.masked}: set both to the same value"
                 )
-            # The ledger would count the positions of the model, and not those of the samples.
+            # The ledger would count the positions of the model, not of the samples.
             data = experiment.data
             if isinstance(data, Labelled) and phase.length != data.length:
                 raise ValueError(
@@ -497,51 +474,3 @@ def unequal(old: Any, new: Any, name: str = "") -> dict[str, tuple[Any, Any]]:
 def differences(old: Any, new: Any) -> list[str]:
     """Return the settings that differ: ``["optim.peak_lr: 0.01 and 0.02", ..]``."""
     return [f"{name}: {a!r} and {b!r}" for name, (a, b) in unequal(old, new).items()]
-
-
-def conflicts(old: Any, new: Any, bound: Mapping[str, str] | None = None) -> list[str]:
-    """Return the differences of two ``config.json`` that change what a run computes.
-
-    These are all `differences` except the settings of the execution (`FREE`).
-
-    Args:
-      old: one config.
-      new: the other config.
-      bound: settings of the execution that do change the computation, each with the reason.
-    """
-    reasons = bound or {}
-    found = []
-    for name, (a, b) in unequal(old, new).items():
-        if name in reasons or not _of_execution(name, new):
-            why = f" ({reasons[name]})" if name in reasons else ""
-            found.append(f"{name}: {a!r} and {b!r}{why}")
-    return found
-
-
-def _of_execution(name: str, config: Any) -> bool:
-    """Whether the setting ``name`` of a ``config.json`` changes only the execution."""
-    if name in FREE:
-        return True
-    *above, last = name.split(".")
-    for part in above:
-        config = config[int(part)] if isinstance(config, list) else config.get(part)
-        if not isinstance(config, dict | list):
-            return False
-    family = Config.families.get(config.get("family", "")) if isinstance(config, dict) else None
-    return family is not None and last in family.executed_by
-
-
-def bound(experiment: Experiment) -> dict[str, str]:
-    """Return the settings in `FREE` that change what this experiment computes, with the reasons."""
-    found = {}
-    if any(phase.probes for phase in experiment.plan):
-        why = "it changes the data on which the importance of layers is measured"
-        found = {"accumulate": why, "eval_batches": why}
-    if any(isinstance(phase, KeepBest) for phase in experiment.plan):
-        found["eval_batches"] = "the best evaluation decides which parameters are kept"
-    for phase in experiment.plan:
-        if isinstance(phase, Train) and phase.config.sizes().get(EXPERTS, 0):
-            found["accumulate"] = "experts are balanced within each micro-batch"
-        if isinstance(phase, Train) and any(isinstance(m, DropLayers) for m in phase.modifiers):
-            found["accumulate"] = "each micro-batch drops other layers"
-    return found

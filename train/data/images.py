@@ -11,7 +11,7 @@ import posixpath
 import tarfile
 import warnings
 import zipfile
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, Literal, Protocol
@@ -94,15 +94,6 @@ class Images:
             )
         if self.source == "tfds" and self.name is None:
             raise ValueError("data.source=tfds needs data.name, such as imagenet2012")
-
-
-def images_of(about: Mapping[str, Any]) -> Images:
-    """The images of a run, from its ``config.json``, without augmentation."""
-    fields: dict[str, Any] = {
-        name: tuple(x) if isinstance(x, list) else x for name, x in about.items()
-    }
-    fields["augment"] = Augment()
-    return Images(**fields)
 
 
 class Store(Protocol):

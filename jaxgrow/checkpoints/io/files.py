@@ -21,6 +21,11 @@ RECORD = "jaxgrow.json"
 PARAMS = "params"
 # The subfolder in which transformers stores all chat templates of a tokenizer but the default one.
 TEMPLATES = "additional_chat_templates"
+# The subfolder of a run with the files that its model needs in transformers: the tokenizer or the
+# image processor, the model card, and the entries of ``config.json`` about them.
+TRANSFORMERS = "transformers"
+CARD = "README.md"
+PROCESSOR = "preprocessor_config.json"
 # Files about the quantisation of a model.
 QUANTISATION = (
     "hf_quant_config.json",
@@ -45,6 +50,17 @@ class CheckpointError(ValueError):
 
     The message names the file, the tensor or the axis, and what to do.
     """
+
+
+def at_step(path: str | Path) -> tuple[Path, int | None]:
+    """Split ``RUN@STEP`` into the folder of a run and the step of a checkpoint.
+
+    The name of a folder may itself contain ``@``. Without a step, the step is None.
+    """
+    folder, _, step = str(path).rpartition("@")
+    if not (folder and step.isascii() and step.isdecimal()) or Path(path).is_dir():
+        return Path(path), None
+    return Path(folder), int(step)
 
 
 def spelt(value: Any) -> str:
@@ -151,7 +167,7 @@ def write_json(file: Path, content: Any) -> None:
 
 
 def extras(folder: Path) -> list[str]:
-    """Return the files of a checkpoint that are copied to new checkpoints, such as a tokenizer.
+    """Return the files in a folder that are copied to new checkpoints, such as a tokenizer.
 
     Weights, configs, hidden files, and files about a training or a quantisation are not among them.
     An adapter is not either, because it has

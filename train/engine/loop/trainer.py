@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 
 from jaxgrow import flops, sharding
 from jaxgrow.checkpoints import CheckpointError, open_checkpoint
+from jaxgrow.checkpoints.io.files import at_step
 from jaxgrow.models import Config
 from train.aot.estimate import settled
 from train.aot.machines import Machine, present
@@ -91,7 +92,11 @@ def _claimed(experiment: Experiment, workdir: Workdir) -> dict[str, str]:
     sources = everywhere(lambda: _sources(experiment, workdir))
     once(lambda: workdir.same_sources(sources))
     parent = workdir.folder.parent
-    once(lambda: workdir.close_like([parent / Path(name).expanduser() for name in sources]))
+    once(
+        lambda: workdir.close_like(
+            [at_step(parent / Path(name).expanduser())[0] for name in sources]
+        )
+    )
     return sources
 
 
@@ -110,9 +115,8 @@ def _run(
     data = everywhere(lambda: RunData(experiment, mesh, workdir))
     _same("data", data.identity)
     once(lambda: workdir.check_data(data.identity))
-    with _opened(
-        asked, experiment, workdir, mesh, data, sources, stop, profile, keep, origin
-    ) as state:
+    setup = Setup(asked, experiment, workdir, mesh, data, sources, origin)
+    with _opened(setup, stop, profile, keep) as state:
         trainer = Trainer(state)
         try:
             model = trainer.run()
@@ -127,9 +131,7 @@ def _run(
     last = data.training.get_state()["next_index"]
     result |= {"order": data.order.as_json() | {"last": last}}
     result |= {"corpus": data.identity} | ({"labels": data.labels} if data.labels else {})
-    tokenizer = getattr(experiment.data, "tokenizer", None)
-    tokenizer = None if tokenizer == "none" else tokenizer
-    workdir.finish(result, model.config, model.params, tokenizer, data.head)
+    workdir.finish(result, model.config, model.params, experiment.data, data.head)
     # A command with several runs must not start the next one. Several processes share one run only.
     if jax.process_count() == 1 and stop.asked():
         raise Preempted(
@@ -159,109 +161,106 @@ def _sources(experiment: Experiment, workdir: Workdir) -> dict[str, str]:
             folder = phase.folder_of(experiment.seed)
             try:
                 source = open_checkpoint(workdir.folder.parent / Path(folder).expanduser())
-            except CheckpointError:  # the phase itself reports what is wrong
+            except CheckpointError:  # the phase itself reports the error
                 continue
             found[folder] = source.fingerprint()
     return found
 
 
-@contextmanager
-def _opened(
-    asked: Experiment,
-    experiment: Experiment,
-    workdir: Workdir,
-    mesh: Mesh,
-    data: "RunData",
-    sources: Mapping[str, str],
-    stop: Stop,
-    profile: int,
-    keep: Collection[int],
-    origin: Origin | None,
-) -> Iterator["RunState"]:
-    """Open the files of a run, restore its last checkpoint, and close the files at the end.
+@dataclass(frozen=True)
+class Setup:
+    """The settings, the folder and the data of a run that starts or is resumed.
 
-    Args:
+    Attributes:
       asked: experiment as the user asked for it.
       experiment: experiment with the settings that "auto" chose.
       workdir: folder of the run.
       mesh: mesh of the devices.
       data: data of the run.
       sources: fingerprint of each model that the run starts from, by its folder.
-      stop: whether the run was asked to stop.
-      profile: number of steps to trace.
-      keep: steps of the run whose checkpoints are saved and not deleted.
       origin: checkpoint of another run that the run starts from.
     """
+
+    asked: Experiment
+    experiment: Experiment
+    workdir: Workdir
+    mesh: Mesh
+    data: "RunData"
+    sources: Mapping[str, str]
+    origin: Origin | None
+
+
+@contextmanager
+def _opened(setup: Setup, stop: Stop, profile: int, keep: Collection[int]) -> Iterator["RunState"]:
+    """Open the files of a run, restore its last checkpoint, and close the files at the end.
+
+    Args:
+      setup: settings, folder and data of the run.
+      stop: whether a signal or a closed output ends the run.
+      profile: number of steps to trace.
+      keep: steps of the run whose checkpoints are saved and not deleted.
+    """
+    workdir, data = setup.workdir, setup.data
     with ExitStack() as opened:
         checkpoints = opened.enter_context(
             Checkpoints(workdir.checkpoints, workdir.log, keep, workdir.still_alone)
         )
         opened.enter_context(closing(data.training))
-        models, record, starts = _restored(experiment, checkpoints, mesh, data, origin)
-        if not starts:
-            workdir.same_data(record.corpus or data.identity, data.identity)
-        step = record.cost.steps
-        about = origin and origin.as_json()
-        for line in once(
-            lambda: workdir.begin(
-                asked,
-                data.identity,
-                sources,
-                step,
-                about,
-                data.order.as_json() if data.order.first else None,
-            )
-        ):
-            _say(line)
-        tokenizer = getattr(experiment.data, "tokenizer", None)
-        once(lambda: workdir.keep_tokenizer(tokenizer))
-        if starts and origin is not None:
-            once(lambda: copy_log(origin, workdir, record))
-            record = replace(record, configs=configs_of(models), head=data.head)
-            checkpoints.save(step, models, data.training, record)
-        for line in [*data.report, *data.continued]:
-            _say(line)
-        imported = sum(
-            account.flops
-            for account, phase in zip(record.cost.phases, experiment.plan, strict=False)
-            if isinstance(phase, Import)
-        )
-        # Only process 0 opens files and trackers. If it fails, all processes have to end.
-        recorder = everywhere(
-            lambda: Recorder(
-                workdir.folder,
-                record.cost,
-                flops=imported + experiment.cost,
-                trackers=trackers.opened(asked, workdir.folder) if is_first() else [],
-                run={"run": experiment.name, "seed": experiment.seed},
-                most_skipped=experiment.most_skipped,
-            )
-        )
-        opened.enter_context(closing(recorder))
+        models, record = _begun(setup, checkpoints)
+        recorder = opened.enter_context(closing(_recorder(setup, record)))
         tracing = xla.Profile(profile if is_first() else 0, workdir.folder / "profile", _say)
         opened.enter_context(closing(tracing))
-        yield RunState(
-            experiment,
-            workdir.folder,
-            mesh,
-            data,
-            checkpoints,
-            recorder,
-            stop,
-            tracing,
-            models,
-            record,
+        files = (checkpoints, recorder, stop, tracing)
+        yield RunState(setup.experiment, workdir.folder, setup.mesh, data, *files, models, record)
+
+
+def _begun(setup: Setup, checkpoints: Checkpoints) -> tuple[dict[str, Model], RunRecord]:
+    """Restore the last checkpoint, and record the start of the run in its folder."""
+    workdir, data, origin = setup.workdir, setup.data, setup.origin
+    models, record, starts = _restored(setup, checkpoints)
+    if not starts:
+        workdir.same_data(record.corpus or data.identity, data.identity)
+    step = record.cost.steps
+    about = origin and origin.as_json()
+    order = data.order.as_json() if data.order.first else None
+    for line in once(
+        lambda: workdir.begin(setup.asked, data.identity, setup.sources, step, about, order)
+    ):
+        _say(line)
+    once(lambda: workdir.keep_inputs(setup.experiment.data, setup.experiment.model))
+    if starts and origin is not None:
+        once(lambda: copy_log(origin, workdir, record))
+        record = replace(record, configs=configs_of(models), head=data.head)
+        checkpoints.save(step, models, data.training, record)
+    for line in [*data.report, *data.continued]:
+        _say(line)
+    return models, record
+
+
+def _recorder(setup: Setup, record: RunRecord) -> Recorder:
+    """Open the log and the trackers of the run."""
+    experiment, folder = setup.experiment, setup.workdir.folder
+    imported = sum(
+        account.flops
+        for account, phase in zip(record.cost.phases, experiment.plan, strict=False)
+        if isinstance(phase, Import)
+    )
+    # Only process 0 opens files and trackers. If it fails, all processes have to end.
+    return everywhere(
+        lambda: Recorder(
+            folder,
+            record.cost,
+            flops=imported + experiment.cost,
+            trackers=trackers.opened(setup.asked, folder) if is_first() else [],
+            run={"run": experiment.name, "seed": experiment.seed},
+            most_skipped=experiment.most_skipped,
         )
+    )
 
 
-def _restored(
-    experiment: Experiment,
-    checkpoints: Checkpoints,
-    mesh: Mesh,
-    data: "RunData",
-    origin: Origin | None,
-) -> tuple[dict[str, Model], RunRecord, bool]:
+def _restored(setup: Setup, checkpoints: Checkpoints) -> tuple[dict[str, Model], RunRecord, bool]:
     """Return the models and the record of the last checkpoint, and whether ``origin`` has it."""
+    experiment, data, mesh, origin = setup.experiment, setup.data, setup.mesh, setup.origin
     plan = experiment.plan
     own = checkpoints.restore(
         lambda record: shapes(plan, record.phase + 1, experiment.tx), data.training, mesh
@@ -339,7 +338,7 @@ class RunState:
       data: training data, validation data and sensitivity batches.
       checkpoints: checkpoints of the run.
       recorder: log and ledger of the run.
-      stop: whether the run was asked to stop.
+      stop: whether a signal or a closed output ends the run.
       profile: trace of some steps.
       models: models that later phases still need.
       record: position in the plan, and the values that a resumed run needs.
@@ -446,7 +445,7 @@ class Trainer:
         plan: StepPlan,
         notes: Mapping[str, Any],
     ) -> None:
-        """Log, validate and save as often as the experiment asks for, and stop if it is asked to.
+        """Log, validate and save at the steps that the experiment sets, and stop after a signal.
 
         Args:
           phase: current phase.
@@ -457,7 +456,7 @@ class Trainer:
           notes: notes of the modifiers for checkpoints.
 
         Raises:
-          Preempted: the run was asked to stop, and a checkpoint was saved.
+          Preempted: a signal or a closed output ended the run, and a checkpoint was saved.
         """
         e = self.experiment
         stop = self.state.stop
@@ -590,7 +589,7 @@ class Trainer:
 
 
 def configs_of(models: Mapping[str, Model]) -> dict[str, Any]:
-    """Return the config of each model; None if its parameters are not those of its config."""
+    """Return the config of each model; None if its parameters do not fit the config."""
     return {
         name: model.config.as_json() if model.made is None else None
         for name, model in models.items()

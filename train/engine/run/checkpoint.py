@@ -141,13 +141,13 @@ class Checkpoints:
         stderr.
 
         Args:
-          shapes: function that returns the expected models, as shapes, for a record.
+          shapes: function from a record to the expected models as shapes.
           data: data iterator; it is moved to the saved position.
           mesh: mesh that the models are placed on, with the `specs` of `train.engine.state.model`.
             The checkpoint may have been saved from another mesh.
 
         Returns:
-          ``(models, record)``, or None if there is no checkpoint.
+          ``(models, record)``; None before the first checkpoint.
 
         Raises:
           UserError: there are checkpoints, but all of them are damaged.
@@ -162,7 +162,7 @@ class Checkpoints:
         return models, record
 
     def _chosen(self) -> int | None:
-        """Return the step of the newest intact checkpoint, or None if there is no checkpoint."""
+        """Return the step of the newest intact checkpoint; None before the first checkpoint."""
         intact.delete_unfinished(self.folder)
         step, damaged = intact.newest_intact(self.folder, intact.steps(self.folder, report=True))
         if step is None:
@@ -293,7 +293,7 @@ def load(folder: Path, name: str, step: int | None = None) -> Tree:
       step: step of the checkpoint; None uses the newest intact one.
 
     Raises:
-      UserError: there is no such checkpoint or model, or the checkpoint is damaged.
+      UserError: the checkpoint or the model does not exist, or the checkpoint is damaged.
     """
     found, _ = intact.newest_intact(folder, [s for s in intact.steps(folder) if step in (None, s)])
     if found is None:

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from jaxgrow.checkpoints.io.files import at_step
 from train.common.errors import UserError
 from train.common.files import read_own, write_bytes
 from train.config.experiment import Experiment, as_json
@@ -43,11 +44,9 @@ class Origin:
 
 
 def parsed(text: str) -> Origin:
-    """Read ``RUN`` or ``RUN@STEP``. The name of a folder may itself contain ``@``."""
-    folder, _, step = text.rpartition("@")
-    if folder and step.isascii() and step.isdecimal() and not Path(text).expanduser().is_dir():
-        return Origin(Workdir(folder).folder, int(step))
-    return Origin(Workdir(text).folder)
+    """Read ``RUN`` or ``RUN@STEP``."""
+    folder, step = at_step(Path(text).expanduser())
+    return Origin(Workdir(folder).folder, step)
 
 
 def chosen(asked: Origin | None, workdir: Workdir) -> Origin | None:

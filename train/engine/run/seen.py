@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from jaxgrow.checkpoints.io.files import at_step
 from train.common.errors import UserError
 from train.config.experiment import Experiment
 from train.data.labelled.task import Labelled
@@ -122,6 +123,7 @@ def _reframed(
 
 def _frame(folder: Path) -> str:
     """The frame of the tokenizer in the folder of a model; empty without one."""
+    folder, _ = at_step(folder)
     try:
         loaded = tokenizer_of(folder)
         return document_frame(loaded, folder).written(loaded)

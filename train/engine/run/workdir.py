@@ -25,6 +25,7 @@ from jax.sharding import Mesh
 from jaxgrow import typed
 from jaxgrow.axes import Tree
 from jaxgrow.checkpoints import Cast, CheckpointError, Loaded, Source, open_checkpoint, orbax
+from jaxgrow.checkpoints.io.files import TRANSFORMERS, at_step
 from jaxgrow.checkpoints.io.folders import sync
 from jaxgrow.models import Config, from_json
 from train.common.errors import UserError
@@ -43,21 +44,18 @@ from train.common.files import (
 from train.config.experiment import (
     Experiment,
     as_json,
-    bound,
-    conflicts,
     differences,
     unequal,
 )
+from train.config.resuming import bound, class_of, conflicts
 from train.data import batches, special, text
 from train.engine.hosts import once
 from train.engine.run import checkpoint, intact
+from train.engine.run.handover import write_card, write_inputs
 from train.engine.state.heads import say_which, split
 from train.engine.state.model import Model
 from train.plan.methods import LARGE
 
-# Settings of Data and Images that decide how the data are read, and where they are stored.
-_HOW = ("cache", "workers")
-_WHERE = ("path", "valid_path", "tokenizer")
 # Settings of a model's config that may differ for another task.
 _OF_HEADS = ("head", "classes", "tied", "masked", "image", "window", "trained_windows")
 _COMPUTED_AGAIN = "delete it, and the command that wrote it computes it again"
@@ -69,8 +67,10 @@ _RESULT = {
     **{"bytes": int, "steps": int, "flops": float, "seconds": float, "model": dict},
     **{"corpus": dict, "labels": tuple[str, ...], "phases": tuple[dict, ...]},
 }
+# What a run writes after its config, before it begins.
+_EARLY = ("tokenizer.json", TRANSFORMERS)
 # Files that a run replaces. Without a run, they belong to somebody else.
-_REPLACED = ("jaxgrow.json", "params", "tokenizer.json")
+_REPLACED = ("jaxgrow.json", "params", *_EARLY)
 # The keys of the hashes in the identity of data. Only hashes are compared, because equal data may
 # have different names.
 _WHAT = ("train", "valid", "tokenizer")
@@ -135,7 +135,12 @@ class Workdir:
         return read_json(self._scores, _COMPUTED_AGAIN) if os.path.lexists(self._scores) else None
 
     def keep_scores(self, scores: dict[str, dict[str, float]]) -> None:
-        once(lambda: write_json(self._scores, scores))
+        once(lambda: self._keep_scores(scores))
+
+    def _keep_scores(self, scores: dict[str, dict[str, float]]) -> None:
+        write_json(self._scores, scores)
+        result = self.result
+        write_card(self.folder, self.config, result, from_json(result["model"]), scores)
 
     @property
     def evaluated(self) -> dict[str, dict[str, Any]]:
@@ -215,13 +220,15 @@ class Workdir:
         there = self.config
         mine = as_json(experiment)
         known = "corpus" in there
-        other = conflicts(_comparable(there, known), _comparable(mine, known), bound(experiment))
+        before = _settings(there)
+        other = conflicts(before, mine, bound(experiment), known)
         if other:
             raise UserError(
                 f"{self.folder} contains a run of another config (values there and here: {'; '.join(other[:8])}); "
                 "give another --workdir"
             )
-        if known and _comparable(there, False) != _comparable(mine, False) and self.finished:
+        moved = any(class_of(name, mine) == "place" for name in unequal(before, mine))
+        if known and moved and self.finished:
             self.same_data(there["corpus"], batches.identity(experiment.data, experiment.model))
 
     def close_like(self, sources: Iterable[Path]) -> None:
@@ -241,7 +248,7 @@ class Workdir:
             try:
                 # A run that was killed early has written its config and, after it, its tokenizer.
                 if "corpus" in read_json(self._config, "", _OWN):
-                    others = [name for name in others if name != "tokenizer.json"]
+                    others = [name for name in others if name not in _EARLY]
             except UserError:
                 others.append(self._config.name)
         if others:
@@ -424,10 +431,10 @@ class Workdir:
         result: dict[str, Any],
         config: Config,
         params: Tree,
-        tokenizer: str | None,
+        data: Any,
         head: Mapping[str, Any] | None = None,
     ) -> None:
-        """Export the last model of the run and the tokenizer, and then write the result.
+        """Write the last model of the run, its tokenizer and its card, and then the result.
 
         The result is written last, because it marks the run as finished.
 
@@ -435,7 +442,7 @@ class Workdir:
           result: result of the run.
           config: config of the model.
           params: parameters of the model.
-          tokenizer: tokenizer of the data; None if the data are not text.
+          data: data of the experiment.
           head: task and labels of the head, which are recorded with the model.
         """
         once(self.still_alone)
@@ -446,17 +453,25 @@ class Workdir:
             jax.device_get(params) if jax.process_count() == 1 else params,
             head,
         )
-        once(lambda: self._end(result, tokenizer))
+        once(lambda: self._end(result, config, data))
 
-    def keep_tokenizer(self, tokenizer: str | None) -> None:
-        """Write the tokenizer of the data, if they are text, with which commands read the model."""
-        if tokenizer is not None:
+    def keep_inputs(self, data: Any, config: Config) -> None:
+        """Write the tokenizer of the data, if they are text, and the inputs for `transformers`.
+
+        Args:
+          data: data of the experiment.
+          config: config of the model that the run trains.
+        """
+        tokenizer = getattr(data, "tokenizer", "none")
+        if tokenizer != "none":
             with appears_whole(self.folder / "tokenizer.json") as part:
                 text.tokenizer(tokenizer).save(str(part))
             special.copied(text.folder_of(tokenizer), self.folder)
+        write_inputs(self.folder, data, config)
 
-    def _end(self, result: dict[str, Any], tokenizer: str | None) -> None:
-        self.keep_tokenizer(tokenizer)
+    def _end(self, result: dict[str, Any], config: Config, data: Any) -> None:
+        self.keep_inputs(data, config)
+        write_card(self.folder, self.config, result, config, self.scores)
         # Everything that the result describes must be on the disk before it.
         sync(self.folder)
         write_json(self._result, result)
@@ -482,18 +497,21 @@ def imported(
       UserError: there is no model, its run has not finished, the model does not have ``config``, or
         it is damaged.
     """
-    run = Workdir(folder)
-    unfinished = not run.finished and run.begun
-    if (unfinished and not orbax.is_unfinished(folder)) or not folder.is_dir():
+    home, step = at_step(folder)
+    run = Workdir(home)
+    unfinished = step is not None or (not run.finished and run.begun)
+    if (unfinished and not orbax.is_of_run(home)) or not home.is_dir():
         raise UserError(
             f"there is neither a finished run nor another model in {folder}; run its config first, with the same seed"
         )
     try:
-        source = _stored(run, config) or open_checkpoint(folder)
+        stored = _stored(run, config) if step is None else None
+        source = stored or open_checkpoint(folder)
         least = Cast(source, "float32", at_least=True)
         params = (source if least.leaves == source.leaves else least).shard(mesh)
     except CheckpointError as error:
-        raise UserError(f"{error}; {run.again}" if run.finished else str(error)) from error
+        finished = run.finished and step is None
+        raise UserError(f"{error}; {run.again}" if finished else str(error)) from error
     has = source.config.as_json()
     wanted = config.as_json()
     for name in config.run_by:
@@ -509,7 +527,7 @@ def imported(
         )
     if unfinished:
         say_which(source)
-        step = intact.newest_step(run.checkpoints)
+        step = intact.newest_step(run.checkpoints) if step is None else step
         cost = checkpoint.record(run.checkpoints / str(step)).cost
         return Model(params, None, config), cost.as_json()
     return Model(params, None, config), run.result if run.finished else None
@@ -557,17 +575,9 @@ def _typed(
     return content
 
 
-def _comparable(config: Mapping[str, Any], known: bool) -> dict[str, Any]:
-    """Drop the settings of ``config.json`` that may change when a run is resumed.
-
-    These are the settings that decide how data are read and, if the identity of the data is
-    ``known``, where they are stored.
-    """
-    left_out = (*_HOW, *_WHERE) if known else _HOW
-    data = {}
-    for kind, settings in config["data"].items():
-        data[kind] = {k: v for k, v in settings.items() if k not in left_out}
-    return {k: v for k, v in config.items() if k not in _ABOUT} | {"data": data}
+def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of the experiment in a ``config.json``."""
+    return {k: v for k, v in config.items() if k not in _ABOUT}
 
 
 def _changed(there: Mapping[str, Any], here: Mapping[str, Any], step: int) -> list[dict[str, Any]]:
@@ -575,10 +585,9 @@ def _changed(there: Mapping[str, Any], here: Mapping[str, Any], step: int) -> li
 
     A setting that an earlier version did not have is left out.
     """
-    settings = {k: v for k, v in there.items() if k not in _ABOUT}
     return [
         {"step": step, "setting": name, "before": before, "after": after}
-        for name, (before, after) in unequal(settings, here).items()
+        for name, (before, after) in unequal(_settings(there), here).items()
         if before is not None or "." in name
     ]
 

@@ -11,7 +11,7 @@ import numpy as np
 from jaxgrow.axes import Tree
 from jaxgrow.checkpoints import CheckpointError, Source, open_checkpoint
 from jaxgrow.checkpoints.hf.labels import TASK, Head, head, named, same_name
-from jaxgrow.checkpoints.orbax import Unfinished
+from jaxgrow.checkpoints.orbax import RunCheckpoint
 from jaxgrow.models import Config
 from jaxgrow.typed import from_json
 from jaxgrow.untrusted import one_line
@@ -45,8 +45,8 @@ def fresh_head(config: Config, key: jax.Array) -> dict[str, Any]:
 
 
 def say_which(source: Source) -> None:
-    """Say on stderr which checkpoint a model is from, if its run has not finished."""
-    if isinstance(source, Unfinished):
+    """Say on stderr which checkpoint of a run a model is from, if it is not the final model."""
+    if isinstance(source, RunCheckpoint):
         say(source.notes[0], file=sys.stderr)
 
 

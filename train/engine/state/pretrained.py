@@ -8,6 +8,7 @@ import jax
 
 from jaxgrow.axes import Params
 from jaxgrow.checkpoints import CheckpointError, open_checkpoint
+from jaxgrow.checkpoints.io.files import at_step
 from jaxgrow.models import Config
 from train.common.errors import UserError
 from train.data import text
@@ -31,7 +32,7 @@ class TextModel(NamedTuple):
 
 
 def opened(folder: str | Path, tokenizer: str | None = None, mesh: Mesh | None = None) -> TextModel:
-    """Open a text model on all devices: a finished run, or an Orbax or Hugging Face folder.
+    """Open a text model on all devices: a run, or an Orbax or Hugging Face folder.
 
     Args:
       folder: folder of the model (`jaxgrow.checkpoints.open_checkpoint`).
@@ -50,10 +51,9 @@ def opened(folder: str | Path, tokenizer: str | None = None, mesh: Mesh | None =
         raise UserError(
             f"{folder} contains a {type(config).__name__} for {what}, but this command needs a model that predicts tokens"
         )
-    beside = text.folder_of(tokenizer) if tokenizer else Path(folder).expanduser()
-    loaded = (
-        text.tokenizer(tokenizer) if tokenizer else text.tokenizer_of(Path(folder).expanduser())
-    )
+    home, _ = at_step(Path(folder).expanduser())
+    beside = text.folder_of(tokenizer) if tokenizer else home
+    loaded = text.tokenizer(tokenizer) if tokenizer else text.tokenizer_of(home)
     fits(loaded, config)
     devices = (mesh or Mesh()).over(jax.devices())
     return TextModel(anywhere(config), source.shard(devices), loaded, devices, beside)

@@ -1,35 +1,27 @@
-"""Write a finished run as a Hugging Face folder, which `transformers` loads: ``python -m train.export RUN DST [--overwrite]``
+"""The files that a run writes for `transformers`, from which ``jaxgrow convert RUN DST`` copies.
 
-The folder contains the weights, ``config.json``, the tokenizer, and a model card with the data, the
-plan, the cost and the losses of the run.
+The folder ``transformers/`` of a run contains the tokenizer or the image processor, the entries of
+``config.json`` about them and, when the run has finished, a model card with its data, plan, cost and
+losses.
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from jaxgrow import __version__
-from jaxgrow.axes import axis
-from jaxgrow.checkpoints import CheckpointError, Loaded, Source, open_checkpoint
+from jaxgrow.checkpoints import CheckpointError
 from jaxgrow.checkpoints.hf import storage
-from jaxgrow.checkpoints.hf.labels import named
-from jaxgrow.checkpoints.io.files import RECORD, read_json, write_json
-from jaxgrow.checkpoints.io.folders import appearing
-from jaxgrow.checkpoints.source import flat, nested
+from jaxgrow.checkpoints.io.files import CARD, TRANSFORMERS
 from jaxgrow.models import Config
-from jaxgrow.untrusted import one_line
-from train.common.commands import Parser
-from train.common.errors import UserError, exits_cleanly
-from train.common.output import say
-from train.data.images import images_of
+from train.common.files import appears_whole, read_json, write_json, write_text
+from train.data.images import Images
 from train.data.labelled.encoding import PADS, Encoder, Frame
-from train.data.labelled.task import Labelled, labelled_of
+from train.data.labelled.task import Labelled
 from train.data.processor import FILE, described
 from train.data.special import special_tokens
 from train.data.text import tokenizer_of
-from train.engine.run.workdir import Workdir
 
 # For each role of a special token, the spellings that identify it.
 _ROLES = {
@@ -43,76 +35,25 @@ _LINE = "\n"
 _OF_MASKED = ("cls_token", "sep_token", "mask_token")
 
 
-def export(run: Path, folder: Path, overwrite: bool = False) -> None:
-    """Write the last model of a finished run as a Hugging Face folder.
+def write_inputs(run: Path, data: Any, config: Config) -> None:
+    """Write the tokenizer or the image processor of a run, and the entries of ``config.json``.
 
     Args:
-      run: folder of the run.
-      folder: folder to write.
-      overwrite: whether to replace a checkpoint in ``folder``.
-
-    Raises:
-      UserError: the run has not finished, no Hugging Face architecture stores the model, or the
-        folder may not be written.
+      run: folder of the run, which has the tokenizer of its data, if they are text.
+      data: data of the experiment.
+      config: config of the model that the run trains.
     """
-    workdir = Workdir(run)
-    if not workdir.finished:
-        raise UserError(
-            f"there is no finished run in {run}; to write the newest checkpoint of a run that has not finished, or another "
-            f"checkpoint, as a Hugging Face folder: jaxgrow convert {run} {folder} --to hf"
-        )
-    try:
-        source = open_checkpoint(workdir.folder)
-        written = in_colour(source)
-        family, foreign = storage.family_for(written.config, None)
-        with appearing(folder, [workdir.folder], overwrite) as part:
-            foreign |= named(workdir.result.get("labels", ()))
-            foreign |= source.head | _inputs(workdir, source.config, part)
-            storage.write(written, family, foreign, part)
-            about = {
-                "version": __version__,
-                "operator": "export",
-                "sources": [source.fingerprint()],
-            }
-            write_json(part / RECORD, about | {"config": written.config.as_json(), "files": []})
-            with one_line(UserError, f"the config.json or the result.json in {run} is damaged"):
-                text = card(workdir, written.config, family.architecture)
-            (part / "README.md").write_text(text)
-    except CheckpointError as error:
-        raise UserError(str(error)) from error
-
-
-def in_colour(source: Source) -> Source:
-    """Convert a model of gray images to a model of colour images.
-
-    `transformers` converts every image to colours. The three channels are then equal, and the patch
-    kernel of each channel is a third of the kernel for gray images.
-    """
-    config = source.config
-    if config.sizes().get("channels") != 1:
-        return source
-    params = flat(source.params())
-    axes = {path: leaf.names for path, leaf in source.leaves.items()}
-    for path, names in axes.items():
-        channels = [i for i, name in enumerate(names) if axis(name) == "channels"]
-        for i in channels:
-            params[path] = np.repeat(params[path] / 3, 3, i)
-    return Loaded(config.with_sizes({"channels": 3}), nested(params))
-
-
-def _inputs(run: Workdir, config: Config, folder: Path) -> dict[str, Any]:
-    """Write the tokenizer or the image processor for `transformers`.
-
-    Returns:
-      The entries of ``config.json`` about the inputs.
-    """
-    kind, data = next(iter(run.config["data"].items()))
-    if config.modality == "text":
-        own = _tokenizer(run.folder, config, folder)
-        return own | (_of_task(labelled_of(data), config, folder) if kind == "Labelled" else {})
-    sizes = config.integers()
-    write_json(folder / FILE, described(images_of(data), sizes["image"], sizes["channels"]))
-    return {}
+    folder = run / TRANSFORMERS
+    folder.mkdir(exist_ok=True)
+    entries: dict[str, Any] = {}
+    if isinstance(data, Images):
+        sizes = config.integers()
+        write_json(folder / FILE, described(data, sizes["image"], sizes["channels"]))
+    elif data.tokenizer != "none":
+        entries = _tokenizer(run, config, folder)
+        if isinstance(data, Labelled):
+            entries |= _of_task(data, config, folder)
+    write_json(folder / "config.json", entries)
 
 
 def _tokenizer(run: Path, config: Config, folder: Path) -> dict[str, Any]:
@@ -122,7 +63,7 @@ def _tokenizer(run: Path, config: Config, folder: Path) -> dict[str, Any]:
       The entries of ``config.json`` about the special tokens.
     """
     tokenizer = tokenizer_of(run)
-    tokenizer.save(str(folder / "tokenizer.json"))
+    _save(tokenizer, folder)
     special = special_tokens(tokenizer, run)
     roles = {role for role in _ROLES if config.masked or role not in _OF_MASKED}
     named = {}
@@ -165,8 +106,8 @@ def _of_task(data: Labelled, config: Config, folder: Path) -> dict[str, Any]:
     )
     loaded = tokenizer_of(folder)
     loaded.post_processor = _framing(loaded, encoder.frame)
-    loaded.save(str(folder / "tokenizer.json"))
-    about = read_json(folder / "tokenizer_config.json")
+    _save(loaded, folder)
+    about = read_json(folder / "tokenizer_config.json", "")
     pad = _padding(loaded, encoder.frame)
     ends = {"eos_token": encoder.frame.end[-1], "pad_token": pad}
     about |= {role: loaded.id_to_token(number) for role, number in ends.items()}
@@ -180,6 +121,11 @@ def _of_task(data: Labelled, config: Config, folder: Path) -> dict[str, Any]:
     return {"eos_token_id": encoder.frame.end[-1]} | (
         {} if encoder.own_pad else {"pad_token_id": pad}
     )
+
+
+def _save(tokenizer: Any, folder: Path) -> None:
+    with appears_whole(folder / "tokenizer.json") as part:
+        tokenizer.save(str(part))
 
 
 def _input_names(config: Config) -> list[str]:
@@ -215,11 +161,43 @@ def _padding(tokenizer: Any, frame: Frame) -> int:
     return frame.pad
 
 
-def card(run: Workdir, config: Config, architecture: str) -> str:
-    """Return the model card of a finished run, as Markdown."""
-    was = run.config
-    result = run.result
-    scores = [f"* {name.replace('_', ' ')}: {value:.4f}" for name, value in _scores(run).items()]
+def write_card(
+    run: Path,
+    was: Mapping[str, Any],
+    result: Mapping[str, Any],
+    config: Config,
+    scores: Mapping[str, Mapping[str, float]] | None,
+) -> None:
+    """Write the model card of a run.
+
+    Args:
+      run: folder of the run.
+      was: content of its ``config.json``.
+      result: its result.
+      config: config of its model.
+      scores: its scores on its task, by split and metric, if they are known.
+    """
+    text = _card(was, result, config, _architecture(config), scores)
+    (run / TRANSFORMERS).mkdir(exist_ok=True)
+    write_text(run / TRANSFORMERS / CARD, text)
+
+
+def _architecture(config: Config) -> str:
+    try:
+        return storage.family_for(config, None)[0].architecture
+    except CheckpointError:  # only an Orbax folder stores such a model
+        return type(config).__name__
+
+
+def _card(
+    was: Mapping[str, Any],
+    result: Mapping[str, Any],
+    config: Config,
+    architecture: str,
+    scores: Mapping[str, Mapping[str, float]] | None,
+) -> str:
+    of = {name.replace("_", " "): x for name, x in _scores(result, scores).items()}
+    lines = [f"* {name}: {value:.4f}" for name, value in of.items()]
     return f"""---
 library_name: transformers
 tags: [jaxgrow]
@@ -243,7 +221,7 @@ In all {result["flops"]:.3g} FLOPs and {result["seconds"]:.0f} s. Batch {was["ba
 
 ## Evaluation on validation data
 
-{_LINE.join(scores)}
+{_LINE.join(lines)}
 
 ## Model
 
@@ -263,7 +241,7 @@ def _plan(phases: list[dict[str, Any]]) -> str:
     return _LINE.join([*head, *rows])
 
 
-def _data(config: dict[str, Any], corpus: dict[str, str]) -> str:
+def _data(config: Mapping[str, Any], corpus: Mapping[str, str]) -> str:
     """Return the line of the card about the data: the name, hashes, and how they were read."""
     kind, data = next(iter(config["data"].items()))
     parts = [name for name in ("train", "valid", "tokenizer") if name in corpus]
@@ -276,35 +254,20 @@ def _data(config: dict[str, Any], corpus: dict[str, str]) -> str:
     return f"{kind}: {corpus['name']} ({hashes}); `{json.dumps(about)}`"
 
 
-def _scores(run: Workdir) -> dict[str, float]:
+def _scores(
+    result: Mapping[str, Any], scores: Mapping[str, Mapping[str, float]] | None
+) -> dict[str, float]:
     """Return the loss and the metrics on validation data."""
-    scores = {}
-    for split, of in (run.scores or {}).items():
-        scores |= {f"{metric}, {split}": x for metric, x in of.items()}
-    result = run.result
-    return {"loss": result["val_loss"]} | (scores or {"accuracy": result["val_accuracy"]})
+    found: dict[str, float] = {}
+    for split, of in (scores or {}).items():
+        found |= {f"{metric}, {split}": x for metric, x in of.items()}
+    return {"loss": result["val_loss"]} | (found or {"accuracy": result["val_accuracy"]})
 
 
-def _base(config: dict[str, Any]) -> str:
+def _base(config: Mapping[str, Any]) -> str:
     """Return the line of the card that names the source model: its name, without its folder."""
     source = next(iter(config["method"].values())).get("source")
     if not isinstance(source, str):
         return ""
     name = Path(source.replace("{seed}", str(config["seed"]))).name
     return f"base_model: {json.dumps(name)}\n"
-
-
-def main() -> None:
-    parser = Parser("export", __doc__)
-    parser.add_argument("run", type=Path, help="folder of a finished run")
-    parser.add_argument("folder", type=Path, help="folder to write")
-    parser.add_argument(
-        "--overwrite", action="store_true", help="replace a checkpoint in that folder"
-    )
-    arguments = parser.parse_args()
-    export(arguments.run, arguments.folder, arguments.overwrite)
-    say(f"{arguments.folder}: the model of {arguments.run}, for transformers")
-
-
-if __name__ == "__main__":
-    exits_cleanly(main)
