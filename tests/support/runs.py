@@ -92,12 +92,12 @@ def log(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-@cache
 def export(run: Path, folder: Path) -> None:
     """Write the model of a run for `transformers`."""
     assert jaxgrow(["convert", str(run), str(folder)]) == 0
 
 
+@cache
 def mesh() -> jax.sharding.Mesh:
     """Return a mesh of all devices, each with a complete copy of the model."""
     return Mesh().over(jax.devices())

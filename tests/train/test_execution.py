@@ -108,7 +108,7 @@ OF_ALL_KINDS = [
     {"data": Images("folder", "pictures"), "model": VIT},
     {"data": Labelled("cola", "texts")},
     {"method": runs.VCYCLE},
-    {"method": Growing(runs.SMALL)},
+    {"method": Growing(runs.MODEL), "model": runs.LARGE},
     {"method": Scratch((DropLayers(LayerDrop(sensitivity=Sensitivity())),))},
     {"model": LlamaConfig(
         vocab=256, context=8, layers=2, embed=8, heads=2, kv_heads=2, head_dim=4, mlp=16,
@@ -126,7 +126,8 @@ def test_every_setting_does_on_resume_what_its_class_says(tmp_path, monkeypatch,
     run.log.write_text("{}\n")
     found = set()
     for name, before in leaves(there):
-        other = with_value(there, name, [before, "other"])
+        after = f"{before} changed"
+        other = with_value(there, name, after)
         (run.folder / "config.json").write_text(json.dumps(there | {"corpus": {"name": "x"}}))
         monkeypatch.setattr("train.engine.run.workdir.as_json", lambda _, other=other: other)
         kind = "objective" if name in bound(experiment) else class_of(name, there)
@@ -137,9 +138,8 @@ def test_every_setting_does_on_resume_what_its_class_says(tmp_path, monkeypatch,
             continue
         run.claim(experiment)
         (line,) = run.begin(experiment, {"name": "x"}, {}, 3)
-        assert line == f"{name} is {[before, 'other']!r} from step 3 on; it was {before!r}"
+        assert line == f"{name} is {after!r} from step 3 on; it was {before!r}"
         (change,) = run.config["changes"]
-        after = [before, "other"]
         assert change == {"step": 3, "setting": name, "before": before, "after": after}
     assert found == {"objective", "execution", "observation", "place"}
 
