@@ -9,10 +9,10 @@ import pytest
 
 from jaxgrow.untrusted import using_limits
 from train.common.errors import UserError
-from train.data.bounded import child
+from train.data.bounded import BoundedTokenizer, child
 from train.data.chat import rendered
 from train.data.special import Special, copied, special_tokens
-from train.data.text import _byte_tokenizer, tokenizer
+from train.data.text import Data, _byte_tokenizer, tokenizer, tokens
 
 PLAIN = Special(0, 0, (0,), {"bos_token": "<s>"}, None)
 
@@ -98,6 +98,52 @@ def test_a_regular_expression_that_does_not_end_is_stopped(about):
     split = {"type": "Split", "pattern": {"Regex": "(a+)+b"}, "behavior": "Isolated"}
     with using_limits(seconds=2), pytest.raises(UserError, match=r"no tokenizer at .*tokenizer"):
         about({"pre_tokenizer": split | {"invert": False}})
+
+
+def slow_on(letter: str) -> dict:
+    """A tokenizer whose regular expression is slow for a text with this letter."""
+    pattern = {"Regex": f"{letter}*" * 4 + "b"}
+    split = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
+    last = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": False,
+    }
+    return {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, last]}}
+
+
+@pytest.mark.parametrize("long", [False, True], ids=["encoding", "cutting"])
+def test_a_tokenizer_that_is_slow_only_on_the_corpus_is_stopped(about, tmp_path, long):
+    about(slow_on("z"))
+    (tmp_path / "text").mkdir()
+    for name in "ab":
+        text = ("z" * 200 + " ab ") * (400 if long else 1)
+        (tmp_path / "text" / f"{name}.txt").write_text(text)
+    data = Data(
+        "text", str(tmp_path / "text"), cache=str(tmp_path), tokenizer=f"{tmp_path}/tokenizer.json"
+    )
+    with using_limits(seconds=1), pytest.raises(UserError, match="--limits seconds=") as error:
+        tokens(data)
+    assert "characters with the tokenizer" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_tokenizer_that_makes_too_many_tokens_only_of_the_corpus_is_stopped(about):
+    """Each document may have many tokens, but not more than a text of its length ever has."""
+    plain = about({})
+    loaded = BoundedTokenizer(plain, "a")
+    assert [e.ids.tolist() for e in loaded.encode_batch_fast(["az", "", "ä"])] == [
+        plain.encode(text, add_special_tokens=False).ids for text in ("az", "", "ä")
+    ]
+    more = {"type": "Replace", "pattern": {"String": "z"}, "content": "é" * 200}
+    about({})
+    content = json.loads(plain.to_str()) | {"normalizer": more}
+    many = BoundedTokenizer(type(plain).from_str(json.dumps(content)), "a")
+    with pytest.raises(UserError, match=r"it makes 40,000 tokens of 100 characters"):
+        many.encode_batch_fast(["z" * 100])
+    with using_limits(bytes=150 << 20), pytest.raises(UserError, match="--limits bytes="):
+        many.encode_batch_fast(["z" * 1_000_000])
+    assert many.encode_batch_fast(["a"])[0].ids.tolist() == [97]
 
 
 @pytest.mark.parametrize(

@@ -1,97 +1,192 @@
-"""Templates and tokenizers of others run in a child process, with limits of time and memory."""
+"""Templates and tokenizers of others run in child processes, with limits of time and memory."""
 
-import atexit
 import json
+import math
+import os
+import signal
 import subprocess
 import sys
 import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple
+
+import numpy as np
 
 from jaxgrow.untrusted import UntrustedError, limits
+from train.common.errors import UserError
 
 _SCRIPT = Path(__file__).with_name("bounded_child.py")
 _START = 60.0  # seconds until the child has started
+# The limit is CPU time. A child on a busy machine may wait this many times longer.
+_PATIENCE = 10
+_TIMED = 1 << 20  # bytes of text that may be encoded in `Limits.seconds`
 
 
 class BoundedChild:
-    """A child process that answers requests, and is killed when one takes too long."""
+    """A child process that answers requests, and is killed when one takes too long.
 
-    def __init__(self):
-        self._process: subprocess.Popen[str] | None = None
+    Args:
+      threads: the number of threads of its libraries.
+      **setup: a first request, which each new process gets.
+    """
 
-    def ask(self, what: str, **request: Any) -> Any:
+    def __init__(self, threads: int = 1, **setup: Any):
+        self._threads = threads
+        self._setup = setup
+        self._process: subprocess.Popen[bytes] | None = None
+        self._end = lambda: None
+
+    def ask(self, what: str, size: int = 0, **request: Any) -> Any:
         """The answer of a job of ``bounded_child.py``.
 
         Args:
           what: the file, for messages.
+          size: bytes of a text. A long text may take longer.
           **request: the name of the job, and its arguments.
 
         Raises:
           UntrustedError: the job failed, or needs more than the limits.
         """
         if self._process is None:
-            self._process = self._started()
-        budget = {"bytes": limits().bytes, "record": limits().record, "seconds": limits().seconds}
-        try:
-            assert self._process.stdin is not None
-            self._process.stdin.write(json.dumps(budget | request) + "\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:  # the next line is the end of the output
-            pass
-        line, late = self._line(limits().seconds)
+            self._start()
+            if self._setup:
+                self.ask(what, size=sum(map(len, map(str, self._setup.values()))), **self._setup)
+        seconds = limits().seconds * max(1.0, size / _TIMED)
+        budget = {"bytes": limits().bytes, "record": limits().record}
+        budget["seconds"] = math.ceil(seconds * self._threads)
+        line, content = self._answer(budget | request, _PATIENCE * seconds)
         if not line:
-            self.close()
-            raise UntrustedError(
-                f"{what} needs more than {limits().seconds:g} s; if you trust the file, raise the limit, such as "
-                f"with --limits seconds={10 * limits().seconds:g}"
-                if late
-                else f"{what} needs too much memory or is damaged: the process that ran it has ended; if you trust the "
-                f"file, raise the limit, such as with --limits bytes={4 * limits().bytes}"
-            )
+            raise UntrustedError(f"{what} {self._excess(seconds)}")
         answer = json.loads(line)
         if "error" in answer:
             raise UntrustedError(f"{what}: {answer['error']}")
-        return answer["result"]
+        return answer["result"], content
 
     def close(self) -> None:
         """End the child."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
-            self._process = None
+        self._end()
+        self._process = None
 
-    def _started(self) -> "subprocess.Popen[str]":
+    def _start(self) -> None:
+        many = {"TOKENIZERS_PARALLELISM": "true" if self._threads > 1 else "false"}
         self._process = subprocess.Popen(
             # Isolated: modules in the working directory are not imported.
             [sys.executable, "-I", str(_SCRIPT)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            text=True,
-            encoding="utf-8",
+            env=os.environ | many | {"RAYON_NUM_THREADS": str(self._threads)},
+            # Signals to the group of this process, which then ends in order, do not reach the child.
+            start_new_session=True,
         )
-        atexit.register(self.close)
-        self._line(_START)
-        return self._process
+        self._end = weakref.finalize(self, _ended, self._process)
+        with _killing(self._process, _START):
+            _piped(self._process)[1].readline()
 
-    def _line(self, seconds: float) -> tuple[str, bool]:
-        """A line of the child, empty if it ended; and whether it was killed."""
+    def _answer(self, request: dict[str, Any], seconds: float) -> tuple[bytes, bytes]:
+        """The line of an answer, empty if the child ended, and the bytes after it."""
         process = self._process
-        assert process is not None and process.stdout is not None
-        late = threading.Event()
+        assert process is not None
+        sent, received = _piped(process)
+        with _killing(process, seconds):
+            try:
+                text = json.dumps(request, ensure_ascii=False)
+                sent.write(text.encode("utf-8", "surrogatepass") + b"\n")
+                sent.flush()
+                line = received.readline()
+                count = json.loads(line).get("bytes", 0)
+                content = received.read(count)
+                return (line, content) if len(content) == count else (b"", b"")
+            except (BrokenPipeError, ValueError):  # it has ended
+                return b"", b""
 
-        def kill() -> None:
-            late.set()
-            process.kill()
+    def _excess(self, seconds: float) -> str:
+        """Why the child has ended, for a message."""
+        assert self._process is not None
+        process = self._process
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(1)
+        self.close()
+        if process.returncode in _OUT_OF_TIME:
+            return (
+                f"needs more than {seconds:g} s; if you trust the file, raise the limit, such as with --limits "
+                f"seconds={10 * limits().seconds:g}"
+            )
+        return (
+            "needs too much memory or is damaged: the process that ran it has ended; if you trust the file, raise the "
+            f"limit, such as with --limits bytes={4 * limits().bytes}"
+        )
 
-        timer = threading.Timer(seconds, kill)
-        timer.daemon = True
-        timer.start()
+
+_LATE = getattr(signal, "SIGXCPU", signal.SIGTERM)
+_OUT_OF_TIME = {-_LATE}
+
+
+def _piped(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
+    assert process.stdin is not None and process.stdout is not None
+    return process.stdin, process.stdout
+
+
+@contextmanager
+def _killing(process: subprocess.Popen[bytes], seconds: float) -> Iterator[None]:
+    """Kill the process if the block takes longer, as the system does after too much CPU time."""
+    timer = threading.Timer(seconds, process.send_signal, [_LATE])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _ended(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.communicate()
+
+
+class Encoded(NamedTuple):
+    """The ids of a text, as `tokenizers` returns them."""
+
+    ids: np.ndarray
+
+
+class BoundedTokenizer:
+    """A tokenizer of others in a child process, with limits of time and memory for each call.
+
+    Args:
+      tokenizer: a `tokenizers.Tokenizer` that reads the names of special tokens as text.
+      name: its name, for messages.
+      threads: the number of threads.
+    """
+
+    def __init__(self, tokenizer: Any, name: str, threads: int = 1):
+        self._name = name
+        self._child = BoundedChild(threads, job="load", tokenizer=tokenizer.to_str())
+
+    def encode_batch_fast(
+        self, texts: Sequence[str], add_special_tokens: bool = False
+    ) -> list[Encoded]:
+        """The ids of each text, without special tokens.
+
+        Raises:
+          UserError: the tokenizer needs too much time or memory, or makes too many tokens.
+        """
+        assert not add_special_tokens
+        size = sum(map(len, texts))
+        what = f"encoding {size:,} characters with the tokenizer {self._name}"
         try:
-            return process.stdout.readline(), late.is_set()
-        finally:
-            timer.cancel()
+            sizes, content = self._child.ask(what, size, job="encode", texts=texts)
+        except UntrustedError as error:
+            raise UserError(str(error)) from error
+        ids = np.frombuffer(content, np.uint32)
+        return [Encoded(part) for part in np.split(ids, np.cumsum(sizes)[:-1])]
+
+    def close(self) -> None:
+        """End the child process."""
+        self._child.close()
 
 
 child = BoundedChild()

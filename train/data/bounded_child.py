@@ -1,49 +1,55 @@
 """The process that `train.data.bounded` starts: it runs templates and tokenizers of others.
 
 It is a script without imports from this package, so that it starts quickly. Each line of stdin is a
-request, and each line of stdout its answer: ``{"result": ..}`` or ``{"error": ".."}``.
+request, and each line of stdout its answer: ``{"result": ..}`` or ``{"error": ".."}``. If it has
+``"bytes"``, as many bytes follow the line.
 """
 
 import json
-import os
 import sys
+from array import array
 from contextlib import suppress
 from datetime import datetime
 
-# Memory of the libraries themselves.
-_OWN = 1 << 30
 # Texts that let a slow regular expression, or a normaliser that multiplies text, show itself.
 _PROBES = ("a", "A", "0", " ", "\n", "-", "é", "日", " a", "aA0 -\n", "the quick brown fox ")
 _PROBE = 4096  # characters of a probe
 _MOST = 256  # tokens for a character
+_loaded = []  # the tokenizer that encodes
 
 
 def main():
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    print("{}", flush=True)
-    for line in sys.stdin:
-        request = json.loads(line)
+    jobs = {"render": _rendered, "tokenizer": _tried, "load": _load, "encode": _encoded}
+    sys.stdout.buffer.write(b"{}\n")
+    sys.stdout.flush()
+    for line in sys.stdin.buffer:
+        request = json.loads(line.decode("utf-8", "surrogatepass"))
         _limit(request["bytes"], request["seconds"])
-        job = {"render": _rendered, "tokenizer": _tried}[request["job"]]
+        content = b""
         try:
-            answer = {"result": job(request)}
+            result = jobs[request["job"]](request)
+            if isinstance(result, tuple):
+                result, content = result
+            answer = {"result": result, "bytes": len(content)}
         except BaseException as error:  # a panic of Rust is not an `Exception`
             about = " ".join(str(error).split())[:500]
             named = "jinja2" in type(error).__module__
             answer = {"error": about if named else f"{type(error).__name__}: {about}"}
-        print(json.dumps(answer), flush=True)
+        sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n" + content)
+        sys.stdout.flush()
 
 
 def _limit(memory, seconds):
-    """Limit the memory, and the time in case that the parent is killed."""
+    """Limit the memory, and the computing time of one request."""
     with suppress(ImportError, OSError, ValueError):
         import resource
 
-        resource.setrlimit(resource.RLIMIT_AS, (memory + _OWN, resource.RLIM_INFINITY))
         usage = resource.getrusage(resource.RUSAGE_SELF)
         used = usage.ru_utime + usage.ru_stime
-        hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-        resource.setrlimit(resource.RLIMIT_CPU, (int(used + seconds) + 2, hard))
+        amounts = {"CORE": 0, "CPU": int(used + seconds) + 1, "DATA": memory}
+        for name, amount in amounts.items():
+            limit = getattr(resource, f"RLIMIT_{name}")
+            resource.setrlimit(limit, (amount, resource.getrlimit(limit)[1]))
 
 
 def _rendered(request):
@@ -104,6 +110,31 @@ def _tried(request):
             raise ValueError(f"it makes {len(ids):,} tokens of {len(text):,} characters")
         tokenizer.decode(ids)
     return None
+
+
+def _load(request):
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_str(request["tokenizer"])
+    # Not a part of the file: names of special tokens in a text are text.
+    tokenizer.encode_special_tokens = True
+    _loaded[:] = [tokenizer]
+
+
+def _encoded(request):
+    """The number of ids of each text, and the bytes of all ids."""
+    texts = request["texts"]
+    ids = array("I")
+    sizes = []
+    for text, encoded in zip(
+        texts, _loaded[0].encode_batch_fast(texts, add_special_tokens=False), strict=True
+    ):
+        found = encoded.ids
+        if len(found) > _MOST * (len(text) + 1):
+            raise ValueError(f"it makes {len(found):,} tokens of {len(text):,} characters")
+        sizes.append(len(found))
+        ids.extend(found)
+    return sizes, ids.tobytes()
 
 
 if __name__ == "__main__":

@@ -30,6 +30,6 @@ def rendered(special: Special, messages: Sequence[Mapping[str, str]]) -> str:
         raise UserError("chat templates need jinja2: pip install jinja2")
     request = {"template": special.template, "messages": list(messages), "names": special.names}
     try:
-        return child.ask("the chat template of the model failed", job="render", **request)
+        return child.ask("the chat template of the model failed", job="render", **request)[0]
     except UntrustedError as error:
         raise UserError(str(error)) from error

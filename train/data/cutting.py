@@ -7,6 +7,8 @@ therefore tested: the text around it must have the same tokens with and without 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import numpy as np
+
 from train.data import formats
 
 WINDOW = 256  # characters before and after a cut that are encoded to test it
@@ -23,7 +25,7 @@ class TextEncoder:
     encoded after a letter, whose tokens are dropped.
 
     Args:
-      tokenizer: a `tokenizers.Tokenizer`.
+      tokenizer: a `train.data.bounded.BoundedTokenizer`, or a `tokenizers.Tokenizer`.
     """
 
     def __init__(self, tokenizer: Any):
@@ -31,18 +33,18 @@ class TextEncoder:
         self._lead = ""
         self._dropped = 0
         whole, first, second = self(["a b", "a", " b"], [True] * 3)
-        if whole != first + second:
+        if [*whole] != [*first, *second]:
             self._lead = _LEAD
             self._dropped = len(first)
 
-    def __call__(self, texts: list[str], begins: list[bool]) -> list[list[int]]:
+    def __call__(self, texts: list[str], begins: list[bool]) -> list[np.ndarray]:
         """The tokens of each text; ``begins`` is False for a text that continues another one."""
         given = [
             text if first else self._lead + text for text, first in zip(texts, begins, strict=True)
         ]
         encoded = self._tokenizer.encode_batch_fast(given, add_special_tokens=False)
         return [
-            e.ids if first else e.ids[self._dropped :]
+            np.asarray(e.ids if first else e.ids[self._dropped :], np.uint32)
             for e, first in zip(encoded, begins, strict=True)
         ]
 
@@ -82,7 +84,7 @@ def _boundary(text: str, encode: TextEncoder) -> int | None:
         after = encode([text[at : at + WINDOW] for at in chosen], [False] * len(chosen))
         both = encode([text[at - WINDOW : at + WINDOW] for at in chosen], [False] * len(chosen))
         for at, left, right, whole in zip(chosen, before, after, both, strict=True):
-            if whole == left + right:
+            if [*whole] == [*left, *right]:
                 return at
     return None
 

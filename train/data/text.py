@@ -7,7 +7,7 @@ tokenised to files. Without validation text, evenly spaced pieces are held out.
 import hashlib
 import json
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from functools import cache, partial
@@ -21,6 +21,7 @@ from train.common.errors import UserError
 from train.common.files import read_json, write_json
 from train.data import corpus as reading
 from train.data import named_splits
+from train.data.bounded import BoundedTokenizer
 from train.data.cache import PROGRESS, again, cache_folder, cached
 from train.data.corpus import Corpus
 from train.data.cutting import TextEncoder, cut
@@ -311,12 +312,12 @@ def _make(corpus: Corpus, data: Data, vocab: int, held: Fraction, work: Path) ->
     kind = dtype(vocab)
     if data.source == "tokens":
         encoder = partial(_checked_ids, vocab, data.tokenizer)
-        tokenise(corpus, lambda: encoder, kind, held, 1, work)
+        tokenise(corpus, lambda threads: encoder, kind, held, 1, work)
     else:
         # Bytes need no encoding, so more processes would not help.
         workers = 1 if data.tokenizer == "bytes" else cores()
-        encoder = partial(_encoder, data.tokenizer, data.bos)
-        tokenise(corpus, encoder, kind, held, workers, work, _cut(data.tokenizer))
+        encoder, cut = _encoder(data.tokenizer, data.bos)
+        tokenise(corpus, encoder, kind, held, workers, work, cut)
     parts = [work / name for name in ("train", "valid")]
     for part in parts:
         if part.stat().st_size == 0:
@@ -450,30 +451,31 @@ def _tokenizer_files(path: Path) -> list[Path]:
     return [path / "vocab.json", path / "merges.txt"] if path.is_dir() else [path]
 
 
-def _encoder(name: str, bos: bool | Literal["auto"]) -> Encode:
+def _encoder(name: str, bos: bool | Literal["auto"]) -> tuple[Callable[[int], Encode], Cut]:
+    """A function that starts an encoder with a number of threads, and how documents are cut.
+
+    Bytes may be cut anywhere.
+    """
     if name == "bytes":
-        return _bytes
+        return lambda threads: _bytes, iter
     loaded = tokenizer(name)
     around = document_frame(loaded, folder_of(name), bos)
-    texts = TextEncoder(text_encoder(loaded))
+    plain = text_encoder(loaded)
 
-    def encode(pieces: list[str], begins: list[bool]) -> tuple[list[Any], DocumentFrame]:
-        return texts(pieces, begins), around
+    def started(threads: int = 1) -> TextEncoder:
+        return TextEncoder(BoundedTokenizer(plain, name, threads))
 
-    return encode
+    def encoder(threads: int) -> Encode:
+        texts = started(threads)
+        return lambda pieces, begins: (texts(pieces, begins), around)
+
+    return encoder, partial(cut, encoder=cache(started))
 
 
 def _checked_ids(
     vocab: int, name: str, pieces: list[np.ndarray], begins: list[bool]
 ) -> tuple[list[Any], DocumentFrame]:
     return [checked_ids(ids, vocab, name) for ids in pieces], DocumentFrame((), ())
-
-
-def _cut(name: str) -> Cut:
-    """How documents are cut into pieces; bytes may be cut anywhere."""
-    if name == "bytes":
-        return iter
-    return partial(cut, encoder=cache(lambda: TextEncoder(text_encoder(tokenizer(name)))))
 
 
 def _bytes(pieces: list[str], begins: list[bool]) -> tuple[list[Any], DocumentFrame]:

@@ -5,12 +5,11 @@ tokenisation that was killed skips the finished pieces; it only has to read them
 """
 
 import itertools
-import multiprocessing
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -18,14 +17,12 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from tqdm import tqdm
 
-from train.common.errors import UserError
 from train.common.files import read_json, write_json
 from train.data.cache import PROGRESS, again
 from train.data.corpus import Corpus, Counts
 from train.data.formats import Document
 from train.data.special import DocumentFrame
 from train.data.splitting import held_out
-from train.data.workers import end_with_parent
 
 # Pieces, and whether each begins its document -> (token ids of each piece, tokens around a document).
 Encode: TypeAlias = Callable[[list[Any], list[bool]], tuple[list[Any], DocumentFrame]]
@@ -33,7 +30,7 @@ Encode: TypeAlias = Callable[[list[Any], list[bool]], tuple[list[Any], DocumentF
 Cut: TypeAlias = Callable[[Iterable[Any]], Iterable[Any]]
 
 BATCH = 1 << 20  # characters that are encoded in one call
-# A corpus of fewer batches is encoded by this process, because starting others takes longer.
+# A corpus of fewer batches is encoded by one encoder, because starting others takes longer.
 ALONE = 8
 SHARD = 64  # batches between two records of the progress
 
@@ -58,7 +55,7 @@ def dtype(vocab: int) -> type:
 
 def tokenise(
     corpus: Corpus,
-    encoder: Callable[[], Encode],
+    encoder: Callable[[int], Encode],
     kind: type,
     held: Fraction,
     workers: int,
@@ -69,10 +66,10 @@ def tokenise(
 
     Args:
       corpus: the documents. Without validation text, the fraction ``held`` of them is held out.
-      encoder: creates the function that encodes pieces.
+      encoder: creates the function that encodes pieces, with a number of threads.
       kind: the dtype of the tokens.
       held: the part of the pieces that is held out.
-      workers: the number of processes that encode; 1: this process encodes.
+      workers: the number of encoders that work at the same time.
       work: the working folder.
       cut: cuts documents into pieces; the default keeps those of the reader.
     """
@@ -156,57 +153,44 @@ def _batches(stream: Iterable[Piece]) -> Iterator[Batch]:
 
 
 def _encoded(
-    batches: Iterator[Batch], encoder: Callable[[], Encode], kind: type, workers: int
+    batches: Iterator[Batch], encoder: Callable[[int], Encode], kind: type, workers: int
 ) -> Iterator[tuple[Batch, np.ndarray, np.ndarray]]:
     """Yield batches in order, with their token ids and the number of tokens of each piece."""
     few = list(itertools.islice(batches, ALONE)) if workers > 1 else []
     if len(few) < ALONE:
-        encode = encoder()
+        encode = encoder(workers)
         for batch in itertools.chain(few, batches):
             yield batch, *_ids(encode, batch, kind)
         return
-    pool = ProcessPoolExecutor(
-        workers, multiprocessing.get_context("spawn"), initializer=_begin, initargs=(encoder, kind)
-    )
+    own = threading.local()
+
+    def work(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+        if not hasattr(own, "encode"):
+            own.encode = encoder(1)
+        return _ids(own.encode, batch, kind)
+
+    # The threads wait for the processes of the encoders.
+    pool = ThreadPoolExecutor(workers)
     try:
         ahead: deque[Any] = deque()
         for batch in itertools.chain(few, batches):
-            ahead.append((batch, pool.submit(_work, batch)))
+            ahead.append((batch, pool.submit(work, batch)))
             if len(ahead) > 2 * workers:
                 batch, future = ahead.popleft()
                 yield batch, *future.result()
         for batch, future in ahead:
             yield batch, *future.result()
-    except BrokenProcessPool as error:
-        raise UserError(
-            "a tokenising process was killed, perhaps because memory ran out; repeat the command to continue"
-        ) from error
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 def _ids(encode: Encode, batch: Batch, kind: type) -> tuple[np.ndarray, np.ndarray]:
+    """The ids of all pieces with the frames of their documents, and the number of each piece."""
     encoded, frame = encode(batch.pieces, batch.begins)
-    begin, end = (np.asarray(part, kind) for part in frame)
-    none = np.zeros(0, kind)
-    parts = [
-        np.concatenate([begin if begins else none, np.asarray(ids, kind), end if ends else none])
-        for ids, begins, ends in zip(encoded, batch.begins, batch.ends, strict=True)
-    ]
-    return np.concatenate(parts), np.array([len(p) for p in parts])
-
-
-# --- in a worker ---
-
-_encoder: list[tuple[Encode, type]] = []
-
-
-def _begin(encoder: Callable[[], Encode], kind: type) -> None:
-    end_with_parent()
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes already run in parallel
-    _encoder.append((encoder(), kind))
-
-
-def _work(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-    encode, kind = _encoder[0]
-    return _ids(encode, batch, kind)
+    ids = np.concatenate(encoded).astype(kind)
+    sizes = np.array([len(each) for each in encoded])
+    for tokens, where, after in ((frame.end, batch.ends, True), (frame.begin, batch.begins, False)):
+        places = (np.cumsum(sizes) - (0 if after else sizes))[np.array(where)]
+        ids = np.insert(ids, np.repeat(places, len(tokens)), np.tile(tokens, len(places)))
+        sizes = sizes + len(tokens) * np.array(where)
+    return ids, sizes

@@ -11,6 +11,7 @@ import numpy as np
 from jaxgrow.checkpoints.io.checksums import sha256
 from jaxgrow.models import Config
 from train.common.errors import UserError
+from train.data.bounded import BoundedTokenizer
 from train.data.masking import BYTES
 from train.data.special import (
     ENDS,
@@ -22,6 +23,7 @@ from train.data.special import (
 from train.data.special import frame as added_tokens
 from train.data.text import folder_of, tokenizer
 from train.data.tokenise import dtype
+from train.data.workers import cores
 
 _PIECE = 4  # bytes per word piece in English text
 _CHUNK = 4096  # texts that are tokenised in one call
@@ -83,7 +85,7 @@ class Encoder:
         if name != "bytes":
             self._loaded = tokenizer(name)
             self.vocab = largest_vocab(self._loaded)
-            self._texts = text_encoder(self._loaded)
+            self._texts = BoundedTokenizer(text_encoder(self._loaded), name, cores())
             self.identity = _identity(Path(name).expanduser())
         vocab = model.integers()["vocab"]
         if self.vocab > vocab:
@@ -113,10 +115,8 @@ class Encoder:
             return [np.frombuffer(text.encode(), np.uint8) for text in texts]
         out = []
         for i in range(0, len(texts), _CHUNK):
-            for e in self._texts.encode_batch_fast(
-                list(texts[i : i + _CHUNK]), add_special_tokens=False
-            ):
-                out.append(np.array(e.ids, self.dtype))
+            for encoded in self._texts.encode_batch_fast(texts[i : i + _CHUNK]):
+                out.append(encoded.ids.astype(self.dtype))
         return out
 
     def spans(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
