@@ -385,9 +385,6 @@ ROWS: dict[str, Row] = {
     "train/data/tokenise.py::tokenise": ours(_CACHE),
     "train/data/corpus.py::shards": attacked("state of a dataset"),
     "train/data/corpus.py::splits": attacked("splits of a dataset"),
-    "train/data/decoding.py::<module>": ours(
-        "it decompresses a file that `decoding.opened` or `images._in_tar` opened"
-    ),
     "train/data/decoding.py::in_folder": attacked("state of a dataset", "settings of a tokenizer"),
     "train/data/decoding.py::json_object": attacked(
         "state of a dataset", "settings of a tokenizer"
@@ -398,8 +395,8 @@ ROWS: dict[str, Row] = {
     "train/data/decoding.py::read_regular": attacked(
         "state of a dataset", "settings of a tokenizer"
     ),
-    "train/data/formats.py::_parquet_batches": attacked("Parquet"),
-    "train/data/formats.py::_stream": attacked("state of a dataset"),
+    "train/data/arrow.py::parquet_batches": attacked("Parquet"),
+    "train/data/arrow.py::_stream": attacked("state of a dataset"),
     "train/data/token_files.py::_npy": attacked("array of token ids"),
     "train/data/token_files.py::_raw": attacked("raw token ids"),
     "train/data/tfds.py::checked_info": attacked("prepared dataset"),
@@ -413,6 +410,9 @@ ROWS: dict[str, Row] = {
     "train/data/images.py::_in_zip": attacked("zip of images"),
     "train/data/bounded_child.py::_tried": ours(
         "the files that `trial.check_tokenizer` checked; the process has limits"
+    ),
+    "train/data/bounded_child.py::_parquet": ours(
+        "the file that `arrow.parquet_batches` checked; the process has limits"
     ),
     "train/data/trial.py::check_tokenizer": attacked("tokenizer", "vocabulary", "merges"),
 }

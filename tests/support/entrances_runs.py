@@ -3,22 +3,26 @@
 `entrances` describes the table.
 """
 
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import numpy as np
+import runs
 import tiny
 from checkpoints import CONFIG as CONFIG_OF_MODEL
 from checkpoints import saved
-from entrances import Row, Subject, attacked, ours, todo, trusted
+from entrances import Row, Subject, attacked, ours, trusted
 
 from jaxgrow.checkpoints import orbax
 from jaxgrow.peft.lora import LoRA
-from train import ligo_maps, scaling, show
+from train import evaluate, ligo_maps, predict, scaling, show
 from train.common.files import read_arrays, write_arrays, write_json
+from train.data.text import tokenizer
 from train.engine.run import intact, origin, recorder, trackers, workdir
 from train.engine.run.checkpoint import Checkpoints
 from train.engine.run.workdir import Workdir
@@ -42,6 +46,7 @@ UNREAD = {
 COPIED = {name: "its bytes are copied" for name in ("truncated", "wrong type", "nested", "pickle")}
 UNREAD_LOG = COPIED | {"too large": "it is cut to the size in the checkpoint"}
 LEFT_OUT = {name: "it is left out" for name in ("link", "loop", "FIFO", "missing")}
+NAMED_BY_USER = {name: "the user named the file" for name in ("link", "link of the parent")}
 HEAD = {name: "a run that has no result has no head" for name in ("missing", "loop", "FIFO")}
 LINE = '{"phase": "train", "step": 1}\n'
 
@@ -128,6 +133,62 @@ def _model(folder: Path) -> Path:
 def _applied(folder: Path) -> None:
     same: Any = SimpleNamespace(small=CONFIG_OF_MODEL, large=CONFIG_OF_MODEL, apply=lambda p: p)
     ligo_maps._apply(same, folder / "maps.npz", folder / "model", folder.parent / "out")
+
+
+def _branched(folder: Path) -> None:
+    """Another run begins at a checkpoint of the first one."""
+    out = _beside(folder)
+    about: Any = SimpleNamespace(cost=SimpleNamespace(events={"events.a": 3}))
+    experiment = runs.experiment(folder.parent / "out")
+    with mock.patch.object(workdir.checkpoint, "record", lambda kept: about):
+        out._take(Workdir(folder / "run"), folder / "run" / "checkpoints" / "1", experiment)
+
+
+OF_BYTES = replace(CONFIG_OF_MODEL, vocab=256).with_head("classes", 2)
+
+
+def _finetuned(name: str) -> Callable[[Path], Path]:
+    """Return a function that writes a fine-tuned model, a table and a text; it returns one of them."""
+
+    def make(folder: Path) -> Path:
+        run = folder / "run"
+        config = OF_BYTES if name != "a.txt" else replace(CONFIG_OF_MODEL, vocab=256)
+        orbax.export(run, config, tiny.params(config, 0, "float32"))
+        about = {"task": "table", "path": "lost.tsv", "length": 7, "labels": ["no", "yes"]}
+        data = {"Labelled": about | {"tokenizer": "bytes"}}
+        write_json(run / "config.json", {"name": "a", "model": {}, "data": data})
+        write_json(run / "result.json", {"labels": ["no", "yes"]})
+        write_json(run / "tokenizer_config.json", {"model_max_length": 4})
+        tokenizer("bytes").save(str(run / "tokenizer.json"))
+        (folder / "data").mkdir()
+        (folder / "data" / "table.tsv").write_text("text\tlabel\na text\tyes\nanother\tno\n")
+        (folder / "data" / "a.txt").write_text("a text\n" * 9)
+        return next(folder.rglob(name))
+
+    return make
+
+
+def _predicted(folder: Path) -> None:
+    (folder.parent / "out").mkdir()
+    names = [
+        folder / "run",
+        folder / "data" / "table.tsv",
+        "--out",
+        folder.parent / "out" / "a.tsv",
+    ]
+    # The model itself is not a part of the attack.
+    outputs = mock.patch.object(predict, "outputs", lambda *rest: np.zeros((len(rest[2]), 2)))
+    with outputs, mock.patch.object(sys, "argv", ["predict", *map(str, names)]):
+        predict.main()
+
+
+def _scored(folder: Path) -> Any:
+    with mock.patch.object(evaluate, "score", lambda model, task: {"validation": {"a": 1.0}}):
+        return evaluate.evaluate(folder / "run", ["cola"], folder)
+
+
+def _measured(folder: Path) -> Any:
+    return evaluate.evaluate(folder / "run", [str(folder / "data" / "a.txt")], folder)
 
 
 def _adapter(folder: Path) -> Path:
@@ -227,6 +288,23 @@ SUBJECTS: dict[str, Subject] = {
         lambda folder: intact.steps(folder / "run" / "checkpoints"),
         harmless=LINKED | UNREAD_LOG | LEFT_OUT,
     ),
+    "log to branch": Subject(_run("metrics.jsonl"), _branched, harmless=LINKED | UNREAD_LOG),
+    "table to predict": Subject(_finetuned("table.tsv"), _predicted, harmless=NAMED_BY_USER),
+    "config.json to predict": Subject(_finetuned("config.json"), _predicted, harmless=LINKED),
+    "result.json to predict": Subject(
+        _finetuned("result.json"), _predicted, harmless=LINKED | HEAD
+    ),
+    "tokenizer_config.json to evaluate": Subject(
+        _finetuned("tokenizer_config.json"),
+        _scored,
+        harmless=LINKED | {"missing": "the length is then the one of the model"},
+    ),
+    "text to evaluate": Subject(
+        _finetuned("a.txt"),
+        _measured,
+        harmless=NAMED_BY_USER
+        | {x: "any text" for x in ("truncated", "wrong type", "nested", "pickle")},
+    ),
     "config.json of somebody": Subject(
         _written("config.json"),
         lambda folder: Workdir(folder / "run")._check_unused(),
@@ -261,7 +339,7 @@ ROWS: dict[str, Row] = {
     ),
     "train/engine/run/intact.py::_foreign": attacked("step"),
     "train/engine/run/workdir.py::Workdir._check_unused": attacked("config.json of somebody"),
-    "train/engine/run/workdir.py::Workdir._take": todo("no subject yet"),
+    "train/engine/run/workdir.py::Workdir._take": attacked("log to branch"),
     "train/common/endings.py::begin": ours("it opens /dev/null in place of a closed output"),
     "train/common/output.py::drop": ours("it opens /dev/null in place of a closed output"),
     "train/common/files.py::delete_parts": ours(WORK),
@@ -299,14 +377,16 @@ ROWS: dict[str, Row] = {
     "train/engine/run/workdir.py::Workdir.keep_inputs": ours(PARTS),
     "train/engine/run/workdir.py::load": attacked("array of a run"),
     "train/engine/state/heads.py::_of_older_run": attacked("result.json of a head"),
-    "train/evaluate.py::evaluate": trusted(TASKS),
-    "train/evaluate.py::_learned": todo("no subject yet"),
+    "train/evaluate.py::evaluate": attacked("text to evaluate"),
+    "train/evaluate.py::_learned": attacked("tokenizer_config.json to evaluate"),
     "train/finetune.py::main": ours(NAMED),
     "train/ligo_maps.py::_apply": attacked("tokenizer.json"),
     "train/plan/adapting.py::keep_adapter": ours(PARTS),
     "train/plan/adapting.py::loaded": attacked("lora.npz"),
     "train/plan/learning.py::Learn.finish": ours(PARTS),
-    "train/predict.py::main": ours(NAMED),
+    "train/predict.py::main": attacked(
+        "table to predict", "config.json to predict", "result.json to predict"
+    ),
     "train/preflight.py::_checked": trusted(CONFIG),
     "train/pretrain.py::main": trusted(CONFIG),
     "train/race.py::main": ours(NAMED),
@@ -321,4 +401,4 @@ ROWS: dict[str, Row] = {
 }
 
 # The number of rows that still need a subject.
-OPEN = 2
+OPEN = 0

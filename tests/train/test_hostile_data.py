@@ -6,11 +6,14 @@ import io
 import json
 import lzma
 import os
+import resource
 import shutil
 import subprocess
 import sys
 import tarfile
+import time
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +24,11 @@ from pyarrow import parquet
 
 from jaxgrow.untrusted import using_limits
 from train.common.errors import UserError
-from train.data import formats, idx
+from train.data import arrow, formats, idx
 from train.data.corpus import shards, splits, text
 from train.data.images import Images, images
 from train.data.labelled import table
-from train.data.text import Data, tokens
+from train.data.text import Data, _byte_tokenizer, tokens
 from train.data.tfds import checked_info
 
 ROOT = Path(__file__).parents[2]
@@ -96,6 +99,59 @@ def test_a_small_parquet_with_gigabytes_of_text_is_refused(tmp_path, repeated):
                 use()
 
 
+def test_the_sizes_that_a_parquet_declares_are_not_believed(tmp_path):
+    """The index of a file says that a page is small; the page has 300 MB."""
+    path = tmp_path / "lie.parquet"
+    bomb(path, ["x" * (1 << 20)] * 300, use_dictionary=False)
+    size = parquet.ParquetFile(path).metadata.row_group(0).column(0).total_uncompressed_size
+    content = path.read_bytes()
+    written, small = (
+        b"".join((2 * n >> 7 * i & 127 | (i < 4) << 7).to_bytes(1, "little") for i in range(5))
+        for n in (size, 1000)
+    )
+    index = content.rindex(b"schema") - 100
+    path.write_bytes(content[:index] + content[index:].replace(written, small))
+    assert parquet.ParquetFile(path).metadata.row_group(0).column(0).total_uncompressed_size == 1000
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with using_limits(bytes=150 << 20):
+        for use in (lambda: read(path), lambda: [*formats.records(path)]):
+            with pytest.raises(UserError, match=r"lie\.parquet.*--limits bytes="):
+                use()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
+
+
+@pytest.mark.parametrize("codec", ["zstd", "lz4"])
+def test_compressed_arrow_is_refused_before_it_is_decompressed(tmp_path, codec):
+    path = saved(tmp_path / "d") / "data-0.arrow"
+    count = 300 if codec == "zstd" else 120
+    rows = pa.table({"text": ["x" * (1 << 20)] * count, "label": ["a"] * count})
+    how = pa.ipc.IpcWriteOptions(compression=codec)
+    for dictionary in (False, True):
+        if dictionary:
+            rows = pa.table({"text": rows["text"].dictionary_encode(), "label": rows["label"]})
+        with pa.ipc.new_stream(str(path), rows.schema, options=how) as out:
+            out.write_table(rows)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        with using_limits(bytes=(100 << 20) if not dictionary else 1 << 19):
+            for use in (lambda: read(path), lambda: [*table.rows(tmp_path / "d")]):
+                with pytest.raises(
+                    UserError, match=r"data-0\.arrow decompresses to too much.*bytes="
+                ):
+                    use()
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
+
+
+def test_compressed_arrow_is_read(tmp_path):
+    expected = [{"text": f"{i} " * 99, "n": [i], "d": "ab"[i % 2]} for i in range(500)]
+    rows = pa.Table.from_pylist(expected)
+    rows = rows.set_column(2, "d", rows["d"].dictionary_encode())
+    for codec in (None, "zstd", "lz4"):
+        how = pa.ipc.IpcWriteOptions(compression=codec)
+        with pa.ipc.new_stream(str(tmp_path / "a.arrow"), rows.schema, options=how) as out:
+            out.write_table(rows, 100)
+        assert [*arrow.arrow_rows(tmp_path / "a.arrow")] == expected
+
+
 def test_rows_without_bytes_are_counted(tmp_path):
     path = tmp_path / "rows.parquet"
     parquet.write_table(pa.table({"text": pa.nulls(2_000_000, pa.string())}), path)
@@ -144,6 +200,54 @@ def test_what_is_held_in_memory_has_a_limit(tmp_path, zipped):
     with using_limits(bytes=8 << 20), pytest.raises(UserError, match="--limits bytes="):
         formats.read_text(path)
     assert len(formats.read_text(path)) > 9 << 20
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".xz", ".zst"])
+@pytest.mark.parametrize("tokenizer", ["bytes", "tokenizer.json"])
+def test_a_long_line_is_cut_and_has_the_tokens_of_the_whole_text(tmp_path, suffix, tokenizer):
+    line = "".join(f"word {i} " for i in range(40_000))
+    compress = {".zst": lambda content: pa.compress(content, "zstd", asbytes=True)} | ZIPPED
+    for name in "ab":
+        (tmp_path / f"{name}.txt{suffix}").write_bytes(compress.get(suffix, bytes)(line.encode()))
+    if tokenizer != "bytes":
+        _byte_tokenizer().save(str(tmp_path / tokenizer))
+        tokenizer = str(tmp_path / tokenizer)
+    data = Data("text", *(f"{tmp_path}/{name}.txt{suffix}" for name in "ab"), cache=str(tmp_path))
+    with using_limits(record=1 << 14):
+        found = tokens(replace(data, tokenizer=tokenizer))
+    assert found.train.tobytes() == line.encode() + b"\0" == found.valid.tobytes()
+
+
+def test_a_record_that_is_a_long_line_is_an_error_with_a_way_out(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"text": "a" * 20_000}))
+    with using_limits(record=1 << 14), pytest.raises(UserError, match="--limits record=32770"):
+        read(path)
+    with using_limits(record=32770):
+        assert read(path) == "a" * 20_000
+
+
+def test_a_dictionary_of_xz_has_a_limit(tmp_path):
+    path = tmp_path / "a.txt.xz"
+    large = [{"id": lzma.FILTER_LZMA2, "dict_size": 1 << 28}]
+    # Only the second stream has a large dictionary.
+    path.write_bytes(lzma.compress(b"a") + lzma.compress(b"b", filters=large))
+    assert read(path) == "ab"
+    with using_limits(bytes=1 << 27), pytest.raises(UserError, match=r"--limits bytes=\d+"):
+        read(path)
+
+
+@pytest.mark.parametrize("zipped", [".gz", ".xz"])
+def test_zeros_between_streams_are_skipped_at_once(tmp_path, zipped):
+    path = tmp_path / f"a.txt{zipped}"
+    compress = ZIPPED[zipped]
+    path.write_bytes(compress(b"a") + bytes(200 << 20) + compress(b"b") + bytes(64))
+    began = time.process_time()
+    assert read(path) == "ab"
+    assert time.process_time() - began < 10
+    path.write_bytes(compress(b"a" * 99)[:-4])
+    with pytest.raises(UserError, match="ended before its end"):
+        read(path)
 
 
 def test_a_stream_is_refused_when_it_decompresses_to_too_much(tmp_path):

@@ -58,9 +58,9 @@ class BoundedChild:
         budget = {"bytes": limits().bytes, "record": limits().record}
         budget["seconds"] = math.ceil(seconds * self._threads)
         line, content = self._answer(budget | request, _PATIENCE * seconds)
-        if not line:
+        answer = json.loads(line or b'{"memory": true}')
+        if "memory" in answer:
             raise UntrustedError(f"{what} {self._excess(seconds)}")
-        answer = json.loads(line)
         if "error" in answer:
             raise UntrustedError(f"{what}: {answer['error']}")
         return answer["result"], content
@@ -72,13 +72,16 @@ class BoundedChild:
 
     def _start(self) -> None:
         many = {"TOKENIZERS_PARALLELISM": "true" if self._threads > 1 else "false"}
+        # Other pools of memory reserve more than they need.
+        many |= {"RAYON_NUM_THREADS": str(self._threads), "ARROW_DEFAULT_MEMORY_POOL": "system"}
+        many |= {"OPENBLAS_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
             # Isolated: modules in the working directory are not imported.
             [sys.executable, "-I", str(_SCRIPT)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env=os.environ | many | {"RAYON_NUM_THREADS": str(self._threads)},
+            env=os.environ | many,
             # Signals to the group of this process, which then ends in order, do not reach the child.
             start_new_session=True,
         )
@@ -148,9 +151,10 @@ def _ended(process: subprocess.Popen[bytes]) -> None:
 
 
 class Encoded(NamedTuple):
-    """The ids of a text, as `tokenizers` returns them."""
+    """The ids of a text and their places in it, as `tokenizers` returns them."""
 
     ids: np.ndarray
+    offsets: np.ndarray | None = None  # [n, 2], the characters of each id
 
 
 class BoundedTokenizer:
@@ -175,14 +179,28 @@ class BoundedTokenizer:
           UserError: the tokenizer needs too much time or memory, or makes too many tokens.
         """
         assert not add_special_tokens
+        return self._encoded(texts, spans=False)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Encoded]:
+        """As `encode_batch_fast`, with the places of the ids."""
+        return self._encoded(texts, spans=True)
+
+    def _encoded(self, texts: Sequence[str], spans: bool) -> list[Encoded]:
+        if not texts:
+            return []
         size = sum(map(len, texts))
         what = f"encoding {size:,} characters with the tokenizer {self._name}"
         try:
-            sizes, content = self._child.ask(what, size, job="encode", texts=texts)
+            sizes, content = self._child.ask(what, size, job="encode", texts=texts, spans=spans)
         except UntrustedError as error:
             raise UserError(str(error)) from error
-        ids = np.frombuffer(content, np.uint32)
-        return [Encoded(part) for part in np.split(ids, np.cumsum(sizes)[:-1])]
+        edges = np.cumsum(sizes)
+        numbers = np.frombuffer(content, np.uint32)
+        ids = np.split(numbers[: edges[-1]], edges[:-1])
+        if not spans:
+            return [*map(Encoded, ids)]
+        offsets = np.split(numbers[edges[-1] :].reshape(-1, 2).astype(np.int32), edges[:-1])
+        return [*map(Encoded, ids, offsets)]
 
     def close(self) -> None:
         """End the child process."""

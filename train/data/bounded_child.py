@@ -10,33 +10,41 @@ import sys
 from array import array
 from contextlib import suppress
 from datetime import datetime
+from importlib import import_module
+from itertools import chain
 
 # Texts that let a slow regular expression, or a normaliser that multiplies text, show itself.
 _PROBES = ("a", "A", "0", " ", "\n", "-", "é", "日", " a", "aA0 -\n", "the quick brown fox ")
 _PROBE = 4096  # characters of a probe
 _MOST = 256  # tokens for a character
-_loaded = []  # the tokenizer that encodes
+_loaded = []  # the tokenizer that encodes, or a file of Parquet and its batches
+_ANSWER = 1 << 20  # bytes of batches in one answer
 
 
 def main():
-    jobs = {"render": _rendered, "tokenizer": _tried, "load": _load, "encode": _encoded}
     sys.stdout.buffer.write(b"{}\n")
     sys.stdout.flush()
     for line in sys.stdin.buffer:
         request = json.loads(line.decode("utf-8", "surrogatepass"))
-        _limit(request["bytes"], request["seconds"])
         content = b""
         try:
-            result = jobs[request["job"]](request)
+            job, library = _JOBS[request["job"]]
+            import_module(library)  # its own memory does not count
+            _limit(request["bytes"], request["seconds"])
+            result = job(request)
             if isinstance(result, tuple):
                 result, content = result
             answer = {"result": result, "bytes": len(content)}
+        except MemoryError:
+            answer = {"memory": True}
         except BaseException as error:  # a panic of Rust is not an `Exception`
             about = " ".join(str(error).split())[:500]
             named = "jinja2" in type(error).__module__
             answer = {"error": about if named else f"{type(error).__name__}: {about}"}
-        sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n" + content)
+        sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
+        sys.stdout.buffer.write(content)
         sys.stdout.flush()
+        del content
 
 
 def _limit(memory, seconds):
@@ -122,20 +130,73 @@ def _load(request):
 
 
 def _encoded(request):
-    """The number of ids of each text, and the bytes of all ids."""
+    """The number of ids of each text, and the bytes of all ids, and perhaps of their places."""
     texts = request["texts"]
+    encode = _loaded[0].encode_batch if request["spans"] else _loaded[0].encode_batch_fast
     ids = array("I")
+    places = array("I")
     sizes = []
-    for text, encoded in zip(
-        texts, _loaded[0].encode_batch_fast(texts, add_special_tokens=False), strict=True
-    ):
+    for text, encoded in zip(texts, encode(texts, add_special_tokens=False), strict=True):
         found = encoded.ids
         if len(found) > _MOST * (len(text) + 1):
             raise ValueError(f"it makes {len(found):,} tokens of {len(text):,} characters")
         sizes.append(len(found))
         ids.extend(found)
-    return sizes, ids.tobytes()
+        if request["spans"]:
+            places.extend(chain.from_iterable(encoded.offsets))
+    return sizes, ids.tobytes() + places.tobytes()
 
+
+def _parquet(request):
+    """The declared size of each part of a Parquet file, and its schema."""
+    from pyarrow import parquet
+
+    file = parquet.ParquetFile(request["path"], buffer_size=request["buffer"], pre_buffer=False)
+    about = file.metadata
+    places = ((group, n) for group in range(about.num_row_groups) for n in range(about.num_columns))
+    parts = (about.row_group(group).column(n) for group, n in places)
+    _loaded[:] = [file]
+    sizes = [(part.path_in_schema, part.total_uncompressed_size) for part in parts]
+    return sizes, file.schema_arrow.serialize()
+
+
+def _rows(request):
+    batches = _loaded[0].iter_batches(
+        request["rows"], columns=request["columns"], use_threads=False
+    )
+    _loaded.append(batches)
+
+
+def _batches(request):
+    """The number of the next batches, and a stream of them; no bytes at the end."""
+    import pyarrow as pa
+
+    taken = []
+    size = 0
+    for batch in _loaded[1]:
+        taken.append(batch)
+        size += batch.nbytes
+        if size >= _ANSWER or len(taken) == 64:
+            break
+    if not taken:
+        return 0
+    content = pa.BufferOutputStream()
+    with pa.ipc.new_stream(content, taken[0].schema) as stream:
+        for batch in taken:
+            stream.write_batch(batch)
+    return len(taken), content.getvalue()
+
+
+# Name -> the function of a job, and the library that it uses.
+_JOBS = {
+    "render": (_rendered, "jinja2"),
+    "tokenizer": (_tried, "tokenizers"),
+    "load": (_load, "tokenizers"),
+    "encode": (_encoded, "tokenizers"),
+    "parquet": (_parquet, "pyarrow.parquet"),
+    "rows": (_rows, "pyarrow.parquet"),
+    "batches": (_batches, "pyarrow.parquet"),
+}
 
 if __name__ == "__main__":
     main()

@@ -6,10 +6,10 @@ error of a decoder becomes one line.
 
 import bz2
 import codecs
-import gzip
 import io
 import lzma
 import os
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +20,7 @@ from train.common.errors import UserError, is_full_disk
 from train.common.files import checked_json
 
 _BUFFER = 1 << 17
+_DICTIONARY = 128 << 20  # bytes that any .xz file may need to be decompressed
 
 
 @contextmanager
@@ -117,7 +118,6 @@ def read_all(path: Path) -> bytes:
       UserError: the file cannot be read or decompressed, or it is too large.
     """
     with readable(path):
-        # Before it is opened, because `gzip` skips zeros at the end byte by byte.
         limits().check(str(path), bytes=path.stat().st_size)
         with opened(path) as file:
             content = file.read(limits().bytes + 1)
@@ -188,6 +188,77 @@ class _Counted(io.RawIOBase):
         self._place = place
 
 
+class _Streams:
+    """The decompressed content of streams that follow each other, perhaps with zeros between them.
+
+    Args:
+      raw: the open file.
+      start: creates the decompressor of a stream.
+    """
+
+    def __init__(self, raw: Any, start: Callable[[], Any]):
+        self._raw = raw
+        self._start = start
+        self._decoder: Any = start()
+        self._rest = b""
+
+    def read(self, size: int) -> bytes:
+        while True:
+            if self._decoder.eof:
+                self._rest = self._decoder.unused_data
+                # `gzip` skips such zeros one by one.
+                while not (rest := self._rest.lstrip(b"\0")):
+                    if not (content := self._raw.read(_BUFFER)):
+                        return b""
+                    self._rest = content
+                self._rest, self._decoder = rest, self._start()
+            data, self._rest = self._rest, b""
+            ended = not data and self._decoder.needs_input and not (data := self._raw.read(_BUFFER))
+            try:
+                content = self._decoder.decompress(data, size)
+            except (lzma.LZMAError, MemoryError) as error:
+                if isinstance(error, MemoryError) or "limit" in str(error):
+                    raise lzma.LZMAError(
+                        f"it needs more than {limits().bytes:,} bytes of memory; if you trust the file, use "
+                        f"--limits bytes={8 * limits().bytes}"
+                    ) from error
+                raise
+            if content:
+                return content
+            if ended and not self._decoder.eof:
+                raise EOFError("the compressed file ended before its end was marked")
+
+    def seek(self, target: int) -> None:
+        self._raw.seek(0)
+        self._decoder, self._rest = self._start(), b""
+        while target and (content := self.read(min(target, _BUFFER))):
+            target -= len(content)
+
+    def close(self) -> None:
+        self._decoder = None
+
+
+class _Gzip:
+    """A decompressor of one stream, like those of `bz2` and `lzma`."""
+
+    def __init__(self):
+        self._decoder = zlib.decompressobj(31)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._decoder, name)
+
+    @property
+    def needs_input(self) -> bool:
+        return not self._decoder.unconsumed_tail
+
+    def decompress(self, data: bytes, size: int) -> bytes:
+        return self._decoder.decompress(self._decoder.unconsumed_tail + data, size)
+
+
+def _xz() -> Any:
+    return lzma.LZMADecompressor(memlimit=max(_DICTIONARY, limits().bytes))
+
+
 def _zstd(raw: Any) -> Any:
     import pyarrow as pa
 
@@ -196,8 +267,8 @@ def _zstd(raw: Any) -> Any:
 
 # File suffix -> function that decompresses an open file.
 COMPRESSED: dict[str, Callable[[Any], Any]] = {
-    ".gz": lambda raw: gzip.GzipFile(fileobj=raw, mode="rb"),
-    ".xz": lzma.LZMAFile,
+    ".gz": lambda raw: _Streams(raw, _Gzip),
+    ".xz": lambda raw: _Streams(raw, _xz),
     ".bz2": bz2.BZ2File,
     ".zst": _zstd,
 }

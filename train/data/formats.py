@@ -12,12 +12,12 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from jaxgrow.untrusted import limits, open_regular
+from jaxgrow.untrusted import limits
 from train.common.errors import UserError
+from train.data import arrow
 from train.data.columns import column_texts, nested_text, text_column
 from train.data.decoding import lines, opened, read_all, readable
 from train.data.tfds import checked_info
@@ -32,10 +32,6 @@ Reader: TypeAlias = Callable[[Path, str], Iterator[Document]]  # a file and a fi
 NAMES = ".txt, .jsonl (both also .gz, .xz or .zst), .json.gz, .parquet and .arrow"
 # Files that are often in the folder of a corpus without being part of it.
 NAMED = (".md", ".py", ".csv")
-_ROWS = 64  # rows of Parquet that are in memory at once
-_AT_ONCE = 256 << 20  # bytes of these rows, if all of them have the longest value
-# Bytes of Parquet. Without a buffer size, the column of an entire row group is read at once.
-BUFFER = 1 << 20
 _HALF = re.compile("[\ud800-\udfff]")
 
 
@@ -155,7 +151,7 @@ def records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         return
     if path.suffix == ".parquet":
         with readable(path):
-            yield from _table(path, _parquet_batches(path))
+            yield from arrow.rows_of(path, arrow.parquet_batches(path))
         return
     with readable(path), opened(path) as file:
         for where, line in _lines(file, path):
@@ -296,114 +292,12 @@ def _of_columns(path: Path, field: str) -> Iterator[Document]:
     made = 0
     size = path.stat().st_size
     with readable(path):
-        for column in columns_of(path, chosen):
+        for column in arrow.columns_of(path, chosen):
             for document in column_texts(column, way):
                 # A dictionary may repeat a value in each row.
                 made += len(document)
                 limits().check_expansion(str(path), made, size)
                 yield pieces(document)
-
-
-def columns_of(path: Path, chosen: Callable[[Any], str]) -> Iterator[Any]:
-    """Yield one column of a Parquet or Arrow file, some rows at a time.
-
-    Args:
-      path: the file.
-      chosen: returns the name of the column, for the schema.
-
-    Raises:
-      Exception: the file is damaged; use it within `train.data.decoding.readable`.
-    """
-    if path.suffix == ".parquet":
-        for batch in _parquet_batches(path, chosen):
-            yield batch.column(0)
-        return
-    # The writer chooses the batch size: Hugging Face `datasets` takes 1000 rows.
-    with _stream(path) as stream:
-        name = chosen(stream.schema)
-        for batch in _arrow_batches(path, stream):
-            yield batch.column(name)
-
-
-def _parquet_batches(path: Path, chosen: Callable[[Any], str] | None = None) -> Iterator[Any]:
-    """Yield the rows of a Parquet file, of all columns or of one, as Arrow's batches."""
-    from pyarrow import parquet
-
-    open_regular(path.resolve()).close()
-    with parquet.ParquetFile(path, buffer_size=BUFFER, pre_buffer=False) as file:
-        name = None if chosen is None else chosen(file.schema_arrow)
-        stored, largest = _stored(file, path, name)
-        # A dictionary may repeat a value of this size in each row.
-        rows = max(1, min(_ROWS, _AT_ONCE // max(1, largest)))
-        columns = None if name is None else [name]
-        made = 0
-        for batch in file.iter_batches(rows, columns=columns, use_threads=False):
-            made += batch.nbytes + batch.num_rows
-            limits().check_expansion(str(path), made, stored)
-            yield batch
-
-
-def _stored(file: Any, path: Path, name: str | None) -> tuple[int, int]:
-    """The size of a Parquet file, and the decompressed size of its largest part.
-
-    Raises:
-      UntrustedError: a part has far more bytes than the file.
-    """
-    about = file.metadata
-    size = path.stat().st_size
-    largest = 0
-    for group in range(about.num_row_groups):
-        for n in range(about.num_columns):
-            part = about.row_group(group).column(n)
-            if name is None or f"{part.path_in_schema}.".startswith(f"{name}."):
-                largest = max(largest, part.total_uncompressed_size)
-    limits().check_expansion(str(path), largest, size)
-    return size, largest
-
-
-def arrow_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield all fields of each row of an Arrow file.
-
-    Raises:
-      UserError: the file is damaged or too large.
-    """
-    with readable(path), _stream(path) as stream:
-        for _, row in _table(path, _arrow_batches(path, stream)):
-            yield row
-
-
-@contextmanager
-def _stream(path: Path) -> Iterator[Any]:
-    import pyarrow as pa
-
-    open_regular(path.resolve()).close()
-    with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as stream:
-        yield stream
-
-
-def _arrow_batches(path: Path, stream: Any) -> Iterator[Any]:
-    made = 0
-    size = path.stat().st_size
-    for batch in stream:
-        batch.validate()  # `nbytes` is a difference of two offsets
-        made += batch.nbytes + batch.num_rows
-        limits().check_expansion(str(path), made, size)
-        yield batch
-
-
-def _table(path: Path, batches: Iterator[Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the place, in words, and all fields of each row."""
-    n = 0
-    size = path.stat().st_size
-    for batch in batches:
-        # Offsets of a damaged file may lead to other memory of the process.
-        batch.validate(full=True)
-        # A Python object for each cell needs far more memory than its bytes in a small file.
-        if (cells := (n + batch.num_rows) * max(1, batch.num_columns)) > size:
-            limits().check(str(path), entries=cells)
-        for row in batch.to_pylist():
-            n += 1
-            yield f"{path}, row {n}", row
 
 
 _SUFFIXES = (".gz", ".xz", ".zst")  # of compressed files

@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxgrow.untrusted import open_regular, printable
 from train.common.errors import UserError
-from train.data import formats
+from train.data import arrow, formats
 from train.data.columns import is_ids
 from train.data.decoding import readable
 from train.data.formats import Document, Formats, Reader
@@ -101,7 +101,7 @@ def _lines(path: Path, field: str) -> Iterator[Document]:
 
 def _table(path: Path, field: str) -> Iterator[Document]:
     with readable(path):
-        for column in formats.columns_of(path, partial(_checked, field=field, path=path)):
+        for column in arrow.columns_of(path, partial(_checked, field=field, path=path)):
             column.validate(full=True)
             for row in column:
                 if row.is_valid:

@@ -186,10 +186,10 @@ def _encoded(
 
 def _ids(encode: Encode, batch: Batch, kind: type) -> tuple[np.ndarray, np.ndarray]:
     """The ids of all pieces with the frames of their documents, and the number of each piece."""
-    encoded, frame = encode(batch.pieces, batch.begins)
+    encoded, (begin, end) = encode(batch.pieces, batch.begins)
     ids = np.concatenate(encoded).astype(kind)
     sizes = np.array([len(each) for each in encoded])
-    for tokens, where, after in ((frame.end, batch.ends, True), (frame.begin, batch.begins, False)):
+    for tokens, where, after in ((end, batch.ends, True), (begin, batch.begins, False)):
         places = (np.cumsum(sizes) - (0 if after else sizes))[np.array(where)]
         ids = np.insert(ids, np.repeat(places, len(tokens)), np.tile(tokens, len(places)))
         sizes = sizes + len(tokens) * np.array(where)

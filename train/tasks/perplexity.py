@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from jaxgrow.untrusted import limits
 from train.common.errors import UserError
 from train.data import formats
 from train.tasks.scoring import Scorer
@@ -51,6 +52,16 @@ def matching(folder: Path, pattern: str) -> list[Path]:
     return sorted({file for end in COMPRESSED for file in folder.glob(pattern + end)})
 
 
+def _whole(file: Path) -> str:
+    parts: list[str] = []
+    size = 0
+    for part in formats.text(file):
+        size += len(part)
+        limits().check(f"{file}, or its first part,", bytes=size)
+        parts.append(part)
+    return "".join(parts)
+
+
 def perplexity(scorer: Scorer, files: Iterable[Path], stride: int | None = None) -> dict[str, Any]:
     """Measure how well a model predicts texts.
 
@@ -84,7 +95,7 @@ def perplexity(scorer: Scorer, files: Iterable[Path], stride: int | None = None)
     size = 0
     for file in files:
         # As in the corpora that models are trained on, a byte-order mark is not part of the text.
-        text = "".join(formats.text(file)).removeprefix("\ufeff")
+        text = _whole(file).removeprefix("\ufeff")
         requests = scorer.windows(text, stride)
         nats += sum(score.loss for score in scorer(requests))
         tokens += sum(request.end - request.begin for request in requests)

@@ -131,12 +131,8 @@ class Encoder:
             ]
         out = []
         for i in range(0, len(texts), _CHUNK):
-            for e in self._texts.encode_batch(
-                list(texts[i : i + _CHUNK]), add_special_tokens=False
-            ):
-                out.append(
-                    (np.array(e.ids, self.dtype), np.array(e.offsets, np.int32).reshape(-1, 2))
-                )
+            for encoded in self._texts.encode_batch(texts[i : i + _CHUNK]):
+                out.append((encoded.ids.astype(self.dtype), encoded.offsets))
         return out
 
     def _of_an_encoder(self) -> Frame | None:

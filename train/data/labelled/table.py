@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from train.common.errors import UserError
-from train.data import formats
+from train.data import arrow, formats
 from train.data.corpus import shards, splits
 from train.data.decoding import in_folder, json_object, readable
 from train.data.labelled.glue import Columns, Glue, Rows
@@ -155,7 +155,7 @@ def _saved(folder: Path, arrows: Sequence[Path]) -> Iterator[Row]:
         }
     number = 0
     for file in arrows:
-        for row in formats.arrow_rows(file):
+        for row in arrow.arrow_rows(file):
             number += 1
             yield Row(
                 f"{folder}, row {number}",
