@@ -5,9 +5,10 @@ import os
 import shutil
 import threading
 
+import numpy as np
 import pytest
 
-from jaxgrow.checkpoints.io.checksums import damage, seal
+from jaxgrow.checkpoints.io.checksums import block_digest, damage, seal
 
 CONTENT = {
     "_METADATA": b'{"a": [1, 2]}',
@@ -104,3 +105,20 @@ def test_what_the_disk_can_no_longer_read_is_damaged(folder, monkeypatch):
 
     monkeypatch.setattr("hashlib.file_digest", broken)
     assert "d/0f cannot be read: Input/output error" in (damage(folder) or "")
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 1 << 17, (1 << 17) + 1, (8 << 20) + 3])
+def test_a_digest_by_blocks_changes_with_each_word_and_the_size(tmp_path, size):
+    file = tmp_path / "a"
+    content = np.random.default_rng(0).bytes(size)
+    file.write_bytes(content)
+    digest = block_digest(file)
+    assert digest == block_digest(file)
+    for place in {0, size // 2, size - 1} if size else ():
+        changed = bytearray(content)
+        changed[place] ^= 1
+        file.write_bytes(changed)
+        assert block_digest(file) != digest
+    for other in (content + b"\0", content[:-1] if size else b"a", content[8:] + content[:8]):
+        file.write_bytes(other)
+        assert (block_digest(file) == digest) == (other == content)

@@ -22,7 +22,7 @@ from train.common import files
 from train.common.errors import UserError
 from train.data import corpus, formats, tokenise
 from train.data import text as text_module
-from train.data.cache import cached
+from train.data.cache import SUMS, cached
 from train.data.cutting import TextEncoder, cut
 from train.data.splitting import exact, held_out
 from train.data.text import tokenizer as loaded_tokenizer
@@ -395,7 +395,7 @@ def test_a_killed_tokenisation_resumes_at_its_last_shard(text, encoded, small_pi
         "train",
         "valid",
         "about.json",
-        "SHA256SUMS",
+        "SUMS",
     }
 
 
@@ -432,7 +432,7 @@ def test_who_wants_what_another_makes_waits_for_it(tmp_path):
     for thread in threads:
         thread.join()
     assert len(count) == 1 and sorted(p.name for p in tmp_path.glob("**/*")) == [
-        "SHA256SUMS",
+        "SUMS",
         "file",
         "made",
     ]
@@ -444,7 +444,7 @@ def test_a_folder_renamed_during_mkdir_is_accepted(tmp_path, monkeypatch):
     def late(self, *arguments, **options):
         mkdir(folder)  # Another process creates the folder first.
         (folder / "file").write_text("another's")
-        seal(folder)
+        seal(folder, SUMS)
         raise FileExistsError(self)
 
     monkeypatch.setattr(Path, "mkdir", late)
@@ -461,12 +461,12 @@ def test_what_came_to_be_between_the_look_and_the_lock_is_kept(tmp_path, monkeyp
     def late(*arguments):
         folder.mkdir()
         (folder / "file").write_text("another's")
-        seal(folder)
+        seal(folder, SUMS)
         lock(*arguments)
 
     monkeypatch.setattr(files.fcntl, "flock", late)
     assert cached(folder, lambda _: pytest.fail("it is there")) == folder
-    assert sorted(p.name for p in tmp_path.glob("**/*")) == ["SHA256SUMS", "file", "made"]
+    assert sorted(p.name for p in tmp_path.glob("**/*")) == ["SUMS", "file", "made"]
 
 
 def test_who_waits_for_one_that_fails_makes_it(tmp_path):
@@ -493,7 +493,7 @@ def test_who_waits_for_one_that_fails_makes_it(tmp_path):
     go.set()
     for thread in threads:
         thread.join()
-    assert sorted(p.name for p in tmp_path.glob("**/*")) == ["SHA256SUMS", "file", "made"]
+    assert sorted(p.name for p in tmp_path.glob("**/*")) == ["SUMS", "file", "made"]
 
 
 def test_the_cache_is_used_and_rebuilt_when_the_text_changes(text):

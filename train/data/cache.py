@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from jaxgrow.checkpoints.io.checksums import damage, seal
+from jaxgrow.checkpoints.io.checksums import Sums, block_digest, damage, seal
 from jaxgrow.checkpoints.io.folders import sync, sync_folder
 from train.common.errors import UserError
 from train.common.files import lock
@@ -20,6 +20,8 @@ from train.common.output import say
 
 # If a folder has this file, an interrupted computation is continued from it.
 PROGRESS = "progress.json"
+# A cache may have many gigabytes, and each run verifies it.
+SUMS = Sums("SUMS", block_digest)
 _LOCK = ".lock"
 _NEW = "new"  # the folder that is filled, in the working folder
 # The state of the folders that this process has verified. A run opens its data several times.
@@ -89,7 +91,7 @@ def _make(folder: Path, work: Path, make: Callable[[Path], None]) -> None:
         new.mkdir(exist_ok=True)
         make(new)
         (new / PROGRESS).unlink(missing_ok=True)
-        seal(new)
+        seal(new, SUMS)
         sync(new)
         new.rename(folder)
         sync_folder(folder.parent)
@@ -129,7 +131,7 @@ def _wrong(folder: Path) -> str | None:
     ]
     if _verified.get(folder) == state:
         return None
-    wrong = damage(folder)
+    wrong = damage(folder, SUMS)
     if wrong is None:
         _verified[folder] = state
     return wrong
