@@ -147,6 +147,23 @@ def _encoded(request):
     return sizes, ids.tobytes() + places.tobytes()
 
 
+def _front_matter(request):
+    """The JSON of a YAML text, in which aliases may repeat a part any number of times."""
+    from yaml import CSafeLoader, load  # Flax requires it
+
+    parts = json.JSONEncoder(default=str, skipkeys=True).iterencode(
+        load(request["text"], CSafeLoader)
+    )
+    size = 0
+    kept = []
+    for part in parts:
+        kept.append(part)
+        size += len(part)
+        if size > request["record"]:
+            raise ValueError(f"it has too many aliases; the limit is --limits record={size - 1}")
+    return "".join(kept)
+
+
 def _parquet(request):
     """The declared size of each part of a Parquet file, and its schema."""
     from pyarrow import parquet
@@ -193,6 +210,7 @@ _JOBS = {
     "tokenizer": (_tried, "tokenizers"),
     "load": (_load, "tokenizers"),
     "encode": (_encoded, "tokenizers"),
+    "yaml": (_front_matter, "yaml"),
     "parquet": (_parquet, "pyarrow.parquet"),
     "rows": (_rows, "pyarrow.parquet"),
     "batches": (_batches, "pyarrow.parquet"),

@@ -166,7 +166,11 @@ def _by_name(
       UserError: all files are held out.
     """
     splits = named_splits.named_splits(folder)
-    counted = Counter(map(splits.of, _files(folder, formats)))
+    counted: Counter[str] = Counter()
+    for n, file in enumerate(_files(folder, formats), 1):
+        what = f"{folder}: the list of splits in README.md, for all files,"
+        limits().check(what, entries=n * len(splits.listed))
+        counted[splits.of(file)] += 1
     if not counted.keys() - {named_splits.TRAIN}:
         return None, {}
     if not counted[named_splits.TRAIN]:

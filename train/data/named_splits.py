@@ -6,16 +6,19 @@ decides. Other files are training files. The entry ``configs`` of a ``README.md`
 it lists the files of each split, and files that it does not list are left out.
 """
 
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from fnmatch import translate
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from jaxgrow.untrusted import UntrustedError, checked, limits
 from train.common.errors import UserError
+from train.data.bounded import child
 
 TRAIN = "train"
 VALIDATION = "validation"
@@ -49,7 +52,7 @@ class NamedSplits:
         parts = file.relative_to(self.folder).parts
         if not self.listed:
             return next(filter(None, map(_word, parts)), TRAIN)
-        found = {split for split, pattern in self.listed if _matches(parts, pattern.split("/"))}
+        found = {split for split, pattern in self.listed if _matches(parts, _steps(pattern))}
         # A file of several splits must not be trained on.
         return next((split for split in (TEST, VALIDATION, TRAIN) if split in found), OTHER)
 
@@ -84,26 +87,33 @@ def _word(part: str) -> str | None:
     return next((_WORDS[word] for word in words if word in _WORDS), None)
 
 
-def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Whether a path has the pattern; ``**`` stands for any number of folders."""
+@lru_cache(1 << 17)
+def _steps(pattern: str) -> list[re.Pattern[str] | None]:
+    """The expressions for the parts of a path; None stands for any number of folders."""
+    parts = pattern.split("/")
+    return [None if part == "**" else re.compile(translate(part)) for part in parts]
+
+
+def _matches(parts: Sequence[str], pattern: Sequence[re.Pattern[str] | None]) -> bool:
+    """Whether a path has the pattern of `_steps`."""
     # The rows are the parts of the path, so a pattern cannot take exponential time.
     reached = {0}
     for part in parts:
         reached = _closed(reached, pattern)
         reached = {
-            i + (pattern[i] != "**")
+            i + (step is not None)
             for i in reached
-            if i < len(pattern) and (pattern[i] == "**" or fnmatchcase(part, pattern[i]))
+            if i < len(pattern) and ((step := pattern[i]) is None or step.match(part))
         }
         if len(pattern) in reached:  # a pattern may name a folder
             return True
     return len(pattern) in _closed(reached, pattern)
 
 
-def _closed(reached: set[int], pattern: Sequence[str]) -> set[int]:
+def _closed(reached: set[int], pattern: Sequence[re.Pattern[str] | None]) -> set[int]:
     found = set(reached)
     for i, part in enumerate(pattern):
-        if i in found and part == "**":
+        if i in found and part is None:
             found.add(i + 1)
     return found
 
@@ -153,13 +163,10 @@ def _front_matter(folder: Path) -> Any:
         raise UserError(f"{readme} lists the files of splits, but its list has no end; {_OUT}")
     if found is None or "configs" not in found[1]:
         return None
-    from yaml import CSafeLoader, YAMLError, load  # Flax requires it
-
     try:
-        return load(found[1], CSafeLoader)
-    except (YAMLError, RecursionError, ValueError) as error:
-        line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        return json.loads(child.ask("it", job="yaml", text=found[1])[0])
+    except UntrustedError as error:
         raise UserError(
-            f"{readme}: the YAML at its start cannot be read ({line}), although it lists the files of "
+            f"{readme}: the YAML at its start cannot be read ({error}), although it lists the files of "
             f"splits; {_OUT}"
         ) from error

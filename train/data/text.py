@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 
 from jaxgrow.checkpoints.io.checksums import sha256
+from jaxgrow.untrusted import one_line
 from train.common.errors import UserError
 from train.common.files import read_json, write_json
 from train.data import corpus as reading
@@ -178,16 +179,18 @@ def tokens(data: Data) -> Tokens:
             raise UserError(f"{data.path} changed while it was read; repeat the command")
 
     folder = cached(cache_folder(data.cache, asdict(data), key), make)
-    about = read_json(folder / "about.json", again(folder), ("train", "valid", "tokens", "read"))
-    train, valid = (
-        _mapped(folder, *part, dtype(vocab))
-        for part in zip(("train", "valid"), about["tokens"], strict=True)
-    )
-    read = about.pop("read")
-    identity = {"name": _name(data), "tokenizer": encoding.identity} | about
-    identity |= {"frame": encoding.written} if encoding.written else {}
-    identity |= {"python": _PYTHON} if data.source == "stdlib" else {}
-    report = [_summary(read, about["tokens"], corpus.skipped, encoding.written)]
+    name = folder / "about.json"
+    about = read_json(name, again(folder), ("train", "valid", "tokens", "read"))
+    with one_line(UserError, f"{name} is damaged; {again(folder)}"):
+        train, valid = (
+            _mapped(folder, *part, dtype(vocab))
+            for part in zip(("train", "valid"), about["tokens"], strict=True)
+        )
+        read = about.pop("read")
+        identity = {"name": _name(data), "tokenizer": encoding.identity} | about
+        identity |= {"frame": encoding.written} if encoding.written else {}
+        identity |= {"python": _PYTHON} if data.source == "stdlib" else {}
+        report = [_summary(read, about["tokens"], corpus.skipped, encoding.written)]
     if corpus.splits:
         report.append(_held_out_by_name(corpus.splits, data.valid_path))
     ended = bool(encoding.frame.end) or data.source == "tokens"
