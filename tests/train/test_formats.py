@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from train.common.errors import UserError
-from train.data import formats, text, tokenise
+from train.data import arrow, formats, text, tokenise
 from train.data.corpus import _files
 
 DOCUMENTS = [
@@ -129,7 +129,7 @@ def settings(tmp_path) -> Callable[..., text.Data]:
 def small_pieces(monkeypatch):
     for module, name, value in (
         (formats, "PIECE", 7),
-        (formats, "_ROWS", 2),
+        (arrow, "_ROWS", 2),
         (tokenise, "BATCH", 50),
     ):
         monkeypatch.setattr(module, name, value)
@@ -440,7 +440,7 @@ def test_a_row_group_need_not_fit_into_memory(tmp_path, monkeypatch):
 
     By default, readers load a row group at once.
     """
-    monkeypatch.setattr(formats, "BUFFER", 1 << 12)
+    monkeypatch.setattr(arrow, "_BUFFER", 1 << 12)
     peaks = []
     for rows in (300, 3000):
         one = table([f"{i:02000}" for i in range(rows)])

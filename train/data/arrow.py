@@ -50,10 +50,10 @@ def parquet_batches(path: Path, chosen: Callable[[Any], str] | None = None) -> I
 
     open_regular(path.resolve()).close()
     size = path.stat().st_size
-    child = BoundedChild()
+    child, what = BoundedChild(), f"cannot read {path}"
     try:
         real = str(path.resolve())
-        parts, about = child.ask(str(path), job="parquet", path=real, buffer=_BUFFER)
+        parts, about = child.ask(what, job="parquet", path=real, buffer=_BUFFER)
         name = None if chosen is None else chosen(pa.ipc.read_schema(pa.py_buffer(about)))
         mine = [n for part, n in parts if name is None or f"{part}.".startswith(f"{name}.")]
         largest = max(mine, default=0)
@@ -61,9 +61,9 @@ def parquet_batches(path: Path, chosen: Callable[[Any], str] | None = None) -> I
         # A dictionary may repeat a value of this size in each row.
         rows = max(1, min(_ROWS, _AT_ONCE // max(1, largest)))
         columns = None if name is None else [name]
-        child.ask(str(path), job="rows", rows=rows, columns=columns)
+        child.ask(what, job="rows", rows=rows, columns=columns)
         made = 0
-        while content := child.ask(str(path), job="batches")[1]:
+        while content := child.ask(what, job="batches")[1]:
             for batch in pa.ipc.open_stream(content):
                 made += batch.nbytes + batch.num_rows
                 limits().check_expansion(str(path), made, size)

@@ -60,7 +60,7 @@ class BoundedChild:
         line, content = self._answer(budget | request, _PATIENCE * seconds)
         answer = json.loads(line or b'{"memory": true}')
         if "memory" in answer:
-            raise UntrustedError(f"{what} {self._excess(seconds)}")
+            raise UntrustedError(f"{what}: it {self._excess(seconds)}")
         if "error" in answer:
             raise UntrustedError(f"{what}: {answer['error']}")
         return answer["result"], content

@@ -164,7 +164,7 @@ def _front_matter(folder: Path) -> Any:
     if found is None or "configs" not in found[1]:
         return None
     try:
-        return json.loads(child.ask("it", job="yaml", text=found[1])[0])
+        return json.loads(child.ask("YAML", job="yaml", text=found[1])[0])
     except UntrustedError as error:
         raise UserError(
             f"{readme}: the YAML at its start cannot be read ({error}), although it lists the files of "
