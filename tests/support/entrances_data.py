@@ -411,6 +411,9 @@ ROWS: dict[str, Row] = {
     "train/data/bounded_child.py::_tried": ours(
         "the files that `trial.check_tokenizer` checked; the process has limits"
     ),
+    "train/data/bounded_child.py::_front_matter": ours(
+        "the text that `named_splits` has read; the process has limits"
+    ),
     "train/data/bounded_child.py::_parquet": ours(
         "the file that `arrow.parquet_batches` checked; the process has limits"
     ),

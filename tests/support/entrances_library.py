@@ -644,6 +644,9 @@ ROWS: dict[str, Row] = {
     "jaxgrow/checkpoints/hf/peft/reading.py::load_beside": attacked("LoRA config"),
     "jaxgrow/checkpoints/hf/peft_settings.py::Settings.__init__": attacked("LoRA config"),
     "jaxgrow/checkpoints/hf/storage.py::HuggingFace.__init__": attacked("config"),
+    "jaxgrow/checkpoints/io/checksums.py::block_digest": ours(
+        "a file of a cache, whose name `damage` has checked"
+    ),
     "jaxgrow/checkpoints/io/checksums.py::damage": attacked("run checksums"),
     "jaxgrow/checkpoints/io/checksums.py::seal": ours(_NEW),
     "jaxgrow/checkpoints/io/checksums.py::sha256": attacked("run data"),
