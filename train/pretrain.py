@@ -24,6 +24,10 @@ Settings for long runs, besides those that --show prints with their defaults:
                     ending the run (on_nan=stop)
   most_skipped=N    with on_nan=skip, end the run after more than N such steps in a row
 
+Settings of text:
+  data.attend=document  a token sees only its own document, and no token predicts the next document;
+                        attend=row (the default): a token sees all documents of its row
+
 Several processes, on one host or on many, can share one run if all of them can access its folder.
 Start the same command in each process. The processes find each other if SLURM, Open MPI, Kubernetes
 or a TPU pod started them. Otherwise give ``--coordinator``, ``--processes`` and ``--process``.

@@ -43,6 +43,8 @@ class Form(NamedTuple):
       positions_BT: positions of the tokens in their text, for the window; None: 0, 1, 2, ...
       sinks_H: one additional score of each head in the softmax, which has no value (gpt-oss).
       bias_BHTS: added to the scores after ``scale``, if attention is not causal (DeBERTa).
+      segments_BT: segment ids, int32: a token sees only the tokens with its number. The keys have
+        the same ones. None: all tokens are in one segment.
     """
 
     scale: float | None = None
@@ -51,10 +53,11 @@ class Form(NamedTuple):
     positions_BT: Any = None
     sinks_H: Any = None
     bias_BHTS: Any = None
+    segments_BT: Any = None
 
     @property
     def plain(self) -> bool:
-        """Whether the scores are ``q k / sqrt(K)``, without changes, for all keys."""
+        """Whether the scores are ``q k / sqrt(K)``, without changes, for all keys of a segment."""
         others = (self.scale, self.window, self.sinks_H, self.bias_BHTS)
         return not self.cap and all(x is None for x in others)
 
@@ -81,7 +84,8 @@ def attention(
       by: the kernel; ``"auto"``: a kernel that the program's devices have and that supports these
         shapes (`refused`).
       form: another scale, a soft cap, a window, sinks or a bias, which run in XLA. A window does not
-        reduce the FLOPs: keys before the window are computed and masked.
+        reduce the FLOPs: keys before the window are computed and masked. The same holds for keys of
+        other segments, in every kernel that supports segments.
 
     Raises:
       Unsupported: the chosen kernel does not support these shapes or these devices.
@@ -95,17 +99,18 @@ def attention(
                 "mesh.context shards the keys over devices, which does not support padding, "
                 "windows, soft caps, sinks, biases or a custom scale of attention: set mesh.context=1"
             )
-        return _ring(q_BTHK, k_BSGK, v_BSGK, causal)
+        return _ring(q_BTHK, k_BSGK, v_BSGK, causal, form.segments_BT)
     if by == "splash":
-        return _splash(q_BTHK, k_BSGK, v_BSGK, causal)
+        return _splash(q_BTHK, k_BSGK, v_BSGK, causal, form.segments_BT)
     if by == "cudnn":
         return _cudnn(q_BTHK, k_BSGK, v_BSGK, causal)
     seen_BHTS = _seen(length, causal, mask_BS, form)
     if not causal or q_BTHK.dtype == jnp.float64:
+        seen_BHTS = _in_segment(seen_BHTS, form.segments_BT, 0, length)
         return _by_xla(q_BTHK, k_BSGK, v_BSGK, seen_BHTS, form)
     blocks = []
     for begin, end in query_blocks(length):
-        mask = seen_BHTS[:, :, begin:end, :end]
+        mask = _in_segment(seen_BHTS[:, :, begin:end, :end], form.segments_BT, begin, end)
         blocks.append(_by_xla(q_BTHK[:, begin:end], k_BSGK[:, :end], v_BSGK[:, :end], mask, form))
     return jnp.concatenate(blocks, 1) if len(blocks) > 1 else blocks[0]
 
@@ -141,6 +146,26 @@ def _seen(length: int, causal: bool, mask_BS: Any, form: Form) -> Any:
         keys = mask_BS[:, None, None, :]
         seen_BHTS = keys if seen_BHTS is None else seen_BHTS & keys
     return seen_BHTS
+
+
+def _in_segment(seen_BHTS: Any, segments_BT: Any, begin: int, end: int) -> Any:
+    """Return ``seen`` for the queries ``begin .. end - 1``, but only the keys of their segments."""
+    if segments_BT is None:
+        return seen_BHTS
+    same_B1TS = segments_BT[:, None, begin:end, None] == segments_BT[:, None, None, :end]
+    return same_B1TS if seen_BHTS is None else seen_BHTS & same_B1TS
+
+
+def segment_positions(segments_BT: jax.Array) -> jax.Array:
+    """Return the position of each token in its segment, int32 [B, T].
+
+    Example:
+      >>> segment_positions(jnp.array([[0, 0, 1, 1, 1, 2]])).tolist()
+      [[0, 1, 0, 1, 2, 0]]
+    """
+    at_BT = jnp.broadcast_to(jnp.arange(segments_BT.shape[1], dtype=jnp.int32), segments_BT.shape)
+    continues_BT = jnp.pad(segments_BT[:, 1:] == segments_BT[:, :-1], ((0, 0), (1, 0)))
+    return at_BT - jax.lax.cummax(jnp.where(continues_BT, 0, at_BT), 1)
 
 
 def attention_after(past, q_BTHK, k_BTGK, v_BTGK, form: Form = PLAIN):
@@ -260,6 +285,7 @@ def refused(
             ),
             unmasked,
             plain,
+            (form.segments_BT is None, "attention in segments needs the kernel splash or xla"),
         ],
         "splash": [
             (on == "tpu", f"the kernel runs on TPUs, but the program is for {on}"),
@@ -289,8 +315,8 @@ def _compute_capability() -> tuple[int, ...]:
     return tuple(map(int, numbers)) if all(n.isdigit() for n in numbers) else ()
 
 
-def _divided(each: Callable, q_BTHK, k_BSGK, v_BSGK):
-    """Run ``each(q, k, v)`` on every device, for the device's samples and heads.
+def _divided(each: Callable, q_BTHK, k_BSGK, v_BSGK, *segments_BT):
+    """Run ``each(q, k, v, ..)`` on every device, for the device's samples and heads.
 
     XLA does not partition a custom kernel. JAX's own rule for the kernel of cuDNN fails if two axes
     of the mesh divide the samples (0.10).
@@ -300,7 +326,8 @@ def _divided(each: Callable, q_BTHK, k_BSGK, v_BSGK):
     if q_BTHK.shape[2] % parts("heads") or k_BSGK.shape[2] % parts("heads"):
         tensor = None
     spec = P(batch or None, None, tensor, None)
-    return divided(each, (spec,) * 3, spec)(q_BTHK, k_BSGK, v_BSGK)
+    specs = (spec,) * 3 + (P(batch or None, None),) * len(segments_BT)
+    return divided(each, specs, spec)(q_BTHK, k_BSGK, v_BSGK, *segments_BT)
 
 
 def _cudnn(q_BTHK, k_BSGK, v_BSGK, causal: bool):
@@ -308,15 +335,26 @@ def _cudnn(q_BTHK, k_BSGK, v_BSGK, causal: bool):
     return _divided(each, q_BTHK, k_BSGK, v_BSGK)
 
 
-def _splash(q_BTHK, k_BSGK, v_BSGK, causal: bool):
+def _splash(q_BTHK, k_BSGK, v_BSGK, causal: bool, segments_BT: Any = None):
     scaled = q_BTHK / q_BTHK.shape[-1] ** 0.5
 
-    def each(q_BTHK, k_BSGK, v_BSGK):
+    def each(q_BTHK, k_BSGK, v_BSGK, *segments_BT):
         run = _splash_kernel(q_BTHK.shape[2], q_BTHK.shape[1], k_BSGK.shape[1], causal)
         heads_first: list[jax.Array] = [x.swapaxes(1, 2) for x in (q_BTHK, k_BSGK, v_BSGK)]
-        return jnp.asarray(jax.vmap(run)(*heads_first)).swapaxes(1, 2)
+        ids = [_splash_segments(segments) for segments in segments_BT]
+        return jnp.asarray(jax.vmap(run)(*heads_first, *ids)).swapaxes(1, 2)
 
-    return _divided(each, scaled, k_BSGK, v_BSGK)
+    return _divided(each, scaled, k_BSGK, v_BSGK, *_given(segments_BT))
+
+
+def _given(segments_BT: Any) -> tuple[Any, ...]:
+    return () if segments_BT is None else (segments_BT,)
+
+
+def _splash_segments(segments_BT: jax.Array) -> Any:
+    from jax.experimental.pallas.ops.tpu import splash_attention as splash
+
+    return splash.SegmentIds(segments_BT, segments_BT)
 
 
 def _splash_kernel(heads: int, queries: int, keys: int, causal: bool):
@@ -333,7 +371,7 @@ def _splash_kernel(heads: int, queries: int, keys: int, causal: bool):
 RING_QUERIES = 512
 
 
-def _ring(q_BTHK, k_BSGK, v_BSGK, causal: bool):
+def _ring(q_BTHK, k_BSGK, v_BSGK, causal: bool, segments_BT: Any = None):
     """Ring attention (Liu et al., 2023): each device has a part of the sequence.
 
     The devices pass their keys and values around the ring, so that each device sees the keys of
@@ -343,24 +381,26 @@ def _ring(q_BTHK, k_BSGK, v_BSGK, causal: bool):
     because the last device needs the keys of all devices, and the others would wait for it.
     """
 
-    def each(q_BTHK, k_BSGK, v_BSGK):
+    def each(q_BTHK, k_BSGK, v_BSGK, *segments_BT):
         devices = jax.lax.axis_size(CONTEXT)
         own = jax.lax.axis_index(CONTEXT)
         around = [(i, (i + 1) % devices) for i in range(devices)]
         length = q_BTHK.shape[1]
 
         def turn(carry, number):
-            (k, v), sums = carry
+            keys, sums = carry
             # The position of the first of these keys in the sequence.
             first = (own - number) % devices * length
-            sums = _meet(q_BTHK, k, v, sums, own * length - first if causal else None)
-            return (jax.lax.ppermute((k, v), CONTEXT, around), sums), None
+            ahead = own * length - first if causal else None
+            sums = _meet((q_BTHK, *segments_BT), keys, sums, ahead)
+            return (jax.lax.ppermute(keys, CONTEXT, around), sums), None
 
         wide = jnp.promote_types(q_BTHK.dtype, jnp.float32)
         most = jnp.full(q_BTHK.shape[:3], jnp.finfo(wide).min, wide)
         sums = most, jnp.zeros_like(most), jnp.zeros(q_BTHK.shape, wide)
+        begin = (k_BSGK, v_BSGK, *segments_BT), sums
         (_, (_, total, out)), _ = jax.lax.scan(
-            jax.checkpoint(turn, prevent_cse=False), ((k_BSGK, v_BSGK), sums), jnp.arange(devices)
+            jax.checkpoint(turn, prevent_cse=False), begin, jnp.arange(devices)
         )
         return (out / total[..., None]).astype(q_BTHK.dtype)
 
@@ -369,29 +409,36 @@ def _ring(q_BTHK, k_BSGK, v_BSGK, causal: bool):
         RULES["heads"] if parts("heads") > 1 and k_BSGK.shape[2] % parts("heads") == 0 else None
     )
     spec = P(batch, CONTEXT, tensor, None)
-    return divided(each, (spec,) * 3, spec)(q_BTHK, k_BSGK, v_BSGK)
+    segments = _given(segments_BT)
+    specs = (spec,) * 3 + (P(batch, CONTEXT),) * len(segments)
+    return divided(each, specs, spec)(q_BTHK, k_BSGK, v_BSGK, *segments)
 
 
-def _meet(q_BTHK, k_BSGK, v_BSGK, sums, ahead):
+def _meet(asking, asked, sums, ahead):
     """Return the running sums of attention after adding these keys.
 
-    The sums are ``(greatest score, sum of exponentials [B, T, H], weighted sum of values)``.
-    ``ahead`` is the position of the first query minus the position of the first key. If it is None,
-    queries see all keys.
+    ``asking`` is the queries, and ``asked`` is the keys and values. Both end with their segment ids
+    if attention is in segments. The sums are ``(greatest score, sum of exponentials [B, T, H],
+    weighted sum of values)``. ``ahead`` is the position of the first query minus the position of
+    the first key. If it is None, queries see all keys.
     """
+    q_BTHK, *own_segments = asking
+    k_BSGK, v_BSGK, *segments = asked
     samples, length, heads, width = q_BTHK.shape
     size = RING_QUERIES if length % RING_QUERIES == 0 else length
     keys, values = (jnp.repeat(x, heads // x.shape[2], 2) for x in (k_BSGK, v_BSGK))
     positions = jnp.arange(keys.shape[1])
 
     def block(inputs):
-        q, first, (most, total, out) = inputs
+        q, own, first, (most, total, out) = inputs
         scores = (
             jnp.einsum("bthk,bshk->bths", q, keys, preferred_element_type=out.dtype) / width**0.5
         )
         seen: Any = True
         if ahead is not None:
             seen = (first + ahead + jnp.arange(size)[:, None] >= positions[None])[None, :, None]
+        for a, b in zip(own, segments, strict=True):
+            seen = seen & (a[:, :, None, None] == b[:, None, None])
         scores = jnp.where(seen, scores, jnp.finfo(out.dtype).min)
         new = jnp.maximum(most, scores.max(-1))
         weights = jnp.where(seen, jnp.exp(scores - new[..., None]), 0)
@@ -405,9 +452,8 @@ def _meet(q_BTHK, k_BSGK, v_BSGK, sums, ahead):
         return x.reshape(samples, length // size, size, *x.shape[2:]).swapaxes(0, 1)
 
     firsts = jnp.arange(length // size) * size
-    found = jax.lax.map(
-        jax.checkpoint(block, prevent_cse=False), (cut(q_BTHK), firsts, jax.tree.map(cut, sums))
-    )
+    cuts, own, of_sums = jax.tree.map(cut, (q_BTHK, own_segments, sums))
+    found = jax.lax.map(jax.checkpoint(block, prevent_cse=False), (cuts, own, firsts, of_sums))
     return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(samples, length, *x.shape[3:]), found)
 
 

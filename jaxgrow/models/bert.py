@@ -16,6 +16,7 @@ from jax.typing import DTypeLike
 
 from jaxgrow.axes.names import BELOW, READ
 from jaxgrow.layerdrop.execution import rescaled
+from jaxgrow.models.attention import segment_positions
 from jaxgrow.models.bottleneck import adapted
 from jaxgrow.models.config import Cost
 from jaxgrow.models.encoder import Encoder, EncoderConfig, gelu, mask_of
@@ -58,6 +59,7 @@ class BERTConfig(EncoderConfig):
     # Whether a model without a head (``head="states"``) has the first of these two kernels.
     pooler: bool = dataclasses.field(default=False, repr=False)
 
+    segments: ClassVar = True
     no_axes: ClassVar = ("first_position",)
     tied_parts: ClassVar = ("token_embedding", "position_embedding", "type_embedding", "head_norm")
 
@@ -118,7 +120,7 @@ class Block(nn.Module):
         return SelfAttention(self.config, INIT, out_init, self.dtype, name="attention")
 
     @nn.compact
-    def __call__(self, x_BTD, scale=None, mask_BS=None, *positions):
+    def __call__(self, x_BTD, scale=None, mask_BS=None, *positions, segments_BT=None):
         """Apply the block.
 
         Args:
@@ -126,6 +128,7 @@ class Block(nn.Module):
           scale: factor of each sublayer's output, before a norm that follows; None: 1.
           mask_BS: True for the keys that are visible; None: all.
           positions: further arguments of the attention.
+          segments_BT: segment ids of the tokens; None: all tokens are in one segment.
         """
         c = self.config
         # Both initialisers are as published. In a pre-LN model, the residual stream is the sum of
@@ -138,7 +141,8 @@ class Block(nn.Module):
         attend = self.attention_layer(out_init)
 
         def attention(x_BTD):
-            return adapted(self, "attention", attend(x_BTD, mask_BS, *positions))
+            y_BTD = attend(x_BTD, mask_BS, *positions, segments_BT=segments_BT)
+            return adapted(self, "attention", y_BTD)
 
         mlp = MLP(c.embed, c.mlp, INIT, out_init, self.dtype, gelu, name="mlp")
         if c.norm == "pre":
@@ -184,12 +188,12 @@ class BERT(Encoder):
 
     def stack(self, embeddings: dict[str, jax.Array], call: Call) -> Stack:
         block = Block(self.config, self.dtype, parent=None)
-        return self.stack_of(block, mask_BS=mask_of(call))
+        return self.stack_of(block, call.named("segments"), mask_BS=mask_of(call))
 
     def embed(self, embeddings: dict[str, jax.Array], call: Call) -> jax.Array:
         c = self.config
         tokens_BT = call.inputs["tokens"]
-        at_BTD = _positions(c, embeddings["position_embedding"], tokens_BT.shape[1], mask_of(call))
+        at_BTD = _positions(c, embeddings["position_embedding"], call)
         x_BTD = jnp.take(embeddings["token_embedding"], tokens_BT, axis=0) + at_BTD
         if c.types:
             types_YD = self.embedding("type_embedding", "types", c.types)
@@ -222,9 +226,14 @@ class BERT(Encoder):
         return POOLINGS[c.pooling](y_BD)
 
 
-def _positions(config: BERTConfig, position_embedding_PD, length: int, mask_BT):
+def _positions(config: BERTConfig, position_embedding_PD, call: Call):
     """Return the position embeddings of the tokens, [B or 1, T, D]."""
     first = config.first_position
+    length = call.inputs["tokens"].shape[1]
+    mask_BT = mask_of(call)
+    segments_BT = call.named("segments")
+    if segments_BT is not None:
+        return jnp.take(position_embedding_PD, first + segment_positions(segments_BT), axis=0)
     # BERT also counts hidden tokens.
     if mask_BT is None or first == 0:
         return position_embedding_PD[None, first : first + length]

@@ -478,6 +478,8 @@ class TextConfig(Config):
     executed_by: ClassVar = (*Config.executed_by, "head_positions")
     run_by: ClassVar = (*Config.run_by, "head_positions")
     tasks: ClassVar[tuple[str, ...]] = ("tokens", "classes")
+    # Whether attention can stop at the ends of documents, whose numbers are the input ``segments``.
+    segments: ClassVar[bool] = False
 
     def __post_init__(self):
         super().__post_init__()
@@ -515,7 +517,7 @@ class TextConfig(Config):
     @property
     def inputs(self) -> tuple[str, ...]:
         """The names of the inputs that the module accepts."""
-        return ("tokens", "lengths")
+        return ("tokens", "lengths", *(("segments", "weights") if self.segments else ()))
 
     @property
     def narrow_kernels(self) -> bool:

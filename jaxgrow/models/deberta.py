@@ -21,7 +21,7 @@ from jaxgrow.models.attention import Form, attention
 from jaxgrow.models.bert import BERTConfig
 from jaxgrow.models.config import Cost
 from jaxgrow.models.encoder import mask_of
-from jaxgrow.models.model import INIT, Call, Stack
+from jaxgrow.models.model import INIT, Call, Stack, tokens_at
 from jaxgrow.models.modules import Linear, projected
 from jaxgrow.models.stack import stacked
 
@@ -116,7 +116,7 @@ class DisentangledAttention(nn.Module):
     dtype: DTypeLike
 
     @nn.compact
-    def __call__(self, x_BTD, mask_BS, relative_PD, rows_BTS):
+    def __call__(self, x_BTD, mask_BS, relative_PD, rows_BTS, segments_BT=None):
         """Apply attention.
 
         Args:
@@ -125,6 +125,7 @@ class DisentangledAttention(nn.Module):
             equally, as in the published code.
           relative_PD: the relative position embedding.
           rows_BTS: the row of the embedding for each query and key; the first axis may be 1.
+          segments_BT: segment ids of the tokens; None: all tokens are in one segment.
         """
         c = self.config
         shape = (c.embed, c.heads, c.head_dim)
@@ -153,7 +154,7 @@ class DisentangledAttention(nn.Module):
             causal=False,
             mask_BS=mask_BS,
             by=c.attention,
-            form=Form(scale, bias_BHTS=scores_BHTS * scale),
+            form=Form(scale, bias_BHTS=scores_BHTS * scale, segments_BT=segments_BT),
         )
         if mask_BS is not None:
             y_BTHK = jnp.where(mask_BS[..., None, None], y_BTHK, v_BTHK.mean(1, keepdims=True))
@@ -256,7 +257,9 @@ class DeBERTa(bert.BERT):
         def layer(w, x, scale=None, positions=None):
             w, relative_PD = w
             rows_BTS = _rows(c, x.shape[1], positions)
-            return block.apply({"params": w}, x, scale, mask_BT, relative_PD, rows_BTS)
+            segments = tokens_at(call.named("segments"), positions)
+            inputs = x, scale, mask_BT, relative_PD, rows_BTS
+            return block.apply({"params": w}, *inputs, segments_BT=segments)
 
         # Every layer gets a copy as an argument, because a layer that may be dropped must not
         # differentiate a value from its closure.

@@ -44,6 +44,15 @@ class Decoder(Model):
             raise ValueError(
                 f"a sequence of {length} tokens is longer than the context of {longest}"
             )
+        if call.named("segments") is None:
+            return
+        if not self.config.segments:
+            raise ValueError(f"a {type(self).__name__} does not support segments: leave them out")
+        if call.given("mask_BS", "past"):
+            raise ValueError(
+                "segments cannot be combined with mask_BS or cached decoding (past): give padding a "
+                "segment of its own, and leave them out"
+            )
 
     def output(self, x_BTD: jax.Array, embeddings: dict[str, jax.Array], call: Call) -> Any:
         c = self.config
@@ -67,6 +76,7 @@ class Decoder(Model):
             each=call.each,
             cap=c.logit_cap,
             positions=c.head_positions,
+            weights_BT=call.named("weights"),
         )
 
 

@@ -55,7 +55,9 @@ class EncoderConfig(TextConfig):
     @property
     def inputs(self) -> tuple[str, ...]:
         """The names of the inputs that the module accepts."""
-        return ("tokens", *(("types",) if self.types else ()), "mask", "positions")
+        types = ("types",) if self.types else ()
+        segments = ("segments",) if self.segments else ()
+        return ("tokens", *types, "mask", "positions", *segments)
 
     def inputs_of(self, samples: Array) -> dict[str, Array]:
         return {"tokens": samples}
@@ -84,6 +86,8 @@ class Encoder(Model):
                                    count only visible tokens
     positions  int [B, S]          the positions for which logits [B, S, vocab] are returned;
                                    all if left out
+    segments   int [B, T]          the number of the document of each token, instead of a mask;
+                                   all tokens are in one document if left out
     ========== =================== =================================================================
 
     The keyword arguments are described in `jaxgrow.models.model.Model`. ``frozen`` also freezes the
@@ -114,6 +118,8 @@ class Encoder(Model):
                 f"{', '.join(inputs)}"
             )
         super().check(call)
+        if {"mask", "segments"} <= set(inputs):
+            raise ValueError("inputs have mask and segments: give padding a segment of its own")
         drops_layers = call.keep_mask is not None and call.keep_mask.layers is not None
         if "mask" in inputs and (drops_layers or call.kept_tokens is not None):
             raise ValueError(

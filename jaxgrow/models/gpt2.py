@@ -17,7 +17,7 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 
 from jaxgrow.layerdrop.execution import rescaled
-from jaxgrow.models.attention import mean_keys
+from jaxgrow.models.attention import mean_keys, segment_positions
 from jaxgrow.models.bottleneck import adapted
 from jaxgrow.models.config import Cost, TextConfig, head_cost
 from jaxgrow.models.decoder import Decoder
@@ -41,6 +41,7 @@ class GPT2Config(TextConfig):
 
     no_axes: ClassVar = ("first_position",)
     causal: ClassVar = True
+    segments: ClassVar = True
     tied_parts: ClassVar = ("token_embedding", "position_embedding", "final_norm")
 
     @classmethod
@@ -83,13 +84,14 @@ class Block(nn.Module):
     dtype: DTypeLike
 
     @nn.compact
-    def __call__(self, x_BTD, scale=None, past=None):
+    def __call__(self, x_BTD, scale=None, past=None, segments_BT=None):
         """Apply the block.
 
         Args:
           x_BTD: the residual stream.
           scale: factor of each sublayer's output (`jaxgrow.layerdrop.KeepMask`); None: 1.
           past: the KV cache of this layer, as in `run_after`.
+          segments_BT: segment ids of the tokens; None: all tokens are in one segment.
         """
         c = self.config
         init = nn.initializers.normal(0.02)
@@ -97,9 +99,8 @@ class Block(nn.Module):
         out_init = nn.initializers.normal(0.02 / (2 * c.layers) ** 0.5)
         h_BTD = LayerNorm("embed", c.eps, self.dtype, name="attention_norm")(x_BTD)
         attention = SelfAttention(c, init, out_init, self.dtype, name="attention")
-        x_BTD = x_BTD + rescaled(
-            adapted(self, "attention", attention(h_BTD, past=past)), scale, "attention"
-        )
+        y_BTD = attention(h_BTD, past=past, segments_BT=segments_BT)
+        x_BTD = x_BTD + rescaled(adapted(self, "attention", y_BTD), scale, "attention")
         h_BTD = LayerNorm("embed", c.eps, self.dtype, name="mlp_norm")(x_BTD)
         activation = (
             jax.nn.relu
@@ -126,7 +127,8 @@ class GPT2(Decoder):
         }
 
     def stack(self, embeddings: dict[str, jax.Array], call: Call) -> Stack:
-        return self.stack_of(Block(self.config, self.dtype, parent=None))
+        block = Block(self.config, self.dtype, parent=None)
+        return self.stack_of(block, segments_BT=call.named("segments"))
 
     def embed(self, embeddings: dict[str, jax.Array], call: Call) -> jax.Array:
         tokens_BT, _ = last_tokens(call.inputs)
@@ -134,6 +136,10 @@ class GPT2(Decoder):
         first = self.config.first_position
         length = tokens_BT.shape[1]
         x_BTD = jnp.take(embeddings["token_embedding"], tokens_BT, axis=0)
+        segments_BT = call.named("segments")
+        if segments_BT is not None:
+            positions_BT = first + segment_positions(segments_BT)
+            return (x_BTD + position_embedding_TD[positions_BT]).astype(self.dtype)
         if call.past is not None:
             positions_BT = first + call.past.positions_BT(length)
             return (x_BTD + position_embedding_TD[positions_BT]).astype(self.dtype)

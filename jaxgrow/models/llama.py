@@ -26,14 +26,20 @@ from jaxgrow.axes.size_error import SizeError
 from jaxgrow.growth.maps import Growth, Rules, by_axes
 from jaxgrow.growth.matrices import dense
 from jaxgrow.layerdrop.execution import rescaled
-from jaxgrow.models.attention import Form, attention, attention_after, mean_keys
+from jaxgrow.models.attention import (
+    Form,
+    attention,
+    attention_after,
+    mean_keys,
+    segment_positions,
+)
 from jaxgrow.models.bottleneck import adapted
 from jaxgrow.models.cache import KEPT
 from jaxgrow.models.config import FLOATS, Cost, TextConfig, head_cost
 from jaxgrow.models.decoder import Decoder
 from jaxgrow.models.loss import last_tokens
 from jaxgrow.models.mixture import EXPERTS, SHARED, Experts, rows
-from jaxgrow.models.model import Call, Stack
+from jaxgrow.models.model import Call, Stack, tokens_at
 from jaxgrow.models.modules import MLP, Linear, projected
 from jaxgrow.models.norms import LayerNorm, RMSNorm
 from jaxgrow.models.stack import stacked
@@ -162,6 +168,7 @@ class LlamaConfig(TextConfig):
     mlp_bias: bool = dataclasses.field(default=False, repr=False)
 
     causal: ClassVar = True
+    segments: ClassVar = True
     tasks: ClassVar = ("tokens", "classes", "states")
     # Whether the first layer has a norm before its attention.
     first_norm: ClassVar[bool] = True
@@ -517,6 +524,7 @@ class Reading(NamedTuple):
       past: the KV cache of the layer, as in `run_after`.
       positions_BT: positions of the tokens, if they are only some tokens of a sequence.
       normed: whether the layer has a norm before its attention.
+      segments_BT: segment ids of the tokens; None: all tokens are in one segment.
     """
 
     rotation: Any
@@ -525,6 +533,7 @@ class Reading(NamedTuple):
     past: Any = None
     positions_BT: Any = None
     normed: Any = True
+    segments_BT: Any = None
 
 
 class Attention(nn.Module):
@@ -575,7 +584,14 @@ class Attention(nn.Module):
         if c.sinks:
             sinks_H = self.param("sinks", named(self.kernel_init, "heads", role="bias"), (c.heads,))
         scale = c.score_dim**-0.5 if c.score_dim else None
-        form = Form(scale, c.score_cap, reading.window, reading.positions_BT, sinks_H)
+        form = Form(
+            scale,
+            c.score_cap,
+            reading.window,
+            reading.positions_BT,
+            sinks_H,
+            segments_BT=reading.segments_BT,
+        )
         if reading.past is not None:
             return attention_after(reading.past, q_BTHK, k_BTGK, v_BTGK, form)
         return attention(
@@ -673,7 +689,8 @@ class Llama(Decoder):
         positions = last_tokens(call.inputs)[0].shape[1]
         if call.past is not None:
             positions += call.past.positions
-        return layer_and_blocks(self, self.config, positions, call.mask_BS)
+        segments_BT = call.named("segments")
+        return layer_and_blocks(self, self.config, positions, call.mask_BS, segments_BT)
 
     def embed(self, embeddings: dict[str, jax.Array], call: Call) -> jax.Array:
         return rows_of(self.config, embeddings["token_embedding"], last_tokens(call.inputs)[0])
@@ -686,7 +703,7 @@ def rows_of(c: LlamaConfig, embedding_VD: jax.Array, tokens_BT: jax.Array) -> ja
 
 
 def layer_and_blocks(
-    module: nn.Module, c: LlamaConfig, positions: int, mask_BS: Any = None
+    module: nn.Module, c: LlamaConfig, positions: int, mask_BS: Any = None, segments_BT: Any = None
 ) -> Stack:
     """Return the layers of a compact ``module``.
 
@@ -695,14 +712,19 @@ def layer_and_blocks(
       c: the config.
       positions: the number of positions of a sequence.
       mask_BS: True for the keys that are visible; None: all.
+      segments_BT: segment ids of the tokens; None: all tokens are in one segment.
     """
     every = [(kind, c.first_norm or i > 0) for i, kind in enumerate(c.layer_kinds)]
     kinds = sorted(set(every))
     by_kind = [rotations(c, positions, kind) for kind, _ in kinds]
+    at_BT = None
+    if segments_BT is not None:
+        by_kind, at_BT = _in_segments(c, segments_BT, [kind for kind, _ in kinds], by_kind)
     rotation_NTI = [np.stack(a) for a in zip(*by_kind, strict=True)]
     windows_N = np.array(
         [c.window if KINDS[kind].window else positions for kind, _ in kinds], np.int32
     )
+    bounded = windows_N.min() < positions
     normed_N = np.array([normed for _, normed in kinds])
     # The block is detached: only its init and apply are used.
     block = Block(c, jnp.dtype(c.dtype), parent=None)
@@ -714,12 +736,47 @@ def layer_and_blocks(
 
     def layer(w, x, *scale, positions=None, past=None, **reading):
         w, rotation, window, normed = _of_kind(w, rotation_NTI, windows_N, normed_N)
-        rotation = [a[None] if positions is None else jnp.asarray(a)[positions] for a in rotation]
-        window = window if windows_N.min() < rotation_NTI[0].shape[1] else None
-        read = Reading(rotation, window, mask_BS, past, positions, normed)
+        at = positions if at_BT is None else tokens_at(at_BT, positions)
+        rotation = [a[None] if at is None else jnp.asarray(a)[at] for a in rotation]
+        window = window if bounded else None
+        segments = tokens_at(segments_BT, positions)
+        read = Reading(rotation, window, mask_BS, past, positions, normed, segments)
         return block.apply({"params": w}, x, read, *scale, **reading)
 
     return Stack(layer, blocks)
+
+
+def _in_segments(c: LlamaConfig, segments_BT: Any, kinds: list[str], whole: list[Any]) -> Any:
+    """Return the rotations of each kind of layer, and the row of each token in them, [B, T].
+
+    Rows count from the begin of the segment. For "longrope", the rows of short segments are before
+    the rows of the others.
+
+    Args:
+      c: the config.
+      segments_BT: segment ids of the tokens.
+      kinds: the kinds of layers.
+      whole: `rotations` of each kind for the length of the sequence.
+
+    Raises:
+      ValueError: the rotations would depend on the length of each segment.
+    """
+    at_BT = segment_positions(segments_BT)
+    length = segments_BT.shape[1]
+    if c.rope_by == "dynamic" and length > c.context:
+        raise ValueError(
+            f"rope_by='dynamic' does not support segments in sequences of {length} tokens, more than "
+            f"context={c.context}: use shorter sequences"
+        )
+    if c.rope_by != "longrope" or length <= c.rope_context:
+        return whole, at_BT
+    last_BT = jnp.flip(segment_positions(jnp.flip(segments_BT, 1)), 1)
+    short = [rotations(c, c.rope_context, kind) for kind in kinds]
+    both = [
+        [np.concatenate(pair) for pair in zip(a, b, strict=True)]
+        for a, b in zip(short, whole, strict=True)
+    ]
+    return both, jnp.where(at_BT + last_BT < c.rope_context, at_BT, at_BT + c.rope_context)
 
 
 def _of_kind(w: Any, *tables: Any) -> tuple:

@@ -91,6 +91,7 @@ def vocabulary_loss(
     bias_V: jax.Array | None = None,
     cap: float = 0.0,
     positions: int = 0,
+    weights_BT: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Return ``(mean cross-entropy of the targets, accuracy)`` of the logits ``x W + b``, `capped`.
 
@@ -110,25 +111,49 @@ def vocabulary_loss(
       bias_V: bias of the head; None: zeros.
       cap: soft cap of the logits; 0: none.
       positions: positions on a device whose logits exist at once; 0: the number from `scored`.
+      weights_BT: weight of each target in both means; None: 1. They are not differentiated.
     """
     wide = jnp.promote_types(dtype, jnp.float32)
     bias_V = jnp.zeros(head_DV.shape[1], wide) if bias_V is None else bias_V.astype(wide)
-    return _vocabulary_loss(x_BTD, head_DV, bias_V, targets_BT, jnp.dtype(dtype), cap, positions)
+    given = targets_BT if weights_BT is None else (targets_BT, weights_BT.astype(wide))
+    return _vocabulary_loss(x_BTD, head_DV, bias_V, given, jnp.dtype(dtype), cap, positions)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
 @jax.named_scope("head")
-def _vocabulary_loss(x_BTD, head_DV, bias_V, targets_BT, dtype, cap, positions):
+def _vocabulary_loss(x_BTD, head_DV, bias_V, given, dtype, cap, positions):
     cast_DV = gathered(head_DV.astype(dtype), ("embed", "vocab"))
 
     def piece(total, part):
-        x_BSD, of_BS = part
-        _, _, _, (loss_BS, right_BS) = _scored(x_BSD, of_BS, cast_DV, bias_V, dtype, cap)
-        return jax.tree.map(jnp.add, total, (loss_BS.sum(), right_BS.sum(dtype=bias_V.dtype))), None
+        x_BSD, of_BS, *weights = part
+        scored = _scored(x_BSD, of_BS, cast_DV, bias_V, dtype, cap)
+        return jax.tree.map(jnp.add, total, _sums(scored, weights, bias_V.dtype)), None
 
     zero = jnp.zeros((), bias_V.dtype)
-    (loss, right), _ = _in_pieces(piece, (zero, zero), (x_BTD, targets_BT), positions)
-    return loss / targets_BT.size, right / targets_BT.size
+    given = jax.tree.leaves(given)
+    (loss, right), _ = _in_pieces(piece, (zero, zero), (x_BTD, *given), positions)
+    count = _count(*given)
+    return loss / count, right / count
+
+
+def _sums(scored, weights, dtype):
+    """Return the sums of the losses and of the right targets of a piece, from `_scored`."""
+    _, _, _, (loss_BS, right_BS) = scored
+    for weights_BS in weights:
+        loss_BS, right_BS = loss_BS * weights_BS, right_BS * weights_BS
+    return loss_BS.sum(), right_BS.sum(dtype=dtype)
+
+
+def weighted_mean(values: jax.Array, weights: jax.Array | None) -> jax.Array:
+    """Return the mean of ``values`` with these weights; None: 1. It is 0 if all weights are 0."""
+    return values.mean() if weights is None else (values * weights).sum() / _count(values, weights)
+
+
+def _count(targets_BT, weights_BT=None):
+    """Return the sum of the weights of the targets, and a positive number if it is 0."""
+    if weights_BT is None:
+        return targets_BT.size
+    return jnp.maximum(weights_BT.sum(), jnp.finfo(weights_BT.dtype).tiny)
 
 
 @jax.named_scope("head")
@@ -167,15 +192,18 @@ def token_head(
     each: bool = False,
     cap: float = 0.0,
     positions: int = 0,
+    weights_BT=None,
 ):
     """Return logits of tokens, or with targets the loss.
 
-    The loss is `vocabulary_loss`, or with ``each`` the values per position of `vocabulary_scores`.
+    The loss is `vocabulary_loss`, or with ``each`` the values per position of `vocabulary_scores`,
+    without weights.
     """
     if targets_BT is not None:
         if each:
             return vocabulary_scores(x_BTD, head_DV, targets_BT, dtype, bias_V, cap, positions)
-        return vocabulary_loss(x_BTD, head_DV, targets_BT, dtype, bias_V, cap, positions)
+        how = bias_V, cap, positions, weights_BT
+        return vocabulary_loss(x_BTD, head_DV, targets_BT, dtype, *how)
     logits_BTV = vocabulary_logits(x_BTD, head_DV, dtype)
     return capped(logits_BTV if bias_V is None else logits_BTV + bias_V[None, None], cap)
 
@@ -244,22 +272,23 @@ class _Needed(NamedTuple):
 
 
 @jax.named_scope("head")
-def _loss_forward(x_BTD, head_DV, bias_V, targets_BT, dtype, cap, positions):
+def _loss_forward(x_BTD, head_DV, bias_V, given, dtype, cap, positions):
     needed = _Needed(x_BTD.perturbed, head_DV.perturbed, bias_V.perturbed)
     x_BTD = x_BTD.value
     head_DV = head_DV.value
     bias_V = bias_V.value
-    targets_BT = targets_BT.value
+    given = [leaf.value for leaf in jax.tree.leaves(given)]
     groups = batch_parts(len(x_BTD))
     wide = jnp.promote_types(dtype, jnp.float32)
     cast_DV = gathered(head_DV.astype(dtype), ("embed", "vocab"))
 
     def piece(total, part):
-        x_BSD, targets_BS = part
+        x_BSD, targets_BS, *weights = part
         scored = _scored(x_BSD, targets_BS, cast_DV, bias_V, dtype, cap)
-        loss_BS, right_BS = scored[3]
-        sums = loss_BS.sum(), right_BS.sum(dtype=wide)
+        sums = _sums(scored, weights, wide)
         slope_BSV = _slope(scored, cap)
+        for weights_BS in weights:
+            slope_BSV = slope_BSV * weights_BS[..., None]
         back_BSD, *others = _gradients(x_BSD, slope_BSV, cast_DV, dtype, needed)
         return jax.tree.map(jnp.add, total, (sums, *others)), back_BSD
 
@@ -273,11 +302,11 @@ def _loss_forward(x_BTD, head_DV, bias_V, targets_BT, dtype, cap, positions):
         zeros(len(bias_V)) if needed.bias else None,
     )
     ((loss, right), head_GDV, bias_GV), back_BTD = _in_pieces(
-        piece, begin, (x_BTD, targets_BT), positions
+        piece, begin, (x_BTD, *given), positions
     )
     head = None if head_GDV is None else head_GDV.sum(0).astype(head_DV.dtype)
     bias = None if bias_GV is None else bias_GV.sum(0).astype(bias_V.dtype)
-    count = targets_BT.size
+    count = _count(*given)
     return (loss / count, right / count), ((back_BTD, head, bias), count)
 
 

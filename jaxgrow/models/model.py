@@ -21,6 +21,13 @@ from jaxgrow.models.stack import KeptTokens, Observe, run_parts, stacked
 INIT = nn.initializers.normal(0.02)
 
 
+def tokens_at(values_BT: Any, positions_BS: Any) -> Any:
+    """Return the values of the tokens at some positions; None: at all of them."""
+    if values_BT is None or positions_BS is None:
+        return values_BT
+    return jnp.take_along_axis(values_BT, positions_BS, 1)
+
+
 class Call(NamedTuple):
     """The arguments of one call of a model, as `Model` describes them."""
 
@@ -33,6 +40,10 @@ class Call(NamedTuple):
     kept_tokens: KeptTokens | None = None
     frozen: int = 0
     past: Past | None = None
+
+    def named(self, name: str) -> Any:
+        """Return the input ``name``; None if it is not there."""
+        return self.inputs.get(name) if isinstance(self.inputs, Mapping) else None
 
     def given(self, *names: str) -> list[str]:
         """Return the arguments among ``names`` that the caller has set."""
@@ -62,11 +73,16 @@ class Model(nn.Module):
 
     The arguments of a call:
 
-    - ``inputs``: tokens, images, or a mapping from names to arrays (``config.example``).
+    - ``inputs``: tokens, images, or a mapping from names to arrays (``config.example``). Text
+      models accept ``segments``, int [B, T]: the number of the document of each token, which
+      differs from that of the document before. A token then sees only its document, and positions
+      count from the begin of the document, so that each document is computed as in a row of its
+      own. (The load balancing and the capacity of experts still depend on all tokens.)
     - ``mask_BS``: the visible tokens, bool [B, T]; None: all tokens.
     - ``observe``: function of each layer's input and output, for example
       ``jaxgrow.growth.report.rms``. Its results are also returned, stacked [L, ..].
-    - ``targets``: int [B, T]. The output is then ``(mean cross-entropy, accuracy)``, and the logits
+    - ``targets``: int [B, T]. With an input ``weights``, float [B, T], a decoder returns weighted
+      means: a weight of 0 leaves out a target. The output is then ``(mean cross-entropy, accuracy)``, and the logits
       of all positions never exist at the same time (`jaxgrow.models.loss.vocabulary_loss`).
     - ``each``: with ``targets``, return both values for every position, [B, T].
     - ``keep_mask``: the layers that run (`jaxgrow.layerdrop.KeepMask`); None: all of them, without
@@ -169,15 +185,18 @@ class Model(nn.Module):
         axes = named(init, rows, "embed" + BELOW)
         return self.param(name, axes, (size, self.config.embed))
 
-    def stack_of(self, block: nn.Module, **options: Any) -> Stack:
+    def stack_of(self, block: nn.Module, segments_BT: Any = None, **options: Any) -> Stack:
         """Create stacked blocks, each called as ``block(x, *scale, **options)``.
 
-        The block is detached (``parent=None``): only its init and apply are used.
+        The block is detached (``parent=None``): only its init and apply are used. With
+        ``segments_BT``, it also gets the segment ids of its tokens.
         """
         one = jnp.zeros((1, 1, self.config.embed), self.dtype)
         blocks = stacked(self, "blocks", block, self.config.layers, one)
 
         def layer(w, x, *scale, positions=None, **reading):
+            if segments_BT is not None:
+                reading["segments_BT"] = tokens_at(segments_BT, positions)
             return block.apply({"params": w}, x, *scale, **options, **reading)
 
         return Stack(layer, blocks)

@@ -93,7 +93,8 @@ class ModernBERT(Encoder):
 
     def stack(self, embeddings: dict[str, jax.Array], call: Call) -> Stack:
         length = call.inputs["tokens"].shape[1]
-        return layer_and_blocks(self, self.config, length, mask_of(call))
+        segments_BT = call.named("segments")
+        return layer_and_blocks(self, self.config, length, mask_of(call), segments_BT)
 
     def embed(self, embeddings: dict[str, jax.Array], call: Call) -> jax.Array:
         x_BTD = rows_of(self.config, embeddings["token_embedding"], call.inputs["tokens"])

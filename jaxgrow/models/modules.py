@@ -15,7 +15,7 @@ from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 
 from jaxgrow.axes.names import READ, VALUE, named
-from jaxgrow.models.attention import attention, attention_after
+from jaxgrow.models.attention import Form, attention, attention_after
 from jaxgrow.models.cache import KEPT
 from jaxgrow.sharding import flattened, parts, platform
 
@@ -139,7 +139,7 @@ class SelfAttention(nn.Module):
     dtype: DTypeLike
 
     @nn.compact
-    def __call__(self, x_BTD, mask_BS=None, past=None, asking_BTD=None):
+    def __call__(self, x_BTD, mask_BS=None, past=None, asking_BTD=None, segments_BT=None):
         """Apply attention.
 
         Args:
@@ -147,6 +147,7 @@ class SelfAttention(nn.Module):
           mask_BS: True for the keys that are visible; None: all of them.
           past: the KV cache of this layer, as in `run_after`.
           asking_BTD: input of the query kernel; None: ``x_BTD``.
+          segments_BT: segment ids of the tokens; None: all tokens are in one segment.
         """
         c = self.config
         shape = (c.embed, c.heads, c.head_dim)
@@ -167,7 +168,13 @@ class SelfAttention(nn.Module):
         self.sow(*KEPT, (k_BTHK, v_BTHK))
         if past is None:
             y_BTHK = attention(
-                q_BTHK, k_BTHK, v_BTHK, causal=c.causal, mask_BS=mask_BS, by=c.attention
+                q_BTHK,
+                k_BTHK,
+                v_BTHK,
+                causal=c.causal,
+                mask_BS=mask_BS,
+                by=c.attention,
+                form=Form(segments_BT=segments_BT),
             )
         else:
             y_BTHK = attention_after(past, q_BTHK, k_BTHK, v_BTHK)

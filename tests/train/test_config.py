@@ -462,6 +462,7 @@ def test_of_all_fields_those_that_decide_nothing_may_differ(tmp_path):
         "ids": "uint32",
         "keep_every": 2,
         "on_nan": "skip",
+        "attend": "document",
     }
 
     # Settings without which a field has no effect, or is refused.

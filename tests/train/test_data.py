@@ -370,7 +370,8 @@ def test_memory_holds_one_batch_of_documents(tmp_path, text, encoded, small_piec
 
 def test_a_killed_tokenisation_resumes_at_its_last_shard(text, encoded, small_pieces, monkeypatch):
     whole = tokens(text)
-    expected, everything = (whole.train.tolist(), whole.valid.tolist()), len(encoded)
+    expected = [part.tolist() for part in (whole.train, whole.valid, *whole.begins)]
+    everything = len(encoded)
     encoded.clear()
     text = replace(text, cache=text.cache + "-other")
 
@@ -389,11 +390,14 @@ def test_a_killed_tokenisation_resumes_at_its_last_shard(text, encoded, small_pi
             tokens(text)
     encoded.clear()
     again = tokens(text)
-    assert (again.train.tolist(), again.valid.tolist()) == expected
+    found = [part.tolist() for part in (again.train, again.valid, *again.begins)]
+    assert found == expected
     assert len(encoded) == everything - 9  # three shards of three batches are reused
     assert {p.name for p in Path(text.cache).glob("*/*")} == {
         "train",
         "valid",
+        "train.begins",
+        "valid.begins",
         "about.json",
         "SUMS",
     }

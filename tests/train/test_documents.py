@@ -1,171 +1,252 @@
-"""Are documents plain text, framed as the files of their tokenizer say, with all of its ids?"""
+"""With ``data.attend=document``, the corpus says where documents begin, and training obeys it."""
 
+import dataclasses
 import json
-from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
+import chex
+import jax
 import numpy as np
+import optax
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+import runs
+from tokenizers import Tokenizer, models, pre_tokenizers
 
-from jaxgrow.models import GPT2Config
+from jaxgrow.layerdrop import LayerDrop, TokenDrop
+from jaxgrow.models import BERTConfig, GPT2Config
+from train import pretrain
 from train.common.errors import UserError
 from train.config.overrides import overridden
-from train.data.batches import report, sources
-from train.data.labelled.encoding import Encoder
-from train.data.special import control_tokens, largest_vocab
-from train.data.text import Data, tokenizer, tokens
-from train.engine.state.pretrained import fits
+from train.data import formats
+from train.data.batches import Windows, shapes, sources, training, validation
+from train.data.images import Images
+from train.data.labelled.task import Labelled
+from train.data.text import Data, tokens
+from train.engine.loop import programs
+from train.engine.loop.parallel import mapped
+from train.engine.loop.step import StepInputs, train_step
+from train.engine.run.workdir import load
+from train.engine.state.mesh import Mesh
+from train.engine.state.model import Model, shardings
+from train.plan.methods import Growing, GrowTo, Inherit, Learned, Scratch
+from train.plan.modifiers import DropLayers, DropTokens, ShortContext, divergence
 
-DOCUMENTS = ["a cat", "the <s> and </s> of <|endoftext|>", "", "</s></s>", "<s>a</s>"]
-NAMES = ("<s>", "</s>", "<|endoftext|>")
-
-
-def byte_level(special: bool = True) -> Tokenizer:
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {name: i for i, name in enumerate([*NAMES, *alphabet])}
-    out = Tokenizer(models.BPE(vocab, []))
-    out.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    out.decoder = decoders.ByteLevel()
-    if special:
-        out.add_special_tokens([AddedToken(name, special=True) for name in NAMES])
-    else:
-        out.add_tokens([AddedToken(name, special=False) for name in NAMES])
-    return out
-
-
-def unigram() -> Tokenizer:
-    """A model that finds the names of special tokens among its own pieces."""
-    pieces = [("<unk>", 0.0), *((name, 0.0) for name in NAMES), ("\u2581", -2.0)]
-    pieces += [(c, -5.0) for c in "abcdefghijklmnopqrstuvwxyz</|>"]
-    out = Tokenizer(models.Unigram(pieces, 0))
-    out.pre_tokenizer = pre_tokenizers.Metaspace()
-    out.add_special_tokens([AddedToken(name, special=True) for name in ("<unk>", *NAMES)])
-    return out
+DOCUMENTS = ["ab", "c", "defghijklmnop", "q", "rstu"] * 9
 
 
 @pytest.fixture
-def corpus(tmp_path):
-    """Write documents and a tokenizer; return the settings of the corpus."""
-
-    def made(own: Tokenizer, documents=DOCUMENTS, config=None, **changes) -> Data:
-        home = tmp_path / "corpus"
-        home.mkdir(exist_ok=True)
-        lines = [json.dumps({"text": document}) for document in documents]
-        (home / "a.jsonl").write_text("\n".join(lines))
-        (tmp_path / "own").mkdir(exist_ok=True)
-        own.save(str(tmp_path / "own" / "tokenizer.json"))
-        about = {"eos_token": "</s>"} if config is None else config
-        (tmp_path / "own" / "tokenizer_config.json").write_text(json.dumps(about))
-        data = Data(
-            source="text",
-            path=str(home),
-            valid_fraction=0.5,
-            tokenizer=str(tmp_path / "own" / "tokenizer.json"),
-            cache=str(tmp_path / "cache"),
-        )
-        return replace(data, **changes)
-
-    return made
+def data(tmp_path) -> Data:
+    """Return documents of 1 to 13 letters, one in each line of a file."""
+    folder = tmp_path / "lines"
+    folder.mkdir()
+    for name, texts in (("train", DOCUMENTS), ("valid", DOCUMENTS[:15])):
+        lines = [json.dumps({"text": text}) for text in texts]
+        (folder / f"{name}.jsonl").write_text("\n".join(lines))
+    return Data("text", str(folder), cache=str(tmp_path / "cache"), attend="document")
 
 
-def sized(vocab: int) -> GPT2Config:
-    return GPT2Config(vocab=vocab, context=128, layers=1, embed=8, heads=1, head_dim=8, mlp=8)
+def split(stream: np.ndarray, begins: Sequence[int]) -> list[bytes]:
+    return [part.astype(np.uint8).tobytes() for part in np.split(stream, begins[1:])]
 
 
-def counted(data: Data) -> Counter:
+# --- where documents begin ---
+
+
+def test_documents_begin_where_the_corpus_says(data):
     found = tokens(data)
-    return Counter(np.concatenate([found.train, found.valid]).tolist())
+    assert split(found.train, found.begins[0]) == [t.encode() + b"\0" for t in DOCUMENTS]
+    assert split(found.valid, found.begins[1]) == [t.encode() + b"\0" for t in DOCUMENTS[:15]]
+    (line,) = (line for line in found.report if "attention stops" in line)
+    assert "ends of 45 training documents; their last tokens predict nothing" in line
+    assert tokens(replace(data, attend="row")).train.filename == found.train.filename  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("make", [byte_level, lambda: byte_level(False), unigram])
-def test_the_names_of_special_tokens_in_a_document_are_text(corpus, make):
-    data = corpus(make())
-    own = tokenizer(data.tokenizer)
-    found = counted(data)
-    assert found[own.token_to_id("</s>")] == 4  # one for each document with text
-    assert not found[own.token_to_id("<s>")] and not found[own.token_to_id("<|endoftext|>")]
-    [label] = Encoder(data.tokenizer, sized(300)).tokens(["x</s>y<s>"])
-    assert not {own.token_to_id(name) for name in NAMES} & {*label.tolist()}
+def test_the_tokenizer_needs_no_special_tokens(data, tmp_path):
+    letters = {chr(i): i - ord("a") for i in range(ord("a"), ord("z") + 1)}
+    endless = Tokenizer(models.BPE(letters, []))
+    endless.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
+    endless.save(str(tmp_path / "endless.json"))
+    found = tokens(replace(data, tokenizer=str(tmp_path / "endless.json")))
+    whole = [bytes(t + ord("a") for t in part) for part in split(found.train, found.begins[0])]
+    assert whole == [text.encode() for text in DOCUMENTS]
 
 
-def test_only_a_chat_template_makes_control_tokens(corpus):
-    own = tokenizer(corpus(byte_level()).tokenizer)
-    assert 1 not in own.encode("a</s>").ids
-    with control_tokens(own):
-        assert own.encode("a</s>").ids[-1] == 1
-    assert 1 not in own.encode("a</s>").ids
-
-
-def framed(own: Tokenizer, single: str) -> Tokenizer:
-    named = [(name, own.token_to_id(name)) for name in NAMES if name in single]
-    own.post_processor = processors.TemplateProcessing(single=single, special_tokens=named)
-    return own
+def test_a_piece_that_is_held_out_divides_its_document(data, tmp_path, monkeypatch):
+    """Text before and after it is not one text, and held-out pieces are not one document."""
+    monkeypatch.setattr(formats, "PIECE", 4)
+    (tmp_path / "one.txt").write_text("aaaabbbbccccddddeeeeffffgg")
+    held = replace(data, path=str(tmp_path / "one.txt"), valid_fraction=1 / 3)
+    found = tokens(held)
+    assert split(found.train, found.begins[0]) == [b"aaaabbbb", b"ddddeeee", b"gg\0"]
+    assert split(found.valid, found.begins[1]) == [b"cccc", b"ffff"]
 
 
 @pytest.mark.parametrize(
-    ("own", "config", "bos", "expected"),
+    ("roles", "row", "expected"),
     [
-        (byte_level(), {"eos_token": "</s>"}, "auto", ".. </s>"),
-        (framed(byte_level(), "<s> $A"), {"eos_token": "</s>"}, "auto", "<s> .. </s>"),
-        (framed(byte_level(), "<s> $A </s>"), {"eos_token": "</s>"}, "auto", "<s> .. </s>"),
-        (framed(byte_level(), "<s> $A"), {"eos_token": "</s>"}, False, ".. </s>"),
-        (
-            byte_level(),
-            {"eos_token": "</s>", "bos_token": "<s>", "add_bos_token": True},
-            "auto",
-            "<s> .. </s>",
-        ),
-        (byte_level(), {"eos_token": "</s>", "bos_token": "<s>"}, True, "<s> .. </s>"),
+        ({"bos_token": "<s>", "eos_token": "</s>"}, [2, 2, 1, 0, 2, 1], [0, 3, 6]),
+        ({"eos_token": "</s>"}, [2, 2, 1, 2, 2, 1], [0, 3, 6]),
+        ({"bos_token": "<s>"}, [2, 2, 0, 2, 2, 0, 2], [0, 2, 5, 7]),
+        ({"bos_token": "</s>", "eos_token": "</s>"}, [2, 1, 2, 2, 1, 2], [0, 2, 5, 6]),
     ],
+    ids=["both", "end", "begin", "same"],
 )
-def test_documents_are_framed_as_the_files_of_the_tokenizer_say(corpus, own, config, bos, expected):
-    data = corpus(own, config=config, bos=bos)
-    found = counted(data)
-    assert (found[0], found[1]) == (4 if expected.startswith("<s>") else 0, 4)
-    assert f"4 documents, each: {expected}, " in report(data)[0]
-    assert tokens(data).identity["frame"] == expected
+def test_token_ids_are_divided_by_the_tokens_of_the_tokenizer(tmp_path, roles, row, expected):
+    """Rows of a table are documents, and begin and end tokens divide them further."""
+    made = Tokenizer(models.WordLevel({"<s>": 0, "</s>": 1, "a": 2}, "a"))
+    made.add_special_tokens(sorted(set(roles.values())))
+    made.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(roles))
+    home = tmp_path / "ids"
+    home.mkdir()
+    lines = [json.dumps({"input_ids": ids}) for ids in (row, [2, 2, 2])]
+    for name in ("train", "valid"):
+        (home / f"{name}.jsonl").write_text("\n".join(lines))
+    how = {"attend": "document", "tokenizer": str(tmp_path / "tokenizer.json")}
+    found = tokens(Data("tokens", str(home), cache=str(tmp_path / "cache"), **how))  # type: ignore[arg-type]
+    assert found.begins[0].tolist() == expected
 
 
-def test_a_long_document_has_one_frame(corpus, monkeypatch):
-    monkeypatch.setattr("train.data.formats.PIECE", 7)
-    data = corpus(framed(byte_level(), "<s> $A"), ["a long document with words"] * 3)
-    assert (counted(data)[0], counted(data)[1]) == (3, 3)
+def test_a_file_of_tokens_is_divided_although_its_pieces_are_read_one_by_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(formats, "PIECE", 3)
+    for name in ("train", "val"):
+        np.array([5, 5, 0, 5, 5, 5, 5, 0, 0, 5], np.uint16).tofile(tmp_path / f"{name}.bin")
+    data = Data("tokens", str(tmp_path), cache=str(tmp_path / "cache"), attend="document")
+    assert tokens(data).begins[0].tolist() == [0, 3, 8, 9]
+    with pytest.raises(UserError, match="has no effect, because the training text is one document"):
+        tokens(replace(data, tokenizer="none"))
 
 
-def test_a_begin_token_that_does_not_exist_is_refused(corpus):
-    data = corpus(byte_level(), config={"eos_token": None, "bos_token": None}, bos=True)
-    with pytest.raises(UserError, match="no token that begins texts"):
-        tokens(data)
-    assert tokens(overridden(data, ["bos=auto"])).train.size
-    with pytest.raises(ValueError, match=r"set data\.bos=auto"):
-        Data(bos=True)
+@pytest.mark.parametrize("length", [1, 4, 7, 100])
+@pytest.mark.parametrize("masked", [False, True])
+def test_windows_have_the_documents_of_their_tokens(data, length, masked):
+    model = replace(BERT if masked else runs.MODEL, context=length)
+    corpus = tokens(data)
+    number = np.cumsum(np.isin(np.arange(len(corpus.train)), corpus.begins[0]))
+    for i in range(len(source := sources(data, model)[0])):
+        inputs, targets = source.sample(i, np.random.default_rng(0))
+        own = number[i * length : (i + 1) * length + 1]
+        assert inputs["segments"].tolist() == (own[:length] - own[0]).tolist()
+        if not masked:
+            assert inputs["weights"].tolist() == (own[1:] == own[:-1]).tolist()
+            plain = Windows(corpus.train, length).sample(i, np.random.default_rng(0))
+            chex.assert_trees_all_equal((inputs["tokens"], targets), plain)
+    expected, found = shapes(data, model, 1), jax.tree.map(lambda x: x[None], (inputs, targets))
+    chex.assert_trees_all_equal_shapes_and_dtypes(found, expected)
 
 
-def holes() -> Tokenizer:
-    """A tokenizer of 259 tokens, whose largest id is 69,999."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {name: i for i, name in enumerate(NAMES)}
-    vocab |= {c: 70_000 - 256 + i for i, c in enumerate(alphabet)}
-    out = Tokenizer(models.BPE(vocab, []))
-    out.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    out.add_special_tokens([AddedToken(name, special=True) for name in NAMES])
-    return out
+# --- training ---
+
+BERT = BERTConfig(vocab=256, context=8, layers=2, embed=8, heads=2, head_dim=4, mlp=16)
+LR = np.float32(0.5)
 
 
-def test_the_largest_id_counts_and_not_the_number_of_tokens(corpus):
-    data = corpus(holes())
-    own = tokenizer(data.tokenizer)
-    assert (own.get_vocab_size(), largest_vocab(own)) == (259, 70_000)
-    found = tokens(data)
-    assert found.train.dtype == np.uint32 and found.vocab == 70_000
-    small, large = map(sized, (300, 70_000))
-    with pytest.raises(UserError, match=r"raise model\.vocab to 70000"):
-        sources(data, small)
-    with pytest.raises(UserError, match=r"raise model\.vocab to 70000"):
-        Encoder(data.tokenizer, small)
-    with pytest.raises(UserError, match="largest id of the tokenizer is 69999"):
-        fits(own, small)
-    fits(own, large)
-    assert sources(data, large)[0].sample(0, np.random.default_rng(0))[0].max() < 70_000
-    assert Encoder(data.tokenizer, large).tokens(["a"])[0].dtype == np.uint32
+def summed(model: Model, batch: Any) -> jax.Array:
+    """The mean loss of all targets within documents, from logits of the complete batch."""
+    inputs, targets = batch
+    logits = model.config.module.apply({"params": model.params}, inputs)
+    each = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+    return (each * inputs["weights"]).sum() / inputs["weights"].sum()
+
+
+@pytest.mark.parametrize(
+    ("how", "accumulate", "mesh"),
+    [
+        ("mesh", 4, Mesh()),
+        *(
+            pytest.param(*way, marks=pytest.mark.slow)
+            for way in (
+                ("pmap", 2, Mesh()),
+                ("mesh", 2, Mesh(fsdp=4)),
+                ("mesh", 2, Mesh(fsdp=2, context=2)),
+                ("once", 2, Mesh(fsdp=4)),
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_every_division_of_a_batch_trains_alike(data, how, accumulate, mesh):
+    """Micro-batches and devices have different numbers of targets."""
+    tx = optax.with_extra_args_support(optax.identity())
+    batch = next(training(sources(data, runs.MODEL)[0], 16, 0))
+    params = runs.fresh(runs.MODEL)
+    alone = Model(params, tx.init(params), runs.MODEL)
+    value, grads = jax.jit(jax.value_and_grad(lambda p: summed(replace(alone, params=p), batch)))(
+        params
+    )
+    lies = mesh.over(jax.devices())
+    make = partial(train_step, tx, accumulate, once=how == "once")
+    run = mapped(make, "pmap" if how == "pmap" else "mesh", lies)
+    model = jax.device_put(alone, shardings(alone, lies)) if how != "pmap" else alone
+    after, metrics = run(model, batch, StepInputs(LR))
+    assert float(metrics["loss"]) == pytest.approx(float(value), rel=1e-5)
+    expected = jax.tree.map(lambda p, g: p - LR * g, params, jax.device_get(grads))
+    chex.assert_trees_all_close(jax.device_get(after.params), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_teacher_does_not_teach_the_next_document():
+    rng = np.random.default_rng(0)
+    student, teacher = rng.normal(size=(2, 2, 3, 5))
+    weights = np.array([[1, 0, 1], [1, 1, 0]])
+    kept = [x[weights > 0][None] for x in (student, teacher)]
+    found = divergence(student, teacher, 2.0, weights)
+    assert float(found) == pytest.approx(float(divergence(*kept, 2.0)), rel=1e-5)
+
+
+def test_a_run_validates_by_documents_and_cannot_change_it_on_resume(data, tmp_path, capsys):
+    before = programs.step.cache_info().misses
+    one = runs.experiment(tmp_path, data=data, accumulate=2)
+    result = pretrain.run(one, tmp_path / "run")
+    assert programs.step.cache_info().misses - before <= 1
+    assert "attention stops at the ends of 45 training documents" in capsys.readouterr().err
+    model = Model(load(tmp_path / "run"), None, runs.MODEL)
+    batches = validation(sources(data, runs.MODEL)[1], one.batch, one.eval_batches)
+    joined = jax.tree.map(lambda *x: np.concatenate(x), *batches)
+    assert result["val_loss"] == pytest.approx(float(summed(model, joined)), rel=1e-5)
+    assert result["tokens"] == 8 * 8 * 8  # the last tokens of documents count
+    plain = replace(one, data=replace(data, attend="row"))
+    with pytest.raises(UserError, match=r"data\.Data\.attend: 'document' and 'row'"):
+        pretrain.run(plain, tmp_path / "run")
+    assert pretrain.run(plain, tmp_path / "plain")["flops"] == result["flops"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"method": runs.VCYCLE},
+        {"method": Inherit(runs.SMALL, 0.5)},
+        {"method": Scratch((DropLayers(LayerDrop(theta=0.5)),))},
+        {"method": Scratch((DropTokens(TokenDrop(0.25)),)), "model": replace(runs.MODEL, layers=4)},
+        {"method": Scratch((ShortContext(2),))},
+        {"method": Growing(runs.SMALL, stages=(GrowTo(by=Learned(steps=4, warmup=1)),))},
+        {"model": BERT},
+    ],
+    ids=lambda changes: str(*changes),
+)
+def test_every_method_trains_by_documents(data, tmp_path, changes):
+    result = pretrain.run(runs.experiment(tmp_path, data=data, **changes), tmp_path / "run")
+    assert 0 < result["val_loss"] < 6
+
+
+# --- refusals ---
+
+
+def test_data_without_documents_and_models_without_segments_are_refused(data, tmp_path):
+    (tmp_path / "one.txt").write_text("abc" * 30)
+    alone = replace(data, path=str(tmp_path / "one.txt"), valid_path=str(tmp_path / "one.txt"))
+    with pytest.raises(UserError, match=r"the training text is one document: set data.attend=row"):
+        tokens(alone)
+    assert len(tokens(replace(alone, attend="row")).train)
+
+    class Other(GPT2Config):
+        segments = False
+
+    with pytest.raises(UserError, match=r"attention of a Other cannot stop at .*data\.attend=row"):
+        sources(data, Other(**dataclasses.asdict(runs.MODEL)))
+    for other in (Images(), Labelled("cola", str(tmp_path), length=8)):
+        with pytest.raises(UserError, match="attend"):
+            overridden(runs.experiment(tmp_path, data=other), ["data.attend=document"])

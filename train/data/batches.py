@@ -17,10 +17,11 @@ from absl import flags
 from jaxgrow.checkpoints.hf.labels import named
 from jaxgrow.models import Config, TextConfig
 from train.common.errors import UserError
+from train.data.documents import next_tokens_of_documents, window_segments
 from train.data.images import Images, images
 from train.data.labelled.task import Labelled, task
 from train.data.masking import BYTES, MaskedWindows, vocabulary
-from train.data.text import Data, holds_out, tokenizer, tokens
+from train.data.text import Data, Tokens, holds_out, tokenizer, tokens
 from train.data.workers import end_with_parent
 
 Batch: TypeAlias = tuple[Any, Any]  # (inputs, targets), pytrees with a leading axis
@@ -53,23 +54,28 @@ def next_tokens(windows: Any) -> Batch:
 class Windows:
     """Windows of ``length`` tokens, with the next token as the target of each.
 
-    Each epoch predicts every token once.
+    Each epoch predicts every token once. With ``begins``, the positions at which documents begin,
+    attention stops at the ends of documents, and their last tokens have no target.
     """
 
     workers = 0
 
-    def __init__(self, tokens: np.ndarray, length: int):
+    def __init__(self, tokens: np.ndarray, length: int, begins: np.ndarray | None = None):
         self.tokens = tokens
         self.length = length
+        self.begins = begins
         self.what = f"windows of {length} tokens"
 
     def __len__(self) -> int:
         return max(0, (len(self.tokens) - 1) // self.length)
 
-    def sample(self, i: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        return next_tokens(
-            np.asarray(self.tokens[i * self.length : (i + 1) * self.length + 1], np.int32)
-        )
+    def sample(self, i: int, rng: np.random.Generator) -> tuple[Any, np.ndarray]:
+        first = i * self.length
+        tokens = np.asarray(self.tokens[first : first + self.length + 1], np.int32)
+        if self.begins is None:
+            return next_tokens(tokens)
+        segments = window_segments(self.begins, first, len(tokens))
+        return next_tokens_of_documents(tokens, segments)
 
 
 def identity(data: Data | Images | Labelled, model: Config) -> dict[str, Any]:
@@ -145,8 +151,10 @@ def _texts(data: Data, model: Config) -> tuple[Source, Source]:
             f"the largest id of the {what} is {text.vocab - 1}, but model.vocab is {vocab}; "
             f"raise model.vocab to {text.vocab}"
         )
+    parts = tuple(zip((text.train, text.valid), _begins(data, model, text), strict=True))
     if not model.masked:
-        return Windows(text.train, model.length), Windows(text.valid, model.length)
+        train, valid = (Windows(part, model.length, begins) for part, begins in parts)
+        return train, valid
     if data.tokenizer == "none":
         raise UserError(
             "a masked model needs the mask of a tokenizer, but data.tokenizer is none: name the tokenizer of the tokens"
@@ -158,10 +166,21 @@ def _texts(data: Data, model: Config) -> tuple[Source, Source]:
         )
     known = known if data.whole_words else known._replace(whole_word=None)
     train, valid = (
-        MaskedWindows(part, model.length, *known, masked=model.masked)
-        for part in (text.train, text.valid)
+        MaskedWindows(part, model.length, *known, masked=model.masked, begins=begins)
+        for part, begins in parts
     )
     return train, valid
+
+
+def _begins(data: Data, model: Config, text: Tokens) -> tuple[Any, Any]:
+    """The positions at which documents begin, in each part, if attention stops at their ends."""
+    if data.attend == "row":
+        return None, None
+    if not getattr(model, "segments", False):
+        raise UserError(
+            f"attention of a {type(model).__name__} cannot stop at the ends of documents: set data.attend=row"
+        )
+    return text.begins
 
 
 def _of_task(data: Labelled, model: TextConfig) -> tuple[Source, Source]:
@@ -179,6 +198,11 @@ def shapes(data: Data | Images | Labelled, model: Config, samples: int) -> Batch
     if isinstance(data, Labelled):
         return model.task_shapes(samples, data.length)
     inputs, targets = model.batch_shapes(samples)
+    if isinstance(data, Data) and data.attend == "document":
+        if not isinstance(inputs, dict):
+            weights = jax.ShapeDtypeStruct(inputs.shape, np.float32)
+            inputs = {"tokens": inputs, "weights": weights}
+        return inputs | {"segments": inputs["tokens"]}, targets
     if isinstance(data, Images) and data.augment.softens:
         classes = model.integers()["classes"]
         targets = jax.ShapeDtypeStruct((samples, classes), np.float32)

@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxgrow.models.encoder import masked_positions
 from train.common.errors import UserError
+from train.data.documents import window_segments
 from train.data.special import largest_vocab
 
 _SPECIAL = (
@@ -94,9 +95,11 @@ class MaskedWindows:
         special: Collection[int],
         whole_word: np.ndarray | None = None,
         masked: float = 0.15,
+        begins: np.ndarray | None = None,
     ):
         self.tokens = tokens
         self.length = length
+        self.begins = begins
         self.mask_id = mask_id
         self.what = f"windows of {length} tokens"
         self.count = masked_positions(masked, length)
@@ -112,7 +115,8 @@ class MaskedWindows:
         """The inputs and targets of window ``i``.
 
         Inputs are ``{"tokens": int32 [T], "positions": int32 [S], ascending}``. Targets are the
-        original tokens at these positions, int32 [S].
+        original tokens at these positions, int32 [S]. With ``begins``, the positions at which
+        documents begin, the inputs also have ``segments``.
         """
         tokens = self.tokens[i * self.length : (i + 1) * self.length].astype(np.int32)
         ordinary = self._ordinary[tokens]
@@ -122,7 +126,10 @@ class MaskedWindows:
         case[~ordinary[positions]] = 1
         other = self._replacements[rng.integers(len(self._replacements), size=self.count)]
         tokens[positions] = np.where(case < 0.8, self.mask_id, np.where(case < 0.9, other, targets))
-        return {"tokens": tokens, "positions": positions.astype(np.int32)}, targets
+        inputs = {"tokens": tokens, "positions": positions.astype(np.int32)}
+        if self.begins is not None:
+            inputs["segments"] = window_segments(self.begins, i * self.length, self.length)
+        return inputs, targets
 
     def _positions(
         self, tokens: np.ndarray, ordinary: np.ndarray, rng: np.random.Generator

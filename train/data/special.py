@@ -246,6 +246,17 @@ def document_frame(
     return DocumentFrame(tuple(before) if bos else (), tuple(after))
 
 
+def document_marks(tokenizer: Any, folder: Path | None) -> DocumentFrame:
+    """The tokens that begin or end a document within token ids, at most one of each.
+
+    A token that has both roles ends documents. The arguments are those of `document_frame`.
+    """
+    begin, end = document_frame(tokenizer, folder)
+    first = special_tokens(tokenizer, folder).begin
+    begin = begin[:1] or (() if first is None else (first,))
+    return DocumentFrame(tuple(i for i in begin if i not in end), end[-1:])
+
+
 def copied(source: Path | None, target: Path) -> None:
     """Copy the files that define a tokenizer's special tokens and chat template, if they exist.
 

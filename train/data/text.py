@@ -27,11 +27,13 @@ from train.data.cache import PROGRESS, again, cache_folder, cached
 from train.data.corpus import Corpus
 from train.data.cutting import TextEncoder, cut
 from train.data.decoding import readable
+from train.data.documents import report_documents
 from train.data.special import (
     END,
     ENDS,
     DocumentFrame,
     document_frame,
+    document_marks,
     frame_as_files_say,
     largest_vocab,
     read_as_text,
@@ -41,7 +43,7 @@ from train.data.special import (
 )
 from train.data.splitting import exact
 from train.data.token_files import FIELD, checked_ids, token_formats
-from train.data.tokenise import Cut, Encode, dtype, sequence, tokenise
+from train.data.tokenise import UNMARKED, Cut, Encode, begins_of, dtype, sequence, tokenise
 from train.data.trial import check_tokenizer
 from train.data.workers import cores
 
@@ -85,6 +87,8 @@ class Data:
     tokenizer: str = "bytes"
     # Whether a token begins each document; "auto": as the files of the tokenizer say.
     bos: bool | Literal["auto"] = "auto"
+    # Whether a token sees only its document, whose positions then count from 0, or its entire row.
+    attend: Literal["row", "document"] = "row"
     whole_words: bool = False  # masked language models: mask all pieces of a word together
     # The part that is held out if there is no validation text or split.
     valid_fraction: float = 0.02
@@ -124,6 +128,7 @@ class Data:
 class Tokens:
     train: np.ndarray  # memory-mapped, one axis
     valid: np.ndarray
+    begins: tuple[np.ndarray, np.ndarray]  # the positions at which documents begin, in each part
     vocab: int
     identity: dict[str, Any]  # JSON; identifies the tokens by content, not by path
     report: list[str]  # a summary line, and warnings
@@ -137,16 +142,17 @@ class _Encoding(NamedTuple):
     identity: str
     frame: DocumentFrame
     written: str  # the frame in words; empty if it has no names
-    rule: list[Any]  # JSON that differs if the same tokenizer gives other tokens
+    rule: list[Any]  # JSON that differs if the same tokenizer gives other tokens or documents
+    marks: DocumentFrame = UNMARKED  # tokens of the corpus that begin or end documents
 
 
 def _encoding(data: Data) -> _Encoding:
-    bare = DocumentFrame((), ())
     if data.tokenizer == "none":
-        return _Encoding(1 << 32, ["none"], "none", bare, "", ["token ids", data.ids])
+        return _Encoding(1 << 32, ["none"], "none", UNMARKED, "", ["begins of token ids", data.ids])
     if data.tokenizer == "bytes":
         known, how, vocab = ["bytes"], "bytes", 256
-        around, each, rule = DocumentFrame((), (0,)), "", ["tokens and counts", 0]
+        marks = around = DocumentFrame((), (0,))
+        each, rule = "", ["tokens and begins", 0]
     else:
         loaded = tokenizer(data.tokenizer)
         known = [sha256(file) for file in _tokenizer_files(Path(data.tokenizer).expanduser())]
@@ -154,9 +160,11 @@ def _encoding(data: Data) -> _Encoding:
         vocab = largest_vocab(loaded)
         around = document_frame(loaded, folder_of(data.tokenizer), data.bos)
         each = around.written(loaded)
-        rule = ["plain text, cut at boundaries", around]
+        marks = document_marks(loaded, folder_of(data.tokenizer))
+        rule = ["plain text, cut at boundaries, with begins", around]
     if data.source == "tokens":
-        return _Encoding(vocab, known, how, bare, "", ["token ids", data.ids])
+        rule = ["begins of token ids", data.ids, marks]
+        return _Encoding(vocab, known, how, UNMARKED, "", rule, marks)
     return _Encoding(vocab, known, how, around, each, rule)
 
 
@@ -173,19 +181,23 @@ def tokens(data: Data) -> Tokens:
     key = json.dumps([*encoding.rule, encoding.files, corpus.key, _every(held)], sort_keys=True)
 
     def make(work: Path) -> None:
-        _make(corpus, data, vocab, held, work)
+        _make(corpus, data, encoding, held, work)
         if _corpus(data).key != corpus.key:
             (work / PROGRESS).unlink(missing_ok=True)
             raise UserError(f"{data.path} changed while it was read; repeat the command")
 
-    folder = cached(cache_folder(data.cache, asdict(data), key), make)
+    # The same tokens serve both kinds of attention.
+    settings = {name: value for name, value in asdict(data).items() if name != "attend"}
+    folder = cached(cache_folder(data.cache, settings, key), make)
     name = folder / "about.json"
-    about = read_json(name, again(folder), ("train", "valid", "tokens", "read"))
+    about = read_json(name, again(folder), ("train", "valid", "tokens", "begins", "read"))
     with one_line(UserError, f"{name} is damaged; {again(folder)}"):
         train, valid = (
             _mapped(folder, *part, dtype(vocab))
             for part in zip(("train", "valid"), about["tokens"], strict=True)
         )
+        counts = zip(("train", "valid"), about.pop("begins"), strict=True)
+        begins, valid_begins = (_mapped(folder, begins_of(part), n, np.int64) for part, n in counts)
         read = about.pop("read")
         identity = {"name": _name(data), "tokenizer": encoding.identity} | about
         identity |= {"frame": encoding.written} if encoding.written else {}
@@ -193,11 +205,13 @@ def tokens(data: Data) -> Tokens:
         report = [_summary(read, about["tokens"], corpus.skipped, encoding.written)]
     if corpus.splits:
         report.append(_held_out_by_name(corpus.splits, data.valid_path))
+    if data.attend == "document":
+        report.append(report_documents(begins, len(train)))
     ended = bool(encoding.frame.end) or data.source == "tokens"
     report += _warnings(read, corpus.skipped, data.tokenizer, ended)
     if data.tokenizer == "none":
         vocab = 1 + max(int(part.max()) for part in (train, valid))
-    return Tokens(train, valid, vocab, identity, report)
+    return Tokens(train, valid, (begins, valid_begins), vocab, identity, report)
 
 
 def _summary(
@@ -310,12 +324,13 @@ def _every(held: Fraction) -> int | str:
     return held.denominator if held.numerator == 1 else str(held)
 
 
-def _make(corpus: Corpus, data: Data, vocab: int, held: Fraction, work: Path) -> None:
+def _make(corpus: Corpus, data: Data, encoding: _Encoding, held: Fraction, work: Path) -> None:
     """Write the tokens of both parts, and their description."""
+    vocab = encoding.vocab
     kind = dtype(vocab)
     if data.source == "tokens":
         encoder = partial(_checked_ids, vocab, data.tokenizer)
-        tokenise(corpus, lambda threads: encoder, kind, held, 1, work)
+        tokenise(corpus, lambda threads: encoder, kind, held, 1, work, marks=encoding.marks)
     else:
         # Bytes need no encoding, so more processes would not help.
         workers = 1 if data.tokenizer == "bytes" else cores()
@@ -336,7 +351,8 @@ def _make(corpus: Corpus, data: Data, vocab: int, held: Fraction, work: Path) ->
     about: dict[str, Any] = {part.name: sha256(part) for part in parts}
     read = {name: count for name, count in asdict(corpus.counts).items() if name != "file"}
     sizes = [part.stat().st_size // np.dtype(kind).itemsize for part in parts]
-    write_json(work / "about.json", about | {"tokens": sizes, "read": read})
+    begins = [(work / begins_of(part.name)).stat().st_size // 8 for part in parts]
+    write_json(work / "about.json", about | {"tokens": sizes, "begins": begins, "read": read})
 
 
 # --- tokenizers ---
@@ -478,7 +494,7 @@ def _encoder(name: str, bos: bool | Literal["auto"]) -> tuple[Callable[[int], En
 def _checked_ids(
     vocab: int, name: str, pieces: list[np.ndarray], begins: list[bool]
 ) -> tuple[list[Any], DocumentFrame]:
-    return [checked_ids(ids, vocab, name) for ids in pieces], DocumentFrame((), ())
+    return [checked_ids(ids, vocab, name) for ids in pieces], UNMARKED
 
 
 def _bytes(pieces: list[str], begins: list[bool]) -> tuple[list[Any], DocumentFrame]:

@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -33,6 +34,7 @@ BATCH = 1 << 20  # characters that are encoded in one call
 # A corpus of fewer batches is encoded by one encoder, because starting others takes longer.
 ALONE = 8
 SHARD = 64  # batches between two records of the progress
+UNMARKED = DocumentFrame((), ())
 
 
 class Piece(NamedTuple):
@@ -40,6 +42,7 @@ class Piece(NamedTuple):
     begins: bool  # whether it begins its document
     ends: bool  # whether it ends its document
     held: bool = False  # whether it is held out
+    fresh: bool = True  # whether it does not continue the piece before it in its part of the data
 
 
 class Batch(NamedTuple):
@@ -47,6 +50,7 @@ class Batch(NamedTuple):
     begins: list[bool]  # whether a document begins with the piece
     ends: list[bool]  # whether a document ends with the piece
     held: list[bool]  # whether it is held out
+    fresh: list[bool]  # whether it does not continue the piece before it in its part of the data
 
 
 def dtype(vocab: int) -> type:
@@ -61,8 +65,12 @@ def tokenise(
     workers: int,
     work: Path,
     cut: Cut = iter,
+    marks: DocumentFrame = UNMARKED,
 ) -> None:
     """Write the tokens of a corpus to ``work/train`` and ``work/valid``, or continue writing them.
+
+    The positions at which documents begin are written to ``work/train.begins`` and
+    ``work/valid.begins``, in ascending order, as int64.
 
     Args:
       corpus: the documents. Without validation text, the fraction ``held`` of them is held out.
@@ -72,26 +80,58 @@ def tokenise(
       workers: the number of encoders that work at the same time.
       work: the working folder.
       cut: cuts documents into pieces; the default keeps those of the reader.
+      marks: tokens that begin or end a document within a piece.
     """
-    done = {"pieces": 0, "train": 0, "valid": 0}
+    parts = ("train", "valid")
+    done = {"pieces": 0} | dict.fromkeys((*parts, *map(begins_of, parts)), 0)
     if (work / PROGRESS).exists():
         done = read_json(work / PROGRESS, again(work), tuple(done))
     stream = itertools.islice(sequence(corpus, held, cut), done["pieces"], None)
     bar = tqdm(desc="tokenise", unit=" characters", unit_scale=True, disable=None, leave=False)
-    with bar, open(work / "train", "ab") as train, open(work / "valid", "ab") as valid:
-        files = {"train": train, "valid": valid}
+    with ExitStack() as opened:
+        opened.enter_context(bar)
+        names = [name for name in done if name != "pieces"]
+        files = {name: opened.enter_context(open(work / name, "ab")) for name in names}
         for name, file in files.items():
             file.truncate(done[name])
+            file.seek(done[name])
         for i, (batch, ids, sizes) in enumerate(
             _encoded(_batches(stream), encoder, kind, workers), 1
         ):
-            mask = np.repeat(batch.held, sizes)
-            train.write(ids[~mask].tobytes())
-            valid.write(ids[mask].tobytes())
+            for name, held_part in zip(parts, (False, True), strict=True):
+                own = np.array(batch.held) == held_part
+                part = ids[np.repeat(own, sizes)]
+                begins = _begins(part, sizes[own], np.array(batch.fresh)[own], marks)
+                begins += files[name].tell() // part.itemsize
+                files[name].write(part.tobytes())
+                files[begins_of(name)].write(begins.tobytes())
             done["pieces"] += len(batch.pieces)
             bar.update(sum(map(len, batch.pieces)))
             if i % SHARD == 0:
                 _note(work, files, done)
+
+
+def begins_of(part: str) -> str:
+    """The name of the file with the positions at which the documents of a part begin."""
+    return f"{part}.begins"
+
+
+def _begins(
+    ids: np.ndarray, sizes: np.ndarray, fresh: np.ndarray, marks: DocumentFrame
+) -> np.ndarray:
+    """The positions in ``ids`` at which a document begins, ascending.
+
+    Args:
+      ids: the tokens of pieces.
+      sizes: the number of tokens of each piece.
+      fresh: whether a piece does not continue the piece before it.
+      marks: tokens that begin or end a document within a piece.
+    """
+    found = [(np.cumsum(sizes) - sizes)[fresh]]
+    if any(marks):
+        found.append(np.flatnonzero(np.isin(ids, marks.begin)))
+        found.append(np.flatnonzero(np.isin(ids, marks.end)) + 1)
+    return np.unique(np.concatenate(found)).astype(np.int64)
 
 
 def _note(work: Path, files: dict[str, Any], done: dict[str, int]) -> None:
@@ -104,10 +144,14 @@ def _note(work: Path, files: dict[str, Any], done: dict[str, int]) -> None:
 
 def sequence(corpus: Corpus, held: Fraction, cut: Cut = iter) -> Iterator[Piece]:
     """Yield the pieces of the training documents, and then those of the validation documents."""
+    before = None
     for n, piece in enumerate(_marked(corpus.train, corpus.counts, cut), 1):
-        yield piece._replace(held=corpus.valid is None and held_out(n, held))
+        own = corpus.valid is None and held_out(n, held)
+        # A piece of the other part may be between two pieces of a document.
+        yield piece._replace(held=own, fresh=piece.begins or own != before)
+        before = own
     for piece in _marked(corpus.valid or (), corpus.counts, cut):
-        yield piece._replace(held=True)
+        yield piece._replace(held=True, fresh=piece.begins)
 
 
 def _marked(documents: Iterable[Document], counts: Counts, cut: Cut) -> Iterator[Piece]:

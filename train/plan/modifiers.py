@@ -33,9 +33,10 @@ from jaxgrow.layerdrop import (
 )
 from jaxgrow.layerdrop.schedules import whole_steps
 from jaxgrow.models import Config
+from jaxgrow.models.loss import weighted_mean
 from jaxgrow.models.stack import KeptTokens
 from jaxgrow.optim.freeze import Freeze, hold
-from train.engine.state.model import Model, logits
+from train.engine.state.model import Model, logits, target_weights
 from train.engine.state.optim import Optim, learning_rate
 from train.plan.keep_masks import KeepMasks
 
@@ -478,7 +479,10 @@ class Teacher(Modifier):
             return value
         teacher, weight = given
         distillation = divergence(
-            output, jax.lax.stop_gradient(logits(teacher, inputs)), self.temperature
+            output,
+            jax.lax.stop_gradient(logits(teacher, inputs)),
+            self.temperature,
+            target_weights(inputs),
         )
         return (1 - weight) * value + weight * distillation
 
@@ -504,14 +508,20 @@ def _accepts(config: Config, student: Config) -> bool:
     )
 
 
-def divergence(student_BTV: jax.Array, teacher_BTV: jax.Array, temperature: float) -> jax.Array:
-    """Return ``T^2 KL(p_teacher || p_student)`` at temperature T, averaged over tokens.
+def divergence(
+    student_BTV: jax.Array,
+    teacher_BTV: jax.Array,
+    temperature: float,
+    weights_BT: jax.Array | None = None,
+) -> jax.Array:
+    """Return ``T^2 KL(p_teacher || p_student)`` at temperature T, averaged over tokens by weights.
 
     References:
       Qin et al. (NAACL 2022), Knowledge Inheritance.
     """
     log_p, log_q = (jax.nn.log_softmax(x / temperature) for x in (teacher_BTV, student_BTV))
-    return temperature**2 * (jnp.exp(log_p) * (log_p - log_q)).sum(-1).mean()
+    each_BT = (jnp.exp(log_p) * (log_p - log_q)).sum(-1)
+    return temperature**2 * weighted_mean(each_BT, weights_BT)
 
 
 @dataclass(frozen=True)

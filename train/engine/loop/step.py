@@ -30,6 +30,7 @@ from train.engine.state.model import (
     placed,
     scores,
     specs,
+    target_weights,
 )
 from train.engine.state.packing import Packed, packed
 from train.plan.modifiers import Micro, Modifier
@@ -84,6 +85,7 @@ def train_step(
             0 if axis is None else jax.lax.axis_index(axis) * len(batch[1])
         )
         found = gradients_once if once else gradients
+        batch = _normalised(batch, axis)
         value, grads = _mean(found(model, batch, rows, key, accumulate, pairs), axis)
         for modifier, given in pairs:
             grads = modifier.gradients(grads, model, given)
@@ -142,6 +144,26 @@ def _mean(tree: Tree, axis: str | None) -> Tree:
     return tree if axis is None else jax.lax.pmean(tree, axis)
 
 
+def _normalised(batch: Batch, axis: str | None) -> Batch:
+    """Divide the weights of targets by their mean over devices.
+
+    Micro-batches and devices have different sums of weights. After `_weighted`, the mean over them
+    is the weighted mean over all targets.
+    """
+    inputs, targets = batch
+    weights = target_weights(inputs)
+    if weights is None:
+        return batch
+    mean = jnp.maximum(_mean(weights.mean(), axis), jnp.finfo(weights.dtype).tiny)
+    return inputs | {"weights": weights / mean}, targets
+
+
+def _weighted(means: Tree, batch: Batch) -> Tree:
+    """Multiply the weighted means of a micro-batch by its mean weight, if targets have weights."""
+    weights = target_weights(batch[0])
+    return means if weights is None else jax.tree.map(lambda x: x * weights.mean(), means)
+
+
 def gradients(
     model: Model, batch: Batch, rows: jax.Array, key: jax.Array, accumulate: int, pairs: Pairs
 ) -> tuple[jax.Array, Tree]:
@@ -187,12 +209,12 @@ def _objective(
         options |= modifier.options(given, micro, model.config)
     if not any(modifier.reads_logits and given is not None for modifier, given in pairs):
         value, _ = scores(model, batch, **options)
-        return value, value
+        return _weighted((value, value), batch)
     output = logits(model, inputs, **options)
-    minimised = value = cross_entropy(output, targets)
+    minimised = value = cross_entropy(output, targets, target_weights(inputs))
     for modifier, given in pairs:
         minimised = modifier.objective(minimised, output, inputs, given)
-    return minimised, value
+    return _weighted((minimised, value), batch)
 
 
 def _zeros(x: jax.Array) -> jax.Array:
@@ -274,7 +296,9 @@ def updated(
 def eval_step(accumulate: int = 1, axis: str | None = None):
     """Build the evaluation step ``(model, batch) -> {"val_loss", "val_accuracy"}``.
 
-    Both values are means over micro-batches and devices; the targets are class indices.
+    Both values are means over micro-batches and devices; the targets are class indices. If targets
+    have weights, the values are multiplied by their mean, which is then the value "weight"
+    (`evaluated`).
 
     Args:
       accumulate: number of micro-batches.
@@ -282,8 +306,10 @@ def eval_step(accumulate: int = 1, axis: str | None = None):
     """
 
     def judged(model: Model, batch: Batch):
-        loss, accuracy = scores(model, batch)
-        return {"val_loss": loss, "val_accuracy": accuracy}
+        loss, accuracy = _weighted(scores(model, batch), batch)
+        weights = target_weights(batch[0])
+        weight = {} if weights is None else {"weight": weights.mean()}
+        return {"val_loss": loss, "val_accuracy": accuracy} | weight
 
     def step(model: Model, batch: Batch):
         if accumulate == 1:
@@ -292,3 +318,10 @@ def eval_step(accumulate: int = 1, axis: str | None = None):
         return _mean(jax.tree.map(jnp.mean, each), axis)
 
     return step
+
+
+def evaluated(batches: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the mean of each value of `eval_step` over batches of the same number of targets."""
+    found = jax.tree.map(lambda *x: np.mean(x), *batches)
+    weight = found.pop("weight", None)
+    return found if weight is None else {name: x / weight for name, x in found.items()}

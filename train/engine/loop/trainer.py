@@ -26,6 +26,7 @@ from train.engine import xla
 from train.engine.hosts import complete, connect, everywhere, gathered, is_first, once
 from train.engine.loop import memory, programs
 from train.engine.loop.inputs import StepPlan, step_plans
+from train.engine.loop.step import evaluated
 from train.engine.run import trackers
 from train.engine.run.checkpoint import Checkpoints
 from train.engine.run.intact import newest_step
@@ -505,7 +506,7 @@ class Trainer:
         with self.ledger.paused():
             # All batches are dispatched before the host waits for the first result.
             values = jax.device_get([evaluate(model, batch) for batch in self.data.validation])
-        self.validation = self.finite(step, jax.tree.map(lambda *x: np.mean(x), *values))
+        self.validation = self.finite(step, evaluated(values))
         self.log(step, **self.validation)
 
     def scores(self, model: Model) -> dict[str, float]:

@@ -1,5 +1,6 @@
 """The models of a run with their training state, and the functions that evaluate them."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,6 +16,7 @@ from jaxgrow import sharding
 from jaxgrow.axes import Tree, is_names, path, role
 from jaxgrow.layerdrop import KeepMask
 from jaxgrow.models import Config
+from jaxgrow.models.loss import weighted_mean
 from jaxgrow.optim.completep import multipliers
 from train.data.batches import Batch
 from train.engine.state.assembly import Made
@@ -162,6 +164,11 @@ def scores(model: Model, batch: Batch, **options: Any) -> tuple[jax.Array, jax.A
     return cross_entropy(output, targets), (output.argmax(-1) == classes).mean()
 
 
+def target_weights(inputs: Any) -> jax.Array | None:
+    """Return the weights of the targets of a batch, float [B, T]; None: all targets count alike."""
+    return inputs.get("weights") if isinstance(inputs, Mapping) else None
+
+
 def loss(model: Model, batch: Batch, keep_mask: KeepMask | None = None) -> jax.Array:
     """Return the mean cross-entropy of the targets of ``batch`` in nats.
 
@@ -173,13 +180,17 @@ def loss(model: Model, batch: Batch, keep_mask: KeepMask | None = None) -> jax.A
     return scores(model, batch, keep_mask=keep_mask)[0]
 
 
-def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
+def cross_entropy(
+    logits: jax.Array, targets: jax.Array, weights: jax.Array | None = None
+) -> jax.Array:
     """Return the mean cross-entropy in nats.
 
     Args:
       logits: float [..., classes].
       targets: class indices, int [...], or class probabilities, float [..., classes].
+      weights: weights of class indices in the mean, float [...]; None: 1.
     """
     if jnp.issubdtype(targets.dtype, jnp.integer):
-        return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
+        each = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+        return weighted_mean(each, weights)
     return optax.softmax_cross_entropy(logits, targets).mean()
