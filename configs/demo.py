@@ -97,7 +97,7 @@ def vcycle_pld() -> Experiment:
     A stage of any method accepts a `LayerDrop`.
     """
     small, final = VCYCLE.up
-    drop = LayerDrop(theta=0.7, time="constant", reverse=True, recovery=0.3)
+    drop = LayerDrop(theta=0.7, time="constant", recovery=0.3)
     return _by(
         "vcycle_pld", replace(VCYCLE, up=(small, replace(final, modifiers=(DropLayers(drop),))))
     )

@@ -16,10 +16,15 @@ NEEDS = (
     "tokenizers",
 )
 
-if sys.argv[:1] == ["-m"]:  # a command, `python -m train.X`, and not an import by a program
+_COMMAND = sys.argv[:1] == ["-m"]  # `python -m train.X`, and not an import by a program
+if _COMMAND:
     from train.common import endings
 
     endings.begin()
+    from train.common.arguments import check_arguments
+    from train.common.errors import exits_cleanly
+
+    exits_cleanly(check_arguments)
 
 if missing := [name for name in NEEDS if find_spec(name) is None]:
     # `python -m` prints only the message, without a traceback, if the error has this package's

@@ -38,7 +38,7 @@ import numpy as np
 from jaxgrow.tables import markdown
 from train.analysis.evidence import Estimate, Setting, estimate, nearest, of
 from train.analysis.runs import Run
-from train.common.commands import Parser
+from train.common.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.files import write_text
 from train.common.output import say
@@ -470,37 +470,8 @@ def written(value: Any, classes: set) -> str:
     return f"{type(value).__name__}({', '.join(f'{f.name}={written(getattr(value, f.name), classes)}' for f in own)})"
 
 
-def _arguments() -> Any:
-    parser = Parser("advise", __doc__)
-    parser.add_argument("config", help="a training from scratch: FILE.py:NAME, or FILE.py")
-    parser.add_argument(
-        "--budget",
-        type=float,
-        metavar="FLOPS",
-        help="compute budget (default: the FLOPs of the config's steps)",
-    )
-    parser.add_argument(
-        "--measure",
-        action="store_true",
-        help="run a pilot, which measures how far a grown model is behind",
-    )
-    parser.add_argument(
-        "--workdir", type=Path, default=Path("runs/advise"), help="folder of the pilot's runs"
-    )
-    parser.add_argument(
-        "--write",
-        type=Path,
-        metavar="FILE.py",
-        help="write the advised config to this file (default: none)",
-    )
-    parser.add_set()
-    return parser.parse_args()
-
-
 def main() -> None:
-    arguments = _arguments()
-    if arguments.write is not None and arguments.write.suffix != ".py":
-        raise UserError(f"--write takes the name of a config file, FILE.py, not {arguments.write}")
+    arguments = command_parser("advise").parse_args()
     experiment = load(arguments.config, arguments.set)
     if not isinstance(experiment.method, Scratch):
         raise UserError(

@@ -5,7 +5,9 @@
 A config is ``FILE.py:NAME``, such as ``configs/demo.py:scratch``, or ``FILE.py``. The first one is
 the baseline. A config can have individual settings after more colons, such as
 ``configs/demo.py:ligo:optim.peak_lr=2e-2``. They are applied after the settings of ``--set``, which
-apply to all configs. Use `train.sweep` to tune each config first.
+apply to all configs: ``--set steps=N`` sets the steps of the baseline, and all other configs keep
+their fraction of them. The report says if relative costs change nevertheless. Use `train.sweep` to
+tune each config first.
 
 ``--frontier`` also runs the baseline with these fractions of its steps. The learning rate of each
 of these runs decays fully. Savings are measured against the line through them. A fraction can have
@@ -41,13 +43,14 @@ from jaxgrow.checkpoints.io.checksums import sha256
 from train.analysis import plots
 from train.analysis.runs import Run, refuse_unlike
 from train.analysis.savings import Comparison
-from train.common.commands import Parser
+from train.common.arguments import command_parser
 from train.common.errors import Diverged, UserError, exits_cleanly
 from train.common.files import write_json, write_text
 from train.common.output import say
 from train.config.downstream import FineTuning
 from train.config.experiment import Experiment, as_json, differences, load, load_as, warn
-from train.config.overrides import numbers, refuse_seeds, seed_list
+from train.config.lengths import load_alike
+from train.config.overrides import refuse_seeds
 from train.engine.hosts import once
 from train.engine.loop.trainer import run
 from train.engine.run.workdir import Workdir
@@ -168,8 +171,6 @@ def attempt(
 
 def shortened(experiment: Experiment, fraction: float) -> Experiment:
     """Return the experiment with a fraction of its steps, which its name records."""
-    if not 0 < fraction < 1:
-        raise UserError(f"--frontier takes fractions between 0 and 1, not {fraction:g}")
     return replace(
         experiment,
         name=f"{experiment.name}-x{fraction:g}",
@@ -252,46 +253,10 @@ def tuned(runs: list[list[Run]], tuning: FineTuning, workdir: Path) -> dict[str,
     return {f"{tuning.name}, {metric}": values}
 
 
-def _arguments() -> Any:
-    parser = Parser("compare", __doc__)
-    parser.add_argument(
-        "configs",
-        nargs="+",
-        help="FILE.py[:NAME], with individual settings :a.b=c ...; the first config is the baseline",
-    )
-    parser.add_argument("--seeds", default="0", help="seeds of each config, such as 0,1,2 or 0-2")
-    parser.add_argument(
-        "--frontier",
-        default="",
-        help="fractions of the steps of the baseline, such as 0.4,0.75:a.b=c (default: none)",
-    )
-    parser.add_workdir("runs")
-    parser.add_argument(
-        "--evaluate", default="", metavar="A,B", help="tasks of train.evaluate (default: none)"
-    )
-    parser.add_argument(
-        "--data",
-        type=Path,
-        default=Path("."),
-        metavar="DIR",
-        help="folder of the files of these tasks",
-    )
-    parser.add_argument(
-        "--finetune",
-        action="append",
-        default=[],
-        metavar="CONFIG",
-        help="a config of train.finetune (default: none)",
-    )
-    parser.add_set("override fields of every config")
-    return parser.parse_args()
-
-
 def main() -> None:
-    arguments = _arguments()
-    seeds = seed_list(arguments.seeds)
+    arguments = command_parser("compare").parse_args()
     folder = arguments.workdir
-    configs = [load(text, arguments.set) for text in arguments.configs]
+    configs, notes = load_alike(arguments.configs, arguments.set)
     shorter = _frontier(arguments)
     tasks = [task for task in arguments.evaluate.split(",") if task]
     tunings = [load_as(FineTuning, config)[1] for config in arguments.finetune]
@@ -302,7 +267,7 @@ def main() -> None:
         )
     if tasks:
         keys(tasks, arguments.data)  # reports missing files before the first run
-    comparison = compare(configs, shorter, seeds, folder)
+    comparison = replace(compare(configs, shorter, arguments.seeds, folder), notes=notes)
     every = [*comparison.runs, *comparison.frontier]
     try:
         scores = evaluated(every, tasks, arguments.data)
@@ -318,13 +283,9 @@ def main() -> None:
 def _frontier(arguments: Any) -> list[Experiment]:
     """Return the shorter runs of the baseline that ``--frontier`` names."""
     shorter = []
-    for fraction, *settings in (text.split(":") for text in arguments.frontier.split(",") if text):
-        if not fraction:
-            raise UserError(
-                f"--frontier {arguments.frontier} has settings without a fraction; write 0.4:a.b=c"
-            )
+    for fraction, settings in arguments.frontier:
         baseline = load(":".join([arguments.configs[0], *settings]), arguments.set)
-        shorter.append(shortened(baseline, *numbers(fraction, float, "--frontier")))
+        shorter.append(shortened(baseline, fraction))
     return shorter
 
 

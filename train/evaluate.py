@@ -29,7 +29,7 @@ from jaxgrow.checkpoints.io.files import at_step
 from jaxgrow.tables import aligned
 from jaxgrow.typed import from_json
 from jaxgrow.untrusted import one_line
-from train.common.commands import Parser
+from train.common.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.files import read_json, write_json
 from train.common.output import say
@@ -121,69 +121,13 @@ def table(results: dict[str, dict[str, Any]]) -> str:
     return aligned((), rows, right=[2])
 
 
-def _arguments() -> Any:
-    parser = Parser("evaluate", __doc__)
-    parser.add_argument("model", type=Path, help="folder of the model")
-    parser.add_argument(
-        "--tasks",
-        required=True,
-        metavar="A,B",
-        help="names of tasks or files, such as wikitext2,lambada_openai",
-    )
-    parser.add_argument(
-        "--data",
-        type=Path,
-        metavar="DIR",
-        help="folder of the files of the tasks (default: the working directory; lm-eval downloads)",
-    )
-    parser.add_tokenizer()
-    parser.add_argument(
-        "--stride",
-        type=int,
-        help="number of tokens between windows over a text (default: the context length)",
-    )
-    _add_harness(parser)
-    parser.add_argument(
-        "--json",
-        type=Path,
-        metavar="FILE",
-        help="also write all numbers to this file (default: none)",
-    )
-    return parser.parse_args()
-
-
-def _add_harness(parser: Parser) -> None:
-    """Add the options for tasks of lm-eval."""
-    parser.add_argument(
-        "--few-shot",
-        type=int,
-        metavar="N",
-        help="number of examples before each question of lm-eval (default: the setting of the task)",
-    )
-    parser.add_argument(
-        "--limit",
-        type=int,
-        metavar="N",
-        help="maximum number of questions of each task of lm-eval (default: all)",
-    )
-    parser.add_argument(
-        "--include",
-        type=Path,
-        metavar="DIR",
-        help="folder of YAML files with more tasks for lm-eval (default: none)",
-    )
-
-
 def main() -> None:
-    a = _arguments()
-    names = [name for name in a.tasks.split(",") if name]
-    if not names:
-        raise UserError("--tasks names no task; give at least one, such as wikitext2")
+    a = command_parser("evaluate").parse_args()
     if a.json is not None:
         a.json.parent.mkdir(parents=True, exist_ok=True)  # an error here comes before the work
     data = None if a.data is None else a.data.expanduser()
     benchmarks = Benchmarks(data, a.few_shot, a.limit, a.include)
-    results = evaluate(a.model.expanduser(), names, data, a.tokenizer, a.stride, benchmarks)
+    results = evaluate(a.model.expanduser(), a.tasks, data, a.tokenizer, a.stride, benchmarks)
     if a.json is not None:
         write_json(a.json, {"model": str(a.model), "tasks": results})
     say(table(results))

@@ -19,16 +19,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from jaxgrow.tables import markdown
-from train.common.commands import Parser
+from train.common.arguments import command_parser
 from train.common.errors import Diverged, UserError, exits_cleanly
 from train.common.files import write_json, write_text
 from train.common.output import say
 from train.config.downstream import FineTuning
 from train.config.experiment import load_as, warn
-from train.config.overrides import numbers, seed_list
 from train.engine.loop.trainer import run
 from train.engine.run.workdir import Workdir
 from train.tasks.supervised import score
@@ -116,28 +115,11 @@ def _cell(values: list[float]) -> str:
     return f"{mean(values):.4f} ± {stdev(values):.4f} [{', '.join(f'{v:.4f}' for v in values)}]"
 
 
-def _arguments() -> Any:
-    parser = Parser("finetune", __doc__)
-    parser.add_argument("config", help="FILE.py:NAME, such as configs/finetune.py:sst2")
-    parser.add_argument("--model", type=Path, required=True, help="folder of the model")
-    parser.add_argument(
-        "--lr",
-        default="",
-        help="peak learning rates, such as 1e-5,2e-5 (default: from the config)",
-    )
-    parser.add_argument(
-        "--seeds", default="", help="seeds, such as 0,1,2 (default: from the config)"
-    )
-    parser.add_workdir("runs/finetune")
-    parser.add_set()
-    return parser.parse_args()
-
-
 def main() -> None:
-    arguments = _arguments()
+    arguments = command_parser("finetune").parse_args()
     tuning = load_as(FineTuning, arguments.config, arguments.set)[1]
-    learning_rates = tuple(numbers(arguments.lr, float, "--lr")) or tuning.learning_rates
-    seeds = tuple(seed_list(arguments.seeds)) if arguments.seeds else tuning.seeds
+    learning_rates = tuple(arguments.lr) or tuning.learning_rates
+    seeds = tuple(arguments.seeds) if arguments.seeds else tuning.seeds
     try:
         tuning = replace(tuning, learning_rates=learning_rates, seeds=seeds)
     except ValueError as error:

@@ -28,7 +28,7 @@ import jax
 import numpy as np
 
 from jaxgrow import generate
-from train.common.commands import Parser
+from train.common.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.output import say
 from train.data.chat import rendered
@@ -96,12 +96,6 @@ def samples(
     Raises:
       UserError: the model does not continue text, or a prompt or a setting is not valid.
     """
-    if asked.count < 1:
-        raise UserError(f"--samples is {asked.count}, but must be at least 1")
-    if asked.count > 1 and settings.get("temperature") is None:
-        raise UserError(
-            f"--samples {asked.count} without --temperature gives the same text each time; give --temperature, such as 1"
-        )
     model = opened(folder, tokenizer)
     texts = [prompt for prompt in prompts for _ in range(asked.count)]
     rows = [_encoded(model, prompt, asked, settings["max_new"]) for prompt in texts]
@@ -185,16 +179,14 @@ def _timed(
 
 
 def main() -> None:
-    a = _parsed()
+    a = command_parser("generate").parse_args()
     prompts = []
     for text in a.prompt:
         prompts += _stdin() if text == "-" else [_checked(text)]
     if not prompts:
         raise UserError("--prompt -: stdin has no lines; write one prompt in each line")
-    if a.stream and (len(prompts) > 1 or a.samples > 1 or a.json):
-        raise UserError(
-            "--stream prints one text while it is generated: give one --prompt, without --samples and --json"
-        )
+    if a.stream and len(prompts) > 1:
+        raise UserError("--stream prints one text while it is generated: give one --prompt")
     asked = Asked(a.samples, a.stop, a.chat, a.cut, _printed if a.stream else None)
     if a.stream and not a.chat:
         _printed(prompts[0])
@@ -207,93 +199,6 @@ def main() -> None:
         for sample in found:
             say(json.dumps(sample) if a.json else sample["text"])
     say(timing, file=sys.stderr)
-
-
-def _parsed() -> Any:
-    parser = Parser("generate", __doc__)
-    parser.add_argument("model", type=Path, help="folder of the model")
-    parser.add_argument(
-        "--prompt",
-        nargs="+",
-        action="extend",
-        required=True,
-        metavar="TEXT",
-        help="texts to continue; with -, each line of stdin is a prompt",
-    )
-    _add_sampling(parser)
-    _add_texts(parser)
-    return parser.parse_args()
-
-
-def _add_sampling(parser: Parser) -> None:
-    """Add the options that choose the new tokens."""
-    parser.add_argument(
-        "--max-new",
-        type=int,
-        default=200,
-        metavar="N",
-        help="maximum number of new tokens of each text",
-    )
-    parser.add_argument(
-        "--temperature",
-        type=float,
-        help="sample tokens; values below 1 prefer likely tokens (default: take the most likely token)",
-    )
-    parser.add_argument(
-        "--top-k",
-        type=int,
-        metavar="N",
-        help="sample from the N most likely tokens (default: from all tokens)",
-    )
-    parser.add_argument(
-        "--top-p",
-        type=float,
-        metavar="P",
-        help="sample from the most likely tokens with total probability P (default: from all tokens)",
-    )
-    parser.add_argument(
-        "--min-p",
-        type=float,
-        metavar="P",
-        help="sample from the tokens with at least P times the probability of the most likely one (default: from all tokens)",
-    )
-    parser.add_argument(
-        "--repetition-penalty",
-        type=float,
-        metavar="X",
-        help="make tokens that are already in the text less likely; 1.1 is usual (default: no penalty)",
-    )
-    parser.add_argument("--seed", type=int, default=0, help="random seed for sampling")
-
-
-def _add_texts(parser: Parser) -> None:
-    """Add the options for the form and the number of the texts."""
-    parser.add_argument(
-        "--stop",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="TEXT",
-        help="strings that end a text (default: none)",
-    )
-    parser.add_argument(
-        "--chat",
-        action="store_true",
-        help="put each prompt, a user message, into the chat template of the model",
-    )
-    parser.add_argument(
-        "--cut",
-        action="store_true",
-        help="remove the beginning of a prompt that does not fit into the context",
-    )
-    parser.add_argument(
-        "--stream", action="store_true", help="print the text while it is generated"
-    )
-    parser.add_argument(
-        "--samples", type=int, default=1, metavar="N", help="number of continuations of each prompt"
-    )
-    parser.add_tokenizer()
-    parser.add_argument("--json", action="store_true", help="print a JSON object for each sample")
 
 
 def _printed(text: str) -> None:

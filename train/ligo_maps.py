@@ -13,7 +13,7 @@ from jaxgrow.checkpoints import CheckpointError, open_checkpoint, orbax
 from jaxgrow.models import Config, from_json
 from jaxgrow.untrusted import checked, copy_file, one_line
 from train.analysis import plots
-from train.common.commands import Parser
+from train.common.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.output import say
 from train.data import special
@@ -45,27 +45,7 @@ def describe(maps: Maps) -> str:
 
 
 def main() -> None:
-    parser = Parser("ligo_maps", __doc__)
-    parser.add_argument("file", type=Path, help="file maps.npz of a run")
-    parser.add_argument(
-        "--plot", type=Path, help="file for a figure of the maps (default: no figure)"
-    )
-    parser.add_argument(
-        "--apply",
-        type=Path,
-        metavar="MODEL",
-        help="run or checkpoint that the maps grow (default: none)",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        help="new Orbax folder for the grown model, required with --apply (default: none)",
-    )
-    arguments = parser.parse_args()
-    if (arguments.apply is None) != (arguments.out is None):
-        raise UserError(
-            "--apply and --out must be given together: the model to grow, and the folder for the result"
-        )
+    arguments = command_parser("ligo_maps").parse_args()
     maps = load_maps(arguments.file)
     say(describe(maps))
     if arguments.plot:

@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxgrow.checkpoints import CheckpointError, open_checkpoint
 from jaxgrow.checkpoints.io.files import at_step
-from train.common.commands import Parser
+from train.common.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.files import write_text
 from train.common.output import say
@@ -184,13 +184,7 @@ def _gold(label: str | None, labels: tuple[str, ...]) -> float | None:
 
 
 def main() -> None:
-    parser = Parser("predict", __doc__)
-    parser.add_argument("run", type=Path, help="folder of a finished fine-tuning")
-    parser.add_argument("file", type=Path, help="table of texts")
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="file for the predictions (default: the terminal)"
-    )
-    arguments = parser.parse_args()
+    arguments = command_parser("predict").parse_args()
     if arguments.out is not None:  # an error here comes before the work
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
     text, metrics = predict(arguments.run.expanduser(), arguments.file.expanduser())

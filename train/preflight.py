@@ -17,7 +17,6 @@ with ``epochs`` needs a number of steps, such as ``FILE.py:NAME:steps=100_000``.
 
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -27,8 +26,8 @@ from jaxgrow.tables import markdown
 from train.analysis import plots
 from train.aot import estimate
 from train.aot.compilation import Program, Rehearsal
-from train.aot.machines import CHIPS, Machine, described
-from train.common.commands import Parser
+from train.aot.machines import Machine, described
+from train.common.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.files import write_json
 from train.common.output import say
@@ -172,41 +171,8 @@ def report(
     return "\n\n".join([*out, total(programs, machine, utilisation)])
 
 
-def _arguments() -> Any:
-    parser = Parser("preflight", __doc__)
-    parser.add_argument(
-        "configs",
-        nargs="+",
-        metavar="CONFIG",
-        help="FILE.py:NAME or FILE.py; settings follow after more colons: FILE.py:NAME:batch=16",
-    )
-    parser.add_argument(
-        "--on",
-        required=True,
-        metavar="KIND:SIZE",
-        help=f"machine, such as h100:8 or v5e:2x4; KIND is one of {', '.join(CHIPS)}",
-    )
-    parser.add_set("override fields of every config")
-    parser.add_argument(
-        "--utilisation", type=float, default=0.4, help="assumed fraction of the devices' peak"
-    )
-    parser.add_argument(
-        "--json", type=Path, help="also write all numbers to this file (default: none)"
-    )
-    parser.add_argument(
-        "--plot",
-        type=Path,
-        help="also write a figure of the memory of each program (default: none)",
-    )
-    return parser.parse_args()
-
-
 def main() -> None:
-    arguments = _arguments()
-    if not 0 < arguments.utilisation <= 1:
-        raise UserError(
-            f"--utilisation must be greater than 0 and at most 1, but is {arguments.utilisation}"
-        )
+    arguments = command_parser("preflight").parse_args()
     # Compilation needs no device, and must not occupy one.
     jax.config.update("jax_platforms", "cpu")
     machine = described(arguments.on)

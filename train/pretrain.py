@@ -44,7 +44,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxgrow.tables import aligned
-from train.common.commands import Parser
+from train.common.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.output import say
 from train.config.experiment import Experiment, listed, load
@@ -92,60 +92,12 @@ def _written(value: Any) -> str:
     return value if isinstance(value, str) else repr(value)
 
 
-def parser() -> Parser:
-    parser = Parser("pretrain", __doc__)
-    parser.add_argument("config", help="FILE.py:NAME, or FILE.py with config() -> Experiment")
-    parser.add_argument(
-        "--workdir", help="folder of the run (default: runs/NAME, with the name of the experiment)"
-    )
-    parser.add_set()
-    parser.add_argument(
-        "--from",
-        dest="start",
-        metavar="RUN[@STEP]",
-        help="folder of another run, finished or not, from whose checkpoint of this step of the run the new run starts "
-        "(default: none; without @STEP, the newest checkpoint)",
-    )
-    parser.add_argument(
-        "--profile",
-        type=int,
-        default=0,
-        metavar="STEPS",
-        help="number of steps to trace for xprof and Perfetto, in the folder profile of the run",
-    )
-    parser.add_argument(
-        "--show", action="store_true", help="print all fields of the experiment, and run nothing"
-    )
-    parser.add_argument(
-        "--list", action="store_true", help="print the experiments of the file, and run nothing"
-    )
-    parser.add_argument(
-        "--coordinator",
-        metavar="HOST:PORT",
-        help="address of process 0 with a free port, for several processes (default: found by JAX)",
-    )
-    parser.add_argument(
-        "--processes", type=int, metavar="N", help="number of processes (default: found by JAX)"
-    )
-    parser.add_argument(
-        "--process",
-        type=int,
-        metavar="I",
-        help="index of this process, from 0 (default: found by JAX)",
-    )
-    return parser
-
-
 def main() -> None:
-    arguments = parser().parse_args()
+    arguments = command_parser("pretrain").parse_args()
     if arguments.list:
         return say(experiments(arguments.config))
     if arguments.show:
         return say(fields(load(arguments.config, arguments.set, corpus=False)))
-    if arguments.profile < 0:
-        raise UserError(
-            f"--profile must be a number of steps, 0 or more, but is {arguments.profile}"
-        )
     hosts.join(arguments.coordinator, arguments.processes, arguments.process)
     experiment = hosts.everywhere(lambda: load(arguments.config, arguments.set))
     start = hosts.everywhere(lambda: parsed(arguments.start)) if arguments.start else None

@@ -17,21 +17,20 @@ results: ``race.md``, ``race.json`` and ``race.png``.
 import itertools
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from jaxgrow import operators
 from jaxgrow.axes import is_layers
 from jaxgrow.models import from_json
 from jaxgrow.operators.targets import width
+from jaxgrow.typed import nearest
 from train.analysis import plots
 from train.analysis.operator_ranking import after_growing, rows, table
 from train.analysis.runs import Run
-from train.common.commands import Parser
+from train.common.arguments import command_parser
 from train.common.errors import Diverged, UserError, exits_cleanly
 from train.common.files import write_json, write_text
 from train.common.output import say
 from train.config.experiment import Experiment, load
-from train.config.overrides import seed_list
 from train.engine.loop.trainer import run
 from train.engine.run.workdir import Workdir
 from train.plan.lifetimes import shapes
@@ -88,6 +87,7 @@ def entrant(base: Experiment, source: Path, by: str, steps: int) -> Experiment:
     if by != "ligo" and (unknown := [name for name in by.split("+") if name not in known]):
         raise UserError(
             f"race: there is no operator {unknown[0]!r}; the operators are {', '.join(sorted(known))}, ligo"
+            f"{nearest(unknown[0], [*known, 'ligo'])}"
         )
     how = Learned() if by == "ligo" else tuple(by.split("+"))
     stage = Stage(1.0, warmup=min(base.optim.warmup, steps // 10), floor=1.0)
@@ -152,36 +152,11 @@ def race(
     return finished, diverged
 
 
-def _arguments() -> Any:
-    parser = Parser("race", __doc__)
-    parser.add_argument("config", help="config of the large model: FILE.py:NAME, or FILE.py")
-    parser.add_argument("run", type=Path, help="folder of a finished run of the small model")
-    names = ", ".join(sorted(operators.DEPTH | operators.WIDTH))
-    parser.add_argument(
-        "--by", help=f"operators, of {names}, ligo (default: some that can reach the sizes)"
-    )
-    parser.add_argument(
-        "--steps", type=int, default=200, help="training steps after growing, at least 20"
-    )
-    parser.add_argument("--seeds", default="0", help="seeds of each operator, such as 0,1,2 or 0-2")
-    parser.add_workdir("runs/race")
-    parser.add_set()
-    return parser.parse_args()
-
-
 def main() -> None:
-    arguments = _arguments()
-    if arguments.steps < 20:
-        raise UserError(f"--steps must be at least 20, but is {arguments.steps}")
+    arguments = command_parser("race").parse_args()
     base = load(arguments.config, arguments.set)
-    seeds = seed_list(arguments.seeds)
-    chosen = (
-        defaults(base, arguments.run)
-        if arguments.by is None
-        else [by for by in arguments.by.split(",") if by]
-    )
-    if not chosen:
-        raise UserError("--by names no operator; give at least one, such as stack")
+    seeds = arguments.seeds
+    chosen = defaults(base, arguments.run) if arguments.by is None else arguments.by
     fit, impossible = entrants(base, arguments.run, chosen, arguments.steps)
     finished, diverged = race(fit, seeds, arguments.workdir)
     ranked = rows(finished)

@@ -23,7 +23,7 @@ from jaxgrow.tables import markdown
 from jaxgrow.typed import from_json
 from jaxgrow.untrusted import one_line
 from train.analysis.fits import AXES, SAME, Measured, fit
-from train.common.commands import Parser
+from train.common.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.files import read_own
 from train.common.output import say
@@ -106,34 +106,11 @@ def told(points: list[Measured], at: tuple[float, float] | None) -> str:
 
 
 def main() -> None:
-    parser = Parser("scaling", __doc__)
-    parser.add_argument(
-        "comparisons",
-        nargs="+",
-        metavar="RUN=compare.json",
-        help="name of the recipe, and the file of its comparison",
-    )
-    parser.add_argument(
-        "--at", metavar="PARAMETERS:TOKENS", help="size to extrapolate to (default: none)"
-    )
-    arguments = parser.parse_args()
-    pairs = [text.partition("=") for text in arguments.comparisons]
-    if len({(name, Path(path).resolve()) for name, _, path in pairs}) < len(pairs):
-        raise UserError(
-            "a comparison is given twice, so its seeds would be counted twice; give each comparison once"
-        )
-    try:
-        parameters, tokens = map(float, arguments.at.split(":")) if arguments.at else (1.0, 1.0)
-    except ValueError:
-        parameters = tokens = 0.0
-    if not (0 < parameters < math.inf and 0 < tokens < math.inf):
-        raise UserError(
-            f"--at takes parameters and tokens per parameter, such as 1e9:20, not {arguments.at}"
-        )
+    arguments = command_parser("scaling").parse_args()
     say(
         told(
             [measured(text) for text in arguments.comparisons],
-            (parameters, tokens) if arguments.at else None,
+            arguments.at,
         )
     )
 

@@ -11,7 +11,6 @@ config with ``epochs`` therefore has no costs without a number of steps: ``CONFI
 """
 
 import itertools
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,7 +19,7 @@ from jaxgrow.tables import markdown
 from jaxgrow.typed import from_json
 from jaxgrow.untrusted import one_line
 from train.analysis import plots
-from train.common.commands import Parser
+from train.common.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.output import say
 from train.config.downstream import FineTuning
@@ -107,20 +106,7 @@ def _has_steps(text: str) -> bool:
 
 
 def main() -> None:
-    parser = Parser("show", __doc__)
-    parser.add_argument(
-        "plans",
-        nargs="+",
-        metavar="CONFIG|RUN",
-        help="FILE.py:NAME, or the folder of a finished run",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FILE",
-        help="file for the figure: .png, .svg or .pdf (default: no figure)",
-    )
-    arguments = parser.parse_args()
+    arguments = command_parser("show").parse_args()
     jax.config.update("jax_platforms", "cpu")  # only shapes are computed
     plans = [text for text in arguments.plans if not _compared(text)]
     rows = [row(text) for text in plans if arguments.out or _has_steps(text)]

@@ -23,53 +23,20 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from train.analysis.runs import Run, refuse_unlike
 from train.analysis.settings import Tried, table
-from train.common.commands import Parser
-from train.common.errors import Diverged, UserError, exits_cleanly
+from train.common.arguments import command_parser
+from train.common.errors import Diverged, exits_cleanly
 from train.common.files import write_json, write_text
 from train.common.output import say
 from train.compare import shortened
 from train.config.experiment import Experiment, as_json, load
-from train.config.overrides import numbers, refuse_seeds, seed_list
+from train.config.overrides import refuse_seeds
 from train.engine.loop.trainer import run
 
 # Maximum bytes of the name of a run: file systems allow 255, and the seed is appended.
 LONGEST = 200
-
-
-def values(settings: Sequence[str]) -> dict[str, list[str]]:
-    """Return the values of each setting.
-
-    The result is ``{"optim.peak_lr": ["5e-3", "1e-2"]}`` for ``["optim.peak_lr=5e-3,1e-2"]``.
-
-    Raises:
-      UserError: there are no settings, or a setting has no values.
-    """
-    found: dict[str, list[str]] = {}
-    for name, _, values in (text.partition("=") for text in settings):
-        found.setdefault(name, []).extend(filter(None, split_values(values)))
-    listed = {name: list(dict.fromkeys(values)) for name, values in found.items()}
-    if not listed or not all(listed.values()):
-        raise UserError(
-            "a sweep needs --set with a field and values, such as optim.peak_lr=5e-3,1e-2"
-        )
-    return listed
-
-
-def split_values(values: str) -> list[str]:
-    """Split a list at the commas outside brackets: ``["(1, 2)", "(2, 2)"]`` for ``"(1, 2),(2, 2)"``."""
-    found = [""]
-    depth = 0
-    for letter in values:
-        depth += (letter in "([{") - (letter in ")]}")
-        if letter == "," and depth <= 0:
-            found.append("")
-        else:
-            found[-1] += letter
-    return [part.strip() for part in found]
 
 
 def combinations(
@@ -146,41 +113,14 @@ def _halved(
     return tried
 
 
-def _arguments() -> Any:
-    parser = Parser("sweep", __doc__)
-    parser.add_argument("config", help="FILE.py:NAME, or FILE.py with config() -> Experiment")
-    parser.add_set("values of a field to try", "a.b=c,d,..")
-    parser.add_argument(
-        "--frontier", type=float, help="fraction of the config's steps (default: all of them)"
-    )
-    parser.add_argument(
-        "--seeds", default="0", help="seeds of each combination, such as 0,1,2 or 0-2"
-    )
-    parser.add_argument(
-        "--halving",
-        default="",
-        help="increasing fractions of the steps; the better half is kept after each (default: no shorter runs)",
-    )
-    parser.add_workdir("runs/sweep")
-    return parser.parse_args()
-
-
 def main() -> None:
-    arguments = _arguments()
-    seeds = seed_list(arguments.seeds)
-    listed = values(arguments.set)
+    arguments = command_parser("sweep").parse_args()
+    listed = arguments.set
     swept = {name: each for name, each in listed.items() if len(each) > 1}
     experiments = combinations(arguments.config, listed, arguments.frontier)
     refuse_unlike([(named(e.name, of), as_json(e)) for of, e in experiments])
     refuse_seeds(e for _, e in experiments)
-    fractions = numbers(arguments.halving, float, "--halving")
-    if fractions != sorted(set(fractions)):
-        raise UserError(
-            f"--halving takes increasing fractions, such as 0.25,0.5, not {arguments.halving}"
-        )
-    for fraction in fractions:
-        shortened(experiments[0][1], fraction)  # checks the fractions before the first run
-    tried = _halved(experiments, fractions, seeds, arguments.workdir)
+    tried = _halved(experiments, arguments.halving, arguments.seeds, arguments.workdir)
     text = table(tried, swept)
     name = experiments[0][1].name
     write_text(arguments.workdir / f"{name}.md", text)

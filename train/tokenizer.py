@@ -10,10 +10,9 @@ To train a model with this tokenizer, give its file and the same vocabulary size
     python -m train.pretrain CONFIG --set data.tokenizer=tokenizer.json model.vocab=8192
 """
 
-from pathlib import Path
 from typing import Any
 
-from train.common.commands import Parser
+from train.common.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.files import appears_whole
 from train.common.output import say
@@ -63,22 +62,13 @@ def trained(data: Data, vocab: int, masked: bool) -> Any:
 
 
 def main() -> None:
-    parser = Parser("tokenizer", __doc__)
-    parser.add_argument("config", help="FILE.py:NAME, or FILE.py with config() -> Experiment")
-    parser.add_argument("--vocab", type=int, required=True, metavar="N", help="vocabulary size")
-    parser.add_argument(
-        "--out", type=Path, required=True, metavar="FILE", help="new file, such as tokenizer.json"
-    )
-    parser.add_set()
-    arguments = parser.parse_args()
+    arguments = command_parser("tokenizer").parse_args()
     experiment = load_as(Experiment, arguments.config, arguments.set)[1]
     if not isinstance(experiment.data, Data):
         raise UserError(
             f"{experiment.name} trains on {type(experiment.data).__name__}; "
             "a tokenizer needs a config that trains on text (Data)"
         )
-    if arguments.out.exists():
-        raise UserError(f"{arguments.out} exists already; give another --out")
     arguments.out.parent.mkdir(parents=True, exist_ok=True)  # an error here comes before the work
     tokenizer = trained(experiment.data, arguments.vocab, experiment.model.masked > 0)
     with appears_whole(arguments.out) as part:

@@ -16,7 +16,7 @@ import numpy as np
 from jaxgrow.layerdrop import Variance, fit_variance
 from jaxgrow.layerdrop.schedules import whole_steps
 from train.analysis.runs import Run
-from train.common.commands import Parser
+from train.common.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.output import say
 from train.config.experiment import differences
@@ -73,14 +73,7 @@ def _losses(run: Path) -> dict[int, float]:
 
 
 def main() -> None:
-    parser = Parser("variance", __doc__)
-    parser.add_argument(
-        "baseline", type=Path, help="work directory of a run without layer dropping"
-    )
-    parser.add_argument(
-        "dropped", type=Path, help="work directory of the same run with layer dropping"
-    )
-    arguments = parser.parse_args()
+    arguments = command_parser("variance").parse_args()
     say(fit(arguments.baseline, arguments.dropped))
 
 

@@ -25,6 +25,10 @@ from jaxgrow.cli.options import (
 )
 
 _TITLE = "Grow, coalesce, prune, interpolate, compare and convert checkpoints on disk."
+_TRAINING = (
+    "Models are trained, compared and evaluated by other commands, which run in a clone of the "
+    "repository: python -m train.pretrain --help."
+)
 _COMPLETION = "print a shell script that completes commands, options and methods"
 _STARTUP = (
     "For bash: jaxgrow completion bash >> ~/.bash_completion; "
@@ -56,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
     The parsed arguments hold the name of the function that runs the subcommand as ``run``, and the
     parsers of all subcommands as ``commands``.
     """
-    found = UsageParser(prog="jaxgrow", description=_TITLE)
+    found = UsageParser(prog="jaxgrow", description=_TITLE, epilog=_TRAINING)
     found.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = Commands(found)
     for add in (
@@ -120,7 +124,12 @@ def add_show(commands: Commands) -> None:
     methods = {name: row for name, row in known_methods().items() if name not in EXPERTS}
     p = commands.add("show", about, "grow_commands.run_show", "SRC", epilog=_methods(methods))
     as_json(p)
-    p.add_argument("--method", choices=sorted(methods), required=True)
+    p.add_argument(
+        "--method",
+        choices=sorted(methods),
+        required=True,
+        help="the growth method; the table below describes the methods",
+    )
     sizes(p)
     p.add_argument(
         "--seed",
@@ -146,7 +155,12 @@ def add_grow(commands: Commands) -> None:
     p = commands.add(
         "grow", about, "grow_commands.run_grow", "SRC", epilog=_methods(methods), writes=True
     )
-    p.add_argument("--method", choices=sorted(methods), required=True)
+    p.add_argument(
+        "--method",
+        choices=sorted(methods),
+        required=True,
+        help="the growth method; the table below describes the methods",
+    )
     sizes(p)
     _add_experts(p)
     p.add_argument(

@@ -1,5 +1,6 @@
 """The errors of the command ``jaxgrow``, with sizes written as options."""
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -7,9 +8,33 @@ from jaxgrow.axes.size_error import SizeError
 from jaxgrow.checkpoints.io.files import CheckpointError
 from jaxgrow.cli.options import axis_option
 
+_WAYS = {
+    errno.ENOENT: "check the path",
+    errno.EACCES: "check the permissions, or give another path",
+    errno.EPERM: "check the permissions, or give another path",
+    errno.ENOTDIR: "a part of the path is a file; give another path",
+    errno.EISDIR: "give the path of a file",
+    errno.EROFS: "give a path in another file system",
+    errno.ENOSPC: "free some space, or give a path on another disk",
+}
+
 
 class UsageError(CheckpointError):
     """Arguments that are invalid independently of the checkpoint files."""
+
+
+def system_reason(error: OSError) -> str:
+    """Return the message of an error of the file system: the path, the reason, and the way out.
+
+    Example:
+      >>> system_reason(FileNotFoundError(2, "No such file or directory", "a.txt"))
+      'a.txt: no such file or directory; check the path'
+    """
+    if error.strerror is None or error.filename is None:
+        return str(error)
+    reason = error.strerror[:1].lower() + error.strerror[1:]
+    way = _WAYS.get(error.errno or 0)
+    return f"{error.filename}: {reason}" + (f"; {way}" if way else "")
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from jaxgrow import operators, plot
+from jaxgrow.axes import kind
 from jaxgrow.checkpoints import CheckpointError, Source, Upcycled, open_checkpoint
 from jaxgrow.checkpoints.hf.upcycled import Single
 from jaxgrow.checkpoints.io.files import SHARD
@@ -124,13 +125,30 @@ def run_grow(a: argparse.Namespace) -> None:
 
 def _growth(a: argparse.Namespace, source: Source) -> tuple[Growth, dict[str, Any]]:
     """The growth that ``--method`` and the sizes define, and the arguments for its record."""
-    operator = operators.OPERATORS[a.method]
     target = new_sizes.possible(new_sizes.target(a, source))
     taken = _taken(a, source.config.traits)
     new_sizes.check_stages(source, target)
-    with reported():
-        growth = operator(source.sizes(), target, **taken)
+    growth = _by_method(a.method, source.sizes(), target, taken)
     return growth, {"method": a.method, "target": target, **taken}
+
+
+def _by_method(
+    method: str, sizes: Mapping[str, int], target: Mapping[str, int], taken: Mapping[str, Any]
+) -> Growth:
+    """Make the growth of a method.
+
+    Raises:
+      CheckpointError: the method does not grow an axis, or cannot reach a size.
+    """
+    operator = operators.OPERATORS[method]
+    for axis in target:
+        if axis in sizes and kind(axis) not in operator.axes:
+            own = ", ".join(name for name in operator.axes if name in {*map(kind, sizes)})
+            others = [m for m, other in operators.OPERATORS.items() if kind(axis) in other.axes]
+            ways = f"; choose one of {', '.join(sorted(others))}, which grow it" if others else ""
+            raise CheckpointError(f"axis {axis!r}: {method} grows {own}{ways}")
+    with reported():
+        return operator(sizes, target, **taken)
 
 
 def _taken(a: argparse.Namespace, traits: Mapping[str, Any]) -> dict[str, Any]:
@@ -191,7 +209,6 @@ def _grow_run(a: argparse.Namespace) -> None:
     _check_run_options(a)
     run = command.opened(a.src, a.format, a.names, a.head_dim)
     target = new_sizes.possible(new_sizes.target(a))
-    operator = operators.OPERATORS[a.method]
     policy = a.optimizer or command.policy_of(a.method)
     if policy not in command.POLICIES:
         raise UsageError(
@@ -199,8 +216,7 @@ def _grow_run(a: argparse.Namespace) -> None:
             f"{', '.join(command.POLICIES)}"
         )
     taken = _taken(a, run.traits)
-    with reported():
-        growth = operator(run.sizes(), target, **taken)
+    growth = _by_method(a.method, run.sizes(), target, taken)
     may_become(a.dst, [a.src], a.overwrite)
     arguments = {
         "format": run.format.name,

@@ -46,6 +46,9 @@ class UsageParser(argparse.ArgumentParser):
             names = [name.strip("'\" ") for name in found[3].split(",")]
             near = nearest(found[2], names) or f"; choose from {', '.join(names)}"
             message = f"{found[1]}{found[2]!r} does not exist{near}"
+        unknown = re.fullmatch(r"unrecognized arguments: (--[\w-]+).*", message, re.DOTALL)
+        if unknown is not None:
+            message += nearest(unknown[1], [o for o in self._option_string_actions if o[1] == "-"])
         self.exit(2, f"error: {message.rstrip('?.')}; {self.prog} --help lists the options\n")
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from jaxgrow.checkpoints.io.files import CheckpointError
 from jaxgrow.cli.arguments import parser
-from jaxgrow.cli.errors import UsageError
+from jaxgrow.cli.errors import UsageError, system_reason
 from jaxgrow.signals import interrupting, leaving
 from jaxgrow.untrusted import UntrustedError, print_text
 
@@ -43,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 128 + getattr(signal, "SIGPIPE", 13)
     except (CheckpointError, UntrustedError, OSError, MemoryError) as error:
         text = "out of memory" if isinstance(error, MemoryError) else str(error)
+        text = system_reason(error) if isinstance(error, OSError) else text
         return _ended(f"error: {text}", error, 2 if isinstance(error, UsageError) else 1)
     except KeyboardInterrupt as error:
         return _ended("interrupted", error, 128 + (error.args[0] if error.args else signal.SIGINT))

@@ -77,7 +77,7 @@ def transform(
     lora = _grown_lora(a, root, growth)
     if lora is not None:
         arguments = arguments | {"lora": str(a.lora)}
-        facts["lora"] = {"rank": lora.lora.rank, "modules": len(lora.lora.targets)}
+        facts["lora"] = lora_record(lora)
         if a.lora_only:
             return _write_lora(a, lora, root, growth, facts["lora"])
     paper = arguments.get("tied") == "paper"
@@ -179,7 +179,7 @@ def _write_lora(
     lora: peft.PeftAdapter,
     root: Checkpoint,
     growth: Growth,
-    about: dict[str, int],
+    about: dict[str, Any],
 ) -> None:
     """Write a LoRA without its model."""
     sources = [root.folder, a.lora]
@@ -193,9 +193,7 @@ def _write_lora(
         facts = {"dst": str(a.dst), "written": not a.dry_run, "lora": about, "sizes": sizes}
         return print_json(facts)
     nothing = "; nothing was written (--dry-run)" if a.dry_run else ""
-    print_text(
-        f"{a.dst}: only the LoRA, {about['modules']} modules of rank {about['rank']}{nothing}"
-    )
+    print_text(f"{a.dst}: only the LoRA, {_lora_text(about)}{nothing}")
     print_text(as_text(sizes))
 
 
@@ -267,13 +265,13 @@ def _print(
         print_text(f"{written}; nothing was written (--dry-run)\n{as_text(source.sizes())}")
     else:
         peak = about.get("peak_memory")
-        memory = "" if peak is None else f"; peak memory {peak / 1e6:,.0f} MB"
+        memory = "" if peak is None else f"; peak memory {in_bytes(peak)}"
         print_text(
             f"{written}, in {about['seconds']:.1f} s{memory}; the arguments are recorded in "
             f"{RECORD}"
         )
     if "lora" in about:
-        print_text(f"with LoRA: {about['lora']['modules']} modules of rank {about['lora']['rank']}")
+        print_text(f"with LoRA: {_lora_text(about['lora'])}")
     if "new_layers" in about:
         print_text(new_as_text(about["new_layers"]))
     if "keeps" in about:
@@ -347,9 +345,32 @@ def size_record(source: Source, size: int) -> dict[str, Any]:
     return {"sizes": source.sizes(), "parameters": source.parameters, "bytes": size}
 
 
+def lora_record(adapter: peft.PeftAdapter) -> dict[str, Any]:
+    """The entries of the JSON output about a LoRA: its modules, and the ranks in its files."""
+    ranks = sorted({*peft.module_ranks(adapter).values()})
+    return {"rank": ranks[-1], "ranks": ranks, "modules": len(adapter.lora.targets)}
+
+
+def _lora_text(about: Mapping[str, Any]) -> str:
+    ranks = " and ".join(map(str, about["ranks"]))
+    return f"{about['modules']} modules of rank {ranks}"
+
+
 def amount(source: Source, size: int) -> str:
     """The number of parameters and the size of a model on disk, as text."""
-    return f"{source.parameters:,} parameters, {size / 1e6:,.1f} MB"
+    return f"{source.parameters:,} parameters, {in_bytes(size)}"
+
+
+def in_bytes(count: int) -> str:
+    """A number of bytes with a unit, so that a small model does not have 0.0 MB.
+
+    Example:
+      >>> in_bytes(900), in_bytes(13_500), in_bytes(2_400_000_000)
+      ('900 bytes', '13.5 kB', '2,400.0 MB')
+    """
+    if count < 1000:
+        return f"{count} bytes"
+    return f"{count / 1e3:.1f} kB" if count < 1e6 else f"{count / 1e6:,.1f} MB"
 
 
 def as_text(sizes: Mapping[str, int]) -> str:

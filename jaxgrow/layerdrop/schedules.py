@@ -176,6 +176,14 @@ class LayerDrop:
     programs: int = 4
     dropped: Literal["momentum", "freeze"] = "momentum"
 
+    # The choices that use a field (`train.config.effect` checks them).
+    used_with = {
+        "depth": {"sensitivity": (None,)},
+        "gamma": {"time": ("pld",)},
+        "reverse": {"time": ("pld", "linear", "layerskip", "variance")},
+        "programs": {"execution": ("gather", "gather_independent")},
+    }
+
     def __post_init__(self):
         for name, low in (("theta", 0.0 if self.depth == "prefix" else 0.05), ("recovery", 0.0)):
             if not low <= getattr(self, name) <= 1:

@@ -63,6 +63,13 @@ class BERTConfig(EncoderConfig):
     no_axes: ClassVar = ("first_position",)
     tied_parts: ClassVar = ("token_embedding", "position_embedding", "type_embedding", "head_norm")
 
+    # The choices that use a field (`train.config.effect` checks them for a training).
+    used_with = {
+        "masked": {"head": ("tokens",)},
+        "pooling": ({"head": ("classes",)}, {"pooler": (True,)}),
+        "pooler": {"head": ("states",)},
+    }
+
     @classmethod
     def least(cls, field: str) -> int:
         return 0 if field in ("first_position", "types") else 1

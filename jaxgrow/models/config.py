@@ -481,6 +481,12 @@ class TextConfig(Config):
     # Whether attention can stop at the ends of documents, whose numbers are the input ``segments``.
     segments: ClassVar[bool] = False
 
+    # The choices that use a field (`train.config.effect` checks them for a training).
+    used_with = {
+        "classes": {"head": ("classes", "spans", "token_classes")},
+        **{key: {"head": ("tokens",)} for key in ("tied", "head_positions")},
+    }
+
     def __post_init__(self):
         super().__post_init__()
         if self.head_positions < 0:

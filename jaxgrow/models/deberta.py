@@ -57,6 +57,11 @@ class DeBERTaConfig(BERTConfig):
 
     no_axes: ClassVar = ("context", "first_position", "farthest")
 
+    # The choices that use a field (`train.config.effect` checks them for a training).
+    used_with = {
+        "farthest": {"buckets": (True,)},
+    }
+
     def __post_init__(self):
         super().__post_init__()
         fixed = {"norm": "post", "first_position": 0, "types": 0}

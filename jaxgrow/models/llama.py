@@ -58,6 +58,8 @@ class Kind(NamedTuple):
     positions: Literal["global", "local", "none"]
 
 
+_ROTARY = {"kinds": ("f", "s")}
+_SCALED = _ROTARY | {"rope_factor": "changed"}
 KINDS = {"f": Kind(False, "global"), "s": Kind(True, "local"), "n": Kind(False, "none")}
 ACTIVATIONS: dict[str, Callable] = {
     "silu": jax.nn.silu,
@@ -175,6 +177,39 @@ class LlamaConfig(TextConfig):
     run_by: ClassVar = (*TextConfig.run_by, "capacity", "z_loss")
     no_axes: ClassVar = ("context", "rope_context", "window")
     tied_parts: ClassVar = ("token_embedding", "final_norm")
+
+    # The choices that use a field (`train.config.effect` checks them for a training).
+    used_with = {
+        **{
+            key: {"experts": "changed"}
+            for key in (
+                "active",
+                "gates_normed",
+                "balance",
+                "capacity",
+                "z_loss",
+                "shared",
+                "clamp",
+            )
+        },
+        **{key: {"kinds": ("s",)} for key in ("window", "local_theta")},
+        **dict.fromkeys(("rope_theta", "rotary"), _ROTARY),
+        **dict.fromkeys(("rope_low", "rope_high"), {"rope_by": ("llama3", "yarn")} | _SCALED),
+        "rope_by": tuple(
+            _ROTARY | {name: "changed"} for name in ("rope_factor", "rope_short", "rope_scale")
+        ),
+        "rope_factor": _ROTARY | {"rope_by": ("llama3", "linear", "yarn", "dynamic")},
+        "rope_context": (
+            _ROTARY | {"rope_by": ("longrope",)},
+            {"rope_by": ("llama3", "yarn")} | _SCALED,
+        ),
+        "rope_truncated": {"rope_by": ("yarn",)} | _SCALED,
+        **dict.fromkeys(("rope_short", "rope_long"), _ROTARY | {"rope_by": ("longrope",)}),
+        "rope_scale": _ROTARY | {"rope_by": ("longrope", "yarn")},
+        "query_eps": {"query_norm": ("head", "all")},
+        "out_bias": {"bias": (False,)},
+        "mlp_bias": {"bias": (False,)},
+    }
 
     def __post_init__(self):
         super().__post_init__()

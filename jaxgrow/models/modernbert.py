@@ -52,6 +52,9 @@ class ModernBERTConfig(EncoderConfig, LlamaConfig):
     first_norm: ClassVar = False
     tied_parts: ClassVar = ("token_embedding", "head_norm")
 
+    # The choices that use a field (`train.config.effect` checks them for a training).
+    used_with = {"masked": {"head": ("tokens",)}, "pooling": {"head": ("classes",)}}
+
     @property
     def module(self) -> nn.Module:
         return ModernBERT(self)

@@ -67,6 +67,13 @@ class ViTConfig(PatchConfig):
     # The activation of MLPs that are not gated.
     activation: Literal["gelu", "gelu_tanh", "quick_gelu"] = field(default="gelu", repr=False)
 
+    # The choices that use a field (`train.config.effect` checks them for a training).
+    used_with = {
+        **{key: {"head": ("classes",)} for key in ("mean_head", "head_bias", "classes")},
+        "pooler": {"head": ("states",)},
+        "activation": {"gated": (False,)},
+    }
+
     def __post_init__(self):
         super().__post_init__()
         if self.head == "classes" and not self.class_token:

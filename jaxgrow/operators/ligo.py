@@ -88,6 +88,11 @@ class LiGO:
     shared: bool = True
     tied: bool = True
 
+    # The choices that use a field (`train.config.effect`).
+    used_with = {
+        "noise": ({"depth": ("stack", "interleave")}, {"width": ("selection",)}),
+    }
+
     def __post_init__(self):
         if not 0 <= self.noise < 1:
             raise ValueError(f"noise must be at least 0 and below 1, but is {self.noise}")

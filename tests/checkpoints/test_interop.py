@@ -489,7 +489,7 @@ def test_mismatched_growths_and_unknown_models_are_refused(tmp_path, folder):
         checkpoints.transform(folder, tmp_path / "b", operators.stack({"layers": 3}, {"layers": 6}))
     with pytest.raises(
         CheckpointError,
-        match=r"no setting for head_dim 3 .it would be 6.; heads=8 fits, or --to orbax",
+        match=r"no setting for head_dim 3 .it would be 6.; embed=12 or heads=8 fits, or --to orbax",
     ):
         checkpoints.transform(folder, tmp_path / "b", operators.hypercloning(SIZES, {"embed": 24}))
     one = Rows(np.zeros((1, 1), int), np.ones((1, 1)), 4 * 12)

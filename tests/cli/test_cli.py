@@ -370,7 +370,10 @@ def test_report_needs_one_vocabulary(tmp_path, folder, capsys):
             ("grow", "--method", "stack", "--layers", "3"),
             "stack cannot reduce the size from 4 to 3",
         ),
-        (("grow", "--method", "stack", "--embed", "24"), "axis 'embed': stack grows layers"),
+        (
+            ("grow", "--method", "stack", "--embed", "24"),
+            "axis 'embed': stack grows layers; choose one of aki, average, fpi, hypercloning",
+        ),
         (
             ("grow", "--method", "stack", "--layers", "8", "--seed", "1"),
             "--seed: stack does not use random numbers",
@@ -378,7 +381,7 @@ def test_report_needs_one_vocabulary(tmp_path, folder, capsys):
         (("grow", "--method", "hypercloning", "--kv-heads", "8"), "axis 'kv_heads'"),
         (
             ("grow", "--method", "net2net", "--layers", "8"),
-            "axis 'layers': fpi grows embed, heads, mlp",
+            "axis 'layers': net2net grows embed, heads, mlp; choose one of aki, average, g_stack",
         ),
         (("convert",), "convert needs at least one of --to"),
         (

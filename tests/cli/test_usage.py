@@ -3,13 +3,16 @@
 import subprocess
 import sys
 
+import jax
 import pytest
 
+from jaxgrow.checkpoints import save
 from jaxgrow.cli import methods
 from jaxgrow.cli.keeps import described_methods
 from jaxgrow.cli.program import main
 from jaxgrow.integrations.formats import FORMATS
 from jaxgrow.integrations.torch_optimizer import POLICIES
+from jaxgrow.models import GPT2Config
 from jaxgrow.operators import EXPERTS
 
 CODE = """
@@ -38,6 +41,7 @@ def test_help_and_usage_errors_do_not_import_jax(arguments, status):
         ("grow a b --method hyperclone", "'hyperclone' does not exist; did you mean hypercloning"),
         ("grow a b --method zzz", "'zzz' does not exist; choose from aki, average, "),
         ("grow a b", "the following arguments are required: --method"),
+        ("grow a b --method stack --layer 4 --overwite", "--overwite; did you mean --overwrite"),
     ],
 )
 def test_a_usage_error_is_one_line_with_the_nearest_name(arguments, said, capsys):
@@ -46,6 +50,29 @@ def test_a_usage_error_is_one_line_with_the_nearest_name(arguments, said, capsys
     [line] = capsys.readouterr().err.splitlines()
     assert stop.value.code == 2 and line.startswith("error: ") and said in line
     assert "--help lists the options" in line
+
+
+def test_the_help_of_grow_describes_each_option(capsys):
+    with pytest.raises(SystemExit):
+        main(["grow", "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    [method] = [i for i, line in enumerate(lines) if line.strip().startswith("--method {")]
+    assert "the growth method" in " ".join(lines[method : method + 3])
+
+
+def test_an_error_of_the_file_system_has_a_way_out(tmp_path, capsys):
+    folder = tmp_path / "model"
+    config = GPT2Config(vocab=8, context=4, layers=1, embed=4, heads=1, head_dim=4, mlp=4)
+    save(folder, config, config.init(jax.random.key(0)))
+    missing = tmp_path / "missing.txt"
+    assert main(["report", str(folder), str(folder), "--data", str(missing)]) == 1
+    said = f"error: {missing}: no such file or directory; check the path\n"
+    assert capsys.readouterr().err == said
+    # Almost equal models do not have a negative KL, and a small model does not have 0.0 MB.
+    assert main(["report", str(folder), str(folder)]) == 0
+    assert "KL(a || b): 0.00e+00" in capsys.readouterr().out
+    assert main(["convert", str(folder), str(tmp_path / "b"), "--to", "orbax"]) == 0
+    assert "parameters, 0.0 MB" not in capsys.readouterr().out
 
 
 def test_the_table_for_the_arguments_comes_from_the_registries():

@@ -265,7 +265,7 @@ def test_a_full_disk_is_recognised_however_it_is_wrapped(error, full):
     assert is_full_disk(error) == full
 
 
-def test_other_errors_keep_traceback_and_exit_code(monkeypatch, refused):
+def test_other_errors_keep_traceback_and_exit_code(capsys):
     def broken():
         raise ZeroDivisionError
 
@@ -275,11 +275,13 @@ def test_other_errors_keep_traceback_and_exit_code(monkeypatch, refused):
     def interrupted():
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pretrain, "main", interrupted)
-    assert (
-        refused(code=130)
-        == "interrupted; the same command continues from the last checkpoint, if there is one"
+    with pytest.raises(SystemExit) as stop:
+        exits_cleanly(interrupted)
+    assert stop.value.code == 130
+    said = (
+        "stopped by Ctrl-C; the same command continues from the last checkpoint, if there is one\n"
     )
+    assert capsys.readouterr().err == said
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import subprocess
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import runs
 
 from train import pretrain
+from train.common.arguments import COMMANDS
 from train.common.commands import Parser
 from train.common.errors import UserError
 from train.config.experiment import load
@@ -17,9 +19,7 @@ from train.plan.methods import Stage, VCycle
 from train.plan.modifiers import Ramp
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = sorted(
-    path.stem for path in (ROOT / "train").glob("*.py") if 'Parser("' in path.read_text()
-)
+HEAVY = {"jax", "flax", "optax", "orbax", "grain", "scipy", "matplotlib", "pyarrow", "numpy"}
 
 
 class Parsed(Exception):
@@ -45,8 +45,64 @@ def path(tmp_path):
     return runs.script(tmp_path, runs.experiment(tmp_path, method=runs.VCYCLE))
 
 
+def python(*arguments: str) -> tuple[int, list[str], set[str]]:
+    """Run ``python -m``; return its status, its messages, and the heavy packages that it imported."""
+    command = [sys.executable, "-X", "importtime", "-m", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    times = [line for line in done.stderr.splitlines() if line.startswith("import time:")]
+    messages = [line for line in done.stderr.splitlines() if line not in times]
+    return done.returncode, messages, HEAVY & {line.rpartition("|")[2].strip() for line in times}
+
+
 def test_every_command_is_found():
-    assert {"pretrain", "compare", "sweep", "race", "finetune", "generate"} < {*COMMANDS}
+    files = [*(ROOT / "train").glob("*.py")]
+    assert sorted(COMMANDS) == sorted(f.stem for f in files if "__main__" in f.read_text())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_and_usage_errors_do_not_wait_for_jax(command):
+    assert python(f"train.{command}", "--help") == (0, [], set())
+    status, [line], heavy = python(f"train.{command}", "--nope")
+    assert (status, heavy) == (2, set())
+    assert line.startswith("error: ") and f"python -m train.{command} --help" in line
+
+
+DEMO = "configs/demo.py:muon"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("comprae x", "train.comprae is not a command; did you mean train.compare?"),
+        ("compare configs/demo:muon", "Did you mean configs/demo.py?"),
+        (
+            "compare configs/demo.py",
+            "experiments; give one, such as configs/demo.py:scratch, of scratch, ",
+        ),
+        ("compare configs/demo.py:muno", "vit_vcycle; did you mean muon?"),
+        ("finetune configs/finetune.py:sst3 --model x", "did you mean sst2?"),
+        ("compare README.md", "the config README.md does not end in .py; a config is"),
+        ("compare configs", "the config configs is a folder; a config is"),
+        (f"compare {DEMO} --frontier 50", "--frontier takes fractions between 0 and 1, not 50"),
+        (f"compare {DEMO} --seeds 1,1", "--seeds names 1 more than once"),
+        (f"compare {DEMO} --finetune x.py:y", "there is no config x.py"),
+        (f"sweep {DEMO} --halving 0.5,0.2", "--halving takes increasing fractions"),
+        (f"sweep {DEMO} --set optim.peak_lr", "a sweep needs --set with a field and values"),
+        (f"finetune {DEMO} --model x --lr fast", "--lr takes numbers separated by commas"),
+        (f"advise {DEMO} --write x", "--write takes the name of a config file"),
+        (f"preflight {DEMO} --on h101:8", "--on must be kind:size"),
+        (f"preflight {DEMO} --on cpu:4 --utilisation 2", "--utilisation must be greater than 0"),
+        (f"pretrain {DEMO} --profile -1", "--profile must be a number of steps"),
+        (f"race {DEMO} x --steps 3", "--steps must be at least 20, but is 3"),
+        ("scaling a=b --at 1e9", "--at takes parameters and tokens per parameter"),
+        ("generate x --prompt a --samples 0", "--samples is 0, but must be at least 1"),
+        ("ligo_maps x --apply y", "--apply and --out must be given together"),
+        (f"tokenizer {DEMO} --vocab 300 --out README.md", "README.md exists already"),
+    ],
+)
+def test_arguments_are_checked_before_jax_is_imported(arguments, says):
+    status, [line], heavy = python(*f"train.{arguments}".split())
+    assert (status, heavy) == (2, set()) and line.startswith("error: ") and says in line
 
 
 @pytest.mark.parametrize("command", COMMANDS)

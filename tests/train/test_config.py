@@ -145,7 +145,7 @@ def test_nothing_in_an_experiment_can_be_changed_in_place(path):
         ("steps=1e3", "steps", 1000),
         ("optim.peak_lr=1e0", "optim.peak_lr", 1.0),
         ("model.tied=false", "model.tied", False),
-        ("data.whole_words=true", "data.whole_words", True),
+        ("method.correction=true", "method.correction", True),
         ("name=true", "name", "true"),
     ],
 )
@@ -174,7 +174,13 @@ def test_overrides_are_checked_together_in_any_order(tmp_path, path):
     stdlib = runs.experiment(tmp_path, data=Data(), name="stdlib")
     for overrides in (
         ["data.source=text", "data.path=there"],
-        ["data.source=tfds", "data.name=wiki40b/en", "data.source=text", "data.path=there"],
+        [
+            "data.source=tfds",
+            "data.name=a",
+            "data.source=text",
+            "data.path=there",
+            "data.name=None",
+        ],
         ["batch=6", "accumulate=3", "data.path=there", "data.source=text"],
     ):
         made = load(runs.script(tmp_path, stdlib), overrides)
@@ -414,10 +420,17 @@ def test_wrong_types_are_refused_in_files_and_commands(tmp_path):
         assert says in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["absent.py", "config.yaml", "."])
-def test_a_missing_config_is_named(tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("absent.py", "there is no config"),
+        ("config.yaml", "does not end in .py"),
+        (".", "is a folder"),
+    ],
+)
+def test_a_missing_config_is_named(tmp_path, name, says):
     (tmp_path / "config.yaml").write_text("steps: 3")
-    with pytest.raises(UserError, match="there is no config"):
+    with pytest.raises(UserError, match=says):
         load(tmp_path / name)
 
 

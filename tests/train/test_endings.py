@@ -70,19 +70,68 @@ def test_a_signal_at_any_moment_has_the_documented_status(tmp_path, at, number, 
     assert pretrain.run(experiment, tmp_path / "run")["steps"] == 10
 
 
-def test_a_signal_before_the_first_line_of_a_command(tmp_path):
+@pytest.mark.parametrize("later", [0.0, 0.2, 1.0])
+def test_a_signal_during_the_imports_of_a_command(tmp_path, later):
     """The first import takes place after the handlers are installed."""
+    command = [sys.executable, "-m", "train.pretrain", str(ROOT / "configs/demo.py:muon"), "--show"]
     for number, expected in {signal.SIGTERM: 75, signal.SIGHUP: 75, signal.SIGINT: 130}.items():
-        process = started([sys.executable, "-m", "train.pretrain", "--help"], tmp_path)
+        process = started(command, tmp_path, stdout=subprocess.DEVNULL)
         where = Path(f"/proc/{process.pid}/status")
         # Python itself handles SIGINT earlier, so the test waits for SIGTERM, which comes with it.
         bit = 1 << ((signal.SIGTERM if number == signal.SIGINT else number) - 1)
         while not bit & int(re.search(r"SigCgt:\s*(\w+)", where.read_text())[1], 16):
             assert process.poll() is None
             time.sleep(0.001)
+        time.sleep(later)
         process.send_signal(number)
         status, line = ended(process)
         assert status == expected and line.startswith("stopped by "), line
+
+
+# The process gets Ctrl-C while XLA compiles a program that takes much longer than the test.
+COMPILING = """
+import os, signal, sys, threading
+from train.common import endings
+endings.begin()
+sys.argv.pop(1)
+import jax, jax.numpy as jnp
+from train.engine.run.stop import Stop
+from train.common.errors import exits_cleanly
+
+def long(x):
+    for i in range(1000):
+        x = jnp.sin(x @ x) + i
+    return x
+
+lowered = jax.jit(long).lower(jnp.ones((8, 8)))
+
+def main():
+    with Stop() as stop:
+        if "step" in sys.argv:
+            stop.asked()
+        for at in (0.3, 1.5)[: 1 + ("step" in sys.argv)]:
+            threading.Timer(at, os.kill, (os.getpid(), signal.SIGINT)).start()
+        # On CPUs, the compilation may go on in other threads until the program runs.
+        lowered.compile()(jnp.ones((8, 8))).block_until_ready()
+        print("compiled", file=sys.stderr)
+
+exits_cleanly(main)
+"""
+
+
+@pytest.mark.parametrize(
+    ("when", "lines"),
+    [
+        ("start", ["stopped by Ctrl-C; the same command continues"]),
+        ("step", ["Ctrl-C: saving a checkpoint after this step", "interrupted again: exited"]),
+    ],
+)
+def test_ctrl_c_does_not_wait_for_a_compilation(tmp_path, when, lines):
+    process = started([sys.executable, "-c", COMPILING, "x", when], tmp_path)
+    _, said = process.communicate(timeout=300)
+    found = [line for line in said.splitlines() if "xla" not in line.lower()]
+    assert process.returncode == 130 and len(found) == len(lines), said
+    assert all(line.startswith(start) for line, start in zip(found, lines, strict=True)), said
 
 
 @pytest.mark.parametrize("what", ["stdout", "stderr"])

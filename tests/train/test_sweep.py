@@ -9,8 +9,9 @@ import runs
 from train import sweep
 from train.analysis.settings import Tried, edges, table
 from train.common.errors import exits_cleanly
+from train.config.overrides import listed_values
 from train.engine.loop import inputs, programs
-from train.sweep import combinations, named, values
+from train.sweep import combinations, named
 
 
 def swept(monkeypatch, *arguments):
@@ -136,16 +137,18 @@ def test_a_sweep_without_a_run_that_ended_says_so():
 
 
 def test_tuples_are_swept_in_brackets():
-    assert values(["model.layers=(1, 2),(2,2)", "steps=4"]) == {
+    assert listed_values(["model.layers=(1, 2),(2,2)", "steps=4"]) == {
         "model.layers": ["(1, 2)", "(2,2)"],
         "steps": ["4"],
     }
-    assert values(["data.path=a,b,"]) == {"data.path": ["a", "b"]}
+    assert listed_values(["data.path=a,b,"]) == {"data.path": ["a", "b"]}
 
 
 def test_every_combination_of_tuples_is_an_experiment():
     made = combinations(
-        "configs/cifar10.py:swin_scratch", values(["model.layers=(1,2),(2,2)", "steps=4"]), None
+        "configs/cifar10.py:swin_scratch",
+        listed_values(["model.layers=(1,2),(2,2)", "steps=4"]),
+        None,
     )
     assert [settings for settings, _ in made] == [
         {"model.layers": "(1,2)"},
@@ -157,7 +160,7 @@ def test_every_combination_of_tuples_is_an_experiment():
 
 
 def test_all_values_of_a_setting_that_is_given_twice_are_swept():
-    assert values(["a=1,2", "b=x", "a=3,2"]) == {"a": ["1", "2", "3"], "b": ["x"]}
+    assert listed_values(["a=1,2", "b=x", "a=3,2"]) == {"a": ["1", "2", "3"], "b": ["x"]}
 
 
 def test_names_of_runs_fit_into_a_folder():

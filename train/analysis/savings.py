@@ -75,6 +75,8 @@ class Comparison:
     scores: Mapping[str, list[list[float]]] = field(default_factory=dict)
     # Config -> seeds that diverged and are therefore not among the runs.
     diverged: Mapping[str, list[int]] = field(default_factory=dict)
+    # Sentences about settings of the command line, for the report.
+    notes: Sequence[str] = ()
 
     def __post_init__(self):
         every = itertools.chain(*self.runs, *self.frontier)
@@ -183,7 +185,7 @@ class Comparison:
         seeds = len(self.runs[0])
         noise = self.noise()
         shorter = {runs[0].name for runs in self.frontier}
-        doubts = []
+        doubts = [*self.notes]
         for name, lost in self.diverged.items():
             effect = (
                 "the frontier of each of these seeds has one run less"

@@ -4,6 +4,8 @@ The machine need not be present. Its name is ``kind:size``: ``h100:8``, ``h100:4
 devices each), ``h200:8``, ``a100:8``, ``v5e:2x4``, ``v5p:2x2x1``, ``cpu:4``. GPUs need JAX's CUDA
 plugin and TPUs need libtpu, but neither needs a device. ``pip install -e '.[aot]'`` in a clone
 installs both.
+
+JAX is imported on the first use, because `train.common.arguments` checks the name of a machine before.
 """
 
 import contextlib
@@ -11,9 +13,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-from jax.experimental import topologies
-
+from jaxgrow.typed import nearest
 from train.common.errors import UserError
 
 
@@ -130,11 +130,11 @@ _NO_TPU = {
 }
 
 
-def described(text: str) -> Machine:
-    """Return the machine ``kind:size``.
+def parsed_machine(text: str) -> tuple[Chip, list[str]]:
+    """Return the chip and the counts of ``kind:size``.
 
     Raises:
-      UserError: the machine is unknown, or its compiler is not installed.
+      UserError: the machine is unknown.
     """
     kind, _, size = text.partition(":")
     known = ", ".join(CHIPS)
@@ -143,7 +143,21 @@ def described(text: str) -> Machine:
     if chip is None or not all(n.isdigit() and int(n) for n in counts):
         raise UserError(
             f"--on must be kind:size, such as h100:8, h100:4x8, v5e:2x4 or cpu:4, with a kind of {known}; not {text!r}"
+            f"{nearest(kind, CHIPS)}"
         )
+    return chip, counts
+
+
+def described(text: str) -> Machine:
+    """Return the machine ``kind:size``.
+
+    Raises:
+      UserError: the machine is unknown, or its compiler is not installed.
+    """
+    from jax.experimental import topologies
+
+    kind = text.partition(":")[0]
+    chip, counts = parsed_machine(text)
     hosts = 1
     if chip.platform == "cpu":
         return Machine(text, chip, _cpus(int(counts[0])))
@@ -174,6 +188,8 @@ def present() -> Machine:
 
     It does not have figures if the manufacturer of its devices does not publish them.
     """
+    import jax
+
     devices = tuple(jax.devices())
     name, chip = next(
         ((n, c) for n, c in CHIPS.items() if devices[0].device_kind in c.kinds),
@@ -184,6 +200,8 @@ def present() -> Machine:
 
 
 def _cpus(count: int) -> tuple[Any, ...]:
+    import jax
+
     with contextlib.suppress(RuntimeError):  # JAX has created its CPU devices already
         jax.config.update("jax_num_cpu_devices", count)
     devices = jax.devices("cpu")

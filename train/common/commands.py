@@ -1,16 +1,22 @@
 """How do the commands of ``python -m train`` format their help and read ``--set``?"""
 
 import argparse
+import ast
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from jaxgrow.cli.options import UsageParser
+from jaxgrow.typed import nearest
 from jaxgrow.untrusted import add_limits
+from train.common.errors import UserError
 
 _MARKED = re.compile(r"`+([^`]+)`+")
+# The attributes of syntax nodes that hold names.
+_NAMING = ("id", "name", "asname", "attr")
 _SETTING = re.compile(r"[\w.]+=")
 
 
@@ -23,6 +29,8 @@ class Parser(UsageParser):
             description=_MARKED.sub(r"\1", description or ""),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
+        # Each checks the parsed arguments together, and raises a UserError.
+        self.checks: list[Callable[[argparse.Namespace], None]] = []
         add_limits(self)
 
     def add_argument(self, *names: str, help: str | None = None, **options: Any) -> argparse.Action:
@@ -47,9 +55,66 @@ class Parser(UsageParser):
         which = "tokenizer.json, a folder, or bytes (default: the tokenizer of MODEL)"
         self.add_argument("--tokenizer", help=which)
 
+    def add_config(self, help: str, kind: str = "Experiment") -> None:
+        """Add the positional argument ``config``, which names a function that returns a ``kind``."""
+        self.add_argument("config", type=partial(config_text, kind=kind), help=help)
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        found = super().parse_args(args, namespace)
+        for check in self.checks:
+            check(found)
+        return found
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # type: ignore[override]
         given = sys.argv[1:] if args is None else args
         return super().parse_known_args([*_one_each(given)], namespace)
+
+
+def config_text(text: str, kind: str = "Experiment") -> str:
+    """Return ``FILE.py:NAME:a.b=c``, if the file exists and, as far as its text shows, the name.
+
+    Raises:
+      UserError: the file does not exist, or does not define the name.
+    """
+    file, *settings = text.split(":")
+    name = settings[0] if settings and "=" not in settings[0] else None
+    path = config_file(file)
+    try:
+        body = ast.parse(path.read_bytes()).body
+    except (SyntaxError, ValueError):  # its import says where
+        return text
+    functions = [f for f in body if isinstance(f, ast.FunctionDef) and f.name[0] != "_"]
+    others = [f.name for f in functions if f.returns and ast.unparse(f.returns) == kind]
+    names = {getattr(node, key, None) for node in ast.walk(ast.Module(body, [])) for key in _NAMING}
+    # Names that a star import or other code binds are found only by the import.
+    if others and not names & {name or "config", "*", "globals", "setattr", "exec"}:
+        raise unknown_experiment(path, name, others)
+    return text
+
+
+def unknown_experiment(path: Path, name: str | None, others: Sequence[str]) -> UserError:
+    """Return the error for a config that does not define an experiment, or has several of them."""
+    ways = f"give one, such as {path}:{others[0]}, of {', '.join(others)}"
+    if name is None:
+        return UserError(f"{path} has {len(others)} experiments; {ways}")
+    return UserError(f"{path} has no experiment {name!r}; {ways}{nearest(name, others)}")
+
+
+def config_file(name: str) -> Path:
+    """Return the path of an existing config.
+
+    Raises:
+      UserError: the file does not exist, or is not a Python file. The message proposes another one.
+    """
+    path = Path(name)
+    if path.is_file() and path.suffix == ".py":
+        return path
+    root = Path(__file__).parents[2]
+    others = (path.with_suffix(".py"), root / path.with_suffix(".py")) if path.name else ()
+    other = next((f". Did you mean {other}?" for other in others if other.is_file()), "")
+    what = "is a folder" if path.is_dir() else "does not end in .py" if path.exists() else None
+    problem = f"there is no config {path}" if what is None else f"the config {path} {what}"
+    raise UserError(f"{problem}; a config is an existing Python file, FILE.py{other}")
 
 
 def _one_each(arguments: Iterable[str]) -> Iterator[str]:

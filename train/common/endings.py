@@ -8,11 +8,16 @@ before all others, so it must not import anything that takes time.
 import os
 import signal
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGHUP: "SIGHUP", signal.SIGTERM: "SIGTERM"}
+_begun: list[bool] = []
+GRACE = 0.5  # seconds in which the main thread must answer a signal
 CONTINUES = "the same command continues from the last checkpoint, if there is one"
 
 
@@ -35,8 +40,14 @@ def end_at_once(number: int | None, frame: Any = None) -> NoReturn:
     os._exit(status(number))
 
 
+def is_command() -> bool:
+    """Whether this process runs a command of `train`, and not, for example, a test of it."""
+    return bool(_begun)
+
+
 def begin() -> None:
     """Prepare a process that runs a command of `train`, before it imports other modules."""
+    _begun.append(True)
     # Otherwise the next files that are opened would become stdout and stderr, and get their text.
     for handle in range(3):
         try:
@@ -53,6 +64,33 @@ def begin() -> None:
 
 
 @contextmanager
+def watching(act: Callable[[int], None]) -> Iterator[None]:
+    """Let a thread call ``act`` with the number of each signal that arrives within the block.
+
+    A handler in Python waits until a compilation or a lock returns, which may take minutes. Other
+    threads than the main thread get no signals, and are not watched.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+
+    def watch() -> None:
+        while number := os.read(read, 1):
+            act(number[0])
+        os.close(read)
+
+    threading.Thread(target=watch, daemon=True).start()
+    before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(write)
+
+
+@contextmanager
 def interruptible(several: bool = False) -> Iterator[None]:
     """Raise ``KeyboardInterrupt(number)`` for signals within the block, so that files are removed.
 
@@ -65,13 +103,23 @@ def interruptible(several: bool = False) -> Iterator[None]:
         signal.signal(number, end_at_once)  # a library may catch the exception
         raise KeyboardInterrupt(number)
 
+    came: Counter[int] = Counter()
+
+    def act(number: int) -> None:
+        came[number] += 1
+        time.sleep(GRACE)
+        handler = signal.getsignal(number)
+        if handler is interrupt or (handler is end_at_once and came[number] > 1):
+            end_at_once(number)
+
     replaced = (signal.SIG_DFL, signal.default_int_handler, end_at_once)
     numbers = [n for n in NAMES if not (several and n == signal.SIGTERM)]
     before = {n: old for n in numbers if (old := signal.getsignal(n)) in replaced}
     try:
         for number in before:
             signal.signal(number, interrupt)
-        yield
+        with watching(act):
+            yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -10,10 +10,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
-import jax
-
 from jaxgrow.checkpoints.io.files import CheckpointError
-from jaxgrow.models.attention import Unsupported
+from jaxgrow.cli.errors import system_reason
 from jaxgrow.untrusted import UntrustedError
 from train.common import endings
 from train.common.endings import interruptible
@@ -65,7 +63,7 @@ def exits_cleanly(main: Callable[[], None]) -> None:
     # Orbax logs tracebacks of errors that it also raises.
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     escape_messages()
-    with interruptible(jax.distributed.is_initialized()):
+    with interruptible(_several()):
         _run(main)
 
 
@@ -82,15 +80,14 @@ def _run(main: Callable[[], None]) -> None:
         sys.exit(stop.code)
     except KeyboardInterrupt as error:
         number = error.args[0] if error.args else signal.SIGINT
-        if number == signal.SIGINT:
-            _leave(_say(f"interrupted; {endings.CONTINUES}", endings.status(number)))
         _print(f"stopped by {endings.reason(number)}; {endings.CONTINUES}")
-        _leave(endings.status(number))
+        # Python would wait at its end until XLA has compiled the current program.
+        _leave(endings.status(number), at_once=endings.is_command())
     except OutputClosed:
         _print("error: the output was closed before the command had finished")
         _leave(128 + signal.SIGPIPE)
     except Exception as error:
-        if jax.distributed.is_initialized():
+        if _several():
             # The error may only be a result of the end of another process. In this case, the thread
             # that watches the other processes prints one line and ends this process during the
             # sleep.
@@ -99,7 +96,7 @@ def _run(main: Callable[[], None]) -> None:
             _leave(_say(f"{_APART} ({str(error).splitlines()[0][:200]})", os.EX_TEMPFAIL))
         if (line := explained(error)) is not None:
             _leave(_say(line, 2))
-        if not jax.distributed.is_initialized():
+        if not _several():
             raise
         say(traceback.format_exc(), file=sys.stderr)
         _leave(1)
@@ -110,6 +107,11 @@ def explained(error: Exception) -> str | None:
 
     For an error in the program, return None: such an error needs its traceback.
     """
+    # Imported here, because an error of the arguments must not wait for JAX.
+    import jax
+
+    from jaxgrow.models.attention import Unsupported
+
     if is_full_disk(error):
         return f"the disk is full ({error}); free some space, then the same command continues"
     if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error):
@@ -124,17 +126,26 @@ def explained(error: Exception) -> str | None:
     if isinstance(error, UnicodeError):
         return f"a text is not UTF-8 ({error}); convert it, such as with iconv -f LATIN1 -t UTF-8"
     # An OSError is, for example, a folder without write permission, or a file in place of a folder.
-    ours = UserError | CheckpointError | UntrustedError | Unsupported | OSError
+    if isinstance(error, OSError):
+        return system_reason(error)
+    ours = UserError | CheckpointError | UntrustedError | Unsupported
     return str(error) if isinstance(error, ours) else None
 
 
+def _several() -> bool:
+    """Whether several processes share the run. Help and wrong arguments do not import JAX."""
+    return "jax" in sys.modules and sys.modules["jax"].distributed.is_initialized()
+
+
 def _speaks() -> bool:
-    return not jax.distributed.is_initialized() or jax.process_index() == 0
+    return not _several() or sys.modules["jax"].process_index() == 0
 
 
-def _leave(code: int) -> NoReturn:
-    if jax.distributed.is_initialized():
-        sys.stderr.flush()
+def _leave(code: int, at_once: bool = False) -> NoReturn:
+    if at_once or _several():
+        with suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
 

@@ -22,9 +22,10 @@ import optax
 
 from jaxgrow.models import Config
 from jaxgrow.models.mixture import EXPERTS
-from jaxgrow.typed import nearest
+from train.common.commands import config_file, unknown_experiment
 from train.common.errors import UserError
 from train.common.output import say
+from train.config.effect import refuse_unused
 from train.config.overrides import by_name, misfits, overridden, settings
 from train.data.images import Images
 from train.data.labelled.task import Labelled
@@ -85,6 +86,9 @@ class Experiment:
     most_skipped: int = 10  # for on_nan=skip: end the run after more such steps in a row
     # Trackers in addition to the log and TensorBoard. Their packages are optional dependencies.
     loggers: tuple[Logger, ...] = ()
+
+    # The choices that use a field (`train.config.effect`).
+    used_with = {"most_skipped": {"on_nan": ("skip",)}}
 
     def __post_init__(self):
         self._check_length()
@@ -213,6 +217,7 @@ def load(text: str | Path, overrides: Sequence[str] = (), corpus: bool = True) -
             experiment = with_steps(experiment)
         if experiment.steps:
             check(experiment)
+            refuse_unused(experiment, experiment.plan)
     if experiment.steps:
         warn(experiment)
     return experiment
@@ -287,11 +292,13 @@ def load_as(kind: type[T], text: str | Path, overrides: Sequence[str] = ()) -> t
     """
     file, *settings = str(text).split(":")
     name = settings.pop(0) if settings and "=" not in settings[0] else None
-    path = _file(file)
+    path = config_file(file)
     loaded = overridden(_called(path, name, kind), [*overrides, *settings])
     wrong = misfits(loaded)
     if wrong:
         raise UserError(f"config {path}: {'; '.join(wrong)}")
+    with checking(f"config {path}"):
+        refuse_unused(loaded)
     return path, loaded
 
 
@@ -301,31 +308,13 @@ def listed(text: str | Path) -> dict[str, str]:
     Raises:
       UserError: the file is missing or raises an error.
     """
-    path = _file(str(text).partition(":")[0])
+    path = config_file(str(text).partition(":")[0])
     with _located(path):
         module = _module(path)
     found = names(module) or [name for name in ("config",) if hasattr(module, name)]
     return {
         name: (inspect.getdoc(getattr(module, name)) or "").partition("\n")[0] for name in found
     }
-
-
-def _file(name: str) -> Path:
-    path = Path(name)
-    if not path.is_file() or path.suffix != ".py":
-        raise UserError(
-            f"there is no config {path}; a config is an existing Python file, FILE.py{_other_place(path)}"
-        )
-    return path
-
-
-def _other_place(path: Path) -> str:
-    """Name the config that was probably meant: with its ending, or in the clone of this project."""
-    root = Path(__file__).parents[2]
-    for other in (path.with_suffix(".py"), root / path.with_suffix(".py")):
-        if path.name and other.is_file():
-            return f". Did you mean {other}?"
-    return ""
 
 
 @contextmanager
@@ -394,14 +383,7 @@ def _returns(f: Callable, kind: type) -> bool:
 def _named(module: ModuleType, name: str | None, path: Path, kind: type[T]) -> Callable[[], T]:
     function = getattr(module, name or "config", None)
     if function is None and (others := names(module, kind)):
-        if name is None:
-            raise UserError(
-                f"{path} has {len(others)} experiments; give one, such as {path}:{others[0]}, of {', '.join(others)}"
-            )
-        raise UserError(
-            f"{path} has no experiment {name!r}; give one, such as {path}:{others[0]}, of {', '.join(others)}"
-            f"{nearest(name, others)}"
-        )
+        raise unknown_experiment(path, name, others)
     if function is None:
         raise UserError(
             f"config {path} defines no experiment; write a function config() -> {kind.__name__}"

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from train.config.overrides import CHANGED
+
 
 @dataclass(frozen=True)
 class Augment:
@@ -25,6 +27,9 @@ class Augment:
     # The same for CutMix, where the share is an area. If both are set, each has probability 0.5.
     cutmix: float = 0.0
     smoothing: float = 0.0  # label smoothing: the probability that is spread over all classes
+
+    # The choices that use a field (`train.config.effect`).
+    used_with = {"magnitude": {"randaugment": CHANGED}}
 
     @property
     def softens(self) -> bool:

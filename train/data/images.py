@@ -67,6 +67,13 @@ class Images:
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
 
+    # The choices that use a field (`train.config.effect`).
+    used_with = {
+        "path": {"source": ("folder", "idx", "tfds")},
+        "name": {"source": ("tfds",)},
+        "valid_fraction": {"source": ("digits", "folder", "tfds")},
+    }
+
     def __post_init__(self):
         if not 0 < self.valid_fraction <= 0.5:
             raise ValueError(

@@ -20,6 +20,7 @@ from jaxgrow.checkpoints.io.checksums import sha256
 from jaxgrow.untrusted import one_line
 from train.common.errors import UserError
 from train.common.files import read_json, write_json
+from train.config.overrides import CHANGED
 from train.data import corpus as reading
 from train.data import named_splits
 from train.data.bounded import BoundedTokenizer
@@ -93,6 +94,17 @@ class Data:
     # The part that is held out if there is no validation text or split.
     valid_fraction: float = 0.02
     cache: str = "~/.cache/jaxgrow"
+
+    # The choices that use a field (`train.config.effect`).
+    used_with = {
+        "path": {"source": ("text", "tokens", "tfds")},
+        "valid_path": {"source": ("text", "tokens")},
+        "splits": {"source": ("text", "tokens")},
+        "name": {"source": ("tfds",)},
+        "field": {"source": ("text", "tokens", "tfds")},
+        "whole_words": {"/model.masked": CHANGED},
+        "valid_fraction": {"valid_path": (None,)},
+    }
 
     def __post_init__(self):
         if not 0 < self.valid_fraction <= 0.5:

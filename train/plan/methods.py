@@ -11,10 +11,11 @@ from jaxgrow.growth.moments import Policy
 from jaxgrow.layerdrop import LayerDrop, Sensitivity
 from jaxgrow.layerdrop.schedules import whole_steps
 from jaxgrow.models import Adapter, Config
+from jaxgrow.operators import OPERATORS
 from jaxgrow.operators.ligo import LiGO
 from jaxgrow.optim.freeze import Freeze
 from jaxgrow.peft.lora import LoRA
-from train.config.overrides import named
+from train.config.overrides import CHANGED, named
 from train.engine.state.optim import Optim
 from train.plan.adapting import Adapt, Merge
 from train.plan.best import Best, KeepBest, TakeBest
@@ -41,6 +42,8 @@ LARGE = "large"  # name of the target model of a method
 # Name of the source model of a growth. It may exist before the run, so tables show its cost
 # separately.
 SOURCE = "small"
+# The operators that use a random seed.
+SAMPLING = tuple(name for name, made in OPERATORS.items() if made.accepted({"seed": 0}))
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,9 @@ class Stage:
     modifiers: tuple[Modifier, ...] = field(
         default=(), metadata=named(Modifier.keys, "drop", "tokens", "freeze", "rewarm")
     )
+
+    # The choices that use a field (`train.config.effect`).
+    used_with = {name: {"steps": CHANGED} for name in ("lr", "warmup", "floor", "schedule")}
 
     def optim(self, base: Optim) -> Optim:
         own = {
@@ -172,6 +178,9 @@ class Learned:
     lr: float = 1.0  # factor on the peak learning rate of the experiment
     warmup: int = 10
 
+    # The choices that use a field (`train.config.effect`).
+    used_with = {"lr": {"steps": CHANGED}, "warmup": {"steps": CHANGED}}
+
 
 @dataclass(frozen=True)
 class GrowTo:
@@ -188,6 +197,15 @@ class GrowTo:
     fresh: bool | Literal["spectral"] = False
     # Fraction of the units of each expert that is initialised again.
     redrawn: float = 0.0
+
+    # The choices that use a field (`train.config.effect`).
+    used_with = {
+        "seed": (
+            *({name: CHANGED} for name in ("noise", "fresh", "redrawn")),
+            {"by": SAMPLING},
+        ),
+        "redrawn": {"/model.experts": CHANGED},
+    }
 
     def __post_init__(self):
         if isinstance(self.by, Learned) and (
@@ -365,6 +383,9 @@ class Inherit:
     stage: Stage = Stage(1.0)
     temperature: float = 2.0
     fraction: float = 0.44  # fraction of the steps of the stage that have a teacher
+
+    # The choices that use a field (`train.config.effect`).
+    used_with = {"temperature": {"fraction": CHANGED}}
 
     def plan(self, model: Config, optim: Optim, steps: int) -> Plan:
         text = model.predicts == "tokens"

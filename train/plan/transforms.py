@@ -20,6 +20,7 @@ from jaxgrow.growth.symmetry import break_symmetry, fresh, spectral
 from jaxgrow.models import Config
 from jaxgrow.models.upcycling import redrawn, routed
 from jaxgrow.operators import Groups, best, decoalesce, keep
+from jaxgrow.typed import nearest
 from train.engine.state.heads import fresh_head
 from train.engine.state.model import Model, initial
 from train.plan.phase import Context, Models, Phase
@@ -88,6 +89,9 @@ class Pruning:
     batches: int = 8  # number of micro-batches, outside training, for the measurement
     # Indices of the layers that are kept, from the input on; None: the most important layers.
     kept: tuple[int, ...] | None = None
+
+    # The choices that use a field (`train.config.effect`).
+    used_with = {"by": {"kept": (None,)}, "batches": {"kept": (None,)}}
 
     def __post_init__(self):
         if self.kept is not None and len(self.kept) != sum(self.depths):
@@ -327,7 +331,8 @@ class Grow(Transform, reads=("source",), writes="target"):
             operator = operators.OPERATORS.get(name)
             if operator is None:
                 known = ", ".join(sorted(operators.OPERATORS))
-                raise ValueError(f"there is no operator {name!r}; the operators are {known}")
+                near = nearest(name, operators.OPERATORS)
+                raise ValueError(f"there is no operator {name!r}; the operators are {known}{near}")
             target = differing(config, self.large)
             if i < len(self.by) - 1:
                 # An operator for widths that can also add layers leaves them to the next operator.

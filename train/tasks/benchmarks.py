@@ -13,8 +13,11 @@ from typing import Any
 
 import jax
 
+from jaxgrow.typed import nearest
 from train.common.errors import UserError
+from train.data.labelled.task import NAMES
 from train.engine.state.pretrained import TextModel
+from train.tasks.perplexity import TEXTS
 from train.tasks.published import local
 
 # Bootstrap samples for the standard errors of metrics that are not means, such as perplexity.
@@ -53,7 +56,7 @@ class Benchmarks:
         if unknown := [name for name in names if name not in manager.all_tasks]:
             raise UserError(
                 f"there is no task {unknown[0]!r}: it is not a text, a file, a task of train.finetune, or a task of lm-eval "
-                "(lm-eval ls tasks)"
+                f"(lm-eval ls tasks){nearest(unknown[0], (*manager.all_tasks, *NAMES, *TEXTS))}"
             )
         return {name: self._loaded(manager, name) for name in names}
 

@@ -469,7 +469,8 @@ class Family:
                 f"{self.architecture} has no setting for head_dim {size} (it would be "
                 f"{embed / heads:g})"
             )
-            fits = [("heads", embed // size)] if embed % size == 0 else []
+            fits = [("embed", heads * size)]
+            fits += [("heads", embed // size)] if embed % size == 0 else []
         elif rule == "must divide embed" and embed % heads:
             wrong = (
                 f"transformers loads a {self.architecture} only if its {heads} heads divide its "

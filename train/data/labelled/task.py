@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxgrow.checkpoints.hf.labels import Head, named
 from jaxgrow.models.config import TextConfig
-from jaxgrow.typed import made
+from jaxgrow.typed import made, nearest
 from jaxgrow.untrusted import one_line
 from train.common.errors import UserError
 from train.data.labelled import glue, squad, table
@@ -51,10 +51,20 @@ class Labelled:
     # The part that is held out if there are no other validation rows.
     valid_fraction: float = 0.1
 
+    # The choices that use a field (`train.config.effect`).
+    used_with = {
+        "stride": {"task": tuple(squad.TASKS)},
+        **{
+            name: {"task": (TABLE,)}
+            for name in ("text", "label", "labels", "number", "valid_path", "valid_fraction")
+        },
+    }
+
     def __post_init__(self):
         if self.task not in (*NAMES, TABLE):
             raise ValueError(
                 f"there is no task {self.task!r}, only {', '.join((*glue.TASKS, TABLE, *squad.TASKS))}"
+                f"{nearest(self.task, (*NAMES, TABLE))}"
             )
         if not 1 <= len(self.text) <= 2:
             raise ValueError(f"text must name one column or two, but is {self.text}")

@@ -3,20 +3,22 @@
 import itertools
 import os
 import signal
-import threading
-from collections.abc import Callable
+import time
 from contextlib import ExitStack
 
 import jax
 from jax.experimental import multihost_utils
 
-from train.common.endings import end_at_once, reason, status
+from train.common.endings import GRACE, end_at_once, reason, status, watching
 from train.common.output import when_closed
 
 # JAX chooses a count that no process has reached yet, and the processes stop at exactly this count. It
 # must therefore rise by one with each call, also from one run of a process to the next.
 _calls = itertools.count(1)
 
+SAVING = (
+    "Ctrl-C: saving a checkpoint after this step, then exiting; press Ctrl-C again to exit at once"
+)
 AT_ONCE = "interrupted again: exited without saving; run the same command to continue from the last checkpoint, if any"
 
 
@@ -35,6 +37,10 @@ class Stop:
         self.interrupted = False
         self._stopped: list[int | None] = []  # the signals; None: a closed output
         self._stepped = False
+        # How many Ctrl-C were sent, as a thread sees them, and how many the main thread has handled.
+        self._sent = 0
+        self._handled = 0
+        self._answered = False
         self._entered = ExitStack()
 
     @property
@@ -63,7 +69,7 @@ class Stop:
         handlers = {signal.SIGINT: self._interrupt, signal.SIGHUP: self._stop}
         if jax.process_count() == 1:
             handlers[signal.SIGTERM] = self._stop
-            self._entered.callback(self._watched())
+            self._entered.enter_context(watching(self._watch))
         for number, handler in handlers.items():
             # A shell may start a background process that ignores Ctrl-C, which must continue to
             # ignore it.
@@ -75,27 +81,15 @@ class Stop:
     def __exit__(self, *_) -> None:
         self._entered.close()
 
-    def _watched(self) -> Callable[[], None]:
-        """Let a thread end the process before the first step, and return a function that ends it.
-
-        A handler in Python waits until a compilation or a lock returns, which may take minutes.
-        """
-        read, write = os.pipe()
-        os.set_blocking(write, False)
-        before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-
-        def watch() -> None:
-            while number := os.read(read, 1):
-                if not self._stepped and number[0] in (signal.SIGTERM, signal.SIGHUP):
-                    end_at_once(number[0])
-            os.close(read)
-
-        def end() -> None:
-            signal.set_wakeup_fd(before)
-            os.close(write)
-
-        threading.Thread(target=watch, daemon=True).start()
-        return end
+    def _watch(self, number: int) -> None:
+        """Act in a thread, in place of a handler of the main thread that has to wait."""
+        if not self._stepped and number in (signal.SIGTERM, signal.SIGHUP):
+            end_at_once(number)
+        if number == signal.SIGINT:
+            self._sent += 1
+            time.sleep(GRACE)
+            if self._handled < self._sent:
+                self._answer(self._sent)
 
     def _stop(self, number: int | None, *_) -> None:
         if jax.process_count() > 1:
@@ -106,15 +100,21 @@ class Stop:
             end_at_once(number)
 
     def _interrupt(self, *_) -> None:
+        self._handled += 1
         if not self._stepped:
             raise KeyboardInterrupt
-        if self.interrupted:
-            os.write(2, f"{AT_ONCE}\n".encode())
-            os._exit(130)
+        self._answer(self._handled)
         self.interrupted = True
-        os.write(
-            2,
-            b"Ctrl-C: saving a checkpoint after this step, then exiting; press Ctrl-C again to exit at once\n",
-        )
         if jax.process_count() > 1:
             signal.raise_signal(signal.SIGTERM)
+
+    def _answer(self, count: int) -> None:
+        """Print what follows from the Ctrl-C number ``count``, and end the process if it must end."""
+        if not self._stepped:
+            end_at_once(signal.SIGINT)
+        if count > 1:
+            os.write(2, f"{AT_ONCE}\n".encode())
+            os._exit(130)
+        if not self._answered:
+            os.write(2, f"{SAVING}\n".encode())
+        self._answered = True

@@ -11,6 +11,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxgrow.sharding import BATCH, CONTEXT
+from train.config.overrides import CHANGED
 
 AXIS = "data"
 FSDP = "fsdp"
@@ -51,6 +52,12 @@ class Mesh:
     replica: int = 1
     context: int = 1
     gradients: Literal["auto", "layer", "step"] = "auto"
+
+    # The choices that use a field (`train.config.effect`).
+    used_with = {
+        "replica": {"/parallel": ("mesh",)},
+        "gradients": {"fsdp": CHANGED},
+    }
 
     def __post_init__(self):
         sizes = (

@@ -12,6 +12,7 @@ from jaxgrow.axes import Axes, Tree, is_names, path, role, sizes
 from jaxgrow.growth.moments import rebias
 from jaxgrow.models import Config
 from jaxgrow.optim import completep, muon
+from train.config.overrides import SAME
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,18 @@ class Optim:
     # The model that the learning rate was tuned on. Models of other sizes then get CompleteP's
     # multipliers (`jaxgrow.optim.completep`), from initialisation on.
     base: Config | None = None
+
+    # The choices that use a field (`train.config.effect`).
+    used_with = {
+        "schedule": {"/plan.schedule": SAME},
+        "warmup": {"/plan.warmup": SAME},
+        "floor": {"/plan.floor": SAME},
+        "decay": {"/plan.schedule": ("wsd",)},
+        "b2": {"name": ("adamw", "muon")},
+        "eps": {"name": ("adamw", "muon")},
+        "muon_momentum": {"name": ("muon",)},
+        "muon_rms": {"name": ("muon",)},
+    }
 
     def __post_init__(self):
         if self.name not in ("adamw", "muon", "sgd"):

@@ -22,7 +22,7 @@ differing ranks as ``rank_pattern``. The magnitudes of a DoRA are kept as gains
 from jaxgrow.checkpoints.hf.peft.peft_adapter import PeftAdapter
 from jaxgrow.checkpoints.hf.peft.places import CONFIG, WEIGHTS
 from jaxgrow.checkpoints.hf.peft.reading import load, load_beside
-from jaxgrow.checkpoints.hf.peft.saving import save, write_into
+from jaxgrow.checkpoints.hf.peft.saving import module_ranks, save, write_into
 from jaxgrow.checkpoints.io.files import ADAPTER
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "PeftAdapter",
     "load",
     "load_beside",
+    "module_ranks",
     "save",
     "write_into",
 ]

@@ -99,6 +99,16 @@ def write_into(
     return list(ADAPTER)
 
 
+def module_ranks(adapter: PeftAdapter) -> dict[str, int]:
+    """Return the rank of each module as `save` writes it, without the parts that are zero.
+
+    Raises:
+      CheckpointError: as `save`.
+    """
+    family = adapter.family or architectures(adapter.config)[0]
+    return _factor_tensors(adapter, ModuleNames(family, adapter.older), None)[1]
+
+
 def _settings(
     adapter: PeftAdapter, family: Family, ranks: Mapping[str, int], base: str | None
 ) -> dict[str, Any]:

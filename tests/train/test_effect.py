@@ -1,0 +1,365 @@
+"""Every setting has an effect, or is an error: no choice ignores a setting silently."""
+
+import dataclasses
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import runs
+
+from jaxgrow.layerdrop import LayerDrop, Sensitivity
+from jaxgrow.layerdrop.schedules import schedule
+from jaxgrow.models import Adapter, Config, ViTConfig
+from jaxgrow.operators.ligo import LiGO
+from jaxgrow.typed import hints, options
+from train.common.errors import UserError
+from train.config.effect import conditions, refuse_unused
+from train.config.experiment import FREE, Experiment, load
+from train.data.augment import Augment
+from train.data.batches import sources
+from train.data.images import Images
+from train.data.labelled.task import Labelled
+from train.data.text import Data
+from train.engine.state.mesh import Mesh
+from train.engine.state.optim import Optim, learning_rate, transformation
+from train.plan.methods import Continue, Growing, GrowTo, Inherit, Learned, Scratch, Stage, VCycle
+from train.plan.transforms import Grouping, Pruning
+
+TINY = dict(layers=2, embed=8, heads=2, head_dim=4, mlp=16)
+VIT = ViTConfig(**TINY, image=8, patch=4, channels=1, classes=10)
+
+
+def other(node: Any, name: str) -> Any:
+    """Return a value of the field that is not its value in ``node``."""
+    old, hint = getattr(node, name), hints(type(node))[name]
+    if isinstance(old, bool):
+        return not old
+    literals = [x for x in options(hint) if not isinstance(x, type) and x != old]
+    if literals and not isinstance(old, int | float):
+        return literals[0]
+    if isinstance(old, int | float):
+        return old / 2 if isinstance(old, float) and old else old + 1
+    if isinstance(old, str):
+        return f"{old}x"
+    kinds = [x for x in options(hint) if isinstance(x, type) and x is not type(None)]
+    return {int: 2, float: 0.5, str: "x"}.get(kinds[0] if kinds else int, (1,))
+
+
+def unused(node: Any, **more: Any) -> bool:
+    """Whether the check of the settings, alone or in an experiment, refuses ``node``."""
+    try:
+        refuse_unused(node, **more)
+    except ValueError as error:
+        assert "has no effect" in str(error) and "leave out" in str(error)
+        return True
+    return False
+
+
+def effects(base: Any, observe: Any, values: dict[str, Any], skip: set[str] = frozenset()) -> None:
+    """Check that each field of ``base`` has an effect that ``observe`` sees, or is refused."""
+    before = observe(base)
+    ignored = []
+    for f in dataclasses.fields(base):
+        if f.name in skip:
+            continue
+        try:
+            changed = replace(base, **{f.name: values.get(f.name, other(base, f.name))})
+            after = observe(changed)
+        except (ValueError, UserError):
+            continue
+        if str(after) == str(before):
+            ignored.append(f.name)
+    assert ignored == []
+
+
+# --- models ---
+
+SIZES: dict[str, Any] = {
+    "GPT2Config": {"vocab": 8, "context": 8},
+    "LlamaConfig": {"vocab": 8, "context": 8, "kv_heads": 1, "rope_context": 8},
+    "BERTConfig": {"vocab": 8, "context": 8},
+    "DeBERTaConfig": {"vocab": 8, "context": 24, "distances": 8, "farthest": 8},
+    "ModernBERTConfig": {"vocab": 8, "context": 8, "kv_heads": 1, "rope_context": 8, "window": 2},
+    "ViTConfig": {"image": 8, "patch": 4, "channels": 1, "classes": 10},
+    "CaiTConfig": {"image": 8, "patch": 4, "channels": 1, "classes": 10},
+}
+CHANGED = {"adapter": Adapter(size=2), "kinds": "s", "rope_factor": 4.0}
+# Another choice, with which the fields that the default choice does not use have an effect.
+CHOICES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in SIZES]
+CHOICES += [
+    ("LlamaConfig", {"experts": 2, "active": 1, "capacity": 1.25}),
+    ("LlamaConfig", {"rope_by": "yarn", "rope_factor": 4.0}),
+    ("LlamaConfig", {"rope_by": "llama3", "rope_factor": 4.0}),
+    ("LlamaConfig", {"rope_by": "longrope", "rope_short": (1.0, 2.0), "rope_long": (3.0, 2.0)}),
+    ("LlamaConfig", {"kinds": "n"}),
+    ("LlamaConfig", {"query_norm": "all", "bias": True, "layer_norm": True, "kinds": "fs"}),
+    ("BERTConfig", {"head": "states"}),
+    ("BERTConfig", {"head": "classes"}),
+    ("ModernBERTConfig", {"head": "classes"}),
+    ("ViTConfig", {"head": "states"}),
+    ("ViTConfig", {"gated": True, "distillation": "token"}),
+]
+
+
+def computed(config: Config) -> str:
+    """Return the program of the forward pass with its parameters, and the costs that are counted."""
+    if unused(config):
+        raise ValueError("refused")
+    shapes = jax.eval_shape(config.init, jax.random.key(0))
+    example = config.batch_shapes(1)[0]
+    if config.modality == "text" and hasattr(config, "head") and config.head != "tokens":
+        example = config.task_shapes(1, config.length)[0]
+    function = lambda params, x: config.module.apply({"params": params}, x)  # noqa: E731
+    program = jax.make_jaxpr(function)(shapes, example)
+    return f"{shapes}{program}{[*map(str, map(np.asarray, program.consts))]}{config.cost(config.length)}"
+
+
+@pytest.mark.parametrize(("family", "choice"), CHOICES, ids=lambda x: str(x)[:40])
+def test_each_field_of_a_model(family, choice):
+    base = Config.families[family](**TINY | SIZES[family] | choice)
+    # How the model is executed, and the losses of experts, are not in the forward pass.
+    declared = {*base.executed_by, "balance", "z_loss"} if choice else {*base.executed_by}
+    effects(base, computed, CHANGED, skip=declared)
+
+
+# --- optimizer, mesh ---
+
+
+def optimized(optim: Optim) -> str:
+    """Return the learning rates of some steps, and the program of the update."""
+    if unused(runs_with(optim=optim), plan=runs_with(optim=optim).plan):
+        raise ValueError("refused")
+    rates = [learning_rate(optim, 20, step) for step in range(20)]
+    params = {"kernel": jnp.ones((4, 4)), "bias": jnp.ones(4)}
+    axes = {"kernel": ("layers.in", "embed.out"), "bias": ("embed",)}
+    axes = runs.MODEL.axes()
+    params = jax.eval_shape(runs.MODEL.init, jax.random.key(0))
+    tx = transformation(optim, axes)
+    state = jax.eval_shape(tx.init, params)
+    update = jax.make_jaxpr(lambda g, s, p: tx.update(g, s, p, axes=axes))(params, state, params)
+    return f"{rates}{update}"
+
+
+def runs_with(**changes: Any) -> Experiment:
+    values: dict[str, Any] = {"name": "tiny", "model": runs.MODEL, "steps": 20, "batch": 8}
+    return Experiment(**values | {"optim": Optim(warmup=2)} | changes)
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon", "sgd"])
+@pytest.mark.parametrize("schedule", ["cosine", "wsd"])
+def test_each_field_of_an_optimizer(name, schedule):
+    optim = Optim(name=name, schedule=schedule, warmup=2)
+    effects(optim, optimized, {"base": replace(runs.MODEL, embed=4, heads=1)})
+
+
+def test_stages_that_replace_a_setting_of_the_optimizer():
+    own = Stage(0.5, warmup=0, floor=1.0, schedule="linear")
+    method = Growing(runs.SMALL, own, (GrowTo((own,), by=("hypercloning",)),))
+    for change in ({"warmup": 3}, {"floor": 0.5}, {"schedule": "wsd"}):
+        experiment = runs_with(method=method, optim=Optim(**{"warmup": 100} | change))
+        assert unused(experiment, plan=experiment.plan), change
+        partly = replace(method, source=Stage(0.5))
+        experiment = replace(experiment, method=partly)
+        assert not unused(experiment, plan=experiment.plan), change
+
+
+@pytest.mark.parametrize("parallel", ["mesh", "pmap"])
+def test_each_field_of_a_mesh(parallel):
+    def shaped(mesh: Mesh) -> str:
+        if unused(runs_with(mesh=mesh, parallel=parallel)):
+            raise ValueError("refused")
+        return str(mesh.over(jax.devices(), parallel))
+
+    # The order of the devices of several hosts depends on `replica`.
+    effects(Mesh(), shaped, {}, skip={"replica"})
+    assert unused(runs_with(mesh=Mesh(replica=2), parallel=parallel)) == (parallel == "pmap")
+
+
+# --- data ---
+
+
+def read(data: Any, model: Config) -> str:
+    """Return samples of the data for training and validation."""
+    if unused(runs_with(data=data, model=model)):
+        raise ValueError("refused")
+    train, valid, *_ = sources(data, model)
+    samples = [train.sample(i, np.random.default_rng(i)) for i in range(min(40, len(train)))]
+    return f"{len(train)}{len(valid)}{samples}"
+
+
+def test_each_field_of_a_text_corpus(tmp_path):
+    values = {
+        "source": "tfds",
+        "path": str(runs.corpus(tmp_path / "other", files=3)),
+        "valid_path": str(runs.corpus(tmp_path / "valid", files=2)),
+        "bos": True,
+    }
+    corpus = str(runs.corpus(tmp_path))
+    base = Data("text", corpus, valid_fraction=0.25, cache=str(tmp_path / "cache"))
+    # The cache stores the result. Only JSON has fields, and only names such as valid.txt are split.
+    effects(base, lambda data: read(data, runs.MODEL), values, skip={"cache", "field", "splits"})
+    stdlib = Data(cache=str(tmp_path / "cache"))
+    for name in ("path", "valid_path", "splits", "name", "field", "ids", "whole_words"):
+        with pytest.raises(ValueError, match="has no effect"):
+            refuse_unused(runs_with(data=replace(stdlib, **{name: other(stdlib, name)})))
+
+
+def test_each_field_of_images():
+    data = Images()
+    values = {"size": 12, "channels": 3, "mean": (0.1,), "augment": Augment(flip=True)}
+    # The standard deviation goes with the mean; processes and the cache only execute.
+    effects(data, lambda d: read(d, VIT), values, skip={"cache", "workers", "std"})
+    assert unused(runs_with(data=Images("idx", "x", valid_fraction=0.2), model=VIT))
+
+
+@pytest.mark.parametrize("operations", [0, 2])
+def test_each_field_of_an_augmentation(operations):
+    values = {"crop": "pad", "erasing": 1.0, "mixup": 1.0, "cutmix": 1.0, "smoothing": 0.1}
+    base = Augment(randaugment=operations)
+    effects(base, lambda augment: read(Images(augment=augment), VIT), values)
+
+
+def test_the_fields_of_tables_are_refused_for_other_tasks():
+    glue = Labelled("cola", "x")
+    squad = Labelled("squad1", "x")
+    table = Labelled("table", "x")
+    values = {"stride": 64, "text": ("a",), "label": "b", "labels": ("a", "b"), "number": True}
+    values |= {"valid_path": "y", "valid_fraction": 0.2}
+    for name, value in values.items():
+        own = squad if name == "stride" else table
+        assert unused(replace(glue, **{name: value})), name
+        assert not unused(replace(own, **{name: value})), name
+
+
+# --- methods ---
+
+
+def planned(method: Any, **changes: Any) -> str:
+    experiment = runs_with(method=method, **changes)
+    if unused(experiment, plan=experiment.plan):
+        raise ValueError("refused")
+    return str(experiment.plan)
+
+
+STAGES = (Stage(0.5, warmup=1), Stage(0.0))
+METHODS = [
+    Scratch(),
+    Continue("folder"),
+    VCycle(),
+    replace(VCycle(), groupings=(Pruning(1),)),
+    Growing(replace(runs.MODEL, layers=1)),
+    Growing(replace(runs.MODEL, layers=1), to=(GrowTo(by=Learned()),)),
+    Inherit(runs.SMALL),
+]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: type(m).__name__)
+def test_each_field_of_a_method(method):
+    values = {
+        "down": (Stage(0.1),),
+        "up": (Stage(0.1), Stage(0.2)),
+        "groupings": (Grouping(layers=None),),
+        "modifiers": (),
+        "small": replace(runs.MODEL, layers=1, mlp=8),
+        "source": Stage(0.25),
+        "to": (GrowTo(by=("interleave",)),),
+        "stage": Stage(0.5),
+        "moments_down": "copy",
+        "moments_up": "copy",
+    }
+    effects(method, planned, values, skip={"modifiers"})
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=str)
+def test_each_field_of_a_stage(stage):
+    values = {"schedule": "linear", "warmup": 3, "floor": 0.5, "lr": 2.0}
+    effects(stage, lambda s: planned(Growing(SHALLOW, s)), values, skip={"modifiers"})
+
+
+SHALLOW = replace(runs.MODEL, layers=1)
+
+
+@pytest.mark.parametrize(
+    "grown", [GrowTo(), GrowTo(by=("average",)), GrowTo(by=Learned())], ids=lambda g: str(g.by)[:9]
+)
+def test_each_field_of_a_growth(grown):
+    values = {"by": ("interleave",), "config": None, "noise": 5.0, "moments": "copy"}
+    values |= {"fresh": True, "redrawn": 0.5, "stages": (Stage(0.25),)}
+    effects(grown, lambda g: planned(Growing(SHALLOW, to=(g,))), values, skip={"config"})
+
+
+@pytest.mark.parametrize("learned", [Learned(), Learned(steps=0)], ids=lambda x: str(x.steps))
+def test_each_field_of_learned_maps(learned):
+    values = {"ligo": LiGO(noise=0.1), "warmup": 3, "steps": 7}
+    effects(learned, lambda x: planned(Growing(SHALLOW, to=(GrowTo(by=x),))), values)
+
+
+def test_the_settings_of_a_pruning_that_names_its_layers():
+    for field in ("by", "batches"):
+        assert unused(Pruning(1, kept=(0,), **{field: other(Pruning(1), field)}))
+    assert unused(LiGO("normalised", "gaussian", noise=0.1))
+    assert not unused(LiGO("normalised", "selection", noise=0.1))
+
+
+def test_each_field_of_a_layer_drop():
+    def probabilities(drop: LayerDrop) -> str:
+        if unused(drop):
+            raise ValueError("refused")
+        return str([schedule(drop, 4, t, 40, jnp.arange(4.0)) for t in range(1, 40, 3)])
+
+    # The step, not the probabilities, treats kept and dropped layers.
+    step = {"keep", "scale", "execution", "programs", "dropped", "variance"}
+    for time in ("pld", "constant", "linear"):
+        values = {"sensitivity": Sensitivity(), "recovery": 0.25}
+        effects(LayerDrop(time=time), probabilities, values, skip=step)
+        effects(LayerDrop(time=time, sensitivity=Sensitivity()), probabilities, values, skip=step)
+    assert unused(LayerDrop(programs=8)) and not unused(LayerDrop(execution="gather", programs=8))
+
+
+# --- the experiment, and the check at load ---
+
+
+def test_each_field_of_an_experiment_is_in_the_plan_or_only_executed(tmp_path):
+    base = runs.experiment(tmp_path)
+    assert {f.name for f in dataclasses.fields(base)} - FREE == {
+        *("name", "model", "steps", "epochs", "batch", "data", "optim", "method", "seed")
+    }
+    assert unused(replace(base, most_skipped=3))
+    assert not unused(replace(base, most_skipped=3, on_nan="skip"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (
+            ["data.path=there"],
+            "data.path='there' has no effect with data.source='stdlib': set data.source to 'text', 'tokens' or 'tfds', "
+            "or leave out data.path",
+        ),
+        (["optim.muon_rms=1"], "set optim.name to 'muon'"),
+        (["optim.decay=0.5"], "set optim.schedule to 'wsd'"),
+        (["mesh.gradients=step"], "with mesh.fsdp=1: set mesh.fsdp, or leave out"),
+        (["data.whole_words=true"], "with model.masked=0.0: set model.masked, or leave out"),
+        (["most_skipped=3"], "with on_nan='stop': set on_nan to 'skip'"),
+        (["method.drop.gamma=3", "method.drop.time=linear"], "set method.drop.time to 'pld'"),
+    ],
+)
+def test_a_setting_that_nothing_uses_is_an_error(tmp_path, overrides, says):
+    config = runs.script(tmp_path, runs.experiment(tmp_path, data=Data()))
+    with pytest.raises(UserError) as found:
+        load(config, overrides)
+    assert says in str(found.value) and str(found.value).startswith(f"config {config}: ")
+
+
+def test_each_condition_names_fields_that_exist():
+    """A renamed field must also be renamed in the conditions of its class."""
+    kinds = [Data, Images, Augment, Labelled, Optim, Mesh, Stage, GrowTo, Learned, Inherit, LiGO]
+    kinds += [Pruning, LayerDrop, Experiment, *Config.families.values()]
+    for kind in kinds:
+        fields = {f.name for f in dataclasses.fields(kind)}
+        for field, alternatives in conditions(kind).items():
+            names = {name for needs in alternatives for name in needs if name[0] != "/"}
+            assert {field, *names} <= fields, (kind, field)

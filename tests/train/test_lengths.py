@@ -1,0 +1,80 @@
+"""`--set steps=N` in a comparison keeps the relative costs of its configs, or says that they changed."""
+
+import json
+import sys
+from dataclasses import replace
+
+import pytest
+import runs
+
+from train import compare
+from train.config.lengths import load_alike
+from train.plan.methods import Growing, GrowTo, Learned, Stage
+
+DEEP = replace(runs.MODEL, layers=4)
+GROWING = Growing(runs.MODEL, Stage(0.5), (GrowTo((Stage(0.5, warmup=3),)),))
+
+
+@pytest.fixture
+def configs(tmp_path):
+    """A baseline of 400 steps, and a growth with 300 steps."""
+    base = runs.experiment(tmp_path, name="base", model=DEEP, steps=400)
+    grown = replace(base, name="grown", steps=300, method=GROWING)
+    return [runs.script(tmp_path, e) for e in (base, grown)]
+
+
+def relative(experiments):
+    return experiments[1].cost / experiments[0].cost
+
+
+@pytest.mark.parametrize("overrides", [["steps=200"], ["steps=1e3"], ["steps=5", "steps=200"]])
+def test_a_derived_config_keeps_its_fraction_of_the_steps(configs, overrides):
+    whole, notes = load_alike(configs, [])
+    assert notes == []
+    found, notes = load_alike(configs, overrides)
+    assert found[1].steps == found[0].steps * 3 / 4
+    assert relative(found) == pytest.approx(relative(whole), rel=0.01)
+    [note] = notes
+    assert "base has" in note and "steps instead of 400" in note
+    assert "optim.warmup=2" in note and "method.to.0.stages.0.warmup=3" in note
+
+
+def test_epochs_are_scaled_as_steps(tmp_path):
+    base = runs.experiment(tmp_path, name="base", steps=0, epochs=4.0)
+    grown = replace(base, name="grown", epochs=2.0, method=Growing(replace(runs.MODEL, layers=1)))
+    texts = [runs.script(tmp_path, e) for e in (base, grown)]
+    for override, steps in (("epochs=8", None), ("steps=100", 50)):
+        found, _ = load_alike(texts, [override])
+        assert found[1].steps == (steps or round(found[0].steps / 2))
+
+
+@pytest.mark.parametrize(
+    ("own", "overrides"),
+    [(":steps=400", []), ("", ["model.layers=8"]), (":method.source.steps=0.2", ["steps=200"])],
+)
+def test_a_changed_relative_cost_is_said(configs, own, overrides):
+    was, now = relative(load_alike(configs, [])[0]), f"{configs[1]}{own}"
+    found, notes = load_alike([configs[0], now], overrides)
+    [note] = [note for note in notes if "of the FLOPs" in note]
+    assert f"grown costs {relative(found):.0%} of the FLOPs of base, but {was:.0%} in the" in note
+
+
+def test_a_step_count_of_a_method_that_changes_the_cost_is_said(tmp_path, configs):
+    learned = replace(GROWING, to=(GrowTo((Stage(0.5),), by=Learned(steps=100)),))
+    base = runs.experiment(tmp_path, name="base", model=DEEP, steps=400)
+    text = runs.script(tmp_path, replace(base, name="learned", method=learned))
+    _, notes = load_alike([configs[0], text], ["steps=40"])
+    assert "learned costs" in notes[0] and "method.to.0.by.steps=100" in notes[1]
+
+
+def test_the_report_has_the_notes(tmp_path, monkeypatch, configs):
+    folder = tmp_path / "runs"
+    arguments = [*configs, "--set", "steps=8", "optim.warmup=1", "--workdir", str(folder)]
+    monkeypatch.setattr(sys, "argv", ["compare", *arguments])
+    compare.main()
+    found = json.loads((folder / "compare.json").read_text())
+    assert any("base has 8 steps instead of 400" in doubt for doubt in found["doubts"])
+    assert "base has 8 steps instead of 400" in (folder / "compare.md").read_text()
+    [short] = [row for row in found["rows"] if row["run"] == "grown"]
+    assert json.loads((folder / "grown-seed0" / "result.json").read_text())["steps"] == 6
+    assert 0.5 < short["flops"] < 0.75

@@ -1,0 +1,111 @@
+"""Find settings of an experiment that have no effect, because no choice uses them.
+
+The class attribute ``used_with`` declares, next to the fields, the choices that use a field::
+
+    used_with = {"name": {"source": ("tfds",)}, "capacity": {"experts": CHANGED}}
+
+A field without an entry is always used. An entry has the names of other fields, and the values of
+which each of them needs one; a tuple or a text as a value has several. `CHANGED` is any value but
+the default. Several entries in a tuple are alternatives; an empty tuple means that nothing uses
+the field, which the class has inherited. A name that begins with a slash is a
+setting of the experiment: ``/model.masked``. ``/plan.warmup`` stands for ``optim.warmup`` of all
+trainings in the plan, of which `SAME` requires that one has the value of the field itself.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+from jaxgrow.typed import either
+from train.config.overrides import CHANGED, SAME, Setting, settings
+
+# The values of a setting of which a condition needs one, `CHANGED` or `SAME`.
+Allowed: TypeAlias = str | tuple[object, ...]
+
+
+def refuse_unused(node: object, plan: Sequence[object] = ()) -> None:
+    """Check that no setting has a value that nothing uses.
+
+    Args:
+      node: an experiment or another dataclass with settings.
+      plan: the phases of the experiment; without them, conditions on the plan are not checked.
+
+    Raises:
+      ValueError: a setting differs from its default, but has no effect.
+    """
+    found = {s.name: s for s in settings(node)}
+    if wrong := [text for s in found.values() if (text := _unused(s, found, node, plan))]:
+        raise ValueError("; ".join(wrong))
+
+
+def conditions(kind: type) -> dict[str, tuple[Mapping[str, Allowed], ...]]:
+    """Return the alternative conditions that a class and its bases declare, by field."""
+    merged: dict[str, tuple[Mapping[str, Allowed], ...]] = {}
+    for base in reversed(kind.__mro__):
+        for field, needs in vars(base).get("used_with", {}).items():
+            merged[field] = needs if isinstance(needs, tuple) else (needs,)
+    return merged
+
+
+def _unused(
+    setting: Setting, found: Mapping[str, Setting], root: object, plan: Sequence[object]
+) -> str | None:
+    """Return why a setting has no effect; None if it has one."""
+    prefix, _, field = setting.name.rpartition(".")
+    needs = conditions(setting.owner).get(field)
+    if needs is None or setting.default is dataclasses.MISSING or setting.value == setting.default:
+        return None
+    if not needs:
+        return f"{setting.name} has no effect on a {setting.owner.__name__}: leave it out"
+    missing: dict[str, Allowed] = {}
+    for alternative in needs:
+        unmet: dict[str, Allowed] = {}
+        for name, allowed in alternative.items():
+            full = name[1:] if name[0] == "/" else f"{prefix}.{name}".lstrip(".")
+            values = [*_values(full, found, root, plan)]
+            if values and not any(_meets(v, allowed, setting, found.get(full)) for v in values):
+                unmet[full] = allowed
+        if not unmet:
+            return None
+        missing |= unmet
+    return _told(setting, missing, found, root)
+
+
+def _values(
+    name: str, found: Mapping[str, Setting], root: object, plan: Sequence[object]
+) -> Iterator[object]:
+    if name.startswith("plan."):
+        yield from (getattr(optim, name[5:]) for p in plan if (optim := getattr(p, "optim", None)))
+    elif name in found:
+        yield found[name].value
+    elif hasattr(root, name.partition(".")[0]):  # perhaps a constant of the class
+        yield functools.reduce(lambda node, part: getattr(node, part, None), name.split("."), root)
+
+
+def _meets(value: object, allowed: Allowed, setting: Setting, choice: Setting | None) -> bool:
+    if allowed == SAME:
+        return value == setting.value
+    if allowed == CHANGED:
+        default = None if choice is None else choice.default
+        return bool(value) and value != default
+    assert not isinstance(allowed, str)
+    return value in allowed or (isinstance(value, tuple | str) and any(x in allowed for x in value))
+
+
+def _told(
+    setting: Setting, missing: Mapping[str, Allowed], found: Mapping[str, Setting], root: object
+) -> str:
+    """Say which settings would use a setting, with their values."""
+    value = f"{setting.name}={setting.value!r} has no effect"
+    out = f"or leave out {setting.name}"
+    ways = {n: "" if a == CHANGED else f" to {either(a)}" for n, a in missing.items() if a != SAME}
+    if not ways:
+        return (
+            f"{value}, because each stage of the method has its own value: set it there, such as "
+            f"method.up.0.{setting.name.rpartition('.')[2]}, {out}"
+        )
+    now = [f"{n}={next(_values(n, found, root, ()))!r}" for n in ways if n[:5] != "plan."]
+    because = f"with {', '.join(now)}" if now else "in this plan"
+    set_to = " or ".join(f"{n.replace('plan.', 'optim.')}{to}" for n, to in ways.items())
+    return f"{value} {because}: set {set_to}, {out}"
