@@ -53,7 +53,12 @@ class ModernBERTConfig(EncoderConfig, LlamaConfig):
     tied_parts: ClassVar = ("token_embedding", "head_norm")
 
     # The choices that use a field (`train.config.effect` checks them for a training).
-    used_with = {"masked": {"head": ("tokens",)}, "pooling": {"head": ("classes",)}}
+    used_with = {
+        "masked": {"head": ("tokens",)},
+        "pooling": {"head": ("classes",)},
+        "logit_cap": (),
+        "logit_divisor": (),
+    }
 
     @property
     def module(self) -> nn.Module:

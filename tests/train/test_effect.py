@@ -17,7 +17,8 @@ from jaxgrow.operators.ligo import LiGO
 from jaxgrow.typed import hints, options
 from train.common.errors import UserError
 from train.config.effect import conditions, refuse_unused
-from train.config.experiment import FREE, Experiment, load
+from train.config.experiment import Experiment, as_json, load
+from train.config.resuming import class_of
 from train.data.augment import Augment
 from train.data.batches import sources
 from train.data.images import Images
@@ -77,23 +78,25 @@ def effects(base: Any, observe: Any, values: dict[str, Any], skip: set[str] = fr
 
 # --- models ---
 
+_LLAMA: dict[str, Any] = {"vocab": 8, "context": 8, "kv_heads": 1, "head_dim": 16}
+_SCALED: dict[str, Any] = {"rope_factor": 4.0, "rope_context": 64}
+_PATCHES: dict[str, Any] = {"image": 8, "patch": 4, "channels": 1}
 SIZES: dict[str, Any] = {
     "GPT2Config": {"vocab": 8, "context": 8},
-    "LlamaConfig": {"vocab": 8, "context": 8, "kv_heads": 1, "rope_context": 8},
+    "LlamaConfig": _LLAMA,
     "BERTConfig": {"vocab": 8, "context": 8},
     "DeBERTaConfig": {"vocab": 8, "context": 24, "distances": 8, "farthest": 8},
-    "ModernBERTConfig": {"vocab": 8, "context": 8, "kv_heads": 1, "rope_context": 8, "window": 2},
-    "ViTConfig": {"image": 8, "patch": 4, "channels": 1, "classes": 10},
-    "CaiTConfig": {"image": 8, "patch": 4, "channels": 1, "classes": 10},
+    "ModernBERTConfig": _LLAMA | {"window": 2},
+    "ViTConfig": _PATCHES,
+    "CaiTConfig": _PATCHES,
 }
-CHANGED = {"adapter": Adapter(size=2), "kinds": "s", "rope_factor": 4.0}
-# Another choice, with which the fields that the default choice does not use have an effect.
+# Each family, and another choice with which some of its fields have an effect.
 CHOICES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in SIZES]
 CHOICES += [
     ("LlamaConfig", {"experts": 2, "active": 1, "capacity": 1.25}),
-    ("LlamaConfig", {"rope_by": "yarn", "rope_factor": 4.0}),
-    ("LlamaConfig", {"rope_by": "llama3", "rope_factor": 4.0}),
-    ("LlamaConfig", {"rope_by": "longrope", "rope_short": (1.0, 2.0), "rope_long": (3.0, 2.0)}),
+    ("LlamaConfig", {"rope_by": "yarn", **_SCALED}),
+    ("LlamaConfig", {"rope_by": "llama3", **_SCALED}),
+    ("LlamaConfig", {"rope_by": "longrope", "rope_short": (2.0,) * 8, "rope_long": (3.0,) * 8}),
     ("LlamaConfig", {"kinds": "n"}),
     ("LlamaConfig", {"query_norm": "all", "bias": True, "layer_norm": True, "kinds": "fs"}),
     ("BERTConfig", {"head": "states"}),
@@ -120,9 +123,23 @@ def computed(config: Config) -> str:
 @pytest.mark.parametrize(("family", "choice"), CHOICES, ids=lambda x: str(x)[:40])
 def test_each_field_of_a_model(family, choice):
     base = Config.families[family](**TINY | SIZES[family] | choice)
-    # How the model is executed, and the losses of experts, are not in the forward pass.
-    declared = {*base.executed_by, "balance", "z_loss"} if choice else {*base.executed_by}
-    effects(base, computed, CHANGED, skip=declared)
+    values = {
+        "adapter": Adapter(size=2),
+        "kinds": "n" if choice.get("kinds") != "n" else "f",
+        "masked": 0.5,
+        "rope_factor": 2.0,
+        "rope_low": 0.01,
+        "rope_context": 640,
+        "rope_short": (5.0,) * 8,
+        "rope_long": (5.0,) * 8,
+        "window": 3,
+        "local_theta": 100.0,
+    }
+    # The fields that say how the model is executed, the losses of experts, which are not in the
+    # forward pass, and scaled positions, which begin after more tokens than these models read.
+    declared = {*base.executed_by, "balance", "z_loss"}
+    declared |= set() if "rope_factor" in choice else {"rope_factor", "rope_context", "rope_long"}
+    effects(base, computed, values, skip=declared)
 
 
 # --- optimizer, mesh ---
@@ -313,7 +330,7 @@ def test_each_field_of_a_layer_drop():
     # The step, not the probabilities, treats kept and dropped layers.
     step = {"keep", "scale", "execution", "programs", "dropped", "variance"}
     for time in ("pld", "constant", "linear"):
-        values = {"sensitivity": Sensitivity(), "recovery": 0.25}
+        values = {"sensitivity": Sensitivity(beta=0.5), "recovery": 0.25}
         effects(LayerDrop(time=time), probabilities, values, skip=step)
         effects(LayerDrop(time=time, sensitivity=Sensitivity()), probabilities, values, skip=step)
     assert unused(LayerDrop(programs=8)) and not unused(LayerDrop(execution="gather", programs=8))
@@ -324,7 +341,8 @@ def test_each_field_of_a_layer_drop():
 
 def test_each_field_of_an_experiment_is_in_the_plan_or_only_executed(tmp_path):
     base = runs.experiment(tmp_path)
-    assert {f.name for f in dataclasses.fields(base)} - FREE == {
+    names = [f.name for f in dataclasses.fields(base)]
+    assert {name for name in names if class_of(name, as_json(base)) == "objective"} == {
         *("name", "model", "steps", "epochs", "batch", "data", "optim", "method", "seed")
     }
     assert unused(replace(base, most_skipped=3))

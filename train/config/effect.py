@@ -57,7 +57,8 @@ def _unused(
     if needs is None or setting.default is dataclasses.MISSING or setting.value == setting.default:
         return None
     if not needs:
-        return f"{setting.name} has no effect on a {setting.owner.__name__}: leave it out"
+        kind = setting.owner.__name__
+        return f"{setting.name} has no effect on a {kind}: leave out {setting.name}"
     missing: dict[str, Allowed] = {}
     for alternative in needs:
         unmet: dict[str, Allowed] = {}
