@@ -258,6 +258,7 @@ def main() -> None:
     folder = arguments.workdir
     configs, notes = load_alike(arguments.configs, arguments.set)
     shorter = _frontier(arguments)
+    data = arguments.data or Path(".")
     tasks = [task for task in arguments.evaluate.split(",") if task]
     tunings = [load_as(FineTuning, config)[1] for config in arguments.finetune]
     names = [tuning.name for tuning in tunings]
@@ -266,11 +267,11 @@ def main() -> None:
             f"two fine-tunings have the same name: {', '.join(names)}; set different names, such as CONFIG:name=again"
         )
     if tasks:
-        keys(tasks, arguments.data)  # reports missing files before the first run
+        keys(tasks, data)  # reports missing files before the first run
     comparison = replace(compare(configs, shorter, arguments.seeds, folder), notes=notes)
     every = [*comparison.runs, *comparison.frontier]
     try:
-        scores = evaluated(every, tasks, arguments.data)
+        scores = evaluated(every, tasks, data)
         for tuning in tunings:
             scores |= tuned(every, tuning, folder / "finetune")
     except UserError:

@@ -121,8 +121,31 @@ def table(results: dict[str, dict[str, Any]]) -> str:
     return aligned((), rows, right=[2])
 
 
+def _check_options(a: Any) -> None:
+    """Check that each option is for one of the tasks.
+
+    Raises:
+      UserError: no task uses an option.
+    """
+    texts = [name for name in a.tasks if is_text(name)]
+    others = [name for name in a.tasks if name not in (*NAMES, *texts)]
+    of_text = ("the perplexity of a text, such as wikitext2", texts)
+    of_lm_eval = ("tasks of lm-eval", others)
+    for option, value, (what, names) in (
+        ("--stride", a.stride, of_text),
+        ("--few-shot", a.few_shot, of_lm_eval),
+        ("--limit", a.limit, of_lm_eval),
+        ("--include", a.include, of_lm_eval),
+    ):
+        if value is not None and not names:
+            raise UserError(
+                f"{option} {value} has no effect on {', '.join(a.tasks)}: it is for {what}; leave out {option}"
+            )
+
+
 def main() -> None:
     a = command_parser("evaluate").parse_args()
+    _check_options(a)
     if a.json is not None:
         a.json.parent.mkdir(parents=True, exist_ok=True)  # an error here comes before the work
     data = None if a.data is None else a.data.expanduser()

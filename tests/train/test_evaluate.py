@@ -409,3 +409,17 @@ def test_perplexity_is_that_of_transformers(tmp_path, stride):
         Scorer(opened(tmp_path / "gpt", "bytes")), [tmp_path / "ptb.test.txt"], stride
     )
     assert math.log(ours["perplexity"]) == pytest.approx(nats / (tokens.shape[1] - 1), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("wikitext2", "--few-shot", "2"), "--few-shot 2 has no effect on wikitext2: it is for"),
+        (("wikitext2", "--limit", "2"), "leave out --limit"),
+        (("piqa,sst2", "--stride", "4"), "--stride 4 has no effect on piqa, sst2: it is for the"),
+    ],
+)
+def test_an_option_that_no_task_uses_is_refused(monkeypatch, options, says):
+    monkeypatch.setattr(sys, "argv", ["evaluate", "model", "--tasks", *options])
+    with pytest.raises(UserError, match=says):
+        command.main()

@@ -113,9 +113,8 @@ def _for_compare(parser: Parser) -> None:
     parser.add_argument(
         "--data",
         type=Path,
-        default=Path("."),
         metavar="DIR",
-        help="folder of the files of these tasks",
+        help="folder of the files of these tasks (default: the working directory)",
     )
     parser.add_argument(
         "--finetune",
@@ -126,6 +125,14 @@ def _for_compare(parser: Parser) -> None:
         help="a config of train.finetune (default: none)",
     )
     parser.add_set("override fields of every config")
+    parser.checks.append(_data_of_tasks)
+
+
+def _data_of_tasks(a: Namespace) -> None:
+    if a.data is not None and not a.evaluate:
+        raise UserError(
+            f"--data {a.data} has no effect without --evaluate: name the tasks with --evaluate, or leave out --data"
+        )
 
 
 def _frontier(text: str) -> list[tuple[float, list[str]]]:
