@@ -268,7 +268,7 @@ def main() -> None:
         )
     if tasks:
         keys(tasks, data)  # reports missing files before the first run
-    comparison = replace(compare(configs, shorter, arguments.seeds, folder), notes=notes)
+    comparison = replace(compare(configs, shorter, arguments.seeds, folder), notes=tuple(notes))
     every = [*comparison.runs, *comparison.frontier]
     try:
         scores = evaluated(every, tasks, data)

@@ -48,8 +48,17 @@ class UsageParser(argparse.ArgumentParser):
             message = f"{found[1]}{found[2]!r} does not exist{near}"
         unknown = re.fullmatch(r"unrecognized arguments: (--[\w-]+).*", message, re.DOTALL)
         if unknown is not None:
-            message += nearest(unknown[1], [o for o in self._option_string_actions if o[1] == "-"])
+            message += nearest(unknown[1], _long_options(self))
         self.exit(2, f"error: {message.rstrip('?.')}; {self.prog} --help lists the options\n")
+
+
+def _long_options(parser: argparse.ArgumentParser) -> list[str]:
+    """Return the long options of a parser and of its subcommands."""
+    own = [o for action in parser._actions for o in action.option_strings if o.startswith("--")]
+    for action in parser._actions:
+        for inner in action.choices.values() if isinstance(action.choices, dict) else ():
+            own += _long_options(inner)
+    return own
 
 
 class Commands:

@@ -348,11 +348,12 @@ def size_record(source: Source, size: int) -> dict[str, Any]:
 def lora_record(adapter: peft.PeftAdapter) -> dict[str, Any]:
     """The entries of the JSON output about a LoRA: its modules, and the ranks in its files."""
     ranks = sorted({*peft.module_ranks(adapter).values()})
-    return {"rank": ranks[-1], "ranks": ranks, "modules": len(adapter.lora.targets)}
+    several = {"ranks": ranks} if len(ranks) > 1 else {}
+    return {"rank": ranks[-1], **several, "modules": len(adapter.lora.targets)}
 
 
 def _lora_text(about: Mapping[str, Any]) -> str:
-    ranks = " and ".join(map(str, about["ranks"]))
+    ranks = " and ".join(map(str, about.get("ranks", [about["rank"]])))
     return f"{about['modules']} modules of rank {ranks}"
 
 

@@ -241,7 +241,7 @@ def test_inspect(folder, capsys):
     assert " ".join(key[1:9]) == "(4, 12, 4, 3) layers embed.in heads head_dim.in"
     assert "transformer.h.{layers}.attn.c_attn.weight" in key
     block = 4 * (12 * 12 + 12) + (12 * 20 + 20) + (20 * 12 + 12) + 2 * 24
-    assert out.splitlines()[-1] == f"{(11 + 7) * 12 + 4 * block + 24:,} parameters, 0.0 MB"
+    assert out.splitlines()[-1] == f"{(11 + 7) * 12 + 4 * block + 24:,} parameters, 19.9 kB"
 
 
 def test_report_on_tokens_of_a_file(tmp_path, folder, capsys):
@@ -328,7 +328,7 @@ def test_report_needs_one_vocabulary(tmp_path, folder, capsys):
         (("coalesce", "--mlp", "far:8"), "axis 'mlp': far groups of 8: 20 is not a multiple of 8"),
         (
             ("grow", "--method", "net2net", "--embed", "18"),
-            "head_dim 3 (it would be 4.5); --heads 6 fits, or --to orbax",
+            "head_dim 3 (it would be 4.5); --embed 12 or --heads 6 fits, or --to orbax",
         ),
         (
             ("grow", "--method", "hypercloning", "--mlp", "50"),

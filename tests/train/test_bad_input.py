@@ -290,7 +290,7 @@ def test_other_errors_keep_traceback_and_exit_code(capsys):
         (MemoryError("Unable to allocate 7 TiB"), "this machine has no memory left"),
         (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), "a text is not UTF-8"),
         (CheckpointError("a tensor is missing"), "a tensor is missing"),
-        (PermissionError(13, "Permission denied", "runs"), "[Errno 13] Permission denied: 'runs'"),
+        (PermissionError(13, "Permission denied", "runs"), "runs: permission denied; check"),
     ],
     ids=lambda x: type(x).__name__,
 )

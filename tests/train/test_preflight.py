@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import jax
 import pytest
 import runs
+from jax.experimental import topologies
 
 from jaxgrow import flops
 from jaxgrow.axes import names
@@ -482,7 +483,7 @@ def test_programs_may_use_the_memory_that_jax_allocates(monkeypatch, variables, 
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(machines, "_NO_TPU", {})
     absent = SimpleNamespace(devices=[None] * 8)
-    monkeypatch.setattr(machines.topologies, "get_topology_desc", lambda **_: absent)
+    monkeypatch.setattr(topologies, "get_topology_desc", lambda **_: absent)
     for kind in ("h200", "v5p"):
         memory = CHIPS[kind].memory
         part = fraction if kind == "h200" else 1
