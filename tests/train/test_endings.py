@@ -42,9 +42,12 @@ def started(command: list[str], folder: Path, **options) -> subprocess.Popen:
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     }
     options = {"stderr": subprocess.PIPE, "text": True} | options
-    # A shell may have started the tests in the background, which ignores Ctrl-C.
-    options["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.default_int_handler)
-    return subprocess.Popen(command, cwd=folder, env=environment, **options)
+    # A shell may have started the tests in the background, where processes ignore Ctrl-C.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return subprocess.Popen(command, cwd=folder, env=environment, **options)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def ended(process: subprocess.Popen) -> tuple[int, str]:
