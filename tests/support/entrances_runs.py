@@ -326,6 +326,7 @@ ROWS: dict[str, Row] = {
     "train/analysis/plots.py::saved": ours(NAMED),
     "train/common/arguments.py::command_parser": trusted("it reads a module of this package"),
     "train/common/commands.py::config_text": trusted(CONFIG),
+    "train/config/lengths.py::load_alike": trusted(CONFIG),
     "train/common/files.py::appears_whole": ours(PARTS),
     "train/common/files.py::write_text": ours(PARTS),
     "train/common/files.py::write_json": ours(PARTS),
