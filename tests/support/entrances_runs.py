@@ -349,7 +349,6 @@ ROWS: dict[str, Row] = {
     "train/common/files.py::lock_folder": ours("it opens the folder of the run, which it locks"),
     "train/common/files.py::write_bytes": ours(PARTS),
     "train/engine/run/intact.py::delete_unfinished": ours(WORK),
-    "train/compare.py::main": trusted(CONFIG),
     "train/compare.py::_frontier": trusted(CONFIG),
     "train/compare.py::_write": ours(NAMED),
     "train/config/experiment.py::_module": trusted("it runs a config in Python"),
