@@ -147,7 +147,8 @@ def test_each_field_of_a_model(family, choice):
 
 def optimized(optim: Optim) -> str:
     """Return the learning rates of some steps, and the program of the update."""
-    if unused(runs_with(optim=optim), plan=runs_with(optim=optim).plan):
+    given = [f"optim.{f.name}" for f in dataclasses.fields(optim)]
+    if unused(runs_with(optim=optim), plan=runs_with(optim=optim).plan, given=given):
         raise ValueError("refused")
     rates = [learning_rate(optim, 20, step) for step in range(20)]
     params = {"kernel": jnp.ones((4, 4)), "bias": jnp.ones(4)}
@@ -177,10 +178,12 @@ def test_stages_that_replace_a_setting_of_the_optimizer():
     method = Growing(runs.SMALL, own, (GrowTo((own,), by=("hypercloning",)),))
     for change in ({"warmup": 3}, {"floor": 0.5}, {"schedule": "wsd"}):
         experiment = runs_with(method=method, optim=Optim(**{"warmup": 100} | change))
-        assert unused(experiment, plan=experiment.plan), change
+        given = {f"optim.{name}" for name in change}
+        assert unused(experiment, plan=experiment.plan, given=given), change
+        assert not unused(experiment, plan=experiment.plan), "as in a config that replaces a method"
         partly = replace(method, source=Stage(0.5))
         experiment = replace(experiment, method=partly)
-        assert not unused(experiment, plan=experiment.plan), change
+        assert not unused(experiment, plan=experiment.plan, given=given), change
 
 
 @pytest.mark.parametrize("parallel", ["mesh", "pmap"])
@@ -347,6 +350,13 @@ def test_each_field_of_an_experiment_is_in_the_plan_or_only_executed(tmp_path):
     }
     assert unused(replace(base, most_skipped=3))
     assert not unused(replace(base, most_skipped=3, on_nan="skip"))
+
+
+def test_a_choice_with_its_default_value_uses_its_settings():
+    """Masking is the default of a BERT, and 100 steps are the default of learned maps."""
+    bert = Config.families["BERTConfig"](**TINY, vocab=8, context=8)
+    assert not unused(runs_with(model=bert, data=Data(whole_words=True)))
+    assert not unused(Learned(lr=0.5)) and not unused(Inherit(runs.SMALL, temperature=3.0))
 
 
 @pytest.mark.parametrize(

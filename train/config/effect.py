@@ -6,36 +6,43 @@ The class attribute ``used_with`` declares, next to the fields, the choices that
 
 A field without an entry is always used. An entry has the names of other fields, and the values of
 which each of them needs one; a tuple or a text as a value has several. `CHANGED` is any value but
-the default. Several entries in a tuple are alternatives; an empty tuple means that nothing uses
-the field, which the class has inherited. A name that begins with a slash is a
-setting of the experiment: ``/model.masked``. ``/plan.warmup`` stands for ``optim.warmup`` of all
-trainings in the plan, of which `SAME` requires that one has the value of the field itself.
+the default, and `GIVEN` any value but 0 and None. Several entries in a tuple are alternatives; an
+empty tuple means that nothing uses the field, which the class has inherited. A name that begins
+with a slash is a setting of the experiment: ``/model.masked``. ``/plan.warmup`` stands for
+``optim.warmup`` of all trainings in the plan, of which `SAME` requires that one has the value of
+the field itself. Only settings of the command line are compared with the plan: a config shares the
+optimizer of its baseline, also if its stages have their own values.
 """
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from jaxgrow.typed import either
-from train.config.overrides import CHANGED, SAME, Setting, settings
+from train.config.overrides import CHANGED, GIVEN, SAME, Setting, settings
 
-# The values of a setting of which a condition needs one, `CHANGED` or `SAME`.
+# The values of a setting of which a condition needs one, or `CHANGED`, `GIVEN` or `SAME`.
 Allowed: TypeAlias = str | tuple[object, ...]
 
 
-def refuse_unused(node: object, plan: Sequence[object] = ()) -> None:
+def refuse_unused(node: object, plan: Sequence[object] = (), given: Collection[str] = ()) -> None:
     """Check that no setting has a value that nothing uses.
 
     Args:
       node: an experiment or another dataclass with settings.
       plan: the phases of the experiment; without them, conditions on the plan are not checked.
+      given: the names of the settings of the command line.
 
     Raises:
       ValueError: a setting differs from its default, but has no effect.
     """
     found = {s.name: s for s in settings(node)}
-    if wrong := [text for s in found.values() if (text := _unused(s, found, node, plan))]:
+    wrong = []
+    for s in found.values():
+        if text := _unused(s, found, node, plan if s.name in given else ()):
+            wrong.append(text)
+    if wrong:
         raise ValueError("; ".join(wrong))
 
 
@@ -87,6 +94,8 @@ def _values(
 def _meets(value: object, allowed: Allowed, setting: Setting, choice: Setting | None) -> bool:
     if allowed == SAME:
         return value == setting.value
+    if allowed == GIVEN:
+        return bool(value)
     if allowed == CHANGED:
         default = None if choice is None else choice.default
         return bool(value) and value != default
@@ -100,7 +109,11 @@ def _told(
     """Say which settings would use a setting, with their values."""
     value = f"{setting.name}={setting.value!r} has no effect"
     out = f"or leave out {setting.name}"
-    ways = {n: "" if a == CHANGED else f" to {either(a)}" for n, a in missing.items() if a != SAME}
+    ways = {
+        n: "" if a in (CHANGED, GIVEN) else f" to {either(a)}"
+        for n, a in missing.items()
+        if a != SAME
+    }
     if not ways:
         return (
             f"{value}, because each stage of the method has its own value: set it there, such as "

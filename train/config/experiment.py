@@ -217,7 +217,9 @@ def load(text: str | Path, overrides: Sequence[str] = (), corpus: bool = True) -
             experiment = with_steps(experiment)
         if experiment.steps:
             check(experiment)
-            refuse_unused(experiment, experiment.plan)
+            given = [*overrides, *str(text).split(":")]
+            names = {setting.partition("=")[0] for setting in given}
+            refuse_unused(experiment, experiment.plan, names)
     if experiment.steps:
         warn(experiment)
     return experiment

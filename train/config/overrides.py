@@ -13,6 +13,7 @@ from train.common.errors import UserError
 T = TypeVar("T")
 # Values of conditions in the ``used_with`` of a class (`train.config.effect`).
 CHANGED = "changed"
+GIVEN = "given"
 SAME = "same"
 
 

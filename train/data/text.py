@@ -20,7 +20,7 @@ from jaxgrow.checkpoints.io.checksums import sha256
 from jaxgrow.untrusted import one_line
 from train.common.errors import UserError
 from train.common.files import read_json, write_json
-from train.config.overrides import CHANGED
+from train.config.overrides import GIVEN
 from train.data import corpus as reading
 from train.data import named_splits
 from train.data.bounded import BoundedTokenizer
@@ -102,7 +102,7 @@ class Data:
         "splits": {"source": ("text", "tokens")},
         "name": {"source": ("tfds",)},
         "field": {"source": ("text", "tokens", "tfds")},
-        "whole_words": {"/model.masked": CHANGED},
+        "whole_words": {"/model.masked": GIVEN},
         "valid_fraction": {"valid_path": (None,)},
     }
 

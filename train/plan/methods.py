@@ -15,7 +15,7 @@ from jaxgrow.operators import OPERATORS
 from jaxgrow.operators.ligo import LiGO
 from jaxgrow.optim.freeze import Freeze
 from jaxgrow.peft.lora import LoRA
-from train.config.overrides import CHANGED, named
+from train.config.overrides import CHANGED, GIVEN, named
 from train.engine.state.optim import Optim
 from train.plan.adapting import Adapt, Merge
 from train.plan.best import Best, KeepBest, TakeBest
@@ -71,7 +71,7 @@ class Stage:
     )
 
     # The choices that use a field (`train.config.effect`).
-    used_with = {name: {"steps": CHANGED} for name in ("lr", "warmup", "floor", "schedule")}
+    used_with = {name: {"steps": GIVEN} for name in ("lr", "warmup", "floor", "schedule")}
 
     def optim(self, base: Optim) -> Optim:
         own = {
@@ -179,7 +179,7 @@ class Learned:
     warmup: int = 10
 
     # The choices that use a field (`train.config.effect`).
-    used_with = {"lr": {"steps": CHANGED}, "warmup": {"steps": CHANGED}}
+    used_with = {"lr": {"steps": GIVEN}, "warmup": {"steps": GIVEN}}
 
 
 @dataclass(frozen=True)
@@ -385,7 +385,7 @@ class Inherit:
     fraction: float = 0.44  # fraction of the steps of the stage that have a teacher
 
     # The choices that use a field (`train.config.effect`).
-    used_with = {"temperature": {"fraction": CHANGED}}
+    used_with = {"temperature": {"fraction": GIVEN}}
 
     def plan(self, model: Config, optim: Optim, steps: int) -> Plan:
         text = model.predicts == "tokens"
