@@ -45,7 +45,7 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
 
     A Hugging Face folder gives a `HuggingFace`. An Orbax folder that jaxgrow wrote, such as the
     folder of a finished run, gives an `Orbax`. The folder of an unfinished run gives the model in
-    its newest checkpoint, and a note says which step that is; ``RUN@STEP`` gives the model in
+    its newest checkpoint, and a note names the step; ``RUN@STEP`` gives the model in
     another checkpoint of a run.
 
     Args:
@@ -79,7 +79,7 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
                 return RunCheckpoint(folder, step)
     if step is not None:
         raise CheckpointError(
-            f"there is no run with checkpoints in {folder}, so there is no checkpoint {step}. Give the folder alone"
+            f"{folder} is not the folder of a run with checkpoints, so it has no step {step}. Give the folder alone"
         )
     if not _is_huggingface(folder):
         raise CheckpointError(
@@ -298,7 +298,9 @@ def write(
         _write_model(source, planned, part, shard, progress)
         for name in planned.carried:
             (part / name).parent.mkdir(exist_ok=True)
-            copy_file(checked(roots[0].beside or roots[0].folder, name, deep=True), part / name)
+            copy_file(
+                checked(roots[0].files_beside or roots[0].folder, name, deep=True), part / name
+            )
         about["files"] += beside(part) if beside is not None else []
         write_json(part / RECORD, about)
     return planned.size
@@ -336,7 +338,7 @@ def _planned(
 ) -> _Planned:
     root = roots[0] if roots else None
     foreign = root.foreign if root else None
-    carried = extras(root.beside) if root and root.beside is not None else []
+    carried = extras(root.files_beside) if root and root.files_beside is not None else []
     if root is not None and foreign is None and (source.config != root.config or len(roots) > 1):
         carried = [name for name in carried if name != CARD]  # it describes another model
     head = _head(source, root)
@@ -360,10 +362,15 @@ def _planned(
 def _for_images(source: Source, roots: Sequence[Checkpoint], to: Kind | None) -> Source:
     """Convert a model of gray images to colours if `transformers` will convert its images."""
     root = roots[0] if roots else None
-    if root is None or root.foreign is not None or root.beside is None or not _is_hf(to, root):
+    if (
+        root is None
+        or root.foreign is not None
+        or root.files_beside is None
+        or not _is_hf(to, root)
+    ):
         return source
     gray = source.config.sizes().get("channels") == 1
-    return InColour(source) if gray and (root.beside / PROCESSOR).is_file() else source
+    return InColour(source) if gray and (root.files_beside / PROCESSOR).is_file() else source
 
 
 def _is_hf(to: Kind | None, root: Checkpoint | None) -> bool:
@@ -442,7 +449,7 @@ def _head(source: Source, root: Checkpoint | None) -> dict[str, Any]:
     same = all(
         getattr(source.config, name, None) == getattr(root.config, name, None) for name in own
     )
-    return root.settings | (dict(root.head) if same else {})
+    return root.own_settings | (dict(root.head) if same else {})
 
 
 def _check_no_lora(folder: Path) -> None:

@@ -117,13 +117,13 @@ class Orbax(Loaded, Checkpoint):
             self._settings = read_json(inside(self._beside, "config.json"))
 
     @property
-    def beside(self) -> Path | None:
+    def files_beside(self) -> Path | None:
         if self._beside is None and self._copied:
             return self.folder
-        return super().beside if self._beside is None else self._beside
+        return super().files_beside if self._beside is None else self._beside
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def own_settings(self) -> dict[str, Any]:
         return self._settings
 
     @property
@@ -228,7 +228,7 @@ class RunCheckpoint(Orbax):
       step: the step of the checkpoint; None: the newest intact one.
 
     Raises:
-      CheckpointError: there is no such intact checkpoint, or it does not hold a complete model.
+      CheckpointError: the checkpoint is missing or damaged, or does not hold a complete model.
     """
 
     foreign = None
@@ -277,7 +277,7 @@ class RunCheckpoint(Orbax):
 
 
 def is_of_run(folder: Path) -> bool:
-    """Whether a folder is that of a run that has saved a checkpoint."""
+    """Whether a folder belongs to a run that has saved a checkpoint."""
     if not (folder / CHECKPOINTS).is_dir() or not (folder / "config.json").is_file():
         return False
     try:
@@ -398,7 +398,7 @@ def export(
 
 
 def _put(work: Path, folder: Path) -> None:
-    """Move an export to its place. The record comes last: without it, there is no checkpoint."""
+    """Move an export to its place. The record comes last, because it makes the folder a checkpoint."""
     target = folder / PARAMS
     if os.path.lexists(target):
         # Every export is sealed before it appears, so other folders are not ours to delete.

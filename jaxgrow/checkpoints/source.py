@@ -178,13 +178,13 @@ class Checkpoint(Source):
     of_run: bool = False
 
     @property
-    def beside(self) -> Path | None:
+    def files_beside(self) -> Path | None:
         """The folder of the files that are copied with the model, such as a tokenizer."""
         return None if self.foreign is None else self.folder
 
     @property
-    def settings(self) -> dict[str, Any]:
-        """Entries of ``config.json`` about the files in `beside`, if ``foreign`` has none."""
+    def own_settings(self) -> dict[str, Any]:
+        """Entries of ``config.json`` about the files in `files_beside`, if ``foreign`` has none."""
         return {}
 
     @property

@@ -264,7 +264,7 @@ def read_file(file: Path, model: HuggingFace) -> tuple[State, dict[str, Any]]:
         raise
     except Exception as error:  # PyTorch raises many types of errors for damaged files.
         raise CheckpointError(
-            f"{file} cannot be read by torch.load: {error}. Omit --optimizer, or give another file "
+            f"{file} cannot be read by torch.load: {error}. Omit --optimizer and --optimizer-state, or give another file "
             "with --optimizer-state"
         ) from error
     if not isinstance(content, dict) or not {"state", "param_groups"} <= content.keys():

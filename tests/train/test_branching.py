@@ -19,6 +19,7 @@ from train.engine.loop import inputs
 from train.engine.run.checkpoint import Checkpoints
 from train.engine.run.origin import Origin, parsed
 from train.engine.run.workdir import Workdir, load
+from train.engine.state.mesh import Mesh
 from train.plan.methods import Growing, GrowTo, Scratch, Stage
 
 
@@ -64,6 +65,18 @@ def test_a_longer_run_of_another_schedule_and_batch_counts_the_cost_so_far(tmp_p
     # the samples that the first run has seen do not come again
     position = Checkpoints(Workdir(tmp_path / "new").checkpoints)
     assert "12" in {path.name for path in position.folder.iterdir()}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"mesh": Mesh(fsdp=2), "accumulate": 2},
+        pytest.param({"parallel": "pmap"}, marks=pytest.mark.slow),
+    ],
+)
+def test_other_devices_go_on_with_the_same_steps(tmp_path, whole, changes):
+    branch(replace(whole[0], **changes), tmp_path / "new", whole[1], 4)
+    runs.assert_close(tmp_path / "new", whole[1])
 
 
 def test_the_position_in_the_data_is_one_of_samples(tmp_path, monkeypatch, whole):

@@ -1,4 +1,4 @@
-"""Which settings may change when a run is resumed? Each setting belongs to one class.
+"""The settings that may change when a run is resumed. Each setting belongs to one class.
 
 =========== ======================================================= ==========================
 class       a setting that decides                                  another value on resume

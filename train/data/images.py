@@ -259,7 +259,8 @@ def _as_asked(kept: _Kept, data: Images) -> _Kept:
     normal = (data.mean, data.std) if data.mean else ()
     if data.mean and len(data.mean) != channels:
         raise UserError(
-            f"data.mean has {len(data.mean)} numbers, but the images have {channels} channels"
+            f"data.mean has {len(data.mean)} numbers, but the images have {channels} channels: set data.mean and data.std to "
+            "one number for each channel"
         )
     return replace(kept, channels=channels, normal=normal)
 

@@ -293,8 +293,9 @@ def training_text(data: Data) -> Iterator[str]:
       UserError: the corpus is missing or unreadable, or has token ids instead of text.
     """
     if data.source == "tokens":
+        more = " and data.tokenizer=bytes" if data.tokenizer == "none" else ""
         raise UserError(
-            "data.source=tokens has no text; set data.source and data.path to a corpus of text"
+            f"data.source=tokens has no text; set data.source=text{more}, and data.path to a corpus of text"
         )
     for piece in sequence(_corpus(data), exact(data.valid_fraction)):
         if not piece.held:

@@ -1,0 +1,129 @@
+"""The advice of every message that names a setting or a command works: a test follows it."""
+
+from pathlib import Path
+
+import advice
+import advice_library
+import advice_train
+import pytest
+from advice import Case, Place, advising, messages, pattern, refused
+
+MODULES = [advice_library, advice_train]
+CASES = [case for module in MODULES for case in module.CASES]
+MAKERS = {name: make for module in MODULES for name, make in module.MAKERS.items()}
+
+# Messages whose advice a test cannot follow, by some of their words, with the reason.
+_INSTALLS = "it installs a package"
+_TFDS = "it needs a dataset that tensorflow-datasets has prepared"
+_MACHINE = "it depends on the speed or the memory of the machine"
+_SEVERAL = "it needs several processes"
+_PART = "it is a part of another message"
+_LONG = "the second attempt trains for minutes"
+EXCEPTIONS: dict[str, str] = {
+    **dict.fromkeys(
+        (
+            *("requires the package tokenizers", "growing the optimizer state of PyTorch"),
+            *("plots require matplotlib", "pip install -e '.[train]'", "pip install jinja2"),
+            *("there is no working compiler", "images need Pillow", "loggers={name} needs"),
+            "need lm-eval, which is not installed",
+        ),
+        _INSTALLS,
+    ),
+    **dict.fromkeys(
+        (
+            *("has no split 'train', only", "has no feature {field}", "is not text, but {type(doc"),
+            *("tensorflow-datasets cannot prepare", "are not all squares of one size"),
+        ),
+        _TFDS,
+    ),
+    "takes more than {bounds.seconds}": _MACHINE,
+    "needs more than {bounds.bytes}": _MACHINE,
+    "JAX cannot find them": _SEVERAL,
+    "parallel=pmap supports only one process": _SEVERAL,
+    "would split the devices of a host": _SEVERAL,
+    **dict.fromkeys(
+        (
+            *(" and data.tokenizer=bytes", "--coordinator {coordinator}", "with --from {recorded"),
+            *("without --from", "it makes {len(text)} characters"),
+        ),
+        _PART,
+    ),
+    **dict.fromkeys(
+        (
+            *("two fine-tunings have the same name", "diverged with every learning rate"),
+            *("race: the small model in", "race: all operators", "--steps must be at least 20"),
+            *("--by names no operator", "--measure has no recipe"),
+            "time='variance' needs a variance",
+        ),
+        _LONG,
+    ),
+    "has no compile_seconds": "only old versions wrote such a run",
+    "no Python file in the standard library": "every Python has these files",
+    "was moved, removed or replaced while": "the folder is moved while a run uses it",
+    "the checkpoint counts": "the log is restored from a backup of the user",
+    # Other tests follow the advice of these messages.
+    **dict.fromkeys(
+        (
+            *("{source.what}, less than one batch", "lower eval_batches or the batches of"),
+            "the validation data has {len(source)}",
+        ),
+        "tests/train/test_advice.py",
+    ),
+    **dict.fromkeys(
+        (
+            *("leave out frozen and drop", "for which the cost of adapters", "leave out mask_BS"),
+            *("leave out keep_mask", "adapters need equal widths", "labels names the classes"),
+            *("maps of an axis differ between parameters", "encoders do not support for padded"),
+        ),
+        "an argument or a field is left out, which needs no value",
+    ),
+    "the adapter is a DoRA": "tests/checkpoints/test_peft.py",
+    "use_dora is true": "tests/checkpoints/test_peft.py",
+    "To merge them, give both": "tests/cli/test_merging.py",
+    "which are in no group": "tests/checkpoints/test_torch_optimizer.py",
+    "folders of torch.distributed": "tests/checkpoints/test_torch_optimizer.py",
+    "does not read the {name} of": "tests/checkpoints/test_layer_lists.py",
+    "with --set mesh.data=1 --set": "tests/train/test_mesh.py",
+    "and activations are not yet counted": "tests/train/test_mesh.py",
+    "started from another model in": "tests/train/test_continue.py",
+    "--apply and --out must": "tests/train/test_learned_maps.py",
+    "{out} exists already; give": "tests/train/test_learned_maps.py",
+    "the model already has an adapter": "tests/train/test_adapting.py",
+    "a task of lm-eval (lm-eval ls": "the user chooses a task of lm-eval",
+    "a copy of the dataset {path}": "tests/train/test_harness.py",
+}
+MADE: dict[str, Path] = {}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    return tmp_path_factory.mktemp("models")
+
+
+def marks(case: Case) -> list[pytest.MarkDecorator]:
+    """Leave out slow cases by default, and cases whose package is not installed."""
+    return [pytest.mark.slow] * case.slow + [pytest.mark.interop] * bool(case.needs)
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=marks(case), id=case.says) for case in CASES]
+)
+def test_following_the_advice_succeeds(home, tmp_path, case: Case):
+    if case.needs:
+        pytest.importorskip(case.needs)
+    place = Place(home, tmp_path, MAKERS, MADE)
+    said = refused(lambda: case.fails(place))
+    found = [text for text in messages() if case.says in text]
+    assert found, f"no message has the words {case.says!r}"
+    assert any(pattern(text).search(said) for text in found), said
+    case.follows(place, said)
+
+
+def test_every_message_that_advises_has_a_case_or_a_reason():
+    known = {case.says for case in CASES} | EXCEPTIONS.keys()
+    unknown = [text for text in advising() if not any(words in text for words in known)]
+    assert unknown == [], "add a case to tests/support/advice_*.py"
+    for reason in EXCEPTIONS.values():
+        assert not reason.startswith("tests/") or (advice.ROOT / reason).is_file(), reason
+    gone = [words for words in EXCEPTIONS if not any(words in text for text in messages())]
+    assert gone == [], "these messages do not exist: delete their exceptions"

@@ -1,0 +1,353 @@
+"""The messages of `jaxgrow` that advise something, and how their advice is followed."""
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import checkpoints as gpt2
+import jax
+import numpy as np
+import runs
+from advice import Case, Place, cli, part, parts, settings, without
+from finetunings import FAMILIES
+from orbax.checkpoint import v1 as ocp
+
+from jaxgrow import checkpoints
+from jaxgrow.checkpoints.hf import peft
+from jaxgrow.models import BERTConfig, LlamaConfig, ViTConfig
+from jaxgrow.models.cait import CaiTConfig
+from jaxgrow.models.generation import generate
+from jaxgrow.models.swin import SwinConfig
+from jaxgrow.peft import lora
+from train.data.text import tokenizer
+
+
+def _model(config: Any, reads: bool = False):
+    def make(folder: Path) -> Path:
+        checkpoints.save(folder, config, runs.fresh(config))
+        if reads:
+            tokenizer("bytes").save(str(folder / "tokenizer.json"))
+        return folder
+
+    return make
+
+
+def _lora(folder: Path) -> Path:
+    config = gpt2.CONFIG
+    how = lora.LoRA(2, 2.0, ("blocks/attention/query", "blocks/attention/value"))
+    factors = lora.init(how, config.axes(), config.sizes(), jax.random.key(0))
+    factors = jax.tree.map(lambda x: np.ones(x.shape, np.float32), factors)
+    peft.save(folder, peft.PeftAdapter(config, how, factors))
+    return folder
+
+
+def _adapted(folder: Path) -> Path:
+    _gpt(folder)
+    _lora(folder.with_name("lora of adapted"))
+    for file in folder.with_name("lora of adapted").glob("adapter_*"):
+        shutil.copy(file, folder)
+    return folder
+
+
+def _gpt(folder: Path) -> Path:
+    return gpt2.saved(folder)
+
+
+def _orbax(folder: Path) -> Path:
+    source = checkpoints.open_checkpoint(_gpt(folder.with_name("source of orbax")))
+    checkpoints.write(source, folder, {}, [source], to="orbax")
+    return folder
+
+
+def _ids(path: Path) -> Path:
+    np.save(path.with_suffix(".npy"), np.arange(200) % 11)
+    return path.with_suffix(".npy")
+
+
+def _trainer(folder: Path) -> Path:
+    params = {"a": {"up": jax.numpy.ones((4, 6)), "down": jax.numpy.ones((6, 4))}}
+    ocp.save(folder, {"weights": params, "mu": params})
+    return folder
+
+
+def _names(file: Path) -> Path:
+    table = {"a/up": ["embed.in", "mlp"], "*down": ["mlp.in", "embed"]}
+    file = file.with_suffix(".json")
+    file.write_text(json.dumps({"names": table, "params": "a/up"}))
+    return file
+
+
+def _other_base(folder: Path) -> Path:
+    return _model(replace(FAMILIES["llama"], rope_theta=5e5))(folder)
+
+
+MIXTURE = replace(FAMILIES["llama"], experts=4, active=2)
+STATES = replace(FAMILIES["bert"], head="states")
+
+
+def _untold(folder: Path) -> Path:
+    (_gpt(folder) / "tokenizer.json").unlink()
+    return folder
+
+
+def _changed(**keys: Any):
+    def make(folder: Path) -> Path:
+        gpt2.change(_gpt(folder), **keys)
+        return folder
+
+    return make
+
+
+def _names_of(**table: Any):
+    def make(file: Path) -> Path:
+        about = {name.replace("__", "/"): row for name, row in table.items()}
+        file.with_suffix(".json").write_text(json.dumps({"names": about, "params": "a/up"}))
+        return file.with_suffix(".json")
+
+    return make
+
+
+def _saved_by_torch(content: Any):
+    def make(file: Path) -> Path:
+        import torch
+
+        torch.save(content, file.with_suffix(".pt"))
+        return file.with_suffix(".pt")
+
+    return make
+
+
+HEADS = {"names": ["embed.in", "heads", "head_dim"], "axes": "embed (heads head_dim)"}
+OUT = {"names": ["heads.in", "head_dim.in", "embed"], "axes": "(heads head_dim) embed"}
+MAKERS = {
+    "gpt": _gpt,
+    "untold": _untold,
+    "quantised": _changed(quantization_config={"quant_method": "gptq", "bits": 4}),
+    "unknown": _changed(architectures=["OtherForCausalLM"]),
+    "modernbert": _model(replace(FAMILIES["modernbert"], layers=3)),
+    "few_names": _names_of(a__up=["embed.in", "mlp"]),
+    "wrong_names": _names_of(a__up=["embed.in", "mlp"], a__down=["embed.in", "mlp"]),
+    "flat_names": _names_of(a__up=HEADS, a__down=OUT),
+    "no_state": _saved_by_torch([1]),
+    "llama": _model(FAMILIES["llama"]),
+    "other_base": _other_base,
+    "mixture": _model(MIXTURE),
+    "states": _model(STATES),
+    "reading": _model(FAMILIES["gpt2"], reads=True),
+    "lora": _lora,
+    "old": _model(FAMILIES["gpt2"]),
+    "adapted": _adapted,
+    "orbax": _orbax,
+    "ids": _ids,
+    "trainer": _trainer,
+    "names": _names,
+}
+
+
+# --- models: the settings in a message are set ---
+
+
+def fixed(make: Any, said: str, *renamed: str) -> Any:
+    """Set what a message advises in a config; ``renamed``: other words for a setting."""
+    found = {}
+    for name, value in settings(said):
+        if name in make.__dataclass_fields__ if isinstance(make, type) else hasattr(make, name):
+            found[name] = _parsed(value)
+    assert found, said
+    return found
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text.lower() if text in ("True", "False") else text)
+    except ValueError:
+        return text
+
+
+def of_config(says: str, kind: type, **wrong: Any) -> Case:
+    """A case of a config that is not valid; the message says how to set its fields."""
+
+    def follows(place: Place, said: str) -> None:
+        found = fixed(kind, said)
+        kind(**{**wrong, **found})
+
+    return Case(says, lambda place: kind(**wrong), follows)
+
+
+PATCHES = dict(image=8, patch=4, channels=3, classes=7, layers=2, embed=8, heads=2, mlp=16)
+LLAMA = dict(vocab=256, context=8, layers=2, embed=8, heads=2, kv_heads=2, head_dim=4, mlp=16)
+BERT = dict(vocab=256, context=8, layers=2, embed=8, heads=2, head_dim=4, mlp=16)
+SWIN = dict(
+    image=32, patch=4, channels=3, classes=7, layers=(1, 1), embed=(4, 8), heads=(1, 2),
+    mlp=(8, 16),
+)  # fmt: skip
+
+
+def generated(head: str, **options: Any) -> Any:
+    config = replace(FAMILIES["gpt2"], head=head)
+    return generate(config, runs.fresh(config), [[1, 2]], max_new=1, **options)
+
+
+def fixed_number(name: str, said: str) -> dict[str, float]:
+    """The number that a message gives as an example."""
+    found = re.search(rf"set {name}, for example to (\S+)", said)
+    assert found, said
+    return {name: float(found[1])}
+
+
+def of_extra(says: str, kind: type, wrong: dict[str, Any], **fix: Any) -> Case:
+    """A case of a config that needs the fields ``fix`` as well."""
+    more = {"active": 1} if "experts" in fix else {}
+
+    def follows(place: Place, said: str) -> None:
+        assert all(name in said for name in fix), said
+        kind(**(wrong | fix | more))
+
+    return Case(says, lambda place: kind(**wrong), follows)
+
+
+MODELS = [
+    of_extra(
+        "set a larger context", BERTConfig, BERT | {"context": 2, "first_position": 2}, context=8
+    ),
+    of_extra(
+        "capacity and z_loss are settings", LlamaConfig, LLAMA | {"capacity": 1.25}, experts=2
+    ),
+    of_extra("has no shared expert", LlamaConfig, LLAMA | {"shared": 8}, experts=2),
+    of_extra("only experts clamp", LlamaConfig, LLAMA | {"clamp": 7.0}, experts=2),
+    Case(
+        "also set temperature",
+        lambda p: generated("tokens", top_k=3),
+        lambda p, said: generated("tokens", top_k=3, **fixed_number("temperature", said)),
+    ),
+    Case(
+        "leave it out to allow repetitions",
+        lambda p: generated("tokens", repetition_penalty=0.0),
+        lambda p, said: generated("tokens"),
+    ),
+    Case(
+        "leave it out to take the likeliest",
+        lambda p: generated("tokens", temperature=0.0),
+        lambda p, said: generated("tokens"),
+    ),
+    Case(
+        "leave it out to sample from all",
+        lambda p: generated("tokens", temperature=1.0, top_k=0),
+        lambda p, said: generated("tokens", temperature=1.0),
+    ),
+    of_config("is not a multiple of {merged}", SwinConfig, **(SWIN | {"image": 36})),
+    of_config("a Swin's attention", SwinConfig, **SWIN, attention="cudnn"),
+    Case(
+        "rotary positions need an even",
+        lambda p: LlamaConfig(**LLAMA, rotary=0.75),
+        lambda p, said: LlamaConfig(**LLAMA, rotary=0.5),
+    ),
+    Case(
+        "use a model with head=tokens",
+        lambda p: generated("classes"),
+        lambda p, said: generated(part(r"head=(\w+)", said)),
+    ),
+    of_config("a CaiT mixes", CaiTConfig, **PATCHES, head_dim=4, attention="cudnn"),
+    of_config("head=spans needs", BERTConfig, head="spans", classes=3, **BERT),
+    of_config("norm_scale=False needs", LlamaConfig, **LLAMA, norm_scale=False, bias=True),
+    of_config("needs gated=True", LlamaConfig, **LLAMA, experts=2, gated=False, active=1),
+    of_config("head='classes' reads", ViTConfig, **PATCHES, head_dim=4, class_token=False),
+    of_config(
+        "mean_head does not", ViTConfig, **PATCHES, head_dim=4, mean_head=True, distillation="token"
+    ),
+]
+
+
+# --- the command ---
+
+
+def _layers_of_groups(words: list[str], said: str) -> list[str]:
+    found = re.search(r"such as (--layers) (\S+)", said)
+    assert found
+    return [*words[: words.index("--layers")], found[1], found[2]]
+
+
+COMMANDS = [
+    cli(
+        "contains an adapter in addition",
+        "grow {adapted} {new} --method stack --layers 8",
+        lambda words, said: [*words, *parts(r"pass (--lora) (\S+)", said)],
+    ),
+    cli("--to orbax writes any", "grow {gpt} {new} --method hypercloning --embed 24", "--to orbax"),
+    cli("--overwrite replaces it", "convert {gpt} {old} --to orbax", "--overwrite"),
+    cli("convert needs at least one", "convert {gpt} {new}", "--to orbax"),
+    cli(
+        "--to cannot be combined",
+        "suggest {gpt} --to 2x --layers 8",
+        lambda words, said: words[:2] + words[4:],
+    ),
+    cli("--to is too close", "suggest {gpt} --to 1.0001x", lambda words, said: [
+        *words[:2], *parts(r"such as (--layers) (\d+)", said)]),
+    cli("not a number of decibels", "grow {gpt} {new} --method hypercloning --embed 24 --heads 8 --mlp 40 --noise nan",
+        lambda words, said: [*words[:-1], part(r"such as (\d+)", said)]),
+    cli("does not average layers", "grow {gpt} {new} --method stack --layers 8 --blend 1"),
+    cli("does not use random numbers", "grow {gpt} {new} --method stack --layers 8 --seed 1"),
+    cli("PEFT does not support LoRA on the experts",
+        "grow {llama} {new} --method upcycle --experts 2 --lora {lora}",
+        lambda words, said: words[:-2]),  # as if the LoRA were merged
+    cli("requires the number of experts", "grow {llama} {new} --method upcycle"),
+    cli("their routers are random", "grow {llama} {new} --method upcycle --experts 2 --noise 9"),
+    cli("each token is routed to at", "grow {llama} {new} --method upcycle --experts 2 --active 3",
+        lambda words, said: [*words[:-1], part(r"at most (\d+)", said)]),
+    cli("choose the config of one", "interpolate {llama} {other_base} {new} --alpha .5",
+        "--take-config A"),
+    cli("no tokenizer.json in", "prune {untold} {new} --layers 1 --data {text}",
+        "--data {ids}"),
+    cli("is not a valid tokenizer", "prune {gpt} {new} --layers 1 --data {text}",
+        "--data {ids}"),
+    cli("nothing to", "grow {gpt} {new} --method stack"),
+    cli("a seed must be", "grow {gpt} {new} --method net2net --mlp 40 --seed -1", "--seed 0"),
+    cli("selects the layers to remove",
+        "prune {gpt} {new} --mlp 8 --by angular --data {ids}", "--layers 2"),
+    cli("outputs of a model without a head",
+        "prune {states} {new} --embed 8 --data {ids} --layers 1", slow=True),
+    cli("importance of the units of experts",
+        "prune {mixture} {new} --mlp 16 --layers 1 --data {ids}", slow=True),
+    cli("routes each token to", "prune {mixture} {new} --experts 1 --data {ids} --to orbax",
+        lambda words, said: [
+            *words[:3], *parts(r"least (--experts) (\d+)", said), *words[5:]]),
+    cli("alike: the kinds of the layers", "decoalesce {llama} {new} --layers alike",
+        _layers_of_groups),
+    cli("no groups: give", "coalesce {gpt} {new}"),
+    cli("is not from 0 to 1", "interpolate {gpt} {gpt} {new} --alpha 2"),
+    cli("by exact copies", "grow {gpt} {new} --method stack --layers 8 --noise 10"),
+    cli("grows the optimizer state of",
+        "grow {orbax} {new} --method stack --layers 8 --optimizer copy"),
+    cli("--lora-only requires", "grow {gpt} {new} --method stack --layers 8 --lora-only",
+        "--lora {lora}"),
+    cli("has no names for these parameters", "inspect {trainer} --names {few_names}",
+        "--names {names}"),
+    cli("do not fit the sizes of the other", "inspect {trainer} --names {wrong_names}",
+        "--names {names}"),
+    cli("the checkpoint stores several axes as", "inspect {trainer} --names {flat_names}",
+        "--head-dim 2"),
+    cli("is not supported for checkpoints of other trainers",
+        "grow {trainer} {new} --names {names} --method hypercloning --mlp 12 "
+        "--optimizer asymmetric", lambda words, said: [
+            *words[:-1], part(r"choose from drop, (\w+)", said)]),
+    cli("is quantised", "inspect {quantised}", lambda words, said: [
+        words[0], str(Path(words[1]).with_name("gpt"))]
+        if "the folder of the model before it was quantised" in said else words),
+    cli("lists the supported ones", "inspect {unknown}", lambda words, said: [
+        part("`jaxgrow ([a-z]+)` lists", said)]),
+    cli("no architecture stores a", "grow {modernbert} {new} --method virtual_groups --experts 4",
+        "--to orbax"),
+    cli("raise it, such as with --limits", "inspect {gpt} --limits entries=2"),
+    cli("cannot be read by torch.load", "grow {gpt} {new} --method stack --layers 8 "
+        "--optimizer copy --optimizer-state {text}", needs="torch"),
+    cli("is not the state_dict of", "grow {gpt} {new} --method stack --layers 8 "
+        "--optimizer copy --optimizer-state {no_state}", lambda words, said: without(
+            without(words, "--optimizer-state"), "--optimizer") if "--optimizer-state" in said
+        else words, needs="torch"),
+    cli("is a checkpoint of an unknown format", "inspect {trainer}", "--names {names}"),
+]  # fmt: skip
+
+CASES = [*MODELS, *COMMANDS]
