@@ -37,6 +37,7 @@ EXCEPTIONS: dict[str, str] = {
         _TFDS,
     ),
     "takes more than {bounds.seconds}": _MACHINE,
+    "bytes of memory; if you trust the file, use": _MACHINE,
     "needs more than {bounds.bytes}": _MACHINE,
     "JAX cannot find them": _SEVERAL,
     "parallel=pmap supports only one process": _SEVERAL,
@@ -44,7 +45,7 @@ EXCEPTIONS: dict[str, str] = {
     **dict.fromkeys(
         (
             *(" and data.tokenizer=bytes", "--coordinator {coordinator}", "with --from {recorded"),
-            *("without --from", "it makes {len(text)} characters"),
+            *("without --from", "it has too many aliases", "it makes {len(text)} characters"),
         ),
         _PART,
     ),

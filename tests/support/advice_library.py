@@ -340,7 +340,6 @@ COMMANDS = [
         part("`jaxgrow ([a-z]+)` lists", said)]),
     cli("no architecture stores a", "grow {modernbert} {new} --method virtual_groups --experts 4",
         "--to orbax"),
-    cli("raise it, such as with --limits", "inspect {gpt} --limits entries=2"),
     cli("cannot be read by torch.load", "grow {gpt} {new} --method stack --layers 8 "
         "--optimizer copy --optimizer-state {text}", needs="torch"),
     cli("is not the state_dict of", "grow {gpt} {new} --method stack --layers 8 "

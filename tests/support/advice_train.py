@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import runs
 from advice import Case, Place, cli, command, part, parts, settings, without
-from finetunings import FAMILIES, cola, squad, tuning
+from finetunings import CLASSIFIERS, FAMILIES, cola, squad, tuning
 from tokenizers import Tokenizer, models
 
 from jaxgrow import checkpoints
@@ -25,6 +25,7 @@ from jaxgrow.peft.adapters import Adapter
 from jaxgrow.peft.lora import LoRA
 from jaxgrow.untrusted import using_limits
 from train import generate, pretrain
+from train.analysis.fits import Measured, fit
 from train.config.experiment import Experiment, check, load
 from train.config.overrides import overridden
 from train.data import batches, text
@@ -37,7 +38,7 @@ from train.engine.state.mesh import Mesh
 from train.engine.state.optim import Optim
 from train.plan.best import Best
 from train.plan.dropout import DropUnits
-from train.plan.methods import FineTune, Growing, GrowTo, Learned, Scratch, Stage
+from train.plan.methods import FineTune, Growing, GrowTo, Inherit, Learned, Scratch, Stage
 from train.plan.modifiers import DropLayers, Rewarm
 from train.tasks.benchmarks import Benchmarks
 
@@ -100,9 +101,15 @@ def of(files: Callable[[Place], Path], model: Any = None, sub: str = "", **data:
 
     def make(place: Place) -> Experiment:
         folder = files(place)
-        about = {"source": "text", "path": str(folder / sub), "cache": str(place.folder / "cache")}
+        about = {
+            "source": data.get("source", "text"),
+            "path": str(folder / sub),
+            "cache": str(place.folder / "cache"),
+        }
         about["valid_fraction"] = 0.5
-        e = runs.experiment(place.folder, data=Data(**about | data))
+        if data.get("valid_path") == "{text}":
+            about["valid_path"] = str(place["text"])
+        e = runs.experiment(place.folder, data=Data(**data | about))
         return e if model is None else replace(e, model=model)
 
     return make
@@ -188,10 +195,15 @@ DATA = [
             "data.tokenizer=bytes"),
     setting("data.whole_words: the tokenizer", of(corpus(a_txt=TEXT), BERT, whole_words=True),
             "data.whole_words=false"),
+    setting("cannot stop at the ends of documents", of(
+        corpus(a_txt=TEXT), CLASSIFIERS["deberta"], attend="document"), "data.attend=row"),
+    setting("because the training text is one document", of(
+        corpus(1, a_txt=TEXT), attend="document", valid_path="{text}"),
+        "data.attend=row"),
     setting("every file of data.path=", itself, "data.valid_path={text}"),
     setting("has no training file", of(corpus(validation_txt=TEXT, valid_txt=TEXT))),
     setting("there is no corpus at", of(corpus(a_txt=TEXT), sub="elsewhere"), "data.path={more}"),
-    setting("files are read if data.path names", of(corpus(1, a_md=TEXT)),
+    setting("files are read if data.path names", of(corpus(1, a_md=TEXT), valid_path="{text}"),
             "data.path={files}/a-0.md"),
     setting("; or set data.splits=ignore", of(escaping)),
     setting("has no token that begins texts", beginless, "data.bos=auto"),
@@ -536,7 +548,7 @@ CONFIGS = [
     setting("rewarm warms up the new entries", rewarmed("adamw", 2), "optim.warmup=0", check),
     setting("optim.base is for pre-training", fine_tuned, "optim.base=None", check),
     setting("has a context of {self.small.length}", of_experiment(
-        method=Growing(replace(runs.SMALL, context=4), Stage(0.5), (GrowTo(by=runs.DOUBLED),))),
+        method=Inherit(replace(runs.SMALL, context=4))),
         "method.small.context=8", check),
 ]  # fmt: skip
 
@@ -590,7 +602,7 @@ ASK = "train.generate {reading} --prompt ab --max-new 2"
 PRETRAIN = "train.pretrain {config} --workdir {new}"
 COMMANDS = [
     cli("nor vocab.json and merges.txt", ASK.replace("reading", "bare"), "--tokenizer bytes"),
-    cli("--samples is {asked.count}", f"{ASK} --samples 0", values_of(r"at least (\d)", "--samples")),
+    cli("--samples is {a.samples}", f"{ASK} --samples 0", values_of(r"at least (\d)", "--samples")),
     cli("without --temperature gives", f"{ASK} --samples 2", values_of(
         r"such as (\d)", "--temperature")),
     cli("remove its beginning with --cut", f"{ASK.replace('ab', 'a' * 30)}", "--cut"),
@@ -606,7 +618,7 @@ COMMANDS = [
         values_of(r"alone need (\d+)", "--vocab")),
     cli("the corpus is too small for", "train.tokenizer {config} --vocab 99999 --out {out}.json",
         values_of(r"gives only (\d+)", "--vocab")),
-    cli("{arguments.out} exists already", "train.tokenizer {config} --vocab 260 --out {text}",
+    cli("{text} exists already", "train.tokenizer {config} --vocab 260 --out {text}",
         "--out {out}.json"),
     cli("--profile must be", f"{PRETRAIN} --profile -1", values_of(r"(\d) or more", "--profile"), slow=True),
     cli("is also the folder of the new run", "train.pretrain {config}:steps=8 --workdir {half} --from {half}",
@@ -619,12 +631,15 @@ COMMANDS = [
         lambda words, said: [*words, "--set", part(r"such as (\S+)", said)], slow=True),
     cli("--halving takes increasing", "train.sweep {config} --set optim.peak_lr=1e-2,2e-2 --workdir {new} "
         "--halving 0.5,0.25 --set steps=20", values_of(r"such as ([0-9.,]+),", "--halving"), slow=True),
+    cli("has no effect without --evaluate", "train.compare {config} --data {more} --workdir {new}",
+        lambda words, said: without(words, "--data") if "leave out --data" in said else words,
+        slow=True),
     cli("two runs have the same name", "train.compare {config} {config} --workdir {new}",
         lambda words, said: [*words[:2], words[2] + part(r"CONFIG(:name=\w+)", said), *words[3:]], slow=True),
     cli("sets seed={experiment.seed}", "train.compare {config}:seed=3 --workdir {new}",
         lambda words, said: [
             *(w.replace(":seed=3", "") for w in words), *parts(r"(--seeds) (\d+)", said)], slow=True),
-    cli("--frontier takes fractions", "train.compare {config} --frontier 2 --workdir {new}", "--frontier 0.5", slow=True),
+    cli("{option} takes fractions", "train.compare {config} --frontier 2 --workdir {new}", "--frontier 0.5", slow=True),
     cli("settings without a fraction", "train.compare {config} --frontier :batch=4 --workdir {new}",
         lambda words, said: [
             w.replace(":batch", part(r"write ([0-9.]+):", said) + ":batch") for w in words], slow=True),
@@ -648,10 +663,15 @@ COMMANDS = [
 ]  # fmt: skip
 
 
-def quoted(place: Place, record: int) -> None:
-    folder = corpus(a_csv="body\n" + f"{'abcd ' * 30}\n" * 20)(place)
+def quoted(place: Place, cell: str, record: int) -> None:
+    rows = f"body\n{cell}\n" + "abcd efgh\n" * 40
+    make = of(corpus(a_csv=rows), sub="a-0.csv", field="body")
     with using_limits(record=record):
-        read(of(lambda _: folder, sub="a-0.csv", field="body")(place))
+        read(make(place))
+
+
+LONG = "abcd " * 200
+SPLIT = f'"{"abcd efgh" * 35}\n{"abcd efgh" * 35}\n{"abcd efgh" * 35}"'
 
 
 def stdin(lines: str) -> Callable[[Place], None]:
@@ -713,8 +733,10 @@ def compared(row: dict[str, Any]) -> Callable[[Path], Path]:
 
 SCALING = "train.scaling scratch={comparison} scratch={bigger}"
 OTHERS = [
-    Case("correct the quotes of the row, or", lambda p: quoted(p, 100),
-         lambda p, said: quoted(p, int(part(r"--limits record=(\d+)", said)))),
+    Case("correct the quotes of the row, or", lambda p: quoted(p, SPLIT, 600),
+         lambda p, said: quoted(p, SPLIT, int(part(r"--limits record=(\d+)", said)))),
+    Case("raise it, such as with --limits", lambda p: quoted(p, LONG, 600),
+         lambda p, said: quoted(p, LONG, int(part(r"--limits record=(\d+)", said)))),
     Case("stdin has no lines", stdin(""), lambda p, said: stdin("ab\n")(p)),
     Case("the lines are not UTF-8", lambda p: not_utf8(p, b"caf\xe9\n"),
          lambda p, said: not_utf8(p, b"caf\xe9\n".decode("latin-1").encode())),
@@ -755,9 +777,9 @@ OTHERS = [
          lambda p, said: hosts._check("a:1", 2, int(part(r"and (\d)", said)))),
     cli("--at asks for", f"{SCALING} --at 5e9:50", lambda words, said: [
         *words[:-1], "5e9:" + part(r"comparisons have (\S+),", said)]),
-    cli("no comparison has several seeds", "train.scaling scratch={one_seed} scratch={one_bigger}",
-        lambda words, said: [words[0], words[1].replace("one_seed", "comparison"), words[2].replace("one_bigger", "bigger")]
-        if "--seeds 0,1,2" in said else words),
+    Case("no comparison has several seeds", lambda p: fit([]), lambda p, said: fit([
+        Measured((x, 20.0), (0.1, 0.2, 0.15)[: len(part(r"--seeds ([0-9,]+)", said).split(","))], 0)
+        for x in (1e9, 4e9)])),
     cli("does not have a saving against", "train.scaling scratch={no_saving} scratch={bigger}",
         lambda words, said: [words[0], words[1].replace("no_saving", "comparison"), words[2]]
         if "compare with --frontier" in said else words),
@@ -788,9 +810,7 @@ MAKERS = {
     "copied": run_folder,
     "half": half_run,
     "comparison": compared({}),
-    "one_seed": compared({"saved_frontier": [0.1], "below_frontier": [False]}),
     "bigger": compared({"parameters": 4e9}),
-    "one_bigger": compared({"parameters": 4e9, "saved_frontier": [0.1], "below_frontier": [False]}),
     "no_saving": compared({"saved_frontier": None}),
 }
 CASES = [*DATA, *CLASSES, *METHODS, *IMAGES, *TASKS, *CONFIGS, *COMMANDS, *OTHERS]

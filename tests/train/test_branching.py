@@ -79,6 +79,13 @@ def test_other_devices_go_on_with_the_same_steps(tmp_path, whole, changes):
     runs.assert_close(tmp_path / "new", whole[1])
 
 
+def test_a_run_that_ends_at_its_start_is_validated(tmp_path, whole):
+    result = branch(replace(whole[0], steps=6), tmp_path / "new", whole[1], 6)
+    (line,) = (x for x in runs.log(tmp_path / "new") if x["step"] == 6 and "val_loss" in x)
+    assert result["steps"] == 6 and result["val_loss"] == line["val_loss"]
+    assert (tmp_path / "new/transformers/README.md").is_file()
+
+
 def test_the_position_in_the_data_is_one_of_samples(tmp_path, monkeypatch, whole):
     taken = []
     real = Checkpoints.save

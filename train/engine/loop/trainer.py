@@ -422,6 +422,8 @@ class Trainer:
         notes = {}
         for modifier in phase.modifiers:
             notes |= modifier.notes(model)
+        if first == phase.end and not self.validation:
+            self.validate(first, model)  # as after the last step
         held = packed(model)
         for done in range(first + 1, phase.end + 1):
             plan = plans(done - 1, self.ledger.steps)

@@ -141,7 +141,17 @@ def restored(
         )
     else:
         data.set_state(position)
-    return models, replace(saved, phase=number, corpus=dict(identity)), lines
+    record = replace(saved, phase=number, corpus=dict(identity))
+    return models, _unless_stale(record, source.config, experiment.plan), lines
+
+
+def _unless_stale(record: RunRecord, there: Mapping[str, Any], plan: Plan) -> RunRecord:
+    """Drop the last validation if the new run ends at the checkpoint and it is of an earlier step."""
+    step, phase = record.step, plan[record.phase]
+    ends = isinstance(phase, Train) and step == phase.end
+    if not ends or step % there["eval_every"] == 0 or step == there["steps"]:
+        return record
+    return replace(record, validation={})
 
 
 def _phase(plan: Plan, saved: RunRecord, label: str, origin: Origin) -> int:
