@@ -58,6 +58,7 @@ EXCEPTIONS: dict[str, str] = {
         ),
         _LONG,
     ),
+    "cannot stop at the ends of documents": "only a family of a user can lack it",
     "has no compile_seconds": "only old versions wrote such a run",
     "no Python file in the standard library": "every Python has these files",
     "was moved, removed or replaced while": "the folder is moved while a run uses it",

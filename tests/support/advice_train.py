@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import runs
 from advice import Case, Place, cli, command, part, parts, settings, without
-from finetunings import CLASSIFIERS, FAMILIES, cola, squad, tuning
+from finetunings import FAMILIES, cola, squad, tuning
 from tokenizers import Tokenizer, models
 
 from jaxgrow import checkpoints
@@ -195,8 +195,6 @@ DATA = [
             "data.tokenizer=bytes"),
     setting("data.whole_words: the tokenizer", of(corpus(a_txt=TEXT), BERT, whole_words=True),
             "data.whole_words=false"),
-    setting("cannot stop at the ends of documents", of(
-        corpus(a_txt=TEXT), CLASSIFIERS["deberta"], attend="document"), "data.attend=row"),
     setting("because the training text is one document", of(
         corpus(1, a_txt=TEXT), attend="document", valid_path="{text}"),
         "data.attend=row"),
