@@ -143,7 +143,7 @@ def checked_tree(folder: Path, home: Path) -> int:
       home: the folder that the user named, which contains it.
 
     Returns:
-      The size of all files in bytes.
+      The size of all files in bytes. A file that several links lead to counts once.
 
     Raises:
       UntrustedError: the folder is a link that leads out of ``home``, or contains one, a circle of
@@ -152,7 +152,8 @@ def checked_tree(folder: Path, home: Path) -> int:
     root = home.resolve()
     _check_link(folder, root)
     entries = 0
-    size = folder.stat().st_size
+    about = folder.stat()
+    sizes = {(about.st_dev, about.st_ino): about.st_size}
     for where, folders, files in os.walk(folder):
         entries += len(files)
         limits().check(str(folder), entries=entries)
@@ -163,8 +164,9 @@ def checked_tree(folder: Path, home: Path) -> int:
                 _check_link(Path(path), root)
             elif not stat.S_ISREG(about.st_mode) and not stat.S_ISDIR(about.st_mode):
                 raise UntrustedError(f"{path} is not a regular file")
-            size += os.stat(path).st_size
-    return size
+            about = os.stat(path)
+            sizes[about.st_dev, about.st_ino] = about.st_size
+    return sum(sizes.values())
 
 
 def _check_link(path: Path, root: Path) -> None:

@@ -257,9 +257,10 @@ def read_file(file: Path, model: HuggingFace) -> tuple[State, dict[str, Any]]:
         parameters than the model.
     """
     torch = imported("torch")
-    real = os.fspath(chosen_file(file))
+    real = chosen_file(file)
+    torch_reader.check_pickle(real)
     try:
-        content = torch.load(real, map_location="cpu", weights_only=True, mmap=True)
+        content = torch.load(os.fspath(real), map_location="cpu", weights_only=True, mmap=True)
     except OSError:
         raise
     except Exception as error:  # PyTorch raises many types of errors for damaged files.

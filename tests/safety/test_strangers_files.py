@@ -21,7 +21,7 @@ from jaxgrow.checkpoints import CheckpointError, open_checkpoint
 from jaxgrow.checkpoints.hf.peft_settings import Settings
 from jaxgrow.checkpoints.io.files import inside
 from jaxgrow.cli.program import main
-from jaxgrow.untrusted import UntrustedError, using_limits
+from jaxgrow.untrusted import UntrustedError, checked_tree, using_limits
 
 DEEP = ("--method", "stack", "--layers", "8")
 
@@ -67,6 +67,16 @@ def test_arrays_that_would_be_written_over_each_other_are_an_error(tmp_path, cap
     content["prefixes"]["all"].append({"path": other})
     index.write_text(json.dumps(content))
     assert "at the same place" in failed(capsys, *trainer(tmp_path / "run"))
+
+
+def test_links_to_one_file_do_not_make_a_folder_large(tmp_path):
+    """The size of a folder limits how much its arrays may declare."""
+    (tmp_path / "a").write_bytes(bytes(1000))
+    size = checked_tree(tmp_path, tmp_path)
+    for i in range(50):
+        (tmp_path / f"link{i}").symlink_to("a")
+        (tmp_path / f"hard{i}").hardlink_to(tmp_path / "a")
+    assert checked_tree(tmp_path, tmp_path) < size + 5000
 
 
 # --- missing and declared data ---
@@ -242,6 +252,42 @@ def test_looking_at_a_folder_of_pytorch_runs_no_code(tmp_path, capsys):
     assert not (tmp_path / "mark").exists()
 
 
+def doubled(levels: int) -> tuple:
+    """A tuple that contains itself twice at each level, so that hashing and printing never end."""
+    value: tuple = (1,)
+    for _ in range(levels):
+        value = (value, value)
+    return value
+
+
+class Hashed(dict):
+    """A dict with one key, which the process that pickles it need not hash."""
+
+    def __init__(self, key=None):
+        super().__init__()
+        self.key = key
+
+    def __reduce__(self):
+        return dict, (), None, None, iter([(self.key, 1)])
+
+
+@pytest.mark.interop
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("as_key", [False, True], ids=["printed", "hashed"])
+def test_values_that_never_end_in_a_pickle_are_an_error(tmp_path, capsys, as_key):
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    value = Hashed(doubled(60)) if as_key else doubled(60)
+    metadata = valid.titan(".metadata")(tmp_path)
+    with using_limits(seconds=1, bytes=200 << 20):
+        metadata.write_bytes(pickle.dumps(value))
+        assert "metadata" in failed(capsys, "inspect", tmp_path / "run")
+        file = valid.trained("optimizer.pt")(tmp_path / "trained")
+        torch.save({"state": {}, "param_groups": value}, file)
+        to = ("grow", file.parent, tmp_path / "out", *DEEP, "--optimizer", "copy")
+        assert "optimizer.pt" in failed(capsys, *to)
+
+
 @pytest.mark.interop
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled", "ignore:Detected an existing")
 def test_entries_that_are_no_tensors_are_copied_unread(tmp_path):
@@ -315,6 +361,19 @@ def test_an_expression_that_never_ends_is_an_error(tmp_path, settings):
     name = "model.layers.0." + "a" * 60
     with using_limits(seconds=1), pytest.raises(UntrustedError, match=r"more than 1 s.*--limits"):
         _ = found.targets(name), found.rank(name)
+
+
+@pytest.mark.parametrize("key", ["target_modules", "modules_to_save", "rank_pattern"])
+def test_many_settings_for_many_modules_have_a_limit(tmp_path, key):
+    names = [f"module{i}" for i in range(2000)]
+    found = lora_settings(
+        tmp_path, **{key: names if key != "rank_pattern" else dict.fromkeys(names, 1)}
+    )
+    modules = [f"model.layers.{i}.c_attn" for i in range(100)]
+    found.learn(modules)
+    found = Settings(found.file)
+    with using_limits(entries=10_000), pytest.raises(UntrustedError, match="--limits entries="):
+        found.learn(modules)
 
 
 def test_expressions_select_the_same_modules_as_pefts(tmp_path):

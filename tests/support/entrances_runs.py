@@ -19,6 +19,7 @@ from checkpoints import saved
 from entrances import Row, Subject, attacked, ours, trusted
 
 from jaxgrow.checkpoints import orbax
+from jaxgrow.checkpoints.io.checksums import seal
 from jaxgrow.peft.lora import LoRA
 from train import evaluate, ligo_maps, predict, scaling, show
 from train.common.files import read_arrays, write_arrays, write_json
@@ -91,6 +92,14 @@ def _run(name: str) -> Callable[[Path], Path]:
         return next(iter(sorted(run.glob(name))))
 
     return make
+
+
+def _sealed(folder: Path) -> Path:
+    step = _run("checkpoints/1/step")(folder).parent
+    (step / "models").mkdir()
+    (step / "models" / "a").write_text("a")
+    seal(step)
+    return step / "SHA256SUMS"
 
 
 def _beside(folder: Path) -> Workdir:
@@ -305,6 +314,14 @@ SUBJECTS: dict[str, Subject] = {
         harmless=NAMED_BY_USER
         | {x: "any text" for x in ("truncated", "wrong type", "nested", "pickle")},
     ),
+    "checksums of a checkpoint": Subject(
+        _sealed,
+        lambda folder: intact.only_written(folder / "run" / "checkpoints" / "1"),
+        harmless=LINKED
+        | COPIED
+        | {x: "it is then an unfinished save" for x in ("missing", "loop", "FIFO")}
+        | {"too large": "only names of sealed files count"},
+    ),
     "config.json of somebody": Subject(
         _written("config.json"),
         lambda folder: Workdir(folder / "run")._check_unused(),
@@ -348,7 +365,9 @@ ROWS: dict[str, Row] = {
     "train/common/files.py::delete_parts": ours(WORK),
     "train/common/files.py::lock_folder": ours("it opens the folder of the run, which it locks"),
     "train/common/files.py::write_bytes": ours(PARTS),
-    "train/engine/run/intact.py::delete_unfinished": ours(WORK),
+    "train/engine/run/intact.py::delete_replaced": ours(WORK),
+    "train/engine/run/intact.py::_delete_marked": ours(WORK),
+    "train/engine/run/intact.py::_added": attacked("checksums of a checkpoint"),
     "train/compare.py::_frontier": trusted(CONFIG),
     "train/compare.py::_write": ours(NAMED),
     "train/config/experiment.py::_module": trusted("it runs a config in Python"),
@@ -359,7 +378,6 @@ ROWS: dict[str, Row] = {
         "it opens no file; it connects the processes of a run"
     ),
     "train/engine/run/checkpoint.py::Checkpoints.save": ours(SAVES),
-    "train/engine/run/checkpoint.py::Checkpoints._delete_old": ours(WORK),
     "train/engine/run/checkpoint.py::Checkpoints._restore_log": attacked("log to restore"),
     "train/engine/loop/trainer.py::_begun": ours(SAVES),
     "train/engine/run/origin.py::copy_log": attacked("log to copy", "events to copy"),

@@ -33,7 +33,7 @@ PHASES: dict[str, Callable[[Path], float]] = {
     "compile": lambda folder: _changed(folder / "run" / "config.json"),
     "train": lambda folder: _log(folder).count("step"),
     "save": lambda folder: any(folder.glob("run/checkpoints/.saving-*")),
-    "growth": lambda folder: _log(folder).count("grown"),
+    "growth": lambda folder: _log(folder).count('"train small", "step": 4'),
     "export": lambda folder: any(folder.glob("run/.exporting-*")),
     "finish": lambda folder: _changed(folder / "run" / "jaxgrow.json"),
 }

@@ -285,6 +285,28 @@ def test_folders_of_the_user_are_not_touched(saved, tmp_path, capsys):
     assert all((where / name / "notes.txt").exists() for name in kept if name != "20250102")
 
 
+def test_only_marked_checkpoints_and_sealed_files_are_deleted(saved, tmp_path):
+    """A user may rename a checkpoint, or add files to one."""
+    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
+    where = tmp_path / "checkpoints"
+    shutil.copytree(where / "3", where / ".old-2")
+    (where / "3" / "models" / "notes.txt").write_text("mine")
+    shutil.copytree(where / "6", where / ".old-1")
+    (where / ".old-1" / ".deleting").touch()
+    shutil.rmtree(where / ".old-1" / "models")
+    (where / ".old-4").mkdir()
+    kept = files(where / ".old-2")
+    assert restored(tmp_path) == 6
+    with Checkpoints(where) as checkpoints:
+        for step in (9, 12):
+            checkpoints.save(
+                step, {"large": model(step)}, position(step), replace(RECORD, step=step)
+            )
+    assert files(where / ".old-2") == kept
+    assert (where / "3" / "models" / "notes.txt").read_text() == "mine"
+    assert {*names(where)} == {"3", "9", "12", ".old-2"}
+
+
 def test_a_save_replaces_no_other_folder(tmp_path):
     for name, save in {"6": 6, ".saving-9": 9}.items():
         (tmp_path / name).mkdir()

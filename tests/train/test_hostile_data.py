@@ -22,9 +22,10 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
+from jaxgrow.checkpoints.io.checksums import seal
 from jaxgrow.untrusted import using_limits
 from train.common.errors import UserError
-from train.data import arrow, formats, idx
+from train.data import arrow, cache, formats, idx
 from train.data.corpus import shards, splits, text
 from train.data.images import Images, images
 from train.data.labelled import table
@@ -362,6 +363,44 @@ def test_no_module_is_imported_by_the_name_of_a_feature(tmp_path):
         checked_info(tmp_path)
 
 
+# --- the README of a dataset ---
+
+
+@pytest.mark.parametrize(
+    "front",
+    [
+        # Each alias repeats everything before it.
+        "\n".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10) if i else 1}]" for i in range(12))
+        + "\nconfigs: [*a11]",
+        "x: &x ["
+        + "1," * 4000
+        + "1]\ny: &y ["
+        + "{split: train, path: *x}," * 4000
+        + "*x]\nconfigs: [*y]",
+        "configs: &a [*a]",
+    ],
+)
+def test_aliases_in_a_readme_do_not_fill_the_memory(tmp_path, front):
+    (tmp_path / "a.txt").write_text("a")
+    (tmp_path / "README.md").write_text(f"---\n{front}\n---\n")
+    with (
+        using_limits(record=1 << 20, bytes=300 << 20),
+        pytest.raises(UserError, match=r"README\.md"),
+    ):
+        text(str(tmp_path), None, "text")
+
+
+def test_the_patterns_of_a_readme_times_the_files_have_a_limit(tmp_path):
+    paths = ", ".join(f'"{i}*"' for i in range(1000))
+    front = f"configs: [{{data_files: [{{split: train, path: [{paths}]}}]}}]"
+    (tmp_path / "README.md").write_text(f"---\n{front}\n---\n")
+    for i in range(30):
+        (tmp_path / f"{i}.txt").write_text("a")
+    assert text(str(tmp_path), None, "text")
+    with using_limits(entries=20_000), pytest.raises(UserError, match="--limits entries="):
+        text(str(tmp_path), None, "text")
+
+
 # --- the cache ---
 
 
@@ -393,6 +432,37 @@ def test_a_changed_corpus_is_read_again_with_a_note(corpus, capfd):
     assert "the data have changed since they were cached" in capfd.readouterr().err
     tokens(corpus)
     assert "changed" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o644])
+def test_the_cache_of_a_private_text_is_private(corpus, mode):
+    (Path(corpus.path) / "b.txt").chmod(mode)
+    tokens(corpus)
+    (folder,) = Path(corpus.cache).iterdir()
+    assert folder.stat().st_mode & 0o077 == {0o600: 0, 0o640: 0o050, 0o644: 0o055}[mode]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tokens": "x"},
+        {"tokens": [-1, 5]},
+        {"tokens": [1]},
+        {"tokens": None},
+        {"read": 3},
+        {"read": {}},
+    ],
+)
+def test_a_wrong_description_in_a_cache_of_others_is_one_line(corpus, change):
+    tokens(corpus)
+    (folder,) = Path(corpus.cache).iterdir()
+    about = json.loads((folder / "about.json").read_text())
+    (folder / "about.json").write_text(json.dumps(about | change))
+    (folder / "SUMS").unlink()
+    seal(folder, cache.SUMS)
+    with pytest.raises(UserError, match="is damaged") as error:
+        tokens(corpus)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("kind", ["link", "hard link", "folder", "others"])

@@ -5,6 +5,7 @@ that has made steps saves a checkpoint first (`train.engine.run.stop`). This mod
 before all others, so it must not import anything that takes time.
 """
 
+import atexit
 import os
 import signal
 import sys
@@ -61,6 +62,14 @@ def begin() -> None:
         # A shell starts background processes that ignore Ctrl-C, and nohup ignores SIGHUP.
         if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(number, end_at_once)
+    atexit.register(_ignore_late)
+
+
+def _ignore_late() -> None:
+    """Ignore signals after everything is done, when Python would end as if it had no handlers."""
+    for number in NAMES:
+        if signal.getsignal(number) is end_at_once:
+            signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager

@@ -65,7 +65,7 @@ def cached(folder: Path, make: Callable[[Path], None]) -> Path:
     work = folder.with_name(f".unfinished-{folder.name}")
     while _wrong(folder) is not None:
         try:
-            work.mkdir(parents=True, exist_ok=True)
+            work.mkdir(0o700, parents=True, exist_ok=True)
             _check_own(work)
             locked = lock(work / _LOCK, wait=True)
         except FileNotFoundError:  # another process has just finished and removed it

@@ -37,6 +37,7 @@ class Counts:
     replaced: int = 0  # characters replaced by U+FFFD, because they were not UTF-8 or were NUL
     first_replaced: str = ""  # the file with the first replaced character
     file: str = ""  # the file that is being read
+    mode: int = 0o777  # the permissions that all files have
 
     def add(self, piece: str | np.ndarray) -> None:
         if isinstance(piece, np.ndarray):
@@ -167,10 +168,11 @@ def _by_name(
     """
     splits = named_splits.named_splits(folder)
     counted: Counter[str] = Counter()
-    for n, file in enumerate(_files(folder, formats), 1):
-        what = f"{folder}: the list of splits in README.md, for all files,"
-        limits().check(what, entries=n * len(splits.listed))
-        counted[splits.of(file)] += 1
+    with readable(folder):
+        for n, file in enumerate(_files(folder, formats), 1):
+            what = f"{folder}: the list of splits in README.md, for all files,"
+            limits().check(what, entries=n * len(splits.listed))
+            counted[splits.of(file)] += 1
     if not counted.keys() - {named_splits.TRAIN}:
         return None, {}
     if not counted[named_splits.TRAIN]:
@@ -195,6 +197,7 @@ def _documents(
     for file in files:
         counts.files += 1
         counts.file = str(file)
+        counts.mode &= file.stat().st_mode
         yield from documents(file, field, formats)
 
 

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 
 from jaxgrow.checkpoints.io.checksums import sha256
-from jaxgrow.untrusted import one_line
+from jaxgrow.untrusted import narrow, one_line
 from train.common.errors import UserError
 from train.common.files import read_json, write_json
 from train.config.overrides import GIVEN
@@ -362,7 +362,12 @@ def _make(corpus: Corpus, data: Data, encoding: _Encoding, held: Fraction, work:
                 ) + (", or set data.valid_path" if data.source == "text" else "")
             raise UserError(f"the {part.name} text of the corpus is empty: {data}; {out}")
     about: dict[str, Any] = {part.name: sha256(part) for part in parts}
-    read = {name: count for name, count in asdict(corpus.counts).items() if name != "file"}
+    read = {
+        name: count for name, count in asdict(corpus.counts).items() if name not in ("file", "mode")
+    }
+    # The tokens of a private text are private, too.
+    mode = corpus.counts.mode
+    narrow(work, mode | (mode & 0o444) >> 2)  # who may read a file may enter the folder
     sizes = [part.stat().st_size // np.dtype(kind).itemsize for part in parts]
     begins = [(work / begins_of(part.name)).stat().st_size // 8 for part in parts]
     write_json(work / "about.json", about | {"tokens": sizes, "begins": begins, "read": read})

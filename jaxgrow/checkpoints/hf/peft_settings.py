@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jaxgrow.checkpoints.io.files import CheckpointError, read_json, spelt
-from jaxgrow.untrusted import CheckedPath, run_limited
+from jaxgrow.untrusted import CheckedPath, limits, run_limited
 
 # These keys describe the training or the origin of an adapter. They do not change its function.
 WITHOUT_EFFECT = (
@@ -104,6 +104,9 @@ class Settings:
         patterns |= {p for p in (self._targets, self._excluded) if isinstance(p, re.Pattern)}
         names = dict.fromkeys(modules)
         names |= dict.fromkeys(self.spellings.get(name, "") for name in list(names))
+        ends = [of for of in (self._targets, self._excluded) if isinstance(of, tuple)]
+        each = len(patterns) + sum(map(len, [*ends, self.saved_modules]))
+        limits().check(f"{self.file}, for all modules,", entries=each * len(names))
         wanted = [(p.pattern, name) for p in patterns for name in names]
         wanted = [pair for pair in wanted if pair not in self._found]
         for text, name in wanted:
@@ -222,8 +225,8 @@ class Settings:
             )
         return tuple(names)
 
-    def _indices(self) -> list[int]:
-        """Return the layers that have a LoRA; an empty list means all layers."""
+    def _indices(self) -> frozenset[int]:
+        """Return the layers that have a LoRA; an empty set means all layers."""
         found = self.about.get("layers_to_transform")
         layers = [] if found is None else found if isinstance(found, list) else [found]
         if not all(type(layer) is int for layer in layers):
@@ -231,7 +234,7 @@ class Settings:
                 f"{self.file}: layers_to_transform is {spelt(found)}, but should be a list of layer "
                 "indices"
             )
-        return layers
+        return frozenset(layers)
 
 
 # Expressions that are matched in a time proportional to the square of the length of a name.

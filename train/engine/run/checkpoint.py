@@ -7,7 +7,6 @@ action. A killed process therefore never leaves a visible checkpoint that is inc
 """
 
 import os
-import shutil
 import sys
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -30,7 +29,7 @@ from train.common.files import appears_whole, read_own
 from train.common.output import say
 from train.engine.hosts import is_first, once
 from train.engine.run import intact
-from train.engine.run.intact import KEPT, LOG, OLD, SAVING, STEP
+from train.engine.run.intact import KEPT, LOG, SAVING, STEP
 from train.engine.run.record import RunRecord
 from train.engine.state.model import Model, shardings
 
@@ -127,10 +126,7 @@ class Checkpoints:
             path = self.folder / str(step)
             if (path / KEPT).exists() or not intact.only_written(path):
                 continue
-            # The folder is renamed first. If the process is killed during the deletion, the
-            # remaining files do not look like a checkpoint.
-            old = (self.folder / str(step)).rename(intact.unused(self.folder / f"{OLD}{step}"))
-            shutil.rmtree(old)
+            intact.delete_replaced(path)
 
     def restore(
         self, shapes: Callable[[RunRecord], dict[str, Model]], data: Any, mesh: Mesh

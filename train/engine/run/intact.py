@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jaxgrow.checkpoints.io.checksums import NAME, damage
-from jaxgrow.untrusted import checked
+from jaxgrow.untrusted import checked, limits
 from train.common.errors import UserError
 from train.common.output import say
 
@@ -22,12 +22,13 @@ OLD = ".old-"
 DAMAGED = "damaged-"
 LOG = "log"  # the copy of the log in a checkpoint
 KEPT = "kept"  # an empty file in a checkpoint that is never deleted
+DELETING = ".deleting"  # an empty file in a checkpoint that is being deleted
 STEP = "step"  # the file with the step, which tells a checkpoint from a copy under another name
 # Only Orbax writes these names. A folder of a user may have a folder `models` as well.
 _MARKS = frozenset(
     {NAME, STEP, "_CHECKPOINT_METADATA", "_METADATA", "commit_success.txt", "orbax.checkpoint"}
 )
-_WRITTEN = _MARKS | {KEPT, LOG, "models"}
+_WRITTEN = _MARKS | {KEPT, LOG, DELETING, "models"}
 _TEMPORARY = ".orbax-checkpoint-tmp"
 
 
@@ -147,10 +148,13 @@ def delete_unfinished(folder: Path) -> None:
     for path in [*folder.glob(f"{OLD}*"), *folder.glob(f"{SAVING}*")]:
         prefix = OLD if path.name.startswith(OLD) else SAVING
         step = path.name.removeprefix(prefix).partition(".")[0]
-        if not (step.isdecimal() and only_written(path)):
+        ours = step.isdecimal() and only_written(path)
+        if prefix == OLD:  # a folder without any files is the last moment of a deletion
+            ours = ours and ((path / DELETING).is_file() or not any(path.iterdir()))
+        if not ours:
             say(f"{path} is not an unfinished save of this run: left as it is", file=sys.stderr)
             continue
-        shutil.rmtree(path)
+        _delete_marked(path)
         if prefix == SAVING:
             say(
                 f"checkpoint {step} is incomplete: its save was interrupted; deleted it",
@@ -160,8 +164,44 @@ def delete_unfinished(folder: Path) -> None:
 
 def only_written(path: Path) -> bool:
     """Whether a folder contains nothing but the files of a save, and is not a link."""
-    return (
-        path.is_dir()
-        and not path.is_symlink()
-        and all(entry.name in _WRITTEN or _TEMPORARY in entry.name for entry in path.iterdir())
-    )
+    if path.is_symlink() or not path.is_dir():
+        return False
+    foreign = [
+        entry.name
+        for entry in path.iterdir()
+        if not (entry.name in _WRITTEN or _TEMPORARY in entry.name)
+    ]
+    return not foreign and not ((path / NAME).is_file() and _added(path))
+
+
+def _added(path: Path) -> list[str]:
+    """The files in the folders of a sealed checkpoint that somebody has added."""
+    with checked(path, NAME).open() as file:
+        lines = file.read(limits().record).decode(errors="replace").splitlines()
+    sealed = {line.partition("  ")[2] for line in lines}
+    inner = (file for entry in path.iterdir() if entry.is_dir() for file in entry.rglob("*"))
+    return [
+        file.name
+        for file in inner
+        if not file.is_dir() and file.relative_to(path).as_posix() not in sealed
+    ]
+
+
+def delete_replaced(path: Path) -> None:
+    """Delete a checkpoint that newer ones have replaced.
+
+    It is marked and renamed first. If the process is killed during the deletion, the remaining
+    files neither look like a checkpoint nor like a copy that somebody has renamed.
+    """
+    (path / DELETING).touch()
+    old = path.rename(unused(path.with_name(f"{OLD}{path.name}")))
+    _delete_marked(old)
+
+
+def _delete_marked(old: Path) -> None:
+    for entry in old.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        elif entry.name != DELETING:
+            entry.unlink()
+    shutil.rmtree(old)
