@@ -316,11 +316,8 @@ SUBJECTS: dict[str, Subject] = {
     ),
     "checksums of a checkpoint": Subject(
         _sealed,
-        lambda folder: intact.only_written(folder / "run" / "checkpoints" / "1"),
-        harmless=LINKED
-        | COPIED
-        | {x: "it is then an unfinished save" for x in ("missing", "loop", "FIFO")}
-        | {"too large": "only names of sealed files count"},
+        lambda folder: intact.added_files(folder / "run" / "checkpoints" / "1"),
+        harmless=LINKED | COPIED | {"too large": "only names of sealed files count"},
     ),
     "config.json of somebody": Subject(
         _written("config.json"),
@@ -367,7 +364,7 @@ ROWS: dict[str, Row] = {
     "train/common/files.py::write_bytes": ours(PARTS),
     "train/engine/run/intact.py::delete_replaced": ours(WORK),
     "train/engine/run/intact.py::_delete_marked": ours(WORK),
-    "train/engine/run/intact.py::_added": attacked("checksums of a checkpoint"),
+    "train/engine/run/intact.py::added_files": attacked("checksums of a checkpoint"),
     "train/compare.py::_frontier": trusted(CONFIG),
     "train/compare.py::_write": ours(NAMED),
     "train/config/experiment.py::_module": trusted("it runs a config in Python"),

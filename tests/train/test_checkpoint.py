@@ -295,6 +295,8 @@ def test_only_marked_checkpoints_and_sealed_files_are_deleted(saved, tmp_path):
     (where / ".old-1" / ".deleting").touch()
     shutil.rmtree(where / ".old-1" / "models")
     (where / ".old-4").mkdir()
+    shutil.copytree(where / "6", where / ".saving-9")
+    (where / ".saving-9" / "SHA256SUMS").write_text("")  # killed while it was sealed
     kept = files(where / ".old-2")
     assert restored(tmp_path) == 6
     with Checkpoints(where) as checkpoints:

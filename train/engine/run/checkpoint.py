@@ -124,9 +124,9 @@ class Checkpoints:
         sealed = [s for s in intact.steps(self.folder) if (self.folder / str(s) / NAME).is_file()]
         for step in set(sealed[:-2]) - self.keep:
             path = self.folder / str(step)
-            if (path / KEPT).exists() or not intact.only_written(path):
-                continue
-            intact.delete_replaced(path)
+            theirs = not intact.only_written(path) or intact.added_files(path)
+            if not theirs and not (path / KEPT).exists():
+                intact.delete_replaced(path)
 
     def restore(
         self, shapes: Callable[[RunRecord], dict[str, Model]], data: Any, mesh: Mesh

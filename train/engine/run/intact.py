@@ -166,16 +166,11 @@ def only_written(path: Path) -> bool:
     """Whether a folder contains nothing but the files of a save, and is not a link."""
     if path.is_symlink() or not path.is_dir():
         return False
-    foreign = [
-        entry.name
-        for entry in path.iterdir()
-        if not (entry.name in _WRITTEN or _TEMPORARY in entry.name)
-    ]
-    return not foreign and not ((path / NAME).is_file() and _added(path))
+    return all(entry.name in _WRITTEN or _TEMPORARY in entry.name for entry in path.iterdir())
 
 
-def _added(path: Path) -> list[str]:
-    """The files in the folders of a sealed checkpoint that somebody has added."""
+def added_files(path: Path) -> list[str]:
+    """Return the files in the folders of a sealed checkpoint that somebody has added."""
     with checked(path, NAME).open() as file:
         lines = file.read(limits().record).decode(errors="replace").splitlines()
     sealed = {line.partition("  ")[2] for line in lines}
