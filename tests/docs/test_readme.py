@@ -12,6 +12,7 @@ import runs
 
 from jaxgrow.cli import program
 from jaxgrow.models import Config
+from train.common.arguments import COMMANDS, command_parser
 
 ROOT = Path(__file__).parents[2]
 PAGES = {
@@ -29,9 +30,6 @@ FILE = re.compile(
 
 # Options that a script defines by calling a function of another file.
 SHARED = {
-    ".add_set(": ["--set"],
-    ".add_workdir(": ["--workdir"],
-    ".add_tokenizer(": ["--tokenizer"],
     " parser(__doc__": ["--json"],
     " parser(__doc__, rounds": ["--rounds"],
     "add_sizes(": ["--layers", "--embed", "--vocab", "--context"],
@@ -78,6 +76,9 @@ def test_what_a_page_names_is_there(page):
         file = ROOT / (found["file"] or found["module"].replace(".", "/") + ".py")
         options = re.findall(r"--[a-z][\w-]*", found["rest"].split("#")[0].split("`")[0])
         source = file.read_text() if file.exists() else ""
+        if file.parent == ROOT / "train" and file.stem in COMMANDS:
+            options_of = [a.option_strings for a in command_parser(file.stem)._actions]
+            source += " ".join(f'"{o}"' for names in options_of for o in names)
         shared = [o for call, options in SHARED.items() if call in source for o in options]
         source += " ".join(f'"{option}"' for option in shared)
         missing += [
