@@ -115,7 +115,7 @@ def test_config_errors(wrong, message):
         (
             {"attention_mask": None},
             {},
-            "inputs must be tokens and optionally types, mask, positions, but are tokens, attention_mask",
+            "inputs must be tokens and optionally types, mask, positions, segments, but are tokens, attention_mask",
         ),
         (
             {"tokens": np.zeros((1, 6), int)},

@@ -1,4 +1,4 @@
-"""Which tokens of a window belong to one document? For attention that stops at document ends."""
+"""The documents of the tokens in a window, for attention that stops at document ends."""
 
 from typing import Any
 
