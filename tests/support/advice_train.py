@@ -638,9 +638,9 @@ COMMANDS = [
         lambda words, said: [
             *(w.replace(":seed=3", "") for w in words), *parts(r"(--seeds) (\d+)", said)], slow=True),
     cli("{option} takes fractions", "train.compare {config} --frontier 2 --workdir {new}", "--frontier 0.5", slow=True),
-    cli("settings without a fraction", "train.compare {config} --frontier :batch=4 --workdir {new}",
+    cli("settings without a fraction", "train.compare {config} --frontier :optim.peak_lr=1e-3 --workdir {new}",
         lambda words, said: [
-            w.replace(":batch", part(r"write ([0-9.]+):", said) + ":batch") for w in words], slow=True),
+            w.replace(":optim", part(r"write ([0-9.]+):", said) + ":optim") for w in words], slow=True),
     cli("--seeds needs at least one", "train.compare {config} --seeds , --workdir {new}",
         values_of(r"such as (\d),", "--seeds"), slow=True),
     cli("--seeds takes numbers", "train.compare {config} --seeds -1 --workdir {new}",
@@ -701,16 +701,15 @@ def elsewhere(place: Place, said: str) -> None:
 
 
 def other_data(place: Place) -> None:
-    runs.killed(runs.experiment(place.folder, checkpoint_every=2), place["own"], 2)
-    file = place.folder / "corpus" / "0.txt"
-    file.write_text(file.read_text() + "more")
-    pretrain.run(runs.experiment(place.folder, checkpoint_every=2), place["own"])
+    experiment = runs.experiment(place.folder, checkpoint_every=2)  # writes the corpus
+    runs.killed(experiment, place["own"], 2)
+    with (place.folder / "corpus" / "0.txt").open("a") as file:
+        file.write("more")
+    pretrain.run(experiment, place["own"])
 
 
 def restored_data(place: Place, said: str) -> None:
     assert "restore the original data" in said
-    file = place.folder / "corpus" / "0.txt"
-    file.write_text(file.read_text().removesuffix("more"))
     pretrain.run(runs.experiment(place.folder, checkpoint_every=2), place["own"])
 
 
