@@ -12,6 +12,8 @@ import runs
 from jaxgrow.layerdrop import LayerDrop
 from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig
 from train.common.errors import UserError
+from train.config.downstream import FineTuning
+from train.config.effect import refuse_unused
 from train.config.experiment import (
     Experiment,
     as_json,
@@ -71,6 +73,14 @@ def test_every_experiment_loads_by_its_name(path):
 def test_no_two_experiments_have_one_name():
     every = [getattr(module(path), name)().name for path in CONFIGS for name in names(module(path))]
     assert len(set(every)) == len(every) == 208
+
+
+def test_no_experiment_has_a_setting_without_effect():
+    for path in CONFIGS:
+        for name in names(module(path)):
+            refuse_unused(getattr(module(path), name)())
+        for name in names(module(path), FineTuning):
+            refuse_unused(getattr(module(path), name)())
 
 
 def test_an_experiment_has_settings_of_its_own_after_its_name():
