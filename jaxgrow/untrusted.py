@@ -5,6 +5,7 @@ Every file except a config in Python is untrusted. `SECURITY.md` describes the r
 
 import argparse
 import json
+import logging
 import math
 import os
 import shutil
@@ -13,10 +14,12 @@ import stat
 import subprocess
 import sys
 import unicodedata
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from traceback import format_exception
 from typing import Any, BinaryIO, TextIO, cast
 
 
@@ -499,6 +502,27 @@ def print_text(
 ) -> None:
     """Print a text that may contain names and values from files, as `printable` escapes it."""
     print(printable(str(text)), file=sys.stdout if file is None else file, end=end, flush=flush)
+
+
+class _Escaped(logging.LogRecord):
+    def getMessage(self) -> str:
+        return printable(super().getMessage())
+
+
+_formatted = warnings.formatwarning
+
+
+def _escaped(*arguments: Any, **more: Any) -> str:
+    return printable(_formatted(*arguments, **more))
+
+
+def escape_messages() -> None:
+    """Escape warnings, logs and tracebacks of this process, because they may quote a file."""
+    warnings.formatwarning = _escaped
+    logging.setLogRecordFactory(_Escaped)
+    sys.excepthook = lambda *error: print_text(
+        "".join(format_exception(*error)), file=sys.stderr, end=""
+    )
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
@@ -29,6 +30,7 @@ from jaxgrow.integrations.trees import AnyWriter, Tree, writer
 Policy: TypeAlias = Literal["drop", "copy", "exact"]
 # The step counts of optimizers: those of optax, and of its `optax.MultiSteps`.
 _COUNTS = {"count", "mini_step", "gradient_step"}
+_WITHOUT = "Save a checkpoint without the optimizer state, and grow that one"
 
 
 @dataclass(frozen=True)
@@ -357,12 +359,22 @@ def _jobs(run: OrbaxRun, growth: Growth, policy: Policy) -> dict[str, _Job]:
 
 
 def _check_moments(run: OrbaxRun) -> None:
-    """Check that the axes of every moment are known.
+    """Check that the axes of every moment are known, and that it has real numbers.
 
     Raises:
-      CheckpointError: a moment belongs to no parameter, has another shape than its parameter, or
-        exists for some of the layers only.
+      CheckpointError: a moment belongs to no parameter, has another shape than its parameter,
+        exists for some of the layers only, or has complex numbers or integers.
     """
+    unreal: list[str] = []
+    for path, exponent in [(p, place.power) for _, place in run.states for p in place.paths]:
+        dtype = run.tree.arrays[path].dtype
+        floating = jnp.issubdtype(dtype, jnp.floating)
+        if jnp.issubdtype(dtype, jnp.complexfloating) or (exponent and not floating):
+            unreal.append(f"{path} {dtype}")
+    if unreal:
+        raise CheckpointError(
+            f"the optimizer state does not consist of real numbers: {listed(unreal)}. {_WITHOUT}"
+        )
     wrong = [
         f"{path} {run.tree.arrays[path].shape}"
         for path in run.others
@@ -372,8 +384,7 @@ def _check_moments(run: OrbaxRun) -> None:
     if wrong:
         raise CheckpointError(
             f"the optimizer state has arrays whose axes are unknown: {listed(wrong)}. Supported are "
-            "arrays with the shape of their parameter, for all layers or for none. Save a "
-            "checkpoint without the optimizer state, and grow that one"
+            f"arrays with the shape of their parameter, for all layers or for none. {_WITHOUT}"
         )
 
 
@@ -391,6 +402,12 @@ def _of_state(terms: Any, place: Place, policy: Policy) -> Callable[[np.ndarray]
             return np.asarray(grow_leaf(terms, names, x))
         if policy == "drop":
             return np.zeros_like(grow_leaf(maps.copying(terms), names, x))
+        negative = policy == "exact" and place.power == 2 and (x < 0).any()
+        if negative or not np.isfinite(x).all():
+            raise CheckpointError(
+                f"{place.template} has NaN or infinite values, or negative second moments. Use "
+                "--optimizer drop, or an earlier checkpoint"
+            )
         if policy == "copy":
             copies = maps.copying(terms, squares=place.power == 2)
             return np.asarray(grow_leaf(copies, names, x))

@@ -6,6 +6,7 @@ Tunix and nanodo. `test_third_party` uses the real packages.
 
 import json
 import os
+import re
 import subprocess
 import sys
 import weakref
@@ -302,6 +303,29 @@ def test_a_module_in_a_layer_may_have_the_name_of_one_outside(tmp_path):
         np.testing.assert_array_equal(
             found, old["opt_state"].mu[f"blocks_{i // 2}"]["LayerNorm_0"]["scale"]
         )
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda x: x.astype("complex64"), "does not consist of real numbers: .*nu.* complex64"),
+        (lambda x: x.astype("int32"), "does not consist of real numbers: .*nu.* int32"),
+        (lambda x: x * np.nan, "has NaN or infinite values"),
+        (lambda x: -x - 1, "or negative second moments"),
+        (lambda x: x[..., :1], "arrays whose axes are unknown"),
+    ],
+    ids=["complex", "integers", "NaN", "negative", "shape"],
+)
+def test_moments_that_are_no_real_numbers_are_an_error(tmp_path, capsys, change, says):
+    params = maxtext(1)
+    scale, *rest = state_of(params)
+    state = (scale._replace(nu=jax.tree.map(change, scale.nu)), *rest)
+    folder = written(tmp_path / "a", params, state)
+    grown = ["grow", str(folder), str(tmp_path / "b"), "--method", "stack", "--layers", str(2 * L)]
+    assert main([*grown, "--optimizer", "exact"]) == 1
+    found = capsys.readouterr().err
+    assert re.fullmatch(f"error: .*{says}.*\n", found), found
+    assert not (tmp_path / "b").exists()
 
 
 def test_a_state_of_some_layers_only_is_refused(tmp_path):

@@ -8,6 +8,8 @@ import json
 import os
 import pickle
 import stat
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -426,6 +428,15 @@ def test_names_in_files_cannot_control_the_terminal(tmp_path, capsys):
     assert main(["inspect", str(folder)]) == 1
     found = capsys.readouterr()
     assert "\x1b" not in found.out + found.err and r"\x1b]0;owned" in found.out + found.err
+
+
+def test_warnings_and_logs_about_files_cannot_control_the_terminal(tmp_path):
+    """Libraries warn about names in files."""
+    code = "import logging, sys, warnings; from jaxgrow.cli import completion, program\n"
+    code += "def run(a): warnings.warn(chr(27)); logging.getLogger('x').error('%s', chr(27))\n"
+    code += "completion.run_completion = run; program.main(['completion', 'bash'])"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stderr.count(r"\x1b") == 2 and "\x1b" not in ran.stderr
 
 
 def test_limits_of_the_command_apply(tmp_path, capsys):

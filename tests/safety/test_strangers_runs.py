@@ -2,10 +2,14 @@
 
 import json
 import os
+import re
 
 import entrances_runs as valid
+import jax
 import numpy as np
 import pytest
+import tiny
+from checkpoints import CONFIG
 from orbax.checkpoint import v1 as ocp
 
 from jaxgrow.checkpoints.io.checksums import seal
@@ -15,6 +19,8 @@ from train.common.errors import UserError
 from train.engine.run import checkpoint
 from train.engine.run.workdir import Workdir
 from train.engine.state import heads
+from train.engine.state.mesh import Mesh
+from train.engine.state.model import Model
 from train.tasks import published
 
 
@@ -82,6 +88,61 @@ def test_a_wrong_record_of_a_checkpoint_is_refused(tmp_path):
     seal(tmp_path / "1")  # a stranger can do this as well
     with pytest.raises(UserError, match=r"the record of the checkpoint .* is damaged"):
         checkpoint.record(tmp_path / "1")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda x: x[..., :1], "cannot be read"),
+        (lambda x: {"a": x}, "cannot be read"),
+        (lambda x: x.astype("complex64"), "cannot be read|complex"),
+    ],
+    ids=["shape", "structure", "complex"],
+)
+def test_wrong_arrays_of_a_checkpoint_are_refused(tmp_path, change, says):
+    params = tiny.params(CONFIG, 0, "float32")
+    wrong = params | {"token_embedding": change(params["token_embedding"])}
+    models = {"large": {"params": wrong}}
+    ocp.save_checkpointables(
+        str(tmp_path / "1"), {"models": models}, custom_metadata={"data": {"step": 1}}
+    )
+    seal(tmp_path / "1")
+    expected = {"large": Model(jax.tree.map(jax.numpy.asarray, params), None, CONFIG)}
+    mesh = Mesh().over(jax.devices()[:1])
+    with pytest.raises(UserError, match=f"^the checkpoint .*({says})"):
+        checkpoint.read(tmp_path / "1", expected, mesh)
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("{}/secret.jsonl", "which is not in this folder; correct data_files in its README.md"),
+        ("../../../secret.jsonl", "is not the name of a file in this folder"),
+        ("file://{}/secret.jsonl", "which is not in this folder"),
+        ("linked.jsonl", "outside the folder. Replace the link by the file"),
+        ("own.jsonl", None),
+    ],
+)
+def test_a_copied_dataset_names_no_files_outside(tmp_path, monkeypatch, path, says):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    copy = tmp_path / "data" / "nyu-mll" / "blimp"
+    copy.mkdir(parents=True)
+    for file in (tmp_path / "secret.jsonl", copy / "own.jsonl"):
+        file.write_text(json.dumps({"sentence_good": file.name}) + "\n")
+    (copy / "linked.jsonl").symlink_to(tmp_path / "secret.jsonl")
+    about = f"- config_name: n\n  data_files:\n  - split: train\n    path: {path}\n"
+    (copy / "README.md").write_text(f"---\nconfigs:\n{about.format(tmp_path)}---\n")
+    if path != "linked.jsonl":
+        (copy / "linked.jsonl").unlink()
+    arguments = ("nyu-mll/blimp", "n", "blimp_n", ["train"], tmp_path / "data")
+    if says is None:
+        found, _ = published.local(*arguments)
+        assert found["train"]["sentence_good"] == ["own.jsonl"]
+    else:
+        with pytest.raises(UserError, match=re.escape(says)):
+            published.local(*arguments)
 
 
 def test_a_pipe_in_place_of_labels_does_not_block(tmp_path):

@@ -361,8 +361,10 @@ _NAMES = {
 }
 
 
-def inspect_named(folder: Path) -> None:
-    command("inspect", folder / "run", "--names", folder / "names.json")
+def use_names(folder: Path) -> None:
+    given = ("--names", folder / "names.json")
+    command("inspect", folder / "run", *given)
+    command("grow", folder / "run", folder.parent / "out", *_TRAINER, *given)
 
 
 def _first_key(content: Any, value: str) -> None:
@@ -613,7 +615,7 @@ SUBJECTS: dict[str, Subject] = {
         grow_maxtext,
         harmless={"missing": "older versions wrote no such file"},
     ),
-    "names": Subject(maxtext("names.json"), inspect_named, skips=_CHOSEN),
+    "names": Subject(maxtext("names.json"), use_names, skips=_CHOSEN),
     "DCP metadata": Subject(titan(".metadata"), grow_trainer, named=_relative_path, needs="torch"),
     "DCP data": Subject(titan("*.distcp"), grow_trainer, harmless=_LONGER, needs="torch"),
     "optimizer": Subject(trained("optimizer.pt"), grow_trained, skips=_NAMED, needs="transformers"),

@@ -28,7 +28,7 @@ from jaxgrow.operators.ligo import LiGO
 from jaxgrow.peft.lora import LoRA
 from train import pretrain
 from train.common.errors import UserError
-from train.engine import hosts
+from train.engine import hosts, watch
 from train.engine.state.mesh import Mesh
 from train.engine.state.optim import Optim
 from train.plan.adapting import load as adapter
@@ -350,14 +350,129 @@ def test_kill_9_of_process_0_ends_the_others_within_a_minute(tmp_path):
     assert code == os.EX_TEMPFAIL and hosts.LOST in said
 
 
-def test_processes_that_slurm_starts_find_each_other():
-    """The environment variables of Slurm suffice to connect the processes."""
-    code = "import json, jax; from train.engine import hosts; hosts.join()\n"
-    code += (
-        "print(json.dumps({'every': hosts.gathered([jax.process_index(), jax.process_count()])}))"
-    )
-    ends = ended(processes(["-c", code], [[], []], slurm(2)))
-    assert [outcomes(end) for end in ends] == [[{"every": [[0, 2], [1, 2]]}]] * 2
+# A process stops itself at a moment of the run.
+STOPPING = """
+import os, signal, sys
+from pkgutil import resolve_name
+from train import pretrain
+from train.common.errors import exits_cleanly
+from train.engine import watch
+
+watch.BEAT, watch.SILENCE = 0.5, 8.0
+who, (owner, _, name), calls = sys.argv.pop(1), sys.argv.pop(1).rpartition("."), int(sys.argv.pop(1))
+owner = resolve_name(owner)
+before = getattr(owner, name)
+
+
+def counted(*given, **more):
+    global calls
+    calls -= 1
+    if calls == 0:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return before(*given, **more)
+
+
+if who == sys.argv[-1]:
+    setattr(owner, name, counted)
+exits_cleanly(pretrain.main)
+"""
+MOMENTS = {
+    "first barrier": ["train.engine.hosts._watch", "1"],
+    "training": ["train.engine.loop.inputs.learning_rate", "4"],
+    "saving": ["train.engine.run.checkpoint:Checkpoints.save", "2"],
+    "export": ["train.engine.run.workdir:Workdir.finish", "1"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", ["0", "1"])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_stopped_process_ends_the_other_with_a_line(tmp_path, moment, who):
+    config = runs.script(tmp_path, experiment(tmp_path, checkpoint_every=2))
+    command = ["-c", STOPPING, who, *MOMENTS[moment], config, "--workdir", str(tmp_path / "run")]
+    command += ["--coordinator", "{}", "--processes", "2", "--process"]
+    pair = processes(command, [["0"], ["1"]])
+    stopped, other = pair[int(who)], pair[1 - int(who)]
+    try:
+        _, said = other.communicate(timeout=300)
+        assert stopped.poll() is None
+    finally:
+        for process in pair:
+            process.kill()
+            process.communicate()
+    *before, last = said.splitlines()
+    assert other.returncode == os.EX_TEMPFAIL, said
+    assert last == watch.silent().replace("60 s", "8 s")
+    assert not re.search("Traceback|\\*\\*\\*|Check fail|^F[0-9]{4}", said, re.MULTILINE), said
+    assert who == "1" or before == []
+
+
+# 127.0.0.1 in /proc/net/tcp, and in tcp6
+LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}
+LISTENING = """
+import json, os, sys
+from glob import glob
+from pathlib import Path
+import jax
+from train.engine import hosts
+
+hosts.join(*(f(a) for f, a in zip((str, int, int), sys.argv[1:])))
+every = hosts.gathered([jax.process_index(), jax.process_count()])
+links = [os.readlink(name) for name in glob("/proc/self/fd/*") if os.path.lexists(name)]
+rows = [row.split() for name in ("tcp", "tcp6") for row in Path(f"/proc/net/{name}").open()]
+mine = [row[1].split(":")[0] for row in rows if f"socket:[{row[9]}]" in links and row[3] == "0A"]
+print(json.dumps({"every": every, "listens": mine}))
+hosts.gathered(None)
+"""
+
+
+@pytest.mark.parametrize("given", [[["{}", "2", "0"], ["{}", "2", "1"]], [[], []]])
+def test_processes_find_each_other_and_listen_only_on_the_coordinator_s_address(given):
+    """By ``--coordinator``, and by the environment variables of Slurm."""
+    ends = ended(processes(["-c", LISTENING], given, ({}, {}) if given[0] else slurm(2)))
+    for process, (found,) in enumerate(map(outcomes, ends)):
+        assert found["every"] == [[0, 2], [1, 2]]
+        # by JAX, by `train.engine.watch`, and by Gloo
+        assert len(found["listens"]) >= (2 if process == 0 else 0)
+        assert set(found["listens"]) <= LOOPBACK
+
+
+CLUSTERS = {
+    "a number of hosts": (
+        {"SLURM_STEP_NODELIST": "n[007-9],m1", "SLURM_JOB_ID": "4099"},
+        "n007:61443",
+    ),
+    "names of hosts": ({"SLURM_STEP_NODELIST": "n7,m1", "SLURM_JOB_ID": "5"}, "n7:61445"),
+    "Open MPI": (
+        {"OMPI_MCA_orte_hnp_uri": "8192.0;tcp://10.0.0.1,10.1.0.1:34911"},
+        "10.0.0.1:61442",
+    ),
+    "Open MPI, IPv6": (
+        {"OMPI_MCA_orte_hnp_uri": "0.0;tcp6://[fe80::1,fe80::2]:43370"},
+        "fe80::1:61440",
+    ),
+    "a port": ({"SLURM_STEP_NODELIST": "n7", "JAX_COORDINATOR_PORT": "9"}, "n7:9"),
+    "an address": ({"JAX_COORDINATOR_ADDRESS": "n7:12", "SLURM_STEP_NODELIST": "n8"}, "n7:12"),
+    "TPU": ({}, ":"),
+}
+
+
+@pytest.mark.parametrize(("variables", "expected"), CLUSTERS.values(), ids=CLUSTERS)
+def test_the_coordinator_of_a_cluster_is_known_before_jax_listens(monkeypatch, variables, expected):
+    monkeypatch.setenv("JAX_COORDINATOR_PORT", "")
+    monkeypatch.delenv("JAX_COORDINATOR_PORT")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert ":".join(hosts._coordinator(None)) == expected
+    port = expected.rpartition(":")[2]
+    assert os.environ.get("JAX_COORDINATOR_PORT", port) == port
+
+
+def test_another_address_can_be_given(monkeypatch):
+    assert hosts._bound("127.0.0.1", "7") == "127.0.0.1:7"
+    assert hosts._bound("192.0.2.1", "7") is None  # of another host
+    monkeypatch.setenv("JAX_COORDINATOR_BIND_ADDRESS", "[::]:7")
+    assert hosts._bound("127.0.0.1", "7") is None
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """The processes of a run notice that one of them has ended, is stopped, or is not theirs."""
 
+import queue
 import signal
 import socket
 import subprocess
@@ -54,6 +55,42 @@ def test_a_stopped_or_killed_process_ends_the_other_with_a_line(stopped, number,
         assert other.returncode == 75
         assert said.startswith(says) and said.count("\n") == 1
         (first, second)[stopped].kill()
+
+
+def test_a_stopped_process_ends_all_others_with_a_line():
+    """JAX would abort the others if process 0 ended first."""
+    with peer() as first:
+        port = first.stdout.readline().strip()
+        with peer(port) as second, peer(port) as third:
+            assert {second.stdout.readline(), third.stdout.readline()} == {"joined\n"}
+            time.sleep(0.5)
+            second.send_signal(signal.SIGSTOP)
+            _, said = third.communicate(timeout=60)
+            assert (third.returncode, said) == (75, f"{watch.LOST}\n")
+            first.communicate(timeout=60)
+            assert first.returncode == 75
+            second.kill()
+
+
+@pytest.mark.parametrize(
+    ("last", "closes", "said"),
+    [(b".!", False, True), (b"!.", False, True), (b".!.", True, False), (b".", True, True)],
+)
+def test_a_process_is_followed_until_its_end(monkeypatch, last, closes, said):
+    """Also after its goodbye, because JAX waits at the end for all processes."""
+    monkeypatch.setattr(watch, "SILENCE", 1.0)
+    here, there = socket.socketpair()
+    lines: queue.Queue[str] = queue.Queue()
+    with here, there:
+        watch.follow(here, lines.put)
+        there.sendall(last)
+        if closes:
+            there.close()
+        if said:
+            assert lines.get(timeout=30) == (watch.LOST if closes else watch.silent())
+        else:
+            with pytest.raises(queue.Empty):
+                lines.get(timeout=2)
 
 
 def test_silent_and_foreign_connections_do_not_block_a_peer(monkeypatch):

@@ -12,10 +12,10 @@ from typing import NoReturn
 
 from jaxgrow.checkpoints.io.files import CheckpointError
 from jaxgrow.cli.errors import system_reason
-from jaxgrow.untrusted import UntrustedError
+from jaxgrow.untrusted import UntrustedError, escape_messages
 from train.common import endings
 from train.common.endings import interruptible
-from train.common.output import OutputClosed, escape_messages, say
+from train.common.output import OutputClosed, say
 
 _SMALLER = (
     "in a training, model.remat=full, a larger accumulate, and mesh.fsdp on several devices reduce the memory: the same "

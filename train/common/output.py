@@ -3,10 +3,8 @@
 import errno
 import os
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from traceback import format_exception
 from typing import Any, TextIO
 
 from tqdm import tqdm
@@ -61,16 +59,3 @@ def when_closed(act: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         _on_close.remove(act)
-
-
-_formatted = warnings.formatwarning
-
-
-def _escaped(*arguments: Any, **more: Any) -> str:
-    return printable(_formatted(*arguments, **more))
-
-
-def escape_messages() -> None:
-    """Escape the text of warnings and of tracebacks, which may quote a file, as well."""
-    warnings.formatwarning = _escaped
-    sys.excepthook = lambda *error: say("".join(format_exception(*error)), file=sys.stderr, end="")

@@ -10,6 +10,7 @@ import itertools
 import json
 import math
 import os
+import re
 import secrets
 import socket
 import sys
@@ -38,6 +39,7 @@ PATIENCE = f"--xla_cpu_collective_timeout_seconds={ANSWER:.0f} --xla_cpu_collect
 # aborts, so `train.engine.watch` must notice the end of a process earlier.
 HEARTBEAT = 120
 LOST = watch.LOST
+OPEN_MPI = "OMPI_MCA_orte_hnp_uri"  # its number of the job, and addresses of the first host
 BY_HAND = "give --coordinator, --processes and --process"
 T = TypeVar("T")
 
@@ -68,17 +70,13 @@ def join(
     # If a flag occurs twice, the last one takes effect.
     os.environ["XLA_FLAGS"] = f"{PATIENCE} {os.environ.get('XLA_FLAGS', '')}"
     what = f"--coordinator {coordinator}" if coordinator else "the processes of this job"
-    host, _, port = (coordinator or "").rpartition(":")
-    host = host.strip("[]")
-    own = watch.own_address(host) if process == 0 else None
-    late = threading.Timer(ANSWER, watch.end, [_late(what, process, processes), 2])
-    late.daemon = True
-    late.start()
+    host, port = _coordinator(coordinator)
+    late = _timer(ANSWER, _late(what, process, processes), 2)
     try:
         jax.distributed.initialize(
             *by_hand,
-            # The default is to listen on all addresses.
-            coordinator_bind_address=own and (f"[{own}]:{port}" if ":" in own else f"{own}:{port}"),
+            # The default is to listen on all addresses. Only process 0 listens.
+            coordinator_bind_address=_bound(host, port) if process in (0, None) else None,
             # JAX's own timeout would print a long message, so it must be longer than our timeout.
             initialization_timeout=round(ANSWER) + 60,
             heartbeat_timeout_seconds=HEARTBEAT,
@@ -96,9 +94,10 @@ def join(
     finally:
         late.cancel()
     if jax.process_count() > 1:
-        # Other pods can resolve only the full name of a pod.
-        name = socket.getfqdn() if "JOB_COMPLETION_INDEX" in os.environ else socket.gethostname()
-        _watch(host or name)
+        # Gloo and JAX end a process with long messages if another one does not answer.
+        silent = _timer(watch.SILENCE, watch.silent(), os.EX_TEMPFAIL)
+        _watch(host or socket.gethostname())
+        silent.cancel()
 
 
 def _in_a_cluster() -> bool:
@@ -120,6 +119,49 @@ def _has_peers() -> bool:
         int(os.environ.get(name, 1)) > 1
         for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
     )
+
+
+def _timer(seconds: float, message: str, code: int) -> threading.Timer:
+    timer = threading.Timer(seconds, watch.end, [message, code])
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+def _coordinator(given: str | None) -> tuple[str, str]:
+    """Return the host and the port at which the other processes call process 0.
+
+    Both are empty in a cluster where only JAX knows them: on TPUs, and with mpi4py.
+
+    Args:
+      given: the value of ``--coordinator``.
+    """
+    if address := given or os.environ.get("JAX_COORDINATOR_ADDRESS"):
+        host, _, port = address.rpartition(":")
+        return host.strip("[]"), port
+    open_mpi = re.compile(r"(\d+)\..*?tcp6?://(?:\[([^],]+)|([^],:]+))")
+    if found := open_mpi.match(os.environ.get(OPEN_MPI, "")):
+        host, first = found[2] or found[3], int(found[1]) >> 12
+    elif found := re.match(r"([^],[]+)(?:\[(\w+))?", os.environ.get("SLURM_STEP_NODELIST", "")):
+        host, first = found[1] + (found[2] or ""), int(os.environ.get("SLURM_JOB_ID", 0))
+    elif "JOB_COMPLETION_INDEX" in os.environ:
+        # Other pods can resolve only the full name of a pod.
+        return socket.getfqdn(), os.environ.setdefault("JAX_COORDINATOR_PORT", "55527")
+    else:
+        return "", ""
+    # JAX has the same rule, but does not tell the port before it listens.
+    return host, os.environ.setdefault("JAX_COORDINATOR_PORT", str(61440 + first % 4096))
+
+
+def _bound(host: str, port: str) -> str | None:
+    """Return the address at which process 0 listens, or None for the choice of JAX.
+
+    That is ``JAX_COORDINATOR_BIND_ADDRESS`` or, without this variable, all addresses.
+    """
+    if not host or "JAX_COORDINATOR_BIND_ADDRESS" in os.environ:
+        return None
+    own = watch.own_address(host)
+    return own and (f"[{own}]:{port}" if ":" in own else f"{own}:{port}")
 
 
 def _check(coordinator: str | None, processes: int | None, process: int | None) -> None:

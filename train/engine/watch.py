@@ -23,12 +23,14 @@ from train.common.output import say
 BEAT = 5.0  # seconds between two signs of life
 SILENCE = 60.0  # seconds without a sign, after which this process ends
 DEADLINE = 10.0  # seconds in which a new connection must prove that it belongs to the run
+GRACE = 1.0  # seconds that the other processes have to end before process 0
 AGAIN = "run the same command in all processes to continue"
 LOST = f"another process of this run has ended: its messages tell why; {AGAIN}"
 _SIGN = b"."
 _GOODBYE = b"!"
 _SIZE = 32  # bytes of a challenge and of its answer
 _ending = threading.Lock()
+_followed: list[socket.socket] = []
 
 
 def end(message: str, code: int = os.EX_TEMPFAIL) -> None:
@@ -37,7 +39,19 @@ def end(message: str, code: int = os.EX_TEMPFAIL) -> None:
     _ending.acquire()
     with suppress(Exception):  # a closed output
         say(message, file=sys.stderr, flush=True)
+    if len(_followed) > 1:
+        # This is process 0. When it ends, JAX aborts the other processes with a long message, so
+        # they have to end before.
+        for connection in _followed:
+            _shut(connection)
+        time.sleep(GRACE)
     os._exit(code)
+
+
+def silent() -> str:
+    """Return the line about a process that gives no sign of life."""
+    what = f"another process of this run has been silent for {SILENCE:g} s"
+    return f"{what}: it is stopped, or its network is down; {AGAIN}"
 
 
 def own_address(host: str) -> str | None:
@@ -148,20 +162,22 @@ def _received(connection: socket.socket) -> bytes:
 def follow(connection: socket.socket, ends: Callable[[str], None] = end) -> None:
     """Call ``ends`` with a line when the other side of a connection ends or falls silent."""
     connection.settimeout(SILENCE)
+    _followed.append(connection)
 
     def listen() -> None:
+        # Until its end, because JAX waits at the end for all processes.
+        ending = False
         while True:
             try:
                 sign = connection.recv(1)
             except TimeoutError:
-                silent = f"another process of this run has been silent for {SILENCE:g} s"
-                return ends(f"{silent}: it is stopped, or its network is down; {AGAIN}")
+                return ends(silent())
             except OSError:
                 sign = b""
             if sign == _GOODBYE:
-                return None
-            if sign != _SIGN:
-                return ends(LOST)
+                ending = True
+            elif sign != _SIGN:
+                return None if ending else ends(LOST)
 
     def beat() -> None:
         with suppress(OSError):

@@ -82,12 +82,33 @@ def local(
             with readable(copy):
                 for file in files:
                     in_folder(copy, file)
+                _check_named(copy, datasets.load_dataset_builder(str(copy), name).config)
                 found: Any = datasets.load_dataset(str(copy), name)
                 return dict(found), files
     raise UserError(
         f"{task} needs {wanted}a copy of the dataset {path} at {folder / path}; put it there, name another folder with --data, "
         "or leave out --data to download the dataset"
     )
+
+
+def _check_named(copy: Path, config: Any) -> None:
+    """Check the files that the README.md of a copied dataset names.
+
+    Args:
+      copy: folder of the copy.
+      config: the config of the dataset, as the library ``datasets`` reads it.
+
+    Raises:
+      UserError: a file is outside of the folder, or a URL.
+      UntrustedError: a name contains ``..``, or a link leads out of the folder.
+    """
+    folder = Path(os.path.abspath(copy))
+    for file in [Path(file) for named in (config.data_files or {}).values() for file in named]:
+        if not file.is_relative_to(folder):
+            raise UserError(
+                f"{copy} names {file} as its data, which is not in this folder; correct data_files in its README.md"
+            )
+        in_folder(folder, file)
 
 
 def _found(patterns: Sequence[str], folders: Sequence[Path]) -> Path | None:

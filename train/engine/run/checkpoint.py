@@ -8,8 +8,9 @@ action. A killed process therefore never leaves a visible checkpoint that is inc
 
 import os
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -154,7 +155,8 @@ class Checkpoints:
         where = self.folder / str(step)
         record = _recorded(where)
         models, position = read(where, shapes(record), mesh)
-        data.set_state(position)
+        with _reading(where):
+            data.set_state(position)
         return models, record
 
     def _chosen(self) -> int | None:
@@ -225,6 +227,20 @@ def _writing() -> ocp.Context:
     return context
 
 
+@contextmanager
+def _reading(where: Path) -> Iterator[None]:
+    """Turn errors about a wrong content of a checkpoint, whose checksums are right, into one line."""
+    try:
+        with one_line(UserError, f"the checkpoint {where} cannot be read"):
+            yield
+    except UserError as error:
+        # Too little memory, or the end of another process, has its own line.
+        cause = error.__cause__
+        if cause is not None and isinstance(cause, jax.errors.JaxRuntimeError):
+            raise cause from None
+        raise
+
+
 def read(
     where: Path, expected: dict[str, Model], mesh: Mesh, partial: bool = False
 ) -> tuple[dict[str, Model], Any]:
@@ -247,21 +263,29 @@ def read(
     )
     context = ocp.Context()
     context.pytree.loading.partial_load = partial
-    with context:
-        loaded: Any = ocp.load_checkpointables(str(where), {"models": abstract})
+    saved_models(where)
+    with _reading(where):
+        with context:
+            loaded: Any = ocp.load_checkpointables(str(where), {"models": abstract})
+        saved: Any = ocp.checkpointables_metadata(str(where)).custom_metadata
+        position = saved["data"]
     models = {}
     for name, model in expected.items():
         own = loaded["models"][name]
         fields = ("params", "opt", "sensitivity", "base")
         models[name] = replace(model, **{field: own.get(field) for field in fields})
-    saved: Any = ocp.checkpointables_metadata(str(where)).custom_metadata
-    return models, saved["data"]
+    return models, position
 
 
 def saved_models(where: Path) -> dict[str, Any]:
     """Return the shapes of the models of a checkpoint, by name, as Orbax describes them."""
-    metadata: Any = ocp.checkpointables_metadata(str(where)).metadata
-    return metadata["models"]
+    with _reading(where):
+        metadata: Any = ocp.checkpointables_metadata(str(where)).metadata
+        models = metadata["models"]
+        # Orbax would drop the imaginary parts without a message.
+        if any(np.issubdtype(x.dtype, np.complexfloating) for x in jax.tree.leaves(models)):
+            raise UserError(f"the checkpoint {where} has complex numbers, which no model has")
+        return models
 
 
 def record(checkpoint: Path) -> RunRecord:
@@ -304,9 +328,9 @@ def load(folder: Path, name: str, step: int | None = None) -> Tree:
             f"checkpoint {found} in {folder} has no model {name!r}, only {', '.join(models)}; "
             "continue the run until it has made this model"
         )
-    abstract = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), models[name]["params"])
     partial = ocp.Context()
     partial.pytree.loading.partial_load = True
-    with partial:
+    with _reading(folder / str(found)), partial:
+        abstract = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), models[name]["params"])
         loaded: Any = ocp.load_checkpointables(where, {"models": {name: {"params": abstract}}})
     return loaded["models"][name]["params"]

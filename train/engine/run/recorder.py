@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from tqdm import tqdm
 
-from jaxgrow.untrusted import open_regular
+from jaxgrow.untrusted import open_regular, printable
 from train.common.errors import Diverged, UserError
 from train.common.output import note, say
 from train.engine.hosts import is_first
@@ -242,7 +242,8 @@ class Progress:
         self._steps = steps
         self._first = None
         self._loss = None
-        self._bar.set_description_str(": ".join([*map(str, [*self._run.values()][:1]), name]))
+        shown = ": ".join([*map(str, [*self._run.values()][:1]), name])
+        self._bar.set_description_str(printable(shown))
 
     def add(self, flops: float) -> None:
         """Add the cost of an imported model, which the ledger counts, to the FLOPs of the plan."""
