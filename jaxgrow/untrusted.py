@@ -13,6 +13,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import unicodedata
 import warnings
 from collections.abc import Iterator
@@ -516,13 +517,26 @@ def _escaped(*arguments: Any, **more: Any) -> str:
     return printable(_formatted(*arguments, **more))
 
 
-def escape_messages() -> None:
-    """Escape warnings, logs and tracebacks of this process, because they may quote a file."""
+def _print_error(*error: Any) -> None:
+    # TensorStore reports errors in its own threads, and raises them in the main thread as well.
+    if threading.current_thread() is threading.main_thread():
+        print_text("".join(format_exception(*error)), file=sys.stderr, end="")
+
+
+def prepare_messages() -> None:
+    """Escape warnings, logs and tracebacks of a command, because they may quote a file.
+
+    Messages about errors that are raised as well are not printed.
+    """
     warnings.formatwarning = _escaped
     logging.setLogRecordFactory(_Escaped)
-    sys.excepthook = lambda *error: print_text(
-        "".join(format_exception(*error)), file=sys.stderr, end=""
-    )
+    for name in ("absl", "asyncio"):  # Orbax logs tracebacks with both
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    sys.excepthook = _print_error
+    if sys.unraisablehook is sys.__unraisablehook__:
+        sys.unraisablehook = lambda about: _print_error(
+            about.exc_type, about.exc_value, about.exc_traceback
+        )
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from jaxgrow.checkpoints.io.files import CheckpointError
 from jaxgrow.cli.arguments import parser
 from jaxgrow.cli.errors import UsageError, system_reason
 from jaxgrow.signals import interrupting, leaving
-from jaxgrow.untrusted import UntrustedError, escape_messages, print_text
+from jaxgrow.untrusted import UntrustedError, prepare_messages, print_text
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       after the reader of the output has closed the pipe (SIGPIPE).
     """
     a = parser().parse_args(argv)
-    escape_messages()
+    prepare_messages()
     if isinstance(sys.stdout, io.TextIOWrapper):
         # As on stderr, names that the encoding of the terminal does not have are escaped.
         sys.stdout.reconfigure(errors="backslashreplace")

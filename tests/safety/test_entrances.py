@@ -5,6 +5,8 @@ input. The command must then end with one of the errors that commands print in o
 outside the input and the output may change, no code may run, and nothing may block.
 """
 
+import os
+import random
 import shutil
 import signal
 import sys
@@ -17,11 +19,12 @@ import entrances_data
 import entrances_library
 import entrances_runs
 import pytest
+import random_changes
 from entrances import ATTACKS, NAMES, ROOT
 
 from jaxgrow.checkpoints import CheckpointError
 from jaxgrow.untrusted import UntrustedError
-from train.common.errors import UserError
+from train.common.errors import UserError, explained
 
 # PyTorch warns that it reads and writes in a single process.
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -197,3 +200,34 @@ def test_an_attack_ends_in_one_line(key, attack, made, tmp_path, monkeypatch):
     beside = {p.name for p in tmp_path.iterdir()} - {"in", "out", "outside"}
     assert beside == set(), "something was written beside the output"
     assert error is not None or attack in subject.harmless, "the attack succeeded"
+
+
+TIMES = int(os.environ.get("JAXGROW_MUTATIONS", "8"))
+SEED = int(os.environ.get("JAXGROW_SEED", random.randrange(1 << 32)))
+
+
+def _ends_in_one_line(table: str, error: BaseException) -> bool:
+    if table == "library":
+        return isinstance(error, (*ERRORS, MemoryError))
+    return isinstance(error, Exception) and explained(error) is not None
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # libraries warn about wrong values
+@pytest.mark.parametrize("key", SUBJECTS, ids="-".join)
+def test_random_changes_end_in_one_line(key, made, tmp_path):
+    """Set ``JAXGROW_MUTATIONS`` for another number of changes, and ``JAXGROW_SEED`` to repeat one."""
+    rng = random.Random(f"{SEED} {key}")
+    wrong = []
+    for i in range(TIMES):
+        file = made(key, tmp_path / str(i))
+        content = random_changes.changed(file.read_bytes(), rng)
+        file.write_bytes(content)
+        try:
+            with limited():
+                SUBJECTS[key].use(tmp_path / str(i) / "in")
+        except BaseException as error:
+            if not _ends_in_one_line(key[0], error):
+                wrong.append(f"{type(error).__name__}: {error!s:.300} for {content!r:.300}")
+        shutil.rmtree(tmp_path / str(i))
+    assert wrong == [], f"seed {SEED}: " + "\n".join(wrong)

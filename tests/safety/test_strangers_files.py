@@ -439,6 +439,21 @@ def test_warnings_and_logs_about_files_cannot_control_the_terminal(tmp_path):
     assert ran.stderr.count(r"\x1b") == 2 and "\x1b" not in ran.stderr
 
 
+@pytest.mark.parametrize("size", [600, 4000])
+def test_a_disk_that_takes_no_more_is_one_line(tmp_path, size):
+    """Orbax and TensorStore write in threads of their own, which report errors as well."""
+    saved(tmp_path / "a")
+    code = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))\n"
+    code += "import sys; from jaxgrow.cli.program import main; sys.exit(main(sys.argv[1:]))"
+    command = ["grow", "a", "b", *DEEP, "--to", "orbax"]
+    ran = subprocess.run(
+        [sys.executable, "-c", code, *command], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert ran.returncode == 1 and ran.stderr.startswith("error: "), ran.stderr
+    assert ran.stderr.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
 def test_limits_of_the_command_apply(tmp_path, capsys):
     folder = saved(tmp_path / "a")
     assert CONFIG.layers == 4

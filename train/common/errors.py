@@ -1,6 +1,5 @@
 """How do commands report errors of the input, as opposed to errors in the program?"""
 
-import logging
 import os
 import signal
 import sys
@@ -12,7 +11,7 @@ from typing import NoReturn
 
 from jaxgrow.checkpoints.io.files import CheckpointError
 from jaxgrow.cli.errors import system_reason
-from jaxgrow.untrusted import UntrustedError, escape_messages
+from jaxgrow.untrusted import UntrustedError, prepare_messages
 from train.common import endings
 from train.common.endings import interruptible
 from train.common.output import OutputClosed, say
@@ -60,9 +59,7 @@ def exits_cleanly(main: Callable[[], None]) -> None:
     process that fails alone prints its error and exits immediately. The other processes notice
     this, and exit as well (`train.engine.hosts`).
     """
-    # Orbax logs tracebacks of errors that it also raises.
-    logging.getLogger("absl").setLevel(logging.CRITICAL)
-    escape_messages()
+    prepare_messages()
     with interruptible(_several()):
         _run(main)
 
