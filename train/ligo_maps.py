@@ -19,6 +19,7 @@ from train.common.output import say
 from train.data import special
 from train.engine.run.workdir import Workdir
 from train.engine.run.workdir import load as load_params
+from train.engine.state.heads import say_notes
 from train.plan.learning import Maps
 from train.plan.learning import load as load_maps
 from train.plan.transforms import differing
@@ -85,6 +86,7 @@ def _read(model: Path) -> tuple[Config, Params]:
     run = Workdir(model)
     if not run.begun:
         source = open_checkpoint(model)
+        say_notes(source)
         return source.config, source.params()
     about = run.result if run.finished else run.config
     return from_json(about["model"]), load_params(model)

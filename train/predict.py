@@ -28,7 +28,7 @@ from train.data.labelled import glue, table
 from train.data.labelled.encoding import Encoder
 from train.data.labelled.task import Labelled, examples_of, labelled_of
 from train.engine.run.workdir import Workdir
-from train.engine.state.heads import learned
+from train.engine.state.heads import learned, say_notes
 from train.engine.state.mesh import Mesh
 from train.tasks.supervised import outputs
 
@@ -50,6 +50,7 @@ def predict(run: Path, file: Path) -> tuple[str, dict[str, float]]:
     data = _data(run)
     try:
         source = open_checkpoint(run)
+        say_notes(source)
     except CheckpointError as error:
         raise UserError(str(error)) from error
     texts, given = read(file, data)

@@ -65,29 +65,27 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
         raise CheckpointError(
             f"there is no folder {folder}. jaxgrow reads models from disk and does not download them"
         )
-    if step is None and (folder / RECORD).is_file() and (folder / "params").is_dir():
-        # The import takes seconds, and Hugging Face folders do not need it.
-        from jaxgrow.checkpoints.orbax import Orbax
+    with one_line(CheckpointError, f"{folder} cannot be read"):
+        if step is None and (folder / RECORD).is_file() and (folder / "params").is_dir():
+            # The import takes seconds, and Hugging Face folders do not need it.
+            from jaxgrow.checkpoints.orbax import Orbax
 
-        with one_line(CheckpointError, f"{folder} cannot be read"):
             return Orbax(folder)
-    if (folder / "checkpoints").is_dir():
-        from jaxgrow.checkpoints.orbax import RunCheckpoint, is_of_run
+        if (folder / "checkpoints").is_dir():
+            from jaxgrow.checkpoints.orbax import RunCheckpoint, is_of_run
 
-        with one_line(CheckpointError, f"{folder} cannot be read"):
             if is_of_run(folder):
                 return RunCheckpoint(folder, step)
-    if step is not None:
-        raise CheckpointError(
-            f"{folder} is not the folder of a run with checkpoints, so it has no step {step}. Give the folder alone"
-        )
-    if not _is_huggingface(folder):
-        raise CheckpointError(
-            f"{folder} is neither a finished run nor a Hugging Face folder. A run writes {RECORD} and params/ when it "
-            "ends, and checkpoints before; a Hugging Face folder has a config.json that names an architecture"
-        )
-    with one_line(CheckpointError, f"{folder} cannot be read"):
-        return HuggingFace(folder)
+        if step is not None:
+            raise CheckpointError(
+                f"{folder} is not the folder of a run with checkpoints, so it has no step {step}. Give the folder alone"
+            )
+        if _is_huggingface(folder):
+            return HuggingFace(folder)
+    raise CheckpointError(
+        f"{folder} is neither a finished run nor a Hugging Face folder. A run writes {RECORD} and params/ when it "
+        "ends, and checkpoints before; a Hugging Face folder has a config.json that names an architecture"
+    )
 
 
 def _is_huggingface(folder: Path) -> bool:

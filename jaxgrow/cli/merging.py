@@ -85,7 +85,8 @@ def mergeable(
     pair = Pair(cast(before), cast(up), (before, up), ())
     if type(before.config) is not type(up.config):
         return pair
-    pair = _one_vocabulary(_untied(pair))
+    untied = _untied(pair)
+    pair = _one_vocabulary(untied, take)
     a: Any = pair.before.config
     b: Any = pair.up.config
     names = [f.name for f in fields(a) if f.name not in a.run_by]
@@ -94,7 +95,7 @@ def mergeable(
         return pair
     if _shapes(pair.before) != _shapes(pair.up):
         raise CheckpointError(
-            _unequal(before, differ, a, b, "merge models in which they are equal")
+            _unequal(before, up, differ, a, b, "merge models in which they are equal")
         )
     if differ[0] == "context" and getattr(a, "rope_by", None) != "dynamic":
         longest = max(a.context, b.context)
@@ -106,9 +107,10 @@ def mergeable(
         differ = differ[1:]
     if differ and take is None:
         way_out = "choose the config of one model with --take-config A or --take-config B"
-        raise CheckpointError(_unequal(before, differ, a, b, way_out))
+        raise CheckpointError(_unequal(before, up, differ, a, b, way_out))
     chosen = b if take == "B" else a
-    of_b = take == "B" and pair.roots == (before, up)
+    # Rows that were matched by token belong to the tokenizer of the first checkpoint.
+    of_b = take == "B" and pair is untied
     return replace(
         pair,
         before=_With(pair.before, chosen, {}),
@@ -122,7 +124,9 @@ def _shapes(source: Source, start: str = "") -> dict[str, tuple[int, ...]]:
     return {path: leaf.shape for path, leaf in source.leaves.items() if path.startswith(start)}
 
 
-def _unequal(before: Checkpoint, differ: list[str], a: Any, b: Any, way_out: str) -> str:
+def _unequal(
+    before: Checkpoint, up: Checkpoint, differ: list[str], a: Any, b: Any, way_out: str
+) -> str:
     """The message about settings that differ, by their keys in ``config.json``."""
     keys = (
         {ours: key for key, ours in before.family.fields.items()}
@@ -133,7 +137,10 @@ def _unequal(before: Checkpoint, differ: list[str], a: Any, b: Any, way_out: str
         f"{keys.get(name, name)} is {spelt(getattr(a, name))} in A and {spelt(getattr(b, name))} in B"
         for name in differ
     ]
-    return f"the two models have layers of equal shapes, but cannot be merged: {listed(about, most=5)}; {way_out}"
+    return (
+        f"A, {before.folder}, and B, {up.folder}, have layers of equal shapes, but cannot be merged: {listed(about, most=5)}; "
+        f"{way_out}"
+    )
 
 
 def _untied(pair: Pair) -> Pair:
@@ -150,33 +157,46 @@ def _untied(pair: Pair) -> Pair:
     return replace(pair, notes=(*pair.notes, note), **sources)
 
 
-def _one_vocabulary(pair: Pair) -> Pair:
-    """Give both models the vocabulary of the larger one. Rows are matched by their tokens."""
+def _one_vocabulary(pair: Pair, take: Literal["A", "B"] | None) -> Pair:
+    """Give both models one vocabulary: the larger one. Rows are matched by their tokens.
+
+    Of vocabularies of one size, it is the one with more tokens, or that of the model to ``take``.
+    """
     sizes = [source.sizes().get(_VOCAB, 0) for source in (pair.before, pair.up)]
-    if sizes[0] == sizes[1]:
+    tokens = [tokens_of(root.folder) for root in pair.roots]
+    same = sizes[0] == sizes[1]
+    if same and (tokens[0] == tokens[1] or not all(tokens)):
         return pair
-    swapped = sizes[1] > sizes[0]
+    more = len(tokens[1]) > len(tokens[0]) if take is None else take == "B"
+    swapped = more if same else sizes[1] > sizes[0]
     large, small = (pair.up, pair.before) if swapped else (pair.before, pair.up)
     roots = pair.roots[::-1] if swapped else pair.roots
     settings: Any = {_VOCAB: max(sizes)}
     if _shapes(large, "blocks/") != _shapes(small, "blocks/"):
         return pair
-    files = [
-        {i: t for i, t in tokens_of(root.folder).items() if isinstance(t, str)} for root in roots
-    ]
+    files = tokens[::-1] if swapped else tokens
     if not all(files):
         missing = [str(root.folder) for root, f in zip(roots, files, strict=True) if not f]
         raise CheckpointError(
             f"the two models have layers of equal shapes, but vocabularies of {sizes[0]} and {sizes[1]} tokens, whose rows are "
-            f"matched by token. Put the tokenizer.json of each model into its folder; it is missing in {' and '.join(missing)}"
+            f"matched by token. Put the tokenizer.json or the vocab.json of each model into its folder; both are missing in "
+            f"{' and '.join(missing)}"
         )
     at = {token: i for i, token in files[1].items() if i < min(sizes)}
     rows = [(i, at[token]) for i, token in files[0].items() if i < max(sizes) and token in at]
+    if not rows:
+        raise CheckpointError(
+            f"the tokenizers in {roots[0].folder} and {roots[1].folder} have no token in common, so no row of the embeddings "
+            "can be merged. Give two models that were trained from the same one"
+        )
     lost = sorted(at.keys() - set(files[0].values()))
-
+    about = (
+        "the two tokenizers give other ids to some tokens: the result has the tokenizer"
+        if same
+        else f"the vocabularies have {sizes[0]} and {sizes[1]} tokens: the result has the {max(sizes)}"
+    )
     notes = [
-        f"the vocabularies have {sizes[0]} and {sizes[1]} tokens: the result has the {max(sizes)} of {roots[0].folder}, and "
-        f"{len(rows)} rows of both models were matched by token"
+        f"{about} of {roots[0].folder}, and {len(rows)} rows of both models were matched by token"
     ]
     if lost:
         gone = listed([spelt(token) for token in lost], most=5)

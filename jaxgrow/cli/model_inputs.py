@@ -1,9 +1,9 @@
 """On which inputs do commands evaluate models: random ones, or tokens or images of a file?"""
 
-import filecmp
 import io
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -78,12 +78,6 @@ def of_both(first: Checkpoint, second: Source, file: Path | None) -> tuple[Any, 
 
 def tokenizer_notes(first: Checkpoint, second: Checkpoint) -> list[str]:
     """A note if token ids mean different tokens in two models, by the tokenizers in their folders."""
-    try:
-        files = [inside(model.folder, "tokenizer.json") for model in (first, second)]
-    except CheckpointError:
-        return []
-    if filecmp.cmp(*files, shallow=False):
-        return []
     a, b = (tokens_of(model.folder) for model in (first, second))
     other = [i for i in a.keys() & b.keys() if a[i] != b[i]]
     if not other:
@@ -96,21 +90,43 @@ def tokenizer_notes(first: Checkpoint, second: Checkpoint) -> list[str]:
     ]
 
 
-def tokens_of(folder: Path) -> dict[int, Any]:
-    """The tokens of the ``tokenizer.json`` of a folder by their ids; empty without a tokenizer."""
-    try:
-        content = read_json(inside(folder, "tokenizer.json"), LARGEST_EXTRA)
-        vocab: Any = content["model"]["vocab"]
-        found = (
-            {i: token for token, i in vocab.items()}
-            if isinstance(vocab, dict)
-            else {i: token for i, (token, _) in enumerate(vocab)}
-        )
-        found |= {token["id"]: token["content"] for token in content.get("added_tokens", [])}
-    except (OSError, AttributeError, LookupError, TypeError, ValueError):
-        # A tokenizer that is not valid is an error only where it is used.
-        return {}
-    return {i: token for i, token in found.items() if isinstance(i, int)}
+def tokens_of(folder: Path) -> dict[int, str]:
+    """The tokens of the tokenizer in a folder by their ids; empty without a tokenizer.
+
+    They are those of ``tokenizer.json`` or ``vocab.json``, and the added tokens of
+    ``added_tokens.json`` and ``tokenizer_config.json``. A tokenizer that is not valid is an error only
+    where it is used.
+    """
+    found: dict[int, str] = {}
+    for name, tokens in _TOKENS.items():
+        # The first file that has a token for an id decides, and tokenizer.json replaces vocab.json.
+        if name == "vocab.json" and found:
+            continue
+        with suppress(OSError, AttributeError, LookupError, TypeError, ValueError):
+            pairs = tokens(read_json(inside(folder, name), LARGEST_EXTRA))
+            found = {int(i): token for i, token in pairs if isinstance(token, str)} | found
+    return found
+
+
+def _of_tokenizer(content: Any) -> list[tuple[Any, Any]]:
+    """The ids and tokens of a ``tokenizer.json``."""
+    vocab = content["model"]["vocab"]
+    pairs = (
+        vocab.items() if isinstance(vocab, dict) else ((t, i) for i, (t, *_) in enumerate(vocab))
+    )
+    added = [(token["id"], token["content"]) for token in content.get("added_tokens", [])]
+    return [*((i, token) for token, i in pairs), *added]
+
+
+# Functions that return the pairs of ids and tokens of a file.
+_TOKENS: dict[str, Callable[[Any], Iterable[tuple[Any, Any]]]] = {
+    "tokenizer.json": _of_tokenizer,
+    "vocab.json": lambda content: [(i, token) for token, i in content.items()],
+    "added_tokens.json": lambda content: [(i, token) for token, i in content.items()],
+    "tokenizer_config.json": lambda content: [
+        (i, token["content"]) for i, token in content["added_tokens_decoder"].items()
+    ],
+}
 
 
 def of_data(source: Checkpoint, file: Path, length: int = LENGTH) -> tuple[Any, str]:

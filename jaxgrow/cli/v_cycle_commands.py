@@ -9,7 +9,6 @@ from jaxgrow import operators
 from jaxgrow.axes.names import beside, kind
 from jaxgrow.checkpoints import Interpolated, open_checkpoint
 from jaxgrow.checkpoints.io.files import RECORD
-from jaxgrow.cli import model_inputs
 from jaxgrow.cli.errors import UsageError, reported
 from jaxgrow.cli.merging import mergeable
 from jaxgrow.cli.options import AXES, axis_option
@@ -140,7 +139,5 @@ def run_interpolate(a: argparse.Namespace) -> None:
     pair = mergeable(before, up, a.take_config, lambda source: in_dtype(a, source, at_least=True))
     with reported():
         mixed = Interpolated(pair.before, pair.up, a.alpha)
-    matched = before.sizes().get("vocab") != up.sizes().get("vocab")
-    notes = pair.notes if matched else (*pair.notes, *model_inputs.tokenizer_notes(before, up))
     taken = {} if a.take_config is None else {"take_config": a.take_config}
-    write(a, in_dtype(a, mixed), {"alpha": a.alpha} | taken, *pair.roots, notes=notes)
+    write(a, in_dtype(a, mixed), {"alpha": a.alpha} | taken, *pair.roots, notes=pair.notes)

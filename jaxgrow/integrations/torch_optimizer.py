@@ -173,7 +173,7 @@ class _StateOf(HuggingFace):
             for name, tensor in model.tensors.items()
         }
         self.tensors = arrays
-        self._fused = ("", {})
+        self._kept = ("", np.zeros(0))
 
     def read(self, path: str, layer: int | None = None) -> np.ndarray:
         leaf = self.leaves[path]

@@ -477,7 +477,7 @@ class TextConfig(Config):
     modality: ClassVar = "text"
     executed_by: ClassVar = (*Config.executed_by, "head_positions")
     run_by: ClassVar = (*Config.run_by, "head_positions")
-    tasks: ClassVar[tuple[str, ...]] = ("tokens", "classes")
+    tasks: ClassVar[tuple[str, ...]] = ("tokens", "classes", "states")
     # Whether attention can stop at the ends of documents, whose numbers are the input ``segments``.
     segments: ClassVar[bool] = False
 

@@ -171,7 +171,6 @@ class LlamaConfig(TextConfig):
 
     causal: ClassVar = True
     segments: ClassVar = True
-    tasks: ClassVar = ("tokens", "classes", "states")
     # Whether the first layer has a norm before its attention.
     first_norm: ClassVar[bool] = True
     run_by: ClassVar = (*TextConfig.run_by, "capacity", "z_loss")

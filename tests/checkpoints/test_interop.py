@@ -389,7 +389,6 @@ def test_missing_unknown_and_misshapen_tensors_are_listed(tmp_path):
         # The tensors are those of a GPT-2.
         ({"architectures": ["MistrallForCausalLM"]}, "is not supported. `jaxgrow architectures`"),
         ({"quantization_config": {"bits": 4}}, "dequantize"),
-        ({"tie_word_embeddings": False}, "missing: lm_head.weight"),
     ],
 )
 def test_configs_that_are_wrong_or_not_computed(tmp_path, values, message):

@@ -346,25 +346,19 @@ def test_the_published_head_of_a_deberta_keeps_its_names(tmp_path):
     assert_kept(assert_alike(tmp_path / "wide"), before)
 
 
-def test_bare_models_are_told_what_they_lack(tmp_path, capsys):
-    """A GPT-2 with a tied head only lacks the name of its architecture.
-
-    A head other than the stored one would have random weights.
-    """
-    transformers.GPT2Model(
-        transformers.GPT2Config(**SETTINGS["GPT2LMHeadModel"][0], initializer_range=0.3)
-    ).save_pretrained(tmp_path / "gpt2")
-    made(tmp_path / "olmo", "Olmo2ForCausalLM")
-    change(tmp_path / "olmo", architectures=["Olmo2Model"])
-    assert program.main(["inspect", str(tmp_path / "gpt2")]) == 1
-    assert 'a model without its head; write ["GPT2LMHeadModel"] there' in capsys.readouterr().err
-    change(tmp_path / "gpt2", architectures=["GPT2LMHeadModel"])
+def test_bare_models_of_transformers_are_read_as_bodies(tmp_path, capsys):
+    """One without an architecture is told what it lacks: another head would have random weights."""
+    gpt2 = transformers.GPT2Config(**SETTINGS["GPT2LMHeadModel"][0], initializer_range=0.3)
+    transformers.GPT2Model(gpt2).save_pretrained(tmp_path / "gpt2")
     assert_alike(tmp_path / "gpt2")
-    assert program.main(["inspect", str(tmp_path / "olmo")]) == 1
-    said = capsys.readouterr().err
+    change(tmp_path / "gpt2", architectures=["GPT2LMHeadModel"])
+    assert_alike(tmp_path / "gpt2")  # the head is the token embedding
+    made(tmp_path / "deit", "DeiTForImageClassification")
+    change(tmp_path / "deit", architectures=["DeiTModel"])
+    assert program.main(["inspect", str(tmp_path / "deit")]) == 1
     assert (
-        "a model without its head; give the folder of the Olmo2ForCausalLM from which this model was extracted"
-        in said
+        "a model without its head; give the folder of the DeiTForImageClassification from which this model was extracted"
+        in capsys.readouterr().err
     )
 
 

@@ -49,6 +49,13 @@ SLIDING = {"use_sliding_window": True, "sliding_window": 3, "max_window_layers":
         ("SmolLM3ForCausalLM", {"no_rope_layer_interval": 4, "pad_token_id": 0}),
         ("Qwen3MoeForCausalLM", {"mlp_only_layers": [], "decoder_sparse_step": 1}),
         ("MixtralForCausalLM", {}),
+        ("MixtralForCausalLM", {"num_experts": 4, "n_routed_experts": 4}),
+        ("OlmoeForCausalLM", {"num_local_experts": 4}),
+        ("GptOssForCausalLM", {"num_experts": 4, "experts_per_token": 2, "pad_token_id": 0}),
+        ("GPT2LMHeadModel", {"n_layer": 8, "hidden_size": 16}),
+        ("Gemma2ForCausalLM", {}),
+        ("Olmo3ForCausalLM", {}),
+        ("GraniteForCausalLM", {"num_layers": 8}),
     ],
 )
 def test_llama_pro_keeps_the_logits_of_public_configs(tmp_path, architecture, keys, capsys):
@@ -61,6 +68,14 @@ def test_llama_pro_keeps_the_logits_of_public_configs(tmp_path, architecture, ke
     if short & content(tmp_path / "b").keys():
         change(tmp_path / "b", layer_types=None, no_rope_layers=None)
         np.testing.assert_allclose(logits(tmp_path / "b"), before, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("key", ["num_experts", "num_local_experts"])
+def test_a_mixture_of_a_config_with_a_number_of_experts_is_loaded(tmp_path, key, capsys):
+    folder = published(tmp_path / "a", "MistralForCausalLM", **{key: 0})
+    before = logits(folder)
+    called(capsys, "grow", folder, tmp_path / "b", "--method", "upcycle", "--experts", 4)
+    np.testing.assert_allclose(logits(tmp_path / "b"), before, rtol=0, atol=1e-4)
 
 
 def test_the_dtype_that_is_written_is_loaded(tmp_path, capsys):
@@ -83,10 +98,22 @@ def test_experts_as_the_modules_of_transformers_have_them(tmp_path, architecture
     np.testing.assert_allclose(logits(tmp_path / "b"), before, rtol=0, atol=1e-4)
 
 
-def test_a_body_opens_in_transformers(tmp_path, capsys):
-    folder = published(tmp_path / "a", "Qwen3ForCausalLM", tie_word_embeddings=False)
+@pytest.mark.parametrize(
+    ("architecture", "prefix"),
+    [
+        ("Qwen3ForCausalLM", "model."),
+        ("Gemma3ForCausalLM", "model."),
+        ("GPT2LMHeadModel", "transformer."),
+        ("GPTNeoXForCausalLM", "gpt_neox."),
+        ("MixtralForCausalLM", "model."),
+    ],
+)
+def test_a_body_opens_in_transformers(tmp_path, architecture, prefix, capsys):
+    folder = published(tmp_path / "a", architecture, tie_word_embeddings=False)
     file = folder / "model.safetensors"
-    found = {n.removeprefix("model."): x for n, x in load_file(file).items() if "lm_head" not in n}
+    tensors = load_file(file).items()
+    heads = ("lm_head.weight", "embed_out.weight")
+    found = {n.removeprefix(prefix): x for n, x in tensors if n not in heads}
     save_file(found, file, {"format": "pt"})
     called(capsys, "convert", folder, tmp_path / "b", "--shard-size", "9kB")
     states = transformers.AutoModel.from_pretrained(tmp_path / "b").eval()

@@ -152,6 +152,73 @@ def test_a_number_that_contradicts_the_list_is_corrected(tmp_path, capsys):
     assert content(tmp_path / "b")["sliding_window_pattern"] == 2
 
 
+# --- synonyms ---
+
+MOE = {"num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "moe_num_experts": 4}
+
+
+@pytest.mark.parametrize(
+    "architecture", ["MixtralForCausalLM", "Qwen3MoeForCausalLM", "OlmoeForCausalLM"]
+)
+def test_every_name_of_the_number_of_experts_grows(tmp_path, architecture, capsys):
+    more = {"experts_per_token": 2, "num_layers": 4}
+    folder = published(tmp_path / "a", architecture, **MOE, **more)
+    np.save(tmp_path / "data.npy", np.arange(32, dtype=np.int32).reshape(2, 16) % 11)
+    fewer = ("--experts", 3, "--data", tmp_path / "data.npy")
+    called(capsys, "prune", folder, tmp_path / "b", *fewer)
+    deeper = ("--method", "llama_pro", "--layers", 6)
+    called(capsys, "grow", tmp_path / "b", tmp_path / "c", *deeper)
+    called(capsys, "convert", tmp_path / "c", tmp_path / "d", "--dtype", "bfloat16")
+    for name, layers in (("b", 4), ("c", 6), ("d", 6)):
+        new = content(tmp_path / name)
+        assert {key: new[key] for key in MOE} == dict.fromkeys(MOE, 3)
+        active = {new["num_experts_per_tok"], new["experts_per_token"]}
+        assert active == {open_checkpoint(tmp_path / name).config.active}
+        assert (new["num_hidden_layers"], new["num_layers"]) == (layers, layers)
+
+
+@pytest.mark.parametrize("leftover", [{"num_experts": 0}, {"n_routed_experts": 1}])
+def test_a_dense_model_with_a_number_of_experts_becomes_a_mixture(tmp_path, leftover, capsys):
+    folder = published(tmp_path / "a", "MistralForCausalLM", **leftover)
+    called(capsys, "grow", folder, tmp_path / "b", "--method", "upcycle", "--experts", 4)
+    new = content(tmp_path / "b")
+    assert {new["num_local_experts"], *(new[key] for key in leftover)} == {4}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "key", "synonym"),
+    [
+        ("MixtralForCausalLM", "num_local_experts", "num_experts"),
+        ("OlmoeForCausalLM", "num_experts", "num_local_experts"),
+        ("GPT2LMHeadModel", "n_layer", "num_hidden_layers"),
+        ("GPT2LMHeadModel", "n_embd", "hidden_size"),
+        ("DistilBertForMaskedLM", "n_layers", "num_hidden_layers"),
+    ],
+)
+def test_a_synonym_is_read_and_a_contradiction_is_an_error(
+    tmp_path, architecture, key, synonym, capsys
+):
+    folder = published(tmp_path / "a", architecture)
+    number, config = content(folder)[key], open_checkpoint(folder).config
+    change(folder, **{key: None, synonym: number})
+    assert open_checkpoint(folder).config == config
+    called(capsys, "convert", folder, tmp_path / "b", "--dtype", "bfloat16")
+    assert {content(tmp_path / "b")[name] for name in (key, synonym)} == {number}
+    change(folder, **{key: number, synonym: number + 4})
+    error = refused(capsys, "inspect", folder)
+    assert f"{key} is {number}" in error and f"{synonym} is {number + 4}" in error
+    change(folder, **{synonym: number})  # the way out
+    called(capsys, "inspect", folder)
+
+
+def test_width_changes_every_name_of_the_width(tmp_path, capsys):
+    folder = published(tmp_path / "a", "GPT2LMHeadModel", hidden_size=16, num_attention_heads=4)
+    wide = ("--method", "hypercloning", "--embed", 32, "--heads", 8, "--mlp", 128)
+    called(capsys, "grow", folder, tmp_path / "b", *wide)
+    new = content(tmp_path / "b")
+    assert (new["hidden_size"], new["num_attention_heads"]) == (new["n_embd"], new["n_head"])
+
+
 # --- the dtype ---
 
 

@@ -81,6 +81,98 @@ def test_rows_of_vocabularies_are_matched_by_token(tmp_path, order, tied, capsys
     assert content(tmp_path / "m")["pad_token_id"] == 12
 
 
+def two_files(folder, tokens) -> None:
+    """``vocab.json`` as GPT-2 has it, and tokens that were added later."""
+    *first, last, end = tokens
+    (folder / "vocab.json").write_text(json.dumps({token: i for i, token in enumerate(first)}))
+    (folder / "merges.txt").write_text("#version: 0.2")
+    (folder / "added_tokens.json").write_text(json.dumps({last: len(first)}))
+    added = {str(len(first) + 1): {"content": end, "special": True}}
+    (folder / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}))
+
+
+def unigram(folder, tokens) -> None:
+    model = {"vocab": [[token, -1.0] for token in tokens[:-1]]}
+    added = [{"id": len(tokens) - 1, "content": tokens[-1]}]
+    file = folder / "tokenizer.json"
+    file.write_text(json.dumps({"model": model, "added_tokens": added}))
+
+
+def chat(folder, tokens) -> None:
+    """A token that only ``tokenizer_config.json`` has, because it was added for chats."""
+    tokenizer(folder, tokens[:-1])
+    added = {str(len(tokens) - 1): {"content": tokens[-1]}}
+    (folder / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}))
+
+
+@pytest.mark.parametrize("first", [tokenizer, two_files, unigram, chat])
+@pytest.mark.parametrize("second", [two_files, chat])
+def test_every_file_of_a_tokenizer_is_read(tmp_path, first, second, capsys):
+    small, large = folders = two(tmp_path, b={"vocab_size": 13})
+    first(small, [*"abcdefghij", "<end>"])
+    second(large, ["<new>", *"jihgfedcba", "<pad>", "<end>"])
+    about = called(capsys, "interpolate", *folders, tmp_path / "m", "--alpha", 0.5)
+    assert "11 rows of both models were matched by token" in about["notes"][0]
+    name = "model.embed_tokens.weight"
+    a, b, mixed = (stored(folder)[name] for folder in (small, large, tmp_path / "m"))
+    expected = b.copy()
+    expected[1:11] = (b[1:11] + a[9::-1]) / 2
+    expected[12] = (b[12] + a[10]) / 2
+    np.testing.assert_allclose(mixed, expected, rtol=0, atol=1e-6)
+    kept = {file.name for file in large.glob("*.json")} - {"config.json"}
+    assert kept <= {file.name for file in (tmp_path / "m").iterdir()}
+
+
+@pytest.mark.parametrize(("take", "of"), [(None, 0), ("A", 0), ("B", 1)])
+def test_vocabularies_of_one_size_are_matched_by_token(tmp_path, take, of, capsys):
+    folders = two(tmp_path)
+    orders = [*"abcdefghij", "<a>"], ["<b>", *"bacdefghij"]
+    for folder, tokens in zip(folders, orders, strict=True):
+        tokenizer(folder, tokens)
+    words = ["interpolate", *folders, tmp_path / "m", "--alpha", 0.25]
+    about = called(capsys, *words, *["--take-config", take] * bool(take))
+    assert about["notes"] == [
+        f"the two tokenizers give other ids to some tokens: the result has the tokenizer of {folders[of]}, and 10 rows of "
+        "both models were matched by token",
+        f'these tokens of {folders[1 - of]} are not in the result: "{"<a>" if of else "<b>"}"',
+    ]
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        a, b = (stored(folder)[name] for folder in folders)
+        mixed = stored(tmp_path / "m")[name]
+        for i, token in enumerate(orders[of]):
+            x, y = (
+                rows[order.index(token)] if token in order else None
+                for rows, order in zip((a, b), orders, strict=True)
+            )
+            expected = 0.75 * x + 0.25 * y if x is not None and y is not None else (a, b)[of][i]
+            np.testing.assert_allclose(mixed[i], expected, rtol=0, atol=1e-6)
+    file = (tmp_path / "m/tokenizer.json").read_text()
+    assert file == (folders[of] / "tokenizer.json").read_text()
+
+
+def test_a_token_in_an_unused_row_is_kept(tmp_path, capsys):
+    """Qwen has more rows than tokens, and a fine-tune uses one of them."""
+    folders = two(tmp_path)
+    tokenizer(folders[0], "abcdefgh")
+    tokenizer(folders[1], [*"abcdefgh", "<tool>"])
+    notes, _, tensors = merged(capsys, tmp_path, *folders)
+    assert f"has the tokenizer of {folders[1]}, and 8 rows" in notes[0] and len(notes) == 1
+    name = "model.embed_tokens.weight"
+    np.testing.assert_array_equal(tensors[name][8], stored(folders[1])[name][8])
+
+
+def test_equal_tokenizers_need_no_note(tmp_path, capsys):
+    folders = two(tmp_path)
+    for folder in folders:
+        two_files(folder, "abcdefghijk")
+    assert merged(capsys, tmp_path, *folders)[0] == []
+    folders = two(tmp_path / "other")
+    tokenizer(folders[0], "abcdefghijk")
+    tokenizer(folders[1], "ABCDEFGHIJK")
+    error = refused(capsys, "interpolate", *folders, tmp_path / "n", "--alpha", 0.5)
+    assert "have no token in common" in error
+
+
 @pytest.mark.parametrize(
     ("key", "values"), [("rope_theta", (1e4, 5e5)), ("rms_norm_eps", (1e-6, 1e-5))]
 )

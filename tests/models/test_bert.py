@@ -17,7 +17,7 @@ from counting import products
 
 from jaxgrow import dual, flops, grow, operators, sizes
 from jaxgrow.axes import leaves
-from jaxgrow.checkpoints.hf.families.bert import ROBERTA, BertForMaskedLM, BertModel
+from jaxgrow.checkpoints.hf.families.bert import BERT, ROBERTA
 from jaxgrow.growth.symmetry import break_symmetry
 from jaxgrow.layerdrop import KeepMask, TokenDrop
 from jaxgrow.models import BERTConfig, from_json
@@ -170,7 +170,7 @@ def test_initial_values(norm, residual):
 # This eps is large enough to change the result visibly.
 SIZES = dict(vocab=13, context=9, layers=2, embed=15, heads=3, head_dim=5, mlp=7, eps=1e-3)
 FAMILIES = {
-    "BERT": (BertForMaskedLM, BERTConfig(**SIZES, types=4)),
+    "BERT": (BERT["ForMaskedLM"], BERTConfig(**SIZES, types=4)),
     "RoBERTa": (ROBERTA["ForMaskedLM"], BERTConfig(**SIZES, types=1, first_position=2)),
 }
 
@@ -284,20 +284,22 @@ def test_a_pooler_adds_no_keys_to_a_published_config():
         architectures=["BertModel"], model_type="bert", vocab_size=11, hidden_size=12,
         num_hidden_layers=2, num_attention_heads=2, intermediate_size=20,
     )  # fmt: skip
-    config = replace(BertModel.ours(said), pooler=True)
-    assert BertModel.theirs(config, said) == said
-    assert BertModel.theirs(replace(config, mlp=24), said) == said | {"intermediate_size": 24}
+    config = replace(BERT["Model"].ours(said), pooler=True)
+    assert BERT["Model"].theirs(config, said) == said
+    assert BERT["Model"].theirs(replace(config, mlp=24), said) == said | {"intermediate_size": 24}
 
 
 def test_names_in_older_files():
     assert (
-        BertForMaskedLM.current("bert.embeddings.LayerNorm.gamma")
+        BERT["ForMaskedLM"].current("bert.embeddings.LayerNorm.gamma")
         == "bert.embeddings.LayerNorm.weight"
     )
-    assert BertForMaskedLM.current("cls.predictions.transform.LayerNorm.beta").endswith(
-        "LayerNorm.bias"
+    assert (
+        BERT["ForMaskedLM"]
+        .current("cls.predictions.transform.LayerNorm.beta")
+        .endswith("LayerNorm.bias")
     )
-    assert BertForMaskedLM.current("bert.pooler.dense.bias") == "bert.pooler.dense.bias"
+    assert BERT["ForMaskedLM"].current("bert.pooler.dense.bias") == "bert.pooler.dense.bias"
 
 
 @pytest.mark.parametrize("norm", ["post", pytest.param("pre", marks=pytest.mark.slow)])

@@ -687,7 +687,6 @@ ROWS: dict[str, Row] = {
     "jaxgrow/cli/model_inputs.py::_images": attacked("images"),
     "jaxgrow/cli/model_inputs.py::_tokenised": attacked("text", "tokenizer"),
     "jaxgrow/cli/model_inputs.py::tokens_of": attacked("another tokenizer"),
-    "jaxgrow/cli/model_inputs.py::tokenizer_notes": attacked("another tokenizer"),
     "jaxgrow/cli/program.py::main": ours("it opens /dev/null"),
     "jaxgrow/integrations/command.py::_is_ours": attacked("run in the shell"),
     "jaxgrow/integrations/command.py::_opened": attacked("names"),

@@ -8,7 +8,7 @@ from functools import cache
 import jax
 import numpy as np
 
-from jaxgrow import grow, sizes
+from jaxgrow import checkpoints, grow, sizes
 from jaxgrow.axes import kind
 from jaxgrow.models import (
     BERTConfig,
@@ -413,6 +413,17 @@ SETTINGS = {
     # At a position that attends only to padding, the output is arbitrary.
     "ModernBertForQuestionAnswering": [_MODERN | {"local_attention": 12}],
 }
+
+
+# The architecture of the body of each decoder.
+BODIES = {
+    tokens.architecture: body.architecture
+    for tokens in checkpoints.FAMILIES.values()
+    for body in checkpoints.FAMILIES.values()
+    if tokens.config.causal and tokens.fixed["head"] == "tokens"
+    if (body.model_type, body.fixed.get("head")) == (tokens.model_type, "states")
+}
+SETTINGS |= {b: SETTINGS[t][:1] for t, b in BODIES.items() if b not in SETTINGS}
 
 
 @cache

@@ -10,6 +10,7 @@ import tiny
 
 from jaxgrow import checkpoints
 from jaxgrow.checkpoints import FAMILIES
+from jaxgrow.checkpoints.hf import storage
 from jaxgrow.cli import program
 
 SIZES: dict[str, Any] = {
@@ -24,12 +25,41 @@ SIZES: dict[str, Any] = {
 }
 _MIXED = {"num_experts_per_tok": 2, "moe_intermediate_size": 12, "num_experts": 4}
 _OWN = {
+    "OPTForCausalLM": {"ffn_dim": 20},
+    "GPTNeoXForCausalLM": {"head_dim": None, "rotary_pct": 0.5},
+    "OlmoForCausalLM": {"head_dim": None},
+    "Olmo2ForCausalLM": {"head_dim": None},
+    "Olmo3ForCausalLM": {"head_dim": None, "sliding_window": 3},
+    "Gemma2ForCausalLM": {"sliding_window": 3, "query_pre_attn_scalar": 4},
+    "Phi3ForCausalLM": {"head_dim": None, "pad_token_id": 0},
+    "GraniteForCausalLM": {"head_dim": None},
+    "GraniteMoeHybridForCausalLM": {
+        "head_dim": None,
+        "layer_types": ["attention"] * 4,
+        "num_local_experts": 0,
+        "shared_intermediate_size": 20,
+        "position_embedding_type": "rope",
+    },
+    "GptOssForCausalLM": {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 3,
+        "rope_scaling": {"rope_type": "default"},
+    },
     "GPT2LMHeadModel": {
         "vocab_size": 11,
         "n_positions": 16,
         "n_layer": 4,
         "n_embd": 16,
         "n_head": 4,
+    },
+    "DistilBertForMaskedLM": {
+        "vocab_size": 11,
+        "max_position_embeddings": 16,
+        "n_layers": 4,
+        "dim": 16,
+        "n_heads": 4,
+        "hidden_dim": 20,
     },
     "Qwen2ForCausalLM": {"tie_word_embeddings": False, "use_sliding_window": False},
     "Gemma3ForCausalLM": {"sliding_window": 3, "query_pre_attn_scalar": 4},
@@ -55,14 +85,14 @@ def published(
     """
     family = FAMILIES[architecture]
     own = _OWN.get(architecture, {})
-    content = own | keys if architecture.startswith("GPT2") else SIZES | own | keys
+    usual = "num_hidden_layers" in family.fields and "n_layers" not in family.fields
+    content = (SIZES if usual else {}) | own | keys
     content = {key: value for key, value in content.items() if value is not None}
     content |= {"architectures": [architecture], "model_type": family.model_type}
     config: Any = family.ours(content)
     model = checkpoints.Loaded(config, tiny.params(config, seed, weights))
-    checkpoints.write(model, folder, {}, [], to="hf")
-    (folder / "jaxgrow.json").unlink()
-    (folder / "config.json").write_text(json.dumps(content))
+    folder.mkdir(parents=True)
+    storage.write(model, family, content, folder)
     return folder
 
 

@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 import runs
 from checkpoints import CONFIG, saved
+from published import store
+from safetensors.numpy import load_file
 
 from jaxgrow import checkpoints
 from jaxgrow.cli.program import main
-from train import pretrain
+from train import generate, pretrain
 from train.common.errors import UserError
 from train.engine.run.workdir import imported, load
 from train.engine.state.mesh import Mesh
@@ -60,6 +62,26 @@ def test_a_hugging_face_model_grown_on_disk_is_trained_on(folder, tmp_path, caps
     # A model trained this way can be a source again, and its cost is included.
     again = replace(e, method=Continue("run"), name="again", steps=2)
     assert pretrain.run(again, tmp_path / "again")["flops"] > result["flops"]
+
+
+def test_the_notes_of_a_checkpoint_are_printed(folder, tmp_path, capsys, monkeypatch):
+    found = {f"module.{name}": x for name, x in load_file(folder / "model.safetensors").items()}
+    store(shutil.copytree(folder, tmp_path / "notes"), found)
+    (tmp_path / "notes/model.gguf").write_bytes(b"other")
+    config = checkpoints.load(folder)[0]
+    notes = (
+        "note: model.safetensors were read; these other weights were not: model.gguf",
+        "note: removed from the names of the tensors: module.",
+    )
+    e = runs.experiment(tmp_path, model=config, method=Continue("notes"), steps=1)
+    pretrain.run(e, tmp_path / "run")
+    err = capsys.readouterr().err
+    assert [err.count(note) for note in notes] == [1, 1]
+    words = ["generate", str(tmp_path / "notes"), "--tokenizer", "bytes", "--max-new", "1"]
+    monkeypatch.setattr("sys.argv", [*words, "--prompt", "a"])
+    generate.main()
+    err = capsys.readouterr().err
+    assert [err.count(note) for note in notes] == [1, 1]
 
 
 def test_it_begins_with_their_numbers_on_every_mesh(folder):

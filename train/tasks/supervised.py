@@ -19,7 +19,7 @@ from train.data.batches import Source
 from train.data.images import Images, images
 from train.data.labelled.metrics import accuracy
 from train.data.labelled.task import Labelled, Prepared, task
-from train.engine.state.heads import learned, order, say_which
+from train.engine.state.heads import learned, order, say_notes
 from train.engine.state.mesh import Mesh, batch_devices, put, rows
 from train.engine.state.pretrained import anywhere
 
@@ -76,7 +76,7 @@ def score(folder: Path, data: Labelled | Images) -> dict[str, dict[str, float]]:
     """
     try:
         source = open_checkpoint(folder)
-        say_which(source)
+        say_notes(source)
     except CheckpointError as error:
         raise UserError(str(error)) from error
     config: Any = source.config

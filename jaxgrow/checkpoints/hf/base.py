@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
@@ -12,6 +13,7 @@ from einops import rearrange
 from jaxgrow.axes.names import Names, axis, cut, is_layers, kind, reads
 from jaxgrow.axes.size_error import SizeError
 from jaxgrow.checkpoints.hf import layer_lists
+from jaxgrow.checkpoints.hf.labels import classes, labelled, problem
 from jaxgrow.checkpoints.io.files import spelt
 from jaxgrow.models import Config
 from jaxgrow.peft.lora import RANK
@@ -212,7 +214,14 @@ def _top(layout: str) -> list[str]:
     return out
 
 
-def linear(ours: str, theirs: str, outputs: str, inputs: str = "embed") -> dict[str, Stored]:
+def linear(
+    ours: str,
+    theirs: str,
+    outputs: str,
+    inputs: str = "embed",
+    part: int | None = None,
+    bias: bool = True,
+) -> dict[str, Stored]:
     """Return the places of a kernel that is stored as [outputs, inputs], and of its bias.
 
     Args:
@@ -220,11 +229,12 @@ def linear(ours: str, theirs: str, outputs: str, inputs: str = "embed") -> dict[
       theirs: the name of the module in Hugging Face's model.
       outputs: the layout of the output axes.
       inputs: the layout of the input axes.
+      part: the index of the kernel among the parts of a fused tensor.
+      bias: whether there is a bias.
     """
-    return {
-        f"{ours}/kernel": Stored(f"{theirs}.weight", f"{outputs} {inputs}"),
-        f"{ours}/bias": Stored(f"{theirs}.bias", outputs),
-    }
+    kernel = Stored(f"{theirs}.weight", f"{outputs} {inputs}", part)
+    biases = {f"{ours}/bias": Stored(f"{theirs}.bias", outputs, part)} if bias else {}
+    return {f"{ours}/kernel": kernel, **biases}
 
 
 def _head_dim(values: Mapping[str, Any]) -> int:
@@ -241,6 +251,52 @@ def _head_dim(values: Mapping[str, Any]) -> int:
             "head, is missing"
         )
     return embed // heads
+
+
+def key_of(keys: Mapping[str, str], value: str) -> str | None:
+    """Return the first key of a value, such as the name of an activation."""
+    return next((key for key, found in keys.items() if found == value), None)
+
+
+# The keys of ``config.json`` about the classes of a head.
+_LABELS = {"classes": problem, "spans": labelled, "token_classes": labelled}
+
+
+def with_head(body: "Family", architecture: str, head: str, **more: Any) -> "Family":
+    """Return the architecture with the body of another one, and with another head.
+
+    Args:
+      body: an architecture whose head has no classes.
+      architecture: the name of the result.
+      head: its head.
+      more: further fields of the result.
+    """
+    if (about := _LABELS.get(head)) is not None:
+        more["inferred"] = lambda theirs: body.inferred(theirs) | classes(theirs)
+        more["derived"] = lambda config: body.derived(config) | about(config)
+    fixed = {**body.fixed, "head": head}
+    return replace(body, architecture=architecture, fixed=fixed, **more)
+
+
+def without_head(tokens: "Family", architecture: str = "") -> "Family":
+    """Return the architecture with the body of ``tokens`` that returns its last hidden states."""
+
+    def names(config: Config) -> dict[str, Stored]:
+        return {
+            path: replace(stored, name=stored.name.removeprefix(tokens.prefix))
+            for path, stored in tokens.names(config).items()
+            if path != "head_kernel"
+        }
+
+    return with_head(
+        tokens,
+        architecture or re.sub("(ForCausalLM|LMHeadModel)$", "Model", tokens.architecture),
+        "states",
+        names=names,
+        prefix="",
+        stray=tokens.prefix,
+        ignored=(*tokens.ignored, "lm_head.*", "embed_out.*"),
+    )
 
 
 def layer_norms(names: Mapping[str, str]) -> dict[str, Stored]:
@@ -298,7 +354,7 @@ class Family:
       stray: a prefix that some files have before all tensor names of a model without a head.
       seen: a function from the config and the tensor names to the config, for fields that
         ``config.json`` does not determine.
-      renamed: a dict from endings of tensor names in older files to the current endings.
+      renamed: a dict from parts of tensor names in some files to the parts that are read.
       modules: a dict from parts of tensor names to the parts that the modules of transformers 5
         have instead. Adapters are named after modules.
       folded: fields of the config whose effect is folded into the weights if the architecture does
@@ -353,8 +409,7 @@ class Family:
         """Return the current name of a tensor from its name in a file."""
         name = name.removeprefix(self.stray)
         for old, new in self.renamed.items():
-            if name.endswith(old):
-                return name.removesuffix(old) + new
+            name = name.replace(old, new)
         return name
 
     def in_memory(self, name: str) -> str:
@@ -370,8 +425,10 @@ class Family:
           ValueError: keys are missing or have the wrong type, the sizes do not form a model, or
             settings are not supported. One message lists them all.
         """
-        values, follow, wrong = self._own_fields(theirs)
-        wrong += self._unsupported(theirs) + layer_lists.problems(theirs, self.layers_key)
+        wrong = layer_lists.problems(theirs, self.layers_key, self.fields)
+        theirs = layer_lists.with_own(theirs, self.fields)
+        values, follow = self._own_fields(theirs, wrong)
+        wrong += self._unsupported(theirs)
         if not wrong:
             values |= {name: value(values) for name, value in follow.items()}
             values |= self._inferred(theirs, wrong)
@@ -385,16 +442,15 @@ class Family:
             raise ValueError(str(error).removeprefix(f"{self.config.__name__}: ")) from error
 
     def _own_fields(
-        self, theirs: Mapping[str, Any]
-    ) -> tuple[dict[str, Any], dict[str, Callable[[Mapping[str, Any]], Any]], list[str]]:
-        """Read the keys of ``fields``.
+        self, theirs: Mapping[str, Any], wrong: list[str]
+    ) -> tuple[dict[str, Any], dict[str, Callable[[Mapping[str, Any]], Any]]]:
+        """Read the keys of ``fields``, and append messages about them to ``wrong``.
 
         Returns:
-          The values, functions of these values for absent keys, and messages about wrong values.
+          The values, and functions of these values for absent keys.
         """
         values: dict[str, Any] = {}
         follow: dict[str, Callable[[Mapping[str, Any]], Any]] = {}
-        wrong: list[str] = []
         for key, name in self.fields.items():
             value = theirs.get(key)
             if value is None and key in self.absent:
@@ -403,7 +459,7 @@ class Family:
                     follow[name] = value
                     continue
             values[name] = self._typed(name, value, key, wrong)
-        return values, follow, wrong
+        return values, follow
 
     def _unsupported(self, theirs: Mapping[str, Any]) -> list[str]:
         """Return a message about each setting that is not supported."""
@@ -504,10 +560,7 @@ class Family:
                 like, self.layers_key, config.depth, every, self.architecture
             )
             out = {**now, **self._changed(config, like, now, every), **self.always(config)}
-            lists = {"layer_types", "no_rope_layers"} & every.keys()
-            # Other architectures use the numbers in another way, if at all.
-            if lists and any(out.get(k) != like.get(k) for k in (*lists, self.layers_key)):
-                out = layer_lists.with_short(out, config.layer_kinds)
+            out = layer_lists.consistent(out, like, every, config.layer_kinds)
         back = self.ours(out).run_as(config)
         self._check_read_back(config, back)
         return out

@@ -1,10 +1,10 @@
-"""Which keys of ``config.json`` describe single layers, and do they fit the number of layers?
+"""Which keys of ``config.json`` repeat each other, and do they agree with the number of layers?
 
-There are three kinds: lists with one entry per layer, lists of layer indices, and numbers that are
-a shorter form of such a list, for example "every n-th layer has full attention".
+There are four kinds: lists with one entry per layer, lists of layer indices, numbers that are a
+shorter form of such a list, for example "every n-th layer has full attention", and synonyms.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from jaxgrow.checkpoints.io.files import listed, spelt
@@ -15,6 +15,7 @@ ENTRIES = (
     *("no_rope_layers", "moe_layer_freq", "attn_type_list", "activation_sparsity_pattern"),
     *("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
     *("sliding_window", "moe_intermediate_size", "num_experts", "num_local_experts", "rope_theta"),
+    *("block_configs", "layer_group_types", "num_query_heads", "num_kv_heads", "ffn_multipliers"),
 )
 # Indices of layers.
 INDICES = (
@@ -25,6 +26,20 @@ INDICES = (
 FURTHER = (
     *("num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules", "mtp_num_layers"),
     "mtp_num_hidden_layers",
+)
+# Names that programs have for one number.
+SYNONYMS = (
+    ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    ("hidden_size", "n_embd", "dim"),
+    ("num_attention_heads", "n_head", "n_heads"),
+    (
+        *("num_local_experts", "num_experts", "n_routed_experts", "num_routed_experts"),
+        *("moe_num_experts", "num_moe_experts", "n_experts"),
+    ),
+    (
+        *("num_experts_per_tok", "experts_per_token", "num_experts_per_token", "moe_topk"),
+        *("moe_top_k", "moe_k", "moe_router_topk", "num_selected_experts"),
+    ),
 )
 # Entries that have no effect, because models without the list compute the same.
 _PLAIN = ("full_attention", "attention", 1)
@@ -39,29 +54,57 @@ SHORT: Mapping[str, tuple[str, bool]] = {
 }
 
 
-def problems(theirs: Mapping[str, Any], key: str) -> list[str]:
-    """Return a message about each list that does not fit ``key``, the number of layers."""
+def problems(theirs: Mapping[str, Any], key: str, own: Collection[str]) -> list[str]:
+    """Return a message about each key that contradicts another one.
+
+    Args:
+      theirs: the content of ``config.json``.
+      key: the key of the number of layers.
+      own: the keys of numbers that the architecture reads.
+    """
+    wrong = [
+        f"{given[0]} is {theirs[given[0]]}, but {other} is {theirs[other]}, although both are the same number of the model. "
+        "Set both to the number that its weights have"
+        for _, every in _synonyms(theirs, own)
+        for given in [[name for name in every if theirs[name]]]
+        for other in given
+        if theirs[other] != theirs[given[0]]
+    ]
     layers = theirs.get(key)
-    wrong: list[str] = []
     if type(layers) is not int:
         return wrong
-    for name in (*ENTRIES, *INDICES):
-        found = theirs.get(name)
-        if not isinstance(found, list):
-            continue
-        if name in ENTRIES and len(found) != layers:
-            wrong.append(
-                f"{name} has {len(found)} entries, but {key} is {layers}. If the folder has the weights of {layers} layers, "
-                f"write one entry for each of them into {name}; if it has the weights of {len(found)} layers, set {key} to "
-                f"{len(found)}"
-            )
-        outside = [i for i in found if type(i) is int and not 0 <= i < layers]
-        if name in INDICES and outside:
-            wrong.append(
-                f"{name} has layer {outside[0]}, but {key} is {layers}, so the last layer is {layers - 1}. Write the indices "
-                f"of layers of this model into {name}, counted from 0"
-            )
-    return wrong
+    wrong += [
+        f"{name} has {len(found)} entries, but {key} is {layers}. If the folder has the weights of {layers} layers, "
+        f"write one entry for each of them into {name}; if it has the weights of {len(found)} layers, set {key} to {len(found)}"
+        for name, found in _lists(theirs, ENTRIES).items()
+        if len(found) != layers
+    ]
+    outside = [
+        f"{name} has layer {i}, but {key} is {layers}, so the last layer is {layers - 1}. Write the indices "
+        f"of layers of this model into {name}, counted from 0"
+        for name, found in _lists(theirs, INDICES).items()
+        for i in found
+        if type(i) is int and not 0 <= i < layers
+    ]
+    return wrong + outside[:1]
+
+
+def _lists(theirs: Mapping[str, Any], names: Iterable[str]) -> dict[str, list[Any]]:
+    """The keys of ``names`` whose value is a list."""
+    return {name: theirs[name] for name in names if isinstance(theirs.get(name), list)}
+
+
+def _synonyms(theirs: Mapping[str, Any], own: Collection[str]) -> Iterator[tuple[str, list[str]]]:
+    """The key of an architecture for each number, and all keys that a ``config.json`` has for it."""
+    for group in SYNONYMS:
+        if mine := [key for key in group if key in own]:
+            yield mine[0], [key for key in group if type(theirs.get(key)) is int]
+
+
+def with_own(theirs: Mapping[str, Any], own: Collection[str]) -> dict[str, Any]:
+    """Add the keys in ``own`` that are missing, if there is a synonym."""
+    found = {mine: theirs[given[0]] for mine, given in _synonyms(theirs, own) if given}
+    return {**found, **{k: v for k, v in theirs.items() if v is not None or k not in found}}
 
 
 def without_further(theirs: dict[str, Any], key: str) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -76,8 +119,7 @@ def without_further(theirs: dict[str, Any], key: str) -> tuple[dict[str, Any], t
         return theirs, ()
     count = theirs[named[0]]
     out = {name: value for name, value in theirs.items() if name not in named}
-    lists = [name for name in ENTRIES if isinstance(out.get(name), list)]
-    cut = {name: out[name][:layers] for name in lists if len(out[name]) == layers + count}
+    cut = {n: v[:layers] for n, v in _lists(out, ENTRIES).items() if len(v) == layers + count}
     less = f", and {listed(list(cut))} without the {count} entries for them" if cut else ""
     return out | cut, (
         f"{named[0]} is {count}: these layers for the prediction of further tokens are not read. A "
@@ -95,29 +137,37 @@ def without_old(
     Raises:
       ValueError: such a list may change the function.
     """
-    out = dict(like)
-    for name in ({*ENTRIES, *INDICES} & like.keys()) - written.keys():
-        found = like[name]
-        if not isinstance(found, list) or not found or like.get(key) == layers:
-            continue
-        if name in INDICES or not all(entry in _PLAIN for entry in found):
+    old = _lists(like, {*ENTRIES, *INDICES} - written.keys()) if like.get(key) != layers else {}
+    for name, found in old.items():
+        if found and (name in INDICES or not all(entry in _PLAIN for entry in found)):
             raise ValueError(
                 f"{name} of config.json has {len(found)} entries, but the new model has {layers} layers, and jaxgrow does "
                 f"not read the {name} of a {architecture}. Remove {name} from config.json if the model does not use it, or "
                 "use --to orbax"
             )
-        del out[name]
-    return out
+    return {name: value for name, value in like.items() if not old.get(name)}
 
 
-def with_short(out: dict[str, Any], kinds: str) -> dict[str, Any]:
-    """Correct the numbers that stand for a list of ``kinds``, or remove those that no value makes right."""
+def consistent(
+    out: Mapping[str, Any], like: Mapping[str, Any], written: Mapping[str, Any], kinds: str
+) -> dict[str, Any]:
+    """Correct the keys of a new ``config.json`` that repeat others, or remove them.
+
+    Args:
+      out: the new content.
+      like: the content that it follows.
+      written: the keys that describe the model.
+      kinds: the kinds of its layers.
+    """
     now = dict(out)
-    for key in SHORT.keys() & out.keys():
-        if type(out[key]) is int:
+    for mine, given in _synonyms(out, written):
+        now |= dict.fromkeys([mine, *given], written[mine]) if given else {}
+    lists = {"layer_types", "no_rope_layers"} & written.keys()
+    # Other architectures use these numbers in another way, if at all.
+    if lists and any(out.get(k) != like.get(k) for k in (*lists, *SYNONYMS[0])):
+        for key in [key for key in SHORT if type(out.get(key)) is int]:
             every = (out[key], *range(len(kinds) + 2))
-            fits = [n for n in every if _described(*SHORT[key], n, kinds)]
-            now[key] = fits[0] if fits else None
+            now[key] = next((n for n in every if _described(*SHORT[key], n, kinds)), None)
     return {key: value for key, value in now.items() if value is not None or out[key] is None}
 
 
@@ -128,7 +178,7 @@ def _described(letter: str, behind: bool, n: int, kinds: str) -> bool:
 
 
 def lost(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Return a note about each number that `with_short` removed from a ``config.json``."""
+    """Return a note about each number that `consistent` removed from a ``config.json``."""
     return [
         f"the kinds of the new layers are not periodic, so {key} {spelt(before[key])} is not in the new config.json. Its "
         "layer_types or no_rope_layers describe the layers; programs that do not read these lists compute another function"

@@ -62,12 +62,7 @@ def read_rope(
             "same rotary embeddings; give one entry for all layers"
         )
     if rotary is None:
-        for place in (theirs, rope):
-            if place.get("partial_rotary_factor") not in (None, 1):
-                raise ValueError(
-                    f"partial_rotary_factor is {place['partial_rotary_factor']}, but a {theirs.get('model_type')} rotates "
-                    "complete heads. Remove the key, or set it to 1"
-                )
+        _check_whole(theirs, rope)
     part = (
         rope.get("partial_rotary_factor", theirs.get("partial_rotary_factor"))
         if rotary is not None
@@ -110,11 +105,7 @@ def read_layered_rope(
         raise ValueError(
             f'rope_type of sliding_attention is {spelt(_kind(local))}, but only "default" is supported there'
         )
-    for rope in (full, local, theirs):
-        if rope.get("partial_rotary_factor") not in (None, 1):
-            raise ValueError(
-                f"partial_rotary_factor is {rope['partial_rotary_factor']}, but this family rotates complete heads"
-            )
+    _check_whole(theirs, full, local)
     return {
         "rope_theta": float(full.get("rope_theta") or theirs.get(key) or theta),
         "local_theta": float(
@@ -123,6 +114,16 @@ def read_layered_rope(
         "rotary": 1.0,
         **_scaling(full, theirs.get("max_position_embeddings"), None),
     }
+
+
+def _check_whole(theirs: Mapping[str, Any], *ropes: Mapping[str, Any]) -> None:
+    """Raise a `ValueError` if a ``config.json``, or its rotary embeddings, rotates parts of heads."""
+    for place in (theirs, *ropes):
+        if place.get("partial_rotary_factor") not in (None, 1):
+            raise ValueError(
+                f"partial_rotary_factor is {place['partial_rotary_factor']}, but a {theirs.get('model_type')} rotates "
+                "complete heads. Remove the key, or set it to 1"
+            )
 
 
 def _kind(rope: Mapping[str, Any]) -> str:

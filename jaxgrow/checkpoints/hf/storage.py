@@ -5,11 +5,11 @@ import hashlib
 import itertools
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +18,7 @@ from jaxgrow.axes.names import axis, layers_of
 from jaxgrow.checkpoints.hf import layer_lists, quantised, tensor_names
 from jaxgrow.checkpoints.hf.base import Family, NotStoredError, Stored
 from jaxgrow.checkpoints.hf.registry import FAMILIES
-from jaxgrow.checkpoints.hf.text_part import text_part
+from jaxgrow.checkpoints.hf.text_part import text_config, text_tensors
 from jaxgrow.checkpoints.io import safetensors
 from jaxgrow.checkpoints.io.files import (
     CheckpointError,
@@ -31,6 +31,8 @@ from jaxgrow.checkpoints.io.files import (
 from jaxgrow.checkpoints.source import Checkpoint, Leaf, Source, check_sizes, initial_layout
 from jaxgrow.models import Config
 from jaxgrow.untrusted import CheckedPath
+
+T = TypeVar("T")
 
 
 class HuggingFace(Checkpoint):
@@ -46,95 +48,89 @@ class HuggingFace(Checkpoint):
 
     def __init__(self, folder: Path):
         self.folder = folder
-        file = inside(folder, "config.json")
-        self.foreign = read_json(file)
-        quantised.check_config(folder, self.foreign)
-        stored = safetensors.tensors(folder)
-        quantised.check_tensors(folder, stored)
-        self.notes = tuple(safetensors.unread(folder))
-        if (part := text_part(self.foreign)) is not None:
-            self.notes += (part.note(self.foreign),)
-            try:
-                self.foreign = part.config(self.foreign)
-            except ValueError as error:
-                raise CheckpointError(f"{file}: {error}") from error
-            stored = part.tensors(stored)
-        self.family = family_of(self.foreign, file, stored)
-        self.foreign, further = layer_lists.without_further(self.foreign, self.family.layers_key)
+        self._file = inside(folder, "config.json")
+        foreign = read_json(self._file)
+        quantised.check(folder, foreign)
+        stored = text_tensors(safetensors.tensors(folder))
+        quantised.check(folder, foreign, stored)
+        foreign, notes = self._valid(text_config, foreign)
+        self.notes = (*safetensors.unread(folder), *notes)
+        self.family = family_of(foreign, self._file, stored)
+        self.foreign, further = layer_lists.without_further(foreign, self.family.layers_key)
         self.notes += further
-        self._name_tensors(file, stored)
-        if (body := self._body()) is not None:
+        self._find(stored, bool(further))
+        head = self.names.get("head_kernel")
+        body = body_of(self.family) if self.config.causal else None
+        if body is not None and head is not None and head.name not in self.tensors:
             self.notes += (
-                f"{self.names['head_kernel'].name} is missing, so the model is read as a {body.architecture}, without a head",
+                f"{head.name} is missing, so the model is read as a {body.architecture}, without a head",
             )
             self.family = body
             self.foreign = {**self.foreign, "architectures": [body.architecture]}
-            self._name_tensors(file, self.tensors)
-        self._leave_out_further(bool(further))
+            self._find(self.tensors, bool(further))
         self._check()
         self._check_tied()
         self.leaves = {path: self._leaf(path) for path in self._layout}
-        self._fused: tuple[str, dict[int | None, np.ndarray]] = ("", {})
+        self._kept: tuple[str, np.ndarray] = ("", np.zeros(0))
 
-    def _name_tensors(self, file: CheckedPath, stored: Mapping[str, safetensors.Tensor]) -> None:
-        """Find the config, and the tensors by the names that the family has for them."""
+    def _valid(self, read: Callable[[dict[str, Any]], T], foreign: dict[str, Any]) -> T:
+        try:
+            return read(foreign)
+        except ValueError as error:
+            raise CheckpointError(f"{self._file}: {error}") from error
+
+    def _find(self, stored: Mapping[str, safetensors.Tensor], further: bool) -> None:
+        """Find the config, the places of the leaves, and the tensors by the names of the family.
+
+        ``further``: whether layers behind the last one are left out.
+        """
         assert self.foreign is not None
         family = self.family
-        try:
-            self.config = family.ours(self.foreign)
-        except ValueError as error:
-            raise CheckpointError(f"{file}: {error}") from error
-        # Below, the number of layers is compared with the number of tensors.
-        sizes = vars(self.config) | {"layers": 0}
+        config = self._valid(family.ours, self.foreign)
         size = sum(tensor.size for tensor in stored.values())
         if not size and (empty := tensor_names.without_values(stored, stored)):
             raise CheckpointError(f"{self.folder}: {empty}")
-        check_sizes(sizes, size, file)
-        first = {s.name.format(layers=0, experts=0) for s in family.names(self.config).values()}
-        bare = {name.removeprefix(family.prefix) for name in first}
+        # Below, the number of layers is compared with the number of tensors.
+        check_sizes(vars(config) | {"layers": 0}, size, self._file)
         stored = {family.current(n): tensor for n, tensor in stored.items()}
-        stored, notes = tensor_names.plain(stored, first, bare, self.folder)
+        places = family.names(config).values()
+        stored, notes = tensor_names.plain(stored, places, family.prefix, self.folder)
         self.notes += notes
         self.tensors = {family.current(n): tensor for n, tensor in stored.items()}
-        self.config = family.seen(self.config, self.tensors)
+        self.config = family.seen(config, self.tensors)
         if self.config.depth > len(self.tensors):
             raise CheckpointError(
-                f"{file} has {self.config.depth} layers, but the folder has only "
+                f"{self._file} has {self.config.depth} layers, but the folder has only "
                 f"{len(self.tensors)} tensors. Does config.json belong to another model?"
             )
         self.following = family.following(self.config)
-        self.names = family.names(self.config)
         self._layout = initial_layout(self.config)
-        self._sizes: dict[str, int] = {}
-        for names, shape in self._layout.values():
-            self._sizes.update(zip(map(axis, names), shape, strict=True))
-        self._bare = bool(family.prefix) and not any(
-            n.startswith(family.prefix) for n in self.tensors
-        )
-        places = {path: replace(s, name=self._plain(s.name)) for path, s in self.names.items()}
-        self.tensors = tensor_names.unfused(self.tensors, places, self._sizes)
-
-    def _body(self) -> Family | None:
-        """The architecture without a head, if it has one and the head of a decoder is missing."""
-        head = self.names.get("head_kernel")
-        if head is None or head.name in self.tensors or not self.config.causal:
-            return None
-        mine = (f for f in FAMILIES.values() if f.model_type == self.family.model_type)
-        return next((f for f in mine if f.fixed.get("head") == "states"), None)
+        self._sizes = {
+            axis(n): size
+            for names, shape in self._layout.values()
+            for n, size in zip(names, shape, strict=True)
+        }
+        names = family.names(self.config)
+        if not any(n.startswith(family.prefix) for n in self.tensors):
+            names = {
+                p: replace(s, name=s.name.removeprefix(family.prefix)) for p, s in names.items()
+            }
+        self.names = tensor_names.with_experts(names, self.tensors, self._layout, self._sizes)
+        self._leave_out_further(further)
 
     def _leave_out_further(self, further: bool) -> None:
         """Leave out the tensors that predict further tokens; ``further``: also layers behind the last."""
         own = [name for name in self.tensors if name.startswith(("mtp.", "model.mtp."))]
         if own:
-            self.notes += (
-                f"{len(own)} tensors that predict further tokens, such as {own[0]}, are not read",
-            )
+            named = listed(own, most=2)
+            self.notes += (f"the tensors that predict further tokens are not read: {named}",)
         if further:
-            own += [name for name in self.tensors if self._layer_of(name) >= self.config.depth]
+            own += [
+                name
+                for name in self.tensors
+                if tensor_names.layer_of(name, self.names) >= self.config.depth
+            ]
         self.tensors = {n: tensor for n, tensor in self.tensors.items() if n not in {*own}}
-
-    def _layer_of(self, name: str) -> int:
-        return tensor_names.layer_of(name, {self._plain(s.name) for s in self.names.values()})
 
     def _leaf(self, path: str) -> Leaf:
         names, shape = self._layout[path]
@@ -148,27 +144,20 @@ class HuggingFace(Checkpoint):
         leaf = self.leaves[path]
         if layer not in stored.layers(leaf.layers):
             return np.ones(leaf.shape[1:], leaf.dtype)
-        if "{experts}" in stored.name:
-            each = (
-                self.tensors[self._name(name, layer)].read()
-                for name in stored.of_experts(self._sizes)
-            )
-            return np.stack(
-                [
-                    stored.ours(x, leaf.names, self._sizes).astype(leaf.dtype, copy=False)
-                    for x in each
-                ]
-            )
+        every = [
+            stored.ours(self._whole(stored, name.format(layers=layer)), leaf.names, self._sizes)
+            for name in stored.of_experts(self._sizes)
+        ]
+        x = np.stack(every) if "{experts}" in stored.name else every[0]
+        return x.astype(leaf.dtype, copy=False)
+
+    def _whole(self, stored: Stored, name: str) -> np.ndarray:
+        """Read a tensor. It is kept if it has other parts, because these are usually read next."""
         if stored.part is None:
-            tensor = self.tensor(stored, layer).read()
-        else:
-            # The other parts of a fused tensor are usually read next, so the tensor is kept.
-            if self._fused[0] != stored.name:
-                self._fused = (stored.name, {})
-            if layer not in self._fused[1]:
-                self._fused[1][layer] = self.tensor(stored, layer).read()
-            tensor = self._fused[1][layer]
-        return stored.ours(tensor, leaf.names, self._sizes).astype(leaf.dtype, copy=False)
+            return self.tensors[name].read()
+        if self._kept[0] != name:
+            self._kept = (name, self.tensors[name].read())
+        return self._kept[1]
 
     @property
     def bytes(self) -> int:
@@ -187,7 +176,7 @@ class HuggingFace(Checkpoint):
           layer: index of the layer; None for a leaf that is not stacked.
           expert: index of the expert, if experts are stored separately.
         """
-        return self.tensors[self._name(stored.of_experts(self._sizes)[expert], layer)]
+        return self.tensors[stored.of_experts(self._sizes)[expert].format(layers=layer)]
 
     def origin(self, path: str, layer: int | None) -> tuple[Source, int | None] | None:
         return (self, layer) if layer in self.names[path].layers(self.leaves[path].layers) else None
@@ -204,58 +193,45 @@ class HuggingFace(Checkpoint):
         stored = self.names[path]
         files = sorted({tensor.file.name for tensor in self._tensors(path)}) or ["no file"]
         part = "" if stored.part is None else f" part {stored.part}"
-        return f"{self._plain(stored.name)} ({stored.layout}){part} in {files[0]}{f' .. {files[-1]}' if len(files) > 1 else ''}"
+        return f"{stored.name} ({stored.layout}){part} in {files[0]}{f' .. {files[-1]}' if len(files) > 1 else ''}"
 
     def _tensors(self, path: str) -> Iterator[safetensors.Tensor]:
         for layer in self._layers(path):
             for name in self.names[path].of_experts(self._sizes):
-                yield self.tensors[self._name(name, layer)]
+                yield self.tensors[name.format(layers=layer)]
 
     def _layers(self, path: str) -> Sequence[int | None]:
         """The layers that are stored for a leaf, as `Leaf.layers`."""
         names, shape = self._layout[path]
         return self.names[path].layers(range(shape[0]) if layers_of(names) else (None,))
 
-    def _name(self, name: str, layer: int | None) -> str:
-        return self._plain(name).format(layers=layer)
-
-    def _plain(self, name: str) -> str:
-        return name.removeprefix(self.family.prefix) if self._bare else name
-
     def _check(self) -> None:
-        expected: dict[str, tuple[int, ...]] = {}
-        axes: dict[str, str] = {}
+        expected: dict[str, tuple[Stored, tuple[int, ...]]] = {}
         for path, stored in self.names.items():
+            shape = stored.shape(self._layout[path][0], self._sizes)
             for layer, of in itertools.product(self._layers(path), stored.of_experts(self._sizes)):
-                name = self._name(of, layer)
-                expected[name] = stored.shape(self._layout[path][0], self._sizes)
-                axes[name] = stored.layout
+                expected[of.format(layers=layer)] = (stored, shape)
         missing = [name for name in expected if name not in self.tensors]
-        unknown = []
-        wrong = []
-        free = self._ignored()
-        for name, tensor in self.tensors.items():
-            if name not in expected:
-                if not any(fnmatchcase(name, pattern) for pattern in free):
-                    unknown.append(name)
-            elif tensor.shape != expected[name]:
-                wrong.append(
-                    f"{name} in {tensor.file.name} has shape {tensor.shape}, but config.json requires {expected[name]} "
-                    f"(axes: {axes[name]})"
-                )
+        # Tensors without learned values, and the head of a model with tied embeddings.
+        free = [*self.family.ignored, *(s.name for s in self._untied().values())]
+        unknown = [
+            name
+            for name in self.tensors
+            if name not in expected and not any(fnmatchcase(name, pattern) for pattern in free)
+        ]
+        wrong = [
+            f"{name} in {self.tensors[name].file.name} has shape {self.tensors[name].shape}, but config.json requires {shape} "
+            f"(axes: {stored.layout})"
+            for name, (stored, shape) in expected.items()
+            if name in self.tensors and self.tensors[name].shape != shape
+        ]
         if missing or unknown or wrong:
             raise self._unfit(missing, unknown, wrong)
 
     def _unfit(self, missing: list[str], unknown: list[str], wrong: list[str]) -> CheckpointError:
         """The error about tensors that do not fit: their one cause, or at most five of them."""
         key, depth = self.family.layers_key, self.config.depth
-        cause = tensor_names.cause(missing, unknown, self.tensors, self._layer_of, key, depth)
-        head = self.names.get("head_kernel")
-        if head is not None and [*missing, *unknown, *wrong] == [head.name]:
-            cause = (
-                f"missing: {head.name}, so this is a model without its head. If the token embedding is its head, set "
-                '"tie_word_embeddings" to true in config.json; otherwise give the folder with the head'
-            )
+        cause = tensor_names.cause(missing, unknown, self.tensors, self.names, key, depth)
         if cause:
             return CheckpointError(f"{self.folder}: {cause}")
         lines = [
@@ -263,19 +239,14 @@ class HuggingFace(Checkpoint):
             [f"unknown: {name} in {self.tensors[name].file.name}" for name in unknown],
             wrong,
         ]
-        most = 5 // sum(map(bool, lines))
         again = ". Does the folder have all files of the model?" if missing else ""
-        return CheckpointError(
-            f"{self.folder}: the tensors do not fit the {self.family.architecture} of config.json{again}\n  "
-            + listed(*lines, separator="\n  ", most=most)
-        )
-
-    def _ignored(self) -> list[str]:
-        """Name patterns of tensors that a file may have although they are not read.
-
-        They are tensors without learned values, and the head of a model with tied embeddings.
-        """
-        return [*self.family.ignored, *(s.name for s in self._untied().values())]
+        if missing and (absent := safetensors.absent(self.folder)):
+            again = f". {absent[0]} is missing, but the index names it: download all files that it names"
+        of = f"{self.folder}: the tensors do not fit the {self.family.architecture} of config.json{again}"
+        if sum(map(len, lines)) == 1:
+            return CheckpointError(f"{of}: {listed(*lines)}")
+        most = 5 // sum(map(bool, lines))
+        return CheckpointError(of + "\n  " + listed(*lines, separator="\n  ", most=most))
 
     def _untied(self) -> dict[str, Stored]:
         """The names that a model with tied embeddings would have if it were untied.
@@ -298,7 +269,7 @@ class HuggingFace(Checkpoint):
         same = {"head_kernel": "token_embedding"}
         for path, stored in self._untied().items():
             mine = self.names[same.get(path, path)]
-            if stored.name == mine.name or self._name(stored.name, None) not in self.tensors:
+            if stored.name == mine.name or stored.name not in self.tensors:
                 continue
             head = self.tensor(stored, None)
             tied = self.tensor(mine, None)
@@ -328,87 +299,83 @@ def family_of(
     if isinstance(architecture, str) and architecture in FAMILIES:
         family = FAMILIES[architecture]
         return family.variant(foreign) or family
-    way_out = _way_out(str(architecture), foreign, stored) if named else _unnamed(foreign)
+    way_out = _way_out(str(architecture) if named else None, foreign, stored)
     raise CheckpointError(
         f"{file}: architectures is {spelt(named)}{way_out or ', which is not supported'}. `jaxgrow architectures` lists the "
         "supported ones"
     )
 
 
-# Architectures of models of images and texts, and the architectures of their vision towers.
-_TOWERS = {"CLIPModel": "CLIPVisionModelWithProjection", "SiglipModel": "SiglipVisionModel"}
+def body_of(family: Family) -> Family | None:
+    """Return the architecture of a model without its head; None if there is none."""
+    mine = (f for f in FAMILIES.values() if f.model_type == family.model_type)
+    return next((f for f in mine if f.fixed.get("head") == "states"), None)
 
 
-# Architectures whose files also contain the head of another architecture.
-_CONTAINED = {"BertForPreTraining": "BertForMaskedLM"}
+# What to do about architectures of models of images and texts, and about architectures whose files
+# also contain the head of another architecture.
+_WAYS_OUT = {
+    "CLIPModel": "; load its vision tower as CLIPVisionModelWithProjection in transformers, and save it",
+    "SiglipModel": "; load its vision tower as SiglipVisionModel in transformers, and save it",
+    "BertForPreTraining": ', which has another head in addition; write ["BertForMaskedLM"] there to read the model without it',
+}
 
 
-def _unnamed(foreign: Mapping[str, Any]) -> str:
-    """Suggest the classes of the model, which files without ``architectures`` do not name."""
-    mine = [
-        family.architecture
-        for family in FAMILIES.values()
-        if family.model_type == foreign.get("model_type")
-    ]
-    classes = ", ".join(f'["{name}"]' for name in mine)
-    return f"; write the class of the model there, one of {classes}" if mine else ""
+def _way_out(architecture: str | None, foreign: Mapping[str, Any], stored: Collection[str]) -> str:
+    """Suggest what to do about an architecture that is not supported, or that is not named.
 
-
-def _way_out(architecture: str, foreign: Mapping[str, Any], stored: Collection[str]) -> str:
-    """Suggest what to do about an architecture that is not supported.
-
-    The result is empty if neither another architecture of the same model nor one with a similar
-    name and the same tensors is supported.
+    The result is empty if no architecture with such tensors is known.
     """
-    if architecture in _TOWERS:
-        return f"; load its vision tower as {_TOWERS[architecture]} in transformers, and save it"
-    if (inner := _CONTAINED.get(architecture)) is not None:
-        return f', which has another head in addition; write ["{inner}"] there to read the model without it'
+    mine = [f for f in FAMILIES.values() if f.model_type == foreign.get("model_type")]
+    if architecture is None:
+        classes = ", ".join(f'["{family.architecture}"]' for family in mine)
+        return f"; write the class of the model there, one of {classes}" if mine else ""
+    if architecture in _WAYS_OUT:
+        return _WAYS_OUT[architecture]
     alike = [
         family
-        for name, family in FAMILIES.items()
-        if family.model_type == foreign.get("model_type")
-        and architecture.startswith(re.split("For|LMHead|Model", name)[0])
+        for family in mine
+        if architecture.startswith(re.split("For|LMHead|Model", family.architecture)[0])
+        and _has_layers(family, foreign, stored)
     ]
-    if not alike:
-        near = [
-            name
-            for name in difflib.get_close_matches(architecture, FAMILIES)
-            if _has_tensors(FAMILIES[name], foreign, stored)
-        ]
-        return (
-            f", which is not supported; its tensors are those of a {near[0]}, so if the name is misspelt, write "
-            f'["{near[0]}"] there'
-            if near
-            else ""
+    if alike:
+        bare = architecture.endswith("Model") and not architecture.endswith("LMHeadModel")
+        # Another head, or one that is missing, would have random weights in transformers.
+        todo = (
+            f"give the folder of the {alike[0].architecture} from which this model was extracted"
+            if bare
+            else f"load it as {(body_of(alike[0]) or alike[0]).architecture} in transformers, and save it"
         )
-    family = alike[0]
-    bare = architecture.endswith("Model") and not architecture.endswith("LMHeadModel")
-    tied = foreign.get("tie_word_embeddings", family.absent.get("tie_word_embeddings"))
-    if bare and family.prefix and tied is True:
-        # A tied head has no weights, so nothing is missing.
-        todo = f'write ["{family.architecture}"] there: the head is the token embedding'
-    elif bare:
-        # transformers would add a head with random weights.
-        todo = f"give the folder of the {family.architecture} from which this model was extracted"
-    else:
-        # Another head would have random weights, so the model is loaded without one if possible.
-        best = next((f for f in alike if f.fixed.get("head") == "states"), family)
-        todo = f"load it as {best.architecture} in transformers, and save it"
-    # After the suggested change, the settings would be refused.
-    todo = _refused(family, foreign) or todo
-    return f", {'a model without its head' if bare else 'another head'}; {todo}"
+        # After the suggested change, the settings would be refused.
+        todo = _refused(alike[0], foreign) or todo
+        return f", {'a model without its head' if bare else 'another head'}; {todo}"
+    for near in difflib.get_close_matches(architecture, FAMILIES):
+        if _has_tensors(FAMILIES[near], foreign, stored):
+            return (
+                f", which is not supported; its tensors are those of a {near}, so if the name is misspelt, write "
+                f'["{near}"] there'
+            )
+    return ""
+
+
+def _has_layers(family: Family, foreign: Mapping[str, Any], stored: Collection[str]) -> bool:
+    """Whether a file has the tensors of a layer, under any prefix, or it is not known."""
+    if not stored or _refused(family, foreign):
+        return True
+    places = family.names(family.ours(foreign)).values()
+    names = [place.name.format(layers="*", experts=0) for place in places]
+    ends = {re.escape(name.rpartition("*")[2]) for name in names if "*" in name}
+    found = [family.current(name) for name in stored]
+    return all(any(re.search(rf"\d{end}$", name) for name in found) for end in ends)
 
 
 def _has_tensors(family: Family, foreign: Mapping[str, Any], stored: Collection[str]) -> bool:
     """Whether a file has exactly the names of the tensors of an architecture."""
-    try:
-        config = family.ours(foreign)
-    except ValueError:
+    if _refused(family, foreign):
         return False
+    places = family.names(family.ours(foreign)).values()
     found = {re.sub(r"\.\d+\.", ".0.", family.current(name)) for name in stored}
-    names = {s.name.format(layers=0, experts=0) for s in family.names(config).values()}
-    names = {re.sub(r"\.\d+\.", ".0.", name) for name in names}
+    names = {re.sub(r"\.\d+\.", ".0.", s.name.format(layers=0, experts=0)) for s in places}
     return names <= found and all(
         any(fnmatchcase(name, pattern) for pattern in family.ignored) for name in found - names
     )
@@ -443,10 +410,6 @@ def family_for(
       CheckpointError: no architecture stores such a model.
     """
     candidates, kind = _candidates(config, foreign)
-    if not candidates:
-        raise CheckpointError(
-            f"no architecture stores a {kind}. Write an Orbax checkpoint instead (--to orbax)"
-        )
     wrong: list[ValueError] = []
     for family in candidates:
         try:
@@ -469,35 +432,27 @@ def family_for(
 def _candidates(config: Config, foreign: Mapping[str, Any] | None) -> tuple[list[Family], str]:
     """The architectures that may store a model, and a description of the model."""
     mixture = "experts" in config.sizes()
-    candidates = [
-        f
-        for f in FAMILIES.values()
-        if f.config is type(config) and f.has_head(config) and f.mixture == mixture
-    ]
-    kind = type(config).__name__
     family = None if foreign is None else family_of(foreign, Path("config.json"))
+    candidates = [f for f in FAMILIES.values() if f.has_head(config)]
     # A dense model that became a mixture of experts has another architecture.
     if family is not None and family.mixture == mixture:
         kind = family.model_type
-        candidates = [
-            f for f in FAMILIES.values() if f.model_type == family.model_type and f.has_head(config)
-        ]
-        candidates = [family] if family.has_head(config) else candidates
-    return candidates, f"{kind} that predicts {config.predicts}{' and has experts' * mixture}"
+        mine = [f for f in candidates if f.model_type == kind]
+        candidates = [family] if family.has_head(config) else mine
+    else:
+        kind = type(config).__name__
+        candidates = [f for f in candidates if (f.config, f.mixture) == (type(config), mixture)]
+    kind = f"{kind} that predicts {config.predicts}{' and has experts' * mixture}"
+    if not candidates:
+        raise CheckpointError(
+            f"no architecture stores a {kind}. Write an Orbax checkpoint instead (--to orbax)"
+        )
+    return candidates, kind
 
 
 def common(dtypes: Iterable[np.dtype]) -> np.dtype:
     """Return the smallest dtype that represents all values of the given dtypes."""
     return np.dtype(reduce(jnp.promote_types, dtypes))
-
-
-def _narrow(source: Source, names: Mapping[str, Stored]) -> np.dtype:
-    """Return the dtype in which leaves are written that are stored shifted or scaled.
-
-    They were converted to a wider dtype when they were read, and are written in the dtype of the
-    other leaves.
-    """
-    return common(source.leaves[path].dtype for path, stored in names.items() if not stored.moved)
 
 
 class Form(NamedTuple):
@@ -511,17 +466,14 @@ class Form(NamedTuple):
 def forms(source: Source, family: Family) -> dict[str, Form]:
     """Return how an architecture stores the leaves of a model, by path."""
     names = family.names(source.config)
-    narrow = _narrow(source, names)
+    dtypes = {path: source.leaves[path].dtype for path in names}
+    # Leaves that are shifted or scaled were converted to a wider dtype when they were read. They are
+    # written in the dtype of the others.
+    narrow = common(dtypes[path] for path, place in names.items() if not place.moved)
     return {
-        path: Form(x.times, x.plus, narrow if x.moved else source.leaves[path].dtype)
-        for path, x in names.items()
+        path: Form(place.times, place.plus, narrow if place.moved else dtypes[path])
+        for path, place in names.items()
     }
-
-
-@dataclass(frozen=True)
-class _Part:
-    path: str
-    stored: Stored
 
 
 def planned(source: Source, family: Family) -> list[safetensors.Planned]:
@@ -534,80 +486,83 @@ def planned(source: Source, family: Family) -> list[safetensors.Planned]:
     Returns:
       The tensors. Their values are read when they are written.
     """
-    groups: dict[str, list[_Part]] = {}
     names = family.names(source.config)
-    for path, stored in names.items():
-        groups.setdefault(stored.name, []).append(_Part(path, stored))
-    groups |= {
-        name: [_Part(path, names[path])] for name, path in family.copies(source.config).items()
-    }
-    out = []
-    narrow = _narrow(source, names)
-    sizes = source.sizes()
-    last = {}
-
-    def read(path: str, layer: int | None) -> np.ndarray:
-        """Read a leaf, and keep it, because its experts are written one after the other."""
-        if (path, layer) not in last:
-            last.clear()
-            last[path, layer] = source.read(path, layer)
-        return last[path, layer]
-
-    for _, patterns in itertools.groupby(
-        groups, lambda name: layers_of(source.leaves[groups[name][0].path].names)
+    parts: dict[str, list[str]] = {}
+    for path, place in names.items():
+        parts.setdefault(place.name, []).append(path)
+    # The name of a copy differs from the name under which its leaf is stored.
+    parts |= {name: [path] for name, path in family.copies(source.config).items()}
+    reader = _Reader(source, family)
+    out: list[safetensors.Planned] = []
+    for _, some in itertools.groupby(
+        parts, lambda name: layers_of(source.leaves[parts[name][0]].names)
     ):
-        patterns = list(patterns)
-        for layer in source.leaves[groups[patterns[0]][0].path].layers:
-            # The pattern of a copy differs from the name under which its leaf is stored.
-            for pattern in patterns:
-                parts = groups[pattern]
-                if layer not in parts[0].stored.layers(source.leaves[parts[0].path].layers):
+        some = list(some)
+        for layer in source.leaves[parts[some[0]][0]].layers:
+            for name in some:
+                leaf, place = source.leaves[parts[name][0]], names[parts[name][0]]
+                if layer not in place.layers(leaf.layers):
                     continue
-                for expert, name in enumerate(
-                    replace(parts[0].stored, name=pattern).of_experts(sizes)
-                ):
-                    out.append(_planned(source, family, name, parts, layer, expert, narrow, read))
+                dtype = common(reader.forms[path].dtype for path in parts[name])
+                shape = place.shape(leaf.names, reader.sizes)
+                for i, expert in enumerate(replace(place, name=name).of_experts(reader.sizes)):
+                    content = partial(reader.content, parts[name], layer, i, dtype)
+                    expert = expert.format(layers=layer)
+                    out.append(safetensors.Planned(expert, dtype, shape, content))
     return out
 
 
-def _planned(
-    source: Source,
-    family: Family,
-    pattern: str,
-    parts: list[_Part],
-    layer: int | None,
-    expert: int,
-    narrow: np.dtype,
-    read: Callable[[str, int | None], np.ndarray],
-) -> safetensors.Planned:
-    leaves = [source.leaves[part.path] for part in parts]
-    dtype = narrow if parts[0].stored.moved else common(leaf.dtype for leaf in leaves)
-    shape = parts[0].stored.shape(leaves[0].names, source.sizes())
+class _Reader:
+    """The values of the tensors that an architecture has for a model."""
 
-    def content() -> safetensors.Tensor | np.ndarray:
-        origins = {source.origin(part.path, layer) for part in parts}
-        if len(origins) == 1 and (origin := next(iter(origins))) is not None:
-            stored, old = origin
-            if isinstance(stored, HuggingFace) and stored.family is family:
-                tensor = stored.tensor(parts[0].stored, old, expert)
+    def __init__(self, source: Source, family: Family):
+        self._source = source
+        self._family = family
+        self._names = family.names(source.config)
+        self._last: tuple[tuple[str, int | None] | None, np.ndarray] = (None, np.zeros(0))
+        self.sizes = source.sizes()
+        self.forms = forms(source, family)
+
+    def content(
+        self, paths: Sequence[str], layer: int | None, expert: int, dtype: np.dtype
+    ) -> safetensors.Tensor | np.ndarray:
+        """Return one tensor, which is the stored one if its values are unchanged.
+
+        Args:
+          paths: the leaves that it holds.
+          layer: index of the layer; None for leaves that are not stacked.
+          expert: index of the expert, if experts are stored separately.
+          dtype: the dtype of the tensor.
+        """
+        place = self._names[paths[0]]
+        origins = {self._source.origin(path, layer) for path in paths}
+        stored, old = origins.pop() or (None, None)
+        if not origins and isinstance(stored, HuggingFace) and stored.family is self._family:
+            own = stored.names[paths[0]]
+            # A file may have the tensor under another name, or in another layout.
+            if replace(own, name=place.name) == place:
+                tensor = stored.tensor(own, old, expert)
                 if tensor.dtype == dtype:
                     return tensor
         out = None
-        for part, leaf in zip(parts, leaves, strict=True):
-            piece = (
-                read(part.path, layer)
-                if "{experts}" in part.stored.name
-                else source.read(part.path, layer)
+        for path in paths:
+            place = self._names[path]
+            x = (
+                self._read(path, layer)[expert]
+                if "{experts}" in place.name
+                else self._source.read(path, layer)
             )
-            piece = piece[expert] if "{experts}" in part.stored.name else piece
-            piece = piece if part.stored.moved else piece.astype(dtype, copy=False)
-            out = part.stored.theirs(piece, leaf.names, source.sizes(), out).astype(
-                dtype, copy=False
-            )
+            x = x if place.moved else x.astype(dtype, copy=False)
+            out = place.theirs(x, self._source.leaves[path].names, self.sizes, out)
+            out = out.astype(dtype, copy=False)
         assert out is not None
         return out
 
-    return safetensors.Planned(pattern.format(layers=layer), dtype, shape, content)
+    def _read(self, path: str, layer: int | None) -> np.ndarray:
+        """Read a leaf, and keep it, because its experts are written one after the other."""
+        if self._last[0] != (path, layer):
+            self._last = (path, layer), self._source.read(path, layer)
+        return self._last[1]
 
 
 def write(

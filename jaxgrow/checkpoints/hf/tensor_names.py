@@ -1,32 +1,46 @@
 """Which tensor of a file is which tensor of a model, and why do they not fit each other?"""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 
+from jaxgrow.axes.names import Names
 from jaxgrow.checkpoints.hf.base import Stored
-from jaxgrow.checkpoints.io.files import CheckpointError, spelt
+from jaxgrow.checkpoints.io.files import CheckpointError, listed, spelt
 from jaxgrow.checkpoints.io.safetensors import Tensor
 
-# Parts that wrappers of PyTorch insert into the names of modules.
+# Parts that wrappers of PyTorch and PEFT insert into the names of modules.
 _WRAPPERS = re.compile(
-    r"(?<![^.])(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module)\."
+    r"(?<![^.])(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module"
+    r"|base_layer)\."
 )
-_FUSED = re.compile(
-    r"(?P<mlp>.*\.(?P<layer>\d+)\..*)\.experts\.(?P<part>gate_up|gate|up|down)_proj(\.weight)?"
+# The places of fused experts in the modules of transformers 5, and of experts that are only stacked.
+_FUSED: tuple[Mapping[str, Stored], ...] = (
+    {
+        "gate": Stored("gate_up_proj", "experts (2 mlp) embed", 0),
+        "up": Stored("gate_up_proj", "experts (2 mlp) embed", 1),
+        "down": Stored("down_proj", "experts embed mlp"),
+    },
+    {
+        "gate": Stored("gate_proj", "experts mlp embed"),
+        "up": Stored("up_proj", "experts mlp embed"),
+        "down": Stored("down_proj", "experts embed mlp"),
+    },
 )
 
 
 def plain(
-    stored: Mapping[str, Tensor], expected: Collection[str], bare: Collection[str], folder: Path
+    stored: Mapping[str, Tensor], places: Iterable[Stored], prefix: str, folder: Path
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """Remove prefixes and wrappers from the names of tensors.
 
     Args:
       stored: the tensors by their names in the files.
-      expected: the names of the model.
-      bare: the names of the model without the prefix of its body.
+      places: the places of the leaves of the model.
+      prefix: the prefix of the names of its body, which files may omit.
       folder: the folder, for messages.
 
     Returns:
@@ -39,88 +53,90 @@ def plain(
         )
     parts = sorted({part for name in stored for part in _WRAPPERS.findall(name)})
     found = {_WRAPPERS.sub("", name): tensor for name, tensor in stored.items()}
-    prefix = _prefix(found, [expected, bare])
-    short = {name.removeprefix(prefix): tensor for name, tensor in found.items()}
+    expected = {place.name.format(layers=0, experts=0) for place in places}
+    removed = _prefix(found, expected | {name.removeprefix(prefix) for name in expected})
+    short = {name.removeprefix(removed): tensor for name, tensor in found.items()}
     # Different tensors keep different names.
-    if len(short) < len(stored) or not (parts or prefix):
+    if len(short) < len(stored) or not (parts or removed):
         return dict(stored), ()
-    removed = " and ".join([*parts, *[prefix] * bool(prefix)])
-    return short, (f"{removed} was removed from the names of the tensors",)
+    every = ", ".join([*parts, *[removed] * bool(removed)])
+    return short, (f"removed from the names of the tensors: {every}",)
 
 
-def _prefix(stored: Collection[str], groups: Iterable[Collection[str]]) -> str:
-    """Return the prefix without which most names are those of a model; empty if there is none."""
-    found = {"": 0}
-    for expected in groups:
-        hits = len(set(expected) & set(stored))
-        found[""] = max(found[""], hits)
-        # A long name is that of a module in a layer, so nothing else ends with it.
-        anchor = max(expected, key=len, default="")
-        for name in stored:
-            if anchor and name.endswith(f".{anchor}"):
-                prefix = name.removesuffix(anchor)
-                named = {n.removeprefix(prefix) for n in stored}
-                found[prefix] = max(found.get(prefix, 0), len(set(expected) & named))
-    return max(found, key=lambda prefix: found[prefix])
+def _prefix(stored: Collection[str], expected: Collection[str]) -> str:
+    """Return the prefix without which most names are expected; empty if there is none."""
+    found = Counter({"": 0})
+    for name in stored:
+        ends = accumulate(name.split("."), "{}.{}".format)
+        found.update(p for p in ["", *(f"{end}." for end in ends)] if name[len(p) :] in expected)
+    return max(found, key=lambda prefix: (found[prefix], -len(prefix)))
 
 
-def unfused(
-    stored: dict[str, Tensor], names: Mapping[str, Stored], sizes: Mapping[str, int]
-) -> dict[str, Tensor]:
-    """Return the tensors with one tensor for each expert, if the experts are stored fused.
+def with_experts(
+    names: Mapping[str, Stored],
+    stored: Mapping[str, Tensor],
+    axes: Mapping[str, tuple[Names, tuple[int, ...]]],
+    sizes: Mapping[str, int],
+) -> dict[str, Stored]:
+    """Return the places of leaves, with the places that the files have for fused experts.
 
-    `transformers` 5 has one tensor ``[experts, 2 mlp, embed]`` for the gates and units of a layer,
-    and one ``[experts, embed, mlp]`` for its outputs. An expert is a slice of the file.
+    The shapes decide whether the outputs or the inputs of a kernel come first. If both fit, or none,
+    the order is that of the architecture, or that of transformers 5.
+
+    Args:
+      names: the places in the architecture.
+      stored: the tensors by their names.
+      axes: the axis names of each leaf.
+      sizes: the size of every axis.
     """
-    single = {
-        part: names[path].name
-        for part in ("gate", "up", "down")
-        if "{experts}" in names.get(path := f"blocks/mlp/{part}/kernel", Stored("", "")).name
-    }
-    if not single:
-        return stored
-    # The modules of a Mixtral have the name "mlp" in transformers 5.
-    own = single["gate"].partition(".{layers}.")[2].partition(".experts")[0]
-    out: dict[str, Tensor] = {}
-    for name, tensor in stored.items():
-        name = name if f".{own}." in name else name.replace(".mlp.", f".{own}.")
-        if (match := _FUSED.fullmatch(name)) is None:
-            out[name] = tensor
-            continue
-        parts = match["part"].split("_")
-        rows, columns = sizes["mlp"], sizes["embed"]
-        rows, columns = (columns, rows) if parts == ["down"] else (rows, columns)
-        shape = (sizes["experts"], len(parts) * rows, columns)
-        if tensor.shape != shape:
-            raise CheckpointError(
-                f"{tensor.name} in {tensor.file.name} has shape {tensor.shape}, but fused experts of this config have {shape} "
-                "(experts, outputs, inputs). Load the model in transformers, and save it"
-            )
-        size = tensor.size // (sizes["experts"] * len(parts))
-        for i in range(sizes["experts"] * len(parts)):
-            expert, part = divmod(i, len(parts))
-            new = single[parts[part]].format(layers=match["layer"], experts=expert)
-            begin = tensor.begin + i * size
-            out[new] = replace(tensor, name=new, shape=(rows, columns), begin=begin, size=size)
-    return out
+
+    def first(place: Stored) -> str:
+        return place.name.format(layers=0)
+
+    def fits(places: Mapping[str, Stored]) -> bool:
+        shapes = {path: place.shape(axes[path][0], sizes) for path, place in places.items()}
+        return all(stored[first(places[path])].shape == shape for path, shape in shapes.items())
+
+    forms = _expert_places(names)
+    found = [form for form in forms if all(first(place) in stored for place in form.values())]
+    return {**names, **next(filter(fits, found), next(iter(found), {}))}
 
 
-def layer_of(name: str, patterns: Iterable[str]) -> int:
-    """Return the layer of a tensor, or -1; ``patterns``: the names of the model with ``{layers}``."""
-    for begin in {p.partition("{layers}")[0] for p in patterns if "{layers}" in p}:
+def _expert_places(names: Mapping[str, Stored]) -> Iterator[dict[str, Stored]]:
+    """The places that files may have for the kernels of experts, in the order of preference."""
+    own = {part: names.get(f"blocks/mlp/{part}/kernel", Stored("", "")) for part in _FUSED[0]}
+    forms = [own] if "experts" in own["down"].layout else []
+    begin, apart, _ = own["down"].name.partition("{experts}.")
+    for ending in ("", ".weight") if apart else ():
+        for form in _FUSED:
+            forms.append({p: replace(s, name=f"{begin}{s.name}{ending}") for p, s in form.items()})
+    for form in forms:
+        for places in (form, {part: _transposed(place) for part, place in form.items()}):
+            yield {f"blocks/mlp/{part}/kernel": place for part, place in places.items()}
+
+
+def _transposed(place: Stored) -> Stored:
+    """The same place with the last two axes of the tensor exchanged."""
+    first, *last = re.findall(r"\(.*?\)|\w+", place.layout)
+    return replace(place, layout=" ".join([first, *reversed(last)]))
+
+
+def layer_of(name: str, places: Mapping[str, Stored]) -> int:
+    """Return the layer of a tensor, or -1, by the places of the model."""
+    for begin in {p.name.partition("{layers}")[0] for p in places.values() if "{layers}" in p.name}:
         index = name.removeprefix(begin).partition(".")[0]
         if name.startswith(begin) and index.isdecimal() and len(index) < 7:
             return int(index)
     return -1
 
 
-def without_values(names: Collection[str], stored: Mapping[str, Tensor]) -> str:
+def without_values(names: Iterable[str], stored: Mapping[str, Tensor]) -> str:
     """Return the reason why tensors have no values; "": all of them have some."""
-    empty = [name for name in names if stored[name].shape == (0,)]
+    empty = [name for name in names if 0 in stored[name].shape]
     if not empty:
         return ""
     return (
-        f"{len(empty)} tensors have no values, such as {spelt(empty[0])}. DeepSpeed saves such tensors under ZeRO stage 3. "
+        f"these tensors have no values: {listed(empty, most=2)}. DeepSpeed saves such tensors under ZeRO stage 3. "
         "Convert the state with its zero_to_fp32.py, or save the model again with the setting "
         '"stage3_gather_16bit_weights_on_model_save": true'
     )
@@ -130,16 +146,20 @@ def cause(
     missing: Collection[str],
     unknown: Collection[str],
     stored: Mapping[str, Tensor],
-    layers_of: Callable[[str], int],
+    places: Mapping[str, Stored],
     key: str,
     depth: int,
 ) -> str:
     """Return the one reason why names are only in the model or only in the files; "": not known."""
     if empty := without_values([name for name in stored if name not in unknown], stored):
         return empty
-    layers = 1 + max(map(layers_of, stored), default=-1)
-    least = min(map(layers_of, {*missing, *unknown}), default=-1)
+    layers = 1 + max((layer_of(name, places) for name in stored), default=-1)
+    least = min((layer_of(name, places) for name in (*missing, *unknown)), default=-1)
     if not layers or layers == depth or least < min(depth, layers):
         return ""
-    fewer = f"; `jaxgrow prune --layers {depth}` then removes the others" if depth < layers else ""
+    fewer = (
+        f"; to keep {depth} of them, use `jaxgrow prune --layers {depth}` then"
+        if depth < layers
+        else ""
+    )
     return f"{key} is {depth}, but the folder has the tensors of {layers} layers. Set {key} to {layers}{fewer}"

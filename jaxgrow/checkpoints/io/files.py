@@ -32,6 +32,7 @@ QUANTISATION = (
     "quantize_config.json",
     "quant_config.json",
     "quantization_config.json",
+    "recipe.yaml",
 )
 # Files about the training or about other weights of a model, which do not fit a new model.
 _OF_OTHERS = ("params.json", "trainer_state.json", *QUANTISATION)

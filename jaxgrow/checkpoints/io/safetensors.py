@@ -136,7 +136,7 @@ def tensors(folder: Path) -> dict[str, Tensor]:
 
     They are in ``model.safetensors``, or in the shards that ``model.safetensors.index.json`` lists.
     The index decides which tensor is read from which shard. A tensor that it names, but that the
-    shard does not have, is missing.
+    shard does not have, is missing, and so are those of a missing shard.
 
     Raises:
       CheckpointError: there are no such files, or they are damaged.
@@ -155,7 +155,8 @@ def tensors(folder: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{folder} has neither {_FILE} nor {_INDEX}")
     where = _indexed(folder)
     found: dict[str, Tensor] = {}
-    for file in sorted(set(where.values())):
+    # `inside` refuses the name of a file elsewhere, also if there is no such file.
+    for file in sorted(set(where.values()) - {*absent(folder)}):
         for name, tensor in header(inside(folder, file)).items():
             if where.get(name) == file:
                 found[name] = tensor
@@ -163,20 +164,33 @@ def tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def _indexed(folder: Path) -> dict[str, str]:
-    """Return the file of each tensor that the index names. A tensor in another file is not read."""
+    """Return the file of each tensor that the index names. A tensor in another file is not read.
+
+    The result is empty if there is one file, because then the index is not read.
+    """
+    if os.path.lexists(folder / _FILE):
+        return {}
     index = inside(folder, _INDEX)
     where = read_json(index, LARGEST_HEADER).get("weight_map")
     if not isinstance(where, dict) or not all(isinstance(name, str) for name in where.values()):
         raise CheckpointError(f"{index} has no weight_map from tensors to files. Download it again")
     if wrong := [name for name in where.values() if not name.endswith(".safetensors")]:
-        raise CheckpointError(f"{index} names {wrong[0]!r}, which is not a .safetensors file")
+        raise CheckpointError(
+            f"{index} names {wrong[0]!r}, which is not a .safetensors file. Download the index again"
+        )
     return where
+
+
+def absent(folder: Path) -> list[str]:
+    """Return the names of files in the folder that the index names, but that are missing."""
+    named = {name for name in _indexed(folder).values() if name == Path(name).name}
+    return sorted(name for name in named if not os.path.lexists(folder / name))
 
 
 def unread(folder: Path) -> list[str]:
     """Return a note if `tensors` does not read all files of weights of a model in a folder."""
-    one = os.path.lexists(folder / _FILE)
-    read = {_FILE} if one else {_INDEX, *_indexed(folder).values()}
+    where = _indexed(folder)
+    read = {_INDEX, *where.values()} if where else {_FILE}
     other = sorted(
         file.name
         for file in folder.iterdir()
@@ -184,7 +198,7 @@ def unread(folder: Path) -> list[str]:
         and not file.name.startswith(("adapter", "optimizer"))
         and any(fnmatchcase(file.name, pattern) for pattern in _OTHER_FILES)
     )
-    which = _FILE if one else f"the files that {_INDEX} names"
+    which = f"the files that {_INDEX} names" if where else _FILE
     return [f"{which} were read; these other weights were not: {listed(other)}"] if other else []
 
 

@@ -52,7 +52,7 @@ from train.data import batches, special, text
 from train.engine.hosts import once
 from train.engine.run import checkpoint, intact
 from train.engine.run.handover import write_card, write_inputs
-from train.engine.state.heads import say_which, split
+from train.engine.state.heads import say_notes, split
 from train.engine.state.model import Model
 from train.plan.methods import LARGE
 
@@ -525,8 +525,8 @@ def imported(
         raise UserError(
             f"the model in {folder} does not have the expected config (values there and here: {'; '.join(wrong)})"
         )
+    say_notes(source)
     if unfinished:
-        say_which(source)
         step = intact.newest_step(run.checkpoints) if step is None else step
         cost = checkpoint.record(run.checkpoints / str(step)).cost
         return Model(params, None, config), cost.as_json()

@@ -11,7 +11,7 @@ import numpy as np
 from jaxgrow.axes import Tree
 from jaxgrow.checkpoints import CheckpointError, Source, open_checkpoint
 from jaxgrow.checkpoints.hf.labels import TASK, Head, head, named, same_name
-from jaxgrow.checkpoints.orbax import RunCheckpoint
+from jaxgrow.checkpoints.source import Checkpoint
 from jaxgrow.models import Config
 from jaxgrow.typed import from_json
 from jaxgrow.untrusted import one_line
@@ -44,10 +44,10 @@ def fresh_head(config: Config, key: jax.Array) -> dict[str, Any]:
     return split(config.init(key))[1]
 
 
-def say_which(source: Source) -> None:
-    """Say on stderr which checkpoint of a run a model is from, if it is not the final model."""
-    if isinstance(source, RunCheckpoint):
-        say(source.notes[0], file=sys.stderr)
+def say_notes(source: Source) -> None:
+    """Print the notes of a checkpoint to stderr, such as the step of a run that it is from."""
+    for note in source.notes if isinstance(source, Checkpoint) else ():
+        say(f"note: {note}", file=sys.stderr)
 
 
 # --- the task and the labels of a head ---

@@ -13,7 +13,7 @@ from jaxgrow.models import Config
 from train.common.errors import UserError
 from train.data import text
 from train.data.special import Special, largest_vocab, special_tokens
-from train.engine.state.heads import say_which
+from train.engine.state.heads import say_notes
 from train.engine.state.mesh import Mesh
 
 
@@ -44,7 +44,7 @@ def opened(folder: str | Path, tokenizer: str | None = None, mesh: Mesh | None =
         tokenizer is missing or has too many tokens for the model.
     """
     source = _source(folder)
-    say_which(source)
+    say_notes(source)
     config = source.config
     if config.predicts != "tokens":
         what = config.predicts if config.modality == "text" else config.modality

@@ -5,12 +5,11 @@ RoBERTa, XLM-R and CamemBERT differ from BERT in the head. PyTorch stores kernel
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias
 
-from jaxgrow.checkpoints.hf.base import Family, Stored, linear
-from jaxgrow.checkpoints.hf.labels import classes, labelled, problem
+from jaxgrow.checkpoints.hf.base import Family, Stored, layer_norms, linear, with_head
 from jaxgrow.models.bert import BERTConfig
-from jaxgrow.models.config import Head
 
 # The function from a config to the places of the leaves of its head, or of the whole model.
 NamesOf: TypeAlias = Callable[[Any], dict[str, Stored]]
@@ -63,25 +62,16 @@ def names_of(
         if config.types:
             out["type_embedding"] = Stored(e + "token_type_embeddings.weight", "types embed")
         for ours, outputs, inputs in (
-            ("attention/query", "heads head_dim", "embed"),
-            ("attention/key", "heads head_dim", "embed"),
-            ("attention/value", "heads head_dim", "embed"),
-            ("attention/out", "embed", "heads head_dim"),
+            ("attention/query", "(heads head_dim)", "embed"),
+            ("attention/key", "(heads head_dim)", "embed"),
+            ("attention/value", "(heads head_dim)", "embed"),
+            ("attention/out", "embed", "(heads head_dim)"),
             ("mlp/up", "mlp", "embed"),
             ("mlp/down", "embed", "mlp"),
         ):
-            out[f"blocks/{ours}/kernel"] = Stored(
-                f"{h}{layer[ours]}.weight", f"({outputs}) ({inputs})"
-            )
-            out[f"blocks/{ours}/bias"] = Stored(f"{h}{layer[ours]}.bias", f"({outputs})")
-        for ours, theirs in (
-            ("embedding_norm", e + "LayerNorm"),
-            ("blocks/attention_norm", h + layer["attention_norm"]),
-            ("blocks/mlp_norm", h + layer["mlp_norm"]),
-        ):
-            out[f"{ours}/scale"] = Stored(f"{theirs}.weight", "embed")
-            out[f"{ours}/bias"] = Stored(f"{theirs}.bias", "embed")
-        return out | head(config)
+            out |= linear(f"blocks/{ours}", h + layer[ours], outputs, inputs)
+        norms = {f"blocks/{norm}": h + layer[norm] for norm in ("attention_norm", "mlp_norm")}
+        return out | layer_norms({"embedding_norm": e + "LayerNorm", **norms}) | head(config)
 
     return names
 
@@ -90,17 +80,12 @@ def token_head(transform: str, norm: str, decoder: str, bias: str) -> NamesOf:
     """Return the names of a head that predicts masked tokens, from the names of its modules."""
 
     def head(config: BERTConfig) -> dict[str, Stored]:
-        out = linear("transform", transform, "embed", "embed_in") | {
-            "head_norm/scale": Stored(f"{norm}.weight", "embed"),
-            "head_norm/bias": Stored(f"{norm}.bias", "embed"),
-            # An untied decoder has a separate bias, and the other one is not used.
-            "head_bias": Stored(bias if config.tied else f"{decoder}.bias", "vocab"),
-        }
-        return (
-            out
-            if config.tied
-            else out | {"head_kernel": Stored(f"{decoder}.weight", "vocab embed")}
-        )
+        """Return the places of the leaves of the head."""
+        out = linear("transform", transform, "embed", "embed_in") | layer_norms({"head_norm": norm})
+        # An untied decoder has a separate bias, and the other one is not used.
+        out["head_bias"] = Stored(bias if config.tied else f"{decoder}.bias", "vocab")
+        kernel = {"head_kernel": Stored(f"{decoder}.weight", "vocab embed")}
+        return out if config.tied else out | kernel
 
     return head
 
@@ -162,122 +147,93 @@ _SETTINGS = {
 }
 
 
-_COMMON: dict[str, Any] = dict(config=BERTConfig, fields=FIELDS, absent=ABSENT)
-_BERT: dict[str, Any] = dict(
+def of_tasks(
+    base: Family,
+    tokens: tuple[NamesOf, dict[str, Any]],
+    classes: tuple[NamesOf, dict[str, Any]],
+    states: tuple[NamesOf, dict[str, Any]],
+    named: Callable = names_of,
+) -> dict[str, Family]:
+    """Return the architectures of a model, by task.
+
+    Args:
+      base: an architecture with the name of the model, and with the name prefix of its body.
+      tokens: the names of the head that predicts masked tokens, and its further fields of `Family`.
+      classes: the same for the head that classifies texts.
+      states: the same for the model without a head, whose names have a prefix only in some files.
+      named: the function from a name prefix and the names of a head to all names.
+    """
+    tasks = {
+        "ForMaskedLM": ("tokens", *tokens),
+        "ForSequenceClassification": ("classes", *classes),
+        "ForQuestionAnswering": ("spans", span_head, {}),
+        "ForTokenClassification": ("token_classes", token_class_head, {}),
+        "Model": ("states", states[0], {"stray": base.stray, **states[1]}),
+    }
+    return {
+        task: with_head(
+            base,
+            f"{base.architecture}{task}",
+            head,
+            **{"names": named("" if head == "states" else base.stray, names), "stray": "", **more},
+        )
+        for task, (head, names, more) in tasks.items()
+    }
+
+
+_BERT = Family(
+    architecture="Bert",
     model_type="bert",
+    config=BERTConfig,
+    fields=FIELDS,
+    absent=ABSENT,
     settings=_SETTINGS,
+    fixed={"norm": "post", "first_position": 0},
+    names=states_head,
     renamed={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
-    **_COMMON,
-)
-_ROBERTA: dict[str, Any] = dict(
-    # The first position embedding is in the row after this index.
-    settings=_SETTINGS | {"pad_token_id": (1,)},
-    **_COMMON,
-)
-# The fields that depend on the head. A head for classes has one class per label. A head for spans
-# has labels for their begin and end.
-_CLASSES: dict[str, Any] = dict(inferred=classes, derived=problem)
-_SPANS: dict[str, Any] = dict(inferred=classes, derived=labelled)
-_TOKEN_CLASSES = _SPANS
-# A model without a head. Its tensor names have no prefix, except in some files.
-_STATES: dict[str, Any] = dict(seen=_pooled, folded=("pooler",))
-
-
-def _fixed(head: Head, first_position: int) -> dict[str, Any]:
-    return {"norm": "post", "first_position": first_position, "head": head}
-
-
-BertForMaskedLM = Family(
-    architecture="BertForMaskedLM",
-    names=names_of(
-        "bert.",
-        token_head(
-            "cls.predictions.transform.dense",
-            "cls.predictions.transform.LayerNorm",
-            "cls.predictions.decoder",
-            "cls.predictions.bias",
-        ),
-    ),
-    copies=unused_bias("cls.predictions.bias"),
-    fixed=_fixed("tokens", 0),
-    ignored=(
-        "*.position_ids",
-        "bert.pooler.*",
-        "cls.seq_relationship.*",
-        "cls.predictions.bias",
-        "cls.predictions.decoder.*",
-    ),
-    **_BERT,
-)
-BertForSequenceClassification = Family(
-    architecture="BertForSequenceClassification",
-    names=names_of("bert.", pooled_head("bert.pooler.dense", "classifier")),
-    fixed=_fixed("classes", 0),
-    ignored=("*.position_ids",),
-    **_BERT | _CLASSES,
-)
-BertForTokenClassification = Family(
-    architecture="BertForTokenClassification",
-    names=names_of("bert.", token_class_head),
-    fixed=_fixed("token_classes", 0),
     ignored=("*.position_ids", "bert.pooler.*"),
-    **_BERT | _TOKEN_CLASSES,
-)
-BertModel = Family(
-    architecture="BertModel",
-    names=names_of("", states_head),
-    fixed=_fixed("states", 0),
-    ignored=("*.position_ids", "cls.*"),
     stray="bert.",
-    **_BERT | _STATES,
 )
-BertForQuestionAnswering = Family(
-    architecture="BertForQuestionAnswering",
-    names=names_of("bert.", span_head),
-    fixed=_fixed("spans", 0),
-    ignored=("*.position_ids", "bert.pooler.*"),
-    **_BERT | _SPANS,
+BERT_TOKENS = token_head(
+    "cls.predictions.transform.dense",
+    "cls.predictions.transform.LayerNorm",
+    "cls.predictions.decoder",
+    "cls.predictions.bias",
 )
-
-
-_LM_HEAD = token_head("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias")
-# For each task: the head, its names, and the fields of `Family` that depend on it.
-_ROBERTA_TASKS: dict[str, tuple[Head, NamesOf, dict[str, Any]]] = {
-    "ForMaskedLM": (
-        "tokens",
-        _LM_HEAD,
-        dict(
-            copies=unused_bias("lm_head.bias"),
-            ignored=("*.position_ids", "roberta.pooler.*", "lm_head.bias", "lm_head.decoder.*"),
-        ),
+_STATES: dict[str, Any] = dict(seen=_pooled, folded=("pooler",))
+_UNREAD = ("cls.seq_relationship.*", "cls.predictions.bias", "cls.predictions.decoder.*")
+BERT = of_tasks(
+    _BERT,
+    tokens=(
+        BERT_TOKENS,
+        dict(copies=unused_bias("cls.predictions.bias"), ignored=(*_BERT.ignored, *_UNREAD)),
     ),
-    "ForSequenceClassification": (
-        "classes",
-        pooled_head("classifier.dense", "classifier.out_proj"),
-        _CLASSES,
-    ),
-    "ForQuestionAnswering": ("spans", span_head, _SPANS),
-    "ForTokenClassification": ("token_classes", token_class_head, _TOKEN_CLASSES),
-    "Model": (
-        "states",
-        states_head,
-        _STATES | dict(stray="roberta.", ignored=("*.position_ids", "lm_head.*")),
-    ),
-}
+    classes=(pooled_head("bert.pooler.dense", "classifier"), dict(ignored=("*.position_ids",))),
+    states=(states_head, _STATES | dict(ignored=("*.position_ids", "cls.*"))),
+)
 
 
 def _robertas(model: str, model_type: str) -> dict[str, Family]:
     """Return the architectures of a model that is stored like RoBERTa, by task."""
-    return {
-        task: Family(
-            architecture=f"{model}{task}",
-            model_type=model_type,
-            names=names_of("" if head == "states" else "roberta.", names),
-            fixed=_fixed(head, 2),
-            **{"ignored": ("*.position_ids", "roberta.pooler.*"), **_ROBERTA, **of_head},
-        )
-        for task, (head, names, of_head) in _ROBERTA_TASKS.items()
-    }
+    base = replace(
+        _BERT,
+        architecture=model,
+        model_type=model_type,
+        # The first position embedding is in the row after this index.
+        settings=_SETTINGS | {"pad_token_id": (1,)},
+        fixed={"norm": "post", "first_position": 2},
+        renamed={},
+        ignored=("*.position_ids", "roberta.pooler.*"),
+        stray="roberta.",
+    )
+    tokens = token_head("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias")
+    ignored = (*base.ignored, "lm_head.bias", "lm_head.decoder.*")
+    return of_tasks(
+        base,
+        tokens=(tokens, dict(copies=unused_bias("lm_head.bias"), ignored=ignored)),
+        classes=(pooled_head("classifier.dense", "classifier.out_proj"), {}),
+        states=(states_head, _STATES | dict(ignored=("*.position_ids", "lm_head.*"))),
+    )
 
 
 ROBERTA = _robertas("Roberta", "roberta")
@@ -288,9 +244,9 @@ CAMEMBERT = _robertas("Camembert", "camembert")
 # --- DistilBERT ---
 
 
-def _distil(task: str, head: Head, names: NamesOf, **more: Any) -> Family:
-    return Family(
-        architecture=f"DistilBert{task}",
+DISTILBERT = of_tasks(
+    Family(
+        architecture="DistilBert",
         model_type="distilbert",
         config=BERTConfig,
         fields={
@@ -304,39 +260,23 @@ def _distil(task: str, head: Head, names: NamesOf, **more: Any) -> Family:
         },
         absent={"max_position_embeddings": 512, "tie_word_embeddings": True},
         settings={"activation": ("gelu", "gelu_python")},
-        fixed={**_fixed(head, 0), "types": 0, "eps": 1e-12, "pooling": "relu"},
-        names=names_of(
-            "" if head == "states" else "distilbert.", names, "transformer.layer", _DISTIL
-        ),
-        **more,
-    )
-
-
-_DISTIL_TOKENS = token_head(
-    "vocab_transform", "vocab_layer_norm", "vocab_projector", "vocab_projector.bias"
-)
-
-DISTILBERT = (
-    _distil("ForMaskedLM", "tokens", _DISTIL_TOKENS, ignored=("vocab_projector.weight",)),
-    _distil(
-        "ForSequenceClassification",
-        "classes",
-        pooled_head("pre_classifier", "classifier"),
-        **_CLASSES,
+        fixed={**_BERT.fixed, "types": 0, "eps": 1e-12, "pooling": "relu"},
+        names=states_head,
+        stray="distilbert.",
     ),
-    _distil("ForQuestionAnswering", "spans", span_head, **_SPANS),
-    _distil("ForTokenClassification", "token_classes", token_class_head, **_TOKEN_CLASSES),
-    _distil("Model", "states", lambda config: {}, stray="distilbert.", ignored=("vocab_*",)),
+    tokens=(
+        token_head(
+            "vocab_transform", "vocab_layer_norm", "vocab_projector", "vocab_projector.bias"
+        ),
+        dict(ignored=("vocab_projector.weight",)),
+    ),
+    classes=(pooled_head("pre_classifier", "classifier"), {}),
+    states=(lambda config: {}, dict(ignored=("vocab_*",))),
+    named=partial(names_of, layers="transformer.layer", layer=_DISTIL),
 )
 
-FAMILIES = (
-    BertForMaskedLM,
-    BertForSequenceClassification,
-    BertForQuestionAnswering,
-    BertForTokenClassification,
-    BertModel,
-    *ROBERTA.values(),
-    *XLM_ROBERTA.values(),
-    *CAMEMBERT.values(),
-    *DISTILBERT,
+FAMILIES = tuple(
+    family
+    for model in (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, DISTILBERT)
+    for family in model.values()
 )

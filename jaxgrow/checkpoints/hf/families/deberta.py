@@ -1,12 +1,11 @@
 """How are DeBERTa v2 and v3 stored? The names equal the names of BERT, except in the attention."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from jaxgrow.checkpoints.hf.base import Family, Stored, linear
+from jaxgrow.checkpoints.hf.base import Family, Stored, layer_norms, linear
 from jaxgrow.checkpoints.hf.families import bert
-from jaxgrow.checkpoints.hf.labels import classes, labelled, problem
-from jaxgrow.models.config import Head
 from jaxgrow.models.deberta import DeBERTaConfig
 
 _LAYER = {
@@ -40,9 +39,7 @@ def _names(model: str, head: bert.NamesOf) -> bert.NamesOf:
             f"{model}encoder.rel_embeddings.weight", "distances embed"
         )
         if config.relative_norm:
-            norm = f"{model}encoder.LayerNorm"
-            out["relative_norm/scale"] = Stored(f"{norm}.weight", "embed")
-            out["relative_norm/bias"] = Stored(f"{norm}.bias", "embed")
+            out |= layer_norms({"relative_norm": f"{model}encoder.LayerNorm"})
         for ours, used in zip(_RELATIVE, (config.p2c, config.c2p), strict=True):
             if used and not config.shared:
                 theirs = f"{model}encoder.layer.{{layers}}.{_RELATIVE[ours]}"
@@ -109,83 +106,64 @@ def _written(config: DeBERTaConfig) -> dict[str, Any]:
     }
 
 
-def _family(task: str, head: Head, names: bert.NamesOf, **more: Any) -> Family:
-    """Build a family; ``more`` has its fields that depend on the head."""
-    inferred = more.pop("inferred", lambda theirs: {})
-    derived = more.pop("derived", lambda config: {})
-    settings = more.pop("settings", {})
-    fixed = more.pop("fixed", {})
-    return Family(
-        architecture=f"DebertaV2{task}",
-        model_type="deberta-v2",
-        config=DeBERTaConfig,
-        fields={key: field for key, field in _FIELDS.items() if field not in fixed},
-        absent=bert.ABSENT | {"layer_norm_eps": 1e-7, "share_att_key": False},
-        settings={
-            "hidden_act": ("gelu", "gelu_python"),
-            "pooler_hidden_act": ("gelu", "gelu_python"),
-            "type_vocab_size": (0,),
-            "conv_kernel_size": (0,),
-            **settings,
-        },
-        fixed={"types": 0, "pooling": "gelu", "head": head, **fixed},
-        inferred=lambda theirs: _read(theirs) | inferred(theirs),
-        derived=lambda config: _written(config) | derived(config),
-        names=_names("" if head == "states" else "deberta.", names),
-        **more,
-    )
-
-
 # A file may have these tensors, which `transformers` does not read either.
 _UNREAD = ("*.position_ids", "*embeddings.position_embeddings.*", "mask_predictions.*")
-_SPANS: dict[str, Any] = dict(inferred=classes, derived=labelled, ignored=_UNREAD)
+_SETTINGS = {
+    "hidden_act": ("gelu", "gelu_python"),
+    "pooler_hidden_act": ("gelu", "gelu_python"),
+    "type_vocab_size": (0,),
+    "conv_kernel_size": (0,),
+}
+_DEBERTA = Family(
+    architecture="DebertaV2",
+    model_type="deberta-v2",
+    config=DeBERTaConfig,
+    fields=_FIELDS,
+    absent=bert.ABSENT | {"layer_norm_eps": 1e-7, "share_att_key": False},
+    settings=_SETTINGS,
+    fixed={"types": 0, "pooling": "gelu"},
+    inferred=_read,
+    derived=_written,
+    names=bert.states_head,
+    ignored=_UNREAD,
+    stray="deberta.",
+)
 # The head that `transformers` reads if ``legacy`` is false, which is always tied. The published
 # files also have it.
-_PUBLISHED = _family(
-    "ForMaskedLM",
-    "tokens",
-    bert.token_head(
-        "lm_predictions.lm_head.dense",
-        "lm_predictions.lm_head.LayerNorm",
-        "lm_predictions.lm_head",
-        "lm_predictions.lm_head.bias",
+_PUBLISHED = replace(
+    _DEBERTA,
+    architecture="DebertaV2ForMaskedLM",
+    settings={**_SETTINGS, "legacy": (False,)},
+    fields={key: field for key, field in _FIELDS.items() if field != "tied"},
+    fixed={**_DEBERTA.fixed, "head": "tokens", "tied": True},
+    names=_names(
+        "deberta.",
+        bert.token_head(
+            "lm_predictions.lm_head.dense",
+            "lm_predictions.lm_head.LayerNorm",
+            "lm_predictions.lm_head",
+            "lm_predictions.lm_head.bias",
+        ),
     ),
-    settings={"legacy": (False,)},
-    fixed={"tied": True},
-    ignored=_UNREAD,
+    stray="",
 )
-_MASKED = _family(
-    "ForMaskedLM",
-    "tokens",
-    bert.token_head(
-        "cls.predictions.transform.dense",
-        "cls.predictions.transform.LayerNorm",
-        "cls.predictions.decoder",
-        "cls.predictions.bias",
-    ),
-    settings={"legacy": (True,)},
-    copies=bert.unused_bias("cls.predictions.bias"),
-    ignored=(*_UNREAD, "cls.predictions.bias", "cls.predictions.decoder.*"),
-    variant=lambda theirs: _PUBLISHED if theirs.get("legacy") is False else None,
-)
-
-FAMILIES = (
-    _MASKED,
-    _family(
-        "ForSequenceClassification",
-        "classes",
-        bert.pooled_head("pooler.dense", "classifier"),
-        inferred=classes,
-        derived=problem,
-        ignored=_UNREAD,
-    ),
-    _family("ForQuestionAnswering", "spans", bert.span_head, **_SPANS),
-    _family("ForTokenClassification", "token_classes", bert.token_class_head, **_SPANS),
-    _family(
-        "Model",
-        "states",
-        lambda config: {},
-        stray="deberta.",
-        ignored=(*_UNREAD, "cls.*", "lm_predictions.*", "pooler.*", "classifier.*"),
-    ),
+FAMILIES = tuple(
+    bert.of_tasks(
+        _DEBERTA,
+        tokens=(
+            bert.BERT_TOKENS,
+            dict(
+                settings={**_SETTINGS, "legacy": (True,)},
+                copies=bert.unused_bias("cls.predictions.bias"),
+                ignored=(*_UNREAD, "cls.predictions.bias", "cls.predictions.decoder.*"),
+                variant=lambda theirs: _PUBLISHED if theirs.get("legacy") is False else None,
+            ),
+        ),
+        classes=(bert.pooled_head("pooler.dense", "classifier"), {}),
+        states=(
+            lambda config: {},
+            dict(ignored=(*_UNREAD, "cls.*", "lm_predictions.*", "pooler.*", "classifier.*")),
+        ),
+        named=_names,
+    ).values()
 )

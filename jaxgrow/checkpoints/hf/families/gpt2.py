@@ -6,8 +6,7 @@ Its kernels are stored as in jaxgrow, as [inputs, outputs]. Queries, keys and va
 from collections.abc import Mapping
 from typing import Any
 
-from jaxgrow.checkpoints.hf.base import Family, Stored
-from jaxgrow.checkpoints.hf.labels import classes, problem
+from jaxgrow.checkpoints.hf.base import Family, Stored, layer_norms, with_head, without_head
 from jaxgrow.models.gpt2 import GPT2Config
 
 
@@ -16,30 +15,24 @@ def _names(config: GPT2Config) -> dict[str, Stored]:
     names = {
         "token_embedding": Stored("transformer.wte.weight", "vocab embed"),
         "position_embedding": Stored("transformer.wpe.weight", "context embed"),
-        "blocks/attention/out/kernel": Stored(h + "attn.c_proj.weight", "(heads head_dim) embed"),
-        "blocks/attention/out/bias": Stored(h + "attn.c_proj.bias", "embed"),
-        "blocks/mlp/up/kernel": Stored(h + "mlp.c_fc.weight", "embed mlp"),
-        "blocks/mlp/up/bias": Stored(h + "mlp.c_fc.bias", "mlp"),
-        "blocks/mlp/down/kernel": Stored(h + "mlp.c_proj.weight", "mlp embed"),
-        "blocks/mlp/down/bias": Stored(h + "mlp.c_proj.bias", "embed"),
     }
-    for i, name in enumerate(("query", "key", "value")):
-        names[f"blocks/attention/{name}/kernel"] = Stored(
-            h + "attn.c_attn.weight", "embed (3 heads head_dim)", i
-        )
-        names[f"blocks/attention/{name}/bias"] = Stored(
-            h + "attn.c_attn.bias", "(3 heads head_dim)", i
-        )
-    for ours, theirs in (
-        ("blocks/attention_norm", h + "ln_1"),
-        ("blocks/mlp_norm", h + "ln_2"),
-        ("final_norm", "transformer.ln_f"),
+    fused = ("attn.c_attn", "embed", "(3 heads head_dim)")
+    for part, (ours, (theirs, inputs, outputs)) in enumerate(
+        {
+            **{f"attention/{name}": fused for name in ("query", "key", "value")},
+            "attention/out": ("attn.c_proj", "(heads head_dim)", "embed"),
+            "mlp/up": ("mlp.c_fc", "embed", "mlp"),
+            "mlp/down": ("mlp.c_proj", "mlp", "embed"),
+        }.items()
     ):
-        names[f"{ours}/scale"] = Stored(f"{theirs}.weight", "embed")
-        names[f"{ours}/bias"] = Stored(f"{theirs}.bias", "embed")
+        of = part if part < 3 else None
+        names[f"blocks/{ours}/kernel"] = Stored(f"{h}{theirs}.weight", f"{inputs} {outputs}", of)
+        names[f"blocks/{ours}/bias"] = Stored(f"{h}{theirs}.bias", outputs, of)
+    norms = {"blocks/attention_norm": h + "ln_1", "blocks/mlp_norm": h + "ln_2"}
+    names |= layer_norms({**norms, "final_norm": "transformer.ln_f"})
     if config.head == "classes":
         names["classifier/kernel"] = Stored("score.weight", "classes embed")
-    elif not config.tied:
+    elif config.head == "tokens" and not config.tied:
         names["head_kernel"] = Stored("lm_head.weight", "vocab embed")
     return names
 
@@ -59,7 +52,11 @@ def _written(config: GPT2Config) -> dict[str, Any]:
     return {"activation_function": "gelu_new" if config.activation == "gelu_tanh" else "gelu"}
 
 
-_GPT2: dict[str, Any] = dict(
+GPT2LMHeadModel = Family(
+    architecture="GPT2LMHeadModel",
+    fixed={"head": "tokens"},
+    inferred=_activation,
+    derived=_written,
     model_type="gpt2",
     config=GPT2Config,
     fields={
@@ -90,19 +87,8 @@ _GPT2: dict[str, Any] = dict(
     prefix="transformer.",
 )
 
-GPT2LMHeadModel = Family(
-    architecture="GPT2LMHeadModel",
-    fixed={"head": "tokens"},
-    inferred=_activation,
-    derived=_written,
-    **_GPT2,
+FAMILIES = (
+    GPT2LMHeadModel,
+    with_head(GPT2LMHeadModel, "GPT2ForSequenceClassification", "classes"),
+    without_head(GPT2LMHeadModel),
 )
-GPT2ForSequenceClassification = Family(
-    architecture="GPT2ForSequenceClassification",
-    fixed={"head": "classes"},
-    inferred=lambda theirs: _activation(theirs) | classes(theirs),
-    derived=lambda config: _written(config) | problem(config),
-    **_GPT2,
-)
-
-FAMILIES = (GPT2LMHeadModel, GPT2ForSequenceClassification)

@@ -7,8 +7,7 @@ and their gates are another one.
 from collections.abc import Mapping
 from typing import Any
 
-from jaxgrow.checkpoints.hf.base import Family, Stored
-from jaxgrow.checkpoints.hf.labels import classes, labelled, problem
+from jaxgrow.checkpoints.hf.base import Family, Stored, linear, with_head
 from jaxgrow.checkpoints.hf.rope import read_heads, read_layered_rope, read_windows, written_kinds
 from jaxgrow.models.modernbert import ModernBERTConfig
 
@@ -20,9 +19,7 @@ def _names(config: ModernBERTConfig) -> dict[str, Stored]:
     names["head_norm/scale"] = Stored("head.norm.weight", "embed")
     names["transform/kernel"] = Stored("head.dense.weight", "embed embed_in")
     if config.head != "tokens":
-        names["classifier/kernel"] = Stored("classifier.weight", "classes embed")
-        names["classifier/bias"] = Stored("classifier.bias", "classes")
-        return names
+        return names | linear("classifier", "classifier", "classes")
     names["head_bias"] = Stored("decoder.bias", "vocab")
     return (
         names if config.tied else names | {"head_kernel": Stored("decoder.weight", "vocab embed")}
@@ -98,52 +95,47 @@ def _every(n: int, layers: int) -> str:
     return "".join("s" if i % n else "f" for i in range(layers))
 
 
-def _family(task: str, head: str, **more: Any) -> Family:
-    derived = more.pop("derived", lambda config: {})
-    inferred = more.pop("inferred", lambda theirs: {})
-    return Family(
-        architecture=f"ModernBert{task}",
-        model_type="modernbert",
-        config=ModernBERTConfig,
-        names=_names,
-        fields={
-            "vocab_size": "vocab",
-            "max_position_embeddings": "context",
-            "num_hidden_layers": "layers",
-            "hidden_size": "embed",
-            "num_attention_heads": "heads",
-            "intermediate_size": "mlp",
-            "norm_eps": "eps",
-            "tie_word_embeddings": "tied",
-            "classifier_pooling": "pooling",
-        },
-        absent={
-            "max_position_embeddings": 8192,
-            "norm_eps": 1e-5,
-            "tie_word_embeddings": True,
-            "classifier_pooling": "cls",
-        },
-        fixed={"head": head},
-        settings={
-            "hidden_activation": ("gelu",),
-            "classifier_activation": ("gelu",),
-            "attention_bias": (False,),
-            "mlp_bias": (False,),
-            "norm_bias": (False,),
-            "classifier_bias": (False,),
-            "decoder_bias": (True,),
-        },
-        inferred=lambda theirs: _read(theirs) | inferred(theirs),
-        derived=lambda config: _written(config) | derived(config),
-        unsaid={"pad_token_id": None},
-        **more,
-    )
+_BASE = Family(
+    architecture="ModernBert",
+    model_type="modernbert",
+    config=ModernBERTConfig,
+    names=_names,
+    fields={
+        "vocab_size": "vocab",
+        "max_position_embeddings": "context",
+        "num_hidden_layers": "layers",
+        "hidden_size": "embed",
+        "num_attention_heads": "heads",
+        "intermediate_size": "mlp",
+        "norm_eps": "eps",
+        "tie_word_embeddings": "tied",
+        "classifier_pooling": "pooling",
+    },
+    absent={
+        "max_position_embeddings": 8192,
+        "norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+        "classifier_pooling": "cls",
+    },
+    settings={
+        "hidden_activation": ("gelu",),
+        "classifier_activation": ("gelu",),
+        "attention_bias": (False,),
+        "mlp_bias": (False,),
+        "norm_bias": (False,),
+        "classifier_bias": (False,),
+        "decoder_bias": (True,),
+    },
+    inferred=_read,
+    derived=_written,
+    unsaid={"pad_token_id": None},
+)
 
 
 FAMILIES = (
-    _family("ForMaskedLM", "tokens", ignored=("decoder.weight",)),
-    _family("ForSequenceClassification", "classes", inferred=classes, derived=problem),
-    _family("ForQuestionAnswering", "spans", inferred=classes, derived=labelled),
-    _family("ForTokenClassification", "token_classes", inferred=classes, derived=labelled),
-    _family("Model", "states", stray="model.", ignored=("head.*", "decoder.*")),
+    with_head(_BASE, "ModernBertForMaskedLM", "tokens", ignored=("decoder.weight",)),
+    with_head(_BASE, "ModernBertForSequenceClassification", "classes"),
+    with_head(_BASE, "ModernBertForQuestionAnswering", "spans"),
+    with_head(_BASE, "ModernBertForTokenClassification", "token_classes"),
+    with_head(_BASE, "ModernBertModel", "states", stray="model.", ignored=("head.*", "decoder.*")),
 )

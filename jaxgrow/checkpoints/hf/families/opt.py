@@ -7,8 +7,15 @@ Its modules are as in GPT-2, with separate queries, keys and values. Kernels are
 from collections.abc import Mapping
 from typing import Any
 
-from jaxgrow.checkpoints.hf.base import Family, Stored, layer_norms, linear
-from jaxgrow.checkpoints.hf.labels import classes, problem
+from jaxgrow.checkpoints.hf.base import (
+    Family,
+    Stored,
+    key_of,
+    layer_norms,
+    linear,
+    with_head,
+    without_head,
+)
 from jaxgrow.models.gpt2 import GPT2Config
 
 # The row of the position embedding for the first token.
@@ -40,7 +47,7 @@ def _names(config: GPT2Config) -> dict[str, Stored]:
     )
     if config.head == "classes":
         names["classifier/kernel"] = Stored("score.weight", "classes embed")
-    elif not config.tied:
+    elif config.head == "tokens" and not config.tied:
         names["head_kernel"] = Stored("lm_head.weight", "vocab embed")
     return names
 
@@ -69,14 +76,16 @@ def _read(theirs: Mapping[str, Any]) -> dict[str, Any]:
 def _written(config: GPT2Config) -> dict[str, Any]:
     return {
         "max_position_embeddings": config.context - _FIRST,
-        "activation_function": next(
-            theirs for theirs, ours in _ACTIVATIONS.items() if ours == config.activation
-        ),
+        "activation_function": key_of(_ACTIVATIONS, config.activation),
         "word_embed_proj_dim": config.embed,
     }
 
 
-_OPT: dict[str, Any] = dict(
+OPTForCausalLM = Family(
+    architecture="OPTForCausalLM",
+    fixed={"first_position": _FIRST, "eps": 1e-5, "head": "tokens"},
+    inferred=_read,
+    derived=_written,
     model_type="opt",
     config=GPT2Config,
     fields={
@@ -98,21 +107,9 @@ _OPT: dict[str, Any] = dict(
     },
     prefix="model.",
 )
-_FIXED = {"first_position": _FIRST, "eps": 1e-5}
 
-OPTForCausalLM = Family(
-    architecture="OPTForCausalLM",
-    fixed={**_FIXED, "head": "tokens"},
-    inferred=_read,
-    derived=_written,
-    **_OPT,
+FAMILIES = (
+    OPTForCausalLM,
+    with_head(OPTForCausalLM, "OPTForSequenceClassification", "classes"),
+    without_head(OPTForCausalLM),
 )
-OPTForSequenceClassification = Family(
-    architecture="OPTForSequenceClassification",
-    fixed={**_FIXED, "head": "classes"},
-    inferred=lambda theirs: _read(theirs) | classes(theirs),
-    derived=lambda config: _written(config) | problem(config),
-    **_OPT,
-)
-
-FAMILIES = (OPTForCausalLM, OPTForSequenceClassification)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from jaxgrow.checkpoints.hf.base import Family, Stored
+from jaxgrow.checkpoints.hf.base import Family, Stored, layer_norms, linear
 from jaxgrow.checkpoints.hf.labels import classes, labelled
 from jaxgrow.checkpoints.io.files import spelt
 from jaxgrow.models.swin import SwinConfig
@@ -36,13 +36,8 @@ _NO_BIAS = ("attention/key", "attention/position_down")
 def _names(config: SwinConfig) -> dict[str, Stored]:
     embeddings = "swinv2.embeddings."
     encoder = "swinv2.encoder.layers."
-    patch = embeddings + "patch_embeddings.projection."
-    names = {
-        "patch_embedding/kernel": Stored(
-            patch + "weight", "embed channels patch_rows patch_columns"
-        ),
-        "patch_embedding/bias": Stored(patch + "bias", "embed"),
-    }
+    patch = embeddings + "patch_embeddings.projection"
+    names = linear("patch_embedding", patch, "embed", "channels patch_rows patch_columns")
     norms = {"patch_norm": embeddings + "norm"}
     for s in range(len(config.layers)):
         blocks = f"blocks{s}/"
@@ -56,20 +51,12 @@ def _names(config: SwinConfig) -> dict[str, Stored]:
             layer + "attention.self.logit_scale", "heads 1 1"
         )
         for ours, (theirs, output, inputs) in _MODULES.items():
-            names[f"{blocks}{ours}/kernel"] = Stored(
-                f"{layer}{theirs}.weight", f"{output} {inputs}"
-            )
-            if ours not in _NO_BIAS:
-                names[f"{blocks}{ours}/bias"] = Stored(f"{layer}{theirs}.bias", output)
+            bias = ours not in _NO_BIAS
+            names |= linear(blocks + ours, layer + theirs, output, inputs, bias=bias)
         norms[blocks + "attention_norm"] = layer + "layernorm_before"
         norms[blocks + "mlp_norm"] = layer + "layernorm_after"
     norms["final_norm"] = "swinv2.layernorm"
-    for ours, theirs in norms.items():
-        names[f"{ours}/scale"] = Stored(f"{theirs}.weight", "embed")
-        names[f"{ours}/bias"] = Stored(f"{theirs}.bias", "embed")
-    names["head/kernel"] = Stored("classifier.weight", "classes embed")
-    names["head/bias"] = Stored("classifier.bias", "classes")
-    return names
+    return names | layer_norms(norms) | linear("head", "classifier", "classes")
 
 
 def _inferred(theirs: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from jaxgrow.checkpoints.hf.base import Family, Stored, layer_norms, linear
+from jaxgrow.checkpoints.hf.base import Family, Stored, key_of, layer_norms, linear
 from jaxgrow.checkpoints.hf.labels import classes, labelled
 from jaxgrow.models.vit import ViTConfig
 
@@ -47,12 +47,9 @@ def _names(
     """
     embeddings = f"{model}embeddings."
     layer = f"{model}encoder.layer.{{layers}}."
-    patch = embeddings + "patch_embeddings.projection."
+    patch = embeddings + "patch_embeddings.projection"
     names = {
-        "patch_embedding/kernel": Stored(
-            patch + "weight", "embed channels patch_rows patch_columns"
-        ),
-        "patch_embedding/bias": Stored(patch + "bias", "embed"),
+        **linear("patch_embedding", patch, "embed", "channels patch_rows patch_columns"),
         "class_embedding": Stored(embeddings + "cls_token", "1 1 embed"),
         "position_embedding": Stored(embeddings + "position_embeddings", "1 positions embed"),
     }
@@ -60,21 +57,13 @@ def _names(
         names["distillation_embedding"] = Stored(embeddings + "distillation_token", "1 1 embed")
     mlp = {"mlp/up": (own["mlp/up"], "mlp", "embed"), "mlp/down": (own["mlp/down"], "embed", "mlp")}
     for ours, (theirs, output, inputs) in (_MODULES | mlp).items():
-        names[f"blocks/{ours}/kernel"] = Stored(f"{layer}{theirs}.weight", f"{output} {inputs}")
-        names[f"blocks/{ours}/bias"] = Stored(f"{layer}{theirs}.bias", output)
-    for ours, theirs in (
-        ("blocks/attention_norm", layer + own["attention_norm"]),
-        ("blocks/mlp_norm", layer + own["mlp_norm"]),
-        ("final_norm", f"{model}layernorm"),
-    ):
-        names[f"{ours}/scale"] = Stored(f"{theirs}.weight", "embed")
-        names[f"{ours}/bias"] = Stored(f"{theirs}.bias", "embed")
+        names |= linear(f"blocks/{ours}", layer + theirs, output, inputs)
+    norms = {f"blocks/{norm}": layer + own[norm] for norm in ("attention_norm", "mlp_norm")}
+    names |= layer_norms({**norms, "final_norm": f"{model}layernorm"})
     for ours, theirs in heads.items():
-        names[f"{ours}/kernel"] = Stored(f"{theirs}.weight", "classes embed")
-        names[f"{ours}/bias"] = Stored(f"{theirs}.bias", "classes")
+        names |= linear(ours, theirs, "classes")
     if config.pooler == "tanh":
-        names["pooler/kernel"] = Stored("pooler.dense.weight", "embed embed_in")
-        names["pooler/bias"] = Stored("pooler.dense.bias", "embed")
+        names |= linear("pooler", "pooler.dense", "embed", "embed_in")
     return names
 
 
@@ -95,14 +84,8 @@ def _dino_names(body: str, config: ViTConfig) -> dict[str, Stored]:
         names[f"blocks/{sublayer}_scale"] = Stored(f"{layer}{theirs}.lambda1", "embed")
     if config.gated:
         for part, ours in enumerate(("gate", "up")):
-            names[f"blocks/mlp/{ours}/kernel"] = Stored(
-                f"{layer}mlp.weights_in.weight", "(2 mlp) embed", part
-            )
-            names[f"blocks/mlp/{ours}/bias"] = Stored(
-                f"{layer}mlp.weights_in.bias", "(2 mlp)", part
-            )
-        names["blocks/mlp/down/kernel"] = Stored(f"{layer}mlp.weights_out.weight", "embed mlp")
-        names["blocks/mlp/down/bias"] = Stored(f"{layer}mlp.weights_out.bias", "embed")
+            names |= linear(f"blocks/mlp/{ours}", f"{layer}mlp.weights_in", "(2 mlp)", part=part)
+        names |= linear("blocks/mlp/down", f"{layer}mlp.weights_out", "embed", "mlp")
     return names
 
 
@@ -110,10 +93,6 @@ def _dino_mlp(embed: int, ratio: float, gated: bool) -> int:
     """Return the MLP size. A gated MLP has two thirds of it, rounded up to a multiple of 8."""
     size = int(embed * ratio)
     return (int(size * 2 / 3) + 7) // 8 * 8 if gated else size
-
-
-def _dino(theirs: Mapping[str, Any]) -> dict[str, Any]:
-    return classes(theirs) | _dino_states(theirs)
 
 
 def _dino_states(theirs: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,10 +105,6 @@ def _dino_states(theirs: Mapping[str, Any]) -> dict[str, Any]:
         "gated": gated,
         "mlp": _dino_mlp(theirs["hidden_size"], theirs.get("mlp_ratio", 4), gated),
     }
-
-
-def _dino_written(config: ViTConfig) -> dict[str, Any]:
-    return labelled(config) | _dino_states_written(config)
 
 
 def _dino_states_written(config: ViTConfig) -> dict[str, Any]:
@@ -217,8 +192,8 @@ def _dinov2(
         modules=_ATTENTION,
         ignored=ignored,
         fixed={**fixed, "mean_head": True, "head": "classes"},
-        inferred=_dino,
-        derived=_dino_written,
+        inferred=lambda theirs: classes(theirs) | _dino_states(theirs),
+        derived=lambda config: labelled(config) | _dino_states_written(config),
         **common,
     )
     states = replace(
@@ -343,12 +318,9 @@ def _attention_pooler(head: str) -> dict[str, Stored]:
     """
     names = {"pooler/probe": Stored(head + "probe", "1 1 embed")}
     for part, ours in enumerate(("query", "key", "value")):
-        names[f"pooler/attention/{ours}/kernel"] = Stored(
-            head + "attention.in_proj_weight", "(3 heads head_dim) embed", part
-        )
-        names[f"pooler/attention/{ours}/bias"] = Stored(
-            head + "attention.in_proj_bias", "(3 heads head_dim)", part
-        )
+        for leaf, end, inputs in (("kernel", "weight", " embed"), ("bias", "bias", "")):
+            stored = Stored(f"{head}attention.in_proj_{end}", f"(3 heads head_dim){inputs}", part)
+            names[f"pooler/attention/{ours}/{leaf}"] = stored
     for ours, theirs, output, inputs in (
         ("attention/out", "attention.out_proj", "embed", "(heads head_dim)"),
         ("mlp/up", "mlp.fc1", "mlp", "embed"),
@@ -367,11 +339,7 @@ def _activation(default: str, theirs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _activation_written(config: ViTConfig) -> dict[str, Any]:
-    return {
-        "hidden_act": next(
-            theirs for theirs, ours in _ACTIVATIONS.items() if ours == config.activation
-        )
-    }
+    return {"hidden_act": key_of(_ACTIVATIONS, config.activation)}
 
 
 _CLIP: dict[str, Any] = dict(

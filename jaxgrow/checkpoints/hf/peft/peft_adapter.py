@@ -17,6 +17,9 @@ from jaxgrow.models import Config
 from jaxgrow.peft import lora
 from jaxgrow.peft.lora import LoRA
 
+# The leaves that PEFT saves after a change of the vocabulary, without a setting for them.
+RESAVED = ("token_embedding", "head_kernel", "head_bias")
+
 
 @dataclass(frozen=True)
 class PeftAdapter:
@@ -47,13 +50,6 @@ class PeftAdapter:
     family: Family | None = None
     older: bool = False
     notes: tuple[str, ...] = ()
-
-    @property
-    def resaved(self) -> list[str]:
-        """The paths of saved leaves that ``modules_to_save`` of the adapter does not name."""
-        every = ("token_embedding", "head_kernel", "head_bias")
-        named = self.about.get("modules_to_save") or not self.about
-        return [] if named else [path for path in every if path in self.saved]
 
     def grown(self, growth: Growth) -> "PeftAdapter":
         """Return the adapter of the grown model.

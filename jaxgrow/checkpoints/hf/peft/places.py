@@ -1,6 +1,7 @@
 """Under which names does PEFT store the factors of the kernels of a model?"""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -90,15 +91,10 @@ def architectures(config: Config) -> list[Family]:
       CheckpointError: none does.
     """
     out = [family_for(config, None)[0]]
+    kind = (type(config), out[0].mixture)
     for family in FAMILIES.values():
-        try:
-            if (
-                family.config is type(config)
-                and family.has_head(config)
-                and family.mixture == out[0].mixture
-            ):
+        if (family.config, family.mixture) == kind and family.has_head(config):
+            with suppress(ValueError):
                 family.theirs(config)
                 out.append(family)
-        except ValueError:
-            continue
     return out

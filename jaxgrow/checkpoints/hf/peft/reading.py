@@ -10,8 +10,8 @@ import numpy as np
 
 from jaxgrow.axes.names import Params, axis, layers_of
 from jaxgrow.checkpoints._transform import open_checkpoint
-from jaxgrow.checkpoints.hf.base import Family, Stored
-from jaxgrow.checkpoints.hf.peft.peft_adapter import PeftAdapter
+from jaxgrow.checkpoints.hf.base import Stored
+from jaxgrow.checkpoints.hf.peft.peft_adapter import RESAVED, PeftAdapter
 from jaxgrow.checkpoints.hf.peft.places import (
     CONFIG,
     PREFIX,
@@ -22,7 +22,8 @@ from jaxgrow.checkpoints.hf.peft.places import (
 )
 from jaxgrow.checkpoints.hf.peft_settings import Settings
 from jaxgrow.checkpoints.hf.storage import family_for
-from jaxgrow.checkpoints.hf.text_part import of_text
+from jaxgrow.checkpoints.hf.tensor_names import without_values
+from jaxgrow.checkpoints.hf.text_part import text_tensors
 from jaxgrow.checkpoints.io import safetensors
 from jaxgrow.checkpoints.io.files import CheckpointError, inside, listed, spelt
 from jaxgrow.checkpoints.source import Checkpoint, Source, flat, initial_layout, nested
@@ -72,8 +73,9 @@ def _load(folder: Path, config: Config, like: str | Path | Checkpoint | None) ->
     saved = _read_saved(found, names, config)
     if unknown := [name for name in found.tensors if name not in found.known]:
         raise CheckpointError(
-            f"{file} has {listed(unknown)}. Either the layers of {names.family.architecture} do "
-            f"not have such kernels, or {CONFIG} does not name their modules"
+            f"{file} has {listed(unknown, most=5)}. Either the layers of {names.family.architecture} do "
+            f"not have such kernels, or {CONFIG} does not name their modules. If PEFT reads the adapter, merge it into its "
+            "model (merge_and_unload), and grow the merged model"
         )
     return PeftAdapter(config, own, factors, gains, saved, settings.about, *names, notes)
 
@@ -113,6 +115,8 @@ def _plain(file: CheckedPath, settings: Settings) -> dict[str, safetensors.Tenso
             f"{file} has {listed(ignored, most=5)}. PEFT ignores tensors whose names do not begin with {PREFIX!r}; put it "
             "before each name, or save the adapter again with save_pretrained of PEFT"
         )
+    if empty := without_values(stored, stored):
+        raise CheckpointError(f"{file}: {empty}")
     # PEFT reads the names with and without the name of the adapter.
     marked = {
         re.sub(
@@ -121,7 +125,7 @@ def _plain(file: CheckedPath, settings: Settings) -> dict[str, safetensors.Tenso
         for n in stored
     }
     own = {name.removeprefix(PREFIX): name for name in marked}
-    plain = of_text({name: name for name in own})
+    plain = text_tensors({name: name for name in own})
     for name, spelt_as in plain.items():
         settings.spellings[name.partition(".lora_")[0]] = spelt_as.partition(".lora_")[0]
     return {name: stored[marked[own[spelt_as]]] for name, spelt_as in plain.items()}
@@ -152,16 +156,11 @@ def _adapted(
     """Return the config of the adapted model, and the names that most of the tensors have."""
     if settings.task is not None and config.predicts != settings.task[0]:
         config = _with_head(config, settings, stored)
-    families = _possible(config, base)
+    foreign = None if base is None else base.foreign
+    families = architectures(config) if foreign is None else [family_for(config, foreign)[0]]
     candidates = [ModuleNames(family, older) for family in families for older in (False, True)]
     modules = {name.partition(".lora_")[0] for name in stored if ".lora_" in name}
     return config, max(candidates, key=lambda names: len(modules & _every_module(names, config)))
-
-
-def _possible(config: Config, base: Checkpoint | None) -> list[Family]:
-    if base is None or base.foreign is None:
-        return architectures(config)
-    return [family_for(config, base.foreign)[0]]
 
 
 def _every_module(names: ModuleNames, config: Config) -> set[str]:
@@ -318,9 +317,7 @@ def _read_saved(found: _Found, names: ModuleNames, config: Config) -> dict[str, 
     sizes = config.sizes()
     for path, stored in names.of(config).items():
         own = found.settings.saves(stored.name.rpartition(".")[0])
-        # PEFT saves both after a change of the vocabulary.
-        resaved = path in ("token_embedding", "head_kernel", "head_bias")
-        if not own and not (resaved and stored.name in found.tensors):
+        if not own and not (path in RESAVED and stored.name in found.tensors):
             continue
         if own and path == "token_embedding" and config.tied:
             raise CheckpointError(

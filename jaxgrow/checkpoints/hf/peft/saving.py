@@ -11,7 +11,7 @@ import numpy as np
 from jaxgrow.axes.names import axis, cut, layers_of
 from jaxgrow.checkpoints._transform import open_checkpoint
 from jaxgrow.checkpoints.hf.base import Family
-from jaxgrow.checkpoints.hf.peft.peft_adapter import PeftAdapter
+from jaxgrow.checkpoints.hf.peft.peft_adapter import RESAVED, PeftAdapter
 from jaxgrow.checkpoints.hf.peft.places import (
     CONFIG,
     PREFIX,
@@ -88,9 +88,7 @@ def write_into(
     tensors, ranks = _factor_tensors(adapter, names, of)
     saved, whole = _saved_tensors(adapter, names)
     about = _settings(adapter, family, ranks, base)
-    # PEFT saves resized embeddings without a setting for them.
-    resaved = {names.of(adapter.config)[path].name.rpartition(".")[0] for path in adapter.resaved}
-    if whole := [module for module in whole if module not in resaved]:
+    if whole:
         about["modules_to_save"] = adapter.about.get("modules_to_save") or whole
     content = {PREFIX + name: np.ascontiguousarray(x) for name, x in (tensors | saved).items()}
     planned = [safetensors.Planned(n, x.dtype, x.shape, lambda x=x: x) for n, x in content.items()]
@@ -243,8 +241,10 @@ def _module(
 def _saved_tensors(
     adapter: PeftAdapter, names: ModuleNames
 ) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Return the tensors of the complete leaves, and their modules."""
+    """Return the tensors of the complete leaves, and the modules of those that a setting names."""
     out: dict[str, np.ndarray] = {}
+    named: set[str] = set()
+    every = adapter.about.get("modules_to_save") or not adapter.about
     sizes = adapter.config.sizes()
     for path, x in adapter.saved.items():
         axes = initial_layout(adapter.config)[path][0]
@@ -255,7 +255,8 @@ def _saved_tensors(
             out[name] = stored.theirs(
                 np.asarray(x) if layer is None else np.asarray(x[layer]), axes, sizes, out.get(name)
             )
-    return out, sorted({name.rpartition(".")[0] for name in out})
+            named |= {name.rpartition(".")[0]} if every or path not in RESAVED else set()
+    return out, sorted(named)
 
 
 def _reads_first(family: Family, config: Config) -> bool:

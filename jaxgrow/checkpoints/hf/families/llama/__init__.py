@@ -28,13 +28,12 @@ Each group of models has a file in this folder. `parts` has the names of the par
 `architectures` builds the two architectures of a model.
 """
 
+from jaxgrow.checkpoints.hf.base import without_head
 from jaxgrow.checkpoints.hf.families.llama.architectures import (
-    MLP_BIAS_ABSENT,
-    MLP_BIAS_FIELDS,
+    MLP_BIAS,
     SILU,
     architectures,
     read_biased,
-    without_head,
     written_biased,
 )
 from jaxgrow.checkpoints.hf.families.llama.gemma import GEMMA, GEMMA2, GEMMA3
@@ -53,8 +52,7 @@ LLAMA = architectures(
     2048,
     read_biased,
     written_biased,
-    fields=MLP_BIAS_FIELDS,
-    absent=MLP_BIAS_ABSENT,
+    fields=MLP_BIAS,
     settings={"hidden_act": SILU},
     heads="must divide embed",
 )
@@ -79,7 +77,9 @@ _LLAMA = (
     *GPT_NEOX,
 )
 
-# These decoders are often published without a head, for embeddings of texts.
-_STATES = tuple(without_head(tokens) for tokens, _ in (LLAMA, QWEN2, QWEN3, MISTRAL))
+_TOKENS = (*_LLAMA[::2], OLMOE, GRANITE, GRANITE_4)
+# Decoders without a head are published for embeddings of texts.
+_BODIES = {"Gemma3ForCausalLM": "Gemma3TextModel"}
+_STATES = tuple(without_head(f, _BODIES.get(f.architecture, "")) for f in _TOKENS)
 
-FAMILIES = (*_LLAMA[::2], OLMOE, GRANITE, GRANITE_4, *_LLAMA[1::2], *_STATES)
+FAMILIES = (*_TOKENS, *_LLAMA[1::2], *_STATES)

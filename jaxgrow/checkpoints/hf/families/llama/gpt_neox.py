@@ -7,7 +7,7 @@ head). Queries, keys and values are fused head by head.
 from collections.abc import Mapping
 from typing import Any
 
-from jaxgrow.checkpoints.hf.base import Stored
+from jaxgrow.checkpoints.hf.base import Stored, key_of, layer_norms, linear
 from jaxgrow.checkpoints.hf.families.llama.architectures import architectures
 from jaxgrow.checkpoints.hf.families.llama.parts import HEADS, NORMS, head
 from jaxgrow.checkpoints.hf.rope import read_heads, read_rope, written_rope
@@ -27,22 +27,16 @@ def _names(config: LlamaConfig) -> dict[str, Stored]:
     for part, (ours, heads) in enumerate(HEADS.items()):
         fused = f"{_LAYER}attention.query_key_value"
         outputs = f"({heads} 3 head_dim)"
-        kernel = Stored(f"{fused}.weight", f"{outputs} embed", part)
-        found[f"blocks/attention/{ours}/kernel"] = kernel
-        found[f"blocks/attention/{ours}/bias"] = Stored(f"{fused}.bias", outputs, part)
+        found |= linear(f"blocks/attention/{ours}", fused, outputs, part=part)
     for ours, theirs, outputs, inputs in (
         ("attention/out", "attention.dense", "embed", "(heads head_dim)"),
         ("mlp/up", "mlp.dense_h_to_4h", "mlp", "embed"),
         ("mlp/down", "mlp.dense_4h_to_h", "embed", "mlp"),
     ):
-        found[f"blocks/{ours}/kernel"] = Stored(f"{_LAYER}{theirs}.weight", f"{outputs} {inputs}")
-        found[f"blocks/{ours}/bias"] = Stored(f"{_LAYER}{theirs}.bias", outputs)
+        found |= linear(f"blocks/{ours}", f"{_LAYER}{theirs}", outputs, inputs)
     norms = {f"blocks/{ours}": _LAYER + theirs for ours, theirs in NORMS["before"].items()}
     norms["final_norm"] = "gpt_neox.final_layer_norm"
-    for ours, theirs in norms.items():
-        found[f"{ours}/scale"] = Stored(f"{theirs}.weight", "embed")
-        found[f"{ours}/bias"] = Stored(f"{theirs}.bias", "embed")
-    return found | head(config, "embed_out")
+    return found | layer_norms(norms) | head(config, "embed_out")
 
 
 def _read_neox(theirs: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,9 +61,7 @@ def _written_neox(config: LlamaConfig) -> dict[str, Any]:
         "rotary_pct": config.rotary,
         "rotary_emb_base": config.rope_theta,
         "rope_scaling": written_rope(config)["rope_scaling"],
-        "hidden_act": next(
-            (theirs for theirs, ours in _GELUS.items() if ours == config.activation), None
-        ),
+        "hidden_act": key_of(_GELUS, config.activation),
     }
 
 
@@ -80,8 +72,7 @@ GPT_NEOX = architectures(
     _read_neox,
     _written_neox,
     fixed={"layer_norm": True, "gated": False, "bias": True, "qkv_bias": True},
-    fields={"layer_norm_eps": "eps", "use_parallel_residual": "parallel"},
-    absent={"layer_norm_eps": 1e-5, "use_parallel_residual": True},
+    fields={"layer_norm_eps": ("eps", 1e-5), "use_parallel_residual": ("parallel", True)},
     settings={"hidden_act": tuple(_GELUS), "attention_bias": (True,)},
     names=_names,
     prefix="gpt_neox.",

@@ -5,8 +5,7 @@ from typing import Any
 
 from jaxgrow.checkpoints.hf.base import Stored
 from jaxgrow.checkpoints.hf.families.llama.architectures import (
-    MIXTURE_ABSENT,
-    MIXTURE_FIELDS,
+    MIXTURE,
     SILU,
     architectures,
     read_llama,
@@ -72,8 +71,7 @@ GPT_OSS = architectures(
     _read_gpt_oss,
     _written_gpt_oss,
     fixed={"sinks": True},
-    fields={**MIXTURE_FIELDS, "num_local_experts": "experts", "swiglu_limit": "clamp"},
-    absent={**MIXTURE_ABSENT, "num_local_experts": 128, "swiglu_limit": 7.0},
+    fields={**MIXTURE, "num_local_experts": ("experts", 128), "swiglu_limit": ("clamp", 7.0)},
     names=_names,
     settings={"hidden_act": SILU, "swiglu_alpha": (1.702,)},
     mixture=True,

@@ -10,6 +10,8 @@ from typing import Any
 
 from jaxgrow.checkpoints.hf.base import Stored
 from jaxgrow.checkpoints.hf.families.llama.architectures import (
+    EPS,
+    MLP_BIAS,
     SILU,
     architectures,
     read_biased,
@@ -85,16 +87,10 @@ def _written_granite_4(config: LlamaConfig) -> dict[str, Any]:
 
 
 _FIELDS = {
-    "rms_norm_eps": "eps",
-    "embedding_multiplier": "embed_scale",
-    "residual_multiplier": "residual_scale",
-    "logits_scaling": "logit_divisor",
-}
-_ABSENT = {
-    "rms_norm_eps": 1e-6,
-    "embedding_multiplier": 1.0,
-    "residual_multiplier": 1.0,
-    "logits_scaling": 1.0,
+    **EPS,
+    "embedding_multiplier": ("embed_scale", 1.0),
+    "residual_multiplier": ("residual_scale", 1.0),
+    "logits_scaling": ("logit_divisor", 1.0),
 }
 # `transformers` has no classifiers of these families.
 GRANITE, _ = architectures(
@@ -103,8 +99,7 @@ GRANITE, _ = architectures(
     2048,
     _read_granite,
     _written_granite,
-    fields={**_FIELDS, "mlp_bias": "mlp_bias"},
-    absent={**_ABSENT, "mlp_bias": False},
+    fields={**_FIELDS, **MLP_BIAS},
     names=_names,
     settings={"hidden_act": SILU},
     heads="must divide embed",
@@ -115,8 +110,7 @@ GRANITE_4, _ = architectures(
     2048,
     _read_granite_4,
     _written_granite_4,
-    fields={**_FIELDS, "shared_intermediate_size": "mlp"},
-    absent={**_ABSENT, "shared_intermediate_size": 1024},
+    fields={**_FIELDS, "shared_intermediate_size": ("mlp", 1024)},
     names=_names_4,
     settings={"hidden_act": SILU},
     # `transformers` checks the sizes of its recurrent layers, even if the model does not have any.

@@ -5,8 +5,7 @@ from functools import partial
 from typing import Any
 
 from jaxgrow.checkpoints.hf.families.llama.architectures import (
-    MIXTURE_ABSENT,
-    MIXTURE_FIELDS,
+    MIXTURE,
     SILU,
     architectures,
     read_llama,
@@ -42,14 +41,15 @@ MIXTRAL = architectures(
     131072,
     _read_mixtral,
     written_one_window,
-    fields={**MIXTURE_FIELDS, "num_local_experts": "experts"},
-    absent={**MIXTURE_ABSENT, "num_experts_per_tok": 2, "num_local_experts": 8},
+    fields={**MIXTURE, "num_experts_per_tok": ("active", 2), "num_local_experts": ("experts", 8)},
     names=partial(
         names,
         router="block_sparse_moe.gate",
         experts=tuple(f"block_sparse_moe.experts.{{experts}}.w{i}" for i in (1, 3, 2)),
     ),
     settings={"hidden_act": SILU},
+    # transformers 5 has this name for the mixture.
+    renamed={".mlp.": ".block_sparse_moe."},
     mixture=True,
     heads="free",
 )

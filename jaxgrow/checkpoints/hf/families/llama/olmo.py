@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxgrow.checkpoints.hf.families.llama.architectures import (
-    MIXTURE_ABSENT,
-    MIXTURE_FIELDS,
     UNBIASED,
     architectures,
     read_llama,
@@ -60,13 +58,12 @@ OLMOE, _ = architectures(
     4096,
     read_llama,
     fixed={"query_norm": "all"},
-    fields={**MIXTURE_FIELDS, "norm_topk_prob": "gates_normed", "num_experts": "experts"},
-    absent={
-        **MIXTURE_ABSENT,
-        "norm_topk_prob": False,
-        "num_experts": 64,
-        "num_experts_per_tok": 8,
-        "router_aux_loss_coef": 0.01,
+    fields={
+        "rms_norm_eps": ("eps", 1e-5),
+        "num_experts_per_tok": ("active", 8),
+        "router_aux_loss_coef": ("balance", 0.01),
+        "norm_topk_prob": ("gates_normed", False),
+        "num_experts": ("experts", 64),
     },
     names=MIXTURE_NAMES,
     settings={**UNBIASED, "clip_qkv": (None,)},

@@ -3,7 +3,7 @@
 Kernels are stored as [outputs, inputs].
 """
 
-from jaxgrow.checkpoints.hf.base import Stored
+from jaxgrow.checkpoints.hf.base import Stored, linear
 from jaxgrow.models.llama import LlamaConfig
 
 LAYER = "model.layers.{layers}."
@@ -22,7 +22,7 @@ NORMS = {
         "mlp_post_norm": "post_feedforward_layernorm",
     },
 }
-_MLP = {"gate": "mlp embed", "up": "mlp embed", "down": "embed mlp"}
+_MLP = {"gate": ("mlp", "embed"), "up": ("mlp", "embed"), "down": ("embed", "mlp")}
 
 
 def names(
@@ -48,7 +48,8 @@ def names(
         if config.query_norm != "none" and ours != "value":
             found |= _projection_norm(config, ours, one)
     found |= _experts(experts) if config.experts else _mlp(config, fused)
-    found |= _attention_out(config)
+    of = ("embed", "(heads head_dim)")
+    found |= linear("blocks/attention/out", f"{LAYER}self_attn.o_proj", *of, bias=config.out_bias)
     if config.experts:
         found |= {"blocks/mlp/router/kernel": Stored(f"{LAYER}{router}.weight", "experts embed")}
     if config.shared:
@@ -95,35 +96,23 @@ def _projection_norm(config: LlamaConfig, ours: str, one: float) -> dict[str, St
     return {f"blocks/attention/{ours}_norm/scale": scale}
 
 
-def _attention_out(config: LlamaConfig) -> dict[str, Stored]:
-    linear = f"{LAYER}self_attn.o_proj"
-    found = {
-        "blocks/attention/out/kernel": Stored(f"{linear}.weight", "embed (heads head_dim)"),
-    }
-    if config.out_bias:
-        found["blocks/attention/out/bias"] = Stored(f"{linear}.bias", "embed")
-    return found
-
-
 def _mlp(config: LlamaConfig, fused: bool) -> dict[str, Stored]:
     found = {}
-    for part, (ours, layout) in enumerate(_MLP.items()):
+    for part, (ours, of) in enumerate(_MLP.items()):
         if fused and ours != "down":
-            kernel = Stored(f"{LAYER}mlp.gate_up_proj.weight", layout, part, ("mlp", "mlp"))
+            kernel = Stored(f"{LAYER}mlp.gate_up_proj.weight", "mlp embed", part, ("mlp", "mlp"))
+            found[f"blocks/mlp/{ours}/kernel"] = kernel
         else:
-            kernel = Stored(f"{LAYER}mlp.{ours}_proj.weight", layout)
-        found[f"blocks/mlp/{ours}/kernel"] = kernel
-        if config.mlp_bias:
-            outputs = layout.partition(" ")[0]
-            found[f"blocks/mlp/{ours}/bias"] = Stored(f"{LAYER}mlp.{ours}_proj.bias", outputs)
+            module = f"{LAYER}mlp.{ours}_proj"
+            found |= linear(f"blocks/mlp/{ours}", module, *of, bias=config.mlp_bias)
     return found
 
 
 def _experts(experts: tuple[str, ...]) -> dict[str, Stored]:
     """The kernels of experts that are stored one by one."""
     return {
-        f"blocks/mlp/{ours}/kernel": Stored(f"{LAYER}{theirs}.weight", layout)
-        for (ours, layout), theirs in zip(_MLP.items(), experts, strict=True)
+        f"blocks/mlp/{ours}/kernel": Stored(f"{LAYER}{theirs}.weight", " ".join(of))
+        for (ours, of), theirs in zip(_MLP.items(), experts, strict=True)
     }
 
 
@@ -131,10 +120,10 @@ def _shared_expert() -> dict[str, Stored]:
     """The expert that every token uses, and its gate."""
     gate = Stored(f"{LAYER}mlp.shared_expert_gate.weight", "gates embed")
     found = {"blocks/mlp/shared_gate/kernel": gate}
-    for ours, layout in _MLP.items():
-        found[f"blocks/mlp/shared/{ours}/kernel"] = Stored(
-            f"{LAYER}mlp.shared_expert.{ours}_proj.weight", layout.replace("mlp", "shared")
-        )
+    for ours, of in _MLP.items():
+        outputs, inputs = (axes.replace("mlp", "shared") for axes in of)
+        module = f"{LAYER}mlp.shared_expert.{ours}_proj"
+        found |= linear(f"blocks/mlp/shared/{ours}", module, outputs, inputs, bias=False)
     return found
 
 

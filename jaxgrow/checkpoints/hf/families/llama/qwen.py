@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 from jaxgrow.checkpoints.hf.families.llama.architectures import (
-    MIXTURE_ABSENT,
-    MIXTURE_FIELDS,
+    EPS,
+    MIXTURE,
     SILU,
     UNBIASED,
     architectures,
@@ -61,16 +61,14 @@ def _check_experts_in_all_layers(theirs: Mapping[str, Any]) -> None:
 
 def _read_qwen3_moe(theirs: Mapping[str, Any]) -> dict[str, Any]:
     _check_experts_in_all_layers(theirs)
-    # The first key belongs to transformers 5, the second to earlier versions.
-    experts = theirs.get("num_local_experts", theirs.get("num_experts", 128))
     windows = read_one_window(theirs, 32768) if theirs.get("use_sliding_window") else {"kinds": "f"}
-    return read_llama(theirs, key_heads=4) | windows | {"experts": experts}
+    return read_llama(theirs, key_heads=4) | windows
 
 
 def _written_qwen3_moe(config: LlamaConfig) -> dict[str, Any]:
     return written_one_window(config) | {
         "use_sliding_window": "s" in config.layer_kinds,
-        "num_local_experts": config.experts,
+        # The name of this key in earlier versions than transformers 5.
         "num_experts": config.experts,
     }
 
@@ -89,12 +87,7 @@ def _written_qwen2_moe(config: LlamaConfig) -> dict[str, Any]:
     return written_rope(config) | {"layer_types": ["full_attention"] * config.layers}
 
 
-_MIXTURE_FIELDS = {
-    **MIXTURE_FIELDS,
-    "norm_topk_prob": "gates_normed",
-    "moe_intermediate_size": "mlp",
-}
-_MIXTURE_ABSENT = {**MIXTURE_ABSENT, "rms_norm_eps": 1e-6, "norm_topk_prob": False}
+_MIXTURE = {**MIXTURE, **EPS, "norm_topk_prob": ("gates_normed", False)}
 #: The names of finer experts, which OLMoE has as well.
 MIXTURE_NAMES = partial(
     names,
@@ -130,8 +123,12 @@ QWEN3_MOE = architectures(
     _read_qwen3_moe,
     _written_qwen3_moe,
     fixed={"query_norm": "head"},
-    fields=_MIXTURE_FIELDS,
-    absent={**_MIXTURE_ABSENT, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
+    fields={
+        **_MIXTURE,
+        "moe_intermediate_size": ("mlp", 768),
+        "num_experts_per_tok": ("active", 8),
+        "num_local_experts": ("experts", 128),
+    },
     names=MIXTURE_NAMES,
     settings=UNBIASED,
     mixture=True,
@@ -145,17 +142,11 @@ QWEN2_MOE = architectures(
     _read_qwen2_moe,
     _written_qwen2_moe,
     fields={
-        **_MIXTURE_FIELDS,
-        "num_experts": "experts",
-        "shared_expert_intermediate_size": "shared",
-        "qkv_bias": "qkv_bias",
-    },
-    absent={
-        **_MIXTURE_ABSENT,
-        "num_experts": 60,
-        "moe_intermediate_size": 1408,
-        "shared_expert_intermediate_size": 5632,
-        "qkv_bias": True,
+        **_MIXTURE,
+        "moe_intermediate_size": ("mlp", 1408),
+        "num_experts": ("experts", 60),
+        "shared_expert_intermediate_size": ("shared", 5632),
+        "qkv_bias": ("qkv_bias", True),
     },
     names=MIXTURE_NAMES,
     settings={"hidden_act": SILU, "use_sliding_window": (False,)},

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxgrow.checkpoints.hf.families.llama.architectures import (
-    MLP_BIAS_ABSENT,
-    MLP_BIAS_FIELDS,
+    MLP_BIAS,
     UNBIASED,
     architectures,
     read_llama,
@@ -37,8 +36,8 @@ SMOLLM3 = architectures(
     32768,
     _read_smollm3,
     _written_smollm3,
-    fields=MLP_BIAS_FIELDS,
+    fields=MLP_BIAS,
     settings={**UNBIASED, "use_sliding_window": (False,)},
-    absent={**MLP_BIAS_ABSENT, "tie_word_embeddings": True},
+    absent={"tie_word_embeddings": True},
     heads="free",
 )
