@@ -99,10 +99,8 @@ def mergeable(
         )
     if differ[0] == "context" and getattr(a, "rope_by", None) != "dynamic":
         longest = max(a.context, b.context)
-        pair = replace(
-            pair,
-            notes=(*pair.notes, f"the context is {longest} tokens, the longer one of the two"),
-        )
+        note = f"the context is {longest} tokens, the longer one of the two"
+        pair = replace(pair, notes=(*pair.notes, note))
         a, b = replace(a, context=longest), replace(b, context=longest)
         differ = differ[1:]
     if differ and take is None:
@@ -190,20 +188,26 @@ def _one_vocabulary(pair: Pair, take: Literal["A", "B"] | None) -> Pair:
             "can be merged. Give two models that were trained from the same one"
         )
     lost = sorted(at.keys() - set(files[0].values()))
-    about = (
-        "the two tokenizers give other ids to some tokens: the result has the tokenizer"
-        if same
-        else f"the vocabularies have {sizes[0]} and {sizes[1]} tokens: the result has the {max(sizes)}"
-    )
-    notes = [
-        f"{about} of {roots[0].folder}, and {len(rows)} rows of both models were matched by token"
-    ]
-    if lost:
-        gone = listed([spelt(token) for token in lost], most=5)
-        notes.append(f"these tokens of {roots[1].folder} are not in the result: {gone}")
+    notes = _of_rows(sizes, roots, len(rows), lost)
     grown = _With(small, replace(small.config, **settings), _matched(large, small, rows))
     sources = {"before" if swapped else "up": grown}
     return replace(pair, roots=roots, notes=(*pair.notes, *notes), **sources)
+
+
+def _of_rows(
+    sizes: list[int], roots: tuple[Checkpoint, ...], count: int, lost: list[str]
+) -> list[str]:
+    """The notes about rows that were matched by token, and about tokens that are lost."""
+    about = (
+        "the two tokenizers give other ids to some tokens: the result has the tokenizer"
+        if sizes[0] == sizes[1]
+        else f"the vocabularies have {sizes[0]} and {sizes[1]} tokens: the result has the {max(sizes)}"
+    )
+    notes = [f"{about} of {roots[0].folder}, and {count} rows of both models were matched by token"]
+    if lost:
+        gone = listed([spelt(token) for token in lost], most=5)
+        notes.append(f"these tokens of {roots[1].folder} are not in the result: {gone}")
+    return notes
 
 
 def _matched(
