@@ -326,6 +326,8 @@ def test_moments_that_are_no_real_numbers_are_an_error(tmp_path, capsys, change,
     found = capsys.readouterr().err
     assert re.fullmatch(f"error: .*{says}.*\n", found), found
     assert not (tmp_path / "b").exists()
+    if "Use --optimizer drop" in found:
+        assert main([*grown, "--optimizer", "drop"]) == 0
 
 
 def test_a_state_of_some_layers_only_is_refused(tmp_path):
