@@ -52,7 +52,8 @@ def fits(value: Any, hint: Any) -> bool:
 
     Args:
       value: any value.
-      hint: a class, a `Literal`, a union, ``tuple[item, ...]`` or ``Sequence[item]``.
+      hint: a class, a `Literal`, a union, ``tuple[item, ...]``, ``Sequence[item]`` or
+        ``dict[key, value]``.
 
     Example:
       >>> fits(3, int | None), fits(True, int), fits(("a", 1), tuple[str, ...])
@@ -64,6 +65,10 @@ def fits(value: Any, hint: Any) -> bool:
         return any(fits(value, arg) for arg in args)
     if origin is Literal:
         return any(type(value) is type(arg) and value == arg for arg in args)
+    if origin is dict:
+        return isinstance(value, dict) and all(
+            fits(key, args[0]) and fits(item, args[1]) for key, item in value.items()
+        )
     if origin is not None:
         return isinstance(value, origin) and all(fits(item, args[0]) for item in value)
     if dataclasses.is_dataclass(hint):
@@ -193,6 +198,6 @@ def _word(option: Any) -> str:
     if option is types.NoneType:
         return "None"
     if (origin := typing.get_origin(option)) is not None:
-        more = ", ..." if origin is tuple else ""
-        return f"{origin.__name__}[{spelled(typing.get_args(option)[0])}{more}]"
+        args = [*map(spelled, typing.get_args(option)[: 2 if origin is dict else 1])]
+        return f"{origin.__name__}[{', '.join([*args, *['...'] * (origin is tuple)])}]"
     return option.__name__ if isinstance(option, type) else repr(option)

@@ -32,7 +32,7 @@ runs continue.
 """
 
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -253,6 +253,17 @@ def tuned(runs: list[list[Run]], tuning: FineTuning, workdir: Path) -> dict[str,
     return {f"{tuning.name}, {metric}": values}
 
 
+def set_losses(runs: Sequence[Sequence[Run]]) -> dict[str, list[list[float]]]:
+    """The final losses of all runs on each named validation set, by ``val_loss/NAME``."""
+    results = [[run.result for run in same] for same in runs]
+    names = [
+        name
+        for name in results[0][0]
+        if name.startswith("val_loss/") and all(name in r for same in results for r in same)
+    ]
+    return {name: [[result[name] for result in same] for same in results] for name in names}
+
+
 def main() -> None:
     arguments = command_parser("compare").parse_args()
     folder = arguments.workdir
@@ -270,8 +281,10 @@ def main() -> None:
         keys(tasks, data)  # reports missing files before the first run
     comparison = replace(compare(configs, shorter, arguments.seeds, folder), notes=tuple(notes))
     every = [*comparison.runs, *comparison.frontier]
+    scores = set_losses(every)
+    comparison = replace(comparison, scores=scores)
     try:
-        scores = evaluated(every, tasks, data)
+        scores |= evaluated(every, tasks, data)
         for tuning in tunings:
             scores |= tuned(every, tuning, folder / "finetune")
     except UserError:

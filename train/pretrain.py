@@ -28,6 +28,12 @@ Settings of text:
   data.attend=document  a token sees only its own document, and no token predicts the next document;
                         attend=row (the default): a token sees all documents of its row
 
+Data of several sources (docs/howto/data.md):
+  data.path='{wiki: 0.7, code/*.jsonl.gz: 0.3}'   files, folders or patterns with their weights
+  data.path='[wiki, code]'                        without weights: in proportion to their tokens
+  data.valid_path='{wiki: w.txt, code: c.txt}'    validation sets with names; val_loss/wiki is the
+                                                  loss of one, and val_loss the mean over all tokens
+
 Several processes, on one host or on many, can share one run if all of them can access its folder.
 Start the same command in each process. The processes find each other if SLURM, Open MPI, Kubernetes
 or a TPU pod started them. Otherwise give ``--coordinator``, ``--processes`` and ``--process``.

@@ -29,6 +29,8 @@ Class: TypeAlias = Literal["objective", "execution", "observation", "place"]
 CLASSES: Mapping[str, Class] = {
     **dict.fromkeys(("name", "steps", "epochs", "batch", "seed"), "objective"),
     **dict.fromkeys(("data.*.path", "data.*.valid_path", "data.*.tokenizer"), "place"),
+    # The paths of a mixture; the identity of the data contains its weights.
+    **dict.fromkeys(("data.*.path.*", "data.*.valid_path.*"), "place"),
     **dict.fromkeys(("data.*.cache", "data.*.workers"), "execution"),
     # The most programs that are compiled for skipped layers.
     "method.*.programs": "execution",

@@ -6,7 +6,7 @@ and ``sample(i, rng)``, which is pure: all randomness (masks, augmentation) come
 
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import grain
@@ -17,11 +17,13 @@ from absl import flags
 from jaxgrow.checkpoints.hf.labels import named
 from jaxgrow.models import Config, TextConfig
 from train.common.errors import UserError
+from train.data.corpora import corpora
 from train.data.documents import next_tokens_of_documents, window_segments
 from train.data.images import Images, images
 from train.data.labelled.task import Labelled, task
 from train.data.masking import BYTES, MaskedWindows, vocabulary
-from train.data.text import Data, Tokens, holds_out, tokenizer, tokens
+from train.data.mixture import Mixture, endless, seed_of
+from train.data.text import Data, holds_out, mixed_data, tokenizer
 from train.data.workers import end_with_parent
 
 Batch: TypeAlias = tuple[Any, Any]  # (inputs, targets), pytrees with a leading axis
@@ -89,12 +91,12 @@ def identity(data: Data | Images | Labelled, model: Config) -> dict[str, Any]:
     """
     if isinstance(data, Labelled):
         return task(data, model).identity  # type: ignore[arg-type]
-    return images(data).identity if isinstance(data, Images) else tokens(data).identity
+    return images(data).identity if isinstance(data, Images) else corpora(data).identity
 
 
 def report(data: Data | Images | Labelled) -> list[str]:
     """Lines that summarise a corpus of text; empty for images and labelled data."""
-    return tokens(data).report if isinstance(data, Data) else []
+    return corpora(data).report if isinstance(data, Data) else []
 
 
 def labels(data: Data | Images | Labelled) -> list[str]:
@@ -109,8 +111,22 @@ def head(data: Data | Images | Labelled, model: Config) -> dict[str, Any]:
     return named(labels(data))
 
 
-def sources(data: Data | Images | Labelled, model: Config) -> tuple[Source, Source]:
-    """The training source and the validation source of ``model``.
+def sources(data: Data | Images | Labelled, model: Config) -> tuple[Source | Mixture, Source]:
+    """The training source and the first validation source of ``model``.
+
+    Raises:
+      UserError: the data cannot be read, or the model cannot take them.
+    """
+    training, validation = named_sources(data, model)
+    return training, next(iter(validation.values()))
+
+
+def named_sources(
+    data: Data | Images | Labelled, model: Config
+) -> tuple[Source | Mixture, dict[str, Source]]:
+    """The training source and the validation sources of ``model``, by name.
+
+    The name of a validation source is empty if there is only one.
 
     Raises:
       UserError: the data cannot be read, or the model cannot take them.
@@ -120,8 +136,12 @@ def sources(data: Data | Images | Labelled, model: Config) -> tuple[Source, Sour
             f"a {type(model).__name__} cannot take {type(data).__name__}: set data to a dataset that fits the model"
         )
     if isinstance(data, Labelled):
-        return _of_task(data, model)  # type: ignore[arg-type]
-    return _pictures(data, model) if isinstance(data, Images) else _texts(data, model)
+        training, validation = _of_task(data, model)  # type: ignore[arg-type]
+        return training, {"": validation}
+    if isinstance(data, Images):
+        training, validation = _pictures(data, model)
+        return training, {"": validation}
+    return _texts(data, model)
 
 
 def _pictures(data: Images, model: Config) -> tuple[Source, Source]:
@@ -142,8 +162,8 @@ def _pictures(data: Images, model: Config) -> tuple[Source, Source]:
     return split.train, split.valid
 
 
-def _texts(data: Data, model: Config) -> tuple[Source, Source]:
-    text = tokens(data)
+def _texts(data: Data, model: Config) -> tuple[Source | Mixture, dict[str, Source]]:
+    text = corpora(data)
     vocab = model.sizes()["vocab"]
     if text.vocab > vocab:
         what = "tokens" if data.tokenizer == "none" else "tokenizer"
@@ -151,10 +171,28 @@ def _texts(data: Data, model: Config) -> tuple[Source, Source]:
             f"the largest id of the {what} is {text.vocab - 1}, but model.vocab is {vocab}; "
             f"raise model.vocab to {text.vocab}"
         )
-    parts = tuple(zip((text.train, text.valid), _begins(data, model, text), strict=True))
+    windows = _windows(data, model)
+    train = {name: windows(part, text.begins[name]) for name, part in text.train.items()}
+    valid = {name: windows(part, text.valid_begins[name]) for name, part in text.valid.items()}
+    if len(train) == 1:
+        return next(iter(train.values())), valid
+    if empty := [name for name, part in train.items() if not len(part)]:
+        what = f"less than one sample of {model.length} tokens"
+        raise UserError(
+            f"the training text of {empty[0]} in data.path is {what}: give more text, or leave it out"
+        )
+    return Mixture(train, text.shares), valid
+
+
+def _windows(data: Data, model: Config) -> Callable[[np.ndarray, np.ndarray], Source]:
+    """The function that divides tokens, with the begins of documents, into samples of ``model``."""
+    used = data.attend == "document"
+    if used and not getattr(model, "segments", False):
+        raise UserError(
+            f"attention of a {type(model).__name__} cannot stop at the ends of documents: set data.attend=row"
+        )
     if not model.masked:
-        train, valid = (Windows(part, model.length, begins) for part, begins in parts)
-        return train, valid
+        return lambda part, begins: Windows(part, model.length, begins if used else None)
     if data.tokenizer == "none":
         raise UserError(
             "a masked model needs the mask of a tokenizer, but data.tokenizer is none: name the tokenizer of the tokens"
@@ -165,22 +203,9 @@ def _texts(data: Data, model: Config) -> tuple[Source, Source]:
             f"data.whole_words: the tokenizer {data.tokenizer} does not mark tokens that continue a word; set it to false"
         )
     known = known if data.whole_words else known._replace(whole_word=None)
-    train, valid = (
-        MaskedWindows(part, model.length, *known, masked=model.masked, begins=begins)
-        for part, begins in parts
+    return lambda part, begins: MaskedWindows(
+        part, model.length, *known, masked=model.masked, begins=begins if used else None
     )
-    return train, valid
-
-
-def _begins(data: Data, model: Config, text: Tokens) -> tuple[Any, Any]:
-    """The positions at which documents begin, in each part, if attention stops at their ends."""
-    if data.attend == "row":
-        return None, None
-    if not getattr(model, "segments", False):
-        raise UserError(
-            f"attention of a {type(model).__name__} cannot stop at the ends of documents: set data.attend=row"
-        )
-    return text.begins
 
 
 def _of_task(data: Labelled, model: TextConfig) -> tuple[Source, Source]:
@@ -212,7 +237,7 @@ def shapes(data: Data | Images | Labelled, model: Config, samples: int) -> Batch
 class Stream(grain.DatasetIterator):
     """Batches of ``samples``, an endless `grain.MapDataset`.
 
-    The first ``first`` samples are skipped. ``seed`` is the one of their order.
+    The first ``first`` samples are skipped.
 
     A thread and ``workers`` processes read ahead. Of each batch, only ``rows`` are read. The state
     is the number of samples that were taken, in full batches. Samples that were only read ahead are
@@ -227,10 +252,8 @@ class Stream(grain.DatasetIterator):
         rows: np.ndarray,
         workers: int = 0,
         first: int = 0,
-        seed: int = 0,
     ):
         super().__init__()
-        self.seed = seed
         self._samples = samples
         self._batch = batch
         self._rows = rows
@@ -311,7 +334,12 @@ def _joined(chunks: Sequence[Any]) -> Any:
 
 
 def training(
-    source: Source, batch: int, seed: int, rows: np.ndarray | None = None, first: int = 0
+    source: Source | Mixture,
+    batch: int,
+    seed: int,
+    rows: np.ndarray | None = None,
+    first: int = 0,
+    orders: Sequence[tuple[int, int]] = (),
 ) -> Stream:
     """An endless iterator of training batches, reshuffled each epoch.
 
@@ -324,6 +352,8 @@ def training(
       seed: random seed of the order and of the random part of each sample.
       rows: the rows of each batch that this process reads; None: all.
       first: number of samples of this order that are skipped.
+      orders: of each source of a mixture, the seed of its order, and the number of samples of this
+        order that are skipped; empty: they follow from ``seed``, and none is skipped.
 
     Raises:
       UserError: there are fewer samples than one batch.
@@ -332,15 +362,22 @@ def training(
         raise UserError(
             f"the training data has {len(source)} {source.what}, less than one batch of {batch}: lower batch, or give more data"
         )
-    samples = (
-        grain.MapDataset.range(len(source)).seed(seed).shuffle().repeat().random_map(source.sample)
-    )
+    if isinstance(source, Mixture):
+        usual = [(seed_of(seed, number), 0) for number in range(len(source.parts))]
+        samples = source.samples(orders or usual)
+    else:
+        samples = endless(source, seed)
     mine = np.arange(batch) if rows is None else rows
-    return Stream(samples, batch, mine, source.workers, first, seed)
+    return Stream(samples, batch, mine, source.workers, first)
 
 
-def more_validation(data: Data | Images | Labelled) -> str:
-    """The part of a message that says how to get more validation data."""
+def more_validation(data: Data | Images | Labelled, name: str = "") -> str:
+    """The part of a message that says how to get more data of the validation set ``name``."""
+    given = getattr(data, "valid_path", None)
+    if isinstance(given, dict):
+        return f"give more of them in data.valid_path={given[name]}, the set {name}"
+    if name and given is None and isinstance(data, Data):
+        return f"{more_validation(mixed_data(data)[name])} for {name}, or set data.valid_path"
     if (path := getattr(data, "valid_path", None)) is not None:
         return f"give more of them in data.valid_path={path}"
     if isinstance(data, Labelled):
@@ -381,7 +418,7 @@ def validation(
 
 
 def probe(
-    source: Source,
+    sources: Mapping[str, Source],
     batch: int,
     used: int,
     micro: int,
@@ -394,7 +431,7 @@ def probe(
     Data that decide how a model is trained must be separate from the data that evaluate it.
 
     Args:
-      source: the validation samples.
+      sources: the validation samples of each set.
       batch: samples per batch of `validation`.
       used: the number of batches that `validation` reads.
       micro: samples per micro-batch.
@@ -407,17 +444,22 @@ def probe(
     """
     if not count:
         return None
-    free = np.setdiff1d(
-        np.arange(len(source)), _spread(len(source), batch, min(used, len(source) // batch))
-    )
+    free = [
+        (source, i)
+        for source in sources.values()
+        for i in np.setdiff1d(
+            np.arange(len(source)), _spread(len(source), batch, min(used, len(source) // batch))
+        )
+    ]
     if len(free) < count * micro:
+        what = next(iter(sources.values())).what
         raise UserError(
-            f"measuring sensitivities needs {count} micro-batches of {micro} {source.what} that evaluation does not read, "
+            f"measuring sensitivities needs {count} micro-batches of {micro} {what} that evaluation does not read, "
             f"but the validation data has {len(free)} left: lower eval_batches or the batches of the measurement, or {more()}"
         )
-    chosen = free[np.linspace(0, len(free) - 1, count * micro).astype(int)].reshape(count, micro)
+    chosen = np.linspace(0, len(free) - 1, count * micro).astype(int).reshape(count, micro)
     chosen = chosen if rows is None else chosen[:, rows]
-    return _stack([_batch(source, indices) for indices in chosen])
+    return _stack([_stack([_fixed(*free[i]) for i in indices]) for indices in chosen])
 
 
 def _spread(samples: int, batch: int, count: int) -> np.ndarray:

@@ -20,6 +20,7 @@ from train.common.errors import UserError
 from train.data import named_splits
 from train.data.decoding import in_folder, json_object, readable
 from train.data.formats import TEXT, Document, Formats, documents, pieces
+from train.data.mixed_paths import fixed_part, is_pattern, matches
 from train.data.tfds import check_all
 
 # Validation splits; the first one that exists is used.
@@ -81,20 +82,21 @@ def stdlib() -> Corpus:
 
 def text(
     path: str,
-    valid_path: str | None,
+    valid_path: str | Mapping[str, str] | None,
     field: str,
     by_name: Literal["auto", "ignore"] = "auto",
     formats: Formats = TEXT,
 ) -> Corpus:
-    """A corpus of text files, given as a file or as a folder of files (`train.data.formats`).
+    """A corpus of text files, given as a file, a folder or a pattern (`train.data.formats`).
 
     In a `DatasetDict` of Hugging Face `datasets`, the split "train" is the training text. Without
     ``valid_path``, its split "validation" or "test" is the validation text. In other folders, the
     names of files and folders decide (`train.data.named_splits`).
 
     Args:
-      path: the file or the folder.
-      valid_path: the file or the folder of the validation text; None: hold out a part.
+      path: the file or the folder, or a pattern such as ``data/*.jsonl.gz``.
+      valid_path: the file or the folder of the validation text; None: hold out a part. Paths by
+        name are validation sets of their own, whose files do not belong to this corpus.
       field: the field that holds the documents, in formats with fields.
       by_name: "ignore" reads all files below ``path`` as training text.
       formats: the formats of the files.
@@ -103,7 +105,9 @@ def text(
       UserError: there are no files, or they do not contain text.
     """
     train = _existing(path, formats)
-    valid = None if valid_path is None else _existing(valid_path, formats)
+    several = isinstance(valid_path, Mapping)
+    apart = [_existing(name, formats) for name in valid_path.values()] if several else []
+    valid = None if several or valid_path is None else _existing(str(valid_path), formats)
     if found := splits(train):
         if "train" not in found:
             raise UserError(
@@ -113,7 +117,7 @@ def text(
             (_existing(str(train / name), formats) for name in _VALIDATION if name in found), None
         )
         train = _existing(str(train / "train"), formats)
-        valid = valid or other
+        valid = valid if several else valid or other
     counted: Mapping[str, int] = {}
     of = None
     if by_name == "auto" and (valid is None or valid.resolve() != train.resolve()):
@@ -121,9 +125,9 @@ def text(
     parts = [train] if valid is None else [train, valid]
     # Files below ``path`` may also be validation files. They are not trained on, unless both paths
     # are the same.
-    held: set[Path] = set()
     if valid is not None and valid.resolve() != train.resolve():
-        held = {file.resolve() for file in _files(valid, formats)}
+        apart = [valid]
+    held = {file.resolve() for other in apart for file in _files(other, formats)}
 
     def mine(path: Path) -> Iterator[Path]:
         # ``path`` is the folder of the training text, or the folder that it resolves to.
@@ -139,10 +143,11 @@ def text(
     # its training text is not used.
     key = [field, _key(mine(train.resolve()))]
     key += [_key(_files(part.resolve(), formats)) for part in parts[1:]]
+    key += ["no validation text"] if several else []
     counts = Counts()
     skipped = defaultdict(list)
     read = [mine(train), *(_files(part, formats) for part in parts[1:])]
-    if valid is None and of is not None and counted.get(named_splits.VALIDATION):
+    if not several and valid is None and of is not None and counted.get(named_splits.VALIDATION):
         key.append(_key(of(train.resolve(), named_splits.VALIDATION)))
         read.append(of(train, named_splits.VALIDATION))
     documents = [_documents(files, field, counts, formats) for files in read]
@@ -150,8 +155,14 @@ def text(
         for file, why in _entries(part, formats):
             if why:
                 skipped[why].append(file)
-    judged = documents[1] if len(documents) > 1 else None
+    judged = documents[1] if len(documents) > 1 else iter(()) if several else None
     return Corpus(key, documents[0], judged, counts, skipped, dict(counted))
+
+
+def training_files(path: str, formats: Formats) -> Iterator[Path]:
+    """The real paths of the files of a corpus, without those of other splits of a `DatasetDict`."""
+    root = _existing(path, formats)
+    return (file.resolve() for file in _files(root / "train" if splits(root) else root, formats))
 
 
 def _by_name(
@@ -166,7 +177,7 @@ def _by_name(
     Raises:
       UserError: all files are held out.
     """
-    splits = named_splits.named_splits(folder)
+    splits = named_splits.named_splits(fixed_part(folder))
     counted: Counter[str] = Counter()
     with readable(folder):
         for n, file in enumerate(_files(folder, formats), 1):
@@ -182,7 +193,7 @@ def _by_name(
         )
 
     def of(path: Path, split: str) -> Iterator[Path]:
-        own = replace(splits, folder=path)
+        own = replace(splits, folder=fixed_part(path))
         return (file for file in _files(path, formats) if own.of(file) == split)
 
     return of, counted
@@ -256,7 +267,13 @@ def prepared(name: str, path: str | None) -> Any:
 def _existing(name: str, formats: Formats) -> Path:
     """The path of an existing file or folder with readable files."""
     path = Path(name).expanduser()
-    if not path.exists():
+    with readable(path):
+        if is_pattern(path) and not matches(path):
+            raise UserError(
+                f"no file matches {path}; correct the pattern in data.path or data.valid_path, in which * stands for any part "
+                "of a name and ** for folders"
+            )
+    if not (path.exists() or is_pattern(path)):
         raise UserError(
             f"there is no corpus at {path}; set data.path to a file or a folder of text"
         )
@@ -267,10 +284,10 @@ def _existing(name: str, formats: Formats) -> Path:
             + "; rename a .json with one object per line to .jsonl"
         )
     if not splits(path) and not any(True for _ in _files(path, formats)):
-        found = [suffix for suffix in formats.named if any(path.rglob(f"*{suffix}"))]
-        others = sorted(
-            {"".join(p.suffixes[-2:]) or p.name for p in path.rglob("*") if p.is_file()}
-        )[:8]
+        below = [p for found in matches(path) for p in (found, *found.rglob("*"))]
+        there = [p for p in below if p.is_file()]
+        found = [suffix for suffix in formats.named if any(p.suffix == suffix for p in there)]
+        others = sorted({"".join(p.suffixes[-2:]) or p.name for p in there})[:8]
         raise UserError(
             f"no {formats.what} in {name}: there are no {formats.names} files"
             + (f", only {', '.join(others)}" if others else "")
@@ -299,6 +316,8 @@ def _entries(path: Path, formats: Formats) -> Iterator[tuple[Path, str | None]]:
 def _walked(path: Path, root: Path, formats: Formats) -> Iterator[tuple[Path, str | None]]:
     if path.is_file():
         yield path, None
+    elif is_pattern(path):
+        yield from _matched(path, formats)
     elif saved := shards(path):
         yield from ((shard, None) for shard in saved)
     elif several := splits(path):
@@ -321,9 +340,27 @@ def _walked(path: Path, root: Path, formats: Formats) -> Iterator[tuple[Path, st
                 yield path / name, _unread(path / name, root, formats)
 
 
-def _unread(file: Path, root: Path, formats: Formats) -> str | None:
-    """Why a file in a folder is not read, or None."""
-    if not formats.in_folders(file):
+def _matched(pattern: Path, formats: Formats) -> Iterator[tuple[Path, str | None]]:
+    """The files that match a pattern, and those of the folders that match it, once each."""
+    root = fixed_part(pattern)
+    walked: Path | None = None
+    for found in matches(pattern):
+        if walked is not None and found.is_relative_to(walked):
+            continue
+        if any(part.startswith(".") for part in found.relative_to(root).parts):
+            yield found, "hidden"
+        elif found.is_file():
+            yield found, _unread(found, root, formats, pattern.suffix)
+        elif found.is_symlink() or not found.is_dir():
+            yield found, "symlinked folder" if found.is_dir() else "broken link or not a file"
+        else:
+            walked = found
+            yield from _walked(found, root, formats)
+
+
+def _unread(file: Path, root: Path, formats: Formats, named: str = "") -> str | None:
+    """Why a file in a folder is not read, or None; ``named`` is a suffix that the user gave."""
+    if not (formats.in_folders(file) or (file.suffix == named and formats.reader(file))):
         return "of another format"
     if not file.is_symlink():
         return None

@@ -28,6 +28,7 @@ from train.data.augment import Augment
 from train.data.cache import again, cache_folder, cached
 from train.data.corpus import prepared
 from train.data.decoding import COMPRESSED, MAGIC, decompressed, in_folder, read_regular, readable
+from train.data.mixed_paths import refuse_several
 from train.data.splitting import exact, held_out
 from train.data.workers import cores
 
@@ -75,6 +76,7 @@ class Images:
     }
 
     def __post_init__(self):
+        refuse_several(self.path, "Images")
         if not 0 < self.valid_fraction <= 0.5:
             raise ValueError(
                 f"valid_fraction must be between 0 and 0.5, but is {self.valid_fraction}"

@@ -8,7 +8,7 @@ import hashlib
 import json
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from functools import cache, partial
 from pathlib import Path
@@ -29,6 +29,8 @@ from train.data.corpus import Corpus
 from train.data.cutting import TextEncoder, cut
 from train.data.decoding import readable
 from train.data.documents import report_documents
+from train.data.formats import TEXT
+from train.data.mixed_paths import named_paths, source_names, weighted_paths
 from train.data.special import (
     END,
     ENDS,
@@ -72,9 +74,12 @@ class Data:
 
     modality: ClassVar = "text"
     source: Literal["stdlib", "text", "tokens", "tfds"] = "stdlib"
-    path: str | None = None
-    # For "text" and "tokens": the validation text; None: the files or the split whose name says so, if any.
-    valid_path: str | None = None
+    # A file, a folder or a pattern; or a mixture of several: {wiki: 0.7, "code/*.jsonl.gz": 0.3}, whose
+    # weights are divided by their sum, or [wiki, code], whose weights are their sizes.
+    path: str | tuple[str, ...] | dict[str, float] | None = None
+    # For "text" and "tokens": the validation text, or several: {wiki: wiki.txt, code: code.txt}. None: the
+    # files or the split whose name says so, if any.
+    valid_path: str | dict[str, str] | None = None
     # For "text" and "tokens": "auto" leaves out test files and validates on validation files, by their names;
     # "ignore" reads all files as training text.
     splits: Literal["auto", "ignore"] = "auto"
@@ -107,6 +112,14 @@ class Data:
     }
 
     def __post_init__(self):
+        object.__setattr__(self, "path", weighted_paths(self.path))
+        object.__setattr__(self, "valid_path", named_paths(self.valid_path))
+        several = [n for n in ("path", "valid_path") if isinstance(getattr(self, n), tuple | dict)]
+        if several and self.source not in ("text", "tokens"):
+            raise ValueError(
+                f"data.{several[0]} can name several paths only for data.source=text and data.source=tokens, but "
+                f"data.source is {self.source}: set data.source=text"
+            )
         if not 0 < self.valid_fraction <= 0.5:
             raise ValueError(
                 f"valid_fraction must be between 0 and 0.5, but is {self.valid_fraction}"
@@ -188,6 +201,10 @@ def tokens(data: Data) -> Tokens:
     """
     corpus = _corpus(data)
     held = exact(data.valid_fraction)
+    # The same tokens serve both kinds of attention.
+    settings = {name: value for name, value in asdict(data).items() if name != "attend"}
+    if isinstance(data.valid_path, dict):
+        settings["valid_path"] = ()  # so that another validation set changes no cache of this text
     encoding = _encoding(data)
     vocab = encoding.vocab
     key = json.dumps([*encoding.rule, encoding.files, corpus.key, _every(held)], sort_keys=True)
@@ -198,8 +215,6 @@ def tokens(data: Data) -> Tokens:
             (work / PROGRESS).unlink(missing_ok=True)
             raise UserError(f"{data.path} changed while it was read; repeat the command")
 
-    # The same tokens serve both kinds of attention.
-    settings = {name: value for name, value in asdict(data).items() if name != "attend"}
     folder = cached(cache_folder(data.cache, settings, key), make)
     name = folder / "about.json"
     about = read_json(name, again(folder), ("train", "valid", "tokens", "begins", "read"))
@@ -222,7 +237,7 @@ def tokens(data: Data) -> Tokens:
     ended = bool(encoding.frame.end) or data.source == "tokens"
     report += _warnings(read, corpus.skipped, data.tokenizer, ended)
     if data.tokenizer == "none":
-        vocab = 1 + max(int(part.max()) for part in (train, valid))
+        vocab = 1 + max(int(part.max()) for part in (train, valid) if len(part))
     return Tokens(train, valid, (begins, valid_begins), vocab, identity, report)
 
 
@@ -241,7 +256,7 @@ def _summary(
     )
 
 
-def _held_out_by_name(counts: Mapping[str, int], valid_path: str | None) -> str:
+def _held_out_by_name(counts: Mapping[str, int], valid_path: Any) -> str:
     validated = counts.get(named_splits.VALIDATION) and valid_path is None
     return (
         f"data: by their names, there are {named_splits.described(counts)}; training files are trained on, "
@@ -283,7 +298,7 @@ def _mapped(folder: Path, name: str, count: int, kind: type) -> np.ndarray:
         raise UserError(
             f"the token file {file} is damaged: it has {there} bytes, not {size}; {again(folder)}"
         )
-    return np.memmap(file, kind, "r")
+    return np.memmap(file, kind, "r") if size else np.zeros(0, kind)
 
 
 def training_text(data: Data) -> Iterator[str]:
@@ -297,9 +312,10 @@ def training_text(data: Data) -> Iterator[str]:
         raise UserError(
             f"data.source=tokens has no text; set data.source=text{more}, and data.path to a corpus of text"
         )
-    for piece in sequence(_corpus(data), exact(data.valid_fraction)):
-        if not piece.held:
-            yield piece.text
+    for part in mixed_data(data).values():
+        for piece in sequence(_corpus(part), exact(data.valid_fraction)):
+            if not piece.held:
+                yield piece.text
 
 
 # The standard library as a corpus differs from one Python version to the next.
@@ -310,14 +326,69 @@ def _corpus(data: Data) -> Corpus:
     if data.source == "stdlib":
         return reading.stdlib()
     if data.source == "text":
-        assert data.path is not None
-        return reading.text(data.path, data.valid_path, data.field, data.splits)
+        return reading.text(_path(data), data.valid_path, data.field, data.splits)
     if data.source == "tokens":
-        assert data.path is not None
         field = FIELD if data.field == "text" else data.field
-        return reading.text(data.path, data.valid_path, field, data.splits, token_formats(data.ids))
+        formats = token_formats(data.ids)
+        return reading.text(_path(data), data.valid_path, field, data.splits, formats)
     assert data.name is not None
-    return reading.tfds(data.name, data.path, data.field)
+    return reading.tfds(data.name, None if data.path is None else _path(data), data.field)
+
+
+def _path(data: Data) -> str:
+    assert isinstance(data.path, str)
+    return data.path
+
+
+def mixed_data(data: Data) -> dict[str, Data]:
+    """The settings of each source of a mixture, by name, in its order.
+
+    A source does not depend on the weights and on the other sources. If there is only one, its name
+    is empty.
+    """
+    if not isinstance(data.path, tuple | dict):
+        return {"": data}
+    valid = {"": data.valid_path} if isinstance(data.valid_path, str) else data.valid_path
+    names = source_names([*data.path])
+    return {
+        name: replace(data, path=path, valid_path=valid)
+        for name, path in zip(names, data.path, strict=True)
+    }
+
+
+def valid_data(data: Data) -> dict[str, Data]:
+    """The settings of each validation set, by name, if their text does not belong to one source.
+
+    Their training text is the same text. The name of a set without a name is empty.
+    """
+    given = data.valid_path
+    if isinstance(given, str) and isinstance(data.path, tuple | dict):
+        given = {"": given}
+    if not isinstance(given, dict):
+        return {}
+    return {
+        name: replace(data, path=path, valid_path=path, splits="ignore")
+        for name, path in given.items()
+    }
+
+
+def refuse_overlaps(data: Data) -> None:
+    """Check that no two sources of a mixture read the same file.
+
+    The file would be held out in one source, and trained on in the other one.
+
+    Raises:
+      UserError: two sources do.
+    """
+    formats = token_formats(data.ids) if data.source == "tokens" else TEXT
+    known: dict[Path, str] = {}
+    for part in mixed_data(data).values():
+        for file in reading.training_files(_path(part), formats):
+            if (other := known.setdefault(file, _path(part))) != part.path:
+                raise UserError(
+                    f"data.path reads {file} twice, in {other} and in {part.path}: give paths that have no file in common, "
+                    "or raise the weight of one of them"
+                )
 
 
 def holds_out(data: Data) -> bool:
@@ -327,8 +398,7 @@ def holds_out(data: Data) -> bool:
 
 def _name(data: Data) -> str:
     if data.source in ("text", "tokens"):
-        assert data.path is not None
-        return Path(data.path).name
+        return Path(_path(data)).name
     return data.name if data.source == "tfds" and data.name else data.source
 
 
@@ -351,7 +421,8 @@ def _make(corpus: Corpus, data: Data, encoding: _Encoding, held: Fraction, work:
         tokenise(corpus, encoder, kind, held, workers, work, cut)
     parts = [work / name for name in ("train", "valid")]
     for part in parts:
-        if part.stat().st_size == 0:
+        apart = part.name == "valid" and isinstance(data.valid_path, dict)
+        if part.stat().st_size == 0 and not apart:
             (work / PROGRESS).unlink(missing_ok=True)
             out = "give more text"
             if part.name == "valid":

@@ -287,7 +287,9 @@ class Import(Phase, writes="name"):
         if result is not None:
             layers = sum(phase["layers"] for phase in result["phases"])
             context.ledger.add(
-                **{unit: result[unit] for unit in ("flops", "tokens", "steps")}, layers=layers
+                **{unit: result[unit] for unit in ("flops", "tokens", "steps")},
+                layers=layers,
+                source_tokens=result.get("source_tokens"),
             )
             context.ledger.charge(result["seconds"], result.get("compile_seconds", 0.0))
         context.validate(0, model)

@@ -16,6 +16,7 @@ from jaxgrow.untrusted import one_line
 from train.common.errors import UserError
 from train.data.labelled import glue, squad, table
 from train.data.labelled.encoding import Encoder, Examples, Texts, framed, truncated
+from train.data.mixed_paths import refuse_several
 
 NAMES = (*glue.TASKS, *squad.TASKS)
 TABLE = "table"
@@ -68,6 +69,8 @@ class Labelled:
             )
         if not 1 <= len(self.text) <= 2:
             raise ValueError(f"text must name one column or two, but is {self.text}")
+        refuse_several(self.path, "labelled data")
+        refuse_several(self.valid_path, "labelled data")
         # A single class would be taken for a number.
         if self.labels and (len(self.labels) < 2 or len({*self.labels}) < len(self.labels)):
             raise ValueError(

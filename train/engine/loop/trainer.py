@@ -22,6 +22,7 @@ from train.common.errors import Diverged, Preempted, UserError
 from train.common.output import note
 from train.config.experiment import Experiment, as_json, differences, with_steps
 from train.data import batches
+from train.data.mixture import Mixture
 from train.engine import xla
 from train.engine.hosts import complete, connect, everywhere, gathered, is_first, once
 from train.engine.loop import memory, programs
@@ -30,7 +31,7 @@ from train.engine.loop.step import evaluated
 from train.engine.run import trackers
 from train.engine.run.checkpoint import Checkpoints
 from train.engine.run.intact import newest_step
-from train.engine.run.origin import Origin, chosen, copy_log, restored
+from train.engine.run.origin import Origin, chosen, copy_log, restored, source_record
 from train.engine.run.record import RunRecord
 from train.engine.run.recorder import Recorder
 from train.engine.run.seen import order_of
@@ -113,7 +114,7 @@ def _run(
     xla.keep_programs()
     experiment, _ = settled(asked, machine(), _say)
     mesh = _mesh(experiment)
-    data = everywhere(lambda: RunData(experiment, mesh, workdir))
+    data = everywhere(lambda: RunData(experiment, mesh, workdir, origin))
     _same("data", data.identity)
     once(lambda: workdir.check_data(data.identity))
     setup = Setup(asked, experiment, workdir, mesh, data, sources, origin)
@@ -130,7 +131,9 @@ def _run(
     about = once(lambda: workdir.config)
     result |= {key: about[key] for key in ("changes", "from") if key in about}
     last = data.training.get_state()["next_index"]
-    result |= {"order": data.order.as_json() | {"last": last}}
+    result |= {"order": data.order.until(last, data.source)}
+    if epochs := data.epochs(last):
+        result |= {"source_epochs": epochs}
     result |= {"corpus": data.identity} | ({"labels": data.labels} if data.labels else {})
     workdir.finish(result, model.config, model.params, experiment.data, data.head)
     # A command with several runs must not start the next one. Several processes share one run only.
@@ -223,7 +226,7 @@ def _begun(setup: Setup, checkpoints: Checkpoints) -> tuple[dict[str, Model], Ru
         workdir.same_data(record.corpus or data.identity, data.identity)
     step = record.cost.steps
     about = origin and origin.as_json()
-    order = data.order.as_json() if data.order.first else None
+    order = data.order.as_json() if data.order.goes_on else None
     for line in once(
         lambda: workdir.begin(setup.asked, data.identity, setup.sources, step, about, order)
     ):
@@ -272,7 +275,7 @@ def _restored(setup: Setup, checkpoints: Checkpoints) -> tuple[dict[str, Model],
     if origin is None:
         return {}, RunRecord(), False
     models, record, lines = everywhere(
-        lambda: restored(origin, experiment, data.training, data.identity, mesh)
+        lambda: restored(origin, experiment, data.training, data.identity, mesh, data.order)
     )
     for line in lines:
         _say(line)
@@ -286,9 +289,12 @@ class RunData:
     batch that belong to its devices.
     """
 
-    def __init__(self, experiment: Experiment, mesh: Mesh, workdir: Workdir):
+    def __init__(
+        self, experiment: Experiment, mesh: Mesh, workdir: Workdir, origin: Origin | None = None
+    ):
         e = experiment
-        training, validation = batches.sources(e.data, e.model)
+        self.batch = e.batch
+        training, validation = batches.named_sources(e.data, e.model)
         probes = max(phase.probes for phase in e.plan)
         micro = e.batch // e.accumulate
         try:
@@ -303,22 +309,54 @@ class RunData:
             )
         few = rows(micro, mesh)
         about = batches.identity(e.data, e.model)
-        self.order, self.continued = order_of(e, workdir, about, len(training))
+        before = None
+        if origin is not None and not workdir.begun:  # later, the other run may be gone
+            before = (origin.folder, source_record(origin))
+        self.order, self.continued = order_of(e, workdir, about, training, before)
         order = self.order
-        self.training = batches.training(training, e.batch, order.seed, mine, order.first)
-        more = partial(batches.more_validation, e.data)
-        self.validation = batches.validation(validation, e.batch, e.eval_batches, mine, more)
+        orders = [(part.seed, part.first) for part in order.parts.values()]
+        self.source = training
+        self.training = batches.training(training, e.batch, order.seed, mine, order.first, orders)
+        more = {name: partial(batches.more_validation, e.data, name) for name in validation}
+        self.validation = {
+            name: batches.validation(source, e.batch, e.eval_batches, mine, more[name])
+            for name, source in validation.items()
+        }
+        first = next(iter(more.values()))
         self.probe = put(
-            batches.probe(validation, e.batch, e.eval_batches, micro, probes, few, more),
+            batches.probe(validation, e.batch, e.eval_batches, micro, probes, few, first),
             mesh,
             dim=1,
         )
         # A small validation set can have fewer samples than `eval_batches * batch`.
-        evaluated = len(self.validation) * e.batch
+        evaluated = sum(map(len, self.validation.values())) * e.batch
         self.identity = about | {"evaluated": evaluated}
         self.labels = batches.labels(e.data)
         self.head = batches.head(e.data, e.model)
         self.report = batches.report(e.data)
+        planned = sum(phase.end - phase.begin for phase in e.plan if isinstance(phase, Train))
+        if epochs := self.epochs(order.first + e.batch * planned):
+            times = ", ".join(f"{name} {times:.2f} times" for name, times in epochs.items())
+            self.report.append(f"data: at the end of this run, the sources have been read: {times}")
+
+    def epochs(self, taken: int) -> dict[str, float]:
+        """How often each source of a mixture is read after ``taken`` samples; empty without one."""
+        if not isinstance(self.source, Mixture):
+            return {}
+        firsts = (part.first for part in self.order.parts.values())
+        parts = zip(self.source.parts.items(), firsts, self.source.counts(taken), strict=True)
+        return {name: (first + count) / len(part) for (name, part), first, count in parts}
+
+    def last_drawn(self, length: int) -> dict[str, int]:
+        """The tokens of each source of a mixture in the last batch, of samples of this length."""
+        if not isinstance(self.source, Mixture):
+            return {}
+        taken = self.training.get_state()["next_index"]
+        counts = map(self.source.counts, (taken - self.batch, taken))
+        return {
+            name: (after - before) * length
+            for name, before, after in zip(self.source.parts, *counts, strict=True)
+        }
 
 
 def _fewer(experiment: Experiment, devices: int) -> str:
@@ -432,7 +470,11 @@ class Trainer:
             self.skips = metrics.get("skips", self.skips)
             self.state.profile.step(metrics)
             self.ledger.add(
-                flops=plan.flops, tokens=e.batch * phase.length, steps=1, layers=plan.layers
+                flops=plan.flops,
+                tokens=e.batch * phase.length,
+                steps=1,
+                layers=plan.layers,
+                source_tokens=self.data.last_drawn(phase.length),
             )
             self.between_steps(phase, done, held, metrics, plan, notes)
         model = held.model
@@ -470,8 +512,8 @@ class Trainer:
         if done % e.eval_every == 0 or last:
             self.recorder.flush()
             self.validate(done, held.model)
-            loss = self.validation["val_loss"]
-            self.recorder.progress.say(done, self.ledger.totals(), val_loss=loss)
+            losses = {k: v for k, v in self.validation.items() if k.startswith("val_loss")}
+            self.recorder.progress.say(done, self.ledger.totals(), **losses)
         kept = self.ledger.steps in self.state.checkpoints.keep
         if done % e.checkpoint_every == 0 or last or stopping or kept or self.overdue(done):
             self.recorder.flush()
@@ -507,8 +549,9 @@ class Trainer:
         model = jax.block_until_ready(replace(model, opt=None))
         with self.ledger.paused():
             # All batches are dispatched before the host waits for the first result.
-            values = jax.device_get([evaluate(model, batch) for batch in self.data.validation])
-        self.validation = self.finite(step, evaluated(values))
+            found = [[evaluate(model, x) for x in s] for s in self.data.validation.values()]
+            found = dict(zip(self.data.validation, jax.device_get(found), strict=True))
+        self.validation = self.finite(step, _means(found))
         self.log(step, **self.validation)
 
     def scores(self, model: Model) -> dict[str, float]:
@@ -541,6 +584,7 @@ class Trainer:
             bool(every) and self.checkpoints % every == 0,
             configs_of(models),
             self.data.head,
+            self.data.order.until(self.data.training.get_state()["next_index"], self.data.source),
         )
         self.saved = time.monotonic()
         self.state.checkpoints.save(self.ledger.steps, models, self.data.training, record)
@@ -589,6 +633,16 @@ class Trainer:
         else:
             self.recorder.progress.add(result["flops"])
         return model, result
+
+
+def _means(values: Mapping[str, list[dict[str, float]]]) -> dict[str, float]:
+    """The mean of each metric over all batches, and over those of each named validation set.
+
+    All batches have the same number of samples, so the first is the mean over all evaluated tokens.
+    """
+    means = {name: evaluated(of) for name, of in values.items() if name}
+    total = evaluated([v for of in values.values() for v in of])
+    return total | {f"{k}/{name}": v for name, found in means.items() for k, v in found.items()}
 
 
 def configs_of(models: Mapping[str, Model]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The cost of a run so far: tokens, FLOPs and seconds, in total and by phase."""
 
 import time
+from collections.abc import Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -25,7 +26,8 @@ class Ledger:
         self.tokens = record.tokens
         self.flops = record.flops
         self.steps = record.steps
-        self.phases = [replace(account) for account in record.phases]
+        self.source_tokens = dict(record.source_tokens)
+        self.phases = _copies(record.phases)
         self._before = record.seconds
         self._start = time.monotonic()
         self._compiled = record.compile_seconds
@@ -61,7 +63,15 @@ class Ledger:
         self._settle()
         self.phases.append(Account(phase, kind, model, parameters))
 
-    def add(self, *, flops: float, tokens: int = 0, steps: int = 0, layers: float = 0.0) -> None:
+    def add(
+        self,
+        *,
+        flops: float,
+        tokens: int = 0,
+        steps: int = 0,
+        layers: float = 0.0,
+        source_tokens: Mapping[str, int] | None = None,
+    ) -> None:
         """Add costs to the totals and to the current phase.
 
         Args:
@@ -69,8 +79,11 @@ class Ledger:
           tokens: tokens.
           steps: steps.
           layers: number of layers that were run, summed over the steps.
+          source_tokens: tokens of each source of a mixture.
         """
         for total in (self, self.phases[-1]):
+            for name, count in (source_tokens or {}).items():
+                total.source_tokens[name] = total.source_tokens.get(name, 0) + count
             total.flops += flops
             total.tokens += tokens
             total.steps += steps
@@ -96,7 +109,8 @@ class Ledger:
             "seconds": round(self.seconds, 3),
             "compile_seconds": round(self.compile_seconds, 3),
         }
-        return {"steps": self.steps, "tokens": self.tokens, "flops": self.flops} | spent
+        sources = {f"tokens/{name}": count for name, count in self.source_tokens.items()}
+        return {"steps": self.steps, "tokens": self.tokens, "flops": self.flops} | spent | sources
 
     def record(self) -> CostRecord:
         """Return the state that a resumed run needs to continue counting."""
@@ -107,7 +121,8 @@ class Ledger:
             sum(account.seconds for account in self.phases),
             sum(account.compile_seconds for account in self.phases),
             self.steps,
-            [replace(account) for account in self.phases],
+            dict(self.source_tokens),
+            _copies(self.phases),
         )
 
     def _settle(self) -> None:
@@ -122,6 +137,10 @@ class Ledger:
 
     def close(self) -> None:
         self._compiling.close()
+
+
+def _copies(accounts: Iterable[Account]) -> list[Account]:
+    return [replace(account, source_tokens=dict(account.source_tokens)) for account in accounts]
 
 
 class Compiling:

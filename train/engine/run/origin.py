@@ -21,6 +21,7 @@ from train.config.experiment import Experiment, as_json
 from train.data.decoding import in_folder
 from train.engine.run import checkpoint, intact
 from train.engine.run.record import RunRecord
+from train.engine.run.seen import Order
 from train.engine.run.workdir import Workdir
 from train.engine.state.model import Model
 from train.plan.lifetimes import Plan, shapes
@@ -100,12 +101,18 @@ def _step(asked: Origin) -> int:
     return intact.newest_intact(where, steps)[0] or 0
 
 
+def source_record(origin: Origin) -> RunRecord:
+    """Read the record of the checkpoint."""
+    return checkpoint.record(Workdir(origin.folder).checkpoints / str(origin.step))
+
+
 def restored(
     origin: Origin,
     experiment: Experiment,
     data: Any,
     identity: Mapping[str, Any],
     mesh: Mesh,
+    order: Order,
 ) -> tuple[dict[str, Model], RunRecord, list[str]]:
     """Load the checkpoint for the plan of another experiment.
 
@@ -115,6 +122,7 @@ def restored(
       data: data iterator of the new run; it is moved to the position of the other run.
       identity: identity of the data of the new run.
       mesh: mesh that the models are placed on.
+      order: order of the training samples of the new run.
 
     Returns:
       ``(models, record, lines)``; the lines say where the new run starts.
@@ -124,7 +132,7 @@ def restored(
     """
     source = Workdir(origin.folder)
     where = source.checkpoints / str(origin.step)
-    saved = checkpoint.record(where)
+    saved = source_record(origin)
     label = saved.cost.phases[-1].phase
     number = _phase(experiment.plan, saved, label, origin)
     expected = shapes(experiment.plan, number + 1, experiment.tx)
@@ -133,9 +141,11 @@ def restored(
     lines = [
         f"starting from checkpoint {origin.step} of {origin.folder}, step {saved.step} of {label}"
     ]
-    here = as_json(experiment) | {"seed": data.seed}
+    here = as_json(experiment) | ({"order": order.as_json()} if order.goes_on else {})
     new = _other_order(source.config, here, saved.corpus, identity)
-    if new:
+    if new == "the corpus" and order.goes_on:
+        pass  # the texts that both have go on, and the lines of the order say so
+    elif new:
         lines.append(
             f"the data start from the beginning, because {new} differs from {origin.folder}"
         )
@@ -222,8 +232,11 @@ def _other_order(
     """Name the setting because of which two runs read other samples, or the same in another order."""
     if corpus is not None and any(corpus.get(k) != identity.get(k) for k in ("train", "tokenizer")):
         return "the corpus"
-    if there.get("order", there)["seed"] != here["seed"]:
+    orders = [config.get("order", {"seed": config["seed"]}) for config in (there, here)]
+    if orders[0]["seed"] != orders[1]["seed"]:
         return "seed"
+    if orders[0].get("parts") != orders[1].get("parts"):
+        return "the order of a source"
     if there["data"].keys() != here["data"].keys():
         return "data"
     context = [config["model"].get("context") for config in (there, here)]

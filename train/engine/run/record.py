@@ -19,6 +19,9 @@ class Account:
     compile_seconds: float = 0.0
     layers: float = 0.0  # number of layers that were run, summed over the steps
     skipped: int = 0  # number of steps whose update was left out
+    source_tokens: dict[str, int] = field(
+        default_factory=dict
+    )  # tokens of each source of a mixture
 
 
 @dataclass
@@ -30,12 +33,19 @@ class CostRecord:
     seconds: float = 0.0
     compile_seconds: float = 0.0
     steps: int = 0
+    source_tokens: dict[str, int] = field(
+        default_factory=dict
+    )  # tokens of each source of a mixture
     phases: list[Account] = field(default_factory=list)
     bytes: int = 0  # of the log
     events: dict[str, int] = field(default_factory=dict)  # of TensorBoard's files
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        content = asdict(self)
+        for part in (content, *content["phases"]):
+            if not part["source_tokens"]:  # there is no mixture
+                del part["source_tokens"]
+        return content
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> "CostRecord":
@@ -63,6 +73,8 @@ class RunRecord:
       configs: config of each complete model, for readers of the checkpoint; None for a model whose
         parameters are those of an adapter or of growth maps.
       head: task and labels of the head, for readers of the checkpoint.
+      order: order of the training samples, with the number of samples that were read
+        (`train.engine.run.seen`).
     """
 
     phase: int = 0
@@ -78,6 +90,7 @@ class RunRecord:
     kept: bool = False
     configs: dict[str, Any] = field(default_factory=dict)
     head: dict[str, Any] = field(default_factory=dict)
+    order: dict[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """Return the record as a checkpoint stores it."""
@@ -91,6 +104,7 @@ class RunRecord:
             "skipped": self.skipped,
             "saved": self.saved,
             "configs": self.configs,
+            "order": self.order,
         } | ({"head": self.head} if self.head else {})
         return content | self.notes | ({"best": self.best} if self.best else {})
 
@@ -106,4 +120,5 @@ class RunRecord:
             content.get("corpus"),
             skipped=content.get("skipped", 0),
             saved=content.get("saved", 0),
+            order=content.get("order", {}),
         )

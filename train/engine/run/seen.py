@@ -6,16 +6,19 @@ is recorded in ``config.json``, because the source may be gone when the run is r
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from jaxgrow.checkpoints.io.files import at_step
 from train.common.errors import UserError
 from train.config.experiment import Experiment
+from train.data.batches import Source
 from train.data.labelled.task import Labelled
+from train.data.mixture import Mixture, seed_of
 from train.data.special import document_frame
 from train.data.text import tokenizer_of
+from train.engine.run.record import RunRecord
 from train.engine.run.workdir import Workdir
 from train.plan.transforms import Import
 
@@ -28,18 +31,62 @@ class Order:
       seed: random seed of the order.
       first: number of samples of this order that a source read before the run.
       samples: number of different samples; with another number, the order is another one.
+      parts: of a mixture, the order of each source, by the hash of its tokens.
     """
 
     seed: int
     first: int
     samples: int
+    parts: dict[str, "Order"] = field(default_factory=dict)
 
-    def as_json(self) -> dict[str, int]:
-        return asdict(self)
+    @property
+    def goes_on(self) -> bool:
+        """Whether another run has read the samples before."""
+        return self.first > 0 or any(part.goes_on for part in self.parts.values())
+
+    def as_json(self) -> dict[str, Any]:
+        content = asdict(self)
+        for part in (content, *content["parts"].values()):
+            if not part["parts"]:
+                del part["parts"]
+        return content
+
+    def until(self, last: int, training: Source | Mixture) -> dict[str, Any]:
+        """The order, with the number of samples that are read at the end of the run.
+
+        Args:
+          last: samples that were read, with those that were skipped.
+          training: training samples.
+        """
+        content: dict[str, Any] = self.as_json() | {"last": last}
+        if isinstance(training, Mixture):
+            counts = training.counts(last)
+            for part, count in zip(content["parts"].values(), counts, strict=True):
+                part["last"] = part["first"] + count
+        return content
+
+
+def _read(content: Mapping[str, Any]) -> Order:
+    """Read the order in ``config.json``."""
+    parts = {text: _read(part) for text, part in content.get("parts", {}).items()}
+    return Order(content["seed"], content["first"], content["samples"], parts)
+
+
+def _usual(seed: int, identity: Mapping[str, Any], training: Source | Mixture) -> Order:
+    """The order of a run that goes on after no other one."""
+    parts = {}
+    if isinstance(training, Mixture):
+        for i, (name, part) in enumerate(training.parts.items()):
+            parts[identity["mixture"][name]["train"]] = Order(seed_of(seed, i), 0, len(part))
+    return Order(seed, 0, len(training), parts)
 
 
 def order_of(
-    experiment: Experiment, workdir: Workdir, identity: Mapping[str, Any], samples: int
+    experiment: Experiment,
+    workdir: Workdir,
+    identity: Mapping[str, Any],
+    training: Source | Mixture,
+    origin: tuple[Path, RunRecord] | None = None,
 ) -> tuple[Order, list[str]]:
     """Return the order of the samples of a run, and lines that say what was taken from its sources.
 
@@ -47,15 +94,22 @@ def order_of(
       experiment: experiment of the run.
       workdir: folder of the run.
       identity: identity of the data.
-      samples: number of different training samples.
+      training: training samples.
+      origin: another run, and its checkpoint that this run starts from.
     """
-    usual = Order(experiment.seed, 0, samples)
+    usual = _usual(experiment.seed, identity, training)
     if workdir.begun:
         recorded = workdir.config.get("order")
-        return (Order(**recorded) if recorded else usual), []
+        return (_read(recorded) if recorded else usual), []
     if isinstance(experiment.data, Labelled):
         return usual, []
-    lines = []
+    lines: list[str] = []
+    # On the same corpus, the position of the checkpoint is restored with it.
+    if origin and (origin[1].corpus or identity).get("train") != identity.get("train"):
+        about = {"corpus": origin[1].corpus, "order": origin[1].order}
+        order, lines = _after(origin[0], about, identity, usual)
+        if order is not None:
+            return order, lines
     for phase in experiment.plan:
         if not isinstance(phase, Import):
             continue
@@ -64,26 +118,48 @@ def order_of(
         run = Workdir(folder)
         result = run.result if run.finished else None
         lines += _reframed(folder, result, identity, experiment)
-        order, line = _after(folder, result, identity, usual)
-        lines.append(line)
+        order, said = _after(folder, result, identity, usual)
+        lines += said
         if order is not None:
-            return order, [line for line in lines if line]
-    return usual, [line for line in lines if line]
+            return order, lines
+    return usual, lines
 
 
 def _after(
     folder: Path, result: Mapping[str, Any] | None, identity: Mapping[str, Any], usual: Order
-) -> tuple[Order | None, str]:
-    """The order after a source, if it is known, and a line about it."""
+) -> tuple[Order | None, list[str]]:
+    """The order after a source, if it is known, and lines about it.
+
+    Each text of a mixture goes on by itself, also if the shares or the other texts are others.
+    """
     corpus = (result or {}).get("corpus", {})
-    if result is not None and corpus and not _same(corpus, identity):
-        return None, ""  # it has seen other data
-    seen = (result or {}).get("order")
-    if seen is None:
-        return None, (
+    mine = usual.parts or {identity.get("train", ""): usual}
+    theirs = {part.get("train") for part in corpus.get("mixture", {"": corpus}).values()}
+    same = corpus.get("tokenizer") == identity.get("tokenizer") and theirs & mine.keys()
+    if result is not None and corpus and not same:
+        return None, []  # it has seen other data
+    order = (result or {}).get("order")
+    if order is None:
+        return None, [
             f"{folder} does not record which data it has seen. If they are those of this run, another seed than "
             f"seed={usual.seed} avoids that they are read again in the same order"
-        )
+        ]
+    seen = order.get("parts", {corpus.get("train"): order})
+    names = {part["train"]: f"{name}: " for name, part in identity.get("mixture", {}).items()}
+    found, lines = {}, []
+    for text in [text for text in mine if text in seen]:
+        part, line = _part_after(folder, seen[text], mine[text])
+        lines.append(names.get(text, "") + line)
+        found |= {text: part} if part else {}
+    if not found:
+        return None, lines
+    if not usual.parts:
+        return next(iter(found.values())), lines
+    return replace(usual, parts=mine | found), lines
+
+
+def _part_after(folder: Path, seen: Mapping[str, Any], usual: Order) -> tuple[Order | None, str]:
+    """The order of one text after a source that has seen it, and a line about it."""
     if seen["samples"] != usual.samples:
         return None, (
             f"{folder} has read the same corpus in {seen['samples']:,} samples, but this run has {usual.samples:,} of another "
@@ -94,10 +170,6 @@ def _after(
         f"the data go on at sample {order.first:,} in the order of seed {order.seed}, where {folder} stopped; it is "
         f"{order.first / order.samples:.1%} of the {order.samples:,} samples"
     )
-
-
-def _same(corpus: Mapping[str, Any], identity: Mapping[str, Any]) -> bool:
-    return all(corpus.get(key) == identity.get(key) for key in ("train", "tokenizer"))
 
 
 def _reframed(

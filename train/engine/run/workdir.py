@@ -66,6 +66,7 @@ _CONFIG = {"model": dict, "data": dict, "method": dict, "sources": dict, "corpus
 _RESULT = {
     **{"bytes": int, "steps": int, "flops": float, "seconds": float, "model": dict},
     **{"corpus": dict, "labels": tuple[str, ...], "phases": tuple[dict, ...]},
+    **{"source_tokens": dict[str, int]},
 }
 # What a run writes after its config, before it begins.
 _EARLY = ("tokenizer.json", TRANSFORMERS)
@@ -348,7 +349,7 @@ class Workdir:
         sources: Mapping[str, str],
         step: int = 0,
         origin: Mapping[str, Any] | None = None,
-        order: Mapping[str, int] | None = None,
+        order: Mapping[str, Any] | None = None,
     ) -> list[str]:
         """Write ``config.json``, once the run can start.
 

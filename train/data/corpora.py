@@ -1,0 +1,122 @@
+"""The text of a run: the tokens of one or several sources, and of one or several validation sets."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from train.common.errors import UserError
+from train.data.mixture import as_shares
+from train.data.text import Data, Tokens, mixed_data, refuse_overlaps, tokens, valid_data
+
+
+@dataclass(frozen=True)
+class Corpora:
+    """Tokens by the name of their source or validation set; the name is empty if there is only one.
+
+    Attributes:
+      train: training tokens of each source.
+      shares: share of each source in the samples.
+      valid: tokens of each validation set.
+      begins: positions at which the documents of each source begin.
+      valid_begins: positions at which the documents of each validation set begin.
+      vocab: one more than the largest id.
+      identity: JSON value that identifies the tokens by content, and the shares.
+      report: summary lines, and warnings.
+    """
+
+    train: dict[str, np.ndarray]
+    shares: list[Fraction]
+    valid: dict[str, np.ndarray]
+    begins: dict[str, np.ndarray]
+    valid_begins: dict[str, np.ndarray]
+    vocab: int
+    identity: dict[str, Any]
+    report: list[str]
+
+
+def corpora(data: Data) -> Corpora:
+    """The tokens of all sources and validation sets.
+
+    Without ``data.valid_path``, each source holds out a part of its text.
+
+    Raises:
+      UserError: a corpus or the tokenizer is missing, empty or unreadable, or two sources have the
+        same text.
+    """
+    if isinstance(data.path, tuple | dict):
+        refuse_overlaps(data)
+    own = {name: tokens(part) for name, part in mixed_data(data).items()}
+    sets = {name: tokens(part) for name, part in valid_data(data).items()}
+    weights = data.path.values() if isinstance(data.path, dict) else _sizes(own).values()
+    shares = as_shares([*weights])
+    train = {name: found.train for name, found in own.items()}
+    valid = {name: found.valid for name, found in (sets or own).items()}
+    vocab = max(found.vocab for found in (own | sets).values())
+    report = _report(data, own, shares) + _sets_report(sets)
+    begins = {name: found.begins[0] for name, found in own.items()}
+    valid_begins = {name: found.begins[1] for name, found in (sets or own).items()}
+    return Corpora(
+        train, shares, valid, begins, valid_begins, vocab, _identity(own, sets, shares), report
+    )
+
+
+def _sizes(own: Mapping[str, Tokens]) -> dict[str, int]:
+    return {name: len(found.train) for name, found in own.items()}
+
+
+def _identity(
+    own: Mapping[str, Tokens], sets: Mapping[str, Tokens], shares: Sequence[Fraction]
+) -> dict[str, Any]:
+    (_, first), *others = own.items()
+    if not others and not sets:
+        return first.identity
+    hashes = [found.identity["train"] for found in own.values()]
+    if twice := [name for name, h in zip(own, hashes, strict=True) if hashes.count(h) > 1]:
+        raise UserError(
+            f"data.path names the same text twice, in {twice[0]} and in {twice[1]}: leave out one of them, and give the other "
+            "one the sum of the weights"
+        )
+    valid = [found.identity["valid"] for found in (sets or own).values()]
+    sizes = [sum(_sizes(own).values()), sum(len(x.valid) for x in (sets or own).values())]
+    found = first.identity | {"valid": _hash(valid), "tokens": sizes}
+    if others:
+        parts = {
+            name: {"train": h, "share": str(share)}
+            for name, h, share in zip(own, hashes, shares, strict=True)
+        }
+        named = " + ".join(f"{float(s):.3%} {name}" for name, s in zip(own, shares, strict=True))
+        train = _hash([[part["train"], part["share"]] for part in parts.values()])
+        found |= {"name": named, "train": train, "mixture": parts}
+    return found
+
+
+def _hash(parts: Sequence[Any]) -> str:
+    return parts[0] if len(parts) == 1 else hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _report(data: Data, own: Mapping[str, Tokens], shares: Sequence[Fraction]) -> list[str]:
+    if len(own) == 1:
+        return next(iter(own.values())).report
+    given = isinstance(data.path, dict)
+    weights = data.path.values() if isinstance(data.path, dict) else _sizes(own).values()
+    parts = [
+        f"{float(share):.1%} {name} ({f'weight {weight:g}' if given else f'{weight:,} tokens'})"
+        for name, weight, share in zip(own, weights, shares, strict=True)
+    ]
+    lines = [f"data: a mixture of samples: {', '.join(parts)}"]
+    for name, found in own.items():
+        for line in found.report:
+            head, colon, rest = line.partition(": ")
+            lines.append(f"{head}{colon}{name}: {rest}")
+    return lines
+
+
+def _sets_report(sets: Mapping[str, Tokens]) -> list[str]:
+    parts = [f"{name or 'all'} {len(found.valid):,} tokens" for name, found in sets.items()]
+    warnings = [line for found in sets.values() for line in found.report if "WARNING" in line]
+    return ([f"data: validation sets: {', '.join(parts)}"] if sets else []) + warnings
