@@ -73,6 +73,12 @@ def _trainer(folder: Path) -> Path:
     return folder
 
 
+def _broken(folder: Path) -> Path:
+    params = {"a": {"up": jax.numpy.ones((4, 6)), "down": jax.numpy.ones((6, 4))}}
+    ocp.save(folder, {"weights": params, "mu": jax.tree.map(lambda x: x * np.nan, params)})
+    return folder
+
+
 def _names(file: Path) -> Path:
     table = {"a/up": ["embed.in", "mlp"], "*down": ["mlp.in", "embed"]}
     file = file.with_suffix(".json")
@@ -143,6 +149,7 @@ MAKERS = {
     "orbax": _orbax,
     "ids": _ids,
     "trainer": _trainer,
+    "broken": _broken,
     "names": _names,
 }
 
@@ -333,6 +340,8 @@ COMMANDS = [
         "grow {trainer} {new} --names {names} --method hypercloning --mlp 12 "
         "--optimizer asymmetric", lambda words, said: [
             *words[:-1], part(r"choose from drop, (\w+)", said)]),
+    cli("has NaN or infinite values, or negative", "grow {broken} {new} --names {names} "
+        "--method hypercloning --mlp 12 --optimizer exact"),
     cli("is quantised", "inspect {quantised}", lambda words, said: [
         words[0], str(Path(words[1]).with_name("gpt"))]
         if "the folder of the model before it was quantised" in said else words),
