@@ -21,12 +21,15 @@ extensions = [
     "sphinx.ext.mathjax",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
+    "sphinx_copybutton",
 ]
 exclude_patterns = ["conf.py", "messages.py", "pictures.py", "tables.py"]
 html_theme = "furo"
 html_title = f"jaxgrow {release}"
 html_static_path = ["_static"]
 html_css_files = ["wide.css"]
+html_logo = "_static/logo.svg"
+html_favicon = "_static/logo.svg"
 html_show_copyright = False
 
 highlight_language = "text"

@@ -149,12 +149,12 @@ def grown() -> plt.Figure:
 def plans() -> plt.Figure:
     """Draw the phases of four plans of the demo, with their costs."""
     methods = {
-        "from scratch": demo.muon,
-        "half of the layers first": demo.muon_deepen,
-        "V-cycle": demo.muon_vcycle,
+        "from scratch": demo.scratch,
+        "half of the layers first": demo.stack,
+        "V-cycle": demo.vcycle,
         "LiGO": demo.ligo,
     }
-    whole = demo.muon().steps
+    whole = demo.scratch().steps
     return plots.timeline(
         [
             (f"{name} ({make().steps:,} of {whole:,} steps)", planned(make()))
@@ -353,36 +353,30 @@ def starts() -> plt.Figure:
 
 def saved_by_size() -> plt.Figure:
     """Draw the savings of three recipes on GPTs of several sizes, and the savings of other models."""
-    figure, ax = plt.subplots(figsize=(8.5, 4))
+    figure, ax = plt.subplots(figsize=(8.5, 4.8), layout="constrained")
     series = [
-        ("halves", 0.6, plots.COLOURS[2], (-7, -24)),
-        ("deepen", 0.5, BLUE, (9, -6)),
-        ("vcycle", None, plots.COLOURS[3], (9, 8)),
+        ("halves", 0.6, plots.COLOURS[2]),
+        ("deepen", 0.5, BLUE),
+        ("vcycle", None, plots.COLOURS[3]),
     ]
-    for i, (method, tau, colour, beside) in enumerate(series):
+    for i, (method, tau, colour) in enumerate(series):
         rows = [
             e
             for e in evidence.of(method, tau)
-            if (e.family, e.optimizer, e.data) == ("GPT2", "Muon", "Wikipedia")
+            if (e.family, e.optimizer, e.data) == ("GPT2", "Muon", "Wikipedia") and e.each
         ]
-        short = sorted(
-            (e for e in rows if e.each and e.tokens_per_parameter < 25), key=lambda e: e.parameters
-        )
+        short = sorted((e for e in rows if e.tokens_per_parameter < 25), key=lambda e: e.parameters)
         shift = 1.04 ** (i - 1)  # so that intervals do not hide each other
-        ax.plot([e.parameters * shift for e in short], [e.mean for e in short], "-", color=colour)
-        for e in filter(lambda e: e.each, rows):
-            _point(ax, e, e.parameters * shift, colour)
-        last = short[-1]
-        ax.annotate(
-            last.name,
-            (last.parameters * shift, last.mean),
-            beside,
-            color=colour,
-            ha="right" if beside[0] < 0 else "left",
-            **BESIDE,
-        )
-    others = [("halves", "ModernBERT"), ("halves", "ViT"), ("vcycle", "GPT2")]
-    for method, family in others:
+        places = [e.parameters * shift for e in short], [e.mean for e in short]
+        ax.plot(*places, "o-", color=colour, label=f"{short[0].name}: GPT, Muon")
+        for e in rows:
+            _point(ax, e, e.parameters * shift, colour, "o")
+    ax.plot([], [], "o", color="black", markerfacecolor="white", label="49 tokens per parameter")
+    for method, family, marker in (
+        ("halves", "ModernBERT", "s"),
+        ("halves", "ViT", "^"),
+        ("vcycle", "GPT2", "D"),
+    ):
         optimizer = "AdamW" if family == "GPT2" else "Muon"
         found = next(
             e
@@ -390,33 +384,24 @@ def saved_by_size() -> plt.Figure:
             if (e.family, e.optimizer) == (family, optimizer) and e.each
         )
         place = found.parameters * (0.9 if family == "GPT2" else 1)
-        _point(ax, found, place, GREY)
-        name = f"{found.name}, {evidence.FAMILIES.get(family, family)}" + ", AdamW" * (
-            optimizer == "AdamW"
-        )
-        side = {"ha": "right"} if family == "GPT2" else {}
-        ax.annotate(
-            name, (place, found.mean), (-7, -24) if side else (9, 0), color=GREY, **BESIDE | side
-        )
+        _point(ax, found, place, GREY, marker)
+        name = f"{found.name}: {evidence.FAMILIES.get(family, family)}, {optimizer}"
+        ax.plot([], [], marker, color=GREY, label=name)
     ax.axhline(0, color="black", linewidth=0.8)
     ax.set_xscale("log")
-    ax.set_xlim(1.6e4, 1.2e7)
-    ax.set_ylim(-16, 45)
+    ax.set_xlim(1.6e4, 6e6)
+    ax.set_ylim(-16, 40)
     ax.set_xlabel("parameters")
     ax.set_ylabel("FLOPs saved at an equal loss, %")
-    ax.text(
-        1.75e4,
-        42,
-        "filled: about 20 tokens per parameter; hollow: 49; grey: other models or optimizers",
-        fontsize=8,
-    )
+    ax.set_title("Growing saves 14 to 25 % up to 1.4 million parameters, and less at 3", loc="left")
+    figure.legend(loc="outside lower center", ncols=2, fontsize=8)
     return figure
 
 
 BESIDE = {"textcoords": "offset points", "va": "center", "fontsize": 8}
 
 
-def _point(ax, row: Evidence, x: float, colour: str) -> None:
+def _point(ax, row: Evidence, x: float, colour: str, marker: str) -> None:
     """The mean, with its interval or else the range of its seeds."""
     half = row.interval
     low, high = (
@@ -424,7 +409,7 @@ def _point(ax, row: Evidence, x: float, colour: str) -> None:
     )
     hollow = {"markerfacecolor": "white"} if row.tokens_per_parameter > 25 else {}
     ax.errorbar(
-        x, row.mean, [[low], [high]], fmt="o", color=colour, elinewidth=1, markersize=5, **hollow
+        x, row.mean, [[low], [high]], fmt=marker, color=colour, elinewidth=1, markersize=5, **hollow
     )
 
 

@@ -43,15 +43,16 @@ from jaxgrow.checkpoints.io.checksums import sha256
 from train.analysis import plots
 from train.analysis.runs import Run, refuse_unlike
 from train.analysis.savings import Comparison
+from train.analysis.upcoming import Upcoming
 from train.common.arguments import command_parser
 from train.common.errors import Diverged, UserError, exits_cleanly
 from train.common.files import write_json, write_text
-from train.common.output import say
+from train.common.output import note, say
 from train.config.downstream import FineTuning
 from train.config.experiment import Experiment, as_json, differences, load, load_as, warn
 from train.config.lengths import load_alike
 from train.config.overrides import refuse_seeds
-from train.engine.hosts import once
+from train.engine.hosts import is_first, once
 from train.engine.loop.trainer import run
 from train.engine.run.workdir import Workdir
 from train.engine.state.optim import learning_rate
@@ -90,13 +91,20 @@ def compare(
     refuse_seeds(every)
     diverged: dict[str, list[int]] = {}
 
-    def finished(experiment: Experiment, seeds: list[int], keep: Collection[int] = ()) -> list[Run]:
-        runs = [attempt(experiment, seed, workdir, diverged, keep) for seed in seeds]
-        return [run for run in runs if run is not None]
-
     for experiment in shorter:
         warn(experiment)
     shared = [shared_steps(configs[0], e) for e in shorter]
+    upcoming = Upcoming(configs, shorter, shared, seeds)
+    _announce(upcoming.first_line(workdir))
+
+    def finished(experiment: Experiment, seeds: list[int], keep: Collection[int] = ()) -> list[Run]:
+        found = []
+        for seed in seeds:
+            _announce(upcoming.line(experiment, seed))
+            if (run := attempt(experiment, seed, workdir, diverged, keep)) is not None:
+                found.append(run)
+        return found
+
     baseline = finished(configs[0], seeds, shared)
     if not baseline:
         raise UserError(
@@ -111,6 +119,11 @@ def compare(
     return Comparison(
         [baseline, *filter(None, others)], [*filter(None, frontier)], diverged=diverged
     )
+
+
+def _announce(line: str) -> None:
+    if is_first():
+        note(line)
 
 
 def shared_steps(experiment: Experiment, shorter: Experiment) -> int:

@@ -1,3 +1,8 @@
+# ---
+# jupyter:
+#   language_info: {name: python}
+# ---
+
 # %% [markdown]
 # # Dropping layers in a third-party model
 #

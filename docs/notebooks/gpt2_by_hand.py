@@ -1,3 +1,8 @@
+# ---
+# jupyter:
+#   language_info: {name: python}
+# ---
+
 # %% [markdown]
 # # Growing GPT-2 by hand
 #

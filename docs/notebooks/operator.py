@@ -1,3 +1,8 @@
+# ---
+# jupyter:
+#   language_info: {name: python}
+# ---
+
 # %% [markdown]
 # # Writing an operator, and property-testing it
 #

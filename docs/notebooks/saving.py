@@ -1,3 +1,8 @@
+# ---
+# jupyter:
+#   language_info: {name: python}
+# ---
+
 # %% [markdown]
 # # Reading a saving honestly
 #

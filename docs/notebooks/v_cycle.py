@@ -1,3 +1,8 @@
+# ---
+# jupyter:
+#   language_info: {name: python}
+# ---
+
 # %% [markdown]
 # # A V-cycle in twenty lines
 #

@@ -6,6 +6,7 @@ The tests do not measure times.
 import json
 import math
 import os
+import re
 import sys
 import time
 from unittest.mock import Mock
@@ -13,7 +14,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from benchmarks import anatomy, on_device, scale
+from benchmarks import anatomy, first_hour, on_device, scale
 from benchmarks.common import Rows, alone
 from train.aot.machines import CHIPS, present
 from train.config.experiment import load
@@ -113,3 +114,30 @@ def test_everything_on_a_device_is_rehearsed(tmp_path, monkeypatch, capsys):
     )
     on_device.main()
     assert not path.exists() and "left out, it may take 110 s" in capsys.readouterr().out
+
+
+def test_the_first_hour_is_measured_beside_its_old_values(capsys, monkeypatch):
+    """Processor time includes the children of a command, and a failure is a row of the table."""
+    busy = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'sum(range(10**7))'])"
+    assert first_hour.spent(sys.executable, "-c", busy).cpu > 0.1
+    with pytest.raises(RuntimeError, match="status 3"):
+        first_hour.spent(sys.executable, "-c", "raise SystemExit(3)")
+
+    def fails(_):
+        """It fails."""
+        raise RuntimeError("why")
+
+    monkeypatch.setitem(first_hour.FIGURES, "pytest", first_hour.Figure(fails, "8", "5"))
+    monkeypatch.setattr(sys, "argv", ["first_hour", "pytest"])
+    first_hour.main()
+    assert capsys.readouterr().out.splitlines()[-1].split() == [
+        "pytest",
+        "failed",
+        "8",
+        "5",
+        "It",
+        "fails:",
+        "why",
+    ]
+    readme = (first_hour.ROOT / "README.md").read_text()
+    assert len(re.findall(r"python -m train\.compare", readme)) == 1 == readme.count("```python")

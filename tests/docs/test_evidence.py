@@ -31,6 +31,8 @@ PAGES = {
     str(p.relative_to(ROOT)): p.read_text()
     for p in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")))
 }
+for part in [name for name in PAGES if "-" in name]:  # muon-sizes.md is a part of muon.md
+    PAGES[part.partition("-")[0] + ".md"] += PAGES[part]
 OURS = [e for e in evidence() if e.baseline != "reported"]
 INTERVAL = re.compile(r"(-?\d+(?:\.\d)?) % ± (\d+(?:\.\d)?)")
 # Targets of the extrapolations in docs/results/muon.md: parameters, and tokens per parameter.

@@ -26,5 +26,7 @@ def test_a_notebook_runs(notebook, tmp_path, monkeypatch, capsys):
 def test_text_cells_begin_below_their_marker(notebook):
     """Text beside a marker would be the title of the cell, which the site does not show."""
     markers = [line for line in notebook.read_text().splitlines() if line.startswith("# %% [")]
-    assert notebook.read_text().startswith("# %% [markdown]\n# # ")
+    # Without the language, the site would not highlight a notebook that it does not run.
+    header = "# ---\n# jupyter:\n#   language_info: {name: python}\n# ---\n\n"
+    assert notebook.read_text().startswith(header + "# %% [markdown]\n# # ")
     assert markers and set(markers) == {"# %% [markdown]"}

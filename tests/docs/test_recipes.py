@@ -45,7 +45,9 @@ def test_the_demo_compares_like_with_like():
     )
     assert base.optim == grown.optim == cycle.optim and base.optim.name == "muon"
     assert base.model == grown.model == cycle.model and base.data == grown.data == cycle.data
-    assert (grown.steps, base.steps) == (850, 1300)
+    assert (grown.steps, base.steps) == (772, 1200)
+    tokens = base.steps * base.batch * base.model.context
+    np.testing.assert_allclose(tokens, 20 * 61_120, rtol=0.01)
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     fraction = float(re.search(r"configs/demo.py:muon_deepen --frontier (\S+)", readme)[1])
     short = shortened(base, fraction)

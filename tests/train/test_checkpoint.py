@@ -384,4 +384,4 @@ def test_the_export_of_a_finished_run_is_intact(tmp_path, capsys):
     (run / "result.json").unlink()
     assert pretrain.run(experiment, run)["phases"][0]["steps"] == 8
     np.testing.assert_array_equal(load(run)["token_embedding"], params["token_embedding"])
-    assert "resuming at step 8 of train large" in capsys.readouterr().err
+    assert "resuming at step 8 of training" in capsys.readouterr().err

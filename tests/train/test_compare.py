@@ -24,8 +24,9 @@ from train.config.downstream import FineTuning
 from train.config.experiment import Experiment, as_json
 from train.config.overrides import seed_list
 from train.data.labelled.task import Labelled
-from train.engine.loop import programs
+from train.engine.loop import programs, trainer
 from train.plan.methods import GrowTo, Stage
+from train.plan.recipes import deepened
 
 COMPILING = 3.0  # seconds of compilation before the first validation of a synthetic run
 CONFIG = as_json(Experiment("synthetic", GPT2Config(), steps=4, batch=4))
@@ -812,7 +813,7 @@ def test_a_phases_layers_and_the_median_time_of_its_steps(tmp_path):
         for line in table.splitlines()
         if line.startswith("| drop")
     ][1:]
-    assert [row[4:6] for row in rows] == [["4.00", "1000.0"], ["", ""], ["2.75", "625.0"]]
+    assert [row[4:6] for row in rows] == [["4", "1000.0"], ["", ""], ["2.75", "625.0"]]
 
 
 def test_a_short_last_interval_does_not_decide_the_time_of_a_step(tmp_path):
@@ -858,7 +859,8 @@ def test_losses_are_plotted_against_log_flops_with_a_legend(comparison, figures,
     )
     figures[0].draw_without_rendering()
     # The legend covers no data.
-    assert legend.get_window_extent().x0 >= axes.get_window_extent().x1
+    assert legend.get_window_extent().y1 <= axes.get_window_extent().y0
+    assert axes.get_window_extent().width > 0.8 * figures[0].bbox.width
     names = [t.get_text() for t in legend.get_texts()]
     shared = ["small model of the run", "end of each seed"]
     own = [
@@ -934,7 +936,8 @@ def test_bands_and_the_budgets_of_the_frontier_are_drawn(comparison, figures, tm
     (frontier,) = (x for x in axes.lines if "frontier" in str(x.get_label()))
     assert frontier.get_xydata().tolist() == [[scale * 20.0, 4.0], [scale * 40.0, 3.5]]
     marked = {text.get_text(): text.get_position()[0] for text in axes.texts}
-    assert marked == {"50% of the budget": scale * 20.0, "100% of the budget": scale * 40.0}
+    marked = {text: x for text, x in marked.items() if text and "fewer" not in text}
+    assert marked == {"50 %": scale * 20.0, "100 % of the budget": scale * 40.0}
     assert {x.get_xdata()[0] for x in axes.lines if x.get_xdata()[0] == x.get_xdata()[-1]} >= set(
         marked.values()
     )
@@ -1113,3 +1116,40 @@ def test_unlike_runs_are_refused_before_anything_runs(tmp_path, monkeypatch, cap
         )
     assert says in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
+
+
+def test_the_screen_of_the_first_command(tmp_path, capsys, monkeypatch):
+    """The first line says what runs and for how long, and phases have names for people."""
+    monkeypatch.setattr(programs, "_USED", set())
+    trainer._say_once.cache_clear()
+    base = runs.experiment(tmp_path, name="base", log_every=1)
+    half = replace(base, name="half", method=deepened(base.model, 1, 0.5, Stage(0.5, warmup=0)))
+    short = compare.shortened(base, half.cost / base.cost)
+    compare.compare([base, half], [short], [0], tmp_path)
+    first, *lines = capsys.readouterr().err.splitlines()
+    titles = ["from scratch", "half of the layers first", "from scratch at the same cost"]
+    assert first == f"3 runs, less than a minute: {'; '.join(titles)}"
+    for number, title in enumerate(titles, 1):
+        assert f"run {number} of 3: {title}" in lines
+    assert sum(line.startswith("data: ") for line in lines) == 1
+    assert "small model: compiling .." in lines and "train large" not in "\n".join(lines)
+    compare.compare([base, half], [short], [0], tmp_path)  # it has finished
+    assert capsys.readouterr().err.startswith("3 runs, less than a minute: ")
+
+
+def test_the_saving_is_an_arrow_from_the_frontier(figures, tmp_path):
+    whole, grown = made(tmp_path, "whole", SCRATCH), made(tmp_path, "grown", GROWN)
+    short = made(tmp_path, "whole-x0.5", [("train large", 1, 20.0, 4.0)])
+    comparison = Comparison([[whole], [grown]], [[short]])
+    (saved,) = comparison.rows()[1]["saved_frontier"]
+    assert 0 < saved < 1
+    for unit, count in (("flops", 1), ("run_seconds", 0)):
+        plots.losses(comparison, tmp_path / "plot.png", unit)
+        (axes,) = figures[-1].axes
+        arrows = [t for t in axes.texts if getattr(t, "arrow_patch", None) is not None]
+        assert len(arrows) == count and "50 parameters, 1 seed" in axes.get_title(loc="left")
+        for arrow in arrows:
+            (end, loss), (start, same) = arrow.xy, arrow.get_position()
+            assert loss == same == grown.loss and end == grown.cost("flops")
+            assert 1 - end / start == pytest.approx(saved)
+            assert f"{100 * saved:.1f} % fewer FLOPs" in {t.get_text() for t in axes.texts}

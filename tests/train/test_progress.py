@@ -35,7 +35,7 @@ def test_the_bar_shows_the_step_and_the_speed_without_compiling(monkeypatch):
             ", step 5, loss 3.142"
         )
         bar.show(15, {"flops": 50.0, "tokens": 1500, "seconds": 99.0, "compile_seconds": 85.0}, 2.0)
-        assert last(screen).endswith(", step 15, loss 2.000, 250 tokens/s")
+        assert last(screen).endswith(", step 15, loss 2.000, 250 tokens/s, 0:00:10 left")
         bar.phase("tiny: train coarse1")
         # another compilation
         bar.show(
@@ -46,7 +46,7 @@ def test_the_bar_shows_the_step_and_the_speed_without_compiling(monkeypatch):
             25, {"flops": 75.0, "tokens": 61_600, "seconds": 209.0, "compile_seconds": 175.0}, 2.25
         )
         assert "  75%|" in last(screen) and last(screen).endswith(
-            ", step 25, loss 2.250, 6,000 tokens/s"
+            ", step 25, loss 2.250, 6,000 tokens/s, 0:00:17 left"
         )
     assert ", ," not in screen.getvalue()
 
@@ -88,17 +88,29 @@ def test_without_a_terminal_a_line_says_where_the_run_is(capsys, monkeypatch):
     spent = {"flops": 20.0, "tokens": 500, "seconds": 90.0, "compile_seconds": 80.0}
     later = {"flops": 40.0, "tokens": 2500, "seconds": 110.0, "compile_seconds": 90.0}
     with closing(Progress(100.0, 0.0, {"run": "demo", "seed": 3})) as progress:
-        progress.phase("train large", 400)
+        progress.phase("full model", 400, compiles=True)
         progress.show(10, spent, 3.14159)
-        assert capsys.readouterr().err == ""
+        assert capsys.readouterr().err == "full model: compiling ..\n"
         progress.say(10, spent, val_loss=3.5)
         progress.show(20, later, 2.0)  # no output: the last line is less than a minute old
         now[0] = 60.0
         progress.show(30, later, 2.25)
     first, second = capsys.readouterr().err.splitlines()
-    time = r"time=\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d"
-    head = time + ' run=demo seed=3 phase="train large"'
-    assert re.fullmatch(
-        head + r" step=10/400 loss=3\.1416 val_loss=3\.5000 tokens/s=- eta=-", first
-    )
-    assert re.fullmatch(head + r" step=30/400 loss=2\.2500 tokens/s=200 eta=0:00:30", second)
+    head = 'run=demo seed=3 phase="full model"'
+    assert first == f"{head} step=10/400 loss=3.1416 val_loss=3.5000 eta=-"
+    assert second == f"{head} step=30/400 loss=2.2500 eta=0:00:30"
+
+
+def test_a_terminal_shows_one_estimate(monkeypatch):
+    """The bar has the remaining time without compilation, so the lines above it have none."""
+    monkeypatch.setattr(sys, "stderr", screen := Screen())
+    with closing(Progress(100.0, 0.0, {"run": "demo", "seed": 3})) as bar:
+        bar.phase("training", 400, compiles=True)
+        assert last(screen).endswith("compiling ..")
+        bar.show(5, {"flops": 20.0, "tokens": 500, "seconds": 90.0, "compile_seconds": 80.0}, 3.0)
+        later = {"flops": 40.0, "tokens": 2500, "seconds": 110.0, "compile_seconds": 90.0}
+        bar.show(20, later, 2.0)
+        bar.say(20, later, val_loss=2.5)
+    shown = screen.getvalue()
+    assert "0:00:30 left" in shown and "eta" not in shown
+    assert "run=demo seed=3 phase=training step=20/400 loss=2.0000 val_loss=2.5000" in shown

@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import mean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -59,8 +60,8 @@ def losses(comparison: Comparison, path: Path, unit: Unit = "flops") -> None:
     """Plot validation loss against cost: the mean over seeds, and a dot at the end of each seed.
 
     From three seeds on, bands show the 95 % intervals. Small models are dotted. The line of the
-    baseline is broad, so that an identical run remains visible on top of it. Compare the dots with
-    the crosses of the frontier.
+    baseline is broad, so that an identical run remains visible on top of it. An arrow points from
+    the frontier to a run that ends at the same loss with fewer FLOPs.
     """
     figure, axes = _wide()
     small = False
@@ -72,10 +73,41 @@ def losses(comparison: Comparison, path: Path, unit: Unit = "flops") -> None:
     )
     if comparison.frontier:
         _frontier(axes, comparison, unit)
+    if unit == "flops":
+        _arrows(axes, comparison)
     _limit(axes, comparison, unit)
+    first = comparison.runs[0]
+    seeds = f"{len(first)} seed{'s' * (len(first) > 1)}"
+    of = f"{amount(first[0].parameters)} parameters, {seeds}"
+    axes.set_title(f"How low is the loss at each cost? ({of})", loc="left", fontsize=11, pad=16)
     axes.set_xlabel(COUNTED[unit])
     shared = _explained(small, any(len(runs) >= FEW for runs in comparison.runs))
     _finish(figure, axes, comparison.runs[0][0], path, shared)
+
+
+def _arrows(axes: "Axes", comparison: Comparison) -> None:
+    """Draw the saving of each run as an arrow at its loss, from the frontier to its cost."""
+    for i, row in enumerate(comparison.rows()[1 : len(comparison.runs)], 1):
+        saved: list[float | None] = row["saved_frontier"] or [None]
+        known = [part for part in saved if part is not None]
+        if len(known) < len(saved) or (part := mean(known)) <= 0:
+            continue
+        cost = mean_cost(comparison.runs[i], "flops")
+        loss = mean_loss(comparison.runs[i])
+        colour = _look(i)["color"]
+        arrow = {"arrowstyle": "-|>", "color": colour, "linewidth": 1.5, "shrinkA": 0, "shrinkB": 0}
+        axes.annotate("", (cost, loss), (cost / (1 - part), loss), arrowprops=arrow, zorder=4)
+        more = "more than " if any(row["below_frontier"]) else ""
+        axes.annotate(
+            f"{more}{part * 100:.1f} % fewer FLOPs",
+            (cost / (1 - part), loss),
+            (0, -7),
+            textcoords="offset points",
+            ha="right",
+            va="top",
+            color=colour,
+            fontweight="bold",
+        )
 
 
 def _curves(axes: "Axes", runs: Sequence[Run], unit: Unit, look: dict[str, Any]) -> bool:
@@ -103,7 +135,7 @@ def _limit(axes: "Axes", comparison: Comparison, unit: Unit) -> None:
     shorter = list(itertools.chain(*comparison.frontier))
     finals = [r.loss for r in [*runs, *shorter]]
     points = list(itertools.chain(*(r.curve for r in runs)))
-    top = min(max(p["val_loss"] for p in points), min(finals) * 1.6) + 0.05
+    top = min(max(p["val_loss"] for p in points), max(min(finals) * 1.3, max(finals))) + 0.05
     axes.set_ylim(min(finals) - 0.05, top)
     axes.set_xscale("log")
     # By default, every minor tick of a short axis has a label, and the labels overlap.
@@ -148,16 +180,13 @@ def _frontier(axes: "Axes", comparison: Comparison, unit: Unit) -> None:
         label="frontier: runs from scratch, each fully decayed",
     )
     axes.errorbar(costs, ends, half, fmt="none", color=GREY, zorder=3)
-    where: dict[str, Any] = {
-        "rotation": 90,
-        "ha": "right",
-        "va": "top",
-        "transform": axes.get_xaxis_transform(),
-    }
+    where: dict[str, Any] = {"ha": "center", "va": "bottom", "fontsize": SMALL, "color": GREY}
+    whole = mean_cost(comparison.runs[0], "flops")
     for x, runs in zip(costs, scratch, strict=True):
         axes.axvline(x, color=GREY, linewidth=0.6, alpha=0.5)
-        part = mean_cost(runs, "flops") / mean_cost(comparison.runs[0], "flops")
-        axes.text(x, 0.98, f"{part:.0%} of the budget", fontsize=SMALL, color=GREY, **where)
+        part = f"{100 * mean_cost(runs, 'flops') / whole:.0f} %"
+        text = f"{part} of the budget" if runs is scratch[-1] else part
+        axes.text(x, 1.01, text, transform=axes.get_xaxis_transform(), **where)
 
 
 def _error_bar(runs: Sequence[Run]) -> float:
@@ -381,7 +410,7 @@ def saved(figure: Figure, path: Path) -> None:
 
 
 def _wide() -> tuple[Figure, "Axes"]:
-    figure = Figure((WIDTH, 4.5), dpi=DPI, layout="constrained")
+    figure = Figure((WIDTH, 5.0), dpi=DPI, layout="constrained")
     return figure, figure.subplots()
 
 
@@ -399,6 +428,6 @@ def _finish(figure: Figure, axes: "Axes", run: Run, path: Path, shared: Sequence
     axes.set_ylabel(f"validation loss (nats per {per})")
     axes.grid(alpha=0.3)
     handles = [*axes.get_legend_handles_labels()[0], *shared]
-    # Outside the axes, so that many entries do not cover the lines.
-    figure.legend(handles=handles, loc="outside right upper", fontsize=SMALL)
+    # Below the axes, so that many entries cover no lines and leave the width to them.
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=SMALL)
     saved(figure, path)

@@ -22,12 +22,15 @@ from train.analysis.runs import (
     p_value,
     refuse_unlike,
 )
+from train.plan.phase import spoken_phase
 
 UNITS: tuple[Unit, ...] = ("flops", "run_seconds", "seconds")
 ALIKE = 0.03  # two costs are considered equal if their relative difference is below this
 DECAYED = 0.05  # a schedule has decayed if it ends below this fraction of the peak
 # A frontier is flat if the noise floor corresponds to more than this multiple of a budget.
 FLAT = 10.0
+# A phase without steps is listed if it has more than this part of the FLOPs of its run.
+NOTHING = 0.0005
 
 
 def _relative_cost(pairs: Sequence[tuple[Run, Run]], unit: Unit) -> float:
@@ -274,12 +277,16 @@ class Comparison:
     def _phases(self) -> str:
         body: list[list[str]] = []
         for runs in self.runs:
-            for i, p in enumerate(runs[0].result["phases"]):
+            phases = runs[0].result["phases"]
+            for i, p in enumerate(phases):
+                share = p["flops"] / runs[0].cost("flops")
+                if not p["steps"] and share < NOTHING:
+                    continue
+                name = spoken_phase(p["phase"], [other["phase"] for other in phases])
                 counts = [f"{p['parameters']:,}", f"{p['steps']:,}"]
-                layers = f"{p['layers'] / p['steps']:.2f}" if p["steps"] else ""
-                share = f"{p['flops'] / runs[0].cost('flops'):.1%}"
+                layers = f"{round(p['layers'] / p['steps'], 2):g}" if p["steps"] else ""
                 times = _milliseconds(runs, i)
-                body.append([runs[0].name, p["phase"], *counts, layers, times, share])
+                body.append([runs[0].name, name, *counts, layers, times, f"{share:.1%}"])
         return markdown(
             ["run", "phase", "parameters", "steps", "layers", "ms per step", "FLOPs"], body
         )

@@ -4,7 +4,7 @@ Models have names between the phases. A run uses phases only through this interf
 kind of phase is one class.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeAlias
 
@@ -15,6 +15,23 @@ from train.engine.run.ledger import Ledger
 from train.engine.state.model import Model
 
 Models: TypeAlias = Mapping[str, Model]
+
+# Names of the models of a run for people.
+NAMES = {"large": "full", "small": "small", "coarse1": "coarse"}
+
+
+def spoken_phase(label: str, labels: Collection[str]) -> str:
+    """Return the name of a phase for people.
+
+    Args:
+      label: label of the phase.
+      labels: labels of all phases of the run. A run of a single model needs no name for it.
+    """
+    kind, _, model = label.partition(" ")
+    if kind != "train":
+        return kind if model in NAMES else label
+    several = len({other for other in labels if other.startswith("train ")}) > 1
+    return f"{NAMES.get(model, model)} model" if several else "training"
 
 
 class Context(Protocol):

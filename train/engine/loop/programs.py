@@ -6,11 +6,13 @@ that share a program (seed, learning rate, number of steps) are arguments of the
 
 from collections.abc import Callable
 from functools import cache, partial
+from typing import Any
 
 import jax
 import optax
 from jax.sharding import Mesh
 
+from train.engine import xla
 from train.engine.loop.parallel import mapped
 from train.engine.loop.step import eval_step, packed_step
 from train.engine.state.mesh import How
@@ -39,6 +41,19 @@ def evaluation(accumulate: int, how: How, mesh: Mesh) -> Callable:
     return mapped(partial(eval_step, accumulate), how, mesh)
 
 
+_USED: set[Any] = set()
+
+
+def unused(*about: Any) -> bool:
+    """Return whether this process has not yet trained with these settings, so that it compiles.
+
+    The answer is only for the screen.
+    """
+    known = about in _USED
+    _USED.add(about)
+    return not known
+
+
 @cache
 def made(
     function: Callable[..., Model],
@@ -53,6 +68,7 @@ def made(
     return jax.jit(
         lambda *arguments: placed(function(phase, tx, *arguments)),
         donate_argnums=(0,) if donate else (),
+        compiler_options=xla.options_once() or None,
     )
 
 

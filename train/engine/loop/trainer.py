@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ from train.engine.state.model import Model, plain
 from train.engine.state.packing import Packed, packed
 from train.plan.lifetimes import after, shapes
 from train.plan.modifiers import Setting
-from train.plan.phase import Phase
+from train.plan.phase import Phase, spoken_phase
 from train.plan.training import Train
 from train.plan.transforms import Import
 from train.tasks.supervised import validated
@@ -236,7 +236,9 @@ def _begun(setup: Setup, checkpoints: Checkpoints) -> tuple[dict[str, Model], Ru
         once(lambda: copy_log(origin, workdir, record))
         record = replace(record, configs=configs_of(models), head=data.head)
         checkpoints.save(step, models, data.training, record)
-    for line in [*data.report, *data.continued]:
+    for line in data.report:
+        _say_once(line)
+    for line in data.continued:
         _say(line)
     return models, record
 
@@ -270,7 +272,8 @@ def _restored(setup: Setup, checkpoints: Checkpoints) -> tuple[dict[str, Model],
         lambda record: shapes(plan, record.phase + 1, experiment.tx), data.training, mesh
     )
     if own is not None:
-        _say(f"resuming at step {own[1].step} of {plan[own[1].phase].label}")
+        name = spoken_phase(plan[own[1].phase].label, [phase.label for phase in plan])
+        _say(f"resuming at step {own[1].step} of {name}")
         return *own, False
     if origin is None:
         return {}, RunRecord(), False
@@ -426,7 +429,6 @@ class Trainer:
         """Run all remaining phases, and return the model that the plan trains."""
         while self.number < len(self.plan):
             phase = self.plan[self.number]
-            self.recorder.progress.phase(phase.label)
             model = self.train(phase) if isinstance(phase, Train) else phase.run(self)
             self.models = after(self.plan, self.number, self.models, model)
             self.number += 1
@@ -439,17 +441,23 @@ class Trainer:
                 self.number += [p.after_early_stop for p in self.plan[self.number :]].index(True)
         return self.models[self.plan[-1].writes]
 
+    def spoken(self, phase: Phase) -> str:
+        """Return the name of ``phase`` on the screen."""
+        return spoken_phase(phase.label, [other.label for other in self.plan])
+
     # --- training ---
 
     def train(self, phase: Train) -> Model:
         """Run the remaining steps of ``phase``, and return the trained model."""
-        model = self.models[phase.name] if self.resumed else phase.init(self)
         e = self.experiment
+        name = self.spoken(phase)
+        modifiers = tuple(m.program() for m in phase.modifiers)
+        new = programs.unused(self.tx, phase.config, phase.length, e.batch, modifiers)
+        self.recorder.progress.phase(name, phase.end, new)
+        model = self.models[phase.name] if self.resumed else phase.init(self)
         first = max(self.first, phase.begin)
-        self.recorder.progress.phase(phase.label, phase.end)
         # The step donates the memory of the model, so nothing else may refer to it.
         self.models.pop(phase.name, None)
-        modifiers = tuple(m.program() for m in phase.modifiers)
         skip = e.on_nan == "skip"
         step = programs.step(
             self.tx, e.accumulate, modifiers, e.parallel, self.mesh, e.mesh.once, skip
@@ -701,3 +709,9 @@ def _same(what: str, value: Any) -> None:
 def _say(message: str) -> None:
     if is_first():
         note(message)
+
+
+@cache
+def _say_once(message: str) -> None:
+    """Say it for the first of several runs with the same data."""
+    _say(message)

@@ -214,9 +214,10 @@ class _Files:
 class Progress:
     """A progress bar in FLOPs, and progress lines.
 
-    FLOPs make the estimate of the remaining time right for small and large models. The bar needs a
-    terminal. Lines are written at every validation and, without a terminal, at a logged step if
-    none was written for `SILENCE` seconds.
+    FLOPs make the estimate of the remaining time right for small and large models. It leaves out
+    compilation. The bar needs a terminal, and shows the estimate. Lines are written at every
+    validation. Without a terminal, they contain the estimate, and one is also written at a logged
+    step if none was written for `SILENCE` seconds.
 
     Args:
       total: FLOPs of the plan.
@@ -225,7 +226,7 @@ class Progress:
     """
 
     def __init__(self, total: float, done: float, run: Mapping[str, Any] | None = None):
-        form = "{desc} {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
+        form = "{desc} {percentage:3.0f}%|{bar}| {elapsed}{postfix}"
         self._run = run or {}
         self._phase = ""
         self._steps = 0
@@ -236,14 +237,23 @@ class Progress:
         self._loss: float | None = None
         self._said = time.monotonic()
 
-    def phase(self, name: str, steps: int = 0) -> None:
-        """Start a phase with ``steps`` steps."""
+    def phase(self, name: str, steps: int = 0, compiles: bool = False) -> None:
+        """Start a phase.
+
+        Args:
+          name: name of the phase for people.
+          steps: number of steps of the phase.
+          compiles: whether its first step is compiled now.
+        """
         self._phase = name
         self._steps = steps
         self._first = None
         self._loss = None
         shown = ": ".join([*map(str, [*self._run.values()][:1]), name])
         self._bar.set_description_str(printable(shown))
+        self._bar.set_postfix_str("compiling .." if compiles else "")
+        if compiles and self._bar.disable and is_first():
+            note(f"{name}: compiling ..")
 
     def add(self, flops: float) -> None:
         """Add the cost of an imported model, which the ledger counts, to the FLOPs of the plan."""
@@ -266,7 +276,7 @@ class Progress:
         self._bar.set_postfix_str(
             f"step {step}, "
             + ("skipped" if loss is None else f"loss {loss:.3f}")
-            + (f", {speed:,.0f} tokens/s" if speed else "")
+            + (f", {speed:,.0f} tokens/s, {self._left(totals)} left" if speed else "")
         )
         if self._bar.disable and time.monotonic() - self._said >= SILENCE:
             self.say(step, totals)
@@ -274,23 +284,25 @@ class Progress:
     def say(self, step: int, totals: dict[str, Any], **losses: float) -> None:
         """Write one line for people and programs.
 
-        Its fields are time, run, phase, step, losses, tokens per second, and the remaining time.
+        Its fields are run, phase, step, losses and, without a terminal, the remaining time.
         """
         self._said = time.monotonic()
         if not is_first():
             return
-        speed, flops = self._speed(totals)
-        left = max(0.0, self._bar.total - totals["flops"])
         known = {"loss": self._loss} | losses
-        fields = {"time": time.strftime("%Y-%m-%dT%H:%M:%S"), **self._run, "phase": self._phase}
-        fields |= {"step": f"{step}/{self._steps}"} | {
-            k: f"{x:.4f}" for k, x in known.items() if x is not None
-        }
-        fields["tokens/s"] = f"{speed:.0f}" if speed else "-"
-        fields["eta"] = str(timedelta(seconds=round(left / flops))) if flops else "-"
+        fields = {**self._run, "phase": self._phase, "step": f"{step}/{self._steps}"}
+        fields |= {k: f"{x:.4f}" for k, x in known.items() if x is not None}
+        if self._bar.disable:
+            fields["eta"] = self._left(totals)
         note(" ".join(f"{name}={_quoted(str(value))}" for name, value in fields.items()))
 
-    def _speed(self, totals: dict[str, Any]) -> tuple[float, float]:
+    def _left(self, totals: Mapping[str, Any]) -> str:
+        """Return the time that the remaining FLOPs take, without compilation; "-" if unknown."""
+        _, flops = self._speed(totals)
+        left = max(0.0, self._bar.total - totals["flops"])
+        return str(timedelta(seconds=round(left / flops))) if flops else "-"
+
+    def _speed(self, totals: Mapping[str, Any]) -> tuple[float, float]:
         """Tokens and FLOPs per second since the phase's first line, without compilation."""
         first = self._first or totals
         spent = {
