@@ -1122,7 +1122,7 @@ def test_the_screen_of_the_first_command(tmp_path, capsys, monkeypatch):
     """The first line says what runs and for how long, and phases have names for people."""
     monkeypatch.setattr(programs, "_USED", set())
     trainer._say_once.cache_clear()
-    base = runs.experiment(tmp_path, name="base", log_every=1)
+    base = runs.experiment(tmp_path, name="base", steps=40)
     half = replace(base, name="half", method=deepened(base.model, 1, 0.5, Stage(0.5, warmup=0)))
     short = compare.shortened(base, half.cost / base.cost)
     compare.compare([base, half], [short], [0], tmp_path)

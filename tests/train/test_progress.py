@@ -35,7 +35,7 @@ def test_the_bar_shows_the_step_and_the_speed_without_compiling(monkeypatch):
             ", step 5, loss 3.142"
         )
         bar.show(15, {"flops": 50.0, "tokens": 1500, "seconds": 99.0, "compile_seconds": 85.0}, 2.0)
-        assert last(screen).endswith(", step 15, loss 2.000, 250 tokens/s, 0:00:10 left")
+        assert last(screen).endswith(", step 15, loss 2.000, 250 tokens/s, 0:00:08 left")
         bar.phase("tiny: train coarse1")
         # another compilation
         bar.show(
