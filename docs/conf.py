@@ -23,7 +23,7 @@ extensions = [
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
 ]
-exclude_patterns = ["conf.py", "messages.py", "pictures.py", "tables.py"]
+exclude_patterns = ["browser.py", "conf.py", "messages.py", "pictures.py", "tables.py"]
 html_theme = "furo"
 html_title = f"jaxgrow {release}"
 html_static_path = ["_static"]

@@ -1128,7 +1128,7 @@ def test_the_screen_of_the_first_command(tmp_path, capsys, monkeypatch):
     compare.compare([base, half], [short], [0], tmp_path)
     first, *lines = capsys.readouterr().err.splitlines()
     titles = ["from scratch", "half of the layers first", "from scratch at the same cost"]
-    assert first == f"3 runs, less than a minute: {'; '.join(titles)}"
+    assert first == f"3 runs, about 1 minute: {'; '.join(titles)}"
     for number, title in enumerate(titles, 1):
         assert f"run {number} of 3: {title}" in lines
     assert sum(line.startswith("data: ") for line in lines) == 1
