@@ -11,6 +11,8 @@ from safetensors.numpy import load_file
 from jaxgrow.checkpoints import CheckpointError, open_checkpoint
 from jaxgrow.checkpoints.hf import peft
 
+pytestmark = pytest.mark.extra
+
 
 def same(first, second) -> None:
     for name, x in load_file(first / "adapter_model.safetensors").items():

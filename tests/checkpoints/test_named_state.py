@@ -13,6 +13,8 @@ from jaxgrow.cli.program import main
 from jaxgrow.integrations import torch_optimizer
 from jaxgrow.models import ModernBERTConfig
 
+pytestmark = pytest.mark.extra
+
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):

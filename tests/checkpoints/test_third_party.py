@@ -22,6 +22,8 @@ from trainers import SMALL
 
 from jaxgrow.cli.program import main
 
+pytestmark = pytest.mark.extra
+
 WIDE = (
     "--method",
     "hypercloning",

@@ -20,7 +20,7 @@ from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig, ViTConfig, gener
 from jaxgrow.models.cache import Past
 from jaxgrow.models.generation import WATCHED, Sampling, drawn, least_logits, penalized
 
-pytestmark = pytest.mark.usefixtures("x64")
+pytestmark = [pytest.mark.extra, pytest.mark.usefixtures("x64")]
 
 TOLERANCE = 1e-10
 LLAMA = dict(vocab=11, context=40, head_dim=6, layers=3, heads=4, embed=12, mlp=20, dtype="float64")

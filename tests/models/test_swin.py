@@ -34,7 +34,7 @@ from jaxgrow.optim.freeze import Freeze, hold
 from jaxgrow.peft.lora import LoRA
 from train.plan.keep_masks import KeepMasks
 
-pytestmark = pytest.mark.usefixtures("x64")
+pytestmark = [pytest.mark.extra, pytest.mark.usefixtures("x64")]
 
 EXACT, VISIBLE = 1e-10, 1e-2
 # The windows are 3 x 3, over 8 x 8 and then 4 x 4 patches, so some windows are padded. The position

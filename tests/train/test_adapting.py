@@ -36,6 +36,8 @@ from train.plan.lifetimes import shapes
 from train.plan.methods import FineTune
 from train.tasks.supervised import score
 
+pytestmark = pytest.mark.extra
+
 OWN = LoRA(rank=4, alpha=16.0, targets=("*/attention/*", "*/mlp/*"))
 
 

@@ -38,6 +38,8 @@ from train.plan.methods import Growing, Scratch, VCycle
 from train.plan.modifiers import DropLayers
 from train.plan.recipes import halves
 
+pytestmark = pytest.mark.extra
+
 HALF, HALVES, ONE, VCYCLE = RECIPES
 WSD = Optim(schedule="wsd", decay=0.1)
 MODEL = GPT2Config(vocab=256, context=64, layers=12, embed=24, heads=3, head_dim=8, mlp=96)

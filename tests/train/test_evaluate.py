@@ -26,6 +26,8 @@ from train.tasks.perplexity import files_of, perplexity
 from train.tasks.published import PUBLISHED
 from train.tasks.scoring import Request, Scorer
 
+pytestmark = pytest.mark.extra
+
 SIZES = dict(vocab=256, context=16, layers=2, embed=16, heads=2, head_dim=8, mlp=32)
 TEXT = "In the beginning was the wörd, and the word was with a blank.\n Ende "
 

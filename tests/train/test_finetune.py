@@ -40,6 +40,8 @@ from train.evaluate import evaluate
 from train.plan.training import Train
 from train.tasks.supervised import outputs, prepared, score
 
+pytestmark = pytest.mark.extra
+
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):

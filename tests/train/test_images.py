@@ -22,6 +22,8 @@ from train.data import idx, pixels
 from train.data.augment import DEIT, Augment
 from train.data.images import Images, images
 
+pytestmark = pytest.mark.extra
+
 MNIST = Path(__file__).parents[3] / "shared" / "data" / "mnist"
 
 

@@ -20,6 +20,8 @@ from train.engine.state.heads import keeps, learned, order
 from train.engine.state.mesh import Mesh
 from train.tasks.supervised import outputs, prepared, score
 
+pytestmark = pytest.mark.extra
+
 
 @pytest.fixture(scope="module")
 def run(home):

@@ -34,6 +34,8 @@ from train.plan.methods import Growing, GrowTo, Inherit, Scratch, Stage
 from train.plan.modifiers import DropLayers, Rewarm
 from train.plan.training import Train
 
+pytestmark = pytest.mark.extra
+
 NAMES = jax.tree.leaves(runs.MODEL.axes(), is_leaf=names.is_names)
 FOLDER = Path(tempfile.mkdtemp(prefix="preflight"))
 SBLD = Scratch((DropLayers(LayerDrop(sensitivity=Sensitivity(after=0.25, batches=2))),))

@@ -14,6 +14,8 @@ from train.config.downstream import FineTuning
 from train.data.images import Images, images
 from train.data.processor import FILE, Normal, described, normal_in
 
+pytestmark = pytest.mark.extra
+
 VIT = ViTConfig(
     image=8, patch=4, channels=3, classes=2, layers=1, embed=8, heads=2, head_dim=4, mlp=8
 )

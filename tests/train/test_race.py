@@ -14,6 +14,8 @@ from train.common.errors import Diverged, UserError, exits_cleanly
 from train.plan.methods import Scratch
 from train.pretrain import run
 
+pytestmark = pytest.mark.extra
+
 SMALL, LARGE = runs.MODEL, runs.LARGE
 
 

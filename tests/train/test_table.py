@@ -18,6 +18,8 @@ from train.config.overrides import overridden
 from train.data.labelled import glue, metrics, table
 from train.data.labelled.task import Labelled, task
 
+pytestmark = pytest.mark.extra
+
 ROWS = [
     {"title": 'The "cat", sat', "kind": "good"},
     {"title": "a dög", "kind": "bad"},

@@ -23,6 +23,8 @@ from train.data.labelled.encoding import Encoder, truncated
 from train.data.labelled.task import NAMES, Labelled, Prepared, task
 from train.data.text import Data, tokens
 
+pytestmark = pytest.mark.extra
+
 MODERNBERT = ModernBERTConfig(**SIZES, kv_heads=SIZES["heads"], context=512)
 ROBERTA = BERTConfig(**SIZES, context=514, types=1, first_position=2)
 LLAMA = LlamaConfig(**SIZES, context=512, kv_heads=1)

@@ -10,6 +10,8 @@ from train import finetune
 from train.data.labelled import glue
 from train.data.labelled.task import Labelled
 
+pytestmark = pytest.mark.extra
+
 LETTERS = "abd"
 
 

@@ -12,6 +12,8 @@ from train.common.errors import UserError
 from train.config.experiment import load
 from train.data.text import tokens, training_text
 
+pytestmark = pytest.mark.extra
+
 BERT = BERTConfig(vocab=280, context=8, layers=1, embed=8, heads=2, head_dim=4, mlp=16)
 
 

@@ -17,6 +17,8 @@ from train.engine.loop.trainer import run
 from train.engine.run import trackers
 from train.engine.run.recorder import Recorder
 
+pytestmark = pytest.mark.extra
+
 
 class Kept:
     """A tracker that stores its input."""
