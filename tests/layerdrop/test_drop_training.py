@@ -455,16 +455,17 @@ def test_measuring_leaves_the_model_as_it_was():
 def test_what_measures_is_not_what_judges():
     source = Windows(np.arange(16 * 8 + 1), 8)
     judged = np.concatenate([inputs for inputs, _ in validation(source, 2, 3)])
-    inputs, targets = probe(source, 2, 3, 2, 5)
+    sources = {"": source}
+    inputs, targets = probe(sources, 2, 3, 2, 5)
     assert inputs.shape == targets.shape == (5, 2, 8)
     firsts = set(inputs[..., 0].ravel().tolist())
     assert len(firsts) == 10
     assert not firsts & set(judged[:, 0].tolist())
-    assert probe(source, 2, 8, 2, 0) is None
+    assert probe(sources, 2, 8, 2, 0) is None
     with pytest.raises(
         UserError, match=r"needs 6 micro-batches of 2 windows .* has 10 left: lower eval_batches"
     ):
-        probe(source, 2, 3, 2, 6)
+        probe(sources, 2, 3, 2, 6)
 
 
 # --- plans and runs ---

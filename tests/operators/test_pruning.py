@@ -29,7 +29,7 @@ from jaxgrow.axes import beside, is_layers, kind
 from jaxgrow.cli.model_inputs import of_data
 from jaxgrow.cli.program import main
 from jaxgrow.growth.matrices import dense
-from jaxgrow.models import Adapter, GPT2Config, LlamaConfig, SwinConfig, importance
+from jaxgrow.models import GPT2Config, LlamaConfig, SwinConfig, importance
 from jaxgrow.models.importance import activations, angular, influence, streams
 from jaxgrow.operators import best, keep, llama_pro, prune
 from train import pretrain
@@ -168,14 +168,11 @@ def test_key_heads_go_with_the_queries_that_are_worth_most():
         kept(heads=4)
 
 
-FUSED = {"GPT-2, fused adapters": replace(FAMILIES["GPT-2"], adapter=Adapter(2, fused=2))}
-
-
 @pytest.mark.parametrize(
     "config",
     [
         pytest.param(c, id=n, marks=[pytest.mark.slow] * (n in (*VARIANTS, "GPT-2")))
-        for n, c in (FAMILIES | FUSED).items()
+        for n, c in FAMILIES.items()
     ],
 )
 def test_every_family_is_measured_and_pruned(config):

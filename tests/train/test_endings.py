@@ -60,7 +60,7 @@ def ended(process: subprocess.Popen) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("at", "number", "says"),
     [
-        ("batches.sources", "SIGTERM", "stopped by SIGTERM; the same command continues"),
+        ("batches.named_sources", "SIGTERM", "stopped by SIGTERM; the same command continues"),
         ("Checkpoints.restore", "SIGHUP", "stopped by SIGHUP; the same command continues"),
         ("Trainer.validate", "SIGHUP", "stopped by SIGHUP; saved a checkpoint at step 5"),
         ("Workdir.finish", "SIGTERM", "stopped by SIGTERM after the last step: the run in"),

@@ -140,7 +140,6 @@ COMMANDS = {
         [ABSENT, "--tasks", "wikitext2"],
         ["--tasks", "--data", "--stride", "--few-shot", "--limit"],
     ),
-    "export": ([ABSENT, "{folder}/out"], []),
     "ligo_maps": ([FILE], ["--plot", "--apply", "--out"]),
     "preflight": ([CONFIG, "--on", "nothing"], ["--set", "--on", "--utilisation"]),
     "scaling": ([ABSENT], ["--at"]),

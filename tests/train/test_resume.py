@@ -314,7 +314,7 @@ def test_with_a_damaged_checkpoint_the_newest_whole_one_is_used(
     pretrain.run(replace(whole[0], **changed), run)
     said = capsys.readouterr().err.splitlines()
     assert said[0].startswith("checkpoint 5 is damaged") and said[0].endswith("; using 4")
-    assert said[1] == "resuming at step 2 of train coarse1"
+    assert said[1] == "resuming at step 2 of coarse model"
     if damage is cut:
         finer, coarser = (
             [(line["phase"], line["step"]) for line in runs.log(folder)]

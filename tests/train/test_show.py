@@ -288,9 +288,9 @@ def test_show_draws_the_seed_that_is_asked_for(folder, tmp_path, figures):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--layers", "8", "--out", "{}/none/x.png"], "No such file or directory"),
+        (["--layers", "8", "--out", "{}/none/x.png"], "no such file or directory"),
         (["--layers", "8", "--out", "{}/x.maps"], "Format 'maps' is not supported"),
-        (["--layers", "8", "--out", "{}"], "Is a directory"),
+        (["--layers", "8", "--out", "{}"], "is a directory"),
         (["--layers", "4", "--out", "{}/x.png"], "nothing to draw"),
         (["--out", "{}/x.png"], "nothing to show: give the new size of an axis"),
         (["--layers", "2", "--out", "{}/x.png"], "stack cannot reduce the size from 4 to 2"),
@@ -441,7 +441,7 @@ def test_a_config_and_a_run_are_shown_together(small_run, tmp_path, monkeypatch,
             "x.png",
             "there is no finished run in {}; to show the plan before the run, give its config, FILE.py:NAME",
         ),
-        ("{}/tiny.py", "none/x.png", "No such file or directory"),
+        ("{}/tiny.py", "none/x.png", "no such file or directory"),
         ("{}/tiny.py", "x.plan", "Format 'plan' is not supported"),
     ],
 )
