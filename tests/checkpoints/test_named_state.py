@@ -1,5 +1,6 @@
 """An optimizer state in a safetensors file grows with its Hugging Face model, without PyTorch."""
 
+import pickle
 from types import SimpleNamespace
 
 import jax
@@ -122,7 +123,7 @@ def test_a_file_without_a_state_of_pytorch_is_an_error(
     source = saved(tmp_path / "a")
     arguments = ("--method", "stack", "--layers", "8", "--optimizer", "copy")
     file = tmp_path / "o.bin"
-    file.write_bytes(b"")
+    file.write_bytes(pickle.dumps({}))
     command = ["grow", str(source), str(tmp_path / "b"), *arguments, "--optimizer-state", str(file)]
     assert main(command) == 1
     assert f"error: {file} {message}" in capsys.readouterr().err

@@ -189,7 +189,7 @@ def test_sensitivities_have_validation_examples_of_their_own(home):
     e = tuning(home / "cola", drop=drop, accumulate=2).of(home / "gpt2", 1e-2, 0)
     data = RunData(e, runs.mesh(), Workdir(home / "run"))
     assert jax.tree.leaves(data.probe)[0].shape[:2] == (2, 8)
-    assert len(data.validation) == e.eval_batches == 7
+    assert len(data.validation[""]) == e.eval_batches == 7
     assert tuning(home / "cola").of(home / "gpt2", 1e-2, 0).eval_batches == 8
 
 
