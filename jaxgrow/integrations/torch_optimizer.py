@@ -258,8 +258,8 @@ def read_file(file: Path, model: HuggingFace) -> tuple[State, dict[str, Any]]:
     """
     torch = imported("torch")
     real = chosen_file(file)
-    torch_reader.check_pickle(real)
     try:
+        torch_reader.check_pickle(real)
         content = torch.load(os.fspath(real), map_location="cpu", weights_only=True, mmap=True)
     except OSError:
         raise

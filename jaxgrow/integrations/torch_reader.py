@@ -42,8 +42,12 @@ import io, pickle, zipfile
 class Stub:
     def __new__(cls, *values):
         self = object.__new__(cls)
-        self.values = values
+        self.values = list(values)
         return self
+    def __setitem__(self, *item):
+        self.values.append(item)
+    def __setstate__(self, state):
+        self.values.append(state)
     def __repr__(self):
         return repr(self.__dict__)
     def __hash__(self):

@@ -284,7 +284,6 @@ def test_an_unsupported_head_is_reported_with_its_base_model(tmp_path, capsys, h
 @pytest.mark.parametrize(
     ("architecture", "other", "setting"),
     [
-        ("Gemma3ForCausalLM", "Gemma3TextModel", "use_bidirectional_attention"),
         ("BertForMaskedLM", "BertLMHeadModel", "is_decoder"),
     ],
 )
