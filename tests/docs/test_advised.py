@@ -59,19 +59,6 @@ EXCEPTIONS: dict[str, str] = {
         _LONG,
     ),
     "cannot stop at the ends of documents": "only a family of a user can lack it",
-    **dict.fromkeys(
-        (
-            *("give more text, or leave it out", "names the same text twice", "no file matches"),
-            *("data.path: the weight of", "give it once, with the sum", "data.path has no weight"),
-            *("data.valid_path needs a name", "data.valid_path has a name twice"),
-            *(
-                "can be a mixture of several paths",
-                "can name several paths only",
-                "twice, in {other}",
-            ),
-        ),
-        "mixtures are newer than this table: their cases are still missing",
-    ),
     "has no compile_seconds": "only old versions wrote such a run",
     "no Python file in the standard library": "every Python has these files",
     "was moved, removed or replaced while": "the folder is moved while a run uses it",

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -275,6 +275,86 @@ def of_tuning(says: str, without: tuple[str, ...], **wrong: Any) -> Case:
 
 def dropped(place: Place, *modifiers: Any) -> None:
     check(runs.experiment(place.folder, method=Scratch(modifiers)))
+
+
+# --- mixtures of texts ---
+
+
+Pairs: TypeAlias = list[tuple[Any, Any]]
+
+
+def of_paths(
+    says: str,
+    wrong: Pairs,
+    right: Callable[[Pairs, str], Pairs],
+    name: str = "path",
+) -> Case:
+    """A case of the pairs of ``data.path`` or ``data.valid_path``; ``right`` corrects them.
+
+    ``@`` stands for the folder of the files.
+    """
+    files = corpus(1, a_txt=TEXT, b_txt=TEXT.upper(), c_txt="abc", d_txt=TEXT)
+
+    def call(place: Place, change: Callable[[Pairs], Pairs]) -> None:
+        at = f"{files(place)}/"
+
+        def written(pairs: Pairs) -> Pairs:
+            texts = ([x.replace("@", at) if isinstance(x, str) else x for x in y] for y in pairs)
+            return [(first, second) for first, second in texts]
+
+        paths: dict[str, Any] = {"path": f"{at}a-0.txt", "valid_path": str(place["text"])}
+        paths[name] = written(change(written(wrong)))
+        data = Data("text", **paths, cache=str(place.folder / "cache"))
+        read(runs.experiment(place.folder, data=data))
+
+    def follows(place: Place, said: str) -> None:
+        assert f"data.{name}" in said, said
+        call(place, lambda pairs: right(pairs, said))
+
+    return Case(says, lambda place: call(place, list), follows)
+
+
+def left_out(said_as: str) -> Callable[[Pairs, str], Pairs]:
+    """Leave out the path that a pattern finds in the message; the first one gets its weight."""
+
+    def right(pairs: Pairs, said: str) -> Pairs:
+        assert re.search("leave (it |)out|give it once", said), said
+        gone = [pair for pair in pairs if pair[0].endswith(part(said_as, said))]
+        assert len(gone) == 1, said
+        (path, weight), *others = [pair for pair in pairs if pair not in gone]
+        return [(path, weight + gone[0][1] * ("the sum" in said)), *others]
+
+    return right
+
+
+MIXTURES = [
+    of_paths("data.path: the weight of", [("@a-0.txt", 2), ("@b-0.txt", 0)],
+             left_out(r"weight of (\S+) is")),
+    of_paths("give it once, with the sum", [("@a-0.txt", 2), ("@./a-0.txt", 1), ("@b-0.txt", 1)],
+             left_out(r" and (\S+), which")),
+    of_paths("names the same text twice", [("@a-0.txt", 2), ("@d-0.txt", 1), ("@b-0.txt", 1)],
+             left_out(r"and in (\S+):")),
+    of_paths("give more text, or leave it out", [("@a-0.txt", 2), ("@c-0.txt", 1)],
+             left_out(r"text of (\S+) in")),
+    of_paths("twice, in {other}", [("@[ab]-0.txt", 2), ("@a-0.txt", 1)],
+             left_out(r"and in (\S+):")),
+    of_paths("that have no file in common", [("@[ab]-0.txt", 2), ("@a-0.txt", 1)],
+             lambda pairs, said: [("@b-0.txt", 2), pairs[1]]),
+    of_paths("data.path has no weight", [("@a-0.txt", 2), ("@b-0.txt", None)],
+             lambda pairs, said: [(path, weight or 1) for path, weight in pairs]
+             if "give one to each" in said else pairs),
+    of_paths("no file matches", [("@*.jsonl", 2), ("@b-0.txt", 1)],
+             lambda pairs, said: [("@**/a*.txt", 2), pairs[1]]),
+    of_paths("data.valid_path needs a name", [("my set", "@b-0.txt")],
+             lambda pairs, said: [(part(r"\{(\w+): ", said), pairs[0][1])], "valid_path"),
+    of_paths("data.valid_path has a name twice", [("a", "@b-0.txt"), ("a", "@d-0.txt")],
+             lambda pairs, said: [pairs[0], ("another", pairs[1][1])]
+             if "another name" in said else pairs, "valid_path"),
+    of_class("can name several paths only", Data, {"path": ("x", "y")}, source="text"),
+    Case("can be a mixture of several paths",
+         lambda p: of_images(lambda p: pictures(p, (8, 8)), path=[f"{p.folder}/a", "b"])(p),
+         lambda p, said: read(of_images(lambda p: pictures(p, (8, 8)))(p))),
+]  # fmt: skip
 
 
 # --- methods ---
@@ -810,4 +890,4 @@ MAKERS = {
     "bigger": compared({"parameters": 4e9}),
     "no_saving": compared({"saved_frontier": None}),
 }
-CASES = [*DATA, *CLASSES, *METHODS, *IMAGES, *TASKS, *CONFIGS, *COMMANDS, *OTHERS]
+CASES = [*DATA, *CLASSES, *MIXTURES, *METHODS, *IMAGES, *TASKS, *CONFIGS, *COMMANDS, *OTHERS]

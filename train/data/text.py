@@ -389,7 +389,7 @@ def refuse_overlaps(data: Data) -> None:
             if (other := known.setdefault(file, _path(part))) != part.path:
                 raise UserError(
                     f"data.path reads {file} twice, in {other} and in {part.path}: give paths that have no file in common, "
-                    "or raise the weight of one of them"
+                    "or leave out one of them"
                 )
 
 
