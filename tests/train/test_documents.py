@@ -21,7 +21,7 @@ from train import pretrain
 from train.common.errors import UserError
 from train.config.overrides import overridden
 from train.data import formats
-from train.data.batches import Windows, shapes, sources, training, validation
+from train.data.batches import Windows, named_sources, report, shapes, sources, training, validation
 from train.data.images import Images
 from train.data.labelled.task import Labelled
 from train.data.text import Data, tokens
@@ -59,7 +59,7 @@ def test_documents_begin_where_the_corpus_says(data):
     found = tokens(data)
     assert split(found.train, found.begins[0]) == [t.encode() + b"\0" for t in DOCUMENTS]
     assert split(found.valid, found.begins[1]) == [t.encode() + b"\0" for t in DOCUMENTS[:15]]
-    (line,) = (line for line in found.report if "attention stops" in line)
+    (line,) = (line for line in report(data) if "attention stops" in line)
     assert "ends of 45 training documents; their last tokens predict nothing" in line
     assert tokens(replace(data, attend="row")).train.filename == found.train.filename  # type: ignore[attr-defined]
 
@@ -117,7 +117,7 @@ def test_a_file_of_tokens_is_divided_although_its_pieces_are_read_one_by_one(tmp
     data = Data("tokens", str(tmp_path), cache=str(tmp_path / "cache"), attend="document")
     assert tokens(data).begins[0].tolist() == [0, 3, 8, 9]
     with pytest.raises(UserError, match="has no effect, because the training text is one document"):
-        tokens(replace(data, tokenizer="none"))
+        report(replace(data, tokenizer="none"))
 
 
 @pytest.mark.parametrize("length", [1, 4, 7, 100])
@@ -232,6 +232,102 @@ def test_every_method_trains_by_documents(data, tmp_path, changes):
     assert 0 < result["val_loss"] < 6
 
 
+# --- mixtures ---
+
+
+@pytest.fixture
+def two_sources(data, tmp_path) -> tuple[Data, dict[str, list[str]]]:
+    """Return a mixture with two validation sets, and the documents of the sources and sets."""
+    upper = [text.upper() for text in DOCUMENTS[1::2] + DOCUMENTS[::2]]
+    texts = {"low": DOCUMENTS, "high": upper, "v": ["x", "yzw"] * 18, "w": ["klmnop"] * 11}
+    paths = {name: tmp_path / f"{name}.jsonl" for name in texts}
+    for name, path in paths.items():
+        path.write_text("\n".join(json.dumps({"text": text}) for text in texts[name]))
+    shares = {str(paths["low"]): 0.7, str(paths["high"]): 0.3}
+    sets = {name: str(paths[name]) for name in ("v", "w")}
+    return replace(data, path=shares, valid_path=sets), texts
+
+
+def windows_of(documents: Sequence[str], length: int) -> set[tuple[bytes, ...]]:
+    """The tokens, targets, segments and weights of all windows, from the documents alone."""
+    text = np.frombuffer("".join(f"{text}\0" for text in documents).encode(), np.uint8)
+    own = np.repeat(np.arange(len(documents)), [len(text) + 1 for text in documents])
+    found = set()
+    for first in range(0, len(text) - length, length):
+        here, after = slice(first, first + length), slice(first + 1, first + length + 1)
+        within = own[here] == own[after]
+        # The last token of a document, which is 0 in bytes, is the one without a target.
+        assert (within == (text[here] != 0)).all()
+        found.add(row_bytes(text[here], text[after], own[here] - own[first], within))
+    return found
+
+
+def row_bytes(*parts: np.ndarray) -> tuple[bytes, ...]:
+    return tuple(np.asarray(part, np.int32).tobytes() for part in parts)
+
+
+def batch_rows(batch: Any) -> list[tuple[bytes, ...]]:
+    inputs, targets = batch
+    parts = (inputs["tokens"], targets, inputs["segments"], inputs["weights"])
+    return [row_bytes(*row) for row in zip(*parts, strict=True)]
+
+
+def test_the_rows_of_a_mixture_stop_at_the_documents_of_their_source(two_sources):
+    data, texts = two_sources
+    train, sets = named_sources(data, runs.MODEL)
+    low, high = (windows_of(texts[name], runs.MODEL.context) for name in ("low", "high"))
+    stream = training(train, 10, 0)
+    rows = [row for _ in range(12) for row in batch_rows(next(stream))]
+    # Every row of each source is read, with its share.
+    assert {*rows} == low | high and not low & high
+    assert sum(row in low for row in rows) == 84
+    resumed = training(train, 10, 0)
+    resumed.set_state({"next_index": 50})
+    assert [row for _ in range(7) for row in batch_rows(next(resumed))] == rows[50:]
+    assert [*sets] == ["v", "w"]
+    for name, source in sets.items():
+        batches = validation(source, 4, 100)
+        assert {row for batch in batches for row in batch_rows(batch)} <= windows_of(
+            texts[name], runs.MODEL.context
+        )
+
+
+def test_a_run_on_a_mixture_validates_by_documents_and_resumes_exactly(
+    two_sources, tmp_path, capsys
+):
+    experiment = runs.experiment(tmp_path, data=two_sources[0], checkpoint_every=1)
+    result = pretrain.run(experiment, tmp_path / "whole")
+    said = capsys.readouterr().err
+    assert said.count("attention stops at the ends of 90 training documents") == 1
+    model = Model(load(tmp_path / "whole"), None, runs.MODEL)
+    for name, source in named_sources(two_sources[0], runs.MODEL)[1].items():
+        batches = validation(source, experiment.batch, experiment.eval_batches)
+        joined = jax.tree.map(lambda *x: np.concatenate(x), *batches)
+        assert result[f"val_loss/{name}"] == pytest.approx(float(summed(model, joined)), rel=1e-5)
+    runs.stopped(experiment, tmp_path / "killed", 3, 5)
+    runs.assert_same_end(tmp_path / "killed", tmp_path / "whole")
+
+
+def test_sources_and_validation_sets_may_be_one_document_unless_all_sources_are(
+    two_sources, tmp_path
+):
+    data, _ = two_sources
+    names = ("x", "y", "z")
+    one, two, three = (tmp_path / f"{name}.txt" for name in names)
+    for name, path in zip(names, (one, two, three), strict=True):
+        path.write_text(name * 90)
+    for path in ({str(one): 1, str(tmp_path / "low.jsonl"): 2}, str(tmp_path / "low.jsonl")):
+        some = replace(data, path=path, valid_path={"two": str(two), "three": str(three)})
+        train, sets = named_sources(some, runs.MODEL)
+        inputs, _ = next(training(train, 8, 0))
+        assert inputs["segments"].any() and len(sets["three"]) == 11
+        assert not any(
+            sets["two"].sample(i, np.random.default_rng(0))[0]["segments"].any() for i in range(11)
+        )
+    with pytest.raises(UserError, match=r"training text is one document: set data.attend=row"):
+        report(replace(data, path=[str(one), str(two)], valid_path=str(three)))
+
+
 # --- refusals ---
 
 
@@ -239,7 +335,7 @@ def test_data_without_documents_and_models_without_segments_are_refused(data, tm
     (tmp_path / "one.txt").write_text("abc" * 30)
     alone = replace(data, path=str(tmp_path / "one.txt"), valid_path=str(tmp_path / "one.txt"))
     with pytest.raises(UserError, match=r"the training text is one document: set data.attend=row"):
-        tokens(alone)
+        report(alone)
     assert len(tokens(replace(alone, attend="row")).train)
 
     class Other(GPT2Config):

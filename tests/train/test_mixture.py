@@ -525,6 +525,14 @@ def test_the_files_of_a_mixture_may_move_and_its_weights_may_not_change(home):
         (home / name).rename(home / "moved" / name)
     moved = replace(experiment, data=settings(home / "moved", MIXED, cache=str(home / "cache")))
     assert pretrain.run(moved, home / "run")["steps"] == 8
+    # Another order gives other batches, and the message says so. Its advice is followed here.
+    turned = settings(home / "moved", {"high": 0.3, "low": 0.7}, cache=str(home / "cache"))
+    with pytest.raises(UserError, match=r"order in data\.path, which decides the batches") as said:
+        pretrain.run(replace(experiment, data=turned), home / "run")
+    names = str(said.value).partition("in the order ")[2].partition(", or give")[0].split(", ")
+    again = {name: MIXED[name] for name in names}
+    data = settings(home / "moved", again, cache=str(home / "cache"))
+    assert pretrain.run(replace(experiment, data=data), home / "run")["steps"] == 8
     other = settings(home / "moved", {"low": 0.6, "high": 0.4}, cache=str(home / "cache"))
     with pytest.raises(UserError, match=r"60\.000% low"):
         pretrain.run(replace(experiment, data=other), home / "run")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from train.common.errors import UserError
+from train.data.documents import report_documents
 from train.data.mixture import as_shares
 from train.data.text import Data, Tokens, mixed_data, refuse_overlaps, tokens, valid_data
 
@@ -59,6 +60,8 @@ def corpora(data: Data) -> Corpora:
     vocab = max(found.vocab for found in (own | sets).values())
     report = _report(data, own, shares) + _sets_report(sets)
     begins = {name: found.begins[0] for name, found in own.items()}
+    if data.attend == "document":
+        report.append(report_documents(begins, _sizes(own)))
     valid_begins = {name: found.begins[1] for name, found in (sets or own).items()}
     return Corpora(
         train, shares, valid, begins, valid_begins, vocab, _identity(own, sets, shares), report

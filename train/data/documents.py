@@ -1,5 +1,6 @@
 """The documents of the tokens in a window, for attention that stops at document ends."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -34,23 +35,24 @@ def next_tokens_of_documents(tokens: np.ndarray, segments: np.ndarray) -> tuple[
     return inputs, tokens[1:]
 
 
-def report_documents(begins: np.ndarray, tokens: int) -> str:
+def report_documents(begins: Mapping[str, np.ndarray], tokens: Mapping[str, int]) -> str:
     """A line about the documents of the training text.
 
     Args:
-      begins: the positions at which documents begin, ascending.
-      tokens: the number of tokens.
+      begins: the positions at which the documents of each source begin, ascending.
+      tokens: the number of tokens of each source.
 
     Raises:
-      UserError: there is only one document, whose ends attention never reaches.
+      UserError: each source is only one document, whose ends attention never reaches.
     """
-    low, high = np.searchsorted(begins, [1, tokens])
-    if low == high:
+    inner = [np.searchsorted(begins[name], [1, count]) for name, count in tokens.items()]
+    ends = sum(int(high - low) for low, high in inner)
+    if not ends:
         raise UserError(
             "data.attend=document has no effect, because the training text is one document: set data.attend=row, or give "
             "one document in each file, line or row; token ids are also divided by the end of text of data.tokenizer"
         )
     return (
-        f"data: attention stops at the ends of {high - low + 1:,} training documents; their last tokens predict nothing, "
+        f"data: attention stops at the ends of {ends + len(inner):,} training documents; their last tokens predict nothing, "
         "but count as tokens and FLOPs"
     )

@@ -28,7 +28,6 @@ from train.data.cache import PROGRESS, again, cache_folder, cached
 from train.data.corpus import Corpus
 from train.data.cutting import TextEncoder, cut
 from train.data.decoding import readable
-from train.data.documents import report_documents
 from train.data.formats import TEXT
 from train.data.mixed_paths import named_paths, source_names, weighted_paths
 from train.data.special import (
@@ -232,8 +231,6 @@ def tokens(data: Data) -> Tokens:
         report = [_summary(read, about["tokens"], corpus.skipped, encoding.written)]
     if corpus.splits:
         report.append(_held_out_by_name(corpus.splits, data.valid_path))
-    if data.attend == "document":
-        report.append(report_documents(begins, len(train)))
     ended = bool(encoding.frame.end) or data.source == "tokens"
     report += _warnings(read, corpus.skipped, data.tokenizer, ended)
     if data.tokenizer == "none":

@@ -404,8 +404,8 @@ class Workdir:
         """
         if any(there.get(key) != here.get(key) for key in _WHAT):
             raise UserError(
-                f"the run in {self.folder} was started with other data: {_named(there)} there, {_named(here)} here; restore "
-                "the original data, or give another --workdir"
+                f"the run in {self.folder} was started with other data: {_named(there)} there, {_named(here)} here; "
+                f"{_data_advice(there, here)}, or give another --workdir"
             )
 
     def same_sources(self, here: Mapping[str, str]) -> None:
@@ -606,6 +606,21 @@ def _joined(
         first = found.get((at, change["setting"]), change)
         found[at, change["setting"]] = {**change, "step": at, "before": first["before"]}
     return [change for change in found.values() if change["before"] != change["after"]]
+
+
+def _data_advice(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+    """What to do with other data; the same sources in another order have other random seeds."""
+    before, now = (
+        [(part["train"], part["share"]) for part in identity.get("mixture", {}).values()]
+        for identity in (there, here)
+    )
+    if before == now or sorted(before) != sorted(now):
+        return "restore the original data"
+    names = dict(zip(now, here["mixture"], strict=True))
+    return (
+        "the sources have another order in data.path, which decides the batches: name them in the order "
+        + ", ".join(names[part] for part in before)
+    )
 
 
 def _named(identity: Mapping[str, Any]) -> str:
