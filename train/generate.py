@@ -32,7 +32,7 @@ from train.common.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.output import say
 from train.data.chat import rendered
-from train.data.special import control_tokens, frame
+from train.data.special import frame
 from train.engine.run.ledger import Compiling
 from train.engine.state.pretrained import TextModel, opened
 from train.tasks.stopping import Stopping
@@ -125,11 +125,10 @@ def _encoded(model: TextModel, prompt: str, asked: Asked, max_new: int) -> list[
     if asked.chat:
         text = rendered(model.special, [{"role": "user", "content": prompt}])
         begin = []
-        with control_tokens(model.tokenizer):
-            tokens = model.tokenizer.encode(text, add_special_tokens=False).ids
+        tokens = model.texts.encode_one(text, control=True)
     else:
         begin = frame(model.tokenizer)[0]
-        tokens = model.tokenizer.encode(prompt).ids
+        tokens = model.texts.encode_one(prompt, framed=True)
     length = model.config.length
     if len(tokens) < length:
         return tokens

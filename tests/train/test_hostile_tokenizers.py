@@ -6,13 +6,18 @@ import time
 from dataclasses import replace
 
 import pytest
+import runs
 
+from jaxgrow.checkpoints import save
+from jaxgrow.models import GPT2Config
 from jaxgrow.untrusted import using_limits
 from train.common.errors import UserError
 from train.data.bounded import BoundedTokenizer, child
 from train.data.chat import rendered
 from train.data.special import Special, copied, special_tokens
 from train.data.text import Data, _byte_tokenizer, tokenizer, tokens
+from train.evaluate import evaluate
+from train.generate import Asked, samples
 
 PLAIN = Special(0, 0, (0,), {"bos_token": "<s>"}, None)
 
@@ -126,6 +131,39 @@ def test_a_tokenizer_that_is_slow_only_on_the_corpus_is_stopped(about, tmp_path,
     with using_limits(seconds=1), pytest.raises(UserError, match="--limits seconds=") as error:
         tokens(data)
     assert "characters with the tokenizer" in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "evaluate"])
+def test_a_tokenizer_that_is_slow_only_on_a_prompt_or_text_is_stopped(about, tmp_path, command):
+    config = GPT2Config(vocab=256, context=16, layers=1, embed=8, heads=1, head_dim=8, mlp=16)
+    save(tmp_path / "model", config, runs.fresh(config))
+    about(slow_on("z"))
+    (tmp_path / "tokenizer.json").rename(tmp_path / "model" / "tokenizer.json")
+    template = "{{ messages[0].content }}"
+    (tmp_path / "model" / "chat_template.jinja").write_text(template)
+
+    def ask(text):
+        if command == "evaluate":
+            (tmp_path / "a.txt").write_text(text)
+            return evaluate(tmp_path / "model", [str(tmp_path / "a.txt")], None)
+        asked = Asked(chat=command == "chat")
+        return samples(tmp_path / "model", [text], asked, max_new=1)
+
+    assert ask("ab")
+    with using_limits(seconds=1), pytest.raises(UserError, match="--limits seconds=") as error:
+        ask("z" * 200 + " ab ")
+    assert f"characters with the tokenizer {tmp_path / 'model'}" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_texts_are_encoded_in_the_process_as_the_tokenizer_encodes_them():
+    loaded = _byte_tokenizer()
+    apart = BoundedTokenizer(loaded, "a")
+    [name] = loaded.get_added_tokens_decoder().values()
+    text = f"a{name.content}b"
+    assert apart.encode_one(text, control=True) == [97, 0, 98]
+    assert apart.encode_one(text) == list(text.encode())
+    assert apart.encode_one("", framed=True) == []
 
 
 def test_a_tokenizer_that_makes_too_many_tokens_only_of_the_corpus_is_stopped(about):

@@ -185,13 +185,31 @@ class BoundedTokenizer:
         """As `encode_batch_fast`, with the places of the ids."""
         return self._encoded(texts, spans=True)
 
-    def _encoded(self, texts: Sequence[str], spans: bool) -> list[Encoded]:
+    def encode_one(self, text: str, framed: bool = False, control: bool = False) -> list[int]:
+        """The ids of a text.
+
+        Args:
+          text: the text.
+          framed: whether to add the tokens that the tokenizer adds to a text.
+          control: whether names of special tokens in the text are special tokens, as in a chat.
+
+        Raises:
+          UserError: as for `encode_batch_fast`.
+        """
+        [encoded] = self._encoded([text], spans=False, framed=framed, control=control)
+        return encoded.ids.tolist()
+
+    def _encoded(
+        self, texts: Sequence[str], spans: bool, framed: bool = False, control: bool = False
+    ) -> list[Encoded]:
         if not texts:
             return []
         size = sum(map(len, texts))
         what = f"encoding {size:,} characters with the tokenizer {self._name}"
         try:
-            sizes, content = self._child.ask(what, size, job="encode", texts=texts, spans=spans)
+            sizes, content = self._child.ask(
+                what, size, job="encode", texts=texts, spans=spans, framed=framed, control=control
+            )
         except UntrustedError as error:
             raise UserError(str(error)) from error
         edges = np.cumsum(sizes)

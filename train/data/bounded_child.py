@@ -123,20 +123,22 @@ def _tried(request):
 def _load(request):
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_str(request["tokenizer"])
-    # Not a part of the file: names of special tokens in a text are text.
-    tokenizer.encode_special_tokens = True
-    _loaded[:] = [tokenizer]
+    _loaded[:] = [Tokenizer.from_str(request["tokenizer"])]
 
 
 def _encoded(request):
     """The number of ids of each text, and the bytes of all ids, and perhaps of their places."""
     texts = request["texts"]
-    encode = _loaded[0].encode_batch if request["spans"] else _loaded[0].encode_batch_fast
+    tokenizer = _loaded[0]
+    # Not a part of the file: names of special tokens in a text are text, except in a rendered chat.
+    tokenizer.encode_special_tokens = not request["control"]
+    encode = tokenizer.encode_batch if request["spans"] else tokenizer.encode_batch_fast
     ids = array("I")
     places = array("I")
     sizes = []
-    for text, encoded in zip(texts, encode(texts, add_special_tokens=False), strict=True):
+    for text, encoded in zip(
+        texts, encode(texts, add_special_tokens=request["framed"]), strict=True
+    ):
         found = encoded.ids
         if len(found) > _MOST * (len(text) + 1):
             raise ValueError(f"it makes {len(found):,} tokens of {len(text):,} characters")

@@ -18,7 +18,6 @@ made from.
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -142,7 +141,7 @@ def read_as_text(tokenizer: Any, folder: Path | None) -> None:
     """Let a tokenizer encode the names of special tokens in a text as any other characters.
 
     A text from a file may contain ``<|endoftext|>``. It must not end a document. Only chat
-    templates make control tokens (`control_tokens`).
+    templates make control tokens (`train.data.bounded.BoundedTokenizer.encode_one`).
 
     Raises:
       UserError: one of the files is damaged.
@@ -157,17 +156,6 @@ def read_as_text(tokenizer: Any, folder: Path | None) -> None:
     plain = [name for name in sorted(names) if name in added and not added[name].special]
     tokenizer.add_special_tokens([AddedToken(name, special=True) for name in plain])
     tokenizer.encode_special_tokens = True
-
-
-@contextmanager
-def control_tokens(tokenizer: Any) -> Iterator[None]:
-    """Let a tokenizer recognise special tokens within a block, as in a rendered chat template."""
-    before = tokenizer.encode_special_tokens
-    tokenizer.encode_special_tokens = False
-    try:
-        yield
-    finally:
-        tokenizer.encode_special_tokens = before
 
 
 def text_encoder(tokenizer: Any) -> Any:

@@ -20,7 +20,6 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window  # typ
 
 from jaxgrow.models.generation import generate
 from train.common.errors import UserError
-from train.data.special import control_tokens
 from train.engine.state.pretrained import TextModel, opened
 from train.tasks.scoring import Scorer
 from train.tasks.stopping import Stopping
@@ -67,8 +66,7 @@ class Harness(TemplateLM):
             )
             add_special_tokens = not self.scorer.masked and not (begin and string.startswith(begin))
         # Its tasks write control tokens into their texts, and published numbers count them as such.
-        with control_tokens(self.model.tokenizer):
-            return self.model.tokenizer.encode(string, add_special_tokens=add_special_tokens).ids
+        return self.model.texts.encode_one(string, framed=add_special_tokens, control=True)
 
     def loglikelihood(
         self, requests: list[Any], disable_tqdm: bool = False

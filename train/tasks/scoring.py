@@ -56,7 +56,7 @@ class Scorer:
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text, without special tokens at its start and end."""
-        return self.model.tokenizer.encode(text, add_special_tokens=False).ids
+        return self.model.texts.encode_one(text)
 
     def after(self, context: Sequence[int], continuation: Sequence[int]) -> Request:
         """A request for the tokens of ``continuation`` after ``context``.

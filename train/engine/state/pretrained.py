@@ -1,8 +1,9 @@
 """Existing text models with their tokenizers, for evaluation and generation."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -12,12 +13,16 @@ from jaxgrow.checkpoints.io.files import at_step
 from jaxgrow.models import Config
 from train.common.errors import UserError
 from train.data import text
+from train.data.bounded import BoundedTokenizer
 from train.data.special import Special, largest_vocab, special_tokens
 from train.engine.state.heads import say_notes
 from train.engine.state.mesh import Mesh
 
 
-class TextModel(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class TextModel:
+    """A text model and its tokenizer."""
+
     config: Config
     params: Params  # on the devices of the mesh
     tokenizer: Any  # a `tokenizers.Tokenizer`
@@ -29,6 +34,11 @@ class TextModel(NamedTuple):
     def special(self) -> Special:
         """The special tokens of the model."""
         return special_tokens(self.tokenizer, self.folder)
+
+    @cached_property
+    def texts(self) -> BoundedTokenizer:
+        """The tokenizer in a process with limits, for prompts and texts of any kind."""
+        return BoundedTokenizer(self.tokenizer, str(self.folder or "bytes"))
 
 
 def opened(folder: str | Path, tokenizer: str | None = None, mesh: Mesh | None = None) -> TextModel:
