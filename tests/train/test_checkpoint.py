@@ -11,6 +11,7 @@ import chex
 import grain
 import jax
 import numpy as np
+import optax
 import pytest
 import runs
 
@@ -18,7 +19,7 @@ from jaxgrow.checkpoints import CheckpointError, open_checkpoint
 from train import pretrain
 from train.common.errors import UserError
 from train.engine.run import checkpoint
-from train.engine.run.checkpoint import Checkpoints
+from train.engine.run.checkpoint import Checkpoints, read
 from train.engine.run.record import CostRecord, RunRecord
 from train.engine.run.workdir import imported, load
 from train.engine.state.model import Model
@@ -126,6 +127,27 @@ def test_a_changed_file_is_found_and_the_previous_one_used(saved, tmp_path, caps
         assert said[0].startswith("checkpoint 6 is damaged (") and path.name in said[0]
         assert names(run / "checkpoints") == ["3", "damaged-6"]
         shutil.rmtree(run)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -1.0])
+def test_second_moments_that_no_training_makes_are_an_error(tmp_path, value):
+    tx = optax.adam(1e-3)
+    params = runs.fresh(runs.MODEL)
+    state, rest = tx.init(params)
+    bad = jax.tree.map(lambda x: np.full(x.shape, value, x.dtype), state.nu)
+
+    def with_squares(nu):
+        return Model(params, (state._replace(nu=nu), rest), runs.MODEL)
+
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(3, {"large": with_squares(state.nu)}, position(3), RECORD)
+        checkpoints.save(6, {"large": with_squares(bad)}, position(6), replace(RECORD, step=6))
+    shapes = {"large": with_squares(state.nu)}
+    message = r"6 has NaN, .* in large/opt/0/nu/.*--from"
+    with Checkpoints(tmp_path) as checkpoints, pytest.raises(UserError, match=message) as error:
+        checkpoints.restore(lambda record: shapes, position(0), runs.mesh())
+    assert "\n" not in str(error.value)
+    read(tmp_path / "3", shapes, runs.mesh())
 
 
 def test_without_an_intact_checkpoint_nothing_is_moved(saved, tmp_path):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from orbax.checkpoint import v1 as ocp
@@ -269,12 +270,29 @@ def read(
             loaded: Any = ocp.load_checkpointables(str(where), {"models": abstract})
         saved: Any = ocp.checkpointables_metadata(str(where)).custom_metadata
         position = saved["data"]
+    _check_squares(where, loaded["models"])
     models = {}
     for name, model in expected.items():
         own = loaded["models"][name]
         fields = ("params", "opt", "sensitivity", "base")
         models[name] = replace(model, **{field: own.get(field) for field in fields})
     return models, position
+
+
+def _check_squares(where: Path, models: Any) -> None:
+    """Refuse second moments that no training makes. An infinite one would freeze its weight."""
+    squares = {
+        jax.tree_util.keystr(path, simple=True, separator="/"): x
+        for path, x in jax.tree.leaves_with_path(models)
+        if jax.tree_util.GetAttrKey("nu") in path
+    }
+    right = jax.jit(lambda xs: {name: ((x >= 0) & (x < jnp.inf)).all() for name, x in xs.items()})
+    for name, fits in jax.device_get(right(squares)).items():
+        if not fits:
+            raise UserError(
+                f"the checkpoint {where} has NaN, infinite or negative second moments in {name}: continue from an earlier "
+                "checkpoint with --from RUN@STEP, or start again, in a new --workdir"
+            )
 
 
 def saved_models(where: Path) -> dict[str, Any]:
