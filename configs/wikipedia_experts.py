@@ -86,5 +86,5 @@ def init_experts() -> Experiment:
     """The control: four experts from the first step."""
     base = dense()
     return replace(
-        base, name="experts_init", model=FOUR, steps=round(base.steps * _cost(DENSE) / _cost(FOUR))
+        base, name="init_experts", model=FOUR, steps=round(base.steps * _cost(DENSE) / _cost(FOUR))
     )

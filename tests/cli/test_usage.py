@@ -56,7 +56,7 @@ def test_the_help_of_grow_describes_each_option(capsys):
     with pytest.raises(SystemExit):
         main(["grow", "--help"])
     lines = capsys.readouterr().out.splitlines()
-    [method] = [i for i, line in enumerate(lines) if line.strip().startswith("--method {")]
+    *_, method = (i for i, line in enumerate(lines) if line.strip().startswith("--method {"))
     assert "the growth method" in " ".join(lines[method : method + 3])
 
 
