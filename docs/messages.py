@@ -106,16 +106,16 @@ def helps() -> Iterator[str]:
     """Yield the lines about the help of all commands."""
     from jaxgrow.cli.program import main as jaxgrow
     from jaxgrow.cli.program import parser
+    from train.arguments import COMMANDS
 
     os.environ["COLUMNS"] = "100"
     [commands] = [a for a in parser()._actions if a.dest == "==SUPPRESS=="]
     for name in (None, *(commands.choices or ())):
         words = ["--help"] if name is None else [name, "--help"]
         yield from _shown(" ".join(["jaxgrow", *words]), lambda words=words: jaxgrow(words))
-    for file in sorted(ROOT.glob("train/*.py")):
-        if file.stem != "__init__":
-            module = importlib.import_module(f"train.{file.stem}")
-            yield from _shown(f"python -m train.{file.stem} --help", module.main)
+    for name in COMMANDS:
+        module = importlib.import_module(f"train.{name}")
+        yield from _shown(f"python -m train.{name} --help", module.main)
 
 
 def _shown(command: str, run) -> Iterator[str]:

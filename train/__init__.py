@@ -21,7 +21,7 @@ if _COMMAND:
     from train.common import endings
 
     endings.begin()
-    from train.common.arguments import check_arguments
+    from train.arguments import check_arguments
     from train.common.errors import exits_cleanly
 
     exits_cleanly(check_arguments)

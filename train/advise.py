@@ -38,7 +38,7 @@ import numpy as np
 from jaxgrow.tables import markdown
 from train.analysis.evidence import Estimate, Setting, estimate, nearest, of
 from train.analysis.runs import Run
-from train.common.arguments import command_parser
+from train.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.files import write_text
 from train.common.output import say

@@ -44,7 +44,7 @@ from train.analysis import plots
 from train.analysis.runs import Run, refuse_unlike
 from train.analysis.savings import Comparison
 from train.analysis.upcoming import Upcoming
-from train.common.arguments import command_parser
+from train.arguments import command_parser
 from train.common.errors import Diverged, UserError, exits_cleanly
 from train.common.files import write_json, write_text
 from train.common.output import note, say

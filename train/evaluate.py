@@ -29,7 +29,7 @@ from jaxgrow.checkpoints.io.files import at_step
 from jaxgrow.tables import aligned
 from jaxgrow.typed import from_json
 from jaxgrow.untrusted import one_line
-from train.common.arguments import command_parser
+from train.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.files import read_json, write_json
 from train.common.output import say

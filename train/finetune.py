@@ -22,7 +22,7 @@ from statistics import mean, stdev
 from typing import TypeAlias
 
 from jaxgrow.tables import markdown
-from train.common.arguments import command_parser
+from train.arguments import command_parser
 from train.common.errors import Diverged, UserError, exits_cleanly
 from train.common.files import write_json, write_text
 from train.common.output import say

@@ -28,7 +28,7 @@ import jax
 import numpy as np
 
 from jaxgrow import generate
-from train.common.arguments import command_parser
+from train.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.output import say
 from train.data.chat import rendered

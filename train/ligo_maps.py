@@ -13,7 +13,7 @@ from jaxgrow.checkpoints import CheckpointError, open_checkpoint, orbax
 from jaxgrow.models import Config, from_json
 from jaxgrow.untrusted import checked, copy_file, one_line
 from train.analysis import plots
-from train.common.arguments import command_parser
+from train.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.output import say
 from train.data import special

@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxgrow.checkpoints import CheckpointError, open_checkpoint
 from jaxgrow.checkpoints.io.files import at_step
-from train.common.arguments import command_parser
+from train.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.files import write_text
 from train.common.output import say

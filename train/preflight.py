@@ -27,7 +27,7 @@ from train.analysis import plots
 from train.aot import estimate
 from train.aot.compilation import Program, Rehearsal
 from train.aot.machines import Machine, described
-from train.common.arguments import command_parser
+from train.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.files import write_json
 from train.common.output import say

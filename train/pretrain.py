@@ -50,7 +50,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxgrow.tables import aligned
-from train.common.arguments import command_parser
+from train.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.output import say
 from train.config.experiment import Experiment, listed, load

@@ -26,7 +26,7 @@ from jaxgrow.typed import nearest
 from train.analysis import plots
 from train.analysis.operator_ranking import after_growing, rows, table
 from train.analysis.runs import Run
-from train.common.arguments import command_parser
+from train.arguments import command_parser
 from train.common.errors import Diverged, UserError, exits_cleanly
 from train.common.files import write_json, write_text
 from train.common.output import say

@@ -19,7 +19,7 @@ from jaxgrow.tables import markdown
 from jaxgrow.typed import from_json
 from jaxgrow.untrusted import one_line
 from train.analysis import plots
-from train.common.arguments import command_parser
+from train.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.output import say
 from train.config.downstream import FineTuning

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from train.analysis.runs import Run, refuse_unlike
 from train.analysis.settings import Tried, table
-from train.common.arguments import command_parser
+from train.arguments import command_parser
 from train.common.errors import Diverged, exits_cleanly
 from train.common.files import write_json, write_text
 from train.common.output import say

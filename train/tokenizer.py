@@ -12,7 +12,7 @@ To train a model with this tokenizer, give its file and the same vocabulary size
 
 from typing import Any
 
-from train.common.arguments import command_parser
+from train.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.files import appears_whole
 from train.common.output import say

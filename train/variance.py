@@ -16,7 +16,7 @@ import numpy as np
 from jaxgrow.layerdrop import Variance, fit_variance
 from jaxgrow.layerdrop.schedules import whole_steps
 from train.analysis.runs import Run
-from train.common.arguments import command_parser
+from train.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.output import say
 from train.config.experiment import differences

@@ -4,6 +4,8 @@ import re
 import runpy
 from pathlib import Path
 
+from train.arguments import COMMANDS
+
 ROOT = Path(__file__).parents[2]
 COLLECT = runpy.run_path(str(ROOT / "docs/messages.py"))
 
@@ -32,10 +34,9 @@ def test_one_file_has_every_message_and_every_help_text(tmp_path, monkeypatch, c
     page = COLLECT["page"]()
     (tmp_path / "messages.md").write_text(page)
     assert "CheckpointError: there is no folder {folder}" in page
-    modules = sorted(p.stem for p in ROOT.glob("train/*.py") if p.stem != "__init__")
     helps = re.findall(r"^## (.*) --help\n\n```text\nusage: (.*?)(?: \[-h\]|\n)", page, re.M)
     assert all(usage.startswith(command) for command, usage in helps)
-    assert {f"python -m train.{name}" for name in modules} < {command for command, _ in helps}
+    assert {f"python -m train.{name}" for name in COMMANDS} < {command for command, _ in helps}
     assert {"jaxgrow", "jaxgrow grow"} < {command for command, _ in helps}
 
 

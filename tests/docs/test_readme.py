@@ -12,7 +12,7 @@ import runs
 
 from jaxgrow.cli import program
 from jaxgrow.models import Config
-from train.common.arguments import COMMANDS, command_parser
+from train.arguments import COMMANDS, command_parser
 
 ROOT = Path(__file__).parents[2]
 PAGES = {

@@ -10,7 +10,7 @@ import pytest
 import runs
 
 from train import pretrain
-from train.common.arguments import COMMANDS
+from train.arguments import COMMANDS
 from train.common.commands import Parser
 from train.common.errors import UserError
 from train.config.experiment import load

@@ -5,7 +5,7 @@ devices each), ``h200:8``, ``a100:8``, ``v5e:2x4``, ``v5p:2x2x1``, ``cpu:4``. GP
 plugin and TPUs need libtpu, but neither needs a device. ``pip install -e '.[aot]'`` in a clone
 installs both.
 
-JAX is imported on the first use, because `train.common.arguments` checks the name of a machine before.
+JAX is imported on the first use, because `train.arguments` checks the name of a machine before.
 """
 
 import contextlib

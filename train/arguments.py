@@ -19,7 +19,7 @@ from train.common.errors import UserError
 from train.config.overrides import listed_values, numbers, seed_list
 
 _CONFIG = "FILE.py:NAME, or FILE.py with config() -> Experiment"
-_TRAIN = Path(__file__).parents[1]
+_TRAIN = Path(__file__).parent
 
 
 def command_parser(command: str) -> Parser:
