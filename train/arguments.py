@@ -33,7 +33,7 @@ def command_parser(command: str) -> Parser:
 def check_arguments() -> None:
     """Parse the arguments of this process, ``python -m train.X ..``, before its module is imported.
 
-    Modules that are not commands are left to Python.
+    Modules in folders, which are not commands, are left to Python.
 
     Raises:
       UserError: the command does not exist, or an argument is wrong.
@@ -43,7 +43,7 @@ def check_arguments() -> None:
     package, _, command = module.partition(".")
     if command in COMMANDS:
         command_parser(command).parse_args()
-    elif package == "train" and not (_TRAIN / f"{command.replace('.', '/')}.py").is_file():
+    elif package == "train" and "." not in command:
         every = [f"train.{name}" for name in COMMANDS]
         near = nearest(module, every) or f"; the commands are {', '.join(every)}"
         raise UserError(f"{module} is not a command{near}")

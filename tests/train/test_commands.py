@@ -74,6 +74,7 @@ DEMO = "configs/demo.py:muon"
     ("arguments", "says"),
     [
         ("comprae x", "train.comprae is not a command; did you mean train.compare?"),
+        ("arguments", "train.arguments is not a command"),
         ("compare configs/demo:muon", "Did you mean configs/demo.py?"),
         (
             "compare configs/demo.py",
