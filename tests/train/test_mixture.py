@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import shutil
 from dataclasses import replace
 from fractions import Fraction
@@ -536,3 +537,11 @@ def test_the_files_of_a_mixture_may_move_and_its_weights_may_not_change(home):
     other = settings(home / "moved", {"low": 0.6, "high": 0.4}, cache=str(home / "cache"))
     with pytest.raises(UserError, match=r"60\.000% low"):
         pretrain.run(replace(experiment, data=other), home / "run")
+
+
+def test_a_source_that_is_the_validation_text_is_named(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.txt").write_text(name * 3000)
+    paths = [str(tmp_path / "a.txt"), str(tmp_path / "b.txt")]
+    with pytest.raises(UserError, match=rf"file of data\.valid_path={re.escape(paths[1])}; name"):
+        corpora(Data(path=paths, valid_path=paths[1], source="text", cache=str(tmp_path / "cache")))

@@ -136,7 +136,7 @@ def text(
 
     if held and not any(True for _ in mine(train)):
         raise UserError(
-            f"every file of data.path={path} is also a validation file of data.valid_path={valid_path}; "
+            f"every file of data.path={path} is also a validation file of data.valid_path={', '.join(map(str, apart))}; "
             "name other text in one of them"
         )
     # Only files that are read belong to the key, so a cache that also has the validation files in

@@ -245,11 +245,13 @@ def _summary(
     each: str,
 ) -> str:
     framed = f", each: {each}" if each else ""
+    kinds = zip(tokens, ("training", "validation"), strict=True)
+    counted = " and ".join(f"{number:,} {kind}" for number, kind in kinds if number)
     count = sum(map(len, skipped.values()))
     whys = ", ".join(f"{len(files):,} {why}" for why, files in sorted(skipped.items()))
     return (
         f"data: {read['files']:,} files, {read['documents']:,} documents{framed}, {read['bytes']:,} bytes, "
-        f"{tokens[0]:,} training and {tokens[1]:,} validation tokens"
+        f"{counted} tokens"
         + (f", {read['replaced']:,} replaced characters" if read["replaced"] else "")
         + (f", {count:,} skipped files ({whys})" if count else "")
     )
