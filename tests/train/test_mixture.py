@@ -219,7 +219,7 @@ def test_each_validation_set_has_a_loss_and_their_mean_is_the_loss(home, capsys)
     assert "val_loss/prose=" in (said := capsys.readouterr().err)
     assert "data: validation sets: prose 601 tokens, more 1,081 tokens" in said
     # The text of the sources is complete.
-    assert "low: 8 files, 8 documents, 2,400 bytes, 2,408 training and 0 validation" in said
+    assert "low: 8 files, 8 documents, 2,400 bytes, 2,408 training tokens\n" in said
     # The same sets of a single source, and a set without a name.
     alone = replace(experiment, data=settings(home, "low", sets))
     assert pretrain.run(alone, home / "alone").keys() >= {"val_loss/prose", "val_loss/more"}
