@@ -29,7 +29,7 @@ class UntrustedError(ValueError):
 
 
 class CheckedPath:
-    """The path of a file or a folder that a stranger's file named, proved to lie in its folder.
+    """The path of a file or a folder, checked to stay inside the folder that the user named.
 
     `checked` and `chosen_file` are the only constructors. Libraries accept the object as a path
     (``os.fspath``). Messages show the path before its links were followed (``str``).
@@ -82,7 +82,7 @@ class CheckedPath:
 
 
 def checked(folder: Path, name: str, *, deep: bool = False, new: bool = False) -> CheckedPath:
-    """Check a name from a file against the folder that it must lie in.
+    """Check that a name from a file stays inside a folder, and return its path.
 
     Args:
       folder: the folder that the user named.
@@ -111,7 +111,7 @@ def checked(folder: Path, name: str, *, deep: bool = False, new: bool = False) -
         is_link = os.path.islink(path)
         if not new and not is_link and not os.path.lexists(path):
             raise UntrustedError(f"{path} is missing")
-        # A part of a name that is no link needs no other look at all folders above it.
+        # Resolving all folders again is not necessary for a single name that is not a link.
         simple = len(parts) == 1 and not is_link
         real = home / name if simple else path.resolve(strict=not new)
     except UnicodeError as error:
@@ -144,7 +144,7 @@ def chosen_file(path: CheckedPath | Path) -> CheckedPath:
 
 
 def checked_tree(folder: Path, home: Path) -> int:
-    """Check a file, or everything in a folder, that a library will open by itself.
+    """Check a file, or everything in a folder, before a library opens it without this module.
 
     Args:
       folder: the file or folder that the library opens.
@@ -213,7 +213,7 @@ def copy_tree(source: Path, target: Path, home: Path) -> list[str]:
     contain itself. Nothing in the target is more open than its source.
 
     Args:
-      source: the file or folder, which lies in ``home``.
+      source: the file or folder, which is inside ``home``.
       target: the new path, which does not exist.
       home: the folder that the user named.
 
@@ -324,13 +324,13 @@ class Limits:
                 )
 
     def check_expansion(self, what: str, made: int, size: int) -> None:
-        """Refuse what a stream has decompressed so far, if its file is too small for it.
+        """Refuse a stream that has decompressed to too many bytes for the size of its file.
 
         Texts are compressed at most by a factor of about 20. A stream needs little memory, so a
         large file may have more than ``bytes``.
 
         Args:
-          what: the file, for the message.
+          what: name of the file in the message.
           made: bytes that were decompressed so far.
           size: bytes of the file.
 
@@ -556,7 +556,7 @@ def one_line(error: type[Exception], what: str) -> Iterator[None]:
 
     Args:
       error: the type of error that commands print in one line.
-      what: the file, and what it should be, such as ``"tokenizer.json is not a tokenizer"``.
+      what: the file and its expected content, such as ``"tokenizer.json is not a tokenizer"``.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Which growing recipe is worth trying for a model and its compute budget?
+"""Recommend a growing recipe for a model and its compute budget.
 
 ``python -m train.advise CONFIG [--budget FLOPS] [--measure] [--workdir DIR] [--write FILE.py] [--set a.b=c ...]``
 
@@ -231,7 +231,7 @@ def pilot(experiment: Experiment, workdir: Path) -> Pilot:
 
 
 def steps_behind(scratch: Sequence[float], grown: Sequence[float], small: int) -> float:
-    """Return how many steps a grown model is behind, for each step of the small model.
+    """Return the lag of a grown model in steps, divided by the steps of the small model.
 
     Both runs have the same batch at each step, so there is little noise in the gap between their
     losses. The gap is averaged from ``small / 2`` steps after the growth on, when the disturbance
@@ -269,7 +269,7 @@ class Answer:
 
     recipe: Recipe
     most: float  # fraction of the FLOPs that the plan of the recipe leaves out
-    measured: Estimate | None  # None: there is no comparable measurement
+    measured: Estimate | None  # None: no measurement is comparable
     nearest: str  # the nearest measurement of any kind
     piloted: tuple[float, float, float] | None = None  # saving, tau and b
 
@@ -280,12 +280,12 @@ class Answer:
 
     @property
     def gain(self) -> float:
-        """The saving that is safe to expect; 0 if there is none.
+        """The saving that is safe to expect, or 0.
 
         It is the smaller of two savings: the saving that the pilot predicts, and the saving in
         comparable measurements. Without a pilot, measurements count only if their complete interval
-        is above zero. The gain is 0 if, where the recipe was measured, training only the small
-        model was cheaper.
+        is above zero. The gain is 0 if training only the small model was cheaper in these
+        measurements.
         """
         if self.measured is not None and self.measured.small_alone_is_cheaper:
             return 0.0

@@ -3,7 +3,7 @@
 The source is Zeng, He, Vasyltsov, Pang and Chen, AAAI 2023. The paper describes the following
 method. A pre-analysis measures the sensitivity of every layer. The most sensitive layers are
 blocked from dropping, and the others are allowed. In every iteration, a list of keep probabilities
-follows from the sensitivities and from one keep probability of the whole model. The latter is
+follows from the sensitivities and from one global keep probability. The latter is
 scheduled by the variance between training with and without dropping. The paper gives no formula,
 and no code is public. Each equation below, all defaults, and the schedule
 (`jaxgrow.layerdrop.schedules.Variance`) are therefore **our reconstruction**.
@@ -226,7 +226,7 @@ def allocate(
 
     Args:
       sensitivity: the sensitivity of each layer.
-      theta: the keep probability of the whole model.
+      theta: the global keep probability.
       blocked: layers that are never dropped, bool [layers].
       beta: the difference between the keep probabilities of the most and the least sensitive layer
         that may be dropped, divided by 1 - theta.

@@ -1,7 +1,7 @@
 """Schedules of layer dropping: keep probabilities over time and depth. Pure and jittable.
 
 ``l = 1 .. L`` are the layers, ``t`` is the step, and ``T`` the number of steps of the phase.
-``theta`` is the keep probability of the whole model.
+``theta`` is the global keep probability; `schedule` derives one for each layer from it.
 """
 
 from dataclasses import dataclass, replace
@@ -135,7 +135,7 @@ class LayerDrop:
     =============================== =================================== ============================
 
     Attributes:
-      theta: the limit of theta(t), the keep probability of the whole model.
+      theta: the limit of theta(t), the global keep probability.
       time: the schedule of theta over time (`theta`).
       depth: the keep probabilities over depth (`schedule`), if there is no ``sensitivity``.
       gamma: how fast theta approaches its limit with ``time="pld"``, in units of 1/T. The paper
@@ -227,7 +227,7 @@ class LayerDrop:
 
 
 def theta(drop: LayerDrop, t: ArrayLike, steps: int) -> jax.Array:
-    """The keep probability of the model at step t: ``1 - (1 - limit) amount(u)``.
+    """The global keep probability at step t: ``1 - (1 - limit) amount(u)``.
 
     ============ ===================================== =============================================
     time         amount(u)                             source
@@ -244,8 +244,8 @@ def theta(drop: LayerDrop, t: ArrayLike, steps: int) -> jax.Array:
     u runs from 0 to 1 while layers are dropped. T, here and in the gamma of PLD, is the number of
     these steps. Before them, in the pre-analysis of a ``sensitivity`` (the fraction ``after`` of
     the steps), theta is 1. After them, in the last fraction ``recovery``, theta is also 1.
-    ``reverse`` replaces u by 1 - u. The steps of a phase are t = 1 .. steps, as in Algorithm 1 of
-    PLD.
+    ``reverse`` replaces u by 1 - u. The steps t of a phase are numbered from 1 to ``steps``, as in
+    Algorithm 1 of PLD.
 
     Args:
       drop: how layers are dropped.
@@ -307,8 +307,8 @@ def schedule(
 
     With ``drop.sensitivity``, `allocate` computes the keep probabilities instead. Their mean equals
     the mean of "linear", and the measured ``sensitivity`` determines the differences between
-    layers. With ``drop.keep="published"``, the keep probabilities are those of "algorithm1", and
-    `output_divisors` those of "linear".
+    layers. With ``drop.keep="published"``, the keep probabilities are computed as for
+    "algorithm1", and `output_divisors` as for "linear".
 
     Args:
       drop: how layers are dropped.

@@ -68,7 +68,7 @@ def stdlib() -> Corpus:
     files = sorted(p for p in root.rglob("*.py") if not skip & set(p.relative_to(root).parts))
     if not files:
         raise UserError(
-            f"there is no Python file in the standard library under {root}; set data.source=text and "
+            f"no Python file in the standard library under {root}; set data.source=text and "
             "data.path to use another text"
         )
     counts = Counts()
@@ -95,14 +95,14 @@ def text(
 
     Args:
       path: the file or the folder, or a pattern such as ``data/*.jsonl.gz``.
-      valid_path: the file or the folder of the validation text; None: hold out a part. Paths by
-        name are validation sets of their own, whose files do not belong to this corpus.
+      valid_path: the file or the folder of the validation text; None: hold out a part. A dict
+        names the paths of separate validation sets, whose files do not belong to this corpus.
       field: the field that holds the documents, in formats with fields.
       by_name: "ignore" reads all files below ``path`` as training text.
       formats: the formats of the files.
 
     Raises:
-      UserError: there are no files, or they do not contain text.
+      UserError: no file was found, or the files do not contain text.
     """
     train = _existing(path, formats)
     several = isinstance(valid_path, Mapping)
@@ -160,7 +160,7 @@ def text(
 
 
 def training_files(path: str, formats: Formats) -> Iterator[Path]:
-    """The real paths of the files of a corpus, without those of other splits of a `DatasetDict`."""
+    """The real paths of the files of a corpus, without other splits of a `DatasetDict`."""
     root = _existing(path, formats)
     return (file.resolve() for file in _files(root / "train" if splits(root) else root, formats))
 
@@ -188,7 +188,7 @@ def _by_name(
         return None, {}
     if not counted[named_splits.TRAIN]:
         raise UserError(
-            f"{folder} has no training file, because the names of all files are those of validation or test files "
+            f"{folder} has no training file, because all files have names of validation or test files "
             f"({named_splits.described(counted)}); name the files or the folder of one split, or set data.splits=ignore"
         )
 
@@ -341,7 +341,7 @@ def _walked(path: Path, root: Path, formats: Formats) -> Iterator[tuple[Path, st
 
 
 def _matched(pattern: Path, formats: Formats) -> Iterator[tuple[Path, str | None]]:
-    """The files that match a pattern, and those of the folders that match it, once each."""
+    """The files that match a pattern, and the files in folders that match it, once each."""
     root = fixed_part(pattern)
     walked: Path | None = None
     for found in matches(pattern):

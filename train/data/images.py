@@ -57,7 +57,7 @@ class Images:
     name: str | None = None  # for "tfds", e.g. "imagenet2012"
     size: int | None = None  # pixels per side after resizing; None: all images have the same size
     augment: Augment = field(default_factory=Augment)
-    valid_fraction: float = 0.1  # the part that is held out if there is no validation split
+    valid_fraction: float = 0.1  # the part held out if the source lacks a validation split
     # Processes that decode and augment; 0: a thread of this process; None: one process per core.
     workers: int | None = 0
     cache: str = "~/.cache/jaxgrow"
@@ -209,7 +209,7 @@ def images(data: Images) -> Split:
 
 
 def _stored(data: Images) -> "tuple[_Kept, _Kept | None]":
-    """The images of the source, and those of its validation split, if it has one."""
+    """The images of the source, and of its validation split if it has one."""
     if data.source == "tfds":
         return _tfds(data)
     if data.source == "folder":
@@ -225,7 +225,7 @@ def _stored(data: Images) -> "tuple[_Kept, _Kept | None]":
 
 
 def _held_out(images: int, fraction: float) -> tuple[np.ndarray, np.ndarray]:
-    """The numbers of the images for training and for validation, if there is no split."""
+    """Divide the indices of the images of a source without a split into training and validation."""
     # Shuffle first, because the order of the file names may depend on the content.
     order = np.random.default_rng(0).permutation(images)
     exactly = exact(fraction)
@@ -420,7 +420,8 @@ def _in_tar(path: Path, wanted: Container[str]) -> Iterator[tuple[str, bytes]]:
                     raise tarfile.TarError("its members are not in order")
                 before = member.offset
                 yield member.name, _member(archive, member, path) if member.name in wanted else b""
-            # Otherwise `tarfile` takes a damaged header, or a lost rest, for the end.
+            # `tarfile` treats a damaged header or a truncated archive as the end, so read the
+            # block that must follow.
             file.seek(archive.offset)
             if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
                 raise tarfile.TarError("it is cut off or damaged; copy or pack it again")
@@ -437,8 +438,8 @@ def _member(archive: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> by
 def _splits(names: list[str]) -> tuple[list[str], list[str]]:
     """The images for training and for validation, by the folders that they are in.
 
-    Without a folder ``train`` of classes and a validation folder beside it, all images are for
-    training.
+    All images are for training, unless a folder ``train`` of classes is next to a validation
+    folder.
     """
     places = [PurePosixPath(name).parts for name in names]
     common = posixpath.commonpath([PurePosixPath(name).parent for name in names])

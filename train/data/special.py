@@ -93,7 +93,7 @@ def _special_tokens(tokenizer: Any, folder: Path | None) -> Special:
 def set_up(tokenizer: Any, folder: Path) -> None:
     """Add the special tokens of a folder to its tokenizer of ``vocab.json`` and ``merges.txt``.
 
-    The tokenizer then adds them to texts if the files in the folder say so.
+    The tokenizer then adds them to texts if a setting in the files of the folder requires it.
 
     Raises:
       UserError: one of the files is damaged.
@@ -159,7 +159,7 @@ def read_as_text(tokenizer: Any, folder: Path | None) -> None:
 
 
 def text_encoder(tokenizer: Any) -> Any:
-    """The tokenizer for texts, whose ids are those of ``tokenizer`` without its special tokens.
+    """The tokenizer for texts: it gives the same ids as ``tokenizer``, but never special tokens.
 
     Some models, such as Unigram, find the names of special tokens among their own pieces. In their
     copy, these pieces have a name with NUL, which no text contains.
@@ -218,7 +218,7 @@ def document_frame(
       bos: whether a token begins each document; "auto": as the tokenizer's files say.
 
     Raises:
-      UserError: ``bos`` is True, but there is no token that begins texts.
+      UserError: ``bos`` is True, but the tokenizer lacks a token that begins texts.
     """
     special = special_tokens(tokenizer, folder)
     before, after = frame(tokenizer)
@@ -237,7 +237,7 @@ def document_frame(
 def document_marks(tokenizer: Any, folder: Path | None) -> DocumentFrame:
     """The tokens that begin or end a document within token ids, at most one of each.
 
-    A token that has both roles ends documents. The arguments are those of `document_frame`.
+    A token that has both roles ends documents. `document_frame` describes the arguments.
     """
     begin, end = document_frame(tokenizer, folder)
     first = special_tokens(tokenizer, folder).begin
@@ -248,8 +248,8 @@ def document_marks(tokenizer: Any, folder: Path | None) -> DocumentFrame:
 def copied(source: Path | None, target: Path) -> None:
     """Copy the files that define a tokenizer's special tokens and chat template, if they exist.
 
-    ``target`` has a ``config.json`` of its own, so the token ids of the other one are written to
-    ``generation_config.json``.
+    ``target`` has another ``config.json`` than ``source``, so the token ids of ``source`` are
+    written to ``generation_config.json``.
     """
     if source is None:
         return

@@ -51,12 +51,12 @@ def parsed(text: str) -> Origin:
 
 
 def chosen(asked: Origin | None, workdir: Workdir) -> Origin | None:
-    """Return the checkpoint that the run in ``workdir`` starts from, or None if there is none.
+    """Return the checkpoint that the run in ``workdir`` starts from, if any.
 
-    A run that has begun keeps its checkpoint, also if the other run has saved newer ones.
+    A run that has begun keeps its checkpoint, even if the other run has saved newer ones.
 
     Raises:
-      UserError: there is no such checkpoint, or the run has begun in another way.
+      UserError: the checkpoint does not exist, or the run did not begin from it.
     """
     begun = workdir.begun
     recorded = workdir.config.get("from") if begun else None
@@ -85,7 +85,7 @@ def chosen(asked: Origin | None, workdir: Workdir) -> Origin | None:
 
 
 def _step(asked: Origin) -> int:
-    """Return the step of the checkpoint: the given one, or that of the newest intact checkpoint."""
+    """Return the given step, or the step of the newest intact checkpoint."""
     where = Workdir(asked.folder).checkpoints
     there = intact.steps(where)
     if not there:
@@ -94,7 +94,7 @@ def _step(asked: Origin) -> int:
         )
     if asked.step is not None and asked.step not in there:
         raise UserError(
-            f"there is no checkpoint of step {asked.step} in {where}, only of {', '.join(map(str, there))}: give one of "
+            f"no checkpoint of step {asked.step} in {where}, only of {', '.join(map(str, there))}: give one of "
             "them. The next run keeps more of them with keep_every"
         )
     steps = there if asked.step is None else [asked.step]
@@ -144,7 +144,7 @@ def restored(
     here = as_json(experiment) | ({"order": order.as_json()} if order.goes_on else {})
     new = _other_order(source.config, here, saved.corpus, identity)
     if new == "the corpus" and order.goes_on:
-        pass  # the texts that both have go on, and the lines of the order say so
+        pass  # texts of both corpora continue, and the log lines of the order report it
     elif new:
         lines.append(
             f"the data start from the beginning, because {new} differs from {origin.folder}"

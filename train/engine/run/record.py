@@ -1,4 +1,4 @@
-"""What does a checkpoint record besides the models of a run?"""
+"""The record of a run in a checkpoint, which is saved with the models."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -43,7 +43,7 @@ class CostRecord:
     def as_json(self) -> dict[str, Any]:
         content = asdict(self)
         for part in (content, *content["phases"]):
-            if not part["source_tokens"]:  # there is no mixture
+            if not part["source_tokens"]:  # the run does not use a mixture
                 del part["source_tokens"]
         return content
 
@@ -71,7 +71,7 @@ class RunRecord:
       saved: number of checkpoints of the run, with this one.
       kept: whether this checkpoint is not deleted later.
       configs: config of each complete model, for readers of the checkpoint; None for a model whose
-        parameters are those of an adapter or of growth maps.
+        parameters are an adapter or growth maps.
       head: task and labels of the head, for readers of the checkpoint.
       order: order of the training samples, with the number of samples that were read
         (`train.engine.run.seen`).

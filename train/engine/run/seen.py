@@ -1,7 +1,7 @@
-"""Which data has the source model of a run seen, and where does the run go on?
+"""The order of the training samples of a run that continues or grows another run.
 
 A run that continues or grows a finished run on the same corpus reads the samples that follow those
-of the source, in the order of the source. Otherwise it would draw the same batches again. The order
+of the source, in the order of the source. Otherwise it would read the same batches again. The order
 is recorded in ``config.json``, because the source may be gone when the run is resumed.
 """
 
@@ -30,7 +30,7 @@ class Order:
     Attributes:
       seed: random seed of the order.
       first: number of samples of this order that a source read before the run.
-      samples: number of different samples; with another number, the order is another one.
+      samples: number of different samples; the order depends on it.
       parts: of a mixture, the order of each source, by the hash of its tokens.
     """
 
@@ -52,10 +52,10 @@ class Order:
         return content
 
     def until(self, last: int, training: Source | Mixture) -> dict[str, Any]:
-        """The order, with the number of samples that are read at the end of the run.
+        """The order, with the number of samples that were read up to the end of the run.
 
         Args:
-          last: samples that were read, with those that were skipped.
+          last: number of samples that were read or skipped.
           training: training samples.
         """
         content: dict[str, Any] = self.as_json() | {"last": last}
@@ -73,7 +73,7 @@ def _read(content: Mapping[str, Any]) -> Order:
 
 
 def _usual(seed: int, identity: Mapping[str, Any], training: Source | Mixture) -> Order:
-    """The order of a run that goes on after no other one."""
+    """The order of a run that does not continue another run."""
     parts = {}
     if isinstance(training, Mixture):
         for i, (name, part) in enumerate(training.parts.items()):
@@ -88,7 +88,7 @@ def order_of(
     training: Source | Mixture,
     origin: tuple[Path, RunRecord] | None = None,
 ) -> tuple[Order, list[str]]:
-    """Return the order of the samples of a run, and lines that say what was taken from its sources.
+    """Return the order of the samples of a run, and log lines about the sources of this order.
 
     Args:
       experiment: experiment of the run.
@@ -130,7 +130,7 @@ def _after(
 ) -> tuple[Order | None, list[str]]:
     """The order after a source, if it is known, and lines about it.
 
-    Each text of a mixture goes on by itself, also if the shares or the other texts are others.
+    Each text of a mixture continues separately, even if the shares or the other texts differ.
     """
     corpus = (result or {}).get("corpus", {})
     mine = usual.parts or {identity.get("train", ""): usual}
@@ -178,7 +178,7 @@ def _reframed(
     identity: Mapping[str, Any],
     experiment: Experiment,
 ) -> list[str]:
-    """A warning if the documents of a run have other tokens around them than those of its source."""
+    """A warning if different tokens frame the documents of a run and of its source."""
     mine = identity.get("frame")
     theirs = result["corpus"].get("frame") if result and "corpus" in result else _frame(folder)
     if not mine or not theirs or mine == theirs:

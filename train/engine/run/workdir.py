@@ -68,7 +68,7 @@ _RESULT = {
     **{"corpus": dict, "labels": tuple[str, ...], "phases": tuple[dict, ...]},
     **{"source_tokens": dict[str, int]},
 }
-# What a run writes after its config, before it begins.
+# The files that a run writes after its config, before it begins.
 _EARLY = ("tokenizer.json", TRANSFORMERS)
 # Files that a run replaces. Without a run, they belong to somebody else.
 _REPLACED = ("jaxgrow.json", "params", *_EARLY)
@@ -357,9 +357,9 @@ class Workdir:
           experiment: experiment of the run.
           corpus: identity of its data.
           sources: fingerprint of each model that the run starts from, by its folder.
-          step: step of the run from which it goes on.
+          step: step of the run at which it continues.
           origin: the other run and the step of its checkpoint, if the run starts from one.
-          order: order of the training samples, if it is that of a source (`train.engine.run.seen`).
+          order: order of the training samples, if it comes from a source (`train.engine.run.seen`).
 
         Returns:
           One line for each setting that has another value than before.
@@ -495,8 +495,8 @@ def imported(
       because its training cost is then unknown.
 
     Raises:
-      UserError: there is no model, its run has not finished, the model does not have ``config``, or
-        it is damaged.
+      UserError: the folder does not contain a model, its run has not finished, or the model is
+        damaged or does not have ``config``.
     """
     home, step = at_step(folder)
     run = Workdir(home)
@@ -582,7 +582,7 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _changed(there: Mapping[str, Any], here: Mapping[str, Any], step: int) -> list[dict[str, Any]]:
-    """List the settings of two ``config.json`` that differ, for a run that continues at ``step``.
+    """List the settings that differ between two ``config.json`` when a run continues at ``step``.
 
     A setting that an earlier version did not have is left out.
     """
