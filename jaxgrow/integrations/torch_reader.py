@@ -40,14 +40,16 @@ _CLASSES = {
 _TRIAL = """
 import io, pickle, zipfile
 class Stub:
-    def __new__(cls, *values):
+    def __new__(cls, *values, **named):
         self = object.__new__(cls)
-        self.values = list(values)
+        self.values = [*values, named]
         return self
-    def __setitem__(self, *item):
+    def append(self, *item):
         self.values.append(item)
-    def __setstate__(self, state):
-        self.values.append(state)
+    # Opcodes call these methods of lists, sets, dicts, objects, and functions that were made.
+    add = extend = __setitem__ = __setstate__ = append
+    def __call__(self, *values, **named):
+        return Stub(self, *values, **named)
     def __repr__(self):
         return repr(self.__dict__)
     def __hash__(self):
