@@ -201,6 +201,36 @@ def test_fused_experts_are_read(tmp_path, architecture, ending, capsys):
     assert "\n" not in error
 
 
+@pytest.mark.parametrize(
+    ("architecture", "key"),
+    [
+        *(("LlamaForCausalLM", key) for key in ("vocab_size", "hidden_size", "intermediate_size")),
+        *(("MixtralForCausalLM", key) for key in ("vocab_size", "num_local_experts")),
+        ("Qwen3MoeForCausalLM", "num_experts"),
+        ("Qwen3MoeForCausalLM", "moe_intermediate_size"),
+        ("GPT2LMHeadModel", "vocab_size"),
+        ("BertForMaskedLM", "max_position_embeddings"),
+    ],
+)
+@pytest.mark.parametrize("factor", [2, 3])
+def test_one_wrong_size_is_one_cause(tmp_path, architecture, key, factor, capsys):
+    folder = published(tmp_path / "a", architecture)
+    right = content(folder)[key]
+    change(folder, **{key: factor * right})
+    error = refused(capsys, "inspect", folder)
+    assert f"{key} is {factor * right}, but the weights have {right}: " in error
+    assert f"Set {key} to {right}, or give the weights" in error
+    assert "\n" not in error
+    change(folder, **{key: right})
+    called(capsys, "inspect", folder)
+
+
+def test_a_size_with_several_causes_is_not_guessed(tmp_path, capsys):
+    folder = published(tmp_path / "a", "LlamaForCausalLM")
+    change(folder, num_attention_heads=2 * content(folder)["num_attention_heads"], head_dim=None)
+    assert "but the weights have" not in refused(capsys, "inspect", folder)
+
+
 @pytest.mark.parametrize("architecture", EXPERTS)
 @pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize("mlp", [12, 8, 16])

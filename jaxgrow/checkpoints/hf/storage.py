@@ -5,6 +5,8 @@ import hashlib
 import itertools
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from copy import copy
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial, reduce
@@ -68,7 +70,8 @@ class HuggingFace(Checkpoint):
             self.family = body
             self.foreign = {**self.foreign, "architectures": [body.architecture]}
             self._find(self.tensors, bool(further))
-        self._check()
+        if any(misfits := self._misfits()):
+            raise self._unfit(*misfits, bool(further))
         self._check_tied()
         self.leaves = {path: self._leaf(path) for path in self._layout}
         self._kept: tuple[str, np.ndarray] = ("", np.zeros(0))
@@ -205,7 +208,8 @@ class HuggingFace(Checkpoint):
         names, shape = self._layout[path]
         return self.names[path].layers(range(shape[0]) if layers_of(names) else (None,))
 
-    def _check(self) -> None:
+    def _misfits(self) -> tuple[list[str], list[str], dict[str, str]]:
+        """Return the missing and the unknown tensors, and messages about those of a wrong shape."""
         expected: dict[str, tuple[Stored, tuple[int, ...]]] = {}
         for path, stored in self.names.items():
             shape = stored.shape(self._layout[path][0], self._sizes)
@@ -219,25 +223,28 @@ class HuggingFace(Checkpoint):
             for name in self.tensors
             if name not in expected and not any(fnmatchcase(name, pattern) for pattern in free)
         ]
-        wrong = [
-            f"{name} in {self.tensors[name].file.name} has shape {self.tensors[name].shape}, but config.json requires {shape} "
-            f"(axes: {stored.layout})"
+        wrong = {
+            name: f"{name} in {self.tensors[name].file.name} has shape {self.tensors[name].shape}, but config.json requires "
+            f"{shape} (axes: {stored.layout})"
             for name, (stored, shape) in expected.items()
             if name in self.tensors and self.tensors[name].shape != shape
-        ]
-        if missing or unknown or wrong:
-            raise self._unfit(missing, unknown, wrong)
+        }
+        return missing, unknown, wrong
 
-    def _unfit(self, missing: list[str], unknown: list[str], wrong: list[str]) -> CheckpointError:
+    def _unfit(
+        self, missing: list[str], unknown: list[str], wrong: dict[str, str], further: bool
+    ) -> CheckpointError:
         """The error about tensors that do not fit: their one cause, or at most five of them."""
         key, depth = self.family.layers_key, self.config.depth
         cause = tensor_names.cause(missing, unknown, self.tensors, self.names, key, depth)
+        if not cause and len(other := self._other_settings(wrong, further)) == 1:
+            cause = other[0]
         if cause:
             return CheckpointError(f"{self.folder}: {cause}")
         lines = [
             [f"missing: {name}" for name in missing],
             [f"unknown: {name} in {self.tensors[name].file.name}" for name in unknown],
-            wrong,
+            list(wrong.values()),
         ]
         again = ". Does the folder have all files of the model?" if missing else ""
         if missing and (absent := safetensors.absent(self.folder)):
@@ -247,6 +254,27 @@ class HuggingFace(Checkpoint):
             return CheckpointError(f"{of}: {listed(*lines)}")
         most = 5 // sum(map(bool, lines))
         return CheckpointError(of + "\n  " + listed(*lines, separator="\n  ", most=most))
+
+    def _other_settings(self, wrong: Mapping[str, str], further: bool) -> list[str]:
+        """Describe each change of one size in ``config.json`` after which all tensors would fit."""
+        foreign = self.foreign or {}
+        sizes = {n for name in itertools.islice(wrong, 1) for n in self.tensors[name].shape}
+        # `tensor_names.cause` finds a wrong number of layers.
+        synonyms = itertools.chain(*layer_lists.SYNONYMS)
+        known = {*self.family.fields, *synonyms} - {*layer_lists.SYNONYMS[0]}
+        found: list[str] = []
+        for key, size in itertools.product(foreign.keys() & known, sizes):
+            other = copy(self)
+            other.foreign = {**foreign, key: size}
+            with suppress(ValueError):
+                other._find(self.tensors, further)
+                if not any(other._misfits()):
+                    about = f"{key} is {foreign[key]}, but the weights have {size}: {next(iter(wrong.values()))}"
+                    way = (
+                        f"Set {key} to {size}, or give the weights that belong to this config.json"
+                    )
+                    found.append(f"{about}. {way}")
+        return found
 
     def _untied(self) -> dict[str, Stored]:
         """The names that a model with tied embeddings would have if it were untied.

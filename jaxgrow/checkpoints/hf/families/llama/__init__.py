@@ -31,7 +31,6 @@ Each group of models has a file in this folder. `parts` has the names of the par
 from jaxgrow.checkpoints.hf.base import without_head
 from jaxgrow.checkpoints.hf.families.llama.architectures import (
     MLP_BIAS,
-    SILU,
     architectures,
     read_biased,
     written_biased,
@@ -53,7 +52,6 @@ LLAMA = architectures(
     read_biased,
     written_biased,
     fields=MLP_BIAS,
-    settings={"hidden_act": SILU},
     heads="must divide embed",
 )
 # Each model has an architecture that predicts tokens, followed by one that predicts classes.

@@ -80,6 +80,8 @@ def architectures(
         "names": names,
         "prefix": "model.",
         "ignored": ("*.rotary_emb.inv_freq",),
+        "settings": {"hidden_act": SILU},
+        "heads": "free",
         **more,
     }
     tokens = Family(

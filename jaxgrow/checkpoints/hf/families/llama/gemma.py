@@ -102,7 +102,6 @@ GEMMA = architectures(
         "attention_bias": (False,),
         **_FORWARDS,
     },
-    heads="free",
     **_SHIFTED,
 )
 GEMMA2 = architectures(

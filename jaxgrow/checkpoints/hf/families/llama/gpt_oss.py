@@ -75,5 +75,4 @@ GPT_OSS = architectures(
     names=_names,
     settings={"hidden_act": SILU, "swiglu_alpha": (1.702,)},
     mixture=True,
-    heads="free",
 )

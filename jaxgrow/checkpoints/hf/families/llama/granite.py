@@ -12,7 +12,6 @@ from jaxgrow.checkpoints.hf.base import Stored
 from jaxgrow.checkpoints.hf.families.llama.architectures import (
     EPS,
     MLP_BIAS,
-    SILU,
     architectures,
     read_biased,
     written_biased,
@@ -101,7 +100,6 @@ GRANITE, _ = architectures(
     _written_granite,
     fields={**_FIELDS, **MLP_BIAS},
     names=_names,
-    settings={"hidden_act": SILU},
     heads="must divide embed",
 )
 GRANITE_4, _ = architectures(
@@ -112,7 +110,6 @@ GRANITE_4, _ = architectures(
     _written_granite_4,
     fields={**_FIELDS, "shared_intermediate_size": ("mlp", 1024)},
     names=_names_4,
-    settings={"hidden_act": SILU},
     # `transformers` checks the sizes of its recurrent layers, even if the model does not have any.
     always=lambda config: {
         "mamba_expand": 2,

@@ -4,12 +4,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from jaxgrow.checkpoints.hf.families.llama.architectures import (
-    MIXTURE,
-    SILU,
-    architectures,
-    read_llama,
-)
+from jaxgrow.checkpoints.hf.families.llama.architectures import MIXTURE, architectures, read_llama
 from jaxgrow.checkpoints.hf.families.llama.parts import names
 from jaxgrow.checkpoints.hf.rope import read_one_window, written_one_window
 
@@ -32,8 +27,6 @@ MISTRAL = architectures(
     131072,
     _read_mistral,
     written_one_window,
-    settings={"hidden_act": SILU},
-    heads="free",
 )
 MIXTRAL = architectures(
     "Mixtral",
@@ -47,9 +40,7 @@ MIXTRAL = architectures(
         router="block_sparse_moe.gate",
         experts=tuple(f"block_sparse_moe.experts.{{experts}}.w{i}" for i in (1, 3, 2)),
     ),
-    settings={"hidden_act": SILU},
     # transformers 5 has this name for the mixture.
     renamed={".mlp.": ".block_sparse_moe."},
     mixture=True,
-    heads="free",
 )

@@ -7,11 +7,7 @@ experts in each layer, with norms before sublayers.
 from collections.abc import Mapping
 from typing import Any
 
-from jaxgrow.checkpoints.hf.families.llama.architectures import (
-    UNBIASED,
-    architectures,
-    read_llama,
-)
+from jaxgrow.checkpoints.hf.families.llama.architectures import UNBIASED, architectures, read_llama
 from jaxgrow.checkpoints.hf.families.llama.qwen import MIXTURE_NAMES
 from jaxgrow.checkpoints.hf.rope import (
     read_heads,
@@ -69,6 +65,7 @@ OLMOE, _ = architectures(
     settings={**UNBIASED, "clip_qkv": (None,)},
     mixture=True,
     folded=("query_eps",),
+    heads="divide embed",
 )
 OLMO2 = architectures("Olmo2", "olmo2", 2048, read_llama, **_NORMED_AFTER)
 OLMO3 = architectures("Olmo3", "olmo3", 65536, _read_olmo3, _written_olmo3, **_NORMED_AFTER)

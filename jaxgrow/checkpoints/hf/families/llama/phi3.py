@@ -5,14 +5,9 @@ from functools import partial
 from typing import Any
 
 from jaxgrow.checkpoints.hf.base import Heads
-from jaxgrow.checkpoints.hf.families.llama.architectures import SILU, architectures
+from jaxgrow.checkpoints.hf.families.llama.architectures import architectures
 from jaxgrow.checkpoints.hf.families.llama.parts import names
-from jaxgrow.checkpoints.hf.rope import (
-    read_heads,
-    read_one_window,
-    read_rope,
-    written_one_window,
-)
+from jaxgrow.checkpoints.hf.rope import read_heads, read_one_window, read_rope, written_one_window
 from jaxgrow.checkpoints.io.files import spelt
 from jaxgrow.models.llama import LlamaConfig
 
@@ -49,7 +44,6 @@ PHI3 = architectures(
     4096,
     _read_phi3,
     _written_phi3,
-    settings={"hidden_act": SILU},
     absent={"rms_norm_eps": 1e-5},
     names=partial(names, fused=True),
     heads=_heads,

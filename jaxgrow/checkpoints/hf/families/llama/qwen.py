@@ -102,8 +102,6 @@ QWEN2 = architectures(
     _read_qwen2,
     _written,
     fixed={"qkv_bias": True},
-    settings={"hidden_act": SILU},
-    heads="free",
 )
 QWEN3 = architectures(
     "Qwen3",
@@ -114,7 +112,6 @@ QWEN3 = architectures(
     folded=("query_eps",),
     fixed={"query_norm": "head"},
     settings=UNBIASED,
-    heads="free",
 )
 QWEN3_MOE = architectures(
     "Qwen3Moe",
@@ -132,7 +129,6 @@ QWEN3_MOE = architectures(
     names=MIXTURE_NAMES,
     settings=UNBIASED,
     mixture=True,
-    heads="free",
     folded=("query_eps",),
 )
 QWEN2_MOE = architectures(
@@ -151,5 +147,4 @@ QWEN2_MOE = architectures(
     names=MIXTURE_NAMES,
     settings={"hidden_act": SILU, "use_sliding_window": (False,)},
     mixture=True,
-    heads="free",
 )

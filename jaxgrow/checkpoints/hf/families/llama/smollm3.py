@@ -39,5 +39,4 @@ SMOLLM3 = architectures(
     fields=MLP_BIAS,
     settings={**UNBIASED, "use_sliding_window": (False,)},
     absent={"tie_word_embeddings": True},
-    heads="free",
 )
