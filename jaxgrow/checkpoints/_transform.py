@@ -316,8 +316,8 @@ class _Planned:
     Attributes:
       family: the architecture of a Hugging Face folder; None for an Orbax folder.
       foreign: the ``config.json`` of the model, if it has one.
-      head: task and labels of the head of a model from an Orbax folder.
-      carried: the other files that are copied, as paths relative to the folder of the first root.
+      head: special tokens, task and labels that an Orbax folder records.
+      carried: the other files that are copied, as paths in ``files_beside`` of the first root.
       size: the size of the tensors in bytes.
     """
 

@@ -3,6 +3,7 @@
 Shape suffixes: B batch, T positions, D embed, V vocab.
 """
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -44,11 +45,13 @@ class Decoder(Model):
             raise ValueError(
                 f"a sequence of {length} tokens is longer than the context of {longest}"
             )
-        if call.named("segments") is None:
-            return
-        if not self.config.segments:
-            raise ValueError(f"a {type(self).__name__} does not support segments: leave them out")
-        if call.given("mask_BS", "past"):
+        inputs = call.inputs if isinstance(call.inputs, Mapping) else {}
+        if unknown := [name for name in inputs if name not in self.config.inputs]:
+            raise ValueError(
+                f"a {type(self).__name__} has no input {', '.join(unknown)}: give only "
+                f"{', '.join(self.config.inputs)}"
+            )
+        if call.named("segments") is not None and call.given("mask_BS", "past"):
             raise ValueError(
                 "segments cannot be combined with mask_BS or cached decoding (past): give padding a "
                 "segment of its own, and leave them out"

@@ -252,6 +252,14 @@ def test_windows_of_documents_of_any_length(lengths, begin, seed):
         chex.assert_trees_all_close(found[own], expected, rtol=1e-4, atol=TOLERANCE)
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_an_input_of_another_name_is_an_error(name):
+    inputs, _ = packed(documents())
+    inputs["segment"] = inputs.pop("segments")
+    with pytest.raises(ValueError, match="has no input segment: give only tokens, lengths, segm"):
+        tiny.forward(FAMILIES[name])(tiny.params(FAMILIES[name]), inputs)
+
+
 def test_positions_restart_with_each_segment():
     segments = jnp.array([[5, 5, 5, 2, 2, 9], [0, 1, 2, 2, 2, 2]])
     assert segment_positions(segments).tolist() == [[0, 1, 2, 0, 1, 0], [0, 0, 0, 1, 2, 3]]
