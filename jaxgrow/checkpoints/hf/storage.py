@@ -209,7 +209,7 @@ class HuggingFace(Checkpoint):
         return self.names[path].layers(range(shape[0]) if layers_of(names) else (None,))
 
     def _misfits(self) -> tuple[list[str], list[str], dict[str, str]]:
-        """Return the missing and the unknown tensors, and messages about those of a wrong shape."""
+        """Return the missing and the unknown tensors, and messages about tensors of a wrong shape."""
         expected: dict[str, tuple[Stored, tuple[int, ...]]] = {}
         for path, stored in self.names.items():
             shape = stored.shape(self._layout[path][0], self._sizes)
