@@ -87,8 +87,8 @@ def evaluate(
 def _learned(model: Path, name: str, data: Path, tokenizer: str | None) -> dict[str, Any]:
     """Return the metrics of a task that the model was fine-tuned on.
 
-    The length and the stride have the values of the fine-tuning, as far as they are known: an
-    exported run has the length in ``tokenizer_config.json``.
+    The length and the stride have the values of the fine-tuning, as far as they are known: a
+    converted run has the length in ``tokenizer_config.json``.
     """
     where = data / name if (data / name).is_dir() else data
     home, _ = at_step(model)

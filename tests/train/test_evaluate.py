@@ -15,6 +15,7 @@ import runs
 import tensorflow_datasets as tfds
 
 from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig
+from jaxgrow.untrusted import using_limits
 from train import evaluate as command
 from train.common.errors import UserError
 from train.data.text import end_of_text, tokenizer, tokenizer_of
@@ -425,3 +426,12 @@ def test_an_option_that_no_task_uses_is_refused(monkeypatch, options, says):
     monkeypatch.setattr(sys, "argv", ["evaluate", "model", "--tasks", *options])
     with pytest.raises(UserError, match=says):
         command.main()
+
+
+def test_the_memory_of_the_tokenizer_does_not_grow_with_the_text(gpt):
+    """The control encodes the same text in one call."""
+    text = TEXT * 30_000
+    with using_limits(bytes=150 << 20):
+        with pytest.raises(UserError, match="needs too much memory"):
+            gpt.model.texts.encode_one(text)
+        np.testing.assert_array_equal(gpt.encode(text), [*text.encode()])

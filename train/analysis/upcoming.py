@@ -1,7 +1,6 @@
 """What will a comparison run, and about how long does that take?"""
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 from jaxgrow.axes import kind
 from train.aot.machines import present
 from train.config.experiment import Experiment
+from train.data.workers import cores
 from train.engine.run.workdir import Workdir
 from train.plan.methods import Growing, Scratch, VCycle
 from train.plan.training import Train
@@ -103,7 +103,7 @@ def _speed() -> float:
     machine = present()
     if machine.chip.flops:
         return REACHED * machine.chip.flops * len(machine.devices)
-    return CORE * len(os.sched_getaffinity(0))
+    return CORE * cores()
 
 
 def _duration(seconds: float) -> str:

@@ -6,7 +6,7 @@ the same number of positions, so that a few compiled programs serve all requests
 """
 
 from collections.abc import Iterable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +14,8 @@ import numpy as np
 from tqdm import tqdm
 
 from jaxgrow.models import Config
+from train.data import formats
+from train.data.cutting import TextEncoder, cut
 from train.data.masking import vocabulary
 from train.data.special import frame
 from train.engine.state.mesh import batch_devices, put, rows
@@ -54,9 +56,19 @@ class Scorer:
 
     # --- requests ---
 
-    def encode(self, text: str) -> list[int]:
-        """The tokens of a text, without special tokens at its start and end."""
-        return self.model.texts.encode_one(text)
+    @cached_property
+    def _encoder(self) -> TextEncoder:
+        return TextEncoder(self.model.texts)
+
+    def encode(self, text: str) -> np.ndarray:
+        """The tokens of a text, without special tokens at its start and end.
+
+        A long text is encoded in pieces, whose tokens are those of the whole text, so that the
+        memory of the tokenizer is bounded.
+        """
+        pieces = cut(formats.pieces(text), lambda: self._encoder)
+        tokens = [self._encoder([piece], [i == 0])[0] for i, piece in enumerate(pieces)]
+        return np.concatenate([np.zeros(0, np.uint32), *tokens])
 
     def after(self, context: Sequence[int], continuation: Sequence[int]) -> Request:
         """A request for the tokens of ``continuation`` after ``context``.
@@ -92,8 +104,8 @@ class Scorer:
         length = self.config.length
         begin = self.special.begin
         stride = stride or length
-        ids = self.encode(text)
-        tokens = np.array(ids if begin is None else [begin, *ids], np.int32)
+        before = np.array([] if begin is None else [begin], np.int32)
+        tokens = np.concatenate([before, self.encode(text).astype(np.int32)])
         requests = []
         done = 1
         while done < len(tokens):
