@@ -331,6 +331,25 @@ def test_only_marked_checkpoints_and_sealed_files_are_deleted(saved, tmp_path):
     assert {*names(where)} == {"3", "9", "12", ".old-2"}
 
 
+@pytest.mark.parametrize("name", ["models", "models/d", "SHA256SUMS"])
+def test_a_checkpoint_with_a_link_is_not_deleted(saved, tmp_path, name):
+    """A user may move a part of a checkpoint to another disk."""
+    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
+    where = tmp_path / "checkpoints"
+    moved = tmp_path / "moved"
+    (where / "3" / name).rename(moved)
+    (where / "3" / name).symlink_to(moved)
+    before = files(where / "3"), files(moved)
+    with Checkpoints(where) as checkpoints:
+        for step in (9, 12):
+            checkpoints.save(
+                step, {"large": model(step)}, position(step), replace(RECORD, step=step)
+            )
+    assert names(where) == ["12", "3", "9"]
+    assert (files(where / "3"), files(moved)) == before
+    assert (where / "3" / name).is_symlink()
+
+
 def test_a_save_replaces_no_other_folder(tmp_path):
     for name, save in {"6": 6, ".saving-9": 9}.items():
         (tmp_path / name).mkdir()

@@ -163,14 +163,17 @@ def delete_unfinished(folder: Path) -> None:
 
 
 def only_written(path: Path) -> bool:
-    """Whether a folder contains nothing but the files of a save, and is not a link."""
+    """Whether a folder contains nothing but the files of a save, and neither is nor has a link."""
     if path.is_symlink() or not path.is_dir():
         return False
-    return all(entry.name in _WRITTEN or _TEMPORARY in entry.name for entry in path.iterdir())
+    return all(
+        (entry.name in _WRITTEN or _TEMPORARY in entry.name) and not entry.is_symlink()
+        for entry in path.iterdir()
+    )
 
 
 def added_files(path: Path) -> list[str]:
-    """Return the files in the folders of a sealed checkpoint that somebody has added."""
+    """Return the files and links in the folders of a sealed checkpoint that somebody has added."""
     with checked(path, NAME).open() as file:
         lines = file.read(limits().record).decode(errors="replace").splitlines()
     sealed = {line.partition("  ")[2] for line in lines}
@@ -178,7 +181,8 @@ def added_files(path: Path) -> list[str]:
     return [
         file.name
         for file in inner
-        if not file.is_dir() and file.relative_to(path).as_posix() not in sealed
+        if file.is_symlink()
+        or (not file.is_dir() and file.relative_to(path).as_posix() not in sealed)
     ]
 
 
