@@ -9,8 +9,9 @@ import optax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from runs import MODEL
+from runs import MODEL, fresh
 
+from jaxgrow.growth._trial import kinds
 from train.engine.state.optim import Optim, learning_rate, transformation
 
 SCHEDULES = ("cosine", "linear", "wsd")
@@ -80,6 +81,17 @@ def test_the_transformation_is_optax_adamw_after_clipping(size):
             ours, theirs, jax.tree.map(lambda p, step=step: size * np.cos(p + step), params)
         )
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), ours[0], theirs[0])
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon", "sgd"])
+def test_second_moments_are_the_fields_with_the_name_nu(name):
+    """Only these fields of a checkpoint are checked."""
+    tx = transformation(Optim(name=name), MODEL.axes())
+    found = kinds(tx, fresh(MODEL), MODEL.axes())
+    assert len(found) > 10
+    assert {leaf for leaf, kind in found.items() if kind == 2} == {
+        leaf for leaf in found if "/nu/" in f"/{leaf}"
+    }
 
 
 def test_sgd_by_hand():
