@@ -32,7 +32,8 @@ from train.data.images import Images
 from train.data.labelled import glue
 from train.data.labelled.task import Labelled
 from train.data.text import tokenizer
-from train.engine.loop.trainer import RunData, run
+from train.engine.loop.run_data import RunData
+from train.engine.loop.trainer import run
 from train.engine.run import handover
 from train.engine.run.workdir import Workdir
 from train.engine.state.optim import Optim

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +21,21 @@ from train.aot.machines import Machine, present
 from train.common.errors import Diverged, Preempted, UserError
 from train.common.output import note
 from train.config.experiment import Experiment, as_json, differences, with_steps
-from train.data import batches
-from train.data.mixture import Mixture
 from train.engine import xla
 from train.engine.hosts import complete, connect, everywhere, gathered, is_first, once
 from train.engine.loop import memory, programs
 from train.engine.loop.inputs import StepPlan, step_plans
+from train.engine.loop.run_data import RunData
 from train.engine.loop.step import evaluated
 from train.engine.run import trackers
 from train.engine.run.checkpoint import Checkpoints
 from train.engine.run.intact import newest_step
-from train.engine.run.origin import Origin, chosen, copy_log, restored, source_record
+from train.engine.run.origin import Origin, chosen, copy_log, restored
 from train.engine.run.record import RunRecord
 from train.engine.run.recorder import Recorder
-from train.engine.run.seen import order_of
 from train.engine.run.stop import Stop
 from train.engine.run.workdir import Workdir, imported
-from train.engine.state.mesh import batch_devices, put, rows, token_devices
+from train.engine.state.mesh import token_devices
 from train.engine.state.model import Model, plain
 from train.engine.state.packing import Packed, packed
 from train.plan.lifetimes import after, shapes
@@ -129,12 +127,7 @@ def _run(
         result = state.recorder.record().as_json() | {"name": experiment.name}
     result |= trainer.validation | {"model": model.config.as_json(), "xla": xla.recorded(mesh)}
     about = once(lambda: workdir.config)
-    result |= {key: about[key] for key in ("changes", "from") if key in about}
-    last = data.training.get_state()["next_index"]
-    result |= {"order": data.order.until(last, data.source)}
-    if epochs := data.epochs(last):
-        result |= {"source_epochs": epochs}
-    result |= {"corpus": data.identity} | ({"labels": data.labels} if data.labels else {})
+    result |= {key: about[key] for key in ("changes", "from") if key in about} | data.as_json()
     workdir.finish(result, model.config, model.params, experiment.data, data.head)
     # A command with several runs must not start the next one. Several processes share one run only.
     if jax.process_count() == 1 and stop.asked():
@@ -189,7 +182,7 @@ class Setup:
     experiment: Experiment
     workdir: Workdir
     mesh: Mesh
-    data: "RunData"
+    data: RunData
     sources: Mapping[str, str]
     origin: Origin | None
 
@@ -283,90 +276,6 @@ def _restored(setup: Setup, checkpoints: Checkpoints) -> tuple[dict[str, Model],
     for line in lines:
         _say(line)
     return models, record, True
-
-
-class RunData:
-    """The training data, validation data and sensitivity batches of an experiment.
-
-    The samples of each batch are the same in every run. This process reads only the samples of a
-    batch that belong to its devices.
-    """
-
-    def __init__(
-        self, experiment: Experiment, mesh: Mesh, workdir: Workdir, origin: Origin | None = None
-    ):
-        e = experiment
-        self.batch = e.batch
-        training, validation = batches.named_sources(e.data, e.model)
-        probes = max(phase.probes for phase in e.plan)
-        micro = e.batch // e.accumulate
-        try:
-            mine = rows(e.batch, mesh)
-        except ValueError as error:
-            raise UserError(str(error)) from error
-        devices = batch_devices(mesh)
-        if micro % devices:
-            raise UserError(
-                f"a micro-batch of {micro} (batch={e.batch}, accumulate={e.accumulate}) is not divisible by {devices} devices; "
-                f"use a batch that is a multiple of {devices * e.accumulate}" + _fewer(e, devices)
-            )
-        few = rows(micro, mesh)
-        about = batches.identity(e.data, e.model)
-        before = None
-        if origin is not None and not workdir.begun:  # later, the other run may be gone
-            before = (origin.folder, source_record(origin))
-        self.order, self.continued = order_of(e, workdir, about, training, before)
-        order = self.order
-        orders = [(part.seed, part.first) for part in order.parts.values()]
-        self.source = training
-        self.training = batches.training(training, e.batch, order.seed, mine, order.first, orders)
-        more = {name: partial(batches.more_validation, e.data, name) for name in validation}
-        self.validation = {
-            name: batches.validation(source, e.batch, e.eval_batches, mine, more[name])
-            for name, source in validation.items()
-        }
-        first = next(iter(more.values()))
-        self.probe = put(
-            batches.probe(validation, e.batch, e.eval_batches, micro, probes, few, first),
-            mesh,
-            dim=1,
-        )
-        # A small validation set can have fewer samples than `eval_batches * batch`.
-        evaluated = sum(map(len, self.validation.values())) * e.batch
-        self.identity = about | {"evaluated": evaluated}
-        self.labels = batches.labels(e.data)
-        self.head = batches.head(e.data, e.model)
-        self.report = batches.report(e.data)
-        planned = sum(phase.end - phase.begin for phase in e.plan if isinstance(phase, Train))
-        if epochs := self.epochs(order.first + e.batch * planned):
-            times = ", ".join(f"{name} {times:.2f} times" for name, times in epochs.items())
-            self.report.append(f"data: at the end of this run, the sources have been read: {times}")
-
-    def epochs(self, taken: int) -> dict[str, float]:
-        """How often each source of a mixture is read after ``taken`` samples; empty without one."""
-        if not isinstance(self.source, Mixture):
-            return {}
-        firsts = (part.first for part in self.order.parts.values())
-        parts = zip(self.source.parts.items(), firsts, self.source.counts(taken), strict=True)
-        return {name: (first + count) / len(part) for (name, part), first, count in parts}
-
-    def last_drawn(self, length: int) -> dict[str, int]:
-        """The tokens of each source of a mixture in the last batch, of samples of this length."""
-        if not isinstance(self.source, Mixture):
-            return {}
-        taken = self.training.get_state()["next_index"]
-        counts = map(self.source.counts, (taken - self.batch, taken))
-        return {
-            name: (after - before) * length
-            for name, before, after in zip(self.source.parts, *counts, strict=True)
-        }
-
-
-def _fewer(experiment: Experiment, devices: int) -> str:
-    """The part of a message with the largest ``accumulate`` that fits, if there is one."""
-    e = experiment
-    fitting = [n for n in range(1, e.accumulate) if e.batch % (n * devices) == 0]
-    return f", or a smaller accumulate, such as {fitting[-1]}" if fitting else ""
 
 
 @dataclass
@@ -592,7 +501,7 @@ class Trainer:
             bool(every) and self.checkpoints % every == 0,
             configs_of(models),
             self.data.head,
-            self.data.order.until(self.data.training.get_state()["next_index"], self.data.source),
+            self.data.order_so_far,
         )
         self.saved = time.monotonic()
         self.state.checkpoints.save(self.ledger.steps, models, self.data.training, record)
