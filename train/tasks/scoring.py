@@ -63,7 +63,7 @@ class Scorer:
     def encode(self, text: str) -> np.ndarray:
         """The tokens of a text, without special tokens at its start and end.
 
-        A long text is encoded in pieces, whose tokens are those of the whole text, so that the
+        A long text is encoded in pieces, which have the same tokens as the whole text, so that the
         memory of the tokenizer is bounded.
         """
         pieces = cut(formats.pieces(text), lambda: self._encoder)

@@ -1,4 +1,4 @@
-"""The data of a run: what the training, the evaluation and the sensitivities read."""
+"""The data of a run: training samples, validation samples and sensitivity batches."""
 
 from functools import partial
 from typing import Any
