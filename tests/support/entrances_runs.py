@@ -146,7 +146,8 @@ def _applied(folder: Path) -> None:
 
 def _branched(folder: Path) -> None:
     """Another run begins at a checkpoint of the first one."""
-    out = _beside(folder)
+    out = Workdir(folder / "out")
+    out.folder.mkdir()
     about: Any = SimpleNamespace(cost=SimpleNamespace(events={"events.a": 3}))
     experiment = runs.experiment(folder.parent / "out")
     with mock.patch.object(workdir.checkpoint, "record", lambda kept: about):

@@ -35,6 +35,7 @@ _PREFIX = ".jaxgrow-"
 # - about.json: the target and the process. It is written after the lock is acquired.
 _NEW = "new"
 _OLD = "old"
+_LATE = 0.2  # seconds in which a thread of Orbax may create a removed folder again
 _LOCK = "lock"
 _ABOUT = "about.json"
 _LOG = logging.getLogger(__name__)
@@ -110,6 +111,8 @@ def _abandon(work: Path, lock: IO[str] | None) -> None:
     if lock is not None:
         lock.close()
     with suppress(OSError):
+        _remove(work)
+        time.sleep(_LATE)
         _remove(work)
 
 

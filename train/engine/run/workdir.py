@@ -261,8 +261,9 @@ class Workdir:
     def branch(self, source: "Workdir", step: int, experiment: Experiment) -> bool:
         """Let a new run begin at a checkpoint of another run that has the same first steps.
 
-        The log is copied, and the checkpoint moves. Nothing happens if the new run has begun, or if
-        the other run has not kept the checkpoint (`train.engine.run.checkpoint.Checkpoints.keep`).
+        The log is copied, and the checkpoint moves. Nothing happens if the new run has begun, if the
+        other run has not kept the checkpoint (`train.engine.run.checkpoint.Checkpoints.keep`), or if
+        a link leads to it.
 
         Args:
           source: the other run.
@@ -279,6 +280,10 @@ class Workdir:
             return not self.begun and kept.is_dir() and self._take(source, kept, experiment)
 
     def _take(self, source: "Workdir", kept: Path, experiment: Experiment) -> bool:
+        # The runs of a comparison are in one folder. Behind a link out of it, the checkpoint may belong
+        # to somebody else.
+        if kept.resolve().parents[2] != self.folder.parent:
+            return False
         self._check_unused()
         self.checkpoints.mkdir(exist_ok=True)
         order = {key: source.config[key] for key in ("order",) if key in source.config}
