@@ -20,10 +20,11 @@ import os, signal, sys
 from train.common import endings
 endings.begin()
 number = getattr(signal, sys.argv.pop(1))
-module, name = sys.argv.pop(1).rsplit(".", 1)
+module, path = sys.argv.pop(1).split(":")
+*parts, name = path.split(".")
 import importlib
-owner = importlib.import_module("train.engine.loop.trainer")
-for part in module.split("."):
+owner = importlib.import_module(module)
+for part in parts:
     owner = getattr(owner, part)
 before = getattr(owner, name)
 def act(*arguments, **more):
@@ -60,10 +61,26 @@ def ended(process: subprocess.Popen) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("at", "number", "says"),
     [
-        ("batches.named_sources", "SIGTERM", "stopped by SIGTERM; the same command continues"),
-        ("Checkpoints.restore", "SIGHUP", "stopped by SIGHUP; the same command continues"),
-        ("Trainer.validate", "SIGHUP", "stopped by SIGHUP; saved a checkpoint at step 5"),
-        ("Workdir.finish", "SIGTERM", "stopped by SIGTERM after the last step: the run in"),
+        (
+            "train.data.batches:named_sources",
+            "SIGTERM",
+            "stopped by SIGTERM; the same command continues",
+        ),
+        (
+            "train.engine.loop.trainer:Checkpoints.restore",
+            "SIGHUP",
+            "stopped by SIGHUP; the same command continues",
+        ),
+        (
+            "train.engine.loop.trainer:Trainer.validate",
+            "SIGHUP",
+            "stopped by SIGHUP; saved a checkpoint at step 5",
+        ),
+        (
+            "train.engine.loop.trainer:Workdir.finish",
+            "SIGTERM",
+            "stopped by SIGTERM after the last step: the run in",
+        ),
     ],
 )
 def test_a_signal_at_any_moment_has_the_documented_status(tmp_path, at, number, says):
@@ -104,7 +121,7 @@ from train.engine.run.stop import Stop
 from train.common.errors import exits_cleanly
 
 def long(x):
-    for i in range(1000):
+    for i in range(4000):
         x = jnp.sin(x @ x) + i
     return x
 
