@@ -8,6 +8,8 @@ import advice_train
 import pytest
 from advice import Case, Place, advising, messages, pattern, refused
 
+pytestmark = pytest.mark.extra
+
 MODULES = [advice_library, advice_train]
 CASES = [case for module in MODULES for case in module.CASES]
 MAKERS = {name: make for module in MODULES for name, make in module.MAKERS.items()}

@@ -18,6 +18,8 @@ from train.engine.run.workdir import Workdir
 from train.plan.methods import Scratch
 from train.plan.modifiers import DropLayers
 
+pytestmark = pytest.mark.extra
+
 TEXT = "abcd efgh\n" * 30
 Case = tuple[dict[str, Any], str, Callable[[Experiment, re.Match], Experiment]]
 

@@ -32,6 +32,8 @@ from train.data.labelled import table
 from train.data.text import Data, _byte_tokenizer, tokens
 from train.data.tfds import checked_info
 
+pytestmark = pytest.mark.extra
+
 ROOT = Path(__file__).parents[2]
 ZIPPED = {".gz": gzip.compress, ".xz": lzma.compress, ".bz2": bz2.compress}
 

@@ -19,6 +19,8 @@ from train.data.text import Data, _byte_tokenizer, tokenizer, tokens
 from train.evaluate import evaluate
 from train.generate import Asked, samples
 
+pytestmark = pytest.mark.extra
+
 PLAIN = Special(0, 0, (0,), {"bos_token": "<s>"}, None)
 
 
