@@ -25,8 +25,8 @@ from jaxgrow.axes import LAYERS, cut, leaves, role
 from jaxgrow.layerdrop import sensitivity
 from train.data.batches import next_tokens
 from train.data.formats import text
-from train.engine.state.model import Model, loss
-from train.engine.state.pretrained import opened
+from train.state.model import Model, loss
+from train.state.pretrained import opened
 
 BATCHES = 4
 SAMPLES = 32

@@ -4,7 +4,7 @@
 
 Both sides read the same GPT-2 with random weights from one folder, in float32, and run on the same
 processor. Scoring computes the loss of every token of texts that fill the context. jaxgrow uses
-`train.tasks.scoring`. PyTorch uses a forward pass of the model, with one text at a time or with all
+`train.extras.evaluation.scoring`. PyTorch uses a forward pass of the model, with one text at a time or with all
 texts at once, whichever is faster. Generation is greedy with a KV cache on both sides and includes
 the prefill of the prompts. Each side has its own process with all cores. Rounds alternate, and
 ratios are taken within a round. Losses and first tokens must agree, which shows that both sides do
@@ -82,9 +82,9 @@ def start_torch(folder: str, threads: int) -> None:
 
 
 def start_jax(folder: str) -> None:
-    from jaxgrow import generate
-    from train.engine.state.pretrained import opened
-    from train.tasks.scoring import Request, Scorer
+    from jaxgrow.extras.models.generation import generate
+    from train.extras.evaluation.scoring import Request, Scorer
+    from train.state.pretrained import opened
 
     model = opened(folder, "bytes")
     scorer = Scorer(model)

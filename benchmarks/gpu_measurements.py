@@ -20,8 +20,8 @@ from benchmarks.on_device import (
 )
 from benchmarks.scale import experiment
 from train.data.text import Data
-from train.engine.loop.trainer import run
-from train.engine.run.workdir import Workdir
+from train.run.trainer import run
+from train.store.workdir import Workdir
 
 # Nothing is computed again, and layers are not scanned: the fastest step of docs/results/speed.md.
 FASTEST = list(VARIANTS)[-1]

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from train.analysis.evidence import of
-from train.analysis.fits import Measured, fit
 from train.analysis.runs import Run
 from train.compare import shared_steps
 from train.config.experiment import Experiment, load
+from train.extras.advice.evidence import of
+from train.extras.advice.fits import Measured, fit
 from train.plan.training import Train
 
 CONFIG = "configs/wikipedia_gpu.py"

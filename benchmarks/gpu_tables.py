@@ -10,9 +10,9 @@ from typing import Any
 from benchmarks.gpu_plan import EXPERIMENTS, FORECASTS, RESULTS, Forecast, Training
 from jaxgrow.tables import markdown
 from jaxgrow.typed import made
-from train.analysis.evidence import amount, names
 from train.analysis.runs import Run
 from train.analysis.savings import Comparison
+from train.extras.advice.evidence import amount, names
 
 NOTHING = "not measured yet"
 # The experiments whose runs are compared with runs from scratch of the same size.

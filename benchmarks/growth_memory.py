@@ -20,8 +20,8 @@ from jaxgrow.axes import axis
 from jaxgrow.growth.maps import Growth
 from jaxgrow.operators import aki, hypercloning, stack
 from jaxgrow.sharding import spec
-from train.aot.machines import Machine, described
-from train.engine.state.mesh import Mesh
+from train.extras.aot.machines import Machine, described
+from train.state.mesh import Mesh
 
 LEAVES = {"up": ("layers", "embed.in", "mlp"), "down": ("layers", "mlp.in", "embed")}
 SEVEN = {"layers": 32, "embed": 4096, "mlp": 11008}

@@ -33,8 +33,8 @@ from jaxgrow.layerdrop import KeepMask
 from jaxgrow.models import GPT2Config
 from jaxgrow.tables import aligned
 from train.data.batches import next_tokens
-from train.engine.state.model import Model, loss
-from train.engine.state.optim import Optim, transformation
+from train.state.model import Model, loss
+from train.state.optim import Optim, transformation
 
 
 def temporary(compiled: jax.stages.Compiled) -> float:

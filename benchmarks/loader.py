@@ -22,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run from anywhere, install
 
 from benchmarks.common import alternate, environment, parser, ratios, save, shown, summary
 from jaxgrow.tables import aligned
-from train.data.augment import DEIT
 from train.data.batches import Stream, Windows, training
-from train.data.images import Images, images
+from train.extras.images.augment import DEIT
+from train.extras.images.images import Images, images
 
 LENGTH = 1024
 SIZES = (64, 256, 512, 1024)

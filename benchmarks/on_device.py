@@ -49,21 +49,20 @@ import numpy as np
 from benchmarks.common import Rows, alone, between, environment, parser, summary
 from benchmarks.scale import TINY, Loop, StepAlone, experiment, host_work, over_devices, step_times
 from jaxgrow import flops, grow, operators
+from jaxgrow.extras.models.generation import generate
 from jaxgrow.layerdrop import KeepMask, LayerDrop
 from jaxgrow.models import Config, GPT2Config
 from jaxgrow.models.attention import attention
-from jaxgrow.models.generation import generate
-from train.aot.machines import Machine, described, present
 from train.config.experiment import load
 from train.data.text import Data
-from train.engine import xla
-from train.engine.loop import programs
-from train.engine.loop.step import StepInputs
-from train.engine.loop.trainer import run
-from train.engine.state.mesh import Mesh
-from train.engine.state.optim import Optim
-from train.engine.state.packing import Packed
+from train.extras.aot.machines import Machine, described, present
 from train.plan.modifiers import DropLayers
+from train.run.trainer import run
+from train.state.mesh import Mesh
+from train.state.optim import Optim
+from train.state.packing import Packed
+from train.step import programs, xla
+from train.step.step import StepInputs
 
 
 @dataclass(frozen=True)
@@ -152,7 +151,7 @@ def throughput(
     }
     if not machine.chip.flops:
         return row | {
-            "mfu": f"no figures of {jax.devices()[0].device_kind} (train/aot/machines.py)"
+            "mfu": f"no figures of {jax.devices()[0].device_kind} (train/extras/aot/machines.py)"
         }
     peak = machine.chip.flops * len(machine.devices)
     counts = {

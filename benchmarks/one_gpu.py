@@ -44,8 +44,8 @@ from benchmarks.scale import Loop
 from jaxgrow.tables import aligned
 from train.common.errors import UserError, exits_cleanly
 from train.compare import attempt
-from train.engine.run.workdir import Workdir
 from train.plan.methods import Scratch
+from train.store.workdir import Workdir
 
 ROOT = Path(__file__).parents[1]
 # Steps that are run to time a step.

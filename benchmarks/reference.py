@@ -18,8 +18,8 @@ from jax.sharding import PartitionSpec as P
 
 from jaxgrow import flops
 from jaxgrow.models import GPT2Config
-from train.aot.machines import Machine, described
-from train.aot.roofline import kernels, roofline
+from train.extras.aot.machines import Machine, described
+from train.extras.aot.roofline import kernels, roofline
 
 C = GPT2Config(dtype="bfloat16")
 

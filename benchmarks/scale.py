@@ -5,7 +5,7 @@
 
 The first command compiles the training step of each entry of `ROWS` for its machine, in its own
 process. It reads the memory and the exchanges from the compiled program and runs nothing. The lower
-bound of the step time is `train.aot.estimate.bound`: the sum over the kernels of max(FLOPs / peak,
+bound of the step time is `train.extras.aot.estimate.bound`: the sum over the kernels of max(FLOPs / peak,
 bytes / bandwidth), or the time that the links are busy, if that is longer. Exchanges between hosts
 are priced at the bandwidth of the network between hosts. Settings that are "auto" are not chosen by
 memory here: `model.remat` is then "products", and `mesh.gradients` "layer". Rows are written as
@@ -35,20 +35,20 @@ from benchmarks.common import Rows, alone, between, environment, parser, shown, 
 from jaxgrow.layerdrop import LayerDrop
 from jaxgrow.models import Config, GPT2Config
 from jaxgrow.tables import aligned
-from train.aot.compilation import Program, Rehearsal
-from train.aot.estimate import bound, fits
-from train.aot.machines import described
 from train.config.experiment import Experiment, load
 from train.data import batches
-from train.engine.loop import programs
-from train.engine.loop.inputs import step_plans
-from train.engine.run.ledger import Ledger
-from train.engine.state.mesh import How, rows
-from train.engine.state.model import Model
-from train.engine.state.packing import packed
+from train.extras.aot.compilation import Program, Rehearsal
+from train.extras.aot.estimate import bound, fits
+from train.extras.aot.machines import described
+from train.plan.ledger import Ledger
 from train.plan.methods import Scratch
 from train.plan.modifiers import DropLayers, Setting
 from train.plan.training import Train
+from train.state.mesh import How, rows
+from train.state.model import Model
+from train.state.packing import packed
+from train.step import programs
+from train.step.inputs import step_plans
 
 GPT = "configs/papers/gpt.py"
 LLAMA = "configs/papers/llama.py"

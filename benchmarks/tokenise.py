@@ -69,7 +69,7 @@ def train(data, folder):
     from jaxgrow.models import GPT2Config
     from train.data.text import tokens
     from train.config.experiment import Experiment
-    from train.engine.loop.trainer import run
+    from train.run.trainer import run
     model = GPT2Config(vocab=tokens(data).vocab, context=128, layers=1, embed=16, heads=1, head_dim=16, mlp=16)
     run(Experiment(name="small", model=model, data=data, steps=200, batch=16, eval_batches=2), folder)
 

@@ -103,10 +103,10 @@ def start_jax(size: dict[str, Any], batch: int) -> None:
 
     from jaxgrow.models import GPT2Config
     from train.data.batches import next_tokens
-    from train.engine.loop.parallel import mapped
-    from train.engine.loop.step import Model, StepInputs, train_step
-    from train.engine.state.mesh import Mesh
-    from train.engine.state.optim import Optim, transformation
+    from train.state.mesh import Mesh
+    from train.state.optim import Optim, transformation
+    from train.step.parallel import mapped
+    from train.step.step import Model, StepInputs, train_step
 
     global _step
     params = jax.tree.map(jax.numpy.asarray, _weights(size))

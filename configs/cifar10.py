@@ -32,15 +32,16 @@ images are mirrored but not shifted. In ten epochs they are shifted too.
 from dataclasses import replace
 
 from configs import wikipedia
+from jaxgrow.extras.models.swin import SwinConfig
 from jaxgrow.layerdrop import LayerDrop, Sensitivity
-from jaxgrow.models import SwinConfig, ViTConfig
+from jaxgrow.models import ViTConfig
 from train.config.experiment import Experiment
-from train.data.augment import Augment
-from train.data.images import Images
-from train.engine.state.optim import Optim
+from train.extras.images.augment import Augment
+from train.extras.images.images import Images
 from train.plan.methods import Growing, GrowTo, Learned, Scratch, Stage
 from train.plan.modifiers import DropLayers
 from train.plan.recipes import deepened, halves
+from train.state.optim import Optim
 
 
 def vit_scratch() -> Experiment:

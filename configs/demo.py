@@ -29,11 +29,11 @@ from jaxgrow.layerdrop import LayerDrop, Sensitivity, TokenDrop
 from jaxgrow.models import GPT2Config, ViTConfig
 from jaxgrow.optim.freeze import Freeze
 from train.config.experiment import Experiment
-from train.data.images import Images
-from train.engine.state.optim import Optim
+from train.extras.images.images import Images
 from train.plan.methods import Growing, GrowTo, Inherit, Learned, Method, Scratch, Stage, VCycle
 from train.plan.modifiers import DropLayers, DropTokens, Hold, Rewarm
 from train.plan.recipes import deep_vcycle, deepened
+from train.state.optim import Optim
 
 MODEL = GPT2Config(
     vocab=256, context=64, layers=4, embed=48, heads=4, head_dim=12, mlp=192, remat="projections"

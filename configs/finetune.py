@@ -14,11 +14,11 @@ each in its own subfolder.
 from dataclasses import replace
 
 from jaxgrow.layerdrop import LayerDrop, Sensitivity
-from train.config.downstream import FineTuning
-from train.data.augment import Augment
-from train.data.images import Images
-from train.data.labelled.task import Labelled
-from train.engine.state.optim import Optim
+from train.extras.images.augment import Augment
+from train.extras.images.images import Images
+from train.extras.labelled.downstream import FineTuning
+from train.extras.labelled.task import Labelled
+from train.state.optim import Optim
 
 
 def _glue(task: str) -> FineTuning:

@@ -23,9 +23,9 @@ from configs.demo import VCYCLE_PAPER
 from jaxgrow.models import BERTConfig, GPT2Config
 from train.config.experiment import Experiment
 from train.data.text import Data
-from train.engine.state.optim import Optim
 from train.plan.methods import Stage
 from train.plan.recipes import deep_vcycle, deepened
+from train.state.optim import Optim
 
 DATA = Data(source="text", path="wikipedia/train.txt.xz", valid_path="wikipedia/valid.txt.xz")
 FINAL = Stage(0.5, warmup=0, schedule="linear")

@@ -24,13 +24,13 @@ did not learn within 1200.
 from dataclasses import replace
 
 from configs import wikipedia
+from jaxgrow.extras.models.modernbert import ModernBERTConfig
 from jaxgrow.layerdrop import LayerDrop, Sensitivity
-from jaxgrow.models import ModernBERTConfig
 from train.config.experiment import Experiment
-from train.engine.state.optim import Optim
 from train.plan.methods import Growing, GrowTo, Learned, Scratch, Stage
 from train.plan.modifiers import DropLayers
 from train.plan.recipes import deepened, halves
+from train.state.optim import Optim
 
 
 def scratch() -> Experiment:

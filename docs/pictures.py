@@ -15,15 +15,17 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from configs import demo, wikipedia12
-from jaxgrow import AxisMap, operators, plot, sizes
+from jaxgrow import AxisMap, operators, sizes
+from jaxgrow.extras import plot
 from jaxgrow.growth import maps
 from jaxgrow.growth.maps import by_axes
 from jaxgrow.growth.matrices import dense
 from jaxgrow.layerdrop import schedule
 from jaxgrow.models import GPT2Config
 from jaxgrow.operators import DEPTH
-from train.analysis import evidence, plots
-from train.analysis.evidence import Evidence, Frontier
+from train.analysis import plots
+from train.extras.advice import evidence
+from train.extras.advice.evidence import Evidence, Frontier
 from train.show import planned
 
 HERE = Path(__file__).parent / "pictures"

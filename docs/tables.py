@@ -14,10 +14,10 @@ from benchmarks import gpu_tables
 from jaxgrow import models
 from jaxgrow.checkpoints.hf import families
 from jaxgrow.cli.keeps import described_methods
-from jaxgrow.integrations.formats import FORMATS
-from jaxgrow.integrations.torch_optimizer import POLICIES
+from jaxgrow.extras.integrations.formats import FORMATS
+from jaxgrow.extras.integrations.torch_optimizer import POLICIES
 from jaxgrow.operators import EXPERTS, OPERATORS, WIDTH
-from train.analysis.evidence import summary
+from train.extras.advice.evidence import summary
 
 DOCS = Path(__file__).parent
 PLACE = re.compile(

@@ -6,13 +6,10 @@ from . import (
     checkpoints,
     flops,
     growth,
-    integrations,
     layerdrop,
     models,
     operators,
     optim,
-    peft,
-    plot,
     sharding,
     testing,
 )
@@ -38,19 +35,15 @@ from .growth.maps import AxisMap, dual, preserves_function, swap
 from .growth.matrices import Rows
 from .growth.merge import correct, interpolate
 from .growth.moments import grow_optimizer
-from .integrations import nnx
 from .models import importance, upcycling
-from .models.generation import generate
 from .operators import ligo
 from .optim import completep, freeze, muon
-from .peft import adapters, lora
 
 __all__ = [
     "AxisMap",
     "Checked",
     "Rows",
     "__version__",
-    "adapters",
     "axes",
     "by_convention",
     "check_rules",
@@ -63,26 +56,20 @@ __all__ = [
     "flops",
     "freeze",
     "from_rules",
-    "generate",
     "grow",
     "grow_optimizer",
     "growth",
     "importance",
     "infer",
-    "integrations",
     "interpolate",
     "join_fused",
     "layerdrop",
     "ligo",
-    "lora",
     "models",
     "muon",
     "named",
-    "nnx",
     "operators",
     "optim",
-    "peft",
-    "plot",
     "preserves_function",
     "report",
     "restructured",

@@ -30,13 +30,13 @@ from jaxgrow.axes.names import (
     reads,
     role,
 )
+from jaxgrow.extras.peft.adapters import detach
+from jaxgrow.extras.peft.lora import RANK, LoRA, axes_of
 from jaxgrow.growth import maps
 from jaxgrow.growth.apply import products
 from jaxgrow.layerdrop import TokenDrop
 from jaxgrow.models.bottleneck import Adapter
 from jaxgrow.models.config import Config, Cost
-from jaxgrow.peft.adapters import detach
-from jaxgrow.peft.lora import RANK, LoRA, axes_of
 
 
 def forward(

@@ -36,18 +36,18 @@ import jax
 import numpy as np
 
 from jaxgrow.tables import markdown
-from train.analysis.evidence import Estimate, Setting, estimate, nearest, of
 from train.analysis.runs import Run
 from train.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.files import write_text
 from train.common.output import say
 from train.config.experiment import Experiment, load
-from train.engine.loop.trainer import run
-from train.engine.state.optim import Optim
+from train.extras.advice.evidence import Estimate, Setting, estimate, nearest, of
 from train.plan.lifetimes import shapes
 from train.plan.methods import Method, Scratch, Stage
 from train.plan.recipes import deep_vcycle, deepened
+from train.run.trainer import run
+from train.state.optim import Optim
 
 WORTH = 0.03  # smaller savings cannot be distinguished from the noise between seeds
 PILOT = 0.005  # fraction of the steps for which the small model of a pilot trains
@@ -57,7 +57,7 @@ REACH = 1.5  # steps of the grown model of a pilot, relative to the steps of the
 PARTS = (0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7)
 LEAST = 0.2  # minimum of b: short pilots measure smaller values than longer runs
 MOST_STEPS = 2**31  # maximum number of steps: optimizers count steps in 32 bits
-# config name: name in `train.analysis.evidence`
+# config name: name in `train.extras.advice.evidence`
 OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon", "sgd": "SGD"}
 
 
@@ -65,7 +65,7 @@ OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon", "sgd": "SGD"}
 class Recipe:
     """A way to save FLOPs that applies to any model that is trained from scratch."""
 
-    name: str  # name of the method in `train.analysis.evidence`
+    name: str  # name of the method in `train.extras.advice.evidence`
     about: str
     # Builds the method from the experiment and the fraction of the steps of the small model.
     method: Callable[[Experiment, float], Method]

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from jaxgrow.cli.methods import EXPERTS, METHODS
 from jaxgrow.typed import nearest
-from train.aot.machines import CHIPS, parsed_machine
 from train.common.commands import Parser, config_text
 from train.common.errors import UserError
 from train.config.overrides import listed_values, numbers, seed_list
+from train.extras.aot.machines import CHIPS, parsed_machine
 
 _CONFIG = "FILE.py:NAME, or FILE.py with config() -> Experiment"
 _TRAIN = Path(__file__).parent

@@ -47,21 +47,21 @@ from train.analysis.upcoming import Upcoming
 from train.arguments import command_parser
 from train.common.errors import Diverged, UserError, exits_cleanly
 from train.common.files import write_json, write_text
+from train.common.hosts import is_first, once
 from train.common.output import note, say
-from train.config.downstream import FineTuning
 from train.config.experiment import Experiment, as_json, differences, load, load_as, warn
 from train.config.lengths import load_alike
 from train.config.overrides import refuse_seeds
-from train.engine.hosts import is_first, once
-from train.engine.loop.trainer import run
-from train.engine.run.workdir import Workdir
-from train.engine.state.optim import learning_rate
 from train.evaluate import evaluate
+from train.extras.evaluation.benchmarks import Benchmarks
+from train.extras.evaluation.perplexity import files_of, is_text
+from train.extras.labelled.downstream import FineTuning
 from train.finetune import best, finetune, own
 from train.plan.training import Train
 from train.plan.transforms import Import
-from train.tasks.benchmarks import Benchmarks
-from train.tasks.perplexity import files_of, is_text
+from train.run.trainer import run
+from train.state.optim import learning_rate
+from train.store.workdir import Workdir
 
 
 def compare(

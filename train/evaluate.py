@@ -33,14 +33,14 @@ from train.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.files import read_json, write_json
 from train.common.output import say
-from train.data.labelled.task import NAMES, Labelled
 from train.data.text import name_of
-from train.engine.run.workdir import Workdir
-from train.engine.state.pretrained import config_of, opened
-from train.tasks.benchmarks import Benchmarks
-from train.tasks.perplexity import files_of, is_text, perplexity
-from train.tasks.scoring import Scorer
-from train.tasks.supervised import score
+from train.extras.evaluation.benchmarks import Benchmarks
+from train.extras.evaluation.perplexity import files_of, is_text, perplexity
+from train.extras.evaluation.scoring import Scorer
+from train.extras.labelled.supervised import score
+from train.extras.labelled.task import NAMES, Labelled
+from train.state.pretrained import config_of, opened
+from train.store.workdir import Workdir
 
 
 def evaluate(
@@ -58,7 +58,7 @@ def evaluate(
       names: names of the tasks, or paths of text files.
       data: folder of the files of the tasks; None: the working directory, and lm-eval downloads
         datasets.
-      tokenizer: tokenizer of the model, as for `train.engine.state.pretrained.opened`.
+      tokenizer: tokenizer of the model, as for `train.state.pretrained.opened`.
       stride: number of tokens between two windows over a text; None: the context length.
       benchmarks: settings for the tasks of lm-eval; None: the settings of each task.
 

@@ -26,11 +26,11 @@ from train.arguments import command_parser
 from train.common.errors import Diverged, UserError, exits_cleanly
 from train.common.files import write_json, write_text
 from train.common.output import say
-from train.config.downstream import FineTuning
 from train.config.experiment import load_as, warn
-from train.engine.loop.trainer import run
-from train.engine.run.workdir import Workdir
-from train.tasks.supervised import score
+from train.extras.labelled.downstream import FineTuning
+from train.extras.labelled.supervised import score
+from train.run.trainer import run
+from train.store.workdir import Workdir
 
 Scores: TypeAlias = Mapping[str, Mapping[str, float]]  # split -> metric -> value
 

@@ -27,15 +27,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxgrow import generate
+from jaxgrow.extras.models.generation import generate
 from train.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.output import say
-from train.data.chat import rendered
 from train.data.special import frame
-from train.engine.run.ledger import Compiling
-from train.engine.state.pretrained import TextModel, opened
-from train.tasks.stopping import Stopping
+from train.extras.evaluation.chat import rendered
+from train.extras.evaluation.stopping import Stopping
+from train.plan.ledger import Compiling
+from train.state.pretrained import TextModel, opened
 
 SETTINGS = ("max_new", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
 
@@ -85,8 +85,8 @@ def samples(
       folder: folder of the model.
       prompts: texts to continue.
       asked: how prompts are encoded, and when a text ends.
-      tokenizer: tokenizer of the model, as for `train.engine.state.pretrained.opened`.
-      **settings: settings of `jaxgrow.generate`.
+      tokenizer: tokenizer of the model, as for `train.state.pretrained.opened`.
+      **settings: settings of `jaxgrow.extras.models.generation.generate`.
 
     Returns:
       The samples and the time of generation. A sample has ``prompt``, ``text`` (prompt and

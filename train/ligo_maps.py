@@ -17,12 +17,12 @@ from train.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.output import say
 from train.data import special
-from train.engine.run.workdir import Workdir
-from train.engine.run.workdir import load as load_params
-from train.engine.state.heads import say_notes
 from train.plan.learning import Maps
 from train.plan.learning import load as load_maps
 from train.plan.transforms import differing
+from train.state.heads import say_notes
+from train.store.workdir import Workdir
+from train.store.workdir import load as load_params
 
 
 def describe(maps: Maps) -> str:

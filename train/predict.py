@@ -24,13 +24,13 @@ from train.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.files import write_text
 from train.common.output import say
-from train.data.labelled import glue, table
-from train.data.labelled.encoding import Encoder
-from train.data.labelled.task import Labelled, examples_of, labelled_of
-from train.engine.run.workdir import Workdir
-from train.engine.state.heads import learned, say_notes
-from train.engine.state.mesh import Mesh
-from train.tasks.supervised import outputs
+from train.extras.labelled import glue, table
+from train.extras.labelled.encoding import Encoder
+from train.extras.labelled.supervised import outputs
+from train.extras.labelled.task import Labelled, examples_of, labelled_of
+from train.state.heads import learned, say_notes
+from train.state.mesh import Mesh
+from train.store.workdir import Workdir
 
 
 def predict(run: Path, file: Path) -> tuple[str, dict[str, float]]:

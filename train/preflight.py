@@ -24,16 +24,16 @@ import jax
 from jaxgrow import sharding
 from jaxgrow.tables import markdown
 from train.analysis import plots
-from train.aot import estimate
-from train.aot.compilation import Program, Rehearsal
-from train.aot.machines import Machine, described
 from train.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.files import write_json
 from train.common.output import say
 from train.config.experiment import Experiment, load
-from train.engine import xla
-from train.engine.state.mesh import Mesh
+from train.extras.aot import estimate
+from train.extras.aot.compilation import Program, Rehearsal
+from train.extras.aot.machines import Machine, described
+from train.state.mesh import Mesh
+from train.step import xla
 
 GB = 1e9
 

@@ -51,13 +51,13 @@ from typing import Any
 
 from jaxgrow.tables import aligned
 from train.arguments import command_parser
+from train.common import hosts
 from train.common.errors import UserError, exits_cleanly
 from train.common.output import say
 from train.config.experiment import Experiment, listed, load
 from train.config.overrides import settings
-from train.engine import hosts
-from train.engine.loop.trainer import run
-from train.engine.run.origin import parsed
+from train.run.trainer import run
+from train.store.origin import parsed
 
 
 def experiments(config: str) -> str:

@@ -24,18 +24,18 @@ from jaxgrow.models import from_json
 from jaxgrow.operators.targets import width
 from jaxgrow.typed import nearest
 from train.analysis import plots
-from train.analysis.operator_ranking import after_growing, rows, table
 from train.analysis.runs import Run
 from train.arguments import command_parser
 from train.common.errors import Diverged, UserError, exits_cleanly
 from train.common.files import write_json, write_text
 from train.common.output import say
 from train.config.experiment import Experiment, load
-from train.engine.loop.trainer import run
-from train.engine.run.workdir import Workdir
+from train.extras.advice.operator_ranking import after_growing, rows, table
 from train.plan.lifetimes import shapes
 from train.plan.methods import Growing, GrowTo, Learned, Stage
 from train.plan.transforms import differing
+from train.run.trainer import run
+from train.store.workdir import Workdir
 
 # if both depth and width grow: all pairs
 DEFAULTS = {"depth": ("stack", "interleave"), "width": ("fpi", "aki")}

@@ -22,11 +22,11 @@ from typing import Any
 from jaxgrow.tables import markdown
 from jaxgrow.typed import from_json
 from jaxgrow.untrusted import one_line
-from train.analysis.fits import AXES, SAME, Measured, fit
 from train.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.files import read_own
 from train.common.output import say
+from train.extras.advice.fits import AXES, SAME, Measured, fit
 
 
 def measured(text: str) -> Measured:

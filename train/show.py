@@ -22,11 +22,11 @@ from train.analysis import plots
 from train.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.output import say
-from train.config.downstream import FineTuning
 from train.config.experiment import Experiment, load, load_as
 from train.config.stated import report, stated
-from train.engine.run.workdir import Workdir
+from train.extras.labelled.downstream import FineTuning
 from train.plan.lifetimes import states
+from train.store.workdir import Workdir
 
 
 def planned(experiment: Experiment) -> list[dict[str, Any]]:

@@ -25,7 +25,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from train.analysis.runs import Run, refuse_unlike
-from train.analysis.settings import Tried, table
 from train.arguments import command_parser
 from train.common.errors import Diverged, exits_cleanly
 from train.common.files import write_json, write_text
@@ -33,7 +32,8 @@ from train.common.output import say
 from train.compare import shortened
 from train.config.experiment import Experiment, as_json, load
 from train.config.overrides import refuse_seeds
-from train.engine.loop.trainer import run
+from train.extras.advice.settings import Tried, table
+from train.run.trainer import run
 
 # Maximum bytes of the name of a run: file systems allow 255, and the seed is appended.
 LONGEST = 200

@@ -20,7 +20,7 @@ from train.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.output import say
 from train.config.experiment import differences
-from train.engine.run.workdir import Workdir
+from train.store.workdir import Workdir
 
 
 def fit(baseline: Path, dropped: Path) -> Variance:

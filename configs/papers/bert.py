@@ -33,10 +33,10 @@ from jaxgrow.layerdrop import LayerDrop
 from jaxgrow.models import BERTConfig
 from train.config.experiment import Experiment
 from train.data.text import Data
-from train.engine.state.optim import Optim
 from train.plan.methods import Growing, GrowTo, Learned, Scratch, Stage, VCycle
 from train.plan.modifiers import DropLayers
 from train.plan.transforms import Grouping
+from train.state.optim import Optim
 
 
 def base() -> Experiment:

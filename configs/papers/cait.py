@@ -16,8 +16,8 @@ The training follows DeiT's recipe. Touvron et al. (2021) train CaiT for 400 epo
 from dataclasses import replace
 
 from configs.papers import deit
+from jaxgrow.extras.models.cait import CaiTConfig
 from jaxgrow.layerdrop import LayerDrop
-from jaxgrow.models import CaiTConfig
 from train.config.experiment import Experiment
 from train.plan.methods import Growing, GrowTo, Learned, Scratch, Stage
 from train.plan.modifiers import DropLayers

@@ -13,7 +13,7 @@ without the cost of the small model.
 The setting is DeiT's (Touvron et al., ICML 2021): a batch of 1024, a learning rate of
 `5e-4 * batch / 512`, and warm-ups of 5 epochs of 1251 steps. ImageNet comes from tensorflow-datasets, for which
 its archives must be downloaded by hand. Deviations: stochastic depth drops a layer for a complete
-batch, gradients are clipped, and `train.data.augment.Augment` lists more of them.
+batch, gradients are clipped, and `train.extras.images.augment.Augment` lists more of them.
 """
 
 from dataclasses import replace
@@ -21,12 +21,12 @@ from dataclasses import replace
 from jaxgrow.layerdrop import LayerDrop
 from jaxgrow.models import ViTConfig
 from train.config.experiment import Experiment
-from train.data.augment import DEIT
-from train.data.images import Images
-from train.engine.state.optim import Optim
+from train.extras.images.augment import DEIT
+from train.extras.images.images import Images
 from train.plan.methods import Growing, GrowTo, Learned, Scratch, Stage, VCycle
 from train.plan.modifiers import DropLayers
 from train.plan.transforms import Grouping
+from train.state.optim import Optim
 
 EPOCH = 1251
 DROP = LayerDrop(theta=0.9, time="constant")

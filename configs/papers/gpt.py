@@ -26,9 +26,9 @@ from dataclasses import replace
 from jaxgrow.models import GPT2Config
 from train.config.experiment import Experiment
 from train.data.text import Data
-from train.engine.state.optim import Optim
 from train.plan.methods import Growing, GrowTo, Learned, Stage, VCycle
 from train.plan.transforms import Grouping
+from train.state.optim import Optim
 
 # --- the multi-level paper (Zou et al., ICLR 2024) ---
 

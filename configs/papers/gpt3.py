@@ -29,10 +29,10 @@ from jaxgrow.layerdrop import LayerDrop, Sensitivity
 from jaxgrow.models import GPT2Config
 from train.config.experiment import Experiment
 from train.data.text import Data
-from train.engine.state.mesh import Mesh
-from train.engine.state.optim import Optim
 from train.plan.methods import Scratch
 from train.plan.modifiers import DropLayers
+from train.state.mesh import Mesh
+from train.state.optim import Optim
 
 
 def medium() -> Experiment:

@@ -18,9 +18,9 @@ from dataclasses import replace
 from jaxgrow.models import LlamaConfig
 from train.config.experiment import Experiment
 from train.data.text import Data
-from train.engine.state.mesh import Mesh
-from train.engine.state.optim import Optim
 from train.plan.methods import Growing, GrowTo, Stage
+from train.state.mesh import Mesh
+from train.state.optim import Optim
 
 
 def llama_160m_c4() -> Experiment:

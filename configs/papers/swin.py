@@ -23,20 +23,20 @@ fine-tuning is not published either; here it is 1024.
 
 Deviations: the stochastic depth of T, S and B drops a layer for a complete batch. L has no
 stochastic depth, so that layer dropping has a dense baseline. The MLPs of the position biases have
-weight decay, like all kernels. `train.data.augment.Augment` lists the deviations of the
+weight decay, like all kernels. `train.extras.images.augment.Augment` lists the deviations of the
 augmentation.
 """
 
 from dataclasses import replace
 
+from jaxgrow.extras.models.swin import SwinConfig
 from jaxgrow.layerdrop import LayerDrop, Sensitivity
-from jaxgrow.models import SwinConfig
 from train.config.experiment import Experiment
-from train.data.augment import DEIT
-from train.data.images import Images
-from train.engine.state.optim import Optim
+from train.extras.images.augment import DEIT
+from train.extras.images.images import Images
 from train.plan.methods import FineTune, Scratch
 from train.plan.modifiers import DropLayers
+from train.state.optim import Optim
 
 # Steps per epoch, with batches of 1024 and of 4096 images, for the warm-ups.
 EPOCH = 1251

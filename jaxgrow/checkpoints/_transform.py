@@ -224,7 +224,7 @@ def transform(
     grown = Grown(source, growth, axes)
     if lora is not None:
         # This is not at the top of the file because peft imports this module.
-        from jaxgrow.checkpoints.hf import peft
+        from jaxgrow.extras import hf_peft as peft
 
         own = peft.load_beside(lora, source).grown(growth)
         options["others"] = [Path(lora).expanduser()]

@@ -9,8 +9,8 @@ from jaxgrow.cli import model_inputs
 from jaxgrow.cli.errors import UsageError, reported
 from jaxgrow.cli.model_outputs import outputs
 from jaxgrow.cli.writing import amount, as_text, in_dtype, print_json, size_record, write
+from jaxgrow.extras.integrations import command
 from jaxgrow.growth.report import preservation
-from jaxgrow.integrations import command
 from jaxgrow.tables import aligned
 from jaxgrow.untrusted import print_text
 

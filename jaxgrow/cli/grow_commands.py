@@ -7,13 +7,13 @@ from typing import Any
 
 import jax
 
-from jaxgrow import operators, plot
+from jaxgrow import operators
 from jaxgrow.axes import kind
 from jaxgrow.checkpoints import CheckpointError, Source, Upcycled, open_checkpoint
 from jaxgrow.checkpoints.hf.upcycled import Single
 from jaxgrow.checkpoints.io.files import SHARD
 from jaxgrow.checkpoints.io.replacing import may_become
-from jaxgrow.cli import new_sizes, suggest
+from jaxgrow.cli import new_sizes
 from jaxgrow.cli.errors import UsageError, reported
 from jaxgrow.cli.keeps import keeps
 from jaxgrow.cli.writing import (
@@ -27,9 +27,10 @@ from jaxgrow.cli.writing import (
     transform,
     write,
 )
+from jaxgrow.extras import plot, suggest
+from jaxgrow.extras.integrations import command
+from jaxgrow.extras.integrations.torch_optimizer import POLICIES
 from jaxgrow.growth.maps import Growth
-from jaxgrow.integrations import command
-from jaxgrow.integrations.torch_optimizer import POLICIES
 from jaxgrow.untrusted import print_text
 
 # --- suggest ---

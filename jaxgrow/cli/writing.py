@@ -19,7 +19,6 @@ from jaxgrow.checkpoints import (
     stored_forms,
 )
 from jaxgrow.checkpoints import write as write_checkpoint
-from jaxgrow.checkpoints.hf import peft
 from jaxgrow.checkpoints.hf.storage import HuggingFace
 from jaxgrow.checkpoints.io.files import ADAPTER, RECORD, left_out, listed
 from jaxgrow.checkpoints.io.folders import appearing
@@ -27,8 +26,9 @@ from jaxgrow.checkpoints.io.replacing import may_become
 from jaxgrow.checkpoints.source import Checkpoint
 from jaxgrow.cli.errors import UsageError, reported
 from jaxgrow.cli.keeps import keeps, rounding
+from jaxgrow.extras import hf_peft as peft
+from jaxgrow.extras.integrations import torch_optimizer
 from jaxgrow.growth.maps import Growth, Rules
-from jaxgrow.integrations import torch_optimizer
 from jaxgrow.untrusted import print_text
 
 try:

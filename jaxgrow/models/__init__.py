@@ -9,28 +9,20 @@ import pkgutil
 
 from jaxgrow.models.bert import BERTConfig
 from jaxgrow.models.bottleneck import Adapter
-from jaxgrow.models.cait import CaiTConfig
 from jaxgrow.models.config import Config, Cost, TextConfig, from_json
-from jaxgrow.models.deberta import DeBERTaConfig
 from jaxgrow.models.encoder import EncoderConfig
 from jaxgrow.models.gpt2 import GPT2Config
 from jaxgrow.models.llama import LlamaConfig
-from jaxgrow.models.modernbert import ModernBERTConfig
-from jaxgrow.models.swin import SwinConfig
 from jaxgrow.models.vit import ViTConfig
 
 __all__ = [
     "Adapter",
     "BERTConfig",
-    "CaiTConfig",
     "Config",
     "Cost",
-    "DeBERTaConfig",
     "EncoderConfig",
     "GPT2Config",
     "LlamaConfig",
-    "ModernBERTConfig",
-    "SwinConfig",
     "TextConfig",
     "ViTConfig",
     "from_json",

@@ -1,6 +1,6 @@
 """Bottleneck adapters in a layer.
 
-`jaxgrow.peft.adapters` trains and grows them. Shape suffixes: B batch, T positions, D embed.
+`jaxgrow.extras.peft.adapters` trains and grows them. Shape suffixes: B batch, T positions, D embed.
 """
 
 from collections.abc import Callable, Mapping

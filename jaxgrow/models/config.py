@@ -30,6 +30,7 @@ from jaxgrow.growth.matrices import is_traced
 from jaxgrow.models.attention import By
 from jaxgrow.models.bottleneck import BOTTLENECK, Adapter
 from jaxgrow.models.stack import Remat
+from jaxgrow.registry import Registry
 
 # Field types: one size per stage, and a list of numbers.
 SIZES = tuple[int, ...]
@@ -106,11 +107,11 @@ class Config:
     attention: By = "auto"
     # Whether the layers run in one scan. Unrolled layers take longer to compile and may run faster.
     scan_layers: bool = True
-    # The bottleneck adapter of every layer (`jaxgrow.peft.adapters`).
+    # The bottleneck adapter of every layer (`jaxgrow.extras.peft.adapters`).
     adapter: Adapter | None = None
 
     # All families, by name.
-    families: ClassVar[dict[str, type["Config"]]] = {}
+    families: ClassVar[Registry[type["Config"]]] = Registry("model family")
     # The kind of data that the model reads.
     modality: ClassVar[Modality]
     # Whether a position sees only itself and earlier positions. Only such a model can continue text.
@@ -138,7 +139,7 @@ class Config:
     tied_parts: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls):
-        Config.families[cls.__name__] = cls
+        Config.families.add(cls.__name__, cls)
 
     def __post_init__(self):
         wrong = [

@@ -23,7 +23,7 @@ from jaxgrow.sharding import flattened, parts, platform
 class Linear(nn.Module):
     """``y = x W + b``, with a name for every axis of ``W``.
 
-    If leaves ``a`` and ``b`` of a LoRA are stored with the kernel (`jaxgrow.peft.lora.attach`), the
+    If leaves ``a`` and ``b`` of a LoRA are stored with the kernel (`jaxgrow.extras.peft.lora.attach`), the
     output is ``y + (x a) b``.
 
     Attributes:

@@ -61,7 +61,7 @@ def stacked(
     """Return the stacked blocks of a compact module, as `stacked_init` makes them.
 
     The module gets them as the parameter ``name``. If a LoRA is stored with the kernels of the
-    blocks (`jaxgrow.peft.lora.attach`), it is included.
+    blocks (`jaxgrow.extras.peft.lora.attach`), it is included.
     """
     given = flatten_dict(module.get_variable("params", name, {}))
     beside = {path: x for path, x in given.items() if path[-1] in ("a", "b")}

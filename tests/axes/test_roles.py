@@ -14,9 +14,10 @@ from flax import linen as nn
 from jaxgrow import grow, grow_optimizer, swap
 from jaxgrow.axes import Axis, cut, is_names, named, owners, reads, role, sizes, split, turned
 from jaxgrow.axes.names import by_path, layer_kernels
+from jaxgrow.extras.models.cait import CaiTConfig
 from jaxgrow.growth.maps import Rule, Rules
 from jaxgrow.growth.moments import RebiasState, rebias
-from jaxgrow.models import BERTConfig, CaiTConfig, GPT2Config, LlamaConfig
+from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig
 from jaxgrow.operators import (
     aki,
     coalesce,
@@ -36,7 +37,7 @@ from jaxgrow.operators import (
     zero_pad,
 )
 from jaxgrow.optim.freeze import Freeze, hold
-from train.engine.state.optim import decays
+from train.state.optim import decays
 
 SIZES = dict(layers=2, embed=8, heads=4, head_dim=2, mlp=5)
 TEXT = dict(vocab=11, context=7)

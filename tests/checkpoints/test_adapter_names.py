@@ -9,7 +9,7 @@ from published import adapter, called, content, published, refused, store, store
 from safetensors.numpy import load_file
 
 from jaxgrow.checkpoints import CheckpointError, open_checkpoint
-from jaxgrow.checkpoints.hf import peft
+from jaxgrow.extras import hf_peft as peft
 
 pytestmark = pytest.mark.extra
 

@@ -28,7 +28,8 @@ from jaxgrow.checkpoints import CheckpointError, Loaded
 from jaxgrow.checkpoints.io import folders, safetensors
 from jaxgrow.checkpoints.io.folders import appearing
 from jaxgrow.cli.program import main
-from jaxgrow.models import BERTConfig, ModernBERTConfig
+from jaxgrow.extras.models.modernbert import ModernBERTConfig
+from jaxgrow.models import BERTConfig
 
 SIZES = {"layers": 4, "embed": 12, "heads": 4, "mlp": 20}
 DEEPER = operators.stack(SIZES, {"layers": 5})
@@ -584,7 +585,8 @@ def slow(self, out):
     time.sleep(1)
 safetensors.Tensor.copy = slow
 from jaxgrow.cli.program import main
-from jaxgrow.models import BERTConfig, ModernBERTConfig
+from jaxgrow.extras.models.modernbert import ModernBERTConfig
+from jaxgrow.models import BERTConfig
 main(sys.argv[1:])
 """
 

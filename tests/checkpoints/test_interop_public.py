@@ -13,7 +13,7 @@ from published import adapter, called, content, published
 from safetensors.numpy import load_file, save_file
 
 from jaxgrow.checkpoints import open_checkpoint
-from jaxgrow.checkpoints.hf import peft
+from jaxgrow.extras import hf_peft as peft
 
 torch, transformers, library = (
     pytest.importorskip(name, reason="pip install -e '.[interop-test]'")

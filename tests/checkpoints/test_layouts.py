@@ -14,10 +14,10 @@ import tensorstore as ts
 from jaxgrow import grow, grow_optimizer, operators
 from jaxgrow.checkpoints import CheckpointError
 from jaxgrow.cli.program import main
-from jaxgrow.integrations import command, orbax_run
-from jaxgrow.integrations.formats import FORMATS, GEMMA, TORCHTITAN, solved
-from jaxgrow.integrations.layouts import Layout
-from jaxgrow.integrations.trees import open_tree
+from jaxgrow.extras.integrations import command, orbax_run
+from jaxgrow.extras.integrations.formats import FORMATS, GEMMA, TORCHTITAN, solved
+from jaxgrow.extras.integrations.layouts import Layout
+from jaxgrow.extras.integrations.trees import open_tree
 
 pytestmark = pytest.mark.extra
 

@@ -11,8 +11,8 @@ from safetensors.numpy import load_file, save_file
 
 from jaxgrow import checkpoints
 from jaxgrow.cli.program import main
-from jaxgrow.integrations import torch_optimizer
-from jaxgrow.models import ModernBERTConfig
+from jaxgrow.extras.integrations import torch_optimizer
+from jaxgrow.extras.models.modernbert import ModernBERTConfig
 
 pytestmark = pytest.mark.extra
 

@@ -22,9 +22,16 @@ from jaxgrow import grow, grow_optimizer, operators, stack_layers, unstack_layer
 from jaxgrow.axes import path
 from jaxgrow.checkpoints import CheckpointError
 from jaxgrow.cli.program import main
-from jaxgrow.integrations import command, orbax_run
-from jaxgrow.integrations.formats import FORMATS, MAXTEXT, TUNIX, from_file, power, recognised
-from jaxgrow.integrations.orbax_tree import OrbaxTree, Writer
+from jaxgrow.extras.integrations import command, orbax_run
+from jaxgrow.extras.integrations.formats import (
+    FORMATS,
+    MAXTEXT,
+    TUNIX,
+    from_file,
+    power,
+    recognised,
+)
+from jaxgrow.extras.integrations.orbax_tree import OrbaxTree, Writer
 
 pytestmark = pytest.mark.extra
 
@@ -475,7 +482,7 @@ def test_several_processes_write_one_checkpoint(tmp_path, monkeypatch):
 
 def test_chunks_follow_the_shards():
     """Eight shards along an axis remain eight shards."""
-    from jaxgrow.integrations.orbax_tree import Array, _chunk
+    from jaxgrow.extras.integrations.orbax_tree import Array, _chunk
 
     old = Array((16, 3), np.dtype("float32"), (2, 3))
     assert _chunk(old, (32, 3)) == (4, 3) and _chunk(old, (17, 6)) == (2, 6)
@@ -588,7 +595,7 @@ def test_formats_do_not_claim_each_other():
 PEAK = """
 import resource, sys
 from jaxgrow import operators
-from jaxgrow.integrations import command, orbax_run
+from jaxgrow.extras.integrations import command, orbax_run
 from pathlib import Path
 run = command.opened(Path(sys.argv[1]), None, Path(sys.argv[2]))
 target = Path(sys.argv[3]); target.mkdir()

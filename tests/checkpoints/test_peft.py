@@ -18,10 +18,11 @@ from transformers_models import made
 
 from jaxgrow import checkpoints, grow, operators
 from jaxgrow.checkpoints import FAMILIES, CheckpointError
-from jaxgrow.checkpoints.hf import peft, peft_settings
 from jaxgrow.checkpoints.io.files import read_json
 from jaxgrow.checkpoints.source import flat
 from jaxgrow.cli.program import main
+from jaxgrow.extras import hf_peft as peft
+from jaxgrow.extras.hf_peft import peft_settings
 from jaxgrow.operators.targets import depth
 
 torch, transformers, published = (

@@ -17,7 +17,7 @@ from train.common import files
 from train.common.errors import UserError
 from train.common.files import appears_whole, read_json, write_json
 from train.data.text import tokens
-from train.engine.run.workdir import Workdir
+from train.store.workdir import Workdir
 
 
 @pytest.fixture(scope="module")

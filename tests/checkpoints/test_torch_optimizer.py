@@ -13,7 +13,7 @@ from jaxgrow import operators
 from jaxgrow.checkpoints import CheckpointError, open_checkpoint
 from jaxgrow.checkpoints.hf.storage import HuggingFace
 from jaxgrow.cli.program import main
-from jaxgrow.integrations import torch_optimizer
+from jaxgrow.extras.integrations import torch_optimizer
 
 torch, transformers = (
     pytest.importorskip(name, reason="pip install -e '.[interop-test]'")

@@ -21,12 +21,12 @@ import tiny
 from checkpoints import CONFIG, contents, saved, tensors
 
 from jaxgrow import checkpoints, grow, operators
-from jaxgrow.checkpoints.hf import peft
 from jaxgrow.cli.model_outputs import outputs
 from jaxgrow.cli.program import main, parser
+from jaxgrow.extras import hf_peft as peft
+from jaxgrow.extras.peft.lora import LoRA, init
 from jaxgrow.growth.merge import interpolate
 from jaxgrow.models import GPT2Config, LlamaConfig
-from jaxgrow.peft.lora import LoRA, init
 
 METHODS = operators.DEPTH | operators.WIDTH
 SIZES = {"layers": 4, "embed": 12, "heads": 4, "mlp": 20}
@@ -215,7 +215,7 @@ def test_inspect_requires_the_format_that_is_given(folder, capsys):
 
 
 def test_a_run_is_a_source(tmp_path, small_run, capsys):
-    from train.engine.run.workdir import load
+    from train.store.workdir import load
 
     run("inspect", small_run)
     assert "GPT2Config" in capsys.readouterr().out

@@ -10,11 +10,11 @@ import pytest
 from checkpoints import saved
 
 from jaxgrow.checkpoints import open_checkpoint
-from jaxgrow.cli import suggest
 from jaxgrow.cli.methods import METHODS
 from jaxgrow.cli.program import main
+from jaxgrow.extras import suggest
 from jaxgrow.models.bert import BERTConfig
-from train.analysis.evidence import evidence
+from train.extras.advice.evidence import evidence
 
 ROOT = Path(__file__).parents[2]
 

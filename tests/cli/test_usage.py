@@ -10,8 +10,8 @@ from jaxgrow.checkpoints import save
 from jaxgrow.cli import methods
 from jaxgrow.cli.keeps import described_methods
 from jaxgrow.cli.program import main
-from jaxgrow.integrations.formats import FORMATS
-from jaxgrow.integrations.torch_optimizer import POLICIES
+from jaxgrow.extras.integrations.formats import FORMATS
+from jaxgrow.extras.integrations.torch_optimizer import POLICIES
 from jaxgrow.models import GPT2Config
 from jaxgrow.operators import EXPERTS
 

@@ -16,8 +16,8 @@ import pytest
 
 from benchmarks import anatomy, first_hour, on_device, scale
 from benchmarks.common import Rows, alone
-from train.aot.machines import CHIPS, present
 from train.config.experiment import load
+from train.extras.aot.machines import CHIPS, present
 
 
 def test_what_runs_alone_answers_fails_dies_or_is_ended():

@@ -1,15 +1,19 @@
-"""Imports between the folders of `jaxgrow` go in one direction."""
+"""Imports go in one direction: from extras to the core, and from each folder to lower ones."""
 
 import ast
 from pathlib import Path
 
 import pytest
 
-LIBRARY = Path(__file__).parents[2] / "jaxgrow"
+ROOT = Path(__file__).parents[2]
+FILES = [
+    f.relative_to(ROOT) for p in ("jaxgrow", "train") for f in sorted((ROOT / p).rglob("*.py"))
+]
 # The folders and files of the library, and those that each of them may import. A part may import
 # only parts above it, so there is no cycle.
 ALLOWED = {
     "_version": "",
+    "registry": "",
     "signals": "",
     "typed": "",
     "untrusted": "",
@@ -18,45 +22,107 @@ ALLOWED = {
     "sharding": "axes",
     "testing": "axes",
     "growth": "axes sharding",
-    "plot": "axes growth",
     "operators": "axes growth",
     "optim": "axes growth sharding",
     "checking": "axes growth operators",
-    "models": "axes growth layerdrop sharding typed",
-    "peft": "axes growth models operators",
-    "flops": "axes growth layerdrop models peft",
-    "checkpoints": "_version axes growth models peft sharding signals typed untrusted",
+    "models": "axes growth layerdrop registry sharding typed",
+    "flops": "axes growth layerdrop models",
+    "checkpoints": "_version axes growth models registry sharding signals typed untrusted",
 }
-# The parts that users start from may import all others.
-ENTRIES = {"integrations", "cli", "__init__", "__main__"}
+# The parts that users start from may import all other parts of the core.
+ENTRIES = {"cli", "__init__", "__main__"}
+# The folders of the trainer. A folder imports only folders to the left of it. What lies outside of
+# the folders are commands and their arguments, which import all of them.
+FLOORS = ("common", "data", "state", "plan", "step", "config", "store", "run", "analysis")
+# The commands that are extras; the other extras lie in the folders `extras`.
+EXTRA_COMMANDS = (
+    "advise",
+    "evaluate",
+    "finetune",
+    "generate",
+    "ligo_maps",
+    "predict",
+    "preflight",
+    "race",
+    "scaling",
+    "sweep",
+    "tokenizer",
+    "variance",
+)
 
 
-def imported(code: str) -> set[str]:
-    """Return the parts of the library that the code imports, also within functions."""
-    found: set[str] = set()
+def is_extra(parts: tuple[str, ...]) -> bool:
+    """Return whether the parts of a module's name are those of an extra."""
+    return "extras" in parts or (
+        parts[0] == "train" and parts[1:2] in [(c,) for c in EXTRA_COMMANDS]
+    )
+
+
+def imported(code: str) -> set[tuple[str, ...]]:
+    """Return the modules and names that the code imports, also within functions."""
+    found: set[tuple[str, ...]] = set()
     for node in ast.walk(ast.parse(code)):
-        if isinstance(node, ast.ImportFrom) and node.module == "jaxgrow":
-            found |= {"_version" if n.name == "__version__" else n.name for n in node.names}
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("jaxgrow."):
-            found.add(str(node.module).split(".")[1])
+        if isinstance(node, ast.ImportFrom):
+            found |= {(*str(node.module).split("."), n.name) for n in node.names}
         elif isinstance(node, ast.Import):
-            names = [n.name.split(".") for n in node.names]
-            found |= {[*name, "__init__"][1] for name in names if name[0] == "jaxgrow"}
-    return found
+            found |= {tuple(n.name.split(".")) for n in node.names}
+    return {f for f in found if f[0] in ("jaxgrow", "train")}
 
 
-def part(file: Path) -> str:
-    """Return the folder of a file, or the file itself at the top level."""
-    return file.relative_to(LIBRARY).parts[0].removesuffix(".py")
+def parts(file: Path) -> tuple[str, ...]:
+    """Return the parts of the name of the module in a file."""
+    return file.with_suffix("").parts
 
 
-def test_a_part_imports_only_parts_above_it():
+IMPORTS = {parts(f): imported((ROOT / f).read_text()) for f in FILES}
+CORE = {module: names for module, names in IMPORTS.items() if not is_extra(module)}
+
+
+def written(module: tuple[str, ...], name: tuple[str, ...]) -> str:
+    return f"{'.'.join(module)} imports {'.'.join(name)}"
+
+
+def test_the_core_imports_no_extra():
+    wrong = [written(m, n) for m, names in CORE.items() for n in sorted(names) if is_extra(n)]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_a_part_of_the_library_imports_only_parts_above_it():
     wrong = [
-        f"{file.relative_to(LIBRARY)} imports jaxgrow.{other}"
-        for file in sorted(LIBRARY.rglob("*.py"))
-        if part(file) not in ENTRIES
-        for other in imported(file.read_text()) - {part(file)}
-        if other not in ALLOWED[part(file)].split()
+        written(module, name)
+        for module, names in CORE.items()
+        if module[0] == "jaxgrow" and module[1] not in ENTRIES
+        for name in sorted(names)
+        if name[0] == "train"
+        or name[1].replace("__version__", "_version")
+        not in (module[1], "extras", *ALLOWED[module[1]].split())
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_a_folder_of_the_trainer_imports_only_lower_folders():
+    floor = {name: i for i, name in enumerate(FLOORS)}
+    wrong = [
+        written(module, name)
+        for module, names in CORE.items()
+        if module[0] == "train" and module[1] in floor
+        for name in sorted(names)
+        if name[0] == "train"
+        and not is_extra(name)
+        and floor.get(name[1], len(FLOORS)) > floor[module[1]]
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_command_imports_another_one():
+    outside = {*FLOORS, "extras", "arguments", "__init__"}
+    commands = {m[1] for m in IMPORTS if m[0] == "train"} - outside
+    wrong = [
+        written(module, name)
+        for module, names in IMPORTS.items()
+        if module[0] == "train" and module[1] in commands
+        for name in sorted(names)
+        if name[0] == "train" and name[1] in commands - {module[1]}
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -71,10 +137,13 @@ def test_the_allowed_directions_have_no_cycle():
 @pytest.mark.parametrize(
     ("code", "found"),
     [
-        ("from jaxgrow.optim.muon import flops", {"optim"}),
-        ("def f():\n    from jaxgrow import growth, axes", {"growth", "axes"}),
-        ("import jaxgrow.cli.arguments", {"cli"}),
-        ("import jaxgrow", {"__init__"}),
+        ("from jaxgrow.optim.muon import flops", {("jaxgrow", "optim", "muon", "flops")}),
+        (
+            "def f():\n    from jaxgrow import growth, axes",
+            {("jaxgrow", "growth"), ("jaxgrow", "axes")},
+        ),
+        ("import train.run.trainer", {("train", "run", "trainer")}),
+        ("import jaxgrow", {("jaxgrow",)}),
         ("import jax\nfrom jax import growth", set()),
     ],
 )
@@ -83,7 +152,7 @@ def test_imports_are_found(code, found):
 
 
 def test_no_test_file_imports_another_one():
-    tests = LIBRARY.parent / "tests"
+    tests = ROOT / "tests"
     files = sorted(tests.rglob("*.py"))
     modules = {file.stem for file in files if file.stem.startswith("test_")}
     for file in files:

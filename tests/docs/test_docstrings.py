@@ -27,8 +27,8 @@ FUNCTIONS = {
     f"{module.__name__}.{name}": getattr(module, name)
     for module, names in (
         (jaxgrow.operators.ligo, ("init", "growth")),
-        (jaxgrow.peft.lora, ("init", "growth", "merge", "attach", "axes_of")),
-        (jaxgrow.peft.adapters, ("init", "growth", "attach", "detach", "axes_of")),
+        (jaxgrow.extras.peft.lora, ("init", "growth", "merge", "attach", "axes_of")),
+        (jaxgrow.extras.peft.adapters, ("init", "growth", "attach", "detach", "axes_of")),
     )
     for name in names
 }

@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 
 from benchmarks import lag
-from train.analysis.evidence import (
+from train.analysis.runs import Run, half_width
+from train.analysis.savings import Comparison
+from train.config.experiment import load
+from train.extras.advice.evidence import (
     Evidence,
     Setting,
     amount,
@@ -22,9 +25,6 @@ from train.analysis.evidence import (
     of,
     summary,
 )
-from train.analysis.runs import Run, half_width
-from train.analysis.savings import Comparison
-from train.config.experiment import load
 
 ROOT = Path(__file__).parents[2]
 PAGES = {

@@ -12,8 +12,8 @@ import pytest
 
 from benchmarks import carried, gpu_plan, gpu_tables, one_gpu
 from benchmarks.gpu_plan import EXPERIMENTS, Store, Training
-from train.analysis.fits import Measured, fit
 from train.common.errors import UserError
+from train.extras.advice.fits import Measured, fit
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/results/gpu.md").read_text()

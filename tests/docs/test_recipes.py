@@ -8,15 +8,16 @@ import numpy as np
 import optax
 import runs
 
-from jaxgrow.models import LlamaConfig, SwinConfig
+from jaxgrow.extras.models.swin import SwinConfig
+from jaxgrow.models import LlamaConfig
 from jaxgrow.operators import interleave
 from train.compare import shortened
 from train.config.experiment import load
-from train.engine.state.model import Model
-from train.engine.state.optim import Optim
 from train.plan.methods import Stage
 from train.plan.recipes import deepened
 from train.plan.transforms import Grow
+from train.state.model import Model
+from train.state.optim import Optim
 
 
 def test_growing_narrower_mlps_is_exact_and_copies_differ():

@@ -17,11 +17,12 @@ from runs import MODEL
 
 from jaxgrow import grow, grow_optimizer, operators
 from jaxgrow.axes import cut, is_names, layers_of, path, role
+from jaxgrow.extras.models.cait import CaiTConfig
 from jaxgrow.layerdrop import KeepMask
-from jaxgrow.models import BERTConfig, CaiTConfig, Config, LlamaConfig, ViTConfig
+from jaxgrow.models import BERTConfig, Config, LlamaConfig, ViTConfig
 from jaxgrow.optim.completep import Multiplier, multipliers
-from train.engine.state.model import initial
-from train.engine.state.optim import Optim, transformation
+from train.state.model import initial
+from train.state.optim import Optim, transformation
 
 pytestmark = pytest.mark.usefixtures("x64")
 BASE = tiny.config()

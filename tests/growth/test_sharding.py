@@ -17,7 +17,7 @@ from flax import nnx
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-import jaxgrow.integrations.nnx as of_nnx
+import jaxgrow.extras.integrations.nnx as of_nnx
 from jaxgrow import AxisMap, from_rules, grow, grow_optimizer, operators, sharding, swap
 from jaxgrow.growth import _sharded, apply
 from jaxgrow.growth.maps import Rule, Rules, repeat, select, tile

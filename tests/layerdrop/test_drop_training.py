@@ -37,21 +37,21 @@ from train.config import experiment as config
 from train.config.experiment import as_json
 from train.data import text as data
 from train.data.batches import Windows, next_tokens, probe, validation
-from train.engine.loop import programs
-from train.engine.loop.parallel import mapped
-from train.engine.loop.step import StepInputs, eval_step, train_step
-from train.engine.run import checkpoint
-from train.engine.run.workdir import load
-from train.engine.state.mesh import AXIS, replicated
-from train.engine.state.model import Model, loss
-from train.engine.state.optim import Optim, transformation
-from train.engine.state.packing import packed
 from train.plan import modifiers
 from train.plan.keep_masks import CHUNK, KeepMasks
 from train.plan.lifetimes import live
 from train.plan.methods import Scratch, Stage, VCycle
 from train.plan.modifiers import DropLayers, ShortContext
 from train.plan.training import Measure, Train
+from train.state.mesh import AXIS, replicated
+from train.state.model import Model, loss
+from train.state.optim import Optim, transformation
+from train.state.packing import packed
+from train.step import programs
+from train.step.parallel import mapped
+from train.step.step import StepInputs, eval_step, train_step
+from train.store import checkpoint
+from train.store.workdir import load
 
 LAYERS = 4
 MODEL = replace(runs.MODEL, layers=LAYERS)

@@ -23,15 +23,15 @@ from jaxgrow.models.stack import KeptTokens
 from jaxgrow.optim.freeze import Freeze
 from train import pretrain
 from train.data.batches import next_tokens
-from train.engine.loop.parallel import mapped
-from train.engine.loop.step import StepInputs, train_step
-from train.engine.state.mesh import Mesh
-from train.engine.state.model import Model
-from train.engine.state.optim import Optim
 from train.plan import modifiers
 from train.plan.methods import GrowTo, Stage
 from train.plan.modifiers import DropLayers, DropTokens, Hold
 from train.plan.training import Train
+from train.state.mesh import Mesh
+from train.state.model import Model
+from train.state.optim import Optim
+from train.step.parallel import mapped
+from train.step.step import StepInputs, train_step
 
 CONFIG = tiny.config(layers=4, dtype="float32")
 PARAMS = tiny.params(CONFIG, dtype="float32")

@@ -18,11 +18,12 @@ from counting import products
 from jaxgrow import flops, grow, grow_optimizer, sizes, swap
 from jaxgrow.checkpoints import CheckpointError
 from jaxgrow.checkpoints.hf import storage
+from jaxgrow.extras.models.cait import CaiTConfig
+from jaxgrow.extras.peft import adapters
+from jaxgrow.extras.peft.adapters import Adapter
 from jaxgrow.growth.maps import new_sizes, tile
-from jaxgrow.models import BERTConfig, CaiTConfig, GPT2Config, LlamaConfig, ViTConfig, from_json
+from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig, ViTConfig, from_json
 from jaxgrow.operators import coalesce, hypercloning, lemon, ligo, llama_pro, net2net, stack, staged
-from jaxgrow.peft import adapters
-from jaxgrow.peft.adapters import Adapter
 
 pytestmark = [pytest.mark.extra, pytest.mark.usefixtures("x64")]
 

@@ -12,7 +12,8 @@ from jax.experimental.pallas.ops.tpu import splash_attention as splash
 from jax.sharding import AxisType
 
 from jaxgrow.checkpoints.source import initial_layout
-from jaxgrow.models import CaiTConfig, GPT2Config
+from jaxgrow.extras.models.cait import CaiTConfig
+from jaxgrow.models import GPT2Config
 from jaxgrow.models import attention as module
 from jaxgrow.models.attention import attention
 

@@ -15,8 +15,9 @@ import tiny
 import vision
 
 from jaxgrow import grow, sizes, swap
+from jaxgrow.extras.models.cait import CaiTConfig
 from jaxgrow.layerdrop import TokenDrop
-from jaxgrow.models import CaiTConfig, from_json
+from jaxgrow.models import from_json
 from jaxgrow.models.stack import KeptTokens
 from jaxgrow.operators import decoalesce, hypercloning, lemon, llama_pro, stack, staged
 

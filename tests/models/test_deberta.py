@@ -15,9 +15,9 @@ from counting import products, programs
 from jaxgrow import flops, grow, operators, sizes
 from jaxgrow.checkpoints import FAMILIES
 from jaxgrow.cli import keeps
+from jaxgrow.extras.models.deberta import DeBERTaConfig, distance_rows
 from jaxgrow.layerdrop import KeepMask
-from jaxgrow.models import DeBERTaConfig, from_json
-from jaxgrow.models.deberta import distance_rows
+from jaxgrow.models import from_json
 from jaxgrow.models.stack import KeptTokens
 
 pytestmark = [pytest.mark.extra, pytest.mark.usefixtures("x64")]

@@ -34,14 +34,14 @@ from jaxgrow.models import (
 from jaxgrow.operators import ligo
 from jaxgrow.optim.freeze import Freeze
 from train import pretrain
-from train.data.images import Images
-from train.engine.loop.step import StepInputs, train_step
-from train.engine.state.optim import Optim, transformation
+from train.extras.images.images import Images
 from train.plan.lifetimes import after
 from train.plan.methods import Growing, GrowTo, Inherit, Learned, Scratch, Stage, VCycle
 from train.plan.modifiers import DropLayers, DropTokens, Hold, Modifier, Teacher
 from train.plan.training import Measure, Train
 from train.plan.transforms import Grouping, Transform
+from train.state.optim import Optim, transformation
+from train.step.step import StepInputs, train_step
 
 
 @pytest.mark.parametrize(

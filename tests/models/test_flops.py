@@ -12,8 +12,9 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from jaxgrow import flops
+from jaxgrow.extras.models.modernbert import ModernBERTConfig
 from jaxgrow.layerdrop import TokenDrop
-from jaxgrow.models import GPT2Config, LlamaConfig, ModernBERTConfig
+from jaxgrow.models import GPT2Config, LlamaConfig
 from jaxgrow.models.stack import KeptTokens
 
 # XLA also counts norms, softmax and GELU, which the formula omits. They are 3 % at these sizes.

@@ -15,10 +15,18 @@ import tiny
 from jax.sharding import AxisType
 from scipy import stats
 
-from jaxgrow import checkpoints, generate, sharding
-from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig, ViTConfig, generation
+from jaxgrow import checkpoints, sharding
+from jaxgrow.extras.models import generation
+from jaxgrow.extras.models.generation import (
+    WATCHED,
+    Sampling,
+    drawn,
+    generate,
+    least_logits,
+    penalized,
+)
+from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig, ViTConfig
 from jaxgrow.models.cache import Past
-from jaxgrow.models.generation import WATCHED, Sampling, drawn, least_logits, penalized
 
 pytestmark = [pytest.mark.extra, pytest.mark.usefixtures("x64")]
 

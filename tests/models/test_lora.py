@@ -13,12 +13,14 @@ from counting import products
 
 from jaxgrow import flops, grow, grow_optimizer, swap
 from jaxgrow.checkpoints import CheckpointError, save
-from jaxgrow.checkpoints.hf import peft
-from jaxgrow.checkpoints.hf.peft import PeftAdapter
 from jaxgrow.checkpoints.hf.storage import family_for
 from jaxgrow.checkpoints.io.files import read_json
 from jaxgrow.checkpoints.io.safetensors import header
 from jaxgrow.checkpoints.source import flat
+from jaxgrow.extras import hf_peft as peft
+from jaxgrow.extras.hf_peft import PeftAdapter
+from jaxgrow.extras.peft import lora
+from jaxgrow.extras.peft.lora import LoRA
 from jaxgrow.growth.maps import AxisMap, tile
 from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig
 from jaxgrow.operators import (
@@ -32,8 +34,6 @@ from jaxgrow.operators import (
     stack,
     staged,
 )
-from jaxgrow.peft import lora
-from jaxgrow.peft.lora import LoRA
 
 pytestmark = [pytest.mark.extra, pytest.mark.usefixtures("x64")]
 

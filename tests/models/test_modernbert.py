@@ -18,8 +18,9 @@ import tiny
 from jaxgrow import grow
 from jaxgrow.checkpoints import FAMILIES
 from jaxgrow.cli import keeps
+from jaxgrow.extras.models.modernbert import ModernBERTConfig
 from jaxgrow.layerdrop import KeepMask
-from jaxgrow.models import ModernBERTConfig, from_json
+from jaxgrow.models import from_json
 from jaxgrow.models.stack import KeptTokens
 from jaxgrow.operators import coalesce, fpi, hypercloning, lemon, llama_pro, stack, zero_pad
 

@@ -15,14 +15,15 @@ from runs import MODEL
 
 from jaxgrow import flops, grow, grow_optimizer, operators
 from jaxgrow.axes import is_names, path
-from jaxgrow.models import BERTConfig, CaiTConfig, Config, LlamaConfig, ViTConfig
+from jaxgrow.extras.models.cait import CaiTConfig
+from jaxgrow.models import BERTConfig, Config, LlamaConfig, ViTConfig
 from jaxgrow.optim import muon
-from train.engine.loop.trainer import run
-from train.engine.state.mesh import Mesh
-from train.engine.state.optim import Optim, transformation
 from train.plan.methods import Growing, GrowTo, Scratch, Stage
 from train.plan.modifiers import Rewarm
 from train.plan.training import Train
+from train.run.trainer import run
+from train.state.mesh import Mesh
+from train.state.optim import Optim, transformation
 
 OPTIM = Optim(name="muon", peak_lr=1e-2, warmup=1)
 IMAGES = {

@@ -73,7 +73,7 @@ def on_host(node):
 
 def test_a_model_keeps_its_function_and_its_optimizer_goes_on():
     given = third_party.drawn(params(nnx.eval_shape(lambda: Model(**SMALL))), np.float32)
-    model = jaxgrow.integrations.nnx.build(lambda: Model(**SMALL), given)
+    model = jaxgrow.extras.integrations.nnx.build(lambda: Model(**SMALL), given)
     optimizer = nnx.Optimizer(model, TX, wrt=nnx.Param)
     first = [step(model, optimizer, tokens())[1] for _ in range(STEPS)]
     before, _ = step(nnx.clone(model), nnx.clone(optimizer), tokens())
@@ -82,15 +82,17 @@ def test_a_model_keeps_its_function_and_its_optimizer_goes_on():
     old = sizes(stack_layers(params(model), "layers/{}"), axes)
 
     growth = operators.hypercloning(old, WIDE)
-    wide = jaxgrow.integrations.nnx.grow(
+    wide = jaxgrow.extras.integrations.nnx.grow(
         model, growth, axes, lambda: Model(**SMALL | WIDE), "layers/{}"
     )
-    of_wide = jaxgrow.integrations.nnx.grow_optimizer(
+    of_wide = jaxgrow.extras.integrations.nnx.grow_optimizer(
         optimizer, model, growth, axes, wide, "copy", "layers/{}"
     )
     deeper = operators.llama_pro(old, {"layers": LARGE["layers"]})
-    large = jaxgrow.integrations.nnx.grow(wide, deeper, axes, lambda: Model(**LARGE), "layers/{}")
-    of_large = jaxgrow.integrations.nnx.grow_optimizer(
+    large = jaxgrow.extras.integrations.nnx.grow(
+        wide, deeper, axes, lambda: Model(**LARGE), "layers/{}"
+    )
+    of_large = jaxgrow.extras.integrations.nnx.grow_optimizer(
         of_wide, wide, deeper, axes, large, "copy", "layers/{}"
     )
     assert large.layers[2].up.out_features == LARGE["mlp"]
@@ -117,9 +119,12 @@ def test_names_in_the_metadata_are_read_and_marked():
             bias_metadata={"out_sharding": names[1:], "eager_sharding": False},
         )
 
-    assert jaxgrow.integrations.nnx.axes(linear("embed.in", "mlp"))["kernel"] == ("embed.in", "mlp")
+    assert jaxgrow.extras.integrations.nnx.axes(linear("embed.in", "mlp"))["kernel"] == (
+        "embed.in",
+        "mlp",
+    )
     marked = by_convention(
-        jaxgrow.integrations.nnx.axes(nnx.eval_shape(lambda: linear("embed", "mlp")))
+        jaxgrow.extras.integrations.nnx.axes(nnx.eval_shape(lambda: linear("embed", "mlp")))
     )
     assert dict(marked) == {"kernel": ("embed.in", "mlp"), "bias": ("mlp.bias",)}
 
@@ -131,14 +136,14 @@ def test_build_sets_parameters_and_keeps_other_state():
         )
 
     given = jax.tree.map(lambda x: x + 1, params(make()))
-    built = jaxgrow.integrations.nnx.build(make, given)
+    built = jaxgrow.extras.integrations.nnx.build(make, given)
     jax.tree.map(np.testing.assert_array_equal, params(built), given)
     np.testing.assert_array_equal(built(jnp.ones((4, 2))) == 0, make()(jnp.ones((4, 2))) == 0)
     with pytest.raises(
         ValueError,
         match=re.escape("layers/0/kernel: has shape (2, 4), but (2, 3) in the larger model"),
     ):
-        jaxgrow.integrations.nnx.build(
+        jaxgrow.extras.integrations.nnx.build(
             make, jax.tree.map(lambda x: jnp.ones((*x.shape[:-1], 4)), given)
         )
 
@@ -170,7 +175,7 @@ def dropped(model, gates, scale):
     """Return the output and the gradient of the sum of its squares."""
 
     def loss(model):
-        with jaxgrow.integrations.nnx.dropping(model.layers, KeepMask(gates, scale)):
+        with jaxgrow.extras.integrations.nnx.dropping(model.layers, KeepMask(gates, scale)):
             y = model(X)
         return jnp.square(y).sum(), y
 
@@ -207,12 +212,12 @@ def test_gates_that_do_not_fit_are_refused():
     for layers in (jnp.ones(3, bool), jnp.array([0, 1]), None):
         with (
             pytest.raises(ValueError, match=r"requires a keep mask, bool \[2\]"),
-            jaxgrow.integrations.nnx.dropping(model.layers, KeepMask(layers)),
+            jaxgrow.extras.integrations.nnx.dropping(model.layers, KeepMask(layers)),
         ):
             pass
     ends = nnx.List([nnx.Linear(3, 2, rngs=nnx.Rngs(0))])
     with (
-        jaxgrow.integrations.nnx.dropping(ends, KeepMask(jnp.ones(1, bool))),
+        jaxgrow.extras.integrations.nnx.dropping(ends, KeepMask(jnp.ones(1, bool))),
         pytest.raises(ValueError, match=re.escape("Linear takes float32[2, 3] and returns (2, 2)")),
     ):
         ends[0](X)

@@ -17,20 +17,15 @@ from jax.extend.core import jaxprs_in_params
 from jax.sharding import AxisType
 
 from jaxgrow import grow
+from jaxgrow.extras.models.deberta import DeBERTaConfig
+from jaxgrow.extras.models.modernbert import ModernBERTConfig
+from jaxgrow.extras.peft import lora
 from jaxgrow.layerdrop import KeepMask
-from jaxgrow.models import (
-    BERTConfig,
-    Config,
-    DeBERTaConfig,
-    GPT2Config,
-    LlamaConfig,
-    ModernBERTConfig,
-)
+from jaxgrow.models import BERTConfig, Config, GPT2Config, LlamaConfig
 from jaxgrow.models import attention as module
 from jaxgrow.models.attention import Form, attention, segment_positions
 from jaxgrow.models.stack import KeptTokens
 from jaxgrow.operators import hypercloning, llama_pro
-from jaxgrow.peft import lora
 
 TOLERANCE = 1e-5  # sums of float32 in another order
 SIZES = dict(vocab=11, context=12, layers=3, embed=12, heads=4, head_dim=4, mlp=20)

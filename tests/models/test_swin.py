@@ -18,8 +18,10 @@ from swin_equations import attention, linear, norm
 
 from jaxgrow import flops, grow, sizes, swap
 from jaxgrow.axes import stages
+from jaxgrow.extras.models.swin import SwinConfig
+from jaxgrow.extras.peft.lora import LoRA
 from jaxgrow.layerdrop import KeepMask, LayerDrop
-from jaxgrow.models import Adapter, SwinConfig, from_json
+from jaxgrow.models import Adapter, from_json
 from jaxgrow.models.stack import KeptTokens
 from jaxgrow.operators import (
     decoalesce,
@@ -31,7 +33,6 @@ from jaxgrow.operators import (
     staged,
 )
 from jaxgrow.optim.freeze import Freeze, hold
-from jaxgrow.peft.lora import LoRA
 from train.plan.keep_masks import KeepMasks
 
 pytestmark = [pytest.mark.extra, pytest.mark.usefixtures("x64")]

@@ -16,8 +16,9 @@ import tiny
 
 from jaxgrow import checkpoints, grow, sharding
 from jaxgrow.checkpoints import CheckpointError
-from jaxgrow.checkpoints.hf import peft
 from jaxgrow.cli import keeps
+from jaxgrow.extras import hf_peft as peft
+from jaxgrow.extras.peft import lora
 from jaxgrow.growth.maps import swap
 from jaxgrow.models import LlamaConfig
 from jaxgrow.models.mixture import Experts, blocks, rows
@@ -32,11 +33,10 @@ from jaxgrow.operators import (
     virtual_groups,
     zero_pad,
 )
-from jaxgrow.peft import lora
-from train.aot import hlo
-from train.aot.roofline import kernels
-from train.engine.loop.parallel import mapped, over_mesh
-from train.engine.state.mesh import Mesh, divided
+from train.extras.aot import hlo
+from train.extras.aot.roofline import kernels
+from train.state.mesh import Mesh, divided
+from train.step.parallel import mapped, over_mesh
 
 pytestmark = pytest.mark.usefixtures("x64")
 

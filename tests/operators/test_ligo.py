@@ -21,8 +21,8 @@ from jaxgrow.axes import axis, is_names
 from jaxgrow.operators import fpi, interleave, stack, zero_pad
 from jaxgrow.operators.ligo import LiGO, growth, init
 from train.data.batches import next_tokens
-from train.engine.state.assembly import ByMaps
-from train.engine.state.model import Model, loss, parameters
+from train.state.assembly import ByMaps
+from train.state.model import Model, loss, parameters
 
 pytestmark = pytest.mark.usefixtures("x64")
 

@@ -28,16 +28,17 @@ from jaxgrow import checkpoints, correct, grow, swap
 from jaxgrow.axes import beside, is_layers, kind
 from jaxgrow.cli.model_inputs import of_data
 from jaxgrow.cli.program import main
+from jaxgrow.extras.models.swin import SwinConfig
 from jaxgrow.growth.matrices import dense
-from jaxgrow.models import GPT2Config, LlamaConfig, SwinConfig, importance
+from jaxgrow.models import GPT2Config, LlamaConfig, importance
 from jaxgrow.models.importance import activations, angular, influence, streams
 from jaxgrow.operators import best, keep, llama_pro, prune
 from train import pretrain
-from train.engine.state.model import Model
-from train.engine.state.optim import Optim
 from train.plan.methods import Stage, VCycle
 from train.plan.training import Measure, Train
 from train.plan.transforms import Pruning
+from train.state.model import Model
+from train.state.optim import Optim
 
 TOLERANCE = 1e-12
 LARGE = {"layers": 4, "heads": 4, "embed": 12, "mlp": 20}

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxgrow.integrations.torch_reader import check_pickle
+from jaxgrow.extras.integrations.torch_reader import check_pickle
 from jaxgrow.untrusted import chosen_file
 
 

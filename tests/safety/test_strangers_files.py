@@ -20,9 +20,9 @@ import tensorstore as ts
 from checkpoints import CONFIG, saved
 
 from jaxgrow.checkpoints import CheckpointError, open_checkpoint
-from jaxgrow.checkpoints.hf.peft_settings import Settings
 from jaxgrow.checkpoints.io.files import inside
 from jaxgrow.cli.program import main
+from jaxgrow.extras.hf_peft.peft_settings import Settings
 from jaxgrow.untrusted import UntrustedError, checked_tree, using_limits
 
 DEEP = ("--method", "stack", "--layers", "8")

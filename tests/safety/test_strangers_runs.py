@@ -16,12 +16,12 @@ from jaxgrow.checkpoints.io.checksums import seal
 from jaxgrow.untrusted import UntrustedError
 from train import predict, scaling, show
 from train.common.errors import UserError
-from train.engine.run import checkpoint
-from train.engine.run.workdir import Workdir
-from train.engine.state import heads
-from train.engine.state.mesh import Mesh
-from train.engine.state.model import Model
-from train.tasks import published
+from train.extras.evaluation import published
+from train.state import heads
+from train.state.mesh import Mesh
+from train.state.model import Model
+from train.store import checkpoint
+from train.store.workdir import Workdir
 
 
 def changed(file, **values):

@@ -16,12 +16,12 @@ from finetunings import FAMILIES
 from orbax.checkpoint import v1 as ocp
 
 from jaxgrow import checkpoints
-from jaxgrow.checkpoints.hf import peft
+from jaxgrow.extras import hf_peft as peft
+from jaxgrow.extras.models.cait import CaiTConfig
+from jaxgrow.extras.models.generation import generate
+from jaxgrow.extras.models.swin import SwinConfig
+from jaxgrow.extras.peft import lora
 from jaxgrow.models import BERTConfig, LlamaConfig, ViTConfig
-from jaxgrow.models.cait import CaiTConfig
-from jaxgrow.models.generation import generate
-from jaxgrow.models.swin import SwinConfig
-from jaxgrow.peft import lora
 from train.data.text import tokenizer
 
 

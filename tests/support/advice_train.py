@@ -18,29 +18,29 @@ from finetunings import FAMILIES, cola, squad, tuning
 from tokenizers import Tokenizer, models
 
 from jaxgrow import checkpoints
+from jaxgrow.extras.peft.adapters import Adapter
+from jaxgrow.extras.peft.lora import LoRA
 from jaxgrow.layerdrop import LayerDrop, Sensitivity
 from jaxgrow.models import BERTConfig, LlamaConfig, ViTConfig
 from jaxgrow.optim.freeze import Freeze
-from jaxgrow.peft.adapters import Adapter
-from jaxgrow.peft.lora import LoRA
 from jaxgrow.untrusted import using_limits
 from train import generate, pretrain
-from train.analysis.fits import Measured, fit
+from train.common import hosts
 from train.config.experiment import Experiment, check, load
 from train.config.overrides import overridden
 from train.data import batches, text
-from train.data.images import Images
-from train.data.labelled.task import Labelled
 from train.data.text import Data, training_text
-from train.engine import hosts
-from train.engine.run.workdir import Workdir
-from train.engine.state.mesh import Mesh
-from train.engine.state.optim import Optim
+from train.extras.advice.fits import Measured, fit
+from train.extras.evaluation.benchmarks import Benchmarks
+from train.extras.images.images import Images
+from train.extras.labelled.task import Labelled
 from train.plan.best import Best
 from train.plan.dropout import DropUnits
 from train.plan.methods import FineTune, Growing, GrowTo, Inherit, Learned, Scratch, Stage
 from train.plan.modifiers import DropLayers, Rewarm
-from train.tasks.benchmarks import Benchmarks
+from train.state.mesh import Mesh
+from train.state.optim import Optim
+from train.store.workdir import Workdir
 
 TEXT = "abcd efgh\n" * 40
 

@@ -17,12 +17,12 @@ from pictures import tree
 from pyarrow import parquet
 
 from train.data import corpus, formats, text
-from train.data.images import Images, images
-from train.data.labelled import glue, squad, table
-from train.data.processor import normal_in
 from train.data.special import copied, special_tokens
 from train.data.text import _byte_tokenizer
 from train.data.token_files import FIELD, checked_ids, token_formats
+from train.extras.images.images import Images, images
+from train.extras.images.processor import normal_in
+from train.extras.labelled import glue, squad, table
 
 _NAMED = {
     "link": "the user names this file",
@@ -363,20 +363,22 @@ SUBJECTS |= {
 
 ROWS: dict[str, Row] = {
     "train/data/formats.py::_of_tfds": attacked("prepared dataset"),
-    "train/data/images.py::_mapped": ours(_CACHE),
-    "train/data/images.py::_folder": attacked("images", "tar of images", "zip of images"),
-    "train/data/images.py::_decode": ours(_CACHE),
-    "train/data/images.py::_write_pixels": ours(_CACHE),
-    "train/data/images.py::_narrow": ours(_CACHE),
-    "train/data/images.py::_opened": attacked("images", "tar of images", "zip of images"),
-    "train/data/labelled/glue.py::is_unnamed": attacked("GLUE"),
-    "train/data/labelled/glue.py::rows_of": attacked("GLUE"),
-    "train/data/labelled/squad.py::_articles": attacked("SQuAD"),
-    "train/data/labelled/table.py::_lines": attacked("CSV", "compressed TSV"),
-    "train/data/labelled/table.py::_objects": attacked("JSON lines"),
+    "train/extras/images/images.py::_mapped": ours(_CACHE),
+    "train/extras/images/images.py::_folder": attacked("images", "tar of images", "zip of images"),
+    "train/extras/images/images.py::_decode": ours(_CACHE),
+    "train/extras/images/images.py::_write_pixels": ours(_CACHE),
+    "train/extras/images/images.py::_narrow": ours(_CACHE),
+    "train/extras/images/images.py::_opened": attacked("images", "tar of images", "zip of images"),
+    "train/extras/labelled/glue.py::is_unnamed": attacked("GLUE"),
+    "train/extras/labelled/glue.py::rows_of": attacked("GLUE"),
+    "train/extras/labelled/squad.py::_articles": attacked("SQuAD"),
+    "train/extras/labelled/table.py::_lines": attacked("CSV", "compressed TSV"),
+    "train/extras/labelled/table.py::_objects": attacked("JSON lines"),
     "train/data/named_splits.py::_front_matter": attacked("README of a dataset"),
-    "train/data/processor.py::normal_in": attacked("processor of images", "config of a run"),
-    "train/data/processor.py::_read": attacked("processor of images"),
+    "train/extras/images/processor.py::normal_in": attacked(
+        "processor of images", "config of a run"
+    ),
+    "train/extras/images/processor.py::_read": attacked("processor of images"),
     "train/data/special.py::copied": attacked("settings to copy"),
     "train/data/text.py::tokens": ours(_CACHE),
     "train/data/text.py::_mapped": ours(_CACHE),
@@ -402,12 +404,12 @@ ROWS: dict[str, Row] = {
     "train/data/tfds.py::checked_info": attacked("prepared dataset"),
     "train/data/cache.py::_make": ours(_CACHE),
     "train/data/cache.py::_remove": ours(_CACHE),
-    "train/data/images.py::_Records.__getitem__": ours(
+    "train/extras/images/images.py::_Records.__getitem__": ours(
         "the bytes of an image are in memory; no file is opened"
     ),
-    "train/data/images.py::_in_tar": attacked("tar of images"),
-    "train/data/images.py::_is_zip": attacked("tar of images", "zip of images"),
-    "train/data/images.py::_in_zip": attacked("zip of images"),
+    "train/extras/images/images.py::_in_tar": attacked("tar of images"),
+    "train/extras/images/images.py::_is_zip": attacked("tar of images", "zip of images"),
+    "train/extras/images/images.py::_in_zip": attacked("zip of images"),
     "train/data/bounded_child.py::_tried": ours(
         "the files that `trial.check_tokenizer` checked; the process has limits"
     ),

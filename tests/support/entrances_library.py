@@ -21,11 +21,11 @@ from orbax.checkpoint import v1 as ocp
 
 from jaxgrow import checkpoints
 from jaxgrow.checkpoints import CheckpointError, open_checkpoint
-from jaxgrow.checkpoints.hf import peft
 from jaxgrow.checkpoints.io.checksums import seal
 from jaxgrow.cli.program import main
+from jaxgrow.extras import hf_peft as peft
+from jaxgrow.extras.peft import lora
 from jaxgrow.models import ViTConfig
-from jaxgrow.peft import lora
 
 _DEEP = ("--method", "stack", "--layers", "8")
 _WIDE = ("--method", "hypercloning", "--embed", "24", "--heads", "8", "--mlp", "40")
@@ -431,7 +431,7 @@ def trained(name: str) -> Callable[[Path], Path]:
         import torch
         from safetensors.numpy import save_file
 
-        from jaxgrow.integrations import torch_optimizer
+        from jaxgrow.extras.integrations import torch_optimizer
 
         model = folder / "model"
         saved(model)
@@ -642,9 +642,9 @@ ROWS: dict[str, Row] = {
     "jaxgrow/checkpoints/_transform.py::write": attacked(
         "tokenizer beside", "template", "tokenizer of a run"
     ),
-    "jaxgrow/checkpoints/hf/peft/reading.py::_load": attacked("LoRA config", "LoRA weights"),
-    "jaxgrow/checkpoints/hf/peft/reading.py::load_beside": attacked("LoRA config"),
-    "jaxgrow/checkpoints/hf/peft_settings.py::Settings.__init__": attacked("LoRA config"),
+    "jaxgrow/extras/hf_peft/reading.py::_load": attacked("LoRA config", "LoRA weights"),
+    "jaxgrow/extras/hf_peft/reading.py::load_beside": attacked("LoRA config"),
+    "jaxgrow/extras/hf_peft/peft_settings.py::Settings.__init__": attacked("LoRA config"),
     "jaxgrow/checkpoints/hf/storage.py::HuggingFace.__init__": attacked("config"),
     "jaxgrow/checkpoints/io/checksums.py::block_digest": ours(
         "a file of a cache, whose name `damage` has checked"
@@ -688,49 +688,57 @@ ROWS: dict[str, Row] = {
     "jaxgrow/cli/model_inputs.py::_tokenised": attacked("text", "tokenizer"),
     "jaxgrow/cli/model_inputs.py::tokens_of": attacked("another tokenizer"),
     "jaxgrow/cli/program.py::main": ours("it opens /dev/null"),
-    "jaxgrow/integrations/command.py::_is_ours": attacked("run in the shell"),
-    "jaxgrow/integrations/command.py::_opened": attacked("names"),
-    "jaxgrow/integrations/easydel_tree.py::EasydelTree.__init__": attacked("EasyDeL index"),
-    "jaxgrow/integrations/easydel_tree.py::EasydelWriter.finish": attacked("EasyDeL index"),
-    "jaxgrow/integrations/formats.py::from_file": attacked("names"),
-    "jaxgrow/integrations/levanter_tree.py::LevanterTree.__init__": attacked("levanter manifest"),
-    "jaxgrow/integrations/levanter_tree.py::LevanterWriter.finish": attacked("levanter manifest"),
-    "jaxgrow/integrations/named_state.py::read": attacked("optimizer tensors"),
-    "jaxgrow/integrations/named_state.py::write": attacked("optimizer tensors"),
-    "jaxgrow/integrations/orbax_run.py::record": ours(_NEW),
-    "jaxgrow/integrations/orbax_tree.py::OrbaxTree.__init__": attacked("Orbax metadata"),
-    "jaxgrow/integrations/orbax_tree.py::OrbaxTree._check_files": attacked("EasyDeL chunk"),
-    "jaxgrow/integrations/orbax_tree.py::OrbaxTree._all_described": attacked("EasyDeL index"),
-    "jaxgrow/integrations/orbax_tree.py::OrbaxTree._described": attacked(
+    "jaxgrow/extras/integrations/command.py::_is_ours": attacked("run in the shell"),
+    "jaxgrow/extras/integrations/command.py::_opened": attacked("names"),
+    "jaxgrow/extras/integrations/easydel_tree.py::EasydelTree.__init__": attacked("EasyDeL index"),
+    "jaxgrow/extras/integrations/easydel_tree.py::EasydelWriter.finish": attacked("EasyDeL index"),
+    "jaxgrow/extras/integrations/formats.py::from_file": attacked("names"),
+    "jaxgrow/extras/integrations/levanter_tree.py::LevanterTree.__init__": attacked(
+        "levanter manifest"
+    ),
+    "jaxgrow/extras/integrations/levanter_tree.py::LevanterWriter.finish": attacked(
+        "levanter manifest"
+    ),
+    "jaxgrow/extras/integrations/named_state.py::read": attacked("optimizer tensors"),
+    "jaxgrow/extras/integrations/named_state.py::write": attacked("optimizer tensors"),
+    "jaxgrow/extras/integrations/orbax_run.py::record": ours(_NEW),
+    "jaxgrow/extras/integrations/orbax_tree.py::OrbaxTree.__init__": attacked("Orbax metadata"),
+    "jaxgrow/extras/integrations/orbax_tree.py::OrbaxTree._check_files": attacked("EasyDeL chunk"),
+    "jaxgrow/extras/integrations/orbax_tree.py::OrbaxTree._all_described": attacked(
+        "EasyDeL index"
+    ),
+    "jaxgrow/extras/integrations/orbax_tree.py::OrbaxTree._described": attacked(
         "Orbax data", "EasyDeL array"
     ),
-    "jaxgrow/integrations/orbax_tree.py::OrbaxTree.file": attacked(
+    "jaxgrow/extras/integrations/orbax_tree.py::OrbaxTree.file": attacked(
         "Orbax metadata", "EasyDeL index"
     ),
-    "jaxgrow/integrations/orbax_tree.py::OrbaxTree.open": attacked(
+    "jaxgrow/extras/integrations/orbax_tree.py::OrbaxTree.open": attacked(
         "Orbax data", "EasyDeL array", "EasyDeL index", "levanter data"
     ),
-    "jaxgrow/integrations/orbax_tree.py::OrbaxTree.read": attacked(
+    "jaxgrow/extras/integrations/orbax_tree.py::OrbaxTree.read": attacked(
         "Orbax data", "EasyDeL chunk", "levanter data"
     ),
-    "jaxgrow/integrations/orbax_tree.py::Writer._describe_arrays": attacked(
+    "jaxgrow/extras/integrations/orbax_tree.py::Writer._describe_arrays": attacked(
         "Orbax array metadata", "Orbax sharding"
     ),
-    "jaxgrow/integrations/orbax_tree.py::Writer.write": attacked("EasyDeL index", "Orbax metadata"),
-    "jaxgrow/integrations/orbax_tree.py::_spec": attacked("EasyDeL index", "Orbax metadata"),
-    "jaxgrow/integrations/orbax_tree.py::_write": ours(_NEW),
-    "jaxgrow/integrations/orbax_tree.py::database": attacked("levanter database"),
-    "jaxgrow/integrations/torch_optimizer.py::find": attacked("optimizer"),
-    "jaxgrow/integrations/torch_optimizer.py::parameter_groups": ours(
+    "jaxgrow/extras/integrations/orbax_tree.py::Writer.write": attacked(
+        "EasyDeL index", "Orbax metadata"
+    ),
+    "jaxgrow/extras/integrations/orbax_tree.py::_spec": attacked("EasyDeL index", "Orbax metadata"),
+    "jaxgrow/extras/integrations/orbax_tree.py::_write": ours(_NEW),
+    "jaxgrow/extras/integrations/orbax_tree.py::database": attacked("levanter database"),
+    "jaxgrow/extras/integrations/torch_optimizer.py::find": attacked("optimizer"),
+    "jaxgrow/extras/integrations/torch_optimizer.py::parameter_groups": ours(
         "transformers reads the config.json that was checked before, without its code"
     ),
-    "jaxgrow/integrations/torch_optimizer.py::read_file": attacked("optimizer"),
-    "jaxgrow/integrations/torch_optimizer.py::write_file": ours(_NEW),
-    "jaxgrow/integrations/torch_reader.py::load_entries": attacked("DCP data"),
-    "jaxgrow/integrations/torch_reader.py::open_reader": attacked("DCP metadata"),
-    "jaxgrow/integrations/torch_reader.py::read_metadata": attacked("DCP metadata"),
-    "jaxgrow/integrations/torch_reader.py::save_entries": ours(_NEW),
-    "jaxgrow/integrations/torch_tree.py::TorchWriter._merge": ours(_NEW),
+    "jaxgrow/extras/integrations/torch_optimizer.py::read_file": attacked("optimizer"),
+    "jaxgrow/extras/integrations/torch_optimizer.py::write_file": ours(_NEW),
+    "jaxgrow/extras/integrations/torch_reader.py::load_entries": attacked("DCP data"),
+    "jaxgrow/extras/integrations/torch_reader.py::open_reader": attacked("DCP metadata"),
+    "jaxgrow/extras/integrations/torch_reader.py::read_metadata": attacked("DCP metadata"),
+    "jaxgrow/extras/integrations/torch_reader.py::save_entries": ours(_NEW),
+    "jaxgrow/extras/integrations/torch_tree.py::TorchWriter._merge": ours(_NEW),
     "jaxgrow/untrusted.py::CheckedPath.open": attacked("config"),
     "jaxgrow/untrusted.py::copy_file": attacked(
         "tokenizer beside", "template", "EasyDeL beside", "trainer state"

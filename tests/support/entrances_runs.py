@@ -20,16 +20,16 @@ from entrances import Row, Subject, attacked, ours, trusted
 
 from jaxgrow.checkpoints import orbax
 from jaxgrow.checkpoints.io.checksums import seal
-from jaxgrow.peft.lora import LoRA
+from jaxgrow.extras.peft.lora import LoRA
 from train import evaluate, ligo_maps, predict, scaling, show
 from train.common.files import read_arrays, write_arrays, write_json
 from train.data.text import tokenizer
-from train.engine.run import intact, origin, recorder, trackers, workdir
-from train.engine.run.checkpoint import Checkpoints
-from train.engine.run.workdir import Workdir
-from train.engine.state import heads
-from train.plan import adapting
-from train.tasks import published
+from train.extras import adapting, trackers
+from train.extras.evaluation import published
+from train.state import heads
+from train.store import intact, origin, recorder, workdir
+from train.store.checkpoint import Checkpoints
+from train.store.workdir import Workdir
 
 PARTS = "it writes a file with a random name, which it creates, and renames it"
 WORK = "it deletes only files of this program, in a folder that it has locked"
@@ -335,7 +335,7 @@ SUBJECTS: dict[str, Subject] = {
 ROWS: dict[str, Row] = {
     "train/advise.py::script": trusted(CONFIG),
     "train/advise.py::main": ours(NAMED),
-    "train/analysis/evidence.py::_read": trusted(
+    "train/extras/advice/evidence.py::_read": trusted(
         "it reads a file that is installed with the package"
     ),
     "train/analysis/plots.py::saved": ours(NAMED),
@@ -355,52 +355,50 @@ ROWS: dict[str, Row] = {
     "train/common/files.py::read_own": attacked(
         "config.json", "result.json", "metrics.jsonl", "compare.json"
     ),
-    "train/engine/run/intact.py::_foreign": attacked("step"),
-    "train/engine/run/workdir.py::Workdir._check_unused": attacked("config.json of somebody"),
-    "train/engine/run/workdir.py::Workdir._take": attacked("log to branch"),
+    "train/store/intact.py::_foreign": attacked("step"),
+    "train/store/workdir.py::Workdir._check_unused": attacked("config.json of somebody"),
+    "train/store/workdir.py::Workdir._take": attacked("log to branch"),
     "train/common/endings.py::begin": ours("it opens /dev/null in place of a closed output"),
     "train/common/output.py::drop": ours("it opens /dev/null in place of a closed output"),
     "train/common/files.py::delete_parts": ours(WORK),
     "train/common/files.py::lock_folder": ours("it opens the folder of the run, which it locks"),
     "train/common/files.py::write_bytes": ours(PARTS),
-    "train/engine/run/intact.py::delete_replaced": ours(WORK),
-    "train/engine/run/intact.py::_delete_marked": ours(WORK),
-    "train/engine/run/intact.py::added_files": attacked("checksums of a checkpoint"),
+    "train/store/intact.py::delete_replaced": ours(WORK),
+    "train/store/intact.py::_delete_marked": ours(WORK),
+    "train/store/intact.py::added_files": attacked("checksums of a checkpoint"),
     "train/compare.py::_frontier": trusted(CONFIG),
     "train/compare.py::_write": ours(NAMED),
     "train/config/experiment.py::_module": trusted("it runs a config in Python"),
     "train/config/stated.py::statements": trusted("it parses a config in Python"),
-    "train/engine/loop/trainer.py::Trainer.between_steps": ours(SAVES),
-    "train/engine/loop/trainer.py::Trainer.save": ours(SAVES),
-    "train/engine/loop/trainer.py::_mesh": ours(
-        "it opens no file; it connects the processes of a run"
-    ),
-    "train/engine/run/checkpoint.py::Checkpoints.save": ours(SAVES),
-    "train/engine/run/checkpoint.py::Checkpoints._restore_log": attacked("log to restore"),
-    "train/engine/loop/trainer.py::_begun": ours(SAVES),
-    "train/engine/run/origin.py::copy_log": attacked("log to copy", "events to copy"),
-    "train/engine/run/workdir.py::Workdir.copy_board": attacked("events to copy"),
-    "train/engine/run/recorder.py::_continued": attacked("log to continue"),
-    "train/engine/run/trackers.py::opened": attacked("trackers.json"),
-    "train/engine/run/handover.py::_of_task": ours(PARTS),
-    "train/engine/run/handover.py::_save": ours(PARTS),
-    "train/engine/run/handover.py::write_card": ours(PARTS),
-    "train/engine/run/trackers.py::TensorBoard.__init__": attacked("events to continue"),
-    "train/engine/run/workdir.py::Workdir.config": attacked("config.json"),
-    "train/engine/run/workdir.py::Workdir.scores": attacked("scores.json"),
-    "train/engine/run/workdir.py::Workdir.evaluated": attacked("evaluated.json"),
-    "train/engine/run/workdir.py::Workdir.result": attacked("result.json"),
-    "train/engine/run/workdir.py::Workdir.lines": attacked("metrics.jsonl"),
-    "train/engine/run/workdir.py::Workdir.params": attacked("array of a run"),
-    "train/engine/run/workdir.py::Workdir.keep_inputs": ours(PARTS),
-    "train/engine/run/workdir.py::load": attacked("array of a run"),
-    "train/engine/state/heads.py::_of_older_run": attacked("result.json of a head"),
+    "train/run/trainer.py::Trainer.between_steps": ours(SAVES),
+    "train/run/trainer.py::Trainer.save": ours(SAVES),
+    "train/run/trainer.py::_mesh": ours("it opens no file; it connects the processes of a run"),
+    "train/store/checkpoint.py::Checkpoints.save": ours(SAVES),
+    "train/store/checkpoint.py::Checkpoints._restore_log": attacked("log to restore"),
+    "train/run/trainer.py::_begun": ours(SAVES),
+    "train/store/origin.py::copy_log": attacked("log to copy", "events to copy"),
+    "train/store/workdir.py::Workdir.copy_board": attacked("events to copy"),
+    "train/store/recorder.py::_continued": attacked("log to continue"),
+    "train/extras/trackers.py::opened": attacked("trackers.json"),
+    "train/store/handover.py::_of_task": ours(PARTS),
+    "train/store/handover.py::_save": ours(PARTS),
+    "train/store/handover.py::write_card": ours(PARTS),
+    "train/extras/trackers.py::TensorBoard.__init__": attacked("events to continue"),
+    "train/store/workdir.py::Workdir.config": attacked("config.json"),
+    "train/store/workdir.py::Workdir.scores": attacked("scores.json"),
+    "train/store/workdir.py::Workdir.evaluated": attacked("evaluated.json"),
+    "train/store/workdir.py::Workdir.result": attacked("result.json"),
+    "train/store/workdir.py::Workdir.lines": attacked("metrics.jsonl"),
+    "train/store/workdir.py::Workdir.params": attacked("array of a run"),
+    "train/store/workdir.py::Workdir.keep_inputs": ours(PARTS),
+    "train/store/workdir.py::load": attacked("array of a run"),
+    "train/state/heads.py::_of_older_run": attacked("result.json of a head"),
     "train/evaluate.py::evaluate": attacked("text to evaluate"),
     "train/evaluate.py::_learned": attacked("tokenizer_config.json to evaluate"),
     "train/finetune.py::main": ours(NAMED),
     "train/ligo_maps.py::_apply": attacked("tokenizer.json"),
-    "train/plan/adapting.py::keep_adapter": ours(PARTS),
-    "train/plan/adapting.py::loaded": attacked("lora.npz"),
+    "train/extras/adapting.py::keep_adapter": ours(PARTS),
+    "train/extras/adapting.py::loaded": attacked("lora.npz"),
     "train/plan/learning.py::Learn.finish": ours(PARTS),
     "train/predict.py::main": attacked(
         "table to predict", "config.json to predict", "result.json to predict"
@@ -411,10 +409,10 @@ ROWS: dict[str, Row] = {
     "train/show.py::row": attacked("result.json of a plan"),
     "train/sweep.py::combinations": trusted(CONFIG),
     "train/sweep.py::main": ours(NAMED),
-    "train/tasks/benchmarks.py::Benchmarks.run": trusted(TASKS),
-    "train/tasks/benchmarks.py::Benchmarks.files": trusted(TASKS),
-    "train/tasks/benchmarks.py::Benchmarks._loaded": trusted(TASKS),
-    "train/tasks/published.py::local": attacked("labels"),
+    "train/extras/evaluation/benchmarks.py::Benchmarks.run": trusted(TASKS),
+    "train/extras/evaluation/benchmarks.py::Benchmarks.files": trusted(TASKS),
+    "train/extras/evaluation/benchmarks.py::Benchmarks._loaded": trusted(TASKS),
+    "train/extras/evaluation/published.py::local": attacked("labels"),
     "train/tokenizer.py::main": ours(NAMED),
 }
 

@@ -10,17 +10,11 @@ import numpy as np
 
 from jaxgrow import checkpoints, grow, sizes
 from jaxgrow.axes import kind
-from jaxgrow.models import (
-    BERTConfig,
-    CaiTConfig,
-    Config,
-    DeBERTaConfig,
-    GPT2Config,
-    LlamaConfig,
-    ModernBERTConfig,
-    SwinConfig,
-    ViTConfig,
-)
+from jaxgrow.extras.models.cait import CaiTConfig
+from jaxgrow.extras.models.deberta import DeBERTaConfig
+from jaxgrow.extras.models.modernbert import ModernBERTConfig
+from jaxgrow.extras.models.swin import SwinConfig
+from jaxgrow.models import BERTConfig, Config, GPT2Config, LlamaConfig, ViTConfig
 
 SIZES = dict(layers=4, embed=8, heads=4, head_dim=2, mlp=12)
 TEXT, IMAGES = dict(vocab=256, context=6), dict(image=8, patch=4, channels=1, classes=10)

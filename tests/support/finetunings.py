@@ -8,18 +8,13 @@ import runs
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from jaxgrow.checkpoints import orbax
-from jaxgrow.models import (
-    BERTConfig,
-    DeBERTaConfig,
-    GPT2Config,
-    LlamaConfig,
-    ModernBERTConfig,
-    TextConfig,
-)
-from train.config.downstream import FineTuning
-from train.data.labelled.task import Labelled
+from jaxgrow.extras.models.deberta import DeBERTaConfig
+from jaxgrow.extras.models.modernbert import ModernBERTConfig
+from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig, TextConfig
 from train.data.text import tokenizer
-from train.engine.state.optim import Optim
+from train.extras.labelled.downstream import FineTuning
+from train.extras.labelled.task import Labelled
+from train.state.optim import Optim
 
 SIZES = dict(vocab=256, context=16, layers=2, embed=16, heads=2, head_dim=8, mlp=32)
 FAMILIES = {

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from jaxgrow.models import BERTConfig, GPT2Config
-from train.data.labelled import glue
+from train.extras.labelled import glue
 
 SIZES = dict(vocab=400, layers=1, embed=8, heads=2, head_dim=4, mlp=8)
 BERT = BERTConfig(**SIZES, context=512)

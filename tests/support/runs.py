@@ -19,13 +19,14 @@ from jaxgrow.models import Config, GPT2Config
 from train import pretrain
 from train.config.experiment import Experiment
 from train.data.text import Data
-from train.engine.loop import programs, trainer
-from train.engine.run.checkpoint import Checkpoints
-from train.engine.run.workdir import load
-from train.engine.state.mesh import Mesh, replicated
-from train.engine.state.model import Model
-from train.engine.state.optim import Optim
 from train.plan.methods import Growing, GrowTo, Stage, VCycle
+from train.run import trainer
+from train.state.mesh import Mesh, replicated
+from train.state.model import Model
+from train.state.optim import Optim
+from train.step import programs
+from train.store.checkpoint import Checkpoints
+from train.store.workdir import load
 
 MODEL = GPT2Config(vocab=256, context=8, layers=2, embed=8, heads=2, head_dim=4, mlp=16)
 # the small model, which two growths make this large:
@@ -65,16 +66,16 @@ def script(folder: Path, experiment: Experiment) -> str:
     """Write a config file of ``experiment`` and return its path."""
     path = folder / f"{experiment.name}.py"
     modules = (
-        "jaxgrow.peft.lora",
-        "train.data.labelled.task",
+        "jaxgrow.extras.peft.lora",
+        "train.extras.labelled.task",
         "jaxgrow.models",
         "jaxgrow.layerdrop",
         "jaxgrow.operators.ligo",
         "train.config.experiment",
         "train.data.text",
-        "train.engine.state.optim",
+        "train.state.optim",
         "train.plan.methods",
-        "train.engine.state.mesh",
+        "train.state.mesh",
     )
     imports = "".join(
         f"from {name} import *\n"

@@ -15,26 +15,26 @@ from finetunings import FAMILIES, OPTIM, checkpoint, tuning
 
 from jaxgrow import flops, grow
 from jaxgrow.checkpoints import load, orbax
+from jaxgrow.extras.peft import adapters, lora
+from jaxgrow.extras.peft.adapters import Adapter
+from jaxgrow.extras.peft.lora import LoRA
 from jaxgrow.layerdrop import LayerDrop
 from jaxgrow.operators import stack
 from jaxgrow.optim.freeze import Freeze
-from jaxgrow.peft import adapters, lora
-from jaxgrow.peft.adapters import Adapter
-from jaxgrow.peft.lora import LoRA
 from train import finetune as command
 from train.common.errors import UserError
 from train.config.overrides import overridden
-from train.engine.loop.memory import state
-from train.engine.loop.trainer import run
-from train.engine.state.heads import fresh_head, split
-from train.engine.state.mesh import Mesh
-from train.engine.state.model import Model
-from train.engine.state.optim import transformation
-from train.plan.adapting import Adapt, Saved, loaded, save
-from train.plan.adapting import load as saved_in
+from train.extras.adapting import Adapt, Saved, loaded, save
+from train.extras.adapting import load as saved_in
+from train.extras.labelled.supervised import score
 from train.plan.lifetimes import shapes
 from train.plan.methods import FineTune
-from train.tasks.supervised import score
+from train.run.trainer import run
+from train.state.heads import fresh_head, split
+from train.state.mesh import Mesh
+from train.state.model import Model
+from train.state.optim import transformation
+from train.step.memory import state
 
 pytestmark = pytest.mark.extra
 

@@ -14,9 +14,9 @@ from train import pretrain
 from train.common.errors import UserError, explained
 from train.config.experiment import Experiment
 from train.data.text import Data
-from train.engine.run.workdir import Workdir
 from train.plan.methods import Scratch
 from train.plan.modifiers import DropLayers
+from train.store.workdir import Workdir
 
 pytestmark = pytest.mark.extra
 

@@ -29,14 +29,14 @@ from train.advise import (
     steps_behind,
     written,
 )
-from train.analysis.evidence import estimate, evidence, of
 from train.common.errors import UserError, exits_cleanly
 from train.config.experiment import load
-from train.engine.state.mesh import Mesh
-from train.engine.state.optim import Optim
+from train.extras.advice.evidence import estimate, evidence, of
 from train.plan.methods import Growing, Scratch, VCycle
 from train.plan.modifiers import DropLayers
 from train.plan.recipes import halves
+from train.state.mesh import Mesh
+from train.state.optim import Optim
 
 pytestmark = pytest.mark.extra
 

@@ -17,14 +17,14 @@ from jaxgrow.layerdrop import LayerDrop
 from jaxgrow.models.stack import Remat
 from jaxgrow.operators import hypercloning, stack
 from jaxgrow.sharding import spec
-from train.aot.compilation import Program, Rehearsal
-from train.aot.estimate import bound, fits
-from train.aot.machines import described
-from train.aot.roofline import kernels
 from train.config.experiment import load
-from train.engine.state.mesh import Mesh
+from train.extras.aot.compilation import Program, Rehearsal
+from train.extras.aot.estimate import bound, fits
+from train.extras.aot.machines import described
+from train.extras.aot.roofline import kernels
 from train.plan.methods import Scratch
 from train.plan.modifiers import DropLayers
+from train.state.mesh import Mesh
 
 # Plugins warn about missing devices.
 pytestmark = [pytest.mark.aot, pytest.mark.filterwarnings("ignore")]

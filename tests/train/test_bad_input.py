@@ -15,8 +15,8 @@ from jaxgrow.checkpoints import CheckpointError
 from train import compare, generate, pretrain
 from train.common.errors import UserError, exits_cleanly, is_full_disk
 from train.config.experiment import as_json
-from train.engine.run.checkpoint import Checkpoints
-from train.engine.run.workdir import Workdir
+from train.store.checkpoint import Checkpoints
+from train.store.workdir import Workdir
 
 
 @pytest.fixture

@@ -9,20 +9,21 @@ import pytest
 import runs
 from finetunings import FAMILIES, checkpoint, cola, tuning
 
+from jaxgrow.extras.models.swin import SwinConfig
+from jaxgrow.extras.peft.lora import LoRA
 from jaxgrow.layerdrop import KeepMask
 from jaxgrow.layerdrop.execution import Dropout
-from jaxgrow.models import Adapter, SwinConfig
-from jaxgrow.peft.lora import LoRA
+from jaxgrow.models import Adapter
 from train.common.errors import UserError
 from train.config.overrides import overridden
-from train.data.labelled.task import Labelled
-from train.engine.loop import trainer
-from train.engine.loop.trainer import run
-from train.engine.run.workdir import Workdir, load
-from train.plan.adapting import load as saved_in
+from train.extras.adapting import load as saved_in
+from train.extras.labelled.supervised import score
+from train.extras.labelled.task import Labelled
 from train.plan.best import Best
 from train.plan.methods import FineTune
-from train.tasks.supervised import score
+from train.run import trainer
+from train.run.trainer import run
+from train.store.workdir import Workdir, load
 
 
 @pytest.fixture(scope="module")

@@ -15,12 +15,12 @@ from train import pretrain
 from train.common.errors import Diverged, UserError
 from train.config.experiment import as_json
 from train.data.text import Data
-from train.engine.loop import inputs
-from train.engine.run.checkpoint import Checkpoints
-from train.engine.run.origin import Origin, parsed
-from train.engine.run.workdir import Workdir, load
-from train.engine.state.mesh import Mesh
 from train.plan.methods import Growing, GrowTo, Scratch, Stage
+from train.state.mesh import Mesh
+from train.step import inputs
+from train.store.checkpoint import Checkpoints
+from train.store.origin import Origin, parsed
+from train.store.workdir import Workdir, load
 
 
 @pytest.fixture(scope="module")
@@ -111,9 +111,9 @@ def test_other_data_start_from_the_beginning_and_a_line_says_so(tmp_path, capsys
 KILLING = """
 import os, signal, sys
 from train import pretrain
-from train.engine.loop import trainer
-from train.engine.run.checkpoint import Checkpoints
-from train.engine.run import origin
+from train.step import trainer
+from train.store.checkpoint import Checkpoints
+from train.store import origin
 where = sys.argv.pop(1)
 def die(*given, **named): os.kill(os.getpid(), signal.SIGKILL)
 if where == "log": trainer.copy_log = die

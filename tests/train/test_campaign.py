@@ -20,8 +20,8 @@ import runs
 from jaxgrow.checkpoints import open_checkpoint
 from train import pretrain
 from train.common.errors import UserError
-from train.engine.run import intact
 from train.plan.methods import GrowTo, Stage
+from train.store import intact
 
 ROOT = Path(__file__).parents[2]
 TIMES = int(os.environ.get("JAXGROW_KILLS", "48"))

@@ -18,11 +18,11 @@ import runs
 from jaxgrow.checkpoints import CheckpointError, open_checkpoint
 from train import pretrain
 from train.common.errors import UserError
-from train.engine.run import checkpoint
-from train.engine.run.checkpoint import Checkpoints, read
-from train.engine.run.record import CostRecord, RunRecord
-from train.engine.run.workdir import imported, load
-from train.engine.state.model import Model
+from train.plan.record import CostRecord, RunRecord
+from train.state.model import Model
+from train.store import checkpoint
+from train.store.checkpoint import Checkpoints, read
+from train.store.workdir import imported, load
 
 RECORD = RunRecord(step=3, cost=CostRecord(steps=3))
 

@@ -20,13 +20,14 @@ from train.analysis import plots
 from train.analysis.runs import Run, curves, frontier_budget, half_width, p_value, refuse_unlike
 from train.analysis.savings import Comparison
 from train.common.errors import UserError, exits_cleanly
-from train.config.downstream import FineTuning
 from train.config.experiment import Experiment, as_json
 from train.config.overrides import seed_list
-from train.data.labelled.task import Labelled
-from train.engine.loop import programs, trainer
+from train.extras.labelled.downstream import FineTuning
+from train.extras.labelled.task import Labelled
 from train.plan.methods import GrowTo, Stage
 from train.plan.recipes import deepened
+from train.run import trainer
+from train.step import programs
 
 COMPILING = 3.0  # seconds of compilation before the first validation of a synthetic run
 CONFIG = as_json(Experiment("synthetic", GPT2Config(), steps=4, batch=4))

@@ -10,12 +10,13 @@ import pytest
 import runs
 from runs import MODEL
 
-from jaxgrow.models import LlamaConfig, SwinConfig
-from train.engine.loop.trainer import run
-from train.engine.state.model import Model
-from train.engine.state.optim import Optim, transformation
+from jaxgrow.extras.models.swin import SwinConfig
+from jaxgrow.models import LlamaConfig
 from train.plan.methods import FineTune, Growing, GrowTo, Scratch, Stage
 from train.plan.transforms import Grow
+from train.run.trainer import run
+from train.state.model import Model
+from train.state.optim import Optim, transformation
 
 
 @pytest.mark.slow  # `test_growing_by_copies_and_training_commute` shows it without a run.

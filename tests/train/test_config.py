@@ -12,7 +12,6 @@ import runs
 from jaxgrow.layerdrop import LayerDrop
 from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig
 from train.common.errors import UserError
-from train.config.downstream import FineTuning
 from train.config.effect import refuse_unused
 from train.config.experiment import (
     Experiment,
@@ -24,13 +23,14 @@ from train.config.experiment import (
     names,
 )
 from train.config.resuming import conflicts
-from train.data.images import Images
-from train.data.labelled.task import Labelled
 from train.data.text import Data
-from train.engine.state.mesh import Mesh
-from train.engine.state.optim import Optim
+from train.extras.images.images import Images
+from train.extras.labelled.downstream import FineTuning
+from train.extras.labelled.task import Labelled
 from train.plan.methods import FineTune, Growing, Scratch, Stage, VCycle
 from train.plan.training import Train
+from train.state.mesh import Mesh
+from train.state.optim import Optim
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = [p.relative_to(ROOT) for p in sorted((ROOT / "configs").rglob("*.py"))]
@@ -382,11 +382,11 @@ def test_set_refuses(path, override, says):
         ("def config():\n    return 1 / 0", "broken.py, line 2: ZeroDivisionError: "),
         ("import no_such_module", "broken.py, line 1: ModuleNotFoundError: "),
         (
-            "from train.engine.state.optim import Optim\nconfig = lambda: Optim(peak_rl=1)",
+            "from train.state.optim import Optim\nconfig = lambda: Optim(peak_rl=1)",
             "line 2: TypeError: ",
         ),
         (
-            "from train.engine.state.optim import Optim\nconfig = lambda: Optim(peak_lr='x')",
+            "from train.state.optim import Optim\nconfig = lambda: Optim(peak_lr='x')",
             "line 2: TypeError: ",
         ),
     ],

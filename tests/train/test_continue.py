@@ -19,9 +19,9 @@ from jaxgrow import checkpoints
 from jaxgrow.cli.program import main
 from train import generate, pretrain
 from train.common.errors import UserError
-from train.engine.run.workdir import imported, load
-from train.engine.state.mesh import Mesh
 from train.plan.methods import Continue, Growing, GrowTo, Scratch
+from train.state.mesh import Mesh
+from train.store.workdir import imported, load
 
 
 @pytest.fixture(scope="module")

@@ -22,17 +22,17 @@ from train.common.errors import UserError
 from train.config.overrides import overridden
 from train.data import formats
 from train.data.batches import Windows, named_sources, report, shapes, sources, training, validation
-from train.data.images import Images
-from train.data.labelled.task import Labelled
 from train.data.text import Data, tokens
-from train.engine.loop import programs
-from train.engine.loop.parallel import mapped
-from train.engine.loop.step import StepInputs, train_step
-from train.engine.run.workdir import load
-from train.engine.state.mesh import Mesh
-from train.engine.state.model import Model, shardings
+from train.extras.images.images import Images
+from train.extras.labelled.task import Labelled
 from train.plan.methods import Growing, GrowTo, Inherit, Learned, Scratch
 from train.plan.modifiers import DropLayers, DropTokens, ShortContext, divergence
+from train.state.mesh import Mesh
+from train.state.model import Model, shardings
+from train.step import programs
+from train.step.parallel import mapped
+from train.step.step import StepInputs, train_step
+from train.store.workdir import load
 
 DOCUMENTS = ["ab", "c", "defghijklmnop", "q", "rstu"] * 9
 

@@ -19,15 +19,15 @@ from train.common.errors import UserError
 from train.config.effect import conditions, refuse_unused
 from train.config.experiment import Experiment, as_json, load
 from train.config.resuming import class_of
-from train.data.augment import Augment
 from train.data.batches import sources
-from train.data.images import Images
-from train.data.labelled.task import Labelled
 from train.data.text import Data
-from train.engine.state.mesh import Mesh
-from train.engine.state.optim import Optim, learning_rate, transformation
+from train.extras.images.augment import Augment
+from train.extras.images.images import Images
+from train.extras.labelled.task import Labelled
 from train.plan.methods import Continue, Growing, GrowTo, Inherit, Learned, Scratch, Stage, VCycle
 from train.plan.transforms import Grouping, Pruning
+from train.state.mesh import Mesh
+from train.state.optim import Optim, learning_rate, transformation
 
 TINY = dict(layers=2, embed=8, heads=2, head_dim=4, mlp=16)
 VIT = ViTConfig(**TINY, image=8, patch=4, channels=1, classes=10)

@@ -67,17 +67,17 @@ def ended(process: subprocess.Popen) -> tuple[int, str]:
             "stopped by SIGTERM; the same command continues",
         ),
         (
-            "train.engine.loop.trainer:Checkpoints.restore",
+            "train.run.trainer:Checkpoints.restore",
             "SIGHUP",
             "stopped by SIGHUP; the same command continues",
         ),
         (
-            "train.engine.loop.trainer:Trainer.validate",
+            "train.run.trainer:Trainer.validate",
             "SIGHUP",
             "stopped by SIGHUP; saved a checkpoint at step 5",
         ),
         (
-            "train.engine.loop.trainer:Workdir.finish",
+            "train.run.trainer:Workdir.finish",
             "SIGTERM",
             "stopped by SIGTERM after the last step: the run in",
         ),
@@ -117,7 +117,7 @@ from train.common import endings
 endings.begin()
 sys.argv.pop(1)
 import jax, jax.numpy as jnp
-from train.engine.run.stop import Stop
+from train.run.stop import Stop
 from train.common.errors import exits_cleanly
 
 def long(x):

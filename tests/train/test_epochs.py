@@ -11,9 +11,9 @@ from train import compare, preflight, pretrain, show, sweep
 from train.common.errors import UserError, exits_cleanly
 from train.config.experiment import load, with_steps
 from train.data.batches import sources
-from train.engine.loop.trainer import run
-from train.engine.run.workdir import Workdir
 from train.plan.training import Train
+from train.run.trainer import run
+from train.store.workdir import Workdir
 
 
 def command(monkeypatch, of, *arguments):

@@ -19,13 +19,13 @@ from jaxgrow.untrusted import using_limits
 from train import evaluate as command
 from train.common.errors import UserError
 from train.data.text import end_of_text, tokenizer, tokenizer_of
-from train.engine.run.workdir import Workdir
-from train.engine.state.mesh import Mesh
-from train.engine.state.pretrained import TextModel, opened
-from train.tasks.benchmarks import _manager
-from train.tasks.perplexity import files_of, perplexity
-from train.tasks.published import PUBLISHED
-from train.tasks.scoring import Request, Scorer
+from train.extras.evaluation.benchmarks import _manager
+from train.extras.evaluation.perplexity import files_of, perplexity
+from train.extras.evaluation.published import PUBLISHED
+from train.extras.evaluation.scoring import Request, Scorer
+from train.state.mesh import Mesh
+from train.state.pretrained import TextModel, opened
+from train.store.workdir import Workdir
 
 pytestmark = pytest.mark.extra
 
@@ -170,7 +170,7 @@ def test_of_what_is_too_long_the_end_is_scored(gpt, bert):
 
 
 def test_texts_of_all_lengths_share_a_few_programs(gpt, monkeypatch):
-    from train.tasks import scoring
+    from train.extras.evaluation import scoring
 
     shapes = set()
 

@@ -17,11 +17,11 @@ from train.common.errors import UserError
 from train.config.experiment import as_json
 from train.config.overrides import overridden
 from train.config.resuming import bound, class_of, conflicts
-from train.data.images import Images
-from train.data.labelled.task import Labelled
-from train.engine.run.workdir import Workdir, load
+from train.extras.images.images import Images
+from train.extras.labelled.task import Labelled
 from train.plan.methods import Growing, Scratch
 from train.plan.modifiers import DropLayers
+from train.store.workdir import Workdir, load
 
 VIT = ViTConfig(
     image=8, patch=4, channels=3, classes=7, layers=2, embed=8, heads=2, head_dim=4, mlp=16
@@ -129,7 +129,7 @@ def test_every_setting_does_on_resume_what_its_class_says(tmp_path, monkeypatch,
         after = f"{before} changed"
         other = with_value(there, name, after)
         (run.folder / "config.json").write_text(json.dumps(there | {"corpus": {"name": "x"}}))
-        monkeypatch.setattr("train.engine.run.workdir.as_json", lambda _, other=other: other)
+        monkeypatch.setattr("train.store.workdir.as_json", lambda _, other=other: other)
         kind = "objective" if name in bound(experiment) else class_of(name, there)
         found.add(kind)
         if kind == "objective":

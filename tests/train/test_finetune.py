@@ -18,28 +18,28 @@ from tokenizers import Tokenizer
 
 from jaxgrow import checkpoints, flops, operators
 from jaxgrow.checkpoints import load, orbax, save
+from jaxgrow.extras.peft.lora import LoRA
 from jaxgrow.layerdrop import LayerDrop, Sensitivity
 from jaxgrow.models import Adapter, ViTConfig
 from jaxgrow.models.patches import resized_positions
 from jaxgrow.optim.freeze import Freeze
-from jaxgrow.peft.lora import LoRA
 from train import finetune as command
-from train.aot.compilation import Rehearsal
-from train.aot.machines import described
 from train.common.errors import UserError
-from train.config.downstream import FineTuning
-from train.data.images import Images
-from train.data.labelled import glue
-from train.data.labelled.task import Labelled
 from train.data.text import tokenizer
-from train.engine.loop.run_data import RunData
-from train.engine.loop.trainer import run
-from train.engine.run import handover
-from train.engine.run.workdir import Workdir
-from train.engine.state.optim import Optim
 from train.evaluate import evaluate
+from train.extras.aot.compilation import Rehearsal
+from train.extras.aot.machines import described
+from train.extras.images.images import Images
+from train.extras.labelled import glue
+from train.extras.labelled.downstream import FineTuning
+from train.extras.labelled.supervised import outputs, prepared, score
+from train.extras.labelled.task import Labelled
 from train.plan.training import Train
-from train.tasks.supervised import outputs, prepared, score
+from train.run.run_data import RunData
+from train.run.trainer import run
+from train.state.optim import Optim
+from train.store import handover
+from train.store.workdir import Workdir
 
 pytestmark = pytest.mark.extra
 
@@ -231,7 +231,7 @@ def test_it_is_rehearsed_without_its_machine(home):
 def test_the_command_tells_each_rate_and_the_best(home, tmp_path, monkeypatch, capsys):
     config = tmp_path / "mine.py"
     config.write_text(
-        "from train.config.downstream import FineTuning\nfrom train.data.labelled.task import Labelled\n\n"
+        "from train.extras.labelled.downstream import FineTuning\nfrom train.extras.labelled.task import Labelled\n\n"
         "def toy() -> FineTuning:\n"
         f"    return FineTuning('toy', Labelled('cola', {str(home / 'cola')!r}, length=14), batch=16)\n"
     )
@@ -267,7 +267,7 @@ def test_the_command_tells_each_rate_and_the_best(home, tmp_path, monkeypatch, c
 def test_a_learning_rate_that_diverges_does_not_end_the_others(home, tmp_path, monkeypatch, capsys):
     config = tmp_path / "mine.py"
     config.write_text(
-        "from train.config.downstream import FineTuning\nfrom train.data.labelled.task import Labelled\n\n"
+        "from train.extras.labelled.downstream import FineTuning\nfrom train.extras.labelled.task import Labelled\n\n"
         "def toy() -> FineTuning:\n"
         f"    return FineTuning('toy', Labelled('cola', {str(home / 'cola')!r}, length=14), batch=16, epochs=1)\n"
     )

@@ -16,19 +16,20 @@ import tiny
 
 from jaxgrow import grow, operators
 from jaxgrow.axes import BELOW, leaves, marked
-from jaxgrow.models import BERTConfig, CaiTConfig, LlamaConfig, ViTConfig
+from jaxgrow.extras.models.cait import CaiTConfig
+from jaxgrow.models import BERTConfig, LlamaConfig, ViTConfig
 from jaxgrow.optim.freeze import Freeze, hold
 from train import pretrain
 from train.data.batches import next_tokens
-from train.engine.loop.parallel import mapped
-from train.engine.loop.step import StepInputs, train_step
-from train.engine.run.workdir import load
-from train.engine.state.mesh import replicated
-from train.engine.state.model import loss
-from train.engine.state.optim import Optim, transformation
 from train.plan.methods import GrowTo, Stage
 from train.plan.modifiers import Hold
 from train.plan.training import Train
+from train.state.mesh import replicated
+from train.state.model import loss
+from train.state.optim import Optim, transformation
+from train.step.parallel import mapped
+from train.step.step import StepInputs, train_step
+from train.store.workdir import load
 
 LARGE = runs.LARGE
 TX = transformation(Optim())

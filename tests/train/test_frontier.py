@@ -11,11 +11,12 @@ import runs
 from jaxgrow.layerdrop import LayerDrop
 from train.analysis.runs import Run
 from train.compare import compare, shared_steps, shortened
-from train.engine.loop import programs, trainer
-from train.engine.run.workdir import Workdir
-from train.engine.state.optim import Optim, learning_rate
 from train.plan.methods import Scratch
 from train.plan.modifiers import DropLayers
+from train.run import trainer
+from train.state.optim import Optim, learning_rate
+from train.step import programs
+from train.store.workdir import Workdir
 
 WSD = Optim(peak_lr=1e-2, warmup=2, schedule="wsd", decay=0.5)
 

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 import runs
 
-from jaxgrow import generate
 from jaxgrow.checkpoints import FAMILIES, load, save
 from jaxgrow.checkpoints.orbax import export
+from jaxgrow.extras.models.generation import generate
 from jaxgrow.models import BERTConfig, GPT2Config, ViTConfig
 from jaxgrow.untrusted import printable
 from train import generate as command
 from train.common.errors import UserError, exits_cleanly
 from train.data.text import tokenizer
-from train.tasks.stopping import Stopping
+from train.extras.evaluation.stopping import Stopping
 
 pytestmark = pytest.mark.extra
 

@@ -12,17 +12,17 @@ import jax
 import pytest
 import runs
 
-from jaxgrow import generate
 from jaxgrow.checkpoints import load, orbax
+from jaxgrow.extras.models.generation import generate
 from jaxgrow.models import BERTConfig
 from train import evaluate as command
 from train.common.errors import UserError
 from train.data.text import tokenizer
-from train.engine.state.pretrained import opened
-from train.tasks import benchmarks
-from train.tasks.benchmarks import BOOTSTRAP, Benchmarks
-from train.tasks.published import PUBLISHED
-from train.tasks.scoring import Scorer
+from train.extras.evaluation import benchmarks
+from train.extras.evaluation.benchmarks import BOOTSTRAP, Benchmarks
+from train.extras.evaluation.published import PUBLISHED
+from train.extras.evaluation.scoring import Scorer
+from train.state.pretrained import opened
 
 lm_eval = pytest.importorskip("lm_eval", reason="pip install -e '.[eval]'")
 # The harness emits warnings that the default settings of the tests turn into errors.
@@ -222,7 +222,7 @@ def test_log_likelihoods_are_those_of_the_harness(home):
     hf = pytest.importorskip("transformers")
     from lm_eval.models.huggingface import HFLM
 
-    from train.tasks.harness import Harness
+    from train.extras.evaluation.harness import Harness
 
     model = hf.AutoModelForCausalLM.from_pretrained(home / "model")
     theirs = HFLM(model, tokenizer=hf.AutoTokenizer.from_pretrained(home / "model"), device="cpu")
@@ -343,7 +343,7 @@ def test_a_masked_model_scores_pairs_by_pseudo_likelihood(home, tmp_path):
 def test_it_generates_until_a_text(home):
     from lm_eval.api.instance import Instance
 
-    from train.tasks.harness import Harness
+    from train.extras.evaluation.harness import Harness
 
     harness = Harness(home / "model")
 

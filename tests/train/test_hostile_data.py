@@ -25,12 +25,13 @@ from pyarrow import parquet
 from jaxgrow.checkpoints.io.checksums import seal
 from jaxgrow.untrusted import using_limits
 from train.common.errors import UserError
-from train.data import arrow, cache, formats, idx
+from train.data import arrow, cache, formats
 from train.data.corpus import shards, splits, text
-from train.data.images import Images, images
-from train.data.labelled import table
 from train.data.text import Data, _byte_tokenizer, tokens
 from train.data.tfds import checked_info
+from train.extras.images import idx
+from train.extras.images.images import Images, images
+from train.extras.labelled import table
 
 pytestmark = pytest.mark.extra
 

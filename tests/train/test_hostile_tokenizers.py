@@ -13,10 +13,10 @@ from jaxgrow.models import GPT2Config
 from jaxgrow.untrusted import using_limits
 from train.common.errors import UserError
 from train.data.bounded import BoundedTokenizer, child
-from train.data.chat import rendered
 from train.data.special import Special, copied, special_tokens
 from train.data.text import Data, _byte_tokenizer, tokenizer, tokens
 from train.evaluate import evaluate
+from train.extras.evaluation.chat import rendered
 from train.generate import Asked, samples
 
 pytestmark = pytest.mark.extra

@@ -23,17 +23,17 @@ import pytest
 import runs
 from finetunings import FAMILIES, checkpoint, cola, tuning
 
+from jaxgrow.extras.peft.lora import LoRA
 from jaxgrow.layerdrop import LayerDrop, Sensitivity
 from jaxgrow.operators.ligo import LiGO
-from jaxgrow.peft.lora import LoRA
 from train import pretrain
+from train.common import hosts, watch
 from train.common.errors import UserError
-from train.engine import hosts, watch
-from train.engine.state.mesh import Mesh
-from train.engine.state.optim import Optim
-from train.plan.adapting import load as adapter
+from train.extras.adapting import load as adapter
 from train.plan.methods import GrowTo, Learned, Scratch, Stage, VCycle
 from train.plan.modifiers import DropLayers
+from train.state.mesh import Mesh
+from train.state.optim import Optim
 
 GATHER = LayerDrop(execution="gather")
 # a conditional that all processes must enter together
@@ -50,14 +50,14 @@ METHODS = {
 # process, on one line of stdout.
 DRIVER = """
 import gc, json, os, signal, sys, time
-from train.engine import hosts
+from train.common import hosts
 from train.common.errors import Preempted, UserError, exits_cleanly
 from train.config.experiment import load
-from train.engine.loop import inputs
-from train.engine.loop.trainer import run
-from train.engine.run import trackers
-from train.engine.run.checkpoint import Checkpoints
-from train.engine.state import mesh
+from train.step import inputs
+from train.run.trainer import run
+from train.store import trackers
+from train.store.checkpoint import Checkpoints
+from train.state import mesh
 
 gc.disable()  # as the tests do
 address, process, jobs = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
@@ -356,7 +356,7 @@ import os, signal, sys
 from pkgutil import resolve_name
 from train import pretrain
 from train.common.errors import exits_cleanly
-from train.engine import watch
+from train.common import watch
 
 watch.BEAT, watch.SILENCE = 0.5, 8.0
 who, (owner, _, name), calls = sys.argv.pop(1), sys.argv.pop(1).rpartition("."), int(sys.argv.pop(1))
@@ -377,10 +377,10 @@ if who == sys.argv[-1]:
 exits_cleanly(pretrain.main)
 """
 MOMENTS = {
-    "first barrier": ["train.engine.hosts._watch", "1"],
-    "training": ["train.engine.loop.inputs.learning_rate", "4"],
-    "saving": ["train.engine.run.checkpoint:Checkpoints.save", "2"],
-    "export": ["train.engine.run.workdir:Workdir.finish", "1"],
+    "first barrier": ["train.common.hosts._watch", "1"],
+    "training": ["train.step.inputs.learning_rate", "4"],
+    "saving": ["train.store.checkpoint:Checkpoints.save", "2"],
+    "export": ["train.store.workdir:Workdir.finish", "1"],
 }
 
 
@@ -414,7 +414,7 @@ import json, os, sys
 from glob import glob
 from pathlib import Path
 import jax
-from train.engine import hosts
+from train.common import hosts
 
 hosts.join(*(f(a) for f, a in zip((str, int, int), sys.argv[1:])))
 every = hosts.gathered([jax.process_index(), jax.process_count()])
@@ -432,7 +432,7 @@ def test_processes_find_each_other_and_listen_only_on_the_coordinator_s_address(
     ends = ended(processes(["-c", LISTENING], given, ({}, {}) if given[0] else slurm(2)))
     for process, (found,) in enumerate(map(outcomes, ends)):
         assert found["every"] == [[0, 2], [1, 2]]
-        # by JAX, by `train.engine.watch`, and by Gloo
+        # by JAX, by `train.common.watch`, and by Gloo
         assert len(found["listens"]) >= (2 if process == 0 else 0)
         assert set(found["listens"]) <= LOOPBACK
 
@@ -496,7 +496,7 @@ def test_processes_that_slurm_starts_train_as_one(tmp_path):
     ],
 )
 def test_a_coordinator_that_does_not_answer_is_told_in_one_line(tmp_path, process, says):
-    code = "import sys; from train import pretrain; from train.engine import hosts\n"
+    code = "import sys; from train import pretrain; from train.common import hosts\n"
     code += "from train.common.errors import exits_cleanly; hosts.ANSWER = 1\n"
     config = runs.script(tmp_path, runs.experiment(tmp_path))
     command = [
@@ -516,9 +516,9 @@ def test_a_coordinator_that_does_not_answer_is_told_in_one_line(tmp_path, proces
 DRIFTING = """
 import sys, time
 from train import pretrain
-from train.engine import hosts
+from train.common import hosts
 from train.common.errors import exits_cleanly
-from train.engine.loop import programs
+from train.step import programs
 step, late = programs.step, sys.argv.pop(1) == "1"
 programs.step = lambda *given: (time.sleep(45 * late), step(*given))[1]
 exits_cleanly(pretrain.main)

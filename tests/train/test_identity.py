@@ -15,8 +15,8 @@ from tokenizers import Tokenizer, models
 from train import pretrain
 from train.common.errors import UserError
 from train.data import batches
-from train.data.images import Images
-from train.engine.run.checkpoint import Checkpoints
+from train.extras.images.images import Images
+from train.store.checkpoint import Checkpoints
 
 
 def write(path: Path, offset: int = 0) -> str:

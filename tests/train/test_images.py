@@ -18,9 +18,9 @@ from pictures import CLASSES, picture, tree
 from PIL import Image
 
 from train.common.errors import UserError
-from train.data import idx, pixels
-from train.data.augment import DEIT, Augment
-from train.data.images import Images, images
+from train.extras.images import idx, pixels
+from train.extras.images.augment import DEIT, Augment
+from train.extras.images.images import Images, images
 
 pytestmark = pytest.mark.extra
 

@@ -18,15 +18,15 @@ from jaxgrow import flops
 from jaxgrow.models import BERTConfig, LlamaConfig, ViTConfig
 from train import pretrain
 from train.data.batches import next_tokens
-from train.engine.loop.parallel import mapped
-from train.engine.loop.step import StepInputs, train_step
-from train.engine.state.mesh import replicated
-from train.engine.state.model import Model
-from train.engine.state.optim import Optim, transformation
 from train.plan.lifetimes import after, live, shapes
 from train.plan.methods import Inherit, Stage
 from train.plan.modifiers import Setting, Teacher, divergence
 from train.plan.training import Train
+from train.state.mesh import replicated
+from train.state.model import Model
+from train.state.optim import Optim, transformation
+from train.step.parallel import mapped
+from train.step.step import StepInputs, train_step
 
 STUDENT, TEACHER = replace(runs.MODEL, layers=1), runs.SMALL
 TOKENS = np.random.default_rng(0).integers(0, 256, (8, 9)).astype(np.int32)

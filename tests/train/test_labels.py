@@ -15,10 +15,10 @@ from jaxgrow.checkpoints import open_checkpoint, save
 from jaxgrow.checkpoints.hf.labels import Head, head, named
 from train import finetune as command
 from train.common.errors import UserError
-from train.data.labelled.task import Labelled
-from train.engine.state.heads import keeps, learned, order
-from train.engine.state.mesh import Mesh
-from train.tasks.supervised import outputs, prepared, score
+from train.extras.labelled.supervised import outputs, prepared, score
+from train.extras.labelled.task import Labelled
+from train.state.heads import keeps, learned, order
+from train.state.mesh import Mesh
 
 pytestmark = pytest.mark.extra
 

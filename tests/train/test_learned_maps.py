@@ -21,10 +21,10 @@ from train.analysis import plots
 from train.common.errors import exits_cleanly
 from train.data.special import special_tokens
 from train.data.text import tokenizer, tokenizer_of
-from train.engine.run.workdir import load
 from train.plan import learning
 from train.plan.learning import Learn
 from train.pretrain import run
+from train.store.workdir import load
 
 SMALL = runs.SMALL
 AXES = SMALL.axes()

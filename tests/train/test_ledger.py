@@ -15,14 +15,14 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from jaxgrow import flops
 from train import pretrain
 from train.common.errors import UserError
-from train.engine.loop import inputs
-from train.engine.run import ledger
-from train.engine.run.record import CostRecord
-from train.engine.run.recorder import Recorder
-from train.engine.run.workdir import load
-from train.engine.state.optim import Optim
+from train.plan import ledger
 from train.plan.modifiers import Setting
+from train.plan.record import CostRecord
 from train.plan.training import Train
+from train.state.optim import Optim
+from train.step import inputs
+from train.store.recorder import Recorder
+from train.store.workdir import load
 
 
 @pytest.fixture(scope="module")

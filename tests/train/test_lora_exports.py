@@ -6,13 +6,13 @@ import runs
 from finetunings import FAMILIES, cola, tuning
 
 from jaxgrow import checkpoints
-from jaxgrow.checkpoints.hf import peft
 from jaxgrow.checkpoints.source import flat
-from jaxgrow.peft.lora import LoRA
+from jaxgrow.extras import hf_peft as peft
+from jaxgrow.extras.peft.lora import LoRA
 from train import finetune as command
 from train.data.text import tokenizer
-from train.engine.state.heads import split
-from train.plan import adapting
+from train.extras import adapting
+from train.state.heads import split
 
 torch, hf, published = map(pytest.importorskip, ("torch", "transformers", "peft"))
 pytestmark = [

@@ -14,15 +14,16 @@ from jaxgrow.axes import axis, leaves
 from jaxgrow.layerdrop import LayerDrop, Sensitivity
 from jaxgrow.models import LlamaConfig
 from train import pretrain
-from train.aot.machines import present
 from train.common.errors import UserError, exits_cleanly
-from train.engine.loop import memory, programs, trainer
-from train.engine.run.checkpoint import Checkpoints
-from train.engine.state.mesh import Mesh, token_devices
-from train.engine.state.model import shardings
-from train.engine.state.optim import Optim
+from train.extras.aot.machines import present
 from train.plan.methods import Growing, GrowTo, Scratch, Stage, VCycle
 from train.plan.modifiers import DropLayers, Setting
+from train.run import trainer
+from train.state.mesh import Mesh, token_devices
+from train.state.model import shardings
+from train.state.optim import Optim
+from train.step import memory, programs
+from train.store.checkpoint import Checkpoints
 
 MESHES = {
     "data": Mesh(4),

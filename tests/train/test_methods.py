@@ -25,13 +25,6 @@ from train import pretrain
 from train.common.errors import UserError
 from train.config import experiment as config
 from train.data.batches import sources, training
-from train.engine.loop.inputs import step_plans
-from train.engine.loop.step import train_step
-from train.engine.run.checkpoint import Checkpoints
-from train.engine.run.workdir import imported, load
-from train.engine.state.assembly import ByMaps
-from train.engine.state.model import Model
-from train.engine.state.optim import Optim, transformation
 from train.plan import learning as maps
 from train.plan.learning import Apply, Learn
 from train.plan.lifetimes import after, live, shapes
@@ -39,6 +32,13 @@ from train.plan.methods import Growing, GrowTo, Inherit, Learned, Scratch, Stage
 from train.plan.modifiers import DropLayers, Setting
 from train.plan.training import Train
 from train.plan.transforms import Grow, Import, Transform
+from train.state.assembly import ByMaps
+from train.state.model import Model
+from train.state.optim import Optim, transformation
+from train.step.inputs import step_plans
+from train.step.step import train_step
+from train.store.checkpoint import Checkpoints
+from train.store.workdir import imported, load
 
 BASE = Optim(peak_lr=0.5, warmup=7)
 TX = transformation(BASE)

@@ -21,14 +21,14 @@ from train.config.experiment import as_json, load, with_steps
 from train.data import text
 from train.data.batches import Windows, named_sources, training
 from train.data.corpora import corpora
-from train.data.images import Images
-from train.data.labelled.task import Labelled
 from train.data.mixed_paths import source_names
 from train.data.mixture import Mixture, as_shares, seed_of
 from train.data.text import Data, tokens
-from train.engine.run.origin import Origin
-from train.engine.run.workdir import Workdir
+from train.extras.images.images import Images
+from train.extras.labelled.task import Labelled
 from train.plan.methods import Continue
+from train.store.origin import Origin
+from train.store.workdir import Workdir
 
 SIZES = (25, 7, 50)  # windows of each source
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from runs import MODEL, fresh
 
 from jaxgrow.growth._trial import kinds
-from train.engine.state.optim import Optim, learning_rate, transformation
+from train.state.optim import Optim, learning_rate, transformation
 
 SCHEDULES = ("cosine", "linear", "wsd")
 

@@ -64,7 +64,7 @@ PRINTS = {
     "jaxgrow/cli/program.py": "print(end='', flush=True)",
     "jaxgrow/signals.py": "os.write(2, b'interrupted; nothing was written",
     "train/common/endings.py": "os.write(2, f'stopped by {reason(number)}; {CONTINUES}",
-    "train/engine/run/stop.py": "os.write(2, ",  # fixed texts
+    "train/run/stop.py": "os.write(2, ",  # fixed texts
 }
 
 

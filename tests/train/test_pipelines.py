@@ -25,14 +25,15 @@ from tokenizers import Tokenizer, processors
 
 from jaxgrow import checkpoints, operators
 from jaxgrow.checkpoints import orbax
-from jaxgrow.models import BERTConfig, SwinConfig, TextConfig, ViTConfig
+from jaxgrow.extras.models.swin import SwinConfig
+from jaxgrow.models import BERTConfig, TextConfig, ViTConfig
 from train import finetune as command
-from train.config.downstream import FineTuning
-from train.data.images import Images, images
-from train.data.labelled import glue, metrics
-from train.data.labelled.squad import TASKS, from_files
-from train.data.labelled.task import Labelled, task
 from train.data.text import tokenizer
+from train.extras.images.images import Images, images
+from train.extras.labelled import glue, metrics
+from train.extras.labelled.downstream import FineTuning
+from train.extras.labelled.squad import TASKS, from_files
+from train.extras.labelled.task import Labelled, task
 
 hf, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
 pytestmark = pytest.mark.interop

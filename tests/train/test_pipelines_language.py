@@ -12,9 +12,9 @@ from finetunings import FAMILIES, pieces
 from train.config.experiment import Experiment
 from train.data import batches
 from train.data.text import Data
-from train.engine.loop.trainer import run
-from train.engine.state.pretrained import opened
 from train.generate import Asked, samples
+from train.run.trainer import run
+from train.state.pretrained import opened
 
 pytestmark = pytest.mark.interop
 hf, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")

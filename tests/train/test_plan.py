@@ -12,8 +12,6 @@ import tiny
 from jaxgrow import correct, grow, grow_optimizer, sizes
 from jaxgrow.models import GPT2Config, LlamaConfig
 from jaxgrow.operators import coalesce, decoalesce
-from train.engine.state.model import Model
-from train.engine.state.optim import Optim, transformation
 from train.plan.lifetimes import after, live, shapes
 from train.plan.methods import Growing, GrowTo, Learned, Scratch, Stage, VCycle
 from train.plan.training import Train
@@ -27,6 +25,8 @@ from train.plan.transforms import (
     Transform,
     smaller,
 )
+from train.state.model import Model
+from train.state.optim import Optim, transformation
 
 BASE = Optim(peak_lr=0.5, warmup=7)
 DEEP = GPT2Config(vocab=11, context=7, layers=4, embed=8, heads=4, head_dim=3, mlp=12)

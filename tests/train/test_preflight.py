@@ -21,18 +21,18 @@ from jaxgrow import flops
 from jaxgrow.axes import names
 from jaxgrow.layerdrop import LayerDrop, Sensitivity
 from train import preflight
-from train.aot import estimate, hlo, machines
-from train.aot.compilation import Program, Rehearsal
-from train.aot.estimate import Bound, bound, fits, fitting, smaller
-from train.aot.machines import CHIPS, Machine, described
-from train.aot.roofline import Roofline, beside, kernels, part, roofline
 from train.common.errors import UserError, exits_cleanly
 from train.config.experiment import load
-from train.engine.state.mesh import Mesh
-from train.engine.state.model import Model
+from train.extras.aot import estimate, hlo, machines
+from train.extras.aot.compilation import Program, Rehearsal
+from train.extras.aot.estimate import Bound, bound, fits, fitting, smaller
+from train.extras.aot.machines import CHIPS, Machine, described
+from train.extras.aot.roofline import Roofline, beside, kernels, part, roofline
 from train.plan.methods import Growing, GrowTo, Inherit, Scratch, Stage
 from train.plan.modifiers import DropLayers, Rewarm
 from train.plan.training import Train
+from train.state.mesh import Mesh
+from train.state.model import Model
 
 pytestmark = pytest.mark.extra
 

@@ -10,9 +10,9 @@ from PIL import Image
 from jaxgrow import checkpoints
 from jaxgrow.models import ViTConfig
 from train.common.errors import UserError
-from train.config.downstream import FineTuning
-from train.data.images import Images, images
-from train.data.processor import FILE, Normal, described, normal_in
+from train.extras.images.images import Images, images
+from train.extras.images.processor import FILE, Normal, described, normal_in
+from train.extras.labelled.downstream import FineTuning
 
 pytestmark = pytest.mark.extra
 

@@ -9,9 +9,9 @@ import pytest
 import runs
 
 from train import pretrain
-from train.engine.run import recorder
-from train.engine.run.recorder import Progress
 from train.plan.methods import GrowTo
+from train.store import recorder
+from train.store.recorder import Progress
 
 
 class Screen(io.StringIO):

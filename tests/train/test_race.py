@@ -8,9 +8,10 @@ import pytest
 import runs
 
 from train import race
-from train.analysis import operator_ranking, plots
+from train.analysis import plots
 from train.analysis.runs import Run
 from train.common.errors import Diverged, UserError, exits_cleanly
+from train.extras.advice import operator_ranking
 from train.plan.methods import Scratch
 from train.pretrain import run
 

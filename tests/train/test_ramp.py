@@ -16,14 +16,14 @@ import tiny
 from jaxgrow import grow, operators
 from jaxgrow.layerdrop import LayerDrop, TokenDrop
 from train.data.batches import next_tokens
-from train.engine.loop.step import gradients
-from train.engine.loop.trainer import run
-from train.engine.state.model import Model
-from train.engine.state.optim import Optim
 from train.plan.dropout import DropUnits
 from train.plan.methods import Scratch, Stage
 from train.plan.modifiers import NOTHING, DropLayers, DropTokens, Ramp, Setting
 from train.plan.training import Train
+from train.run.trainer import run
+from train.state.model import Model
+from train.state.optim import Optim
+from train.step.step import gradients
 
 OPTIM = Optim(warmup=1)
 SETTING = Setting({}, 0, 8, 1, 0)

@@ -19,9 +19,10 @@ from handlers import python_handlers
 
 from train import pretrain
 from train.common.errors import Preempted, UserError
-from train.engine.loop import inputs, programs, trainer
-from train.engine.run.checkpoint import Checkpoints
-from train.engine.run.stop import Stop
+from train.run import trainer
+from train.run.stop import Stop
+from train.step import inputs, programs
+from train.store.checkpoint import Checkpoints
 
 METHOD = replace(runs.VCYCLE, moments_up="exact")
 
@@ -110,9 +111,9 @@ import os, signal, sys
 from pathlib import Path
 from types import SimpleNamespace
 import jax.numpy as jnp
-from train.engine.run import checkpoint
-from train.engine.run.record import RunRecord
-from train.engine.state.model import Model
+from train.store import checkpoint
+from train.plan.record import RunRecord
+from train.state.model import Model
 checkpoint.seal = lambda folder: os.kill(os.getpid(), signal.SIGKILL)
 checkpoints = checkpoint.Checkpoints(Path(sys.argv[1]))
 checkpoints.save(2, {"large": Model({"x": jnp.ones(9)}, None, None)}, SimpleNamespace(get_state=dict), RunRecord())

@@ -14,17 +14,17 @@ import tiny
 from jaxgrow.growth.moments import clock
 from train import pretrain
 from train.data.batches import next_tokens
-from train.engine.loop import programs
-from train.engine.loop.parallel import mapped
-from train.engine.loop.step import StepInputs, train_step
-from train.engine.state.mesh import replicated
-from train.engine.state.model import Model
-from train.engine.state.optim import Optim, learning_rate, transformation
-from train.engine.state.packing import packed
 from train.plan.methods import GrowTo, Stage, VCycle
 from train.plan.modifiers import Rewarm
 from train.plan.training import Train
 from train.plan.transforms import Grow
+from train.state.mesh import replicated
+from train.state.model import Model
+from train.state.optim import Optim, learning_rate, transformation
+from train.state.packing import packed
+from train.step import programs
+from train.step.parallel import mapped
+from train.step.step import StepInputs, train_step
 
 TOKENS = np.random.default_rng(0).integers(0, 256, (8, 9)).astype(np.int32)
 BATCH = next_tokens(TOKENS)

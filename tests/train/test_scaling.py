@@ -8,8 +8,8 @@ import pytest
 from scipy import stats
 
 from train import scaling
-from train.analysis.fits import Measured, fit
 from train.common.errors import UserError, exits_cleanly
+from train.extras.advice.fits import Measured, fit
 from train.scaling import measured
 
 

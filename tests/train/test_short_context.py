@@ -11,14 +11,14 @@ import runs
 from jaxgrow import flops
 from jaxgrow.layerdrop import TokenDrop
 from train.data.batches import next_tokens
-from train.engine.loop.inputs import step_plans
-from train.engine.loop.step import gradients
-from train.engine.loop.trainer import run
-from train.engine.state.model import Model
-from train.engine.state.optim import Optim
 from train.plan.methods import Growing, GrowTo, Stage
 from train.plan.modifiers import DropTokens, Setting, ShortContext
 from train.plan.training import Train
+from train.run.trainer import run
+from train.state.model import Model
+from train.state.optim import Optim
+from train.step.inputs import step_plans
+from train.step.step import gradients
 
 OPTIM = Optim(warmup=1)
 

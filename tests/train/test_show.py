@@ -15,18 +15,20 @@ import tiny
 from checkpoints import saved
 from growths import OPERATORS
 
-from jaxgrow import AxisMap, operators, plot, sizes
+from jaxgrow import AxisMap, operators, sizes
 from jaxgrow.cli.program import main
+from jaxgrow.extras import plot
+from jaxgrow.extras.models.swin import SwinConfig
 from jaxgrow.growth.maps import Rule, Rules, identity, select, tile
 from jaxgrow.growth.matrices import Rows, dense, is_identity
-from jaxgrow.models import Config, GPT2Config, LlamaConfig, SwinConfig
+from jaxgrow.models import Config, GPT2Config, LlamaConfig
 from jaxgrow.operators import ligo
 from train import show as plans
 from train.analysis import plots
 from train.common.errors import exits_cleanly
 from train.config.experiment import load
-from train.engine.run.workdir import Workdir
 from train.plan.methods import GrowTo, Learned, Scratch, Stage
+from train.store.workdir import Workdir
 
 CONFIG = tiny.config()
 SHAPES, AXES = tiny.shapes_by_name(CONFIG), tiny.axes(CONFIG)

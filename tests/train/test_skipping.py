@@ -11,9 +11,9 @@ import runs
 
 from train import pretrain
 from train.common.errors import Diverged
-from train.engine.loop import inputs, programs, step
-from train.engine.run.workdir import Workdir, load
-from train.engine.state.mesh import Mesh
+from train.state.mesh import Mesh
+from train.step import inputs, programs, step
+from train.store.workdir import Workdir, load
 
 BAD = (3, 4, 6)  # steps whose gradients are not finite
 

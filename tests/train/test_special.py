@@ -27,10 +27,10 @@ from jaxgrow.models import BERTConfig, GPT2Config
 from train import pretrain
 from train.common.errors import UserError
 from train.data import text
-from train.data.labelled.encoding import Encoder
 from train.data.special import copied, frame, special_tokens
-from train.engine.state.pretrained import opened
+from train.extras.labelled.encoding import Encoder
 from train.plan.methods import Continue
+from train.state.pretrained import opened
 
 TEXTS = ("Once upon a time", "a", " b c", "the end.\n")
 PAIRS = (
@@ -276,7 +276,7 @@ def test_of_published_tokenizers_as_the_harness_reads_them(name, tmp_path, monke
     pytest.importorskip("lm_eval")
     from lm_eval.models.huggingface import HFLM
 
-    from train.tasks.harness import Harness
+    from train.extras.evaluation.harness import Harness
 
     folder = written(tmp_path / "model", PUBLISHED[name])
     ours = Harness(folder)
@@ -460,7 +460,7 @@ def test_the_ids_of_config_json_belong_to_a_run_and_to_an_orbax_folder(tmp_path)
 def test_a_chat_is_that_of_transformers(tmp_path):
     pytest.importorskip("jinja2")
     hf = pytest.importorskip("transformers")
-    from train.data.chat import rendered
+    from train.extras.evaluation.chat import rendered
 
     template = """{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}
 <|user|>{{ m['content'] | trim }}{{ eos_token }}

@@ -10,9 +10,9 @@ from jaxgrow.optim.freeze import Freeze
 from train.common.errors import UserError
 from train.config.experiment import as_json
 from train.config.overrides import misfits, overridden, settings
-from train.engine.state.optim import Optim
 from train.plan.methods import Scratch, Stage, VCycle
 from train.plan.modifiers import DropLayers, Hold, Modifier, Ramp, Rewarm, ShortContext
+from train.state.optim import Optim
 
 
 def test_a_new_modifier_is_a_setting_of_each_stage(monkeypatch, tmp_path):

@@ -7,9 +7,9 @@ import pytest
 
 from train import show
 from train.common.errors import UserError
-from train.config.downstream import FineTuning
 from train.config.experiment import Experiment, listed, load_as
 from train.config.stated import report, stated, statements
+from train.extras.labelled.downstream import FineTuning
 
 ROOT = Path(__file__).parents[2]
 ENTRIES = statements()["stated"]

@@ -20,15 +20,15 @@ from jaxgrow.layerdrop import LayerDrop, Sensitivity
 from jaxgrow.models import LlamaConfig, modules, norms
 from train import pretrain
 from train.data.batches import next_tokens
-from train.engine.loop import programs, step
-from train.engine.loop.parallel import mapped, over_mesh
-from train.engine.loop.step import StepInputs, eval_step, packed_step, train_step
-from train.engine.state.mesh import AXIS, Mesh, put, rows
-from train.engine.state.model import Model, logits, loss, scores, shardings
-from train.engine.state.optim import Optim, transformation
-from train.engine.state.packing import packed
 from train.plan.methods import Scratch
 from train.plan.modifiers import DropLayers
+from train.state.mesh import AXIS, Mesh, put, rows
+from train.state.model import Model, logits, loss, scores, shardings
+from train.state.optim import Optim, transformation
+from train.state.packing import packed
+from train.step import programs, step
+from train.step.parallel import mapped, over_mesh
+from train.step.step import StepInputs, eval_step, packed_step, train_step
 
 LR = np.float32(0.5)
 TOKENS = np.random.default_rng(0).integers(0, 256, (16, 9)).astype(np.int32)
@@ -50,7 +50,7 @@ def first(params, tokens, model):
 
 @cache
 def reference(tx, steps: int, model=runs.MODEL):
-    """Train with full batches on one device; only the loss comes from `train.engine.loop.step`."""
+    """Train with full batches on one device; only the loss comes from `train.step.step`."""
     params = runs.fresh(model)
     tx, state = optax.with_extra_args_support(tx), tx.init(params)
     update = jax.jit(

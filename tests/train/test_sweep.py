@@ -7,10 +7,10 @@ import pytest
 import runs
 
 from train import sweep
-from train.analysis.settings import Tried, edges, table
 from train.common.errors import exits_cleanly
 from train.config.overrides import listed_values
-from train.engine.loop import inputs, programs
+from train.extras.advice.settings import Tried, edges, table
+from train.step import inputs, programs
 from train.sweep import combinations, named
 
 

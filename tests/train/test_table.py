@@ -15,8 +15,8 @@ from pyarrow import parquet
 from train import finetune, predict
 from train.common.errors import UserError
 from train.config.overrides import overridden
-from train.data.labelled import glue, metrics, table
-from train.data.labelled.task import Labelled, task
+from train.extras.labelled import glue, metrics, table
+from train.extras.labelled.task import Labelled, task
 
 pytestmark = pytest.mark.extra
 

@@ -16,12 +16,13 @@ from labelled import BERT, COMPRESS, GPT2, ROWS, SIZES, saved
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from jaxgrow import checkpoints
-from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig, ModernBERTConfig
+from jaxgrow.extras.models.modernbert import ModernBERTConfig
+from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig
 from train.common.errors import UserError
-from train.data.labelled import glue, metrics, squad
-from train.data.labelled.encoding import Encoder, truncated
-from train.data.labelled.task import NAMES, Labelled, Prepared, task
 from train.data.text import Data, tokens
+from train.extras.labelled import glue, metrics, squad
+from train.extras.labelled.encoding import Encoder, truncated
+from train.extras.labelled.task import NAMES, Labelled, Prepared, task
 
 pytestmark = pytest.mark.extra
 

@@ -7,8 +7,8 @@ import pytest
 from finetunings import FAMILIES, checkpoint, tuning
 
 from train import finetune
-from train.data.labelled import glue
-from train.data.labelled.task import Labelled
+from train.extras.labelled import glue
+from train.extras.labelled.task import Labelled
 
 pytestmark = pytest.mark.extra
 

@@ -13,9 +13,9 @@ import runs
 from train.common.errors import UserError
 from train.config.experiment import as_json
 from train.config.resuming import conflicts
-from train.engine.loop.trainer import run
-from train.engine.run import trackers
-from train.engine.run.recorder import Recorder
+from train.extras import trackers
+from train.run.trainer import run
+from train.store.recorder import Recorder
 
 pytestmark = pytest.mark.extra
 
@@ -80,9 +80,7 @@ def test_loggers_may_change_in_a_resumed_run(experiment):
 
 
 def test_a_tracker_that_fails_ends_no_run(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(
-        "train.engine.run.ledger.Ledger.totals", lambda self: {"steps": 1, "flops": 0.0}
-    )
+    monkeypatch.setattr("train.plan.ledger.Ledger.totals", lambda self: {"steps": 1, "flops": 0.0})
     fails, kept = Kept(fails_at=1), Kept()
     recorded(tmp_path, fails, kept)
     assert (

@@ -14,9 +14,9 @@ from jaxgrow.checkpoints import CheckpointError, open_checkpoint
 from jaxgrow.cli.program import main
 from train import generate, pretrain
 from train.common.errors import UserError
-from train.engine.run.workdir import load
-from train.engine.state.mesh import Mesh
 from train.plan.methods import Continue, Growing, GrowTo, Learned, Stage
+from train.state.mesh import Mesh
+from train.store.workdir import load
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +152,7 @@ def test_a_run_that_was_killed_early_twice_starts_again(tmp_path, monkeypatch):
         raise runs.Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("train.engine.loop.trainer.Recorder", die)
+        patch.setattr("train.run.trainer.Recorder", die)
         for _ in range(2):
             with pytest.raises(runs.Killed):
                 pretrain.run(experiment, tmp_path / "run")

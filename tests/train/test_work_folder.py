@@ -21,10 +21,10 @@ from train import pretrain
 from train.common import files
 from train.common.errors import UserError, explained
 from train.common.files import lock, read_arrays, write_arrays, write_json
-from train.engine.run.checkpoint import Checkpoints
-from train.engine.run.recorder import Recorder
-from train.engine.run.trackers import TensorBoard
-from train.engine.run.workdir import Workdir
+from train.extras.trackers import TensorBoard
+from train.store.checkpoint import Checkpoints
+from train.store.recorder import Recorder
+from train.store.workdir import Workdir
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 import runs
 
 from train import pretrain
-from train.engine import xla
+from train.step import xla
 
 
 @pytest.mark.parametrize("name", ["enable_pipelined_all_gather", "pipeline_all_gather"])

@@ -20,12 +20,12 @@ from matplotlib.ticker import (
     PercentFormatter,
 )
 
-from jaxgrow import plot
-from train.analysis.evidence import amount
+from jaxgrow.extras import plot
 from train.analysis.runs import Run, Unit, curves, half_width, mean_cost, mean_loss, spent
 from train.analysis.savings import Comparison
-from train.aot.compilation import Program
 from train.common.errors import UserError
+from train.extras.advice.evidence import amount
+from train.extras.aot.compilation import Program
 from train.plan.learning import Maps
 
 if TYPE_CHECKING:

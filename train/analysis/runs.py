@@ -16,8 +16,8 @@ from jaxgrow.models import Config
 from jaxgrow.models.config import from_json
 from train.common.errors import UserError
 from train.config.experiment import differences
-from train.engine.run.workdir import Workdir
 from train.plan.methods import SOURCE
+from train.store.workdir import Workdir
 
 # "run_seconds" are seconds without compilation.
 Unit: TypeAlias = Literal["flops", "seconds", "run_seconds"]

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jaxgrow.axes import kind
-from train.aot.machines import present
 from train.config.experiment import Experiment
 from train.data.workers import cores
-from train.engine.run.workdir import Workdir
+from train.extras.aot.machines import present
 from train.plan.methods import Growing, Scratch, VCycle
 from train.plan.training import Train
+from train.store.workdir import Workdir
 
 SAME_COST = 0.03  # two runs have the same cost if it differs by less than this fraction
 # A small model on a CPU reaches this many FLOPs per second and core, and a large one on an accelerator

@@ -1,7 +1,7 @@
 """How does a command end when it is asked to: by SIGTERM, SIGHUP, Ctrl-C or a closed output?
 
 A command prints one line and exits with status 75 (EX_TEMPFAIL) or, after Ctrl-C, with 130. A run
-that has made steps saves a checkpoint first (`train.engine.run.stop`). This module is imported
+that has made steps saves a checkpoint first (`train.run.stop`). This module is imported
 before all others, so it must not import anything that takes time.
 """
 

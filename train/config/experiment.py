@@ -24,20 +24,20 @@ from jaxgrow.models import Config
 from jaxgrow.models.mixture import EXPERTS
 from train.common.commands import config_file, unknown_experiment
 from train.common.errors import UserError
+from train.common.hosts import is_first
 from train.common.output import say
 from train.config.effect import refuse_unused
 from train.config.overrides import by_name, misfits, overridden, settings
-from train.data.images import Images
-from train.data.labelled.task import Labelled
 from train.data.text import Data
-from train.engine.hosts import is_first
-from train.engine.state.mesh import How, Mesh
-from train.engine.state.optim import Optim, transformation
+from train.extras.images.images import Images
+from train.extras.labelled.task import Labelled
 from train.plan.lifetimes import Plan, shapes
 from train.plan.methods import Method, Scratch, Stage
 from train.plan.modifiers import DropLayers, DropTokens, less_than_one
 from train.plan.phase import Phase
 from train.plan.training import Train
+from train.state.mesh import How, Mesh
+from train.state.optim import Optim, transformation
 
 T = TypeVar("T")
 Logger: TypeAlias = Literal["wandb", "mlflow"]

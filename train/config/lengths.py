@@ -7,9 +7,9 @@ from dataclasses import replace
 from train.common.errors import UserError
 from train.config.experiment import Experiment, load, load_as
 from train.config.overrides import overridden, settings
-from train.engine.state.optim import Optim
 from train.plan.methods import Learned, Stage
 from train.plan.modifiers import Ramp, Rewarm
+from train.state.optim import Optim
 
 ALIKE = 0.03  # relative costs that differ by less count as equal
 # The settings that are numbers of steps, by the class that has them.

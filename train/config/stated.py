@@ -56,7 +56,7 @@ def stated(config: str, experiment: Any) -> list[Statement]:
     Args:
       config: the experiment as on the command line, ``FILE.py:NAME``, perhaps with overrides.
       experiment: the `train.config.experiment.Experiment` or
-        `train.config.downstream.FineTuning`.
+        `train.extras.labelled.downstream.FineTuning`.
     """
     file, _, rest = config.partition(":")
     path = Path(file).resolve()

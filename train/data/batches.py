@@ -19,12 +19,12 @@ from jaxgrow.models import Config, TextConfig
 from train.common.errors import UserError
 from train.data.corpora import corpora
 from train.data.documents import next_tokens_of_documents, window_segments
-from train.data.images import Images, images
-from train.data.labelled.task import Labelled, task
 from train.data.masking import BYTES, MaskedWindows, vocabulary
 from train.data.mixture import Mixture, endless, seed_of
 from train.data.text import Data, holds_out, mixed_data, tokenizer
 from train.data.workers import end_with_parent
+from train.extras.images.images import Images, images
+from train.extras.labelled.task import Labelled, task
 
 Batch: TypeAlias = tuple[Any, Any]  # (inputs, targets), pytrees with a leading axis
 _AHEAD = 4  # batches that are read ahead

@@ -509,7 +509,7 @@ def _byte_tokenizer() -> Any:
 
 
 # The roles of bytes that do not occur in text (`train.data.masking.BYTES`,
-# `train.data.labelled.encoding`).
+# `train.extras.labelled.encoding`).
 _NAMED_BYTES = {0x00: END, 0xC0: "[CLS]", 0xC1: "[PAD]", 0xFF: "[MASK]"}
 
 

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from train.engine.state.model import Model
-from train.plan.adapting import keep_adapter
+from train.extras.adapting import keep_adapter
 from train.plan.phase import Context, Models, Phase
+from train.state.model import Model
 
 KEPT = "best"  # name of the copy in the plan
 METRIC = "metric"

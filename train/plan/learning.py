@@ -18,11 +18,11 @@ from jaxgrow.models import Config, from_json
 from jaxgrow.operators import ligo
 from jaxgrow.operators.ligo import LiGO
 from train.common.files import read_arrays, write_arrays
-from train.engine.state.assembly import ByMaps
-from train.engine.state.model import Model, initial, plain
 from train.plan.phase import Context, Models
 from train.plan.training import Train
 from train.plan.transforms import Transform, differing
+from train.state.assembly import ByMaps
+from train.state.model import Model, initial, plain
 
 
 @dataclass(frozen=True)

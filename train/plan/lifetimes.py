@@ -8,8 +8,8 @@ from typing import TypeAlias
 import jax
 import optax
 
-from train.engine.state.model import Model
 from train.plan.phase import Phase
+from train.state.model import Model
 
 Plan: TypeAlias = tuple[Phase, ...]
 

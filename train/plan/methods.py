@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, TypeAlias
 
+from jaxgrow.extras.peft.lora import LoRA
 from jaxgrow.growth.moments import Policy
 from jaxgrow.layerdrop import LayerDrop, Sensitivity
 from jaxgrow.layerdrop.schedules import whole_steps
@@ -14,10 +15,8 @@ from jaxgrow.models import Adapter, Config
 from jaxgrow.operators import OPERATORS
 from jaxgrow.operators.ligo import LiGO
 from jaxgrow.optim.freeze import Freeze
-from jaxgrow.peft.lora import LoRA
 from train.config.overrides import CHANGED, GIVEN, named
-from train.engine.state.optim import Optim
-from train.plan.adapting import Adapt, Merge
+from train.extras.adapting import Adapt, Merge
 from train.plan.best import Best, KeepBest, TakeBest
 from train.plan.dropout import DropUnits
 from train.plan.learning import Apply, Learn
@@ -37,6 +36,7 @@ from train.plan.transforms import (
     Way,
     smaller,
 )
+from train.state.optim import Optim
 
 LARGE = "large"  # name of the target model of a method
 # Name of the source model of a growth. It may exist before the run, so tables show its cost

@@ -36,9 +36,9 @@ from jaxgrow.models import Config
 from jaxgrow.models.loss import weighted_mean
 from jaxgrow.models.stack import KeptTokens
 from jaxgrow.optim.freeze import Freeze, hold
-from train.engine.state.model import Model, logits, target_weights
-from train.engine.state.optim import Optim, learning_rate
 from train.plan.keep_masks import KeepMasks
+from train.state.model import Model, logits, target_weights
+from train.state.optim import Optim, learning_rate
 
 
 def less_than_one(name: str, fraction: float, steps: int) -> list[str]:

@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 import jax
 import optax
 
-from train.engine.run.ledger import Ledger
-from train.engine.state.model import Model
+from train.plan.ledger import Ledger
+from train.state.model import Model
 
 Models: TypeAlias = Mapping[str, Model]
 

@@ -19,17 +19,17 @@ from jaxgrow.models import Config
 from jaxgrow.models.importance import influence, streams
 from jaxgrow.optim import muon
 from jaxgrow.optim.completep import multipliers
-from train.engine.state.model import Model, initial, loss, parameters
-from train.engine.state.optim import Optim
 from train.plan.modifiers import DropLayers, Modifier
 from train.plan.phase import Context, Models, Phase
+from train.state.model import Model, initial, loss, parameters
+from train.state.optim import Optim
 
 
 @dataclass(frozen=True)
 class Train(Phase, writes="name"):
     """Trains the model ``name``. A model that does not exist yet is initialised from ``config``.
 
-    A run trains the model between `init` and `finish` (`train.engine.loop.trainer`).
+    A run trains the model between `init` and `finish` (`train.run.trainer`).
     """
 
     name: str

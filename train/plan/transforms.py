@@ -21,9 +21,9 @@ from jaxgrow.models import Config
 from jaxgrow.models.upcycling import redrawn, routed
 from jaxgrow.operators import Groups, best, decoalesce, keep
 from jaxgrow.typed import nearest
-from train.engine.state.heads import fresh_head
-from train.engine.state.model import Model, initial
 from train.plan.phase import Context, Models, Phase
+from train.state.heads import fresh_head
+from train.state.model import Model, initial
 
 
 class Transform(Phase):
@@ -316,7 +316,7 @@ class Grow(Transform, reads=("source",), writes="target"):
     # Fraction of the units of each expert that is initialised again
     # (`jaxgrow.models.upcycling.redrawn`).
     redrawn: float = 0.0
-    # Config whose sizes set the scale of fresh entries, as in `train.engine.state.optim.Optim`.
+    # Config whose sizes set the scale of fresh entries, as in `train.state.optim.Optim`.
     base: Config | None = None
 
     @cached_property

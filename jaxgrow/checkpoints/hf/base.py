@@ -15,8 +15,8 @@ from jaxgrow.axes.size_error import SizeError
 from jaxgrow.checkpoints.hf import layer_lists
 from jaxgrow.checkpoints.hf.labels import classes, labelled, problem
 from jaxgrow.checkpoints.io.files import spelt
+from jaxgrow.extras.peft.lora import RANK
 from jaxgrow.models import Config
-from jaxgrow.peft.lora import RANK
 from jaxgrow.typed import hints
 
 _KINDS: Mapping[type, str] = {

@@ -5,8 +5,9 @@ import pkgutil
 
 from jaxgrow.checkpoints.hf import families
 from jaxgrow.checkpoints.hf.base import Family
+from jaxgrow.registry import Registry
 
-FAMILIES: dict[str, Family] = {}
+FAMILIES: Registry[Family] = Registry("architecture")
 
 
 def register(*added: Family) -> None:
@@ -22,11 +23,7 @@ def register(*added: Family) -> None:
       ValueError: an architecture of this name exists.
     """
     for family in added:
-        if family.architecture in FAMILIES:
-            raise ValueError(
-                f"the architecture {family.architecture} is registered already: choose another name"
-            )
-        FAMILIES[family.architecture] = family
+        FAMILIES.add(family.architecture, family)
 
 
 for _module in pkgutil.iter_modules(families.__path__, f"{families.__name__}."):

@@ -1,0 +1,144 @@
+"""How is ModernBERT stored?
+
+Kernels are stored as [outputs, inputs]. Queries, keys and values are one tensor. The gated units
+and their gates are another one.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxgrow.checkpoints.hf.base import Family, Stored, linear, with_head
+from jaxgrow.checkpoints.hf.registry import register
+from jaxgrow.checkpoints.hf.rope import read_heads, read_layered_rope, read_windows, written_kinds
+from jaxgrow.extras.models.modernbert import ModernBERTConfig
+
+
+def _names(config: ModernBERTConfig) -> dict[str, Stored]:
+    names = _body(config, "" if config.head == "states" else "model.")
+    if config.head == "states":
+        return names
+    names["head_norm/scale"] = Stored("head.norm.weight", "embed")
+    names["transform/kernel"] = Stored("head.dense.weight", "embed embed_in")
+    if config.head != "tokens":
+        return names | linear("classifier", "classifier", "classes")
+    names["head_bias"] = Stored("decoder.bias", "vocab")
+    return (
+        names if config.tied else names | {"head_kernel": Stored("decoder.weight", "vocab embed")}
+    )
+
+
+def _body(config: ModernBERTConfig, model: str) -> dict[str, Stored]:
+    """Return the places of the leaves without the head, with the name prefix ``model``."""
+    layer = model + "layers.{layers}."
+    names = {"token_embedding": Stored(model + "embeddings.tok_embeddings.weight", "vocab embed")}
+    for part, (ours, of) in enumerate(
+        {"query": "heads", "key": "kv_heads", "value": "kv_heads"}.items()
+    ):
+        stored = Stored(f"{layer}attn.Wqkv.weight", f"(3 {of} head_dim) embed", part)
+        names[f"blocks/attention/{ours}/kernel"] = stored
+    names["blocks/attention/out/kernel"] = Stored(
+        f"{layer}attn.Wo.weight", "embed (heads head_dim)"
+    )
+    for part, ours in enumerate(("gate", "up")):
+        names[f"blocks/mlp/{ours}/kernel"] = Stored(f"{layer}mlp.Wi.weight", "(2 mlp) embed", part)
+    names["blocks/mlp/down/kernel"] = Stored(f"{layer}mlp.Wo.weight", "embed mlp")
+    names["blocks/attention_norm/scale"] = Stored(f"{layer}attn_norm.weight", "embed", first=1)
+    for ours, theirs in (
+        ("embedding_norm", model + "embeddings.norm"),
+        ("blocks/mlp_norm", f"{layer}mlp_norm"),
+        ("final_norm", model + "final_norm"),
+    ):
+        names[f"{ours}/scale"] = Stored(f"{theirs}.weight", "embed")
+    return names
+
+
+def _read(theirs: Mapping[str, Any]) -> dict[str, Any]:
+    every = theirs.get("global_attn_every_n_layers") or 3
+    # The number of visible tokens on either side of a token. `transformers` treats sliding_window
+    # as another name for half of local_attention.
+    half = theirs.get("sliding_window", theirs.get("local_attention", 128) // 2)
+    if theirs.get("rope_scaling"):
+        raise ValueError(
+            f"rope_scaling is {theirs['rope_scaling']!r}, but jaxgrow supports ModernBERT only "
+            "with unscaled frequencies"
+        )
+    like = {
+        **theirs,
+        "sliding_window": half + 1,
+        "max_position_embeddings": theirs.get("max_position_embeddings", 8192),
+        "head_dim": None,
+        "num_key_value_heads": None,
+    }
+    ours = read_heads(like) | read_layered_rope(
+        like, 160000.0, "local_rope_theta", 10000.0, key="global_rope_theta"
+    )
+    return ours | read_windows(like, "f" + "s" * (every - 1), 8192)
+
+
+def _written(config: ModernBERTConfig) -> dict[str, Any]:
+    """Return ``layer_types``, and the older keys for the same information.
+
+    ``global_attn_every_n_layers`` is n if exactly every n-th layer, from the first one on, has
+    global attention. If there is no such n, it is null.
+    """
+    kinds = config.layer_kinds
+    every = next((n for n in range(1, len(kinds) + 1) if kinds == _every(n, len(kinds))), None)
+    out = {
+        "layer_types": written_kinds(config)["layer_types"],
+        "global_attn_every_n_layers": every,
+        "global_rope_theta": config.rope_theta,
+        "local_rope_theta": config.local_theta or config.rope_theta,
+    }
+    return out | ({"local_attention": 2 * (config.window - 1)} if "s" in kinds else {})
+
+
+def _every(n: int, layers: int) -> str:
+    return "".join("s" if i % n else "f" for i in range(layers))
+
+
+_BASE = Family(
+    architecture="ModernBert",
+    model_type="modernbert",
+    config=ModernBERTConfig,
+    names=_names,
+    fields={
+        "vocab_size": "vocab",
+        "max_position_embeddings": "context",
+        "num_hidden_layers": "layers",
+        "hidden_size": "embed",
+        "num_attention_heads": "heads",
+        "intermediate_size": "mlp",
+        "norm_eps": "eps",
+        "tie_word_embeddings": "tied",
+        "classifier_pooling": "pooling",
+    },
+    absent={
+        "max_position_embeddings": 8192,
+        "norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+        "classifier_pooling": "cls",
+    },
+    settings={
+        "hidden_activation": ("gelu",),
+        "classifier_activation": ("gelu",),
+        "attention_bias": (False,),
+        "mlp_bias": (False,),
+        "norm_bias": (False,),
+        "classifier_bias": (False,),
+        "decoder_bias": (True,),
+    },
+    inferred=_read,
+    derived=_written,
+    unsaid={"pad_token_id": None},
+)
+
+
+FAMILIES = (
+    with_head(_BASE, "ModernBertForMaskedLM", "tokens", ignored=("decoder.weight",)),
+    with_head(_BASE, "ModernBertForSequenceClassification", "classes"),
+    with_head(_BASE, "ModernBertForQuestionAnswering", "spans"),
+    with_head(_BASE, "ModernBertForTokenClassification", "token_classes"),
+    with_head(_BASE, "ModernBertModel", "states", stray="model.", ignored=("head.*", "decoder.*")),
+)
+
+register(*FAMILIES)

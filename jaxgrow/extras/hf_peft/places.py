@@ -1,0 +1,100 @@
+"""Under which names does PEFT store the factors of the kernels of a model?"""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxgrow.axes.names import READ, Kernel, axis, cut
+from jaxgrow.checkpoints.hf.base import Family, Stored
+from jaxgrow.checkpoints.hf.registry import FAMILIES
+from jaxgrow.checkpoints.hf.storage import family_for
+from jaxgrow.checkpoints.io.files import ADAPTER
+from jaxgrow.checkpoints.source import Source, initial_layout
+from jaxgrow.extras.hf_peft import dora
+from jaxgrow.extras.peft.lora import RANK, LoRA
+from jaxgrow.models import Config
+
+CONFIG, WEIGHTS = ADAPTER
+PREFIX = "base_model.model."
+
+
+class ModuleNames(NamedTuple):
+    """An architecture, and the version of transformers after which the modules are named."""
+
+    family: Family
+    older: bool  # names of transformers 4
+
+    def of(self, config: Config) -> dict[str, Stored]:
+        """The place of each leaf, by the names of the modules."""
+        names = self.family.names(config)
+        if self.older:
+            return dict(names)
+        return {p: replace(s, name=self.family.in_memory(s.name)) for p, s in names.items()}
+
+    def modules(self, config: Config) -> dict[str, list["Factors"]]:
+        """The kernels of layers by the module of the base model, with ``{layers}`` in its name.
+
+        Experts and routers are not included, because PEFT has no LoRA for them that can be read
+        here.
+        """
+        found: dict[str, list[Factors]] = {}
+        for path, stored in self.of(config).items():
+            of_experts = "experts" in f"{stored.name} {stored.layout}"
+            if path.endswith("/kernel") and "{layers}" in stored.name and not of_experts:
+                axes = initial_layout(config)[path][0]
+                of = Factors(path.removesuffix("/kernel"), cut(axes), *stored.factors(axes))
+                found.setdefault(stored.name.removesuffix(".weight"), []).append(of)
+        return found
+
+
+class Factors(NamedTuple):
+    """The places of the two factors of a kernel, which has one tensor of each for each layer."""
+
+    module: str  # its path in jaxgrow
+    kernel: Kernel
+    a: Stored
+    b: Stored
+
+    @property
+    def magnitude(self) -> Stored:
+        """The place of the magnitudes of a DoRA, one for each output."""
+        name = self.b.name.replace("lora_B.weight", "lora_magnitude_vector")
+        return replace(self.b, name=name, layout=self.b.layout.removesuffix(f" {RANK}"))
+
+    @property
+    def sides(self) -> tuple[tuple[str, Stored, tuple[str, ...]], ...]:
+        """The two factors of the kernel of one layer: leaf, place, and axes."""
+        return (
+            ("a", self.a, (*self.kernel.read, RANK)),
+            ("b", self.b, (RANK + READ, *self.kernel.written)),
+        )
+
+    def layers(self, sizes: Mapping[str, int]) -> int:
+        """The number of layers of the kernel."""
+        return sizes[axis(self.kernel.stacked[0])]
+
+    def norms(
+        self, base: Source, layer: int, own: LoRA, leaves: Mapping[str, np.ndarray]
+    ) -> np.ndarray:
+        """The norm of the adapted weights of each output of one layer, as float32."""
+        a, b = (np.asarray(leaves[f"{self.module}/{leaf}"][layer]) for leaf in "ab")
+        return dora.norms(base, self.module, self.kernel, layer, own, a, b)
+
+
+def architectures(config: Config) -> list[Family]:
+    """Return the architectures that store a model of ``config``.
+
+    Raises:
+      CheckpointError: none does.
+    """
+    out = [family_for(config, None)[0]]
+    kind = (type(config), out[0].mixture)
+    for family in FAMILIES.values():
+        if (family.config, family.mixture) == kind and family.has_head(config):
+            with suppress(ValueError):
+                family.theirs(config)
+                out.append(family)
+    return out

@@ -1,0 +1,230 @@
+"""How do ``jaxgrow inspect`` and ``jaxgrow grow`` handle checkpoints of other trainers?"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jaxgrow._version import __version__
+from jaxgrow.checkpoints.io.files import (
+    PARAMS,
+    RECORD,
+    CheckpointError,
+    inside,
+    listed,
+    not_copied,
+    read_json,
+)
+from jaxgrow.checkpoints.io.folders import appearing
+from jaxgrow.checkpoints.io.replacing import may_become
+from jaxgrow.extras.integrations.formats import FORMATS, from_file, plain, recognised
+from jaxgrow.extras.integrations.layouts import Layout
+from jaxgrow.extras.suggest import POLICY
+from jaxgrow.growth.maps import Growth, Rules, new_sizes
+from jaxgrow.tables import aligned
+from jaxgrow.untrusted import one_line
+
+if TYPE_CHECKING:
+    # TensorStore takes a second to import, and most commands do not need it.
+    from jaxgrow.extras.integrations.orbax_run import OrbaxRun
+
+# Files by which checkpoints of Orbax, of levanter and of EasyDeL are recognised.
+_MARKS = ("_METADATA", "manifest.ocdbt", "tensorstore_index.json")
+# The same for torch.distributed.checkpoint. In the folder of a Hugging Face model, it is the
+# optimizer state of that model.
+_DISTRIBUTED = ".metadata"
+POLICIES = ("drop", "copy", "exact")
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder holds a checkpoint of another trainer, which this library did not write."""
+    if not folder.is_dir() or _is_ours(folder):
+        return False
+    marks = _MARKS if (folder / "config.json").is_file() else (*_MARKS, _DISTRIBUTED)
+    found = (f"{deep}{name}" for name in marks for deep in ("", "*/", "*/*/"))
+    return any(any(folder.glob(pattern)) for pattern in found)
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether this library wrote a folder, which may be damaged, as a checkpoint of its own.
+
+    A grown checkpoint of another trainer also has a record, and may have an item ``params``. Its
+    record names the format.
+    """
+    if not (folder / PARAMS).is_dir() or not (folder / RECORD).is_file():
+        return False
+    try:
+        arguments = read_json(inside(folder, RECORD)).get("arguments")
+    except CheckpointError:
+        return True
+    return not isinstance(arguments, dict) or "format" not in arguments
+
+
+def policy_of(method: str) -> str:
+    """The optimizer policy that suits a method.
+
+    For methods that suit ``asymmetric``, it is ``copy``, because ``asymmetric`` requires an
+    optimizer with `rebias`.
+    """
+    return POLICY[method] if POLICY[method] in POLICIES else "copy"
+
+
+def opened(
+    folder: Path, name: str | None, names: Path | None, head_dim: int | None = None
+) -> "OrbaxRun":
+    """Open a checkpoint of another trainer.
+
+    Args:
+      folder: the folder of all steps of a run, of one step, or of one item of a step.
+      name: the name of the format; None: the format is detected.
+      names: a JSON file with axis names, used instead of a format.
+      head_dim: the size of a head, if the checkpoint does not determine it.
+
+    Raises:
+      CheckpointError: no format fits.
+    """
+    with one_line(CheckpointError, f"{folder} cannot be read"):
+        return _opened(folder, name, names, head_dim)
+
+
+def _opened(folder: Path, name: str | None, names: Path | None, head_dim: int | None) -> "OrbaxRun":
+    from jaxgrow.extras.integrations.orbax_run import OrbaxRun
+    from jaxgrow.extras.integrations.trees import open_tree
+
+    tree = open_tree(folder)
+    form = from_file(names) if names else FORMATS[name] if name else recognised(tree.arrays)
+    if form is None:
+        found = [f"{path} {array.shape}" for path, array in tree.arrays.items()]
+        raise CheckpointError(
+            f"{folder} is a checkpoint of an unknown format; the known formats are "
+            f"{', '.join(FORMATS)}. "
+            f"Give the axis names in a file with --names FILE. Its arrays: {listed(found)}"
+        )
+    return OrbaxRun(tree, form, {} if head_dim is None else {"head_dim": head_dim})
+
+
+def inspected(run: "OrbaxRun") -> dict[str, Any]:
+    """Describe a checkpoint: its format, its sizes, and the axis names and shape of each leaf."""
+    leaves = [
+        {
+            "path": path,
+            "shape": place.shape,
+            "axes": place.names,
+            "dtype": run.shapes[path].dtype.name,
+            "arrays": len(place.paths),
+            "layout": _layout(place.layout),
+        }
+        for path, place in run.places.items()
+    ]
+    moments = sorted(
+        {plain(place.template).removesuffix(path).strip("/") for path, place in run.states}
+    )
+    about = {
+        "format": run.format.name,
+        "item": str(run.tree.item),
+        "parameters_at": run.prefix.strip("/"),
+    }
+    about |= {
+        "sizes": run.sizes(),
+        "settings": run.settings(run.sizes()),
+        "parameters": run.parameters,
+    }
+    return {**about, "optimizer_state_at": moments, "others": run.others, "leaves": leaves}
+
+
+def _layout(layout: Layout) -> dict[str, Any]:
+    """The attributes of a layout that differ from the default, as ``--names FILE`` takes them."""
+    plain = asdict(Layout(layout.names))
+    return {key: value for key, value in asdict(layout).items() if value != plain[key]}
+
+
+def described(folder: Path, about: Mapping[str, Any]) -> str:
+    """Format the result of `inspected` as text."""
+    rows = [
+        (leaf["path"], str(leaf["shape"]), " ".join(leaf["axes"]), leaf["dtype"])
+        for leaf in about["leaves"]
+    ]
+    return "\n".join(
+        [
+            f"{folder}: a checkpoint of format {about['format']}, in {about['item']}",
+            f"parameters: {about['parameters_at']}; optimizer state: "
+            f"{', '.join(about['optimizer_state_at']) or 'none found'}",
+            f"unchanged by a growth: {', '.join(about['others']) or 'nothing'}",
+            _spelt(about["sizes"]),
+            aligned((), rows),
+            f"{about['parameters']:,} parameters",
+        ]
+    )
+
+
+def grown(
+    run: "OrbaxRun",
+    growth: Growth,
+    policy: Any,
+    dst: Path,
+    record: dict[str, Any],
+    *,
+    overwrite: bool,
+    dry_run: bool,
+) -> dict[str, Any]:
+    """Grow a checkpoint into ``dst``, or only check that this is possible.
+
+    Args:
+      run: the checkpoint.
+      growth: the growth.
+      policy: the policy for the optimizer state, one of `POLICIES`.
+      dst: the new folder.
+      record: the entries of the record in the new folder: ``arguments``, those of the command, and
+        others.
+      overwrite: whether an existing ``dst`` may be replaced.
+      dry_run: whether to check only, without writing.
+
+    Returns:
+      The sizes and settings of the grown model, and the factor of the eps of its norms if that
+      changes.
+    """
+    from jaxgrow.extras.integrations import orbax_run
+
+    sizes = run.sizes() | new_sizes(growth)
+    about = {
+        "dst": str(dst),
+        "written": not dry_run,
+        "operator": "grow",
+        **record,
+        "sizes": sizes,
+    }
+    about |= {"settings": run.settings(sizes)}
+    if isinstance(growth, Rules) and growth.eps != 1:
+        about |= {"norm_eps_factor": growth.eps}
+    folder = run.tree.folder
+    with one_line(CheckpointError, f"{folder} cannot be grown"):
+        if dry_run:
+            may_become(Path(os.path.abspath(dst.expanduser())), [folder], overwrite)
+            orbax_run.check_run(run, growth, policy)
+            return about
+        with appearing(dst, [folder], overwrite) as part:
+            orbax_run.grow_run(run, growth, policy, part)
+            orbax_run.record(part, {"version": __version__, **about})
+    left_out = run.tree.left_out
+    return about | {"notes": [not_copied(left_out)] if left_out else []}
+
+
+def summary(dst: Path, about: Mapping[str, Any], keeps: str) -> str:
+    """Format the result of `grown` as text."""
+    settings = " ".join(f"{key}={value}" for key, value in about["settings"].items())
+    nothing = "" if about["written"] else "; nothing was written (--dry-run)"
+    lines = [f"{dst}: {_spelt(about['sizes'])}{nothing}", f"function-preserving: {keeps}"]
+    lines += [f"optimizer state: {about['arguments']['optimizer']}"]
+    lines += [f"settings of the larger model: {settings}"] * bool(settings)
+    if factor := about.get("norm_eps_factor"):
+        lines += [
+            f"the eps of all norms: set it to {factor:.7g} times the old value in the trainer's "
+            "config; the checkpoint does not contain it"
+        ]
+    lines += [f"note: {note}" for note in about.get("notes", ())]
+    return "\n".join(lines)
+
+
+def _spelt(sizes: Mapping[str, int]) -> str:
+    return " ".join(f"{axis}={size}" for axis, size in sorted(sizes.items()))

@@ -1,0 +1,1 @@
+"""Model families that a reader of the methods may skip."""

@@ -1,1 +1,0 @@
-"""Engine: run the phases of a plan and write their results to disk."""

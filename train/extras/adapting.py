@@ -1,0 +1,214 @@
+"""How does a plan train an adapter of a frozen model, and merge it into the model?
+
+A LoRA is merged into the kernels. A bottleneck adapter cannot be merged, and stays in the model, as
+its config records (`jaxgrow.extras.peft.adapters`). Both kinds are saved with the run. A saved adapter can
+be stored for use with its model, grown with the model, or trained further.
+"""
+
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import optax
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from jaxgrow import flops, typed
+from jaxgrow.axes import Params
+from jaxgrow.extras.peft import adapters, lora
+from jaxgrow.extras.peft.lora import LoRA
+from jaxgrow.models import Adapter, Config, from_json
+from jaxgrow.optim import muon
+from train.common.errors import UserError
+from train.common.files import read_arrays, write_arrays
+from train.plan.phase import Context, Models
+from train.plan.training import Train
+from train.plan.transforms import Transform, differing
+from train.state.assembly import ByAdapter, ByLoRA
+from train.state.heads import split
+from train.state.model import Model, plain
+
+
+@dataclass(frozen=True)
+class Adapt(Train):
+    """Trains an adapter of the model ``name`` and its head. The rest of the model is frozen.
+
+    Only the adapter and the head have gradients and optimizer state. If the model already has the
+    adapter, its training continues.
+    """
+
+    adapter: LoRA | Adapter = field(default_factory=LoRA)
+    saved: str | None = None  # the file of the adapter to continue from
+
+    def __post_init__(self):
+        super().__post_init__()
+        if isinstance(self.adapter, LoRA):
+            modules = lora.kernels(self.adapter, self.config.axes())
+            if heads := split({module.partition("/")[0]: 0 for module in modules})[1]:
+                raise ValueError(
+                    f"the targets of the LoRA include {', '.join(heads)}, but heads are trained "
+                    "without LoRA: remove them from the targets"
+                )
+        elif self.config.adapter is not None and (
+            self.config.adapter != self.adapter or self.saved
+        ):
+            raise ValueError(
+                f"the model already has an adapter: to train it further, set "
+                f"adapter={self.config.adapter}, and leave saved empty"
+            )
+
+    def fixed_flops(self, accumulate: int = 1) -> float:
+        """FLOPs of Muon for each step. Muon applies to the matrices of the run's model.
+
+        These include the matrices of an adapter only if the model already had it.
+        """
+        if (
+            self.optim.name != "muon"
+            or isinstance(self.adapter, LoRA)
+            or self.config.adapter is None
+        ):
+            return 0.0
+        return muon.flops(ByAdapter(self.adapter).axes(self.config), self.config.sizes())
+
+    def flops(self, tokens: int, layers: float | None = None, at_once: int | None = None) -> float:
+        return flops.train(
+            self.config,
+            tokens,
+            self.window,
+            layers,
+            adapter=self.adapter,
+            at_once=at_once,
+            **self._savings,
+        )
+
+    def start(
+        self,
+        models: Models,
+        tx: optax.GradientTransformation,
+        key: jax.Array,
+        saved: Params | None = None,
+    ) -> Model:
+        model = models[self.name]
+        if model.made is None:
+            model = self._beside(model, key, saved)
+        return model if model.opt is not None else replace(model, opt=tx.init(model.params))
+
+    def _beside(self, model: Model, key: jax.Array, saved: Params | None) -> Model:
+        """Return the frozen model with its own adapter, the one in ``saved``, or a fresh one."""
+        body, head = split(model.params)
+        if isinstance(self.adapter, LoRA):
+            fresh = lora.init(self.adapter, split(self.config.axes())[0], self.config.sizes(), key)
+            own = fresh if saved is None else saved
+            return Model(
+                own | head, None, self.config, model.sensitivity, body, ByLoRA(self.adapter)
+            )
+        config = replace(self.config, adapter=self.adapter)
+        if self.config.adapter is not None:
+            body, own = adapters.detach(body)
+        else:
+            own = adapters.init(config, key) if saved is None else saved
+        return Model(own | head, None, config, model.sensitivity, body, ByAdapter(self.adapter))
+
+    def given(self, context: Context) -> tuple[Any, ...]:
+        if self.saved is not None and context.models[self.name].made is None:
+            return (loaded(self.saved, self.config)[1],)
+        return ()
+
+    def finish(self, context: Context, model: Model) -> None:
+        keep_adapter(context, model)
+
+
+def keep_adapter(context: Context, model: Model) -> None:
+    """Save the adapter of a model in the folder of the run."""
+    if isinstance(model.made, ByLoRA):
+        name = "lora.npz"
+        adapter = model.made.lora
+        own = split(model.params)[0]
+    else:
+        assert isinstance(model.made, ByAdapter)
+        name = "adapter.npz"
+        adapter = model.made.adapter
+        own = adapters.detach(plain(model))[1]
+
+    def write(path: Path, params: Params) -> None:
+        save(path, Saved(model.config, adapter, params))
+
+    context.keep(name, own, write)
+
+
+@dataclass(frozen=True)
+class Merge(Transform, reads=("name",), writes="name"):
+    """Merges the result of an `Adapt` into the model ``name``.
+
+    A LoRA is added to the kernels of the model. Any other adapter stays in its layers.
+    """
+
+    name: str
+
+    def apply(self, models: Models, tx: optax.GradientTransformation) -> Model:
+        model = models[self.name]
+        return Model(plain(model), None, model.config)
+
+
+class Saved(NamedTuple):
+    """The adapter that a run saves, without the head."""
+
+    config: Config  # config of the model
+    adapter: LoRA | Adapter
+    params: Params  # in the form of `jaxgrow.extras.peft.lora.init` or `jaxgrow.extras.peft.adapters.init`
+
+
+def save(path: Path, saved: Saved) -> None:
+    """Write the adapter of an `Adapt` atomically."""
+    # The config of the model includes a bottleneck adapter.
+    about: dict[str, Any] = {"model": saved.config.as_json()}
+    about |= {"lora": asdict(saved.adapter)} if isinstance(saved.adapter, LoRA) else {}
+    write_arrays(path, about, {"/".join(key): x for key, x in flatten_dict(saved.params).items()})
+
+
+def load(path: Path) -> Saved:
+    """Read the adapter that `save` wrote.
+
+    Raises:
+      UserError: the file is missing, damaged, or has other content.
+    """
+
+    def parsed(about: dict[str, Any], arrays: dict[str, Any]) -> Saved:
+        config = from_json(about["model"])
+        own = about.get("lora")
+        adapter = config.adapter if own is None else typed.made(LoRA, own)
+        if adapter is None:
+            raise ValueError("its model has no adapter")
+        return Saved(config, adapter, unflatten_dict(arrays, sep="/"))
+
+    return read_arrays(
+        path, parsed, "adapter", "a run that trains one writes lora.npz or adapter.npz"
+    )
+
+
+def loaded(file: str, config: Config) -> tuple[LoRA | Adapter, Params]:
+    """Read an adapter for a model.
+
+    Args:
+      file: the file of the adapter.
+      config: config of the model.
+
+    Returns:
+      The adapter to train, and its parameters.
+
+    Raises:
+      UserError: the file cannot be read (see `load`), or its adapter is for a model of other sizes.
+    """
+    saved = load(Path(file))
+    try:
+        wrong = differing(saved.config, config)
+    except ValueError as error:
+        raise UserError(f"the adapter of {file} is for another model: {error}") from error
+    if wrong:
+        there = ", ".join(f"{axis} {saved.config.integers()[axis]}" for axis in wrong)
+        raise UserError(
+            f"the adapter of {file} is for a model with {there}, but this model has "
+            f"{', '.join(f'{a} {n}' for a, n in wrong.items())}; grow the adapter with its model ("
+            "jaxgrow.extras.peft.lora.growth, jaxgrow.extras.peft.adapters.growth)"
+        )
+    return saved.adapter, saved.params

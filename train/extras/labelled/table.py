@@ -1,0 +1,299 @@
+"""Labelled text of the user: rows with named columns.
+
+The formats are TSV, CSV, JSON Lines, Parquet, or a folder of Hugging Face `datasets`. A path is a
+file, or a folder with a file for each split, such as ``train.csv`` and ``dev.csv``. Without a
+validation split, some of the rows are held out.
+"""
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from train.common.errors import UserError
+from train.data import arrow, formats
+from train.data.corpus import shards, splits
+from train.data.decoding import in_folder, json_object, readable
+from train.data.splitting import exact, held_out
+from train.extras.labelled.glue import Columns, Glue, Rows
+from train.extras.labelled.metrics import accuracy, macro_f1, pearson, spearman
+
+# Names of the validation split; the first one that exists is used.
+VALIDATION = ("validation", "valid", "dev", "test")
+_SUFFIXES = (".tsv", ".csv", ".jsonl", ".parquet")
+_COMPRESSED = ("", ".gz", ".xz", ".zst")
+OF_CLASSES = {"accuracy": accuracy, "macro_f1": macro_f1}
+OF_NUMBERS = {"pearson": pearson, "spearman": spearman}
+_KNOWN = ", ".join(_SUFFIXES)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """The files and the columns of a table.
+
+    Attributes:
+      path: a file, or a folder with a file for each split.
+      valid_path: the file of the validation rows; None: a split of the folder, or rows that are
+        held out.
+      texts: the columns of one text or two.
+      label: the column of the label.
+      labels: the names of the classes in their order; empty: the labels of the training rows,
+        sorted.
+      number: whether the label is a number.
+      valid_fraction: the part of the rows that is held out if there is no other validation split.
+    """
+
+    path: Path
+    valid_path: Path | None
+    texts: tuple[str, ...]
+    label: str
+    labels: tuple[str, ...]
+    number: bool
+    valid_fraction: float
+
+
+class Row(NamedTuple):
+    """One row, and its place in words."""
+
+    where: str
+    fields: Mapping[str, Any]
+
+
+def read(spec: Spec) -> tuple[dict[str, Rows], Glue]:
+    """Read the training and the validation rows, and describe them as a task.
+
+    Raises:
+      UserError: a file, a column or a label is missing or is something else; the message names the
+        file and the row.
+    """
+    parts = {split: list(rows(path)) for split, path in _files(spec).items()}
+    labels = () if spec.number else spec.labels or _names(parts["train"], spec)
+    title = spec.path.name
+    metrics = OF_NUMBERS if spec.number else OF_CLASSES
+    about = Glue(title, labels, Columns(spec.texts, spec.label), metrics, spelled=labels)
+    found = {
+        split: Rows(texts(part, spec.texts), _targets(part, spec, about))
+        for split, part in parts.items()
+    }
+    if len(found) == 1:
+        found = _validation_rows(found["train"], spec.valid_fraction, spec.path)
+    return found, about
+
+
+def rows(path: Path) -> Iterator[Row]:
+    """The rows of one file, or of a folder that `datasets` saved.
+
+    Class numbers of `datasets` are converted to class names.
+
+    Raises:
+      UserError: the file is missing, has another format, or is damaged.
+    """
+    if not path.exists():
+        raise UserError(f"the file {path} does not exist; name an existing table")
+    if arrows := shards(path) if path.is_dir() else []:
+        yield from _saved(path, arrows)
+        return
+    kind = Path(path.stem).suffix if path.suffix in _COMPRESSED else path.suffix
+    if path.is_dir() or kind not in _SUFFIXES:
+        raise UserError(
+            f"{path} is not a table: it should be {_KNOWN}, or a folder that datasets saved"
+        )
+    if kind in (".tsv", ".csv"):
+        yield from _lines(path, kind)
+    elif kind == ".jsonl":
+        yield from _objects(path)
+    else:
+        yield from (Row(*record) for record in formats.records(path))
+
+
+def _lines(path: Path, kind: str) -> Iterator[Row]:
+    """The rows below a line of names.
+
+    A TSV file has no quotes, like the files of GLUE; cells of a CSV file may be quoted.
+    """
+    content = io.StringIO(formats.read_text(path), newline="")
+    how: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind == ".tsv" else {}
+    lines = formats.cells(content, path, **how)
+    _, head = next(lines, ("", []))
+    for where, line in lines:
+        if len(line) != len(head):
+            raise UserError(
+                f"{where} has {len(line)} cells, but the first line names {len(head)} columns"
+            )
+        yield Row(where, dict(zip(head, line, strict=True)))
+
+
+def _objects(path: Path) -> Iterator[Row]:
+    for n, line in enumerate(formats.read_text(path).split("\n"), 1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {n}"
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{where} is not JSON ({error}); correct or delete the line") from error
+        if not isinstance(found, dict):
+            raise UserError(f"{where} is a {type(found).__name__}, but should be a JSON object")
+        yield Row(where, found)
+
+
+def _saved(folder: Path, arrows: Sequence[Path]) -> Iterator[Row]:
+    info = folder / "dataset_info.json"
+    with readable(info, "save the dataset again"):
+        features = json_object(in_folder(folder, info), "save the dataset again").get("features")
+        names = {
+            key: [*of["names"]]
+            for key, of in (features or {}).items()
+            if isinstance(of, dict) and of.get("names") is not None
+        }
+    number = 0
+    for file in arrows:
+        for row in arrow.arrow_rows(file):
+            number += 1
+            yield Row(
+                f"{folder}, row {number}",
+                row | {k: _class(row.get(k), of) for k, of in names.items()},
+            )
+
+
+def _class(value: Any, names: Sequence[str]) -> Any:
+    """The name of a class; -1 marks a row without a label."""
+    return names[value] if isinstance(value, int) and 0 <= value < len(names) else None
+
+
+def texts(
+    part: Sequence[Row], columns: Sequence[str], advice: str = "set data.text"
+) -> tuple[list[str], ...]:
+    """The texts of all rows, for each column.
+
+    Args:
+      part: the rows.
+      columns: the names of the columns.
+      advice: the last part of the error message.
+
+    Raises:
+      UserError: a row does not have the column, or a cell is not text.
+    """
+    found = []
+    for column in columns:
+        found.append([_text(row, column, advice) for row in part])
+    return tuple(found)
+
+
+def _text(row: Row, column: str, advice: str) -> str:
+    value = _cell(row, column, advice)
+    if not isinstance(value, str):
+        raise UserError(
+            f"{row.where}: column {column!r} has {value!r:.40}, but should have text; {advice}"
+        )
+    # JSON may contain half a character, such as a lone \ud83d, which is replaced.
+    return value.encode("utf-8", "replace").decode()
+
+
+def _cell(row: Row, column: str, advice: str) -> Any:
+    if column not in row.fields:
+        names = ", ".join(map(repr, row.fields))[:200]
+        raise UserError(f"{row.where} has no column {column!r}, only {names}; {advice}")
+    return row.fields[column]
+
+
+def label(row: Row, column: str) -> str | None:
+    """The label of a row as text; None if it has no label."""
+    value = _cell(row, column, "set data.label")
+    if isinstance(value, bool):
+        return str(value).lower()
+    # NaN in a column of numbers is how pandas marks a missing value.
+    return None if value is None or value == "" or value != value else str(value)
+
+
+def _label(row: Row, column: str) -> str:
+    found = label(row, column)
+    if found is None:
+        raise UserError(
+            f"{row.where} has no label in column {column!r}; delete the row (train.predict labels such rows)"
+        )
+    return found
+
+
+def _names(part: Sequence[Row], spec: Spec) -> tuple[str, ...]:
+    """The distinct labels, sorted; integers are sorted by value."""
+    found = {_label(row, spec.label) for row in part}
+    if len(found) < 2:
+        raise UserError(
+            f"all rows of {spec.path} have the label {', '.join(found) or 'none'}, but training needs at least two"
+        )
+    if len(found) > len(part) // 2 and len(found) > 20:
+        raise UserError(
+            f"column {spec.label!r} of {spec.path} has {len(found)} different labels in {len(part)} rows; set data.label, or "
+            "data.number=true if the labels are numbers"
+        )
+    digits = all(re.fullmatch("-?[0-9]+", name) for name in found)
+    return tuple(sorted(found, key=lambda name: (int(name), name) if digits else (0, name)))
+
+
+def _targets(part: Sequence[Row], spec: Spec, about: Glue) -> np.ndarray:
+    if not part:
+        raise UserError(f"{spec.path} has no rows; name another table in data.path")
+    out = []
+    for row in part:
+        name = _label(row, spec.label)
+        number = about.number(name)
+        if number is None:
+            kind = f"one of {', '.join(about.labels)}"[:200] if about.labels else "a number"
+            raise UserError(f"{row.where}: the label {name!r} is not {kind}")
+        out.append(number)
+    return np.array(out, np.int32 if about.labels else np.float32)
+
+
+def _validation_rows(every: Rows, fraction: float, path: Path) -> dict[str, Rows]:
+    """Hold out rows of a fixed shuffle, because a file may be sorted by label."""
+    count = len(every.labels)
+    order = np.random.default_rng(0).permutation(count)
+    exactly = exact(fraction)
+    held = np.sort([row for i, row in enumerate(order) if held_out(i, exactly)])
+    mine = np.setdiff1d(np.arange(count), held)
+    if not len(mine):
+        raise UserError(
+            f"{path} has {count} rows, not enough for a validation set; name a file of validation rows in data.valid_path"
+        )
+    return {"train": every.select(mine), "valid": every.select(held)}
+
+
+# --- files ---
+
+
+def _files(spec: Spec) -> dict[str, Path]:
+    """The file, or the folder, of each split."""
+    path = spec.path
+    named = {} if spec.valid_path is None else {"valid": spec.valid_path}
+    if not path.exists():
+        raise UserError(
+            f"the file or folder {path} does not exist; data.path names the labelled rows"
+        )
+    if not path.is_dir() or shards(path):
+        return {"train": path} | named
+    several = {name: path / name for name in splits(path)} or _by_split(path)
+    if "train" not in several:
+        there = ", ".join(sorted(f.name for f in path.iterdir()))[:200] or "nothing"
+        raise UserError(
+            f"{path} has no split train ({_KNOWN}), only {there}; name a file in data.path"
+        )
+    validation = {name: several[name] for name in VALIDATION if name in several}
+    return {"train": several["train"]} | (named or dict(list(validation.items())[:1]))
+
+
+def _by_split(folder: Path) -> dict[str, Path]:
+    names = ("train", *VALIDATION)
+    files = {}
+    for name, kind, packed in product(names, _SUFFIXES, _COMPRESSED):
+        file = folder / f"{name}{kind}{packed}"
+        if file.is_file():
+            files[name] = file
+    return files

@@ -1,0 +1,333 @@
+"""Tasks for fine-tuning: training examples, validation examples and scores of a model's outputs."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from jaxgrow.checkpoints.hf.labels import Head, named
+from jaxgrow.models.config import TextConfig
+from jaxgrow.typed import made, nearest
+from jaxgrow.untrusted import one_line
+from train.common.errors import UserError
+from train.data.mixed_paths import refuse_several
+from train.extras.labelled import glue, squad, table
+from train.extras.labelled.encoding import Encoder, Examples, Texts, framed, truncated
+
+NAMES = (*glue.TASKS, *squad.TASKS)
+TABLE = "table"
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Labelled text: a task of GLUE, SQuAD, or a table of the user.
+
+    ``task="table"`` has rows with named columns, in files or a folder of Hugging Face `datasets`
+    (`train.extras.labelled.table`). ``source="files"`` reads the published files of another task,
+    which may be compressed (.gz, .xz, .zst). ``source="tfds"`` reads ``glue/<task>`` or ``squad``
+    of tensorflow-datasets, which is prepared under ``path`` if necessary; it is read without
+    TensorFlow.
+    """
+
+    modality: ClassVar = "text"
+    task: str  # "cola" .. "wnli", "squad1", "squad2", "table"
+    # The folder of the files or of tensorflow-datasets; for a table, also a file.
+    path: str | None = None
+    source: Literal["files", "tfds"] = "files"
+    tokenizer: str = "bytes"  # as in `train.data.text.Data`
+    length: int = 128  # maximum tokens of a sample
+    stride: int = 128  # maximum tokens from one window of a SQuAD text to the next
+    examples: int | None = None  # number of training examples, from a fixed shuffle; None: all
+    # The fields below are for tables only.
+    text: tuple[str, ...] = ("text",)  # one or two text columns
+    label: str = "label"  # the column of the label
+    # The class names in order; empty: the sorted labels of the training rows.
+    labels: tuple[str, ...] = ()
+    number: bool = False  # whether the label is a number
+    valid_path: str | None = None  # the validation rows
+    # The part that is held out if there are no other validation rows.
+    valid_fraction: float = 0.1
+
+    # The choices that use a field (`train.config.effect`).
+    used_with = {
+        "stride": {"task": tuple(squad.TASKS)},
+        **{
+            name: {"task": (TABLE,)}
+            for name in ("text", "label", "labels", "number", "valid_path", "valid_fraction")
+        },
+    }
+
+    def __post_init__(self):
+        if self.task not in (*NAMES, TABLE):
+            raise ValueError(
+                f"there is no task {self.task!r}, only {', '.join((*glue.TASKS, TABLE, *squad.TASKS))}"
+                f"{nearest(self.task, (*NAMES, TABLE))}"
+            )
+        if not 1 <= len(self.text) <= 2:
+            raise ValueError(f"text must name one column or two, but is {self.text}")
+        refuse_several(self.path, "labelled data")
+        refuse_several(self.valid_path, "labelled data")
+        # A single class would be taken for a number.
+        if self.labels and (len(self.labels) < 2 or len({*self.labels}) < len(self.labels)):
+            raise ValueError(
+                f"labels must name at least two classes, each of them once, but are {self.labels}"
+            )
+        if self.labels and self.number:
+            raise ValueError(
+                f"number=true is for labels that are numbers, but labels names the classes {self.labels}: leave out one of them"
+            )
+        if not 0 < self.valid_fraction <= 0.5:
+            raise ValueError(
+                f"valid_fraction must be between 0 and 0.5, but is {self.valid_fraction}"
+            )
+        for name in ("length", "stride", "examples"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, but is {value}")
+        if self.source == "files" and self.path is None:
+            raise ValueError("data.source=files needs data.path, the folder of the task's files")
+
+
+def labelled_of(about: Mapping[str, Any]) -> Labelled:
+    """The labelled data of a run, from its ``config.json``.
+
+    Raises:
+      UserError: a setting is missing or wrong.
+    """
+    with one_line(UserError, "the labelled data in the config.json of the run are wrong"):
+        return made(Labelled, about)
+
+
+Score = Callable[[np.ndarray], dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A task prepared for a model: ``model.with_head(head, classes)`` learns it."""
+
+    train: Any  # a `train.data.batches.Source`: `Examples`, or images
+    valid: Mapping[str, Any]  # the first split is used for validation during training
+    head: Literal["classes", "spans"]
+    classes: int  # 1: the target is a number
+    labels: tuple[str, ...]  # names of the classes; empty for a number or spans
+    pad: int  # the padding token; no text of a decoder ends with it
+    identity: dict[str, Any]  # JSON; identifies the data by content, not by path
+    scores: Mapping[str, Score]
+    metrics: tuple[str, ...]  # names of the metrics, the main one first
+    task: str | None = None  # the name of a published task
+    encoder: Encoder | None = None  # None: the task has no text
+
+    @property
+    def of_head(self) -> Head:
+        """The description of the head that learns the task."""
+        return Head(self.task, self.labels)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The ``config.json`` entries of a model that learned the task.
+
+        `jaxgrow.checkpoints.save` writes them.
+        """
+        of_text = {} if self.encoder is None or self.encoder.own_pad else {"pad_token_id": self.pad}
+        return named(self.labels, self.task) | of_text
+
+    def score(self, split: str, outputs: np.ndarray) -> dict[str, float]:
+        """Score the outputs of a model for all examples of ``valid[split]``, in order.
+
+        Args:
+          split: a key of ``valid``.
+          outputs: logits [N, classes], numbers [N, 1], or logits of starts and ends [N, length, 2].
+
+        Returns:
+          The metrics, the main one of the task first. They are from 0 to 1; correlations are from
+          -1 to 1.
+
+        Raises:
+          ValueError: the outputs have another shape.
+        """
+        examples = self.valid[split]
+        shape = (len(examples), *((examples.length,) if self.head == "spans" else ()), self.classes)
+        if outputs.shape != shape:
+            raise ValueError(f"outputs for {split} are {outputs.shape}, but should be {shape}")
+        return self.scores[split](outputs)
+
+
+def task(data: Labelled, model: TextConfig) -> Prepared:
+    """Prepare a task for ``model``, whose head does not matter; the tokens are kept in memory.
+
+    Raises:
+      UserError: the data are missing or damaged, or the model cannot take them.
+    """
+    return _task(data, model.with_head("tokens"))
+
+
+@lru_cache(maxsize=2)  # all runs of a fine-tuning call this, several times each
+def _task(data: Labelled, model: TextConfig) -> Prepared:
+    if data.length > model.length:
+        raise UserError(
+            f"data.length is {data.length} tokens, but the model has {model.length} positions; "
+            f"lower data.length to {model.length}"
+        )
+    encoder = Encoder(data.tokenizer, model)
+    least = data.length - encoder.frame.room(2, data.length) + 2
+    if data.length < least:
+        raise UserError(
+            f"data.length is {data.length}, but two texts and the tokens around them need at least {least} tokens"
+        )
+    if data.task in glue.TASKS or data.task == TABLE:
+        return _glue(data, model, encoder)
+    if model.causal:
+        raise UserError(
+            f"{data.task} needs a BERT, whose tokens attend in both directions, but the model is a {type(model).__name__}"
+        )
+    return _squad(data, model, encoder)
+
+
+def _glue(data: Labelled, model: TextConfig, encoder: Encoder) -> Prepared:
+    rows, about = _rows(data)
+    train = rows["train"]
+    some = _few(len(train.labels), data.examples)
+    rows["train"] = train.select(some)
+    read = {split: _texts(part, encoder, data.length) for split, part in rows.items()}
+    examples = {
+        split: _examples(texts, rows[split].labels, data, model, encoder)
+        for split, texts in read.items()
+    }
+    scores = {split: partial(_glue_scores, about, part.labels) for split, part in rows.items()}
+    return _prepared(
+        data,
+        encoder,
+        examples,
+        scores,
+        tuple(about.metrics),
+        "classes",
+        len(about.labels) or 1,
+        about.labels,
+    )
+
+
+def _rows(data: Labelled) -> tuple[dict[str, glue.Rows], glue.Glue]:
+    """The rows of all splits, and the task."""
+    if data.task == TABLE:
+        return table.read(table_spec(data))
+    about = glue.TASKS[data.task]
+    if data.source == "tfds":
+        return glue.from_tfds(data.task, about, data.path), about
+    return glue.from_files(about, _folder(data)), about
+
+
+def table_spec(data: Labelled) -> table.Spec:
+    """The files and columns of a table."""
+    valid = None if data.valid_path is None else Path(data.valid_path).expanduser()
+    return table.Spec(
+        _folder(data), valid, data.text, data.label, data.labels, data.number, data.valid_fraction
+    )
+
+
+def examples_of(rows: glue.Rows, data: Labelled, model: TextConfig, encoder: Encoder) -> Examples:
+    """Rows as examples for ``model``."""
+    return _examples(_texts(rows, encoder, data.length), rows.labels, data, model, encoder)
+
+
+def _texts(rows: glue.Rows, encoder: Encoder, length: int) -> Texts:
+    room = encoder.frame.room(len(rows.texts), length)
+    first, *others = map(encoder.tokens, rows.texts)
+    if not others:
+        return framed(encoder.frame, [a[:room] for a in first], None, encoder.dtype)
+    second = others[0]
+    sizes = truncated(np.array(list(map(len, first))), np.array(list(map(len, second))), room)
+    a = [tokens[:n] for tokens, n in zip(first, sizes[0], strict=True)]
+    b = [tokens[:n] for tokens, n in zip(second, sizes[1], strict=True)]
+    return framed(encoder.frame, a, b, encoder.dtype)
+
+
+def _glue_scores(about: glue.Glue, labels: np.ndarray, outputs: np.ndarray) -> dict[str, float]:
+    predictions = outputs.argmax(-1) if about.labels else outputs[:, 0]
+    return {name: metric(predictions, labels) for name, metric in about.metrics.items()}
+
+
+def _squad(data: Labelled, model: TextConfig, encoder: Encoder) -> Prepared:
+    about = squad.TASKS[data.task]
+    tfds = data.source == "tfds"
+    questions = (
+        squad.from_tfds(about, data.path) if tfds else squad.from_files(about, _folder(data))
+    )
+    questions["train"] = [
+        questions["train"][i] for i in _few(len(questions["train"]), data.examples)
+    ]
+    read = {
+        split: squad.windows(part, encoder, data.length, data.stride)
+        for split, part in questions.items()
+    }
+    examples = {
+        split: _examples(w.texts, w.targets, data, model, encoder) for split, w in read.items()
+    }
+
+    def squad_scores(split: str, outputs: np.ndarray) -> dict[str, float]:
+        found = squad.best_answers(read[split], questions[split], outputs)
+        answers = found.at(0.0 if about.unanswerable else None)
+        more = squad.thresholds(questions[split], found) if about.unanswerable else {}
+        return squad.score(about, questions[split], answers) | more
+
+    scores = {split: partial(squad_scores, split) for split in read}
+    return _prepared(data, encoder, examples, scores, squad.metrics(about), "spans", 2, ())
+
+
+def _folder(data: Labelled) -> Path:
+    assert data.path is not None
+    return Path(data.path).expanduser()
+
+
+def _few(count: int, wanted: int | None) -> np.ndarray:
+    """The first ``wanted`` numbers of a fixed shuffle; all, in order, if ``wanted`` is None."""
+    return (
+        np.arange(count) if wanted is None else np.random.default_rng(0).permutation(count)[:wanted]
+    )
+
+
+def _examples(
+    texts: Texts, targets: np.ndarray, data: Labelled, model: TextConfig, encoder: Encoder
+) -> Examples:
+    types = None if model.causal else model.types
+    return Examples(
+        texts, targets, data.length, encoder.frame.pad, types, f"examples of {data.task}"
+    )
+
+
+def _prepared(
+    data: Labelled,
+    encoder: Encoder,
+    examples: dict[str, Examples],
+    scores: Mapping[str, Score],
+    metrics: tuple[str, ...],
+    head: Literal["classes", "spans"],
+    classes: int,
+    labels: tuple[str, ...],
+) -> Prepared:
+    train = examples["train"]
+    valid = {split: part for split, part in examples.items() if split != "train"}
+    content = "".join(part.digest() for part in valid.values())
+    known = None if data.task == TABLE else data.task
+    identity = {
+        "name": known or _folder(data).name,
+        "tokenizer": encoder.identity,
+        "train": train.digest(),
+    }
+    identity |= {"valid": hashlib.sha256(content.encode()).hexdigest()}
+    return Prepared(
+        train,
+        valid,
+        head,
+        classes,
+        labels,
+        encoder.frame.pad,
+        identity,
+        scores,
+        metrics,
+        known,
+        encoder,
+    )

@@ -1,0 +1,126 @@
+"""The data of a run: training samples, validation samples and sensitivity batches."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+from jax.sharding import Mesh
+
+from train.common.errors import UserError
+from train.config.experiment import Experiment
+from train.data import batches
+from train.data.mixture import Mixture
+from train.plan.training import Train
+from train.state.mesh import batch_devices, put, rows
+from train.store.origin import Origin, source_record
+from train.store.seen import order_of
+from train.store.workdir import Workdir
+
+
+class RunData:
+    """The training data, validation data and sensitivity batches of an experiment.
+
+    The samples of each batch are the same in every run. This process reads only the samples of a
+    batch that belong to its devices.
+    """
+
+    def __init__(
+        self, experiment: Experiment, mesh: Mesh, workdir: Workdir, origin: Origin | None = None
+    ):
+        e = experiment
+        self.batch = e.batch
+        training, validation = batches.named_sources(e.data, e.model)
+        mine, few = _own_rows(e, mesh)
+        about = batches.identity(e.data, e.model)
+        before = None
+        if origin is not None and not workdir.begun:  # later, the other run may be gone
+            before = (origin.folder, source_record(origin))
+        self.order, self.continued = order_of(e, workdir, about, training, before)
+        order = self.order
+        orders = [(part.seed, part.first) for part in order.parts.values()]
+        self.source = training
+        self.training = batches.training(training, e.batch, order.seed, mine, order.first, orders)
+        more = {name: partial(batches.more_validation, e.data, name) for name in validation}
+        self.validation = {
+            name: batches.validation(source, e.batch, e.eval_batches, mine, more[name])
+            for name, source in validation.items()
+        }
+        micro = e.batch // e.accumulate
+        probes = max(phase.probes for phase in e.plan)
+        first = next(iter(more.values()))
+        self.probe = put(
+            batches.probe(validation, e.batch, e.eval_batches, micro, probes, few, first),
+            mesh,
+            dim=1,
+        )
+        # A small validation set can have fewer samples than `eval_batches * batch`.
+        evaluated = sum(map(len, self.validation.values())) * e.batch
+        self.identity = about | {"evaluated": evaluated}
+        self.labels = batches.labels(e.data)
+        self.head = batches.head(e.data, e.model)
+        self.report = batches.report(e.data)
+        planned = sum(phase.end - phase.begin for phase in e.plan if isinstance(phase, Train))
+        if epochs := self.epochs(order.first + e.batch * planned):
+            times = ", ".join(f"{name} {times:.2f} times" for name, times in epochs.items())
+            self.report.append(f"data: at the end of this run, the sources have been read: {times}")
+
+    @property
+    def taken(self) -> int:
+        """The number of samples that were read, with those that were skipped."""
+        return self.training.get_state()["next_index"]
+
+    @property
+    def order_so_far(self) -> dict[str, Any]:
+        """The order of the samples, with the number of those that were read, as JSON."""
+        return self.order.until(self.taken, self.source)
+
+    def as_json(self) -> dict[str, Any]:
+        """The entries of the result about the data."""
+        about = {"order": self.order_so_far, "corpus": self.identity}
+        more = {"source_epochs": self.epochs(self.taken), "labels": self.labels}
+        return about | {name: value for name, value in more.items() if value}
+
+    def epochs(self, taken: int) -> dict[str, float]:
+        """How often each source of a mixture is read after ``taken`` samples; empty without one."""
+        if not isinstance(self.source, Mixture):
+            return {}
+        firsts = (part.first for part in self.order.parts.values())
+        parts = zip(self.source.parts.items(), firsts, self.source.counts(taken), strict=True)
+        return {name: (first + count) / len(part) for (name, part), first, count in parts}
+
+    def last_drawn(self, length: int) -> dict[str, int]:
+        """The tokens of each source of a mixture in the last batch, of samples of this length."""
+        if not isinstance(self.source, Mixture):
+            return {}
+        counts = map(self.source.counts, (self.taken - self.batch, self.taken))
+        return {
+            name: (after - before) * length
+            for name, before, after in zip(self.source.parts, *counts, strict=True)
+        }
+
+
+def _own_rows(e: Experiment, mesh: Mesh) -> tuple[np.ndarray, np.ndarray]:
+    """Return which samples of a batch, and of a micro-batch, belong to the devices of this process.
+
+    Raises:
+      UserError: they cannot be divided among the devices.
+    """
+    micro = e.batch // e.accumulate
+    try:
+        mine = rows(e.batch, mesh)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    devices = batch_devices(mesh)
+    if micro % devices:
+        raise UserError(
+            f"a micro-batch of {micro} (batch={e.batch}, accumulate={e.accumulate}) is not divisible by {devices} devices; "
+            f"use a batch that is a multiple of {devices * e.accumulate}" + _fewer(e, devices)
+        )
+    return mine, rows(micro, mesh)
+
+
+def _fewer(experiment: Experiment, devices: int) -> str:
+    """The part of a message with the largest ``accumulate`` that fits, if there is one."""
+    e = experiment
+    fitting = [n for n in range(1, e.accumulate) if e.batch % (n * devices) == 0]
+    return f", or a smaller accumulate, such as {fitting[-1]}" if fitting else ""

@@ -1,0 +1,625 @@
+"""The training loop of a run: phases, steps, and periodic logging, evaluation and checkpoints."""
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxgrow import flops, sharding
+from jaxgrow.checkpoints import CheckpointError, open_checkpoint
+from jaxgrow.checkpoints.io.files import at_step
+from jaxgrow.models import Config
+from train.common.errors import Diverged, Preempted, UserError
+from train.common.hosts import complete, connect, everywhere, gathered, is_first, once
+from train.common.output import note
+from train.config.experiment import Experiment, as_json, differences, with_steps
+from train.extras import trackers
+from train.extras.aot.estimate import settled
+from train.extras.aot.machines import Machine, present
+from train.extras.labelled.supervised import validated
+from train.plan.lifetimes import after, shapes
+from train.plan.modifiers import Setting
+from train.plan.phase import Phase, spoken_phase
+from train.plan.record import RunRecord
+from train.plan.training import Train
+from train.plan.transforms import Import
+from train.run.run_data import RunData
+from train.run.stop import Stop
+from train.state.mesh import token_devices
+from train.state.model import Model, plain
+from train.state.packing import Packed, packed
+from train.step import memory, programs, xla
+from train.step.inputs import StepPlan, step_plans
+from train.step.step import evaluated
+from train.store.checkpoint import Checkpoints
+from train.store.intact import newest_step
+from train.store.origin import Origin, chosen, copy_log, restored
+from train.store.recorder import Recorder
+from train.store.workdir import Workdir, imported
+
+
+def run(
+    experiment: Experiment,
+    folder: str | Path,
+    profile: int = 0,
+    keep: Collection[int] = (),
+    start: Origin | None = None,
+) -> dict[str, Any]:
+    """Run the plan of ``experiment`` in ``folder``, or continue it from the last checkpoint.
+
+    Args:
+      experiment: experiment to run.
+      folder: folder of the run.
+      profile: number of steps to trace (`train.step.xla.Profile`).
+      keep: steps of the run whose checkpoints are saved and not deleted.
+      start: checkpoint of another run that this run starts from.
+
+    Returns:
+      The result, which is then also in ``result.json`` of the folder.
+
+    Raises:
+      UserError: the input is invalid, a loss is not finite, or another process runs in the folder.
+      Preempted: the run was stopped by a signal or a closed output, and a checkpoint was saved.
+    """
+    workdir = Workdir(folder)
+    experiment = everywhere(lambda: with_steps(experiment))
+    _same("configs", as_json(experiment))
+    if not once(lambda: workdir.finished):
+        # The lock comes before the first look at the files, which another process may be changing.
+        with Stop() as stop, workdir.alone():
+            sources = _claimed(experiment, workdir)
+            if not once(lambda: workdir.finished):
+                origin = everywhere(lambda: chosen(start, workdir))
+                return _run(experiment, workdir, sources, stop, profile, keep, origin)
+    _claimed(experiment, workdir)
+    result = once(lambda: workdir.result)
+    _say(f"the run in {workdir.folder} has already finished: there is nothing to do")
+    return result
+
+
+def _claimed(experiment: Experiment, workdir: Workdir) -> dict[str, str]:
+    """Check that the experiment may use the folder, and return the fingerprints of its sources."""
+    once(lambda: workdir.claim(experiment))
+    # Orbax counts the operations of each process, and later expects the same number in all of them.
+    sources = everywhere(lambda: _sources(experiment, workdir))
+    once(lambda: workdir.same_sources(sources))
+    parent = workdir.folder.parent
+    once(
+        lambda: workdir.close_like(
+            [at_step(parent / Path(name).expanduser())[0] for name in sources]
+        )
+    )
+    return sources
+
+
+def _run(
+    asked: Experiment,
+    workdir: Workdir,
+    sources: Mapping[str, str],
+    stop: Stop,
+    profile: int,
+    keep: Collection[int],
+    origin: Origin | None,
+) -> dict[str, Any]:
+    xla.keep_programs()
+    experiment, _ = settled(asked, machine(), _say)
+    mesh = _mesh(experiment)
+    data = everywhere(lambda: RunData(experiment, mesh, workdir, origin))
+    _same("data", data.identity)
+    once(lambda: workdir.check_data(data.identity))
+    setup = Setup(asked, experiment, workdir, mesh, data, sources, origin)
+    with _opened(setup, stop, profile, keep) as state:
+        trainer = Trainer(state)
+        try:
+            model = trainer.run()
+        except Diverged as error:
+            state.checkpoints.wait()
+            raise Diverged(f"{error}; {_way_back(workdir)}") from error
+        state.checkpoints.wait()
+        result = state.recorder.record().as_json() | {"name": experiment.name}
+    result |= trainer.validation | {"model": model.config.as_json(), "xla": xla.recorded(mesh)}
+    about = once(lambda: workdir.config)
+    result |= {key: about[key] for key in ("changes", "from") if key in about} | data.as_json()
+    workdir.finish(result, model.config, model.params, experiment.data, data.head)
+    # A command with several runs must not start the next one. Several processes share one run only.
+    if jax.process_count() == 1 and stop.asked():
+        raise Preempted(
+            f"stopped by {stop.reason} after the last step: the run in {workdir.folder} has finished; "
+            "run the same command to continue with other runs, if there are any",
+            stop.code,
+        )
+    return once(lambda: result)
+
+
+def _way_back(workdir: Workdir) -> str:
+    """The part of a message that says how to go on after a loss that is not finite."""
+    step = newest_step(workdir.checkpoints)
+    if not step:
+        return "no checkpoint was saved before it; lower optim.peak_lr or raise optim.warmup, in a new --workdir"
+    return (
+        f"the last good checkpoint is kept in {workdir.checkpoints / str(step)}; to continue from it, add --from "
+        f"{workdir.folder}@{step}, a new --workdir, and a lower optim.peak_lr"
+    )
+
+
+def _sources(experiment: Experiment, workdir: Workdir) -> dict[str, str]:
+    """Return the fingerprint of each existing model that the run starts from, by its folder."""
+    found = {}
+    for phase in experiment.plan:
+        if isinstance(phase, Import):
+            folder = phase.folder_of(experiment.seed)
+            try:
+                source = open_checkpoint(workdir.folder.parent / Path(folder).expanduser())
+            except CheckpointError:  # the phase itself reports the error
+                continue
+            found[folder] = source.fingerprint()
+    return found
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The settings, the folder and the data of a run that starts or is resumed.
+
+    Attributes:
+      asked: experiment as the user asked for it.
+      experiment: experiment with the settings that "auto" chose.
+      workdir: folder of the run.
+      mesh: mesh of the devices.
+      data: data of the run.
+      sources: fingerprint of each model that the run starts from, by its folder.
+      origin: checkpoint of another run that the run starts from.
+    """
+
+    asked: Experiment
+    experiment: Experiment
+    workdir: Workdir
+    mesh: Mesh
+    data: RunData
+    sources: Mapping[str, str]
+    origin: Origin | None
+
+
+@contextmanager
+def _opened(setup: Setup, stop: Stop, profile: int, keep: Collection[int]) -> Iterator["RunState"]:
+    """Open the files of a run, restore its last checkpoint, and close the files at the end.
+
+    Args:
+      setup: settings, folder and data of the run.
+      stop: whether a signal or a closed output ends the run.
+      profile: number of steps to trace.
+      keep: steps of the run whose checkpoints are saved and not deleted.
+    """
+    workdir, data = setup.workdir, setup.data
+    with ExitStack() as opened:
+        checkpoints = opened.enter_context(
+            Checkpoints(workdir.checkpoints, workdir.log, keep, workdir.still_alone)
+        )
+        opened.enter_context(closing(data.training))
+        models, record = _begun(setup, checkpoints)
+        recorder = opened.enter_context(closing(_recorder(setup, record)))
+        tracing = xla.Profile(profile if is_first() else 0, workdir.folder / "profile", _say)
+        opened.enter_context(closing(tracing))
+        files = (checkpoints, recorder, stop, tracing)
+        yield RunState(setup.experiment, workdir.folder, setup.mesh, data, *files, models, record)
+
+
+def _begun(setup: Setup, checkpoints: Checkpoints) -> tuple[dict[str, Model], RunRecord]:
+    """Restore the last checkpoint, and record the start of the run in its folder."""
+    workdir, data, origin = setup.workdir, setup.data, setup.origin
+    models, record, starts = _restored(setup, checkpoints)
+    if not starts:
+        workdir.same_data(record.corpus or data.identity, data.identity)
+    step = record.cost.steps
+    about = origin and origin.as_json()
+    order = data.order.as_json() if data.order.goes_on else None
+    for line in once(
+        lambda: workdir.begin(setup.asked, data.identity, setup.sources, step, about, order)
+    ):
+        _say(line)
+    once(lambda: workdir.keep_inputs(setup.experiment.data, setup.experiment.model))
+    if starts and origin is not None:
+        once(lambda: copy_log(origin, workdir, record))
+        record = replace(record, configs=configs_of(models), head=data.head)
+        checkpoints.save(step, models, data.training, record)
+    for line in data.report:
+        _say_once(line)
+    for line in data.continued:
+        _say(line)
+    return models, record
+
+
+def _recorder(setup: Setup, record: RunRecord) -> Recorder:
+    """Open the log and the trackers of the run."""
+    experiment, folder = setup.experiment, setup.workdir.folder
+    imported = sum(
+        account.flops
+        for account, phase in zip(record.cost.phases, experiment.plan, strict=False)
+        if isinstance(phase, Import)
+    )
+    # Only process 0 opens files and trackers. If it fails, all processes have to end.
+    return everywhere(
+        lambda: Recorder(
+            folder,
+            record.cost,
+            flops=imported + experiment.cost,
+            trackers=trackers.opened(setup.asked, folder) if is_first() else [],
+            run={"run": experiment.name, "seed": experiment.seed},
+            most_skipped=experiment.most_skipped,
+        )
+    )
+
+
+def _restored(setup: Setup, checkpoints: Checkpoints) -> tuple[dict[str, Model], RunRecord, bool]:
+    """Return the models and the record of the last checkpoint, and whether ``origin`` has it."""
+    experiment, data, mesh, origin = setup.experiment, setup.data, setup.mesh, setup.origin
+    plan = experiment.plan
+    own = checkpoints.restore(
+        lambda record: shapes(plan, record.phase + 1, experiment.tx), data.training, mesh
+    )
+    if own is not None:
+        name = spoken_phase(plan[own[1].phase].label, [phase.label for phase in plan])
+        _say(f"resuming at step {own[1].step} of {name}")
+        return *own, False
+    if origin is None:
+        return {}, RunRecord(), False
+    models, record, lines = everywhere(
+        lambda: restored(origin, experiment, data.training, data.identity, mesh, data.order)
+    )
+    for line in lines:
+        _say(line)
+    return models, record, True
+
+
+@dataclass
+class RunState:
+    """An open run: its settings, its files and its models.
+
+    Attributes:
+      experiment: settings of the run.
+      folder: folder of the run.
+      mesh: mesh of the devices.
+      data: training data, validation data and sensitivity batches.
+      checkpoints: checkpoints of the run.
+      recorder: log and ledger of the run.
+      stop: whether a signal or a closed output ends the run.
+      profile: trace of some steps.
+      models: models that later phases still need.
+      record: position in the plan, and the values that a resumed run needs.
+    """
+
+    experiment: Experiment
+    folder: Path
+    mesh: Mesh
+    data: RunData
+    checkpoints: Checkpoints
+    recorder: Recorder
+    stop: Stop
+    profile: xla.Profile
+    models: dict[str, Model] = field(default_factory=dict)
+    record: RunRecord = field(default_factory=RunRecord)
+
+
+class Trainer:
+    """Run the phases of a plan. A phase uses it only through `train.plan.phase.Context`."""
+
+    def __init__(self, state: RunState):
+        self.state = state
+        self.experiment = state.experiment
+        self.mesh = state.mesh
+        self.plan = self.experiment.plan
+        self.tx = self.experiment.tx
+        self.seed = self.experiment.seed
+        self.recorder = state.recorder
+        self.data = state.data
+        self.ledger = self.recorder.ledger
+        self.log = self.recorder.log
+        self.finite = self.recorder.finite
+        self.models = state.models
+        # The index of the current phase, and of its next step.
+        self.number = state.record.phase
+        self.first = state.record.step
+        self.validation = state.record.validation
+        self.best = state.record.best
+        self.saved = time.monotonic()  # time at which the last checkpoint was started
+        self.checkpoints = state.record.saved  # number of checkpoints so far
+        row = state.record.skipped
+        # `train.step.step.skipping`; the values are on the devices after the first step
+        self.skips: Any = np.array([self.ledger.skipped, row, row], np.int32)
+
+    def run(self) -> Model:
+        """Run all remaining phases, and return the model that the plan trains."""
+        while self.number < len(self.plan):
+            phase = self.plan[self.number]
+            model = self.train(phase) if isinstance(phase, Train) else phase.run(self)
+            self.models = after(self.plan, self.number, self.models, model)
+            self.number += 1
+            self.first = 0
+            if phase.stops(self):
+                _say(
+                    f"stopped early: no evaluation was better than {self.best['value']:.4f} in the last "
+                    f"{self.best['waited']}"
+                )
+                self.number += [p.after_early_stop for p in self.plan[self.number :]].index(True)
+        return self.models[self.plan[-1].writes]
+
+    def spoken(self, phase: Phase) -> str:
+        """Return the name of ``phase`` on the screen."""
+        return spoken_phase(phase.label, [other.label for other in self.plan])
+
+    # --- training ---
+
+    def train(self, phase: Train) -> Model:
+        """Run the remaining steps of ``phase``, and return the trained model."""
+        e = self.experiment
+        name = self.spoken(phase)
+        modifiers = tuple(m.program() for m in phase.modifiers)
+        new = programs.unused(self.tx, phase.config, phase.length, e.batch, modifiers)
+        self.recorder.progress.phase(name, phase.end, new)
+        model = self.models[phase.name] if self.resumed else phase.init(self)
+        first = max(self.first, phase.begin)
+        # The step donates the memory of the model, so nothing else may refer to it.
+        self.models.pop(phase.name, None)
+        skip = e.on_nan == "skip"
+        step = programs.step(
+            self.tx, e.accumulate, modifiers, e.parallel, self.mesh, e.mesh.once, skip
+        )
+        devices = token_devices(self.mesh)
+        setting = Setting(self.models, first, e.batch, e.accumulate, e.seed, devices)
+        plans = step_plans(phase, model, setting)
+        notes = {}
+        for modifier in phase.modifiers:
+            notes |= modifier.notes(model)
+        if first == phase.end and not self.validation:
+            self.validate(first, model)  # as after the last step
+        held = packed(model)
+        for done in range(first + 1, phase.end + 1):
+            plan = plans(done - 1, self.ledger.steps)
+            inputs = replace(plan.inputs, skips=self.skips) if skip else plan.inputs
+            held, metrics = step(held, next(self.data.training), inputs)
+            self.skips = metrics.get("skips", self.skips)
+            self.state.profile.step(metrics)
+            self.ledger.add(
+                flops=plan.flops,
+                tokens=e.batch * phase.length,
+                steps=1,
+                layers=plan.layers,
+                source_tokens=self.data.last_drawn(phase.length),
+            )
+            self.between_steps(phase, done, held, metrics, plan, notes)
+        model = held.model
+        phase.finish(self, model)
+        return model
+
+    def between_steps(
+        self,
+        phase: Train,
+        done: int,
+        held: Packed,
+        metrics: Mapping[str, Any],
+        plan: StepPlan,
+        notes: Mapping[str, Any],
+    ) -> None:
+        """Log, validate and save at the steps that the experiment sets, and stop after a signal.
+
+        Args:
+          phase: current phase.
+          done: number of steps of the phase that are done.
+          held: model after these steps.
+          metrics: metrics of the last step.
+          plan: inputs of the last step, and its values in the log.
+          notes: notes of the modifiers for checkpoints.
+
+        Raises:
+          Preempted: a signal or a closed output ended the run, and a checkpoint was saved.
+        """
+        e = self.experiment
+        stop = self.state.stop
+        last = done == phase.end
+        stopping = stop.asked()
+        if done % e.log_every == 0 or last:
+            self.recorder.step(done, metrics, plan.log)
+        if done % e.eval_every == 0 or last:
+            self.recorder.flush()
+            self.validate(done, held.model)
+            losses = {k: v for k, v in self.validation.items() if k.startswith("val_loss")}
+            self.recorder.progress.say(done, self.ledger.totals(), **losses)
+        kept = self.ledger.steps in self.state.checkpoints.keep
+        if done % e.checkpoint_every == 0 or last or stopping or kept or self.overdue(done):
+            self.recorder.flush()
+            model = held.model
+            self.recorder.settled(done, {**metrics, "parameter_norm": programs.norm(model.params)})
+            self.save(done, model, notes)
+        if stopping:
+            self.state.checkpoints.wait()
+            raise Preempted(
+                f"stopped by {stop.reason}; saved a checkpoint at step {done} of {phase.label}; "
+                "run the same command to continue",
+                stop.code,
+            )
+
+    def overdue(self, step: int) -> bool:
+        """Whether ``checkpoint_minutes`` have passed since the last checkpoint.
+
+        Several processes have to agree on the answer, so they check it only at steps that write a
+        line of the log.
+        """
+        e = self.experiment
+        if not e.checkpoint_minutes or (jax.process_count() > 1 and step % e.log_every):
+            return False
+        return once(lambda: time.monotonic() - self.saved >= 60 * e.checkpoint_minutes)
+
+    def validate(self, step: int, model: Model) -> None:
+        """Evaluate ``model`` on the validation batches, at no cost in the ledger, and log it."""
+        evaluate = programs.evaluation(
+            self.experiment.accumulate, self.experiment.parallel, self.mesh
+        )
+        # The training steps that are still running must count towards the cost, so the host waits
+        # for them before it pauses the ledger.
+        model = jax.block_until_ready(replace(model, opt=None))
+        with self.ledger.paused():
+            # All batches are dispatched before the host waits for the first result.
+            found = [[evaluate(model, x) for x in s] for s in self.data.validation.values()]
+            found = dict(zip(self.data.validation, jax.device_get(found), strict=True))
+        self.validation = self.finite(step, _means(found))
+        self.log(step, **self.validation)
+
+    def scores(self, model: Model) -> dict[str, float]:
+        """Return the metrics of the task for ``model``, at no cost in the ledger, and log them."""
+        before = self.plan[self.number - 1]
+        with self.ledger.paused():
+            data: Any = self.experiment.data
+            found = validated(data, model.config, plain(model), self.mesh)
+        step = before.end if isinstance(before, Train) else 0
+        self.log(step, **found)
+        _say(f"step {step}: " + ", ".join(f"{name} {value:.4f}" for name, value in found.items()))
+        return found
+
+    def save(self, step: int, model: Model, notes: Mapping[str, Any]) -> None:
+        """Save a checkpoint at ``step`` of the phase."""
+        models = after(self.plan, self.number, self.models, model)
+        self.checkpoints += 1
+        every = self.experiment.keep_every
+        record = RunRecord(
+            self.number,
+            step,
+            self.recorder.record(),
+            self.validation,
+            self.best,
+            self.data.identity,
+            {phase.label: phase.notes for phase in self.plan if phase.notes is not None},
+            dict(notes),
+            int(self.skips[1]),
+            self.checkpoints,
+            bool(every) and self.checkpoints % every == 0,
+            configs_of(models),
+            self.data.head,
+            self.data.order_so_far,
+        )
+        self.saved = time.monotonic()
+        self.state.checkpoints.save(self.ledger.steps, models, self.data.training, record)
+
+    # --- the other methods that phases use ---
+
+    @property
+    def key(self) -> jax.Array:
+        return jax.random.fold_in(jax.random.key(self.seed), self.number)
+
+    @property
+    def resumed(self) -> bool:
+        return self.first > 0
+
+    def begin(self, phase: Phase, model: Any) -> None:
+        params = model.params if isinstance(model, Model) else model
+        count = sum(x.size for x in jax.tree.leaves(params))
+        self.ledger.begin(phase.label, phase.kind, phase.writes, count)
+
+    def compute(
+        self, phase: Phase, function: Callable[..., Model], *arguments: Any, donate: bool = False
+    ) -> tuple[Model, float]:
+        with jax.set_mesh(self.mesh):
+            traced = programs.made(function, phase, self.tx, donate).trace(*arguments)
+            self.begin(phase, traced.out_info)
+            model = traced.lower().compile()(*arguments)
+        return model, flops.counted(traced.jaxpr.jaxpr).total
+
+    def validation_batches(self, batches: int) -> Any:
+        return jax.tree.map(lambda x: x[:batches], self.data.probe)
+
+    def keep(self, name: str, arrays: Any, write: Callable[[Path, Any], None]) -> None:
+        arrays = complete(arrays)
+        if is_first():
+            write(self.state.folder / name, arrays)
+
+    def imported(
+        self, folder: str, config: Config, headless: bool = False
+    ) -> tuple[Model, dict[str, Any] | None]:
+        where = self.state.folder.parent / Path(folder).expanduser()
+        model, result = everywhere(lambda: imported(where, config, self.mesh, headless))
+        if result is None:
+            _say(
+                f"{where} was not trained by jaxgrow: the cost of its model is unknown and therefore not counted"
+            )
+        else:
+            self.recorder.progress.add(result["flops"])
+        return model, result
+
+
+def _means(values: Mapping[str, list[dict[str, float]]]) -> dict[str, float]:
+    """The mean of each metric over all batches, and over those of each named validation set.
+
+    All batches have the same number of samples, so the first is the mean over all evaluated tokens.
+    """
+    means = {name: evaluated(of) for name, of in values.items() if name}
+    total = evaluated([v for of in values.values() for v in of])
+    return total | {f"{k}/{name}": v for name, found in means.items() for k, v in found.items()}
+
+
+def configs_of(models: Mapping[str, Model]) -> dict[str, Any]:
+    """Return the config of each model; None if its parameters do not fit the config."""
+    return {
+        name: model.config.as_json() if model.made is None else None
+        for name, model in models.items()
+    }
+
+
+def machine() -> Machine:
+    """Return the machine of the run, with the smallest memory limit of its processes.
+
+    All processes must choose the same settings, but their devices may report different limits.
+    """
+    here = present()
+    limits = [limit for limit in gathered(here.limit) if limit is not None]
+    return replace(here, limit=min(limits, default=None))
+
+
+def _mesh(experiment: Experiment) -> Mesh:
+    if experiment.parallel == "pmap" and jax.process_count() > 1:
+        raise UserError(
+            f"parallel=pmap supports only one process, but this run has {jax.process_count()}: set parallel=mesh"
+        )
+    try:
+        mesh = experiment.mesh.over(jax.devices(), experiment.parallel)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    for line in sharding.whole(experiment.model.sizes(), mesh):
+        _say(f"{experiment.name}: {line}")
+    everywhere(lambda: memory.check(experiment, mesh))  # devices may report different limits
+    connect(mesh)
+    return mesh
+
+
+def _same(what: str, value: Any) -> None:
+    """Check that all processes have the same ``value``.
+
+    Args:
+      what: noun for the value in the message.
+      value: JSON value of this process.
+
+    Raises:
+      UserError: the value differs between processes. The message lists the differences.
+    """
+    values = gathered(value)
+    for process, other in enumerate(values):
+        if wrong := differences(values[0], other):
+            raise UserError(
+                f"processes 0 and {process} have different {what}: {'; '.join(wrong[:8])}; "
+                "start all processes with the same command"
+            )
+
+
+def _say(message: str) -> None:
+    if is_first():
+        note(message)
+
+
+@cache
+def _say_once(message: str) -> None:
+    """Say it for the first of several runs with the same data."""
+    _say(message)

@@ -1,0 +1,196 @@
+"""The models of a run with their training state, and the functions that evaluate them."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxgrow import sharding
+from jaxgrow.axes import Tree, is_names, path, role
+from jaxgrow.layerdrop import KeepMask
+from jaxgrow.models import Config
+from jaxgrow.models.loss import weighted_mean
+from jaxgrow.optim.completep import multipliers
+from train.data.batches import Batch
+from train.state.assembly import Made
+
+
+@struct.dataclass
+class Model:
+    """A model with its training state, as a run keeps it under a name between phases.
+
+    Attributes:
+      params: trained parameters: those of the model itself or, with a ``base``, those that compute
+        the model's parameters from it.
+      opt: optimizer state; if it is None, the next phase of training starts a fresh one.
+      config: config of the model.
+      sensitivity: last measured sensitivity of each layer for layer dropping, float32 [layers].
+      base: frozen parameters: the small model that LiGO grows, or the body that an adapter belongs
+        to.
+      made: how the parameters of the model are computed from ``params`` and ``base``; None if
+        ``params`` are the parameters.
+    """
+
+    params: Any
+    opt: Any
+    config: Config = struct.field(pytree_node=False)
+    sensitivity: Any = None
+    base: Any = None
+    made: Made | None = struct.field(pytree_node=False, default=None)
+
+    @property
+    def axes(self) -> Tree | None:
+        """The axis names of ``params``; None for LiGO's maps, which have other axes."""
+        return self.config.axes() if self.made is None else self.made.axes(self.config)
+
+
+def specs(model: Model, mesh: sharding.AnyMesh) -> Model:
+    """Return the partition specs of a model, or of its shapes, on a mesh (`jaxgrow.sharding`).
+
+    Learned growth maps are replicated.
+    """
+    axes = model.axes
+    base = (
+        None
+        if model.made is None
+        else sharding.specs(model.base, model.made.base_axes(model.config), mesh)
+    )
+    if axes is None:
+        return replace(
+            model, params=_replicated(model.params), opt=_replicated(model.opt), base=base
+        )
+    return replace(
+        model,
+        params=sharding.specs(model.params, axes, mesh),
+        opt=None
+        if model.opt is None
+        else sharding.optimizer_specs(model.opt, model.params, axes, mesh),
+        sensitivity=_replicated(model.sensitivity),
+        base=base,
+    )
+
+
+def _replicated(tree: Tree) -> Tree:
+    """Return the partition specs of arrays that every device holds completely."""
+    return jax.tree.map(lambda _: P(), tree)
+
+
+def shardings(model: Model, mesh: Mesh) -> Model:
+    """Return `specs` as shardings on ``mesh``."""
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs(model, mesh))
+
+
+def placed(model: Model) -> Model:
+    """Constrain ``model`` to its `specs` on the current mesh, if one is set; for traced code."""
+    return sharding.constrained(model, specs(model, jax.sharding.get_abstract_mesh()))
+
+
+def constrained_like(grads: Tree, model: Model) -> Tree:
+    """Constrain gradients to the shardings of the parameters of ``model``; for traced code."""
+    return sharding.constrained(grads, specs(model, jax.sharding.get_abstract_mesh()).params)
+
+
+def narrow_leaves(model: Model) -> Tree:
+    """Return for each leaf of ``params`` whether it is used only in the dtype of activations.
+
+    These are the kernels of the layers if `Config.narrow_kernels`.
+    """
+    plain = model.made is None and model.config.narrow_kernels
+
+    def narrow(key_path, names):
+        name = path(key_path)
+        return plain and name.startswith("blocks/") and role(name, names) == "kernel"
+
+    if model.axes is None:
+        return jax.tree.map(lambda _: False, model.params)
+    return jax.tree_util.tree_map_with_path(narrow, model.axes, is_leaf=is_names)
+
+
+# Under jit, it is traced once per config, although many callers ask for the shapes of a plan.
+@partial(jax.jit, static_argnums=(0, 2))
+def initial(config: Config, key: jax.Array, base: Config | None = None) -> Tree:
+    """Return freshly initialised parameters; with a ``base``, each one at CompleteP's scale."""
+    params = config.init(key)
+    if base is None:
+        return params
+    found = multipliers(config.axes(), config.sizes(), base.sizes(), config.depth_scaled)
+    return jax.tree_util.tree_map_with_path(lambda p, x: x * found[path(p)].scale, params)
+
+
+def parameters(model: Model) -> Any:
+    """Return the parameters that ``model.config`` computes with."""
+    if model.made is None:
+        return model.params
+    return model.made.parameters(model.config, model.params, jax.lax.stop_gradient(model.base))
+
+
+def plain(model: Model) -> Any:
+    """Return parameters of the same function with the tree structure of ``model.config``."""
+    if model.made is None:
+        return model.params
+    return model.made.plain(model.config, model.params, model.base)
+
+
+def logits(model: Model, inputs: Any, **options: Any) -> jax.Array:
+    return model.config.module.apply({"params": parameters(model)}, inputs, **options)  # type: ignore[return-value]
+
+
+def scores(model: Model, batch: Batch, **options: Any) -> tuple[jax.Array, jax.Array]:
+    """Return ``(mean loss, accuracy)`` of a batch.
+
+    The loss is the cross-entropy, and a prediction is correct if the target is the most likely
+    class. A span is correct if both of its ends are. If the model predicts one number, the loss is
+    the squared error, and errors below 0.5 are correct. If the model predicts tokens, the logits
+    over the vocabulary are never materialised as one array.
+    """
+    inputs, targets = batch
+    if model.config.predicts == "tokens":
+        return logits(model, inputs, targets=targets, **options)  # type: ignore[return-value]
+    output = logits(model, inputs, **options)
+    if model.config.predicts == "spans":  # classes are the positions, for each end
+        output = output.swapaxes(1, 2)
+        return cross_entropy(output, targets), (output.argmax(-1) == targets).all(-1).mean()
+    if output.shape[-1] == 1:
+        error = jnp.abs(output[..., 0] - targets)
+        return jnp.square(error).mean(), (error < 0.5).mean()
+    classes = targets if jnp.issubdtype(targets.dtype, jnp.integer) else targets.argmax(-1)
+    return cross_entropy(output, targets), (output.argmax(-1) == classes).mean()
+
+
+def target_weights(inputs: Any) -> jax.Array | None:
+    """Return the weights of the targets of a batch, float [B, T]; None: all targets count alike."""
+    return inputs.get("weights") if isinstance(inputs, Mapping) else None
+
+
+def loss(model: Model, batch: Batch, keep_mask: KeepMask | None = None) -> jax.Array:
+    """Return the mean cross-entropy of the targets of ``batch`` in nats.
+
+    Args:
+      model: model to evaluate.
+      batch: inputs and targets.
+      keep_mask: layers and tokens that the model keeps (`KeepMask`); None keeps all of them.
+    """
+    return scores(model, batch, keep_mask=keep_mask)[0]
+
+
+def cross_entropy(
+    logits: jax.Array, targets: jax.Array, weights: jax.Array | None = None
+) -> jax.Array:
+    """Return the mean cross-entropy in nats.
+
+    Args:
+      logits: float [..., classes].
+      targets: class indices, int [...], or class probabilities, float [..., classes].
+      weights: weights of class indices in the mean, float [...]; None: 1.
+    """
+    if jnp.issubdtype(targets.dtype, jnp.integer):
+        each = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+        return weighted_mean(each, weights)
+    return optax.softmax_cross_entropy(logits, targets).mean()

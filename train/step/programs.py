@@ -1,0 +1,75 @@
+"""The compiled programs of runs. Each one is compiled once per process and shared between runs.
+
+The arguments of these functions decide which program is compiled. Values that differ between runs
+that share a program (seed, learning rate, number of steps) are arguments of the program itself.
+"""
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import jax
+import optax
+from jax.sharding import Mesh
+
+from train.plan.modifiers import Modifier
+from train.plan.phase import Phase
+from train.state.mesh import How
+from train.state.model import Model, placed
+from train.step import xla
+from train.step.parallel import mapped
+from train.step.step import eval_step, packed_step
+
+
+@cache
+def step(
+    tx: optax.GradientTransformation,
+    accumulate: int,
+    modifiers: tuple[Modifier, ...],
+    how: How,
+    mesh: Mesh,
+    once: bool = False,
+    skip: bool = False,
+) -> Callable:
+    """Return the mapped train step of a `Packed` model. It donates the model that it gets."""
+    make = partial(packed_step, tx, accumulate, modifiers, once=once, skip=skip)
+    return mapped(make, how, mesh, donate=True)
+
+
+@cache
+def evaluation(accumulate: int, how: How, mesh: Mesh) -> Callable:
+    return mapped(partial(eval_step, accumulate), how, mesh)
+
+
+_USED: set[Any] = set()
+
+
+def unused(*about: Any) -> bool:
+    """Return whether this process has not yet trained with these settings, so that it compiles.
+
+    The answer is only for the screen.
+    """
+    known = about in _USED
+    _USED.add(about)
+    return not known
+
+
+@cache
+def made(
+    function: Callable[..., Model],
+    phase: Phase,
+    tx: optax.GradientTransformation,
+    donate: bool = False,
+) -> jax.stages.Wrapped:
+    """Return the jitted ``function(phase, tx, ...)``, which makes the sharded model of a phase.
+
+    With ``donate``, the model may reuse the memory of the first argument.
+    """
+    return jax.jit(
+        lambda *arguments: placed(function(phase, tx, *arguments)),
+        donate_argnums=(0,) if donate else (),
+        compiler_options=xla.options_once() or None,
+    )
+
+
+norm = jax.jit(optax.tree.norm)

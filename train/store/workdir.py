@@ -1,0 +1,634 @@
+"""The folder of a run: which files it contains, which run owns it, and how to read a finished run.
+
+``config.json`` contains the config of the run and the identity of its data. ``metrics.jsonl`` and
+``tensorboard/`` are its log. A run is resumed from ``checkpoints/``. ``maps.npz``, ``lora.npz`` and
+``adapter.npz`` contain the learned maps or adapters, if there are any.
+
+A finished run has ``result.json`` and the parameters of its last model in the format of
+`jaxgrow.checkpoints`: ``params/`` and ``jaxgrow.json``. A run on text also has its tokenizer,
+``tokenizer.json``, with the files that define its special tokens. A run on a task also has
+``scores.json``. If `train.compare` has evaluated the run, there is an ``evaluated.json``.
+"""
+
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from jaxgrow import typed
+from jaxgrow.axes import Tree
+from jaxgrow.checkpoints import Cast, CheckpointError, Loaded, Source, open_checkpoint, orbax
+from jaxgrow.checkpoints.io.files import TRANSFORMERS, at_step
+from jaxgrow.checkpoints.io.folders import sync
+from jaxgrow.models import Config, from_json
+from train.common.errors import UserError
+from train.common.files import (
+    appears_whole,
+    checked_json,
+    delete_parts,
+    is_at,
+    lock,
+    lock_folder,
+    read_json,
+    read_own,
+    write_bytes,
+    write_json,
+)
+from train.common.hosts import once
+from train.config.experiment import (
+    Experiment,
+    as_json,
+    differences,
+    unequal,
+)
+from train.config.resuming import bound, class_of, conflicts
+from train.data import batches, special, text
+from train.plan.methods import LARGE
+from train.state.heads import say_notes, split
+from train.state.model import Model
+from train.store import checkpoint, intact
+from train.store.handover import write_card, write_inputs
+
+# Settings of a model's config that may differ for another task.
+_OF_HEADS = ("head", "classes", "tied", "masked", "image", "window", "trained_windows")
+_COMPUTED_AGAIN = "delete it, and the command that wrote it computes it again"
+# The keys of the config that every run has.
+_OWN = ("name", "model", "data")
+# The types of the values that commands read, in ``config.json`` and ``result.json``.
+_CONFIG = {"model": dict, "data": dict, "method": dict, "sources": dict, "corpus": dict}
+_RESULT = {
+    **{"bytes": int, "steps": int, "flops": float, "seconds": float, "model": dict},
+    **{"corpus": dict, "labels": tuple[str, ...], "phases": tuple[dict, ...]},
+    **{"source_tokens": dict[str, int]},
+}
+# The files that a run writes after its config, before it begins.
+_EARLY = ("tokenizer.json", TRANSFORMERS)
+# Files that a run replaces. Without a run, they belong to somebody else.
+_REPLACED = ("jaxgrow.json", "params", *_EARLY)
+# The keys of the hashes in the identity of data. Only hashes are compared, because equal data may
+# have different names.
+_WHAT = ("train", "valid", "tokenizer")
+# The keys of ``config.json`` that are not settings of the experiment.
+_ABOUT = ("corpus", "sources", "changes", "from", "order")
+
+
+class Workdir:
+    """The folder of one run.
+
+    Raises:
+      UserError: ``folder`` is the address of an object store.
+    """
+
+    def __init__(self, folder: str | Path):
+        # `Path` would make it a folder of this machine, which may lose its disk when it is preempted.
+        if re.match(r"[a-z][a-z0-9]+:/", str(folder)):
+            raise UserError(
+                f"the folder of a run must be in a file system, but {folder} is the address of an object store: mount it, or "
+                "give a folder that all processes can access"
+            )
+        self.folder = Path(folder).expanduser().resolve()
+        self.log = self.folder / "metrics.jsonl"
+        self.board = self.folder / "tensorboard"
+        self.checkpoints = self.folder / "checkpoints"
+        self._config = self.folder / "config.json"
+        self._result = self.folder / "result.json"
+        self._scores = self.folder / "scores.json"
+        self._evaluated = self.folder / "evaluated.json"
+        self._held: list[tuple[int, Path]] = []  # locked files and folders
+
+    # --- reading ---
+
+    @property
+    def begun(self) -> bool:
+        """Whether a run has written a line of its log, a checkpoint or a result."""
+        logged = self.log.exists() and self.log.stat().st_size > 0
+        return logged or self.finished or any(self.checkpoints.glob("*"))
+
+    @property
+    def finished(self) -> bool:
+        return os.path.lexists(self._result)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The content of ``config.json``.
+
+        Raises:
+          UserError: ``config.json`` is missing or damaged.
+        """
+        copy = (
+            "copy the one that the same command writes at the start of a run in another --workdir"
+        )
+        way_out = f"restore it from a backup, or {copy}"
+        found = _typed(self._config, read_json(self._config, way_out, _OWN), _CONFIG, way_out)
+        _typed(self._config, found["data"], dict.fromkeys(found["data"], dict), way_out)
+        return found
+
+    @property
+    def scores(self) -> dict[str, dict[str, float]] | None:
+        """The scores of the last model on its task, by split and metric; None if not evaluated."""
+        return read_json(self._scores, _COMPUTED_AGAIN) if os.path.lexists(self._scores) else None
+
+    def keep_scores(self, scores: dict[str, dict[str, float]]) -> None:
+        once(lambda: self._keep_scores(scores))
+
+    def _keep_scores(self, scores: dict[str, dict[str, float]]) -> None:
+        write_json(self._scores, scores)
+        result = self.result
+        write_card(self.folder, self.config, result, from_json(result["model"]), scores)
+
+    @property
+    def evaluated(self) -> dict[str, dict[str, Any]]:
+        """The scores of the last model without further training, by evaluation."""
+        return (
+            read_json(self._evaluated, _COMPUTED_AGAIN) if os.path.lexists(self._evaluated) else {}
+        )
+
+    def keep_evaluated(self, results: dict[str, dict[str, Any]]) -> None:
+        write_json(self._evaluated, self.evaluated | results)
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """The content of ``result.json``.
+
+        Raises:
+          UserError: ``result.json`` is missing or damaged.
+        """
+        return _typed(self._result, read_json(self._result, self.again), _RESULT, self.again)
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Return the lines of the log of a finished run.
+
+        Raises:
+          UserError: the log is missing or damaged, or does not contain all lines.
+        """
+        content = read_own(self.log) if os.path.lexists(self.log) else b""
+        size = self.result.get("bytes", 0)
+        if len(content) < size:
+            raise UserError(
+                f"{self.log} is damaged: only {len(content)} of its {size} bytes exist; {self.again}"
+            )
+        lines = []
+        for n, line in enumerate(content.splitlines(), 1):
+            try:
+                lines.append(checked_json(line, ("phase", "step")))
+            except ValueError as error:
+                raise UserError(
+                    f"{self.log} is damaged: line {n}: {error}; {self.again}"
+                ) from error
+        return lines
+
+    def params(self) -> Tree:
+        """Return the final parameters of a finished run, as NumPy arrays.
+
+        Raises:
+          UserError: the parameters are missing or damaged.
+        """
+        if not (self.folder / "params").is_dir():  # finished by a version that did not export them
+            return checkpoint.load(self.checkpoints, LARGE, self.result.get("steps"))
+        try:
+            return orbax.Orbax(self.folder).params()
+        except CheckpointError as error:
+            raise UserError(f"{error}; {self.again}") from error
+
+    @property
+    def again(self) -> str:
+        """The part of a message that explains how to restore damaged files of a finished run."""
+        return f"delete {self._result} and run the command of the run again: it restores its files from the last checkpoint"
+
+    # --- claiming ---
+
+    def claim(self, experiment: Experiment) -> None:
+        """Create the folder if necessary, and check that ``experiment`` may use it.
+
+        It may use its own folder, or a folder in which no run has written a log line, checkpoint or
+        result.
+
+        Raises:
+          UserError: the folder contains a run of another config, a finished run with other data, or
+            a model that is not of a run.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if not self.begun:
+            self._check_unused()
+            return
+        there = self.config
+        mine = as_json(experiment)
+        known = "corpus" in there
+        before = _settings(there)
+        other = conflicts(before, mine, bound(experiment), known)
+        if other:
+            raise UserError(
+                f"{self.folder} contains a run of another config (values there and here: {'; '.join(other[:8])}); "
+                "give another --workdir"
+            )
+        moved = any(class_of(name, mine) == "place" for name in unequal(before, mine))
+        if known and moved and self.finished:
+            self.same_data(there["corpus"], batches.identity(experiment.data, experiment.model))
+
+    def close_like(self, sources: Iterable[Path]) -> None:
+        """Close the folder of a new run to all users who may not read the models it starts from."""
+        if self.begun:
+            return
+        mode = now = stat.S_IMODE(self.folder.stat().st_mode)
+        for source in sources:
+            mode &= stat.S_IMODE(source.stat().st_mode) | 0o700
+        if mode != now:
+            self.folder.chmod(mode)
+
+    def _check_unused(self) -> None:
+        """Check that a run that begins would not replace files of somebody else."""
+        others = [name for name in _REPLACED if os.path.lexists(self.folder / name)]
+        if os.path.lexists(self._config):
+            try:
+                # A run that was killed early has written its config and, after it, its tokenizer.
+                if "corpus" in read_json(self._config, "", _OWN):
+                    others = [name for name in others if name not in _EARLY]
+            except UserError:
+                others.append(self._config.name)
+        if others:
+            raise UserError(
+                f"{self.folder} is not the folder of a run, but it contains {', '.join(others)}, which a run would replace; "
+                "give another --workdir, or move the files away"
+            )
+
+    def branch(self, source: "Workdir", step: int, experiment: Experiment) -> bool:
+        """Let a new run begin at a checkpoint of another run that has the same first steps.
+
+        The log is copied, and the checkpoint moves. Nothing happens if the new run has begun, if the
+        other run has not kept the checkpoint (`train.store.checkpoint.Checkpoints.keep`), or if
+        a link leads to it.
+
+        Args:
+          source: the other run.
+          step: step of the checkpoint.
+          experiment: experiment of the new run.
+
+        Returns:
+          Whether the new run begins there.
+        """
+        kept = source.checkpoints / str(step)
+        if self.begun or not kept.is_dir():
+            return False
+        with source.alone(), self.alone():
+            return not self.begun and kept.is_dir() and self._take(source, kept, experiment)
+
+    def _take(self, source: "Workdir", kept: Path, experiment: Experiment) -> bool:
+        # The runs of a comparison are in one folder. Behind a link out of it, the checkpoint may belong
+        # to somebody else.
+        if kept.resolve().parents[2] != self.folder.parent:
+            return False
+        self._check_unused()
+        self.checkpoints.mkdir(exist_ok=True)
+        order = {key: source.config[key] for key in ("order",) if key in source.config}
+        write_json(self._config, as_json(experiment) | order)
+        # The lines after the checkpoint are cut off when the run starts.
+        self.copy_board(source, checkpoint.record(kept).cost.events)
+        write_bytes(self.log, read_own(source.log))
+        kept.rename(self.checkpoints / kept.name)
+        return True
+
+    def copy_board(self, source: "Workdir", names: Iterable[str]) -> None:
+        """Copy TensorBoard's files of these names. People delete them, and no run needs them."""
+        self.board.mkdir(exist_ok=True)
+        wanted = set(names)  # from a file, so they are only compared with the names in the folder
+        for path in source.board.glob("*"):
+            if path.name in wanted and path.is_file():
+                write_bytes(self.board / path.name, read_own(path))
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Lock the folder within the block.
+
+        A job that is started again while the previous one still saves must not write into its
+        checkpoints.
+
+        Raises:
+          UserError: another process uses the folder.
+        """
+        with ExitStack() as held:
+            once(lambda: self._lock(held))
+            held.callback(self._held.clear)
+            yield
+
+    def _lock(self, held: ExitStack) -> None:
+        # The folder itself is locked, because somebody may remove the file, and the file is locked,
+        # because some network file systems can lock only files.
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            if (handle := lock_folder(self.folder)) is not None:
+                held.callback(os.close, handle)
+                self._held.append((handle, self.folder))
+            file = held.enter_context(lock(self.folder / ".lock", wait=False))
+        except BlockingIOError as error:
+            raise UserError(
+                f"another process uses {self.folder}; wait until it has saved its checkpoint, or give another --workdir"
+            ) from error
+        if handle is None:
+            self._held.append((file.fileno(), self.folder / ".lock"))
+        delete_parts(self.folder)
+
+    def still_alone(self) -> None:
+        """Check that the locked folder has not been moved or replaced.
+
+        Raises:
+          UserError: it has, so that a new file would be in another folder than the run.
+        """
+        for handle, path in self._held:
+            if not is_at(handle, path):
+                raise UserError(
+                    f"{path} was moved, removed or replaced while the run was using it; nothing more is written there. "
+                    "To continue from the last checkpoint, give the present folder of the run as --workdir"
+                )
+
+    def begin(
+        self,
+        experiment: Experiment,
+        corpus: dict[str, Any],
+        sources: Mapping[str, str],
+        step: int = 0,
+        origin: Mapping[str, Any] | None = None,
+        order: Mapping[str, Any] | None = None,
+    ) -> list[str]:
+        """Write ``config.json``, once the run can start.
+
+        Args:
+          experiment: experiment of the run.
+          corpus: identity of its data.
+          sources: fingerprint of each model that the run starts from, by its folder.
+          step: step of the run at which it continues.
+          origin: the other run and the step of its checkpoint, if the run starts from one.
+          order: order of the training samples, if it comes from a source (`train.store.seen`).
+
+        Returns:
+          One line for each setting that has another value than before.
+        """
+        changes: list[dict[str, Any]] = []
+        said: list[str] = []
+        if self.begun:
+            there = self.config
+            sources = there.get("sources", {}) | sources
+            new = _changed(there, as_json(experiment), step)
+            said = [
+                f"{c['setting']} is {c['after']!r} from step {step} on; it was {c['before']!r}"
+                for c in new
+            ]
+            changes = _joined(there.get("changes", []), new, step)
+        about = {"corpus": corpus, "sources": sources, "changes": changes, "from": origin}
+        about |= {"order": order}
+        write_json(self._config, as_json(experiment) | {k: v for k, v in about.items() if v})
+        return said
+
+    def check_data(self, corpus: Mapping[str, Any]) -> None:
+        """Check that the data are those that the run was started with.
+
+        Args:
+          corpus: identity of the present data.
+
+        Raises:
+          UserError: they are not.
+        """
+        if self.begun:
+            self.same_data(self.config.get("corpus", corpus), corpus)
+
+    def same_data(self, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+        """Check that the data of the run have not changed.
+
+        Args:
+          there: identity of the data that the run was started with.
+          here: identity of the present data.
+
+        Raises:
+          UserError: the identities differ.
+        """
+        if any(there.get(key) != here.get(key) for key in _WHAT):
+            raise UserError(
+                f"the run in {self.folder} was started with other data: {_named(there)} there, {_named(here)} here; "
+                f"{_data_advice(there, here)}, or give another --workdir"
+            )
+
+    def same_sources(self, here: Mapping[str, str]) -> None:
+        """Check that the models that the run started from have not changed.
+
+        Args:
+          here: fingerprint of each of these models that still exists, by its folder.
+
+        Raises:
+          UserError: a fingerprint differs from the one in ``config.json``.
+        """
+        there = self.config.get("sources", {}) if self.begun else {}
+        for folder, fingerprint in here.items():
+            if (before := there.get(folder, fingerprint)) != fingerprint:
+                raise UserError(
+                    f"the run in {self.folder} started from another model in {folder}: its fingerprint was "
+                    f"{before[:12]}, but is {fingerprint[:12]}; restore the model, or give another --workdir"
+                )
+
+    # --- ending ---
+
+    def finish(
+        self,
+        result: dict[str, Any],
+        config: Config,
+        params: Tree,
+        data: Any,
+        head: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write the last model of the run, its tokenizer and its card, and then the result.
+
+        The result is written last, because it marks the run as finished.
+
+        Args:
+          result: result of the run.
+          config: config of the model.
+          params: parameters of the model.
+          data: data of the experiment.
+          head: task and labels of the head, which are recorded with the model.
+        """
+        once(self.still_alone)
+        # A single process exports from the host, because this does not compile any program.
+        orbax.export(
+            self.folder,
+            config,
+            jax.device_get(params) if jax.process_count() == 1 else params,
+            head,
+        )
+        once(lambda: self._end(result, config, data))
+
+    def keep_inputs(self, data: Any, config: Config) -> None:
+        """Write the tokenizer of the data, if they are text, and the inputs for `transformers`.
+
+        Args:
+          data: data of the experiment.
+          config: config of the model that the run trains.
+        """
+        tokenizer = getattr(data, "tokenizer", "none")
+        if tokenizer != "none":
+            with appears_whole(self.folder / "tokenizer.json") as part:
+                text.tokenizer(tokenizer).save(str(part))
+            special.copied(text.folder_of(tokenizer), self.folder)
+        write_inputs(self.folder, data, config)
+
+    def _end(self, result: dict[str, Any], config: Config, data: Any) -> None:
+        self.keep_inputs(data, config)
+        write_card(self.folder, self.config, result, config, self.scores)
+        # Everything that the result describes must be on the disk before it.
+        sync(self.folder)
+        write_json(self._result, result)
+
+
+def imported(
+    folder: Path, config: Config, mesh: Mesh, headless: bool = False
+) -> tuple[Model, dict[str, Any] | None]:
+    """Load an existing model onto a mesh, with its parameters in float32 or a wider dtype.
+
+    Args:
+      folder: folder of a finished run, or any folder that `jaxgrow.checkpoints.open_checkpoint`
+        reads: a Hugging Face checkpoint, or one that ``jaxgrow`` wrote.
+      config: expected config of the model.
+      mesh: mesh that the model is placed on.
+      headless: whether the head is left out; it may then differ from ``config``.
+
+    Returns:
+      The model and the result of its run. The result is None if the model is not from a run,
+      because its training cost is then unknown.
+
+    Raises:
+      UserError: the folder does not contain a model, its run has not finished, or the model is
+        damaged or does not have ``config``.
+    """
+    home, step = at_step(folder)
+    run = Workdir(home)
+    unfinished = step is not None or (not run.finished and run.begun)
+    if (unfinished and not orbax.is_of_run(home)) or not home.is_dir():
+        raise UserError(
+            f"there is neither a finished run nor another model in {folder}; run its config first, with the same seed"
+        )
+    try:
+        stored = _stored(run, config) if step is None else None
+        source = stored or open_checkpoint(folder)
+        least = Cast(source, "float32", at_least=True)
+        params = (source if least.leaves == source.leaves else least).shard(mesh)
+    except CheckpointError as error:
+        finished = run.finished and step is None
+        raise UserError(f"{error}; {run.again}" if finished else str(error)) from error
+    has = source.config.as_json()
+    wanted = config.as_json()
+    for name in config.run_by:
+        has.pop(name, None)
+        wanted.pop(name, None)
+    wrong = differences(has, wanted)
+    if headless:
+        params = config.body_from(split(params)[0], source.config)
+        wrong = [text for text in wrong if text.partition(":")[0] not in _OF_HEADS]
+    if wrong:
+        raise UserError(
+            f"the model in {folder} does not have the expected config (values there and here: {'; '.join(wrong)})"
+        )
+    say_notes(source)
+    if unfinished:
+        step = intact.newest_step(run.checkpoints) if step is None else step
+        cost = checkpoint.record(run.checkpoints / str(step)).cost
+        return Model(params, None, config), cost.as_json()
+    return Model(params, None, config), run.result if run.finished else None
+
+
+def _stored(run: Workdir, config: Config) -> Source | None:
+    """The model of a run that was finished by a version that did not export it."""
+    if not run.finished or (run.folder / "params").is_dir():
+        return None
+    return Loaded(
+        replace(from_json(run.result["model"]), **{n: getattr(config, n) for n in config.run_by}),
+        run.params(),
+    )
+
+
+def load(folder: str | Path, name: str | None = None, step: int | None = None) -> Tree:
+    """Load parameters of a run, as NumPy arrays.
+
+    Without ``name`` and ``step``, they are the final parameters of a finished run, or the
+    parameters in the newest checkpoint of an unfinished one.
+
+    Args:
+      folder: folder of the run.
+      name: name of the model in the checkpoint; None takes the model that the run trains.
+      step: step of the checkpoint; None takes the newest one.
+
+    Raises:
+      UserError: the model or the checkpoint does not exist or is damaged.
+    """
+    run = Workdir(folder)
+    if run.finished and name is None and step is None:
+        return run.params()
+    return checkpoint.load(run.checkpoints, name or LARGE, step)
+
+
+def _typed(
+    path: Path, content: dict[str, Any], kinds: Mapping[str, Any], way_out: str
+) -> dict[str, Any]:
+    """Return the content of a JSON file after a check of the types of the values that exist."""
+    for name in kinds.keys() & content.keys():
+        try:
+            typed.from_json(content[name], kinds[name])
+        except ValueError as error:
+            raise UserError(f"{path} is damaged: {name}: {error}; {way_out}") from error
+    return content
+
+
+def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of the experiment in a ``config.json``."""
+    return {k: v for k, v in config.items() if k not in _ABOUT}
+
+
+def _changed(there: Mapping[str, Any], here: Mapping[str, Any], step: int) -> list[dict[str, Any]]:
+    """List the settings that differ between two ``config.json`` when a run continues at ``step``.
+
+    A setting that an earlier version did not have is left out.
+    """
+    return [
+        {"step": step, "setting": name, "before": before, "after": after}
+        for name, (before, after) in unequal(_settings(there), here).items()
+        if before is not None or "." in name
+    ]
+
+
+def _joined(
+    earlier: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]], step: int
+) -> list[dict[str, Any]]:
+    """Return all changes of a run that continues at ``step``, at most one of a setting at a step.
+
+    The steps after ``step`` are computed again, with the new values.
+    """
+    found: dict[tuple[int, str], dict[str, Any]] = {}
+    for change in (*earlier, *new):
+        at = min(change["step"], step)
+        first = found.get((at, change["setting"]), change)
+        found[at, change["setting"]] = {**change, "step": at, "before": first["before"]}
+    return [change for change in found.values() if change["before"] != change["after"]]
+
+
+def _data_advice(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+    """What to do with other data; the same sources in another order have other random seeds."""
+    before, now = (
+        [(part["train"], part["share"]) for part in identity.get("mixture", {}).values()]
+        for identity in (there, here)
+    )
+    if before == now or sorted(before) != sorted(now):
+        return "restore the original data"
+    names = dict(zip(now, here["mixture"], strict=True))
+    return (
+        "the sources have another order in data.path, which decides the batches: name them in the order "
+        + ", ".join(names[part] for part in before)
+    )
+
+
+def _named(identity: Mapping[str, Any]) -> str:
+    """Format an identity: ``wiki (train 0123456789ab, valid 0123456789ab, tokenizer bytes)``."""
+    keys = ("python", *_WHAT)
+    return f"{identity['name']} ({', '.join(f'{k} {identity[k][:12]}' for k in keys if k in identity)})"
