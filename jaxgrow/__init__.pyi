@@ -32,7 +32,7 @@ from .growth import report, symmetry
 from .growth.apply import grow
 from .growth.composition import compose
 from .growth.maps import AxisMap, dual, preserves_function, swap
-from .growth.matrices import Rows
+from .growth.matrices import SparseMap
 from .growth.merge import correct, interpolate
 from .growth.moments import grow_optimizer
 from .models import importance, upcycling
@@ -42,7 +42,7 @@ from .optim import completep, freeze, muon
 __all__ = [
     "AxisMap",
     "Checked",
-    "Rows",
+    "SparseMap",
     "__version__",
     "axes",
     "by_convention",

@@ -24,12 +24,15 @@ import types
 import typing
 from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
-_UNIONS = (typing.Union, types.UnionType)
-
+#: A JSON object, as `json.loads` returns it. Its values are not checked yet: `made` and `from_json`
+#: do that. Functions that accept any single value have arguments of type ``object``.
+Json: TypeAlias = dict[str, Any]
 
 T = TypeVar("T")
+
+_UNIONS = (typing.Union, types.UnionType)
 
 
 @cache

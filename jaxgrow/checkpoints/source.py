@@ -23,7 +23,7 @@ from jaxgrow.checkpoints.io.files import CheckpointError, listed, spelt
 from jaxgrow.growth import merge
 from jaxgrow.growth.apply import check, grow_leaf
 from jaxgrow.growth.maps import AxisMap, Growth, Term, new_sizes, terms
-from jaxgrow.growth.matrices import Matrix, Rows
+from jaxgrow.growth.matrices import Matrix, SparseMap
 from jaxgrow.models import Config
 from jaxgrow.sharding import RULES, spec
 
@@ -480,7 +480,7 @@ def _one_layer(
     found = [found[i] for i in live if found]
     needed = sorted({int(j) for index, _ in rows for j in index})
     small = [
-        Rows(np.searchsorted(needed, index)[None], weight[None], len(needed))
+        SparseMap(np.searchsorted(needed, index)[None], weight[None], len(needed))
         for index, weight in rows
     ]
     return needed, [{**term, key: AxisMap(m, m)} for term, m in zip(found, small, strict=False)]
@@ -488,7 +488,7 @@ def _one_layer(
 
 def _row(m: Matrix, i: int) -> tuple[np.ndarray, np.ndarray]:
     """Indices and weights of one row without its zeros. A row of zeros keeps one entry."""
-    if isinstance(m, Rows):
+    if isinstance(m, SparseMap):
         index = np.asarray(m.index[i])
         weight = np.asarray(m.weight[i])
     else:

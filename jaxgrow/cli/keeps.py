@@ -10,7 +10,7 @@ from jaxgrow.checkpoints.hf.storage import Form
 from jaxgrow.checkpoints.io.files import listed
 from jaxgrow.checkpoints.source import Leaf
 from jaxgrow.growth.maps import Growth, Rules, new_sizes, preserves_function, terms
-from jaxgrow.growth.matrices import Rows
+from jaxgrow.growth.matrices import SparseMap
 from jaxgrow.models import Config
 
 
@@ -117,7 +117,7 @@ def _matrices(growth: Growth, path: str, names: Names) -> Iterator[np.ndarray]:
             for name in names:
                 if axis(name) in axes:
                     matrix = m.of(name)
-                    yield np.asarray(matrix.weight if isinstance(matrix, Rows) else matrix)
+                    yield np.asarray(matrix.weight if isinstance(matrix, SparseMap) else matrix)
 
 
 def _in_powers(growth: Growth, path: str, names: Names) -> bool:

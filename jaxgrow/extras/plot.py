@@ -17,7 +17,7 @@ import numpy as np
 from jaxgrow.axes.names import Axes, Names, Params, axis, is_layers, kind, leaves, reads, sizes
 from jaxgrow.growth.apply import check, parts
 from jaxgrow.growth.maps import AxisMap, Growth, Rules, terms
-from jaxgrow.growth.matrices import Matrix, Rows, is_identity, sparse
+from jaxgrow.growth.matrices import Matrix, SparseMap, is_identity, sparse
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -231,7 +231,7 @@ def cells(matrix: Matrix) -> np.ndarray:
     """
     each = _each(matrix)
     (new, old) = matrix.shape
-    if isinstance(matrix, Rows):
+    if isinstance(matrix, SparseMap):
         m = sparse(matrix)
         high, low = np.zeros((2, -(-new // each), -(-old // each)))
         where = (np.arange(new)[:, None] // each, m.index // each)
@@ -289,7 +289,7 @@ def _used(found: list[_Used], along: tuple[str, ...], m: AxisMap, matrix: Matrix
 
 
 def _equal(a: Matrix, b: Matrix) -> bool:
-    both = [sparse(m) if isinstance(m, Rows) else m for m in (a, b)]
+    both = [sparse(m) if isinstance(m, SparseMap) else m for m in (a, b)]
     x, y = (jax.tree.leaves(m) for m in both)
     return len(x) == len(y) and all(map(np.array_equal, x, y))
 

@@ -22,7 +22,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from jaxgrow.growth import matrices
-from jaxgrow.growth.matrices import Matrix, Rows
+from jaxgrow.growth.matrices import Matrix, SparseMap
 
 MOST_TERMS = 64  # maps with more terms per row are applied by a matrix product
 # Bytes that a device may always use for fetched and intermediate values, even if its part of the
@@ -69,7 +69,7 @@ def dim_map(m: Matrix | None, dtype: Any) -> DimMap | None:
         return None
     if matrices.is_numpy(m) and m.shape[1] <= MOST_TERMS:
         m = matrices.sparse(m)
-    if not isinstance(m, Rows):
+    if not isinstance(m, SparseMap):
         return DimMap(None, m.astype(dtype))
     if m.index.shape[1] > MOST_TERMS:
         return DimMap(None, matrices.dense(m).astype(dtype))

@@ -25,7 +25,7 @@ from typing_extensions import TypeVar
 from jaxgrow.axes.names import Axes, Axis, Names, axis, is_layers, is_names, kind, reads, role
 from jaxgrow.growth.matrices import (
     Matrix,
-    Rows,
+    SparseMap,
     absolute,
     described,
     is_identity,
@@ -99,7 +99,7 @@ class AxisMap(Generic[M]):
 
 
 # A map whose matrices are sparse, such as a map that copies units.
-CopyMap: TypeAlias = AxisMap[Rows]
+CopyMap: TypeAlias = AxisMap[SparseMap]
 
 # Keys are tuples of axis names. A key with several names, such as ``("heads", "head_dim")``, applies
 # to leaves in which these axes are adjacent. It takes precedence over maps of single axes. The first
@@ -238,7 +238,7 @@ def check_maps(growth: object) -> None:
             if not hasattr(matrix, "shape"):
                 raise TypeError(
                     f"axis {key!r}: the {which} map is of type {type(matrix).__name__}, but should "
-                    "be Rows or an array [new, old]. Convert it with numpy.asarray."
+                    "be a SparseMap or an array [new, old]. Convert it with numpy.asarray."
                 )
 
 
@@ -246,7 +246,8 @@ def check_matrices(growth: Growth) -> None:
     """Check that the two matrices of each map are consistent. Traced values are not checked.
 
     Raises:
-      ValueError: the matrices of a map have different shapes, or `Rows` have an index out of range.
+      ValueError: the matrices of a map have different shapes, or a `SparseMap` has an index out of
+        range.
         The message lists all such maps.
       TypeError: as in `check_maps`.
     """
@@ -269,7 +270,7 @@ def _faults(m: AxisMap) -> list[str]:
         ]
     found: list[str] = []
     for which, matrix in (("write", m.write), ("read", m.read)):
-        if isinstance(matrix, Rows) and is_numpy(matrix.index):
+        if isinstance(matrix, SparseMap) and is_numpy(matrix.index):
             outside = matrix.index[(matrix.index < 0) | (matrix.index >= matrix.old)]
             if outside.size:
                 found.append(
@@ -324,8 +325,8 @@ def first_copies(terms: Sequence[Term], asks: str) -> list[Term]:
     if not terms:  # the leaf is unchanged
         return []
 
-    def first(axes: tuple[str, ...], m: AxisMap) -> Rows:
-        if not isinstance(m.write, Rows) or m.write.index.shape[1] != 1 or m.new < m.old:
+    def first(axes: tuple[str, ...], m: AxisMap) -> SparseMap:
+        if not isinstance(m.write, SparseMap) or m.write.index.shape[1] != 1 or m.new < m.old:
             raise ValueError(
                 f"axis {' '.join(axes)!r}: {asks} needs a growth that copies units, but the map "
                 f"from {m.old} to {m.new} units combines or removes some"
@@ -333,7 +334,7 @@ def first_copies(terms: Sequence[Term], asks: str) -> list[Term]:
         copies = np.flatnonzero(m.write.weight[:, 0])
         weight = np.zeros((m.new, 1))
         weight[copies[np.unique(m.write.index[copies, 0], return_index=True)[1]]] = 1
-        return Rows(m.write.index, weight, m.old)
+        return SparseMap(m.write.index, weight, m.old)
 
     alone = {axes: (first(axes, m), m.joint) for axes, m in terms[0].items()}
     return [{axes: AxisMap(rows, rows, joint) for axes, (rows, joint) in alone.items()}]
@@ -452,8 +453,8 @@ def select(index: Sequence[int] | np.ndarray, old: int) -> CopyMap:
     copies = np.bincount(index, minlength=old)
     ones = np.ones((len(index), 1))
     return AxisMap(
-        write=Rows(index[:, None], ones, old),
-        read=Rows(index[:, None], ones / copies[index, None], old),
+        write=SparseMap(index[:, None], ones, old),
+        read=SparseMap(index[:, None], ones / copies[index, None], old),
     )
 
 
@@ -494,7 +495,7 @@ def blocks(m: AxisMap, size: int) -> CopyMap:
     """Return the map that moves blocks of ``size`` units as ``m`` moves single units: ``m (x) I``.
 
     Args:
-      m: map of blocks. Its matrices must be `Rows`.
+      m: map of blocks. Its matrices must be `SparseMap` objects.
       size: number of units in a block.
 
     Example:

@@ -1,7 +1,7 @@
 """Matrices of maps: how are they stored, and how is an array contracted with them?
 
-Sparse matrices (`Rows`) copy, average or sum units. Dense matrices are arrays. Most of the run time
-of a growth is spent here.
+Sparse matrices (`SparseMap`) copy, average or sum units. Dense matrices are arrays. Most of the run
+time of a growth is spent here.
 """
 
 import math
@@ -25,7 +25,7 @@ _PART = 2 << 20
 
 
 @struct.dataclass
-class Rows:
+class SparseMap:
     """A sparse matrix ``[new, old]`` with a few terms per row.
 
     ``(R x)[i] = sum_k weight[i, k] * x[index[i, k]]``
@@ -40,7 +40,7 @@ class Rows:
       old: number of columns.
 
     Example:
-      >>> mean = Rows(np.array([[0, 1]]), np.array([[0.5, 0.5]]), old=3)
+      >>> mean = SparseMap(np.array([[0, 1]]), np.array([[0.5, 0.5]]), old=3)
       >>> dense(mean).tolist()
       [[0.5, 0.5, 0.0]]
     """
@@ -54,18 +54,18 @@ class Rows:
         return (self.index.shape[0], self.old)
 
     def __repr__(self) -> str:
-        """Show sizes and kind, but no entries: ``Rows(24 -> 48, copies)``."""
+        """Show sizes and kind, but no entries: ``SparseMap(24 -> 48, copies)``."""
         # JAX's tree functions also build this class with leaves that are not arrays.
         if not all(hasattr(x, "shape") for x in (self.index, self.weight)):
-            return f"Rows(index={self.index!r}, weight={self.weight!r}, old={self.old!r})"
-        return f"Rows({self.old} -> {self.shape[0]}, {described(self)})"
+            return f"SparseMap(index={self.index!r}, weight={self.weight!r}, old={self.old!r})"
+        return f"SparseMap({self.old} -> {self.shape[0]}, {described(self)})"
 
-    def rows(self, start: int, stop: int) -> "Rows":
-        return Rows(self.index[start:stop], self.weight[start:stop], self.old)
+    def rows(self, start: int, stop: int) -> "SparseMap":
+        return SparseMap(self.index[start:stop], self.weight[start:stop], self.old)
 
 
 Array: TypeAlias = np.ndarray | jax.Array
-Matrix: TypeAlias = Rows | Array
+Matrix: TypeAlias = SparseMap | Array
 
 
 def is_numpy(x: object) -> TypeGuard[np.ndarray]:
@@ -90,7 +90,7 @@ def can_scale(dtype: Any) -> bool:
 def only_copies(m: Matrix) -> bool:
     """Whether `apply` copies units without any arithmetic, which is exact for every dtype."""
     return (
-        isinstance(m, Rows)
+        isinstance(m, SparseMap)
         and is_numpy(m.weight)
         and m.weight.shape[1] == 1
         and bool((m.weight == 1).all())
@@ -109,7 +109,7 @@ def contract(matrices: Sequence[Matrix | None], x: Array) -> Array:
       The result in the dtype of ``x``. Sums and products are computed in float32 or a wider type.
 
     Example:
-      >>> twice = Rows(np.array([[0], [1], [0], [1]]), np.ones((4, 1)), old=2)
+      >>> twice = SparseMap(np.array([[0], [1], [0], [1]]), np.ones((4, 1)), old=2)
       >>> contract([None, twice], np.array([[1.0, 2.0]])).tolist()
       [[1.0, 2.0, 1.0, 2.0]]
     """
@@ -136,7 +136,7 @@ def products(matrices: Sequence[Matrix | None], shape: Sequence[int]) -> list[fl
     out: list[float] = []
     for dim, m in _in_order(matrices):
         now[dim] = m.shape[0]
-        if not isinstance(m, Rows):
+        if not isinstance(m, SparseMap):
             out.append(2.0 * math.prod(now) * m.shape[1])
     return out
 
@@ -146,7 +146,7 @@ def products(matrices: Sequence[Matrix | None], shape: Sequence[int]) -> list[fl
 
 def dense(m: Matrix) -> np.ndarray:
     """Return the matrix as an array ``[new, old]``."""
-    if not isinstance(m, Rows):
+    if not isinstance(m, SparseMap):
         return np.asarray(m)
     out = np.zeros(m.shape)
     np.add.at(out, (np.arange(m.shape[0])[:, None], m.index), m.weight)
@@ -157,10 +157,10 @@ def described(m: Matrix) -> str:
     """Describe in one to three words how the matrix computes new units from the old ones.
 
     Example:
-      >>> described(Rows(np.array([[0], [1], [0]]), np.array([[1.0], [1.0], [0.0]]), old=2))
+      >>> described(SparseMap(np.array([[0], [1], [0]]), np.array([[1.0], [1.0], [0.0]]), old=2))
       'copies and zeros'
     """
-    if not isinstance(m, Rows):
+    if not isinstance(m, SparseMap):
         return "dense"
     # The values of traced matrices are unknown.
     if not is_numpy(m.weight) or not is_numpy(m.index):
@@ -181,30 +181,30 @@ def described(m: Matrix) -> str:
 
 
 @overload
-def transpose(m: Rows) -> Rows: ...
+def transpose(m: SparseMap) -> SparseMap: ...
 @overload
 def transpose(m: Matrix) -> Matrix: ...
 def transpose(m: Matrix) -> Matrix:
     """Return the transposed matrix, which is sparse if ``m`` is."""
-    return _from_entries(m, transposed=True) if isinstance(m, Rows) else m.T
+    return _from_entries(m, transposed=True) if isinstance(m, SparseMap) else m.T
 
 
 def absolute(m: Matrix) -> Matrix:
     """Return the matrix with the absolute values of its weights."""
-    return replace(m, weight=abs(m.weight)) if isinstance(m, Rows) else abs(m)
+    return replace(m, weight=abs(m.weight)) if isinstance(m, SparseMap) else abs(m)
 
 
 def matmul(a: Matrix, b: Matrix) -> Matrix:
     """Return the product ``a @ b``, which is sparse if both are."""
-    if not (isinstance(a, Rows) and isinstance(b, Rows)):
-        a, b = (dense(m) if isinstance(m, Rows) else m for m in (a, b))
+    if not (isinstance(a, SparseMap) and isinstance(b, SparseMap)):
+        a, b = (dense(m) if isinstance(m, SparseMap) else m for m in (a, b))
         return a @ b
     index = b.index[a.index].reshape(a.shape[0], -1)
     weight = (a.weight[..., None] * b.weight[a.index]).reshape(a.shape[0], -1)
-    return _from_entries(Rows(index, weight, b.old))
+    return _from_entries(SparseMap(index, weight, b.old))
 
 
-def kron(m: Matrix, size: int) -> Rows:
+def kron(m: Matrix, size: int) -> SparseMap:
     """Return ``m (x) I``: it moves blocks of ``size`` units as ``m`` moves single units.
 
     Args:
@@ -214,22 +214,22 @@ def kron(m: Matrix, size: int) -> Rows:
     Raises:
       TypeError: the matrix is dense.
     """
-    if not isinstance(m, Rows):
+    if not isinstance(m, SparseMap):
         raise TypeError(
-            "blocks() supports only maps made of Rows. For a dense map over blocks of units, use "
+            "blocks() supports only maps made of SparseMaps. For a dense map over blocks of units, use "
             "np.kron(map, identity)."
         )
     index = (m.index[:, None, :] * size + np.arange(size)[None, :, None]).reshape(
         -1, m.index.shape[1]
     )
-    return Rows(index.astype(np.int32), np.repeat(m.weight, size, 0), m.old * size)
+    return SparseMap(index.astype(np.int32), np.repeat(m.weight, size, 0), m.old * size)
 
 
-def sparse(m: Matrix) -> Rows:
-    """Return the same matrix as `Rows`, where each entry is a single term."""
-    if isinstance(m, Rows):
+def sparse(m: Matrix) -> SparseMap:
+    """Return the same matrix as `SparseMap`, where each entry is a single term."""
+    if isinstance(m, SparseMap):
         return _from_entries(m)
-    return Rows(np.broadcast_to(np.arange(m.shape[1]), m.shape), np.asarray(m), m.shape[1])
+    return SparseMap(np.broadcast_to(np.arange(m.shape[1]), m.shape), np.asarray(m), m.shape[1])
 
 
 def is_identity(m: Matrix) -> bool:
@@ -242,7 +242,7 @@ def is_identity(m: Matrix) -> bool:
     return np.allclose(wrong, 0, rtol=0, atol=1e-6)
 
 
-def _from_entries(m: Rows, transposed: bool = False) -> Rows:
+def _from_entries(m: SparseMap, transposed: bool = False) -> SparseMap:
     """Return the matrix, or its transpose, with as few terms per row as possible.
 
     Shorter rows are padded with terms of weight 0.
@@ -261,7 +261,7 @@ def _from_entries(m: Rows, transposed: bool = False) -> Rows:
     count = np.bincount(i, minlength=new)
     k = np.arange(len(i)) - (np.cumsum(count) - count)[i]
     shape = (new, max(1, int(count.max(initial=0))))
-    out = Rows(np.zeros(shape, np.int32), np.zeros(shape), old)
+    out = SparseMap(np.zeros(shape, np.int32), np.zeros(shape), old)
     out.index[i, k] = j
     out.weight[i, k] = weight
     return out
@@ -292,7 +292,7 @@ def _fill(out: np.ndarray, matrices: Sequence[Matrix | None], x: Array) -> None:
     """
     first, *rest = matrices
     rows = _PART // max(1, out[:1].nbytes)
-    if rows >= len(out) or not (first is None or isinstance(first, Rows)):
+    if rows >= len(out) or not (first is None or isinstance(first, SparseMap)):
         return _put(out, matrices, x)
     for i in range(0, len(out), max(1, rows)):
         j = i + max(1, rows)
@@ -326,11 +326,11 @@ def apply(m: Matrix, x: Array, dim: int, out: np.ndarray | None = None) -> Array
       dtype, sums and products have float32 or a wider type. The result may be a view of ``x``, or
       ``out``.
     """
-    if isinstance(m, Rows) and only_copies(m):
+    if isinstance(m, SparseMap) and only_copies(m):
         return _take(x, m.index[:, 0], dim, out)
     xp: Any = np if isinstance(x, np.ndarray) and not isinstance(m, jax.Array) else jnp
     dtype = jnp.promote_types(x.dtype, jnp.float32)
-    if not isinstance(m, Rows):
+    if not isinstance(m, SparseMap):
         m = xp.asarray(m, dtype)
         x = x.astype(dtype)
         # Accelerators use a lower precision for matrix products by default.

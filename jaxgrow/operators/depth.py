@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxgrow.axes.names import LAYERS, beside, is_layers, stages
 from jaxgrow.growth.maps import AxisMap, CopyMap, Growth, M, Rule, Rules, by_axes, identity, select
-from jaxgrow.growth.matrices import Rows, dense
+from jaxgrow.growth.matrices import SparseMap, dense
 from jaxgrow.operators.registry import Form, operator
 from jaxgrow.operators.targets import Sizes, depth, first, grown, multiples
 
@@ -351,7 +351,7 @@ def solar(sizes: Sizes, target: Sizes, blend: int = 0) -> dict[str, AxisMap]:
         pairs += [(i, i) for i in upper[blend:]]
         if not blend:
             return select([i for i, _ in pairs], old)
-        write = Rows(np.array(pairs, np.int32), np.full((new, 2), 0.5), old)
+        write = SparseMap(np.array(pairs, np.int32), np.full((new, 2), 0.5), old)
         return AxisMap(write, np.linalg.pinv(dense(write)).T)
 
     return _maps("solar", sizes, target, copies)
@@ -413,7 +413,9 @@ def llama_pro(sizes: Sizes, target: Sizes, post_norm: bool = False) -> Rules:
     growth = _maps("llama_pro", sizes, target, copies)
     written: list[Rule] = []
     for axis, m in growth.items():
-        zeroed = Rows(m.write.index, m.write.weight * first(m.write.index[:, 0])[:, None], m.old)
+        zeroed = SparseMap(
+            m.write.index, m.write.weight * first(m.write.index[:, 0])[:, None], m.old
+        )
         nothing = ({axis: AxisMap(zeroed, zeroed)},)
         embed = beside(axis, "embed")
         if post_norm:
@@ -451,7 +453,7 @@ def new_layers(growth: Growth) -> tuple[int, ...]:
 
 def _maps(
     name: str, sizes: Sizes, target: Sizes, of: Callable[[int, int], AxisMap[M]]
-) -> dict[str, AxisMap[M | Rows]]:
+) -> dict[str, AxisMap[M | SparseMap]]:
     """The maps of the layers of each stage. Stages that are not in ``target`` keep their layers.
 
     Args:
@@ -465,7 +467,7 @@ def _maps(
         ``of``.
     """
     found = grown(name, (LAYERS,), sizes, target)
-    out: dict[str, AxisMap[M | Rows]] = {axis: identity(sizes[axis]) for axis in depth(sizes)}
+    out: dict[str, AxisMap[M | SparseMap]] = {axis: identity(sizes[axis]) for axis in depth(sizes)}
     for axis, (old, new) in found.items():
         try:
             out[axis] = of(old, new)

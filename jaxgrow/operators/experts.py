@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxgrow.axes.size_error import SizeError
 from jaxgrow.growth.maps import AxisMap, CopyMap, Maps, Rule, Rules, select
-from jaxgrow.growth.matrices import Rows
+from jaxgrow.growth.matrices import SparseMap
 from jaxgrow.operators.registry import operator
 from jaxgrow.operators.targets import Sizes, grown, in_turn, whole
 
@@ -115,12 +115,12 @@ def virtual_groups(sizes: Sizes, target: Sizes) -> Rules:
 
     def term(g: int) -> Maps:
         mine = np.arange(experts) % groups == g
-        of = Rows(np.zeros((experts, 1), np.int32), mine[:, None].astype(float), 1)
+        of = SparseMap(np.zeros((experts, 1), np.int32), mine[:, None].astype(float), 1)
         cut = np.arange(g * part, (g + 1) * part, dtype=np.int32)[:, None]
         ones = np.ones((part, 1))
         return {
             "experts": AxisMap(of, of),
-            "mlp": AxisMap(Rows(cut, ones, units), Rows(cut, groups * ones, units)),
+            "mlp": AxisMap(SparseMap(cut, ones, units), SparseMap(cut, groups * ones, units)),
         }
 
     router = {"experts": select([0] * experts, 1)}

@@ -35,7 +35,7 @@ from jaxgrow.axes.names import (
     role,
 )
 from jaxgrow.growth.maps import AxisMap, Rule, Rules, Term
-from jaxgrow.growth.matrices import Rows
+from jaxgrow.growth.matrices import SparseMap
 from jaxgrow.operators.targets import HEADS, KV_HEADS, WIDTHS, Sizes, first, grown, sources
 
 Coefficients: TypeAlias = dict[str, Any]  # the result of `init`
@@ -399,7 +399,7 @@ def _positions(index: np.ndarray, unit: int) -> np.ndarray:
 def _one_layer(depth: AxisMap[jax.Array] | None, j: int, layers: int) -> AxisMap:
     """The depth map of layer j only: column j of w; the other columns are zero."""
     weight = np.eye(layers)[:, j : j + 1] if depth is None else depth.write[:, j : j + 1]
-    m = Rows(np.full((weight.shape[0], 1), j, np.int32), weight, layers)  # type: ignore[arg-type]
+    m = SparseMap(np.full((weight.shape[0], 1), j, np.int32), weight, layers)  # type: ignore[arg-type]
     return AxisMap(m, m)
 
 

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from jaxgrow.axes.names import LAYERS, beside, is_layers, kind
 from jaxgrow.axes.size_error import SizeError
 from jaxgrow.growth.maps import AxisMap, Growth, Maps, Rule, Rules, select
-from jaxgrow.growth.matrices import Rows
+from jaxgrow.growth.matrices import SparseMap
 from jaxgrow.operators.targets import HEADS, KV_HEADS, WIDTHS, Sizes, of_kinds, unknown, whole
 
 __all__ = ["Units", "best", "keep", "prune"]
@@ -276,7 +276,7 @@ def _reads_as_before(sizes: Sizes, units: Mapping[str, np.ndarray]) -> None:
 
 def _only(new: int, old: int, layers: np.ndarray, size: int) -> AxisMap:
     """The map that copies layer ``old`` to layer ``new``, and makes all other layers zero."""
-    m = Rows(
+    m = SparseMap(
         np.full((len(layers), 1), old, np.int32),
         (np.arange(len(layers)) == new)[:, None].astype(float),
         size,

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxgrow.axes.names import LAYERS, beside, kind
 from jaxgrow.growth.maps import AxisMap, CopyMap, Growth, Maps, Rule, Rules, by_axes, select
-from jaxgrow.growth.matrices import Rows, dense
+from jaxgrow.growth.matrices import SparseMap, dense
 from jaxgrow.operators.registry import Form, by_maps, operator
 from jaxgrow.operators.targets import (
     HEADS,
@@ -374,7 +374,7 @@ def lemon(
         share = 1 / copies[index] + noise * rng.normal(size=len(index)) * ~own
         share[own] += (1 - np.bincount(index, share))[index[own]]
         write = select(index, old).write
-        growth[axis] = AxisMap(write, Rows(write.index, share[:, None], old))
+        growth[axis] = AxisMap(write, SparseMap(write.index, share[:, None], old))
     streams = [axis for axis in width(sizes) if kind(axis) == "embed"]
     tiled = {axis: _tiled(*found.get(axis, (1, 1))) for axis in streams}
     if len(set(tiled.values())) > 1:
@@ -449,7 +449,7 @@ def sparkling(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
         c = (len(index) - old) / old
         alpha = 1 / (1 + 3 * c) ** 0.5 if c <= 1 else 1 / (1 + c)
         write = select(index, old).write
-        growth[axis] = AxisMap(write, Rows(write.index, write.weight * alpha, old))
+        growth[axis] = AxisMap(write, SparseMap(write.index, write.weight * alpha, old))
     return growth
 
 
@@ -527,7 +527,7 @@ def _averaged(index: np.ndarray, old: int, group: int, rng: np.random.Generator)
         of[i] = np.sort(rng.choice(old // group, count, replace=False)) * group + index[i] % group
         uniform = rng.uniform(size=count)
         weight[i] = uniform / uniform.sum()
-    rows = Rows(of, weight, old)
+    rows = SparseMap(of, weight, old)
     return AxisMap(rows, rows)
 
 
@@ -542,6 +542,6 @@ def _halves(m: CopyMap) -> tuple[np.ndarray, np.ndarray]:
     return old, ~old
 
 
-def _some(m: Rows, keep: np.ndarray) -> Rows:
+def _some(m: SparseMap, keep: np.ndarray) -> SparseMap:
     """The rows of ``m`` where ``keep`` is true; the other rows are zero."""
-    return Rows(m.index, m.weight * keep[:, None], m.old)
+    return SparseMap(m.index, m.weight * keep[:, None], m.old)

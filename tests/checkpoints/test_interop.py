@@ -23,7 +23,7 @@ from checkpoints import CONFIG, change, contents, saved, tensors
 from jaxgrow import checkpoints, grow, operators, sharding
 from jaxgrow.checkpoints import CheckpointError, Grown, Interpolated, Loaded, orbax
 from jaxgrow.growth.maps import AxisMap
-from jaxgrow.growth.matrices import Rows
+from jaxgrow.growth.matrices import SparseMap
 from jaxgrow.growth.merge import interpolate
 
 SIZES = {"layers": 4, "embed": 12, "heads": 4, "mlp": 20}
@@ -491,7 +491,7 @@ def test_mismatched_growths_and_unknown_models_are_refused(tmp_path, folder):
         match=r"no setting for head_dim 3 .it would be 6.; embed=12 or heads=8 fits, or --to orbax",
     ):
         checkpoints.transform(folder, tmp_path / "b", operators.hypercloning(SIZES, {"embed": 24}))
-    one = Rows(np.zeros((1, 1), int), np.ones((1, 1)), 4 * 12)
+    one = SparseMap(np.zeros((1, 1), int), np.ones((1, 1)), 4 * 12)
     with pytest.raises(CheckpointError, match="layer by layer"):
         Grown(
             checkpoints.open_checkpoint(folder),

@@ -32,7 +32,7 @@ from jaxgrow.growth.maps import (
     select,
     tile,
 )
-from jaxgrow.growth.matrices import Rows
+from jaxgrow.growth.matrices import SparseMap
 from jaxgrow.models import GPT2Config
 from jaxgrow.operators import (
     DEPTH,
@@ -145,8 +145,8 @@ def test_a_rule_s_map_fits_the_leaf_that_it_grows():
 
 
 def copies(*index):
-    """Return Rows whose index may be wrong."""
-    return Rows(np.array(index)[:, None], np.ones((len(index), 1)), 3)
+    """Return a SparseMap whose index may be wrong."""
+    return SparseMap(np.array(index)[:, None], np.ones((len(index), 1)), 3)
 
 
 def test_both_matrices_of_a_map_have_one_shape():
@@ -188,7 +188,9 @@ def test_a_matrix_is_not_a_list(use):
 
 def test_a_prng_key_is_copied_but_not_scaled():
     keys = {"a": {"b": jax.random.split(jax.random.key(0), 3)}}
-    with raises("a/b: has dtype key<fry>, which cannot hold the results of Rows(3 -> 6, scaled"):
+    with raises(
+        "a/b: has dtype key<fry>, which cannot hold the results of SparseMap(3 -> 6, scaled"
+    ):
         grow({"mlp": tile(3, 2)}, keys, {"a": {"b": ("mlp.in.bias",)}})
     with raises("a/b: has dtype key<fry>, and is not known to be the same in both models"):
         interpolate(keys, {"a": {"b": keys["a"]["b"][::-1]}}, 0.5)
@@ -263,12 +265,12 @@ def quantized(dtype, xp):
 def test_quantized_leaves_are_copied_but_not_scaled(dtype, xp):
     params, axes = quantized(dtype, xp), QUANTIZED_AXES
     message = (
-        f"down: has dtype {dtype}, which cannot hold the results of Rows(3 -> 6, scaled copies). "
+        f"down: has dtype {dtype}, which cannot hold the results of SparseMap(3 -> 6, scaled copies). "
         "Dequantize the leaf, or leave it out of the parameters"
     )
     with raises(message):
         grow({"mlp": tile(3, 2)}, params, axes)
-    with raises("up: has dtype", "Rows(6 -> 3, means)"):
+    with raises("up: has dtype", "SparseMap(6 -> 3, means)"):
         grow(swap({"mlp": tile(3, 2)}), grow({"mlp": tile(3, 2)}, {"up": params["up"]}, UP), UP)
     copied = grow({"mlp": tile(3, 2)}, {"up": params["up"]}, UP)["up"]
     assert copied.dtype == jnp.dtype(dtype) and isinstance(copied, type(params["up"]))
@@ -290,7 +292,7 @@ def test_floats_are_scaled(dtype):
 
 def test_a_sum_of_terms_is_no_copy():
     growth = Rules((Rule(({"mlp": tile(3, 2)}, {"mlp": tile(3, 2)})),))
-    with raises("up: has dtype int8", "Rows(3 -> 6, copies), Rows(3 -> 6, copies)"):
+    with raises("up: has dtype int8", "SparseMap(3 -> 6, copies), SparseMap(3 -> 6, copies)"):
         grow(growth, {"up": quantized("int8", np)["up"]}, UP)
 
 

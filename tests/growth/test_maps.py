@@ -16,7 +16,7 @@ import tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxgrow import AxisMap, Rows, compose, dual, grow, preserves_function, swap
+from jaxgrow import AxisMap, SparseMap, compose, dual, grow, preserves_function, swap
 from jaxgrow.growth.maps import Rule, Rules, blocks, identity, new_sizes, repeat, select, tile
 from jaxgrow.growth.matrices import apply, dense, matmul, transpose
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("x64")
 
 
 def equal(a, b):
-    np.testing.assert_array_equal(dense(a) if isinstance(a, Rows) else a, b)
+    np.testing.assert_array_equal(dense(a) if isinstance(a, SparseMap) else a, b)
 
 
 # --- by hand ---
@@ -255,7 +255,7 @@ def rows(draw, new=None, old=None):
     new, old, terms = new or draw(SIZES), old or draw(SIZES), draw(st.integers(1, 3))
     index = draw(st.lists(st.integers(0, old - 1), min_size=new * terms, max_size=new * terms))
     weight = draw(st.lists(st.integers(-3, 3), min_size=new * terms, max_size=new * terms))
-    return Rows(
+    return SparseMap(
         np.array(index, np.int32).reshape(new, terms),
         np.array(weight, float).reshape(new, terms),
         old,
@@ -445,14 +445,14 @@ def test_compose_names_the_axis_and_both_sizes():
 
 def test_a_printed_growth_is_its_axes_sizes_and_kinds():
     up = select([0, 1, 1], 2)
-    zeroed = AxisMap(Rows(up.write.index, np.array([[1.0], [1], [0]]), 2), np.ones((3, 2)))
+    zeroed = AxisMap(SparseMap(up.write.index, np.array([[1.0], [1], [0]]), 2), np.ones((3, 2)))
     shown = {
         "AxisMap(2 -> 3, write: copies, read: scaled copies)": up,
         "AxisMap(3 -> 2, write: means, read: sums)": swap({"a": up})["a"],
         "AxisMap(2 -> 3, write: copies and zeros, read: dense)": zeroed,
         "AxisMap(4 -> 4, identity)": identity(4),
         "AxisMap(2 x 2 -> 3 x 1, write: copies and zeros, read: zeros)": AxisMap(
-            zeroed.write, Rows(up.read.index, 0 * up.read.weight, 2), ((3, 1), (2, 2))
+            zeroed.write, SparseMap(up.read.index, 0 * up.read.weight, 2), ((3, 1), (2, 2))
         ),
     }
     for text, m in shown.items():
@@ -466,12 +466,12 @@ def test_a_printed_growth_is_its_axes_sizes_and_kinds():
     assert repr(rules) == (
         f"Rules(rules=(Rule(for leaves of path '*/bias', of axes a: {one} + {one}), Rule(for all leaves: unchanged)), eps=0.5)"
     )
-    assert repr(up.write) == "Rows(2 -> 3, copies)"
+    assert repr(up.write) == "SparseMap(2 -> 3, copies)"
 
 
 def test_trees_of_something_else_than_matrices_can_be_printed():
     growth = {"a": tile(2, 2), "b": AxisMap(np.eye(2), np.eye(2))}
-    assert "AxisMap(write=Rows(index=None, weight=None, old=2)" in repr(
+    assert "AxisMap(write=SparseMap(index=None, weight=None, old=2)" in repr(
         jax.tree.map(lambda _: None, growth)
     )
     seen = []

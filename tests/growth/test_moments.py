@@ -19,7 +19,7 @@ import tiny
 from jaxgrow import dual, grow, grow_optimizer, swap
 from jaxgrow.axes import axis
 from jaxgrow.growth.maps import AxisMap, Rule, Rules, select, tile
-from jaxgrow.growth.matrices import Rows, dense
+from jaxgrow.growth.matrices import SparseMap, dense
 from jaxgrow.growth.moments import RebiasState, rebias
 from jaxgrow.operators import aki, fpi, hypercloning, lemon, llama_pro, stack, staged
 
@@ -152,7 +152,9 @@ def test_policies_by_hand():
 
 
 def test_a_unit_left_at_zero_is_no_first_copy():
-    late = AxisMap(*[Rows(np.array([[0], [0], [1], [0]]), np.array([[0.0], [1], [1], [1]]), 2)] * 2)
+    late = AxisMap(
+        *[SparseMap(np.array([[0], [0], [1], [0]]), np.array([[0.0], [1], [1], [1]]), 2)] * 2
+    )
     state = trained(ADAMW)
     grown = grow_optimizer(ADAMW, state, {"a": late}, SMALL, AXES, "asymmetric")
     first, second = of_adam(state).mu["v"]
@@ -164,7 +166,7 @@ def test_copied_second_moments_are_never_negative():
 
     The control is the first moment, which grows by the weights themselves. Means are unchanged.
     """
-    sparse = Rows(np.array([[0, 0], [1, 1], [1, 0]]), np.array([[1.0, 0], [1, 0], [2, -1]]), 2)
+    sparse = SparseMap(np.array([[0, 0], [1, 1], [1, 0]]), np.array([[1.0, 0], [1, 0], [2, -1]]), 2)
     tx = optax.scale_by_adam()
     state = trained(tx)
     state = state._replace(nu={**state.nu, "v": np.array([9.0, 1])})
@@ -333,7 +335,7 @@ def test_copied_clocks_follow_their_units():
     assert again[2].start_count["v"].tolist() == [3, 0]
     assert again[2].start_count["v"].dtype == jnp.int32
     # The weights of a map scale values, such as the scales of norms in `lemon`, but not steps.
-    scaled = Rows(np.array([[3], [0]]), np.array([[0.5], [-2.0]]), 4)
+    scaled = SparseMap(np.array([[3], [0]]), np.array([[0.5], [-2.0]]), 4)
     again = grow_optimizer(ADAMW, state, {"a": AxisMap(scaled, scaled)}, large, AXES, "copy")
     assert again[2].start_count["v"].tolist() == [3, 0]
 

@@ -15,7 +15,7 @@ from jaxgrow.axes import axis
 from jaxgrow.checkpoints.hf.storage import family_for
 from jaxgrow.checkpoints.source import initial_layout
 from jaxgrow.growth.apply import check
-from jaxgrow.growth.matrices import Rows
+from jaxgrow.growth.matrices import SparseMap
 from jaxgrow.models import BERTConfig, Config, GPT2Config, LlamaConfig, ViTConfig
 
 # layers, embed, heads, key heads, head_dim, mlp
@@ -126,7 +126,9 @@ def test_heads_coalesce_by_name_at_every_size(config, groups):
     # The composition C(D(s)) is the identity on s.
     for name, m in compose(down, up).items():
         for matrix in (m.write, m.read):
-            assert isinstance(matrix, Rows) and matrix.shape == (small.sizes()[name],) * 2, name
+            assert isinstance(matrix, SparseMap) and matrix.shape == (small.sizes()[name],) * 2, (
+                name
+            )
             np.testing.assert_array_equal(matrix.index[:, 0], np.arange(matrix.old), err_msg=name)
             np.testing.assert_allclose(matrix.weight, 1, rtol=0, atol=1e-12, err_msg=name)
     # A merged query head reads the merge of the key heads that its old heads read.

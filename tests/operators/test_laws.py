@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from jaxgrow import compose, dual, grow, preserves_function, swap
 from jaxgrow import testing as assertions
 from jaxgrow.growth.maps import AxisMap, Rule, Rules, new_sizes, select, tile
-from jaxgrow.growth.matrices import Rows, dense
+from jaxgrow.growth.matrices import SparseMap, dense
 from jaxgrow.operators import (
     aki,
     average,
@@ -85,8 +85,8 @@ def model(tied=True):
 
 def of_products(growth):
     """Return the tolerance: zero, except for products with dense matrices, which round."""
-    matrices = jax.tree.leaves(growth, is_leaf=lambda x: isinstance(x, Rows))
-    return 0 if all(isinstance(m, Rows) for m in matrices) else 1e-15
+    matrices = jax.tree.leaves(growth, is_leaf=lambda x: isinstance(x, SparseMap))
+    return 0 if all(isinstance(m, SparseMap) for m in matrices) else 1e-15
 
 
 def large(row, tied=True, seed=7):

@@ -20,7 +20,7 @@ from jaxgrow.cli.program import main
 from jaxgrow.extras import plot
 from jaxgrow.extras.models.swin import SwinConfig
 from jaxgrow.growth.maps import Rule, Rules, identity, select, tile
-from jaxgrow.growth.matrices import Rows, dense, is_identity
+from jaxgrow.growth.matrices import SparseMap, dense, is_identity
 from jaxgrow.models import Config, GPT2Config, LlamaConfig
 from jaxgrow.operators import ligo
 from train import show as plans
@@ -189,7 +189,7 @@ def test_a_cell_shows_the_largest_entry_of_its_square():
     np.testing.assert_array_equal(drawn, largest)
     few = rng.normal(size=(plot.CELLS, 5))
     np.testing.assert_array_equal(plot.cells(few), few)
-    twice = Rows(np.array([[1, 1]]), np.array([[0.5, 0.5]]), old=2)  # one entry in two terms
+    twice = SparseMap(np.array([[1, 1]]), np.array([[0.5, 0.5]]), old=2)  # one entry in two terms
     assert plot.cells(twice).tolist() == [[0, 1]]
 
 

@@ -16,7 +16,7 @@ from jaxgrow.checkpoints.source import Source
 from jaxgrow.extras.peft.lora import LoRA
 from jaxgrow.growth.apply import grow_leaf
 from jaxgrow.growth.maps import AxisMap, Term
-from jaxgrow.growth.matrices import Matrix, Rows
+from jaxgrow.growth.matrices import Matrix, SparseMap
 
 
 def norms(
@@ -94,4 +94,4 @@ def multiplied(
 
 def _size(m: Matrix) -> Matrix:
     """Return the matrix of the absolute values of the weights."""
-    return Rows(m.index, np.abs(m.weight), m.old) if isinstance(m, Rows) else np.abs(m)
+    return SparseMap(m.index, np.abs(m.weight), m.old) if isinstance(m, SparseMap) else np.abs(m)

@@ -34,7 +34,7 @@ from jaxgrow.axes.names import READ, Axes, Kernel, Names, Params, axis, cut, rea
 from jaxgrow.growth import maps
 from jaxgrow.growth.apply import parts
 from jaxgrow.growth.maps import AxisMap, Growth, Rule, Rules, Term
-from jaxgrow.growth.matrices import Matrix, Rows, sparse
+from jaxgrow.growth.matrices import Matrix, SparseMap, sparse
 from jaxgrow.operators.targets import Sizes
 
 RANK = "rank"
@@ -392,14 +392,14 @@ def _one_each(m: AxisMap) -> Iterator[tuple[AxisMap, AxisMap]]:
     for j in range(write.index.shape[1]):
         index = write.index[:, j : j + 1]
         weight = write.weight[:, j : j + 1]
-        copied = Rows(index, np.ones(weight.shape), m.old)
-        weighed = Rows(index, weight, m.old)
-        back = Rows(index, read.weight[:, j : j + 1], m.old) if same_sources else weighed
+        copied = SparseMap(index, np.ones(weight.shape), m.old)
+        weighed = SparseMap(index, weight, m.old)
+        back = SparseMap(index, read.weight[:, j : j + 1], m.old) if same_sources else weighed
         yield AxisMap(copied, back), AxisMap(weighed, back)
 
 
-def _rows(m: Matrix) -> Rows:
-    return m if isinstance(m, Rows) else sparse(m)
+def _rows(m: Matrix) -> SparseMap:
+    return m if isinstance(m, SparseMap) else sparse(m)
 
 
 def _place(i: int, count: int, rank: int) -> Term:
@@ -407,5 +407,5 @@ def _place(i: int, count: int, rank: int) -> Term:
     if count == 1:
         return {}
     place, unit = np.divmod(np.arange(count * rank, dtype=np.int32), rank)
-    put = Rows(unit[:, None], (place == i).astype(float)[:, None], rank)
+    put = SparseMap(unit[:, None], (place == i).astype(float)[:, None], rank)
     return {(RANK,): AxisMap(put, put)}
