@@ -2,7 +2,7 @@
 
     python -m benchmarks.lag
 
-The command reads the training logs in ``benchmarks/results/runs`` and trains nothing. It prints the
+The command reads the training logs in ``benchmarks/results/runs.tar.xz`` and trains nothing. It prints the
 two tables of docs/results/lag.md.
 
 *Intrinsic time* is the integral of the learning rate over the steps (functional scaling laws,
@@ -21,17 +21,16 @@ gaps.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import mean, stdev
 from typing import Literal, TypeAlias
 
 import numpy as np
 from scipy.optimize import curve_fit
 
+from benchmarks.curves import logged_runs
 from jaxgrow.tables import markdown
 from train.analysis.runs import Run
 
-LOGS = Path(__file__).parent / "results" / "runs"
 Clock: TypeAlias = Literal["steps", "intrinsic time"]
 # Gaps at earlier times u are left out, because the loss still falls steeply there.
 SOON = 0.1
@@ -89,13 +88,6 @@ GROUPS = (
 )  # fmt: skip
 
 
-def logged(folder: str, name: str) -> dict[int, Run]:
-    """Return the logged runs of one name by their seeds."""
-    found = (LOGS / folder).glob(f"{name}-seed*")
-    seeds = ((int(run.name.rpartition("-seed")[2]), run) for run in found)
-    return {seed: Run(name, seed, run) for seed, run in sorted(seeds)}
-
-
 def elapsed(run: Run, clock: Clock, small: bool = False) -> float:
     """The time of a run, or only of the phases of its small model.
 
@@ -143,10 +135,10 @@ def lags() -> list[tuple[Group, str, float, dict[Clock, list[float]]]]:
     """The relative lags at the end of the runs: group, method, learning rate, values by clock."""
     rows = []
     for group in GROUPS:
-        scratch = [logged(*name) for name in group.scratch]
+        scratch = [logged_runs(*name) for name in group.scratch]
         for method, name in group.grown.items():
             found: dict[Clock, list[float]] = {"steps": [], "intrinsic time": []}
-            runs = logged(group.folder, name)
+            runs = logged_runs(group.folder, name)
             for seed, run in runs.items():
                 frontier = [runs[seed] for runs in scratch if seed in runs]
                 for clock, values in found.items():
@@ -168,8 +160,8 @@ def gaps() -> dict[tuple[str, int], tuple[np.ndarray, np.ndarray]]:
     for group in GROUPS:
         if DEEPEN not in group.grown or "Muon" not in group.model or "GPT" not in group.model:
             continue
-        scratch = logged(*group.scratch[0])
-        for seed, run in logged(group.folder, group.grown[DEEPEN]).items():
+        scratch = logged_runs(*group.scratch[0])
+        for seed, run in logged_runs(group.folder, group.grown[DEEPEN]).items():
             steps, losses = (np.array(x) for x in zip(*_curve(scratch[seed]).items(), strict=True))
             grown = _curve(run)
             half = steps[-1] / 2

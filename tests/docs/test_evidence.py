@@ -2,13 +2,16 @@
 
 import json
 import re
+import shutil
+import tarfile
 from pathlib import Path
 from statistics import mean
 
 import numpy as np
 import pytest
 
-from benchmarks import lag
+from benchmarks import curves, lag
+from benchmarks.curves import logged_runs
 from train.analysis.runs import Run, half_width
 from train.analysis.savings import Comparison
 from train.config.experiment import load
@@ -90,13 +93,9 @@ def test_figure_losses_match_the_page_and_give_the_savings(frontier):
     assert not on_page("docs/results/muon.md", 0.647, (1.9444, 1.962, 1.9489))  # the control
 
 
-LOGS = ROOT / "benchmarks/results/runs"
-
-
 def logged(folder: str, name: str) -> list[Run]:
-    """Return the committed logs of the run ``name``, one for each seed."""
-    folders = sorted((LOGS / folder).glob(f"{name}-seed*"))
-    return [Run(name, int(run.name.rpartition("-seed")[2]), run) for run in folders]
+    """Return the logged runs of one name, one for each seed."""
+    return [*logged_runs(folder, name).values()]
 
 
 def listed(values: list[float], digits: int, unit: str = "") -> str:
@@ -313,15 +312,15 @@ def test_the_logs_of_3_million_parameters_give_the_table():
 def test_the_run_on_a_cpu_begins_like_the_run_on_a_gpu():
     """The run with 0.75 of the steps ran on a CPU, the other runs of 3 million parameters on a GPU."""
     (full,), (short,) = (logged("m3", name) for name in ("wiki_m3", "wiki_m3-x0.75"))
-    curves = []
+    losses = []
     for run in (full, short):
         rows = map(json.loads, (run.folder / "metrics.jsonl").read_text().splitlines())
-        curves.append({row["step"]: (row["lr"], row["loss"]) for row in rows if "loss" in row})
+        losses.append({row["step"]: (row["lr"], row["loss"]) for row in rows if "loss" in row})
     same = [
-        s for s in curves[0] if s in curves[1] and curves[0][s][0] == pytest.approx(curves[1][s][0])
+        s for s in losses[0] if s in losses[1] and losses[0][s][0] == pytest.approx(losses[1][s][0])
     ]
     assert max(same) >= 5_500
-    distance = np.array([curves[1][s][1] - curves[0][s][1] for s in same])
+    distance = np.array([losses[1][s][1] - losses[0][s][1] for s in same])
     page = " ".join(PAGES["docs/results/muon.md"].split())
     assert (
         f"differ by {np.abs(distance).max():.3f} at most, and by {distance.mean():.3f} on average"
@@ -392,7 +391,7 @@ def test_the_logs_give_the_lags_in_intrinsic_time_and_the_gaps():
 
 
 def test_the_time_of_a_run_is_the_integral_of_its_learning_rate():
-    run = lag.logged("m1_low", "m1_low")[0]
+    run = logged("m1_low", "m1_low")[0]
     steps, warmup = run.config["steps"], run.config["optim"]["warmup"]
     # It warms up, is constant, and decays over half of the steps after the warm-up.
     expected = 2.5e-3 * (steps - warmup / 2 - (steps - warmup) / 4)
@@ -564,3 +563,18 @@ def test_an_estimate_needs_a_row_of_the_same_kind_nearby():
 )
 def test_an_amount_has_two_digits_or_a_whole_number(count, text):
     assert amount(count) == text
+
+
+def test_logs_of_new_runs_are_added_to_the_archive(tmp_path, monkeypatch):
+    old = curves.unpacked_archive()
+    new = tmp_path / "more" / "again-seed3"
+    shutil.copytree(logged("m1", "wiki_m1")[0].folder, new)
+    (new / "params").touch()
+    monkeypatch.setattr(curves, "ARCHIVE", tmp_path / "runs.tar.xz")
+    monkeypatch.setattr(curves, "unpacked_archive", lambda: old)
+    curves.add_runs(tmp_path / "more")
+    with tarfile.open(tmp_path / "runs.tar.xz") as archive:
+        names = {m.name for m in archive.getmembers()}
+    files = {str(f.relative_to(old)) for f in old.rglob("*") if f.is_file()}
+    added = {f"more/again-seed3/{name}" for name in ("config.json", "metrics.jsonl", "result.json")}
+    assert names == files | added

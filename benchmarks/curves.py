@@ -1,0 +1,65 @@
+"""The logs of the measured runs, in one archive: ``benchmarks/results/runs.tar.xz``.
+
+    python -m benchmarks.curves runs/m1     # adds the finished runs in this folder to the archive
+
+The archive has a folder for each comparison or sweep. For each of its runs, it has the config, the
+log and the result, and the scores of its fine-tunings. ``tar -xJf`` unpacks it into work folders,
+from which the commands print their tables without training.
+"""
+
+import atexit
+import shutil
+import sys
+import tarfile
+from functools import cache
+from io import BytesIO
+from pathlib import Path
+from tempfile import mkdtemp
+
+from train.analysis.runs import Run
+
+ARCHIVE = Path(__file__).parent / "results" / "runs.tar.xz"
+KEPT = (
+    "*-seed*/config.json",
+    "*-seed*/metrics.jsonl",
+    "*-seed*/result.json",
+    "finetune/*/scores.json",
+)
+
+
+@cache
+def unpacked_archive() -> Path:
+    """Unpack the archive for the lifetime of this process, and return the folder."""
+    place = mkdtemp()
+    atexit.register(shutil.rmtree, place)
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(place, filter="data")
+    return Path(place)
+
+
+def logged_runs(folder: str, name: str) -> dict[int, Run]:
+    """Return the logged runs of one name in a folder of the archive, by their seeds."""
+    found = (unpacked_archive() / folder).glob(f"{name}-seed*")
+    seeds = ((int(run.name.rpartition("-seed")[2]), run) for run in found)
+    return {seed: Run(name, seed, run) for seed, run in sorted(seeds)}
+
+
+def add_runs(folder: Path) -> None:
+    """Add the runs of a comparison or a sweep, and write the archive again."""
+    before = unpacked_archive()
+    files = {str(f.relative_to(before)): f for f in before.rglob("*") if f.is_file()}
+    for file in (file for pattern in KEPT for file in folder.glob(pattern)):
+        files[f"{folder.name}/{file.relative_to(folder)}"] = file
+    written = BytesIO()
+    with tarfile.open(fileobj=written, mode="w:xz") as archive:
+        for name in sorted(files):
+            content = files[name].read_bytes()
+            member = tarfile.TarInfo(name)  # without the owner and the times of the file
+            member.size = len(content)
+            archive.addfile(member, BytesIO(content))
+    ARCHIVE.write_bytes(written.getvalue())
+
+
+if __name__ == "__main__":
+    for argument in sys.argv[1:]:
+        add_runs(Path(argument))
