@@ -22,8 +22,6 @@ from trainers import SMALL
 
 from jaxgrow.cli.program import main
 
-pytestmark = pytest.mark.extra
-
 WIDE = (
     "--method",
     "hypercloning",

@@ -19,8 +19,6 @@ from jaxgrow.extras.integrations.formats import FORMATS, GEMMA, TORCHTITAN, solv
 from jaxgrow.extras.integrations.layouts import Layout
 from jaxgrow.extras.integrations.trees import open_tree
 
-pytestmark = pytest.mark.extra
-
 E, L, H, K, D, M, V = 8, 2, 4, 2, 3, 10, 7
 TX = optax.adamw(1e-3)
 WIDE = ("--embed", "16", "--heads", "8", "--kv-heads", "4", "--mlp", "20")

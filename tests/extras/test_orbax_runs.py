@@ -33,8 +33,6 @@ from jaxgrow.extras.integrations.formats import (
 )
 from jaxgrow.extras.integrations.orbax_tree import OrbaxTree, Writer
 
-pytestmark = pytest.mark.extra
-
 E, L, H, K, D, M, V = 12, 3, 4, 2, 5, 20, 11
 WIDE = {"embed": 24, "heads": 8, "kv_heads": 4, "mlp": 40}
 WIDE_OPTIONS = ("--embed", "24", "--heads", "8", "--kv-heads", "4", "--mlp", "40")

@@ -14,8 +14,6 @@ from jaxgrow.cli.program import main
 from jaxgrow.extras.integrations import torch_optimizer
 from jaxgrow.extras.models.modernbert import ModernBERTConfig
 
-pytestmark = pytest.mark.extra
-
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
