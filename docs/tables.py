@@ -49,7 +49,7 @@ def operators() -> str:
                 f"{axes}: {found.sizes}" if found.sizes else axes,
                 found.preserves,
                 found.source,
-                re.sub(r"\b(copy|exact|asymmetric|drop)\b", r"`\1`", found.state),
+                ", ".join(f"`{policy}`" for policy in found.policies),
             )
         )
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)

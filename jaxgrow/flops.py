@@ -10,8 +10,7 @@ compiled step.
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -30,13 +29,37 @@ from jaxgrow.axes.names import (
     reads,
     role,
 )
-from jaxgrow.extras.peft.adapters import detach
-from jaxgrow.extras.peft.lora import RANK, LoRA, axes_of
 from jaxgrow.growth import maps
 from jaxgrow.growth.apply import products
 from jaxgrow.layerdrop import TokenDrop
-from jaxgrow.models.bottleneck import Adapter
 from jaxgrow.models.config import Config, Cost
+
+
+class Tuning(Protocol):
+    """An adapter that is trained instead of all parameters below the head.
+
+    Examples are `jaxgrow.models.Adapter` and `jaxgrow.extras.peft.lora.LoRA`.
+    """
+
+    def adapted(self, config: Config) -> Config:
+        """Return the config of the model with the adapter."""
+        ...
+
+    def sizes(self) -> dict[str, int]:
+        """Return the sizes of the adapter's own axes."""
+        ...
+
+    def kernels(self, axes: Axes) -> tuple[Axes, Axes]:
+        """Divide the kernels of the layers by what their training costs.
+
+        Args:
+          axes: the axis names of the model with the adapter.
+
+        Returns:
+          ``(axis names of the frozen kernels, axis names of the adapter's kernels that are not in
+          the config's cost)``.
+        """
+        ...
 
 
 def forward(
@@ -100,7 +123,7 @@ def train(
     *,
     frozen: int = 0,
     drop: TokenDrop | None = None,
-    adapter: LoRA | Adapter | None = None,
+    adapter: Tuning | None = None,
     at_once: int | None = None,
 ) -> float:
     """Return the FLOPs of a training step. The backward pass costs two forward passes.
@@ -138,8 +161,8 @@ def train(
       3.0
     """
     length = length or config.length
-    if isinstance(adapter, Adapter):
-        config = replace(config, adapter=adapter)
+    if adapter is not None:
+        config = adapter.adapted(config)
     cost = _cost(config, length, at_once)
     total = 3 * forward(config, tokens, length, layers, at_once=at_once) - tokens * cost.first
     if frozen:
@@ -172,7 +195,7 @@ def _skipped(
 def _adapted(
     config: Config,
     cost: Cost,
-    adapter: LoRA | Adapter,
+    adapter: Tuning,
     layers: float | None,
     at_once: int | None,
 ) -> float:
@@ -186,16 +209,11 @@ def _adapted(
             f"a {type(config).__name__} has stages with different numbers of positions, for "
             "which the cost of adapters is not implemented: leave out adapter"
         )
-    axes = config.axes()
     depth = {LAYERS: config.depth if layers is None else layers}
-    sizes = config.sizes() | depth
-    each = config.active_sizes(at_once) | depth
-    own = 0.0
-    still = _kernels(detach(axes)[0]["blocks"], sizes, each)
-    if isinstance(adapter, LoRA):
-        own = _kernels(axes_of(adapter, axes), {**sizes, RANK: adapter.rank}, each)
-        still += sizes[LAYERS] * _adapter_cost(config)
-    return 3 * own - still - cost.first - cost.embedding
+    sizes = {**config.sizes(), **adapter.sizes(), **depth}
+    active = {**config.active_sizes(at_once), **depth}
+    frozen, added = (_kernels(axes, sizes, active) for axes in adapter.kernels(config.axes()))
+    return 3 * added - frozen - cost.first - cost.embedding
 
 
 def _cost(config: Config, length: int, at_once: int | None) -> Cost:

@@ -81,7 +81,7 @@ _AVERAGE = (
 )
 
 #: The policy of `jaxgrow.growth.moments.grow_optimizer` that suits each method best.
-POLICY = {name: found.state.split()[0].strip(",;") for name, found in operators.OPERATORS.items()}
+POLICY = {name: found.policies[0] for name, found in operators.OPERATORS.items()}
 #: The measurements by method (in order of application) and by the kinds of axes that grew.
 _EVERY = frozenset({"layers", "embed", "heads", "mlp"})
 MEASURED: dict[tuple[tuple[str, ...], frozenset[str]], tuple[Measurement, ...]] = {

@@ -4,15 +4,18 @@
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
 import jax
 from flax import linen as nn
 from jax.typing import DTypeLike
 
-from jaxgrow.axes.names import READ
+from jaxgrow.axes.names import READ, Axes
 from jaxgrow.models.modules import Linear
+
+if TYPE_CHECKING:
+    from jaxgrow.models.config import Config
 
 BOTTLENECK = "bottleneck"
 ADAPTER = "_adapter"  # suffix of module names, after the sublayer's name
@@ -63,6 +66,15 @@ class Adapter:
     def sizes(self) -> dict[str, int]:
         """Return the sizes of the adapter's own axes."""
         return {BOTTLENECK: self.size}
+
+    def adapted(self, config: "Config") -> "Config":
+        """Return the config of a model with these adapters."""
+        return replace(config, adapter=self)
+
+    def kernels(self, axes: Axes) -> tuple[Axes, Axes]:
+        """Return the frozen kernels of the layers, for `jaxgrow.flops.train`."""
+        blocks = axes["blocks"]
+        return {name: own for name, own in blocks.items() if not name.endswith(ADAPTER)}, {}
 
     def cost(self, embed: int) -> float:
         """Return the FLOPs per position in a layer: ``4 D S`` in each sublayer with an adapter.

@@ -619,9 +619,6 @@ def from_json(content: Mapping[str, Any]) -> Config:
       ValueError: the family is unknown, a field is unknown, or a field has the wrong type.
     """
     values = dict(content)
-    adapter = values.get("adapter")
-    if isinstance(adapter, Mapping) and adapter.get("fused", 1) is None:  # a field of version 0.2
-        values["adapter"] = {name: x for name, x in adapter.items() if name != "fused"}
     name = values.pop("family", None)
     family = Config.families.get(name) if isinstance(name, str) else None
     if family is None:

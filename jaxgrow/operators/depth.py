@@ -38,7 +38,7 @@ __all__ = [
     axes=(LAYERS,),
     preserves="no",
     source="Gong et al. 2019 (StackBERT)",
-    state="copy",
+    policies=("copy",),
     example={"layers": 4},
     inverts="bitwise",
 )
@@ -64,7 +64,7 @@ def stack(sizes: Sizes, target: Sizes) -> dict[str, CopyMap]:
     axes=(LAYERS,),
     preserves="no",
     source="Chang et al. 2018",
-    state="copy",
+    policies=("copy",),
     example={"layers": 4},
     inverts="bitwise",
 )
@@ -109,7 +109,7 @@ def interleave(sizes: Sizes, target: Sizes, period: int = 1) -> dict[str, CopyMa
     sizes="a multiple of the old number",
     preserves="no",
     source="Du et al. 2024",
-    state="copy; published: drop",
+    policies=("copy", "drop"),
     example={"layers": 4},
     inverts="bitwise",
 )
@@ -117,7 +117,7 @@ def g_stack(sizes: Sizes, target: Sizes) -> dict[str, CopyMap]:
     """Repeat the complete stack of layers an integer number of times.
 
     The authors recommend a factor of four. `g_stack_tokens` gives the number of tokens on which to
-    train the small model first.
+    train the small model first. The published recipe drops the optimizer state.
 
     {sections}
 
@@ -173,7 +173,7 @@ def g_stack_tokens(parameters: float, tokens: float, at_most: float = 0.25) -> f
     sizes="at most twice the old number",
     preserves="no",
     source="Yang et al. 2020",
-    state="copy, asymmetric",
+    policies=("copy", "asymmetric"),
     example={"layers": 3},
     inverts="bitwise",
 )
@@ -205,7 +205,7 @@ def mslt(sizes: Sizes, target: Sizes) -> dict[str, CopyMap]:
     sizes="one more block, whose size divides the old number of layers",
     preserves="no",
     source="Saunshi et al. 2024",
-    state="copy, asymmetric",
+    policies=("copy", "asymmetric"),
     example={"layers": 3},
     inverts="bitwise",
 )
@@ -269,7 +269,7 @@ def midas_lengths(stages: int, power: float = 1.0) -> tuple[float, ...]:
     sizes="at most twice the old number",
     preserves="no",
     source="LIDAS 2025",
-    state="copy, asymmetric",
+    policies=("copy", "asymmetric"),
     example={"layers": 3},
     inverts="bitwise",
 )
@@ -303,7 +303,7 @@ def lidas(sizes: Sizes, target: Sizes) -> dict[str, CopyMap]:
     sizes="even, or odd if blend is odd",
     preserves="no",
     source="Kim et al. 2023",
-    state="copy",
+    policies=("copy",),
     example={"layers": 4},
     inverts="bitwise",
 )
@@ -366,7 +366,7 @@ def _is_pre_norm(growth: Growth, form: Form) -> bool:
     sizes="at most twice the old number",
     preserves="yes, bitwise; post-LN models: no",
     source="Wu et al. 2024",
-    state="asymmetric",
+    policies=("asymmetric",),
     preserves_for=_is_pre_norm,
     dual=False,  # the zeroed kernels have gradients that are not zero
     example={"layers": 3},

@@ -22,7 +22,7 @@ __all__ = ["upcycle", "virtual_groups"]
     axes=("experts",),
     preserves="yes",
     source="Komatsuzaki et al. 2023",
-    state="copy",
+    policies=("copy",),
 )
 def upcycle(sizes: Sizes, target: Sizes) -> dict[str, CopyMap]:
     """Make each new expert a copy of an old one, in turn: ``W'_e = W_{e mod E}``.
@@ -61,7 +61,7 @@ def upcycle(sizes: Sizes, target: Sizes) -> dict[str, CopyMap]:
     sizes="experts with fewer mlp units each",
     preserves="yes, if each token uses a multiple of the number of parts",
     source="He et al. 2024",
-    state="copy",
+    policies=("copy",),
 )
 def virtual_groups(sizes: Sizes, target: Sizes) -> Rules:
     """Cut a single expert into G parts, and copy each part E / G times: finer experts at equal cost.

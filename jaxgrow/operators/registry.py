@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 from jaxgrow.axes.names import LAYERS, Axes
 from jaxgrow.growth.maps import Growth, Rules, preserves_function
+from jaxgrow.growth.moments import Policy
 
 Function = TypeVar("Function", bound=Callable[..., Growth])
 Inverse: TypeAlias = Literal["bitwise", "rounded", "no"]
@@ -46,7 +47,7 @@ class Operator:
       sizes: which new sizes it can reach, for help texts; empty if all.
       preserves: whether it preserves the function of a pre-LN model, for help texts and tables.
       source: the publication.
-      state: the policies of `jaxgrow.grow_optimizer` that keep an optimizer's state meaningful.
+      policies: the policies of `jaxgrow.grow_optimizer` that suit the operator, the best one first.
       preserves_for: whether a growth by this operator preserves the function of a given model, up
         to rounding.
       example: new sizes for a small model with 2 layers, ``embed`` 6, ``heads`` 3 and ``mlp`` 9, on
@@ -59,7 +60,7 @@ class Operator:
     axes: tuple[str, ...]
     preserves: str
     source: str
-    state: str
+    policies: tuple[Policy, ...]
     sizes: str = ""
     preserves_for: Callable[[Growth, Form], bool] = by_maps
     example: Mapping[str, int] | None = None

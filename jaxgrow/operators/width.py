@@ -56,7 +56,7 @@ def _evenly(growth: Rules, axis: str) -> bool:
     axes=WIDTHS,
     preserves="heads and mlp: yes; embed: no",
     source="a control; LiGO with C = 0",
-    state="exact",
+    policies=("exact",),
     example={"embed": 8, "heads": 5, "mlp": 13},
     inverts="bitwise",
 )
@@ -97,7 +97,7 @@ def zero_pad(sizes: Sizes, target: Sizes) -> dict[str, CopyMap]:
     axes=WIDTHS,
     preserves="heads and mlp: yes; embed: no, as the norms see some units more often",
     source="Chen et al. 2016 (Net2Net), 2022 (bert2BERT)",
-    state="exact, asymmetric",
+    policies=("exact", "asymmetric"),
     example={"heads": 5, "mlp": 13},
     also="net2net",
 )
@@ -137,7 +137,7 @@ def fpi(sizes: Sizes, target: Sizes, seed: int = 0) -> dict[str, CopyMap]:
     axes=(LAYERS, *WIDTHS),
     preserves="no, by design",
     source="Chen et al. 2022",
-    state="asymmetric",
+    policies=("asymmetric",),
     example={"embed": 8, "heads": 5, "mlp": 13},
     inverts="no",
 )
@@ -200,7 +200,7 @@ def aki(sizes: Sizes, target: Sizes, seed: int = 0) -> Rules:
     sizes="a multiple of the old size",
     preserves="yes",
     source="Samragh et al. 2024",
-    state="exact",
+    policies=("exact",),
     example={"embed": 12, "heads": 6, "mlp": 18},
     inverts="bitwise",
 )
@@ -235,7 +235,7 @@ def _always(growth: Growth, form: Form) -> bool:
     sizes="twice the old size, for all of them",
     preserves="yes",
     source="Shen et al. 2022",
-    state="exact",
+    policies=("exact",),
     preserves_for=_always,
     example={"embed": 12, "heads": 6, "mlp": 18},
     inverts="bitwise",
@@ -315,7 +315,7 @@ def staged(sizes: Sizes, target: Sizes) -> Rules:
     axes=WIDTHS,
     preserves="yes; in post-LN models and with LayerScale only if embed grows to a multiple",
     source="Wang et al. 2024",
-    state="copy",
+    policies=("copy",),
     preserves_for=_lemon_preserves,
     example={"heads": 5, "mlp": 13},
 )
@@ -420,7 +420,7 @@ def _ragged(axis: str, tiles: AxisMap, new: int, norm: str) -> tuple[AxisMap, Ru
     axes=WIDTHS,
     preserves="no; it preserves the scale of activations",
     source="SPARKLING 2026",
-    state="asymmetric, as published",
+    policies=("asymmetric",),
     example={"embed": 8, "heads": 5, "mlp": 13},
     inverts="no",
 )
@@ -457,7 +457,7 @@ def sparkling(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
     axes=(LAYERS, *WIDTHS),
     preserves="no",
     source="Wang et al. 2023 (LiGO's initialisation)",
-    state="exact",
+    policies=("exact",),
     example={"embed": 8, "heads": 5, "mlp": 13, "layers": 5},
     inverts="no",
 )

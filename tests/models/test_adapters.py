@@ -317,15 +317,11 @@ def test_adapter_settings_are_stored_in_the_config_only():
     config, params = model("llama", RELU)
     assert from_json(json.loads(json.dumps(config.as_json()))) == config
     assert apart(config).as_json()["adapter"] is None
-    stored = config.as_json()
-    stored["adapter"]["fused"] = None  # as in files of version 0.2
-    assert from_json(stored) == config
     for wrong in (
         {"size": 0},
         {"at": []},
         {"at": ["norm"]},
         {"activation": "tanh"},
-        {"fused": 2},
         {"width": 3},
         7,
     ):

@@ -20,7 +20,7 @@ from jaxgrow.operators import operator
 
 
 @operator(
-    axes=("mlp",), preserves="yes", source="a test", state="exact", example={"mlp": 12},
+    axes=("mlp",), preserves="yes", source="a test", policies=("exact",), example={"mlp": 12},
     sizes="at most twice the old size",
 )
 def first_again(sizes, target):
@@ -81,7 +81,7 @@ def test_net2net_is_another_name_of_fpi():
 
 def test_a_name_is_registered_once():
     with pytest.raises(ValueError, match="operator 'stack' is registered twice"):
-        operators.operator(axes=(), preserves="", source="", state="")(operators.stack)
+        operators.operator(axes=(), preserves="", source="", policies=())(operators.stack)
 
 
 def test_a_definition_that_runs_again_replaces_the_operator(monkeypatch):

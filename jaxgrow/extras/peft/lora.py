@@ -35,6 +35,7 @@ from jaxgrow.growth import maps
 from jaxgrow.growth.apply import parts
 from jaxgrow.growth.maps import AxisMap, Growth, Rule, Rules, Term
 from jaxgrow.growth.matrices import Matrix, SparseMap, sparse
+from jaxgrow.models.config import Config
 from jaxgrow.operators.targets import Sizes
 
 RANK = "rank"
@@ -64,6 +65,18 @@ class LoRA:
     @property
     def scale(self) -> float:
         return self.alpha / self.rank
+
+    def adapted(self, config: Config) -> Config:
+        """Return the config of a model with this LoRA, which is stored with the kernels."""
+        return config
+
+    def sizes(self) -> dict[str, int]:
+        """Return the sizes of the LoRA's own axes."""
+        return {RANK: self.rank}
+
+    def kernels(self, axes: Axes) -> tuple[Axes, Axes]:
+        """Return the frozen kernels and those of the LoRA, for `jaxgrow.flops.train`."""
+        return axes["blocks"], axes_of(self, axes)
 
     def resized(self, growth: Growth) -> "LoRA":
         """Return the settings of the grown LoRA.
