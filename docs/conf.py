@@ -5,12 +5,37 @@ import sys
 from functools import cache
 from inspect import isfunction
 from pathlib import Path
+from pkgutil import walk_packages
 from pydoc import locate
 from typing import TypeVar
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import jaxgrow
+
+API = Path(__file__).parent / "api"
+
+
+def write_api_pages():
+    """Write a page for each folder of the library, with an entry for each of its public modules."""
+    pages = {}
+    for module in walk_packages(jaxgrow.__path__, "jaxgrow."):
+        if not any(part.startswith("_") for part in module.name.split(".")):
+            folder = (
+                module.name.split(".")[1]
+                if module.name.count(".") > 1 or module.ispkg
+                else "jaxgrow"
+            )
+            pages.setdefault(folder, []).append(module.name)
+    for folder, modules in pages.items():
+        title = "Modules outside of the folders" if folder == "jaxgrow" else f"jaxgrow.{folder}"
+        entries = [
+            f"## {name}\n\n```{{eval-rst}}\n.. automodule:: {name}\n```\n" for name in modules
+        ]
+        (API / f"{folder}.md").write_text("\n".join((f"# {title}\n", *entries)))
+
+
+write_api_pages()
 
 project = "jaxgrow"
 author = "the jaxgrow authors"

@@ -1,18 +1,14 @@
-"""Writes the tables of the site, its API entries and `jaxgrow/cli/methods.py` from data: ``python docs/tables.py``."""
+"""Writes the tables of the site and `jaxgrow/cli/methods.py` from data: ``python docs/tables.py``."""
 
-import pkgutil
 import re
 import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from types import ModuleType
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks import gpu_tables
-from jaxgrow import models
-from jaxgrow.checkpoints.hf import families
 from jaxgrow.cli.keeps import described_methods
 from jaxgrow.extras.integrations.formats import FORMATS
 from jaxgrow.extras.integrations.torch_optimizer import POLICIES
@@ -83,23 +79,6 @@ TABLES = {
     "concepts/operators.md": (operators,),
 }
 
-# Pages, and the packages whose modules are model families.
-PACKAGES = {"api/models.md": models, "api/checkpoints.md": families}
-
-
-def with_entries(text: str, package: ModuleType) -> str:
-    """Return the API page with an entry for each module of the package, in alphabetical order."""
-    for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
-        name = module.name
-        if f"\n## {name}\n" in text:
-            continue
-        entry = f"## {name}\n\n```{{eval-rst}}\n.. automodule:: {name}\n```\n\n"
-        others = re.findall(rf"^## ({re.escape(package.__name__)}\b.*)$", text, re.MULTILINE)
-        before = f"## {max(other for other in others if other < name)}\n"
-        end = text.find("## ", text.index(before) + len(before))
-        text = text[:end] + entry + text[end:] if end >= 0 else f"{text}\n{entry.rstrip()}\n"
-    return text
-
 
 def written(text: str, tables: Iterable[str]) -> str:
     """Return the page with the tables of today."""
@@ -114,6 +93,3 @@ if __name__ == "__main__":
     for name, tables in TABLES.items():
         page = DOCS / name
         page.write_text(written(page.read_text(), (table() for table in tables)))
-    for name, package in PACKAGES.items():
-        page = DOCS / name
-        page.write_text(with_entries(page.read_text(), package))

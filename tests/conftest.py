@@ -51,6 +51,9 @@ LONGEST = (
 def pytest_collection_modifyitems(items):
     for item in items:
         if "extras" in item.path.parts:
+            item.add_marker("extra")
+    for item in items:
+        if "extras" in item.path.parts:
             item.add_marker(pytest.mark.extra)
     place = {f"test_{name}": i for i, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path.stem, len(place)))
