@@ -12,9 +12,9 @@ To train a model with this tokenizer, give its file and the same vocabulary size
 
 from typing import Any
 
+from jaxgrow.checkpoints.io.folders import atomic_file
 from train.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
-from train.common.files import appears_whole
 from train.common.output import say
 from train.config.experiment import Experiment, load_as
 from train.data.text import END, Data, training_text
@@ -71,7 +71,7 @@ def main() -> None:
         )
     arguments.out.parent.mkdir(parents=True, exist_ok=True)  # an error here comes before the work
     tokenizer = trained(experiment.data, arguments.vocab, experiment.model.masked > 0)
-    with appears_whole(arguments.out) as part:
+    with atomic_file(arguments.out) as part:
         tokenizer.save(str(part))
     say(
         f"{arguments.out}: {tokenizer.get_vocab_size():,} tokens; "

@@ -30,7 +30,7 @@ from jaxgrow.checkpoints.io.files import (
     read_json,
     write_json,
 )
-from jaxgrow.checkpoints.io.folders import appearing
+from jaxgrow.checkpoints.io.folders import atomic_folder
 from jaxgrow.checkpoints.io.replacing import may_become
 from jaxgrow.checkpoints.source import Checkpoint, Grown, Loaded, Source
 from jaxgrow.growth.maps import Growth
@@ -286,7 +286,7 @@ def write(
         may_become(_absolute(folder), sources, overwrite)
         return planned.size
     about = _record(source, roots, record, planned)
-    with appearing(Path(folder), sources, overwrite) as part:
+    with atomic_folder(Path(folder), sources, overwrite) as part:
         free = shutil.disk_usage(part).free
         if planned.size > free:
             raise CheckpointError(
@@ -305,7 +305,7 @@ def write(
 
 
 def _absolute(folder: str | Path) -> Path:
-    """The path of a new folder, as `appearing` computes it."""
+    """The path of a new folder, as `atomic_folder` computes it."""
     return Path(os.path.abspath(Path(folder).expanduser()))
 
 

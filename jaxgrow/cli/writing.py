@@ -21,7 +21,7 @@ from jaxgrow.checkpoints import (
 from jaxgrow.checkpoints import write as write_checkpoint
 from jaxgrow.checkpoints.hf.storage import HuggingFace
 from jaxgrow.checkpoints.io.files import ADAPTER, RECORD, left_out, listed
-from jaxgrow.checkpoints.io.folders import appearing
+from jaxgrow.checkpoints.io.folders import atomic_folder
 from jaxgrow.checkpoints.io.replacing import may_become
 from jaxgrow.checkpoints.source import Checkpoint
 from jaxgrow.cli.errors import UsageError, reported
@@ -186,7 +186,7 @@ def _write_lora(
     if a.dry_run:
         may_become(a.dst, sources, a.overwrite)
     else:
-        with appearing(a.dst, sources, a.overwrite) as part:
+        with atomic_folder(a.dst, sources, a.overwrite) as part:
             peft.write_into(part, lora, Grown(root, growth))
     sizes = lora.config.sizes()
     if a.json:

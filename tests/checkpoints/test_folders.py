@@ -26,7 +26,7 @@ from handlers import python_handlers
 from jaxgrow import checkpoints, operators
 from jaxgrow.checkpoints import CheckpointError, Loaded
 from jaxgrow.checkpoints.io import folders, safetensors
-from jaxgrow.checkpoints.io.folders import appearing
+from jaxgrow.checkpoints.io.folders import atomic_folder
 from jaxgrow.cli.program import main
 from jaxgrow.extras.models.modernbert import ModernBERTConfig
 from jaxgrow.models import BERTConfig
@@ -127,17 +127,17 @@ def test_an_existing_folder_is_replaced_only_at_the_end(tmp_path, folder):
 def test_folders_on_the_way_are_taken_back_too(tmp_path, folder):
     with (
         pytest.raises(OSError, match="gone") as error,
-        appearing(tmp_path / "a/b/c", [folder], False) as new,
+        atomic_folder(tmp_path / "a/b/c", [folder], False) as new,
     ):
         (new / "x").touch()
         raise OSError("the disk is gone")
     assert error.value.__notes__ == ["nothing was written"]
     assert not names(tmp_path)
-    with appearing(tmp_path / "a/b/c", [folder], False):
+    with atomic_folder(tmp_path / "a/b/c", [folder], False):
         pass
     # The mode follows the umask and not the mode of the hidden folder.
     assert (tmp_path / "a/b/c").stat().st_mode & 0o777 == 0o777 & ~umask()
-    with appearing(tmp_path / ("n" * 255), [folder], False):  # the longest possible name
+    with atomic_folder(tmp_path / ("n" * 255), [folder], False):  # the longest possible name
         pass
 
 
@@ -322,7 +322,7 @@ def test_files_added_during_a_replacement_are_kept(tmp_path, folder):
     before = contents(target)
     with (
         pytest.raises(CheckpointError, match="other files besides a checkpoint"),
-        appearing(target, [folder], True),
+        atomic_folder(target, [folder], True),
     ):
         (target / "thesis.tex").write_text("All that I know")
     assert contents(target) == before | {"thesis.tex": b"All that I know"}
@@ -377,7 +377,7 @@ def users(folder: Path, stands: bool) -> None:
 
 
 def rewritten(folder: Path) -> None:
-    with appearing(folder / "b", [], True) as new:
+    with atomic_folder(folder / "b", [], True) as new:
         model(new, b"new")
 
 
@@ -471,7 +471,7 @@ def test_a_replaced_folder_is_kept_if_it_is_the_last_copy(tmp_path, monkeypatch)
     assert (where / "model.safetensors").read_bytes() == b"old"
     with (
         pytest.raises(CheckpointError, match="exists; --overwrite replaces it"),
-        appearing(tmp_path / "b", [], False),
+        atomic_folder(tmp_path / "b", [], False),
     ):
         pass
     assert contents(tmp_path) == before
@@ -630,9 +630,9 @@ def test_the_lock_is_on_a_file_that_is_open_for_writing(tmp_path, monkeypatch):
         "flock",
         lambda file, how: modes.append(fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE),
     )
-    with appearing(tmp_path / "b", [], False), appearing(tmp_path / "c", [], False):
+    with atomic_folder(tmp_path / "b", [], False), atomic_folder(tmp_path / "c", [], False):
         pass
-    assert modes == [os.O_WRONLY] * 2
+    assert modes == [os.O_RDWR] * 2
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.EBADF])
@@ -643,7 +643,7 @@ def test_a_failed_lock_is_logged_and_the_folder_is_written(tmp_path, monkeypatch
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with caplog.at_level(logging.WARNING), appearing(tmp_path / "b", [], False) as new:
+    with caplog.at_level(logging.WARNING), atomic_folder(tmp_path / "b", [], False) as new:
         model(new, b"new")
         # Without this file, the folder is not mistaken for the remains of a killed process.
         assert not (new.parent / "about.json").exists()

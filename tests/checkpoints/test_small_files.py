@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import runs
 
+from jaxgrow.checkpoints.io.folders import atomic_file
 from train import pretrain
 from train.analysis.runs import Run
 from train.common import files
 from train.common.errors import UserError
-from train.common.files import appears_whole, read_json, write_json
+from train.common.files import read_json, write_json
 from train.data.text import tokens
 from train.store.workdir import Workdir
 
@@ -54,7 +55,7 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
 
 def test_a_write_that_fails_keeps_the_old_content(tmp_path):
     write_json(tmp_path / "a.json", {"x": 1})
-    with pytest.raises(OSError, match="gone"), appears_whole(tmp_path / "a.json") as part:
+    with pytest.raises(OSError, match="gone"), atomic_file(tmp_path / "a.json") as part:
         part.write_text("half")
         raise OSError("the disk is gone")
     assert read_json(tmp_path / "a.json", "") == {"x": 1}

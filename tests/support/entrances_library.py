@@ -657,6 +657,8 @@ ROWS: dict[str, Row] = {
     "jaxgrow/checkpoints/io/files.py::read_json": attacked("config", "index", "names"),
     "jaxgrow/checkpoints/io/files.py::write_json": ours(_NEW),
     "jaxgrow/checkpoints/io/folders.py::_locked": ours(_WORK),
+    "jaxgrow/checkpoints/io/folders.py::lock_file": ours(_WORK),
+    "jaxgrow/checkpoints/io/folders.py::atomic_file": ours("a new file with a random name"),
     "jaxgrow/checkpoints/io/folders.py::_no_others": attacked("unfinished"),
     "jaxgrow/checkpoints/io/folders.py::_place": ours(_WORK),
     "jaxgrow/checkpoints/io/folders.py::_remove": ours(_WORK),

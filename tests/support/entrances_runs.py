@@ -342,7 +342,6 @@ ROWS: dict[str, Row] = {
     "train/arguments.py::command_parser": trusted("it reads a module of this package"),
     "train/common/commands.py::config_text": trusted(CONFIG),
     "train/config/lengths.py::load_alike": trusted(CONFIG),
-    "train/common/files.py::appears_whole": ours(PARTS),
     "train/common/files.py::write_text": ours(PARTS),
     "train/common/files.py::write_json": ours(PARTS),
     "train/common/files.py::read_json": attacked(
@@ -350,7 +349,6 @@ ROWS: dict[str, Row] = {
     ),
     "train/common/files.py::write_arrays": ours(PARTS),
     "train/common/files.py::read_arrays": attacked("maps.npz"),
-    "train/common/files.py::lock": attacked(".lock"),
     "train/common/files.py::_check_arrays": attacked("maps.npz"),
     "train/common/files.py::read_own": attacked(
         "config.json", "result.json", "metrics.jsonl", "compare.json"

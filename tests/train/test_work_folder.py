@@ -16,11 +16,13 @@ import pytest
 import runs
 
 from jaxgrow.checkpoints import open_checkpoint, orbax
+from jaxgrow.checkpoints.io.files import CheckpointError
+from jaxgrow.checkpoints.io.folders import lock_file
 from jaxgrow.untrusted import UntrustedError, using_limits
 from train import pretrain
 from train.common import files
 from train.common.errors import UserError, explained
-from train.common.files import lock, read_arrays, write_arrays, write_json
+from train.common.files import read_arrays, write_arrays, write_json
 from train.extras.trackers import TensorBoard
 from train.store.checkpoint import Checkpoints
 from train.store.recorder import Recorder
@@ -225,7 +227,7 @@ def test_a_lock_on_a_file_that_was_replaced_does_not_count(run, monkeypatch):
             paths.pop().unlink()
 
     monkeypatch.setattr(files.fcntl, "flock", late)
-    with lock(run / ".lock", wait=True) as file:
+    with lock_file(run / ".lock", wait=True) as file:
         assert os.path.samestat(os.fstat(file.fileno()), (run / ".lock").stat())
 
 
@@ -236,7 +238,7 @@ def test_a_file_system_without_locks_is_told_with_a_way_out(run, monkeypatch):
     monkeypatch.setattr(files.fcntl, "flock", none)
     with (
         pytest.raises(
-            UserError, match=r"does not support locks \(flock: No locks .*: mount it with"
+            CheckpointError, match=r"cannot be locked \(flock: No locks .*: mount the file system"
         ),
         Workdir(run).alone(),
     ):

@@ -1,59 +1,30 @@
 """How are small files of text, JSON or arrays written atomically, and checked when they are read?
 
-The module also has locks between processes.
+The module also locks folders.
 """
 
-import errno
 import fcntl
 import json
 import math
 import os
 import re
-import secrets
-import stat
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 
-from jaxgrow.checkpoints.io.folders import sync_folder
-from jaxgrow.untrusted import UntrustedError, checked, limits, open_regular
+from jaxgrow.checkpoints.io.folders import atomic_file
+from jaxgrow.untrusted import UntrustedError, checked, limits
 from train.common.errors import UserError
 
 _PART = re.compile(r"\..+\.[0-9a-f]{16}\.part")
-_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 T = TypeVar("T")
 
 
-@contextmanager
-def appears_whole(path: Path) -> Iterator[Path]:
-    """Yield a temporary path, which replaces ``path`` if the block succeeds.
-
-    It replaces ``path`` only after its content is on disk. After a crash or a power failure,
-    ``path`` therefore has either its old content or the complete new content. A link at ``path`` is
-    replaced, not followed. The new file is not more open than the file that it replaces.
-    """
-    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
-    os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
-    try:
-        if path.is_file() and not path.is_symlink():
-            # The owner must be able to write the temporary file.
-            part.chmod(stat.S_IMODE(part.stat().st_mode & path.stat().st_mode) | 0o600)
-        yield part
-        with part.open("rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
-
-
 def delete_parts(folder: Path) -> None:
-    """Delete the temporary files of `appears_whole` of killed processes.
+    """Delete the temporary files of `jaxgrow.checkpoints.io.folders.atomic_file` of killed processes.
 
     No other process may write into the folder.
     """
@@ -63,7 +34,7 @@ def delete_parts(folder: Path) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    with appears_whole(path) as part:
+    with atomic_file(path) as part:
         part.write_bytes(content)
 
 
@@ -133,7 +104,7 @@ def checked_json(content: bytes, keys: Sequence[str] = ()) -> dict[str, Any]:
 
 def write_arrays(path: Path, about: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
     """Write an npz file of named arrays, with a JSON description ``about``."""
-    with appears_whole(path) as part, part.open("wb") as file:
+    with atomic_file(path) as part, part.open("wb") as file:
         every: dict[str, Any] = {"about": json.dumps(about)} | {
             name: np.asarray(x) for name, x in arrays.items()
         }
@@ -188,41 +159,6 @@ def _check_arrays(path: Path, raw: BinaryIO) -> None:
     raw.seek(0)
 
 
-def lock(path: Path, *, wait: bool) -> BinaryIO:
-    """Lock the file ``path`` until it is closed. The system closes it when the process ends.
-
-    The content of the file stays. A file that was removed or replaced while this process waited
-    does not count.
-
-    Args:
-      path: the file.
-      wait: whether to wait until another process releases the lock.
-
-    Raises:
-      BlockingIOError: another process has the lock, and ``wait`` is False.
-      UntrustedError: the path is a link, or not a regular file.
-      UserError: the file system does not support locks.
-    """
-    while True:
-        file = open_regular(path, write=True)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            if is_at(file.fileno(), path):
-                return file
-        except OSError as error:
-            file.close()
-            if error.errno in _NO_LOCKS:
-                raise UserError(
-                    f"the file system of {path.parent} does not support locks (flock: {error.strerror}): mount it with locks "
-                    "(NFS without nolock, Lustre with flock), or give a folder in another file system"
-                ) from error
-            raise
-        except BaseException:
-            file.close()
-            raise
-        file.close()
-
-
 def lock_folder(folder: Path) -> int | None:
     """Lock a folder until the returned handle is closed. Removing files in it does not unlock it.
 
@@ -242,11 +178,3 @@ def lock_folder(folder: Path) -> int | None:
         os.close(handle)
         return None
     return handle
-
-
-def is_at(handle: int, path: Path) -> bool:
-    """Whether the path still leads to the open file or folder."""
-    try:
-        return os.path.samestat(os.fstat(handle), path.stat(follow_symlinks=False))
-    except FileNotFoundError:
-        return False

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxgrow.checkpoints.io.checksums import Sums, block_digest, damage, seal
-from jaxgrow.checkpoints.io.folders import sync, sync_folder
+from jaxgrow.checkpoints.io.folders import lock_file, sync, sync_folder
 from train.common.errors import UserError
-from train.common.files import lock
 from train.common.output import say
 
 # If a folder has this file, an interrupted computation is continued from it.
@@ -67,7 +66,7 @@ def cached(folder: Path, make: Callable[[Path], None]) -> Path:
         try:
             work.mkdir(0o700, parents=True, exist_ok=True)
             _check_own(work)
-            locked = lock(work / _LOCK, wait=True)
+            locked = lock_file(work / _LOCK, wait=True)
         except FileNotFoundError:  # another process has just finished and removed it
             continue
         except FileExistsError:  # removed between the two checks of mkdir

@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from jaxgrow.checkpoints.io.files import RECORD
+from jaxgrow.checkpoints.io.folders import atomic_file
 from train.common.errors import UserError
-from train.common.files import appears_whole, write_json
+from train.common.files import write_json
 from train.data.decoding import in_folder, json_object, read_regular, readable
 
 END = "<|endoftext|>"
@@ -257,7 +258,7 @@ def copied(source: Path | None, target: Path) -> None:
         if os.path.lexists(file := source / name):
             with readable(file, _OUT):
                 content = read_regular(in_folder(source, file))
-            with appears_whole(target / name) as part:
+            with atomic_file(target / name) as part:
                 part.write_bytes(content)
     ids = {}
     for about in reversed(_of_model(source)):  # the first file that has an id decides

@@ -23,11 +23,11 @@ from orbax.checkpoint import v1 as ocp
 
 from jaxgrow.axes import Tree
 from jaxgrow.checkpoints.io.checksums import NAME, seal
-from jaxgrow.checkpoints.io.folders import sync, sync_folder
+from jaxgrow.checkpoints.io.folders import atomic_file, sync, sync_folder
 from jaxgrow.checkpoints.orbax import patient
 from jaxgrow.untrusted import one_line
 from train.common.errors import UserError, is_full_disk
-from train.common.files import appears_whole, read_own
+from train.common.files import read_own
 from train.common.hosts import is_first, once
 from train.common.output import say
 from train.plan.record import RunRecord
@@ -179,7 +179,7 @@ class Checkpoints:
         logged = read_own(copy)
         there = read_own(self._log) if os.path.lexists(self._log) else b""
         if not there.startswith(logged):
-            with appears_whole(self._log) as part:
+            with atomic_file(self._log) as part:
                 part.write_bytes(logged)
             say(f"{self._log} was damaged; restored it from checkpoint {step}", file=sys.stderr)
 

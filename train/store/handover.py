@@ -14,8 +14,9 @@ from jaxgrow import __version__
 from jaxgrow.checkpoints import CheckpointError
 from jaxgrow.checkpoints.hf import storage
 from jaxgrow.checkpoints.io.files import CARD, TRANSFORMERS
+from jaxgrow.checkpoints.io.folders import atomic_file
 from jaxgrow.models import Config
-from train.common.files import appears_whole, read_json, write_json, write_text
+from train.common.files import read_json, write_json, write_text
 from train.data.special import special_tokens
 from train.data.text import tokenizer_of
 from train.extras.images.images import Images
@@ -124,7 +125,7 @@ def _of_task(data: Labelled, config: Config, folder: Path) -> dict[str, Any]:
 
 
 def _save(tokenizer: Any, folder: Path) -> None:
-    with appears_whole(folder / "tokenizer.json") as part:
+    with atomic_file(folder / "tokenizer.json") as part:
         tokenizer.save(str(part))
 
 

@@ -26,15 +26,12 @@ from jaxgrow import typed
 from jaxgrow.axes import Tree
 from jaxgrow.checkpoints import Cast, CheckpointError, Loaded, Source, open_checkpoint, orbax
 from jaxgrow.checkpoints.io.files import TRANSFORMERS, at_step
-from jaxgrow.checkpoints.io.folders import sync
+from jaxgrow.checkpoints.io.folders import atomic_file, is_at, lock_file, sync
 from jaxgrow.models import Config, from_json
 from train.common.errors import UserError
 from train.common.files import (
-    appears_whole,
     checked_json,
     delete_parts,
-    is_at,
-    lock,
     lock_folder,
     read_json,
     read_own,
@@ -325,7 +322,7 @@ class Workdir:
             if (handle := lock_folder(self.folder)) is not None:
                 held.callback(os.close, handle)
                 self._held.append((handle, self.folder))
-            file = held.enter_context(lock(self.folder / ".lock", wait=False))
+            file = held.enter_context(lock_file(self.folder / ".lock", wait=False))
         except BlockingIOError as error:
             raise UserError(
                 f"another process uses {self.folder}; wait until it has saved its checkpoint, or give another --workdir"
@@ -470,7 +467,7 @@ class Workdir:
         """
         tokenizer = getattr(data, "tokenizer", "none")
         if tokenizer != "none":
-            with appears_whole(self.folder / "tokenizer.json") as part:
+            with atomic_file(self.folder / "tokenizer.json") as part:
                 text.tokenizer(tokenizer).save(str(part))
             special.copied(text.folder_of(tokenizer), self.folder)
         write_inputs(self.folder, data, config)

@@ -1,6 +1,6 @@
-"""How is a folder written so that it appears complete or not at all?
+"""How are a folder and a file written so that they appear complete or not at all?
 
-It is written next to its target, and moved there by one system call.
+They are written next to their target, and moved there by one system call.
 """
 
 import ctypes
@@ -10,17 +10,19 @@ import os
 import platform
 import secrets
 import shutil
+import stat
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import BinaryIO
 
 from jaxgrow.checkpoints.io.files import CheckpointError, inside, read_json, write_json
 from jaxgrow.checkpoints.io.permissions import keep_private
 from jaxgrow.checkpoints.io.replacing import may_become
 from jaxgrow.signals import uninterrupted
+from jaxgrow.untrusted import open_regular
 
 try:
     import fcntl
@@ -42,7 +44,7 @@ _LOG = logging.getLogger(__name__)
 
 
 @contextmanager
-def appearing(target: Path, sources: list[Path], overwrite: bool) -> Iterator[Path]:
+def atomic_folder(target: Path, sources: list[Path], overwrite: bool) -> Iterator[Path]:
     """Yield a folder to write into, which becomes ``target`` if the block succeeds.
 
     If the block fails, nothing remains. Until the end, the new folder is in a hidden folder with a
@@ -90,7 +92,8 @@ def appearing(target: Path, sources: list[Path], overwrite: bool) -> Iterator[Pa
             _place(new, target, work / _OLD)
             sync_folder(target.parent)
             # NFS keeps a deleted file that is still open.
-            lock.close()
+            if lock is not None:
+                lock.close()
             _remove(work)
     except BaseException as error:
         with uninterrupted():
@@ -106,7 +109,31 @@ def appearing(target: Path, sources: list[Path], overwrite: bool) -> Iterator[Pa
         raise
 
 
-def _abandon(work: Path, lock: IO[str] | None) -> None:
+@contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Yield a temporary path, which replaces ``path`` if the block succeeds.
+
+    It replaces ``path`` only after its content is on disk. After a crash or a power failure,
+    ``path`` therefore has either its old content or the complete new content. A link at ``path`` is
+    replaced, not followed. The new file is not more open than the file that it replaces.
+    """
+    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+    os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+    try:
+        if path.is_file() and not path.is_symlink():
+            # The owner must be able to write the temporary file.
+            part.chmod(stat.S_IMODE(part.stat().st_mode & path.stat().st_mode) | 0o600)
+        yield part
+        with part.open("rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def _abandon(work: Path, lock: BinaryIO | None) -> None:
     """Remove the working folder after an error, as far as that is possible."""
     if lock is not None:
         lock.close()
@@ -166,27 +193,65 @@ def _exchanged(a: Path, b: Path) -> bool:
 # --- other processes ---
 
 
-def _locked(work: Path, target: Path) -> IO[str]:
-    """Open and lock a file in the working folder, and record its target.
+def lock_file(path: Path, *, wait: bool) -> BinaryIO:
+    """Lock a file until it is closed. The system closes it when the process ends.
 
-    The lock distinguishes a running process from a killed one. If the file system does not support
-    locks, the file is open but not locked.
+    The file is created if it is missing, and its content stays. A file that was removed or replaced
+    while this process waited does not count.
+
+    Args:
+      path: the file.
+      wait: whether to wait until another process releases the lock.
+
+    Raises:
+      BlockingIOError: another process has the lock, and ``wait`` is False.
+      UntrustedError: the path is a link, or not a regular file.
+      CheckpointError: the file system does not support locks.
     """
-    # A file is locked, not the folder: NFS and CIFS can lock only files that are open for writing.
-    lock = (work / _LOCK).open("w")
+    while True:
+        # NFS and CIFS can lock only files that are open for writing.
+        file = open_regular(path, write=True)
+        try:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            if is_at(file.fileno(), path):
+                return file
+            file.close()
+        except BlockingIOError:
+            file.close()
+            raise
+        except OSError as error:
+            file.close()
+            raise CheckpointError(
+                f"{path} cannot be locked (flock: {error.strerror}): mount the file system of {path.parent} with locks (NFS "
+                "without nolock, Lustre with flock), or give a folder in another file system"
+            ) from error
+        except BaseException:
+            file.close()
+            raise
+
+
+def is_at(handle: int, path: Path) -> bool:
+    """Whether the path still leads to the open file or folder."""
     try:
-        if fcntl is not None:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            write_json(
-                work / _ABOUT, {"target": target.name, "host": platform.node(), "pid": os.getpid()}
-            )
-    except OSError as error:
-        _LOG.warning(
-            "%s cannot be locked (%s): other processes that write %s are not detected",
-            lock.name,
-            error.strerror,
-            target,
-        )
+        return os.path.samestat(os.fstat(handle), path.stat(follow_symlinks=False))
+    except FileNotFoundError:
+        return False
+
+
+def _locked(work: Path, target: Path) -> BinaryIO | None:
+    """Lock a file in the working folder, and record its target.
+
+    The lock distinguishes a running process from a killed one. The result is None if the file
+    system does not support locks.
+    """
+    try:
+        lock = lock_file(work / _LOCK, wait=False)
+    except CheckpointError as error:
+        _LOG.warning("%s. Other processes that write %s are not detected", error, target)
+        return None
+    about = {"target": target.name, "host": platform.node(), "pid": os.getpid()}
+    write_json(work / _ABOUT, about)
     return lock
 
 
@@ -208,12 +273,11 @@ def _no_others(work: Path, target: Path) -> None:
                 continue
             if about.get("target") != target.name:
                 continue
-            with inside(other, _LOCK).path.open("r+") as lock:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    who = f"process {about.get('pid')} on {about.get('host')}"
-                    raise CheckpointError(f"another process is writing {target}: {who}") from None
+            try:
+                lock_file(inside(other, _LOCK).path, wait=False).close()
+            except BlockingIOError:
+                who = f"process {about.get('pid')} on {about.get('host')}"
+                raise CheckpointError(f"another process is writing {target}: {who}") from None
             # Locks of some network file systems are valid on one machine only.
             if about.get("host") != platform.node():
                 continue
@@ -254,7 +318,7 @@ def sync(folder: Path) -> None:
         sync_folder(Path(where))
 
 
-def _to_sync(file: Path) -> IO[bytes]:
+def _to_sync(file: Path) -> BinaryIO:
     """Open a file for writing, as Windows requires it, or for reading if it is read-only."""
     try:
         return file.open("rb+")

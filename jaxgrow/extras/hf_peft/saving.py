@@ -14,7 +14,7 @@ from jaxgrow.checkpoints.hf.base import Family
 from jaxgrow.checkpoints.hf.storage import family_for
 from jaxgrow.checkpoints.io import safetensors
 from jaxgrow.checkpoints.io.files import ADAPTER, CheckpointError, write_json
-from jaxgrow.checkpoints.io.folders import appearing
+from jaxgrow.checkpoints.io.folders import atomic_folder
 from jaxgrow.checkpoints.source import Checkpoint, Source, flat, initial_layout
 from jaxgrow.extras.hf_peft.peft_adapter import RESAVED, PeftAdapter
 from jaxgrow.extras.hf_peft.places import (
@@ -61,7 +61,7 @@ def save(
     if base is not None:
         adapter = replace(adapter, family=family_for(adapter.config, base.foreign)[0])
     adapter.check_base(base)
-    with appearing(Path(folder), [], overwrite) as part:
+    with atomic_folder(Path(folder), [], overwrite) as part:
         write_into(part, adapter, base)
 
 

@@ -16,7 +16,7 @@ from jaxgrow.checkpoints.io.files import (
     not_copied,
     read_json,
 )
-from jaxgrow.checkpoints.io.folders import appearing
+from jaxgrow.checkpoints.io.folders import atomic_folder
 from jaxgrow.checkpoints.io.replacing import may_become
 from jaxgrow.extras.integrations.formats import FORMATS, from_file, plain, recognised
 from jaxgrow.extras.integrations.layouts import Layout
@@ -203,7 +203,7 @@ def grown(
             may_become(Path(os.path.abspath(dst.expanduser())), [folder], overwrite)
             orbax_run.check_run(run, growth, policy)
             return about
-        with appearing(dst, [folder], overwrite) as part:
+        with atomic_folder(dst, [folder], overwrite) as part:
             orbax_run.grow_run(run, growth, policy, part)
             orbax_run.record(part, {"version": __version__, **about})
     left_out = run.tree.left_out
