@@ -25,7 +25,7 @@ from jaxgrow.axes import LAYERS, cut, leaves, role
 from jaxgrow.layerdrop import sensitivity
 from train.data.batches import next_tokens
 from train.data.formats import text
-from train.state.model import Model, loss
+from train.state.model import TrainState, loss
 from train.state.pretrained import opened
 
 BATCHES = 4
@@ -78,7 +78,7 @@ def anatomy(folder: Path, file: Path) -> dict[str, Any]:
     batches = jax.vmap(next_tokens)(samples)
 
     def at(params, keep_mask, batch):
-        return loss(Model(params, None, config), batch, keep_mask)
+        return loss(TrainState(params, None, config), batch, keep_mask)
 
     value, grads = jax.jit(
         lambda p: jax.value_and_grad(

@@ -33,7 +33,7 @@ from jaxgrow.layerdrop import KeepMask
 from jaxgrow.models import GPT2Config
 from jaxgrow.tables import aligned
 from train.data.batches import next_tokens
-from train.state.model import Model, loss
+from train.state.model import TrainState, loss
 from train.state.optim import Optim, transformation
 
 
@@ -61,7 +61,7 @@ class Gradient:
     ):
         def gradient(params, keep_mask):
             return jax.value_and_grad(
-                lambda p: loss(Model(p, None, config), next_tokens(tokens), keep_mask)
+                lambda p: loss(TrainState(p, None, config), next_tokens(tokens), keep_mask)
             )(params)
 
         compiled = jax.jit(gradient).lower(params, keep_mask).compile()

@@ -37,15 +37,15 @@ from jaxgrow.models import Config, GPT2Config
 from jaxgrow.tables import aligned
 from train.config.experiment import Experiment, load
 from train.data import batches
-from train.extras.aot.compilation import Program, Rehearsal
+from train.extras.aot.compilation import AotRun, Program
 from train.extras.aot.estimate import bound, fits
 from train.extras.aot.machines import described
 from train.plan.ledger import Ledger
 from train.plan.methods import Scratch
-from train.plan.modifiers import DropLayers, Setting
+from train.plan.modifiers import DropLayers, PhaseStart
 from train.plan.training import Train
 from train.state.mesh import How, rows
-from train.state.model import Model
+from train.state.model import TrainState
 from train.state.packing import packed
 from train.step import programs
 from train.step.inputs import step_plans
@@ -84,7 +84,7 @@ SECONDS = 1800  # time limit for compiling a row
 # --- compiled ---
 
 
-class StepAlone(Rehearsal):
+class StepAlone(AotRun):
     """Compile only the steps of the first phase.
 
     The initialisation and the evaluation are not compiled, because they need less memory.
@@ -96,7 +96,7 @@ class StepAlone(Rehearsal):
         self.train(phase, jax.eval_shape(lambda: phase.start({}, self.tx, self.key)))
         return self.programs
 
-    def validate(self, step: int, model: Model) -> None: ...
+    def validate(self, step: int, model: TrainState) -> None: ...
 
 
 def compiled(config: str, on: str) -> dict[str, Any]:
@@ -208,10 +208,10 @@ class Loop:
         self.tx = e.tx
         initialise = programs.made(_begun, phase, self.tx)
         with jax.set_mesh(self.mesh):
-            model: Model = initialise(jax.random.key(0))
+            model: TrainState = initialise(jax.random.key(0))
         modifiers = tuple(m.program() for m in phase.modifiers)
         self._step = programs.step(self.tx, e.accumulate, modifiers, e.parallel, self.mesh)
-        self._plans = step_plans(phase, model, Setting({}, 0, e.batch, e.accumulate, e.seed))
+        self._plans = step_plans(phase, model, PhaseStart({}, 0, e.batch, e.accumulate, e.seed))
         text = np.random.default_rng(0).integers(
             0, phase.config.sizes()["vocab"], 2**20, dtype=np.int32
         )
@@ -259,7 +259,7 @@ class Loop:
         return (time.perf_counter() - start) / steps
 
 
-def _begun(phase: Train, tx: Any, key: jax.Array) -> Model:
+def _begun(phase: Train, tx: Any, key: jax.Array) -> TrainState:
     return phase.start({}, tx, key)
 
 

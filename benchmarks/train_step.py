@@ -104,14 +104,15 @@ def start_jax(size: dict[str, Any], batch: int) -> None:
     from jaxgrow.models import GPT2Config
     from train.data.batches import next_tokens
     from train.state.mesh import Mesh
+    from train.state.model import TrainState
     from train.state.optim import Optim, transformation
     from train.step.parallel import mapped
-    from train.step.step import Model, StepInputs, train_step
+    from train.step.step import StepInputs, train_step
 
     global _step
     params = jax.tree.map(jax.numpy.asarray, _weights(size))
     tx = transformation(Optim(b1=B1, b2=B2, eps=EPS, weight_decay=DECAY, clip=CLIP))
-    model = Model(params, jax.jit(tx.init)(params), GPT2Config(**size))
+    model = TrainState(params, jax.jit(tx.init)(params), GPT2Config(**size))
     run = mapped(partial(train_step, tx, 1), "mesh", Mesh().over(jax.devices()), donate=True)
     tokens = _tokens(size, batch)
 

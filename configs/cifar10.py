@@ -38,7 +38,7 @@ from jaxgrow.models import ViTConfig
 from train.config.experiment import Experiment
 from train.extras.images.augment import Augment
 from train.extras.images.images import Images
-from train.plan.methods import Growing, GrowTo, Learned, Scratch, Stage
+from train.plan.methods import Growing, GrowTo, Learned, Scratch, TrainStage
 from train.plan.modifiers import DropLayers
 from train.plan.recipes import deepened, halves
 from train.state.optim import Optim
@@ -92,7 +92,7 @@ def vit_small() -> Experiment:
 
 def vit_ligo() -> Experiment:
     """LiGO, with maps that are learned in 100 steps."""
-    grown = GrowTo((Stage(0.6),), by=Learned(steps=100))
+    grown = GrowTo((TrainStage(0.6),), by=Learned(steps=100))
     method = Growing(vit_small().model, "cifar10_vit_small-seed{seed}", (grown,))
     return replace(vit_scratch(), name="cifar10_vit_ligo", method=method)
 

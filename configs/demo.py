@@ -30,8 +30,17 @@ from jaxgrow.models import GPT2Config, ViTConfig
 from jaxgrow.optim.freeze import Freeze
 from train.config.experiment import Experiment
 from train.extras.images.images import Images
-from train.plan.methods import Growing, GrowTo, Inherit, Learned, Method, Scratch, Stage, VCycle
-from train.plan.modifiers import DropLayers, DropTokens, Hold, Rewarm
+from train.plan.methods import (
+    Growing,
+    GrowTo,
+    Inherit,
+    Learned,
+    Method,
+    Scratch,
+    TrainStage,
+    VCycle,
+)
+from train.plan.modifiers import DropLayers, DropTokens, FreezeParts, Rewarm
 from train.plan.recipes import deep_vcycle, deepened
 from train.state.optim import Optim
 
@@ -61,13 +70,15 @@ def _by(name: str, method: Method) -> Experiment:
 
 # --- V-cycles ---
 
-VCYCLE = deep_vcycle(Stage(0.4, warmup=50, floor=1.0), Stage(0.6, warmup=0, schedule="linear"))
+VCYCLE = deep_vcycle(
+    TrainStage(0.4, warmup=50, floor=1.0), TrainStage(0.6, warmup=0, schedule="linear")
+)
 VCYCLE_PAPER = VCycle(
-    down=(Stage(0.05),),
+    down=(TrainStage(0.05),),
     up=(
         # Adam's best learning rate scales with 1 / width.
-        Stage(0.5, lr=2.0, warmup=50, schedule="linear"),
-        Stage(0.5, warmup=50, schedule="linear"),
+        TrainStage(0.5, lr=2.0, warmup=50, schedule="linear"),
+        TrainStage(0.5, warmup=50, schedule="linear"),
     ),
     alpha=0.5,
 )
@@ -135,7 +146,7 @@ def muon_deepen() -> Experiment:
     the baseline, which cost half of its FLOPs. One schedule covers both models, and the moments are
     copied.
     """
-    method = deepened(SMALL, 2, 0.5, Stage(0.5, warmup=0, schedule="linear"))
+    method = deepened(SMALL, 2, 0.5, TrainStage(0.5, warmup=0, schedule="linear"))
     return replace(muon(), name="demo_muon_deepen", method=method, steps=772)
 
 
@@ -150,8 +161,8 @@ def muon_vcycle() -> Experiment:
 # --- growing ---
 
 # The small model trains at a constant learning rate, because only the large model has a decay.
-SOURCE = Stage(0.4, floor=1.0)
-FINAL = Stage(0.6, warmup=50, schedule="linear")
+SOURCE = TrainStage(0.4, floor=1.0)
+FINAL = TrainStage(0.6, warmup=50, schedule="linear")
 HALF_WIDTH = replace(MODEL, embed=24, heads=2, mlp=96)
 
 
@@ -188,10 +199,10 @@ def mslt() -> Experiment:
     The new top layers train alone. All layers train in a last stage. The backward pass does not run
     below the trained layers.
     """
-    top = Stage(0.25, warmup=0, floor=1.0, modifiers=(Hold(Freeze(layers=(0, 1))),))
-    last = Stage(0.5, warmup=0, schedule="linear")
+    top = TrainStage(0.25, warmup=0, floor=1.0, modifiers=(FreezeParts(Freeze(layers=(0, 1))),))
+    last = TrainStage(0.5, warmup=0, schedule="linear")
     to = GrowTo((top, last), by=("mslt",), moments="copy")
-    return _by("mslt", Growing(replace(MODEL, layers=2), Stage(0.25, floor=1.0), (to,)))
+    return _by("mslt", Growing(replace(MODEL, layers=2), TrainStage(0.25, floor=1.0), (to,)))
 
 
 # --- LiGO (Wang et al., ICLR 2023) ---
@@ -199,7 +210,7 @@ def mslt() -> Experiment:
 LIGO_SMALL = replace(MODEL, layers=2, embed=36, heads=3, mlp=144)
 
 
-def _ligo(name: str, *stages: Stage) -> Experiment:
+def _ligo(name: str, *stages: TrainStage) -> Experiment:
     return _by(name, Growing(LIGO_SMALL, SOURCE, (GrowTo(stages, by=Learned()),)))
 
 
@@ -237,7 +248,7 @@ def ligo_staged() -> Experiment:
     bert2BERT.
     """
     bottom = LayerDrop(theta=0.5, time="constant", depth="prefix", scale="none", dropped="freeze")
-    part = Stage(0.075, warmup=50, floor=1.0, modifiers=(DropLayers(bottom),))
+    part = TrainStage(0.075, warmup=50, floor=1.0, modifiers=(DropLayers(bottom),))
     return _ligo("ligo_staged", part, replace(FINAL, steps=0.525, warmup=0))
 
 
@@ -246,7 +257,7 @@ def inherit() -> Experiment:
 
     The small model of LiGO teaches the large model at the beginning.
     """
-    return _by("inherit", Inherit(LIGO_SMALL, SOURCE, Stage(1.0)))
+    return _by("inherit", Inherit(LIGO_SMALL, SOURCE, TrainStage(1.0)))
 
 
 # --- dropping layers ---

@@ -23,13 +23,13 @@ from configs.demo import VCYCLE_PAPER
 from jaxgrow.models import BERTConfig, GPT2Config
 from train.config.experiment import Experiment
 from train.data.text import Data
-from train.plan.methods import Stage
+from train.plan.methods import TrainStage
 from train.plan.recipes import deep_vcycle, deepened
 from train.state.optim import Optim
 
 DATA = Data(source="text", path="wikipedia/train.txt.xz", valid_path="wikipedia/valid.txt.xz")
-FINAL = Stage(0.5, warmup=0, schedule="linear")
-VCYCLE = deep_vcycle(Stage(0.4, warmup=50, floor=1.0), FINAL)
+FINAL = TrainStage(0.5, warmup=0, schedule="linear")
+VCYCLE = deep_vcycle(TrainStage(0.4, warmup=50, floor=1.0), FINAL)
 
 
 def scratch() -> Experiment:
@@ -77,7 +77,7 @@ def cycled(experiment: Experiment) -> Experiment:
 
     The warm-up of the small model takes 50 of 1800 steps, as in `configs/wikipedia12.py`.
     """
-    small = Stage(0.4, warmup=experiment.steps * 50 // 1800, floor=1.0)
+    small = TrainStage(0.4, warmup=experiment.steps * 50 // 1800, floor=1.0)
     return replace(experiment, name=f"{experiment.name}_vcycle", method=deep_vcycle(small, FINAL))
 
 

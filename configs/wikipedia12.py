@@ -30,7 +30,7 @@ from configs import wikipedia
 from jaxgrow.layerdrop import LayerDrop, Sensitivity
 from jaxgrow.models import GPT2Config
 from train.config.experiment import Experiment
-from train.plan.methods import Growing, GrowTo, Learned, Scratch, Stage
+from train.plan.methods import Growing, GrowTo, Learned, Scratch, TrainStage
 from train.plan.modifiers import DropLayers, Ramp, ShortContext
 from train.plan.recipes import deepened, halves
 from train.plan.transforms import Pruning
@@ -81,7 +81,7 @@ def small() -> Experiment:
 
 
 def _grown(name: str, by: tuple[str, ...] | Learned) -> Experiment:
-    method = Growing(SMALL, "grow_small-seed{seed}", (GrowTo((Stage(0.6),), by=by),))
+    method = Growing(SMALL, "grow_small-seed{seed}", (GrowTo((TrainStage(0.6),), by=by),))
     return replace(scratch(), name=f"grow_{name}", method=method)
 
 
@@ -181,7 +181,7 @@ def muon_short_deepen() -> Experiment:
 
 def _short(layers: int) -> Growing:
     method = deepened(scratch().model, layers, 0.5, wikipedia.FINAL)
-    return replace(method, source=Stage(0.5, floor=1.0, modifiers=(ShortContext(4),)))
+    return replace(method, source=TrainStage(0.5, floor=1.0, modifiers=(ShortContext(4),)))
 
 
 def muon_one() -> Experiment:
@@ -189,7 +189,7 @@ def muon_one() -> Experiment:
 
     With twelve layers, the learning rate is first constant for 20 % of the steps, and then decays.
     """
-    stages = (Stage(0.2, warmup=0, floor=1.0), wikipedia.FINAL)
+    stages = (TrainStage(0.2, warmup=0, floor=1.0), wikipedia.FINAL)
     return replace(muon(), name="muon_one", method=deepened(scratch().model, 1, 0.3, *stages))
 
 
@@ -202,7 +202,9 @@ def muon_none() -> Experiment:
     one = muon_one()
     nothing = LayerDrop(0.0, "constant", "prefix", scale="none", dropped="freeze")
     method = replace(
-        one.method, small=one.model, source=Stage(0.3, floor=1.0, modifiers=(DropLayers(nothing),))
+        one.method,
+        small=one.model,
+        source=TrainStage(0.3, floor=1.0, modifiers=(DropLayers(nothing),)),
     )
     return replace(one, name="muon_none", method=method)
 
@@ -217,10 +219,10 @@ def muon_quarter() -> Experiment:
 def muon_twice() -> Experiment:
     """Three layers for 20 % of the steps, six layers for 30 %, then twelve layers."""
     model = scratch().model
-    half = Stage(0.3, warmup=0, floor=1.0)
+    half = TrainStage(0.3, warmup=0, floor=1.0)
     last = GrowTo((wikipedia.FINAL,), by=("interleave",), moments="copy")
     first = replace(last, stages=(half,), config=replace(model, layers=6))
-    method = Growing(replace(model, layers=3), Stage(0.2, floor=1.0), (first, last))
+    method = Growing(replace(model, layers=3), TrainStage(0.2, floor=1.0), (first, last))
     return replace(muon(), name="muon_twice", method=method)
 
 
@@ -233,7 +235,7 @@ def muon_dropped() -> Experiment:
     drop = LayerDrop(theta=0.5, time="constant", depth="uniform", scale="none")
     method = replace(
         deepened(muon().model, 12, 0.5, wikipedia.FINAL),
-        source=Stage(0.5, floor=1.0, modifiers=(DropLayers(drop),)),
+        source=TrainStage(0.5, floor=1.0, modifiers=(DropLayers(drop),)),
     )
     return replace(muon(), name="muon_dropped", method=method)
 
@@ -271,7 +273,9 @@ def muon_small() -> Experiment:
 
 def muon_ligo0() -> Experiment:
     """`ligo0` with Muon. It grows `muon_small`."""
-    method = Growing(SMALL, "muon_small-seed{seed}", (GrowTo((Stage(0.6),), by=Learned(steps=0)),))
+    method = Growing(
+        SMALL, "muon_small-seed{seed}", (GrowTo((TrainStage(0.6),), by=Learned(steps=0)),)
+    )
     return _by_muon("muon_ligo0", replace(scratch(), method=method))
 
 
@@ -291,7 +295,7 @@ def muon_halves_prores() -> Experiment:
     The first layers are ramped up as in `muon_prores`. Layers that are added later are fully active
     at once.
     """
-    first = Stage(0.6, floor=1.0, modifiers=(Ramp(tuple(range(10, 61, 10))),))
+    first = TrainStage(0.6, floor=1.0, modifiers=(Ramp(tuple(range(10, 61, 10))),))
     method = replace(halves(scratch().model), source=first)
     return replace(muon(), name="muon_halves_prores", method=method)
 

@@ -27,7 +27,7 @@ from configs import wikipedia
 from jaxgrow.extras.models.modernbert import ModernBERTConfig
 from jaxgrow.layerdrop import LayerDrop, Sensitivity
 from train.config.experiment import Experiment
-from train.plan.methods import Growing, GrowTo, Learned, Scratch, Stage
+from train.plan.methods import Growing, GrowTo, Learned, Scratch, TrainStage
 from train.plan.modifiers import DropLayers
 from train.plan.recipes import deepened, halves
 from train.state.optim import Optim
@@ -87,7 +87,9 @@ def small() -> Experiment:
 def ligo() -> Experiment:
     """LiGO, with maps that are learned in 100 steps."""
     method = Growing(
-        small().model, "encoder_small-seed{seed}", (GrowTo((Stage(0.6),), by=Learned(steps=100)),)
+        small().model,
+        "encoder_small-seed{seed}",
+        (GrowTo((TrainStage(0.6),), by=Learned(steps=100)),),
     )
     return replace(scratch(), name="encoder_ligo", method=method)
 

@@ -18,7 +18,7 @@ from dataclasses import replace
 from configs import wikipedia12
 from jaxgrow.models import LlamaConfig
 from train.config.experiment import Experiment
-from train.plan.methods import Growing, GrowTo, Stage
+from train.plan.methods import Growing, GrowTo, TrainStage
 
 DENSE = LlamaConfig(
     vocab=256,
@@ -50,12 +50,14 @@ def _upcycled(name: str, model: LlamaConfig, **options) -> Experiment:
     """
     last = 0.5 * _cost(DENSE) / _cost(model)
     by = ("virtual_groups",) if model.mlp < DENSE.mlp else ("upcycle",)
-    grown = GrowTo((Stage(last, warmup=0, schedule="linear"),), by=by, moments="copy", **options)
+    grown = GrowTo(
+        (TrainStage(last, warmup=0, schedule="linear"),), by=by, moments="copy", **options
+    )
     return replace(
         dense(),
         name=f"experts_{name}",
         model=model,
-        method=Growing(ONE, Stage(0.5, floor=1.0), (grown,)),
+        method=Growing(ONE, TrainStage(0.5, floor=1.0), (grown,)),
     )
 
 

@@ -24,7 +24,7 @@ from jaxgrow.layerdrop import LayerDrop
 from jaxgrow.models import GPT2Config
 from train.config.experiment import Experiment
 from train.data.text import Data
-from train.plan.methods import Growing, GrowTo, Learned, Scratch, Stage
+from train.plan.methods import Growing, GrowTo, Learned, Scratch, TrainStage
 from train.plan.modifiers import DropLayers
 from train.plan.recipes import deepened
 
@@ -70,7 +70,7 @@ def m10_ligo() -> Experiment:
     """
     base = m10()
     small = replace(base.model, layers=6, embed=128, heads=2, mlp=512)
-    method = Growing(small, Stage(0.5), (GrowTo((Stage(0.6),), by=Learned(steps=100)),))
+    method = Growing(small, TrainStage(0.5), (GrowTo((TrainStage(0.6),), by=Learned(steps=100)),))
     return replace(base, name=f"{base.name}_ligo", method=method)
 
 

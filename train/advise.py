@@ -44,7 +44,7 @@ from train.common.output import say
 from train.config.experiment import Experiment, load
 from train.extras.advice.evidence import Estimate, Setting, estimate, nearest, of
 from train.plan.lifetimes import shapes
-from train.plan.methods import Method, Scratch, Stage
+from train.plan.methods import Method, Scratch, TrainStage
 from train.plan.recipes import deep_vcycle, deepened
 from train.run.trainer import run
 from train.state.optim import Optim
@@ -88,9 +88,9 @@ def halves(experiment: Experiment, tau: float) -> Method:
 def _deepened(experiment: Experiment, tau: float, layers: int, narrower: int = 1) -> Method:
     decay = decaying(experiment)
     stable = 1 - decay - tau
-    last = Stage(min(decay, 1 - tau), warmup=0, schedule="linear")
+    last = TrainStage(min(decay, 1 - tau), warmup=0, schedule="linear")
     stages = (
-        (Stage(stable, warmup=0, floor=1.0), last)
+        (TrainStage(stable, warmup=0, floor=1.0), last)
         if round(stable * experiment.steps) > 0
         else (last,)
     )
@@ -98,7 +98,9 @@ def _deepened(experiment: Experiment, tau: float, layers: int, narrower: int = 1
 
 
 def vcycle(experiment: Experiment, tau: float) -> Method:
-    return deep_vcycle(Stage(0.4, warmup=0, floor=1.0), Stage(0.5, warmup=0, schedule="linear"))
+    return deep_vcycle(
+        TrainStage(0.4, warmup=0, floor=1.0), TrainStage(0.5, warmup=0, schedule="linear")
+    )
 
 
 RECIPES = (  # measured in docs/results/muon.md

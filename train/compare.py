@@ -58,7 +58,7 @@ from train.extras.evaluation.perplexity import files_of, is_text
 from train.extras.labelled.downstream import FineTuning
 from train.finetune import best, finetune, own
 from train.plan.training import Train
-from train.plan.transforms import Import
+from train.plan.transforms import LoadCheckpoint
 from train.run.trainer import run
 from train.state.optim import learning_rate
 from train.store.workdir import Workdir
@@ -169,7 +169,9 @@ def attempt(
     lost: set[str] = set()
     for name, seeds in diverged.items():
         lost |= {f"{name}-seed{s}" for s in seeds}
-    sources = {phase.folder_of(seed) for phase in experiment.plan if isinstance(phase, Import)}
+    sources = {
+        phase.folder_of(seed) for phase in experiment.plan if isinstance(phase, LoadCheckpoint)
+    }
     folder = workdir / f"{experiment.name}-seed{seed}"
     try:
         if gone := sources & lost:

@@ -30,7 +30,7 @@ from train.common.files import write_json
 from train.common.output import say
 from train.config.experiment import Experiment, load
 from train.extras.aot import estimate
-from train.extras.aot.compilation import Program, Rehearsal
+from train.extras.aot.compilation import AotRun, Program
 from train.extras.aot.machines import Machine, described
 from train.state.mesh import Mesh
 from train.step import xla
@@ -194,10 +194,10 @@ def main() -> None:
 
 def _checked(config: str, machine: Machine, arguments: Any) -> list[Program]:
     """Print the report of a config, and settings that fit or help. Return its programs."""
-    experiment, programs = estimate.settled(
+    experiment, programs = estimate.resolve_auto(
         load(config, arguments.set, corpus=False), machine, _say
     )
-    programs = programs or Rehearsal(experiment, machine, _say).run()
+    programs = programs or AotRun(experiment, machine, _say).run()
     say(f"\n{report(config, experiment, programs, machine, arguments.utilisation)}")
     if estimate.fits(programs, machine):
         if better := estimate.using(experiment, programs, machine, _say):

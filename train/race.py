@@ -32,7 +32,7 @@ from train.common.output import say
 from train.config.experiment import Experiment, load
 from train.extras.advice.operator_ranking import after_growing, rows, table
 from train.plan.lifetimes import shapes
-from train.plan.methods import Growing, GrowTo, Learned, Stage
+from train.plan.methods import Growing, GrowTo, Learned, TrainStage
 from train.plan.transforms import differing
 from train.run.trainer import run
 from train.store.workdir import Workdir
@@ -90,7 +90,7 @@ def entrant(base: Experiment, source: Path, by: str, steps: int) -> Experiment:
             f"{nearest(unknown[0], [*known, 'ligo'])}"
         )
     how = Learned() if by == "ligo" else tuple(by.split("+"))
-    stage = Stage(1.0, warmup=min(base.optim.warmup, steps // 10), floor=1.0)
+    stage = TrainStage(1.0, warmup=min(base.optim.warmup, steps // 10), floor=1.0)
     method = Growing(_small(source), str(source.resolve()), (GrowTo((stage,), by=how),))
     experiment = replace(
         base, name=f"race_{by}", steps=steps, method=method, eval_every=max(1, steps // 20)

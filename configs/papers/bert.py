@@ -33,7 +33,7 @@ from jaxgrow.layerdrop import LayerDrop
 from jaxgrow.models import BERTConfig
 from train.config.experiment import Experiment
 from train.data.text import Data
-from train.plan.methods import Growing, GrowTo, Learned, Scratch, Stage, VCycle
+from train.plan.methods import Growing, GrowTo, Learned, Scratch, TrainStage, VCycle
 from train.plan.modifiers import DropLayers
 from train.plan.transforms import Grouping
 from train.state.optim import Optim
@@ -95,7 +95,7 @@ def base_ligo() -> Experiment:
     """
     # Deviation(LiGO): method.to.0.by.warmup: the published warm-up of 10,000 steps would leave the
     # learning rate of the 100 steps near 0, so it has 10 steps.
-    to = GrowTo((Stage(1.0, warmup=0),), by=Learned())
+    to = GrowTo((TrainStage(1.0, warmup=0),), by=Learned())
     return replace(
         base(), name="bert_base_ligo", method=Growing(small().model, "bert_small-seed{seed}", (to,))
     )
@@ -103,7 +103,7 @@ def base_ligo() -> Experiment:
 
 def large_ligo() -> Experiment:
     """LiGO from base to large: 45.2 % fewer FLOPs (Fig. 2c), small model excluded."""
-    to = GrowTo((Stage(1.0, warmup=0),), by=Learned())
+    to = GrowTo((TrainStage(1.0, warmup=0),), by=Learned())
     return replace(
         large(), name="bert_large_ligo", method=Growing(base().model, "bert_base-seed{seed}", (to,))
     )
@@ -148,8 +148,8 @@ def base_vcycle() -> Experiment:
     a learning rate of 4e-4 for the small model. Embeddings grow by the published rules.
     """
     method = VCycle(
-        down=(Stage(0.05),),
-        up=(Stage(0.5, lr=4.0, warmup=0), Stage(0.5, warmup=0)),
+        down=(TrainStage(0.05),),
+        up=(TrainStage(0.5, lr=4.0, warmup=0), TrainStage(0.5, warmup=0)),
         groupings=(Grouping(heads="far", layers="adjacent", tied="paper"),),
         alpha=0.5,
     )
@@ -171,8 +171,12 @@ def large_vcycle3() -> Experiment:
     model trains for half of the steps.
     """
     method = VCycle(
-        down=(Stage(0.05), Stage(0.05)),
-        up=(Stage(0.5, lr=4.0, warmup=0), Stage(0.5, lr=4.0, warmup=0), Stage(0.5, warmup=0)),
+        down=(TrainStage(0.05), TrainStage(0.05)),
+        up=(
+            TrainStage(0.5, lr=4.0, warmup=0),
+            TrainStage(0.5, lr=4.0, warmup=0),
+            TrainStage(0.5, warmup=0),
+        ),
         groupings=(Grouping(heads="far", layers="adjacent", tied="paper"),),
         alpha=0.5,
     )

@@ -19,7 +19,7 @@ from configs.papers import deit
 from jaxgrow.extras.models.cait import CaiTConfig
 from jaxgrow.layerdrop import LayerDrop
 from train.config.experiment import Experiment
-from train.plan.methods import Growing, GrowTo, Learned, Scratch, Stage
+from train.plan.methods import Growing, GrowTo, Learned, Scratch, TrainStage
 from train.plan.modifiers import DropLayers
 
 # The keep probability is the same in all layers, and higher in the smaller model.
@@ -48,7 +48,7 @@ def s_ligo() -> Experiment:
     own maps. The experiment reads the run `cait_xs-seed0`, or the run of another seed, from the
     same workdir.
     """
-    to = GrowTo((Stage(1.0, warmup=0, modifiers=(DropLayers(S_DROP),)),), by=Learned(lr=0.5))
+    to = GrowTo((TrainStage(1.0, warmup=0, modifiers=(DropLayers(S_DROP),)),), by=Learned(lr=0.5))
     return replace(s(), name="cait_s_ligo", method=Growing(xs().model, "cait_xs-seed{seed}", (to,)))
 
 

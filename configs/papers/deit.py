@@ -23,7 +23,7 @@ from jaxgrow.models import ViTConfig
 from train.config.experiment import Experiment
 from train.extras.images.augment import DEIT
 from train.extras.images.images import Images
-from train.plan.methods import Growing, GrowTo, Learned, Scratch, Stage, VCycle
+from train.plan.methods import Growing, GrowTo, Learned, Scratch, TrainStage, VCycle
 from train.plan.modifiers import DropLayers
 from train.plan.transforms import Grouping
 from train.state.optim import Optim
@@ -83,10 +83,10 @@ def vcycle(drop: LayerDrop) -> VCycle:
       drop: layer dropping (stochastic depth) in every stage.
     """
     return VCycle(
-        down=(Stage(0.05, warmup=5 * EPOCH, modifiers=(DropLayers(drop),)),),
+        down=(TrainStage(0.05, warmup=5 * EPOCH, modifiers=(DropLayers(drop),)),),
         up=(
-            Stage(0.5, modifiers=(DropLayers(drop),)),
-            Stage(0.5, warmup=0, modifiers=(DropLayers(drop),)),
+            TrainStage(0.5, modifiers=(DropLayers(drop),)),
+            TrainStage(0.5, warmup=0, modifiers=(DropLayers(drop),)),
         ),
         groupings=(Grouping(heads="far", layers="adjacent"),),
         alpha=0.25,
@@ -110,5 +110,5 @@ def b_ligo() -> Experiment:
     small model. It states neither the initialisation nor the learning rate of the maps. The
     experiment reads the run `deit_s-seed0`, or the run of another seed, from the same workdir.
     """
-    to = GrowTo((Stage(1.0, warmup=0, modifiers=(DropLayers(DROP),)),), by=Learned(lr=0.5))
+    to = GrowTo((TrainStage(1.0, warmup=0, modifiers=(DropLayers(DROP),)),), by=Learned(lr=0.5))
     return replace(b(), name="deit_b_ligo", method=Growing(s().model, "deit_s-seed{seed}", (to,)))

@@ -26,7 +26,7 @@ from dataclasses import replace
 from jaxgrow.models import GPT2Config
 from train.config.experiment import Experiment
 from train.data.text import Data
-from train.plan.methods import Growing, GrowTo, Learned, Stage, VCycle
+from train.plan.methods import Growing, GrowTo, Learned, TrainStage, VCycle
 from train.plan.transforms import Grouping
 from train.state.optim import Optim
 
@@ -65,8 +65,8 @@ def base_vcycle() -> Experiment:
     # Deviation(multi-level): method.groupings.0.tied: the published code halves the embeddings of a
     # tied head, which changes the function. Here the final norm has the missing factor.
     method = VCycle(
-        down=(Stage(0.05),),
-        up=(Stage(0.5, lr=4.0, warmup=0), Stage(0.5, warmup=0)),
+        down=(TrainStage(0.05),),
+        up=(TrainStage(0.5, lr=4.0, warmup=0), TrainStage(0.5, warmup=0)),
         groupings=(Grouping(heads="far", layers="adjacent"),),
         alpha=0.25,
     )
@@ -98,8 +98,8 @@ def base_script_vcycle() -> Experiment:
     paper and this config interpolate with the large model of the first stage.
     """
     method = VCycle(
-        down=(Stage(0.05, warmup=5_000),),  # the first stage consists only of warm-up
-        up=(Stage(0.5, lr=4.0, warmup=0), Stage(0.5, warmup=0)),
+        down=(TrainStage(0.05, warmup=5_000),),  # the first stage consists only of warm-up
+        up=(TrainStage(0.5, lr=4.0, warmup=0), TrainStage(0.5, warmup=0)),
         groupings=(Grouping(heads="far", layers="far", tied="paper"),),
         alpha=0.5,
     )
@@ -157,7 +157,7 @@ def medium_ligo() -> Experiment:
     The paper reports 22.5 % fewer FLOPs, without the cost of the small model. It states neither the
     initialisation nor the learning rate of the maps.
     """
-    to = GrowTo((Stage(1.0, warmup=0),), by=Learned(lr=0.5))
+    to = GrowTo((TrainStage(1.0, warmup=0),), by=Learned(lr=0.5))
     return replace(
         medium_c4(),
         name="gpt_medium_ligo",
@@ -167,7 +167,7 @@ def medium_ligo() -> Experiment:
 
 def medium_stack() -> Experiment:
     """LEMON in width (exact) and stacking in depth, from base to medium: compare with LiGO."""
-    to = GrowTo((Stage(1.0),), by=("lemon", "stack"))
+    to = GrowTo((TrainStage(1.0),), by=("lemon", "stack"))
     return replace(
         medium_c4(),
         name="gpt_medium_stack",
@@ -190,7 +190,7 @@ def xl_ligo() -> Experiment:
     The paper reports about 39 % fewer FLOPs to a log-perplexity of 3.3 (appendix C.5). This number
     is preliminary and does not include the cost of the small model.
     """
-    to = GrowTo((Stage(1.0, warmup=0),), by=Learned(lr=0.5))
+    to = GrowTo((TrainStage(1.0, warmup=0),), by=Learned(lr=0.5))
     return replace(
         xl_c4(),
         name="gpt_xl_ligo",

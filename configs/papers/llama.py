@@ -18,7 +18,7 @@ from dataclasses import replace
 from jaxgrow.models import LlamaConfig
 from train.config.experiment import Experiment
 from train.data.text import Data
-from train.plan.methods import Growing, GrowTo, Stage
+from train.plan.methods import Growing, GrowTo, TrainStage
 from train.state.mesh import Mesh
 from train.state.optim import Optim
 
@@ -59,7 +59,7 @@ def llama_160m_stack() -> Experiment:
     """
     base = llama_160m_c4()
     small = replace(base.model, layers=base.model.layers // 4)
-    growing = Growing(small, Stage(0.25), (GrowTo((Stage(0.75),), by=("g_stack",)),))
+    growing = Growing(small, TrainStage(0.25), (GrowTo((TrainStage(0.75),), by=("g_stack",)),))
     return replace(base, name="llama_160m_stack", method=growing)
 
 
@@ -114,7 +114,7 @@ def llama_13b_grown() -> Experiment:
     base = llama_7b_c4()
     model = replace(base.model, layers=40, embed=5120, heads=40, kv_heads=40, mlp=13824)
     growing = Growing(
-        base.model, "llama_7b_c4-seed{seed}", (GrowTo((Stage(1.0),), by=("aki", "stack")),)
+        base.model, "llama_7b_c4-seed{seed}", (GrowTo((TrainStage(1.0),), by=("aki", "stack")),)
     )
     return replace(base, name="llama_13b_grown", model=model, method=growing)
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from configs.papers import bert
 from train.config.experiment import Experiment
-from train.plan.methods import Growing, GrowTo, Learned, Stage
+from train.plan.methods import Growing, GrowTo, Learned, TrainStage
 
 
 def base() -> Experiment:
@@ -49,7 +49,7 @@ def base_ligo() -> Experiment:
     """
     # Deviation(LiGO): method.to.0.by.warmup: the published warm-up of 10,000 steps would leave the
     # learning rate of the 100 steps near 0, so it has 10 steps.
-    to = GrowTo((Stage(1.0),), by=Learned(lr=0.25))  # a learning rate of 2e-4, as for BERT
+    to = GrowTo((TrainStage(1.0),), by=Learned(lr=0.25))  # a learning rate of 2e-4, as for BERT
     return replace(
         base(),
         name="roberta_base_ligo",

@@ -13,19 +13,19 @@ from jaxgrow.models import LlamaConfig
 from jaxgrow.operators import interleave
 from train.compare import shortened
 from train.config.experiment import load
-from train.plan.methods import Stage
+from train.plan.methods import TrainStage
 from train.plan.recipes import deepened
 from train.plan.transforms import Grow
-from train.state.model import Model
+from train.state.model import TrainState
 from train.state.optim import Optim
 
 
 def test_growing_narrower_mlps_is_exact_and_copies_differ():
-    method = deepened(runs.LARGE, 2, 0.5, Stage(0.5), narrower=2)
+    method = deepened(runs.LARGE, 2, 0.5, TrainStage(0.5), narrower=2)
     assert method.small == replace(runs.LARGE, layers=2, mlp=runs.LARGE.mlp // 2)
     noisy = next(p for p in method.plan(runs.LARGE, Optim(), 8) if isinstance(p, Grow))
     assert noisy.config == runs.LARGE and noisy.noise
-    small, tokens = Model(runs.fresh(method.small), None, method.small), np.arange(8)[None]
+    small, tokens = TrainState(runs.fresh(method.small), None, method.small), np.arange(8)[None]
     params = [
         replace(noisy, noise=noise).apply({"small": small}, optax.sgd(1.0)).params
         for noise in (noisy.noise, None)
@@ -58,11 +58,13 @@ def test_the_demo_compares_like_with_like():
 
 def test_what_does_not_divide_stays():
     odd = replace(runs.LARGE, mlp=15)
-    assert deepened(odd, 2, 0.5, Stage(0.5), narrower=2) == deepened(odd, 2, 0.5, Stage(0.5))
+    assert deepened(odd, 2, 0.5, TrainStage(0.5), narrower=2) == deepened(
+        odd, 2, 0.5, TrainStage(0.5)
+    )
     swin = SwinConfig(
         layers=(1, 2), embed=(8, 16), heads=(2, 4), head_dim=4, mlp=(15, 32), image=32, window=4
     )
-    small = deepened(swin, 2, 0.5, Stage(0.5), narrower=2).small
+    small = deepened(swin, 2, 0.5, TrainStage(0.5), narrower=2).small
     # each stage is halved separately and keeps at least one layer
     assert small.layers == (1, 1) and small.mlp == (15, 16)
 
@@ -82,7 +84,7 @@ def test_layers_of_several_kinds_keep_their_kind():
     )
     (grown,) = (
         p
-        for p in deepened(large, 6, 0.5, Stage(0.5)).plan(large, Optim(), 8)
+        for p in deepened(large, 6, 0.5, TrainStage(0.5)).plan(large, Optim(), 8)
         if isinstance(p, Grow)
     )
     assert grown.small.resized(*grown.growths).kinds == large.kinds
@@ -97,7 +99,7 @@ def test_layers_with_a_shift_become_layers_with_a_shift():
     )
     (grown,) = (
         p
-        for p in deepened(large, 6, 0.5, Stage(0.5)).plan(large, Optim(), 8)
+        for p in deepened(large, 6, 0.5, TrainStage(0.5)).plan(large, Optim(), 8)
         if isinstance(p, Grow)
     )
     sources = [grown.growths[0][f"layers.{s}"].write.index[:, 0] for s in (0, 1)]

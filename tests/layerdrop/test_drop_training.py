@@ -40,11 +40,11 @@ from train.data.batches import Windows, next_tokens, probe, validation
 from train.plan import modifiers
 from train.plan.keep_masks import CHUNK, KeepMasks
 from train.plan.lifetimes import live
-from train.plan.methods import Scratch, Stage, VCycle
+from train.plan.methods import Scratch, TrainStage, VCycle
 from train.plan.modifiers import DropLayers, ShortContext
 from train.plan.training import Measure, Train
 from train.state.mesh import AXIS, replicated
-from train.state.model import Model, loss
+from train.state.model import TrainState, loss
 from train.state.optim import Optim, transformation
 from train.state.packing import packed
 from train.step import programs
@@ -296,10 +296,10 @@ def test_a_prefix_trains_the_model_of_the_bottom_layers(execution):
     def both(params):
         def part(params):
             bottom = params | {"blocks": jax.tree.map(lambda x: x[:2], params["blocks"])}
-            return loss(Model(bottom, None, small), BATCH)
+            return loss(TrainState(bottom, None, small), BATCH)
 
         def whole(params):
-            return loss(Model(params, None, MODEL), BATCH, kept_at(keep_mask, 0))
+            return loss(TrainState(params, None, MODEL), BATCH, kept_at(keep_mask, 0))
 
         return [jax.value_and_grad(f)(params) for f in (whole, part)]
 
@@ -320,7 +320,9 @@ def test_no_layer_at_all_trains_what_is_around_them(execution):
 
     @jax.jit
     def gradient(params):
-        return jax.grad(lambda p: loss(Model(p, None, MODEL), BATCH, kept_at(keep_mask, 0)))(params)
+        return jax.grad(lambda p: loss(TrainState(p, None, MODEL), BATCH, kept_at(keep_mask, 0)))(
+            params
+        )
 
     grads = gradient(params)
     assert not any(x.any() for x in jax.tree.leaves(grads["blocks"]))
@@ -361,7 +363,7 @@ def test_a_run_without_layers_leaves_them_as_at_birth(tmp_path):
 
 
 def test_loss_delta_is_the_loss_without_a_layer_less_the_loss():
-    at = Model(jax.tree.map(lambda x: 5 * x, runs.fresh(MODEL)), None, MODEL)
+    at = TrainState(jax.tree.map(lambda x: 5 * x, runs.fresh(MODEL)), None, MODEL)
     batches = next_tokens(TOKENS.reshape(2, 4, 9))
     found = jax.jit(
         lambda b: sensitivity(lambda keep_mask, tokens: loss(at, tokens, keep_mask), LAYERS, b)
@@ -383,7 +385,7 @@ def test_loss_delta_is_the_loss_without_a_layer_less_the_loss():
 
 
 def test_taylor_is_the_slope_at_each_layers_gate():
-    at = Model(jax.tree.map(lambda x: 5 * x, runs.fresh(MODEL)), None, MODEL)
+    at = TrainState(jax.tree.map(lambda x: 5 * x, runs.fresh(MODEL)), None, MODEL)
     one = jax.jit(lambda tokens, keep_mask: loss(at, tokens, keep_mask))
     taylor = jax.jit(
         lambda b: sensitivity(lambda keep_mask, tokens: one(tokens, keep_mask), LAYERS, b, "taylor")
@@ -429,7 +431,7 @@ def test_both_sensitivities_rank_trained_layers_similarly(tmp_path):
         pretrain.run(
             replace(e, checkpoint_every=300, eval_every=300, seed=seed), tmp_path / f"run{seed}"
         )
-        at = Model(load(tmp_path / f"run{seed}"), None, small)
+        at = TrainState(load(tmp_path / f"run{seed}"), None, small)
         delta, slope = (
             jax.jit(
                 lambda b, kind=kind, at=at: sensitivity(
@@ -501,7 +503,10 @@ def test_sbld_trains_measures_drops_and_measures_again():
 
 def test_dropping_composes_with_a_v_cycle():
     method = VCycle(
-        up=(Stage(0.5, modifiers=(DropLayers(DROP),)), Stage(0.5, modifiers=(DropLayers(SBLD),)))
+        up=(
+            TrainStage(0.5, modifiers=(DropLayers(DROP),)),
+            TrainStage(0.5, modifiers=(DropLayers(SBLD),)),
+        )
     )
     plan = method.plan(MODEL, Optim(), 16)
     assert names(plan) == [

@@ -24,11 +24,11 @@ from jaxgrow.optim.freeze import Freeze
 from train import pretrain
 from train.data.batches import next_tokens
 from train.plan import modifiers
-from train.plan.methods import GrowTo, Stage
-from train.plan.modifiers import DropLayers, DropTokens, Hold
+from train.plan.methods import GrowTo, TrainStage
+from train.plan.modifiers import DropLayers, DropTokens, FreezeParts
 from train.plan.training import Train
 from train.state.mesh import Mesh
-from train.state.model import Model
+from train.state.model import TrainState
 from train.state.optim import Optim
 from train.step.parallel import mapped
 from train.step.step import StepInputs, train_step
@@ -147,11 +147,11 @@ def test_no_token_sees_a_later_one(forward, place):
 
 def test_dropping_tokens_and_layers_together_is_refused():
     says = "layer dropping is not supported together with token dropping or frozen layers"
-    for other in (DropTokens(DROP), Hold(Freeze((0,)))):
+    for other in (DropTokens(DROP), FreezeParts(Freeze((0,)))):
         with pytest.raises(ValueError, match=says):
             Train("large", 8, Optim(), CONFIG, (other, DropLayers(LayerDrop())))
     with pytest.raises(ValueError, match=says):
-        Stage(
+        TrainStage(
             1.0,
             modifiers=(
                 DropLayers(LayerDrop()),
@@ -190,7 +190,7 @@ def test_each_sample_draws_its_own_tokens_on_any_device(monkeypatch, way):
     monkeypatch.setattr(modifiers, "sample_tokens", noting)
     tx, config = optax.identity(), replace(runs.LARGE, embed=4, heads=1, mlp=4)
     model = jax.eval_shape(
-        lambda: Model(config.init(jax.random.key(0)), optax.EmptyState(), config)
+        lambda: TrainState(config.init(jax.random.key(0)), optax.EmptyState(), config)
     )
     model = jax.tree.map(lambda x: np.ones(x.shape, x.dtype), model)
 
@@ -221,7 +221,7 @@ def test_a_token_dropping_run_resumes_bitwise(small_run):
 
     One checkpoint falls within the token-dropping training, and one at its end.
     """
-    to = GrowTo((Stage(0.5, modifiers=(DropTokens(DROP),)), Stage(0.25)), ("aki",))
+    to = GrowTo((TrainStage(0.5, modifiers=(DropTokens(DROP),)), TrainStage(0.25)), ("aki",))
     e = runs.growing(small_run.parent, to, name="tokens", checkpoint_every=3, log_every=1)
     result = pretrain.run(e, small_run.parent / "tokens")
     # The first 8 steps train the small model.

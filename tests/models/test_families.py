@@ -36,8 +36,8 @@ from jaxgrow.optim.freeze import Freeze
 from train import pretrain
 from train.extras.images.images import Images
 from train.plan.lifetimes import after
-from train.plan.methods import Growing, GrowTo, Inherit, Learned, Scratch, Stage, VCycle
-from train.plan.modifiers import DropLayers, DropTokens, Hold, Modifier, Teacher
+from train.plan.methods import Growing, GrowTo, Inherit, Learned, Scratch, TrainStage, VCycle
+from train.plan.modifiers import DropLayers, DropTokens, FreezeParts, Modifier, Teacher
 from train.plan.training import Measure, Train
 from train.plan.transforms import Grouping, Transform
 from train.state.optim import Optim, transformation
@@ -197,22 +197,27 @@ def methods(config: Config):
     pld, sbld = LayerDrop(), LayerDrop(sensitivity=Sensitivity(batches=1, after=0.25))
     drop = DropTokens(TokenDrop(0.5, first=1, last=1))
     some = (drop,) if config.modality == "text" else ()
-    stage = Stage(0.5, modifiers=some)
+    stage = TrainStage(0.5, modifiers=some)
     return {
         "dropping by sensitivity": Scratch((DropLayers(sbld),)),
         "V-cycle, dropping": VCycle(
-            (Stage(0.1, modifiers=(DropLayers(pld),)),),
-            (Stage(0.4), Stage(0.5, modifiers=(DropLayers(replace(pld, execution="gather")),))),
+            (TrainStage(0.1, modifiers=(DropLayers(pld),)),),
+            (
+                TrainStage(0.4),
+                TrainStage(0.5, modifiers=(DropLayers(replace(pld, execution="gather")),)),
+            ),
             moments_up="exact",
         ),
         "V-cycle, published tables": VCycle(groupings=(Grouping(tied="paper"),), correction=True),
-        "learned, then dropping tokens": Growing(small, Stage(0.5), (GrowTo((stage,), Learned()),)),
+        "learned, then dropping tokens": Growing(
+            small, TrainStage(0.5), (GrowTo((stage,), Learned()),)
+        ),
         "widened, then deepened, frozen": Growing(
             small,
-            Stage(0.5),
+            TrainStage(0.5),
             (
                 GrowTo(
-                    (Stage(0.5, modifiers=(Hold(Freeze(layers=(0,))),)),),
+                    (TrainStage(0.5, modifiers=(FreezeParts(Freeze(layers=(0,))),)),),
                     ("hypercloning", "stack"),
                     moments="copy",
                 ),

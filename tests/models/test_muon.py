@@ -18,7 +18,7 @@ from jaxgrow.axes import is_names, path
 from jaxgrow.extras.models.cait import CaiTConfig
 from jaxgrow.models import BERTConfig, Config, LlamaConfig, ViTConfig
 from jaxgrow.optim import muon
-from train.plan.methods import Growing, GrowTo, Scratch, Stage
+from train.plan.methods import Growing, GrowTo, Scratch, TrainStage
 from train.plan.modifiers import Rewarm
 from train.plan.training import Train
 from train.run.trainer import run
@@ -201,8 +201,8 @@ def test_grown_momentum_gives_an_orthogonal_next_update():
     ids=["whole", "sharded"],
 )
 def test_growing_during_a_run_counts_every_update_in_the_ledger(tmp_path, mesh):
-    to = GrowTo((Stage(0.5, warmup=0),), by=runs.DOUBLED, moments="exact")
-    method = Growing(runs.SMALL, Stage(0.5), (to,))
+    to = GrowTo((TrainStage(0.5, warmup=0),), by=runs.DOUBLED, moments="exact")
+    method = Growing(runs.SMALL, TrainStage(0.5), (to,))
     experiment = runs.experiment(
         tmp_path, steps=4, optim=OPTIM, model=runs.LARGE, method=method, mesh=mesh
     )

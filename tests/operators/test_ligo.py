@@ -22,7 +22,7 @@ from jaxgrow.operators import fpi, interleave, stack, zero_pad
 from jaxgrow.operators.ligo import LiGO, growth, init
 from train.data.batches import next_tokens
 from train.state.assembly import ByMaps
-from train.state.model import Model, loss, parameters
+from train.state.model import TrainState, loss, parameters
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -293,7 +293,7 @@ def gradients(coefficients):
     batch = next_tokens(tiny.tokens(length=6))
 
     def value(coefficients, params):
-        return loss(Model(coefficients, None, LARGE, base=params, made=ByMaps(SMALL)), batch)
+        return loss(TrainState(coefficients, None, LARGE, base=params, made=ByMaps(SMALL)), batch)
 
     return jax.jit(jax.grad(value, (0, 1)))(coefficients, params)
 
@@ -317,7 +317,8 @@ def test_zero_rows_have_zero_gradient_except_in_the_embed_map():
 def test_what_a_model_computes_with_is_what_growing_gives():
     maps, params = start(), tiny.params(SMALL)
     close(
-        parameters(Model(maps, None, LARGE, base=params, made=ByMaps(SMALL))), grown(maps, params)
+        parameters(TrainState(maps, None, LARGE, base=params, made=ByMaps(SMALL))),
+        grown(maps, params),
     )
 
 

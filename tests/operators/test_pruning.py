@@ -34,10 +34,10 @@ from jaxgrow.models import GPT2Config, LlamaConfig, importance
 from jaxgrow.models.importance import activations, angular, influence, streams
 from jaxgrow.operators import best, keep, llama_pro, prune
 from train import pretrain
-from train.plan.methods import Stage, VCycle
+from train.plan.methods import TrainStage, VCycle
 from train.plan.training import Measure, Train
 from train.plan.transforms import Pruning
-from train.state.model import Model
+from train.state.model import TrainState
 from train.state.optim import Optim
 
 TOLERANCE = 1e-12
@@ -882,7 +882,7 @@ def test_a_pruned_v_cycle_measures_goes_down_and_comes_back():
         p for p in method.plan(CONFIG, Optim(), 9) if not isinstance(p, Train)
     )
     params, axes = tiny.params(CONFIG), tiny.axes(CONFIG)
-    bench = Bench(large=Model(params, None, CONFIG))
+    bench = Bench(large=TrainState(params, None, CONFIG))
     bench.models["large"] = measure.run(bench)
     each = jax.vmap(lambda tokens: influence(streams(CONFIG, params, tokens)["layers"]))
     expected = jax.jit(each)(bench.validation_batches(2)[0]).mean(0)
@@ -906,7 +906,7 @@ def test_a_swin_goes_down_by_pruning_and_comes_back():
         p for p in method.plan(SWIN, Optim(), 9) if not isinstance(p, Train)
     )
     params, axes = without(measured_swin()[0], blocks0=[1, 2], blocks1=[1]), tiny.axes(SWIN)
-    bench = Bench(large=Model(params, None, SWIN))
+    bench = Bench(large=TrainState(params, None, SWIN))
     bench.models["large"] = measure.run(bench)
     assert np.flatnonzero(bench.models["large"].sensitivity == 0).tolist() == [1, 2, 5]
     bench.models["coarse1"] = small = coalesce.run(bench)
@@ -926,7 +926,7 @@ def test_a_swin_goes_down_by_pruning_and_comes_back():
 
 
 def test_a_pruning_may_name_what_stays():
-    large = Model({}, None, CONFIG, np.array([0.1, 0.5, 0.3, 0.2], np.float32))
+    large = TrainState({}, None, CONFIG, np.array([0.1, 0.5, 0.3, 0.2], np.float32))
     assert Pruning(2).measured(large).kept == (1, 2)
     named = Pruning(2, kept=(0, 3))
     assert named.measured(large) == named
@@ -939,8 +939,8 @@ def test_a_pruning_may_name_what_stays():
 def test_a_run_whose_small_model_learned_nothing(tmp_path):
     """The loss after the cycle equals the loss before it."""
     method = VCycle(
-        (Stage(0.25),),
-        (Stage(0.0), Stage(0.0)),
+        (TrainStage(0.25),),
+        (TrainStage(0.0), TrainStage(0.0)),
         (Pruning(2, batches=2),),
         1.0,
         True,

@@ -19,7 +19,7 @@ from train.common.errors import UserError
 from train.extras.evaluation import published
 from train.state import heads
 from train.state.mesh import Mesh
-from train.state.model import Model
+from train.state.model import TrainState
 from train.store import checkpoint
 from train.store.workdir import Workdir
 
@@ -107,7 +107,7 @@ def test_wrong_arrays_of_a_checkpoint_are_refused(tmp_path, change, says):
         str(tmp_path / "1"), {"models": models}, custom_metadata={"data": {"step": 1}}
     )
     seal(tmp_path / "1")
-    expected = {"large": Model(jax.tree.map(jax.numpy.asarray, params), None, CONFIG)}
+    expected = {"large": TrainState(jax.tree.map(jax.numpy.asarray, params), None, CONFIG)}
     mesh = Mesh().over(jax.devices()[:1])
     with pytest.raises(UserError, match=f"^the checkpoint .*({says})"):
         checkpoint.read(tmp_path / "1", expected, mesh)

@@ -36,7 +36,7 @@ from train.extras.images.images import Images
 from train.extras.labelled.task import Labelled
 from train.plan.best import Best
 from train.plan.dropout import DropUnits
-from train.plan.methods import FineTune, Growing, GrowTo, Inherit, Learned, Scratch, Stage
+from train.plan.methods import FineTune, Growing, GrowTo, Inherit, Learned, Scratch, TrainStage
 from train.plan.modifiers import DropLayers, Rewarm
 from train.state.mesh import Mesh
 from train.state.optim import Optim
@@ -366,7 +366,7 @@ METHODS = [
              noise=None),
     of_class("noise breaks the symmetry", GrowTo, {"fresh": True, "noise": 20.0}, noise=None),
     of_class("only the policy 'asymmetric' restarts", GrowTo,
-             {"stages": (Stage(0.5, modifiers=(Rewarm(),)),)}, moments="asymmetric"),
+             {"stages": (TrainStage(0.5, modifiers=(Rewarm(),)),)}, moments="asymmetric"),
     of_class("because both divide the training", FineTune,
              {"source": "x", "best": Best(), "drop": SENSITIVE}, best=None),
     of_class("freezes the rest of the body", FineTune,
@@ -505,10 +505,10 @@ def questions(place: Place) -> Labelled:
 
 def rewarmed(name: str, warmup: int = 0) -> Callable[[Place], Experiment]:
     def make(place: Place) -> Experiment:
-        stage = Stage(0.5, modifiers=(Rewarm(),))
+        stage = TrainStage(0.5, modifiers=(Rewarm(),))
         to = GrowTo((stage,), by=runs.DOUBLED, moments="asymmetric")
         optim = Optim(name=name, peak_lr=1e-2, warmup=warmup)
-        method = Growing(runs.SMALL, Stage(0.5), (to,))
+        method = Growing(runs.SMALL, TrainStage(0.5), (to,))
         return runs.experiment(place.folder, method=method, optim=optim)
 
     return make

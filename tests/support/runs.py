@@ -19,10 +19,10 @@ from jaxgrow.models import Config, GPT2Config
 from train import pretrain
 from train.config.experiment import Experiment
 from train.data.text import Data
-from train.plan.methods import Growing, GrowTo, Stage, VCycle
+from train.plan.methods import Growing, GrowTo, TrainStage, VCycle
 from train.run import trainer
 from train.state.mesh import Mesh, replicated
-from train.state.model import Model
+from train.state.model import TrainState
 from train.state.optim import Optim
 from train.step import programs
 from train.store.checkpoint import Checkpoints
@@ -33,7 +33,9 @@ MODEL = GPT2Config(vocab=256, context=8, layers=2, embed=8, heads=2, head_dim=4,
 SMALL = replace(MODEL, embed=4, heads=1, mlp=8)
 LARGE = replace(MODEL, layers=4)
 DOUBLED = ("hypercloning", "stack")  # function-preserving width growth, then depth
-VCYCLE = VCycle(down=(Stage(0.25),), up=(Stage(0.5, lr=2.0), Stage(0.5)))  # 2, 4 and 4 of 8 steps
+VCYCLE = VCycle(
+    down=(TrainStage(0.25),), up=(TrainStage(0.5, lr=2.0), TrainStage(0.5))
+)  # 2, 4 and 4 of 8 steps
 
 
 def corpus(folder: Path, files: int = 8) -> Path:
@@ -123,13 +125,13 @@ def alike(shapes: Any, seed: int = 0) -> Any:
     return jax.tree_util.tree_map_with_path(leaf, shapes)
 
 
-def model(config: Config, tx: optax.GradientTransformation) -> Model:
+def model(config: Config, tx: optax.GradientTransformation) -> TrainState:
     """Return a freshly initialised model on every device."""
     params = fresh(config)
-    return jax.device_put(Model(params, tx.init(params), config), replicated(mesh()))
+    return jax.device_put(TrainState(params, tx.init(params), config), replicated(mesh()))
 
 
-def trained(config: Config, tx: optax.GradientTransformation, scale: float = 0.2) -> Model:
+def trained(config: Config, tx: optax.GradientTransformation, scale: float = 0.2) -> TrainState:
     """Return a model with random NumPy parameters, and AdamW's state of five steps."""
     rng = np.random.default_rng(0)
     shapes = jax.eval_shape(lambda: config.init(jax.random.key(0)))
@@ -144,7 +146,7 @@ def trained(config: Config, tx: optax.GradientTransformation, scale: float = 0.2
         count=five, start_count=jax.tree.map(lambda _: np.int32(0), params)
     )
     opt = (clip, adam._replace(count=five, mu=mu, nu=nu), clock_state, decay)
-    return Model(params, opt, config)
+    return TrainState(params, opt, config)
 
 
 def small(folder: Path) -> Path:
@@ -157,7 +159,7 @@ def small(folder: Path) -> Path:
 
 
 def growing(
-    folder: Path, *to: GrowTo, source: Stage | str = "small-seed{seed}", **changes: Any
+    folder: Path, *to: GrowTo, source: TrainStage | str = "small-seed{seed}", **changes: Any
 ) -> Experiment:
     """Return an experiment that starts from the small model."""
     return experiment(folder, **{"model": LARGE, "method": Growing(SMALL, source, to)} | changes)

@@ -32,7 +32,7 @@ from train.plan.methods import FineTune
 from train.run.trainer import run
 from train.state.heads import fresh_head, split
 from train.state.mesh import Mesh
-from train.state.model import Model
+from train.state.model import TrainState
 from train.state.optim import transformation
 from train.step.memory import state
 
@@ -189,7 +189,7 @@ def test_what_was_trained_is_trained_on(home, adapted, whole):
     def start(experiment, saved=None):
         imported, phase, _ = experiment.plan
         _, params = load(Path(imported.folder))
-        model = Model(
+        model = TrainState(
             split(params)[0] | fresh_head(phase.config, jax.random.key(0)), None, phase.config
         )
         return phase.start({"large": model}, tx, jax.random.key(0), saved)

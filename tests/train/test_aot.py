@@ -18,7 +18,7 @@ from jaxgrow.models.stack import Remat
 from jaxgrow.operators import hypercloning, stack
 from jaxgrow.sharding import spec
 from train.config.experiment import load
-from train.extras.aot.compilation import Program, Rehearsal
+from train.extras.aot.compilation import AotRun, Program
 from train.extras.aot.estimate import bound, fits
 from train.extras.aot.machines import described
 from train.extras.aot.roofline import kernels
@@ -45,7 +45,7 @@ def step(machine: str, drop: str) -> Program:
     """
     at = described(machine)
     e = replace(load(f"{GPT2}:batch={16 * len(at.devices)}"), method=Scratch(DROPS[drop]))
-    programs = [p for p in Rehearsal(e, at).run() if p.what.startswith("step")]
+    programs = [p for p in AotRun(e, at).run() if p.what.startswith("step")]
     return min(programs, key=lambda p: p.flops)
 
 
@@ -69,20 +69,20 @@ def test_gpt2_on_h100s(machine, drop):
 def test_logits_of_all_positions_at_once_would_take_3_gb_more():
     """The control of the bound on temporary memory above."""
     e = load(f"{GPT2}:batch=16:model.head_positions={16 * 1024}")
-    (found,) = [p for p in Rehearsal(e, described("h100:1")).run() if p.what == "step"]
+    (found,) = [p for p in AotRun(e, described("h100:1")).run() if p.what == "step"]
     assert found.temporary > step("h100:1", "dense").temporary + 2.5 * GB
 
 
 def test_a_7b_llama_divided_over_eight_h100s():
     machine = described("h100:8")
     e = load("configs/papers/llama.py:llama_7b_c4")
-    programs = Rehearsal(e, machine).run()
+    programs = AotRun(e, machine).run()
     assert fits(programs, machine)
     found = next(p for p in programs if p.what == "step")
     assert found.parameters == pytest.approx(6.738e9 * 4 / 8, rel=0.01)
     assert {"all-gather", "reduce-scatter"} <= {c.kind for c in found.collectives}
     # The control is replicated on every device.
-    assert not fits(Rehearsal(replace(e, mesh=Mesh()), machine).run(), machine)
+    assert not fits(AotRun(replace(e, mesh=Mesh()), machine).run(), machine)
 
 
 LLAMA_7B = "configs/papers/llama.py:llama_7b_c4:model.layers=6:batch=32:accumulate=2"
@@ -95,7 +95,7 @@ def test_exchanges_of_each_layer_overlap_with_matrix_products():
     of the neighboring layers.
     """
     e = load(f"{LLAMA_7B}:model.remat=projections:mesh.gradients=layer")
-    (found,) = [p for p in Rehearsal(e, described("h100:8")).run() if p.what == "step"]
+    (found,) = [p for p in AotRun(e, described("h100:8")).run() if p.what == "step"]
     layers = [c for c in found.collectives if c.times > 2 and c.size > 1e6]
     assert {c.kind for c in layers} == {"all-gather", "reduce-scatter"}
     assert all(c.asynchronous and c.products for c in layers)
@@ -106,14 +106,14 @@ def test_exchanges_of_each_layer_overlap_with_matrix_products():
 
 def test_gradients_are_reduced_once_per_step_in_float32():
     e = load(f"{LLAMA_7B}:model.remat=projections:mesh.gradients=step")
-    (found,) = [p for p in Rehearsal(e, described("h100:8")).run() if p.what == "step"]
+    (found,) = [p for p in AotRun(e, described("h100:8")).run() if p.what == "step"]
     reduced = [c for c in found.collectives if c.kind == "reduce-scatter"]
     assert all(c.times == 1 for c in reduced)
     # The size of all gradients in float32.
     assert sum(c.size for c in reduced) == pytest.approx(8 * found.parameters, rel=0.01)
 
 
-class Texts(Rehearsal):
+class Texts(AotRun):
     """Also keep XLA's text of the last program."""
 
     def _compiled_once(self, lowered):
@@ -149,7 +149,7 @@ def test_a_mixture_over_four_h100s_sends_kernels_and_no_tokens():
     e = load(
         "configs/papers/llama.py:llama_8x160m_c4:model.layers=2:batch=64:mesh.fsdp=4:model.remat=projections"
     )
-    (found,) = [p for p in Rehearsal(e, described("h100:4")).run() if p.what == "step"]
+    (found,) = [p for p in AotRun(e, described("h100:4")).run() if p.what == "step"]
     # the number of tokens per expert
     assert sum(c.size for c in found.collectives if c.kind == "all-reduce") < 1e4
     assert sum(c.sent for c in found.collectives) < 0.7 * GB and found.temporary < 3 * GB
@@ -159,7 +159,7 @@ def test_experts_on_eight_h100s_exchange_tokens_only():
     e = load(
         "configs/papers/llama.py:llama_8x160m_c4:model.layers=1:batch=64:mesh.fsdp=1:mesh.expert=8:model.capacity=1.25"
     )
-    (found,) = [p for p in Rehearsal(e, described("h100:8")).run() if p.what == "step"]
+    (found,) = [p for p in AotRun(e, described("h100:8")).run() if p.what == "step"]
     exchanges = [c for c in found.collectives if c.kind == "all-to-all"]
     # dispatch and combine, in the forward and the backward pass
     assert len(exchanges) >= 4 and all(c.asynchronous for c in exchanges)
@@ -177,7 +177,7 @@ def test_it_grows_to_13b_where_it_lies():
     """
     machine = described("h100:8")
     e = load("configs/papers/llama.py:llama_13b_grown")
-    found = next(p for p in Rehearsal(e, machine).run() if p.what == "grow")
+    found = next(p for p in AotRun(e, machine).run() if p.what == "grow")
     result, deeper = 13.016e9 * 4 / 8, 6.738e9 * 40 / 32 * 4 / 8
     largest = 40 * 5120 * 13824 * 4 / 8
     assert found.parameters == pytest.approx(6.738e9 * 4 / 8, rel=0.01)
@@ -211,7 +211,7 @@ def test_leaves_of_a_70b_model_grow_within_their_shards(names, fsdp):
 def divided(optimizer: str, machine: str) -> Program:
     """Compile the step of GPT-2 124M over eight devices."""
     e, at = load(f"{GPT2}:batch=64:mesh.fsdp=8"), described(machine)
-    programs = Rehearsal(replace(e, optim=replace(e.optim, name=optimizer)), at).run()
+    programs = AotRun(replace(e, optim=replace(e.optim, name=optimizer)), at).run()
     assert fits(programs, at)
     return next(p for p in programs if p.what == "step")
 
@@ -242,7 +242,7 @@ def choosing(choice: str) -> Program:
     """Compile the step of GPT-2 124M with batch 16 on an H100."""
     (found,) = [
         p
-        for p in Rehearsal(load(f"{GPT2}:batch=16{choice}"), described("h100:1")).run()
+        for p in AotRun(load(f"{GPT2}:batch=16{choice}"), described("h100:1")).run()
         if p.what == "step"
     ]
     return found
@@ -270,7 +270,7 @@ def test_attention_by_a_kernel_and_by_xla():
 def test_attention_kernel_with_two_sharded_axes(mesh):
     """JAX's partitioning rule of the cuDNN kernel fails if two mesh axes shard the batch."""
     e = load(f"{GPT2}:batch=16:model.layers=2:model.vocab=1024{mesh}")
-    (found,) = [p for p in Rehearsal(e, described("h100:4")).run() if p.what == "step"]
+    (found,) = [p for p in AotRun(e, described("h100:4")).run() if p.what == "step"]
     assert any("fmha" in name or "cudnn" in name for name in found.kernels)
 
 
@@ -279,7 +279,7 @@ def test_gpt2_of_two_layers_on_a_tpu(mesh):
     """A two-layer GPT-2 compiles for a TPU with Pallas attention."""
     e = load(f"{GPT2}:batch=16:model.layers=2:model.vocab=1024{mesh}")
     e = replace(e, method=Scratch(DROPS["cond"]))
-    programs = Rehearsal(e, described("v5e:2x2")).run()
+    programs = AotRun(e, described("v5e:2x2")).run()
     found = min((p for p in programs if p.what.startswith("step")), key=lambda p: p.flops)
     assert found.conditionals == 2 and "tpu_custom_call" in found.kernels
     if not mesh:
@@ -295,7 +295,7 @@ def test_a_tiny_plan_is_compiled_and_priced(machine):
     e = load(
         "configs/demo.py:vcycle:model.layers=2:model.embed=32:model.mlp=64:model.context=64:batch=8"
     )
-    found = Rehearsal(e, at := described(machine)).run()
+    found = AotRun(e, at := described(machine)).run()
     assert fits(found, at) and {p.what for p in found if not p.flops} <= {"initialisation"}
     assert {"step", "coalesce", "evaluation"} <= {p.what for p in found}
     free = []

@@ -15,7 +15,7 @@ from train import pretrain
 from train.common.errors import Diverged, UserError
 from train.config.experiment import as_json
 from train.data.text import Data
-from train.plan.methods import Growing, GrowTo, Scratch, Stage
+from train.plan.methods import Growing, GrowTo, Scratch, TrainStage
 from train.state.mesh import Mesh
 from train.step import inputs
 from train.store.checkpoint import Checkpoints
@@ -175,7 +175,7 @@ def test_a_checkpoint_that_does_not_exist_or_fit(tmp_path, whole):
 
 
 def test_a_grown_run_goes_on_as_a_plain_one(tmp_path):
-    method = Growing(runs.SMALL, Stage(0.5), (GrowTo((Stage(0.5),), by=runs.DOUBLED),))
+    method = Growing(runs.SMALL, TrainStage(0.5), (GrowTo((TrainStage(0.5),), by=runs.DOUBLED),))
     grown = runs.experiment(tmp_path, method=method)
     first = pretrain.run(grown, tmp_path / "grown")
     plain = replace(grown, method=Scratch(), steps=6)

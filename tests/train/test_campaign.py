@@ -20,7 +20,7 @@ import runs
 from jaxgrow.checkpoints import open_checkpoint
 from train import pretrain
 from train.common.errors import UserError
-from train.plan.methods import GrowTo, Stage
+from train.plan.methods import GrowTo, TrainStage
 from train.store import intact
 
 ROOT = Path(__file__).parents[2]
@@ -72,8 +72,8 @@ def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
     experiment = runs.growing(
         folder,
-        GrowTo((Stage(1.0),), by=runs.DOUBLED),
-        source=Stage(0.5),
+        GrowTo((TrainStage(1.0),), by=runs.DOUBLED),
+        source=TrainStage(0.5),
         checkpoint_every=1,
         eval_every=2,
     )

@@ -19,7 +19,7 @@ from jaxgrow.checkpoints import CheckpointError, open_checkpoint
 from train import pretrain
 from train.common.errors import UserError
 from train.plan.record import CostRecord, RunRecord
-from train.state.model import Model
+from train.state.model import TrainState
 from train.store import checkpoint
 from train.store.checkpoint import Checkpoints, read
 from train.store.workdir import imported, load
@@ -35,8 +35,8 @@ def position(step: int) -> Any:
     return data
 
 
-def model(step: int) -> Model:
-    return Model(
+def model(step: int) -> TrainState:
+    return TrainState(
         jax.tree.map(lambda x: np.float32(x + step), runs.fresh(runs.MODEL)), None, runs.MODEL
     )
 
@@ -137,7 +137,7 @@ def test_second_moments_that_no_training_makes_are_an_error(tmp_path, value):
     bad = jax.tree.map(lambda x: np.full(x.shape, value, x.dtype), state.nu)
 
     def with_squares(nu):
-        return Model(params, (state._replace(nu=nu), rest), runs.MODEL)
+        return TrainState(params, (state._replace(nu=nu), rest), runs.MODEL)
 
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(3, {"large": with_squares(state.nu)}, position(3), RECORD)

@@ -15,7 +15,7 @@ from train.common.commands import Parser
 from train.common.errors import UserError
 from train.config.experiment import load
 from train.config.overrides import overridden
-from train.plan.methods import Stage, VCycle
+from train.plan.methods import TrainStage, VCycle
 from train.plan.modifiers import Ramp
 
 ROOT = Path(__file__).parents[2]
@@ -222,7 +222,7 @@ def test_list_prints_the_experiments_of_a_file(run, tmp_path):
 
 
 def test_one_value_is_a_tuple_of_one():
-    method = VCycle(down=(Stage(0.1),))
+    method = VCycle(down=(TrainStage(0.1),))
     for text, value in (("8", (8,)), ("1e1", (10,)), ("(4, 8)", (4, 8))):
         found = overridden(method, [f"down.0.ramp={text}"])
         assert found.down[0].modifiers == (Ramp(value),)

@@ -24,7 +24,7 @@ from train.config.experiment import Experiment, as_json
 from train.config.overrides import seed_list
 from train.extras.labelled.downstream import FineTuning
 from train.extras.labelled.task import Labelled
-from train.plan.methods import GrowTo, Stage
+from train.plan.methods import GrowTo, TrainStage
 from train.plan.recipes import deepened
 from train.run import trainer
 from train.step import programs
@@ -1049,7 +1049,10 @@ def test_a_run_that_diverges_does_not_end_the_others(tmp_path, monkeypatch, caps
     folder = tmp_path / "runs"
     scratch = runs.script(tmp_path, runs.experiment(tmp_path, name="scratch"))
     of_wild = runs.growing(
-        tmp_path, GrowTo((Stage(1.0),), by=runs.DOUBLED), source="wild-seed{seed}", name="of_wild"
+        tmp_path,
+        GrowTo((TrainStage(1.0),), by=runs.DOUBLED),
+        source="wild-seed{seed}",
+        name="of_wild",
     )
     wild = f"{runs.script(tmp_path, runs.experiment(tmp_path, name='wild', model=runs.SMALL))}:optim.peak_lr=1e38"
     options = [
@@ -1124,7 +1127,9 @@ def test_the_screen_of_the_first_command(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(programs, "_USED", set())
     trainer._say_once.cache_clear()
     base = runs.experiment(tmp_path, name="base", steps=40)
-    half = replace(base, name="half", method=deepened(base.model, 1, 0.5, Stage(0.5, warmup=0)))
+    half = replace(
+        base, name="half", method=deepened(base.model, 1, 0.5, TrainStage(0.5, warmup=0))
+    )
     short = compare.shortened(base, half.cost / base.cost)
     compare.compare([base, half], [short], [0], tmp_path)
     first, *lines = capsys.readouterr().err.splitlines()

@@ -12,10 +12,10 @@ from runs import MODEL
 
 from jaxgrow.extras.models.swin import SwinConfig
 from jaxgrow.models import LlamaConfig
-from train.plan.methods import FineTune, Growing, GrowTo, Scratch, Stage
+from train.plan.methods import FineTune, Growing, GrowTo, Scratch, TrainStage
 from train.plan.transforms import Grow
 from train.run.trainer import run
-from train.state.model import Model
+from train.state.model import TrainState
 from train.state.optim import Optim, transformation
 
 
@@ -28,7 +28,9 @@ def test_a_run_that_grows_by_copies_goes_on_as_if_it_had_not(tmp_path):
     optim = Optim(peak_lr=1e-2, warmup=0, floor=1.0, base=runs.SMALL)
     small = runs.experiment(tmp_path, model=runs.SMALL, optim=optim, log_every=1)
     method = Growing(
-        runs.SMALL, Stage(0.5), (GrowTo((Stage(0.5),), by=("hypercloning",), moments="exact"),)
+        runs.SMALL,
+        TrainStage(0.5),
+        (GrowTo((TrainStage(0.5),), by=("hypercloning",), moments="exact"),),
     )
     large = replace(small, model=MODEL, method=method)
     ended = [
@@ -50,7 +52,7 @@ def test_a_run_that_grows_by_copies_goes_on_as_if_it_had_not(tmp_path):
 def test_a_run_that_was_killed_ends_with_the_same_bits(tmp_path):
     optim = Optim(peak_lr=1e-2, warmup=2, base=runs.SMALL)
     method = Growing(
-        runs.SMALL, Stage(0.5), (GrowTo((Stage(0.5),), by=runs.DOUBLED, moments="exact"),)
+        runs.SMALL, TrainStage(0.5), (GrowTo((TrainStage(0.5),), by=runs.DOUBLED, moments="exact"),)
     )
     experiment = runs.experiment(
         tmp_path, optim=optim, model=runs.LARGE, method=method, checkpoint_every=2
@@ -61,7 +63,7 @@ def test_a_run_that_was_killed_ends_with_the_same_bits(tmp_path):
 
 
 def test_what_a_growth_makes_anew_has_the_scale_of_its_birth():
-    models = {"a": Model(runs.fresh(runs.MODEL), None, runs.MODEL)}
+    models = {"a": TrainState(runs.fresh(runs.MODEL), None, runs.MODEL)}
 
     def grown(base, fresh: Any = True):
         phase = Grow("a", "b", runs.MODEL, runs.LARGE, ("stack",), fresh=fresh, base=base)
@@ -77,7 +79,7 @@ def test_what_a_growth_makes_anew_has_the_scale_of_its_birth():
         np.testing.assert_array_equal(scaled["mlp"][module]["kernel"][:2], plain[:2])
     norms = np.linalg.norm(scaled["mlp"]["up"]["kernel"][2:], axis=(1, 2))
     np.testing.assert_allclose(norms, 16 / (math.sqrt(8) + math.sqrt(16)), rtol=1e-6)
-    method = Growing(runs.MODEL, Stage(0.5), (GrowTo(fresh=True),))
+    method = Growing(runs.MODEL, TrainStage(0.5), (GrowTo(fresh=True),))
     phase = method.plan(runs.LARGE, Optim(base=runs.MODEL), 8)[1]
     assert isinstance(phase, Grow) and phase.base == runs.MODEL
 

@@ -27,7 +27,7 @@ from train.data.text import Data
 from train.extras.images.images import Images
 from train.extras.labelled.downstream import FineTuning
 from train.extras.labelled.task import Labelled
-from train.plan.methods import FineTune, Growing, Scratch, Stage, VCycle
+from train.plan.methods import FineTune, Growing, Scratch, TrainStage, VCycle
 from train.plan.training import Train
 from train.state.mesh import Mesh
 from train.state.optim import Optim
@@ -334,7 +334,7 @@ def test_a_warm_up_longer_than_its_phase_is_said(tmp_path, path, capsys):
         ("optim.peak_lr=fast", "expected float, but got 'fast'"),
         ("parallel=tpu", "expected 'mesh' or 'pmap', but got 'tpu'"),
         ("method=VCycle", "expected Scratch or Continue or FineTune or VCycle"),
-        ("method.up=(1, 2)", "expected tuple[Stage, ...], but got '(1, 2)'"),
+        ("method.up=(1, 2)", "expected tuple[TrainStage, ...], but got '(1, 2)'"),
         (
             "method.moments_up=most",
             "expected 'drop' or 'copy' or 'exact' or 'asymmetric', but got 'most'",
@@ -419,7 +419,9 @@ def test_annotations_may_be_deferred(tmp_path):
 
 
 def test_wrong_types_are_refused_in_files_and_commands(tmp_path):
-    wrong = runs.experiment(tmp_path, name=3, method=VCycle(down=(Stage("half"),)), parallel="tpu")
+    wrong = runs.experiment(
+        tmp_path, name=3, method=VCycle(down=(TrainStage("half"),)), parallel="tpu"
+    )
     with pytest.raises(UserError) as error:
         load(runs.script(tmp_path, wrong))
     for says in (

@@ -28,7 +28,7 @@ from train.extras.labelled.task import Labelled
 from train.plan.methods import Growing, GrowTo, Inherit, Learned, Scratch
 from train.plan.modifiers import DropLayers, DropTokens, ShortContext, divergence
 from train.state.mesh import Mesh
-from train.state.model import Model, shardings
+from train.state.model import TrainState, shardings
 from train.step import programs
 from train.step.parallel import mapped
 from train.step.step import StepInputs, train_step
@@ -144,7 +144,7 @@ BERT = BERTConfig(vocab=256, context=8, layers=2, embed=8, heads=2, head_dim=4, 
 LR = np.float32(0.5)
 
 
-def summed(model: Model, batch: Any) -> jax.Array:
+def summed(model: TrainState, batch: Any) -> jax.Array:
     """The mean loss of all targets within documents, from logits of the complete batch."""
     inputs, targets = batch
     logits = model.config.module.apply({"params": model.params}, inputs)
@@ -173,7 +173,7 @@ def test_every_division_of_a_batch_trains_alike(data, how, accumulate, mesh):
     tx = optax.with_extra_args_support(optax.identity())
     batch = next(training(sources(data, runs.MODEL)[0], 16, 0))
     params = runs.fresh(runs.MODEL)
-    alone = Model(params, tx.init(params), runs.MODEL)
+    alone = TrainState(params, tx.init(params), runs.MODEL)
     value, grads = jax.jit(jax.value_and_grad(lambda p: summed(replace(alone, params=p), batch)))(
         params
     )
@@ -202,7 +202,7 @@ def test_a_run_validates_by_documents_and_cannot_change_it_on_resume(data, tmp_p
     result = pretrain.run(one, tmp_path / "run")
     assert programs.step.cache_info().misses - before <= 1
     assert "attention stops at the ends of 45 training documents" in capsys.readouterr().err
-    model = Model(load(tmp_path / "run"), None, runs.MODEL)
+    model = TrainState(load(tmp_path / "run"), None, runs.MODEL)
     batches = validation(sources(data, runs.MODEL)[1], one.batch, one.eval_batches)
     joined = jax.tree.map(lambda *x: np.concatenate(x), *batches)
     assert result["val_loss"] == pytest.approx(float(summed(model, joined)), rel=1e-5)
@@ -299,7 +299,7 @@ def test_a_run_on_a_mixture_validates_by_documents_and_resumes_exactly(
     result = pretrain.run(experiment, tmp_path / "whole")
     said = capsys.readouterr().err
     assert said.count("attention stops at the ends of 90 training documents") == 1
-    model = Model(load(tmp_path / "whole"), None, runs.MODEL)
+    model = TrainState(load(tmp_path / "whole"), None, runs.MODEL)
     for name, source in named_sources(two_sources[0], runs.MODEL)[1].items():
         batches = validation(source, experiment.batch, experiment.eval_batches)
         joined = jax.tree.map(lambda *x: np.concatenate(x), *batches)

@@ -24,7 +24,16 @@ from train.data.text import Data
 from train.extras.images.augment import Augment
 from train.extras.images.images import Images
 from train.extras.labelled.task import Labelled
-from train.plan.methods import Continue, Growing, GrowTo, Inherit, Learned, Scratch, Stage, VCycle
+from train.plan.methods import (
+    Continue,
+    Growing,
+    GrowTo,
+    Inherit,
+    Learned,
+    Scratch,
+    TrainStage,
+    VCycle,
+)
 from train.plan.transforms import Grouping, Pruning
 from train.state.mesh import Mesh
 from train.state.optim import Optim, learning_rate, transformation
@@ -174,14 +183,14 @@ def test_each_field_of_an_optimizer(name, schedule):
 
 
 def test_stages_that_replace_a_setting_of_the_optimizer():
-    own = Stage(0.5, warmup=0, floor=1.0, schedule="linear")
+    own = TrainStage(0.5, warmup=0, floor=1.0, schedule="linear")
     method = Growing(runs.SMALL, own, (GrowTo((own,), by=("hypercloning",)),))
     for change in ({"warmup": 3}, {"floor": 0.5}, {"schedule": "wsd"}):
         experiment = runs_with(method=method, optim=Optim(**{"warmup": 100} | change))
         given = {f"optim.{name}" for name in change}
         assert unused(experiment, plan=experiment.plan, given=given), change
         assert not unused(experiment, plan=experiment.plan), "as in a config that replaces a method"
-        partly = replace(method, source=Stage(0.5))
+        partly = replace(method, source=TrainStage(0.5))
         experiment = replace(experiment, method=partly)
         assert not unused(experiment, plan=experiment.plan, given=given), change
 
@@ -264,7 +273,7 @@ def planned(method: Any, **changes: Any) -> str:
     return str(experiment.plan)
 
 
-STAGES = (Stage(0.5, warmup=1), Stage(0.0))
+STAGES = (TrainStage(0.5, warmup=1), TrainStage(0.0))
 METHODS = [
     Scratch(),
     Continue("folder"),
@@ -279,14 +288,14 @@ METHODS = [
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: type(m).__name__)
 def test_each_field_of_a_method(method):
     values = {
-        "down": (Stage(0.1),),
-        "up": (Stage(0.1), Stage(0.2)),
+        "down": (TrainStage(0.1),),
+        "up": (TrainStage(0.1), TrainStage(0.2)),
         "groupings": (Grouping(layers=None),),
         "modifiers": (),
         "small": replace(runs.MODEL, layers=1, mlp=8),
-        "source": Stage(0.25),
+        "source": TrainStage(0.25),
         "to": (GrowTo(by=("interleave",)),),
-        "stage": Stage(0.5),
+        "stage": TrainStage(0.5),
         "moments_down": "copy",
         "moments_up": "copy",
     }
@@ -307,7 +316,7 @@ SHALLOW = replace(runs.MODEL, layers=1)
 )
 def test_each_field_of_a_growth(grown):
     values = {"by": ("interleave",), "config": None, "noise": 5.0, "moments": "copy"}
-    values |= {"fresh": True, "redrawn": 0.5, "stages": (Stage(0.25),)}
+    values |= {"fresh": True, "redrawn": 0.5, "stages": (TrainStage(0.25),)}
     effects(grown, lambda g: planned(Growing(SHALLOW, to=(g,))), values, skip={"config"})
 
 
@@ -384,7 +393,19 @@ def test_a_setting_that_nothing_uses_is_an_error(tmp_path, overrides, says):
 
 def test_each_condition_names_fields_that_exist():
     """A renamed field must also be renamed in the conditions of its class."""
-    kinds = [Data, Images, Augment, Labelled, Optim, Mesh, Stage, GrowTo, Learned, Inherit, LiGO]
+    kinds = [
+        Data,
+        Images,
+        Augment,
+        Labelled,
+        Optim,
+        Mesh,
+        TrainStage,
+        GrowTo,
+        Learned,
+        Inherit,
+        LiGO,
+    ]
     kinds += [Pruning, LayerDrop, Experiment, *Config.families.values()]
     for kind in kinds:
         fields = {f.name for f in dataclasses.fields(kind)}

@@ -27,7 +27,7 @@ from train import finetune as command
 from train.common.errors import UserError
 from train.data.text import tokenizer
 from train.evaluate import evaluate
-from train.extras.aot.compilation import Rehearsal
+from train.extras.aot.compilation import AotRun
 from train.extras.aot.machines import described
 from train.extras.images.images import Images
 from train.extras.labelled import glue
@@ -218,7 +218,7 @@ def test_scores_are_kept_with_the_run(learned, home):
 @pytest.mark.slow  # `test_preflight` covers the AOT compilation of training.
 def test_it_is_rehearsed_without_its_machine(home):
     experiment = tuning(home / "cola").of(home / "gpt2", 1e-3, 0)
-    programs = Rehearsal(experiment, described("cpu:1")).run()
+    programs = AotRun(experiment, described("cpu:1")).run()
     [step] = [p for p in programs if p.what == "step"]
     assert (step.steps, step.tokens) == (experiment.steps, 16 * 14)
     [evaluation] = {p.tokens for p in programs if p.what == "evaluation"}

@@ -21,8 +21,8 @@ from jaxgrow.models import BERTConfig, LlamaConfig, ViTConfig
 from jaxgrow.optim.freeze import Freeze, hold
 from train import pretrain
 from train.data.batches import next_tokens
-from train.plan.methods import GrowTo, Stage
-from train.plan.modifiers import Hold
+from train.plan.methods import GrowTo, TrainStage
+from train.plan.modifiers import FreezeParts
 from train.plan.training import Train
 from train.state.mesh import replicated
 from train.state.model import loss
@@ -113,7 +113,7 @@ def test_the_mask_by_hand_and_of_layers_that_the_model_lacks():
     with pytest.raises(ValueError, match=says):
         Freeze((4, 0, -1)).mask(4)
     with pytest.raises(ValueError, match=says):
-        Train("large", 8, Optim(), LARGE, (Hold(Freeze((4, 0, -1))),))
+        Train("large", 8, Optim(), LARGE, (FreezeParts(Freeze((4, 0, -1))),))
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,9 @@ def test_frozen_parameters_and_moments_stay_bitwise(paths):
 
 @pytest.fixture(scope="module")
 def step():
-    return mapped(partial(train_step, TX, 1, (Hold(BOTTOM),)), "mesh", runs.mesh(), donate=True)
+    return mapped(
+        partial(train_step, TX, 1, (FreezeParts(BOTTOM),)), "mesh", runs.mesh(), donate=True
+    )
 
 
 def test_a_step_moves_no_frozen_layer_or_tied_embedding(step):
@@ -181,7 +183,7 @@ def test_the_norm_of_the_gradients_is_that_of_the_trained_parameters():
     """Layers above a trained one have gradients, but they must not change the clipping."""
     model = runs.trained(LARGE, TX)
     freeze = Freeze((1,), ("token_embedding",), below=False)
-    step = mapped(partial(train_step, TX, 1, (Hold(freeze),)), "mesh", runs.mesh())
+    step = mapped(partial(train_step, TX, 1, (FreezeParts(freeze),)), "mesh", runs.mesh())
     placed = jax.device_put(model, replicated(runs.mesh()))
     _, metrics = step(placed, BATCH, StepInputs(np.float32(0.1), given=(None,)))
     grads = jax.jit(jax.grad(lambda params: loss(replace(model, params=params), BATCH)))(
@@ -239,7 +241,7 @@ def test_layers_that_were_added_train_alone(small_run, by):
     assert new == {"mslt": (2, 3), "llama_pro": (1, 3)}[by]
     e = runs.growing(
         small_run.parent,
-        GrowTo((Stage(0.25, modifiers=(Hold(Freeze(old)),)),), ("hypercloning", by)),
+        GrowTo((TrainStage(0.25, modifiers=(FreezeParts(Freeze(old)),)),), ("hypercloning", by)),
         name=by,
     )
     result = pretrain.run(e, small_run.parent / by)

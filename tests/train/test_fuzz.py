@@ -68,11 +68,11 @@ VALUES = (*NUMBERS, *TEXTS, *NESTED)
 
 
 def experiments(folder):
-    growing = runs.GrowTo((runs.Stage(0.25),), runs.DOUBLED)
+    growing = runs.GrowTo((runs.TrainStage(0.25),), runs.DOUBLED)
     return [
         runs.experiment(folder),
         runs.experiment(folder, method=runs.VCYCLE),
-        runs.growing(folder, growing, source=runs.Stage(0.25)),
+        runs.growing(folder, growing, source=runs.TrainStage(0.25)),
     ]
 
 
@@ -169,7 +169,7 @@ def command(tmp_path, monkeypatch):
     for name in ("pretrain", "compare", "sweep", "race", "finetune", "advise"):
         monkeypatch.setattr(importlib.import_module(f"train.{name}"), "run", reached)
     monkeypatch.setattr(importlib.import_module("train.advise"), "faster", reached)
-    monkeypatch.setattr(importlib.import_module("train.preflight"), "Rehearsal", reached)
+    monkeypatch.setattr(importlib.import_module("train.preflight"), "AotRun", reached)
 
     def call(name: str, arguments: list[str]) -> tuple[int | None, str]:
         filled = [

@@ -30,7 +30,7 @@ from train import pretrain
 from train.common import hosts, watch
 from train.common.errors import UserError
 from train.extras.adapting import load as adapter
-from train.plan.methods import GrowTo, Learned, Scratch, Stage, VCycle
+from train.plan.methods import GrowTo, Learned, Scratch, TrainStage, VCycle
 from train.plan.modifiers import DropLayers
 from train.state.mesh import Mesh
 from train.state.optim import Optim
@@ -41,8 +41,8 @@ DROPPING = Scratch((DropLayers(LayerDrop(theta=0.5, time="constant")),))
 METHODS = {
     "SBLD": Scratch((DropLayers(LayerDrop(sensitivity=Sensitivity(after=0.25, batches=2))),)),
     "V-cycle": VCycle(
-        (Stage(0.25),),
-        (Stage(0.5, modifiers=(DropLayers(GATHER),)), Stage(0.5)),
+        (TrainStage(0.25),),
+        (TrainStage(0.5, modifiers=(DropLayers(GATHER),)), TrainStage(0.5)),
         moments_up="exact",
     ),
 }

@@ -19,11 +19,11 @@ from jaxgrow.models import BERTConfig, LlamaConfig, ViTConfig
 from train import pretrain
 from train.data.batches import next_tokens
 from train.plan.lifetimes import after, live, shapes
-from train.plan.methods import Inherit, Stage
-from train.plan.modifiers import Setting, Teacher, divergence
+from train.plan.methods import Inherit, TrainStage
+from train.plan.modifiers import PhaseStart, Teacher, divergence
 from train.plan.training import Train
 from train.state.mesh import replicated
-from train.state.model import Model
+from train.state.model import TrainState
 from train.state.optim import Optim, transformation
 from train.step.parallel import mapped
 from train.step.step import StepInputs, train_step
@@ -33,7 +33,7 @@ TOKENS = np.random.default_rng(0).integers(0, 256, (8, 9)).astype(np.int32)
 BATCH = next_tokens(TOKENS)
 BERT = BERTConfig(vocab=256, context=8, layers=1, embed=8, heads=1, head_dim=8, mlp=8)
 VIT = ViTConfig(image=8, patch=4, layers=1, embed=8, heads=2, head_dim=4, mlp=16, classes=3)
-METHOD = Inherit(runs.SMALL, "small-seed{seed}", Stage(0.5), temperature=3.0, fraction=0.5)
+METHOD = Inherit(runs.SMALL, "small-seed{seed}", TrainStage(0.5), temperature=3.0, fraction=0.5)
 
 
 # --- the plan ---
@@ -47,7 +47,7 @@ def test_a_teacher_is_trained_or_imported_and_then_teaches():
         ]
 
     assert spelled(METHOD) == ["import small ", "train large 50"]
-    trained = replace(METHOD, source=Stage(0.25))
+    trained = replace(METHOD, source=TrainStage(0.25))
     assert spelled(trained) == ["train small 25", "train large 50"]
     small, large = trained.plan(runs.LARGE, Optim(), 100)
     assert (small.config, small.modifiers) == (runs.SMALL, ())
@@ -59,11 +59,14 @@ def test_a_teacher_is_trained_or_imported_and_then_teaches():
 
 def test_a_checkpoint_holds_the_teacher_without_moments():
     plan, tx = (
-        replace(METHOD, source=Stage(0.25)).plan(runs.LARGE, Optim(), 100),
+        replace(METHOD, source=TrainStage(0.25)).plan(runs.LARGE, Optim(), 100),
         transformation(Optim()),
     )
     assert live(plan, 1) == {"small", "large"}
-    small, large = Model({"w": 1}, {"m": 2}, runs.SMALL), Model({"w": 3}, {"m": 4}, runs.LARGE)
+    small, large = (
+        TrainState({"w": 1}, {"m": 2}, runs.SMALL),
+        TrainState({"w": 3}, {"m": 4}, runs.LARGE),
+    )
     assert after(plan, 1, {"small": small}, large) == {
         "small": replace(small, opt=None),
         "large": large,
@@ -113,14 +116,14 @@ def test_the_lesson_is_the_divergence_of_softened_distributions(temperature):
     assert float(divergence(teacher, teacher, temperature)) == 0
 
 
-def model(config, seed, tx) -> Model:
+def model(config, seed, tx) -> TrainState:
     """Return a model with large weights, since fresh models predict nearly the same."""
     shapes, rng = (
         jax.eval_shape(lambda: config.init(jax.random.key(0))),
         np.random.default_rng(seed),
     )
     params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32) / 2, shapes)
-    return Model(params, tx.init(params), config)
+    return TrainState(params, tx.init(params), config)
 
 
 @pytest.fixture(scope="module")
@@ -244,12 +247,12 @@ def test_a_teacher_is_trained_on_the_samples_of_the_experiment():
 
 
 def test_the_cost_of_a_teacher_is_that_of_its_own_positions_and_experts():
-    setting = Setting({"small": None}, 0, 8, 2, 0)
+    setting = PhaseStart({"small": None}, 0, 8, 2, 0)
 
     def cost(teacher, student):
         phase = Train("large", 8, Optim(), student, (Teacher("small", config=teacher),))
-        models = {"small": Model(None, None, teacher)}
-        return phase.modifiers[0].begin(phase, None, setting._replace(models=models))(0).flops
+        models = {"small": TrainState(None, None, teacher)}
+        return phase.modifiers[0].step_inputs(phase, None, setting._replace(models=models))(0).flops
 
     experts = LlamaConfig(
         **dict(vocab=256, context=8, layers=2, embed=8, heads=2, kv_heads=2, head_dim=4, mlp=16),

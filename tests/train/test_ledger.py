@@ -16,7 +16,7 @@ from jaxgrow import flops
 from train import pretrain
 from train.common.errors import UserError
 from train.plan import ledger
-from train.plan.modifiers import Setting
+from train.plan.modifiers import PhaseStart
 from train.plan.record import CostRecord
 from train.plan.training import Train
 from train.state.optim import Optim
@@ -47,7 +47,7 @@ def test_the_cost_of_equal_steps_is_computed_once(monkeypatch):
         Train, "flops", lambda self, *about: asked.append(about) or flops_of(self, *about)
     )
     phase = Train("large", 8, Optim(), runs.MODEL)
-    plans = inputs.step_plans(phase, None, Setting({}, 0, 8, 1, 0))
+    plans = inputs.step_plans(phase, None, PhaseStart({}, 0, 8, 1, 0))
     costs = [plans(step, step).flops for step in range(3)]
     assert costs == [flops.train(runs.MODEL, 8 * 8)] * 3
     assert len(asked) == 1

@@ -9,10 +9,10 @@ import runs
 
 from train import compare
 from train.config.lengths import load_alike
-from train.plan.methods import Growing, GrowTo, Learned, Stage
+from train.plan.methods import Growing, GrowTo, Learned, TrainStage
 
 DEEP = replace(runs.MODEL, layers=4)
-GROWING = Growing(runs.MODEL, Stage(0.5), (GrowTo((Stage(0.5, warmup=3),)),))
+GROWING = Growing(runs.MODEL, TrainStage(0.5), (GrowTo((TrainStage(0.5, warmup=3),)),))
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_a_changed_relative_cost_is_said(configs, own, overrides):
 
 
 def test_a_step_count_of_a_method_that_changes_the_cost_is_said(tmp_path, configs):
-    learned = replace(GROWING, to=(GrowTo((Stage(0.5),), by=Learned(steps=100)),))
+    learned = replace(GROWING, to=(GrowTo((TrainStage(0.5),), by=Learned(steps=100)),))
     base = runs.experiment(tmp_path, name="base", model=DEEP, steps=400)
     text = runs.script(tmp_path, replace(base, name="learned", method=learned))
     _, notes = load_alike([configs[0], text], ["steps=40"])

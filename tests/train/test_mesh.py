@@ -16,8 +16,8 @@ from jaxgrow.models import LlamaConfig
 from train import pretrain
 from train.common.errors import UserError, exits_cleanly
 from train.extras.aot.machines import present
-from train.plan.methods import Growing, GrowTo, Scratch, Stage, VCycle
-from train.plan.modifiers import DropLayers, Setting
+from train.plan.methods import Growing, GrowTo, Scratch, TrainStage, VCycle
+from train.plan.modifiers import DropLayers, PhaseStart
 from train.run import trainer
 from train.state.mesh import Mesh, token_devices
 from train.state.model import shardings
@@ -36,13 +36,13 @@ METHODS = {
     "from scratch": Scratch(),
     "SBLD": Scratch((DropLayers(SBLD),)),
     "V-cycle, corrected": VCycle(
-        (Stage(0.25),),
-        (Stage(0.5, modifiers=(DropLayers(LayerDrop(execution="gather")),)), Stage(0.5)),
+        (TrainStage(0.25),),
+        (TrainStage(0.5, modifiers=(DropLayers(LayerDrop(execution="gather")),)), TrainStage(0.5)),
         correction=True,
         moments_up="exact",
     ),
     "grown": Growing(
-        runs.SMALL, Stage(0.25), (GrowTo((Stage(0.5),), runs.DOUBLED, moments="exact"),)
+        runs.SMALL, TrainStage(0.25), (GrowTo((TrainStage(0.5),), runs.DOUBLED, moments="exact"),)
     ),
 }
 
@@ -233,6 +233,6 @@ def test_the_cost_of_experts_is_that_of_the_tokens_on_each_device():
     (*_, trained), arguments = counting.programs(model)
     with jax.set_mesh(mesh):
         counted = counting.products(jax.make_jaxpr(trained)(*arguments).jaxpr)
-    setting = Setting({}, 0, 2, 1, 0, token_devices(mesh))
+    setting = PhaseStart({}, 0, 2, 1, 0, token_devices(mesh))
     assert flops.train(model, 72, at_once=setting.at_once(72)) == pytest.approx(counted)
     assert flops.train(model, 72, at_once=72) != pytest.approx(counted)

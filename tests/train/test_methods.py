@@ -28,12 +28,12 @@ from train.data.batches import sources, training
 from train.plan import learning as maps
 from train.plan.learning import Apply, Learn
 from train.plan.lifetimes import after, live, shapes
-from train.plan.methods import Growing, GrowTo, Inherit, Learned, Scratch, Stage, VCycle
-from train.plan.modifiers import DropLayers, Setting
+from train.plan.methods import Growing, GrowTo, Inherit, Learned, Scratch, TrainStage, VCycle
+from train.plan.modifiers import DropLayers, PhaseStart
 from train.plan.training import Train
-from train.plan.transforms import Grow, Import, Transform
+from train.plan.transforms import Grow, LoadCheckpoint, Transform
 from train.state.assembly import ByMaps
-from train.state.model import Model
+from train.state.model import TrainState
 from train.state.optim import Optim, transformation
 from train.step.inputs import step_plans
 from train.step.step import train_step
@@ -64,8 +64,8 @@ def spelled(method, model=LARGE, steps=100):
 def test_a_small_model_trains_here_and_grows():
     method = Growing(
         SMALL,
-        Stage(0.25, lr=2.0),
-        (GrowTo((Stage(0.5), Stage(0.1)), runs.DOUBLED, None, 3, 10.0, "copy"),),
+        TrainStage(0.25, lr=2.0),
+        (GrowTo((TrainStage(0.5), TrainStage(0.1)), runs.DOUBLED, None, 3, 10.0, "copy"),),
     )
     assert spelled(method) == [
         "train small 25",
@@ -82,15 +82,17 @@ def test_a_small_model_trains_here_and_grows():
 def test_a_small_model_comes_from_another_run():
     method = Growing(SMALL, "other-seed{seed}", (GrowTo(by=runs.DOUBLED),))
     assert spelled(method) == ["import small > small", "grow small > large", "train large 50"]
-    assert method.plan(LARGE, BASE, 100)[0] == Import("small", SMALL, "other-seed{seed}")
+    assert method.plan(LARGE, BASE, 100)[0] == LoadCheckpoint("small", SMALL, "other-seed{seed}")
     # A race or a fine-tuning imports from the folder that the user gives, whatever its name.
-    assert Import("small", SMALL, "a {x}/{}-seed{seed}").folder_of(7) == "a {x}/{}-seed7"
+    assert LoadCheckpoint("small", SMALL, "a {x}/{}-seed{seed}").folder_of(7) == "a {x}/{}-seed7"
 
 
 def test_one_layer_becomes_two_and_four():
     one, two, four = (replace(LARGE, layers=n) for n in (1, 2, 4))
     method = Growing(
-        one, Stage(0.1), (GrowTo((Stage(0.2),), config=two, moments="exact"), GrowTo((Stage(0.3),)))
+        one,
+        TrainStage(0.1),
+        (GrowTo((TrainStage(0.2),), config=two, moments="exact"), GrowTo((TrainStage(0.3),))),
     )
     assert spelled(method, four) == [
         "train small 10",
@@ -134,8 +136,8 @@ def test_ligo_learns_maps_applies_them_and_trains():
 def test_ways_to_grow_may_follow_each_other():
     method = Growing(
         SMALL,
-        Stage(0.1),
-        (GrowTo((), Learned(steps=9), WIDER), GrowTo((Stage(0.3),), Learned(steps=8))),
+        TrainStage(0.1),
+        (GrowTo((), Learned(steps=9), WIDER), GrowTo((TrainStage(0.3),), Learned(steps=8))),
     )
     assert spelled(method) == [
         "train small 10",
@@ -175,7 +177,7 @@ def test_a_checkpoint_while_learning_holds_maps_and_base():
 
 def test_after_a_phase_only_what_is_still_read_is_kept():
     plan = LIGO.plan(LARGE, BASE, 100)
-    model, other = Model({}, {}, SMALL), Model({}, None, LARGE)
+    model, other = TrainState({}, {}, SMALL), TrainState({}, None, LARGE)
     assert after(plan, 0, {}, model) == {"small": model}
     assert after(plan, 1, {"small": model}, other) == {"maps": other}
 
@@ -241,13 +243,13 @@ def test_the_seed_is_that_of_random_operators():
 )
 def test_what_operators_cannot_reach_is_refused_by_name(by, small, says):
     with pytest.raises(ValueError, match=says):
-        Growing(small, Stage(0.5), (GrowTo(by=by),)).plan(LARGE, BASE, 100)
+        Growing(small, TrainStage(0.5), (GrowTo(by=by),)).plan(LARGE, BASE, 100)
 
 
 def test_noise_without_effect_is_refused():
     to = (GrowTo(by=("llama_pro",), noise=5.0),)
     with pytest.raises(ValueError, match="noise does not apply to llama_pro"):
-        Growing(replace(LARGE, layers=2), Stage(0.5), to).plan(LARGE, BASE, 100)
+        Growing(replace(LARGE, layers=2), TrainStage(0.5), to).plan(LARGE, BASE, 100)
 
 
 def test_models_that_differ_in_what_is_no_axis_are_refused():
@@ -270,7 +272,11 @@ def test_an_unknown_operator_is_refused_in_one_line(tmp_path):
 def test_the_eps_of_lemon_stays_with_the_model():
     """Only one tile of 4 slots fits into 6, so variances and eps are multiplied by 4 / 6."""
     shrunk = pytest.approx(1e-5 * 4 / 6)
-    once = Growing(SMALL, Stage(0.5), (GrowTo((Stage(0.2), Stage(0.3)), ("lemon", "llama_pro")),))
+    once = Growing(
+        SMALL,
+        TrainStage(0.5),
+        (GrowTo((TrainStage(0.2), TrainStage(0.3)), ("lemon", "llama_pro")),),
+    )
     plan = once.plan(replace(WIDER, layers=4), BASE, 100)
     assert [p.config.eps for p in plan[2:]] == [shrunk, shrunk]
     four = replace(WIDER, layers=4)
@@ -279,7 +285,7 @@ def test_the_eps_of_lemon_stays_with_the_model():
         GrowTo(by=("llama_pro",), config=four),
         GrowTo(by=Learned()),
     )
-    plan = Growing(SMALL, Stage(0.5), to).plan(replace(WIDER, layers=8), BASE, 100)
+    plan = Growing(SMALL, TrainStage(0.5), to).plan(replace(WIDER, layers=8), BASE, 100)
     assert [p.config.eps for p in plan if isinstance(p, Train)] == [1e-5, *[shrunk] * 4]
     assert isinstance(plan[5], Learn) and plan[5].small.eps == shrunk
 
@@ -320,7 +326,7 @@ def test_growths_go_on_from_each_other_with_noise_and_moments(moments):
         once = break_symmetry(grow(wide, small.params, axes), wide, axes, 3, 10.0)
         opt = grow_optimizer(TX, small.opt, wide, small.params, axes, moments)
         opt = grow_optimizer(TX, opt, deep, once, axes, moments)
-        return phase.apply({"small": small}, TX), Model(grow(deep, once, axes), opt, LARGE)
+        return phase.apply({"small": small}, TX), TrainState(grow(deep, once, axes), opt, LARGE)
 
     found, expected = both(small)
     chex.assert_trees_all_equal(found, expected)
@@ -332,7 +338,9 @@ def test_dropped_moments_are_left_behind():
     small = runs.trained(SMALL, TX, scale=1.0)
     found = Grow("small", "large", SMALL, LARGE, ("aki",)).apply({"small": small}, TX)
     growth = operators.aki(SIZES, {"layers": 4, **WIDTHS})
-    chex.assert_trees_all_equal(found, Model(grow(growth, small.params, SMALL.axes()), None, LARGE))
+    chex.assert_trees_all_equal(
+        found, TrainState(grow(growth, small.params, SMALL.axes()), None, LARGE)
+    )
 
 
 # in the fast suite of the library, `test_preservation`, and of its command, `test_cli`
@@ -373,7 +381,10 @@ def validations(folder):
 def test_after_lemon_the_loss_is_the_small_models(small_run):
     model = replace(WIDER, layers=4)
     e = runs.growing(
-        small_run.parent, GrowTo((Stage(0.0),), ("lemon", "llama_pro")), model=model, name="lemon"
+        small_run.parent,
+        GrowTo((TrainStage(0.0),), ("lemon", "llama_pro")),
+        model=model,
+        name="lemon",
     )
     pretrain.run(e, small_run.parent / "lemon")
     found = validations(small_run.parent / "lemon")
@@ -387,13 +398,13 @@ def test_after_lemon_the_loss_is_the_small_models(small_run):
 def test_two_growths_carry_training_on(small_run):
     """Clone with noise, then stack; Adam's step count shows that both growths kept the moments."""
     to = (
-        GrowTo((Stage(0.0),), ("hypercloning",), runs.MODEL, 0, 10.0, "exact"),
-        GrowTo((Stage(0.25),), moments="copy"),
+        GrowTo((TrainStage(0.0),), ("hypercloning",), runs.MODEL, 0, 10.0, "exact"),
+        GrowTo((TrainStage(0.25),), moments="copy"),
     )
     e = runs.growing(
         small_run.parent,
         *to,
-        source=Stage(0.25),
+        source=TrainStage(0.25),
         name="carried",
         optim=Optim(peak_lr=0.1, warmup=0),
     )
@@ -423,7 +434,7 @@ def restored(experiment, folder):
         )[0]
 
 
-LEARNED = GrowTo((Stage(0.25),), Learned(steps=8, warmup=2))
+LEARNED = GrowTo((TrainStage(0.25),), Learned(steps=8, warmup=2))
 
 
 @pytest.fixture(scope="module")
@@ -443,7 +454,7 @@ def learned(small_run):
         return noted
 
     with pytest.MonkeyPatch.context() as patch:
-        for phase in (Import, Transform):
+        for phase in (LoadCheckpoint, Transform):
             patch.setattr(phase, "run", noting(phase.run))
         result = pretrain.run(experiment, small_run.parent / "ligo")
     return experiment, small_run.parent / "ligo", result, made
@@ -477,10 +488,10 @@ def test_every_micro_batch_grows_the_model(accumulate):
     learn = Learn("maps", 8, optim, large, source="small", small=small)
     tx = transformation(optim)
     model = jax.eval_shape(
-        lambda key: learn.start({"small": Model(small.init(key), None, small)}, tx, key),
+        lambda key: learn.start({"small": TrainState(small.init(key), None, small)}, tx, key),
         jax.random.key(0),
     )
-    plan = step_plans(learn, model, Setting({}, 0, 8, accumulate, 0))(0, 0)
+    plan = step_plans(learn, model, PhaseStart({}, 0, 8, accumulate, 0))(0, 0)
     tokens = jax.ShapeDtypeStruct((8, large.context), np.int32)
     step = jax.make_jaxpr(train_step(tx, accumulate))(model, (tokens, tokens), plan.inputs)
     assert 0.95 < products(step.jaxpr) / plan.flops <= 1
@@ -501,7 +512,7 @@ def test_learned_maps_are_saved_and_grow_the_same_model(learned, small_run):
 
 
 def test_the_control_starts_as_learning_does(learned, small_run):
-    to = replace(LEARNED, stages=(Stage(0.0),), by=replace(LEARNED.by, steps=0))
+    to = replace(LEARNED, stages=(TrainStage(0.0),), by=replace(LEARNED.by, steps=0))
     e = runs.growing(small_run.parent, to, name="control")
     result = pretrain.run(e, small_run.parent / "control")
     found = validations(small_run.parent / "control")
@@ -582,14 +593,23 @@ DROPPING = Scratch((DropLayers(LayerDrop(sensitivity=Sensitivity(after=0.05, eve
 @pytest.mark.parametrize(
     ("method", "says"),
     [
-        (VCycle(down=(Stage(0.05),)), "method.down.0.steps=0.05 of 5 steps is less than one step"),
-        (Growing(SHALLOW, Stage(0.1), (GrowTo((Stage(0.9),)),)), "method.source.steps=0.1 of 5"),
         (
-            Growing(SHALLOW, Stage(0.9), (GrowTo((Stage(0.06),)),)),
+            VCycle(down=(TrainStage(0.05),)),
+            "method.down.0.steps=0.05 of 5 steps is less than one step",
+        ),
+        (
+            Growing(SHALLOW, TrainStage(0.1), (GrowTo((TrainStage(0.9),)),)),
+            "method.source.steps=0.1 of 5",
+        ),
+        (
+            Growing(SHALLOW, TrainStage(0.9), (GrowTo((TrainStage(0.06),)),)),
             "method.to.0.stages.0.steps=0.06",
         ),
-        (Inherit(SMALL, Stage(0.1)), "method.source.steps=0.1 of 5 steps"),
-        (Inherit(SMALL, Stage(0.9), fraction=0.02), "the fraction with a teacher=0.02 of 5 steps"),
+        (Inherit(SMALL, TrainStage(0.1)), "method.source.steps=0.1 of 5 steps"),
+        (
+            Inherit(SMALL, TrainStage(0.9), fraction=0.02),
+            "the fraction with a teacher=0.02 of 5 steps",
+        ),
         (DROPPING, "sensitivity.after=0.05 of 5 steps is less than one step"),
         (DROPPING, "sensitivity.every=0.1 of 5 steps"),
     ],
@@ -610,7 +630,7 @@ def test_a_part_of_very_few_steps_has_one_step_and_is_said(method, says, capsys)
 
 def test_a_stage_that_is_left_out_stays_left_out(capsys):
     """A fraction of 0 is intended."""
-    method = VCycle(down=(Stage(0.0),), up=(Stage(0.5), Stage(0.5)))
+    method = VCycle(down=(TrainStage(0.0),), up=(TrainStage(0.5), TrainStage(0.5)))
     few = config.Experiment("few", LARGE, steps=5, batch=4, optim=Optim(warmup=0), method=method)
     assert [p.steps for p in few.plan if isinstance(p, Train)] == [0, 2, 2]
     config.warn(few)

@@ -13,7 +13,7 @@ from jaxgrow import correct, grow, grow_optimizer, sizes
 from jaxgrow.models import GPT2Config, LlamaConfig
 from jaxgrow.operators import coalesce, decoalesce
 from train.plan.lifetimes import after, live, shapes
-from train.plan.methods import Growing, GrowTo, Learned, Scratch, Stage, VCycle
+from train.plan.methods import Growing, GrowTo, Learned, Scratch, TrainStage, VCycle
 from train.plan.training import Train
 from train.plan.transforms import (
     Coalesce,
@@ -25,13 +25,14 @@ from train.plan.transforms import (
     Transform,
     smaller,
 )
-from train.state.model import Model
+from train.state.model import TrainState
 from train.state.optim import Optim, transformation
 
 BASE = Optim(peak_lr=0.5, warmup=7)
 DEEP = GPT2Config(vocab=11, context=7, layers=4, embed=8, heads=4, head_dim=3, mlp=12)
 THREE = VCycle(
-    down=(Stage(0.1), Stage(0.2, lr=3.0)), up=(Stage(0.3, lr=4.0), Stage(0.4, warmup=2), Stage(0.5))
+    down=(TrainStage(0.1), TrainStage(0.2, lr=3.0)),
+    up=(TrainStage(0.3, lr=4.0), TrainStage(0.4, warmup=2), TrainStage(0.5)),
 )
 
 
@@ -86,12 +87,12 @@ def test_a_v_cycle_by_correction():
 
 
 def test_without_training_the_initial_model_is_coalesced():
-    assert spelled(VCycle(down=(Stage(0.0),)))[:3] == [
+    assert spelled(VCycle(down=(TrainStage(0.0),)))[:3] == [
         "train large 0",
         "coalesce large > coarse1",
         "train coarse1 50",
     ]
-    three = spelled(replace(THREE, down=(Stage(0.0), Stage(0.0))))
+    three = spelled(replace(THREE, down=(TrainStage(0.0), TrainStage(0.0))))
     assert three[:4] == [
         "train large 0",
         "coalesce large > coarse1",
@@ -107,7 +108,7 @@ def test_every_level_has_its_own_size_learning_rate_and_warmup():
     ]  # fmt: skip
     assert [p.optim.peak_lr for p in trained] == [0.5, 1.5, 2.0, 0.5, 0.5]
     assert [p.optim.warmup for p in trained] == [7, 7, 7, 2, 7]
-    own = Stage(1.0, floor=0.5, schedule="wsd").optim(BASE)
+    own = TrainStage(1.0, floor=0.5, schedule="wsd").optim(BASE)
     assert own == replace(BASE, floor=0.5, schedule="wsd")
 
 
@@ -129,7 +130,7 @@ def test_every_level_may_have_its_own_groups():
 
 def test_unfitting_stages_and_groups_are_refused():
     with pytest.raises(ValueError, match="a V-cycle of 3 levels needs 3 stages up, but has 2"):
-        VCycle(down=(Stage(0.1), Stage(0.1)))
+        VCycle(down=(TrainStage(0.1), TrainStage(0.1)))
     with pytest.raises(ValueError, match="one for each of the 1 levels down, not 2"):
         VCycle(groupings=(Grouping(), Grouping()))
     with pytest.raises(ValueError, match=r"layers is 3, but kept names the layers \(0, 1\)"):
@@ -152,12 +153,12 @@ TX = transformation(BASE)
 GROUPING = Grouping()
 
 
-def trained(config, seed: int) -> Model:
+def trained(config, seed: int) -> TrainState:
     """Return a model with nonzero moments, as after some steps."""
     params = tiny.params(config, seed, "float32")
     grads = jax.tree.map(np.cos, params)
     opt = jax.jit(lambda: TX.update(grads, TX.init(params), params, axes=config.axes())[1])()
-    return Model(params, opt, config)
+    return TrainState(params, opt, config)
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +207,7 @@ def test_dropped_moments_restart_and_kept_ones_do_not(models):
         {"large": replace(models["large"], opt=None)}
     )
     chex.assert_trees_all_equal(
-        fresh, Model(models["large"].params, TX.init(models["large"].params), DEEP)
+        fresh, TrainState(models["large"].params, TX.init(models["large"].params), DEEP)
     )
     kept = jax.jit(lambda m: phase.start(m, TX, jax.random.key(0)))(models)
     chex.assert_trees_all_equal(kept, models["large"])
@@ -295,7 +296,7 @@ METHODS = {
     "pruned": VCycle(
         groupings=(Pruning(2),), correction=True, moments_down="exact", moments_up="asymmetric"
     ),
-    "unborn": VCycle(down=(Stage(0.0),), moments_down="copy"),
+    "unborn": VCycle(down=(TrainStage(0.0),), moments_down="copy"),
 }
 
 
@@ -308,7 +309,7 @@ METHODS = {
 )
 def test_shapes_tell_what_a_run_holds_after_every_phase(method):
     plan = method.plan(DEEP, BASE, 100)
-    held: dict[str, Model] = {}
+    held: dict[str, TrainState] = {}
     for i, phase in enumerate(plan):
         if isinstance(phase, Train):
             result = jax.eval_shape(lambda m, p=phase: p.start(m, TX, jax.random.key(0)), held)

@@ -24,15 +24,15 @@ from train import preflight
 from train.common.errors import UserError, exits_cleanly
 from train.config.experiment import load
 from train.extras.aot import estimate, hlo, machines
-from train.extras.aot.compilation import Program, Rehearsal
+from train.extras.aot.compilation import AotRun, Program
 from train.extras.aot.estimate import Bound, bound, fits, fitting, smaller
 from train.extras.aot.machines import CHIPS, Machine, described
 from train.extras.aot.roofline import Roofline, beside, kernels, part, roofline
-from train.plan.methods import Growing, GrowTo, Inherit, Scratch, Stage
+from train.plan.methods import Growing, GrowTo, Inherit, Scratch, TrainStage
 from train.plan.modifiers import DropLayers, Rewarm
 from train.plan.training import Train
 from train.state.mesh import Mesh
-from train.state.model import Model
+from train.state.model import TrainState
 
 pytestmark = pytest.mark.extra
 
@@ -44,10 +44,10 @@ SBLD = Scratch((DropLayers(LayerDrop(sensitivity=Sensitivity(after=0.25, batches
 @cache
 def rehearsed(devices=4, **changes):
     """Compile the programs of an experiment once for all tests; no data are read."""
-    return Rehearsal(experiment(**changes), described(f"cpu:{devices}")).run()
+    return AotRun(experiment(**changes), described(f"cpu:{devices}")).run()
 
 
-class Steps(Rehearsal):
+class Steps(AotRun):
     """AOT compilation of the training steps only; other programs are traced."""
 
     def _compiled(self, program, arguments, what, *rest, **more):
@@ -55,7 +55,7 @@ class Steps(Rehearsal):
             return super()._compiled(program, arguments, what, *rest, **more)
         with jax.set_mesh(self.mesh):
             made = program.eval_shape(*arguments)
-        return (self._placed(made) if isinstance(made, Model) else made), 0.0
+        return (self._placed(made) if isinstance(made, TrainState) else made), 0.0
 
 
 @cache
@@ -73,10 +73,10 @@ def traced(monkeypatch):
     nothing = SimpleNamespace(
         **{f"{n}_size_in_bytes": 0 for n in ("argument", "output", "alias", "temp")}
     )
-    monkeypatch.setattr(Rehearsal, "_compiled_once", lambda self, lowered: (nothing, ""))
+    monkeypatch.setattr(AotRun, "_compiled_once", lambda self, lowered: (nothing, ""))
 
 
-class Beginnings(Rehearsal):
+class Beginnings(AotRun):
     """AOT compilation of all programs except the steps and evaluations, which are skipped."""
 
     def train(self, phase, model):
@@ -171,7 +171,7 @@ def test_every_step_of_a_plan_is_counted_once(traced, execution):
     e = experiment(
         method=Scratch((DropLayers(drop),)), model=replace(runs.MODEL, layers=6), steps=100
     )
-    found = [p for p in Rehearsal(e, described("cpu:4")).run() if p.what.startswith("step")]
+    found = [p for p in AotRun(e, described("cpu:4")).run() if p.what.startswith("step")]
     assert sum(p.steps for p in found) == 100
     dense, dropping = next(p for p in found if p.what == "step"), found[-1]
     names = {p.what for p in found if p.what != "step"}
@@ -193,11 +193,13 @@ def test_every_step_of_a_plan_is_counted_once(traced, execution):
 def test_a_teacher_and_a_second_warm_up_are_rehearsed(traced):
     """These phases read models and Adam's step count before they define the inputs of a step."""
     small = replace(runs.MODEL, layers=1)
-    again = Stage(0.5, warmup=0, modifiers=(Rewarm(steps=2),))
-    grown = Growing(small, Stage(0.5), (GrowTo((again,), by=("stack",), moments="asymmetric"),))
-    for method in (Inherit(small, Stage(0.5), Stage(1.0)), grown):
+    again = TrainStage(0.5, warmup=0, modifiers=(Rewarm(steps=2),))
+    grown = Growing(
+        small, TrainStage(0.5), (GrowTo((again,), by=("stack",), moments="asymmetric"),)
+    )
+    for method in (Inherit(small, TrainStage(0.5), TrainStage(1.0)), grown):
         e = experiment(method=method, steps=20)
-        found = by_name(Rehearsal(e, described("cpu:4")).run())
+        found = by_name(AotRun(e, described("cpu:4")).run())
         assert found["train large", "step"].steps > 0
 
 
@@ -207,7 +209,7 @@ def test_a_teacher_and_a_second_warm_up_are_rehearsed(traced):
 )
 def test_every_experiment_of_the_demo_is_rehearsed(name):
     e = load(f"configs/demo.py:{name}")
-    found = Rehearsal(e, described("cpu:4")).run()
+    found = AotRun(e, described("cpu:4")).run()
     assert sum(p.steps for p in found if p.what.startswith("step")) == sum(
         phase.end - phase.begin for phase in e.plan if isinstance(phase, Train)
     )
@@ -286,7 +288,7 @@ def test_the_first_changes_that_fit_are_the_cheapest(monkeypatch):
         def run(self):
             return [replace(PROGRAM, parameters=self.memory)]
 
-    monkeypatch.setattr(estimate, "Rehearsal", Said)
+    monkeypatch.setattr(estimate, "AotRun", Said)
     e, four = experiment(batch=64), described("cpu:4")
     for memory, changes in [
         (95, ["accumulate=4"]),
@@ -361,7 +363,7 @@ def test_auto_takes_the_first_choice_that_fits(monkeypatch):
         model = replace(runs.MODEL, remat="auto", dtype="bfloat16")
         e = experiment(**{"model": model} | changes)
         lines = []
-        found, _ = estimate.settled(
+        found, _ = estimate.resolve_auto(
             e, Machine("m", CHIPS["h100"], (), limit=has), lines.append, compiled
         )
         return found.model.remat, found.model.scan_layers, found.mesh.gradients, lines
@@ -393,7 +395,7 @@ def test_auto_takes_the_first_choice_that_fits(monkeypatch):
 def test_auto_is_products_on_a_machine_without_a_limit():
     e = experiment(model=replace(runs.MODEL, remat="auto"), mesh=Mesh(fsdp=4))
     lines = []
-    found, programs = estimate.settled(e, described("cpu:4"), lines.append)
+    found, programs = estimate.resolve_auto(e, described("cpu:4"), lines.append)
     assert (found.model.remat, found.model.scan_layers, found.mesh.gradients) == (
         "products",
         True,
@@ -401,7 +403,7 @@ def test_auto_is_products_on_a_machine_without_a_limit():
     )
     assert not programs and not lines
     narrow = replace(e, model=replace(e.model, dtype="bfloat16"))
-    estimate.settled(narrow, described("cpu:4"), lines.append)
+    estimate.resolve_auto(narrow, described("cpu:4"), lines.append)
     assert len(lines) == 1 and "because the memory of the devices is not known" in lines[0]
 
 
@@ -412,15 +414,15 @@ def test_what_does_not_fit_is_told_and_what_would():
     )
     most = {}
     for name, changed in {"as it is": e, "divided": replace(e, mesh=Mesh(1, 4))}.items():
-        most[name] = max(p.memory for p in Rehearsal(changed, described("cpu:4")).run())
+        most[name] = max(p.memory for p in AotRun(changed, described("cpu:4")).run())
     assert most["divided"] < most["as it is"]
     limit = (most["divided"] + most["as it is"]) / 2
     machine = replace(described("cpu:4"), chip=replace(CHIPS["cpu"], memory=limit))
-    assert not fits(Rehearsal(e, machine).run(), machine)
+    assert not fits(AotRun(e, machine).run(), machine)
     changes = fitting(e, machine, lambda _: None)
     assert changes is not None
     tried = dict((tuple(c), other) for c, other in smaller(e, 4))
-    assert fits(Rehearsal(tried[tuple(changes)], machine).run(), machine)
+    assert fits(AotRun(tried[tuple(changes)], machine).run(), machine)
     nothing = replace(machine, chip=replace(machine.chip, memory=1.0))
     assert fitting(replace(e, batch=4), nothing, lambda _: None) is None
 

@@ -17,22 +17,22 @@ from jaxgrow import grow, operators
 from jaxgrow.layerdrop import LayerDrop, TokenDrop
 from train.data.batches import next_tokens
 from train.plan.dropout import DropUnits
-from train.plan.methods import Scratch, Stage
-from train.plan.modifiers import NOTHING, DropLayers, DropTokens, Ramp, Setting
+from train.plan.methods import Scratch, TrainStage
+from train.plan.modifiers import NOTHING, DropLayers, DropTokens, PhaseStart, Ramp
 from train.plan.training import Train
 from train.run.trainer import run
-from train.state.model import Model
+from train.state.model import TrainState
 from train.state.optim import Optim
 from train.step.step import gradients
 
 OPTIM = Optim(warmup=1)
-SETTING = Setting({}, 0, 8, 1, 0)
+SETTING = PhaseStart({}, 0, 8, 1, 0)
 
 
 def given(steps, at):
     config = replace(runs.MODEL, layers=len(steps))
     phase = Train("large", 100, OPTIM, config, (Ramp(steps),))
-    return phase.modifiers[0].begin(phase, Model(None, None, config), SETTING)(at)
+    return phase.modifiers[0].step_inputs(phase, TrainState(None, None, config), SETTING)(at)
 
 
 def test_the_branches_of_each_layer_by_hand():
@@ -61,10 +61,14 @@ def test_a_ramped_growth_starts_as_the_old_model():
     @partial(jax.jit, static_argnums=(0, 2))
     def loss(config, params, modifier=None, inputs=None):
         pairs = [(modifier, inputs)] if modifier else []
-        return gradients(Model(params, None, config), batch, np.arange(8), np.uint32(0), 1, pairs)
+        return gradients(
+            TrainState(params, None, config), batch, np.arange(8), np.uint32(0), 1, pairs
+        )
 
     ramp = Ramp((0, 0, 5, 5))
-    at = ramp.begin(Train("large", 100, OPTIM, large, (ramp,)), Model(None, None, large), SETTING)
+    at = ramp.step_inputs(
+        Train("large", 100, OPTIM, large, (ramp,)), TrainState(None, None, large), SETTING
+    )
     before, _ = loss(small, params)
     after, _ = loss(large, grown, ramp, at(0).inputs)
     whole, _ = loss(large, grown)
@@ -83,7 +87,7 @@ def test_a_ramped_run_ends_with_the_plain_program(tmp_path):
     result = run(ramped, tmp_path / "ramped")
     plain = replace(ramped, method=Scratch())
     assert result["flops"] == plain.plan[0].cost(plain.batch) and np.isfinite(result["val_loss"])
-    [stage] = Stage(0.5, modifiers=(Ramp((0, 3)),)).train("large", runs.MODEL, OPTIM, 8)
+    [stage] = TrainStage(0.5, modifiers=(Ramp((0, 3)),)).train("large", runs.MODEL, OPTIM, 8)
     assert stage.modifiers == (Ramp((0, 3)),)
 
 

@@ -113,10 +113,10 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 from train.store import checkpoint
 from train.plan.record import RunRecord
-from train.state.model import Model
+from train.state.model import TrainState
 checkpoint.seal = lambda folder: os.kill(os.getpid(), signal.SIGKILL)
 checkpoints = checkpoint.Checkpoints(Path(sys.argv[1]))
-checkpoints.save(2, {"large": Model({"x": jnp.ones(9)}, None, None)}, SimpleNamespace(get_state=dict), RunRecord())
+checkpoints.save(2, {"large": TrainState({"x": jnp.ones(9)}, None, None)}, SimpleNamespace(get_state=dict), RunRecord())
 checkpoints.wait()
 """
 

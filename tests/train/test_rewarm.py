@@ -14,12 +14,12 @@ import tiny
 from jaxgrow.growth.moments import clock
 from train import pretrain
 from train.data.batches import next_tokens
-from train.plan.methods import GrowTo, Stage, VCycle
+from train.plan.methods import GrowTo, TrainStage, VCycle
 from train.plan.modifiers import Rewarm
 from train.plan.training import Train
 from train.plan.transforms import Grow
 from train.state.mesh import replicated
-from train.state.model import Model
+from train.state.model import TrainState
 from train.state.optim import Optim, learning_rate, transformation
 from train.state.packing import packed
 from train.step import programs
@@ -29,7 +29,7 @@ from train.step.step import StepInputs, train_step
 TOKENS = np.random.default_rng(0).integers(0, 256, (8, 9)).astype(np.int32)
 BATCH = next_tokens(TOKENS)
 TX = transformation(Optim())
-REWARM = Stage(0.5, warmup=0, modifiers=(Rewarm(peak=2.0, steps=2),))
+REWARM = TrainStage(0.5, warmup=0, modifiers=(Rewarm(peak=2.0, steps=2),))
 
 
 # --- the learning rate ---
@@ -64,7 +64,7 @@ def test_a_warmup_of_the_whole_model_is_refused_beside_it():
     with pytest.raises(ValueError, match=says):
         Train("large", 8, Optim(), runs.LARGE, modifiers=(Rewarm(),))
     with pytest.raises(ValueError, match=says):
-        Stage(0.5, modifiers=(Rewarm(),)).train("large", runs.LARGE, Optim(), 8)
+        TrainStage(0.5, modifiers=(Rewarm(),)).train("large", runs.LARGE, Optim(), 8)
 
 
 @pytest.mark.parametrize("moments", ["drop", "copy", "exact"])
@@ -73,13 +73,13 @@ def test_moments_that_do_not_mark_new_entries_are_refused(moments):
     with pytest.raises(ValueError, match=says):
         GrowTo((REWARM,), runs.DOUBLED, moments=moments)
     with pytest.raises(ValueError, match=f"set moments_up to 'asymmetric', not '{moments}'"):
-        VCycle((Stage(0.1),), (Stage(0.4), REWARM), moments_up=moments)
+        VCycle((TrainStage(0.1),), (TrainStage(0.4), REWARM), moments_up=moments)
 
 
 # --- the step ---
 
 
-def grown() -> Model:
+def grown() -> TrainState:
     """Return a large model whose second copies got separate moments in a growth at step 5."""
     rng = np.random.default_rng(0)
     shapes = jax.eval_shape(lambda: runs.SMALL.init(jax.random.key(0)))
@@ -90,7 +90,7 @@ def grown() -> Model:
         adam._replace(count=np.int32(5), mu=mu, nu=jax.tree.map(np.square, mu)),
         state._replace(count=np.int32(5)),
     )
-    small = Model(params, (clip, adam, state, decay), runs.SMALL)
+    small = TrainState(params, (clip, adam, state, decay), runs.SMALL)
     phase = Grow(
         "small", "large", runs.SMALL, runs.LARGE, runs.DOUBLED, noise=10.0, moments="asymmetric"
     )
@@ -133,7 +133,12 @@ def test_a_run_stopped_in_the_rewarmup_is_bitwise_identical(small_run):
     """Kill the run after the first and third of the 4 steps that follow 2 steps of the small model."""
     to = GrowTo((REWARM,), runs.DOUBLED, noise=10.0, moments="asymmetric")
     e = runs.growing(
-        small_run.parent, to, source=Stage(0.25), name="rewarm", checkpoint_every=1, log_every=3
+        small_run.parent,
+        to,
+        source=TrainStage(0.25),
+        name="rewarm",
+        checkpoint_every=1,
+        log_every=3,
     )
     pretrain.run(e, small_run.parent / "rewarm")
     runs.stopped(e, small_run.parent / "rewarm-stopped", 3, 5)

@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 from jaxgrow.checkpoints import save
 from train import pretrain
 from train.data.batches import Stream
-from train.plan.methods import Continue, Growing, GrowTo, Stage
+from train.plan.methods import Continue, Growing, GrowTo, TrainStage
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_a_grown_run_goes_on_and_resumes_without_its_source(tmp_path, drawn, cap
     grown = runs.experiment(
         tmp_path,
         steps=4,
-        method=Growing(runs.SMALL, "first", (GrowTo((Stage(1.0),), runs.DOUBLED),)),
+        method=Growing(runs.SMALL, "first", (GrowTo((TrainStage(1.0),), runs.DOUBLED),)),
         model=runs.LARGE,
         checkpoint_every=2,
     )

@@ -11,11 +11,11 @@ import runs
 from jaxgrow import flops
 from jaxgrow.layerdrop import TokenDrop
 from train.data.batches import next_tokens
-from train.plan.methods import Growing, GrowTo, Stage
-from train.plan.modifiers import DropTokens, Setting, ShortContext
+from train.plan.methods import Growing, GrowTo, TrainStage
+from train.plan.modifiers import DropTokens, PhaseStart, ShortContext
 from train.plan.training import Train
 from train.run.trainer import run
-from train.state.model import Model
+from train.state.model import TrainState
 from train.state.optim import Optim
 from train.step.inputs import step_plans
 from train.step.step import gradients
@@ -26,7 +26,7 @@ OPTIM = Optim(warmup=1)
 def test_a_step_is_that_of_the_windows_as_samples():
     tokens = np.random.default_rng(0).integers(0, 256, (4, runs.MODEL.context + 1)).astype(np.int32)
     inputs, targets = next_tokens(tokens)
-    model = Model(runs.fresh(runs.MODEL), None, runs.MODEL)
+    model = TrainState(runs.fresh(runs.MODEL), None, runs.MODEL)
     # the order differs
     shorter = tuple(np.concatenate(np.split(x, 4, axis=1)) for x in (inputs, targets))
 
@@ -44,8 +44,8 @@ def test_a_step_is_that_of_the_windows_as_samples():
 
 
 def test_a_run_costs_what_its_windows_do(tmp_path):
-    to = GrowTo((Stage(0.5, warmup=0),), by=("interleave",), moments="copy")
-    method = Growing(runs.MODEL, Stage(0.5, modifiers=(ShortContext(2),)), (to,))
+    to = GrowTo((TrainStage(0.5, warmup=0),), by=("interleave",), moments="copy")
+    method = Growing(runs.MODEL, TrainStage(0.5, modifiers=(ShortContext(2),)), (to,))
     e = runs.experiment(tmp_path, method=method)
     each = e.batch * runs.MODEL.context
     short, whole = (flops.train(runs.MODEL, each, runs.MODEL.context // parts) for parts in (2, 1))
@@ -54,16 +54,16 @@ def test_a_run_costs_what_its_windows_do(tmp_path):
         short * e.steps / 2,
         whole * e.steps / 2,
     ] and short < whole
-    counted = step_plans(trained[0], Model(None, None, runs.MODEL), Setting({}, 0, e.batch, 1, 0))(
-        0, 0
-    )
+    counted = step_plans(
+        trained[0], TrainState(None, None, runs.MODEL), PhaseStart({}, 0, e.batch, 1, 0)
+    )(0, 0)
     assert counted.flops == short
 
 
 @pytest.mark.slow
 def test_four_devices_equal_one_on_complete_samples(tmp_path):
-    to = GrowTo((Stage(0.5, warmup=0),), by=("interleave",), moments="copy")
-    method = Growing(runs.MODEL, Stage(0.5, modifiers=(ShortContext(2),)), (to,))
+    to = GrowTo((TrainStage(0.5, warmup=0),), by=("interleave",), moments="copy")
+    method = Growing(runs.MODEL, TrainStage(0.5, modifiers=(ShortContext(2),)), (to,))
     e = runs.experiment(tmp_path, method=method, accumulate=2)
     result = run(e, tmp_path / "run")
     with runs.only(1):

@@ -27,7 +27,7 @@ from train import show as plans
 from train.analysis import plots
 from train.common.errors import exits_cleanly
 from train.config.experiment import load
-from train.plan.methods import GrowTo, Learned, Scratch, Stage
+from train.plan.methods import GrowTo, Learned, Scratch, TrainStage
 from train.store.workdir import Workdir
 
 CONFIG = tiny.config()
@@ -345,9 +345,9 @@ def test_what_is_expected_of_a_plan_is_what_its_run_counts(small_run):
 
 def test_micro_batches_that_learn_maps_are_part_of_the_expected_cost(tmp_path):
     """Every micro-batch grows the small model by the maps."""
-    to = GrowTo((Stage(0.5),), by=Learned(steps=4))
+    to = GrowTo((TrainStage(0.5),), by=Learned(steps=4))
     whole, divided = (
-        runs.growing(tmp_path, to, source=Stage(0.5), accumulate=count) for count in (1, 4)
+        runs.growing(tmp_path, to, source=TrainStage(0.5), accumulate=count) for count in (1, 4)
     )
     costs = [sum(p["flops"] for p in plans.planned(e)) for e in (whole, divided)]
     assert costs == [whole.cost, divided.cost] and costs[1] > costs[0]

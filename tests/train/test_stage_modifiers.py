@@ -10,8 +10,8 @@ from jaxgrow.optim.freeze import Freeze
 from train.common.errors import UserError
 from train.config.experiment import as_json
 from train.config.overrides import misfits, overridden, settings
-from train.plan.methods import Scratch, Stage, VCycle
-from train.plan.modifiers import DropLayers, Hold, Modifier, Ramp, Rewarm, ShortContext
+from train.plan.methods import Scratch, TrainStage, VCycle
+from train.plan.modifiers import DropLayers, FreezeParts, Modifier, Ramp, Rewarm, ShortContext
 from train.state.optim import Optim
 
 
@@ -27,7 +27,7 @@ def test_a_new_modifier_is_a_setting_of_each_stage(monkeypatch, tmp_path):
             if self.factor <= 0:
                 raise ValueError(f"factor must be positive, but is {self.factor}")
 
-    base = runs.experiment(tmp_path, method=VCycle(down=(Stage(0.1),)))
+    base = runs.experiment(tmp_path, method=VCycle(down=(TrainStage(0.1),)))
     found = overridden(base, ["method.down.0.scaled.factor=2"])
     assert found.method.down[0].modifiers == (Scaled(2.0),)
     assert as_json(found)["method"]["VCycle"]["down"][0]["scaled"] == {"factor": 2.0, "steps": 10}
@@ -42,8 +42,12 @@ def test_a_new_modifier_is_a_setting_of_each_stage(monkeypatch, tmp_path):
 
 def test_modifiers_keep_their_form_in_config_json(tmp_path):
     """The form is unchanged, with a key for each modifier, so that existing runs can be continued."""
-    stage = Stage(0.5, modifiers=(Hold(Freeze((0,))), ShortContext(2), Ramp((1, 2)), Rewarm(2.0)))
-    method = as_json(runs.experiment(tmp_path, method=VCycle((Stage(0.1),), (stage, Stage(0.4)))))
+    stage = TrainStage(
+        0.5, modifiers=(FreezeParts(Freeze((0,))), ShortContext(2), Ramp((1, 2)), Rewarm(2.0))
+    )
+    method = as_json(
+        runs.experiment(tmp_path, method=VCycle((TrainStage(0.1),), (stage, TrainStage(0.4))))
+    )
     first, second = method["method"]["VCycle"]["up"]
     plain = {"lr": 1.0, "warmup": None, "floor": None, "schedule": None}
     none = {"drop": None, "tokens": None, "freeze": None, "rewarm": None}

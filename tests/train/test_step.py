@@ -23,7 +23,7 @@ from train.data.batches import next_tokens
 from train.plan.methods import Scratch
 from train.plan.modifiers import DropLayers
 from train.state.mesh import AXIS, Mesh, put, rows
-from train.state.model import Model, logits, loss, scores, shardings
+from train.state.model import TrainState, logits, loss, scores, shardings
 from train.state.optim import Optim, transformation
 from train.state.packing import packed
 from train.step import programs, step
@@ -45,7 +45,7 @@ OTHERS = [("pmap", 4), ("mesh", 1), ("mesh", 4)]
 @partial(jax.jit, static_argnums=2)
 @jax.value_and_grad
 def first(params, tokens, model):
-    return loss(Model(params, None, model), tokens)
+    return loss(TrainState(params, None, model), tokens)
 
 
 @cache

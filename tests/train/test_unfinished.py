@@ -14,7 +14,7 @@ from jaxgrow.checkpoints import CheckpointError, open_checkpoint
 from jaxgrow.cli.program import main
 from train import generate, pretrain
 from train.common.errors import UserError
-from train.plan.methods import Continue, Growing, GrowTo, Learned, Stage
+from train.plan.methods import Continue, Growing, GrowTo, Learned, TrainStage
 from train.state.mesh import Mesh
 from train.store.workdir import load
 
@@ -127,16 +127,16 @@ def test_commands_of_train_read_it_and_say_the_step(tmp_path, capsys, monkeypatc
 
 
 def test_the_phase_of_a_small_model_gives_the_small_model(tmp_path):
-    method = Growing(runs.SMALL, Stage(0.5), (GrowTo((Stage(0.5),), by=runs.DOUBLED),))
+    method = Growing(runs.SMALL, TrainStage(0.5), (GrowTo((TrainStage(0.5),), by=runs.DOUBLED),))
     experiment = runs.experiment(tmp_path, method=method, checkpoint_every=1)
     runs.killed(experiment, tmp_path / "run", 3)
     assert open_checkpoint(tmp_path / "run").config == runs.SMALL
 
 
 def test_growth_maps_are_not_a_model(tmp_path):
-    to = GrowTo((Stage(0.5),), by=Learned(steps=4))
+    to = GrowTo((TrainStage(0.5),), by=Learned(steps=4))
     experiment = runs.experiment(
-        tmp_path, method=Growing(runs.SMALL, Stage(0.25), (to,)), checkpoint_every=1
+        tmp_path, method=Growing(runs.SMALL, TrainStage(0.25), (to,)), checkpoint_every=1
     )
     runs.killed(experiment, tmp_path / "run", 4)
     with pytest.raises(CheckpointError, match=r"no complete model.*Continue the run"):

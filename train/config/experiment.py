@@ -32,7 +32,7 @@ from train.data.text import Data
 from train.extras.images.images import Images
 from train.extras.labelled.task import Labelled
 from train.plan.lifetimes import Plan, shapes
-from train.plan.methods import Method, Scratch, Stage
+from train.plan.methods import Method, Scratch, TrainStage
 from train.plan.modifiers import DropLayers, DropTokens, less_than_one
 from train.plan.phase import Phase
 from train.plan.training import Train
@@ -400,7 +400,7 @@ def warn(experiment: Experiment) -> None:
     texts = [text for phase in experiment.plan for text in phase.warnings()]
     texts += [text for phase in experiment.plan for text in _run_differently(phase, experiment)]
     for s in settings(experiment.method, "method."):
-        if s.owner is Stage and s.name.endswith(".steps"):
+        if s.owner is TrainStage and s.name.endswith(".steps"):
             texts += less_than_one(s.name, s.value, experiment.steps)
     for text in dict.fromkeys(texts):
         say(f"{experiment.name}: {text}", file=sys.stderr)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from train.common.errors import UserError
 from train.config.experiment import Experiment, load, load_as
 from train.config.overrides import overridden, settings
-from train.plan.methods import Learned, Stage
+from train.plan.methods import Learned, TrainStage
 from train.plan.modifiers import Ramp, Rewarm
 from train.state.optim import Optim
 
@@ -16,7 +16,7 @@ ALIKE = 0.03  # relative costs that differ by less count as equal
 _COUNTS = {
     Experiment: {"eval_every"},
     Optim: {"warmup"},
-    Stage: {"warmup"},
+    TrainStage: {"warmup"},
     Learned: {"steps", "warmup"},
     Rewarm: {"steps"},
     Ramp: {"steps"},

@@ -26,7 +26,7 @@ from train.plan.training import Train
 from train.plan.transforms import Transform, differing
 from train.state.assembly import ByAdapter, ByLoRA
 from train.state.heads import split
-from train.state.model import Model, plain
+from train.state.model import TrainState, plain
 
 
 @dataclass(frozen=True)
@@ -87,19 +87,19 @@ class Adapt(Train):
         tx: optax.GradientTransformation,
         key: jax.Array,
         saved: Params | None = None,
-    ) -> Model:
+    ) -> TrainState:
         model = models[self.name]
         if model.made is None:
             model = self._beside(model, key, saved)
         return model if model.opt is not None else replace(model, opt=tx.init(model.params))
 
-    def _beside(self, model: Model, key: jax.Array, saved: Params | None) -> Model:
+    def _beside(self, model: TrainState, key: jax.Array, saved: Params | None) -> TrainState:
         """Return the frozen model with its own adapter, the one in ``saved``, or a fresh one."""
         body, head = split(model.params)
         if isinstance(self.adapter, LoRA):
             fresh = lora.init(self.adapter, split(self.config.axes())[0], self.config.sizes(), key)
             own = fresh if saved is None else saved
-            return Model(
+            return TrainState(
                 own | head, None, self.config, model.sensitivity, body, ByLoRA(self.adapter)
             )
         config = replace(self.config, adapter=self.adapter)
@@ -107,18 +107,20 @@ class Adapt(Train):
             body, own = adapters.detach(body)
         else:
             own = adapters.init(config, key) if saved is None else saved
-        return Model(own | head, None, config, model.sensitivity, body, ByAdapter(self.adapter))
+        return TrainState(
+            own | head, None, config, model.sensitivity, body, ByAdapter(self.adapter)
+        )
 
     def given(self, context: Context) -> tuple[Any, ...]:
         if self.saved is not None and context.models[self.name].made is None:
             return (loaded(self.saved, self.config)[1],)
         return ()
 
-    def finish(self, context: Context, model: Model) -> None:
+    def finish(self, context: Context, model: TrainState) -> None:
         keep_adapter(context, model)
 
 
-def keep_adapter(context: Context, model: Model) -> None:
+def keep_adapter(context: Context, model: TrainState) -> None:
     """Save the adapter of a model in the folder of the run."""
     if isinstance(model.made, ByLoRA):
         name = "lora.npz"
@@ -145,9 +147,9 @@ class Merge(Transform, reads=("name",), writes="name"):
 
     name: str
 
-    def apply(self, models: Models, tx: optax.GradientTransformation) -> Model:
+    def apply(self, models: Models, tx: optax.GradientTransformation) -> TrainState:
         model = models[self.name]
-        return Model(plain(model), None, model.config)
+        return TrainState(plain(model), None, model.config)
 
 
 class Saved(NamedTuple):

@@ -8,7 +8,7 @@ import optax
 
 from train.extras.adapting import keep_adapter
 from train.plan.phase import Context, Models, Phase
-from train.state.model import Model
+from train.state.model import TrainState
 
 KEPT = "best"  # name of the copy in the plan
 METRIC = "metric"
@@ -62,10 +62,10 @@ class KeepBest(Phase):
     def writes(self) -> str:
         return KEPT
 
-    def shapes(self, models: Models, tx: optax.GradientTransformation) -> Model:
+    def shapes(self, models: Models, tx: optax.GradientTransformation) -> TrainState:
         return replace(models[self.name], opt=None)
 
-    def run(self, context: Context) -> Model:
+    def run(self, context: Context) -> TrainState:
         value = self._value(context)
         before = context.best
         if not before or self.best.better(value, before["value"]):
@@ -97,10 +97,10 @@ class TakeBest(Phase, writes="name"):
     def reads(self) -> tuple[str, ...]:
         return (KEPT,)
 
-    def shapes(self, models: Models, tx: optax.GradientTransformation) -> Model:
+    def shapes(self, models: Models, tx: optax.GradientTransformation) -> TrainState:
         return models[KEPT]
 
-    def run(self, context: Context) -> Model:
+    def run(self, context: Context) -> TrainState:
         model, _ = context.compute(self, _copied, context.models[KEPT])
         context.validation = context.best["validation"]
         if model.made is not None:
@@ -108,5 +108,5 @@ class TakeBest(Phase, writes="name"):
         return model
 
 
-def _copied(phase: Phase, tx: optax.GradientTransformation, model: Model) -> Model:
+def _copied(phase: Phase, tx: optax.GradientTransformation, model: TrainState) -> TrainState:
     return jax.tree.map(jnp.copy, model)

@@ -15,7 +15,7 @@ from jaxgrow.models import Config
 from train.plan.modifiers import (
     DropLayers,
     DropTokens,
-    Hold,
+    FreezeParts,
     Micro,
     Modifier,
     Ramp,
@@ -24,7 +24,7 @@ from train.plan.modifiers import (
 )
 
 # These modifiers also change the keep mask, or the samples that it belongs to.
-OTHERS = (DropLayers, DropTokens, Hold, Ramp, ShortContext)
+OTHERS = (DropLayers, DropTokens, FreezeParts, Ramp, ShortContext)
 
 
 @dataclass(frozen=True)

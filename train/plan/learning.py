@@ -22,7 +22,7 @@ from train.plan.phase import Context, Models
 from train.plan.training import Train
 from train.plan.transforms import Transform, differing
 from train.state.assembly import ByMaps
-from train.state.model import Model, initial, plain
+from train.state.model import TrainState, initial, plain
 
 
 @dataclass(frozen=True)
@@ -63,17 +63,17 @@ class Learn(Train):
         maps = jax.tree.map(lambda x: np.broadcast_to(np.float32(0), x.shape), maps)
         return flops.grow(ligo.growth(maps, axes, sizes), small, axes)
 
-    def start(self, models: Models, tx: optax.GradientTransformation, key: jax.Array) -> Model:
+    def start(self, models: Models, tx: optax.GradientTransformation, key: jax.Array) -> TrainState:
         small = models[self.source]
         maps = ligo.init(self.ligo, self.small.axes(), self.small.sizes(), self.target, key)
-        return Model(maps, tx.init(maps), self.config, None, plain(small), ByMaps(self.small))
+        return TrainState(maps, tx.init(maps), self.config, None, plain(small), ByMaps(self.small))
 
-    def init(self, context: Context) -> Model:
+    def init(self, context: Context) -> TrainState:
         model = super().init(context)
         context.validate(0, model)  # the model grown by the initial maps
         return model
 
-    def finish(self, context: Context, model: Model) -> None:
+    def finish(self, context: Context, model: TrainState) -> None:
         context.keep("maps.npz", model.params, lambda path, maps: save(path, self, maps))
 
 
@@ -84,9 +84,9 @@ class Apply(Transform, reads=("source",), writes="target"):
     source: str
     target: str
 
-    def apply(self, models: Models, tx: optax.GradientTransformation) -> Model:
+    def apply(self, models: Models, tx: optax.GradientTransformation) -> TrainState:
         model = models[self.source]
-        return Model(plain(model), None, model.config)
+        return TrainState(plain(model), None, model.config)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import jax
 import optax
 
 from train.plan.phase import Phase
-from train.state.model import Model
+from train.state.model import TrainState
 
 Plan: TypeAlias = tuple[Phase, ...]
 
@@ -23,7 +23,9 @@ def live(plan: Plan, done: int) -> set[str]:
     return names
 
 
-def after(plan: Plan, i: int, models: dict[str, Model], result: Model) -> dict[str, Model]:
+def after(
+    plan: Plan, i: int, models: dict[str, TrainState], result: TrainState
+) -> dict[str, TrainState]:
     """Return the models that are still needed after phase ``i``, including its ``result``.
 
     A phase consumes the optimizer state of the models that it reads. If such a model is kept, only
@@ -40,15 +42,15 @@ def after(plan: Plan, i: int, models: dict[str, Model], result: Model) -> dict[s
     return {name: model for name, model in out.items() if name in kept}
 
 
-def states(plan: Plan, tx: optax.GradientTransformation) -> Iterator[dict[str, Model]]:
+def states(plan: Plan, tx: optax.GradientTransformation) -> Iterator[dict[str, TrainState]]:
     """Yield the models after each phase, as shapes. A checkpoint at this moment contains them."""
-    models: dict[str, Model] = {}
+    models: dict[str, TrainState] = {}
     for i, phase in enumerate(plan):
         result = jax.eval_shape(lambda models, phase=phase: phase.shapes(models, tx), models)
         models = after(plan, i, models, result)
         yield models
 
 
-def shapes(plan: Plan, done: int, tx: optax.GradientTransformation) -> dict[str, Model]:
+def shapes(plan: Plan, done: int, tx: optax.GradientTransformation) -> dict[str, TrainState]:
     """Return the models after the first ``done`` phases, as shapes."""
     return next(itertools.islice(states(plan, tx), done - 1, None)) if done else {}

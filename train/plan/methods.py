@@ -21,7 +21,7 @@ from train.plan.best import Best, KeepBest, TakeBest
 from train.plan.dropout import DropUnits
 from train.plan.learning import Apply, Learn
 from train.plan.lifetimes import Plan
-from train.plan.modifiers import DropLayers, Hold, Modifier, Rewarm, Teacher
+from train.plan.modifiers import DropLayers, FreezeParts, Modifier, Rewarm, Teacher
 from train.plan.phase import Phase
 from train.plan.training import Measure, Train, training
 from train.plan.transforms import (
@@ -30,8 +30,8 @@ from train.plan.transforms import (
     Decoalesce,
     Grouping,
     Grow,
-    Import,
     Interpolate,
+    LoadCheckpoint,
     Pruning,
     Way,
     smaller,
@@ -57,7 +57,7 @@ class Scratch:
 
 
 @dataclass(frozen=True)
-class Stage:
+class TrainStage:
     """The training of one model in a method. A setting that is None has the experiment's value."""
 
     steps: float  # fraction of the steps of the experiment
@@ -93,7 +93,7 @@ class Stage:
         return training(name, whole_steps(self.steps, steps), self.optim(base), config, every)
 
 
-def _check_rewarm(stages: Sequence[Stage], name: str, moments: Policy) -> None:
+def _check_rewarm(stages: Sequence[TrainStage], name: str, moments: Policy) -> None:
     """Check that a growth with the policy ``moments``, in the field ``name``, marks new entries."""
     rewarmed = any(isinstance(m, Rewarm) for stage in stages for m in stage.modifiers)
     if rewarmed and moments != "asymmetric":
@@ -113,8 +113,8 @@ class VCycle:
     removes layers instead of coalescing them. A measurement before the removal selects the layers.
     """
 
-    down: tuple[Stage, ...] = (Stage(0.05),)
-    up: tuple[Stage, ...] = (Stage(0.5, lr=2.0), Stage(0.5))
+    down: tuple[TrainStage, ...] = (TrainStage(0.05),)
+    up: tuple[TrainStage, ...] = (TrainStage(0.5, lr=2.0), TrainStage(0.5))
     # One for each level that is coalesced or pruned, or one for all of them.
     groupings: tuple[Way, ...] = (Grouping(),)
     alpha: float = 0.25  # weight of the small model
@@ -142,7 +142,7 @@ class VCycle:
         for grouping in groupings:
             configs.append(smaller(grouping, configs[-1]))
 
-        def train(level: int, stage: Stage) -> tuple[Phase, ...]:
+        def train(level: int, stage: TrainStage) -> tuple[Phase, ...]:
             if level and not stage.steps:
                 # Without steps, a coarse level needs no phase: its model comes from another level.
                 return ()
@@ -186,7 +186,7 @@ class Learned:
 class GrowTo:
     """One growth, and the stages of training after it."""
 
-    stages: tuple[Stage, ...] = (Stage(0.5),)
+    stages: tuple[TrainStage, ...] = (TrainStage(0.5),)
     by: tuple[str, ...] | Learned = ("stack",)  # names of `jaxgrow.operators`, applied in order
     config: Config | None = None  # config of the grown model; None: the model of the experiment
     seed: int = 0
@@ -232,8 +232,8 @@ class Growing:
     """
 
     small: Config
-    # Training of the small model; or the folder of its run, as in `train.plan.transforms.Import`.
-    source: Stage | str = Stage(0.5)
+    # Training of the small model; or the folder of its run, as in `train.plan.transforms.LoadCheckpoint`.
+    source: TrainStage | str = TrainStage(0.5)
     to: tuple[GrowTo, ...] = (GrowTo(),)
 
     def __post_init__(self):
@@ -299,19 +299,19 @@ class Continue:
     The model is from ``jaxgrow grow``, a download, or an earlier run.
     """
 
-    source: str  # folder of the model, as in `train.plan.transforms.Import`
+    source: str  # folder of the model, as in `train.plan.transforms.LoadCheckpoint`
     modifiers: tuple[Modifier, ...] = field(default=(), metadata=named(Modifier.keys, "drop"))
 
     def plan(self, model: Config, optim: Optim, steps: int) -> Plan:
         trained = training(LARGE, steps, optim, model, self.modifiers)
-        return (Import(LARGE, model, self.source), *trained)
+        return (LoadCheckpoint(LARGE, model, self.source), *trained)
 
 
 @dataclass(frozen=True)
 class FineTune:
     """Train an existing model on a task."""
 
-    source: str  # folder of the model, as in `train.plan.transforms.Import`
+    source: str  # folder of the model, as in `train.plan.transforms.LoadCheckpoint`
     # Whether to initialise a new head. False: the model already has the head of the task from an
     # earlier fine-tuning, perhaps grown in between.
     new_head: bool = True
@@ -346,12 +346,12 @@ class FineTune:
             )
         modifiers: list[Modifier] = []
         if self.freeze is not None:
-            modifiers.append(Hold(self.freeze))
+            modifiers.append(FreezeParts(self.freeze))
         if self.dropout:
             modifiers.append(DropUnits(self.dropout))
         if self.drop is not None:
             modifiers.append(DropLayers(self.drop))
-        source = Import(LARGE, model, self.source, self.new_head)
+        source = LoadCheckpoint(LARGE, model, self.source, self.new_head)
         adapter = self.lora or self.adapter
         kind = Train if adapter is None else partial(Adapt, adapter=adapter, saved=self.saved)
         trained = training(LARGE, steps, optim, model, tuple(modifiers), self.length, kind)
@@ -379,8 +379,8 @@ class Inherit:
     """
 
     small: Config
-    source: Stage | str = Stage(0.5)
-    stage: Stage = Stage(1.0)
+    source: TrainStage | str = TrainStage(0.5)
+    stage: TrainStage = TrainStage(1.0)
     temperature: float = 2.0
     fraction: float = 0.44  # fraction of the steps of the stage that have a teacher
 
@@ -389,7 +389,7 @@ class Inherit:
 
     def plan(self, model: Config, optim: Optim, steps: int) -> Plan:
         text = model.predicts == "tokens"
-        if text and isinstance(self.source, Stage) and self.small.length != model.length:
+        if text and isinstance(self.source, TrainStage) and self.small.length != model.length:
             raise ValueError(
                 f"the small model has a context of {self.small.length} tokens, but is trained on the samples of the "
                 f"experiment, which have {model.length}: give it the same context"
@@ -399,9 +399,9 @@ class Inherit:
         return (*source, *self.stage.train(LARGE, model, optim, steps, teacher))
 
 
-def _source(small: Config, source: Stage | str, optim: Optim, steps: int) -> tuple[Phase, ...]:
+def _source(small: Config, source: TrainStage | str, optim: Optim, steps: int) -> tuple[Phase, ...]:
     if isinstance(source, str):
-        return (Import(SOURCE, small, source),)
+        return (LoadCheckpoint(SOURCE, small, source),)
     return source.train(SOURCE, small, optim, steps)
 
 

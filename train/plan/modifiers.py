@@ -1,7 +1,7 @@
 """How does a phase change its training steps?
 
 Modifiers drop layers or tokens, freeze parameters, add a teacher, or warm up again. Each modifier
-is one class with two parts. On the host, `Modifier.begin` provides the inputs of every step and
+is one class with two parts. On the host, `Modifier.step_inputs` provides the inputs of every step and
 their cost. Within the step, which is a pure function on each device, the other methods change the
 call of the model, the objective, the gradients, the learning rates, or the parameters that the
 update may change. By default, each method changes nothing. A new modifier is a class in this file,
@@ -37,7 +37,7 @@ from jaxgrow.models.loss import weighted_mean
 from jaxgrow.models.stack import KeptTokens
 from jaxgrow.optim.freeze import Freeze, hold
 from train.plan.keep_masks import KeepMasks
-from train.state.model import Model, logits, target_weights
+from train.state.model import TrainState, logits, target_weights
 from train.state.optim import Optim, learning_rate
 
 
@@ -72,10 +72,10 @@ class TrainedPhase(Protocol):
     def window(self) -> int: ...
 
 
-class Setting(NamedTuple):
+class PhaseStart(NamedTuple):
     """The state of a run when a phase of training begins or continues."""
 
-    models: Mapping[str, Model]
+    models: Mapping[str, TrainState]
     first: int  # number of the first step
     samples: int  # number of samples in a batch
     accumulate: int  # number of micro-batches in a step
@@ -88,7 +88,7 @@ class Setting(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Given:
+class ModifierInput:
     """What a modifier provides to one step, on the host."""
 
     # arrays, the same on all devices; None: the modifier is inactive in the step
@@ -98,7 +98,7 @@ class Given:
     log: dict[str, Any] = field(default_factory=dict)  # logged in addition to the loss
 
 
-NOTHING = Given()
+NOTHING = ModifierInput()
 
 
 class Micro(NamedTuple):
@@ -113,8 +113,8 @@ class Micro(NamedTuple):
 class Modifier:
     """Base class that changes nothing.
 
-    The argument ``given`` of the methods below is the attribute ``inputs`` of the `Given` that
-    `begin` provided for the step.
+    The argument ``given`` of the methods below is the attribute ``inputs`` of the `ModifierInput` that
+    `step_inputs` provided for the step.
 
     A class with a ``key`` may be used in the ``modifiers`` of a method or stage. The key is its
     name in ``--set`` and in ``config.json``: ``class Ramp(Modifier, key="ramp")``.
@@ -162,12 +162,14 @@ class Modifier:
         """Number of windows into which every sample is cut."""
         return 1
 
-    def notes(self, model: Model) -> dict[str, Any]:
+    def notes(self, model: TrainState) -> dict[str, Any]:
         """JSON values that checkpoints record about the modifier."""
         return {}
 
-    def begin(self, phase: TrainedPhase, model: Model, setting: Setting) -> Callable[[int], Given]:
-        """Return a function from the number of a step to the `Given` of this step."""
+    def step_inputs(
+        self, phase: TrainedPhase, model: TrainState, setting: PhaseStart
+    ) -> Callable[[int], ModifierInput]:
+        """Return a function from the number of a step to the `ModifierInput` of this step."""
         return lambda step: NOTHING
 
     def program(self) -> "Modifier":
@@ -199,7 +201,7 @@ class Modifier:
         """
         return value
 
-    def gradients(self, grads: Tree, model: Model, given: Any) -> Tree:
+    def gradients(self, grads: Tree, model: TrainState, given: Any) -> Tree:
         """Return the gradients that the optimizer gets, with zeros for frozen parameters."""
         return grads
 
@@ -207,7 +209,7 @@ class Modifier:
         """Return the learning rate of every parameter."""
         return learning_rates
 
-    def hold(self, before: Model, after: Model, given: Any) -> Model:
+    def hold(self, before: TrainState, after: TrainState, given: Any) -> TrainState:
         """Return ``after``, with the values of ``before`` where the update must not change them."""
         return after
 
@@ -242,7 +244,7 @@ class DropLayers(Modifier, key="drop"):
             return _kept_on_average(self.drop, weights, *times)
         return _run_on_average(self.drop, weights, phase.config.depths, *times)
 
-    def notes(self, model: Model) -> dict[str, Any]:
+    def notes(self, model: TrainState) -> dict[str, Any]:
         s = self.drop.sensitivity
         return {
             "block_list": []
@@ -250,13 +252,15 @@ class DropLayers(Modifier, key="drop"):
             else np.flatnonzero(block_list(model.sensitivity, s)).tolist()
         }
 
-    def begin(self, phase: TrainedPhase, model: Model, setting: Setting) -> Callable[[int], Given]:
+    def step_inputs(
+        self, phase: TrainedPhase, model: TrainState, setting: PhaseStart
+    ) -> Callable[[int], ModifierInput]:
         sizes = (phase.config.depths, phase.steps, setting.accumulate, setting.seed)
         masks = KeepMasks(self.drop, *sizes, model.sensitivity, flops.weights(phase.config))
 
-        def given(step: int) -> Given:
+        def given(step: int) -> ModifierInput:
             probs, keep_mask, ran = masks(step)
-            return Given(keep_mask, ran, log={"keep": probs})
+            return ModifierInput(keep_mask, ran, log={"keep": probs})
 
         return given
 
@@ -268,7 +272,7 @@ class DropLayers(Modifier, key="drop"):
             {} if given is None else {"keep_mask": jax.tree.map(lambda x: x[micro.number], given)}
         )
 
-    def hold(self, before: Model, after: Model, given: Any) -> Model:
+    def hold(self, before: TrainState, after: TrainState, given: Any) -> TrainState:
         if given is None or self.drop.dropped != "freeze":
             return after
         return _held(before, after, ~_ran(given, before.config.depths), Freeze(below=False))
@@ -349,7 +353,7 @@ class DropTokens(Modifier, key="tokens"):
 
 
 @dataclass(frozen=True)
-class Hold(Modifier, key="freeze"):
+class FreezeParts(Modifier, key="freeze"):
     """Parts of the model are frozen. No backward pass runs below the first trainable layer."""
 
     freeze: Freeze
@@ -364,18 +368,18 @@ class Hold(Modifier, key="freeze"):
     def options(self, given: Any, micro: Micro, config: Config) -> dict[str, Any]:
         return self.savings(config)
 
-    def gradients(self, grads: Tree, model: Model, given: Any) -> Tree:
+    def gradients(self, grads: Tree, model: TrainState, given: Any) -> Tree:
         # Frozen parameters must not count in the norm that limits the gradients of the others.
         zeros = jax.tree.map(jnp.zeros_like, grads)
         freeze = self.freeze
         layers = freeze.mask(model.config.depth)
         return hold(zeros, grads, layers, model.params, model.axes, freeze.paths, freeze.below)
 
-    def hold(self, before: Model, after: Model, given: Any) -> Model:
+    def hold(self, before: TrainState, after: TrainState, given: Any) -> TrainState:
         return _held(before, after, self.freeze.mask(before.config.depth), self.freeze)
 
 
-def _held(before: Model, after: Model, layers: Any, freeze: Freeze) -> Model:
+def _held(before: TrainState, after: TrainState, layers: Any, freeze: Freeze) -> TrainState:
     """Restore frozen parameters and their optimizer state after an update.
 
     Args:
@@ -460,14 +464,16 @@ class Teacher(Modifier):
         # An image can have another number of positions in the teacher than in the model.
         return flops.forward(self.config, samples * self.config.length)
 
-    def begin(self, phase: TrainedPhase, model: Model, setting: Setting) -> Callable[[int], Given]:
+    def step_inputs(
+        self, phase: TrainedPhase, model: TrainState, setting: PhaseStart
+    ) -> Callable[[int], ModifierInput]:
         teacher = replace(setting.models[self.name], opt=None)
         at_once = setting.at_once(setting.samples * phase.length)
         cost = self._cost(phase, setting.samples, at_once)
 
-        def given(step: int) -> Given:
+        def given(step: int) -> ModifierInput:
             weight = self.weight(step, phase.steps)
-            return Given((teacher, np.float32(weight)), flops=cost) if weight else NOTHING
+            return ModifierInput((teacher, np.float32(weight)), flops=cost) if weight else NOTHING
 
         return given
 
@@ -556,13 +562,15 @@ class Rewarm(Modifier, key="rewarm"):
                 f"rewarm warms up the new entries instead of all entries: set warmup to 0, not {phase.optim.warmup}"
             )
 
-    def begin(self, phase: TrainedPhase, model: Model, setting: Setting) -> Callable[[int], Given]:
+    def step_inputs(
+        self, phase: TrainedPhase, model: TrainState, setting: PhaseStart
+    ) -> Callable[[int], ModifierInput]:
         # Adam's count at step 0. New entries were made at this count or later.
         first_count = clock(model.opt).count - setting.first
 
-        def given(step: int) -> Given:
+        def given(step: int) -> ModifierInput:
             new = self.learning_rate(phase.optim, phase.steps, step)
-            return Given((np.float32(new), first_count))
+            return ModifierInput((np.float32(new), first_count))
 
         return given
 
@@ -602,14 +610,16 @@ class Ramp(Modifier, key="ramp"):
                 "ramp is not supported together with dropped layers or tokens, or frozen layers"
             )
 
-    def begin(self, phase: TrainedPhase, model: Model, setting: Setting) -> Callable[[int], Given]:
+    def step_inputs(
+        self, phase: TrainedPhase, model: TrainState, setting: PhaseStart
+    ) -> Callable[[int], ModifierInput]:
         ends = np.asarray(self.steps, np.float32)
 
-        def given(step: int) -> Given:
+        def given(step: int) -> ModifierInput:
             if step >= max(self.steps):
                 return NOTHING
             share = np.divide(step, ends, out=np.ones_like(ends), where=ends > step)
-            return Given(KeepMask(None, share, "sublayer"))
+            return ModifierInput(KeepMask(None, share, "sublayer"))
 
         return given
 

@@ -12,9 +12,9 @@ import jax
 import optax
 
 from train.plan.ledger import Ledger
-from train.state.model import Model
+from train.state.model import TrainState
 
-Models: TypeAlias = Mapping[str, Model]
+Models: TypeAlias = Mapping[str, TrainState]
 
 # Names of the models of a run for people.
 NAMES = {"large": "full", "small": "small", "coarse1": "coarse"}
@@ -38,7 +38,7 @@ class Context(Protocol):
     """The services of a run for its phases."""
 
     seed: int
-    models: dict[str, Model]  # models that are still needed
+    models: dict[str, TrainState]  # models that are still needed
     ledger: Ledger
     validation: dict[str, float]  # metrics of the last evaluation
     best: dict[str, Any]  # for `train.plan.best`: the best evaluation, and how many followed it
@@ -58,8 +58,12 @@ class Context(Protocol):
         ...
 
     def compute(
-        self, phase: "Phase", function: Callable[..., Model], *arguments: Any, donate: bool = False
-    ) -> tuple[Model, float]:
+        self,
+        phase: "Phase",
+        function: Callable[..., TrainState],
+        *arguments: Any,
+        donate: bool = False,
+    ) -> tuple[TrainState, float]:
         """Compile and run ``function(phase, tx, *arguments)``, and return its result and its FLOPs.
 
         This also opens the account of the phase. The FLOPs are counted by `jaxgrow.flops.counted`,
@@ -84,7 +88,7 @@ class Context(Protocol):
 
     def imported(
         self, folder: str, config: Any, headless: bool = False
-    ) -> tuple[Model, dict[str, Any] | None]:
+    ) -> tuple[TrainState, dict[str, Any] | None]:
         """Read a model from another finished run, or from a checkpoint.
 
         Args:
@@ -97,9 +101,9 @@ class Context(Protocol):
         """
         ...
 
-    def validate(self, step: int, model: Model) -> None: ...
+    def validate(self, step: int, model: TrainState) -> None: ...
 
-    def scores(self, model: Model) -> dict[str, float]:
+    def scores(self, model: TrainState) -> dict[str, float]:
         """Return the metrics of the task for ``model``, the main one first, and log them."""
         ...
 
@@ -118,17 +122,19 @@ class Phase:
 
     _reads: ClassVar[tuple[str, ...]] = ()
     _writes: ClassVar[str]
+    kind: ClassVar[str]  # the name of this kind of phase in logs and results
 
-    def __init_subclass__(cls, reads: tuple[str, ...] | None = None, writes: str | None = None):
+    def __init_subclass__(
+        cls,
+        reads: tuple[str, ...] | None = None,
+        writes: str | None = None,
+        kind: str | None = None,
+    ):
+        cls.kind = kind or cls.__name__.lower()
         if reads is not None:
             cls._reads = reads
         if writes is not None:
             cls._writes = writes
-
-    @property
-    def kind(self) -> str:
-        """The name of this kind of phase in logs and results."""
-        return type(self).__name__.lower()
 
     @property
     def label(self) -> str:
@@ -179,10 +185,10 @@ class Phase:
         """Warnings about settings that are allowed but probably not intended."""
         return []
 
-    def shapes(self, models: Models, tx: optax.GradientTransformation) -> Model:
+    def shapes(self, models: Models, tx: optax.GradientTransformation) -> TrainState:
         """Return the model that the phase makes from ``models``. It is only traced for shapes."""
         raise NotImplementedError
 
-    def run(self, context: Context) -> Model:
+    def run(self, context: Context) -> TrainState:
         """Return the model that the phase makes, and charge all costs to its account."""
         raise NotImplementedError

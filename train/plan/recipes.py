@@ -8,12 +8,12 @@ from dataclasses import replace
 from jaxgrow.axes import kind
 from jaxgrow.models import Config
 from jaxgrow.operators.targets import depth
-from train.plan.methods import Growing, GrowTo, Stage, VCycle
+from train.plan.methods import Growing, GrowTo, TrainStage, VCycle
 from train.plan.transforms import Grouping
 
 
 def deepened(
-    model: Config, layers: int, source: float, *stages: Stage, narrower: int = 1
+    model: Config, layers: int, source: float, *stages: TrainStage, narrower: int = 1
 ) -> Growing:
     """Train a model with fewer layers first, then grow it to all layers.
 
@@ -41,7 +41,7 @@ def deepened(
     if narrower > 1 and narrow:
         small |= narrow
         grown = replace(grown, by=("interleave", "hypercloning"), noise=5.0)
-    return Growing(model.with_sizes(small), Stage(source, floor=1.0), (grown,))
+    return Growing(model.with_sizes(small), TrainStage(source, floor=1.0), (grown,))
 
 
 def halves(model: Config) -> Growing:
@@ -50,11 +50,15 @@ def halves(model: Config) -> Growing:
     The learning rate decays during the last 40 % of the steps.
     """
     return deepened(
-        model, max(1, model.depth // 2), 0.6, Stage(0.4, warmup=0, schedule="linear"), narrower=2
+        model,
+        max(1, model.depth // 2),
+        0.6,
+        TrainStage(0.4, warmup=0, schedule="linear"),
+        narrower=2,
     )
 
 
-def deep_vcycle(small: Stage, last: Stage) -> VCycle:
+def deep_vcycle(small: TrainStage, last: TrainStage) -> VCycle:
     """A V-cycle in depth only, with the correction of the large model.
 
     The large model trains for 5 % of the steps. Then a model with half of the layers trains with the
@@ -63,7 +67,7 @@ def deep_vcycle(small: Stage, last: Stage) -> VCycle:
     ``small`` may warm it up again.
     """
     return VCycle(
-        down=(Stage(0.05, floor=1.0),),
+        down=(TrainStage(0.05, floor=1.0),),
         up=(small, last),
         groupings=(Grouping(heads=None, layers="far"),),
         alpha=1.0,

@@ -21,7 +21,7 @@ from jaxgrow.optim import muon
 from jaxgrow.optim.completep import multipliers
 from train.plan.modifiers import DropLayers, Modifier
 from train.plan.phase import Context, Models, Phase
-from train.state.model import Model, initial, loss, parameters
+from train.state.model import TrainState, initial, loss, parameters
 from train.state.optim import Optim
 
 
@@ -126,17 +126,17 @@ class Train(Phase, writes="name"):
             )
         return found
 
-    def start(self, models: Models, tx: optax.GradientTransformation, key: jax.Array) -> Model:
+    def start(self, models: Models, tx: optax.GradientTransformation, key: jax.Array) -> TrainState:
         """Return the model at the start of the phase, with its optimizer state."""
         model = models.get(self.name)
         params = initial(self.config, key, self.optim.base) if model is None else model.params
         opt = tx.init(params) if model is None or model.opt is None else model.opt
-        return Model(params, opt, self.config, None if model is None else model.sensitivity)
+        return TrainState(params, opt, self.config, None if model is None else model.sensitivity)
 
-    def shapes(self, models: Models, tx: optax.GradientTransformation) -> Model:
+    def shapes(self, models: Models, tx: optax.GradientTransformation) -> TrainState:
         return self.start(models, tx, jax.random.key(0))
 
-    def init(self, context: Context) -> Model:
+    def init(self, context: Context) -> TrainState:
         """Return the model before the first step, by a compiled program."""
         # The initial model does not depend on the steps, so that phases with the same start share a
         # program.
@@ -160,7 +160,7 @@ class Train(Phase, writes="name"):
         """Additional arguments of `start`."""
         return ()
 
-    def finish(self, context: Context, model: Model) -> None:
+    def finish(self, context: Context, model: TrainState) -> None:
         """Write the results of the phase after its last step."""
 
 
@@ -171,7 +171,7 @@ def _init(
     others: Models,
     key: jax.Array,
     *given: Any,
-) -> Model:
+) -> TrainState:
     """Return a model that shares no memory with ``others``, because the step donates its input."""
     return jax.tree.map(jnp.copy, phase.start({**own, **others}, tx, key, *given))
 
@@ -192,7 +192,7 @@ class Measure(Phase, reads=("name",), writes="name"):
     def probes(self) -> int:  # type: ignore[override]
         return self.sensitivity.batches
 
-    def measure(self, model: Model, batches: Any) -> Model:
+    def measure(self, model: TrainState, batches: Any) -> TrainState:
         """Return ``model`` with the sensitivities of its layers on micro-batches of validation data."""
 
         def at(keep_mask, batch):
@@ -221,11 +221,11 @@ class Measure(Phase, reads=("name",), writes="name"):
             return 2 * whole
         return whole + layers * flops.forward(config, samples * length, length, layers=layers - 1)
 
-    def shapes(self, models: Models, tx: optax.GradientTransformation) -> Model:
+    def shapes(self, models: Models, tx: optax.GradientTransformation) -> TrainState:
         model = models[self.name]
         return replace(model, sensitivity=jnp.zeros(model.config.depth))
 
-    def run(self, context: Context) -> Model:
+    def run(self, context: Context) -> TrainState:
         probe = context.validation_batches(self.probes)
         model, _ = context.compute(self, _measured, context.models[self.name], probe, donate=True)
         rows = jax.tree.leaves(probe)[0]
@@ -238,8 +238,8 @@ class Measure(Phase, reads=("name",), writes="name"):
 
 
 def _measured(
-    phase: Measure, tx: optax.GradientTransformation, model: Model, batches: Any
-) -> Model:
+    phase: Measure, tx: optax.GradientTransformation, model: TrainState, batches: Any
+) -> TrainState:
     return phase.measure(model, batches)
 
 

@@ -23,26 +23,26 @@ from jaxgrow.operators import Groups, best, decoalesce, keep
 from jaxgrow.typed import nearest
 from train.plan.phase import Context, Models, Phase
 from train.state.heads import fresh_head
-from train.state.model import Model, initial
+from train.state.model import TrainState, initial
 
 
 class Transform(Phase):
     """A phase that computes its model from other models in one operation."""
 
-    def apply(self, models: Models, tx: optax.GradientTransformation) -> Model:
+    def apply(self, models: Models, tx: optax.GradientTransformation) -> TrainState:
         raise NotImplementedError
 
-    def shapes(self, models: Models, tx: optax.GradientTransformation) -> Model:
+    def shapes(self, models: Models, tx: optax.GradientTransformation) -> TrainState:
         return self.apply(models, tx)
 
-    def run(self, context: Context) -> Model:
+    def run(self, context: Context) -> TrainState:
         model, flops = context.compute(self, _applied, context.models)
         context.ledger.add(flops=flops)
         context.validate(0, model)
         return model
 
 
-def _applied(phase: Transform, tx: optax.GradientTransformation, models: Models) -> Model:
+def _applied(phase: Transform, tx: optax.GradientTransformation, models: Models) -> TrainState:
     return phase.apply(models, tx)
 
 
@@ -70,7 +70,7 @@ class Grouping:
     def axes(self, config: Config) -> Axes:
         return config.paper_axes() if self.tied == "paper" else config.axes()
 
-    def measured(self, large: Model) -> "Grouping":
+    def measured(self, large: TrainState) -> "Grouping":
         """Return this grouping, which does not depend on measurements of the model."""
         return self
 
@@ -136,7 +136,7 @@ class Pruning:
     def axes(self, config: Config) -> Axes:
         return config.axes()
 
-    def measured(self, large: Model) -> "Pruning":
+    def measured(self, large: TrainState) -> "Pruning":
         """Return the pruning with the layers that are kept, by the measurements of this model.
 
         In a model with two alternating kinds of layers, the kinds still alternate.
@@ -173,7 +173,7 @@ class Regrouping(Transform):
     def notes(self) -> dict[str, Any]:  # type: ignore[override]
         return asdict(self.grouping)
 
-    def run(self, context: Context) -> Model:
+    def run(self, context: Context) -> TrainState:
         grouping = self.grouping.measured(context.models[getattr(self, self._large)])
         return Transform.run(replace(self, grouping=grouping), context)  # type: ignore[type-var]
 
@@ -189,7 +189,7 @@ class Coalesce(Regrouping, reads=("source",), writes="target"):
 
     _large = "source"
 
-    def apply(self, models: Models, tx: optax.GradientTransformation) -> Model:
+    def apply(self, models: Models, tx: optax.GradientTransformation) -> TrainState:
         large = models[self.source]
         return _grown(large, swap(self.grouping.up(large.config)), self.grouping, tx, self.moments)
 
@@ -206,7 +206,7 @@ class Decoalesce(Regrouping, reads=("source", "like"), writes="target"):
 
     _large = "like"
 
-    def apply(self, models: Models, tx: optax.GradientTransformation) -> Model:
+    def apply(self, models: Models, tx: optax.GradientTransformation) -> TrainState:
         growth = self.grouping.up(models[self.like].config)
         return _grown(models[self.source], growth, self.grouping, tx, self.moments)
 
@@ -222,10 +222,10 @@ class Interpolate(Transform, reads=("before", "up"), writes="before"):
     up: str
     alpha: float
 
-    def apply(self, models: Models, tx: optax.GradientTransformation) -> Model:
+    def apply(self, models: Models, tx: optax.GradientTransformation) -> TrainState:
         before = models[self.before]
         up = models[self.up]
-        return Model(interpolate(before.params, up.params, self.alpha), up.opt, before.config)
+        return TrainState(interpolate(before.params, up.params, self.alpha), up.opt, before.config)
 
 
 @dataclass(frozen=True)
@@ -243,19 +243,19 @@ class Correct(Regrouping, reads=("before", "small"), writes="before"):
 
     _large = "before"
 
-    def apply(self, models: Models, tx: optax.GradientTransformation) -> Model:
+    def apply(self, models: Models, tx: optax.GradientTransformation) -> TrainState:
         before = models[self.before]
         small = models[self.small]
         growth = self.grouping.up(before.config)
         axes = self.grouping.axes(before.config)
         up = _grown(small, growth, self.grouping, tx, self.moments)
-        return Model(
+        return TrainState(
             correct(before.params, small.params, growth, axes, self.alpha), up.opt, before.config
         )
 
 
 @dataclass(frozen=True)
-class Import(Phase, writes="name"):
+class LoadCheckpoint(Phase, writes="name", kind="import"):
     """Reads the model ``name`` from a finished run or another checkpoint.
 
     From a finished run, the phase takes the last model, and adds its complete cost to the ledger.
@@ -272,14 +272,14 @@ class Import(Phase, writes="name"):
     # predictions.
     new_head: bool = False
 
-    def shapes(self, models: Models, tx: optax.GradientTransformation) -> Model:
-        return Model(initial(self.config, jax.random.key(0)), None, self.config)
+    def shapes(self, models: Models, tx: optax.GradientTransformation) -> TrainState:
+        return TrainState(initial(self.config, jax.random.key(0)), None, self.config)
 
     def folder_of(self, seed: int) -> str:
         """Return the folder for a seed. Other braces are part of its name."""
         return self.folder.replace("{seed}", str(seed))
 
-    def run(self, context: Context) -> Model:
+    def run(self, context: Context) -> TrainState:
         context.begin(self, jax.eval_shape(lambda: initial(self.config, jax.random.key(0))))
         model, result = context.imported(self.folder_of(context.seed), self.config, self.new_head)
         if self.config.axes().keys() - model.params.keys():  # not in AOT compilation
@@ -361,7 +361,7 @@ class Grow(Transform, reads=("source",), writes="target"):
             config = config.resized(growth)
         return replace(self.large, eps=self.large.eps * (config.eps / self.small.eps))
 
-    def apply(self, models: Models, tx: optax.GradientTransformation) -> Model:
+    def apply(self, models: Models, tx: optax.GradientTransformation) -> TrainState:
         model = models[self.source]
         axes = self.small.axes()
         config = self.small
@@ -384,16 +384,16 @@ class Grow(Transform, reads=("source",), writes="target"):
         if after > before:
             params = routed(params, axes, self.seed, group=max(1, self.small.mlp // self.large.mlp))
             params = redrawn(params, axes, self.redrawn, self.seed) if self.redrawn else params
-        return Model(params, opt, self.config)
+        return TrainState(params, opt, self.config)
 
 
-def _grown(model: Model, growth: Growth, grouping: Way, tx, moments: Policy) -> Model:
+def _grown(model: TrainState, growth: Growth, grouping: Way, tx, moments: Policy) -> TrainState:
     axes = grouping.axes(model.config)
     params = grow(growth, model.params, axes)
     opt = None
     if moments != "drop" and model.opt is not None:
         opt = grow_optimizer(tx, model.opt, growth, model.params, axes, moments)
-    return Model(params, opt, model.config.resized(growth))
+    return TrainState(params, opt, model.config.resized(growth))
 
 
 def differing(small: Config, large: Config) -> dict[str, int]:

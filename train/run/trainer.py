@@ -21,19 +21,19 @@ from train.common.hosts import complete, connect, everywhere, gathered, is_first
 from train.common.output import note
 from train.config.experiment import Experiment, as_json, differences, with_steps
 from train.extras import trackers
-from train.extras.aot.estimate import settled
+from train.extras.aot.estimate import resolve_auto
 from train.extras.aot.machines import Machine, present
 from train.extras.labelled.supervised import validated
 from train.plan.lifetimes import after, shapes
-from train.plan.modifiers import Setting
+from train.plan.modifiers import PhaseStart
 from train.plan.phase import Phase, spoken_phase
 from train.plan.record import RunRecord
 from train.plan.training import Train
-from train.plan.transforms import Import
+from train.plan.transforms import LoadCheckpoint
 from train.run.run_data import RunData
 from train.run.stop import Stop
 from train.state.mesh import token_devices
-from train.state.model import Model, plain
+from train.state.model import TrainState, plain
 from train.state.packing import Packed, packed
 from train.step import memory, programs, xla
 from train.step.inputs import StepPlan, step_plans
@@ -109,7 +109,7 @@ def _run(
     origin: Origin | None,
 ) -> dict[str, Any]:
     xla.keep_programs()
-    experiment, _ = settled(asked, machine(), _say)
+    experiment, _ = resolve_auto(asked, machine(), _say)
     mesh = _mesh(experiment)
     data = everywhere(lambda: RunData(experiment, mesh, workdir, origin))
     _same("data", data.identity)
@@ -153,7 +153,7 @@ def _sources(experiment: Experiment, workdir: Workdir) -> dict[str, str]:
     """Return the fingerprint of each existing model that the run starts from, by its folder."""
     found = {}
     for phase in experiment.plan:
-        if isinstance(phase, Import):
+        if isinstance(phase, LoadCheckpoint):
             folder = phase.folder_of(experiment.seed)
             try:
                 source = open_checkpoint(workdir.folder.parent / Path(folder).expanduser())
@@ -210,7 +210,7 @@ def _opened(setup: Setup, stop: Stop, profile: int, keep: Collection[int]) -> It
         yield RunState(setup.experiment, workdir.folder, setup.mesh, data, *files, models, record)
 
 
-def _begun(setup: Setup, checkpoints: Checkpoints) -> tuple[dict[str, Model], RunRecord]:
+def _begun(setup: Setup, checkpoints: Checkpoints) -> tuple[dict[str, TrainState], RunRecord]:
     """Restore the last checkpoint, and record the start of the run in its folder."""
     workdir, data, origin = setup.workdir, setup.data, setup.origin
     models, record, starts = _restored(setup, checkpoints)
@@ -241,7 +241,7 @@ def _recorder(setup: Setup, record: RunRecord) -> Recorder:
     imported = sum(
         account.flops
         for account, phase in zip(record.cost.phases, experiment.plan, strict=False)
-        if isinstance(phase, Import)
+        if isinstance(phase, LoadCheckpoint)
     )
     # Only process 0 opens files and trackers. If it fails, all processes have to end.
     return everywhere(
@@ -256,7 +256,9 @@ def _recorder(setup: Setup, record: RunRecord) -> Recorder:
     )
 
 
-def _restored(setup: Setup, checkpoints: Checkpoints) -> tuple[dict[str, Model], RunRecord, bool]:
+def _restored(
+    setup: Setup, checkpoints: Checkpoints
+) -> tuple[dict[str, TrainState], RunRecord, bool]:
     """Return the models and the record of the last checkpoint, and whether ``origin`` has it."""
     experiment, data, mesh, origin = setup.experiment, setup.data, setup.mesh, setup.origin
     plan = experiment.plan
@@ -302,7 +304,7 @@ class RunState:
     recorder: Recorder
     stop: Stop
     profile: xla.Profile
-    models: dict[str, Model] = field(default_factory=dict)
+    models: dict[str, TrainState] = field(default_factory=dict)
     record: RunRecord = field(default_factory=RunRecord)
 
 
@@ -333,7 +335,7 @@ class Trainer:
         # `train.step.step.skipping`; the values are on the devices after the first step
         self.skips: Any = np.array([self.ledger.skipped, row, row], np.int32)
 
-    def run(self) -> Model:
+    def run(self) -> TrainState:
         """Run all remaining phases, and return the model that the plan trains."""
         while self.number < len(self.plan):
             phase = self.plan[self.number]
@@ -355,7 +357,7 @@ class Trainer:
 
     # --- training ---
 
-    def train(self, phase: Train) -> Model:
+    def train(self, phase: Train) -> TrainState:
         """Run the remaining steps of ``phase``, and return the trained model."""
         e = self.experiment
         name = self.spoken(phase)
@@ -371,7 +373,7 @@ class Trainer:
             self.tx, e.accumulate, modifiers, e.parallel, self.mesh, e.mesh.once, skip
         )
         devices = token_devices(self.mesh)
-        setting = Setting(self.models, first, e.batch, e.accumulate, e.seed, devices)
+        setting = PhaseStart(self.models, first, e.batch, e.accumulate, e.seed, devices)
         plans = step_plans(phase, model, setting)
         notes = {}
         for modifier in phase.modifiers:
@@ -455,7 +457,7 @@ class Trainer:
             return False
         return once(lambda: time.monotonic() - self.saved >= 60 * e.checkpoint_minutes)
 
-    def validate(self, step: int, model: Model) -> None:
+    def validate(self, step: int, model: TrainState) -> None:
         """Evaluate ``model`` on the validation batches, at no cost in the ledger, and log it."""
         evaluate = programs.evaluation(
             self.experiment.accumulate, self.experiment.parallel, self.mesh
@@ -470,7 +472,7 @@ class Trainer:
         self.validation = self.finite(step, _means(found))
         self.log(step, **self.validation)
 
-    def scores(self, model: Model) -> dict[str, float]:
+    def scores(self, model: TrainState) -> dict[str, float]:
         """Return the metrics of the task for ``model``, at no cost in the ledger, and log them."""
         before = self.plan[self.number - 1]
         with self.ledger.paused():
@@ -481,7 +483,7 @@ class Trainer:
         _say(f"step {step}: " + ", ".join(f"{name} {value:.4f}" for name, value in found.items()))
         return found
 
-    def save(self, step: int, model: Model, notes: Mapping[str, Any]) -> None:
+    def save(self, step: int, model: TrainState, notes: Mapping[str, Any]) -> None:
         """Save a checkpoint at ``step`` of the phase."""
         models = after(self.plan, self.number, self.models, model)
         self.checkpoints += 1
@@ -516,13 +518,17 @@ class Trainer:
         return self.first > 0
 
     def begin(self, phase: Phase, model: Any) -> None:
-        params = model.params if isinstance(model, Model) else model
+        params = model.params if isinstance(model, TrainState) else model
         count = sum(x.size for x in jax.tree.leaves(params))
         self.ledger.begin(phase.label, phase.kind, phase.writes, count)
 
     def compute(
-        self, phase: Phase, function: Callable[..., Model], *arguments: Any, donate: bool = False
-    ) -> tuple[Model, float]:
+        self,
+        phase: Phase,
+        function: Callable[..., TrainState],
+        *arguments: Any,
+        donate: bool = False,
+    ) -> tuple[TrainState, float]:
         with jax.set_mesh(self.mesh):
             traced = programs.made(function, phase, self.tx, donate).trace(*arguments)
             self.begin(phase, traced.out_info)
@@ -539,7 +545,7 @@ class Trainer:
 
     def imported(
         self, folder: str, config: Config, headless: bool = False
-    ) -> tuple[Model, dict[str, Any] | None]:
+    ) -> tuple[TrainState, dict[str, Any] | None]:
         where = self.state.folder.parent / Path(folder).expanduser()
         model, result = everywhere(lambda: imported(where, config, self.mesh, headless))
         if result is None:
@@ -561,7 +567,7 @@ def _means(values: Mapping[str, list[dict[str, float]]]) -> dict[str, float]:
     return total | {f"{k}/{name}": v for name, found in means.items() for k, v in found.items()}
 
 
-def configs_of(models: Mapping[str, Model]) -> dict[str, Any]:
+def configs_of(models: Mapping[str, TrainState]) -> dict[str, Any]:
     """Return the config of each model; None if its parameters do not fit the config."""
     return {
         name: model.config.as_json() if model.made is None else None

@@ -19,7 +19,7 @@ from train.state.heads import split
 class Made:
     """How the parameters of a model are assembled from trained and frozen ones.
 
-    ``trained`` is `train.state.model.Model.params`, and ``base`` is `Model.base`.
+    ``trained`` is `train.state.model.TrainState.params`, and ``base`` is `TrainState.base`.
     """
 
     def axes(self, config: Config) -> Axes | None:

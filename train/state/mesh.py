@@ -42,7 +42,7 @@ class Mesh:
         micro-batch, in the dtype of activations. "step" reduces them once per step, in float32;
         each device then holds all weights and gradients during the step. "auto" takes the one with
         the lower bound of the step time, among those whose compiled step fits the memory
-        (`train.extras.aot.estimate.settled`).
+        (`train.extras.aot.estimate.resolve_auto`).
     """
 
     data: int = 0

@@ -23,7 +23,7 @@ from train.state.assembly import Made
 
 
 @struct.dataclass
-class Model:
+class TrainState:
     """A model with its training state, as a run keeps it under a name between phases.
 
     Attributes:
@@ -51,7 +51,7 @@ class Model:
         return self.config.axes() if self.made is None else self.made.axes(self.config)
 
 
-def specs(model: Model, mesh: sharding.AnyMesh) -> Model:
+def specs(model: TrainState, mesh: sharding.AnyMesh) -> TrainState:
     """Return the partition specs of a model, or of its shapes, on a mesh (`jaxgrow.sharding`).
 
     Learned growth maps are replicated.
@@ -82,22 +82,22 @@ def _replicated(tree: Tree) -> Tree:
     return jax.tree.map(lambda _: P(), tree)
 
 
-def shardings(model: Model, mesh: Mesh) -> Model:
+def shardings(model: TrainState, mesh: Mesh) -> TrainState:
     """Return `specs` as shardings on ``mesh``."""
     return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs(model, mesh))
 
 
-def placed(model: Model) -> Model:
+def placed(model: TrainState) -> TrainState:
     """Constrain ``model`` to its `specs` on the current mesh, if one is set; for traced code."""
     return sharding.constrained(model, specs(model, jax.sharding.get_abstract_mesh()))
 
 
-def constrained_like(grads: Tree, model: Model) -> Tree:
+def constrained_like(grads: Tree, model: TrainState) -> Tree:
     """Constrain gradients to the shardings of the parameters of ``model``; for traced code."""
     return sharding.constrained(grads, specs(model, jax.sharding.get_abstract_mesh()).params)
 
 
-def narrow_leaves(model: Model) -> Tree:
+def narrow_leaves(model: TrainState) -> Tree:
     """Return for each leaf of ``params`` whether it is used only in the dtype of activations.
 
     These are the kernels of the layers if `Config.narrow_kernels`.
@@ -124,25 +124,25 @@ def initial(config: Config, key: jax.Array, base: Config | None = None) -> Tree:
     return jax.tree_util.tree_map_with_path(lambda p, x: x * found[path(p)].scale, params)
 
 
-def parameters(model: Model) -> Any:
+def parameters(model: TrainState) -> Any:
     """Return the parameters that ``model.config`` computes with."""
     if model.made is None:
         return model.params
     return model.made.parameters(model.config, model.params, jax.lax.stop_gradient(model.base))
 
 
-def plain(model: Model) -> Any:
+def plain(model: TrainState) -> Any:
     """Return parameters of the same function with the tree structure of ``model.config``."""
     if model.made is None:
         return model.params
     return model.made.plain(model.config, model.params, model.base)
 
 
-def logits(model: Model, inputs: Any, **options: Any) -> jax.Array:
+def logits(model: TrainState, inputs: Any, **options: Any) -> jax.Array:
     return model.config.module.apply({"params": parameters(model)}, inputs, **options)  # type: ignore[return-value]
 
 
-def scores(model: Model, batch: Batch, **options: Any) -> tuple[jax.Array, jax.Array]:
+def scores(model: TrainState, batch: Batch, **options: Any) -> tuple[jax.Array, jax.Array]:
     """Return ``(mean loss, accuracy)`` of a batch.
 
     The loss is the cross-entropy, and a prediction is correct if the target is the most likely
@@ -169,7 +169,7 @@ def target_weights(inputs: Any) -> jax.Array | None:
     return inputs.get("weights") if isinstance(inputs, Mapping) else None
 
 
-def loss(model: Model, batch: Batch, keep_mask: KeepMask | None = None) -> jax.Array:
+def loss(model: TrainState, batch: Batch, keep_mask: KeepMask | None = None) -> jax.Array:
     """Return the mean cross-entropy of the targets of ``batch`` in nats.
 
     Args:

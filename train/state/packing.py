@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from train.state.model import Model
+from train.state.model import TrainState
 
 
 @struct.dataclass
@@ -30,7 +30,7 @@ class Packed:
     structure: Any = struct.field(pytree_node=False)
 
     @property
-    def model(self) -> Model:
+    def model(self) -> TrainState:
         """The model as it was before `packed`, with the same arrays."""
         arrays = iter(self.arrays)
         scalars = {name: iter(values) for name, values in _split(self.scalars).items()}
@@ -38,7 +38,7 @@ class Packed:
         return jax.tree.unflatten(self.structure, leaves)
 
 
-def packed(model: Model) -> Packed:
+def packed(model: TrainState) -> Packed:
     """Put the scalar leaves of ``model`` into one array for each dtype.
 
     Args:

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from train.plan.modifiers import Setting
+from train.plan.modifiers import PhaseStart
 from train.plan.training import Train
-from train.state.model import Model
+from train.state.model import TrainState
 from train.state.optim import learning_rate
 from train.step.step import StepInputs
 
@@ -24,7 +24,9 @@ class StepPlan:
     log: dict[str, Any]  # logged values besides the loss
 
 
-def step_plans(phase: Train, model: Model, setting: Setting) -> Callable[[int, int], StepPlan]:
+def step_plans(
+    phase: Train, model: TrainState, setting: PhaseStart
+) -> Callable[[int, int], StepPlan]:
     """Return a function ``(step of the phase, step of the run) -> StepPlan``.
 
     Args:
@@ -32,7 +34,7 @@ def step_plans(phase: Train, model: Model, setting: Setting) -> Callable[[int, i
       model: model at the beginning of the phase; modifiers may read its values.
       setting: settings of the run that modifiers depend on.
     """
-    sources = [modifier.begin(phase, model, setting) for modifier in phase.modifiers]
+    sources = [modifier.step_inputs(phase, model, setting) for modifier in phase.modifiers]
     tokens = setting.samples * phase.length
     fixed = phase.fixed_flops(setting.accumulate)
 

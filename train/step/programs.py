@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from train.plan.modifiers import Modifier
 from train.plan.phase import Phase
 from train.state.mesh import How
-from train.state.model import Model, placed
+from train.state.model import TrainState, placed
 from train.step import xla
 from train.step.parallel import mapped
 from train.step.step import eval_step, packed_step
@@ -56,7 +56,7 @@ def unused(*about: Any) -> bool:
 
 @cache
 def made(
-    function: Callable[..., Model],
+    function: Callable[..., TrainState],
     phase: Phase,
     tx: optax.GradientTransformation,
     donate: bool = False,

@@ -23,7 +23,7 @@ from train.data.batches import Batch
 from train.plan.modifiers import Micro, Modifier
 from train.state.mesh import FSDP
 from train.state.model import (
-    Model,
+    TrainState,
     constrained_like,
     cross_entropy,
     logits,
@@ -78,7 +78,7 @@ def train_step(
     """
     tx = optax.with_extra_args_support(tx)
 
-    def step(model: Model, batch: Batch, inputs: StepInputs):
+    def step(model: TrainState, batch: Batch, inputs: StepInputs):
         pairs = list(zip(modifiers, inputs.given, strict=True))
         key = jax.random.fold_in(jax.random.key(inputs.seed), inputs.number)
         rows = jnp.arange(len(batch[1])) + (
@@ -101,8 +101,8 @@ def train_step(
 
 
 def skipping(
-    before: Model, after: Model, metrics: Mapping[str, jax.Array], skips: jax.Array
-) -> tuple[Model, jax.Array]:
+    before: TrainState, after: TrainState, metrics: Mapping[str, jax.Array], skips: jax.Array
+) -> tuple[TrainState, jax.Array]:
     """Return ``before`` if the loss or the gradients are not finite, and otherwise ``after``.
 
     The metrics are equal on all devices, and therefore the decision as well. The host does not wait
@@ -165,7 +165,7 @@ def _weighted(means: Tree, batch: Batch) -> Tree:
 
 
 def gradients(
-    model: Model, batch: Batch, rows: jax.Array, key: jax.Array, accumulate: int, pairs: Pairs
+    model: TrainState, batch: Batch, rows: jax.Array, key: jax.Array, accumulate: int, pairs: Pairs
 ) -> tuple[jax.Array, Tree]:
     """Return ``(cross-entropy, gradients of the objective)``, the means over micro-batches.
 
@@ -200,7 +200,7 @@ def gradients(
 
 
 def _objective(
-    model: Model, batch: Batch, micro: Micro, pairs: Pairs
+    model: TrainState, batch: Batch, micro: Micro, pairs: Pairs
 ) -> tuple[jax.Array, jax.Array]:
     """Return ``(objective, cross-entropy)`` of a micro-batch."""
     inputs, targets = batch = cut(batch, math.prod(modifier.windows for modifier, _ in pairs))
@@ -223,7 +223,7 @@ def _zeros(x: jax.Array) -> jax.Array:
 
 
 def gradients_once(
-    model: Model, batch: Batch, rows: jax.Array, key: jax.Array, accumulate: int, pairs: Pairs
+    model: TrainState, batch: Batch, rows: jax.Array, key: jax.Array, accumulate: int, pairs: Pairs
 ) -> tuple[jax.Array, Tree]:
     """Compute `gradients` with one gather of the weights and one gradient reduction per step.
 
@@ -278,12 +278,12 @@ def cut(batch: Tree, windows: int) -> Tree:
 
 @jax.named_scope("optimizer")
 def updated(
-    model: Model,
+    model: TrainState,
     grads: Tree,
     tx: optax.GradientTransformationExtraArgs,
     lr: Any,
     pairs: Pairs,
-) -> Model:
+) -> TrainState:
     """Return ``model`` after one update of the optimizer."""
     updates, opt = tx.update(grads, model.opt, model.params, axes=model.axes)
     learning_rates = jax.tree.map(lambda _: lr, model.params)
@@ -305,13 +305,13 @@ def eval_step(accumulate: int = 1, axis: str | None = None):
       axis: name of the mapped axis, or None, as in `train_step`.
     """
 
-    def judged(model: Model, batch: Batch):
+    def judged(model: TrainState, batch: Batch):
         loss, accuracy = _weighted(scores(model, batch), batch)
         weights = target_weights(batch[0])
         weight = {} if weights is None else {"weight": weights.mean()}
         return {"val_loss": loss, "val_accuracy": accuracy} | weight
 
-    def step(model: Model, batch: Batch):
+    def step(model: TrainState, batch: Batch):
         if accumulate == 1:
             return _mean(judged(model, batch), axis)
         each = jax.lax.map(lambda micro: judged(model, micro), micro_batches(batch, accumulate))

@@ -31,7 +31,7 @@ from train.common.files import read_own
 from train.common.hosts import is_first, once
 from train.common.output import say
 from train.plan.record import RunRecord
-from train.state.model import Model, shardings
+from train.state.model import TrainState, shardings
 from train.store import intact
 from train.store.intact import KEPT, LOG, SAVING, STEP
 
@@ -68,7 +68,7 @@ class Checkpoints:
         self._sealing = ThreadPoolExecutor(1, "seal")
         self._sealed: Future[None] | None = None
 
-    def save(self, step: int, models: dict[str, Model], data: Any, record: RunRecord) -> None:
+    def save(self, step: int, models: dict[str, TrainState], data: Any, record: RunRecord) -> None:
         """Start saving a checkpoint, after the previous save has finished.
 
         The function returns as soon as the arrays may change.
@@ -131,8 +131,8 @@ class Checkpoints:
                 intact.delete_replaced(path)
 
     def restore(
-        self, shapes: Callable[[RunRecord], dict[str, Model]], data: Any, mesh: Mesh
-    ) -> tuple[dict[str, Model], RunRecord] | None:
+        self, shapes: Callable[[RunRecord], dict[str, TrainState]], data: Any, mesh: Mesh
+    ) -> tuple[dict[str, TrainState], RunRecord] | None:
         """Load the newest intact checkpoint.
 
         Unfinished saves are deleted. A damaged checkpoint is renamed and kept. Both are reported on
@@ -209,7 +209,7 @@ def _taken(path: Path) -> UserError:
     )
 
 
-def trees(model: Model) -> dict[str, Any]:
+def trees(model: TrainState) -> dict[str, Any]:
     """Return the parts of a model that a checkpoint stores."""
     rest = {"opt": model.opt, "sensitivity": model.sensitivity, "base": model.base}
     return {"params": model.params} | {name: x for name, x in rest.items() if x is not None}
@@ -243,8 +243,8 @@ def _reading(where: Path) -> Iterator[None]:
 
 
 def read(
-    where: Path, expected: dict[str, Model], mesh: Mesh, partial: bool = False
-) -> tuple[dict[str, Model], Any]:
+    where: Path, expected: dict[str, TrainState], mesh: Mesh, partial: bool = False
+) -> tuple[dict[str, TrainState], Any]:
     """Read models from a checkpoint.
 
     Args:

@@ -22,7 +22,7 @@ from train.data.decoding import in_folder
 from train.plan.lifetimes import Plan, shapes
 from train.plan.record import RunRecord
 from train.plan.training import Train
-from train.state.model import Model
+from train.state.model import TrainState
 from train.store import checkpoint, intact
 from train.store.seen import Order
 from train.store.workdir import Workdir
@@ -113,7 +113,7 @@ def restored(
     identity: Mapping[str, Any],
     mesh: Mesh,
     order: Order,
-) -> tuple[dict[str, Model], RunRecord, list[str]]:
+) -> tuple[dict[str, TrainState], RunRecord, list[str]]:
     """Load the checkpoint for the plan of another experiment.
 
     Args:
@@ -183,7 +183,9 @@ def _phase(plan: Plan, saved: RunRecord, label: str, origin: Origin) -> int:
     return saved.phase if saved.phase in fitting else fitting[-1]
 
 
-def _check_models(saved: Mapping[str, Any], expected: Mapping[str, Model], origin: Origin) -> None:
+def _check_models(
+    saved: Mapping[str, Any], expected: Mapping[str, TrainState], origin: Origin
+) -> None:
     """Check that a checkpoint has the expected models with their optimizer state.
 
     Args:

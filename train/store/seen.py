@@ -19,7 +19,7 @@ from train.data.special import document_frame
 from train.data.text import tokenizer_of
 from train.extras.labelled.task import Labelled
 from train.plan.record import RunRecord
-from train.plan.transforms import Import
+from train.plan.transforms import LoadCheckpoint
 from train.store.workdir import Workdir
 
 
@@ -111,7 +111,7 @@ def order_of(
         if order is not None:
             return order, lines
     for phase in experiment.plan:
-        if not isinstance(phase, Import):
+        if not isinstance(phase, LoadCheckpoint):
             continue
         name = phase.folder_of(experiment.seed)
         folder = workdir.folder.parent / Path(name).expanduser()

@@ -49,7 +49,7 @@ from train.config.resuming import bound, class_of, conflicts
 from train.data import batches, special, text
 from train.plan.methods import LARGE
 from train.state.heads import say_notes, split
-from train.state.model import Model
+from train.state.model import TrainState
 from train.store import checkpoint, intact
 from train.store.handover import write_card, write_inputs
 
@@ -482,7 +482,7 @@ class Workdir:
 
 def imported(
     folder: Path, config: Config, mesh: Mesh, headless: bool = False
-) -> tuple[Model, dict[str, Any] | None]:
+) -> tuple[TrainState, dict[str, Any] | None]:
     """Load an existing model onto a mesh, with its parameters in float32 or a wider dtype.
 
     Args:
@@ -532,8 +532,8 @@ def imported(
     if unfinished:
         step = intact.newest_step(run.checkpoints) if step is None else step
         cost = checkpoint.record(run.checkpoints / str(step)).cost
-        return Model(params, None, config), cost.as_json()
-    return Model(params, None, config), run.result if run.finished else None
+        return TrainState(params, None, config), cost.as_json()
+    return TrainState(params, None, config), run.result if run.finished else None
 
 
 def _stored(run: Workdir, config: Config) -> Source | None:

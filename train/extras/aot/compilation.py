@@ -23,11 +23,11 @@ from train.extras.labelled.supervised import prepared
 from train.extras.labelled.task import Labelled
 from train.plan.ledger import Ledger
 from train.plan.lifetimes import after
-from train.plan.modifiers import Setting
+from train.plan.modifiers import PhaseStart
 from train.plan.phase import Phase
 from train.plan.training import Train
 from train.state.mesh import divided, replicated, token_devices
-from train.state.model import Model, shardings
+from train.state.model import TrainState, shardings
 from train.state.packing import Packed, packed
 from train.step import programs
 from train.step.inputs import StepPlan, step_plans
@@ -111,7 +111,7 @@ def _named(plans: list[StepPlan], depth: int) -> str:
     return f"step, {min(layers):g} of {depth} layers" if len(layers) == 1 else "step, dropping"
 
 
-class Rehearsal:
+class AotRun:
     """Compile all programs of a plan for a machine that need not be present.
 
     It provides the interface that a run offers to its phases (`train.plan.phase.Context`).
@@ -158,7 +158,7 @@ class Rehearsal:
             self.models = after(plan, number, self.models, result)
         return self.programs
 
-    def _trained(self, phase: Train) -> Model:
+    def _trained(self, phase: Train) -> TrainState:
         model = self.train(phase, phase.init(self))
         phase.finish(self, model)
         return model
@@ -169,8 +169,12 @@ class Rehearsal:
         self.ledger.begin(phase.label, phase.kind, phase.writes, 0)
 
     def compute(
-        self, phase: Phase, function: Callable[..., Model], *arguments: Any, donate: bool = False
-    ) -> tuple[Model, float]:
+        self,
+        phase: Phase,
+        function: Callable[..., TrainState],
+        *arguments: Any,
+        donate: bool = False,
+    ) -> tuple[TrainState, float]:
         self.begin(phase, None)
         arguments = tuple(self._placed(a) for a in arguments)
         program = programs.made(function, phase, self.tx, donate)
@@ -182,7 +186,7 @@ class Rehearsal:
             )
         return model, cost
 
-    def train(self, phase: Train, model: Model) -> Model:
+    def train(self, phase: Train, model: TrainState) -> TrainState:
         """Compile the steps of ``phase``, and return the trained model as shapes."""
         e = self.experiment
         make = partial(
@@ -197,7 +201,7 @@ class Rehearsal:
         batch = self._batch(e.batch)
         # Phases read scalars of a model, such as Adam's step count. They are 0 here.
         known = jax.tree.map(lambda x: np.zeros((), x.dtype) if x.shape == () else x, model)
-        setting = Setting(
+        setting = PhaseStart(
             self.models, phase.begin, e.batch, e.accumulate, e.seed, token_devices(self.mesh)
         )
         skips = np.zeros(3, np.int32) if e.on_nan == "skip" else None
@@ -214,11 +218,11 @@ class Rehearsal:
         self.validate(0, model)
         return model
 
-    def scores(self, model: Model) -> dict[str, float]:
+    def scores(self, model: TrainState) -> dict[str, float]:
         task = prepared(self.experiment.data, model.config)  # type: ignore[arg-type]
         return dict.fromkeys(task.metrics, 0.0)
 
-    def validate(self, step: int, model: Model) -> None:
+    def validate(self, step: int, model: TrainState) -> None:
         if model.config in self._evaluated:
             return
         self._evaluated.add(model.config)
@@ -239,9 +243,11 @@ class Rehearsal:
             lambda x: jax.ShapeDtypeStruct((batches, *x.shape), x.dtype, sharding=where), one
         )
 
-    def imported(self, folder: str, config: Config, headless: bool = False) -> tuple[Model, None]:
+    def imported(
+        self, folder: str, config: Config, headless: bool = False
+    ) -> tuple[TrainState, None]:
         return self._placed(
-            Model(jax.eval_shape(lambda: config.init(jax.random.key(0))), None, config)
+            TrainState(jax.eval_shape(lambda: config.init(jax.random.key(0))), None, config)
         ), None
 
     def keep(self, name: str, arrays: Any, write: Callable[[Path, Any], None]) -> None: ...
@@ -268,16 +274,16 @@ class Rehearsal:
         """
 
         def where(node: Any) -> Tree:
-            if isinstance(node, Model):
+            if isinstance(node, TrainState):
                 return shardings(node, self.mesh)
             return getattr(node, "sharding", None) or replicated(self.mesh)
 
-        places = jax.tree.map(where, tree, is_leaf=lambda node: isinstance(node, Model))
+        places = jax.tree.map(where, tree, is_leaf=lambda node: isinstance(node, TrainState))
         return jax.tree.map(
             lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, places
         )
 
-    def _packed(self, model: Model) -> Packed:
+    def _packed(self, model: TrainState) -> Packed:
         """The shapes of a `Packed` model, with the shardings of the placed ``model``."""
         state = jax.eval_shape(packed, model)
         arrays = [x for x in jax.tree.leaves(model) if x.shape]
@@ -291,7 +297,7 @@ class Rehearsal:
         steps: int,
         tokens: int,
         cost: float | None = None,
-        models: Sequence[Model] | None = None,
+        models: Sequence[TrainState] | None = None,
     ) -> tuple[Any, float]:
         """Compile a program, record it, and return ``(shapes of the first result, FLOPs)``.
 
@@ -306,14 +312,14 @@ class Rehearsal:
             cost = flops.counted(traced.jaxpr.jaxpr).total
         memory, text = self._compiled_once(lowered)
         if models is None:
-            nodes = jax.tree.leaves(arguments, is_leaf=lambda x: isinstance(x, Model))
-            models = [x for x in nodes if isinstance(x, Model)]
+            nodes = jax.tree.leaves(arguments, is_leaf=lambda x: isinstance(x, TrainState))
+            models = [x for x in nodes if isinstance(x, TrainState)]
         use = _use(models, memory)
         work = _work(text, self.machine)
         self.programs.append(Program(self._phase.label, what, steps, tokens, cost, **use, **work))
         result = lowered.out_info
         result = result[0] if isinstance(result, tuple) else result
-        return (self._placed(result) if isinstance(result, Model) else result), cost
+        return (self._placed(result) if isinstance(result, TrainState) else result), cost
 
     def _compiled_once(self, lowered: jax.stages.Lowered) -> tuple[Any, str]:
         """Return memory analysis and text of a program; both are cached."""
@@ -324,7 +330,7 @@ class Rehearsal:
         return self._known[source]
 
 
-def _use(models: Sequence[Model], memory: Any) -> dict[str, float]:
+def _use(models: Sequence[TrainState], memory: Any) -> dict[str, float]:
     """The fields of a `Program` about memory."""
     parameters = sum(_each((m.params, m.base)) for m in models)
     moments = sum(_each(m.opt) for m in models)

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from jaxgrow.models.stack import Remat
 from train.common.errors import UserError
 from train.config.experiment import Experiment
-from train.extras.aot.compilation import Program, Rehearsal
+from train.extras.aot.compilation import AotRun, Program
 from train.extras.aot.hlo import Collective
 from train.extras.aot.machines import Chip, Machine
 
@@ -98,7 +98,7 @@ CHOICES: tuple[tuple[Remat, bool], ...] = (
 UNROLLED_LAYERS = 24
 
 
-def settled(
+def resolve_auto(
     experiment: Experiment,
     machine: Machine,
     say: Callable[[str], None],
@@ -121,7 +121,7 @@ def settled(
     Returns:
       The experiment without "auto", and its programs if they were compiled.
     """
-    compiled = compiled or (lambda e: Rehearsal(e, machine, say).run())
+    compiled = compiled or (lambda e: AotRun(e, machine, say).run())
     if machine.limit is None and machine.chip.memory is None:
         chosen = _plain(experiment)
         _warn_of_narrow_sums(chosen, "the memory of the devices is not known", say)
@@ -288,7 +288,7 @@ def using(
         return None
     for changes, other in itertools.islice(larger(experiment), 3):
         say(f"{machine.name} has free memory: trying {' '.join(changes)}")
-        found = Rehearsal(other, machine).run()
+        found = AotRun(other, machine).run()
         after = days(found, machine)
         if fits(found, machine) and after is not None and after < before:
             return f"{' '.join(changes)} uses the free memory and lowers the time bound from {before:.3g} to {after:.3g} days"
@@ -322,7 +322,7 @@ def fitting(
     for changes, other in smaller(experiment, len(machine.devices)):
         say(f"trying {' '.join(changes)}")
         try:
-            if fits(Rehearsal(other, machine).run(), machine):
+            if fits(AotRun(other, machine).run(), machine):
                 return changes
         except (UserError, ValueError):
             continue
