@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run from anywhere, install
 
 from benchmarks.common import environment, parser, save
 from jaxgrow.axes import LAYERS, cut, leaves, role
-from jaxgrow.layerdrop import sensitivity
+from jaxgrow.layerdrop import layer_sensitivity
 from train.data.batches import next_tokens
 from train.data.formats import text
 from train.state.model import TrainState, loss
@@ -96,7 +96,9 @@ def anatomy(folder: Path, file: Path) -> dict[str, Any]:
             directions.append(
                 used(w.reshape(config.layers, math.prod(w.shape[1 : 1 + len(cut(names).read)]), -1))
             )
-    matters = sensitivity(lambda keep_mask, b: at(params, keep_mask, b), config.layers, batches)
+    matters = layer_sensitivity(
+        lambda keep_mask, b: at(params, keep_mask, b), config.layers, batches
+    )
     norms = np.sqrt(squares)
     return {
         "loss": float(value),

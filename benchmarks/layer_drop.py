@@ -122,7 +122,7 @@ def sides(
         0, config.vocab, (batch, config.context + 1), dtype=np.int32
     )
     side = partial(Gradient, config, params, tokens)
-    dense = flops.train(config, batch * config.context)
+    dense = flops.train_flops(config, batch * config.context)
     made = {"dense": side(None)}
     ideal = {"dense": 1.0}
     for count in counts:
@@ -136,7 +136,7 @@ def sides(
         for kind, keep_mask in kinds.items():
             name = f"{kind}, {count} kept"
             made[name] = side(keep_mask)
-            ideal[name] = flops.train(config, batch * config.context, layers=count) / dense
+            ideal[name] = flops.train_flops(config, batch * config.context, layers=count) / dense
         losses = {kind: made[f"{kind}, {count} kept"].loss for kind in kinds}
         np.testing.assert_allclose(
             list(losses.values()),

@@ -155,7 +155,7 @@ def throughput(
         }
     peak = machine.chip.flops * len(machine.devices)
     counts = {
-        "mfu": flops.train(config, loop.tokens),
+        "mfu": flops.train_flops(config, loop.tokens),
         "mfu_by_nanogpt": nanogpt_flops(config, loop.tokens),
     }
     return row | {
@@ -216,9 +216,9 @@ def dropped(s: Sizes, batch: int, variant: str) -> dict[str, Any]:
             "gather": places,
         }.items():
             sides[f"{how}, {count} of {layers}"] = side(KeepMask(which, scale))
-            ideal[f"{how}, {count} of {layers}"] = flops.train(
+            ideal[f"{how}, {count} of {layers}"] = flops.train_flops(
                 config, 1, layers=count
-            ) / flops.train(config, 1)
+            ) / flops.train_flops(config, 1)
     _, over = between(dense, {"dense": dense, **sides}, s.rounds)
     rows: dict[str, Any] = {"dense again": {"ratio": summary(over.pop("dense"))}}
     for name, ratios in over.items():

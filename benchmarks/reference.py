@@ -94,7 +94,7 @@ def ceiling(machine: Machine, batch: int) -> dict[str, float]:
     compiled = jax.jit(step, donate_argnums=(0, 1)).lower(*placed).compile()
     assert machine.chip.flops and machine.chip.bandwidth
     least = roofline(kernels(compiled.as_text() or ""), machine.chip.flops, machine.chip.bandwidth)
-    cost = flops.train(C, batch * C.context) / machine.chip.flops
+    cost = flops.train_flops(C, batch * C.context) / machine.chip.flops
     parts = {name: seconds * 1e3 for name, seconds in least.parts.items()}
     memory: Any = compiled.memory_analysis()
     held = memory.argument_size_in_bytes + memory.temp_size_in_bytes

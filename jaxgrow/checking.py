@@ -32,7 +32,7 @@ from jaxgrow.axes.names import (
 )
 from jaxgrow.growth.apply import grow
 from jaxgrow.operators import hypercloning
-from jaxgrow.operators.targets import WIDTHS, width
+from jaxgrow.operators.targets import WIDTHS, width_axes
 
 # The largest change of the outputs that counts as rounding, relative to their standard deviation.
 # Rounding in float32 causes smaller changes, and a wrong suffix causes larger changes.
@@ -175,7 +175,7 @@ class _Check:
         """The change of the outputs when all widths are doubled with these names."""
         axes = self.named(other)
         known = sizes(self.params, axes)
-        target = {name: 2 * known[name] for name in width(known)}
+        target = {name: 2 * known[name] for name in width_axes(known)}
         if not target:
             raise ValueError(
                 f"no axis of this model can be widened: its axes are {', '.join(known)}, and none "

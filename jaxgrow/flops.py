@@ -2,7 +2,7 @@
 
 The FLOPs of a model come from a formula of its family. Only matrix products count, and a
 multiply-add counts as two. Norms, softmax and Adam are not counted: they take less than 2 % at the
-sizes of the papers. `jaxgrow.optim.muon.flops` counts the products of Muon. The test
+sizes of the papers. `jaxgrow.optim.muon.muon_flops` counts the products of Muon. The test
 ``tests/models/test_flops.py`` compares the formulas with the operations that XLA counts in the
 compiled step.
 """
@@ -62,7 +62,7 @@ class Tuning(Protocol):
         ...
 
 
-def forward(
+def forward_flops(
     config: Config,
     tokens: int,
     length: int | None = None,
@@ -80,26 +80,26 @@ def forward(
       config: config of the model.
       tokens: number of positions, over all samples.
       length: positions of a sample; None: the config's length.
-      layers: number of layers that ran, possibly a mean, with each layer counted by its `weights`;
+      layers: number of layers that ran, possibly a mean, with each layer counted by its `layer_weights`;
         None: all layers.
       at_once: number of positions that a device computes at once, which determines the number of
-        empty rows in a mixture of experts (`jaxgrow.models.mixture.blocks`); None: very large.
+        empty rows in a mixture of experts (`jaxgrow.models.mixture.expert_blocks`); None: very large.
 
     Returns:
       Floating-point operations.
 
     Example:
       >>> from jaxgrow.models import GPT2Config
-      >>> forward(GPT2Config(), tokens=1024) / 1e9
+      >>> forward_flops(GPT2Config(), tokens=1024) / 1e9
       274.81079808
     """
-    cost = _cost(config, length or config.length, at_once)
+    cost = _layer_cost(config, length or config.length, at_once)
     return float(tokens) * (
         (config.depth if layers is None else layers) * cost.layer + cost.outside
     )
 
 
-def weights(config: Config) -> np.ndarray:
+def layer_weights(config: Config) -> np.ndarray:
     """Return the FLOPs of each layer relative to their mean: float [layers].
 
     All weights are 1, except in models with stages.
@@ -108,14 +108,14 @@ def weights(config: Config) -> np.ndarray:
       config: config of the model.
 
     Returns:
-      Numbers whose mean is 1. For the argument ``layers`` of `forward` and `train`, add up the
+      Numbers whose mean is 1. For the argument ``layers`` of `forward_flops` and `train_flops`, add up the
       weights of the layers that ran.
     """
     cost = config.cost(config.length)
     return np.array(cost.layers) / cost.layer if cost.layers else np.ones(config.depth)
 
 
-def train(
+def train_flops(
     config: Config,
     tokens: int,
     length: int | None = None,
@@ -140,13 +140,13 @@ def train(
       config: config of the model.
       tokens: number of positions, over all samples.
       length: positions of a sample; None: the config's length.
-      layers: number of layers that ran, possibly a mean, with each layer counted by its `weights`;
+      layers: number of layers that ran, possibly a mean, with each layer counted by its `layer_weights`;
         None: all layers.
       frozen: number of frozen layers at the bottom.
       drop: which tokens bypass which layers; None: none.
       adapter: the adapter that is trained instead of all parameters below the head; None: all
         parameters are trained.
-      at_once: number of positions that a device computes at once, as in `forward`.
+      at_once: number of positions that a device computes at once, as in `forward_flops`.
 
     Returns:
       Floating-point operations.
@@ -157,14 +157,14 @@ def train(
 
     Example:
       >>> from jaxgrow.models import GPT2Config
-      >>> train(GPT2Config(), tokens=1024) / forward(GPT2Config(), tokens=1024)
+      >>> train_flops(GPT2Config(), tokens=1024) / forward_flops(GPT2Config(), tokens=1024)
       3.0
     """
     length = length or config.length
     if adapter is not None:
         config = adapter.adapted(config)
-    cost = _cost(config, length, at_once)
-    total = 3 * forward(config, tokens, length, layers, at_once=at_once) - tokens * cost.first
+    cost = _layer_cost(config, length, at_once)
+    total = 3 * forward_flops(config, tokens, length, layers, at_once=at_once) - tokens * cost.first
     if frozen:
         total -= tokens * cost.spared(frozen)
     if drop is not None:
@@ -175,7 +175,7 @@ def train(
                 "an adapter cannot be combined with frozen layers or token dropping: leave out "
                 "frozen and drop"
             )
-        total += tokens * _adapted(config, cost, adapter, layers, at_once)
+        total += tokens * _adapter_flops(config, cost, adapter, layers, at_once)
     return total
 
 
@@ -186,13 +186,13 @@ def _skipped(
     begin, end = drop.middle(config.depth)
     kept = drop.kept(length)
     kept_at_once = None if at_once is None else at_once * kept // length
-    layer = _cost(config, length, at_once).layer
-    shorter = _cost(config, kept, kept_at_once).layer
+    layer = _layer_cost(config, length, at_once).layer
+    shorter = _layer_cost(config, kept, kept_at_once).layer
     saved = tokens * (layer - kept / length * shorter)
     return saved * (3 * (end - begin) - 2 * max(0, min(frozen, end) - begin))
 
 
-def _adapted(
+def _adapter_flops(
     config: Config,
     cost: Cost,
     adapter: Tuning,
@@ -216,7 +216,7 @@ def _adapted(
     return 3 * added - frozen - cost.first - cost.embedding
 
 
-def _cost(config: Config, length: int, at_once: int | None) -> Cost:
+def _layer_cost(config: Config, length: int, at_once: int | None) -> Cost:
     """Return the family's cost, with the costs of its adapters and of rows without a token."""
     cost = config.cost(length)
     return cost._replace(layer=cost.layer + _adapter_cost(config) + config.empty(at_once))
@@ -240,7 +240,7 @@ def _kernels(axes: Axes, sizes: Mapping[str, float], each: Mapping[str, float]) 
     return float(sum(cost(names) for p, names in every if role(path(p), names) == "kernel"))
 
 
-def grow(growth: maps.Growth, params: Params, axes: Axes) -> float:
+def growth_flops(growth: maps.Growth, params: Params, axes: Axes) -> float:
     """Return the FLOPs of the matrix products of `jaxgrow.grow`.
 
     Copies, means and sums by gathering are not counted. A step of learning the maps costs at most
@@ -256,7 +256,7 @@ def grow(growth: maps.Growth, params: Params, axes: Axes) -> float:
 
     Example:
       >>> dense = maps.AxisMap(np.ones((4, 3)), np.ones((4, 3)))
-      >>> grow({"mlp": dense}, {"b": np.ones(3)}, {"b": ("mlp",)})
+      >>> growth_flops({"mlp": dense}, {"b": np.ones(3)}, {"b": ("mlp",)})
       24.0
     """
     total = 0.0
@@ -318,7 +318,7 @@ def counted(jaxpr: Jaxpr) -> Counted:
     """
     products = arithmetic = 0.0
     for eqn in jaxpr.eqns:
-        products += _product(eqn)
+        products += _product_flops(eqn)
         arithmetic += _arithmetic(eqn)
         # The program within a scatter only combines two numbers. It is counted as arithmetic above.
         inner = (
@@ -328,13 +328,13 @@ def counted(jaxpr: Jaxpr) -> Counted:
         )
         if eqn.primitive.name == "cond":
             inner = [max(inner, key=lambda c: c.total)]
-        times = _times(eqn)
+        times = _repetitions(eqn)
         products += times * sum(c.products for c in inner)
         arithmetic += times * sum(c.arithmetic for c in inner)
     return Counted(products, arithmetic)
 
 
-def _times(eqn: Any) -> int:
+def _repetitions(eqn: Any) -> int:
     """Return how often the programs within an equation run."""
     if eqn.primitive.name == "scan":
         return eqn.params["length"]
@@ -349,7 +349,7 @@ def _times(eqn: Any) -> int:
     return 1
 
 
-def _product(eqn: Any) -> float:
+def _product_flops(eqn: Any) -> float:
     if eqn.primitive.name == "conv_general_dilated":
         kernel = eqn.invars[1].aval.shape
         outputs = eqn.params["dimension_numbers"].rhs_spec[0]

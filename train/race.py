@@ -21,7 +21,7 @@ from pathlib import Path
 from jaxgrow import operators
 from jaxgrow.axes import is_layers
 from jaxgrow.models import from_json
-from jaxgrow.operators.targets import width
+from jaxgrow.operators.targets import width_axes
 from jaxgrow.typed import nearest
 from train.analysis import plots
 from train.analysis.runs import Run
@@ -58,7 +58,7 @@ def defaults(base: Experiment, source: Path) -> list[str]:
     except ValueError as error:
         raise UserError(f"race: {error}") from error
     deeper = DEFAULTS["depth"] if any(map(is_layers, axes)) else ("",)
-    wider = DEFAULTS["width"] if axes.keys() & width(small.sizes()) else ("",)
+    wider = DEFAULTS["width"] if axes.keys() & width_axes(small.sizes()) else ("",)
     if deeper == wider == ("",):
         raise UserError(
             f"race: the small model in {source} and the large model have the same depth and width, so no "

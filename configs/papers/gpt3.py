@@ -16,7 +16,7 @@ for the two larger models, both baselines, and theta 0.5, 0.7 and 0.9 for Medium
 larger models and gamma of PLD, here 100 / T, are not stated. The batch and the vocabulary are the
 usual ones of Megatron. The learning rates, the warm-up and the other settings come from GPT-3
 (Brown et al., 2020) at these sizes. SBLD itself is a reconstruction
-(`jaxgrow.layerdrop.sensitivity`). `configs/papers/settings.toml` has what the papers state, and
+(`jaxgrow.layerdrop.layer_sensitivity`). `configs/papers/settings.toml` has what the papers state, and
 `python -m train.show` compares an experiment with it.
 
 `bookcorpus` is a folder in which Hugging Face `datasets` saved it, or any folder with its text. The

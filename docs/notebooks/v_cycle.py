@@ -81,7 +81,7 @@ small = train(SMALL, coarse, BELOW, seed=2)
 fixed = correct(before, small, up, axes)  # M + D(s - C(M))
 cycled = train(LARGE, fixed, AFTER, seed=3)
 
-cost = {config: flops.train(config, BATCH * CONTEXT) for config in (LARGE, SMALL)}
+cost = {config: flops.train_flops(config, BATCH * CONTEXT) for config in (LARGE, SMALL)}
 print(
     f"a step of the small model costs {cost[SMALL] / cost[LARGE]:.0%} of one of the large: {SMALL.sizes()}"
 )

@@ -20,7 +20,7 @@ from jaxgrow.cli.writing import in_dtype, put, transform
 from jaxgrow.growth.maps import Growth
 from jaxgrow.growth.report import preservation
 from jaxgrow.models import importance
-from jaxgrow.operators.targets import depth, of_kinds, width
+from jaxgrow.operators.targets import layer_axes, of_kinds, width_axes
 from jaxgrow.tables import aligned
 from jaxgrow.untrusted import print_text
 
@@ -106,7 +106,7 @@ def _control(source: Source, target: dict[str, int]) -> Growth:
     sizes = source.sizes()
     rng = np.random.default_rng(0)
     scores = {}
-    for axis in (*depth(sizes), *width(sizes), *of_kinds(("experts",), sizes)):
+    for axis in (*layer_axes(sizes), *width_axes(sizes), *of_kinds(("experts",), sizes)):
         per_layer = kind(axis) in ("heads", "mlp", "experts")
         shape = (sizes[beside(axis, LAYERS)], sizes[axis]) if per_layer else sizes[axis]
         scores[axis] = rng.random(shape)
@@ -129,15 +129,15 @@ def _scores(plan: _Plan) -> dict[str, np.ndarray]:
     layers = [axis for axis in plan.target if is_layers(axis)]
     found: dict[str, jax.Array] = {}
     if layers:
-        streams = jax.jit(partial(importance.streams, config))(params, plan.inputs)
+        streams = jax.jit(partial(importance.residual_streams, config))(params, plan.inputs)
         for axis in layers:
             removed = len(streams[axis]) - 1 - plan.target[axis]
             if plan.by == "angular" and removed:
-                found[axis] = importance.angular(streams[axis], removed)
+                found[axis] = importance.angular_distance(streams[axis], removed)
             else:
-                found[axis] = importance.influence(streams[axis])
+                found[axis] = importance.block_influence(streams[axis])
     if len(plan.target) > len(layers):
-        found |= jax.jit(partial(importance.activations, config))(params, plan.inputs)
+        found |= jax.jit(partial(importance.unit_importance, config))(params, plan.inputs)
     return {axis: np.asarray(x) for axis, x in found.items()}
 
 
@@ -176,7 +176,7 @@ def _removed(plan: _Plan, scores: Mapping[str, Sequence[float]]) -> dict[str, li
     alternating = plan.source.config.traits["alternating"]
     removed = {}
     for axis, of in scores.items():
-        stay = operators.best(of, plan.target[axis], axis in alternating)
+        stay = operators.best_units(of, plan.target[axis], axis in alternating)
         removed[axis] = sorted(set(range(sizes[axis])) - set(stay.tolist()))
     return removed
 

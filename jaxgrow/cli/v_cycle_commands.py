@@ -15,7 +15,7 @@ from jaxgrow.cli.options import AXES, axis_option
 from jaxgrow.cli.writing import in_dtype, transform, write
 from jaxgrow.growth.maps import AxisMap
 from jaxgrow.growth.matrices import dense
-from jaxgrow.operators.targets import width
+from jaxgrow.operators.targets import width_axes
 
 
 def run_coalesce(a: argparse.Namespace) -> None:
@@ -99,7 +99,7 @@ def _large(small: dict[str, int], groups: dict[str, operators.Groups]) -> dict[s
             large[axis] = _ungrouped(of, axis, small[axis], units)
     leads = next((of for of in ("heads", "kv_heads") if of in groups), None)
     if leads is not None:
-        for axis in width(small):
+        for axis in width_axes(small):
             if kind(axis) not in groups:
                 large[axis] = _scaled(axis, beside(axis, leads), small, large)
     return large

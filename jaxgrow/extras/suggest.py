@@ -17,7 +17,7 @@ from jaxgrow.checkpoints.source import Grown, Source
 from jaxgrow.cli.errors import with_options
 from jaxgrow.cli.keeps import keeps
 from jaxgrow.cli.options import axis_option
-from jaxgrow.operators.targets import depth, width
+from jaxgrow.operators.targets import layer_axes, width_axes
 from jaxgrow.tables import aligned
 
 
@@ -162,13 +162,13 @@ def targets(sizes: Mapping[str, int], times: Fraction) -> list[dict[str, int]]:
       >>> targets({"layers": 2, "embed": 8, "heads": 2, "mlp": 32}, Fraction(2))[0]
       {'layers': 4}
     """
-    deeper = depth(sizes)
-    mlp = tuple(name for name in width(sizes) if kind(name) == "mlp")
+    deeper = layer_axes(sizes)
+    mlp = tuple(name for name in width_axes(sizes) if kind(name) == "mlp")
     found: list[dict[str, int]] = []
     for axes in (deeper, (*deeper, *mlp)):
         found.append({axis: round(sizes[axis] * times) for axis in axes})
-    if all((sizes[axis] * times).denominator == 1 for axis in width(sizes)):
-        found.append({axis: int(sizes[axis] * times) for axis in width(sizes)})
+    if all((sizes[axis] * times).denominator == 1 for axis in width_axes(sizes)):
+        found.append({axis: int(sizes[axis] * times) for axis in width_axes(sizes)})
     larger: list[dict[str, int]] = []
     for target in found:
         grows = any(n > sizes[a] for a, n in target.items())

@@ -552,7 +552,7 @@ def dual(growth: Growth) -> Growth:
     ``grad at grow(g, s) == grow(dual(g), grad at s)`` holds under three conditions: ``g`` preserves
     the function by copying units; on the axes that a norm averages over, ``read`` divides equally
     among the copies; and with GQA, the copies of a key/value head have equal gradients
-    (`jaxgrow.operators.targets.sources`). Function-preserving operators that do not meet them are
+    (`jaxgrow.operators.targets.copied_units`). Function-preserving operators that do not meet them are
     `llama_pro`, `lemon` if ``embed`` or ``kv_heads`` grows, and with GQA, `zero_pad` if ``heads``
     grow, and every operator that copies key/value heads without their query heads. For every ``g``,
     ``grow(swap(dual(g)), .)`` is the adjoint of ``grow(g, .)``. Applying `dual` twice returns the
@@ -600,7 +600,7 @@ def preserves_function(
 
     - The axis names must be right (`jaxgrow.check_rules`).
     - Each query head must still read the same key/value head. The operators of jaxgrow ensure this
-      (`jaxgrow.operators.targets.sources`).
+      (`jaxgrow.operators.targets.copied_units`).
     - If an axis of the outputs grows, such as ``vocab``, copies of an output must not matter. For
       example, copies of a token change the probabilities of all tokens.
     - If ``experts`` grow, each token must be routed to the same experts with the same gates

@@ -6,7 +6,12 @@ layers a stack runs. `dropping` applies a `KeepMask` to a Flax model that calls 
 the other.
 """
 
-from jaxgrow.layerdrop.allocation import Sensitivity, allocate, block_list, sensitivity
+from jaxgrow.layerdrop.allocation import (
+    Sensitivity,
+    block_list,
+    keep_probabilities,
+    layer_sensitivity,
+)
 from jaxgrow.layerdrop.counts import padded, program_counts, program_odds
 from jaxgrow.layerdrop.execution import KeepMask, conditional
 from jaxgrow.layerdrop.interception import dropping
@@ -27,13 +32,14 @@ __all__ = [
     "Sensitivity",
     "TokenDrop",
     "Variance",
-    "allocate",
     "block_list",
     "conditional",
     "dropping",
     "fit_variance",
     "independent",
     "keep_masks",
+    "keep_probabilities",
+    "layer_sensitivity",
     "output_divisors",
     "padded",
     "program_counts",
@@ -41,7 +47,6 @@ __all__ = [
     "sample",
     "sample_tokens",
     "schedule",
-    "sensitivity",
     "systematic",
     "theta",
 ]

@@ -23,7 +23,7 @@ from jax.typing import ArrayLike
 
 from jaxgrow.layerdrop.execution import KeepMask
 
-Kind: TypeAlias = Literal["loss_delta", "taylor"]
+Measure: TypeAlias = Literal["loss_delta", "taylor"]
 Batch: TypeAlias = Any  # a pytree of arrays, the input of the loss
 Loss: TypeAlias = Callable[[KeepMask | None, Batch], jax.Array]
 
@@ -40,7 +40,7 @@ class Sensitivity:
     Layers are given by index; -1 is the last layer.
 
     Attributes:
-      kind: the measure (`sensitivity`), or "influence" (`jaxgrow.models.importance.influence`).
+      kind: the measure (`layer_sensitivity`), or "influence" (`jaxgrow.models.importance.block_influence`).
       after: length of the pre-analysis, as a fraction of the steps. The pre-analysis keeps every
         layer, and the schedule of theta begins after it.
       every: fraction of the steps after which sensitivities are measured again; 0 measures them
@@ -57,7 +57,7 @@ class Sensitivity:
         ``block`` is blocked nevertheless.
     """
 
-    kind: Kind | Literal["influence"] = "loss_delta"
+    kind: Measure | Literal["influence"] = "loss_delta"
     after: float = 0.05
     every: float = 0.0
     batches: int = 8
@@ -81,11 +81,11 @@ class Sensitivity:
             )
 
 
-def sensitivity(
+def layer_sensitivity(
     loss: Loss,
     layers: int,
     batches: Batch,
-    kind: Kind = "loss_delta",
+    kind: Measure = "loss_delta",
 ) -> jax.Array:
     """Measure how strongly the loss depends on each layer.
 
@@ -114,7 +114,7 @@ def sensitivity(
 
       >>> worth = jnp.array([1.0, 2.0])
       >>> loss = lambda keep_mask, batch: batch - (worth.sum() if keep_mask is None else worth @ keep_mask.layers)
-      >>> sensitivity(loss, 2, jnp.ones(3)).tolist()
+      >>> layer_sensitivity(loss, 2, jnp.ones(3)).tolist()
       [1.0, 2.0]
 
     References:
@@ -123,7 +123,7 @@ def sensitivity(
       AAAI 2023
     """
     if kind == "taylor":
-        return jnp.abs(_map(partial(_slope, loss, layers), batches)).mean(0)
+        return jnp.abs(_map(partial(_scale_slope, loss, layers), batches)).mean(0)
 
     def delta(batch: Batch) -> jax.Array:
         def skipping(keep: jax.Array) -> jax.Array:
@@ -136,7 +136,7 @@ def sensitivity(
     return jnp.maximum(_map(delta, batches).mean(0), 0).astype(jnp.float32)
 
 
-def _slope(loss: Loss, layers: int, batch: Batch) -> jax.Array:
+def _scale_slope(loss: Loss, layers: int, batch: Batch) -> jax.Array:
     """The derivative of the loss with respect to the scale of each layer, at 1: [layers]."""
 
     def scaled(scale: jax.Array) -> jax.Array:
@@ -185,7 +185,7 @@ def block_list(measured: ArrayLike, s: Sensitivity) -> jax.Array:
     return never.at[jnp.array(s.block, int)].set(True) if s.block else never
 
 
-def allocate(
+def keep_probabilities(
     sensitivity: ArrayLike,
     theta: ArrayLike,
     *,
@@ -237,7 +237,7 @@ def allocate(
       The keep probability ``p_l`` of each layer, [layers].
 
     Example:
-      >>> [round(p, 2) for p in allocate([1.0, 2.0, 3.0], 0.7).tolist()]
+      >>> [round(p, 2) for p in keep_probabilities([1.0, 2.0, 3.0], 0.7).tolist()]
       [0.65, 0.8, 0.95]
 
     References:

@@ -81,7 +81,7 @@ def program_counts(
       [8, 9, 10, 12]
     """
     depths = _depths(layers)
-    odds = _odds(drop, _probabilities(drop, depths, _times(steps), steps, sensitivity), depths)
+    odds = _odds(drop, _probabilities(drop, depths, _all_times(steps), steps, sensitivity), depths)
     cells = np.stack(np.meshgrid(*(np.arange(n + 1) for n in depths), indexing="ij"), -1).reshape(
         -1, len(depths)
     )
@@ -137,7 +137,7 @@ def _depths(layers: int | Sequence[int]) -> tuple[int, ...]:
     return (layers,) if isinstance(layers, int) else tuple(layers)
 
 
-def _times(steps: int) -> np.ndarray:
+def _all_times(steps: int) -> np.ndarray:
     steps = max(steps, 1)  # a phase without steps also has programs
     return np.unique(np.linspace(1, steps, min(steps, STEPS)).round())
 

@@ -235,10 +235,10 @@ def _forward(
     def run(carry: Stacking, w: Weights, i: jax.Array) -> Stacking:
         x, saved = carry
         y, new = _pulled(apply, w, x)
-        return y, _written(saved, new.saved, i)
+        return y, _written_back(saved, new.saved, i)
 
     def pullback(stacked: Weights, x: Carry) -> _Pullback:
-        w = jax.tree.map(_first, stacked)
+        w = jax.tree.map(_first_entry, stacked)
         return _pulled(apply, w, x)[1]
 
     one: _Pullback = _eval_shape(pullback, stacked, x)
@@ -247,7 +247,7 @@ def _forward(
     return y, one.replace(saved=saved)
 
 
-def _first(a: jax.Array) -> jax.Array:
+def _first_entry(a: jax.Array) -> jax.Array:
     return a[0]
 
 
@@ -261,7 +261,7 @@ def _backward(
     def run(carry: Stacking, w: Weights, i: jax.Array) -> Stacking:
         dx, dw = carry
         new, dx = pullbacks.of(i, w)(dx)
-        return dx, _written(dw, new, i)
+        return dx, _written_back(dw, new, i)
 
     dx, dw = _scan(keep, stacked, (dy, [jnp.zeros_like(m) for m in moving]), run, reverse=True)
     rest = iter(dw)
@@ -272,7 +272,7 @@ def _backward(
     return None, jax.tree.map(gradient, stacked), dx
 
 
-def _written(stack: list[jax.Array], new: list[jax.Array], i: jax.Array) -> list[jax.Array]:
+def _written_back(stack: list[jax.Array], new: list[jax.Array], i: jax.Array) -> list[jax.Array]:
     """Write the arrays of layer i into the stacked arrays."""
     return [lax.dynamic_update_index_in_dim(s, n, i, 0) for s, n in zip(stack, new, strict=True)]
 
@@ -319,14 +319,14 @@ class _Pullback(struct.PyTreeNode):
 
     def of(self, i: jax.Array, w: Weights) -> Callable[[Carry], tuple[list[jax.Array], Carry]]:
         """Return the backward pass of layer i, whose weights are ``w``."""
-        saved = iter([_at(s, i) for s in self.saved])
+        saved = iter([_at_index(s, i) for s in self.saved])
         given = jax.tree.leaves(w)
         return jax.tree.unflatten(
             self.tree, [next(saved) if j is None else given[j] for j in self.sources]
         )
 
 
-def _at(stack: jax.Array, i: jax.Array) -> jax.Array:
+def _at_index(stack: jax.Array, i: jax.Array) -> jax.Array:
     return lax.dynamic_index_in_dim(stack, i, 0, keepdims=False)  # pyright: ignore[reportUnknownVariableType]
 
 

@@ -209,7 +209,7 @@ class _Call(NamedTuple):
 
     @classmethod
     def of(cls, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "_Call":
-        x, name, others = _changed(module, args, kwargs)
+        x, name, others = _changed_array(module, args, kwargs)
         alone = module.clone(parent=None, name=None)  # pyright: ignore[reportUnknownMemberType]
         return cls(alone, x, name, *jax.tree.flatten(others))
 
@@ -250,14 +250,14 @@ def _sliced(module: nn.Module, params: Mapping[str, Any]) -> bool:
     return len(own) == len(full) and any(a.ndim != b.ndim for a, b in zip(own, full, strict=True))
 
 
-def _changed(
+def _changed_array(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Array, str | None, Arguments]:
     """The first argument of the block, its name if it was given by name, and the other arguments."""
     call = _method(module, "__call__")
     name = None if args else next(iter(inspect.signature(call).parameters), None)
     x = args[0] if args else kwargs.get(name or "")
-    if not _is_array(x):
+    if not _is_any_array(x):
         raise ValueError(
             f"the first argument of {type(module).__name__} must be the array that it changes, not {x!r}"
         )
@@ -272,7 +272,7 @@ def _is_sequence(x: object) -> TypeGuard[Sequence[Any]]:
     return isinstance(x, tuple | list)
 
 
-def _is_array(x: object) -> TypeGuard[Array]:
+def _is_any_array(x: object) -> TypeGuard[Array]:
     return isinstance(x, jax.Array | np.ndarray)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from numpy.typing import NDArray
 
-from jaxgrow.layerdrop.allocation import Sensitivity, allocate, block_list
+from jaxgrow.layerdrop.allocation import Sensitivity, block_list, keep_probabilities
 
 
 def whole_steps(fraction: float, steps: int) -> int:
@@ -305,7 +305,7 @@ def schedule(
                  layer unless the limit is 0
     ============ ================================== ================================================
 
-    With ``drop.sensitivity``, `allocate` computes the keep probabilities instead. Their mean equals
+    With ``drop.sensitivity``, `keep_probabilities` computes the keep probabilities instead. Their mean equals
     the mean of "linear", and the measured ``sensitivity`` determines the differences between
     layers. With ``drop.keep="published"``, the keep probabilities are computed as for
     "algorithm1", and `output_divisors` as for "linear".
@@ -339,7 +339,7 @@ def schedule(
                 "this layer drop uses sensitivities, but sensitivity is None. Measure them first and pass them as sensitivity"
             )
         s = drop.sensitivity
-        return allocate(
+        return keep_probabilities(
             sensitivity, now, blocked=block_list(sensitivity, s), beta=s.beta, p_min=s.p_min
         )
     place = jnp.arange(1, layers + 1, dtype=now.dtype)

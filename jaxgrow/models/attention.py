@@ -31,7 +31,7 @@ class Unsupported(ValueError):
     """The chosen kernel, or the mesh, does not support the attention of a model."""
 
 
-class Form(NamedTuple):
+class ScoreForm(NamedTuple):
     """The scores of attention: ``softmax(c tanh(scale q k / c)) v``, with an optional window.
 
     Attributes:
@@ -62,11 +62,11 @@ class Form(NamedTuple):
         return not self.cap and all(x is None for x in others)
 
 
-PLAIN = Form()
+PLAIN = ScoreForm()
 
 
 def attention(
-    q_BTHK, k_BSGK, v_BSGK, *, causal: bool, mask_BS=None, by: By = "auto", form: Form = PLAIN
+    q_BTHK, k_BSGK, v_BSGK, *, causal: bool, mask_BS=None, by: By = "auto", form: ScoreForm = PLAIN
 ):
     """``softmax(q k / sqrt(K)) v``, with the softmax in float32 or better.
 
@@ -82,7 +82,7 @@ def attention(
       causal: whether a query sees only the keys up to its own position.
       mask_BS: True for the keys that are visible; None: all of them.
       by: the kernel; ``"auto"``: a kernel that the program's devices have and that supports these
-        shapes (`refused`).
+        shapes (`unsupported_reasons`).
       form: another scale, a soft cap, a window, sinks or a bias, which run in XLA. A window does not
         reduce the FLOPs: keys before the window are computed and masked. The same holds for keys of
         other segments, in every kernel that supports segments.
@@ -91,7 +91,7 @@ def attention(
       Unsupported: the chosen kernel does not support these shapes or these devices.
     """
     masked = mask_BS is not None
-    by = _chosen(by, q_BTHK, k_BSGK, masked, form)
+    by = _chosen_kernel(by, q_BTHK, k_BSGK, masked, form)
     length = q_BTHK.shape[1]
     if sequence_parts(length) > 1:
         if masked or not form.plain or form.positions_BT is not None:
@@ -115,14 +115,17 @@ def attention(
     return jnp.concatenate(blocks, 1) if len(blocks) > 1 else blocks[0]
 
 
-def _chosen(by: By, q_BTHK, k_BSGK, masked: bool, form: Form) -> By:
+def _chosen_kernel(by: By, q_BTHK, k_BSGK, masked: bool, form: ScoreForm) -> By:
     """Return the kernel to use; "auto" is replaced by the first kernel that supports the inputs.
 
     Raises:
       Unsupported: the kernel does not support these shapes or these devices.
     """
     shapes = q_BTHK.shape[1:], k_BSGK.shape[1:]
-    why = {kernel: refused(kernel, q_BTHK.dtype, *shapes, masked, form) for kernel in _KERNELS}
+    why = {
+        kernel: unsupported_reasons(kernel, q_BTHK.dtype, *shapes, masked, form)
+        for kernel in _KERNELS
+    }
     if by == "auto":
         serving: list[By] = [kernel for kernel in _KERNELS if not why[kernel]]
         return serving[0] if serving else "xla"
@@ -133,7 +136,7 @@ def _chosen(by: By, q_BTHK, k_BSGK, masked: bool, form: Form) -> By:
     return by
 
 
-def _seen(length: int, causal: bool, mask_BS: Any, form: Form) -> Any:
+def _seen(length: int, causal: bool, mask_BS: Any, form: ScoreForm) -> Any:
     """Return which keys each query sees, bool, broadcastable to [B, H, T, S]; None: all keys."""
     # The mask is a constant. If the program computed it, XLA would fuse it differently inside a
     # conditional, and the results of the same layer would not be bitwise identical.
@@ -168,7 +171,7 @@ def segment_positions(segments_BT: jax.Array) -> jax.Array:
     return at_BT - jax.lax.cummax(jnp.where(continues_BT, 0, at_BT), 1)
 
 
-def attention_after(past, q_BTHK, k_BTGK, v_BTGK, form: Form = PLAIN):
+def attention_after(past, q_BTHK, k_BTGK, v_BTGK, form: ScoreForm = PLAIN):
     """Causal `attention` in XLA of tokens that follow a KV cache.
 
     The rows of a batch may be at different positions.
@@ -207,7 +210,7 @@ def put_at(old_BS, new_BT, first_B):
     return jax.vmap(row)(old_BS, new_BT, first_B)
 
 
-def _by_xla(q_BTHK, k_BSGK, v_BSGK, seen_BHTS, form: Form = PLAIN):
+def _by_xla(q_BTHK, k_BSGK, v_BSGK, seen_BHTS, form: ScoreForm = PLAIN):
     dtype = q_BTHK.dtype
     head_dim = q_BTHK.shape[-1]
     if dtype != jnp.float64 and not form.cap and form.sinks_H is None:
@@ -234,13 +237,13 @@ def _by_xla(q_BTHK, k_BSGK, v_BSGK, seen_BHTS, form: Form = PLAIN):
     return jnp.einsum("bhts,bshk->bthk", weights_BHTS.astype(dtype), v_BSHK)
 
 
-def refused(
+def unsupported_reasons(
     by: By,
     dtype: DTypeLike,
     queries_THK: tuple[int, ...],
     keys_SGK: tuple[int, ...],
     masked: bool,
-    form: Form = PLAIN,
+    form: ScoreForm = PLAIN,
 ) -> list[str]:
     """Return the reasons why a kernel does not support attention of these shapes.
 
@@ -344,10 +347,10 @@ def _splash(q_BTHK, k_BSGK, v_BSGK, causal: bool, segments_BT: Any = None):
         ids = [_splash_segments(segments) for segments in segments_BT]
         return jnp.asarray(jax.vmap(run)(*heads_first, *ids)).swapaxes(1, 2)
 
-    return _divided(each, scaled, k_BSGK, v_BSGK, *_given(segments_BT))
+    return _divided(each, scaled, k_BSGK, v_BSGK, *_present(segments_BT))
 
 
-def _given(segments_BT: Any) -> tuple[Any, ...]:
+def _present(segments_BT: Any) -> tuple[Any, ...]:
     return () if segments_BT is None else (segments_BT,)
 
 
@@ -409,7 +412,7 @@ def _ring(q_BTHK, k_BSGK, v_BSGK, causal: bool, segments_BT: Any = None):
         RULES["heads"] if parts("heads") > 1 and k_BSGK.shape[2] % parts("heads") == 0 else None
     )
     spec = P(batch, CONTEXT, tensor, None)
-    segments = _given(segments_BT)
+    segments = _present(segments_BT)
     specs = (spec,) * 3 + (P(batch, CONTEXT),) * len(segments)
     return divided(each, specs, spec)(q_BTHK, k_BSGK, v_BSGK, *segments)
 

@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 from jaxgrow.axes.names import BELOW, READ
 from jaxgrow.layerdrop.execution import rescaled
 from jaxgrow.models.attention import segment_positions
-from jaxgrow.models.bottleneck import adapted
+from jaxgrow.models.bottleneck import add_adapter
 from jaxgrow.models.config import Cost
 from jaxgrow.models.encoder import Encoder, EncoderConfig, gelu, mask_of
 from jaxgrow.models.loss import class_logits
@@ -113,7 +113,7 @@ class BERTConfig(EncoderConfig):
         )
 
 
-class Block(nn.Module):
+class BERTBlock(nn.Module):
     """A post-LN block: ``x = norm(x + attention(x)); x = norm(x + mlp(x))``.
 
     With ``norm="pre"`` in the config, norms come before the sublayers.
@@ -149,14 +149,14 @@ class Block(nn.Module):
 
         def attention(x_BTD):
             y_BTD = attend(x_BTD, mask_BS, *positions, segments_BT=segments_BT)
-            return adapted(self, "attention", y_BTD)
+            return add_adapter(self, "attention", y_BTD)
 
         mlp = MLP(c.embed, c.mlp, INIT, out_init, self.dtype, gelu, name="mlp")
         if c.norm == "pre":
             x_BTD = x_BTD + rescaled(attention(attention_norm(x_BTD)), scale, "attention")
-            return x_BTD + rescaled(adapted(self, "mlp", mlp(mlp_norm(x_BTD))), scale, "mlp")
+            return x_BTD + rescaled(add_adapter(self, "mlp", mlp(mlp_norm(x_BTD))), scale, "mlp")
         x_BTD = attention_norm(x_BTD + rescaled(attention(x_BTD), scale, "attention"))
-        return mlp_norm(x_BTD + rescaled(adapted(self, "mlp", mlp(x_BTD)), scale, "mlp"))
+        return mlp_norm(x_BTD + rescaled(add_adapter(self, "mlp", mlp(x_BTD)), scale, "mlp"))
 
 
 class BERT(Encoder):
@@ -194,13 +194,13 @@ class BERT(Encoder):
         }
 
     def stack(self, embeddings: dict[str, jax.Array], call: Call) -> Stack:
-        block = Block(self.config, self.dtype, parent=None)
+        block = BERTBlock(self.config, self.dtype, parent=None)
         return self.stack_of(block, call.named("segments"), mask_BS=mask_of(call))
 
     def embed(self, embeddings: dict[str, jax.Array], call: Call) -> jax.Array:
         c = self.config
         tokens_BT = call.inputs["tokens"]
-        at_BTD = _positions(c, embeddings["position_embedding"], call)
+        at_BTD = _position_rows(c, embeddings["position_embedding"], call)
         x_BTD = jnp.take(embeddings["token_embedding"], tokens_BT, axis=0) + at_BTD
         if c.types:
             types_YD = self.embedding("type_embedding", "types", c.types)
@@ -233,7 +233,7 @@ class BERT(Encoder):
         return POOLINGS[c.pooling](y_BD)
 
 
-def _positions(config: BERTConfig, position_embedding_PD, call: Call):
+def _position_rows(config: BERTConfig, position_embedding_PD, call: Call):
     """Return the position embeddings of the tokens, [B or 1, T, D]."""
     first = config.first_position
     length = call.inputs["tokens"].shape[1]

@@ -72,7 +72,7 @@ class Adapter:
         return replace(config, adapter=self)
 
     def kernels(self, axes: Axes) -> tuple[Axes, Axes]:
-        """Return the frozen kernels of the layers, for `jaxgrow.flops.train`."""
+        """Return the frozen kernels of the layers, for `jaxgrow.flops.train_flops`."""
         blocks = axes["blocks"]
         return {name: own for name, own in blocks.items() if not name.endswith(ADAPTER)}, {}
 
@@ -111,7 +111,9 @@ class Bottleneck(nn.Module):
         return up(ACTIVATIONS[self.adapter.activation](down(y_BTD)))
 
 
-def adapted(block: nn.Module, sublayer: Literal["attention", "mlp"], y_BTD: jax.Array) -> jax.Array:
+def add_adapter(
+    block: nn.Module, sublayer: Literal["attention", "mlp"], y_BTD: jax.Array
+) -> jax.Array:
     """Return a sublayer's output plus the output of its adapter, if it has one.
 
     Call it inside a compact block that has a config.

@@ -468,7 +468,7 @@ class TextConfig(Config):
     head: Head = "tokens"
     classes: int = 2
     # The number of positions on a device for which training holds logits over the vocabulary at the
-    # same time. 0: the number that `jaxgrow.models.loss.scored` returns.
+    # same time. 0: the number that `jaxgrow.models.loss.logit_positions` returns.
     head_positions: int = 0
 
     # The soft cap of the logits (0: none), and their divisor.

@@ -12,7 +12,7 @@ from flax import linen as nn
 
 from jaxgrow.axes.names import READ, named
 from jaxgrow.models.config import TextConfig
-from jaxgrow.models.loss import class_logits, last_tokens, token_head, vocabulary_logits
+from jaxgrow.models.loss import class_logits, last_tokens, token_logits_or_loss, vocabulary_logits
 from jaxgrow.models.model import INIT, Call, Model
 
 
@@ -71,7 +71,7 @@ class Decoder(Model):
         head_DV = head_kernel(self, c, embeddings["token_embedding"])
         if call.past is not None:
             return vocabulary_logits(x_BTD, head_DV, self.dtype, c.logit_cap)[:, 0]
-        return token_head(
+        return token_logits_or_loss(
             x_BTD,
             head_DV,
             call.targets,

@@ -14,7 +14,7 @@ from flax import linen as nn
 from jaxgrow.axes.names import READ, named
 from jaxgrow.models.config import Array, Shapes, TextConfig
 from jaxgrow.models.decoder import head_kernel
-from jaxgrow.models.loss import token_head
+from jaxgrow.models.loss import token_logits_or_loss
 from jaxgrow.models.model import INIT, Call, Model
 from jaxgrow.models.modules import Linear
 
@@ -148,11 +148,11 @@ class Encoder(Model):
         return norm(gelu(Linear(axes, shape, 1, INIT, x_BTD.dtype, bias, name="transform")(x_BTD)))
 
     def predicted(self, x_BTD: jax.Array, embedding_VD: jax.Array, call: Call) -> Any:
-        """Return the output of `token_head`, which has a bias for every token of the vocabulary."""
+        """Return the output of `token_logits_or_loss`, which has a bias for every token of the vocabulary."""
         c = self.config
         head_DV = head_kernel(self, c, embedding_VD)
         zeros = named(nn.initializers.zeros, "vocab", role="bias")
-        return token_head(
+        return token_logits_or_loss(
             x_BTD,
             head_DV,
             call.targets,

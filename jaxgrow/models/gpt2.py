@@ -18,7 +18,7 @@ from jax.typing import DTypeLike
 
 from jaxgrow.layerdrop.execution import rescaled
 from jaxgrow.models.attention import mean_keys, segment_positions
-from jaxgrow.models.bottleneck import adapted
+from jaxgrow.models.bottleneck import add_adapter
 from jaxgrow.models.config import Cost, TextConfig, head_cost
 from jaxgrow.models.decoder import Decoder
 from jaxgrow.models.loss import last_tokens
@@ -77,7 +77,7 @@ class GPT2Config(TextConfig):
         )
 
 
-class Block(nn.Module):
+class GPT2Block(nn.Module):
     """A pre-LN block: ``x += attention(norm(x)); x += mlp(norm(x))``."""
 
     config: GPT2Config
@@ -100,7 +100,7 @@ class Block(nn.Module):
         h_BTD = LayerNorm("embed", c.eps, self.dtype, name="attention_norm")(x_BTD)
         attention = SelfAttention(c, init, out_init, self.dtype, name="attention")
         y_BTD = attention(h_BTD, past=past, segments_BT=segments_BT)
-        x_BTD = x_BTD + rescaled(adapted(self, "attention", y_BTD), scale, "attention")
+        x_BTD = x_BTD + rescaled(add_adapter(self, "attention", y_BTD), scale, "attention")
         h_BTD = LayerNorm("embed", c.eps, self.dtype, name="mlp_norm")(x_BTD)
         activation = (
             jax.nn.relu
@@ -108,7 +108,7 @@ class Block(nn.Module):
             else partial(jax.nn.gelu, approximate=c.activation != "gelu")
         )
         mlp = MLP(c.embed, c.mlp, init, out_init, self.dtype, activation, name="mlp")
-        return x_BTD + rescaled(adapted(self, "mlp", mlp(h_BTD)), scale, "mlp")
+        return x_BTD + rescaled(add_adapter(self, "mlp", mlp(h_BTD)), scale, "mlp")
 
 
 class GPT2(Decoder):
@@ -127,7 +127,7 @@ class GPT2(Decoder):
         }
 
     def stack(self, embeddings: dict[str, jax.Array], call: Call) -> Stack:
-        block = Block(self.config, self.dtype, parent=None)
+        block = GPT2Block(self.config, self.dtype, parent=None)
         return self.stack_of(block, segments_BT=call.named("segments"))
 
     def embed(self, embeddings: dict[str, jax.Array], call: Call) -> jax.Array:

@@ -1,8 +1,8 @@
 """The importance of the layers and units of a trained model, for `jaxgrow.operators.prune`.
 
 The scores need one pass over data. The importance of layers comes from their effect on the residual
-stream, which `streams` returns: `influence` (ShortGPT) and `angular` (Gromov et al.). The
-importance of units comes from `activations` (Minitron). Scores are means over positions. For
+stream, which `residual_streams` returns: `block_influence` (ShortGPT) and `angular_distance` (Gromov et al.). The
+importance of units comes from `unit_importance` (Minitron). Scores are means over positions. For
 several batches of equal size, take the mean of their scores.
 
 All scores are keyed by axis, as `jaxgrow.operators.prune` takes them:
@@ -26,7 +26,7 @@ from jaxgrow.models.norms import LayerNorm, RMSNorm
 from jaxgrow.models.stack import Observe
 
 
-def streams(config: Config, params: Params, inputs: Inputs) -> dict[str, jax.Array]:
+def residual_streams(config: Config, params: Params, inputs: Inputs) -> dict[str, jax.Array]:
     """Return the residual stream before the first layer and after each layer, for every stage.
 
     Args:
@@ -41,21 +41,21 @@ def streams(config: Config, params: Params, inputs: Inputs) -> dict[str, jax.Arr
     Example:
       >>> from jaxgrow.models import GPT2Config
       >>> config = GPT2Config(vocab=11, context=8, layers=3, embed=4, heads=2, head_dim=2, mlp=8)
-      >>> streams(config, config.init(jax.random.key(0)), jnp.zeros((2, 5), int))["layers"].shape
+      >>> residual_streams(config, config.init(jax.random.key(0)), jnp.zeros((2, 5), int))["layers"].shape
       (4, 2, 5, 4)
     """
     seen = _observed(config, params, inputs, lambda x, y: (x, y))
     return {layers: jnp.concatenate([x[:1], y]) for layers, (x, y) in seen.items()}
 
 
-def influence(stream: jax.Array) -> jax.Array:
+def block_influence(stream: jax.Array) -> jax.Array:
     """Block influence: ``BI_l = 1 - E cos(x_l, x_{l+1})``, the mean over positions.
 
     It is computed as ``|u - v|^2 / 2`` of vectors of length one. This is accurate for a layer with
     a small effect, and exactly zero for a layer with no effect.
 
     Args:
-      stream: residual stream of one stage, from `streams`.
+      stream: residual stream of one stage, from `residual_streams`.
 
     Returns:
       The influence of each layer, [layers]. The least important layers have the smallest values.
@@ -63,21 +63,21 @@ def influence(stream: jax.Array) -> jax.Array:
     Example:
       The first layer rotates the stream by a right angle, and the second layer only doubles it.
 
-      >>> influence(jnp.array([[[[1.0, 0.0]]], [[[0.0, 1.0]]], [[[0.0, 2.0]]]])).tolist()
+      >>> block_influence(jnp.array([[[[1.0, 0.0]]], [[[0.0, 1.0]]], [[[0.0, 2.0]]]])).tolist()
       [1.0, 0.0]
 
     References:
       Men et al., `ShortGPT <https://arxiv.org/abs/2403.03853>`_, 2024, Eq. 1
     """
-    return _mean(_squared(stream, 1) / 2)
+    return _mean_of_layers(_squared(stream, 1) / 2)
 
 
-def angular(stream: jax.Array, count: int) -> jax.Array:
+def angular_distance(stream: jax.Array, count: int) -> jax.Array:
     """Angular distance over blocks of ``count`` consecutive layers, as one number for each layer.
 
     The distance of the block from layer l on is ``d_l = E arccos(cos(x_l, x_{l+count})) / pi``.
     Gromov et al. remove the block with the smallest d. To give one number for each layer, as in
-    `influence`, a layer gets the smallest d of all blocks that contain it: the ``count`` layers
+    `block_influence`, a layer gets the smallest d of all blocks that contain it: the ``count`` layers
     with the smallest numbers are the block of the paper.
 
     Deviation(Gromov): the mean is over all positions, not only over the last position of each text.
@@ -85,7 +85,7 @@ def angular(stream: jax.Array, count: int) -> jax.Array:
     last position has no more information than the others.
 
     Args:
-      stream: residual stream of one stage, from `streams`.
+      stream: residual stream of one stage, from `residual_streams`.
       count: number of layers to remove.
 
     Returns:
@@ -98,7 +98,7 @@ def angular(stream: jax.Array, count: int) -> jax.Array:
       Two rotations by a right angle add up to a half turn or cancel.
 
       >>> x = jnp.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, 1.0]])[:, None, None]
-      >>> angular(x, 2).round(6).tolist()
+      >>> angular_distance(x, 2).round(6).tolist()
       [1.0, 0.0, 0.0]
 
     References:
@@ -111,15 +111,17 @@ def angular(stream: jax.Array, count: int) -> jax.Array:
         raise ValueError(
             f"count is {count}, but must be between 1 and the {layers} layers of the stream"
         )
-    # The distance of the directions is used, as in `influence`, because the arc cosine of a number
+    # The distance of the directions is used, as in `block_influence`, because the arc cosine of a number
     # near one is imprecise.
-    distance = _mean(2 / jnp.pi * jnp.arcsin(jnp.minimum(jnp.sqrt(_squared(stream, count)) / 2, 1)))
+    distance = _mean_of_layers(
+        2 / jnp.pi * jnp.arcsin(jnp.minimum(jnp.sqrt(_squared(stream, count)) / 2, 1))
+    )
     layer = jnp.arange(layers)[:, None]
     begin = jnp.arange(len(distance))[None]
     return jnp.where((begin <= layer) & (layer < begin + count), distance[None], jnp.inf).min(1)
 
 
-def activations(config: Config, params: Params, inputs: Inputs) -> dict[str, jax.Array]:
+def unit_importance(config: Config, params: Params, inputs: Inputs) -> dict[str, jax.Array]:
     """Minitron's importance of the units of each layer and of the residual stream.
 
     The importance is the mean size of a unit's activations:
@@ -148,7 +150,7 @@ def activations(config: Config, params: Params, inputs: Inputs) -> dict[str, jax
     Example:
       >>> from jaxgrow.models import GPT2Config
       >>> config = GPT2Config(vocab=11, context=8, layers=3, embed=4, heads=2, head_dim=2, mlp=8)
-      >>> found = activations(config, config.init(jax.random.key(0)), jnp.zeros((2, 5), int))
+      >>> found = unit_importance(config, config.init(jax.random.key(0)), jnp.zeros((2, 5), int))
       >>> {axis: scores.shape for axis, scores in found.items()}
       {'embed': (4,), 'heads': (3, 2), 'mlp': (3, 8)}
 
@@ -199,13 +201,13 @@ class _Activations:
             read = [axis(name) for name in module.axes[: module.contract]]
             kinds = [kind(name) for name in read]
             if kinds == ["heads", "head_dim"]:
-                self.found[read[0]].append(jnp.linalg.norm(_wide(args[0]), axis=-1))
+                self.found[read[0]].append(jnp.linalg.norm(_widened(args[0]), axis=-1))
             elif kinds == ["mlp"]:
-                self.found[read[0]].append(jnp.abs(_wide(args[0])))
+                self.found[read[0]].append(jnp.abs(_widened(args[0])))
         elif isinstance(module, Experts):
             self.found[EXPERTS].append(module.gates(args[0]))
         elif isinstance(module, LayerNorm | RMSNorm) and kind(axis(module.axis)) == "embed":
-            self.found[axis(module.axis)].append(jnp.abs(_wide(outputs)))
+            self.found[axis(module.axis)].append(jnp.abs(_widened(outputs)))
 
     def means(self, x: jax.Array, y: jax.Array) -> dict[str, jax.Array]:
         """Return the means of the block that has just been traced, as `run_stack` calls it."""
@@ -226,7 +228,7 @@ def _observed(config: Config, params: Params, inputs: Inputs, observe: Observe) 
     )
 
 
-def _wide(x: jax.Array) -> jax.Array:
+def _widened(x: jax.Array) -> jax.Array:
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
@@ -235,12 +237,12 @@ def _squared(streams: jax.Array, count: int) -> jax.Array:
 
     They are the directions before and after each ``count`` consecutive layers.
     """
-    x = _wide(streams)
+    x = _widened(streams)
     length = jnp.linalg.norm(x, axis=-1, keepdims=True)
     x = x / jnp.maximum(length, jnp.finfo(x.dtype).tiny)
     return jnp.square(x[count:] - x[:-count]).sum(-1)
 
 
-def _mean(x: jax.Array) -> jax.Array:
+def _mean_of_layers(x: jax.Array) -> jax.Array:
     """Return the mean over all axes except the first."""
     return x.mean(tuple(range(1, x.ndim)))

@@ -27,26 +27,26 @@ from jaxgrow.growth.maps import Growth, Rules, by_axes
 from jaxgrow.growth.matrices import dense
 from jaxgrow.layerdrop.execution import rescaled
 from jaxgrow.models.attention import (
-    Form,
+    ScoreForm,
     attention,
     attention_after,
     mean_keys,
     segment_positions,
 )
-from jaxgrow.models.bottleneck import adapted
+from jaxgrow.models.bottleneck import add_adapter
 from jaxgrow.models.cache import KEPT
 from jaxgrow.models.config import FLOATS, Cost, TextConfig, head_cost
 from jaxgrow.models.decoder import Decoder
 from jaxgrow.models.loss import last_tokens
-from jaxgrow.models.mixture import EXPERTS, SHARED, Experts, rows
+from jaxgrow.models.mixture import EXPERTS, SHARED, Experts, expert_rows
 from jaxgrow.models.model import Call, Stack, tokens_at
-from jaxgrow.models.modules import MLP, Linear, projected
+from jaxgrow.models.modules import MLP, Linear, project_together
 from jaxgrow.models.norms import LayerNorm, RMSNorm
-from jaxgrow.models.stack import stacked
+from jaxgrow.models.stack import stacked_blocks
 from jaxgrow.sharding import parts
 
 
-class Kind(NamedTuple):
+class LayerKind(NamedTuple):
     """The properties in which the layers of a model may differ.
 
     Attributes:
@@ -60,7 +60,11 @@ class Kind(NamedTuple):
 
 _ROTARY = {"kinds": ("f", "s")}
 _SCALED = _ROTARY | {"rope_factor": "changed"}
-KINDS = {"f": Kind(False, "global"), "s": Kind(True, "local"), "n": Kind(False, "none")}
+KINDS = {
+    "f": LayerKind(False, "global"),
+    "s": LayerKind(True, "local"),
+    "n": LayerKind(False, "none"),
+}
 ACTIVATIONS: dict[str, Callable] = {
     "silu": jax.nn.silu,
     "gelu": partial(jax.nn.gelu, approximate=False),
@@ -294,7 +298,7 @@ class LlamaConfig(TextConfig):
         return super().traits | {
             "norm": norm,
             "post_norm": self.norms != "before",
-            "period": len(period(self.kinds)),
+            "period": len(repeated_kinds(self.kinds)),
         }
 
     @property
@@ -315,7 +319,7 @@ class LlamaConfig(TextConfig):
         if not self.experts:
             return super().active_sizes()
         tokens = at_once or 2**15 * self.experts  # enough to fill all blocks
-        computed = rows(tokens * self.active, self.experts, self.capacity)
+        computed = expert_rows(tokens * self.active, self.experts, self.capacity)
         return super().active_sizes() | {EXPERTS: computed / tokens}
 
     @property
@@ -343,7 +347,9 @@ class LlamaConfig(TextConfig):
         kinds = self.layer_kinds
         index = layer_sources(growth, kinds) if len(set(kinds)) > 1 else None
         return (
-            new if index is None else replace(new, kinds=period("".join(kinds[i] for i in index)))
+            new
+            if index is None
+            else replace(new, kinds=repeated_kinds("".join(kinds[i] for i in index)))
         )
 
     @property
@@ -379,7 +385,7 @@ class LlamaConfig(TextConfig):
             return ((self.context, replace(self, rope_by="linear", rope_factor=1.0)),)
         if self.rope_by != "longrope":
             return super().by_length()
-        # `rotations` receives the size of the KV cache, which may be longer than the sequence. With
+        # `rotary_angles` receives the size of the KV cache, which may be longer than the sequence. With
         # this ``rope_context``, the size never makes it select the factors of longer sequences.
         short = replace(self, rope_context=2 * self.context)
         long = replace(short, rope_short=self.rope_long)
@@ -413,11 +419,11 @@ class LlamaConfig(TextConfig):
         return 2 * 3 * self.embed * self.mlp * (computed - self.active)
 
 
-def period(kinds: str) -> str:
+def repeated_kinds(kinds: str) -> str:
     """Return the shortest prefix of ``kinds`` that gives all of it by repetition.
 
     Example:
-      >>> period("ssfssfs")
+      >>> repeated_kinds("ssfssfs")
       'ssf'
     """
     prefixes = (kinds[:n] for n in range(1, len(kinds) + 1))
@@ -454,7 +460,7 @@ def layer_sources(growth: Growth, kinds: str) -> list[int] | None:
     return [int(row.argmax()) if row.max() > 0 else i % len(kinds) for i, row in enumerate(rows)]
 
 
-def rotations(c: LlamaConfig, length: int, kind: str = "f") -> tuple[np.ndarray, np.ndarray]:
+def rotary_angles(c: LlamaConfig, length: int, kind: str = "f") -> tuple[np.ndarray, np.ndarray]:
     """Return cosine and sine of the rotary angles (Su et al., 2021), float64 [T, R/2].
 
     Position t rotates pair i of the R rotated dimensions by the angle ``t theta^(-2i/R)``. The
@@ -523,7 +529,7 @@ def _stay_by_pairs(c: LlamaConfig, frequency: np.ndarray) -> np.ndarray:
     return 1 - np.clip((np.arange(len(frequency)) - first) / steps, 0, 1)
 
 
-def rotated(x_BTHK, cos_BTI, sin_BTI):
+def rotate_heads(x_BTHK, cos_BTI, sin_BTI):
     """Rotate each pair of dimensions, i and i + R/2, by its angle, in float32 or better.
 
     Dimensions from R on stay unchanged.
@@ -570,7 +576,7 @@ class Reading(NamedTuple):
     segments_BT: Any = None
 
 
-class Attention(nn.Module):
+class RotaryAttention(nn.Module):
     """Self-attention with rotary positions; keys and values have ``kv_heads`` heads."""
 
     config: LlamaConfig
@@ -584,7 +590,7 @@ class Attention(nn.Module):
         query = self.projection("query", c.heads, "heads", "head_dim")
         key = self.projection("key", c.kv_heads, "kv_heads", "head_dim" + READ)
         value = self.projection("value", c.kv_heads, "kv_heads", "head_dim" + VALUE)
-        q_BTHK, k_BTGK, v_BTGK = projected((query, key, value), x_BTD)
+        q_BTHK, k_BTGK, v_BTGK = project_together((query, key, value), x_BTD)
         q_BTHK = self.turned(q_BTHK, reading, "query", "heads", "head_dim")
         k_BTGK = self.turned(k_BTGK, reading, "key", "kv_heads", "head_dim" + READ)
         self.sow(*KEPT, (k_BTGK, v_BTGK))
@@ -609,7 +615,7 @@ class Attention(nn.Module):
             eps = c.query_eps or c.eps
             name = f"{name}_norm"
             y_BTHK = RMSNorm(last, eps, self.dtype, tuple(before), name=name)(y_BTHK)
-        return rotated(y_BTHK, *reading.rotation)
+        return rotate_heads(y_BTHK, *reading.rotation)
 
     def attended(self, q_BTHK, k_BTGK, v_BTGK, reading: Reading) -> jax.Array:
         """Return the weighted sum of the values for each query, [B, T, H, K]."""
@@ -618,7 +624,7 @@ class Attention(nn.Module):
         if c.sinks:
             sinks_H = self.param("sinks", named(self.kernel_init, "heads", role="bias"), (c.heads,))
         scale = c.score_dim**-0.5 if c.score_dim else None
-        form = Form(
+        form = ScoreForm(
             scale,
             c.score_cap,
             reading.window,
@@ -639,7 +645,7 @@ class Attention(nn.Module):
         )
 
 
-def mlp(
+def layer_mlp(
     c: LlamaConfig, kernel_init: Initializer, out_init: Initializer, dtype: DTypeLike, name: str
 ) -> nn.Module:
     """Return the MLP of a layer, or the mixture of experts that replaces it."""
@@ -666,7 +672,7 @@ def mlp(
     )
 
 
-class Block(nn.Module):
+class LlamaBlock(nn.Module):
     """Attention and an MLP or experts, with the norms that the config sets.
 
     The sublayers run one after the other, or side by side with ``parallel``.
@@ -694,13 +700,13 @@ class Block(nn.Module):
             y_BTD = sublayer(c, *inits, self.dtype, name=name)(h_BTD, *more)
             if c.norms != "before":
                 y_BTD = norm(c, f"{name}_post_norm", self.dtype, "embed" + POST)(y_BTD)
-            y_BTD = adapted(self, name, y_BTD)
+            y_BTD = add_adapter(self, name, y_BTD)
             return rescaled(
                 y_BTD if c.residual_scale == 1 else c.residual_scale * y_BTD, scale, name
             )
 
-        y_BTD = x_BTD + added("attention", Attention, x_BTD, reading)
-        return y_BTD + added("mlp", mlp, x_BTD if c.parallel else y_BTD)
+        y_BTD = x_BTD + added("attention", RotaryAttention, x_BTD, reading)
+        return y_BTD + added("mlp", layer_mlp, x_BTD if c.parallel else y_BTD)
 
 
 class Llama(Decoder):
@@ -727,10 +733,10 @@ class Llama(Decoder):
         return layer_and_blocks(self, self.config, positions, call.mask_BS, segments_BT)
 
     def embed(self, embeddings: dict[str, jax.Array], call: Call) -> jax.Array:
-        return rows_of(self.config, embeddings["token_embedding"], last_tokens(call.inputs)[0])
+        return embed_tokens(self.config, embeddings["token_embedding"], last_tokens(call.inputs)[0])
 
 
-def rows_of(c: LlamaConfig, embedding_VD: jax.Array, tokens_BT: jax.Array) -> jax.Array:
+def embed_tokens(c: LlamaConfig, embedding_VD: jax.Array, tokens_BT: jax.Array) -> jax.Array:
     """Return the embeddings of tokens."""
     x_BTD = jnp.take(embedding_VD, tokens_BT, axis=0).astype(c.dtype)
     return x_BTD if c.embed_scale == 1 else x_BTD * jnp.asarray(c.embed_scale, c.dtype)
@@ -750,7 +756,7 @@ def layer_and_blocks(
     """
     every = [(kind, c.first_norm or i > 0) for i, kind in enumerate(c.layer_kinds)]
     kinds = sorted(set(every))
-    by_kind = [rotations(c, positions, kind) for kind, _ in kinds]
+    by_kind = [rotary_angles(c, positions, kind) for kind, _ in kinds]
     at_BT = None
     if segments_BT is not None:
         by_kind, at_BT = _in_segments(c, segments_BT, [kind for kind, _ in kinds], by_kind)
@@ -761,9 +767,11 @@ def layer_and_blocks(
     bounded = windows_N.min() < positions
     normed_N = np.array([normed for _, normed in kinds])
     # The block is detached: only its init and apply are used.
-    block = Block(c, jnp.dtype(c.dtype), parent=None)
+    block = LlamaBlock(c, jnp.dtype(c.dtype), parent=None)
     first = Reading([a[:1, :1] for a in rotation_NTI])
-    blocks = stacked(module, "blocks", block, c.layers, jnp.zeros((1, 1, c.embed), c.dtype), first)
+    blocks = stacked_blocks(
+        module, "blocks", block, c.layers, jnp.zeros((1, 1, c.embed), c.dtype), first
+    )
     # If all layers are of one kind, its settings are constants and need no index.
     if len(kinds) > 1:
         blocks = blocks, np.array([kinds.index(kind) for kind in every], np.int32)
@@ -790,7 +798,7 @@ def _in_segments(c: LlamaConfig, segments_BT: Any, kinds: list[str], whole: list
       c: the config.
       segments_BT: segment ids of the tokens.
       kinds: the kinds of layers.
-      whole: `rotations` of each kind for the length of the sequence.
+      whole: `rotary_angles` of each kind for the length of the sequence.
 
     Raises:
       ValueError: the rotations would depend on the length of each segment.
@@ -805,7 +813,7 @@ def _in_segments(c: LlamaConfig, segments_BT: Any, kinds: list[str], whole: list
     if c.rope_by != "longrope" or length <= c.rope_context:
         return whole, at_BT
     last_BT = jnp.flip(segment_positions(jnp.flip(segments_BT, 1)), 1)
-    short = [rotations(c, c.rope_context, kind) for kind in kinds]
+    short = [rotary_angles(c, c.rope_context, kind) for kind in kinds]
     both = [
         [np.concatenate(pair) for pair in zip(a, b, strict=True)]
         for a, b in zip(short, whole, strict=True)

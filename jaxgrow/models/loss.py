@@ -68,7 +68,7 @@ def last_tokens(inputs: Any) -> tuple[jax.Array, jax.Array]:
     return tokens_BT, jnp.full(len(tokens_BT), tokens_BT.shape[1] - 1)
 
 
-def capped(x: jax.Array, cap: float) -> jax.Array:
+def soft_capped(x: jax.Array, cap: float) -> jax.Array:
     """Apply logit soft-capping: ``c tanh(x / c)``. A cap of 0 returns ``x``."""
     return cap * jnp.tanh(x / cap) if cap else x
 
@@ -80,7 +80,7 @@ def vocabulary_logits(
     """Return ``x W`` in float32 or better, as one product of two matrices (see `Linear`)."""
     wide = jnp.promote_types(dtype, jnp.float32)
     logits_NV = jnp.matmul(flattened(x_BTD), head_DV.astype(dtype), preferred_element_type=wide)
-    return capped(logits_NV, cap).reshape(*x_BTD.shape[:-1], head_DV.shape[1])
+    return soft_capped(logits_NV, cap).reshape(*x_BTD.shape[:-1], head_DV.shape[1])
 
 
 def vocabulary_loss(
@@ -93,7 +93,7 @@ def vocabulary_loss(
     positions: int = 0,
     weights_BT: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Return ``(mean cross-entropy of the targets, accuracy)`` of the logits ``x W + b``, `capped`.
+    """Return ``(mean cross-entropy of the targets, accuracy)`` of the logits ``x W + b``, `soft_capped`.
 
     The accuracy is the share of targets that have the greatest logit.
 
@@ -110,7 +110,7 @@ def vocabulary_loss(
       dtype: dtype of the products.
       bias_V: bias of the head; None: zeros.
       cap: soft cap of the logits; 0: none.
-      positions: positions on a device whose logits exist at once; 0: the number from `scored`.
+      positions: positions on a device whose logits exist at once; 0: the number from `logit_positions`.
       weights_BT: weight of each target in both means; None: 1. They are not differentiated.
     """
     wide = jnp.promote_types(dtype, jnp.float32)
@@ -127,7 +127,7 @@ def _vocabulary_loss(x_BTD, head_DV, bias_V, given, dtype, cap, positions):
     def piece(total, part):
         x_BSD, of_BS, *weights = part
         scored = _scored(x_BSD, of_BS, cast_DV, bias_V, dtype, cap)
-        return jax.tree.map(jnp.add, total, _sums(scored, weights, bias_V.dtype)), None
+        return jax.tree.map(jnp.add, total, _piece_sums(scored, weights, bias_V.dtype)), None
 
     zero = jnp.zeros((), bias_V.dtype)
     given = jax.tree.leaves(given)
@@ -136,7 +136,7 @@ def _vocabulary_loss(x_BTD, head_DV, bias_V, given, dtype, cap, positions):
     return loss / count, right / count
 
 
-def _sums(scored, weights, dtype):
+def _piece_sums(scored, weights, dtype):
     """Return the sums of the losses and of the right targets of a piece, from `_scored`."""
     _, _, _, (loss_BS, right_BS) = scored
     for weights_BS in weights:
@@ -182,7 +182,7 @@ def vocabulary_scores(
     return _in_pieces(piece, None, (x_BTD, targets_BT), positions)[1]
 
 
-def token_head(
+def token_logits_or_loss(
     x_BTD,
     head_DV,
     targets_BT,
@@ -205,7 +205,7 @@ def token_head(
         how = bias_V, cap, positions, weights_BT
         return vocabulary_loss(x_BTD, head_DV, targets_BT, dtype, *how)
     logits_BTV = vocabulary_logits(x_BTD, head_DV, dtype)
-    return capped(logits_BTV if bias_V is None else logits_BTV + bias_V[None, None], cap)
+    return soft_capped(logits_BTV if bias_V is None else logits_BTV + bias_V[None, None], cap)
 
 
 def _scored(x_BSD, targets_BS, head_DV, bias_V, dtype, cap):
@@ -217,7 +217,7 @@ def _scored(x_BSD, targets_BS, head_DV, bias_V, dtype, cap):
     logits_BSV = vocabulary_logits(x_BSD, head_DV, dtype) + jnp.broadcast_to(
         bias_V, (1, 1, len(bias_V))
     )
-    logits_BSV = capped(logits_BSV, cap)
+    logits_BSV = soft_capped(logits_BSV, cap)
     chosen_BSV = jnp.arange(len(bias_V))[None, None] == targets_BS[..., None]
     if platform() == "gpu":
         log_z_BS, target_BS, right_BS = _in_one_pass(logits_BSV, chosen_BSV, targets_BS)
@@ -285,11 +285,11 @@ def _loss_forward(x_BTD, head_DV, bias_V, given, dtype, cap, positions):
     def piece(total, part):
         x_BSD, targets_BS, *weights = part
         scored = _scored(x_BSD, targets_BS, cast_DV, bias_V, dtype, cap)
-        sums = _sums(scored, weights, wide)
-        slope_BSV = _slope(scored, cap)
+        sums = _piece_sums(scored, weights, wide)
+        slope_BSV = _logit_slope(scored, cap)
         for weights_BS in weights:
             slope_BSV = slope_BSV * weights_BS[..., None]
-        back_BSD, *others = _gradients(x_BSD, slope_BSV, cast_DV, dtype, needed)
+        back_BSD, *others = _piece_gradients(x_BSD, slope_BSV, cast_DV, dtype, needed)
         return jax.tree.map(jnp.add, total, (sums, *others)), back_BSD
 
     def zeros(*shape):
@@ -310,14 +310,14 @@ def _loss_forward(x_BTD, head_DV, bias_V, given, dtype, cap, positions):
     return (loss / count, right / count), ((back_BTD, head, bias), count)
 
 
-def _slope(scored, cap):
+def _logit_slope(scored, cap):
     """Return the derivative of the summed loss by the uncapped logits, from `_scored`."""
     logits_BSV, log_z_BS1, chosen_BSV, _ = scored
     slope_BSV = jnp.exp(logits_BSV - log_z_BS1) - chosen_BSV
     return slope_BSV * (1 - jnp.square(logits_BSV / cap)) if cap else slope_BSV
 
 
-def _gradients(x_BSD, slope_BSV, head_DV, dtype, needed: _Needed):
+def _piece_gradients(x_BSD, slope_BSV, head_DV, dtype, needed: _Needed):
     """Return the gradients of one piece with respect to its inputs, the head and the bias.
 
     A gradient that is not needed is None. The gradients of the head and the bias have a leading
@@ -349,7 +349,7 @@ def _loss_backward(dtype, cap, positions, saved, cotangents):
 _vocabulary_loss.defvjp(_loss_forward, _loss_backward, symbolic_zeros=True)
 
 
-def scored() -> int:
+def logit_positions() -> int:
     """Return the default number of positions on a device whose logits exist at once.
 
     Call it in traced code, because it depends on the platform of the program.
@@ -365,11 +365,11 @@ def _in_pieces(function: Callable, total: Any, sequences: Any, positions: int) -
         positions of the piece, or None.
       total: the initial total.
       sequences: arrays [B, T, ..].
-      positions: positions of a piece on each device; 0: the number from `scored`. The last piece
+      positions: positions of a piece on each device; 0: the number from `logit_positions`. The last piece
         may be shorter.
     """
     samples, length = sequences[0].shape[:2]
-    size = max(1, min(length, (positions or scored()) * batch_parts(samples) // samples))
+    size = max(1, min(length, (positions or logit_positions()) * batch_parts(samples) // samples))
     if sequence_parts(length) > 1:
         return _in_pieces_of_parts(function, total, sequences, size)
     whole = length // size * size

@@ -48,7 +48,7 @@ class Experts(nn.Module):
     are as in `jaxgrow.models.modules.Linear`, and each expert has its own.
 
     Without a capacity, no token is dropped: each expert takes all tokens that are sent to it, in
-    `blocks` of rows of one expert each. XLA for CPUs and GPUs compiles `jax.lax.ragged_dot` to the
+    `expert_blocks` of rows of one expert each. XLA for CPUs and GPUs compiles `jax.lax.ragged_dot` to the
     products of all assignments with all experts (JAX 0.10 and 0.12). Therefore the products are
     computed by blocks, in several rounds. TPUs use `jax.lax.ragged_dot`.
 
@@ -111,7 +111,9 @@ class Experts(nn.Module):
         """Return the gate of each expert for each token [B, T, E]; 0 for experts not chosen."""
         w = nn.meta.unbox(self.variables["params"]["router"])
         wide = jnp.promote_types(self.dtype, jnp.float32)
-        scores = _product(x_BTD.astype(wide), jax.tree.map(lambda x: x.astype(wide), w), jnp.matmul)
+        scores = _lora_product(
+            x_BTD.astype(wide), jax.tree.map(lambda x: x.astype(wide), w), jnp.matmul
+        )
         gates, chosen = jax.lax.top_k(jax.nn.softmax(scores + w.get("bias", 0)), self.active)
         if self.normed:
             gates = gates / gates.sum(-1, keepdims=True)
@@ -152,7 +154,7 @@ class Experts(nn.Module):
             )()
 
         router = kernel("router", ("embed" + READ, EXPERTS), self.kernel_init, wide)
-        scores_NE = _product(x_ND.astype(wide), router, jnp.matmul)
+        scores_NE = _lora_product(x_ND.astype(wide), router, jnp.matmul)
         scores_NE = scores_NE + router["bias"][None] if "bias" in router else scores_NE
         probs_NE = jax.nn.softmax(scores_NE)
         axes = {name: (EXPERTS, "embed" + READ, "mlp") for name in ("gate", "up")} | {
@@ -196,9 +198,15 @@ class Experts(nn.Module):
         if "bias" in kernels["down"] and units:
             down = kernels["down"]
             kernels = {**kernels, "down": {**down, "bias": down["bias"] / parts("mlp")}}
-        lie = tokens, tokens, {name: _specs(axes[name], w, over) for name, w in kernels.items()}
+        lie = (
+            tokens,
+            tokens,
+            {name: _kernel_specs(axes[name], w, over) for name, w in kernels.items()},
+        )
         routing = _Routing(self.active, self.normed, self.capacity, over)
-        units_of = partial(_clamped, self.clamp) if self.clamp else partial(_gated, self.activation)
+        units_of = (
+            partial(_clamped, self.clamp) if self.clamp else partial(_gated_units, self.activation)
+        )
         mixed = divided(partial(_mixed, routing, units_of), lie, (P(units, *tokens), tokens))
         y_1ND, counts_1E = mixed(x_ND, probs_NE, kernels)
         # With jnp.sum, devices would exchange the partial sums in float32.
@@ -229,7 +237,7 @@ class _Kernel(nn.Module):
         return {name: x.astype(self.dtype) for name, x in w.items()}
 
 
-def _specs(axes: Names, w: dict[str, jax.Array], over: str | None) -> dict[str, P]:
+def _kernel_specs(axes: Names, w: dict[str, jax.Array], over: str | None) -> dict[str, P]:
     """Return the sharding of a kernel and its LoRA while each device computes its own samples.
 
     Experts are sharded along the mesh axis ``over``.
@@ -244,7 +252,7 @@ def _specs(axes: Names, w: dict[str, jax.Array], over: str | None) -> dict[str, 
     return {name: P(over, *undivided_by_samples(names[name], x.shape)[1:]) for name, x in w.items()}
 
 
-def _product(x: jax.Array, w: dict[str, jax.Array], product: Callable) -> jax.Array:
+def _lora_product(x: jax.Array, w: dict[str, jax.Array], product: Callable) -> jax.Array:
     """Return ``x W``, or ``x W + (x a) b`` with a LoRA, where ``product`` multiplies matrices."""
     y = product(x, w["kernel"])
     return y + product(product(x, w["a"]), w["b"]) if "a" in w else y
@@ -269,7 +277,7 @@ class Blocks(NamedTuple):
         return self.number * self.size
 
 
-def blocks(assignments: int, experts: int) -> Blocks:
+def expert_blocks(assignments: int, experts: int) -> Blocks:
     """Return blocks that suffice for any distribution of assignments over experts.
 
     The last block of each expert may be partly empty.
@@ -285,9 +293,9 @@ def blocks(assignments: int, experts: int) -> Blocks:
       experts: number of experts.
 
     Example:
-      >>> blocks(16384, 8)  # 8192 tokens of a Mixtral
+      >>> expert_blocks(16384, 8)  # 8192 tokens of a Mixtral
       Blocks(number=264, size=64, rounds=33)
-      >>> 1 - 16384 / blocks(16384, 8).rows < 0.05
+      >>> 1 - 16384 / expert_blocks(16384, 8).rows < 0.05
       True
     """
     if platform() == "tpu":
@@ -299,7 +307,7 @@ def blocks(assignments: int, experts: int) -> Blocks:
     return Blocks(-(-number // rounds) * rounds, size, rounds)
 
 
-def rows(assignments: int, experts: int, capacity: float = 0.0) -> int:
+def expert_rows(assignments: int, experts: int, capacity: float = 0.0) -> int:
     """Return the number of rows that a device computes in each product of all experts.
 
     Args:
@@ -312,15 +320,15 @@ def rows(assignments: int, experts: int, capacity: float = 0.0) -> int:
       The number of rows, including empty rows.
 
     Example:
-      >>> rows(16384, 8), rows(16384, 8, capacity=1.25)
+      >>> expert_rows(16384, 8), rows(16384, 8, capacity=1.25)
       (16896, 20480)
     """
     if capacity:
-        return experts * room(assignments, experts, capacity)
-    return blocks(assignments, experts).rows
+        return experts * expert_room(assignments, experts, capacity)
+    return expert_blocks(assignments, experts).rows
 
 
-def room(assignments: int, experts: int, capacity: float) -> int:
+def expert_room(assignments: int, experts: int, capacity: float) -> int:
     """Return the maximum number of assignments that an expert takes on one device."""
     return math.ceil(capacity * assignments / experts)
 
@@ -334,7 +342,7 @@ class _Routing(NamedTuple):
     over: str | None
 
 
-def _gated(activation: Callable, gate: jax.Array, up: jax.Array) -> jax.Array:
+def _gated_units(activation: Callable, gate: jax.Array, up: jax.Array) -> jax.Array:
     return activation(gate) * up
 
 
@@ -370,7 +378,7 @@ def _mixed(
     )
 
     def product(x, name):
-        y_RO = _product(x, kernels[name], grouped)
+        y_RO = _lora_product(x, kernels[name], grouped)
         bias_EO = kernels[name].get("bias")
         if bias_EO is None:
             return y_RO
@@ -394,7 +402,7 @@ def _by_capacity(
 
     The assignments are in the order of their experts.
     """
-    taken = room(len(chosen_A), len(counts_E), routing.capacity)
+    taken = expert_room(len(chosen_A), len(counts_E), routing.capacity)
     total = taken * len(counts_E)
     # The index of each assignment within its expert.
     number_A = jnp.arange(len(chosen_A)) - (jnp.cumsum(counts_E) - counts_E)[chosen_A]
@@ -433,7 +441,7 @@ def _by_blocks(
 
     No assignment is dropped.
     """
-    shape = blocks(len(chosen_A), len(counts_E))
+    shape = expert_blocks(len(chosen_A), len(counts_E))
     end_E = jnp.cumsum(-(-counts_E // shape.size))  # in blocks
     begin_E = jnp.concatenate([jnp.zeros_like(end_E[:1]), end_E[:-1]])
     # The number of empty rows before the first row of each expert.

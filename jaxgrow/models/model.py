@@ -16,7 +16,7 @@ from jaxgrow.axes.names import BELOW, named
 from jaxgrow.layerdrop.execution import KeepMask
 from jaxgrow.models.cache import Past, run_after
 from jaxgrow.models.loss import last_tokens
-from jaxgrow.models.stack import KeptTokens, Observe, run_parts, stacked
+from jaxgrow.models.stack import KeptTokens, Observe, run_parts, stacked_blocks
 
 INIT = nn.initializers.normal(0.02)
 
@@ -192,7 +192,7 @@ class Model(nn.Module):
         ``segments_BT``, it also gets the segment ids of its tokens.
         """
         one = jnp.zeros((1, 1, self.config.embed), self.dtype)
-        blocks = stacked(self, "blocks", block, self.config.layers, one)
+        blocks = stacked_blocks(self, "blocks", block, self.config.layers, one)
 
         def layer(w, x, *scale, positions=None, **reading):
             if segments_BT is not None:

@@ -15,7 +15,7 @@ from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 
 from jaxgrow.axes.names import READ, VALUE, named
-from jaxgrow.models.attention import Form, attention, attention_after
+from jaxgrow.models.attention import ScoreForm, attention, attention_after
 from jaxgrow.models.cache import KEPT
 from jaxgrow.sharding import flattened, parts, platform
 
@@ -23,7 +23,7 @@ from jaxgrow.sharding import flattened, parts, platform
 class Linear(nn.Module):
     """``y = x W + b``, with a name for every axis of ``W``.
 
-    If leaves ``a`` and ``b`` of a LoRA are stored with the kernel (`jaxgrow.extras.peft.lora.attach`), the
+    If leaves ``a`` and ``b`` of a LoRA are stored with the kernel (`jaxgrow.extras.peft.lora.attach_lora`), the
     output is ``y + (x a) b``.
 
     Attributes:
@@ -76,28 +76,28 @@ class Linear(nn.Module):
         x_NI = flattened(x, self.contract)
         y = x_NI @ kernel
         y = y if lora is None else y + x_NI @ lora[0] @ lora[1]
-        return y, None if bias is None else _row(bias, y)
+        return y, None if bias is None else _bias_row(bias, y)
 
     def shaped(self, y, x):
         """Give ``y`` (a `product`) the leading axes of ``x`` and the output axes of the kernel."""
         return y.reshape(*x.shape[: x.ndim - self.contract], *self.shape[self.contract :])
 
     def __call__(self, x):
-        return self.shaped(_sum(self.product(x)), x)
+        return self.shaped(_with_bias(self.product(x)), x)
 
 
-def _sum(product: tuple[Any, Any]) -> jax.Array:
+def _with_bias(product: tuple[Any, Any]) -> jax.Array:
     """Return ``x W + b`` from the result of `Linear.product`."""
     y, bias = product
     return y if bias is None else y + bias
 
 
-def _row(bias: jax.Array, y: jax.Array) -> jax.Array:
+def _bias_row(bias: jax.Array, y: jax.Array) -> jax.Array:
     """Give a bias [outputs] as many axes as ``y`` [.., outputs] has."""
     return jnp.expand_dims(bias, range(y.ndim - 1))
 
 
-def projected(linears: Sequence[Linear], x: jax.Array) -> list[jax.Array]:
+def project_together(linears: Sequence[Linear], x: jax.Array) -> list[jax.Array]:
     """Apply several `Linear` modules to the same input, for example for queries, keys and values.
 
     On GPUs, all kernels are concatenated and applied in one product, and the backward pass also has
@@ -114,7 +114,7 @@ def projected(linears: Sequence[Linear], x: jax.Array) -> list[jax.Array]:
         return [linear(x) for linear in linears]
     kernel = jnp.concatenate([kernel for kernel, _, _ in leaves], 1)
     y = flattened(x, linears[0].contract) @ kernel
-    y = y + _row(jnp.concatenate(biases), y) if biases else y
+    y = y + _bias_row(jnp.concatenate(biases), y) if biases else y
     each = jax.lax.split(y, [kernel.shape[1] for kernel, _, _ in leaves], y.ndim - 1)
     return [linear.shaped(part, x) for linear, part in zip(linears, each, strict=True)]
 
@@ -161,10 +161,10 @@ class SelfAttention(nn.Module):
         key = project("key", "heads", "head_dim" + READ)
         value = project("value", "heads", "head_dim" + VALUE)
         if asking_BTD is None:
-            q_BTHK, k_BTHK, v_BTHK = projected((query, key, value), x_BTD)
+            q_BTHK, k_BTHK, v_BTHK = project_together((query, key, value), x_BTD)
         else:
             q_BTHK = query(asking_BTD)
-            k_BTHK, v_BTHK = projected((key, value), x_BTD)
+            k_BTHK, v_BTHK = project_together((key, value), x_BTD)
         self.sow(*KEPT, (k_BTHK, v_BTHK))
         if past is None:
             y_BTHK = attention(
@@ -174,7 +174,7 @@ class SelfAttention(nn.Module):
                 causal=c.causal,
                 mask_BS=mask_BS,
                 by=c.attention,
-                form=Form(segments_BT=segments_BT),
+                form=ScoreForm(segments_BT=segments_BT),
             )
         else:
             y_BTHK = attention_after(past, q_BTHK, k_BTHK, v_BTHK)
@@ -183,7 +183,9 @@ class SelfAttention(nn.Module):
         return Linear(axes, out_shape, 2, self.out_init, self.dtype, name="out")(y_BTHK)
 
 
-def activated(activation: Callable, x: jax.Array, up: Linear, gate: Linear | None) -> jax.Array:
+def activate_units(
+    activation: Callable, x: jax.Array, up: Linear, gate: Linear | None
+) -> jax.Array:
     """Return ``activation(up(x))``, or ``activation(gate(x)) * up(x)`` with a gate.
 
     On GPUs, the backward pass recomputes biases and activation from the products. Otherwise XLA
@@ -196,8 +198,8 @@ def activated(activation: Callable, x: jax.Array, up: Linear, gate: Linear | Non
     @jax.checkpoint
     def inner(up, gate):
         if gate is None:
-            return activation(_sum(up))
-        return activation(_sum(gate)) * _sum(up)
+            return activation(_with_bias(up))
+        return activation(_with_bias(gate)) * _with_bias(up)
 
     return up.shaped(inner(up.product(x), gate.product(x) if gate else None), x)
 
@@ -236,7 +238,7 @@ class MLP(nn.Module):
             shape = (embed, mlp)
             return Linear(axes, shape, 1, self.kernel_init, self.dtype, self.bias, name=name)
 
-        h_BTF = activated(
+        h_BTF = activate_units(
             self.activation, x_BTD, inwards("up"), inwards("gate") if self.gated else None
         )
         axes = (inner + READ, outer)

@@ -48,7 +48,7 @@ class LayerNorm(nn.Module):
                 "bias", named(nn.initializers.zeros, self.axis, role="norm bias"), size
             )
         if platform() == "gpu" and scale is not None:
-            return normed(x, scale, bias, self.eps, self.dtype, True)
+            return saving_norm(x, scale, bias, self.eps, self.dtype, True)
         x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         x = x - x.mean(-1, keepdims=True)
         x = x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + self.eps)
@@ -79,13 +79,13 @@ class RMSNorm(nn.Module):
         shape = x.shape[over[0] :]
         scale = self.param("scale", named(nn.initializers.ones, *names, role="norm scale"), shape)
         if platform() == "gpu" and not self.before:
-            return normed(x, scale, None, self.eps, self.dtype, False)
+            return saving_norm(x, scale, None, self.eps, self.dtype, False)
         x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         x = x * jax.lax.rsqrt(jnp.square(x).mean(over, keepdims=True) + self.eps)
         return (x * jnp.broadcast_to(scale, x.shape)).astype(self.dtype)
 
 
-def normed(x, scale_D, bias_D, eps: float, dtype: DTypeLike, centred: bool) -> jax.Array:
+def saving_norm(x, scale_D, bias_D, eps: float, dtype: DTypeLike, centred: bool) -> jax.Array:
     """`LayerNorm` or `RMSNorm` with a backward pass that reads only ``x`` and the gradient.
 
     If JAX differentiates a norm, XLA for GPUs writes the normalised activations in float32, several
@@ -100,11 +100,11 @@ def normed(x, scale_D, bias_D, eps: float, dtype: DTypeLike, centred: bool) -> j
       dtype: dtype of the output.
       centred: True for `LayerNorm`, False for `RMSNorm`.
     """
-    return _normed(x, scale_D, bias_D, eps, dtype, centred)  # type: ignore[return-value]
+    return _saving_norm(x, scale_D, bias_D, eps, dtype, centred)  # type: ignore[return-value]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
-def _normed(x, scale_D, bias_D, eps, dtype, centred):
+def _saving_norm(x, scale_D, bias_D, eps, dtype, centred):
     return _normed_forward(x, scale_D, bias_D, eps, dtype, centred)[0]
 
 
@@ -142,4 +142,4 @@ def _normed_backward(eps, dtype, centred, saved, slope):
     return (back_ND * inverse_N1).astype(x.dtype).reshape(x.shape), scale, bias
 
 
-_normed.defvjp(_normed_forward, _normed_backward)
+_saving_norm.defvjp(_normed_forward, _normed_backward)

@@ -87,7 +87,7 @@ class PatchConfig(Config):
         }
 
 
-def embedded(
+def embed_patches(
     config: PatchConfig, images: jax.Array, dtype: DTypeLike, axis: str = "embed", bias: bool = True
 ) -> jax.Array:
     """Return the patch embeddings, [B, T, D]. Patches are in row order.
@@ -147,7 +147,7 @@ def resized_positions(
     )
 
 
-def classified(
+def class_head(
     config: PatchConfig, x_BD: jax.Array, name: str = "head", axis: str = "embed", bias: bool = True
 ) -> jax.Array:
     """Return logits [B, classes], in float32 or better.

@@ -25,7 +25,7 @@ Remat: TypeAlias = Literal["none", "products", "projections", "full"]
 Observe: TypeAlias = Callable[[jax.Array, jax.Array], Any]
 
 
-def products(primitive: Any, *_: Any, **__: Any) -> bool:
+def saves_products(primitive: Any, *_: Any, **__: Any) -> bool:
     """A policy of `jax.checkpoint` that saves the results of matrix products.
 
     It includes the products of experts and the results of attention kernels.
@@ -36,8 +36,8 @@ def products(primitive: Any, *_: Any, **__: Any) -> bool:
 
 
 POLICIES = {
-    "auto": products,
-    "products": products,
+    "auto": saves_products,
+    "products": saves_products,
     "projections": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     "full": jax.checkpoint_policies.nothing_saveable,
 }
@@ -55,13 +55,13 @@ def stacked_init(block: nn.Module, key: jax.Array, layers: int, *args, axis: str
     return meta.add_axis(params, 0, {nn.PARTITION_NAME: axis})
 
 
-def stacked(
+def stacked_blocks(
     module: nn.Module, name: str, block: nn.Module, layers: int, *args, axis: str = LAYERS
 ) -> Any:
     """Return the stacked blocks of a compact module, as `stacked_init` makes them.
 
     The module gets them as the parameter ``name``. If a LoRA is stored with the kernels of the
-    blocks (`jaxgrow.extras.peft.lora.attach`), it is included.
+    blocks (`jaxgrow.extras.peft.lora.attach_lora`), it is included.
     """
     given = flatten_dict(module.get_variable("params", name, {}))
     beside = {path: x for path, x in given.items() if path[-1] in ("a", "b")}
@@ -139,7 +139,7 @@ def run_parts(
     return x_BTD, jax.tree.map(lambda *parts: jnp.concatenate(parts), *observed)
 
 
-def _rows(of: jax.Array, a: jax.Array | np.ndarray) -> jax.Array:
+def _kept_rows(of: jax.Array, a: jax.Array | np.ndarray) -> jax.Array:
     return (
         jnp.asarray(a)
         .at[of]
@@ -270,7 +270,7 @@ def _selected(stacked: Any, keep_mask: KeepMask) -> tuple[Any, Any, Any]:
     # gradients of the full stack at every layer. The indices are unique and in order. Therefore, if
     # there is an index for every layer, nothing has to be copied.
     if len(layers) < len(jax.tree.leaves(stacked)[0]):
-        stacked, scale = jax.tree.map(partial(_rows, layers), (stacked, scale))
+        stacked, scale = jax.tree.map(partial(_kept_rows, layers), (stacked, scale))
     return stacked, scale, None
 
 

@@ -49,7 +49,7 @@ def as_mixture(config: C, params: Params) -> tuple[C, Params]:
     return one, {**params, "blocks": {**params["blocks"], "mlp": {**mlp, "router": router}}}
 
 
-def routed(
+def add_router_noise(
     params: Params, axes: Axes, seed: int = 0, scale: float = 0.02, group: int = 1
 ) -> Params:
     """Add noise to the routers, so that copies of an expert get different tokens and diverge.
@@ -75,7 +75,7 @@ def routed(
 
     Example:
       >>> router = {"router": jnp.zeros((3, 4))}
-      >>> noisy = routed(router, {"router": ("embed.in", "experts")}, group=2)["router"]
+      >>> noisy = add_router_noise(router, {"router": ("embed.in", "experts")}, group=2)["router"]
       >>> bool(noisy[0, 0] == noisy[0, 1]), bool(noisy[0, 1] == noisy[0, 2])
       (True, False)
 
@@ -91,13 +91,13 @@ def routed(
             raise ValueError(
                 f"{path(key_path)}: {x.shape[-1]} experts are not divisible into groups of {group}"
             )
-        noise = jax.random.normal(_own(key, key_path), (*x.shape[:-1], x.shape[-1] // group))
+        noise = jax.random.normal(_leaf_key(key, key_path), (*x.shape[:-1], x.shape[-1] // group))
         return (x + scale * jnp.repeat(noise, group, -1)).astype(x.dtype)
 
     return jax.tree_util.tree_map_with_path(leaf, axes, params, is_leaf=is_names)
 
 
-def redrawn(params: Params, axes: Axes, part: float = 0.5, seed: int = 0) -> Params:
+def redraw_units(params: Params, axes: Axes, part: float = 0.5, seed: int = 0) -> Params:
     """Reinitialise a part of each expert's units: drop-upcycling (Nakamura et al., ICLR 2025).
 
     In each expert of each layer, ``part`` of the units of ``mlp`` are sampled again. The choice of
@@ -119,7 +119,7 @@ def redrawn(params: Params, axes: Axes, part: float = 0.5, seed: int = 0) -> Par
 
     Example:
       >>> kernel = {"up": jnp.ones((4, 3, 6))}
-      >>> redrawn(kernel, {"up": ("experts", "embed.in", "mlp")}, part=0.0)["up"].sum().item()
+      >>> redraw_units(kernel, {"up": ("experts", "embed.in", "mlp")}, part=0.0)["up"].sum().item()
       72.0
 
     References:
@@ -138,7 +138,7 @@ def redrawn(params: Params, axes: Axes, part: float = 0.5, seed: int = 0) -> Par
         units = x.shape[mlp]
         # The key depends on the path of the parent module, which all kernels of an expert share.
         order = (
-            jax.random.uniform(_own(key, key_path[:-2]), (*x.shape[:lead], units))
+            jax.random.uniform(_leaf_key(key, key_path[:-2]), (*x.shape[:lead], units))
             .argsort(-1)
             .argsort(-1)
         )
@@ -146,12 +146,14 @@ def redrawn(params: Params, axes: Axes, part: float = 0.5, seed: int = 0) -> Par
         where = jnp.expand_dims(where, [i for i in range(lead, x.ndim) if i != mlp])
         wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         over = tuple(range(lead, x.ndim))
-        noise = jax.random.normal(jax.random.fold_in(_own(key, key_path), 1), x.shape, wide.dtype)
+        noise = jax.random.normal(
+            jax.random.fold_in(_leaf_key(key, key_path), 1), x.shape, wide.dtype
+        )
         new = wide.mean(over, keepdims=True) + wide.std(over, keepdims=True) * noise
         return jnp.where(where, new, wide).astype(x.dtype)
 
     return jax.tree_util.tree_map_with_path(leaf, axes, params, is_leaf=is_names)
 
 
-def _own(key: jax.Array, key_path: tuple) -> jax.Array:
+def _leaf_key(key: jax.Array, key_path: tuple) -> jax.Array:
     return jax.random.fold_in(key, zlib.crc32(path(key_path).encode()))

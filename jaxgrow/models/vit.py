@@ -20,12 +20,12 @@ from jax.typing import DTypeLike
 
 from jaxgrow.axes.names import BELOW, READ, named
 from jaxgrow.layerdrop.execution import rescaled
-from jaxgrow.models.bottleneck import adapted
+from jaxgrow.models.bottleneck import add_adapter
 from jaxgrow.models.config import Cost, Head
 from jaxgrow.models.model import INIT, Call, Model, Stack
 from jaxgrow.models.modules import MLP, Linear, SelfAttention, layer_scaled, quick_gelu
 from jaxgrow.models.norms import LayerNorm
-from jaxgrow.models.patches import PatchConfig, classified, embedded
+from jaxgrow.models.patches import PatchConfig, class_head, embed_patches
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ ACTIVATIONS: dict[str, Callable] = {
 }
 
 
-class Block(nn.Module):
+class ViTBlock(nn.Module):
     """A pre-LN block: ``x += attention(norm(x)); x += mlp(norm(x))``.
 
     With LayerScale, each sublayer's output is scaled: ``x += diag(a) attention(norm(x))``.
@@ -191,7 +191,7 @@ class Block(nn.Module):
                 if c.layer_scale
                 else y_BTD
             )
-            return rescaled(adapted(self, name, y_BTD), scale, name)
+            return rescaled(add_adapter(self, name, y_BTD), scale, name)
 
         h_BTD = LayerNorm("embed", c.eps, self.dtype, name="attention_norm")(x_BTD)
         attention = SelfAttention(c, INIT, INIT, self.dtype, name="attention")
@@ -202,7 +202,7 @@ class Block(nn.Module):
         return x_BTD + sized("mlp", mlp(h_BTD))
 
 
-def pooled(c: ViTConfig, x_BTD: jax.Array) -> jax.Array:
+def pooler_output(c: ViTConfig, x_BTD: jax.Array) -> jax.Array:
     """Return the output of the pooler, [B, D].
 
     Call it inside a compact module, which gets the pooler's parameters as ``pooler``.
@@ -245,7 +245,7 @@ class ViT(Model):
 
     With ``distillation="head"``, the output is the mean of both heads' logits; with ``mean_head``,
     it is their sum. With ``head="states"``, it is the normalised last hidden states [B, T, D], and
-    the output of a pooler [B, D] is sown as ``pooled`` into the collection ``intermediates``.
+    the output of a pooler [B, D] is sown as ``pooler_output`` into the collection ``intermediates``.
     The keyword arguments are described in `jaxgrow.models.model.Model`. ``frozen`` also freezes the
     patch embedding, the learned tokens and the position embedding.
     """
@@ -268,11 +268,11 @@ class ViT(Model):
         return found
 
     def stack(self, embeddings: dict[str, jax.Array], call: Call) -> Stack:
-        return self.stack_of(Block(self.config, self.dtype, parent=None))
+        return self.stack_of(ViTBlock(self.config, self.dtype, parent=None))
 
     def embed(self, embeddings: dict[str, jax.Array], call: Call) -> jax.Array:
         c = self.config
-        x_BTD = embedded(c, call.inputs, self.dtype, bias=c.patch_bias)
+        x_BTD = embed_patches(c, call.inputs, self.dtype, bias=c.patch_bias)
         tokens_B1D = [
             jnp.broadcast_to(embeddings[name].astype(self.dtype), (len(x_BTD), 1, c.embed))
             for name in c.special
@@ -294,12 +294,12 @@ class ViT(Model):
         x_BSD = LayerNorm("embed", c.eps, self.dtype, name="final_norm")(read_BSD)
         if c.head == "states":
             if c.pooler != "none":
-                self.sow("intermediates", "pooled", pooled(c, x_BSD))
+                self.sow("intermediates", "pooled", pooler_output(c, x_BSD))
             return self.wide(x_BSD)
-        logits = classified(c, x_BSD[:, 0], bias=c.head_bias)
+        logits = class_head(c, x_BSD[:, 0], bias=c.head_bias)
         if c.mean_head:
             patches_BTD = x_BSD[:, 1 + c.registers :]
-            logits = logits + classified(c, patches_BTD.mean(1), "mean_head", bias=False)
+            logits = logits + class_head(c, patches_BTD.mean(1), "mean_head", bias=False)
         if c.distillation == "head":
-            logits = (logits + classified(c, x_BSD[:, 1], "distillation_head")) / 2
+            logits = (logits + class_head(c, x_BSD[:, 1], "distillation_head")) / 2
         return logits

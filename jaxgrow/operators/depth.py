@@ -16,8 +16,8 @@ import numpy as np
 from jaxgrow.axes.names import LAYERS, beside, is_layers, stages
 from jaxgrow.growth.maps import AxisMap, CopyMap, Growth, M, Rule, Rules, by_axes, identity, select
 from jaxgrow.growth.matrices import SparseMap, dense
-from jaxgrow.operators.registry import Form, operator
-from jaxgrow.operators.targets import Sizes, depth, first, grown, multiples
+from jaxgrow.operators.registry import ModelForm, operator
+from jaxgrow.operators.targets import Sizes, first_copies, grown_sizes, layer_axes, multiple_sizes
 
 __all__ = [
     "g_stack",
@@ -128,7 +128,7 @@ def g_stack(sizes: Sizes, target: Sizes) -> dict[str, CopyMap]:
     References:
       Du et al., `Stacking Your Transformers <https://arxiv.org/abs/2405.15319>`_, NeurIPS 2024
     """
-    multiples("g_stack", (LAYERS,), sizes, target)
+    multiple_sizes("g_stack", (LAYERS,), sizes, target)
     return stack(sizes, target)
 
 
@@ -357,7 +357,7 @@ def solar(sizes: Sizes, target: Sizes, blend: int = 0) -> dict[str, AxisMap]:
     return _maps("solar", sizes, target, copies)
 
 
-def _is_pre_norm(growth: Growth, form: Form) -> bool:
+def _is_pre_norm(growth: Growth, form: ModelForm) -> bool:
     return form.pre_norm
 
 
@@ -414,7 +414,7 @@ def llama_pro(sizes: Sizes, target: Sizes, post_norm: bool = False) -> Rules:
     written: list[Rule] = []
     for axis, m in growth.items():
         zeroed = SparseMap(
-            m.write.index, m.write.weight * first(m.write.index[:, 0])[:, None], m.old
+            m.write.index, m.write.weight * first_copies(m.write.index[:, 0])[:, None], m.old
         )
         nothing = ({axis: AxisMap(zeroed, zeroed)},)
         embed = beside(axis, "embed")
@@ -442,7 +442,9 @@ def new_layers(growth: Growth) -> tuple[int, ...]:
     """
     maps = by_axes(growth.rules[-1].terms[0] if isinstance(growth, Rules) else growth)
     every = {
-        axes[0]: ~first(dense(m.write).argmax(1)) for axes, m in maps.items() if is_layers(axes[0])
+        axes[0]: ~first_copies(dense(m.write).argmax(1))
+        for axes, m in maps.items()
+        if is_layers(axes[0])
     }
     parts = stages({name: len(new) for name, new in every.items()})
     found: list[int] = []
@@ -466,8 +468,10 @@ def _maps(
       ValueError: an axis that is not a layer axis, a new number below the old one, or an error of
         ``of``.
     """
-    found = grown(name, (LAYERS,), sizes, target)
-    out: dict[str, AxisMap[M | SparseMap]] = {axis: identity(sizes[axis]) for axis in depth(sizes)}
+    found = grown_sizes(name, (LAYERS,), sizes, target)
+    out: dict[str, AxisMap[M | SparseMap]] = {
+        axis: identity(sizes[axis]) for axis in layer_axes(sizes)
+    }
     for axis, (old, new) in found.items():
         try:
             out[axis] = of(old, new)

@@ -3,7 +3,7 @@
 A model without experts is first converted to a mixture with a single expert, which its router must
 always choose (`jaxgrow.models.upcycling.as_mixture`). All operators here therefore grow the axis
 ``experts``. They copy the router's columns with the experts, so the router cannot distinguish the
-copies until noise is added to it. `jaxgrow.models.upcycling.routed` adds this noise, and all recipes
+copies until noise is added to it. `jaxgrow.models.upcycling.add_router_noise` adds this noise, and all recipes
 for these operators apply it after the growth.
 """
 
@@ -13,7 +13,7 @@ from jaxgrow.axes.size_error import SizeError
 from jaxgrow.growth.maps import AxisMap, CopyMap, Maps, Rule, Rules, select
 from jaxgrow.growth.matrices import SparseMap
 from jaxgrow.operators.registry import operator
-from jaxgrow.operators.targets import Sizes, grown, in_turn, whole
+from jaxgrow.operators.targets import Sizes, checked_sizes, grown_sizes, in_turn
 
 __all__ = ["upcycle", "virtual_groups"]
 
@@ -48,9 +48,9 @@ def upcycle(sizes: Sizes, target: Sizes) -> dict[str, CopyMap]:
     References:
       Komatsuzaki et al., `Sparse Upcycling <https://arxiv.org/abs/2212.05055>`_, ICLR 2023
     """
-    sizes = whole("upcycle", "sizes", sizes)
-    target = whole("upcycle", "target", target)
-    old, new = grown(
+    sizes = checked_sizes("upcycle", "sizes", sizes)
+    target = checked_sizes("upcycle", "target", target)
+    old, new = grown_sizes(
         "upcycle", ("experts",), sizes, {"experts": sizes.get("experts", 0), **target}
     )["experts"]
     return {"experts": select(in_turn(old, new), old)}
@@ -68,7 +68,7 @@ def virtual_groups(sizes: Sizes, target: Sizes) -> Rules:
 
     ``target`` is ``{"experts": E, "mlp": F'}``. With the old number F of MLP units, ``G = F / F'``,
     and expert e is a copy of part ``e mod G``. Each group of G consecutive experts contains every
-    part once. `jaxgrow.models.upcycling.routed` with ``group=G`` keeps the same router column for
+    part once. `jaxgrow.models.upcycling.add_router_noise` with ``group=G`` keeps the same router column for
     the experts of a group. A token with G experts is then routed to all parts of one group. If the
     gates add up to 1, each part has the gate 1 / G. Kernels whose input axis is ``mlp`` are
     multiplied by G, so the function is preserved. (He et al. distribute the factor over all three
@@ -92,8 +92,8 @@ def virtual_groups(sizes: Sizes, target: Sizes) -> Rules:
       `Upcycling Large Language Models into Mixture of Experts <https://arxiv.org/abs/2410.07524>`_,
       2024
     """
-    sizes = whole("virtual_groups", "sizes", sizes)
-    target = whole("virtual_groups", "target", target)
+    sizes = checked_sizes("virtual_groups", "sizes", sizes)
+    target = checked_sizes("virtual_groups", "target", target)
     experts = target.get("experts", 1)
     units = sizes.get("mlp")
     if units is None or set(target) - {"experts", "mlp"} or sizes.get("experts") != 1:

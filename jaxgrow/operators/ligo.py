@@ -1,7 +1,7 @@
 """LiGO: a growth operator whose maps are learned (Wang et al., ICLR 2023).
 
 The width grows by ``Omega_j = B_out W_j B_in.T``, then the depth by ``W'_i = sum_j w_ij Omega_j``
-(Eq. 8). The coefficients ``B`` and ``w`` are a pytree. `growth` converts them to a growth for
+(Eq. 8). The coefficients ``B`` and ``w`` are a pytree. `lora_growth` converts them to a growth for
 `jaxgrow.grow`, which is differentiable in them. They can therefore be learned in about a hundred
 steps on the pre-training loss, while the small model is frozen::
 
@@ -36,9 +36,17 @@ from jaxgrow.axes.names import (
 )
 from jaxgrow.growth.maps import AxisMap, Rule, Rules, Term
 from jaxgrow.growth.matrices import SparseMap
-from jaxgrow.operators.targets import HEADS, KV_HEADS, WIDTHS, Sizes, first, grown, sources
+from jaxgrow.operators.targets import (
+    HEADS,
+    KV_HEADS,
+    WIDTHS,
+    Sizes,
+    copied_units,
+    first_copies,
+    grown_sizes,
+)
 
-Coefficients: TypeAlias = dict[str, Any]  # the result of `init`
+Coefficients: TypeAlias = dict[str, Any]  # the result of `init_lora`
 # The maps that act on a leaf: the axes, and the name of the map over them.
 Acting: TypeAlias = list[tuple[tuple[str, ...], str]]
 
@@ -98,7 +106,9 @@ class LiGO:
             raise ValueError(f"noise must be at least 0 and below 1, but is {self.noise}")
 
 
-def init(ligo: LiGO, axes: Axes, sizes: Sizes, target: Sizes, key: jax.Array) -> Coefficients:
+def init_coefficients(
+    ligo: LiGO, axes: Axes, sizes: Sizes, target: Sizes, key: jax.Array
+) -> Coefficients:
     """Initialise the coefficients of LiGO: a pytree of float32 arrays.
 
     ``{"depth": {module: w [L', L]}, "width": {map: {"write": B [new, old]}}}``
@@ -135,7 +145,7 @@ def init(ligo: LiGO, axes: Axes, sizes: Sizes, target: Sizes, key: jax.Array) ->
       key: random key of the initial coefficients.
 
     Returns:
-      A pytree of arrays: the parameters to learn, and the first argument of `growth`.
+      A pytree of arrays: the parameters to learn, and the first argument of `lora_growth`.
 
     Raises:
       ValueError: a target below the size of the model, an axis that is not in the list above, query
@@ -144,7 +154,7 @@ def init(ligo: LiGO, axes: Axes, sizes: Sizes, target: Sizes, key: jax.Array) ->
 
     Example:
       >>> axes = {"up": ("layers", "embed.in", "mlp")}
-      >>> start = init(LiGO(), axes, {"layers": 1, "embed": 2, "mlp": 3}, {"layers": 2, "mlp": 4}, jax.random.key(0))
+      >>> start = init_lora(LiGO(), axes, {"layers": 1, "embed": 2, "mlp": 3}, {"layers": 2, "mlp": 4}, jax.random.key(0))
       >>> start["depth"]["up"].shape, start["width"]["mlp"]["write"].shape
       ((2, 1), (4, 3))
 
@@ -157,31 +167,33 @@ def init(ligo: LiGO, axes: Axes, sizes: Sizes, target: Sizes, key: jax.Array) ->
     for name, heads in readers.items():
         if name in target:
             target = {heads: sizes[heads], **target}
-    found = grown("ligo", (LAYERS, *WIDTHS), sizes, target)
-    index = sources("ligo", sizes, {axis: found[axis] for axis in found if not is_layers(axis)})
-    grown_sizes = {**sizes, **target}
+    found = grown_sizes("ligo", (LAYERS, *WIDTHS), sizes, target)
+    index = copied_units(
+        "ligo", sizes, {axis: found[axis] for axis in found if not is_layers(axis)}
+    )
+    new_sizes = {**sizes, **target}
     regrouped = any(
-        sizes[heads] * grown_sizes[name] != grown_sizes[heads] * sizes[name]
+        sizes[heads] * new_sizes[name] != new_sizes[heads] * sizes[name]
         for name, heads in readers.items()
     )
     out: Coefficients = {"depth": {}, "width": {}}
     uses = _uses(axes, "out" if regrouped else "value")
-    kinds = _kinds(axes)
+    kinds = _module_kinds(axes)
     for names, acting in uses.values():
         for along, name in acting:
             plain = along[0]
             part = "depth" if is_layers(plain) else "width"
             if plain not in found or name in out[part]:
                 continue
-            if _attention(name) == "value" and plain in readers.values():
+            if _attention_map(name) == "value" and plain in readers.values():
                 continue  # the attention output uses the map that the values define
             old, new = found[plain]
             if part == "depth":
-                out["depth"][name] = _depth(ligo, old, new, _drawn(key, kinds[name]))
+                out["depth"][name] = _depth_weights(ligo, old, new, _folded_key(key, kinds[name]))
                 continue
-            own = _drawn(key, name.rpartition("/")[2])
+            own = _folded_key(key, name.rpartition("/")[2])
             unit = sizes["head_dim"] if _whole_heads(along) else 1
-            rows = _positions(index[plain], unit)
+            rows = _row_positions(index[plain], unit)
             stacked = layers_of(names) if not ligo.shared and kind(plain) != "embed" else None
             copies = sizes[stacked] if stacked else 0
             out["width"][name] = _pair(ligo, old * unit, new * unit, rows, own, copies)
@@ -203,7 +215,7 @@ def _pair(
     """
 
     def draw(key: jax.Array) -> jax.Array:
-        return _width(ligo, old, new, key)[rows]
+        return _width_matrix(ligo, old, new, key)[rows]
 
     write = jax.vmap(draw)(jax.random.split(key, copies)) if copies else draw(key)
     if ligo.tied:
@@ -211,14 +223,14 @@ def _pair(
     return {"write": write, "read": write / jnp.maximum(write.sum(-2, keepdims=True), 1e-6)}
 
 
-def growth(coefficients: Coefficients, axes: Axes, sizes: Sizes) -> Rules:
+def learned_growth(coefficients: Coefficients, axes: Axes, sizes: Sizes) -> Rules:
     """Convert coefficients to a growth for `jaxgrow.grow`.
 
     Each leaf has one rule. If layers share the maps, the rule has one term. Otherwise it has one
     term ``w_ij B_j W_j A_j.T`` for each layer j of the small model.
 
     Args:
-      coefficients: the coefficients, as returned by `init`.
+      coefficients: the coefficients, as returned by `init_lora`.
       axes: the axis names of the small model's parameters.
       sizes: the size of every axis of the small model.
 
@@ -227,8 +239,8 @@ def growth(coefficients: Coefficients, axes: Axes, sizes: Sizes) -> Rules:
 
     Example:
       >>> axes, sizes = {"up": ("layers", "embed.in", "mlp")}, {"layers": 1, "embed": 2, "mlp": 3}
-      >>> start = init(LiGO(), axes, sizes, {"layers": 2, "mlp": 4}, jax.random.key(0))
-      >>> sorted(growth(start, axes, sizes).rules[0].terms[0])
+      >>> start = init_lora(LiGO(), axes, sizes, {"layers": 2, "mlp": 4}, jax.random.key(0))
+      >>> sorted(lora_growth(start, axes, sizes).rules[0].terms[0])
       [('layers',), ('mlp',)]
     """
     weights: Mapping[str, jax.Array] = coefficients["depth"]
@@ -245,25 +257,25 @@ def growth(coefficients: Coefficients, axes: Axes, sizes: Sizes) -> Rules:
                 if width[name]["write"].ndim == 3:
                     own[along] = width[name]
                 else:
-                    maps[along] = _map(width[name], along, sizes)
+                    maps[along] = _axis_map(width[name], along, sizes)
         if not own:
             return Rule((maps,), leaf)
         terms: list[Term] = []
         stacked = layers_of(names)
         assert stacked is not None  # only leaves of layers have a map for each layer
         for j in range(sizes[stacked]):
-            one = _one_layer(maps.get((stacked,)), j, sizes[stacked])
+            one = _single_layer(maps.get((stacked,)), j, sizes[stacked])
             term: dict[tuple[str, ...], AxisMap] = {**maps, (stacked,): one}
             for along, matrices in own.items():
-                term[along] = _map({k: m[j] for k, m in matrices.items()}, along, sizes)
+                term[along] = _axis_map({k: m[j] for k, m in matrices.items()}, along, sizes)
             terms.append(term)
         return Rule(tuple(terms), leaf)
 
-    uses = _uses(axes, "out" if "out" in map(_attention, width) else "value")
+    uses = _uses(axes, "out" if "out" in map(_attention_map, width) else "value")
     return Rules(tuple(rule(leaf, *use) for leaf, use in uses.items()))
 
 
-def _leaves(axes: Axes) -> Iterator[tuple[str, Names]]:
+def _names_by_path(axes: Axes) -> Iterator[tuple[str, Names]]:
     yield from by_path(axes, is_leaf=is_names).items()
 
 
@@ -274,7 +286,7 @@ def _modules(axes: Axes) -> dict[str, str]:
     several modules.
     """
     folders: dict[str, dict[str, str]] = {}
-    for leaf, names in _leaves(axes):
+    for leaf, names in _names_by_path(axes):
         if layers_of(names):
             folders.setdefault(leaf.rpartition("/")[0], {})[leaf] = role(leaf, names)
     one = [["kernel"], ["bias", "kernel"], ["norm scale"], ["norm bias", "norm scale"]]
@@ -286,17 +298,17 @@ def _modules(axes: Axes) -> dict[str, str]:
     return modules
 
 
-def _kinds(axes: Axes) -> dict[str, str]:
+def _module_kinds(axes: Axes) -> dict[str, str]:
     """``{module: its axis names}``. The axis names identify the kind of a module, without its name."""
     of = _modules(axes)
     found: dict[str, list[str]] = {}
-    for leaf, names in _leaves(axes):
+    for leaf, names in _names_by_path(axes):
         if leaf in of:
             found.setdefault(of[leaf], []).append(" ".join(names))
     return {module: ", ".join(sorted(names)) for module, names in found.items()}
 
 
-def _drawn(key: jax.Array, kind: str) -> jax.Array:
+def _folded_key(key: jax.Array, kind: str) -> jax.Array:
     return jax.random.fold_in(key, zlib.crc32(kind.encode()))
 
 
@@ -316,7 +328,7 @@ def _uses(axes: Axes, attention: str) -> dict[str, tuple[Names, Acting]]:
     out: dict[str, tuple[Names, Acting]] = {}
     readers: dict[str, str] = {}  # leaves that read the attention values, and their blocks
     values: set[str] = set()
-    for leaf, names in _leaves(axes):
+    for leaf, names in _names_by_path(axes):
         plain = tuple(axis(n) for n in names)
         acting: Acting = []
         out[leaf] = (names, acting)
@@ -326,7 +338,7 @@ def _uses(axes: Axes, attention: str) -> dict[str, tuple[Names, Acting]]:
             if is_layers(name):
                 acting.append(((name,), modules[leaf]))
             elif _whole_heads(along):
-                of = _of_heads(names, i, attention)
+                of = _heads_map(names, i, attention)
                 if reads(names[i]):
                     readers[leaf] = own
                 elif of == "value":
@@ -345,7 +357,7 @@ def _uses(axes: Axes, attention: str) -> dict[str, tuple[Names, Acting]]:
     return out
 
 
-def _of_heads(names: Names, i: int, attention: str) -> str:
+def _heads_map(names: Names, i: int, attention: str) -> str:
     """The name of the map for the heads on axis ``i``; ``attention``: the map of its output."""
     if reads(names[i]):
         return attention
@@ -354,7 +366,7 @@ def _of_heads(names: Names, i: int, attention: str) -> str:
     return "key" if reads(names[i + 1]) else "query"
 
 
-def _attention(name: str) -> str:
+def _attention_map(name: str) -> str:
     """The name of a map without its block and its stage: ``"value"`` for ``"top/value.1"``."""
     return kind(name.rpartition("/")[2])
 
@@ -364,7 +376,7 @@ def _whole_heads(along: tuple[str, ...]) -> bool:
     return len(along) == 2 and kind(along[0]) in (HEADS, KV_HEADS) and along[1] == "head_dim"
 
 
-def _map(
+def _axis_map(
     matrices: Mapping[str, jax.Array], along: tuple[str, ...], sizes: Sizes
 ) -> AxisMap[jax.Array]:
     write = matrices["write"]
@@ -389,32 +401,32 @@ def _repeated(m: jax.Array, dim: int, queries: int) -> jax.Array:
     return blocks.reshape(new * queries, old * queries)
 
 
-def _positions(index: np.ndarray, unit: int) -> np.ndarray:
+def _row_positions(index: np.ndarray, unit: int) -> np.ndarray:
     """The row of ``[I; C]`` for each new unit. Old units get the rows of the identity."""
-    old = first(index)
+    old = first_copies(index)
     rows = np.where(old, index, old.sum() + np.cumsum(~old) - 1)
     return (rows[:, None] * unit + np.arange(unit)).reshape(-1)
 
 
-def _one_layer(depth: AxisMap[jax.Array] | None, j: int, layers: int) -> AxisMap:
+def _single_layer(depth: AxisMap[jax.Array] | None, j: int, layers: int) -> AxisMap:
     """The depth map of layer j only: column j of w; the other columns are zero."""
     weight = np.eye(layers)[:, j : j + 1] if depth is None else depth.write[:, j : j + 1]
     m = SparseMap(np.full((weight.shape[0], 1), j, np.int32), weight, layers)  # type: ignore[arg-type]
     return AxisMap(m, m)
 
 
-def _depth(ligo: LiGO, old: int, new: int, key: jax.Array) -> jax.Array:
+def _depth_weights(ligo: LiGO, old: int, new: int, key: jax.Array) -> jax.Array:
     if ligo.depth == "normalised":
-        return _rows(jax.random.uniform(key, (new, old)))
+        return _normalised(jax.random.uniform(key, (new, old)))
     source = np.arange(new) % old if ligo.depth == "stack" else np.arange(new) * old // new
     return _noisy(ligo, source, old, key)
 
 
-def _width(ligo: LiGO, old: int, new: int, key: jax.Array) -> jax.Array:
+def _width_matrix(ligo: LiGO, old: int, new: int, key: jax.Array) -> jax.Array:
     shape = (new - old, old)
     choose, key = jax.random.split(key)
     rows = {
-        "normalised": lambda: _rows(jax.random.uniform(key, shape)),
+        "normalised": lambda: _normalised(jax.random.uniform(key, shape)),
         "selection": lambda: _noisy(
             ligo, jax.random.randint(choose, (new - old,), 0, old), old, key
         ),
@@ -430,8 +442,8 @@ def _noisy(ligo: LiGO, source: jax.Array | np.ndarray, old: int, key: jax.Array)
         if ligo.noise
         else jnp.zeros((1, 1))
     )
-    return _rows(jnp.where(jax.nn.one_hot(source, old, dtype=bool), 1.0, others))
+    return _normalised(jnp.where(jax.nn.one_hot(source, old, dtype=bool), 1.0, others))
 
 
-def _rows(x: jax.Array) -> jax.Array:
+def _normalised(x: jax.Array) -> jax.Array:
     return x / x.sum(-1, keepdims=True)

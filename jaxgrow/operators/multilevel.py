@@ -18,11 +18,11 @@ from jaxgrow.operators.targets import (
     KV_HEADS,
     WIDTHS,
     Sizes,
-    depth,
+    checked_sizes,
+    layer_axes,
     of_kinds,
-    unknown,
-    whole,
-    width,
+    unknown_axes,
+    width_axes,
 )
 
 __all__ = ["Groups", "adjacent", "alike", "coalesce", "decoalesce", "far", "group_size"]
@@ -158,19 +158,19 @@ def decoalesce(
       `A Multi-Level Framework for Accelerating Training Transformer Models <https://arxiv.org/abs/2404.07999>`_,
       ICLR 2024
     """
-    sizes = whole("decoalesce", "sizes", sizes)
+    sizes = checked_sizes("decoalesce", "sizes", sizes)
     given = {"embed": embed, "mlp": mlp}
     groupings = {HEADS: heads, KV_HEADS: kv_heads, **given, LAYERS: layers}
     absent = [
         of for of, groups in groupings.items() if groups is not None and not of_kinds((of,), sizes)
     ]
-    if wrong := unknown("coalescing takes", (LAYERS, *WIDTHS), sizes, absent):
+    if wrong := unknown_axes("coalescing takes", (LAYERS, *WIDTHS), sizes, absent):
         raise ValueError("\n  ".join(wrong))
     growth: dict[str, CopyMap] = {}
     if heads is not None or kv_heads is not None:
         for axis in of_kinds((HEADS,), sizes):
-            growth |= _heads(axis, sizes, heads, kv_heads)
-    for axis in (axis for axis in width(sizes) if kind(axis) in given):
+            growth |= _head_maps(axis, sizes, heads, kv_heads)
+    for axis in (axis for axis in width_axes(sizes) if kind(axis) in given):
         if (groups := given[kind(axis)]) is not None:
             growth[axis] = _partition(axis, sizes[axis], groups)
         elif beside(axis, HEADS) in growth:
@@ -182,7 +182,7 @@ def decoalesce(
 
 def _layers(sizes: Sizes, groups: Groups, kinds: str | None) -> dict[str, CopyMap]:
     """The maps of the layers of each stage."""
-    axes = depth(sizes)
+    axes = layer_axes(sizes)
     kinds = kinds or "f" * sum(sizes[axis] for axis in axes)
     growth: dict[str, CopyMap] = {}
     begin = 0
@@ -255,7 +255,7 @@ def group_size(groups: str, size: int | None = None) -> int:
     return next((g for g in (2, 3, 5) if size and size % g == 0), 2)
 
 
-def _heads(
+def _head_maps(
     axis: str, sizes: Sizes, heads: Groups | None, kv_heads: Groups | None
 ) -> dict[str, CopyMap]:
     """The maps of the query heads ``axis`` and, if there are such, of their key/value heads."""
@@ -275,11 +275,11 @@ def _heads(
         assert by_key is not None
         return {axis: blocks(by_key, old // keys), key_axis: by_key}
     by_head = _partition(axis, old, heads)
-    of = _of(by_head)
+    of = _group_index(by_head)
     if by_key is None:
         return {axis: by_head, key_axis: _merged_keys(axis, of, by_head.old, keys)}
     # The new key/value head that each old query head should read.
-    reads = _of(by_key)[np.arange(old) * keys // old]
+    reads = _group_index(by_key)[np.arange(old) * keys // old]
     if by_head.old % by_key.old or (reads != of * by_key.old // by_head.old).any():
         raise ValueError(
             f"axis {key_axis!r}: the groups do not fit together. After merging to {by_head.old} query "
@@ -323,7 +323,7 @@ def _following(axis: str, sizes: Sizes, by_head: CopyMap) -> CopyMap:
     heads = by_head.new
     if size % heads == 0:
         return blocks(by_head, size // heads)
-    found = sorted({int(n) for n in np.bincount(_of(by_head))})
+    found = sorted({int(n) for n in np.bincount(_group_index(by_head))})
     if len(found) > 1 or size % found[0]:
         as_heads = f"groups of {' and '.join(map(str, found))} like the heads"
         _divides(
@@ -335,7 +335,7 @@ def _following(axis: str, sizes: Sizes, by_head: CopyMap) -> CopyMap:
     return _partition(axis, size, f"far:{found[0]}")
 
 
-def _of(m: CopyMap) -> np.ndarray:
+def _group_index(m: CopyMap) -> np.ndarray:
     """The group of each unit."""
     return m.write.index[:, 0]
 
@@ -382,14 +382,14 @@ def _named_groups(axis: str, size: int, name: str) -> tuple[tuple[int, ...], ...
         f"axis {axis!r}: {what}",
         size,
         each,
-        f"give the groups explicitly, or a size that divides it: far:{_least(size)}"
+        f"give the groups explicitly, or a size that divides it: far:{_least_divisor(size)}"
         + ", or {}" * len(by_kind),
         *by_kind,
     )
     return (far if name.startswith("far") else adjacent)(size, size // each)
 
 
-def _least(size: int) -> int:
+def _least_divisor(size: int) -> int:
     """The smallest divisor above 1."""
     return next((d for d in range(2, size + 1) if size % d == 0), 1)
 

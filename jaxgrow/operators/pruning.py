@@ -14,15 +14,23 @@ from jaxgrow.axes.names import LAYERS, beside, is_layers, kind
 from jaxgrow.axes.size_error import SizeError
 from jaxgrow.growth.maps import AxisMap, Growth, Maps, Rule, Rules, select
 from jaxgrow.growth.matrices import SparseMap
-from jaxgrow.operators.targets import HEADS, KV_HEADS, WIDTHS, Sizes, of_kinds, unknown, whole
+from jaxgrow.operators.targets import (
+    HEADS,
+    KV_HEADS,
+    WIDTHS,
+    Sizes,
+    checked_sizes,
+    of_kinds,
+    unknown_axes,
+)
 
-__all__ = ["Units", "best", "keep", "prune"]
+__all__ = ["Units", "best_units", "keep_units", "prune"]
 
 # For each axis, an array [units], or [layers, units] if the layers differ.
 Units: TypeAlias = Mapping[str, ArrayLike]
 
 
-def keep(sizes: Sizes, kept: Units) -> Growth:
+def keep_units(sizes: Sizes, kept: Units) -> Growth:
     """Keep some units of a model unchanged, and remove the others and the weights that read them.
 
     ``write[i, j] = read[i, j] = [j is the i-th kept unit]``. Let C be this growth and D its
@@ -48,7 +56,7 @@ def keep(sizes: Sizes, kept: Units) -> Growth:
         query heads that would not read the same kept key/value head as before.
 
     Example:
-      >>> down = keep({"layers": 4, "mlp": 8}, {"layers": [0, 1, 3]})
+      >>> down = keep_units({"layers": 4, "mlp": 8}, {"layers": [0, 1, 3]})
       >>> down["layers"].write.index[:, 0].tolist()
       [0, 1, 3]
 
@@ -59,8 +67,8 @@ def keep(sizes: Sizes, kept: Units) -> Growth:
       `The Unreasonable Ineffectiveness of the Deeper Layers <https://arxiv.org/abs/2403.17887>`_,
       ICLR 2025
     """
-    sizes = whole("keep", "sizes", sizes)
-    units = {axis: _checked(axis, sizes, np.asarray(found)) for axis, found in kept.items()}
+    sizes = checked_sizes("keep_units", "sizes", sizes)
+    units = {axis: _checked_units(axis, sizes, np.asarray(found)) for axis, found in kept.items()}
     _reads_as_before(sizes, units)
     each = {axis: found for axis, found in units.items() if found.ndim == 2}
     shared = {axis: select(found, sizes[axis]) for axis, found in units.items() if axis not in each}
@@ -73,7 +81,9 @@ def keep(sizes: Sizes, kept: Units) -> Growth:
         terms: list[Maps] = []
         for i, j in enumerate(stay):
             of_layer = {axis: select(found[j], sizes[axis]) for axis, found in own.items()}
-            terms.append({**shared, layers: _only(i, j, stay, sizes[layers]), **of_layer})
+            terms.append(
+                {**shared, layers: _single_layer_map(i, j, stay, sizes[layers]), **of_layer}
+            )
         rules += [Rule(tuple(terms), axes=(layers, axis)) for axis in own]
     common = {
         axis: select(_commonest(found, sizes[axis]), sizes[axis]) for axis, found in each.items()
@@ -81,7 +91,7 @@ def keep(sizes: Sizes, kept: Units) -> Growth:
     return Rules((*rules, Rule(({**shared, **common},))))
 
 
-def best(scores: ArrayLike, count: int, alternating: bool = False) -> np.ndarray:
+def best_units(scores: ArrayLike, count: int, alternating: bool = False) -> np.ndarray:
     """The indices of the units with the highest scores, in ascending order.
 
     Among units with equal scores, those with lower indices are kept.
@@ -99,9 +109,9 @@ def best(scores: ArrayLike, count: int, alternating: bool = False) -> np.ndarray
       Indices, ``[..., count]``.
 
     Example:
-      >>> best([0.9, 0.2, 0.1, 0.4], 3).tolist()
+      >>> best_units([0.9, 0.2, 0.1, 0.4], 3).tolist()
       [0, 1, 3]
-      >>> best([0.9, 0.2, 0.1, 0.4], 2, alternating=True).tolist()
+      >>> best_units([0.9, 0.2, 0.1, 0.4], 2, alternating=True).tolist()
       [0, 3]
     """
     scores = np.asarray(scores)
@@ -122,7 +132,7 @@ def best(scores: ArrayLike, count: int, alternating: bool = False) -> np.ndarray
 
 
 def prune(sizes: Sizes, target: Sizes, scores: Units, alternating: Collection[str] = ()) -> Growth:
-    """Keep the units with the highest scores, as a growth (`keep`).
+    """Keep the units with the highest scores, as a growth (`keep_units`).
 
     Among units with equal scores, those with lower indices are kept. With GQA, a key/value head is
     removed together with its query heads. Within each key/value head, the query heads with the
@@ -138,10 +148,10 @@ def prune(sizes: Sizes, target: Sizes, scores: Units, alternating: Collection[st
       scores: the importance of the units of each axis (`jaxgrow.models.importance`), ``[units]`` or
         ``[layers, units]``. Key/value heads do not need scores.
       alternating: layer axes with two alternating kinds of layers, which must continue to alternate
-        (`best`). A model lists them in `jaxgrow.models.Config.traits`.
+        (`best_units`). A model lists them in `jaxgrow.models.Config.traits`.
 
     Returns:
-      The growth, as in `keep`.
+      The growth, as in `keep_units`.
 
     Raises:
       ValueError: an axis that cannot be pruned; a target above the size of its axis; scores that
@@ -157,11 +167,11 @@ def prune(sizes: Sizes, target: Sizes, scores: Units, alternating: Collection[st
       Muralidharan et al., `Compact Language Models via Pruning and Knowledge Distillation
       <https://arxiv.org/abs/2407.14679>`_, NeurIPS 2024
     """
-    sizes = whole("prune", "sizes", sizes)
-    target = whole("prune", "target", target)
+    sizes = checked_sizes("prune", "sizes", sizes)
+    target = checked_sizes("prune", "target", target)
     kinds = (LAYERS, *WIDTHS, *(axis for axis in ("experts",) if axis in sizes))
     axes = of_kinds(kinds, sizes)
-    wrong = unknown("prune() takes", kinds, sizes, target)
+    wrong = unknown_axes("prune() takes", kinds, sizes, target)
     wrong += [
         f"axis {a!r}: prune cannot change the size from {sizes[a]} to {n}. The new size must be in 1 .. {sizes[a]}"
         for a, n in target.items()
@@ -170,20 +180,22 @@ def prune(sizes: Sizes, target: Sizes, scores: Units, alternating: Collection[st
     if wrong:
         raise ValueError("\n  ".join(wrong))
     kept = {
-        axis: best(_scores(axis, sizes, scores), target[axis], axis in alternating)
+        axis: best_units(_unit_scores(axis, sizes, scores), target[axis], axis in alternating)
         for axis in axes
         if axis in target and kind(axis) not in (HEADS, KV_HEADS)
     }
     for axis in dict.fromkeys(
         beside(a, HEADS) for a in axes if a in target and kind(a) in (HEADS, KV_HEADS)
     ):
-        kept |= _heads(axis, sizes, target, _scores(axis, sizes, scores))
-    return keep(
+        kept |= _best_heads(axis, sizes, target, _unit_scores(axis, sizes, scores))
+    return keep_units(
         sizes, {axis: units for axis, units in kept.items() if units.shape[-1] < sizes[axis]}
     )
 
 
-def _heads(axis: str, sizes: Sizes, target: Sizes, scores: np.ndarray) -> dict[str, np.ndarray]:
+def _best_heads(
+    axis: str, sizes: Sizes, target: Sizes, scores: np.ndarray
+) -> dict[str, np.ndarray]:
     key_axis = beside(axis, KV_HEADS)
     old = sizes[axis]
     keys = sizes.get(key_axis, sizes[axis])
@@ -198,20 +210,20 @@ def _heads(axis: str, sizes: Sizes, target: Sizes, scores: np.ndarray) -> dict[s
             (axis, new_keys * group),
         )
     grouped = scores.reshape(*scores.shape[:-1], keys, group)
-    within = best(grouped, share)
-    found = best(np.take_along_axis(grouped, within, -1).sum(-1), new_keys)
+    within = best_units(grouped, share)
+    found = best_units(np.take_along_axis(grouped, within, -1).sum(-1), new_keys)
     queries = found[..., None] * group + np.take_along_axis(within, found[..., None], -2)
     heads = queries.reshape(*found.shape[:-1], new)
     return {axis: heads, key_axis: found} if key_axis in sizes else {axis: heads}
 
 
-def _scores(axis: str, sizes: Sizes, scores: Units) -> np.ndarray:
+def _unit_scores(axis: str, sizes: Sizes, scores: Units) -> np.ndarray:
     if axis not in scores:
         raise ValueError(
             f"axis {axis!r}: its scores are missing. There are scores of {', '.join(scores) or 'no axis'}"
         )
     found = np.asarray(scores[axis], np.float64)
-    shapes = _shapes(axis, sizes, sizes[axis])
+    shapes = _score_shapes(axis, sizes, sizes[axis])
     if found.shape not in shapes or not np.isfinite(found).all():
         problem = (
             "are not finite"
@@ -222,28 +234,30 @@ def _scores(axis: str, sizes: Sizes, scores: Units) -> np.ndarray:
     return found
 
 
-def _shapes(axis: str, sizes: Sizes, units: int) -> tuple[tuple[int, ...], ...]:
+def _score_shapes(axis: str, sizes: Sizes, units: int) -> tuple[tuple[int, ...], ...]:
     """The shapes that an array with one number for each unit may have."""
     layers = sizes.get(beside(axis, LAYERS))
-    return ((units,),) if _alone(axis) or layers is None else ((units,), (layers, units))
+    return ((units,),) if _same_in_layers(axis) or layers is None else ((units,), (layers, units))
 
 
-def _alone(axis: str) -> bool:
+def _same_in_layers(axis: str) -> bool:
     """Whether the units of an axis are the same in all layers."""
     return is_layers(axis) or kind(axis) == "embed"
 
 
-def _checked(axis: str, sizes: Sizes, units: np.ndarray) -> np.ndarray:
+def _checked_units(axis: str, sizes: Sizes, units: np.ndarray) -> np.ndarray:
     if axis not in sizes:
         raise ValueError(f"axis {axis!r}: the model has no such axis, only {', '.join(sizes)}")
     if (
         units.ndim == 0
         or units.size == 0
-        or units.shape not in _shapes(axis, sizes, units.shape[-1])
+        or units.shape not in _score_shapes(axis, sizes, units.shape[-1])
     ):
         layers = sizes.get(beside(axis, LAYERS))
         each = (
-            "" if _alone(axis) or layers is None else f", or one list for each of {layers} layers"
+            ""
+            if _same_in_layers(axis) or layers is None
+            else f", or one list for each of {layers} layers"
         )
         raise ValueError(
             f"axis {axis!r}: the kept units must be a list of indices{each}, but have shape {units.shape}"
@@ -274,7 +288,7 @@ def _reads_as_before(sizes: Sizes, units: Mapping[str, np.ndarray]) -> None:
             )
 
 
-def _only(new: int, old: int, layers: np.ndarray, size: int) -> AxisMap:
+def _single_layer_map(new: int, old: int, layers: np.ndarray, size: int) -> AxisMap:
     """The map that copies layer ``old`` to layer ``new``, and makes all other layers zero."""
     m = SparseMap(
         np.full((len(layers), 1), old, np.int32),
@@ -286,4 +300,4 @@ def _only(new: int, old: int, layers: np.ndarray, size: int) -> AxisMap:
 
 def _commonest(units: np.ndarray, size: int) -> np.ndarray:
     """The units that most layers keep. Their number is the number of units that each layer keeps."""
-    return best(np.bincount(units.reshape(-1), minlength=size), units.shape[-1])
+    return best_units(np.bincount(units.reshape(-1), minlength=size), units.shape[-1])

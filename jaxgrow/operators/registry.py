@@ -17,7 +17,7 @@ Function = TypeVar("Function", bound=Callable[..., Growth])
 Inverse: TypeAlias = Literal["bitwise", "rounded", "no"]
 
 
-class Form(Protocol):
+class ModelForm(Protocol):
     """The properties of a model that decide whether a growth preserves its function.
 
     Every `jaxgrow.models.Config` has them.
@@ -32,7 +32,7 @@ class Form(Protocol):
     def axes(self) -> Axes: ...
 
 
-def by_maps(growth: Growth, form: Form) -> bool:
+def by_maps(growth: Growth, form: ModelForm) -> bool:
     """Whether the maps of a growth preserve the function. The result is false for `Rules`."""
     return not isinstance(growth, Rules) and preserves_function(growth, form.axes(), form.normed)
 
@@ -62,7 +62,7 @@ class Operator:
     source: str
     policies: tuple[Policy, ...]
     sizes: str = ""
-    preserves_for: Callable[[Growth, Form], bool] = by_maps
+    preserves_for: Callable[[Growth, ModelForm], bool] = by_maps
     example: Mapping[str, int] | None = None
     inverts: Inverse = "rounded"
     dual: bool = True
@@ -146,7 +146,7 @@ def operator(*, also: str = "", **properties: Any) -> Callable[[Function], Funct
         found = Operator(function, **properties)
         for name in filter(None, (found.name, also)):
             if name in OPERATORS:
-                _remove(name, function)
+                _unregister(name, function)
             OPERATORS[name] = found
             found.group[name] = function
         function.__doc__ = _completed(function.__doc__ or "", found)
@@ -155,7 +155,7 @@ def operator(*, also: str = "", **properties: Any) -> Callable[[Function], Funct
     return register
 
 
-def _remove(name: str, function: Callable[..., Growth]) -> None:
+def _unregister(name: str, function: Callable[..., Growth]) -> None:
     """Remove an operator that an earlier run of the same definition registered.
 
     A config file runs once for each of its configs, and a notebook cell whenever it is edited.

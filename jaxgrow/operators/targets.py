@@ -2,7 +2,7 @@
 
 With GQA, a model has an axis ``kv_heads``, and query head i reads key/value head
 ``i // (heads / kv_heads)``. A new query head must then be a copy of a query head whose key/value
-head is also the source of the new key/value head (`sources`).
+head is also the source of the new key/value head (`copied_units`).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,11 +25,11 @@ _STACK = (
 )
 
 
-def width(sizes: Sizes) -> tuple[str, ...]:
+def width_axes(sizes: Sizes) -> tuple[str, ...]:
     """The axes of a model that operators can widen, in every stage.
 
     Example:
-      >>> width({"layers": 2, "mlp": 8, "embed": 4, "heads": 2})
+      >>> width_axes({"layers": 2, "mlp": 8, "embed": 4, "heads": 2})
       ('embed', 'heads', 'mlp')
     """
     return of_kinds(WIDTHS, sizes)
@@ -43,7 +43,7 @@ def of_kinds(kinds: Sequence[str], sizes: Sizes) -> tuple[str, ...]:
     return tuple(found)
 
 
-def depth(sizes: Sizes) -> tuple[str, ...]:
+def layer_axes(sizes: Sizes) -> tuple[str, ...]:
     """The layer axes of a model, one for each stage."""
     return tuple(filter(is_layers, sizes))
 
@@ -53,7 +53,7 @@ def in_turn(old: int, new: int) -> np.ndarray:
     return np.arange(new) % old
 
 
-def unknown(takes: str, kinds: Sequence[str], sizes: Sizes, asked: Iterable[str]) -> list[str]:
+def unknown_axes(takes: str, kinds: Sequence[str], sizes: Sizes, asked: Iterable[str]) -> list[str]:
     """One message for each axis that an operator does not accept or the model does not have.
 
     Args:
@@ -63,7 +63,7 @@ def unknown(takes: str, kinds: Sequence[str], sizes: Sizes, asked: Iterable[str]
       asked: the axes that the operator should change.
 
     Example:
-      >>> unknown("stack grows", ("layers",), {"layers": 2, "mlp": 8}, ["mlp"])
+      >>> unknown_axes("stack grows", ("layers",), {"layers": 2, "mlp": 8}, ["mlp"])
       ["axis 'mlp': stack grows layers"]
     """
     axes = of_kinds(kinds, sizes)
@@ -79,7 +79,7 @@ def unknown(takes: str, kinds: Sequence[str], sizes: Sizes, asked: Iterable[str]
         for a in asked
         if a not in axes and (kind(a) not in kinds or of_kinds((kind(a),), sizes))
     ]
-    stack = "" if depth(sizes) else f"; {_STACK}"
+    stack = "" if layer_axes(sizes) else f"; {_STACK}"
     return wrong + [
         f"axis {a!r}: {has}{stack if is_layers(a) else ''}"
         for a in asked
@@ -92,7 +92,7 @@ def _is_size(axis: Any, size: Any) -> bool:
     return isinstance(axis, str) and number
 
 
-def whole(operator: str, argument: str, of: Sizes) -> dict[str, int]:
+def checked_sizes(operator: str, argument: str, of: Sizes) -> dict[str, int]:
     """Check the sizes of axes that an operator was given, and convert them to Python integers.
 
     Args:
@@ -104,7 +104,7 @@ def whole(operator: str, argument: str, of: Sizes) -> dict[str, int]:
       TypeError: the value is not a mapping from axis names to integers.
 
     Example:
-      >>> whole("stack", "target", {"layers": np.int32(6)})
+      >>> checked_sizes("stack", "target", {"layers": np.int32(6)})
       {'layers': 6}
     """
     if not isinstance(of, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -157,7 +157,7 @@ def stream_beside(operator: str, axis: str, sizes: Sizes) -> str:
     return stream
 
 
-def grown(
+def grown_sizes(
     operator: str, kinds: Sequence[str], sizes: Sizes, target: Sizes
 ) -> dict[str, tuple[int, int]]:
     """``{axis: (old, new)}`` for the axes of ``target``, in a fixed order.
@@ -165,15 +165,15 @@ def grown(
     Raises:
       ValueError: an axis of another kind than ``kinds``, an axis that the model does not have or
         that has size 0, or a target below the size of the model. One message lists all problems.
-      TypeError: as in `whole`.
+      TypeError: as in `checked_sizes`.
 
     Example:
-      >>> grown("stack", ("layers",), {"layers": 2}, {"layers": 4})
+      >>> grown_sizes("stack", ("layers",), {"layers": 2}, {"layers": 4})
       {'layers': (2, 4)}
     """
-    sizes = whole(operator, "sizes", sizes)
-    target = whole(operator, "target", target)
-    wrong = unknown(f"{operator} grows", kinds, sizes, target)
+    sizes = checked_sizes(operator, "sizes", sizes)
+    target = checked_sizes(operator, "target", target)
+    wrong = unknown_axes(f"{operator} grows", kinds, sizes, target)
     wrong += [
         f"axis {a!r}: {operator} cannot reduce the size from {sizes[a]} to {new}. Use coalesce or prune to make a model smaller"
         for a, new in target.items()
@@ -189,16 +189,16 @@ def grown(
     return {a: (sizes[a], target[a]) for a in sorted(target)}
 
 
-def multiples(
+def multiple_sizes(
     operator: str, kinds: Sequence[str], sizes: Sizes, target: Sizes
 ) -> dict[str, tuple[int, int]]:
-    """Same as `grown`, for operators whose new sizes must be multiples of the old sizes.
+    """Same as `grown_sizes`, for operators whose new sizes must be multiples of the old sizes.
 
     Raises:
-      ValueError: as in `grown`.
+      ValueError: as in `grown_sizes`.
       SizeError: a new size that is not a multiple.
     """
-    found = grown(operator, kinds, sizes, target)
+    found = grown_sizes(operator, kinds, sizes, target)
     wrong = {a: both for a, both in found.items() if both[1] % both[0]}
     if wrong:
         lines = [
@@ -210,7 +210,7 @@ def multiples(
     return found
 
 
-def sources(
+def copied_units(
     operator: str, sizes: Sizes, found: Mapping[str, tuple[int, int]], choose: Choose = in_turn
 ) -> dict[str, np.ndarray]:
     """``{axis: index}``: the old unit that each new unit copies, for the axes of ``found``.
@@ -230,7 +230,7 @@ def sources(
     Args:
       operator: the name of the operator, for error messages.
       sizes: the size of every axis of the model.
-      found: the old and new sizes of the axes that grow, as returned by `grown`.
+      found: the old and new sizes of the axes that grow, as returned by `grown_sizes`.
       choose: a function from an old and a new size to the old unit of each new unit.
 
     Returns:
@@ -241,7 +241,7 @@ def sources(
         that no new head would copy.
 
     Example:
-      >>> sources("mine", {"heads": 4, "kv_heads": 2}, {"heads": (4, 8), "kv_heads": (2, 4)})["heads"].tolist()
+      >>> copied_units("mine", {"heads": 4, "kv_heads": 2}, {"heads": (4, 8), "kv_heads": (2, 4)})["heads"].tolist()
       [0, 1, 2, 3, 0, 1, 2, 3]
     """
     grouped = [
@@ -295,11 +295,11 @@ def _grouped(
     return {heads: query, keys: kv}
 
 
-def first(index: np.ndarray) -> np.ndarray:
+def first_copies(index: np.ndarray) -> np.ndarray:
     """A mask, bool [new]: true for the first copy of each old unit, and false for new units.
 
     Example:
-      >>> first(np.array([0, 1, 0, 2])).tolist()
+      >>> first_copies(np.array([0, 1, 0, 2])).tolist()
       [True, True, False, True]
     """
     mask = np.zeros(len(index), bool)

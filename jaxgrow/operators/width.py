@@ -1,7 +1,7 @@
 """Operators that widen a model: the residual stream, attention heads and MLP units.
 
 Heads are always copied completely. With GQA, ``kv_heads`` is another axis, and query heads stay
-with their key/value heads (`jaxgrow.operators.targets.sources`).
+with their key/value heads (`jaxgrow.operators.targets.copied_units`).
 """
 
 from collections.abc import Sequence
@@ -12,20 +12,20 @@ import numpy as np
 from jaxgrow.axes.names import LAYERS, beside, kind
 from jaxgrow.growth.maps import AxisMap, CopyMap, Growth, Maps, Rule, Rules, by_axes, select
 from jaxgrow.growth.matrices import SparseMap, dense
-from jaxgrow.operators.registry import Form, by_maps, operator
+from jaxgrow.operators.registry import ModelForm, by_maps, operator
 from jaxgrow.operators.targets import (
     HEADS,
     KV_HEADS,
     WIDTHS,
     Sizes,
-    depth,
-    first,
-    grown,
+    copied_units,
+    first_copies,
+    grown_sizes,
+    layer_axes,
     layers_beside,
-    multiples,
-    sources,
+    multiple_sizes,
     stream_beside,
-    width,
+    width_axes,
 )
 
 __all__ = ["aki", "average", "fpi", "hypercloning", "lemon", "sparkling", "staged", "zero_pad"]
@@ -33,7 +33,7 @@ __all__ = ["aki", "average", "fpi", "hypercloning", "lemon", "sparkling", "stage
 MEANS = 32  # the largest number of old units in a mean of `average`
 
 
-def _lemon_preserves(growth: Growth, form: Form) -> bool:
+def _lemon_preserves(growth: Growth, form: ModelForm) -> bool:
     """Whether a growth by `lemon` preserves the function.
 
     Its rules preserve a pre-LN model, unless a change of ``eps`` or of a norm over heads cannot be
@@ -79,15 +79,19 @@ def zero_pad(sizes: Sizes, target: Sizes) -> dict[str, CopyMap]:
     References:
       Wang et al., `LiGO <https://arxiv.org/abs/2303.00980>`_, ICLR 2023
     """
-    index = sources("zero_pad", sizes, grown("zero_pad", WIDTHS, sizes, target), _top)
+    index = copied_units(
+        "zero_pad", sizes, grown_sizes("zero_pad", WIDTHS, sizes, target), _leading_units
+    )
     growth: dict[str, CopyMap] = {}
     for axis, of in index.items():
         rows = select(of, sizes[axis]).write
-        old = first(of)
+        old = first_copies(of)
         written = old
         if kind(axis) == KV_HEADS:
             readers = beside(axis, HEADS)
-            heads = first(index[readers]) if readers in index else np.ones(sizes[readers], bool)
+            heads = (
+                first_copies(index[readers]) if readers in index else np.ones(sizes[readers], bool)
+            )
             written = old | heads.reshape(len(of), -1).any(1)
         growth[axis] = AxisMap(_some(rows, written), _some(rows, old))
     return growth
@@ -129,7 +133,7 @@ def fpi(sizes: Sizes, target: Sizes, seed: int = 0) -> dict[str, CopyMap]:
     def choose(old: int, new: int) -> np.ndarray:
         return np.concatenate([np.arange(old), rng.integers(0, old, new - old)])
 
-    index = sources("fpi", sizes, grown("fpi", WIDTHS, sizes, target), choose)
+    index = copied_units("fpi", sizes, grown_sizes("fpi", WIDTHS, sizes, target), choose)
     return {axis: select(of, sizes[axis]) for axis, of in index.items()}
 
 
@@ -171,8 +175,8 @@ def aki(sizes: Sizes, target: Sizes, seed: int = 0) -> Rules:
     References:
       Chen et al., `bert2BERT <https://arxiv.org/abs/2110.07143>`_, ACL 2022
     """
-    layers = depth(sizes)
-    found = grown(
+    layers = layer_axes(sizes)
+    found = grown_sizes(
         "aki", (LAYERS, *WIDTHS), sizes, {**{axis: sizes[axis] for axis in layers}, **target}
     )
     copies = fpi(sizes, {axis: size for axis, size in target.items() if axis not in layers}, seed)
@@ -222,11 +226,13 @@ def hypercloning(sizes: Sizes, target: Sizes) -> dict[str, CopyMap]:
       `Scaling Smart: Accelerating Large Language Model Pre-training with Small Model Initialization <https://arxiv.org/abs/2409.12903>`_,
       2024
     """
-    index = sources("hypercloning", sizes, multiples("hypercloning", WIDTHS, sizes, target))
+    index = copied_units(
+        "hypercloning", sizes, multiple_sizes("hypercloning", WIDTHS, sizes, target)
+    )
     return {axis: select(of, sizes[axis]) for axis, of in index.items()}
 
 
-def _always(growth: Growth, form: Form) -> bool:
+def _always(growth: Growth, form: ModelForm) -> bool:
     return True
 
 
@@ -272,8 +278,8 @@ def staged(sizes: Sizes, target: Sizes) -> Rules:
       `Staged Training for Transformer Language Models <https://arxiv.org/abs/2203.06211>`_, ICML
       2022
     """
-    axes = width(sizes)
-    found = multiples("staged", WIDTHS, sizes, target)
+    axes = width_axes(sizes)
+    found = multiple_sizes("staged", WIDTHS, sizes, target)
     if set(found) != set(axes) or any(new != 2 * old for old, new in found.values()):
         raise ValueError(
             f"staged must double all of {', '.join(axes)}, but the target is {dict(target)}"
@@ -359,9 +365,9 @@ def lemon(
       Wang et al., `LEMON: Lossless Model Expansion <https://arxiv.org/abs/2310.07999>`_, ICLR 2024
     """
     rng = np.random.default_rng(seed)
-    found = grown("lemon", WIDTHS, sizes, target)
+    found = grown_sizes("lemon", WIDTHS, sizes, target)
     growth: dict[str, AxisMap] = {}
-    for axis, index in sources("lemon", sizes, found).items():
+    for axis, index in copied_units("lemon", sizes, found).items():
         old = sizes[axis]
         stream = stream_beside("lemon", axis, sizes)
         noise = 1 / (
@@ -370,12 +376,12 @@ def lemon(
         if axis == stream:
             index = index[: len(index) // old * old]
         copies = np.bincount(index, minlength=old)
-        own = first(index)
+        own = first_copies(index)
         share = 1 / copies[index] + noise * rng.normal(size=len(index)) * ~own
         share[own] += (1 - np.bincount(index, share))[index[own]]
         write = select(index, old).write
         growth[axis] = AxisMap(write, SparseMap(write.index, share[:, None], old))
-    streams = [axis for axis in width(sizes) if kind(axis) == "embed"]
+    streams = [axis for axis in width_axes(sizes) if kind(axis) == "embed"]
     tiled = {axis: _tiled(*found.get(axis, (1, 1))) for axis in streams}
     if len(set(tiled.values())) > 1:
         raise ValueError(
@@ -442,8 +448,8 @@ def sparkling(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
       `SPARKLING <https://arxiv.org/abs/2602.02472>`_, 2026
     """
     growth: dict[str, AxisMap] = {}
-    for axis, index in sources(
-        "sparkling", sizes, grown("sparkling", WIDTHS, sizes, target)
+    for axis, index in copied_units(
+        "sparkling", sizes, grown_sizes("sparkling", WIDTHS, sizes, target)
     ).items():
         old = sizes[axis]
         c = (len(index) - old) / old
@@ -494,8 +500,8 @@ def average(sizes: Sizes, target: Sizes, seed: int = 0, noise: float = 0.03) -> 
       Wang et al., `LiGO <https://arxiv.org/abs/2303.00980>`_, ICLR 2023
     """
     rng = np.random.default_rng(seed)
-    layers = depth(sizes)
-    found = grown("average", (LAYERS, *WIDTHS), sizes, target)
+    layers = layer_axes(sizes)
+    found = grown_sizes("average", (LAYERS, *WIDTHS), sizes, target)
     growth: dict[str, AxisMap] = {}
     for axis in layers:
         if axis not in found:
@@ -505,7 +511,7 @@ def average(sizes: Sizes, target: Sizes, seed: int = 0, noise: float = 0.03) -> 
         weights[np.arange(new), np.arange(new) % old] = 1
         rows = weights / weights.sum(1, keepdims=True)
         growth[axis] = AxisMap(rows, rows)
-    for axis, index in sources(
+    for axis, index in copied_units(
         "average", sizes, {a: found[a] for a in found if a not in layers}
     ).items():
         keys = beside(axis, KV_HEADS)
@@ -523,7 +529,7 @@ def _averaged(index: np.ndarray, old: int, group: int, rng: np.random.Generator)
     of = np.repeat(index[:, None], count, 1)
     weight = np.zeros((len(index), count))
     weight[:, 0] = 1
-    for i in np.flatnonzero(~first(index)):
+    for i in np.flatnonzero(~first_copies(index)):
         of[i] = np.sort(rng.choice(old // group, count, replace=False)) * group + index[i] % group
         uniform = rng.uniform(size=count)
         weight[i] = uniform / uniform.sum()
@@ -531,14 +537,14 @@ def _averaged(index: np.ndarray, old: int, group: int, rng: np.random.Generator)
     return AxisMap(rows, rows)
 
 
-def _top(old: int, new: int) -> np.ndarray:
+def _leading_units(old: int, new: int) -> np.ndarray:
     """The sources of ``[I; 0]``. The sources of the zero rows do not matter."""
     return np.minimum(np.arange(new), old - 1)
 
 
 def _halves(m: CopyMap) -> tuple[np.ndarray, np.ndarray]:
     """Two masks: the old units and the new units."""
-    old = first(m.write.index[:, 0])
+    old = first_copies(m.write.index[:, 0])
     return old, ~old
 
 

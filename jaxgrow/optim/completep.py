@@ -160,17 +160,19 @@ def multipliers(
         )
         branch = to_stream and (marked(names, POST) if post else kind in ("kernel", "bias"))
         depth = ratios[LAYERS] if layers_of(names) else 1.0
-        one = _vector(names, ratios, depth, branch)
+        one = _vector_multiplier(names, ratios, depth, branch)
         if kind == "kernel":
-            one = _matrix(one, names, ratios, sizes, {**sizes, **base})
+            one = _matrix_multiplier(one, names, ratios, sizes, {**sizes, **base})
             if to_stream and depth_scaled:
                 one = one._replace(scale=one.scale * math.sqrt(depth))
         found[leaf] = one
     return found
 
 
-def _vector(names: Names, ratios: Mapping[str, float], depth: float, branch: bool) -> Multiplier:
-    """The multipliers of a vector. `_matrix` completes those of a kernel.
+def _vector_multiplier(
+    names: Names, ratios: Mapping[str, float], depth: float, branch: bool
+) -> Multiplier:
+    """The multipliers of a vector. `_matrix_multiplier` completes those of a kernel.
 
     Args:
       names: axis names of the parameter.
@@ -186,7 +188,7 @@ def _vector(names: Names, ratios: Mapping[str, float], depth: float, branch: boo
     return Multiplier(rate, rate, eps, rate)
 
 
-def _matrix(
+def _matrix_multiplier(
     one: Multiplier,
     names: Names,
     ratios: Mapping[str, float],

@@ -64,7 +64,7 @@ class Freeze:
         Raises:
           ValueError: no parameter is marked as below the layers.
         """
-        matched = _matched(axes, self.paths)
+        matched = _matched_paths(axes, self.paths)
         if not self.layers:
             return 0
         parts = stages(sizes or {})
@@ -116,7 +116,7 @@ def _start(parts: Mapping[str, slice], layers: str) -> int:
     return parts[layers].start if layers in parts else 0
 
 
-def _matched(axes: Axes, paths: Sequence[str]) -> dict[str, bool]:
+def _matched_paths(axes: Axes, paths: Sequence[str]) -> dict[str, bool]:
     """Whether each parameter, by path, matches one of the patterns ``paths``."""
     leaves = by_path(axes, is_leaf=is_names)
     matched = dict.fromkeys(leaves, False)
@@ -134,7 +134,7 @@ def _matched(axes: Axes, paths: Sequence[str]) -> dict[str, bool]:
     return matched
 
 
-def hold(
+def hold_frozen(
     before: Tree,
     after: Tree,
     layers: ArrayLike,
@@ -168,10 +168,10 @@ def hold(
 
     Example:
       >>> before, after, axes = {"w": np.zeros((2, 1))}, {"w": np.ones((2, 1))}, {"w": ("layers", "embed.scale")}
-      >>> hold(before, after, [True, False], before, axes)["w"].tolist()
+      >>> hold_frozen(before, after, [True, False], before, axes)["w"].tolist()
       [[0.0], [1.0]]
     """
-    matched = _matched(axes, paths)
+    matched = _matched_paths(axes, paths)
     first = _below(axes) if below else {}
     names = by_path(axes, is_leaf=is_names)
     shapes = {leaf: jnp.shape(x) for leaf, x in by_path(params).items()}

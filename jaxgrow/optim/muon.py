@@ -162,7 +162,7 @@ def _matrices_apart(inner: optax.GradientTransformation) -> optax.GradientTransf
     return optax.GradientTransformation(inner.init, update)
 
 
-def flops(axes: Axes, sizes: Mapping[str, int]) -> float:
+def muon_flops(axes: Axes, sizes: Mapping[str, int]) -> float:
     """Count the floating-point operations of the matrix products in one Muon update.
 
     The count does not depend on the batch size. For a matrix with sides ``n <= m``, each of the
@@ -177,7 +177,7 @@ def flops(axes: Axes, sizes: Mapping[str, int]) -> float:
       The number of floating-point operations per update.
 
     Example:
-      >>> flops({"up": ("layers", "embed.in", "mlp")}, {"layers": 2, "embed": 3, "mlp": 5})
+      >>> muon_flops({"up": ("layers", "embed.in", "mlp")}, {"layers": 2, "embed": 3, "mlp": 5})
       2340.0
     """
 
@@ -192,4 +192,4 @@ def flops(axes: Axes, sizes: Mapping[str, int]) -> float:
     return total
 
 
-__all__ = ["ITERATIONS", "dimension_numbers", "flops", "scale_by_muon_and_adam"]
+__all__ = ["ITERATIONS", "dimension_numbers", "muon_flops", "scale_by_muon_and_adam"]

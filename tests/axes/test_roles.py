@@ -36,7 +36,7 @@ from jaxgrow.operators import (
     staged,
     zero_pad,
 )
-from jaxgrow.optim.freeze import Freeze, hold
+from jaxgrow.optim.freeze import Freeze, hold_frozen
 from train.state.optim import decays
 
 SIZES = dict(layers=2, embed=8, heads=4, head_dim=2, mlp=5)
@@ -134,8 +134,10 @@ def test_learned_maps(config, shared):
     target = {**ragged(sizes), "layers": 3}
 
     def learned(params, axes):
-        coefficients = ligo.init(ligo.LiGO(shared=shared), axes, sizes, target, jax.random.key(0))
-        return grow(ligo.growth(jax.device_get(coefficients), axes, sizes), params, axes)
+        coefficients = ligo.init_coefficients(
+            ligo.LiGO(shared=shared), axes, sizes, target, jax.random.key(0)
+        )
+        return grow(ligo.learned_growth(jax.device_get(coefficients), axes, sizes), params, axes)
 
     assert_names_do_not_matter(model(config), learned)
 
@@ -182,7 +184,7 @@ def test_freezing(config):
         bottoms.append(freeze.bottom(axes))
         after = jax.tree.map(lambda x: x + 1, params)
         return jax.device_get(
-            hold(params, after, freeze.mask(2), params, axes, freeze.paths, freeze.below)
+            hold_frozen(params, after, freeze.mask(2), params, axes, freeze.paths, freeze.below)
         )
 
     assert_names_do_not_matter(model(config), held)
@@ -239,7 +241,9 @@ def test_values_that_are_not_marked_are_missed_by_learned_maps():
     axes = without(tiny.axes(FAMILIES["CaiT"]), ".value")
     says = "blocks/attention/out/kernel, class_blocks/attention/out/kernel: reads attention, but no leaf is marked"
     with pytest.raises(ValueError, match=says):
-        ligo.init(ligo.LiGO(), axes, FAMILIES["CaiT"].sizes(), {"heads": 5}, jax.random.key(0))
+        ligo.init_coefficients(
+            ligo.LiGO(), axes, FAMILIES["CaiT"].sizes(), {"heads": 5}, jax.random.key(0)
+        )
 
 
 def test_muon_refuses_kernels_with_layers_not_stacked_first():
@@ -289,7 +293,7 @@ def test_freezing_what_is_not_there_is_an_error():
         ValueError,
         match=r"freeze selects the paths \['\*embeddings'\], but no parameter .* matches\. Its parameters are blocks/",
     ):
-        hold(params, params, [False, False], params, axes, ("*embeddings",))
+        hold_frozen(params, params, [False, False], params, axes, ("*embeddings",))
 
 
 def test_marks_are_read_off_a_name_and_other_dots_belong_to_it():
@@ -354,7 +358,7 @@ def test_freezing_finds_the_state_of_such_modules():
     before = {name: VAE[name] for name in axes}
     state = optax.scale_by_adam().init(before)
     after = jax.tree.map(lambda x: x + 1, state)
-    held = hold(state, after, [True, False], before, axes)
+    held = hold_frozen(state, after, [True, False], before, axes)
     np.testing.assert_array_equal(held.mu["w"], [[0, 0], [1, 1]])
     np.testing.assert_array_equal(held.mu["mu"]["w"], np.ones((2, 2)))
 
@@ -363,6 +367,6 @@ def test_freezing_finds_the_state_of_such_modules():
 def test_frozen_layers_may_be_stacked_along_any_dimension(embed):
     before = {"w": np.zeros((embed, 2, 4)), "b": np.zeros((2, 4))}
     axes = {"w": ("embed.in", "layers", "mlp"), "b": ("layers", "mlp.bias")}
-    held = hold(before, jax.tree.map(lambda x: x + 1, before), [True, False], before, axes)
+    held = hold_frozen(before, jax.tree.map(lambda x: x + 1, before), [True, False], before, axes)
     np.testing.assert_array_equal(held["w"], np.broadcast_to([[0], [1]], (embed, 2, 4)))
     np.testing.assert_array_equal(held["b"], [[0] * 4, [1] * 4])

@@ -27,7 +27,7 @@ from transformers_models import (
 from jaxgrow import checkpoints, grow, operators
 from jaxgrow.checkpoints import FAMILIES
 from jaxgrow.cli import program
-from jaxgrow.models.upcycling import as_mixture, routed
+from jaxgrow.models.upcycling import add_router_noise, as_mixture
 
 torch = pytest.importorskip("torch", reason="pip install -e '.[interop-test]'")
 transformers = pytest.importorskip("transformers", reason="pip install -e '.[interop-test]'")
@@ -554,7 +554,7 @@ def test_upcycling_a_dense_model_preserves_its_outputs(tmp_path, architecture, b
     np.testing.assert_allclose(assert_alike(tmp_path / "b"), before, rtol=0, atol=1e-4)
     one, single = as_mixture(*checkpoints.load(tmp_path / "a"))
     _, params = checkpoints.load(tmp_path / "b")
-    expected = routed(
+    expected = add_router_noise(
         grow(operators.upcycle(one.sizes(), {"experts": 8}), single, one.axes()), one.axes(), 3
     )
     assert tiny.distance(params, expected) == 0

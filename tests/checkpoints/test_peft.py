@@ -23,7 +23,7 @@ from jaxgrow.checkpoints.source import flat
 from jaxgrow.cli.program import main
 from jaxgrow.extras import hf_peft as peft
 from jaxgrow.extras.hf_peft import peft_settings
-from jaxgrow.operators.targets import depth
+from jaxgrow.operators.targets import layer_axes
 
 torch, transformers, published = (
     pytest.importorskip(name, reason="pip install -e '.[interop-test]'")
@@ -133,7 +133,7 @@ def check(tmp_path, base, growth=None, **settings):
     )
     if growth is None:
         growth = operators.stack(
-            config.sizes(), {axis: config.sizes()[axis] + 1 for axis in depth(config.sizes())}
+            config.sizes(), {axis: config.sizes()[axis] + 1 for axis in layer_axes(config.sizes())}
         )
     checkpoints.transform(source, tmp_path / "large", growth)
     peft.save(tmp_path / "large-lora", own.grown(growth), like=tmp_path / "large")

@@ -24,7 +24,7 @@ from jaxgrow import checkpoints, grow, operators
 from jaxgrow.cli.model_outputs import outputs
 from jaxgrow.cli.program import main, parser
 from jaxgrow.extras import hf_peft as peft
-from jaxgrow.extras.peft.lora import LoRA, init
+from jaxgrow.extras.peft.lora import LoRA, init_lora
 from jaxgrow.growth.merge import interpolate
 from jaxgrow.models import GPT2Config, LlamaConfig
 
@@ -422,7 +422,7 @@ def test_what_cannot_be_done_is_said_and_nothing_is_written(
 @pytest.mark.parametrize("options", [(), ("--dry-run",), ("--lora-only",)], ids=str)
 def test_the_lora_that_is_grown_is_not_replaced(tmp_path, folder, capsys, options):
     settings = LoRA(rank=2)
-    factors = init(settings, CONFIG.axes(), CONFIG.sizes(), jax.random.key(0))
+    factors = init_lora(settings, CONFIG.axes(), CONFIG.sizes(), jax.random.key(0))
     lora = tmp_path / "lora"
     peft.save(lora, peft.PeftAdapter(CONFIG, settings, factors))
     before = contents(lora)

@@ -47,7 +47,7 @@ from jaxgrow.operators import (
     far,
     g_stack,
     hypercloning,
-    keep,
+    keep_units,
     lemon,
     lidas,
     llama_pro,
@@ -491,7 +491,7 @@ def test_per_layer_width_operators_need_a_layers_axis():
         ):
             operator(FLAT, target)
     with raises("axis 'mlp': the kept units must be a list of indices, but have shape (2, 2)"):
-        keep(FLAT, {"mlp": [[0, 1], [2, 3]]})
+        keep_units(FLAT, {"mlp": [[0, 1], [2, 3]]})
     with raises("axis 'layers': the model has no such axis", STACK_FIRST):
         average(FLAT, {"layers": 4})
     with raises("axis 'layers': the model has no such axis", STACK_FIRST):
@@ -584,7 +584,7 @@ def test_what_is_no_mapping_is_told_what_it_should_be():
     with pytest.raises(TypeError, match=r"prune: target has 'layers': 2\.0 of type float"):
         prune(LARGE, {"layers": 2.0}, {})
     with pytest.raises(TypeError, match="keep: sizes is None of type NoneType"):
-        keep(None, {})
+        keep_units(None, {})
     assert stack(LARGE, {"layers": np.int64(10)})["layers"].new == 10
 
 

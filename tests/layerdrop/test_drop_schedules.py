@@ -16,11 +16,11 @@ from jaxgrow.layerdrop import (
     LayerDrop,
     Sensitivity,
     Variance,
-    allocate,
     block_list,
     fit_variance,
     independent,
     keep_masks,
+    keep_probabilities,
     output_divisors,
     padded,
     program_counts,
@@ -306,7 +306,7 @@ def budget(now, layers):
     return 1 - (1 - now) * (layers + 1) / (2 * layers)
 
 
-allocated = jax.jit(allocate)  # compiled once for each number of layers
+allocated = jax.jit(keep_probabilities)  # compiled once for each number of layers
 
 
 @given(CASES)
@@ -365,7 +365,9 @@ def test_distinct_sensitivities_are_spaced_evenly_around_blocks(s):
         np.array([np.isin(np.arange(12), b) for b, _ in cases]),
         np.array([t for _, t in cases]),
     )
-    many = jax.jit(jax.vmap(lambda t, b, beta: allocate(s, t, blocked=b, beta=beta), (0, 0, None)))
+    many = jax.jit(
+        jax.vmap(lambda t, b, beta: keep_probabilities(s, t, blocked=b, beta=beta), (0, 0, None))
+    )
     for beta in (1.0, 0.5, 0.0):
         found = many(thetas, never, beta)
         for p, free, now in zip(np.asarray(found), ~never, thetas, strict=True):

@@ -27,8 +27,8 @@ from jaxgrow.layerdrop import (
     Sensitivity,
     Variance,
     keep_masks,
+    layer_sensitivity,
     program_counts,
-    sensitivity,
 )
 from jaxgrow.models import GPT2Config
 from train import pretrain, variance
@@ -366,7 +366,9 @@ def test_loss_delta_is_the_loss_without_a_layer_less_the_loss():
     at = TrainState(jax.tree.map(lambda x: 5 * x, runs.fresh(MODEL)), None, MODEL)
     batches = next_tokens(TOKENS.reshape(2, 4, 9))
     found = jax.jit(
-        lambda b: sensitivity(lambda keep_mask, tokens: loss(at, tokens, keep_mask), LAYERS, b)
+        lambda b: layer_sensitivity(
+            lambda keep_mask, tokens: loss(at, tokens, keep_mask), LAYERS, b
+        )
     )(batches)
     one, expected = jax.jit(loss), []
     for i in range(LAYERS):
@@ -388,7 +390,9 @@ def test_taylor_is_the_slope_at_each_layers_gate():
     at = TrainState(jax.tree.map(lambda x: 5 * x, runs.fresh(MODEL)), None, MODEL)
     one = jax.jit(lambda tokens, keep_mask: loss(at, tokens, keep_mask))
     taylor = jax.jit(
-        lambda b: sensitivity(lambda keep_mask, tokens: one(tokens, keep_mask), LAYERS, b, "taylor")
+        lambda b: layer_sensitivity(
+            lambda keep_mask, tokens: one(tokens, keep_mask), LAYERS, b, "taylor"
+        )
     )
     found = taylor(next_tokens(TOKENS[None]))
     h = 1e-2
@@ -434,7 +438,7 @@ def test_both_sensitivities_rank_trained_layers_similarly(tmp_path):
         at = TrainState(load(tmp_path / f"run{seed}"), None, small)
         delta, slope = (
             jax.jit(
-                lambda b, kind=kind, at=at: sensitivity(
+                lambda b, kind=kind, at=at: layer_sensitivity(
                     lambda keep_mask, t: loss(at, t, keep_mask), 6, b, kind
                 )
             )(batches)
@@ -572,16 +576,18 @@ def test_the_ledger_counts_executed_layers_and_measurements(sbld):
     first, measured, second, again, third = result["phases"]
     tokens = e.batch * MODEL.context
     assert [p["steps"] for p in result["phases"]] == [3, 0, 6, 0, 3]
-    assert first["flops"] == 3 * flops.train(MODEL, tokens)
+    assert first["flops"] == 3 * flops.train_flops(MODEL, tokens)
     assert first["layers"] == 3 * LAYERS
     # The probe has 2 micro-batches, divided among the devices.
     probe = 2 * (e.batch // e.accumulate) * MODEL.context
-    less = flops.forward(MODEL, probe, layers=LAYERS - 1)
-    assert measured["flops"] == again["flops"] == flops.forward(MODEL, probe) + LAYERS * less
+    less = flops.forward_flops(MODEL, probe, layers=LAYERS - 1)
+    assert measured["flops"] == again["flops"] == flops.forward_flops(MODEL, probe) + LAYERS * less
     for phase in (second, third):
         assert 0 < phase["layers"] < phase["steps"] * LAYERS
         assert phase["flops"] == pytest.approx(
-            flops.train(MODEL, tokens * phase["steps"], layers=phase["layers"] / phase["steps"])
+            flops.train_flops(
+                MODEL, tokens * phase["steps"], layers=phase["layers"] / phase["steps"]
+            )
         )
     measurements = [line["sensitivity"] for line in runs.log(folder) if "sensitivity" in line]
     assert len(measurements) == 2 and all(len(m) == LAYERS and min(m) >= 0 for m in measurements)
@@ -592,16 +598,16 @@ def test_the_ledger_counts_executed_layers_and_measurements(sbld):
     ran = [line["layers"] for line in lines]
     assert sum(ran[3:9]) == second["layers"]
     jumps = [b["flops"] - a["flops"] for a, b in itertools.pairwise(lines)]
-    assert jumps[4] == pytest.approx(flops.train(MODEL, tokens, layers=ran[5]))
+    assert jumps[4] == pytest.approx(flops.train_flops(MODEL, tokens, layers=ran[5]))
 
 
 def test_expected_cost_is_that_of_the_mean_schedule():
     plan = Scratch((DropLayers(DROP),)).plan(MODEL, Optim(), 100)
-    assert plan[0].token_cost == pytest.approx(flops.train(MODEL, 1, layers=4 - 0.5 * 5 / 2))
-    assert Scratch().plan(MODEL, Optim(), 100)[0].token_cost == flops.train(MODEL, 1)
+    assert plan[0].token_cost == pytest.approx(flops.train_flops(MODEL, 1, layers=4 - 0.5 * 5 / 2))
+    assert Scratch().plan(MODEL, Optim(), 100)[0].token_cost == flops.train_flops(MODEL, 1)
     prefix = LayerDrop(theta=0.75, time="constant", depth="prefix", scale="none")
     assert Scratch((DropLayers(prefix),)).plan(MODEL, Optim(), 100)[0].token_cost == pytest.approx(
-        flops.train(MODEL, 1, layers=3)
+        flops.train_flops(MODEL, 1, layers=3)
     )
 
 
@@ -617,7 +623,7 @@ def test_a_phase_without_steps_costs_nothing(execution, sensitivity):
 
 def test_the_taylor_sensitivity_costs_two_passes():
     phase = Measure("large", Sensitivity(kind="taylor"))
-    assert phase.flops(MODEL, len(TOKENS)) == 2 * flops.forward(MODEL, TOKENS[:, 1:].size)
+    assert phase.flops(MODEL, len(TOKENS)) == 2 * flops.forward_flops(MODEL, TOKENS[:, 1:].size)
 
 
 def test_layer_drop_fields_are_set_and_checked_from_overrides(tmp_path):

@@ -18,7 +18,7 @@ import runs
 import tiny
 
 from jaxgrow.layerdrop import KeepMask, LayerDrop, TokenDrop, sample_tokens
-from jaxgrow.models.gpt2 import Block
+from jaxgrow.models.gpt2 import GPT2Block
 from jaxgrow.models.stack import KeptTokens
 from jaxgrow.optim.freeze import Freeze
 from train import pretrain
@@ -117,7 +117,7 @@ def test_with_every_token_kept_it_is_the_dense_model(forward):
 
 def test_tokens_go_around_the_middle_and_join_again(forward):
     """Compare with plain loops over the layers, on a sequence without the dropped tokens."""
-    block = Block(CONFIG, jnp.float32, parent=None)
+    block = GPT2Block(CONFIG, jnp.float32, parent=None)
     apply = jax.jit(lambda w, x: block.apply({"params": w}, x))
     for tokens, positions, found in zip(
         TOKENS, PLACES, forward(PARAMS, TOKENS, PLACES), strict=True

@@ -20,9 +20,8 @@ from jaxgrow.checkpoints import CheckpointError
 from jaxgrow.checkpoints.hf import storage
 from jaxgrow.extras.models.cait import CaiTConfig
 from jaxgrow.extras.peft import adapters
-from jaxgrow.extras.peft.adapters import Adapter
 from jaxgrow.growth.maps import new_sizes, tile
-from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig, ViTConfig, from_json
+from jaxgrow.models import Adapter, BERTConfig, GPT2Config, LlamaConfig, ViTConfig, from_json
 from jaxgrow.operators import coalesce, hypercloning, lemon, ligo, llama_pro, net2net, stack, staged
 
 pytestmark = [pytest.mark.extra, pytest.mark.usefixtures("x64")]
@@ -81,9 +80,11 @@ def silent(adapter):
 )
 def test_they_add_something(family):
     config, params = model(family)
-    alone, own = adapters.detach(params)
-    without = forward(config, adapters.attach(alone, jax.tree.map(np.zeros_like, own)))
-    np.testing.assert_array_equal(forward(config, adapters.attach(alone, silent(own))), without)
+    alone, own = adapters.detach_adapters(params)
+    without = forward(config, adapters.attach_adapters(alone, jax.tree.map(np.zeros_like, own)))
+    np.testing.assert_array_equal(
+        forward(config, adapters.attach_adapters(alone, silent(own))), without
+    )
     assert tiny.distance(forward(config, params), without) > 1e-2
     assert sizes(params, config.axes()) == config.sizes()
     # For BERT, the comparison with NumPy below checks this.
@@ -93,15 +94,17 @@ def test_they_add_something(family):
 
 def test_they_start_as_identity():
     config, params = model("gpt2")
-    fresh = adapters.init(config, jax.random.key(0))
+    fresh = adapters.init_adapters(config, jax.random.key(0))
     jax.tree.map(np.testing.assert_array_equal, fresh, silent(fresh))
     down = fresh["blocks"]["mlp_adapter"]["down"]["kernel"]
     assert 0.5 * config.embed**-0.5 < np.abs(down).max() <= config.embed**-0.5
     jax.tree.map(
-        lambda x, y: np.testing.assert_equal(x.shape, y.shape), fresh, adapters.detach(params)[1]
+        lambda x, y: np.testing.assert_equal(x.shape, y.shape),
+        fresh,
+        adapters.detach_adapters(params)[1],
     )
     with pytest.raises(ValueError, match="has no adapter"):
-        adapters.init(apart(config), jax.random.key(0))
+        adapters.init_adapters(apart(config), jax.random.key(0))
 
 
 def norm(x, p, eps=1e-12):
@@ -170,12 +173,12 @@ OTHERS = {
 
 def change(config, params, growth):
     """Measure how far the function moves when the model and its adapters grow together."""
-    alone, own = adapters.detach(params)
-    axes, part = adapters.detach(config.axes())[0], adapters.growth(growth, config)
+    alone, own = adapters.detach_adapters(params)
+    axes, part = adapters.detach_adapters(config.axes())[0], adapters.adapter_growth(growth, config)
     after = config.resized(growth)
     small = {a for a in new_sizes(growth) if a in apart(config).sizes()}
     alone = grow(growth, alone, axes) if small else alone
-    large = adapters.attach(alone, grow(part, own, adapters.axes_of(config)))
+    large = adapters.attach_adapters(alone, grow(part, own, adapters.adapter_axes(config)))
     jax.tree.map(np.testing.assert_array_equal, large, grow(growth, params, config.axes()))
     return tiny.distance(forward(after, large), forward(config, params)), large
 
@@ -215,7 +218,9 @@ def test_a_new_layer_s_adapter_adds_nothing_and_can_learn():
     config, params = model("gpt2")
     growth = llama_pro(config.sizes(), {"layers": 3})
     large = grow(
-        adapters.growth(growth, config), adapters.detach(params)[1], adapters.axes_of(config)
+        adapters.adapter_growth(growth, config),
+        adapters.detach_adapters(params)[1],
+        adapters.adapter_axes(config),
     )
     own, old = large["blocks"]["mlp_adapter"], params["blocks"]["mlp_adapter"]
     for leaf in ("kernel", "bias"):
@@ -233,8 +238,8 @@ def test_their_moments_are_those_of_training_the_grown_ones():
     config = model("gpt2", replace(HOULSBY, at=("mlp",)))[0]
     growth, tx, rng = {"embed": tile(8, 2)}, optax.scale_by_adam(), np.random.default_rng(3)
     said, asked = rng.normal(size=(2, 5, 8))  # axes: position, embed
-    part, names = adapters.growth(growth, config), adapters.axes_of(config)
-    own = adapters.detach(tiny.params(config))[1]
+    part, names = adapters.adapter_growth(growth, config), adapters.adapter_axes(config)
+    own = adapters.detach_adapters(tiny.params(config))[1]
 
     def gradient(own, said, asked):
         """Compute the gradient of ``asked . (relu(y D + d) U + u)`` by hand."""
@@ -269,10 +274,10 @@ def test_learned_maps_are_of_the_model_with_its_adapters():
     config, params = model("gpt2")
 
     def maps(config):
-        learned = ligo.init(
+        learned = ligo.init_coefficients(
             ligo.LiGO(), config.axes(), config.sizes(), {"embed": 12}, jax.random.key(0)
         )
-        return ligo.growth(learned, config.axes(), config.sizes())
+        return ligo.learned_growth(learned, config.axes(), config.sizes())
 
     large = jax.eval_shape(lambda: grow(maps(config), params, config.axes()))
     assert large["blocks"]["mlp_adapter"]["up"]["kernel"].shape == (2, 3, 12)
@@ -280,7 +285,7 @@ def test_learned_maps_are_of_the_model_with_its_adapters():
         ValueError,
         match=r"attention_adapter/down/kernel: embed grows from 8 to 12 in the model, but the growth",
     ):
-        jax.eval_shape(lambda: adapters.growth(maps(apart(config)), config))
+        jax.eval_shape(lambda: adapters.adapter_growth(maps(apart(config)), config))
 
 
 # --- cost ---
@@ -292,22 +297,22 @@ def test_every_matrix_product_of_their_training_is_counted(family, adapter):
     plain = replace(FAMILIES[family], dtype="float32", head="classes", tied=False)
     config = replace(plain, adapter=adapter)
     params = jax.eval_shape(config.init, jax.random.key(0))
-    still, own = adapters.detach(params)
+    still, own = adapters.detach_adapters(params)
 
     def logits(own, head, still, tokens):
         inputs = {"tokens": tokens} if family == "bert" else tokens
-        return config.module.apply({"params": {**adapters.attach(still, own), **head}}, inputs)[
-            :, 0
-        ].mean()
+        return config.module.apply(
+            {"params": {**adapters.attach_adapters(still, own), **head}}, inputs
+        )[:, 0].mean()
 
     head = {name: params[name] for name in ("classifier", "pooler") if name in params}
     arguments = own, head, still, jax.ShapeDtypeStruct((2, 8), np.int32)
-    assert products(jax.make_jaxpr(logits)(*arguments).jaxpr) == flops.forward(config, 16)
+    assert products(jax.make_jaxpr(logits)(*arguments).jaxpr) == flops.forward_flops(config, 16)
     counted = products(jax.make_jaxpr(jax.value_and_grad(logits, (0, 1)))(*arguments).jaxpr)
-    assert counted == flops.train(plain, 16, adapter=adapter)
-    assert counted < flops.train(config, 16)
+    assert counted == flops.train_flops(plain, 16, adapter=adapter)
+    assert counted < flops.train_flops(config, 16)
     with pytest.raises(ValueError, match="cannot be combined with frozen layers"):
-        flops.train(plain, 16, adapter=adapter, frozen=1)
+        flops.train_flops(plain, 16, adapter=adapter, frozen=1)
 
 
 # --- errors ---
@@ -330,11 +335,11 @@ def test_adapter_settings_are_stored_in_the_config_only():
             from_json({**config.as_json(), "adapter": content})
     with pytest.raises(CheckpointError, match="no setting for adapter"):
         storage.family_for(replace(config, dtype="float32"), None)
-    alone, own = adapters.detach(params)
+    alone, own = adapters.detach_adapters(params)
     deep = grow(
         stack(sizes(alone, apart(config).axes()), {"layers": 4}), alone, apart(config).axes()
     )
     with pytest.raises(
         ValueError, match=r"number of layers, not 2 and 4. Grow the adapters with their model"
     ):
-        adapters.attach(deep, own)
+        adapters.attach_adapters(deep, own)

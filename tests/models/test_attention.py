@@ -192,19 +192,19 @@ def test_the_kernel_of_cudnn_depends_on_the_gpu(monkeypatch, capability, widest)
     served = [
         n
         for n in (8, 128, 136, 256, 264)
-        if not module.refused("cudnn", "bfloat16", (128, 2, n), (128, 2, n), False)
+        if not module.unsupported_reasons("cudnn", "bfloat16", (128, 2, n), (128, 2, n), False)
     ]
     assert max(served, default=0) == widest
 
 
 def test_splash_refuses_masked_keys_and_indivisible_heads(monkeypatch):
     monkeypatch.setattr(module, "platform", lambda: "tpu")
-    assert module.refused("splash", "bfloat16", (128, 3, 64), (128, 3, 64), False) == []
-    assert module.refused("splash", "bfloat16", (128, 3, 64), (128, 3, 64), True) == [
+    assert module.unsupported_reasons("splash", "bfloat16", (128, 3, 64), (128, 3, 64), False) == []
+    assert module.unsupported_reasons("splash", "bfloat16", (128, 3, 64), (128, 3, 64), True) == [
         "some keys are masked"
     ]
     with jax.set_mesh(jax.make_mesh((2,), ("tensor",), (AxisType.Auto,))):
-        (why,) = module.refused("splash", "bfloat16", (128, 3, 64), (128, 1, 64), False)
+        (why,) = module.unsupported_reasons("splash", "bfloat16", (128, 3, 64), (128, 1, 64), False)
     assert why == "3 heads and 1 key/value heads are not divisible by 2 devices"
 
 

@@ -459,10 +459,10 @@ def test_noise_free_learned_maps_start_as_stack_and_zero_pad():
 
     @jax.jit
     def grown(params):
-        start = ligo.init(
+        start = ligo.init_coefficients(
             ligo.LiGO(width="zero", noise=0.0), axes, config.sizes(), target, jax.random.key(0)
         )
-        return grow(ligo.growth(start, axes, config.sizes()), params, axes)
+        return grow(ligo.learned_growth(start, axes, config.sizes()), params, axes)
 
     padded = grow(operators.zero_pad(OLD, {axis: target[axis] for axis in WIDE}), params, axes)
     chex.assert_trees_all_equal(
@@ -663,7 +663,7 @@ def test_cost_by_hand():
     """
     config = BERTConfig(vocab=11, context=20, layers=1, embed=2, heads=1, head_dim=3, mlp=5)
     layer = 2 * (4 * 2 * 3 + 2 * 2 * 5) + 2 * (20 * 3 + 20 * 3)
-    assert flops.forward(config, 20) == pytest.approx(
+    assert flops.forward_flops(config, 20) == pytest.approx(
         20 * layer + 3 * (2 * 2 * 2 + 2 * 2 * 11), rel=1e-12
     )
 
@@ -681,8 +681,8 @@ def test_every_matrix_product_of_the_program_is_counted(fields):
     config = BERTConfig(layers=2, **COSTS, **fields)
     forward, *steps = programs(config)
     positions = 2 * config.length
-    assert flops.forward(config, positions) == pytest.approx(forward, rel=1e-12)
-    assert [flops.train(config, positions)] * 2 == pytest.approx(steps, rel=1e-12)
+    assert flops.forward_flops(config, positions) == pytest.approx(forward, rel=1e-12)
+    assert [flops.train_flops(config, positions)] * 2 == pytest.approx(steps, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -698,7 +698,7 @@ def test_every_matrix_product_of_the_program_is_counted(fields):
 def test_no_backward_product_is_computed_below_frozen_layers(norm, tied, frozen):
     config = BERTConfig(layers=3, tied=tied, norm=norm, context=64, **COSTS)
     _, *steps = programs(config, frozen=frozen)
-    assert [flops.train(config, 128, frozen=frozen)] * 2 == pytest.approx(steps, rel=1e-12)
+    assert [flops.train_flops(config, 128, frozen=frozen)] * 2 == pytest.approx(steps, rel=1e-12)
 
 
 @pytest.mark.slow  # The fast suite checks GPT-2 with frozen layers in `test_flops`.
@@ -706,4 +706,4 @@ def test_tokens_that_go_around_layers_are_not_computed_there():
     config, drop = BERTConfig(layers=4, context=64, **COSTS), TokenDrop(0.5, 1, 1)
     positions = np.broadcast_to(np.arange(drop.kept(64), dtype=np.int32), (2, drop.kept(64)))
     _, *steps = programs(config, kept_tokens=KeptTokens(positions, *drop.middle(4)))
-    assert [flops.train(config, 128, drop=drop)] * 2 == pytest.approx(steps, rel=1e-12)
+    assert [flops.train_flops(config, 128, drop=drop)] * 2 == pytest.approx(steps, rel=1e-12)

@@ -228,8 +228,8 @@ def test_every_matrix_product_is_counted(fields):
         counted, *trained = (products(jax.make_jaxpr(f)(*given).jaxpr) for f in (forward, *steps))
     # The keys and queries of relative positions are computed once for the batch.
     once = (c.c2p + c.p2c) * c.layers * 2 * c.distances * c.embed * c.heads * c.head_dim
-    assert flops.forward(c, 2 * c.length) + once == pytest.approx(counted, rel=1e-12)
-    assert [flops.train(c, 2 * c.length) + 3 * once] * 2 == pytest.approx(trained, rel=1e-12)
+    assert flops.forward_flops(c, 2 * c.length) + once == pytest.approx(counted, rel=1e-12)
+    assert [flops.train_flops(c, 2 * c.length) + 3 * once] * 2 == pytest.approx(trained, rel=1e-12)
 
 
 # --- the settings of files ---

@@ -20,7 +20,7 @@ from jaxgrow.cli import keeps
 from jaxgrow.growth.maps import swap
 from jaxgrow.layerdrop import KeepMask
 from jaxgrow.models import LlamaConfig, from_json
-from jaxgrow.models.llama import period, rotations
+from jaxgrow.models.llama import repeated_kinds, rotary_angles
 from jaxgrow.models.stack import KeptTokens
 from jaxgrow.operators import coalesce, fpi, hypercloning, lemon, llama_pro, stack, staged, zero_pad
 
@@ -193,7 +193,7 @@ def test_long_positions_are_those_of_the_length_of_a_sequence():
     assert from_json(json.loads(json.dumps(c.as_json()))) == c
     plain = 10000.0 ** -(np.arange(0, 4, 2) / 4)
     for length, factors in ((5, (1.0, 2.0)), (6, (3.0, 5.0))):
-        cos, sin = rotations(c, length)
+        cos, sin = rotary_angles(c, length)
         np.testing.assert_allclose(
             sin, 1.5 * np.sin(np.arange(length)[:, None] * plain / factors), rtol=0, atol=1e-15
         )
@@ -237,7 +237,7 @@ def test_a_phi3_that_is_scaled_otherwise_is_refused():
 def test_kinds_go_with_their_layers():
     c = config("Qwen3", layers=6, kinds="ssf")
     sizes = c.sizes()
-    assert c.layer_kinds == "ssfssf" and period("ssfssf") == "ssf"
+    assert c.layer_kinds == "ssfssf" and repeated_kinds("ssfssf") == "ssf"
     assert c.resized(stack(sizes, {"layers": 12})).kinds == "ssf"
     assert c.resized(stack(sizes, {"layers": 8})).layer_kinds == "ssfssfss"
     assert c.resized(llama_pro(sizes, {"layers": 9})).layer_kinds == "sssfsssff"

@@ -152,11 +152,13 @@ def test_learned_maps(config, tied):
     target = doubled(config, "layers", "embed", "heads", "kv_heads", "mlp")
     axes = parameters(config)[1]
     maps = jax.eval_shape(
-        lambda: ligo.init(ligo.LiGO(tied=tied), axes, config.sizes(), target, jax.random.key(0))
+        lambda: ligo.init_coefficients(
+            ligo.LiGO(tied=tied), axes, config.sizes(), target, jax.random.key(0)
+        )
     )
     maps = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), maps)
     assert (
-        assert_fits(ligo.growth(maps, axes, config.sizes()), config).sizes().items()
+        assert_fits(ligo.learned_growth(maps, axes, config.sizes()), config).sizes().items()
         >= target.items()
     )
 

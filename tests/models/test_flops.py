@@ -29,10 +29,10 @@ def test_by_hand():
     """
     config = GPT2Config(vocab=11, context=7, layers=1, embed=2, heads=1, head_dim=3, mlp=5)
     kernels, attention, head = 2 * (4 * 2 * 3 + 2 * 2 * 5), 2 * (7 * 3 + 7 * 3), 2 * 2 * 11
-    assert flops.forward(config, 1) == kernels + attention + head
-    assert flops.forward(config, 10) == 10 * flops.forward(config, 1)
-    assert flops.forward(config, 1, length=5) == kernels + 2 * (5 * 3 + 5 * 3) + head
-    assert flops.train(config, 10) == 3 * flops.forward(config, 10)
+    assert flops.forward_flops(config, 1) == kernels + attention + head
+    assert flops.forward_flops(config, 10) == 10 * flops.forward_flops(config, 1)
+    assert flops.forward_flops(config, 1, length=5) == kernels + 2 * (5 * 3 + 5 * 3) + head
+    assert flops.train_flops(config, 10) == 3 * flops.forward_flops(config, 10)
 
 
 @pytest.mark.parametrize(
@@ -48,9 +48,11 @@ def test_by_hand():
 def test_every_matrix_product_of_the_program_is_counted(layers, context, tied):
     config = GPT2Config(layers=layers, tied=tied, **SIZES | {"context": context})
     (forward, step, trained), arguments = programs(config)
-    assert flops.forward(config, 2 * context) == products(jax.make_jaxpr(forward)(*arguments).jaxpr)
+    assert flops.forward_flops(config, 2 * context) == products(
+        jax.make_jaxpr(forward)(*arguments).jaxpr
+    )
     for program in (step, trained):
-        assert flops.train(config, 2 * context) == products(
+        assert flops.train_flops(config, 2 * context) == products(
             jax.make_jaxpr(program)(*arguments).jaxpr
         )
 
@@ -68,9 +70,11 @@ def test_every_matrix_product_of_the_program_is_counted(layers, context, tied):
 def test_no_backward_product_is_computed_below_frozen_layers(frozen, tied):
     config = GPT2Config(layers=3, tied=tied, **SIZES)
     (forward, step, trained), arguments = programs(config, frozen=frozen)
-    assert flops.forward(config, 2 * 64) == products(jax.make_jaxpr(forward)(*arguments).jaxpr)
+    assert flops.forward_flops(config, 2 * 64) == products(
+        jax.make_jaxpr(forward)(*arguments).jaxpr
+    )
     for program in (step, trained):
-        assert flops.train(config, 2 * 64, frozen=frozen) == products(
+        assert flops.train_flops(config, 2 * 64, frozen=frozen) == products(
             jax.make_jaxpr(program)(*arguments).jaxpr
         )
 
@@ -101,24 +105,24 @@ def test_tokens_that_go_around_layers_are_not_computed_there(context, rate, firs
     )
     for program in (step, trained):
         counted = products(jax.make_jaxpr(program)(*arguments).jaxpr)
-        assert flops.train(config, 2 * context, frozen=frozen, drop=drop) == pytest.approx(
+        assert flops.train_flops(config, 2 * context, frozen=frozen, drop=drop) == pytest.approx(
             counted, rel=1e-12
         )
-        assert counted < flops.train(config, 2 * context, frozen=frozen)
+        assert counted < flops.train_flops(config, 2 * context, frozen=frozen)
 
 
 def test_a_long_sequence_costs_about_half_of_its_square():
     config = GPT2Config(layers=1, **SIZES | {"context": 4096})
-    whole = flops.forward(config, 1, length=64)
+    whole = flops.forward_flops(config, 1, length=64)
     scores = 4 * config.heads * config.head_dim
-    assert flops.forward(config, 1) == whole + scores * ((4096 + 128) / 2 - 64)
+    assert flops.forward_flops(config, 1) == whole + scores * ((4096 + 128) / 2 - 64)
 
 
 def test_xla_counts_little_more():
     """Use one layer, because XLA counts the body of a loop once, for any number of iterations."""
     config = GPT2Config(layers=1, **SIZES)
     (forward, step, _), arguments = programs(config)
-    for program, formula in ((forward, flops.forward), (step, flops.train)):
+    for program, formula in ((forward, flops.forward_flops), (step, flops.train_flops)):
         counted = jax.jit(program).lower(*arguments).compile().cost_analysis()["flops"]
         assert 1 <= counted / formula(config, 2 * 64) < 1 + LEFT_OUT
 
@@ -148,10 +152,12 @@ def test_every_matrix_product_of_every_form_is_counted(config):
     config = replace(config, layers=2)
     (forward, *steps), arguments = programs(config)
     counted = products(jax.make_jaxpr(forward)(*arguments).jaxpr)
-    assert flops.forward(config, 2 * 64, at_once=2 * 64) == pytest.approx(counted, rel=1e-12)
+    assert flops.forward_flops(config, 2 * 64, at_once=2 * 64) == pytest.approx(counted, rel=1e-12)
     for program in steps:
         counted = products(jax.make_jaxpr(program)(*arguments).jaxpr)
-        assert flops.train(config, 2 * 64, at_once=2 * 64) == pytest.approx(counted, rel=1e-12)
+        assert flops.train_flops(config, 2 * 64, at_once=2 * 64) == pytest.approx(
+            counted, rel=1e-12
+        )
 
 
 @pytest.mark.parametrize("config", FORMS.values(), ids=FORMS)
@@ -163,7 +169,7 @@ def test_xla_counts_little_more_of_every_form(config):
     config = replace(config, layers=1)
     (forward, *_), arguments = programs(config)
     counted = jax.jit(forward).lower(*arguments).compile().cost_analysis()["flops"]
-    assert 1 <= counted / flops.forward(config, 2 * 64, at_once=2 * 64) < 1 + LEFT_OUT
+    assert 1 <= counted / flops.forward_flops(config, 2 * 64, at_once=2 * 64) < 1 + LEFT_OUT
 
 
 # --- counting any program ---

@@ -20,10 +20,10 @@ from jaxgrow.extras.models import generation
 from jaxgrow.extras.models.generation import (
     WATCHED,
     Sampling,
-    drawn,
+    draw_tokens,
     generate,
     least_logits,
-    penalized,
+    penalize_repeats,
 )
 from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig, ViTConfig
 from jaxgrow.models.cache import Past
@@ -423,7 +423,9 @@ def test_a_penalty_is_that_of_transformers():
     theirs = hf.RepetitionPenaltyLogitsProcessor(1.3)(
         torch.from_numpy(prompts), torch.from_numpy(logits_BV)
     )
-    np.testing.assert_allclose(penalized(logits_BV, seen_BV, 1.3), theirs.numpy(), rtol=1e-12)
+    np.testing.assert_allclose(
+        penalize_repeats(logits_BV, seen_BV, 1.3), theirs.numpy(), rtol=1e-12
+    )
 
 
 def test_what_has_the_same_shape_is_compiled_once():
@@ -484,7 +486,7 @@ def test_frequencies_of_draws_are_the_probabilities(limits):
     expected = written_down(logits, **limits)
     rows = jnp.arange(draws, dtype=jnp.int32)
     draw = jax.jit(
-        lambda x, key: drawn(
+        lambda x, key: draw_tokens(
             jnp.tile(x[None], (draws, 1)), Sampling(**limits), key, rows, jnp.full_like(rows, 3)
         )
     )

@@ -24,7 +24,7 @@ from jaxgrow.growth.matrices import dense
 from jaxgrow.growth.symmetry import break_symmetry
 from jaxgrow.layerdrop import KeepMask, TokenDrop
 from jaxgrow.models import LlamaConfig, from_json
-from jaxgrow.models.llama import Block, Reading, rotations
+from jaxgrow.models.llama import LlamaBlock, Reading, rotary_angles
 from jaxgrow.models.stack import KeptTokens
 from jaxgrow.operators import (
     aki,
@@ -40,7 +40,7 @@ from jaxgrow.operators import (
     staged,
     zero_pad,
 )
-from jaxgrow.operators.ligo import LiGO, growth, init
+from jaxgrow.operators.ligo import LiGO, init_coefficients, learned_growth
 from train.plan.transforms import Grow
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -310,7 +310,7 @@ def test_tokens_that_skip_layers_do_not_shift_other_positions():
     whole = run(params, tokens, np.broadcast_to(np.arange(7, dtype=np.int32), (2, 7)))
     np.testing.assert_allclose(whole, tiny.forward(c)(params, tokens), rtol=0, atol=1e-12)
 
-    block, turn = Block(c, jnp.float64, parent=None), rotations(c, 7)
+    block, turn = LlamaBlock(c, jnp.float64, parent=None), rotary_angles(c, 7)
     apply = jax.jit(lambda w, x, turn: block.apply({"params": w}, x, Reading(turn)))
     for row, at, logits in zip(tokens, positions, found, strict=True):
         x = params["token_embedding"][row]
@@ -347,9 +347,9 @@ def test_every_matrix_product_of_the_program_is_counted(context, frozen, drop, t
         each, arguments = programs(c, **passes)
         counted = [products(jax.make_jaxpr(f)(*arguments).jaxpr) for f in each]
     if not drop:
-        assert flops.forward(c, 2 * context) == counted[0]
+        assert flops.forward_flops(c, 2 * context) == counted[0]
     for step in counted[1:]:
-        assert flops.train(c, 2 * context, frozen=frozen, drop=drop) == pytest.approx(
+        assert flops.train_flops(c, 2 * context, frozen=frozen, drop=drop) == pytest.approx(
             step, rel=1e-12
         )
 
@@ -614,13 +614,17 @@ def test_a_plan_s_growth_knows_key_heads_and_norms():
 def maps(ligo, target, seed=0):
     c = config()
     return jax.device_get(
-        jax.jit(lambda k: init(ligo, tiny.axes(c), c.sizes(), target, k))(jax.random.key(seed))
+        jax.jit(lambda k: init_coefficients(ligo, tiny.axes(c), c.sizes(), target, k))(
+            jax.random.key(seed)
+        )
     )
 
 
 def grown(coefficients, params):
     c = config()
-    return jax.device_get(grow(growth(coefficients, tiny.axes(c), c.sizes()), params, tiny.axes(c)))
+    return jax.device_get(
+        grow(learned_growth(coefficients, tiny.axes(c), c.sizes()), params, tiny.axes(c))
+    )
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def model(family, adapter=EVERY):
     """Return ``(config, axes, parameters, trained adapter)``."""
     config = FAMILIES[family]
     fresh = jax.eval_shape(
-        lambda: lora.init(adapter, config.axes(), config.sizes(), jax.random.key(0))
+        lambda: lora.init_lora(adapter, config.axes(), config.sizes(), jax.random.key(0))
     )
     return config, config.axes(), random(shapes(config)), random(fresh, seed=1)
 
@@ -119,18 +119,18 @@ def forward(config):
 def test_fresh_lora_changes_nothing_and_trained_equals_merged(family):
     config, axes, params, trained = model(family)
     run = forward(config)
-    fresh = lora.init(EVERY, axes, config.sizes(), jax.random.key(0))
+    fresh = lora.init_lora(EVERY, axes, config.sizes(), jax.random.key(0))
     before = run(params)
-    np.testing.assert_array_equal(run(lora.attach(params, fresh, EVERY)), before)
-    merged = run(lora.merge(params, trained, EVERY))
-    assert tiny.distance(run(lora.attach(params, trained, EVERY)), merged) < 1e-10
+    np.testing.assert_array_equal(run(lora.attach_lora(params, fresh, EVERY)), before)
+    merged = run(lora.merge_lora(params, trained, EVERY))
+    assert tiny.distance(run(lora.attach_lora(params, trained, EVERY)), merged) < 1e-10
     assert tiny.distance(merged, before) > 1e-2
-    chex.assert_trees_all_equal_shapes_and_dtypes(lora.merge(params, trained, EVERY), params)
+    chex.assert_trees_all_equal_shapes_and_dtypes(lora.merge_lora(params, trained, EVERY), params)
 
 
 def test_every_kernel_moves_by_a_matrix_of_the_rank():
     config, _, params, adapter = model("llama", LoRA(rank=1, targets=("*/attention/key",)))
-    merged = lora.merge(params, adapter, LoRA(rank=1, alpha=2.0, targets=("*/attention/key",)))
+    merged = lora.merge_lora(params, adapter, LoRA(rank=1, alpha=2.0, targets=("*/attention/key",)))
     moved = (
         merged["blocks"]["attention"]["key"]["kernel"]
         - params["blocks"]["attention"]["key"]["kernel"]
@@ -143,7 +143,7 @@ def test_every_kernel_moves_by_a_matrix_of_the_rank():
 
 
 def test_it_names_its_axes_by_those_of_the_kernel():
-    axes = lora.axes_of(EVERY, FAMILIES["llama"].axes())["blocks"]
+    axes = lora.lora_axes(EVERY, FAMILIES["llama"].axes())["blocks"]
     assert axes["attention"]["key"] == {
         "a": ("layers", "embed.in", "rank"),
         "b": ("layers", "rank.in", "kv_heads", "head_dim.in"),
@@ -157,7 +157,8 @@ def test_it_names_its_axes_by_those_of_the_kernel():
 def test_what_is_drawn_for_a_kernel_is_no_matter_of_the_others():
     config = FAMILIES["gpt2"]
     few, all_ = (
-        lora.init(of, config.axes(), config.sizes(), jax.random.key(1)) for of in (LoRA(3), EVERY)
+        lora.init_lora(of, config.axes(), config.sizes(), jax.random.key(1))
+        for of in (LoRA(3), EVERY)
     )
     chex.assert_trees_all_equal(
         few["blocks"]["attention"]["query"], all_["blocks"]["attention"]["query"]
@@ -177,12 +178,12 @@ def test_growing_both_and_merging_is_merging_and_growing(family, name):
     make, times = GROWTHS[name]
     growth = make(family)
     _, axes, params, adapter = model(family)
-    own = lora.growth(growth, EVERY, axes)
-    grown = grow(own, adapter, lora.axes_of(EVERY, axes))
+    own = lora.lora_growth(growth, EVERY, axes)
+    grown = grow(own, adapter, lora.lora_axes(EVERY, axes))
     after = EVERY.resized(own)
     assert (after.rank, after.scale) == (times * EVERY.rank, EVERY.scale)
-    both = lora.merge(grow(growth, params, axes), grown, after)
-    assert tiny.distance(both, grow(growth, lora.merge(params, adapter, EVERY), axes)) < 1e-12
+    both = lora.merge_lora(grow(growth, params, axes), grown, after)
+    assert tiny.distance(both, grow(growth, lora.merge_lora(params, adapter, EVERY), axes)) < 1e-12
 
 
 def test_a_new_layer_that_adds_nothing_can_learn():
@@ -191,8 +192,8 @@ def test_a_new_layer_that_adds_nothing_can_learn():
     If both factors were zero, neither would ever have a gradient.
     """
     _, axes, _, adapter = model("gpt2")
-    own = lora.growth(llama_pro(sizes("gpt2"), {"layers": 3}), EVERY, axes)
-    out = grow(own, adapter, lora.axes_of(EVERY, axes))["blocks"]["attention"]["out"]
+    own = lora.lora_growth(llama_pro(sizes("gpt2"), {"layers": 3}), EVERY, axes)
+    out = grow(own, adapter, lora.lora_axes(EVERY, axes))["blocks"]["attention"]["out"]
     old = adapter["blocks"]["attention"]["out"]
     np.testing.assert_array_equal(out["a"], old["a"][[0, 1, 1]])
     np.testing.assert_array_equal(out["b"], np.stack([*old["b"], np.zeros_like(old["b"][0])]))
@@ -201,11 +202,14 @@ def test_a_new_layer_that_adds_nothing_can_learn():
 def test_its_rank_grows_by_copies():
     _, axes, params, adapter = model("gpt2")
     growth = {"rank": tile(3, times=2)}
-    grown = grow(growth, adapter, lora.axes_of(EVERY, axes))
+    grown = grow(growth, adapter, lora.lora_axes(EVERY, axes))
     after = EVERY.resized(growth)
     assert after.rank == 6
     assert (
-        tiny.distance(lora.merge(params, grown, after), lora.merge(params, adapter, EVERY)) < 1e-12
+        tiny.distance(
+            lora.merge_lora(params, grown, after), lora.merge_lora(params, adapter, EVERY)
+        )
+        < 1e-12
     )
 
 
@@ -216,8 +220,8 @@ def test_its_moments_are_those_of_training_the_grown_one():
     The gradients are computed on the small and on the grown model.
     """
     config, axes, params, adapter = model("gpt2")
-    growth, names = hypercloning(config.sizes(), wider("gpt2")), lora.axes_of(EVERY, axes)
-    own = lora.growth(growth, EVERY, axes)
+    growth, names = hypercloning(config.sizes(), wider("gpt2")), lora.lora_axes(EVERY, axes)
+    own = lora.lora_growth(growth, EVERY, axes)
     tx = optax.scale_by_adam()
 
     def gradient(config, params):
@@ -225,7 +229,7 @@ def test_its_moments_are_those_of_training_the_grown_one():
         @jax.grad
         def of(adapter):
             logits = config.module.apply(
-                {"params": lora.attach(params, adapter, EVERY)}, tiny.tokens()
+                {"params": lora.attach_lora(params, adapter, EVERY)}, tiny.tokens()
             )
             return jax.nn.log_softmax(logits)[..., 0].mean()
 
@@ -253,16 +257,16 @@ def test_unknown_targets_and_mismatched_adapters_are_refused():
         ValueError,
         match=r"the targets \['\*/wrong'\] of the LoRA match no module with a kernel\. .*mlp/down",
     ):
-        lora.axes_of(LoRA(targets=("*/attention/query", "*/wrong")), axes)
+        lora.lora_axes(LoRA(targets=("*/attention/query", "*/wrong")), axes)
     with pytest.raises(ValueError, match="a rank of at least 1"):
         LoRA(rank=0)
     growth = hypercloning(sizes("gpt2"), wider("gpt2"))
     with pytest.raises(
         ValueError, match=r"blocks/attention/\w+: a LoRA of rank 3 with .* does not fit the kernel"
     ):
-        lora.merge(grow(growth, params, axes), adapter, EVERY)
+        lora.merge_lora(grow(growth, params, axes), adapter, EVERY)
     with pytest.raises(ValueError, match=r"LoRA of rank 4"):
-        lora.attach(params, adapter, LoRA(rank=4))
+        lora.attach_lora(params, adapter, LoRA(rank=4))
 
 
 def test_a_map_over_axes_of_both_factors_is_refused():
@@ -271,7 +275,7 @@ def test_a_map_over_axes_of_both_factors_is_refused():
     with pytest.raises(
         ValueError, match=re.escape("up/kernel: one map acts on the axes embed, mlp together")
     ):
-        lora.growth({("embed", "mlp"): both}, LoRA(targets=("up",)), axes)
+        lora.lora_growth({("embed", "mlp"): both}, LoRA(targets=("up",)), axes)
 
 
 # --- cost ---
@@ -288,22 +292,22 @@ def test_every_matrix_product_of_its_training_is_counted(family):
     config = replace(family, dtype="float32", head="classes", tied=False)
     params = shapes(config)
     fresh = jax.eval_shape(
-        lambda: lora.init(EVERY, config.axes(), config.sizes(), jax.random.key(0))
+        lambda: lora.init_lora(EVERY, config.axes(), config.sizes(), jax.random.key(0))
     )
     tokens = jax.ShapeDtypeStruct((2, 8), np.int32)
 
     def loss(trained, params, tokens):
         head, adapter = trained
         return config.module.apply(
-            {"params": lora.attach({**params, **head}, adapter, EVERY)}, tokens
+            {"params": lora.attach_lora({**params, **head}, adapter, EVERY)}, tokens
         )[:, 0].mean()
 
     arguments = ({"classifier": params["classifier"]}, fresh), params, tokens
     counted = products(jax.make_jaxpr(jax.value_and_grad(loss))(*arguments).jaxpr)
-    assert flops.train(config, 16, adapter=EVERY, at_once=16) == counted
-    assert counted < flops.train(config, 16) + 3 * flops.forward(config, 16)
+    assert flops.train_flops(config, 16, adapter=EVERY, at_once=16) == counted
+    assert counted < flops.train_flops(config, 16) + 3 * flops.forward_flops(config, 16)
     with pytest.raises(ValueError, match="cannot be combined with frozen layers"):
-        flops.train(config, 16, adapter=EVERY, frozen=1)
+        flops.train_flops(config, 16, adapter=EVERY, frozen=1)
 
 
 # --- the PEFT layout ---
@@ -320,7 +324,7 @@ def test_peft_s_layout_holds_the_same_products(family, tmp_path):
     )
     stored = family_for(config, None)[0].names(config)
     sizes, zeros = config.sizes(), jax.tree.map(np.zeros_like, params)
-    merged = flat(lora.merge(zeros, adapter, EVERY))
+    merged = flat(lora.merge_lora(zeros, adapter, EVERY))
     assert about["fan_in_fan_out"] == (family == "gpt2")
     assert about["r"] == EVERY.rank
     assert set(about.get("rank_pattern", {}).values()) == (
@@ -339,7 +343,7 @@ def test_peft_s_layout_holds_the_same_products(family, tmp_path):
         ours = stored[path].ours(theirs, flat(axes)[path], sizes)
         np.testing.assert_allclose(ours, kernel[1], atol=1e-12)
     back = peft.load(tmp_path / "lora", config)
-    assert tiny.distance(back.merged(zeros), lora.merge(zeros, adapter, EVERY)) < 1e-12
+    assert tiny.distance(back.merged(zeros), lora.merge_lora(zeros, adapter, EVERY)) < 1e-12
 
 
 def test_a_lora_of_peft_s_grows_with_its_model(tmp_path):
@@ -352,7 +356,8 @@ def test_a_lora_of_peft_s_grows_with_its_model(tmp_path):
     grown = peft.load(tmp_path / "large", large)
     both = grown.merged(grow(growth, params, axes))
     assert (
-        tiny.distance(both, grow(growth, lora.merge(params, adapter, LoRA(rank=2)), axes)) < 1e-12
+        tiny.distance(both, grow(growth, lora.merge_lora(params, adapter, LoRA(rank=2)), axes))
+        < 1e-12
     )
 
 
@@ -398,7 +403,7 @@ def test_peft_computes_with_what_is_written(tmp_path, config, architecture, targ
     torch, hf, published = (pytest.importorskip(name) for name in ("torch", "transformers", "peft"))
     own, rng = LoRA(rank=3, alpha=7.0, targets=targets), np.random.default_rng(0)
     params = config.init(jax.random.key(0))
-    adapter = lora.init(own, config.axes(), config.sizes(), jax.random.key(1))
+    adapter = lora.init_lora(own, config.axes(), config.sizes(), jax.random.key(1))
     adapter = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32) / 2, adapter)
     save(tmp_path / "base", config, params)
     peft.save(tmp_path / "lora", PeftAdapter(config, own, adapter))
@@ -415,7 +420,7 @@ def test_peft_computes_with_what_is_written(tmp_path, config, architecture, targ
         inputs = {"tokens": tokens} if isinstance(config, BERTConfig) else tokens
         return np.asarray(config.module.apply({"params": params}, inputs))
 
-    merged = logits(lora.merge(params, adapter, own))
+    merged = logits(lora.merge_lora(params, adapter, own))
     np.testing.assert_allclose(theirs, merged, atol=1e-4)
     # The adapter has a visible effect.
     assert np.abs(merged - logits(params)).max() > 1e-2

@@ -169,7 +169,7 @@ def test_every_product_of_an_update_is_counted(config):
     tx = transformation(OPTIM, axes)
     state = jax.eval_shape(tx.init, params)
     program = jax.make_jaxpr(lambda g, s, p: tx.update(g, s, p, axes=axes))(params, state, params)
-    assert products(program.jaxpr) == muon.flops(axes, config.sizes()) > 0
+    assert products(program.jaxpr) == muon.muon_flops(axes, config.sizes()) > 0
 
 
 def test_grown_momentum_gives_an_orthogonal_next_update():
@@ -237,7 +237,9 @@ def test_a_model_in_parts_takes_the_same_steps(tmp_path):
 
 
 def step(config, samples):
-    return flops.train(config, samples * config.context) + muon.flops(config.axes(), config.sizes())
+    return flops.train_flops(config, samples * config.context) + muon.muon_flops(
+        config.axes(), config.sizes()
+    )
 
 
 def test_what_goes_by_adams_clock_is_refused():

@@ -23,7 +23,7 @@ from jaxgrow.extras.peft import lora
 from jaxgrow.layerdrop import KeepMask
 from jaxgrow.models import BERTConfig, Config, GPT2Config, LlamaConfig
 from jaxgrow.models import attention as module
-from jaxgrow.models.attention import Form, attention, segment_positions
+from jaxgrow.models.attention import ScoreForm, attention, segment_positions
 from jaxgrow.models.stack import KeptTokens
 from jaxgrow.operators import hypercloning, llama_pro
 
@@ -202,9 +202,9 @@ def test_a_lora_obeys_the_law():
     config = FAMILIES["llama"]
     params = tiny.params(config, dtype="float32")
     how = lora.LoRA(rank=2)
-    adapter = lora.init(how, config.axes(), config.sizes(), jax.random.key(0))
+    adapter = lora.init_lora(how, config.axes(), config.sizes(), jax.random.key(0))
     adapter = jax.tree.map(lambda x: x + 0.1, adapter)
-    assert_law(config, params=lora.attach(params, adapter, how))
+    assert_law(config, params=lora.attach_lora(params, adapter, how))
 
 
 @pytest.mark.parametrize("name", ["gpt2", pytest.param("llama", marks=pytest.mark.slow)])
@@ -294,9 +294,9 @@ def test_by_xla_in_blocks_of_queries(causal, dtype):
     if dtype == "float64":
         with jax.enable_x64():
             qkv = [jnp.asarray(x, dtype) for x in qkv]
-            found = attention(*qkv, causal=causal, form=Form(segments_BT=segments))
+            found = attention(*qkv, causal=causal, form=ScoreForm(segments_BT=segments))
     else:
-        found = attention(*qkv, causal=causal, form=Form(segments_BT=segments))
+        found = attention(*qkv, causal=causal, form=ScoreForm(segments_BT=segments))
     np.testing.assert_allclose(found, expected_of(qkv, segments, causal), rtol=0, atol=TOLERANCE)
 
 
@@ -309,7 +309,7 @@ def as_on_a_tpu(monkeypatch):
 
 def with_gradients(causal: bool, by: Any = "auto"):
     def loss(q, k, v, segments):
-        y = attention(q, k, v, causal=causal, by=by, form=Form(segments_BT=segments))
+        y = attention(q, k, v, causal=causal, by=by, form=ScoreForm(segments_BT=segments))
         wide = y.astype(jnp.float32)
         return (wide * jnp.cos(jnp.arange(y.size, dtype=jnp.float32)).reshape(y.shape)).sum(), y
 
@@ -375,8 +375,8 @@ def test_cudnn_names_the_kernels_that_have_segments(monkeypatch):
     with pytest.raises(
         ValueError, match="attention in segments needs the kernel splash or xla; set attention=auto"
     ):
-        attention(*qkv, causal=True, by="cudnn", form=Form(segments_BT=segments))
-    run = partial(attention, causal=True, form=Form(segments_BT=segments))
+        attention(*qkv, causal=True, by="cudnn", form=ScoreForm(segments_BT=segments))
+    run = partial(attention, causal=True, form=ScoreForm(segments_BT=segments))
     assert jax.eval_shape(run, *qkv).shape == qkv[0].shape
 
 

@@ -32,7 +32,7 @@ from jaxgrow.operators import (
     stack,
     staged,
 )
-from jaxgrow.optim.freeze import Freeze, hold
+from jaxgrow.optim.freeze import Freeze, hold_frozen
 from train.plan.keep_masks import KeepMasks
 
 pytestmark = [pytest.mark.extra, pytest.mark.usefixtures("x64")]
@@ -397,12 +397,15 @@ def test_every_matrix_product_of_the_program_is_counted():
     forward, train = step(small, 0)
     positions = vision.BATCH * small.length
     np.testing.assert_allclose(
-        flops.forward(small, positions) + biases(small, 1, 1), forward, rtol=1e-12
+        flops.forward_flops(small, positions) + biases(small, 1, 1), forward, rtol=1e-12
     )
     np.testing.assert_allclose(
-        flops.train(small, positions) + biases(small, 2, 3), train, rtol=1e-12
+        flops.train_flops(small, positions) + biases(small, 2, 3), train, rtol=1e-12
     )
-    assert flops.weights(small).mean() == pytest.approx(1) and len(set(flops.weights(small))) == 2
+    assert (
+        flops.layer_weights(small).mean() == pytest.approx(1)
+        and len(set(flops.layer_weights(small))) == 2
+    )
 
 
 def test_xla_counts_little_more():
@@ -429,14 +432,16 @@ def test_xla_counts_little_more():
             .compile()
             .cost_analysis()["flops"]
         )
-    assert 1 <= counted / (flops.forward(small, 8 * small.length) + biases(small, 1, 1)) < 1.05
+    assert (
+        1 <= counted / (flops.forward_flops(small, 8 * small.length) + biases(small, 1, 1)) < 1.05
+    )
 
 
 @pytest.mark.parametrize("frozen", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3))])
 def test_no_backward_product_is_computed_below_frozen_layers(frozen):
     small = config("float32", layers=(2, 1))
     _, train = step(small, frozen)
-    counted = flops.train(small, vision.BATCH * small.length, frozen=frozen)
+    counted = flops.train_flops(small, vision.BATCH * small.length, frozen=frozen)
     np.testing.assert_allclose(
         counted + biases(small, 1, 1) + biases(small, 1, 2, frozen), train, rtol=1e-12
     )
@@ -451,7 +456,7 @@ def test_modules_between_stages_freeze_with_the_next_layer():
     params = tiny.params(small)
     after = jax.tree.map(lambda x: x + 1, params)
     for layers, merged in (((0, 1), False), ((0, 1, 2), True)):
-        held = hold(params, after, Freeze(layers).mask(4), params, axes, below=True)
+        held = hold_frozen(params, after, Freeze(layers).mask(4), params, axes, below=True)
         still = {name: (x == y) for name, x, y in tiny.pairs(params, held)}
         assert still["patch_norm/scale"].all() and still["merge1/norm/scale"].all() == merged
         assert [x.all() for s in range(2) for x in still[f"blocks{s}/mlp/up/bias"]] == [
@@ -463,7 +468,7 @@ def test_what_adapters_cost_is_not_known():
     with pytest.raises(
         ValueError, match="a SwinConfig has stages with different numbers of positions"
     ):
-        flops.train(config(), 64, adapter=LoRA())
+        flops.train_flops(config(), 64, adapter=LoRA())
 
 
 def test_tokens_are_not_dropped():

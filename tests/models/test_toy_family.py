@@ -240,9 +240,9 @@ def test_it_grows_and_keeps_its_function(operator, axes, params):
 def test_its_products_are_counted():
     (forward, *steps), arguments = programs(TOY)
     tokens = 2 * TOY.length
-    assert flops.forward(TOY, tokens) == products(jax.make_jaxpr(forward)(*arguments).jaxpr)
+    assert flops.forward_flops(TOY, tokens) == products(jax.make_jaxpr(forward)(*arguments).jaxpr)
     for step in steps:
-        assert flops.train(TOY, tokens) == products(jax.make_jaxpr(step)(*arguments).jaxpr)
+        assert flops.train_flops(TOY, tokens) == products(jax.make_jaxpr(step)(*arguments).jaxpr)
 
 
 @pytest.mark.parametrize("layers", [np.array([False, True]), np.array([1], np.int32)])

@@ -256,8 +256,10 @@ def test_learned_maps_grow_it():
     axes = tiny.axes(small)
 
     def grown(key):
-        coefficients = ligo.init(ligo.LiGO(), axes, small.sizes(), target, key)
-        return grow(ligo.growth(coefficients, axes, small.sizes()), tiny.params(small), axes)
+        coefficients = ligo.init_coefficients(ligo.LiGO(), axes, small.sizes(), target, key)
+        return grow(
+            ligo.learned_growth(coefficients, axes, small.sizes()), tiny.params(small), axes
+        )
 
     params = jax.eval_shape(grown, jax.random.key(0))
     chex.assert_trees_all_equal_shapes(params, tiny.shapes(replace(small, **target)))

@@ -21,8 +21,8 @@ from jaxgrow.extras import hf_peft as peft
 from jaxgrow.extras.peft import lora
 from jaxgrow.growth.maps import swap
 from jaxgrow.models import LlamaConfig
-from jaxgrow.models.mixture import Experts, blocks, rows
-from jaxgrow.models.upcycling import as_mixture, redrawn, routed
+from jaxgrow.models.mixture import Experts, expert_blocks, expert_rows
+from jaxgrow.models.upcycling import add_router_noise, as_mixture, redraw_units
 from jaxgrow.operators import (
     coalesce,
     fpi,
@@ -122,7 +122,7 @@ def test_blocks_hold_any_number_of_tokens_of_each_expert():
     """
     rng = np.random.default_rng(0)
     for assignments, experts in itertools.product((1, 2, 7, 32, 1000, 5000), (1, 4, 9)):
-        count, size, rounds = blocks(assignments, experts)
+        count, size, rounds = expert_blocks(assignments, experts)
         each = min(assignments, experts)
         most = np.zeros(experts, int)
         most[:each] = 1
@@ -141,10 +141,10 @@ def test_blocks_hold_any_number_of_tokens_of_each_expert():
 @pytest.mark.parametrize(("experts", "active"), [(8, 2), (128, 8)], ids=["Mixtral", "Qwen3-MoE"])
 def test_padding_rows_are_below_five_percent_at_public_shapes(experts, active, tokens):
     """A round copies at most one kernel for each expert."""
-    shape = blocks(tokens * active, experts)
+    shape = expert_blocks(tokens * active, experts)
     assert 0 < 1 - tokens * active / shape.rows < 0.05
     assert shape.number / shape.rounds <= experts
-    assert rows(tokens * active, experts, capacity=1.0) == tokens * active
+    assert expert_rows(tokens * active, experts, capacity=1.0) == tokens * active
 
 
 @pytest.mark.parametrize("capacity", [0.0, 0.75, 1.0, 4.0])
@@ -156,7 +156,7 @@ def test_experts_with_a_capacity_take_the_first_tokens(capacity):
     """
     w, x = weights(), np.random.default_rng(1).normal(size=(2, 300, D))
     most = math.ceil(capacity * 600 * X / E) if capacity else None
-    assert capacity or blocks(600 * X, E).rounds > 1
+    assert capacity or expert_blocks(600 * X, E).rounds > 1
 
     def expected(w, x):
         y, extra = every_expert(w, x, True, 0.1, most)
@@ -218,12 +218,12 @@ def test_upcycling_keeps_the_function_whatever_the_router_says(dense):
     one, mixture = as_mixture(c, params)
     axes, growth = tiny.axes(one), upcycle(one.sizes(), {"experts": E})
     large = replace(one.resized(growth), active=X)
-    grown = routed(grow(growth, mixture, axes), axes, seed=1, scale=0.5)
+    grown = add_router_noise(grow(growth, mixture, axes), axes, seed=1, scale=0.5)
     np.testing.assert_allclose(logits(large, grown), expected, rtol=0, atol=TOLERANCE)
     # Gates that do not add up to one lose part of the output.
     assert np.abs(logits(replace(large, gates_normed=False), grown) - expected).max() > VISIBLE
     # Redrawing part of the units makes the experts differ, and it redraws exactly that part.
-    drop = redrawn(grown, axes, 0.5, seed=2)
+    drop = redraw_units(grown, axes, 0.5, seed=2)
     assert np.abs(logits(large, drop) - expected).max() > VISIBLE
     up, new = (p["blocks"]["mlp"]["up"]["kernel"] for p in (grown, drop))
     down, less = (p["blocks"]["mlp"]["down"]["kernel"] for p in (grown, drop))
@@ -242,10 +242,13 @@ def test_finer_experts_are_exact_if_groups_stay_together(dense):
         large = replace(one.resized(growth), active=active)
         assert (large.experts, large.mlp) == (8, F // 2)
         np.testing.assert_allclose(
-            logits(large, routed(grown, axes, 1, 0.5, group=2)), expected, rtol=0, atol=TOLERANCE
+            logits(large, add_router_noise(grown, axes, 1, 0.5, group=2)),
+            expected,
+            rtol=0,
+            atol=TOLERANCE,
         )
     assert large.cost(7).layer < 2.2 * c.cost(7).layer  # twice the units and a router
-    assert np.abs(logits(large, routed(grown, axes, 1, 0.5)) - expected).max() > VISIBLE
+    assert np.abs(logits(large, add_router_noise(grown, axes, 1, 0.5)) - expected).max() > VISIBLE
     with pytest.raises(
         ValueError, match=r"8 experts of 3 units\. For example, use mlp=4 and experts=8"
     ):
@@ -302,7 +305,7 @@ BESIDE = lora.LoRA(rank=3, alpha=5.0, targets=("*/attention/query", "*/mlp/*"))
 def adapted(c: LlamaConfig):
     """Return ``(parameters, a trained adapter)``."""
     axes, rng = tiny.axes(c), np.random.default_rng(3)
-    fresh = jax.eval_shape(lambda: lora.init(BESIDE, axes, c.sizes(), jax.random.key(0)))
+    fresh = jax.eval_shape(lambda: lora.init_lora(BESIDE, axes, c.sizes(), jax.random.key(0)))
     return tiny.params(c), jax.tree.map(lambda x: rng.normal(size=x.shape) / 2, fresh)
 
 
@@ -311,7 +314,7 @@ def test_lora_on_experts_and_router_equals_the_merged_model():
     params, trained = adapted(c)
     up = trained["blocks"]["mlp"]["up"]
     assert up["a"].shape == (2, E, D, 3) and up["b"].shape == (2, E, 3, F)
-    merged = lora.merge(params, trained, BESIDE)
+    merged = lora.merge_lora(params, trained, BESIDE)
     product = BESIDE.scale * up["a"][1, 2] @ up["b"][1, 2]
     moved = (np.asarray(m["blocks"]["mlp"]["up"]["kernel"]) for m in (merged, params))
     np.testing.assert_allclose(np.subtract(*moved)[1, 2], product, rtol=0, atol=TOLERANCE)
@@ -322,9 +325,9 @@ def test_lora_on_experts_and_router_equals_the_merged_model():
     ):
         alone = jax.tree.map(np.zeros_like, trained)
         alone["blocks"]["mlp"][part] = trained["blocks"]["mlp"][part]
-        by_two = logits(c, lora.attach(params, alone, BESIDE))
+        by_two = logits(c, lora.attach_lora(params, alone, BESIDE))
         np.testing.assert_allclose(
-            by_two, logits(c, lora.merge(params, alone, BESIDE)), rtol=0, atol=1e-10
+            by_two, logits(c, lora.merge_lora(params, alone, BESIDE)), rtol=0, atol=1e-10
         )
         assert np.abs(by_two - logits(c, params)).max() > VISIBLE
 
@@ -341,13 +344,16 @@ def test_a_lora_of_experts_grows_with_them(by):
         "coalesce, layers": coalesce(sizes, layers="adjacent"),
         "back from upcycle": swap(upcycle({**sizes, "experts": E // 2}, {"experts": E})),
     }[by]
-    own = lora.growth(growth, BESIDE, axes)
-    both = lora.merge(
+    own = lora.lora_growth(growth, BESIDE, axes)
+    both = lora.merge_lora(
         grow(growth, params, axes),
-        grow(own, trained, lora.axes_of(BESIDE, axes)),
+        grow(own, trained, lora.lora_axes(BESIDE, axes)),
         BESIDE.resized(own),
     )
-    assert tiny.distance(both, grow(growth, lora.merge(params, trained, BESIDE), axes)) < TOLERANCE
+    assert (
+        tiny.distance(both, grow(growth, lora.merge_lora(params, trained, BESIDE), axes))
+        < TOLERANCE
+    )
 
 
 # --- on several devices ---
@@ -487,11 +493,11 @@ def test_experts_on_a_mesh_have_the_gradients_of_one_device(mesh):
     """The layers are scanned, some are rematerialized, and every expert has a LoRA."""
     c = config(embed=8, mlp=16, vocab=12, experts=E, balance=0.5)
     axes = tiny.axes(c)
-    axes = axes, lora.axes_of(BESIDE, axes)
+    axes = axes, lora.lora_axes(BESIDE, axes)
 
     def loss(given, tokens):
         return c.module.apply(
-            {"params": lora.attach(*given, BESIDE)}, tokens, targets=tokens[:, ::-1]
+            {"params": lora.attach_lora(*given, BESIDE)}, tokens, targets=tokens[:, ::-1]
         )[0]
 
     tokens = np.random.default_rng(1).integers(0, 12, (8, 7))
@@ -577,7 +583,7 @@ def test_a_capacity_does_not_matter_to_a_checkpoint(tmp_path):
 
 def test_settings_that_no_mixture_has():
     mine = lora.LoRA(targets=("*/mlp/up",))
-    factors = lora.init(
+    factors = lora.init_lora(
         mine, tiny.axes(config(experts=E)), config(experts=E).sizes(), jax.random.key(0)
     )
     with pytest.raises(

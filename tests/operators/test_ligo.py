@@ -19,7 +19,7 @@ from papers import layers
 from jaxgrow import flops, grow
 from jaxgrow.axes import axis, is_names
 from jaxgrow.operators import fpi, interleave, stack, zero_pad
-from jaxgrow.operators.ligo import LiGO, growth, init
+from jaxgrow.operators.ligo import LiGO, init_coefficients, learned_growth
 from train.data.batches import next_tokens
 from train.state.assembly import ByMaps
 from train.state.model import TrainState, loss, parameters
@@ -40,7 +40,7 @@ def start(ligo: LiGO = LIGO, target=BOTH, seed: int = 0):
 
 @cache
 def drawing(ligo, target):
-    return jax.jit(lambda key: init(ligo, tiny.axes(SMALL), OLD, dict(target), key))
+    return jax.jit(lambda key: init_coefficients(ligo, tiny.axes(SMALL), OLD, dict(target), key))
 
 
 @cache
@@ -56,7 +56,7 @@ def random(ligo: LiGO = LIGO, target=BOTH, seed: int = 0):
 
 def grown(coefficients, params):
     return jax.device_get(
-        grow(growth(coefficients, tiny.axes(SMALL), OLD), params, tiny.axes(SMALL))
+        grow(learned_growth(coefficients, tiny.axes(SMALL), OLD), params, tiny.axes(SMALL))
     )
 
 
@@ -158,7 +158,9 @@ def test_the_number_of_coefficients(embed):
     config = tiny.config(embed=embed, heads=2, head_dim=embed // 2)
     sizes = {"layers": 2, "embed": embed, "heads": 2, "mlp": 9, "head_dim": embed // 2}
     target = {"layers": 3, "embed": 2 * embed, "heads": 4, "mlp": 13}
-    made = jax.eval_shape(lambda: init(LiGO(), tiny.axes(config), sizes, target, jax.random.key(0)))
+    made = jax.eval_shape(
+        lambda: init_coefficients(LiGO(), tiny.axes(config), sizes, target, jax.random.key(0))
+    )
     count = sum(x.size for x in jax.tree.leaves(made))
     assert count == 4 * embed * 2 * embed + 9 * 13 + 8 * 2 * 3
 
@@ -327,10 +329,10 @@ def test_flop_count_matches_the_program_and_bounds_learning(
     shared,
 ):
     maps, params, axes = start(LiGO(shared=shared)), tiny.params(SMALL), tiny.axes(SMALL)
-    cost = flops.grow(growth(maps, axes, OLD), params, axes)
+    cost = flops.growth_flops(learned_growth(maps, axes, OLD), params, axes)
 
     def value(maps):
-        new = grow(growth(maps, axes, OLD), jax.lax.stop_gradient(params), axes)
+        new = grow(learned_growth(maps, axes, OLD), jax.lax.stop_gradient(params), axes)
         return sum(jnp.sum(jnp.sin(x)) for x in jax.tree.leaves(new))
 
     assert cost == products(jax.make_jaxpr(value)(maps).jaxpr)
@@ -351,7 +353,7 @@ def test_targets_that_cannot_be_are_refused():
         ValueError, match=re.escape("noise must be at least 0 and below 1, but is 1.5")
     ):
         LiGO(noise=1.5)
-    assert SMALL.resized(growth(start(), tiny.axes(SMALL), OLD)) == LARGE
+    assert SMALL.resized(learned_growth(start(), tiny.axes(SMALL), OLD)) == LARGE
 
 
 @pytest.mark.parametrize(
@@ -378,8 +380,8 @@ def test_key_value_heads_grow_in_stages_and_in_blocks_outside_the_layers(target)
             {name + stage * (name != "head_dim"): size for name, size in of.items()}
             for of in (sizes, target)
         )
-        start = init(LiGO(width="zero"), names, old, new, jax.random.key(0))
-        found.append(grow(growth(start, names, old), params, names))
+        start = init_coefficients(LiGO(width="zero"), names, old, new, jax.random.key(0))
+        found.append(grow(learned_growth(start, names, old), params, names))
     chex.assert_trees_all_equal(*found)
     expected = grow(zero_pad(sizes, target), params, axes)
     for block in ("layers", "top"):
@@ -388,6 +390,6 @@ def test_key_value_heads_grow_in_stages_and_in_blocks_outside_the_layers(target)
 
 def test_a_growth_is_a_pytree():
     """It can therefore be an argument of a compiled function, and it can be saved."""
-    made, params = growth(start(), tiny.axes(SMALL), OLD), tiny.params(SMALL)
+    made, params = learned_growth(start(), tiny.axes(SMALL), OLD), tiny.params(SMALL)
     compiled = jax.jit(lambda g, p: grow(g, p, tiny.axes(SMALL)))(made, params)
     close(compiled, grown(start(), params))

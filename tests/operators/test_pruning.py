@@ -31,8 +31,13 @@ from jaxgrow.cli.program import main
 from jaxgrow.extras.models.swin import SwinConfig
 from jaxgrow.growth.matrices import dense
 from jaxgrow.models import GPT2Config, LlamaConfig, importance
-from jaxgrow.models.importance import activations, angular, influence, streams
-from jaxgrow.operators import best, keep, llama_pro, prune
+from jaxgrow.models.importance import (
+    angular_distance,
+    block_influence,
+    residual_streams,
+    unit_importance,
+)
+from jaxgrow.operators import best_units, keep_units, llama_pro, prune
 from train import pretrain
 from train.plan.methods import TrainStage, VCycle
 from train.plan.training import Measure, Train
@@ -51,7 +56,7 @@ SCORES = {
     "embed": RNG.random(12),
 }
 DOWN = {
-    "layers": keep(LARGE, {"layers": [0, 3]}),
+    "layers": keep_units(LARGE, {"layers": [0, 3]}),
     "units of each layer": prune(LARGE, {"heads": 3, "mlp": 7}, SCORES),
     "everything": prune(LARGE, {"layers": 3, "heads": 2, "mlp": 5, "embed": 6}, SCORES),
 }
@@ -124,7 +129,7 @@ def test_each_layer_keeps_its_own_units():
         "down": ("layers", "mlp.in", "embed"),
         "bias": ("layers", "embed.bias"),
     }
-    found = grow(keep(sizes, {"mlp": [[0, 2], [1, 2]]}), params, axes)
+    found = grow(keep_units(sizes, {"mlp": [[0, 2], [1, 2]]}), params, axes)
     assert found["up"].tolist() == [[[0, 2]], [[4, 5]]]
     assert found["down"].tolist() == [[[0], [-2]], [[-4], [-5]]]
     assert found["bias"] is params["bias"]
@@ -181,8 +186,8 @@ def test_every_family_is_measured_and_pruned(config):
     config, inputs = replace(config, dtype="float32"), batch(config)[0]
     with jax.enable_x64(False):
         params = jax.eval_shape(config.init, jax.random.key(0))
-        found = jax.eval_shape(partial(streams, config), params, inputs)
-        units = jax.eval_shape(partial(activations, config), params, inputs)
+        found = jax.eval_shape(partial(residual_streams, config), params, inputs)
+        units = jax.eval_shape(partial(unit_importance, config), params, inputs)
     sizes = config.sizes()
     assert list(found) == [axis for axis in sizes if is_layers(axis)]
     assert set(units) == {axis for axis in sizes if kind(axis) in ("heads", "mlp", "embed")}
@@ -216,8 +221,8 @@ def measured():
     params = tiny.params(CONFIG)
     both = jax.jit(
         lambda p, t: (
-            streams(CONFIG, p, t)["layers"],
-            activations(CONFIG, p, t),
+            residual_streams(CONFIG, p, t)["layers"],
+            unit_importance(CONFIG, p, t),
             CONFIG.module.apply({"params": p}, t),
         )
     )
@@ -274,21 +279,23 @@ def test_influence_and_angles_are_those_of_cosines():
         return (a * b).sum(-1) / np.sqrt((a * a).sum(-1) * (b * b).sum(-1))
 
     expected = [1 - cosine(stream[i], stream[i + 1]).mean() for i in range(4)]
-    np.testing.assert_allclose(influence(stream), expected, rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(block_influence(stream), expected, rtol=0, atol=TOLERANCE)
     blocks = [(np.arccos(cosine(stream[i], stream[i + 2])) / np.pi).mean() for i in range(3)]
     a, b, c = blocks
     np.testing.assert_allclose(
-        angular(stream, 2), [a, min(a, b), min(b, c), c], rtol=0, atol=TOLERANCE
+        angular_distance(stream, 2), [a, min(a, b), min(b, c), c], rtol=0, atol=TOLERANCE
     )
     best = int(np.argmin(blocks))
     lost = set(range(4)) - set(
-        dense(prune(LARGE, {"layers": 2}, {"layers": angular(stream, 2)})["layers"].write).argmax(1)
+        dense(
+            prune(LARGE, {"layers": 2}, {"layers": angular_distance(stream, 2)})["layers"].write
+        ).argmax(1)
     )
     assert lost == {best, best + 1}
     with pytest.raises(
         ValueError, match="count is 5, but must be between 1 and the 4 layers of the stream"
     ):
-        angular(stream, 5)
+        angular_distance(stream, 5)
 
 
 @pytest.mark.parametrize("by", ["influence", "angular"])
@@ -298,7 +305,9 @@ def test_layers_that_add_nothing_are_found_and_pruned_bitwise(by):
     pro = llama_pro(LARGE, {"layers": 6})
     config, large = CONFIG.resized(pro), grow(pro, small, tiny.axes(CONFIG))
     stream = deep_streams(config)(large, tiny.tokens())
-    scores = np.asarray(influence(stream) if by == "influence" else angular(stream, 1))
+    scores = np.asarray(
+        block_influence(stream) if by == "influence" else angular_distance(stream, 1)
+    )
     assert np.flatnonzero(scores == 0).tolist() == [2, 5]
     assert scores[[0, 1, 3, 4]].min() > 1e-3
     chex.assert_trees_all_equal(
@@ -308,7 +317,7 @@ def test_layers_that_add_nothing_are_found_and_pruned_bitwise(by):
 
 @cache
 def deep_streams(config):
-    return jax.jit(lambda p, t: streams(config, p, t)["layers"])
+    return jax.jit(lambda p, t: residual_streams(config, p, t)["layers"])
 
 
 def test_units_that_say_nothing_are_found():
@@ -320,7 +329,7 @@ def test_units_that_say_nothing_are_found():
         "bias": np.where(silent, 0, up["bias"]),
     }
     planted = params | {"blocks": params["blocks"] | {"mlp": params["blocks"]["mlp"] | {"up": up}}}
-    scores = jax.device_get(jax.jit(partial(activations, CONFIG))(planted, tiny.tokens()))
+    scores = jax.device_get(jax.jit(partial(unit_importance, CONFIG))(planted, tiny.tokens()))
     np.testing.assert_array_equal(np.asarray(scores["mlp"]) == 0, silent)
     down, before = prune(LARGE, {"mlp": 16}, scores), tiny.forward(CONFIG)(planted, tiny.tokens())
 
@@ -340,25 +349,28 @@ def test_units_that_say_nothing_are_found():
     ("make", "message"),
     [
         (
-            partial(keep, LARGE, {"layers": [1, 0]}),
+            partial(keep_units, LARGE, {"layers": [1, 0]}),
             r"axis 'layers': .* some of 0 .. 3, in ascending order, not \[1, 0\]",
         ),
-        (partial(keep, LARGE, {"mlp": [20]}), r"some of 0 .. 19"),
+        (partial(keep_units, LARGE, {"mlp": [20]}), r"some of 0 .. 19"),
         (
-            partial(keep, LARGE, {"mlp": [[0], [1]]}),
+            partial(keep_units, LARGE, {"mlp": [[0], [1]]}),
             r"a list of indices, or one list for each of 4 layers, but have shape \(2, 1\)",
         ),
         (
-            partial(keep, LARGE, {"embed": [[0]] * 4}),
+            partial(keep_units, LARGE, {"embed": [[0]] * 4}),
             r"axis 'embed': the kept units must be a list of indices, but",
         ),
-        (partial(keep, LARGE, {"kv_heads": [0]}), "axis 'kv_heads': the model has no such axis"),
         (
-            partial(keep, GROUPED.sizes(), {"kv_heads": [0, 1]}),
+            partial(keep_units, LARGE, {"kv_heads": [0]}),
+            "axis 'kv_heads': the model has no such axis",
+        ),
+        (
+            partial(keep_units, GROUPED.sizes(), {"kv_heads": [0, 1]}),
             "would not read the same one of 2 key/value heads",
         ),
         (
-            partial(keep, GROUPED.sizes(), {"heads": [0, 1, 2]}),
+            partial(keep_units, GROUPED.sizes(), {"heads": [0, 1, 2]}),
             "would not read the same one of 3 key/value heads",
         ),
         (
@@ -382,11 +394,11 @@ def test_units_that_say_nothing_are_found():
             r"axis 'layers': prune\(\) takes layers.0, layers.1, embed.0,",
         ),
         (
-            partial(keep, STAGES, {"mlp.1": [[0]] * 4}),
+            partial(keep_units, STAGES, {"mlp.1": [[0]] * 4}),
             r"axis 'mlp.1': .* each of 3 layers, but have shape \(4, 1\)",
         ),
         (
-            partial(keep, STAGES, {"embed.1": [[0]] * 3}),
+            partial(keep_units, STAGES, {"embed.1": [[0]] * 3}),
             r"axis 'embed.1': the kept units must be a list of indices, but",
         ),
     ],
@@ -409,7 +421,7 @@ def measured_swin():
 @jax.jit
 def look(params):
     images = vision.images(SWIN)
-    return streams(SWIN, params, images), activations(SWIN, params, images)
+    return residual_streams(SWIN, params, images), unit_importance(SWIN, params, images)
 
 
 def test_the_scores_of_every_stage_are_those_of_its_own_stream():
@@ -422,7 +434,7 @@ def test_the_scores_of_every_stage_are_those_of_its_own_stream():
         directions = stream / np.sqrt((stream**2).sum(-1, keepdims=True))
         cosines = [(directions[i] * directions[i + 1]).sum(-1).mean() for i in range(layers)]
         np.testing.assert_allclose(
-            influence(found[f"layers.{s}"]), 1 - np.array(cosines), rtol=0, atol=1e-10
+            block_influence(found[f"layers.{s}"]), 1 - np.array(cosines), rtol=0, atol=1e-10
         )
         for axis, expected in zip(
             ("heads", "mlp", "embed"),
@@ -494,7 +506,7 @@ def test_layers_that_add_nothing_go_first_in_every_stage():
     Removing a single layer would change the shift of all following layers.
     """
     params = without(measured_swin()[0], blocks0=[1, 2], blocks1=[1])
-    scores = {axis: np.asarray(influence(x)) for axis, x in look(params)[0].items()}
+    scores = {axis: np.asarray(block_influence(x)) for axis, x in look(params)[0].items()}
     assert [np.flatnonzero(x == 0).tolist() for x in scores.values()] == [[1, 2], [1]]
     alternating = SWIN.traits["alternating"]
     assert alternating == ("layers.0",)
@@ -502,9 +514,9 @@ def test_layers_that_add_nothing_go_first_in_every_stage():
     assert [dense(m.write).argmax(1).tolist() for m in down.values()] == [[0, 3], [0, 2]]
     assert change(down, params) < TOLERANCE
     # This removes a layer that adds something.
-    assert change(keep(STAGES, {"layers.0": [0, 3], "layers.1": [0, 1]}), params) > 1e-2
+    assert change(keep_units(STAGES, {"layers.0": [0, 3], "layers.1": [0, 1]}), params) > 1e-2
     # This removes one layer that adds nothing, but it changes the shift of two others.
-    assert change(keep(STAGES, {"layers.0": [0, 2, 3]}), params) > 1e-2
+    assert change(keep_units(STAGES, {"layers.0": [0, 2, 3]}), params) > 1e-2
     assert kept_layers(scores, 3) == [0, 1, 2] and kept_layers(scores, 1) == [0]
 
 
@@ -523,7 +535,7 @@ def test_alternating_choice_is_best_among_all_choices():
                 for c in combinations(range(layers), count)
                 if all((j - i) % 2 == 0 for i, j in enumerate(c))
             ]
-            found = best(scores, count, alternating=True)
+            found = best_units(scores, count, alternating=True)
             assert tuple(found) in by_turns
             assert scores[found].sum() == max(scores[list(c)].sum() for c in by_turns)
 
@@ -662,10 +674,10 @@ def test_the_command_on_units_of_a_model_with_grouped_queries(folder, tmp_path, 
         run(*arguments, "--to", "orbax")
         found = checkpoints.load(tmp_path / "b")[1]
         inputs = ids.reshape(8, 7)
-        units, stream = jax.jit(lambda p, x: (activations(config, p, x), streams(config, p, x)))(
-            params, inputs
-        )
-        scores = units | {"layers": angular(stream["layers"], 1)}
+        units, stream = jax.jit(
+            lambda p, x: (unit_importance(config, p, x), residual_streams(config, p, x))
+        )(params, inputs)
+        scores = units | {"layers": angular_distance(stream["layers"], 1)}
     chex.assert_trees_all_close(
         found, grow(prune(config.sizes(), target, scores), params, config.axes()), rtol=0, atol=0
     )
@@ -708,7 +720,7 @@ def test_the_command_on_images_and_stages(tmp_path, capsys):
     assert about["arguments"]["removed"] == {"layers.0": [1, 2], "layers.1": [1]}
     assert about["report"]["scores"]["layers.1"][1] == 0 == about["report"]["pruned"]["max_abs"]
     assert about["report"]["random"]["max_abs"] > 1e-2
-    down = keep(config.sizes(), {"layers.0": [0, 3], "layers.1": [0, 2]})
+    down = keep_units(config.sizes(), {"layers.0": [0, 3], "layers.1": [0, 2]})
     assert found[0].layers == (2, 2)
     chex.assert_trees_all_equal(found[1], grow(down, params, config.axes()))
 
@@ -788,22 +800,22 @@ FEW = np.random.default_rng(4).integers(0, 11, (1, 3))  # 6 assignments to 12 ex
 
 
 def test_the_importance_of_an_expert_is_its_mean_gate():
-    scores = activations(MIXED, tiny.params(MIXED), FEW)["experts"]
+    scores = unit_importance(MIXED, tiny.params(MIXED), FEW)["experts"]
     assert scores.shape == (3, 12)
     np.testing.assert_allclose(scores.sum(1), 1, rtol=0, atol=TOLERANCE)  # of normalised gates
     assert ((scores > 0).sum(1) <= 6).all() and ((scores > 0).sum(1) >= 2).all()
     # Gates that are not normalised are probabilities of the router, over all experts.
     plain = replace(MIXED, gates_normed=False)
-    every = activations(replace(plain, active=12), tiny.params(MIXED), FEW)["experts"]
+    every = unit_importance(replace(plain, active=12), tiny.params(MIXED), FEW)["experts"]
     np.testing.assert_allclose(every.sum(1), 1, rtol=0, atol=TOLERANCE)
-    chosen = activations(plain, tiny.params(MIXED), FEW)["experts"]
+    chosen = unit_importance(plain, tiny.params(MIXED), FEW)["experts"]
     assert (chosen.sum(1) < 1).all() and (chosen[0] <= every[0] + TOLERANCE).all()
 
 
 def test_experts_without_tokens_are_removed_without_an_effect():
     params = tiny.params(MIXED)
     forward = tiny.forward(MIXED)
-    scores = {"experts": np.asarray(activations(MIXED, params, FEW)["experts"])}
+    scores = {"experts": np.asarray(unit_importance(MIXED, params, FEW)["experts"])}
     down = prune(MIXED.sizes(), {"experts": 6}, scores)
     small = MIXED.resized(down)
     assert small.experts == 6
@@ -884,13 +896,15 @@ def test_a_pruned_v_cycle_measures_goes_down_and_comes_back():
     params, axes = tiny.params(CONFIG), tiny.axes(CONFIG)
     bench = Bench(large=TrainState(params, None, CONFIG))
     bench.models["large"] = measure.run(bench)
-    each = jax.vmap(lambda tokens: influence(streams(CONFIG, params, tokens)["layers"]))
+    each = jax.vmap(
+        lambda tokens: block_influence(residual_streams(CONFIG, params, tokens)["layers"])
+    )
     expected = jax.jit(each)(bench.validation_batches(2)[0]).mean(0)
     np.testing.assert_allclose(bench.models["large"].sensitivity, expected, rtol=0, atol=TOLERANCE)
     kept = sorted(np.argsort(expected)[2:].tolist())
     assert kept != [0, 1]  # unlike the choice without a measurement
     bench.models["coarse1"] = small = coalesce.run(bench)
-    down = keep(LARGE, {"layers": kept})
+    down = keep_units(LARGE, {"layers": kept})
     chex.assert_trees_all_equal(small.params, grow(down, params, axes))
     chex.assert_trees_all_equal(correction.run(bench).params, params)
     learned = jax.tree.map(lambda x: 0.9 * x, small.params)
@@ -911,7 +925,7 @@ def test_a_swin_goes_down_by_pruning_and_comes_back():
     assert np.flatnonzero(bench.models["large"].sensitivity == 0).tolist() == [1, 2, 5]
     bench.models["coarse1"] = small = coalesce.run(bench)
     assert small.config.layers == (2, 2)
-    down = keep(STAGES, {"layers.0": [0, 3], "layers.1": [0, 2]})
+    down = keep_units(STAGES, {"layers.0": [0, 3], "layers.1": [0, 2]})
     chex.assert_trees_all_equal(small.params, grow(down, params, axes))
     chex.assert_trees_all_equal(correction.run(bench).params, params)
     with pytest.raises(

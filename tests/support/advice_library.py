@@ -38,7 +38,7 @@ def _model(config: Any, reads: bool = False):
 def _lora(folder: Path) -> Path:
     config = gpt2.CONFIG
     how = lora.LoRA(2, 2.0, ("blocks/attention/query", "blocks/attention/value"))
-    factors = lora.init(how, config.axes(), config.sizes(), jax.random.key(0))
+    factors = lora.init_lora(how, config.axes(), config.sizes(), jax.random.key(0))
     factors = jax.tree.map(lambda x: np.ones(x.shape, np.float32), factors)
     peft.save(folder, peft.PeftAdapter(config, how, factors))
     return folder

@@ -18,10 +18,9 @@ from finetunings import FAMILIES, cola, squad, tuning
 from tokenizers import Tokenizer, models
 
 from jaxgrow import checkpoints
-from jaxgrow.extras.peft.adapters import Adapter
 from jaxgrow.extras.peft.lora import LoRA
 from jaxgrow.layerdrop import LayerDrop, Sensitivity
-from jaxgrow.models import BERTConfig, LlamaConfig, ViTConfig
+from jaxgrow.models import Adapter, BERTConfig, LlamaConfig, ViTConfig
 from jaxgrow.optim.freeze import Freeze
 from jaxgrow.untrusted import using_limits
 from train import generate, pretrain

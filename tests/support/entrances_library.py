@@ -174,7 +174,7 @@ def lora_folder(name: str) -> Callable[[Path], Path]:
     def make(folder: Path) -> Path:
         saved(folder / "model")
         how = lora.LoRA(2, 2.0, ("blocks/attention/query", "blocks/attention/value"))
-        factors = lora.init(how, CONFIG.axes(), CONFIG.sizes(), jax.random.key(0))
+        factors = lora.init_lora(how, CONFIG.axes(), CONFIG.sizes(), jax.random.key(0))
         factors = jax.tree.map(lambda x: np.ones(x.shape, np.float32), factors)
         peft.save(folder / "lora", peft.PeftAdapter(CONFIG, how, factors))
         return folder / "lora" / name

@@ -44,7 +44,7 @@ def cases() -> dict[str, tuple[dict[str, int], maps.Growth]]:
     found["decoalesce"] = small, operators.decoalesce(dense, **halves)
     found["keep"] = (
         dense,
-        operators.keep(dense, {"layers": [0, 2, 3], "mlp": np.arange(0, 4096, 2)}),
+        operators.keep_units(dense, {"layers": [0, 2, 3], "mlp": np.arange(0, 4096, 2)}),
     )
     scores = np.random.default_rng(0).normal(size=(4, 4096))
     found["prune, units of each layer"] = (

@@ -63,8 +63,10 @@ def learned(small: Config, target: dict[str, int], shared: bool):
     """Return the shapes of LiGO's maps to the sizes ``target``, and of the model that they grow."""
 
     def grown(key):
-        coefficients = ligo.init(LiGO(shared=shared), axes(small), small.sizes(), target, key)
-        growth = ligo.growth(coefficients, axes(small), small.sizes())
+        coefficients = ligo.init_coefficients(
+            LiGO(shared=shared), axes(small), small.sizes(), target, key
+        )
+        growth = ligo.learned_growth(coefficients, axes(small), small.sizes())
         return coefficients, grow(growth, params(small), axes(small))
 
     return jax.eval_shape(grown, jax.random.key(0))

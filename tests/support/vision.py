@@ -89,7 +89,9 @@ def assert_every_product_is_counted(config: Config, passes=(), costs=()) -> None
     positions = BATCH * config.length
     counted = products(jax.make_jaxpr(jax.value_and_grad(loss))(params, shape).jaxpr)
     # the formula divides
-    np.testing.assert_allclose(flops.train(config, positions, **dict(costs)), counted, rtol=1e-12)
+    np.testing.assert_allclose(
+        flops.train_flops(config, positions, **dict(costs)), counted, rtol=1e-12
+    )
     if not costs:
         counted = products(jax.make_jaxpr(run)(params, shape).jaxpr)
-        np.testing.assert_allclose(flops.forward(config, positions), counted, rtol=1e-12)
+        np.testing.assert_allclose(flops.forward_flops(config, positions), counted, rtol=1e-12)

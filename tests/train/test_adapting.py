@@ -16,9 +16,9 @@ from finetunings import FAMILIES, OPTIM, checkpoint, tuning
 from jaxgrow import flops, grow
 from jaxgrow.checkpoints import load, orbax
 from jaxgrow.extras.peft import adapters, lora
-from jaxgrow.extras.peft.adapters import Adapter
 from jaxgrow.extras.peft.lora import LoRA
 from jaxgrow.layerdrop import LayerDrop
+from jaxgrow.models import Adapter
 from jaxgrow.operators import stack
 from jaxgrow.optim.freeze import Freeze
 from train import finetune as command
@@ -72,7 +72,7 @@ def test_merged_lora_gives_the_base_model_plus_the_lora_bitwise(home, whole):
     assert max(np.abs(b).max() for b in jax.tree.leaves(saved.params)) > 0
     body, head = split(after)
     assert list(head) == ["classifier"]
-    merged = lora.merge(split(before)[0], saved.params, OWN)
+    merged = lora.merge_lora(split(before)[0], saved.params, OWN)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-7), body, merged)
     for name in ("token_embedding", "position_embedding", "final_norm"):
         jax.tree.map(np.testing.assert_array_equal, body[name], before[name])
@@ -106,7 +106,7 @@ def test_only_the_lora_and_the_head_have_gradients_and_moments(home):
 def test_its_steps_cost_what_their_products_do(home):
     experiment = few(home)
     phase = next(p for p in experiment.plan if isinstance(p, Adapt))
-    each = flops.train(phase.config, 16 * 14, 14, adapter=OWN)
+    each = flops.train_flops(phase.config, 16 * 14, 14, adapter=OWN)
     assert phase.cost(16) == pytest.approx(experiment.steps * each)
 
 
@@ -159,7 +159,7 @@ def test_a_model_with_an_adapter_is_a_model(home, adapted):
     config, after = load(adapted)
     saved = saved_in(adapted / "adapter.npz")
     assert config.adapter == saved.adapter == BOTTLENECK
-    body, own = adapters.detach(after)
+    body, own = adapters.detach_adapters(after)
     jax.tree.map(np.testing.assert_array_equal, split(body)[0], split(before)[0])
     jax.tree.map(np.testing.assert_array_equal, own, saved.params)
     assert all(x.any() for x in jax.tree.leaves(own))
@@ -178,8 +178,10 @@ def test_only_adapter_and_head_have_gradients_and_moments(home):
     assert {*model.params["blocks"]} == {"mlp_adapter"}
     assert model.params["blocks"].keys() == model.opt[1].mu["blocks"].keys()
     config = phase.config
-    assert phase.cost(16) == pytest.approx(4 * flops.train(config, 16 * 14, 14, adapter=BOTTLENECK))
-    assert phase.cost(16) < 4 * flops.train(replace(config, adapter=BOTTLENECK), 16 * 14, 14)
+    assert phase.cost(16) == pytest.approx(
+        4 * flops.train_flops(config, 16 * 14, 14, adapter=BOTTLENECK)
+    )
+    assert phase.cost(16) < 4 * flops.train_flops(replace(config, adapter=BOTTLENECK), 16 * 14, 14)
 
 
 def test_what_was_trained_is_trained_on(home, adapted, whole):

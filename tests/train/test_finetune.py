@@ -180,7 +180,7 @@ def test_samples_cost_what_they_are_long(home):
     phase = next(p for p in experiment.plan if isinstance(p, Train))
     assert (phase.length, phase.config.length) == (14, 16)
     assert phase.cost(16) == pytest.approx(
-        experiment.steps * flops.train(phase.config, 16 * 14, 14)
+        experiment.steps * flops.train_flops(phase.config, 16 * 14, 14)
     )
 
 

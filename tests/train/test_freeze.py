@@ -18,7 +18,7 @@ from jaxgrow import grow, operators
 from jaxgrow.axes import BELOW, leaves, marked
 from jaxgrow.extras.models.cait import CaiTConfig
 from jaxgrow.models import BERTConfig, LlamaConfig, ViTConfig
-from jaxgrow.optim.freeze import Freeze, hold
+from jaxgrow.optim.freeze import Freeze, hold_frozen
 from train import pretrain
 from train.data.batches import next_tokens
 from train.plan.methods import GrowTo, TrainStage
@@ -122,7 +122,7 @@ def test_the_mask_by_hand_and_of_layers_that_the_model_lacks():
 def test_frozen_parameters_and_moments_stay_bitwise(paths):
     before = runs.trained(LARGE, TX)
     after = jax.tree.map(lambda x: x + 1, (before.params, before.opt))
-    held = hold(
+    held = hold_frozen(
         (before.params, before.opt),
         after,
         [True, False, False, True],

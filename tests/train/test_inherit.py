@@ -183,7 +183,7 @@ def test_nothing_is_computed_backwards_through_the_teacher():
     counted = products(
         jax.make_jaxpr(train_step(tx, 1, (Teacher("", 1.0),)))(student, BATCH, now).jaxpr
     )
-    assert counted == flops.train(STUDENT, 8 * 8) + flops.forward(TEACHER, 8 * 8)
+    assert counted == flops.train_flops(STUDENT, 8 * 8) + flops.forward_flops(TEACHER, 8 * 8)
 
 
 @pytest.mark.parametrize(
@@ -258,17 +258,17 @@ def test_the_cost_of_a_teacher_is_that_of_its_own_positions_and_experts():
         **dict(vocab=256, context=8, layers=2, embed=8, heads=2, kv_heads=2, head_dim=4, mlp=16),
         **dict(experts=5, active=2),
     )
-    assert cost(experts, STUDENT) == flops.forward(experts, 64, at_once=32)
-    assert cost(experts, STUDENT) != flops.forward(experts, 64)
+    assert cost(experts, STUDENT) == flops.forward_flops(experts, 64, at_once=32)
+    assert cost(experts, STUDENT) != flops.forward_flops(experts, 64)
     # Its head computes the positions that are masked in the samples of the student.
     half = replace(BERT, masked=0.5)
-    assert cost(BERT, half) == flops.forward(half, 64) > flops.forward(BERT, 64)
+    assert cost(BERT, half) == flops.forward_flops(half, 64) > flops.forward_flops(BERT, 64)
     longer = replace(BERT, context=16).with_head("classes")
-    assert cost(longer, BERT.with_head("classes")) == flops.forward(longer, 64, 8)
+    assert cost(longer, BERT.with_head("classes")) == flops.forward_flops(longer, 64, 8)
     patches = ViTConfig(image=8, patch=4, layers=1, embed=8, heads=2, head_dim=4, mlp=16, classes=3)
     whole = replace(patches, patch=8)
-    assert cost(patches, whole) == flops.forward(patches, 8 * patches.length)
-    assert cost(whole, patches) == flops.forward(whole, 8 * whole.length)
+    assert cost(patches, whole) == flops.forward_flops(patches, 8 * patches.length)
+    assert cost(whole, patches) == flops.forward_flops(whole, 8 * whole.length)
 
 
 # --- a run ---
@@ -303,7 +303,8 @@ def test_a_teacher_is_charged_while_it_speaks(taught, small_run):
     start = runs.log(small_run.parent / "taught")[0]["flops"]  # the cost of the imported teacher
     spent = [b - a for a, b in itertools.pairwise([start, *(line["flops"] for line in lines)])]
     alone, teacher = (
-        f(c, e.batch * 8) for f, c in ((flops.train, runs.LARGE), (flops.forward, runs.SMALL))
+        f(c, e.batch * 8)
+        for f, c in ((flops.train_flops, runs.LARGE), (flops.forward_flops, runs.SMALL))
     )
     assert spent == pytest.approx([alone + teacher, alone + teacher, alone, alone])
     assert sum(spent) == pytest.approx(e.plan[-1].cost(e.batch))

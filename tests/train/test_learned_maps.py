@@ -46,7 +46,7 @@ def saved(request, tmp_path_factory):
         ligo=request.param,
     )
     old = sizes(jax.eval_shape(lambda: SMALL.init(jax.random.key(0))), AXES)
-    made = jax.jit(lambda key: ligo.init(request.param, AXES, old, phase.target, key))
+    made = jax.jit(lambda key: ligo.init_coefficients(request.param, AXES, old, phase.target, key))
     coefficients = jax.device_get(made(jax.random.key(1)))
     path = tmp_path_factory.mktemp("maps") / "maps.npz"
     learning.save(path, phase, coefficients)
@@ -93,7 +93,7 @@ def test_maps_are_described_drawn_and_applied_to_another_model(
     assert "embed: write (8, 4), max |top - I| 0.00e+00" in said
     assert (tmp_path / "new" / "maps.png").read_bytes()[:4] == b"\x89PNG"
     params = load(small_run)
-    expected = jax.jit(lambda c, p: grow(ligo.growth(c, AXES, sizes(p, AXES)), p, AXES))(
+    expected = jax.jit(lambda c, p: grow(ligo.learned_growth(c, AXES, sizes(p, AXES)), p, AXES))(
         coefficients, params
     )
     config, found = checkpoints.load(tmp_path / "grown")  # The commands of jaxgrow can read it.
@@ -123,7 +123,9 @@ def test_maps_grow_a_vision_model():
     sides = dict(image=8, patch=4, channels=1, classes=3)
     small = ViTConfig(**sides, layers=1, embed=4, heads=1, head_dim=4, mlp=8)
     large = replace(small, layers=2)
-    made = ligo.init(ligo.LiGO(), small.axes(), small.sizes(), {"layers": 2}, jax.random.key(0))
+    made = ligo.init_coefficients(
+        ligo.LiGO(), small.axes(), small.sizes(), {"layers": 2}, jax.random.key(0)
+    )
     maps = learning.Maps(small, large, ligo.LiGO(), made)
     chex.assert_trees_all_equal_shapes(maps.apply(runs.fresh(small)), runs.fresh(large))
     with pytest.raises(ValueError, match=r"'mlp': \(16, 8\)"):

@@ -49,7 +49,7 @@ def test_the_cost_of_equal_steps_is_computed_once(monkeypatch):
     phase = Train("large", 8, Optim(), runs.MODEL)
     plans = inputs.step_plans(phase, None, PhaseStart({}, 0, 8, 1, 0))
     costs = [plans(step, step).flops for step in range(3)]
-    assert costs == [flops.train(runs.MODEL, 8 * 8)] * 3
+    assert costs == [flops.train_flops(runs.MODEL, 8 * 8)] * 3
     assert len(asked) == 1
 
 
@@ -73,7 +73,9 @@ def test_every_phase_is_charged_for_its_own_work(finished):
         assert cost["seconds"] > 0 and cost["flops"] > 0
         if isinstance(phase, Train):
             assert (cost["steps"], cost["tokens"]) == (phase.steps, phase.steps * per_step)
-            assert cost["flops"] == pytest.approx(phase.steps * flops.train(phase.config, per_step))
+            assert cost["flops"] == pytest.approx(
+                phase.steps * flops.train_flops(phase.config, per_step)
+            )
         else:
             assert (cost["steps"], cost["tokens"]) == (0, 0)
             assert cost["flops"] < 0.1 * result["flops"]

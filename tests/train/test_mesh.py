@@ -234,5 +234,5 @@ def test_the_cost_of_experts_is_that_of_the_tokens_on_each_device():
     with jax.set_mesh(mesh):
         counted = counting.products(jax.make_jaxpr(trained)(*arguments).jaxpr)
     setting = PhaseStart({}, 0, 2, 1, 0, token_devices(mesh))
-    assert flops.train(model, 72, at_once=setting.at_once(72)) == pytest.approx(counted)
-    assert flops.train(model, 72, at_once=72) != pytest.approx(counted)
+    assert flops.train_flops(model, 72, at_once=setting.at_once(72)) == pytest.approx(counted)
+    assert flops.train_flops(model, 72, at_once=72) != pytest.approx(counted)

@@ -48,7 +48,9 @@ def test_a_run_costs_what_its_windows_do(tmp_path):
     method = Growing(runs.MODEL, TrainStage(0.5, modifiers=(ShortContext(2),)), (to,))
     e = runs.experiment(tmp_path, method=method)
     each = e.batch * runs.MODEL.context
-    short, whole = (flops.train(runs.MODEL, each, runs.MODEL.context // parts) for parts in (2, 1))
+    short, whole = (
+        flops.train_flops(runs.MODEL, each, runs.MODEL.context // parts) for parts in (2, 1)
+    )
     trained = [p for p in e.plan if isinstance(p, Train)]
     assert [p.cost(e.batch) for p in trained] == [
         short * e.steps / 2,
@@ -70,7 +72,9 @@ def test_four_devices_equal_one_on_complete_samples(tmp_path):
         run(e, tmp_path / "alone")
     runs.assert_close(tmp_path / "run", tmp_path / "alone")
     each = e.batch * runs.MODEL.context
-    short, whole = (flops.train(runs.MODEL, each, runs.MODEL.context // parts) for parts in (2, 1))
+    short, whole = (
+        flops.train_flops(runs.MODEL, each, runs.MODEL.context // parts) for parts in (2, 1)
+    )
     assert [p["flops"] for p in result["phases"] if p["steps"]] == [
         short * e.steps / 2,
         whole * e.steps / 2,

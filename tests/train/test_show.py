@@ -144,8 +144,10 @@ def test_axes_of_others_are_drawn_by_their_names(config: Config, target, expecte
 
 def test_learned_maps_over_two_axes_are_drawn():
     old = sizes(SHAPES, AXES)
-    coefficients = ligo.init(ligo.LiGO(), AXES, old, {"heads": 5, "layers": 3}, jax.random.key(0))
-    panels = plot.panels(ligo.growth(coefficients, AXES, old), SHAPES, AXES)
+    coefficients = ligo.init_coefficients(
+        ligo.LiGO(), AXES, old, {"heads": 5, "layers": 3}, jax.random.key(0)
+    )
+    panels = plot.panels(ligo.learned_growth(coefficients, AXES, old), SHAPES, AXES)
     found = [
         p
         for p in panels

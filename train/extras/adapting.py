@@ -43,7 +43,7 @@ class Adapt(Train):
     def __post_init__(self):
         super().__post_init__()
         if isinstance(self.adapter, LoRA):
-            modules = lora.kernels(self.adapter, self.config.axes())
+            modules = lora.lora_kernels(self.adapter, self.config.axes())
             if heads := split({module.partition("/")[0]: 0 for module in modules})[1]:
                 raise ValueError(
                     f"the targets of the LoRA include {', '.join(heads)}, but heads are trained "
@@ -68,10 +68,10 @@ class Adapt(Train):
             or self.config.adapter is None
         ):
             return 0.0
-        return muon.flops(ByAdapter(self.adapter).axes(self.config), self.config.sizes())
+        return muon.muon_flops(ByAdapter(self.adapter).axes(self.config), self.config.sizes())
 
     def flops(self, tokens: int, layers: float | None = None, at_once: int | None = None) -> float:
-        return flops.train(
+        return flops.train_flops(
             self.config,
             tokens,
             self.window,
@@ -97,19 +97,19 @@ class Adapt(Train):
         """Return the frozen model with its own adapter, the one in ``saved``, or a fresh one."""
         body, head = split(model.params)
         if isinstance(self.adapter, LoRA):
-            fresh = lora.init(self.adapter, split(self.config.axes())[0], self.config.sizes(), key)
+            fresh = lora.init_lora(
+                self.adapter, split(self.config.axes())[0], self.config.sizes(), key
+            )
             own = fresh if saved is None else saved
             return TrainState(
                 own | head, None, self.config, model.sensitivity, body, ByLoRA(self.adapter)
             )
         config = replace(self.config, adapter=self.adapter)
         if self.config.adapter is not None:
-            body, own = adapters.detach(body)
+            body, own = adapters.detach_adapters(body)
         else:
-            own = adapters.init(config, key) if saved is None else saved
-        return TrainState(
-            own | head, None, config, model.sensitivity, body, ByAdapter(self.adapter)
-        )
+            own = adapters.init_adapters(config, key) if saved is None else saved
+        return TrainState(own | head, None, config, model.sensitivity, body, ByAdapter(self.adapter))
 
     def given(self, context: Context) -> tuple[Any, ...]:
         if self.saved is not None and context.models[self.name].made is None:
@@ -130,7 +130,7 @@ def keep_adapter(context: Context, model: TrainState) -> None:
         assert isinstance(model.made, ByAdapter)
         name = "adapter.npz"
         adapter = model.made.adapter
-        own = adapters.detach(plain(model))[1]
+        own = adapters.detach_adapters(plain(model))[1]
 
     def write(path: Path, params: Params) -> None:
         save(path, Saved(model.config, adapter, params))
@@ -157,7 +157,7 @@ class Saved(NamedTuple):
 
     config: Config  # config of the model
     adapter: LoRA | Adapter
-    params: Params  # in the form of `jaxgrow.extras.peft.lora.init` or `jaxgrow.extras.peft.adapters.init`
+    params: Params  # in the form of `jaxgrow.extras.peft.lora.init_lora` or `jaxgrow.extras.peft.adapters.init_adapters`
 
 
 def save(path: Path, saved: Saved) -> None:
@@ -211,6 +211,6 @@ def loaded(file: str, config: Config) -> tuple[LoRA | Adapter, Params]:
         raise UserError(
             f"the adapter of {file} is for a model with {there}, but this model has "
             f"{', '.join(f'{a} {n}' for a, n in wrong.items())}; grow the adapter with its model ("
-            "jaxgrow.extras.peft.lora.growth, jaxgrow.extras.peft.adapters.growth)"
+            "jaxgrow.extras.peft.lora.lora_growth, jaxgrow.extras.peft.adapters.adapter_growth)"
         )
     return saved.adapter, saved.params

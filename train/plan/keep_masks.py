@@ -40,7 +40,7 @@ class KeepMasks:
       micro: number of micro-batches in a step.
       seed: random seed of the masks.
       sensitivity: measured sensitivity of each layer, or None.
-      weights: relative cost of each layer (`jaxgrow.flops.weights`). The number of layers that run
+      weights: relative cost of each layer (`jaxgrow.flops.layer_weights`). The number of layers that run
         is the sum of their weights, including the padding of `jaxgrow.layerdrop.counts`. None: 1
         for each layer.
     """

@@ -56,16 +56,18 @@ class Learn(Train):
         sizes = self.small.sizes()
         small = jax.eval_shape(lambda: initial(self.small, jax.random.key(0)))
         maps = jax.eval_shape(
-            lambda: ligo.init(self.ligo, axes, sizes, self.target, jax.random.key(0))
+            lambda: ligo.init_coefficients(self.ligo, axes, sizes, self.target, jax.random.key(0))
         )
         # Shapes suffice for counting, but the maps must be arrays, because they are indexed by
         # layer.
         maps = jax.tree.map(lambda x: np.broadcast_to(np.float32(0), x.shape), maps)
-        return flops.grow(ligo.growth(maps, axes, sizes), small, axes)
+        return flops.growth_flops(ligo.learned_growth(maps, axes, sizes), small, axes)
 
     def start(self, models: Models, tx: optax.GradientTransformation, key: jax.Array) -> TrainState:
         small = models[self.source]
-        maps = ligo.init(self.ligo, self.small.axes(), self.small.sizes(), self.target, key)
+        maps = ligo.init_coefficients(
+            self.ligo, self.small.axes(), self.small.sizes(), self.target, key
+        )
         return TrainState(maps, tx.init(maps), self.config, None, plain(small), ByMaps(self.small))
 
     def init(self, context: Context) -> TrainState:
@@ -96,7 +98,7 @@ class Maps:
     small: Config
     large: Config
     ligo: LiGO
-    coefficients: dict[str, Any]  # in the form of `jaxgrow.operators.ligo.init`
+    coefficients: dict[str, Any]  # in the form of `jaxgrow.operators.ligo.init_coefficients`
 
     def apply(self, params: Any) -> Any:
         """Grow the parameters of a model of the config ``small`` to the sizes of ``large``.
@@ -112,7 +114,7 @@ class Maps:
             raise ValueError(
                 f"the maps are for a model with other sizes (size of this model, size for the maps): {wrong}"
             )
-        return grow(ligo.growth(self.coefficients, axes, old), params, axes)
+        return grow(ligo.learned_growth(self.coefficients, axes, old), params, axes)
 
 
 def save(path: Path, phase: Learn, coefficients: dict[str, Any]) -> None:

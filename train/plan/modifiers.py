@@ -35,7 +35,7 @@ from jaxgrow.layerdrop.schedules import whole_steps
 from jaxgrow.models import Config
 from jaxgrow.models.loss import weighted_mean
 from jaxgrow.models.stack import KeptTokens
-from jaxgrow.optim.freeze import Freeze, hold
+from jaxgrow.optim.freeze import Freeze, hold_frozen
 from train.plan.keep_masks import KeepMasks
 from train.state.model import TrainState, logits, target_weights
 from train.state.optim import Optim, learning_rate
@@ -146,7 +146,7 @@ class Modifier:
         return []
 
     def savings(self, config: Config) -> dict[str, Any]:
-        """Options of `jaxgrow.flops.train` that describe the computation saved in every step."""
+        """Options of `jaxgrow.flops.train_flops` that describe the computation saved in every step."""
         return {}
 
     def layers(self, phase: TrainedPhase) -> float | None:
@@ -238,7 +238,7 @@ class DropLayers(Modifier, key="drop"):
         return [t for name, x in shares.items() for t in less_than_one(name, x, phase.steps)]
 
     def layers(self, phase: TrainedPhase) -> float:
-        weights = tuple(flops.weights(phase.config).tolist())
+        weights = tuple(flops.layer_weights(phase.config).tolist())
         times = (phase.begin, phase.end, phase.steps)
         if self.drop.execution == "cond":
             return _kept_on_average(self.drop, weights, *times)
@@ -256,7 +256,7 @@ class DropLayers(Modifier, key="drop"):
         self, phase: TrainedPhase, model: TrainState, setting: PhaseStart
     ) -> Callable[[int], ModifierInput]:
         sizes = (phase.config.depths, phase.steps, setting.accumulate, setting.seed)
-        masks = KeepMasks(self.drop, *sizes, model.sensitivity, flops.weights(phase.config))
+        masks = KeepMasks(self.drop, *sizes, model.sensitivity, flops.layer_weights(phase.config))
 
         def given(step: int) -> ModifierInput:
             probs, keep_mask, ran = masks(step)
@@ -373,7 +373,9 @@ class FreezeParts(Modifier, key="freeze"):
         zeros = jax.tree.map(jnp.zeros_like, grads)
         freeze = self.freeze
         layers = freeze.mask(model.config.depth)
-        return hold(zeros, grads, layers, model.params, model.axes, freeze.paths, freeze.below)
+        return hold_frozen(
+            zeros, grads, layers, model.params, model.axes, freeze.paths, freeze.below
+        )
 
     def hold(self, before: TrainState, after: TrainState, given: Any) -> TrainState:
         return _held(before, after, self.freeze.mask(before.config.depth), self.freeze)
@@ -391,7 +393,7 @@ def _held(before: TrainState, after: TrainState, layers: Any, freeze: Freeze) ->
     old = (before.params, before.opt)
     new = (after.params, after.opt)
     axes = before.axes
-    params, opt = hold(old, new, layers, before.params, axes, freeze.paths, freeze.below)
+    params, opt = hold_frozen(old, new, layers, before.params, axes, freeze.paths, freeze.below)
     return replace(after, params=params, opt=opt)
 
 
@@ -460,9 +462,11 @@ class Teacher(Modifier):
             config = self.config
             if config.masked:  # the samples determine the positions that the head computes
                 config = replace(config, masked=phase.config.masked)
-            return flops.forward(config, samples * phase.length, phase.window, at_once=at_once)
+            return flops.forward_flops(
+                config, samples * phase.length, phase.window, at_once=at_once
+            )
         # An image can have another number of positions in the teacher than in the model.
-        return flops.forward(self.config, samples * self.config.length)
+        return flops.forward_flops(self.config, samples * self.config.length)
 
     def step_inputs(
         self, phase: TrainedPhase, model: TrainState, setting: PhaseStart

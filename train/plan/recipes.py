@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from jaxgrow.axes import kind
 from jaxgrow.models import Config
-from jaxgrow.operators.targets import depth
+from jaxgrow.operators.targets import layer_axes
 from train.plan.methods import Growing, GrowTo, TrainStage, VCycle
 from train.plan.transforms import Grouping
 
@@ -31,7 +31,7 @@ def deepened(
         the symmetry of the copies without changing their sum.
     """
     sizes = model.sizes()
-    small = {axis: max(1, layers * sizes[axis] // model.depth) for axis in depth(sizes)}
+    small = {axis: max(1, layers * sizes[axis] // model.depth) for axis in layer_axes(sizes)}
     grown = GrowTo(stages, by=("interleave",), moments="copy")
     narrow = {
         axis: size // narrower

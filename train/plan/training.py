@@ -13,10 +13,10 @@ import numpy as np
 import optax
 
 from jaxgrow import flops
-from jaxgrow.layerdrop import Sensitivity, sensitivity
+from jaxgrow.layerdrop import Sensitivity, layer_sensitivity
 from jaxgrow.layerdrop.schedules import whole_steps
 from jaxgrow.models import Config
-from jaxgrow.models.importance import influence, streams
+from jaxgrow.models.importance import block_influence, residual_streams
 from jaxgrow.optim import muon
 from jaxgrow.optim.completep import multipliers
 from train.plan.modifiers import DropLayers, Modifier
@@ -90,7 +90,7 @@ class Train(Phase, writes="name"):
           accumulate: number of micro-batches in a step.
         """
         if self.optim.name == "muon":
-            return muon.flops(self.config.axes(), self.config.sizes())
+            return muon.muon_flops(self.config.axes(), self.config.sizes())
         return 0.0
 
     def flops(self, tokens: int, layers: float | None = None, at_once: int | None = None) -> float:
@@ -99,9 +99,9 @@ class Train(Phase, writes="name"):
         Args:
           tokens: number of tokens in the batch.
           layers: number of layers that run; None: all.
-          at_once: as for `jaxgrow.flops.forward`.
+          at_once: as for `jaxgrow.flops.forward_flops`.
         """
-        return flops.train(
+        return flops.train_flops(
             self.config, tokens, self.window, layers, at_once=at_once, **self._savings
         )
 
@@ -180,8 +180,8 @@ def _init(
 class Measure(Phase, reads=("name",), writes="name"):
     """Measures the importance of each layer of the model ``name`` on validation data.
 
-    The measure is the effect on the loss (`jaxgrow.layerdrop.sensitivity`), or on the residual
-    stream (`jaxgrow.models.importance.influence`).
+    The measure is the effect on the loss (`jaxgrow.layerdrop.layer_sensitivity`), or on the residual
+    stream (`jaxgrow.models.importance.block_influence`).
     """
 
     name: str
@@ -199,12 +199,12 @@ class Measure(Phase, reads=("name",), writes="name"):
             return loss(model, batch, keep_mask)
 
         def one(batch):
-            found = streams(model.config, parameters(model), batch[0])
-            return jnp.concatenate([influence(stream) for stream in found.values()])
+            found = residual_streams(model.config, parameters(model), batch[0])
+            return jnp.concatenate([block_influence(stream) for stream in found.values()])
 
         if (kind := self.sensitivity.kind) == "influence":
             return replace(model, sensitivity=jax.lax.map(one, batches).mean(0))
-        return replace(model, sensitivity=sensitivity(at, model.config.depth, batches, kind))
+        return replace(model, sensitivity=layer_sensitivity(at, model.config.depth, batches, kind))
 
     def flops(self, config: Config, samples: int) -> float:
         """FLOPs of the measurement of ``samples`` samples.
@@ -214,12 +214,14 @@ class Measure(Phase, reads=("name",), writes="name"):
         """
         length = self.positions or config.length
         layers = config.depth
-        whole = flops.forward(config, samples * length, length)
+        whole = flops.forward_flops(config, samples * length, length)
         if self.sensitivity.kind == "influence":
             return whole
         if self.sensitivity.kind == "taylor":
             return 2 * whole
-        return whole + layers * flops.forward(config, samples * length, length, layers=layers - 1)
+        return whole + layers * flops.forward_flops(
+            config, samples * length, length, layers=layers - 1
+        )
 
     def shapes(self, models: Models, tx: optax.GradientTransformation) -> TrainState:
         model = models[self.name]

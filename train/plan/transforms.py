@@ -18,8 +18,8 @@ from jaxgrow.growth.merge import correct, interpolate
 from jaxgrow.growth.moments import Policy, grow_optimizer
 from jaxgrow.growth.symmetry import break_symmetry, fresh, spectral
 from jaxgrow.models import Config
-from jaxgrow.models.upcycling import redrawn, routed
-from jaxgrow.operators import Groups, best, decoalesce, keep
+from jaxgrow.models.upcycling import add_router_noise, redraw_units
+from jaxgrow.operators import Groups, best_units, decoalesce, keep_units
 from jaxgrow.typed import nearest
 from train.plan.phase import Context, Models, Phase
 from train.state.heads import fresh_head
@@ -79,7 +79,7 @@ class Grouping:
 class Pruning:
     """An alternative to `Grouping`: the small model has the most important layers, unchanged.
 
-    See `jaxgrow.operators.keep`. On the way up, `Correct` leaves the other layers as they were.
+    See `jaxgrow.operators.keep_units`. On the way up, `Correct` leaves the other layers as they were.
     With ``moments_up="asymmetric"`` their optimizer state starts from zero.
     """
 
@@ -131,7 +131,7 @@ class Pruning:
             else np.subtract(self.kept[new], old.start)
             for axis, old, new in self.parts(large)
         }
-        return swap(keep(large.sizes(), kept))
+        return swap(keep_units(large.sizes(), kept))
 
     def axes(self, config: Config) -> Axes:
         return config.axes()
@@ -146,7 +146,7 @@ class Pruning:
         scores = np.asarray(large.sensitivity)
         alternating = large.config.traits["alternating"]
         kept = [
-            old.start + best(scores[old], new.stop - new.start, axis in alternating)
+            old.start + best_units(scores[old], new.stop - new.start, axis in alternating)
             for axis, old, new in self.parts(large.config)
         ]
         return replace(self, kept=tuple(np.concatenate(kept).tolist()))
@@ -314,7 +314,7 @@ class Grow(Transform, reads=("source",), writes="target"):
     # "spectral", new matrices have the spectral scale.
     fresh: bool | Literal["spectral"] = False
     # Fraction of the units of each expert that is initialised again
-    # (`jaxgrow.models.upcycling.redrawn`).
+    # (`jaxgrow.models.upcycling.redraw_units`).
     redrawn: float = 0.0
     # Config whose sizes set the scale of fresh entries, as in `train.state.optim.Optim`.
     base: Config | None = None
@@ -382,8 +382,10 @@ class Grow(Transform, reads=("source",), writes="target"):
                 params = break_symmetry(params, growth, axes, self.seed, self.noise)
         before, after = (c.sizes().get("experts", 1) for c in (self.small, self.large))
         if after > before:
-            params = routed(params, axes, self.seed, group=max(1, self.small.mlp // self.large.mlp))
-            params = redrawn(params, axes, self.redrawn, self.seed) if self.redrawn else params
+            params = add_router_noise(
+                params, axes, self.seed, group=max(1, self.small.mlp // self.large.mlp)
+            )
+            params = redraw_units(params, axes, self.redrawn, self.seed) if self.redrawn else params
         return TrainState(params, opt, self.config)
 
 

@@ -53,7 +53,7 @@ class ByMaps(Made):
 
     def parameters(self, config: Config, trained: Tree, base: Params) -> Params:
         axes = self.source.axes()
-        return grow(ligo.growth(trained, axes, sizes(base, axes)), base, axes)
+        return grow(ligo.learned_growth(trained, axes, sizes(base, axes)), base, axes)
 
 
 @dataclass(frozen=True)
@@ -64,18 +64,18 @@ class ByLoRA(Made):
 
     def axes(self, config: Config) -> Axes:
         body, head = split(config.axes())
-        return lora.axes_of(self.lora, body) | head
+        return lora.lora_axes(self.lora, body) | head
 
     def base_axes(self, config: Config) -> Axes:
         return split(config.axes())[0]
 
     def parameters(self, config: Config, trained: Tree, base: Params) -> Params:
         adapter, head = split(trained)
-        return lora.attach(base | head, adapter, self.lora)
+        return lora.attach_lora(base | head, adapter, self.lora)
 
     def plain(self, config: Config, trained: Tree, base: Params) -> Params:
         adapter, head = split(trained)
-        return lora.merge(base | head, adapter, self.lora)
+        return lora.merge_lora(base | head, adapter, self.lora)
 
 
 @dataclass(frozen=True)
@@ -86,11 +86,11 @@ class ByAdapter(Made):
 
     def axes(self, config: Config) -> Axes:
         body, head = split(config.axes())
-        return adapters.detach(body)[1] | head
+        return adapters.detach_adapters(body)[1] | head
 
     def base_axes(self, config: Config) -> Axes:
-        return adapters.detach(split(config.axes())[0])[0]
+        return adapters.detach_adapters(split(config.axes())[0])[0]
 
     def parameters(self, config: Config, trained: Tree, base: Params) -> Params:
         own, head = split(trained)
-        return adapters.attach(base, own) | head
+        return adapters.attach_adapters(base, own) | head

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxgrow.checkpoints.io.files import spelt
-from jaxgrow.models.llama import LlamaConfig, period
+from jaxgrow.models.llama import LlamaConfig, repeated_kinds
 
 TYPES = {"full_attention": "f", "sliding_attention": "s"}
 _SCALINGS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
@@ -282,7 +282,7 @@ def read_windows(
         window >= (theirs.get("max_position_embeddings") or positions) and set(kinds) == {"s"}
     ):
         kinds = kinds.replace("s", "f")
-    return {"kinds": period(kinds)} | ({"window": window} if "s" in kinds else {})
+    return {"kinds": repeated_kinds(kinds)} | ({"window": window} if "s" in kinds else {})
 
 
 def read_one_window(

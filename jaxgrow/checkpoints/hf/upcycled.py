@@ -8,7 +8,7 @@ import numpy as np
 from jaxgrow.checkpoints.io.files import CheckpointError
 from jaxgrow.checkpoints.source import Grown, Leaf, Source, flat, initial_layout, nested
 from jaxgrow.growth.maps import Growth
-from jaxgrow.models.upcycling import routed
+from jaxgrow.models.upcycling import add_router_noise
 
 ROUTER = "blocks/mlp/router/kernel"
 
@@ -52,7 +52,7 @@ class Single(Source):
 class Upcycled(Grown):
     """A dense model grown into a mixture, with noise in its routers.
 
-    The noise comes from `jaxgrow.models.upcycling.routed`.
+    The noise comes from `jaxgrow.models.upcycling.add_router_noise`.
 
     Args:
       source: the dense model.
@@ -76,7 +76,7 @@ class Upcycled(Grown):
         zeros = nested({ROUTER: np.zeros(routers.shape, routers.dtype)})
         # The number of parts into which an expert was split.
         parts = source.sizes()["mlp"] // self.config.mlp
-        self._routers = np.asarray(flat(routed(zeros, names, seed, group=parts))[ROUTER])
+        self._routers = np.asarray(flat(add_router_noise(zeros, names, seed, group=parts))[ROUTER])
 
     def read(self, path: str, layer: int | None = None) -> np.ndarray:
         if path == ROUTER:

@@ -28,7 +28,7 @@ class PeftAdapter:
     Attributes:
       config: the config of the adapted model, with the head that the adapter holds.
       lora: the rank, the scale and the modules.
-      factors: the factors, as from `jaxgrow.extras.peft.lora.init`.
+      factors: the factors, as from `jaxgrow.extras.peft.lora.init_lora`.
       gains: the gain of each output of the kernels of a DoRA, ``[layers, *outputs]``, by module;
         empty for a LoRA.
       saved: complete trained leaves of the model, by path (``modules_to_save``). They replace the
@@ -54,23 +54,23 @@ class PeftAdapter:
     def grown(self, growth: Growth) -> "PeftAdapter":
         """Return the adapter of the grown model.
 
-        The factors grow by `jaxgrow.extras.peft.lora.growth`. Complete leaves grow like the leaves of the
+        The factors grow by `jaxgrow.extras.peft.lora.lora_growth`. Complete leaves grow like the leaves of the
         model.
 
         Args:
           growth: the growth of the model.
 
         Raises:
-          ValueError: as from `jaxgrow.extras.peft.lora.growth` and `jaxgrow.grow`, or the growth of a DoRA
+          ValueError: as from `jaxgrow.extras.peft.lora.lora_growth` and `jaxgrow.grow`, or the growth of a DoRA
             is not a DoRA.
         """
         axes = self.config.axes()
-        rules = lora.growth(growth, self.lora, axes)
+        rules = lora.lora_growth(growth, self.lora, axes)
         return replace(
             self,
             config=self.config.resized(growth),
             lora=self.lora.resized(rules),
-            factors=grow(rules, self.factors, lora.axes_of(self.lora, axes)),
+            factors=grow(rules, self.factors, lora.lora_axes(self.lora, axes)),
             gains={module: self._grown_gain(growth, module) for module in self.gains},
             saved={path: self._grown_leaf(growth, path) for path in self.saved},
         )
@@ -101,7 +101,7 @@ class PeftAdapter:
         if lost := expected.keys() - leaves:
             raise ValueError(f"neither the model nor the adapter has {', '.join(sorted(lost))}")
         own = nested({path: leaves[path] for path in expected})
-        merged = lora.merge(own, self.factors, self.lora)
+        merged = lora.merge_lora(own, self.factors, self.lora)
         kernels = {module: cut(expected[f"{module}/kernel"][0]) for module in self.gains}
         return nested(dora.multiplied(flat(merged), self.gains, kernels))
 

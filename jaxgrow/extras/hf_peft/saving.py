@@ -165,7 +165,7 @@ def _groups(adapter: PeftAdapter, names: ModuleNames) -> dict[str, list[Factors]
     Raises:
       CheckpointError: the architecture has no place for the LoRA of a kernel.
     """
-    own = set(lora.kernels(adapter.lora, adapter.config.axes()))
+    own = set(lora.lora_kernels(adapter.lora, adapter.config.axes()))
     groups = {}
     for pattern, places in names.modules(adapter.config).items():
         group = [place for place in places if place.module in own]
@@ -176,7 +176,7 @@ def _groups(adapter: PeftAdapter, names: ModuleNames) -> dict[str, list[Factors]
         raise CheckpointError(
             f"{', '.join(sorted(lost))}: the layers of {names.family.architecture} do not have "
             "such a kernel, so PEFT cannot have a LoRA there. Merge the LoRA "
-            "(jaxgrow.extras.peft.lora.merge)"
+            "(jaxgrow.extras.peft.lora.merge_lora)"
         )
     return groups
 

@@ -18,13 +18,13 @@ from jax.typing import DTypeLike
 
 from jaxgrow.axes.names import READ, VALUE, named
 from jaxgrow.layerdrop.execution import rescaled
-from jaxgrow.models.bottleneck import adapted
+from jaxgrow.models.bottleneck import add_adapter
 from jaxgrow.models.config import Cost
 from jaxgrow.models.model import INIT, Call, Model, Stack
 from jaxgrow.models.modules import MLP, Linear, layer_scaled
 from jaxgrow.models.norms import LayerNorm
-from jaxgrow.models.patches import PatchConfig, classified, embedded
-from jaxgrow.models.stack import run_stack, stacked
+from jaxgrow.models.patches import PatchConfig, class_head, embed_patches
+from jaxgrow.models.stack import run_stack, stacked_blocks
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class CaiTConfig(PatchConfig):
         )
 
 
-class Attention(nn.Module):
+class TalkingHeads(nn.Module):
     """Attention of ``u`` [B, T, D] over ``x`` [B, S, D], without a mask.
 
     ``softmax(q k / sqrt(K)) v``
@@ -139,7 +139,7 @@ class Attention(nn.Module):
         return Linear(axes, shape, 2, INIT, self.dtype, name="out")(y_BTHK)
 
 
-class Block(nn.Module):
+class CaiTBlock(nn.Module):
     """A class layer: ``u += diag(a) attention(norm([u; x])); u += diag(m) mlp(norm(u))``.
 
     Without ``x``, it is a layer of patches.
@@ -162,14 +162,14 @@ class Block(nn.Module):
 
         def sized(name, y_BTD):
             return rescaled(
-                adapted(self, name, layer_scaled(self, f"{name}_scale", y_BTD, c.layer_scale)),
+                add_adapter(self, name, layer_scaled(self, f"{name}_scale", y_BTD, c.layer_scale)),
                 scale,
                 name,
             )
 
         z_BSD = u_BTD if x_BSD is None else jnp.concatenate([u_BTD, x_BSD], 1)
         z_BSD = LayerNorm("embed", c.eps, self.dtype, name="attention_norm")(z_BSD)
-        attention = Attention(c, self.dtype, self.talking, name="attention")
+        attention = TalkingHeads(c, self.dtype, self.talking, name="attention")
         u_BTD = u_BTD + sized("attention", attention(z_BSD[:, : u_BTD.shape[1]], z_BSD))
         h_BTD = LayerNorm("embed", c.eps, self.dtype, name="mlp_norm")(u_BTD)
         gelu = partial(jax.nn.gelu, approximate=False)
@@ -198,19 +198,19 @@ class CaiT(Model):
         return {"position_embedding": position_embedding_TD}
 
     def stack(self, embeddings: dict[str, jax.Array], call: Call) -> Stack:
-        return self.stack_of(Block(self.config, self.dtype, talking=True, parent=None))
+        return self.stack_of(CaiTBlock(self.config, self.dtype, talking=True, parent=None))
 
     def embed(self, embeddings: dict[str, jax.Array], call: Call) -> jax.Array:
         position_embedding_1TD = embeddings["position_embedding"][None].astype(self.dtype)
-        return embedded(self.config, call.inputs, self.dtype) + position_embedding_1TD
+        return embed_patches(self.config, call.inputs, self.dtype) + position_embedding_1TD
 
     def output(self, x_BTD: jax.Array, embeddings: dict[str, jax.Array], call: Call) -> jax.Array:
         c = self.config
         dtype = self.dtype
         # The block is detached: only its init and apply are used.
-        look = Block(replace(c, adapter=None), dtype, talking=False, parent=None)
+        look = CaiTBlock(replace(c, adapter=None), dtype, talking=False, parent=None)
         one = jnp.zeros((1, 1, c.embed), dtype)
-        looks = stacked(
+        looks = stacked_blocks(
             self, "class_blocks", look, c.class_layers, one, None, one, axis="class_layers"
         )
         token_D = self.param("class_embedding", named(INIT, "embed", role="embedding"), (c.embed,))
@@ -222,4 +222,4 @@ class CaiT(Model):
             remat=c.remat,
             scan=c.scan_layers,
         )
-        return classified(c, LayerNorm("embed", c.eps, dtype, name="final_norm")(u_B1D)[:, 0])
+        return class_head(c, LayerNorm("embed", c.eps, dtype, name="final_norm")(u_B1D)[:, 0])

@@ -17,13 +17,13 @@ from jax.typing import DTypeLike
 
 from jaxgrow.axes.names import BELOW, READ, VALUE
 from jaxgrow.models import bert
-from jaxgrow.models.attention import Form, attention
+from jaxgrow.models.attention import ScoreForm, attention
 from jaxgrow.models.bert import BERTConfig
 from jaxgrow.models.config import Cost
 from jaxgrow.models.encoder import mask_of
 from jaxgrow.models.model import INIT, Call, Stack, tokens_at
-from jaxgrow.models.modules import Linear, projected
-from jaxgrow.models.stack import stacked
+from jaxgrow.models.modules import Linear, project_together
+from jaxgrow.models.stack import stacked_blocks
 
 
 @dataclass(frozen=True)
@@ -141,15 +141,15 @@ class DisentangledAttention(nn.Module):
         query = project("query", "heads", "head_dim")
         key = project("key", "heads", "head_dim" + READ)
         value = project("value", "heads", "head_dim" + VALUE)
-        q_BTHK, k_BTHK, v_BTHK = projected((query, key, value), x_BTD)
+        q_BTHK, k_BTHK, v_BTHK = project_together((query, key, value), x_BTD)
         if not c.shared:
             query = project("relative_query", "heads", "head_dim")
             key = project("relative_key", "heads", "head_dim" + READ)
         scores_BHTS = 0
         if c.c2p:
-            scores_BHTS = _at(rows_BTS, q_BTHK, key(relative_PD))
+            scores_BHTS = _scores_at(rows_BTS, q_BTHK, key(relative_PD))
         if c.p2c:
-            by_key_BHST = _at(rows_BTS.swapaxes(1, 2), k_BTHK, query(relative_PD))
+            by_key_BHST = _scores_at(rows_BTS.swapaxes(1, 2), k_BTHK, query(relative_PD))
             scores_BHTS = scores_BHTS + by_key_BHST.swapaxes(2, 3)
         scale = (c.head_dim * (1 + c.c2p + c.p2c)) ** -0.5
         y_BTHK = attention(
@@ -159,7 +159,7 @@ class DisentangledAttention(nn.Module):
             causal=False,
             mask_BS=mask_BS,
             by=c.attention,
-            form=Form(scale, bias_BHTS=scores_BHTS * scale, segments_BT=segments_BT),
+            form=ScoreForm(scale, bias_BHTS=scores_BHTS * scale, segments_BT=segments_BT),
         )
         if mask_BS is not None:
             y_BTHK = jnp.where(mask_BS[..., None, None], y_BTHK, v_BTHK.mean(1, keepdims=True))
@@ -168,14 +168,14 @@ class DisentangledAttention(nn.Module):
         return Linear(axes, out_shape, 2, self.out_init, self.dtype, name="out")(y_BTHK)
 
 
-def _at(rows_BTS, x_BTHK, positions_PHK):
+def _scores_at(rows_BTS, x_BTHK, positions_PHK):
     """Return the score of each token with the relative positions in the given rows."""
     wide = jnp.promote_types(x_BTHK.dtype, jnp.float32)
     scores_BHTP = jnp.einsum("bthk,phk->bhtp", x_BTHK, positions_PHK, preferred_element_type=wide)
     return jnp.take_along_axis(scores_BHTP, rows_BTS[:, None], axis=-1)
 
 
-class Block(bert.Block):
+class DeBERTaBlock(bert.BERTBlock):
     """A post-LN block with `DisentangledAttention`."""
 
     def attention_layer(self, out_init: Initializer) -> nn.Module:
@@ -209,7 +209,7 @@ def distance_rows(config: DeBERTaConfig) -> np.ndarray:
     return np.clip(distance + span, 0, config.distances - 1).astype(np.int32)
 
 
-def _rows(config: DeBERTaConfig, length: int, positions_BT: Any = None) -> Any:
+def _embedding_rows(config: DeBERTaConfig, length: int, positions_BT: Any = None) -> Any:
     """Return the row of the embedding for each query and key, [B or 1, T, S].
 
     Args:
@@ -252,16 +252,16 @@ class DeBERTa(bert.BERT):
         c = self.config
         relative_PD = embeddings["relative_embedding"]
         # The block is detached: only its init and apply are used.
-        block = Block(c, self.dtype, parent=None)
+        block = DeBERTaBlock(c, self.dtype, parent=None)
         one = jnp.zeros((1, 1, c.embed), self.dtype)
-        blocks = stacked(
-            self, "blocks", block, c.layers, one, None, None, relative_PD[:1], _rows(c, 1)
+        blocks = stacked_blocks(
+            self, "blocks", block, c.layers, one, None, None, relative_PD[:1], _embedding_rows(c, 1)
         )
         mask_BT = mask_of(call)
 
         def layer(w, x, scale=None, positions=None):
             w, relative_PD = w
-            rows_BTS = _rows(c, x.shape[1], positions)
+            rows_BTS = _embedding_rows(c, x.shape[1], positions)
             segments = tokens_at(call.named("segments"), positions)
             inputs = x, scale, mask_BT, relative_PD, rows_BTS
             return block.apply({"params": w}, *inputs, segments_BT=segments)

@@ -114,11 +114,11 @@ def generate(
       [5, 5]
     """
     _continues(config)
-    rows = [_checked(config, i, prompt) for i, prompt in enumerate(prompts)]
+    rows = [_checked_prompt(config, i, prompt) for i, prompt in enumerate(prompts)]
     sampling = _sampling(temperature, top_k, top_p, min_p, repetition_penalty)
     if max_new < 1:
         raise ValueError(f"max_new is {max_new}, less than 1")
-    ends_E = _ends(config, end)
+    ends_E = _end_tokens(config, end)
     key = jax.random.key(seed)
     texts = [
         _Text(i, row, np.zeros(0, np.int32), min(max_new, config.length - len(row)))
@@ -127,7 +127,9 @@ def generate(
     for longest, reader in config.by_length():
         going = [text for text in texts if text.left and len(text.tokens) <= longest]
         if going:
-            for text in _continued(reader, params, going, longest, sampling, key, ends_E, watch):
+            for text in _continued_texts(
+                reader, params, going, longest, sampling, key, ends_E, watch
+            ):
                 texts[text.row] = text
     return [text.new for text in texts]
 
@@ -147,7 +149,7 @@ class _Text(NamedTuple):
         return self._replace(new=np.concatenate([self.new, new]), left=left)
 
 
-def _continued(
+def _continued_texts(
     config: Config,
     params: Params,
     texts: list[_Text],
@@ -158,7 +160,7 @@ def _continued(
     watch: Watch | None,
 ) -> list[_Text]:
     """Return the texts with their next tokens, for sequences of up to ``longest`` tokens."""
-    tokens_BP, lengths_B = _padded(texts, config.length)
+    tokens_BP, lengths_B = _padded_prompts(texts, config.length)
     left_B = _integers([text.left for text in texts])
     drawing = _Drawing(
         sampling,
@@ -192,7 +194,7 @@ def _integers(values: Sequence[int]) -> np.ndarray:
     return np.asarray(values, np.int32)
 
 
-def _padded(texts: list[_Text], longest: int) -> tuple[np.ndarray, np.ndarray]:
+def _padded_prompts(texts: list[_Text], longest: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the tokens of all texts, [B, P], padded with zeros, and their lengths, [B].
 
     P is a power of two or ``longest``, so that few programs are compiled.
@@ -226,7 +228,7 @@ def _continues(config: Config) -> None:
         )
 
 
-def _checked(config: Config, i: int, prompt: Sequence[int] | np.ndarray) -> np.ndarray:
+def _checked_prompt(config: Config, i: int, prompt: Sequence[int] | np.ndarray) -> np.ndarray:
     """Return the tokens of a prompt as an array, after validation."""
     vocab = config.sizes()["vocab"]
     tokens = np.asarray(prompt)
@@ -250,7 +252,7 @@ def _checked(config: Config, i: int, prompt: Sequence[int] | np.ndarray) -> np.n
     return tokens
 
 
-def _ends(config: Config, end: int | Sequence[int] | None) -> np.ndarray:
+def _end_tokens(config: Config, end: int | Sequence[int] | None) -> np.ndarray:
     """Return the tokens that end a text, int32 [E]; without any, -1, which is never sampled."""
     vocab = config.sizes()["vocab"]
     ends = np.atleast_1d(np.asarray([] if end is None else end, np.int64))
@@ -343,7 +345,7 @@ def _generated(config, params, tokens_BP, lengths_B, drawing, until, *, room) ->
 
     Each prompt has ``lengths_B`` tokens, and there is room for ``room`` new tokens (R).
     """
-    logits_BV, past = _read(config, params, tokens_BP, lengths_B, Past())
+    logits_BV, past = _read_tokens(config, params, tokens_BP, lengths_B, Past())
     rows_B1 = jnp.arange(len(tokens_BP))[:, None]
     in_prompt_BP = jnp.arange(tokens_BP.shape[1])[None] < lengths_B[:, None]
     seen_BV = None
@@ -366,7 +368,7 @@ def _resumed(config, params, state, drawing, until) -> _State:
     return _until(config, params, state, drawing, until)
 
 
-def _read(config, params, tokens_BT, lengths_B, past) -> tuple[jax.Array, Past]:
+def _read_tokens(config, params, tokens_BT, lengths_B, past) -> tuple[jax.Array, Past]:
     inputs: Any = {"tokens": tokens_BT, "lengths": lengths_B}
     return config.module.apply({"params": params}, inputs, past=past)  # type: ignore[return-value]
 
@@ -375,7 +377,9 @@ def _until(config, params, begin, drawing, until) -> Any:
     def step(state: Any) -> Any:
         last_B1 = jax.lax.dynamic_slice_in_dim(state.tokens_BR, state.step - 1, 1, 1)
         # A row that has ended is computed again at the same position. Its result is not used.
-        logits_BV, new = _read(config, params, last_B1, state.going_B.astype(jnp.int32), state.past)
+        logits_BV, new = _read_tokens(
+            config, params, last_B1, state.going_B.astype(jnp.int32), state.past
+        )
         return _with_next(state.replace(past=state.past.and_then(new)), logits_BV, drawing)
 
     return jax.lax.while_loop(lambda state: state.going_B.any() & (state.step < until), step, begin)
@@ -384,8 +388,8 @@ def _until(config, params, begin, drawing, until) -> Any:
 def _with_next(state: Any, logits_BV: jax.Array, drawing: _Drawing) -> Any:
     """Return the state with one more token of each row."""
     if state.seen_BV is not None:
-        logits_BV = penalized(logits_BV, state.seen_BV, drawing.sampling.repetition_penalty)
-    token_B = drawn(
+        logits_BV = penalize_repeats(logits_BV, state.seen_BV, drawing.sampling.repetition_penalty)
+    token_B = draw_tokens(
         logits_BV, drawing.sampling, drawing.key, drawing.rows_B, drawing.drawn_B + state.step
     )
     ends_B = (token_B[:, None] == drawing.ends_E[None]).any(1)
@@ -401,7 +405,7 @@ def _with_next(state: Any, logits_BV: jax.Array, drawing: _Drawing) -> Any:
     )
 
 
-def penalized(logits_BV: jax.Array, seen_BV: jax.Array, penalty: Any) -> jax.Array:
+def penalize_repeats(logits_BV: jax.Array, seen_BV: jax.Array, penalty: Any) -> jax.Array:
     """Return logits in which tokens that have occurred are less likely.
 
     Positive logits are divided by ``penalty``, and negative logits are multiplied by it.
@@ -415,7 +419,7 @@ def penalized(logits_BV: jax.Array, seen_BV: jax.Array, penalty: Any) -> jax.Arr
     return jnp.where(seen_BV, less_BV, logits_BV)
 
 
-def drawn(
+def draw_tokens(
     logits_BV: jax.Array, sampling: Sampling, key: jax.Array, rows_B: jax.Array, steps_B: jax.Array
 ) -> jax.Array:
     """Sample a token of each row, int32 [B].

@@ -13,7 +13,7 @@ from flax import linen as nn
 from jaxgrow.axes.names import BELOW, READ
 from jaxgrow.models.config import Cost
 from jaxgrow.models.encoder import Encoder, EncoderConfig, mask_of
-from jaxgrow.models.llama import LlamaConfig, layer_and_blocks, norm, rows_of
+from jaxgrow.models.llama import LlamaConfig, embed_tokens, layer_and_blocks, norm
 from jaxgrow.models.loss import class_logits
 from jaxgrow.models.model import INIT, Call, Stack
 
@@ -105,7 +105,7 @@ class ModernBERT(Encoder):
         return layer_and_blocks(self, self.config, length, mask_of(call), segments_BT)
 
     def embed(self, embeddings: dict[str, jax.Array], call: Call) -> jax.Array:
-        x_BTD = rows_of(self.config, embeddings["token_embedding"], call.inputs["tokens"])
+        x_BTD = embed_tokens(self.config, embeddings["token_embedding"], call.inputs["tokens"])
         return norm(self.config, "embedding_norm", self.dtype, "embed" + BELOW)(x_BTD)
 
     def answer(self, x_BTD: jax.Array, embedding_VD: jax.Array, call: Call) -> Any:
@@ -114,7 +114,7 @@ class ModernBERT(Encoder):
         if c.head == "states":
             return self.wide(x_BTD)
         if c.head == "classes":
-            x_BTD = x_BTD[:, 0] if c.pooling == "cls" else _mean(x_BTD, mask_of(call))
+            x_BTD = x_BTD[:, 0] if c.pooling == "cls" else _visible_mean(x_BTD, mask_of(call))
         head_norm = norm(c, "head_norm", self.dtype, "embed" + READ if c.ties else "embed")
         x_BTD = self.transformed(x_BTD, head_norm, bias=c.bias)
         if c.head == "tokens":
@@ -122,7 +122,7 @@ class ModernBERT(Encoder):
         return class_logits(x_BTD, c.classes, INIT)
 
 
-def _mean(x_BTD: jax.Array, mask_BT: jax.Array | None) -> jax.Array:
+def _visible_mean(x_BTD: jax.Array, mask_BT: jax.Array | None) -> jax.Array:
     """Return the mean of the visible tokens, [B, D]; without a mask, of all tokens."""
     if mask_BT is None:
         return x_BTD.mean(1)

@@ -22,8 +22,8 @@ from jaxgrow.models.config import Cost
 from jaxgrow.models.model import INIT, Call, Model, Stack
 from jaxgrow.models.modules import MLP, Linear
 from jaxgrow.models.norms import LayerNorm
-from jaxgrow.models.patches import PatchConfig, classified, embedded
-from jaxgrow.models.stack import stacked
+from jaxgrow.models.patches import PatchConfig, class_head, embed_patches
+from jaxgrow.models.stack import stacked_blocks
 
 MAX_SCALE = math.log(100)  # the maximum logarithm of the factor of cosines
 MAX_BIAS = 16  # the maximum bias that positions add to a score; the minimum is 0
@@ -205,7 +205,7 @@ class SwinConfig(PatchConfig):
         )
 
 
-def coordinates(grid: Grid) -> tuple[np.ndarray, np.ndarray]:
+def relative_positions(grid: Grid) -> tuple[np.ndarray, np.ndarray]:
     """Return the relative positions in a window.
 
     The log-spaced relative positions of rows and columns are ``sign(d) log2(1 + |8 d / (W - 1)|) /
@@ -224,7 +224,7 @@ def coordinates(grid: Grid) -> tuple[np.ndarray, np.ndarray]:
     return table, apart[0] * (2 * w - 1) + apart[1]
 
 
-def neighbours(grid: Grid) -> np.ndarray:
+def same_region(grid: Grid) -> np.ndarray:
     """Return which patches of a shifted window were neighbours before the shift, bool [G, T, T].
 
     The last windows of rows and columns contain patches that were rolled over from the other side
@@ -264,7 +264,7 @@ def out_of_windows(x_BGTD, grid: Grid, shifted):
     return x_BYXD[:, : grid.side, : grid.side]
 
 
-class Attention(nn.Module):
+class WindowAttention(nn.Module):
     """Attention in the windows of a stage.
 
     ``softmax(a cos(q, k) + 16 sigmoid(B)) v``, with ``a = exp(min(s_h, ln 100))``. An MLP computes
@@ -294,8 +294,8 @@ class Attention(nn.Module):
             shape = (embed, heads, c.head_dim)
             return Linear(axes, shape, 1, INIT, self.dtype, bias, name=name)(x_BGTD)
 
-        q_BGTHK = _unit(project("query", "head_dim"))
-        k_BGTHK = _unit(project("key", "head_dim" + READ, bias=False))
+        q_BGTHK = _unit_length(project("query", "head_dim"))
+        k_BGTHK = _unit_length(project("key", "head_dim" + READ, bias=False))
         v_BGTHK = project("value", "head_dim" + VALUE)
         log_scale_H = self.param(
             "log_scale",
@@ -305,7 +305,7 @@ class Attention(nn.Module):
         scale_H = jnp.exp(jnp.minimum(log_scale_H.astype(wide), MAX_SCALE))
         bias_GHTT = self.biases(grid, heads, s)[None]
         if grid.shift:
-            seen_GTT = neighbours(grid) | ~shifted
+            seen_GTT = same_region(grid) | ~shifted
             bias_GHTT = jnp.where(seen_GTT[:, None], bias_GHTT, jnp.finfo(wide).min)
         scores_BGHTT = jnp.einsum(
             "bgthk,bgshk->bghts", q_BGTHK, k_BGTHK, preferred_element_type=wide
@@ -322,7 +322,7 @@ class Attention(nn.Module):
         """Return the biases of the scores, [H, T, T], in float32 or better."""
         wide = jnp.promote_types(self.dtype, jnp.float32)
         units = self.config.position_mlp
-        table_N2, between_TT = coordinates(grid)
+        table_N2, between_TT = relative_positions(grid)
         up = Linear(
             ("coordinates" + READ, "position_mlp"), (2, units), 1, INIT, wide, name="position_up"
         )
@@ -339,14 +339,14 @@ class Attention(nn.Module):
         return jnp.moveaxis(bias_NH[between_TT], -1, 0)
 
 
-def _unit(x):
+def _unit_length(x):
     """Normalise to length one over the last axis. Zeros, as in padding, stay zeros."""
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     square = jnp.square(wide).sum(-1, keepdims=True)
     return (wide * jax.lax.rsqrt(jnp.maximum(square, 1e-24))).astype(x.dtype)
 
 
-class Block(nn.Module):
+class SwinBlock(nn.Module):
     """A post-norm block: ``x += norm(attention(x)); x += norm(mlp(x))``.
 
     The scales of the norms are initialised to zeros.
@@ -369,7 +369,7 @@ class Block(nn.Module):
         s = f".{self.stage}"
         grid = self.config.grids[self.stage]
         norm = partial(LayerNorm, "embed" + s, c.eps, self.dtype, nn.initializers.zeros)
-        attention = Attention(c, self.stage, self.dtype, name="attention")
+        attention = WindowAttention(c, self.stage, self.dtype, name="attention")
         # Patches are normalised in the layout of windows: in another layout, XLA may sum in another
         # order.
         y_BGTD = norm(name="attention_norm")(
@@ -416,11 +416,11 @@ class Swin(Model):
     def _stage(self, s: int) -> Stack:
         c = self.config
         # The block is detached: only its init and apply are used.
-        block = Block(c, s, self.dtype, parent=None)
+        block = SwinBlock(c, s, self.dtype, parent=None)
         side = c.grids[s].side
         layers = c.layers[s]
         one = jnp.zeros((1, side, side, c.embed[s]), self.dtype)
-        blocks = stacked(self, f"blocks{s}", block, layers, one, False, axis=f"layers.{s}")
+        blocks = stacked_blocks(self, f"blocks{s}", block, layers, one, False, axis=f"layers.{s}")
 
         def layer(w, x, *scale):
             return block.apply({"params": w[0]}, x, w[1], *scale)
@@ -429,7 +429,7 @@ class Swin(Model):
 
     def embed(self, embeddings: dict[str, jax.Array], call: Call) -> jax.Array:
         c = self.config
-        x = embedded(c, call.inputs, self.dtype, "embed.0")
+        x = embed_patches(c, call.inputs, self.dtype, "embed.0")
         x = LayerNorm("embed.0" + BELOW, c.eps, self.dtype, name="patch_norm")(x)
         return rearrange(x, "b (y x) d -> b y x d", y=c.grids[0].side)
 
@@ -459,7 +459,7 @@ class Swin(Model):
         c = self.config
         last = f"embed.{len(c.layers) - 1}"
         x_BD = LayerNorm(last, c.eps, self.dtype, name="final_norm")(x_BTD).mean((1, 2))
-        return classified(c, x_BD, axis=last)
+        return class_head(c, x_BD, axis=last)
 
 
 class _Merge(nn.Module):

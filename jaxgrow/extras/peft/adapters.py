@@ -30,26 +30,24 @@ from jaxgrow.axes.names import Axes, Params, Tree, axis, is_names, path
 from jaxgrow.growth import maps
 from jaxgrow.growth.apply import parts
 from jaxgrow.growth.maps import Growth, Rule, Rules, Term
-from jaxgrow.models.bottleneck import ADAPTER, Adapter
+from jaxgrow.models.bottleneck import ADAPTER
 from jaxgrow.models.config import Config
-
-__all__ = ["Adapter", "attach", "axes_of", "detach", "growth", "init"]
 
 # The name of the module with the layers, in every model family.
 BLOCKS = "blocks"
 
 
-def detach(tree: Tree) -> tuple[Tree, Tree]:
+def detach_adapters(tree: Tree) -> tuple[Tree, Tree]:
     """Separate the modules of adapters from the other parameters.
 
     Args:
       tree: parameters, or a tree with their structure.
 
     Returns:
-      ``(tree without adapters, tree of the adapters)``. `attach` is the inverse.
+      ``(tree without adapters, tree of the adapters)``. `attach_lora` is the inverse.
 
     Example:
-      >>> detach({"blocks": {"mlp": 1, "mlp_adapter": 2}, "head": 3})
+      >>> detach_adapters({"blocks": {"mlp": 1, "mlp_adapter": 2}, "head": 3})
       ({'blocks': {'mlp': 1}, 'head': 3}, {'blocks': {'mlp_adapter': 2}})
     """
     blocks = tree[BLOCKS]
@@ -59,12 +57,12 @@ def detach(tree: Tree) -> tuple[Tree, Tree]:
     }
 
 
-def attach(params: Params, adapter: Params) -> Params:
+def attach_adapters(params: Params, adapter: Params) -> Params:
     """Add adapters to the parameters of a model.
 
     Args:
       params: the parameters of the model.
-      adapter: the parameters of the adapters, with the structure of `init`.
+      adapter: the parameters of the adapters, with the structure of `init_lora`.
 
     Returns:
       The parameters of both, with the structure for the module of a config that has this ``adapter``.
@@ -73,7 +71,7 @@ def attach(params: Params, adapter: Params) -> Params:
       ValueError: the model and the adapters have different numbers of layers.
 
     Example:
-      >>> attach({"blocks": {"w": np.ones(2)}}, {"blocks": {"mlp_adapter": np.ones(2)}})["blocks"].keys()
+      >>> attach_lora({"blocks": {"w": np.ones(2)}}, {"blocks": {"mlp_adapter": np.ones(2)}})["blocks"].keys()
       dict_keys(['w', 'mlp_adapter'])
     """
     leaves = jax.tree.leaves((params[BLOCKS], adapter[BLOCKS]))
@@ -82,29 +80,29 @@ def attach(params: Params, adapter: Params) -> Params:
         raise ValueError(
             "a model and its adapters must have the same number of layers, not "
             f"{' and '.join(map(str, sorted(layers)))}. Grow the adapters with their model "
-            "(jaxgrow.extras.peft.adapters.growth)"
+            "(jaxgrow.extras.peft.adapters.adapter_growth)"
         )
     return {**params, BLOCKS: {**params[BLOCKS], **adapter[BLOCKS]}}
 
 
-def axes_of(config: Config) -> Axes:
+def adapter_axes(config: Config) -> Axes:
     """Determine the axis names of the adapters of a config.
 
     Args:
       config: a config with an ``adapter``.
 
     Returns:
-      A tree with the structure that `init` returns.
+      A tree with the structure that `init_lora` returns.
 
     Example:
       >>> from jaxgrow.models import GPT2Config
-      >>> axes_of(GPT2Config(adapter=Adapter()))["blocks"]["mlp_adapter"]["up"]["kernel"]
+      >>> lora_axes(GPT2Config(adapter=Adapter()))["blocks"]["mlp_adapter"]["up"]["kernel"]
       ('layers', 'bottleneck.in', 'embed')
     """
-    return detach(config.axes())[1]
+    return detach_adapters(config.axes())[1]
 
 
-def init(config: Config, key: jax.Array) -> Params:
+def init_adapters(config: Config, key: jax.Array) -> Params:
     """Initialise adapters in float32 such that they do not change the function of the model.
 
     U and u are zero.
@@ -122,7 +120,7 @@ def init(config: Config, key: jax.Array) -> Params:
     Example:
       >>> from jaxgrow.models import GPT2Config
       >>> config = GPT2Config(layers=2, embed=8, heads=2, head_dim=4, mlp=8, vocab=5, context=4, adapter=Adapter(size=3))
-      >>> init(config, jax.random.key(0))["blocks"]["attention_adapter"]["down"]["kernel"].shape
+      >>> init_lora(config, jax.random.key(0))["blocks"]["attention_adapter"]["down"]["kernel"].shape
       (2, 8, 3)
 
     References:
@@ -133,15 +131,15 @@ def init(config: Config, key: jax.Array) -> Params:
         raise ValueError(
             "this config has no adapter. Add one: replace(config, adapter=Adapter(size=64))"
         )
-    return _fresh(config, key)
+    return _fresh_adapters(config, key)
 
 
 @partial(jax.jit, static_argnums=0)  # compiled once for each config
-def _fresh(config: Config, key: jax.Array) -> Params:
-    return detach(config.init(key))[1]
+def _fresh_adapters(config: Config, key: jax.Array) -> Params:
+    return detach_adapters(config.init(key))[1]
 
 
-def growth(of: Growth, config: Config) -> Rules:
+def adapter_growth(of: Growth, config: Config) -> Rules:
     """Derive the growth of adapters from the growth of their model.
 
     `jaxgrow.grow` and `jaxgrow.grow_optimizer` accept the result.
@@ -160,11 +158,11 @@ def growth(of: Growth, config: Config) -> Rules:
 
     Example:
       >>> from jaxgrow.models import GPT2Config
-      >>> own = growth({"layers": maps.tile(12, 2), "mlp": maps.tile(3072, 2)}, GPT2Config(adapter=Adapter()))
+      >>> own = lora_growth({"layers": maps.tile(12, 2), "mlp": maps.tile(3072, 2)}, GPT2Config(adapter=Adapter()))
       >>> maps.new_sizes(own)
       {'layers': 24}
     """
-    axes = axes_of(config)
+    axes = adapter_axes(config)
     rules = []
     old = config.sizes()
     new = maps.new_sizes(of)

@@ -75,8 +75,8 @@ class LoRA:
         return {RANK: self.rank}
 
     def kernels(self, axes: Axes) -> tuple[Axes, Axes]:
-        """Return the frozen kernels and those of the LoRA, for `jaxgrow.flops.train`."""
-        return axes["blocks"], axes_of(self, axes)
+        """Return the frozen kernels and those of the LoRA, for `jaxgrow.flops.train_flops`."""
+        return axes["blocks"], lora_axes(self, axes)
 
     def resized(self, growth: Growth) -> "LoRA":
         """Return the settings of the grown LoRA.
@@ -84,13 +84,13 @@ class LoRA:
         The scale ``alpha / rank`` stays the same, also if the rank changes.
 
         Args:
-          growth: the growth of the LoRA, as returned by the function `growth`.
+          growth: the growth of the LoRA, as returned by the function `lora_growth`.
         """
         rank = maps.new_sizes(growth).get(RANK, self.rank)
         return replace(self, rank=rank, alpha=self.scale * rank)
 
 
-def kernels(lora: LoRA, axes: Axes) -> dict[str, Names]:
+def lora_kernels(lora: LoRA, axes: Axes) -> dict[str, Names]:
     """Find the kernels that a LoRA adapts.
 
     Args:
@@ -105,7 +105,7 @@ def kernels(lora: LoRA, axes: Axes) -> dict[str, Names]:
 
     Example:
       >>> axes = {"query": {"kernel": ("layers", "embed.in", "heads", "head_dim")}, "norm": {"scale": ("embed.norm.scale",)}}
-      >>> list(kernels(LoRA(targets=("q*",)), axes))
+      >>> list(lora_kernels(LoRA(targets=("q*",)), axes))
       ['query']
     """
     leaves = {path.removesuffix("/kernel"): (path, n) for path, n in _flat(axes).items()}
@@ -127,7 +127,7 @@ def kernels(lora: LoRA, axes: Axes) -> dict[str, Names]:
     return {module: n for module, n in every.items() if module in adapted}
 
 
-def axes_of(lora: LoRA, axes: Axes) -> Axes:
+def lora_axes(lora: LoRA, axes: Axes) -> Axes:
     """Determine the axis names of a LoRA.
 
     ``a`` has the input axes of its kernel, and ``b`` has the output axes.
@@ -137,19 +137,21 @@ def axes_of(lora: LoRA, axes: Axes) -> Axes:
       axes: the axis names of the model's parameters.
 
     Returns:
-      A tree with the structure that `init` returns.
+      A tree with the structure that `init_lora` returns.
 
     Raises:
-      ValueError: as `kernels`.
+      ValueError: as `lora_kernels`.
 
     Example:
-      >>> axes_of(LoRA(targets=("up",)), {"up": {"kernel": ("layers", "embed.in", "mlp")}})["up"]["b"]
+      >>> lora_axes(LoRA(targets=("up",)), {"up": {"kernel": ("layers", "embed.in", "mlp")}})["up"]["b"]
       ('layers', 'rank.in', 'mlp')
     """
-    return _tree({module: _leaves(cut(names)) for module, names in kernels(lora, axes).items()})
+    return _tree(
+        {module: _factor_names(cut(names)) for module, names in lora_kernels(lora, axes).items()}
+    )
 
 
-def _leaves(kernel: Kernel) -> dict[str, Names]:
+def _factor_names(kernel: Kernel) -> dict[str, Names]:
     """The axis names of ``a`` (stacked and input axes) and ``b`` (stacked and output axes)."""
     return {
         "a": (*kernel.stacked, *kernel.read, RANK),
@@ -157,7 +159,7 @@ def _leaves(kernel: Kernel) -> dict[str, Names]:
     }
 
 
-def init(lora: LoRA, axes: Axes, sizes: Sizes, key: jax.Array) -> Params:
+def init_lora(lora: LoRA, axes: Axes, sizes: Sizes, key: jax.Array) -> Params:
     """Initialise a LoRA in float32 such that it does not change the function of the model.
 
     ``b`` is zero. ``a`` is uniform in ``[-1 / sqrt(n), 1 / sqrt(n)]``, where n is the product of
@@ -176,11 +178,11 @@ def init(lora: LoRA, axes: Axes, sizes: Sizes, key: jax.Array) -> Params:
       A tree ``{module: {"a": ..., "b": ...}}``, nested like the parameters of the model.
 
     Raises:
-      ValueError: as `kernels`.
+      ValueError: as `lora_kernels`.
 
     Example:
       >>> axes, sizes = {"up": {"kernel": ("layers", "embed.in", "mlp")}}, {"layers": 2, "embed": 4, "mlp": 3}
-      >>> adapter = init(LoRA(rank=1, targets=("up",)), axes, sizes, jax.random.key(0))
+      >>> adapter = init_lora(LoRA(rank=1, targets=("up",)), axes, sizes, jax.random.key(0))
       >>> adapter["up"]["a"].shape, adapter["up"]["b"].shape
       ((2, 4, 1), (2, 1, 3))
 
@@ -192,7 +194,7 @@ def init(lora: LoRA, axes: Axes, sizes: Sizes, key: jax.Array) -> Params:
     own = {**sizes, RANK: lora.rank}
 
     def sampled(module: str, kernel: Kernel) -> dict[str, Any]:
-        names = _leaves(kernel)
+        names = _factor_names(kernel)
         a = [own[axis(n)] for n in names["a"]]
         b = [own[axis(n)] for n in names["b"]]
         bound = math.prod(own[axis(n)] for n in kernel.read) ** -0.5
@@ -203,11 +205,11 @@ def init(lora: LoRA, axes: Axes, sizes: Sizes, key: jax.Array) -> Params:
         }
 
     return _tree(
-        {module: sampled(module, cut(names)) for module, names in kernels(lora, axes).items()}
+        {module: sampled(module, cut(names)) for module, names in lora_kernels(lora, axes).items()}
     )
 
 
-def growth(of: Growth, lora: LoRA, axes: Axes) -> Rules:
+def lora_growth(of: Growth, lora: LoRA, axes: Axes) -> Rules:
     """Derive the growth of a LoRA from the growth of its model.
 
     `jaxgrow.grow` and `jaxgrow.grow_optimizer` accept the result. A term of the model's growth is
@@ -231,40 +233,40 @@ def growth(of: Growth, lora: LoRA, axes: Axes) -> Rules:
 
     Raises:
       ValueError: one map acts on several axes together, of which ``a`` has some and ``b`` has
-        others; or as `kernels`.
+        others; or as `lora_kernels`.
 
     Example:
       >>> axes = {"up": {"kernel": ("layers", "embed.in", "mlp")}}
-      >>> own = growth({"layers": maps.tile(2, 2), "mlp": maps.tile(3, 2)}, LoRA(targets=("up",)), axes)
+      >>> own = lora_growth({"layers": maps.tile(2, 2), "mlp": maps.tile(3, 2)}, LoRA(targets=("up",)), axes)
       >>> maps.new_sizes(own)
       {'layers': 4, 'mlp': 6}
     """
     found: dict[str, list[tuple[Term, Term]]] = {}
-    for module, names in kernels(lora, axes).items():
+    for module, names in lora_kernels(lora, axes).items():
         leaf = f"{module}/kernel"
         kernel = cut(names)
         found[module] = []
         for term in maps.terms(of, leaf, names) or ({},):
-            found[module].extend(_parts(term, leaf, kernel))
+            found[module].extend(_factor_maps(term, leaf, kernel))
     count = max(map(len, found.values()))
     rules = []
     for module, each in found.items():
         for which, leaf in enumerate(("a", "b")):
             terms = tuple(
-                {**part[which], **_place(i, count, lora.rank)} for i, part in enumerate(each)
+                {**part[which], **_rank_map(i, count, lora.rank)} for i, part in enumerate(each)
             )
             rules.append(Rule(terms, path=f"{module}/{leaf}"))
     return Rules(tuple(rules))
 
 
-def merge(params: Params, adapter: Params, lora: LoRA) -> Params:
+def merge_lora(params: Params, adapter: Params, lora: LoRA) -> Params:
     """Merge a LoRA into the kernels: ``W + alpha / rank a b``.
 
     The result computes the same function with plain parameters.
 
     Args:
       params: the parameters of the model. The result has NumPy arrays if these and the LoRA have.
-      adapter: the parameters of the LoRA, with the structure of `init`.
+      adapter: the parameters of the LoRA, with the structure of `init_lora`.
       lora: the settings of the LoRA.
 
     Returns:
@@ -275,7 +277,7 @@ def merge(params: Params, adapter: Params, lora: LoRA) -> Params:
 
     Example:
       >>> adapter = {"up": {"a": np.ones((2, 1)), "b": np.ones((1, 3))}}
-      >>> merge({"up": {"kernel": np.zeros((2, 3))}}, adapter, LoRA(rank=1, alpha=2.0))["up"]["kernel"].tolist()
+      >>> merge_lora({"up": {"kernel": np.zeros((2, 3))}}, adapter, LoRA(rank=1, alpha=2.0))["up"]["kernel"].tolist()
       [[2.0, 2.0, 2.0], [2.0, 2.0, 2.0]]
     """
     out = _flat(params)
@@ -288,15 +290,15 @@ def merge(params: Params, adapter: Params, lora: LoRA) -> Params:
     return unflatten_dict(out, sep="/")
 
 
-def attach(params: Params, adapter: Params, lora: LoRA) -> Params:
+def attach_lora(params: Params, adapter: Params, lora: LoRA) -> Params:
     """Store a LoRA with the kernels, so that the module computes ``x W + alpha / rank (x a) b``.
 
-    The module computes the same function as after `merge`, up to rounding. The kernels do not change, and they have no
+    The module computes the same function as after `merge_lora`, up to rounding. The kernels do not change, and they have no
     gradient if ``params`` have none. Use this form for training.
 
     Args:
       params: the parameters of the model.
-      adapter: the parameters of the LoRA, with the structure of `init`.
+      adapter: the parameters of the LoRA, with the structure of `init_lora`.
       lora: the settings of the LoRA.
 
     Returns:
@@ -307,7 +309,7 @@ def attach(params: Params, adapter: Params, lora: LoRA) -> Params:
 
     Example:
       >>> adapter = {"up": {"a": np.ones((2, 1)), "b": np.ones((1, 3))}}
-      >>> sorted(attach({"up": {"kernel": np.zeros((2, 3))}}, adapter, LoRA(rank=1))["up"])
+      >>> sorted(attach_lora({"up": {"kernel": np.zeros((2, 3))}}, adapter, LoRA(rank=1))["up"])
       ['a', 'b', 'kernel']
     """
     out = _flat(params)
@@ -342,7 +344,7 @@ def _pairs(
             raise ValueError(
                 f"{module}: a LoRA of rank {lora.rank} with a of shape {shapes[0]} and b of shape "
                 f"{shapes[1]} does not fit the kernel of shape {shapes[2]}. Grow the LoRA with its "
-                "model (jaxgrow.extras.peft.lora.growth) and use the settings of LoRA.resized"
+                "model (jaxgrow.extras.peft.lora.lora_growth) and use the settings of LoRA.resized"
             )
         yield module, (a, b)
 
@@ -360,7 +362,7 @@ def _fit(a: Any, b: Any, kernel: Any, rank: int) -> bool:
     )
 
 
-def _parts(term: Term, leaf: str, kernel: Kernel) -> Iterator[tuple[Term, Term]]:
+def _factor_maps(term: Term, leaf: str, kernel: Kernel) -> Iterator[tuple[Term, Term]]:
     """The maps of ``a`` and of ``b`` for each product in the sum that the term stands for."""
     a: dict[tuple[str, ...], AxisMap] = {}
     b: dict[tuple[str, ...], AxisMap] = {}
@@ -372,7 +374,7 @@ def _parts(term: Term, leaf: str, kernel: Kernel) -> Iterator[tuple[Term, Term]]
         if m is None:
             continue
         if end <= first and len(key) == 1:
-            over.append([({key: of_a}, {key: of_b}) for of_a, of_b in _one_each(m)])
+            over.append([({key: of_a}, {key: of_b}) for of_a, of_b in _one_source_each(m)])
         elif first <= begin and end <= last:
             a[key] = m
         elif last <= begin:
@@ -381,7 +383,7 @@ def _parts(term: Term, leaf: str, kernel: Kernel) -> Iterator[tuple[Term, Term]]
             raise ValueError(
                 f"{leaf}: one map acts on the axes {', '.join(key)} together, but they are in "
                 "different factors of "
-                "a LoRA. Merge the LoRA into the model first (jaxgrow.extras.peft.lora.merge)"
+                "a LoRA. Merge the LoRA into the model first (jaxgrow.extras.peft.lora.merge_lora)"
             )
     for each in itertools.product(*over):
         yield {**a, **_union(x for x, _ in each)}, {**b, **_union(x for _, x in each)}
@@ -391,14 +393,14 @@ def _union(of: Iterator[Term]) -> Term:
     return {key: m for term in of for key, m in term.items()}
 
 
-def _one_each(m: AxisMap) -> Iterator[tuple[AxisMap, AxisMap]]:
+def _one_source_each(m: AxisMap) -> Iterator[tuple[AxisMap, AxisMap]]:
     """Split a map into a sum of maps in which each new unit has one source.
 
     In each pair, the first map copies units of ``a``, and the second map multiplies units of ``b``
     by the weights of the term.
     """
-    write = _rows(m.write)
-    read = _rows(m.read)
+    write = _as_sparse(m.write)
+    read = _as_sparse(m.read)
     # If the write map and the read map have different sources, the gradient cannot be divided among
     # the parts.
     same_sources = np.array_equal(write.index, read.index)
@@ -411,11 +413,11 @@ def _one_each(m: AxisMap) -> Iterator[tuple[AxisMap, AxisMap]]:
         yield AxisMap(copied, back), AxisMap(weighed, back)
 
 
-def _rows(m: Matrix) -> SparseMap:
+def _as_sparse(m: Matrix) -> SparseMap:
     return m if isinstance(m, SparseMap) else sparse(m)
 
 
-def _place(i: int, count: int, rank: int) -> Term:
+def _rank_map(i: int, count: int, rank: int) -> Term:
     """The map of ``rank`` that puts the ``i``-th of ``count`` products at its own position."""
     if count == 1:
         return {}

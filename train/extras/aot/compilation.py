@@ -232,7 +232,12 @@ class AotRun:
         length = e.data.length if isinstance(e.data, Labelled) else model.config.length
         tokens = e.batch * length
         self._compiled(
-            program, arguments, "evaluation", 0, tokens, flops.forward(model.config, tokens, length)
+            program,
+            arguments,
+            "evaluation",
+            0,
+            tokens,
+            flops.forward_flops(model.config, tokens, length),
         )
 
     def validation_batches(self, batches: int) -> Any:

@@ -10,14 +10,14 @@ from jaxgrow.checkpoints.hf.families.llama.architectures import (
     read_llama,
 )
 from jaxgrow.checkpoints.hf.rope import written_rope
-from jaxgrow.models.llama import LlamaConfig, period
+from jaxgrow.models.llama import LlamaConfig, repeated_kinds
 
 
 def _read_smollm3(theirs: Mapping[str, Any]) -> dict[str, Any]:
     layers = theirs["num_hidden_layers"]
     every = theirs.get("no_rope_layer_interval", 4)
     turned = theirs.get("no_rope_layers") or [(i + 1) % every != 0 for i in range(layers)]
-    kinds = period("".join("f" if t else "n" for t in turned))
+    kinds = repeated_kinds("".join("f" if t else "n" for t in turned))
     return read_llama(theirs, key_heads=4, theta=2e6) | {"kinds": kinds}
 
 
