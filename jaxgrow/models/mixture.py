@@ -320,7 +320,7 @@ def expert_rows(assignments: int, experts: int, capacity: float = 0.0) -> int:
       The number of rows, including empty rows.
 
     Example:
-      >>> expert_rows(16384, 8), rows(16384, 8, capacity=1.25)
+      >>> expert_rows(16384, 8), expert_rows(16384, 8, capacity=1.25)
       (16896, 20480)
     """
     if capacity:

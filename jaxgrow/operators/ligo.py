@@ -1,12 +1,12 @@
 """LiGO: a growth operator whose maps are learned (Wang et al., ICLR 2023).
 
 The width grows by ``Omega_j = B_out W_j B_in.T``, then the depth by ``W'_i = sum_j w_ij Omega_j``
-(Eq. 8). The coefficients ``B`` and ``w`` are a pytree. `lora_growth` converts them to a growth for
+(Eq. 8). The coefficients ``B`` and ``w`` are a pytree. `learned_growth` converts them to a growth for
 `jaxgrow.grow`, which is differentiable in them. They can therefore be learned in about a hundred
 steps on the pre-training loss, while the small model is frozen::
 
-    coefficients = init(LiGO(), axes, sizes, target, key)
-    loss = lambda c, batch: large_loss(grow(growth(c, axes, sizes), small, axes), batch)
+    coefficients = init_coefficients(LiGO(), axes, sizes, target, key)
+    loss = lambda c, batch: large_loss(grow(learned_growth(c, axes, sizes), small, axes), batch)
 """
 
 import zlib
@@ -46,7 +46,7 @@ from jaxgrow.operators.targets import (
     grown_sizes,
 )
 
-Coefficients: TypeAlias = dict[str, Any]  # the result of `init_lora`
+Coefficients: TypeAlias = dict[str, Any]  # the result of `init_coefficients`
 # The maps that act on a leaf: the axes, and the name of the map over them.
 Acting: TypeAlias = list[tuple[tuple[str, ...], str]]
 
@@ -145,7 +145,7 @@ def init_coefficients(
       key: random key of the initial coefficients.
 
     Returns:
-      A pytree of arrays: the parameters to learn, and the first argument of `lora_growth`.
+      A pytree of arrays: the parameters to learn, and the first argument of `learned_growth`.
 
     Raises:
       ValueError: a target below the size of the model, an axis that is not in the list above, query
@@ -154,7 +154,7 @@ def init_coefficients(
 
     Example:
       >>> axes = {"up": ("layers", "embed.in", "mlp")}
-      >>> start = init_lora(LiGO(), axes, {"layers": 1, "embed": 2, "mlp": 3}, {"layers": 2, "mlp": 4}, jax.random.key(0))
+      >>> start = init_coefficients(LiGO(), axes, {"layers": 1, "embed": 2, "mlp": 3}, {"layers": 2, "mlp": 4}, jax.random.key(0))
       >>> start["depth"]["up"].shape, start["width"]["mlp"]["write"].shape
       ((2, 1), (4, 3))
 
@@ -230,7 +230,7 @@ def learned_growth(coefficients: Coefficients, axes: Axes, sizes: Sizes) -> Rule
     term ``w_ij B_j W_j A_j.T`` for each layer j of the small model.
 
     Args:
-      coefficients: the coefficients, as returned by `init_lora`.
+      coefficients: the coefficients, as returned by `init_coefficients`.
       axes: the axis names of the small model's parameters.
       sizes: the size of every axis of the small model.
 
@@ -239,8 +239,8 @@ def learned_growth(coefficients: Coefficients, axes: Axes, sizes: Sizes) -> Rule
 
     Example:
       >>> axes, sizes = {"up": ("layers", "embed.in", "mlp")}, {"layers": 1, "embed": 2, "mlp": 3}
-      >>> start = init_lora(LiGO(), axes, sizes, {"layers": 2, "mlp": 4}, jax.random.key(0))
-      >>> sorted(lora_growth(start, axes, sizes).rules[0].terms[0])
+      >>> start = init_coefficients(LiGO(), axes, sizes, {"layers": 2, "mlp": 4}, jax.random.key(0))
+      >>> sorted(learned_growth(start, axes, sizes).rules[0].terms[0])
       [('layers',), ('mlp',)]
     """
     weights: Mapping[str, jax.Array] = coefficients["depth"]

@@ -26,9 +26,21 @@ FUNCTIONS = {
 } | {
     f"{module.__name__}.{name}": getattr(module, name)
     for module, names in (
-        (jaxgrow.operators.ligo, ("init", "growth")),
-        (jaxgrow.extras.peft.lora, ("init", "growth", "merge", "attach", "axes_of")),
-        (jaxgrow.extras.peft.adapters, ("init", "growth", "attach", "detach", "axes_of")),
+        (jaxgrow.operators.ligo, ("init_coefficients", "learned_growth")),
+        (
+            jaxgrow.extras.peft.lora,
+            ("init_lora", "lora_growth", "merge_lora", "attach_lora", "lora_axes"),
+        ),
+        (
+            jaxgrow.extras.peft.adapters,
+            (
+                "init_adapters",
+                "adapter_growth",
+                "attach_adapters",
+                "detach_adapters",
+                "adapter_axes",
+            ),
+        ),
     )
     for name in names
 }

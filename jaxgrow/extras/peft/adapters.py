@@ -7,9 +7,9 @@ names. A model with adapters is therefore an ordinary model, and its adapters gr
 the model::
 
     config = replace(config, adapter=Adapter(size=64))
-    params = attach(params, init(config, key))  # parameters for `config.module`; preserves the function
+    params = attach_adapters(params, init_adapters(config, key))  # parameters for `config.module`; preserves the function
     grow(g, params, config.axes())
-    == attach(grow(g, model, model_axes), grow(growth(g, config), adapter, axes_of(config)))
+    == attach_adapters(grow(g, model, model_axes), grow(adapter_growth(g, config), adapter, adapter_axes(config)))
 
 **Function preservation.** For a growth that copies units, ``y' = write y`` and ``read.T write = I``
 hold on ``embed``. The grown adapter then adds ``write (f(y D + d) U + u)``. The function with
@@ -44,7 +44,7 @@ def detach_adapters(tree: Tree) -> tuple[Tree, Tree]:
       tree: parameters, or a tree with their structure.
 
     Returns:
-      ``(tree without adapters, tree of the adapters)``. `attach_lora` is the inverse.
+      ``(tree without adapters, tree of the adapters)``. `attach_adapters` is the inverse.
 
     Example:
       >>> detach_adapters({"blocks": {"mlp": 1, "mlp_adapter": 2}, "head": 3})
@@ -62,7 +62,7 @@ def attach_adapters(params: Params, adapter: Params) -> Params:
 
     Args:
       params: the parameters of the model.
-      adapter: the parameters of the adapters, with the structure of `init_lora`.
+      adapter: the parameters of the adapters, with the structure of `init_adapters`.
 
     Returns:
       The parameters of both, with the structure for the module of a config that has this ``adapter``.
@@ -71,7 +71,7 @@ def attach_adapters(params: Params, adapter: Params) -> Params:
       ValueError: the model and the adapters have different numbers of layers.
 
     Example:
-      >>> attach_lora({"blocks": {"w": np.ones(2)}}, {"blocks": {"mlp_adapter": np.ones(2)}})["blocks"].keys()
+      >>> attach_adapters({"blocks": {"w": np.ones(2)}}, {"blocks": {"mlp_adapter": np.ones(2)}})["blocks"].keys()
       dict_keys(['w', 'mlp_adapter'])
     """
     leaves = jax.tree.leaves((params[BLOCKS], adapter[BLOCKS]))
@@ -92,11 +92,11 @@ def adapter_axes(config: Config) -> Axes:
       config: a config with an ``adapter``.
 
     Returns:
-      A tree with the structure that `init_lora` returns.
+      A tree with the structure that `init_adapters` returns.
 
     Example:
-      >>> from jaxgrow.models import GPT2Config
-      >>> lora_axes(GPT2Config(adapter=Adapter()))["blocks"]["mlp_adapter"]["up"]["kernel"]
+      >>> from jaxgrow.models import Adapter, GPT2Config
+      >>> adapter_axes(GPT2Config(adapter=Adapter()))["blocks"]["mlp_adapter"]["up"]["kernel"]
       ('layers', 'bottleneck.in', 'embed')
     """
     return detach_adapters(config.axes())[1]
@@ -118,9 +118,9 @@ def init_adapters(config: Config, key: jax.Array) -> Params:
       ValueError: the config has no adapter.
 
     Example:
-      >>> from jaxgrow.models import GPT2Config
+      >>> from jaxgrow.models import Adapter, GPT2Config
       >>> config = GPT2Config(layers=2, embed=8, heads=2, head_dim=4, mlp=8, vocab=5, context=4, adapter=Adapter(size=3))
-      >>> init_lora(config, jax.random.key(0))["blocks"]["attention_adapter"]["down"]["kernel"].shape
+      >>> init_adapters(config, jax.random.key(0))["blocks"]["attention_adapter"]["down"]["kernel"].shape
       (2, 8, 3)
 
     References:
@@ -157,8 +157,8 @@ def adapter_growth(of: Growth, config: Config) -> Rules:
         the adapters.
 
     Example:
-      >>> from jaxgrow.models import GPT2Config
-      >>> own = lora_growth({"layers": maps.tile(12, 2), "mlp": maps.tile(3072, 2)}, GPT2Config(adapter=Adapter()))
+      >>> from jaxgrow.models import Adapter, GPT2Config
+      >>> own = adapter_growth({"layers": maps.tile(12, 2), "mlp": maps.tile(3072, 2)}, GPT2Config(adapter=Adapter()))
       >>> maps.new_sizes(own)
       {'layers': 24}
     """
