@@ -153,8 +153,8 @@ def init_coefficients(
         attention whose value projection does not have the suffix ``.value``.
 
     Example:
-      >>> axes = {"up": ("layers", "embed.in", "mlp")}
-      >>> start = init_coefficients(LiGO(), axes, {"layers": 1, "embed": 2, "mlp": 3}, {"layers": 2, "mlp": 4}, jax.random.key(0))
+      >>> axes, key = {"up": ("layers", "embed.in", "mlp")}, jax.random.key(0)
+      >>> start = init_coefficients(LiGO(), axes, {"layers": 1, "embed": 2, "mlp": 3}, {"layers": 2, "mlp": 4}, key)
       >>> start["depth"]["up"].shape, start["width"]["mlp"]["write"].shape
       ((2, 1), (4, 3))
 

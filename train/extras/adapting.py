@@ -109,7 +109,9 @@ class Adapt(Train):
             body, own = adapters.detach_adapters(body)
         else:
             own = adapters.init_adapters(config, key) if saved is None else saved
-        return TrainState(own | head, None, config, model.sensitivity, body, ByAdapter(self.adapter))
+        return TrainState(
+            own | head, None, config, model.sensitivity, body, ByAdapter(self.adapter)
+        )
 
     def given(self, context: Context) -> tuple[Any, ...]:
         if self.saved is not None and context.models[self.name].made is None:
