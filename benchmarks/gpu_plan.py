@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from train.analysis.comparing import shared_steps
 from train.analysis.runs import Run
-from train.compare import shared_steps
 from train.config.experiment import Experiment, load
 from train.extras.advice.evidence import of
 from train.extras.advice.fits import Measured, fit

@@ -42,8 +42,8 @@ from benchmarks.gpu_plan import EXPERIMENTS, Cost, Store, Training
 from benchmarks.gpu_tables import summary
 from benchmarks.scale import Loop
 from jaxgrow.tables import aligned
+from train.analysis.comparing import attempt_run
 from train.common.errors import UserError, exits_cleanly
-from train.compare import attempt
 from train.plan.methods import Scratch
 from train.store.workdir import Workdir
 
@@ -187,7 +187,7 @@ def trained(
         jax.clear_caches()
     start = time.perf_counter()
     diverged: dict[str, list[int]] = {}
-    found = attempt(e, training.seed, folder, diverged, keep)
+    found = attempt_run(e, training.seed, folder, diverged, keep)
     wall = time.perf_counter() - start
     # Final parameters and checkpoints are large. Only those for shorter runs are needed again.
     if not keep:

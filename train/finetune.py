@@ -14,73 +14,19 @@ are several learning rates, the one with the best mean over the seeds is marked.
 learning rate is chosen on the data that also evaluate it, so the best score is slightly too good.)
 """
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
-from typing import TypeAlias
 
 from jaxgrow.tables import markdown
 from train.arguments import command_parser
-from train.common.errors import Diverged, UserError, exits_cleanly
+from train.common.errors import UserError, exits_cleanly
 from train.common.files import write_json, write_text
 from train.common.output import say
-from train.config.experiment import load_as, warn
+from train.config.experiment import load_as
 from train.extras.labelled.downstream import FineTuning
-from train.extras.labelled.supervised import score
-from train.run.trainer import run
-from train.store.workdir import Workdir
-
-Scores: TypeAlias = Mapping[str, Mapping[str, float]]  # split -> metric -> value
-
-
-def finetune(tuning: FineTuning, model: Path, workdir: Path) -> dict[float, list[Scores]]:
-    """Run every learning rate with every seed, or read the results of finished runs.
-
-    Args:
-      tuning: the task and its settings.
-      model: folder of the model.
-      workdir: folder of all runs.
-
-    Returns:
-      For each learning rate that did not diverge, the scores of each seed.
-
-    Raises:
-      UserError: every learning rate diverged.
-    """
-    model = model.expanduser().resolve()
-    found = {}
-    for rate in tuning.learning_rates:
-        try:
-            found[rate] = [_one(tuning, model, rate, seed, workdir) for seed in tuning.seeds]
-        except Diverged as error:
-            say(f"{tuning.name} with learning rate {rate:g} diverged: {error}", file=sys.stderr)
-    if not found:
-        raise UserError(f"{tuning.name} diverged with every learning rate: lower --lr")
-    return found
-
-
-def _one(tuning: FineTuning, model: Path, rate: float, seed: int, workdir: Path) -> Scores:
-    experiment = tuning.of(model, rate, seed)
-    warn(experiment)
-    folder = workdir / f"{experiment.name}-seed{seed}"
-    run(experiment, folder)
-    kept = Workdir(folder)
-    if (scores := kept.scores) is None:
-        scores = score(folder, experiment.data)  # type: ignore[arg-type]
-        kept.keep_scores(scores)
-    return scores
-
-
-def best(found: Mapping[float, Sequence[Scores]]) -> float:
-    """Return the learning rate with the greatest mean of the main metric of the task."""
-    return max(found, key=lambda rate: mean(own(scores) for scores in found[rate]))
-
-
-def own(scores: Scores) -> float:
-    """Return the main metric of the task."""
-    return next(iter(next(iter(scores.values())).values()))
+from train.extras.labelled.tuning import Scores, best_rate, tune_model
 
 
 def table(tuning: FineTuning, model: Path, found: Mapping[float, Sequence[Scores]]) -> str:
@@ -93,7 +39,7 @@ def table(tuning: FineTuning, model: Path, found: Mapping[float, Sequence[Scores
         cells = []
         for split, metric in names:
             cells.append(_cell([scores[split][metric] for scores in runs]))
-        marked = " (best)" if len(found) > 1 and rate == best(found) else ""
+        marked = " (best)" if len(found) > 1 and rate == best_rate(found) else ""
         rows.append((f"{rate:g}{marked}", *cells))
     seeds = ", ".join(map(str, tuning.seeds))
     about = f"{tuning.name} with {model.name}: {tuning.epochs:g} epochs, batch {tuning.batch}, seeds {seeds}"
@@ -103,8 +49,8 @@ def table(tuning: FineTuning, model: Path, found: Mapping[float, Sequence[Scores
     lost = [f"{rate:g}" for rate in tuning.learning_rates if rate not in found]
     if lost:
         text += f" Diverged: {', '.join(lost)}."
-    if len(found) > 1 and best(found) in (min(found), max(found)):
-        which = "smallest" if best(found) == min(found) else "largest"
+    if len(found) > 1 and best_rate(found) in (min(found), max(found)):
+        which = "smallest" if best_rate(found) == min(found) else "largest"
         text += f" The best learning rate is the {which} that was tried: try others."
     return f"{markdown(('learning rate', *heads), rows)}\n\n{text}\n"
 
@@ -124,7 +70,7 @@ def main() -> None:
         tuning = replace(tuning, learning_rates=learning_rates, seeds=seeds)
     except ValueError as error:
         raise UserError(str(error)) from error
-    found = finetune(tuning, arguments.model, arguments.workdir)
+    found = tune_model(tuning, arguments.model, arguments.workdir)
     text = table(tuning, arguments.model, found)
     name = f"{tuning.name}-{arguments.model.resolve().name}"
     summary = {
@@ -132,7 +78,7 @@ def main() -> None:
         "model": str(arguments.model),
         "seeds": tuning.seeds,
     }
-    summary |= {"best": best(found)} if len(found) > 1 else {}
+    summary |= {"best": best_rate(found)} if len(found) > 1 else {}
     summary |= {"rates": {f"{rate:g}": runs for rate, runs in found.items()}}
     write_json(arguments.workdir / f"{name}.json", summary)
     write_text(arguments.workdir / f"{name}.md", text)

@@ -24,7 +24,6 @@ from train.common.errors import UserError, exits_cleanly
 from train.common.output import say
 from train.config.experiment import Experiment, load, load_as
 from train.config.stated import report, stated
-from train.extras.labelled.downstream import FineTuning
 from train.plan.lifetimes import states
 from train.store.workdir import Workdir
 
@@ -77,7 +76,7 @@ def table(rows: list[tuple[str, list[dict[str, Any]]]]) -> str:
     return markdown(["plan", "phase", "parameters", "FLOPs", f"of {rows[0][0]}"], body)
 
 
-def _compared(text: str) -> bool:
+def _settings_only(text: str) -> bool:
     """Print how the settings of a config differ from its paper. Return whether it has no plan.
 
     A fine-tuning (``configs/finetune.py``) has settings, but its plan depends on the model.
@@ -85,13 +84,13 @@ def _compared(text: str) -> bool:
     if Workdir(text).folder.is_dir():
         return False
     try:
-        found = load_as(object, text)[1]
+        found: Any = load_as(object, text)[1]
     except UserError:  # loaded as an Experiment, the error names the experiments of the file
         found = load_as(Experiment, text)[1]
-    if not isinstance(found, FineTuning):
-        found = load_as(Experiment, text)[1]
+    if not hasattr(found, "name"):
+        load_as(Experiment, text)  # the error says what the function returns
     say(report(found.name, stated(text, found)))
-    return isinstance(found, FineTuning)
+    return not isinstance(found, Experiment)
 
 
 def _has_steps(text: str) -> bool:
@@ -108,7 +107,7 @@ def _has_steps(text: str) -> bool:
 def main() -> None:
     arguments = command_parser("show").parse_args()
     jax.config.update("jax_platforms", "cpu")  # only shapes are computed
-    plans = [text for text in arguments.plans if not _compared(text)]
+    plans = [text for text in arguments.plans if not _settings_only(text)]
     rows = [row(text) for text in plans if arguments.out or _has_steps(text)]
     if arguments.out is None:
         return say(f"\n{table(rows)}") if rows else None

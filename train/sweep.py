@@ -24,16 +24,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from train.analysis.runs import Run, refuse_unlike
+from train.analysis.comparing import attempt_run, shortened_experiment
+from train.analysis.runs import refuse_unlike
 from train.arguments import command_parser
-from train.common.errors import Diverged, exits_cleanly
+from train.common.errors import exits_cleanly
 from train.common.files import write_json, write_text
 from train.common.output import say
-from train.compare import shortened
 from train.config.experiment import Experiment, as_json, load
 from train.config.overrides import refuse_seeds
 from train.extras.advice.settings import Tried, table
-from train.run.trainer import run
 
 # Maximum bytes of the name of a run: file systems allow 255, and the seed is appended.
 LONGEST = 200
@@ -51,11 +50,11 @@ def combinations(
         settings = dict(zip(listed, combination, strict=True))
         base = load(config, [f"{name}={value}" for name, value in settings.items()])
         swept = {name: value for name, value in settings.items() if len(listed[name]) > 1}
-        out.append((swept, base if fraction is None else shortened(base, fraction)))
+        out.append((swept, base if fraction is None else shortened_experiment(base, fraction)))
     return out
 
 
-def named(experiment: str, settings: dict[str, str]) -> str:
+def run_name(experiment: str, settings: dict[str, str]) -> str:
     """Return the name of a run: the name of its experiment and the settings that differ.
 
     A long name is cut and ends in a hash of the complete name.
@@ -66,19 +65,6 @@ def named(experiment: str, settings: dict[str, str]) -> str:
     if len(name.encode()) <= LONGEST:
         return name
     return f"{name.encode()[: LONGEST - 17].decode(errors='ignore')}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
-
-
-def attempt(
-    settings: dict[str, str], experiment: Experiment, seed: int, workdir: Path
-) -> Run | None:
-    """Run one combination; return None if it diverges."""
-    name = named(experiment.name, settings)
-    folder = workdir / f"{name}-seed{seed}"
-    try:
-        run(replace(experiment, name=name, seed=seed), folder)
-    except Diverged:
-        return None
-    return Run(name, seed, folder)
 
 
 def _halved(
@@ -103,8 +89,9 @@ def _halved(
     for fraction in [*fractions, None]:
         rung = []
         for settings, full in left:
-            experiment = full if fraction is None else shortened(full, fraction)
-            runs = [attempt(settings, experiment, seed, workdir) for seed in seeds]
+            experiment = full if fraction is None else shortened_experiment(full, fraction)
+            named = replace(experiment, name=run_name(experiment.name, settings))
+            runs = [attempt_run(named, seed, workdir, {}) for seed in seeds]
             rung.append((Tried(settings, runs, fraction), full))
         rung.sort(key=lambda pair: pair[0].loss)
         tried = [t for t, _ in rung] + tried
@@ -118,7 +105,7 @@ def main() -> None:
     listed = arguments.set
     swept = {name: each for name, each in listed.items() if len(each) > 1}
     experiments = combinations(arguments.config, listed, arguments.frontier)
-    refuse_unlike([(named(e.name, of), as_json(e)) for of, e in experiments])
+    refuse_unlike([(run_name(e.name, of), as_json(e)) for of, e in experiments])
     refuse_seeds(e for _, e in experiments)
     tried = _halved(experiments, arguments.halving, arguments.seeds, arguments.workdir)
     text = table(tried, swept)

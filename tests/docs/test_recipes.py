@@ -11,7 +11,7 @@ import runs
 from jaxgrow.extras.models.swin import SwinConfig
 from jaxgrow.models import LlamaConfig
 from jaxgrow.operators import interleave
-from train.compare import shortened
+from train.analysis.comparing import shortened_experiment
 from train.config.experiment import load
 from train.plan.methods import TrainStage
 from train.plan.recipes import deepened
@@ -51,7 +51,7 @@ def test_the_demo_compares_like_with_like():
     np.testing.assert_allclose(tokens, 20 * 61_120, rtol=0.01)
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     fraction = float(re.search(r"configs/demo.py:muon_deepen --frontier (\S+)", readme)[1])
-    short = shortened(base, fraction)
+    short = shortened_experiment(base, fraction)
     whole, *costs = (sum(p.cost(e.batch) for p in e.plan) for e in (base, short, grown, cycle))
     np.testing.assert_allclose(np.array(costs) / whole, fraction, rtol=0.01)
 

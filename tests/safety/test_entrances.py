@@ -57,7 +57,8 @@ def _marks(subject, attack=""):
 def _table_of(entrance: str) -> str:
     if entrance.startswith("jaxgrow/"):
         return "library"
-    return "data" if entrance.startswith("train/data/") else "runs"
+    folders = ("train/data/", "train/extras/images/", "train/extras/labelled/")
+    return "data" if entrance.startswith(folders) else "runs"
 
 
 @pytest.mark.parametrize("table", TABLES)

@@ -21,11 +21,11 @@ from entrances import Row, Subject, attacked, ours, trusted
 from jaxgrow.checkpoints import orbax
 from jaxgrow.checkpoints.io.checksums import seal
 from jaxgrow.extras.peft.lora import LoRA
-from train import evaluate, ligo_maps, predict, scaling, show
+from train import ligo_maps, predict, scaling, show
 from train.common.files import read_arrays, write_arrays, write_json
 from train.data.text import tokenizer
 from train.extras import adapting, trackers
-from train.extras.evaluation import published
+from train.extras.evaluation import published, tasks
 from train.state import heads
 from train.store import intact, origin, recorder, workdir
 from train.store.checkpoint import Checkpoints
@@ -193,12 +193,12 @@ def _predicted(folder: Path) -> None:
 
 
 def _scored(folder: Path) -> Any:
-    with mock.patch.object(evaluate, "score", lambda model, task: {"validation": {"a": 1.0}}):
-        return evaluate.evaluate(folder / "run", ["cola"], folder)
+    with mock.patch.object(tasks, "score", lambda model, task: {"validation": {"a": 1.0}}):
+        return tasks.evaluate_tasks(folder / "run", ["cola"], folder)
 
 
 def _measured(folder: Path) -> Any:
-    return evaluate.evaluate(folder / "run", [str(folder / "data" / "a.txt")], folder)
+    return tasks.evaluate_tasks(folder / "run", [str(folder / "data" / "a.txt")], folder)
 
 
 def _adapter(folder: Path) -> Path:
@@ -364,8 +364,8 @@ ROWS: dict[str, Row] = {
     "train/store/intact.py::delete_replaced": ours(WORK),
     "train/store/intact.py::_delete_marked": ours(WORK),
     "train/store/intact.py::added_files": attacked("checksums of a checkpoint"),
-    "train/compare.py::_frontier": trusted(CONFIG),
-    "train/compare.py::_write": ours(NAMED),
+    "train/compare.py::_shorter": trusted(CONFIG),
+    "train/compare.py::_write_report": ours(NAMED),
     "train/config/experiment.py::_module": trusted("it runs a config in Python"),
     "train/config/stated.py::statements": trusted("it parses a config in Python"),
     "train/run/trainer.py::Trainer.between_steps": ours(SAVES),
@@ -391,8 +391,8 @@ ROWS: dict[str, Row] = {
     "train/store/workdir.py::Workdir.keep_inputs": ours(PARTS),
     "train/store/workdir.py::load": attacked("array of a run"),
     "train/state/heads.py::_of_older_run": attacked("result.json of a head"),
-    "train/evaluate.py::evaluate": attacked("text to evaluate"),
-    "train/evaluate.py::_learned": attacked("tokenizer_config.json to evaluate"),
+    "train/extras/evaluation/tasks.py::evaluate_tasks": attacked("text to evaluate"),
+    "train/extras/evaluation/tasks.py::_learned": attacked("tokenizer_config.json to evaluate"),
     "train/finetune.py::main": ours(NAMED),
     "train/ligo_maps.py::_apply": attacked("tokenizer.json"),
     "train/extras/adapting.py::keep_adapter": ours(PARTS),

@@ -21,12 +21,12 @@ from jaxgrow.layerdrop import LayerDrop
 from jaxgrow.models import Adapter
 from jaxgrow.operators import stack
 from jaxgrow.optim.freeze import Freeze
-from train import finetune as command
 from train.common.errors import UserError
 from train.config.overrides import overridden
 from train.extras.adapting import Adapt, Saved, loaded, save
 from train.extras.adapting import load as saved_in
 from train.extras.labelled.supervised import score
+from train.extras.labelled.tuning import tune_model
 from train.plan.lifetimes import shapes
 from train.plan.methods import FineTune
 from train.run.trainer import run
@@ -58,9 +58,7 @@ def whole(home, tmp_path_factory):
 
 
 def test_a_task_is_learned(home):
-    found = command.finetune(
-        tuning(home / "cola", lora=OWN, epochs=2), home / "gpt2", home / "runs"
-    )
+    found = tune_model(tuning(home / "cola", lora=OWN, epochs=2), home / "gpt2", home / "runs")
     assert found[1e-2][0]["dev"]["matthews"] > 0.9
 
 
@@ -228,7 +226,7 @@ def test_adapters_learn_a_task(home, tmp_path, family):
     orbax.export(tmp_path / "model", config, jax.tree_util.tree_map_with_path(larger, params))
 
     tune = tuning(home / "cola", epochs=2, adapter=BOTTLENECK)
-    [scores] = command.finetune(tune, tmp_path / "model", tmp_path)[1e-2]
+    [scores] = tune_model(tune, tmp_path / "model", tmp_path)[1e-2]
     assert scores["dev"]["matthews"] > 0.9
 
 

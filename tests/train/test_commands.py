@@ -11,7 +11,7 @@ import runs
 
 from train import pretrain
 from train.arguments import COMMANDS
-from train.common.commands import Parser
+from train.common.commands import Arguments, Parser, argument, set_argument
 from train.common.errors import UserError
 from train.config.experiment import load
 from train.config.overrides import overridden
@@ -144,10 +144,8 @@ def test_commands_of_several_runs_name_their_work_directory(command, parser):
     ],
 )
 def test_one_set_takes_several_settings_and_leaves_the_config(given, settings, config, capsys):
-    parser = Parser("test", None)
-    parser.add_argument("config")
-    parser.add_argument("--flag", action="store_true")
-    parser.add_set()
+    flag = argument("--flag", action="store_true")
+    parser = Parser("test", None, Arguments((argument("config"), flag, set_argument())))
     if settings is None:
         with pytest.raises(SystemExit):
             parser.parse_args(given)

@@ -16,12 +16,14 @@ import runs
 
 from jaxgrow.models import BERTConfig, GPT2Config, ViTConfig
 from train import compare
-from train.analysis import plots
+from train.analysis import comparing, plots
 from train.analysis.runs import Run, curves, frontier_budget, half_width, p_value, refuse_unlike
 from train.analysis.savings import Comparison
 from train.common.errors import UserError, exits_cleanly
 from train.config.experiment import Experiment, as_json
 from train.config.overrides import seed_list
+from train.extras import comparison_scores
+from train.extras.comparison_scores import task_scores, tuned_scores
 from train.extras.labelled.downstream import FineTuning
 from train.extras.labelled.task import Labelled
 from train.plan.methods import GrowTo, TrainStage
@@ -740,14 +742,16 @@ def test_what_models_can_do_is_a_table_of_its_own(comparison, tmp_path):
 def test_finished_runs_are_judged(small_run, tmp_path, monkeypatch):
     (tmp_path / "ptb.test.txt").write_text("abcd efgh\n" * 8)
     run = Run("small", 0, small_run)
-    scores = compare.evaluated([[run], [run, run]], ["ptb"], tmp_path)
+    scores = task_scores([[run], [run, run]], ["ptb"], tmp_path)
     [[a], [b, c]] = scores["ptb, bits per byte"]
     assert a == b == c  # a run and the same run again
-    monkeypatch.setattr(compare, "evaluate", None)  # A cached score is not computed again.
-    assert compare.evaluated([[run]], ["ptb"], tmp_path) == {"ptb, bits per byte": [[a]]}
+    monkeypatch.setattr(
+        comparison_scores, "evaluate_tasks", None
+    )  # A cached score is not computed again.
+    assert task_scores([[run]], ["ptb"], tmp_path) == {"ptb, bits per byte": [[a]]}
     (tmp_path / "ptb.test.txt").write_text("abcd\n" * 8)
     with pytest.raises(TypeError):  # The cache does not apply to other files.
-        compare.evaluated([[run]], ["ptb"], tmp_path)
+        task_scores([[run]], ["ptb"], tmp_path)
 
 
 @pytest.mark.interop
@@ -758,9 +762,9 @@ def test_finished_runs_are_judged_by_tasks_of_the_harness(small_run, tmp_path):
     question = {"goal": "a", "sol1": "b", "sol2": "ccc"}
     (tmp_path / "valid.jsonl").write_text(json.dumps(question) + "\n")
     (labels := tmp_path / "valid-labels.lst").write_text("0\n")
-    right = compare.evaluated([[run]], ["piqa"], tmp_path)["piqa, acc"][0][0]
+    right = task_scores([[run]], ["piqa"], tmp_path)["piqa, acc"][0][0]
     labels.write_text("1\n")  # The labels are a separate file beside the questions.
-    assert compare.evaluated([[run]], ["piqa"], tmp_path) == {"piqa, acc": [[1 - right]]}
+    assert task_scores([[run]], ["piqa"], tmp_path) == {"piqa, acc": [[1 - right]]}
 
 
 def test_the_report_is_written_if_a_score_fails(tmp_path, monkeypatch):
@@ -769,10 +773,10 @@ def test_the_report_is_written_if_a_score_fails(tmp_path, monkeypatch):
 
     finished = Comparison([[made(tmp_path, "base", [("train large", 4, 1.0, 2.0)])]], [])
     written = []
-    monkeypatch.setattr(compare, "compare", lambda *_: finished)
-    monkeypatch.setattr(compare, "keys", lambda *_: {})
-    monkeypatch.setattr(compare, "evaluated", fails)
-    monkeypatch.setattr(compare, "_write", lambda *about: written.append(about))
+    monkeypatch.setattr(compare, "run_comparison", lambda *_: finished)
+    monkeypatch.setattr(comparison_scores, "file_keys", lambda *_: {})
+    monkeypatch.setattr(comparison_scores, "task_scores", fails)
+    monkeypatch.setattr(compare, "_write_report", lambda *about: written.append(about))
     script = runs.script(tmp_path, runs.experiment(tmp_path))
     arguments = ["compare", script, "--workdir", str(tmp_path), "--evaluate", "blimp"]
     monkeypatch.setattr(sys, "argv", arguments)
@@ -795,7 +799,7 @@ def test_finished_runs_are_fine_tuned(small_run, tmp_path):
         batch=8,
         learning_rates=(1e-3, 1e-2),
     )
-    tuned = compare.tuned([[run]], tuning, tmp_path / "runs")
+    tuned = tuned_scores([[run]], tuning, tmp_path / "runs")
     each = [
         json.loads(f.read_text())["dev"]["matthews"]
         for f in (tmp_path / "runs").glob("*/scores.json")
@@ -1130,8 +1134,8 @@ def test_the_screen_of_the_first_command(tmp_path, capsys, monkeypatch):
     half = replace(
         base, name="half", method=deepened(base.model, 1, 0.5, TrainStage(0.5, warmup=0))
     )
-    short = compare.shortened(base, half.cost / base.cost)
-    compare.compare([base, half], [short], [0], tmp_path)
+    short = comparing.shortened_experiment(base, half.cost / base.cost)
+    comparing.run_comparison([base, half], [short], [0], tmp_path)
     first, *lines = capsys.readouterr().err.splitlines()
     titles = ["from scratch", "half of the layers first", "from scratch at the same cost"]
     assert first == f"3 runs, about 1 minute: {'; '.join(titles)}"
@@ -1139,7 +1143,7 @@ def test_the_screen_of_the_first_command(tmp_path, capsys, monkeypatch):
         assert f"run {number} of 3: {title}" in lines
     assert sum(line.startswith("data: ") for line in lines) == 1
     assert "small model: compiling .." in lines and "train large" not in "\n".join(lines)
-    compare.compare([base, half], [short], [0], tmp_path)  # it has finished
+    comparing.run_comparison([base, half], [short], [0], tmp_path)  # it has finished
     assert capsys.readouterr().err.startswith("3 runs, less than a minute: ")
 
 

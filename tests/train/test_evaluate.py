@@ -23,6 +23,7 @@ from train.extras.evaluation.benchmarks import _manager
 from train.extras.evaluation.perplexity import files_of, perplexity
 from train.extras.evaluation.published import PUBLISHED
 from train.extras.evaluation.scoring import Request, Scorer
+from train.extras.evaluation.tasks import evaluate_tasks
 from train.state.mesh import Mesh
 from train.state.pretrained import TextModel, opened
 from train.store.workdir import Workdir
@@ -375,7 +376,7 @@ def test_tasks_of_the_harness_need_it(small_run, tmp_path, monkeypatch):
     with pytest.raises(
         UserError, match=r"need lm-eval, which is not installed: run pip install -e '.\[eval\]'"
     ):
-        command.evaluate(small_run, ["piqa"], tmp_path)
+        evaluate_tasks(small_run, ["piqa"], tmp_path)
 
 
 def test_what_cannot_be_judged_is_said(small_run, tmp_path):

@@ -26,14 +26,15 @@ from jaxgrow.optim.freeze import Freeze
 from train import finetune as command
 from train.common.errors import UserError
 from train.data.text import tokenizer
-from train.evaluate import evaluate
 from train.extras.aot.compilation import AotRun
 from train.extras.aot.machines import described
+from train.extras.evaluation.tasks import evaluate_tasks
 from train.extras.images.images import Images
 from train.extras.labelled import glue
 from train.extras.labelled.downstream import FineTuning
 from train.extras.labelled.supervised import outputs, prepared, score
 from train.extras.labelled.task import Labelled
+from train.extras.labelled.tuning import best_rate, tune_model
 from train.plan.training import Train
 from train.run.run_data import RunData
 from train.run.trainer import run
@@ -58,7 +59,7 @@ def home(tmp_path_factory):
 @pytest.fixture(scope="module")
 def learned(home):
     """Fine-tune a GPT-2; return the folder of the run and its scores."""
-    found = command.finetune(tuning(home / "cola"), home / "gpt2", home / "runs")
+    found = tune_model(tuning(home / "cola"), home / "gpt2", home / "runs")
     return home / "runs" / "cola-gpt2-lr0.01-seed0", found[1e-2][0]
 
 
@@ -73,9 +74,7 @@ def test_a_task_is_learned_and_judged_by_its_own_metric(learned):
 
 
 def test_labels_that_say_nothing_teach_nothing(home):
-    found = command.finetune(
-        tuning(home / "shuffled", name="shuffled"), home / "gpt2", home / "runs"
-    )
+    found = tune_model(tuning(home / "shuffled", name="shuffled"), home / "gpt2", home / "runs")
     assert abs(found[1e-2][0]["dev"]["matthews"]) < 0.25
 
 
@@ -84,12 +83,12 @@ def test_labels_that_say_nothing_teach_nothing(home):
 def test_every_family_fine_tunes(home, family):
     if family not in ("bert", "gpt2"):
         checkpoint(home / family, CLASSIFIERS[family])
-    found = command.finetune(tuning(home / "cola"), home / family, home / "runs")
+    found = tune_model(tuning(home / "cola"), home / family, home / "runs")
     assert found[1e-2][0]["dev"]["matthews"] > 0.5
 
 
 def test_a_bert_finds_spans(home):
-    scores = command.finetune(spans(home), home / "bert", home / "runs")[1e-2][0]["dev"]
+    scores = tune_model(spans(home), home / "bert", home / "runs")[1e-2][0]["dev"]
     assert scores["exact_match"] > 0.5
     assert scores["f1"] >= scores["exact_match"]
 
@@ -103,7 +102,7 @@ def test_a_vit_learns_other_images_of_another_size(home, tmp_path):
     digits = FineTuning(
         "digits", Images("digits"), epochs=2, batch=64, learning_rates=(1e-2,), optim=OPTIM
     )
-    scores = command.finetune(digits, tmp_path / "vit", tmp_path)[1e-2][0]
+    scores = tune_model(digits, tmp_path / "vit", tmp_path)[1e-2][0]
     assert scores["valid"]["accuracy"] > 0.5  # The chance level is 0.1.
     runs.export(tmp_path / "digits-vit-lr0.01-seed0", tmp_path / "hf")
     assert json.loads((tmp_path / "hf" / "config.json").read_text())["id2label"] == {
@@ -211,7 +210,7 @@ def test_scores_are_kept_with_the_run(learned, home):
     experiment = tuning(home / "cola").of(home / "gpt2", 1e-2, 0)
     assert score(folder, experiment.data) == scores
     # This call does not use the sequence length of the run.
-    found = evaluate(folder, ["cola"], home)["cola"]
+    found = evaluate_tasks(folder, ["cola"], home)["cola"]
     assert found == {"matthews, dev": scores["dev"]["matthews"]}
 
 
@@ -315,7 +314,7 @@ def test_the_best_learning_rate_has_the_best_mean_metric():
         }
 
     found = {1e-5: [scores(0.9, 0.1), scores(0.1, 0.1)], 2e-5: [scores(0.6, 0.0), scores(0.6, 0.0)]}
-    assert command.best(found) == 2e-5
+    assert best_rate(found) == 2e-5
     about = tuning(Path("x"), seeds=(0, 1))
     assert "| 2e-05 (best)  |" in command.table(about, Path("m"), found)
     assert "is the largest that was tried" in command.table(about, Path("m"), found)
@@ -339,7 +338,7 @@ def test_an_exported_run_is_evaluated_with_texts_of_the_same_length(
     runs.export(learned[0], tmp_path / "hf")
     monkeypatch.setattr("train.evaluate.score", lambda _, data: {"dev": {"length": data.length}})
     for folder in (learned[0], tmp_path / "hf"):
-        found = evaluate(folder, ["cola"], home / "cola")
+        found = evaluate_tasks(folder, ["cola"], home / "cola")
         assert found == {"cola": {"length, dev": 14}}
 
 
@@ -409,7 +408,7 @@ def test_transformers_gives_the_logits_of_what_was_fine_tuned(learned, home, tmp
 )
 def test_what_cannot_be_learned_is_said_in_one_line(home, tmp_path, change, says):
     with pytest.raises(UserError, match=says):
-        command.finetune(tuning(home / "cola", **change), home / "gpt2", tmp_path)
+        tune_model(tuning(home / "cola", **change), home / "gpt2", tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 import runs
 
 from jaxgrow.layerdrop import LayerDrop
+from train.analysis.comparing import run_comparison, shared_steps, shortened_experiment
 from train.analysis.runs import Run
-from train.compare import compare, shared_steps, shortened
 from train.plan.methods import Scratch
 from train.plan.modifiers import DropLayers
 from train.run import trainer
@@ -47,8 +47,8 @@ def kept(run: Run) -> set[str]:
 def test_only_steps_after_the_common_ones_are_executed_and_the_result_is_the_same(
     baseline, tmp_path, executed, capsys
 ):
-    shorter = [shortened(baseline, 0.5), shortened(baseline, 0.75)]
-    found = compare([baseline], shorter, [0, 1], tmp_path / "runs")
+    shorter = [shortened_experiment(baseline, 0.5), shortened_experiment(baseline, 0.75)]
+    found = run_comparison([baseline], shorter, [0, 1], tmp_path / "runs")
     said = capsys.readouterr().err
     assert "scratch-x0.75-seed1 shares its first 8 steps with scratch-seed1" in said
     assert len(executed) == 2 * (16 + (8 - 6) + (12 - 8))
@@ -65,15 +65,15 @@ def test_only_steps_after_the_common_ones_are_executed_and_the_result_is_the_sam
 
 
 def test_a_baseline_without_the_checkpoint_is_no_obstacle(baseline, tmp_path, executed):
-    compare([baseline], [], [0], tmp_path / "runs")
-    compare([baseline], [shortened(baseline, 0.5)], [0], tmp_path / "runs")
+    run_comparison([baseline], [], [0], tmp_path / "runs")
+    run_comparison([baseline], [shortened_experiment(baseline, 0.5)], [0], tmp_path / "runs")
     assert len(executed) == 16 + 8
 
 
 def test_a_killed_start_is_repeated(baseline, tmp_path, executed):
     """Check a start that was killed before its last action, with TensorBoard's files deleted."""
-    short = shortened(baseline, 0.5)
-    compare([baseline], [short], [0], tmp_path / "runs")
+    short = shortened_experiment(baseline, 0.5)
+    run_comparison([baseline], [short], [0], tmp_path / "runs")
     long, folder = Workdir(tmp_path / "runs/scratch-seed0"), tmp_path / "runs/scratch-x0.5-seed0"
     result = Workdir(folder).result
     (folder / "checkpoints/6").rename(long.checkpoints / "6")
@@ -83,22 +83,22 @@ def test_a_killed_start_is_repeated(baseline, tmp_path, executed):
     (folder / "checkpoints/6").rename(long.checkpoints / "6")
     assert Workdir(folder).begun
     executed.clear()
-    (again,) = compare([baseline], [short], [0], tmp_path / "runs").frontier[0]
+    (again,) = run_comparison([baseline], [short], [0], tmp_path / "runs").frontier[0]
     assert len(executed) == 8 and again.result["val_loss"] == result["val_loss"]
 
 
 def test_a_run_that_has_begun_is_not_replaced(baseline, tmp_path):
-    short = shortened(baseline, 0.5)
+    short = shortened_experiment(baseline, 0.5)
     folder = tmp_path / "runs" / "scratch-x0.5-seed0"
     before = trainer.run(short, folder)
-    compare([baseline], [short], [0], tmp_path / "runs")
+    run_comparison([baseline], [short], [0], tmp_path / "runs")
     assert Workdir(folder).result == before
 
 
 @pytest.mark.parametrize("schedule", ["wsd", "cosine", "linear"])
 def test_common_steps_have_equal_learning_rates(baseline, schedule):
     long = replace(baseline, optim=replace(WSD, schedule=schedule))
-    short = shortened(long, 0.75)
+    short = shortened_experiment(long, 0.75)
     common = shared_steps(long, short)
     rates = [[learning_rate(long.optim, e.steps, s) for s in range(12)] for e in (long, short)]
     assert rates[0][:common] == rates[1][:common] and rates[0][common] != rates[1][common]
@@ -116,7 +116,7 @@ def test_common_steps_have_equal_learning_rates(baseline, schedule):
     ],
 )
 def test_runs_that_differ_otherwise_share_nothing(baseline, changes):
-    short = shortened(baseline, 0.75)
+    short = shortened_experiment(baseline, 0.75)
     assert shared_steps(baseline, short) == 8
     assert shared_steps(baseline, replace(short, **changes)) == 0
 
@@ -126,4 +126,4 @@ def test_runs_that_differ_otherwise_share_nothing(baseline, changes):
 )
 def test_methods_whose_stages_depend_on_the_steps_share_nothing(baseline, method):
     long = replace(baseline, method=method)
-    assert shared_steps(long, shortened(long, 0.75)) == 0
+    assert shared_steps(long, shortened_experiment(long, 0.75)) == 0

@@ -15,8 +15,8 @@ from train.common.errors import UserError
 from train.data.bounded import BoundedTokenizer, child
 from train.data.special import Special, copied, special_tokens
 from train.data.text import Data, _byte_tokenizer, tokenizer, tokens
-from train.evaluate import evaluate
 from train.extras.evaluation.chat import rendered
+from train.extras.evaluation.tasks import evaluate_tasks
 from train.generate import Asked, samples
 
 pytestmark = pytest.mark.extra
@@ -147,7 +147,7 @@ def test_a_tokenizer_that_is_slow_only_on_a_prompt_or_text_is_stopped(about, tmp
     def ask(text):
         if command == "evaluate":
             (tmp_path / "a.txt").write_text(text)
-            return evaluate(tmp_path / "model", [str(tmp_path / "a.txt")], None)
+            return evaluate_tasks(tmp_path / "model", [str(tmp_path / "a.txt")], None)
         asked = Asked(chat=command == "chat")
         return samples(tmp_path / "model", [text], asked, max_new=1)
 

@@ -13,10 +13,10 @@ from finetunings import FAMILIES, tuning
 from jaxgrow import checkpoints, operators
 from jaxgrow.checkpoints import open_checkpoint, save
 from jaxgrow.checkpoints.hf.labels import Head, head, named
-from train import finetune as command
 from train.common.errors import UserError
 from train.extras.labelled.supervised import outputs, prepared, score
 from train.extras.labelled.task import Labelled
+from train.extras.labelled.tuning import tune_model
 from train.state.heads import keeps, learned, order
 from train.state.mesh import Mesh
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.extra
 @pytest.fixture(scope="module")
 def run(home):
     """Return the folder of a fine-tuned GPT-2."""
-    command.finetune(tuning(home / "cola"), home / "gpt2", home / "runs")
+    tune_model(tuning(home / "cola"), home / "gpt2", home / "runs")
     return home / "runs" / "cola-gpt2-lr0.01-seed0"
 
 

@@ -9,9 +9,9 @@ from jaxgrow import checkpoints
 from jaxgrow.checkpoints.source import flat
 from jaxgrow.extras import hf_peft as peft
 from jaxgrow.extras.peft.lora import LoRA
-from train import finetune as command
 from train.data.text import tokenizer
 from train.extras import adapting
+from train.extras.labelled.tuning import tune_model
 from train.state.heads import split
 
 torch, hf, published = map(pytest.importorskip, ("torch", "transformers", "peft"))
@@ -29,7 +29,7 @@ def test_a_merged_export_equals_the_adapter_of_peft(tmp_path, family):
     checkpoints.save(base, config, runs.fresh(config))
     tokenizer("bytes").save(str(base / "tokenizer.json"))
     tune = tuning(cola(tmp_path / "cola"), lora=LoRA(rank=2, alpha=4.0))
-    command.finetune(tune, base, tmp_path / "runs")
+    tune_model(tune, base, tmp_path / "runs")
     run = tmp_path / "runs" / "cola-base-lr0.01-seed0"
     runs.export(run, tmp_path / "merged")
 

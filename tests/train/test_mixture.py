@@ -14,9 +14,9 @@ import runs
 
 from jaxgrow.models import BERTConfig
 from train import pretrain
+from train.analysis.comparing import set_losses
 from train.analysis.runs import Run
 from train.common.errors import UserError
-from train.compare import set_losses
 from train.config.experiment import as_json, load, with_steps
 from train.data import text
 from train.data.batches import Windows, named_sources, training

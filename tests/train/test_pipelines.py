@@ -27,13 +27,13 @@ from jaxgrow import checkpoints, operators
 from jaxgrow.checkpoints import orbax
 from jaxgrow.extras.models.swin import SwinConfig
 from jaxgrow.models import BERTConfig, TextConfig, ViTConfig
-from train import finetune as command
 from train.data.text import tokenizer
 from train.extras.images.images import Images, images
 from train.extras.labelled import glue, metrics
 from train.extras.labelled.downstream import FineTuning
 from train.extras.labelled.squad import TASKS, from_files
 from train.extras.labelled.task import Labelled, task
+from train.extras.labelled.tuning import tune_model
 
 hf, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
 pytestmark = pytest.mark.interop
@@ -50,7 +50,7 @@ def home(tmp_path_factory):
 def exported(tune: FineTuning, home: Path, model: str) -> tuple[Path, dict[str, float]]:
     """Return the folder of the export and the scores that the run reported."""
     (rate,) = tune.learning_rates
-    [scores] = command.finetune(tune, home / model, home / "runs")[rate]
+    [scores] = tune_model(tune, home / model, home / "runs")[rate]
     folder = home / f"hf-{tune.name}-{model}"
     runs.export(home / "runs" / f"{tune.name}-{model}-lr{rate:g}-seed0", folder)
     return folder, next(iter(scores.values()))

@@ -11,7 +11,7 @@ from train.common.errors import exits_cleanly
 from train.config.overrides import listed_values
 from train.extras.advice.settings import Tried, edges, table
 from train.step import inputs, programs
-from train.sweep import combinations, named
+from train.sweep import combinations, run_name
 
 
 def swept(monkeypatch, *arguments):
@@ -164,13 +164,14 @@ def test_all_values_of_a_setting_that_is_given_twice_are_swept():
 
 
 def test_names_of_runs_fit_into_a_folder():
-    assert named("tiny", {}) == "tiny" and named("tiny", {"a.b": "x/y"}) == "tiny-a.b=x_y"
-    long = [named("tiny", {"data.path": f"{'long/' * 60}{i}", "steps": "4"}) for i in range(2)]
+    assert run_name("tiny", {}) == "tiny" and run_name("tiny", {"a.b": "x/y"}) == "tiny-a.b=x_y"
+    long = [run_name("tiny", {"data.path": f"{'long/' * 60}{i}", "steps": "4"}) for i in range(2)]
     assert len(set(long)) == 2 and all(
         len(name.encode()) <= 200 and "/" not in name for name in long
     )
     assert (
-        named("é" * 120, {}) == named("é" * 120, {}) and len(named("é" * 120, {}).encode()) <= 200
+        run_name("é" * 120, {}) == run_name("é" * 120, {})
+        and len(run_name("é" * 120, {}).encode()) <= 200
     )
 
 

@@ -12,11 +12,12 @@ from finetunings import FAMILIES, checkpoint, tuning
 from labelled import BERT, GPT2, saved
 from pyarrow import parquet
 
-from train import finetune, predict
+from train import predict
 from train.common.errors import UserError
 from train.config.overrides import overridden
 from train.extras.labelled import glue, metrics, table
 from train.extras.labelled.task import Labelled, task
+from train.extras.labelled.tuning import tune_model
 
 pytestmark = pytest.mark.extra
 
@@ -235,7 +236,7 @@ def test_unlabelled_rows_are_predicted_by_the_command(tmp_path, monkeypatch, cap
     rows = [{"title": "ab"[i % 2] * 4, "kind": ("good", "bad")[i % 2]} for i in range(160)]
     (tmp_path / "train.csv").write_text(csv(rows))
     own = tuning(tmp_path, name="mine", data=data(tmp_path / "train.csv", length=14))
-    [scores] = finetune.finetune(replace(own, epochs=3), tmp_path / "gpt2", tmp_path / "runs")[1e-2]
+    [scores] = tune_model(replace(own, epochs=3), tmp_path / "gpt2", tmp_path / "runs")[1e-2]
     assert scores["valid"]["accuracy"] == 1.0
     (tmp_path / "new.jsonl").write_text(
         jsonl(
@@ -266,7 +267,7 @@ def test_classes_that_are_called_label_0_are_predicted_as_classes(tmp_path):
     rows = [{"title": "abcdefghijkl"[i % 12] * 4, "kind": names[i % 12]} for i in range(240)]
     (tmp_path / "train.csv").write_text(csv(rows))
     own = tuning(tmp_path, name="mine", data=data(tmp_path / "train.csv", length=14))
-    [scores] = finetune.finetune(own, tmp_path / "gpt2", tmp_path / "runs")[1e-2]
+    [scores] = tune_model(own, tmp_path / "gpt2", tmp_path / "runs")[1e-2]
     text, metrics = predict.predict(
         tmp_path / "runs" / "mine-gpt2-lr0.01-seed0", tmp_path / "train.csv"
     )

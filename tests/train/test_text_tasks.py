@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from finetunings import FAMILIES, checkpoint, tuning
 
-from train import finetune
 from train.extras.labelled import glue
 from train.extras.labelled.task import Labelled
+from train.extras.labelled.tuning import tune_model
 
 pytestmark = pytest.mark.extra
 
@@ -46,7 +46,7 @@ def test_a_task_is_learned(tmp_path, name):
     checkpoint(tmp_path / "bert", FAMILIES["bert"])
     data = Labelled(name, str(published(tmp_path, about)), length=14)
     tune = tuning(tmp_path, name=name, data=data, epochs=2)
-    [scores] = finetune.finetune(tune, tmp_path / "bert", tmp_path / "runs")[1e-2]
+    [scores] = tune_model(tune, tmp_path / "bert", tmp_path / "runs")[1e-2]
     assert [*scores] == about.splits[1:]
     for found in scores.values():
         assert [*found] == [*about.metrics] and next(iter(found.values())) > 0.85

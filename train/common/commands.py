@@ -2,12 +2,14 @@
 
 import argparse
 import ast
+import itertools
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from jaxgrow.cli.options import UsageParser
 from jaxgrow.typed import nearest
@@ -20,44 +22,60 @@ _NAMING = ("id", "name", "asname", "attr")
 _SETTING = re.compile(r"[\w.]+=")
 
 
-class Parser(UsageParser):
-    """A parser whose help keeps the paragraphs of the description and shows every default."""
+Check: TypeAlias = Callable[[argparse.Namespace], None]
 
-    def __init__(self, command: str, description: str | None):
+
+@dataclass(frozen=True)
+class Arguments:
+    """The arguments of a command.
+
+    Args:
+      of: names and settings of each argument, as for `argparse`.
+      checks: functions that check the parsed arguments together, and raise a `UserError`.
+    """
+
+    of: tuple[tuple[tuple[str, ...], dict[str, object]], ...]
+    checks: tuple[Check, ...] = ()
+
+
+def argument(*names: str, **settings: object) -> tuple[tuple[str, ...], dict[str, object]]:
+    """Declare an argument. Its help ends with the default, unless the default is None or empty."""
+    default = settings.get("default")
+    if default not in (None, "", []):
+        settings["help"] = f"{settings.get('help')} (default: {default})"
+    return names, settings
+
+
+def config_argument(help: str, kind: str = "Experiment"):
+    """Declare the positional argument ``config``, which names a function that returns a ``kind``."""
+    return argument("config", type=partial(config_text, kind=kind), help=help)
+
+
+def set_argument(help: str = "override fields of the config", metavar: str = "a.b=c"):
+    """Declare ``--set a.b=c ...``, which may be repeated."""
+    return argument(
+        "--set", action="append", default=[], metavar=metavar, help=f"{help} (default: none)"
+    )
+
+
+def workdir_argument(default: str, help: str = "folder of all runs and of the results"):
+    """Declare ``--workdir``."""
+    return argument("--workdir", type=Path, default=Path(default), help=help)
+
+
+class Parser(UsageParser):
+    """A parser whose help keeps the paragraphs of the description."""
+
+    def __init__(self, command: str, description: str | None, *declared: Arguments):
         super().__init__(
             prog=f"python -m train.{command}",
             description=_MARKED.sub(r"\1", description or ""),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        # Each checks the parsed arguments together, and raises a UserError.
-        self.checks: list[Callable[[argparse.Namespace], None]] = []
+        self.checks = [check for arguments in declared for check in arguments.checks]
+        for names, settings in itertools.chain(*(arguments.of for arguments in declared)):
+            self.add_argument(*names, **settings)  # type: ignore[arg-type]
         add_limits(self)
-
-    def add_argument(self, *names: str, help: str | None = None, **options: Any) -> argparse.Action:
-        """Add an argument. Its help ends with the default, unless the default is None or empty."""
-        default = options.get("default")
-        shown = "" if default in (None, "", [], argparse.SUPPRESS) else f" (default: {default})"
-        return super().add_argument(*names, help=(help or "") + shown, **options)
-
-    def add_set(self, help: str = "override fields of the config", metavar: str = "a.b=c") -> None:
-        """Add ``--set a.b=c ...``, which may be repeated."""
-        self.add_argument(
-            "--set", action="append", default=[], metavar=metavar, help=f"{help} (default: none)"
-        )
-
-    def add_workdir(self, default: str) -> None:
-        """Add ``--workdir``, the folder of all runs."""
-        where = "folder of all runs and of the results"
-        self.add_argument("--workdir", type=Path, default=Path(default), help=where)
-
-    def add_tokenizer(self) -> None:
-        """Add ``--tokenizer``, for a model without a tokenizer."""
-        which = "tokenizer.json, a folder, or bytes (default: the tokenizer of MODEL)"
-        self.add_argument("--tokenizer", help=which)
-
-    def add_config(self, help: str, kind: str = "Experiment") -> None:
-        """Add the positional argument ``config``, which names a function that returns a ``kind``."""
-        self.add_argument("config", type=partial(config_text, kind=kind), help=help)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:  # type: ignore[override]
         found = super().parse_args(args, namespace)

@@ -1,1 +1,24 @@
-"""Extras of the trainer: what a reader of the methods may skip. They import the core, which never imports them."""
+"""Extras of the trainer: what a reader of the methods may skip. They import the core, which never imports them.
+
+`EXTRAS` tells the core which names a module adds to a registry (`jaxgrow.registry`).
+"""
+
+_COMMANDS = (
+    "advise",
+    "evaluate",
+    "finetune",
+    "generate",
+    "ligo_maps",
+    "predict",
+    "preflight",
+    "race",
+    "scaling",
+    "sweep",
+    "tokenizer",
+    "variance",
+)
+EXTRAS: dict[str, dict[str, str]] = {
+    "command": dict.fromkeys(_COMMANDS, "train.extras.arguments"),
+    "arguments": {"compare": "train.extras.arguments"},
+    "comparison score": dict.fromkeys(("evaluate", "finetune"), "train.extras.comparison_scores"),
+}

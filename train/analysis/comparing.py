@@ -1,0 +1,172 @@
+"""Run the experiments of a comparison, or read the finished runs."""
+
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+from jaxgrow.registry import Registry
+from train.analysis.runs import Run, refuse_unlike
+from train.analysis.savings import Comparison
+from train.analysis.upcoming import Upcoming
+from train.common.errors import Diverged, UserError
+from train.common.hosts import is_first, once
+from train.common.output import note, say
+from train.config.experiment import Experiment, as_json, differences, warn
+from train.config.overrides import refuse_seeds
+from train.plan.training import Train
+from train.plan.transforms import LoadCheckpoint
+from train.run.trainer import run
+from train.state.optim import learning_rate
+from train.store.workdir import Workdir
+
+# Name of a score -> its value for each config and seed.
+Scores: TypeAlias = dict[str, list[list[float]]]
+# Option of `train.compare` -> function that checks the arguments before the first run, and returns
+# a function that scores the finished runs of each config.
+SCORERS: Registry[Callable[[Namespace], Callable[[Sequence[Sequence[Run]]], Scores]]] = Registry(
+    "comparison score", "train.extras"
+)
+
+
+def run_comparison(
+    configs: list[Experiment], shorter: list[Experiment], seeds: list[int], workdir: Path
+) -> Comparison:
+    """Run every config with every seed, or read the finished runs, also for the frontier.
+
+    A run that diverges is recorded, and the other runs continue. No config runs with a seed with
+    which the baseline diverged.
+
+    Args:
+      configs: the configs to compare; the first one is the baseline.
+      shorter: shorter baselines, which form the frontier.
+      seeds: random seeds of each config.
+      workdir: folder of all runs.
+
+    Raises:
+      UserError: before any run starts, if two configs have the same name or are not evaluated on
+        the same data; or if every run of the baseline diverged.
+    """
+    every = [*configs, *shorter]
+    if len({e.name for e in every}) < len(every):
+        raise UserError(
+            f"two runs have the same name: {', '.join(e.name for e in every)}; set different names, such as CONFIG:name=again"
+        )
+    refuse_unlike([(e.name, as_json(e)) for e in every])
+    refuse_seeds(every)
+    diverged: dict[str, list[int]] = {}
+
+    for experiment in shorter:
+        warn(experiment)
+    shared = [shared_steps(configs[0], e) for e in shorter]
+    upcoming = Upcoming(configs, shorter, shared, seeds)
+    _announce(upcoming.first_line(workdir))
+
+    def finished(experiment: Experiment, seeds: list[int], keep: Collection[int] = ()) -> list[Run]:
+        found = []
+        for seed in seeds:
+            _announce(upcoming.line(experiment, seed))
+            if (run := attempt_run(experiment, seed, workdir, diverged, keep)) is not None:
+                found.append(run)
+        return found
+
+    baseline = finished(configs[0], seeds, shared)
+    if not baseline:
+        raise UserError(
+            f"every run of the baseline {configs[0].name} diverged: lower its optim.peak_lr"
+        )
+    left = [run.seed for run in baseline]
+    for experiment, step in zip(shorter, shared, strict=True):
+        for of in baseline:
+            once(partial(_branch, experiment, of, step, workdir))
+    others = [finished(e, left) for e in configs[1:]]
+    frontier = [finished(e, left) for e in shorter]
+    return Comparison(
+        [baseline, *filter(None, others)], [*filter(None, frontier)], diverged=diverged
+    )
+
+
+def _announce(line: str) -> None:
+    if is_first():
+        note(line)
+
+
+def shared_steps(experiment: Experiment, shorter: Experiment) -> int:
+    """Return the number of first steps that two runs have in common.
+
+    If the experiments differ only in their numbers of steps, these are the steps with equal
+    learning rates. With ``optim.schedule=wsd``, they end where the shorter run begins to decay.
+    Runs with other differences, several phases or modifiers have 0 steps in common.
+    """
+    changed = {d.partition(": ")[0] for d in differences(as_json(experiment), as_json(shorter))}
+    (long, *later), short = experiment.plan, shorter.plan[0]
+    if not (changed <= {"name", "steps"} and isinstance(long, Train) and isinstance(short, Train)):
+        return 0
+    if later or long.modifiers:
+        return 0
+
+    def same(step: int) -> bool:
+        rates = [learning_rate(phase.optim, phase.steps, step) for phase in (long, short)]
+        return rates[0] == rates[1]
+
+    last = short.steps - 1  # every run computes its last step itself, because it is validated there
+    return next((step for step in range(last) if not same(step)), last)
+
+
+def _branch(shorter: Experiment, baseline: Run, step: int, workdir: Path) -> None:
+    """Let a shorter run begin at the checkpoint that the baseline has kept for it."""
+    new = Workdir(workdir / f"{shorter.name}-seed{baseline.seed}")
+    if new.branch(Workdir(baseline.folder), step, replace(shorter, seed=baseline.seed)):
+        say(
+            f"{new.folder.name} shares its first {step} steps with {baseline.folder.name}",
+            file=sys.stderr,
+        )
+
+
+def attempt_run(
+    experiment: Experiment,
+    seed: int,
+    workdir: Path,
+    diverged: dict[str, list[int]],
+    keep: Collection[int] = (),
+) -> Run | None:
+    """Return the finished run, or None if it or its source diverged (recorded in ``diverged``)."""
+    lost: set[str] = set()
+    for name, seeds in diverged.items():
+        lost |= {f"{name}-seed{s}" for s in seeds}
+    sources = {
+        phase.folder_of(seed) for phase in experiment.plan if isinstance(phase, LoadCheckpoint)
+    }
+    folder = workdir / f"{experiment.name}-seed{seed}"
+    try:
+        if gone := sources & lost:
+            raise Diverged(f"the run {min(gone)} that it grows from diverged")
+        run(replace(experiment, seed=seed), folder, keep=keep)
+    except Diverged as error:
+        say(f"{folder.name} diverged: {error}", file=sys.stderr)
+        diverged.setdefault(experiment.name, []).append(seed)
+        return None
+    return Run(experiment.name, seed, folder)
+
+
+def shortened_experiment(experiment: Experiment, fraction: float) -> Experiment:
+    """Return the experiment with a fraction of its steps, which its name records."""
+    return replace(
+        experiment,
+        name=f"{experiment.name}-x{fraction:g}",
+        steps=max(1, round(fraction * experiment.steps)),
+    )
+
+
+def set_losses(runs: Sequence[Sequence[Run]]) -> Scores:
+    """The final losses of all runs on each named validation set, by ``val_loss/NAME``."""
+    results = [[run.result for run in same] for same in runs]
+    names = [
+        name
+        for name in results[0][0]
+        if name.startswith("val_loss/") and all(name in r for same in results for r in same)
+    ]
+    return {name: [[result[name] for result in same] for same in results] for name in names}
