@@ -2,7 +2,9 @@
 
 import ctypes
 import gc
+import json
 import os
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
@@ -36,27 +38,40 @@ settings.load_profile("law")
 
 # A worker takes complete files, because their tests share programs and runs. The longest files come
 # first, so that all workers finish at about the same time.
-LONGEST = (
-    "interop_families", "interop_conversions", "pipelines", "harness",
-    "hosts", "drop_execution", "finetune", "families", "drop_training", "cli", "laws", "bert", "generation", "readme",
-    "llama", "notebooks", "preservation", "adapting", "naming", "decoders", "nnx", "experts",
-    # Runs of one tiny model, whose compiled programs a worker reuses across files.
-    "mesh", "preflight", "step", "resume", "compare", "race", "methods", "inherit", "rewarm", "continue", "ledger",
-    "sweep", "checkpoint", "identity", "bad_input", "learned_maps", "show", "plan", "freeze", "muon", "ramp", "advise", "swin",
-    "drop_schedules", "vocabulary_loss", "cait", "config", "ligo", "moments", "flops", "vit", "batches", "gpt2", "generate",
-    "tokens", "lora", "folders", "interop", "mutations", "docstrings", "roles", "evaluate",
-)  # fmt: skip
+DURATIONS = Path(__file__).parent / "durations.json"
+measured = Counter()  # seconds of each file in this run
 
 
-def pytest_collection_modifyitems(items):
+def pytest_addoption(parser):
+    parser.addoption("--measure", action="store_true", help=f"write {DURATIONS.name}")
+    parser.addoption("--part", help="I/N: run each N-th test, from the I-th on")
+
+
+def pytest_collection_modifyitems(config, items):
     for item in items:
         if "extras" in item.path.parts:
             item.add_marker("extra")
-    for item in items:
-        if "extras" in item.path.parts:
-            item.add_marker(pytest.mark.extra)
-    place = {f"test_{name}": i for i, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: place.get(item.path.stem, len(place)))
+    seconds = json.loads(DURATIONS.read_text())
+    items.sort(key=lambda item: -seconds.get(item.path.stem, 0))
+
+
+@pytest.hookimpl(trylast=True, specname="pytest_collection_modifyitems")
+def pytest_keep_part(config, items):
+    """Drop the other parts of the tests that the markers select."""
+    if part := config.getoption("--part"):
+        first, parts = map(int, part.split("/"))
+        config.hook.pytest_deselected(items=[x for i, x in enumerate(items) if i % parts != first])
+        items[:] = items[first::parts]
+
+
+def pytest_runtest_logreport(report):
+    measured[Path(report.location[0]).stem] += report.duration
+
+
+def pytest_sessionfinish(session):
+    if session.config.getoption("--measure") and not hasattr(session.config, "workerinput"):
+        seconds = {name: round(s, 1) for name, s in sorted(measured.items()) if s >= 1}
+        DURATIONS.write_text(json.dumps(json.loads(DURATIONS.read_text()) | seconds, indent=0))
 
 
 @pytest.hookimpl(wrapper=True)
