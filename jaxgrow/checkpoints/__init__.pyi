@@ -15,7 +15,7 @@ from ._transform import (
     write,
 )
 from .changed import Cast, Noisy
-from .hf.base import Family, Stored
+from .hf.base import Family, TensorLayout
 from .hf.registry import FAMILIES
 from .hf.upcycled import Upcycled
 from .io.files import CheckpointError
@@ -31,7 +31,7 @@ __all__ = [
     "Loaded",
     "Noisy",
     "Source",
-    "Stored",
+    "TensorLayout",
     "Upcycled",
     "config_notes",
     "load",

@@ -315,14 +315,14 @@ class _Planned:
 
     Attributes:
       family: the architecture of a Hugging Face folder; None for an Orbax folder.
-      foreign: the ``config.json`` of the model, if it has one.
+      hf_config: the ``config.json`` of the model, if it has one.
       head: special tokens, task and labels that an Orbax folder records.
       carried: the other files that are copied, as paths in ``files_beside`` of the first root.
       size: the size of the tensors in bytes.
     """
 
     family: Family | None
-    foreign: dict[str, Any] | None
+    hf_config: dict[str, Any] | None
     head: dict[str, Any]
     carried: list[str]
     size: int
@@ -335,26 +335,26 @@ def _planned(
     settings: Mapping[str, Any] | None,
 ) -> _Planned:
     root = roots[0] if roots else None
-    foreign = root.foreign if root else None
+    hf_config = root.hf_config if root else None
     carried = extras(root.files_beside) if root and root.files_beside is not None else []
-    if root is not None and foreign is None and (source.config != root.config or len(roots) > 1):
+    if root is not None and hf_config is None and (source.config != root.config or len(roots) > 1):
         carried = [name for name in carried if name != CARD]  # it describes another model
     head = _head(source, root)
     family = None
     stored = Counter()
     if _is_hf(to, root):
-        family, foreign = storage.family_for(
-            source.config, foreign, {**head, **(settings or {})} or None
+        family, hf_config = storage.family_for(
+            source.config, hf_config, {**head, **(settings or {})} or None
         )
         for tensor in storage.planned(source, family):
             stored[tensor.dtype.name] += tensor.size
     else:
         for leaf in source.leaves.values():
             stored[leaf.dtype.name] += leaf.size
-    if foreign is not None and root is not None:
-        foreign = _in_dtype(foreign, stored)
+    if hf_config is not None and root is not None:
+        hf_config = _in_dtype(hf_config, stored)
     size = stored.total() if family is not None else source.bytes
-    return _Planned(family, foreign, head, carried, size)
+    return _Planned(family, hf_config, head, carried, size)
 
 
 def _for_images(source: Source, roots: Sequence[Checkpoint], to: Kind | None) -> Source:
@@ -362,7 +362,7 @@ def _for_images(source: Source, roots: Sequence[Checkpoint], to: Kind | None) ->
     root = roots[0] if roots else None
     if (
         root is None
-        or root.foreign is not None
+        or root.hf_config is not None
         or root.files_beside is None
         or not _is_hf(to, root)
     ):
@@ -390,15 +390,15 @@ def stored_forms(source: Source, root: Checkpoint, to: Kind | None) -> dict[str,
     if source is root and isinstance(root, HuggingFace):
         return storage.forms(root, root.family)
     if source is not root and _is_hf(to, root):
-        return storage.forms(source, storage.family_for(source.config, root.foreign)[0])
+        return storage.forms(source, storage.family_for(source.config, root.hf_config)[0])
     return {path: storage.Form(1.0, 0.0, leaf.dtype) for path, leaf in source.leaves.items()}
 
 
 def config_notes(source: Source, root: Checkpoint, to: Kind | None) -> list[str]:
     """Return notes about keys of ``config.json`` that `write` removes, with its arguments."""
-    if root.foreign is None or source is root or not _is_hf(to, root):
+    if root.hf_config is None or source is root or not _is_hf(to, root):
         return []
-    return layer_lists.lost(root.foreign, storage.family_for(source.config, root.foreign)[1])
+    return layer_lists.lost(root.hf_config, storage.family_for(source.config, root.hf_config)[1])
 
 
 def _record(
@@ -414,9 +414,9 @@ def _record(
     }
     if history := _history(roots):
         about["history"] = history
-    if planned.family is None and planned.foreign is not None:
+    if planned.family is None and planned.hf_config is not None:
         # A later conversion to Hugging Face needs it.
-        about["huggingface"] = planned.foreign
+        about["huggingface"] = planned.hf_config
     if planned.family is None and planned.head:
         about["head"] = planned.head
     return about
@@ -425,9 +425,9 @@ def _record(
 def _write_model(source: Source, planned: _Planned, part: Path, shard: int, progress: bool) -> None:
     bar = tqdm(total=planned.size, unit="B", unit_scale=True, disable=None if progress else True)
     with bar:
-        if planned.family is not None and planned.foreign is not None:
+        if planned.family is not None and planned.hf_config is not None:
             storage.write(
-                source, planned.family, planned.foreign, part, shard=shard, done=bar.update
+                source, planned.family, planned.hf_config, part, shard=shard, done=bar.update
             )
         else:
             from jaxgrow.checkpoints import orbax
@@ -441,7 +441,7 @@ def _head(source: Source, root: Checkpoint | None) -> dict[str, Any]:
 
     Task and labels are left out if the model to write has another head.
     """
-    if root is None or isinstance(root, HuggingFace) or root.head is root.foreign:
+    if root is None or isinstance(root, HuggingFace) or root.head is root.hf_config:
         return {}
     own = ("predicts", "classes")
     same = all(
@@ -465,15 +465,15 @@ def _check_no_lora(folder: Path) -> None:
         )
 
 
-def _in_dtype(foreign: Mapping[str, Any], stored: Mapping[str, int]) -> dict[str, Any]:
+def _in_dtype(hf_config: Mapping[str, Any], stored: Mapping[str, int]) -> dict[str, Any]:
     """Correct the dtype in a ``config.json``, also in its parts, if it has one.
 
     Args:
-      foreign: the content of ``config.json``.
+      hf_config: the content of ``config.json``.
       stored: the number of bytes of the tensors that are written, by their dtype.
     """
     out: dict[str, Any] = {}
-    for key, value in foreign.items():
+    for key, value in hf_config.items():
         if key.endswith("_config") and isinstance(value, dict):
             value = _in_dtype(value, stored)
         # A model in several dtypes may be computed in any of them.

@@ -76,16 +76,16 @@ class Orbax(Loaded, Checkpoint):
         record = read_json(about)
         self._handed_over()
         self._copied = bool(record.get("files"))
-        self.foreign = record.get("huggingface")
+        self.hf_config = record.get("huggingface")
         self._head = record.get("head")
         if self._head is not None and not isinstance(self._head, dict):
             raise CheckpointError(f"{about}: head is {self._head!r:.100}, but should be an object")
-        if self.foreign is not None:
-            if not isinstance(self.foreign, dict):
+        if self.hf_config is not None:
+            if not isinstance(self.hf_config, dict):
                 raise CheckpointError(
-                    f"{about}: huggingface is {spelt(self.foreign)}, but should be a config.json"
+                    f"{about}: huggingface is {spelt(self.hf_config)}, but should be a config.json"
                 )
-            family_of(self.foreign, about)
+            family_of(self.hf_config, about)
         # Compressed weights are smaller.
         stored = 100 * checked_tree(folder / PARAMS, folder)
         if isinstance(settings := record.get("config"), dict):
@@ -231,7 +231,7 @@ class RunCheckpoint(Orbax):
       CheckpointError: the checkpoint is missing or damaged, or does not hold a complete model.
     """
 
-    foreign = None
+    hf_config = None
     of_run = True
     _copied = False
 

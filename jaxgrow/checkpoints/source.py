@@ -167,30 +167,30 @@ class Checkpoint(Source):
     """A model in a folder on disk.
 
     Its attribute ``folder`` is that folder. ``notes`` holds remarks for the user about the
-    checkpoint. ``foreign`` is the content of the ``config.json`` of the Hugging Face model that the
+    checkpoint. ``hf_config`` is the content of the ``config.json`` of the Hugging Face model that the
     checkpoint holds or was made from; None if there is no such model.
     """
 
     folder: Path
     notes: tuple[str, ...] = ()
-    foreign: dict[str, Any] | None
+    hf_config: dict[str, Any] | None
     # Whether the folder is that of a run.
     of_run: bool = False
 
     @property
     def files_beside(self) -> Path | None:
         """The folder of the files that are copied with the model, such as a tokenizer."""
-        return None if self.foreign is None else self.folder
+        return None if self.hf_config is None else self.folder
 
     @property
     def own_settings(self) -> dict[str, Any]:
-        """Entries of ``config.json`` about the files in `files_beside`, if ``foreign`` has none."""
+        """Entries of ``config.json`` about the files in `files_beside`, if ``hf_config`` has none."""
         return {}
 
     @property
     def head(self) -> dict[str, Any]:
         """Task and labels of the head, as in ``config.json`` (`jaxgrow.checkpoints.hf.labels`)."""
-        return self.foreign or {}
+        return self.hf_config or {}
 
     def fingerprint(self) -> str:
         """Return a hash that identifies the content of the checkpoint.

@@ -22,7 +22,7 @@ def run_inspect(a: argparse.Namespace) -> None:
         return print_json(about) if a.json else print_text(command.described(a.path, about))
     source = open_checkpoint(a.path)
     architecture = (
-        source.foreign["architectures"][0] if source.foreign else type(source.config).__name__
+        source.hf_config["architectures"][0] if source.hf_config else type(source.config).__name__
     )
     places = {p: source.place(p) for p in source.leaves}
     if a.json:

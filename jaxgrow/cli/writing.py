@@ -247,7 +247,7 @@ def write(
 
 def _not_copied(a: argparse.Namespace, root: Checkpoint) -> list[str]:
     """A note that lists the subfolders of a model that are not in DST."""
-    folders = left_out(root.folder) if root.foreign is not None else []
+    folders = left_out(root.folder) if root.hf_config is not None else []
     names = [f"{name}/" for name in folders if not (a.dst / name).exists()]
     return [f"{root.folder} has folders that are not copied: {listed(names)}"] if names else []
 

@@ -871,5 +871,5 @@ def test_heads_grow_without_an_option_that_the_architecture_has_no_setting_for(
     assert_alike(tmp_path / "b")
     found = checkpoints.open_checkpoint(tmp_path / "b").sizes()
     assert found["heads"] == 2 * sizes["heads"]
-    follows = not source.foreign.get("num_key_value_heads") and "kv_heads" in sizes
+    follows = not source.hf_config.get("num_key_value_heads") and "kv_heads" in sizes
     assert found.get("kv_heads") == (found["heads"] if follows else sizes.get("kv_heads"))

@@ -864,7 +864,7 @@ def test_half_precision_is_exact_for_powers_of_two_or_noted(tmp_path, dtype, tim
 @pytest.mark.parametrize("times", [2, 4])
 def test_stored_forms_that_half_precision_rounds_are_noted(tmp_path, times, capsys):
     """Gemma stores the embedding divided by the root of the width, and norm scales minus one."""
-    gemma = checkpoints.FAMILIES["GemmaForCausalLM"].ours(GEMMA)
+    gemma = checkpoints.FAMILIES["GemmaForCausalLM"].from_hf(GEMMA)
     params = tiny.params(gemma, dtype="bfloat16")
     checkpoints.save(tmp_path / "a", gemma, params)
     wide = [

@@ -213,7 +213,7 @@ def ours(family, config, tensors):
     for path, _, axes in leaves(tiny.shapes(config), tiny.axes(config)):
         stored = names.pop(path)
         each = [tensors[name] for name in tensor_names(stored, config)]
-        each = [stored.ours(x, axes, config.sizes()) for x in each]
+        each = [stored.to_leaf(x, axes, config.sizes()) for x in each]
         *modules, leaf = path.split("/")
         node = out
         for module in modules:
@@ -264,7 +264,9 @@ def test_every_tensor_round_trips_bitwise_or_is_ignored(public):
         stored = family.names(config)[path]
         each = x if "{layers}" in stored.name else [x]
         for name, leaf in zip(tensor_names(stored, config), each, strict=True):
-            np.testing.assert_array_equal(stored.theirs(leaf, axes, config.sizes()), tensors[name])
+            np.testing.assert_array_equal(
+                stored.to_tensor(leaf, axes, config.sizes()), tensors[name]
+            )
             left.remove(name)
     assert all(any(fnmatchcase(name, pattern) for pattern in family.ignored) for name in left)
     assert {key: getattr(config, key) for key in family.fixed} == family.fixed
@@ -284,9 +286,9 @@ def test_a_pooler_adds_no_keys_to_a_published_config():
         architectures=["BertModel"], model_type="bert", vocab_size=11, hidden_size=12,
         num_hidden_layers=2, num_attention_heads=2, intermediate_size=20,
     )  # fmt: skip
-    config = replace(BERT["Model"].ours(said), pooler=True)
-    assert BERT["Model"].theirs(config, said) == said
-    assert BERT["Model"].theirs(replace(config, mlp=24), said) == said | {"intermediate_size": 24}
+    config = replace(BERT["Model"].from_hf(said), pooler=True)
+    assert BERT["Model"].to_hf(config, said) == said
+    assert BERT["Model"].to_hf(replace(config, mlp=24), said) == said | {"intermediate_size": 24}
 
 
 def test_names_in_older_files():

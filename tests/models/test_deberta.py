@@ -246,13 +246,13 @@ SAID = dict(
 
 def test_the_published_config_is_the_default():
     family = FAMILIES["DebertaV2Model"]
-    c = family.ours(SAID)
+    c = family.from_hf(SAID)
     assert c == DeBERTaConfig(head="states")
-    written = family.theirs(c, SAID)
+    written = family.to_hf(c, SAID)
     assert {key: written[key] for key in SAID} == SAID
     wider = replace(c, embed=1536, heads=24)
-    written = family.theirs(wider, SAID)
-    assert written["pooler_hidden_size"] == 1536 and family.ours(written) == wider
+    written = family.to_hf(wider, SAID)
+    assert written["pooler_hidden_size"] == 1536 and family.from_hf(written) == wider
 
 
 @pytest.mark.parametrize(
@@ -272,4 +272,4 @@ def test_the_published_config_is_the_default():
 )
 def test_other_settings_are_refused(setting, message):
     with pytest.raises(ValueError, match=message):
-        FAMILIES["DebertaV2Model"].ours(SAID | setting)
+        FAMILIES["DebertaV2Model"].from_hf(SAID | setting)

@@ -151,7 +151,7 @@ def published(name: str):
 
 def read(family, theirs) -> LlamaConfig:
     """Read the config from a ``config.json`` of Hugging Face."""
-    return family.ours(theirs)
+    return family.from_hf(theirs)
 
 
 def imported(family, c, tensors):
@@ -163,11 +163,11 @@ def imported(family, c, tensors):
         where = names[path]
         layers = [where.name.replace("{layers}", str(i)) for i in range(c.layers)]
         one = [
-            where.ours(tensors[t], n, known)
+            where.to_leaf(tensors[t], n, known)
             for t in (layers if "{layers}" in where.name else [where.name])
         ]
         stored.append(np.stack(one) if "{layers}" in where.name else one[0])
-        exported = [where.theirs(x, n, known) for x in one]
+        exported = [where.to_tensor(x, n, known) for x in one]
         for tensor, back in zip(
             layers if "{layers}" in where.name else [where.name], exported, strict=True
         ):

@@ -340,7 +340,7 @@ def test_peft_s_layout_holds_the_same_products(family, tmp_path):
         assert a.shape[0] == b.shape[1] == rank
         product = about.get("alpha_pattern", {}).get(name, about["lora_alpha"]) / rank * b @ a
         theirs = product.T if about["fan_in_fan_out"] else product
-        ours = stored[path].ours(theirs, flat(axes)[path], sizes)
+        ours = stored[path].to_leaf(theirs, flat(axes)[path], sizes)
         np.testing.assert_allclose(ours, kernel[1], atol=1e-12)
     back = peft.load(tmp_path / "lora", config)
     assert tiny.distance(back.merged(zeros), lora.merge_lora(zeros, adapter, EVERY)) < 1e-12

@@ -67,23 +67,23 @@ def test_the_published_config_as_it_lies_there():
         classifier_pooling="mean", layer_norm_eps=1e-5, sparse_prediction=False, tie_word_embeddings=True,
     )  # fmt: skip
     family = FAMILIES["ModernBertForMaskedLM"]
-    found = family.ours(said)
+    found = family.from_hf(said)
     assert found == ModernBERTConfig(pooling="mean")
     assert found.layer_kinds == "fss" * 7 + "f"
-    written = family.theirs(found, said)
+    written = family.to_hf(found, said)
     assert {key: written[key] for key in said} == said
-    deeper = family.theirs(replace(found, layers=23, kinds="fs" + "fss" * 7), said)
+    deeper = family.to_hf(replace(found, layers=23, kinds="fs" + "fss" * 7), said)
     assert deeper["global_attn_every_n_layers"] is None and deeper["layer_types"][1:3] == [
         "sliding_attention",
         "full_attention",
     ]
     with pytest.raises(ValueError, match=r"norm_bias is true, but .* only with false"):
-        family.ours(said | {"norm_bias": True})
+        family.from_hf(said | {"norm_bias": True})
     scaled = {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}
     with pytest.raises(
         ValueError, match='rope_type of sliding_attention is "linear", but only "default"'
     ):
-        family.ours(said | {"rope_parameters": scaled})
+        family.from_hf(said | {"rope_parameters": scaled})
 
 
 def test_only_the_first_layer_has_no_norm_of_its_attention():

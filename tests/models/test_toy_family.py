@@ -28,7 +28,8 @@ from flax import linen as nn
 from jaxgrow import checkpoints, flops, grow, models, operators, preserves_function
 from jaxgrow.checking import check_rules
 from jaxgrow.checkpoints.hf import families, registry
-from jaxgrow.checkpoints.hf.base import Family, Stored, linear
+from jaxgrow.checkpoints.hf.base import Family
+from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout, linear_layouts
 from jaxgrow.checkpoints.io.files import CheckpointError
 from jaxgrow.extras.models.generation import generate
 from jaxgrow.layerdrop import KeepMask, LayerDrop
@@ -106,17 +107,21 @@ class Toy(Decoder):
 # --- its Hugging Face names: jaxgrow/checkpoints/hf/families/toy.py ---
 
 
-def _names(config: ToyConfig) -> dict[str, Stored]:
+def _names(config: ToyConfig) -> dict[str, TensorLayout]:
     layer = "layers.{layers}."
     names = {
-        "token_embedding": Stored("embed.weight", "vocab embed"),
-        "blocks/norm/scale": Stored(layer + "norm.weight", "embed"),
-        "final_norm/scale": Stored("norm.weight", "embed"),
+        "token_embedding": TensorLayout("embed.weight", "vocab embed"),
+        "blocks/norm/scale": TensorLayout(layer + "norm.weight", "embed"),
+        "final_norm/scale": TensorLayout("norm.weight", "embed"),
     }
-    names |= linear("blocks/mlp/up", layer + "up", "mlp")
-    names |= linear("blocks/mlp/down", layer + "down", "embed", "mlp")
+    names |= linear_layouts("blocks/mlp/up", layer + "up", "mlp")
+    names |= linear_layouts("blocks/mlp/down", layer + "down", "embed", "mlp")
     names = {leaf: stored for leaf, stored in names.items() if not leaf.endswith("bias")}
-    return names if config.tied else names | {"head_kernel": Stored("head.weight", "vocab embed")}
+    return (
+        names
+        if config.tied
+        else names | {"head_kernel": TensorLayout("head.weight", "vocab embed")}
+    )
 
 
 ToyForCausalLM = Family(

@@ -111,10 +111,10 @@ def ours(family, small, tensors):
     def leaf(key_path, names):
         place = stored[path(key_path)]
         if names[0] != LAYERS:
-            return place.ours(tensors[place.name], names, known)
+            return place.to_leaf(tensors[place.name], names, known)
         return np.stack(
             [
-                place.ours(tensors[place.name.format(layers=i)], names, known)
+                place.to_leaf(tensors[place.name.format(layers=i)], names, known)
                 for i in range(small.layers)
             ]
         )
@@ -129,7 +129,7 @@ def back(family, small, params):
         place = stored[name]
         layers = enumerate(x) if names[0] == LAYERS else [("", x)]
         found |= {
-            place.name.format(layers=i): place.theirs(part, names, small.sizes())
+            place.name.format(layers=i): place.to_tensor(part, names, small.sizes())
             for i, part in layers
         }
     return found
@@ -287,14 +287,14 @@ def test_dinov2_giant_has_the_published_parameter_count():
         "num_attention_heads": 24,
         "image_size": 518,
     }
-    found = family.ours(said | {"use_swiglu_ffn": True, "num_labels": 1})
+    found = family.from_hf(said | {"use_swiglu_ffn": True, "num_labels": 1})
     heads = 2 * 1536 + 1
     assert (
         sum(x.size for x in jax.tree.leaves(tiny.shapes(found))) - heads
     ) / 1e6 == pytest.approx(1136.5, abs=0.1)
-    assert family.theirs(found, said)["mlp_ratio"] == 4
+    assert family.to_hf(found, said)["mlp_ratio"] == 4
     with pytest.raises(ValueError, match=r"no setting for mlp 5000 \(it would be 5120\)"):
-        family.theirs(replace(found, mlp=5000))
+        family.to_hf(replace(found, mlp=5000))
 
 
 @pytest.mark.parametrize("frozen", [1, 3])

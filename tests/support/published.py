@@ -89,7 +89,7 @@ def published(
     content = (SIZES if usual else {}) | own | keys
     content = {key: value for key, value in content.items() if value is not None}
     content |= {"architectures": [architecture], "model_type": family.model_type}
-    config: Any = family.ours(content)
+    config: Any = family.from_hf(content)
     model = checkpoints.Loaded(config, tiny.params(config, seed, weights))
     folder.mkdir(parents=True)
     storage.write(model, family, content, folder)

@@ -1,21 +1,16 @@
 """How does a Hugging Face architecture store a model? Names, layouts and settings are data here."""
 
 import dataclasses
-import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
-import numpy as np
-from einops import rearrange
-
-from jaxgrow.axes.names import Names, axis, cut, is_layers, kind, reads
 from jaxgrow.axes.size_error import SizeError
 from jaxgrow.checkpoints.hf import layer_lists
 from jaxgrow.checkpoints.hf.labels import classes, labelled, problem
+from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout
 from jaxgrow.checkpoints.io.files import spelt
-from jaxgrow.extras.peft.lora import RANK
 from jaxgrow.models import Config
 from jaxgrow.typed import hints
 
@@ -26,215 +21,7 @@ _KINDS: Mapping[type, str] = {
     str: "a string",
     tuple: "a list",
 }
-# This suffix stands for ".in" in layouts, because einops does not accept dots in names.
-_IN = "_in"
 Heads: TypeAlias = Literal["divide embed", "must divide embed", "free"]
-
-
-@dataclass(frozen=True)
-class Stored:
-    """The place and the layout in which one leaf is stored.
-
-    ``Stored("h.{layers}.attn.c_attn.weight", "embed (3 heads head_dim)", part=0)`` is a query
-    kernel. Each layer has one tensor, and the query is the first of three equal parts in it.
-
-    Args:
-      name: the name of the tensor. With ``{layers}``, each layer of a stacked leaf has a tensor;
-        with ``{experts}``, each expert of the leaf has one.
-      layout: the kinds of the axes of the tensor, as in einops, without the layer axis. A number is
-        the number of parts of a fused tensor. In a kernel from ``embed`` to ``embed``, the input
-        axis ends in ``_in``.
-      part: the index of this leaf among the parts of a fused tensor.
-      beside: for parts that are concatenated along the first axis, the axes of each part there,
-        such as ``("heads head_dim", "mlp")``.
-      times: the tensor is ``times * leaf + plus``.
-      plus: see ``times``. The norms of Gemma are stored minus one, for example. Leaves with other
-        values than 1 and 0 are float32 or wider.
-      first: the first layer that has a tensor. Lower layers do not use the leaf, whose values are 1
-        there.
-    """
-
-    name: str
-    layout: str
-    part: int | None = None
-    beside: tuple[str, ...] = ()
-    times: float = 1.0
-    plus: float = 0.0
-    first: int = 0
-
-    def layers(self, of: Sequence[int | None]) -> Sequence[int | None]:
-        """The layers that are stored, out of the layers ``of`` of a leaf."""
-        return of[self.first :]
-
-    @property
-    def moved(self) -> bool:
-        return (self.times, self.plus) != (1.0, 0.0)
-
-    def of_experts(self, sizes: Mapping[str, int]) -> list[str]:
-        """Return the tensor names: one per expert if experts are stored separately, otherwise one.
-
-        Args:
-          sizes: the size of every axis.
-        """
-        if "{experts}" not in self.name:
-            return [self.name]
-        return [self.name.replace("{experts}", str(i)) for i in range(sizes["experts"])]
-
-    def ours(self, tensor: np.ndarray, names: Names, sizes: Mapping[str, int]) -> np.ndarray:
-        """Return the leaf (of one layer) that a tensor holds, as a view if possible.
-
-        Args:
-          tensor: the stored tensor.
-          names: the axis names of the leaf.
-          sizes: the size of every axis.
-
-        Returns:
-          An array whose axes are ``names`` without the layer axis.
-
-        Raises:
-          ValueError: the tensor does not have the shape that ``sizes`` determine.
-        """
-        if tensor.shape != self.shape(names, sizes):
-            raise ValueError(
-                f"{self.name} has shape {tensor.shape}, but should have {self.shape(names, sizes)}"
-            )
-        if self.moved:
-            wide = tensor if tensor.dtype == np.float64 else tensor.astype(np.float32)
-            tensor = ((wide - self.plus) / self.times).astype(wide.dtype)
-        return self._view(tensor, names, sizes)
-
-    def _view(self, tensor: np.ndarray, names: Names, sizes: Mapping[str, int]) -> np.ndarray:
-        parts, plain = self._parts(names)
-        known = {n: sizes[axis] for n, axis in plain.items()}
-        if self.beside:
-            tensor = tensor[self._slice(sizes)]
-        if parts is None:
-            return rearrange(tensor, f"{self.layout} -> {' '.join(plain)}", **known)
-        split = self.layout.replace(str(parts), "parts")
-        pattern = f"{split} -> parts {' '.join(plain)}"
-        return rearrange(tensor, pattern, parts=parts, **known)[self.part]
-
-    def theirs(
-        self,
-        leaf: np.ndarray,
-        names: Names,
-        sizes: Mapping[str, int],
-        into: np.ndarray | None = None,
-    ) -> np.ndarray:
-        """Return the tensor that holds a leaf (of one layer).
-
-        Args:
-          leaf: the values of the leaf.
-          names: the axis names of the leaf.
-          sizes: the size of every axis.
-          into: the tensor to fill this part into, if several leaves share it; None: a new tensor.
-
-        Returns:
-          The tensor, with the layout of Hugging Face.
-        """
-        parts, plain = self._parts(names)
-        if self.moved:
-            leaf = (self.times * leaf + self.plus).astype(leaf.dtype)
-        if parts is None and not self.beside:
-            return rearrange(leaf, f"{' '.join(plain)} -> {self.layout}")
-        if into is None:
-            into = np.zeros(self.shape(names, sizes), leaf.dtype)
-        # `rearrange` only splits and transposes axes here, so this writes into the tensor itself.
-        self._view(into, names, sizes)[...] = leaf
-        return into
-
-    def shape(self, names: Names, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """Return the shape of the tensor."""
-        _, plain = self._parts(names)
-        axes = [a.strip("() ") for a in _top(self.layout)]
-        stored = " ".join(axes).split()
-        assert {n for n in stored if not n.isdigit()} == set(plain), (self, names)
-        shape = [_product(a, sizes, plain) for a in axes]
-        return (sum(_product(a, sizes) for a in self.beside) or shape[0], *shape[1:])
-
-    def factors(self, names: Names) -> tuple["Stored", "Stored"]:
-        """Return the places of the two factors of a LoRA of this kernel.
-
-        They have the shapes [rank, inputs] and [outputs, rank]. The outputs have the same parts,
-        order and multiplier as in the kernel.
-
-        Args:
-          names: the axis names of the kernel.
-        """
-        kernel = cut(names)
-        read = {kind(axis(n)) for n in kernel.read}
-        written = {kind(axis(n)) for n in kernel.written}
-        marked = {n + _IN for n in read} | (read - written)
-        axes = _top(self.layout)
-        inputs = [a for a in axes if marked & set(a.strip("() ").split())]
-        outputs = [a for a in axes if a not in inputs]
-        module = self.name.removesuffix(".weight")
-        first = Stored(f"{module}.lora_A.weight", " ".join([RANK, *inputs]).replace(_IN, ""))
-        return first, replace(
-            self, name=f"{module}.lora_B.weight", layout=" ".join([*outputs, RANK])
-        )
-
-    def _slice(self, sizes: Mapping[str, int]) -> slice:
-        """The slice of this part along the first axis."""
-        assert self.part is not None
-        begin = sum(_product(a, sizes) for a in self.beside[: self.part])
-        return slice(begin, begin + _product(self.beside[self.part], sizes))
-
-    def _parts(self, names: Names) -> tuple[int | None, dict[str, str]]:
-        """Return the number of fused parts, or None, and the axes of the leaf by layout name."""
-        apart = "experts" if "{experts}" in self.name else None
-        own = [n for n in names if not is_layers(axis(n)) and axis(n) != apart]
-        plain = {kind(axis(n)): axis(n) for n in own}
-        if len(plain) < len(own):
-            plain = {kind(axis(n)) + _IN * reads(n): axis(n) for n in own}
-        numbers = [
-            int(n) for n in self.layout.replace("(", " ").replace(")", " ").split() if n.isdigit()
-        ]
-        return (numbers[0] if numbers and self.part is not None else None), plain
-
-
-def _product(axes: str, sizes: Mapping[str, int], plain: Mapping[str, str] | None = None) -> int:
-    """The size of axes such as ``"3 heads head_dim"``. ``plain`` maps their kinds to axes."""
-    return math.prod(
-        int(n) if n.isdigit() else sizes[(plain or {}).get(n, n)] for n in axes.split()
-    )
-
-
-def _top(layout: str) -> list[str]:
-    """Split a layout into the axes of the tensor, such as ``["embed", "(3 heads head_dim)"]``."""
-    out = []
-    depth = 0
-    for word in layout.replace("(", "( ").replace(")", " )").split():
-        depth += word == "("
-        if depth and out and out[-1].startswith("(") and not out[-1].endswith(")"):
-            out[-1] += " " + word
-        else:
-            out.append(word)
-        depth -= word == ")"
-    return out
-
-
-def linear(
-    ours: str,
-    theirs: str,
-    outputs: str,
-    inputs: str = "embed",
-    part: int | None = None,
-    bias: bool = True,
-) -> dict[str, Stored]:
-    """Return the places of a kernel that is stored as [outputs, inputs], and of its bias.
-
-    Args:
-      ours: the path of the module in jaxgrow.
-      theirs: the name of the module in Hugging Face's model.
-      outputs: the layout of the output axes.
-      inputs: the layout of the input axes.
-      part: the index of the kernel among the parts of a fused tensor.
-      bias: whether there is a bias.
-    """
-    kernel = Stored(f"{theirs}.weight", f"{outputs} {inputs}", part)
-    biases = {f"{ours}/bias": Stored(f"{theirs}.bias", outputs, part)} if bias else {}
-    return {f"{ours}/kernel": kernel, **biases}
 
 
 def _head_dim(values: Mapping[str, Any]) -> int:
@@ -272,7 +59,7 @@ def with_head(body: "Family", architecture: str, head: str, **more: Any) -> "Fam
       more: further fields of the result.
     """
     if (about := _LABELS.get(head)) is not None:
-        more["inferred"] = lambda theirs: body.inferred(theirs) | classes(theirs)
+        more["inferred"] = lambda hf_config: body.inferred(hf_config) | classes(hf_config)
         more["derived"] = lambda config: body.derived(config) | about(config)
     fixed = {**body.fixed, "head": head}
     return replace(body, architecture=architecture, fixed=fixed, **more)
@@ -281,7 +68,7 @@ def with_head(body: "Family", architecture: str, head: str, **more: Any) -> "Fam
 def without_head(tokens: "Family", architecture: str = "") -> "Family":
     """Return the architecture with the body of ``tokens`` that returns its last hidden states."""
 
-    def names(config: Config) -> dict[str, Stored]:
+    def names(config: Config) -> dict[str, TensorLayout]:
         return {
             path: replace(stored, name=stored.name.removeprefix(tokens.prefix))
             for path, stored in tokens.names(config).items()
@@ -297,21 +84,6 @@ def without_head(tokens: "Family", architecture: str = "") -> "Family":
         stray=tokens.prefix,
         ignored=(*tokens.ignored, "lm_head.*", "embed_out.*"),
     )
-
-
-def layer_norms(names: Mapping[str, str]) -> dict[str, Stored]:
-    """Return the places of the scales and biases of LayerNorms.
-
-    Args:
-      names: a dict from the path of the module in jaxgrow to its name in Hugging Face's model.
-    """
-    out = {}
-    for ours, theirs in names.items():
-        out |= {
-            f"{ours}/scale": Stored(f"{theirs}.weight", "embed"),
-            f"{ours}/bias": Stored(f"{theirs}.bias", "embed"),
-        }
-    return out
 
 
 class NotStoredError(ValueError):
@@ -336,7 +108,7 @@ class Family:
       model_type: its ``model_type`` in ``config.json``.
       config: the class of its configs in jaxgrow.
       fields: a dict from keys of ``config.json`` to fields of the config.
-      names: a function from a config to a dict from the path of each leaf to its `Stored`.
+      names: a function from a config to a dict from the path of each leaf to its `TensorLayout`.
       fixed: fields of the config that have one value for the whole architecture. Models with
         another value are stored as another architecture.
       settings: keys of ``config.json``, and the values that jaxgrow supports. The first value is
@@ -376,10 +148,10 @@ class Family:
     model_type: str
     config: type[Config]
     fields: Mapping[str, str]
-    names: Callable[[Any], dict[str, Stored]]
+    names: Callable[[Any], dict[str, TensorLayout]]
     fixed: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    inferred: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda theirs: {}
+    inferred: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda hf_config: {}
     unsaid: Mapping[str, Any] = field(default_factory=dict)
     always: Callable[[Any], dict[str, Any]] = lambda config: {}
     derived: Callable[[Any], dict[str, Any]] = lambda config: {}
@@ -394,7 +166,7 @@ class Family:
     mixture: bool = False
     prefix: str = ""
     heads: Heads | Callable[[Any], Heads] = "divide embed"
-    variant: Callable[[Mapping[str, Any]], "Family | None"] = lambda theirs: None
+    variant: Callable[[Mapping[str, Any]], "Family | None"] = lambda hf_config: None
 
     def has_head(self, config: Config) -> bool:
         """Whether the architecture has the head of a config."""
@@ -418,20 +190,20 @@ class Family:
             name = name.replace(old, new)
         return name
 
-    def ours(self, theirs: Mapping[str, Any]) -> Config:
+    def from_hf(self, hf_config: Mapping[str, Any]) -> Config:
         """Return the config that a ``config.json`` describes.
 
         Raises:
           ValueError: keys are missing or have the wrong type, the sizes do not form a model, or
             settings are not supported. One message lists them all.
         """
-        wrong = layer_lists.problems(theirs, self.layers_key, self.fields)
-        theirs = layer_lists.with_own(theirs, self.fields)
-        values, follow = self._own_fields(theirs, wrong)
-        wrong += self._unsupported(theirs)
+        wrong = layer_lists.problems(hf_config, self.layers_key, self.fields)
+        hf_config = layer_lists.with_own(hf_config, self.fields)
+        values, follow = self._own_fields(hf_config, wrong)
+        wrong += self._unsupported(hf_config)
         if not wrong:
             values |= {name: value(values) for name, value in follow.items()}
-            values |= self._inferred(theirs, wrong)
+            values |= self._inferred(hf_config, wrong)
         if wrong:
             raise ValueError("; ".join(wrong))
         if "head_dim" not in values and "head_dim" not in self.fixed:
@@ -442,7 +214,7 @@ class Family:
             raise ValueError(str(error).removeprefix(f"{self.config.__name__}: ")) from error
 
     def _own_fields(
-        self, theirs: Mapping[str, Any], wrong: list[str]
+        self, hf_config: Mapping[str, Any], wrong: list[str]
     ) -> tuple[dict[str, Any], dict[str, Callable[[Mapping[str, Any]], Any]]]:
         """Read the keys of ``fields``, and append messages about them to ``wrong``.
 
@@ -452,7 +224,7 @@ class Family:
         values: dict[str, Any] = {}
         follow: dict[str, Callable[[Mapping[str, Any]], Any]] = {}
         for key, name in self.fields.items():
-            value = theirs.get(key)
+            value = hf_config.get(key)
             if value is None and key in self.absent:
                 value = self.absent[key]
                 if callable(value):
@@ -461,26 +233,26 @@ class Family:
             values[name] = self._typed(name, value, key, wrong)
         return values, follow
 
-    def _unsupported(self, theirs: Mapping[str, Any]) -> list[str]:
+    def _unsupported(self, hf_config: Mapping[str, Any]) -> list[str]:
         """Return a message about each setting that is not supported."""
         wrong = [
-            self._other(key, theirs[key], allowed)
+            self._other(key, hf_config[key], allowed)
             for key, allowed in self.settings.items()
-            if theirs.get(key, allowed[0]) not in allowed
+            if hf_config.get(key, allowed[0]) not in allowed
         ]
         # The automatic classes of `transformers` build the model of this type, whatever the
         # architecture is.
-        if theirs.get("model_type", self.model_type) != self.model_type:
-            wrong.append(self._other("model_type", theirs["model_type"], (self.model_type,)))
+        if hf_config.get("model_type", self.model_type) != self.model_type:
+            wrong.append(self._other("model_type", hf_config["model_type"], (self.model_type,)))
         # `transformers` reads this key for every model, whether or not its config class defines it.
-        if theirs.get("is_causal", self.config.causal) != self.config.causal:
-            wrong.append(self._other("is_causal", theirs["is_causal"], (self.config.causal,)))
+        if hf_config.get("is_causal", self.config.causal) != self.config.causal:
+            wrong.append(self._other("is_causal", hf_config["is_causal"], (self.config.causal,)))
         return wrong
 
-    def _inferred(self, theirs: Mapping[str, Any], wrong: list[str]) -> dict[str, Any]:
+    def _inferred(self, hf_config: Mapping[str, Any], wrong: list[str]) -> dict[str, Any]:
         """Return the fields from ``inferred``, and append messages about them to ``wrong``."""
         try:
-            inferred = self.inferred(theirs)
+            inferred = self.inferred(hf_config)
         except KeyError as error:
             raise ValueError(
                 f"{error.args[0]} is missing, which a {self.architecture} needs"
@@ -538,7 +310,7 @@ class Family:
         way_out = f"{' or '.join(['{}'] * len(fits))} fits, or " if fits else ""
         raise SizeError(f"{wrong}; {way_out}--to orbax writes any model", *fits)
 
-    def theirs(self, config: Config, like: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def to_hf(self, config: Config, like: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the ``config.json`` of a config.
 
         Args:
@@ -561,7 +333,7 @@ class Family:
             )
             out = {**now, **self._changed(config, like, now, every), **self.always(config)}
             out = layer_lists.consistent(out, like, every, config.layer_kinds)
-        back = self.ours(out).run_as(config)
+        back = self.from_hf(out).run_as(config)
         self._check_read_back(config, back)
         return out
 
@@ -617,7 +389,7 @@ class Family:
         ``now`` is ``like`` without the lists of another number of layers.
         """
         try:
-            was = self._every(self.ours(like)) | {
+            was = self._every(self.from_hf(like)) | {
                 key: like.get(key) for key in ("architectures", "model_type")
             }
         except ValueError:
@@ -629,7 +401,7 @@ class Family:
             key: value for key, value in every.items() if key not in was or was[key] != value
         }
         try:
-            same = not self._differing(config, self.ours({**now, **changed}).run_as(config))
+            same = not self._differing(config, self.from_hf({**now, **changed}).run_as(config))
         except ValueError:
             same = False
         # The default of a missing key may depend on a key that has changed.

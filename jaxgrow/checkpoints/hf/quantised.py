@@ -22,16 +22,16 @@ _INTEGERS = ("I8", "U8", "I16", "U16", "I32", "U32")
 
 
 def check(
-    folder: Path, foreign: Mapping[str, Any], stored: Mapping[str, Tensor] | None = None
+    folder: Path, hf_config: Mapping[str, Any], stored: Mapping[str, Tensor] | None = None
 ) -> None:
     """Raise a `CheckpointError` if ``config.json`` or a tensor is that of a quantised model.
 
     Args:
       folder: the folder, for the message.
-      foreign: the content of ``config.json``.
+      hf_config: the content of ``config.json``.
       stored: the tensors; None: they are not known yet.
     """
-    parts = [part for part in (foreign, foreign.get("text_config")) if isinstance(part, dict)]
+    parts = [part for part in (hf_config, hf_config.get("text_config")) if isinstance(part, dict)]
     why = [f"config.json has {key}" for part in parts for key in _KEYS if part.get(key) is not None]
     beside = [f", and the folder has {name}" for name in QUANTISATION if (folder / name).exists()]
     for name, tensor in (stored or {}).items():

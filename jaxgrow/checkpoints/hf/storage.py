@@ -18,8 +18,9 @@ import numpy as np
 
 from jaxgrow.axes.names import axis, layers_of
 from jaxgrow.checkpoints.hf import layer_lists, quantised, tensor_names
-from jaxgrow.checkpoints.hf.base import Family, NotStoredError, Stored
+from jaxgrow.checkpoints.hf.base import Family, NotStoredError
 from jaxgrow.checkpoints.hf.registry import FAMILIES
+from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout
 from jaxgrow.checkpoints.hf.text_part import text_config, text_tensors
 from jaxgrow.checkpoints.io import safetensors
 from jaxgrow.checkpoints.io.files import (
@@ -51,14 +52,14 @@ class HuggingFace(Checkpoint):
     def __init__(self, folder: Path):
         self.folder = folder
         self._file = inside(folder, "config.json")
-        foreign = read_json(self._file)
-        quantised.check(folder, foreign)
+        hf_config = read_json(self._file)
+        quantised.check(folder, hf_config)
         stored = text_tensors(safetensors.tensors(folder))
-        quantised.check(folder, foreign, stored)
-        foreign, notes = self._valid(text_config, foreign)
+        quantised.check(folder, hf_config, stored)
+        hf_config, notes = self._valid(text_config, hf_config)
         self.notes = (*safetensors.unread(folder), *notes)
-        self.family = family_of(foreign, self._file, stored)
-        self.foreign, further = layer_lists.without_further(foreign, self.family.layers_key)
+        self.family = family_of(hf_config, self._file, stored)
+        self.hf_config, further = layer_lists.without_further(hf_config, self.family.layers_key)
         self.notes += further
         self._find(stored, bool(further))
         head = self.names.get("head_kernel")
@@ -68,7 +69,7 @@ class HuggingFace(Checkpoint):
                 f"{head.name} is missing, so the model is read as a {body.architecture}, without a head",
             )
             self.family = body
-            self.foreign = {**self.foreign, "architectures": [body.architecture]}
+            self.hf_config = {**self.hf_config, "architectures": [body.architecture]}
             self._find(self.tensors, bool(further))
         if any(misfits := self._misfits()):
             raise self._unfit(*misfits, bool(further))
@@ -76,9 +77,9 @@ class HuggingFace(Checkpoint):
         self.leaves = {path: self._leaf(path) for path in self._layout}
         self._kept: tuple[str, np.ndarray] = ("", np.zeros(0))
 
-    def _valid(self, read: Callable[[dict[str, Any]], T], foreign: dict[str, Any]) -> T:
+    def _valid(self, read: Callable[[dict[str, Any]], T], hf_config: dict[str, Any]) -> T:
         try:
-            return read(foreign)
+            return read(hf_config)
         except ValueError as error:
             raise CheckpointError(f"{self._file}: {error}") from error
 
@@ -87,9 +88,9 @@ class HuggingFace(Checkpoint):
 
         ``further``: whether layers behind the last one are left out.
         """
-        assert self.foreign is not None
+        assert self.hf_config is not None
         family = self.family
-        config = self._valid(family.ours, self.foreign)
+        config = self._valid(family.from_hf, self.hf_config)
         size = sum(tensor.size for tensor in stored.values())
         if not size and (empty := tensor_names.without_values(stored, stored)):
             raise CheckpointError(f"{self.folder}: {empty}")
@@ -148,13 +149,13 @@ class HuggingFace(Checkpoint):
         if layer not in stored.layers(leaf.layers):
             return np.ones(leaf.shape[1:], leaf.dtype)
         every = [
-            stored.ours(self._whole(stored, name.format(layers=layer)), leaf.names, self._sizes)
+            stored.to_leaf(self._whole(stored, name.format(layers=layer)), leaf.names, self._sizes)
             for name in stored.of_experts(self._sizes)
         ]
         x = np.stack(every) if "{experts}" in stored.name else every[0]
         return x.astype(leaf.dtype, copy=False)
 
-    def _whole(self, stored: Stored, name: str) -> np.ndarray:
+    def _whole(self, stored: TensorLayout, name: str) -> np.ndarray:
         """Read a tensor. It is kept if it has other parts, because these are usually read next."""
         if stored.part is None:
             return self.tensors[name].read()
@@ -171,7 +172,9 @@ class HuggingFace(Checkpoint):
         found = {tensor.name: tensor.size for path in self.leaves for tensor in self._tensors(path)}
         return sum(found.values())
 
-    def tensor(self, stored: Stored, layer: int | None, expert: int = 0) -> safetensors.Tensor:
+    def tensor(
+        self, stored: TensorLayout, layer: int | None, expert: int = 0
+    ) -> safetensors.Tensor:
         """Return the stored tensor of one layer of a leaf.
 
         Args:
@@ -210,7 +213,7 @@ class HuggingFace(Checkpoint):
 
     def _misfits(self) -> tuple[list[str], list[str], dict[str, str]]:
         """Return the missing and the unknown tensors, and messages about tensors of a wrong shape."""
-        expected: dict[str, tuple[Stored, tuple[int, ...]]] = {}
+        expected: dict[str, tuple[TensorLayout, tuple[int, ...]]] = {}
         for path, stored in self.names.items():
             shape = stored.shape(self._layout[path][0], self._sizes)
             for layer, of in itertools.product(self._layers(path), stored.of_experts(self._sizes)):
@@ -257,26 +260,26 @@ class HuggingFace(Checkpoint):
 
     def _other_settings(self, wrong: Mapping[str, str], further: bool) -> list[str]:
         """Describe each change of one size in ``config.json`` after which all tensors would fit."""
-        foreign = self.foreign or {}
+        hf_config = self.hf_config or {}
         sizes = {n for name in itertools.islice(wrong, 1) for n in self.tensors[name].shape}
         # `tensor_names.cause` finds a wrong number of layers.
         synonyms = itertools.chain(*layer_lists.SYNONYMS)
         known = {*self.family.fields, *synonyms} - {*layer_lists.SYNONYMS[0]}
         found: list[str] = []
-        for key, size in itertools.product(foreign.keys() & known, sizes):
+        for key, size in itertools.product(hf_config.keys() & known, sizes):
             other = copy(self)
-            other.foreign = {**foreign, key: size}
+            other.hf_config = {**hf_config, key: size}
             with suppress(ValueError):
                 other._find(self.tensors, further)
                 if not any(other._misfits()):
-                    about = f"{key} is {foreign[key]}, but the weights have {size}: {next(iter(wrong.values()))}"
+                    about = f"{key} is {hf_config[key]}, but the weights have {size}: {next(iter(wrong.values()))}"
                     way = (
                         f"Set {key} to {size}, or give the weights that belong to this config.json"
                     )
                     found.append(f"{about}. {way}")
         return found
 
-    def _untied(self) -> dict[str, Stored]:
+    def _untied(self) -> dict[str, TensorLayout]:
         """The names that a model with tied embeddings would have if it were untied.
 
         The result is empty for a model without tied embeddings.
@@ -310,24 +313,24 @@ class HuggingFace(Checkpoint):
 
 
 def family_of(
-    foreign: Mapping[str, Any], file: CheckedPath | Path, stored: Collection[str] = ()
+    hf_config: Mapping[str, Any], file: CheckedPath | Path, stored: Collection[str] = ()
 ) -> Family:
     """Return the architecture that a ``config.json`` names.
 
     Args:
-      foreign: the content of ``config.json``.
+      hf_config: the content of ``config.json``.
       file: the file, which the message names.
       stored: the names of the tensors in its folder.
 
     Raises:
       CheckpointError: the architecture is not supported.
     """
-    named = foreign.get("architectures")
+    named = hf_config.get("architectures")
     architecture = named[0] if isinstance(named, list) and len(named) == 1 else None
     if isinstance(architecture, str) and architecture in FAMILIES:
         family = FAMILIES[architecture]
-        return family.variant(foreign) or family
-    way_out = _way_out(str(architecture) if named else None, foreign, stored)
+        return family.variant(hf_config) or family
+    way_out = _way_out(str(architecture) if named else None, hf_config, stored)
     raise CheckpointError(
         f"{file}: architectures is {spelt(named)}{way_out or ', which is not supported'}. `jaxgrow architectures` lists the "
         "supported ones"
@@ -349,12 +352,14 @@ _WAYS_OUT = {
 }
 
 
-def _way_out(architecture: str | None, foreign: Mapping[str, Any], stored: Collection[str]) -> str:
+def _way_out(
+    architecture: str | None, hf_config: Mapping[str, Any], stored: Collection[str]
+) -> str:
     """Suggest what to do about an architecture that is not supported, or that is not named.
 
     The result is empty if no architecture with such tensors is known.
     """
-    mine = [f for f in FAMILIES.values() if f.model_type == foreign.get("model_type")]
+    mine = [f for f in FAMILIES.values() if f.model_type == hf_config.get("model_type")]
     if architecture is None:
         classes = ", ".join(f'["{family.architecture}"]' for family in mine)
         return f"; write the class of the model there, one of {classes}" if mine else ""
@@ -364,7 +369,7 @@ def _way_out(architecture: str | None, foreign: Mapping[str, Any], stored: Colle
         family
         for family in mine
         if architecture.startswith(re.split("For|LMHead|Model", family.architecture)[0])
-        and _has_layers(family, foreign, stored)
+        and _has_layers(family, hf_config, stored)
     ]
     if alike:
         bare = architecture.endswith("Model") and not architecture.endswith("LMHeadModel")
@@ -375,10 +380,10 @@ def _way_out(architecture: str | None, foreign: Mapping[str, Any], stored: Colle
             else f"load it as {(body_of(alike[0]) or alike[0]).architecture} in transformers, and save it"
         )
         # After the suggested change, the settings would be refused.
-        todo = _refused(alike[0], foreign) or todo
+        todo = _refused(alike[0], hf_config) or todo
         return f", {'a model without its head' if bare else 'another head'}; {todo}"
     for near in difflib.get_close_matches(architecture, FAMILIES):
-        if _has_tensors(FAMILIES[near], foreign, stored):
+        if _has_tensors(FAMILIES[near], hf_config, stored):
             return (
                 f", which is not supported; its tensors are those of a {near}, so if the name is misspelt, write "
                 f'["{near}"] there'
@@ -386,22 +391,22 @@ def _way_out(architecture: str | None, foreign: Mapping[str, Any], stored: Colle
     return ""
 
 
-def _has_layers(family: Family, foreign: Mapping[str, Any], stored: Collection[str]) -> bool:
+def _has_layers(family: Family, hf_config: Mapping[str, Any], stored: Collection[str]) -> bool:
     """Whether a file has the tensors of a layer, under any prefix, or it is not known."""
-    if not stored or _refused(family, foreign):
+    if not stored or _refused(family, hf_config):
         return True
-    places = family.names(family.ours(foreign)).values()
+    places = family.names(family.from_hf(hf_config)).values()
     names = [place.name.format(layers="*", experts=0) for place in places]
     ends = {re.escape(name.rpartition("*")[2]) for name in names if "*" in name}
     found = [family.current(name) for name in stored]
     return all(any(re.search(rf"\d{end}$", name) for name in found) for end in ends)
 
 
-def _has_tensors(family: Family, foreign: Mapping[str, Any], stored: Collection[str]) -> bool:
+def _has_tensors(family: Family, hf_config: Mapping[str, Any], stored: Collection[str]) -> bool:
     """Whether a file has exactly the names of the tensors of an architecture."""
-    if _refused(family, foreign):
+    if _refused(family, hf_config):
         return False
-    places = family.names(family.ours(foreign)).values()
+    places = family.names(family.from_hf(hf_config)).values()
     found = {re.sub(r"\.\d+\.", ".0.", family.current(name)) for name in stored}
     names = {re.sub(r"\.\d+\.", ".0.", s.name.format(layers=0, experts=0)) for s in places}
     return names <= found and all(
@@ -409,26 +414,26 @@ def _has_tensors(family: Family, foreign: Mapping[str, Any], stored: Collection[
     )
 
 
-def _refused(family: Family, foreign: Mapping[str, Any]) -> str:
+def _refused(family: Family, hf_config: Mapping[str, Any]) -> str:
     """Return why a family does not support a ``config.json``; empty if it does."""
     try:
-        family.ours(foreign)
+        family.from_hf(hf_config)
     except ValueError as error:
         return str(error)
     return ""
 
 
 def family_for(
-    config: Config, foreign: Mapping[str, Any] | None, settings: Mapping[str, Any] | None = None
+    config: Config, hf_config: Mapping[str, Any] | None, settings: Mapping[str, Any] | None = None
 ) -> tuple[Family, dict[str, Any]]:
     """Find the architecture that stores a model, and build its ``config.json``.
 
-    It is the architecture of ``foreign``, or the architecture of the same model with the head, or
+    It is the architecture of ``hf_config``, or the architecture of the same model with the head, or
     the experts, of ``config``.
 
     Args:
       config: the config of the model.
-      foreign: the ``config.json`` to follow; None: the defaults of the architecture.
+      hf_config: the ``config.json`` to follow; None: the defaults of the architecture.
       settings: more keys of ``config.json``.
 
     Returns:
@@ -437,13 +442,13 @@ def family_for(
     Raises:
       CheckpointError: no architecture stores such a model.
     """
-    candidates, kind = _candidates(config, foreign)
+    candidates, kind = _candidates(config, hf_config)
     wrong: list[ValueError] = []
     for family in candidates:
         try:
-            content = family.theirs(config, foreign)
+            content = family.to_hf(config, hf_config)
             if settings:
-                content = family.theirs(config, {**content, **settings})
+                content = family.to_hf(config, {**content, **settings})
             return family, content
         except ValueError as error:
             wrong.append(error)
@@ -457,10 +462,10 @@ def family_for(
     ) from ExceptionGroup("not stored", wrong)
 
 
-def _candidates(config: Config, foreign: Mapping[str, Any] | None) -> tuple[list[Family], str]:
+def _candidates(config: Config, hf_config: Mapping[str, Any] | None) -> tuple[list[Family], str]:
     """The architectures that may store a model, and a description of the model."""
     mixture = "experts" in config.sizes()
-    family = None if foreign is None else family_of(foreign, Path("config.json"))
+    family = None if hf_config is None else family_of(hf_config, Path("config.json"))
     candidates = [f for f in FAMILIES.values() if f.has_head(config)]
     # A dense model that became a mixture of experts has another architecture.
     if family is not None and family.mixture == mixture:
@@ -581,7 +586,7 @@ class _Reader:
                 else self._source.read(path, layer)
             )
             x = x if place.moved else x.astype(dtype, copy=False)
-            out = place.theirs(x, self._source.leaves[path].names, self.sizes, out)
+            out = place.to_tensor(x, self._source.leaves[path].names, self.sizes, out)
             out = out.astype(dtype, copy=False)
         assert out is not None
         return out
@@ -594,16 +599,16 @@ class _Reader:
 
 
 def write(
-    source: Source, family: Family, foreign: Mapping[str, Any], folder: Path, **options: Any
+    source: Source, family: Family, hf_config: Mapping[str, Any], folder: Path, **options: Any
 ) -> None:
     """Write the weights and ``config.json`` of a model.
 
     Args:
       source: the model.
       family: the architecture.
-      foreign: the content of ``config.json``.
+      hf_config: the content of ``config.json``.
       folder: a folder that exists.
       options: options of `jaxgrow.checkpoints.io.safetensors.write`.
     """
     safetensors.write(folder, planned(source, family), **options)
-    write_json(folder / "config.json", foreign)
+    write_json(folder / "config.json", hf_config)

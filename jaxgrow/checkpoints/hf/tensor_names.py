@@ -8,7 +8,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from jaxgrow.axes.names import Names
-from jaxgrow.checkpoints.hf.base import Stored
+from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout
 from jaxgrow.checkpoints.io.files import CheckpointError, listed, spelt
 from jaxgrow.checkpoints.io.safetensors import Tensor
 
@@ -18,22 +18,22 @@ _WRAPPERS = re.compile(
     r"|base_layer)\."
 )
 # The places of fused experts in the modules of transformers 5, and of experts that are only stacked.
-_FUSED: tuple[Mapping[str, Stored], ...] = (
+_FUSED: tuple[Mapping[str, TensorLayout], ...] = (
     {
-        "gate": Stored("gate_up_proj", "experts (2 mlp) embed", 0),
-        "up": Stored("gate_up_proj", "experts (2 mlp) embed", 1),
-        "down": Stored("down_proj", "experts embed mlp"),
+        "gate": TensorLayout("gate_up_proj", "experts (2 mlp) embed", 0),
+        "up": TensorLayout("gate_up_proj", "experts (2 mlp) embed", 1),
+        "down": TensorLayout("down_proj", "experts embed mlp"),
     },
     {
-        "gate": Stored("gate_proj", "experts mlp embed"),
-        "up": Stored("up_proj", "experts mlp embed"),
-        "down": Stored("down_proj", "experts embed mlp"),
+        "gate": TensorLayout("gate_proj", "experts mlp embed"),
+        "up": TensorLayout("up_proj", "experts mlp embed"),
+        "down": TensorLayout("down_proj", "experts embed mlp"),
     },
 )
 
 
 def plain(
-    stored: Mapping[str, Tensor], places: Iterable[Stored], prefix: str, folder: Path
+    stored: Mapping[str, Tensor], places: Iterable[TensorLayout], prefix: str, folder: Path
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """Remove prefixes and wrappers from the names of tensors.
 
@@ -73,11 +73,11 @@ def _prefix(stored: Collection[str], expected: Collection[str]) -> str:
 
 
 def with_experts(
-    names: Mapping[str, Stored],
+    names: Mapping[str, TensorLayout],
     stored: Mapping[str, Tensor],
     axes: Mapping[str, tuple[Names, tuple[int, ...]]],
     sizes: Mapping[str, int],
-) -> dict[str, Stored]:
+) -> dict[str, TensorLayout]:
     """Return the places of leaves, with the places that the files have for fused experts.
 
     The shapes decide whether the outputs or the inputs of a kernel come first. If both fit, or none,
@@ -90,10 +90,10 @@ def with_experts(
       sizes: the size of every axis.
     """
 
-    def first(place: Stored) -> str:
+    def first(place: TensorLayout) -> str:
         return place.name.format(layers=0)
 
-    def fits(places: Mapping[str, Stored]) -> bool:
+    def fits(places: Mapping[str, TensorLayout]) -> bool:
         shapes = {path: place.shape(axes[path][0], sizes) for path, place in places.items()}
         return all(stored[first(places[path])].shape == shape for path, shape in shapes.items())
 
@@ -102,9 +102,9 @@ def with_experts(
     return {**names, **next(filter(fits, found), next(iter(found), {}))}
 
 
-def _expert_places(names: Mapping[str, Stored]) -> Iterator[dict[str, Stored]]:
+def _expert_places(names: Mapping[str, TensorLayout]) -> Iterator[dict[str, TensorLayout]]:
     """The places that files may have for the kernels of experts, in the order of preference."""
-    own = {part: names.get(f"blocks/mlp/{part}/kernel", Stored("", "")) for part in _FUSED[0]}
+    own = {part: names.get(f"blocks/mlp/{part}/kernel", TensorLayout("", "")) for part in _FUSED[0]}
     forms = [own] if "experts" in own["down"].layout else []
     begin, apart, _ = own["down"].name.partition("{experts}.")
     for ending in ("", ".weight") if apart else ():
@@ -115,13 +115,13 @@ def _expert_places(names: Mapping[str, Stored]) -> Iterator[dict[str, Stored]]:
             yield {f"blocks/mlp/{part}/kernel": place for part, place in places.items()}
 
 
-def _transposed(place: Stored) -> Stored:
+def _transposed(place: TensorLayout) -> TensorLayout:
     """The same place with the last two axes of the tensor exchanged."""
     first, *last = re.findall(r"\(.*?\)|\w+", place.layout)
     return replace(place, layout=" ".join([first, *reversed(last)]))
 
 
-def layer_of(name: str, places: Mapping[str, Stored]) -> int:
+def layer_of(name: str, places: Mapping[str, TensorLayout]) -> int:
     """Return the layer of a tensor, or -1, by the places of the model."""
     for begin in {p.name.partition("{layers}")[0] for p in places.values() if "{layers}" in p.name}:
         index = name.removeprefix(begin).partition(".")[0]
@@ -146,7 +146,7 @@ def cause(
     missing: Collection[str],
     unknown: Collection[str],
     stored: Mapping[str, Tensor],
-    places: Mapping[str, Stored],
+    places: Mapping[str, TensorLayout],
     key: str,
     depth: int,
 ) -> str:

@@ -31,33 +31,33 @@ _PARTS: Mapping[str, tuple[str, dict[str, Any]]] = {
 _OTHERS = ("vision_tower.", "multi_modal_projector.")
 
 
-def text_config(foreign: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+def text_config(hf_config: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the ``config.json`` of the text model, and a note for the user.
 
     Args:
-      foreign: the ``config.json`` of any model. It is returned if the model is not one of images and
+      hf_config: the ``config.json`` of any model. It is returned if the model is not one of images and
         texts.
 
     Raises:
       ValueError: there is no ``text_config``.
     """
-    named = foreign.get("architectures")
+    named = hf_config.get("architectures")
     one = named[0] if isinstance(named, list) and len(named) == 1 else None
     if not isinstance(one, str) or one not in _PARTS:
-        return dict(foreign), ()
+        return dict(hf_config), ()
     architecture, defaults = _PARTS[one]
-    text = foreign.get("text_config")
+    text = hf_config.get("text_config")
     if not isinstance(text, dict):
         raise ValueError(
             f"text_config is {spelt(text)}, but has to be an object with the settings of the text model. Download config.json "
             "again"
         )
     shared = {
-        key: foreign[key]
+        key: hf_config[key]
         for key in ("dtype", "torch_dtype", "transformers_version")
-        if key in foreign
+        if key in hf_config
     }
-    tied = foreign.get("tie_word_embeddings", text.get("tie_word_embeddings", True))
+    tied = hf_config.get("tie_word_embeddings", text.get("tie_word_embeddings", True))
     own = {"architectures": [architecture], "tie_word_embeddings": tied}
     return {**defaults, **shared, **text, **own}, (
         f"the source is a {one}. Only its text model, a {architecture}, is read, because the vision part would not fit a text "

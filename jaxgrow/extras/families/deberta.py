@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from jaxgrow.checkpoints.hf.base import Family, Stored, layer_norms, linear
+from jaxgrow.checkpoints.hf.base import Family
 from jaxgrow.checkpoints.hf.families import bert
 from jaxgrow.checkpoints.hf.registry import register
+from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout, linear_layouts, norm_layouts
 from jaxgrow.extras.models.deberta import DeBERTaConfig
 
 _LAYER = {
@@ -33,18 +34,18 @@ def _names(model: str, head: bert.NamesOf) -> bert.NamesOf:
     """
     body = bert.names_of(model, head, layer=_LAYER)
 
-    def names(config: DeBERTaConfig) -> dict[str, Stored]:
+    def names(config: DeBERTaConfig) -> dict[str, TensorLayout]:
         out = body(config)
         del out["position_embedding"]
-        out["relative_embedding"] = Stored(
+        out["relative_embedding"] = TensorLayout(
             f"{model}encoder.rel_embeddings.weight", "distances embed"
         )
         if config.relative_norm:
-            out |= layer_norms({"relative_norm": f"{model}encoder.LayerNorm"})
+            out |= norm_layouts({"relative_norm": f"{model}encoder.LayerNorm"})
         for ours, used in zip(_RELATIVE, (config.p2c, config.c2p), strict=True):
             if used and not config.shared:
                 theirs = f"{model}encoder.layer.{{layers}}.{_RELATIVE[ours]}"
-                out |= linear(f"blocks/{ours}", theirs, "(heads head_dim)")
+                out |= linear_layouts(f"blocks/{ours}", theirs, "(heads head_dim)")
         return out
 
     return names

@@ -7,48 +7,57 @@ and their gates are another one.
 from collections.abc import Mapping
 from typing import Any
 
-from jaxgrow.checkpoints.hf.base import Family, Stored, linear, with_head
+from jaxgrow.checkpoints.hf.base import Family, with_head
 from jaxgrow.checkpoints.hf.registry import register
 from jaxgrow.checkpoints.hf.rope import read_heads, read_layered_rope, read_windows, written_kinds
+from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout, linear_layouts
 from jaxgrow.extras.models.modernbert import ModernBERTConfig
 
 
-def _names(config: ModernBERTConfig) -> dict[str, Stored]:
+def _names(config: ModernBERTConfig) -> dict[str, TensorLayout]:
     names = _body(config, "" if config.head == "states" else "model.")
     if config.head == "states":
         return names
-    names["head_norm/scale"] = Stored("head.norm.weight", "embed")
-    names["transform/kernel"] = Stored("head.dense.weight", "embed embed_in")
+    names["head_norm/scale"] = TensorLayout("head.norm.weight", "embed")
+    names["transform/kernel"] = TensorLayout("head.dense.weight", "embed embed_in")
     if config.head != "tokens":
-        return names | linear("classifier", "classifier", "classes")
-    names["head_bias"] = Stored("decoder.bias", "vocab")
+        return names | linear_layouts("classifier", "classifier", "classes")
+    names["head_bias"] = TensorLayout("decoder.bias", "vocab")
     return (
-        names if config.tied else names | {"head_kernel": Stored("decoder.weight", "vocab embed")}
+        names
+        if config.tied
+        else names | {"head_kernel": TensorLayout("decoder.weight", "vocab embed")}
     )
 
 
-def _body(config: ModernBERTConfig, model: str) -> dict[str, Stored]:
+def _body(config: ModernBERTConfig, model: str) -> dict[str, TensorLayout]:
     """Return the places of the leaves without the head, with the name prefix ``model``."""
     layer = model + "layers.{layers}."
-    names = {"token_embedding": Stored(model + "embeddings.tok_embeddings.weight", "vocab embed")}
+    names = {
+        "token_embedding": TensorLayout(model + "embeddings.tok_embeddings.weight", "vocab embed")
+    }
     for part, (ours, of) in enumerate(
         {"query": "heads", "key": "kv_heads", "value": "kv_heads"}.items()
     ):
-        stored = Stored(f"{layer}attn.Wqkv.weight", f"(3 {of} head_dim) embed", part)
+        stored = TensorLayout(f"{layer}attn.Wqkv.weight", f"(3 {of} head_dim) embed", part)
         names[f"blocks/attention/{ours}/kernel"] = stored
-    names["blocks/attention/out/kernel"] = Stored(
+    names["blocks/attention/out/kernel"] = TensorLayout(
         f"{layer}attn.Wo.weight", "embed (heads head_dim)"
     )
     for part, ours in enumerate(("gate", "up")):
-        names[f"blocks/mlp/{ours}/kernel"] = Stored(f"{layer}mlp.Wi.weight", "(2 mlp) embed", part)
-    names["blocks/mlp/down/kernel"] = Stored(f"{layer}mlp.Wo.weight", "embed mlp")
-    names["blocks/attention_norm/scale"] = Stored(f"{layer}attn_norm.weight", "embed", first=1)
+        names[f"blocks/mlp/{ours}/kernel"] = TensorLayout(
+            f"{layer}mlp.Wi.weight", "(2 mlp) embed", part
+        )
+    names["blocks/mlp/down/kernel"] = TensorLayout(f"{layer}mlp.Wo.weight", "embed mlp")
+    names["blocks/attention_norm/scale"] = TensorLayout(
+        f"{layer}attn_norm.weight", "embed", first=1
+    )
     for ours, theirs in (
         ("embedding_norm", model + "embeddings.norm"),
         ("blocks/mlp_norm", f"{layer}mlp_norm"),
         ("final_norm", model + "final_norm"),
     ):
-        names[f"{ours}/scale"] = Stored(f"{theirs}.weight", "embed")
+        names[f"{ours}/scale"] = TensorLayout(f"{theirs}.weight", "embed")
     return names
 
 

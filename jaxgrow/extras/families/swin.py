@@ -7,9 +7,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from jaxgrow.checkpoints.hf.base import Family, Stored, layer_norms, linear
+from jaxgrow.checkpoints.hf.base import Family
 from jaxgrow.checkpoints.hf.labels import classes, labelled
 from jaxgrow.checkpoints.hf.registry import register
+from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout, linear_layouts, norm_layouts
 from jaxgrow.checkpoints.io.files import spelt
 from jaxgrow.extras.models.swin import SwinConfig
 
@@ -34,11 +35,11 @@ _MODULES = {
 _NO_BIAS = ("attention/key", "attention/position_down")
 
 
-def _names(config: SwinConfig) -> dict[str, Stored]:
+def _names(config: SwinConfig) -> dict[str, TensorLayout]:
     embeddings = "swinv2.embeddings."
     encoder = "swinv2.encoder.layers."
     patch = embeddings + "patch_embeddings.projection"
-    names = linear("patch_embedding", patch, "embed", "channels patch_rows patch_columns")
+    names = linear_layouts("patch_embedding", patch, "embed", "channels patch_rows patch_columns")
     norms = {"patch_norm": embeddings + "norm"}
     for s in range(len(config.layers)):
         blocks = f"blocks{s}/"
@@ -46,18 +47,18 @@ def _names(config: SwinConfig) -> dict[str, Stored]:
         if s:
             merging = f"{encoder}{s - 1}.downsample."
             layout = "embed (merged_columns_in merged_rows_in embed_in)"
-            names[f"merge{s}/reduction/kernel"] = Stored(merging + "reduction.weight", layout)
+            names[f"merge{s}/reduction/kernel"] = TensorLayout(merging + "reduction.weight", layout)
             norms[f"merge{s}/norm"] = merging + "norm"
-        names[blocks + "attention/log_scale"] = Stored(
+        names[blocks + "attention/log_scale"] = TensorLayout(
             layer + "attention.self.logit_scale", "heads 1 1"
         )
         for ours, (theirs, output, inputs) in _MODULES.items():
             bias = ours not in _NO_BIAS
-            names |= linear(blocks + ours, layer + theirs, output, inputs, bias=bias)
+            names |= linear_layouts(blocks + ours, layer + theirs, output, inputs, bias=bias)
         norms[blocks + "attention_norm"] = layer + "layernorm_before"
         norms[blocks + "mlp_norm"] = layer + "layernorm_after"
     norms["final_norm"] = "swinv2.layernorm"
-    return names | layer_norms(norms) | linear("head", "classifier", "classes")
+    return names | norm_layouts(norms) | linear_layouts("head", "classifier", "classes")
 
 
 def _inferred(theirs: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ LoRA that was trained with PEFT can be read, grown with its model, and written a
 The factors of the kernel of one layer are ``base_model.model.<module>.lora_A.weight`` [rank,
 inputs] and ``.lora_B.weight`` [outputs, rank]. PyTorch computes ``x W.T + scale x A.T B.T`` with
 them. The modules are named as in the base model (`jaxgrow.checkpoints.hf.registry`), and the
-outputs of a fused tensor are divided among the kernels as in the base model. `Stored.factors`
+outputs of a fused tensor are divided among the kernels as in the base model. `factor_layouts`
 derives the layout of the factors from the layout of the weight.
 
 A `jaxgrow.extras.peft.lora.LoRA` has one rank and one scale. When a module with a smaller rank is read

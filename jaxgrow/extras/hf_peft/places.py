@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxgrow.axes.names import READ, Kernel, axis, cut
-from jaxgrow.checkpoints.hf.base import Family, Stored
+from jaxgrow.axes.names import READ, Kernel, Names, axis, cut, kind
+from jaxgrow.checkpoints.hf.base import Family
 from jaxgrow.checkpoints.hf.registry import FAMILIES
 from jaxgrow.checkpoints.hf.storage import family_for
+from jaxgrow.checkpoints.hf.tensor_layout import INPUT, TensorLayout
 from jaxgrow.checkpoints.io.files import ADAPTER
 from jaxgrow.checkpoints.source import Source, initial_layout
 from jaxgrow.extras.hf_peft import dora
@@ -27,7 +28,7 @@ class ModuleNames(NamedTuple):
     family: Family
     older: bool  # names of transformers 4
 
-    def of(self, config: Config) -> dict[str, Stored]:
+    def of(self, config: Config) -> dict[str, TensorLayout]:
         """The place of each leaf, by the names of the modules."""
         names = self.family.names(config)
         if self.older:
@@ -45,7 +46,7 @@ class ModuleNames(NamedTuple):
             of_experts = "experts" in f"{stored.name} {stored.layout}"
             if path.endswith("/kernel") and "{layers}" in stored.name and not of_experts:
                 axes = initial_layout(config)[path][0]
-                of = Factors(path.removesuffix("/kernel"), cut(axes), *stored.factors(axes))
+                of = Factors(path.removesuffix("/kernel"), cut(axes), *factor_layouts(stored, axes))
                 found.setdefault(stored.name.removesuffix(".weight"), []).append(of)
         return found
 
@@ -55,17 +56,17 @@ class Factors(NamedTuple):
 
     module: str  # its path in jaxgrow
     kernel: Kernel
-    a: Stored
-    b: Stored
+    a: TensorLayout
+    b: TensorLayout
 
     @property
-    def magnitude(self) -> Stored:
+    def magnitude(self) -> TensorLayout:
         """The place of the magnitudes of a DoRA, one for each output."""
         name = self.b.name.replace("lora_B.weight", "lora_magnitude_vector")
         return replace(self.b, name=name, layout=self.b.layout.removesuffix(f" {RANK}"))
 
     @property
-    def sides(self) -> tuple[tuple[str, Stored, tuple[str, ...]], ...]:
+    def sides(self) -> tuple[tuple[str, TensorLayout, tuple[str, ...]], ...]:
         """The two factors of the kernel of one layer: leaf, place, and axes."""
         return (
             ("a", self.a, (*self.kernel.read, RANK)),
@@ -84,6 +85,27 @@ class Factors(NamedTuple):
         return dora.norms(base, self.module, self.kernel, layer, own, a, b)
 
 
+def factor_layouts(kernel: TensorLayout, names: Names) -> tuple[TensorLayout, TensorLayout]:
+    """Return the layouts of the two factors of a LoRA of a kernel.
+
+    They have the shapes [rank, inputs] and [outputs, rank]. The outputs have the same parts, order
+    and multiplier as in the kernel.
+
+    Args:
+      kernel: the layout of the kernel.
+      names: its axis names.
+    """
+    read, written = (
+        {kind(axis(n)) for n in side} for side in (cut(names).read, cut(names).written)
+    )
+    marked = {n + INPUT for n in read} | (read - written)
+    inputs = [group for group in kernel.groups if marked & set(group.strip("()").split())]
+    outputs = [group for group in kernel.groups if group not in inputs]
+    module = kernel.name.removesuffix(".weight")
+    first = TensorLayout(f"{module}.lora_A.weight", " ".join([RANK, *inputs]).replace(INPUT, ""))
+    return first, replace(kernel, name=f"{module}.lora_B.weight", layout=" ".join([*outputs, RANK]))
+
+
 def architectures(config: Config) -> list[Family]:
     """Return the architectures that store a model of ``config``.
 
@@ -95,6 +117,6 @@ def architectures(config: Config) -> list[Family]:
     for family in FAMILIES.values():
         if (family.config, family.mixture) == kind and family.has_head(config):
             with suppress(ValueError):
-                family.theirs(config)
+                family.to_hf(config)
                 out.append(family)
     return out

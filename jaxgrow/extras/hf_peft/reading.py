@@ -10,8 +10,8 @@ import numpy as np
 
 from jaxgrow.axes.names import Params, axis, layers_of
 from jaxgrow.checkpoints._transform import open_checkpoint
-from jaxgrow.checkpoints.hf.base import Stored
 from jaxgrow.checkpoints.hf.storage import family_for
+from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout
 from jaxgrow.checkpoints.hf.tensor_names import without_values
 from jaxgrow.checkpoints.hf.text_part import text_tensors
 from jaxgrow.checkpoints.io import safetensors
@@ -156,8 +156,8 @@ def _adapted(
     """Return the config of the adapted model, and the names that most of the tensors have."""
     if settings.task is not None and config.predicts != settings.task[0]:
         config = _with_head(config, settings, stored)
-    foreign = None if base is None else base.foreign
-    families = architectures(config) if foreign is None else [family_for(config, foreign)[0]]
+    hf_config = None if base is None else base.hf_config
+    families = architectures(config) if hf_config is None else [family_for(config, hf_config)[0]]
     candidates = [ModuleNames(family, older) for family in families for older in (False, True)]
     modules = {name.partition(".lora_")[0] for name in stored if ".lora_" in name}
     return config, max(candidates, key=lambda names: len(modules & _every_module(names, config)))
@@ -276,7 +276,7 @@ def _read_sides(
     """Yield the leaf, the values and the axes of both factors of one layer."""
     for leaf, stored, axes in place.sides:
         x = found.read(stored.name.format(layers=layer), stored.shape(axes, sizes))
-        yield leaf, stored.ours(x, axes, sizes), axes
+        yield leaf, stored.to_leaf(x, axes, sizes), axes
 
 
 def _read_gains(
@@ -305,7 +305,7 @@ def _read_gains(
                 gains[place.module] = np.ones(shape, np.float32)
             name = stored.name.format(layers=target.layer)
             found.need([name])
-            magnitude = stored.ours(found.read(name, stored.shape(axes, sizes)), axes, sizes)
+            magnitude = stored.to_leaf(found.read(name, stored.shape(axes, sizes)), axes, sizes)
             norms = place.norms(base, target.layer, own, leaves)
             gains[place.module][target.layer] = magnitude / norms
     return gains
@@ -329,7 +329,9 @@ def _read_saved(found: _Found, names: ModuleNames, config: Config) -> dict[str, 
         layers = stored.layers(range(shape[0]) if layers_of(axes) else (None,))
         tensors = [stored.name.format(layers=layer) for layer in layers]
         found.need(tensors)
-        read = [stored.ours(found.read(n, stored.shape(axes, sizes)), axes, sizes) for n in tensors]
+        read = [
+            stored.to_leaf(found.read(n, stored.shape(axes, sizes)), axes, sizes) for n in tensors
+        ]
         if path == "token_embedding" and config.tied:
             _check_repeated(found, names, config, stored)
         # Layers below the first stored layer keep the value 1.
@@ -338,7 +340,9 @@ def _read_saved(found: _Found, names: ModuleNames, config: Config) -> dict[str, 
     return out
 
 
-def _check_repeated(found: _Found, names: ModuleNames, config: Any, embedding: Stored) -> None:
+def _check_repeated(
+    found: _Found, names: ModuleNames, config: Any, embedding: TensorLayout
+) -> None:
     """Check that a saved head is the saved embedding to which it is tied.
 
     Raises:

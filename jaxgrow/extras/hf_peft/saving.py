@@ -59,7 +59,7 @@ def save(
     """
     base = open_checkpoint(like) if isinstance(like, str | Path) else like
     if base is not None:
-        adapter = replace(adapter, family=family_for(adapter.config, base.foreign)[0])
+        adapter = replace(adapter, family=family_for(adapter.config, base.hf_config)[0])
     adapter.check_base(base)
     with atomic_folder(Path(folder), [], overwrite) as part:
         write_into(part, adapter, base)
@@ -214,7 +214,7 @@ def _magnitudes(
     for place, gain, norm in zip(group, gains, norms, strict=True):
         stored = place.magnitude
         name = stored.name.format(layers=layer)
-        out[name] = stored.theirs(gain * norm, place.kernel.written, sizes, out.get(name))
+        out[name] = stored.to_tensor(gain * norm, place.kernel.written, sizes, out.get(name))
     return out
 
 
@@ -226,7 +226,7 @@ def _module(
     b: list[np.ndarray] = []
     for place in group:
         x, y = (
-            s.theirs(leaves[f"{place.module}/{leaf}"][layer], names, sizes)
+            s.to_tensor(leaves[f"{place.module}/{leaf}"][layer], names, sizes)
             for leaf, s, names in place.sides
         )
         same = next((i for i, other in enumerate(a) if np.array_equal(other, x)), None)
@@ -252,7 +252,7 @@ def _saved_tensors(
         layers = stored.layers(range(len(x)) if layers_of(axes) else (None,))
         for layer in layers:
             name = stored.name.format(layers=layer)
-            out[name] = stored.theirs(
+            out[name] = stored.to_tensor(
                 np.asarray(x) if layer is None else np.asarray(x[layer]), axes, sizes, out.get(name)
             )
             named |= {name.rpartition(".")[0]} if every or path not in RESAVED else set()

@@ -21,8 +21,9 @@ import numpy as np
 
 from jaxgrow.axes.names import Names, is_layers
 from jaxgrow.checkpoints.hf import storage
-from jaxgrow.checkpoints.hf.base import Family, Stored
+from jaxgrow.checkpoints.hf.base import Family
 from jaxgrow.checkpoints.hf.storage import HuggingFace
+from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout
 from jaxgrow.checkpoints.io import safetensors
 from jaxgrow.checkpoints.io.files import CheckpointError, inside, listed, not_copied
 from jaxgrow.checkpoints.io.permissions import keep_private
@@ -224,7 +225,7 @@ class _GrownState(Grown):
         return [maps.dual(term) for term in found]
 
 
-def _scaled(stored: Stored, power: int) -> Stored:
+def _scaled(stored: TensorLayout, power: int) -> TensorLayout:
     """Adapt the stored form of a leaf to moments.
 
     If ``times * leaf + plus`` is stored, the gradient of the stored value is ``1 / times`` of the

@@ -8,11 +8,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
-from jaxgrow.checkpoints.hf.base import Family, Stored, layer_norms, linear, with_head
+from jaxgrow.checkpoints.hf.base import Family, with_head
+from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout, linear_layouts, norm_layouts
 from jaxgrow.models.bert import BERTConfig
 
 # The function from a config to the places of the leaves of its head, or of the whole model.
-NamesOf: TypeAlias = Callable[[Any], dict[str, Stored]]
+NamesOf: TypeAlias = Callable[[Any], dict[str, TensorLayout]]
 
 LAYER = {
     "attention/query": "attention.self.query",
@@ -54,13 +55,13 @@ def names_of(
     e = f"{model}embeddings."
     h = f"{model}{layers}.{{layers}}."
 
-    def names(config: BERTConfig) -> dict[str, Stored]:
+    def names(config: BERTConfig) -> dict[str, TensorLayout]:
         out = {
-            "token_embedding": Stored(e + "word_embeddings.weight", "vocab embed"),
-            "position_embedding": Stored(e + "position_embeddings.weight", "context embed"),
+            "token_embedding": TensorLayout(e + "word_embeddings.weight", "vocab embed"),
+            "position_embedding": TensorLayout(e + "position_embeddings.weight", "context embed"),
         }
         if config.types:
-            out["type_embedding"] = Stored(e + "token_type_embeddings.weight", "types embed")
+            out["type_embedding"] = TensorLayout(e + "token_type_embeddings.weight", "types embed")
         for ours, outputs, inputs in (
             ("attention/query", "(heads head_dim)", "embed"),
             ("attention/key", "(heads head_dim)", "embed"),
@@ -69,9 +70,9 @@ def names_of(
             ("mlp/up", "mlp", "embed"),
             ("mlp/down", "embed", "mlp"),
         ):
-            out |= linear(f"blocks/{ours}", h + layer[ours], outputs, inputs)
+            out |= linear_layouts(f"blocks/{ours}", h + layer[ours], outputs, inputs)
         norms = {f"blocks/{norm}": h + layer[norm] for norm in ("attention_norm", "mlp_norm")}
-        return out | layer_norms({"embedding_norm": e + "LayerNorm", **norms}) | head(config)
+        return out | norm_layouts({"embedding_norm": e + "LayerNorm", **norms}) | head(config)
 
     return names
 
@@ -79,12 +80,14 @@ def names_of(
 def token_head(transform: str, norm: str, decoder: str, bias: str) -> NamesOf:
     """Return the names of a head that predicts masked tokens, from the names of its modules."""
 
-    def head(config: BERTConfig) -> dict[str, Stored]:
+    def head(config: BERTConfig) -> dict[str, TensorLayout]:
         """Return the places of the leaves of the head."""
-        out = linear("transform", transform, "embed", "embed_in") | layer_norms({"head_norm": norm})
+        out = linear_layouts("transform", transform, "embed", "embed_in") | norm_layouts(
+            {"head_norm": norm}
+        )
         # An untied decoder has a separate bias, and the other one is not used.
-        out["head_bias"] = Stored(bias if config.tied else f"{decoder}.bias", "vocab")
-        kernel = {"head_kernel": Stored(f"{decoder}.weight", "vocab embed")}
+        out["head_bias"] = TensorLayout(bias if config.tied else f"{decoder}.bias", "vocab")
+        kernel = {"head_kernel": TensorLayout(f"{decoder}.weight", "vocab embed")}
         return out if config.tied else out | kernel
 
     return head
@@ -93,23 +96,24 @@ def token_head(transform: str, norm: str, decoder: str, bias: str) -> NamesOf:
 def pooled_head(pooler: str, classifier: str) -> NamesOf:
     """Return the names of a head that classifies the sequence by its pooled first token."""
     return lambda config: (
-        linear("pooler", pooler, "embed", "embed_in") | linear("classifier", classifier, "classes")
+        linear_layouts("pooler", pooler, "embed", "embed_in")
+        | linear_layouts("classifier", classifier, "classes")
     )
 
 
-def span_head(config: BERTConfig) -> dict[str, Stored]:
+def span_head(config: BERTConfig) -> dict[str, TensorLayout]:
     """The head that marks the first and the last token of an answer."""
-    return linear("classifier", "qa_outputs", "classes")
+    return linear_layouts("classifier", "qa_outputs", "classes")
 
 
-def token_class_head(config: BERTConfig) -> dict[str, Stored]:
+def token_class_head(config: BERTConfig) -> dict[str, TensorLayout]:
     """The head that classifies each token."""
-    return linear("classifier", "classifier", "classes")
+    return linear_layouts("classifier", "classifier", "classes")
 
 
-def states_head(config: BERTConfig) -> dict[str, Stored]:
+def states_head(config: BERTConfig) -> dict[str, TensorLayout]:
     """The head of a model without a task."""
-    return linear("pooler", "pooler.dense", "embed", "embed_in") if config.pooler else {}
+    return linear_layouts("pooler", "pooler.dense", "embed", "embed_in") if config.pooler else {}
 
 
 def _pooled(config: BERTConfig, tensors: Collection[str]) -> BERTConfig:

@@ -6,15 +6,16 @@ Its kernels are stored as in jaxgrow, as [inputs, outputs]. Queries, keys and va
 from collections.abc import Mapping
 from typing import Any
 
-from jaxgrow.checkpoints.hf.base import Family, Stored, layer_norms, with_head, without_head
+from jaxgrow.checkpoints.hf.base import Family, with_head, without_head
+from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout, norm_layouts
 from jaxgrow.models.gpt2 import GPT2Config
 
 
-def _names(config: GPT2Config) -> dict[str, Stored]:
+def _names(config: GPT2Config) -> dict[str, TensorLayout]:
     h = "transformer.h.{layers}."
     names = {
-        "token_embedding": Stored("transformer.wte.weight", "vocab embed"),
-        "position_embedding": Stored("transformer.wpe.weight", "context embed"),
+        "token_embedding": TensorLayout("transformer.wte.weight", "vocab embed"),
+        "position_embedding": TensorLayout("transformer.wpe.weight", "context embed"),
     }
     fused = ("attn.c_attn", "embed", "(3 heads head_dim)")
     for part, (ours, (theirs, inputs, outputs)) in enumerate(
@@ -26,14 +27,16 @@ def _names(config: GPT2Config) -> dict[str, Stored]:
         }.items()
     ):
         of = part if part < 3 else None
-        names[f"blocks/{ours}/kernel"] = Stored(f"{h}{theirs}.weight", f"{inputs} {outputs}", of)
-        names[f"blocks/{ours}/bias"] = Stored(f"{h}{theirs}.bias", outputs, of)
+        names[f"blocks/{ours}/kernel"] = TensorLayout(
+            f"{h}{theirs}.weight", f"{inputs} {outputs}", of
+        )
+        names[f"blocks/{ours}/bias"] = TensorLayout(f"{h}{theirs}.bias", outputs, of)
     norms = {"blocks/attention_norm": h + "ln_1", "blocks/mlp_norm": h + "ln_2"}
-    names |= layer_norms({**norms, "final_norm": "transformer.ln_f"})
+    names |= norm_layouts({**norms, "final_norm": "transformer.ln_f"})
     if config.head == "classes":
-        names["classifier/kernel"] = Stored("score.weight", "classes embed")
+        names["classifier/kernel"] = TensorLayout("score.weight", "classes embed")
     elif config.head == "tokens" and not config.tied:
-        names["head_kernel"] = Stored("lm_head.weight", "vocab embed")
+        names["head_kernel"] = TensorLayout("lm_head.weight", "vocab embed")
     return names
 
 

@@ -7,27 +7,20 @@ Its modules are as in GPT-2, with separate queries, keys and values. Kernels are
 from collections.abc import Mapping
 from typing import Any
 
-from jaxgrow.checkpoints.hf.base import (
-    Family,
-    Stored,
-    key_of,
-    layer_norms,
-    linear,
-    with_head,
-    without_head,
-)
+from jaxgrow.checkpoints.hf.base import Family, key_of, with_head, without_head
+from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout, linear_layouts, norm_layouts
 from jaxgrow.models.gpt2 import GPT2Config
 
 # The row of the position embedding for the first token.
 _FIRST = 2
 
 
-def _names(config: GPT2Config) -> dict[str, Stored]:
+def _names(config: GPT2Config) -> dict[str, TensorLayout]:
     model = "model.decoder."
     layer = "model.decoder.layers.{layers}."
     names = {
-        "token_embedding": Stored(model + "embed_tokens.weight", "vocab embed"),
-        "position_embedding": Stored(model + "embed_positions.weight", "context embed"),
+        "token_embedding": TensorLayout(model + "embed_tokens.weight", "vocab embed"),
+        "position_embedding": TensorLayout(model + "embed_positions.weight", "context embed"),
     }
     for ours, theirs, outputs, inputs in (
         ("attention/query", "self_attn.q_proj", "(heads head_dim)", "embed"),
@@ -37,8 +30,8 @@ def _names(config: GPT2Config) -> dict[str, Stored]:
         ("mlp/up", "fc1", "mlp", "embed"),
         ("mlp/down", "fc2", "embed", "mlp"),
     ):
-        names |= linear(f"blocks/{ours}", layer + theirs, outputs, inputs)
-    names |= layer_norms(
+        names |= linear_layouts(f"blocks/{ours}", layer + theirs, outputs, inputs)
+    names |= norm_layouts(
         {
             "blocks/attention_norm": layer + "self_attn_layer_norm",
             "blocks/mlp_norm": layer + "final_layer_norm",
@@ -46,9 +39,9 @@ def _names(config: GPT2Config) -> dict[str, Stored]:
         }
     )
     if config.head == "classes":
-        names["classifier/kernel"] = Stored("score.weight", "classes embed")
+        names["classifier/kernel"] = TensorLayout("score.weight", "classes embed")
     elif config.head == "tokens" and not config.tied:
-        names["head_kernel"] = Stored("lm_head.weight", "vocab embed")
+        names["head_kernel"] = TensorLayout("lm_head.weight", "vocab embed")
     return names
 
 

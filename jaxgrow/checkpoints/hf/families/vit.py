@@ -8,8 +8,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from jaxgrow.checkpoints.hf.base import Family, Stored, key_of, layer_norms, linear
+from jaxgrow.checkpoints.hf.base import Family, key_of
 from jaxgrow.checkpoints.hf.labels import classes, labelled
+from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout, linear_layouts, norm_layouts
 from jaxgrow.models.vit import ViTConfig
 
 _MODULES = {
@@ -36,7 +37,7 @@ _ATTENTION |= {"attention.output.dense": "attention.o_proj"}
 
 def _names(
     model: str, heads: Mapping[str, str], config: ViTConfig, own: Mapping[str, str] = _OWN
-) -> dict[str, Stored]:
+) -> dict[str, TensorLayout]:
     """Return the places of the leaves.
 
     Args:
@@ -49,43 +50,47 @@ def _names(
     layer = f"{model}encoder.layer.{{layers}}."
     patch = embeddings + "patch_embeddings.projection"
     names = {
-        **linear("patch_embedding", patch, "embed", "channels patch_rows patch_columns"),
-        "class_embedding": Stored(embeddings + "cls_token", "1 1 embed"),
-        "position_embedding": Stored(embeddings + "position_embeddings", "1 positions embed"),
+        **linear_layouts("patch_embedding", patch, "embed", "channels patch_rows patch_columns"),
+        "class_embedding": TensorLayout(embeddings + "cls_token", "1 1 embed"),
+        "position_embedding": TensorLayout(embeddings + "position_embeddings", "1 positions embed"),
     }
     if config.distillation != "none":
-        names["distillation_embedding"] = Stored(embeddings + "distillation_token", "1 1 embed")
+        names["distillation_embedding"] = TensorLayout(
+            embeddings + "distillation_token", "1 1 embed"
+        )
     mlp = {"mlp/up": (own["mlp/up"], "mlp", "embed"), "mlp/down": (own["mlp/down"], "embed", "mlp")}
     for ours, (theirs, output, inputs) in (_MODULES | mlp).items():
-        names |= linear(f"blocks/{ours}", layer + theirs, output, inputs)
+        names |= linear_layouts(f"blocks/{ours}", layer + theirs, output, inputs)
     norms = {f"blocks/{norm}": layer + own[norm] for norm in ("attention_norm", "mlp_norm")}
-    names |= layer_norms({**norms, "final_norm": f"{model}layernorm"})
+    names |= norm_layouts({**norms, "final_norm": f"{model}layernorm"})
     for ours, theirs in heads.items():
-        names |= linear(ours, theirs, "classes")
+        names |= linear_layouts(ours, theirs, "classes")
     if config.pooler == "tanh":
-        names |= linear("pooler", "pooler.dense", "embed", "embed_in")
+        names |= linear_layouts("pooler", "pooler.dense", "embed", "embed_in")
     return names
 
 
-def _dino_names(body: str, config: ViTConfig) -> dict[str, Stored]:
+def _dino_names(body: str, config: ViTConfig) -> dict[str, TensorLayout]:
     """Return the places of the leaves; ``body`` is the prefix of all names outside the head."""
     model, heads = ("", {}) if config.head == "states" else (body, {"head": "classifier"})
     names = _names(model, heads, config, _DINO_MODULES)
     if config.registers:
         tokens = f"{model}embeddings.register_tokens"
-        names["register_embedding"] = Stored(tokens, "1 registers embed")
+        names["register_embedding"] = TensorLayout(tokens, "1 registers embed")
     if config.mask_token:
-        names["mask_embedding"] = Stored(f"{model}embeddings.mask_token", "1 embed")
+        names["mask_embedding"] = TensorLayout(f"{model}embeddings.mask_token", "1 embed")
     layer = model + "encoder.layer.{layers}."
     # The kernels of the two heads are concatenated in one tensor.
     for part, ours in enumerate(("head", "mean_head") if heads else ()):
-        names[f"{ours}/kernel"] = Stored("classifier.weight", "classes (2 embed)", part)
+        names[f"{ours}/kernel"] = TensorLayout("classifier.weight", "classes (2 embed)", part)
     for sublayer, theirs in (("attention", "layer_scale1"), ("mlp", "layer_scale2")):
-        names[f"blocks/{sublayer}_scale"] = Stored(f"{layer}{theirs}.lambda1", "embed")
+        names[f"blocks/{sublayer}_scale"] = TensorLayout(f"{layer}{theirs}.lambda1", "embed")
     if config.gated:
         for part, ours in enumerate(("gate", "up")):
-            names |= linear(f"blocks/mlp/{ours}", f"{layer}mlp.weights_in", "(2 mlp)", part=part)
-        names |= linear("blocks/mlp/down", f"{layer}mlp.weights_out", "embed", "mlp")
+            names |= linear_layouts(
+                f"blocks/mlp/{ours}", f"{layer}mlp.weights_in", "(2 mlp)", part=part
+            )
+        names |= linear_layouts("blocks/mlp/down", f"{layer}mlp.weights_out", "embed", "mlp")
     return names
 
 
@@ -279,21 +284,25 @@ _TOWER = {
 }
 
 
-def _tower_names(model: str, config: ViTConfig) -> dict[str, Stored]:
+def _tower_names(model: str, config: ViTConfig) -> dict[str, TensorLayout]:
     """Return the places of the leaves of CLIP and SigLIP, with the name prefix ``model``."""
     embeddings = f"{model}embeddings."
     layer = f"{model}encoder.layers.{{layers}}."
-    patch = Stored(embeddings + "patch_embedding.weight", "embed channels patch_rows patch_columns")
+    patch = TensorLayout(
+        embeddings + "patch_embedding.weight", "embed channels patch_rows patch_columns"
+    )
     names = {
         "patch_embedding/kernel": patch,
-        "position_embedding": Stored(embeddings + "position_embedding.weight", "positions embed"),
+        "position_embedding": TensorLayout(
+            embeddings + "position_embedding.weight", "positions embed"
+        ),
     }
     if config.patch_bias:
-        names["patch_embedding/bias"] = Stored(embeddings + "patch_embedding.bias", "embed")
+        names["patch_embedding/bias"] = TensorLayout(embeddings + "patch_embedding.bias", "embed")
     if config.class_token:
-        names["class_embedding"] = Stored(embeddings + "class_embedding", "embed")
+        names["class_embedding"] = TensorLayout(embeddings + "class_embedding", "embed")
     for ours, (theirs, output, inputs) in _TOWER.items():
-        names |= linear(f"blocks/{ours}", layer + theirs, output, inputs)
+        names |= linear_layouts(f"blocks/{ours}", layer + theirs, output, inputs)
     norms = {
         "blocks/attention_norm": layer + "layer_norm1",
         "blocks/mlp_norm": layer + "layer_norm2",
@@ -305,28 +314,30 @@ def _tower_names(model: str, config: ViTConfig) -> dict[str, Stored]:
     if config.pooler == "attention":
         names |= _attention_pooler(model + "head.")
         norms["pooler/mlp_norm"] = model + "head.layernorm"
-    names |= layer_norms(norms)
+    names |= norm_layouts(norms)
     if config.head == "classes":
-        names["head/kernel"] = Stored("visual_projection.weight", "classes embed")
+        names["head/kernel"] = TensorLayout("visual_projection.weight", "classes embed")
     return names
 
 
-def _attention_pooler(head: str) -> dict[str, Stored]:
+def _attention_pooler(head: str) -> dict[str, TensorLayout]:
     """Return the places of the leaves of the pooler of SigLIP, except its norm.
 
     Queries, keys and values are one tensor.
     """
-    names = {"pooler/probe": Stored(head + "probe", "1 1 embed")}
+    names = {"pooler/probe": TensorLayout(head + "probe", "1 1 embed")}
     for part, ours in enumerate(("query", "key", "value")):
         for leaf, end, inputs in (("kernel", "weight", " embed"), ("bias", "bias", "")):
-            stored = Stored(f"{head}attention.in_proj_{end}", f"(3 heads head_dim){inputs}", part)
+            stored = TensorLayout(
+                f"{head}attention.in_proj_{end}", f"(3 heads head_dim){inputs}", part
+            )
             names[f"pooler/attention/{ours}/{leaf}"] = stored
     for ours, theirs, output, inputs in (
         ("attention/out", "attention.out_proj", "embed", "(heads head_dim)"),
         ("mlp/up", "mlp.fc1", "mlp", "embed"),
         ("mlp/down", "mlp.fc2", "embed", "mlp"),
     ):
-        names |= linear(f"pooler/{ours}", head + theirs, output, inputs)
+        names |= linear_layouts(f"pooler/{ours}", head + theirs, output, inputs)
     return names
 
 

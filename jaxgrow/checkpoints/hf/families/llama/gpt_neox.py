@@ -7,10 +7,11 @@ head). Queries, keys and values are fused head by head.
 from collections.abc import Mapping
 from typing import Any
 
-from jaxgrow.checkpoints.hf.base import Stored, key_of, layer_norms, linear
+from jaxgrow.checkpoints.hf.base import key_of
 from jaxgrow.checkpoints.hf.families.llama.architectures import architectures
 from jaxgrow.checkpoints.hf.families.llama.parts import HEADS, NORMS, head
 from jaxgrow.checkpoints.hf.rope import read_heads, read_rope, written_rope
+from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout, linear_layouts, norm_layouts
 from jaxgrow.models.llama import LlamaConfig
 
 _LAYER = "gpt_neox.layers.{layers}."
@@ -22,21 +23,21 @@ _GELUS = {
 }
 
 
-def _names(config: LlamaConfig) -> dict[str, Stored]:
-    found = {"token_embedding": Stored("gpt_neox.embed_in.weight", "vocab embed")}
+def _names(config: LlamaConfig) -> dict[str, TensorLayout]:
+    found = {"token_embedding": TensorLayout("gpt_neox.embed_in.weight", "vocab embed")}
     for part, (ours, heads) in enumerate(HEADS.items()):
         fused = f"{_LAYER}attention.query_key_value"
         outputs = f"({heads} 3 head_dim)"
-        found |= linear(f"blocks/attention/{ours}", fused, outputs, part=part)
+        found |= linear_layouts(f"blocks/attention/{ours}", fused, outputs, part=part)
     for ours, theirs, outputs, inputs in (
         ("attention/out", "attention.dense", "embed", "(heads head_dim)"),
         ("mlp/up", "mlp.dense_h_to_4h", "mlp", "embed"),
         ("mlp/down", "mlp.dense_4h_to_h", "embed", "mlp"),
     ):
-        found |= linear(f"blocks/{ours}", f"{_LAYER}{theirs}", outputs, inputs)
+        found |= linear_layouts(f"blocks/{ours}", f"{_LAYER}{theirs}", outputs, inputs)
     norms = {f"blocks/{ours}": _LAYER + theirs for ours, theirs in NORMS["before"].items()}
     norms["final_norm"] = "gpt_neox.final_layer_norm"
-    return found | layer_norms(norms) | head(config, "embed_out")
+    return found | norm_layouts(norms) | head(config, "embed_out")
 
 
 def _read_neox(theirs: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jaxgrow.checkpoints.hf.base import Stored
 from jaxgrow.checkpoints.hf.families.llama.architectures import (
     MIXTURE,
     SILU,
@@ -13,6 +12,7 @@ from jaxgrow.checkpoints.hf.families.llama.architectures import (
 )
 from jaxgrow.checkpoints.hf.families.llama.parts import LAYER, names
 from jaxgrow.checkpoints.hf.rope import read_windows, written_kinds
+from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout
 from jaxgrow.models.llama import LlamaConfig
 
 _ROPE = {
@@ -25,7 +25,7 @@ _ROPE = {
 }
 
 
-def _names(config: LlamaConfig) -> dict[str, Stored]:
+def _names(config: LlamaConfig) -> dict[str, TensorLayout]:
     """Return the places of the leaves of gpt-oss.
 
     All experts of a layer are one tensor. Gates and units alternate along its last axis.
@@ -34,12 +34,12 @@ def _names(config: LlamaConfig) -> dict[str, Stored]:
     mlp = f"{LAYER}mlp."
     for part, ours in enumerate(("gate", "up")):
         fused = f"{mlp}experts.gate_up_proj"
-        found[f"blocks/mlp/{ours}/kernel"] = Stored(fused, "experts embed (mlp 2)", part)
-        found[f"blocks/mlp/{ours}/bias"] = Stored(fused + "_bias", "experts (mlp 2)", part)
-    found["blocks/mlp/down/kernel"] = Stored(f"{mlp}experts.down_proj", "experts mlp embed")
-    found["blocks/mlp/down/bias"] = Stored(f"{mlp}experts.down_proj_bias", "experts embed")
-    found["blocks/mlp/router/bias"] = Stored(f"{mlp}router.bias", "experts")
-    found["blocks/attention/sinks"] = Stored(f"{LAYER}self_attn.sinks", "heads")
+        found[f"blocks/mlp/{ours}/kernel"] = TensorLayout(fused, "experts embed (mlp 2)", part)
+        found[f"blocks/mlp/{ours}/bias"] = TensorLayout(fused + "_bias", "experts (mlp 2)", part)
+    found["blocks/mlp/down/kernel"] = TensorLayout(f"{mlp}experts.down_proj", "experts mlp embed")
+    found["blocks/mlp/down/bias"] = TensorLayout(f"{mlp}experts.down_proj_bias", "experts embed")
+    found["blocks/mlp/router/bias"] = TensorLayout(f"{mlp}router.bias", "experts")
+    found["blocks/attention/sinks"] = TensorLayout(f"{LAYER}self_attn.sinks", "heads")
     return found
 
 

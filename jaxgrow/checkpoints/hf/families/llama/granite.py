@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from jaxgrow.checkpoints.hf.base import Stored
 from jaxgrow.checkpoints.hf.families.llama.architectures import (
     EPS,
     MLP_BIAS,
@@ -17,11 +16,12 @@ from jaxgrow.checkpoints.hf.families.llama.architectures import (
     written_biased,
 )
 from jaxgrow.checkpoints.hf.families.llama.parts import LAYER, names
+from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout
 from jaxgrow.checkpoints.io.files import spelt
 from jaxgrow.models.llama import LlamaConfig
 
 
-def _names(config: LlamaConfig) -> dict[str, Stored]:
+def _names(config: LlamaConfig) -> dict[str, TensorLayout]:
     """Return the places of the leaves of Granite.
 
     They are as in Llama. The factor of the embeddings is a setting, and not a part of the
@@ -49,14 +49,16 @@ def _written_granite(config: LlamaConfig) -> dict[str, Any]:
     return written_biased(config) | {"attention_multiplier": float(f"{multiplier:.12g}")}
 
 
-def _names_4(config: LlamaConfig) -> dict[str, Stored]:
+def _names_4(config: LlamaConfig) -> dict[str, TensorLayout]:
     """Return the places of the leaves of a dense Granite 4. Gate and up are one tensor."""
     found = _names(config)
     for part, ours in enumerate(("gate", "up")):
-        found[f"blocks/mlp/{ours}/kernel"] = Stored(
+        found[f"blocks/mlp/{ours}/kernel"] = TensorLayout(
             f"{LAYER}shared_mlp.input_linear.weight", "(2 mlp) embed", part
         )
-    found["blocks/mlp/down/kernel"] = Stored(f"{LAYER}shared_mlp.output_linear.weight", "embed mlp")
+    found["blocks/mlp/down/kernel"] = TensorLayout(
+        f"{LAYER}shared_mlp.output_linear.weight", "embed mlp"
+    )
     return found
 
 

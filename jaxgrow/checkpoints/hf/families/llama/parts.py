@@ -3,7 +3,7 @@
 Kernels are stored as [outputs, inputs].
 """
 
-from jaxgrow.checkpoints.hf.base import Stored, linear
+from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout, linear_layouts
 from jaxgrow.models.llama import LlamaConfig
 
 LAYER = "model.layers.{layers}."
@@ -31,7 +31,7 @@ def names(
     one: float = 0.0,
     router: str = "",
     experts: tuple[str, ...] = (),
-) -> dict[str, Stored]:
+) -> dict[str, TensorLayout]:
     """Return the places of the leaves.
 
     Args:
@@ -41,7 +41,7 @@ def names(
       router: the name of the router.
       experts: the names of gate, up and down of each expert.
     """
-    embedding = Stored("model.embed_tokens.weight", "vocab embed", times=_embedded(config))
+    embedding = TensorLayout("model.embed_tokens.weight", "vocab embed", times=_embedded(config))
     found = {"token_embedding": embedding}
     for part, ours in enumerate(HEADS):
         found |= _projection(config, part, ours, fused)
@@ -49,9 +49,13 @@ def names(
             found |= _projection_norm(config, ours, one)
     found |= _experts(experts) if config.experts else _mlp(config, fused)
     of = ("embed", "(heads head_dim)")
-    found |= linear("blocks/attention/out", f"{LAYER}self_attn.o_proj", *of, bias=config.out_bias)
+    found |= linear_layouts(
+        "blocks/attention/out", f"{LAYER}self_attn.o_proj", *of, bias=config.out_bias
+    )
     if config.experts:
-        found |= {"blocks/mlp/router/kernel": Stored(f"{LAYER}{router}.weight", "experts embed")}
+        found |= {
+            "blocks/mlp/router/kernel": TensorLayout(f"{LAYER}{router}.weight", "experts embed")
+        }
     if config.shared:
         found |= _shared_expert()
     if config.norm_scale:
@@ -59,7 +63,7 @@ def names(
     return found | head(config, "lm_head")
 
 
-def _projection(config: LlamaConfig, part: int, ours: str, fused: bool) -> dict[str, Stored]:
+def _projection(config: LlamaConfig, part: int, ours: str, fused: bool) -> dict[str, TensorLayout]:
     """The kernel and the bias of queries, keys or values."""
     outputs = f"({HEADS[ours]} head_dim)"
     linear = f"{LAYER}self_attn.{ours[0]}_proj"
@@ -68,12 +72,12 @@ def _projection(config: LlamaConfig, part: int, ours: str, fused: bool) -> dict[
     if fused:
         tensor = f"{LAYER}self_attn.qkv_proj.weight"
         beside = tuple(f"{heads} head_dim" for heads in HEADS.values())
-        kernel = Stored(tensor, layout, part, beside, times=times)
+        kernel = TensorLayout(tensor, layout, part, beside, times=times)
     else:
-        kernel = Stored(f"{linear}.weight", layout, times=times)
+        kernel = TensorLayout(f"{linear}.weight", layout, times=times)
     found = {f"blocks/attention/{ours}/kernel": kernel}
     if config.qkv_bias:
-        found[f"blocks/attention/{ours}/bias"] = Stored(f"{linear}.bias", outputs)
+        found[f"blocks/attention/{ours}/bias"] = TensorLayout(f"{linear}.bias", outputs)
     return found
 
 
@@ -89,55 +93,57 @@ def _normed(config: LlamaConfig, ours: str) -> float:
     return (config.eps / config.query_eps) ** 0.5
 
 
-def _projection_norm(config: LlamaConfig, ours: str, one: float) -> dict[str, Stored]:
+def _projection_norm(config: LlamaConfig, ours: str, one: float) -> dict[str, TensorLayout]:
     """The norm of queries or keys: over all of them, or over each head."""
     over = f"({HEADS[ours]} head_dim)" if config.query_norm == "all" else "head_dim"
-    scale = Stored(f"{LAYER}self_attn.{ours[0]}_norm.weight", over, plus=-one)
+    scale = TensorLayout(f"{LAYER}self_attn.{ours[0]}_norm.weight", over, plus=-one)
     return {f"blocks/attention/{ours}_norm/scale": scale}
 
 
-def _mlp(config: LlamaConfig, fused: bool) -> dict[str, Stored]:
+def _mlp(config: LlamaConfig, fused: bool) -> dict[str, TensorLayout]:
     found = {}
     for part, (ours, of) in enumerate(_MLP.items()):
         if fused and ours != "down":
-            kernel = Stored(f"{LAYER}mlp.gate_up_proj.weight", "mlp embed", part, ("mlp", "mlp"))
+            kernel = TensorLayout(
+                f"{LAYER}mlp.gate_up_proj.weight", "mlp embed", part, ("mlp", "mlp")
+            )
             found[f"blocks/mlp/{ours}/kernel"] = kernel
         else:
             module = f"{LAYER}mlp.{ours}_proj"
-            found |= linear(f"blocks/mlp/{ours}", module, *of, bias=config.mlp_bias)
+            found |= linear_layouts(f"blocks/mlp/{ours}", module, *of, bias=config.mlp_bias)
     return found
 
 
-def _experts(experts: tuple[str, ...]) -> dict[str, Stored]:
+def _experts(experts: tuple[str, ...]) -> dict[str, TensorLayout]:
     """The kernels of experts that are stored one by one."""
     return {
-        f"blocks/mlp/{ours}/kernel": Stored(f"{LAYER}{theirs}.weight", " ".join(of))
+        f"blocks/mlp/{ours}/kernel": TensorLayout(f"{LAYER}{theirs}.weight", " ".join(of))
         for (ours, of), theirs in zip(_MLP.items(), experts, strict=True)
     }
 
 
-def _shared_expert() -> dict[str, Stored]:
+def _shared_expert() -> dict[str, TensorLayout]:
     """The expert that every token uses, and its gate."""
-    gate = Stored(f"{LAYER}mlp.shared_expert_gate.weight", "gates embed")
+    gate = TensorLayout(f"{LAYER}mlp.shared_expert_gate.weight", "gates embed")
     found = {"blocks/mlp/shared_gate/kernel": gate}
     for ours, of in _MLP.items():
         outputs, inputs = (axes.replace("mlp", "shared") for axes in of)
         module = f"{LAYER}mlp.shared_expert.{ours}_proj"
-        found |= linear(f"blocks/mlp/shared/{ours}", module, outputs, inputs, bias=False)
+        found |= linear_layouts(f"blocks/mlp/shared/{ours}", module, outputs, inputs, bias=False)
     return found
 
 
-def _norms(config: LlamaConfig, one: float) -> dict[str, Stored]:
+def _norms(config: LlamaConfig, one: float) -> dict[str, TensorLayout]:
     """The norms around the sublayers, and the final norm."""
     found = {
-        f"blocks/{ours}/scale": Stored(f"{LAYER}{theirs}.weight", "embed", plus=-one)
+        f"blocks/{ours}/scale": TensorLayout(f"{LAYER}{theirs}.weight", "embed", plus=-one)
         for ours, theirs in NORMS[config.norms].items()
     }
     # A tied embedding is multiplied by its factor at the input, but not at the output. At the output,
     # the final norm compensates for the factor of the stored embedding.
     times = 1 / _embedded(config) if config.ties else 1.0
     return found | {
-        "final_norm/scale": Stored("model.norm.weight", "embed", times=times, plus=-one)
+        "final_norm/scale": TensorLayout("model.norm.weight", "embed", times=times, plus=-one)
     }
 
 
@@ -150,7 +156,7 @@ def _embedded(config: LlamaConfig) -> float:
     return config.embed_scale / config.embed**0.5 if config.embed_scale != 1 else 1.0
 
 
-def head(config: LlamaConfig, name: str) -> dict[str, Stored]:
+def head(config: LlamaConfig, name: str) -> dict[str, TensorLayout]:
     """Return the place of the head.
 
     Args:
@@ -158,7 +164,7 @@ def head(config: LlamaConfig, name: str) -> dict[str, Stored]:
       name: the name of the head that predicts tokens, if it is not tied to the embedding.
     """
     if config.head == "classes":
-        return {"classifier/kernel": Stored("score.weight", "classes embed")}
+        return {"classifier/kernel": TensorLayout("score.weight", "classes embed")}
     if config.head == "states":
         return {}
-    return {} if config.tied else {"head_kernel": Stored(f"{name}.weight", "vocab embed")}
+    return {} if config.tied else {"head_kernel": TensorLayout(f"{name}.weight", "vocab embed")}
