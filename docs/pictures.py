@@ -157,7 +157,7 @@ def plans() -> plt.Figure:
         "LiGO": demo.ligo,
     }
     whole = demo.scratch().steps
-    return plots.timeline(
+    return plots.plan_timeline(
         [
             (f"{name} ({make().steps:,} of {whole:,} steps)", planned(make()))
             for name, make in methods.items()

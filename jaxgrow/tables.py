@@ -54,6 +54,16 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return _as_text(Table(box=box.MARKDOWN), head, rows)
 
 
+def short_count(count: float) -> str:
+    """Write a number with its unit, such as ``"94 K"``."""
+    for unit, size in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
+        value = count / size
+        if value >= 0.9995:  # a smaller value rounds to at most 999 of the next unit
+            # From 99.5 on, two digits would be written as 1e+02.
+            return f"{value:.2g} {unit}" if value < 99.5 else f"{value:.0f} {unit}"
+    return f"{count:.3g}"
+
+
 def _as_text(
     table: Table,
     head: Sequence[str],

@@ -85,8 +85,8 @@ def _write_report(comparison: Comparison, folder: Path) -> None:
     write_json(folder / "compare.json", summary)
     figures = [folder / "compare.png", folder / "compare_seconds.png"]
     for path, unit in zip(figures, ("flops", "run_seconds"), strict=True):
-        plots.losses(comparison, path, unit)
-    if plots.keep(comparison, folder / "compare_keep.png"):
+        plots.plot_losses(comparison, path, unit)
+    if plots.plot_keep(comparison, folder / "compare_keep.png"):
         figures.append(folder / "compare_keep.png")
     say(
         f"\n{report}\nall numbers: {folder / 'compare.json'}\nplots: {', '.join(map(str, figures))}"

@@ -12,11 +12,11 @@ from jaxgrow.axes import Params
 from jaxgrow.checkpoints import CheckpointError, open_checkpoint, orbax
 from jaxgrow.models import Config, from_json
 from jaxgrow.untrusted import checked, copy_file, one_line
-from train.analysis import plots
 from train.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.output import say
 from train.data import special
+from train.extras import plots
 from train.plan.learning import Maps
 from train.plan.learning import load as load_maps
 from train.plan.transforms import differing
@@ -51,7 +51,7 @@ def main() -> None:
     say(describe(maps))
     if arguments.plot:
         arguments.plot.parent.mkdir(parents=True, exist_ok=True)
-        plots.maps(maps, arguments.plot)
+        plots.plot_maps(maps, arguments.plot)
     if arguments.apply:
         _apply(maps, arguments.file, arguments.apply, arguments.out)
 

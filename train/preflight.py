@@ -23,12 +23,12 @@ import jax
 
 from jaxgrow import sharding
 from jaxgrow.tables import markdown
-from train.analysis import plots
 from train.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.files import write_json
 from train.common.output import say
 from train.config.experiment import Experiment, load
+from train.extras import plots
 from train.extras.aot import estimate
 from train.extras.aot.compilation import AotRun, Program
 from train.extras.aot.machines import Machine, described
@@ -187,7 +187,7 @@ def main() -> None:
         about["xla"] = xla.recorded(Mesh().over(list(machine.devices)))
         write_json(arguments.json, about | {"configs": everything})
     if arguments.plot:
-        plots.memory(found, machine.memory, machine.name, arguments.plot)
+        plots.plot_memory(found, machine.memory, machine.name, arguments.plot)
     if not all(estimate.fits(programs, machine) for programs in found.values()):
         raise UserError(f"at least one config does not fit {machine.name}")
 

@@ -23,13 +23,13 @@ from jaxgrow.axes import is_layers
 from jaxgrow.models import from_json
 from jaxgrow.operators.targets import width_axes
 from jaxgrow.typed import nearest
-from train.analysis import plots
 from train.analysis.runs import Run
 from train.arguments import command_parser
 from train.common.errors import Diverged, UserError, exits_cleanly
 from train.common.files import write_json, write_text
 from train.common.output import say
 from train.config.experiment import Experiment, load
+from train.extras import plots
 from train.extras.advice.operator_ranking import after_growing, rows, table
 from train.plan.lifetimes import shapes
 from train.plan.methods import Growing, GrowTo, Learned, TrainStage
@@ -173,7 +173,7 @@ def main() -> None:
     curves = {}
     for by, runs in finished.items():
         curves[by] = [(r, after_growing(r)) for r in runs]
-    plots.race(curves, plot)
+    plots.plot_race(curves, plot)
     say(f"\n{text}\nplot: {plot}")
 
 

@@ -111,7 +111,7 @@ def main() -> None:
     rows = [row(text) for text in plans if arguments.out or _has_steps(text)]
     if arguments.out is None:
         return say(f"\n{table(rows)}") if rows else None
-    plots.saved(plots.timeline(rows), arguments.out)
+    plots.save_figure(plots.plan_timeline(rows), arguments.out)
     say(f"{table(rows)}\nplot: {arguments.out}")
 
 

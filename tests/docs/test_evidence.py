@@ -12,13 +12,13 @@ import pytest
 
 from benchmarks import curves, lag
 from benchmarks.curves import logged_runs
+from jaxgrow.tables import short_count
 from train.analysis.runs import Run, half_width
 from train.analysis.savings import Comparison
 from train.config.experiment import load
 from train.extras.advice.evidence import (
     Evidence,
     Setting,
-    amount,
     estimate,
     evidence,
     fitted,
@@ -562,7 +562,7 @@ def test_an_estimate_needs_a_row_of_the_same_kind_nearby():
     ],
 )
 def test_an_amount_has_two_digits_or_a_whole_number(count, text):
-    assert amount(count) == text
+    assert short_count(count) == text
 
 
 def test_logs_of_new_runs_are_added_to_the_archive(tmp_path, monkeypatch):

@@ -607,7 +607,7 @@ def test_of_classifiers_the_table_tells_the_accuracy(figures, tmp_path, model, p
     comparison = Comparison([runs], [])
     row = tables(comparison.report())[0]["run"]
     assert row.get("accuracy") == ("62.5%" if model.predicts == "classes" else None)
-    plots.losses(comparison, tmp_path / "losses.png")
+    plots.plot_losses(comparison, tmp_path / "losses.png")
     assert figures[-1].axes[0].get_ylabel() == f"validation loss (nats per {per})"
 
 
@@ -836,9 +836,9 @@ def test_a_short_last_interval_does_not_decide_the_time_of_a_step(tmp_path):
 
 def test_keep_probabilities_are_plotted_for_layer_dropping(tmp_path):
     scratch, path = made(tmp_path, "scratch", SCRATCH), tmp_path / "keep.png"
-    assert not plots.keep(Comparison([[scratch]], []), path)
+    assert not plots.plot_keep(Comparison([[scratch]], []), path)
     assert not path.exists()
-    assert plots.keep(Comparison([[scratch], [dropping(tmp_path, 0, 0.5)]], []), path)
+    assert plots.plot_keep(Comparison([[scratch], [dropping(tmp_path, 0, 0.5)]], []), path)
     assert path.read_bytes()[:4] == b"\x89PNG"
 
 
@@ -851,7 +851,7 @@ def test_losses_are_plotted_against_log_flops_with_a_legend(comparison, figures,
         for i in range(9)
     ]
     first = [runs[:1] for runs in comparison.runs]
-    plots.losses(
+    plots.plot_losses(
         Comparison([*first, *many], [runs[:1] for runs in comparison.frontier]),
         tmp_path / "plot.png",
     )
@@ -888,7 +888,7 @@ def test_every_line_style_is_in_the_legend(figures, tmp_path):
         [made(tmp_path, name, SCRATCH, seed=s) for s in range(3)] for name in ("scratch", "again")
     )
     cycle = [made(tmp_path, "cycle", CYCLE, seed=s) for s in range(3)]
-    plots.losses(Comparison([scratch, cycle, again], []), tmp_path / "plot.png")
+    plots.plot_losses(Comparison([scratch, cycle, again], []), tmp_path / "plot.png")
     ((axes,), (legend,)) = figures[0].axes, figures[0].legends
     explained = {line.get_linestyle() for line in legend.get_lines()}
     assert {line.get_linestyle() for line in axes.lines} <= explained
@@ -924,7 +924,7 @@ def test_bands_and_the_budgets_of_the_frontier_are_drawn(comparison, figures, tm
     far = [[(p, s, c, v + by) for p, s, c, v in SCRATCH] for by in (0, 1, 0.5)]
     first = [made(tmp_path, "far", curve, seed) for seed, curve in enumerate(far)]
     half = [made(tmp_path, "far-x0.5", [("train large", 1, 20.0, 4.0)], seed=s) for s in range(3)]
-    plots.losses(Comparison([first, comparison.runs[1]], [half]), tmp_path / "plot.png", unit)
+    plots.plot_losses(Comparison([first, comparison.runs[1]], [half]), tmp_path / "plot.png", unit)
     (axes,) = figures[0].axes
     assert axes.get_xlabel().startswith(says) and "all phases counted" in axes.get_xlabel()
     assert unit == "flops" or "without compilation and validation" in axes.get_xlabel()
@@ -955,7 +955,7 @@ def test_bands_and_the_budgets_of_the_frontier_are_drawn(comparison, figures, tm
         >= 8
     )
     assert figures[0].get_figwidth() <= 8.7  # At the width of the README, the text keeps its size.
-    plots.losses(Comparison([first[:2]], [half[:2]]), tmp_path / "two.png", unit)
+    plots.plot_losses(Comparison([first[:2]], [half[:2]]), tmp_path / "two.png", unit)
     drawn = [path for c in figures[1].axes[0].collections for path in c.get_paths()]
     # no band, and markers without error bars
     assert all(len({y for _, y in path.vertices}) == 1 for path in drawn)
@@ -977,7 +977,7 @@ def test_keep_probabilities_have_one_panel_per_stage(figures, tmp_path):
     with (run.folder / "metrics.jsonl").open("a") as log:
         log.write(json.dumps(coarse) + "\n" + json.dumps(large) + "\n")
     scratch = made(tmp_path, "scratch", SCRATCH)
-    assert plots.keep(
+    assert plots.plot_keep(
         Comparison([[scratch], [Run("drop", 0, run.folder)]], []), tmp_path / "keep.png"
     )
     panels = [axes for axes in figures[0].axes if axes.get_title()]
@@ -1154,7 +1154,7 @@ def test_the_saving_is_an_arrow_from_the_frontier(figures, tmp_path):
     (saved,) = comparison.rows()[1]["saved_frontier"]
     assert 0 < saved < 1
     for unit, count in (("flops", 1), ("run_seconds", 0)):
-        plots.losses(comparison, tmp_path / "plot.png", unit)
+        plots.plot_losses(comparison, tmp_path / "plot.png", unit)
         (axes,) = figures[-1].axes
         arrows = [t for t in axes.texts if getattr(t, "arrow_patch", None) is not None]
         assert len(arrows) == count and "50 parameters, 1 seed" in axes.get_title(loc="left")

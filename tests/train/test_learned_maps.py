@@ -17,10 +17,10 @@ from jaxgrow import checkpoints, grow, sizes
 from jaxgrow.models import LlamaConfig, ViTConfig
 from jaxgrow.operators import ligo
 from train import ligo_maps
-from train.analysis import plots
 from train.common.errors import exits_cleanly
 from train.data.special import special_tokens
 from train.data.text import tokenizer, tokenizer_of
+from train.extras import plots
 from train.plan import learning
 from train.plan.learning import Learn
 from train.pretrain import run
@@ -181,7 +181,7 @@ def test_every_panel_of_the_plot_is_a_labelled_map(tmp_path, monkeypatch):
         "embed": {"write": np.ones((12, 8))},
         "heads": {"write": np.ones((3, 6, 4)), "read": np.eye(6, 4)},
     }
-    plots.maps(
+    plots.plot_maps(
         learning.Maps(SMALL, runs.LARGE, ligo.LiGO(), {"depth": depth, "width": width}),
         tmp_path / "maps.png",
     )

@@ -8,9 +8,9 @@ import pytest
 import runs
 
 from train import race
-from train.analysis import plots
 from train.analysis.runs import Run
 from train.common.errors import Diverged, UserError, exits_cleanly
+from train.extras import plots
 from train.extras.advice import operator_ranking
 from train.plan.methods import Scratch
 from train.pretrain import run
@@ -165,7 +165,7 @@ def test_losses_are_read_at_equal_flops_not_at_equal_steps(tmp_path, monkeypatch
     monkeypatch.setattr(
         "matplotlib.figure.Figure.savefig", lambda figure, *_, **__: figures.append(figure)
     )
-    plots.race(
+    plots.plot_race(
         {
             by: [(r, operator_ranking.after_growing(r)) for r in some]
             for by, some in finished.items()

@@ -365,7 +365,7 @@ def test_bars_show_flops_and_model_sizes(tmp_path):
         phases[:3] == ["train large", "coalesce large", "train coarse1"]
         and phases[-1] == "train large"
     )
-    first, second = plots.timeline(rows).axes
+    first, second = plots.plan_timeline(rows).axes
     (whole,), bars = first.patches, second.patches
     trained = [p for p in rows[1][1] if p["flops"]]
     assert whole.get_width() == whole.get_height() == 1 and len(bars) == len(trained) == 3
@@ -408,7 +408,7 @@ def test_labels_of_small_plans_do_not_overlap(scale):
         ("cycle", phases(*cycle)),
         ("tail", phases(*tail)),
     ]
-    figure = plots.timeline(rows)
+    figure = plots.plan_timeline(rows)
     figure.draw_without_rendering()
     for axes in figure.axes:
         texts = [t for t in axes.texts if t.get_text().strip()]

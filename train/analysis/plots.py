@@ -20,13 +20,10 @@ from matplotlib.ticker import (
     PercentFormatter,
 )
 
-from jaxgrow.extras import plot
+from jaxgrow.tables import short_count
 from train.analysis.runs import Run, Unit, curves, half_width, mean_cost, mean_loss, spent
 from train.analysis.savings import Comparison
 from train.common.errors import UserError
-from train.extras.advice.evidence import amount
-from train.extras.aot.compilation import Program
-from train.plan.learning import Maps
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,20 +50,19 @@ LETTERS = 115  # characters of the smallest text that fit into a line of a page
 LINE = 0.16  # height of a line of the smallest text, in inches
 BAR = 0.75  # height of the largest bar of a timeline, in inches
 BROAD: dict[str, Any] = {"linewidth": 4.0, "alpha": 0.35}  # the line of the baseline
-_OTHER = 0.4  # the opacity of all seeds except the first
 
 
-def losses(comparison: Comparison, path: Path, unit: Unit = "flops") -> None:
+def plot_losses(comparison: Comparison, path: Path, unit: Unit = "flops") -> None:
     """Plot validation loss against cost: the mean over seeds, and a dot at the end of each seed.
 
     From three seeds on, bands show the 95 % intervals. Small models are dotted. The line of the
     baseline is broad, so that an identical run remains visible on top of it. An arrow points from
     the frontier to a run that ends at the same loss with fewer FLOPs.
     """
-    figure, axes = _wide()
+    figure, axes = wide_axes()
     small = False
     for i, runs in enumerate(comparison.runs):
-        small = _curves(axes, runs, unit, _look(i) | ({} if i else BROAD)) or small
+        small = _curves(axes, runs, unit, line_style(i) | ({} if i else BROAD)) or small
     level = mean_loss(comparison.runs[0])
     axes.axhline(
         level, color=GREY, linestyle="-.", linewidth=0.8, label="final loss of the baseline"
@@ -78,11 +74,11 @@ def losses(comparison: Comparison, path: Path, unit: Unit = "flops") -> None:
     _limit(axes, comparison, unit)
     first = comparison.runs[0]
     seeds = f"{len(first)} seed{'s' * (len(first) > 1)}"
-    of = f"{amount(first[0].parameters)} parameters, {seeds}"
+    of = f"{short_count(first[0].parameters)} parameters, {seeds}"
     axes.set_title(f"How low is the loss at each cost? ({of})", loc="left", fontsize=11, pad=16)
     axes.set_xlabel(COUNTED[unit])
     shared = _explained(small, any(len(runs) >= FEW for runs in comparison.runs))
-    _finish(figure, axes, comparison.runs[0][0], path, shared)
+    finish_axes(figure, axes, comparison.runs[0][0], path, shared)
 
 
 def _arrows(axes: "Axes", comparison: Comparison) -> None:
@@ -94,7 +90,7 @@ def _arrows(axes: "Axes", comparison: Comparison) -> None:
             continue
         cost = mean_cost(comparison.runs[i], "flops")
         loss = mean_loss(comparison.runs[i])
-        colour = _look(i)["color"]
+        colour = line_style(i)["color"]
         arrow = {"arrowstyle": "-|>", "color": colour, "linewidth": 1.5, "shrinkA": 0, "shrinkB": 0}
         axes.annotate("", (cost, loss), (cost / (1 - part), loss), arrowprops=arrow, zorder=4)
         more = "more than " if any(row["below_frontier"]) else ""
@@ -194,7 +190,7 @@ def _error_bar(runs: Sequence[Run]) -> float:
     return (len(runs) >= FEW and half_width([r.loss for r in runs])) or 0.0
 
 
-def keep(comparison: Comparison, path: Path) -> bool:
+def plot_keep(comparison: Comparison, path: Path) -> bool:
     """Plot keep probabilities over depth and time, for each stage that drops layers.
 
     Returns False, without a plot, if no stage does.
@@ -225,47 +221,11 @@ def keep(comparison: Comparison, path: Path) -> bool:
         axes.set_xlabel("step")
         axes.set_ylabel("layer")
         figure.colorbar(image, ax=axes, label="keep probability")
-    saved(figure, path)
+    save_figure(figure, path)
     return True
 
 
-def race(curves: dict[str, list[tuple[Run, list[tuple[float, float]]]]], path: Path) -> None:
-    """Plot validation loss against the FLOPs after the small model, for each operator and seed.
-
-    The first point is right after growing, with almost no FLOPs. The axis is therefore linear up to
-    the second point, then logarithmic.
-    """
-    figure, axes = _wide()
-    for i, (by, seeds) in enumerate(curves.items()):
-        for j, (_, points) in enumerate(seeds):
-            axes.plot(
-                *np.transpose(points), label=None if j else by, alpha=_OTHER if j else 1, **_look(i)
-            )
-    several = any(len(seeds) > 1 for seeds in curves.values())
-    shared: list[Artist] = (
-        [Line2D([], [], color=GREY, alpha=_OTHER, label="other seeds")] if several else []
-    )
-    every = list(itertools.chain(*curves.values()))
-    axes.set_xscale("symlog", linthresh=min(points[1][0] for _, points in every))
-    axes.set_xlim(left=0)
-    axes.set_xlabel("FLOPs after the small model")
-    _finish(figure, axes, every[0][0], path, shared)
-
-
-def maps(maps: Maps, path: Path) -> None:
-    """Plot all learned maps: depth weights by module, and width maps from old to new units.
-
-    If each layer has its own width map, their mean is shown.
-    """
-    depth = maps.coefficients["depth"].items()
-    panels = [plot.Panel(f"w, {name.removeprefix('blocks/')}", w, ("layers",)) for name, w in depth]
-    for name, matrices in maps.coefficients["width"].items():
-        for role, m in matrices.items():
-            panels.append(plot.Panel(f"{name}, {role}", m if m.ndim == 2 else m.mean(0), (name,)))
-    saved(plot.figure(panels), path)
-
-
-def timeline(rows: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> Figure:
+def plan_timeline(rows: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> Figure:
     """Plot the phases of plans: a row per plan, a bar per phase.
 
     The width of a bar is the FLOPs of the phase, and its height is the size of the model. Labels of
@@ -324,7 +284,7 @@ def _bars(
     for p in phases:
         width = p["flops"] / whole
         model = p["phase"].removeprefix("train ")
-        texts = [f"{model}, {amount(p['parameters'])}\n{width:.0%}", f"{model}\n{width:.0%}"]
+        texts = [f"{model}, {short_count(p['parameters'])}\n{width:.0%}", f"{model}\n{width:.0%}"]
         inside = next(
             (t for t in texts if len(max(t.split("\n"), key=len)) < LETTERS * width / end), ""
         )
@@ -377,27 +337,7 @@ def _lines(bars: Sequence[_Bar], end: float) -> list[tuple[float, float, int, st
     return found
 
 
-def memory(found: dict[str, list[Program]], limit: float, machine: str, path: Path) -> None:
-    """Plot the memory of each program of `train.preflight`, stacked, and the limit of a device."""
-    bars: list[tuple[str, Program]] = []
-    for config, programs in found.items():
-        bars += [(f"{config}\n{p.phase}, {p.what}", p) for p in programs]
-    figure = Figure((WIDTH, 1.2 + 0.45 * len(bars)), dpi=DPI, layout="constrained")
-    axes = figure.subplots()
-    left = np.zeros(len(bars))
-    for part, colour in zip(("parameters", "moments", "other", "temporary"), LIGHT, strict=False):
-        sizes = np.array([getattr(p, part) / 1e9 for _, p in bars])
-        axes.barh([name for name, _ in bars], sizes, left=left, label=part, color=colour)
-        left += sizes
-    axes.axvline(limit / 1e9, color="black", linestyle="--", label=f"a device of {machine}")
-    axes.invert_yaxis()
-    axes.tick_params(axis="y", labelsize=SMALL)
-    axes.set_xlabel("GB per device")
-    figure.legend(loc="outside right upper", fontsize=SMALL)
-    saved(figure, path)
-
-
-def saved(figure: Figure, path: Path) -> None:
+def save_figure(figure: Figure, path: Path) -> None:
     """Save a figure.
 
     Raises:
@@ -409,12 +349,12 @@ def saved(figure: Figure, path: Path) -> None:
         raise UserError(f"{path}: {error}") from error
 
 
-def _wide() -> tuple[Figure, "Axes"]:
+def wide_axes() -> tuple[Figure, "Axes"]:
     figure = Figure((WIDTH, 5.0), dpi=DPI, layout="constrained")
     return figure, figure.subplots()
 
 
-def _look(i: int) -> dict[str, Any]:
+def line_style(i: int) -> dict[str, Any]:
     """The line style of config ``i``, which differs from the other configs and the frontier."""
     return {
         "color": COLOURS[i % len(COLOURS)],
@@ -422,7 +362,9 @@ def _look(i: int) -> dict[str, Any]:
     }
 
 
-def _finish(figure: Figure, axes: "Axes", run: Run, path: Path, shared: Sequence[Artist]) -> None:
+def finish_axes(
+    figure: Figure, axes: "Axes", run: Run, path: Path, shared: Sequence[Artist]
+) -> None:
     by_token = run.model.predicts in ("tokens", "token_classes")
     per = "token" if by_token else run.model.modality.removesuffix("s")
     axes.set_ylabel(f"validation loss (nats per {per})")
@@ -430,4 +372,4 @@ def _finish(figure: Figure, axes: "Axes", run: Run, path: Path, shared: Sequence
     handles = [*axes.get_legend_handles_labels()[0], *shared]
     # Below the axes, so that many entries cover no lines and leave the width to them.
     figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=SMALL)
-    saved(figure, path)
+    save_figure(figure, path)

@@ -5,19 +5,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import jax
+
 from jaxgrow.axes import kind
 from train.config.experiment import Experiment
 from train.data.workers import cores
-from train.extras.aot.machines import present
 from train.plan.methods import Growing, Scratch, VCycle
 from train.plan.training import Train
 from train.store.workdir import Workdir
 
 SAME_COST = 0.03  # two runs have the same cost if it differs by less than this fraction
-# A small model on a CPU reaches this many FLOPs per second and core, and a large one on an accelerator
-# this part of the published speed.
-CORE = 2e10
-REACHED = 0.3
+CORE = 2e10  # a small model on a CPU reaches this many FLOPs per second and core
 # Seconds of a CPU to compile the programs of one model, and to start.
 PROGRAMS = 12.0
 START = 10.0
@@ -64,7 +62,7 @@ class Upcoming:
         return f"run {number} of {count * len(names)}: {self.titles()[experiment.name]}{with_seed}"
 
     def first_line(self, workdir: Path) -> str:
-        """Return one line with the number of runs, their names, and about how long they take."""
+        """Return one line with the number of runs, their names and, on a CPU, about how long they take."""
         count = len(self.experiments) * len(self.seeds)
         several = f" ({len(self.seeds)} seeds each)" if len(self.seeds) > 1 else ""
         left = [
@@ -74,13 +72,15 @@ class Upcoming:
             if not Workdir(workdir / f"{e.name}-seed{seed}").finished
         ]
         names = "; ".join(self.titles().values())
-        return f"{count} run{'s' * (count > 1)}{several}, {_duration(self._seconds(left))}: {names}"
+        # How long an accelerator takes depends on the model more than on its published speed.
+        time = f", {_duration(self._seconds(left))}" if jax.default_backend() == "cpu" else ""
+        return f"{count} run{'s' * (count > 1)}{several}{time}: {names}"
 
     def _seconds(self, left: Sequence[Experiment]) -> float:
         begun = {e.name: 1 - n / e.steps for e, n in zip(self.shorter, self.shared, strict=True)}
         cost = sum(e.cost * begun.get(e.name, 1.0) for e in left)
         models = {str(phase.config) for e in left for phase in e.plan if isinstance(phase, Train)}
-        return cost / _speed() + PROGRAMS * len(models) + START
+        return cost / (CORE * cores()) + PROGRAMS * len(models) + START
 
 
 def _described(e: Experiment) -> str:
@@ -96,14 +96,6 @@ def _described(e: Experiment) -> str:
             part = parts["layers"]
             return f"{WORDS.get(part, f'{part:.0%}')} of the layers first"
     return e.name
-
-
-def _speed() -> float:
-    """Return roughly how many FLOPs per second the devices reach."""
-    machine = present()
-    if machine.chip.flops:
-        return REACHED * machine.chip.flops * len(machine.devices)
-    return CORE * cores()
 
 
 def _duration(seconds: float) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jaxgrow.tables import markdown
+from jaxgrow.tables import markdown, short_count
 from jaxgrow.typed import made
 from train.common.errors import UserError
 from train.extras.advice.fits import Fit, Measured, fit
@@ -92,7 +92,7 @@ class Evidence(Setting):
     @property
     def told(self) -> str:
         """The saving, its setting and its source, in words."""
-        where = f"{self.family}, {self.optimizer}, {amount(self.parameters)} parameters"
+        where = f"{self.family}, {self.optimizer}, {short_count(self.parameters)} parameters"
         seeds = (
             "reported"
             if self.baseline == "reported"
@@ -135,16 +135,6 @@ class Frontier(Setting):
         """
         losses = [-each[seed] for each in self.losses]
         return float(np.exp(np.interp(-loss, losses, np.log(self.flops))))
-
-
-def amount(count: float) -> str:
-    """A number with its unit as text, such as ``"94 K"``."""
-    for unit, size in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
-        value = count / size
-        if value >= 0.9995:  # a smaller value rounds to at most 999 of the next unit
-            # From 99.5 on, two digits would be written as 1e+02.
-            return f"{value:.2g} {unit}" if value < 99.5 else f"{value:.0f} {unit}"
-    return f"{count:.3g}"
 
 
 @cache
@@ -302,7 +292,7 @@ def summary(folder: str) -> str:
     body = [
         [
             f"[{e.name}]({Path(e.page).relative_to(folder)})",
-            f"{FAMILIES.get(e.family, e.family)}, {amount(e.parameters)}",
+            f"{FAMILIES.get(e.family, e.family)}, {short_count(e.parameters)}",
             e.optimizer,
             f"{e.tokens_per_parameter:.0f}",
             str(e.seeds),
