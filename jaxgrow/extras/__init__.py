@@ -4,6 +4,7 @@
 """
 
 EXTRAS: dict[str, dict[str, str]] = {
+    "attention kernel": dict.fromkeys(("cudnn", "ring", "splash"), "jaxgrow.extras.models.kernels"),
     "model family": {
         "CaiTConfig": "jaxgrow.extras.models.cait",
         "DeBERTaConfig": "jaxgrow.extras.models.deberta",
