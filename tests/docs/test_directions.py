@@ -4,6 +4,7 @@ import ast
 from pathlib import Path
 
 import pytest
+from structure import is_extra
 
 ROOT = Path(__file__).parents[2]
 FILES = [
@@ -34,28 +35,6 @@ ENTRIES = {"cli", "__init__", "__main__"}
 # The folders of the trainer. A folder imports only folders to the left of it. What lies outside of
 # the folders are commands and their arguments, which import all of them.
 FLOORS = ("common", "data", "state", "plan", "step", "config", "store", "run", "analysis")
-# The commands that are extras; the other extras lie in the folders `extras`.
-EXTRA_COMMANDS = (
-    "advise",
-    "evaluate",
-    "finetune",
-    "generate",
-    "ligo_maps",
-    "predict",
-    "preflight",
-    "race",
-    "scaling",
-    "sweep",
-    "tokenizer",
-    "variance",
-)
-
-
-def is_extra(parts: tuple[str, ...]) -> bool:
-    """Return whether the parts of a module's name are those of an extra."""
-    return "extras" in parts or (
-        parts[0] == "train" and parts[1:2] in [(c,) for c in EXTRA_COMMANDS]
-    )
 
 
 def imported(code: str) -> set[tuple[str, ...]]:
