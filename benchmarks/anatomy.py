@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run from anywhere, install
 from benchmarks.common import environment, parser, save
 from jaxgrow.axes import LAYERS, cut, leaves, role
 from jaxgrow.layerdrop import layer_sensitivity
-from train.data.batches import next_tokens
 from train.data.formats import text
+from train.data.windows import next_tokens
 from train.state.model import TrainState, loss
 from train.state.pretrained import opened
 

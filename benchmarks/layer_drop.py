@@ -32,7 +32,7 @@ from jaxgrow import flops
 from jaxgrow.layerdrop import KeepMask
 from jaxgrow.models import GPT2Config
 from jaxgrow.tables import aligned
-from train.data.batches import next_tokens
+from train.data.windows import next_tokens
 from train.state.model import TrainState, loss
 from train.state.optim import Optim, transformation
 

@@ -22,7 +22,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run from anywhere, install
 
 from benchmarks.common import alternate, environment, parser, ratios, save, shown, summary
 from jaxgrow.tables import aligned
-from train.data.batches import Stream, Windows, training
+from train.data.batches import Stream, training
+from train.data.windows import Windows
 from train.extras.images.augment import DEIT
 from train.extras.images.images import Images, images
 

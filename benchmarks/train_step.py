@@ -102,7 +102,7 @@ def start_jax(size: dict[str, Any], batch: int) -> None:
     import jax
 
     from jaxgrow.models import GPT2Config
-    from train.data.batches import next_tokens
+    from train.data.windows import next_tokens
     from train.state.mesh import Mesh
     from train.state.model import TrainState
     from train.state.optim import Optim, transformation

@@ -36,7 +36,8 @@ from train.common.errors import UserError
 from train.config import experiment as config
 from train.config.experiment import as_json
 from train.data import text as data
-from train.data.batches import Windows, next_tokens, probe, validation
+from train.data.batches import probe, validation
+from train.data.windows import Windows, next_tokens
 from train.plan import modifiers
 from train.plan.keep_masks import CHUNK, KeepMasks
 from train.plan.lifetimes import live

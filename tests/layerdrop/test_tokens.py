@@ -22,7 +22,7 @@ from jaxgrow.models.gpt2 import GPT2Block
 from jaxgrow.models.stack import KeptTokens
 from jaxgrow.optim.freeze import Freeze
 from train import pretrain
-from train.data.batches import next_tokens
+from train.data.windows import next_tokens
 from train.plan import modifiers
 from train.plan.methods import GrowTo, TrainStage
 from train.plan.modifiers import DropLayers, DropTokens, FreezeParts

@@ -20,7 +20,7 @@ from jaxgrow import flops, grow
 from jaxgrow.axes import axis, is_names
 from jaxgrow.operators import fpi, interleave, stack, zero_pad
 from jaxgrow.operators.ligo import LiGO, init_coefficients, learned_growth
-from train.data.batches import next_tokens
+from train.data.windows import next_tokens
 from train.state.assembly import ByMaps
 from train.state.model import TrainState, loss, parameters
 

@@ -27,7 +27,7 @@ from train import generate, pretrain
 from train.common import hosts
 from train.config.experiment import Experiment, check, load
 from train.config.overrides import overridden
-from train.data import batches, text
+from train.data import text
 from train.data.text import Data, training_text
 from train.extras.advice.fits import Measured, fit
 from train.extras.evaluation.benchmarks import Benchmarks
@@ -46,7 +46,7 @@ TEXT = "abcd efgh\n" * 40
 
 def read(experiment: Experiment) -> Any:
     """Read the data of an experiment."""
-    return batches.sources(experiment.data, experiment.model)
+    return experiment.data.sources(experiment.model)
 
 
 def setting(

@@ -363,6 +363,9 @@ SUBJECTS |= {
 
 ROWS: dict[str, Row] = {
     "train/data/formats.py::_of_tfds": attacked("prepared dataset"),
+    "train/data/text.py::save_tokenizer": ours(
+        "it writes a file with a random name, which it creates, and renames it"
+    ),
     "train/extras/images/images.py::_mapped": ours(_CACHE),
     "train/extras/images/images.py::_folder": attacked("images", "tar of images", "zip of images"),
     "train/extras/images/images.py::_decode": ours(_CACHE),

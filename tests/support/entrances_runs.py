@@ -26,7 +26,6 @@ from train.common.files import read_arrays, write_arrays, write_json
 from train.data.text import tokenizer
 from train.extras import adapting, trackers
 from train.extras.evaluation import published, tasks
-from train.state import heads
 from train.store import intact, origin, recorder, workdir
 from train.store.checkpoint import Checkpoints
 from train.store.workdir import Workdir
@@ -236,9 +235,6 @@ SUBJECTS: dict[str, Subject] = {
     "result.json of a plan": Subject(
         _run("result.json"), lambda folder: show.row(str(folder / "run")), harmless=LINKED
     ),
-    "result.json of a head": Subject(
-        _run("result.json"), lambda folder: heads.learned(folder / "run"), harmless=LINKED | HEAD
-    ),
     "compare.json": Subject(
         _compared,
         lambda folder: scaling.measured(f"a={folder / 'compare.json'}"),
@@ -378,8 +374,6 @@ ROWS: dict[str, Row] = {
     "train/store/workdir.py::Workdir.copy_board": attacked("events to copy"),
     "train/store/recorder.py::_continued": attacked("log to continue"),
     "train/extras/trackers.py::opened": attacked("trackers.json"),
-    "train/store/handover.py::_of_task": ours(PARTS),
-    "train/store/handover.py::_save": ours(PARTS),
     "train/store/handover.py::write_card": ours(PARTS),
     "train/extras/trackers.py::TensorBoard.__init__": attacked("events to continue"),
     "train/store/workdir.py::Workdir.config": attacked("config.json"),
@@ -390,7 +384,6 @@ ROWS: dict[str, Row] = {
     "train/store/workdir.py::Workdir.params": attacked("array of a run"),
     "train/store/workdir.py::Workdir.keep_inputs": ours(PARTS),
     "train/store/workdir.py::load": attacked("array of a run"),
-    "train/state/heads.py::_of_older_run": attacked("result.json of a head"),
     "train/extras/evaluation/tasks.py::evaluate_tasks": attacked("text to evaluate"),
     "train/extras/evaluation/tasks.py::_learned": attacked("tokenizer_config.json to evaluate"),
     "train/finetune.py::main": ours(NAMED),

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from train.common.errors import UserError
-from train.data.batches import Windows, training, validation
+from train.data.batches import training, validation
+from train.data.windows import Windows
 
 NUMBERS = np.arange(101)
 WINDOWS = Windows(NUMBERS, 4)  # 25 windows
@@ -169,7 +170,8 @@ def test_workers_change_no_sample_and_no_state():
 
 SCRIPT = """
 import multiprocessing, time, numpy as np
-from train.data.batches import Windows, training
+from train.data.batches import training
+from train.data.windows import Windows
 if __name__ == "__main__":
     source = Windows(np.arange(101), 4)
     source.workers = 1

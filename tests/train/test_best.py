@@ -21,7 +21,6 @@ from train.extras.labelled.supervised import score
 from train.extras.labelled.task import Labelled
 from train.plan.best import Best
 from train.plan.methods import FineTune
-from train.run import trainer
 from train.run.trainer import run
 from train.store.workdir import Workdir, load
 
@@ -77,11 +76,11 @@ def test_the_metric_selects_the_result(home, tmp_path, monkeypatch, capsys, chan
     accuracy, f1 = [0.1, 0.3, 0.5, 0.5, 0.2, 0.4], [0.6, 0.9, 0.6, 0.7, 0.6, 0.6]
     seen = []
 
-    def validated(data, config, params, mesh):
+    def scores(data, config, params, mesh):
         seen.append(jax.device_get(params))
         return {"accuracy": accuracy[len(seen) - 1], "macro_f1": f1[len(seen) - 1]}
 
-    monkeypatch.setattr(trainer, "validated", validated)
+    monkeypatch.setattr(Labelled, "scores", scores)
     data = Labelled("table", str(table(tmp_path / "rows.tsv")), length=14)
     run(
         experiment(home, Best(by, evaluations=6), 1e-2, data=data, **CHANGES[changes]),

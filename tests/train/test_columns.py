@@ -10,7 +10,6 @@ import pytest
 
 from jaxgrow.models import GPT2Config
 from train.common.errors import UserError
-from train.data.batches import sources
 from train.data.text import Data, tokens, training_text
 
 TEXTS = ["one", None, "zwei ä", "three"]
@@ -155,8 +154,8 @@ def test_the_model_needs_a_vocabulary_for_all_ids(tmp_path):
     data = Data("tokens", str(tmp_path), cache=str(tmp_path / "cache"), tokenizer="none")
     sizes: Any = dict(context=8, layers=1, embed=8, heads=1, head_dim=8, mlp=8)
     with pytest.raises(UserError, match=r"largest id of the tokens is 299.*model\.vocab to 300"):
-        sources(data, GPT2Config(vocab=256, **sizes))
-    assert len(sources(data, GPT2Config(vocab=300, **sizes))[0]) == 37
+        data.sources(GPT2Config(vocab=256, **sizes))
+    assert len(data.sources(GPT2Config(vocab=300, **sizes))[0]) == 37
     with pytest.raises(UserError, match="has no text"):
         next(training_text(data))
 

@@ -21,8 +21,9 @@ from train import pretrain
 from train.common.errors import UserError
 from train.config.overrides import overridden
 from train.data import formats
-from train.data.batches import Windows, named_sources, report, shapes, sources, training, validation
+from train.data.batches import training, validation
 from train.data.text import Data, tokens
+from train.data.windows import Windows
 from train.extras.images.images import Images
 from train.extras.labelled.task import Labelled
 from train.plan.methods import Growing, GrowTo, Inherit, Learned, Scratch
@@ -59,7 +60,7 @@ def test_documents_begin_where_the_corpus_says(data):
     found = tokens(data)
     assert split(found.train, found.begins[0]) == [t.encode() + b"\0" for t in DOCUMENTS]
     assert split(found.valid, found.begins[1]) == [t.encode() + b"\0" for t in DOCUMENTS[:15]]
-    (line,) = (line for line in report(data) if "attention stops" in line)
+    (line,) = (line for line in data.report() if "attention stops" in line)
     assert "ends of 45 training documents; their last tokens predict nothing" in line
     assert tokens(replace(data, attend="row")).train.filename == found.train.filename  # type: ignore[attr-defined]
 
@@ -117,7 +118,7 @@ def test_a_file_of_tokens_is_divided_although_its_pieces_are_read_one_by_one(tmp
     data = Data("tokens", str(tmp_path), cache=str(tmp_path / "cache"), attend="document")
     assert tokens(data).begins[0].tolist() == [0, 3, 8, 9]
     with pytest.raises(UserError, match="has no effect, because the training text is one document"):
-        report(replace(data, tokenizer="none"))
+        replace(data, tokenizer="none").report()
 
 
 @pytest.mark.parametrize("length", [1, 4, 7, 100])
@@ -126,7 +127,7 @@ def test_windows_have_the_documents_of_their_tokens(data, length, masked):
     model = replace(BERT if masked else runs.MODEL, context=length)
     corpus = tokens(data)
     number = np.cumsum(np.isin(np.arange(len(corpus.train)), corpus.begins[0]))
-    for i in range(len(source := sources(data, model)[0])):
+    for i in range(len(source := data.sources(model)[0])):
         inputs, targets = source.sample(i, np.random.default_rng(0))
         own = number[i * length : (i + 1) * length + 1]
         assert inputs["segments"].tolist() == (own[:length] - own[0]).tolist()
@@ -134,7 +135,7 @@ def test_windows_have_the_documents_of_their_tokens(data, length, masked):
             assert inputs["weights"].tolist() == (own[1:] == own[:-1]).tolist()
             plain = Windows(corpus.train, length).sample(i, np.random.default_rng(0))
             chex.assert_trees_all_equal((inputs["tokens"], targets), plain)
-    expected, found = shapes(data, model, 1), jax.tree.map(lambda x: x[None], (inputs, targets))
+    expected, found = data.shapes(model, 1), jax.tree.map(lambda x: x[None], (inputs, targets))
     chex.assert_trees_all_equal_shapes_and_dtypes(found, expected)
 
 
@@ -171,7 +172,7 @@ def summed(model: TrainState, batch: Any) -> jax.Array:
 def test_every_division_of_a_batch_trains_alike(data, how, accumulate, mesh):
     """Micro-batches and devices have different numbers of targets."""
     tx = optax.with_extra_args_support(optax.identity())
-    batch = next(training(sources(data, runs.MODEL)[0], 16, 0))
+    batch = next(training(data.sources(runs.MODEL)[0], 16, 0))
     params = runs.fresh(runs.MODEL)
     alone = TrainState(params, tx.init(params), runs.MODEL)
     value, grads = jax.jit(jax.value_and_grad(lambda p: summed(replace(alone, params=p), batch)))(
@@ -203,7 +204,7 @@ def test_a_run_validates_by_documents_and_cannot_change_it_on_resume(data, tmp_p
     assert programs.step.cache_info().misses - before <= 1
     assert "attention stops at the ends of 45 training documents" in capsys.readouterr().err
     model = TrainState(load(tmp_path / "run"), None, runs.MODEL)
-    batches = validation(sources(data, runs.MODEL)[1], one.batch, one.eval_batches)
+    batches = validation(data.sources(runs.MODEL)[1][""], one.batch, one.eval_batches)
     joined = jax.tree.map(lambda *x: np.concatenate(x), *batches)
     assert result["val_loss"] == pytest.approx(float(summed(model, joined)), rel=1e-5)
     assert result["tokens"] == 8 * 8 * 8  # the last tokens of documents count
@@ -274,7 +275,7 @@ def batch_rows(batch: Any) -> list[tuple[bytes, ...]]:
 
 def test_the_rows_of_a_mixture_stop_at_the_documents_of_their_source(two_sources):
     data, texts = two_sources
-    train, sets = named_sources(data, runs.MODEL)
+    train, sets = data.sources(runs.MODEL)
     low, high = (windows_of(texts[name], runs.MODEL.context) for name in ("low", "high"))
     stream = training(train, 10, 0)
     rows = [row for _ in range(12) for row in batch_rows(next(stream))]
@@ -300,7 +301,7 @@ def test_a_run_on_a_mixture_validates_by_documents_and_resumes_exactly(
     said = capsys.readouterr().err
     assert said.count("attention stops at the ends of 90 training documents") == 1
     model = TrainState(load(tmp_path / "whole"), None, runs.MODEL)
-    for name, source in named_sources(two_sources[0], runs.MODEL)[1].items():
+    for name, source in two_sources[0].sources(runs.MODEL)[1].items():
         batches = validation(source, experiment.batch, experiment.eval_batches)
         joined = jax.tree.map(lambda *x: np.concatenate(x), *batches)
         assert result[f"val_loss/{name}"] == pytest.approx(float(summed(model, joined)), rel=1e-5)
@@ -318,14 +319,14 @@ def test_sources_and_validation_sets_may_be_one_document_unless_all_sources_are(
         path.write_text(name * 90)
     for path in ({str(one): 1, str(tmp_path / "low.jsonl"): 2}, str(tmp_path / "low.jsonl")):
         some = replace(data, path=path, valid_path={"two": str(two), "three": str(three)})
-        train, sets = named_sources(some, runs.MODEL)
+        train, sets = some.sources(runs.MODEL)
         inputs, _ = next(training(train, 8, 0))
         assert inputs["segments"].any() and len(sets["three"]) == 11
         assert not any(
             sets["two"].sample(i, np.random.default_rng(0))[0]["segments"].any() for i in range(11)
         )
     with pytest.raises(UserError, match=r"training text is one document: set data.attend=row"):
-        report(replace(data, path=[str(one), str(two)], valid_path=str(three)))
+        replace(data, path=[str(one), str(two)], valid_path=str(three)).report()
 
 
 # --- refusals ---
@@ -335,14 +336,14 @@ def test_data_without_documents_and_models_without_segments_are_refused(data, tm
     (tmp_path / "one.txt").write_text("abc" * 30)
     alone = replace(data, path=str(tmp_path / "one.txt"), valid_path=str(tmp_path / "one.txt"))
     with pytest.raises(UserError, match=r"the training text is one document: set data.attend=row"):
-        report(alone)
+        alone.report()
     assert len(tokens(replace(alone, attend="row")).train)
 
     class Other(GPT2Config):
         segments = False
 
     with pytest.raises(UserError, match=r"attention of a Other cannot stop at .*data\.attend=row"):
-        sources(data, Other(**dataclasses.asdict(runs.MODEL)))
+        data.sources(Other(**dataclasses.asdict(runs.MODEL)))
     for other in (Images(), Labelled("cola", str(tmp_path), length=8)):
         with pytest.raises(UserError, match="attend"):
             overridden(runs.experiment(tmp_path, data=other), ["data.attend=document"])

@@ -19,7 +19,6 @@ from train.common.errors import UserError
 from train.config.effect import conditions, refuse_unused
 from train.config.experiment import Experiment, as_json, load
 from train.config.resuming import class_of
-from train.data.batches import sources
 from train.data.text import Data
 from train.extras.images.augment import Augment
 from train.extras.images.images import Images
@@ -214,7 +213,8 @@ def read(data: Any, model: Config) -> str:
     """Return samples of the data for training and validation."""
     if unused(runs_with(data=data, model=model)):
         raise ValueError("refused")
-    train, valid, *_ = sources(data, model)
+    train, sets = data.sources(model)
+    valid = next(iter(sets.values()))
     samples = [train.sample(i, np.random.default_rng(i)) for i in range(min(40, len(train)))]
     return f"{len(train)}{len(valid)}{samples}"
 

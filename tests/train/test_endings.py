@@ -62,7 +62,7 @@ def ended(process: subprocess.Popen) -> tuple[int, str]:
     ("at", "number", "says"),
     [
         (
-            "train.data.batches:named_sources",
+            "train.data.text:Data.sources",
             "SIGTERM",
             "stopped by SIGTERM; the same command continues",
         ),

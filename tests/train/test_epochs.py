@@ -10,7 +10,6 @@ import runs
 from train import compare, preflight, pretrain, show, sweep
 from train.common.errors import UserError, exits_cleanly
 from train.config.experiment import load, with_steps
-from train.data.batches import sources
 from train.plan.training import Train
 from train.run.trainer import run
 from train.store.workdir import Workdir
@@ -34,7 +33,7 @@ def by_epochs(folder, epochs=2.0, **changes):
 def test_the_steps_follow_from_the_corpus(tmp_path, files):
     experiment = by_epochs(tmp_path)
     runs.corpus(tmp_path, files)
-    samples = len(sources(experiment.data, experiment.model)[0])
+    samples = len(experiment.data.sources(experiment.model)[0])
     found = with_steps(experiment)
     assert (found.steps, found.epochs) == (round(2 * samples / experiment.batch), None)
     assert with_steps(found) == found
@@ -108,7 +107,7 @@ def test_without_the_corpus_the_way_out_is_a_number_of_steps(tmp_path, monkeypat
 
 def test_commands_that_do_not_train_leave_the_corpus_alone(tmp_path, monkeypatch, capsys):
     config = runs.script(tmp_path, by_epochs(tmp_path))
-    monkeypatch.setattr("train.data.batches.sources", None)
+    monkeypatch.setattr("train.data.text.Data.sources", None)
     assert command(monkeypatch, pretrain, config, "--show") == 0
     assert "2.0" in capsys.readouterr().out
     for of, *asked in ((preflight, "--on", "cpu:1"), (show, "--out", tmp_path / "plan.svg")):

@@ -32,7 +32,7 @@ from train.extras.evaluation.tasks import evaluate_tasks
 from train.extras.images.images import Images
 from train.extras.labelled import glue
 from train.extras.labelled.downstream import FineTuning
-from train.extras.labelled.supervised import outputs, prepared, score
+from train.extras.labelled.supervised import outputs, score
 from train.extras.labelled.task import Labelled
 from train.extras.labelled.tuning import best_rate, tune_model
 from train.plan.training import Train
@@ -365,7 +365,7 @@ def test_the_exported_tokenizer_frames_texts_as_in_training(learned, home, tmp_p
         for name in ("config.json", "tokenizer_config.json")
     )
     experiment = tuning(home / "cola").of(home / "gpt2", 1e-2, 0)
-    examples = prepared(experiment.data, experiment.model).valid["dev"]
+    examples = experiment.data.prepared(experiment.model).valid["dev"]
     texts = glue.from_files(glue.TASKS["cola"], home / "cola")["dev"].texts[0]
     for i, text in enumerate(texts):
         sample = examples.sample(i, np.random.default_rng(0))[0]
@@ -382,7 +382,7 @@ def test_transformers_gives_the_logits_of_what_was_fine_tuned(learned, home, tmp
     runs.export(learned[0], tmp_path / "hf")
     theirs = hf.AutoModelForSequenceClassification.from_pretrained(tmp_path / "hf").eval()
     experiment = tuning(home / "cola").of(home / "gpt2", 1e-2, 0)
-    examples = prepared(experiment.data, experiment.model).valid["dev"]
+    examples = experiment.data.prepared(experiment.model).valid["dev"]
     samples = [
         examples.sample(i, np.random.default_rng(0))[0]["tokens"] for i in range(len(examples))
     ]
@@ -440,7 +440,7 @@ def test_models_of_something_else_are_refused(home, tmp_path):
         image=8, patch=4, channels=1, classes=3, layers=1, embed=8, heads=1, head_dim=8, mlp=8
     )
     orbax.export(tmp_path / "vit", vit, runs.fresh(vit))
-    with pytest.raises(UserError, match="a ViTConfig cannot be trained on Labelled"):
+    with pytest.raises(UserError, match="a ViTConfig cannot take Labelled"):
         tuning(home / "cola").of(tmp_path / "vit", 1e-3, 0)
     with pytest.raises(UserError, match=r"the model in .* predicts tokens: fine-tune it first"):
         score(home / "gpt2", Labelled("cola", str(home / "cola"), length=14))

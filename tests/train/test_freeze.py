@@ -20,7 +20,7 @@ from jaxgrow.extras.models.cait import CaiTConfig
 from jaxgrow.models import BERTConfig, LlamaConfig, ViTConfig
 from jaxgrow.optim.freeze import Freeze, hold_frozen
 from train import pretrain
-from train.data.batches import next_tokens
+from train.data.windows import next_tokens
 from train.plan.methods import GrowTo, TrainStage
 from train.plan.modifiers import FreezeParts
 from train.plan.training import Train

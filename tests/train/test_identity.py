@@ -105,7 +105,7 @@ def test_other_data_are_refused_and_both_named(run, tmp_path, change):
     experiment, folder = run
     began = json.loads((folder / "config.json").read_text())["corpus"]
     data = replace(experiment.data, **change(experiment.data, tmp_path))
-    here = batches.identity(data, runs.MODEL)
+    here = data.identity(runs.MODEL)
     before = contents(folder)
     with pytest.raises(
         UserError,
@@ -140,7 +140,7 @@ def test_the_same_data_elsewhere_and_touched_are_the_same(run, tmp_path):
         experiment.data, path=str(elsewhere), tokenizer=tokenizer, cache=str(tmp_path / "another")
     )
     result = pretrain.run(replace(experiment, data=moved), folder)
-    assert result["corpus"] == batches.identity(moved, runs.MODEL) | {"evaluated": 16}
+    assert result["corpus"] == moved.identity(runs.MODEL) | {"evaluated": 16}
     assert result["steps"] == 8
     again = replace(moved, path=str(shutil.copytree(elsewhere, tmp_path / "again")))
     assert pretrain.run(replace(experiment, data=again), folder) == result
@@ -156,14 +156,14 @@ def test_the_embedded_corpus_says_of_which_python_it_is(tmp_path, monkeypatch):
         (library / f"{i}.py").write_text("pass\n" * (i + 1))
     monkeypatch.setattr("sysconfig.get_path", lambda _: str(library))
     data = replace(runs.experiment(tmp_path).data, source="stdlib", valid_fraction=0.5)
-    found = batches.identity(data, runs.MODEL)
+    found = data.identity(runs.MODEL)
     assert (found["name"], found["tokenizer"], found["python"]) == (
         "stdlib",
         "bytes",
         platform.python_version(),
     )
     (library / "3.py").write_text("another patch")
-    other = batches.identity(data, runs.MODEL)
+    other = data.identity(runs.MODEL)
     assert other["valid"] != found["valid"] and other["train"] == found["train"]
 
 
@@ -191,6 +191,6 @@ def test_images_are_known_by_their_pixels_classes_and_split(tmp_path):
     (moved / "zebra").rename(moved / "ant")
     picture(77).save(moved / "ant" / "0.png")
     assert what(known(str(moved))) != what(first)
-    digits = what(batches.identity(Images(), runs.MODEL))
-    other = what(batches.identity(Images(valid_fraction=0.5), runs.MODEL))
+    digits = what(Images().identity(runs.MODEL))
+    other = what(Images(valid_fraction=0.5).identity(runs.MODEL))
     assert digits != other and digits != what(first)

@@ -17,7 +17,7 @@ from counting import products
 from jaxgrow import flops
 from jaxgrow.models import BERTConfig, LlamaConfig, ViTConfig
 from train import pretrain
-from train.data.batches import next_tokens
+from train.data.windows import next_tokens
 from train.plan.lifetimes import after, live, shapes
 from train.plan.methods import Inherit, TrainStage
 from train.plan.modifiers import PhaseStart, Teacher, divergence

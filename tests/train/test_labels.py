@@ -1,7 +1,6 @@
 """Heads record their tasks, and labels are matched by name."""
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from jaxgrow import checkpoints, operators
 from jaxgrow.checkpoints import open_checkpoint, save
 from jaxgrow.checkpoints.hf.labels import Head, head, named
 from train.common.errors import UserError
-from train.extras.labelled.supervised import outputs, prepared, score
+from train.extras.labelled.supervised import outputs, score
 from train.extras.labelled.task import Labelled
 from train.extras.labelled.tuning import tune_model
 from train.state.heads import keeps, learned, order
@@ -57,21 +56,10 @@ def test_a_run_records_its_task_for_later_checkpoints(run, tmp_path):
     assert learned(tmp_path / "again") == expected
 
 
-def test_the_head_of_an_older_run_is_known_by_its_config(run, tmp_path):
-    record = json.loads((run / "jaxgrow.json").read_text())
-    for file in ("config.json", "result.json"):  # links out of the folder are not read
-        shutil.copy(run / file, tmp_path / file)
-    shutil.copytree(run / "params", tmp_path / "params")
-    (tmp_path / "jaxgrow.json").write_text(
-        json.dumps({k: v for k, v in record.items() if k != "head"})
-    )
-    assert learned(tmp_path) == Head("cola")
-
-
 def test_outputs_do_not_need_the_kernel_of_the_training(run, home):
     source = open_checkpoint(run)
     data = Labelled("cola", str(home / "cola"), length=14)
-    examples = next(iter(prepared(data, source.config).valid.values()))
+    examples = next(iter(data.prepared(source.config).valid.values()))
     mesh = Mesh().over(jax.devices())
     params = source.shard(mesh)
     found, other = (

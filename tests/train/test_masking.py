@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from train.common.errors import UserError
-from train.data.masking import BYTES, MaskedWindows, Vocabulary, vocabulary
+from train.data.windows import BYTES, MaskedWindows, Vocabulary, vocabulary
 
 MASK, SPECIAL = 4, frozenset({0, 1, 4})
 WORDS = Vocabulary(50, MASK, SPECIAL)

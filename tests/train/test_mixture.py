@@ -19,11 +19,12 @@ from train.analysis.runs import Run
 from train.common.errors import UserError
 from train.config.experiment import as_json, load, with_steps
 from train.data import text
-from train.data.batches import Windows, named_sources, training
+from train.data.batches import training
 from train.data.corpora import corpora
 from train.data.mixed_paths import source_names
 from train.data.mixture import Mixture, as_shares, seed_of
 from train.data.text import Data, tokens
+from train.data.windows import Windows
 from train.extras.images.images import Images
 from train.extras.labelled.task import Labelled
 from train.plan.methods import Continue
@@ -348,7 +349,7 @@ def test_a_wrong_mixture_is_one_line(home, monkeypatch, case):
     config = runs.script(home, runs.experiment(home))
     with pytest.raises(UserError, match=says) as found:
         experiment = load(config, [f"data.path={given}"])
-        named_sources(experiment.data, experiment.model)
+        experiment.data.sources(experiment.model)
     assert "\n" not in str(found.value)
 
 
@@ -487,13 +488,13 @@ def test_folders_of_token_ids_are_mixed(home):
         "one": 0, "two": 300, "table": 700,
     }  # fmt: skip
     with pytest.raises(UserError, match=r"largest id of the tokens is 702, .* raise model\.vocab"):
-        named_sources(data, runs.MODEL)
+        data.sources(runs.MODEL)
 
 
 def test_masked_models_epochs_and_tokenizers_read_mixtures(home):
     data = settings(home, MIXED)
     bert = BERTConfig(vocab=256, context=8, layers=2, embed=8, heads=2, head_dim=4, mlp=16)
-    mixed, valid = named_sources(data, bert)
+    mixed, valid = data.sources(bert)
     inputs, _ = next(training(mixed, 4, 0))
     assert inputs["tokens"].shape == (4, 8) and [*valid] == ["low", "high"]
     experiment = runs.experiment(home, data=data, steps=0, epochs=2.0)

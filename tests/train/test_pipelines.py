@@ -32,7 +32,7 @@ from train.extras.images.images import Images, images
 from train.extras.labelled import glue, metrics
 from train.extras.labelled.downstream import FineTuning
 from train.extras.labelled.squad import TASKS, from_files
-from train.extras.labelled.task import Labelled, task
+from train.extras.labelled.task import Labelled
 from train.extras.labelled.tuning import tune_model
 
 hf, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
@@ -152,7 +152,7 @@ def test_pairs_of_texts_are_classified_as_the_run_reported(tmp_path, name):
     assert reported["accuracy"] > 0.6
     # The run and the pipeline read the same tokens, so the scores are equal for this reason.
     encoder = str(tmp_path / "model" / "tokenizer.json") if PAIRED[name][1] else "bytes"
-    valid = task(replace(data, tokenizer=encoder), config).valid["valid"]
+    valid = Labelled.prepared(replace(data, tokenizer=encoder), config).valid["valid"]
     for i, row in enumerate(rows):
         sample = valid.sample(i, np.random.default_rng(0))[0]
         theirs = classify.tokenizer(row["premise"], row["hypothesis"], truncation=True)

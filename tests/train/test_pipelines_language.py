@@ -71,7 +71,7 @@ def test_the_export_has_the_loss_and_the_accuracy_of_the_run(trained):
     experiment, _, result, folder, text = trained
     tokenizer, model = hf.AutoTokenizer.from_pretrained(folder), experiment.model
     end = tokenizer.sep_token_id if is_masked(experiment) else tokenizer.eos_token_id
-    source = batches.sources(experiment.data, model)[1]
+    source = experiment.data.sources(model)[1][""]
     tokens = np.array([*tokenizer(text, add_special_tokens=False)["input_ids"], end or 0])
     np.testing.assert_array_equal(source.tokens[: len(tokens)], tokens)
     found = []

@@ -15,7 +15,7 @@ import tiny
 
 from jaxgrow import grow, operators
 from jaxgrow.layerdrop import LayerDrop, TokenDrop
-from train.data.batches import next_tokens
+from train.data.windows import next_tokens
 from train.plan.dropout import DropUnits
 from train.plan.methods import Scratch, TrainStage
 from train.plan.modifiers import NOTHING, DropLayers, DropTokens, PhaseStart, Ramp

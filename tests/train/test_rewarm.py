@@ -13,7 +13,7 @@ import tiny
 
 from jaxgrow.growth.moments import clock
 from train import pretrain
-from train.data.batches import next_tokens
+from train.data.windows import next_tokens
 from train.plan.methods import GrowTo, TrainStage, VCycle
 from train.plan.modifiers import Rewarm
 from train.plan.training import Train

@@ -10,7 +10,7 @@ import runs
 
 from jaxgrow import flops
 from jaxgrow.layerdrop import TokenDrop
-from train.data.batches import next_tokens
+from train.data.windows import next_tokens
 from train.plan.methods import Growing, GrowTo, TrainStage
 from train.plan.modifiers import DropTokens, PhaseStart, ShortContext
 from train.plan.training import Train

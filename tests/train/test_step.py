@@ -19,7 +19,7 @@ import runs
 from jaxgrow.layerdrop import LayerDrop, Sensitivity
 from jaxgrow.models import LlamaConfig, modules, norms
 from train import pretrain
-from train.data.batches import next_tokens
+from train.data.windows import next_tokens
 from train.plan.methods import Scratch
 from train.plan.modifiers import DropLayers
 from train.state.mesh import AXIS, Mesh, put, rows

@@ -16,7 +16,7 @@ from train import predict
 from train.common.errors import UserError
 from train.config.overrides import overridden
 from train.extras.labelled import glue, metrics, table
-from train.extras.labelled.task import Labelled, task
+from train.extras.labelled.task import Labelled
 from train.extras.labelled.tuning import tune_model
 
 pytestmark = pytest.mark.extra
@@ -98,18 +98,18 @@ def data(path, **changes) -> Labelled:
     "kind", ["tsv", "csv", "jsonl", "tsv.gz", "parquet", "datasets", "classes"]
 )
 def test_every_format_gives_the_same_examples(tmp_path, kind):
-    made = task(data(written(tmp_path / kind, kind)), BERT)
+    made = Labelled.prepared(data(written(tmp_path / kind, kind)), BERT)
     assert (made.labels, made.classes, [*made.valid]) == (("bad", "good", "ugly"), 3, ["dev"])
     assert [int(made.train.sample(i, None)[1]) for i in range(4)] == [1, 0, 2, 1]
     assert (
         bytes(made.train.sample(0, None)[0]["tokens"].astype(np.uint8))[1:15] == b'The "cat", sat'
     )
-    plain = task(data(written(tmp_path / "plain", "tsv")), BERT)
+    plain = Labelled.prepared(data(written(tmp_path / "plain", "tsv")), BERT)
     assert {**made.identity, "name": ""} == {**plain.identity, "name": ""}
 
 
 def test_scores_are_accuracy_and_macro_f1_or_correlations(tmp_path):
-    made = task(data(written(tmp_path / "d", "tsv")), BERT)
+    made = Labelled.prepared(data(written(tmp_path / "d", "tsv")), BERT)
     right = np.eye(3)[[1, 0, 2, 1]]
     assert made.score("dev", right) == {"accuracy": 1.0, "macro_f1": 1.0}
     assert made.score("dev", np.eye(3)[[1, 1, 1, 1]]) == {
@@ -118,7 +118,7 @@ def test_scores_are_accuracy_and_macro_f1_or_correlations(tmp_path):
     }
     rows = [{"a": f"text {i}", "b": "x", "score": i / 7} for i in range(20)]
     (tmp_path / "numbers.csv").write_text(csv(rows))
-    numbers = task(
+    numbers = Labelled.prepared(
         data(tmp_path / "numbers.csv", text=("a", "b"), label="score", number=True), GPT2
     )
     assert (numbers.classes, len(numbers.train), len(numbers.valid["valid"])) == (1, 18, 2)
@@ -143,20 +143,24 @@ def test_labels_of_any_kind(tmp_path):
         (tmp_path / f"{name}.jsonl").write_text(
             jsonl([{"title": "x", "kind": v} for v in values * 4])
         )
-        assert task(data(tmp_path / f"{name}.jsonl"), BERT).labels == expected
+        assert Labelled.prepared(data(tmp_path / f"{name}.jsonl"), BERT).labels == expected
     ordered = data(written(tmp_path / "d", "tsv"), labels=("ugly", "bad", "good"))
-    assert task(ordered, BERT).train.targets.tolist() == [2, 1, 0, 2]
+    assert Labelled.prepared(ordered, BERT).train.targets.tolist() == [2, 1, 0, 2]
 
 
 def test_rows_that_judge_are_a_split_a_file_or_held_out(tmp_path):
     written(tmp_path / "d", "tsv")
     (tmp_path / "other.csv").write_text(csv(ROWS[:2]))
     assert (
-        len(task(data(tmp_path / "d", valid_path=str(tmp_path / "other.csv")), BERT).valid["valid"])
+        len(
+            Labelled.prepared(
+                data(tmp_path / "d", valid_path=str(tmp_path / "other.csv")), BERT
+            ).valid["valid"]
+        )
         == 2
     )
     (tmp_path / "many.tsv").write_text(tsv(ROWS * 25))
-    held = task(data(tmp_path / "many.tsv", valid_fraction=0.2), BERT)
+    held = Labelled.prepared(data(tmp_path / "many.tsv", valid_fraction=0.2), BERT)
     assert (len(held.train), len(held.valid["valid"])) == (80, 20)
 
 
@@ -204,7 +208,7 @@ def test_rows_that_judge_are_a_split_a_file_or_held_out(tmp_path):
 def test_errors_name_the_place_in_the_file(tmp_path, file, content, says):
     (tmp_path / file).write_text(content)
     with pytest.raises(UserError, match=says) as error:
-        task(data(tmp_path / file), BERT)
+        Labelled.prepared(data(tmp_path / file), BERT)
     assert "\n" not in str(error.value)
 
 
@@ -213,13 +217,13 @@ def test_folders_and_settings_that_mean_nothing(tmp_path):
     with pytest.raises(
         UserError, match=r"has no split train .*, only test.tsv; name a file in data.path"
     ):
-        task(data(tmp_path), BERT)
+        Labelled.prepared(data(tmp_path), BERT)
     with pytest.raises(UserError, match=r"the file or folder .*nowhere does not exist"):
-        task(data(tmp_path / "nowhere"), BERT)
+        Labelled.prepared(data(tmp_path / "nowhere"), BERT)
     with pytest.raises(ValueError, match="text must name one column or two"):
         data(tmp_path, text=())
     with pytest.raises(UserError, match="line 4: the label 'ugly' is not one of good, bad"):
-        task(data(tmp_path / "test.tsv", labels=("good", "bad")), BERT)
+        Labelled.prepared(data(tmp_path / "test.tsv", labels=("good", "bad")), BERT)
 
 
 def test_the_command_line_names_columns(tmp_path):
@@ -290,7 +294,7 @@ def test_a_label_that_is_not_a_number_is_missing(tmp_path):
     rows = [{"title": "a", "kind": kind} for kind in kinds]
     parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     with pytest.raises(UserError, match="row 3 has no label in column 'kind'; delete the row"):
-        task(data(tmp_path / "a.parquet"), BERT)
+        Labelled.prepared(data(tmp_path / "a.parquet"), BERT)
 
 
 PUBLISHED = {
@@ -343,7 +347,7 @@ def test_rows_of_cola_have_no_names(tmp_path):
 def test_signs_and_foreign_digits_are_names_of_labels(tmp_path):
     rows = [{"title": "a b", "kind": kind} for kind in ("--1", "²", "-1") * 4]
     (tmp_path / "a.tsv").write_text(tsv(rows))
-    assert task(data(tmp_path / "a.tsv"), BERT).labels == ("--1", "-1", "²")
+    assert Labelled.prepared(data(tmp_path / "a.tsv"), BERT).labels == ("--1", "-1", "²")
 
 
 # --- encodings ---
@@ -365,7 +369,7 @@ def test_files_of_another_encoding_are_refused_and_named(tmp_path, name, encodin
         (tmp_path / other).write_bytes(content.encode(encoding))
     path = tmp_path / file if name == "table" else tmp_path
     with pytest.raises(UserError, match=says) as error:
-        task(Labelled(name, str(path), text=("sentence",)), BERT)
+        Labelled.prepared(Labelled(name, str(path), text=("sentence",)), BERT)
     assert file in str(error.value)
 
 
@@ -375,12 +379,14 @@ def test_a_line_of_names_in_cola_is_explained(tmp_path):
         UserError,
         match=r"train.tsv, line 1: the label 'label' is not 0 or 1; the files of CoLA have no line",
     ):
-        task(Labelled("cola", saved(tmp_path, "cola", [header, "gj04\t1\t\tThe cat sat."])), BERT)
+        Labelled.prepared(
+            Labelled("cola", saved(tmp_path, "cola", [header, "gj04\t1\t\tThe cat sat."])), BERT
+        )
     with pytest.raises(
         UserError,
         match=r"line 1 has 2 columns.*; its first line looks like column names, but the files",
     ):
-        task(
+        Labelled.prepared(
             Labelled(
                 "cola", saved(tmp_path, "cola", ["sentence\tlabel", "gj04\t1\t\tThe cat sat."])
             ),

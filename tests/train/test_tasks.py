@@ -22,7 +22,7 @@ from train.common.errors import UserError
 from train.data.text import Data, tokens
 from train.extras.labelled import glue, metrics, squad
 from train.extras.labelled.encoding import Encoder, truncated
-from train.extras.labelled.task import NAMES, Labelled, Prepared, task
+from train.extras.labelled.task import NAMES, Labelled, Prepared
 
 pytestmark = pytest.mark.extra
 
@@ -189,8 +189,10 @@ def test_published_files(tmp_path, name):
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_compressed_files_of_other_systems_hold_the_same(tmp_path, suffix, end):
     rows = ["a \u2028\x0b\x85 line\t1", 'unclosed " quote\t0']
-    plain = task(Labelled("sst2", saved(tmp_path / "a", "sst2", rows)), BERT)
-    other = task(Labelled("sst2", saved(tmp_path / "b", "sst2", rows, suffix, end)), BERT)
+    plain = Labelled.prepared(Labelled("sst2", saved(tmp_path / "a", "sst2", rows)), BERT)
+    other = Labelled.prepared(
+        Labelled("sst2", saved(tmp_path / "b", "sst2", rows, suffix, end)), BERT
+    )
     assert len(plain.train) == 2 and plain.identity == other.identity
 
 
@@ -198,7 +200,10 @@ def test_colas_own_file_names(tmp_path):
     saved(tmp_path, "cola")
     for part in ("train", "dev"):
         (tmp_path / f"{part}.tsv").rename(tmp_path / f"in_domain_{part}.tsv")
-    assert task(Labelled("cola", str(tmp_path)), BERT).labels == ("unacceptable", "acceptable")
+    assert Labelled.prepared(Labelled("cola", str(tmp_path)), BERT).labels == (
+        "unacceptable",
+        "acceptable",
+    )
 
 
 @pytest.mark.parametrize(
@@ -312,7 +317,7 @@ def test_tensorflow_datasets_are_read(tmp_path, monkeypatch):
         return builder
 
     monkeypatch.setattr(glue, "prepared", prepared)
-    found = task(Labelled("mnli", str(tmp_path), "tfds"), BERT)
+    found = Labelled.prepared(Labelled("mnli", str(tmp_path), "tfds"), BERT)
     assert (
         asked == ["glue/mnli"]
         and list(found.valid) == ["matched", "mismatched"]
@@ -322,9 +327,9 @@ def test_tensorflow_datasets_are_read(tmp_path, monkeypatch):
     first = bytes(found.train.sample(0, None)[0]["tokens"].astype(np.uint8))
     assert first.startswith(b"\xc0%d?\x00%d!\x00\xc1" % ((found.train.targets[0],) * 2))
     with pytest.raises(UserError, match="label 2 is not one of"):
-        task(Labelled("cola", str(tmp_path), "tfds"), BERT)
+        Labelled.prepared(Labelled("cola", str(tmp_path), "tfds"), BERT)
     with pytest.raises(UserError, match="glue/rte has no feature 'sentence1', only"):
-        task(Labelled("rte", str(tmp_path), "tfds"), BERT)
+        Labelled.prepared(Labelled("rte", str(tmp_path), "tfds"), BERT)
 
 
 class TinySquad(tfds.core.GeneratorBasedBuilder):
@@ -370,7 +375,7 @@ def test_squad_of_tensorflow_datasets_is_read_as_its_files_are(tmp_path, monkeyp
     assert answered == squad.Question("q0", "a ä cat", ("ä", "ä cat"), 2)
     assert not_answered == squad.Question("q1", "a ä cat", (), 0)
     with pytest.raises(UserError, match="question 1 has no answer, as in version 2"):
-        task(Labelled("squad1", str(tmp_path), "tfds"), BERT)
+        Labelled.prepared(Labelled("squad1", str(tmp_path), "tfds"), BERT)
 
 
 # --- model inputs ---
@@ -403,7 +408,7 @@ def said(prepared: Prepared, tokenizer: str, i: int = 0) -> list[str]:
 )
 def test_frames(tmp_path, tokenizers, model, tokenizer, frame):
     name, (begin, between, end) = tokenizers[tokenizer], frame
-    made = task(
+    made = Labelled.prepared(
         Labelled(
             "rte",
             saved(tmp_path, "rte", ["0\tcat sat\tdog\tentailment"]),
@@ -449,26 +454,26 @@ def test_a_tokenizer_that_marks_no_texts_or_has_too_many_tokens(tmp_path, tokeni
         UserError,
         match=r"a GPT2Config reads texts that are marked by <\|endoftext\|>.* none of them",
     ):
-        task(data, GPT2)
+        Labelled.prepared(data, GPT2)
     with pytest.raises(
         UserError, match=r"a BERTConfig reads texts that are marked by \[CLS\], \[SEP\] and \[PAD\]"
     ):
-        task(Labelled("sst2", data.path, tokenizer=tokenizers["gpt2"]), BERT)
+        Labelled.prepared(Labelled("sst2", data.path, tokenizer=tokenizers["gpt2"]), BERT)
     with pytest.raises(
         UserError, match=r"the largest id of the tokenizer is \d+, but model.vocab is 200"
     ):
-        task(data, GPT2Config(**SIZES | {"vocab": 200}))
+        Labelled.prepared(data, GPT2Config(**SIZES | {"vocab": 200}))
     with pytest.raises(
         UserError, match=r"data.length is 513 tokens, but the model has 512 positions"
     ):
-        task(Labelled("sst2", data.path, length=513), BERT)
+        Labelled.prepared(Labelled("sst2", data.path, length=513), BERT)
     with pytest.raises(
         UserError,
         match=r"data.length is 4, but two texts and the tokens around them need at least 5",
     ):
-        task(Labelled("sst2", data.path, length=4), BERT)
+        Labelled.prepared(Labelled("sst2", data.path, length=4), BERT)
     with pytest.raises(UserError, match=r"no tokenizer at .*nowhere"):
-        task(Labelled("sst2", data.path, tokenizer=str(tmp_path / "nowhere")), BERT)
+        Labelled.prepared(Labelled("sst2", data.path, tokenizer=str(tmp_path / "nowhere")), BERT)
 
 
 @quick
@@ -502,7 +507,7 @@ def test_pairs_are_framed_as_the_tokenizer_itself_does(
     data = Labelled(
         "rte", saved(tmp_path, "rte", rows), tokenizer=tokenizers[tokenizer], length=length
     )
-    made, theirs = task(data, model), Tokenizer.from_file(data.tokenizer)
+    made, theirs = Labelled.prepared(data, model), Tokenizer.from_file(data.tokenizer)
     theirs.enable_truncation(length, strategy="longest_first")
     theirs.enable_padding(length=length, pad_id=made.pad)
     for i, (a, b) in enumerate(pairs):
@@ -516,9 +521,11 @@ def test_pairs_are_framed_as_the_tokenizer_itself_does(
 
 
 def test_a_text_that_is_too_long_still_ends(tmp_path):
-    made = task(Labelled("sst2", saved(tmp_path, "sst2", ["abcdefghij\t1"]), length=6), GPT2)
+    made = Labelled.prepared(
+        Labelled("sst2", saved(tmp_path, "sst2", ["abcdefghij\t1"]), length=6), GPT2
+    )
     assert said(made, "bytes") == list("abcde\x00")
-    made = task(
+    made = Labelled.prepared(
         Labelled("rte", saved(tmp_path, "rte", ["0\tabcdefghij\txy\tentailment"]), length=8), BERT
     )
     assert said(made, "bytes") == list("\xc0abc\x00xy\x00")
@@ -527,10 +534,10 @@ def test_a_text_that_is_too_long_still_ends(tmp_path):
 def test_identity_depends_on_content(tmp_path, tokenizers):
     rows = [f"text {i}\t{i % 2}" for i in range(20)]
     data = Labelled("sst2", saved(tmp_path / "a", "sst2", rows), tokenizer=tokenizers["gpt2"])
-    made = task(data, GPT2)
+    made = Labelled.prepared(data, GPT2)
     assert (
         made.identity
-        == task(
+        == Labelled.prepared(
             Labelled("sst2", saved(tmp_path / "b", "sst2", rows), tokenizer=data.tokenizer), GPT2
         ).identity
     )
@@ -551,7 +558,7 @@ def test_identity_depends_on_content(tmp_path, tokenizers):
     assert made.identity["tokenizer"] == tokens(corpus).identity["tokenizer"]
     json.dumps(made.identity)
     few, more = (
-        task(Labelled("sst2", data.path, tokenizer=data.tokenizer, examples=n), GPT2)
+        Labelled.prepared(Labelled("sst2", data.path, tokenizer=data.tokenizer, examples=n), GPT2)
         for n in (4, 8)
     )
     assert len(few.train) == 4 and len(more.train) == 8 and len(few.valid["dev"]) == 20
@@ -563,7 +570,7 @@ def test_identity_depends_on_content(tmp_path, tokenizers):
         np.testing.assert_array_equal(
             few.train.sample(i, None)[0]["tokens"], more.train.sample(i, None)[0]["tokens"]
         )
-    changed = task(
+    changed = Labelled.prepared(
         Labelled(
             "sst2",
             saved(tmp_path / "c", "sst2", [*rows[:-1], "text 19\t0"]),
@@ -576,7 +583,7 @@ def test_identity_depends_on_content(tmp_path, tokenizers):
 
 @pytest.mark.parametrize("name", ROWS)
 def test_scores_of_right_and_wrong_outputs(tmp_path, name):
-    made = task(Labelled(name, saved(tmp_path, name)), GPT2)
+    made = Labelled.prepared(Labelled(name, saved(tmp_path, name)), GPT2)
     assert list(made.valid) == glue.TASKS[name].splits[1:] and made.head == "classes"
     for split, examples in made.valid.items():
         targets = np.array([examples.sample(i, None)[1] for i in range(len(examples))])
@@ -590,7 +597,7 @@ def test_scores_of_right_and_wrong_outputs(tmp_path, name):
 
 @pytest.mark.parametrize("model", [BERT, MODERNBERT, GPT2], ids=["BERT", "ModernBERT", "GPT-2"])
 def test_a_model_takes_what_is_read(tmp_path, model):
-    made = task(Labelled("mnli", saved(tmp_path, "mnli"), length=48), model)
+    made = Labelled.prepared(Labelled("mnli", saved(tmp_path, "mnli"), length=48), model)
     config = model.with_head(made.head, made.classes)
     inputs = jax.tree.map(
         lambda *x: np.stack(x), *[made.train.sample(i, None)[0] for i in range(2)]
@@ -606,7 +613,7 @@ def test_a_model_takes_what_is_read(tmp_path, model):
 )
 @pytest.mark.parametrize("name", ["mnli", "stsb"])
 def test_what_is_saved_says_its_labels_and_its_padding(tmp_path, model, name):
-    made = task(Labelled(name, saved(tmp_path / "files", name), length=48), model)
+    made = Labelled.prepared(Labelled(name, saved(tmp_path / "files", name), length=48), model)
     config = model.with_head(made.head, made.classes)
     checkpoints.save(
         tmp_path / "a", config, tiny.params(config, dtype="float32"), settings=made.settings
@@ -692,7 +699,7 @@ def test_answers_are_found_back_in_any_window(
     data = Labelled(
         "squad1", str(both(tmp_path)), tokenizer=tokenizers[tokenizer], length=length, stride=stride
     )
-    made = task(data, model)
+    made = Labelled.prepared(data, model)
     assert (made.head, made.classes) == ("spans", 2)
     assert made.score("dev", right_outputs(made)) == {"f1": 1, "exact_match": 1}
     assert made.score("dev", np.zeros((len(made.valid["dev"]), length, 2)))["f1"] < 1
@@ -710,7 +717,7 @@ def test_windows_cover_every_token(tokens, room, stride):
 def test_windows_by_hand(tmp_path):
     contexts = {"abcdefghij": ["cd", "j"]}
     squad_file(squad_file(tmp_path, "train-v1.1.json", contexts), "dev-v1.1.json", contexts)
-    made = task(Labelled("squad1", str(tmp_path), length=11, stride=3), BERT)
+    made = Labelled.prepared(Labelled("squad1", str(tmp_path), length=11, stride=3), BERT)
     found = ["".join(said(made, "bytes", i)) for i in range(len(made.train))]
     assert found == [f"\xc0who \x00{part}\x00" for part in ("abcd", "defg", "ghij") * 2]
     answers = [made.train.sample(i, None)[1].tolist() for i in range(len(found))]
@@ -754,7 +761,7 @@ def test_version_2_knows_questions_without_an_answer(tmp_path):
             "plausible_answers": [],
         }
         (tmp_path / name).write_text(json.dumps(content))
-    made = task(Labelled("squad2", str(tmp_path), length=40), BERT)
+    made = Labelled.prepared(Labelled("squad2", str(tmp_path), length=40), BERT)
     outputs = right_outputs(made)
     outputs[1, 0] = 1  # no answer
     names = [
@@ -782,7 +789,7 @@ def test_version_2_knows_questions_without_an_answer(tmp_path):
     with pytest.raises(
         UserError, match=r"question 1-0 has no answer, as in version 2: set data.task=squad2"
     ):
-        task(Labelled("squad1", str(tmp_path), length=40), BERT)
+        Labelled.prepared(Labelled("squad1", str(tmp_path), length=40), BERT)
 
 
 @quick
@@ -834,18 +841,18 @@ def test_files_that_are_not_squads(tmp_path, content, message):
 def test_squad_needs_bidirectional_models_and_files(tmp_path):
     data = Labelled("squad1", str(tmp_path))
     with pytest.raises(UserError, match=r"squad1 needs a BERT, .* the model is a GPT2Config"):
-        task(data, GPT2)
+        Labelled.prepared(data, GPT2)
     with pytest.raises(
         UserError,
         match=r"no train-v1.1.json .* train-v1.1.json and dev-v1.1.json or train-v1.1.rebuilt",
     ):
-        task(data, BERT)
+        Labelled.prepared(data, BERT)
 
 
 def test_halves_of_characters_are_read(tmp_path):
     contexts = {"a \ud83d b": ["b"]}
     squad_file(squad_file(tmp_path, "train-v1.1.json", contexts), "dev-v1.1.json", contexts)
-    made = task(Labelled("squad1", str(tmp_path), length=40), BERT)
+    made = Labelled.prepared(Labelled("squad1", str(tmp_path), length=40), BERT)
     assert made.score("dev", right_outputs(made))["exact_match"] == 1
 
 
@@ -855,7 +862,7 @@ def test_halves_of_characters_are_read(tmp_path):
 @published
 @pytest.mark.parametrize(("name", "train", "dev"), [("cola", 8551, 527), ("sst2", 60614, 6735)])
 def test_published_tasks(name, train, dev):
-    made = task(Labelled(name, str(SHARED / name), examples=64), BERT)
+    made = Labelled.prepared(Labelled(name, str(SHARED / name), examples=64), BERT)
     assert (len(made.train), len(made.valid["dev"])) == (64, dev)
     assert len(glue.from_files(glue.TASKS[name], SHARED / name)["train"].labels) == train
 

@@ -20,7 +20,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from jaxgrow.typed import either
-from train.config.overrides import CHANGED, GIVEN, SAME, Setting, settings
+from train.common.fields import CHANGED, GIVEN, SAME
+from train.config.overrides import Setting, settings
 
 # The values of a setting of which a condition needs one, or `CHANGED`, `GIVEN` or `SAME`.
 Allowed: TypeAlias = str | tuple[object, ...]

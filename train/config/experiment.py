@@ -28,9 +28,8 @@ from train.common.hosts import is_first
 from train.common.output import say
 from train.config.effect import refuse_unused
 from train.config.overrides import by_name, misfits, overridden, settings
+from train.data.dataset import Dataset
 from train.data.text import Data
-from train.extras.images.images import Images
-from train.extras.labelled.task import Labelled
 from train.plan.lifetimes import Plan, shapes
 from train.plan.methods import Method, Scratch, TrainStage
 from train.plan.modifiers import DropLayers, DropTokens, less_than_one
@@ -65,7 +64,7 @@ class Experiment:
     # Number of samples (sequences of the context length, or images) over all devices and
     # micro-batches.
     batch: int = field(kw_only=True)
-    data: Data | Images | Labelled = field(default_factory=Data)
+    data: Dataset = field(default_factory=Data)
     optim: Optim = field(default_factory=Optim)
     method: Method = field(default_factory=Scratch)
     accumulate: int = 1  # number of micro-batches in a batch
@@ -182,11 +181,8 @@ def with_steps(experiment: Experiment) -> Experiment:
     """
     if experiment.epochs is None:
         return experiment
-    # Its import takes seconds, and few experiments need it.
-    from train.data.batches import sources
-
     try:
-        samples = len(sources(experiment.data, experiment.model)[0])
+        samples = len(experiment.data.sources(experiment.model)[0])
     except UserError as error:
         raise UserError(
             f"{experiment.name}: the number of steps follows from epochs={experiment.epochs:g} and the size of the corpus, "
@@ -257,12 +253,14 @@ def check(experiment: Experiment) -> None:
                 )
             # The ledger would count the positions of the model, not of the samples.
             data = experiment.data
-            if isinstance(data, Labelled) and phase.length != data.length:
+            if data.padded_length not in (None, phase.length):
                 raise ValueError(
                     f"{phase.label} is counted with {phase.length} positions, but the samples of the task have data.length="
-                    f"{data.length}: use train.finetune, or a model with a context of this length"
+                    f"{data.padded_length}: use train.finetune, or a model with a context of this length"
                 )
-            padded = isinstance(data, Labelled) and "mask" in getattr(phase.config, "inputs", ())
+            padded = data.padded_length is not None and "mask" in getattr(
+                phase.config, "inputs", ()
+            )
             if padded and any(isinstance(m, DropLayers | DropTokens) for m in phase.modifiers):
                 raise ValueError(
                     f"{phase.label} drops layers or tokens, which encoders do not support for padded texts: leave out the "

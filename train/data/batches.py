@@ -1,237 +1,23 @@
-"""Batches of samples for training and validation: deterministic, sharded and resumable.
-
-A sample is ``(inputs, targets)``: the model's input, and the expected output. A source has a length
-and ``sample(i, rng)``, which is pure: all randomness (masks, augmentation) comes from ``rng``.
-"""
+"""Batches of samples for training and validation: deterministic, sharded and resumable."""
 
 import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any
 
 import grain
 import jax
 import numpy as np
 from absl import flags
 
-from jaxgrow.checkpoints.hf.labels import named
-from jaxgrow.models import Config, TextConfig
 from train.common.errors import UserError
-from train.data.corpora import corpora
-from train.data.documents import next_tokens_of_documents, window_segments
-from train.data.masking import BYTES, MaskedWindows, vocabulary
+from train.data.dataset import Batch, Source
 from train.data.mixture import Mixture, endless, seed_of
-from train.data.text import Data, holds_out, mixed_data, tokenizer
 from train.data.workers import end_with_parent
-from train.extras.images.images import Images, images
-from train.extras.labelled.task import Labelled, task
 
-Batch: TypeAlias = tuple[Any, Any]  # (inputs, targets), pytrees with a leading axis
 _AHEAD = 4  # batches that are read ahead
 # Samples that a worker prepares at once. A small number lets the worker end quickly.
 _CHUNK = 32
-
-
-class Source(Protocol):
-    @property
-    def what(self) -> str:
-        """The noun for its samples in error messages."""
-        ...
-
-    @property
-    def workers(self) -> int:
-        """The number of processes that prepare its samples; 0: a thread is enough."""
-        ...
-
-    def __len__(self) -> int: ...
-
-    def sample(self, i: int, rng: np.random.Generator) -> tuple[Any, Any]: ...
-
-
-def next_tokens(windows: Any) -> Batch:
-    """Split windows ``[..., length + 1]`` of text into inputs and targets."""
-    return windows[..., :-1], windows[..., 1:]
-
-
-class Windows:
-    """Windows of ``length`` tokens, with the next token as the target of each.
-
-    Each epoch predicts every token once. With ``begins``, the positions at which documents begin,
-    attention stops at the ends of documents, and their last tokens have no target.
-    """
-
-    workers = 0
-
-    def __init__(self, tokens: np.ndarray, length: int, begins: np.ndarray | None = None):
-        self.tokens = tokens
-        self.length = length
-        self.begins = begins
-        self.what = f"windows of {length} tokens"
-
-    def __len__(self) -> int:
-        return max(0, (len(self.tokens) - 1) // self.length)
-
-    def sample(self, i: int, rng: np.random.Generator) -> tuple[Any, np.ndarray]:
-        first = i * self.length
-        tokens = np.asarray(self.tokens[first : first + self.length + 1], np.int32)
-        if self.begins is None:
-            return next_tokens(tokens)
-        segments = window_segments(self.begins, first, len(tokens))
-        return next_tokens_of_documents(tokens, segments)
-
-
-def identity(data: Data | Images | Labelled, model: Config) -> dict[str, Any]:
-    """Describe the data by content: a name, and hashes of ``train``, ``valid`` and the tokenizer.
-
-    The hashes are computed from the data that the model is trained on. If the corpus is the standard
-    library, the identity also contains the version of Python. Equal data may have different names.
-
-    Raises:
-      UserError: the data cannot be read.
-    """
-    if isinstance(data, Labelled):
-        return task(data, model).identity  # type: ignore[arg-type]
-    return images(data).identity if isinstance(data, Images) else corpora(data).identity
-
-
-def report(data: Data | Images | Labelled) -> list[str]:
-    """Lines that summarise a corpus of text; empty for images and labelled data."""
-    return corpora(data).report if isinstance(data, Data) else []
-
-
-def labels(data: Data | Images | Labelled) -> list[str]:
-    """The class names of images, in the order of the class numbers; empty for other data."""
-    return list(images(data).classes) if isinstance(data, Images) else []
-
-
-def head(data: Data | Images | Labelled, model: Config) -> dict[str, Any]:
-    """The task and labels that a checkpoint records for its head; empty for a corpus of text."""
-    if isinstance(data, Labelled):
-        return task(data, model).settings  # type: ignore[arg-type]
-    return named(labels(data))
-
-
-def sources(data: Data | Images | Labelled, model: Config) -> tuple[Source | Mixture, Source]:
-    """The training source and the first validation source of ``model``.
-
-    Raises:
-      UserError: the data cannot be read, or the model cannot take them.
-    """
-    training, validation = named_sources(data, model)
-    return training, next(iter(validation.values()))
-
-
-def named_sources(
-    data: Data | Images | Labelled, model: Config
-) -> tuple[Source | Mixture, dict[str, Source]]:
-    """The training source and the validation sources of ``model``, by name.
-
-    The name of a validation source is empty if there is only one.
-
-    Raises:
-      UserError: the data cannot be read, or the model cannot take them.
-    """
-    if data.modality != model.modality:
-        raise UserError(
-            f"a {type(model).__name__} cannot take {type(data).__name__}: set data to a dataset that fits the model"
-        )
-    if isinstance(data, Labelled):
-        training, validation = _of_task(data, model)  # type: ignore[arg-type]
-        return training, {"": validation}
-    if isinstance(data, Images):
-        training, validation = _pictures(data, model)
-        return training, {"": validation}
-    return _texts(data, model)
-
-
-def _pictures(data: Images, model: Config) -> tuple[Source, Source]:
-    split = images(data)
-    sizes = model.integers()
-    fits = {
-        "pixels a side": (split.shape[0], sizes["image"]),
-        "channels": (split.shape[2], sizes["channels"]),
-        "classes": (len(split.classes), sizes["classes"]),
-    }
-    wrong = [
-        f"{name}: {has} in the images, {takes} in the model"
-        for name, (has, takes) in fits.items()
-        if has != takes
-    ]
-    if wrong:
-        raise UserError(f"the images do not fit the model: {'; '.join(wrong)}")
-    return split.train, split.valid
-
-
-def _texts(data: Data, model: Config) -> tuple[Source | Mixture, dict[str, Source]]:
-    text = corpora(data)
-    vocab = model.sizes()["vocab"]
-    if text.vocab > vocab:
-        what = "tokens" if data.tokenizer == "none" else "tokenizer"
-        raise UserError(
-            f"the largest id of the {what} is {text.vocab - 1}, but model.vocab is {vocab}; "
-            f"raise model.vocab to {text.vocab}"
-        )
-    windows = _windows(data, model)
-    train = {name: windows(part, text.begins[name]) for name, part in text.train.items()}
-    valid = {name: windows(part, text.valid_begins[name]) for name, part in text.valid.items()}
-    if len(train) == 1:
-        return next(iter(train.values())), valid
-    if empty := [name for name, part in train.items() if not len(part)]:
-        what = f"less than one sample of {model.length} tokens"
-        raise UserError(
-            f"the training text of {empty[0]} in data.path is {what}: give more text, or leave it out"
-        )
-    return Mixture(train, text.shares), valid
-
-
-def _windows(data: Data, model: Config) -> Callable[[np.ndarray, np.ndarray], Source]:
-    """The function that divides tokens, with the begins of documents, into samples of ``model``."""
-    used = data.attend == "document"
-    if used and not getattr(model, "segments", False):
-        raise UserError(
-            f"attention of a {type(model).__name__} cannot stop at the ends of documents: set data.attend=row"
-        )
-    if not model.masked:
-        return lambda part, begins: Windows(part, model.length, begins if used else None)
-    if data.tokenizer == "none":
-        raise UserError(
-            "a masked model needs the mask of a tokenizer, but data.tokenizer is none: name the tokenizer of the tokens"
-        )
-    known = BYTES if data.tokenizer == "bytes" else vocabulary(tokenizer(data.tokenizer))
-    if data.whole_words and known.whole_word is None:
-        raise UserError(
-            f"data.whole_words: the tokenizer {data.tokenizer} does not mark tokens that continue a word; set it to false"
-        )
-    known = known if data.whole_words else known._replace(whole_word=None)
-    return lambda part, begins: MaskedWindows(
-        part, model.length, *known, masked=model.masked, begins=begins if used else None
-    )
-
-
-def _of_task(data: Labelled, model: TextConfig) -> tuple[Source, Source]:
-    prepared = task(data, model)
-    if (model.head, model.classes) != (prepared.head, prepared.classes):
-        raise UserError(
-            f"{data.task} needs a model with head={prepared.head} and classes={prepared.classes}, but it has "
-            f"head={model.head} and classes={model.classes}"
-        )
-    return prepared.train, next(iter(prepared.valid.values()))
-
-
-def shapes(data: Data | Images | Labelled, model: Config, samples: int) -> Batch:
-    """The shapes of a training batch of ``samples`` for ``model``. No data are read."""
-    if isinstance(data, Labelled):
-        return model.task_shapes(samples, data.length)
-    inputs, targets = model.batch_shapes(samples)
-    if isinstance(data, Data) and data.attend == "document":
-        if not isinstance(inputs, dict):
-            weights = jax.ShapeDtypeStruct(inputs.shape, np.float32)
-            inputs = {"tokens": inputs, "weights": weights}
-        return inputs | {"segments": inputs["tokens"]}, targets
-    if isinstance(data, Images) and data.augment.softens:
-        classes = model.integers()["classes"]
-        targets = jax.ShapeDtypeStruct((samples, classes), np.float32)
-    return inputs, targets
 
 
 class Stream(grain.DatasetIterator):
@@ -369,23 +155,6 @@ def training(
         samples = endless(source, seed)
     mine = np.arange(batch) if rows is None else rows
     return Stream(samples, batch, mine, source.workers, first)
-
-
-def more_validation(data: Data | Images | Labelled, name: str = "") -> str:
-    """The part of a message that says how to get more data of the validation set ``name``."""
-    given = getattr(data, "valid_path", None)
-    if isinstance(given, dict):
-        return f"give more of them in data.valid_path={given[name]}, the set {name}"
-    if name and given is None and isinstance(data, Data):
-        return f"{more_validation(mixed_data(data)[name])} for {name}, or set data.valid_path"
-    if (path := getattr(data, "valid_path", None)) is not None:
-        return f"give more of them in data.valid_path={path}"
-    if isinstance(data, Labelled):
-        return "give more of them in data.path"
-    held = images(data).held if isinstance(data, Images) else holds_out(data)
-    if held and data.valid_fraction < 0.5:
-        return f"raise data.valid_fraction={data.valid_fraction:g} (at most 0.5)"
-    return "give more data" if held else "give more of them in the validation split of the data"
 
 
 def validation(

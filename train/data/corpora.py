@@ -2,17 +2,19 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
+from jaxgrow.models import Config
 from train.common.errors import UserError
-from train.data.documents import report_documents
-from train.data.mixture import as_shares
-from train.data.text import Data, Tokens, mixed_data, refuse_overlaps, tokens, valid_data
+from train.data.dataset import Source
+from train.data.mixture import Mixture, as_shares
+from train.data.text import Data, Tokens, mixed_data, refuse_overlaps, tokenizer, tokens, valid_data
+from train.data.windows import BYTES, MaskedWindows, Windows, vocabulary
 
 
 @dataclass(frozen=True)
@@ -61,10 +63,33 @@ def corpora(data: Data) -> Corpora:
     report = _report(data, own, shares) + _sets_report(sets)
     begins = {name: found.begins[0] for name, found in own.items()}
     if data.attend == "document":
-        report.append(report_documents(begins, _sizes(own)))
+        report.append(_document_report(begins, _sizes(own)))
     valid_begins = {name: found.begins[1] for name, found in (sets or own).items()}
     return Corpora(
         train, shares, valid, begins, valid_begins, vocab, _identity(own, sets, shares), report
+    )
+
+
+def _document_report(begins: Mapping[str, np.ndarray], tokens: Mapping[str, int]) -> str:
+    """A line about the documents of the training text.
+
+    Args:
+      begins: the positions at which the documents of each source begin, ascending.
+      tokens: the number of tokens of each source.
+
+    Raises:
+      UserError: each source is only one document, whose ends attention never reaches.
+    """
+    inner = [np.searchsorted(begins[name], [1, count]) for name, count in tokens.items()]
+    ends = sum(int(high - low) for low, high in inner)
+    if not ends:
+        raise UserError(
+            "data.attend=document has no effect, because the training text is one document: set data.attend=row, or give "
+            "one document in each file, line or row; token ids are also divided by the end of text of data.tokenizer"
+        )
+    return (
+        f"data: attention stops at the ends of {ends + len(inner):,} training documents; their last tokens predict nothing, "
+        "but count as tokens and FLOPs"
     )
 
 
@@ -123,3 +148,54 @@ def _sets_report(sets: Mapping[str, Tokens]) -> list[str]:
     parts = [f"{name or 'all'} {len(found.valid):,} tokens" for name, found in sets.items()]
     warnings = [line for found in sets.values() for line in found.report if "WARNING" in line]
     return ([f"data: validation sets: {', '.join(parts)}"] if sets else []) + warnings
+
+
+def text_sources(data: Data, model: Config) -> tuple[Source | Mixture, dict[str, Source]]:
+    """The training samples of ``model``, and the samples of each validation set by its name.
+
+    Raises:
+      UserError: the text cannot be read, or the model cannot take it.
+    """
+    text = corpora(data)
+    vocab = model.sizes()["vocab"]
+    if text.vocab > vocab:
+        what = "tokens" if data.tokenizer == "none" else "tokenizer"
+        raise UserError(
+            f"the largest id of the {what} is {text.vocab - 1}, but model.vocab is {vocab}; "
+            f"raise model.vocab to {text.vocab}"
+        )
+    windows = _windows(data, model)
+    train = {name: windows(part, text.begins[name]) for name, part in text.train.items()}
+    valid = {name: windows(part, text.valid_begins[name]) for name, part in text.valid.items()}
+    if len(train) == 1:
+        return next(iter(train.values())), valid
+    if empty := [name for name, part in train.items() if not len(part)]:
+        what = f"less than one sample of {model.length} tokens"
+        raise UserError(
+            f"the training text of {empty[0]} in data.path is {what}: give more text, or leave it out"
+        )
+    return Mixture(train, text.shares), valid
+
+
+def _windows(data: Data, model: Config) -> Callable[[np.ndarray, np.ndarray], Source]:
+    """The function that divides tokens, with the begins of documents, into samples of ``model``."""
+    used = data.attend == "document"
+    if used and not getattr(model, "segments", False):
+        raise UserError(
+            f"attention of a {type(model).__name__} cannot stop at the ends of documents: set data.attend=row"
+        )
+    if not model.masked:
+        return lambda part, begins: Windows(part, model.length, begins if used else None)
+    if data.tokenizer == "none":
+        raise UserError(
+            "a masked model needs the mask of a tokenizer, but data.tokenizer is none: name the tokenizer of the tokens"
+        )
+    known = BYTES if data.tokenizer == "bytes" else vocabulary(tokenizer(data.tokenizer))
+    if data.whole_words and known.whole_word is None:
+        raise UserError(
+            f"data.whole_words: the tokenizer {data.tokenizer} does not mark tokens that continue a word; set it to false"
+        )
+    known = known if data.whole_words else known._replace(whole_word=None)
+    return lambda part, begins: MaskedWindows(
+        part, model.length, *known, masked=model.masked, begins=begins if used else None
+    )

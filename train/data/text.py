@@ -12,21 +12,25 @@ from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import jax
 import numpy as np
 
 from jaxgrow.checkpoints.io.checksums import sha256
+from jaxgrow.checkpoints.io.folders import atomic_file
+from jaxgrow.models import Config
 from jaxgrow.untrusted import narrow, one_line
 from train.common.errors import UserError
+from train.common.fields import GIVEN
 from train.common.files import read_json, write_json
-from train.config.overrides import GIVEN
 from train.data import corpus as reading
 from train.data import named_splits
 from train.data.bounded import BoundedTokenizer
 from train.data.cache import PROGRESS, again, cache_folder, cached
 from train.data.corpus import Corpus
 from train.data.cutting import TextEncoder, cut
+from train.data.dataset import Batch, Dataset, Source, more_held_out
 from train.data.decoding import readable
 from train.data.formats import TEXT
 from train.data.mixed_paths import named_paths, source_names, weighted_paths
@@ -49,9 +53,13 @@ from train.data.tokenise import UNMARKED, Cut, Encode, begins_of, dtype, sequenc
 from train.data.trial import check_tokenizer
 from train.data.workers import cores
 
+if TYPE_CHECKING:
+    from train.data.corpora import Corpora
+    from train.data.mixture import Mixture
+
 
 @dataclass(frozen=True)
-class Data:
+class Data(Dataset):
     """A corpus and its tokenizer.
 
     ``source="stdlib"`` is the source text of Python's standard library, which needs no files.
@@ -71,7 +79,7 @@ class Data:
     tokenizer ask for, and at least its end of text.
     """
 
-    modality: ClassVar = "text"
+    modality = "text"
     source: Literal["stdlib", "text", "tokens", "tfds"] = "stdlib"
     # A file, a folder or a pattern; or a mixture of several: {wiki: 0.7, "code/*.jsonl.gz": 0.3}, whose
     # weights are divided by their sum, or [wiki, code], whose weights are their sizes.
@@ -146,6 +154,45 @@ class Data:
             )
         if self.source == "tfds" and self.name is None:
             raise ValueError("data.source=tfds needs data.name, such as wiki40b/en")
+
+    def sources(self, model: Config) -> "tuple[Source | Mixture, dict[str, Source]]":
+        self.check_modality(model)
+        from train.data.corpora import text_sources
+
+        return text_sources(self, model)
+
+    def identity(self, model: Config) -> dict[str, Any]:
+        """Describe the text by content; the standard library also by the version of Python."""
+        return self._corpora().identity
+
+    def report(self) -> list[str]:
+        return self._corpora().report
+
+    def _corpora(self) -> "Corpora":
+        from train.data.corpora import corpora  # its import takes seconds
+
+        return corpora(self)
+
+    def shapes(self, model: Config, samples: int) -> Batch:
+        inputs, targets = model.batch_shapes(samples)
+        if self.attend == "document":
+            if not isinstance(inputs, dict):
+                weights = jax.ShapeDtypeStruct(inputs.shape, np.float32)
+                inputs = {"tokens": inputs, "weights": weights}
+            inputs = inputs | {"segments": inputs["tokens"]}
+        return inputs, targets
+
+    def more_validation(self, name: str = "") -> str:
+        if isinstance(self.valid_path, dict):
+            return f"give more of them in data.valid_path={self.valid_path[name]}, the set {name}"
+        if self.valid_path is not None:
+            return f"give more of them in data.valid_path={self.valid_path}"
+        if name:
+            return f"{mixed_data(self)[name].more_validation()} for {name}, or set data.valid_path"
+        return more_held_out(_corpus(self).valid is None, self.valid_fraction)
+
+    def write_inputs(self, run: Path, config: Config, folder: Path) -> dict[str, Any]:
+        return {} if self.tokenizer == "none" else write_tokenizer(run, config, folder)
 
 
 @dataclass(frozen=True)
@@ -392,11 +439,6 @@ def refuse_overlaps(data: Data) -> None:
                 )
 
 
-def holds_out(data: Data) -> bool:
-    """Whether ``data.valid_fraction`` of the corpus is the validation text."""
-    return _corpus(data).valid is None
-
-
 def _name(data: Data) -> str:
     if data.source in ("text", "tokens"):
         return Path(_path(data)).name
@@ -508,7 +550,7 @@ def _byte_tokenizer() -> Any:
     return bpe
 
 
-# The roles of bytes that do not occur in text (`train.data.masking.BYTES`,
+# The roles of bytes that do not occur in text (`train.data.windows.BYTES`,
 # `train.extras.labelled.encoding`).
 _NAMED_BYTES = {0x00: END, 0xC0: "[CLS]", 0xC1: "[PAD]", 0xFF: "[MASK]"}
 
@@ -590,3 +632,60 @@ def _checked_ids(
 def _bytes(pieces: list[str], begins: list[bool]) -> tuple[list[Any], DocumentFrame]:
     # Text has no zero byte, so this byte ends documents.
     return [np.frombuffer(p.encode(), np.uint8) for p in pieces], DocumentFrame((), (0,))
+
+
+# --- files for `transformers` ---
+
+# For each role of a special token, the spellings that identify it.
+_ROLES = {
+    "pad_token": ("<pad>", "<|pad|>", "<|padding|>", "[PAD]"),
+    "unk_token": ("<unk>", "[UNK]"),
+    "cls_token": ("[CLS]", "<s>"),
+    "sep_token": ("[SEP]", "</s>"),
+    "mask_token": ("[MASK]", "<mask>"),
+}
+_OF_MASKED = ("cls_token", "sep_token", "mask_token")
+
+
+def write_tokenizer(run: Path, config: Config, folder: Path) -> dict[str, Any]:
+    """Write the tokenizer for `transformers`.
+
+    Returns:
+      The entries of ``config.json`` about the special tokens.
+    """
+    tokenizer = tokenizer_of(run)
+    save_tokenizer(tokenizer, folder)
+    special = special_tokens(tokenizer, run)
+    roles = {role for role in _ROLES if config.masked or role not in _OF_MASKED}
+    named = {}
+    for role, names in _ROLES.items():
+        existing = (name for name in names if tokenizer.token_to_id(name) is not None)
+        if role in roles and (name := next(existing, None)):
+            named[role] = name
+    # texts of decoders do not have these roles
+    of_bert = {named.get("cls_token"), named.get("sep_token")} & {"[CLS]", "[SEP]"}
+    ends = {} if of_bert else {"bos_token_id": special.begin, "eos_token_id": special.end}
+    named |= {
+        role.removesuffix("_id"): tokenizer.id_to_token(i)
+        for role, i in ends.items()
+        if i is not None
+    }
+    about = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": config.length,
+        **named,
+        **special.names,
+    }
+    about |= {} if special.template is None else {"chat_template": special.template}
+    write_json(folder / "tokenizer_config.json", about | {"clean_up_tokenization_spaces": False})
+    if "pad_token" in named and (config.causal or config.first_position == 0):
+        ends["pad_token_id"] = tokenizer.token_to_id(named["pad_token"])
+    found: dict[str, Any] = {role: i for role, i in ends.items() if i is not None}
+    if "eos_token_id" in found and len(special.ends) > 1:  # several tokens end generated texts
+        found["eos_token_id"] = list(special.ends)
+    return found
+
+
+def save_tokenizer(tokenizer: Any, folder: Path) -> None:
+    with atomic_file(folder / "tokenizer.json") as part:
+        tokenizer.save(str(part))

@@ -15,7 +15,7 @@ from jaxgrow.models import Adapter, Config
 from jaxgrow.operators import OPERATORS
 from jaxgrow.operators.ligo import LiGO
 from jaxgrow.optim.freeze import Freeze
-from train.config.overrides import CHANGED, GIVEN, named
+from train.common.fields import CHANGED, GIVEN, named
 from train.extras.adapting import Adapt, Merge
 from train.plan.best import Best, KeepBest, TakeBest
 from train.plan.dropout import DropUnits

@@ -29,9 +29,9 @@ class RunData:
     ):
         e = experiment
         self.batch = e.batch
-        training, validation = batches.named_sources(e.data, e.model)
+        training, validation = e.data.sources(e.model)
         mine, few = _own_rows(e, mesh)
-        about = batches.identity(e.data, e.model)
+        about = e.data.identity(e.model)
         before = None
         if origin is not None and not workdir.begun:  # later, the other run may be gone
             before = (origin.folder, source_record(origin))
@@ -40,7 +40,7 @@ class RunData:
         orders = [(part.seed, part.first) for part in order.parts.values()]
         self.source = training
         self.training = batches.training(training, e.batch, order.seed, mine, order.first, orders)
-        more = {name: partial(batches.more_validation, e.data, name) for name in validation}
+        more = {name: partial(e.data.more_validation, name) for name in validation}
         self.validation = {
             name: batches.validation(source, e.batch, e.eval_batches, mine, more[name])
             for name, source in validation.items()
@@ -56,9 +56,8 @@ class RunData:
         # A small validation set can have fewer samples than `eval_batches * batch`.
         evaluated = sum(map(len, self.validation.values())) * e.batch
         self.identity = about | {"evaluated": evaluated}
-        self.labels = batches.labels(e.data)
-        self.head = batches.head(e.data, e.model)
-        self.report = batches.report(e.data)
+        self.head = e.data.head(e.model)
+        self.report = e.data.report()
         planned = sum(phase.end - phase.begin for phase in e.plan if isinstance(phase, Train))
         if epochs := self.epochs(order.first + e.batch * planned):
             times = ", ".join(f"{name} {times:.2f} times" for name, times in epochs.items())
@@ -77,8 +76,8 @@ class RunData:
     def as_json(self) -> dict[str, Any]:
         """The entries of the result about the data."""
         about = {"order": self.order_so_far, "corpus": self.identity}
-        more = {"source_epochs": self.epochs(self.taken), "labels": self.labels}
-        return about | {name: value for name, value in more.items() if value}
+        epochs = self.epochs(self.taken)
+        return about | ({"source_epochs": epochs} if epochs else {})
 
     def epochs(self, taken: int) -> dict[str, float]:
         """How often each source of a mixture is read after ``taken`` samples; empty without one."""

@@ -23,7 +23,6 @@ from train.config.experiment import Experiment, as_json, differences, with_steps
 from train.extras import trackers
 from train.extras.aot.estimate import resolve_auto
 from train.extras.aot.machines import Machine, present
-from train.extras.labelled.supervised import validated
 from train.plan.lifetimes import after, shapes
 from train.plan.modifiers import PhaseStart
 from train.plan.phase import Phase, spoken_phase
@@ -476,8 +475,7 @@ class Trainer:
         """Return the metrics of the task for ``model``, at no cost in the ledger, and log them."""
         before = self.plan[self.number - 1]
         with self.ledger.paused():
-            data: Any = self.experiment.data
-            found = validated(data, model.config, plain(model), self.mesh)
+            found = self.experiment.data.scores(model.config, plain(model), self.mesh)
         step = before.end if isinstance(before, Train) else 0
         self.log(step, **found)
         _say(f"step {step}: " + ", ".join(f"{name} {value:.4f}" for name, value in found.items()))

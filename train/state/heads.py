@@ -10,13 +10,10 @@ import numpy as np
 
 from jaxgrow.axes import Tree
 from jaxgrow.checkpoints import CheckpointError, Source, open_checkpoint
-from jaxgrow.checkpoints.hf.labels import TASK, Head, head, named, same_name
+from jaxgrow.checkpoints.hf.labels import Head, head, same_name
 from jaxgrow.checkpoints.source import Checkpoint
 from jaxgrow.models import Config
-from jaxgrow.typed import from_json
-from jaxgrow.untrusted import one_line
 from train.common.errors import UserError
-from train.common.files import read_json
 from train.common.output import say
 
 HEADS = (
@@ -60,24 +57,9 @@ def learned(folder: Path) -> Head:
       UserError: the folder does not contain a model.
     """
     try:
-        found = head(open_checkpoint(folder).head)
+        return head(open_checkpoint(folder).head)
     except CheckpointError as error:
         raise UserError(str(error)) from error
-    return found if found != Head() else head(_of_older_run(folder))
-
-
-def _of_older_run(folder: Path) -> dict[str, Any]:
-    """The head of a run that finished before runs recorded the tasks of their heads."""
-    config = folder / "config.json"
-    result = folder / "result.json"
-    if not config.is_file() or not result.is_file():
-        return {}
-    way_out = "restore it from a backup"
-    with one_line(UserError, f"the config.json or the result.json in {folder} is damaged"):
-        labelled = read_json(config, way_out).get("data", {}).get("Labelled", {})
-        named_task = {TASK: from_json(labelled["task"], str)} if "task" in labelled else {}
-        labels = from_json(read_json(result, way_out).get("labels", []), tuple[str, ...])
-        return named(labels) | named_task
 
 
 def keeps(there: Head, wanted: Head, kind: str) -> bool:

@@ -11,7 +11,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxgrow.sharding import BATCH, CONTEXT
-from train.config.overrides import CHANGED
+from train.common.fields import CHANGED
 
 AXIS = "data"
 FSDP = "fsdp"

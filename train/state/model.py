@@ -18,7 +18,7 @@ from jaxgrow.layerdrop import KeepMask
 from jaxgrow.models import Config
 from jaxgrow.models.loss import weighted_mean
 from jaxgrow.optim.completep import multipliers
-from train.data.batches import Batch
+from train.data.dataset import Batch
 from train.state.assembly import Made
 
 

@@ -12,7 +12,7 @@ from jaxgrow.axes import Axes, Tree, is_names, path, role, sizes
 from jaxgrow.growth.moments import rebias
 from jaxgrow.models import Config
 from jaxgrow.optim import completep, muon
-from train.config.overrides import SAME
+from train.common.fields import SAME
 
 
 @dataclass(frozen=True)

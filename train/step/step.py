@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxgrow.axes import Tree
 from jaxgrow.sharding import only
-from train.data.batches import Batch
+from train.data.dataset import Batch
 from train.plan.modifiers import Micro, Modifier
 from train.state.mesh import FSDP
 from train.state.model import (

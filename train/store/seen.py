@@ -13,11 +13,10 @@ from typing import Any
 from jaxgrow.checkpoints.io.files import at_step
 from train.common.errors import UserError
 from train.config.experiment import Experiment
-from train.data.batches import Source
+from train.data.dataset import Source
 from train.data.mixture import Mixture, seed_of
 from train.data.special import document_frame
-from train.data.text import tokenizer_of
-from train.extras.labelled.task import Labelled
+from train.data.text import Data, tokenizer_of
 from train.plan.record import RunRecord
 from train.plan.transforms import LoadCheckpoint
 from train.store.workdir import Workdir
@@ -101,7 +100,7 @@ def order_of(
     if workdir.begun:
         recorded = workdir.config.get("order")
         return (_read(recorded) if recorded else usual), []
-    if isinstance(experiment.data, Labelled):
+    if not experiment.data.goes_on:
         return usual, []
     lines: list[str] = []
     # On the same corpus, the position of the checkpoint is restored with it.
@@ -181,7 +180,8 @@ def _reframed(
     """A warning if different tokens frame the documents of a run and of its source."""
     mine = identity.get("frame")
     theirs = result["corpus"].get("frame") if result and "corpus" in result else _frame(folder)
-    if not mine or not theirs or mine == theirs:
+    data = experiment.data
+    if not mine or not theirs or mine == theirs or not isinstance(data, Data):
         return []
     begins = [bool(frame.partition("..")[0].strip()) for frame in (theirs, mine)]
     out = "name the tokenizer of this model in data.tokenizer"
@@ -189,7 +189,7 @@ def _reframed(
         out = f"set data.bos={str(begins[0]).lower()}"
     return [
         f"WARNING: the documents of {folder} have the form {theirs!r}, but those of this run have {mine!r}, because "
-        f"data.bos={experiment.data.bos} and data.tokenizer={experiment.data.tokenizer}; {out}"  # type: ignore[union-attr]
+        f"data.bos={data.bos} and data.tokenizer={data.tokenizer}; {out}"
     ]
 
 

@@ -46,7 +46,7 @@ from train.config.experiment import (
     unequal,
 )
 from train.config.resuming import bound, class_of, conflicts
-from train.data import batches, special, text
+from train.data import special, text
 from train.plan.methods import LARGE
 from train.state.heads import say_notes, split
 from train.state.model import TrainState
@@ -62,7 +62,7 @@ _OWN = ("name", "model", "data")
 _CONFIG = {"model": dict, "data": dict, "method": dict, "sources": dict, "corpus": dict}
 _RESULT = {
     **{"bytes": int, "steps": int, "flops": float, "seconds": float, "model": dict},
-    **{"corpus": dict, "labels": tuple[str, ...], "phases": tuple[dict, ...]},
+    **{"corpus": dict, "phases": tuple[dict, ...]},
     **{"source_tokens": dict[str, int]},
 }
 # The files that a run writes after its config, before it begins.
@@ -227,7 +227,7 @@ class Workdir:
             )
         moved = any(class_of(name, mine) == "place" for name in unequal(before, mine))
         if known and moved and self.finished:
-            self.same_data(there["corpus"], batches.identity(experiment.data, experiment.model))
+            self.same_data(there["corpus"], experiment.data.identity(experiment.model))
 
     def close_like(self, sources: Iterable[Path]) -> None:
         """Close the folder of a new run to all users who may not read the models it starts from."""

@@ -15,12 +15,9 @@ from jaxgrow.axes import Tree
 from jaxgrow.models import Config
 from train.common.errors import UserError
 from train.config.experiment import Experiment
-from train.data import batches
 from train.extras.aot import hlo
 from train.extras.aot.machines import Machine
 from train.extras.aot.roofline import Roofline, beside, kernels, roofline
-from train.extras.labelled.supervised import prepared
-from train.extras.labelled.task import Labelled
 from train.plan.ledger import Ledger
 from train.plan.lifetimes import after
 from train.plan.modifiers import PhaseStart
@@ -219,7 +216,7 @@ class AotRun:
         return model
 
     def scores(self, model: TrainState) -> dict[str, float]:
-        task = prepared(self.experiment.data, model.config)  # type: ignore[arg-type]
+        task = self.experiment.data.prepared(model.config)  # type: ignore[attr-defined]
         return dict.fromkeys(task.metrics, 0.0)
 
     def validate(self, step: int, model: TrainState) -> None:
@@ -229,7 +226,7 @@ class AotRun:
         e = self.experiment
         program = over_mesh(partial(eval_step, e.accumulate), self.mesh)
         arguments = (self._placed(replace(model, opt=None)), self._batch(e.batch))
-        length = e.data.length if isinstance(e.data, Labelled) else model.config.length
+        length = e.data.padded_length or model.config.length
         tokens = e.batch * length
         self._compiled(
             program,
@@ -265,7 +262,7 @@ class AotRun:
     # --- compiling ---
 
     def _batch(self, samples: int) -> Tree:
-        shapes = batches.shapes(self.experiment.data, self.experiment.model, samples)
+        shapes = self.experiment.data.shapes(self.experiment.model, samples)
         where = divided(self.mesh)
         return jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), shapes

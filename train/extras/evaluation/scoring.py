@@ -16,8 +16,8 @@ from tqdm import tqdm
 from jaxgrow.models import Config
 from train.data import formats
 from train.data.cutting import TextEncoder, cut
-from train.data.masking import vocabulary
 from train.data.special import frame
+from train.data.windows import vocabulary
 from train.state.mesh import batch_devices, put, rows
 from train.state.pretrained import TextModel
 

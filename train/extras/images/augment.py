@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from train.config.overrides import CHANGED
+from train.common.fields import CHANGED
 
 
 @dataclass(frozen=True)

@@ -14,23 +14,28 @@ import zipfile
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, Literal, Protocol
 
+import jax
 import numpy as np
 from tqdm import tqdm
 
 from jaxgrow.checkpoints.io.checksums import sha256
+from jaxgrow.models import Config
 from jaxgrow.untrusted import limits, open_regular
 from train.common.errors import UserError
 from train.common.files import read_json, write_json
 from train.data.cache import again, cache_folder, cached
 from train.data.corpus import prepared
+from train.data.dataset import Batch, Source, more_held_out
 from train.data.decoding import COMPRESSED, MAGIC, decompressed, in_folder, read_regular, readable
 from train.data.mixed_paths import refuse_several
 from train.data.splitting import exact, held_out
 from train.data.workers import cores
 from train.extras.images import idx
 from train.extras.images.augment import Augment
+from train.extras.labelled.metrics import accuracy
+from train.extras.labelled.supervised import Prepared, Supervised
 
 _SUFFIXES = {".jpg", ".jpeg", ".png"}
 _VALIDATION = ("val", "valid", "validation", "test")
@@ -38,7 +43,7 @@ _AT_ONCE = 1024  # images that are copied at once
 
 
 @dataclass(frozen=True)
-class Images:
+class Images(Supervised):
     """A dataset of images, each of one class.
 
     ``source="digits"`` is scikit-learn's dataset of 1797 images of 8 x 8 pixels, which needs no
@@ -51,7 +56,7 @@ class Images:
     necessary; it is read without TensorFlow.
     """
 
-    modality: ClassVar = "images"
+    modality = "images"
     source: Literal["digits", "folder", "idx", "tfds"] = "digits"
     path: str | None = None
     name: str | None = None  # for "tfds", e.g. "imagenet2012"
@@ -103,6 +108,61 @@ class Images:
             )
         if self.source == "tfds" and self.name is None:
             raise ValueError("data.source=tfds needs data.name, such as imagenet2012")
+
+    def prepared(self, model: Config) -> Prepared:
+        self.check_modality(model)
+        split = images(self)
+
+        def scores(outputs: np.ndarray) -> dict[str, float]:
+            labels = np.array([split.valid.label(i) for i in range(len(split.valid))])
+            return {"accuracy": accuracy(outputs.argmax(-1), labels)}
+
+        classes = split.classes
+        return Prepared(
+            split.train,
+            {"valid": split.valid},
+            "classes",
+            len(classes),
+            classes,
+            0,
+            split.identity,
+            {"valid": scores},
+            ("accuracy",),
+        )
+
+    def sources(self, model: Config) -> tuple[Source, dict[str, Source]]:
+        self.check_modality(model)
+        split = images(self)
+        sizes = model.integers()
+        fits = {
+            "pixels a side": (split.shape[0], sizes["image"]),
+            "channels": (split.shape[2], sizes["channels"]),
+            "classes": (len(split.classes), sizes["classes"]),
+        }
+        wrong = [
+            f"{name}: {has} in the images, {takes} in the model"
+            for name, (has, takes) in fits.items()
+            if has != takes
+        ]
+        if wrong:
+            raise UserError(f"the images do not fit the model: {'; '.join(wrong)}")
+        return split.train, {"": split.valid}
+
+    def shapes(self, model: Config, samples: int) -> Batch:
+        inputs, targets = model.batch_shapes(samples)
+        if self.augment.softens:
+            targets = jax.ShapeDtypeStruct((samples, model.integers()["classes"]), np.float32)
+        return inputs, targets
+
+    def more_validation(self, name: str = "") -> str:
+        return more_held_out(images(self).held, self.valid_fraction)
+
+    def write_inputs(self, run: Path, config: Config, folder: Path) -> dict[str, Any]:
+        from train.extras.images.processor import FILE, described
+
+        sizes = config.integers()
+        write_json(folder / FILE, described(self, sizes["image"], sizes["channels"]))
+        return {}
 
 
 class Store(Protocol):

@@ -17,8 +17,8 @@ from train.data.text import name_of
 from train.extras.adapting import loaded
 from train.extras.images.images import Images, images
 from train.extras.images.processor import normal_in
-from train.extras.labelled.supervised import check_reads, prepared
-from train.extras.labelled.task import Labelled, Prepared
+from train.extras.labelled.supervised import Prepared
+from train.extras.labelled.task import Labelled
 from train.plan.best import LOSS, METRIC, Best
 from train.plan.methods import FineTune
 from train.state.heads import keeps, learned
@@ -110,13 +110,13 @@ class FineTuning:
         config = config_of(folder)
         data = self.data
         length = None
-        check_reads(config, data)
+        data.check_modality(config)
         if isinstance(data, Labelled):
             length = min(data.length, config.length)
             data = replace(data, tokenizer=name_of(folder), length=length)
         else:
             data = _as_before(data, folder, config)
-        task = prepared(data, config)
+        task = data.prepared(config)
         saved = None if self.saved is None else str(Path(self.saved).expanduser().resolve())
         adapter = self.lora or self.adapter if saved is None else loaded(saved, config)[0]
         own: Any = {"dropout": self.dropout, "best": self._best(task)}

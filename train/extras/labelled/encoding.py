@@ -12,7 +12,6 @@ from jaxgrow.checkpoints.io.checksums import sha256
 from jaxgrow.models import Config
 from train.common.errors import UserError
 from train.data.bounded import BoundedTokenizer
-from train.data.masking import BYTES
 from train.data.special import (
     ENDS,
     frame_of_pairs,
@@ -23,6 +22,7 @@ from train.data.special import (
 from train.data.special import frame as added_tokens
 from train.data.text import folder_of, tokenizer
 from train.data.tokenise import dtype
+from train.data.windows import BYTES
 from train.data.workers import cores
 
 _PIECE = 4  # bytes per word piece in English text
@@ -47,7 +47,7 @@ class Frame(NamedTuple):
 
 
 # These bytes do not occur in UTF-8 text. The first one ends texts here, because it also ended
-# documents in pre-training (`train.data.masking.BYTES`). The mask is a different byte.
+# documents in pre-training (`train.data.windows.BYTES`). The mask is a different byte.
 _BYTE_END, _BYTE_BEGIN, _BYTE_PAD = sorted(BYTES.special - {BYTES.mask_id})[:3]
 
 

@@ -1,9 +1,12 @@
-"""The scores of a fine-tuned model on the validation data of its task."""
+"""Data with a task: what a model learns from them, and its scores on the validation data."""
 
 import sys
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -11,14 +14,12 @@ from jax.sharding import PartitionSpec as P
 
 from jaxgrow.axes import Params
 from jaxgrow.checkpoints import CheckpointError, open_checkpoint
+from jaxgrow.checkpoints.hf.labels import Head, named
 from jaxgrow.models import Config
 from jaxgrow.sharding import constrained
 from train.common.errors import UserError
 from train.common.output import say
-from train.data.batches import Source
-from train.extras.images.images import Images, images
-from train.extras.labelled.metrics import accuracy
-from train.extras.labelled.task import Labelled, Prepared, task
+from train.data.dataset import Dataset, Source
 from train.state.heads import learned, order, say_notes
 from train.state.mesh import Mesh, batch_devices, put, rows
 from train.state.pretrained import anywhere
@@ -26,49 +27,95 @@ from train.state.pretrained import anywhere
 POSITIONS = 1 << 14  # maximum positions of a batch
 
 
-def check_reads(model: Config, data: Labelled | Images) -> None:
-    """Check that a model reads the kind of data of a task.
-
-    Raises:
-      UserError: the data are images and the model reads text, or the reverse.
-    """
-    if data.modality != model.modality:
-        raise UserError(
-            f"a {type(model).__name__} cannot be trained on {type(data).__name__}: give text to a text "
-            "model, and images to a vision model"
-        )
+Score = Callable[[np.ndarray], dict[str, float]]
 
 
-def prepared(data: Labelled | Images, model: Config) -> Prepared:
-    """Prepare the task of labelled text or images for a model with any head.
+@dataclass(frozen=True)
+class Prepared:
+    """A task prepared for a model: ``model.with_head(head, classes)`` learns it."""
 
-    Raises:
-      UserError: the data are missing or damaged, or the model cannot take them.
-    """
-    check_reads(model, data)
-    if isinstance(data, Labelled):
-        return task(data, model)  # type: ignore[arg-type]
-    split = images(data)
-    labels = np.array([split.valid.label(i) for i in range(len(split.valid))])
+    train: Source
+    valid: Mapping[str, Source]  # the first split is used for validation during training
+    head: Literal["classes", "spans"]
+    classes: int  # 1: the target is a number
+    labels: tuple[str, ...]  # names of the classes; empty for a number or spans
+    pad: int  # the padding token; no text of a decoder ends with it
+    identity: dict[str, Any]  # JSON; identifies the data by content, not by path
+    scores: Mapping[str, Score]
+    metrics: tuple[str, ...]  # names of the metrics, the main one first
+    task: str | None = None  # the name of a published task
+    own_pad: bool = True  # whether the model has a padding token of its own, or needs none
 
-    def scores(outputs: np.ndarray) -> dict[str, float]:
-        return {"accuracy": accuracy(outputs.argmax(-1), labels)}
+    @property
+    def of_head(self) -> Head:
+        """The description of the head that learns the task."""
+        return Head(self.task, self.labels)
 
-    classes = split.classes
-    return Prepared(
-        split.train,
-        {"valid": split.valid},
-        "classes",
-        len(classes),
-        classes,
-        0,
-        split.identity,
-        {"valid": scores},
-        ("accuracy",),
-    )
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The ``config.json`` entries of a model that learned the task.
+
+        `jaxgrow.checkpoints.save` writes them.
+        """
+        pad = {} if self.own_pad else {"pad_token_id": self.pad}
+        return named(self.labels, self.task) | pad
+
+    def score(self, split: str, outputs: np.ndarray) -> dict[str, float]:
+        """Score the outputs of a model for all examples of ``valid[split]``, in order.
+
+        Args:
+          split: a key of ``valid``.
+          outputs: logits [N, classes], numbers [N, 1], or logits of starts and ends [N, length, 2].
+
+        Returns:
+          The metrics, the main one of the task first. They are from 0 to 1; correlations are from
+          -1 to 1.
+
+        Raises:
+          ValueError: the outputs have another shape.
+        """
+        examples: Any = self.valid[split]
+        shape = (len(examples), *((examples.length,) if self.head == "spans" else ()), self.classes)
+        if outputs.shape != shape:
+            raise ValueError(f"outputs for {split} are {outputs.shape}, but should be {shape}")
+        return self.scores[split](outputs)
 
 
-def score(folder: Path, data: Labelled | Images) -> dict[str, dict[str, float]]:
+class Supervised(Dataset):
+    """Data with a task for the head of a model."""
+
+    @abstractmethod
+    def prepared(self, model: Config) -> Prepared:
+        """Prepare the task for a model with any head.
+
+        Raises:
+          UserError: the data are missing or damaged, or the model cannot take them.
+        """
+
+    def sources(self, model: Config) -> tuple[Source, dict[str, Source]]:
+        prepared = self.prepared(model)
+        config: Any = model
+        if (config.predicts, config.classes) != (prepared.head, prepared.classes):
+            raise UserError(
+                f"{type(self).__name__} needs a model with head={prepared.head} and classes={prepared.classes}, but it has "
+                f"head={config.predicts} and classes={config.classes}"
+            )
+        return prepared.train, {"": next(iter(prepared.valid.values()))}
+
+    def identity(self, model: Config) -> dict[str, Any]:
+        return self.prepared(model).identity
+
+    def head(self, model: Config) -> dict[str, Any]:
+        return self.prepared(model).settings
+
+    def scores(self, config: Config, params: Params, mesh: jax.sharding.Mesh) -> dict[str, float]:
+        """The metrics on the split that is used for validation during the training."""
+        prepared = self.prepared(config)
+        name, examples = next(iter(prepared.valid.items()))
+        return prepared.score(name, outputs(config, params, examples, mesh))
+
+
+def score(folder: Path, data: Supervised) -> dict[str, dict[str, float]]:
     """Evaluate the model in ``folder``: split -> metric -> value, the main metric first.
 
     Raises:
@@ -80,7 +127,7 @@ def score(folder: Path, data: Labelled | Images) -> dict[str, dict[str, float]]:
     except CheckpointError as error:
         raise UserError(str(error)) from error
     config: Any = source.config
-    wanted = prepared(data, config)
+    wanted = data.prepared(config)
     there = learned(Path(folder))
     if (config.predicts, config.classes) != (wanted.head, wanted.classes):
         raise UserError(
@@ -99,25 +146,6 @@ def score(folder: Path, data: Labelled | Images) -> dict[str, dict[str, float]]:
         return found if columns is None else found[:, columns]
 
     return {name: wanted.score(name, ordered(examples)) for name, examples in wanted.valid.items()}
-
-
-def validated(
-    data: Labelled | Images, config: Config, params: Params, mesh: jax.sharding.Mesh
-) -> dict[str, float]:
-    """Score a model on the split that is used for validation during its training.
-
-    Args:
-      data: the task.
-      config: the config of the model, with the head of the task.
-      params: its parameters.
-      mesh: the mesh that they are placed on.
-
-    Returns:
-      The metrics, the main one first.
-    """
-    wanted = prepared(data, config)
-    name, examples = next(iter(wanted.valid.items()))
-    return wanted.score(name, outputs(config, params, examples, mesh))
 
 
 def outputs(

@@ -1,29 +1,33 @@
 """Tasks for fine-tuning: training examples, validation examples and scores of a model's outputs."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from jaxgrow.checkpoints.hf.labels import Head, named
+from jaxgrow.models import Config
 from jaxgrow.models.config import TextConfig
 from jaxgrow.typed import made, nearest
 from jaxgrow.untrusted import one_line
 from train.common.errors import UserError
+from train.data.dataset import Batch
 from train.data.mixed_paths import refuse_several
+from train.data.text import write_tokenizer
 from train.extras.labelled import glue, squad, table
 from train.extras.labelled.encoding import Encoder, Examples, Texts, framed, truncated
+from train.extras.labelled.hf_tokenizer import write_framing
+from train.extras.labelled.supervised import Prepared, Score, Supervised
 
 NAMES = (*glue.TASKS, *squad.TASKS)
 TABLE = "table"
 
 
 @dataclass(frozen=True)
-class Labelled:
+class Labelled(Supervised):
     """Labelled text: a task of GLUE, SQuAD, or a table of the user.
 
     ``task="table"`` has rows with named columns, in files or a folder of Hugging Face `datasets`
@@ -33,7 +37,8 @@ class Labelled:
     TensorFlow.
     """
 
-    modality: ClassVar = "text"
+    modality = "text"
+    goes_on = False
     task: str  # "cola" .. "wnli", "squad1", "squad2", "table"
     # The folder of the files or of tensorflow-datasets; for a table, also a file.
     path: str | None = None
@@ -91,6 +96,28 @@ class Labelled:
         if self.source == "files" and self.path is None:
             raise ValueError("data.source=files needs data.path, the folder of the task's files")
 
+    @property
+    def padded_length(self) -> int:
+        return self.length
+
+    def prepared(self, model: Config) -> Prepared:
+        """Prepare the task; the tokens are kept in memory."""
+        self.check_modality(model)
+        assert isinstance(model, TextConfig)
+        return _task(self, model.with_head("tokens"))
+
+    def shapes(self, model: Config, samples: int) -> Batch:
+        assert isinstance(model, TextConfig)
+        return model.task_shapes(samples, self.length)
+
+    def more_validation(self, name: str = "") -> str:
+        given = "path" if self.valid_path is None else f"valid_path={self.valid_path}"
+        return f"give more of them in data.{given}"
+
+    def write_inputs(self, run: Path, config: Config, folder: Path) -> dict[str, Any]:
+        about = write_tokenizer(run, config, folder)
+        return about | write_framing(self.tokenizer, self.length, config, folder)
+
 
 def labelled_of(about: Mapping[str, Any]) -> Labelled:
     """The labelled data of a run, from its ``config.json``.
@@ -100,69 +127,6 @@ def labelled_of(about: Mapping[str, Any]) -> Labelled:
     """
     with one_line(UserError, "the labelled data in the config.json of the run are wrong"):
         return made(Labelled, about)
-
-
-Score = Callable[[np.ndarray], dict[str, float]]
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A task prepared for a model: ``model.with_head(head, classes)`` learns it."""
-
-    train: Any  # a `train.data.batches.Source`: `Examples`, or images
-    valid: Mapping[str, Any]  # the first split is used for validation during training
-    head: Literal["classes", "spans"]
-    classes: int  # 1: the target is a number
-    labels: tuple[str, ...]  # names of the classes; empty for a number or spans
-    pad: int  # the padding token; no text of a decoder ends with it
-    identity: dict[str, Any]  # JSON; identifies the data by content, not by path
-    scores: Mapping[str, Score]
-    metrics: tuple[str, ...]  # names of the metrics, the main one first
-    task: str | None = None  # the name of a published task
-    encoder: Encoder | None = None  # None: the task has no text
-
-    @property
-    def of_head(self) -> Head:
-        """The description of the head that learns the task."""
-        return Head(self.task, self.labels)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The ``config.json`` entries of a model that learned the task.
-
-        `jaxgrow.checkpoints.save` writes them.
-        """
-        of_text = {} if self.encoder is None or self.encoder.own_pad else {"pad_token_id": self.pad}
-        return named(self.labels, self.task) | of_text
-
-    def score(self, split: str, outputs: np.ndarray) -> dict[str, float]:
-        """Score the outputs of a model for all examples of ``valid[split]``, in order.
-
-        Args:
-          split: a key of ``valid``.
-          outputs: logits [N, classes], numbers [N, 1], or logits of starts and ends [N, length, 2].
-
-        Returns:
-          The metrics, the main one of the task first. They are from 0 to 1; correlations are from
-          -1 to 1.
-
-        Raises:
-          ValueError: the outputs have another shape.
-        """
-        examples = self.valid[split]
-        shape = (len(examples), *((examples.length,) if self.head == "spans" else ()), self.classes)
-        if outputs.shape != shape:
-            raise ValueError(f"outputs for {split} are {outputs.shape}, but should be {shape}")
-        return self.scores[split](outputs)
-
-
-def task(data: Labelled, model: TextConfig) -> Prepared:
-    """Prepare a task for ``model``, whose head does not matter; the tokens are kept in memory.
-
-    Raises:
-      UserError: the data are missing or damaged, or the model cannot take them.
-    """
-    return _task(data, model.with_head("tokens"))
 
 
 @lru_cache(maxsize=2)  # all runs of a fine-tuning call this, several times each
@@ -329,5 +293,5 @@ def _prepared(
         scores,
         metrics,
         known,
-        encoder,
+        encoder.own_pad,
     )

@@ -1,6 +1,6 @@
-"""Masked language modelling: windows of packed text in which some tokens are masked.
+"""Windows of packed text as samples of language models: causal, masked, and within documents.
 
-The rules are those that BERT was trained with.
+The rules of masking are those that BERT was trained with.
 """
 
 from collections.abc import Collection
@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxgrow.models.encoder import masked_positions
 from train.common.errors import UserError
-from train.data.documents import window_segments
+from train.data.dataset import Batch
 from train.data.special import largest_vocab
 
 _SPECIAL = (
@@ -19,6 +19,65 @@ _SPECIAL = (
 )
 # How byte-level tokenizers write blank, newline, tab and carriage return.
 _SPACES = ("Ġ", "Ċ", "ĉ", "č")
+
+
+def window_segments(begins: np.ndarray, first: int, length: int) -> np.ndarray:
+    """The segment ids of a window: 0 for its first document, 1 for the next one, and so on.
+
+    Args:
+      begins: the positions at which documents begin, ascending.
+      first: the position of the first token of the window.
+      length: the number of tokens of the window.
+
+    Returns:
+      int32 [length].
+    """
+    low, high = np.searchsorted(begins, [first + 1, first + length])
+    new = np.zeros(length, np.int32)
+    new[begins[low:high] - first] = 1
+    return np.cumsum(new, dtype=np.int32)
+
+
+def next_tokens_of_documents(tokens: np.ndarray, segments: np.ndarray) -> tuple[Any, np.ndarray]:
+    """Split a window [T + 1] into inputs and targets.
+
+    The weight of a target is 0 if it is the first token of the next document, and otherwise 1.
+    """
+    weights = (segments[1:] == segments[:-1]).astype(np.float32)
+    inputs = {"tokens": tokens[:-1], "segments": segments[:-1], "weights": weights}
+    return inputs, tokens[1:]
+
+
+def next_tokens(windows: Any) -> Batch:
+    """Split windows ``[..., length + 1]`` of text into inputs and targets."""
+    return windows[..., :-1], windows[..., 1:]
+
+
+class Windows:
+    """Windows of ``length`` tokens, with the next token as the target of each.
+
+    Each epoch predicts every token once. With ``begins``, the positions at which documents begin,
+    attention stops at the ends of documents, and their last tokens have no target.
+    """
+
+    workers = 0
+
+    def __init__(self, tokens: np.ndarray, length: int, begins: np.ndarray | None = None):
+        self.tokens = tokens
+        self.length = length
+        self.begins = begins
+        self.what = f"windows of {length} tokens"
+
+    def __len__(self) -> int:
+        return max(0, (len(self.tokens) - 1) // self.length)
+
+    def sample(self, i: int, rng: np.random.Generator) -> tuple[Any, np.ndarray]:
+        first = i * self.length
+        tokens = np.asarray(self.tokens[first : first + self.length + 1], np.int32)
+        if self.begins is None:
+            return next_tokens(tokens)
+        segments = window_segments(self.begins, first, len(tokens))
+        return next_tokens_of_documents(tokens, segments)
 
 
 class Vocabulary(NamedTuple):

@@ -1,0 +1,23 @@
+"""What the fields of settings say about themselves, for `train.config`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+# Values of conditions in the ``used_with`` of a class (`train.config.effect`).
+CHANGED = "changed"
+GIVEN = "given"
+SAME = "same"
+
+
+def named(kinds: Mapping[str, type], *always: str) -> dict[str, Any]:
+    """Return the metadata of a tuple field whose items have names, at most one item for each name.
+
+    ``--set drop.theta=0.5`` then sets a field of the item with the name "drop", and adds the item
+    if it is missing; ``--set drop=None`` removes it. ``config.json`` has one key for each item. An
+    item with a single field is set by the value of this field: ``--set windows=4``.
+
+    Args:
+      kinds: class of the items of each name.
+      always: names for which ``config.json`` always has a key.
+    """
+    return {"named": kinds, "always": always}

@@ -1,0 +1,132 @@
+"""What does a run need to know of its data?
+
+`Dataset` is the interface of text (`train.data.text.Data`) and of the datasets of the extras. A
+sample is ``(inputs, targets)``: the model's input, and the expected output.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
+
+import jax
+import numpy as np
+
+from jaxgrow.axes import Params
+from jaxgrow.models import Config
+from train.common.errors import UserError
+
+if TYPE_CHECKING:  # its import takes seconds
+    from train.data.mixture import Mixture
+
+Batch: TypeAlias = tuple[Any, Any]  # (inputs, targets), pytrees with a leading axis
+
+
+class Source(Protocol):
+    """Samples with a length. ``sample`` is pure: all randomness comes from the generator."""
+
+    @property
+    def what(self) -> str:
+        """The noun for its samples in error messages."""
+        ...
+
+    @property
+    def workers(self) -> int:
+        """The number of processes that prepare its samples; 0: a thread is enough."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def sample(self, i: int, rng: np.random.Generator) -> Batch: ...
+
+
+@dataclass(frozen=True)
+class Dataset(ABC):
+    """The settings of the data of a run, and the data themselves.
+
+    Methods that read the data raise a `UserError` if they are missing or damaged, or if the model
+    cannot take them.
+    """
+
+    modality: ClassVar[str]  # what its models read, as in `jaxgrow.models.Config`
+    # Whether a run that starts from another run on the same data reads the samples that follow
+    # those of the other run.
+    goes_on: ClassVar[bool] = True
+
+    @property
+    def padded_length(self) -> int | None:
+        """The length to which all samples are padded; None: they fill the context of the model."""
+        return None
+
+    @abstractmethod
+    def sources(self, model: Config) -> "tuple[Source | Mixture, dict[str, Source]]":
+        """The training samples for ``model``, and the validation samples of each set by its name.
+
+        The name of a validation set is empty if there is only one.
+        """
+
+    @abstractmethod
+    def identity(self, model: Config) -> dict[str, Any]:
+        """Describe the data by content: a name, and hashes of ``train``, ``valid`` and tokenizer.
+
+        The hashes are computed from the data that the model is trained on. Equal data may have
+        different names.
+        """
+
+    @abstractmethod
+    def shapes(self, model: Config, samples: int) -> Batch:
+        """The shapes of a training batch of ``samples`` for ``model``. No data are read."""
+
+    @abstractmethod
+    def more_validation(self, name: str = "") -> str:
+        """The part of a message that says how to get more data of the validation set ``name``."""
+
+    @abstractmethod
+    def write_inputs(self, run: Path, config: Config, folder: Path) -> dict[str, Any]:
+        """Write the files with which `transformers` prepares inputs for the model of a run.
+
+        Args:
+          run: folder of the run, which has the tokenizer of its data, if they are text.
+          config: config of the model.
+          folder: folder for the files.
+
+        Returns:
+          The entries of ``config.json`` about the inputs.
+        """
+
+    def report(self) -> list[str]:
+        """Lines that summarise the data for the log."""
+        return []
+
+    def head(self, model: Config) -> dict[str, Any]:
+        """The task and labels that a checkpoint records for its head."""
+        return {}
+
+    def scores(self, config: Config, params: Params, mesh: jax.sharding.Mesh) -> dict[str, float]:
+        """The metrics of a model on the validation data, the main one first."""
+        raise UserError(
+            f"{type(self).__name__} has no metrics besides the loss: set best.by=loss in the method"
+        )
+
+    def check_modality(self, model: Config) -> None:
+        """Check that a model reads this kind of data.
+
+        Raises:
+          UserError: the data are images and the model reads text, or the reverse.
+        """
+        if self.modality != model.modality:
+            raise UserError(
+                f"a {type(model).__name__} cannot take {type(self).__name__}: set data to a dataset that fits the model"
+            )
+
+
+def more_held_out(held: bool, fraction: float) -> str:
+    """The part of a message that says how to get more validation data.
+
+    Args:
+      held: whether ``data.valid_fraction`` of the training data are the validation data.
+      fraction: the value of ``data.valid_fraction``.
+    """
+    if held and fraction < 0.5:
+        return f"raise data.valid_fraction={fraction:g} (at most 0.5)"
+    return "give more data" if held else "give more of them in the validation split of the data"
