@@ -363,6 +363,9 @@ SUBJECTS |= {
 
 ROWS: dict[str, Row] = {
     "train/data/formats.py::_of_tfds": attacked("prepared dataset"),
+    "train/extras/labelled/hf_tokenizer.py::write_framing": ours(
+        "it writes a file with a random name, which it creates, and renames it"
+    ),
     "train/data/text.py::save_tokenizer": ours(
         "it writes a file with a random name, which it creates, and renames it"
     ),
