@@ -71,7 +71,7 @@ EXCEPTIONS: dict[str, str] = {
             *("{source.what}, less than one batch", "lower eval_batches or the batches of"),
             "the validation data has {len(source)}",
         ),
-        "tests/train/test_advice.py",
+        "tests/extras/test_advice.py",
     ),
     **dict.fromkeys(
         (
@@ -96,7 +96,7 @@ EXCEPTIONS: dict[str, str] = {
     "{out} exists already; give": "tests/train/test_learned_maps.py",
     "the model already has an adapter": "tests/train/test_adapting.py",
     "a task of lm-eval (lm-eval ls": "the user chooses a task of lm-eval",
-    "a copy of the dataset {path}": "tests/train/test_harness.py",
+    "a copy of the dataset {path}": "tests/extras/test_harness.py",
 }
 MADE: dict[str, Path] = {}
 

@@ -38,8 +38,6 @@ from train.plan.recipes import halves
 from train.state.mesh import Mesh
 from train.state.optim import Optim
 
-pytestmark = pytest.mark.extra
-
 HALF, HALVES, ONE, VCYCLE = RECIPES
 WSD = Optim(schedule="wsd", decay=0.1)
 MODEL = GPT2Config(vocab=256, context=64, layers=12, embed=24, heads=3, head_dim=8, mlp=96)

@@ -28,8 +28,6 @@ from train.state.mesh import Mesh
 from train.state.pretrained import TextModel, opened
 from train.store.workdir import Workdir
 
-pytestmark = pytest.mark.extra
-
 SIZES = dict(vocab=256, context=16, layers=2, embed=16, heads=2, head_dim=8, mlp=32)
 TEXT = "In the beginning was the wörd, and the word was with a blank.\n Ende "
 

@@ -15,8 +15,6 @@ from train.extras.advice import operator_ranking
 from train.plan.methods import Scratch
 from train.pretrain import run
 
-pytestmark = pytest.mark.extra
-
 SMALL, LARGE = runs.MODEL, runs.LARGE
 
 

@@ -18,8 +18,6 @@ from train.plan.methods import Scratch
 from train.plan.modifiers import DropLayers
 from train.store.workdir import Workdir
 
-pytestmark = pytest.mark.extra
-
 TEXT = "abcd efgh\n" * 30
 Case = tuple[dict[str, Any], str, Callable[[Experiment, re.Match], Experiment]]
 

@@ -34,8 +34,6 @@ from train.plan.training import Train
 from train.state.mesh import Mesh
 from train.state.model import TrainState
 
-pytestmark = pytest.mark.extra
-
 NAMES = jax.tree.leaves(runs.MODEL.axes(), is_leaf=names.is_names)
 FOLDER = Path(tempfile.mkdtemp(prefix="preflight"))
 SBLD = Scratch((DropLayers(LayerDrop(sensitivity=Sensitivity(after=0.25, batches=2))),))

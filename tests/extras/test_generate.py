@@ -21,8 +21,6 @@ from train.common.errors import UserError, exits_cleanly
 from train.data.text import tokenizer
 from train.extras.evaluation.stopping import Stopping
 
-pytestmark = pytest.mark.extra
-
 SIZES = dict(vocab=256, context=48, layers=2, embed=16, heads=2, head_dim=8, mlp=32)
 
 

@@ -6,8 +6,6 @@ from pathlib import Path
 import jax
 import pytest
 
-pytestmark = pytest.mark.extra
-
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "docs/notebooks").glob("*.py"))
 LONG = ("dropping", "saving", "v_cycle")  # the build of the site also runs them
 
