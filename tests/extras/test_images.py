@@ -22,8 +22,6 @@ from train.extras.images import idx, pixels
 from train.extras.images.augment import DEIT, Augment
 from train.extras.images.images import Images, images
 
-pytestmark = pytest.mark.extra
-
 MNIST = Path(__file__).parents[3] / "shared" / "data" / "mnist"
 
 

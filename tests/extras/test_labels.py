@@ -19,8 +19,6 @@ from train.extras.labelled.tuning import tune_model
 from train.state.heads import keeps, learned, order
 from train.state.mesh import Mesh
 
-pytestmark = pytest.mark.extra
-
 
 @pytest.fixture(scope="module")
 def run(home):

@@ -19,8 +19,6 @@ from train.extras.labelled import glue, metrics, table
 from train.extras.labelled.task import Labelled
 from train.extras.labelled.tuning import tune_model
 
-pytestmark = pytest.mark.extra
-
 ROWS = [
     {"title": 'The "cat", sat', "kind": "good"},
     {"title": "a dög", "kind": "bad"},

@@ -19,8 +19,6 @@ from train.extras.evaluation.chat import rendered
 from train.extras.evaluation.tasks import evaluate_tasks
 from train.generate import Asked, samples
 
-pytestmark = pytest.mark.extra
-
 PLAIN = Special(0, 0, (0,), {"bos_token": "<s>"}, None)
 
 

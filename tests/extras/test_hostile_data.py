@@ -33,8 +33,6 @@ from train.extras.images import idx
 from train.extras.images.images import Images, images
 from train.extras.labelled import table
 
-pytestmark = pytest.mark.extra
-
 ROOT = Path(__file__).parents[2]
 ZIPPED = {".gz": gzip.compress, ".xz": lzma.compress, ".bz2": bz2.compress}
 

@@ -24,8 +24,6 @@ from train.extras.labelled import glue, metrics, squad
 from train.extras.labelled.encoding import Encoder, truncated
 from train.extras.labelled.task import NAMES, Labelled, Prepared
 
-pytestmark = pytest.mark.extra
-
 MODERNBERT = ModernBERTConfig(**SIZES, kv_heads=SIZES["heads"], context=512)
 ROBERTA = BERTConfig(**SIZES, context=514, types=1, first_position=2)
 LLAMA = LlamaConfig(**SIZES, context=512, kv_heads=1)

@@ -10,8 +10,6 @@ from train.extras.labelled import glue
 from train.extras.labelled.task import Labelled
 from train.extras.labelled.tuning import tune_model
 
-pytestmark = pytest.mark.extra
-
 LETTERS = "abd"
 
 

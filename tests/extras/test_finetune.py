@@ -42,8 +42,6 @@ from train.state.optim import Optim
 from train.store import handover
 from train.store.workdir import Workdir
 
-pytestmark = pytest.mark.extra
-
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):

@@ -14,8 +14,6 @@ from train.extras.images.images import Images, images
 from train.extras.images.processor import FILE, Normal, described, normal_in
 from train.extras.labelled.downstream import FineTuning
 
-pytestmark = pytest.mark.extra
-
 VIT = ViTConfig(
     image=8, patch=4, channels=3, classes=2, layers=1, embed=8, heads=2, head_dim=4, mlp=8
 )
