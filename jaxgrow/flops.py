@@ -83,7 +83,7 @@ def forward_flops(
       layers: number of layers that ran, possibly a mean, with each layer counted by its `layer_weights`;
         None: all layers.
       at_once: number of positions that a device computes at once, which determines the number of
-        empty rows in a mixture of experts (`jaxgrow.models.mixture.expert_blocks`); None: very large.
+        empty rows in a mixture of experts (`jaxgrow.extras.models.mixture.expert_blocks`); None: very large.
 
     Returns:
       Floating-point operations.

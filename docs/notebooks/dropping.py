@@ -7,7 +7,7 @@
 # # Dropping layers in a third-party model
 #
 # **How do I drop layers in a model that does not support it?** Wrap the call of the model in
-# `dropping`. This notebook takes a plain Flax Transformer with a Python loop over its blocks. It
+# `drop_blocks`. This notebook takes a plain Flax Transformer with a Python loop over its blocks. It
 # trains the model with dropped layers, without changing its code, and checks that a dropped layer
 # does not run. Then it shows the benefits and the limits.
 
@@ -21,7 +21,8 @@ import numpy as np
 import optax
 from flax import linen as nn
 
-from jaxgrow.layerdrop import KeepMask, LayerDrop, dropping, keep_masks, schedule
+from jaxgrow.extras.integrations.linen import drop_blocks
+from jaxgrow.layerdrop import KeepMask, LayerDrop, keep_masks, schedule
 
 LAYERS, CONTEXT = 4, 24
 
@@ -59,7 +60,7 @@ def loss(params, rows):
 # %% [markdown]
 # ## A layer that does not run
 #
-# `dropping` is a context manager. Inside it, the i-th call of a `Block` only runs if the i-th entry
+# `drop_blocks` is a context manager. Inside it, the i-th call of a `Block` only runs if the i-th entry
 # of the keep mask is true. The mask is an *argument* of the compiled function, so one program
 # serves every mask.
 
@@ -67,7 +68,7 @@ def loss(params, rows):
 # %%
 @jax.jit
 def gated(params, rows, open_):
-    with dropping(Block, KeepMask(open_)):
+    with drop_blocks(Block, KeepMask(open_)):
         return loss(params, rows)
 
 
@@ -120,7 +121,7 @@ def train(params, thin):
         # the mask depends on the seed and the step, so it is the same on every device
         probs, sampled = keep_masks(drop, LAYERS, STEPS, i, seed=0)
         open_, scale = sampled[0] | ~thin, jnp.where(thin, 1 / probs, 1)
-        with dropping(Block, KeepMask(open_, scale)):
+        with drop_blocks(Block, KeepMask(open_, scale)):
             gradient = jax.grad(loss)(params, rows)
         updates, state = tx.update(gradient, state)
         return optax.apply_updates(params, updates), state, ran + open_.sum()

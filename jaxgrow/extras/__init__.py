@@ -5,6 +5,9 @@
 
 EXTRAS: dict[str, dict[str, str]] = {
     "attention kernel": dict.fromkeys(("cudnn", "ring", "splash"), "jaxgrow.extras.models.kernels"),
+    "mixture of experts": dict.fromkeys(
+        ("Experts", "expert_rows"), "jaxgrow.extras.models.mixture"
+    ),
     "model family": {
         "CaiTConfig": "jaxgrow.extras.models.cait",
         "DeBERTaConfig": "jaxgrow.extras.models.deberta",

@@ -2,8 +2,7 @@
 
 The package contains schedules, sensitivities, keep masks, and two ways to skip a layer. `LayerDrop`
 holds the settings, and `keep_masks` samples the keep masks of a step. `KeepMask` specifies which
-layers a stack runs. `dropping` applies a `KeepMask` to a Flax model that calls its blocks one after
-the other.
+layers a stack runs. `jaxgrow.extras.integrations.linen` applies a `KeepMask` to other Flax models.
 """
 
 from jaxgrow.layerdrop.allocation import (
@@ -14,7 +13,6 @@ from jaxgrow.layerdrop.allocation import (
 )
 from jaxgrow.layerdrop.counts import padded, program_counts, program_odds
 from jaxgrow.layerdrop.execution import KeepMask, conditional
-from jaxgrow.layerdrop.interception import dropping
 from jaxgrow.layerdrop.sampling import independent, keep_masks, sample, systematic
 from jaxgrow.layerdrop.schedules import (
     LayerDrop,
@@ -34,7 +32,6 @@ __all__ = [
     "Variance",
     "block_list",
     "conditional",
-    "dropping",
     "fit_variance",
     "independent",
     "keep_masks",

@@ -39,6 +39,9 @@ FLOATS = tuple[float, ...]
 Inputs: TypeAlias = jax.Array | dict[str, jax.Array]
 Array: TypeAlias = jax.Array | np.ndarray
 Head: TypeAlias = Literal["tokens", "classes", "spans", "token_classes", "states"]
+# The axes of a mixture of experts and of its shared expert.
+EXPERTS = "experts"
+SHARED = "shared"
 WITHOUT_CLASSES = ("tokens", "states")  # heads that have no `classes` axis
 Modality: TypeAlias = Literal["text", "images"]
 # Shapes of a batch: the inputs of the model, and the targets.

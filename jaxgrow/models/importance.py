@@ -12,15 +12,14 @@ stages, the axes are ``layers.0`` or ``heads.1``, for example, and each stage ha
 
 from collections import defaultdict
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxgrow.axes.names import Params, axis, kind, stages
-from jaxgrow.models.config import Config, Inputs
-from jaxgrow.models.mixture import EXPERTS, Experts
+from jaxgrow.models.config import EXPERTS, Config, Inputs
 from jaxgrow.models.modules import Linear
 from jaxgrow.models.norms import LayerNorm, RMSNorm
 from jaxgrow.models.stack import Observe
@@ -169,6 +168,15 @@ def unit_importance(config: Config, params: Params, inputs: Inputs) -> dict[str,
     return {axis: x.mean(0) if kind(axis) == "embed" else x for axis, x in scores.items()}
 
 
+@runtime_checkable
+class Routed(Protocol):
+    """A module that sends each token to a few experts."""
+
+    def gates(self, x_BTD: jax.Array) -> jax.Array:
+        """Return the gate of each expert for each token [B, T, E]; 0 for experts not chosen."""
+        ...
+
+
 class _Activations:
     """The sizes of the activations of the block that is traced, by axis."""
 
@@ -204,7 +212,7 @@ class _Activations:
                 self.found[read[0]].append(jnp.linalg.norm(_widened(args[0]), axis=-1))
             elif kinds == ["mlp"]:
                 self.found[read[0]].append(jnp.abs(_widened(args[0])))
-        elif isinstance(module, Experts):
+        elif isinstance(module, Routed):
             self.found[EXPERTS].append(module.gates(args[0]))
         elif isinstance(module, LayerNorm | RMSNorm) and kind(axis(module.axis)) == "embed":
             self.found[axis(module.axis)].append(jnp.abs(_widened(outputs)))

@@ -35,15 +35,18 @@ from jaxgrow.models.attention import (
 )
 from jaxgrow.models.bottleneck import add_adapter
 from jaxgrow.models.cache import KEPT
-from jaxgrow.models.config import FLOATS, Cost, TextConfig, head_cost
+from jaxgrow.models.config import EXPERTS, FLOATS, SHARED, Cost, TextConfig, head_cost
 from jaxgrow.models.decoder import Decoder
 from jaxgrow.models.loss import last_tokens
-from jaxgrow.models.mixture import EXPERTS, SHARED, Experts, expert_rows
 from jaxgrow.models.model import Call, Stack, tokens_at
 from jaxgrow.models.modules import MLP, Linear, project_together
 from jaxgrow.models.norms import LayerNorm, RMSNorm
 from jaxgrow.models.stack import stacked_blocks
+from jaxgrow.registry import Registry
 from jaxgrow.sharding import parts
+
+# The module ``Experts`` of a mixture, and ``expert_rows``, the number of rows that it computes.
+MIXTURES: Registry[Callable[..., Any]] = Registry("mixture of experts")
 
 
 class LayerKind(NamedTuple):
@@ -139,7 +142,7 @@ class LlamaConfig(TextConfig):
     # Biases of attention's output, the MLP and LayerNorms.
     bias: bool = False
     # The number of experts of a mixture that replaces the MLP; 0: no mixture. Each token passes
-    # through ``active`` of them (`jaxgrow.models.mixture`).
+    # through ``active`` of them (`jaxgrow.extras.models.mixture`).
     experts: int = 0
     active: int = 2
     gates_normed: bool = True
@@ -319,7 +322,7 @@ class LlamaConfig(TextConfig):
         if not self.experts:
             return super().active_sizes()
         tokens = at_once or 2**15 * self.experts  # enough to fill all blocks
-        computed = expert_rows(tokens * self.active, self.experts, self.capacity)
+        computed = MIXTURES["expert_rows"](tokens * self.active, self.experts, self.capacity)
         return super().active_sizes() | {EXPERTS: computed / tokens}
 
     @property
@@ -653,7 +656,7 @@ def layer_mlp(
     if not c.experts:
         own = (c.embed, c.mlp, kernel_init, out_init, dtype, activation)
         return MLP(*own, gated=c.gated, bias=c.bias or c.mlp_bias, name=name)
-    return Experts(
+    return MIXTURES["Experts"](
         experts=c.experts,
         active=c.active,
         normed=c.gates_normed,

@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import optax
 
 from jaxgrow.models import Config
-from jaxgrow.models.mixture import EXPERTS
+from jaxgrow.models.config import EXPERTS
 from train.common.commands import config_file, unknown_experiment
 from train.common.errors import UserError
 from train.common.hosts import is_first

@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeAlias
 
 from jaxgrow.models import Config
-from jaxgrow.models.mixture import EXPERTS
+from jaxgrow.models.config import EXPERTS
 from train.config.experiment import Experiment, unequal
 from train.plan.best import KeepBest
 from train.plan.modifiers import DropLayers

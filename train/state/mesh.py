@@ -33,7 +33,7 @@ class Mesh:
       tensor: number of devices that heads, MLP units and the vocabulary are sharded over
         (`jaxgrow.sharding`).
       expert: number of devices that the experts of a mixture are sharded over. These devices
-        exchange tokens (`jaxgrow.models.mixture.Experts`).
+        exchange tokens (`jaxgrow.extras.models.mixture.Experts`).
       replica: number of groups of hosts, or of slices, with a slow network between them. No host
         belongs to two groups.
       context: number of devices that the positions of each sequence are sharded over. Their

@@ -24,7 +24,7 @@ from jaxgrow.growth.maps import new_sizes, tile
 from jaxgrow.models import Adapter, BERTConfig, GPT2Config, LlamaConfig, ViTConfig, from_json
 from jaxgrow.operators import coalesce, hypercloning, lemon, ligo, llama_pro, net2net, stack, staged
 
-pytestmark = [pytest.mark.extra, pytest.mark.usefixtures("x64")]
+pytestmark = pytest.mark.usefixtures("x64")
 
 WIDTHS = dict(layers=2, embed=8, heads=4, head_dim=2, mlp=10, dtype="float64")
 TEXT, IMAGE = dict(vocab=11, context=8), dict(image=4, patch=2, channels=1, classes=3)

@@ -18,6 +18,8 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from jaxgrow.axes.names import READ, Names, axis, named
+from jaxgrow.models.config import EXPERTS, SHARED
+from jaxgrow.models.llama import MIXTURES
 from jaxgrow.models.modules import MLP, Linear, quick_gelu
 from jaxgrow.sharding import (
     CONTEXT,
@@ -33,8 +35,6 @@ from jaxgrow.sharding import (
     ungrouped,
 )
 
-EXPERTS = "experts"
-SHARED = "shared"
 # If the average expert gets fewer assignments than this, its rows form 2 blocks instead of 32.
 FEW = 128
 
@@ -500,3 +500,6 @@ def _adding_backward(_, dx):
 
 
 _adding.defvjp(_adding_forward, _adding_backward)
+
+MIXTURES.add("Experts", Experts)
+MIXTURES.add("expert_rows", expert_rows)

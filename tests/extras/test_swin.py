@@ -35,7 +35,7 @@ from jaxgrow.operators import (
 from jaxgrow.optim.freeze import Freeze, hold_frozen
 from train.plan.keep_masks import KeepMasks
 
-pytestmark = [pytest.mark.extra, pytest.mark.usefixtures("x64")]
+pytestmark = pytest.mark.usefixtures("x64")
 
 EXACT, VISIBLE = 1e-10, 1e-2
 # The windows are 3 x 3, over 8 x 8 and then 4 x 4 patches, so some windows are padded. The position

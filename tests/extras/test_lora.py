@@ -35,7 +35,7 @@ from jaxgrow.operators import (
     staged,
 )
 
-pytestmark = [pytest.mark.extra, pytest.mark.usefixtures("x64")]
+pytestmark = pytest.mark.usefixtures("x64")
 
 SIZES = dict(vocab=11, context=8, layers=2, embed=8, heads=4, head_dim=2, mlp=10, dtype="float64")
 FAMILIES = {

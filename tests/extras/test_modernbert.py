@@ -24,7 +24,7 @@ from jaxgrow.models import from_json
 from jaxgrow.models.stack import KeptTokens
 from jaxgrow.operators import coalesce, fpi, hypercloning, lemon, llama_pro, stack, zero_pad
 
-pytestmark = [pytest.mark.extra, pytest.mark.usefixtures("x64")]
+pytestmark = pytest.mark.usefixtures("x64")
 
 EXACT, VISIBLE = 1e-10, 1e-2
 OLD = {"layers": 3, "heads": 2, "kv_heads": 2, "embed": 6, "mlp": 9}

@@ -20,7 +20,7 @@ from jaxgrow.layerdrop import KeepMask
 from jaxgrow.models import from_json
 from jaxgrow.models.stack import KeptTokens
 
-pytestmark = [pytest.mark.extra, pytest.mark.usefixtures("x64")]
+pytestmark = pytest.mark.usefixtures("x64")
 
 TOLERANCE = 1e-10
 VISIBLE = 1e-2

@@ -18,10 +18,10 @@ from jaxgrow import checkpoints, grow, sharding
 from jaxgrow.checkpoints import CheckpointError
 from jaxgrow.cli import keeps
 from jaxgrow.extras import hf_peft as peft
+from jaxgrow.extras.models.mixture import Experts, expert_blocks, expert_rows
 from jaxgrow.extras.peft import lora
 from jaxgrow.growth.maps import swap
 from jaxgrow.models import LlamaConfig
-from jaxgrow.models.mixture import Experts, expert_blocks, expert_rows
 from jaxgrow.models.upcycling import add_router_noise, as_mixture, redraw_units
 from jaxgrow.operators import (
     coalesce,

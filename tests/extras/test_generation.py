@@ -28,7 +28,7 @@ from jaxgrow.extras.models.generation import (
 from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig, ViTConfig
 from jaxgrow.models.cache import Past
 
-pytestmark = [pytest.mark.extra, pytest.mark.usefixtures("x64")]
+pytestmark = pytest.mark.usefixtures("x64")
 
 TOLERANCE = 1e-10
 LLAMA = dict(vocab=11, context=40, head_dim=6, layers=3, heads=4, embed=12, mlp=20, dtype="float64")

@@ -21,7 +21,7 @@ from jaxgrow.models import from_json
 from jaxgrow.models.stack import KeptTokens
 from jaxgrow.operators import decoalesce, hypercloning, lemon, llama_pro, stack, staged
 
-pytestmark = [pytest.mark.extra, pytest.mark.usefixtures("x64")]
+pytestmark = pytest.mark.usefixtures("x64")
 
 EXACT, VISIBLE = 1e-10, 1e-2
 SMALL = dict(

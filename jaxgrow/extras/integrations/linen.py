@@ -1,6 +1,6 @@
 """Layer dropping for Flax (Linen) models that call their blocks from a Python loop.
 
-`dropping` intercepts the calls of a block, and puts each of them behind a conditional.
+`drop_blocks` intercepts the calls of a block, and puts each of them behind a conditional.
 """
 
 import inspect
@@ -34,7 +34,7 @@ _eval_shape: Callable[..., Any] = jax.eval_shape  # pyright: ignore[reportUnknow
 
 
 @contextmanager
-def dropping(block: type[nn.Module], keep_mask: KeepMask) -> Generator[None]:
+def drop_blocks(block: type[nn.Module], keep_mask: KeepMask) -> Generator[None]:
     """A context in which the i-th call of a ``block`` runs only if ``keep_mask.layers[i]`` is true.
 
     Use it to drop layers of an unmodified Flax (Linen) model. The model must call one block after
@@ -73,13 +73,13 @@ def dropping(block: type[nn.Module], keep_mask: KeepMask) -> Generator[None]:
       ...     @nn.compact
       ...     def __call__(self, x):
       ...         return Add()(Add()(Add()(x)))
-      >>> with dropping(Add, KeepMask(jnp.array([True, False, True]))):
+      >>> with drop_blocks(Add, KeepMask(jnp.array([True, False, True]))):
       ...     print(Model().apply({}, jnp.zeros(1)))
       [2.]
     """
     if getattr(keep_mask.layers, "dtype", None) != np.dtype(bool):
         raise ValueError(
-            "dropping() takes a keep mask, bool [layers]. Pass indices of kept layers to run_stack instead"
+            "drop_blocks() takes a keep mask, bool [layers]. Pass indices of kept layers to run_stack instead"
         )
     calls = _Calls(block, keep_mask)
     with nn.intercept_methods(calls.intercept):
@@ -102,7 +102,7 @@ class _Calls:
     def __init__(self, block: type[nn.Module], keep_mask: KeepMask):
         if isinstance(keep_mask.scale, Dropout):
             raise TypeError(
-                "dropping() takes one scale per block, float [layers], but the scale is a Dropout. Use nn.Dropout in the blocks"
+                "drop_blocks() takes one scale per block, float [layers], not a Dropout. Use nn.Dropout in the blocks"
             )
         self._scale = keep_mask.scale
         self.open = unbatched(keep_mask.layers)
@@ -234,7 +234,7 @@ class _Call(NamedTuple):
 def _random_streams(module: nn.Module, again: bool) -> Mapping[str, object]:
     """The random streams of the module.
 
-    They are the same streams as outside of `dropping`, unless the module was called before.
+    They are the same streams as outside of `drop_blocks`, unless the module was called before.
     """
     assert module.scope is not None  # a module that is called is bound
     streams = {name: stream for name, stream in module.scope.rngs.items() if name != "params"}
