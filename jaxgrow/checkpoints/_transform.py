@@ -35,6 +35,7 @@ from jaxgrow.checkpoints.io.replacing import may_become
 from jaxgrow.checkpoints.source import Checkpoint, Grown, Loaded, Source
 from jaxgrow.growth.maps import Growth
 from jaxgrow.models import Config
+from jaxgrow.typed import Json
 from jaxgrow.untrusted import checked, copy_file, one_line
 
 Kind = Literal["hf", "orbax"]
@@ -155,7 +156,7 @@ def save(
     like: str | Path | None = None,
     *,
     overwrite: bool = False,
-    settings: Mapping[str, Any] | None = None,
+    settings: Json | None = None,
 ) -> None:
     """Write a model as a Hugging Face folder.
 
@@ -190,7 +191,7 @@ def transform(
     source: str | Path | Checkpoint,
     folder: str | Path,
     growth: Growth,
-    record: Mapping[str, Any] | None = None,
+    record: Json | None = None,
     *,
     axes: Axes | None = None,
     lora: str | Path | None = None,
@@ -235,7 +236,7 @@ def transform(
 def write(
     source: Source,
     folder: str | Path,
-    record: Mapping[str, Any],
+    record: Json,
     roots: Sequence[Checkpoint],
     *,
     to: Kind | None = None,
@@ -243,7 +244,7 @@ def write(
     shard: int = SHARD,
     progress: bool = False,
     dry_run: bool = False,
-    settings: Mapping[str, Any] | None = None,
+    settings: Json | None = None,
     beside: Callable[[Path], list[str]] | None = None,
     others: Sequence[Path] = (),
 ) -> int:
@@ -322,8 +323,8 @@ class _Planned:
     """
 
     family: Family | None
-    hf_config: dict[str, Any] | None
-    head: dict[str, Any]
+    hf_config: Json | None
+    head: Json
     carried: list[str]
     size: int
 
@@ -332,7 +333,7 @@ def _planned(
     source: Source,
     roots: Sequence[Checkpoint],
     to: Kind | None,
-    settings: Mapping[str, Any] | None,
+    settings: Json | None,
 ) -> _Planned:
     root = roots[0] if roots else None
     hf_config = root.hf_config if root else None
@@ -401,11 +402,9 @@ def config_notes(source: Source, root: Checkpoint, to: Kind | None) -> list[str]
     return layer_lists.lost(root.hf_config, storage.family_for(source.config, root.hf_config)[1])
 
 
-def _record(
-    source: Source, roots: Sequence[Checkpoint], record: Mapping[str, Any], planned: _Planned
-) -> dict[str, Any]:
+def _record(source: Source, roots: Sequence[Checkpoint], record: Json, planned: _Planned) -> Json:
     """The content of ``jaxgrow.json``."""
-    about: dict[str, Any] = {
+    about: Json = {
         "version": __version__,
         **record,
         "sources": [r.fingerprint() for r in roots],
@@ -436,7 +435,7 @@ def _write_model(source: Source, planned: _Planned, part: Path, shard: int, prog
             bar.update(planned.size)
 
 
-def _head(source: Source, root: Checkpoint | None) -> dict[str, Any]:
+def _head(source: Source, root: Checkpoint | None) -> Json:
     """Return what an Orbax folder records for ``config.json``: special tokens, task and labels.
 
     Task and labels are left out if the model to write has another head.
@@ -465,14 +464,14 @@ def _check_no_lora(folder: Path) -> None:
         )
 
 
-def _in_dtype(hf_config: Mapping[str, Any], stored: Mapping[str, int]) -> dict[str, Any]:
+def _in_dtype(hf_config: Json, stored: Mapping[str, int]) -> Json:
     """Correct the dtype in a ``config.json``, also in its parts, if it has one.
 
     Args:
       hf_config: the content of ``config.json``.
       stored: the number of bytes of the tensors that are written, by their dtype.
     """
-    out: dict[str, Any] = {}
+    out: Json = {}
     for key, value in hf_config.items():
         if key.endswith("_config") and isinstance(value, dict):
             value = _in_dtype(value, stored)
@@ -483,7 +482,7 @@ def _in_dtype(hf_config: Mapping[str, Any], stored: Mapping[str, int]) -> dict[s
     return out
 
 
-def _history(roots: Sequence[Checkpoint]) -> list[dict[str, Any]]:
+def _history(roots: Sequence[Checkpoint]) -> list[Json]:
     """Return the earlier steps of the sources, oldest first.
 
     The key ``made`` of a step is the fingerprint of its result.
@@ -491,7 +490,7 @@ def _history(roots: Sequence[Checkpoint]) -> list[dict[str, Any]]:
     Raises:
       CheckpointError: the ``jaxgrow.json`` of a source is not valid JSON.
     """
-    out: list[dict[str, Any]] = []
+    out: list[Json] = []
     for root in roots:
         if not (root.folder / RECORD).is_file():
             continue

@@ -51,6 +51,7 @@ from jaxgrow.checkpoints.source import (
 from jaxgrow.models import Config, from_json
 from jaxgrow.sharding import RULES, spec
 from jaxgrow.signals import uninterrupted
+from jaxgrow.typed import Json
 from jaxgrow.untrusted import checked, checked_tree
 
 _AT_ONCE = 2**28  # bytes
@@ -110,7 +111,7 @@ class Orbax(Loaded, Checkpoint):
     def _handed_over(self) -> None:
         """Find the files that a run has written for `transformers`."""
         self._beside = None
-        self._settings: dict[str, Any] = {}
+        self._settings: Json = {}
         if (self.folder / TRANSFORMERS).is_dir():
             self.of_run = True
             self._beside = checked(self.folder, TRANSFORMERS).path
@@ -123,11 +124,11 @@ class Orbax(Loaded, Checkpoint):
         return super().files_beside if self._beside is None else self._beside
 
     @property
-    def own_settings(self) -> dict[str, Any]:
+    def own_settings(self) -> Json:
         return self._settings
 
     @property
-    def head(self) -> dict[str, Any]:
+    def head(self) -> Json:
         return self._head if self._head is not None else super().head
 
     @property
@@ -356,9 +357,7 @@ def write(source: Source, folder: Path) -> None:
     seal(folder / PARAMS)
 
 
-def export(
-    folder: Path, config: Config, params: Params, head: Mapping[str, Any] | None = None
-) -> None:
+def export(folder: Path, config: Config, params: Params, head: Json | None = None) -> None:
     """Write a model into a folder that may hold other files, such as the folder of a run.
 
     The folder is then a checkpoint that `Orbax` reads. A model that was exported there before is

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import jax
 import numpy as np
@@ -26,6 +25,7 @@ from jaxgrow.growth.maps import AxisMap, Growth, Term, new_sizes, terms
 from jaxgrow.growth.matrices import Matrix, SparseMap
 from jaxgrow.models import Config
 from jaxgrow.sharding import RULES, spec
+from jaxgrow.typed import Json
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class Checkpoint(Source):
 
     folder: Path
     notes: tuple[str, ...] = ()
-    hf_config: dict[str, Any] | None
+    hf_config: Json | None
     # Whether the folder is that of a run.
     of_run: bool = False
 
@@ -183,12 +183,12 @@ class Checkpoint(Source):
         return None if self.hf_config is None else self.folder
 
     @property
-    def own_settings(self) -> dict[str, Any]:
+    def own_settings(self) -> Json:
         """Entries of ``config.json`` about the files in `files_beside`, if ``hf_config`` has none."""
         return {}
 
     @property
-    def head(self) -> dict[str, Any]:
+    def head(self) -> Json:
         """Task and labels of the head, as in ``config.json`` (`jaxgrow.checkpoints.hf.labels`)."""
         return self.hf_config or {}
 
@@ -374,7 +374,7 @@ _SIZES = (
 )
 
 
-def check_sizes(settings: Mapping[str, Any], stored: int, file: object) -> None:
+def check_sizes(settings: Json, stored: int, file: object) -> None:
     """Check that no size in a config is larger than its weights, before a model is built from it.
 
     Args:
@@ -398,7 +398,7 @@ def check_sizes(settings: Mapping[str, Any], stored: int, file: object) -> None:
         )
 
 
-def flat(tree: Tree) -> dict[str, Any]:
+def flat(tree: Tree) -> Json:
     """Return the leaves of a tree by their paths. Tuples of axis names are leaves."""
     return naming.by_path(tree, is_leaf=naming.is_names)
 
@@ -409,9 +409,9 @@ def _cut(shape: tuple[int, ...], index: tuple[slice, ...]) -> tuple[int, ...]:
     return tuple(len(range(*i.indices(n))) for n, i in zip(shape, every, strict=False))
 
 
-def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+def nested(flat: Mapping[str, object]) -> Params:
     """Build the nested dict from leaves by their paths, such as ``{"blocks/mlp": x}``."""
-    tree: dict[str, Any] = {}
+    tree: Json = {}
     for path, x in flat.items():
         *folders, name = path.split("/")
         where = tree

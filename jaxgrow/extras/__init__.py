@@ -3,6 +3,57 @@
 `EXTRAS` tells the core which names a module adds to a registry (`jaxgrow.registry`).
 """
 
+_HEADS = (
+    "ForMaskedLM",
+    "ForSequenceClassification",
+    "ForQuestionAnswering",
+    "ForTokenClassification",
+)
+_ENCODER = (*_HEADS, "Model")
+_DECODER = ("ForCausalLM", "ForSequenceClassification", "Model")
+_DENSE = (
+    "Qwen2",
+    "Mistral",
+    "Qwen3",
+    "Gemma",
+    "Gemma2",
+    "Olmo",
+    "Olmo2",
+    "Olmo3",
+    "Phi3",
+    "SmolLM3",
+    "GPTNeoX",
+)
+
+
+def _named(models: tuple[str, ...], heads: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(model + head for model in models for head in heads)
+
+
+# The architectures that each module can read and write.
+_ARCHITECTURES = {
+    "jaxgrow.extras.families.llama_like": (
+        *_named(_DENSE, _DECODER),
+        *_named(("Granite", "GraniteMoeHybrid"), ("ForCausalLM", "Model")),
+        *("Gemma3ForCausalLM", "Gemma3TextForSequenceClassification", "Gemma3TextModel"),
+    ),
+    "jaxgrow.extras.families.mixtures": (
+        *_named(("Mixtral", "Qwen3Moe", "Qwen2Moe", "GptOss"), _DECODER),
+        *("OlmoeForCausalLM", "OlmoeModel"),
+    ),
+    "jaxgrow.extras.families.opt": _named(("OPT",), _DECODER),
+    "jaxgrow.extras.families.roberta": _named(
+        ("Roberta", "XLMRoberta", "Camembert", "DistilBert"), _ENCODER
+    ),
+    "jaxgrow.extras.families.deberta": _named(("DebertaV2",), _ENCODER),
+    "jaxgrow.extras.families.modernbert": _named(("ModernBert",), _ENCODER),
+    "jaxgrow.extras.families.vision": (
+        *_named(("Dinov2", "Dinov2WithRegisters"), ("ForImageClassification", "Model")),
+        *("CLIPVisionModel", "CLIPVisionModelWithProjection", "SiglipVisionModel"),
+    ),
+    "jaxgrow.extras.families.swin": ("Swinv2ForImageClassification",),
+}
+
 EXTRAS: dict[str, dict[str, str]] = {
     "attention kernel": dict.fromkeys(("cudnn", "ring", "splash"), "jaxgrow.extras.models.kernels"),
     "mixture of experts": dict.fromkeys(
@@ -14,17 +65,5 @@ EXTRAS: dict[str, dict[str, str]] = {
         "ModernBERTConfig": "jaxgrow.extras.models.modernbert",
         "SwinConfig": "jaxgrow.extras.models.swin",
     },
-    "architecture": {
-        "DebertaV2ForMaskedLM": "jaxgrow.extras.families.deberta",
-        "DebertaV2ForQuestionAnswering": "jaxgrow.extras.families.deberta",
-        "DebertaV2ForSequenceClassification": "jaxgrow.extras.families.deberta",
-        "DebertaV2ForTokenClassification": "jaxgrow.extras.families.deberta",
-        "DebertaV2Model": "jaxgrow.extras.families.deberta",
-        "ModernBertForMaskedLM": "jaxgrow.extras.families.modernbert",
-        "ModernBertForQuestionAnswering": "jaxgrow.extras.families.modernbert",
-        "ModernBertForSequenceClassification": "jaxgrow.extras.families.modernbert",
-        "ModernBertForTokenClassification": "jaxgrow.extras.families.modernbert",
-        "ModernBertModel": "jaxgrow.extras.families.modernbert",
-        "Swinv2ForImageClassification": "jaxgrow.extras.families.swin",
-    },
+    "architecture": {name: module for module, names in _ARCHITECTURES.items() for name in names},
 }

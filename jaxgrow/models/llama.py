@@ -1,6 +1,6 @@
 """Llama (Touvron et al., 2023) and related decoders with rotary positions and GQA.
 
-The families differ only in their config. `jaxgrow.checkpoints.hf.families.llama` has the settings of Qwen3,
+The families differ only in their config. `jaxgrow.extras.families.llama_like` has the settings of Qwen3,
 Mistral, Gemma 2 and 3, OLMo 2, Phi-3, SmolLM 3 and Pythia.
 
 Shape suffixes: B batch, T positions, S keys, D embed, H heads, G key/value heads, K head_dim, F

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from jaxgrow.checkpoints.hf.families.llama.parts import names
+from jaxgrow.checkpoints.hf.families.llama import llama_layouts
 from jaxgrow.checkpoints.source import initial_layout
 from jaxgrow.models.llama import LlamaConfig
 
@@ -17,7 +17,7 @@ CONFIG = LlamaConfig(
 @pytest.mark.parametrize("query_norm", ["none", "head", "all"])
 def test_norms_of_queries_leave_fused_kernels_fused(query_norm):
     config = replace(CONFIG, query_norm=query_norm)
-    places = names(config, fused=True)
+    places = llama_layouts(config, fused=True)
     assert places.keys() == initial_layout(config).keys()
     parts = [places[f"blocks/attention/{part}/kernel"] for part in ("query", "key", "value")]
     assert {part.name for part in parts} == {"model.layers.{layers}.self_attn.qkv_proj.weight"}
@@ -26,7 +26,7 @@ def test_norms_of_queries_leave_fused_kernels_fused(query_norm):
 
 def test_a_fused_kernel_before_a_norm_of_another_eps_is_scaled():
     config = replace(CONFIG, query_norm="head", eps=4e-6, query_eps=1e-6)
-    places, sizes = names(config, fused=True), config.sizes()
+    places, sizes = llama_layouts(config, fused=True), config.sizes()
     rng, tensor, leaves = np.random.default_rng(0), None, {}
     for part in ("query", "key", "value"):
         path = f"blocks/attention/{part}/kernel"

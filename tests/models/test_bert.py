@@ -17,7 +17,8 @@ from counting import products
 
 from jaxgrow import dual, flops, grow, operators, sizes
 from jaxgrow.axes import leaves
-from jaxgrow.checkpoints.hf.families.bert import BERT, ROBERTA
+from jaxgrow.checkpoints.hf.families.bert import BERT
+from jaxgrow.extras.families.roberta import ROBERTA
 from jaxgrow.growth.symmetry import break_symmetry
 from jaxgrow.layerdrop import KeepMask, TokenDrop
 from jaxgrow.models import BERTConfig, from_json

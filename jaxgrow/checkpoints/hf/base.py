@@ -12,7 +12,7 @@ from jaxgrow.checkpoints.hf.labels import classes, labelled, problem
 from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout
 from jaxgrow.checkpoints.io.files import spelt
 from jaxgrow.models import Config
-from jaxgrow.typed import hints
+from jaxgrow.typed import Json, hints
 
 _KINDS: Mapping[type, str] = {
     int: "an integer",
@@ -24,7 +24,7 @@ _KINDS: Mapping[type, str] = {
 Heads: TypeAlias = Literal["divide embed", "must divide embed", "free"]
 
 
-def _head_dim(values: Mapping[str, Any]) -> int:
+def _head_dim(values: Json) -> int:
     """Return the size of a head that follows from the other sizes.
 
     Raises:
@@ -149,12 +149,12 @@ class Family:
     config: type[Config]
     fields: Mapping[str, str]
     names: Callable[[Any], dict[str, TensorLayout]]
-    fixed: Mapping[str, Any] = field(default_factory=dict)
+    fixed: Json = field(default_factory=dict)
     settings: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    inferred: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda hf_config: {}
-    unsaid: Mapping[str, Any] = field(default_factory=dict)
-    always: Callable[[Any], dict[str, Any]] = lambda config: {}
-    derived: Callable[[Any], dict[str, Any]] = lambda config: {}
+    inferred: Callable[[Json], Json] = lambda hf_config: {}
+    unsaid: Json = field(default_factory=dict)
+    always: Callable[[Any], Json] = lambda config: {}
+    derived: Callable[[Any], Json] = lambda config: {}
     ignored: tuple[str, ...] = ()
     copies: Callable[[Config], dict[str, str]] = lambda config: {}
     stray: str = ""
@@ -162,11 +162,11 @@ class Family:
     renamed: Mapping[str, str] = field(default_factory=dict)
     modules: Mapping[str, str] = field(default_factory=dict)
     folded: tuple[str, ...] = ()
-    absent: Mapping[str, Any] = field(default_factory=dict)
+    absent: Json = field(default_factory=dict)
     mixture: bool = False
     prefix: str = ""
     heads: Heads | Callable[[Any], Heads] = "divide embed"
-    variant: Callable[[Mapping[str, Any]], "Family | None"] = lambda hf_config: None
+    variant: Callable[[Json], "Family | None"] = lambda hf_config: None
 
     def has_head(self, config: Config) -> bool:
         """Whether the architecture has the head of a config."""
@@ -190,7 +190,7 @@ class Family:
             name = name.replace(old, new)
         return name
 
-    def from_hf(self, hf_config: Mapping[str, Any]) -> Config:
+    def from_hf(self, hf_config: Json) -> Config:
         """Return the config that a ``config.json`` describes.
 
         Raises:
@@ -214,15 +214,15 @@ class Family:
             raise ValueError(str(error).removeprefix(f"{self.config.__name__}: ")) from error
 
     def _own_fields(
-        self, hf_config: Mapping[str, Any], wrong: list[str]
-    ) -> tuple[dict[str, Any], dict[str, Callable[[Mapping[str, Any]], Any]]]:
+        self, hf_config: Json, wrong: list[str]
+    ) -> tuple[Json, dict[str, Callable[[Json], Any]]]:
         """Read the keys of ``fields``, and append messages about them to ``wrong``.
 
         Returns:
           The values, and functions of these values for absent keys.
         """
-        values: dict[str, Any] = {}
-        follow: dict[str, Callable[[Mapping[str, Any]], Any]] = {}
+        values: Json = {}
+        follow: dict[str, Callable[[Json], Any]] = {}
         for key, name in self.fields.items():
             value = hf_config.get(key)
             if value is None and key in self.absent:
@@ -233,7 +233,7 @@ class Family:
             values[name] = self._typed(name, value, key, wrong)
         return values, follow
 
-    def _unsupported(self, hf_config: Mapping[str, Any]) -> list[str]:
+    def _unsupported(self, hf_config: Json) -> list[str]:
         """Return a message about each setting that is not supported."""
         wrong = [
             self._other(key, hf_config[key], allowed)
@@ -249,7 +249,7 @@ class Family:
             wrong.append(self._other("is_causal", hf_config["is_causal"], (self.config.causal,)))
         return wrong
 
-    def _inferred(self, hf_config: Mapping[str, Any], wrong: list[str]) -> dict[str, Any]:
+    def _inferred(self, hf_config: Json, wrong: list[str]) -> Json:
         """Return the fields from ``inferred``, and append messages about them to ``wrong``."""
         try:
             inferred = self.inferred(hf_config)
@@ -310,7 +310,7 @@ class Family:
         way_out = f"{' or '.join(['{}'] * len(fits))} fits, or " if fits else ""
         raise SizeError(f"{wrong}; {way_out}--to orbax writes any model", *fits)
 
-    def to_hf(self, config: Config, like: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def to_hf(self, config: Config, like: Json | None = None) -> Json:
         """Return the ``config.json`` of a config.
 
         Args:
@@ -368,7 +368,7 @@ class Family:
         has_key = "num_key_value_heads" in self._every(config)
         return {} if has_key or "kv_heads" not in config.sizes() else {"kv_heads": "heads"}
 
-    def _every(self, config: Config) -> dict[str, Any]:
+    def _every(self, config: Config) -> Json:
         """All keys that describe a config."""
         fields = {key: getattr(config, name) for key, name in self.fields.items()}
         return (
@@ -380,10 +380,10 @@ class Family:
     def _changed(
         self,
         config: Config,
-        like: Mapping[str, Any],
-        now: Mapping[str, Any],
-        every: dict[str, Any],
-    ) -> dict[str, Any]:
+        like: Json,
+        now: Json,
+        every: Json,
+    ) -> Json:
         """The keys of ``every`` that differ from the explicit or implied values in ``like``.
 
         ``now`` is ``like`` without the lists of another number of layers.
@@ -413,7 +413,7 @@ class Family:
         return [name for name in names if getattr(config, name) != getattr(back, name)]
 
     @staticmethod
-    def _own(like: Mapping[str, Any], every: dict[str, Any], was: dict[str, Any]) -> dict[str, Any]:
+    def _own(like: Json, every: Json, was: Json) -> Json:
         """Keys that the user chose and the model does not determine, such as labels."""
         names = ("id2label", "label2id", "problem_type")
         return {

@@ -9,9 +9,10 @@ text. If texts end with end-of-text, any other id has this property.
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jaxgrow.models import Config
+from jaxgrow.typed import Json
 
 # The key of ``config.json`` that names the task.
 TASK = "finetuning_task"
@@ -31,7 +32,7 @@ class Head(NamedTuple):
     labels: tuple[str, ...] = ()
 
 
-def classes(theirs: Mapping[str, Any]) -> dict[str, Any]:
+def classes(theirs: Json) -> Json:
     """Return the number of classes that a ``config.json`` describes, as a field of the config.
 
     It is the number of labels, or else ``num_labels``. The default is two.
@@ -40,19 +41,19 @@ def classes(theirs: Mapping[str, Any]) -> dict[str, Any]:
     return {"classes": theirs.get("num_labels", 2) if labels is None else len(labels)}
 
 
-def labelled(config: Config) -> dict[str, Any]:
+def labelled(config: Config) -> Json:
     """Return labels ``LABEL_0``, ``LABEL_1``, ... for the classes of a model."""
     return named([f"LABEL_{i}" for i in range(config.integers()["classes"])])
 
 
-def named(labels: Sequence[str], task: str | None = None) -> dict[str, Any]:
+def named(labels: Sequence[str], task: str | None = None) -> Json:
     """Return the keys of ``config.json`` for labels and a task.
 
     Args:
       labels: the labels of the classes in their order; empty: no labels are written.
       task: the name of the task; None: no task is written.
     """
-    out: dict[str, Any] = {} if task is None else {TASK: task}
+    out: Json = {} if task is None else {TASK: task}
     if labels:
         out |= {
             "id2label": {str(i): x for i, x in enumerate(labels)},
@@ -61,7 +62,7 @@ def named(labels: Sequence[str], task: str | None = None) -> dict[str, Any]:
     return out
 
 
-def head(settings: Mapping[str, Any]) -> Head:
+def head(settings: Json) -> Head:
     """The head that a ``config.json`` describes.
 
     Example:
@@ -92,7 +93,7 @@ def same_name(label: str) -> str:
     return re.sub(r"[\s_-]", "", label).casefold() or label
 
 
-def problem(config: Config) -> dict[str, Any]:
+def problem(config: Config) -> Json:
     """Return labels, and the ``problem_type`` from which `transformers` chooses the loss.
 
     A head with one class predicts a number.

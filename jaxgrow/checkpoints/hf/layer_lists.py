@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from jaxgrow.checkpoints.io.files import listed, spelt
+from jaxgrow.typed import Json
 
 # One entry per layer. Some of the keys may also hold one number for all layers.
 ENTRIES = (
@@ -54,7 +55,7 @@ SHORT: Mapping[str, tuple[str, bool]] = {
 }
 
 
-def problems(theirs: Mapping[str, Any], key: str, own: Collection[str]) -> list[str]:
+def problems(theirs: Json, key: str, own: Collection[str]) -> list[str]:
     """Return a message about each key that contradicts another one.
 
     Args:
@@ -89,25 +90,25 @@ def problems(theirs: Mapping[str, Any], key: str, own: Collection[str]) -> list[
     return wrong + outside[:1]
 
 
-def _lists(theirs: Mapping[str, Any], names: Iterable[str]) -> dict[str, list[Any]]:
+def _lists(theirs: Json, names: Iterable[str]) -> dict[str, list[Any]]:
     """The keys of ``names`` whose value is a list."""
     return {name: theirs[name] for name in names if isinstance(theirs.get(name), list)}
 
 
-def _synonyms(theirs: Mapping[str, Any], own: Collection[str]) -> Iterator[tuple[str, list[str]]]:
+def _synonyms(theirs: Json, own: Collection[str]) -> Iterator[tuple[str, list[str]]]:
     """The key of an architecture for each number, and all keys that a ``config.json`` has for it."""
     for group in SYNONYMS:
         if mine := [key for key in group if key in own]:
             yield mine[0], [key for key in group if type(theirs.get(key)) is int]
 
 
-def with_own(theirs: Mapping[str, Any], own: Collection[str]) -> dict[str, Any]:
+def with_own(theirs: Json, own: Collection[str]) -> Json:
     """Add the keys in ``own`` that are missing, if there is a synonym."""
     found = {mine: theirs[given[0]] for mine, given in _synonyms(theirs, own) if given}
     return {**found, **{k: v for k, v in theirs.items() if v is not None or k not in found}}
 
 
-def without_further(theirs: dict[str, Any], key: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+def without_further(theirs: Json, key: str) -> tuple[Json, tuple[str, ...]]:
     """Remove the number of the layers that predict further tokens, and their entries in lists.
 
     Returns:
@@ -127,9 +128,7 @@ def without_further(theirs: dict[str, Any], key: str) -> tuple[dict[str, Any], t
     )
 
 
-def without_old(
-    like: Mapping[str, Any], key: str, layers: int, written: Mapping[str, Any], architecture: str
-) -> dict[str, Any]:
+def without_old(like: Json, key: str, layers: int, written: Json, architecture: str) -> Json:
     """Remove the lists of another number of layers that the architecture does not write.
 
     `transformers` loads no ``config.json`` with a ``layer_types`` of another length.
@@ -148,9 +147,7 @@ def without_old(
     return {name: value for name, value in like.items() if not old.get(name)}
 
 
-def consistent(
-    out: Mapping[str, Any], like: Mapping[str, Any], written: Mapping[str, Any], kinds: str
-) -> dict[str, Any]:
+def consistent(out: Json, like: Json, written: Json, kinds: str) -> Json:
     """Correct the keys of a new ``config.json`` that repeat others, or remove them.
 
     Args:
@@ -177,7 +174,7 @@ def _described(letter: str, behind: bool, n: int, kinds: str) -> bool:
     return layers == [i for i, kind in enumerate(kinds) if kind == letter]
 
 
-def lost(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+def lost(before: Json, after: Json) -> list[str]:
     """Return a note about each number that `consistent` removed from a ``config.json``."""
     return [
         f"the kinds of the new layers are not periodic, so {key} {spelt(before[key])} is not in the new config.json. Its "

@@ -3,10 +3,10 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from jaxgrow.checkpoints.io.files import QUANTISATION, CheckpointError, spelt
 from jaxgrow.checkpoints.io.safetensors import Tensor
+from jaxgrow.typed import Json
 
 _KEYS = ("quantization_config", "compression_config", "quantization")
 # The tensors that hold scales, zero points and packed values, in the formats of GPTQ, AWQ,
@@ -21,9 +21,7 @@ _PACKED = re.compile(r"F4|F[468]_.*")
 _INTEGERS = ("I8", "U8", "I16", "U16", "I32", "U32")
 
 
-def check(
-    folder: Path, hf_config: Mapping[str, Any], stored: Mapping[str, Tensor] | None = None
-) -> None:
+def check(folder: Path, hf_config: Json, stored: Mapping[str, Tensor] | None = None) -> None:
     """Raise a `CheckpointError` if ``config.json`` or a tensor is that of a quantised model.
 
     Args:

@@ -7,11 +7,11 @@ has several of them, they have the same priority as in `transformers`. It is an 
 """
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from jaxgrow.checkpoints.io.files import spelt
 from jaxgrow.models.llama import LlamaConfig, repeated_kinds
+from jaxgrow.typed import Json
 
 TYPES = {"full_attention": "f", "sliding_attention": "s"}
 _SCALINGS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
@@ -20,33 +20,29 @@ _SCALINGS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 # --- heads ---
 
 
-def read_heads(
-    theirs: Mapping[str, Any], key_heads: int | None = None, head_dim: int | None = None
-) -> dict[str, Any]:
+def read_heads(hf_config: Json, key_heads: int | None = None, head_dim: int | None = None) -> Json:
     """Return the number of key/value heads and the head size.
 
     Args:
-      theirs: the content of ``config.json``.
+      hf_config: the content of ``config.json``.
       key_heads: the default number of key/value heads; None: the number of query heads.
       head_dim: the default head size; None: the hidden size divided by the number of query heads.
     """
-    heads = theirs["num_attention_heads"]
+    heads = hf_config["num_attention_heads"]
     return {
-        "head_dim": theirs.get("head_dim") or head_dim or theirs["hidden_size"] // heads,
-        "kv_heads": theirs.get("num_key_value_heads", key_heads) or heads,
+        "head_dim": hf_config.get("head_dim") or head_dim or hf_config["hidden_size"] // heads,
+        "kv_heads": hf_config.get("num_key_value_heads", key_heads) or heads,
     }
 
 
 # --- rotary embeddings ---
 
 
-def read_rope(
-    theirs: Mapping[str, Any], theta: float = 1e4, rotary: float | None = None
-) -> dict[str, Any]:
+def read_rope(hf_config: Json, theta: float = 1e4, rotary: float | None = None) -> Json:
     """Return the fields of rotary embeddings that are the same in all layers.
 
     Args:
-      theirs: the content of ``config.json``.
+      hf_config: the content of ``config.json``.
       theta: the default base.
       rotary: the default fraction of each head that is rotated. None: the family rotates complete
         heads, and another fraction in ``config.json`` is an error.
@@ -55,39 +51,39 @@ def read_rope(
       ValueError: there are settings for each type of layers, a fraction in a family that rotates
         complete heads, or an unknown type.
     """
-    rope = theirs.get("rope_scaling") or theirs.get("rope_parameters") or {}
+    rope = hf_config.get("rope_scaling") or hf_config.get("rope_parameters") or {}
     if nested := TYPES.keys() & rope.keys():
         raise ValueError(
-            f"rope_parameters has an entry for {sorted(nested)[0]}, but all layers of a {theirs.get('model_type')} have the "
+            f"rope_parameters has an entry for {sorted(nested)[0]}, but all layers of a {hf_config.get('model_type')} have the "
             "same rotary embeddings; give one entry for all layers"
         )
     if rotary is None:
-        _check_whole(theirs, rope)
+        _check_whole(hf_config, rope)
     part = (
-        rope.get("partial_rotary_factor", theirs.get("partial_rotary_factor"))
+        rope.get("partial_rotary_factor", hf_config.get("partial_rotary_factor"))
         if rotary is not None
         else None
     )
-    top = theirs.get("original_max_position_embeddings")
+    top = hf_config.get("original_max_position_embeddings")
     return {
-        "rope_theta": float(rope.get("rope_theta") or theirs.get("rope_theta") or theta),
+        "rope_theta": float(rope.get("rope_theta") or hf_config.get("rope_theta") or theta),
         "rotary": float((1.0 if rotary is None else rotary) if part is None else part),
-        **_scaling(rope, theirs.get("max_position_embeddings"), top),
+        **_scaling(rope, hf_config.get("max_position_embeddings"), top),
     }
 
 
 def read_layered_rope(
-    theirs: Mapping[str, Any],
+    hf_config: Json,
     theta: float,
     local_key: str | None,
     local_theta: float,
     *,
     key: str = "rope_theta",
-) -> dict[str, Any]:
+) -> Json:
     """Return the fields of rotary embeddings if layers with windows have another base.
 
     Args:
-      theirs: the content of ``config.json``.
+      hf_config: the content of ``config.json``.
       theta: the default base of the layers with full attention.
       local_key: the top-level key for the base of the layers with windows; None: the
         family has no such key.
@@ -98,39 +94,39 @@ def read_layered_rope(
       ValueError: layers with windows have scaled frequencies, or only a part of each head is
         rotated.
     """
-    nested = theirs.get("rope_parameters") or {}
-    full = {**(nested.get("full_attention") or {}), **(theirs.get("rope_scaling") or {})}
+    nested = hf_config.get("rope_parameters") or {}
+    full = {**(nested.get("full_attention") or {}), **(hf_config.get("rope_scaling") or {})}
     local = nested.get("sliding_attention") or {}
     if _kind(local) != "default":
         raise ValueError(
             f'rope_type of sliding_attention is {spelt(_kind(local))}, but only "default" is supported there'
         )
-    _check_whole(theirs, full, local)
+    _check_whole(hf_config, full, local)
     return {
-        "rope_theta": float(full.get("rope_theta") or theirs.get(key) or theta),
+        "rope_theta": float(full.get("rope_theta") or hf_config.get(key) or theta),
         "local_theta": float(
-            local.get("rope_theta") or (local_key and theirs.get(local_key)) or local_theta
+            local.get("rope_theta") or (local_key and hf_config.get(local_key)) or local_theta
         ),
         "rotary": 1.0,
-        **_scaling(full, theirs.get("max_position_embeddings"), None),
+        **_scaling(full, hf_config.get("max_position_embeddings"), None),
     }
 
 
-def _check_whole(theirs: Mapping[str, Any], *ropes: Mapping[str, Any]) -> None:
+def _check_whole(hf_config: Json, *ropes: Json) -> None:
     """Raise a `ValueError` if a ``config.json``, or its rotary embeddings, rotates parts of heads."""
-    for place in (theirs, *ropes):
+    for place in (hf_config, *ropes):
         if place.get("partial_rotary_factor") not in (None, 1):
             raise ValueError(
-                f"partial_rotary_factor is {place['partial_rotary_factor']}, but a {theirs.get('model_type')} rotates "
+                f"partial_rotary_factor is {place['partial_rotary_factor']}, but a {hf_config.get('model_type')} rotates "
                 "complete heads. Remove the key, or set it to 1"
             )
 
 
-def _kind(rope: Mapping[str, Any]) -> str:
+def _kind(rope: Json) -> str:
     return rope.get("rope_type", rope.get("type", "default"))
 
 
-def _scaling(rope: Mapping[str, Any], context: int | None, before: int | None) -> dict[str, Any]:
+def _scaling(rope: Json, context: int | None, before: int | None) -> Json:
     """Return the fields of a scaling to longer contexts.
 
     Args:
@@ -155,30 +151,30 @@ def _scaling(rope: Mapping[str, Any], context: int | None, before: int | None) -
         raise ValueError(
             f"original_max_position_embeddings is {spelt(before)}, but rope_type {kind} needs 2 or more"
         )
-    ours: dict[str, Any] = {"rope_by": kind, "rope_context": before}
+    fields: Json = {"rope_by": kind, "rope_context": before}
     longer = (context or before) / before
     if kind == "longrope":
-        return ours | _read_longrope(rope, longer, before)
-    ours["rope_factor"] = float(longer if rope["factor"] is None else rope["factor"])
+        return fields | _read_longrope(rope, longer, before)
+    fields["rope_factor"] = float(longer if rope["factor"] is None else rope["factor"])
     if kind == "llama3":
-        ours |= {
+        fields |= {
             "rope_low": float(rope["low_freq_factor"]),
             "rope_high": float(rope["high_freq_factor"]),
         }
     if kind == "yarn":
-        ours |= {
+        fields |= {
             "rope_low": float(rope.get("beta_slow") or 1),
             "rope_high": float(rope.get("beta_fast") or 32),
         }
-        ours["rope_truncated"] = bool(rope.get("truncate", True))
+        fields["rope_truncated"] = bool(rope.get("truncate", True))
         scale = rope.get("attention_factor")
-        ours["rope_scale"] = float(
-            _yarn_scale(ours["rope_factor"], rope) if scale is None else scale
+        fields["rope_scale"] = float(
+            _yarn_scale(fields["rope_factor"], rope) if scale is None else scale
         )
-    return ours
+    return fields
 
 
-def _read_longrope(rope: Mapping[str, Any], longer: float, before: int) -> dict[str, Any]:
+def _read_longrope(rope: Json, longer: float, before: int) -> Json:
     factor = rope.get("factor")
     scale = rope.get("attention_factor")
     factor = longer if factor is None else factor
@@ -199,7 +195,7 @@ def _long_scale(factor: float, before: int) -> float:
     return math.sqrt(1 + math.log(factor) / math.log(before)) if factor > 1 else 1.0
 
 
-def _yarn_scale(factor: float, rope: Mapping[str, Any]) -> float:
+def _yarn_scale(factor: float, rope: Json) -> float:
     """Return the factor of queries and keys, ``0.1 ln(factor) + 1`` (Peng et al., 2023).
 
     With ``mscale`` and ``mscale_all_dim`` it is a ratio of two such factors.
@@ -213,7 +209,7 @@ def _yarn_scale(factor: float, rope: Mapping[str, Any]) -> float:
     return scale(above) / scale(below) if above and below else scale(1)
 
 
-def written_rope(config: LlamaConfig) -> dict[str, Any]:
+def written_rope(config: LlamaConfig) -> Json:
     """Return heads and rotary embeddings as transformers 4 writes them and 5 reads them."""
     scaling: Any = _written_scaling(config)
     return {
@@ -224,10 +220,10 @@ def written_rope(config: LlamaConfig) -> dict[str, Any]:
     }
 
 
-def _written_scaling(config: LlamaConfig) -> dict[str, Any] | None:
+def _written_scaling(config: LlamaConfig) -> Json | None:
     by = config.rope_by
     before = {"original_max_position_embeddings": config.rope_context}
-    out: dict[str, Any]
+    out: Json
     if by == "longrope":
         out = {
             "short_factor": list(config.rope_short),
@@ -253,13 +249,11 @@ def _written_scaling(config: LlamaConfig) -> dict[str, Any] | None:
 # --- windows ---
 
 
-def read_windows(
-    theirs: Mapping[str, Any], kinds: str, positions: int, window: int | None = 4096
-) -> dict[str, Any]:
+def read_windows(hf_config: Json, kinds: str, positions: int, window: int | None = 4096) -> Json:
     """Return the kinds of the layers, and the size of their windows.
 
     Args:
-      theirs: the content of ``config.json``.
+      hf_config: the content of ``config.json``.
       kinds: the default for ``layer_types``, as `LlamaConfig.kinds`. It is repeated.
       positions: the default for ``max_position_embeddings``.
       window: the default for ``sliding_window``.
@@ -267,42 +261,40 @@ def read_windows(
     Raises:
       ValueError: a type of layers is not supported.
     """
-    window = theirs.get("sliding_window", window)
-    types = theirs.get("layer_types")
+    window = hf_config.get("sliding_window", window)
+    types = hf_config.get("layer_types")
     if types is not None:
         unknown = [kind for kind in types if kind not in TYPES]
         if unknown:
             raise ValueError(f"layer_types has {spelt(unknown[0])}, not one of {', '.join(TYPES)}")
         kinds = "".join(TYPES[kind] for kind in types)
-    layers = theirs["num_hidden_layers"]
+    layers = hf_config["num_hidden_layers"]
     kinds = "".join(kinds[i % len(kinds)] for i in range(layers))
     # A window as long as the longest sequence has no effect. It is removed only if all layers have
     # windows, because layers with windows may have another rotary base than the others.
     if window is None or (
-        window >= (theirs.get("max_position_embeddings") or positions) and set(kinds) == {"s"}
+        window >= (hf_config.get("max_position_embeddings") or positions) and set(kinds) == {"s"}
     ):
         kinds = kinds.replace("s", "f")
     return {"kinds": repeated_kinds(kinds)} | ({"window": window} if "s" in kinds else {})
 
 
-def read_one_window(
-    theirs: Mapping[str, Any], positions: int, window: int | None = 4096
-) -> dict[str, Any]:
+def read_one_window(hf_config: Json, positions: int, window: int | None = 4096) -> Json:
     """Return the kind and the window of a model whose layers are all of the same kind.
 
     `transformers` does not read ``layer_types`` for such a model.
     """
-    return read_windows({**theirs, "layer_types": None}, "s", positions, window)
+    return read_windows({**hf_config, "layer_types": None}, "s", positions, window)
 
 
-def written_kinds(config: LlamaConfig) -> dict[str, Any]:
+def written_kinds(config: LlamaConfig) -> Json:
     """Return the types of the layers, and the size of their windows."""
     types = {letter: name for name, letter in TYPES.items()}
     window = {"sliding_window": config.window} if "s" in config.layer_kinds else {}
     return {"layer_types": [types.get(kind, "nope") for kind in config.layer_kinds]} | window
 
 
-def written_one_window(config: LlamaConfig) -> dict[str, Any]:
+def written_one_window(config: LlamaConfig) -> Json:
     """Return heads, rotary embeddings, and the window that all layers share."""
     return written_rope(config) | {
         "sliding_window": config.window if "s" in config.layer_kinds else None

@@ -33,6 +33,7 @@ from jaxgrow.checkpoints.io.files import (
 )
 from jaxgrow.checkpoints.source import Checkpoint, Leaf, Source, check_sizes, initial_layout
 from jaxgrow.models import Config
+from jaxgrow.typed import Json
 from jaxgrow.untrusted import CheckedPath
 
 T = TypeVar("T")
@@ -77,7 +78,7 @@ class HuggingFace(Checkpoint):
         self.leaves = {path: self._leaf(path) for path in self._layout}
         self._kept: tuple[str, np.ndarray] = ("", np.zeros(0))
 
-    def _valid(self, read: Callable[[dict[str, Any]], T], hf_config: dict[str, Any]) -> T:
+    def _valid(self, read: Callable[[Json], T], hf_config: Json) -> T:
         try:
             return read(hf_config)
         except ValueError as error:
@@ -312,9 +313,7 @@ class HuggingFace(Checkpoint):
                 )
 
 
-def family_of(
-    hf_config: Mapping[str, Any], file: CheckedPath | Path, stored: Collection[str] = ()
-) -> Family:
+def family_of(hf_config: Json, file: CheckedPath | Path, stored: Collection[str] = ()) -> Family:
     """Return the architecture that a ``config.json`` names.
 
     Args:
@@ -352,9 +351,7 @@ _WAYS_OUT = {
 }
 
 
-def _way_out(
-    architecture: str | None, hf_config: Mapping[str, Any], stored: Collection[str]
-) -> str:
+def _way_out(architecture: str | None, hf_config: Json, stored: Collection[str]) -> str:
     """Suggest what to do about an architecture that is not supported, or that is not named.
 
     The result is empty if no architecture with such tensors is known.
@@ -391,7 +388,7 @@ def _way_out(
     return ""
 
 
-def _has_layers(family: Family, hf_config: Mapping[str, Any], stored: Collection[str]) -> bool:
+def _has_layers(family: Family, hf_config: Json, stored: Collection[str]) -> bool:
     """Whether a file has the tensors of a layer, under any prefix, or it is not known."""
     if not stored or _refused(family, hf_config):
         return True
@@ -402,7 +399,7 @@ def _has_layers(family: Family, hf_config: Mapping[str, Any], stored: Collection
     return all(any(re.search(rf"\d{end}$", name) for name in found) for end in ends)
 
 
-def _has_tensors(family: Family, hf_config: Mapping[str, Any], stored: Collection[str]) -> bool:
+def _has_tensors(family: Family, hf_config: Json, stored: Collection[str]) -> bool:
     """Whether a file has exactly the names of the tensors of an architecture."""
     if _refused(family, hf_config):
         return False
@@ -414,7 +411,7 @@ def _has_tensors(family: Family, hf_config: Mapping[str, Any], stored: Collectio
     )
 
 
-def _refused(family: Family, hf_config: Mapping[str, Any]) -> str:
+def _refused(family: Family, hf_config: Json) -> str:
     """Return why a family does not support a ``config.json``; empty if it does."""
     try:
         family.from_hf(hf_config)
@@ -424,8 +421,8 @@ def _refused(family: Family, hf_config: Mapping[str, Any]) -> str:
 
 
 def family_for(
-    config: Config, hf_config: Mapping[str, Any] | None, settings: Mapping[str, Any] | None = None
-) -> tuple[Family, dict[str, Any]]:
+    config: Config, hf_config: Json | None, settings: Json | None = None
+) -> tuple[Family, Json]:
     """Find the architecture that stores a model, and build its ``config.json``.
 
     It is the architecture of ``hf_config``, or the architecture of the same model with the head, or
@@ -462,7 +459,7 @@ def family_for(
     ) from ExceptionGroup("not stored", wrong)
 
 
-def _candidates(config: Config, hf_config: Mapping[str, Any] | None) -> tuple[list[Family], str]:
+def _candidates(config: Config, hf_config: Json | None) -> tuple[list[Family], str]:
     """The architectures that may store a model, and a description of the model."""
     mixture = "experts" in config.sizes()
     family = None if hf_config is None else family_of(hf_config, Path("config.json"))
@@ -598,9 +595,7 @@ class _Reader:
         return self._last[1]
 
 
-def write(
-    source: Source, family: Family, hf_config: Mapping[str, Any], folder: Path, **options: Any
-) -> None:
+def write(source: Source, family: Family, hf_config: Json, folder: Path, **options: Any) -> None:
     """Write the weights and ``config.json`` of a model.
 
     Args:

@@ -6,15 +6,16 @@ a growth of ``embed``.
 """
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from jaxgrow.checkpoints.io.files import spelt
+from jaxgrow.typed import Json
 
 T = TypeVar("T")
 
 # For each architecture of images and texts, that of its text model, and the keys of ``config.json``
 # that are missing in ``text_config`` of published files.
-_PARTS: Mapping[str, tuple[str, dict[str, Any]]] = {
+_PARTS: Mapping[str, tuple[str, Json]] = {
     "Gemma3ForConditionalGeneration": (
         "Gemma3ForCausalLM",
         {
@@ -31,7 +32,7 @@ _PARTS: Mapping[str, tuple[str, dict[str, Any]]] = {
 _OTHERS = ("vision_tower.", "multi_modal_projector.")
 
 
-def text_config(hf_config: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+def text_config(hf_config: Json) -> tuple[Json, tuple[str, ...]]:
     """Return the ``config.json`` of the text model, and a note for the user.
 
     Args:

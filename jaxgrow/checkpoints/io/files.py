@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxgrow.typed import Json
 from jaxgrow.untrusted import CheckedPath, UntrustedError, checked, chosen_file
 
 # The largest JSON file in bytes. Its parsed content takes at most thirty times this size in memory.
@@ -120,7 +121,7 @@ def inside(folder: Path, name: str, sub: str = "") -> CheckedPath:
     return file
 
 
-def read_json(file: CheckedPath | Path, largest: int = LARGEST_JSON) -> dict[str, Any]:
+def read_json(file: CheckedPath | Path, largest: int = LARGEST_JSON) -> Json:
     """Read a JSON object from a file.
 
     Args:

@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 from jaxgrow.checkpoints.hf.storage import family_of
 from jaxgrow.checkpoints.io import checksums
@@ -22,6 +21,7 @@ from jaxgrow.checkpoints.io.files import (
     read_json,
 )
 from jaxgrow.models import from_json
+from jaxgrow.typed import Json
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 _SHARDS = f"model-{'[0-9]' * 5}-of-{'[0-9]' * 5}.safetensors"
@@ -129,7 +129,7 @@ def _check_only_checkpoint(target: Path) -> None:
     )
 
 
-def _record(folder: Path) -> dict[str, Any] | None:
+def _record(folder: Path) -> Json | None:
     """Return the ``jaxgrow.json`` of a folder that jaxgrow wrote, or None."""
     try:
         record = read_json(inside(folder, RECORD))
@@ -151,7 +151,7 @@ def _adapter(folder: Path) -> bool:
     return all((folder / name).is_file() for name in ADAPTER)
 
 
-def _unknown(folder: Path, record: dict[str, Any] | None) -> Iterator[str]:
+def _unknown(folder: Path, record: Json | None) -> Iterator[str]:
     """Yield the paths in a folder that do not belong to a checkpoint.
 
     If jaxgrow wrote the folder, the files that it copied belong to the checkpoint.

@@ -26,6 +26,7 @@ from jaxgrow.checkpoints.io.files import (
     read_json,
     write_json,
 )
+from jaxgrow.typed import Json
 from jaxgrow.untrusted import CheckedPath, chosen_file
 
 DTYPES: dict[str, np.dtype] = {
@@ -356,7 +357,7 @@ def write_file(
     # Tensors of wide dtypes come first, so that every tensor is aligned to its dtype.
     planned = sorted(planned, key=lambda p: -p.dtype.itemsize)
     # transformers does not load files without this entry.
-    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    entries: Json = {"__metadata__": {"format": "pt"}}
     end = 0
     for p in planned:
         if p.dtype not in NAMES:

@@ -1,17 +1,16 @@
 """How are DeBERTa v2 and v3 stored? The names equal the names of BERT, except in the attention."""
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from jaxgrow.checkpoints.hf.base import Family
 from jaxgrow.checkpoints.hf.families import bert
 from jaxgrow.checkpoints.hf.registry import register
 from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout, linear_layouts, norm_layouts
 from jaxgrow.extras.models.deberta import DeBERTaConfig
+from jaxgrow.typed import Json
 
 _LAYER = {
-    **bert.LAYER,
+    **bert.BERT_LAYER,
     "attention/query": "attention.self.query_proj",
     "attention/key": "attention.self.key_proj",
     "attention/value": "attention.self.value_proj",
@@ -21,18 +20,18 @@ _RELATIVE = {
     "attention/relative_key": "attention.self.pos_key_proj",
 }
 
-_FIELDS = {key: field for key, field in bert.FIELDS.items() if key != "type_vocab_size"}
+_FIELDS = {key: field for key, field in bert.BERT_FIELDS.items() if key != "type_vocab_size"}
 _FIELDS["share_att_key"] = "shared"
 
 
-def _names(model: str, head: bert.NamesOf) -> bert.NamesOf:
+def _deberta_layouts(model: str, head: bert.LayoutsOf) -> bert.LayoutsOf:
     """Return the function from a config to the places of its leaves.
 
     Args:
       model: the name prefix of the model without its head.
       head: a function from a config to the places of the leaves of the head.
     """
-    body = bert.names_of(model, head, layer=_LAYER)
+    body = bert.bert_layouts(model, head, layer=_LAYER)
 
     def names(config: DeBERTaConfig) -> dict[str, TensorLayout]:
         out = body(config)
@@ -42,41 +41,47 @@ def _names(model: str, head: bert.NamesOf) -> bert.NamesOf:
         )
         if config.relative_norm:
             out |= norm_layouts({"relative_norm": f"{model}encoder.LayerNorm"})
-        for ours, used in zip(_RELATIVE, (config.p2c, config.c2p), strict=True):
+        for path, used in zip(_RELATIVE, (config.p2c, config.c2p), strict=True):
             if used and not config.shared:
-                theirs = f"{model}encoder.layer.{{layers}}.{_RELATIVE[ours]}"
-                out |= linear_layouts(f"blocks/{ours}", theirs, "(heads head_dim)")
+                module = f"{model}encoder.layer.{{layers}}.{_RELATIVE[path]}"
+                out |= linear_layouts(f"blocks/{path}", module, "(heads head_dim)")
         return out
 
     return names
 
 
-def _read(theirs: Mapping[str, Any]) -> dict[str, Any]:
+def _read_deberta(hf_config: Json) -> Json:
     """Return the fields of the config that describe the relative positions.
 
     Raises:
-      ValueError: the model has no relative positions, or a size in ``theirs`` must equal the hidden
+      ValueError: the model has no relative positions, or a size in ``hf_config`` must equal the hidden
         size or the size of the heads, but does not.
     """
-    if theirs.get("relative_attention", False) is not True:
+    if hf_config.get("relative_attention", False) is not True:
         raise ValueError(
             "relative_attention is not true, but jaxgrow supports DeBERTa only with relative positions"
         )
-    if theirs.get("position_biased_input", True) is not False:
+    if hf_config.get("position_biased_input", True) is not False:
         raise ValueError(
             "position_biased_input is not false, but jaxgrow supports DeBERTa only without absolute "
             "positions in its input"
         )
-    _equal(theirs, "the hidden size", theirs["hidden_size"], "embedding_size", "pooler_hidden_size")
-    size = theirs["hidden_size"] // theirs["num_attention_heads"]
-    _equal(theirs, "the size of the heads", size, "attention_head_size")
-    kinds = theirs.get("pos_att_type") or []
+    _check_equal(
+        hf_config,
+        "the hidden size",
+        hf_config["hidden_size"],
+        "embedding_size",
+        "pooler_hidden_size",
+    )
+    size = hf_config["hidden_size"] // hf_config["num_attention_heads"]
+    _check_equal(hf_config, "the size of the heads", size, "attention_head_size")
+    kinds = hf_config.get("pos_att_type") or []
     kinds = [k.strip() for k in kinds.lower().split("|")] if isinstance(kinds, str) else kinds
-    farthest = theirs.get("max_relative_positions", -1)
+    farthest = hf_config.get("max_relative_positions", -1)
     if farthest < 1:
-        farthest = theirs.get("max_position_embeddings", 512)
-    buckets = theirs.get("position_buckets", -1)
-    norms = [norm.strip() for norm in theirs.get("norm_rel_ebd", "none").lower().split("|")]
+        farthest = hf_config.get("max_position_embeddings", 512)
+    buckets = hf_config.get("position_buckets", -1)
+    norms = [norm.strip() for norm in hf_config.get("norm_rel_ebd", "none").lower().split("|")]
     return {
         "distances": 2 * (buckets if buckets > 0 else farthest),
         "farthest": farthest,
@@ -87,15 +92,15 @@ def _read(theirs: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _equal(theirs: Mapping[str, Any], what: str, size: int, *keys: str) -> None:
+def _check_equal(hf_config: Json, what: str, size: int, *keys: str) -> None:
     for key in keys:
-        if theirs.get(key, size) != size:
+        if hf_config.get(key, size) != size:
             raise ValueError(
-                f"{key} is {theirs[key]}, but jaxgrow supports DeBERTa only if it is {what}, {size}"
+                f"{key} is {hf_config[key]}, but jaxgrow supports DeBERTa only if it is {what}, {size}"
             )
 
 
-def _written(config: DeBERTaConfig) -> dict[str, Any]:
+def _written_deberta(config: DeBERTaConfig) -> Json:
     kinds = {"p2c": config.p2c, "c2p": config.c2p}
     return {
         "relative_attention": True,
@@ -121,11 +126,11 @@ _DEBERTA = Family(
     model_type="deberta-v2",
     config=DeBERTaConfig,
     fields=_FIELDS,
-    absent=bert.ABSENT | {"layer_norm_eps": 1e-7, "share_att_key": False},
+    absent=bert.BERT_ABSENT | {"layer_norm_eps": 1e-7, "share_att_key": False},
     settings=_SETTINGS,
     fixed={"types": 0, "pooling": "gelu"},
-    inferred=_read,
-    derived=_written,
+    inferred=_read_deberta,
+    derived=_written_deberta,
     names=bert.states_head,
     ignored=_UNREAD,
     stray="deberta.",
@@ -138,9 +143,9 @@ _PUBLISHED = replace(
     settings={**_SETTINGS, "legacy": (False,)},
     fields={key: field for key, field in _FIELDS.items() if field != "tied"},
     fixed={**_DEBERTA.fixed, "head": "tokens", "tied": True},
-    names=_names(
+    names=_deberta_layouts(
         "deberta.",
-        bert.token_head(
+        bert.masked_token_head(
             "lm_predictions.lm_head.dense",
             "lm_predictions.lm_head.LayerNorm",
             "lm_predictions.lm_head",
@@ -150,7 +155,7 @@ _PUBLISHED = replace(
     stray="",
 )
 FAMILIES = tuple(
-    bert.of_tasks(
+    bert.task_families(
         _DEBERTA,
         tokens=(
             bert.BERT_TOKENS,
@@ -158,7 +163,7 @@ FAMILIES = tuple(
                 settings={**_SETTINGS, "legacy": (True,)},
                 copies=bert.unused_bias("cls.predictions.bias"),
                 ignored=(*_UNREAD, "cls.predictions.bias", "cls.predictions.decoder.*"),
-                variant=lambda theirs: _PUBLISHED if theirs.get("legacy") is False else None,
+                variant=lambda hf_config: _PUBLISHED if hf_config.get("legacy") is False else None,
             ),
         ),
         classes=(bert.pooled_head("pooler.dense", "classifier"), {}),
@@ -166,7 +171,7 @@ FAMILIES = tuple(
             lambda config: {},
             dict(ignored=(*_UNREAD, "cls.*", "lm_predictions.*", "pooler.*", "classifier.*")),
         ),
-        named=_names,
+        named=_deberta_layouts,
     ).values()
 )
 

@@ -4,18 +4,16 @@ Kernels are stored as [outputs, inputs]. Queries, keys and values are one tensor
 and their gates are another one.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from jaxgrow.checkpoints.hf.base import Family, with_head
 from jaxgrow.checkpoints.hf.registry import register
 from jaxgrow.checkpoints.hf.rope import read_heads, read_layered_rope, read_windows, written_kinds
 from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout, linear_layouts
 from jaxgrow.extras.models.modernbert import ModernBERTConfig
+from jaxgrow.typed import Json
 
 
-def _names(config: ModernBERTConfig) -> dict[str, TensorLayout]:
-    names = _body(config, "" if config.head == "states" else "model.")
+def _modernbert_layouts(config: ModernBERTConfig) -> dict[str, TensorLayout]:
+    names = _modernbert_body(config, "" if config.head == "states" else "model.")
     if config.head == "states":
         return names
     names["head_norm/scale"] = TensorLayout("head.norm.weight", "embed")
@@ -30,68 +28,70 @@ def _names(config: ModernBERTConfig) -> dict[str, TensorLayout]:
     )
 
 
-def _body(config: ModernBERTConfig, model: str) -> dict[str, TensorLayout]:
+def _modernbert_body(config: ModernBERTConfig, model: str) -> dict[str, TensorLayout]:
     """Return the places of the leaves without the head, with the name prefix ``model``."""
     layer = model + "layers.{layers}."
     names = {
         "token_embedding": TensorLayout(model + "embeddings.tok_embeddings.weight", "vocab embed")
     }
-    for part, (ours, of) in enumerate(
+    for part, (path, of) in enumerate(
         {"query": "heads", "key": "kv_heads", "value": "kv_heads"}.items()
     ):
         stored = TensorLayout(f"{layer}attn.Wqkv.weight", f"(3 {of} head_dim) embed", part)
-        names[f"blocks/attention/{ours}/kernel"] = stored
+        names[f"blocks/attention/{path}/kernel"] = stored
     names["blocks/attention/out/kernel"] = TensorLayout(
         f"{layer}attn.Wo.weight", "embed (heads head_dim)"
     )
-    for part, ours in enumerate(("gate", "up")):
-        names[f"blocks/mlp/{ours}/kernel"] = TensorLayout(
+    for part, path in enumerate(("gate", "up")):
+        names[f"blocks/mlp/{path}/kernel"] = TensorLayout(
             f"{layer}mlp.Wi.weight", "(2 mlp) embed", part
         )
     names["blocks/mlp/down/kernel"] = TensorLayout(f"{layer}mlp.Wo.weight", "embed mlp")
     names["blocks/attention_norm/scale"] = TensorLayout(
         f"{layer}attn_norm.weight", "embed", first=1
     )
-    for ours, theirs in (
+    for path, module in (
         ("embedding_norm", model + "embeddings.norm"),
         ("blocks/mlp_norm", f"{layer}mlp_norm"),
         ("final_norm", model + "final_norm"),
     ):
-        names[f"{ours}/scale"] = TensorLayout(f"{theirs}.weight", "embed")
+        names[f"{path}/scale"] = TensorLayout(f"{module}.weight", "embed")
     return names
 
 
-def _read(theirs: Mapping[str, Any]) -> dict[str, Any]:
-    every = theirs.get("global_attn_every_n_layers") or 3
+def _read_modernbert(hf_config: Json) -> Json:
+    every = hf_config.get("global_attn_every_n_layers") or 3
     # The number of visible tokens on either side of a token. `transformers` treats sliding_window
     # as another name for half of local_attention.
-    half = theirs.get("sliding_window", theirs.get("local_attention", 128) // 2)
-    if theirs.get("rope_scaling"):
+    half = hf_config.get("sliding_window", hf_config.get("local_attention", 128) // 2)
+    if hf_config.get("rope_scaling"):
         raise ValueError(
-            f"rope_scaling is {theirs['rope_scaling']!r}, but jaxgrow supports ModernBERT only "
+            f"rope_scaling is {hf_config['rope_scaling']!r}, but jaxgrow supports ModernBERT only "
             "with unscaled frequencies"
         )
     like = {
-        **theirs,
+        **hf_config,
         "sliding_window": half + 1,
-        "max_position_embeddings": theirs.get("max_position_embeddings", 8192),
+        "max_position_embeddings": hf_config.get("max_position_embeddings", 8192),
         "head_dim": None,
         "num_key_value_heads": None,
     }
-    ours = read_heads(like) | read_layered_rope(
+    fields = read_heads(like) | read_layered_rope(
         like, 160000.0, "local_rope_theta", 10000.0, key="global_rope_theta"
     )
-    return ours | read_windows(like, "f" + "s" * (every - 1), 8192)
+    return fields | read_windows(like, "f" + "s" * (every - 1), 8192)
 
 
-def _written(config: ModernBERTConfig) -> dict[str, Any]:
+def _written_modernbert(config: ModernBERTConfig) -> Json:
     """Return ``layer_types``, and the older keys for the same information.
 
     ``global_attn_every_n_layers`` is n if exactly every n-th layer, from the first one on, has
     global attention. If there is no such n, it is null.
     """
     kinds = config.layer_kinds
-    every = next((n for n in range(1, len(kinds) + 1) if kinds == _every(n, len(kinds))), None)
+    every = next(
+        (n for n in range(1, len(kinds) + 1) if kinds == _kinds_every(n, len(kinds))), None
+    )
     out = {
         "layer_types": written_kinds(config)["layer_types"],
         "global_attn_every_n_layers": every,
@@ -101,7 +101,7 @@ def _written(config: ModernBERTConfig) -> dict[str, Any]:
     return out | ({"local_attention": 2 * (config.window - 1)} if "s" in kinds else {})
 
 
-def _every(n: int, layers: int) -> str:
+def _kinds_every(n: int, layers: int) -> str:
     return "".join("s" if i % n else "f" for i in range(layers))
 
 
@@ -109,7 +109,7 @@ _BASE = Family(
     architecture="ModernBert",
     model_type="modernbert",
     config=ModernBERTConfig,
-    names=_names,
+    names=_modernbert_layouts,
     fields={
         "vocab_size": "vocab",
         "max_position_embeddings": "context",
@@ -136,8 +136,8 @@ _BASE = Family(
         "classifier_bias": (False,),
         "decoder_bias": (True,),
     },
-    inferred=_read,
-    derived=_written,
+    inferred=_read_modernbert,
+    derived=_written_modernbert,
     unsaid={"pad_token_id": None},
 )
 

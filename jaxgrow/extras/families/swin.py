@@ -4,7 +4,6 @@
 """
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from jaxgrow.checkpoints.hf.base import Family
@@ -13,6 +12,7 @@ from jaxgrow.checkpoints.hf.registry import register
 from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout, linear_layouts, norm_layouts
 from jaxgrow.checkpoints.io.files import spelt
 from jaxgrow.extras.models.swin import SwinConfig
+from jaxgrow.typed import Json
 
 _MODULES = {
     "attention/query": ("attention.self.query", "(heads head_dim)", "embed"),
@@ -35,7 +35,7 @@ _MODULES = {
 _NO_BIAS = ("attention/key", "attention/position_down")
 
 
-def _names(config: SwinConfig) -> dict[str, TensorLayout]:
+def _swin_layouts(config: SwinConfig) -> dict[str, TensorLayout]:
     embeddings = "swinv2.embeddings."
     encoder = "swinv2.encoder.layers."
     patch = embeddings + "patch_embeddings.projection"
@@ -52,33 +52,33 @@ def _names(config: SwinConfig) -> dict[str, TensorLayout]:
         names[blocks + "attention/log_scale"] = TensorLayout(
             layer + "attention.self.logit_scale", "heads 1 1"
         )
-        for ours, (theirs, output, inputs) in _MODULES.items():
-            bias = ours not in _NO_BIAS
-            names |= linear_layouts(blocks + ours, layer + theirs, output, inputs, bias=bias)
+        for path, (module, output, inputs) in _MODULES.items():
+            bias = path not in _NO_BIAS
+            names |= linear_layouts(blocks + path, layer + module, output, inputs, bias=bias)
         norms[blocks + "attention_norm"] = layer + "layernorm_before"
         norms[blocks + "mlp_norm"] = layer + "layernorm_after"
     norms["final_norm"] = "swinv2.layernorm"
     return names | norm_layouts(norms) | linear_layouts("head", "classifier", "classes")
 
 
-def _inferred(theirs: Mapping[str, Any]) -> dict[str, Any]:
+def _read_swin(hf_config: Json) -> Json:
     """Return the fields of the stages, and the number of classes.
 
     Raises:
       ValueError: the sizes do not form stages whose heads all have the same size.
     """
-    first = theirs.get("embed_dim", 96)
-    ratio = theirs.get("mlp_ratio", 4.0)
+    first = hf_config.get("embed_dim", 96)
+    ratio = hf_config.get("mlp_ratio", 4.0)
     depths, heads = (
-        _sizes(key, theirs.get(key, default))
+        _stage_sizes(key, hf_config.get(key, default))
         for key, default in (("depths", [2, 2, 6, 2]), ("num_heads", [3, 6, 12, 24]))
     )
-    windows = _sizes(
-        "pretrained_window_sizes", theirs.get("pretrained_window_sizes", [0] * len(depths)), 0
+    windows = _stage_sizes(
+        "pretrained_window_sizes", hf_config.get("pretrained_window_sizes", [0] * len(depths)), 0
     )
     # The default list of `transformers` has four entries, whatever the number of stages is.
     windows = windows[: len(depths)]
-    embed = _sizes("embed_dim", [first * 2**s for s in range(len(depths))])
+    embed = _stage_sizes("embed_dim", [first * 2**s for s in range(len(depths))])
     if not isinstance(ratio, int | float) or not 0 < ratio < 1 << 20:
         raise ValueError(f"mlp_ratio is {spelt(ratio)}, but should be a number above 0")
     if (
@@ -95,11 +95,11 @@ def _inferred(theirs: Mapping[str, Any]) -> dict[str, Any]:
         "head_dim": embed[0] // heads[0],
         "mlp": tuple(int(ratio * d) for d in embed),
         "trained_windows": windows if any(windows) else (),
-        **classes(theirs),
+        **classes(hf_config),
     }
 
 
-def _sizes(key: str, values: Any, least: int = 1) -> tuple[int, ...]:
+def _stage_sizes(key: str, values: Any, least: int = 1) -> tuple[int, ...]:
     """Return a list of sizes as a tuple.
 
     Raises:
@@ -111,7 +111,7 @@ def _sizes(key: str, values: Any, least: int = 1) -> tuple[int, ...]:
     return tuple(values)
 
 
-def _derived(config: SwinConfig) -> dict[str, Any]:
+def _written_swin(config: SwinConfig) -> Json:
     ratio = config.mlp[0] / config.embed[0]
     # `transformers` rounds the product down.
     if int(ratio * config.embed[0]) < config.mlp[0]:
@@ -138,7 +138,7 @@ Swinv2ForImageClassification = Family(
         "num_channels": "channels",
         "window_size": "window",
     },
-    names=_names,
+    names=_swin_layouts,
     absent={"image_size": 224, "patch_size": 4, "num_channels": 3, "window_size": 7},
     settings={
         "hidden_act": ("gelu", "gelu_python"),
@@ -149,8 +149,8 @@ Swinv2ForImageClassification = Family(
     },
     ignored=("*.attention.self.relative_coords_table", "*.attention.self.relative_position_index"),
     fixed={"eps": 1e-5, "position_mlp": 512},
-    inferred=_inferred,
-    derived=_derived,
+    inferred=_read_swin,
+    derived=_written_swin,
     heads="free",
 )
 

@@ -7,7 +7,6 @@ gains and the grown kernel.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from jaxgrow.extras.peft.lora import LoRA
 from jaxgrow.growth.apply import grow_leaf
 from jaxgrow.growth.maps import AxisMap, Term
 from jaxgrow.growth.matrices import Matrix, SparseMap
+from jaxgrow.typed import Json
 
 
 def norms(
@@ -73,8 +73,8 @@ def grown(gain: np.ndarray, terms: Sequence[Term], kernel: Kernel, module: str) 
 
 
 def multiplied(
-    leaves: dict[str, Any], gains: Mapping[str, np.ndarray], kernels: Mapping[str, Kernel]
-) -> dict[str, Any]:
+    leaves: Json, gains: Mapping[str, np.ndarray], kernels: Mapping[str, Kernel]
+) -> Json:
     """Return the leaves of a merged model, with each output of a kernel multiplied by its gain.
 
     Args:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from jaxgrow.extras.peft.lora import LoRA
 from jaxgrow.growth.apply import grow, grow_leaf
 from jaxgrow.growth.maps import Growth, terms
 from jaxgrow.models import Config
+from jaxgrow.typed import Json
 
 # The leaves that PEFT saves after a change of the vocabulary, without a setting for them.
 RESAVED = ("token_embedding", "head_kernel", "head_bias")
@@ -46,7 +46,7 @@ class PeftAdapter:
     factors: Params
     gains: Mapping[str, np.ndarray] = field(default_factory=dict)
     saved: Mapping[str, np.ndarray] = field(default_factory=dict)
-    about: Mapping[str, Any] = field(default_factory=dict)
+    about: Json = field(default_factory=dict)
     family: Family | None = None
     older: bool = False
     notes: tuple[str, ...] = ()

@@ -29,6 +29,7 @@ from jaxgrow.extras.hf_peft.places import (
 )
 from jaxgrow.extras.peft.lora import RANK, LoRA
 from jaxgrow.models import Config
+from jaxgrow.typed import Json
 from jaxgrow.untrusted import CheckedPath, one_line
 
 
@@ -151,7 +152,7 @@ def _resized(
 
 
 def _adapted(
-    config: Config, base: Checkpoint | None, settings: Settings, stored: Mapping[str, Any]
+    config: Config, base: Checkpoint | None, settings: Settings, stored: Json
 ) -> tuple[Config, ModuleNames]:
     """Return the config of the adapted model, and the names that most of the tensors have."""
     if settings.task is not None and config.predicts != settings.task[0]:
@@ -171,7 +172,7 @@ def _every_module(names: ModuleNames, config: Config) -> set[str]:
     return modules
 
 
-def _with_head(config: Config, settings: Settings, stored: Mapping[str, Any]) -> Config:
+def _with_head(config: Config, settings: Settings, stored: Json) -> Config:
     """Return the config with the head of the adapter's task, and with the classes in the file."""
     assert settings.task is not None
     head, modules = settings.task

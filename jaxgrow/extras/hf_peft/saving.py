@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -28,6 +27,7 @@ from jaxgrow.extras.hf_peft.places import (
 from jaxgrow.extras.peft import lora
 from jaxgrow.extras.peft.lora import RANK
 from jaxgrow.models import Config
+from jaxgrow.typed import Json
 
 # These keys are copied from the file that was read.
 _CARRIED = ("task_type", "auto_mapping", "lora_dropout", "inference_mode")
@@ -109,7 +109,7 @@ def module_ranks(adapter: PeftAdapter) -> dict[str, int]:
 
 def _settings(
     adapter: PeftAdapter, family: Family, ranks: Mapping[str, int], base: str | None
-) -> dict[str, Any]:
+) -> Json:
     """The ``adapter_config.json``, in which the most frequent rank is the default."""
     scale = adapter.lora.scale
     rank = Counter(ranks.values()).most_common(1)[0][0]

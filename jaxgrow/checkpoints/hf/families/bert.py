@@ -1,21 +1,22 @@
-"""How are BERT, RoBERTa, XLM-R, CamemBERT and DistilBERT stored?
+"""How is BERT stored?
 
-RoBERTa, XLM-R and CamemBERT differ from BERT in the head. PyTorch stores kernels as [outputs, inputs].
+PyTorch stores kernels as [outputs, inputs]. `jaxgrow.extras.families.roberta` has the models that
+differ from BERT in the head.
 """
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any, TypeAlias
 
 from jaxgrow.checkpoints.hf.base import Family, with_head
 from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout, linear_layouts, norm_layouts
 from jaxgrow.models.bert import BERTConfig
+from jaxgrow.typed import Json
 
 # The function from a config to the places of the leaves of its head, or of the whole model.
-NamesOf: TypeAlias = Callable[[Any], dict[str, TensorLayout]]
+LayoutsOf: TypeAlias = Callable[[Any], dict[str, TensorLayout]]
 
-LAYER = {
+BERT_LAYER = {
     "attention/query": "attention.self.query",
     "attention/key": "attention.self.key",
     "attention/value": "attention.self.value",
@@ -25,24 +26,14 @@ LAYER = {
     "attention_norm": "attention.output.LayerNorm",
     "mlp_norm": "output.LayerNorm",
 }
-_DISTIL = {
-    "attention/query": "attention.q_lin",
-    "attention/key": "attention.k_lin",
-    "attention/value": "attention.v_lin",
-    "attention/out": "attention.out_lin",
-    "mlp/up": "ffn.lin1",
-    "mlp/down": "ffn.lin2",
-    "attention_norm": "sa_layer_norm",
-    "mlp_norm": "output_layer_norm",
-}
 
 
-def names_of(
+def bert_layouts(
     model: str,
-    head: NamesOf,
+    head: LayoutsOf,
     layers: str = "encoder.layer",
-    layer: Mapping[str, str] = LAYER,
-) -> NamesOf:
+    layer: Mapping[str, str] = BERT_LAYER,
+) -> LayoutsOf:
     """Return the function from a config to the places of its leaves.
 
     Args:
@@ -77,7 +68,7 @@ def names_of(
     return names
 
 
-def token_head(transform: str, norm: str, decoder: str, bias: str) -> NamesOf:
+def masked_token_head(transform: str, norm: str, decoder: str, bias: str) -> LayoutsOf:
     """Return the names of a head that predicts masked tokens, from the names of its modules."""
 
     def head(config: BERTConfig) -> dict[str, TensorLayout]:
@@ -93,7 +84,7 @@ def token_head(transform: str, norm: str, decoder: str, bias: str) -> NamesOf:
     return head
 
 
-def pooled_head(pooler: str, classifier: str) -> NamesOf:
+def pooled_head(pooler: str, classifier: str) -> LayoutsOf:
     """Return the names of a head that classifies the sequence by its pooled first token."""
     return lambda config: (
         linear_layouts("pooler", pooler, "embed", "embed_in")
@@ -116,17 +107,17 @@ def states_head(config: BERTConfig) -> dict[str, TensorLayout]:
     return linear_layouts("pooler", "pooler.dense", "embed", "embed_in") if config.pooler else {}
 
 
-def _pooled(config: BERTConfig, tensors: Collection[str]) -> BERTConfig:
+def _with_pooler(config: BERTConfig, tensors: Collection[str]) -> BERTConfig:
     """Set whether the model has a pooler, which ``config.json`` does not state."""
     return replace(config, pooler="pooler.dense.weight" in tensors)
 
 
-def unused_bias(bias: str) -> Any:
+def unused_bias(bias: str) -> Callable[[Any], dict[str, str]]:
     """Copy the bias of an untied decoder to a second tensor, which the model does not use."""
     return lambda config: {} if config.tied else {bias: "head_bias"}
 
 
-FIELDS = {
+BERT_FIELDS = {
     "vocab_size": "vocab",
     "max_position_embeddings": "context",
     "type_vocab_size": "types",
@@ -137,13 +128,13 @@ FIELDS = {
     "layer_norm_eps": "eps",
     "tie_word_embeddings": "tied",
 }
-ABSENT = {
+BERT_ABSENT = {
     "max_position_embeddings": 512,
     "type_vocab_size": 2,
     "layer_norm_eps": 1e-12,
     "tie_word_embeddings": True,
 }
-_SETTINGS = {
+SETTINGS = {
     "hidden_act": ("gelu", "gelu_python"),
     "position_embedding_type": ("absolute",),
     "is_decoder": (False,),
@@ -151,12 +142,12 @@ _SETTINGS = {
 }
 
 
-def of_tasks(
+def task_families(
     base: Family,
-    tokens: tuple[NamesOf, dict[str, Any]],
-    classes: tuple[NamesOf, dict[str, Any]],
-    states: tuple[NamesOf, dict[str, Any]],
-    named: Callable = names_of,
+    tokens: tuple[LayoutsOf, Json],
+    classes: tuple[LayoutsOf, Json],
+    states: tuple[LayoutsOf, Json],
+    named: Callable[[str, LayoutsOf], LayoutsOf] = bert_layouts,
 ) -> dict[str, Family]:
     """Return the architectures of a model, by task.
 
@@ -185,102 +176,36 @@ def of_tasks(
     }
 
 
-_BERT = Family(
+BERT_BASE = Family(
     architecture="Bert",
     model_type="bert",
     config=BERTConfig,
-    fields=FIELDS,
-    absent=ABSENT,
-    settings=_SETTINGS,
+    fields=BERT_FIELDS,
+    absent=BERT_ABSENT,
+    settings=SETTINGS,
     fixed={"norm": "post", "first_position": 0},
     names=states_head,
     renamed={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
     ignored=("*.position_ids", "bert.pooler.*"),
     stray="bert.",
 )
-BERT_TOKENS = token_head(
+BERT_TOKENS = masked_token_head(
     "cls.predictions.transform.dense",
     "cls.predictions.transform.LayerNorm",
     "cls.predictions.decoder",
     "cls.predictions.bias",
 )
-_STATES: dict[str, Any] = dict(seen=_pooled, folded=("pooler",))
+STATES: Json = dict(seen=_with_pooler, folded=("pooler",))
 _UNREAD = ("cls.seq_relationship.*", "cls.predictions.bias", "cls.predictions.decoder.*")
-BERT = of_tasks(
-    _BERT,
+BERT = task_families(
+    BERT_BASE,
     tokens=(
         BERT_TOKENS,
-        dict(copies=unused_bias("cls.predictions.bias"), ignored=(*_BERT.ignored, *_UNREAD)),
+        dict(copies=unused_bias("cls.predictions.bias"), ignored=(*BERT_BASE.ignored, *_UNREAD)),
     ),
     classes=(pooled_head("bert.pooler.dense", "classifier"), dict(ignored=("*.position_ids",))),
-    states=(states_head, _STATES | dict(ignored=("*.position_ids", "cls.*"))),
+    states=(states_head, STATES | dict(ignored=("*.position_ids", "cls.*"))),
 )
 
 
-def _robertas(model: str, model_type: str) -> dict[str, Family]:
-    """Return the architectures of a model that is stored like RoBERTa, by task."""
-    base = replace(
-        _BERT,
-        architecture=model,
-        model_type=model_type,
-        # The first position embedding is in the row after this index.
-        settings=_SETTINGS | {"pad_token_id": (1,)},
-        fixed={"norm": "post", "first_position": 2},
-        renamed={},
-        ignored=("*.position_ids", "roberta.pooler.*"),
-        stray="roberta.",
-    )
-    tokens = token_head("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias")
-    ignored = (*base.ignored, "lm_head.bias", "lm_head.decoder.*")
-    return of_tasks(
-        base,
-        tokens=(tokens, dict(copies=unused_bias("lm_head.bias"), ignored=ignored)),
-        classes=(pooled_head("classifier.dense", "classifier.out_proj"), {}),
-        states=(states_head, _STATES | dict(ignored=("*.position_ids", "lm_head.*"))),
-    )
-
-
-ROBERTA = _robertas("Roberta", "roberta")
-XLM_ROBERTA = _robertas("XLMRoberta", "xlm-roberta")
-CAMEMBERT = _robertas("Camembert", "camembert")
-
-
-# --- DistilBERT ---
-
-
-DISTILBERT = of_tasks(
-    Family(
-        architecture="DistilBert",
-        model_type="distilbert",
-        config=BERTConfig,
-        fields={
-            "vocab_size": "vocab",
-            "max_position_embeddings": "context",
-            "n_layers": "layers",
-            "dim": "embed",
-            "n_heads": "heads",
-            "hidden_dim": "mlp",
-            "tie_word_embeddings": "tied",
-        },
-        absent={"max_position_embeddings": 512, "tie_word_embeddings": True},
-        settings={"activation": ("gelu", "gelu_python")},
-        fixed={**_BERT.fixed, "types": 0, "eps": 1e-12, "pooling": "relu"},
-        names=states_head,
-        stray="distilbert.",
-    ),
-    tokens=(
-        token_head(
-            "vocab_transform", "vocab_layer_norm", "vocab_projector", "vocab_projector.bias"
-        ),
-        dict(ignored=("vocab_projector.weight",)),
-    ),
-    classes=(pooled_head("pre_classifier", "classifier"), {}),
-    states=(lambda config: {}, dict(ignored=("vocab_*",))),
-    named=partial(names_of, layers="transformer.layer", layer=_DISTIL),
-)
-
-FAMILIES = tuple(
-    family
-    for model in (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, DISTILBERT)
-    for family in model.values()
-)
+FAMILIES = tuple(BERT.values())

@@ -3,22 +3,20 @@
 Its kernels are stored as in jaxgrow, as [inputs, outputs]. Queries, keys and values are one tensor.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from jaxgrow.checkpoints.hf.base import Family, with_head, without_head
 from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout, norm_layouts
 from jaxgrow.models.gpt2 import GPT2Config
+from jaxgrow.typed import Json
 
 
-def _names(config: GPT2Config) -> dict[str, TensorLayout]:
+def _gpt2_layouts(config: GPT2Config) -> dict[str, TensorLayout]:
     h = "transformer.h.{layers}."
     names = {
         "token_embedding": TensorLayout("transformer.wte.weight", "vocab embed"),
         "position_embedding": TensorLayout("transformer.wpe.weight", "context embed"),
     }
     fused = ("attn.c_attn", "embed", "(3 heads head_dim)")
-    for part, (ours, (theirs, inputs, outputs)) in enumerate(
+    for part, (path, (module, inputs, outputs)) in enumerate(
         {
             **{f"attention/{name}": fused for name in ("query", "key", "value")},
             "attention/out": ("attn.c_proj", "(heads head_dim)", "embed"),
@@ -27,10 +25,10 @@ def _names(config: GPT2Config) -> dict[str, TensorLayout]:
         }.items()
     ):
         of = part if part < 3 else None
-        names[f"blocks/{ours}/kernel"] = TensorLayout(
-            f"{h}{theirs}.weight", f"{inputs} {outputs}", of
+        names[f"blocks/{path}/kernel"] = TensorLayout(
+            f"{h}{module}.weight", f"{inputs} {outputs}", of
         )
-        names[f"blocks/{ours}/bias"] = TensorLayout(f"{h}{theirs}.bias", outputs, of)
+        names[f"blocks/{path}/bias"] = TensorLayout(f"{h}{module}.bias", outputs, of)
     norms = {"blocks/attention_norm": h + "ln_1", "blocks/mlp_norm": h + "ln_2"}
     names |= norm_layouts({**norms, "final_norm": "transformer.ln_f"})
     if config.head == "classes":
@@ -41,25 +39,25 @@ def _names(config: GPT2Config) -> dict[str, TensorLayout]:
 
 
 # The names in the first group stand for the same formula.
-_ACTIVATIONS = dict.fromkeys(
+_GPT2_ACTIVATIONS = dict.fromkeys(
     ("gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_accurate"), "gelu_tanh"
 )
-_ACTIVATIONS |= dict.fromkeys(("gelu", "gelu_python"), "gelu")
+_GPT2_ACTIVATIONS |= dict.fromkeys(("gelu", "gelu_python"), "gelu")
 
 
-def _activation(theirs: Mapping[str, Any]) -> dict[str, Any]:
-    return {"activation": _ACTIVATIONS[theirs.get("activation_function", "gelu_new")]}
+def _read_gpt2(hf_config: Json) -> Json:
+    return {"activation": _GPT2_ACTIVATIONS[hf_config.get("activation_function", "gelu_new")]}
 
 
-def _written(config: GPT2Config) -> dict[str, Any]:
+def _written_gpt2(config: GPT2Config) -> Json:
     return {"activation_function": "gelu_new" if config.activation == "gelu_tanh" else "gelu"}
 
 
 GPT2LMHeadModel = Family(
     architecture="GPT2LMHeadModel",
     fixed={"head": "tokens"},
-    inferred=_activation,
-    derived=_written,
+    inferred=_read_gpt2,
+    derived=_written_gpt2,
     model_type="gpt2",
     config=GPT2Config,
     fields={
@@ -72,9 +70,9 @@ GPT2LMHeadModel = Family(
         "layer_norm_epsilon": "eps",
         "tie_word_embeddings": "tied",
     },
-    names=_names,
+    names=_gpt2_layouts,
     settings={
-        "activation_function": tuple(_ACTIVATIONS),
+        "activation_function": tuple(_GPT2_ACTIVATIONS),
         "scale_attn_weights": (True,),
         "scale_attn_by_inverse_layer_idx": (False,),
         # This changes the precision of the computation, but not the function.
@@ -83,7 +81,7 @@ GPT2LMHeadModel = Family(
     },
     ignored=("*.attn.bias", "*.attn.masked_bias"),
     absent={
-        "n_inner": lambda ours: 4 * ours["embed"],
+        "n_inner": lambda fields: 4 * fields["embed"],
         "layer_norm_epsilon": 1e-5,
         "tie_word_embeddings": True,
     },

@@ -1,4 +1,4 @@
-"""How are ViT, DeiT, DINOv2 and the vision towers of CLIP and SigLIP stored?
+"""How are ViT and DeiT stored?
 
 Kernels are stored as [outputs, inputs]. The kernel of the patches is a convolution kernel.
 """
@@ -8,35 +8,28 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from jaxgrow.checkpoints.hf.base import Family, key_of
+from jaxgrow.checkpoints.hf.base import Family
 from jaxgrow.checkpoints.hf.labels import classes, labelled
 from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout, linear_layouts, norm_layouts
 from jaxgrow.models.vit import ViTConfig
+from jaxgrow.typed import Json
 
-_MODULES = {
+_VIT_ATTENTION = {
     "attention/query": ("attention.attention.query", "(heads head_dim)", "embed"),
     "attention/key": ("attention.attention.key", "(heads head_dim)", "embed"),
     "attention/value": ("attention.attention.value", "(heads head_dim)", "embed"),
     "attention/out": ("attention.output.dense", "embed", "(heads head_dim)"),
 }
-_OWN = {"mlp/up": "intermediate.dense", "mlp/down": "output.dense"}
-_OWN |= {"attention_norm": "layernorm_before", "mlp_norm": "layernorm_after"}
-_DINO_MODULES = {
-    "mlp/up": "mlp.fc1",
-    "mlp/down": "mlp.fc2",
-    "attention_norm": "norm1",
-    "mlp_norm": "norm2",
-}
-
-
-_ATTENTION = {
+_VIT_LAYER = {"mlp/up": "intermediate.dense", "mlp/down": "output.dense"}
+_VIT_LAYER |= {"attention_norm": "layernorm_before", "mlp_norm": "layernorm_after"}
+ATTENTION_MODULES = {
     f"attention.attention.{name}": f"attention.{name[0]}_proj" for name in ("query", "key", "value")
 }
-_ATTENTION |= {"attention.output.dense": "attention.o_proj"}
+ATTENTION_MODULES |= {"attention.output.dense": "attention.o_proj"}
 
 
-def _names(
-    model: str, heads: Mapping[str, str], config: ViTConfig, own: Mapping[str, str] = _OWN
+def vit_layouts(
+    model: str, heads: Mapping[str, str], config: ViTConfig, own: Mapping[str, str] = _VIT_LAYER
 ) -> dict[str, TensorLayout]:
     """Return the places of the leaves.
 
@@ -59,67 +52,18 @@ def _names(
             embeddings + "distillation_token", "1 1 embed"
         )
     mlp = {"mlp/up": (own["mlp/up"], "mlp", "embed"), "mlp/down": (own["mlp/down"], "embed", "mlp")}
-    for ours, (theirs, output, inputs) in (_MODULES | mlp).items():
-        names |= linear_layouts(f"blocks/{ours}", layer + theirs, output, inputs)
+    for path, (module, output, inputs) in (_VIT_ATTENTION | mlp).items():
+        names |= linear_layouts(f"blocks/{path}", layer + module, output, inputs)
     norms = {f"blocks/{norm}": layer + own[norm] for norm in ("attention_norm", "mlp_norm")}
     names |= norm_layouts({**norms, "final_norm": f"{model}layernorm"})
-    for ours, theirs in heads.items():
-        names |= linear_layouts(ours, theirs, "classes")
+    for path, module in heads.items():
+        names |= linear_layouts(path, module, "classes")
     if config.pooler == "tanh":
         names |= linear_layouts("pooler", "pooler.dense", "embed", "embed_in")
     return names
 
 
-def _dino_names(body: str, config: ViTConfig) -> dict[str, TensorLayout]:
-    """Return the places of the leaves; ``body`` is the prefix of all names outside the head."""
-    model, heads = ("", {}) if config.head == "states" else (body, {"head": "classifier"})
-    names = _names(model, heads, config, _DINO_MODULES)
-    if config.registers:
-        tokens = f"{model}embeddings.register_tokens"
-        names["register_embedding"] = TensorLayout(tokens, "1 registers embed")
-    if config.mask_token:
-        names["mask_embedding"] = TensorLayout(f"{model}embeddings.mask_token", "1 embed")
-    layer = model + "encoder.layer.{layers}."
-    # The kernels of the two heads are concatenated in one tensor.
-    for part, ours in enumerate(("head", "mean_head") if heads else ()):
-        names[f"{ours}/kernel"] = TensorLayout("classifier.weight", "classes (2 embed)", part)
-    for sublayer, theirs in (("attention", "layer_scale1"), ("mlp", "layer_scale2")):
-        names[f"blocks/{sublayer}_scale"] = TensorLayout(f"{layer}{theirs}.lambda1", "embed")
-    if config.gated:
-        for part, ours in enumerate(("gate", "up")):
-            names |= linear_layouts(
-                f"blocks/mlp/{ours}", f"{layer}mlp.weights_in", "(2 mlp)", part=part
-            )
-        names |= linear_layouts("blocks/mlp/down", f"{layer}mlp.weights_out", "embed", "mlp")
-    return names
-
-
-def _dino_mlp(embed: int, ratio: float, gated: bool) -> int:
-    """Return the MLP size. A gated MLP has two thirds of it, rounded up to a multiple of 8."""
-    size = int(embed * ratio)
-    return (int(size * 2 / 3) + 7) // 8 * 8 if gated else size
-
-
-def _dino_states(theirs: Mapping[str, Any]) -> dict[str, Any]:
-    gated = theirs.get("use_swiglu_ffn", False)
-    if theirs.get("layerscale_value") == 0:
-        raise ValueError(
-            "layerscale_value is 0, but jaxgrow does not support LayerScale that is initialised with 0"
-        )
-    return {
-        "gated": gated,
-        "mlp": _dino_mlp(theirs["hidden_size"], theirs.get("mlp_ratio", 4), gated),
-    }
-
-
-def _dino_states_written(config: ViTConfig) -> dict[str, Any]:
-    ratio = max(1, round(config.mlp * (1.5 if config.gated else 1) / config.embed))
-    stages = ["stem", *(f"stage{i + 1}" for i in range(config.layers))]
-    out = {"stage_names": stages, "out_features": stages[-1:], "out_indices": [config.layers]}
-    return out | {"use_swiglu_ffn": config.gated, "mlp_ratio": ratio}
-
-
-_FIELDS = {
+VIT_FIELDS = {
     "image_size": "image",
     "patch_size": "patch",
     "num_channels": "channels",
@@ -128,29 +72,32 @@ _FIELDS = {
     "num_attention_heads": "heads",
     "layer_norm_eps": "eps",
 }
-_ABSENT = {"image_size": 224, "patch_size": 16, "num_channels": 3, "layer_norm_eps": 1e-12}
-_SETTINGS: dict[str, tuple[Any, ...]] = {"hidden_act": ("gelu", "gelu_python"), "qkv_bias": (True,)}
+VIT_ABSENT = {"image_size": 224, "patch_size": 16, "num_channels": 3, "layer_norm_eps": 1e-12}
+VIT_SETTINGS: dict[str, tuple[Any, ...]] = {
+    "hidden_act": ("gelu", "gelu_python"),
+    "qkv_bias": (True,),
+}
 
 
 _VIT_MODULES = {
     "encoder.layer.": "layers.",
-    **_ATTENTION,
+    **ATTENTION_MODULES,
     "intermediate.dense": "mlp.fc1",
     "output.dense": "mlp.fc2",
 }
 
 
-def _family(
+def _vit_family(
     architecture: str, model_type: str, distillation: str, heads: Mapping[str, str]
 ) -> Family:
     return Family(
         architecture=architecture,
         model_type=model_type,
         config=ViTConfig,
-        fields=_FIELDS | {"intermediate_size": "mlp"},
-        names=partial(_names, f"{model_type}.", heads),
-        absent=_ABSENT,
-        settings=_SETTINGS,
+        fields=VIT_FIELDS | {"intermediate_size": "mlp"},
+        names=partial(vit_layouts, f"{model_type}.", heads),
+        absent=VIT_ABSENT,
+        settings=VIT_SETTINGS,
         ignored=(f"{model_type}.pooler.*",),
         modules=_VIT_MODULES,
         fixed={"distillation": distillation, "head": "classes"},
@@ -159,95 +106,32 @@ def _family(
     )
 
 
-_BOTH = {"head": "cls_classifier", "distillation_head": "distillation_classifier"}
+_BOTH_HEADS = {"head": "cls_classifier", "distillation_head": "distillation_classifier"}
 
-ViTForImageClassification = _family(
+ViTForImageClassification = _vit_family(
     "ViTForImageClassification", "vit", "none", {"head": "classifier"}
 )
-DeiTForImageClassification = _family(
+DeiTForImageClassification = _vit_family(
     "DeiTForImageClassification", "deit", "token", {"head": "classifier"}
 )
-DeiTForImageClassificationWithTeacher = _family(
-    "DeiTForImageClassificationWithTeacher", "deit", "head", _BOTH
-)
-
-
-def _dinov2(
-    model: str,
-    body: str,
-    fixed: Mapping[str, Any],
-    ignored: tuple[str, ...] = (),
-    **common: Any,
-) -> tuple[Family, Family]:
-    """Return the architecture of a DINOv2 that predicts classes, and the one without a head.
-
-    Args:
-      model: the beginning of the names of both architectures.
-      body: the name of the module without the head, and the model type.
-      fixed: fields that both architectures share.
-      ignored: name patterns of tensors that are not read.
-      common: further arguments of `Family`.
-    """
-    classifier = Family(
-        architecture=f"{model}ForImageClassification",
-        model_type=body,
-        config=ViTConfig,
-        names=partial(_dino_names, f"{body}."),
-        settings=_SETTINGS,
-        modules=_ATTENTION,
-        ignored=ignored,
-        fixed={**fixed, "mean_head": True, "head": "classes"},
-        inferred=lambda theirs: classes(theirs) | _dino_states(theirs),
-        derived=lambda config: labelled(config) | _dino_states_written(config),
-        **common,
-    )
-    states = replace(
-        classifier,
-        architecture=f"{model}Model",
-        ignored=(*ignored, "classifier.*"),
-        fixed={**fixed, "head": "states"},
-        inferred=_dino_states,
-        derived=_dino_states_written,
-        stray=f"{body}.",
-    )
-    return classifier, states
-
-
-_DINO_FIELDS = _FIELDS | {"layerscale_value": "layer_scale"}
-_DINO_ABSENT = _ABSENT | {"layer_norm_eps": 1e-6, "layerscale_value": 1.0}
-Dinov2ForImageClassification, Dinov2Model = _dinov2(
-    "Dinov2",
-    "dinov2",
-    {"distillation": "none"},
-    fields=_DINO_FIELDS,
-    absent=_DINO_ABSENT | {"patch_size": 14},
-    # Pre-training replaces hidden patches by the mask token. A classifier does not need it.
-    always=lambda config: {"use_mask_token": False},
-    ignored=("*embeddings.mask_token",),
-)
-Dinov2WithRegistersForImageClassification, Dinov2WithRegistersModel = _dinov2(
-    "Dinov2WithRegisters",
-    "dinov2_with_registers",
-    # `transformers` has no setting to leave out the mask token of this model.
-    {"distillation": "none", "mask_token": True},
-    fields=_DINO_FIELDS | {"num_register_tokens": "registers"},
-    absent=_DINO_ABSENT | {"num_register_tokens": 4},
+DeiTForImageClassificationWithTeacher = _vit_family(
+    "DeiTForImageClassificationWithTeacher", "deit", "head", _BOTH_HEADS
 )
 
 
 # --- without a head ---
 
 
-def _pooled(config: ViTConfig, tensors: Collection[str]) -> ViTConfig:
+def _with_vit_pooler(config: ViTConfig, tensors: Collection[str]) -> ViTConfig:
     """Set whether the model has a pooler, which ``config.json`` does not state."""
     return replace(config, pooler="tanh" if "pooler.dense.weight" in tensors else "none")
 
 
-def _read_pooler(theirs: Mapping[str, Any]) -> dict[str, Any]:
-    size = theirs.get("pooler_output_size") or theirs["hidden_size"]
-    if size != theirs["hidden_size"]:
+def _read_pooler(hf_config: Json) -> Json:
+    size = hf_config.get("pooler_output_size") or hf_config["hidden_size"]
+    if size != hf_config["hidden_size"]:
         raise ValueError(
-            f"pooler_output_size is {size}, but hidden_size is {theirs['hidden_size']}; jaxgrow computes a pooler only if "
+            f"pooler_output_size is {size}, but hidden_size is {hf_config['hidden_size']}; jaxgrow computes a pooler only if "
             "both are the same"
         )
     return {}
@@ -257,159 +141,24 @@ ViTModel = Family(
     architecture="ViTModel",
     model_type="vit",
     config=ViTConfig,
-    fields=_FIELDS | {"intermediate_size": "mlp"},
-    names=partial(_names, "", {}),
-    absent=_ABSENT,
-    settings=_SETTINGS | {"pooler_act": ("tanh",)},
+    fields=VIT_FIELDS | {"intermediate_size": "mlp"},
+    names=partial(vit_layouts, "", {}),
+    absent=VIT_ABSENT,
+    settings=VIT_SETTINGS | {"pooler_act": ("tanh",)},
     modules=_VIT_MODULES,
     fixed={"distillation": "none", "head": "states"},
     inferred=_read_pooler,
     derived=lambda config: {"pooler_output_size": config.embed},
     stray="vit.",
-    seen=_pooled,
+    seen=_with_vit_pooler,
     folded=("pooler",),
     ignored=("classifier.*",),
 )
 
 
-# --- vision towers ---
-
-_TOWER = {
-    "attention/query": ("self_attn.q_proj", "(heads head_dim)", "embed"),
-    "attention/key": ("self_attn.k_proj", "(heads head_dim)", "embed"),
-    "attention/value": ("self_attn.v_proj", "(heads head_dim)", "embed"),
-    "attention/out": ("self_attn.out_proj", "embed", "(heads head_dim)"),
-    "mlp/up": ("mlp.fc1", "mlp", "embed"),
-    "mlp/down": ("mlp.fc2", "embed", "mlp"),
-}
-
-
-def _tower_names(model: str, config: ViTConfig) -> dict[str, TensorLayout]:
-    """Return the places of the leaves of CLIP and SigLIP, with the name prefix ``model``."""
-    embeddings = f"{model}embeddings."
-    layer = f"{model}encoder.layers.{{layers}}."
-    patch = TensorLayout(
-        embeddings + "patch_embedding.weight", "embed channels patch_rows patch_columns"
-    )
-    names = {
-        "patch_embedding/kernel": patch,
-        "position_embedding": TensorLayout(
-            embeddings + "position_embedding.weight", "positions embed"
-        ),
-    }
-    if config.patch_bias:
-        names["patch_embedding/bias"] = TensorLayout(embeddings + "patch_embedding.bias", "embed")
-    if config.class_token:
-        names["class_embedding"] = TensorLayout(embeddings + "class_embedding", "embed")
-    for ours, (theirs, output, inputs) in _TOWER.items():
-        names |= linear_layouts(f"blocks/{ours}", layer + theirs, output, inputs)
-    norms = {
-        "blocks/attention_norm": layer + "layer_norm1",
-        "blocks/mlp_norm": layer + "layer_norm2",
-        "final_norm": model + "post_layernorm",
-    }
-    if config.embedding_norm:
-        # Published files have this spelling.
-        norms["embedding_norm"] = model + "pre_layrnorm"
-    if config.pooler == "attention":
-        names |= _attention_pooler(model + "head.")
-        norms["pooler/mlp_norm"] = model + "head.layernorm"
-    names |= norm_layouts(norms)
-    if config.head == "classes":
-        names["head/kernel"] = TensorLayout("visual_projection.weight", "classes embed")
-    return names
-
-
-def _attention_pooler(head: str) -> dict[str, TensorLayout]:
-    """Return the places of the leaves of the pooler of SigLIP, except its norm.
-
-    Queries, keys and values are one tensor.
-    """
-    names = {"pooler/probe": TensorLayout(head + "probe", "1 1 embed")}
-    for part, ours in enumerate(("query", "key", "value")):
-        for leaf, end, inputs in (("kernel", "weight", " embed"), ("bias", "bias", "")):
-            stored = TensorLayout(
-                f"{head}attention.in_proj_{end}", f"(3 heads head_dim){inputs}", part
-            )
-            names[f"pooler/attention/{ours}/{leaf}"] = stored
-    for ours, theirs, output, inputs in (
-        ("attention/out", "attention.out_proj", "embed", "(heads head_dim)"),
-        ("mlp/up", "mlp.fc1", "mlp", "embed"),
-        ("mlp/down", "mlp.fc2", "embed", "mlp"),
-    ):
-        names |= linear_layouts(f"pooler/{ours}", head + theirs, output, inputs)
-    return names
-
-
-_ACTIVATIONS = {"quick_gelu": "quick_gelu", "gelu": "gelu", "gelu_python": "gelu"}
-_ACTIVATIONS |= dict.fromkeys(("gelu_pytorch_tanh", "gelu_new", "gelu_fast"), "gelu_tanh")
-
-
-def _activation(default: str, theirs: Mapping[str, Any]) -> dict[str, Any]:
-    return {"activation": _ACTIVATIONS[theirs.get("hidden_act", default)]}
-
-
-def _activation_written(config: ViTConfig) -> dict[str, Any]:
-    return {"hidden_act": key_of(_ACTIVATIONS, config.activation)}
-
-
-_CLIP: dict[str, Any] = dict(
-    model_type="clip_vision_model",
-    config=ViTConfig,
-    absent=_ABSENT | {"patch_size": 32, "layer_norm_eps": 1e-5, "projection_dim": 512},
-    settings={"hidden_act": tuple(_ACTIVATIONS)},
-    inferred=partial(_activation, "quick_gelu"),
-    derived=_activation_written,
-)
-_CLIP_FIXED = {"distillation": "none", "embedding_norm": True, "patch_bias": False}
-
-CLIPVisionModel = Family(
-    architecture="CLIPVisionModel",
-    fields=_FIELDS | {"intermediate_size": "mlp"},
-    names=partial(_tower_names, ""),
-    fixed=_CLIP_FIXED | {"head": "states"},
-    stray="vision_model.",
-    ignored=("*.position_ids", "visual_projection.*"),
-    **_CLIP,
-)
-CLIPVisionModelWithProjection = Family(
-    architecture="CLIPVisionModelWithProjection",
-    fields=_FIELDS | {"intermediate_size": "mlp", "projection_dim": "classes"},
-    names=partial(_tower_names, "vision_model."),
-    fixed=_CLIP_FIXED | {"head": "classes", "head_bias": False},
-    ignored=("*.position_ids",),
-    **_CLIP,
-)
-SiglipVisionModel = Family(
-    architecture="SiglipVisionModel",
-    model_type="siglip_vision_model",
-    config=ViTConfig,
-    fields=_FIELDS | {"intermediate_size": "mlp"},
-    names=partial(_tower_names, ""),
-    absent=_ABSENT | {"layer_norm_eps": 1e-6},
-    settings={"hidden_act": ("gelu_pytorch_tanh", *_ACTIVATIONS), "vision_use_head": (True, False)},
-    inferred=lambda theirs: (
-        _activation("gelu_pytorch_tanh", theirs)
-        | {"pooler": "attention" if theirs.get("vision_use_head", True) else "none"}
-    ),
-    derived=lambda config: (
-        _activation_written(config) | {"vision_use_head": config.pooler == "attention"}
-    ),
-    fixed={"distillation": "none", "head": "states", "class_token": False},
-    stray="vision_model.",
-    ignored=("*.position_ids",),
-)
-
 FAMILIES = (
     ViTForImageClassification,
     DeiTForImageClassification,
     DeiTForImageClassificationWithTeacher,
-    Dinov2ForImageClassification,
-    Dinov2WithRegistersForImageClassification,
     ViTModel,
-    Dinov2Model,
-    Dinov2WithRegistersModel,
-    CLIPVisionModel,
-    CLIPVisionModelWithProjection,
-    SiglipVisionModel,
 )

@@ -4,25 +4,24 @@ Its modules are as in GPT-2, with separate queries, keys and values. Kernels are
 [outputs, inputs].
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from jaxgrow.checkpoints.hf.base import Family, key_of, with_head, without_head
+from jaxgrow.checkpoints.hf.registry import register
 from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout, linear_layouts, norm_layouts
 from jaxgrow.models.gpt2 import GPT2Config
+from jaxgrow.typed import Json
 
 # The row of the position embedding for the first token.
-_FIRST = 2
+_FIRST_ROW = 2
 
 
-def _names(config: GPT2Config) -> dict[str, TensorLayout]:
+def _opt_layouts(config: GPT2Config) -> dict[str, TensorLayout]:
     model = "model.decoder."
     layer = "model.decoder.layers.{layers}."
     names = {
         "token_embedding": TensorLayout(model + "embed_tokens.weight", "vocab embed"),
         "position_embedding": TensorLayout(model + "embed_positions.weight", "context embed"),
     }
-    for ours, theirs, outputs, inputs in (
+    for path, module, outputs, inputs in (
         ("attention/query", "self_attn.q_proj", "(heads head_dim)", "embed"),
         ("attention/key", "self_attn.k_proj", "(heads head_dim)", "embed"),
         ("attention/value", "self_attn.v_proj", "(heads head_dim)", "embed"),
@@ -30,7 +29,7 @@ def _names(config: GPT2Config) -> dict[str, TensorLayout]:
         ("mlp/up", "fc1", "mlp", "embed"),
         ("mlp/down", "fc2", "embed", "mlp"),
     ):
-        names |= linear_layouts(f"blocks/{ours}", layer + theirs, outputs, inputs)
+        names |= linear_layouts(f"blocks/{path}", layer + module, outputs, inputs)
     names |= norm_layouts(
         {
             "blocks/attention_norm": layer + "self_attn_layer_norm",
@@ -45,7 +44,7 @@ def _names(config: GPT2Config) -> dict[str, TensorLayout]:
     return names
 
 
-_ACTIVATIONS = {
+_OPT_ACTIVATIONS = {
     "relu": "relu",
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
@@ -53,32 +52,32 @@ _ACTIVATIONS = {
 }
 
 
-def _read(theirs: Mapping[str, Any]) -> dict[str, Any]:
-    width = theirs.get("word_embed_proj_dim") or theirs["hidden_size"]
-    if width != theirs["hidden_size"]:
+def _read_opt(hf_config: Json) -> Json:
+    width = hf_config.get("word_embed_proj_dim") or hf_config["hidden_size"]
+    if width != hf_config["hidden_size"]:
         raise ValueError(
-            f"word_embed_proj_dim is {width}, but hidden_size is {theirs['hidden_size']}. An OPT that projects its embeddings "
-            "is not supported"
+            f"word_embed_proj_dim is {width}, but hidden_size is {hf_config['hidden_size']}. An OPT that projects its "
+            "embeddings is not supported"
         )
     return {
-        "context": theirs.get("max_position_embeddings", 2048) + _FIRST,
-        "activation": _ACTIVATIONS[theirs.get("activation_function", "relu")],
+        "context": hf_config.get("max_position_embeddings", 2048) + _FIRST_ROW,
+        "activation": _OPT_ACTIVATIONS[hf_config.get("activation_function", "relu")],
     }
 
 
-def _written(config: GPT2Config) -> dict[str, Any]:
+def _written_opt(config: GPT2Config) -> Json:
     return {
-        "max_position_embeddings": config.context - _FIRST,
-        "activation_function": key_of(_ACTIVATIONS, config.activation),
+        "max_position_embeddings": config.context - _FIRST_ROW,
+        "activation_function": key_of(_OPT_ACTIVATIONS, config.activation),
         "word_embed_proj_dim": config.embed,
     }
 
 
 OPTForCausalLM = Family(
     architecture="OPTForCausalLM",
-    fixed={"first_position": _FIRST, "eps": 1e-5, "head": "tokens"},
-    inferred=_read,
-    derived=_written,
+    fixed={"first_position": _FIRST_ROW, "eps": 1e-5, "head": "tokens"},
+    inferred=_read_opt,
+    derived=_written_opt,
     model_type="opt",
     config=GPT2Config,
     fields={
@@ -90,9 +89,9 @@ OPTForCausalLM = Family(
         "tie_word_embeddings": "tied",
     },
     absent={"tie_word_embeddings": True},
-    names=_names,
+    names=_opt_layouts,
     settings={
-        "activation_function": tuple(_ACTIVATIONS),
+        "activation_function": tuple(_OPT_ACTIVATIONS),
         "do_layer_norm_before": (True,),
         "_remove_final_layer_norm": (False,),
         "enable_bias": (True,),
@@ -101,7 +100,7 @@ OPTForCausalLM = Family(
     prefix="model.",
 )
 
-FAMILIES = (
+register(
     OPTForCausalLM,
     with_head(OPTForCausalLM, "OPTForSequenceClassification", "classes"),
     without_head(OPTForCausalLM),
