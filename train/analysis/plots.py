@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -46,9 +46,7 @@ COUNTED: dict[Unit, str] = {
     "run_seconds": "seconds, all phases counted, without compilation and validation",
     "seconds": "seconds, all phases counted, with compilation, without validation",
 }
-LETTERS = 115  # characters of the smallest text that fit into a line of a page
-LINE = 0.16  # height of a line of the smallest text, in inches
-BAR = 0.75  # height of the largest bar of a timeline, in inches
+NARROW = 0.04  # bars of a timeline that are narrower than this part of it have no label
 BROAD: dict[str, Any] = {"linewidth": 4.0, "alpha": 0.35}  # the line of the baseline
 
 
@@ -60,9 +58,10 @@ def plot_losses(comparison: Comparison, path: Path, unit: Unit = "flops") -> Non
     the frontier to a run that ends at the same loss with fewer FLOPs.
     """
     figure, axes = wide_axes()
-    small = False
-    for i, runs in enumerate(comparison.runs):
-        small = _curves(axes, runs, unit, line_style(i) | ({} if i else BROAD)) or small
+    looks = [line_style(i) | ({} if i else BROAD) for i in range(len(comparison.runs))]
+    small = any(
+        [_curves(axes, runs, unit, look) for runs, look in zip(comparison.runs, looks, strict=True)]
+    )
     level = mean_loss(comparison.runs[0])
     axes.axhline(
         level, color=GREY, linestyle="-.", linewidth=0.8, label="final loss of the baseline"
@@ -228,113 +227,40 @@ def plot_keep(comparison: Comparison, path: Path) -> bool:
 def plan_timeline(rows: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> Figure:
     """Plot the phases of plans: a row per plan, a bar per phase.
 
-    The width of a bar is the FLOPs of the phase, and its height is the size of the model. Labels of
-    narrow phases, and of phases with almost no FLOPs, are above the bars, in enough lines to avoid
-    overlap.
+    The width of a bar is the FLOPs of the phase, and its height is the size of the model. The
+    colours name the models. Phases with almost no FLOPs are not visible.
 
     Args:
       rows: names, and phases as in a run's ``result.json``.
     """
-    totals = [_flops(phases) for _, phases in rows]
-    whole = totals[0]
-    every = itertools.chain(*(phases for _, phases in rows))
+    totals = [sum(p["flops"] for p in phases) for _, phases in rows]
+    end = max(totals) / totals[0]
+    every = [p for _, phases in rows for p in phases if p["flops"]]
     largest = max(p["parameters"] for p in every)
-    end = max(totals) / whole
-    colours: dict[str, str] = {}
-    bars = [_bars(phases, whole, largest, end) for _, phases in rows]
-    above = [_lines(row, end) for row in bars]
-    count = 1 + max((line for _, _, line, _ in itertools.chain(*above)), default=0)
-    figure = Figure((WIDTH, 0.6 + (1.15 + LINE * count) * len(rows)), dpi=DPI, layout="constrained")
+    models = {p["phase"].removeprefix("train "): p["parameters"] for p in every}
+    colours = dict(zip(models, itertools.cycle(LIGHT), strict=False))
+    figure = Figure((WIDTH, 1.0 + 1.15 * len(rows)), dpi=DPI, layout="constrained")
     panels = figure.subplots(len(rows), sharex=True, sharey=True, squeeze=False)[:, 0]
-    for axes, (name, _), row, labels in zip(panels, rows, bars, above, strict=True):
-        for bar in row:
-            _draw(axes, bar, colours)
-        _label(axes, labels)
-        axes.set_title(
-            f"{name}: {sum(bar.width for bar in row):.0%}", fontsize=SMALL + 1, loc="left"
-        )
-        axes.set(xlim=(0, end), ylim=(0, 1.1 + LINE * count / BAR), yticks=[])
+    for axes, (name, phases), total in zip(panels, rows, totals, strict=True):
+        start = 0.0
+        for p in (p for p in phases if p["flops"]):
+            width = p["flops"] / totals[0]
+            colour = colours[p["phase"].removeprefix("train ")]
+            height = p["parameters"] / largest
+            axes.bar(start, height, width, align="edge", color=colour, edgecolor="white")
+            if width > NARROW * end:
+                axes.text(start + width / 2, 0.04, f"{width:.0%}", fontsize=SMALL, ha="center")
+            start += width
+        axes.set_title(f"{name}: {total / totals[0]:.0%}", fontsize=SMALL + 1, loc="left")
+        axes.set(xlim=(0, end), ylim=(0, 1.1), yticks=[])
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.tick_params(labelsize=SMALL)
     panels[-1].xaxis.set_major_formatter(PercentFormatter(1))
-    panels[-1].set_xlabel(f"FLOPs relative to the first plan ({whole:.3g})", fontsize=SMALL + 1)
+    panels[-1].set_xlabel(f"FLOPs relative to the first plan ({totals[0]:.3g})", fontsize=SMALL + 1)
+    labels = {model: f"{model}, {short_count(size)} parameters" for model, size in models.items()}
+    handles = [Patch(color=colours[model], label=label) for model, label in labels.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=SMALL)
     return figure
-
-
-def _flops(phases: Sequence[Mapping[str, Any]]) -> float:
-    return sum(p["flops"] for p in phases)
-
-
-class _Bar(NamedTuple):
-    """A phase of a timeline."""
-
-    x: float
-    width: float
-    height: float
-    model: str
-    inside: str  # its label, if the bar is wide enough for one
-    above: str  # its label above the bar; empty if the label is inside
-
-
-def _bars(
-    phases: Sequence[Mapping[str, Any]], whole: float, largest: int, end: float
-) -> list[_Bar]:
-    found = []
-    x = 0.0
-    for p in phases:
-        width = p["flops"] / whole
-        model = p["phase"].removeprefix("train ")
-        texts = [f"{model}, {short_count(p['parameters'])}\n{width:.0%}", f"{model}\n{width:.0%}"]
-        inside = next(
-            (t for t in texts if len(max(t.split("\n"), key=len)) < LETTERS * width / end), ""
-        )
-        tiny = width < 0.005 * end
-        above = "" if inside else p["phase"].split()[0] if tiny else f"{model} {width:.0%}"
-        found.append(
-            _Bar(x, width, 0.0 if tiny else p["parameters"] / largest, model, inside, above)
-        )
-        x += width
-    return found
-
-
-def _draw(axes: "Axes", bar: _Bar, colours: dict[str, str]) -> None:
-    if not bar.height:
-        return
-    colour = colours.setdefault(bar.model, LIGHT[len(colours) % len(LIGHT)])
-    axes.bar(bar.x, bar.height, bar.width, align="edge", color=colour, edgecolor="white")
-    bottom = 0.04 if bar.height > 0.5 else bar.height
-    axes.text(bar.x + bar.width / 2, bottom, bar.inside, fontsize=SMALL, ha="center", va="bottom")
-
-
-def _label(axes: "Axes", labels: Sequence[tuple[float, float, int, str]]) -> None:
-    """Draw the labels from `_lines`, each with a line down to the start of its phase."""
-    for x, at, line, text in labels:
-        bottom = 1.08 + LINE * line / BAR
-        axes.plot([x, x], [0, bottom + LINE / BAR], color="black", linewidth=0.8)
-        axes.text(at, bottom, text, fontsize=SMALL, va="bottom")
-
-
-def _lines(bars: Sequence[_Bar], end: float) -> list[tuple[float, float, int, str]]:
-    """Arrange the labels above the bars, for all bars without a label inside.
-
-    From right to left, each label is placed above all labels that it would overlap, so that its
-    connecting line does not cross another label.
-
-    Returns:
-      For each label: the start of its phase, its own start, its line number, and its text.
-    """
-    texts: dict[float, list[str]] = {}
-    for bar in bars:
-        if not bar.inside:
-            texts.setdefault(bar.x, []).append(bar.above)
-    found: list[tuple[float, float, int, str]] = []
-    for x, parts in reversed(texts.items()):
-        text = f" {', '.join(parts)}"
-        width = (len(text) + 1) * end / LETTERS
-        at = max(0.0, min(x, end - width))
-        below = [line for _, other, line, _ in found if other < at + width]
-        found.append((x, at, max(below, default=-1) + 1, text))
-    return found
 
 
 def save_figure(figure: Figure, path: Path) -> None:

@@ -37,12 +37,7 @@ class Run:
 
     @cached_property
     def result(self) -> dict[str, Any]:
-        result = Workdir(self.folder).result
-        if "compile_seconds" not in result:
-            raise UserError(
-                f"{self.folder} has no compile_seconds, which old versions did not measure; repeat the run in another --workdir"
-            )
-        return result
+        return Workdir(self.folder).result
 
     @cached_property
     def log(self) -> list[dict[str, Any]]:
@@ -108,32 +103,13 @@ class Run:
         """
         return sum(spent(p, unit) for p in self.result["phases"] if p.get("model") == SOURCE)
 
-    def cost_to(self, loss: float, unit: Unit) -> float | None:
-        """The cost from which on the loss of the last phase stays at or below ``loss``.
-
-        The cost is interpolated linearly between two validations. It is None if the run ends above
-        ``loss``.
-        """
-        points = [(spent(line, unit), line["val_loss"]) for line in self.segments[-1]]
-        above = [i for i, (_, y) in enumerate(points) if y > loss]
-        if not above:
-            return points[0][0]
-        if above[-1] == len(points) - 1:
-            # A run that keeps its best evaluation may end with the model of an earlier one.
-            return self.cost(unit) if self.loss <= loss else None
-        (x0, y0), (x1, y1) = points[above[-1] : above[-1] + 2]
-        return x0 + (x1 - x0) * (y0 - loss) / (y0 - y1)
-
 
 def _segments(lines: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """Split log lines where the phase changes."""
     parts: list[list[dict[str, Any]]] = []
     for line in lines:
-        if (
-            not parts
-            or parts[-1][-1]["phase"] != line["phase"]
-            or parts[-1][-1]["step"] >= line["step"]
-        ):
+        last = parts[-1][-1] if parts else {"phase": None}
+        if last["phase"] != line["phase"] or last["step"] >= line["step"]:
             parts.append([])
         parts[-1].append(line)
     return parts
@@ -167,23 +143,13 @@ def curves(runs: Sequence[Run], unit: Unit) -> list[Curve]:
     """Average the `Run.segments` of runs that differ only by their seeds."""
     found = []
     for parts in zip(*(run.segments for run in runs), strict=True):
-        at = [_by_step(part) for part in parts]
-        cost: list[float] = []
-        losses: list[list[float]] = []
-        for step in at[0]:
-            if all(step in by_step for by_step in at):
-                lines = [by_step[step] for by_step in at]
-                cost.append(mean(spent(line, unit) for line in lines))
-                losses.append([line["val_loss"] for line in lines])
-        half = [half_width(values) or 0.0 for values in losses]
-        found.append(
-            Curve(parts[0][0]["phase"], np.array(cost), np.mean(losses, 1), np.array(half))
-        )
+        at = [{line["step"]: line for line in part} for part in parts]
+        lines = [[seed[step] for seed in at] for step in at[0] if all(step in s for s in at)]
+        losses = [[line["val_loss"] for line in seeds] for seeds in lines]
+        cost = np.array([mean(spent(line, unit) for line in seeds) for seeds in lines])
+        half = np.array([half_width(values) or 0.0 for values in losses])
+        found.append(Curve(parts[0][0]["phase"], cost, np.mean(losses, 1), half))
     return found
-
-
-def _by_step(lines: Sequence[dict[str, Any]]) -> dict[int, dict[str, Any]]:
-    return {line["step"]: line for line in lines}
 
 
 def frontier_budget(frontier: Sequence[Run], loss: float) -> float | None:

@@ -1,7 +1,4 @@
-"""The savings of runs relative to a baseline, over seeds: rows, tables and caveats.
-
-The main measure compares with the frontier; other measures compare along the training curves.
-"""
+"""The savings of runs relative to a baseline, over seeds: rows, tables and caveats."""
 
 import itertools
 import math
@@ -9,7 +6,7 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, TypeAlias
 
 from jaxgrow.tables import markdown
 from train.analysis.runs import (
@@ -29,39 +26,10 @@ ALIKE = 0.03  # two costs are considered equal if their relative difference is b
 DECAYED = 0.05  # a schedule has decayed if it ends below this fraction of the peak
 # A frontier is flat if the noise floor corresponds to more than this multiple of a budget.
 FLAT = 10.0
+Row: TypeAlias = dict[str, Any]  # one config in compare.json
+Columns: TypeAlias = dict[str, Callable[[Row], str]]
 # A phase without steps is listed if it has more than this part of the FLOPs of its run.
 NOTHING = 0.0005
-
-
-def _relative_cost(pairs: Sequence[tuple[Run, Run]], unit: Unit) -> float:
-    """Return the cost of one row relative to the baseline's, as the mean over seeds.
-
-    Args:
-      pairs: each run, with the baseline of its seed.
-      unit: unit of the cost.
-    """
-    return mean(r.cost(unit) / b.cost(unit) for r, b in pairs)
-
-
-def _saved_at_baseline(pairs: Sequence[tuple[Run, Run]]) -> dict[str, Any]:
-    """Return the savings of one row at the baseline's final loss, in each unit.
-
-    Args:
-      pairs: each run, with the baseline of its seed.
-    """
-    row: dict[str, Any] = {}
-    for unit in UNITS:
-        for given, suffix in ((False, ""), (True, "_given")):
-            saved: list[float | None] = []
-            for r, b in pairs:
-                own = r.cost_to(b.loss, unit)
-                whole = b.cost_to(b.loss, unit)
-                assert whole is not None  # a run ends at its own loss
-                spent = None if own is None else own - given * r.source(unit)
-                saved.append(None if spent is None else 1 - spent / whole)
-            row[f"saved_{unit}{suffix}"] = saved
-            row[f"saved_{unit}{suffix}_interval"] = half_width(saved)
-    return row
 
 
 @dataclass(frozen=True)
@@ -90,7 +58,7 @@ class Comparison:
         """The complete frontier: the baseline and its shorter runs."""
         return [self.runs[0], *self.frontier]
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[Row]:
         """One row per config, with one saving per seed.
 
         Each seed is compared with the same seed of the baseline. A saving is one minus a ratio of
@@ -102,8 +70,6 @@ class Comparison:
           loss is above the frontier. Without a frontier, there is no list of seeds, only None.
         - ``cheaper_than_frontier``: for each seed, whether the run costs less than every run from
           scratch. Such a run has no known saving if it ends above them.
-        - ``saved_{unit}``: the cost from which on the run stays at or below the baseline's final
-          loss, relative to the same cost of the baseline. None if the run ends above this loss.
         - ``.._given``: the same if the small model that a growth starts from costs nothing.
         - ``.._interval``: half of the 95 % confidence interval of the mean (Student's t over
           seeds), if it exists.
@@ -115,9 +81,8 @@ class Comparison:
             budgets.setdefault(r.seed, []).append(r)
         rows = []
         for i, runs in enumerate([*self.runs, *self.frontier]):
-            base = [baseline[r.seed] for r in runs]
-            pairs = list(zip(runs, base, strict=True))
-            row: dict[str, Any] = {
+            pairs = [(r, baseline[r.seed]) for r in runs]
+            row: Row = {
                 "run": runs[0].name,
                 "seeds": [r.seed for r in runs],
                 "diverged": self.diverged.get(runs[0].name, []),
@@ -126,15 +91,15 @@ class Comparison:
                 "loss": [r.loss for r in runs],
                 "accuracy": [r.result["val_accuracy"] for r in runs],
                 "scores": {name: scores[i] for name, scores in self.scores.items()},
-                **{unit: _relative_cost(pairs, unit) for unit in UNITS},
+                **{unit: mean(r.cost(unit) / b.cost(unit) for r, b in pairs) for unit in UNITS},
                 "source": mean(r.source("flops") / b.cost("flops") for r, b in pairs),
             }
-            rows.append(row | self._saved_frontier(pairs, budgets) | _saved_at_baseline(pairs))
+            rows.append(row | self._saved_frontier(pairs, budgets))
         return rows
 
     def _saved_frontier(
         self, pairs: Sequence[tuple[Run, Run]], budgets: Mapping[int, Sequence[Run]]
-    ) -> dict[str, Any]:
+    ) -> Row:
         """Return the savings against the frontier of one row.
 
         Args:
@@ -146,7 +111,7 @@ class Comparison:
             known = ["below_frontier", "cheaper_than_frontier"]
             return dict.fromkeys([*known, *(f"saved_frontier{name}" for name in names)])
         equal = [frontier_budget(budgets[r.seed], r.loss) for r, _ in pairs]
-        row: dict[str, Any] = {"below_frontier": [budget == math.inf for budget in equal]}
+        row: Row = {"below_frontier": [budget == math.inf for budget in equal]}
         row["cheaper_than_frontier"] = [
             r.cost("flops") < min(b.cost("flops") for b in budgets[r.seed]) for r, _ in pairs
         ]
@@ -240,7 +205,7 @@ class Comparison:
 
     def _main(self) -> str:
         rows = self.rows()
-        columns: dict[str, Any] = {
+        columns: Columns = {
             "run": lambda r: r["run"],
             "FLOPs": lambda r: f"{r['flops']:.3f}",
             "loss": _loss,
@@ -252,7 +217,7 @@ class Comparison:
         columns["time"] = lambda r: f"{r['run_seconds']:.3f}"
         listed = {row["run"] for row in rows}
         lost = [name for name in self.diverged if name not in listed]
-        return _lines(
+        return _table(
             columns,
             [*rows, *({"run": name, "loss": [], "diverged": self.diverged[name]} for name in lost)],
         )
@@ -268,11 +233,11 @@ class Comparison:
     def _scores(self) -> list[str]:
         if not self.scores:
             return []
-        columns: dict[str, Any] = {"run": lambda r: r["run"], "loss": _loss}
+        columns: Columns = {"run": lambda r: r["run"], "loss": _loss}
         columns |= {
             name: lambda r, name=name: f"{mean(r['scores'][name]):.4f}" for name in self.scores
         }
-        return [_lines(columns, self.rows())]
+        return [_table(columns, self.rows())]
 
     def _phases(self) -> str:
         body: list[list[str]] = []
@@ -292,14 +257,12 @@ class Comparison:
         )
 
 
-def _lines(columns: dict[str, Any], rows: list[dict[str, Any]]) -> str:
-    body: list[list[str]] = []
-    for row in rows:
-        body.append([_cell(name, cell, row) for name, cell in columns.items()])
+def _table(columns: Columns, rows: Sequence[Row]) -> str:
+    body = [[_cell(name, cell, row) for name, cell in columns.items()] for row in rows]
     return markdown(list(columns), body)
 
 
-def _cell(name: str, cell: Callable[[dict[str, Any]], str], row: dict[str, Any]) -> str:
+def _cell(name: str, cell: Callable[[Row], str], row: Row) -> str:
     """One cell of the table.
 
     If some seeds of a config diverged, the saving of the other seeds would be biased, so it is not
@@ -316,14 +279,14 @@ def _some_seeds(what: str, count: int, every: int) -> str:
     return what if count == every else f"{what}: {count} of {every} seeds"
 
 
-def _loss(row: dict[str, Any]) -> str:
+def _loss(row: Row) -> str:
     """The mean over the seeds that finished, then the seeds that diverged."""
     seeds = ", ".join(map(str, row["diverged"]))
     parts = [f"{mean(row['loss']):.4f}"] if row["loss"] else []
     return ", ".join([*parts, f"diverged: seed {seeds}"] if seeds else parts)
 
 
-def _told(row: dict[str, Any], base: dict[str, Any], shorter: list[dict[str, Any]]) -> str:
+def _told(row: Row, base: Row, shorter: Sequence[Row]) -> str:
     """The result of one config in words: its saving, cost and loss.
 
     If a run from scratch has the same cost, its loss follows.
@@ -340,7 +303,7 @@ def _told(row: dict[str, Any], base: dict[str, Any], shorter: list[dict[str, Any
     return f"Result: {row['run']} {_saved(row)} {text}."
 
 
-def _saved(row: dict[str, Any]) -> str:
+def _saved(row: Row) -> str:
     if row["diverged"]:
         return "diverged with some seeds, so no saving is given."
     saved = row["saved_frontier"]
@@ -369,7 +332,7 @@ def _saved(row: dict[str, Any]) -> str:
     return f"reached its loss with {amount} {'more' if value < 0 else 'fewer'} FLOPs than a run from scratch ({seeds})."
 
 
-def _without_saving(row: dict[str, Any]) -> tuple[int, int]:
+def _without_saving(row: Row) -> tuple[int, int]:
     """The numbers of seeds without a saving: those above the frontier, and those cheaper than it."""
     seeds = zip(row["saved_frontier"], row["cheaper_than_frontier"], strict=True)
     cheaper = [cheap for saved, cheap in seeds if saved is None]
@@ -387,7 +350,7 @@ def _milliseconds(runs: Sequence[Run], i: int) -> str:
     return f"{1000 * mean(times):.1f}" if times else ""
 
 
-def _frontier(row: dict[str, Any]) -> str:
+def _frontier(row: Row) -> str:
     """The saving: with its interval for three or more seeds, with each value for two seeds."""
     values = row["saved_frontier"]
     if None in values:
