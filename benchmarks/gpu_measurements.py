@@ -20,7 +20,7 @@ from benchmarks.on_device import (
 )
 from benchmarks.scale import experiment
 from train.data.text import Data
-from train.run.trainer import run
+from train.run.trainer import run_experiment
 from train.store.workdir import Workdir
 
 # Nothing is computed again, and layers are not scanned: the fastest step of docs/results/speed.md.
@@ -78,6 +78,6 @@ def _trained(s: Sizes, work: Path) -> Any:
 
 
 def _peak(s: Sizes, folder: Path, keep: tuple[int, ...] = ()) -> dict[str, Any]:
-    result = run(_trained(s, folder.parent), folder, keep=keep)
+    result = run_experiment(_trained(s, folder.parent), folder, keep=keep)
     used = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
     return {"steps": result["steps"], **({"peak": used / 1e9} if used else {})}

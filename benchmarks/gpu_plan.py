@@ -11,7 +11,7 @@ from typing import Any
 
 from train.analysis.comparing import shared_steps
 from train.analysis.runs import Run
-from train.config.experiment import Experiment, load
+from train.config.experiment import Experiment, load_experiment
 from train.extras.advice.evidence import of
 from train.extras.advice.fits import Measured, fit
 from train.plan.training import Train
@@ -130,7 +130,7 @@ def experiment(training: Training, rate: float | None, settings: list[str]) -> E
       rate: the best learning rate of the sweep; None: the one of the config.
       settings: further settings, as for ``--set``.
     """
-    e = load(f"{CONFIG}:{training.row}", settings)
+    e = load_experiment(f"{CONFIG}:{training.row}", settings)
     rate = training.rate or rate or e.optim.peak_lr
     warmup = e.optim.warmup
     if training.rate is not None:  # a shorter run of a frontier keeps the warm-up of the full run

@@ -53,11 +53,11 @@ from jaxgrow.extras.models.generation import generate
 from jaxgrow.layerdrop import KeepMask, LayerDrop
 from jaxgrow.models import Config, GPT2Config
 from jaxgrow.models.attention import attention
-from train.config.experiment import load
+from train.config.experiment import load_experiment
 from train.data.text import Data
 from train.extras.aot.machines import Machine, described, present
 from train.plan.modifiers import DropLayers
-from train.run.trainer import run
+from train.run.trainer import run_experiment
 from train.state.mesh import Mesh
 from train.state.optim import Optim
 from train.state.packing import Packed
@@ -337,7 +337,7 @@ def trained(s: Sizes, batch: int) -> dict[str, Any]:
     out: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in ("scratch", "vcycle", "vcycle_pld"):
-            e = load(f"configs/demo.py:{name}")
+            e = load_experiment(f"configs/demo.py:{name}")
             steps = s.train_steps
             optim = replace(e.optim, peak_lr=1e-3, warmup=s.train_steps // 20)
             e = replace(
@@ -349,7 +349,7 @@ def trained(s: Sizes, batch: int) -> dict[str, Any]:
                 data=Data(cache=f"{folder}/data"),
             )
             e = replace(e, eval_every=steps, eval_batches=4, checkpoint_every=steps)
-            result = run(e, Path(folder) / name)
+            result = run_experiment(e, Path(folder) / name)
             out[name] = {
                 "seconds": result["seconds"] - result["compile_seconds"],
                 "flops": result["flops"],

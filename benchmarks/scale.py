@@ -35,7 +35,7 @@ from benchmarks.common import Rows, alone, between, environment, parser, shown, 
 from jaxgrow.layerdrop import LayerDrop
 from jaxgrow.models import Config, GPT2Config
 from jaxgrow.tables import aligned
-from train.config.experiment import Experiment, load
+from train.config.experiment import Experiment, load_experiment
 from train.data import batches
 from train.extras.aot.compilation import AotRun, Program
 from train.extras.aot.estimate import bound, fits
@@ -109,7 +109,7 @@ def compiled(config: str, on: str) -> dict[str, Any]:
     jax.config.update("jax_platforms", "cpu")  # no device is needed, so none is reserved
     machine = described(on)
     start = time.perf_counter()
-    (program,) = found = StepAlone(load(config), machine).programs_of_steps()
+    (program,) = found = StepAlone(load_experiment(config), machine).programs_of_steps()
     kinds: dict[str, int] = {}
     for c in program.collectives:
         kinds[c.kind] = kinds.get(c.kind, 0) + c.times

@@ -69,9 +69,9 @@ def train(data, folder):
     from jaxgrow.models import GPT2Config
     from train.data.text import tokens
     from train.config.experiment import Experiment
-    from train.run.trainer import run
+    from train.run.trainer import run_experiment
     model = GPT2Config(vocab=tokens(data).vocab, context=128, layers=1, embed=16, heads=1, head_dim=16, mlp=16)
-    run(Experiment(name="small", model=model, data=data, steps=200, batch=16, eval_batches=2), folder)
+    run_experiment(Experiment(name="small", model=model, data=data, steps=200, batch=16, eval_batches=2), folder)
 
 if __name__ == "__main__":
     from train.data.text import Data

@@ -20,7 +20,7 @@ _COMMAND = sys.argv[:1] == ["-m"]  # `python -m train.X`, and not an import by a
 if _COMMAND:
     from train.common import endings
 
-    endings.begin()
+    endings.prepare_command()
     from train.arguments import check_arguments
     from train.common.errors import exits_cleanly
 

@@ -41,12 +41,12 @@ from train.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.files import write_text
 from train.common.output import say
-from train.config.experiment import Experiment, load
+from train.config.experiment import Experiment, load_experiment
 from train.extras.advice.evidence import Estimate, Setting, estimate, nearest, of
 from train.plan.lifetimes import shapes
 from train.plan.methods import Method, Scratch, TrainStage
 from train.plan.recipes import deep_vcycle, deepened
-from train.run.trainer import run
+from train.run.trainer import run_experiment
 from train.state.optim import Optim
 
 WORTH = 0.03  # smaller savings cannot be distinguished from the noise between seeds
@@ -220,7 +220,7 @@ def pilot(experiment: Experiment, workdir: Path) -> Pilot:
 
     def ran(e: Experiment) -> Run:
         folder = workdir / f"{e.name}-seed{e.seed}"
-        run(e, folder)
+        run_experiment(e, folder)
         return Run(e.name, e.seed, folder)
 
     def losses(of: Run) -> list[float]:
@@ -445,8 +445,8 @@ def budgeted(experiment: Experiment, flops: float) -> Experiment:
 
 def script(config: str, advised: Experiment) -> str:
     """Return a config file for ``advised`` that contains the changes to ``config``."""
-    base = load(config)
-    imports = {Experiment, load}
+    base = load_experiment(config)
+    imports = {Experiment, load_experiment}
     settings = [f for f in fields(advised) if getattr(advised, f.name) != getattr(base, f.name)]
     changes = "".join(
         f"        {f.name}={written(getattr(advised, f.name), imports)},\n" for f in settings
@@ -474,7 +474,7 @@ def written(value: Any, classes: set) -> str:
 
 def main() -> None:
     arguments = command_parser("advise").parse_args()
-    experiment = load(arguments.config, arguments.set)
+    experiment = load_experiment(arguments.config, arguments.set)
     if not isinstance(experiment.method, Scratch):
         raise UserError(
             f"{experiment.name} is not a training from scratch (its method is {type(experiment.method).__name__}); "

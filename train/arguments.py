@@ -20,7 +20,7 @@ from train.common.commands import (
     workdir_argument,
 )
 from train.common.errors import UserError
-from train.config.overrides import numbers, seed_list
+from train.config.overrides import number_list, seed_list
 
 CONFIG = "FILE.py:NAME, or FILE.py with config() -> Experiment"
 _TRAIN = Path(__file__).parent
@@ -61,7 +61,7 @@ def fraction_of(text: str, option: str) -> float:
     Raises:
       UserError: it is not a number between 0 and 1.
     """
-    found = numbers(text, float, option)
+    found = number_list(text, float, option)
     if len(found) != 1 or not 0 < found[0] < 1:
         raise UserError(f"{option} takes fractions between 0 and 1, not {text}")
     return found[0]

@@ -40,9 +40,9 @@ from train.analysis.comparing import SCORERS, run_comparison, set_losses, shorte
 from train.analysis.savings import Comparison
 from train.arguments import command_parser
 from train.common.errors import exits_cleanly
-from train.common.files import write_json, write_text
+from train.common.files import write_record, write_text
 from train.common.output import say
-from train.config.experiment import Experiment, load
+from train.config.experiment import Experiment, load_experiment
 from train.config.lengths import load_alike
 
 
@@ -66,7 +66,7 @@ def _shorter(arguments: Namespace) -> list[Experiment]:
     """Return the shorter runs of the baseline that ``--frontier`` names."""
     return [
         shortened_experiment(
-            load(":".join([arguments.configs[0], *settings]), arguments.set), fraction
+            load_experiment(":".join([arguments.configs[0], *settings]), arguments.set), fraction
         )
         for fraction, settings in arguments.frontier
     ]
@@ -82,7 +82,7 @@ def _write_report(comparison: Comparison, folder: Path) -> None:
         "doubts": comparison.doubts(),
         "diverged": comparison.diverged,
     }
-    write_json(folder / "compare.json", summary)
+    write_record(folder / "compare.json", summary)
     figures = [folder / "compare.png", folder / "compare_seconds.png"]
     for path, unit in zip(figures, ("flops", "run_seconds"), strict=True):
         plots.plot_losses(comparison, path, unit)

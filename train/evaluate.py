@@ -27,7 +27,7 @@ from typing import Any
 from jaxgrow.tables import aligned
 from train.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
-from train.common.files import write_json
+from train.common.files import write_record
 from train.common.output import say
 from train.extras.evaluation.benchmarks import Benchmarks
 from train.extras.evaluation.perplexity import is_text
@@ -77,7 +77,7 @@ def main() -> None:
     benchmarks = Benchmarks(data, a.few_shot, a.limit, a.include)
     results = evaluate_tasks(a.model.expanduser(), a.tasks, data, a.tokenizer, a.stride, benchmarks)
     if a.json is not None:
-        write_json(a.json, {"model": str(a.model), "tasks": results})
+        write_record(a.json, {"model": str(a.model), "tasks": results})
     say(table(results))
 
 

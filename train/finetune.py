@@ -22,7 +22,7 @@ from statistics import mean, stdev
 from jaxgrow.tables import markdown
 from train.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
-from train.common.files import write_json, write_text
+from train.common.files import write_record, write_text
 from train.common.output import say
 from train.config.experiment import load_as
 from train.extras.labelled.downstream import FineTuning
@@ -80,7 +80,7 @@ def main() -> None:
     }
     summary |= {"best": best_rate(found)} if len(found) > 1 else {}
     summary |= {"rates": {f"{rate:g}": runs for rate, runs in found.items()}}
-    write_json(arguments.workdir / f"{name}.json", summary)
+    write_record(arguments.workdir / f"{name}.json", summary)
     write_text(arguments.workdir / f"{name}.md", text)
     say(f"\n{text}")
 

@@ -22,7 +22,7 @@ from train.plan.learning import load as load_maps
 from train.plan.transforms import differing
 from train.state.heads import say_notes
 from train.store.workdir import Workdir
-from train.store.workdir import load as load_params
+from train.store.workdir import load_params as load_params
 
 
 def describe(maps: Maps) -> str:

@@ -25,9 +25,9 @@ from jaxgrow import sharding
 from jaxgrow.tables import markdown
 from train.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
-from train.common.files import write_json
+from train.common.files import write_record
 from train.common.output import say
-from train.config.experiment import Experiment, load
+from train.config.experiment import Experiment, load_experiment
 from train.extras import plots
 from train.extras.aot import estimate
 from train.extras.aot.compilation import AotRun, Program
@@ -185,7 +185,7 @@ def main() -> None:
             everything[config] = [asdict(p) | {"memory": p.memory} for p in programs]
         about = {"machine": machine.name, "devices": len(machine.devices), "memory": machine.memory}
         about["xla"] = xla.recorded(Mesh().over(list(machine.devices)))
-        write_json(arguments.json, about | {"configs": everything})
+        write_record(arguments.json, about | {"configs": everything})
     if arguments.plot:
         plots.plot_memory(found, machine.memory, machine.name, arguments.plot)
     if not all(estimate.fits(programs, machine) for programs in found.values()):
@@ -195,7 +195,7 @@ def main() -> None:
 def _checked(config: str, machine: Machine, arguments: Any) -> list[Program]:
     """Print the report of a config, and settings that fit or help. Return its programs."""
     experiment, programs = estimate.resolve_auto(
-        load(config, arguments.set, corpus=False), machine, _say
+        load_experiment(config, arguments.set, corpus=False), machine, _say
     )
     programs = programs or AotRun(experiment, machine, _say).run()
     say(f"\n{report(config, experiment, programs, machine, arguments.utilisation)}")

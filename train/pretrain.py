@@ -54,10 +54,10 @@ from train.arguments import command_parser
 from train.common import hosts
 from train.common.errors import UserError, exits_cleanly
 from train.common.output import say
-from train.config.experiment import Experiment, listed, load
-from train.config.overrides import settings
-from train.run.trainer import run
-from train.store.origin import parsed
+from train.config.experiment import Experiment, listed_experiments, load_experiment
+from train.config.overrides import all_settings
+from train.run.trainer import run_experiment
+from train.store.origin import parsed_origin
 
 
 def experiments(config: str) -> str:
@@ -67,7 +67,7 @@ def experiments(config: str) -> str:
       UserError: the file has no experiments.
     """
     path = config.partition(":")[0]
-    found = listed(config)
+    found = listed_experiments(config)
     if not found:
         raise UserError(
             f"{path} has no experiments: functions whose return annotation is Experiment"
@@ -80,7 +80,9 @@ def experiments(config: str) -> str:
 
 def fields(experiment: Experiment) -> str:
     """Return a table of all fields: the name for ``--set``, the value, the default and the type."""
-    rows = [(s.name, _written(s.value), _written(s.default), s.type) for s in settings(experiment)]
+    rows = [
+        (s.name, _written(s.value), _written(s.default), s.type) for s in all_settings(experiment)
+    ]
     return aligned(("setting", "value", "default", "type"), rows)
 
 
@@ -103,12 +105,14 @@ def main() -> None:
     if arguments.list:
         return say(experiments(arguments.config))
     if arguments.show:
-        return say(fields(load(arguments.config, arguments.set, corpus=False)))
-    hosts.join(arguments.coordinator, arguments.processes, arguments.process)
-    experiment = hosts.everywhere(lambda: load(arguments.config, arguments.set))
-    start = hosts.everywhere(lambda: parsed(arguments.start)) if arguments.start else None
+        return say(fields(load_experiment(arguments.config, arguments.set, corpus=False)))
+    hosts.join_processes(arguments.coordinator, arguments.processes, arguments.process)
+    experiment = hosts.on_all_processes(lambda: load_experiment(arguments.config, arguments.set))
+    start = (
+        hosts.on_all_processes(lambda: parsed_origin(arguments.start)) if arguments.start else None
+    )
     folder = arguments.workdir or Path("runs") / experiment.name
-    run(experiment, folder, arguments.profile, start=start)
+    run_experiment(experiment, folder, arguments.profile, start=start)
 
 
 if __name__ == "__main__":

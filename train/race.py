@@ -26,15 +26,15 @@ from jaxgrow.typed import nearest
 from train.analysis.runs import Run
 from train.arguments import command_parser
 from train.common.errors import Diverged, UserError, exits_cleanly
-from train.common.files import write_json, write_text
+from train.common.files import write_record, write_text
 from train.common.output import say
-from train.config.experiment import Experiment, load
+from train.config.experiment import Experiment, load_experiment
 from train.extras import plots
 from train.extras.advice.operator_ranking import after_growing, rows, table
 from train.plan.lifetimes import shapes
 from train.plan.methods import Growing, GrowTo, Learned, TrainStage
 from train.plan.transforms import differing
-from train.run.trainer import run
+from train.run.trainer import run_experiment
 from train.store.workdir import Workdir
 
 # if both depth and width grow: all pairs
@@ -139,7 +139,7 @@ def race(
         runs = [Run(name, seed, workdir / f"{name}-seed{seed}") for seed in seeds]
         try:
             for each in runs:
-                run(replace(experiment, seed=each.seed), each.folder)
+                run_experiment(replace(experiment, seed=each.seed), each.folder)
         except Diverged as error:
             diverged[by] = str(error)
         else:
@@ -154,7 +154,7 @@ def race(
 
 def main() -> None:
     arguments = command_parser("race").parse_args()
-    base = load(arguments.config, arguments.set)
+    base = load_experiment(arguments.config, arguments.set)
     seeds = arguments.seeds
     chosen = defaults(base, arguments.run) if arguments.by is None else arguments.by
     fit, impossible = entrants(base, arguments.run, chosen, arguments.steps)
@@ -169,7 +169,7 @@ def main() -> None:
         "diverged": diverged,
         "seeds": seeds,
     }
-    write_json(arguments.workdir / "race.json", everything)
+    write_record(arguments.workdir / "race.json", everything)
     curves = {}
     for by, runs in finished.items():
         curves[by] = [(r, after_growing(r)) for r in runs]

@@ -22,8 +22,8 @@ from train.analysis import plots
 from train.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.output import say
-from train.config.experiment import Experiment, load, load_as
-from train.config.stated import report, stated
+from train.config.experiment import Experiment, load_as, load_experiment
+from train.config.stated import stated_report, stated_settings
 from train.plan.lifetimes import states
 from train.store.workdir import Workdir
 
@@ -50,7 +50,7 @@ def row(text: str) -> tuple[str, list[dict[str, Any]]]:
     """
     run = Workdir(text)
     if not run.folder.is_dir():
-        experiment = load(text, corpus=False)
+        experiment = load_experiment(text, corpus=False)
         return experiment.name, planned(experiment)
     if not run.finished:
         raise UserError(
@@ -89,7 +89,7 @@ def _settings_only(text: str) -> bool:
         found = load_as(Experiment, text)[1]
     if not hasattr(found, "name"):
         load_as(Experiment, text)  # the error says what the function returns
-    say(report(found.name, stated(text, found)))
+    say(stated_report(found.name, stated_settings(text, found)))
     return not isinstance(found, Experiment)
 
 

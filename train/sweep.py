@@ -28,9 +28,9 @@ from train.analysis.comparing import attempt_run, shortened_experiment
 from train.analysis.runs import refuse_unlike
 from train.arguments import command_parser
 from train.common.errors import exits_cleanly
-from train.common.files import write_json, write_text
+from train.common.files import write_record, write_text
 from train.common.output import say
-from train.config.experiment import Experiment, as_json, load
+from train.config.experiment import Experiment, experiment_json, load_experiment
 from train.config.overrides import refuse_seeds
 from train.extras.advice.settings import Tried, table
 
@@ -48,7 +48,7 @@ def combinations(
     out = []
     for combination in itertools.product(*listed.values()):
         settings = dict(zip(listed, combination, strict=True))
-        base = load(config, [f"{name}={value}" for name, value in settings.items()])
+        base = load_experiment(config, [f"{name}={value}" for name, value in settings.items()])
         swept = {name: value for name, value in settings.items() if len(listed[name]) > 1}
         out.append((swept, base if fraction is None else shortened_experiment(base, fraction)))
     return out
@@ -105,7 +105,7 @@ def main() -> None:
     listed = arguments.set
     swept = {name: each for name, each in listed.items() if len(each) > 1}
     experiments = combinations(arguments.config, listed, arguments.frontier)
-    refuse_unlike([(run_name(e.name, of), as_json(e)) for of, e in experiments])
+    refuse_unlike([(run_name(e.name, of), experiment_json(e)) for of, e in experiments])
     refuse_seeds(e for _, e in experiments)
     tried = _halved(experiments, arguments.halving, arguments.seeds, arguments.workdir)
     text = table(tried, swept)
@@ -116,7 +116,7 @@ def main() -> None:
         losses = [None if r is None else r.loss for r in t.runs]
         part = {"of the steps": t.fraction} if t.fraction else {}
         results.append({"settings": t.settings, "loss": losses} | part)
-    write_json(arguments.workdir / f"{name}.json", results)
+    write_record(arguments.workdir / f"{name}.json", results)
     say(f"\n{text}")
 
 

@@ -19,7 +19,7 @@ from train.analysis.runs import Run
 from train.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.output import say
-from train.config.experiment import differences
+from train.config.experiment import described_differences
 from train.store.workdir import Workdir
 
 
@@ -38,7 +38,7 @@ def fit(baseline: Path, dropped: Path) -> Variance:
         if not Workdir(folder).finished:
             raise UserError(f"there is no finished run in {folder}; run its config first")
     base, config = (Workdir(folder).config for folder in (baseline, dropped))
-    wrong = differences(_compared(base), _compared(config))
+    wrong = described_differences(_compared(base), _compared(config))
     if wrong:
         raise UserError(
             f"{baseline} and {dropped} must differ only in layer dropping, but they also differ in: {'; '.join(wrong)}"

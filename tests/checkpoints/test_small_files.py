@@ -16,7 +16,7 @@ from train import pretrain
 from train.analysis.runs import Run
 from train.common import files
 from train.common.errors import UserError
-from train.common.files import read_json, write_json
+from train.common.files import read_record, write_record
 from train.data.text import tokens
 from train.store.workdir import Workdir
 
@@ -47,18 +47,18 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
         os, "fsync", lambda handle: events.append(os.readlink(f"/proc/self/fd/{handle}"))
     )
     monkeypatch.setattr(os, "replace", lambda a, b: events.append((str(a), str(b))))
-    write_json(tmp_path / "a.json", {})
+    write_record(tmp_path / "a.json", {})
     part = events[0]
     assert re.fullmatch(rf"{tmp_path}/\.a\.json\.[0-9a-f]{{16}}\.part", part)
     assert events == [part, (part, f"{tmp_path}/a.json"), str(tmp_path)]
 
 
 def test_a_write_that_fails_keeps_the_old_content(tmp_path):
-    write_json(tmp_path / "a.json", {"x": 1})
+    write_record(tmp_path / "a.json", {"x": 1})
     with pytest.raises(OSError, match="gone"), atomic_file(tmp_path / "a.json") as part:
         part.write_text("half")
         raise OSError("the disk is gone")
-    assert read_json(tmp_path / "a.json", "") == {"x": 1}
+    assert read_record(tmp_path / "a.json", "") == {"x": 1}
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
 
@@ -100,7 +100,7 @@ def test_what_is_no_object_with_these_keys_is_refused(tmp_path, content, says):
     if content is not None:
         (tmp_path / "x.json").write_bytes(content)
     with pytest.raises(UserError, match=re.escape(f"{tmp_path}/x.json {says}") + ".*; delete it$"):
-        read_json(tmp_path / "x.json", "delete it", ["a"])
+        read_record(tmp_path / "x.json", "delete it", ["a"])
 
 
 DAMAGES = {"empty": lambda content: b"", "cut": lambda content: content[: len(content) // 2 + 3]}
@@ -121,8 +121,8 @@ def test_damaged_files_of_a_finished_run_are_named_with_a_fix(
     finished, tmp_path, name, damage, way_out
 ):
     run = copied(finished, tmp_path)
-    write_json(run / "scores.json", {"valid": {"accuracy": 0.5}})
-    write_json(run / "evaluated.json", {"wikitext2": {"bits_per_byte": 1.0}})
+    write_record(run / "scores.json", {"valid": {"accuracy": 0.5}})
+    write_record(run / "evaluated.json", {"wikitext2": {"bits_per_byte": 1.0}})
     (run / name).write_bytes(DAMAGES[damage]((run / name).read_bytes()))
     reading = {
         "config.json": lambda: Run("tiny", 0, run).config,
@@ -232,4 +232,4 @@ def test_an_unfinished_folder_without_its_config_is_refused_too(finished, tmp_pa
     run = copied(finished, tmp_path, "config.json", "result.json")
     with pytest.raises(UserError, match=r"config.json is missing"):
         pretrain.run(finished[0], run)
-    assert files.read_json(run / "jaxgrow.json", "")  # the record is untouched
+    assert files.read_record(run / "jaxgrow.json", "")  # the record is untouched

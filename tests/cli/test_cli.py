@@ -215,14 +215,14 @@ def test_inspect_requires_the_format_that_is_given(folder, capsys):
 
 
 def test_a_run_is_a_source(tmp_path, small_run, capsys):
-    from train.store.workdir import load
+    from train.store.workdir import load_params
 
     run("inspect", small_run)
     assert "GPT2Config" in capsys.readouterr().out
     run("convert", small_run, tmp_path / "hf", "--to", "hf")
     config, params = checkpoints.load(tmp_path / "hf")
     assert isinstance(config, GPT2Config)
-    chex.assert_trees_all_equal(params, load(small_run))
+    chex.assert_trees_all_equal(params, load_params(small_run))
     assert not (tmp_path / "hf/metrics.jsonl").exists()
     (tmp_path / "run/checkpoints").mkdir(parents=True)
     assert "neither a finished run nor a Hugging Face folder" in refused(

@@ -15,7 +15,7 @@ from benchmarks.curves import logged_runs
 from jaxgrow.tables import short_count
 from train.analysis.runs import Run, half_width
 from train.analysis.savings import Comparison
-from train.config.experiment import load
+from train.config.experiment import load_experiment
 from train.extras.advice.evidence import (
     Evidence,
     Setting,
@@ -172,7 +172,7 @@ def test_the_logs_of_a_sweep_give_the_chosen_learning_rate(name, rates, experime
         assert run.config["optim"]["peak_lr"] == float(rate)
         losses[rate] = run.loss
     best = min(losses, key=losses.get)
-    assert load(experiment).optim.peak_lr == float(best)
+    assert load_experiment(experiment).optim.peak_lr == float(best)
     ends = [f"**{loss:.4f}**" if rate == best else f"{loss:.4f}" for rate, loss in losses.items()]
     told = [", ".join(words[:-1]) + f" and {words[-1]}" for words in ([*rates], ends)]
     page = " ".join(PAGES["docs/results/encoders.md"].split())
@@ -222,7 +222,7 @@ def test_the_logs_of_a_single_warm_up_give_their_savings():
     assert f"saves {middle} % ± 5.4 {each} instead of {other} % {others}" in page
     assert 100 * rows[2]["saved_frontier_interval"] == pytest.approx(5.4, abs=0.05)
     assert f"a loss of {mean(rows[2]['loss']):.4f} instead of {mean(rows[1]['loss']):.4f}" in page
-    method = load("configs/wikipedia12.py:muon_vcycle_once").method
+    method = load_experiment("configs/wikipedia12.py:muon_vcycle_once").method
     for run in logged("vcycle_once", "vc_b"):
         (trained,) = run.config["method"].values()
         for name in ("down", "up"):
@@ -421,7 +421,7 @@ def test_the_logs_of_the_learning_rates_of_3_million_parameters_give_the_table(n
     assert row in PAGES["docs/results/muon.md"], row
     if label == "Muon, from scratch":
         best = rates[losses.index(min(losses))]
-        assert load("configs/wikipedia_sizes.py:m3").optim.peak_lr == float(best)
+        assert load_experiment("configs/wikipedia_sizes.py:m3").optim.peak_lr == float(best)
 
 
 def test_the_logs_of_layer_dropping_at_1_4_million_parameters_give_the_table():

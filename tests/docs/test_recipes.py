@@ -12,7 +12,7 @@ from jaxgrow.extras.models.swin import SwinConfig
 from jaxgrow.models import LlamaConfig
 from jaxgrow.operators import interleave
 from train.analysis.comparing import shortened_experiment
-from train.config.experiment import load
+from train.config.experiment import load_experiment
 from train.plan.methods import TrainStage
 from train.plan.recipes import deepened
 from train.plan.transforms import Grow
@@ -42,7 +42,8 @@ def test_the_demo_compares_like_with_like():
     The README states this cost as a fraction.
     """
     base, grown, cycle = (
-        load(f"configs/demo.py:{name}") for name in ("muon", "muon_deepen", "muon_vcycle")
+        load_experiment(f"configs/demo.py:{name}")
+        for name in ("muon", "muon_deepen", "muon_vcycle")
     )
     assert base.optim == grown.optim == cycle.optim and base.optim.name == "muon"
     assert base.model == grown.model == cycle.model and base.data == grown.data == cycle.data

@@ -11,7 +11,7 @@ import runs
 
 from jaxgrow.layerdrop import LayerDrop, Sensitivity
 from train import pretrain
-from train.common.errors import UserError, explained
+from train.common.errors import UserError, explained_error
 from train.config.experiment import Experiment
 from train.data.text import Data
 from train.plan.methods import Scratch
@@ -171,7 +171,7 @@ def test_half_a_character_is_not_an_encoding_of_files():
     text = "a\ud83d"
     with pytest.raises(UnicodeEncodeError) as error:
         text.encode()
-    said = explained(error.value)
+    said = explained_error(error.value)
     assert said is not None and "half of a character" in said and "iconv" not in said
     advice = re.search(r"text\.encode\(errors='ignore'\)\.decode\(\)", said)
     assert advice and eval(advice[0], {"text": text}) == "a"

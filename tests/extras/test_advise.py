@@ -30,7 +30,7 @@ from train.advise import (
     written,
 )
 from train.common.errors import UserError, exits_cleanly
-from train.config.experiment import load
+from train.config.experiment import load_experiment
 from train.extras.advice.evidence import estimate, evidence, of
 from train.plan.methods import Growing, Scratch, VCycle
 from train.plan.modifiers import DropLayers
@@ -188,7 +188,7 @@ def test_no_advice_far_from_comparable_measurements(tmp_path, changes):
 
 
 def test_the_nearest_measurement_prefers_the_same_family():
-    text, _ = advice(load("configs/wikipedia_encoder.py:muon", ["steps=200"]))
+    text, _ = advice(load_experiment("configs/wikipedia_encoder.py:muon", ["steps=200"]))
     line = next(line for line in text.splitlines() if line.startswith("- half of the layers first"))
     assert "nearest one is > 19.7 % [22.8, 16.7] (ModernBERT, Muon, 269 K parameters" in line
 
@@ -198,7 +198,7 @@ def test_no_recipe_is_advised_if_the_small_model_was_cheaper(tmp_path):
     assert {(e.family, e.method) for e in rows} == {
         (f, m) for f in ("ViT", "ModernBERT") for m in ("deepen", "halves")
     }
-    vit = load("configs/cifar10.py:vit_muon")
+    vit = load_experiment("configs/cifar10.py:vit_muon")
     for pilot in (None, found(0.1, 0.1)):
         text, best = advice(vit, pilot)
         assert (
@@ -311,7 +311,7 @@ def test_a_pilot_prints_its_cost_and_writes_the_advised_config(tmp_path, monkeyp
         "eval_batches=1",
     )
     said = capsys.readouterr()
-    made = load(out)
+    made = load_experiment(out)
     assert made.eval_batches == 1 and made.name == "tiny_grown" and isinstance(made.method, Growing)
     assert eval(written(made.optim, set()), {"Optim": Optim}) == made.optim and "b1" not in written(
         made.optim, set()
@@ -334,7 +334,7 @@ def test_the_config_that_is_written_imports_whatever_it_names(tmp_path):
     )
     out = tmp_path / "mine.py"
     out.write_text(advise.script(str(script), other))
-    assert load(out) == other
+    assert load_experiment(out) == other
 
 
 def test_what_is_no_baseline_is_refused(tmp_path, monkeypatch, capsys):

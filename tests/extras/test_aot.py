@@ -17,7 +17,7 @@ from jaxgrow.layerdrop import LayerDrop
 from jaxgrow.models.stack import Remat
 from jaxgrow.operators import hypercloning, stack
 from jaxgrow.sharding import spec
-from train.config.experiment import load
+from train.config.experiment import load_experiment
 from train.extras.aot.compilation import AotRun, Program
 from train.extras.aot.estimate import bound, fits
 from train.extras.aot.machines import described
@@ -44,7 +44,9 @@ def step(machine: str, drop: str) -> Program:
     With layer dropping, this is the step that drops layers.
     """
     at = described(machine)
-    e = replace(load(f"{GPT2}:batch={16 * len(at.devices)}"), method=Scratch(DROPS[drop]))
+    e = replace(
+        load_experiment(f"{GPT2}:batch={16 * len(at.devices)}"), method=Scratch(DROPS[drop])
+    )
     programs = [p for p in AotRun(e, at).run() if p.what.startswith("step")]
     return min(programs, key=lambda p: p.flops)
 
@@ -68,14 +70,14 @@ def test_gpt2_on_h100s(machine, drop):
 
 def test_logits_of_all_positions_at_once_would_take_3_gb_more():
     """The control of the bound on temporary memory above."""
-    e = load(f"{GPT2}:batch=16:model.head_positions={16 * 1024}")
+    e = load_experiment(f"{GPT2}:batch=16:model.head_positions={16 * 1024}")
     (found,) = [p for p in AotRun(e, described("h100:1")).run() if p.what == "step"]
     assert found.temporary > step("h100:1", "dense").temporary + 2.5 * GB
 
 
 def test_a_7b_llama_divided_over_eight_h100s():
     machine = described("h100:8")
-    e = load("configs/papers/llama.py:llama_7b_c4")
+    e = load_experiment("configs/papers/llama.py:llama_7b_c4")
     programs = AotRun(e, machine).run()
     assert fits(programs, machine)
     found = next(p for p in programs if p.what == "step")
@@ -94,7 +96,7 @@ def test_exchanges_of_each_layer_overlap_with_matrix_products():
     The first gather of a layer and the reduction of attention's gradient overlap with the products
     of the neighboring layers.
     """
-    e = load(f"{LLAMA_7B}:model.remat=projections:mesh.gradients=layer")
+    e = load_experiment(f"{LLAMA_7B}:model.remat=projections:mesh.gradients=layer")
     (found,) = [p for p in AotRun(e, described("h100:8")).run() if p.what == "step"]
     layers = [c for c in found.collectives if c.times > 2 and c.size > 1e6]
     assert {c.kind for c in layers} == {"all-gather", "reduce-scatter"}
@@ -105,7 +107,7 @@ def test_exchanges_of_each_layer_overlap_with_matrix_products():
 
 
 def test_gradients_are_reduced_once_per_step_in_float32():
-    e = load(f"{LLAMA_7B}:model.remat=projections:mesh.gradients=step")
+    e = load_experiment(f"{LLAMA_7B}:model.remat=projections:mesh.gradients=step")
     (found,) = [p for p in AotRun(e, described("h100:8")).run() if p.what == "step"]
     reduced = [c for c in found.collectives if c.kind == "reduce-scatter"]
     assert all(c.times == 1 for c in reduced)
@@ -126,7 +128,7 @@ class Texts(AotRun):
 
 def test_an_unrolled_step_has_fused_products_and_few_arguments():
     config = "batch=4:model.layers=2:model.vocab=1024:model.remat=none:model.scan_layers=False"
-    run = Texts(load(f"{GPT2}:{config}"), described("h100:1"))
+    run = Texts(load_experiment(f"{GPT2}:{config}"), described("h100:1"))
     run.run()
     found = kernels(run.text)
     fused = 2.0 * 4 * 1024 * 768 * 3 * 768
@@ -146,7 +148,7 @@ def test_a_mixture_over_four_h100s_sends_kernels_and_no_tokens():
     Without explicit sharding, XLA sorted the tokens of all devices on each device and summed
     the results. This sent and stored ten times as many bytes.
     """
-    e = load(
+    e = load_experiment(
         "configs/papers/llama.py:llama_8x160m_c4:model.layers=2:batch=64:mesh.fsdp=4:model.remat=projections"
     )
     (found,) = [p for p in AotRun(e, described("h100:4")).run() if p.what == "step"]
@@ -156,7 +158,7 @@ def test_a_mixture_over_four_h100s_sends_kernels_and_no_tokens():
 
 
 def test_experts_on_eight_h100s_exchange_tokens_only():
-    e = load(
+    e = load_experiment(
         "configs/papers/llama.py:llama_8x160m_c4:model.layers=1:batch=64:mesh.fsdp=1:mesh.expert=8:model.capacity=1.25"
     )
     (found,) = [p for p in AotRun(e, described("h100:8")).run() if p.what == "step"]
@@ -176,7 +178,7 @@ def test_it_grows_to_13b_where_it_lies():
     of the result, and one shard of a single leaf.
     """
     machine = described("h100:8")
-    e = load("configs/papers/llama.py:llama_13b_grown")
+    e = load_experiment("configs/papers/llama.py:llama_13b_grown")
     found = next(p for p in AotRun(e, machine).run() if p.what == "grow")
     result, deeper = 13.016e9 * 4 / 8, 6.738e9 * 40 / 32 * 4 / 8
     largest = 40 * 5120 * 13824 * 4 / 8
@@ -210,7 +212,7 @@ def test_leaves_of_a_70b_model_grow_within_their_shards(names, fsdp):
 @cache
 def divided(optimizer: str, machine: str) -> Program:
     """Compile the step of GPT-2 124M over eight devices."""
-    e, at = load(f"{GPT2}:batch=64:mesh.fsdp=8"), described(machine)
+    e, at = load_experiment(f"{GPT2}:batch=64:mesh.fsdp=8"), described(machine)
     programs = AotRun(replace(e, optim=replace(e.optim, name=optimizer)), at).run()
     assert fits(programs, at)
     return next(p for p in programs if p.what == "step")
@@ -242,7 +244,7 @@ def choosing(choice: str) -> Program:
     """Compile the step of GPT-2 124M with batch 16 on an H100."""
     (found,) = [
         p
-        for p in AotRun(load(f"{GPT2}:batch=16{choice}"), described("h100:1")).run()
+        for p in AotRun(load_experiment(f"{GPT2}:batch=16{choice}"), described("h100:1")).run()
         if p.what == "step"
     ]
     return found
@@ -269,7 +271,7 @@ def test_attention_by_a_kernel_and_by_xla():
 @pytest.mark.parametrize("mesh", [":mesh.fsdp=2", ":mesh.fsdp=2:mesh.tensor=2"])
 def test_attention_kernel_with_two_sharded_axes(mesh):
     """JAX's partitioning rule of the cuDNN kernel fails if two mesh axes shard the batch."""
-    e = load(f"{GPT2}:batch=16:model.layers=2:model.vocab=1024{mesh}")
+    e = load_experiment(f"{GPT2}:batch=16:model.layers=2:model.vocab=1024{mesh}")
     (found,) = [p for p in AotRun(e, described("h100:4")).run() if p.what == "step"]
     assert any("fmha" in name or "cudnn" in name for name in found.kernels)
 
@@ -277,7 +279,7 @@ def test_attention_kernel_with_two_sharded_axes(mesh):
 @pytest.mark.parametrize("mesh", ["", ":mesh.fsdp=2:mesh.tensor=2"], ids=["whole", "divided"])
 def test_gpt2_of_two_layers_on_a_tpu(mesh):
     """A two-layer GPT-2 compiles for a TPU with Pallas attention."""
-    e = load(f"{GPT2}:batch=16:model.layers=2:model.vocab=1024{mesh}")
+    e = load_experiment(f"{GPT2}:batch=16:model.layers=2:model.vocab=1024{mesh}")
     e = replace(e, method=Scratch(DROPS["cond"]))
     programs = AotRun(e, described("v5e:2x2")).run()
     found = min((p for p in programs if p.what.startswith("step")), key=lambda p: p.flops)
@@ -292,7 +294,7 @@ def test_a_tiny_plan_is_compiled_and_priced(machine):
 
     This is the smallest case, and `.ci/run` also runs it.
     """
-    e = load(
+    e = load_experiment(
         "configs/demo.py:vcycle:model.layers=2:model.embed=32:model.mlp=64:model.context=64:batch=8"
     )
     found = AotRun(e, at := described(machine)).run()

@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks import anatomy, first_hour, on_device, scale
 from benchmarks.common import Rows, alone
-from train.config.experiment import load
+from train.config.experiment import load_experiment
 from train.extras.aot.machines import CHIPS, present
 
 
@@ -76,7 +76,7 @@ def test_the_devices_that_are_here_are_a_machine():
 @pytest.mark.parametrize(("config", "on"), scale.ROWS)
 def test_rows_are_experiments_whose_meshes_their_machines_have(config, on):
     devices = math.prod(int(n) for n in on.partition(":")[2].split("x"))
-    e = load(config)
+    e = load_experiment(config)
     found = [Mock(platform="gpu", slice_index=0) for _ in range(devices)]
     assert e.mesh.over(found).size == devices
     assert e.batch % (e.accumulate * devices // e.mesh.tensor) == 0

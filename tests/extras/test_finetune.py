@@ -37,7 +37,7 @@ from train.extras.labelled.task import Labelled
 from train.extras.labelled.tuning import best_rate, tune_model
 from train.plan.training import Train
 from train.run.run_data import RunData
-from train.run.trainer import run
+from train.run.trainer import run_experiment
 from train.state.optim import Optim
 from train.store import handover
 from train.store.workdir import Workdir
@@ -134,7 +134,7 @@ def test_positions_of_another_resolution_are_interpolated():
 def test_all_but_the_head_is_the_checkpoints(home, tmp_path, head):
     task = spans(home) if head == "spans" else tuning(home / "cola")
     experiment = replace(task.of(home / "bert", 1e-30, 0), steps=1)
-    run(experiment, tmp_path / "run")
+    run_experiment(experiment, tmp_path / "run")
     _, before = load(home / "bert")
     config, after = load(tmp_path / "run")
     assert config == FAMILIES["bert"].with_head(head, 2)
@@ -151,7 +151,9 @@ def test_all_but_the_head_is_the_checkpoints(home, tmp_path, head):
 def test_heads_differ_by_seed_and_repeat_to_the_bit(home, tmp_path):
     ended = {}
     for name, seed in (("a", 0), ("again", 0), ("other", 1)):
-        run(replace(tuning(home / "cola").of(home / "gpt2", 1e-3, seed), steps=2), tmp_path / name)
+        run_experiment(
+            replace(tuning(home / "cola").of(home / "gpt2", 1e-3, seed), steps=2), tmp_path / name
+        )
         ended[name] = load(tmp_path / name)[1]
     jax.tree.map(np.testing.assert_array_equal, ended["a"], ended["again"])
     assert not np.array_equal(
@@ -167,7 +169,7 @@ def test_what_was_fine_tuned_and_grown_goes_on_with_its_head(learned, home, tmp_
     old = Freeze(layers=tuple(sorted({0, 1, 2, 3} - {*operators.new_layers(growth)})))
     experiment = replace(tuning(home / "cola", freeze=old).of(tmp_path / "deep", 1e-30, 0), steps=1)
     assert experiment.method.new_head is False
-    run(experiment, tmp_path / "run")
+    run_experiment(experiment, tmp_path / "run")
     # At first, the added layers of LLaMA Pro have no effect.
     assert score(tmp_path / "run", experiment.data) == learned[1]
 
@@ -196,9 +198,9 @@ def test_a_run_that_was_stopped_goes_on(home, tmp_path):
     experiment = replace(
         tuning(home / "cola").of(home / "gpt2", 1e-2, 0), steps=6, checkpoint_every=2, eval_every=6
     )
-    run(experiment, tmp_path / "whole")
+    run_experiment(experiment, tmp_path / "whole")
     runs.killed(experiment, tmp_path / "killed", at=4)
-    run(experiment, tmp_path / "killed")
+    run_experiment(experiment, tmp_path / "killed")
     runs.assert_same_end(tmp_path / "killed", tmp_path / "whole")
 
 

@@ -14,8 +14,8 @@ import pytest
 import runs
 
 from train.common.errors import UserError, exits_cleanly
-from train.config.experiment import as_json
-from train.config.overrides import misfits, overridden, settings
+from train.config.experiment import experiment_json
+from train.config.overrides import all_settings, with_overrides, wrong_types
 
 NUMBERS = (
     "-1",
@@ -82,15 +82,15 @@ def test_1000_settings(tmp_path):
     Each override takes less than two seconds.
     """
     bases, chance, accepted = experiments(tmp_path), random.Random(0), 0
-    names = [[setting.name for setting in settings(base, unset=True)] for base in bases]
+    names = [[setting.name for setting in all_settings(base, unset=True)] for base in bases]
     for i in range(1000):
         base = bases[i % len(bases)]
         setting = f"{chance.choice(names[i % len(bases)])}={chance.choice(VALUES)}"
         begin = time.process_time()
         try:
-            made = overridden(base, [setting])
-            assert not misfits(made), setting
-            as_json(made)
+            made = with_overrides(base, [setting])
+            assert not wrong_types(made), setting
+            experiment_json(made)
             _ = made.plan
             accepted += 1
         except UserError as error:
@@ -98,7 +98,7 @@ def test_1000_settings(tmp_path):
         except (
             ValueError,
             ArithmeticError,
-            # The plan raises these, and `train.config.experiment.load` converts them to a
+            # The plan raises these, and `train.config.experiment.load_experiment` converts them to a
             # `UserError`.
         ):
             pass
@@ -161,7 +161,9 @@ def command(tmp_path, monkeypatch):
     experiment = importlib.import_module("train.config.experiment")
     # It takes about a second per call, and other tests cover its errors.
     monkeypatch.setattr(experiment, "shapes", lambda *_: None)
-    monkeypatch.setattr(importlib.import_module("train.common.hosts"), "join", lambda *given: None)
+    monkeypatch.setattr(
+        importlib.import_module("train.common.hosts"), "join_processes", lambda *given: None
+    )
 
     def reached(*_, **__):
         raise Reached

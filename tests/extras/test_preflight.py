@@ -22,7 +22,7 @@ from jaxgrow.axes import names
 from jaxgrow.layerdrop import LayerDrop, Sensitivity
 from train import preflight
 from train.common.errors import UserError, exits_cleanly
-from train.config.experiment import load
+from train.config.experiment import load_experiment
 from train.extras.aot import estimate, hlo, machines
 from train.extras.aot.compilation import AotRun, Program
 from train.extras.aot.estimate import Bound, bound, fits, fitting, smaller
@@ -206,7 +206,7 @@ def test_a_teacher_and_a_second_warm_up_are_rehearsed(traced):
     "name", re.findall(r"^def (?!_)(\w+)\(", Path("configs/demo.py").read_text(), re.M)
 )
 def test_every_experiment_of_the_demo_is_rehearsed(name):
-    e = load(f"configs/demo.py:{name}")
+    e = load_experiment(f"configs/demo.py:{name}")
     found = AotRun(e, described("cpu:4")).run()
     assert sum(p.steps for p in found if p.what.startswith("step")) == sum(
         phase.end - phase.begin for phase in e.plan if isinstance(phase, Train)

@@ -14,7 +14,7 @@ from pyarrow import parquet
 
 from train import predict
 from train.common.errors import UserError
-from train.config.overrides import overridden
+from train.config.overrides import with_overrides
 from train.extras.labelled import glue, metrics, table
 from train.extras.labelled.task import Labelled
 from train.extras.labelled.tuning import tune_model
@@ -225,9 +225,9 @@ def test_folders_and_settings_that_mean_nothing(tmp_path):
 
 
 def test_the_command_line_names_columns(tmp_path):
-    said = overridden(data("x", text=("a",)), ["text=a,b", "label=c", "labels=yes,no"])
+    said = with_overrides(data("x", text=("a",)), ["text=a,b", "label=c", "labels=yes,no"])
     assert (said.text, said.label, said.labels) == (("a", "b"), "c", ("yes", "no"))
-    assert overridden(data("x"), ["text=premise"]).text == ("premise",)
+    assert with_overrides(data("x"), ["text=premise"]).text == ("premise",)
 
 
 # --- predictions ---

@@ -34,7 +34,7 @@ from jaxgrow.models import GPT2Config
 from train import pretrain, variance
 from train.common.errors import UserError
 from train.config import experiment as config
-from train.config.experiment import as_json
+from train.config.experiment import experiment_json
 from train.data import text as data
 from train.data.batches import probe, validation
 from train.data.windows import Windows, next_tokens
@@ -52,7 +52,7 @@ from train.step import programs
 from train.step.parallel import mapped
 from train.step.step import StepInputs, eval_step, train_step
 from train.store import checkpoint
-from train.store.workdir import load
+from train.store.workdir import load_params
 
 LAYERS = 4
 MODEL = replace(runs.MODEL, layers=LAYERS)
@@ -349,7 +349,8 @@ def test_a_run_without_layers_leaves_them_as_at_birth(tmp_path):
     )
     pretrain.run(e, tmp_path / "run")
     before, after = (
-        checkpoint.load(tmp_path / "run" / "checkpoints", "large", step) for step in (2, 4)
+        checkpoint.checkpoint_params(tmp_path / "run" / "checkpoints", "large", step)
+        for step in (2, 4)
     )
     chex.assert_trees_all_equal(before["blocks"], after["blocks"])
     assert all(
@@ -436,7 +437,7 @@ def test_both_sensitivities_rank_trained_layers_similarly(tmp_path):
         pretrain.run(
             replace(e, checkpoint_every=300, eval_every=300, seed=seed), tmp_path / f"run{seed}"
         )
-        at = TrainState(load(tmp_path / f"run{seed}"), None, small)
+        at = TrainState(load_params(tmp_path / f"run{seed}"), None, small)
         delta, slope = (
             jax.jit(
                 lambda b, kind=kind, at=at: layer_sensitivity(
@@ -552,7 +553,7 @@ def sbld(tmp_path_factory):
 def test_keep_probability_one_trains_as_if_nothing_were_dropped(tmp_path):
     for name, drop in (("dense", None), ("one", LayerDrop(theta=1.0))):
         pretrain.run(experiment(tmp_path, drop), tmp_path / name)
-    chex.assert_trees_all_equal(load(tmp_path / "dense"), load(tmp_path / "one"))
+    chex.assert_trees_all_equal(load_params(tmp_path / "dense"), load_params(tmp_path / "one"))
 
 
 @pytest.mark.slow
@@ -629,7 +630,9 @@ def test_the_taylor_sensitivity_costs_two_passes():
 
 def test_layer_drop_fields_are_set_and_checked_from_overrides(tmp_path):
     path = runs.script(tmp_path, experiment(tmp_path, SBLD))
-    found = config.load(path, ["method.drop.theta=0.7", "method.drop.sensitivity.kind=taylor"])
+    found = config.load_experiment(
+        path, ["method.drop.theta=0.7", "method.drop.sensitivity.kind=taylor"]
+    )
     assert found.method == Scratch(
         (
             DropLayers(
@@ -649,7 +652,7 @@ def test_layer_drop_fields_are_set_and_checked_from_overrides(tmp_path):
         ),
     ):
         with pytest.raises(UserError, match=re.escape(says)):
-            config.load(path, [wrong])
+            config.load_experiment(path, [wrong])
 
 
 def test_a_variance_is_fitted_to_two_runs_and_schedules_a_third(tmp_path):
@@ -663,7 +666,7 @@ def test_a_variance_is_fitted_to_two_runs_and_schedules_a_third(tmp_path):
     def finished(name, drop, loss, **changes):
         folder = tmp_path / name
         folder.mkdir()
-        content = as_json(replace(experiment(tmp_path, drop, **changes), steps=steps))
+        content = experiment_json(replace(experiment(tmp_path, drop, **changes), steps=steps))
         (folder / "config.json").write_text(json.dumps(content))
         lines = [
             {"phase": "train large", "step": t, "val_loss": loss(t)} for t in range(2, steps + 1, 2)
@@ -695,7 +698,7 @@ def test_a_variance_is_fitted_to_two_runs_and_schedules_a_third(tmp_path):
     cut = replace(experiment(tmp_path, drop), steps=steps)
     for folder, dropping in (("cut", ()), ("both", cut.method.modifiers)):
         finished(folder, None, disturbed if dropping else lambda t: 2.0)
-        content = as_json(replace(cut, method=Scratch((*dropping, ShortContext(2)))))
+        content = experiment_json(replace(cut, method=Scratch((*dropping, ShortContext(2)))))
         (tmp_path / folder / "config.json").write_text(json.dumps(content))
     with pytest.raises(UserError, match=r"differ in: method\.Scratch\.windows: None and 2"):
         variance.fit(base, tmp_path / "both")

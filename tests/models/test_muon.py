@@ -21,7 +21,7 @@ from jaxgrow.optim import muon
 from train.plan.methods import Growing, GrowTo, Scratch, TrainStage
 from train.plan.modifiers import Rewarm
 from train.plan.training import Train
-from train.run.trainer import run
+from train.run.trainer import run_experiment
 from train.state.mesh import Mesh
 from train.state.optim import Optim, transformation
 
@@ -206,7 +206,7 @@ def test_growing_during_a_run_counts_every_update_in_the_ledger(tmp_path, mesh):
     experiment = runs.experiment(
         tmp_path, steps=4, optim=OPTIM, model=runs.LARGE, method=method, mesh=mesh
     )
-    result = run(experiment, tmp_path / "run")
+    result = run_experiment(experiment, tmp_path / "run")
     assert np.isfinite(result["val_loss"]) and result["steps"] == 4
     steps = [2 * step(config, experiment.batch) for config in (runs.SMALL, runs.LARGE)]
     trained = [phase["flops"] for phase in result["phases"] if phase["steps"]]
@@ -220,7 +220,7 @@ def test_growing_during_a_run_counts_every_update_in_the_ledger(tmp_path, mesh):
 def test_a_run_that_was_killed_ends_with_the_same_bits(tmp_path):
     """Check that a checkpoint restores the empty entries of the optimizer state."""
     experiment = runs.experiment(tmp_path, steps=4, optim=OPTIM, checkpoint_every=2)
-    run(experiment, tmp_path / "whole")
+    run_experiment(experiment, tmp_path / "whole")
     runs.stopped(experiment, tmp_path / "stopped", 2)
     runs.assert_same_end(tmp_path / "stopped", tmp_path / "whole")
 
@@ -231,7 +231,7 @@ def test_a_model_in_parts_takes_the_same_steps(tmp_path):
     parts = replace(whole, mesh=Mesh(fsdp=2, tensor=2))
     losses = []
     for name, experiment in (("whole", whole), ("parts", parts)):
-        run(experiment, tmp_path / name)
+        run_experiment(experiment, tmp_path / name)
         losses.append([line["loss"] for line in runs.log(tmp_path / name) if "loss" in line])
     np.testing.assert_allclose(*losses, rtol=1e-5)
 

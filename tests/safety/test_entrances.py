@@ -24,7 +24,7 @@ from entrances import ATTACKS, NAMES, ROOT
 
 from jaxgrow.checkpoints import CheckpointError
 from jaxgrow.untrusted import UntrustedError
-from train.common.errors import UserError, explained
+from train.common.errors import UserError, explained_error
 
 # PyTorch warns that it reads and writes in a single process.
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -210,7 +210,7 @@ SEED = int(os.environ.get("JAXGROW_SEED", random.randrange(1 << 32)))
 def _ends_in_one_line(table: str, error: BaseException) -> bool:
     if table == "library":
         return isinstance(error, (*ERRORS, MemoryError))
-    return isinstance(error, Exception) and explained(error) is not None
+    return isinstance(error, Exception) and explained_error(error) is not None
 
 
 @pytest.mark.slow

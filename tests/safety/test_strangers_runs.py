@@ -76,7 +76,7 @@ def test_a_wrong_record_of_a_checkpoint_is_refused(tmp_path):
     )
     seal(tmp_path / "1")  # a stranger can do this as well
     with pytest.raises(UserError, match=r"the record of the checkpoint .* is damaged"):
-        checkpoint.record(tmp_path / "1")
+        checkpoint.checkpoint_record(tmp_path / "1")
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_wrong_arrays_of_a_checkpoint_are_refused(tmp_path, change, says):
     expected = {"large": TrainState(jax.tree.map(jax.numpy.asarray, params), None, CONFIG)}
     mesh = Mesh().over(jax.devices()[:1])
     with pytest.raises(UserError, match=f"^the checkpoint .*({says})"):
-        checkpoint.read(tmp_path / "1", expected, mesh)
+        checkpoint.read_models(tmp_path / "1", expected, mesh)
 
 
 @pytest.mark.interop

@@ -25,8 +25,8 @@ from jaxgrow.optim.freeze import Freeze
 from jaxgrow.untrusted import using_limits
 from train import generate, pretrain
 from train.common import hosts
-from train.config.experiment import Experiment, check, load
-from train.config.overrides import overridden
+from train.config.experiment import Experiment, check_experiment, load_experiment
+from train.config.overrides import with_overrides
 from train.data import text
 from train.data.text import Data, training_text
 from train.extras.advice.fits import Measured, fit
@@ -75,7 +75,7 @@ def setting(
                 name = override.partition("=")[0]
                 assert name in said or re.search(rf"\b{name.rpartition('.')[2]}\b", said), said
         assert found, f"no setting found in: {said}"
-        call(overridden(make(place), found))
+        call(with_overrides(make(place), found))
 
     return Case(says, lambda place: call(make(place)), follows)
 
@@ -273,7 +273,7 @@ def of_tuning(says: str, without: tuple[str, ...], **wrong: Any) -> Case:
 
 
 def dropped(place: Place, *modifiers: Any) -> None:
-    check(runs.experiment(place.folder, method=Scratch(modifiers)))
+    check_experiment(runs.experiment(place.folder, method=Scratch(modifiers)))
 
 
 # --- mixtures of texts ---
@@ -558,7 +558,7 @@ def of_experiment(**changes: Any) -> Callable[[Place], Experiment]:
 
 
 def valid(experiment: Experiment) -> None:
-    check(overridden(experiment, ["name=again"]))
+    check_experiment(with_overrides(experiment, ["name=again"]))
 
 
 def written(place: Place, code: str) -> str:
@@ -573,10 +573,12 @@ def of_text(says: str, code: str, fix: Callable[[str], list[str]], overrides: st
     """A case of a config file, loaded with overrides; ``fix``: the overrides after the advice."""
 
     def follows(place: Place, said: str) -> None:
-        load(written(place, code), fix(said))
+        load_experiment(written(place, code), fix(said))
 
     def fails(place: Place) -> Any:
-        return load(written(place, code), overrides.format_map(place).split(), corpus=False).plan
+        return load_experiment(
+            written(place, code), overrides.format_map(place).split(), corpus=False
+        ).plan
 
     return Case(says, fails, follows)
 
@@ -601,32 +603,32 @@ CONFIGS = [
          lambda p, said: [runs.experiment(p.folder, **{n: eval(v)}, **({"epochs": 2.0} if n == "steps" else {}))
                           for n, v in re.findall(r"(steps|epochs)=(0|None)", said)]),
     of_text("and no corpus was read here", "{e}", steps_of, "epochs=2"),
-    Case("which cannot be read", lambda p: load(
+    Case("which cannot be read", lambda p: load_experiment(
         written(p, "{e}"), ["epochs=2", f"data.path={p.folder / 'none'}"]),
-        lambda p, said: load(written(p, "{e}"), steps_of(said))),
+        lambda p, said: load_experiment(written(p, "{e}"), steps_of(said))),
     setting("trained on the same samples, with", of_experiment(
         model=BERT, method=MASKED), lambda p, said: [
             f"method.small.masked={part('model.masked=([0-9.]+)', said)}"]
-        if "masked" in said else [], check),
+        if "masked" in said else [], check_experiment),
     setting("shards the experts, which needs", of_experiment(
-        model=MIXTURE, mesh=Mesh(expert=2)), "mesh.expert=1", check),
+        model=MIXTURE, mesh=Mesh(expert=2)), "mesh.expert=1", check_experiment),
     setting("not divisible by the {devices} devices of mesh.expert", of_experiment(
-        model=replace(MIXTURE, capacity=1.25), mesh=Mesh(expert=3)), "mesh.expert=2", check),
+        model=replace(MIXTURE, capacity=1.25), mesh=Mesh(expert=3)), "mesh.expert=2", check_experiment),
     of_text("--set takes a.b=c", "{e}", lambda said: ["steps=4"], "steps"),
     of_text("--set {name}: {error}", "{e}", lambda said: [
         f"{part('did you mean ([a-z_.]+)', said)}=0.1"], "optim.peak_rl=0.1"),
-    Case("is not an index from", lambda p: overridden(
+    Case("is not an index from", lambda p: with_overrides(
         runs.experiment(p.folder, method=runs.VCYCLE), ["method.up.9.lr=2"]),
-        lambda p, said: overridden(runs.experiment(p.folder, method=runs.VCYCLE), [
+        lambda p, said: with_overrides(runs.experiment(p.folder, method=runs.VCYCLE), [
             f"method.up.{part('from 0 to ([0-9]+)', said)}.lr=2"])),
     of_text("--set {name}: {expected", "{e}", lambda said: ["steps=4"], "steps=four"),
     of_text("own or within", "{e}", lambda said: ["batch=8"], "batch=0"),
-    setting("rewarm uses the step count", rewarmed("sgd"), "optim.name=adamw", check),
-    setting("rewarm warms up the new entries", rewarmed("adamw", 2), "optim.warmup=0", check),
-    setting("optim.base is for pre-training", fine_tuned, "optim.base=None", check),
+    setting("rewarm uses the step count", rewarmed("sgd"), "optim.name=adamw", check_experiment),
+    setting("rewarm warms up the new entries", rewarmed("adamw", 2), "optim.warmup=0", check_experiment),
+    setting("optim.base is for pre-training", fine_tuned, "optim.base=None", check_experiment),
     setting("has a context of {self.small.length}", of_experiment(
         method=Inherit(replace(runs.SMALL, context=4))),
-        "method.small.context=8", check),
+        "method.small.context=8", check_experiment),
 ]  # fmt: skip
 
 
@@ -794,7 +796,7 @@ def restored_data(place: Place, said: str) -> None:
 
 def counted(place: Place, context: int) -> None:
     model = replace(FAMILIES["gpt2"], head="classes", context=context)
-    check(runs.experiment(place.folder, model=model, data=sentences(place, length=16)))
+    check_experiment(runs.experiment(place.folder, model=model, data=sentences(place, length=16)))
 
 
 def compared(row: dict[str, Any]) -> Callable[[Path], Path]:

@@ -22,7 +22,7 @@ from jaxgrow.checkpoints import orbax
 from jaxgrow.checkpoints.io.checksums import seal
 from jaxgrow.extras.peft.lora import LoRA
 from train import ligo_maps, predict, scaling, show
-from train.common.files import read_arrays, write_arrays, write_json
+from train.common.files import read_arrays, write_arrays, write_record
 from train.data.text import tokenizer
 from train.extras import adapting, trackers
 from train.extras.evaluation import published, tasks
@@ -58,7 +58,7 @@ def _written(name: str) -> Callable[[Path], Path]:
         run = folder / "run"
         run.mkdir()
         for file in ("config", "result", "scores", "evaluated"):
-            write_json(run / f"{file}.json", {"name": "a", "model": {}, "data": {}, "bytes": 30})
+            write_record(run / f"{file}.json", {"name": "a", "model": {}, "data": {}, "bytes": 30})
         (run / "metrics.jsonl").write_text('{"phase": "train", "step": 1}\n')
         (run / ".lock").write_text("ours")
         write_arrays(run / "maps.npz", {"a": 1}, {"x": np.arange(999)})
@@ -78,13 +78,13 @@ def _run(name: str) -> Callable[[Path], Path]:
     def make(folder: Path) -> Path:
         run = folder / "run"
         orbax.export(run, CONFIG_OF_MODEL, tiny.params(CONFIG_OF_MODEL, 0, "float32"))
-        write_json(
+        write_record(
             run / "config.json", {"name": "a", "model": {}, "data": {"Labelled": {"task": "sst2"}}}
         )
         phases = [{"phase": "train", "parameters": 9, "flops": 1.0}]
-        write_json(run / "result.json", {"labels": ["no", "yes"], "phases": phases})
+        write_record(run / "result.json", {"labels": ["no", "yes"], "phases": phases})
         (run / "metrics.jsonl").write_text(LINE)
-        write_json(run / "trackers.json", {"json": "1"})
+        write_record(run / "trackers.json", {"json": "1"})
         for file in ("checkpoints/1/log", "checkpoints/1/step", "tensorboard/events.a"):
             (run / file).parent.mkdir(parents=True, exist_ok=True)
             (run / file).write_text("1\n" if file.endswith("step") else LINE)
@@ -117,13 +117,13 @@ def _copied(folder: Path) -> None:
 def _tracked(folder: Path) -> None:
     experiment: Any = SimpleNamespace(loggers=("json",))
     with mock.patch.dict(trackers.KINDS, json=lambda *about: SimpleNamespace(id=about[2])):
-        trackers.opened(experiment, folder / "run")
+        trackers.opened_trackers(experiment, folder / "run")
 
 
 def _compared(folder: Path) -> Path:
     run = {"run": "a", "parameters": 9, "tokens_per_parameter": 20.0}
     run |= {"saved_frontier": [0.1], "below_frontier": [False]}
-    write_json(folder / "compare.json", {"rows": [run]})
+    write_record(folder / "compare.json", {"rows": [run]})
     return folder / "compare.json"
 
 
@@ -149,7 +149,7 @@ def _branched(folder: Path) -> None:
     out.folder.mkdir()
     about: Any = SimpleNamespace(cost=SimpleNamespace(events={"events.a": 3}))
     experiment = runs.experiment(folder.parent / "out")
-    with mock.patch.object(workdir.checkpoint, "record", lambda kept: about):
+    with mock.patch.object(workdir.checkpoint, "checkpoint_record", lambda kept: about):
         out._take(Workdir(folder / "run"), folder / "run" / "checkpoints" / "1", experiment)
 
 
@@ -165,9 +165,9 @@ def _finetuned(name: str) -> Callable[[Path], Path]:
         orbax.export(run, config, tiny.params(config, 0, "float32"))
         about = {"task": "table", "path": "lost.tsv", "length": 7, "labels": ["no", "yes"]}
         data = {"Labelled": about | {"tokenizer": "bytes"}}
-        write_json(run / "config.json", {"name": "a", "model": {}, "data": data})
-        write_json(run / "result.json", {"labels": ["no", "yes"]})
-        write_json(run / "tokenizer_config.json", {"model_max_length": 4})
+        write_record(run / "config.json", {"name": "a", "model": {}, "data": data})
+        write_record(run / "result.json", {"labels": ["no", "yes"]})
+        write_record(run / "tokenizer_config.json", {"model_max_length": 4})
         tokenizer("bytes").save(str(run / "tokenizer.json"))
         (folder / "data").mkdir()
         (folder / "data" / "table.tsv").write_text("text\tlabel\na text\tyes\nanother\tno\n")
@@ -259,7 +259,7 @@ SUBJECTS: dict[str, Subject] = {
     ),
     "log to continue": Subject(
         _run("metrics.jsonl"),
-        lambda folder: recorder._continued(folder / "run/metrics.jsonl", len(LINE)).close(),
+        lambda folder: recorder._opened_log(folder / "run/metrics.jsonl", len(LINE)).close(),
         harmless=LINKED | UNREAD_LOG,
     ),
     "trackers.json": Subject(
@@ -291,7 +291,7 @@ SUBJECTS: dict[str, Subject] = {
     ),
     "step": Subject(
         _run("checkpoints/1/step"),
-        lambda folder: intact.steps(folder / "run" / "checkpoints"),
+        lambda folder: intact.checkpoint_steps(folder / "run" / "checkpoints"),
         harmless=LINKED | UNREAD_LOG | LEFT_OUT,
     ),
     "log to branch": Subject(_run("metrics.jsonl"), _branched, harmless=LINKED | UNREAD_LOG),
@@ -323,7 +323,7 @@ SUBJECTS: dict[str, Subject] = {
     ),
     "array of a run": Subject(
         _run("params/state/manifest.ocdbt"),
-        lambda folder: workdir.load(folder / "run"),
+        lambda folder: workdir.load_params(folder / "run"),
         harmless=LINKED,
     ),
 }
@@ -339,8 +339,8 @@ ROWS: dict[str, Row] = {
     "train/common/commands.py::config_text": trusted(CONFIG),
     "train/config/lengths.py::load_alike": trusted(CONFIG),
     "train/common/files.py::write_text": ours(PARTS),
-    "train/common/files.py::write_json": ours(PARTS),
-    "train/common/files.py::read_json": attacked(
+    "train/common/files.py::write_record": ours(PARTS),
+    "train/common/files.py::read_record": attacked(
         "config.json", "result.json", "scores.json", "evaluated.json"
     ),
     "train/common/files.py::write_arrays": ours(PARTS),
@@ -352,18 +352,20 @@ ROWS: dict[str, Row] = {
     "train/store/intact.py::_foreign": attacked("step"),
     "train/store/workdir.py::Workdir._check_unused": attacked("config.json of somebody"),
     "train/store/workdir.py::Workdir._take": attacked("log to branch"),
-    "train/common/endings.py::begin": ours("it opens /dev/null in place of a closed output"),
-    "train/common/output.py::drop": ours("it opens /dev/null in place of a closed output"),
+    "train/common/endings.py::prepare_command": ours(
+        "it opens /dev/null in place of a closed output"
+    ),
+    "train/common/output.py::_drop_output": ours("it opens /dev/null in place of a closed output"),
     "train/common/files.py::delete_parts": ours(WORK),
-    "train/common/files.py::lock_folder": ours("it opens the folder of the run, which it locks"),
+    "train/common/files.py::locked_folder": ours("it opens the folder of the run, which it locks"),
     "train/common/files.py::write_bytes": ours(PARTS),
     "train/store/intact.py::delete_replaced": ours(WORK),
     "train/store/intact.py::_delete_marked": ours(WORK),
     "train/store/intact.py::added_files": attacked("checksums of a checkpoint"),
     "train/compare.py::_shorter": trusted(CONFIG),
     "train/compare.py::_write_report": ours(NAMED),
-    "train/config/experiment.py::_module": trusted("it runs a config in Python"),
-    "train/config/stated.py::statements": trusted("it parses a config in Python"),
+    "train/config/experiment.py::_imported_config": trusted("it runs a config in Python"),
+    "train/config/stated.py::paper_statements": trusted("it parses a config in Python"),
     "train/run/trainer.py::Trainer.between_steps": ours(SAVES),
     "train/run/trainer.py::Trainer.save": ours(SAVES),
     "train/run/trainer.py::_mesh": ours("it opens no file; it connects the processes of a run"),
@@ -372,8 +374,8 @@ ROWS: dict[str, Row] = {
     "train/run/trainer.py::_begun": ours(SAVES),
     "train/store/origin.py::copy_log": attacked("log to copy", "events to copy"),
     "train/store/workdir.py::Workdir.copy_board": attacked("events to copy"),
-    "train/store/recorder.py::_continued": attacked("log to continue"),
-    "train/extras/trackers.py::opened": attacked("trackers.json"),
+    "train/store/recorder.py::_opened_log": attacked("log to continue"),
+    "train/extras/trackers.py::opened_trackers": attacked("trackers.json"),
     "train/store/handover.py::write_card": ours(PARTS),
     "train/extras/trackers.py::TensorBoard.__init__": attacked("events to continue"),
     "train/store/workdir.py::Workdir.config": attacked("config.json"),
@@ -383,7 +385,7 @@ ROWS: dict[str, Row] = {
     "train/store/workdir.py::Workdir.lines": attacked("metrics.jsonl"),
     "train/store/workdir.py::Workdir.params": attacked("array of a run"),
     "train/store/workdir.py::Workdir.keep_inputs": ours(PARTS),
-    "train/store/workdir.py::load": attacked("array of a run"),
+    "train/store/workdir.py::load_params": attacked("array of a run"),
     "train/extras/evaluation/tasks.py::evaluate_tasks": attacked("text to evaluate"),
     "train/extras/evaluation/tasks.py::_learned": attacked("tokenizer_config.json to evaluate"),
     "train/finetune.py::main": ours(NAMED),

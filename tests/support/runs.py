@@ -26,7 +26,7 @@ from train.state.model import TrainState
 from train.state.optim import Optim
 from train.step import programs
 from train.store.checkpoint import Checkpoints
-from train.store.workdir import load
+from train.store.workdir import load_params
 
 MODEL = GPT2Config(vocab=256, context=8, layers=2, embed=8, heads=2, head_dim=4, mlp=16)
 # the small model, which two growths make this large:
@@ -195,7 +195,7 @@ def killed(experiment: Experiment, folder: Path, at: int) -> None:
 def assert_same_end(folder: Path, whole: Path) -> None:
     """Check that logs and parameters are bitwise identical."""
     assert log(folder) == log(whole)
-    chex.assert_trees_all_equal(load(folder), load(whole))
+    chex.assert_trees_all_equal(load_params(folder), load_params(whole))
 
 
 @contextmanager
@@ -223,4 +223,4 @@ def assert_close(folder, other):
         for key, x in a.items():
             if key != "phase":
                 assert b[key] == pytest.approx(x, rel=1e-4, abs=2e-4), (a, b)
-    chex.assert_trees_all_close(load(folder), load(other), rtol=1e-3, atol=1e-5)
+    chex.assert_trees_all_close(load_params(folder), load_params(other), rtol=1e-3, atol=1e-5)

@@ -22,14 +22,14 @@ from jaxgrow.models import Adapter
 from jaxgrow.operators import stack
 from jaxgrow.optim.freeze import Freeze
 from train.common.errors import UserError
-from train.config.overrides import overridden
+from train.config.overrides import with_overrides
 from train.extras.adapting import Adapt, Saved, loaded, save
 from train.extras.adapting import load as saved_in
 from train.extras.labelled.supervised import score
 from train.extras.labelled.tuning import tune_model
 from train.plan.lifetimes import shapes
 from train.plan.methods import FineTune
-from train.run.trainer import run
+from train.run.trainer import run_experiment
 from train.state.heads import fresh_head, split
 from train.state.mesh import Mesh
 from train.state.model import TrainState
@@ -53,7 +53,7 @@ def few(home, steps=6, **changes):
 def whole(home, tmp_path_factory):
     """The folder of a run that was never stopped."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    run(few(home), folder)
+    run_experiment(few(home), folder)
     return folder
 
 
@@ -78,13 +78,13 @@ def test_merged_lora_gives_the_base_model_plus_the_lora_bitwise(home, whole):
 
 def test_a_run_that_was_stopped_goes_on(home, whole, tmp_path):
     runs.killed(few(home), tmp_path / "killed", at=4)
-    run(few(home), tmp_path / "killed")
+    run_experiment(few(home), tmp_path / "killed")
     runs.assert_same_end(tmp_path / "killed", whole)
 
 
 @pytest.mark.slow
 def test_devices_that_share_the_model_train_the_same(home, whole, tmp_path):
-    run(few(home, mesh=Mesh(data=2, fsdp=2)), tmp_path / "shared")
+    run_experiment(few(home, mesh=Mesh(data=2, fsdp=2)), tmp_path / "shared")
     runs.assert_close(tmp_path / "shared", whole)
 
 
@@ -113,7 +113,9 @@ def test_layers_are_dropped_from_it_too(home, tmp_path):
     """With ``dropped="freeze"``, a layer that never runs keeps its factors: ``b`` stays zero."""
     drop = LayerDrop(theta=0.5, time="constant", depth="prefix", scale="none", dropped="freeze")
     experiment = few(home, 2)
-    run(replace(experiment, method=replace(experiment.method, drop=drop)), tmp_path / "run")
+    run_experiment(
+        replace(experiment, method=replace(experiment.method, drop=drop)), tmp_path / "run"
+    )
     b = saved_in(tmp_path / "run" / "lora.npz").params["blocks"]["mlp"]["up"]["b"]
     assert b[0].any()
     assert not b[1].any()
@@ -148,7 +150,7 @@ def adapting(home, folder="gpt2", steps=4, **changes):
 
 @pytest.fixture(scope="module")
 def adapted(home):
-    run(adapting(home), home / "adapted")
+    run_experiment(adapting(home), home / "adapted")
     return home / "adapted"
 
 
@@ -257,10 +259,10 @@ def test_adapters_that_do_not_fit_are_refused(home, adapted):
 
 
 def test_fields_of_what_is_not_there_yet_are_set(home):
-    tuned = overridden(tuning(home / "cola"), ["lora.rank=4", "lora.alpha=2"])
+    tuned = with_overrides(tuning(home / "cola"), ["lora.rank=4", "lora.alpha=2"])
     assert tuned.lora == LoRA(rank=4, alpha=2.0)
-    assert overridden(tuning(home / "cola"), ["adapter.at=('mlp',)"]).adapter == Adapter(
+    assert with_overrides(tuning(home / "cola"), ["adapter.at=('mlp',)"]).adapter == Adapter(
         at=("mlp",)
     )
     with pytest.raises(UserError, match="leave out adapter, or lora"):
-        overridden(FineTune("model"), ["lora.rank=4", "adapter.size=4"])
+        with_overrides(FineTune("model"), ["lora.rank=4", "adapter.size=4"])

@@ -14,7 +14,7 @@ import runs
 from jaxgrow.checkpoints import CheckpointError
 from train import compare, generate, pretrain
 from train.common.errors import UserError, exits_cleanly, is_full_disk
-from train.config.experiment import as_json
+from train.config.experiment import experiment_json
 from train.store.checkpoint import Checkpoints
 from train.store.workdir import Workdir
 
@@ -155,7 +155,7 @@ def test_a_work_directory_of_another_config_stays_as_it_is(tmp_path, refused):
     experiment = runs.experiment(tmp_path)
     workdir, folder = Workdir(tmp_path / "run"), tmp_path / "run"
     workdir.claim(experiment)
-    (folder / "config.json").write_text(json.dumps(as_json(experiment)))
+    (folder / "config.json").write_text(json.dumps(experiment_json(experiment)))
     before = (folder / "config.json").read_bytes()
     other = replace(experiment, steps=9)
     workdir.claim(other)  # The folder is still unused.

@@ -15,14 +15,14 @@ from jaxgrow.layerdrop import KeepMask
 from jaxgrow.layerdrop.execution import Dropout
 from jaxgrow.models import Adapter
 from train.common.errors import UserError
-from train.config.overrides import overridden
+from train.config.overrides import with_overrides
 from train.extras.adapting import load as saved_in
 from train.extras.labelled.supervised import score
 from train.extras.labelled.task import Labelled
 from train.plan.best import Best
 from train.plan.methods import FineTune
-from train.run.trainer import run
-from train.store.workdir import Workdir, load
+from train.run.trainer import run_experiment
+from train.store.workdir import Workdir, load_params
 
 
 @pytest.fixture(scope="module")
@@ -47,11 +47,13 @@ def evaluations(folder):
 
 def test_the_best_evaluation_is_the_result(home, tmp_path):
     # At a rate of 1, the order of the losses depends on rounding.
-    result = run(experiment(home, Best("val_loss", evaluations=6), 0.1), tmp_path / "best")
+    result = run_experiment(
+        experiment(home, Best("val_loss", evaluations=6), 0.1), tmp_path / "best"
+    )
     losses = evaluations(tmp_path / "best")
     assert len(losses) == 6
     assert result["val_loss"] == min(losses) < losses[-1]
-    again = run(replace(experiment(home, rate=0.1), steps=12), tmp_path / "last")
+    again = run_experiment(replace(experiment(home, rate=0.1), steps=12), tmp_path / "last")
     assert again["val_loss"] == losses[-1]  # Stopping early does not change the training.
 
 
@@ -82,13 +84,15 @@ def test_the_metric_selects_the_result(home, tmp_path, monkeypatch, capsys, chan
 
     monkeypatch.setattr(Labelled, "scores", scores)
     data = Labelled("table", str(table(tmp_path / "rows.tsv")), length=14)
-    run(
+    run_experiment(
         experiment(home, Best(by, evaluations=6), 1e-2, data=data, **CHANGES[changes]),
         tmp_path / "run",
     )
     assert len(seen) == 6
     best = seen[{"metric": 2, "macro_f1": 1}[by]]
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), load(tmp_path / "run"), best)
+    jax.tree.map(
+        partial(np.testing.assert_allclose, rtol=1e-6), load_params(tmp_path / "run"), best
+    )
     assert "step 4: accuracy 0.3000, macro_f1 0.9000\n" in capsys.readouterr().err
     assert scored(tmp_path / "run", "accuracy") == accuracy
     steps = [line["step"] for line in Workdir(tmp_path / "run").lines() if "accuracy" in line]
@@ -104,7 +108,7 @@ def table(file):
 def test_the_score_of_the_result_is_the_best_one_of_the_run(home, tmp_path):
     tuned = replace(tuning(cola(home / "cola")).of(home / "gpt2", 1e-2, 0), steps=24)
     method = replace(tuned.method, best=Best(evaluations=4))
-    run(replace(tuned, method=method), tmp_path / "run")
+    run_experiment(replace(tuned, method=method), tmp_path / "run")
     found = scored(tmp_path / "run", "matthews")
     [scores] = score(tmp_path / "run", tuned.data).values()
     assert len(found) == 4 and scores["matthews"] == max(found) > 0.5
@@ -118,21 +122,25 @@ def test_a_metric_that_the_task_does_not_have_is_refused(home):
 
 def test_training_stops_early_and_goes_on_after_a_kill(home, tmp_path, capsys):
     early = experiment(home, Best("val_loss", evaluations=6, patience=2))
-    result = run(early, tmp_path / "early")
+    result = run_experiment(early, tmp_path / "early")
     losses = evaluations(tmp_path / "early")
     assert len(losses) == int(np.argmin(losses)) + 3 < 6
     assert result["val_loss"] == min(losses)
     said = f"stopped early: no evaluation was better than {min(losses):.4f} in the last 2"
     assert said in capsys.readouterr().err
     runs.killed(early, tmp_path / "killed", at=4)
-    run(early, tmp_path / "killed")
-    jax.tree.map(np.testing.assert_array_equal, load(tmp_path / "early"), load(tmp_path / "killed"))
+    run_experiment(early, tmp_path / "killed")
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        load_params(tmp_path / "early"),
+        load_params(tmp_path / "killed"),
+    )
 
 
 def test_the_adapter_that_is_kept_is_the_best_one(home, tmp_path):
     own = LoRA(rank=2, targets=("*/mlp/*",))
-    run(experiment(home, Best(evaluations=6), lora=own), tmp_path / "best")
-    run(experiment(home, lora=own), tmp_path / "last")
+    run_experiment(experiment(home, Best(evaluations=6), lora=own), tmp_path / "best")
+    run_experiment(experiment(home, lora=own), tmp_path / "last")
     best, last = (
         saved_in(tmp_path / name / "lora.npz").params["blocks"]["mlp"]["up"]["a"]
         for name in ("best", "last")
@@ -141,7 +149,7 @@ def test_the_adapter_that_is_kept_is_the_best_one(home, tmp_path):
 
 
 def test_settings_from_the_command_line(home):
-    tuned = overridden(
+    tuned = with_overrides(
         tuning(home / "shuffled"), ["best.patience=2", "best.by=val_loss", "dropout=0.1"]
     )
     assert (tuned.best, tuned.dropout) == (Best("val_loss", 2), 0.1)
@@ -157,7 +165,10 @@ def test_settings_from_the_command_line(home):
 
 def test_dropout_is_part_of_training_alone(home, tmp_path):
     dropped, plain = experiment(home, dropout=0.3, rate=1e-2), experiment(home, rate=1e-2)
-    one, other = run(dropped, tmp_path / "dropped"), run(plain, tmp_path / "plain")
+    one, other = (
+        run_experiment(dropped, tmp_path / "dropped"),
+        run_experiment(plain, tmp_path / "plain"),
+    )
     first = [
         next(line["val_loss"] for line in Workdir(tmp_path / n).lines() if "val_loss" in line)
         for n in ("dropped", "plain")
@@ -165,7 +176,7 @@ def test_dropout_is_part_of_training_alone(home, tmp_path):
     assert first[0] == first[1]
     assert one["val_loss"] != other["val_loss"]
     runs.killed(dropped, tmp_path / "killed", at=4)
-    run(dropped, tmp_path / "killed")
+    run_experiment(dropped, tmp_path / "killed")
     runs.assert_same_end(tmp_path / "killed", tmp_path / "dropped")
 
 

@@ -13,14 +13,14 @@ import runs
 
 from train import pretrain
 from train.common.errors import Diverged, UserError
-from train.config.experiment import as_json
+from train.config.experiment import experiment_json
 from train.data.text import Data
 from train.plan.methods import Growing, GrowTo, Scratch, TrainStage
 from train.state.mesh import Mesh
 from train.step import inputs
 from train.store.checkpoint import Checkpoints
-from train.store.origin import Origin, parsed
-from train.store.workdir import Workdir, load
+from train.store.origin import Origin, parsed_origin
+from train.store.workdir import Workdir, load_params
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +135,9 @@ def test_after_a_kill_the_same_command_resumes(tmp_path, whole, where):
     died = subprocess.run([sys.executable, "-c", KILLING, where, *given], env=os.environ)
     assert died.returncode == -signal.SIGKILL
     # the newest checkpoint of the source may be another one by now, but the step is recorded
-    start = parsed(str(whole[1])) if where == "checkpoint" else parsed(f"{whole[1]}@4")
+    start = (
+        parsed_origin(str(whole[1])) if where == "checkpoint" else parsed_origin(f"{whole[1]}@4")
+    )
     pretrain.run(whole[0], tmp_path / "new", start=start)
     runs.assert_same_end(tmp_path / "new", whole[1])
 
@@ -186,7 +188,7 @@ def test_a_grown_run_goes_on_as_a_plain_one(tmp_path):
     with pytest.raises(UserError, match="is in the phase 'train small', but the config has only"):
         branch(plain, tmp_path / "other", tmp_path / "half")
     branch(grown, tmp_path / "again", tmp_path / "half")
-    chex.assert_trees_all_equal(load(tmp_path / "again"), load(tmp_path / "grown"))
+    chex.assert_trees_all_equal(load_params(tmp_path / "again"), load_params(tmp_path / "grown"))
 
 
 def test_after_a_divergence_the_advice_works(tmp_path, monkeypatch):
@@ -198,14 +200,14 @@ def test_after_a_divergence_the_advice_works(tmp_path, monkeypatch):
     with pytest.raises(Diverged) as error:
         pretrain.run(one, tmp_path / "run")
     words = str(error.value).split()
-    start = parsed(words[words.index("--from") + 1].rstrip(","))
+    start = parsed_origin(words[words.index("--from") + 1].rstrip(","))
     lower = replace(one, optim=replace(one.optim, peak_lr=1e-3))
     assert pretrain.run(lower, tmp_path / "new", start=start)["steps"] == 8
-    assert as_json(lower)["optim"]["peak_lr"] == 1e-3
+    assert experiment_json(lower)["optim"]["peak_lr"] == 1e-3
 
 
 def test_at_signs_in_folders(tmp_path):
     (tmp_path / "a@3").mkdir()
-    assert parsed(f"{tmp_path}/a@3") == Origin(tmp_path / "a@3")
-    assert parsed(f"{tmp_path}/a@3@4") == Origin(tmp_path / "a@3", 4)
-    assert parsed(f"{tmp_path}/b@4") == Origin(tmp_path / "b", 4)
+    assert parsed_origin(f"{tmp_path}/a@3") == Origin(tmp_path / "a@3")
+    assert parsed_origin(f"{tmp_path}/a@3@4") == Origin(tmp_path / "a@3", 4)
+    assert parsed_origin(f"{tmp_path}/b@4") == Origin(tmp_path / "b", 4)

@@ -120,7 +120,9 @@ def attempt(
 def kept(folder: Path) -> int:
     """The newest intact checkpoint. No checkpoint may be damaged."""
     where = folder / "run" / "checkpoints"
-    step, damaged = intact.newest_intact(where, intact.steps(where)) if where.exists() else (0, [])
+    step, damaged = (
+        intact.newest_intact(where, intact.checkpoint_steps(where)) if where.exists() else (0, [])
+    )
     assert damaged == []
     return step or 0
 

@@ -21,8 +21,8 @@ from train.common.errors import UserError
 from train.plan.record import CostRecord, RunRecord
 from train.state.model import TrainState
 from train.store import checkpoint
-from train.store.checkpoint import Checkpoints, read
-from train.store.workdir import imported, load
+from train.store.checkpoint import Checkpoints, read_models
+from train.store.workdir import imported_model, load_params
 
 RECORD = RunRecord(step=3, cost=CostRecord(steps=3))
 
@@ -91,15 +91,15 @@ DAMAGES = [cut, Path.unlink, flip]
 def test_an_unharmed_checkpoint_is_restored_without_a_word(saved, capsys):
     assert restored(saved) == 6
     np.testing.assert_array_equal(
-        load(saved)["token_embedding"], model(6).params["token_embedding"]
+        load_params(saved)["token_embedding"], model(6).params["token_embedding"]
     )
     np.testing.assert_array_equal(
-        load(saved, step=3)["token_embedding"], model(3).params["token_embedding"]
+        load_params(saved, step=3)["token_embedding"], model(3).params["token_embedding"]
     )
     assert "damaged" not in capsys.readouterr().err
     # A run that grows has only its small model at first.
     with pytest.raises(UserError, match=r"checkpoint 6 in .* has no model 'grown', only large;"):
-        load(saved, "grown")
+        load_params(saved, "grown")
 
 
 def test_a_changed_file_is_found_and_the_previous_one_used(saved, tmp_path, capsys):
@@ -120,7 +120,9 @@ def test_a_changed_file_is_found_and_the_previous_one_used(saved, tmp_path, caps
         shutil.copytree(saved, run)
         damage(run / path.relative_to(saved))
         # Reading a damaged checkpoint does not move it.
-        assert (load(run)["token_embedding"] == model(3).params["token_embedding"]).all(), path
+        assert (load_params(run)["token_embedding"] == model(3).params["token_embedding"]).all(), (
+            path
+        )
         assert restored(run) == 3, path
         said = capsys.readouterr().err.splitlines()
         assert len(said) == 2 and said[0] == said[1] and said[0].endswith("; using 3"), said
@@ -147,7 +149,7 @@ def test_second_moments_that_no_training_makes_are_an_error(tmp_path, value):
     with Checkpoints(tmp_path) as checkpoints, pytest.raises(UserError, match=message) as error:
         checkpoints.restore(lambda record: shapes, position(0), runs.mesh())
     assert "\n" not in str(error.value)
-    read(tmp_path / "3", shapes, runs.mesh())
+    read_models(tmp_path / "3", shapes, runs.mesh())
 
 
 def test_without_an_intact_checkpoint_nothing_is_moved(saved, tmp_path):
@@ -155,16 +157,16 @@ def test_without_an_intact_checkpoint_nothing_is_moved(saved, tmp_path):
     for step in (3, 6):
         flip(max(files(tmp_path / "checkpoints" / str(step)), key=lambda path: path.stat().st_size))
     before = files(tmp_path)
-    for reading in (restored, load):
+    for reading in (restored, load_params):
         with pytest.raises(
             UserError,
             match=r"no checkpoint in .* is intact \(6: \S+ has changed; 3: \S+ has changed\)",
         ):
             reading(tmp_path)
     with pytest.raises(UserError, match=r"is intact \(6: \S+ has changed\)"):
-        load(tmp_path, step=6)
+        load_params(tmp_path, step=6)
     with pytest.raises(UserError, match="there is no checkpoint in"):
-        load(tmp_path, step=9)
+        load_params(tmp_path, step=9)
     assert files(tmp_path) == before
 
 
@@ -191,7 +193,9 @@ def test_a_kill_while_saving_leaves_no_damaged_checkpoint(saved, tmp_path, monke
         checkpoints.save(9, {"large": model(9)}, position(9), replace(RECORD, step=9))
     capsys.readouterr()
     whole = 9 if at == "sync_folder" else 6
-    assert (load(tmp_path)["token_embedding"] == model(whole).params["token_embedding"]).all()
+    assert (
+        load_params(tmp_path)["token_embedding"] == model(whole).params["token_embedding"]
+    ).all()
     assert restored(tmp_path) == whole
     assert capsys.readouterr().err == ("" if whole == 9 else INCOMPLETE)
     assert names(tmp_path / "checkpoints") == (["3", "6", "9"] if whole == 9 else ["3", "6"])
@@ -207,7 +211,7 @@ def test_a_checkpoint_without_checksums_is_damaged_and_kept(saved, tmp_path, cap
     where = tmp_path / "checkpoints"
     (where / "6" / "SHA256SUMS").unlink()
     np.testing.assert_array_equal(
-        load(tmp_path)["token_embedding"], model(3).params["token_embedding"]
+        load_params(tmp_path)["token_embedding"], model(3).params["token_embedding"]
     )
     capsys.readouterr()
     assert restored(tmp_path) == 3
@@ -216,7 +220,7 @@ def test_a_checkpoint_without_checksums_is_damaged_and_kept(saved, tmp_path, cap
 
     (where / "3" / "SHA256SUMS").unlink()
     with pytest.raises(UserError, match=r"no checkpoint in .* is intact \(3: it has no SHA256SUMS"):
-        load(tmp_path)
+        load_params(tmp_path)
     for _ in range(2):  # the same command again changes nothing either
         with pytest.raises(UserError, match=r"is intact \(3: it has no SHA256SUMS"):
             restored(tmp_path)
@@ -391,13 +395,13 @@ def test_a_finished_run_needs_an_intact_last_checkpoint(saved, tmp_path):
     """The recorded cost belongs to the last checkpoint, so no earlier checkpoint can replace it."""
     shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
     (tmp_path / "result.json").write_text(json.dumps({"model": runs.MODEL.as_json(), "steps": 6}))
-    read = imported(tmp_path, runs.MODEL, runs.mesh())[0]
+    read = imported_model(tmp_path, runs.MODEL, runs.mesh())[0]
     np.testing.assert_array_equal(
         read.params["token_embedding"], model(6).params["token_embedding"]
     )
     flip(max(files(tmp_path / "checkpoints" / "6"), key=lambda path: path.stat().st_size))
     with pytest.raises(UserError, match=r"no checkpoint in .* is intact \(6: \S+ has changed\)"):
-        imported(tmp_path, runs.MODEL, runs.mesh())
+        imported_model(tmp_path, runs.MODEL, runs.mesh())
     with pytest.raises(
         CheckpointError,
         match=r"is neither a finished run nor a Hugging Face folder. A run writes jaxgrow\.json",
@@ -408,13 +412,13 @@ def test_a_finished_run_needs_an_intact_last_checkpoint(saved, tmp_path):
 def test_the_export_of_a_finished_run_is_intact(tmp_path, capsys):
     run, experiment = tmp_path / "run", runs.experiment(tmp_path)
     result = pretrain.run(experiment, run)
-    params = load(run)
+    params = load_params(run)
     np.testing.assert_array_equal(
-        params["token_embedding"], load(run, step=result["steps"])["token_embedding"]
+        params["token_embedding"], load_params(run, step=result["steps"])["token_embedding"]
     )
     assert open_checkpoint(run).config == runs.MODEL
     flip(max(files(run / "params"), key=lambda path: path.stat().st_size))
-    for reading in (load, lambda folder: imported(folder, runs.MODEL, runs.mesh())):
+    for reading in (load_params, lambda folder: imported_model(folder, runs.MODEL, runs.mesh())):
         with pytest.raises(
             UserError,
             match=r"is damaged: .* has changed.*; delete .*result.json and run the command of the run again",
@@ -424,5 +428,5 @@ def test_the_export_of_a_finished_run_is_intact(tmp_path, capsys):
         open_checkpoint(run)
     (run / "result.json").unlink()
     assert pretrain.run(experiment, run)["phases"][0]["steps"] == 8
-    np.testing.assert_array_equal(load(run)["token_embedding"], params["token_embedding"])
+    np.testing.assert_array_equal(load_params(run)["token_embedding"], params["token_embedding"])
     assert "resuming at step 8 of training" in capsys.readouterr().err

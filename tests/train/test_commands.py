@@ -13,8 +13,8 @@ from train import pretrain
 from train.arguments import COMMANDS
 from train.common.commands import Arguments, Parser, argument, set_argument
 from train.common.errors import UserError
-from train.config.experiment import load
-from train.config.overrides import overridden
+from train.config.experiment import load_experiment
+from train.config.overrides import with_overrides
 from train.plan.methods import TrainStage, VCycle
 from train.plan.modifiers import Ramp
 
@@ -186,7 +186,7 @@ def test_show_prints_every_field_with_value_default_and_type(path, run):
 
 def test_what_show_prints_can_be_set(path, run):
     """Each printed line names an existing field with a value of the right type."""
-    experiment = load(path)
+    experiment = load_experiment(path)
     lines = [line.split("  ") for line in run(path, "--show").splitlines()[1:]]
     rows = [[cell.strip() for cell in line if cell.strip()] for line in lines]
     plain = [
@@ -200,7 +200,7 @@ def test_what_show_prints_can_be_set(path, run):
         if not any(other.startswith(f"{name}.") for other, *_ in rows)
     ]
     assert len(leaves) > 50
-    assert overridden(experiment, leaves) == experiment
+    assert with_overrides(experiment, leaves) == experiment
 
 
 def test_list_prints_the_experiments_of_a_file(run, tmp_path):
@@ -222,6 +222,6 @@ def test_list_prints_the_experiments_of_a_file(run, tmp_path):
 def test_one_value_is_a_tuple_of_one():
     method = VCycle(down=(TrainStage(0.1),))
     for text, value in (("8", (8,)), ("1e1", (10,)), ("(4, 8)", (4, 8))):
-        found = overridden(method, [f"down.0.ramp={text}"])
+        found = with_overrides(method, [f"down.0.ramp={text}"])
         assert found.down[0].modifiers == (Ramp(value),)
-    assert overridden(found, ["down.0.ramp=None"]) == method
+    assert with_overrides(found, ["down.0.ramp=None"]) == method

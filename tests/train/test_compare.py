@@ -20,7 +20,7 @@ from train.analysis import comparing, plots
 from train.analysis.runs import Run, curves, frontier_budget, half_width, p_value, refuse_unlike
 from train.analysis.savings import Comparison
 from train.common.errors import UserError, exits_cleanly
-from train.config.experiment import Experiment, as_json
+from train.config.experiment import Experiment, experiment_json
 from train.config.overrides import seed_list
 from train.extras import comparison_scores
 from train.extras.comparison_scores import task_scores, tuned_scores
@@ -32,7 +32,7 @@ from train.run import trainer
 from train.step import programs
 
 COMPILING = 3.0  # seconds of compilation before the first validation of a synthetic run
-CONFIG = as_json(Experiment("synthetic", GPT2Config(), steps=4, batch=4))
+CONFIG = experiment_json(Experiment("synthetic", GPT2Config(), steps=4, batch=4))
 
 
 def made(

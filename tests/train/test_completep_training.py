@@ -14,7 +14,7 @@ from jaxgrow.extras.models.swin import SwinConfig
 from jaxgrow.models import LlamaConfig
 from train.plan.methods import FineTune, Growing, GrowTo, Scratch, TrainStage
 from train.plan.transforms import Grow
-from train.run.trainer import run
+from train.run.trainer import run_experiment
 from train.state.model import TrainState
 from train.state.optim import Optim, transformation
 
@@ -34,7 +34,7 @@ def test_a_run_that_grows_by_copies_goes_on_as_if_it_had_not(tmp_path):
     )
     large = replace(small, model=MODEL, method=method)
     ended = [
-        run(experiment, tmp_path / name)
+        run_experiment(experiment, tmp_path / name)
         for name, experiment in (("small", small), ("large", large))
     ]
     losses = [
@@ -57,7 +57,7 @@ def test_a_run_that_was_killed_ends_with_the_same_bits(tmp_path):
     experiment = runs.experiment(
         tmp_path, optim=optim, model=runs.LARGE, method=method, checkpoint_every=2
     )
-    run(experiment, tmp_path / "whole")
+    run_experiment(experiment, tmp_path / "whole")
     runs.stopped(experiment, tmp_path / "stopped", 2, 6)
     runs.assert_same_end(tmp_path / "stopped", tmp_path / "whole")
 

@@ -15,14 +15,14 @@ from train.common.errors import UserError
 from train.config.effect import refuse_unused
 from train.config.experiment import (
     Experiment,
-    as_json,
-    check,
-    differences,
-    listed,
-    load,
-    names,
+    check_experiment,
+    described_differences,
+    experiment_json,
+    experiment_names,
+    listed_experiments,
+    load_experiment,
 )
-from train.config.resuming import conflicts
+from train.config.resuming import resume_conflicts
 from train.data.text import Data
 from train.extras.images.images import Images
 from train.extras.labelled.downstream import FineTuning
@@ -59,10 +59,12 @@ FAST = ("demo",)  # The plans of the other configs are of these kinds.
     [pytest.param(p, marks=[pytest.mark.slow] * (p.stem not in FAST), id=p.stem) for p in CONFIGS],
 )
 def test_every_experiment_loads_by_its_name(path):
-    for name in names(module(path)):
+    for name in experiment_names(module(path)):
         made = getattr(module(path), name)()
         # The corpora of the papers are not here.
-        experiment = load(f"{ROOT / path}:{name}", ["steps=100_000"] if made.epochs else [])
+        experiment = load_experiment(
+            f"{ROOT / path}:{name}", ["steps=100_000"] if made.epochs else []
+        )
         assert experiment.name.endswith(name)
         last = experiment.plan[-1]
         assert isinstance(last, Train)
@@ -71,21 +73,25 @@ def test_every_experiment_loads_by_its_name(path):
 
 
 def test_no_two_experiments_have_one_name():
-    every = [getattr(module(path), name)().name for path in CONFIGS for name in names(module(path))]
+    every = [
+        getattr(module(path), name)().name
+        for path in CONFIGS
+        for name in experiment_names(module(path))
+    ]
     assert len(set(every)) == len(every) == 208
 
 
 def test_no_experiment_has_a_setting_without_effect():
     for path in CONFIGS:
-        for name in names(module(path)):
+        for name in experiment_names(module(path)):
             refuse_unused(getattr(module(path), name)())
-        for name in names(module(path), FineTuning):
+        for name in experiment_names(module(path), FineTuning):
             refuse_unused(getattr(module(path), name)())
 
 
 def test_an_experiment_has_settings_of_its_own_after_its_name():
     demo = f"{ROOT / 'configs' / 'demo.py'}:scratch"
-    made = load(f"{demo}:optim.peak_lr=2e-2:name=again", ["optim.peak_lr=1", "steps=7"])
+    made = load_experiment(f"{demo}:optim.peak_lr=2e-2:name=again", ["optim.peak_lr=1", "steps=7"])
     assert (made.optim.peak_lr, made.name, made.steps) == (2e-2, "again", 7)
 
 
@@ -98,7 +104,7 @@ def test_an_unknown_experiment_is_refused_with_known_names():
         (str(path), "has 7 experiments", ""),
     ):
         with pytest.raises(UserError) as found:
-            load(text)
+            load_experiment(text)
         said = f"{path} {wrong}; give one, such as {path}:scratch, of {others}{near}"
         assert str(found.value) == said
 
@@ -108,21 +114,21 @@ def test_a_config_in_another_place_is_proposed(monkeypatch, tmp_path):
     with pytest.raises(
         UserError, match=r"there is no config configs/demo; .* Did you mean configs/demo\.py\?"
     ):
-        load("configs/demo:muon")
+        load_experiment("configs/demo:muon")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
         UserError, match=f"Did you mean {re.escape(str(ROOT))}/configs/demo\\.py\\?"
     ):
-        load("configs/demo.py:muon")
+        load_experiment("configs/demo.py:muon")
 
 
 def test_an_experiment_survives_its_file(tmp_path):
     experiment = runs.experiment(tmp_path, method=runs.VCYCLE)
-    assert load(runs.script(tmp_path, experiment)) == experiment
+    assert load_experiment(runs.script(tmp_path, experiment)) == experiment
 
 
 def test_nothing_in_an_experiment_can_be_changed_in_place(path):
-    experiment = load(path)
+    experiment = load_experiment(path)
     for part in (
         experiment,
         experiment.model,
@@ -164,19 +170,22 @@ def test_set_overrides_one_field(tmp_path, override, where, value):
     base = dataclasses.replace(base, model=dataclasses.replace(base.model, mlp=4))
     if value is None and where == "data.path":  # the only source without a path
         base = dataclasses.replace(base, data=dataclasses.replace(base.data, source="stdlib"))
-    experiment = load(runs.script(tmp_path, base), [override])
+    experiment = load_experiment(runs.script(tmp_path, base), [override])
     found = functools.reduce(
         lambda node, key: node[int(key)] if key.isdigit() else getattr(node, key),
         where.split("."),
         experiment,
     )
     assert found == value and type(found) is type(value)
-    assert len(differences(as_json(base), as_json(experiment))) == 1
+    assert len(described_differences(experiment_json(base), experiment_json(experiment))) == 1
 
 
 def test_overrides_are_applied_in_order(path):
-    assert load(path, ["steps=3", "steps=5", "method.up.0.lr=3"]).steps == 5
-    assert load(path, ["method.up.0.lr=3"]).plan[2].optim.peak_lr == 3 * load(path).optim.peak_lr
+    assert load_experiment(path, ["steps=3", "steps=5", "method.up.0.lr=3"]).steps == 5
+    assert (
+        load_experiment(path, ["method.up.0.lr=3"]).plan[2].optim.peak_lr
+        == 3 * load_experiment(path).optim.peak_lr
+    )
 
 
 def test_overrides_are_checked_together_in_any_order(tmp_path, path):
@@ -193,7 +202,7 @@ def test_overrides_are_checked_together_in_any_order(tmp_path, path):
         ],
         ["batch=6", "accumulate=3", "data.path=there", "data.source=text"],
     ):
-        made = load(runs.script(tmp_path, stdlib), overrides)
+        made = load_experiment(runs.script(tmp_path, stdlib), overrides)
         assert (made.data.source, made.data.path) == ("text", "there")
     assert made == dataclasses.replace(
         stdlib,
@@ -201,10 +210,12 @@ def test_overrides_are_checked_together_in_any_order(tmp_path, path):
         accumulate=3,
         data=dataclasses.replace(stdlib.data, source="text", path="there"),
     )
-    assert load(path, ["method.up.0.lr=-1", "method.up.0.lr=3"]) == load(path, ["method.up.0.lr=3"])
-    deep = load(path, ["method.up.1.warmup=3", "method.up.0.lr=3", "model.mlp=32"])
+    assert load_experiment(path, ["method.up.0.lr=-1", "method.up.0.lr=3"]) == load_experiment(
+        path, ["method.up.0.lr=3"]
+    )
+    deep = load_experiment(path, ["method.up.1.warmup=3", "method.up.0.lr=3", "model.mlp=32"])
     assert [(s.lr, s.warmup) for s in deep.method.up] == [
-        (3, load(path).method.up[0].warmup),
+        (3, load_experiment(path).method.up[0].warmup),
         (1, 3),
     ]
 
@@ -226,7 +237,7 @@ def test_an_error_names_the_overrides_that_it_is_about(tmp_path):
         ),
     ):
         with pytest.raises(UserError, match=re.escape(says)):
-            load(config, overrides)
+            load_experiment(config, overrides)
 
 
 @pytest.mark.parametrize(
@@ -240,9 +251,11 @@ def test_experts_that_the_mesh_cannot_shard_are_refused(change, says):
     sizes = dict(layers=1, embed=4, heads=1, kv_heads=1, head_dim=4, mlp=4, vocab=8, context=8)
     model = LlamaConfig(**sizes, experts=4, capacity=1.25)
     experiment = Experiment("experts", model, steps=4, batch=4, mesh=Mesh(expert=2))
-    check(experiment)
+    check_experiment(experiment)
     with pytest.raises(ValueError, match=says):
-        check(dataclasses.replace(experiment, model=dataclasses.replace(model, **change)))
+        check_experiment(
+            dataclasses.replace(experiment, model=dataclasses.replace(model, **change))
+        )
 
 
 def test_models_of_a_run_that_mask_differently_are_refused():
@@ -250,10 +263,10 @@ def test_models_of_a_run_that_mask_differently_are_refused():
     model = BERTConfig(**sizes, layers=2, masked=0.25)
     small = dataclasses.replace(model, layers=1)
     experiment = Experiment("masked", model, steps=4, batch=4, method=Growing(small))
-    check(experiment)
+    check_experiment(experiment)
     other = dataclasses.replace(experiment, model=dataclasses.replace(model, masked=0.4))
     with pytest.raises(ValueError, match=r"train small: its model has masked=0.25.*masked=0.4"):
-        check(other)
+        check_experiment(other)
 
 
 def test_labelled_samples_have_the_length_that_the_ledger_counts():
@@ -261,12 +274,12 @@ def test_labelled_samples_have_the_length_that_the_ledger_counts():
     model = BERTConfig(**sizes, head="classes")
     data = Labelled("cola", "x", length=8)
     experiment = Experiment("task", model, steps=4, batch=4, data=data)
-    check(experiment)
+    check_experiment(experiment)
     short = dataclasses.replace(data, length=4)
     with pytest.raises(ValueError, match=r"counted with 8 positions, but .* data.length=4"):
-        check(dataclasses.replace(experiment, data=short))
+        check_experiment(dataclasses.replace(experiment, data=short))
     method = FineTune("x", length=4)  # as in train.finetune
-    check(dataclasses.replace(experiment, data=short, method=method))
+    check_experiment(dataclasses.replace(experiment, data=short, method=method))
 
 
 def test_dropped_layers_of_padded_texts_are_refused():
@@ -276,30 +289,30 @@ def test_dropped_layers_of_padded_texts_are_refused():
     model = BERTConfig(**sizes, head="classes")
     encoder = Experiment("task", model, steps=4, batch=4, data=data, method=method)
     with pytest.raises(ValueError, match=r"drops layers .* instead of a BERTConfig"):
-        check(encoder)
-    check(dataclasses.replace(encoder, model=GPT2Config(**sizes, head="classes")))
+        check_experiment(encoder)
+    check_experiment(dataclasses.replace(encoder, model=GPT2Config(**sizes, head="classes")))
 
 
 def test_a_small_model_that_runs_differently_is_said(capsys):
     """`--set model.dtype` does not change the small model that the config has built."""
     large, small = (f"{name}.dtype=bfloat16" for name in ("model", "method.small"))
-    load("configs/demo.py:muon_deepen", [large, small])
+    load_experiment("configs/demo.py:muon_deepen", [large, small])
     assert capsys.readouterr().err == ""
-    load("configs/demo.py:muon_deepen", [large])
+    load_experiment("configs/demo.py:muon_deepen", [large])
     said = capsys.readouterr().err
     assert "its model has dtype=float32, but model.dtype=bfloat16" in said
     assert said.count("\n") == 1 and "such as method.small" in said
 
 
 def test_a_warm_up_longer_than_its_phase_is_said(tmp_path, path, capsys):
-    load(path)  # The phases have 2, 4 and 4 steps.
+    load_experiment(path)  # The phases have 2, 4 and 4 steps.
     assert capsys.readouterr().err == ""
-    load(path, ["optim.warmup=3"])
+    load_experiment(path, ["optim.warmup=3"])
     said = "tiny: train large has 2 steps, but a warm-up of 3 steps: its learning rate never reaches the peak\n"
     assert capsys.readouterr().err == said
-    load(runs.script(tmp_path, runs.experiment(tmp_path)), ["optim.warmup=8"])
+    load_experiment(runs.script(tmp_path, runs.experiment(tmp_path)), ["optim.warmup=8"])
     assert capsys.readouterr().err == ""
-    load(runs.script(tmp_path, runs.experiment(tmp_path)), ["optim.warmup=9"])
+    load_experiment(runs.script(tmp_path, runs.experiment(tmp_path)), ["optim.warmup=9"])
     assert capsys.readouterr().err.count("\n") == 1
 
 
@@ -370,7 +383,7 @@ def test_a_warm_up_longer_than_its_phase_is_said(tmp_path, path, capsys):
 )
 def test_set_refuses(path, override, says):
     with pytest.raises(UserError, match=re.escape(says)):
-        load(path, [override])
+        load_experiment(path, [override])
 
 
 @pytest.mark.parametrize(
@@ -394,7 +407,7 @@ def test_set_refuses(path, override, says):
 def test_a_broken_config_is_named_with_its_line(tmp_path, text, says):
     (tmp_path / "broken.py").write_text(text)
     with pytest.raises(UserError, match=re.escape(says)) as error:
-        load(tmp_path / "broken.py")
+        load_experiment(tmp_path / "broken.py")
     assert str(tmp_path / "broken.py") in str(error.value)
 
 
@@ -414,8 +427,8 @@ def test_annotations_may_be_deferred(tmp_path):
         "def other() -> Elsewhere:\n"
         "    return None\n"
     )
-    assert list(listed(tmp_path / "deferred.py")) == ["mine"]
-    assert load(f"{tmp_path / 'deferred.py'}:mine").method.modifiers[0].size == 2
+    assert list(listed_experiments(tmp_path / "deferred.py")) == ["mine"]
+    assert load_experiment(f"{tmp_path / 'deferred.py'}:mine").method.modifiers[0].size == 2
 
 
 def test_wrong_types_are_refused_in_files_and_commands(tmp_path):
@@ -423,7 +436,7 @@ def test_wrong_types_are_refused_in_files_and_commands(tmp_path):
         tmp_path, name=3, method=VCycle(down=(TrainStage("half"),)), parallel="tpu"
     )
     with pytest.raises(UserError) as error:
-        load(runs.script(tmp_path, wrong))
+        load_experiment(runs.script(tmp_path, wrong))
     for says in (
         "name: expected str, but got 3",
         "parallel: expected 'mesh' or 'pmap', but got 'tpu'",
@@ -443,26 +456,30 @@ def test_wrong_types_are_refused_in_files_and_commands(tmp_path):
 def test_a_missing_config_is_named(tmp_path, name, says):
     (tmp_path / "config.yaml").write_text("steps: 3")
     with pytest.raises(UserError, match=says):
-        load(tmp_path / name)
+        load_experiment(tmp_path / name)
 
 
 def test_every_field_is_recorded(tmp_path):
     one = runs.experiment(tmp_path)
-    assert as_json(one)["optim"].keys() == {f.name for f in dataclasses.fields(one.optim)}
+    assert experiment_json(one)["optim"].keys() == {f.name for f in dataclasses.fields(one.optim)}
     other = dataclasses.replace(one, optim=dataclasses.replace(one.optim, name="muon"))
-    assert differences(as_json(one), as_json(other)) == ["optim.name: 'adamw' and 'muon'"]
+    assert described_differences(experiment_json(one), experiment_json(other)) == [
+        "optim.name: 'adamw' and 'muon'"
+    ]
 
 
 def test_differences_name_fields_and_methods(tmp_path):
     one = runs.experiment(tmp_path)
-    assert differences(as_json(one), as_json(one)) == []
+    assert described_differences(experiment_json(one), experiment_json(one)) == []
     other = dataclasses.replace(one, steps=9, optim=dataclasses.replace(one.optim, peak_lr=0.5))
-    assert differences(as_json(one), as_json(other)) == [
+    assert described_differences(experiment_json(one), experiment_json(other)) == [
         "optim.peak_lr: 0.01 and 0.5",
         "steps: 8 and 9",
     ]
-    assert as_json(dataclasses.replace(one, method=Scratch())) == as_json(one)
-    assert differences(as_json(one), as_json(dataclasses.replace(one, method=VCycle())))
+    assert experiment_json(dataclasses.replace(one, method=Scratch())) == experiment_json(one)
+    assert described_differences(
+        experiment_json(one), experiment_json(dataclasses.replace(one, method=VCycle()))
+    )
 
 
 def test_of_all_fields_those_that_decide_nothing_may_differ(tmp_path):
@@ -501,8 +518,12 @@ def test_of_all_fields_those_that_decide_nothing_may_differ(tmp_path):
             new = {f.name: new if f.name != "seed" else 1}
             new |= needed.get(f.name, {})
             changed = put(dataclasses.replace(node, **new))
-            assert differences(as_json(one), as_json(changed)), f.name
-            kept |= {f.name} if not conflicts(as_json(one), as_json(changed)) else set()
+            assert described_differences(experiment_json(one), experiment_json(changed)), f.name
+            kept |= (
+                {f.name}
+                if not resume_conflicts(experiment_json(one), experiment_json(changed))
+                else set()
+            )
         return kept
 
     changing = {

@@ -21,7 +21,7 @@ from train import generate, pretrain
 from train.common.errors import UserError
 from train.plan.methods import Continue, Growing, GrowTo, Scratch
 from train.state.mesh import Mesh
-from train.store.workdir import imported, load
+from train.store.workdir import imported_model, load_params
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def test_a_hugging_face_model_grown_on_disk_is_trained_on(folder, tmp_path, caps
     ]
     first = runs.log(tmp_path / "run")[0]
     assert first["phase"] == "import large" and first["step"] == 0
-    trained = load(tmp_path / "run")
+    trained = load_params(tmp_path / "run")
     assert {x.dtype.name for x in jax.tree.leaves(trained)} == {"float32"}
     # 4 steps with learning rate 1e-2
     chex.assert_trees_all_close(trained, jax.tree.map(np.float32, params), rtol=0, atol=0.05)
@@ -87,7 +87,7 @@ def test_the_notes_of_a_checkpoint_are_printed(folder, tmp_path, capsys, monkeyp
 def test_it_begins_with_their_numbers_on_every_mesh(folder):
     config, params = checkpoints.load(folder)
     for mesh in (Mesh(), Mesh(1, 2, 2)):
-        model, result = imported(folder, config, mesh.over(jax.devices()))
+        model, result = imported_model(folder, config, mesh.over(jax.devices()))
         chex.assert_trees_all_equal(jax.device_get(model.params), jax.tree.map(np.float32, params))
         assert result is None
 
@@ -129,7 +129,7 @@ def test_what_is_no_model_or_another_one_is_told(folder, tmp_path):
         UserError,
         match=rf"does not have the expected config .values there and here: mlp: {config.mlp} and",
     ):
-        imported(folder, wider, runs.mesh())
+        imported_model(folder, wider, runs.mesh())
     e = runs.experiment(tmp_path, name="begun", method=Scratch(), checkpoint_every=2)
     runs.killed(e, tmp_path / "begun", 2)
     # An unfinished run is read from its newest checkpoint.

@@ -19,7 +19,7 @@ from jaxgrow.layerdrop import LayerDrop, TokenDrop
 from jaxgrow.models import BERTConfig, GPT2Config
 from train import pretrain
 from train.common.errors import UserError
-from train.config.overrides import overridden
+from train.config.overrides import with_overrides
 from train.data import formats
 from train.data.batches import training, validation
 from train.data.text import Data, tokens
@@ -33,7 +33,7 @@ from train.state.model import TrainState, shardings
 from train.step import programs
 from train.step.parallel import mapped
 from train.step.step import StepInputs, train_step
-from train.store.workdir import load
+from train.store.workdir import load_params
 
 DOCUMENTS = ["ab", "c", "defghijklmnop", "q", "rstu"] * 9
 
@@ -203,7 +203,7 @@ def test_a_run_validates_by_documents_and_cannot_change_it_on_resume(data, tmp_p
     result = pretrain.run(one, tmp_path / "run")
     assert programs.step.cache_info().misses - before <= 1
     assert "attention stops at the ends of 45 training documents" in capsys.readouterr().err
-    model = TrainState(load(tmp_path / "run"), None, runs.MODEL)
+    model = TrainState(load_params(tmp_path / "run"), None, runs.MODEL)
     batches = validation(data.sources(runs.MODEL)[1][""], one.batch, one.eval_batches)
     joined = jax.tree.map(lambda *x: np.concatenate(x), *batches)
     assert result["val_loss"] == pytest.approx(float(summed(model, joined)), rel=1e-5)
@@ -300,7 +300,7 @@ def test_a_run_on_a_mixture_validates_by_documents_and_resumes_exactly(
     result = pretrain.run(experiment, tmp_path / "whole")
     said = capsys.readouterr().err
     assert said.count("attention stops at the ends of 90 training documents") == 1
-    model = TrainState(load(tmp_path / "whole"), None, runs.MODEL)
+    model = TrainState(load_params(tmp_path / "whole"), None, runs.MODEL)
     for name, source in two_sources[0].sources(runs.MODEL)[1].items():
         batches = validation(source, experiment.batch, experiment.eval_batches)
         joined = jax.tree.map(lambda *x: np.concatenate(x), *batches)
@@ -346,4 +346,4 @@ def test_data_without_documents_and_models_without_segments_are_refused(data, tm
         data.sources(Other(**dataclasses.asdict(runs.MODEL)))
     for other in (Images(), Labelled("cola", str(tmp_path), length=8)):
         with pytest.raises(UserError, match="attend"):
-            overridden(runs.experiment(tmp_path, data=other), ["data.attend=document"])
+            with_overrides(runs.experiment(tmp_path, data=other), ["data.attend=document"])

@@ -16,8 +16,8 @@ from jaxgrow.models import Adapter, Config, ViTConfig
 from jaxgrow.operators.ligo import LiGO
 from jaxgrow.typed import hints, options
 from train.common.errors import UserError
-from train.config.effect import conditions, refuse_unused
-from train.config.experiment import Experiment, as_json, load
+from train.config.effect import declared_conditions, refuse_unused
+from train.config.experiment import Experiment, experiment_json, load_experiment
 from train.config.resuming import class_of
 from train.data.text import Data
 from train.extras.images.augment import Augment
@@ -354,7 +354,7 @@ def test_each_field_of_a_layer_drop():
 def test_each_field_of_an_experiment_is_in_the_plan_or_only_executed(tmp_path):
     base = runs.experiment(tmp_path)
     names = [f.name for f in dataclasses.fields(base)]
-    assert {name for name in names if class_of(name, as_json(base)) == "objective"} == {
+    assert {name for name in names if class_of(name, experiment_json(base)) == "objective"} == {
         *("name", "model", "steps", "epochs", "batch", "data", "optim", "method", "seed")
     }
     assert unused(replace(base, most_skipped=3))
@@ -387,7 +387,7 @@ def test_a_choice_with_its_default_value_uses_its_settings():
 def test_a_setting_that_nothing_uses_is_an_error(tmp_path, overrides, says):
     config = runs.script(tmp_path, runs.experiment(tmp_path, data=Data()))
     with pytest.raises(UserError) as found:
-        load(config, overrides)
+        load_experiment(config, overrides)
     assert says in str(found.value) and str(found.value).startswith(f"config {config}: ")
 
 
@@ -409,6 +409,6 @@ def test_each_condition_names_fields_that_exist():
     kinds += [Pruning, LayerDrop, Experiment, *Config.families.values()]
     for kind in kinds:
         fields = {f.name for f in dataclasses.fields(kind)}
-        for field, alternatives in conditions(kind).items():
+        for field, alternatives in declared_conditions(kind).items():
             names = {name for needs in alternatives for name in needs if name[0] != "/"}
             assert {field, *names} <= fields, (kind, field)

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 AT = """
 import os, signal, sys
 from train.common import endings
-endings.begin()
+endings.prepare_command()
 number = getattr(signal, sys.argv.pop(1))
 module, path = sys.argv.pop(1).split(":")
 *parts, name = path.split(".")
@@ -114,7 +114,7 @@ def test_a_signal_during_the_imports_of_a_command(tmp_path, later):
 COMPILING = """
 import os, signal, sys, threading
 from train.common import endings
-endings.begin()
+endings.prepare_command()
 sys.argv.pop(1)
 import jax, jax.numpy as jnp
 from train.run.stop import Stop

@@ -9,9 +9,9 @@ import runs
 
 from train import compare, preflight, pretrain, show, sweep
 from train.common.errors import UserError, exits_cleanly
-from train.config.experiment import load, with_steps
+from train.config.experiment import load_experiment, with_steps
 from train.plan.training import Train
-from train.run.trainer import run
+from train.run.trainer import run_experiment
 from train.store.workdir import Workdir
 
 
@@ -48,9 +48,9 @@ def test_the_stages_of_a_method_are_fractions_of_the_steps(tmp_path):
 
 def test_a_warm_up_longer_than_the_epochs_is_said(tmp_path, capsys):
     config = runs.script(tmp_path, by_epochs(tmp_path))
-    load(config)
+    load_experiment(config)
     assert capsys.readouterr().err == ""
-    load(config, ["epochs=0.02", "optim.warmup=100"])
+    load_experiment(config, ["epochs=0.02", "optim.warmup=100"])
     assert "but a warm-up of 100 steps" in capsys.readouterr().err
 
 
@@ -58,31 +58,41 @@ def test_an_override_of_one_replaces_the_other(tmp_path):
     of_steps = runs.script(tmp_path, runs.experiment(tmp_path, name="steps"))
     of_epochs = runs.script(tmp_path, by_epochs(tmp_path, name="epochs"))
     expected = with_steps(by_epochs(tmp_path)).steps
-    assert load(of_steps, ["epochs=2"]).steps == load(of_epochs).steps == expected
-    assert load(of_epochs, ["steps=5"]).steps == load(of_epochs, ["epochs=3", "steps=5"]).steps == 5
-    assert load(f"{of_steps}:epochs=2", ["steps=5"]).steps == expected
+    assert (
+        load_experiment(of_steps, ["epochs=2"]).steps
+        == load_experiment(of_epochs).steps
+        == expected
+    )
+    assert (
+        load_experiment(of_epochs, ["steps=5"]).steps
+        == load_experiment(of_epochs, ["epochs=3", "steps=5"]).steps
+        == 5
+    )
+    assert load_experiment(f"{of_steps}:epochs=2", ["steps=5"]).steps == expected
     for override, says in (
         ("epochs=None", "steps must be at least 1, but is 0: set steps, or epochs"),
         ("epochs=0", "epochs must be positive and finite, but is 0.0"),
         ("epochs=1e999", "epochs must be positive and finite, but is inf"),
     ):
         with pytest.raises(UserError, match=says):
-            load(of_epochs, [override])
+            load_experiment(of_epochs, [override])
     with pytest.raises(ValueError, match=r"steps=8 and epochs=2.0 both set .* leave out one"):
         runs.experiment(tmp_path, epochs=2.0)
 
 
 def test_a_run_of_epochs_is_the_run_of_its_steps(tmp_path):
     experiment = by_epochs(tmp_path, epochs=0.2)
-    run(experiment, tmp_path / "run")
+    run_experiment(experiment, tmp_path / "run")
     recorded = Workdir(tmp_path / "run").config
     assert (recorded["steps"], recorded["epochs"]) == (with_steps(experiment).steps, None)
-    assert run(with_steps(experiment), tmp_path / "run") == run(experiment, tmp_path / "run")
+    assert run_experiment(with_steps(experiment), tmp_path / "run") == run_experiment(
+        experiment, tmp_path / "run"
+    )
 
 
 def test_sweeps_and_comparisons_shorten_epochs(tmp_path, monkeypatch):
     config = runs.script(tmp_path, by_epochs(tmp_path, epochs=0.4, eval_batches=1))
-    steps = load(config).steps
+    steps = load_experiment(config).steps
     asked = ["--set", "optim.peak_lr=1e-3,2e-3", "--frontier", "0.5", "--workdir", tmp_path / "s"]
     assert command(monkeypatch, sweep, config, *asked) == 0
     found = [json.loads(f.read_text())["steps"] for f in tmp_path.glob("s/*-seed0/config.json")]
@@ -91,7 +101,7 @@ def test_sweeps_and_comparisons_shorten_epochs(tmp_path, monkeypatch):
     assert command(monkeypatch, compare, config, *asked) == 0
     folders = ("tiny-seed0", "other-seed0", "tiny-x0.5-seed0")
     found = [json.loads((tmp_path / "c" / f / "config.json").read_text())["steps"] for f in folders]
-    assert found == [steps, load(config, ["epochs=0.2"]).steps, round(steps / 2)]
+    assert found == [steps, load_experiment(config, ["epochs=0.2"]).steps, round(steps / 2)]
 
 
 @pytest.mark.parametrize("of", [pretrain, compare, sweep])
@@ -102,7 +112,7 @@ def test_without_the_corpus_the_way_out_is_a_number_of_steps(tmp_path, monkeypat
     said = capsys.readouterr().err
     assert "epochs=2 and the size of the corpus, which cannot be read: there is no corpus" in said
     assert "CONFIG:steps=100_000" in said and said.count("\n") == 1
-    assert load(f"{config}:steps=100_000", ["data.path=/absent"]).steps == 100_000
+    assert load_experiment(f"{config}:steps=100_000", ["data.path=/absent"]).steps == 100_000
 
 
 def test_commands_that_do_not_train_leave_the_corpus_alone(tmp_path, monkeypatch, capsys):

@@ -14,14 +14,14 @@ from jaxgrow.models import LlamaConfig, ViTConfig
 from train import pretrain
 from train.analysis.runs import refuse_unlike
 from train.common.errors import UserError
-from train.config.experiment import as_json
-from train.config.overrides import overridden
-from train.config.resuming import bound, class_of, conflicts
+from train.config.experiment import experiment_json
+from train.config.overrides import with_overrides
+from train.config.resuming import binding_settings, class_of, resume_conflicts
 from train.extras.images.images import Images
 from train.extras.labelled.task import Labelled
 from train.plan.methods import Growing, Scratch
 from train.plan.modifiers import DropLayers
-from train.store.workdir import Workdir, load
+from train.store.workdir import Workdir, load_params
 
 VIT = ViTConfig(
     image=8, patch=4, channels=3, classes=7, layers=2, embed=8, heads=2, head_dim=4, mlp=16
@@ -61,14 +61,14 @@ def test_execution_changes_on_resume_and_the_record_lists_it(tmp_path, capsys, w
         (4, "accumulate"): (2, 1),
     }
     assert json.loads((tmp_path / "run/config.json").read_text())["changes"] == result["changes"]
-    chex.assert_trees_all_close(load(tmp_path / "run"), load(whole[1]), atol=ROUNDING)
+    chex.assert_trees_all_close(load_params(tmp_path / "run"), load_params(whole[1]), atol=ROUNDING)
 
 
 def test_remat_and_attention_change_no_bit_of_a_resumed_run(tmp_path, whole):
     runs.killed(whole[0], tmp_path / "run", 4)
     changed = model(whole[0], remat="full", attention="xla")
     pretrain.run(replace(changed, eval_every=3), tmp_path / "run")
-    chex.assert_trees_all_equal(load(tmp_path / "run"), load(whole[1]))
+    chex.assert_trees_all_equal(load_params(tmp_path / "run"), load_params(whole[1]))
 
 
 def test_a_change_that_is_lost_with_its_steps_is_listed_at_the_step_of_the_next_start(
@@ -121,7 +121,7 @@ OF_ALL_KINDS = [
 def test_every_setting_does_on_resume_what_its_class_says(tmp_path, monkeypatch, changes):
     """The objective is refused; another setting is recorded with the step of its change."""
     experiment = runs.experiment(tmp_path, **changes)
-    run, there = Workdir(tmp_path / "run"), as_json(experiment)
+    run, there = Workdir(tmp_path / "run"), experiment_json(experiment)
     run.folder.mkdir()
     run.log.write_text("{}\n")
     found = set()
@@ -130,7 +130,7 @@ def test_every_setting_does_on_resume_what_its_class_says(tmp_path, monkeypatch,
         other = with_value(there, name, after)
         (run.folder / "config.json").write_text(json.dumps(there | {"corpus": {"name": "x"}}))
         monkeypatch.setattr("train.store.workdir.as_json", lambda _, other=other: other)
-        kind = "objective" if name in bound(experiment) else class_of(name, there)
+        kind = "objective" if name in binding_settings(experiment) else class_of(name, there)
         found.add(kind)
         if kind == "objective":
             with pytest.raises(UserError, match=re.escape(f"there and here: {name}: ")):
@@ -145,10 +145,10 @@ def test_every_setting_does_on_resume_what_its_class_says(tmp_path, monkeypatch,
 
 
 def test_moved_data_are_free_only_if_they_are_known_to_be_the_same(tmp_path, whole):
-    there = as_json(whole[0])
+    there = experiment_json(whole[0])
     other = with_value(there, "data.Data.path", "elsewhere")
-    assert conflicts(there, other, known=True) == []
-    assert conflicts(there, other) != []
+    assert resume_conflicts(there, other, known=True) == []
+    assert resume_conflicts(there, other) != []
 
 
 # For each setting of the execution a value that changes it, here on 8 devices.
@@ -175,7 +175,7 @@ UNTRIED = {
 
 
 def test_every_setting_of_the_execution_is_tried(whole):
-    there = as_json(whole[0])
+    there = experiment_json(whole[0])
     own = {name for name, _ in leaves(there) if class_of(name, there) == "execution"}
     assert {name.replace("data.Data", "data") for name in own} == EXECUTED.keys() | UNTRIED.keys()
 
@@ -191,11 +191,11 @@ def test_a_run_resumed_with_another_execution_ends_alike(tmp_path, whole, settin
     value = EXECUTED[setting]
     value = str(tmp_path / value) if setting == "data.cache" else value
     shutil.copytree(whole[1], tmp_path / "run", ignore=shutil.ignore_patterns("8", "result.json"))
-    other = overridden(whole[0], [f"{setting}={value}"])
+    other = with_overrides(whole[0], [f"{setting}={value}"])
     result = pretrain.run(other, tmp_path / "run")
     (change,) = result["changes"]
     assert (change["step"], change["after"]) == (6, value)
-    chex.assert_trees_all_close(load(tmp_path / "run"), load(whole[1]), atol=ROUNDING)
+    chex.assert_trees_all_close(load_params(tmp_path / "run"), load_params(whole[1]), atol=ROUNDING)
 
 
 def test_the_objective_stays_refused(tmp_path, whole):
@@ -214,9 +214,11 @@ def test_the_objective_stays_refused(tmp_path, whole):
 def test_execution_of_the_small_models_of_a_method_is_free(tmp_path):
     one = runs.experiment(tmp_path, method=Growing(runs.SMALL))
     other = replace(one, method=Growing(replace(runs.SMALL, remat="full")))
-    assert conflicts(as_json(one), as_json(other)) == []
+    assert resume_conflicts(experiment_json(one), experiment_json(other)) == []
     third = replace(one, method=Growing(replace(runs.SMALL, eps=1e-3)))
-    assert conflicts(as_json(one), as_json(third)) == ["method.Growing.small.eps: 1e-05 and 0.001"]
+    assert resume_conflicts(experiment_json(one), experiment_json(third)) == [
+        "method.Growing.small.eps: 1e-05 and 0.001"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -240,8 +242,10 @@ def test_execution_that_changes_the_computation_is_refused_with_the_reason(
 ):
     one = runs.experiment(tmp_path, **change)
     other = replace(one, **{setting: 4})
-    (line,) = conflicts(as_json(one), as_json(other), bound(other))
-    assert line.startswith(f"{setting}: ") and line.endswith(f"({bound(one)[setting]})")
+    (line,) = resume_conflicts(
+        experiment_json(one), experiment_json(other), binding_settings(other)
+    )
+    assert line.startswith(f"{setting}: ") and line.endswith(f"({binding_settings(one)[setting]})")
 
 
 def test_runs_whose_evaluation_changed_are_not_compared(tmp_path, whole):

@@ -29,7 +29,7 @@ from train.state.model import loss
 from train.state.optim import Optim, transformation
 from train.step.parallel import mapped
 from train.step.step import StepInputs, train_step
-from train.store.workdir import load
+from train.store.workdir import load_params
 
 LARGE = runs.LARGE
 TX = transformation(Optim())
@@ -235,7 +235,7 @@ def test_layers_that_were_added_train_alone(small_run, by):
     wide = operators.hypercloning(runs.SMALL.sizes(), {"embed": 8, "heads": 2, "mlp": 16})
     deep = getattr(operators, by)(runs.SMALL.sizes(), {"layers": 4})
     axes = runs.SMALL.axes()
-    grown = grow(deep, grow(wide, load(small_run), axes), axes)
+    grown = grow(deep, grow(wide, load_params(small_run), axes), axes)
     new = operators.new_layers(deep)
     old = tuple(i for i in range(4) if i not in new)
     assert new == {"mslt": (2, 3), "llama_pro": (1, 3)}[by]
@@ -245,7 +245,7 @@ def test_layers_that_were_added_train_alone(small_run, by):
         name=by,
     )
     result = pretrain.run(e, small_run.parent / by)
-    for name, layers in moved(grown, load(small_run.parent / by)).items():
+    for name, layers in moved(grown, load_params(small_run.parent / by)).items():
         expected = (
             [i in new for i in range(4)]
             if name.startswith("blocks/")

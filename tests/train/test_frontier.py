@@ -55,7 +55,7 @@ def test_only_steps_after_the_common_ones_are_executed_and_the_result_is_the_sam
     assert [kept(run) for run in found.runs[0]] == [{"16"}] * 2  # the others have moved
     for experiment, (_, run) in zip(shorter, found.frontier, strict=True):
         alone = tmp_path / "alone" / experiment.name
-        result = trainer.run(replace(experiment, seed=1), alone)
+        result = trainer.run_experiment(replace(experiment, seed=1), alone)
         assert runs.log(alone) == runs.log(run.folder)
         assert result["flops"] == run.result["flops"]
         assert result["tokens"] == run.result["tokens"]
@@ -90,7 +90,7 @@ def test_a_killed_start_is_repeated(baseline, tmp_path, executed):
 def test_a_run_that_has_begun_is_not_replaced(baseline, tmp_path):
     short = shortened_experiment(baseline, 0.5)
     folder = tmp_path / "runs" / "scratch-x0.5-seed0"
-    before = trainer.run(short, folder)
+    before = trainer.run_experiment(short, folder)
     run_comparison([baseline], [short], [0], tmp_path / "runs")
     assert Workdir(folder).result == before
 

@@ -52,17 +52,17 @@ DRIVER = """
 import gc, json, os, signal, sys, time
 from train.common import hosts
 from train.common.errors import Preempted, UserError, exits_cleanly
-from train.config.experiment import load
+from train.config.experiment import load_experiment
 from train.step import inputs
-from train.run.trainer import run
-from train.store import trackers
+from train.run.trainer import run_experiment
+from train.extras import trackers
 from train.store.checkpoint import Checkpoints
 from train.state import mesh
 
 gc.disable()  # as the tests do
 address, process, jobs = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
-hosts.join(address, 2, process)
-rate, save, opened, placed = inputs.learning_rate, Checkpoints.save, trackers.opened, mesh._placed
+hosts.join_processes(address, 2, process)
+rate, save, opened, placed = inputs.learning_rate, Checkpoints.save, trackers.opened_trackers, mesh._placed
 calls = 0
 
 
@@ -94,9 +94,10 @@ def main():
             raise UserError("no tracker")
 
         inputs.learning_rate, Checkpoints.save, mesh._placed = terminated, killed, reordered
-        trackers.opened = refused if job.get("untracked") else opened
+        trackers.opened_trackers = refused if job.get("untracked") else opened
         try:
-            said = {"loss": run(load(job["config"], job.get(f"set{process}", [])), job["folder"])["val_loss"]}
+            experiment = load_experiment(job["config"], job.get(f"set{process}", []))
+            said = {"loss": run_experiment(experiment, job["folder"])["val_loss"]}
         except (Preempted, UserError) as error:
             said = {type(error).__name__: str(error)}
         print(json.dumps(said), flush=True)
@@ -402,7 +403,7 @@ def test_a_stopped_process_ends_the_other_with_a_line(tmp_path, moment, who):
             process.communicate()
     *before, last = said.splitlines()
     assert other.returncode == os.EX_TEMPFAIL, said
-    assert last == watch.silent().replace("60 s", "8 s")
+    assert last == watch.silence_message().replace("60 s", "8 s")
     assert not re.search("Traceback|\\*\\*\\*|Check fail|^F[0-9]{4}", said, re.MULTILINE), said
     assert who == "1" or before == []
 
@@ -416,13 +417,13 @@ from pathlib import Path
 import jax
 from train.common import hosts
 
-hosts.join(*(f(a) for f, a in zip((str, int, int), sys.argv[1:])))
-every = hosts.gathered([jax.process_index(), jax.process_count()])
+hosts.join_processes(*(f(a) for f, a in zip((str, int, int), sys.argv[1:])))
+every = hosts.gather_values([jax.process_index(), jax.process_count()])
 links = [os.readlink(name) for name in glob("/proc/self/fd/*") if os.path.lexists(name)]
 rows = [row.split() for name in ("tcp", "tcp6") for row in Path(f"/proc/net/{name}").open()]
 mine = [row[1].split(":")[0] for row in rows if f"socket:[{row[9]}]" in links and row[3] == "0A"]
 print(json.dumps({"every": every, "listens": mine}))
-hosts.gathered(None)
+hosts.gather_values(None)
 """
 
 
@@ -549,7 +550,7 @@ def test_processes_wait_for_each_other_at_the_start(tmp_path):
 )
 def test_what_names_no_process_is_refused(given, says):
     with pytest.raises(UserError, match=re.escape(says)):
-        hosts.join(*given)
+        hosts.join_processes(*given)
 
 
 # Environment variables of a process that belongs to a job but runs without other processes.
@@ -577,8 +578,8 @@ def test_one_process_stays_alone(monkeypatch, found):
     monkeypatch.setattr(hosts.jax.distributed, "initialize", None)
     for name, value in found.items():
         monkeypatch.setenv(name, value)
-    hosts.join()
-    assert hosts.gathered({"a": np.pi}) == [{"a": np.pi}]
+    hosts.join_processes()
+    assert hosts.gather_values({"a": np.pi}) == [{"a": np.pi}]
 
 
 def test_one_of_several_stays_alone_only_if_told(monkeypatch):
@@ -588,5 +589,5 @@ def test_one_of_several_stays_alone_only_if_told(monkeypatch):
     monkeypatch.setattr(hosts.jax.distributed, "initialize", finds_no_cluster)
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
     with pytest.raises(UserError, match="JAX cannot find them; give --coordinator"):
-        hosts.join()
-    hosts.join(processes=1)
+        hosts.join_processes()
+    hosts.join_processes(processes=1)

@@ -11,9 +11,9 @@ import pytest
 from jaxgrow.models import GPT2Config
 from train.analysis.runs import Run
 from train.analysis.savings import Comparison
-from train.config.experiment import Experiment, as_json
+from train.config.experiment import Experiment, experiment_json
 
-CONFIG = as_json(Experiment("simulated", GPT2Config(), steps=1, batch=1))
+CONFIG = experiment_json(Experiment("simulated", GPT2Config(), steps=1, batch=1))
 MUON, ADAMW = 0.004, 0.012  # noise of a single run
 
 

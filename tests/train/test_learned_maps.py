@@ -24,7 +24,7 @@ from train.extras import plots
 from train.plan import learning
 from train.plan.learning import Learn
 from train.pretrain import run
-from train.store.workdir import load
+from train.store.workdir import load_params
 
 SMALL = runs.SMALL
 AXES = SMALL.axes()
@@ -92,7 +92,7 @@ def test_maps_are_described_drawn_and_applied_to_another_model(
     assert "blocks/attention/query: w (4, 2), row sums" in said
     assert "embed: write (8, 4), max |top - I| 0.00e+00" in said
     assert (tmp_path / "new" / "maps.png").read_bytes()[:4] == b"\x89PNG"
-    params = load(small_run)
+    params = load_params(small_run)
     expected = jax.jit(lambda c, p: grow(ligo.learned_growth(c, AXES, sizes(p, AXES)), p, AXES))(
         coefficients, params
     )

@@ -22,7 +22,7 @@ from train.plan.training import Train
 from train.state.optim import Optim
 from train.step import inputs
 from train.store.recorder import Recorder
-from train.store.workdir import load
+from train.store.workdir import load_params
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def test_every_phase_is_charged_for_its_own_work(finished):
         else:
             assert (cost["steps"], cost["tokens"]) == (0, 0)
             assert cost["flops"] < 0.1 * result["flops"]
-    large = sum(x.size for x in jax.tree.leaves(load(finished[1])))
+    large = sum(x.size for x in jax.tree.leaves(load_params(finished[1])))
     assert [p["parameters"] == large for p in result["phases"]] == [
         True,
         False,
@@ -331,7 +331,7 @@ def test_a_nan_stops_the_run_and_keeps_the_last_checkpoint(
     kept = sorted(int(p.name) for p in (tmp_path / "run" / "checkpoints").iterdir())
     assert kept[-1:] == ([] if last is None else [last])
     if last is not None:
-        assert all(bool(abs(x).max() < 1e3) for x in jax.tree.leaves(load(tmp_path / "run")))
+        assert all(bool(abs(x).max() < 1e3) for x in jax.tree.leaves(load_params(tmp_path / "run")))
     assert not (tmp_path / "run" / "result.json").exists()
     for line in runs.log(tmp_path / "run"):
         assert all(math.isfinite(v) for k, v in line.items() if k != "phase")

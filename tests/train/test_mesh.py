@@ -196,9 +196,9 @@ def test_a_too_large_model_is_reported_before_allocation(tmp_path, monkeypatch):
 
 def test_processes_choose_their_settings_by_the_smallest_memory(monkeypatch):
     monkeypatch.setattr(trainer, "gathered", lambda limit: [None, 3.0, 2.0])
-    assert trainer.machine().limit == 2.0
+    assert trainer.common_machine().limit == 2.0
     monkeypatch.setattr(trainer, "gathered", lambda limit: [limit])
-    assert trainer.machine() == present()
+    assert trainer.common_machine() == present()
 
 
 def test_a_device_without_memory_left_is_one_line(capsys):

@@ -38,7 +38,7 @@ from train.state.optim import Optim, transformation
 from train.step.inputs import step_plans
 from train.step.step import train_step
 from train.store.checkpoint import Checkpoints
-from train.store.workdir import imported, load
+from train.store.workdir import imported_model, load_params
 
 BASE = Optim(peak_lr=0.5, warmup=7)
 TX = transformation(BASE)
@@ -263,10 +263,10 @@ def test_models_that_differ_in_what_is_no_axis_are_refused():
 def test_an_unknown_operator_is_refused_in_one_line(tmp_path):
     path = runs.script(tmp_path, runs.growing(tmp_path, GrowTo(by=("stck",)), name="typo"))
     with pytest.raises(UserError, match=f"config {re.escape(path)}: there is no operator 'stck'"):
-        config.load(path)
+        config.load_experiment(path)
     to = GrowTo(by=("hypercloning",), noise=10.0, config=runs.MODEL), GrowTo(by=Learned())
     fine = runs.growing(tmp_path, *to, name="fine")
-    assert config.load(runs.script(tmp_path, fine)) == fine
+    assert config.load_experiment(runs.script(tmp_path, fine)) == fine
 
 
 def test_the_eps_of_lemon_stays_with_the_model():
@@ -502,13 +502,13 @@ def test_learned_maps_are_saved_and_grow_the_same_model(learned, small_run):
     _, folder, _, made = learned
     found = maps.load(folder / "maps.npz")
     assert (found.small, found.large, found.ligo) == (SMALL, LARGE, LiGO())
-    chex.assert_trees_all_equal(made["import small"], load(small_run))
+    chex.assert_trees_all_equal(made["import small"], load_params(small_run))
     # NumPy and XLA add the same float32 numbers, at most 16, in another order.
     chex.assert_trees_all_close(
-        found.apply(load(small_run)), made["apply maps"], rtol=1e-5, atol=1e-6
+        found.apply(load_params(small_run)), made["apply maps"], rtol=1e-5, atol=1e-6
     )
     with pytest.raises(ValueError, match="size"):
-        found.apply(load(folder))
+        found.apply(load_params(folder))
 
 
 def test_the_control_starts_as_learning_does(learned, small_run):
@@ -575,13 +575,13 @@ def test_a_run_that_cannot_be_imported_is_refused_by_name(small_run, tmp_path):
     with pytest.raises(
         UserError, match=f"there is neither a finished run nor another model in {tmp_path}"
     ):
-        imported(tmp_path, SMALL, runs.mesh())
+        imported_model(tmp_path, SMALL, runs.mesh())
     says = f"the model in {small_run} does not have the expected config "
     says += "(values there and here: eps: 1e-05 and 0.01; mlp: 8 and 16)"
     with pytest.raises(UserError, match=re.escape(says)):
-        imported(small_run, replace(SMALL, mlp=16, eps=0.01), runs.mesh())
+        imported_model(small_run, replace(SMALL, mlp=16, eps=0.01), runs.mesh())
     run_otherwise = replace(SMALL, remat="projections", dtype="bfloat16")
-    assert imported(small_run, run_otherwise, runs.mesh())[0].config == run_otherwise
+    assert imported_model(small_run, run_otherwise, runs.mesh())[0].config == run_otherwise
 
 
 # --- very few steps ---
@@ -619,12 +619,12 @@ def test_a_part_of_very_few_steps_has_one_step_and_is_said(method, says, capsys)
     few = config.Experiment("few", LARGE, steps=5, batch=4, optim=Optim(warmup=0), method=method)
     lengths = [p.end - p.begin for p in few.plan if isinstance(p, Train)]
     assert min(lengths) >= 1
-    config.warn(few)
+    config.print_warnings(few)
     said = capsys.readouterr().err
     assert says in said
     least = int(re.search(rf"{re.escape(says)}.*at least (\d+) steps", said)[1])
     for steps, is_said in ((least - 1, True), (least, False)):
-        config.warn(replace(few, steps=steps))
+        config.print_warnings(replace(few, steps=steps))
         assert (says.partition(" of ")[0] in capsys.readouterr().err) == is_said
 
 
@@ -633,7 +633,7 @@ def test_a_stage_that_is_left_out_stays_left_out(capsys):
     method = VCycle(down=(TrainStage(0.0),), up=(TrainStage(0.5), TrainStage(0.5)))
     few = config.Experiment("few", LARGE, steps=5, batch=4, optim=Optim(warmup=0), method=method)
     assert [p.steps for p in few.plan if isinstance(p, Train)] == [0, 2, 2]
-    config.warn(few)
+    config.print_warnings(few)
     assert capsys.readouterr().err == ""
 
 

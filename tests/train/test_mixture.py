@@ -17,7 +17,7 @@ from train import pretrain
 from train.analysis.comparing import set_losses
 from train.analysis.runs import Run
 from train.common.errors import UserError
-from train.config.experiment import as_json, load, with_steps
+from train.config.experiment import experiment_json, load_experiment, with_steps
 from train.data import text
 from train.data.batches import training
 from train.data.corpora import corpora
@@ -348,7 +348,7 @@ def test_a_wrong_mixture_is_one_line(home, monkeypatch, case):
             (home / name / f"{i}.txt").write_text(content)
     config = runs.script(home, runs.experiment(home))
     with pytest.raises(UserError, match=says) as found:
-        experiment = load(config, [f"data.path={given}"])
+        experiment = load_experiment(config, [f"data.path={given}"])
         experiment.data.sources(experiment.model)
     assert "\n" not in str(found.value)
 
@@ -367,13 +367,13 @@ def test_a_wrong_mixture_is_one_line(home, monkeypatch, case):
 )
 def test_the_command_line_and_config_json_have_mixtures(home, given, expected):
     defaults = runs.experiment(home, data=settings(home, "low", valid_fraction=0.02))
-    experiment = load(runs.script(home, defaults), [given])
+    experiment = load_experiment(runs.script(home, defaults), [given])
     name = given.partition("=")[0].removeprefix("data.")
     assert getattr(experiment.data, name) == expected
     # The config in Python, and pairs of a path and a weight, give the same.
-    assert load(runs.script(home, experiment)) == experiment
+    assert load_experiment(runs.script(home, experiment)) == experiment
     plain = list(expected) if isinstance(expected, tuple) else expected
-    assert as_json(experiment)["data"]["Data"][name] == plain
+    assert experiment_json(experiment)["data"]["Data"][name] == plain
     if isinstance(expected, dict):
         other = replace(experiment.data, **{name: list(expected.items())})
         assert other == experiment.data
@@ -382,7 +382,7 @@ def test_the_command_line_and_config_json_have_mixtures(home, given, expected):
 @pytest.mark.parametrize("given", ["{a b: c.txt}", "{a: b, a: c}", "{a}"])
 def test_a_wrong_validation_path_is_one_line(home, given):
     with pytest.raises(UserError, match=r"data\.valid_path") as found:
-        load(runs.script(home, runs.experiment(home)), [f"data.valid_path={given}"])
+        load_experiment(runs.script(home, runs.experiment(home)), [f"data.valid_path={given}"])
     assert "\n" not in str(found.value)
 
 

@@ -63,7 +63,7 @@ PRINTS = {
     "jaxgrow/cli/completion.py": "print(script(a.commands, a.shell)",  # names of options
     "jaxgrow/cli/program.py": "print(end='', flush=True)",
     "jaxgrow/signals.py": "os.write(2, b'interrupted; nothing was written",
-    "train/common/endings.py": "os.write(2, f'stopped by {reason(number)}; {CONTINUES}",
+    "train/common/endings.py": "os.write(2, f'stopped by {stop_reason(number)}; {CONTINUES}",
     "train/run/stop.py": "os.write(2, ",  # fixed texts
 }
 

@@ -13,7 +13,7 @@ from train.config.experiment import Experiment
 from train.data import batches
 from train.data.text import Data
 from train.generate import Asked, samples
-from train.run.trainer import run
+from train.run.trainer import run_experiment
 from train.state.pretrained import opened
 
 pytestmark = pytest.mark.interop
@@ -43,7 +43,7 @@ def trained(request, tmp_path_factory):
     experiment = runs.experiment(
         home, name=request.param, model=config, data=data, batch=4, eval_batches=1
     )
-    result = run(experiment, home / "run")
+    result = run_experiment(experiment, home / "run")
     runs.export(home / "run", home / "hf")
     return experiment, home / "run", result, home / "hf", valid.read_text()
 

@@ -20,7 +20,7 @@ from train.plan.dropout import DropUnits
 from train.plan.methods import Scratch, TrainStage
 from train.plan.modifiers import NOTHING, DropLayers, DropTokens, PhaseStart, Ramp
 from train.plan.training import Train
-from train.run.trainer import run
+from train.run.trainer import run_experiment
 from train.state.model import TrainState
 from train.state.optim import Optim
 from train.step.step import gradients
@@ -84,7 +84,7 @@ def test_a_ramped_growth_starts_as_the_old_model():
 @pytest.mark.slow
 def test_a_ramped_run_ends_with_the_plain_program(tmp_path):
     ramped = runs.experiment(tmp_path, method=Scratch((Ramp((2, 4)),)))
-    result = run(ramped, tmp_path / "ramped")
+    result = run_experiment(ramped, tmp_path / "ramped")
     plain = replace(ramped, method=Scratch())
     assert result["flops"] == plain.plan[0].cost(plain.batch) and np.isfinite(result["val_loss"])
     [stage] = TrainStage(0.5, modifiers=(Ramp((0, 3)),)).train("large", runs.MODEL, OPTIM, 8)

@@ -222,9 +222,9 @@ def test_ctrl_c_after_the_last_step_ends_the_command(tmp_path, monkeypatch):
     monkeypatch.setattr(trainer.Trainer, "validate", interrupted)
     experiment = runs.experiment(tmp_path, steps=2)
     with python_handlers(), pytest.raises(Preempted, match="by Ctrl-C after the last") as stopped:
-        trainer.run(experiment, tmp_path / "run")
+        trainer.run_experiment(experiment, tmp_path / "run")
     assert stopped.value.code == 130
-    assert trainer.run(experiment, tmp_path / "run")["steps"] == 2  # has finished
+    assert trainer.run_experiment(experiment, tmp_path / "run")["steps"] == 2  # has finished
 
 
 def test_a_second_ctrl_c_ends_at_once(monkeypatch, capfd):

@@ -14,7 +14,7 @@ from train.data.windows import next_tokens
 from train.plan.methods import Growing, GrowTo, TrainStage
 from train.plan.modifiers import DropTokens, PhaseStart, ShortContext
 from train.plan.training import Train
-from train.run.trainer import run
+from train.run.trainer import run_experiment
 from train.state.model import TrainState
 from train.state.optim import Optim
 from train.step.inputs import step_plans
@@ -67,9 +67,9 @@ def test_four_devices_equal_one_on_complete_samples(tmp_path):
     to = GrowTo((TrainStage(0.5, warmup=0),), by=("interleave",), moments="copy")
     method = Growing(runs.MODEL, TrainStage(0.5, modifiers=(ShortContext(2),)), (to,))
     e = runs.experiment(tmp_path, method=method, accumulate=2)
-    result = run(e, tmp_path / "run")
+    result = run_experiment(e, tmp_path / "run")
     with runs.only(1):
-        run(e, tmp_path / "alone")
+        run_experiment(e, tmp_path / "alone")
     runs.assert_close(tmp_path / "run", tmp_path / "alone")
     each = e.batch * runs.MODEL.context
     short, whole = (

@@ -26,7 +26,7 @@ from jaxgrow.operators import ligo
 from train import show as plans
 from train.analysis import plots
 from train.common.errors import exits_cleanly
-from train.config.experiment import load
+from train.config.experiment import load_experiment
 from train.plan.methods import GrowTo, Learned, Scratch, TrainStage
 from train.store.workdir import Workdir
 
@@ -387,7 +387,7 @@ def test_a_config_and_a_run_are_shown_together(small_run, tmp_path, monkeypatch,
     said = capsys.readouterr().out
     assert "| cycle " in said and f"| {small_run.name} " in said and "| of cycle |" in said
     assert (tmp_path / "plans.png").read_bytes()[:4] == b"\x89PNG"
-    assert load(script).name == "cycle"
+    assert load_experiment(script).name == "cycle"
 
 
 @pytest.mark.parametrize(

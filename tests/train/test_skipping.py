@@ -13,7 +13,7 @@ from train import pretrain
 from train.common.errors import Diverged
 from train.state.mesh import Mesh
 from train.step import inputs, programs, step
-from train.store.workdir import Workdir, load
+from train.store.workdir import Workdir, load_params
 
 BAD = (3, 4, 6)  # steps whose gradients are not finite
 
@@ -72,7 +72,7 @@ def test_a_skipped_step_is_a_step_without_its_update(tmp_path, monkeypatch, pois
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(programs, "step", holding)
         pretrain.run(experiment(tmp_path, on_nan="stop"), tmp_path / "control")
-    chex.assert_trees_all_equal(load(tmp_path / "run"), load(tmp_path / "control"))
+    chex.assert_trees_all_equal(load_params(tmp_path / "run"), load_params(tmp_path / "control"))
     other = [line for line in runs.log(tmp_path / "control") if "lr" in line]
     for mine, its in zip(lines, other, strict=True):
         assert mine.get("loss", its["loss"]) == its["loss"]
@@ -81,7 +81,7 @@ def test_a_skipped_step_is_a_step_without_its_update(tmp_path, monkeypatch, pois
 def test_without_bad_steps_nothing_changes(tmp_path):
     pretrain.run(experiment(tmp_path), tmp_path / "run")
     pretrain.run(experiment(tmp_path, on_nan="stop"), tmp_path / "plain")
-    chex.assert_trees_all_equal(load(tmp_path / "run"), load(tmp_path / "plain"))
+    chex.assert_trees_all_equal(load_params(tmp_path / "run"), load_params(tmp_path / "plain"))
 
 
 @pytest.mark.parametrize("value, entry", [(np.inf, False), (-np.inf, True), (np.nan, True)])

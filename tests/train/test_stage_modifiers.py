@@ -8,8 +8,8 @@ import runs
 from jaxgrow.layerdrop import LayerDrop
 from jaxgrow.optim.freeze import Freeze
 from train.common.errors import UserError
-from train.config.experiment import as_json
-from train.config.overrides import misfits, overridden, settings
+from train.config.experiment import experiment_json
+from train.config.overrides import all_settings, with_overrides, wrong_types
 from train.plan.methods import Scratch, TrainStage, VCycle
 from train.plan.modifiers import DropLayers, FreezeParts, Modifier, Ramp, Rewarm, ShortContext
 from train.state.optim import Optim
@@ -28,16 +28,19 @@ def test_a_new_modifier_is_a_setting_of_each_stage(monkeypatch, tmp_path):
                 raise ValueError(f"factor must be positive, but is {self.factor}")
 
     base = runs.experiment(tmp_path, method=VCycle(down=(TrainStage(0.1),)))
-    found = overridden(base, ["method.down.0.scaled.factor=2"])
+    found = with_overrides(base, ["method.down.0.scaled.factor=2"])
     assert found.method.down[0].modifiers == (Scaled(2.0),)
-    assert as_json(found)["method"]["VCycle"]["down"][0]["scaled"] == {"factor": 2.0, "steps": 10}
-    rows = {setting.name: setting.value for setting in settings(found)}
+    assert experiment_json(found)["method"]["VCycle"]["down"][0]["scaled"] == {
+        "factor": 2.0,
+        "steps": 10,
+    }
+    rows = {setting.name: setting.value for setting in all_settings(found)}
     assert rows["method.down.0.scaled.factor"] == 2.0 and rows["method.up.0.scaled"] is None
     assert found.plan[0].modifiers == (Scaled(2.0),)
     with pytest.raises(UserError, match=r"--set method.up.0.scaled.factor=0: factor must be posit"):
-        overridden(base, ["method.up.0.scaled.factor=0"])
+        with_overrides(base, ["method.up.0.scaled.factor=0"])
     with pytest.raises(UserError, match=r"scaled.steps: expected int, but got '1.5'"):
-        overridden(base, ["method.up.0.scaled.steps=1.5"])
+        with_overrides(base, ["method.up.0.scaled.steps=1.5"])
 
 
 def test_modifiers_keep_their_form_in_config_json(tmp_path):
@@ -45,7 +48,7 @@ def test_modifiers_keep_their_form_in_config_json(tmp_path):
     stage = TrainStage(
         0.5, modifiers=(FreezeParts(Freeze((0,))), ShortContext(2), Ramp((1, 2)), Rewarm(2.0))
     )
-    method = as_json(
+    method = experiment_json(
         runs.experiment(tmp_path, method=VCycle((TrainStage(0.1),), (stage, TrainStage(0.4))))
     )
     first, second = method["method"]["VCycle"]["up"]
@@ -60,22 +63,24 @@ def test_modifiers_keep_their_form_in_config_json(tmp_path):
         "ramp": [1, 2],
         "windows": 2,
     }
-    assert as_json(runs.experiment(tmp_path))["method"] == {"Scratch": {"drop": None}}
+    assert experiment_json(runs.experiment(tmp_path))["method"] == {"Scratch": {"drop": None}}
 
 
 def test_set_changes_adds_and_removes_modifiers():
     dropping = Scratch((DropLayers(LayerDrop(theta=0.5)),))
-    assert overridden(dropping, ["drop.theta=0.7"]) == Scratch((DropLayers(LayerDrop(theta=0.7)),))
+    assert with_overrides(dropping, ["drop.theta=0.7"]) == Scratch(
+        (DropLayers(LayerDrop(theta=0.7)),)
+    )
     with pytest.raises(UserError, match="Scratch has no field 'modifiers'"):
-        overridden(dropping, ["modifiers.0.drop.theta=0.7"])
-    assert overridden(Scratch(), ["drop.theta=0.5"]) == dropping
-    assert overridden(dropping, ["drop=None"]) == Scratch()
-    both = overridden(dropping, ["windows=4"]).modifiers
+        with_overrides(dropping, ["modifiers.0.drop.theta=0.7"])
+    assert with_overrides(Scratch(), ["drop.theta=0.5"]) == dropping
+    assert with_overrides(dropping, ["drop=None"]) == Scratch()
+    both = with_overrides(dropping, ["windows=4"]).modifiers
     assert both == (*dropping.modifiers, ShortContext(4))
 
 
 def test_modifiers_that_are_none_are_refused():
-    (wrong,) = misfits(Scratch((LayerDrop(),)))  # type: ignore[arg-type]
+    (wrong,) = wrong_types(Scratch((LayerDrop(),)))  # type: ignore[arg-type]
     assert wrong.startswith("modifiers: expected tuple[Modifier, ...], but got (LayerDrop(")
     twice = Scratch((Ramp((1, 1)), Ramp((2, 2))))
     with pytest.raises(ValueError, match="modifiers has Ramp more than once: keep one of them"):

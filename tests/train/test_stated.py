@@ -7,12 +7,12 @@ import pytest
 
 from train import show
 from train.common.errors import UserError
-from train.config.experiment import Experiment, listed, load_as
-from train.config.stated import report, stated, statements
+from train.config.experiment import Experiment, listed_experiments, load_as
+from train.config.stated import paper_statements, stated_report, stated_settings
 from train.extras.labelled.downstream import FineTuning
 
 ROOT = Path(__file__).parents[2]
-ENTRIES = statements()["stated"]
+ENTRIES = paper_statements()["stated"]
 EXPERIMENTS = sorted({name for entry in ENTRIES for name in entry["experiments"]})
 # The experiments of these files and these additions to the papers' have no published setting.
 OWN = {
@@ -43,7 +43,7 @@ def differing():
     return {
         (s.paper, s.page, name.partition(":")[0], s.setting)
         for name in EXPERIMENTS
-        for s in stated(name, loaded(name))
+        for s in stated_settings(name, loaded(name))
         if s.differs
     }
 
@@ -53,7 +53,7 @@ def test_an_experiment_has_the_settings_of_its_paper(name):
     """Each field is as stated, or the config has a line about it."""
     text = (ROOT / name.partition(":")[0]).read_text()
     explained = set(DEVIATION.findall(text))
-    found = stated(name, loaded(name))
+    found = stated_settings(name, loaded(name))
     assert found
     for s in found:
         assert s.ours is not None or s.differs
@@ -77,7 +77,7 @@ def test_the_statements_are_those_of_the_four_papers():
     every = set()
     for file in sorted((ROOT / "configs" / "papers").glob("*.py")):
         path = str(file.relative_to(ROOT))
-        every |= {f"{path}:{name}" for name in listed(path)}
+        every |= {f"{path}:{name}" for name in listed_experiments(path)}
     assert {n for n in every if "llama.py" not in n} - set(EXPERIMENTS) <= OWN
     assert {n for n in EXPERIMENTS if "finetune.py" not in n} <= every
     values = [entry.get("settings", {}) for entry in ENTRIES]
@@ -87,9 +87,11 @@ def test_the_statements_are_those_of_the_four_papers():
 
 def test_a_changed_setting_is_found():
     name = "configs/papers/gpt.py:base_scratch"
-    text = report("base", stated(name, load_as(Experiment, f"{name}:batch=128")[1]))
+    text = stated_report("base", stated_settings(name, load_as(Experiment, f"{name}:batch=128")[1]))
     assert "| batch" in text and "256 (multi-level, experiment setup)" in text and "128" in text
-    seeds = stated("configs/finetune.py:cola", loaded("configs/finetune.py:cola:seeds=(0,1)"))
+    seeds = stated_settings(
+        "configs/finetune.py:cola", loaded("configs/finetune.py:cola:seeds=(0,1)")
+    )
     assert [s.setting for s in seeds if s.differs] == ["seeds"]
 
 

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from jaxgrow.models import BERTConfig
 from train import tokenizer as command
 from train.common.errors import UserError
-from train.config.experiment import load
+from train.config.experiment import load_experiment
 from train.data.text import tokens, training_text
 
 pytestmark = pytest.mark.extra
@@ -39,7 +39,7 @@ def test_a_trained_tokenizer_serves_a_run(tmp_path, run):
     for text in ("abcd efgh\n", "ä € 😀\r\n\t<|endoftext|>", " a  b "):
         assert made.decode(made.encode(text).ids, skip_special_tokens=False) == text
     assert len(made.encode("<|endoftext|>").ids) == 1
-    experiment = load(config, setting.split())
+    experiment = load_experiment(config, setting.split())
     found = tokens(experiment.data)
     assert found.vocab == experiment.model.vocab == 280
     letters = sum(len(f.read_text()) for f in runs.corpus(tmp_path).iterdir())

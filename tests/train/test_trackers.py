@@ -11,10 +11,10 @@ import pytest
 import runs
 
 from train.common.errors import UserError
-from train.config.experiment import as_json
-from train.config.resuming import conflicts
+from train.config.experiment import experiment_json
+from train.config.resuming import resume_conflicts
 from train.extras import trackers
-from train.run.trainer import run
+from train.run.trainer import run_experiment
 from train.store.recorder import Recorder
 
 pytestmark = pytest.mark.extra
@@ -58,7 +58,7 @@ def test_a_tracker_gets_what_the_log_has(tmp_path, monkeypatch, experiment):
     monkeypatch.setattr(trackers, "find_spec", lambda name: True)
     kept.id = "abc"
     folder = tmp_path / "demo-seed3"
-    run(replace(experiment, loggers=("wandb",)), folder)
+    run_experiment(replace(experiment, loggers=("wandb",)), folder)
     given, where, known = kept.about
     assert (given.name, given.seed, where.name, known, kept.closed) == (
         "tiny",
@@ -76,7 +76,12 @@ def test_a_tracker_gets_what_the_log_has(tmp_path, monkeypatch, experiment):
 
 
 def test_loggers_may_change_in_a_resumed_run(experiment):
-    assert conflicts(as_json(experiment), as_json(replace(experiment, loggers=("mlflow",)))) == []
+    assert (
+        resume_conflicts(
+            experiment_json(experiment), experiment_json(replace(experiment, loggers=("mlflow",)))
+        )
+        == []
+    )
 
 
 def test_a_tracker_that_fails_ends_no_run(tmp_path, capsys, monkeypatch):
@@ -111,7 +116,7 @@ def test_a_service_that_refuses_the_run_is_named(tmp_path, experiment, monkeypat
         UserError,
         match=r"loggers=wandb cannot be opened \(ConnectionError: api_key not configured\)",
     ):
-        trackers.opened(replace(experiment, loggers=("wandb",)), tmp_path)
+        trackers.opened_trackers(replace(experiment, loggers=("wandb",)), tmp_path)
 
 
 def test_a_package_that_is_not_installed_is_named(tmp_path, experiment, monkeypatch):
@@ -120,7 +125,7 @@ def test_a_package_that_is_not_installed_is_named(tmp_path, experiment, monkeypa
         UserError,
         match=r"loggers=mlflow needs the package mlflow: run pip install -e '.\[mlflow\]'",
     ):
-        trackers.opened(replace(experiment, loggers=("mlflow",)), tmp_path)
+        trackers.opened_trackers(replace(experiment, loggers=("mlflow",)), tmp_path)
 
 
 # --- the real packages, offline ---
@@ -143,7 +148,7 @@ def test_wandb_offline_has_name_group_seed_and_numbers(tmp_path, experiment, mon
     folder.mkdir()
     named = replace(experiment, loggers=("wandb",))
     for last in (1.5, 2.5):  # the second time, the run is resumed
-        [tracker] = trackers.opened(named, folder)
+        [tracker] = trackers.opened_trackers(named, folder)
         tracker.write(2, {"large/loss": last})
         # W&B writes the points of a step when the next step arrives
         tracker.write(4, {"large/lr": 0.0})
@@ -175,7 +180,7 @@ def test_mlflow_offline_has_name_group_seed_and_numbers(tmp_path, experiment, mo
     folder.mkdir()
     named = replace(experiment, loggers=("mlflow",))
     for steps in ((2, 4), (2, 4, 6)):  # the second time, the run is resumed at its beginning
-        [tracker] = trackers.opened(named, folder)
+        [tracker] = trackers.opened_trackers(named, folder)
         for step in steps:
             tracker.write(step, {"large/loss": 1 / step, "flops": 10.0 * step})
         tracker.close()

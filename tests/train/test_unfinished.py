@@ -16,7 +16,7 @@ from train import generate, pretrain
 from train.common.errors import UserError
 from train.plan.methods import Continue, Growing, GrowTo, Learned, TrainStage
 from train.state.mesh import Mesh
-from train.store.workdir import load
+from train.store.workdir import load_params
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def half(tmp_path_factory):
 
 def test_the_newest_checkpoint_is_the_model(half):
     source = open_checkpoint(half[1])
-    wanted = load(half[1], "large", 6)
+    wanted = load_params(half[1], "large", 6)
     chex.assert_trees_all_equal(source.params(), wanted)
     mesh = Mesh().over(jax.devices())
     chex.assert_trees_all_equal(jax.device_get(source.shard(mesh)), wanted)
@@ -50,7 +50,7 @@ def test_jaxgrow_reads_it_and_says_the_step(tmp_path, capsys, half):
     main(["convert", str(half[1]), str(tmp_path / "hf"), "--to", "hf"])
     assert "checkpoint 6, at step 6 of train large" in capsys.readouterr().out
     written = open_checkpoint(tmp_path / "hf")
-    chex.assert_trees_all_close(written.params(), load(half[1], "large", 6))
+    chex.assert_trees_all_close(written.params(), load_params(half[1], "large", 6))
     main(["grow", str(half[1]), str(tmp_path / "grown"), "--method", "stack", "--layers", "4"])
     assert open_checkpoint(tmp_path / "grown").config.layers == 4
 
@@ -61,7 +61,7 @@ def test_a_step_chooses_a_checkpoint(tmp_path, capsys, half):
         "the model is 'large' of checkpoint 4, at step 4 of train large" in capsys.readouterr().out
     )
     written = open_checkpoint(tmp_path / "hf")
-    chex.assert_trees_all_close(written.params(), load(half[1], "large", 4))
+    chex.assert_trees_all_close(written.params(), load_params(half[1], "large", 4))
     assert main(["report", f"{half[1]}@4", str(tmp_path / "hf")]) == 0
     assert (
         main(["interpolate", f"{half[1]}@4", str(half[1]), str(tmp_path / "mean"), "--alpha", ".5"])

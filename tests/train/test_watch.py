@@ -19,10 +19,10 @@ import sys, time
 from train.common import watch
 watch.BEAT, watch.SILENCE = 0.1, 2.0
 if sys.argv[1:]:
-    watch.join("127.0.0.1", int(sys.argv[1]), b"k" * 32)
+    watch.join_watch("127.0.0.1", int(sys.argv[1]), b"k" * 32)
     print("joined", flush=True)
 else:
-    print(watch.serve("127.0.0.1", b"k" * 32), flush=True)
+    print(watch.serve_processes("127.0.0.1", b"k" * 32), flush=True)
 time.sleep(90)
 """
 
@@ -82,12 +82,12 @@ def test_a_process_is_followed_until_its_end(monkeypatch, last, closes, said):
     here, there = socket.socketpair()
     lines: queue.Queue[str] = queue.Queue()
     with here, there:
-        watch.follow(here, lines.put)
+        watch.follow_connection(here, lines.put)
         there.sendall(last)
         if closes:
             there.close()
         if said:
-            assert lines.get(timeout=30) == (watch.LOST if closes else watch.silent())
+            assert lines.get(timeout=30) == (watch.LOST if closes else watch.silence_message())
         else:
             with pytest.raises(queue.Empty):
                 lines.get(timeout=2)
@@ -96,13 +96,13 @@ def test_a_process_is_followed_until_its_end(monkeypatch, last, closes, said):
 def test_silent_and_foreign_connections_do_not_block_a_peer(monkeypatch):
     monkeypatch.setattr(watch, "DEADLINE", 1.0)
     followed = []
-    monkeypatch.setattr(watch, "follow", followed.append)
-    port = watch.serve("127.0.0.1", KEY)
+    monkeypatch.setattr(watch, "follow_connection", followed.append)
+    port = watch.serve_processes("127.0.0.1", KEY)
     silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
     foreign = socket.create_connection(("127.0.0.1", port))
     foreign.sendall(b"x" * 32)
     began = time.monotonic()
-    watch.join("127.0.0.1", port, KEY)
+    watch.join_watch("127.0.0.1", port, KEY)
     assert time.monotonic() - began < 1.0
     for connection in (foreign, *silent):  # closed after the deadline
         connection.settimeout(30)

@@ -21,8 +21,8 @@ from jaxgrow.checkpoints.io.folders import lock_file
 from jaxgrow.untrusted import UntrustedError, using_limits
 from train import pretrain
 from train.common import files
-from train.common.errors import UserError, explained
-from train.common.files import read_arrays, write_arrays, write_json
+from train.common.errors import UserError, explained_error
+from train.common.files import read_arrays, write_arrays, write_record
 from train.extras.trackers import TensorBoard
 from train.store.checkpoint import Checkpoints
 from train.store.recorder import Recorder
@@ -64,17 +64,17 @@ def test_a_lock_is_not_truncated_and_no_link(run, secret):
 def test_a_written_file_has_a_name_that_nobody_can_guess(run, secret):
     for name in ("config.json.part", "config.json"):
         (run / name).symlink_to(secret)
-    write_json(run / "config.json", {"x": 1})
+    write_record(run / "config.json", {"x": 1})
     assert json.loads((run / "config.json").read_text()) == {"x": 1}
     assert not (run / "config.json").is_symlink()
     assert secret.read_text() == "a private key"
 
 
 def test_a_written_file_is_not_more_open_than_before(run):
-    write_json(run / "config.json", {})
+    write_record(run / "config.json", {})
     assert stat.S_IMODE((run / "config.json").stat().st_mode) == 0o666 & ~_umask()
     (run / "config.json").chmod(0o600)
-    write_json(run / "config.json", {"x": 1})
+    write_record(run / "config.json", {"x": 1})
     assert stat.S_IMODE((run / "config.json").stat().st_mode) == 0o600
 
 
@@ -117,8 +117,8 @@ def test_the_log_is_a_regular_file(run, secret, kind):
     make.get(kind, log.mkdir)()
     with pytest.raises((UntrustedError, OSError)) as error:
         Recorder(run)
-    assert explained(error.value) is not None and "metrics.jsonl" in str(error.value)
-    write_json(run / "result.json", {"bytes": 0})
+    assert explained_error(error.value) is not None and "metrics.jsonl" in str(error.value)
+    write_record(run / "result.json", {"bytes": 0})
     with pytest.raises(UserError, match=r"metrics\.jsonl"):
         Workdir(run).lines()
     assert secret.read_text() == "a private key"

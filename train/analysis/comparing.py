@@ -13,13 +13,18 @@ from train.analysis.runs import Run, refuse_unlike
 from train.analysis.savings import Comparison
 from train.analysis.upcoming import Upcoming
 from train.common.errors import Diverged, UserError
-from train.common.hosts import is_first, once
+from train.common.hosts import is_first, on_process_zero
 from train.common.output import note, say
-from train.config.experiment import Experiment, as_json, differences, warn
+from train.config.experiment import (
+    Experiment,
+    described_differences,
+    experiment_json,
+    print_warnings,
+)
 from train.config.overrides import refuse_seeds
 from train.plan.training import Train
 from train.plan.transforms import LoadCheckpoint
-from train.run.trainer import run
+from train.run.trainer import run_experiment
 from train.state.optim import learning_rate
 from train.store.workdir import Workdir
 
@@ -55,12 +60,12 @@ def run_comparison(
         raise UserError(
             f"two runs have the same name: {', '.join(e.name for e in every)}; set different names, such as CONFIG:name=again"
         )
-    refuse_unlike([(e.name, as_json(e)) for e in every])
+    refuse_unlike([(e.name, experiment_json(e)) for e in every])
     refuse_seeds(every)
     diverged: dict[str, list[int]] = {}
 
     for experiment in shorter:
-        warn(experiment)
+        print_warnings(experiment)
     shared = [shared_steps(configs[0], e) for e in shorter]
     upcoming = Upcoming(configs, shorter, shared, seeds)
     _announce(upcoming.first_line(workdir))
@@ -81,7 +86,7 @@ def run_comparison(
     left = [run.seed for run in baseline]
     for experiment, step in zip(shorter, shared, strict=True):
         for of in baseline:
-            once(partial(_branch, experiment, of, step, workdir))
+            on_process_zero(partial(_branch, experiment, of, step, workdir))
     others = [finished(e, left) for e in configs[1:]]
     frontier = [finished(e, left) for e in shorter]
     return Comparison(
@@ -101,7 +106,10 @@ def shared_steps(experiment: Experiment, shorter: Experiment) -> int:
     learning rates. With ``optim.schedule=wsd``, they end where the shorter run begins to decay.
     Runs with other differences, several phases or modifiers have 0 steps in common.
     """
-    changed = {d.partition(": ")[0] for d in differences(as_json(experiment), as_json(shorter))}
+    changed = {
+        d.partition(": ")[0]
+        for d in described_differences(experiment_json(experiment), experiment_json(shorter))
+    }
     (long, *later), short = experiment.plan, shorter.plan[0]
     if not (changed <= {"name", "steps"} and isinstance(long, Train) and isinstance(short, Train)):
         return 0
@@ -144,7 +152,7 @@ def attempt_run(
     try:
         if gone := sources & lost:
             raise Diverged(f"the run {min(gone)} that it grows from diverged")
-        run(replace(experiment, seed=seed), folder, keep=keep)
+        run_experiment(replace(experiment, seed=seed), folder, keep=keep)
     except Diverged as error:
         say(f"{folder.name} diverged: {error}", file=sys.stderr)
         diverged.setdefault(experiment.name, []).append(seed)

@@ -15,7 +15,7 @@ from scipy import stats
 from jaxgrow.models import Config
 from jaxgrow.models.config import from_json
 from train.common.errors import UserError
-from train.config.experiment import differences
+from train.config.experiment import described_differences
 from train.plan.methods import SOURCE
 from train.store.workdir import Workdir
 
@@ -237,7 +237,7 @@ def refuse_unlike(configs: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
     for name, config in others:
         known = "corpus" in reference and "corpus" in config
         setups = (evaluation_setup(reference, known), evaluation_setup(config, known))
-        wrong = differences(*setups)
+        wrong = described_differences(*setups)
         if known:
             mine, other = (c["corpus"].get("evaluated") for c in (reference, config))
             if None not in (mine, other) and mine != other:  # old runs did not record it

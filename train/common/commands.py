@@ -85,7 +85,7 @@ class Parser(UsageParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # type: ignore[override]
         given = sys.argv[1:] if args is None else args
-        return super().parse_known_args([*_one_each(given)], namespace)
+        return super().parse_known_args([*_set_for_each(given)], namespace)
 
 
 def config_text(text: str, kind: str = "Experiment") -> str:
@@ -135,7 +135,7 @@ def config_file(name: str) -> Path:
     raise UserError(f"{problem}; a config is an existing Python file, FILE.py{other}")
 
 
-def _one_each(arguments: Iterable[str]) -> Iterator[str]:
+def _set_for_each(arguments: Iterable[str]) -> Iterator[str]:
     """Rewrite ``--set a=1 b=2`` as ``--set a=1 --set b=2``.
 
     ``nargs="+"`` is not used, because it would also take a config that follows.

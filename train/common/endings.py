@@ -22,12 +22,12 @@ GRACE = 0.5  # seconds in which the main thread must answer a signal
 CONTINUES = "the same command continues from the last checkpoint, if there is one"
 
 
-def status(number: int | None) -> int:
+def exit_status(number: int | None) -> int:
     """Return the exit status after a signal, or after the output was closed (None)."""
     return 130 if number == signal.SIGINT else os.EX_TEMPFAIL
 
 
-def reason(number: int | None) -> str:
+def stop_reason(number: int | None) -> str:
     return "a closed output" if number is None else NAMES[signal.Signals(number)]
 
 
@@ -37,8 +37,8 @@ def end_at_once(number: int | None, frame: Any = None) -> NoReturn:
     An exception is not reliable here: libraries catch it during imports and in callbacks.
     """
     with suppress(OSError):
-        os.write(2, f"stopped by {reason(number)}; {CONTINUES}\n".encode())
-    os._exit(status(number))
+        os.write(2, f"stopped by {stop_reason(number)}; {CONTINUES}\n".encode())
+    os._exit(exit_status(number))
 
 
 def is_command() -> bool:
@@ -46,7 +46,7 @@ def is_command() -> bool:
     return bool(_begun)
 
 
-def begin() -> None:
+def prepare_command() -> None:
     """Prepare a process that runs a command of `train`, before it imports other modules."""
     _begun.append(True)
     # Otherwise the next files that are opened would become stdout and stderr, and get their text.
@@ -73,7 +73,7 @@ def _ignore_late() -> None:
 
 
 @contextmanager
-def watching(act: Callable[[int], None]) -> Iterator[None]:
+def watching_signals(act: Callable[[int], None]) -> Iterator[None]:
     """Let a thread call ``act`` with the number of each signal that arrives within the block.
 
     A handler in Python waits until a compilation or a lock returns, which may take minutes. Other
@@ -127,7 +127,7 @@ def interruptible(several: bool = False) -> Iterator[None]:
     try:
         for number in before:
             signal.signal(number, interrupt)
-        with watching(act):
+        with watching_signals(act):
             yield
     finally:
         for number, handler in before.items():

@@ -61,27 +61,27 @@ def exits_cleanly(main: Callable[[], None]) -> None:
     """
     prepare_messages()
     with interruptible(_several()):
-        _run(main)
+        run_command(main)
 
 
-def _run(main: Callable[[], None]) -> None:
+def run_command(main: Callable[[], None]) -> None:
     try:
         main()
         # so that a closed output is an error here, and not when Python ends
         say("", end="", flush=True)
     except UserError as error:
-        sys.exit(_say(str(error), 2) if _speaks() else 2)
+        sys.exit(_report_error(str(error), 2) if _speaks() else 2)
     except Preempted as stop:
         if _speaks():
-            _print(str(stop))
+            _print_line(str(stop))
         sys.exit(stop.code)
     except KeyboardInterrupt as error:
         number = error.args[0] if error.args else signal.SIGINT
-        _print(f"stopped by {endings.reason(number)}; {endings.CONTINUES}")
+        _print_line(f"stopped by {endings.stop_reason(number)}; {endings.CONTINUES}")
         # Python would wait at its end until XLA has compiled the current program.
-        _leave(endings.status(number), at_once=endings.is_command())
+        _leave(endings.exit_status(number), at_once=endings.is_command())
     except OutputClosed:
-        _print("error: the output was closed before the command had finished")
+        _print_line("error: the output was closed before the command had finished")
         _leave(128 + signal.SIGPIPE)
     except Exception as error:
         if _several():
@@ -90,16 +90,16 @@ def _run(main: Callable[[], None]) -> None:
             # sleep.
             time.sleep(2)
         if "Gloo" in str(error):
-            _leave(_say(f"{_APART} ({str(error).splitlines()[0][:200]})", os.EX_TEMPFAIL))
-        if (line := explained(error)) is not None:
-            _leave(_say(line, 2))
+            _leave(_report_error(f"{_APART} ({str(error).splitlines()[0][:200]})", os.EX_TEMPFAIL))
+        if (line := explained_error(error)) is not None:
+            _leave(_report_error(line, 2))
         if not _several():
             raise
         say(traceback.format_exc(), file=sys.stderr)
         _leave(1)
 
 
-def explained(error: Exception) -> str | None:
+def explained_error(error: Exception) -> str | None:
     """Return one line for an error of the input or of the machine.
 
     For an error in the program, return None: such an error needs its traceback.
@@ -156,11 +156,11 @@ def is_full_disk(error: BaseException | None) -> bool:
     return False
 
 
-def _say(message: str, code: int) -> int:
-    _print(f"error: {' '.join(message.split())}")
+def _report_error(message: str, code: int) -> int:
+    _print_line(f"error: {' '.join(message.split())}")
     return code
 
 
-def _print(line: str) -> None:
+def _print_line(line: str) -> None:
     with suppress(OutputClosed):
         say(line, file=sys.stderr)

@@ -42,11 +42,11 @@ def write_text(path: Path, content: str) -> None:
     write_bytes(path, content.encode())
 
 
-def write_json(path: Path, content: Any) -> None:
+def write_record(path: Path, content: Any) -> None:
     write_text(path, json.dumps(content, indent=1) + "\n")
 
 
-def read_json(path: Path, way_out: str, keys: Sequence[str] = ()) -> dict[str, Any]:
+def read_record(path: Path, way_out: str, keys: Sequence[str] = ()) -> dict[str, Any]:
     """Read the JSON object in ``path``.
 
     Args:
@@ -62,7 +62,7 @@ def read_json(path: Path, way_out: str, keys: Sequence[str] = ()) -> dict[str, A
     content = read_own(path, way_out)
     try:
         limits().check(str(path), record=len(content))
-        return checked_json(content, keys)
+        return parsed_json(content, keys)
     except ValueError as error:
         raise UserError(f"{path} is damaged: {error}; {way_out}") from error
 
@@ -81,7 +81,7 @@ def read_own(path: Path, way_out: str = "remove it") -> bytes:
         raise UserError(f"{error}; {way_out}") from error
 
 
-def checked_json(content: bytes, keys: Sequence[str] = ()) -> dict[str, Any]:
+def parsed_json(content: bytes, keys: Sequence[str] = ()) -> dict[str, Any]:
     """Parse the JSON object in ``content``, which must have these ``keys``.
 
     Raises:
@@ -159,7 +159,7 @@ def _check_arrays(path: Path, raw: BinaryIO) -> None:
     raw.seek(0)
 
 
-def lock_folder(folder: Path) -> int | None:
+def locked_folder(folder: Path) -> int | None:
     """Lock a folder until the returned handle is closed. Removing files in it does not unlock it.
 
     Returns:

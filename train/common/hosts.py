@@ -44,7 +44,7 @@ BY_HAND = "give --coordinator, --processes and --process"
 T = TypeVar("T")
 
 
-def join(
+def join_processes(
     coordinator: str | None = None, processes: int | None = None, process: int | None = None
 ) -> None:
     """Make this process one of several, before JAX is used.
@@ -95,7 +95,7 @@ def join(
         late.cancel()
     if jax.process_count() > 1:
         # Gloo and JAX end a process with long messages if another one does not answer.
-        silent = _timer(watch.SILENCE, watch.silent(), os.EX_TEMPFAIL)
+        silent = _timer(watch.SILENCE, watch.silence_message(), os.EX_TEMPFAIL)
         _watch(host or socket.gethostname())
         silent.cancel()
 
@@ -122,7 +122,7 @@ def _has_peers() -> bool:
 
 
 def _timer(seconds: float, message: str, code: int) -> threading.Timer:
-    timer = threading.Timer(seconds, watch.end, [message, code])
+    timer = threading.Timer(seconds, watch.end_process, [message, code])
     timer.daemon = True
     timer.start()
     return timer
@@ -187,7 +187,7 @@ def _late(what: str, process: int | None, processes: int | None) -> str:
     return f"error: {what} does not answer within {ANSWER:g} s: check that process 0 is running and can be reached"
 
 
-def connect(mesh: jax.sharding.Mesh) -> None:
+def connect_processes(mesh: jax.sharding.Mesh) -> None:
     """Connect the processes along every combination of axes of ``mesh`` before compiling.
 
     Gloo makes a connection when the first program needs it, and then waits only 30 s, which no
@@ -213,7 +213,7 @@ def _connect_along(mesh: jax.sharding.Mesh, axes: tuple[str, ...]) -> None:
         shape, divided, lambda part: np.ones(shape, np.float32)[part]
     )
     # A barrier: the processes may have compiled for different times.
-    gathered(None)
+    gather_values(None)
     jax.block_until_ready(program(ones))
 
 
@@ -225,7 +225,7 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
-def gathered(value: Any) -> list[Any]:
+def gather_values(value: Any) -> list[Any]:
     """Return the values of all processes, in the order of the processes.
 
     Every process must call this function, and all functions below, at the same point of the
@@ -244,14 +244,14 @@ def gathered(value: Any) -> list[Any]:
     return [json.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
 
 
-def complete(tree: Any) -> Any:
+def gather_arrays(tree: Any) -> Any:
     """Return small arrays, which may be sharded over all processes, as complete NumPy arrays."""
     if jax.process_count() == 1:
         return jax.device_get(tree)
     return multihost_utils.process_allgather(tree, tiled=True)
 
 
-def once(act: Callable[[], T]) -> T:
+def on_process_zero(act: Callable[[], T]) -> T:
     """Call ``act`` in process 0 only, and return its result in all processes.
 
     Args:
@@ -266,13 +266,13 @@ def once(act: Callable[[], T]) -> T:
             result = act()
         except UserError as wrong:
             error = str(wrong)
-    result, error = gathered([result, error])[0]
+    result, error = gather_values([result, error])[0]
     if error is not None:
         raise UserError(error)
     return result  # type: ignore[return-value]
 
 
-def everywhere(act: Callable[[], T]) -> T:
+def on_all_processes(act: Callable[[], T]) -> T:
     """Call ``act`` in every process, and return the result of this process.
 
     Args:
@@ -286,7 +286,7 @@ def everywhere(act: Callable[[], T]) -> T:
         result = act()
     except UserError as wrong:
         error = str(wrong)
-    errors = gathered(error)
+    errors = gather_values(error)
     if any(errors):
         process = next(i for i, e in enumerate(errors) if e)
         raise UserError(
@@ -302,12 +302,12 @@ def _watch(host: str) -> None:
     """End this process when another one has ended, because it might wait forever for its results."""
     if is_first():
         key = secrets.token_bytes()
-        port = watch.serve(host, key)
-        once(lambda: [host, port, key.hex()])
+        port = watch.serve_processes(host, key)
+        on_process_zero(lambda: [host, port, key.hex()])
         return
-    host, port, known = once(lambda: [])
+    host, port, known = on_process_zero(lambda: [])
     try:
-        watch.join(host, port, bytes.fromhex(known))
+        watch.join_watch(host, port, bytes.fromhex(known))
     except OSError as error:
         say(
             f"process {jax.process_index()} cannot connect to process 0 at {host}:{port} ({error}). If another process dies, "

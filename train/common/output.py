@@ -28,7 +28,7 @@ def say(text: Any, *, file: TextIO | None = None, end: str = "\n", flush: bool =
     except OSError as error:
         if error.errno not in (errno.EPIPE, errno.EIO):
             raise
-        drop(stream)
+        _drop_output(stream)
         _on_close[-1]()
 
 
@@ -38,7 +38,7 @@ def note(text: str) -> None:
         say(text, file=sys.stderr)
 
 
-def drop(stream: TextIO) -> None:
+def _drop_output(stream: TextIO) -> None:
     """Let everything that is printed to a closed stream disappear, also at the end of Python."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

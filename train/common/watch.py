@@ -33,7 +33,7 @@ _ending = threading.Lock()
 _followed: list[socket.socket] = []
 
 
-def end(message: str, code: int = os.EX_TEMPFAIL) -> None:
+def end_process(message: str, code: int = os.EX_TEMPFAIL) -> None:
     """End the process with one line and an exit code, even if its other threads are waiting."""
     # The lock is never released, so that only one thread prints its line.
     _ending.acquire()
@@ -48,7 +48,7 @@ def end(message: str, code: int = os.EX_TEMPFAIL) -> None:
     os._exit(code)
 
 
-def silent() -> str:
+def silence_message() -> str:
     """Return the line about a process that gives no sign of life."""
     what = f"another process of this run has been silent for {SILENCE:g} s"
     return f"{what}: it is stopped, or its network is down; {AGAIN}"
@@ -83,7 +83,7 @@ def _listening(address: str) -> socket.socket:
     return socket.create_server((address, 0), family=family)
 
 
-def serve(host: str, key: bytes) -> int:
+def serve_processes(host: str, key: bytes) -> int:
     """Let the other processes connect to this one, process 0, and return the port.
 
     The server listens only on the address of ``host``, unless that is not an address of this host.
@@ -117,7 +117,7 @@ def _admit(connection: socket.socket, key: bytes) -> None:
         connection.sendall(challenge)
         if hmac.compare_digest(_received(connection), _answer(key, challenge)):
             deadline.cancel()
-            follow(connection)
+            follow_connection(connection)
             return
     except OSError:
         pass
@@ -130,7 +130,7 @@ def _shut(connection: socket.socket) -> None:
         connection.shutdown(socket.SHUT_RDWR)
 
 
-def join(host: str, port: int, key: bytes) -> None:
+def join_watch(host: str, port: int, key: bytes) -> None:
     """Connect this process to process 0.
 
     Raises:
@@ -142,7 +142,7 @@ def join(host: str, port: int, key: bytes) -> None:
     except OSError:
         connection.close()
         raise
-    follow(connection)
+    follow_connection(connection)
 
 
 def _answer(key: bytes, challenge: bytes) -> bytes:
@@ -159,7 +159,7 @@ def _received(connection: socket.socket) -> bytes:
     return content
 
 
-def follow(connection: socket.socket, ends: Callable[[str], None] = end) -> None:
+def follow_connection(connection: socket.socket, ends: Callable[[str], None] = end_process) -> None:
     """Call ``ends`` with a line when the other side of a connection ends or falls silent."""
     connection.settimeout(SILENCE)
     _followed.append(connection)
@@ -171,7 +171,7 @@ def follow(connection: socket.socket, ends: Callable[[str], None] = end) -> None
             try:
                 sign = connection.recv(1)
             except TimeoutError:
-                return ends(silent())
+                return ends(silence_message())
             except OSError:
                 sign = b""
             if sign == _GOODBYE:

@@ -21,7 +21,7 @@ from typing import TypeAlias
 
 from jaxgrow.typed import either
 from train.common.fields import CHANGED, GIVEN, SAME
-from train.config.overrides import Setting, settings
+from train.config.overrides import SettingField, all_settings
 
 # The values of a setting of which a condition needs one, or `CHANGED`, `GIVEN` or `SAME`.
 Allowed: TypeAlias = str | tuple[object, ...]
@@ -38,7 +38,7 @@ def refuse_unused(node: object, plan: Sequence[object] = (), given: Collection[s
     Raises:
       ValueError: a setting differs from its default, but has no effect.
     """
-    found = {s.name: s for s in settings(node)}
+    found = {s.name: s for s in all_settings(node)}
     wrong = []
     for s in found.values():
         if text := _unused(s, found, node, plan if s.name in given else ()):
@@ -47,7 +47,7 @@ def refuse_unused(node: object, plan: Sequence[object] = (), given: Collection[s
         raise ValueError("; ".join(wrong))
 
 
-def conditions(kind: type) -> dict[str, tuple[Mapping[str, Allowed], ...]]:
+def declared_conditions(kind: type) -> dict[str, tuple[Mapping[str, Allowed], ...]]:
     """Return the alternative conditions that a class and its bases declare, by field."""
     merged: dict[str, tuple[Mapping[str, Allowed], ...]] = {}
     for base in reversed(kind.__mro__):
@@ -57,11 +57,11 @@ def conditions(kind: type) -> dict[str, tuple[Mapping[str, Allowed], ...]]:
 
 
 def _unused(
-    setting: Setting, found: Mapping[str, Setting], root: object, plan: Sequence[object]
+    setting: SettingField, found: Mapping[str, SettingField], root: object, plan: Sequence[object]
 ) -> str | None:
     """Return why a setting has no effect; None if it has one."""
     prefix, _, field = setting.name.rpartition(".")
-    needs = conditions(setting.owner).get(field)
+    needs = declared_conditions(setting.owner).get(field)
     if needs is None or setting.default is dataclasses.MISSING or setting.value == setting.default:
         return None
     if not needs:
@@ -78,11 +78,11 @@ def _unused(
         if not unmet:
             return None
         missing |= unmet
-    return _told(setting, missing, found, root)
+    return _unused_message(setting, missing, found, root)
 
 
 def _values(
-    name: str, found: Mapping[str, Setting], root: object, plan: Sequence[object]
+    name: str, found: Mapping[str, SettingField], root: object, plan: Sequence[object]
 ) -> Iterator[object]:
     if name.startswith("plan."):
         yield from (getattr(optim, name[5:]) for p in plan if (optim := getattr(p, "optim", None)))
@@ -92,7 +92,9 @@ def _values(
         yield functools.reduce(lambda node, part: getattr(node, part, None), name.split("."), root)
 
 
-def _meets(value: object, allowed: Allowed, setting: Setting, choice: Setting | None) -> bool:
+def _meets(
+    value: object, allowed: Allowed, setting: SettingField, choice: SettingField | None
+) -> bool:
     if allowed == SAME:
         return value == setting.value
     if allowed == GIVEN:
@@ -104,8 +106,11 @@ def _meets(value: object, allowed: Allowed, setting: Setting, choice: Setting | 
     return value in allowed or (isinstance(value, tuple | str) and any(x in allowed for x in value))
 
 
-def _told(
-    setting: Setting, missing: Mapping[str, Allowed], found: Mapping[str, Setting], root: object
+def _unused_message(
+    setting: SettingField,
+    missing: Mapping[str, Allowed],
+    found: Mapping[str, SettingField],
+    root: object,
 ) -> str:
     """Say which settings would use a setting, with their values."""
     value = f"{setting.name}={setting.value!r} has no effect"

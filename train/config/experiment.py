@@ -27,7 +27,7 @@ from train.common.errors import UserError
 from train.common.hosts import is_first
 from train.common.output import say
 from train.config.effect import refuse_unused
-from train.config.overrides import by_name, misfits, overridden, settings
+from train.config.overrides import all_settings, by_name, with_overrides, wrong_types
 from train.data.dataset import Dataset
 from train.data.text import Data
 from train.plan.lifetimes import Plan, shapes
@@ -192,7 +192,9 @@ def with_steps(experiment: Experiment) -> Experiment:
     return replace(experiment, steps=steps, epochs=None)
 
 
-def load(text: str | Path, overrides: Sequence[str] = (), corpus: bool = True) -> Experiment:
+def load_experiment(
+    text: str | Path, overrides: Sequence[str] = (), corpus: bool = True
+) -> Experiment:
     """Load an experiment from a config file.
 
     Args:
@@ -208,21 +210,21 @@ def load(text: str | Path, overrides: Sequence[str] = (), corpus: bool = True) -
         override does not fit; or the corpus of ``epochs`` cannot be read.
     """
     path, experiment = load_as(Experiment, text, overrides)
-    with checking(f"config {path}"):
+    with settings_errors(f"config {path}"):
         if corpus:
             experiment = with_steps(experiment)
         if experiment.steps:
-            check(experiment)
+            check_experiment(experiment)
             given = [*overrides, *str(text).split(":")]
             names = {setting.partition("=")[0] for setting in given}
             refuse_unused(experiment, experiment.plan, names)
     if experiment.steps:
-        warn(experiment)
+        print_warnings(experiment)
     return experiment
 
 
 @contextmanager
-def checking(what: str) -> Iterator[None]:
+def settings_errors(what: str) -> Iterator[None]:
     """Turn the errors of settings that do not fit together into a ``UserError`` about ``what``."""
     try:
         yield
@@ -231,7 +233,7 @@ def checking(what: str) -> Iterator[None]:
         raise UserError(f"{what}: {error}") from error
 
 
-def check(experiment: Experiment) -> None:
+def check_experiment(experiment: Experiment) -> None:
     """Check the plan of an experiment, the shapes of its models, and its cost.
 
     Raises:
@@ -293,16 +295,16 @@ def load_as(kind: type[T], text: str | Path, overrides: Sequence[str] = ()) -> t
     file, *settings = str(text).split(":")
     name = settings.pop(0) if settings and "=" not in settings[0] else None
     path = config_file(file)
-    loaded = overridden(_called(path, name, kind), [*overrides, *settings])
-    wrong = misfits(loaded)
+    loaded = with_overrides(_called_function(path, name, kind), [*overrides, *settings])
+    wrong = wrong_types(loaded)
     if wrong:
         raise UserError(f"config {path}: {'; '.join(wrong)}")
-    with checking(f"config {path}"):
+    with settings_errors(f"config {path}"):
         refuse_unused(loaded)
     return path, loaded
 
 
-def listed(text: str | Path) -> dict[str, str]:
+def listed_experiments(text: str | Path) -> dict[str, str]:
     """Return the names of the experiments in a file, with the first lines of their docstrings.
 
     Raises:
@@ -310,8 +312,8 @@ def listed(text: str | Path) -> dict[str, str]:
     """
     path = config_file(str(text).partition(":")[0])
     with _located(path):
-        module = _module(path)
-    found = names(module) or [name for name in ("config",) if hasattr(module, name)]
+        module = _imported_config(path)
+    found = experiment_names(module) or [name for name in ("config",) if hasattr(module, name)]
     return {
         name: (inspect.getdoc(getattr(module, name)) or "").partition("\n")[0] for name in found
     }
@@ -334,7 +336,7 @@ def _located(path: Path) -> Iterator[None]:
         raise UserError(f"config {where}: {type(error).__name__}: {error}") from error
 
 
-def _module(path: Path) -> ModuleType:
+def _imported_config(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"config {path.resolve()}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -344,9 +346,9 @@ def _module(path: Path) -> ModuleType:
     return module
 
 
-def _called(path: Path, name: str | None, kind: type[T]) -> T:
+def _called_function(path: Path, name: str | None, kind: type[T]) -> T:
     with _located(path):
-        result = _named(_module(path), name, path, kind)()
+        result = _experiment_function(_imported_config(path), name, path, kind)()
     if not isinstance(result, kind):
         raise UserError(
             f"config {path}: {name or 'config'}() must return {_a(kind.__name__)}, not {type(result).__name__}"
@@ -358,7 +360,7 @@ def _a(name: str) -> str:
     return f"an {name}" if name[0] in "AEIOU" else f"a {name}"
 
 
-def names(module: ModuleType, kind: type = Experiment) -> list[str]:
+def experiment_names(module: ModuleType, kind: type = Experiment) -> list[str]:
     """Return the names of the experiments of a config file, in their order in the file.
 
     Experiments are the functions of the file whose return annotation is ``kind``.
@@ -380,9 +382,11 @@ def _returns(f: Callable, kind: type) -> bool:
     return signature == inspect.Signature(return_annotation=kind)
 
 
-def _named(module: ModuleType, name: str | None, path: Path, kind: type[T]) -> Callable[[], T]:
+def _experiment_function(
+    module: ModuleType, name: str | None, path: Path, kind: type[T]
+) -> Callable[[], T]:
     function = getattr(module, name or "config", None)
-    if function is None and (others := names(module, kind)):
+    if function is None and (others := experiment_names(module, kind)):
         raise unknown_experiment(path, name, others)
     if function is None:
         raise UserError(
@@ -391,13 +395,13 @@ def _named(module: ModuleType, name: str | None, path: Path, kind: type[T]) -> C
     return function
 
 
-def warn(experiment: Experiment) -> None:
+def print_warnings(experiment: Experiment) -> None:
     """Print warnings on stderr about settings that are allowed but probably not intended."""
     if not is_first():
         return
     texts = [text for phase in experiment.plan for text in phase.warnings()]
     texts += [text for phase in experiment.plan for text in _run_differently(phase, experiment)]
-    for s in settings(experiment.method, "method."):
+    for s in all_settings(experiment.method, "method."):
         if s.owner is TrainStage and s.name.endswith(".steps"):
             texts += less_than_one(s.name, s.value, experiment.steps)
     for text in dict.fromkeys(texts):
@@ -417,7 +421,7 @@ def _run_differently(phase: Phase, experiment: Experiment) -> list[str]:
     ]
 
 
-def as_json(experiment: Experiment) -> dict[str, Any]:
+def experiment_json(experiment: Experiment) -> dict[str, Any]:
     """Return the experiment in the form of ``config.json``; equal experiments have equal forms."""
 
     def plain(node: Any) -> Any:
@@ -441,18 +445,18 @@ def as_json(experiment: Experiment) -> dict[str, Any]:
     return json.loads(json.dumps(tagged))
 
 
-def unequal(old: Any, new: Any, name: str = "") -> dict[str, tuple[Any, Any]]:
+def unequal_settings(old: Any, new: Any, name: str = "") -> dict[str, tuple[Any, Any]]:
     """Return the old and the new value of each setting that differs, by its name."""
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         old, new = dict(enumerate(old)), dict(enumerate(new))
     if isinstance(old, dict) and isinstance(new, dict):
         found = {}
         for key in sorted(old.keys() | new.keys()):
-            found |= unequal(old.get(key), new.get(key), f"{name}.{key}".lstrip("."))
+            found |= unequal_settings(old.get(key), new.get(key), f"{name}.{key}".lstrip("."))
         return found
     return {} if old == new else {name: (old, new)}
 
 
-def differences(old: Any, new: Any) -> list[str]:
+def described_differences(old: Any, new: Any) -> list[str]:
     """Return the settings that differ: ``["optim.peak_lr: 0.01 and 0.02", ..]``."""
-    return [f"{name}: {a!r} and {b!r}" for name, (a, b) in unequal(old, new).items()]
+    return [f"{name}: {a!r} and {b!r}" for name, (a, b) in unequal_settings(old, new).items()]

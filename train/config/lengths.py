@@ -5,8 +5,8 @@ from contextlib import suppress
 from dataclasses import replace
 
 from train.common.errors import UserError
-from train.config.experiment import Experiment, load, load_as
-from train.config.overrides import overridden, settings
+from train.config.experiment import Experiment, load_as, load_experiment
+from train.config.overrides import all_settings, with_overrides
 from train.plan.methods import Learned, TrainStage
 from train.plan.modifiers import Ramp, Rewarm
 from train.state.optim import Optim
@@ -35,24 +35,24 @@ def load_alike(
       The experiments, and a sentence about each change that remains.
 
     Raises:
-      UserError: as for `train.config.experiment.load`.
+      UserError: as for `train.config.experiment.load_experiment`.
     """
-    own = [_plain(text) for text in texts]
+    own = [_without_settings(text) for text in texts]
     loaded = [
-        load(text, [*_scaled(overrides, experiment, own[0])])
+        load_experiment(text, [*_scaled_overrides(overrides, experiment, own[0])])
         for text, experiment in zip(texts, own, strict=True)
     ]
     return loaded, [*_changed_costs(loaded, own), *_kept_counts(loaded, own)]
 
 
-def _plain(text: str) -> Experiment | None:
+def _without_settings(text: str) -> Experiment | None:
     """Load a config without settings; None if it needs settings of the command line to be valid."""
     with suppress(UserError):
         return load_as(Experiment, ":".join(p for p in text.split(":") if "=" not in p))[1]
     return None
 
 
-def _scaled(
+def _scaled_overrides(
     overrides: Sequence[str], own: Experiment | None, base: Experiment | None
 ) -> Iterator[str]:
     """Yield the overrides for a config, with its part of the baseline's new length."""
@@ -68,7 +68,7 @@ def _scaled(
         if part == 1 or name not in ("steps", "epochs"):
             yield override
             continue
-        length = getattr(overridden(base, [override]), name)
+        length = getattr(with_overrides(base, [override]), name)
         new = length and length * part
         yield f"{name}={max(1, round(new)) if name == 'steps' and new else new}"
 
@@ -80,7 +80,10 @@ def _changed_costs(loaded: Sequence[Experiment], own: Sequence[Experiment | None
             continue
         # A config may be valid only together with the settings of the command line.
         with suppress(UserError, ValueError, ArithmeticError):
-            now, was = after.cost / loaded[0].cost, _cost(before) / _cost(own[0])
+            now, was = (
+                after.cost / loaded[0].cost,
+                _cost_per_epoch(before) / _cost_per_epoch(own[0]),
+            )
             if abs(now / was - 1) > ALIKE:
                 yield (
                     f"{after.name} costs {now:.0%} of the FLOPs of {loaded[0].name}, but {was:.0%} in the config "
@@ -88,7 +91,7 @@ def _changed_costs(loaded: Sequence[Experiment], own: Sequence[Experiment | None
                 )
 
 
-def _cost(experiment: Experiment) -> float:
+def _cost_per_epoch(experiment: Experiment) -> float:
     """Return the cost of an experiment; without steps, the number of steps is in proportion to the epochs."""
     steps = experiment.steps or round(1e6 * (experiment.epochs or 1))
     return replace(experiment, steps=steps, epochs=None).cost
@@ -99,7 +102,7 @@ def _kept_counts(loaded: Sequence[Experiment], own: Sequence[Experiment | None])
     steps, before = loaded[0].steps, own[0].steps if own[0] else 0
     kept: dict[str, object] = {}
     for experiment in loaded:
-        for s in settings(experiment):
+        for s in all_settings(experiment):
             if s.name.rpartition(".")[2] in _COUNTS.get(s.owner, ()) and s.value:
                 kept.setdefault(s.name, s.value)
     if before and steps != before and kept:

@@ -13,8 +13,8 @@ from train.common.errors import UserError
 T = TypeVar("T")
 
 
-class _Named(NamedTuple):
-    """The items of one name in a field with the metadata `named`."""
+class _ItemsOfName(NamedTuple):
+    """The items of one name in a field with the metadata `named_items`."""
 
     field: str
     kind: Any
@@ -48,19 +48,19 @@ class _Named(NamedTuple):
         return item
 
 
-def _names(kind: type) -> dict[str, _Named]:
+def _items_by_name(kind: type) -> dict[str, _ItemsOfName]:
     """Return the names of the items of a dataclass, which are settings like its fields."""
     names = {}
     for f in dataclasses.fields(kind):
         for name, item in f.metadata.get("named", {}).items():
-            names[name] = _Named(f.name, item)
+            names[name] = _ItemsOfName(f.name, item)
     return names
 
 
 def by_name(node: Any, f: dataclasses.Field) -> dict[str, Any]:
-    """Return the items of a field with the metadata `named`, in the form of ``config.json``."""
+    """Return the items of a field with the metadata `named_items`, in the form of ``config.json``."""
     out: dict[str, Any] = dict.fromkeys(f.metadata["always"])
-    names = {item.kind: (name, item) for name, item in _names(type(node)).items()}
+    names = {item.kind: (name, item) for name, item in _items_by_name(type(node)).items()}
     for value in getattr(node, f.name):
         if type(value) in names:
             name, item = names[type(value)]
@@ -70,7 +70,7 @@ def by_name(node: Any, f: dataclasses.Field) -> dict[str, Any]:
     return out
 
 
-def numbers(text: str, kind: type, what: str) -> list:
+def number_list(text: str, kind: type, what: str) -> list:
     try:
         return [kind(part) for part in text.split(",") if part]
     except ValueError as error:
@@ -102,7 +102,7 @@ def seed_list(text: str) -> list[int]:
     if dash and first.isdecimal() and last.isdecimal() and 0 <= int(last) - int(first) < 1000:
         found = [*range(int(first), int(last) + 1)]
     else:
-        found = numbers(text, int, "--seeds")
+        found = number_list(text, int, "--seeds")
     if not found:
         raise UserError("--seeds needs at least one seed, such as 0,1,2")
     if wrong := [seed for seed in found if not 0 <= seed < 2**32]:
@@ -146,7 +146,7 @@ def split_values(values: str) -> list[str]:
     return [part.strip() for part in found]
 
 
-def overridden(node: T, overrides: Sequence[str]) -> T:
+def with_overrides(node: T, overrides: Sequence[str]) -> T:
     """Return ``node`` with the overrides ``a.b=c``.
 
     All overrides are applied before any of them is validated, because one may depend on another.
@@ -166,7 +166,7 @@ def overridden(node: T, overrides: Sequence[str]) -> T:
     return _valid(node, overrides) if overrides else node
 
 
-class Setting(NamedTuple):
+class SettingField(NamedTuple):
     """One field of an experiment, with its name for ``--set``."""
 
     name: str
@@ -180,7 +180,7 @@ class Setting(NamedTuple):
         return spelled(self.hint)
 
 
-def settings(node: Any, name: str = "", unset: bool = False) -> Iterator[Setting]:
+def all_settings(node: Any, name: str = "", unset: bool = False) -> Iterator[SettingField]:
     """Return every field of a dataclass and of the dataclasses inside it, outer fields first.
 
     Args:
@@ -190,7 +190,7 @@ def settings(node: Any, name: str = "", unset: bool = False) -> Iterator[Setting
     """
     if isinstance(node, tuple):
         for i, item in enumerate(node):
-            yield from settings(item, f"{name}{i}.", unset)
+            yield from all_settings(item, f"{name}{i}.", unset)
     if not dataclasses.is_dataclass(node):
         return
     types = hints(type(node))
@@ -199,7 +199,7 @@ def settings(node: Any, name: str = "", unset: bool = False) -> Iterator[Setting
             continue
         value = getattr(node, f.name)
         factory = f.default_factory
-        yield Setting(
+        yield SettingField(
             name + f.name,
             value,
             types[f.name],
@@ -207,12 +207,12 @@ def settings(node: Any, name: str = "", unset: bool = False) -> Iterator[Setting
             type(node),
         )
         inner = _default(types[f.name]) if unset and value is None else value
-        yield from settings(inner, f"{name}{f.name}.", unset)
-    for own, item in _names(type(node)).items():
+        yield from all_settings(inner, f"{name}{f.name}.", unset)
+    for own, item in _items_by_name(type(node)).items():
         value = item.get(node)
-        yield Setting(name + own, value, item.hint, None, type(node))
+        yield SettingField(name + own, value, item.hint, None, type(node))
         inner = _default(item.hint) if unset and value is None else value
-        yield from settings(inner, f"{name}{own}.", unset)
+        yield from all_settings(inner, f"{name}{own}.", unset)
 
 
 class _Unknown(Exception):
@@ -224,7 +224,7 @@ class _Unknown(Exception):
 def _similar(node: Any, unknown: str) -> str:
     """Suggest settings to use instead of the field ``unknown``, by the last part of their names."""
     by_last: dict[str, list[str]] = {}
-    for setting in settings(node, unset=True):
+    for setting in all_settings(node, unset=True):
         by_last.setdefault(setting.name.rpartition(".")[2], []).append(setting.name)
     words = [last for last in by_last if unknown in (last, *last.split("_"))]
     close = words or difflib.get_close_matches(unknown, by_last, n=1)
@@ -251,7 +251,7 @@ def _set(node: Any, path: list[str], text: str, name: str) -> Any:
         )
     if not dataclasses.is_dataclass(node):
         raise _Unknown(head, f"the value {node!r}")
-    item = _names(type(node)).get(head)
+    item = _items_by_name(type(node)).get(head)
     plain = [f.name for f in dataclasses.fields(node) if "named" not in f.metadata]
     if item is None and head not in plain:
         raise _Unknown(head, type(node).__name__)
@@ -311,7 +311,7 @@ def _valid(node: Any, overrides: Sequence[str], name: str = "") -> Any:
         for f in dataclasses.fields(node)
         if "named" not in f.metadata
     }
-    for own, item in _names(type(node)).items():
+    for own, item in _items_by_name(type(node)).items():
         items = fields.setdefault(item.field, getattr(node, item.field))
         valid = [
             _valid(x, overrides, f"{name}{own}.") if type(x) is item.kind else x for x in items
@@ -350,18 +350,20 @@ def _readings(text: str) -> Iterator[Any]:
     yield from ((value,) for value in single)  # for a tuple of one
 
 
-def misfits(node: Any, name: str = "") -> list[str]:
+def wrong_types(node: Any, name: str = "") -> list[str]:
     """Return every field whose value has a wrong type.
 
     For example: ``["optim.warmup: expected int, but got 'long'", ..]``.
     """
     if isinstance(node, tuple):
-        return [m for i, item in enumerate(node) for m in misfits(item, f"{name}.{i}")]
+        return [m for i, item in enumerate(node) for m in wrong_types(item, f"{name}.{i}")]
     if not dataclasses.is_dataclass(node):
         return []
     wrong = []
     for key, hint in hints(type(node)).items():
         value = getattr(node, key)
         path = f"{name}.{key}".lstrip(".")
-        wrong += misfits(value, path) if fits(value, hint) else [f"{path}: {expected(value, hint)}"]
+        wrong += (
+            wrong_types(value, path) if fits(value, hint) else [f"{path}: {expected(value, hint)}"]
+        )
     return wrong

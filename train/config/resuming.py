@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias
 
 from jaxgrow.models import Config
 from jaxgrow.models.config import EXPERTS
-from train.config.experiment import Experiment, unequal
+from train.config.experiment import Experiment, unequal_settings
 from train.plan.best import KeepBest
 from train.plan.modifiers import DropLayers
 from train.plan.training import Train
@@ -62,7 +62,7 @@ def class_of(name: str, config: Mapping[str, Any]) -> Class:
     return next(kind for pattern, kind in CLASSES.items() if fnmatchcase(name, pattern))
 
 
-def conflicts(
+def resume_conflicts(
     old: Mapping[str, Any],
     new: Mapping[str, Any],
     bound: Mapping[str, str] | None = None,
@@ -78,7 +78,7 @@ def conflicts(
     """
     reasons = bound or {}
     found = []
-    for name, (a, b) in unequal(old, new).items():
+    for name, (a, b) in unequal_settings(old, new).items():
         kind = class_of(name, new)
         if name in reasons or kind == "objective" or (kind == "place" and not known):
             why = f" ({reasons[name]})" if name in reasons else ""
@@ -86,7 +86,7 @@ def conflicts(
     return found
 
 
-def bound(experiment: Experiment) -> dict[str, str]:
+def binding_settings(experiment: Experiment) -> dict[str, str]:
     """Return the settings of other classes that are part of the objective here, with the reasons."""
     found = {}
     if any(phase.probes for phase in experiment.plan):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxgrow.tables import markdown
-from train.config.overrides import settings
+from train.config.overrides import all_settings
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "configs" / "papers" / "settings.toml"
@@ -45,12 +45,12 @@ class Statement:
 
 
 @cache
-def statements() -> dict[str, Any]:
+def paper_statements() -> dict[str, Any]:
     """Return the content of ``configs/papers/settings.toml``."""
     return tomllib.loads(FILE.read_text())
 
 
-def stated(config: str, experiment: Any) -> list[Statement]:
+def stated_settings(config: str, experiment: Any) -> list[Statement]:
     """Return the settings that papers state for an experiment.
 
     Args:
@@ -63,10 +63,10 @@ def stated(config: str, experiment: Any) -> list[Statement]:
     if not path.is_relative_to(ROOT):
         return []
     name = f"{path.relative_to(ROOT).as_posix()}:{rest.partition(':')[0]}"
-    ours = {s.name: s.value for s in settings(experiment)}
+    ours = {s.name: s.value for s in all_settings(experiment)}
     return [
         Statement(setting, entry["paper"], entry["page"], entry["by"], value, ours.get(setting))
-        for entry in statements()["stated"]
+        for entry in paper_statements()["stated"]
         if name in entry["experiments"]
         for setting, value in _expanded(entry.get("settings", {}))
     ]
@@ -76,12 +76,12 @@ def _expanded(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the settings, with those of its source in place of a corpus."""
     for setting, value in values.items():
         if setting == "corpus":
-            yield from statements()["corpora"][value].items()
+            yield from paper_statements()["corpora"][value].items()
         else:
             yield setting, value
 
 
-def report(name: str, found: list[Statement]) -> str:
+def stated_report(name: str, found: list[Statement]) -> str:
     """Describe the settings that differ from those of the papers."""
     if not found:
         return f"{name}: no paper states its settings"

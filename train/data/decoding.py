@@ -17,7 +17,7 @@ from typing import Any
 
 from jaxgrow.untrusted import UntrustedError, checked, limits, open_regular
 from train.common.errors import UserError, is_full_disk
-from train.common.files import checked_json
+from train.common.files import parsed_json
 
 _BUFFER = 1 << 17
 _DICTIONARY = 128 << 20  # bytes that any .xz file may need to be decompressed
@@ -133,7 +133,7 @@ def json_object(path: Path, way_out: str) -> dict[str, Any]:
     """
     with readable(path, way_out):
         try:
-            return checked_json(read_regular(path))
+            return parsed_json(read_regular(path))
         except UntrustedError:
             raise
         except ValueError as error:

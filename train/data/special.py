@@ -25,7 +25,7 @@ from typing import Any, Literal, NamedTuple
 from jaxgrow.checkpoints.io.files import RECORD
 from jaxgrow.checkpoints.io.folders import atomic_file
 from train.common.errors import UserError
-from train.common.files import write_json
+from train.common.files import write_record
 from train.data.decoding import in_folder, json_object, read_regular, readable
 
 END = "<|endoftext|>"
@@ -265,7 +265,7 @@ def copied(source: Path | None, target: Path) -> None:
         ids |= {key: about[key] for key in _IDS if about.get(key) is not None}
     generation = next(iter(_settings(source, _GENERATION)), {})
     if not ids.items() <= generation.items():
-        write_json(target / _GENERATION, generation | ids)
+        write_record(target / _GENERATION, generation | ids)
 
 
 def frame(tokenizer: Any) -> tuple[list[int], list[int]]:

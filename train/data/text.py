@@ -23,7 +23,7 @@ from jaxgrow.models import Config
 from jaxgrow.untrusted import narrow, one_line
 from train.common.errors import UserError
 from train.common.fields import GIVEN
-from train.common.files import read_json, write_json
+from train.common.files import read_record, write_record
 from train.data import corpus as reading
 from train.data import named_splits
 from train.data.bounded import BoundedTokenizer
@@ -263,7 +263,7 @@ def tokens(data: Data) -> Tokens:
 
     folder = cached(cache_folder(data.cache, settings, key), make)
     name = folder / "about.json"
-    about = read_json(name, again(folder), ("train", "valid", "tokens", "begins", "read"))
+    about = read_record(name, again(folder), ("train", "valid", "tokens", "begins", "read"))
     with one_line(UserError, f"{name} is damaged; {again(folder)}"):
         train, valid = (
             _mapped(folder, *part, dtype(vocab))
@@ -484,7 +484,7 @@ def _make(corpus: Corpus, data: Data, encoding: _Encoding, held: Fraction, work:
     narrow(work, mode | (mode & 0o444) >> 2)  # who may read a file may enter the folder
     sizes = [part.stat().st_size // np.dtype(kind).itemsize for part in parts]
     begins = [(work / begins_of(part.name)).stat().st_size // 8 for part in parts]
-    write_json(work / "about.json", about | {"tokens": sizes, "begins": begins, "read": read})
+    write_record(work / "about.json", about | {"tokens": sizes, "begins": begins, "read": read})
 
 
 # --- tokenizers ---
@@ -677,7 +677,7 @@ def write_tokenizer(run: Path, config: Config, folder: Path) -> dict[str, Any]:
         **special.names,
     }
     about |= {} if special.template is None else {"chat_template": special.template}
-    write_json(folder / "tokenizer_config.json", about | {"clean_up_tokenization_spaces": False})
+    write_record(folder / "tokenizer_config.json", about | {"clean_up_tokenization_spaces": False})
     if "pad_token" in named and (config.causal or config.first_position == 0):
         ends["pad_token_id"] = tokenizer.token_to_id(named["pad_token"])
     found: dict[str, Any] = {role: i for role, i in ends.items() if i is not None}

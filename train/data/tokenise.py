@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from tqdm import tqdm
 
-from train.common.files import read_json, write_json
+from train.common.files import read_record, write_record
 from train.data.cache import PROGRESS, again
 from train.data.corpus import Corpus, Counts
 from train.data.formats import Document
@@ -85,7 +85,7 @@ def tokenise(
     parts = ("train", "valid")
     done = {"pieces": 0} | dict.fromkeys((*parts, *map(begins_of, parts)), 0)
     if (work / PROGRESS).exists():
-        done = read_json(work / PROGRESS, again(work), tuple(done))
+        done = read_record(work / PROGRESS, again(work), tuple(done))
     stream = itertools.islice(sequence(corpus, held, cut), done["pieces"], None)
     bar = tqdm(desc="tokenise", unit=" characters", unit_scale=True, disable=None, leave=False)
     with ExitStack() as opened:
@@ -139,7 +139,7 @@ def _note(work: Path, files: dict[str, Any], done: dict[str, int]) -> None:
         file.flush()
         os.fsync(file.fileno())
         done[name] = file.tell()
-    write_json(work / PROGRESS, done)
+    write_record(work / PROGRESS, done)
 
 
 def sequence(corpus: Corpus, held: Fraction, cut: Cut = iter) -> Iterator[Piece]:

@@ -18,7 +18,7 @@ from train.common.commands import (
     workdir_argument,
 )
 from train.common.errors import UserError
-from train.config.overrides import listed_values, numbers, seed_list
+from train.config.overrides import listed_values, number_list, seed_list
 from train.extras.aot.machines import CHIPS, parsed_machine
 
 TOKENIZER = argument(
@@ -239,7 +239,7 @@ _EXTRA_COMMANDS = {
             argument("--model", type=Path, required=True, help="folder of the model"),
             argument(
                 "--lr",
-                type=lambda text: numbers(text, float, "--lr"),
+                type=lambda text: number_list(text, float, "--lr"),
                 default="",
                 help="peak learning rates, such as 1e-5,2e-5 (default: from the config)",
             ),

@@ -17,8 +17,8 @@ from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttr
 
 from jaxgrow.untrusted import open_regular
 from train.common.errors import UserError
-from train.common.files import read_json, write_json
-from train.config.experiment import Experiment, as_json
+from train.common.files import read_record, write_record
+from train.config.experiment import Experiment, experiment_json
 
 PROJECT = "jaxgrow"
 # File in the folder of a run with its id in each tracker, so that a resumed run continues there.
@@ -37,7 +37,7 @@ class Tracker(Protocol):
         ...
 
 
-def opened(experiment: Experiment, folder: Path) -> list[Tracker]:
+def opened_trackers(experiment: Experiment, folder: Path) -> list[Tracker]:
     """Open the trackers in ``experiment.loggers`` for the run in ``folder``.
 
     The name of the run is the name of its folder, and its group is the name of the experiment. The
@@ -58,7 +58,7 @@ def opened(experiment: Experiment, folder: Path) -> list[Tracker]:
             )
     file = folder / IDS
     ids = (
-        read_json(file, f"delete it; a new run then starts in {', '.join(experiment.loggers)}")
+        read_record(file, f"delete it; a new run then starts in {', '.join(experiment.loggers)}")
         if os.path.lexists(file)
         else {}
     )
@@ -75,7 +75,7 @@ def opened(experiment: Experiment, folder: Path) -> list[Tracker]:
         ids[name] = tracker.id
         found.append(tracker)
     if found:
-        write_json(file, ids)
+        write_record(file, ids)
     return found
 
 
@@ -146,7 +146,7 @@ class WandB:
             project=os.environ.get("WANDB_PROJECT", PROJECT),
             name=folder.name,
             group=experiment.name,
-            config=as_json(experiment),
+            config=experiment_json(experiment),
             dir=folder,
             id=self.id,
             resume="allow",
@@ -181,7 +181,10 @@ class MLflow:
         tags = {"group": experiment.name, "seed": str(experiment.seed)}
         where = known.experiment_id if known else self._client.create_experiment(project)
         self.id = self._client.create_run(where, run_name=folder.name, tags=tags).info.run_id
-        params = [Param(name, str(value)) for name, value in flat(as_json(experiment)).items()]
+        params = [
+            Param(name, str(value))
+            for name, value in flat_settings(experiment_json(experiment)).items()
+        ]
         for i in range(0, len(params), 100):  # the limit of one request
             self._client.log_batch(self.id, params=params[i : i + 100])
 
@@ -200,11 +203,11 @@ class MLflow:
 KINDS: dict[str, Callable[[Experiment, Path, str | None], Any]] = {"wandb": WandB, "mlflow": MLflow}
 
 
-def flat(node: Any, name: str = "") -> dict[str, Any]:
+def flat_settings(node: Any, name: str = "") -> dict[str, Any]:
     """Flatten nested dicts to ``{"optim.peak_lr": 0.01, ...}``."""
     if not isinstance(node, dict):
         return {name: node}
     found = {}
     for key, value in node.items():
-        found |= flat(value, f"{name}.{key}".lstrip("."))
+        found |= flat_settings(value, f"{name}.{key}".lstrip("."))
     return found

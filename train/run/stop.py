@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import jax
 from jax.experimental import multihost_utils
 
-from train.common.endings import GRACE, end_at_once, reason, status, watching
+from train.common.endings import GRACE, end_at_once, exit_status, stop_reason, watching_signals
 from train.common.output import when_closed
 
 # JAX chooses a count that no process has reached yet, and the processes stop at exactly this count. It
@@ -49,11 +49,13 @@ class Stop:
 
         Code 75 tells a scheduler to start the run again.
         """
-        return status(signal.SIGINT) if self.interrupted else os.EX_TEMPFAIL
+        return exit_status(signal.SIGINT) if self.interrupted else os.EX_TEMPFAIL
 
     @property
     def reason(self) -> str:
-        return reason(signal.SIGINT if self.interrupted else (self._stopped or [signal.SIGTERM])[0])
+        return stop_reason(
+            signal.SIGINT if self.interrupted else (self._stopped or [signal.SIGTERM])[0]
+        )
 
     def asked(self) -> bool:
         """Whether to stop after this step. The answer is the same in every process.
@@ -69,7 +71,7 @@ class Stop:
         handlers = {signal.SIGINT: self._interrupt, signal.SIGHUP: self._stop}
         if jax.process_count() == 1:
             handlers[signal.SIGTERM] = self._stop
-            self._entered.enter_context(watching(self._watch))
+            self._entered.enter_context(watching_signals(self._watch))
         for number, handler in handlers.items():
             # A shell may start a background process that ignores Ctrl-C, which must continue to
             # ignore it.

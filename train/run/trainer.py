@@ -17,9 +17,16 @@ from jaxgrow.checkpoints import CheckpointError, open_checkpoint
 from jaxgrow.checkpoints.io.files import at_step
 from jaxgrow.models import Config
 from train.common.errors import Diverged, Preempted, UserError
-from train.common.hosts import complete, connect, everywhere, gathered, is_first, once
+from train.common.hosts import (
+    connect_processes,
+    gather_arrays,
+    gather_values,
+    is_first,
+    on_all_processes,
+    on_process_zero,
+)
 from train.common.output import note
-from train.config.experiment import Experiment, as_json, differences, with_steps
+from train.config.experiment import Experiment, described_differences, experiment_json, with_steps
 from train.extras import trackers
 from train.extras.aot.estimate import resolve_auto
 from train.extras.aot.machines import Machine, present
@@ -39,12 +46,12 @@ from train.step.inputs import StepPlan, step_plans
 from train.step.step import evaluated
 from train.store.checkpoint import Checkpoints
 from train.store.intact import newest_step
-from train.store.origin import Origin, chosen, copy_log, restored
+from train.store.origin import Origin, chosen_origin, copy_log, restored_origin
 from train.store.recorder import Recorder
-from train.store.workdir import Workdir, imported
+from train.store.workdir import Workdir, imported_model
 
 
-def run(
+def run_experiment(
     experiment: Experiment,
     folder: str | Path,
     profile: int = 0,
@@ -68,29 +75,29 @@ def run(
       Preempted: the run was stopped by a signal or a closed output, and a checkpoint was saved.
     """
     workdir = Workdir(folder)
-    experiment = everywhere(lambda: with_steps(experiment))
-    _same("configs", as_json(experiment))
-    if not once(lambda: workdir.finished):
+    experiment = on_all_processes(lambda: with_steps(experiment))
+    _same("configs", experiment_json(experiment))
+    if not on_process_zero(lambda: workdir.finished):
         # The lock comes before the first look at the files, which another process may be changing.
         with Stop() as stop, workdir.alone():
             sources = _claimed(experiment, workdir)
-            if not once(lambda: workdir.finished):
-                origin = everywhere(lambda: chosen(start, workdir))
-                return _run(experiment, workdir, sources, stop, profile, keep, origin)
+            if not on_process_zero(lambda: workdir.finished):
+                origin = on_all_processes(lambda: chosen_origin(start, workdir))
+                return _run_plan(experiment, workdir, sources, stop, profile, keep, origin)
     _claimed(experiment, workdir)
-    result = once(lambda: workdir.result)
-    _say(f"the run in {workdir.folder} has already finished: there is nothing to do")
+    result = on_process_zero(lambda: workdir.result)
+    _print_note(f"the run in {workdir.folder} has already finished: there is nothing to do")
     return result
 
 
 def _claimed(experiment: Experiment, workdir: Workdir) -> dict[str, str]:
     """Check that the experiment may use the folder, and return the fingerprints of its sources."""
-    once(lambda: workdir.claim(experiment))
+    on_process_zero(lambda: workdir.claim(experiment))
     # Orbax counts the operations of each process, and later expects the same number in all of them.
-    sources = everywhere(lambda: _sources(experiment, workdir))
-    once(lambda: workdir.same_sources(sources))
+    sources = on_all_processes(lambda: _sources(experiment, workdir))
+    on_process_zero(lambda: workdir.same_sources(sources))
     parent = workdir.folder.parent
-    once(
+    on_process_zero(
         lambda: workdir.close_like(
             [at_step(parent / Path(name).expanduser())[0] for name in sources]
         )
@@ -98,7 +105,7 @@ def _claimed(experiment: Experiment, workdir: Workdir) -> dict[str, str]:
     return sources
 
 
-def _run(
+def _run_plan(
     asked: Experiment,
     workdir: Workdir,
     sources: Mapping[str, str],
@@ -108,13 +115,13 @@ def _run(
     origin: Origin | None,
 ) -> dict[str, Any]:
     xla.keep_programs()
-    experiment, _ = resolve_auto(asked, machine(), _say)
+    experiment, _ = resolve_auto(asked, common_machine(), _print_note)
     mesh = _mesh(experiment)
-    data = everywhere(lambda: RunData(experiment, mesh, workdir, origin))
+    data = on_all_processes(lambda: RunData(experiment, mesh, workdir, origin))
     _same("data", data.identity)
-    once(lambda: workdir.check_data(data.identity))
+    on_process_zero(lambda: workdir.check_data(data.identity))
     setup = Setup(asked, experiment, workdir, mesh, data, sources, origin)
-    with _opened(setup, stop, profile, keep) as state:
+    with _opened_run(setup, stop, profile, keep) as state:
         trainer = Trainer(state)
         try:
             model = trainer.run()
@@ -124,7 +131,7 @@ def _run(
         state.checkpoints.wait()
         result = state.recorder.record().as_json() | {"name": experiment.name}
     result |= trainer.validation | {"model": model.config.as_json(), "xla": xla.recorded(mesh)}
-    about = once(lambda: workdir.config)
+    about = on_process_zero(lambda: workdir.config)
     result |= {key: about[key] for key in ("changes", "from") if key in about} | data.as_json()
     workdir.finish(result, model.config, model.params, experiment.data, data.head)
     # A command with several runs must not start the next one. Several processes share one run only.
@@ -134,7 +141,7 @@ def _run(
             "run the same command to continue with other runs, if there are any",
             stop.code,
         )
-    return once(lambda: result)
+    return on_process_zero(lambda: result)
 
 
 def _way_back(workdir: Workdir) -> str:
@@ -186,7 +193,9 @@ class Setup:
 
 
 @contextmanager
-def _opened(setup: Setup, stop: Stop, profile: int, keep: Collection[int]) -> Iterator["RunState"]:
+def _opened_run(
+    setup: Setup, stop: Stop, profile: int, keep: Collection[int]
+) -> Iterator["RunState"]:
     """Open the files of a run, restore its last checkpoint, and close the files at the end.
 
     Args:
@@ -203,7 +212,7 @@ def _opened(setup: Setup, stop: Stop, profile: int, keep: Collection[int]) -> It
         opened.enter_context(closing(data.training))
         models, record = _begun(setup, checkpoints)
         recorder = opened.enter_context(closing(_recorder(setup, record)))
-        tracing = xla.Profile(profile if is_first() else 0, workdir.folder / "profile", _say)
+        tracing = xla.Profile(profile if is_first() else 0, workdir.folder / "profile", _print_note)
         opened.enter_context(closing(tracing))
         files = (checkpoints, recorder, stop, tracing)
         yield RunState(setup.experiment, workdir.folder, setup.mesh, data, *files, models, record)
@@ -218,19 +227,19 @@ def _begun(setup: Setup, checkpoints: Checkpoints) -> tuple[dict[str, TrainState
     step = record.cost.steps
     about = origin and origin.as_json()
     order = data.order.as_json() if data.order.goes_on else None
-    for line in once(
+    for line in on_process_zero(
         lambda: workdir.begin(setup.asked, data.identity, setup.sources, step, about, order)
     ):
-        _say(line)
-    once(lambda: workdir.keep_inputs(setup.experiment.data, setup.experiment.model))
+        _print_note(line)
+    on_process_zero(lambda: workdir.keep_inputs(setup.experiment.data, setup.experiment.model))
     if starts and origin is not None:
-        once(lambda: copy_log(origin, workdir, record))
+        on_process_zero(lambda: copy_log(origin, workdir, record))
         record = replace(record, configs=configs_of(models), head=data.head)
         checkpoints.save(step, models, data.training, record)
     for line in data.report:
         _say_once(line)
     for line in data.continued:
-        _say(line)
+        _print_note(line)
     return models, record
 
 
@@ -243,12 +252,12 @@ def _recorder(setup: Setup, record: RunRecord) -> Recorder:
         if isinstance(phase, LoadCheckpoint)
     )
     # Only process 0 opens files and trackers. If it fails, all processes have to end.
-    return everywhere(
+    return on_all_processes(
         lambda: Recorder(
             folder,
             record.cost,
             flops=imported + experiment.cost,
-            trackers=trackers.opened(setup.asked, folder) if is_first() else [],
+            trackers=trackers.opened_trackers(setup.asked, folder) if is_first() else [],
             run={"run": experiment.name, "seed": experiment.seed},
             most_skipped=experiment.most_skipped,
         )
@@ -266,15 +275,15 @@ def _restored(
     )
     if own is not None:
         name = spoken_phase(plan[own[1].phase].label, [phase.label for phase in plan])
-        _say(f"resuming at step {own[1].step} of {name}")
+        _print_note(f"resuming at step {own[1].step} of {name}")
         return *own, False
     if origin is None:
         return {}, RunRecord(), False
-    models, record, lines = everywhere(
-        lambda: restored(origin, experiment, data.training, data.identity, mesh, data.order)
+    models, record, lines = on_all_processes(
+        lambda: restored_origin(origin, experiment, data.training, data.identity, mesh, data.order)
     )
     for line in lines:
-        _say(line)
+        _print_note(line)
     return models, record, True
 
 
@@ -343,7 +352,7 @@ class Trainer:
             self.number += 1
             self.first = 0
             if phase.stops(self):
-                _say(
+                _print_note(
                     f"stopped early: no evaluation was better than {self.best['value']:.4f} in the last "
                     f"{self.best['waited']}"
                 )
@@ -454,7 +463,7 @@ class Trainer:
         e = self.experiment
         if not e.checkpoint_minutes or (jax.process_count() > 1 and step % e.log_every):
             return False
-        return once(lambda: time.monotonic() - self.saved >= 60 * e.checkpoint_minutes)
+        return on_process_zero(lambda: time.monotonic() - self.saved >= 60 * e.checkpoint_minutes)
 
     def validate(self, step: int, model: TrainState) -> None:
         """Evaluate ``model`` on the validation batches, at no cost in the ledger, and log it."""
@@ -478,7 +487,9 @@ class Trainer:
             found = self.experiment.data.scores(model.config, plain(model), self.mesh)
         step = before.end if isinstance(before, Train) else 0
         self.log(step, **found)
-        _say(f"step {step}: " + ", ".join(f"{name} {value:.4f}" for name, value in found.items()))
+        _print_note(
+            f"step {step}: " + ", ".join(f"{name} {value:.4f}" for name, value in found.items())
+        )
         return found
 
     def save(self, step: int, model: TrainState, notes: Mapping[str, Any]) -> None:
@@ -537,7 +548,7 @@ class Trainer:
         return jax.tree.map(lambda x: x[:batches], self.data.probe)
 
     def keep(self, name: str, arrays: Any, write: Callable[[Path, Any], None]) -> None:
-        arrays = complete(arrays)
+        arrays = gather_arrays(arrays)
         if is_first():
             write(self.state.folder / name, arrays)
 
@@ -545,9 +556,9 @@ class Trainer:
         self, folder: str, config: Config, headless: bool = False
     ) -> tuple[TrainState, dict[str, Any] | None]:
         where = self.state.folder.parent / Path(folder).expanduser()
-        model, result = everywhere(lambda: imported(where, config, self.mesh, headless))
+        model, result = on_all_processes(lambda: imported_model(where, config, self.mesh, headless))
         if result is None:
-            _say(
+            _print_note(
                 f"{where} was not trained by jaxgrow: the cost of its model is unknown and therefore not counted"
             )
         else:
@@ -573,13 +584,13 @@ def configs_of(models: Mapping[str, TrainState]) -> dict[str, Any]:
     }
 
 
-def machine() -> Machine:
+def common_machine() -> Machine:
     """Return the machine of the run, with the smallest memory limit of its processes.
 
     All processes must choose the same settings, but their devices may report different limits.
     """
     here = present()
-    limits = [limit for limit in gathered(here.limit) if limit is not None]
+    limits = [limit for limit in gather_values(here.limit) if limit is not None]
     return replace(here, limit=min(limits, default=None))
 
 
@@ -593,9 +604,9 @@ def _mesh(experiment: Experiment) -> Mesh:
     except ValueError as error:
         raise UserError(str(error)) from error
     for line in sharding.whole(experiment.model.sizes(), mesh):
-        _say(f"{experiment.name}: {line}")
-    everywhere(lambda: memory.check(experiment, mesh))  # devices may report different limits
-    connect(mesh)
+        _print_note(f"{experiment.name}: {line}")
+    on_all_processes(lambda: memory.check(experiment, mesh))  # devices may report different limits
+    connect_processes(mesh)
     return mesh
 
 
@@ -609,16 +620,16 @@ def _same(what: str, value: Any) -> None:
     Raises:
       UserError: the value differs between processes. The message lists the differences.
     """
-    values = gathered(value)
+    values = gather_values(value)
     for process, other in enumerate(values):
-        if wrong := differences(values[0], other):
+        if wrong := described_differences(values[0], other):
             raise UserError(
                 f"processes 0 and {process} have different {what}: {'; '.join(wrong[:8])}; "
                 "start all processes with the same command"
             )
 
 
-def _say(message: str) -> None:
+def _print_note(message: str) -> None:
     if is_first():
         note(message)
 
@@ -626,4 +637,4 @@ def _say(message: str) -> None:
 @cache
 def _say_once(message: str) -> None:
     """Say it for the first of several runs with the same data."""
-    _say(message)
+    _print_note(message)

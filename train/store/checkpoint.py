@@ -28,7 +28,7 @@ from jaxgrow.checkpoints.orbax import patient
 from jaxgrow.untrusted import one_line
 from train.common.errors import UserError, is_full_disk
 from train.common.files import read_own
-from train.common.hosts import is_first, once
+from train.common.hosts import is_first, on_process_zero
 from train.common.output import say
 from train.plan.record import RunRecord
 from train.state.model import TrainState, shardings
@@ -80,11 +80,11 @@ class Checkpoints:
           record: position of the run and its cost so far.
         """
         self.wait()
-        arrays = {name: trees(model) for name, model in models.items()}
+        arrays = {name: stored_trees(model) for name, model in models.items()}
         new = self.folder / f"{SAVING}{step}"
-        once(lambda: self._check_place(new))
+        on_process_zero(lambda: self._check_place(new))
         logged = read_own(self._log) if self._log and is_first() else None
-        with _writing():
+        with _saving_options():
             saving = ocp.save_checkpointables_async(
                 str(new),
                 {"models": arrays},
@@ -110,7 +110,7 @@ class Checkpoints:
     def _check_place(self, new: Path) -> None:
         self._guard()
         if os.path.lexists(new):
-            raise _taken(new)
+            raise _name_is_taken(new)
 
     def _appear(self, new: Path, step: int) -> None:
         target = self.folder / str(step)
@@ -118,12 +118,16 @@ class Checkpoints:
             new.rename(target)
         except OSError as error:
             if os.path.lexists(target):
-                raise _taken(target) from error
+                raise _name_is_taken(target) from error
             raise
 
     def _delete_old(self) -> None:
         """Delete the checkpoints that newer ones have replaced, but nothing that somebody changed."""
-        sealed = [s for s in intact.steps(self.folder) if (self.folder / str(s) / NAME).is_file()]
+        sealed = [
+            s
+            for s in intact.checkpoint_steps(self.folder)
+            if (self.folder / str(s) / NAME).is_file()
+        ]
         for step in set(sealed[:-2]) - self.keep:
             path = self.folder / str(step)
             theirs = not intact.only_written(path) or intact.added_files(path)
@@ -150,12 +154,12 @@ class Checkpoints:
         Raises:
           UserError: there are checkpoints, but all of them are damaged.
         """
-        step = once(self._chosen)
+        step = on_process_zero(self._chosen)
         if step is None:
             return None
         where = self.folder / str(step)
         record = _recorded(where)
-        models, position = read(where, shapes(record), mesh)
+        models, position = read_models(where, shapes(record), mesh)
         with _reading(where):
             data.set_state(position)
         return models, record
@@ -163,7 +167,9 @@ class Checkpoints:
     def _chosen(self) -> int | None:
         """Return the step of the newest intact checkpoint; None before the first checkpoint."""
         intact.delete_unfinished(self.folder)
-        step, damaged = intact.newest_intact(self.folder, intact.steps(self.folder, report=True))
+        step, damaged = intact.newest_intact(
+            self.folder, intact.checkpoint_steps(self.folder, report=True)
+        )
         if step is None:
             intact.some_left(self.folder)
             return None
@@ -202,20 +208,20 @@ class Checkpoints:
                 raise late
 
 
-def _taken(path: Path) -> UserError:
+def _name_is_taken(path: Path) -> UserError:
     return UserError(
         f"{path} exists and is not a checkpoint of this run, so the new checkpoint cannot have this name; move it away, then "
         "the same command continues"
     )
 
 
-def trees(model: TrainState) -> dict[str, Any]:
+def stored_trees(model: TrainState) -> dict[str, Any]:
     """Return the parts of a model that a checkpoint stores."""
     rest = {"opt": model.opt, "sensitivity": model.sensitivity, "base": model.base}
     return {"params": model.params} | {name: x for name, x in rest.items() if x is not None}
 
 
-def _writing() -> ocp.Context:
+def _saving_options() -> ocp.Context:
     """Return the Orbax settings for saving.
 
     Replicas share the writing of large arrays only, because for small arrays they would compile
@@ -242,7 +248,7 @@ def _reading(where: Path) -> Iterator[None]:
         raise
 
 
-def read(
+def read_models(
     where: Path, expected: dict[str, TrainState], mesh: Mesh, partial: bool = False
 ) -> tuple[dict[str, TrainState], Any]:
     """Read models from a checkpoint.
@@ -259,8 +265,8 @@ def read(
     placed = {name: shardings(model, mesh) for name, model in expected.items()}
     abstract = jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-        {name: trees(model) for name, model in expected.items()},
-        {name: trees(model) for name, model in placed.items()},
+        {name: stored_trees(model) for name, model in expected.items()},
+        {name: stored_trees(model) for name, model in placed.items()},
     )
     context = ocp.Context()
     context.pytree.loading.partial_load = partial
@@ -306,7 +312,7 @@ def saved_models(where: Path) -> dict[str, Any]:
         return models
 
 
-def record(checkpoint: Path) -> RunRecord:
+def checkpoint_record(checkpoint: Path) -> RunRecord:
     """Read the record of an intact checkpoint in the folder ``checkpoint``.
 
     Raises:
@@ -322,7 +328,7 @@ def _recorded(checkpoint: Path) -> RunRecord:
         return RunRecord.from_json(saved)
 
 
-def load(folder: Path, name: str, step: int | None = None) -> Tree:
+def checkpoint_params(folder: Path, name: str, step: int | None = None) -> Tree:
     """Load the parameters of one model from a checkpoint, as NumPy arrays.
 
     Args:
@@ -333,11 +339,17 @@ def load(folder: Path, name: str, step: int | None = None) -> Tree:
     Raises:
       UserError: the checkpoint or the model does not exist, or the checkpoint is damaged.
     """
-    found, _ = intact.newest_intact(folder, [s for s in intact.steps(folder) if step in (None, s)])
+    found, _ = intact.newest_intact(
+        folder, [s for s in intact.checkpoint_steps(folder) if step in (None, s)]
+    )
     if found is None:
         raise UserError(
             f"there is no checkpoint in {folder}"
-            + ("" if step is None else f" of step {step}, only of {intact.steps(folder)}")
+            + (
+                ""
+                if step is None
+                else f" of step {step}, only of {intact.checkpoint_steps(folder)}"
+            )
         )
     where = str(folder / str(found))
     models = saved_models(folder / str(found))

@@ -15,7 +15,7 @@ from jaxgrow.checkpoints import CheckpointError
 from jaxgrow.checkpoints.hf import storage
 from jaxgrow.checkpoints.io.files import CARD, TRANSFORMERS
 from jaxgrow.models import Config
-from train.common.files import write_json, write_text
+from train.common.files import write_record, write_text
 from train.data.dataset import Dataset
 
 _LINE = "\n"
@@ -31,7 +31,7 @@ def write_inputs(run: Path, data: Dataset, config: Config) -> None:
     """
     folder = run / TRANSFORMERS
     folder.mkdir(exist_ok=True)
-    write_json(folder / "config.json", data.write_inputs(run, config, folder))
+    write_record(folder / "config.json", data.write_inputs(run, config, folder))
 
 
 def write_card(
@@ -69,7 +69,7 @@ def _card(
     architecture: str,
     scores: Mapping[str, Mapping[str, float]] | None,
 ) -> str:
-    of = {name.replace("_", " "): x for name, x in _scores(result, scores).items()}
+    of = {name.replace("_", " "): x for name, x in _card_scores(result, scores).items()}
     lines = [f"* {name}: {value:.4f}" for name, value in of.items()]
     return f"""---
 library_name: transformers
@@ -83,7 +83,7 @@ tags: [jaxgrow]
 
 ## Data
 
-{_data(was, result["corpus"])}
+{_data_line(was, result["corpus"])}
 
 ## Plan and cost
 
@@ -114,7 +114,7 @@ def _plan(phases: list[dict[str, Any]]) -> str:
     return _LINE.join([*head, *rows])
 
 
-def _data(config: Mapping[str, Any], corpus: Mapping[str, str]) -> str:
+def _data_line(config: Mapping[str, Any], corpus: Mapping[str, str]) -> str:
     """Return the line of the card about the data: the name, hashes, and how they were read."""
     kind, data = next(iter(config["data"].items()))
     parts = [name for name in ("train", "valid", "tokenizer") if name in corpus]
@@ -127,7 +127,7 @@ def _data(config: Mapping[str, Any], corpus: Mapping[str, str]) -> str:
     return f"{kind}: {corpus['name']} ({hashes}); `{json.dumps(about)}`"
 
 
-def _scores(
+def _card_scores(
     result: Mapping[str, Any], scores: Mapping[str, Mapping[str, float]] | None
 ) -> dict[str, float]:
     """Return the loss and the metrics on validation data."""

@@ -32,7 +32,7 @@ _WRITTEN = _MARKS | {KEPT, LOG, DELETING, "models"}
 _TEMPORARY = ".orbax-checkpoint-tmp"
 
 
-def steps(folder: Path, *, report: bool = False) -> list[int]:
+def checkpoint_steps(folder: Path, *, report: bool = False) -> list[int]:
     """Return the steps of all checkpoints of a run, damaged ones as well, in ascending order.
 
     Args:
@@ -40,7 +40,7 @@ def steps(folder: Path, *, report: bool = False) -> list[int]:
       report: whether to report other folders that are named like a step on stderr.
     """
     found = []
-    for path in _numbered(folder):
+    for path in _step_folders(folder):
         if why := _foreign(path):
             if report:
                 say(f"{path} {why}: it is neither used nor changed", file=sys.stderr)
@@ -51,11 +51,11 @@ def steps(folder: Path, *, report: bool = False) -> list[int]:
 
 def newest_step(folder: Path) -> int:
     """Return the step of the newest checkpoint that was sealed; 0 without any checkpoint."""
-    sealed = (step for step in steps(folder) if (folder / str(step) / NAME).is_file())
+    sealed = (step for step in checkpoint_steps(folder) if (folder / str(step) / NAME).is_file())
     return max(sealed, default=0)
 
 
-def _numbered(folder: Path) -> Iterator[Path]:
+def _step_folders(folder: Path) -> Iterator[Path]:
     for path in folder.glob("*"):
         name = path.name
         if name.isascii() and name.isdecimal() and str(int(name)) == name and path.is_dir():
@@ -122,7 +122,7 @@ def some_left(folder: Path) -> None:
     Raises:
       UserError: there are damaged checkpoints, or copies of checkpoints.
     """
-    copies = [p.name for p in _numbered(folder) if (_foreign(p) or "").startswith("is a copy")]
+    copies = [p.name for p in _step_folders(folder) if (_foreign(p) or "").startswith("is a copy")]
     if lost := sorted(copies + [path.name for path in folder.glob(f"{DAMAGED}*")]):
         raise UserError(
             f"no checkpoint in {folder} is intact, but it contains {', '.join(lost)}; move the folder away to start from the "
@@ -132,10 +132,10 @@ def some_left(folder: Path) -> None:
 
 def set_aside(path: Path) -> None:
     """Rename a damaged checkpoint, or a link in its place, to ``damaged-STEP``."""
-    path.rename(unused(path.with_name(f"{DAMAGED}{path.name}")))
+    path.rename(unused_path(path.with_name(f"{DAMAGED}{path.name}")))
 
 
-def unused(path: Path) -> Path:
+def unused_path(path: Path) -> Path:
     """Return the path, or, if it exists, the first of ``PATH.2``, ``PATH.3``, ... that does not."""
     names = (f"{path.name}.{n}" for n in itertools.count(2))
     while os.path.lexists(path):
@@ -193,7 +193,7 @@ def delete_replaced(path: Path) -> None:
     files neither look like a checkpoint nor like a copy that somebody has renamed.
     """
     (path / DELETING).touch()
-    old = path.rename(unused(path.with_name(f"{OLD}{path.name}")))
+    old = path.rename(unused_path(path.with_name(f"{OLD}{path.name}")))
     _delete_marked(old)
 
 

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from jaxgrow.checkpoints.io.files import at_step
 from train.common.errors import UserError
 from train.common.files import read_own, write_bytes
-from train.config.experiment import Experiment, as_json
+from train.config.experiment import Experiment, experiment_json
 from train.data.decoding import in_folder
 from train.plan.lifetimes import Plan, shapes
 from train.plan.record import RunRecord
@@ -44,13 +44,13 @@ class Origin:
         return {"run": str(self.folder), "step": self.step}
 
 
-def parsed(text: str) -> Origin:
+def parsed_origin(text: str) -> Origin:
     """Read ``RUN`` or ``RUN@STEP``."""
     folder, step = at_step(Path(text).expanduser())
     return Origin(Workdir(folder).folder, step)
 
 
-def chosen(asked: Origin | None, workdir: Workdir) -> Origin | None:
+def chosen_origin(asked: Origin | None, workdir: Workdir) -> Origin | None:
     """Return the checkpoint that the run in ``workdir`` starts from, if any.
 
     A run that has begun keeps its checkpoint, even if the other run has saved newer ones.
@@ -67,7 +67,7 @@ def chosen(asked: Origin | None, workdir: Workdir) -> Origin | None:
             f"--from {asked.folder} is also the folder of the new run: give another --workdir"
         )
     if not begun:
-        return replace(asked, step=_step(asked))
+        return replace(asked, step=_origin_step(asked))
     if (
         recorded is None
         or recorded["run"] != str(asked.folder)
@@ -84,10 +84,10 @@ def chosen(asked: Origin | None, workdir: Workdir) -> Origin | None:
     return Origin(asked.folder, recorded["step"])
 
 
-def _step(asked: Origin) -> int:
+def _origin_step(asked: Origin) -> int:
     """Return the given step, or the step of the newest intact checkpoint."""
     where = Workdir(asked.folder).checkpoints
-    there = intact.steps(where)
+    there = intact.checkpoint_steps(where)
     if not there:
         raise UserError(
             f"there is no checkpoint in {where}: give the folder of a run that has saved one"
@@ -103,10 +103,10 @@ def _step(asked: Origin) -> int:
 
 def source_record(origin: Origin) -> RunRecord:
     """Read the record of the checkpoint."""
-    return checkpoint.record(Workdir(origin.folder).checkpoints / str(origin.step))
+    return checkpoint.checkpoint_record(Workdir(origin.folder).checkpoints / str(origin.step))
 
 
-def restored(
+def restored_origin(
     origin: Origin,
     experiment: Experiment,
     data: Any,
@@ -137,11 +137,11 @@ def restored(
     number = _phase(experiment.plan, saved, label, origin)
     expected = shapes(experiment.plan, number + 1, experiment.tx)
     _check_models(checkpoint.saved_models(where), expected, origin)
-    models, position = checkpoint.read(where, expected, mesh, partial=True)
+    models, position = checkpoint.read_models(where, expected, mesh, partial=True)
     lines = [
         f"starting from checkpoint {origin.step} of {origin.folder}, step {saved.step} of {label}"
     ]
-    here = as_json(experiment) | ({"order": order.as_json()} if order.goes_on else {})
+    here = experiment_json(experiment) | ({"order": order.as_json()} if order.goes_on else {})
     new = _other_order(source.config, here, saved.corpus, identity)
     if new == "the corpus" and order.goes_on:
         pass  # texts of both corpora continue, and the log lines of the order report it
@@ -194,13 +194,13 @@ def _check_models(
       origin: the checkpoint.
     """
     for name, model in expected.items():
-        trees = checkpoint.trees(model)
+        trees = checkpoint.stored_trees(model)
         what = f"model {name!r} in checkpoint {origin.step} of {origin.folder}"
         if name not in saved:
             raise UserError(
                 f"there is no {what}, only {', '.join(saved)}: use the method of that run"
             )
-        there, here = _shapes(saved[name]["params"]), _shapes(trees["params"])
+        there, here = _leaf_shapes(saved[name]["params"]), _leaf_shapes(trees["params"])
         if wrong := [
             f"{path}: {there.get(path)} and {here.get(path)}"
             for path in sorted(there.keys() | here.keys())
@@ -210,7 +210,7 @@ def _check_models(
                 f"the {what} has other parameters than the model of the config (there and here: {'; '.join(wrong[:8])}): "
                 "set model as in that run"
             )
-        states = [sorted(_shapes(t.get("opt")).values()) for t in (saved[name], trees)]
+        states = [sorted(_leaf_shapes(t.get("opt")).values()) for t in (saved[name], trees)]
         if states[0] != states[1]:
             raise UserError(
                 f"the {what} has the optimizer state of another optimizer: set optim.name as in that run, or use method "
@@ -218,7 +218,7 @@ def _check_models(
             )
 
 
-def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+def _leaf_shapes(tree: Any) -> dict[str, tuple[int, ...]]:
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {
         jax.tree_util.keystr(path, simple=True, separator="/"): tuple(x.shape) for path, x in leaves

@@ -172,7 +172,7 @@ class _Files:
     """The log, TensorBoard's files, and the trackers."""
 
     def __init__(self, workdir: Workdir, record: CostRecord, trackers: Sequence[Tracker]):
-        self._log = _continued(workdir.log, record.bytes)
+        self._log = _opened_log(workdir.log, record.bytes)
         self._board = TensorBoard(workdir.board, record.events)
         self._trackers = list(trackers)
 
@@ -320,7 +320,7 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False) if not text or set(text) & set(' "=') else text
 
 
-def _continued(path: Path, size: int) -> BinaryIO:
+def _opened_log(path: Path, size: int) -> BinaryIO:
     """Open the log, cut to its first ``size`` bytes.
 
     Raises:

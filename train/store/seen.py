@@ -65,9 +65,9 @@ class Order:
         return content
 
 
-def _read(content: Mapping[str, Any]) -> Order:
+def _order_from_json(content: Mapping[str, Any]) -> Order:
     """Read the order in ``config.json``."""
-    parts = {text: _read(part) for text, part in content.get("parts", {}).items()}
+    parts = {text: _order_from_json(part) for text, part in content.get("parts", {}).items()}
     return Order(content["seed"], content["first"], content["samples"], parts)
 
 
@@ -99,7 +99,7 @@ def order_of(
     usual = _usual(experiment.seed, identity, training)
     if workdir.begun:
         recorded = workdir.config.get("order")
-        return (_read(recorded) if recorded else usual), []
+        return (_order_from_json(recorded) if recorded else usual), []
     if not experiment.data.goes_on:
         return usual, []
     lines: list[str] = []

@@ -30,22 +30,22 @@ from jaxgrow.checkpoints.io.folders import atomic_file, is_at, lock_file, sync
 from jaxgrow.models import Config, from_json
 from train.common.errors import UserError
 from train.common.files import (
-    checked_json,
     delete_parts,
-    lock_folder,
-    read_json,
+    locked_folder,
+    parsed_json,
     read_own,
+    read_record,
     write_bytes,
-    write_json,
+    write_record,
 )
-from train.common.hosts import once
+from train.common.hosts import on_process_zero
 from train.config.experiment import (
     Experiment,
-    as_json,
-    differences,
-    unequal,
+    described_differences,
+    experiment_json,
+    unequal_settings,
 )
-from train.config.resuming import bound, class_of, conflicts
+from train.config.resuming import binding_settings, class_of, resume_conflicts
 from train.data import special, text
 from train.plan.methods import LARGE
 from train.state.heads import say_notes, split
@@ -123,20 +123,20 @@ class Workdir:
             "copy the one that the same command writes at the start of a run in another --workdir"
         )
         way_out = f"restore it from a backup, or {copy}"
-        found = _typed(self._config, read_json(self._config, way_out, _OWN), _CONFIG, way_out)
+        found = _typed(self._config, read_record(self._config, way_out, _OWN), _CONFIG, way_out)
         _typed(self._config, found["data"], dict.fromkeys(found["data"], dict), way_out)
         return found
 
     @property
     def scores(self) -> dict[str, dict[str, float]] | None:
         """The scores of the last model on its task, by split and metric; None if not evaluated."""
-        return read_json(self._scores, _COMPUTED_AGAIN) if os.path.lexists(self._scores) else None
+        return read_record(self._scores, _COMPUTED_AGAIN) if os.path.lexists(self._scores) else None
 
     def keep_scores(self, scores: dict[str, dict[str, float]]) -> None:
-        once(lambda: self._keep_scores(scores))
+        on_process_zero(lambda: self._keep_scores(scores))
 
     def _keep_scores(self, scores: dict[str, dict[str, float]]) -> None:
-        write_json(self._scores, scores)
+        write_record(self._scores, scores)
         result = self.result
         write_card(self.folder, self.config, result, from_json(result["model"]), scores)
 
@@ -144,11 +144,13 @@ class Workdir:
     def evaluated(self) -> dict[str, dict[str, Any]]:
         """The scores of the last model without further training, by evaluation."""
         return (
-            read_json(self._evaluated, _COMPUTED_AGAIN) if os.path.lexists(self._evaluated) else {}
+            read_record(self._evaluated, _COMPUTED_AGAIN)
+            if os.path.lexists(self._evaluated)
+            else {}
         )
 
     def keep_evaluated(self, results: dict[str, dict[str, Any]]) -> None:
-        write_json(self._evaluated, self.evaluated | results)
+        write_record(self._evaluated, self.evaluated | results)
 
     @property
     def result(self) -> dict[str, Any]:
@@ -157,7 +159,7 @@ class Workdir:
         Raises:
           UserError: ``result.json`` is missing or damaged.
         """
-        return _typed(self._result, read_json(self._result, self.again), _RESULT, self.again)
+        return _typed(self._result, read_record(self._result, self.again), _RESULT, self.again)
 
     def lines(self) -> list[dict[str, Any]]:
         """Return the lines of the log of a finished run.
@@ -174,7 +176,7 @@ class Workdir:
         lines = []
         for n, line in enumerate(content.splitlines(), 1):
             try:
-                lines.append(checked_json(line, ("phase", "step")))
+                lines.append(parsed_json(line, ("phase", "step")))
             except ValueError as error:
                 raise UserError(
                     f"{self.log} is damaged: line {n}: {error}; {self.again}"
@@ -188,7 +190,7 @@ class Workdir:
           UserError: the parameters are missing or damaged.
         """
         if not (self.folder / "params").is_dir():  # finished by a version that did not export them
-            return checkpoint.load(self.checkpoints, LARGE, self.result.get("steps"))
+            return checkpoint.checkpoint_params(self.checkpoints, LARGE, self.result.get("steps"))
         try:
             return orbax.Orbax(self.folder).params()
         except CheckpointError as error:
@@ -216,16 +218,16 @@ class Workdir:
             self._check_unused()
             return
         there = self.config
-        mine = as_json(experiment)
+        mine = experiment_json(experiment)
         known = "corpus" in there
-        before = _settings(there)
-        other = conflicts(before, mine, bound(experiment), known)
+        before = _own_settings(there)
+        other = resume_conflicts(before, mine, binding_settings(experiment), known)
         if other:
             raise UserError(
                 f"{self.folder} contains a run of another config (values there and here: {'; '.join(other[:8])}); "
                 "give another --workdir"
             )
-        moved = any(class_of(name, mine) == "place" for name in unequal(before, mine))
+        moved = any(class_of(name, mine) == "place" for name in unequal_settings(before, mine))
         if known and moved and self.finished:
             self.same_data(there["corpus"], experiment.data.identity(experiment.model))
 
@@ -245,7 +247,7 @@ class Workdir:
         if os.path.lexists(self._config):
             try:
                 # A run that was killed early has written its config and, after it, its tokenizer.
-                if "corpus" in read_json(self._config, "", _OWN):
+                if "corpus" in read_record(self._config, "", _OWN):
                     others = [name for name in others if name not in _EARLY]
             except UserError:
                 others.append(self._config.name)
@@ -284,9 +286,9 @@ class Workdir:
         self._check_unused()
         self.checkpoints.mkdir(exist_ok=True)
         order = {key: source.config[key] for key in ("order",) if key in source.config}
-        write_json(self._config, as_json(experiment) | order)
+        write_record(self._config, experiment_json(experiment) | order)
         # The lines after the checkpoint are cut off when the run starts.
-        self.copy_board(source, checkpoint.record(kept).cost.events)
+        self.copy_board(source, checkpoint.checkpoint_record(kept).cost.events)
         write_bytes(self.log, read_own(source.log))
         kept.rename(self.checkpoints / kept.name)
         return True
@@ -310,7 +312,7 @@ class Workdir:
           UserError: another process uses the folder.
         """
         with ExitStack() as held:
-            once(lambda: self._lock(held))
+            on_process_zero(lambda: self._lock(held))
             held.callback(self._held.clear)
             yield
 
@@ -319,7 +321,7 @@ class Workdir:
         # because some network file systems can lock only files.
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
-            if (handle := lock_folder(self.folder)) is not None:
+            if (handle := locked_folder(self.folder)) is not None:
                 held.callback(os.close, handle)
                 self._held.append((handle, self.folder))
             file = held.enter_context(lock_file(self.folder / ".lock", wait=False))
@@ -371,15 +373,17 @@ class Workdir:
         if self.begun:
             there = self.config
             sources = there.get("sources", {}) | sources
-            new = _changed(there, as_json(experiment), step)
+            new = _setting_changes(there, experiment_json(experiment), step)
             said = [
                 f"{c['setting']} is {c['after']!r} from step {step} on; it was {c['before']!r}"
                 for c in new
             ]
-            changes = _joined(there.get("changes", []), new, step)
+            changes = _joined_changes(there.get("changes", []), new, step)
         about = {"corpus": corpus, "sources": sources, "changes": changes, "from": origin}
         about |= {"order": order}
-        write_json(self._config, as_json(experiment) | {k: v for k, v in about.items() if v})
+        write_record(
+            self._config, experiment_json(experiment) | {k: v for k, v in about.items() if v}
+        )
         return said
 
     def check_data(self, corpus: Mapping[str, Any]) -> None:
@@ -406,7 +410,8 @@ class Workdir:
         """
         if any(there.get(key) != here.get(key) for key in _WHAT):
             raise UserError(
-                f"the run in {self.folder} was started with other data: {_named(there)} there, {_named(here)} here; "
+                f"the run in {self.folder} was started with other data: {_described_data(there)} there, "
+                f"{_described_data(here)} here; "
                 f"{_data_advice(there, here)}, or give another --workdir"
             )
 
@@ -448,7 +453,7 @@ class Workdir:
           data: data of the experiment.
           head: task and labels of the head, which are recorded with the model.
         """
-        once(self.still_alone)
+        on_process_zero(self.still_alone)
         # A single process exports from the host, because this does not compile any program.
         orbax.export(
             self.folder,
@@ -456,7 +461,7 @@ class Workdir:
             jax.device_get(params) if jax.process_count() == 1 else params,
             head,
         )
-        once(lambda: self._end(result, config, data))
+        on_process_zero(lambda: self._end(result, config, data))
 
     def keep_inputs(self, data: Any, config: Config) -> None:
         """Write the tokenizer of the data, if they are text, and the inputs for `transformers`.
@@ -477,10 +482,10 @@ class Workdir:
         write_card(self.folder, self.config, result, config, self.scores)
         # Everything that the result describes must be on the disk before it.
         sync(self.folder)
-        write_json(self._result, result)
+        write_record(self._result, result)
 
 
-def imported(
+def imported_model(
     folder: Path, config: Config, mesh: Mesh, headless: bool = False
 ) -> tuple[TrainState, dict[str, Any] | None]:
     """Load an existing model onto a mesh, with its parameters in float32 or a wider dtype.
@@ -520,7 +525,7 @@ def imported(
     for name in config.run_by:
         has.pop(name, None)
         wanted.pop(name, None)
-    wrong = differences(has, wanted)
+    wrong = described_differences(has, wanted)
     if headless:
         params = config.body_from(split(params)[0], source.config)
         wrong = [text for text in wrong if text.partition(":")[0] not in _OF_HEADS]
@@ -531,7 +536,7 @@ def imported(
     say_notes(source)
     if unfinished:
         step = intact.newest_step(run.checkpoints) if step is None else step
-        cost = checkpoint.record(run.checkpoints / str(step)).cost
+        cost = checkpoint.checkpoint_record(run.checkpoints / str(step)).cost
         return TrainState(params, None, config), cost.as_json()
     return TrainState(params, None, config), run.result if run.finished else None
 
@@ -546,7 +551,7 @@ def _stored(run: Workdir, config: Config) -> Source | None:
     )
 
 
-def load(folder: str | Path, name: str | None = None, step: int | None = None) -> Tree:
+def load_params(folder: str | Path, name: str | None = None, step: int | None = None) -> Tree:
     """Load parameters of a run, as NumPy arrays.
 
     Without ``name`` and ``step``, they are the final parameters of a finished run, or the
@@ -563,7 +568,7 @@ def load(folder: str | Path, name: str | None = None, step: int | None = None) -
     run = Workdir(folder)
     if run.finished and name is None and step is None:
         return run.params()
-    return checkpoint.load(run.checkpoints, name or LARGE, step)
+    return checkpoint.checkpoint_params(run.checkpoints, name or LARGE, step)
 
 
 def _typed(
@@ -578,24 +583,26 @@ def _typed(
     return content
 
 
-def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+def _own_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of the experiment in a ``config.json``."""
     return {k: v for k, v in config.items() if k not in _ABOUT}
 
 
-def _changed(there: Mapping[str, Any], here: Mapping[str, Any], step: int) -> list[dict[str, Any]]:
+def _setting_changes(
+    there: Mapping[str, Any], here: Mapping[str, Any], step: int
+) -> list[dict[str, Any]]:
     """List the settings that differ between two ``config.json`` when a run continues at ``step``.
 
     A setting that an earlier version did not have is left out.
     """
     return [
         {"step": step, "setting": name, "before": before, "after": after}
-        for name, (before, after) in unequal(_settings(there), here).items()
+        for name, (before, after) in unequal_settings(_own_settings(there), here).items()
         if before is not None or "." in name
     ]
 
 
-def _joined(
+def _joined_changes(
     earlier: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]], step: int
 ) -> list[dict[str, Any]]:
     """Return all changes of a run that continues at ``step``, at most one of a setting at a step.
@@ -625,7 +632,7 @@ def _data_advice(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
     )
 
 
-def _named(identity: Mapping[str, Any]) -> str:
+def _described_data(identity: Mapping[str, Any]) -> str:
     """Format an identity: ``wiki (train 0123456789ab, valid 0123456789ab, tokenizer bytes)``."""
     keys = ("python", *_WHAT)
     return f"{identity['name']} ({', '.join(f'{k} {identity[k][:12]}' for k in keys if k in identity)})"

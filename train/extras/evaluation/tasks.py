@@ -7,7 +7,7 @@ from jaxgrow.checkpoints.io.files import at_step
 from jaxgrow.typed import from_json
 from jaxgrow.untrusted import one_line
 from train.common.errors import UserError
-from train.common.files import read_json
+from train.common.files import read_record
 from train.data.text import name_of
 from train.extras.evaluation.benchmarks import Benchmarks
 from train.extras.evaluation.perplexity import files_of, is_text, perplexity
@@ -71,7 +71,7 @@ def _learned(model: Path, name: str, data: Path, tokenizer: str | None) -> dict[
     was = run.config["data"].get("Labelled", {}) if run.finished else {}
     length = config_of(model).length
     if (file := home / "tokenizer_config.json").is_file():
-        most = read_json(file, "restore it").get("model_max_length")
+        most = read_record(file, "restore it").get("model_max_length")
         with one_line(UserError, f"{file} has no usable model_max_length"):
             length = int(min(length, from_json(most, float | None) or length))
     read: dict[str, Any] = {"length": length} | {

@@ -24,7 +24,7 @@ from jaxgrow.checkpoints.io.checksums import sha256
 from jaxgrow.models import Config
 from jaxgrow.untrusted import limits, open_regular
 from train.common.errors import UserError
-from train.common.files import read_json, write_json
+from train.common.files import read_record, write_record
 from train.data.cache import again, cache_folder, cached
 from train.data.corpus import prepared
 from train.data.dataset import Batch, Source, more_held_out
@@ -161,7 +161,7 @@ class Images(Supervised):
         from train.extras.images.processor import FILE, described
 
         sizes = config.integers()
-        write_json(folder / FILE, described(self, sizes["image"], sizes["channels"]))
+        write_record(folder / FILE, described(self, sizes["image"], sizes["channels"]))
         return {}
 
 
@@ -414,7 +414,7 @@ def _folder(data: Images) -> _Kept:
     folder = cache_folder(data.cache, [str(path.resolve()), data.size], key)
     cached(folder, lambda work: _decode(path, data.size, work))
     store = _mapped(folder)
-    about = read_json(folder / "about.json", again(folder), ("classes", "content", "trained"))
+    about = read_record(folder / "about.json", again(folder), ("classes", "content", "trained"))
     size, channels = store.pixels.shape[2:]
     split = None
     if about["trained"] < len(store):
@@ -540,7 +540,9 @@ def _decode(path: Path, size: int | None, work: Path) -> None:
     content = hashlib.sha256(
         "".join(sha256(work / f"{part}.npy") for part in ("pixels", "labels")).encode()
     ).hexdigest()
-    write_json(work / "about.json", {"classes": classes, "content": content, "trained": len(train)})
+    write_record(
+        work / "about.json", {"classes": classes, "content": content, "trained": len(train)}
+    )
 
 
 def _write_pixels(path: Path, names: list[str], size: int | None, file: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from train.common.errors import UserError
-from train.common.files import read_json
+from train.common.files import read_record
 from train.data.decoding import readable
 from train.extras.images.images import Images
 
@@ -68,7 +68,7 @@ def normal_in(folder: Path) -> Normal | None:
             return _read(file)
     if (folder / "result.json").is_file() and os.path.lexists(config):
         with readable(config, "restore it from a backup"):
-            about = read_json(config, "restore it from a backup")
+            about = read_record(config, "restore it from a backup")
             was = about.get("data", {}).get("Images", {})
             if "mean" in was and "std" in was:
                 return Normal(*(tuple(map(float, was[part])) for part in ("mean", "std")))
@@ -76,7 +76,7 @@ def normal_in(folder: Path) -> Normal | None:
 
 
 def _read(file: Path) -> Normal | None:
-    about = read_json(file, "download it again")
+    about = read_record(file, "download it again")
     factor = about.get("rescale_factor", 1 / 255)
     if (
         not about.get("do_rescale", True)

@@ -12,7 +12,7 @@ from jaxgrow.layerdrop import LayerDrop
 from jaxgrow.models import Adapter, Config
 from jaxgrow.optim.freeze import Freeze
 from train.common.errors import UserError
-from train.config.experiment import Experiment, check, checking
+from train.config.experiment import Experiment, check_experiment, settings_errors
 from train.data.text import name_of
 from train.extras.adapting import loaded
 from train.extras.images.images import Images, images
@@ -124,7 +124,7 @@ class FineTuning:
         inputs, _ = task.train.sample(0, np.random.default_rng(0))
         examples = len(next(iter(task.valid.values())))
         each = len(task.train) / self.batch
-        with checking(f"{self.name} with the model in {folder}"):
+        with settings_errors(f"{self.name} with the model in {folder}"):
             model = config.for_task(task.head, task.classes, inputs)
             new = model != config or not keeps(learned(folder), task.of_head, task.head)
             steps = max(1, round(self.epochs * each))
@@ -142,7 +142,7 @@ class FineTuning:
                 eval_batches=max(1, (examples - self._probed) // self.batch),
                 checkpoint_every=max(1, round(each)),
             )
-            check(experiment)
+            check_experiment(experiment)
         return experiment
 
     @property

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxgrow.models import Config
-from train.common.files import read_json, write_json
+from train.common.files import read_record, write_record
 from train.data.text import save_tokenizer, tokenizer_of
 from train.extras.labelled.encoding import PADS, Encoder, Frame
 
@@ -25,7 +25,7 @@ def write_framing(name: str, length: int, config: Config, folder: Path) -> dict[
     loaded = tokenizer_of(folder)
     loaded.post_processor = _framing(loaded, encoder.frame)
     save_tokenizer(loaded, folder)
-    about = read_json(folder / "tokenizer_config.json", "")
+    about = read_record(folder / "tokenizer_config.json", "")
     pad = _padding(loaded, encoder.frame)
     ends = {"eos_token": encoder.frame.end[-1], "pad_token": pad}
     about |= {role: loaded.id_to_token(number) for role, number in ends.items()}
@@ -35,7 +35,7 @@ def write_framing(name: str, length: int, config: Config, folder: Path) -> dict[
         "truncation_side": "right",
     }
     about |= {"model_input_names": _input_names(config)}
-    write_json(folder / "tokenizer_config.json", about)
+    write_record(folder / "tokenizer_config.json", about)
     return {"eos_token_id": encoder.frame.end[-1]} | (
         {} if encoder.own_pad else {"pad_token_id": pad}
     )

@@ -8,10 +8,10 @@ from typing import TypeAlias
 
 from train.common.errors import Diverged, UserError
 from train.common.output import say
-from train.config.experiment import warn
+from train.config.experiment import print_warnings
 from train.extras.labelled.downstream import FineTuning
 from train.extras.labelled.supervised import score
-from train.run.trainer import run
+from train.run.trainer import run_experiment
 from train.store.workdir import Workdir
 
 Scores: TypeAlias = Mapping[str, Mapping[str, float]]  # split -> metric -> value
@@ -45,9 +45,9 @@ def tune_model(tuning: FineTuning, model: Path, workdir: Path) -> dict[float, li
 
 def _one(tuning: FineTuning, model: Path, rate: float, seed: int, workdir: Path) -> Scores:
     experiment = tuning.of(model, rate, seed)
-    warn(experiment)
+    print_warnings(experiment)
     folder = workdir / f"{experiment.name}-seed{seed}"
-    run(experiment, folder)
+    run_experiment(experiment, folder)
     kept = Workdir(folder)
     if (scores := kept.scores) is None:
         scores = score(folder, experiment.data)  # type: ignore[arg-type]
