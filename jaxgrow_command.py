@@ -5,9 +5,9 @@ import sys
 
 def main() -> int:
     """Run `jaxgrow.cli.program.main` and return its exit status."""
-    from jaxgrow.signals import leaving
+    from jaxgrow.signals import leave_at_once
 
-    with leaving():
+    with leave_at_once():
         from jaxgrow.cli.program import main as run
     return run()
 

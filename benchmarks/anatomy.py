@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run from anywhere, installed or not
 
 from benchmarks.common import environment, parser, save
-from jaxgrow.axes import LAYERS, cut, leaves, role
+from jaxgrow.axes import LAYERS, leaves, role_of, split_kernel
 from jaxgrow.layerdrop import layer_sensitivity
 from train.data.formats import text
 from train.data.windows import next_tokens
@@ -92,9 +92,13 @@ def anatomy(folder: Path, file: Path) -> dict[str, Any]:
         if names[0] != LAYERS:
             continue
         squares += (np.asarray(g, np.float64) ** 2).reshape(config.layers, -1).sum(1)
-        if role(path, names) == "kernel":
+        if role_of(path, names) == "kernel":
             directions.append(
-                used(w.reshape(config.layers, math.prod(w.shape[1 : 1 + len(cut(names).read)]), -1))
+                used(
+                    w.reshape(
+                        config.layers, math.prod(w.shape[1 : 1 + len(split_kernel(names).read)]), -1
+                    )
+                )
             )
     matters = layer_sensitivity(
         lambda keep_mask, b: at(params, keep_mask, b), config.layers, batches

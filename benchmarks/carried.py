@@ -10,7 +10,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from configs.wikipedia_gpu import DATA
-from jaxgrow.tables import aligned
+from jaxgrow.tables import align_columns
 from train.common.errors import UserError
 
 ROOT = Path(__file__).parents[1]
@@ -104,7 +104,7 @@ def carried(folder: Path = PREPARED) -> str:
     total = sum(parts.values())
     rows = [(name, f"{bytes_ / 2**20:.1f}") for name, bytes_ in parts.items()]
     rows.append(("total", f"{total / 2**20:.1f} of {LIMIT / 2**20:.0f}"))
-    table = aligned(("carried", "MiB"), rows, right=(1,))
+    table = align_columns(("carried", "MiB"), rows, right=(1,))
     if not (folder / "corpus").is_dir():
         table += f"\nThe corpus and the packages are not there: --prepare {folder}"
     if total > LIMIT:

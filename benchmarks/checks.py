@@ -33,7 +33,7 @@ from benchmarks.common import alternate, environment, parser, ratios, save, show
 from jaxgrow import untrusted
 from jaxgrow.checkpoints import open_checkpoint
 from jaxgrow.checkpoints.io.checksums import damage, seal
-from jaxgrow.tables import aligned
+from jaxgrow.tables import align_columns
 from jaxgrow.untrusted import CheckedPath
 from train.data.cache import SUMS
 
@@ -181,7 +181,7 @@ def main() -> None:
         }
         found |= measure(sides, max(3, a.rounds // 9))
     rows = [(name, shown(of["milliseconds"]), shown(of["ratio"], 3)) for name, of in found.items()]
-    print(aligned(("", "milliseconds", "ratio"), rows))
+    print(align_columns(("", "milliseconds", "ratio"), rows))
     save(a.json, {"environment": environment("safetensors", "jax"), "sides": found})
 
 

@@ -27,7 +27,7 @@ from benchmarks.transform import config_of
 from jaxgrow import checkpoints
 from jaxgrow.checkpoints.source import Leaf, initial_layout
 from jaxgrow.models import Config, GPT2Config
-from jaxgrow.tables import aligned
+from jaxgrow.tables import align_columns
 
 ROOT = Path(__file__).parents[1]
 
@@ -201,7 +201,7 @@ def main() -> None:
         cells += [f"{row[name]:.{digits}f}" for name, digits in peaks.items() if name in row]
         rows.append(cells)
     head = ("", "seconds", "time / copy", "peak MB", "peak / result", "peak above small / result")
-    print(aligned(head, rows, right=range(1, 6)))
+    print(align_columns(head, rows, right=range(1, 6)))
     save(a.json, result)
 
 

@@ -231,9 +231,9 @@ def main() -> None:
     ]
     head = ("", "", "tokens/s", "speed / torch", "in processor time")
     # Loading JAX at the top would also load it into the process that measures torch.
-    from jaxgrow.tables import aligned
+    from jaxgrow.tables import align_columns
 
-    print(aligned(head, rows, right=(2, 3, 4)))
+    print(align_columns(head, rows, right=(2, 3, 4)))
     about = {name: getattr(a, name) for name in ("texts", "prompt", "new", "rounds")}
     save(a.json, result | {"size": size, **about, "cores_used": a.cores, "works": works})
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.common import environment, parser, save
-from jaxgrow.tables import aligned
+from jaxgrow.tables import align_columns
 
 ROOT = Path(__file__).parents[1]
 PYTHON = sys.executable
@@ -158,7 +158,7 @@ def main() -> None:
     print(f"{about['machine']}, {about['cores']} cores, load {about['load']}: {about['versions']}")
     rows = [row_of(name) for name in given.figures or FIGURES]
     head = ("figure", "cpu s", "wall s", "old", "limit", "what")
-    print(aligned(head, rows, right=(1, 2)))
+    print(align_columns(head, rows, right=(1, 2)))
     save(
         given.json, {"environment": about, "rows": [dict(zip(head, r, strict=True)) for r in rows]}
     )

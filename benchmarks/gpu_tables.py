@@ -8,8 +8,8 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.gpu_plan import EXPERIMENTS, FORECASTS, RESULTS, Forecast, Training
-from jaxgrow.tables import markdown
-from jaxgrow.typed import made
+from jaxgrow.tables import markdown_table
+from jaxgrow.typed import build_dataclass
 from train.analysis.runs import Run
 from train.analysis.savings import Comparison
 from train.extras.advice.evidence import amount, names
@@ -70,13 +70,13 @@ def forecast_table(results: Path = RESULTS) -> str:
     heads = ["experiment", "parameters", "trained first", "seeds", "forecast", "95 % interval"]
     heads += ["FLOPs saved", "within the interval"]
     body = []
-    for forecast in (made(Forecast, row) for row in json.loads(FORECASTS.read_text())):
+    for forecast in (build_dataclass(Forecast, row) for row in json.loads(FORECASTS.read_text())):
         low, high = (forecast.saved + sign * forecast.interval for sign in (-1, 1))
         cells = [forecast.experiment, amount(forecast.parameters), names()[forecast.method]]
         cells += [", ".join(map(str, forecast.seeds)), f"{forecast.saved:.1f} %"]
         cells += [f"{low:.1f} to {high:.1f} %", *_outcome(forecast, results)]
         body.append(cells)
-    return markdown(heads, body)
+    return markdown_table(heads, body)
 
 
 def _outcome(forecast: Forecast, results: Path) -> tuple[str, str]:
@@ -117,7 +117,7 @@ def run_table(results: Path = RESULTS) -> str:
         for model in MODELS:
             for row in comparison(runs, model):
                 body.append([card, *_cells(row["of"], row)])
-    return markdown(heads, body or [_empty(heads)])
+    return markdown_table(heads, body or [_empty(heads)])
 
 
 def _cells(run: Run, row: dict[str, Any]) -> list[str]:
@@ -189,7 +189,7 @@ def _simple(results: Path, name: str, which: Any, cells: Any) -> str:
             run = runs.get(f"{name}/{training.name}")
             if run is not None and which(training):
                 body.append([card, *cells(training, run)])
-    return markdown(heads, body or [_empty(heads)])
+    return markdown_table(heads, body or [_empty(heads)])
 
 
 def measured_table(results: Path = RESULTS) -> str:
@@ -199,7 +199,7 @@ def measured_table(results: Path = RESULTS) -> str:
     for file in sorted(results.glob("*/E3/*/about.json")):
         row = json.loads(file.read_text())["row"]
         body.append([file.parents[2].name, file.parent.name, _figures(row)])
-    return markdown(heads, body or [_empty(heads)])
+    return markdown_table(heads, body or [_empty(heads)])
 
 
 def _figures(row: Any) -> str:

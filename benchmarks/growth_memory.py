@@ -16,10 +16,10 @@ import numpy as np
 
 from benchmarks.common import environment, parser, save
 from jaxgrow import compose, grow
-from jaxgrow.axes import axis
+from jaxgrow.axes import axis_of
 from jaxgrow.growth.maps import Growth
 from jaxgrow.operators import aki, hypercloning, stack
-from jaxgrow.sharding import spec
+from jaxgrow.sharding import partition_spec
 from train.extras.aot.machines import Machine, described
 from train.state.mesh import Mesh
 
@@ -57,8 +57,8 @@ def row(
     names = LEAVES[leaf]
     count = len(machine.devices)
     mesh = Mesh(1, fsdp, count // fsdp).over(list(machine.devices))
-    shape = tuple(sizes[axis(name)] for name in names)
-    where = jax.sharding.NamedSharding(mesh, spec(names, shape, mesh))
+    shape = tuple(sizes[axis_of(name)] for name in names)
+    where = jax.sharding.NamedSharding(mesh, partition_spec(names, shape, mesh))
     x = jax.ShapeDtypeStruct(shape, np.float32, sharding=where)
     with jax.set_mesh(mesh):
         program = jax.jit(partial(_grown, growth, names)).lower(x)

@@ -28,7 +28,7 @@ import numpy as np
 from scipy.optimize import curve_fit
 
 from benchmarks.curves import logged_runs
-from jaxgrow.tables import markdown
+from jaxgrow.tables import markdown_table
 from train.analysis.runs import Run
 
 Clock: TypeAlias = Literal["steps", "intrinsic time"]
@@ -199,7 +199,7 @@ def table_of_lags() -> str:
     for group, method, rate, found in lags():
         cells = [group.model, str(group.tokens), f"{rate:g}", method, str(len(found["steps"]))]
         body.append(cells + [", ".join(f"{x:.2f}" for x in values) for values in found.values()])
-    return markdown(heads, body)
+    return markdown_table(heads, body)
 
 
 def spread(clock: Clock, method: str = "") -> float:
@@ -230,7 +230,7 @@ def table_of_gaps() -> str:
         "last gap, predicted from the other runs",
         "last gap, predicted from its first four gaps",
     ]
-    return markdown(heads, body)
+    return markdown_table(heads, body)
 
 
 def main() -> None:

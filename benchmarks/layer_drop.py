@@ -31,7 +31,7 @@ from benchmarks.common import add_sizes, between, environment, parser, save, sho
 from jaxgrow import flops
 from jaxgrow.layerdrop import KeepMask
 from jaxgrow.models import GPT2Config
-from jaxgrow.tables import aligned
+from jaxgrow.tables import align_columns
 from train.data.windows import next_tokens
 from train.state.model import TrainState, loss
 from train.state.optim import Optim, transformation
@@ -215,7 +215,7 @@ def main() -> None:
         lines += [(f"{name}, {remat}", *cells(row)) for name, row in rows.items()]
         result[remat] = rows
     head = ("", "ideal", "time / dense", "over the ideal", "seconds", "GB", "host waits")
-    print(aligned(head, lines, right=range(1, 7)))
+    print(align_columns(head, lines, right=range(1, 7)))
     save(a.json, result | {"size": vars(config), "batch": a.batch, "rounds": a.rounds})
 
 

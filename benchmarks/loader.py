@@ -21,7 +21,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run from anywhere, installed or not
 
 from benchmarks.common import alternate, environment, parser, ratios, save, shown, summary
-from jaxgrow.tables import aligned
+from jaxgrow.tables import align_columns
 from train.data.batches import Stream, training
 from train.data.windows import Windows
 from train.extras.images.augment import DEIT
@@ -112,13 +112,13 @@ def main() -> None:
         cells = (shown(row["milliseconds_a_sample"], 4), shown(row["ratio"]), shown(row["waited"]))
         rows.append((str(n), *cells))
     head = ("batch", "ms per sample", f"over batch of {SIZES[0]}", "fraction of step waited")
-    print(aligned(head, rows, right=range(4)))
+    print(align_columns(head, rows, right=range(4)))
 
     result["deit"] = augment(a.rounds)
     names = ("a thread", "a process", "2 processes")
     rows = [(names[workers], *map(shown, row.values())) for workers, row in result["deit"].items()]
     head = ("DeiT", "ms per sample", "throughput over that of a thread")
-    print(f"\n{aligned(head, rows, right=(1, 2))}")
+    print(f"\n{align_columns(head, rows, right=(1, 2))}")
     save(a.json, result)
 
 

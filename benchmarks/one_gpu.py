@@ -41,7 +41,7 @@ from benchmarks.gpu_measurements import measurements
 from benchmarks.gpu_plan import EXPERIMENTS, Cost, Store, Training
 from benchmarks.gpu_tables import summary
 from benchmarks.scale import Loop
-from jaxgrow.tables import aligned
+from jaxgrow.tables import align_columns
 from train.analysis.comparing import attempt_run
 from train.common.errors import UserError, exits_cleanly
 from train.plan.methods import Scratch
@@ -334,7 +334,7 @@ def planned(store: Store) -> str:
             total, left = sum(limit for _, limit, *_ in todo) * 0.4, len(todo)
         rows.append((name, f"{left} without results", "", "", f"{total:.0f}"))
     head = ("experiment", "run", "steps", "FLOPs", "seconds")
-    return aligned(head, rows, right=(2, 3, 4))
+    return align_columns(head, rows, right=(2, 3, 4))
 
 
 def write_forecasts() -> None:

@@ -34,7 +34,7 @@ import numpy as np
 from benchmarks.common import Rows, alone, between, environment, parser, shown, summary
 from jaxgrow.layerdrop import LayerDrop
 from jaxgrow.models import Config, GPT2Config
-from jaxgrow.tables import aligned
+from jaxgrow.tables import align_columns
 from train.config.experiment import Experiment, load_experiment
 from train.data import batches
 from train.extras.aot.compilation import AotRun, Program
@@ -159,7 +159,7 @@ def ahead(found: Rows, only: str) -> None:
             continue
         rows.append((short, *_cells(r)))
     head = ("", "state", "other", "total", "s", "by", "tokens/s", "sent", "GB/s")
-    print(aligned(head, rows, right=range(1, 9)))
+    print(align_columns(head, rows, right=range(1, 9)))
 
 
 def _cells(r: dict[str, Any]) -> tuple[str, ...]:
@@ -299,7 +299,7 @@ def here(found: Rows, rounds: int) -> None:
         ms = {k: x * 1e3 for k, x in row["seconds"].items()}
         rows.append((name, shown(ms, 1), shown(row["ratio"])))
     head = ("one batch, number of devices", "ms per step", "over mesh, 1")
-    print(aligned(head, rows, right=(1, 2)))
+    print(align_columns(head, rows, right=(1, 2)))
     loops = over_devices(counts, TINY, 4)
     one = jax.devices()[:1]
     loops["mesh, 1, eight times as deep"] = Loop(experiment(replace(TINY, layers=8), 4), one)
@@ -317,7 +317,7 @@ def here(found: Rows, rounds: int) -> None:
         medians = (f"{row[p]['median']:.0f}" for p in PARTS)
         rows.append((name, *medians, shown(row["all"], 0), shown(row["elapsed"], 0)))
     head = ("host work per step, microseconds", *PARTS, "all", "elapsed")
-    print(f"\n{aligned(head, rows, right=range(1, len(head)))}")
+    print(f"\n{align_columns(head, rows, right=range(1, len(head)))}")
 
 
 def main() -> None:

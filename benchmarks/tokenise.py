@@ -32,7 +32,7 @@ import pyarrow.parquet as pq
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run from anywhere, installed or not
 
 from benchmarks.common import Rows, alternate, environment, parser, ratios, save, shown, summary
-from jaxgrow.tables import aligned
+from jaxgrow.tables import align_columns
 from train.data.formats import PIECE, text
 
 SIZES = (1, 4, 16)
@@ -189,7 +189,7 @@ def grow(file: Path, tokenizer: str, gigabytes: list[float], found: Rows) -> Non
                 cells = (f"{count:,}", f"{seconds:.0f}", f"{anonymous:.0f}", f"{peak:.0f}")
                 rows.append((f"{what} {size:g} GB", *cells))
     head = ("", "documents", "seconds", "anonymous MiB", "peak MiB")
-    print(aligned(head, rows, right=range(1, 5)))
+    print(align_columns(head, rows, right=range(1, 5)))
 
 
 def formats(file: Path, tokenizer: str, megabytes: float, rounds: int) -> dict[str, dict[str, Any]]:
@@ -258,7 +258,7 @@ def main() -> None:
         megabytes, *others = row.values()
         rows.append((side, f"{megabytes:.0f}", *map(shown, others)))
     head = ("", "MB", "MB/s", "peak MiB", "worker peak MiB", "peak over 1x")
-    print(aligned(head, rows, right=range(1, 6)))
+    print(align_columns(head, rows, right=range(1, 6)))
     save(a.json, result)
 
 

@@ -237,9 +237,9 @@ def main() -> None:
         rows.append((name, *speeds(side, 0), losses))
     head = ("", "tokens/s", "speed / torch", "in processor time", "first losses")
     # Loading JAX at the top would also load it into the process that measures torch.
-    from jaxgrow.tables import aligned
+    from jaxgrow.tables import align_columns
 
-    print(aligned(head, rows, right=(1, 2, 3)))
+    print(align_columns(head, rows, right=(1, 2, 3)))
     about = {"size": size | {"batch": a.batch}, "rounds": a.rounds, "cores_used": a.cores}
     save(a.json, result | about | {"sides": sides})
 

@@ -26,7 +26,7 @@ from benchmarks.common import alone, alternate, environment, parser, ratios, sav
 from jaxgrow import grow, operators, swap
 from jaxgrow.growth.maps import Growth
 from jaxgrow.models import GPT2Config
-from jaxgrow.tables import aligned
+from jaxgrow.tables import align_columns
 
 # Each entry makes a growth from the sizes of the large tree. The small tree, from which growing
 # starts and at which coalescing ends, has half of the size.
@@ -200,7 +200,7 @@ def main() -> None:
         rows.append((f"{kind} {name}", *(shown(row[rate]) for rate in rates), f"{peak:.2f}"))
         result["transforms"][f"{kind} {name}"] = row
     head = ("", "GB/s", "copy, GB/s", "speed / copy", "peak memory")
-    print(aligned(head, rows, right=range(1, 5)))
+    print(align_columns(head, rows, right=range(1, 5)))
     save(a.json, result)
 
 

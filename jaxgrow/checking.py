@@ -19,16 +19,16 @@ from jaxgrow.axes.names import (
     Axes,
     Names,
     Params,
-    axis,
+    axis_kind,
+    axis_of,
+    has_mark,
     is_layers,
     is_names,
-    kind,
     leaves,
-    marked,
     path,
-    reads,
+    reads_axis,
     sizes,
-    turned,
+    with_direction,
 )
 from jaxgrow.growth.apply import grow
 from jaxgrow.operators import hypercloning
@@ -144,7 +144,7 @@ class _Check:
         self.groups: dict[Group, list[str]] = {}
         for leaf, _, names in leaves(params, axes):
             self.groups.setdefault((re.sub(r"\d+", "*", leaf), names), []).append(leaf)
-        self.params = _drawn(params, axes, np.random.default_rng(seed))
+        self.params = _noisy_params(params, axes, np.random.default_rng(seed))
 
     @cached_property
     def before(self) -> list[np.ndarray]:
@@ -194,7 +194,7 @@ class _Check:
 
     def moved_layers(self) -> list[str]:
         """The message if the layers axis is on the wrong dimension in all parameters."""
-        stacked = {group: group[1] for group in self.groups if _is_stacked(group[1])}
+        stacked = {group: group[1] for group in self.groups if _is_below_layers(group[1])}
         if not stacked or self.tried({}) < TOLERANCE:
             return []
         for dim in range(max(len(names) for names in stacked.values())):
@@ -217,7 +217,7 @@ class _Check:
         if self.change({}) < TOLERANCE:
             return {}
         every = [(group, names) for group in self.groups for names in _toggled(group[1])]
-        every.sort(key=lambda one: _vector(one[1]))
+        every.sort(key=lambda one: _as_vector(one[1]))
         for count in range(1, len(every) + 1):
             if math.comb(len(every), count) > _TRIALS:
                 break
@@ -231,9 +231,9 @@ class _Check:
         messages: list[str] = []
         for group in self.groups:
             for i, name in enumerate(group[1]):
-                if not (_is_width(name) and reads(name)):
+                if not (_is_width(name) and reads_axis(name)):
                     continue
-                unmarked = _renamed(group[1], i, turned(name, read=False))
+                unmarked = _renamed(group[1], i, with_direction(name, read=False))
                 if self.tried({group: unmarked}) < 10 * TOLERANCE:
                     messages.append(
                         f"{group[0]}: without the mark {name!r} in {group[1]}, the outputs do not "
@@ -249,9 +249,9 @@ class _Check:
         shared = Counter(
             name
             for _, names in self.groups
-            if not _vector(names)
-            for name in dict.fromkeys(map(axis, names))
-            if kind(name) not in others
+            if not _as_vector(names)
+            for name in dict.fromkeys(map(axis_of, names))
+            if axis_kind(name) not in others
         )
         return [
             f"axis {name!r} is not doubled, so its marks are not verified"
@@ -261,7 +261,7 @@ class _Check:
 
     def attention(self) -> list[str]:
         """One message for each wrong suffix of ``head_dim`` in keys and in values."""
-        inner = [group for group in self.groups if _of_heads(group[1])]
+        inner = [group for group in self.groups if _along_heads(group[1])]
         if not inner or not any(_is_out(names) for _, names in self.groups):
             return []
         keys = [group for group in inner if _of_keys(group[1])]
@@ -271,13 +271,13 @@ class _Check:
         before = self.outputs(still)
         wrong = []
         for group in inner:
-            if group in keys or any(axis(n) in _SIDE_BY_SIDE for n in group[1]):
+            if group in keys or any(axis_of(n) in _SIDE_BY_SIDE for n in group[1]):
                 continue
             other = self.replaced(
                 [group], lambda x: x + self.rng.normal(size=x.shape).astype(x.dtype), still
             )
             is_value = _change(before, self.outputs(other)) > TOLERANCE
-            is_marked = marked(group[1], VALUE)
+            is_marked = has_mark(group[1], VALUE)
             if is_value and not is_marked:
                 wrong.append(
                     f"{group[0]}: the names {group[1]} are wrong; it belongs to the values of "
@@ -300,7 +300,7 @@ class _Check:
         )
 
 
-def _drawn(params: Params, axes: Axes, rng: np.random.Generator) -> Params:
+def _noisy_params(params: Params, axes: Axes, rng: np.random.Generator) -> Params:
     """Add noise to the parameters, so that no scale is one and no bias is zero.
 
     The noise of kernels is large enough for attention to depend on the queries. Its standard
@@ -310,9 +310,9 @@ def _drawn(params: Params, axes: Axes, rng: np.random.Generator) -> Params:
     def leaf(names: Names, x: Any) -> np.ndarray:
         known = np.zeros(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else np.asarray(x)
         one = math.prod(
-            n for n, name in zip(known.shape, names, strict=True) if not is_layers(axis(name))
+            n for n, name in zip(known.shape, names, strict=True) if not is_layers(axis_of(name))
         )
-        noise = 0.5 if _vector(names) else 1.5 / one**0.25
+        noise = 0.5 if _as_vector(names) else 1.5 / one**0.25
         return (known + noise * rng.normal(size=known.shape)).astype(known.dtype)
 
     return jax.tree.map(leaf, axes, params, is_leaf=is_names)
@@ -335,11 +335,11 @@ def _change(before: list[np.ndarray], after: list[np.ndarray]) -> float:
 
 
 def _is_width(name: str) -> bool:
-    return kind(axis(name)) in WIDTHS
+    return axis_kind(axis_of(name)) in WIDTHS
 
 
-def _vector(names: Names) -> bool:
-    return sum(not is_layers(axis(n)) for n in names) < 2
+def _as_vector(names: Names) -> bool:
+    return sum(not is_layers(axis_of(n)) for n in names) < 2
 
 
 def _renamed(names: Names, i: int, name: str) -> Names:
@@ -353,33 +353,34 @@ def _toggled(names: Names) -> Iterator[Names]:
     """
     for i, name in enumerate(names):
         if _is_width(name):
-            other = _renamed(names, i, turned(name, read=not reads(name)))
+            other = _renamed(names, i, with_direction(name, read=not reads_axis(name)))
             writes = any(
-                not reads(n) and not is_layers(axis(n)) and axis(n) != "head_dim" for n in other
+                not reads_axis(n) and not is_layers(axis_of(n)) and axis_of(n) != "head_dim"
+                for n in other
             )
-            if writes or _vector(names):
+            if writes or _as_vector(names):
                 yield other
 
 
 def _layers_at(names: Names, dim: int) -> Names:
     """The names with the layers axis moved to dimension ``dim``, or to the last one."""
-    layers = next(n for n in names if is_layers(axis(n)))
+    layers = next(n for n in names if is_layers(axis_of(n)))
     others = [n for n in names if n != layers]
     return (*others[:dim], layers, *others[dim:])
 
 
-def _is_stacked(names: Names) -> bool:
-    return any(is_layers(axis(n)) for n in names)
+def _is_below_layers(names: Names) -> bool:
+    return any(is_layers(axis_of(n)) for n in names)
 
 
 def _of_keys(names: Names) -> bool:
-    return any(axis(n) == "head_dim" and reads(n) for n in names)
+    return any(axis_of(n) == "head_dim" and reads_axis(n) for n in names)
 
 
-def _of_heads(names: Names) -> bool:
+def _along_heads(names: Names) -> bool:
     """Whether this is a kernel or bias of queries, keys or values."""
-    written = {axis(n) for n in names if not reads(n)}
-    return "head_dim" in map(axis, names) and bool(written & {"heads", "kv_heads"})
+    written = {axis_of(n) for n in names if not reads_axis(n)}
+    return "head_dim" in map(axis_of, names) and bool(written & {"heads", "kv_heads"})
 
 
 def _is_out(names: Names) -> bool:

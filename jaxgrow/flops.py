@@ -22,12 +22,12 @@ from jaxgrow.axes.names import (
     Axes,
     Names,
     Params,
-    axis,
+    axis_of,
     is_names,
     leaves,
     path,
-    reads,
-    role,
+    reads_axis,
+    role_of,
 )
 from jaxgrow.growth import maps
 from jaxgrow.growth.apply import products
@@ -234,10 +234,12 @@ def _kernels(axes: Axes, sizes: Mapping[str, float], each: Mapping[str, float]) 
     every = jax.tree_util.tree_leaves_with_path(axes, is_leaf=is_names)
 
     def cost(names: Names) -> float:
-        first = next((i for i, n in enumerate(names) if reads(n)), 0)
-        return 2 * math.prod((each if i < first else sizes)[axis(n)] for i, n in enumerate(names))
+        first = next((i for i, n in enumerate(names) if reads_axis(n)), 0)
+        return 2 * math.prod(
+            (each if i < first else sizes)[axis_of(n)] for i, n in enumerate(names)
+        )
 
-    return float(sum(cost(names) for p, names in every if role(path(p), names) == "kernel"))
+    return float(sum(cost(names) for p, names in every if role_of(path(p), names) == "kernel"))
 
 
 def growth_flops(growth: maps.Growth, params: Params, axes: Axes) -> float:

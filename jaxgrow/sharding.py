@@ -14,7 +14,18 @@ import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxgrow.axes.names import Axes, Names, Params, Tree, axis, is_names, kind, leaves, owners, path
+from jaxgrow.axes.names import (
+    Axes,
+    Names,
+    Params,
+    Tree,
+    axis_kind,
+    axis_of,
+    is_names,
+    leaves,
+    path,
+    state_owners,
+)
 
 #: The mesh axis along which each kind of model axis is sharded. Axes that are not listed, such as
 #: ``layers`` and ``head_dim``, are replicated. Functions of this module accept other ``rules``.
@@ -34,7 +45,7 @@ CONTEXT = "context"
 AnyMesh: TypeAlias = Mesh | AbstractMesh
 
 
-def spec(
+def partition_spec(
     names: Names, shape: tuple[int, ...], mesh: AnyMesh, rules: Mapping[str, str] = RULES
 ) -> P:
     """Determine along which mesh axis each axis of a parameter is sharded.
@@ -55,31 +66,33 @@ def spec(
 
     Example:
       >>> mesh = AbstractMesh((4, 2), ("fsdp", "tensor"))
-      >>> spec(("layers", "embed.in", "mlp"), (12, 768, 3072), mesh)
+      >>> partition_spec(("layers", "embed.in", "mlp"), (12, 768, 3072), mesh)
       P(None, 'fsdp', 'tensor')
     """
     out: list[str | None] = []
     for name, size in zip(names, shape, strict=True):
-        over = rules.get(kind(axis(name)))
+        over = rules.get(axis_kind(axis_of(name)))
         devices = mesh.shape.get(over, 1) if over else 1
         out.append(over if devices > 1 and over not in out and size % devices == 0 else None)
     return P(*out)
 
 
-def specs(params: Params, axes: Axes, mesh: AnyMesh, rules: Mapping[str, str] = RULES) -> Tree:
-    """Determine the `spec` of every parameter.
+def partition_specs(
+    params: Params, axes: Axes, mesh: AnyMesh, rules: Mapping[str, str] = RULES
+) -> Tree:
+    """Determine the `partition_spec` of every parameter.
 
     Args:
       params: a pytree of arrays, or of their shapes.
       axes: the axis names of each parameter.
-      mesh: the device mesh, as for `spec`.
-      rules: the mesh axis for each kind of model axis, as for `spec`.
+      mesh: the device mesh, as for `partition_spec`.
+      rules: the mesh axis for each kind of model axis, as for `partition_spec`.
 
     Returns:
       A tree of `jax.sharding.PartitionSpec` with the structure of ``params``.
     """
     return jax.tree.map(
-        lambda names, x: spec(names, x.shape, mesh, rules), axes, params, is_leaf=is_names
+        lambda names, x: partition_spec(names, x.shape, mesh, rules), axes, params, is_leaf=is_names
     )
 
 
@@ -90,52 +103,56 @@ def optimizer_specs(
 
     Args:
       state: the state of any optax optimizer, or its shapes. A leaf belongs to the parameter whose
-        path its own path ends with (`jaxgrow.axes.owners`).
+        path its own path ends with (`jaxgrow.axes.state_owners`).
       params: the parameters of the optimizer state.
       axes: the axis names of each parameter.
-      mesh: the device mesh, as for `spec`.
-      rules: the mesh axis for each kind of model axis, as for `spec`.
+      mesh: the device mesh, as for `partition_spec`.
+      rules: the mesh axis for each kind of model axis, as for `partition_spec`.
 
     Returns:
       A tree of `jax.sharding.PartitionSpec` with the structure of ``state``.
     """
     names = {p: (n, x.shape) for p, x, n in leaves(params, axes)}
-    owned = owners(state, names)
+    owned = state_owners(state, names)
 
     def leaf(key_path, x):
         mine = owned.get(path(key_path))
         if mine is not None and x.shape == names[mine][1]:
-            return spec(*names[mine], mesh, rules)
+            return partition_spec(*names[mine], mesh, rules)
         return P()
 
     return jax.tree_util.tree_map_with_path(leaf, state)
 
 
-def whole(sizes: Mapping[str, int], mesh: AnyMesh, rules: Mapping[str, str] = RULES) -> list[str]:
+def replicated_axes(
+    sizes: Mapping[str, int], mesh: AnyMesh, rules: Mapping[str, str] = RULES
+) -> list[str]:
     """List the axes of a model that are replicated because their size is not divisible.
 
     Args:
       sizes: the size of each axis of the model, as `jaxgrow.sizes` returns them.
-      mesh: the device mesh, as for `spec`.
-      rules: the mesh axis for each kind of model axis, as for `spec`.
+      mesh: the device mesh, as for `partition_spec`.
+      rules: the mesh axis for each kind of model axis, as for `partition_spec`.
 
     Returns:
       One message per axis, in the order of ``sizes``.
 
     Example:
-      >>> whole({"embed": 896, "mlp": 4864}, AbstractMesh((6, 4), ("fsdp", "tensor")))
+      >>> replicated_axes({"embed": 896, "mlp": 4864}, AbstractMesh((6, 4), ("fsdp", "tensor")))
       ["axis 'embed' of size 896 is not divisible by the 6 devices of mesh axis fsdp, so it is replicated"]
     """
     return [
         f"axis {name!r} of size {size} is not divisible by the {mesh.shape[over]} devices of mesh "
         f"axis {over}, so it is replicated"
         for name, size in sizes.items()
-        if (over := rules.get(kind(name))) in mesh.shape and size % mesh.shape[over]
+        if (over := rules.get(axis_kind(name))) in mesh.shape and size % mesh.shape[over]
     ]
 
 
-def shard(params: Params, axes: Axes, mesh: Mesh, rules: Mapping[str, str] = RULES) -> Params:
-    """Put parameters on the devices of a mesh, as `specs` determines.
+def shard_params(
+    params: Params, axes: Axes, mesh: Mesh, rules: Mapping[str, str] = RULES
+) -> Params:
+    """Put parameters on the devices of a mesh, as `partition_specs` determines.
 
     `jaxgrow.grow` keeps this sharding in its result.
 
@@ -143,7 +160,7 @@ def shard(params: Params, axes: Axes, mesh: Mesh, rules: Mapping[str, str] = RUL
       params: a pytree of arrays.
       axes: the axis names of each parameter.
       mesh: the device mesh.
-      rules: the mesh axis for each kind of model axis, as for `spec`.
+      rules: the mesh axis for each kind of model axis, as for `partition_spec`.
 
     Returns:
       A tree of `jax.Array` with the structure of ``params``.
@@ -151,11 +168,11 @@ def shard(params: Params, axes: Axes, mesh: Mesh, rules: Mapping[str, str] = RUL
     return jax.tree.map(
         lambda x, s: jax.device_put(x, NamedSharding(mesh, s)),
         params,
-        specs(params, axes, mesh, rules),
+        partition_specs(params, axes, mesh, rules),
     )
 
 
-def constrained(tree: Tree, specs: Tree) -> Tree:
+def constrain_sharding(tree: Tree, specs: Tree) -> Tree:
     """Constrain the sharding of traced arrays on the mesh of `jax.set_mesh`.
 
     Without a mesh that has automatic axes, ``tree`` is returned unchanged. Mesh axes over which the
@@ -172,15 +189,15 @@ def constrained(tree: Tree, specs: Tree) -> Tree:
     if AxisType.Auto not in mesh.axis_types:
         return tree
     if AxisType.Manual in mesh.axis_types:
-        specs = jax.tree.map(lambda s: only(s, tuple(_automatic())), specs)
+        specs = jax.tree.map(lambda s: only_mesh_axes(s, tuple(_automatic())), specs)
     return jax.tree.map(jax.lax.with_sharding_constraint, tree, specs)
 
 
-def only(spec: P, axes: Sequence[str]) -> P:
+def only_mesh_axes(spec: P, axes: Sequence[str]) -> P:
     """Remove all mesh axes except ``axes`` from a partition spec.
 
     Example:
-      >>> only(P("fsdp", None, "tensor"), ["tensor"])
+      >>> only_mesh_axes(P("fsdp", None, "tensor"), ["tensor"])
       P(None, None, 'tensor')
     """
     return P(*[over if over in axes else None for over in spec])
@@ -219,7 +236,7 @@ def split_groups(x: jax.Array) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, P(over)) if over and len(x) % parts == 0 else x
 
 
-def grouped(x_BTV: jax.Array) -> jax.Array:
+def group_samples(x_BTV: jax.Array) -> jax.Array:
     """Reshape to [G, N, V], so that each device with other samples or positions has one row.
 
     For traced code. G is the number of these devices.
@@ -233,8 +250,8 @@ def grouped(x_BTV: jax.Array) -> jax.Array:
     return split_groups(x.swapaxes(1, 2).reshape(groups * parts, -1, width))
 
 
-def ungrouped(x_GNV: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Invert `grouped`: ``shape`` is [B, T, V]."""
+def ungroup_samples(x_GNV: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Invert `group_samples`: ``shape`` is [B, T, V]."""
     samples, positions, width = shape
     groups = batch_parts(samples)
     parts = sequence_parts(positions)
@@ -253,7 +270,7 @@ def sequence_parts(positions: int) -> int:
     return 1 if positions % devices else devices
 
 
-def flattened(x: jax.Array, features: int = 1) -> jax.Array:
+def flatten_features(x: jax.Array, features: int = 1) -> jax.Array:
     """Reshape to [N, F] for a product of two matrices, in traced code.
 
     XLA then makes no transposed copies of activations in the backward pass, which saves 6 % of a
@@ -271,7 +288,7 @@ def flattened(x: jax.Array, features: int = 1) -> jax.Array:
     return x.reshape(*others, width) if sharded else x.reshape(-1, width)
 
 
-def gathered(x: jax.Array, names: Names) -> jax.Array:
+def gather_samples(x: jax.Array, names: Names) -> jax.Array:
     """Gather a traced parameter over the mesh axes of samples before a loop uses it repeatedly.
 
     Without this, the loop would gather it in every iteration. The sharding along other mesh axes is
@@ -279,33 +296,33 @@ def gathered(x: jax.Array, names: Names) -> jax.Array:
     """
     if _automatic().keys().isdisjoint(BATCH):
         return x
-    return constrained(x, undivided_by_samples(names, x.shape))
+    return constrain_sharding(x, undivided_by_samples(names, x.shape))
 
 
 def undivided_by_samples(names: Names, shape: tuple[int, ...]) -> P:
-    """The `spec` of a parameter without the mesh axes of samples, in traced code.
+    """The `partition_spec` of a parameter without the mesh axes of samples, in traced code.
 
     Devices with different samples then have the same part of the parameter.
     """
     mesh = jax.sharding.get_abstract_mesh()
     devices = _automatic()
     rules = {axis: over for axis, over in RULES.items() if over in devices and over not in BATCH}
-    return spec(names, shape, mesh, rules)
+    return partition_spec(names, shape, mesh, rules)
 
 
 def shared_spec(names: Names, shape: tuple[int, ...], new: Sequence[int]) -> P:
-    """The part of `spec` that is valid for a parameter of ``shape`` and for one of shape ``new``.
+    """The part of `partition_spec` that is valid for a parameter of ``shape`` and for one of shape ``new``.
 
     For traced code; only automatic mesh axes are considered.
     """
     mesh = jax.sharding.get_abstract_mesh()
     rules = {axis: over for axis, over in RULES.items() if over in _automatic()}
-    before = spec(names, shape, mesh, rules)
-    after = spec(names, tuple(new), mesh, rules)
+    before = partition_spec(names, shape, mesh, rules)
+    after = partition_spec(names, tuple(new), mesh, rules)
     return P(*[a if a == b else None for a, b in zip(before, after, strict=True)])
 
 
-def divided(each: Callable, in_specs: Any, out_specs: Any) -> Callable:
+def map_devices(each: Callable, in_specs: Any, out_specs: Any) -> Callable:
     """Map a function over the devices of the mesh, so that each device computes on its own shards.
 
     For traced code. Without automatic mesh axes, the function is returned unchanged.
@@ -352,7 +369,7 @@ def whole_along(x: jax.Array, dim: int) -> jax.Array:
     )
 
 
-def apart(x: jax.Array) -> jax.Array:
+def spread_entries(x: jax.Array) -> jax.Array:
     """Distribute the independent entries on the first axis of a traced array over all devices.
 
     Each entry is complete on one device. The number of entries does not have to be divisible by the
@@ -378,7 +395,7 @@ def batch_parts(samples: int) -> int:
     return math.prod(devices[a] for a in batch_axes(samples))
 
 
-def parts(name: str) -> int:
+def axis_parts(name: str) -> int:
     """The number of devices over which XLA shards an axis of a model by `RULES`, in traced code.
 
     It is 1 if the mesh has no such automatic axis.
@@ -398,7 +415,7 @@ def _of_type(kind: AxisType) -> dict[str, int]:
     return {a: n for a, n in mesh.shape.items() if n > 1 and types[a] == kind}
 
 
-def platform() -> str:
+def current_platform() -> str:
     """The platform that traced code is compiled for: ``cpu``, ``gpu`` or ``tpu``.
 
     It is the platform of the current mesh; without a mesh, the default backend of this host.

@@ -15,7 +15,7 @@ _ALL = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if has
 
 
 @contextmanager
-def leaving() -> Iterator[None]:
+def leave_at_once() -> Iterator[None]:
     """End the process with one line at a Ctrl-C inside the context, in which no work has started.
 
     It ends without an exception, because a module that is being imported might catch it, or be left
@@ -33,7 +33,7 @@ def leaving() -> Iterator[None]:
 
 
 @contextmanager
-def interrupting() -> Iterator[None]:
+def raise_interrupts() -> Iterator[None]:
     """Turn SIGTERM and SIGHUP into ``KeyboardInterrupt(number)`` inside the context.
 
     Ctrl-C raises ``KeyboardInterrupt()`` without a number. The context does not change signals that
@@ -48,7 +48,7 @@ def interrupting() -> Iterator[None]:
 
 
 @contextmanager
-def uninterrupted() -> Iterator[None]:
+def defer_signals() -> Iterator[None]:
     """Defer SIGINT, SIGTERM and SIGHUP that arrive inside the context until its end."""
     came: list[int] = []
     # In a run of several processes JAX handles SIGTERM. A handler of Python would replace its

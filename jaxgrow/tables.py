@@ -12,7 +12,9 @@ from rich.text import Text
 _WIDTH = 100_000
 
 
-def aligned(head: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:
+def align_columns(
+    head: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[int] = ()
+) -> str:
     """Format rows in columns that are separated by two spaces.
 
     Args:
@@ -24,7 +26,7 @@ def aligned(head: Sequence[str], rows: Sequence[Sequence[str]], right: Collectio
       The lines of the table, without spaces at their ends.
 
     Example:
-      >>> print(aligned(("METHOD", "GB"), [("stack", "1.5"), ("lemon", "10.25")], right=[1]))
+      >>> print(align_columns(("METHOD", "GB"), [("stack", "1.5"), ("lemon", "10.25")], right=[1]))
       METHOD     GB
       stack     1.5
       lemon   10.25
@@ -32,10 +34,10 @@ def aligned(head: Sequence[str], rows: Sequence[Sequence[str]], right: Collectio
     table = Table(
         box=None, show_header=bool(head), show_edge=False, pad_edge=False, padding=(0, 2, 0, 0)
     )
-    return _as_text(table, head, rows, right)
+    return _table_text(table, head, rows, right)
 
 
-def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Format rows as a Markdown table with aligned source text.
 
     Args:
@@ -46,12 +48,12 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
       The lines of the table.
 
     Example:
-      >>> print(markdown(("method", "GB"), [("stack", "1.5")]))
+      >>> print(markdown_table(("method", "GB"), [("stack", "1.5")]))
       | method | GB  |
       |--------|-----|
       | stack  | 1.5 |
     """
-    return _as_text(Table(box=box.MARKDOWN), head, rows)
+    return _table_text(Table(box=box.MARKDOWN), head, rows)
 
 
 def short_count(count: float) -> str:
@@ -64,7 +66,7 @@ def short_count(count: float) -> str:
     return f"{count:.3g}"
 
 
-def _as_text(
+def _table_text(
     table: Table,
     head: Sequence[str],
     rows: Sequence[Sequence[str]],

@@ -26,8 +26,8 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any, Literal, TypeAlias, TypeVar
 
-#: A JSON object, as `json.loads` returns it. Its values are not checked yet: `made` and `from_json`
-#: do that. Functions that accept any single value have arguments of type ``object``.
+#: A JSON object, as `json.loads` returns it. Its values are not checked yet: `build_dataclass` and
+#: `convert_json` do that. Functions that accept any single value have arguments of type ``object``.
 Json: TypeAlias = dict[str, Any]
 
 T = TypeVar("T")
@@ -36,21 +36,21 @@ _UNIONS = (typing.Union, types.UnionType)
 
 
 @cache
-def hints(kind: type) -> dict[str, Any]:
+def field_types(kind: type) -> dict[str, Any]:
     """Return the types of the fields of a dataclass, by name.
 
     Example:
       >>> @dataclasses.dataclass
       ... class Sizes:
       ...     layers: "int"
-      >>> hints(Sizes)
+      >>> field_types(Sizes)
       {'layers': <class 'int'>}
     """
     found = typing.get_type_hints(kind)
     return {field.name: found[field.name] for field in dataclasses.fields(kind)}
 
 
-def fits(value: Any, hint: Any) -> bool:
+def fits_type(value: Any, hint: Any) -> bool:
     """Return whether a value has a type. An int is also a float, but a bool is not an int.
 
     Args:
@@ -59,27 +59,27 @@ def fits(value: Any, hint: Any) -> bool:
         ``dict[key, value]``.
 
     Example:
-      >>> fits(3, int | None), fits(True, int), fits(("a", 1), tuple[str, ...])
+      >>> fits_type(3, int | None), fits(True, int), fits(("a", 1), tuple[str, ...])
       (True, False, False)
     """
     origin = typing.get_origin(hint)
     args = typing.get_args(hint)
     if origin in _UNIONS:
-        return any(fits(value, arg) for arg in args)
+        return any(fits_type(value, arg) for arg in args)
     if origin is Literal:
         return any(type(value) is type(arg) and value == arg for arg in args)
     if origin is dict:
         return isinstance(value, dict) and all(
-            fits(key, args[0]) and fits(item, args[1]) for key, item in value.items()
+            fits_type(key, args[0]) and fits_type(item, args[1]) for key, item in value.items()
         )
     if origin is not None:
-        return isinstance(value, origin) and all(fits(item, args[0]) for item in value)
+        return isinstance(value, origin) and all(fits_type(item, args[0]) for item in value)
     if dataclasses.is_dataclass(hint):
         return isinstance(value, typing.cast(type, hint))
     return type(value) is hint or (hint is float and type(value) is int)
 
 
-def from_json(value: Any, hint: Any) -> Any:
+def convert_json(value: Any, hint: Any) -> Any:
     """Return a JSON value as a value of the type.
 
     A list is read as a tuple, and an object is read as a dataclass, if the type allows one.
@@ -88,18 +88,18 @@ def from_json(value: Any, hint: Any) -> Any:
       ValueError: the value does not fit the type.
 
     Example:
-      >>> from_json([1, 2], tuple[int, ...])
+      >>> convert_json([1, 2], tuple[int, ...])
       (1, 2)
-      >>> from_json("x", int | None)
+      >>> convert_json("x", int | None)
       Traceback (most recent call last):
       ValueError: expected int or None, but got 'x'
     """
-    kind = next((x for x in options(hint) if dataclasses.is_dataclass(x)), None)
+    kind = next((x for x in allowed_values(hint) if dataclasses.is_dataclass(x)), None)
     if isinstance(value, Mapping) and kind is not None:
-        return made(typing.cast(type, kind), value)
+        return build_dataclass(typing.cast(type, kind), value)
     read = _with_tuples(value)
-    if not fits(read, hint):
-        raise ValueError(expected(value, hint))
+    if not fits_type(read, hint):
+        raise ValueError(type_message(value, hint))
     return read
 
 
@@ -107,7 +107,7 @@ def _with_tuples(value: Any) -> Any:
     return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
 
 
-def made(kind: type[T], content: Mapping[str, Any]) -> T:
+def build_dataclass(kind: type[T], content: Mapping[str, Any]) -> T:
     """Return the dataclass that a JSON object describes.
 
     Raises:
@@ -118,20 +118,20 @@ def made(kind: type[T], content: Mapping[str, Any]) -> T:
       >>> @dataclasses.dataclass
       ... class Sizes:
       ...     layers: int
-      >>> made(Sizes, {"layers": 2})
+      >>> build_dataclass(Sizes, {"layers": 2})
       Sizes(layers=2)
-      >>> made(Sizes, {"layers": "two"})
+      >>> build_dataclass(Sizes, {"layers": "two"})
       Traceback (most recent call last):
       ValueError: Sizes: layers: expected int, but got 'two'
     """
     name = kind.__name__
-    types_ = hints(kind)
+    types_ = field_types(kind)
     values = {}
     for field, value in content.items():
         if field not in types_:
             raise ValueError(f"{name} has no field {field!r}; its fields are {', '.join(types_)}")
         try:
-            values[field] = from_json(value, types_[field])
+            values[field] = convert_json(value, types_[field])
         except ValueError as error:
             raise ValueError(f"{name}: {field}: {error}") from None
     for field in dataclasses.fields(typing.cast(Any, kind)):
@@ -141,66 +141,66 @@ def made(kind: type[T], content: Mapping[str, Any]) -> T:
     return kind(**values)
 
 
-def options(hint: Any) -> list[Any]:
+def allowed_values(hint: Any) -> list[Any]:
     """Return the literal values and plain types that a type allows, in order.
 
     Example:
-      >>> options(Literal["auto"] | int)
+      >>> allowed_values(Literal["auto"] | int)
       ['auto', <class 'int'>]
     """
     origin = typing.get_origin(hint)
     if origin in _UNIONS:
-        return [option for arg in typing.get_args(hint) for option in options(arg)]
+        return [option for arg in typing.get_args(hint) for option in allowed_values(arg)]
     return list(typing.get_args(hint)) if origin is Literal else [hint]
 
 
-def spelled(hint: Any) -> str:
+def describe_type(hint: Any) -> str:
     """Return a type in words, for messages.
 
     Example:
-      >>> spelled(tuple[int, ...] | None), spelled(Literal["a", "b", "c"])
+      >>> describe_type(tuple[int, ...] | None), spelled(Literal["a", "b", "c"])
       ('tuple[int, ...] or None', "'a' or 'b' or 'c'")
     """
-    return " or ".join(dict.fromkeys(map(_word, options(hint))))
+    return " or ".join(dict.fromkeys(map(_type_word, allowed_values(hint))))
 
 
-def expected(value: Any, hint: Any) -> str:
+def type_message(value: Any, hint: Any) -> str:
     """Return the message that a value does not have a type, with the most similar literal value.
 
     Example:
-      >>> expected("muno", Literal["adamw", "muon"])
+      >>> type_message("muno", Literal["adamw", "muon"])
       "expected 'adamw' or 'muon', but got 'muno'; did you mean muon?"
     """
-    near = nearest(value, [x for x in options(hint) if isinstance(x, str)])
-    return f"expected {spelled(hint)}, but got {value!r}{near}"
+    near = did_you_mean(value, [x for x in allowed_values(hint) if isinstance(x, str)])
+    return f"expected {describe_type(hint)}, but got {value!r}{near}"
 
 
-def nearest(name: Any, names: Iterable[str]) -> str:
+def did_you_mean(name: Any, names: Iterable[str]) -> str:
     """Return a question about the most similar name, for the end of a message; empty if none is.
 
     Example:
-      >>> nearest("muno", ["adamw", "muon"])
+      >>> did_you_mean("muno", ["adamw", "muon"])
       '; did you mean muon?'
     """
     found = difflib.get_close_matches(str(name), list(names), n=1)
     return f"; did you mean {found[0]}?" if found else ""
 
 
-def either(values: Iterable[Any]) -> str:
+def either_of(values: Iterable[Any]) -> str:
     """Return literal values as a list in words.
 
     Example:
-      >>> either(["post", "pre"]), either([1, 2, 3])
+      >>> either_of(["post", "pre"]), either([1, 2, 3])
       ("'post' or 'pre'", '1, 2 or 3')
     """
     *others, last = map(repr, values)
     return f"{', '.join(others)} or {last}" if others else last
 
 
-def _word(option: Any) -> str:
+def _type_word(option: Any) -> str:
     if option is types.NoneType:
         return "None"
     if (origin := typing.get_origin(option)) is not None:
-        args = [*map(spelled, typing.get_args(option)[: 2 if origin is dict else 1])]
+        args = [*map(describe_type, typing.get_args(option)[: 2 if origin is dict else 1])]
         return f"{origin.__name__}[{', '.join([*args, *['...'] * (origin is tuple)])}]"
     return option.__name__ if isinstance(option, type) else repr(option)

@@ -31,8 +31,8 @@ class UntrustedError(ValueError):
 class CheckedPath:
     """The path of a file or a folder, checked to stay inside the folder that the user named.
 
-    `checked` and `chosen_file` are the only constructors. Libraries accept the object as a path
-    (``os.fspath``). Messages show the path before its links were followed (``str``).
+    `checked_path` and `chosen_file` are the only constructors. Libraries accept the object as a
+    path (``os.fspath``). Messages show the path before its links were followed (``str``).
     """
 
     __slots__ = ("_path", "_shown")
@@ -40,7 +40,7 @@ class CheckedPath:
     _shown: Path
 
     def __init__(self) -> None:
-        raise TypeError("use jaxgrow.untrusted.checked(folder, name)")
+        raise TypeError("use jaxgrow.untrusted.checked_path(folder, name)")
 
     def __fspath__(self) -> str:
         return str(self._path)
@@ -81,7 +81,7 @@ class CheckedPath:
         return open_regular(self._path, buffering)
 
 
-def checked(folder: Path, name: str, *, deep: bool = False, new: bool = False) -> CheckedPath:
+def checked_path(folder: Path, name: str, *, deep: bool = False, new: bool = False) -> CheckedPath:
     """Check that a name from a file stays inside a folder, and return its path.
 
     Args:
@@ -164,7 +164,7 @@ def checked_tree(folder: Path, home: Path) -> int:
     sizes = {(about.st_dev, about.st_ino): about.st_size}
     for where, folders, files in os.walk(folder):
         entries += len(files)
-        limits().check(str(folder), entries=entries)
+        file_limits().check(str(folder), entries=entries)
         for name in [*folders, *files]:
             path = os.path.join(where, name)
             about = os.lstat(path)
@@ -220,16 +220,16 @@ def copy_tree(source: Path, target: Path, home: Path) -> list[str]:
     Returns:
       The paths below ``home`` that were not copied: such links, devices and FIFOs.
     """
-    return list(_copied(source, target, home.resolve()))
+    return list(_copy_inside(source, target, home.resolve()))
 
 
-def _copied(source: Path, target: Path, root: Path) -> Iterator[str]:
+def _copy_inside(source: Path, target: Path, root: Path) -> Iterator[str]:
     mode = source.lstat().st_mode
     if stat.S_ISDIR(mode):
         target.mkdir()
         for inner in sorted(source.iterdir()):
-            yield from _copied(inner, target / inner.name, root)
-        narrow(target, mode)
+            yield from _copy_inside(inner, target / inner.name, root)
+        narrow_permissions(target, mode)
         return
     # Unlike `resolve`, this raises no error for a circle of links.
     real = Path(os.path.realpath(source))
@@ -246,10 +246,10 @@ def copy_file(source: CheckedPath, target: Path) -> None:
     """
     with source.open() as old, target.open("xb") as new:
         shutil.copyfileobj(old, new, 1 << 20)
-        narrow(target, os.fstat(old.fileno()).st_mode)
+        narrow_permissions(target, os.fstat(old.fileno()).st_mode)
 
 
-def narrow(path: Path, mode: int) -> None:
+def narrow_permissions(path: Path, mode: int) -> None:
     """Remove the permissions of a path for groups and others that ``mode`` does not give them."""
     now = stat.S_IMODE(path.stat().st_mode)
     private = now & (mode | ~0o077)
@@ -346,7 +346,7 @@ _RATIO = 100
 _VARIABLE = "JAXGROW_LIMITS"
 
 
-def limits() -> Limits:
+def file_limits() -> Limits:
     """Return the limits of this process."""
     return _limits
 
@@ -388,7 +388,7 @@ class _SetLimits(argparse.Action):
 
 def add_limits(parser: argparse.ArgumentParser) -> None:
     """Add the option ``--limits`` to the parser of a command."""
-    shown = ",".join(f"{name}={value}" for name, value in vars(limits()).items())
+    shown = ",".join(f"{name}={value}" for name, value in vars(file_limits()).items())
     parser.add_argument(
         "--limits",
         action=_SetLimits,
@@ -452,7 +452,7 @@ def run_limited(code: str, request: Any, what: str) -> Any:
     Raises:
       UntrustedError: the process took too much time or memory, or failed.
     """
-    bounds = limits()
+    bounds = file_limits()
     sent = {"value": request, "bytes": bounds.bytes, "seconds": math.ceil(bounds.seconds)}
     text = json.dumps(sent | {"path": [entry for entry in sys.path if entry]})
     slow = (
@@ -485,13 +485,13 @@ def run_limited(code: str, request: Any, what: str) -> Any:
     raise UntrustedError(f"{what} cannot be read: {last}")
 
 
-def printable(text: str) -> str:
+def escape_text(text: str) -> str:
     """Escape everything in a text from a file that a terminal could execute.
 
     Letters and spaces of all scripts stay as they are.
 
     Example:
-      >>> printable("a" + chr(27) + "[31m")
+      >>> escape_text("a" + chr(27) + "[31m")
       'a\\\\x1b[31m'
     """
     if text.isprintable():
@@ -508,20 +508,20 @@ def _is_harmless(character: str) -> bool:
 def print_text(
     text: Any, *, file: TextIO | None = None, end: str = "\n", flush: bool = False
 ) -> None:
-    """Print a text that may contain names and values from files, as `printable` escapes it."""
-    print(printable(str(text)), file=sys.stdout if file is None else file, end=end, flush=flush)
+    """Print a text that may contain names and values from files, as `escape_text` escapes it."""
+    print(escape_text(str(text)), file=sys.stdout if file is None else file, end=end, flush=flush)
 
 
 class _Escaped(logging.LogRecord):
     def getMessage(self) -> str:
-        return printable(super().getMessage())
+        return escape_text(super().getMessage())
 
 
 _formatted = warnings.formatwarning
 
 
 def _escaped(*arguments: Any, **more: Any) -> str:
-    return printable(_formatted(*arguments, **more))
+    return escape_text(_formatted(*arguments, **more))
 
 
 def _print_error(*error: Any) -> None:

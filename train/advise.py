@@ -35,7 +35,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxgrow.tables import markdown
+from jaxgrow.tables import markdown_table
 from train.analysis.runs import Run
 from train.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
@@ -400,7 +400,7 @@ def _table(found: Sequence[Answer], pilot: Pilot | None) -> list[str]:
     if pilot is not None:
         heads.append("saving by the pilot")
     rows = [answer.cells[: len(heads)] for answer in found]
-    return [markdown(heads, rows), ""] if rows else []
+    return [markdown_table(heads, rows), ""] if rows else []
 
 
 def _nothing(found: Sequence[Answer], pilot: Pilot | None) -> str:

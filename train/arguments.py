@@ -10,7 +10,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from jaxgrow.registry import Registry
-from jaxgrow.typed import nearest
+from jaxgrow.typed import did_you_mean
 from train.common.commands import (
     Arguments,
     Parser,
@@ -51,7 +51,7 @@ def check_arguments() -> None:
         command_parser(command).parse_args()
     elif package == "train" and "." not in command:
         every = [f"train.{name}" for name in COMMANDS]
-        near = nearest(module, every) or f"; the commands are {', '.join(every)}"
+        near = did_you_mean(module, every) or f"; the commands are {', '.join(every)}"
         raise UserError(f"{module} is not a command{near}")
 
 

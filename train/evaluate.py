@@ -24,7 +24,7 @@ token is masked in turn (Salazar et al., 2020).
 
 from typing import Any
 
-from jaxgrow.tables import aligned
+from jaxgrow.tables import align_columns
 from train.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.files import write_record
@@ -43,7 +43,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
             if isinstance(value, int | float):
                 number = f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
                 rows.append((task, name.replace("_", " "), number))
-    return aligned((), rows, right=[2])
+    return align_columns((), rows, right=[2])
 
 
 def _check_options(a: Any) -> None:

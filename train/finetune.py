@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
 
-from jaxgrow.tables import markdown
+from jaxgrow.tables import markdown_table
 from train.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.files import write_record, write_text
@@ -52,7 +52,7 @@ def table(tuning: FineTuning, model: Path, found: Mapping[float, Sequence[Scores
     if len(found) > 1 and best_rate(found) in (min(found), max(found)):
         which = "smallest" if best_rate(found) == min(found) else "largest"
         text += f" The best learning rate is the {which} that was tried: try others."
-    return f"{markdown(('learning rate', *heads), rows)}\n\n{text}\n"
+    return f"{markdown_table(('learning rate', *heads), rows)}\n\n{text}\n"
 
 
 def _cell(values: list[float]) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from jaxgrow.axes import Params
 from jaxgrow.checkpoints import CheckpointError, open_checkpoint, orbax
 from jaxgrow.models import Config, from_json
-from jaxgrow.untrusted import checked, copy_file, one_line
+from jaxgrow.untrusted import checked_path, copy_file, one_line
 from train.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.output import say
@@ -61,7 +61,7 @@ def _apply(maps: Maps, file: Path, model: Path, out: Path) -> None:
     if out.exists():
         raise UserError(f"{out} exists already; give another --out")
     names = ("tokenizer.json", "vocab.json", "merges.txt")
-    tokenizers = [checked(model, name) for name in names if os.path.lexists(model / name)]
+    tokenizers = [checked_path(model, name) for name in names if os.path.lexists(model / name)]
     try:
         with one_line(CheckpointError, f"{model} cannot be read"):
             config, params = _read(model)

@@ -22,7 +22,7 @@ from typing import Any
 import jax
 
 from jaxgrow import sharding
-from jaxgrow.tables import markdown
+from jaxgrow.tables import markdown_table
 from train.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.files import write_record
@@ -72,7 +72,7 @@ def table(programs: list[Program], machine: Machine) -> str:
             if p.steps and p.tokens:
                 time[2:] = [f"{bound.utilisation:.1%}", f"{p.tokens / bound.seconds:,.0f}"]
         rows.append(row + time)
-    return markdown(head, rows)
+    return markdown_table(head, rows)
 
 
 def gigabytes(size: float) -> str:
@@ -166,7 +166,9 @@ def report(
             f"Also compiled (they need less memory than a training step): {', '.join(f'{p.phase}, {p.what}' for p in small)}."
         )
     mesh = experiment.mesh.over(list(machine.devices))
-    out += [f"Warning: {line}." for line in sharding.whole(experiment.model.sizes(), mesh)]
+    out += [
+        f"Warning: {line}." for line in sharding.replicated_axes(experiment.model.sizes(), mesh)
+    ]
     out += ["\n".join(notes(rows, machine))] if notes(rows, machine) else []
     return "\n\n".join([*out, total(programs, machine, utilisation)])
 

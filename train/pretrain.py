@@ -49,7 +49,7 @@ from dataclasses import MISSING, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxgrow.tables import aligned
+from jaxgrow.tables import align_columns
 from train.arguments import command_parser
 from train.common import hosts
 from train.common.errors import UserError, exits_cleanly
@@ -72,7 +72,7 @@ def experiments(config: str) -> str:
         raise UserError(
             f"{path} has no experiments: functions whose return annotation is Experiment"
         )
-    return aligned(
+    return align_columns(
         (),
         [(path if name == "config" else f"{path}:{name}", about) for name, about in found.items()],
     )
@@ -83,7 +83,7 @@ def fields(experiment: Experiment) -> str:
     rows = [
         (s.name, _written(s.value), _written(s.default), s.type) for s in all_settings(experiment)
     ]
-    return aligned(("setting", "value", "default", "type"), rows)
+    return align_columns(("setting", "value", "default", "type"), rows)
 
 
 def _written(value: Any) -> str:

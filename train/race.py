@@ -22,7 +22,7 @@ from jaxgrow import operators
 from jaxgrow.axes import is_layers
 from jaxgrow.models import from_json
 from jaxgrow.operators.targets import width_axes
-from jaxgrow.typed import nearest
+from jaxgrow.typed import did_you_mean
 from train.analysis.runs import Run
 from train.arguments import command_parser
 from train.common.errors import Diverged, UserError, exits_cleanly
@@ -87,7 +87,7 @@ def entrant(base: Experiment, source: Path, by: str, steps: int) -> Experiment:
     if by != "ligo" and (unknown := [name for name in by.split("+") if name not in known]):
         raise UserError(
             f"race: there is no operator {unknown[0]!r}; the operators are {', '.join(sorted(known))}, ligo"
-            f"{nearest(unknown[0], [*known, 'ligo'])}"
+            f"{did_you_mean(unknown[0], [*known, 'ligo'])}"
         )
     how = Learned() if by == "ligo" else tuple(by.split("+"))
     stage = TrainStage(1.0, warmup=min(base.optim.warmup, steps // 10), floor=1.0)

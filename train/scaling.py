@@ -19,8 +19,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from jaxgrow.tables import markdown
-from jaxgrow.typed import from_json
+from jaxgrow.tables import markdown_table
+from jaxgrow.typed import convert_json
 from jaxgrow.untrusted import one_line
 from train.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
@@ -63,11 +63,11 @@ def _of_run(name: str, path: str, rows: dict[str, dict[str, Any]]) -> Measured:
             "fractions that are small enough to reach its loss"
         )
     # The number of parameters, and the tokens per parameter of the baseline.
-    at = from_json([row["parameters"], baseline["tokens_per_parameter"]], tuple[float, ...])
+    at = convert_json([row["parameters"], baseline["tokens_per_parameter"]], tuple[float, ...])
     if not all(0 < x < math.inf for x in at):
         raise ValueError(f"its sizes are {at}")
-    saved = from_json(row["saved_frontier"], tuple[float, ...])
-    return Measured(at, saved, sum(from_json(row["below_frontier"], tuple[bool, ...])))
+    saved = convert_json(row["saved_frontier"], tuple[float, ...])
+    return Measured(at, saved, sum(convert_json(row["below_frontier"], tuple[bool, ...])))
 
 
 def told(points: list[Measured], at: tuple[float, float] | None) -> str:
@@ -86,7 +86,7 @@ def told(points: list[Measured], at: tuple[float, float] | None) -> str:
     for p in sorted(points, key=lambda p: p.at):
         saved = ", ".join(f"{100 * s:.1f} %" for s in p.saved)
         body.append([f"{p.at[0]:,.0f}", f"{p.at[1]:.1f}", saved, str(p.bounds or "")])
-    lines = [markdown([*AXES, "FLOPs saved, each seed", "lower bounds"], body), ""]
+    lines = [markdown_table([*AXES, "FLOPs saved, each seed", "lower bounds"], body), ""]
     lines += [f"A doubling of {axis} adds {percent(*found.slope(axis))}." for axis in found.slopes]
     if bounds := sum(p.bounds for p in points):
         lines.append(

@@ -15,8 +15,8 @@ from typing import Any
 
 import jax
 
-from jaxgrow.tables import markdown
-from jaxgrow.typed import from_json
+from jaxgrow.tables import markdown_table
+from jaxgrow.typed import convert_json
 from jaxgrow.untrusted import one_line
 from train.analysis import plots
 from train.arguments import command_parser
@@ -60,7 +60,7 @@ def row(text: str) -> tuple[str, list[dict[str, Any]]]:
         costs = {"phase": str, "parameters": int, "flops": float}
         phases = run.result["phases"]
         for phase, (key, kind) in itertools.product(phases, costs.items()):
-            from_json(phase[key], kind)
+            convert_json(phase[key], kind)
         return run.folder.name, phases
 
 
@@ -73,7 +73,7 @@ def table(rows: list[tuple[str, list[dict[str, Any]]]]) -> str:
             flops = p["flops"]
             costs = [f"{p['parameters']:,}", f"{flops:.3g}", f"{flops / total:.1%}"]
             body.append([name, p["phase"], *costs])
-    return markdown(["plan", "phase", "parameters", "FLOPs", f"of {rows[0][0]}"], body)
+    return markdown_table(["plan", "phase", "parameters", "FLOPs", f"of {rows[0][0]}"], body)
 
 
 def _settings_only(text: str) -> bool:

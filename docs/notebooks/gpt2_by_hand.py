@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from jaxgrow import AxisMap, grow, operators, sizes, swap
-from jaxgrow.axes import is_names, path, reads
+from jaxgrow.axes import is_names, path, reads_axis
 from jaxgrow.models import GPT2Config
 
 small = GPT2Config(vocab=17, context=8, layers=2, embed=12, heads=3, head_dim=4, mlp=20)
@@ -85,7 +85,7 @@ assert off(wider, with_mlp(params, share=1 / 2)) < 1e-4 < off(wider, with_mlp(pa
 # %%
 axes = small.axes()
 for p, names in jax.tree_util.tree_leaves_with_path(axes, is_leaf=is_names):
-    print(f"{path(p):34}", *(f"[{n}]" if reads(n) else n for n in names))
+    print(f"{path(p):34}", *(f"[{n}]" if reads_axis(n) else n for n in names))
 
 # %% [markdown]
 # ## Every axis: the same two operations for each leaf
@@ -95,7 +95,7 @@ for p, names in jax.tree_util.tree_leaves_with_path(axes, is_leaf=is_names):
 
 
 # %%
-def by_hand(tree, grows, reader=reads):
+def by_hand(tree, grows, reader=reads_axis):
     def leaf(names, x):
         for i, name in enumerate(names):
             if name.split(".")[0] in grows:

@@ -10,10 +10,10 @@ import itertools
 import re
 from collections.abc import Iterable, Sequence, Set
 
-from jaxgrow.axes.names import READ, STACKS, UNSURE, VALUE, Names, axis, is_layers
+from jaxgrow.axes.names import READ, STACKS, UNSURE, VALUE, Names, axis_of, is_layers
 
 # Axis names of public trainers -> axis names of jaxgrow. The meaning of ``norm`` in MaxText depends
-# on the path, see `translated`.
+# on the path, see `translate_names`.
 _AXES = {
     # MaxText
     "q_heads": "heads",
@@ -72,7 +72,7 @@ _KERNELS = {"kernel", "weight", "embedding"}
 _NORM = re.compile(r"norm|ln|rms", re.IGNORECASE)
 
 
-def translated(leaf: str, names: Iterable[str | None]) -> Names:
+def translate_names(leaf: str, names: Iterable[str | None]) -> Names:
     """Translate axis names to the names of jaxgrow; axes without a name become ``"?"``."""
     norm = "head_dim" if _words(leaf.split("/")) & (_QUERIES | _KEYS) else "embed"
     return tuple(UNSURE if n is None else norm if n == "norm" else _AXES.get(n, n) for n in names)
@@ -102,14 +102,14 @@ def is_scale(leaf: str) -> bool:
     )
 
 
-def marked(
+def with_suffixes(
     leaf: str, names: Names, known: Set[str], has_scale: bool, has_kernel: bool, is_gemma: bool
 ) -> Names:
     """Return the names with suffixes.
 
     Args:
       leaf: the path of the parameter.
-      names: axis names, from `translated`.
+      names: axis names, from `translate_names`.
       known: axes that are accepted. All other axes get a ``?``, except in embeddings.
       has_scale: whether the module that contains the parameter also contains a norm scale.
       has_kernel: whether the module that contains the parameter also contains a kernel. A scale in
@@ -122,16 +122,16 @@ def marked(
     if len(parts) > 1 and parts[-2] in _KERNELS and parts[-1] in ("scale", "bias"):
         # Such as the scale of a quantised kernel, whose axes the path does not determine.
         return tuple(n if n.endswith(UNSURE) else n + UNSURE for n in names)
-    groups = _groups(names)
+    groups = _axis_groups(names)
     if not groups:
         return (*names[:-1], names[-1] + UNSURE) if names else ()
     if parts[-1].endswith("bias") or (len(parts) > 1 and parts[-2].endswith("bias")):
-        return _vector(
+        return _vector_names(
             parts, names, groups[-1], ".norm.bias" if has_scale and len(groups) == 1 else ".bias"
         )
     if len(groups) > 1:
-        return _matrix(parts, names, groups, is_gemma)
-    return _vector(
+        return _matrix_names(parts, names, groups, is_gemma)
+    return _vector_names(
         parts, names, groups[-1], ".norm.scale" if is_scale(leaf) and not has_kernel else UNSURE
     )
 
@@ -142,42 +142,44 @@ def _words(parts: Sequence[str]) -> set[str]:
     return set(re.findall(r"[a-z]+\d*", " ".join(spaced)))
 
 
-def _groups(names: Names) -> list[list[int]]:
+def _axis_groups(names: Names) -> list[list[int]]:
     """Group the axes of a leaf, without the axes that stack kernels.
 
     Heads and their head dimension are one group.
     """
     groups: list[list[int]] = []
     for i, name in enumerate(names):
-        heads = [group for group in groups if axis(names[group[0]]).endswith("heads")]
-        if axis(name) in ("head_dim", "q_heads_per_group") and heads:
+        heads = [group for group in groups if axis_of(names[group[0]]).endswith("heads")]
+        if axis_of(name) in ("head_dim", "q_heads_per_group") and heads:
             heads[0].append(i)
-        elif not is_layers(axis(name)):
+        elif not is_layers(axis_of(name)):
             groups.append([i])
-    whole = [group for group in groups if axis(names[group[0]]) not in STACKS]
+    whole = [group for group in groups if axis_of(names[group[0]]) not in STACKS]
     # A stacked axis and one other group: a stack of biases if the group is heads, else a kernel.
     biases = len(groups) == 2 and len(whole) == 1 and _is_heads(names, whole[0])
     return whole if len(whole) > 1 or biases else groups
 
 
 def _is_heads(names: Names, group: list[int]) -> bool:
-    return axis(names[group[0]]).endswith("heads")
+    return axis_of(names[group[0]]).endswith("heads")
 
 
-def _vector(parts: Sequence[str], names: Names, group: list[int], mark: str) -> Names:
+def _vector_names(parts: Sequence[str], names: Names, group: list[int], mark: str) -> Names:
     out = list(names)
     if not (mark == UNSURE and UNSURE in out[group[-1]]):
         out[group[-1]] += _of_attention(parts, names[group[-1]], strict=False) + mark
     return tuple(out)
 
 
-def _matrix(parts: Sequence[str], names: Names, groups: list[list[int]], is_gemma: bool) -> Names:
+def _matrix_names(
+    parts: Sequence[str], names: Names, groups: list[list[int]], is_gemma: bool
+) -> Names:
     # The last two parts are needed, because `split_fused` puts the parts of a fused kernel one level
     # below its name.
     last = parts[-2:]
     if _is_embedding(parts):
         return names
-    plain = [axis(n) for n in names]
+    plain = [axis_of(n) for n in names]
     side = None
     if plain.count("embed") == 1:
         side = (
@@ -229,12 +231,12 @@ def _by_layout(last: Sequence[str], names: Names, groups: list[list[int]]) -> li
     """
     if "weight" in last:  # [outputs, inputs], as in Equinox and PyTorch
         # The weight is either a head or an embedding, and the name does not determine which one.
-        vocab = axis(names[groups[0][0]]) in _OUTPUTS
+        vocab = axis_of(names[groups[0][0]]) in _OUTPUTS
         return [] if vocab else groups[-1]
     if "kernel" not in last:
         return []
     if _is_heads(names, max(groups, key=max)):
-        of = [group for group in groups if axis(names[group[0]]) == "embed"] or groups[:1]
+        of = [group for group in groups if axis_of(names[group[0]]) == "embed"] or groups[:1]
     else:
         of = groups[:-1]
     return [i for group in of for i in group]

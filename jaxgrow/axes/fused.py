@@ -64,7 +64,7 @@ def split_fused(
       >>> split_fused(tree, "qkv", "embed (heads parts head_dim)", ("q", "k", "v"), heads=2)["qkv"]["k"].tolist()
       [[[2, 3], [8, 9]]]
     """
-    plain = _plain(layout, parts)
+    plain = _part_axes(layout, parts)
 
     def split(x: Tree) -> Tree:
         if not parts:
@@ -106,7 +106,7 @@ def join_fused(
       >>> join_fused(tree, "qkv", "embed (heads parts head_dim)", ("q", "k"))["qkv"].tolist()
       [[0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0, 1.0]]
     """
-    plain = _plain(layout, parts)
+    plain = _part_axes(layout, parts)
 
     def join(node: Tree) -> Tree:
         if not parts:
@@ -129,7 +129,7 @@ def join_fused(
     return _rearranged(join, tree, pattern, layout, fits)
 
 
-def _plain(layout: str, parts: Sequence[str] | Mapping[str, int]) -> str:
+def _part_axes(layout: str, parts: Sequence[str] | Mapping[str, int]) -> str:
     """Return the axes of one part.
 
     Raises:

@@ -9,12 +9,12 @@ norm scales and embeddings have output axes. For example, a query kernel is
 parameters and contains such a tuple for each of them. Operators decide by these names how a
 parameter grows.
 
-The role of a parameter (`role`: kernel, embedding, bias, scale, norm bias or norm scale) follows from
-its axis names, never from the names of modules. A parameter with two or more axes is a kernel if it
-reads one of them, otherwise an embedding. Here ``layers`` is not counted, and heads and
-their ``head_dim`` count as one axis. If the axes do not determine the role, a suffix declares it.
-Each suffix follows a dot, and several suffixes may be in any order. A word after a dot that is not
-one of the following suffixes belongs to the name of the axis:
+The role of a parameter (`role_of`: kernel, embedding, bias, scale, norm bias or norm scale) follows
+from its axis names, never from the names of modules. A parameter with two or more axes is a kernel
+if it reads one of them, otherwise an embedding. Here ``layers`` is not counted, and heads and their
+``head_dim`` count as one axis. If the axes do not determine the role, a suffix declares it. Each
+suffix follows a dot, and several suffixes may be in any order. A word after a dot that is not one
+of the following suffixes belongs to the name of the axis:
 
 ========================= ========================================================================
 suffix                    meaning
@@ -32,7 +32,7 @@ suffix                    meaning
 ========================= ========================================================================
 
 If the stages of a model have different sizes, the number of the stage follows the axis: ``embed.0``,
-``layers.2``. The `kind` of an axis is its name without this number. Axes with the same number
+``layers.2``. The `axis_kind` of an axis is its name without this number. Axes with the same number
 belong to the same stage.
 
 For example, the bias of a key is ``("layers", "heads", "head_dim.in.bias")``, because the attention
@@ -79,7 +79,7 @@ ROLES = ("kernel", "embedding", "bias", "scale", "norm bias", "norm scale")
 _MARKS = {"in", "value", "below", "post", "norm", "kernel", "embedding", "bias", "scale"}
 
 
-def named(init: Initializer, *names: str, role: str = "") -> Callable[..., Any]:
+def named_init(init: Initializer, *names: str, role: str = "") -> Callable[..., Any]:
     """Return an initializer whose parameter carries axis names.
 
     Args:
@@ -90,11 +90,12 @@ def named(init: Initializer, *names: str, role: str = "") -> Callable[..., Any]:
         ``named(init, "embed.norm.scale")``.
 
     Returns:
-      An initializer for ``self.param`` of a Flax module. `split` separates names and arrays again.
+      An initializer for ``self.param`` of a Flax module. `split_boxed` separates names and arrays
+      again.
 
     Example:
       >>> from flax import linen as nn
-      >>> kernel = named(nn.initializers.zeros, "embed.in", "mlp")
+      >>> kernel = named_init(nn.initializers.zeros, "embed.in", "mlp")
       >>> kernel(jax.random.key(0), (2, 3)).names
       ('embed.in', 'mlp')
     """
@@ -140,40 +141,40 @@ class Axis:
         return ".".join([self.name, *read, *self.marks])
 
 
-def reads(name: str) -> bool:
+def reads_axis(name: str) -> bool:
     """Whether a parameter with this axis name contracts the axis: true for ``"embed.in"``."""
     return Axis.parse(name).direction == "in"
 
 
-def marked(names: Names, mark: str) -> bool:
+def has_mark(names: Names, mark: str) -> bool:
     """Whether any axis name of the leaf has the suffix ``mark``: `BELOW`, `POST` or `VALUE`."""
     return any(mark[1:] in Axis.parse(n).marks for n in names)
 
 
-def axis(name: str) -> str:
+def axis_of(name: str) -> str:
     """Return the name without suffixes: ``"embed.in"`` and ``"embed"`` both give ``"embed"``."""
     return Axis.parse(name).name
 
 
-def kind(axis: str) -> str:
+def axis_kind(axis: str) -> str:
     """Return the axis name without its stage number.
 
-    ``kind("embed.0")`` and ``kind("embed")`` are both ``"embed"``.
+    ``axis_kind("embed.0")`` and ``axis_kind("embed")`` are both ``"embed"``.
     """
     return axis.partition(".")[0]
 
 
-def beside(axis: str, other: str) -> str:
+def sibling_axis(axis: str, other: str) -> str:
     """Return the axis of kind ``other`` in the same stage as ``axis``.
 
-    ``beside("heads.2", "layers")`` is ``"layers.2"``.
+    ``sibling_axis("heads.2", "layers")`` is ``"layers.2"``.
     """
-    return other + axis[len(kind(axis)) :]
+    return other + axis[len(axis_kind(axis)) :]
 
 
 def is_layers(axis: str) -> bool:
     """Whether layers are stacked along the axis: ``"layers"``, or ``"layers.2"`` for one stage."""
-    return kind(axis) == LAYERS
+    return axis_kind(axis) == LAYERS
 
 
 def layers_of(names: Names) -> str | None:
@@ -183,7 +184,7 @@ def layers_of(names: Names) -> str | None:
       >>> layers_of(("layers.2", "embed.2.in", "mlp.2")), layers_of(("embed.scale",))
       ('layers.2', None)
     """
-    return next((axis(n) for n in names if is_layers(axis(n))), None)
+    return next((axis_of(n) for n in names if is_layers(axis_of(n))), None)
 
 
 def stages(sizes: Mapping[str, int]) -> dict[str, slice]:
@@ -209,17 +210,17 @@ def stages(sizes: Mapping[str, int]) -> dict[str, slice]:
     return {name: slice(end - sizes[name], end) for name, end in zip(found, ends, strict=True)}
 
 
-def turned(name: str, read: bool) -> str:
+def with_direction(name: str, read: bool) -> str:
     """Return the name as an input axis (``read=True``) or output axis, keeping other suffixes.
 
     Example:
-      >>> turned("embed.norm.scale", read=True)
+      >>> with_direction("embed.norm.scale", read=True)
       'embed.in.norm.scale'
     """
     return str(replace(Axis.parse(name), direction="in" if read else "out"))
 
 
-def role(leaf: str, names: Names) -> str:
+def role_of(leaf: str, names: Names) -> str:
     """Return the role of a parameter, one of `ROLES`.
 
     Args:
@@ -231,7 +232,7 @@ def role(leaf: str, names: Names) -> str:
         ``head_dim``, and no suffix declares the role, or suffixes declare several roles.
 
     Example:
-      >>> role("mlp/up/kernel", ("embed.in", "mlp")), role("norm/scale", ("embed.norm.scale",))
+      >>> role_of("mlp/up/kernel", ("embed.in", "mlp")), role("norm/scale", ("embed.norm.scale",))
       ('kernel', 'norm scale')
     """
     marks = {mark for n in names for mark in Axis.parse(n).marks}
@@ -240,16 +241,16 @@ def role(leaf: str, names: Names) -> str:
         (only,) = declared
         return f"norm {only}" if "norm" in marks and only in ("bias", "scale") else only
     # Heads and head dimensions together index the units of one axis.
-    if declared or sum(kind(axis(n)) not in (LAYERS, "head_dim") for n in names) < 2:
+    if declared or sum(axis_kind(axis_of(n)) not in (LAYERS, "head_dim") for n in names) < 2:
         found = " and ".join(sorted(declared)) if declared else "no role"
         raise ValueError(
             f"{leaf}: {names} declares {found}, so the role is ambiguous. Add exactly one of "
             ".bias, .scale, .norm.scale, .norm.bias, .embedding and .kernel to the last axis."
         )
-    return "kernel" if any(map(reads, names)) else "embedding"
+    return "kernel" if any(map(reads_axis, names)) else "embedding"
 
 
-class Kernel(NamedTuple):
+class KernelAxes(NamedTuple):
     """The axes of a kernel in three groups: stacking axes, input axes and output axes."""
 
     stacked: Names
@@ -277,7 +278,7 @@ class Kernel(NamedTuple):
         return tuple(range(first, first + len(self.written)))
 
 
-def cut(names: Names) -> Kernel:
+def split_kernel(names: Names) -> KernelAxes:
     """Split the axes of a kernel into stacking, input and output axes.
 
     Args:
@@ -288,22 +289,24 @@ def cut(names: Names) -> Kernel:
         kernel of one layer is not a contiguous block of the array.
 
     Example:
-      >>> cut(("layers", "embed.in", "heads", "head_dim")).written
+      >>> split_kernel(("layers", "embed.in", "heads", "head_dim")).written
       ('heads', 'head_dim')
     """
-    first = next(i for i, n in enumerate(names) if reads(n))
-    last = next(i for i in range(first, len(names) + 1) if i == len(names) or not reads(names[i]))
+    first = next(i for i, n in enumerate(names) if reads_axis(n))
+    last = next(
+        i for i in range(first, len(names) + 1) if i == len(names) or not reads_axis(names[i])
+    )
     if layers_of(names[first:]):
-        dim = next(i for i, name in enumerate(names) if is_layers(axis(name)))
+        dim = next(i for i, name in enumerate(names) if is_layers(axis_of(name)))
         raise ValueError(
             f"a kernel with the axes {names} stacks its layers on dimension {dim}. Move this "
             "dimension to the front, in the array (jnp.moveaxis) and in its names."
         )
-    return Kernel(names[:first], names[first:last], names[last:])
+    return KernelAxes(names[:first], names[first:last], names[last:])
 
 
-def layer_matrix(names: Names) -> Kernel:
-    """Split the axes of a kernel of layers as `cut` does, also if the output axes come first.
+def layer_matrix(names: Names) -> KernelAxes:
+    """Split the axes of a kernel of layers as `split_kernel` does, also if the output axes come first.
 
     If no output axis follows the input axes, the axes before them are output axes, except for
     layers and leading `STACKS`. If only such axes come before them, as in the router
@@ -314,32 +317,32 @@ def layer_matrix(names: Names) -> Kernel:
       names: axis names of a kernel, at least one of them an input axis.
 
     Raises:
-      ValueError: as in `cut`.
+      ValueError: as in `split_kernel`.
 
     Example:
       >>> layer_matrix(("layers", "mlp", "embed.in"))
-      Kernel(stacked=('layers',), read=('embed.in',), written=('mlp',), output_first=True)
+      KernelAxes(stacked=('layers',), read=('embed.in',), written=('mlp',), output_first=True)
     """
-    kernel = cut(names)
+    kernel = split_kernel(names)
     if kernel.written or not layers_of(names):
         return kernel
     before = kernel.stacked
     stacked = tuple(itertools.takewhile(_stacks, before))
     if stacked == before:
-        stacked = tuple(itertools.takewhile(lambda n: is_layers(axis(n)), before))
+        stacked = tuple(itertools.takewhile(lambda n: is_layers(axis_of(n)), before))
     written = before[len(stacked) :]
     read = kernel.read
     # The ``head_dim.in`` of keys belongs to their heads.
-    if axis(read[0]) == "head_dim" and any(axis(n).endswith("heads") for n in written):
+    if axis_of(read[0]) == "head_dim" and any(axis_of(n).endswith("heads") for n in written):
         written, read = (*written, read[0]), read[1:]
-    return Kernel(stacked, read, written, output_first=True)
+    return KernelAxes(stacked, read, written, output_first=True)
 
 
 def _stacks(name: str) -> bool:
-    return is_layers(axis(name)) or kind(axis(name)) in STACKS
+    return is_layers(axis_of(name)) or axis_kind(axis_of(name)) in STACKS
 
 
-def layer_kernels(axes: Axes) -> dict[str, Kernel]:
+def layer_kernels(axes: Axes) -> dict[str, KernelAxes]:
     """Find the matrices of the layers: the kernels that are stacked over layers.
 
     Embeddings, heads and patch embeddings are not among them. The output axes of a kernel may come
@@ -356,9 +359,9 @@ def layer_kernels(axes: Axes) -> dict[str, Kernel]:
       >>> {path: (k.read_dims, k.written_dims) for path, k in layer_kernels(axes).items()}
       {'up': ((1,), (2,))}
     """
-    found: dict[str, Kernel] = {}
+    found: dict[str, KernelAxes] = {}
     for leaf, names in by_path(axes, is_leaf=is_names).items():
-        if role(leaf, names) == "kernel":
+        if role_of(leaf, names) == "kernel":
             kernel = layer_matrix(names)
             if kernel.stacked and kernel.written:
                 found[leaf] = kernel
@@ -381,11 +384,11 @@ def is_names(x: Tree) -> TypeGuard[Names]:
     )
 
 
-def split(boxed: Tree) -> tuple[Params, Axes]:
+def split_boxed(boxed: Tree) -> tuple[Params, Axes]:
     """Split initialized variables into plain parameters and their axis names.
 
     Args:
-      boxed: result of ``init`` of a Flax module whose parameters are `named`.
+      boxed: result of ``init`` of a Flax module whose parameters carry names (`named_init`).
 
     Returns:
       ``(params, axes)``: the arrays, and a tree of the same structure with a tuple of names for
@@ -393,8 +396,8 @@ def split(boxed: Tree) -> tuple[Params, Axes]:
 
     Example:
       >>> from flax import linen as nn
-      >>> boxed = {"up": named(nn.initializers.zeros, "embed.in", "mlp")(jax.random.key(0), (2, 3))}
-      >>> params, axes = split(boxed)
+      >>> boxed = {"up": named_init(nn.initializers.zeros, "embed.in", "mlp")(jax.random.key(0), (2, 3))}
+      >>> params, axes = split_boxed(boxed)
       >>> params["up"].shape, axes["up"]
       ((2, 3), ('embed.in', 'mlp'))
     """
@@ -454,7 +457,7 @@ def leaves(params: Params, axes: Axes) -> Iterator[tuple[str, Any, Names]]:
         if any(isinstance(a, str) and UNSURE in a for a in n):
             unsure.setdefault(n, []).append(p)
     wrong += [
-        f"{some(found)}: the names {n} contain {UNSURE!r}, which marks unknown axes. "
+        f"{first_of_leaves(found)}: the names {n} contain {UNSURE!r}, which marks unknown axes. "
         "Write the right names, with .in for input axes."
         for n, found in unsure.items()
     ]
@@ -485,12 +488,14 @@ def sizes(params: Params, axes: Axes) -> dict[str, int]:
     wrong: dict[str, list[str]] = {}
     for leaf, x, names in leaves(params, axes):
         for name, size in zip(names, np.shape(x), strict=True):
-            before = seen.setdefault(axis(name), (size, leaf))
+            before = seen.setdefault(axis_of(name), (size, leaf))
             if before[0] != size:
-                fault = f"axis {axis(name)!r} has size {before[0]} in {before[1]}, but {size} in "
+                fault = (
+                    f"axis {axis_of(name)!r} has size {before[0]} in {before[1]}, but {size} in "
+                )
                 wrong.setdefault(fault, []).append(leaf)
     if wrong:
-        lines = [fault + some(found) for fault, found in wrong.items()]
+        lines = [fault + first_of_leaves(found) for fault, found in wrong.items()]
         raise ValueError(
             "each axis must have one size; give axes of different sizes different names:\n  "
             + "\n  ".join(lines)
@@ -498,11 +503,11 @@ def sizes(params: Params, axes: Axes) -> dict[str, int]:
     return {name: size for name, (size, _) in seen.items()}
 
 
-def some(leaves: Sequence[str]) -> str:
+def first_of_leaves(leaves: Sequence[str]) -> str:
     """Format a list of leaves with the same problem: the first one, and the number of others.
 
     Example:
-      >>> some(["a", "b", "c"])
+      >>> first_of_leaves(["a", "b", "c"])
       'a and 2 others'
     """
     more = len(leaves) - 1
@@ -570,7 +575,7 @@ def by_path(tree: Tree, is_leaf: Callable[[Any], bool] | None = None) -> dict[st
     return {path(key_path): leaf for key_path, leaf in found}
 
 
-def owners(state: Tree, params: Iterable[str]) -> dict[str, str]:
+def state_owners(state: Tree, params: Iterable[str]) -> dict[str, str]:
     """Return the path of the parameter that each leaf of an optimizer state belongs to.
 
     The path of the leaf ends with the path of this parameter. Several parameters may qualify,
@@ -586,7 +591,7 @@ def owners(state: Tree, params: Iterable[str]) -> dict[str, str]:
       Paths of parameters by paths of the leaves, without the leaves that belong to no parameter.
 
     Example:
-      >>> owners({"count": 0, "mu": {"w": 1, "mu": {"w": 2}}}, ["w", "mu/w"])
+      >>> state_owners({"count": 0, "mu": {"w": 1, "mu": {"w": 2}}}, ["w", "mu/w"])
       {'mu/mu/w': 'mu/w', 'mu/w': 'w'}
     """
     params = set(params)

@@ -1,9 +1,9 @@
 """How does a model without axis names get them?
 
-`from_rules` names each leaf by the first pattern that matches its path. `infer` proposes such rules
-from the sizes of the axes. `by_convention` adds suffixes to axis names that a model already has for
-sharding. Models of jaxgrow define their own axis names (`jaxgrow.axes.named`) and do not need this
-file.
+`from_rules` names each leaf by the first pattern that matches its path. `infer_rules` proposes such
+rules from the sizes of the axes. `by_convention` adds suffixes to axis names that a model already
+has for sharding. Models of jaxgrow define their own axis names (`jaxgrow.axes.named_init`) and do
+not need this file.
 """
 
 import itertools
@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
-from jaxgrow.axes._conventions import KNOWN, fused_axis, is_scale, marked, translated
+from jaxgrow.axes._conventions import KNOWN, fused_axis, is_scale, translate_names, with_suffixes
 from jaxgrow.axes.names import (
     LAYERS,
     UNSURE,
@@ -24,15 +24,15 @@ from jaxgrow.axes.names import (
     KeyPath,
     Names,
     Params,
-    axis,
+    axis_of,
     by_path,
+    first_of_leaves,
     is_layers,
     is_names,
     path,
-    reads,
-    role,
+    reads_axis,
+    role_of,
     sizes,
-    some,
     unwrapped,
 )
 
@@ -59,9 +59,9 @@ def from_rules(params: Params, rules: Mapping[str, Names]) -> Axes:
     Raises:
       ValueError: a leaf matches no rule; a rule and a leaf have different numbers of axes; a rule
         does not determine the role of a leaf; a rule applies to no leaf, because it matches none or
-        because earlier rules match all of them; or names of `infer` still contain ``?``. One message
-        lists all these problems, each once. If there are no such problems, it is also an error if
-        one axis has two sizes.
+        because earlier rules match all of them; or names of `infer_rules` still contain ``?``. One
+        message lists all these problems, each once. If there are no such problems, it is also an
+        error if one axis has two sizes.
 
     Example:
       >>> params = {"up": {"kernel": np.ones((2, 3)), "bias": np.ones(3)}, "down": {"kernel": np.ones((3, 2))}}
@@ -88,11 +88,11 @@ def from_rules(params: Params, rules: Mapping[str, Names]) -> Axes:
         return rules[pattern]
 
     axes = jax.tree_util.tree_map_with_path(leaf, params)
-    lines = [f"{some(found)}: {fault}" for fault, found in wrong.items()]
+    lines = [f"{first_of_leaves(found)}: {fault}" for fault, found in wrong.items()]
     lines += [f"the rule {p!r}: matches no leaf that is left by earlier rules" for p in unused]
     if lines:
         raise ValueError(
-            "the rules do not fit the parameters; jaxgrow.infer proposes rules:\n  "
+            "the rules do not fit the parameters; jaxgrow.infer_rules proposes rules:\n  "
             + "\n  ".join(lines)
         )
     sizes(params, axes)
@@ -110,7 +110,7 @@ def _fault(pattern: str, names: object, leaf: str, shape: tuple[int, ...]) -> st
         return f"{rule} has unknown axes {', '.join(map(repr, unsure))}: write the right names"
     try:
         if names:
-            role(leaf, names)
+            role_of(leaf, names)
     except ValueError as error:
         return f"{rule}: {str(error).removeprefix(f'{leaf}: ')}"
     return ""
@@ -120,7 +120,7 @@ def _are_strings(x: Any) -> TypeGuard[Names]:
     return _is_names(x) and None not in x
 
 
-def infer(params: Params, sizes: Mapping[str, int]) -> dict[str, Names]:
+def infer_rules(params: Params, sizes: Mapping[str, int]) -> dict[str, Names]:
     """Propose rules for `from_rules`, inferring axes from sizes and suffixes from conventions.
 
     Check the proposal before you use it. Layers may be stacked along any dimension, but it must be
@@ -159,7 +159,7 @@ def infer(params: Params, sizes: Mapping[str, int]) -> dict[str, Names]:
 
     Example:
       >>> layer = {"up": {"kernel": np.ones((2, 3)), "bias": np.ones(3)}, "norm": {"scale": np.ones(2)}}
-      >>> rules = infer({"layers_0": layer, "layers_1": layer}, {"embed": 2, "mlp": 3})
+      >>> rules = infer_rules({"layers_0": layer, "layers_1": layer}, {"embed": 2, "mlp": 3})
       >>> for pattern, names in rules.items():
       ...     print(pattern, names)
       layers_*/norm/scale ('embed.norm.scale',)
@@ -167,8 +167,8 @@ def infer(params: Params, sizes: Mapping[str, int]) -> dict[str, Names]:
       layers_*/up/kernel ('embed.in', 'mlp')
     """
 
-    named = jax.tree_util.tree_map_with_path(_by_size(params, sizes), params)
-    named = _marked(named, KNOWN | sizes.keys())
+    named = jax.tree_util.tree_map_with_path(_names_by_size(params, sizes), params)
+    named = _suffix_tree(named, KNOWN | sizes.keys())
     tree: Nested = unflatten_dict(by_path(named, is_leaf=is_names), sep="/")
     rules: dict[str, Names] = {}
     for pattern, names in _patterns("", tree).items():
@@ -180,9 +180,9 @@ def infer(params: Params, sizes: Mapping[str, int]) -> dict[str, Names]:
         if "*" not in pattern and LAYERS not in names
     }
     every = itertools.chain.from_iterable(outside.values())
-    read = {axis(n) for n in every if reads(n)}
+    read = {axis_of(n) for n in every if reads_axis(n)}
     for pattern, names in outside.items():
-        if any(".norm." in n for n in names) and axis(names[-1]) not in read:
+        if any(".norm." in n for n in names) and axis_of(names[-1]) not in read:
             rules[pattern] = (*names[:-1], names[-1] + UNSURE)
     # Longer patterns come first, because their leaves might also match a shorter pattern.
     return dict(
@@ -190,7 +190,7 @@ def infer(params: Params, sizes: Mapping[str, int]) -> dict[str, Names]:
     )
 
 
-def _by_size(params: Params, sizes: Mapping[str, int]) -> Callable[[KeyPath, Any], Names]:
+def _names_by_size(params: Params, sizes: Mapping[str, int]) -> Callable[[KeyPath, Any], Names]:
     """Return a function that names the axes of a leaf by their sizes.
 
     Layers are stacked along the same dimension of every leaf, in most models the first one.
@@ -280,10 +280,10 @@ def by_convention(axes: Axes) -> Axes:
       >>> by_convention({"key": {"kernel": ("embed", "heads", "head_dim")}, "norm": {"scale": ("embed",)}})
       {'key': {'kernel': ('embed.in', 'heads', 'head_dim.in')}, 'norm': {'scale': ('embed.norm.scale',)}}
     """
-    return _marked(axes, KNOWN)
+    return _suffix_tree(axes, KNOWN)
 
 
-def _marked(axes: Axes, known: Set[str]) -> Axes:
+def _suffix_tree(axes: Axes, known: Set[str]) -> Axes:
     """Add suffixes as `by_convention` does. Axes that are not in ``known`` get a ``?``."""
     whole = by_path(axes, is_leaf=_is_names)
     short = unwrapped(whole)
@@ -295,12 +295,14 @@ def _marked(axes: Axes, known: Set[str]) -> Axes:
     outputs = {"/".join([*parts[: parts.index("gating_einsum")], "linear"]) for parts in gates}
 
     def leaf(key_path: KeyPath, names: MaybeNames) -> MaybeNames:
-        if any(n is not None and axis(n) != n for n in names):
+        if any(n is not None and axis_of(n) != n for n in names):
             return names
         name = short[path(key_path)]
         of = name.rpartition("/")[0]
         is_gemma = name.removesuffix("/w") in outputs
-        return marked(name, translated(name, names), known, of in scales, of in kernels, is_gemma)
+        return with_suffixes(
+            name, translate_names(name, names), known, of in scales, of in kernels, is_gemma
+        )
 
     return jax.tree_util.tree_map_with_path(leaf, axes, is_leaf=_is_names)
 
@@ -312,4 +314,4 @@ def _is_names(x: Any) -> TypeGuard[MaybeNames]:
 
 
 def _is_vector(names: MaybeNames) -> bool:
-    return sum(name is None or not is_layers(axis(name)) for name in names) == 1
+    return sum(name is None or not is_layers(axis_of(name)) for name in names) == 1

@@ -55,13 +55,13 @@ def stack_layers(tree: Tree, layers: str) -> Tree:
       >>> stack_layers(tree, "layers_{}")["layers_{}"]["w"].tolist()
       [[0.0, 0.0, 0.0], [1.0, 1.0, 1.0]]
     """
-    where, name = _place(layers)
+    where, name = _split_pattern(layers)
     is_leaf = _leaves_of(tree)
     wrong: list[str] = []
 
     def stack(at: str, node: Tree) -> Tree:
-        entries = _entries(node)
-        keys = _numbered(entries, name)
+        entries = _entries_of(node)
+        keys = _numbered_entries(entries, name)
         paths = [f"{at}/{name.format(i)}".removeprefix("/") for i in range(max(keys) + 1)]
         if missing := [of for i, of in enumerate(paths) if i not in keys]:
             wrong.append(f"{', '.join(missing)}: missing, but {paths[-1]} exists")
@@ -72,17 +72,17 @@ def stack_layers(tree: Tree, layers: str) -> Tree:
             return node
 
         def leaf(key_path: KeyPath, _: object) -> Any:
-            return _stacked([layer[path(key_path)] for layer in flat])
+            return _stack_parts([layer[path(key_path)] for layer in flat])
 
         whole = jax.tree_util.tree_map_with_path(leaf, entries[keys[0]], is_leaf=is_leaf)
         others = {key: x for key, x in entries.items() if key not in keys.values()}
-        return _rebuilt(node, others | {_only(entries, name): whole})
+        return _rebuilt(node, others | {_stacked_key(entries, name): whole})
 
     out = at_nodes(
         stack,
         tree,
         where,
-        lambda node: _may_hold(node, layers) and bool(_numbered(_entries(node), name)),
+        lambda node: _may_hold(node, layers) and bool(_numbered_entries(_entries_of(node), name)),
         f"no layers found at {layers!r}{_NO_TUPLES * (layers == '{}')}",
     )
     if wrong:
@@ -109,21 +109,21 @@ def unstack_layers(tree: Tree, layers: str, number: int | None = None) -> Tree:
       >>> unstack_layers({"layers_{}": {"w": np.array([[1.0], [2.0]])}}, "layers_{}")
       {'layers_0': {'w': array([1.])}, 'layers_1': {'w': array([2.])}}
     """
-    where, name = _place(layers)
+    where, name = _split_pattern(layers)
     is_leaf = _leaves_of(tree)
     wrong: list[str] = []
 
     def stacked(node: Tree) -> bool:
-        return _may_hold(node, layers) and _is_stacked(_entries(node), name)
+        return _may_hold(node, layers) and _has_stack(_entries_of(node), name)
 
     # Some stacked layers have no leaves, for example if they are excluded by the mask of an
     # optimizer. Their number is taken from the other nodes.
-    everywhere = _numbers(nodes(tree, where, stacked).values(), name, number, is_leaf)
+    everywhere = _numbers(find_nodes(tree, where, stacked).values(), name, number, is_leaf)
 
     def unstack(at: str, node: Tree) -> Tree:
-        entries = _entries(node)
+        entries = _entries_of(node)
         counts = _lengths(node, name, number, is_leaf)
-        key = _only(entries, name)
+        key = _stacked_key(entries, name)
         whole = entries.pop(key)
         at_node = f"{at}/{name}".removeprefix("/")
         count = number or next((n for n in counts.values() if n is not None), 0)
@@ -171,7 +171,7 @@ def _lengths(
     node: Tree, name: str, number: int | None, is_leaf: Callable[[Tree], bool]
 ) -> dict[str, int | None]:
     """Return the number of layers in each leaf of the stacked layers; in axes trees, ``number``."""
-    flat = by_path(_entries(node)[_only(_entries(node), name)], is_leaf)
+    flat = by_path(_entries_of(node)[_stacked_key(_entries_of(node), name)], is_leaf)
     return {p: number if is_names(x) else _length(x) for p, x in flat.items()}
 
 
@@ -221,7 +221,7 @@ def _never(*_: object) -> bool:
     return False
 
 
-def _place(layers: str) -> tuple[str, str]:
+def _split_pattern(layers: str) -> tuple[str, str]:
     """Split a pattern: ``"decoder/layers_{}"`` gives ``("decoder", "layers_{}")``."""
     where, _, name = layers.rpartition("/")
     if not re.fullmatch(r"[^{}]*\{[^{}]*\}[^{}]*", name) or "{" in where:
@@ -237,18 +237,18 @@ def _may_hold(node: Tree, layers: str) -> bool:
     return layers != "{}" or not isinstance(node, tuple)
 
 
-def _entries(node: Tree) -> Entries:
+def _entries_of(node: Tree) -> Entries:
     """Return the entries of a dict, or of a list by their indices; empty for other nodes."""
     if _is_mapping(node):
         return dict(node)
-    return dict(enumerate(node)) if _is_list(node) else {}
+    return dict(enumerate(node)) if _is_sequence(node) else {}
 
 
 def _is_mapping(node: Tree) -> TypeGuard[Mapping[Any, Any]]:
     return isinstance(node, Mapping)
 
 
-def _is_list(node: Tree) -> TypeGuard[Sequence[Any]]:
+def _is_sequence(node: Tree) -> TypeGuard[Sequence[Any]]:
     named = hasattr(node, "_fields")
     return isinstance(node, list | tuple) and not named and not is_names(node)
 
@@ -258,7 +258,7 @@ def _rebuilt(node: Tree, entries: Entries) -> Tree:
     return type(node)(entries if isinstance(node, Mapping) else entries.values())
 
 
-def _numbered(entries: Entries, name: str) -> dict[int, Any]:
+def _numbered_entries(entries: Entries, name: str) -> dict[int, Any]:
     """Return the keys of the layers by their numbers, in order."""
     before, after = re.split(r"\{.*\}", name)
     found = {
@@ -271,12 +271,12 @@ def _numbered(entries: Entries, name: str) -> dict[int, Any]:
     return dict(sorted(numbers.items()))
 
 
-def _only(entries: Entries, name: str) -> Any:
+def _stacked_key(entries: Entries, name: str) -> Any:
     """Return the key of the stacked layers: the pattern itself, or 0 if the keys are numbers."""
     return 0 if any(isinstance(key, int) for key in entries) else name
 
 
-def _is_stacked(entries: Entries, name: str) -> bool:
+def _has_stack(entries: Entries, name: str) -> bool:
     return name in entries or (name == "{}" and set(entries) == {0})
 
 
@@ -288,14 +288,14 @@ def _what(x: Any) -> str:
     )
 
 
-def _stacked(parts: Sequence[Any]) -> Any:
+def _stack_parts(parts: Sequence[Any]) -> Any:
     if is_names(parts[0]):
         return (LAYERS, *parts[0])
     xp: Any = np if all(isinstance(x, np.ndarray) for x in parts) else jnp
     return xp.stack(parts)
 
 
-def _ends(at: str, where: str) -> bool:
+def _path_ends(at: str, where: str) -> bool:
     """Whether the end of a path matches a pattern."""
     return fnmatchcase(at, where) or fnmatchcase(at, f"*/{where}")
 
@@ -319,7 +319,7 @@ def at_nodes(
     Raises:
       ValueError: no node matches, although the tree has leaves with axes.
     """
-    paths = nodes(tree, where, fits)
+    paths = find_nodes(tree, where, fits)
     is_leaf = _leaves_of(tree)
 
     def leaf(key_path: KeyPath, node: Tree) -> Tree:
@@ -338,7 +338,7 @@ def at_nodes(
     return out
 
 
-def nodes(tree: Tree, where: str, fits: Callable[[Tree], bool]) -> dict[str, Any]:
+def find_nodes(tree: Tree, where: str, fits: Callable[[Tree], bool]) -> dict[str, Any]:
     """Return the nodes that meet a condition by their paths, outermost first.
 
     Args:
@@ -350,7 +350,7 @@ def nodes(tree: Tree, where: str, fits: Callable[[Tree], bool]) -> dict[str, Any
     found: dict[str, Any] = {}
 
     def is_node(key_path: KeyPath, node: Tree) -> bool:
-        if not is_leaf(node) and (not where or _ends(path(key_path), where)) and fits(node):
+        if not is_leaf(node) and (not where or _path_ends(path(key_path), where)) and fits(node):
             found[path(key_path)] = node
             return True
         return is_leaf(node)
@@ -359,7 +359,7 @@ def nodes(tree: Tree, where: str, fits: Callable[[Tree], bool]) -> dict[str, Any
     return found
 
 
-def restructured(tree: Tree, like: Tree) -> Tree:
+def restructure(tree: Tree, like: Tree) -> Tree:
     """Return the leaves of ``tree`` in the structure of ``like``, matched by their paths.
 
     The pytree structure of a module contains values besides arrays, such as the number of heads.
@@ -378,7 +378,7 @@ def restructured(tree: Tree, like: Tree) -> Tree:
         all of them.
 
     Example:
-      >>> restructured({"0": np.ones(2), "1": np.zeros(2)}, [np.empty(2), np.empty(2)])
+      >>> restructure({"0": np.ones(2), "1": np.zeros(2)}, [np.empty(2), np.empty(2)])
       [array([1., 1.]), array([0., 0.])]
     """
     given = by_path(tree, is_names)

@@ -36,7 +36,7 @@ from jaxgrow.checkpoints.source import Checkpoint, Grown, Loaded, Source
 from jaxgrow.growth.maps import Growth
 from jaxgrow.models import Config
 from jaxgrow.typed import Json
-from jaxgrow.untrusted import checked, copy_file, one_line
+from jaxgrow.untrusted import checked_path, copy_file, one_line
 
 Kind = Literal["hf", "orbax"]
 
@@ -116,7 +116,7 @@ def _snapshot(folder: Path) -> Path:
     main = folder / "refs" / "main"
     found = sorted(f for f in (folder / "snapshots").iterdir() if f.is_dir())
     if main.is_file():
-        with checked(folder, "refs/main", deep=True).open() as file:
+        with checked_path(folder, "refs/main", deep=True).open() as file:
             name = file.read(1000).decode(errors="replace").strip()
         found = [f for f in found if f.name == name] or found
     if len(found) != 1:
@@ -298,7 +298,7 @@ def write(
         for name in planned.carried:
             (part / name).parent.mkdir(exist_ok=True)
             copy_file(
-                checked(roots[0].files_beside or roots[0].folder, name, deep=True), part / name
+                checked_path(roots[0].files_beside or roots[0].folder, name, deep=True), part / name
             )
         about["files"] += beside(part) if beside is not None else []
         write_json(part / RECORD, about)

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgrow.axes.names import axis, is_layers
+from jaxgrow.axes.names import axis_of, is_layers
 from jaxgrow.checkpoints.io.files import CheckpointError
 from jaxgrow.checkpoints.source import Leaf, Source, flat, nested
 from jaxgrow.growth.maps import Maps
@@ -70,7 +70,9 @@ class Noisy(Source):
 
     def read(self, path: str, layer: int | None = None) -> np.ndarray:
         x = self._source.read(path, layer)
-        names = tuple(n for n in self.leaves[path].names if layer is None or not is_layers(axis(n)))
+        names = tuple(
+            n for n in self.leaves[path].names if layer is None or not is_layers(axis_of(n))
+        )
         # The noise depends on the path, so every layer gets different noise.
         where = path if layer is None else f"{path}/{layer}"
         noisy = break_symmetry(nested({where: x}), axes=nested({where: names}), **self._noise)
@@ -96,13 +98,13 @@ class InColour(Source):
         self.leaves = {}
         for path, leaf in source.leaves.items():
             sizes = zip(leaf.names, leaf.shape, strict=True)
-            shape = tuple(3 if axis(name) == "channels" else size for name, size in sizes)
+            shape = tuple(3 if axis_of(name) == "channels" else size for name, size in sizes)
             self.leaves[path] = Leaf(leaf.names, shape, leaf.dtype)
 
     def read(self, path: str, layer: int | None = None) -> np.ndarray:
         x = self._source.read(path, layer)
-        names = [n for n in self.leaves[path].names if layer is None or not is_layers(axis(n))]
+        names = [n for n in self.leaves[path].names if layer is None or not is_layers(axis_of(n))]
         for i, name in enumerate(names):
-            if axis(name) == "channels":
+            if axis_of(name) == "channels":
                 x = np.repeat(x / 3, 3, i)
         return x

@@ -49,10 +49,10 @@ from jaxgrow.checkpoints.source import (
     nested,
 )
 from jaxgrow.models import Config, from_json
-from jaxgrow.sharding import RULES, spec
-from jaxgrow.signals import uninterrupted
+from jaxgrow.sharding import RULES, partition_spec
+from jaxgrow.signals import defer_signals
 from jaxgrow.typed import Json
-from jaxgrow.untrusted import checked, checked_tree
+from jaxgrow.untrusted import checked_path, checked_tree
 
 _AT_ONCE = 2**28  # bytes
 CHECKPOINTS = "checkpoints"  # the folder with the checkpoints of a run
@@ -114,7 +114,7 @@ class Orbax(Loaded, Checkpoint):
         self._settings: Json = {}
         if (self.folder / TRANSFORMERS).is_dir():
             self.of_run = True
-            self._beside = checked(self.folder, TRANSFORMERS).path
+            self._beside = checked_path(self.folder, TRANSFORMERS).path
             self._settings = read_json(inside(self._beside, "config.json"))
 
     @property
@@ -138,7 +138,7 @@ class Orbax(Loaded, Checkpoint):
     @contextmanager
     def _reading(self) -> Iterator[None]:
         try:
-            with uninterrupted():
+            with defer_signals():
                 yield
         except CheckpointError:
             raise
@@ -195,7 +195,7 @@ class Orbax(Loaded, Checkpoint):
         """Read all parameters onto a mesh, as `Source.shard`. Every process has to call it."""
 
         def sharded(leaf: Leaf) -> jax.ShapeDtypeStruct:
-            sharding = NamedSharding(mesh, spec(leaf.names, leaf.shape, mesh, rules))
+            sharding = NamedSharding(mesh, partition_spec(leaf.names, leaf.shape, mesh, rules))
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
         with self._reading():
@@ -352,7 +352,7 @@ def write(source: Source, folder: Path) -> None:
       folder: a folder that exists.
     """
     params = source.params()
-    with uninterrupted(), patient():
+    with defer_signals(), patient():
         ocp.save(str((folder / PARAMS).resolve()), params)
     seal(folder / PARAMS)
 
@@ -379,7 +379,7 @@ def export(folder: Path, config: Config, params: Params, head: Json | None = Non
     if jax.process_index() == 0:
         _delete_unfinished(folder)
     work = folder / f"{_EXPORTING}{_token()}"
-    with uninterrupted(), patient():
+    with defer_signals(), patient():
         ocp.save(str((work / PARAMS).resolve()), params)
     if jax.process_index() != 0:
         return
@@ -392,7 +392,7 @@ def export(folder: Path, config: Config, params: Params, head: Json | None = Non
         "files": [],
     }
     write_json(work / RECORD, about | ({"head": dict(head)} if head else {}))
-    with uninterrupted():
+    with defer_signals():
         _put(work, folder)
 
 

@@ -17,14 +17,14 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from jaxgrow.axes import names as naming
-from jaxgrow.axes.names import Axes, Names, Params, Tree, axis, is_layers, layers_of
+from jaxgrow.axes.names import Axes, Names, Params, Tree, axis_of, is_layers, layers_of
 from jaxgrow.checkpoints.io.files import CheckpointError, listed, spelt
 from jaxgrow.growth import merge
 from jaxgrow.growth.apply import check, grow_leaf
 from jaxgrow.growth.maps import AxisMap, Growth, Term, new_sizes, terms
 from jaxgrow.growth.matrices import Matrix, SparseMap
 from jaxgrow.models import Config
-from jaxgrow.sharding import RULES, spec
+from jaxgrow.sharding import RULES, partition_spec
 from jaxgrow.typed import Json
 
 
@@ -93,7 +93,7 @@ class Source:
         """Return the size of every axis by its name."""
         found: dict[str, int] = {}
         for leaf in self.leaves.values():
-            found.update(zip(map(axis, leaf.names), leaf.shape, strict=True))
+            found.update(zip(map(axis_of, leaf.names), leaf.shape, strict=True))
         return found
 
     @property
@@ -114,7 +114,7 @@ class Source:
         return nested({path: self._parts(path, [(slice(None),)])[0] for path in self.leaves})
 
     def shard(self, mesh: Mesh, rules: Mapping[str, str] = RULES) -> Params:
-        """Read all parameters onto the devices of a mesh, sharded by `jaxgrow.sharding.specs`.
+        """Read all parameters onto the devices of a mesh, sharded by `jaxgrow.sharding.partition_specs`.
 
         A process never holds the complete model in host memory. In addition to the shards on its
         devices, it holds one layer of one leaf, and its own shards of that leaf.
@@ -131,7 +131,7 @@ class Source:
 
     def _on(self, path: str, mesh: Mesh, rules: Mapping[str, str]) -> jax.Array:
         leaf = self.leaves[path]
-        sharding = NamedSharding(mesh, spec(leaf.names, leaf.shape, mesh, rules))
+        sharding = NamedSharding(mesh, partition_spec(leaf.names, leaf.shape, mesh, rules))
         where = {
             d: i
             for d, i in sharding.addressable_devices_indices_map(leaf.shape).items()
@@ -271,7 +271,7 @@ class Grown(Source):
             raise CheckpointError(str(error)) from error
         self.leaves = {}
         for path, leaf in source.leaves.items():
-            shape = tuple(sizes[axis(n)] for n in leaf.names)
+            shape = tuple(sizes[axis_of(n)] for n in leaf.names)
             self.leaves[path] = Leaf(leaf.names, shape, leaf.dtype)
 
     def _terms(self, path: str, names: Names) -> Sequence[Term]:
@@ -292,7 +292,7 @@ class Grown(Source):
     def origin(self, path: str, layer: int | None) -> tuple[Source, int | None] | None:
         names = self._names[path]
         found = self._terms(path, names)
-        mine = {axis(n) for n in names}
+        mine = {axis_of(n) for n in names}
         keys = itertools.chain.from_iterable(found)
         touching = [key for key in keys if mine.intersection(key)]
         if not touching:
@@ -440,7 +440,7 @@ def fits(
     missing = [f"missing: {path}" for path in expected if path not in found]
     unknown = [f"unknown: {path}" for path in found if path not in expected]
     wrong = [
-        f"{path} ({', '.join(map(axis, names))}) has shape {found[path]}, but should have {shape}"
+        f"{path} ({', '.join(map(axis_of, names))}) has shape {found[path]}, but should have {shape}"
         for path, (names, shape) in expected.items()
         if path in found and found[path] != shape
     ]

@@ -11,7 +11,7 @@ from jaxgrow.cli.model_outputs import outputs
 from jaxgrow.cli.writing import amount, as_text, in_dtype, print_json, size_record, write
 from jaxgrow.extras.integrations import command
 from jaxgrow.growth.report import preservation
-from jaxgrow.tables import aligned
+from jaxgrow.tables import align_columns
 from jaxgrow.untrusted import print_text
 
 
@@ -49,7 +49,7 @@ def run_inspect(a: argparse.Namespace) -> None:
         [p, str(x.shape), " ".join(x.names), x.dtype.name, places[p]]
         for p, x in source.leaves.items()
     ]
-    print_text(aligned((), rows))
+    print_text(align_columns((), rows))
     print_text(amount(source, source.bytes))
     for note in source.notes:
         print_text(f"note: {note}")

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from jaxgrow import operators
-from jaxgrow.axes import kind
+from jaxgrow.axes import axis_kind
 from jaxgrow.checkpoints import CheckpointError, Source, Upcycled, open_checkpoint
 from jaxgrow.checkpoints.hf.upcycled import Single
 from jaxgrow.checkpoints.io.files import SHARD
@@ -143,9 +143,11 @@ def _by_method(
     """
     operator = operators.OPERATORS[method]
     for axis in target:
-        if axis in sizes and kind(axis) not in operator.axes:
-            own = ", ".join(name for name in operator.axes if name in {*map(kind, sizes)})
-            others = [m for m, other in operators.OPERATORS.items() if kind(axis) in other.axes]
+        if axis in sizes and axis_kind(axis) not in operator.axes:
+            own = ", ".join(name for name in operator.axes if name in {*map(axis_kind, sizes)})
+            others = [
+                m for m, other in operators.OPERATORS.items() if axis_kind(axis) in other.axes
+            ]
             ways = f"; choose one of {', '.join(sorted(others))}, which grow it" if others else ""
             raise CheckpointError(f"axis {axis!r}: {method} grows {own}{ways}")
     with reported():

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 
 from jaxgrow import operators
-from jaxgrow.axes.names import Names, axis
+from jaxgrow.axes.names import Names, axis_of
 from jaxgrow.checkpoints.hf.storage import Form
 from jaxgrow.checkpoints.io.files import listed
 from jaxgrow.checkpoints.source import Leaf
@@ -115,7 +115,7 @@ def _matrices(growth: Growth, path: str, names: Names) -> Iterator[np.ndarray]:
     for term in terms(growth, path, names):
         for axes, m in term.items():
             for name in names:
-                if axis(name) in axes:
+                if axis_of(name) in axes:
                     matrix = m.of(name)
                     yield np.asarray(matrix.weight if isinstance(matrix, SparseMap) else matrix)
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jaxgrow.axes.names import axis
+from jaxgrow.axes.names import axis_of
 from jaxgrow.checkpoints import CheckpointError, Source
 from jaxgrow.checkpoints.hf.storage import HuggingFace
 from jaxgrow.checkpoints.io.files import listed, spelt
@@ -234,4 +234,4 @@ def _matched(
 
 def _axes(leaf: Leaf) -> list[int]:
     """The indices of the axes of a leaf that are its vocabulary."""
-    return [i for i, name in enumerate(leaf.names) if axis(name) == _VOCAB]
+    return [i for i, name in enumerate(leaf.names) if axis_of(name) == _VOCAB]

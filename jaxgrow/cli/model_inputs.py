@@ -14,7 +14,7 @@ import numpy as np
 from jaxgrow.checkpoints import CheckpointError, Source
 from jaxgrow.checkpoints.io.files import LARGEST_EXTRA, inside, read_json, spelt
 from jaxgrow.checkpoints.source import Checkpoint
-from jaxgrow.untrusted import UntrustedError, chosen_file, limits, run_limited
+from jaxgrow.untrusted import UntrustedError, chosen_file, file_limits, run_limited
 
 # The maximum number of samples, and of tokens per sample.
 ROWS = 8
@@ -238,7 +238,7 @@ def _tokenised(source: Checkpoint, vocab: int, file: Path) -> np.ndarray:
             f"reading {tokenizer} requires the package tokenizers: pip install tokenizers. Or give "
             "--data as a .npy file of token ids"
         )
-    limits().check(str(tokenizer), bytes=tokenizer.path.stat().st_size)
+    file_limits().check(str(tokenizer), bytes=tokenizer.path.stat().st_size)
     request = {"file": os.fspath(tokenizer), "text": text}
     try:
         return np.array(run_limited(_TOKENISE, request, str(tokenizer)), np.int64)

@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Mapping
 
-from jaxgrow.axes.names import kind
+from jaxgrow.axes.names import axis_kind
 from jaxgrow.checkpoints import CheckpointError, Source
 from jaxgrow.cli.errors import UsageError
 from jaxgrow.cli.options import AXES, axis_option
@@ -67,7 +67,7 @@ def check_stages(source: Source, target: Mapping[str, int]) -> None:
       CheckpointError: a single size is given for such an axis.
     """
     for axis in target:
-        stages = [name for name in source.sizes() if kind(name) == axis]
+        stages = [name for name in source.sizes() if axis_kind(name) == axis]
         if axis not in stages and stages:
             sizes = ",".join(str(target[axis]) for _ in stages)
             raise CheckpointError(

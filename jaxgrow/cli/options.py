@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from jaxgrow.checkpoints.io.files import SHARD
 from jaxgrow.cli.methods import FORMATS
-from jaxgrow.typed import nearest
+from jaxgrow.typed import did_you_mean
 from jaxgrow.untrusted import add_limits
 
 # The axes that have an option, with the meaning of their size for the help text.
@@ -44,11 +44,11 @@ class UsageParser(argparse.ArgumentParser):
         found = re.fullmatch(r"(.*)invalid choice: '(.*)' \(choose from (.*)\)", message)
         if found is not None:
             names = [name.strip("'\" ") for name in found[3].split(",")]
-            near = nearest(found[2], names) or f"; choose from {', '.join(names)}"
+            near = did_you_mean(found[2], names) or f"; choose from {', '.join(names)}"
             message = f"{found[1]}{found[2]!r} does not exist{near}"
         unknown = re.fullmatch(r"unrecognized arguments: (--[\w-]+).*", message, re.DOTALL)
         if unknown is not None:
-            message += nearest(unknown[1], _long_options(self))
+            message += did_you_mean(unknown[1], _long_options(self))
         self.exit(2, f"error: {message.rstrip('?.')}; {self.prog} --help lists the options\n")
 
 

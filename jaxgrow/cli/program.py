@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from jaxgrow.checkpoints.io.files import CheckpointError
 from jaxgrow.cli.arguments import parser
 from jaxgrow.cli.errors import UsageError, system_reason
-from jaxgrow.signals import interrupting, leaving
+from jaxgrow.signals import leave_at_once, raise_interrupts
 from jaxgrow.untrusted import UntrustedError, prepare_messages, print_text
 
 
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if (getattr(a, "seed", None) or 0) < 0:
             raise UsageError(f"--seed {a.seed}: a seed must be a non-negative integer")
         run = _imported(a.run)
-        with interrupting():
+        with raise_interrupts():
             if not a.evaluates:
                 # Commands that only transform files must neither wait for an accelerator nor occupy it.
                 sys.modules["jax"].config.update("jax_platforms", "cpu")
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _imported(run: str) -> Callable[[argparse.Namespace], None]:
     """Import the function that runs a subcommand, with everything that it needs."""
     module, name = run.split(".")
-    with leaving():
+    with leave_at_once():
         importlib.import_module("jax")
         return getattr(importlib.import_module(f"jaxgrow.cli.{module}"), name)
 

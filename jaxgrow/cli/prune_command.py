@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jaxgrow import operators
-from jaxgrow.axes.names import LAYERS, beside, is_layers, kind
+from jaxgrow.axes.names import LAYERS, axis_kind, is_layers, sibling_axis
 from jaxgrow.checkpoints import CheckpointError, Grown, Source, open_checkpoint
 from jaxgrow.checkpoints.source import Checkpoint
 from jaxgrow.cli import model_inputs, new_sizes
@@ -21,7 +21,7 @@ from jaxgrow.growth.maps import Growth
 from jaxgrow.growth.report import preservation
 from jaxgrow.models import importance
 from jaxgrow.operators.targets import layer_axes, of_kinds, width_axes
-from jaxgrow.tables import aligned
+from jaxgrow.tables import align_columns
 from jaxgrow.untrusted import print_text
 
 
@@ -107,8 +107,8 @@ def _control(source: Source, target: dict[str, int]) -> Growth:
     rng = np.random.default_rng(0)
     scores = {}
     for axis in (*layer_axes(sizes), *width_axes(sizes), *of_kinds(("experts",), sizes)):
-        per_layer = kind(axis) in ("heads", "mlp", "experts")
-        shape = (sizes[beside(axis, LAYERS)], sizes[axis]) if per_layer else sizes[axis]
+        per_layer = axis_kind(axis) in ("heads", "mlp", "experts")
+        shape = (sizes[sibling_axis(axis, LAYERS)], sizes[axis]) if per_layer else sizes[axis]
         scores[axis] = rng.random(shape)
     return operators.prune(sizes, target, scores, source.config.traits["alternating"])
 
@@ -197,6 +197,6 @@ def _as_text(report: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
         difference = (f"{row['kl']:.3g}", f"{row['mean_abs']:.3g}") if "kl" in row else ("", "")
         rows.append((label, loss, *difference))
     head = ("", "loss", "KL from original", "mean |difference|")
-    lines += [f"on {report['inputs']}:", aligned(head, rows, right=(1, 2, 3))]
+    lines += [f"on {report['inputs']}:", align_columns(head, rows, right=(1, 2, 3))]
     lines += ["random: a control of the same sizes whose units were chosen at random"]
     return "\n".join(lines)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from jaxgrow import operators
-from jaxgrow.axes.names import beside, kind
+from jaxgrow.axes.names import axis_kind, sibling_axis
 from jaxgrow.checkpoints import Interpolated, open_checkpoint
 from jaxgrow.checkpoints.io.files import RECORD
 from jaxgrow.cli.errors import UsageError, reported
@@ -37,7 +37,7 @@ def _odd_groups(groups: Mapping[str, operators.Groups], growth: Mapping[str, Axi
     notes = []
     for axis, m in growth.items():
         size = m.old // m.new
-        if kind(axis) in ("heads", "kv_heads") and name in ("far", "adjacent") and size > 2:
+        if axis_kind(axis) in ("heads", "kv_heads") and name in ("far", "adjacent") and size > 2:
             notes.append(
                 f"{m.old} {axis} cannot be grouped in pairs, so {name!r} merged groups of {size}, "
                 f"like {name}:{size}"
@@ -90,7 +90,7 @@ def _large(small: dict[str, int], groups: dict[str, operators.Groups]) -> dict[s
     """The sizes of the large model. Each unit of the small model is a group of its units."""
     large = dict(small)
     for of, units in groups.items():
-        axes = [axis for axis in small if kind(axis) == of]
+        axes = [axis for axis in small if axis_kind(axis) == of]
         if not axes:
             raise ValueError(
                 f"axis {of!r}: the model has no such axis; its axes are {', '.join(sorted(small))}"
@@ -100,8 +100,8 @@ def _large(small: dict[str, int], groups: dict[str, operators.Groups]) -> dict[s
     leads = next((of for of in ("heads", "kv_heads") if of in groups), None)
     if leads is not None:
         for axis in width_axes(small):
-            if kind(axis) not in groups:
-                large[axis] = _scaled(axis, beside(axis, leads), small, large)
+            if axis_kind(axis) not in groups:
+                large[axis] = _scaled(axis, sibling_axis(axis, leads), small, large)
     return large
 
 
@@ -123,7 +123,7 @@ def _scaled(axis: str, heads: str, small: dict[str, int], large: dict[str, int])
     if rest:
         raise ValueError(
             f"axis {axis!r}: {small[axis]} units cannot be divided into {small[heads]} equal "
-            f"blocks, one per head. Give its groups with {axis_option(kind(axis))}"
+            f"blocks, one per head. Give its groups with {axis_option(axis_kind(axis))}"
         )
     return size
 

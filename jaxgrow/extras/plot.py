@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxgrow.axes.names import Axes, Names, Params, axis, is_layers, kind, leaves, reads, sizes
+from jaxgrow.axes.names import (
+    Axes,
+    Names,
+    Params,
+    axis_kind,
+    axis_of,
+    is_layers,
+    leaves,
+    reads_axis,
+    sizes,
+)
 from jaxgrow.growth.apply import check, parts
 from jaxgrow.growth.maps import AxisMap, Growth, Rules, terms
 from jaxgrow.growth.matrices import Matrix, SparseMap, is_identity, sparse
@@ -116,8 +126,10 @@ def panels(growth: Growth, params: Params, axes: Axes) -> list[Panel]:
         for i, term in enumerate(terms(growth, leaf, names), 1):
             for m, begin, end in parts(term, names):
                 if m is not None and not is_identity(matrix := m.of(names[begin])):
-                    used = _used(found, tuple(axis(name) for name in names[begin:end]), m, matrix)
-                    used.roles.add("read" if reads(names[begin]) else "write")
+                    used = _used(
+                        found, tuple(axis_of(name) for name in names[begin:end]), m, matrix
+                    )
+                    used.roles.add("read" if reads_axis(names[begin]) else "write")
                     used.rules.setdefault(_rule(growth, leaf, names), set()).add(i)
     return [
         used.panel(growth)
@@ -306,4 +318,4 @@ def _unit(axes: tuple[str, ...]) -> str:
     """The label of the rows and columns of a matrix over these axes."""
     first, *others = axes
     own = {"heads": "head", "kv_heads": "head", "experts": "expert"}
-    return "unit" if others else "layer" if is_layers(first) else own.get(kind(first), "unit")
+    return "unit" if others else "layer" if is_layers(first) else own.get(axis_kind(first), "unit")

@@ -11,14 +11,14 @@ from fractions import Fraction
 from typing import Any
 
 from jaxgrow import operators
-from jaxgrow.axes.names import is_layers, kind
+from jaxgrow.axes.names import axis_kind, is_layers
 from jaxgrow.checkpoints.io.files import CheckpointError
 from jaxgrow.checkpoints.source import Grown, Source
 from jaxgrow.cli.errors import with_options
 from jaxgrow.cli.keeps import keeps
 from jaxgrow.cli.options import axis_option
 from jaxgrow.operators.targets import layer_axes, width_axes
-from jaxgrow.tables import aligned
+from jaxgrow.tables import align_columns
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def options(target: Mapping[str, int]) -> str:
     """
     kinds: dict[str, list[str]] = {}
     for name, size in target.items():
-        kinds.setdefault(kind(name), []).append(str(size))
+        kinds.setdefault(axis_kind(name), []).append(str(size))
     return " ".join(f"{axis_option(name)} {','.join(sizes)}" for name, sizes in kinds.items())
 
 
@@ -163,7 +163,7 @@ def targets(sizes: Mapping[str, int], times: Fraction) -> list[dict[str, int]]:
       {'layers': 4}
     """
     deeper = layer_axes(sizes)
-    mlp = tuple(name for name in width_axes(sizes) if kind(name) == "mlp")
+    mlp = tuple(name for name in width_axes(sizes) if axis_kind(name) == "mlp")
     found: list[dict[str, int]] = []
     for axes in (deeper, (*deeper, *mlp)):
         found.append({axis: round(sizes[axis] * times) for axis in axes})
@@ -245,7 +245,7 @@ def _tried(source: Source, names: tuple[str, ...], parts: tuple[dict[str, int], 
         kept &= keeps(growth, model.config, name)
         model = Grown(model, growth)
     policies = tuple(POLICY[name] for name in names)
-    grown = frozenset(kind(axis) for target in parts for axis in target) - {"kv_heads"}
+    grown = frozenset(axis_kind(axis) for target in parts for axis in target) - {"kv_heads"}
     return Suggestion(
         names, parts, kept, policies, model.parameters, MEASURED.get((names, grown), ())
     )
@@ -290,7 +290,7 @@ def described(
     head = ("METHOD", "FUNCTION", "OPTIMIZER STATE", "MEASURED")
     lines = [
         f"{parameters:,} parameters, {parameters / source.parameters:.2f} times the present number",
-        aligned(head, [_row(way) for way in ways]),
+        align_columns(head, [_row(way) for way in ways]),
     ]
     notes: dict[Measurement, str] = {}
     for way in ways:

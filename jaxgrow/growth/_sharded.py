@@ -81,7 +81,7 @@ def dim_map(m: Matrix | None, dtype: Any) -> DimMap | None:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ShardLayout:
     """The sharding of an array and its result, and the rows that a device computes at a time.
 
     Args:
@@ -108,10 +108,10 @@ class Layout:
 
     def specs(self, maps: DimMaps) -> tuple[Any, ...]:
         """Return the sharding of the maps: each device holds the rows for its part of the result."""
-        return tuple(map(_specs, maps, self.over))
+        return tuple(map(_map_specs, maps, self.over))
 
 
-def _specs(m: DimMap | None, over: tuple[str, ...]) -> DimMap | None:
+def _map_specs(m: DimMap | None, over: tuple[str, ...]) -> DimMap | None:
     """Return the sharding of one map: rows are sharded, a single weight is replicated."""
     if m is None:
         return None
@@ -122,9 +122,9 @@ def _specs(m: DimMap | None, over: tuple[str, ...]) -> DimMap | None:
     return DimMap(index, rows if m.weight.ndim == 2 else P())
 
 
-def layout(
+def shard_layout(
     terms: Sequence[DimMaps], shape: Sequence[int], new: Sequence[int], spec: P, dtype: Any
-) -> Layout:
+) -> ShardLayout:
     """Choose the pieces in which a device computes its part of the result.
 
     The function chooses a dimension, and the smallest number of pieces along it that keeps the
@@ -153,11 +153,11 @@ def layout(
     source = [size // n for size, n in zip(shape, counts, strict=True)]
     result = tuple(size // n for size, n in zip(new, counts, strict=True))
     copies = len(terms) == 1 and all(m is None or m.copies for m in terms[0])
-    itemsize = dtype.itemsize if copies else _wide(dtype).itemsize
+    itemsize = dtype.itemsize if copies else _wide_dtype(dtype).itemsize
     budget = max(math.prod(source) * dtype.itemsize, LEAST_BUDGET)
 
     def choice(dim: int) -> tuple[bool, int, bool, bool, int, int]:
-        row = itemsize * sum(_numbers(maps, source, result, counts, dim) for maps in terms)
+        row = itemsize * sum(_stored_numbers(maps, source, result, counts, dim) for maps in terms)
         row = max(1, row)  # an array without elements
         rows = min(result[dim], budget // row)
         sharded = [m for maps in terms if (m := maps[dim]) is not None and counts[dim] > 1]
@@ -170,31 +170,31 @@ def layout(
         return (full, 0 if fits else row, fits and last, fits and bool(sharded), pieces, dim)
 
     *_, pieces, dim = min(map(choice, range(len(shape))))
-    return Layout(over, counts, result, dim, max(1, -(-result[dim] // max(1, pieces))))
+    return ShardLayout(over, counts, result, dim, max(1, -(-result[dim] // max(1, pieces))))
 
 
-def _numbers(
+def _stored_numbers(
     maps: DimMaps, source: Sequence[int], new: Sequence[int], counts: Sequence[int], dim: int
 ) -> int:
     """Return an upper bound for the array elements that a device stores while it computes one row."""
     shape = [*source]
     shape[dim] = 1
     exchanged = 3 * counts[dim] if maps[dim] is not None and counts[dim] > 1 else 0
-    total = (1 + exchanged + _sums(maps[dim])) * math.prod(shape)
-    for other, m in _others(maps, dim, source, new):
+    total = (1 + exchanged + _has_sums(maps[dim])) * math.prod(shape)
+    for other, m in _other_maps(maps, dim, source, new):
         if counts[other] > 1:
             shape[other] *= counts[other]
             total += 2 * math.prod(shape)  # twice, because XLA may reorder dimensions
         shape[other] = new[other]
-        total += (2 + _sums(m)) * math.prod(shape)
+        total += (2 + _has_sums(m)) * math.prod(shape)
     return total
 
 
-def _sums(m: DimMap | None) -> bool:
+def _has_sums(m: DimMap | None) -> bool:
     return m is not None and m.terms > 1
 
 
-def _others(
+def _other_maps(
     maps: DimMaps, dim: int, source: Sequence[int], new: Sequence[int]
 ) -> list[tuple[int, DimMap]]:
     """Return the other dimensions that have a map. Shrinking ones come first to move less data."""
@@ -202,7 +202,7 @@ def _others(
     return sorted(found, key=lambda item: new[item[0]] / source[item[0]])
 
 
-def contract(terms: Sequence[DimMaps], x: jax.Array, lay: Layout) -> jax.Array:
+def contract_sharded(terms: Sequence[DimMaps], x: jax.Array, lay: ShardLayout) -> jax.Array:
     """Contract ``x`` with the sum of ``terms``, in traced code.
 
     The array and the result are sharded by ``lay.spec`` on the current mesh.
@@ -210,17 +210,19 @@ def contract(terms: Sequence[DimMaps], x: jax.Array, lay: Layout) -> jax.Array:
     Args:
       terms: the maps of all dimensions, for each term.
       x: the array.
-      lay: the layout, from `layout`.
+      lay: the layout, from `shard_layout`.
 
     Returns:
       The result in the dtype of ``x``.
     """
     specs = lay.spec, [lay.specs(maps) for maps in terms]
-    own = jax.shard_map(partial(_own, lay), in_specs=specs, out_specs=lay.spec, check_vma=False)
+    own = jax.shard_map(
+        partial(_own_part, lay), in_specs=specs, out_specs=lay.spec, check_vma=False
+    )
     return own(x, list(terms))
 
 
-def _own(lay: Layout, x: jax.Array, terms: Sequence[DimMaps]) -> jax.Array:
+def _own_part(lay: ShardLayout, x: jax.Array, terms: Sequence[DimMaps]) -> jax.Array:
     """Compute the part of the result that belongs to this device."""
 
     def piece(start: Any) -> jax.Array:
@@ -238,7 +240,7 @@ def _own(lay: Layout, x: jax.Array, terms: Sequence[DimMaps]) -> jax.Array:
     return _fori_loop(0, lay.pieces, step, jnp.zeros(lay.new, x.dtype))
 
 
-def _piece(lay: Layout, x: jax.Array, maps: DimMaps, start: Any, wide: bool) -> jax.Array:
+def _piece(lay: ShardLayout, x: jax.Array, maps: DimMaps, start: Any, wide: bool) -> jax.Array:
     """Compute ``lay.rows`` rows of the part of one term that belongs to this device."""
     dim = lay.dim
     m = maps[lay.dim]
@@ -251,18 +253,22 @@ def _piece(lay: Layout, x: jax.Array, maps: DimMaps, start: Any, wide: bool) -> 
 
         some: DimMap = jax.tree.map(sliced, m)
         if m.index is None and lay.over[dim]:
-            x = _gathered(x, lay.over[dim], dim)
+            x = _gather_shards(x, lay.over[dim], dim)
         exchanged = m.index is not None and lay.over[dim]
-        y = _rows(some, partial(_fetched, lay, x) if exchanged else partial(_taken, x, dim), x, dim)
-    y = y.astype(_wide(x.dtype)) if wide else y
-    for other, m in _others(maps, dim, x.shape, lay.new):
+        y = _contract_dim(
+            some, partial(_fetch_rows, lay, x) if exchanged else partial(_take_rows, x, dim), x, dim
+        )
+    y = y.astype(_wide_dtype(x.dtype)) if wide else y
+    for other, m in _other_maps(maps, dim, x.shape, lay.new):
         if lay.over[other]:
-            y = _gathered(y, lay.over[other], other)
-        y = _rows(m, partial(_taken, y, other), y, other)
+            y = _gather_shards(y, lay.over[other], other)
+        y = _contract_dim(m, partial(_take_rows, y, other), y, other)
     return y
 
 
-def _rows(m: DimMap, take: Callable[[jax.Array], jax.Array], x: jax.Array, dim: int) -> jax.Array:
+def _contract_dim(
+    m: DimMap, take: Callable[[jax.Array], jax.Array], x: jax.Array, dim: int
+) -> jax.Array:
     """Contract dimension ``dim`` of ``x`` with ``m``, where ``take`` returns rows of ``x``."""
     if m.index is None:
         product = jnp.tensordot(m.weight, x.astype(m.weight.dtype), (1, dim), precision="highest")
@@ -273,7 +279,7 @@ def _rows(m: DimMap, take: Callable[[jax.Array], jax.Array], x: jax.Array, dim: 
     each = m.weight is not None and m.weight.ndim == 2
 
     def term(k: Any) -> jax.Array:
-        rows = take(m.index[:, k]).astype(_wide(x.dtype))
+        rows = take(m.index[:, k]).astype(_wide_dtype(x.dtype))
         return rows * jnp.expand_dims(m.weight[:, k], others) if each else rows
 
     def added(k: jax.Array, total: jax.Array) -> jax.Array:
@@ -284,11 +290,11 @@ def _rows(m: DimMap, take: Callable[[jax.Array], jax.Array], x: jax.Array, dim: 
     return total if each or m.weight is None else total * m.weight
 
 
-def _wide(dtype: Any) -> Any:
+def _wide_dtype(dtype: Any) -> Any:
     return jnp.promote_types(dtype, jnp.float32)
 
 
-def _taken(x: jax.Array, dim: int, index: jax.Array) -> jax.Array:
+def _take_rows(x: jax.Array, dim: int, index: jax.Array) -> jax.Array:
     return jnp.take(x, index, dim, mode="clip")
 
 
@@ -296,13 +302,13 @@ def _taken(x: jax.Array, dim: int, index: jax.Array) -> jax.Array:
 # and the full result to a memory layout in which the sharded dimension comes first.
 
 
-def _gathered(x: jax.Array, over: tuple[str, ...], dim: int) -> jax.Array:
+def _gather_shards(x: jax.Array, over: tuple[str, ...], dim: int) -> jax.Array:
     """Gather the shards of all devices and join them along ``dim``."""
     shards = jnp.moveaxis(_all_gather(x, over), 0, dim)
     return shards.reshape(*x.shape[:dim], -1, *x.shape[dim + 1 :])
 
 
-def _fetched(lay: Layout, x: jax.Array, index: jax.Array) -> jax.Array:
+def _fetch_rows(lay: ShardLayout, x: jax.Array, index: jax.Array) -> jax.Array:
     """Fetch rows of a sharded dimension from the devices that hold them.
 
     Every device sends the requested rows to each other device. It sends arbitrary rows in place of
@@ -312,7 +318,7 @@ def _fetched(lay: Layout, x: jax.Array, index: jax.Array) -> jax.Array:
     dim = lay.dim
     size = x.shape[lay.dim]
     asked = _all_gather(index, over) - jax.lax.axis_index(over) * size
-    sent = jnp.moveaxis(_taken(x, dim, asked), dim, 0)
+    sent = jnp.moveaxis(_take_rows(x, dim, asked), dim, 0)
     got = _all_to_all(sent, over, 0, 0, tiled=True)
     owner = jnp.expand_dims(index // size, (0, *(d + 1 for d in range(x.ndim) if d != dim)))
     return jnp.take_along_axis(got, owner, 0, mode="clip")[0]

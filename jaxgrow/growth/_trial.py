@@ -18,7 +18,7 @@ import numpy as np
 import optax  # pyright: ignore[reportMissingTypeStubs]
 from jax.tree_util import PyTreeDef
 
-from jaxgrow.axes.names import LAYERS, Axes, Names, Params, Tree, by_path, is_names, owners
+from jaxgrow.axes.names import LAYERS, Axes, Names, Params, Tree, by_path, is_names, state_owners
 from jaxgrow.axes.stacking import stack_layers, unstack_layers
 
 # 1 and 2: the first or second power of the gradients of the same entry.
@@ -180,7 +180,7 @@ class _Trial:
         scales = [ones, factors, ones]
         self.params, self.factors = (_leaves(x, layers) for x in (params, factors))
         self.first = [_leaves(state, layers) for _, state in runs]
-        self.owners = owners(_stacked(runs[0][1], layers), self.params)
+        self.owners = state_owners(_stacked(runs[0][1], layers), self.params)
         self.after: list[list[dict[str, np.ndarray]]] = []
         moving = _leaves(_moving(step.trace(*runs[0], problem.gradients[0], ones, size)), layers)
         for t, g in enumerate(problem.gradients):

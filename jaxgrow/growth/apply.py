@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxgrow.axes.names import Axes, KeyPath, Names, Params, axis, is_names, leaves, path, sizes
+from jaxgrow.axes.names import Axes, KeyPath, Names, Params, axis_of, is_names, leaves, path, sizes
 from jaxgrow.growth import _sharded, maps, matrices
 from jaxgrow.growth.matrices import Array, Matrix
 from jaxgrow.sharding import shared_spec
@@ -179,8 +179,10 @@ def _program(shapes: _Shapes, x: Array, terms: Sequence[_sharded.DimMaps]) -> ja
     """Apply the terms to a leaf, as one program for all leaves of these shapes."""
 
     def contracted(x: jax.Array, terms: Sequence[_sharded.DimMaps]) -> jax.Array:
-        lay = _sharded.layout(terms, shapes.joined, shapes.new_joined, shapes.joined_spec, x.dtype)
-        y = _sharded.contract(terms, x.reshape(shapes.joined), lay).reshape(shapes.new)
+        lay = _sharded.shard_layout(
+            terms, shapes.joined, shapes.new_joined, shapes.joined_spec, x.dtype
+        )
+        y = _sharded.contract_sharded(terms, x.reshape(shapes.joined), lay).reshape(shapes.new)
         return y if explicit else _constrained(y, shapes.spec)
 
     mesh = jax.typeof(x).sharding.mesh
@@ -235,7 +237,7 @@ def parts(term: maps.Term, names: Names) -> list[Part]:
     """
     out: list[Part] = []
     i = 0
-    plain = tuple(axis(n) for n in names)
+    plain = tuple(axis_of(n) for n in names)
     joint = [axes for axes in term if len(axes) > 1]
     while i < len(names):
         key = next((axes for axes in joint if plain[i : i + len(axes)] == axes), plain[i : i + 1])
@@ -268,7 +270,7 @@ def products(term: maps.Term, names: Names, shape: Sequence[int]) -> list[float]
       shape: shape of the leaf.
     """
     found = parts(term, names)
-    return matrices.products(_matrices(found, names), _joined(found, shape))
+    return matrices.product_flops(_matrices(found, names), _joined(found, shape))
 
 
 def check(growth: maps.Growth, params: Params, axes: Axes) -> None:
@@ -319,10 +321,10 @@ def _misfits(growth: maps.Growth, params: Params, axes: Axes) -> list[str]:
             resized, unfit = _resized(term, leaf, names, np.shape(x))
             wrong += unfit + _undivided(leaf, x, names, resized)
             for dim, new in resized.items():
-                before = became.setdefault(axis(names[dim]), (new, leaf))
+                before = became.setdefault(axis_of(names[dim]), (new, leaf))
                 if before[0] != new and not wrong:
                     wrong.append(
-                        f"axis {axis(names[dim])!r} becomes {before[0]} in {before[1]}, "
+                        f"axis {axis_of(names[dim])!r} becomes {before[0]} in {before[1]}, "
                         f"but {new} in {leaf}"
                     )
     return wrong + (undeclared or [f"{rule} matches no leaf of this model" for rule in unmatched])
@@ -353,7 +355,7 @@ def _resized(
             resized[dim] = new
             if old != shape[dim]:
                 wrong.append(
-                    f"{leaf}: axis {axis(names[dim])!r} has size {shape[dim]}, "
+                    f"{leaf}: axis {axis_of(names[dim])!r} has size {shape[dim]}, "
                     f"but its map takes {old} to {new}"
                 )
     return resized, wrong
@@ -376,7 +378,7 @@ def _undivided(leaf: str, x: Any, names: Names, new: Mapping[int, int]) -> list[
         devices = math.prod(sharding.mesh.shape[a] for a in mesh_axes)
         if new[dim] != x.shape[dim] and new[dim] % devices:
             wrong.append(
-                f"{leaf}: axis {axis(names[dim])!r} becomes {new[dim]}, which is not divisible by "
+                f"{leaf}: axis {axis_of(names[dim])!r} becomes {new[dim]}, which is not divisible by "
                 f"the {devices} devices of its mesh axes {', '.join(mesh_axes)}. Replicate the "
                 "leaf along them first, with jax.device_put."
             )

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TypeAlias, overload
 
-from jaxgrow.axes.names import axis
+from jaxgrow.axes.names import axis_of
 from jaxgrow.growth.maps import AxisMap, Growth, Maps, Rule, Rules, Term, all_terms, by_axes
 from jaxgrow.growth.matrices import matmul
 
@@ -72,7 +72,7 @@ def _exhaustive(growth: Growth) -> list[Rule]:
         keys = dict.fromkeys(itertools.chain.from_iterable(map(by_axes, rule.terms)))
         has: set[str] = set()
         for condition in rule.conditions:
-            has |= {axis(name.removesuffix(".out")) for name in condition.axes}
+            has |= {axis_of(name.removesuffix(".out")) for name in condition.axes}
         if len(rule.terms) == 1 or any(set(key) <= has for key in keys):
             found.append(rule)
         else:

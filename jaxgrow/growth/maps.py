@@ -22,12 +22,22 @@ import jax
 import numpy as np
 from typing_extensions import TypeVar
 
-from jaxgrow.axes.names import Axes, Axis, Names, axis, is_layers, is_names, kind, reads, role
+from jaxgrow.axes.names import (
+    Axes,
+    Axis,
+    Names,
+    axis_kind,
+    axis_of,
+    is_layers,
+    is_names,
+    reads_axis,
+    role_of,
+)
 from jaxgrow.growth.matrices import (
     Matrix,
     SparseMap,
-    absolute,
-    described,
+    absolute_weights,
+    describe_matrix,
     is_identity,
     is_numpy,
     kron,
@@ -81,7 +91,7 @@ class AxisMap(Generic[M]):
 
     def of(self, name: str) -> M:
         """Return the matrix for an axis with this name: ``read`` for input axes, else ``write``."""
-        return self.read if reads(name) else self.write
+        return self.read if reads_axis(name) else self.write
 
     def __repr__(self) -> str:
         """Show sizes and kinds of the matrices, but no entries.
@@ -92,8 +102,8 @@ class AxisMap(Generic[M]):
         if not all(hasattr(m, "shape") for m in (self.write, self.read)):
             return f"AxisMap(write={self.write!r}, read={self.read!r})"
         new, old = (" x ".join(map(str, shape)) for shape in self.shapes)
-        write = described(self.write)
-        read = described(self.read)
+        write = describe_matrix(self.write)
+        read = describe_matrix(self.read)
         kinds = f"{write}" if write == read else f"write: {write}, read: {read}"
         return f"AxisMap({old} -> {new}, {kinds})"
 
@@ -152,7 +162,7 @@ class Rule:
         return (
             fnmatchcase(path, self.path)
             and set(self.axes) <= has
-            and (not self.roles or role(path, names) in self.roles)
+            and (not self.roles or role_of(path, names) in self.roles)
         )
 
     def __repr__(self) -> str:
@@ -304,7 +314,7 @@ def copying(terms: Sequence[Term], squares: bool = False) -> list[Term]:
     """
 
     def copied(m: AxisMap) -> AxisMap:
-        write = absolute(m.write) if squares else m.write
+        write = absolute_weights(m.write) if squares else m.write
         return AxisMap(write, write, m.joint)
 
     return [_each(term, copied) for term in terms]
@@ -382,7 +392,7 @@ def new_shape(growth: Growth, names: Names, shape: tuple[int, ...]) -> tuple[int
       (2, 6)
     """
     new = new_sizes(growth)
-    return tuple(new.get(axis(n), size) for n, size in zip(names, shape, strict=True))
+    return tuple(new.get(axis_of(n), size) for n, size in zip(names, shape, strict=True))
 
 
 def _by_one(growth: Growth) -> TypeGuard[Mapping[str, AxisMap]]:
@@ -636,7 +646,7 @@ def preserves_function(
         )
     check_maps(growth)
     names = itertools.chain.from_iterable(jax.tree.leaves(axes, is_leaf=is_names))
-    normed = (*normed, *(kind(axis(n)) for n in names if "norm" in Axis.parse(n).marks))
+    normed = (*normed, *(axis_kind(axis_of(n)) for n in names if "norm" in Axis.parse(n).marks))
     for name, m in growth.items():
         write = sparse(m.write)
         read = sparse(m.read)
@@ -647,14 +657,14 @@ def preserves_function(
         ).all()
         if not only_copies or not is_identity(matmul(transpose(m.read), m.write)):
             return False
-        if kind(name) in normed and not (
+        if axis_kind(name) in normed and not (
             copied.all() and len(set(np.bincount(write.index[ones]).tolist())) == 1
         ):
             return False
-        fixed = is_layers(name) or kind(name) == "head_dim"
+        fixed = is_layers(name) or axis_kind(name) == "head_dim"
         if fixed and not (m.new == m.old and is_identity(m.write)):
             return False
-    streams = [name for name, m in growth.items() if kind(name) == "embed" and m.new != m.old]
+    streams = [name for name, m in growth.items() if axis_kind(name) == "embed" and m.new != m.old]
     return axes is None or all(_leaves_by_a_reader(name, axes) for name in streams)
 
 
@@ -665,14 +675,18 @@ def _leaves_by_a_reader(stream: str, axes: Axes) -> bool:
     """
     leaves = jax.tree.leaves(axes, is_leaf=is_names)
     every = itertools.chain.from_iterable(leaves)
-    inner = {axis(n) for n in every if reads(n) and (kind(axis(n)) != "embed" or axis(n) == stream)}
+    inner = {
+        axis_of(n)
+        for n in every
+        if reads_axis(n) and (axis_kind(axis_of(n)) != "embed" or axis_of(n) == stream)
+    }
 
     def stays(n: str) -> bool:
         """Whether the name is a layer axis, or an output axis that another parameter reads."""
-        return is_layers(axis(n)) or (not reads(n) and axis(n) in inner)
+        return is_layers(axis_of(n)) or (not reads_axis(n) and axis_of(n) in inner)
 
     def reads_stream(names: Names) -> bool:
-        return any(reads(n) and axis(n) == stream for n in names)
+        return any(reads_axis(n) and axis_of(n) == stream for n in names)
 
     readers = [names for names in leaves if reads_stream(names)]
     return any(not any(map(stays, names)) for names in readers)

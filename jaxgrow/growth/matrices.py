@@ -58,7 +58,7 @@ class SparseMap:
         # JAX's tree functions also build this class with leaves that are not arrays.
         if not all(hasattr(x, "shape") for x in (self.index, self.weight)):
             return f"SparseMap(index={self.index!r}, weight={self.weight!r}, old={self.old!r})"
-        return f"SparseMap({self.old} -> {self.shape[0]}, {described(self)})"
+        return f"SparseMap({self.old} -> {self.shape[0]}, {describe_matrix(self)})"
 
     def rows(self, start: int, stop: int) -> "SparseMap":
         return SparseMap(self.index[start:stop], self.weight[start:stop], self.old)
@@ -125,7 +125,7 @@ def contract(matrices: Sequence[Matrix | None], x: Array) -> Array:
     return _contract(matrices, jnp.asarray(x)).astype(x.dtype)
 
 
-def products(matrices: Sequence[Matrix | None], shape: Sequence[int]) -> list[float]:
+def product_flops(matrices: Sequence[Matrix | None], shape: Sequence[int]) -> list[float]:
     """Return the FLOPs (2 per multiply-add) of each matrix product of `contract`, in order.
 
     Args:
@@ -153,11 +153,11 @@ def dense(m: Matrix) -> np.ndarray:
     return out
 
 
-def described(m: Matrix) -> str:
+def describe_matrix(m: Matrix) -> str:
     """Describe in one to three words how the matrix computes new units from the old ones.
 
     Example:
-      >>> described(SparseMap(np.array([[0], [1], [0]]), np.array([[1.0], [1.0], [0.0]]), old=2))
+      >>> describe_matrix(SparseMap(np.array([[0], [1], [0]]), np.array([[1.0], [1.0], [0.0]]), old=2))
       'copies and zeros'
     """
     if not isinstance(m, SparseMap):
@@ -189,7 +189,7 @@ def transpose(m: Matrix) -> Matrix:
     return _from_entries(m, transposed=True) if isinstance(m, SparseMap) else m.T
 
 
-def absolute(m: Matrix) -> Matrix:
+def absolute_weights(m: Matrix) -> Matrix:
     """Return the matrix with the absolute values of its weights."""
     return replace(m, weight=abs(m.weight)) if isinstance(m, SparseMap) else abs(m)
 
@@ -293,17 +293,17 @@ def _fill(out: np.ndarray, matrices: Sequence[Matrix | None], x: Array) -> None:
     first, *rest = matrices
     rows = _PART // max(1, out[:1].nbytes)
     if rows >= len(out) or not (first is None or isinstance(first, SparseMap)):
-        return _put(out, matrices, x)
+        return _write_part(out, matrices, x)
     for i in range(0, len(out), max(1, rows)):
         j = i + max(1, rows)
         part = x[i:j] if first is None else apply(first.rows(i, j), x, 0)
         if rows <= 1 and out.ndim > 1:
             _fill(out[i], rest, part[0])
         else:
-            _put(out[i:j], [None, *rest], part)
+            _write_part(out[i:j], [None, *rest], part)
 
 
-def _put(out: np.ndarray, matrices: Sequence[Matrix | None], x: Array) -> None:
+def _write_part(out: np.ndarray, matrices: Sequence[Matrix | None], x: Array) -> None:
     result = _contract(matrices, x, out)
     if result is not out:
         out[...] = result

@@ -1,11 +1,11 @@
 """How does the optimizer state grow together with the model?
 
 A leaf of the state belongs to a parameter if its path ends with the path of the parameter
-(`jaxgrow.axes.owners`) and both have the same shape: ``0/mu/mlp/up`` belongs to ``mlp/up``. The
-leaf grows by the maps of this parameter, in a way that depends on its content: gradients, squared
-gradients, or parameters. The content is not guessed from names. It is determined by running the
-optimizer on a small problem. Counters are kept. If there is no rule for a leaf, an error names the
-leaf.
+(`jaxgrow.axes.state_owners`) and both have the same shape: ``0/mu/mlp/up`` belongs to ``mlp/up``.
+The leaf grows by the maps of this parameter, in a way that depends on its content: gradients,
+squared gradients, or parameters. The content is not guessed from names. It is determined by running
+the optimizer on a small problem. Counters are kept. If there is no rule for a leaf, an error names
+the leaf.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,9 +25,9 @@ from jaxgrow.axes.names import (
     Tree,
     by_path,
     is_names,
-    owners,
     path,
     sizes,
+    state_owners,
 )
 from jaxgrow.axes.stacking import stack_layers, unstack_layers
 from jaxgrow.growth import maps
@@ -143,7 +143,7 @@ def grow_optimizer(
         policy,
         names=by_path(axes, is_leaf=is_names),
         shapes=shapes,
-        owners=owners(state, shapes),
+        owners=state_owners(state, shapes),
         holds=kinds(tx, params, axes, layers),
         clock=clocks[0] if clocks else None,
     )

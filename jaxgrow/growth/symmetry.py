@@ -18,11 +18,11 @@ from jaxgrow.axes.names import (
     KeyPath,
     Names,
     Params,
-    axis,
+    axis_of,
     is_names,
     layer_kernels,
     path,
-    reads,
+    reads_axis,
 )
 from jaxgrow.growth import maps
 from jaxgrow.growth.apply import check, grow_leaf
@@ -89,16 +89,16 @@ def break_symmetry(
         mine = [
             n
             for n in names
-            if reads(n) and (m := copies.get((axis(n),))) is not None and m.new > m.old
+            if reads_axis(n) and (m := copies.get((axis_of(n),))) is not None and m.new > m.old
         ]
-        if not mine or HEADS & {axis(n) for n in names}:
+        if not mine or HEADS & {axis_of(n) for n in names}:
             return x
         wide = jnp.asarray(x, jnp.promote_types(x.dtype, jnp.float32))
         noise: Array = jax.random.normal(
             jax.random.fold_in(key, zlib.crc32(path(key_path).encode())), wide.shape, wide.dtype
         )
         for name in mine:
-            one = {(axis(name),): copies[axis(name),]}
+            one = {(axis_of(name),): copies[axis_of(name),]}
             # The part of the noise that does not cancel over the copies is removed.
             noise = noise - _shared(one, name, names, noise)
         level = 10 ** (-snr / 20) * jnp.sqrt(jnp.square(wide).mean() / jnp.square(noise).mean())

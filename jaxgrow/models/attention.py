@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgrow.registry import Registry
-from jaxgrow.sharding import platform, sequence_parts
+from jaxgrow.sharding import current_platform, sequence_parts
 
 By: TypeAlias = Literal["auto", "cudnn", "xla", "splash"]
 
@@ -124,7 +124,7 @@ def _chosen_kernel(by: By, q_BTHK, k_BSGK, masked: bool, form: ScoreForm) -> str
     Raises:
       Unsupported: the kernel does not support these shapes or these devices.
     """
-    kernel = PREFERRED.get(platform(), "xla") if by == "auto" else by
+    kernel = PREFERRED.get(current_platform(), "xla") if by == "auto" else by
     why = [] if kernel == "xla" else KERNELS[kernel].reasons(q_BTHK, k_BSGK, masked, form)
     if why and by != "auto":
         raise Unsupported(

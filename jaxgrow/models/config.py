@@ -16,14 +16,14 @@ from jaxgrow import typed
 from jaxgrow.axes.names import (
     Axes,
     Params,
-    axis,
+    axis_kind,
+    axis_of,
     is_layers,
     is_names,
-    kind,
     path,
-    role,
-    split,
-    turned,
+    role_of,
+    split_boxed,
+    with_direction,
 )
 from jaxgrow.growth.maps import Growth, Rules, new_sizes
 from jaxgrow.growth.matrices import is_traced
@@ -161,8 +161,8 @@ class Config:
                 )
         for f in fields(self):
             value = getattr(self, f.name)
-            if get_origin(f.type) is Literal and not typed.fits(value, f.type):
-                allowed = typed.either(typed.options(f.type))
+            if get_origin(f.type) is Literal and not typed.fits_type(value, f.type):
+                allowed = typed.either_of(typed.allowed_values(f.type))
                 raise ValueError(f"{f.name} must be {allowed}, not {value!r}")
 
     @classmethod
@@ -353,7 +353,7 @@ class Config:
         """
         concrete = isinstance(key, jax.Array) and not is_traced(key)
         on_cpu = concrete and {device.platform for device in key.devices()} == {"cpu"}
-        return split((_boxed_on_cpu if on_cpu else _boxed)(self, key))[0]
+        return split_boxed((_boxed_on_cpu if on_cpu else _boxed)(self, key))[0]
 
     def axes(self) -> Axes:
         """Return the axis names of the parameters, without creating the parameters."""
@@ -363,7 +363,9 @@ class Config:
         """Return the size of every axis, as `jaxgrow.sizes` finds them in the parameters."""
         own = self.adapter.sizes() if self.adapter else {}
         return {
-            name: size for name, size in self.integers().items() if kind(name) not in self.no_axes
+            name: size
+            for name, size in self.integers().items()
+            if axis_kind(name) not in self.no_axes
         } | own
 
     def active_sizes(self, at_once: int | None = None) -> dict[str, float]:
@@ -438,9 +440,10 @@ class Config:
             where = path(key_path) + "/"
             if not any(where.startswith(part + "/") for part in self.tied_parts):
                 return names
-            embedding = role(where, names) == "embedding"
+            embedding = role_of(where, names) == "embedding"
             return tuple(
-                turned(n, read=embedding) if kind(axis(n)) == "embed" else n for n in names
+                with_direction(n, read=embedding) if axis_kind(axis_of(n)) == "embed" else n
+                for n in names
             )
 
         return jax.tree_util.tree_map_with_path(leaf, self.axes(), is_leaf=is_names)
@@ -609,7 +612,7 @@ _boxed_on_cpu = jax.jit(
 @lru_cache(maxsize=64)
 def _axes(config: Config) -> Axes:
     key = jax.eval_shape(lambda: jax.random.key(0))  # a concrete key would be compiled
-    return split(jax.eval_shape(partial(_boxed, config), key))[1]
+    return split_boxed(jax.eval_shape(partial(_boxed, config), key))[1]
 
 
 def from_json(content: Mapping[str, Any]) -> Config:
@@ -629,4 +632,4 @@ def from_json(content: Mapping[str, Any]) -> Config:
             f"there is no model family {name!r}; the families are "
             f"{', '.join(sorted(Config.families))}"
         )
-    return typed.made(family, values)
+    return typed.build_dataclass(family, values)

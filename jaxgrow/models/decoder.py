@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxgrow.axes.names import READ, named
+from jaxgrow.axes.names import READ, named_init
 from jaxgrow.models.config import TextConfig
 from jaxgrow.models.loss import class_logits, last_tokens, token_logits_or_loss, vocabulary_logits
 from jaxgrow.models.model import INIT, Call, Model
@@ -90,5 +90,5 @@ def head_kernel(module: nn.Module, config: TextConfig, embedding_VD: jax.Array) 
     """
     if config.tied:
         return embedding_VD.T
-    axes = named(INIT, "embed" + READ, "vocab")
+    axes = named_init(INIT, "embed" + READ, "vocab")
     return module.param("head_kernel", axes, (config.embed, config.vocab))

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxgrow.axes.names import READ, named
+from jaxgrow.axes.names import READ, named_init
 from jaxgrow.models.config import Array, Shapes, TextConfig
 from jaxgrow.models.decoder import head_kernel
 from jaxgrow.models.loss import token_logits_or_loss
@@ -151,7 +151,7 @@ class Encoder(Model):
         """Return the output of `token_logits_or_loss`, which has a bias for every token of the vocabulary."""
         c = self.config
         head_DV = head_kernel(self, c, embedding_VD)
-        zeros = named(nn.initializers.zeros, "vocab", role="bias")
+        zeros = named_init(nn.initializers.zeros, "vocab", role="bias")
         return token_logits_or_loss(
             x_BTD,
             head_DV,

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxgrow.axes.names import Params, axis, kind, stages
+from jaxgrow.axes.names import Params, axis_kind, axis_of, stages
 from jaxgrow.models.config import EXPERTS, Config, Inputs
 from jaxgrow.models.modules import Linear
 from jaxgrow.models.norms import LayerNorm, RMSNorm
@@ -165,7 +165,7 @@ def unit_importance(config: Config, params: Params, inputs: Inputs) -> dict[str,
     scores: dict[str, Any] = {}
     for stage in seen.values():
         scores |= stage
-    return {axis: x.mean(0) if kind(axis) == "embed" else x for axis, x in scores.items()}
+    return {axis: x.mean(0) if axis_kind(axis) == "embed" else x for axis, x in scores.items()}
 
 
 @runtime_checkable
@@ -206,16 +206,16 @@ class _Activations:
     def _keep(self, module: nn.Module, args: Any, outputs: jax.Array) -> None:
         """Keep the sizes of a module's inputs or outputs if they are activations of units."""
         if isinstance(module, Linear):
-            read = [axis(name) for name in module.axes[: module.contract]]
-            kinds = [kind(name) for name in read]
+            read = [axis_of(name) for name in module.axes[: module.contract]]
+            kinds = [axis_kind(name) for name in read]
             if kinds == ["heads", "head_dim"]:
                 self.found[read[0]].append(jnp.linalg.norm(_widened(args[0]), axis=-1))
             elif kinds == ["mlp"]:
                 self.found[read[0]].append(jnp.abs(_widened(args[0])))
         elif isinstance(module, Routed):
             self.found[EXPERTS].append(module.gates(args[0]))
-        elif isinstance(module, LayerNorm | RMSNorm) and kind(axis(module.axis)) == "embed":
-            self.found[axis(module.axis)].append(jnp.abs(_widened(outputs)))
+        elif isinstance(module, LayerNorm | RMSNorm) and axis_kind(axis_of(module.axis)) == "embed":
+            self.found[axis_of(module.axis)].append(jnp.abs(_widened(outputs)))
 
     def means(self, x: jax.Array, y: jax.Array) -> dict[str, jax.Array]:
         """Return the means of the block that has just been traced, as `run_stack` calls it."""

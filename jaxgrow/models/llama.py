@@ -21,7 +21,7 @@ from flax import linen as nn
 from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 
-from jaxgrow.axes.names import LAYERS, POST, READ, VALUE, named
+from jaxgrow.axes.names import LAYERS, POST, READ, VALUE, named_init
 from jaxgrow.axes.size_error import SizeError
 from jaxgrow.growth.maps import Growth, Rules, by_axes
 from jaxgrow.growth.matrices import dense
@@ -43,7 +43,7 @@ from jaxgrow.models.modules import MLP, Linear, project_together
 from jaxgrow.models.norms import LayerNorm, RMSNorm
 from jaxgrow.models.stack import stacked_blocks
 from jaxgrow.registry import Registry
-from jaxgrow.sharding import parts
+from jaxgrow.sharding import axis_parts
 
 # The module ``Experts`` of a mixture, and ``expert_rows``, the number of rows that it computes.
 MIXTURES: Registry[Callable[..., Any]] = Registry("mixture of experts")
@@ -380,7 +380,7 @@ class LlamaConfig(TextConfig):
         """
         # Experts that drop tokens would make a text depend on padding and on the other texts. If the
         # mesh shards experts, they need a capacity: this one has room for all tokens.
-        every = self.experts / self.active if parts(EXPERTS) > 1 else 0.0
+        every = self.experts / self.active if axis_parts(EXPERTS) > 1 else 0.0
         if self.capacity not in (0.0, every):
             return replace(self, capacity=every).by_length()
         # Up to ``context`` tokens, the base is ``rope_theta``.
@@ -625,7 +625,9 @@ class RotaryAttention(nn.Module):
         c = self.config
         sinks_H = None
         if c.sinks:
-            sinks_H = self.param("sinks", named(self.kernel_init, "heads", role="bias"), (c.heads,))
+            sinks_H = self.param(
+                "sinks", named_init(self.kernel_init, "heads", role="bias"), (c.heads,)
+            )
         scale = c.score_dim**-0.5 if c.score_dim else None
         form = ScoreForm(
             scale,

@@ -18,14 +18,14 @@ from jaxgrow.axes.names import READ
 from jaxgrow.models.modules import Linear
 from jaxgrow.sharding import (
     batch_parts,
-    flattened,
-    gathered,
-    grouped,
-    platform,
+    current_platform,
+    flatten_features,
+    gather_samples,
+    group_samples,
     sequence_parts,
     split_groups,
     split_sequences,
-    ungrouped,
+    ungroup_samples,
 )
 
 # The number of positions on a device for which logits over the vocabulary exist at the same time
@@ -79,7 +79,9 @@ def vocabulary_logits(
 ) -> jax.Array:
     """Return ``x W`` in float32 or better, as one product of two matrices (see `Linear`)."""
     wide = jnp.promote_types(dtype, jnp.float32)
-    logits_NV = jnp.matmul(flattened(x_BTD), head_DV.astype(dtype), preferred_element_type=wide)
+    logits_NV = jnp.matmul(
+        flatten_features(x_BTD), head_DV.astype(dtype), preferred_element_type=wide
+    )
     return soft_capped(logits_NV, cap).reshape(*x_BTD.shape[:-1], head_DV.shape[1])
 
 
@@ -122,7 +124,7 @@ def vocabulary_loss(
 @partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
 @jax.named_scope("head")
 def _vocabulary_loss(x_BTD, head_DV, bias_V, given, dtype, cap, positions):
-    cast_DV = gathered(head_DV.astype(dtype), ("embed", "vocab"))
+    cast_DV = gather_samples(head_DV.astype(dtype), ("embed", "vocab"))
 
     def piece(total, part):
         x_BSD, of_BS, *weights = part
@@ -172,7 +174,7 @@ def vocabulary_scores(
     """
     wide = jnp.promote_types(dtype, jnp.float32)
     bias_V = jnp.zeros(head_DV.shape[1], wide) if bias_V is None else bias_V.astype(wide)
-    cast_DV = gathered(head_DV.astype(dtype), ("embed", "vocab"))
+    cast_DV = gather_samples(head_DV.astype(dtype), ("embed", "vocab"))
 
     def piece(_, part):
         x_BSD, of_BS = part
@@ -219,7 +221,7 @@ def _scored(x_BSD, targets_BS, head_DV, bias_V, dtype, cap):
     )
     logits_BSV = soft_capped(logits_BSV, cap)
     chosen_BSV = jnp.arange(len(bias_V))[None, None] == targets_BS[..., None]
-    if platform() == "gpu":
+    if current_platform() == "gpu":
         log_z_BS, target_BS, right_BS = _in_one_pass(logits_BSV, chosen_BSV, targets_BS)
         return logits_BSV, log_z_BS[..., None], chosen_BSV, (log_z_BS - target_BS, right_BS)
     log_z_BS1 = jax.nn.logsumexp(logits_BSV, axis=-1, keepdims=True)
@@ -280,7 +282,7 @@ def _loss_forward(x_BTD, head_DV, bias_V, given, dtype, cap, positions):
     given = [leaf.value for leaf in jax.tree.leaves(given)]
     groups = batch_parts(len(x_BTD))
     wide = jnp.promote_types(dtype, jnp.float32)
-    cast_DV = gathered(head_DV.astype(dtype), ("embed", "vocab"))
+    cast_DV = gather_samples(head_DV.astype(dtype), ("embed", "vocab"))
 
     def piece(total, part):
         x_BSD, targets_BS, *weights = part
@@ -324,16 +326,16 @@ def _piece_gradients(x_BSD, slope_BSV, head_DV, dtype, needed: _Needed):
     axis of groups.
     """
     wide = slope_BSV.dtype
-    rows_GNV = grouped(slope_BSV.astype(dtype))
+    rows_GNV = group_samples(slope_BSV.astype(dtype))
     back_BSD = head_GDV = bias_GV = None
     if needed.x:
         back_GND = jnp.einsum("gnv,dv->gnd", rows_GNV, head_DV, preferred_element_type=wide)
-        back_BSD = ungrouped(back_GND.astype(x_BSD.dtype), x_BSD.shape)
+        back_BSD = ungroup_samples(back_GND.astype(x_BSD.dtype), x_BSD.shape)
     if needed.head:
-        x_GND = grouped(x_BSD.astype(dtype))
+        x_GND = group_samples(x_BSD.astype(dtype))
         head_GDV = jnp.einsum("gnd,gnv->gdv", x_GND, rows_GNV, preferred_element_type=wide)
     if needed.bias:
-        bias_GV = grouped(slope_BSV).sum(1)
+        bias_GV = group_samples(slope_BSV).sum(1)
     return back_BSD, head_GDV, bias_GV
 
 
@@ -354,7 +356,7 @@ def logit_positions() -> int:
 
     Call it in traced code, because it depends on the platform of the program.
     """
-    return SCORED if platform() == "cpu" else SCORED_BY_ACCELERATORS
+    return SCORED if current_platform() == "cpu" else SCORED_BY_ACCELERATORS
 
 
 def _in_pieces(function: Callable, total: Any, sequences: Any, positions: int) -> tuple[Any, Any]:

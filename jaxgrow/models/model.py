@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.nn.initializers import Initializer
 
-from jaxgrow.axes.names import BELOW, named
+from jaxgrow.axes.names import BELOW, named_init
 from jaxgrow.layerdrop.execution import KeepMask
 from jaxgrow.models.cache import Past, run_after
 from jaxgrow.models.loss import last_tokens
@@ -182,7 +182,7 @@ class Model(nn.Module):
 
     def embedding(self, name: str, rows: str, size: int, init: Initializer = INIT) -> jax.Array:
         """Create an embedding with ``size`` rows on the axis ``rows``."""
-        axes = named(init, rows, "embed" + BELOW)
+        axes = named_init(init, rows, "embed" + BELOW)
         return self.param(name, axes, (size, self.config.embed))
 
     def stack_of(self, block: nn.Module, segments_BT: Any = None, **options: Any) -> Stack:

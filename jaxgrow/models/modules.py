@@ -14,10 +14,10 @@ from flax import linen as nn
 from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 
-from jaxgrow.axes.names import READ, VALUE, named
+from jaxgrow.axes.names import READ, VALUE, named_init
 from jaxgrow.models.attention import ScoreForm, attention, attention_after
 from jaxgrow.models.cache import KEPT
-from jaxgrow.sharding import flattened, parts, platform
+from jaxgrow.sharding import axis_parts, current_platform, flatten_features
 
 
 class Linear(nn.Module):
@@ -51,7 +51,7 @@ class Linear(nn.Module):
         or None.
         """
         inputs = math.prod(self.shape[: self.contract])
-        kernel = self.param("kernel", named(self.kernel_init, *self.axes), self.shape)
+        kernel = self.param("kernel", named_init(self.kernel_init, *self.axes), self.shape)
         kernel = kernel.astype(self.dtype).reshape(inputs, -1)
         bias = lora = None
         if self.has_variable("params", "a"):
@@ -61,19 +61,19 @@ class Linear(nn.Module):
             outputs = self.axes[self.contract :]
             bias = self.param(
                 "bias",
-                named(nn.initializers.zeros, *outputs, role="bias"),
+                named_init(nn.initializers.zeros, *outputs, role="bias"),
                 self.shape[self.contract :],
             )
             bias = bias.astype(self.dtype).reshape(-1)
         return kernel, bias, lora
 
     def product(self, x) -> tuple[Any, Any]:
-        """Return ``x W``, of the axes of `jaxgrow.sharding.flattened`, and the bias or None.
+        """Return ``x W``, of the axes of `jaxgrow.sharding.flatten_features`, and the bias or None.
 
         The bias is [1, outputs], with as many axes as ``x W``.
         """
         kernel, bias, lora = self.leaves()
-        x_NI = flattened(x, self.contract)
+        x_NI = flatten_features(x, self.contract)
         y = x_NI @ kernel
         y = y if lora is None else y + x_NI @ lora[0] @ lora[1]
         return y, None if bias is None else _bias_row(bias, y)
@@ -106,14 +106,14 @@ def project_together(linears: Sequence[Linear], x: jax.Array) -> list[jax.Array]
     """
     leaves = (
         [linear.leaves() for linear in linears]
-        if platform() == "gpu" and parts("heads") == 1
+        if current_platform() == "gpu" and axis_parts("heads") == 1
         else []
     )
     biases = [bias for _, bias, _ in leaves if bias is not None]
     if not leaves or any(lora for _, _, lora in leaves) or len(biases) not in (0, len(linears)):
         return [linear(x) for linear in linears]
     kernel = jnp.concatenate([kernel for kernel, _, _ in leaves], 1)
-    y = flattened(x, linears[0].contract) @ kernel
+    y = flatten_features(x, linears[0].contract) @ kernel
     y = y + _bias_row(jnp.concatenate(biases), y) if biases else y
     each = jax.lax.split(y, [kernel.shape[1] for kernel, _, _ in leaves], y.ndim - 1)
     return [linear.shaped(part, x) for linear, part in zip(linears, each, strict=True)]
@@ -192,7 +192,7 @@ def activate_units(
     would save a second array of the same size, and writing and reading it takes longer than
     computing it.
     """
-    if platform() != "gpu":
+    if current_platform() != "gpu":
         return activation(gate(x)) * up(x) if gate else activation(up(x))
 
     @jax.checkpoint
@@ -264,6 +264,6 @@ def layer_scaled(module: nn.Module, name: str, y_BTD: jax.Array, init: float) ->
       init: initial value of each factor.
     """
     size_D = module.param(
-        name, named(nn.initializers.constant(init), "embed", role="scale"), (y_BTD.shape[-1],)
+        name, named_init(nn.initializers.constant(init), "embed", role="scale"), (y_BTD.shape[-1],)
     )
     return size_D.astype(y_BTD.dtype).reshape(1, 1, -1) * y_BTD

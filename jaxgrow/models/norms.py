@@ -11,8 +11,8 @@ from flax import linen as nn
 from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 
-from jaxgrow.axes.names import named
-from jaxgrow.sharding import flattened, platform
+from jaxgrow.axes.names import named_init
+from jaxgrow.sharding import current_platform, flatten_features
 
 
 class LayerNorm(nn.Module):
@@ -42,12 +42,14 @@ class LayerNorm(nn.Module):
         size = (x.shape[-1],)
         scale = bias = None
         if self.scale:
-            scale = self.param("scale", named(self.scale_init, self.axis, role="norm scale"), size)
+            scale = self.param(
+                "scale", named_init(self.scale_init, self.axis, role="norm scale"), size
+            )
         if self.bias:
             bias = self.param(
-                "bias", named(nn.initializers.zeros, self.axis, role="norm bias"), size
+                "bias", named_init(nn.initializers.zeros, self.axis, role="norm bias"), size
             )
-        if platform() == "gpu" and scale is not None:
+        if current_platform() == "gpu" and scale is not None:
             return saving_norm(x, scale, bias, self.eps, self.dtype, True)
         x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         x = x - x.mean(-1, keepdims=True)
@@ -77,8 +79,10 @@ class RMSNorm(nn.Module):
         over = tuple(range(-1 - len(self.before), 0))
         names = (*self.before, self.axis)
         shape = x.shape[over[0] :]
-        scale = self.param("scale", named(nn.initializers.ones, *names, role="norm scale"), shape)
-        if platform() == "gpu" and not self.before:
+        scale = self.param(
+            "scale", named_init(nn.initializers.ones, *names, role="norm scale"), shape
+        )
+        if current_platform() == "gpu" and not self.before:
             return saving_norm(x, scale, None, self.eps, self.dtype, False)
         x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         x = x * jax.lax.rsqrt(jnp.square(x).mean(over, keepdims=True) + self.eps)
@@ -111,9 +115,9 @@ def _saving_norm(x, scale_D, bias_D, eps, dtype, centred):
 def _statistics(x, eps, centred):
     """Return ``(x [N, D], mean, 1 / deviation [N, 1])``, in float32 or better.
 
-    N stands for the axes that `jaxgrow.sharding.flattened` returns.
+    N stands for the axes that `jaxgrow.sharding.flatten_features` returns.
     """
-    x_ND = flattened(x).astype(jnp.promote_types(x.dtype, jnp.float32))
+    x_ND = flatten_features(x).astype(jnp.promote_types(x.dtype, jnp.float32))
     mean_N1 = x_ND.mean(-1, keepdims=True) if centred else jnp.zeros((), x_ND.dtype)
     return x_ND, mean_N1, jax.lax.rsqrt(jnp.square(x_ND - mean_N1).mean(-1, keepdims=True) + eps)
 
@@ -130,7 +134,7 @@ def _normed_backward(eps, dtype, centred, saved, slope):
     # The barrier makes XLA recompute the intermediate values instead of saving them.
     x, slope = jax.lax.optimization_barrier((x, slope))
     wide = inverse_N1.dtype
-    z_ND = (flattened(x).astype(wide) - mean_N1) * inverse_N1
+    z_ND = (flatten_features(x).astype(wide) - mean_N1) * inverse_N1
     slope_ND = slope.reshape(z_ND.shape).astype(wide)
     by_ND = slope_ND * jnp.broadcast_to(scale_D, z_ND.shape)
     back_ND = by_ND - z_ND * (by_ND * z_ND).mean(-1, keepdims=True)

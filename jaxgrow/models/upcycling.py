@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgrow.axes.names import Axes, Names, Params, axis, is_names, path, reads
+from jaxgrow.axes.names import Axes, Names, Params, axis_of, is_names, path, reads_axis
 from jaxgrow.models.config import Config
 
 C = TypeVar("C", bound=Config)
@@ -85,7 +85,7 @@ def add_router_noise(
     key = jax.random.key(seed)
 
     def leaf(key_path: tuple, names: Names, x: jax.Array) -> jax.Array:
-        if axis(names[-1]) != _EXPERTS or not any(map(reads, names)):
+        if axis_of(names[-1]) != _EXPERTS or not any(map(reads_axis, names)):
             return x
         if x.shape[-1] % group:
             raise ValueError(
@@ -130,7 +130,7 @@ def redraw_units(params: Params, axes: Axes, part: float = 0.5, seed: int = 0) -
     key = jax.random.key(seed)
 
     def leaf(key_path: tuple, names: Names, x: jax.Array) -> jax.Array:
-        plain = [axis(n) for n in names]
+        plain = [axis_of(n) for n in names]
         if not {_EXPERTS, "mlp"} <= set(plain):
             return x
         mlp = plain.index("mlp")

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import DTypeLike
 
-from jaxgrow.axes.names import BELOW, READ, named
+from jaxgrow.axes.names import BELOW, READ, named_init
 from jaxgrow.layerdrop.execution import rescaled
 from jaxgrow.models.bottleneck import add_adapter
 from jaxgrow.models.config import Cost, Head
@@ -223,7 +223,9 @@ class AttentionPooler(nn.Module):
     @nn.compact
     def __call__(self, x_BTD):
         c = self.config
-        probe_D = self.param("probe", named(INIT, "embed" + BELOW, role="embedding"), (c.embed,))
+        probe_D = self.param(
+            "probe", named_init(INIT, "embed" + BELOW, role="embedding"), (c.embed,)
+        )
         probe_B1D = jnp.broadcast_to(probe_D.astype(self.dtype), (len(x_BTD), 1, c.embed))
         attention = SelfAttention(c, INIT, INIT, self.dtype, name="attention")
         y_B1D = attention(x_BTD, asking_BTD=probe_B1D)
@@ -256,7 +258,7 @@ class ViT(Model):
 
     def embeddings(self) -> dict[str, jax.Array]:
         c = self.config
-        token_init = named(INIT, "embed" + BELOW, role="embedding")
+        token_init = named_init(INIT, "embed" + BELOW, role="embedding")
         names = (*c.special, *(["mask_embedding"] if c.mask_token else []))
         tokens_D = {name: self.param(name, token_init, (c.embed,)) for name in names}
         position_embedding_TD = self.embedding("position_embedding", "positions", c.positions)

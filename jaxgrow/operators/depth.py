@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from jaxgrow.axes.names import LAYERS, beside, is_layers, stages
+from jaxgrow.axes.names import LAYERS, is_layers, sibling_axis, stages
 from jaxgrow.growth.maps import AxisMap, CopyMap, Growth, M, Rule, Rules, by_axes, identity, select
 from jaxgrow.growth.matrices import SparseMap, dense
 from jaxgrow.operators.registry import ModelForm, operator
@@ -417,7 +417,7 @@ def llama_pro(sizes: Sizes, target: Sizes, post_norm: bool = False) -> Rules:
             m.write.index, m.write.weight * first_copies(m.write.index[:, 0])[:, None], m.old
         )
         nothing = ({axis: AxisMap(zeroed, zeroed)},)
-        embed = beside(axis, "embed")
+        embed = sibling_axis(axis, "embed")
         if post_norm:
             written.append(Rule(nothing, axes=(axis, f"{embed}.post")))
         else:

@@ -23,16 +23,16 @@ from jaxgrow.axes.names import (
     VALUE,
     Axes,
     Names,
-    axis,
-    beside,
+    axis_kind,
+    axis_of,
     by_path,
+    has_mark,
     is_layers,
     is_names,
-    kind,
     layers_of,
-    marked,
-    reads,
-    role,
+    reads_axis,
+    role_of,
+    sibling_axis,
 )
 from jaxgrow.growth.maps import AxisMap, Rule, Rules, Term
 from jaxgrow.growth.matrices import SparseMap
@@ -163,7 +163,7 @@ def init_coefficients(
       `Learning to Grow Pretrained Models for Efficient Transformer Training <https://arxiv.org/abs/2303.00980>`_,
       ICLR 2023
     """
-    readers = {name: beside(name, HEADS) for name in sizes if kind(name) == KV_HEADS}
+    readers = {name: sibling_axis(name, HEADS) for name in sizes if axis_kind(name) == KV_HEADS}
     for name, heads in readers.items():
         if name in target:
             target = {heads: sizes[heads], **target}
@@ -194,7 +194,7 @@ def init_coefficients(
             own = _folded_key(key, name.rpartition("/")[2])
             unit = sizes["head_dim"] if _whole_heads(along) else 1
             rows = _row_positions(index[plain], unit)
-            stacked = layers_of(names) if not ligo.shared and kind(plain) != "embed" else None
+            stacked = layers_of(names) if not ligo.shared and axis_kind(plain) != "embed" else None
             copies = sizes[stacked] if stacked else 0
             out["width"][name] = _pair(ligo, old * unit, new * unit, rows, own, copies)
     return out
@@ -288,7 +288,7 @@ def _modules(axes: Axes) -> dict[str, str]:
     folders: dict[str, dict[str, str]] = {}
     for leaf, names in _names_by_path(axes):
         if layers_of(names):
-            folders.setdefault(leaf.rpartition("/")[0], {})[leaf] = role(leaf, names)
+            folders.setdefault(leaf.rpartition("/")[0], {})[leaf] = role_of(leaf, names)
     one = [["kernel"], ["bias", "kernel"], ["norm scale"], ["norm bias", "norm scale"]]
     modules: dict[str, str] = {}
     for folder, inside in folders.items():
@@ -329,7 +329,7 @@ def _uses(axes: Axes, attention: str) -> dict[str, tuple[Names, Acting]]:
     readers: dict[str, str] = {}  # leaves that read the attention values, and their blocks
     values: set[str] = set()
     for leaf, names in _names_by_path(axes):
-        plain = tuple(axis(n) for n in names)
+        plain = tuple(axis_of(n) for n in names)
         acting: Acting = []
         out[leaf] = (names, acting)
         own = "" if layers_of(names) else leaf.partition("/")[0] + "/"
@@ -339,14 +339,14 @@ def _uses(axes: Axes, attention: str) -> dict[str, tuple[Names, Acting]]:
                 acting.append(((name,), modules[leaf]))
             elif _whole_heads(along):
                 of = _heads_map(names, i, attention)
-                if reads(names[i]):
+                if reads_axis(names[i]):
                     readers[leaf] = own
                 elif of == "value":
                     values.add(own)
-                acting.append((along, own + beside(name, of)))
-            elif kind(name) == "embed":
+                acting.append((along, own + sibling_axis(name, of)))
+            elif axis_kind(name) == "embed":
                 acting.append(((name,), name))
-            elif kind(name) in ("heads", "mlp"):
+            elif axis_kind(name) in ("heads", "mlp"):
                 # Heads without head_dim occur in kernels between heads, or as one number per head.
                 acting.append(((name,), own + name))
     if wrong := [leaf for leaf, own in readers.items() if own not in values]:
@@ -359,21 +359,21 @@ def _uses(axes: Axes, attention: str) -> dict[str, tuple[Names, Acting]]:
 
 def _heads_map(names: Names, i: int, attention: str) -> str:
     """The name of the map for the heads on axis ``i``; ``attention``: the map of its output."""
-    if reads(names[i]):
+    if reads_axis(names[i]):
         return attention
-    if marked(names, VALUE):
+    if has_mark(names, VALUE):
         return "value"
-    return "key" if reads(names[i + 1]) else "query"
+    return "key" if reads_axis(names[i + 1]) else "query"
 
 
 def _attention_map(name: str) -> str:
     """The name of a map without its block and its stage: ``"value"`` for ``"top/value.1"``."""
-    return kind(name.rpartition("/")[2])
+    return axis_kind(name.rpartition("/")[2])
 
 
 def _whole_heads(along: tuple[str, ...]) -> bool:
     """Whether these two axes are a heads axis and its head dimension."""
-    return len(along) == 2 and kind(along[0]) in (HEADS, KV_HEADS) and along[1] == "head_dim"
+    return len(along) == 2 and axis_kind(along[0]) in (HEADS, KV_HEADS) and along[1] == "head_dim"
 
 
 def _axis_map(

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from jaxgrow.axes.names import LAYERS, beside, is_layers, kind
+from jaxgrow.axes.names import LAYERS, axis_kind, is_layers, sibling_axis
 from jaxgrow.axes.size_error import SizeError
 from jaxgrow.growth.maps import AxisMap, CopyMap, blocks, select, swap
 from jaxgrow.operators.targets import (
@@ -170,11 +170,11 @@ def decoalesce(
     if heads is not None or kv_heads is not None:
         for axis in of_kinds((HEADS,), sizes):
             growth |= _head_maps(axis, sizes, heads, kv_heads)
-    for axis in (axis for axis in width_axes(sizes) if kind(axis) in given):
-        if (groups := given[kind(axis)]) is not None:
+    for axis in (axis for axis in width_axes(sizes) if axis_kind(axis) in given):
+        if (groups := given[axis_kind(axis)]) is not None:
             growth[axis] = _partition(axis, sizes[axis], groups)
-        elif beside(axis, HEADS) in growth:
-            growth[axis] = _following(axis, sizes, growth[beside(axis, HEADS)])
+        elif sibling_axis(axis, HEADS) in growth:
+            growth[axis] = _following(axis, sizes, growth[sibling_axis(axis, HEADS)])
     if layers is not None:
         growth |= _layers(sizes, layers, kinds)
     return growth
@@ -259,7 +259,7 @@ def _head_maps(
     axis: str, sizes: Sizes, heads: Groups | None, kv_heads: Groups | None
 ) -> dict[str, CopyMap]:
     """The maps of the query heads ``axis`` and, if there are such, of their key/value heads."""
-    key_axis = beside(axis, KV_HEADS)
+    key_axis = sibling_axis(axis, KV_HEADS)
     keys = sizes.get(key_axis)
     if keys is None:
         if heads is None or kv_heads is not None:
@@ -373,7 +373,7 @@ def _partition(axis: str, size: int, groups: Groups) -> CopyMap:
 def _named_groups(axis: str, size: int, name: str) -> tuple[tuple[int, ...], ...]:
     """The units of each group of an axis, for groups given by a name such as ``"far:4"``."""
     try:
-        each = group_size(name, size if kind(axis) in (HEADS, KV_HEADS) else None)
+        each = group_size(name, size if axis_kind(axis) in (HEADS, KV_HEADS) else None)
     except ValueError as error:
         raise ValueError(f"axis {axis!r}: {error}") from None
     what = f"{name} pairs" if each == 2 else f"{name.partition(':')[0]} groups of {each}"

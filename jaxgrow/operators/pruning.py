@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxgrow.axes.names import LAYERS, beside, is_layers, kind
+from jaxgrow.axes.names import LAYERS, axis_kind, is_layers, sibling_axis
 from jaxgrow.axes.size_error import SizeError
 from jaxgrow.growth.maps import AxisMap, Growth, Maps, Rule, Rules, select
 from jaxgrow.growth.matrices import SparseMap
@@ -75,8 +75,8 @@ def keep_units(sizes: Sizes, kept: Units) -> Growth:
     if not each:
         return shared
     rules: list[Rule] = []
-    for layers in dict.fromkeys(beside(axis, LAYERS) for axis in each):
-        own = {axis: found for axis, found in each.items() if beside(axis, LAYERS) == layers}
+    for layers in dict.fromkeys(sibling_axis(axis, LAYERS) for axis in each):
+        own = {axis: found for axis, found in each.items() if sibling_axis(axis, LAYERS) == layers}
         stay = units.get(layers, np.arange(sizes[layers]))
         terms: list[Maps] = []
         for i, j in enumerate(stay):
@@ -182,10 +182,10 @@ def prune(sizes: Sizes, target: Sizes, scores: Units, alternating: Collection[st
     kept = {
         axis: best_units(_unit_scores(axis, sizes, scores), target[axis], axis in alternating)
         for axis in axes
-        if axis in target and kind(axis) not in (HEADS, KV_HEADS)
+        if axis in target and axis_kind(axis) not in (HEADS, KV_HEADS)
     }
     for axis in dict.fromkeys(
-        beside(a, HEADS) for a in axes if a in target and kind(a) in (HEADS, KV_HEADS)
+        sibling_axis(a, HEADS) for a in axes if a in target and axis_kind(a) in (HEADS, KV_HEADS)
     ):
         kept |= _best_heads(axis, sizes, target, _unit_scores(axis, sizes, scores))
     return keep_units(
@@ -196,7 +196,7 @@ def prune(sizes: Sizes, target: Sizes, scores: Units, alternating: Collection[st
 def _best_heads(
     axis: str, sizes: Sizes, target: Sizes, scores: np.ndarray
 ) -> dict[str, np.ndarray]:
-    key_axis = beside(axis, KV_HEADS)
+    key_axis = sibling_axis(axis, KV_HEADS)
     old = sizes[axis]
     keys = sizes.get(key_axis, sizes[axis])
     group = old // keys
@@ -236,13 +236,13 @@ def _unit_scores(axis: str, sizes: Sizes, scores: Units) -> np.ndarray:
 
 def _score_shapes(axis: str, sizes: Sizes, units: int) -> tuple[tuple[int, ...], ...]:
     """The shapes that an array with one number for each unit may have."""
-    layers = sizes.get(beside(axis, LAYERS))
+    layers = sizes.get(sibling_axis(axis, LAYERS))
     return ((units,),) if _same_in_layers(axis) or layers is None else ((units,), (layers, units))
 
 
 def _same_in_layers(axis: str) -> bool:
     """Whether the units of an axis are the same in all layers."""
-    return is_layers(axis) or kind(axis) == "embed"
+    return is_layers(axis) or axis_kind(axis) == "embed"
 
 
 def _checked_units(axis: str, sizes: Sizes, units: np.ndarray) -> np.ndarray:
@@ -253,7 +253,7 @@ def _checked_units(axis: str, sizes: Sizes, units: np.ndarray) -> np.ndarray:
         or units.size == 0
         or units.shape not in _score_shapes(axis, sizes, units.shape[-1])
     ):
-        layers = sizes.get(beside(axis, LAYERS))
+        layers = sizes.get(sibling_axis(axis, LAYERS))
         each = (
             ""
             if _same_in_layers(axis) or layers is None
@@ -275,8 +275,8 @@ def _reads_as_before(sizes: Sizes, units: Mapping[str, np.ndarray]) -> None:
     Raises:
       ValueError: a query head would read another key/value head.
     """
-    for key_axis in (axis for axis in sizes if kind(axis) == KV_HEADS):
-        axis = beside(key_axis, HEADS)
+    for key_axis in (axis for axis in sizes if axis_kind(axis) == KV_HEADS):
+        axis = sibling_axis(key_axis, HEADS)
         heads, keys = (units.get(a, np.arange(sizes[a])) for a in (axis, key_axis))
         new = heads.shape[-1]
         new_keys = keys.shape[-1]

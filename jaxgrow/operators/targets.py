@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from jaxgrow.axes.names import LAYERS, beside, is_layers, kind
+from jaxgrow.axes.names import LAYERS, axis_kind, is_layers, sibling_axis
 from jaxgrow.axes.size_error import SizeError
 
 Sizes: TypeAlias = Mapping[str, int]
@@ -39,7 +39,7 @@ def of_kinds(kinds: Sequence[str], sizes: Sizes) -> tuple[str, ...]:
     """The axes of a model of the given kinds, in every stage, in the order of ``kinds``."""
     found: list[str] = []
     for of in kinds:
-        found += [name for name in sizes if kind(name) == of]
+        found += [name for name in sizes if axis_kind(name) == of]
     return tuple(found)
 
 
@@ -77,13 +77,13 @@ def unknown_axes(takes: str, kinds: Sequence[str], sizes: Sizes, asked: Iterable
     wrong = [
         f"axis {a!r}: {takes}"
         for a in asked
-        if a not in axes and (kind(a) not in kinds or of_kinds((kind(a),), sizes))
+        if a not in axes and (axis_kind(a) not in kinds or of_kinds((axis_kind(a),), sizes))
     ]
     stack = "" if layer_axes(sizes) else f"; {_STACK}"
     return wrong + [
         f"axis {a!r}: {has}{stack if is_layers(a) else ''}"
         for a in asked
-        if a not in sizes and (axes or kind(a) in kinds)
+        if a not in sizes and (axes or axis_kind(a) in kinds)
     ]
 
 
@@ -133,7 +133,7 @@ def layers_beside(operator: str, axis: str, sizes: Sizes) -> str:
     Raises:
       ValueError: the model does not have such an axis.
     """
-    layers = beside(axis, LAYERS)
+    layers = sibling_axis(axis, LAYERS)
     if layers not in sizes:
         raise ValueError(
             f"axis {axis!r}: {operator} needs the layer axis {layers!r}, but the model has only "
@@ -148,7 +148,7 @@ def stream_beside(operator: str, axis: str, sizes: Sizes) -> str:
     Raises:
       ValueError: the model does not have such an axis.
     """
-    stream = beside(axis, "embed")
+    stream = sibling_axis(axis, "embed")
     if stream not in sizes:
         raise ValueError(
             f"axis {axis!r}: {operator} needs the residual stream {stream!r}, but the model has "
@@ -247,11 +247,11 @@ def copied_units(
     grouped = [
         axis
         for axis in found
-        if kind(axis) in (HEADS, KV_HEADS) and beside(axis, KV_HEADS) in sizes
+        if axis_kind(axis) in (HEADS, KV_HEADS) and sibling_axis(axis, KV_HEADS) in sizes
     ]
     out = {axis: choose(*found[axis]) for axis in found if axis not in grouped}
     every = {axis: found.get(axis, (size, size)) for axis, size in sizes.items()}
-    for heads in dict.fromkeys(beside(axis, HEADS) for axis in grouped):
+    for heads in dict.fromkeys(sibling_axis(axis, HEADS) for axis in grouped):
         out |= _grouped(operator, heads, every, choose)
     return {axis: out[axis] for axis in found}
 
@@ -260,7 +260,7 @@ def _grouped(
     operator: str, heads: str, every: Mapping[str, tuple[int, int]], choose: Choose
 ) -> dict[str, np.ndarray]:
     """The sources of the query heads ``heads`` and of their key/value heads."""
-    keys = beside(heads, KV_HEADS)
+    keys = sibling_axis(heads, KV_HEADS)
     old, new = every[heads]
     old_kv, new_kv = every[keys]
     group = old // old_kv

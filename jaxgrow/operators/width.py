@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from jaxgrow.axes.names import LAYERS, beside, kind
+from jaxgrow.axes.names import LAYERS, axis_kind, sibling_axis
 from jaxgrow.growth.maps import AxisMap, CopyMap, Growth, Maps, Rule, Rules, by_axes, select
 from jaxgrow.growth.matrices import SparseMap, dense
 from jaxgrow.operators.registry import ModelForm, by_maps, operator
@@ -87,8 +87,8 @@ def zero_pad(sizes: Sizes, target: Sizes) -> dict[str, CopyMap]:
         rows = select(of, sizes[axis]).write
         old = first_copies(of)
         written = old
-        if kind(axis) == KV_HEADS:
-            readers = beside(axis, HEADS)
+        if axis_kind(axis) == KV_HEADS:
+            readers = sibling_axis(axis, HEADS)
             heads = (
                 first_copies(index[readers]) if readers in index else np.ones(sizes[readers], bool)
             )
@@ -180,7 +180,7 @@ def aki(sizes: Sizes, target: Sizes, seed: int = 0) -> Rules:
         "aki", (LAYERS, *WIDTHS), sizes, {**{axis: sizes[axis] for axis in layers}, **target}
     )
     copies = fpi(sizes, {axis: size for axis, size in target.items() if axis not in layers}, seed)
-    base: dict[str, AxisMap] = {axis: m for axis, m in copies.items() if kind(axis) == "embed"}
+    base: dict[str, AxisMap] = {axis: m for axis, m in copies.items() if axis_kind(axis) == "embed"}
     following: dict[str, AxisMap] = dict(base)
     for axis in layers:
         old, new = found[axis]
@@ -296,7 +296,7 @@ def staged(sizes: Sizes, target: Sizes) -> Rules:
             )
         return out
 
-    units = [axis for axis in axes if kind(axis) != "embed"]
+    units = [axis for axis in axes if axis_kind(axis) != "embed"]
     streams = [axis for axis in axes if axis not in units]
     into = half(0, streams), half(1, streams)
     out_of = half(0, units), half(1, units)
@@ -307,12 +307,12 @@ def staged(sizes: Sizes, target: Sizes) -> Rules:
             axes=(
                 layers_beside("staged", axis, sizes),
                 axis + inner,
-                beside(axis, "embed") + outer,
+                sibling_axis(axis, "embed") + outer,
             ),
             roles=("kernel",),
         )
 
-    writing = [rule(out_of, axis, ".in", ".out") for axis in units if kind(axis) != KV_HEADS]
+    writing = [rule(out_of, axis, ".in", ".out") for axis in units if axis_kind(axis) != KV_HEADS]
     reading = [rule(into, axis, ".out", ".in") for axis in units]
     return Rules((*writing, *reading, Rule((copies,))))
 
@@ -381,7 +381,7 @@ def lemon(
         share[own] += (1 - np.bincount(index, share))[index[own]]
         write = select(index, old).write
         growth[axis] = AxisMap(write, SparseMap(write.index, share[:, None], old))
-    streams = [axis for axis in width_axes(sizes) if kind(axis) == "embed"]
+    streams = [axis for axis in width_axes(sizes) if axis_kind(axis) == "embed"]
     tiled = {axis: _tiled(*found.get(axis, (1, 1))) for axis in streams}
     if len(set(tiled.values())) > 1:
         raise ValueError(
@@ -514,8 +514,8 @@ def average(sizes: Sizes, target: Sizes, seed: int = 0, noise: float = 0.03) -> 
     for axis, index in copied_units(
         "average", sizes, {a: found[a] for a in found if a not in layers}
     ).items():
-        keys = beside(axis, KV_HEADS)
-        group = sizes[axis] // sizes[keys] if kind(axis) == HEADS and keys in sizes else 1
+        keys = sibling_axis(axis, KV_HEADS)
+        group = sizes[axis] // sizes[keys] if axis_kind(axis) == HEADS and keys in sizes else 1
         growth[axis] = _averaged(index, sizes[axis], group, rng)
     return growth
 

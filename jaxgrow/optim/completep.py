@@ -65,16 +65,16 @@ from jaxgrow.axes.names import (
     Axes,
     Names,
     Tree,
-    axis,
+    axis_of,
     by_path,
+    has_mark,
     is_layers,
     is_names,
     layer_matrix,
     layers_of,
-    marked,
     path,
-    reads,
-    role,
+    reads_axis,
+    role_of,
 )
 
 
@@ -136,7 +136,7 @@ def multipliers(
       2023 (the multipliers for Muon)
     """
     leaves = by_path(axes, is_leaf=is_names)
-    every = {axis(n) for n in itertools.chain.from_iterable(leaves.values())}
+    every = {axis_of(n) for n in itertools.chain.from_iterable(leaves.values())}
     stacks = sorted(filter(is_layers, every))
     if stacks != [LAYERS]:
         raise ValueError(
@@ -144,21 +144,21 @@ def multipliers(
             f"{stacks}. Omit base"
         )
     in_layers = filter(layers_of, leaves.values())
-    of_layers = {axis(n) for n in itertools.chain.from_iterable(in_layers)}
+    of_layers = {axis_of(n) for n in itertools.chain.from_iterable(in_layers)}
     if missing := sorted(of_layers - base.keys()):
         raise ValueError(
             f"the base has no size for the axes {missing} of the layers of this model. Give a "
             "base model of the same family"
         )
     ratios = {name: sizes[name] / base[name] for name in of_layers}
-    post = any(marked(names, POST) for names in leaves.values())
+    post = any(has_mark(names, POST) for names in leaves.values())
     found = {}
     for leaf, names in leaves.items():
-        kind = role(leaf, names)
+        kind = role_of(leaf, names)
         to_stream = layers_of(names) is not None and any(
-            axis(n) == "embed" and not reads(n) for n in names
+            axis_of(n) == "embed" and not reads_axis(n) for n in names
         )
-        branch = to_stream and (marked(names, POST) if post else kind in ("kernel", "bias"))
+        branch = to_stream and (has_mark(names, POST) if post else kind in ("kernel", "bias"))
         depth = ratios[LAYERS] if layers_of(names) else 1.0
         one = _vector_multiplier(names, ratios, depth, branch)
         if kind == "kernel":
@@ -181,8 +181,8 @@ def _vector_multiplier(
       branch: whether the parameter scales the output of a sublayer.
     """
     query = math.sqrt(_ratio(_queries(names), ratios))
-    read = _ratio([n for n in names if reads(n)], ratios)
-    written = _ratio([n for n in names if not reads(n) and not is_layers(axis(n))], ratios)
+    read = _ratio([n for n in names if reads_axis(n)], ratios)
+    written = _ratio([n for n in names if not reads_axis(n) and not is_layers(axis_of(n))], ratios)
     rate = query / read / (depth if branch else 1)
     eps = 1 / (query * written * (1 if branch else depth))
     return Multiplier(rate, rate, eps, rate)
@@ -197,7 +197,7 @@ def _matrix_multiplier(
 ) -> Multiplier:
     """The multipliers of a kernel; ``one`` has the multipliers of a vector with the same axes."""
     kernel = layer_matrix(names)
-    if not any(axis(n) in ratios for n in kernel.written):
+    if not any(axis_of(n) in ratios for n in kernel.written):
         return one
     side = min(_ratio(kernel.read, sizes), _ratio(kernel.written, sizes))
     was = min(_ratio(kernel.read, base), _ratio(kernel.written, base))
@@ -207,12 +207,16 @@ def _matrix_multiplier(
 
 def _ratio(names: Names | list[str], of: Mapping[str, float]) -> float:
     """The product of the ratios of these axes; axes that do not occur in the layers count as 1."""
-    return math.prod(of.get(axis(n), 1) for n in names)
+    return math.prod(of.get(axis_of(n), 1) for n in names)
 
 
 def _queries(names: Names) -> list[str]:
     """The ``head_dim`` axis over which queries and keys are contracted, if the leaf is a query."""
-    return [n for n in names if axis(n) == "head_dim" and not reads(n) and not marked((n,), VALUE)]
+    return [
+        n
+        for n in names
+        if axis_of(n) == "head_dim" and not reads_axis(n) and not has_mark((n,), VALUE)
+    ]
 
 
 def scale_by_adam(b1: float, b2: float, eps: float) -> optax.GradientTransformationExtraArgs:

@@ -16,15 +16,15 @@ from jaxgrow.axes.names import (
     Axes,
     Params,
     Tree,
-    axis,
-    beside,
+    axis_of,
     by_path,
+    has_mark,
     is_names,
     layers_of,
-    marked,
-    owners,
     path,
+    sibling_axis,
     stages,
+    state_owners,
 )
 
 
@@ -100,9 +100,9 @@ def _below(axes: Axes) -> dict[str, str]:
     """The parameters that compute the input of layers, with the axis of those layers."""
     found: dict[str, str] = {}
     for leaf, names in by_path(axes, is_leaf=is_names).items():
-        below = [axis(n) for n in names if marked((n,), BELOW)]
+        below = [axis_of(n) for n in names if has_mark((n,), BELOW)]
         if below:
-            found[leaf] = beside(below[0], LAYERS)
+            found[leaf] = sibling_axis(below[0], LAYERS)
     if not found:
         raise ValueError(
             f"no parameter of this model is marked {BELOW!r}. Mark the parameters that compute the "
@@ -179,10 +179,10 @@ def hold_frozen(
     stacked: dict[str, tuple[str, int]] = {}
     for p, of in names.items():
         if name := layers_of(of):
-            stacked[p] = name, [axis(n) for n in of].index(name)
+            stacked[p] = name, [axis_of(n) for n in of].index(name)
     parts = stages({name: shapes[p][dim] for p, (name, dim) in stacked.items()})
 
-    owned = owners(after, shapes)
+    owned = state_owners(after, shapes)
 
     def leaf(key_path, old, new):
         mine = owned.get(path(key_path))

@@ -16,10 +16,10 @@ import numpy as np
 import optax
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
-from jaxgrow.axes.names import Axes, Names, Tree, axis, layer_kernels, path
+from jaxgrow.axes.names import Axes, Names, Tree, axis_of, layer_kernels, path
 from jaxgrow.growth.moments import rebias
 from jaxgrow.optim.completep import Multiplier, scale_by_adam
-from jaxgrow.sharding import apart
+from jaxgrow.sharding import spread_entries
 
 #: The number of Newton-Schulz iterations per update.
 ITERATIONS = 5
@@ -152,11 +152,11 @@ def _matrices_apart(inner: optax.GradientTransformation) -> optax.GradientTransf
     """
 
     def update(updates: Tree, state: Any, params: Tree | None = None) -> tuple[Tree, Any]:
-        updates, momentum = jax.tree.map(apart, (updates, state.mu))
+        updates, momentum = jax.tree.map(spread_entries, (updates, state.mu))
         updates, state = inner.update(updates, state._replace(mu=momentum), params)
         # Constrain the results as well. Otherwise, XLA shards the intermediate values like the
         # stored momentum.
-        updates, momentum = jax.tree.map(apart, (updates, state.mu))
+        updates, momentum = jax.tree.map(spread_entries, (updates, state.mu))
         return updates, state._replace(mu=momentum)
 
     return optax.GradientTransformation(inner.init, update)
@@ -182,7 +182,7 @@ def muon_flops(axes: Axes, sizes: Mapping[str, int]) -> float:
     """
 
     def size(names: Names) -> int:
-        return math.prod(sizes[axis(n)] for n in names)
+        return math.prod(sizes[axis_of(n)] for n in names)
 
     total = 0.0
     for kernel in layer_kernels(axes).values():

@@ -15,16 +15,16 @@ from jaxgrow import (
     by_convention,
     from_rules,
     grow_optimizer,
-    infer,
+    infer_rules,
     join_fused,
     operators,
-    restructured,
+    restructure,
     sizes,
     split_fused,
     stack_layers,
     unstack_layers,
 )
-from jaxgrow.axes import axis, is_names
+from jaxgrow.axes import axis_of, is_names
 from jaxgrow.axes.names import by_path
 from jaxgrow.models import BERTConfig, LlamaConfig, ViTConfig
 
@@ -59,7 +59,7 @@ def test_rules_give_a_model_of_ours_its_own_names():
 @pytest.mark.parametrize("family", CONFIGS)
 def test_conventions_name_all_axes_but_tied_and_below_marks(family):
     axes = CONFIGS[family].axes()
-    plain = jax.tree.map(lambda names: tuple(map(axis, names)), axes, is_leaf=is_names)
+    plain = jax.tree.map(lambda names: tuple(map(axis_of, names)), axes, is_leaf=is_names)
     found, own = by_path(by_convention(plain), is_names), by_path(axes, is_names)
     others = {leaf for leaf, names in own.items() if found[leaf] != names}
     assert all(
@@ -83,21 +83,21 @@ def test_conventions_of_einsums_and_of_pytorch():
         "unembed": {"weight": ("vocab", "embed.in")},
     }
     sizes_ = {"heads": 3, "embed": 4, "head_dim": 5}
-    assert infer({"qkv": np.ones((3, 3, 4, 5))}, sizes_)["qkv"][:2] == ("heads?", "heads?")
+    assert infer_rules({"qkv": np.ones((3, 3, 4, 5))}, sizes_)["qkv"][:2] == ("heads?", "heads?")
 
 
 def test_known_sizes_give_proposed_rules_and_open_axes():
     tree, known = third_party.linen_shapes(third_party.SMALL), third_party.SMALL
-    rules = infer(tree, known)
+    rules = infer_rules(tree, known)
     assert len(rules) < len(jax.tree.leaves(tree))
     assert from_rules(tree, rules) == from_rules(tree, third_party.LINEN.rules)
-    twice = infer(tree, {**known, "mlp": known["embed"]})
+    twice = infer_rules(tree, {**known, "mlp": known["embed"]})
     assert twice["head/kernel"] == ("embed|mlp?.in", "vocab")
     with wrong(
         "head/kernel: the rule 'head/kernel' has unknown axes 'embed|mlp?.in': write the right names"
     ):
         from_rules(tree, twice)
-    assert infer({"a": np.ones(4), "b": {"kernel": np.ones((4, 5))}}, {"embed": 4}) == {
+    assert infer_rules({"a": np.ones(4), "b": {"kernel": np.ones((4, 5))}}, {"embed": 4}) == {
         "b/kernel": ("embed.in", "?"),
         "a": ("embed?",),
     }
@@ -109,11 +109,11 @@ def test_a_norm_that_no_kernel_reads_may_be_that_of_a_tied_head():
         "layers": [{"scale": np.ones(2)}] * 2,
         "norm": {"scale": np.ones(2)},
     }
-    rules = infer(tree, {"vocab": 5, "embed": 2})
+    rules = infer_rules(tree, {"vocab": 5, "embed": 2})
     assert rules["norm/scale"] == ("embed.norm.scale?",) and rules["layers/*/scale"] == (
         "embed.norm.scale",
     )
-    head = infer({**tree, "head": {"kernel": np.ones((2, 5))}}, {"vocab": 5, "embed": 2})
+    head = infer_rules({**tree, "head": {"kernel": np.ones((2, 5))}}, {"vocab": 5, "embed": 2})
     assert head["norm/scale"] == ("embed.norm.scale",)
 
 
@@ -122,7 +122,7 @@ def test_parts_that_differ_by_a_number_alone_are_one_rule():
         return {"kernel": np.ones(shape)}
 
     block = {"Dense_0": dense(2, 3), "Dense_1": dense(3, 2), "LayerNorm_0": {"scale": np.ones(2)}}
-    rules = infer(
+    rules = infer_rules(
         {"blocks": [block, block], "kernel": np.ones((2, 7))}, {"embed": 2, "mlp": 3, "vocab": 7}
     )
     assert list(rules) == [
@@ -162,7 +162,7 @@ def test_a_wrong_rule_is_reported_once_for_all_layers():
     with pytest.raises(ValueError) as error:
         from_rules(params, rules)
     assert str(error.value).splitlines() == [
-        "the rules do not fit the parameters; jaxgrow.infer proposes rules:",
+        "the rules do not fit the parameters; jaxgrow.infer_rules proposes rules:",
         "  layers_0/down and 47 others: the rule '*/down' has unknown axes 'mlp?': write the right names",
         "  layers_0/new and 47 others: no rule matches this leaf of shape (5,)",
         "  layers_0/norm and 47 others: the rule '*/norm': ('embed',) declares no role, so the role is ambiguous. "
@@ -433,7 +433,7 @@ def test_leaves_that_do_not_fit_the_larger_model_are_named():
         "c: has shape (3,), but is missing in the larger model",
         "a: has shape (2,), but (4,) in the larger model",
     ):
-        restructured({"a": np.ones(2), "c": np.ones(3)}, {"a": np.ones(4), "b": np.ones(2)})
+        restructure({"a": np.ones(2), "c": np.ones(3)}, {"a": np.ones(4), "b": np.ones(2)})
 
 
 # --- complete models ---

@@ -12,7 +12,18 @@ import tiny
 from flax import linen as nn
 
 from jaxgrow import grow, grow_optimizer, swap
-from jaxgrow.axes import Axis, cut, is_names, named, owners, reads, role, sizes, split, turned
+from jaxgrow.axes import (
+    Axis,
+    is_names,
+    named_init,
+    reads_axis,
+    role_of,
+    sizes,
+    split_boxed,
+    split_kernel,
+    state_owners,
+    with_direction,
+)
 from jaxgrow.axes.names import by_path, layer_kernels
 from jaxgrow.extras.models.cait import CaiTConfig
 from jaxgrow.growth.maps import Rule, Rules
@@ -213,7 +224,7 @@ def test_a_leaf_that_may_be_anything_is_named():
     with pytest.raises(ValueError, match=r"blocks/attention_norm/scale: .* declares no role"):
         decays(without(axes, ".norm.scale"))
     with pytest.raises(ValueError, match=r"declares bias and embedding"):
-        role("x", ("embed.embedding.bias",))
+        role_of("x", ("embed.embedding.bias",))
 
 
 def test_a_rule_that_matches_nothing_is_an_error_that_names_it():
@@ -247,12 +258,12 @@ def test_values_that_are_not_marked_are_missed_by_learned_maps():
 
 
 def test_muon_refuses_kernels_with_layers_not_stacked_first():
-    assert cut(("layers", "embed.in", "heads", "head_dim")).stacked == ("layers",)
+    assert split_kernel(("layers", "embed.in", "heads", "head_dim")).stacked == ("layers",)
     with pytest.raises(
         ValueError,
         match=r"\('embed.in', 'layers', 'mlp'\) stacks its layers on dimension 1. Move this",
     ):
-        cut(("embed.in", "layers", "mlp"))
+        split_kernel(("embed.in", "layers", "mlp"))
 
 
 @pytest.mark.parametrize(
@@ -301,16 +312,18 @@ def test_marks_are_read_off_a_name_and_other_dots_belong_to_it():
         @nn.compact
         def __call__(self):
             self.param(
-                "b", named(nn.initializers.zeros, "heads", "img.rows.in", role="norm bias"), (2, 3)
+                "b",
+                named_init(nn.initializers.zeros, "heads", "img.rows.in", role="norm bias"),
+                (2, 3),
             )
 
-    params, axes = split(Key().init(jax.random.key(0))["params"])
+    params, axes = split_boxed(Key().init(jax.random.key(0))["params"])
     assert axes == {"b": ("heads", "img.rows.in.norm.bias")}
     assert sizes(params, axes) == {"heads": 2, "img.rows": 3}
-    assert reads(axes["b"][1]) and role("b", axes["b"]) == "norm bias"
+    assert reads_axis(axes["b"][1]) and role_of("b", axes["b"]) == "norm bias"
     assert (
-        turned("embed.below", True) == "embed.in.below"
-        and turned("embed.in.below", False) == "embed.below"
+        with_direction("embed.below", True) == "embed.in.below"
+        and with_direction("embed.in.below", False) == "embed.below"
     )
 
 
@@ -341,16 +354,18 @@ def test_the_state_of_a_parameter_is_found_whatever_its_module_is_called():
     adam = optax.scale_by_adam()
     shapes = by_path(VAE)
     moments = {f"{m}/{p}": p for m in ("mu", "nu") for p in shapes}
-    assert owners(adam.init(VAE), shapes) == moments
+    assert state_owners(adam.init(VAE), shapes) == moments
     # Next to the parameters, in a tuple.
-    both = owners((VAE, (adam.init(VAE),)), shapes)
+    both = state_owners((VAE, (adam.init(VAE),)), shapes)
     assert both == {f"0/{p}": p for p in shapes} | {f"1/0/{m}": p for m, p in moments.items()}
     # With a mask, the parameters without a state still have a place in it.
     for mask in ({"w": False}, False):
         masked = optax.masked(adam, {"w": True, "mu": mask, "nu": mask})
-        assert owners(masked.init(VAE), shapes) == {f"inner_state/{m}/w": "w" for m in ("mu", "nu")}
+        assert state_owners(masked.init(VAE), shapes) == {
+            f"inner_state/{m}/w": "w" for m in ("mu", "nu")
+        }
     # A state without the tree of the parameters has only suffixes.
-    assert owners({"0/mu/w": 1, "0/count": 0}, shapes) == {"0/mu/w": "mu/w"}
+    assert state_owners({"0/mu/w": 1, "0/count": 0}, shapes) == {"0/mu/w": "mu/w"}
 
 
 def test_freezing_finds_the_state_of_such_modules():

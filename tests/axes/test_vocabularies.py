@@ -7,7 +7,7 @@ the number of layers and the sizes of kernels that lie side by side.
 import numpy as np
 import pytest
 
-from jaxgrow import by_convention, from_rules, grow, infer, operators, sizes
+from jaxgrow import by_convention, from_rules, grow, infer_rules, operators, sizes
 from jaxgrow.axes import is_names
 from jaxgrow.axes.names import by_path
 
@@ -122,7 +122,7 @@ def test_maxtext_s_shapes_tell_where_layers_are_stacked():
     params = zeros(
         {leaf: tuple(shapes[n.partition(".")[0]] for n in names) for leaf, names in ours.items()}
     )
-    assert infer(params, SIZES) == ours
+    assert infer_rules(params, SIZES) == ours
     # The number of layers equals another axis size, which is ambiguous and must not be guessed.
     for layers in (
         D,
@@ -133,7 +133,7 @@ def test_maxtext_s_shapes_tell_where_layers_are_stacked():
         params = zeros(
             {leaf: tuple(known[n.partition(".")[0]] for n in names) for leaf, names in ours.items()}
         )
-        found = infer(params, {**SIZES, "layers": layers})
+        found = infer_rules(params, {**SIZES, "layers": layers})
         assert all(
             names == ours[leaf] or any("?" in n for n in names) for leaf, names in found.items()
         )
@@ -337,7 +337,7 @@ def test_models_that_name_no_axes(leaves, layers):
         | shared
         | {"layers": layers}
     )
-    rules = infer(zeros(every), known)
+    rules = infer_rules(zeros(every), known)
     wanted = {of.format("*"): names for of, (_, names) in leaves.items()}
     assert rules == wanted
     told = {

@@ -10,7 +10,7 @@ import pytest
 import jaxgrow
 from jaxgrow.axes import is_names
 from jaxgrow.axes.names import unwrapped
-from jaxgrow.axes.naming import by_convention, from_rules, infer
+from jaxgrow.axes.naming import by_convention, from_rules, infer_rules
 from jaxgrow.checking import check_rules
 from jaxgrow.growth.moments import grow_optimizer
 from jaxgrow.operators import hypercloning
@@ -60,12 +60,12 @@ def leaves(axes):
 def test_names_do_not_depend_on_wrappers(name):
     plain = model()
     wrapped = jax.tree.map(WRAPPERS[name], plain)
-    expected = from_rules(plain, infer(plain, SIZES))
+    expected = from_rules(plain, infer_rules(plain, SIZES))
     assert not any("?" in axis for names in leaves(expected) for axis in names)
-    found = from_rules(wrapped, infer(wrapped, SIZES))
+    found = from_rules(wrapped, infer_rules(wrapped, SIZES))
     assert leaves(found) == leaves(expected)
     # The rules of a model without wrappers fit, too.
-    assert leaves(from_rules(wrapped, infer(plain, SIZES))) == leaves(expected)
+    assert leaves(from_rules(wrapped, infer_rules(plain, SIZES))) == leaves(expected)
     bare = jax.tree.map(
         lambda names: tuple(n.partition(".")[0] for n in names), expected, is_leaf=is_names
     )
@@ -94,7 +94,7 @@ def test_the_scale_of_a_quantised_kernel_is_uncertain():
     params = {
         "up": {"kernel": {"qvalue": np.ones((2, 3)), "scale": np.ones(3)}, "bias": np.ones(3)}
     }
-    assert infer(params, SIZES)["up/kernel/scale"] == ("mlp?",)
+    assert infer_rules(params, SIZES)["up/kernel/scale"] == ("mlp?",)
 
 
 @pytest.mark.parametrize("name", ["boxes of Flax", "value", "two levels"])

@@ -555,7 +555,7 @@ def test_onto_a_mesh_a_model_is_read_and_grown_in_parts(folder, monkeypatch, lay
     for name, found in {"as it is": source, "grown": Grown(source, growth)}.items():
         parts, whole = (
             found.shard(mesh, rules),
-            sharding.shard(grown[name], axes(config), mesh, rules),
+            sharding.shard_params(grown[name], axes(config), mesh, rules),
         )
         chex.assert_trees_all_equal(jax.device_get(parts), jax.device_get(whole))
         for a, b in zip(jax.tree.leaves(parts), jax.tree.leaves(whole), strict=True):

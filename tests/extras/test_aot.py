@@ -16,7 +16,7 @@ from jaxgrow import grow
 from jaxgrow.layerdrop import LayerDrop
 from jaxgrow.models.stack import Remat
 from jaxgrow.operators import hypercloning, stack
-from jaxgrow.sharding import spec
+from jaxgrow.sharding import partition_spec
 from train.config.experiment import load_experiment
 from train.extras.aot.compilation import AotRun, Program
 from train.extras.aot.estimate import bound, fits
@@ -195,7 +195,7 @@ def test_leaves_of_a_70b_model_grow_within_their_shards(names, fsdp):
     mesh = Mesh(1, fsdp, 8 // fsdp).over(list(described("h100:8").devices))
     growth = stack(SMALL, {"layers": 80}) | hypercloning(SMALL, {"embed": 8192, "mlp": 28672})
     shape = tuple(SMALL[name.removesuffix(".in")] for name in names)
-    where = jax.sharding.NamedSharding(mesh, spec(names, shape, mesh))
+    where = jax.sharding.NamedSharding(mesh, partition_spec(names, shape, mesh))
     leaf = {"kernel": jax.ShapeDtypeStruct(shape, "float32", sharding=where)}
     with jax.set_mesh(mesh):
         memory = (

@@ -383,7 +383,7 @@ def program(loss, given, axes, x, mesh: Mesh, devices: int = 4):
     Returns the program and its inputs, sharded on the mesh.
     """
     over = mesh.over(jax.devices()[:devices])
-    given, x = sharding.shard(given, axes, over), jax.device_put(x, divided(over))
+    given, x = sharding.shard_params(given, axes, over), jax.device_put(x, divided(over))
 
     def make(axis):
         def of_its_part(given, x):

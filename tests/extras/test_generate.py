@@ -15,7 +15,7 @@ from jaxgrow.checkpoints import FAMILIES, load, save
 from jaxgrow.checkpoints.orbax import export
 from jaxgrow.extras.models.generation import generate
 from jaxgrow.models import BERTConfig, GPT2Config, ViTConfig
-from jaxgrow.untrusted import printable
+from jaxgrow.untrusted import escape_text
 from train import generate as command
 from train.common.errors import UserError, exits_cleanly
 from train.data.text import tokenizer
@@ -61,7 +61,7 @@ def test_it_prints_prompts_with_their_continuations(gpt, run):
         text = bytes(tokens[tokens != 0].tolist()).decode(errors="replace")
         assert sample["text"] == sample["prompt"] + text
         assert sample["tokens"] == len(tokens) and sample["ended"] == (tokens[-1] == 0)
-    assert run(gpt, "--prompt", "ab", "--prompt", "a word", "--max-new", 8) == printable(
+    assert run(gpt, "--prompt", "ab", "--prompt", "a word", "--max-new", 8) == escape_text(
         "".join(sample["text"] + "\n" for sample in samples)
     )
 
@@ -235,7 +235,7 @@ def test_a_prompt_that_does_not_fit_is_cut_if_asked(gpt, run):
     ):
         run(gpt, "--prompt", long)
     cut = json.loads(run(gpt, "--prompt", long, "--cut", "--max-new", 8, "--json"))
-    assert printable(cut["text"]) == run(gpt, "--prompt", long[-40:], "--max-new", 8)[:-1]
+    assert escape_text(cut["text"]) == run(gpt, "--prompt", long[-40:], "--max-new", 8)[:-1]
     assert run(gpt, "--prompt", "ab", "--cut", "--max-new", 8) == run(
         gpt, "--prompt", "ab", "--max-new", 8
     )
@@ -259,7 +259,7 @@ def test_a_chat_is_the_template_of_the_model(gpt, tmp_path, run):
     answer = run(model, "--prompt", "hi", "--chat", "--max-new", 8)
     config, params = load(model)
     [tokens] = generate(config, params, [[0, *b"<user>hi<a>"]], max_new=8, end=0)
-    assert answer == printable(tokenizer("bytes").decode(tokens.tolist()) + "\n")
+    assert answer == escape_text(tokenizer("bytes").decode(tokens.tolist()) + "\n")
     (model / "chat_template.jinja").write_text("{{ raise_exception('no user') }}")
     with pytest.raises(UserError, match="the chat template of the model failed: no user"):
         run(model, "--prompt", "hi", "--chat")

@@ -159,7 +159,7 @@ def test_with_a_past_nothing_else_is_asked():
 )
 def test_on_a_mesh_they_are_the_same(config):
     mesh = jax.make_mesh((2, 2), ("fsdp", "tensor"), (AxisType.Auto,) * 2)
-    divided = sharding.shard(params(config), tiny.axes(config), mesh)
+    divided = sharding.shard_params(params(config), tiny.axes(config), mesh)
     alone = lists(generate(config, params(config), PROMPTS[:2], max_new=9))
     assert lists(generate(config, divided, PROMPTS[:2], max_new=9)) == alone
     with jax.set_mesh(mesh):
@@ -276,7 +276,7 @@ def test_experts_on_several_devices_drop_no_token_either():
     weights, prompts = params(replace(config, capacity=0.0)), [*PROMPTS, [5, 5]]
     expected = lists(generate(replace(config, capacity=0.0), weights, prompts, max_new=9))
     mesh = jax.make_mesh((2,), ("expert",), (AxisType.Auto,))
-    divided = sharding.shard(weights, tiny.axes(config), mesh)
+    divided = sharding.shard_params(weights, tiny.axes(config), mesh)
     with jax.set_mesh(mesh):
         assert lists(generate(config, divided, prompts, max_new=9)) == expected
 

@@ -12,7 +12,7 @@ from flax import nnx
 from third_party import FLAX, LARGE, SMALL, STEPS, TX, WIDE, tokens
 
 import jaxgrow
-from jaxgrow import by_convention, from_rules, infer, operators, sizes, stack_layers
+from jaxgrow import by_convention, from_rules, infer_rules, operators, sizes, stack_layers
 from jaxgrow.layerdrop import KeepMask
 from jaxgrow.models.stack import run_stack
 
@@ -106,7 +106,7 @@ def test_a_model_keeps_its_function_and_its_optimizer_goes_on():
 
 def test_nnx_parameters_are_named_by_the_same_rules_as_linen():
     tree = params(nnx.eval_shape(lambda: Model(**SMALL)))
-    assert from_rules(tree, infer(tree, SMALL)) == from_rules(tree, FLAX)
+    assert from_rules(tree, infer_rules(tree, SMALL)) == from_rules(tree, FLAX)
 
 
 def test_names_in_the_metadata_are_read_and_marked():

@@ -17,7 +17,7 @@ from third_party import Stranger, tokens
 from tunix_models import llama_of_nnx
 
 import jaxgrow
-from jaxgrow import from_rules, infer, operators, sizes, stack_layers
+from jaxgrow import from_rules, infer_rules, operators, sizes, stack_layers
 
 # These warnings concern the packages.
 pytestmark = [
@@ -164,8 +164,8 @@ def eqx_zoo() -> tuple[Stranger, dict]:
 
 
 def named(model: Stranger, corrected: dict) -> Stranger:
-    """Return the model with the rules that `infer` proposes and the corrections of wrong rules."""
-    proposed = infer(model.inwards(third_party.drawn(model.shapes(model.small))), model.small)
+    """Return the model with the rules that `infer_rules` proposes and the corrections of wrong rules."""
+    proposed = infer_rules(model.inwards(third_party.drawn(model.shapes(model.small))), model.small)
     assert set(corrected) <= set(proposed)
     return model._replace(rules=proposed | corrected)
 
@@ -211,7 +211,7 @@ def test_a_model_of_nnx_is_grown_as_a_model():
     jax.tree.map(
         np.testing.assert_array_equal,
         nnx.as_pure(nnx.state(wide, nnx.Param)),
-        jaxgrow.restructured(
+        jaxgrow.restructure(
             jaxgrow.unstack_layers(stacked, "layers/{}"), stranger.shapes({**SMALL_GQA, **WIDE_GQA})
         ),
     )

@@ -16,7 +16,7 @@ import tiny
 from runs import MODEL
 
 from jaxgrow import grow, grow_optimizer, operators
-from jaxgrow.axes import cut, is_names, layers_of, path, role
+from jaxgrow.axes import is_names, layers_of, path, role_of, split_kernel
 from jaxgrow.extras.models.cait import CaiTConfig
 from jaxgrow.layerdrop import KeepMask
 from jaxgrow.models import BERTConfig, Config, LlamaConfig, ViTConfig
@@ -348,9 +348,9 @@ def test_the_order_of_inputs_and_outputs_does_not_matter(family):
     axes = tiny.axes(config)
 
     def turned(names):
-        if not (layers_of(names) and role("", names) == "kernel"):
+        if not (layers_of(names) and role_of("", names) == "kernel"):
             return names
-        kernel = cut(names)
+        kernel = split_kernel(names)
         return kernel.stacked + kernel.written + kernel.read
 
     torch = jax.tree.map(turned, axes, is_leaf=is_names)

@@ -17,7 +17,7 @@ import pytest
 import tiny
 
 from jaxgrow import dual, grow, grow_optimizer, swap
-from jaxgrow.axes import axis
+from jaxgrow.axes import axis_of
 from jaxgrow.growth.maps import AxisMap, Rule, Rules, select, tile
 from jaxgrow.growth.matrices import SparseMap, dense
 from jaxgrow.growth.moments import RebiasState, rebias
@@ -394,7 +394,7 @@ def test_copies_of_units_carry_what_their_pair_had():
     grown = grow_optimizer(CLOCKED, state, staged(OLD, tiny.wider(2)), small, axes, "copy")
     names = jax.tree.leaves(axes, is_leaf=lambda x: isinstance(x, tuple))
     for (path, x, mu), on in zip(tiny.pairs(small, grown[0].mu), names, strict=True):
-        twice = [2 if axis(name) in ("embed", "heads", "mlp") else 1 for name in on]
+        twice = [2 if axis_of(name) in ("embed", "heads", "mlp") else 1 for name in on]
         np.testing.assert_array_equal(mu, np.tile(x, twice), err_msg=path)
 
 

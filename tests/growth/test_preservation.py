@@ -17,7 +17,7 @@ import tiny
 
 from jaxgrow import grow, grow_optimizer, preserves_function
 from jaxgrow.axes import names as naming
-from jaxgrow.axes import reads, turned
+from jaxgrow.axes import reads_axis, with_direction
 from jaxgrow.growth.maps import AxisMap, Rule, Rules, blocks, select
 from jaxgrow.growth.matrices import dense
 from jaxgrow.growth.moments import RebiasState, rebias
@@ -318,7 +318,7 @@ def apart(tree, axis: str) -> dict[str, float]:
     """
     axes, out = tiny.axes(tiny.config("head_kernel" not in tree)), {}
     for (path, names), x in zip(named(axes), jax.tree.leaves(tree), strict=True):
-        if axis in (plain := [turned(naming.axis(n), reads(n)) for n in names]):
+        if axis in (plain := [with_direction(naming.axis_of(n), reads_axis(n)) for n in names]):
             first, second = np.split(np.asarray(x), 2, plain.index(axis))
             out[path] = float(np.abs(first - second).max() / np.abs(x).max())
     return out
@@ -361,7 +361,8 @@ def test_noise_that_cancels_over_copies_keeps_the_function(name, snr, tied):
     reading = [
         p
         for p, names in named(tiny.axes(config))
-        if any(reads(n) and naming.axis(n) in COPIES[name] for n in names) and p != "head_kernel"
+        if any(reads_axis(n) and naming.axis_of(n) in COPIES[name] for n in names)
+        and p != "head_kernel"
     ]
     for path, x, y in tiny.pairs(large, noisy):
         level = np.sqrt(np.square(y - x).mean() / np.square(x).mean())

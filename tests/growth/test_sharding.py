@@ -205,7 +205,7 @@ def test_a_model_of_nnx_and_its_optimizer_compile_once():
         nnx.as_pure(nnx.state(model, nnx.Param)),
         {"layers/0/kernel": ("embed.in", "mlp"), "layers/2/kernel": ("mlp.in", "embed")},
     )
-    there = sharding.shard(
+    there = sharding.shard_params(
         nnx.as_pure(nnx.state(model, nnx.Param)), names, mesh, {"mlp": "x", "embed": "y"}
     )
     nnx.update(model, there)
@@ -310,7 +310,7 @@ def test_custom_rules_shard_custom_axes_before_and_after_growth():
     params, axes = host()
     mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
     rules = {"a": "x", "b": "y", "c": "x"}  # c has size 5, which is not divisible
-    there = sharding.shard(params, axes, mesh, rules)
+    there = sharding.shard_params(params, axes, mesh, rules)
     assert {name: x.sharding.spec for name, x in there.items()} == {
         "w": P(None, "x", "y"),
         "v": P("x"),
@@ -319,7 +319,7 @@ def test_custom_rules_shard_custom_axes_before_and_after_growth():
     }
     assert_same(grow(GROWTH, there, axes), grow(GROWTH, params, axes), there)
     # The control: the rules of the families contain none of these names.
-    known = sharding.shard(params, axes, mesh)
+    known = sharding.shard_params(params, axes, mesh)
     assert all(x.sharding.is_fully_replicated for x in known.values())
 
 
@@ -329,7 +329,7 @@ def test_an_optimizer_state_lies_as_its_parameters_do():
         jax.make_mesh((2, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2),
         {"a": "x", "b": "y"},
     )
-    where = sharding.specs(params, axes, mesh, rules)
+    where = sharding.partition_specs(params, axes, mesh, rules)
     adam = sharding.optimizer_specs(optax.adam(1e-3).init(params), params, axes, mesh, rules)[0]
     assert adam.mu == where and adam.nu == where and adam.count == P()
     factored = optax.scale_by_factored_rms(min_dim_size_to_factor=2)

@@ -26,7 +26,7 @@ FAMILIES: dict[str, Config] = {
 def as_on_a_gpu(monkeypatch):
     def switch():
         for module in (loss, modules, norms):
-            monkeypatch.setattr(module, "platform", lambda: "gpu")
+            monkeypatch.setattr(module, "current_platform", lambda: "gpu")
 
     return switch
 

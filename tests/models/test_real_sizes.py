@@ -11,7 +11,7 @@ import pytest
 import tiny
 
 from jaxgrow import compose, grow, operators, preserves_function
-from jaxgrow.axes import axis
+from jaxgrow.axes import axis_of
 from jaxgrow.checkpoints.hf.storage import family_for
 from jaxgrow.checkpoints.source import initial_layout
 from jaxgrow.growth.apply import check
@@ -95,7 +95,10 @@ def leaves(config: Config) -> dict:
         {"kv_heads": 2} if "kv_heads" in sizes else {}
     )
     return {
-        path: (names, tuple(sizes.get(axis(n), size) for n, size in zip(names, shape, strict=True)))
+        path: (
+            names,
+            tuple(sizes.get(axis_of(n), size) for n, size in zip(names, shape, strict=True)),
+        )
         for path, (names, shape) in initial_layout(replace(config, **small)).items()
     }
 

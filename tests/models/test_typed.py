@@ -30,8 +30,10 @@ class Outer:
 
 def test_json_becomes_the_types_of_the_fields():
     content = {"rate": 1, "rows": [[1, 2.5], []], "count": 3, "inner": {"size": 2, "at": ["x"]}}
-    assert typed.made(Outer, content) == Outer(1, "a", ((1, 2.5), ()), 3, Inner(2, ("x",)))
-    assert typed.made(Outer, {"inner": None}) == Outer()
+    assert typed.build_dataclass(Outer, content) == Outer(
+        1, "a", ((1, 2.5), ()), 3, Inner(2, ("x",))
+    )
+    assert typed.build_dataclass(Outer, {"inner": None}) == Outer()
 
 
 @pytest.mark.parametrize(
@@ -55,7 +57,7 @@ def test_json_becomes_the_types_of_the_fields():
 )
 def test_wrong_json_is_explained_with_place_and_value(content, says):
     with pytest.raises(ValueError) as raised:
-        typed.made(Outer, content)
+        typed.build_dataclass(Outer, content)
     assert str(raised.value) == says
 
 

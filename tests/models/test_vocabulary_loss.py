@@ -128,7 +128,7 @@ def test_on_a_mesh_as_on_one_device(axes):
     expected = both(*given, "float32")[0]
     mesh = jax.make_mesh(tuple(axes.values()), tuple(axes), (AxisType.Auto,) * len(axes))
     x, head, bias, targets = given
-    head = sharding.shard(head, ("embed", "vocab"), mesh)
+    head = sharding.shard_params(head, ("embed", "vocab"), mesh)
     with jax.set_mesh(mesh):
         assert sharding.batch_parts(8) > 1
         assert_same(both(x, head, bias, targets, "float32")[0], expected, 3e-6)

@@ -17,7 +17,7 @@ from counting import products
 from papers import layers
 
 from jaxgrow import flops, grow
-from jaxgrow.axes import axis, is_names
+from jaxgrow.axes import axis_of, is_names
 from jaxgrow.operators import fpi, interleave, stack, zero_pad
 from jaxgrow.operators.ligo import LiGO, init_coefficients, learned_growth
 from train.data.windows import next_tokens
@@ -372,7 +372,7 @@ def test_key_value_heads_grow_in_stages_and_in_blocks_outside_the_layers(target)
     staged = jax.tree.map(lambda name: re.sub("^(?!head_dim)[a-z_]+", r"\g<0>.1", name), axes)
     rng = np.random.default_rng(0)
     params = jax.tree.map(
-        lambda names: rng.normal(size=[sizes[axis(n)] for n in names]), axes, is_leaf=is_names
+        lambda names: rng.normal(size=[sizes[axis_of(n)] for n in names]), axes, is_leaf=is_names
     )
     found = []
     for names, stage in ((axes, ""), (staged, ".1")):

@@ -25,7 +25,7 @@ from families import FAMILIES, VARIANTS, assert_fits, batch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from jaxgrow import checkpoints, correct, grow, swap
-from jaxgrow.axes import beside, is_layers, kind
+from jaxgrow.axes import axis_kind, is_layers, sibling_axis
 from jaxgrow.cli.model_inputs import of_data
 from jaxgrow.cli.program import main
 from jaxgrow.extras.models.swin import SwinConfig
@@ -190,9 +190,9 @@ def test_every_family_is_measured_and_pruned(config):
         units = jax.eval_shape(partial(unit_importance, config), params, inputs)
     sizes = config.sizes()
     assert list(found) == [axis for axis in sizes if is_layers(axis)]
-    assert set(units) == {axis for axis in sizes if kind(axis) in ("heads", "mlp", "embed")}
+    assert set(units) == {axis for axis in sizes if axis_kind(axis) in ("heads", "mlp", "embed")}
     for layers, stream in found.items():
-        heads, embed = (beside(layers, axis) for axis in ("heads", "embed"))
+        heads, embed = (sibling_axis(layers, axis) for axis in ("heads", "embed"))
         assert (stream.shape[0], stream.shape[-1]) == (sizes[layers] + 1, sizes[embed])
         assert units[heads].shape == (sizes[layers], sizes[heads]) and units[embed].shape == (
             sizes[embed],
@@ -206,7 +206,7 @@ def test_every_family_is_measured_and_pruned(config):
         "mlp": 5,
         "embed": 4,
     }
-    target = {axis: least[kind(axis)] for axis in sizes if kind(axis) in least}
+    target = {axis: least[axis_kind(axis)] for axis in sizes if axis_kind(axis) in least}
     with jax.enable_x64(False):
         small = assert_fits(prune(sizes, target, scores, config.traits["alternating"]), config)
     assert small.sizes().items() >= target.items()

@@ -18,7 +18,7 @@ from typing import Any
 
 from jaxgrow.checkpoints import CheckpointError
 from jaxgrow.cli.program import main as jaxgrow
-from jaxgrow.untrusted import UntrustedError, limits, using_limits
+from jaxgrow.untrusted import UntrustedError, file_limits, using_limits
 from train.common.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -129,7 +129,9 @@ def command(*words: str) -> str:
         with (
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
-            using_limits(seconds=limits().seconds),  # --limits changes the limits of the process
+            using_limits(
+                seconds=file_limits().seconds
+            ),  # --limits changes the limits of the process
         ):
             try:
                 if name.startswith("train."):

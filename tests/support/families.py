@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jaxgrow import checkpoints, grow, sizes
-from jaxgrow.axes import kind
+from jaxgrow.axes import axis_kind
 from jaxgrow.extras.models.cait import CaiTConfig
 from jaxgrow.extras.models.deberta import DeBERTaConfig
 from jaxgrow.extras.models.modernbert import ModernBERTConfig
@@ -431,7 +431,7 @@ def parameters(config: Config):
 
 
 def doubled(config: Config, *axes: str) -> dict[str, int]:
-    return {axis: 2 * size for axis, size in config.sizes().items() if kind(axis) in axes}
+    return {axis: 2 * size for axis, size in config.sizes().items() if axis_kind(axis) in axes}
 
 
 def halved(config: Config) -> Config:

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding
 
 from jaxgrow import operators, sharding
-from jaxgrow.axes import axis
+from jaxgrow.axes import axis_of
 from jaxgrow.growth import _sharded, maps
 from jaxgrow.growth.apply import grow_leaf
 
@@ -65,8 +65,8 @@ def memory(name: str) -> dict[str, tuple[float, float]]:
     axes = ONE_EXPERT if "experts" in sizes else AXES
     out = {}
     for leaf, names in axes.items():
-        terms, shape = maps.terms(growth, PATH, names), tuple(sizes[axis(n)] for n in names)
-        where = NamedSharding(mesh, sharding.spec(names, shape, mesh))
+        terms, shape = maps.terms(growth, PATH, names), tuple(sizes[axis_of(n)] for n in names)
+        where = NamedSharding(mesh, sharding.partition_spec(names, shape, mesh))
         x = jax.ShapeDtypeStruct(shape, np.float32, sharding=where)
         with jax.set_mesh(mesh):
             compiled = jax.jit(partial(grow_leaf, terms, names)).lower(x).compile()
@@ -80,10 +80,10 @@ def products(terms: Sequence[maps.Term], names: tuple[str, ...], mesh: jax.shard
     """Count the bytes of the matrices that a device multiplies by."""
     total = 0.0
     for term, name in product(terms, names):
-        m = term.get((axis(name),))
+        m = term.get((axis_of(name),))
         p = _sharded.dim_map(m and m.of(name), np.dtype(np.float32))
         if p is not None and p.index is None:
-            total += p.weight.nbytes / mesh.shape.get(sharding.RULES.get(axis(name)), 1)
+            total += p.weight.nbytes / mesh.shape.get(sharding.RULES.get(axis_of(name)), 1)
     return total
 
 

@@ -21,13 +21,13 @@ from jaxgrow import (
     grow_optimizer,
     join_fused,
     operators,
-    restructured,
+    restructure,
     sizes,
     split_fused,
     stack_layers,
     unstack_layers,
 )
-from jaxgrow.axes import axis, is_names, path, reads
+from jaxgrow.axes import axis_of, is_names, path, reads_axis
 
 SMALL = {"vocab": 13, "context": 7, "layers": 2, "embed": 6, "heads": 3, "head_dim": 5, "mlp": 9}
 WIDE = {"embed": 12, "heads": 6, "mlp": 18}
@@ -127,13 +127,13 @@ def journey(model: Stranger, dtype: Any = np.float64) -> Journey:
     deeper = operators.llama_pro(sizes(params, axes), {"layers": model.large["layers"]})
 
     def grown(axes):
-        return restructured(
+        return restructure(
             model.outwards(grow(deeper, grow(wider, params, axes), axes)), model.shapes(model.large)
         )
 
     state = grow_optimizer(TX, state, wider, params, axes, "copy")
     state = grow_optimizer(TX, state, deeper, grow(wider, params, axes), axes, "copy")
-    state = restructured(model.outwards(state), jax.eval_shape(TX.init, model.shapes(model.large)))
+    state = restructure(model.outwards(state), jax.eval_shape(TX.init, model.shapes(model.large)))
     _, after_all, later, after = trained(large, grown(axes), state)
     assert after_all[0].count == 2 * STEPS
     forward = lambda params: trained(large, params, state)[-1][0]  # noqa: E731
@@ -147,7 +147,7 @@ def forgotten(journey: Journey) -> dict[str, float]:
     def off(at):
         axes = jax.tree_util.tree_map_with_path(
             lambda p, names: (
-                tuple(n.replace(".in", "") if axis(n) in WIDE else n for n in names)
+                tuple(n.replace(".in", "") if axis_of(n) in WIDE else n for n in names)
                 if p == at
                 else names
             ),
@@ -157,7 +157,9 @@ def forgotten(journey: Journey) -> dict[str, float]:
         return float(np.abs(journey.forward(journey.grow(axes)) - journey.logits[1]).max())
 
     return {
-        path(at): off(at) for at, names in flat if any(axis(n) in WIDE and reads(n) for n in names)
+        path(at): off(at)
+        for at, names in flat
+        if any(axis_of(n) in WIDE and reads_axis(n) for n in names)
     }
 
 

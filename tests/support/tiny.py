@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgrow import grow
-from jaxgrow.axes import axis, is_names, leaves
+from jaxgrow.axes import axis_of, is_names, leaves
 from jaxgrow.growth.maps import Growth, new_sizes
 from jaxgrow.models import Config, GPT2Config
 from jaxgrow.operators import ligo
@@ -46,7 +46,7 @@ def shapes_by_name(config: GPT2Config):
     sizes = config.sizes()
 
     def leaf(names):
-        return jax.ShapeDtypeStruct(tuple(sizes[axis(name)] for name in names), jnp.float32)
+        return jax.ShapeDtypeStruct(tuple(sizes[axis_of(name)] for name in names), jnp.float32)
 
     like = GPT2Config(
         tied=config.tied, head=config.head, classes=config.classes, adapter=config.adapter

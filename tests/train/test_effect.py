@@ -14,7 +14,7 @@ from jaxgrow.layerdrop import LayerDrop, Sensitivity
 from jaxgrow.layerdrop.schedules import schedule
 from jaxgrow.models import Adapter, Config, ViTConfig
 from jaxgrow.operators.ligo import LiGO
-from jaxgrow.typed import hints, options
+from jaxgrow.typed import allowed_values, field_types
 from train.common.errors import UserError
 from train.config.effect import declared_conditions, refuse_unused
 from train.config.experiment import Experiment, experiment_json, load_experiment
@@ -43,17 +43,17 @@ VIT = ViTConfig(**TINY, image=8, patch=4, channels=1, classes=10)
 
 def other(node: Any, name: str) -> Any:
     """Return a value of the field that is not its value in ``node``."""
-    old, hint = getattr(node, name), hints(type(node))[name]
+    old, hint = getattr(node, name), field_types(type(node))[name]
     if isinstance(old, bool):
         return not old
-    literals = [x for x in options(hint) if not isinstance(x, type) and x != old]
+    literals = [x for x in allowed_values(hint) if not isinstance(x, type) and x != old]
     if literals and not isinstance(old, int | float):
         return literals[0]
     if isinstance(old, int | float):
         return old / 2 if isinstance(old, float) and old else old + 1
     if isinstance(old, str):
         return f"{old}x"
-    kinds = [x for x in options(hint) if isinstance(x, type) and x is not type(None)]
+    kinds = [x for x in allowed_values(hint) if isinstance(x, type) and x is not type(None)]
     return {int: 2, float: 0.5, str: "x"}.get(kinds[0] if kinds else int, (1,))
 
 

@@ -15,7 +15,7 @@ import runs
 import tiny
 
 from jaxgrow import grow, operators
-from jaxgrow.axes import BELOW, leaves, marked
+from jaxgrow.axes import BELOW, has_mark, leaves
 from jaxgrow.extras.models.cait import CaiTConfig
 from jaxgrow.models import BERTConfig, LlamaConfig, ViTConfig
 from jaxgrow.optim.freeze import Freeze, hold_frozen
@@ -97,7 +97,7 @@ def test_what_is_below_the_layers_depends_on_the_family():
             for path, _, names in leaves(
                 jax.eval_shape(config.init, jax.random.key(0)), config.axes()
             )
-            if marked(names, BELOW)
+            if has_mark(names, BELOW)
         }
         # In CaiT, the class token comes after the layers.
         tokens = {"class_embedding"} if isinstance(config, ViTConfig) else set()

@@ -10,7 +10,7 @@ import tiny
 from jax.sharding import AbstractMesh
 
 from jaxgrow import flops, sharding
-from jaxgrow.axes import axis, leaves
+from jaxgrow.axes import axis_of, leaves
 from jaxgrow.layerdrop import LayerDrop, Sensitivity
 from jaxgrow.models import LlamaConfig
 from train import pretrain
@@ -121,10 +121,10 @@ def test_pmap_and_the_mesh_give_the_same_numbers(tmp_path, one_device):
 def test_every_leaf_is_divided_by_the_names_of_its_axes():
     config = tiny.config(layers=2, dtype="float32")
     params, names = tiny.params(config, dtype="float32"), config.axes()
-    found = sharding.specs(params, names, AbstractMesh((2, 2), ("fsdp", "tensor")))
+    found = sharding.partition_specs(params, names, AbstractMesh((2, 2), ("fsdp", "tensor")))
     for (path, x, of), spec in zip(leaves(params, names), jax.tree.leaves(found), strict=True):
         for name, size, over in zip(of, x.shape, spec, strict=True):
-            rule = sharding.RULES.get(axis(name))
+            rule = sharding.RULES.get(axis_of(name))
             assert over == (rule if size % 2 == 0 else None), (path, spec)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxgrow.untrusted import Limits, UntrustedError, limits, printable, using_limits
+from jaxgrow.untrusted import Limits, UntrustedError, escape_text, file_limits, using_limits
 from train.common.commands import Parser
 from train.common.output import say
 
@@ -37,7 +37,7 @@ def test_terminal_escapes_are_printed_as_text(capsys):
 
 def test_text_of_all_scripts_is_not_escaped():
     text = "naïve\u00a0«été»\n\t日本語\u3000می\u200cخواهم 👩\u200d💻"
-    assert printable(text) == text
+    assert escape_text(text) == text
 
 
 @pytest.mark.parametrize("error", ["UserError", "KeyError"])
@@ -93,19 +93,19 @@ def _prints(function: str, node: ast.Call) -> bool:
 
 @pytest.fixture
 def unchanged():
-    with using_limits(seconds=limits().seconds):
+    with using_limits(seconds=file_limits().seconds):
         yield
 
 
 @pytest.mark.usefixtures("unchanged")
 def test_limits_of_a_command_hold_in_its_child_processes():
     Parser("generate", "A command.").parse_args(["--limits", "bytes=8e9,seconds=0.5"])
-    assert limits() == replace(Limits(), bytes=8_000_000_000, seconds=0.5)
+    assert file_limits() == replace(Limits(), bytes=8_000_000_000, seconds=0.5)
     asked = "from jaxgrow.untrusted import limits; print(limits())"
     ran = subprocess.run(
         [sys.executable, "-c", asked], capture_output=True, text=True, cwd=ROOT, check=True
     )
-    assert ran.stdout.strip() == str(limits())
+    assert ran.stdout.strip() == str(file_limits())
 
 
 @pytest.mark.parametrize("text", ["bytes", "bytes=-1", "bytes=x", "words=3", "seconds=nan", ""])
@@ -122,8 +122,8 @@ def test_limits_end_with_their_block():
         using_limits(record=10),
         pytest.raises(UntrustedError, match="such as with --limits record=22"),
     ):
-        limits().check("a line", record=11)
-    assert (limits(), os.environ.get("JAXGROW_LIMITS")) == (Limits(), before)
+        file_limits().check("a line", record=11)
+    assert (file_limits(), os.environ.get("JAXGROW_LIMITS")) == (Limits(), before)
 
 
 def test_a_large_file_may_decompress_to_more_than_a_small_one():

@@ -162,7 +162,7 @@ def test_sharded_sequences_are_never_gathered(monkeypatch, model, mesh, platform
     The code for GPUs is compiled for CPUs here.
     """
     for module in (modules, norms):
-        monkeypatch.setattr(module, "platform", lambda: platform)
+        monkeypatch.setattr(module, "current_platform", lambda: platform)
     devices, at = mesh.over(jax.devices()), runs.model(model, optax.identity())
     at = jax.device_put(at, shardings(at, devices))
     program = over_mesh(partial(train_step, optax.identity(), 1), devices)

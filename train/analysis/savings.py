@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import mean, stdev
 from typing import Any, TypeAlias
 
-from jaxgrow.tables import markdown
+from jaxgrow.tables import markdown_table
 from train.analysis.runs import (
     Run,
     Unit,
@@ -252,14 +252,14 @@ class Comparison:
                 layers = f"{round(p['layers'] / p['steps'], 2):g}" if p["steps"] else ""
                 times = _milliseconds(runs, i)
                 body.append([runs[0].name, name, *counts, layers, times, f"{share:.1%}"])
-        return markdown(
+        return markdown_table(
             ["run", "phase", "parameters", "steps", "layers", "ms per step", "FLOPs"], body
         )
 
 
 def _table(columns: Columns, rows: Sequence[Row]) -> str:
     body = [[_cell(name, cell, row) for name, cell in columns.items()] for row in rows]
-    return markdown(list(columns), body)
+    return markdown_table(list(columns), body)
 
 
 def _cell(name: str, cell: Callable[[Row], str], row: Row) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jax
 
-from jaxgrow.axes import kind
+from jaxgrow.axes import axis_kind
 from train.config.experiment import Experiment
 from train.data.workers import cores
 from train.plan.methods import Growing, Scratch, VCycle
@@ -91,7 +91,9 @@ def _described(e: Experiment) -> str:
         return "V-cycle"
     if isinstance(method, Growing) and not isinstance(method.small, str):
         sizes, small = e.model.sizes(), method.small.sizes()
-        parts = {kind(axis): small[axis] / n for axis, n in sizes.items() if small.get(axis) != n}
+        parts = {
+            axis_kind(axis): small[axis] / n for axis, n in sizes.items() if small.get(axis) != n
+        }
         if [*parts] == ["layers"]:
             part = parts["layers"]
             return f"{WORDS.get(part, f'{part:.0%}')} of the layers first"

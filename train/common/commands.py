@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from jaxgrow.cli.options import UsageParser
-from jaxgrow.typed import nearest
+from jaxgrow.typed import did_you_mean
 from jaxgrow.untrusted import add_limits
 from train.common.errors import UserError
 
@@ -115,7 +115,7 @@ def unknown_experiment(path: Path, name: str | None, others: Sequence[str]) -> U
     ways = f"give one, such as {path}:{others[0]}, of {', '.join(others)}"
     if name is None:
         return UserError(f"{path} has {len(others)} experiments; {ways}")
-    return UserError(f"{path} has no experiment {name!r}; {ways}{nearest(name, others)}")
+    return UserError(f"{path} has no experiment {name!r}; {ways}{did_you_mean(name, others)}")
 
 
 def config_file(name: str) -> Path:

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, TypeVar
 import numpy as np
 
 from jaxgrow.checkpoints.io.folders import atomic_file
-from jaxgrow.untrusted import UntrustedError, checked, limits
+from jaxgrow.untrusted import UntrustedError, checked_path, file_limits
 from train.common.errors import UserError
 
 _PART = re.compile(r"\..+\.[0-9a-f]{16}\.part")
@@ -61,7 +61,7 @@ def read_record(path: Path, way_out: str, keys: Sequence[str] = ()) -> dict[str,
         raise UserError(f"{path} is missing; {way_out}")
     content = read_own(path, way_out)
     try:
-        limits().check(str(path), record=len(content))
+        file_limits().check(str(path), record=len(content))
         return parsed_json(content, keys)
     except ValueError as error:
         raise UserError(f"{path} is damaged: {error}; {way_out}") from error
@@ -74,8 +74,8 @@ def read_own(path: Path, way_out: str = "remove it") -> bytes:
       UserError: it is missing, too large, not a regular file, or a link out of its folder.
     """
     try:
-        with checked(path.parent, path.name).open() as file:
-            limits().check(str(path), bytes=os.fstat(file.fileno()).st_size)
+        with checked_path(path.parent, path.name).open() as file:
+            file_limits().check(str(path), bytes=os.fstat(file.fileno()).st_size)
             return file.read()
     except UntrustedError as error:
         raise UserError(f"{error}; {way_out}") from error
@@ -128,7 +128,7 @@ def read_arrays(
     if not os.path.lexists(path):
         raise UserError(f"there is no file {path} with {what}; {way_out}")
     try:
-        with checked(path.parent, path.name).open() as raw:
+        with checked_path(path.parent, path.name).open() as raw:
             _check_arrays(path, raw)
             with np.load(raw, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
@@ -147,7 +147,7 @@ def _check_arrays(path: Path, raw: BinaryIO) -> None:
     """
     size = os.fstat(raw.fileno()).st_size
     with zipfile.ZipFile(raw) as members:
-        limits().check_expansion(str(path), sum(m.file_size for m in members.infolist()), size)
+        file_limits().check_expansion(str(path), sum(m.file_size for m in members.infolist()), size)
         for member in members.infolist():
             with members.open(member) as file:
                 version = np.lib.format.read_magic(file)

@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
-from jaxgrow.untrusted import printable
+from jaxgrow.untrusted import escape_text
 
 
 class OutputClosed(Exception):
@@ -24,7 +24,7 @@ def say(text: Any, *, file: TextIO | None = None, end: str = "\n", flush: bool =
     """
     stream = sys.stdout if file is None else file
     try:
-        print(printable(str(text)), file=stream, end=end, flush=flush)
+        print(escape_text(str(text)), file=stream, end=end, flush=flush)
     except OSError as error:
         if error.errno not in (errno.EPIPE, errno.EIO):
             raise

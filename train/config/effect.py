@@ -19,7 +19,7 @@ import functools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
-from jaxgrow.typed import either
+from jaxgrow.typed import either_of
 from train.common.fields import CHANGED, GIVEN, SAME
 from train.config.overrides import SettingField, all_settings
 
@@ -116,7 +116,7 @@ def _unused_message(
     value = f"{setting.name}={setting.value!r} has no effect"
     out = f"or leave out {setting.name}"
     ways = {
-        n: "" if a in (CHANGED, GIVEN) else f" to {either(a)}"
+        n: "" if a in (CHANGED, GIVEN) else f" to {either_of(a)}"
         for n, a in missing.items()
         if a != SAME
     }

@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from jaxgrow.typed import expected, fits, hints, options, spelled
+from jaxgrow.typed import allowed_values, describe_type, field_types, fits_type, type_message
 from train.common.errors import UserError
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ class _ItemsOfName(NamedTuple):
 
     @property
     def hint(self) -> Any:
-        return (hints(self.kind)[self.only] if self.only else self.kind) | None
+        return (field_types(self.kind)[self.only] if self.only else self.kind) | None
 
     def get(self, node: Any) -> Any:
         item = next((x for x in getattr(node, self.field) if type(x) is self.kind), None)
@@ -177,7 +177,7 @@ class SettingField(NamedTuple):
 
     @property
     def type(self) -> str:
-        return spelled(self.hint)
+        return describe_type(self.hint)
 
 
 def all_settings(node: Any, name: str = "", unset: bool = False) -> Iterator[SettingField]:
@@ -193,7 +193,7 @@ def all_settings(node: Any, name: str = "", unset: bool = False) -> Iterator[Set
             yield from all_settings(item, f"{name}{i}.", unset)
     if not dataclasses.is_dataclass(node):
         return
-    types = hints(type(node))
+    types = field_types(type(node))
     for f in dataclasses.fields(node):
         if "named" in f.metadata:
             continue
@@ -256,7 +256,7 @@ def _set(node: Any, path: list[str], text: str, name: str) -> Any:
     if item is None and head not in plain:
         raise _Unknown(head, type(node).__name__)
     inner = item.get(node) if item else getattr(node, head)
-    hint = item.hint if item else hints(type(node))[head]
+    hint = item.hint if item else field_types(type(node))[head]
     if rest and inner is None:  # its fields are set in the default value
         inner = _default(hint)
     value = _set(inner, rest, text, name) if rest else _parse(text, hint, name)
@@ -282,7 +282,7 @@ def _unset_other(node: Any, name: str) -> None:
 
 def _default(hint: Any) -> Any:
     """Return the only dataclass that a type hint allows, with its defaults, or None."""
-    kinds: list[Any] = [kind for kind in options(hint) if dataclasses.is_dataclass(kind)]
+    kinds: list[Any] = [kind for kind in allowed_values(hint) if dataclasses.is_dataclass(kind)]
     needed = dataclasses.MISSING
     if len(kinds) != 1 or any(
         f.default is needed and f.default_factory is needed for f in dataclasses.fields(kinds[0])
@@ -327,9 +327,9 @@ def _valid(node: Any, overrides: Sequence[str], name: str = "") -> Any:
 
 def _parse(text: str, hint: Any, name: str) -> Any:
     for value in _readings(text):
-        if fits(value, hint):
-            return float(value) if type(value) is int and int not in options(hint) else value
-    raise UserError(f"--set {name}: {expected(text, hint)}")
+        if fits_type(value, hint):
+            return float(value) if type(value) is int and int not in allowed_values(hint) else value
+    raise UserError(f"--set {name}: {type_message(text, hint)}")
 
 
 def _readings(text: str) -> Iterator[Any]:
@@ -360,10 +360,12 @@ def wrong_types(node: Any, name: str = "") -> list[str]:
     if not dataclasses.is_dataclass(node):
         return []
     wrong = []
-    for key, hint in hints(type(node)).items():
+    for key, hint in field_types(type(node)).items():
         value = getattr(node, key)
         path = f"{name}.{key}".lstrip(".")
         wrong += (
-            wrong_types(value, path) if fits(value, hint) else [f"{path}: {expected(value, hint)}"]
+            wrong_types(value, path)
+            if fits_type(value, hint)
+            else [f"{path}: {type_message(value, hint)}"]
         )
     return wrong

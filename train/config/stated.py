@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jaxgrow.tables import markdown
+from jaxgrow.tables import markdown_table
 from train.config.overrides import all_settings
 
 ROOT = Path(__file__).parents[2]
@@ -91,7 +91,7 @@ def stated_report(name: str, found: list[Statement]) -> str:
     if not differ:
         return head
     rows = [[s.setting, f"{_shown(s.value)} ({s.paper}, {s.by})", _shown(s.ours)] for s in differ]
-    return f"{head}; these differ:\n\n{markdown(['setting', 'paper', 'ours'], rows)}\n"
+    return f"{head}; these differ:\n\n{markdown_table(['setting', 'paper', 'ours'], rows)}\n"
 
 
 def _shown(value: Any) -> str:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from jaxgrow.untrusted import limits, open_regular
+from jaxgrow.untrusted import file_limits, open_regular
 from train.data.bounded import BoundedChild
 from train.data.decoding import readable
 
@@ -57,7 +57,7 @@ def parquet_batches(path: Path, chosen: Callable[[Any], str] | None = None) -> I
         name = None if chosen is None else chosen(pa.ipc.read_schema(pa.py_buffer(about)))
         mine = [n for part, n in parts if name is None or f"{part}.".startswith(f"{name}.")]
         largest = max(mine, default=0)
-        limits().check_expansion(str(path), largest, size)
+        file_limits().check_expansion(str(path), largest, size)
         # A dictionary may repeat a value of this size in each row.
         rows = max(1, min(_ROWS, _AT_ONCE // max(1, largest)))
         columns = None if name is None else [name]
@@ -66,7 +66,7 @@ def parquet_batches(path: Path, chosen: Callable[[Any], str] | None = None) -> I
         while content := child.ask(what, job="batches")[1]:
             for batch in pa.ipc.open_stream(content):
                 made += batch.nbytes + batch.num_rows
-                limits().check_expansion(str(path), made, size)
+                file_limits().check_expansion(str(path), made, size)
                 yield batch
     finally:
         child.close()
@@ -89,7 +89,7 @@ def _stream(path: Path) -> Iterator[Any]:
 
     with open_regular(path.resolve(), 1 << 16) as file:
         for made in _decompressed(file):
-            limits().check_expansion(str(path), made, path.stat().st_size)
+            file_limits().check_expansion(str(path), made, path.stat().st_size)
     with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as stream:
         yield stream
 
@@ -100,7 +100,7 @@ def _arrow_batches(path: Path, stream: Any) -> Iterator[Any]:
     for batch in stream:
         batch.validate()  # `nbytes` is a difference of two offsets
         made += batch.nbytes + batch.num_rows
-        limits().check_expansion(str(path), made, size)
+        file_limits().check_expansion(str(path), made, size)
         yield batch
 
 
@@ -176,7 +176,7 @@ def rows_of(path: Path, batches: Iterator[Any]) -> Iterator[tuple[str, dict[str,
         batch.validate(full=True)
         # A Python object for each cell needs far more memory than its bytes in a small file.
         if (cells := (n + batch.num_rows) * max(1, batch.num_columns)) > size:
-            limits().check(str(path), entries=cells)
+            file_limits().check(str(path), entries=cells)
         for row in batch.to_pylist():
             n += 1
             yield f"{path}, row {n}", row

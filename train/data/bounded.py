@@ -15,7 +15,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from jaxgrow.untrusted import UntrustedError, limits
+from jaxgrow.untrusted import UntrustedError, file_limits
 from train.common.errors import UserError
 
 _SCRIPT = Path(__file__).with_name("bounded_child.py")
@@ -54,8 +54,8 @@ class BoundedChild:
             self._start()
             if self._setup:
                 self.ask(what, size=sum(map(len, map(str, self._setup.values()))), **self._setup)
-        seconds = limits().seconds * max(1.0, size / _TIMED)
-        budget = {"bytes": limits().bytes, "record": limits().record}
+        seconds = file_limits().seconds * max(1.0, size / _TIMED)
+        budget = {"bytes": file_limits().bytes, "record": file_limits().record}
         budget["seconds"] = math.ceil(seconds * self._threads)
         line, content = self._answer(budget | request, _PATIENCE * seconds)
         answer = json.loads(line or b'{"memory": true}')
@@ -116,11 +116,11 @@ class BoundedChild:
         if process.returncode in _OUT_OF_TIME:
             return (
                 f"needs more than {seconds:g} s; if you trust the file, raise the limit, such as with --limits "
-                f"seconds={10 * limits().seconds:g}"
+                f"seconds={10 * file_limits().seconds:g}"
             )
         return (
             "needs too much memory or is damaged: the process that ran it has ended; if you trust the file, raise the "
-            f"limit, such as with --limits bytes={4 * limits().bytes}"
+            f"limit, such as with --limits bytes={4 * file_limits().bytes}"
         )
 
 

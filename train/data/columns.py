@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxgrow.untrusted import printable
+from jaxgrow.untrusted import escape_text
 from train.common.errors import UserError
 
 _ROWS = 64  # rows that are in memory at once, without the dictionary that they refer to
@@ -34,7 +34,7 @@ def text_column(schema: Any, field: str, path: Path) -> tuple[str, list[str]]:
     if kind is None or not _is_text(kind):
         what = schema.field(root).type if kind is None else kind
         raise UserError(
-            f"column {field!r} of {path} is not text, but {printable(str(what))[:200]}; {_way_out(schema)}"
+            f"column {field!r} of {path} is not text, but {escape_text(str(what))[:200]}; {_way_out(schema)}"
         )
     return root, steps
 
@@ -163,4 +163,4 @@ def _paths(name: str, kind: Any, fits: Any) -> list[str]:
 
 
 def _listed(names: list[str]) -> str:
-    return printable(", ".join(names[:20])) or "none"
+    return escape_text(", ".join(names[:20])) or "none"

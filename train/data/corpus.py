@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jaxgrow.untrusted import UntrustedError, checked, limits
+from jaxgrow.untrusted import UntrustedError, checked_path, file_limits
 from train.common.errors import UserError
 from train.data import named_splits
 from train.data.decoding import in_folder, json_object, readable
@@ -182,7 +182,7 @@ def _by_name(
     with readable(folder):
         for n, file in enumerate(_files(folder, formats), 1):
             what = f"{folder}: the list of splits in README.md, for all files,"
-            limits().check(what, entries=n * len(splits.listed))
+            file_limits().check(what, entries=n * len(splits.listed))
             counted[splits.of(file)] += 1
     if not counted.keys() - {named_splits.TRAIN}:
         return None, {}
@@ -309,7 +309,7 @@ def _entries(path: Path, formats: Formats) -> Iterator[tuple[Path, str | None]]:
     """Files and skipped folders, sorted by name, each with the reason for skipping it, or None."""
     with readable(path):
         for n, entry in enumerate(_walked(path, path, formats), 1):
-            limits().check(str(path), entries=n)
+            file_limits().check(str(path), entries=n)
             yield entry
 
 
@@ -389,7 +389,7 @@ def splits(path: Path) -> list[str]:
     if not file.exists():
         return []
     with readable(file, _SAVED):
-        return [name for name in _entry(file, "splits") if checked(path, name, new=True)]
+        return [name for name in _entry(file, "splits") if checked_path(path, name, new=True)]
 
 
 def shards(path: Path) -> list[Path]:
@@ -402,13 +402,15 @@ def shards(path: Path) -> list[Path]:
         return []
     with readable(file, _SAVED):
         names = [str(shard["filename"]) for shard in _entry(file, "_data_files")]
-        if missing := [name for name in names if not checked(path, name, new=True).path.exists()]:
+        if missing := [
+            name for name in names if not checked_path(path, name, new=True).path.exists()
+        ]:
             raise UserError(
                 f"{path} lacks {len(missing)} of {len(names)} files that its state.json names, such as {missing[0]}; "
                 f"{_SAVED}"
             )
         for name in names:
-            checked(path, name)
+            checked_path(path, name)
         return [path / name for name in names]
 
 

@@ -1,7 +1,7 @@
 """How is a data file opened that is not trusted?
 
-Only regular files are opened. A decoder gets as much as `jaxgrow.untrusted.limits` allows, and every
-error of a decoder becomes one line.
+Only regular files are opened. A decoder gets as much as `jaxgrow.untrusted.file_limits` allows, and
+every error of a decoder becomes one line.
 """
 
 import bz2
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from jaxgrow.untrusted import UntrustedError, checked, limits, open_regular
+from jaxgrow.untrusted import UntrustedError, checked_path, file_limits, open_regular
 from train.common.errors import UserError, is_full_disk
 from train.common.files import parsed_json
 
@@ -57,7 +57,7 @@ def in_folder(folder: Path, file: Path) -> Path:
     Raises:
       UntrustedError: a link leads out of the folder.
     """
-    return checked(folder, file.relative_to(folder).as_posix(), deep=True).path
+    return checked_path(folder, file.relative_to(folder).as_posix(), deep=True).path
 
 
 @contextmanager
@@ -91,12 +91,12 @@ def lines(file: Any, path: Path) -> Iterator[tuple[str, Any]]:
     Raises:
       UntrustedError: a line is too long. A decoder needs a whole line in memory.
     """
-    longest = limits().record
+    longest = file_limits().record
     n = 0
     while line := file.readline(longest + 1):
         n += 1
         if len(line) > longest:
-            limits().check(f"{path}, line {n}, or its first part,", record=len(line))
+            file_limits().check(f"{path}, line {n}, or its first part,", record=len(line))
         yield f"{path}, line {n}", line
 
 
@@ -107,7 +107,7 @@ def read_regular(path: Path) -> bytes:
       UntrustedError: it is not a regular file, or it is larger than a record may be.
     """
     with open_regular(path) as file:
-        limits().check(str(path), record=os.fstat(file.fileno()).st_size)
+        file_limits().check(str(path), record=os.fstat(file.fileno()).st_size)
         return file.read()
 
 
@@ -118,10 +118,10 @@ def read_all(path: Path) -> bytes:
       UserError: the file cannot be read or decompressed, or it is too large.
     """
     with readable(path):
-        limits().check(str(path), bytes=path.stat().st_size)
+        file_limits().check(str(path), bytes=path.stat().st_size)
         with opened(path) as file:
-            content = file.read(limits().bytes + 1)
-        limits().check(f"{path}, or its first part,", bytes=len(content))
+            content = file.read(file_limits().bytes + 1)
+        file_limits().check(f"{path}, or its first part,", bytes=len(content))
         return content
 
 
@@ -184,7 +184,7 @@ class _Counted(io.RawIOBase):
         super().close()
 
     def _moved(self, place: int) -> None:
-        limits().check_expansion(str(self._path), place, self._size)
+        file_limits().check_expansion(str(self._path), place, self._size)
         self._place = place
 
 
@@ -219,8 +219,8 @@ class _Streams:
             except (lzma.LZMAError, MemoryError) as error:
                 if isinstance(error, MemoryError) or "limit" in str(error):
                     raise lzma.LZMAError(
-                        f"it needs more than {limits().bytes:,} bytes of memory; if you trust the file, use "
-                        f"--limits bytes={8 * limits().bytes}"
+                        f"it needs more than {file_limits().bytes:,} bytes of memory; if you trust the file, use "
+                        f"--limits bytes={8 * file_limits().bytes}"
                     ) from error
                 raise
             if content:
@@ -256,7 +256,7 @@ class _Gzip:
 
 
 def _xz() -> Any:
-    return lzma.LZMADecompressor(memlimit=max(_DICTIONARY, limits().bytes))
+    return lzma.LZMADecompressor(memlimit=max(_DICTIONARY, file_limits().bytes))
 
 
 def _zstd(raw: Any) -> Any:

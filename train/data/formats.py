@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from jaxgrow.untrusted import limits
+from jaxgrow.untrusted import file_limits
 from train.common.errors import UserError
 from train.data import arrow
 from train.data.columns import column_texts, nested_text, text_column
@@ -263,7 +263,7 @@ def cells(file: Iterable[str], path: Path, **how: Any) -> Iterator[tuple[str, li
     Raises:
       UserError: a quote is not closed, or text follows a closed quote.
     """
-    csv.field_size_limit(min(limits().record, 2**31 - 1))  # a cell may be a whole book
+    csv.field_size_limit(min(file_limits().record, 2**31 - 1))  # a cell may be a whole book
     # Without ``strict``, a quote that is not closed takes all further rows into its cell.
     rows = csv.reader(file, strict=True, **how)
     first = 1  # the first line of the row
@@ -273,7 +273,7 @@ def cells(file: Iterable[str], path: Path, **how: Any) -> Iterator[tuple[str, li
                 yield f"{path}, line {rows.line_num}", row
             first = rows.line_num + 1
     except csv.Error as error:
-        out = f"correct the quotes of the row, or use --limits record={2 * limits().record}"
+        out = f"correct the quotes of the row, or use --limits record={2 * file_limits().record}"
         if "limit" not in str(error):
             out = "correct the quotes of the row"
         raise UserError(f"{path}, line {first}: {error}; {out}") from error
@@ -296,7 +296,7 @@ def _of_columns(path: Path, field: str) -> Iterator[Document]:
             for document in column_texts(column, way):
                 # A dictionary may repeat a value in each row.
                 made += len(document)
-                limits().check_expansion(str(path), made, size)
+                file_limits().check_expansion(str(path), made, size)
                 yield pieces(document)
 
 

@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from jaxgrow.untrusted import UntrustedError, checked, limits
+from jaxgrow.untrusted import UntrustedError, checked_path, file_limits
 from train.common.errors import UserError
 from train.data.bounded import child
 
@@ -66,7 +66,7 @@ def named_splits(folder: Path) -> NamedSplits:
     listed: dict[tuple[str, str], None] = {}
     for n, pair in enumerate(_listed(folder) if folder.is_dir() else (), 1):
         # With aliases, a small README can list any number of patterns.
-        limits().check(str(folder / "README.md"), entries=n)
+        file_limits().check(str(folder / "README.md"), entries=n)
         listed[pair] = None
     return NamedSplits(folder, tuple(listed))
 
@@ -154,7 +154,7 @@ def _front_matter(folder: Path) -> Any:
     if not os.path.lexists(readme):
         return None
     try:
-        with checked(folder, readme.name).open() as file:
+        with checked_path(folder, readme.name).open() as file:
             content = file.read(_LARGEST).decode("utf-8", "replace").removeprefix("\ufeff")
     except UntrustedError as error:
         raise UserError(f"{error}; or set data.splits=ignore") from error

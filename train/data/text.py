@@ -20,7 +20,7 @@ import numpy as np
 from jaxgrow.checkpoints.io.checksums import sha256
 from jaxgrow.checkpoints.io.folders import atomic_file
 from jaxgrow.models import Config
-from jaxgrow.untrusted import narrow, one_line
+from jaxgrow.untrusted import narrow_permissions, one_line
 from train.common.errors import UserError
 from train.common.fields import GIVEN
 from train.common.files import read_record, write_record
@@ -481,7 +481,7 @@ def _make(corpus: Corpus, data: Data, encoding: _Encoding, held: Fraction, work:
     }
     # The tokens of a private text are private, too.
     mode = corpus.counts.mode
-    narrow(work, mode | (mode & 0o444) >> 2)  # who may read a file may enter the folder
+    narrow_permissions(work, mode | (mode & 0o444) >> 2)  # who may read a file may enter the folder
     sizes = [part.stat().st_size // np.dtype(kind).itemsize for part in parts]
     begins = [(work / begins_of(part.name)).stat().st_size // 8 for part in parts]
     write_record(work / "about.json", about | {"tokens": sizes, "begins": begins, "read": read})

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from jaxgrow.untrusted import checked
+from jaxgrow.untrusted import checked_path
 from train.common.errors import UserError
 from train.data.decoding import json_object, readable
 
@@ -34,7 +34,7 @@ def checked_info(folder: Path) -> None:
     with readable(folder / _INFO, _OUT):
         for name in (_INFO, _FEATURES):
             if (folder / name).exists():
-                checked(folder, name)
+                checked_path(folder, name)
         about = json_object(folder / _INFO, _OUT)
         for part in (about, *about.get("splits", [])):
             # The names of the files are made of these.
@@ -42,7 +42,7 @@ def checked_info(folder: Path) -> None:
                 _plain(str(part.get(key)), folder / _INFO)
         for file in folder.iterdir():
             if ".array_record" in file.name:
-                checked(folder, file.name)
+                checked_path(folder, file.name)
         if (folder / _FEATURES).exists():
             _check_classes(json_object(folder / _FEATURES, _OUT), folder / _FEATURES)
 

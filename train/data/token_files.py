@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxgrow.untrusted import open_regular, printable
+from jaxgrow.untrusted import escape_text, open_regular
 from train.common.errors import UserError
 from train.data import arrow, formats
 from train.data.columns import is_ids
@@ -113,7 +113,7 @@ def _checked(schema: Any, field: str, path: Path) -> str:
     if field not in found:
         raise UserError(
             f"column {field!r} of {path} is not a list of integers; set data.field to a column of token ids: "
-            f"{printable(', '.join(found)[:200]) or 'there is none'}"
+            f"{escape_text(', '.join(found)[:200]) or 'there is none'}"
         )
     return field
 

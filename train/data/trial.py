@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxgrow.untrusted import UntrustedError, limits, open_regular
+from jaxgrow.untrusted import UntrustedError, file_limits, open_regular
 from train.data.bounded import child
 from train.data.decoding import in_folder
 
@@ -32,7 +32,7 @@ def check_tokenizer(path: Path, files: Sequence[Path]) -> None:
     real = [in_folder(path, file) if path.is_dir() else file.resolve() for file in files]
     for file in real:
         open_regular(file).close()
-        limits().check(str(file), bytes=file.stat().st_size)
+        file_limits().check(str(file), bytes=file.stat().st_size)
     key = tuple((str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in real)
     if key in _tried:
         return

@@ -180,7 +180,7 @@ def load(path: Path) -> Saved:
     def parsed(about: dict[str, Any], arrays: dict[str, Any]) -> Saved:
         config = from_json(about["model"])
         own = about.get("lora")
-        adapter = config.adapter if own is None else typed.made(LoRA, own)
+        adapter = config.adapter if own is None else typed.build_dataclass(LoRA, own)
         if adapter is None:
             raise ValueError("its model has no adapter")
         return Saved(config, adapter, unflatten_dict(arrays, sep="/"))

@@ -148,7 +148,7 @@ def load(path: Path) -> Maps:
         return Maps(
             from_json(about["small"]),
             from_json(about["large"]),
-            typed.made(LiGO, about["ligo"]),
+            typed.build_dataclass(LiGO, about["ligo"]),
             coefficients,
         )
 

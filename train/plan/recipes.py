@@ -5,7 +5,7 @@ They apply to any model. The configs and `train.advise` use them.
 
 from dataclasses import replace
 
-from jaxgrow.axes import kind
+from jaxgrow.axes import axis_kind
 from jaxgrow.models import Config
 from jaxgrow.operators.targets import layer_axes
 from train.plan.methods import Growing, GrowTo, TrainStage, VCycle
@@ -36,7 +36,7 @@ def deepened(
     narrow = {
         axis: size // narrower
         for axis, size in sizes.items()
-        if kind(axis) == "mlp" and size % narrower == 0
+        if axis_kind(axis) == "mlp" and size % narrower == 0
     }
     if narrower > 1 and narrow:
         small |= narrow

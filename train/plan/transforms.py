@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 from jaxgrow import grow, operators
-from jaxgrow.axes import LAYERS, Axes, kind, stages
+from jaxgrow.axes import LAYERS, Axes, axis_kind, stages
 from jaxgrow.growth.maps import Growth, Rules, swap
 from jaxgrow.growth.merge import correct, interpolate
 from jaxgrow.growth.moments import Policy, grow_optimizer
@@ -20,7 +20,7 @@ from jaxgrow.growth.symmetry import break_symmetry, fresh, spectral
 from jaxgrow.models import Config
 from jaxgrow.models.upcycling import add_router_noise, redraw_units
 from jaxgrow.operators import Groups, best_units, decoalesce, keep_units
-from jaxgrow.typed import nearest
+from jaxgrow.typed import did_you_mean
 from train.plan.phase import Context, Models, Phase
 from train.state.heads import fresh_head
 from train.state.model import TrainState, initial
@@ -333,13 +333,13 @@ class Grow(Transform, reads=("source",), writes="target"):
             operator = operators.OPERATORS.get(name)
             if operator is None:
                 known = ", ".join(sorted(operators.OPERATORS))
-                near = nearest(name, operators.OPERATORS)
+                near = did_you_mean(name, operators.OPERATORS)
                 raise ValueError(f"there is no operator {name!r}; the operators are {known}{near}")
             target = differing(config, self.large)
             if i < len(self.by) - 1:
                 # An operator for widths that can also add layers leaves them to the next operator.
                 kinds = set(operator.axes) - {LAYERS} or {LAYERS}
-                target = {axis: new for axis, new in target.items() if kind(axis) in kinds}
+                target = {axis: new for axis, new in target.items() if axis_kind(axis) in kinds}
             growths.append(operator(config.sizes(), target, seed=self.seed, **config.traits))
             config = config.resized(growths[-1])
         if left := differing(config, self.large):

@@ -603,7 +603,7 @@ def _mesh(experiment: Experiment) -> Mesh:
         mesh = experiment.mesh.over(jax.devices(), experiment.parallel)
     except ValueError as error:
         raise UserError(str(error)) from error
-    for line in sharding.whole(experiment.model.sizes(), mesh):
+    for line in sharding.replicated_axes(experiment.model.sizes(), mesh):
         _print_note(f"{experiment.name}: {line}")
     on_all_processes(lambda: memory.check(experiment, mesh))  # devices may report different limits
     connect_processes(mesh)

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxgrow import sharding
-from jaxgrow.axes import Tree, is_names, path, role
+from jaxgrow.axes import Tree, is_names, path, role_of
 from jaxgrow.layerdrop import KeepMask
 from jaxgrow.models import Config
 from jaxgrow.models.loss import weighted_mean
@@ -60,7 +60,7 @@ def specs(model: TrainState, mesh: sharding.AnyMesh) -> TrainState:
     base = (
         None
         if model.made is None
-        else sharding.specs(model.base, model.made.base_axes(model.config), mesh)
+        else sharding.partition_specs(model.base, model.made.base_axes(model.config), mesh)
     )
     if axes is None:
         return replace(
@@ -68,7 +68,7 @@ def specs(model: TrainState, mesh: sharding.AnyMesh) -> TrainState:
         )
     return replace(
         model,
-        params=sharding.specs(model.params, axes, mesh),
+        params=sharding.partition_specs(model.params, axes, mesh),
         opt=None
         if model.opt is None
         else sharding.optimizer_specs(model.opt, model.params, axes, mesh),
@@ -83,18 +83,18 @@ def _replicated(tree: Tree) -> Tree:
 
 
 def shardings(model: TrainState, mesh: Mesh) -> TrainState:
-    """Return `specs` as shardings on ``mesh``."""
+    """Return `partition_specs` as shardings on ``mesh``."""
     return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs(model, mesh))
 
 
 def placed(model: TrainState) -> TrainState:
-    """Constrain ``model`` to its `specs` on the current mesh, if one is set; for traced code."""
-    return sharding.constrained(model, specs(model, jax.sharding.get_abstract_mesh()))
+    """Constrain ``model`` to its `partition_specs` on the current mesh, if one is set; for traced code."""
+    return sharding.constrain_sharding(model, specs(model, jax.sharding.get_abstract_mesh()))
 
 
 def constrained_like(grads: Tree, model: TrainState) -> Tree:
     """Constrain gradients to the shardings of the parameters of ``model``; for traced code."""
-    return sharding.constrained(grads, specs(model, jax.sharding.get_abstract_mesh()).params)
+    return sharding.constrain_sharding(grads, specs(model, jax.sharding.get_abstract_mesh()).params)
 
 
 def narrow_leaves(model: TrainState) -> Tree:
@@ -106,7 +106,7 @@ def narrow_leaves(model: TrainState) -> Tree:
 
     def narrow(key_path, names):
         name = path(key_path)
-        return plain and name.startswith("blocks/") and role(name, names) == "kernel"
+        return plain and name.startswith("blocks/") and role_of(name, names) == "kernel"
 
     if model.axes is None:
         return jax.tree.map(lambda _: False, model.params)

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 import jax
 import optax
 
-from jaxgrow.axes import Axes, Tree, is_names, path, role, sizes
+from jaxgrow.axes import Axes, Tree, is_names, path, role_of, sizes
 from jaxgrow.growth.moments import rebias
 from jaxgrow.models import Config
 from jaxgrow.optim import completep, muon
@@ -211,7 +211,7 @@ def decays(axes: Tree) -> Tree:
       ValueError: the axis names of a leaf do not state its role (`jaxgrow.axes`).
     """
     return jax.tree_util.tree_map_with_path(
-        lambda p, names: role(path(p), names) in ("kernel", "embedding"), axes, is_leaf=is_names
+        lambda p, names: role_of(path(p), names) in ("kernel", "embedding"), axes, is_leaf=is_names
     )
 
 

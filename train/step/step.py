@@ -18,7 +18,7 @@ from flax import struct
 from jax.sharding import PartitionSpec as P
 
 from jaxgrow.axes import Tree
-from jaxgrow.sharding import only
+from jaxgrow.sharding import only_mesh_axes
 from train.data.dataset import Batch
 from train.plan.modifiers import Micro, Modifier
 from train.state.mesh import FSDP
@@ -232,7 +232,7 @@ def gradients_once(
     of activations are gathered in this dtype.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    lies = jax.tree.map(lambda s: only(s, [FSDP]), specs(model, mesh).params)
+    lies = jax.tree.map(lambda s: only_mesh_axes(s, [FSDP]), specs(model, mesh).params)
     narrow = narrow_leaves(model)
 
     def gather(x: jax.Array, spec: P, narrow: bool) -> jax.Array:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jaxgrow.checkpoints.io.checksums import NAME, damage
-from jaxgrow.untrusted import checked, limits
+from jaxgrow.untrusted import checked_path, file_limits
 from train.common.errors import UserError
 from train.common.output import say
 
@@ -73,7 +73,7 @@ def _foreign(path: Path) -> str | None:
     recorded = path / STEP
     content = ""
     if recorded.is_file():
-        with checked(path, STEP).open() as file:
+        with checked_path(path, STEP).open() as file:
             content = file.read(30).decode(errors="replace")
     step = content.strip()
     if step.isascii() and step.isdecimal() and step != path.name:
@@ -174,8 +174,8 @@ def only_written(path: Path) -> bool:
 
 def added_files(path: Path) -> list[str]:
     """Return the files and links in the folders of a sealed checkpoint that somebody has added."""
-    with checked(path, NAME).open() as file:
-        lines = file.read(limits().record).decode(errors="replace").splitlines()
+    with checked_path(path, NAME).open() as file:
+        lines = file.read(file_limits().record).decode(errors="replace").splitlines()
     sealed = {line.partition("  ")[2] for line in lines}
     inner = (file for entry in path.iterdir() if entry.is_dir() for file in entry.rglob("*"))
     return [

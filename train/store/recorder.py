@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from tqdm import tqdm
 
-from jaxgrow.untrusted import open_regular, printable
+from jaxgrow.untrusted import escape_text, open_regular
 from train.common.errors import Diverged, UserError
 from train.common.hosts import is_first
 from train.common.output import note, say
@@ -250,7 +250,7 @@ class Progress:
         self._first = None
         self._loss = None
         shown = ": ".join([*map(str, [*self._run.values()][:1]), name])
-        self._bar.set_description_str(printable(shown))
+        self._bar.set_description_str(escape_text(shown))
         self._bar.set_postfix_str("compiling .." if compiles else "")
         if compiles and self._bar.disable and is_first():
             note(f"{name}: compiling ..")

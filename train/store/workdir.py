@@ -577,7 +577,7 @@ def _typed(
     """Return the content of a JSON file after a check of the types of the values that exist."""
     for name in kinds.keys() & content.keys():
         try:
-            typed.from_json(content[name], kinds[name])
+            typed.convert_json(content[name], kinds[name])
         except ValueError as error:
             raise UserError(f"{path} is damaged: {name}: {error}; {way_out}") from error
     return content

@@ -12,7 +12,7 @@ from jaxgrow.checkpoints.hf.labels import classes, labelled, problem
 from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout
 from jaxgrow.checkpoints.io.files import spelt
 from jaxgrow.models import Config
-from jaxgrow.typed import Json, hints
+from jaxgrow.typed import Json, field_types
 
 _KINDS: Mapping[type, str] = {
     int: "an integer",
@@ -270,7 +270,7 @@ class Family:
 
     def _typed(self, name: str, value: Any, key: str, wrong: list[str]) -> Any:
         """Return the value of a field of the config, and append to ``wrong`` if it is not valid."""
-        kind = hints(self.config)[name]
+        kind = field_types(self.config)[name]
         # Larger integers do not fit into float32.
         if type(value) is int and kind is float and abs(value) < 1 << 127:
             value = float(value)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgrow.axes.names import axis, layers_of
+from jaxgrow.axes.names import axis_of, layers_of
 from jaxgrow.checkpoints.hf import layer_lists, quantised, tensor_names
 from jaxgrow.checkpoints.hf.base import Family, NotStoredError
 from jaxgrow.checkpoints.hf.registry import FAMILIES
@@ -111,7 +111,7 @@ class HuggingFace(Checkpoint):
         self.following = family.following(self.config)
         self._layout = initial_layout(self.config)
         self._sizes = {
-            axis(n): size
+            axis_of(n): size
             for names, shape in self._layout.values()
             for n, size in zip(names, shape, strict=True)
         }

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from einops import rearrange
 
-from jaxgrow.axes.names import Names, axis, is_layers, kind, reads
+from jaxgrow.axes.names import Names, axis_kind, axis_of, is_layers, reads_axis
 
 # This suffix stands for ".in" in layouts, because einops does not accept dots in names.
 INPUT = "_in"
@@ -175,10 +175,10 @@ class TensorLayout:
         """Return the axes of the leaf in the tensor, by their names in the layout."""
         apart = "experts" if "{experts}" in self.name else None
         stacked = not self.layout or "layers" in self.layout
-        own = [n for n in names if (stacked or not is_layers(axis(n))) and axis(n) != apart]
-        plain = {kind(axis(n)): axis(n) for n in own}
+        own = [n for n in names if (stacked or not is_layers(axis_of(n))) and axis_of(n) != apart]
+        plain = {axis_kind(axis_of(n)): axis_of(n) for n in own}
         if len(plain) < len(own):
-            plain = {kind(axis(n)) + INPUT * reads(n): axis(n) for n in own}
+            plain = {axis_kind(axis_of(n)) + INPUT * reads_axis(n): axis_of(n) for n in own}
         return plain
 
     def _known(self, axes: Mapping[str, str], sizes: Mapping[str, int]) -> dict[str, int]:

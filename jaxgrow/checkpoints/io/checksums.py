@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
-from jaxgrow.untrusted import CheckedPath, UntrustedError, checked, chosen_file
+from jaxgrow.untrusted import CheckedPath, UntrustedError, checked_path, chosen_file
 
 NAME = "SHA256SUMS"
 _LARGEST = 100 << 20  # bytes of this file
@@ -54,7 +54,7 @@ def damage(folder: Path, sums: "Sums | None" = None) -> str | None:
             f"it has no {kind.name}. The file was lost, or the folder was saved by an older version"
         )
     try:
-        with checked(folder, kind.name).open() as file:
+        with checked_path(folder, kind.name).open() as file:
             content = file.read(_LARGEST)
     except UntrustedError as error:
         return str(error)
@@ -76,7 +76,7 @@ def damage(folder: Path, sums: "Sums | None" = None) -> str | None:
         if name not in there:
             return f"{name} is missing"
         try:
-            file = checked(folder, name, deep=True)
+            file = checked_path(folder, name, deep=True)
             return f"{name} has changed" if kind.digest(file) != sealed[name] else None
         except UntrustedError as error:
             return str(error)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxgrow.typed import Json
-from jaxgrow.untrusted import CheckedPath, UntrustedError, checked, chosen_file
+from jaxgrow.untrusted import CheckedPath, UntrustedError, checked_path, chosen_file
 
 # The largest JSON file in bytes. Its parsed content takes at most thirty times this size in memory.
 LARGEST_JSON = 10 << 20
@@ -102,7 +102,7 @@ def inside(folder: Path, name: str, sub: str = "") -> CheckedPath:
     """Return the path of the regular file ``name`` in ``folder``.
 
     A link is followed only to a file in the folder itself, or in the blob store of the cache of
-    Hugging Face to which the folder belongs (`jaxgrow.untrusted.checked`).
+    Hugging Face to which the folder belongs (`jaxgrow.untrusted.checked_path`).
 
     Args:
       folder: the folder of a checkpoint.
@@ -113,7 +113,7 @@ def inside(folder: Path, name: str, sub: str = "") -> CheckedPath:
       CheckpointError: the name points outside the folder, or the file does not exist.
     """
     try:
-        file = checked(folder, f"{sub}/{name}" if sub else name, deep=bool(sub))
+        file = checked_path(folder, f"{sub}/{name}" if sub else name, deep=bool(sub))
     except UntrustedError as error:
         raise CheckpointError(str(error)) from error
     if not file.path.is_file():

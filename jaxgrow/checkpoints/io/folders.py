@@ -21,7 +21,7 @@ from typing import BinaryIO
 from jaxgrow.checkpoints.io.files import CheckpointError, inside, read_json, write_json
 from jaxgrow.checkpoints.io.permissions import keep_private
 from jaxgrow.checkpoints.io.replacing import may_become
-from jaxgrow.signals import uninterrupted
+from jaxgrow.signals import defer_signals
 from jaxgrow.untrusted import open_regular
 
 try:
@@ -74,7 +74,7 @@ def atomic_folder(target: Path, sources: list[Path], overwrite: bool) -> Iterato
     lock = None
     created = None
     try:
-        with uninterrupted():
+        with defer_signals():
             target.parent.mkdir(parents=True, exist_ok=True)
             work.mkdir(0o700)
             lock = _locked(work, target)
@@ -86,7 +86,7 @@ def atomic_folder(target: Path, sources: list[Path], overwrite: bool) -> Iterato
         yield new
         keep_private(new, [*sources, *([target] if stood else [])])
         sync(new)
-        with uninterrupted():
+        with defer_signals():
             # The target may have changed while the block ran.
             may_become(target, sources, overwrite)
             _place(new, target, work / _OLD)
@@ -96,7 +96,7 @@ def atomic_folder(target: Path, sources: list[Path], overwrite: bool) -> Iterato
                 lock.close()
             _remove(work)
     except BaseException as error:
-        with uninterrupted():
+        with defer_signals():
             _abandon(work, lock)
             placed = (
                 created is not None and target.exists() and os.path.samestat(created, target.stat())

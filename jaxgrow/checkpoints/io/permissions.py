@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from jaxgrow.untrusted import narrow
+from jaxgrow.untrusted import narrow_permissions
 
 
 class _Modes:
@@ -45,7 +45,7 @@ def keep_private(new: Path, olds: Iterable[Path]) -> None:
     modes = [_Modes(old) for old in olds]
     for name, mode in list(_walked(new)):
         for old in modes:
-            narrow(new / name, old.of(name, stat.S_ISDIR(mode)))
+            narrow_permissions(new / name, old.of(name, stat.S_ISDIR(mode)))
 
 
 def _walked(folder: Path) -> Iterator[tuple[str, int]]:

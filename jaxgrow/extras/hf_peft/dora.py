@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from jaxgrow.axes.names import Kernel
+from jaxgrow.axes.names import KernelAxes
 from jaxgrow.checkpoints.source import Source
 from jaxgrow.extras.peft.lora import LoRA
 from jaxgrow.growth.apply import grow_leaf
@@ -20,7 +20,13 @@ from jaxgrow.typed import Json
 
 
 def norms(
-    source: Source, module: str, kernel: Kernel, layer: int, own: LoRA, a: np.ndarray, b: np.ndarray
+    source: Source,
+    module: str,
+    kernel: KernelAxes,
+    layer: int,
+    own: LoRA,
+    a: np.ndarray,
+    b: np.ndarray,
 ) -> np.ndarray:
     """Return ``|W + scale a b|`` of each output of the kernel of one layer, as float32.
 
@@ -39,7 +45,7 @@ def norms(
     return np.sqrt((v * v).sum(tuple(range(len(kernel.read)))))
 
 
-def grown(gain: np.ndarray, terms: Sequence[Term], kernel: Kernel, module: str) -> np.ndarray:
+def grown(gain: np.ndarray, terms: Sequence[Term], kernel: KernelAxes, module: str) -> np.ndarray:
     """Return the gains of a grown kernel.
 
     Args:
@@ -73,7 +79,7 @@ def grown(gain: np.ndarray, terms: Sequence[Term], kernel: Kernel, module: str) 
 
 
 def multiplied(
-    leaves: Json, gains: Mapping[str, np.ndarray], kernels: Mapping[str, Kernel]
+    leaves: Json, gains: Mapping[str, np.ndarray], kernels: Mapping[str, KernelAxes]
 ) -> Json:
     """Return the leaves of a merged model, with each output of a kernel multiplied by its gain.
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from jaxgrow.axes.names import Params, cut
+from jaxgrow.axes.names import Params, split_kernel
 from jaxgrow.checkpoints.hf.base import Family
 from jaxgrow.checkpoints.io.files import CheckpointError
 from jaxgrow.checkpoints.source import Source, flat, initial_layout, nested
@@ -78,7 +78,9 @@ class PeftAdapter:
     def _grown_gain(self, growth: Growth, module: str) -> np.ndarray:
         path = f"{module}/kernel"
         names = initial_layout(self.config)[path][0]
-        return dora.grown(self.gains[module], terms(growth, path, names), cut(names), module)
+        return dora.grown(
+            self.gains[module], terms(growth, path, names), split_kernel(names), module
+        )
 
     def _grown_leaf(self, growth: Growth, path: str) -> np.ndarray:
         names = initial_layout(self.config)[path][0]
@@ -102,7 +104,7 @@ class PeftAdapter:
             raise ValueError(f"neither the model nor the adapter has {', '.join(sorted(lost))}")
         own = nested({path: leaves[path] for path in expected})
         merged = lora.merge_lora(own, self.factors, self.lora)
-        kernels = {module: cut(expected[f"{module}/kernel"][0]) for module in self.gains}
+        kernels = {module: split_kernel(expected[f"{module}/kernel"][0]) for module in self.gains}
         return nested(dora.multiplied(flat(merged), self.gains, kernels))
 
     def check_base(self, base: Source | None) -> None:

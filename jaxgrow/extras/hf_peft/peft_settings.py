@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jaxgrow.checkpoints.io.files import CheckpointError, read_json, spelt
-from jaxgrow.untrusted import CheckedPath, limits, run_limited
+from jaxgrow.untrusted import CheckedPath, file_limits, run_limited
 
 # These keys describe the training or the origin of an adapter. They do not change its function.
 WITHOUT_EFFECT = (
@@ -106,7 +106,7 @@ class Settings:
         names |= dict.fromkeys(self.spellings.get(name, "") for name in list(names))
         ends = [of for of in (self._targets, self._excluded) if isinstance(of, tuple)]
         each = len(patterns) + sum(map(len, [*ends, self.saved_modules]))
-        limits().check(f"{self.file}, for all modules,", entries=each * len(names))
+        file_limits().check(f"{self.file}, for all modules,", entries=each * len(names))
         wanted = [(p.pattern, name) for p in patterns for name in names]
         wanted = [pair for pair in wanted if pair not in self._found]
         for text, name in wanted:

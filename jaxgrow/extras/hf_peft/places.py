@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxgrow.axes.names import READ, Kernel, Names, axis, cut, kind
+from jaxgrow.axes.names import READ, KernelAxes, Names, axis_kind, axis_of, split_kernel
 from jaxgrow.checkpoints.hf.base import Family
 from jaxgrow.checkpoints.hf.registry import FAMILIES
 from jaxgrow.checkpoints.hf.storage import family_for
@@ -46,7 +46,9 @@ class ModuleNames(NamedTuple):
             of_experts = "experts" in f"{stored.name} {stored.layout}"
             if path.endswith("/kernel") and "{layers}" in stored.name and not of_experts:
                 axes = initial_layout(config)[path][0]
-                of = Factors(path.removesuffix("/kernel"), cut(axes), *factor_layouts(stored, axes))
+                of = Factors(
+                    path.removesuffix("/kernel"), split_kernel(axes), *factor_layouts(stored, axes)
+                )
                 found.setdefault(stored.name.removesuffix(".weight"), []).append(of)
         return found
 
@@ -55,7 +57,7 @@ class Factors(NamedTuple):
     """The places of the two factors of a kernel, which has one tensor of each for each layer."""
 
     module: str  # its path in jaxgrow
-    kernel: Kernel
+    kernel: KernelAxes
     a: TensorLayout
     b: TensorLayout
 
@@ -75,7 +77,7 @@ class Factors(NamedTuple):
 
     def layers(self, sizes: Mapping[str, int]) -> int:
         """The number of layers of the kernel."""
-        return sizes[axis(self.kernel.stacked[0])]
+        return sizes[axis_of(self.kernel.stacked[0])]
 
     def norms(
         self, base: Source, layer: int, own: LoRA, leaves: Mapping[str, np.ndarray]
@@ -96,7 +98,8 @@ def factor_layouts(kernel: TensorLayout, names: Names) -> tuple[TensorLayout, Te
       names: its axis names.
     """
     read, written = (
-        {kind(axis(n)) for n in side} for side in (cut(names).read, cut(names).written)
+        {axis_kind(axis_of(n)) for n in side}
+        for side in (split_kernel(names).read, split_kernel(names).written)
     )
     marked = {n + INPUT for n in read} | (read - written)
     inputs = [group for group in kernel.groups if marked & set(group.strip("()").split())]

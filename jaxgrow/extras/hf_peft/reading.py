@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxgrow.axes.names import Params, axis, layers_of
+from jaxgrow.axes.names import Params, axis_of, layers_of
 from jaxgrow.checkpoints._transform import open_checkpoint
 from jaxgrow.checkpoints.hf.storage import family_for
 from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout
@@ -260,7 +260,7 @@ def _read_factors(found: _Found, names: ModuleNames, config: Config) -> tuple[Lo
             for leaf, x, axes in _read_sides(found, place, target.layer, {**sizes, RANK: own}):
                 path = f"{place.module}/{leaf}"
                 if path not in leaves:
-                    shape = [rank if axis(n) == RANK else sizes[axis(n)] for n in axes]
+                    shape = [rank if axis_of(n) == RANK else sizes[axis_of(n)] for n in axes]
                     leaves[path] = np.zeros((place.layers(sizes), *shape), x.dtype)
                 part = leaves[path][target.layer]
                 if leaf == "a":
@@ -302,7 +302,7 @@ def _read_gains(
             axes = place.kernel.written
             stored = place.magnitude
             if place.module not in gains:
-                shape = (place.layers(sizes), *(sizes[axis(n)] for n in axes))
+                shape = (place.layers(sizes), *(sizes[axis_of(n)] for n in axes))
                 gains[place.module] = np.ones(shape, np.float32)
             name = stored.name.format(layers=target.layer)
             found.need([name])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxgrow.axes.names import axis, cut, layers_of
+from jaxgrow.axes.names import axis_of, layers_of, split_kernel
 from jaxgrow.checkpoints._transform import open_checkpoint
 from jaxgrow.checkpoints.hf.base import Family
 from jaxgrow.checkpoints.hf.storage import family_for
@@ -267,6 +267,6 @@ def _reads_first(family: Family, config: Config) -> bool:
         if p.endswith("/kernel") and "{layers}" in s.name
     }
     path, stored = next(iter(layered.items()))
-    return stored.layout.replace("(", " ").split()[0] == axis(
-        cut(initial_layout(config)[path][0]).read[0]
+    return stored.layout.replace("(", " ").split()[0] == axis_of(
+        split_kernel(initial_layout(config)[path][0]).read[0]
     )

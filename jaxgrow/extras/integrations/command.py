@@ -22,7 +22,7 @@ from jaxgrow.extras.integrations.formats import FORMATS, from_file, plain, recog
 from jaxgrow.extras.integrations.layouts import Layout
 from jaxgrow.extras.suggest import POLICY
 from jaxgrow.growth.maps import Growth, Rules, new_sizes
-from jaxgrow.tables import aligned
+from jaxgrow.tables import align_columns
 from jaxgrow.untrusted import one_line
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def described(folder: Path, about: Mapping[str, Any]) -> str:
             f"{', '.join(about['optimizer_state_at']) or 'none found'}",
             f"unchanged by a growth: {', '.join(about['others']) or 'nothing'}",
             _spelt(about["sizes"]),
-            aligned((), rows),
+            align_columns((), rows),
             f"{about['parameters']:,} parameters",
         ]
     )

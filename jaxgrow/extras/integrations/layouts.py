@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from einops import rearrange
 
-from jaxgrow.axes.names import LAYERS, Names, axis
+from jaxgrow.axes.names import LAYERS, Names, axis_of
 
 HEADS = "heads"
 KV_HEADS = "kv_heads"
@@ -51,7 +51,7 @@ class Layout:
 
     def renamed(self, old: str, new: str) -> "Layout":
         """The layout with another name for one axis."""
-        names = tuple(new + n[len(old) :] if axis(n) == old else n for n in self.names)
+        names = tuple(new + n[len(old) :] if axis_of(n) == old else n for n in self.names)
         axes = re.sub(rf"\b{old}\b", new, self.axes)
         return replace(self, names=names, axes=axes)
 
@@ -62,7 +62,7 @@ class Layout:
           >>> Layout(("embed.in", "heads", "head_dim"), "(heads head_dim) embed").groups()
           ['(heads head_dim)', 'embed']
         """
-        return re.findall(r"\([^)]*\)|[^ ()]+", self.axes) or [axis(n) for n in self.names]
+        return re.findall(r"\([^)]*\)|[^ ()]+", self.axes) or [axis_of(n) for n in self.names]
 
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The shape of the array for these sizes of the axes."""
@@ -100,7 +100,7 @@ class Layout:
 
     def _plain(self) -> str:
         """The axes of the parameter as in einops."""
-        plain = " ".join(axis(n) for n in self.names)
+        plain = " ".join(axis_of(n) for n in self.names)
         if _GROUP not in self.axes:
             return plain
         keys = KV_HEADS if KV_HEADS in self.axes else HEADS

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxgrow.axes.names import Axes, Params
-from jaxgrow.axes.stacking import restructured, stack_layers, unstack_layers
+from jaxgrow.axes.stacking import restructure, stack_layers, unstack_layers
 from jaxgrow.growth import apply, moments
 from jaxgrow.growth.maps import Growth
 from jaxgrow.layerdrop.execution import KeepMask, conditional, scaled, unbatched
@@ -72,7 +72,7 @@ def build(make: Callable[[], M], params: Params) -> M:
     """
     model = nnx.eval_shape(make)
     others = nnx.Not(nnx.Param)
-    nnx.update(model, restructured(params, nnx.as_pure(nnx.state(model, nnx.Param))))
+    nnx.update(model, restructure(params, nnx.as_pure(nnx.state(model, nnx.Param))))
     if jax.tree.leaves(nnx.state(model, others)):
         nnx.update(model, _others(make))
     return model
@@ -168,7 +168,7 @@ def grow_optimizer(
     out = nnx.Optimizer(grown, optimizer.tx, wrt=optimizer.wrt)
     nnx.update(
         out.opt_state,
-        nnx.state(restructured(_unstacked(state, layers), nnx.as_pure(out.opt_state))),
+        nnx.state(restructure(_unstacked(state, layers), nnx.as_pure(out.opt_state))),
     )
     out.step[...] = optimizer.step[...]
     return out

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxgrow.axes.names import LAYERS, POST, Names, axis, marked, owners
+from jaxgrow.axes.names import LAYERS, POST, Names, axis_of, has_mark, state_owners
 from jaxgrow.checkpoints.io.files import RECORD, CheckpointError, listed
 from jaxgrow.extras.integrations.formats import POWERS, Format, plain, power, solved
 from jaxgrow.extras.integrations.layouts import Layout, grouped
@@ -113,7 +113,7 @@ class OrbaxRun:
     ) -> Place:
         stored = tuple(start + path for path in paths)
         names = layout.names
-        shape = tuple(self.array_sizes[axis(n)] for n in names)
+        shape = tuple(self.array_sizes[axis_of(n)] for n in names)
         if "{}" in template:
             names = (LAYERS, *names)
             shape = (len(stored), *shape)
@@ -125,7 +125,7 @@ class OrbaxRun:
         outside = {plain(path): path for path in arrays if not path.startswith(self.prefix)}
         # A module in a layer may have the name of a module outside of the layers.
         parameters = itertools.chain.from_iterable(groups.values())
-        of = owners(dict.fromkeys(outside, 0), map(plain, parameters))
+        of = state_owners(dict.fromkeys(outside, 0), map(plain, parameters))
         templates = {plain(paths[0]): template for template, paths in groups.items()}
         found = []
         for name, whole in outside.items():
@@ -221,7 +221,7 @@ class OrbaxRun:
         """The size of every axis."""
         found: dict[str, int] = {}
         for place in self.places.values():
-            found.update(zip(map(axis, place.names), place.shape, strict=True))
+            found.update(zip(map(axis_of, place.names), place.shape, strict=True))
         return found
 
     @property
@@ -251,7 +251,7 @@ class OrbaxRun:
     @property
     def traits(self) -> dict[str, Any]:
         """Properties of the model, as in `jaxgrow.models.Config.traits`."""
-        post = any(marked(names, POST) for names in self.axes.values())
+        post = any(has_mark(names, POST) for names in self.axes.values())
         return {**self.format.traits, "post_norm": post}
 
 

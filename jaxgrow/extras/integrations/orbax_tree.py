@@ -20,7 +20,7 @@ import numpy as np
 import tensorstore as ts
 
 from jaxgrow.checkpoints.io.files import CheckpointError, listed, read_json
-from jaxgrow.untrusted import CheckedPath, checked, checked_tree, copy_tree, limits
+from jaxgrow.untrusted import CheckedPath, checked_path, checked_tree, copy_tree, file_limits
 
 _METADATA = "_METADATA"
 _ARRAYS = "array_metadatas"
@@ -93,12 +93,12 @@ class OrbaxTree:
         self._stored = sum(checked_tree(part, self.home) for part in parts)
         manifest = item / "manifest.ocdbt"
         if manifest.is_file():  # TensorStore reads it completely.
-            limits().check(str(manifest), bytes=manifest.stat().st_size)
+            file_limits().check(str(manifest), bytes=manifest.stat().st_size)
 
     def file(self, name: str) -> CheckedPath:
         """The path of a file beside the arrays."""
         inner = (self.item / name).relative_to(self.home)
-        return checked(self.home, inner.as_posix(), deep=True)
+        return checked_path(self.home, inner.as_posix(), deep=True)
 
     def open(self, path: str) -> Any:
         """Open the TensorStore of an array."""
@@ -134,7 +134,7 @@ class OrbaxTree:
         """
         array = self.arrays[path]
         chunk = max(math.prod(array.chunk) * array.dtype.itemsize, 1 << 20)
-        folder = checked(self.item, self.stored_name(path), deep=True, new=True).path
+        folder = checked_path(self.item, self.stored_name(path), deep=True, new=True).path
         files = () if self.ocdbt else folder.rglob("*")
         if large := [file.name for file in files if file.stat().st_size > 2 * chunk]:
             raise CheckpointError(
@@ -162,7 +162,7 @@ class OrbaxTree:
                 "the checkpoint again"
             )
         if not self.ocdbt:
-            places = (checked(self.item, name, deep=True, new=True).path for name in names)
+            places = (checked_path(self.item, name, deep=True, new=True).path for name in names)
             self._stored = sum(checked_tree(place, self.home) for place in places)
         return {path: self._described(path) for path in paths}
 
@@ -176,7 +176,7 @@ class OrbaxTree:
         # At least one complete chunk is in memory while the array is read.
         numbers = max(math.prod(store.shape), math.prod(chunk))
         what = f"{self.item}: array {path} of shape {tuple(store.shape)}"
-        limits().check_expansion(what, numbers * dtype.itemsize, self._stored)
+        file_limits().check_expansion(what, numbers * dtype.itemsize, self._stored)
         return Array(tuple(store.shape), dtype, chunk)
 
 
@@ -201,7 +201,7 @@ def _is_array(entry: Mapping[str, Any]) -> bool:
 
 
 def _spec(item: Path, name: str, ocdbt: bool, zarr3: bool) -> dict[str, Any]:
-    place = checked(item, name, deep=True, new=True)
+    place = checked_path(item, name, deep=True, new=True)
     store = {**_ocdbt(item), "path": f"{name}/"} if ocdbt else _files(place.path)
     return {"driver": "zarr3" if zarr3 else "zarr", "kvstore": store}
 

@@ -33,7 +33,7 @@ from jaxgrow.extras.integrations.named_state import State, parameters
 from jaxgrow.extras.integrations.torch_reader import imported
 from jaxgrow.growth import maps
 from jaxgrow.growth.maps import Growth, Term
-from jaxgrow.untrusted import checked_tree, chosen_file, copy_tree, narrow, one_line
+from jaxgrow.untrusted import checked_tree, chosen_file, copy_tree, narrow_permissions, one_line
 
 Policy: TypeAlias = Literal["copy", "exact", "asymmetric"]
 POLICIES = ("copy", "exact", "asymmetric")
@@ -483,7 +483,7 @@ def write_beside(
     if where.is_dir():
         keep_private(part / new, [where])
     else:
-        narrow(part / new, where.stat().st_mode)
+        narrow_permissions(part / new, where.stat().st_mode)
     return [new, *_copy_files(model, part)]
 
 

@@ -15,7 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from jaxgrow.checkpoints.io.files import CheckpointError, inside, listed
-from jaxgrow.untrusted import CheckedPath, checked, checked_tree, limits, one_line, run_limited
+from jaxgrow.untrusted import (
+    CheckedPath,
+    checked_path,
+    checked_tree,
+    file_limits,
+    one_line,
+    run_limited,
+)
 
 METADATA = ".metadata"
 # The classes and functions in the metadata of all versions of PyTorch that this project supports.
@@ -122,14 +129,14 @@ def open_reader(folder: Path, home: Path | None = None) -> tuple[Any, dict[str, 
     with one_line(CheckpointError, f"{folder / METADATA} is not the metadata of a checkpoint"):
         metadata = read_metadata(folder)
         for place in metadata.storage_data.values():
-            checked(folder, place.relative_path, deep=True)
+            checked_path(folder, place.relative_path, deep=True)
             if getattr(place, "transform_descriptors", None):
                 raise CheckpointError(f"{folder} is compressed; save it without extensions")
         entries = dict(metadata.state_dict_metadata)
         for name, about in entries.items():
             if is_tensor(about):
                 size = math.prod(about.size) * about.properties.dtype.itemsize
-                limits().check_expansion(f"{folder}: tensor {name!r}", size, stored)
+                file_limits().check_expansion(f"{folder}: tensor {name!r}", size, stored)
     reader = _classes()["reader"](folder)
     reader.checked = metadata
     return reader, entries
@@ -138,7 +145,7 @@ def open_reader(folder: Path, home: Path | None = None) -> tuple[Any, dict[str, 
 def read_metadata(folder: Path) -> Any:
     """Load the metadata of a folder."""
     file = inside(folder, METADATA)
-    limits().check(str(file), bytes=file.path.stat().st_size)
+    file_limits().check(str(file), bytes=file.path.stat().st_size)
     check_pickle(file)
     with file.open() as opened:
         return _Unpickler(io.BytesIO(opened.read())).load()

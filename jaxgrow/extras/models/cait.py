@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import DTypeLike
 
-from jaxgrow.axes.names import READ, VALUE, named
+from jaxgrow.axes.names import READ, VALUE, named_init
 from jaxgrow.layerdrop.execution import rescaled
 from jaxgrow.models.bottleneck import add_adapter
 from jaxgrow.models.config import Cost
@@ -213,7 +213,9 @@ class CaiT(Model):
         looks = stacked_blocks(
             self, "class_blocks", look, c.class_layers, one, None, one, axis="class_layers"
         )
-        token_D = self.param("class_embedding", named(INIT, "embed", role="embedding"), (c.embed,))
+        token_D = self.param(
+            "class_embedding", named_init(INIT, "embed", role="embedding"), (c.embed,)
+        )
         u_B1D = jnp.broadcast_to(token_D.astype(dtype).reshape(1, 1, -1), (len(x_BTD), 1, c.embed))
         u_B1D, _ = run_stack(
             lambda w, u: look.apply({"params": w}, u, x_BSD=x_BTD),

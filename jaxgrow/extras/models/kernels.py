@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from jaxgrow.models.attention import KERNELS, Kernel, ScoreForm, Unsupported
-from jaxgrow.sharding import CONTEXT, RULES, batch_axes, divided, parts, platform
+from jaxgrow.sharding import CONTEXT, RULES, axis_parts, batch_axes, current_platform, map_devices
 
 # The lanes of a TPU: the size of a block of splash attention is a multiple of this number.
 LANES = 128
@@ -35,12 +35,12 @@ def _divided(each: Callable, q_BTHK, k_BSGK, v_BSGK, *segments_BT):
     of the mesh divide the samples (0.10).
     """
     batch = batch_axes(len(q_BTHK))
-    tensor = RULES["heads"] if parts("heads") > 1 else None
-    if q_BTHK.shape[2] % parts("heads") or k_BSGK.shape[2] % parts("heads"):
+    tensor = RULES["heads"] if axis_parts("heads") > 1 else None
+    if q_BTHK.shape[2] % axis_parts("heads") or k_BSGK.shape[2] % axis_parts("heads"):
         tensor = None
     spec = P(batch or None, None, tensor, None)
     specs = (spec,) * 3 + (P(batch or None, None),) * len(segments_BT)
-    return divided(each, specs, spec)(q_BTHK, k_BSGK, v_BSGK, *segments_BT)
+    return map_devices(each, specs, spec)(q_BTHK, k_BSGK, v_BSGK, *segments_BT)
 
 
 def by_cudnn(q_BTHK, k_BSGK, v_BSGK, causal: bool, masked: bool, form: ScoreForm) -> jax.Array:
@@ -50,7 +50,7 @@ def by_cudnn(q_BTHK, k_BSGK, v_BSGK, causal: bool, masked: bool, form: ScoreForm
 
 
 def _not_by_cudnn(q_BTHK, k_BSGK, masked: bool, form: ScoreForm) -> list[str]:
-    on = platform()
+    on = current_platform()
     capability = _compute_capability() if on == "gpu" else ()
     length, keys, head_dim = q_BTHK.shape[1], k_BSGK.shape[1], q_BTHK.shape[-1]
     # JAX refuses larger heads. Before compute capability 9.0, cuDNN has no backward pass for them.
@@ -104,8 +104,8 @@ def by_splash(q_BTHK, k_BSGK, v_BSGK, causal: bool, masked: bool, form: ScoreFor
 
 
 def _not_by_splash(q_BTHK, k_BSGK, masked: bool, form: ScoreForm) -> list[str]:
-    on = platform()
-    tensor = parts("heads")
+    on = current_platform()
+    tensor = axis_parts("heads")
     length, heads, kv_heads = q_BTHK.shape[1], q_BTHK.shape[2], k_BSGK.shape[2]
     reasons = [
         (on == "tpu", f"the kernel runs on TPUs, but the program is for {on}"),
@@ -172,12 +172,14 @@ def by_ring(q_BTHK, k_BSGK, v_BSGK, causal: bool, masked: bool, form: ScoreForm)
 
     batch = batch_axes(len(q_BTHK)) or None
     tensor = (
-        RULES["heads"] if parts("heads") > 1 and k_BSGK.shape[2] % parts("heads") == 0 else None
+        RULES["heads"]
+        if axis_parts("heads") > 1 and k_BSGK.shape[2] % axis_parts("heads") == 0
+        else None
     )
     spec = P(batch, CONTEXT, tensor, None)
     segments = _segments(form)
     specs = (spec,) * 3 + (P(batch, CONTEXT),) * len(segments)
-    return divided(each, specs, spec)(q_BTHK, k_BSGK, v_BSGK, *segments)
+    return map_devices(each, specs, spec)(q_BTHK, k_BSGK, v_BSGK, *segments)
 
 
 def _meet(asking, asked, sums, ahead):

@@ -17,22 +17,22 @@ from jax.nn.initializers import Initializer
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
-from jaxgrow.axes.names import READ, Names, axis, named
+from jaxgrow.axes.names import READ, Names, axis_of, named_init
 from jaxgrow.models.config import EXPERTS, SHARED
 from jaxgrow.models.llama import MIXTURES
 from jaxgrow.models.modules import MLP, Linear, quick_gelu
 from jaxgrow.sharding import (
     CONTEXT,
     RULES,
+    axis_parts,
     batch_axes,
-    divided,
-    grouped,
+    current_platform,
+    group_samples,
+    map_devices,
     mean_of_devices,
-    parts,
-    platform,
     sequence_parts,
     undivided_by_samples,
-    ungrouped,
+    ungroup_samples,
 )
 
 # If the average expert gets fewer assignments than this, its rows form 2 blocks instead of 32.
@@ -65,7 +65,7 @@ class Experts(nn.Module):
     the backward pass (`_adding`); the reported loss does not contain them.
 
     Each device routes its own samples. MLP units are sharded by the rule for the axis ``mlp``
-    (`jaxgrow.sharding.spec`).
+    (`jaxgrow.sharding.partition_spec`).
 
     Attributes:
       experts: number of experts, E.
@@ -144,13 +144,13 @@ class Experts(nn.Module):
     def _chosen(self, x_BTD):
         """Return the weighted sum over the experts that the router chooses."""
         wide = jnp.promote_types(self.dtype, jnp.float32)
-        x_GND = grouped(x_BTD)
+        x_GND = group_samples(x_BTD)
         x_ND = x_GND.reshape(-1, self.embed)
         sizes = {EXPERTS: self.experts, "embed": self.embed, "mlp": self.mlp}
 
         def kernel(name, axes, init, dtype):
             return _Kernel(
-                axes, tuple(sizes[axis(a)] for a in axes), init, dtype, self.clamp > 0, name=name
+                axes, tuple(sizes[axis_of(a)] for a in axes), init, dtype, self.clamp > 0, name=name
             )()
 
         router = kernel("router", ("embed" + READ, EXPERTS), self.kernel_init, wide)
@@ -168,23 +168,23 @@ class Experts(nn.Module):
             y_ND = _adding(y_ND, self.balance * self.experts * (share_E * probs_NE.mean(0)).sum())
         if self.z_loss:
             y_ND = _adding(y_ND, self.z_loss * jnp.square(jax.nn.logsumexp(scores_NE, -1)).mean())
-        return ungrouped(y_ND.reshape(x_GND.shape), x_BTD.shape)
+        return ungroup_samples(y_ND.reshape(x_GND.shape), x_BTD.shape)
 
     def _mixed(self, x_ND, probs_NE, kernels, axes: dict[str, Names], shape: tuple[int, ...]):
         """Return ``(number of assignments of each expert [E], the output [N, D])``.
 
         Each device computes its own samples and positions of ``shape`` [B, T, D].
         """
-        over = RULES[EXPERTS] if parts(EXPERTS) > 1 else None
+        over = RULES[EXPERTS] if axis_parts(EXPERTS) > 1 else None
         if over and not self.capacity:
             raise ValueError(
                 f"the mesh shards experts over {over!r}, which needs a capacity (each device "
                 "sends equally many rows to every other one), but capacity is 0: set it, for "
                 "example to 1.25, or set that mesh axis to 1"
             )
-        if over and self.experts % parts(EXPERTS):
+        if over and self.experts % axis_parts(EXPERTS):
             raise ValueError(
-                f"{self.experts} experts are not divisible by the {parts(EXPERTS)} devices of the "
+                f"{self.experts} experts are not divisible by the {axis_parts(EXPERTS)} devices of the "
                 f"mesh axis {over!r}"
             )
         # Each device processes its own tokens. Otherwise XLA would sort all tokens on each device,
@@ -197,7 +197,7 @@ class Experts(nn.Module):
         # devices that share the units.
         if "bias" in kernels["down"] and units:
             down = kernels["down"]
-            kernels = {**kernels, "down": {**down, "bias": down["bias"] / parts("mlp")}}
+            kernels = {**kernels, "down": {**down, "bias": down["bias"] / axis_parts("mlp")}}
         lie = (
             tokens,
             tokens,
@@ -207,7 +207,7 @@ class Experts(nn.Module):
         units_of = (
             partial(_clamped, self.clamp) if self.clamp else partial(_gated_units, self.activation)
         )
-        mixed = divided(partial(_mixed, routing, units_of), lie, (P(units, *tokens), tokens))
+        mixed = map_devices(partial(_mixed, routing, units_of), lie, (P(units, *tokens), tokens))
         y_1ND, counts_1E = mixed(x_ND, probs_NE, kernels)
         # With jnp.sum, devices would exchange the partial sums in float32.
         return counts_1E.sum(0), jax.lax.reduce_sum(y_1ND, (0,))
@@ -224,11 +224,13 @@ class _Kernel(nn.Module):
 
     @nn.compact
     def __call__(self) -> dict[str, jax.Array]:
-        w = {"kernel": self.param("kernel", named(self.kernel_init, *self.axes), self.shape)}
+        w = {"kernel": self.param("kernel", named_init(self.kernel_init, *self.axes), self.shape)}
         if self.biased:
             axes = (*self.axes[:-2], self.axes[-1])
             shape = (*self.shape[:-2], self.shape[-1])
-            w["bias"] = self.param("bias", named(nn.initializers.zeros, *axes, role="bias"), shape)
+            w["bias"] = self.param(
+                "bias", named_init(nn.initializers.zeros, *axes, role="bias"), shape
+            )
         w |= {
             name: self.get_variable("params", name)
             for name in ("a", "b")
@@ -298,7 +300,7 @@ def expert_blocks(assignments: int, experts: int) -> Blocks:
       >>> 1 - 16384 / expert_blocks(16384, 8).rows < 0.05
       True
     """
-    if platform() == "tpu":
+    if current_platform() == "tpu":
         return Blocks(assignments, 1, 1)
     many = assignments >= FEW * experts
     size = -(-assignments // ((32 if many else 2) * experts))
@@ -450,7 +452,7 @@ def _by_blocks(
     expert_S = (jnp.arange(shape.number)[:, None] >= end_E[None, :-1]).sum(1)
 
     def grouped(x_RI, w_EIO):
-        if platform() == "tpu":
+        if current_platform() == "tpu":
             return jax.lax.ragged_dot(x_RI, w_EIO, counts_E)
         return _of_blocks(shape, expert_S, x_RI, w_EIO, wide)
 

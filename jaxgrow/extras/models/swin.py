@@ -16,7 +16,7 @@ from einops import rearrange
 from flax import linen as nn
 from jax.typing import DTypeLike
 
-from jaxgrow.axes.names import BELOW, READ, VALUE, named
+from jaxgrow.axes.names import BELOW, READ, VALUE, named_init
 from jaxgrow.layerdrop.execution import rescaled
 from jaxgrow.models.config import Cost
 from jaxgrow.models.model import INIT, Call, Model, Stack
@@ -299,7 +299,7 @@ class WindowAttention(nn.Module):
         v_BGTHK = project("value", "head_dim" + VALUE)
         log_scale_H = self.param(
             "log_scale",
-            named(nn.initializers.constant(math.log(10)), "heads" + s, role="scale"),
+            named_init(nn.initializers.constant(math.log(10)), "heads" + s, role="scale"),
             (heads,),
         )
         scale_H = jnp.exp(jnp.minimum(log_scale_H.astype(wide), MAX_SCALE))

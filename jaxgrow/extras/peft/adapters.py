@@ -26,7 +26,7 @@ from functools import partial
 import jax
 import numpy as np
 
-from jaxgrow.axes.names import Axes, Params, Tree, axis, is_names, path
+from jaxgrow.axes.names import Axes, Params, Tree, axis_of, is_names, path
 from jaxgrow.growth import maps
 from jaxgrow.growth.apply import parts
 from jaxgrow.growth.maps import Growth, Rule, Rules, Term
@@ -176,9 +176,9 @@ def adapter_growth(of: Growth, config: Config) -> Rules:
             own.append(kept)
             grown.update(*kept)
         if left := [
-            axis(n)
+            axis_of(n)
             for n in names
-            if new.get(axis(n), old[axis(n)]) != old[axis(n)] and axis(n) not in grown
+            if new.get(axis_of(n), old[axis_of(n)]) != old[axis_of(n)] and axis_of(n) not in grown
         ]:
             raise ValueError(
                 f"{leaf}: {left[0]} grows from {old[left[0]]} to {new[left[0]]} in the model, but "

@@ -30,7 +30,16 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from jaxgrow.axes.names import READ, Axes, Kernel, Names, Params, axis, cut, reads
+from jaxgrow.axes.names import (
+    READ,
+    Axes,
+    KernelAxes,
+    Names,
+    Params,
+    axis_of,
+    reads_axis,
+    split_kernel,
+)
 from jaxgrow.growth import maps
 from jaxgrow.growth.apply import parts
 from jaxgrow.growth.maps import AxisMap, Growth, Rule, Rules, Term
@@ -110,7 +119,9 @@ def lora_kernels(lora: LoRA, axes: Axes) -> dict[str, Names]:
     """
     leaves = {path.removesuffix("/kernel"): (path, n) for path, n in _flat(axes).items()}
     every = {
-        module: n for module, (path, n) in leaves.items() if path != module and any(map(reads, n))
+        module: n
+        for module, (path, n) in leaves.items()
+        if path != module and any(map(reads_axis, n))
     }
     adapted: set[str] = set()
     lost: list[str] = []
@@ -147,11 +158,14 @@ def lora_axes(lora: LoRA, axes: Axes) -> Axes:
       ('layers', 'rank.in', 'mlp')
     """
     return _tree(
-        {module: _factor_names(cut(names)) for module, names in lora_kernels(lora, axes).items()}
+        {
+            module: _factor_names(split_kernel(names))
+            for module, names in lora_kernels(lora, axes).items()
+        }
     )
 
 
-def _factor_names(kernel: Kernel) -> dict[str, Names]:
+def _factor_names(kernel: KernelAxes) -> dict[str, Names]:
     """The axis names of ``a`` (stacked and input axes) and ``b`` (stacked and output axes)."""
     return {
         "a": (*kernel.stacked, *kernel.read, RANK),
@@ -193,11 +207,11 @@ def init_lora(lora: LoRA, axes: Axes, sizes: Sizes, key: jax.Array) -> Params:
     """
     own = {**sizes, RANK: lora.rank}
 
-    def sampled(module: str, kernel: Kernel) -> dict[str, Any]:
+    def sampled(module: str, kernel: KernelAxes) -> dict[str, Any]:
         names = _factor_names(kernel)
-        a = [own[axis(n)] for n in names["a"]]
-        b = [own[axis(n)] for n in names["b"]]
-        bound = math.prod(own[axis(n)] for n in kernel.read) ** -0.5
+        a = [own[axis_of(n)] for n in names["a"]]
+        b = [own[axis_of(n)] for n in names["b"]]
+        bound = math.prod(own[axis_of(n)] for n in kernel.read) ** -0.5
         mine = jax.random.fold_in(key, zlib.crc32(module.encode()))
         return {
             "a": jax.random.uniform(mine, a, jnp.float32, -bound, bound),
@@ -205,7 +219,10 @@ def init_lora(lora: LoRA, axes: Axes, sizes: Sizes, key: jax.Array) -> Params:
         }
 
     return _tree(
-        {module: sampled(module, cut(names)) for module, names in lora_kernels(lora, axes).items()}
+        {
+            module: sampled(module, split_kernel(names))
+            for module, names in lora_kernels(lora, axes).items()
+        }
     )
 
 
@@ -244,7 +261,7 @@ def lora_growth(of: Growth, lora: LoRA, axes: Axes) -> Rules:
     found: dict[str, list[tuple[Term, Term]]] = {}
     for module, names in lora_kernels(lora, axes).items():
         leaf = f"{module}/kernel"
-        kernel = cut(names)
+        kernel = split_kernel(names)
         found[module] = []
         for term in maps.terms(of, leaf, names) or ({},):
             found[module].extend(_factor_maps(term, leaf, kernel))
@@ -362,7 +379,7 @@ def _fit(a: Any, b: Any, kernel: Any, rank: int) -> bool:
     )
 
 
-def _factor_maps(term: Term, leaf: str, kernel: Kernel) -> Iterator[tuple[Term, Term]]:
+def _factor_maps(term: Term, leaf: str, kernel: KernelAxes) -> Iterator[tuple[Term, Term]]:
     """The maps of ``a`` and of ``b`` for each product in the sum that the term stands for."""
     a: dict[tuple[str, ...], AxisMap] = {}
     b: dict[tuple[str, ...], AxisMap] = {}
@@ -370,7 +387,7 @@ def _factor_maps(term: Term, leaf: str, kernel: Kernel) -> Iterator[tuple[Term, 
     first = len(kernel.stacked)
     last = len(kernel.stacked + kernel.read)
     for m, begin, end in parts(term, kernel.names):
-        key = tuple(map(axis, kernel.names[begin:end]))
+        key = tuple(map(axis_of, kernel.names[begin:end]))
         if m is None:
             continue
         if end <= first and len(key) == 1:

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jaxgrow.tables import markdown, short_count
-from jaxgrow.typed import made
+from jaxgrow.tables import markdown_table, short_count
+from jaxgrow.typed import build_dataclass
 from train.common.errors import UserError
 from train.extras.advice.fits import Fit, Measured, fit
 
@@ -150,7 +150,7 @@ def names() -> dict[str, str]:
 @cache
 def evidence() -> tuple[Evidence, ...]:
     """The rows of the data file, in its order. A missing mean is computed from the seeds."""
-    rows = [made(Evidence, row) for row in _read()["measured"]]
+    rows = [build_dataclass(Evidence, row) for row in _read()["measured"]]
     means = [sum(row.each) / len(row.each) if row.each else None for row in rows]
     return tuple(
         replace(row, mean=mean) if row.mean is None else row
@@ -161,7 +161,7 @@ def evidence() -> tuple[Evidence, ...]:
 @cache
 def frontiers() -> tuple[Frontier, ...]:
     """The frontiers of the data file, in its order."""
-    return tuple(made(Frontier, row) for row in _read()["frontier"])
+    return tuple(build_dataclass(Frontier, row) for row in _read()["frontier"])
 
 
 def of(method: str, tau: float | None = None) -> list[Evidence]:
@@ -301,4 +301,4 @@ def summary(folder: str) -> str:
         for e in evidence()
         if e.summary
     ]
-    return markdown(heads, body)
+    return markdown_table(heads, body)

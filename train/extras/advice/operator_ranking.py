@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxgrow.tables import markdown
+from jaxgrow.tables import markdown_table
 from train.analysis.runs import Run, spread
 from train.extras.labelled.metrics import spearman
 
@@ -73,7 +73,7 @@ def table(
     left |= {by: f"diverged: {why}" for by, why in diverged.items()}
     body += [[by, why, *[""] * (len(head) - 2)] for by, why in left.items()]
     text = (
-        f"{markdown(head, body)}\n\nFLOPs are counted from the end of the small model, which all operators share. "
+        f"{markdown_table(head, body)}\n\nFLOPs are counted from the end of the small model, which all operators share. "
         f"Seeds: {', '.join(map(str, seeds))}; with several seeds, the mean is followed by each seed in brackets.\n"
     )
     ends = [r for r in ranked if None not in r["loss"][-1]]

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from statistics import mean
 
-from jaxgrow.tables import markdown
+from jaxgrow.tables import markdown_table
 from train.analysis.runs import Run, spread
 
 
@@ -70,7 +70,7 @@ def table(tried: list[Tried], swept: dict[str, list[str]]) -> str:
                 "best" if i == 0 and t.loss < math.inf else "",
             ]
         )
-    text = markdown(
+    text = markdown_table(
         [*swept, *(["of the steps"] if halving else []), "final loss", "FLOPs", "seconds", ""], body
     )
     text += (

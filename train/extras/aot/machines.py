@@ -13,7 +13,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from jaxgrow.typed import nearest
+from jaxgrow.typed import did_you_mean
 from train.common.errors import UserError
 
 
@@ -143,7 +143,7 @@ def parsed_machine(text: str) -> tuple[Chip, list[str]]:
     if chip is None or not all(n.isdigit() and int(n) for n in counts):
         raise UserError(
             f"--on must be kind:size, such as h100:8, h100:4x8, v5e:2x4 or cpu:4, with a kind of {known}; not {text!r}"
-            f"{nearest(kind, CHIPS)}"
+            f"{did_you_mean(kind, CHIPS)}"
         )
     return chip, counts
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from jaxgrow.typed import nearest
+from jaxgrow.typed import did_you_mean
 from train.common.errors import UserError
 from train.extras.evaluation.perplexity import TEXTS
 from train.extras.evaluation.published import local
@@ -56,7 +56,7 @@ class Benchmarks:
         if unknown := [name for name in names if name not in manager.all_tasks]:
             raise UserError(
                 f"there is no task {unknown[0]!r}: it is not a text, a file, a task of train.finetune, or a task of lm-eval "
-                f"(lm-eval ls tasks){nearest(unknown[0], (*manager.all_tasks, *NAMES, *TEXTS))}"
+                f"(lm-eval ls tasks){did_you_mean(unknown[0], (*manager.all_tasks, *NAMES, *TEXTS))}"
             )
         return {name: self._loaded(manager, name) for name in names}
 

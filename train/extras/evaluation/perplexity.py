@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from jaxgrow.untrusted import limits
+from jaxgrow.untrusted import file_limits
 from train.common.errors import UserError
 from train.data import formats
 from train.extras.evaluation.scoring import Scorer
@@ -57,7 +57,7 @@ def _whole(file: Path) -> str:
     size = 0
     for part in formats.text(file):
         size += len(part)
-        limits().check(f"{file}, or its first part,", bytes=size)
+        file_limits().check(f"{file}, or its first part,", bytes=size)
         parts.append(part)
     return "".join(parts)
 

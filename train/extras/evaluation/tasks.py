@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxgrow.checkpoints.io.files import at_step
-from jaxgrow.typed import from_json
+from jaxgrow.typed import convert_json
 from jaxgrow.untrusted import one_line
 from train.common.errors import UserError
 from train.common.files import read_record
@@ -73,7 +73,7 @@ def _learned(model: Path, name: str, data: Path, tokenizer: str | None) -> dict[
     if (file := home / "tokenizer_config.json").is_file():
         most = read_record(file, "restore it").get("model_max_length")
         with one_line(UserError, f"{file} has no usable model_max_length"):
-            length = int(min(length, from_json(most, float | None) or length))
+            length = int(min(length, convert_json(most, float | None) or length))
     read: dict[str, Any] = {"length": length} | {
         k: was[k] for k in ("length", "stride") if k in was
     }

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from jaxgrow.checkpoints.io.checksums import sha256
 from jaxgrow.models import Config
-from jaxgrow.untrusted import limits, open_regular
+from jaxgrow.untrusted import file_limits, open_regular
 from train.common.errors import UserError
 from train.common.files import read_record, write_record
 from train.data.cache import again, cache_folder, cached
@@ -437,8 +437,8 @@ def _contents(path: Path, wanted: Container[str] = ()) -> Iterator[tuple[str, by
         size = 0 if path.is_dir() else path.stat().st_size
         for n, (name, content) in enumerate(read(path, wanted), 1):
             made += 0 if path.is_dir() else len(content)
-            limits().check(str(path), entries=n)
-            limits().check_expansion(str(path), made, size)
+            file_limits().check(str(path), entries=n)
+            file_limits().check_expansion(str(path), made, size)
             yield name, content
 
 
@@ -462,7 +462,7 @@ def _in_zip(path: Path, wanted: Container[str]) -> Iterator[tuple[str, bytes]]:
             content = b""
             if about.filename in wanted:
                 # `zipfile` reads no more than this size.
-                limits().check(f"{about.filename} in {path}", record=about.file_size)
+                file_limits().check(f"{about.filename} in {path}", record=about.file_size)
                 content = archive.read(about)
             yield about.filename, content
 
@@ -490,8 +490,8 @@ def _in_tar(path: Path, wanted: Container[str]) -> Iterator[tuple[str, bytes]]:
 def _member(archive: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> bytes:
     file = archive.extractfile(member)
     # The size of a sparse member, or of the target of a link, does not depend on the archive.
-    content = b"" if file is None else file.read(limits().record + 1)
-    limits().check(f"{member.name} in {path}, or its first part,", record=len(content))
+    content = b"" if file is None else file.read(file_limits().record + 1)
+    file_limits().check(f"{member.name} in {path}, or its first part,", record=len(content))
     return content
 
 

@@ -16,7 +16,7 @@ from jaxgrow.axes import Params
 from jaxgrow.checkpoints import CheckpointError, open_checkpoint
 from jaxgrow.checkpoints.hf.labels import Head, named
 from jaxgrow.models import Config
-from jaxgrow.sharding import constrained
+from jaxgrow.sharding import constrain_sharding
 from train.common.errors import UserError
 from train.common.output import say
 from train.data.dataset import Dataset, Source
@@ -175,4 +175,4 @@ def outputs(
 @partial(jax.jit, static_argnums=0)
 def _outputs(config: Config, params: Params, inputs: Any) -> Any:
     found = config.module.apply({"params": params}, inputs)
-    return constrained(found, P())  # each process reads all outputs
+    return constrain_sharding(found, P())  # each process reads all outputs

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxgrow.models import Config
 from jaxgrow.models.config import TextConfig
-from jaxgrow.typed import made, nearest
+from jaxgrow.typed import build_dataclass, did_you_mean
 from jaxgrow.untrusted import one_line
 from train.common.errors import UserError
 from train.data.dataset import Batch
@@ -70,7 +70,7 @@ class Labelled(Supervised):
         if self.task not in (*NAMES, TABLE):
             raise ValueError(
                 f"there is no task {self.task!r}, only {', '.join((*glue.TASKS, TABLE, *squad.TASKS))}"
-                f"{nearest(self.task, (*NAMES, TABLE))}"
+                f"{did_you_mean(self.task, (*NAMES, TABLE))}"
             )
         if not 1 <= len(self.text) <= 2:
             raise ValueError(f"text must name one column or two, but is {self.text}")
@@ -126,7 +126,7 @@ def labelled_of(about: Mapping[str, Any]) -> Labelled:
       UserError: a setting is missing or wrong.
     """
     with one_line(UserError, "the labelled data in the config.json of the run are wrong"):
-        return made(Labelled, about)
+        return build_dataclass(Labelled, about)
 
 
 @lru_cache(maxsize=2)  # all runs of a fine-tuning call this, several times each
