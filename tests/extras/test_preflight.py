@@ -26,7 +26,7 @@ from train.config.experiment import load_experiment
 from train.extras.aot import estimate, hlo, machines
 from train.extras.aot.compilation import AotRun, Program
 from train.extras.aot.estimate import Bound, bound, fits, fitting, smaller
-from train.extras.aot.machines import CHIPS, Machine, described
+from train.extras.aot.machines import CHIPS, Machine, common_machine, described, present
 from train.extras.aot.roofline import Roofline, beside, kernels, part, roofline
 from train.plan.methods import Growing, GrowTo, Inherit, Scratch, TrainStage
 from train.plan.modifiers import DropLayers, Rewarm
@@ -741,3 +741,10 @@ def test_the_kernels_of_a_compiled_step_have_all_its_products():
     )
     found = kernels(traced.lower().compile().as_text())
     assert sum(k.times * k.flops for k in found) == flops.counted(traced.jaxpr.jaxpr).products
+
+
+def test_processes_choose_their_settings_by_the_smallest_memory(monkeypatch):
+    monkeypatch.setattr("train.common.hosts.gather_values", lambda limit: [None, 3.0, 2.0])
+    assert common_machine().limit == 2.0
+    monkeypatch.setattr("train.common.hosts.gather_values", lambda limit: [limit])
+    assert common_machine() == present()

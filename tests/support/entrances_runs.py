@@ -24,9 +24,9 @@ from jaxgrow.extras.peft.lora import LoRA
 from train import ligo_maps, predict, scaling, show
 from train.common.files import read_arrays, write_arrays, write_record
 from train.data.text import tokenizer
-from train.extras import adapting, trackers
+from train.extras import adapting
 from train.extras.evaluation import published, tasks
-from train.store import intact, origin, recorder, workdir
+from train.store import intact, origin, recorder, trackers, workdir
 from train.store.checkpoint import Checkpoints
 from train.store.workdir import Workdir
 
@@ -116,7 +116,9 @@ def _copied(folder: Path) -> None:
 
 def _tracked(folder: Path) -> None:
     experiment: Any = SimpleNamespace(loggers=("json",))
-    with mock.patch.dict(trackers.KINDS, json=lambda *about: SimpleNamespace(id=about[2])):
+    with mock.patch.dict(
+        trackers.TRACKERS._added, json=lambda *about: SimpleNamespace(id=about[2])
+    ):
         trackers.opened_trackers(experiment, folder / "run")
 
 
@@ -375,9 +377,9 @@ ROWS: dict[str, Row] = {
     "train/store/origin.py::copy_log": attacked("log to copy", "events to copy"),
     "train/store/workdir.py::Workdir.copy_board": attacked("events to copy"),
     "train/store/recorder.py::_opened_log": attacked("log to continue"),
-    "train/extras/trackers.py::opened_trackers": attacked("trackers.json"),
+    "train/store/trackers.py::opened_trackers": attacked("trackers.json"),
     "train/store/handover.py::write_card": ours(PARTS),
-    "train/extras/trackers.py::TensorBoard.__init__": attacked("events to continue"),
+    "train/store/trackers.py::TensorBoard.__init__": attacked("events to continue"),
     "train/store/workdir.py::Workdir.config": attacked("config.json"),
     "train/store/workdir.py::Workdir.scores": attacked("scores.json"),
     "train/store/workdir.py::Workdir.evaluated": attacked("evaluated.json"),

@@ -55,14 +55,14 @@ from train.common.errors import Preempted, UserError, exits_cleanly
 from train.config.experiment import load_experiment
 from train.step import inputs
 from train.run.trainer import run_experiment
-from train.extras import trackers
+from train.run import trainer
 from train.store.checkpoint import Checkpoints
 from train.state import mesh
 
 gc.disable()  # as the tests do
 address, process, jobs = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
 hosts.join_processes(address, 2, process)
-rate, save, opened, placed = inputs.learning_rate, Checkpoints.save, trackers.opened_trackers, mesh._placed
+rate, save, opened, placed = inputs.learning_rate, Checkpoints.save, trainer.opened_trackers, mesh._placed
 calls = 0
 
 
@@ -94,7 +94,7 @@ def main():
             raise UserError("no tracker")
 
         inputs.learning_rate, Checkpoints.save, mesh._placed = terminated, killed, reordered
-        trackers.opened_trackers = refused if job.get("untracked") else opened
+        trainer.opened_trackers = refused if job.get("untracked") else opened
         try:
             experiment = load_experiment(job["config"], job.get(f"set{process}", []))
             said = {"loss": run_experiment(experiment, job["folder"])["val_loss"]}

@@ -15,10 +15,8 @@ from jaxgrow.layerdrop import LayerDrop, Sensitivity
 from jaxgrow.models import LlamaConfig
 from train import pretrain
 from train.common.errors import UserError, exits_cleanly
-from train.extras.aot.machines import present
 from train.plan.methods import Growing, GrowTo, Scratch, TrainStage, VCycle
 from train.plan.modifiers import DropLayers, PhaseStart
-from train.run import trainer
 from train.state.mesh import Mesh, token_devices
 from train.state.model import shardings
 from train.state.optim import Optim
@@ -192,13 +190,6 @@ def test_a_too_large_model_is_reported_before_allocation(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="use more devices or a smaller model"):
         pretrain.run(e, tmp_path / "run")
     assert not (tmp_path / "run" / "checkpoints").exists()
-
-
-def test_processes_choose_their_settings_by_the_smallest_memory(monkeypatch):
-    monkeypatch.setattr(trainer, "gathered", lambda limit: [None, 3.0, 2.0])
-    assert trainer.common_machine().limit == 2.0
-    monkeypatch.setattr(trainer, "gathered", lambda limit: [limit])
-    assert trainer.common_machine() == present()
 
 
 def test_a_device_without_memory_left_is_one_line(capsys):

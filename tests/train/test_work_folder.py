@@ -23,9 +23,9 @@ from train import pretrain
 from train.common import files
 from train.common.errors import UserError, explained_error
 from train.common.files import read_arrays, write_arrays, write_record
-from train.extras.trackers import TensorBoard
 from train.store.checkpoint import Checkpoints
 from train.store.recorder import Recorder
+from train.store.trackers import TensorBoard
 from train.store.workdir import Workdir
 
 

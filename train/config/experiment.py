@@ -22,6 +22,7 @@ import optax
 
 from jaxgrow.models import Config
 from jaxgrow.models.config import EXPERTS
+from jaxgrow.registry import Registry
 from train.common.commands import config_file, unknown_experiment
 from train.common.errors import UserError
 from train.common.hosts import is_first
@@ -167,6 +168,13 @@ class Experiment:
     def tx(self) -> optax.GradientTransformationExtraArgs:
         """The optimizer of all models of the run, which are of one family with the same axis names."""
         return transformation(self.optim, self.model.axes())
+
+
+# Each replaces the value "auto" of settings by values that fit the devices of this run, and prints
+# its choice with the given function.
+AUTOMATIC: Registry[Callable[[Experiment, Callable[[str], None]], Experiment]] = Registry(
+    "automatic settings", "train.extras"
+)
 
 
 def with_steps(experiment: Experiment) -> Experiment:

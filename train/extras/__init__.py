@@ -19,6 +19,8 @@ _COMMANDS = (
 )
 EXTRAS: dict[str, dict[str, str]] = {
     "command": dict.fromkeys(_COMMANDS, "train.extras.arguments"),
+    "tracker": dict.fromkeys(("wandb", "mlflow"), "train.extras.trackers"),
+    "automatic settings": {"memory": "train.extras.aot.estimate"},
     "arguments": {"compare": "train.extras.arguments"},
     "comparison score": dict.fromkeys(("evaluate", "finetune"), "train.extras.comparison_scores"),
 }

@@ -26,10 +26,13 @@ from train.common.hosts import (
     on_process_zero,
 )
 from train.common.output import note
-from train.config.experiment import Experiment, described_differences, experiment_json, with_steps
-from train.extras import trackers
-from train.extras.aot.estimate import resolve_auto
-from train.extras.aot.machines import Machine, present
+from train.config.experiment import (
+    AUTOMATIC,
+    Experiment,
+    described_differences,
+    experiment_json,
+    with_steps,
+)
 from train.plan.lifetimes import after, shapes
 from train.plan.modifiers import PhaseStart
 from train.plan.phase import Phase, spoken_phase
@@ -48,6 +51,7 @@ from train.store.checkpoint import Checkpoints
 from train.store.intact import newest_step
 from train.store.origin import Origin, chosen_origin, copy_log, restored_origin
 from train.store.recorder import Recorder
+from train.store.trackers import opened_trackers
 from train.store.workdir import Workdir, imported_model
 
 
@@ -115,7 +119,7 @@ def _run_plan(
     origin: Origin | None,
 ) -> dict[str, Any]:
     xla.keep_programs()
-    experiment, _ = resolve_auto(asked, common_machine(), _print_note)
+    experiment = AUTOMATIC["memory"](asked, _print_note)
     mesh = _mesh(experiment)
     data = on_all_processes(lambda: RunData(experiment, mesh, workdir, origin))
     _same("data", data.identity)
@@ -257,7 +261,7 @@ def _recorder(setup: Setup, record: RunRecord) -> Recorder:
             folder,
             record.cost,
             flops=imported + experiment.cost,
-            trackers=trackers.opened_trackers(setup.asked, folder) if is_first() else [],
+            trackers=opened_trackers(setup.asked, folder) if is_first() else [],
             run={"run": experiment.name, "seed": experiment.seed},
             most_skipped=experiment.most_skipped,
         )
@@ -582,16 +586,6 @@ def configs_of(models: Mapping[str, TrainState]) -> dict[str, Any]:
         name: model.config.as_json() if model.made is None else None
         for name, model in models.items()
     }
-
-
-def common_machine() -> Machine:
-    """Return the machine of the run, with the smallest memory limit of its processes.
-
-    All processes must choose the same settings, but their devices may report different limits.
-    """
-    here = present()
-    limits = [limit for limit in gather_values(here.limit) if limit is not None]
-    return replace(here, limit=min(limits, default=None))
 
 
 def _mesh(experiment: Experiment) -> Mesh:

@@ -21,9 +21,9 @@ from jaxgrow.untrusted import escape_text, open_regular
 from train.common.errors import Diverged, UserError
 from train.common.hosts import is_first
 from train.common.output import note, say
-from train.extras.trackers import TensorBoard, Tracker
 from train.plan.ledger import Ledger
 from train.plan.record import CostRecord
+from train.store.trackers import TensorBoard, Tracker
 from train.store.workdir import Workdir
 
 # Seconds without a progress line. After this time, a run without a terminal writes one at the next

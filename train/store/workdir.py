@@ -440,7 +440,7 @@ class Workdir:
         config: Config,
         params: Tree,
         data: Any,
-        head: Mapping[str, Any] | None = None,
+        head: dict[str, Any] | None = None,
     ) -> None:
         """Write the last model of the run, its tokenizer and its card, and then the result.
 

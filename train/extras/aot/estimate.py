@@ -8,10 +8,10 @@ from typing import Literal, get_args
 
 from jaxgrow.models.stack import Remat
 from train.common.errors import UserError
-from train.config.experiment import Experiment
+from train.config.experiment import AUTOMATIC, Experiment
 from train.extras.aot.compilation import AotRun, Program
 from train.extras.aot.hlo import Collective
-from train.extras.aot.machines import Chip, Machine
+from train.extras.aot.machines import Chip, Machine, common_machine
 
 REMATS = get_args(Remat)  # in descending order of the memory that a layer uses
 
@@ -327,3 +327,10 @@ def fitting(
         except (UserError, ValueError):
             continue
     return None
+
+
+def _resolved_here(experiment: Experiment, say: Callable[[str], None]) -> Experiment:
+    return resolve_auto(experiment, common_machine(), say)[0]
+
+
+AUTOMATIC.add("memory", _resolved_here)

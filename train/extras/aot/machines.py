@@ -10,7 +10,7 @@ JAX is imported on the first use, because `train.arguments` checks the name of a
 
 import contextlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxgrow.typed import did_you_mean
@@ -197,6 +197,18 @@ def present() -> Machine:
     )
     limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
     return Machine(f"{name}:{len(devices)}", chip, devices, limit=limit)
+
+
+def common_machine() -> Machine:
+    """Return the machine of the run, with the smallest memory limit of its processes.
+
+    All processes must choose the same settings, but their devices may report different limits.
+    """
+    from train.common.hosts import gather_values
+
+    here = present()
+    limits = [limit for limit in gather_values(here.limit) if limit is not None]
+    return replace(here, limit=min(limits, default=None))
 
 
 def _cpus(count: int) -> tuple[Any, ...]:
