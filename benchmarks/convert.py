@@ -139,9 +139,9 @@ def measured(
     """
     config = config_of(params)
     layers = 2 * config.layers
-    checkpoints.write(Random(config), folder / "source", {}, [], to="hf")
+    checkpoints.write(Random(config), checkpoints.Output(folder / "source", "hf"))
     tiny = GPT2Config(vocab=8, context=8, layers=2, embed=8, heads=2, head_dim=4, mlp=8)
-    checkpoints.write(Random(tiny), folder / "tiny", {}, [], to="hf")
+    checkpoints.write(Random(tiny), checkpoints.Output(folder / "tiny", "hf"))
     own = stack(folder / "tiny", folder / "tiny-stacked", 4)[1]
 
     stack(folder / "source", folder / "result", layers)

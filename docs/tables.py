@@ -9,7 +9,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks import gpu_tables
-from jaxgrow.cli.keeps import described_methods
+from jaxgrow.cli.arguments import described_methods
 from jaxgrow.extras.integrations.formats import FORMATS
 from jaxgrow.extras.integrations.torch_optimizer import POLICIES
 from jaxgrow.operators import EXPERTS, OPERATORS, WIDTH

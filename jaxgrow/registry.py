@@ -2,7 +2,8 @@
 
 The core looks up models, formats, datasets and commands by name. An extra is a module that adds
 more of them. The table ``EXTRAS`` of a package of extras, such as `jaxgrow.extras`, has for each
-kind the names that its modules add, so that a module is imported when its name is looked up.
+kind the names that its modules add, so that a module is imported when its name is looked up. After
+the module, a colon and a description may follow.
 """
 
 from collections.abc import Iterator, Mapping
@@ -42,9 +43,13 @@ class Registry(Mapping[str, T]):
     def _modules(self) -> Mapping[str, str]:
         return import_module(self._extras).EXTRAS.get(self.kind, {})
 
+    def describe(self, name: str) -> str:
+        """Return the description of a name in the table, without importing its module."""
+        return self._modules()[name].partition(": ")[2]
+
     def __getitem__(self, name: str) -> T:
         if name not in self._added:
-            import_module(self._modules()[name])
+            import_module(self._modules()[name].partition(":")[0])
         return self._added[name]
 
     def __iter__(self) -> Iterator[str]:

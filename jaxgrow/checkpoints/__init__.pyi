@@ -5,21 +5,14 @@ from . import hf as hf
 from . import io as io
 from . import orbax as orbax
 from . import source as source
-from ._transform import (
-    config_notes,
-    load,
-    open_checkpoint,
-    save,
-    stored_forms,
-    transform,
-    write,
-)
 from .changed import Cast, Noisy
 from .hf.base import Family, TensorLayout
 from .hf.registry import FAMILIES
 from .hf.upcycled import Upcycled
 from .io.files import CheckpointError
+from .opening import load, open_checkpoint
 from .source import Grown, Interpolated, Loaded, Source
+from .writing import Output, Written, save, transform, write
 
 __all__ = [
     "FAMILIES",
@@ -30,14 +23,14 @@ __all__ = [
     "Interpolated",
     "Loaded",
     "Noisy",
+    "Output",
     "Source",
     "TensorLayout",
     "Upcycled",
-    "config_notes",
+    "Written",
     "load",
     "open_checkpoint",
     "save",
-    "stored_forms",
     "transform",
     "write",
 ]

@@ -25,6 +25,7 @@ class Cast(Source):
 
     def __init__(self, source: Source, dtype: str, *, at_least: bool = False):
         self._source = source
+        self.sources = (source,)
         self.config = source.config
         self.leaves = {}
         for path, leaf in source.leaves.items():
@@ -64,6 +65,7 @@ class Noisy(Source):
 
     def __init__(self, source: Source, growth: Maps, seed: int, snr: float):
         self._source = source
+        self.sources = (source,)
         self.config = source.config
         self.leaves = source.leaves
         self._noise = {"growth": growth, "seed": seed, "snr": snr}
@@ -94,6 +96,7 @@ class InColour(Source):
 
     def __init__(self, source: Source):
         self._source = source
+        self.sources = (source,)
         self.config = source.config.with_sizes({"channels": 3})
         self.leaves = {}
         for path, leaf in source.leaves.items():

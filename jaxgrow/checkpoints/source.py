@@ -57,13 +57,20 @@ class Source:
     """A model whose parameters are read on demand, one layer of one leaf at a time.
 
     Its attribute ``config`` is the config of the model. ``leaves`` describes each parameter by its
-    path (`jaxgrow.axes.path`). ``bytes`` is the total size of the leaves in bytes.
+    path (`jaxgrow.axes.path`). ``bytes`` is the total size of the leaves in bytes. ``sources`` are
+    the models from which it is computed.
     """
 
     config: Config
     leaves: dict[str, Leaf]
+    sources: "Sequence[Source]" = ()
     # The axes whose size is that of another axis in the format of the model.
     following: Mapping[str, str] = MappingProxyType({})
+
+    @property
+    def roots(self) -> "tuple[Checkpoint, ...]":
+        """The checkpoints on disk from which the model is made."""
+        return tuple(root for source in self.sources for root in source.roots)
 
     def read(self, path: str, layer: int | None = None) -> np.ndarray:
         """Read one layer of a stacked leaf without its layer axis, or another leaf completely.
@@ -178,6 +185,11 @@ class Checkpoint(Source):
     of_run: bool = False
 
     @property
+    def roots(self) -> "tuple[Checkpoint, ...]":
+        """The checkpoint itself."""
+        return (self,)
+
+    @property
     def files_beside(self) -> Path | None:
         """The folder of the files that are copied with the model, such as a tokenizer."""
         return None if self.hf_config is None else self.folder
@@ -212,14 +224,16 @@ class Loaded(Source):
     Args:
       config: the config of the model.
       params: its parameters, a nested dict of arrays.
+      like: the checkpoint whose other files are written with the model.
 
     Raises:
       CheckpointError: leaves are missing or unknown, or have another shape than the config gives
         them.
     """
 
-    def __init__(self, config: Config, params: Params):
+    def __init__(self, config: Config, params: Params, like: Checkpoint | None = None):
         self.config = config
+        self.sources = () if like is None else (like,)
         self._arrays = flat(params)
         names = initial_layout(config)
         fits(names, {path: np.shape(x) for path, x in self._arrays.items()}, "the parameters")
@@ -247,6 +261,7 @@ class Grown(Source):
 
     def __init__(self, source: Source, growth: Growth, axes: Axes | None = None):
         self.source = source
+        self.sources = (source,)
         self._growth = growth
         self._names: dict[str, Names] = {p: leaf.names for p, leaf in source.leaves.items()}
         if axes is not None:
@@ -316,8 +331,7 @@ class Interpolated(Source):
     """
 
     def __init__(self, before: Source, up: Source, alpha: float):
-        self._before = before
-        self._up = up
+        self.sources = (before, up)
         self._alpha = alpha
         self.config = before.config
         self.leaves = before.leaves
@@ -333,16 +347,15 @@ class Interpolated(Source):
                 p: leaf.shape for p, leaf in before.leaves.items()
             }
             way_out = (
-                "To merge them, give both the same config (`jaxgrow interpolate --take-config`)"
+                "To merge them, give both the same config (`jaxgrow merge --take-config A`)"
                 if equal
                 else "De-coalesce the smaller model first"
             )
             raise CheckpointError(f"the two models differ: {', '.join(differ)}. {way_out}")
 
     def read(self, path: str, layer: int | None = None) -> np.ndarray:
-        return merge.interpolate(
-            self._before.read(path, layer), self._up.read(path, layer), self._alpha
-        )
+        before, up = (source.read(path, layer) for source in self.sources)
+        return merge.interpolate(before, up, self._alpha)
 
     def origin(self, path: str, layer: int | None) -> None:
         return None

@@ -1,75 +1,52 @@
-"""The commands that do not change a model: inspect, report, convert, architectures, completion."""
+"""The commands that do not change a model: inspect, convert, architectures."""
 
 import argparse
-from dataclasses import asdict
 
 from jaxgrow.checkpoints import FAMILIES, open_checkpoint
-from jaxgrow.checkpoints.io.files import SHARD
-from jaxgrow.cli import model_inputs
-from jaxgrow.cli.errors import UsageError, reported
-from jaxgrow.cli.model_outputs import outputs
-from jaxgrow.cli.writing import amount, as_text, in_dtype, print_json, size_record, write
-from jaxgrow.extras.integrations import command
-from jaxgrow.growth.report import preservation
+from jaxgrow.cli.errors import UsageError
+from jaxgrow.cli.other_formats import format_of
+from jaxgrow.cli.writing import (
+    model_size,
+    print_json,
+    print_notes,
+    size_record,
+    sizes_as_text,
+    write_model,
+)
 from jaxgrow.tables import align_columns
 from jaxgrow.untrusted import print_text
 
 
 def run_inspect(a: argparse.Namespace) -> None:
     """Run ``jaxgrow inspect``."""
-    if a.format or a.names or command.is_run(a.path):
-        about = command.inspected(command.opened(a.path, a.format, a.names, a.head_dim))
-        return print_json(about) if a.json else print_text(command.described(a.path, about))
+    if (other := format_of(a.path, a)) is not None:
+        return other.inspect(a)
     source = open_checkpoint(a.path)
     architecture = (
         source.hf_config["architectures"][0] if source.hf_config else type(source.config).__name__
     )
-    places = {p: source.place(p) for p in source.leaves}
-    if a.json:
-        leaves = [
-            {
-                "path": p,
-                "shape": x.shape,
-                "axes": x.names,
-                "dtype": x.dtype.name,
-                "place": places[p],
-            }
-            for p, x in source.leaves.items()
-        ]
-        about = {
-            "path": str(a.path),
-            "architecture": architecture,
-            "config": source.config.as_json(),
+    leaves = [
+        {
+            "path": p,
+            "shape": x.shape,
+            "axes": x.names,
+            "dtype": x.dtype.name,
+            "place": source.place(p),
         }
-        about |= {**size_record(source, source.bytes), "notes": source.notes, "leaves": leaves}
-        return print_json(about)
-    print_text(f"{architecture} in {a.path}\n{source.config}")
-    print_text(as_text(source.sizes()))
-    rows = [
-        [p, str(x.shape), " ".join(x.names), x.dtype.name, places[p]]
         for p, x in source.leaves.items()
     ]
-    print_text(align_columns((), rows))
-    print_text(amount(source, source.bytes))
-    for note in source.notes:
-        print_text(f"note: {note}")
-
-
-def run_report(a: argparse.Namespace) -> None:
-    """Run ``jaxgrow report``."""
-    first = open_checkpoint(a.a)
-    second = open_checkpoint(a.b)
-    inputs, what = model_inputs.of_both(first, second, a.data)
-    with reported():
-        found = preservation(outputs(first), outputs(second), inputs, (str(a.a), str(a.b)))
-    notes = [*first.notes, *second.notes, *model_inputs.tokenizer_notes(first, second)]
     if a.json:
-        about = {"a": str(a.a), "b": str(a.b), "inputs": what, **asdict(found), "notes": notes}
-        return print_json(about)
-    print_text(f"a: {a.a}, b: {a.b}, on {what}")
-    print_text(found)
-    for note in notes:
-        print_text(f"note: {note}")
+        about = {"path": str(a.path), "architecture": architecture}
+        about |= {"config": source.config.as_json(), **size_record(source, source.bytes)}
+        return print_json({**about, "notes": source.notes, "leaves": leaves})
+    print_text(f"{architecture} in {a.path}\n{source.config}")
+    print_text(sizes_as_text(source.sizes()))
+    rows = [
+        [x["path"], str(x["shape"]), " ".join(x["axes"]), x["dtype"], x["place"]] for x in leaves
+    ]
+    print_text(align_columns((), rows))
+    print_text(model_size(source, source.bytes))
+    print_notes(source.notes)
 
 
 def run_convert(a: argparse.Namespace) -> None:
@@ -77,9 +54,9 @@ def run_convert(a: argparse.Namespace) -> None:
     source = open_checkpoint(a.src)
     if a.to is None and source.of_run:
         a.to = "hf"
-    if a.to is None and a.dtype is None and a.shard_size == SHARD:
+    if a.to is None and a.dtype is None and a.shard_size is None:
         raise UsageError("convert needs at least one of --to, --dtype and --shard-size")
-    write(a, in_dtype(a, source), {}, source)
+    write_model(a, source, {})
 
 
 def run_architectures(a: argparse.Namespace) -> None:

@@ -1,7 +1,6 @@
 """Which new sizes do the arguments of a command give, and does the model have such axes?"""
 
 import argparse
-from collections.abc import Mapping
 
 from jaxgrow.axes.names import axis_kind
 from jaxgrow.checkpoints import CheckpointError, Source
@@ -14,20 +13,25 @@ LARGEST = 1 << 20
 
 
 def given_sizes(a: argparse.Namespace) -> dict[str, int]:
-    """The new size of each axis that has one; the stages of an axis are called ``layers.0``."""
+    """The new size of each axis that has one; the stages of an axis are called ``layers.0``.
+
+    Raises:
+      UsageError: a size is too large for any model.
+    """
     found: dict[str, int] = {}
-    for axis in AXES:
-        size = getattr(a, axis)
+    for axis in (*AXES, "experts"):
+        size = getattr(a, axis, None)
         if isinstance(size, int):
             found[axis] = size
         elif size is not None:
             found |= {f"{axis}.{stage}": n for stage, n in enumerate(size)}
-    if (experts := getattr(a, "experts", None)) is not None:
-        found["experts"] = experts
+    for axis, size in found.items():
+        if size > LARGEST:
+            raise UsageError(f"{axis_option(axis)} {size}: the maximum is {LARGEST:,}")
     return found
 
 
-def target(a: argparse.Namespace, source: Source | None = None) -> dict[str, int]:
+def target_sizes(a: argparse.Namespace, source: Source | None = None) -> dict[str, int]:
     """The new sizes, at least one.
 
     Args:
@@ -35,7 +39,8 @@ def target(a: argparse.Namespace, source: Source | None = None) -> dict[str, int
       source: the model. Sizes that follow from others in its format need not be given.
 
     Raises:
-      UsageError: no size is given.
+      UsageError: no size is given, or one is too large for any model.
+      CheckpointError: an axis of the model has stages, but a single size is given.
     """
     found = given_sizes(a)
     for axis, of in ({} if source is None else source.following).items():
@@ -45,32 +50,13 @@ def target(a: argparse.Namespace, source: Source | None = None) -> dict[str, int
         raise UsageError(
             f"nothing to {a.command}: give the new size of an axis, such as --layers 24"
         )
-    return found
-
-
-def possible(sizes: dict[str, int]) -> dict[str, int]:
-    """Return the sizes after checking that none of them is too large.
-
-    Raises:
-      UsageError: a size is too large for any model.
-    """
-    for name, size in sizes.items():
-        if size > LARGEST:
-            raise UsageError(f"{axis_option(name)} {size}: the maximum is {LARGEST:,}")
-    return sizes
-
-
-def check_stages(source: Source, target: Mapping[str, int]) -> None:
-    """Check that the target has one size per stage for each axis that has stages.
-
-    Raises:
-      CheckpointError: a single size is given for such an axis.
-    """
-    for axis in target:
-        stages = [name for name in source.sizes() if axis_kind(name) == axis]
+    own = [] if source is None else list(source.sizes())
+    for axis, size in found.items():
+        stages = [name for name in own if axis_kind(name) == axis]
         if axis not in stages and stages:
-            sizes = ",".join(str(target[axis]) for _ in stages)
+            sizes = ",".join([str(size)] * len(stages))
             raise CheckpointError(
-                f"{axis_option(axis)} {target[axis]}: this model has {len(stages)} stages; give one "
-                f"size per stage, such as {axis_option(axis)} {sizes}"
+                f"{axis_option(axis)} {size}: this model has {len(stages)} stages; give one size per "
+                f"stage, such as {axis_option(axis)} {sizes}"
             )
+    return found

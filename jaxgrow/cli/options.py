@@ -7,8 +7,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import NoReturn
 
-from jaxgrow.checkpoints.io.files import SHARD
-from jaxgrow.cli.methods import FORMATS
 from jaxgrow.typed import did_you_mean
 from jaxgrow.untrusted import add_limits
 
@@ -29,10 +27,6 @@ _FOLDERS = {
     "BEFORE": "the model with weight 1 - alpha",
     "UP": "the model with weight alpha; it has the same sizes as BEFORE",
 }
-DATA = (
-    "input file: text, which the tokenizer.json in {} tokenises; token ids (.npy); or images "
-    "(.npy) for a vision model"
-)
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -76,6 +70,10 @@ class Commands:
         """The parser of each subcommand that was added."""
         return self._subparsers.choices
 
+    def name(self, name: str, about: str) -> argparse.ArgumentParser:
+        """Add a subcommand without arguments; ``about``: its description in one sentence."""
+        return self._subparsers.add_parser(name, help=about)
+
     def add(
         self,
         name: str,
@@ -91,7 +89,7 @@ class Commands:
         Args:
           name: the name of the subcommand.
           help: its description in one sentence.
-          run: the module in `jaxgrow.cli`, and its function that runs the parsed arguments.
+          run: the path of the function that runs the parsed arguments. Its module is imported then.
           *folders: the names of its positional arguments, each the folder of a model.
           writes: whether it writes a model to DST, and can print the result as JSON.
           evaluates: whether it evaluates models, which may use an accelerator.
@@ -106,7 +104,7 @@ class Commands:
             p.add_argument(folder.lower(), metavar=folder, type=Path, help=about)
         if writes:
             _destination(p)
-            as_json(p)
+            add_json(p)
         add_limits(p)
         p.set_defaults(run=run, command=name, evaluates=evaluates)
         return p
@@ -128,7 +126,6 @@ def _destination(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--shard-size",
         type=_bytes,
-        default=SHARD,
         metavar="N",
         help="the maximum size of a weight file, such as 500MB, 1.5GB or 5GiB (default: 5GB)",
     )
@@ -144,33 +141,12 @@ def _destination(p: argparse.ArgumentParser) -> None:
     )
 
 
-def as_json(p: argparse.ArgumentParser) -> None:
+def add_json(p: argparse.ArgumentParser) -> None:
     """Add ``--json``."""
     p.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
-def trainer_format(p: argparse.ArgumentParser) -> None:
-    """Add the options for checkpoints of other trainers."""
-    p.add_argument(
-        "--format",
-        choices=FORMATS,
-        help="the trainer that wrote the checkpoint (default: detected from its paths)",
-    )
-    p.add_argument(
-        "--names",
-        type=Path,
-        metavar="FILE",
-        help="a JSON file with the axis names of a checkpoint of another trainer",
-    )
-    p.add_argument(
-        "--head-dim",
-        type=int,
-        metavar="N",
-        help="the size of a head, for checkpoints of other trainers that do not store it",
-    )
-
-
-def lora(p: argparse.ArgumentParser) -> None:
+def add_lora(p: argparse.ArgumentParser) -> None:
     """Add the options for a LoRA that is transformed with its model."""
     p.add_argument(
         "--lora",
@@ -178,11 +154,6 @@ def lora(p: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="a LoRA of SRC in PEFT's format, for example in SRC itself; the LoRA is transformed "
         "with the model, and also written into DST",
-    )
-    p.add_argument(
-        "--lora-only",
-        action="store_true",
-        help="write only the LoRA into DST, without the model",
     )
 
 
@@ -196,7 +167,7 @@ def axis_option(axis: str) -> str:
     return f"--{axis.replace('_', '-')}"
 
 
-def sizes(p: argparse.ArgumentParser) -> None:
+def add_sizes(p: argparse.ArgumentParser) -> None:
     """Add one option per axis for its new size."""
     for axis, what in AXES.items():
         about = (
@@ -209,7 +180,7 @@ def sizes(p: argparse.ArgumentParser) -> None:
 # --- the types of values ---
 
 
-def groups(text: str) -> str | tuple[tuple[int, ...], ...]:
+def unit_groups(text: str) -> str | tuple[tuple[int, ...], ...]:
     """Read the groups of the units of an axis, such as ``far:3`` or ``0+2,1+3``."""
     if text.startswith(("far", "adjacent")) or text == "alike":
         return text

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Callable, Sequence
 
 from jaxgrow.checkpoints.io.files import CheckpointError
-from jaxgrow.cli.arguments import parser
+from jaxgrow.cli.arguments import command_parser
 from jaxgrow.cli.errors import UsageError, system_reason
-from jaxgrow.signals import leave_at_once, raise_interrupts
+from jaxgrow.signals import raise_interrupts, leave_at_once
 from jaxgrow.untrusted import UntrustedError, prepare_messages, print_text
 
 
@@ -23,7 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
       files; 1 for any other failure; 128 plus the number of the signal after an interruption, or
       after the reader of the output has closed the pipe (SIGPIPE).
     """
-    a = parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    a = command_parser(words).parse_args(words)
     prepare_messages()
     if isinstance(sys.stdout, io.TextIOWrapper):
         # As on stderr, names that the encoding of the terminal does not have are escaped.
@@ -53,10 +54,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _imported(run: str) -> Callable[[argparse.Namespace], None]:
     """Import the function that runs a subcommand, with everything that it needs."""
-    module, name = run.split(".")
+    module, _, name = run.rpartition(".")
     with leave_at_once():
         importlib.import_module("jax")
-        return getattr(importlib.import_module(f"jaxgrow.cli.{module}"), name)
+        return getattr(importlib.import_module(module), name)
 
 
 def _ended(text: str, error: BaseException, status: int) -> int:

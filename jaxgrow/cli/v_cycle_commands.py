@@ -6,13 +6,13 @@ from collections.abc import Mapping
 import numpy as np
 
 from jaxgrow import operators
-from jaxgrow.axes.names import axis_kind, sibling_axis
-from jaxgrow.checkpoints import Interpolated, open_checkpoint
+from jaxgrow.axes.names import sibling_axis, axis_kind
+from jaxgrow.checkpoints import Cast, CheckpointError, Interpolated, open_checkpoint
 from jaxgrow.checkpoints.io.files import RECORD
 from jaxgrow.cli.errors import UsageError, reported
-from jaxgrow.cli.merging import mergeable
 from jaxgrow.cli.options import AXES, axis_option
-from jaxgrow.cli.writing import in_dtype, transform, write
+from jaxgrow.cli.tokenizer_files import tokenizer_notes
+from jaxgrow.cli.writing import transform_model, write_model
 from jaxgrow.growth.maps import AxisMap
 from jaxgrow.growth.matrices import dense
 from jaxgrow.operators.targets import width_axes
@@ -28,7 +28,7 @@ def run_coalesce(a: argparse.Namespace) -> None:
         # Record explicit groups: decoalesce cannot derive them from the small model.
         groups["layers"] = operators.alike(source.config.layer_kinds)
     notes = _odd_groups(groups, growth) + _own_key_groups(groups, growth)
-    transform(a, source, growth, groups | {"tied": a.tied}, groups=notes)
+    transform_model(a, source, growth, groups | {"tied": a.tied}, notes)
 
 
 def _odd_groups(groups: Mapping[str, operators.Groups], growth: Mapping[str, AxisMap]) -> list[str]:
@@ -73,7 +73,7 @@ def run_decoalesce(a: argparse.Namespace) -> None:
         )
     with reported():
         growth = operators.decoalesce(_large(source.sizes(), groups), kinds=None, **groups)
-    transform(a, source, growth, groups | {"tied": a.tied})
+    transform_model(a, source, growth, groups | {"tied": a.tied})
 
 
 def _given_groups(a: argparse.Namespace) -> dict[str, operators.Groups]:
@@ -134,10 +134,12 @@ def run_interpolate(a: argparse.Namespace) -> None:
         raise UsageError(
             f"--alpha {a.alpha:g} is not from 0 to 1: give the weight of UP, such as --alpha 0.5"
         )
-    before = open_checkpoint(a.before)
-    up = open_checkpoint(a.up)
-    pair = mergeable(before, up, a.take_config, lambda source: in_dtype(a, source, at_least=True))
+    before, up = open_checkpoint(a.before), open_checkpoint(a.up)
+    differ = tokenizer_notes(before, up)
+    if differ:
+        raise CheckpointError(f"{differ[0]}. `jaxgrow merge` matches their rows by token")
+    if a.dtype is not None:
+        before = Cast(before, a.dtype, at_least=True)
     with reported():
-        mixed = Interpolated(pair.before, pair.up, a.alpha)
-    taken = {} if a.take_config is None else {"take_config": a.take_config}
-    write(a, in_dtype(a, mixed), {"alpha": a.alpha} | taken, *pair.roots, notes=pair.notes)
+        mixed = Interpolated(before, up, a.alpha)
+    write_model(a, mixed, {"alpha": a.alpha})

@@ -54,7 +54,24 @@ _ARCHITECTURES = {
     "jaxgrow.extras.families.swin": ("Swinv2ForImageClassification",),
 }
 
+_COMMANDS = "jaxgrow.extras.commands.arguments"
+
 EXTRAS: dict[str, dict[str, str]] = {
+    "checkpoint format": {"other trainers": "jaxgrow.extras.integrations.command"},
+    "command": {
+        "suggest": f"{_COMMANDS}: list the growth methods that fit a model, with the FLOPs that they "
+        "saved in our measurements",
+        "show": f"{_COMMANDS}: plot the maps from old to new units that grow would apply",
+        "merge": f"{_COMMANDS}: interpolate two fine-tuned models whose configs or vocabularies differ",
+        "prune": f"{_COMMANDS}: make a model smaller by removing the layers and units that are least "
+        "important on given data",
+        "report": f"{_COMMANDS}: compare the outputs of two models on the same inputs",
+        "completion": f"{_COMMANDS}: print a shell script that completes commands, options and methods",
+    },
+    "companion": {
+        "lora": "jaxgrow.extras.hf_peft.companion",
+        "optimizer": "jaxgrow.extras.integrations.companion",
+    },
     "attention kernel": dict.fromkeys(("cudnn", "ring", "splash"), "jaxgrow.extras.models.kernels"),
     "mixture of experts": dict.fromkeys(
         ("Experts", "expert_rows"), "jaxgrow.extras.models.mixture"

@@ -49,7 +49,7 @@ def test_the_adapter_of_a_model_of_images_and_texts_is_read(tmp_path, begin, tar
         {vision: np.zeros((2, 3), np.float32)},
         target_modules=targets,
     )
-    deeper = ("--method", "stack", "--layers", 8, "--lora-only", "--lora")
+    deeper = ("--method", "stack", "--layers", 8, "--lora")
     called(capsys, "grow", folder, tmp_path / "b", *deeper, tmp_path / "lora")
     called(capsys, "grow", plain, tmp_path / "c", *deeper, tmp_path / "own")
     same(tmp_path / "c", tmp_path / "b")

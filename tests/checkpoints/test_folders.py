@@ -65,8 +65,8 @@ def test_everything_is_on_the_disk_before_the_folder_appears(tmp_path, folder, s
         place(new, *others)
 
     monkeypatch.setattr(folders, "_place", recorded)
-    checkpoints.transform(folder, tmp_path / "b", DEEPER, shard=5000)
-    checkpoints.transform(folder, tmp_path / "o", DEEPER, to="orbax")
+    checkpoints.transform(folder, checkpoints.Output(tmp_path / "b", shard=5000), DEEPER)
+    checkpoints.transform(folder, checkpoints.Output(tmp_path / "o", "orbax"), DEEPER)
     for files in seen:
         assert len(files) > 6
         assert all(files.values()), files
@@ -110,16 +110,12 @@ def test_an_existing_folder_is_replaced_only_at_the_end(tmp_path, folder):
     with pytest.raises(OSError, match="gone") as error:
         checkpoints.write(
             Broken(CONFIG, tiny.params(CONFIG, dtype="float32")),
-            target,
-            {},
-            [],
-            to="hf",
-            overwrite=True,
+            checkpoints.Output(target, "hf", overwrite=True),
         )
     assert error.value.__notes__ == [f"{target} is unchanged"]
     assert contents(target) == before
     assert names(tmp_path) == ["b"]
-    checkpoints.transform(folder, target, DEEPER, overwrite=True)
+    checkpoints.transform(folder, checkpoints.Output(target, overwrite=True), DEEPER)
     assert checkpoints.load(target)[0].layers == 5
     assert names(tmp_path) == ["b"]
 
@@ -151,7 +147,7 @@ def test_a_target_that_overlaps_its_source_is_refused(tmp_path, where):
     folder = saved(tmp_path / "out" / "a")
     before = contents(tmp_path)
     with pytest.raises(CheckpointError, match="contains it, or is inside it"):
-        checkpoints.transform(folder, folder / where, DEEPER, overwrite=True)
+        checkpoints.transform(folder, checkpoints.Output(folder / where, overwrite=True), DEEPER)
     assert contents(tmp_path) == before
 
 
@@ -176,7 +172,7 @@ def edited(folder: Path) -> Path:
 
 def orbax(folder: Path) -> Path:
     checkpoints.write(
-        Loaded(CONFIG, tiny.params(CONFIG, dtype="float32")), folder, {}, [], to="orbax"
+        Loaded(CONFIG, tiny.params(CONFIG, dtype="float32")), checkpoints.Output(folder, "orbax")
     )
     return folder
 
@@ -291,7 +287,7 @@ def an_empty_one(folder: Path) -> Path:
 
 @pytest.mark.parametrize("make", [as_downloaded, an_empty_one, orbax, saved])
 def test_checkpoints_and_empty_folders_are_replaced(tmp_path, folder, make):
-    checkpoints.transform(folder, make(tmp_path / "b"), DEEPER, overwrite=True)
+    checkpoints.transform(folder, checkpoints.Output(make(tmp_path / "b"), overwrite=True), DEEPER)
     assert checkpoints.load(tmp_path / "b")[0].layers == 5
     assert names(tmp_path) == ["b"]
 
@@ -310,11 +306,11 @@ def test_what_came_along_with_a_model_is_a_part_of_it(tmp_path):
     source = saved(tmp_path / "a")
     (source / "labels.txt").write_text("cat")
     for _ in range(2):
-        checkpoints.transform(source, tmp_path / "b", DEEPER, overwrite=True)
+        checkpoints.transform(source, checkpoints.Output(tmp_path / "b", overwrite=True), DEEPER)
     assert (tmp_path / "b/labels.txt").read_text() == "cat"
     (tmp_path / "b/more.txt").write_text("dog")
     with pytest.raises(CheckpointError, match=r"replaced: more\.txt"):
-        checkpoints.transform(source, tmp_path / "b", DEEPER, overwrite=True)
+        checkpoints.transform(source, checkpoints.Output(tmp_path / "b", overwrite=True), DEEPER)
 
 
 def test_files_added_during_a_replacement_are_kept(tmp_path, folder):
@@ -617,7 +613,7 @@ def test_leftovers_of_a_killed_process_are_cleaned_up_later(tmp_path, folder):
     checkpoints.transform(folder, tmp_path / "b", DEEPER)
     assert left.exists()
     (left / "about.json").write_text(json.dumps(about))
-    checkpoints.transform(folder, tmp_path / "b", DEEPER, overwrite=True)
+    checkpoints.transform(folder, checkpoints.Output(tmp_path / "b", overwrite=True), DEEPER)
     assert names(tmp_path) == ["b", "c", "d"]
 
 

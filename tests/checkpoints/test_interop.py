@@ -87,7 +87,9 @@ def test_saved_transformers_models_match_and_grow_loadably(tmp_path, tied, shard
         ("both", operators.decoalesce(large, heads="far", layers="adjacent"), False),
     ):
         checkpoints.transform(
-            source, tmp_path / name, growth, shard=4000 if shard == "4KB" else 5_000_000_000
+            source,
+            checkpoints.Output(tmp_path / name, shard=4000 if shard == "4KB" else 5_000_000_000),
+            growth,
         )
         after = logits(tmp_path / name, tokens)
         np.testing.assert_allclose(after, theirs(tmp_path / name, tokens), rtol=0, atol=1e-4)
@@ -126,7 +128,9 @@ GROWTHS = {
 )
 def test_streamed_growth_is_growth_in_memory(tmp_path, name, dtype):
     saved(tmp_path / "a", dtype=dtype)
-    checkpoints.transform(tmp_path / "a", tmp_path / "b", GROWTHS[name], shard=3000)
+    checkpoints.transform(
+        tmp_path / "a", checkpoints.Output(tmp_path / "b", shard=3000), GROWTHS[name]
+    )
     config, params = checkpoints.load(tmp_path / "b")
     expected = grow(GROWTHS[name], tiny.params(CONFIG, dtype=dtype), axes(CONFIG))
     assert config == CONFIG.resized(GROWTHS[name])
@@ -213,9 +217,9 @@ def test_what_only_moves_is_copied_byte_by_byte(tmp_path, folder, monkeypatch):
 
 def test_hf_to_orbax_to_hf_is_the_same_folder(tmp_path, folder):
     source = checkpoints.open_checkpoint(folder)
-    checkpoints.write(source, tmp_path / "o", {}, [source], to="orbax")
+    checkpoints.write(source, checkpoints.Output(tmp_path / "o", "orbax"))
     back = checkpoints.open_checkpoint(tmp_path / "o")
-    checkpoints.write(back, tmp_path / "b", {}, [back], to="hf")
+    checkpoints.write(back, checkpoints.Output(tmp_path / "b", "hf"))
     one, two = contents(folder), contents(tmp_path / "b")
     assert json.loads(one.pop("config.json")) == json.loads(two.pop("config.json"))
     one.pop("jaxgrow.json"), two.pop("jaxgrow.json")
@@ -285,7 +289,7 @@ def test_the_fingerprint_is_of_the_numbers_not_of_the_files(tmp_path, folder):
 @pytest.mark.parametrize("at_once", [1, 2**28])
 def test_the_fingerprint_of_orbax_is_the_same_in_parts(tmp_path, folder, at_once, monkeypatch):
     hf = checkpoints.open_checkpoint(folder)
-    checkpoints.write(hf, tmp_path / "b", {}, [hf], to="orbax")
+    checkpoints.write(hf, checkpoints.Output(tmp_path / "b", "orbax"))
     monkeypatch.setattr(orbax, "_AT_ONCE", at_once)
     source, read = checkpoints.open_checkpoint(tmp_path / "b"), []
     load = orbax.ocp.load
@@ -511,7 +515,7 @@ def test_mismatched_growths_and_unknown_models_are_refused(tmp_path, folder):
 
 def test_damaged_orbax_folders(tmp_path, folder):
     source = checkpoints.open_checkpoint(folder)
-    checkpoints.write(source, tmp_path / "o", {}, [source], to="orbax")
+    checkpoints.write(source, checkpoints.Output(tmp_path / "o", "orbax"))
     record = (tmp_path / "o/jaxgrow.json").read_text()
     for text, message in (
         ("{}", "'config' does not describe a model"),

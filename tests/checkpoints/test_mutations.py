@@ -24,8 +24,8 @@ import jaxgrow.growth.report
 from jaxgrow import checkpoints
 from jaxgrow.checkpoints import CheckpointError, Loaded
 from jaxgrow.checkpoints.source import initial_layout
-from jaxgrow.cli import model_outputs
 from jaxgrow.cli.program import main
+from jaxgrow.extras.commands import model_outputs
 from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig, from_json
 
 MEMORY = 500_000  # kB that all mutations together may add to the peak
@@ -170,7 +170,7 @@ def sharded(folder: Path) -> Path:
 
 def orbax(folder: Path) -> Path:
     source = checkpoints.open_checkpoint(folder.with_name("whole"))
-    checkpoints.write(source, folder, {}, [source], to="orbax")
+    checkpoints.write(source, checkpoints.Output(folder, "orbax"))
     return folder
 
 
@@ -233,7 +233,7 @@ def test_what_is_damaged_is_read_or_refused_in_one_message(tmp_path, capsys, cas
 def test_caches_of_configs_are_bounded():
     """A process that reads many models keeps the shapes and programs of the last ones only."""
     assert initial_layout.cache_info().maxsize == 64
-    assert model_outputs._program.cache_info().maxsize == 4
+    assert model_outputs._compiled_outputs.cache_info().maxsize == 4
 
 
 def again(home: Path) -> None:
@@ -295,7 +295,7 @@ def test_no_config_has_an_eps_that_is_none(family, eps):
 def test_no_json_is_written_with_numbers_that_are_none(tmp_path, folder):
     source = checkpoints.open_checkpoint(folder)
     with pytest.raises(CheckpointError, match=r"jaxgrow\.json cannot be written"):
-        checkpoints.write(source, tmp_path / "b", {"alpha": float("nan")}, [source])
+        checkpoints.write(source, tmp_path / "b", {"alpha": float("nan")})
     assert not list(tmp_path.iterdir())
 
 
@@ -353,7 +353,7 @@ def test_a_record_whose_parts_are_something_else(tmp_path, folder, capsys, field
 def orbax_files(folder: Path) -> dict[str, bytes]:
     out = folder.with_name("orbax")
     source = checkpoints.open_checkpoint(folder)
-    checkpoints.write(source, out, {}, [source], to="orbax")
+    checkpoints.write(source, checkpoints.Output(out, "orbax"))
     return {str(f.relative_to(out)): f.read_bytes() for f in out.rglob("*") if f.is_file()}
 
 

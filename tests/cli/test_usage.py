@@ -8,7 +8,7 @@ import pytest
 
 from jaxgrow.checkpoints import save
 from jaxgrow.cli import methods
-from jaxgrow.cli.keeps import described_methods
+from jaxgrow.cli.arguments import described_methods
 from jaxgrow.cli.program import main
 from jaxgrow.extras.integrations.formats import FORMATS
 from jaxgrow.extras.integrations.torch_optimizer import POLICIES

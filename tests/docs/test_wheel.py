@@ -54,7 +54,11 @@ def test_a_wheel_holds_the_library_its_command_and_its_types(wheel):
     held = {name for name in ZipFile(wheel).namelist() if ".dist-info/" not in name}
     sources = (p for ending in ("*.py", "*.pyi") for p in (ROOT / "jaxgrow").rglob(ending))
     library = {str(p.relative_to(ROOT)) for p in sources}
-    assert held == library | {"jaxgrow/py.typed", "jaxgrow_command.py"}
+    assert held == library | {
+        "jaxgrow/py.typed",
+        "jaxgrow/extras/evidence.toml",
+        "jaxgrow_command.py",
+    }
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from counting import products, programs
 
 from jaxgrow import flops, grow, operators, sizes
 from jaxgrow.checkpoints import FAMILIES
-from jaxgrow.cli import keeps
+from jaxgrow.cli.preservation import keeps_function
 from jaxgrow.extras.models.deberta import DeBERTaConfig, distance_rows
 from jaxgrow.layerdrop import KeepMask
 from jaxgrow.models import from_json
@@ -167,7 +167,7 @@ def test_which_growth_preserves_the_function(by, fields):
     after = tiny.forward(c.resized(growth))(grow(growth, params, tiny.axes(c)), inputs())
     found = np.abs(after - before).max() / np.std(before)
     assert found < TOLERANCE if by in KEEPS else found > VISIBLE
-    assert keeps.keeps(growth, c, by.split(",")[0]) == (by in KEEPS)
+    assert keeps_function(growth, c, by.split(",")[0]) == (by in KEEPS)
 
 
 @pytest.mark.slow  # `test_drop_execution` and `test_decoders` show it for other families.

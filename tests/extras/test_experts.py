@@ -16,7 +16,7 @@ import tiny
 
 from jaxgrow import checkpoints, grow, sharding
 from jaxgrow.checkpoints import CheckpointError
-from jaxgrow.cli import keeps
+from jaxgrow.cli.preservation import keeps_function
 from jaxgrow.extras import hf_peft as peft
 from jaxgrow.extras.models.mixture import Experts, expert_blocks, expert_rows
 from jaxgrow.extras.peft import lora
@@ -289,7 +289,7 @@ def test_a_model_of_experts_grows_as_any(by):
         "zero_pad": zero_pad(sizes, heads),
         "llama_pro": llama_pro(sizes, {"layers": 3}),
     }[by]
-    assert keeps.keeps(growth, c, by)
+    assert keeps_function(growth, c, by)
     grown = grow(growth, params, tiny.axes(c))
     np.testing.assert_allclose(
         logits(c.resized(growth), grown), logits(c, params), rtol=0, atol=1e-10

@@ -164,7 +164,7 @@ def test_heads_differ_by_seed_and_repeat_to_the_bit(home, tmp_path):
 @pytest.mark.slow
 def test_what_was_fine_tuned_and_grown_goes_on_with_its_head(learned, home, tmp_path):
     growth = operators.llama_pro(FAMILIES["gpt2"].sizes(), {"layers": 4})
-    checkpoints.transform(learned[0], tmp_path / "deep", growth, to="orbax")
+    checkpoints.transform(learned[0], checkpoints.Output(tmp_path / "deep", "orbax"), growth)
     tokenizer("bytes").save(str(tmp_path / "deep" / "tokenizer.json"))
     old = Freeze(layers=tuple(sorted({0, 1, 2, 3} - {*operators.new_layers(growth)})))
     experiment = replace(tuning(home / "cola", freeze=old).of(tmp_path / "deep", 1e-30, 0), steps=1)

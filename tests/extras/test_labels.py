@@ -46,11 +46,11 @@ def test_a_run_records_its_task_for_later_checkpoints(run, tmp_path):
     assert learned(run) == expected
     growth = operators.stack(FAMILIES["gpt2"].sizes(), {"layers": 4})
     for kind in ("orbax", "hf"):
-        checkpoints.transform(run, tmp_path / kind, growth, to=kind)
+        checkpoints.transform(run, checkpoints.Output(tmp_path / kind, kind), growth)
         assert learned(tmp_path / kind) == expected
     assert json.loads((tmp_path / "hf" / "config.json").read_text())["label2id"]["acceptable"] == 1
     grown = operators.stack(FAMILIES["gpt2"].sizes() | {"layers": 4}, {"layers": 8})
-    checkpoints.transform(tmp_path / "hf", tmp_path / "again", grown, to="orbax")
+    checkpoints.transform(tmp_path / "hf", checkpoints.Output(tmp_path / "again", "orbax"), grown)
     assert learned(tmp_path / "again") == expected
 
 

@@ -17,7 +17,7 @@ import tiny
 
 from jaxgrow import grow
 from jaxgrow.checkpoints import FAMILIES
-from jaxgrow.cli import keeps
+from jaxgrow.cli.preservation import keeps_function
 from jaxgrow.extras.models.modernbert import ModernBERTConfig
 from jaxgrow.layerdrop import KeepMask
 from jaxgrow.models import from_json
@@ -168,7 +168,7 @@ def test_what_keeps_the_function_is_what_we_say(by):
     assert found < EXACT if kept else found > VISIBLE
     if by == "llama_pro":
         assert found == 0
-    assert keeps.keeps(growth, c, by.split(",")[0]) == kept
+    assert keeps_function(growth, c, by.split(",")[0]) == kept
 
 
 def test_kinds_follow_their_layers_and_the_first_stays_first():

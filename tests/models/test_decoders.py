@@ -16,7 +16,7 @@ import tiny
 
 from jaxgrow import grow
 from jaxgrow.checkpoints import FAMILIES
-from jaxgrow.cli import keeps
+from jaxgrow.cli.preservation import keeps_function
 from jaxgrow.growth.maps import swap
 from jaxgrow.layerdrop import KeepMask
 from jaxgrow.models import LlamaConfig, from_json
@@ -127,7 +127,7 @@ def test_what_keeps_the_function_is_what_we_say(name, by):
     assert found < EXACT if kept else found > VISIBLE
     if by == "llama_pro":
         assert found == 0
-    assert keeps.keeps(growth, c, by.split(",")[0]) == kept
+    assert keeps_function(growth, c, by.split(",")[0]) == kept
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -136,7 +136,7 @@ def test_even_copies_with_plain_norms_are_exact_if_untied(tied, monkeypatch):
     c = config("OLMo")
     for by, method in (("hypercloning", hypercloning), ("staged", staged)):
         growth = method(OLD, TWICE)
-        assert keeps.keeps(growth, c, by) == (not tied)
+        assert keeps_function(growth, c, by) == (not tied)
         assert changed("OLMo", growth) > VISIBLE if tied else changed("OLMo", growth) < EXACT
 
 

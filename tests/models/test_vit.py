@@ -18,7 +18,7 @@ import vision
 from jaxgrow import grow, sizes, swap
 from jaxgrow.axes import LAYERS, is_names, leaves, path
 from jaxgrow.checkpoints import FAMILIES
-from jaxgrow.cli import keeps
+from jaxgrow.cli.preservation import keeps_function
 from jaxgrow.models import ViTConfig, from_json
 from jaxgrow.models.stack import KeptTokens
 from jaxgrow.operators import decoalesce, fpi, hypercloning, lemon, ligo, llama_pro, stack
@@ -236,7 +236,7 @@ def test_what_keeps_the_function(own):
         assert vision.change(growth, small) < EXACT
     kept = vision.change(ragged, small)
     assert kept < EXACT if own != DINO else kept > VISIBLE
-    assert keeps.keeps(even, small, "lemon") and keeps.keeps(ragged, small, "lemon") == (
+    assert keeps_function(even, small, "lemon") and keeps_function(ragged, small, "lemon") == (
         own != DINO
     )
 

@@ -26,8 +26,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from jaxgrow import checkpoints, correct, grow, swap
 from jaxgrow.axes import axis_kind, is_layers, sibling_axis
-from jaxgrow.cli.model_inputs import of_data
 from jaxgrow.cli.program import main
+from jaxgrow.extras.commands.model_inputs import inputs_from_file
 from jaxgrow.extras.models.swin import SwinConfig
 from jaxgrow.growth.matrices import dense
 from jaxgrow.models import GPT2Config, LlamaConfig, importance
@@ -741,7 +741,7 @@ def test_what_are_no_images_of_a_model(tmp_path, images, message):
     file = tmp_path / "images.npy"
     file.write_text("a text") if images is None else np.save(file, images)
     with pytest.raises(checkpoints.CheckpointError, match=message):
-        of_data(SimpleNamespace(config=SWIN, sizes=SWIN.sizes), file)
+        inputs_from_file(SimpleNamespace(config=SWIN, sizes=SWIN.sizes), file)
 
 
 def test_text_is_what_the_models_own_tokenizer_makes_of_it(folder, tmp_path):
@@ -750,14 +750,14 @@ def test_text_is_what_the_models_own_tokenizer_makes_of_it(folder, tmp_path):
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     words.enable_truncation(2)
     words.save(str(tmp_path / "a/tokenizer.json"))
-    inputs, _ = of_data(checkpoints.open_checkpoint(tmp_path / "a"), folder / "text.txt")
+    inputs, _ = inputs_from_file(checkpoints.open_checkpoint(tmp_path / "a"), folder / "text.txt")
     assert inputs[0, :5].tolist() == [3, 5, 7, 7, 7]
     (tmp_path / "a/tokenizer.json").write_text('{"model": 1}')
     with pytest.raises(
         checkpoints.CheckpointError,
         match=r"tokenizer.json is not a valid tokenizer: .* as a .npy file of token ids",
     ):
-        of_data(checkpoints.open_checkpoint(tmp_path / "a"), folder / "text.txt")
+        inputs_from_file(checkpoints.open_checkpoint(tmp_path / "a"), folder / "text.txt")
 
 
 @pytest.mark.parametrize(
@@ -852,7 +852,7 @@ def test_models_that_no_text_is_for(tmp_path):
     with pytest.raises(
         checkpoints.CheckpointError, match=r"no tokenizer.json in .* Give --data as a .npy"
     ):
-        of_data(checkpoints.open_checkpoint(tmp_path / "a"), tmp_path / "text.txt")
+        inputs_from_file(checkpoints.open_checkpoint(tmp_path / "a"), tmp_path / "text.txt")
 
 
 # --- in a V-cycle ---

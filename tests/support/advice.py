@@ -1,17 +1,14 @@
-"""Messages that advise a setting or a command, and the machinery that follows their advice.
+"""Messages that advise a setting or a command, and functions that follow their advice.
 
-A case provokes a message, takes the advice out of its text, and follows it. `test_advised` checks
-that every message of this kind has a case, or is in a list of exceptions with a reason.
+A case provokes a message, takes the advice out of its text, and follows it.
 """
 
 import contextlib
 import io
 import re
-import runpy
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -21,48 +18,7 @@ from jaxgrow.cli.program import main as jaxgrow
 from jaxgrow.untrusted import UntrustedError, file_limits, using_limits
 from train.common.errors import UserError
 
-ROOT = Path(__file__).parents[2]
-# A message that matches names a setting, an option, a command or a package to install.
-ADVISES = re.compile(
-    r"--[a-z]|CONFIG:|pip install|python -m |\btrain\.[a-z]+\b"
-    r"|\b(?:data|model|optim|mesh|method)\.[a-z_]+"
-    r"|jaxgrow (?:grow|convert|inspect|interpolate|architectures|prune|report|suggest)\b"
-    r"|\b(?i:set|leave out|use|give|raise|lower|choose|needs?)\b[^;.]*?\b[a-z_]+=[^,]"
-    r"|: (?:also )?(?:set|raise|lower|leave|leave out) (?!both|the|one|them)[a-z_]{3,}"
-    r"|[:;] leave it out to\b|RUN@STEP"
-)
 ERRORS = (UserError, CheckpointError, UntrustedError, ValueError, ImportError)
-
-
-@cache
-def messages() -> tuple[str, ...]:
-    """The templates of all messages, with ``{expression}`` as placeholders."""
-    collect = runpy.run_path(str(ROOT / "docs/messages.py"))
-    found = [line.split(": ", 1)[1] for line in collect["all_messages"]() if line.startswith("- ")]
-    return tuple(dict.fromkeys(found))
-
-
-def advising() -> list[str]:
-    """The templates of the messages that advise something."""
-    return [text for text in messages() if ADVISES.search("{}".join(constants(text)))]
-
-
-def constants(template: str) -> list[str]:
-    """The parts of a template around its placeholders."""
-    parts, depth, start = [], 0, 0
-    for i, letter in enumerate(template):
-        if letter == "{":
-            parts += [template[start:i]] * (depth == 0)
-            depth += 1
-        elif letter == "}" and depth:
-            depth -= 1
-            start = i + 1 if depth == 0 else start
-    return [*parts, template[start:]]
-
-
-def pattern(template: str) -> re.Pattern:
-    """The pattern of the texts that a template can produce."""
-    return re.compile(r"[\s\S]*".join(map(re.escape, constants(template))))
 
 
 @dataclass(frozen=True)
@@ -70,7 +26,7 @@ class Case:
     """A message and its advice.
 
     Attributes:
-      says: words of the message, which identify its template.
+      says: words of the message; expressions in braces stand for any text.
       fails: provokes the message.
       follows: follows the advice in the text of the message; it must not raise.
       slow: whether the test is left out by default.

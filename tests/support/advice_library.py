@@ -58,7 +58,7 @@ def _gpt(folder: Path) -> Path:
 
 def _orbax(folder: Path) -> Path:
     source = checkpoints.open_checkpoint(_gpt(folder.with_name("source of orbax")))
-    checkpoints.write(source, folder, {}, [source], to="orbax")
+    checkpoints.write(source, checkpoints.Output(folder, "orbax"))
     return folder
 
 
@@ -301,10 +301,10 @@ COMMANDS = [
         "grow {llama} {new} --method upcycle --experts 2 --lora {lora}",
         lambda words, said: words[:-2]),  # as if the LoRA were merged
     cli("requires the number of experts", "grow {llama} {new} --method upcycle"),
-    cli("their routers are random", "grow {llama} {new} --method upcycle --experts 2 --noise 9"),
+    cli("the routers of new experts are random", "grow {llama} {new} --method upcycle --experts 2 --noise 9"),
     cli("each token is routed to at", "grow {llama} {new} --method upcycle --experts 2 --active 3",
         lambda words, said: [*words[:-1], part(r"at most (\d+)", said)]),
-    cli("choose the config of one", "interpolate {llama} {other_base} {new} --alpha .5",
+    cli("choose the config of one", "merge {llama} {other_base} {new} --alpha .5",
         "--take-config A"),
     cli("no tokenizer.json in", "prune {untold} {new} --layers 1 --data {text}",
         "--data {ids}"),
@@ -328,8 +328,6 @@ COMMANDS = [
     cli("by exact copies", "grow {gpt} {new} --method stack --layers 8 --noise 10"),
     cli("grows the optimizer state of",
         "grow {orbax} {new} --method stack --layers 8 --optimizer copy"),
-    cli("--lora-only requires", "grow {gpt} {new} --method stack --layers 8 --lora-only",
-        "--lora {lora}"),
     cli("has no names for these parameters", "inspect {trainer} --names {few_names}",
         "--names {names}"),
     cli("do not fit the sizes of the other", "inspect {trainer} --names {wrong_names}",

@@ -19,11 +19,7 @@ def saved(
     """Save random parameters with a tokenizer and keys that jaxgrow does not know."""
     checkpoints.write(
         checkpoints.Loaded(config, tiny.params(config, seed, dtype)),
-        folder,
-        {},
-        [],
-        to="hf",
-        **options,
+        checkpoints.Output(folder, "hf", **options),
     )
     (folder / "tokenizer.json").write_text('{"model": 1}')
     change(folder, their_own={"key": [1, 2]}, n_ctx=7)

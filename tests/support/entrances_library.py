@@ -89,7 +89,7 @@ def run_folder(name: str) -> Callable[[Path], Path]:
 
     def make(folder: Path) -> Path:
         source = open_checkpoint(saved(folder / "hf"))
-        checkpoints.write(source, folder / "run", {}, [source], to="orbax")
+        checkpoints.write(source, checkpoints.Output(folder / "run", "orbax"))
         found = [p for p in sorted((folder / "run").glob(name)) if p.is_file()]
         return max(found, key=lambda p: p.stat().st_size)
 
@@ -140,7 +140,7 @@ def overwritten(name: str) -> Callable[[Path], Path]:
     def make(folder: Path) -> Path:
         saved(folder / "model")
         source = open_checkpoint(folder / "model")
-        checkpoints.write(source, folder / "old", {}, [source])
+        checkpoints.write(source, folder / "old")
         return folder / "old" / name
 
     return make
@@ -224,7 +224,9 @@ def images(folder: Path) -> Path:
         image=4, patch=2, channels=3, layers=1, embed=6, heads=2, head_dim=3, mlp=8, classes=3
     )
     params = tiny.params(config, 0, np.float32)
-    checkpoints.write(checkpoints.Loaded(config, params), folder / "model", {}, [], to="orbax")
+    checkpoints.write(
+        checkpoints.Loaded(config, params), checkpoints.Output(folder / "model", "orbax")
+    )
     shape = config.example.shape[1:]
     np.save(folder / "images.npy", np.zeros((2, *shape), np.float32))
     return folder / "images.npy"
@@ -636,10 +638,10 @@ _WORK = "the work folder has a random name and mode 0700, and this process made 
 _CALLER = "it gets a checked path; its callers are attacked"
 
 ROWS: dict[str, Row] = {
-    "jaxgrow/checkpoints/_transform.py::_history": attacked("record"),
-    "jaxgrow/checkpoints/_transform.py::_is_huggingface": attacked("config"),
-    "jaxgrow/checkpoints/_transform.py::_snapshot": attacked("snapshot"),
-    "jaxgrow/checkpoints/_transform.py::write": attacked(
+    "jaxgrow/checkpoints/writing.py::_history": attacked("record"),
+    "jaxgrow/checkpoints/opening.py::_is_huggingface": attacked("config"),
+    "jaxgrow/checkpoints/opening.py::_snapshot": attacked("snapshot"),
+    "jaxgrow/checkpoints/writing.py::write": attacked(
         "tokenizer beside", "template", "tokenizer of a run"
     ),
     "jaxgrow/extras/hf_peft/reading.py::_load": attacked("LoRA config", "LoRA weights"),
@@ -685,10 +687,10 @@ ROWS: dict[str, Row] = {
     "jaxgrow/checkpoints/orbax.py::export": ours("it writes into the folder of a run"),
     "jaxgrow/checkpoints/orbax.py::write": ours(_NEW),
     "jaxgrow/cli/grow_commands.py::run_show": ours("it writes the picture that the user named"),
-    "jaxgrow/cli/model_inputs.py::_array": attacked("ids"),
-    "jaxgrow/cli/model_inputs.py::_images": attacked("images"),
-    "jaxgrow/cli/model_inputs.py::_tokenised": attacked("text", "tokenizer"),
-    "jaxgrow/cli/model_inputs.py::tokens_of": attacked("another tokenizer"),
+    "jaxgrow/extras/commands/model_inputs.py::_saved_ids": attacked("ids"),
+    "jaxgrow/extras/commands/model_inputs.py::_read_images": attacked("images"),
+    "jaxgrow/extras/commands/model_inputs.py::_tokenised_text": attacked("text", "tokenizer"),
+    "jaxgrow/cli/tokenizer_files.py::tokens_of": attacked("another tokenizer"),
     "jaxgrow/cli/program.py::main": ours("it opens /dev/null"),
     "jaxgrow/extras/integrations/command.py::_is_ours": attacked("run in the shell"),
     "jaxgrow/extras/integrations/command.py::_opened": attacked("names"),

@@ -447,7 +447,7 @@ def test_the_ids_of_config_json_belong_to_a_run_and_to_an_orbax_folder(tmp_path)
     (source / "generation_config.json").unlink()
     expected = opened(source).special
     assert expected.end is not None
-    checkpoints.transform(source, tmp_path / "orbax", {}, to="orbax")
+    checkpoints.transform(source, checkpoints.Output(tmp_path / "orbax", "orbax"), {})
     assert opened(tmp_path / "orbax").special == expected
     for folder in (source, tmp_path / "orbax"):
         run = tmp_path / f"run of {folder.name}"

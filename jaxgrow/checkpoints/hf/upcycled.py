@@ -29,6 +29,7 @@ class Single(Source):
         except ValueError as error:
             raise CheckpointError(str(error)) from error
         self._source = source
+        self.sources = (source,)
         like = source.leaves["blocks/mlp/up/kernel"].dtype
         dtypes = {path: leaf.dtype for path, leaf in source.leaves.items()} | {ROUTER: like}
         self.leaves = {

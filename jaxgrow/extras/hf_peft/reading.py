@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxgrow.axes.names import Params, axis_of, layers_of
-from jaxgrow.checkpoints._transform import open_checkpoint
 from jaxgrow.checkpoints.hf.storage import family_for
 from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout
 from jaxgrow.checkpoints.hf.tensor_names import without_values
 from jaxgrow.checkpoints.hf.text_part import text_tensors
 from jaxgrow.checkpoints.io import safetensors
 from jaxgrow.checkpoints.io.files import CheckpointError, inside, listed, spelt
+from jaxgrow.checkpoints.opening import open_checkpoint
 from jaxgrow.checkpoints.source import Checkpoint, Source, flat, initial_layout, nested
 from jaxgrow.extras.hf_peft.peft_adapter import RESAVED, PeftAdapter
 from jaxgrow.extras.hf_peft.peft_settings import Settings

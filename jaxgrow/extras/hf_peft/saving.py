@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from jaxgrow.axes.names import axis_of, layers_of, split_kernel
-from jaxgrow.checkpoints._transform import open_checkpoint
 from jaxgrow.checkpoints.hf.base import Family
 from jaxgrow.checkpoints.hf.storage import family_for
 from jaxgrow.checkpoints.io import safetensors
 from jaxgrow.checkpoints.io.files import ADAPTER, CheckpointError, write_json
 from jaxgrow.checkpoints.io.folders import atomic_folder
+from jaxgrow.checkpoints.opening import open_checkpoint
 from jaxgrow.checkpoints.source import Checkpoint, Source, flat, initial_layout
 from jaxgrow.extras.hf_peft.peft_adapter import RESAVED, PeftAdapter
 from jaxgrow.extras.hf_peft.places import (

@@ -1,5 +1,6 @@
 """How do ``jaxgrow inspect`` and ``jaxgrow grow`` handle checkpoints of other trainers?"""
 
+import argparse
 import os
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -18,12 +19,17 @@ from jaxgrow.checkpoints.io.files import (
 )
 from jaxgrow.checkpoints.io.folders import atomic_folder
 from jaxgrow.checkpoints.io.replacing import may_become
+from jaxgrow.cli.errors import UsageError
+from jaxgrow.cli.grow_commands import growth_by_method, refuse_options
+from jaxgrow.cli.new_sizes import target_sizes
+from jaxgrow.cli.other_formats import CHECKPOINT_FORMATS
+from jaxgrow.cli.writing import new_layers, print_json
 from jaxgrow.extras.integrations.formats import FORMATS, from_file, plain, recognised
 from jaxgrow.extras.integrations.layouts import Layout
-from jaxgrow.extras.suggest import POLICY
 from jaxgrow.growth.maps import Growth, Rules, new_sizes
+from jaxgrow.operators import OPERATORS
 from jaxgrow.tables import align_columns
-from jaxgrow.untrusted import one_line
+from jaxgrow.untrusted import one_line, print_text
 
 if TYPE_CHECKING:
     # TensorStore takes a second to import, and most commands do not need it.
@@ -37,7 +43,7 @@ _DISTRIBUTED = ".metadata"
 POLICIES = ("drop", "copy", "exact")
 
 
-def is_run(folder: Path) -> bool:
+def is_foreign_run(folder: Path) -> bool:
     """Whether a folder holds a checkpoint of another trainer, which this library did not write."""
     if not folder.is_dir() or _is_ours(folder):
         return False
@@ -61,16 +67,7 @@ def _is_ours(folder: Path) -> bool:
     return not isinstance(arguments, dict) or "format" not in arguments
 
 
-def policy_of(method: str) -> str:
-    """The optimizer policy that suits a method.
-
-    For methods that suit ``asymmetric``, it is ``copy``, because ``asymmetric`` requires an
-    optimizer with `rebias`.
-    """
-    return POLICY[method] if POLICY[method] in POLICIES else "copy"
-
-
-def opened(
+def open_run(
     folder: Path, name: str | None, names: Path | None, head_dim: int | None = None
 ) -> "OrbaxRun":
     """Open a checkpoint of another trainer.
@@ -85,10 +82,12 @@ def opened(
       CheckpointError: no format fits.
     """
     with one_line(CheckpointError, f"{folder} cannot be read"):
-        return _opened(folder, name, names, head_dim)
+        return _open_run(folder, name, names, head_dim)
 
 
-def _opened(folder: Path, name: str | None, names: Path | None, head_dim: int | None) -> "OrbaxRun":
+def _open_run(
+    folder: Path, name: str | None, names: Path | None, head_dim: int | None
+) -> "OrbaxRun":
     from jaxgrow.extras.integrations.orbax_run import OrbaxRun
     from jaxgrow.extras.integrations.trees import open_tree
 
@@ -104,7 +103,7 @@ def _opened(folder: Path, name: str | None, names: Path | None, head_dim: int | 
     return OrbaxRun(tree, form, {} if head_dim is None else {"head_dim": head_dim})
 
 
-def inspected(run: "OrbaxRun") -> dict[str, Any]:
+def inspect_run(run: "OrbaxRun") -> dict[str, Any]:
     """Describe a checkpoint: its format, its sizes, and the axis names and shape of each leaf."""
     leaves = [
         {
@@ -113,7 +112,7 @@ def inspected(run: "OrbaxRun") -> dict[str, Any]:
             "axes": place.names,
             "dtype": run.shapes[path].dtype.name,
             "arrays": len(place.paths),
-            "layout": _layout(place.layout),
+            "layout": _layout_as_json(place.layout),
         }
         for path, place in run.places.items()
     ]
@@ -133,14 +132,14 @@ def inspected(run: "OrbaxRun") -> dict[str, Any]:
     return {**about, "optimizer_state_at": moments, "others": run.others, "leaves": leaves}
 
 
-def _layout(layout: Layout) -> dict[str, Any]:
+def _layout_as_json(layout: Layout) -> dict[str, Any]:
     """The attributes of a layout that differ from the default, as ``--names FILE`` takes them."""
     plain = asdict(Layout(layout.names))
     return {key: value for key, value in asdict(layout).items() if value != plain[key]}
 
 
-def described(folder: Path, about: Mapping[str, Any]) -> str:
-    """Format the result of `inspected` as text."""
+def run_as_text(folder: Path, about: Mapping[str, Any]) -> str:
+    """Format the result of `inspect_run` as text."""
     rows = [
         (leaf["path"], str(leaf["shape"]), " ".join(leaf["axes"]), leaf["dtype"])
         for leaf in about["leaves"]
@@ -151,14 +150,14 @@ def described(folder: Path, about: Mapping[str, Any]) -> str:
             f"parameters: {about['parameters_at']}; optimizer state: "
             f"{', '.join(about['optimizer_state_at']) or 'none found'}",
             f"unchanged by a growth: {', '.join(about['others']) or 'nothing'}",
-            _spelt(about["sizes"]),
+            _sizes_as_text(about["sizes"]),
             align_columns((), rows),
             f"{about['parameters']:,} parameters",
         ]
     )
 
 
-def grown(
+def grow_folder(
     run: "OrbaxRun",
     growth: Growth,
     policy: Any,
@@ -210,11 +209,11 @@ def grown(
     return about | {"notes": [not_copied(left_out)] if left_out else []}
 
 
-def summary(dst: Path, about: Mapping[str, Any], keeps: str) -> str:
-    """Format the result of `grown` as text."""
+def growth_as_text(dst: Path, about: Mapping[str, Any], keeps: str) -> str:
+    """Format the result of `grow_folder` as text."""
     settings = " ".join(f"{key}={value}" for key, value in about["settings"].items())
     nothing = "" if about["written"] else "; nothing was written (--dry-run)"
-    lines = [f"{dst}: {_spelt(about['sizes'])}{nothing}", f"function-preserving: {keeps}"]
+    lines = [f"{dst}: {_sizes_as_text(about['sizes'])}{nothing}", f"function-preserving: {keeps}"]
     lines += [f"optimizer state: {about['arguments']['optimizer']}"]
     lines += [f"settings of the larger model: {settings}"] * bool(settings)
     if factor := about.get("norm_eps_factor"):
@@ -223,8 +222,63 @@ def summary(dst: Path, about: Mapping[str, Any], keeps: str) -> str:
             "config; the checkpoint does not contain it"
         ]
     lines += [f"note: {note}" for note in about.get("notes", ())]
+    if layers := about.get("new_layers"):
+        lines += [f"new layers, counted from 0: {', '.join(map(str, layers))}"]
     return "\n".join(lines)
 
 
-def _spelt(sizes: Mapping[str, int]) -> str:
+def _sizes_as_text(sizes: Mapping[str, int]) -> str:
     return " ".join(f"{axis}={size}" for axis, size in sorted(sizes.items()))
+
+
+class OtherTrainers:
+    """The commands for checkpoints of other trainers."""
+
+    def accepts(self, folder: Path, a: argparse.Namespace) -> bool:
+        """Return whether a folder is such a checkpoint, or the arguments say so."""
+        return bool(a.format or a.names) or is_foreign_run(folder)
+
+    def inspect(self, a: argparse.Namespace) -> None:
+        """Run ``jaxgrow inspect``."""
+        about = inspect_run(open_run(a.path, a.format, a.names, a.head_dim))
+        if a.json:
+            print_json(about)
+        else:
+            print_text(run_as_text(a.path, about))
+
+    def grow(self, a: argparse.Namespace) -> None:
+        """Run ``jaxgrow grow``."""
+        why = f"not supported for {a.src}, which is a checkpoint of another trainer"
+        refuse_options(a, why, "to", "dtype", "shard_size", "noise", "lora", "optimizer_state")
+        run = open_run(a.src, a.format, a.names, a.head_dim)
+        target = target_sizes(a)
+        policy = a.optimizer or _default_policy(a.method)
+        if policy not in POLICIES:
+            raise UsageError(
+                f"--optimizer {policy} is not supported for checkpoints of other trainers: choose "
+                f"from {', '.join(POLICIES)}"
+            )
+        growth, _ = growth_by_method(a, run.sizes(), target, run.traits)
+        may_become(a.dst, [a.src], a.overwrite)
+        arguments = {"format": run.format.name, "method": a.method, "target": target}
+        record = {"arguments": arguments | {"optimizer": policy}, **new_layers(growth)}
+        about = grow_folder(
+            run, growth, policy, a.dst, record, overwrite=a.overwrite, dry_run=a.dry_run
+        )
+        if a.json:
+            print_json(about)
+        else:
+            print_text(growth_as_text(a.dst, about, OPERATORS[a.method].preserves))
+
+
+def _default_policy(method: str) -> str:
+    """The optimizer policy that suits a method.
+
+    For methods that suit ``asymmetric``, it is ``copy``, because ``asymmetric`` requires an
+    optimizer with `rebias`.
+    """
+    policy = OPERATORS[method].policies[0]
+    return policy if policy in POLICIES else "copy"
+
+
+CHECKPOINT_FORMATS.add("other trainers", OtherTrainers())

@@ -1,10 +1,11 @@
-"""How much each method saved: the rows of ``evidence.toml``, and estimates for new settings."""
+"""How much each method saved: the rows of ``jaxgrow/extras/evidence.toml``, and estimates for new settings."""
 
 import math
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ from jaxgrow.typed import build_dataclass
 from train.common.errors import UserError
 from train.extras.advice.fits import Fit, Measured, fit
 
-FILE = Path(__file__).with_suffix(".toml")
+FILE = files("jaxgrow.extras") / "evidence.toml"
 FAMILIES = {"GPT2": "GPT"}  # names in tables, if they differ from the class
 # A measurement is near a setting if parameters and tokens per parameter differ by at most this
 # factor.
@@ -68,6 +69,7 @@ class Evidence(Setting):
     flops: float | None = None  # cost as a fraction of the FLOPs of the full baseline
     losses: tuple[float, ...] = ()  # final loss of each seed
     summary: bool = False  # a row of the table on docs/results/index.md
+    suggest: bool = False  # a row that `jaxgrow suggest` prints
     note: str = ""
 
     @property

@@ -1,5 +1,6 @@
-"""How do two fine-tuned models of equal layers get one config and one vocabulary, to be merged?"""
+"""The command merge: give two fine-tuned models one config and one vocabulary, and interpolate them."""
 
+import argparse
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
@@ -7,13 +8,15 @@ from typing import Any, Literal
 import numpy as np
 
 from jaxgrow.axes.names import axis_of
-from jaxgrow.checkpoints import CheckpointError, Source
+from jaxgrow.checkpoints import Cast, CheckpointError, Interpolated, Source, open_checkpoint
 from jaxgrow.checkpoints.hf.storage import HuggingFace
 from jaxgrow.checkpoints.io.files import listed, spelt
 from jaxgrow.checkpoints.source import Checkpoint, Leaf, initial_layout
-from jaxgrow.cli.model_inputs import tokens_of
+from jaxgrow.cli.errors import UsageError, reported
+from jaxgrow.cli.tokenizer_files import tokens_of
+from jaxgrow.cli.writing import write_model
 
-_VOCAB = "vocab"
+_VOCABULARY = "vocab"
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Pair:
     notes: tuple[str, ...]
 
 
-class _With(Source):
+class _Reconfigured(Source):
     """A model with another config, in which some leaves are computed from others.
 
     Args:
@@ -62,11 +65,38 @@ class _With(Source):
         return None
 
 
+class _Merged(Interpolated):
+    """The interpolation of two models of one config, with the files of the chosen one."""
+
+    def __init__(self, pair: Pair, alpha: float):
+        super().__init__(pair.before, pair.up, alpha)
+        self._roots = pair.roots
+
+    @property
+    def roots(self) -> tuple[Checkpoint, ...]:
+        """The two checkpoints, that with the tokenizer of the result first."""
+        return self._roots
+
+
+def run_merge(a: argparse.Namespace) -> None:
+    """Run ``jaxgrow merge``."""
+    if not 0 <= a.alpha <= 1:
+        raise UsageError(
+            f"--alpha {a.alpha:g} is not from 0 to 1: give the weight of UP, such as --alpha 0.5"
+        )
+    before, up = open_checkpoint(a.before), open_checkpoint(a.up)
+    pair = mergeable(before, up, a.take_config, a.dtype)
+    with reported():
+        mixed = _Merged(pair, a.alpha)
+    taken = {} if a.take_config is None else {"take_config": a.take_config}
+    write_model(a, mixed, {"alpha": a.alpha} | taken, pair.notes)
+
+
 def mergeable(
     before: Checkpoint,
     up: Checkpoint,
     take: Literal["A", "B"] | None,
-    cast: Callable[[Source], Source],
+    dtype: str | None = None,
 ) -> Pair:
     """Give two models of equal layers one config and one vocabulary.
 
@@ -76,26 +106,27 @@ def mergeable(
       before: the first model, A.
       up: the second model, B.
       take: whose config decides settings that differ; None: such settings are an error.
-      cast: a function that converts the dtype of a model.
+      dtype: the dtype of the result, to which no value is rounded yet.
 
     Raises:
       CheckpointError: a setting differs that decides the function, or the vocabularies differ and a
         tokenizer is missing.
     """
-    pair = Pair(cast(before), cast(up), (before, up), ())
+    wide = [s if dtype is None else Cast(s, dtype, at_least=True) for s in (before, up)]
+    pair = Pair(wide[0], wide[1], (before, up), ())
     if type(before.config) is not type(up.config):
         return pair
-    untied = _untied(pair)
+    untied = _with_heads(pair)
     pair = _one_vocabulary(untied, take)
     a: Any = pair.before.config
     b: Any = pair.up.config
     names = [f.name for f in fields(a) if f.name not in a.run_by]
     differ = [name for name in names if getattr(a, name) != getattr(b, name)]
-    if not differ or _shapes(pair.before, "blocks/") != _shapes(pair.up, "blocks/"):
+    if not differ or _leaf_shapes(pair.before, "blocks/") != _leaf_shapes(pair.up, "blocks/"):
         return pair
-    if _shapes(pair.before) != _shapes(pair.up):
+    if _leaf_shapes(pair.before) != _leaf_shapes(pair.up):
         raise CheckpointError(
-            _unequal(before, up, differ, a, b, "merge models in which they are equal")
+            _unequal_settings(before, up, differ, a, b, "merge models in which they are equal")
         )
     if differ[0] == "context" and getattr(a, "rope_by", None) != "dynamic":
         longest = max(a.context, b.context)
@@ -105,24 +136,24 @@ def mergeable(
         differ = differ[1:]
     if differ and take is None:
         way_out = "choose the config of one model with --take-config A or --take-config B"
-        raise CheckpointError(_unequal(before, up, differ, a, b, way_out))
+        raise CheckpointError(_unequal_settings(before, up, differ, a, b, way_out))
     chosen = b if take == "B" else a
     # Rows that were matched by token belong to the tokenizer of the first checkpoint.
     of_b = take == "B" and pair is untied
     return replace(
         pair,
-        before=_With(pair.before, chosen, {}),
-        up=_With(pair.up, chosen, {}),
+        before=_Reconfigured(pair.before, chosen, {}),
+        up=_Reconfigured(pair.up, chosen, {}),
         roots=(up, before) if of_b else pair.roots,
     )
 
 
-def _shapes(source: Source, start: str = "") -> dict[str, tuple[int, ...]]:
+def _leaf_shapes(source: Source, start: str = "") -> dict[str, tuple[int, ...]]:
     """The shapes of the leaves of a model whose paths begin with ``start``."""
     return {path: leaf.shape for path, leaf in source.leaves.items() if path.startswith(start)}
 
 
-def _unequal(
+def _unequal_settings(
     before: Checkpoint, up: Checkpoint, differ: list[str], a: Any, b: Any, way_out: str
 ) -> str:
     """The message about settings that differ, by their keys in ``config.json``."""
@@ -141,7 +172,7 @@ def _unequal(
     )
 
 
-def _untied(pair: Pair) -> Pair:
+def _with_heads(pair: Pair) -> Pair:
     """Give both models a separate head if one of them has one."""
     tied = [source.config.tied for source in (pair.before, pair.up)]
     which = pair.before if tied[0] else pair.up
@@ -149,7 +180,7 @@ def _untied(pair: Pair) -> Pair:
     if tied[0] == tied[1] or which.config.predicts != "tokens":
         return pair
     head = {"head_kernel": lambda: which.read("token_embedding").T}
-    untied = _With(which, replace(which.config, **settings), head)
+    untied = _Reconfigured(which, replace(which.config, **settings), head)
     note = f"the head of {pair.roots[not tied[0]].folder} is tied, and the other one is not: the result has an untied head"
     sources = {"before" if tied[0] else "up": untied}
     return replace(pair, notes=(*pair.notes, note), **sources)
@@ -160,7 +191,7 @@ def _one_vocabulary(pair: Pair, take: Literal["A", "B"] | None) -> Pair:
 
     Of vocabularies of one size, it is the one with more tokens, or that of the model to ``take``.
     """
-    sizes = [source.sizes().get(_VOCAB, 0) for source in (pair.before, pair.up)]
+    sizes = [source.sizes().get(_VOCABULARY, 0) for source in (pair.before, pair.up)]
     tokens = [tokens_of(root.folder) for root in pair.roots]
     same = sizes[0] == sizes[1]
     if same and (tokens[0] == tokens[1] or not all(tokens)):
@@ -169,8 +200,8 @@ def _one_vocabulary(pair: Pair, take: Literal["A", "B"] | None) -> Pair:
     swapped = more if same else sizes[1] > sizes[0]
     large, small = (pair.up, pair.before) if swapped else (pair.before, pair.up)
     roots = pair.roots[::-1] if swapped else pair.roots
-    settings: Any = {_VOCAB: max(sizes)}
-    if _shapes(large, "blocks/") != _shapes(small, "blocks/"):
+    settings: Any = {_VOCABULARY: max(sizes)}
+    if _leaf_shapes(large, "blocks/") != _leaf_shapes(small, "blocks/"):
         return pair
     files = tokens[::-1] if swapped else tokens
     if not all(files):
@@ -188,13 +219,15 @@ def _one_vocabulary(pair: Pair, take: Literal["A", "B"] | None) -> Pair:
             "can be merged. Give two models that were trained from the same one"
         )
     lost = sorted(at.keys() - set(files[0].values()))
-    notes = _of_rows(sizes, roots, len(rows), lost)
-    grown = _With(small, replace(small.config, **settings), _matched(large, small, rows))
+    notes = _row_notes(sizes, roots, len(rows), lost)
+    grown = _Reconfigured(
+        small, replace(small.config, **settings), _matched_rows(large, small, rows)
+    )
     sources = {"before" if swapped else "up": grown}
     return replace(pair, roots=roots, notes=(*pair.notes, *notes), **sources)
 
 
-def _of_rows(
+def _row_notes(
     sizes: list[int], roots: tuple[Checkpoint, ...], count: int, lost: list[str]
 ) -> list[str]:
     """The notes about rows that were matched by token, and about tokens that are lost."""
@@ -210,7 +243,7 @@ def _of_rows(
     return notes
 
 
-def _matched(
+def _matched_rows(
     large: Source, small: Source, rows: list[tuple[int, int]]
 ) -> dict[str, Callable[[], np.ndarray]]:
     """Functions that return the leaves of the small model with the rows of the large vocabulary.
@@ -224,14 +257,14 @@ def _matched(
 
     def matched(path: str) -> np.ndarray:
         out = np.array(large.read(path))
-        along = _axes(small.leaves[path])[0]
+        along = _vocabulary_axes(small.leaves[path])[0]
         np.moveaxis(out, along, 0)[into] = np.moveaxis(small.read(path), along, 0)[of]
         return out
 
-    paths = [path for path, leaf in small.leaves.items() if _axes(leaf)]
+    paths = [path for path, leaf in small.leaves.items() if _vocabulary_axes(leaf)]
     return {path: lambda path=path: matched(path) for path in paths}
 
 
-def _axes(leaf: Leaf) -> list[int]:
+def _vocabulary_axes(leaf: Leaf) -> list[int]:
     """The indices of the axes of a leaf that are its vocabulary."""
-    return [i for i, name in enumerate(leaf.names) if axis_of(name) == _VOCAB]
+    return [i for i, name in enumerate(leaf.names) if axis_of(name) == _VOCABULARY]

@@ -2,8 +2,7 @@
 
 import io
 import os
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import jax
 import numpy as np
 
 from jaxgrow.checkpoints import CheckpointError, Source
-from jaxgrow.checkpoints.io.files import LARGEST_EXTRA, inside, read_json, spelt
+from jaxgrow.checkpoints.io.files import inside
 from jaxgrow.checkpoints.source import Checkpoint
 from jaxgrow.untrusted import UntrustedError, chosen_file, file_limits, run_limited
 
@@ -31,20 +30,20 @@ print(json.dumps(loaded.encode(request["value"]["text"], add_special_tokens=Fals
 """
 
 
-def of_both(first: Checkpoint, second: Source, file: Path | None) -> tuple[Any, str]:
+def inputs_for_both(first: Checkpoint, second: Source, file: Path | None) -> tuple[Any, str]:
     """Prepare inputs that both models accept.
 
     Args:
       first: a model; its tokenizer is used for text.
       second: the other model.
-      file: an input file, as for `of_data`; None: random inputs.
+      file: an input file, as for `inputs_from_file`; None: random inputs.
 
     Returns:
       ``(inputs, description)``.
 
     Raises:
       CheckpointError: the models have different inputs, vocabularies, or numbers of output
-        features; or as `of_data`.
+        features; or as `inputs_from_file`.
     """
     example, other = (
         jax.tree.map(lambda x: (x.dtype, x.shape[1:]), m.config.example) for m in (first, second)
@@ -67,7 +66,7 @@ def of_both(first: Checkpoint, second: Source, file: Path | None) -> tuple[Any, 
             f"the vocabularies differ, {vocab} and {other} tokens: the logits cannot be compared"
         )
     if file is not None:
-        return of_data(first, file, second.config.length if vocab is not None else LENGTH)
+        return inputs_from_file(first, file, second.config.length if vocab is not None else LENGTH)
     rng = np.random.default_rng(0)
     if vocab is None:
         return rng.standard_normal((ROWS, *example[1]), np.float32), f"{ROWS} random images"
@@ -76,60 +75,7 @@ def of_both(first: Checkpoint, second: Source, file: Path | None) -> tuple[Any, 
     return inputs, f"{ROWS} x {length} random tokens"
 
 
-def tokenizer_notes(first: Checkpoint, second: Checkpoint) -> list[str]:
-    """A note if token ids mean different tokens in two models, by the tokenizers in their folders."""
-    a, b = (tokens_of(model.folder) for model in (first, second))
-    other = [i for i in a.keys() & b.keys() if a[i] != b[i]]
-    if not other:
-        return []
-    i = min(other)
-    return [
-        f"the tokenizers in {first.folder} and {second.folder} differ, so {len(other):,} token ids "
-        f"mean different tokens: {i}, for example, means {spelt(a[i])} in the first and "
-        f"{spelt(b[i])} in the second. The two models should have the same tokenizer"
-    ]
-
-
-def tokens_of(folder: Path) -> dict[int, str]:
-    """The tokens of the tokenizer in a folder by their ids; empty without a tokenizer.
-
-    They are those of ``tokenizer.json`` or ``vocab.json``, and the added tokens of
-    ``added_tokens.json`` and ``tokenizer_config.json``. A tokenizer that is not valid is an error only
-    where it is used.
-    """
-    found: dict[int, str] = {}
-    for name, tokens in _TOKENS.items():
-        # The first file that has a token for an id decides, and tokenizer.json replaces vocab.json.
-        if name == "vocab.json" and found:
-            continue
-        with suppress(OSError, AttributeError, LookupError, TypeError, ValueError):
-            pairs = tokens(read_json(inside(folder, name), LARGEST_EXTRA))
-            found = {int(i): token for i, token in pairs if isinstance(token, str)} | found
-    return found
-
-
-def _of_tokenizer(content: Any) -> list[tuple[Any, Any]]:
-    """The ids and tokens of a ``tokenizer.json``."""
-    vocab = content["model"]["vocab"]
-    pairs = (
-        vocab.items() if isinstance(vocab, dict) else ((t, i) for i, (t, *_) in enumerate(vocab))
-    )
-    added = [(token["id"], token["content"]) for token in content.get("added_tokens", [])]
-    return [*((i, token) for token, i in pairs), *added]
-
-
-# Functions that return the pairs of ids and tokens of a file.
-_TOKENS: dict[str, Callable[[Any], Iterable[tuple[Any, Any]]]] = {
-    "tokenizer.json": _of_tokenizer,
-    "vocab.json": lambda content: [(i, token) for token, i in content.items()],
-    "added_tokens.json": lambda content: [(i, token) for token, i in content.items()],
-    "tokenizer_config.json": lambda content: [
-        (i, token["content"]) for i, token in content["added_tokens_decoder"].items()
-    ],
-}
-
-
-def of_data(source: Checkpoint, file: Path, length: int = LENGTH) -> tuple[Any, str]:
+def inputs_from_file(source: Checkpoint, file: Path, length: int = LENGTH) -> tuple[Any, str]:
     """Read inputs for a model from a file.
 
     Args:
@@ -147,17 +93,17 @@ def of_data(source: Checkpoint, file: Path, length: int = LENGTH) -> tuple[Any, 
     """
     vocab = source.sizes().get("vocab")
     if vocab is None:
-        return _images(source, file)
+        return _read_images(source, file)
     length = min(source.config.length, length, LENGTH)
 
     def text(file: Path, most: int) -> np.ndarray:
-        return _tokenised(source, vocab, file)[:most]
+        return _tokenised_text(source, vocab, file)[:most]
 
-    ids = _ids(file, _array if file.suffix == ".npy" else text, vocab, ROWS * length)
-    return _rows(source, ids, length, file)
+    ids = _token_ids(file, _saved_ids if file.suffix == ".npy" else text, vocab, ROWS * length)
+    return _token_rows(source, ids, length, file)
 
 
-def _images(source: Source, file: Path) -> tuple[np.ndarray, str]:
+def _read_images(source: Source, file: Path) -> tuple[np.ndarray, str]:
     example: Any = source.config.example
     shape = example.shape[1:]
     try:
@@ -179,14 +125,16 @@ def _images(source: Source, file: Path) -> tuple[np.ndarray, str]:
     return first, f"the first {len(first)} images of {file}"
 
 
-def _rows(source: Source, ids: np.ndarray, length: int, file: Path) -> tuple[Any, str]:
+def _token_rows(source: Source, ids: np.ndarray, length: int, file: Path) -> tuple[Any, str]:
     length = min(length, len(ids))
     rows = min(ROWS, len(ids) // length)
     inputs = source.config.inputs_of(ids[: rows * length].reshape(rows, length))
     return inputs, f"the first {rows} x {length} tokens of {file}"
 
 
-def _ids(file: Path, read: Callable[[Path, int], np.ndarray], vocab: int, most: int) -> np.ndarray:
+def _token_ids(
+    file: Path, read: Callable[[Path, int], np.ndarray], vocab: int, most: int
+) -> np.ndarray:
     """The first token ids of a file; the rest of the file is not read."""
     try:
         ids = read(file, most)
@@ -206,11 +154,11 @@ def _ids(file: Path, read: Callable[[Path, int], np.ndarray], vocab: int, most: 
     return ids.astype(np.int32)
 
 
-def _array(file: Path, most: int) -> np.ndarray:
+def _saved_ids(file: Path, most: int) -> np.ndarray:
     return np.array(np.lib.format.open_memmap(chosen_file(file).path, mode="r").reshape(-1)[:most])
 
 
-def _tokenised(source: Checkpoint, vocab: int, file: Path) -> np.ndarray:
+def _tokenised_text(source: Checkpoint, vocab: int, file: Path) -> np.ndarray:
     """Tokenise the beginning of a text with the ``tokenizer.json`` in the folder of the model.
 
     Without that file, the tokens of a model with a vocabulary of 256 are the bytes of the text in

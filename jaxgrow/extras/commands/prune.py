@@ -10,13 +10,14 @@ import jax
 import numpy as np
 
 from jaxgrow import operators
-from jaxgrow.axes.names import LAYERS, axis_kind, is_layers, sibling_axis
-from jaxgrow.checkpoints import CheckpointError, Grown, Source, open_checkpoint
+from jaxgrow.axes.names import LAYERS, sibling_axis, is_layers, axis_kind
+from jaxgrow.checkpoints import CheckpointError, Grown, Source, open_checkpoint, transform
 from jaxgrow.checkpoints.source import Checkpoint
-from jaxgrow.cli import model_inputs, new_sizes
 from jaxgrow.cli.errors import UsageError, reported
-from jaxgrow.cli.model_outputs import outputs, wide_params
-from jaxgrow.cli.writing import in_dtype, put, transform
+from jaxgrow.cli.new_sizes import target_sizes
+from jaxgrow.cli.writing import output_of, transform_model
+from jaxgrow.extras.commands.model_inputs import inputs_from_file
+from jaxgrow.extras.commands.model_outputs import outputs_of, wide_params
 from jaxgrow.growth.maps import Growth
 from jaxgrow.growth.report import preservation
 from jaxgrow.models import importance
@@ -26,7 +27,7 @@ from jaxgrow.untrusted import print_text
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _PruningPlan:
     """A pruning before any measurement.
 
     Attributes:
@@ -53,32 +54,32 @@ class _Plan:
 
 def run_prune(a: argparse.Namespace) -> None:
     """Run ``jaxgrow prune``."""
-    plan = _planned(a)
+    plan = _pruning_plan(a)
     # Detect a result that cannot be written before the expensive measurements.
-    _check_writable(a, plan)
-    scores = _scores(plan)
+    with reported():
+        transform(plan.source, output_of(a, dry_run=True), plan.control, lora=a.lora)
+    scores = _unit_scores(plan)
     growth = plan.pruned(scores)
-    report = _measured(plan, growth)
+    report = _measured_effect(plan, growth)
     arguments: dict[str, Any] = {"target": plan.target, "data": str(a.data)}
     if a.layers is not None:
         report["scores"] = {axis: scores[axis].tolist() for axis in plan.target if is_layers(axis)}
-        arguments |= {"by": plan.by, "removed": _removed(plan, report["scores"])}
-    transform(a, plan.source, growth, arguments, report=report)
+        arguments |= {"by": plan.by, "removed": _removed_layers(plan, report["scores"])}
+    transform_model(a, plan.source, growth, arguments, report=report)
     if not a.json:
-        print_text(_as_text(report, arguments))
+        print_text(_report_as_text(report, arguments))
 
 
 # --- plan ---
 
 
-def _planned(a: argparse.Namespace) -> _Plan:
+def _pruning_plan(a: argparse.Namespace) -> _PruningPlan:
     source = open_checkpoint(a.src)
-    target = new_sizes.target(a, source)
+    target = target_sizes(a, source)
     if a.by and a.layers is None:
         raise UsageError(
             f"--by {a.by} selects the layers to remove: give their new number with --layers"
         )
-    new_sizes.check_stages(source, target)
     if source.config.predicts == "states" and "embed" in target:
         raise CheckpointError(
             "prune compares outputs before and after, but the outputs of a model without a head "
@@ -95,13 +96,13 @@ def _planned(a: argparse.Namespace) -> _Plan:
             f"--experts {target['experts']}: the model routes each token to {active} experts, so at "
             f"least --experts {active} must stay"
         )
-    inputs, what = model_inputs.of_data(source, a.data)
+    inputs, what = inputs_from_file(source, a.data)
     with reported():
-        control = _control(source, target)
-    return _Plan(source, target, a.by or "influence", inputs, what, control)
+        control = _random_pruning(source, target)
+    return _PruningPlan(source, target, a.by or "influence", inputs, what, control)
 
 
-def _control(source: Source, target: dict[str, int]) -> Growth:
+def _random_pruning(source: Source, target: dict[str, int]) -> Growth:
     """A pruning that keeps random units."""
     sizes = source.sizes()
     rng = np.random.default_rng(0)
@@ -113,16 +114,10 @@ def _control(source: Source, target: dict[str, int]) -> Growth:
     return operators.prune(sizes, target, scores, source.config.traits["alternating"])
 
 
-def _check_writable(a: argparse.Namespace, plan: _Plan) -> None:
-    files = None if a.lora is None else lambda part: []
-    pruned = Grown(in_dtype(a, plan.source, at_least=True), plan.control)
-    put(a, pruned, {}, plan.source, dry_run=True, files=files)
-
-
 # --- measure ---
 
 
-def _scores(plan: _Plan) -> dict[str, np.ndarray]:
+def _unit_scores(plan: _PruningPlan) -> dict[str, np.ndarray]:
     """The importance of each unit, by axis; larger is more important."""
     config = plan.source.config
     params = wide_params(plan.source)
@@ -141,15 +136,15 @@ def _scores(plan: _Plan) -> dict[str, np.ndarray]:
     return {axis: np.asarray(x) for axis, x in found.items()}
 
 
-def _measured(plan: _Plan, growth: Growth) -> dict[str, Any]:
+def _measured_effect(plan: _PruningPlan, growth: Growth) -> dict[str, Any]:
     """The losses of the model, of the pruned model and of the control, and how outputs differ."""
-    original = outputs(plan.source)(plan.inputs)
+    original = outputs_of(plan.source)(plan.inputs)
     report: dict[str, Any] = {
         "inputs": plan.what,
-        "whole": {"loss": _loss(plan, original[0])},
+        "whole": {"loss": _mean_loss(plan, original[0])},
     }
     for name, pruning in (("pruned", growth), ("random", plan.control)):
-        found = outputs(Grown(plan.source, pruning))(plan.inputs)
+        found = outputs_of(Grown(plan.source, pruning))(plan.inputs)
         with reported():
             difference = preservation(
                 lambda _: original,
@@ -157,11 +152,11 @@ def _measured(plan: _Plan, growth: Growth) -> dict[str, Any]:
                 plan.inputs,
                 ("the original model", f"the {name} model"),
             )
-        report[name] = {"loss": _loss(plan, found[0]), **asdict(difference)}
+        report[name] = {"loss": _mean_loss(plan, found[0]), **asdict(difference)}
     return report
 
 
-def _loss(plan: _Plan, logits: jax.Array) -> float | None:
+def _mean_loss(plan: _PruningPlan, logits: jax.Array) -> float | None:
     """Mean cross-entropy per predicted token, in nats; None for other than causal models."""
     config = plan.source.config
     if not config.causal or config.predicts != "tokens":
@@ -170,7 +165,9 @@ def _loss(plan: _Plan, logits: jax.Array) -> float | None:
     return -float(np.take_along_axis(np.asarray(log_p), plan.inputs[:, 1:, None], -1).mean())
 
 
-def _removed(plan: _Plan, scores: Mapping[str, Sequence[float]]) -> dict[str, list[int]]:
+def _removed_layers(
+    plan: _PruningPlan, scores: Mapping[str, Sequence[float]]
+) -> dict[str, list[int]]:
     """The indices of the removed layers, by axis."""
     sizes = plan.source.sizes()
     alternating = plan.source.config.traits["alternating"]
@@ -184,7 +181,7 @@ def _removed(plan: _Plan, scores: Mapping[str, Sequence[float]]) -> dict[str, li
 # --- report ---
 
 
-def _as_text(report: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
+def _report_as_text(report: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
     lines = []
     for axis, gone in arguments.get("removed", {}).items():
         scores = " ".join(f"{score:.3g}" for score in report["scores"][axis])

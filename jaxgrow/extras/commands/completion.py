@@ -3,6 +3,8 @@
 import argparse
 from collections.abc import Mapping
 
+from jaxgrow.cli.arguments import command_parser
+
 _SCRIPT = """\
 _jaxgrow() {{
   local word="${{COMP_WORDS[COMP_CWORD]}}" words=
@@ -21,7 +23,7 @@ complete -o default -F _jaxgrow jaxgrow
 _ZSH = "autoload -U +X compinit bashcompinit\ncompinit\nbashcompinit\n"
 
 
-def script(commands: Mapping[str, argparse.ArgumentParser], shell: str) -> str:
+def completion_script(commands: Mapping[str, argparse.ArgumentParser], shell: str) -> str:
     """Generate a completion script for the startup file of a shell.
 
     Where the script has no candidates, the shell completes file names.
@@ -52,4 +54,4 @@ def script(commands: Mapping[str, argparse.ArgumentParser], shell: str) -> str:
 
 def run_completion(a: argparse.Namespace) -> None:
     """Print the completion script."""
-    print(script(a.commands, a.shell), end="")
+    print(completion_script(command_parser().get_default("commands"), a.shell), end="")

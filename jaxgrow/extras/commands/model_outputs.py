@@ -12,17 +12,17 @@ from jaxgrow.growth.report import rms
 from jaxgrow.models import Config
 
 # A function from inputs to the logits and the RMS of the output of each layer.
-Outputs = Callable[[Any], tuple[Any, Any]]
+Outputs = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
 
 
-def outputs(source: Source) -> Outputs:
+def outputs_of(source: Source) -> Outputs:
     """Return the function ``inputs -> (logits, RMS of the output of each layer)`` of a model."""
-    return partial(_program(source.config), wide_params(source))
+    return partial(_compiled_outputs(source.config), wide_params(source))
 
 
 # Models with the same config share the compiled program. Programs are large, so only a few are cached.
 @lru_cache(maxsize=4)
-def _program(config: Config) -> Callable[..., tuple[Any, Any]]:
+def _compiled_outputs(config: Config) -> Callable[..., tuple[Any, Any]]:
     # Accelerators round the operands of float32 matrix products by default. For a growth that
     # preserves the function, the report would then show this rounding.
     @jax.jit

@@ -12,9 +12,8 @@ from checkpoints import saved
 from jaxgrow.checkpoints import open_checkpoint
 from jaxgrow.cli.methods import METHODS
 from jaxgrow.cli.program import main
-from jaxgrow.extras import suggest
+from jaxgrow.extras.commands import suggest
 from jaxgrow.models.bert import BERTConfig
-from train.extras.advice.evidence import evidence
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,22 +28,9 @@ def said(capsys, *arguments: object) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("row", [m for rows in suggest.MEASURED.values() for m in rows], ids=str)
-def test_every_measurement_is_a_row_of_the_data_file(row: suggest.Measurement):
-    keys = (row.method, row.optimizer, row.seeds, row.page, row.tokens_per_parameter)
-    numbers = (row.saved, row.interval, row.given, row.bounds)
-    found = {
-        (e.mean if e.mean is not None else e.each[0], e.interval, e.given, e.bounds)
-        for e in evidence()
-        if (e.method, e.optimizer, e.seeds, e.page, round(e.tokens_per_parameter)) == keys
-        and e.parameters == 94_416
-    }
-    assert numbers in found
-
-
 def test_every_measurement_is_on_the_page():
     page = (ROOT / "docs/howto/methods.md").read_text()
-    for row in (m for rows in suggest.MEASURED.values() for m in rows):
+    for row in suggest.measurements():
         number = f"{row.saved:.1f} %" + ("" if row.interval is None else f" ± {row.interval}")
         assert number in page, row
     assert all(f"`{name}`" in page for name in METHODS)
@@ -58,7 +44,7 @@ def test_the_first_command_reaches_sizes_and_keeps_the_function(
     found = said(capsys, folder, "--layers", 8, "--mlp", 40, "--keep-function")["targets"][0]
     assert {way["keeps"] for way in found["ways"]} == {True}
     source = open_checkpoint(folder)
-    ways, _ = suggest.suggest(source, {"layers": 8, "mlp": 40}, keep=True)
+    ways, _ = suggest.suggest_methods(source, {"layers": 8, "mlp": 40}, keep=True)
     for command in ways[0].commands(str(folder), "DST"):
         assert main(shlex.split(command)[1:]) == 0
     grown = open_checkpoint(tmp_path / "DST")
@@ -77,9 +63,9 @@ def test_a_factor_makes_targets(folder, capsys):
         {"layers": 8, "mlp": 40},
         {"embed": 24, "heads": 8, "mlp": 40},
     ]
-    assert suggest.targets({"layers": 4, "embed": 12, "heads": 3, "mlp": 20}, Fraction(5, 4))[
-        0
-    ] == {"layers": 5}
+    assert suggest.larger_targets(
+        {"layers": 4, "embed": 12, "heads": 3, "mlp": 20}, Fraction(5, 4)
+    )[0] == {"layers": 5}
 
 
 def test_measured_methods_come_first_and_costlier_ones_last(folder, capsys):

@@ -1,29 +1,44 @@
-"""Which growth methods fit a model, and which savings were measured for them?
+"""The command suggest: which growth methods fit a model, and which savings were measured for them?"""
 
-The measurements are copied from ``train/extras/advice/evidence.toml``. A test compares the two.
-"""
-
+import argparse
 import itertools
 import shlex
+import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fractions import Fraction
-from typing import Any
+from functools import cache
+from importlib.resources import files
 
 from jaxgrow import operators
-from jaxgrow.axes.names import axis_kind, is_layers
-from jaxgrow.checkpoints.io.files import CheckpointError
-from jaxgrow.checkpoints.source import Grown, Source
-from jaxgrow.cli.errors import with_options
-from jaxgrow.cli.keeps import keeps
+from jaxgrow.axes.names import is_layers, axis_kind
+from jaxgrow.checkpoints import CheckpointError, Grown, Source, open_checkpoint
+from jaxgrow.cli.errors import UsageError, with_options
+from jaxgrow.cli.new_sizes import given_sizes, target_sizes
 from jaxgrow.cli.options import axis_option
+from jaxgrow.cli.preservation import keeps_function
+from jaxgrow.cli.writing import print_json, sizes_as_text
 from jaxgrow.operators.targets import layer_axes, width_axes
 from jaxgrow.tables import align_columns
+from jaxgrow.typed import Json
+from jaxgrow.untrusted import print_text
+
+_SCALE = "on GPTs of 94 thousand parameters"
+# The key in ``jaxgrow/extras/evidence.toml`` of each sequence of methods, by the kinds of axes that
+# grow.
+_EVERY = frozenset({"layers", "embed", "heads", "mlp"})
+_MEASURED = {
+    (("interleave",), frozenset({"layers"})): "deepen",
+    (("hypercloning", "interleave"), frozenset({"layers", "mlp"})): "halves",
+    (("lemon", "stack"), _EVERY): "stack",
+    (("aki",), _EVERY): "aki",
+    (("average",), _EVERY): "ligo_start",
+}
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One row of ``train/extras/advice/evidence.toml``; the fields are explained there.
+    """A saving that this project measured: a row of ``jaxgrow/extras/evidence.toml``.
 
     Attributes:
       method: the key of the method in the file.
@@ -61,36 +76,26 @@ class Measurement:
         )
 
 
-_SCALE = "on GPTs of 94 thousand parameters"
-_MUON = "docs/results/muon.md"
-_WIKIPEDIA = "docs/results/wikipedia.md"
-_DEEPEN = (
-    Measurement("deepen", "Muon", 20, 3, 14.7, 4.5, 44.0, 0, _MUON),
-    Measurement("deepen", "AdamW", 20, 3, 13.5, 15.9, None, 0, _MUON),
-    Measurement("deepen", "Muon", 49, 3, 8.9, 20.3, None, 0, _MUON),
-)
-_HALVES = (
-    Measurement("halves", "Muon", 20, 3, 17.7, 3.5, 49.1, 0, _MUON),
-    Measurement("halves", "Muon", 49, 3, 6.2, 7.7, None, 0, _MUON),
-)
-_STACK = (Measurement("stack", "AdamW", 20, 3, -9.0, 5.0, 11.4, 0, _WIKIPEDIA),)
-_AKI = (Measurement("aki", "AdamW", 20, 3, -7.1, 13.8, 12.9, 0, _WIKIPEDIA),)
-_AVERAGE = (
-    Measurement("ligo_start", "AdamW", 20, 3, 20.2, None, 35.1, 1, _WIKIPEDIA),
-    Measurement("ligo_start", "Muon", 20, 1, -21.7, None, None, 0, _MUON),
-)
-
-#: The policy of `jaxgrow.growth.moments.grow_optimizer` that suits each method best.
-POLICY = {name: found.policies[0] for name, found in operators.OPERATORS.items()}
-#: The measurements by method (in order of application) and by the kinds of axes that grew.
-_EVERY = frozenset({"layers", "embed", "heads", "mlp"})
-MEASURED: dict[tuple[tuple[str, ...], frozenset[str]], tuple[Measurement, ...]] = {
-    (("interleave",), frozenset({"layers"})): _DEEPEN,
-    (("hypercloning", "interleave"), frozenset({"layers", "mlp"})): _HALVES,
-    (("lemon", "stack"), _EVERY): _STACK,
-    (("aki",), _EVERY): _AKI,
-    (("average",), _EVERY): _AVERAGE,
-}
+@cache
+def measurements() -> tuple[Measurement, ...]:
+    """The rows of the file that are marked for this command; those of most seeds come first."""
+    rows = tomllib.loads((files("jaxgrow.extras") / "evidence.toml").read_text())["measured"]
+    found = [
+        Measurement(
+            row["method"],
+            row["optimizer"],
+            round(row["tokens_per_parameter"]),
+            row["seeds"],
+            row["mean"] if "mean" in row else round(sum(row["each"]) / row["seeds"], 1),
+            row.get("interval"),
+            row.get("given"),
+            row.get("bounds", 0),
+            row["page"],
+        )
+        for row in rows
+        if row.get("suggest")
+    ]
+    return tuple(sorted(found, key=lambda m: -m.seeds))
 
 
 @dataclass(frozen=True)
@@ -119,23 +124,20 @@ class Suggestion:
         folders = [shlex.quote(folder) for folder in folders]
         steps = zip(self.methods, self.targets, folders, folders[1:], strict=False)
         return [
-            f"jaxgrow grow {a} {b} --method {name} {options(target)}"
+            f"jaxgrow grow {a} {b} --method {name} {size_options(target)}"
             for name, target, a, b in steps
         ]
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Json:
         """The fields as a JSON object."""
-        return {
-            **self.__dict__,
-            "measured": [measurement.__dict__ for measurement in self.measured],
-        }
+        return asdict(self)
 
 
-def options(target: Mapping[str, int]) -> str:
+def size_options(target: Mapping[str, int]) -> str:
     """The sizes of a target as options of the command line; stages become one option.
 
     Example:
-      >>> options({"layers": 4, "kv_heads": 2})
+      >>> size_options({"layers": 4, "kv_heads": 2})
       '--layers 4 --kv-heads 2'
     """
     kinds: dict[str, list[str]] = {}
@@ -144,7 +146,7 @@ def options(target: Mapping[str, int]) -> str:
     return " ".join(f"{axis_option(name)} {','.join(sizes)}" for name, sizes in kinds.items())
 
 
-def targets(sizes: Mapping[str, int], times: Fraction) -> list[dict[str, int]]:
+def larger_targets(sizes: Mapping[str, int], times: Fraction) -> list[dict[str, int]]:
     """Propose target sizes for growing a model by the factor ``times``.
 
     There are three candidates: the first multiplies the number of layers, the second multiplies
@@ -159,7 +161,7 @@ def targets(sizes: Mapping[str, int], times: Fraction) -> list[dict[str, int]]:
       One target per candidate; candidates with fractional sizes or without any growth are omitted.
 
     Example:
-      >>> targets({"layers": 2, "embed": 8, "heads": 2, "mlp": 32}, Fraction(2))[0]
+      >>> larger_targets({"layers": 2, "embed": 8, "heads": 2, "mlp": 32}, Fraction(2))[0]
       {'layers': 4}
     """
     deeper = layer_axes(sizes)
@@ -177,7 +179,7 @@ def targets(sizes: Mapping[str, int], times: Fraction) -> list[dict[str, int]]:
     return larger
 
 
-def suggest(
+def suggest_methods(
     source: Source, target: Mapping[str, int], keep: bool = False
 ) -> tuple[list[Suggestion], dict[str, str]]:
     """List sequences of methods that reach the sizes of ``target``, the best measured one first.
@@ -197,23 +199,23 @@ def suggest(
     wider = {axis: size for axis, size in target.items() if not is_layers(axis)}
     found = []
     refused = {}
-    for names, parts in _ways(deeper, wider):
+    for names, parts in _method_sequences(deeper, wider):
         try:
-            way = _tried(source, names, parts)
+            way = _try_methods(source, names, parts)
         except (ValueError, CheckpointError) as error:
             refused[", then ".join(names)] = with_options(error).split("\n")[0]
             continue
         if way.keeps or not keep:
             found.append(way)
-    return sorted(found, key=_rank), refused
+    return sorted(found, key=_suggestion_rank), refused
 
 
-def _rank(way: Suggestion) -> tuple[float, bool]:
+def _suggestion_rank(way: Suggestion) -> tuple[float, bool]:
     """Sort by the smallest measured saving (0 if there is none), then by function preservation."""
     return (-min((m.saved for m in way.measured), default=0.0), not way.keeps)
 
 
-def _ways(
+def _method_sequences(
     deeper: dict[str, int], wider: dict[str, int]
 ) -> list[tuple[tuple[str, ...], tuple[dict[str, int], ...]]]:
     both = [
@@ -230,7 +232,9 @@ def _ways(
     return [((name,), (deeper or wider,)) for name in dict.fromkeys(names)]
 
 
-def _tried(source: Source, names: tuple[str, ...], parts: tuple[dict[str, int], ...]) -> Suggestion:
+def _try_methods(
+    source: Source, names: tuple[str, ...], parts: tuple[dict[str, int], ...]
+) -> Suggestion:
     """Apply the methods in turn to the shapes of a model, and describe the result.
 
     Raises:
@@ -242,16 +246,15 @@ def _tried(source: Source, names: tuple[str, ...], parts: tuple[dict[str, int], 
     for name, target in zip(names, parts, strict=True):
         operator = operators.OPERATORS[name]
         growth = operator(model.sizes(), target, **model.config.traits, seed=0)
-        kept &= keeps(growth, model.config, name)
+        kept &= keeps_function(growth, model.config, name)
         model = Grown(model, growth)
-    policies = tuple(POLICY[name] for name in names)
+    policies = tuple(operators.OPERATORS[name].policies[0] for name in names)
     grown = frozenset(axis_kind(axis) for target in parts for axis in target) - {"kv_heads"}
-    return Suggestion(
-        names, parts, kept, policies, model.parameters, MEASURED.get((names, grown), ())
-    )
+    measured = tuple(m for m in measurements() if m.method == _MEASURED.get((names, grown)))
+    return Suggestion(names, parts, kept, policies, model.parameters, measured)
 
 
-def questions(source: Source) -> str:
+def model_properties(source: Source) -> str:
     """Describe the properties of a model that determine which methods fit, one per line."""
     config = source.config
     norms = (
@@ -261,12 +264,14 @@ def questions(source: Source) -> str:
     )
     experts = source.sizes().get("experts")
     about = (
-        _dense(source) if experts is None else f"{experts}, whose units grow like those of an MLP"
+        _experts_of_dense(source)
+        if experts is None
+        else f"{experts}, whose units grow like those of an MLP"
     )
     return f"Norms: {norms}\nExperts: {about}"
 
 
-def _dense(source: Source) -> str:
+def _experts_of_dense(source: Source) -> str:
     """Whether the MLPs of a dense model can become experts."""
     try:
         source.config.as_mixture()
@@ -277,7 +282,7 @@ def _dense(source: Source) -> str:
     )
 
 
-def described(
+def suggestions_as_text(
     source: Source, ways: Sequence[Suggestion], refused: Mapping[str, str], src: str
 ) -> str:
     """Format the suggestions for one target: table, measurements, commands of the first row."""
@@ -290,7 +295,7 @@ def described(
     head = ("METHOD", "FUNCTION", "OPTIMIZER STATE", "MEASURED")
     lines = [
         f"{parameters:,} parameters, {parameters / source.parameters:.2f} times the present number",
-        align_columns(head, [_row(way) for way in ways]),
+        align_columns(head, [_table_row(way) for way in ways]),
     ]
     notes: dict[Measurement, str] = {}
     for way in ways:
@@ -306,7 +311,7 @@ def described(
     )
 
 
-def _row(way: Suggestion) -> tuple[str, str, str, str]:
+def _table_row(way: Suggestion) -> tuple[str, str, str, str]:
     saved = f"{way.measured[0].saved:g} %" if way.measured else "-"
     return (
         ", then ".join(way.methods),
@@ -314,3 +319,40 @@ def _row(way: Suggestion) -> tuple[str, str, str, str]:
         ", then ".join(way.policies),
         saved,
     )
+
+
+def run_suggest(a: argparse.Namespace) -> None:
+    """Run ``jaxgrow suggest``."""
+    source = open_checkpoint(a.src)
+    found = [
+        (target, *suggest_methods(source, target, a.keep_function))
+        for target in _wanted_targets(a, source)
+    ]
+    if a.json:
+        targets = [
+            {"target": target, "ways": [way.as_json() for way in ways], "refused": refused}
+            for target, ways, refused in found
+        ]
+        about = {"src": str(a.src), "parameters": source.parameters, "targets": targets}
+        return print_json(about)
+    print_text(f"{sizes_as_text(source.sizes())}\n{model_properties(source)}")
+    for target, ways, refused in found:
+        text = suggestions_as_text(source, ways, refused, str(a.src))
+        print_text(f"\nto {sizes_as_text(target)}: {text}")
+
+
+def _wanted_targets(a: argparse.Namespace, source: Source) -> list[dict[str, int]]:
+    """The targets for which methods are listed: the given one, or those of a factor."""
+    if a.to is None:
+        return [target_sizes(a, source)]
+    if given_sizes(a):
+        raise UsageError(
+            "--to cannot be combined with explicit sizes: give either --to or the sizes"
+        )
+    wanted = larger_targets(source.sizes(), a.to)
+    if not wanted:
+        raise UsageError(
+            "--to is too close to 1x: no size of this model changes. Give new sizes, such as "
+            "--layers 24"
+        )
+    return wanted

@@ -1,0 +1,121 @@
+"""How is a checkpoint on disk opened as a `Source`, or loaded?"""
+
+import os
+from pathlib import Path
+
+from jax.sharding import Mesh
+
+from jaxgrow.axes.names import Params
+from jaxgrow.checkpoints.hf.storage import HuggingFace
+from jaxgrow.checkpoints.io.files import RECORD, CheckpointError, at_step, inside, read_json
+from jaxgrow.checkpoints.source import Checkpoint
+from jaxgrow.models import Config
+from jaxgrow.untrusted import checked_path, one_line
+
+
+def open_checkpoint(folder: str | Path) -> Checkpoint:
+    """Open the checkpoint in a Hugging Face folder or an Orbax folder.
+
+    A Hugging Face folder gives a `HuggingFace`. An Orbax folder that jaxgrow wrote, such as the
+    folder of a finished run, gives an `Orbax`. The folder of an unfinished run gives the model in
+    its newest checkpoint, and a note names the step; ``RUN@STEP`` gives the model in
+    another checkpoint of a run.
+
+    Args:
+      folder: a folder on disk. In the cache of Hugging Face, it may be the folder of the model or
+        one of its snapshots.
+
+    Returns:
+      A `Source`. At first, only names and sizes are read. An Orbax folder is read completely as soon
+      as one leaf is read.
+
+    Raises:
+      CheckpointError: the folder does not exist, is damaged, or has a model that is not supported.
+    """
+    folder, step = at_step(Path(folder).expanduser())
+    folder = _snapshot(folder)
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"there is no folder {folder}. jaxgrow reads models from disk and does not download them"
+        )
+    with one_line(CheckpointError, f"{folder} cannot be read"):
+        if step is None and (folder / RECORD).is_file() and (folder / "params").is_dir():
+            # The import takes seconds, and Hugging Face folders do not need it.
+            from jaxgrow.checkpoints.orbax import Orbax
+
+            return Orbax(folder)
+        if (folder / "checkpoints").is_dir():
+            from jaxgrow.checkpoints.orbax import RunCheckpoint, is_of_run
+
+            if is_of_run(folder):
+                return RunCheckpoint(folder, step)
+        if step is not None:
+            raise CheckpointError(
+                f"{folder} is not the folder of a run with checkpoints, so it has no step {step}. Give the folder alone"
+            )
+        if _is_huggingface(folder):
+            return HuggingFace(folder)
+    raise CheckpointError(
+        f"{folder} is neither a finished run nor a Hugging Face folder. A run writes {RECORD} and params/ when it "
+        "ends, and checkpoints before; a Hugging Face folder has a config.json that names an architecture"
+    )
+
+
+def _is_huggingface(folder: Path) -> bool:
+    """Whether a folder is meant to be a Hugging Face folder, even if it is damaged."""
+    if any(folder.glob("*.safetensors")):
+        return True
+    if not os.path.lexists(folder / "config.json"):
+        return False
+    try:
+        about = read_json(inside(folder, "config.json"))
+    except CheckpointError:
+        return True
+    return not {"architectures", "model_type"}.isdisjoint(about)
+
+
+def _snapshot(folder: Path) -> Path:
+    """Find the snapshot to read in a folder ``models--org--name`` of the cache of Hugging Face.
+
+    It is the revision that was downloaded last as ``main``, or the only snapshot. Any other folder
+    is returned unchanged.
+
+    Raises:
+      CheckpointError: there are several snapshots, and ``main`` is not one of them.
+    """
+    if not folder.name.startswith("models--") or not (folder / "snapshots").is_dir():
+        return folder
+    main = folder / "refs" / "main"
+    found = sorted(f for f in (folder / "snapshots").iterdir() if f.is_dir())
+    if main.is_file():
+        with checked_path(folder, "refs/main", deep=True).open() as file:
+            name = file.read(1000).decode(errors="replace").strip()
+        found = [f for f in found if f.name == name] or found
+    if len(found) != 1:
+        names = ", ".join(f.name for f in found) or "none"
+        raise CheckpointError(
+            f"{folder} has these snapshots: {names}. Give the path of one of them, {folder.name}/snapshots/HASH"
+        )
+    return found[0]
+
+
+def load(folder: str | Path, mesh: Mesh | None = None) -> tuple[Config, Params]:
+    """Load the config and the parameters of a checkpoint, with stacked blocks.
+
+    To shard with other rules, or to grow a model while it is read, use `Source.shard` instead of
+    ``mesh``.
+
+    Args:
+      folder: the folder of the checkpoint, as for `open_checkpoint`.
+      mesh: the devices onto which the parameters are sharded while they are read (`Source.shard`).
+        None keeps the parameters on the host.
+
+    Returns:
+      ``(config, parameters)``. The parameters are NumPy arrays, or arrays on the mesh.
+      ``config.module.apply({"params": params}, tokens)`` computes the outputs of the model.
+
+    Raises:
+      CheckpointError: as `open_checkpoint`.
+    """
+    source = open_checkpoint(folder)
+    return source.config, source.params() if mesh is None else source.shard(mesh)

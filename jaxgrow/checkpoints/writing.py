@@ -1,0 +1,428 @@
+"""How is a model written as a checkpoint, and how is a checkpoint grown into another one?"""
+
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal, Protocol
+
+from tqdm import tqdm
+
+from jaxgrow._version import __version__
+from jaxgrow.axes.names import Axes, Params
+from jaxgrow.checkpoints.changed import Cast, InColour, Noisy
+from jaxgrow.checkpoints.hf import layer_lists, storage
+from jaxgrow.checkpoints.hf.base import Family
+from jaxgrow.checkpoints.hf.storage import HuggingFace
+from jaxgrow.checkpoints.io.files import (
+    ADAPTER,
+    CARD,
+    PROCESSOR,
+    RECORD,
+    SHARD,
+    CheckpointError,
+    extras,
+    inside,
+    left_out,
+    listed,
+    read_json,
+    write_json,
+)
+from jaxgrow.checkpoints.io.folders import atomic_folder
+from jaxgrow.checkpoints.io.replacing import may_become
+from jaxgrow.checkpoints.opening import open_checkpoint
+from jaxgrow.checkpoints.source import Checkpoint, Grown, Loaded, Source
+from jaxgrow.growth.maps import Growth, Rules
+from jaxgrow.models import Config
+from jaxgrow.registry import Registry
+from jaxgrow.typed import Json
+from jaxgrow.untrusted import checked_path, copy_file
+
+
+@dataclass(frozen=True)
+class Output:
+    """A checkpoint to write.
+
+    Args:
+      dst: the new folder.
+      format: the kind of folder, Hugging Face or Orbax; None: the kind of the first checkpoint from
+        which the model is made.
+      dtype: the dtype of the parameters, to which they are rounded once, at the end; None: the
+        dtypes of the model.
+      shard: the largest size of a safetensors file in bytes.
+      overwrite: whether to replace an existing checkpoint, after the new one is complete.
+      settings: keys of the ``config.json`` of a Hugging Face folder that the model does not
+        determine, such as ``id2label``, the labels of the classes, or ``pad_token_id``
+        (`jaxgrow.checkpoints.hf.labels`).
+      dry_run: whether to write nothing. The model and the folder are checked as usual.
+      progress: whether to show a progress bar.
+    """
+
+    dst: str | Path
+    format: Literal["hf", "orbax"] | None = None
+    dtype: str | None = None
+    shard: int = SHARD
+    overwrite: bool = False
+    settings: Mapping[str, object] = field(default_factory=dict)
+    dry_run: bool = False
+    progress: bool = False
+
+    @property
+    def folder(self) -> Path:
+        """The absolute path of the new folder."""
+        return Path(os.path.abspath(Path(self.dst).expanduser()))
+
+    def is_hf(self, roots: Sequence[Checkpoint]) -> bool:
+        """Return whether a model that is made from ``roots`` becomes a Hugging Face folder."""
+        first = isinstance(roots[0], HuggingFace) if roots else False
+        return self.format == "hf" or (self.format is None and first)
+
+
+@dataclass(frozen=True)
+class Written:
+    """A checkpoint that `write` has written.
+
+    Attributes:
+      model: the model in the dtype in which it is stored.
+      size: the size of its tensors in bytes.
+      notes: remarks for the user.
+    """
+
+    model: Source
+    size: int
+    notes: list[str]
+
+
+class Companion(Protocol):
+    """Files that belong to a model and are written into its folder, such as a LoRA.
+
+    Attributes:
+      folders: the folders that they are made of, which the new folder must not overlap.
+      notes: remarks for the user.
+    """
+
+    folders: Sequence[Path]
+    notes: Sequence[str]
+
+    def write(self, part: Path, model: Source, output: Output) -> list[str]:
+        """Write the files into the folder ``part`` that holds the model, and return their names."""
+        ...
+
+
+#: Functions that grow the companions of a checkpoint, by the argument of `transform` that names
+#: them: ``COMPANIONS["lora"](checkpoint, growth, value of the argument)``.
+COMPANIONS: Registry[Callable[[Checkpoint, Growth, Any], Companion]] = Registry("companion")
+
+
+def save(
+    folder: str | Path,
+    config: Config,
+    params: Params,
+    like: str | Path | None = None,
+    *,
+    overwrite: bool = False,
+    settings: Mapping[str, object] = MappingProxyType({}),
+) -> None:
+    """Write a model as a Hugging Face folder.
+
+    Args:
+      folder: the new folder.
+      config: the config of the model.
+      params: its parameters.
+      like: a checkpoint of the same architecture, or of the same model with another head. Its other
+        files, and the keys of its ``config.json`` that jaxgrow does not know, are copied.
+      overwrite: whether to replace an existing checkpoint, after the new one is complete.
+      settings: further keys of ``config.json``, as for `Output`.
+
+    Raises:
+      CheckpointError: no architecture stores such a model, the parameters do not fit the config, or
+        the folder exists.
+    """
+    model = Loaded(config, params, None if like is None else open_checkpoint(like))
+    output = Output(folder, "hf", overwrite=overwrite, settings=settings)
+    write(model, output, {"operator": "save"})
+
+
+def transform(
+    source: str | Path | Checkpoint,
+    output: Output | str | Path,
+    growth: Growth,
+    record: Mapping[str, object] = MappingProxyType({}),
+    *,
+    axes: Axes | None = None,
+    noise: float | None = None,
+    seed: int = 0,
+    lora: str | Path | None = None,
+    optimizer: tuple[str, Path | None] | None = None,
+) -> Written:
+    """Grow a checkpoint on disk into another one, layer by layer.
+
+    The written parameters are ``grow(growth, parameters, axes)``.
+
+    Args:
+      source: a folder, or a checkpoint from `open_checkpoint`. Operators take its ``sizes()``.
+      output: the new checkpoint, or its folder.
+      growth: the growth, as for `jaxgrow.grow`. Layers that no new layer depends on are not read.
+      record: what ``jaxgrow.json`` records about this growth, such as
+        ``{"operator": "stack", "target": {"layers": 24}}``.
+      axes: axis names that replace the names in the config, such as
+        `jaxgrow.models.Config.paper_axes`.
+      noise: the signal-to-noise ratio in decibels of noise that makes the copies of a unit differ
+        (`jaxgrow.growth.symmetry.break_symmetry`); None: no noise.
+      seed: random seed of the noise.
+      lora: the folder of a LoRA of the source in the layout of PEFT, which may be the source
+        itself. The LoRA is grown by the same growth and written into the new folder, where
+        ``transformers`` finds it.
+      optimizer: the policy by which the optimizer state of a PyTorch run is grown, and its path;
+        None instead of the path: the optimizer state in the source.
+
+    Raises:
+      CheckpointError: as `open_checkpoint` and `write`, the growth does not fit or has no copies
+        that noise makes different, or the source holds a LoRA and ``lora`` is None.
+    """
+    source = source if isinstance(source, Checkpoint) else open_checkpoint(source)
+    output = output if isinstance(output, Output) else Output(output)
+    wide = source if output.dtype is None else Cast(source, output.dtype, at_least=True)
+    grown: Source = Grown(wide, growth, axes)
+    if noise is not None:
+        if isinstance(growth, Rules):
+            raise CheckpointError("noise requires a growth by copies of units: omit the noise")
+        grown = Noisy(grown, growth, seed, noise)
+    given = {"lora": lora, "optimizer": optimizer}
+    companions = [COMPANIONS[n](source, growth, x) for n, x in given.items() if x is not None]
+    return write(grown, output, record, companions)
+
+
+def write(
+    source: Source,
+    output: Output | str | Path,
+    record: Mapping[str, object] = MappingProxyType({}),
+    companions: Sequence[Companion] = (),
+) -> Written:
+    """Write a model as a new folder, which appears only when it is complete.
+
+    The ``config.json`` and the other files of the first checkpoint from which the model is made
+    (`Source.roots`) are copied.
+
+    Args:
+      source: the model. Only one tensor is in memory at a time; for an Orbax folder, all of them
+        are.
+      output: the new checkpoint, or its folder.
+      record: keys of ``jaxgrow.json``, which also holds the version, the config, and the
+        fingerprints of the checkpoints from which the model is made.
+      companions: further files of the model.
+
+    Raises:
+      CheckpointError: the folder exists, the architecture has no such model, or a checkpoint holds
+        a LoRA and there are no companions.
+    """
+    output = output if isinstance(output, Output) else Output(output)
+    roots = source.roots
+    if not companions and not isinstance(source, Loaded):
+        for root in roots:
+            _check_no_lora(root.folder)
+    source = source if output.dtype is None else Cast(source, output.dtype)
+    source = _for_images(source, roots, output)
+    plan = _planned_content(source, roots, output)
+    folders = [root.folder for root in roots]
+    folders += [folder for companion in companions for folder in companion.folders]
+    if output.dry_run:
+        may_become(output.folder, folders, output.overwrite)
+    else:
+        about = _full_record(source, record, plan)
+        with atomic_folder(output.folder, folders, output.overwrite) as part:
+            free = shutil.disk_usage(part).free
+            if plan.size > free:
+                raise CheckpointError(
+                    f"{output.dst} needs {plan.size} bytes, but {free} are free on its disk. Free "
+                    "some space, or choose another disk"
+                )
+            _write_model(source, plan, part, output)
+            for name in plan.carried:
+                (part / name).parent.mkdir(exist_ok=True)
+                beside = roots[0].files_beside or roots[0].folder
+                copy_file(checked_path(beside, name, deep=True), part / name)
+            for companion in companions:
+                about["files"] += companion.write(part, source, output)
+            write_json(part / RECORD, about)
+    notes = [note for companion in companions for note in companion.notes]
+    notes += [note for root in roots for note in root.notes]
+    return Written(source, plan.size, [*notes, *plan.lost, *_not_copied(roots, output.folder)])
+
+
+@dataclass(frozen=True)
+class _Content:
+    """The content of a new folder.
+
+    Attributes:
+      family: the architecture of a Hugging Face folder; None for an Orbax folder.
+      hf_config: the ``config.json`` of the model, if it has one.
+      head: special tokens, task and labels that an Orbax folder records.
+      carried: the other files that are copied, as paths in ``files_beside`` of the first root.
+      size: the size of the tensors in bytes.
+      lost: notes about keys of ``config.json`` that are removed.
+    """
+
+    family: Family | None
+    hf_config: Json | None
+    head: Json
+    carried: list[str]
+    size: int
+    lost: list[str]
+
+
+def _planned_content(source: Source, roots: Sequence[Checkpoint], output: Output) -> _Content:
+    root = roots[0] if roots else None
+    hf_config = root.hf_config if root else None
+    carried = extras(root.files_beside) if root and root.files_beside is not None else []
+    if root is not None and hf_config is None and (source.config != root.config or len(roots) > 1):
+        carried = [name for name in carried if name != CARD]  # it describes another model
+    head = _recorded_head(source, root)
+    family = None
+    lost = []
+    stored = Counter()
+    if output.is_hf(roots):
+        old = hf_config
+        family, hf_config = storage.family_for(
+            source.config, old, {**head, **output.settings} or None
+        )
+        lost = layer_lists.lost(old, hf_config) if old is not None and source is not root else []
+        for tensor in storage.planned(source, family):
+            stored[tensor.dtype.name] += tensor.size
+    else:
+        for leaf in source.leaves.values():
+            stored[leaf.dtype.name] += leaf.size
+    if hf_config is not None and root is not None:
+        hf_config = _in_dtype(hf_config, stored)
+    size = stored.total() if family is not None else source.bytes
+    return _Content(family, hf_config, head, carried, size, lost)
+
+
+def _for_images(source: Source, roots: Sequence[Checkpoint], output: Output) -> Source:
+    """Convert a model of gray images to colours if `transformers` will convert its images."""
+    beside = roots[0].files_beside if roots else None
+    if beside is None or roots[0].hf_config is not None or not output.is_hf(roots):
+        return source
+    gray = source.config.sizes().get("channels") == 1
+    return InColour(source) if gray and (beside / PROCESSOR).is_file() else source
+
+
+def _full_record(source: Source, record: Mapping[str, object], plan: _Content) -> Json:
+    """The content of ``jaxgrow.json``."""
+    about: Json = {
+        "version": __version__,
+        **record,
+        "sources": [root.fingerprint() for root in source.roots],
+        "config": source.config.as_json(),
+        "files": list(plan.carried),
+    }
+    if history := _history(source.roots):
+        about["history"] = history
+    if plan.family is None and plan.hf_config is not None:
+        # A later conversion to Hugging Face needs it.
+        about["huggingface"] = plan.hf_config
+    if plan.family is None and plan.head:
+        about["head"] = plan.head
+    return about
+
+
+def _write_model(source: Source, plan: _Content, part: Path, output: Output) -> None:
+    hidden = None if output.progress else True
+    with tqdm(total=plan.size, unit="B", unit_scale=True, disable=hidden) as bar:
+        if plan.family is not None and plan.hf_config is not None:
+            storage.write(
+                source, plan.family, plan.hf_config, part, shard=output.shard, done=bar.update
+            )
+        else:
+            # The import takes seconds, and Hugging Face folders do not need it.
+            from jaxgrow.checkpoints import orbax
+
+            orbax.write(source, part)
+            bar.update(plan.size)
+
+
+def _recorded_head(source: Source, root: Checkpoint | None) -> Json:
+    """Return what an Orbax folder records for ``config.json``: special tokens, task and labels.
+
+    Task and labels are left out if the model to write has another head.
+    """
+    if root is None or isinstance(root, HuggingFace) or root.head is root.hf_config:
+        return {}
+    own = ("predicts", "classes")
+    same = all(
+        getattr(source.config, name, None) == getattr(root.config, name, None) for name in own
+    )
+    return root.own_settings | (dict(root.head) if same else {})
+
+
+def _check_no_lora(folder: Path) -> None:
+    """Check that a folder holds a model without a LoRA.
+
+    Raises:
+      CheckpointError: it holds a LoRA.
+    """
+    if (folder / ADAPTER[0]).is_file():
+        raise CheckpointError(
+            f"{folder} contains an adapter in addition to its model ({ADAPTER[0]}), which "
+            f"would not fit the new model. To change both, pass --lora {folder} to grow, coalesce, "
+            f"decoalesce or prune (in Python: transform(..., lora={str(folder)!r})). To "
+            f"continue without the adapter, move {' and '.join(ADAPTER)} out of the folder"
+        )
+
+
+def _in_dtype(hf_config: Mapping[str, object], stored: Mapping[str, int]) -> Json:
+    """Correct the dtype in a ``config.json``, also in its parts, if it has one.
+
+    Args:
+      hf_config: the content of ``config.json``.
+      stored: the number of bytes of the tensors that are written, by their dtype.
+    """
+    out: Json = {}
+    for key, value in hf_config.items():
+        if key.endswith("_config") and isinstance(value, dict):
+            value = _in_dtype(value, stored)
+        # A model in several dtypes may be computed in any of them.
+        if key in ("dtype", "torch_dtype") and str(value).removeprefix("torch.") not in stored:
+            value = max(stored, key=lambda name: stored[name])
+        out[key] = value
+    return out
+
+
+def _history(roots: Sequence[Checkpoint]) -> list[Json]:
+    """Return the earlier steps of the sources, oldest first.
+
+    The key ``made`` of a step is the fingerprint of its result.
+
+    Raises:
+      CheckpointError: the ``jaxgrow.json`` of a source is not valid JSON.
+    """
+    out: list[Json] = []
+    for root in roots:
+        if not (root.folder / RECORD).is_file():
+            continue
+        record = read_json(inside(root.folder, RECORD))
+        earlier = record.get("history")
+        last = {
+            k: v
+            for k, v in record.items()
+            if k not in ("history", "config", "files", "huggingface", "head")
+        }
+        for step in [
+            *(earlier if isinstance(earlier, list) else []),
+            {**last, "made": root.fingerprint()},
+        ]:
+            if step not in out:
+                out.append(step)
+    return out
+
+
+def _not_copied(roots: Sequence[Checkpoint], folder: Path) -> list[str]:
+    """A note that lists the subfolders of a model that are not in the new folder."""
+    if not roots or roots[0].hf_config is None:
+        return []
+    names = [f"{name}/" for name in left_out(roots[0].folder) if not (folder / name).exists()]
+    note = f"{roots[0].folder} has folders that are not copied: {listed(names)}"
+    return [note] if names else []

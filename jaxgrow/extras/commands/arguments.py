@@ -1,0 +1,118 @@
+"""The arguments of the commands of extras.
+
+As those of the core (`jaxgrow.cli.arguments`), they do not wait for JAX.
+"""
+
+import argparse
+from pathlib import Path
+
+from jaxgrow.cli.arguments import (
+    COMMANDS,
+    add_alpha,
+    add_blend,
+    add_method,
+    known_methods,
+    methods_table,
+)
+from jaxgrow.cli.methods import EXPERTS
+from jaxgrow.cli.options import Commands, add_json, add_lora, add_sizes, growth_factor
+
+DATA = (
+    "input file: text, which the tokenizer.json in {} tokenises; token ids (.npy); or images "
+    "(.npy) for a vision model"
+)
+_STARTUP = (
+    "For bash: jaxgrow completion bash >> ~/.bash_completion; "
+    "for zsh: jaxgrow completion zsh >> ~/.zshrc"
+)
+
+
+def _add_extra(
+    commands: Commands,
+    name: str,
+    run: str,
+    *folders: str,
+    writes: bool = False,
+    evaluates: bool = False,
+    epilog: str = "",
+) -> argparse.ArgumentParser:
+    """Add a command that a function of this folder runs."""
+    about, run = COMMANDS.describe(name), f"{__package__}.{run}"
+    p = commands.add(name, about, run, *folders, writes=writes, evaluates=evaluates, epilog=epilog)
+    if not writes and folders:
+        add_json(p)
+    return p
+
+
+def add_show(commands: Commands) -> None:
+    """Add ``jaxgrow show``."""
+    methods = {name: row for name, row in known_methods().items() if name not in EXPERTS}
+    table = methods_table(methods)
+    p = _add_extra(commands, "show", "show.run_show", "SRC", epilog=table)
+    add_method(p, methods)
+    add_sizes(p)
+    p.add_argument("--seed", type=int, metavar="N", help="random seed (default: 0)")
+    add_blend(p)
+    about = "the image file to write (.png, .svg or .pdf)"
+    p.add_argument("--out", type=Path, required=True, metavar="FILE", help=about)
+    p.set_defaults(noise=None)
+
+
+def add_suggest(commands: Commands) -> None:
+    """Add ``jaxgrow suggest``."""
+    p = _add_extra(commands, "suggest", "suggest.run_suggest", "SRC")
+    about = "the growth factor, instead of new sizes; sizes that fit it are proposed"
+    p.add_argument("--to", type=growth_factor, metavar="2x", help=about)
+    add_sizes(p)
+    about = "list only function-preserving methods"
+    p.add_argument("--keep-function", action="store_true", help=about)
+
+
+def add_prune(commands: Commands) -> None:
+    """Add ``jaxgrow prune``."""
+    p = _add_extra(commands, "prune", "prune.run_prune", "SRC", evaluates=True, writes=True)
+    add_sizes(p)
+    about = "the new number of experts of a mixture; those with the smallest gates are removed"
+    p.add_argument("--experts", type=int, metavar="N", help=about)
+    add_lora(p)
+    p.add_argument("--data", type=Path, required=True, metavar="FILE", help=DATA.format("SRC"))
+    p.add_argument(
+        "--by",
+        choices=["influence", "angular"],
+        help="which layers are removed: 'influence' removes the layers that individually change "
+        "their input least (default), 'angular' the consecutive layers that together change it "
+        "least",
+    )
+
+
+def add_report(commands: Commands) -> None:
+    """Add ``jaxgrow report``."""
+    p = _add_extra(commands, "report", "report.run_report", "A", "B", evaluates=True)
+    about = f"{DATA.format('A')} (default: random inputs)"
+    p.add_argument("--data", type=Path, metavar="FILE", help=about)
+
+
+def add_merge(commands: Commands) -> None:
+    """Add ``jaxgrow merge``."""
+    p = _add_extra(commands, "merge", "merge.run_merge", "BEFORE", "UP", writes=True)
+    add_alpha(p)
+    p.add_argument(
+        "--take-config",
+        choices=["A", "B"],
+        help="which config the result has if settings such as the rotary base differ: A, that of "
+        "BEFORE, or B, that of UP (default: an error)",
+    )
+
+
+def add_completion(commands: Commands) -> None:
+    """Add ``jaxgrow completion``."""
+    p = _add_extra(commands, "completion", "completion.run_completion", epilog=_STARTUP)
+    p.add_argument("shell", choices=["bash", "zsh"])
+
+
+COMMANDS.add("show", add_show)
+COMMANDS.add("suggest", add_suggest)
+COMMANDS.add("prune", add_prune)
+COMMANDS.add("report", add_report)
+COMMANDS.add("merge", add_merge)
+COMMANDS.add("completion", add_completion)
