@@ -104,12 +104,12 @@ def all_messages() -> Iterator[str]:
 
 def helps() -> Iterator[str]:
     """Yield the lines about the help of all commands."""
-    from jaxgrow.cli.arguments import command_parser
+    from jaxgrow.cli.arguments import jaxgrow_parser
     from jaxgrow.cli.program import main as jaxgrow
     from train.arguments import COMMANDS
 
     os.environ["COLUMNS"] = "100"
-    for name in (None, *command_parser().get_default("commands")):
+    for name in (None, *jaxgrow_parser().get_default("commands")):
         words = ["--help"] if name is None else [name, "--help"]
         yield from _shown(" ".join(["jaxgrow", *words]), lambda words=words: jaxgrow(words))
     for name in COMMANDS:

@@ -24,7 +24,7 @@ from jaxgrow.checkpoints.io.files import (
     RECORD,
     SHARD,
     CheckpointError,
-    extras,
+    files_to_copy,
     inside,
     left_out,
     listed,
@@ -277,7 +277,7 @@ class _Content:
 def _planned_content(source: Source, roots: Sequence[Checkpoint], output: Output) -> _Content:
     root = roots[0] if roots else None
     hf_config = root.hf_config if root else None
-    carried = extras(root.files_beside) if root and root.files_beside is not None else []
+    carried = files_to_copy(root.files_beside) if root and root.files_beside is not None else []
     if root is not None and hf_config is None and (source.config != root.config or len(roots) > 1):
         carried = [name for name in carried if name != CARD]  # it describes another model
     head = _recorded_head(source, root)

@@ -78,7 +78,7 @@ _GROUPS = {
 COMMANDS: Registry[Callable[[Commands], None]] = Registry("command")
 
 
-def command_parser(words: Sequence[str] | None = None) -> UsageParser:
+def jaxgrow_parser(words: Sequence[str] | None = None) -> UsageParser:
     """Build the parser of all subcommands.
 
     The parsed arguments hold the path of the function that runs the subcommand as ``run``.

@@ -38,7 +38,7 @@ def system_reason(error: OSError) -> str:
 
 
 @contextmanager
-def reported() -> Iterator[None]:
+def errors_with_options() -> Iterator[None]:
     """Raise a `CheckpointError` for each ValueError of the library.
 
     The sizes that a `SizeError` proposes are written as options: ``--heads 8``, not ``heads=8``.

@@ -9,7 +9,7 @@ from jaxgrow.axes import axis_kind
 from jaxgrow.checkpoints import Cast, CheckpointError, Source, Upcycled, open_checkpoint, write
 from jaxgrow.checkpoints.hf.upcycled import Single
 from jaxgrow.checkpoints.rounding import rounding_notes
-from jaxgrow.cli.errors import UsageError, reported
+from jaxgrow.cli.errors import UsageError, errors_with_options
 from jaxgrow.cli.new_sizes import given_sizes, target_sizes
 from jaxgrow.cli.options import axis_option
 from jaxgrow.cli.other_formats import format_of
@@ -103,7 +103,7 @@ def growth_by_method(
             others = [m for m, other in operators.OPERATORS.items() if axis_kind(axis) in other.axes]
             ways = f"; choose one of {', '.join(sorted(others))}, which grow it" if others else ""
             raise CheckpointError(f"axis {axis!r}: {a.method} grows {own}{ways}")
-    with reported():
+    with errors_with_options():
         return operator(sizes, target, **taken), taken
 
 
@@ -131,7 +131,7 @@ def _grow_experts(a: argparse.Namespace) -> None:
     output = output_of(a)
     arguments = {"method": a.method, "target": target, "active": active, "seed": seed}
     record = full_record(a, arguments)
-    with reported():
+    with errors_with_options():
         growth = operators.EXPERTS[a.method](sizes, target)
         wide = source if a.dtype is None else Cast(source, a.dtype, at_least=True)
         grown = Upcycled(wide, growth, active, seed)

@@ -125,7 +125,7 @@ def _destination(p: argparse.ArgumentParser) -> None:
     )
     p.add_argument(
         "--shard-size",
-        type=_bytes,
+        type=_file_size,
         metavar="N",
         help="the maximum size of a weight file, such as 500MB, 1.5GB or 5GiB (default: 5GB)",
     )
@@ -218,7 +218,7 @@ def _stages(text: str) -> int | tuple[int, ...]:
     return tuple(found) if len(found) > 1 else found[0]
 
 
-def _bytes(text: str) -> int:
+def _file_size(text: str) -> int:
     found = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,6})?) ?([KMGT])(I?)B", text.upper())
     base = 1024 if found and found[3] else 1000
     size = int(Fraction(found[1]) * base ** (1 + "KMGT".index(found[2]))) if found else 0

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from jaxgrow.checkpoints.io.files import CheckpointError
-from jaxgrow.cli.arguments import command_parser
+from jaxgrow.cli.arguments import jaxgrow_parser
 from jaxgrow.cli.errors import UsageError, system_reason
 from jaxgrow.signals import raise_interrupts, leave_at_once
 from jaxgrow.untrusted import UntrustedError, prepare_messages, print_text
@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       after the reader of the output has closed the pipe (SIGPIPE).
     """
     words = sys.argv[1:] if argv is None else argv
-    a = command_parser(words).parse_args(words)
+    a = jaxgrow_parser(words).parse_args(words)
     prepare_messages()
     if isinstance(sys.stdout, io.TextIOWrapper):
         # As on stderr, names that the encoding of the terminal does not have are escaped.
@@ -46,9 +46,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (CheckpointError, UntrustedError, OSError, MemoryError) as error:
         text = "out of memory" if isinstance(error, MemoryError) else str(error)
         text = system_reason(error) if isinstance(error, OSError) else text
-        return _ended(f"error: {text}", error, 2 if isinstance(error, UsageError) else 1)
+        return _failed_status(f"error: {text}", error, 2 if isinstance(error, UsageError) else 1)
     except KeyboardInterrupt as error:
-        return _ended("interrupted", error, 128 + (error.args[0] if error.args else signal.SIGINT))
+        return _failed_status(
+            "interrupted", error, 128 + (error.args[0] if error.args else signal.SIGINT)
+        )
     return 0
 
 
@@ -60,7 +62,7 @@ def _imported(run: str) -> Callable[[argparse.Namespace], None]:
         return getattr(importlib.import_module(module), name)
 
 
-def _ended(text: str, error: BaseException, status: int) -> int:
+def _failed_status(text: str, error: BaseException, status: int) -> int:
     """Print a message and the notes about DST to stderr, and return the exit status.
 
     Long lines are truncated and unprintable characters are escaped, because file contents may occur

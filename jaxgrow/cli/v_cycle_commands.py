@@ -9,7 +9,7 @@ from jaxgrow import operators
 from jaxgrow.axes.names import sibling_axis, axis_kind
 from jaxgrow.checkpoints import Cast, CheckpointError, Interpolated, open_checkpoint
 from jaxgrow.checkpoints.io.files import RECORD
-from jaxgrow.cli.errors import UsageError, reported
+from jaxgrow.cli.errors import UsageError, errors_with_options
 from jaxgrow.cli.options import AXES, axis_option
 from jaxgrow.cli.tokenizer_files import tokenizer_notes
 from jaxgrow.cli.writing import transform_model, write_model
@@ -22,7 +22,7 @@ def run_coalesce(a: argparse.Namespace) -> None:
     """Run ``jaxgrow coalesce``."""
     source = open_checkpoint(a.src)
     groups = _given_groups(a)
-    with reported():
+    with errors_with_options():
         growth = operators.coalesce(source.sizes(), kinds=source.config.layer_kinds, **groups)
     if groups.get("layers") == "alike":
         # Record explicit groups: decoalesce cannot derive them from the small model.
@@ -71,7 +71,7 @@ def run_decoalesce(a: argparse.Namespace) -> None:
             "--layers alike: the kinds of the layers of the large model are not known. Give the "
             f"groups that {RECORD} of the coalesced model records, such as --layers 0+2,1+3"
         )
-    with reported():
+    with errors_with_options():
         growth = operators.decoalesce(_large(source.sizes(), groups), kinds=None, **groups)
     transform_model(a, source, growth, groups | {"tied": a.tied})
 
@@ -101,7 +101,7 @@ def _large(small: dict[str, int], groups: dict[str, operators.Groups]) -> dict[s
     if leads is not None:
         for axis in width_axes(small):
             if axis_kind(axis) not in groups:
-                large[axis] = _scaled(axis, sibling_axis(axis, leads), small, large)
+                large[axis] = _scaled_with_heads(axis, sibling_axis(axis, leads), small, large)
     return large
 
 
@@ -117,7 +117,7 @@ def _ungrouped(of: str, axis: str, size: int, units: operators.Groups) -> int:
     return sum(map(len, units))
 
 
-def _scaled(axis: str, heads: str, small: dict[str, int], large: dict[str, int]) -> int:
+def _scaled_with_heads(axis: str, heads: str, small: dict[str, int], large: dict[str, int]) -> int:
     """The size of an axis that grows by the same factor as the heads."""
     size, rest = divmod(small[axis] * large[heads], small[heads])
     if rest:
@@ -140,6 +140,6 @@ def run_interpolate(a: argparse.Namespace) -> None:
         raise CheckpointError(f"{differ[0]}. `jaxgrow merge` matches their rows by token")
     if a.dtype is not None:
         before = Cast(before, a.dtype, at_least=True)
-    with reported():
+    with errors_with_options():
         mixed = Interpolated(before, up, a.alpha)
     write_model(a, mixed, {"alpha": a.alpha})

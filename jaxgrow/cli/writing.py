@@ -9,7 +9,7 @@ from jaxgrow.checkpoints import CheckpointError, Output, Source, Written
 from jaxgrow.checkpoints.io.files import RECORD, SHARD
 from jaxgrow.checkpoints.rounding import rounding_notes
 from jaxgrow.checkpoints.source import Checkpoint
-from jaxgrow.cli.errors import reported
+from jaxgrow.cli.errors import errors_with_options
 from jaxgrow.cli.preservation import keeps_function
 from jaxgrow.growth.maps import Growth, Rules
 from jaxgrow.typed import Json
@@ -55,7 +55,7 @@ def transform_model(
     arguments = arguments | {name: x for name, x in given.items() if x is not None}
     output = output_of(a)
     record = full_record(a, arguments, growth)
-    with reported():
+    with errors_with_options():
         written = checkpoints.transform(
             root,
             output,
@@ -78,7 +78,7 @@ def write_model(
 ) -> None:
     """Write a model to DST and print what was written; the arguments are as for `transform_model`."""
     record = full_record(a, arguments)
-    with reported():
+    with errors_with_options():
         written = checkpoints.write(model, output_of(a), record)
     report_written(a, written, record, notes)
 
@@ -87,10 +87,10 @@ def full_record(a: argparse.Namespace, arguments: Json, growth: Growth | None = 
     """What ``jaxgrow.json`` records: the command, its arguments, and the new layers, if there are some."""
     dtype = {} if a.dtype is None else {"dtype": a.dtype}
     record: Json = {"operator": a.command, "arguments": arguments | dtype}
-    return record | ({} if growth is None else new_layers(growth))
+    return record | ({} if growth is None else new_layers_entry(growth))
 
 
-def new_layers(growth: Growth) -> dict[str, list[int]]:
+def new_layers_entry(growth: Growth) -> dict[str, list[int]]:
     """The entry of a record about the new layers; empty if the depth does not grow."""
     try:
         found = operators.new_layers(growth)

@@ -654,7 +654,7 @@ ROWS: dict[str, Row] = {
     "jaxgrow/checkpoints/io/checksums.py::damage": attacked("run checksums"),
     "jaxgrow/checkpoints/io/checksums.py::seal": ours(_NEW),
     "jaxgrow/checkpoints/io/checksums.py::sha256": attacked("run data"),
-    "jaxgrow/checkpoints/io/files.py::extras": attacked("tokenizer beside", "template"),
+    "jaxgrow/checkpoints/io/files.py::files_to_copy": attacked("tokenizer beside", "template"),
     "jaxgrow/checkpoints/io/files.py::inside": attacked("config", "index"),
     "jaxgrow/checkpoints/io/files.py::read_json": attacked("config", "index", "names"),
     "jaxgrow/checkpoints/io/files.py::write_json": ours(_NEW),

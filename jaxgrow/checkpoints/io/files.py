@@ -168,7 +168,7 @@ def write_json(file: Path, content: Any) -> None:
     file.write_text(text + "\n")
 
 
-def extras(folder: Path) -> list[str]:
+def files_to_copy(folder: Path) -> list[str]:
     """Return the files in a folder that are copied to new checkpoints, such as a tokenizer.
 
     Weights, configs, hidden files, and files about a training or a quantisation are not among them.

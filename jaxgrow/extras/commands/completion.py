@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Mapping
 
-from jaxgrow.cli.arguments import command_parser
+from jaxgrow.cli.arguments import jaxgrow_parser
 
 _SCRIPT = """\
 _jaxgrow() {{
@@ -54,4 +54,4 @@ def completion_script(commands: Mapping[str, argparse.ArgumentParser], shell: st
 
 def run_completion(a: argparse.Namespace) -> None:
     """Print the completion script."""
-    print(completion_script(command_parser().get_default("commands"), a.shell), end="")
+    print(completion_script(jaxgrow_parser().get_default("commands"), a.shell), end="")

@@ -12,7 +12,7 @@ from jaxgrow.checkpoints import Cast, CheckpointError, Interpolated, Source, ope
 from jaxgrow.checkpoints.hf.storage import HuggingFace
 from jaxgrow.checkpoints.io.files import listed, spelt
 from jaxgrow.checkpoints.source import Checkpoint, Leaf, initial_layout
-from jaxgrow.cli.errors import UsageError, reported
+from jaxgrow.cli.errors import UsageError, errors_with_options
 from jaxgrow.cli.tokenizer_files import tokens_of
 from jaxgrow.cli.writing import write_model
 
@@ -85,14 +85,14 @@ def run_merge(a: argparse.Namespace) -> None:
             f"--alpha {a.alpha:g} is not from 0 to 1: give the weight of UP, such as --alpha 0.5"
         )
     before, up = open_checkpoint(a.before), open_checkpoint(a.up)
-    pair = mergeable(before, up, a.take_config, a.dtype)
-    with reported():
+    pair = with_one_config(before, up, a.take_config, a.dtype)
+    with errors_with_options():
         mixed = _Merged(pair, a.alpha)
     taken = {} if a.take_config is None else {"take_config": a.take_config}
     write_model(a, mixed, {"alpha": a.alpha} | taken, pair.notes)
 
 
-def mergeable(
+def with_one_config(
     before: Checkpoint,
     up: Checkpoint,
     take: Literal["A", "B"] | None,

@@ -13,7 +13,7 @@ from jaxgrow import operators
 from jaxgrow.axes.names import LAYERS, sibling_axis, is_layers, axis_kind
 from jaxgrow.checkpoints import CheckpointError, Grown, Source, open_checkpoint, transform
 from jaxgrow.checkpoints.source import Checkpoint
-from jaxgrow.cli.errors import UsageError, reported
+from jaxgrow.cli.errors import UsageError, errors_with_options
 from jaxgrow.cli.new_sizes import target_sizes
 from jaxgrow.cli.writing import output_of, transform_model
 from jaxgrow.extras.commands.model_inputs import inputs_from_file
@@ -56,7 +56,7 @@ def run_prune(a: argparse.Namespace) -> None:
     """Run ``jaxgrow prune``."""
     plan = _pruning_plan(a)
     # Detect a result that cannot be written before the expensive measurements.
-    with reported():
+    with errors_with_options():
         transform(plan.source, output_of(a, dry_run=True), plan.control, lora=a.lora)
     scores = _unit_scores(plan)
     growth = plan.pruned(scores)
@@ -97,7 +97,7 @@ def _pruning_plan(a: argparse.Namespace) -> _PruningPlan:
             f"least --experts {active} must stay"
         )
     inputs, what = inputs_from_file(source, a.data)
-    with reported():
+    with errors_with_options():
         control = _random_pruning(source, target)
     return _PruningPlan(source, target, a.by or "influence", inputs, what, control)
 
@@ -145,7 +145,7 @@ def _measured_effect(plan: _PruningPlan, growth: Growth) -> dict[str, Any]:
     }
     for name, pruning in (("pruned", growth), ("random", plan.control)):
         found = outputs_of(Grown(plan.source, pruning))(plan.inputs)
-        with reported():
+        with errors_with_options():
             difference = preservation(
                 lambda _: original,
                 lambda _, found=found: found,

@@ -4,7 +4,7 @@ import argparse
 from dataclasses import asdict
 
 from jaxgrow.checkpoints import open_checkpoint
-from jaxgrow.cli.errors import reported
+from jaxgrow.cli.errors import errors_with_options
 from jaxgrow.cli.tokenizer_files import tokenizer_notes
 from jaxgrow.cli.writing import print_json, print_notes
 from jaxgrow.extras.commands.model_inputs import inputs_for_both
@@ -17,7 +17,7 @@ def run_report(a: argparse.Namespace) -> None:
     """Run ``jaxgrow report``."""
     first, second = open_checkpoint(a.a), open_checkpoint(a.b)
     inputs, what = inputs_for_both(first, second, a.data)
-    with reported():
+    with errors_with_options():
         found = preservation(outputs_of(first), outputs_of(second), inputs, (str(a.a), str(a.b)))
     notes = [*first.notes, *second.notes, *tokenizer_notes(first, second)]
     if a.json:

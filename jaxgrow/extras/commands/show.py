@@ -5,7 +5,7 @@ import argparse
 import jax
 
 from jaxgrow.checkpoints import CheckpointError, open_checkpoint
-from jaxgrow.cli.errors import reported
+from jaxgrow.cli.errors import errors_with_options
 from jaxgrow.cli.grow_commands import growth_of
 from jaxgrow.cli.preservation import keeps_function
 from jaxgrow.cli.writing import kept_as_text, print_json, sizes_as_text
@@ -22,7 +22,7 @@ def run_show(a: argparse.Namespace) -> None:
         path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in source.leaves.items()
     }
     try:
-        with reported():
+        with errors_with_options():
             figure = plot.growth(growth, shapes, names)
             figure.savefig(a.out, format=a.out.suffix[1:] or "png")
     except ImportError as error:

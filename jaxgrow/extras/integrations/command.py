@@ -23,7 +23,7 @@ from jaxgrow.cli.errors import UsageError
 from jaxgrow.cli.grow_commands import growth_by_method, refuse_options
 from jaxgrow.cli.new_sizes import target_sizes
 from jaxgrow.cli.other_formats import CHECKPOINT_FORMATS
-from jaxgrow.cli.writing import new_layers, print_json
+from jaxgrow.cli.writing import new_layers_entry, print_json
 from jaxgrow.extras.integrations.formats import FORMATS, from_file, plain, recognised
 from jaxgrow.extras.integrations.layouts import Layout
 from jaxgrow.growth.maps import Growth, Rules, new_sizes
@@ -261,7 +261,7 @@ class OtherTrainers:
         growth, _ = growth_by_method(a, run.sizes(), target, run.traits)
         may_become(a.dst, [a.src], a.overwrite)
         arguments = {"format": run.format.name, "method": a.method, "target": target}
-        record = {"arguments": arguments | {"optimizer": policy}, **new_layers(growth)}
+        record = {"arguments": arguments | {"optimizer": policy}, **new_layers_entry(growth)}
         about = grow_folder(
             run, growth, policy, a.dst, record, overwrite=a.overwrite, dry_run=a.dry_run
         )
