@@ -100,7 +100,9 @@ def growth_by_method(
     for axis in target:
         if axis in sizes and axis_kind(axis) not in operator.axes:
             own = ", ".join(name for name in operator.axes if name in {*map(axis_kind, sizes)})
-            others = [m for m, other in operators.OPERATORS.items() if axis_kind(axis) in other.axes]
+            others = [
+                m for m, other in operators.OPERATORS.items() if axis_kind(axis) in other.axes
+            ]
             ways = f"; choose one of {', '.join(sorted(others))}, which grow it" if others else ""
             raise CheckpointError(f"axis {axis!r}: {a.method} grows {own}{ways}")
     with errors_with_options():

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from jaxgrow.checkpoints.io.files import CheckpointError
 from jaxgrow.cli.arguments import jaxgrow_parser
 from jaxgrow.cli.errors import UsageError, system_reason
-from jaxgrow.signals import raise_interrupts, leave_at_once
+from jaxgrow.signals import leave_at_once, raise_interrupts
 from jaxgrow.untrusted import UntrustedError, prepare_messages, print_text
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from jaxgrow import operators
-from jaxgrow.axes.names import sibling_axis, axis_kind
+from jaxgrow.axes.names import axis_kind, sibling_axis
 from jaxgrow.checkpoints import Cast, CheckpointError, Interpolated, open_checkpoint
 from jaxgrow.checkpoints.io.files import RECORD
 from jaxgrow.cli.errors import UsageError, errors_with_options

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jaxgrow import operators
-from jaxgrow.axes.names import LAYERS, sibling_axis, is_layers, axis_kind
+from jaxgrow.axes.names import LAYERS, axis_kind, is_layers, sibling_axis
 from jaxgrow.checkpoints import CheckpointError, Grown, Source, open_checkpoint, transform
 from jaxgrow.checkpoints.source import Checkpoint
 from jaxgrow.cli.errors import UsageError, errors_with_options

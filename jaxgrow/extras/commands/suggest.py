@@ -11,7 +11,7 @@ from functools import cache
 from importlib.resources import files
 
 from jaxgrow import operators
-from jaxgrow.axes.names import is_layers, axis_kind
+from jaxgrow.axes.names import axis_kind, is_layers
 from jaxgrow.checkpoints import CheckpointError, Grown, Source, open_checkpoint
 from jaxgrow.cli.errors import UsageError, with_options
 from jaxgrow.cli.new_sizes import given_sizes, target_sizes
