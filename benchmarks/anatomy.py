@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run from anywhere, install
 from benchmarks.common import environment, parser, save
 from jaxgrow.axes import LAYERS, leaves, role_of, split_kernel
 from jaxgrow.layerdrop import layer_sensitivity
-from train.data.formats import text
+from train.data.formats import text_pieces
 from train.data.windows import next_tokens
 from train.state.model import TrainState, loss
 from train.state.pretrained import opened
@@ -65,7 +65,7 @@ def anatomy(folder: Path, file: Path) -> dict[str, Any]:
     model = opened(folder)
     config = model.config
     params = jax.device_get(model.params)
-    tokens = np.array(model.tokenizer.encode("".join(text(file))).ids, np.int32)
+    tokens = np.array(model.tokenizer.encode("".join(text_pieces(file))).ids, np.int32)
     size = BATCHES * SAMPLES * (config.length + 1)
     if len(tokens) < size:
         sys.exit(

@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run from anywhere, install
 
 from benchmarks.common import Rows, alternate, environment, parser, ratios, save, shown, summary
 from jaxgrow.tables import align_columns
-from train.data.formats import PIECE, text
+from train.data.formats import PIECE, text_pieces
 
 SIZES = (1, 4, 16)
 DOCUMENT = 3000  # characters
@@ -153,7 +153,9 @@ def grow(file: Path, tokenizer: str, gigabytes: list[float], found: Rows) -> Non
       gigabytes: sizes of the corpora.
       found: where results are added.
     """
-    lines = [(json.dumps({"text": d}) + "\n").encode() for d in documents("".join(text(file)))]
+    lines = [
+        (json.dumps({"text": d}) + "\n").encode() for d in documents("".join(text_pieces(file)))
+    ]
     rows = []
     for size in gigabytes:
         with tempfile.TemporaryDirectory() as name:
@@ -201,7 +203,7 @@ def formats(file: Path, tokenizer: str, megabytes: float, rounds: int) -> dict[s
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "child.py").write_text(CHILD)
-        pieces = (piece for file in itertools.cycle([file]) for piece in text(file))
+        pieces = (piece for file in itertools.cycle([file]) for piece in text_pieces(file))
         whole = "".join(itertools.islice(pieces, int(megabytes * 1e6) // PIECE))
         sides: dict[str, Callable[[], Any]] = {}
         # For each side, its size in megabytes and the name of the smallest corpus of its format.

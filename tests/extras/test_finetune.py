@@ -366,7 +366,7 @@ def test_the_exported_tokenizer_frames_texts_as_in_training(learned, home, tmp_p
     )
     experiment = tuning(home / "cola").of(home / "gpt2", 1e-2, 0)
     examples = experiment.data.prepared(experiment.model).valid["dev"]
-    texts = glue.from_files(glue.TASKS["cola"], home / "cola")["dev"].texts[0]
+    texts = glue.glue_rows(glue.TASKS["cola"], home / "cola")["dev"].texts[0]
     for i, text in enumerate(texts):
         sample = examples.sample(i, np.random.default_rng(0))[0]
         n = int(sample["lengths"])

@@ -7,7 +7,6 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-import tensorflow_datasets as tfds
 import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -172,7 +171,7 @@ LABELS = {"stsb": [4.25, 0], "mnli": [0, 2], "qnli": [0, 1], "rte": [0, 1]}
 @pytest.mark.parametrize("name", ROWS)
 def test_published_files(tmp_path, name):
     about = glue.TASKS[name]
-    found = glue.from_files(about, Path(saved(tmp_path / about.title, name)).parent)
+    found = glue.glue_rows(about, Path(saved(tmp_path / about.title, name)).parent)
     assert list(found) == about.splits and found["train"].labels.dtype == (
         np.float32 if name == "stsb" else np.int32
     )
@@ -226,14 +225,14 @@ def test_colas_own_file_names(tmp_path):
 )
 def test_rows_that_are_no_examples_are_named(tmp_path, name, rows, message):
     with pytest.raises(UserError, match=message) as error:
-        glue.from_files(glue.TASKS[name], Path(saved(tmp_path, name, rows)))
+        glue.glue_rows(glue.TASKS[name], Path(saved(tmp_path, name, rows)))
     assert "\n" not in str(error.value)
 
 
 def test_the_few_torn_rows_of_the_published_qqp_are_left_out(tmp_path):
     rows = [*ROWS["qqp"] * 100, "7\t1\t2\tWho"]
     assert (
-        len(glue.from_files(glue.TASKS["qqp"], Path(saved(tmp_path, "qqp", rows)))["train"].labels)
+        len(glue.glue_rows(glue.TASKS["qqp"], Path(saved(tmp_path, "qqp", rows)))["train"].labels)
         == 200
     )
 
@@ -244,28 +243,27 @@ def test_files_that_lack_or_are_others(tmp_path):
         UserError,
         match=r"no train.tsv in .*/none or .*download CoLA .* train.tsv and dev.tsv or in_domain",
     ):
-        glue.from_files(about, tmp_path / "none")
+        glue.glue_rows(about, tmp_path / "none")
     saved(tmp_path, "cola")
     (tmp_path / "dev.tsv").unlink()
     with pytest.raises(UserError, match=r"train.tsv is there, but no dev.tsv in"):
-        glue.from_files(about, tmp_path)
+        glue.glue_rows(about, tmp_path)
     saved(tmp_path, "sst2")
     with pytest.raises(
         UserError,
         match=r"train.tsv has no column 'sentence1' in its first line, only 'sentence', 'label'",
     ):
-        glue.from_files(glue.TASKS["rte"], tmp_path)
+        glue.glue_rows(glue.TASKS["rte"], tmp_path)
     (tmp_path / "train.tsv").unlink()
     (tmp_path / "train.tsv.xz").write_bytes(b"no xz")
     with pytest.raises(UserError, match=r"cannot read .*train.tsv.xz"):
-        glue.from_files(glue.TASKS["sst2"], tmp_path)
+        glue.glue_rows(glue.TASKS["sst2"], tmp_path)
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
         ({"task": "colla"}, "there is no task 'colla', only cola, .*, squad2"),
-        ({"path": None}, "data.source=files needs data.path"),
         ({"length": 0}, "length must be at least 1, but is 0"),
         ({"examples": 0}, "examples must be at least 1"),
         ({"labels": ("good",)}, r"labels must name at least two classes, .* \('good',\)"),
@@ -276,104 +274,6 @@ def test_files_that_lack_or_are_others(tmp_path):
 def test_settings_that_mean_nothing(values, message):
     with pytest.raises(ValueError, match=message):
         Labelled(**{"task": "cola", "path": "x"} | values)
-
-
-# --- tensorflow-datasets ---
-
-
-class TinyGlue(tfds.core.GeneratorBasedBuilder):
-    """Write two tasks at once, without TensorFlow."""
-
-    VERSION = tfds.core.Version("1.0.0")
-
-    def _info(self):
-        text = {name: tfds.features.Text() for name in ("sentence", "premise", "hypothesis")}
-        features = tfds.features.FeaturesDict(
-            text | {"label": tfds.features.ClassLabel(num_classes=3)}
-        )
-        return tfds.core.DatasetInfo(builder=self, features=features)
-
-    def _split_generators(self, dl_manager):
-        splits = ("train", "validation", "validation_matched", "validation_mismatched")
-        return {name: self._generate_examples(name) for name in splits}
-
-    def _generate_examples(self, name):
-        for i in range(3):
-            yield (
-                i,
-                {"sentence": f"{name} ä", "premise": f"{i}?", "hypothesis": f"{i}!", "label": i},
-            )
-
-
-def test_tensorflow_datasets_are_read(tmp_path, monkeypatch):
-    asked = []
-
-    def prepared(name, path):
-        asked.append(name)
-        builder = TinyGlue(data_dir=path, file_format="array_record")
-        builder.download_and_prepare()
-        return builder
-
-    monkeypatch.setattr(glue, "prepared", prepared)
-    found = Labelled.prepared(Labelled("mnli", str(tmp_path), "tfds"), BERT)
-    assert (
-        asked == ["glue/mnli"]
-        and list(found.valid) == ["matched", "mismatched"]
-        and len(found.train) == 3
-    )
-    assert sorted(found.train.targets) == [0, 1, 2]
-    first = bytes(found.train.sample(0, None)[0]["tokens"].astype(np.uint8))
-    assert first.startswith(b"\xc0%d?\x00%d!\x00\xc1" % ((found.train.targets[0],) * 2))
-    with pytest.raises(UserError, match="label 2 is not one of"):
-        Labelled.prepared(Labelled("cola", str(tmp_path), "tfds"), BERT)
-    with pytest.raises(UserError, match="glue/rte has no feature 'sentence1', only"):
-        Labelled.prepared(Labelled("rte", str(tmp_path), "tfds"), BERT)
-
-
-class TinySquad(tfds.core.GeneratorBasedBuilder):
-    """Write the features of SQuAD without TensorFlow."""
-
-    VERSION = tfds.core.Version("1.0.0")
-
-    def _info(self):
-        text = {name: tfds.features.Text() for name in ("id", "title", "context", "question")}
-        answers = tfds.features.Sequence({"text": tfds.features.Text(), "answer_start": np.int32})
-        features = tfds.features.FeaturesDict(text | {"answers": answers})
-        return tfds.core.DatasetInfo(builder=self, features=features)
-
-    def _split_generators(self, dl_manager):
-        return {name: self._generate_examples() for name in ("train", "validation")}
-
-    def _generate_examples(self):
-        for i, answers in enumerate(
-            ({"text": ["ä", "ä cat"], "answer_start": [2, 2]}, {"text": [], "answer_start": []})
-        ):
-            yield (
-                i,
-                {
-                    "id": f"{i}",
-                    "title": "",
-                    "context": "a ä cat",
-                    "question": f"q{i}",
-                    "answers": answers,
-                },
-            )
-
-
-def test_squad_of_tensorflow_datasets_is_read_as_its_files_are(tmp_path, monkeypatch):
-    def prepared(name, path):
-        builder = TinySquad(data_dir=path, file_format="array_record")
-        builder.download_and_prepare()
-        return builder
-
-    monkeypatch.setattr(squad, "prepared", prepared)
-    questions = squad.from_tfds(squad.TASKS["squad2"], str(tmp_path))
-    assert questions.keys() == {"train", "dev"}
-    answered, not_answered = sorted(questions["dev"])
-    assert answered == squad.Question("q0", "a ä cat", ("ä", "ä cat"), 2)
-    assert not_answered == squad.Question("q1", "a ä cat", (), 0)
-    with pytest.raises(UserError, match="question 1 has no answer, as in version 2"):
-        Labelled.prepared(Labelled("squad1", str(tmp_path), "tfds"), BERT)
 
 
 # --- model inputs ---
@@ -728,7 +628,7 @@ def test_the_best_span_is_ordered_and_short(tmp_path, tokenizers):
     contexts = {context: ["dog"]}
     squad_file(squad_file(tmp_path, "train-v1.1.json", contexts), "dev-v1.1.json", contexts)
     data = Labelled("squad1", str(tmp_path), tokenizer=tokenizers["bert"], length=512)
-    questions = squad.from_files(squad.TASKS["squad1"], tmp_path)["dev"]
+    questions = squad.squad_questions(squad.TASKS["squad1"], tmp_path)["dev"]
     read = squad.windows(questions, Encoder(data.tokenizer, BERT), data.length, data.stride)
     logits = np.random.default_rng(0).normal(size=(1, data.length, 2))
     first = int(read.texts.second[0])
@@ -832,7 +732,7 @@ def test_files_that_are_not_squads(tmp_path, content, message):
     both(tmp_path)
     (tmp_path / "train-v1.1.json").write_text(content)
     with pytest.raises(UserError, match=message) as error:
-        squad.from_files(squad.TASKS["squad1"], tmp_path)
+        squad.squad_questions(squad.TASKS["squad1"], tmp_path)
     assert "\n" not in str(error.value)
 
 
@@ -862,12 +762,12 @@ def test_halves_of_characters_are_read(tmp_path):
 def test_published_tasks(name, train, dev):
     made = Labelled.prepared(Labelled(name, str(SHARED / name), examples=64), BERT)
     assert (len(made.train), len(made.valid["dev"])) == (64, dev)
-    assert len(glue.from_files(glue.TASKS[name], SHARED / name)["train"].labels) == train
+    assert len(glue.glue_rows(glue.TASKS[name], SHARED / name)["train"].labels) == train
 
 
 @published
 def test_squad_without_a_dev_file_splits_articles():
-    questions = squad.from_files(squad.TASKS["squad1"], SHARED)
+    questions = squad.squad_questions(squad.TASKS["squad1"], SHARED)
     assert not {q.context for q in questions["train"]} & {q.context for q in questions["dev"]}
     read = squad.windows(questions["dev"][:100], Encoder("bytes", BERT), 512, 128)
     logits = np.zeros((len(read.question), 512, 2))

@@ -57,7 +57,12 @@ def _marks(subject, attack=""):
 def _table_of(entrance: str) -> str:
     if entrance.startswith("jaxgrow/"):
         return "library"
-    folders = ("train/data/", "train/extras/images/", "train/extras/labelled/")
+    folders = (
+        "train/data/",
+        "train/extras/images/",
+        "train/extras/labelled/",
+        "train/extras/tfds.py",
+    )
     return "data" if entrance.startswith(folders) else "runs"
 
 

@@ -23,6 +23,7 @@ from train.data.token_files import FIELD, checked_ids, token_formats
 from train.extras.images.images import Images, images
 from train.extras.images.processor import normal_in
 from train.extras.labelled import glue, squad, table
+from train.extras.tfds import dataset_records
 
 _NAMED = {
     "link": "the user names this file",
@@ -97,7 +98,7 @@ def _glue(folder: Path) -> Path:
 def _read_glue(folder: Path) -> Any:
     task = glue.TASKS["cola"]
     file = folder / "data" / "train.tsv"
-    return glue.is_unnamed(task, file), glue.from_files(task, folder / "data")
+    return glue.is_unnamed(task, file), glue.glue_rows(task, folder / "data")
 
 
 def _squad(folder: Path) -> Path:
@@ -111,7 +112,7 @@ def _squad(folder: Path) -> Path:
 
 def _read_squad(folder: Path) -> Any:
     task = squad.TASKS["squad1"]
-    return squad.from_files(task, folder / "data")
+    return squad.squad_questions(task, folder / "data")
 
 
 def _npy(folder: Path) -> Path:
@@ -129,7 +130,7 @@ def _raw(folder: Path) -> Path:
 
 def _read_ids(folder: Path) -> int:
     """The number of token ids in a folder, whose largest is known."""
-    found = corpus.text(str(folder / "data"), None, FIELD, formats=token_formats("uint16"))
+    found = corpus.text_corpus(str(folder / "data"), None, FIELD, formats=token_formats("uint16"))
     pieces = [piece for document in found.train for piece in document]
     checked_ids(np.concatenate([np.asarray(piece).reshape(-1) for piece in pieces]), 100, "it")
     return len(pieces)
@@ -165,7 +166,7 @@ def _name_folder(folder: Path, name: str) -> None:
 
 
 def _read_text(folder: Path) -> Any:
-    found = corpus.text(str(folder / "data"), None, "text")
+    found = corpus.text_corpus(str(folder / "data"), None, "text")
     parts = (found.train, found.valid or ())
     return ["".join(document) for part in parts for document in part]
 
@@ -276,7 +277,7 @@ def _name_set(folder: Path, name: str) -> None:
 
 
 def _read_tfds(folder: Path) -> Any:
-    return list(formats.records(next((folder / "data").glob("*.array_record*"))))
+    return list(dataset_records(next((folder / "data").glob("*.array_record*"))))
 
 
 SUBJECTS |= {
@@ -362,7 +363,7 @@ SUBJECTS |= {
 }
 
 ROWS: dict[str, Row] = {
-    "train/data/formats.py::_of_tfds": attacked("prepared dataset"),
+    "train/extras/tfds.py::dataset_records": attacked("prepared dataset"),
     "train/extras/labelled/hf_tokenizer.py::write_framing": ours(
         "it writes a file with a random name, which it creates, and renames it"
     ),
@@ -378,8 +379,6 @@ ROWS: dict[str, Row] = {
     "train/extras/labelled/glue.py::is_unnamed": attacked("GLUE"),
     "train/extras/labelled/glue.py::rows_of": attacked("GLUE"),
     "train/extras/labelled/squad.py::_articles": attacked("SQuAD"),
-    "train/extras/labelled/table.py::_lines": attacked("CSV", "compressed TSV"),
-    "train/extras/labelled/table.py::_objects": attacked("JSON lines"),
     "train/data/named_splits.py::_front_matter": attacked("README of a dataset"),
     "train/extras/images/processor.py::normal_in": attacked(
         "processor of images", "config of a run"
@@ -403,11 +402,11 @@ ROWS: dict[str, Row] = {
     "train/data/decoding.py::read_regular": attacked(
         "state of a dataset", "settings of a tokenizer"
     ),
-    "train/data/arrow.py::parquet_batches": attacked("Parquet"),
-    "train/data/arrow.py::_stream": attacked("state of a dataset"),
+    "train/data/formats.py::_lines": attacked("CSV", "JSON lines"),
+    "train/data/tables.py::table_rows": attacked("Parquet", "state of a dataset"),
     "train/data/token_files.py::_npy": attacked("array of token ids"),
     "train/data/token_files.py::_raw": attacked("raw token ids"),
-    "train/data/tfds.py::checked_info": attacked("prepared dataset"),
+    "train/extras/tfds.py::checked_info": attacked("prepared dataset"),
     "train/data/cache.py::_make": ours(_CACHE),
     "train/data/cache.py::_remove": ours(_CACHE),
     "train/extras/images/images.py::_Records.__getitem__": ours(
@@ -422,8 +421,8 @@ ROWS: dict[str, Row] = {
     "train/data/bounded_child.py::_front_matter": ours(
         "the text that `named_splits` has read; the process has limits"
     ),
-    "train/data/bounded_child.py::_parquet": ours(
-        "the file that `arrow.parquet_batches` checked; the process has limits"
+    "train/data/bounded_child.py::_table": ours(
+        "the file that `tables.table_rows` checked; the process has limits"
     ),
     "train/data/trial.py::check_tokenizer": attacked("tokenizer", "vocabulary", "merges"),
 }

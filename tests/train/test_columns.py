@@ -80,17 +80,6 @@ def test_binary_that_is_not_utf_8_is_replaced(read, tmp_path):
     assert read(path).tobytes().decode() == "a\N{REPLACEMENT CHARACTER}\0"
 
 
-def test_the_advice_for_another_column_works(read, tmp_path):
-    path = written(tmp_path / "a.parquet", pa.array([[1, 2]]), "ids")
-    with pytest.raises(UserError, match=r"if ids has token ids, set data.source=tokens, too"):
-        read(path, field="ids")
-    assert read(path, "tokens", field="ids").tolist() == [1, 2]
-    path = written(tmp_path / "b.parquet", pa.array([{"b": "x"}]))
-    with pytest.raises(UserError, match=r"column of text: text\.b"):
-        read(path)
-    assert read(path, field="text.b").tobytes() == b"x\0"
-
-
 IDS = [3, 1, 255, 0, 7]
 
 

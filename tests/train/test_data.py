@@ -72,7 +72,7 @@ def test_validation_files_below_the_training_folder_are_not_trained_on(tmp_path,
         assert found.train.tobytes() == b"0.txt\0"
         assert found.valid.tobytes() == b"valid/1.txt\0valid/2.txt\0"
         # A cache of all files has another key.
-        assert corpus.text(str(folder), str(valid), "text").key[1] == corpus._key(
+        assert corpus.text_corpus(str(folder), str(valid), "text").key[1] == corpus._key(
             [folder / "0.txt"]
         )
     with pytest.raises(UserError, match=r"every file of data.path=.* is also a validation file"):
@@ -346,7 +346,7 @@ def encoded(monkeypatch) -> list[list[str]]:
 def test_memory_holds_one_batch_of_documents(tmp_path, text, encoded, small_pieces, monkeypatch):
     """The memory use depends neither on the size of a file nor on the number of files."""
     read, ahead = [0], []
-    pieces = formats.text
+    pieces = formats.text_pieces
 
     def reading(path):
         for piece in pieces(path):

@@ -4,7 +4,7 @@ import csv
 import gzip
 import json
 import lzma
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from jaxgrow.untrusted import using_limits
 from train.common.errors import UserError
-from train.data import arrow, formats, text, tokenise
+from train.data import formats, tables, text, tokenise
 from train.data.corpus import _files
 
 DOCUMENTS = [
@@ -129,7 +130,7 @@ def settings(tmp_path) -> Callable[..., text.Data]:
 def small_pieces(monkeypatch):
     for module, name, value in (
         (formats, "PIECE", 7),
-        (arrow, "_ROWS", 2),
+        (tables, "_ROWS", 2),
         (tokenise, "BATCH", 50),
     ):
         monkeypatch.setattr(module, name, value)
@@ -163,7 +164,7 @@ def test_markdown_python_and_csv_are_read_if_named(tmp_path, settings):
         (mixed / name).write_bytes(b"import this\r\n" * 9)
     (tmp_path / "code.txt").write_bytes(b"import this\r\n" * 9)
     assert list(_files(mixed)) == [mixed / "a.txt"]
-    source = formats.text(tmp_path / "code.txt")
+    source = formats.text_pieces(tmp_path / "code.txt")
     assert "".join(source) == "import this\r\n" * 9
     for name in ("notes.md", "code.py"):
         [document] = formats.documents(mixed / name, "body")
@@ -177,11 +178,13 @@ def test_markdown_python_and_csv_are_read_if_named(tmp_path, settings):
     ):
         text.tokens(settings(mixed))
     with pytest.raises(
-        UserError, match=r"rows.csv has no column 'text', only id, body; set data.field"
+        UserError, match=r"rows.csv, line 3 has no field 'text', only id, body; set data.field"
     ):
         list(formats.documents(rows, "text"))
     rows.write_text("id,body\n1,a\n2,b,c\n")
-    with pytest.raises(UserError, match=r"rows.csv, line 3 has 3 cells, but the header names 2"):
+    with pytest.raises(
+        UserError, match=r"rows.csv, line 3 has 3 cells, but the first line names 2 columns"
+    ):
         list(formats.documents(rows, "body"))
 
 
@@ -219,10 +222,6 @@ def test_what_is_no_unicode_is_replaced(tmp_path, settings):
     path.write_bytes(rb'{"body": "\ud83d\ude00 \ud83d \u00e4"}' + b'\n\n{"body": "a\xff"}')
     expected = "😀 \ufffd ä\0a\ufffd\0"
     assert text.tokens(settings(path, valid_path=str(path))).train.tobytes().decode() == expected
-    broken = pa.array([b"a\xff"], pa.binary()).cast(pa.string(), safe=False)
-    pq.write_table(pa.table({"body": broken}), tmp_path / "b.parquet")
-    data = settings(tmp_path / "b.parquet", valid_path=str(path))
-    assert text.tokens(data).train.tobytes().decode() == "a\ufffd\0"
 
 
 def test_another_field_is_another_corpus(tmp_path, settings):
@@ -303,7 +302,7 @@ WRONG: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "one array": (
         lambda p: written(p / "a.jsonl", b'[{"body": "a"}]'),
-        "{}/a.jsonl, line 1 is not a JSON object with a field 'body', but a list",
+        "{}/a.jsonl, line 1 is a list, but should be a JSON object",
     ),
     "a number": (
         lambda p: written(p / "a.jsonl", b'{"body": "a"}\n{"body": 0}'),
@@ -313,28 +312,15 @@ WRONG: dict[str, tuple[Callable[[Path], Path], str]] = {
         lambda p: (
             as_lines(p / "a", ["a"]) and written_table(p / "b.parquet", {"text": ["a"], "id": [1]})
         ),
-        "{}/b.parquet has no column 'body', only text, id; set data.field",
+        "{}/b.parquet, row 1 has no field 'body', only text, id; set data.field",
     ),
     "a column of numbers": (
         lambda p: written_table(p / "a.parquet", {"body": [1]}),
-        "column 'body' of {}/a.parquet is not text, but int64; set data.field",
-    ),
-    "a column of token ids": (
-        lambda p: written_table(p / "a.parquet", {"body": [[1]], "other": ["a"]}),
-        "column 'body' of {}/a.parquet is not text, but int64; set data.field to a column of text: other",
-    ),
-    "token ids alone": (
-        lambda p: written_table(p / "a.parquet", {"body": [[1]]}),
-        "column 'body' of {}/a.parquet is not text, but int64; set data.field; if body has token ids, "
-        "set data.source=tokens, too",
-    ),
-    "a record": (
-        lambda p: written_table(p / "a.parquet", {"body": [{"a": "b"}]}),
-        "column 'body' of {}/a.parquet is not text, but struct<a: string>; set data.field to a column of text: body.a",
+        "{}/a.parquet, row 1: field 'body' is not text, but 1; set data.field",
     ),
     "a dataset without that column": (
         lambda p: as_columns(as_dataset(p / "d", ["a"]), {"text": ["a"]}),
-        "{}/d/data-00001-of-00002.arrow has no column 'body', only text; set data.field",
+        "{}/d/data-00001-of-00002.arrow, row 1 has no field 'body', only text; set data.field",
     ),
     "no Parquet": (
         lambda p: written(p / "a.parquet", b"no Parquet at all"),
@@ -427,24 +413,14 @@ def test_a_file_that_was_cut_off_is_named(tmp_path, settings, name):
 # --- cost ---
 
 
-def held(path: Path) -> Iterator[int]:
-    """Yield the number of bytes that pyarrow has allocated after each document."""
-    before = pa.total_allocated_bytes()
-    for document in formats.documents(path, "body"):
-        assert list(document)
-        yield pa.total_allocated_bytes() - before
-
-
-def test_a_row_group_need_not_fit_into_memory(tmp_path, monkeypatch):
+def test_a_row_group_need_not_fit_into_memory(tmp_path):
     """A writer may put a complete file into one row group.
 
     By default, readers load a row group at once.
     """
-    monkeypatch.setattr(arrow, "_BUFFER", 1 << 12)
-    peaks = []
-    for rows in (300, 3000):
-        one = table([f"{i:02000}" for i in range(rows)])
-        small_pages = {"use_dictionary": False, "write_batch_size": 8, "data_page_size": 1 << 14}
-        pq.write_table(one, tmp_path / "a.parquet", rows, compression="none", **small_pages)
-        peaks.append(max(held(tmp_path / "a.parquet")))
-    assert 0 < peaks[1] < 1.5 * peaks[0]
+    count = 100_000
+    one = table([f"{i:02000}" for i in range(count)])
+    small_pages = {"use_dictionary": False, "write_batch_size": 8, "data_page_size": 1 << 14}
+    pq.write_table(one, tmp_path / "a.parquet", count, compression="none", **small_pages)
+    with using_limits(bytes=100 << 20):
+        assert sum(1 for _ in formats.documents(tmp_path / "a.parquet", "body")) == count

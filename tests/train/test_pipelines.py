@@ -31,7 +31,7 @@ from train.data.text import tokenizer
 from train.extras.images.images import Images, images
 from train.extras.labelled import glue, metrics
 from train.extras.labelled.downstream import FineTuning
-from train.extras.labelled.squad import TASKS, from_files
+from train.extras.labelled.squad import TASKS, squad_questions
 from train.extras.labelled.task import Labelled
 from train.extras.labelled.tuning import tune_model
 
@@ -63,7 +63,7 @@ def test_raw_texts_are_classified_as_the_run_reported(home, family):
         config = replace(config, layers=3)
     checkpoint(home / family, config)
     folder, reported = exported(tuning(home / "cola"), home, family)
-    rows = glue.from_files(glue.TASKS["cola"], home / "cola")["dev"]
+    rows = glue.glue_rows(glue.TASKS["cola"], home / "cola")["dev"]
     classify = hf.pipeline("text-classification", model=str(folder), device="cpu", truncation=True)
     for batch in (1, 16):
         said = classify(rows.texts[0], batch_size=batch)
@@ -230,7 +230,7 @@ def test_spans_of_raw_questions_are_those_of_the_run(home):
         hf.AutoModelForQuestionAnswering.from_pretrained(folder),
     )
     exact = []
-    for q in from_files(TASKS["squad1"], home / "squad")["dev"]:
+    for q in squad_questions(TASKS["squad1"], home / "squad")["dev"]:
         encoded = tokenizer(q.text, q.context, return_tensors="pt", return_offsets_mapping=True)
         offsets = encoded.pop("offset_mapping")[0].tolist()
         inside = [i for i, part in enumerate(encoded.sequence_ids()) if part == 1]

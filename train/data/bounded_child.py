@@ -166,24 +166,47 @@ def _front_matter(request):
     return "".join(kept)
 
 
-def _parquet(request):
-    """The declared size of each part of a Parquet file, and its schema."""
+def _table(request):
+    """The names of the columns of a Parquet or Arrow file, and the declared sizes of its parts."""
+    import pyarrow as pa
     from pyarrow import parquet
 
-    file = parquet.ParquetFile(request["path"], buffer_size=request["buffer"], pre_buffer=False)
+    path = request["path"]
+    if path.endswith(".arrow"):
+        _loaded[:] = [pa.ipc.open_stream(pa.OSFile(path))]
+        return {"names": _loaded[0].schema.names, "parts": []}
+    file = parquet.ParquetFile(path, buffer_size=request["buffer"], pre_buffer=False)
     about = file.metadata
     places = ((group, n) for group in range(about.num_row_groups) for n in range(about.num_columns))
     parts = (about.row_group(group).column(n) for group, n in places)
     _loaded[:] = [file]
     sizes = [(part.path_in_schema, part.total_uncompressed_size) for part in parts]
-    return sizes, file.schema_arrow.serialize()
+    return {"names": file.schema_arrow.names, "parts": sizes}
 
 
 def _rows(request):
-    batches = _loaded[0].iter_batches(
-        request["rows"], columns=request["columns"], use_threads=False
-    )
-    _loaded.append(batches)
+    rows, columns = request["rows"], request["columns"]
+    if hasattr(_loaded[0], "iter_batches"):
+        batches = _loaded[0].iter_batches(rows, columns=columns, use_threads=False)
+    else:
+        # The writer chooses the size of a batch: Hugging Face `datasets` takes 1000 rows.
+        batches = (
+            batch.select(columns).slice(first, rows)
+            for batch in _loaded[0]
+            for first in range(0, batch.num_rows, rows)
+        )
+    _loaded.append(map(_decoded, batches))
+
+
+def _decoded(batch):
+    """The batch with values in place of dictionaries, so that its size is that of its values."""
+    import pyarrow as pa
+
+    columns = [
+        column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+        for column in batch.columns
+    ]
+    return pa.record_batch(columns, names=batch.schema.names)
 
 
 def _batches(request):
@@ -213,7 +236,7 @@ _JOBS = {
     "load": (_load, "tokenizers"),
     "encode": (_encoded, "tokenizers"),
     "yaml": (_front_matter, "yaml"),
-    "parquet": (_parquet, "pyarrow.parquet"),
+    "table": (_table, "pyarrow.parquet"),
     "rows": (_rows, "pyarrow.parquet"),
     "batches": (_batches, "pyarrow.parquet"),
 }

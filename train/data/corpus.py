@@ -19,12 +19,11 @@ from jaxgrow.untrusted import UntrustedError, checked_path, file_limits
 from train.common.errors import UserError
 from train.data import named_splits
 from train.data.decoding import in_folder, json_object, readable
-from train.data.formats import TEXT, Document, Formats, documents, pieces
+from train.data.formats import TEXT, Document, Formats, documents
 from train.data.mixed_paths import fixed_part, is_pattern, matches
-from train.data.tfds import check_all
 
 # Validation splits; the first one that exists is used.
-_VALIDATION = ("validation", "test")
+VALIDATIONS = ("validation", "test")
 LEADS_OUT = "link out of the folder"
 
 
@@ -61,7 +60,7 @@ class Corpus:
     splits: dict[str, int] = field(default_factory=dict)  # split -> its files, if there are several
 
 
-def stdlib() -> Corpus:
+def stdlib_corpus() -> Corpus:
     """The source text of Python's standard library."""
     root = Path(sysconfig.get_path("stdlib"))
     skip = {"site-packages", "test", "tests", "idle_test", "__pycache__"}
@@ -80,7 +79,7 @@ def stdlib() -> Corpus:
     )
 
 
-def text(
+def text_corpus(
     path: str,
     valid_path: str | Mapping[str, str] | None,
     field: str,
@@ -114,7 +113,7 @@ def text(
                 f"{train} has no split 'train', only {', '.join(found)}; name the folder of one in data.path"
             )
         other = next(
-            (_existing(str(train / name), formats) for name in _VALIDATION if name in found), None
+            (_existing(str(train / name), formats) for name in VALIDATIONS if name in found), None
         )
         train = _existing(str(train / "train"), formats)
         valid = valid if several else valid or other
@@ -210,58 +209,6 @@ def _documents(
         counts.file = str(file)
         counts.mode &= file.stat().st_mode
         yield from documents(file, field, formats)
-
-
-def tfds(name: str, path: str | None, field: str) -> Corpus:
-    """A corpus of tensorflow-datasets, whose feature ``field`` holds the documents."""
-    builder = prepared(name, path)
-
-    def documents(split: str) -> Iterator[Document]:
-        for example in builder.as_data_source(split):
-            if field not in example:
-                raise UserError(
-                    f"{name} has no feature {field!r}, only {', '.join(example)}; set data.field"
-                )
-            document = example[field]
-            if not isinstance(document, bytes):
-                raise UserError(
-                    f"feature {field!r} of {name} is not text, but {type(document).__name__}; set data.field"
-                )
-            yield pieces(document.decode("utf-8", errors="replace"))
-
-    split = next((s for s in _VALIDATION if s in builder.info.splits), None)
-    key = [
-        builder.info.full_name,
-        field,
-        {k: s.num_examples for k, s in builder.info.splits.items()},
-    ]
-    return Corpus(key, documents("train"), documents(split) if split else None)
-
-
-def prepared(name: str, path: str | None) -> Any:
-    """The builder of the tensorflow-datasets dataset ``name``, prepared under ``path``.
-
-    Raises:
-      UserError: the dataset cannot be prepared.
-    """
-    import tensorflow_datasets as tfds
-
-    # This import registers the text corpora. The import above does so only with TensorFlow.
-    import tensorflow_datasets.text
-    from tensorflow_datasets.core import constants
-
-    folder = None if path is None else Path(path).expanduser()
-    check_all((folder or Path(constants.DATA_DIR)) / name.partition("/")[0])
-    try:
-        builder = tfds.builder(name, data_dir=folder, file_format="array_record")
-        builder.download_and_prepare()
-    except Exception as error:
-        raise UserError(
-            f"tensorflow-datasets cannot prepare {name!r} ({type(error).__name__}: {error}); some datasets need TensorFlow "
-            f"for this: run tfds.builder({name!r}, file_format='array_record').download_and_prepare() once where it is "
-            "installed, and name the folder in data.path"
-        ) from error
-    return builder
 
 
 def _existing(name: str, formats: Formats) -> Path:

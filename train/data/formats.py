@@ -11,16 +11,14 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from jaxgrow.untrusted import file_limits
 from train.common.errors import UserError
-from train.data import arrow
-from train.data.columns import column_texts, nested_text, text_column
 from train.data.decoding import lines, opened, read_all, readable
-from train.data.tfds import checked_info
+from train.data.tables import table_rows
 
 # Characters of a piece: long documents are tokenised and held out in pieces of about this size.
 PIECE = 1 << 16
@@ -55,28 +53,25 @@ class Formats(NamedTuple):
         return self.reader(path) is not None and path.suffix not in self.named
 
 
-def reader(path: Path) -> Reader | None:
+def text_reader(path: Path) -> Reader | None:
     """The function that reads a file with this name; None if the format is not supported."""
     compressed = path.suffix in _SUFFIXES
-    inner = Path(path.stem).suffix if compressed else path.suffix
-    if inner == ".csv":
-        return _csv
-    if is_lines(path):
-        return _json_lines
+    inner = _inner(path)
+    if inner == ".csv" or is_lines(path) or path.suffix in (".parquet", ".arrow"):
+        return _of_rows
     if inner in (".txt", *NAMED) or (compressed and inner not in _NO_TEXT):
-        return lambda path, field: iter([text(path)])
-    return _of_columns if path.suffix in (".parquet", ".arrow") else None
+        return lambda path, field: iter([text_pieces(path)])
+    return None
 
 
 def is_lines(path: Path) -> bool:
     """Whether a file with this name has JSON Lines."""
-    compressed = path.suffix in _SUFFIXES
-    inner = Path(path.stem).suffix if compressed else path.suffix
+    inner = _inner(path)
     # C4's compressed files end with .json.gz. An uncompressed .json is rarely a corpus.
-    return inner == ".jsonl" or (compressed and inner == ".json")
+    return inner == ".jsonl" or (inner == ".json" and path.suffix != ".json")
 
 
-TEXT = Formats("text", NAMES, reader, NAMED)
+TEXT = Formats("text", NAMES, text_reader, NAMED)
 
 
 def documents(path: Path, field: str, formats: Formats = TEXT) -> Iterator[Document]:
@@ -100,7 +95,7 @@ def pieces(text: str) -> Document:
     return [text[i : i + PIECE] for i in range(0, len(text), PIECE)]
 
 
-def text(path: Path) -> Document:
+def text_pieces(path: Path) -> Document:
     """The document in a text file, in pieces."""
     with (
         readable(path),
@@ -137,167 +132,135 @@ def read_text(path: Path) -> str:
         ) from None
 
 
-def records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the place, in words, and all fields of each line or row of a table.
+def records(
+    path: Path, field: str = "", strict: bool = False
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the place, in words, and the fields of each line or row of a table.
 
-    The file is a ``.jsonl``, which may be compressed, or a ``.parquet``. An ``.array_record`` file
-    is the first file of a split of tensorflow-datasets; the split is read without TensorFlow.
+    Args:
+      path: a ``.jsonl``, ``.csv`` or ``.tsv``, each perhaps compressed, a ``.parquet`` or an
+        ``.arrow``.
+      field: the field that is needed; other columns of a ``.parquet`` or ``.arrow`` are not read.
+      strict: refuse text that is not UTF-8. By default, wrong bytes become U+FFFD.
 
     Raises:
       UserError: as for `documents`.
     """
-    if ".array_record" in path.name:
-        yield from _of_tfds(path)
+    kind = _inner(path)
+    with readable(path):
+        if kind in (".parquet", ".arrow"):
+            yield from table_rows(path, field)
+        elif kind in (".csv", ".tsv"):
+            yield from _cells(path, kind, strict)
+        else:
+            for where, line in _lines(path, strict, "\n"):
+                if line.strip():
+                    yield where, _object(line, where)
+
+
+def _lines(path: Path, strict: bool, newline: str) -> Iterator[tuple[str, str]]:
+    """The place and the content of each line, without byte-order mark."""
+    if strict:
+        yield from lines(io.StringIO(read_text(path), newline=newline), path)
         return
-    if path.suffix == ".parquet":
-        with readable(path):
-            yield from arrow.rows_of(path, arrow.parquet_batches(path))
-        return
-    with readable(path), opened(path) as file:
-        for where, line in _lines(file, path):
-            yield where, _object(line, where)
+    with (
+        opened(path) as file,
+        io.TextIOWrapper(file, "utf-8-sig", "replace", newline=newline) as decoded,
+    ):
+        yield from lines(decoded, path)
 
 
-def _of_tfds(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    import tensorflow_datasets as tfds
-
-    split = path.name.partition(".")[0].rpartition("-")[2]
-    with readable(path, "prepare it again"):
-        checked_info(path.parent)
-        rows: Any = tfds.builder_from_directory(path.parent).as_data_source(split)  # type: ignore[call-arg]
-        for n, row in enumerate(rows):
-            fields = {name: _plain(value) for name, value in row.items()}
-            yield f"{path.parent}, {split}, row {n}", fields
-
-
-def _plain(value: Any) -> Any:
-    """The value with JSON types only."""
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "replace")
-    if isinstance(value, dict):
-        return {name: _plain(v) for name, v in value.items()}
-    if isinstance(value, list | tuple) or getattr(value, "ndim", 0):
-        return [_plain(v) for v in value]
-    return value.item() if hasattr(value, "item") else value
-
-
-# --- JSON Lines ---
-
-
-def _json_lines(path: Path, field: str) -> Iterator[Document]:
-    with readable(path), opened(path) as file:
-        for where, line in _lines(file, path):
-            yield pieces(_field(line, field, where))
-
-
-def _lines(file: Any, path: Path) -> Iterator[tuple[str, bytes]]:
-    """The place and the content of each line, without byte-order mark and empty lines."""
-    for n, (where, line) in enumerate(lines(file, path)):
-        content = line.removeprefix(codecs.BOM_UTF8) if n == 0 else line
-        if content.strip():
-            yield where, content
-
-
-def _object(line: bytes, where: str, wanted: str = "") -> dict[str, Any]:
+def _object(line: str, where: str) -> dict[str, Any]:
     try:
-        record = json.loads(line.decode("utf-8", "replace"))
+        record = json.loads(line)
     except (ValueError, RecursionError) as error:
         # The full text of the error counts lines within this line, so it would always name line 1.
         what = getattr(error, "msg", error)
         raise UserError(f"{where} is not JSON ({what}); correct or delete the line") from error
     if not isinstance(record, dict):
-        raise UserError(f"{where} is not a JSON object{wanted}, but a {type(record).__name__}")
+        raise UserError(f"{where} is a {type(record).__name__}, but should be a JSON object")
     return record
 
 
-def _field(line: bytes, field: str, where: str) -> str:
-    record = _object(line, where, f" with a field {field!r}")
-    root = field if field in record else field.partition(".")[0]
-    if root not in record:
-        raise UserError(
-            f"{where} has no field {field!r}, only {', '.join(record) or 'none'}; set data.field"
-        )
-    text = nested_text(record, [field])
-    if text is None:
-        raise UserError(
-            f"{where}: field {field!r} is not text, but {json.dumps(record[root])[:40]}; set data.field"
-        )
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # a lone escape such as \ud83d is half a character
-        text = _HALF.sub("\N{REPLACEMENT CHARACTER}", text)
-    return text
+def _cells(path: Path, kind: str, strict: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows below a line of column names.
 
-
-# --- CSV ---
-
-
-def _csv(path: Path, field: str) -> Iterator[Document]:
-    """The rows below a line of column names. Quoted cells may contain commas and line breaks."""
-    with (
-        readable(path),
-        opened(path) as file,
-        io.TextIOWrapper(file, "utf-8-sig", "replace", newline="") as f,
-    ):
-        rows = cells((line for _, line in lines(f, path)), path)
-        _, head = next(rows, ("", []))
-        if field not in head:
-            raise UserError(
-                f"{path} has no column {field!r}, only {', '.join(head) or 'none'}; set data.field"
-            )
-        column = head.index(field)
-        for where, row in rows:
-            if len(row) != len(head):
-                raise UserError(f"{where} has {len(row)} cells, but the header names {len(head)}")
-            yield pieces(row[column])
-
-
-def cells(file: Iterable[str], path: Path, **how: Any) -> Iterator[tuple[str, list[str]]]:
-    """Yield the place, in words, and the cells of each row of a CSV file, without empty rows.
-
-    Args:
-      file: the lines.
-      path: the path of the file, for messages.
-      **how: settings of `csv.reader`.
-
-    Raises:
-      UserError: a quote is not closed, or text follows a closed quote.
+    Quoted cells of a CSV file may contain commas and line breaks; a TSV file has no quotes, like the
+    files of GLUE.
     """
+    how: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind == ".tsv" else {}
     csv.field_size_limit(min(file_limits().record, 2**31 - 1))  # a cell may be a whole book
     # Without ``strict``, a quote that is not closed takes all further rows into its cell.
-    rows = csv.reader(file, strict=True, **how)
+    rows = csv.reader((line for _, line in _lines(path, strict, "")), strict=True, **how)
+    head: list[str] = []
     first = 1  # the first line of the row
     try:
         for row in rows:
-            if row:
-                yield f"{path}, line {rows.line_num}", row
+            where = f"{path}, line {rows.line_num}"
+            head = head or row
+            if row and len(row) != len(head):
+                raise UserError(
+                    f"{where} has {len(row)} cells, but the first line names {len(head)} columns"
+                )
+            if row and row is not head:
+                yield where, dict(zip(head, row, strict=True))
             first = rows.line_num + 1
     except csv.Error as error:
-        out = f"correct the quotes of the row, or use --limits record={2 * file_limits().record}"
-        if "limit" not in str(error):
-            out = "correct the quotes of the row"
-        raise UserError(f"{path}, line {first}: {error}; {out}") from error
+        more = f", or use --limits record={2 * file_limits().record}" * ("limit" in str(error))
+        raise UserError(
+            f"{path}, line {first}: {error}; correct the quotes of the row{more}"
+        ) from error
 
 
-# --- Parquet and Arrow ---
-
-
-def _of_columns(path: Path, field: str) -> Iterator[Document]:
-    way: list[str] = []
-
-    def chosen(schema: Any) -> str:
-        root, way[:] = text_column(schema, field, path)
-        return root
-
+def _of_rows(path: Path, field: str) -> Iterator[Document]:
+    """The documents in a field of each row, which may lead into nested fields: ``meta.text``."""
     made = 0
     size = path.stat().st_size
-    with readable(path):
-        for column in arrow.columns_of(path, chosen):
-            for document in column_texts(column, way):
-                # A dictionary may repeat a value in each row.
-                made += len(document)
-                file_limits().check_expansion(str(path), made, size)
-                yield pieces(document)
+    for where, record in records(path, field):
+        root = field if field in record else field.partition(".")[0]
+        if root not in record:
+            names = ", ".join(record)[:200] or "none"
+            raise UserError(f"{where} has no field {field!r}, only {names}; set data.field")
+        text = _nested_text(record, [field])
+        if text is None:
+            raise UserError(
+                f"{where}: field {field!r} is not text, but {record[root]!r:.40}; set data.field, or data.source=tokens if "
+                "it has token ids"
+            )
+        # A dictionary may repeat a value in each row.
+        made += len(text)
+        file_limits().check_expansion(str(path), made, size)
+        # A lone escape of JSON such as \ud83d is half a character.
+        yield pieces(text if text.isascii() else _HALF.sub("\N{REPLACEMENT CHARACTER}", text))
+
+
+def _nested_text(value: Any, steps: list[str]) -> str | None:
+    """The text in a nested value. Lists are one document, with a line for each of their texts.
+
+    Returns:
+      None if there is something else than text, or no such key.
+    """
+    if value is None:
+        return ""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, str):
+        return None if steps else value
+    if isinstance(value, list):
+        parts = [_nested_text(part, steps) for part in value]
+        return None if None in parts else "\n".join(filter(None, parts))
+    if isinstance(value, Mapping) and steps:
+        field = ".".join(steps)
+        first, _, rest = (field, "", "") if field in value else field.partition(".")
+        return (
+            _nested_text(value[first], rest.split(".") if rest else []) if first in value else None
+        )
+    return None
+
+
+def _inner(path: Path) -> str:
+    """The suffix of a file's name without that of its compression."""
+    return Path(path.stem).suffix if path.suffix in _SUFFIXES else path.suffix
 
 
 _SUFFIXES = (".gz", ".xz", ".zst")  # of compressed files

@@ -20,6 +20,7 @@ import numpy as np
 from jaxgrow.checkpoints.io.checksums import sha256
 from jaxgrow.checkpoints.io.folders import atomic_file
 from jaxgrow.models import Config
+from jaxgrow.registry import Registry
 from jaxgrow.untrusted import narrow_permissions, one_line
 from train.common.errors import UserError
 from train.common.fields import GIVEN
@@ -193,6 +194,10 @@ class Data(Dataset):
 
     def write_inputs(self, run: Path, config: Config, folder: Path) -> dict[str, Any]:
         return {} if self.tokenizer == "none" else write_tokenizer(run, config, folder)
+
+
+# Sources of extras: the value of ``data.source`` -> a function that opens the corpus.
+CORPORA: Registry[Callable[[Data], Corpus]] = Registry("corpus", "train.extras")
 
 
 @dataclass(frozen=True)
@@ -372,15 +377,14 @@ _PYTHON = platform.python_version()
 
 def _corpus(data: Data) -> Corpus:
     if data.source == "stdlib":
-        return reading.stdlib()
+        return reading.stdlib_corpus()
     if data.source == "text":
-        return reading.text(_path(data), data.valid_path, data.field, data.splits)
+        return reading.text_corpus(_path(data), data.valid_path, data.field, data.splits)
     if data.source == "tokens":
         field = FIELD if data.field == "text" else data.field
         formats = token_formats(data.ids)
-        return reading.text(_path(data), data.valid_path, field, data.splits, formats)
-    assert data.name is not None
-    return reading.tfds(data.name, None if data.path is None else _path(data), data.field)
+        return reading.text_corpus(_path(data), data.valid_path, field, data.splits, formats)
+    return CORPORA[data.source](data)
 
 
 def _path(data: Data) -> str:

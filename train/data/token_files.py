@@ -12,14 +12,12 @@ tables      ``.parquet``, ``.arrow``, ``.jsonl`` and folders of `datasets` with 
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from jaxgrow.untrusted import escape_text, open_regular
+from jaxgrow.untrusted import open_regular
 from train.common.errors import UserError
-from train.data import arrow, formats
-from train.data.columns import is_ids
+from train.data import formats
 from train.data.decoding import readable
 from train.data.formats import Document, Formats, Reader
 
@@ -37,9 +35,8 @@ def token_formats(kind: str) -> Formats:
             return _npy
         if path.suffix == ".bin":
             return partial(_raw, kind=np.dtype(kind).newbyteorder("<"))
-        if path.suffix in (".parquet", ".arrow"):
-            return _table
-        return _lines if formats.is_lines(path) else None
+        tables = path.suffix in (".parquet", ".arrow") or formats.is_lines(path)
+        return _of_rows if tables else None
 
     return Formats("token ids", ".npy, .bin, .parquet, .arrow and .jsonl", reader)
 
@@ -84,8 +81,8 @@ def _raw(path: Path, field: str, kind: np.dtype) -> Iterator[Document]:
         yield _pieces(np.memmap(path, kind, "r", offset=start))
 
 
-def _lines(path: Path, field: str) -> Iterator[Document]:
-    for where, record in formats.records(path):
+def _of_rows(path: Path, field: str) -> Iterator[Document]:
+    for where, record in formats.records(path, field):
         if field not in record:
             raise UserError(
                 f"{where} has no field {field!r}, only {', '.join(record)[:200] or 'none'}; set data.field"
@@ -97,25 +94,6 @@ def _lines(path: Path, field: str) -> Iterator[Document]:
         if ids.ndim != 1 or any(isinstance(i, float | str) for i in record[field] or []):
             raise UserError(f"{where}: field {field!r} is not a list of token ids; set data.field")
         yield _pieces(ids)
-
-
-def _table(path: Path, field: str) -> Iterator[Document]:
-    with readable(path):
-        for column in arrow.columns_of(path, partial(_checked, field=field, path=path)):
-            column.validate(full=True)
-            for row in column:
-                if row.is_valid:
-                    yield _pieces(row.values.drop_null().to_numpy(zero_copy_only=False))
-
-
-def _checked(schema: Any, field: str, path: Path) -> str:
-    found = [column.name for column in schema if is_ids(column.type)]
-    if field not in found:
-        raise UserError(
-            f"column {field!r} of {path} is not a list of integers; set data.field to a column of token ids: "
-            f"{escape_text(', '.join(found)[:200]) or 'there is none'}"
-        )
-    return field
 
 
 def _pieces(ids: np.ndarray) -> Document:

@@ -18,6 +18,7 @@ _COMMANDS = (
     "variance",
 )
 EXTRAS: dict[str, dict[str, str]] = {
+    "corpus": {"tfds": "train.extras.tfds"},
     "command": dict.fromkeys(_COMMANDS, "train.extras.arguments"),
     "tracker": dict.fromkeys(("wandb", "mlflow"), "train.extras.trackers"),
     "automatic settings": {"memory": "train.extras.aot.estimate"},

@@ -55,7 +55,7 @@ def matching(folder: Path, pattern: str) -> list[Path]:
 def _whole(file: Path) -> str:
     parts: list[str] = []
     size = 0
-    for part in formats.text(file):
+    for part in formats.text_pieces(file):
         size += len(part)
         file_limits().check(f"{file}, or its first part,", bytes=size)
         parts.append(part)

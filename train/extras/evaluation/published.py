@@ -15,6 +15,7 @@ from train.common.errors import UserError
 from train.data import formats
 from train.data.decoding import in_folder, read_regular, readable
 from train.extras.evaluation.perplexity import matching
+from train.extras.tfds import dataset_records
 
 Record: TypeAlias = dict[str, Any]
 Splits: TypeAlias = dict[str, Any]  # name -> a `datasets.Dataset`
@@ -130,8 +131,13 @@ def _read(published: Dataset, file: Path) -> list[Record]:
 # --- records ---
 
 
+def _records(file: Path) -> Iterator[tuple[str, Record]]:
+    of_tfds = ".array_record" in file.name
+    return dataset_records(file) if of_tfds else formats.records(file)
+
+
 def _lambada(file: Path) -> Iterator[Record]:
-    for where, record in formats.records(file):
+    for where, record in _records(file):
         text = _field(where, record, "passage" if "passage" in record else "text")
         if " " not in text:
             raise UserError(
@@ -141,7 +147,7 @@ def _lambada(file: Path) -> Iterator[Record]:
 
 
 def _blimp(file: Path) -> Iterator[Record]:
-    for where, record in formats.records(file):
+    for where, record in _records(file):
         yield {name: _field(where, record, name) for name in ("sentence_good", "sentence_bad")}
 
 
@@ -155,7 +161,7 @@ def _piqa(file: Path) -> Iterator[Record]:
     if os.path.lexists(answers):
         with readable(answers):
             labels = [*map(int, read_regular(in_folder(file.parent, answers)).split())]
-    for i, (where, record) in enumerate(formats.records(file)):
+    for i, (where, record) in enumerate(_records(file)):
         if labels is not None and i >= len(labels):
             raise UserError(
                 f"{answers} has {len(labels)} labels, but there are more questions in {file}"
@@ -169,7 +175,7 @@ def _piqa(file: Path) -> Iterator[Record]:
 
 
 def _hellaswag(file: Path) -> Iterator[Record]:
-    for where, record in formats.records(file):
+    for where, record in _records(file):
         endings = _field(where, record, "endings", list)
         label = str(record.get("label"))
         if not label.isdigit() or int(label) >= len(endings):
@@ -185,7 +191,7 @@ def _arc(file: Path) -> Iterator[Record]:
 
     The published form is ``{"question": {"stem", "choices": [{"text", "label"}]}, "answerKey"}``.
     """
-    for where, record in formats.records(file):
+    for where, record in _records(file):
         question = _field(where, record, "question", (str, dict))
         key = str(record.get("answerKey"))
         if isinstance(question, dict):
@@ -212,7 +218,7 @@ def _arc(file: Path) -> Iterator[Record]:
 def _articles(file: Path) -> Iterator[Record]:
     """The articles of WikiText. Each begins with its title, a heading of the first level."""
     page: list[str] = []
-    for line in "".join(formats.text(file)).split("\n"):
+    for line in "".join(formats.text_pieces(file)).split("\n"):
         if _is_title(line.strip()) and "".join(page).strip():
             yield {"page": "\n".join(page)}
             page = []

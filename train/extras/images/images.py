@@ -26,7 +26,6 @@ from jaxgrow.untrusted import file_limits, open_regular
 from train.common.errors import UserError
 from train.common.files import read_record, write_record
 from train.data.cache import again, cache_folder, cached
-from train.data.corpus import prepared
 from train.data.dataset import Batch, Source, more_held_out
 from train.data.decoding import COMPRESSED, MAGIC, decompressed, in_folder, read_regular, readable
 from train.data.mixed_paths import refuse_several
@@ -646,8 +645,10 @@ class _Records:
 def _tfds(data: Images) -> tuple[_Kept, _Kept | None]:
     import tensorflow_datasets as tfds
 
+    from train.extras.tfds import prepared_dataset
+
     assert data.name is not None
-    builder = prepared(data.name, data.path)
+    builder = prepared_dataset(data.name, data.path)
     keys = builder.info.supervised_keys or ("image", "label")
     features = builder.info.features
     if not all(key in features for key in keys) or not hasattr(features[keys[1]], "names"):

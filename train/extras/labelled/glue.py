@@ -12,7 +12,6 @@ import numpy as np
 
 from train.common.errors import UserError
 from train.data import formats
-from train.data.corpus import prepared
 from train.extras.labelled.metrics import accuracy, f1, matthews, pearson, spearman
 
 Metric = Callable[[np.ndarray, np.ndarray], float]
@@ -41,17 +40,12 @@ class Glue:
     labels: tuple[str, ...]  # in GLUE's order; empty: the label is a number
     columns: Columns
     metrics: Mapping[str, Metric]  # the main metric of the task comes first
-    # The features of the texts in tensorflow-datasets; empty: they are named like the columns.
+    # The names of the texts in the datasets of Hugging Face; empty: they are named like the columns.
     features: tuple[str, ...] = ()
     spelled: tuple[str, ...] = ("0", "1")  # the labels as they are written in files
     # The files of each publication, beginning with GLUE's.
     files: tuple[Mapping[str, str], ...] = ({"train": "train.tsv", "dev": "dev.tsv"},)
     torn: bool = False  # whether published files have incomplete rows, which are left out
-
-    @property
-    def splits(self) -> list[str]:
-        """The names of all splits: ``train``, then the validation splits."""
-        return list(self.files[0])
 
     def number(self, label: str | float) -> float | None:
         """The class or the number that a label stands for; None if the label is invalid."""
@@ -144,7 +138,7 @@ TASKS: dict[str, Glue] = {
 }
 
 
-def from_files(task: Glue, path: Path) -> dict[str, Rows]:
+def glue_rows(task: Glue, path: Path) -> dict[str, Rows]:
     """Training and validation rows from files in a folder or in its subfolder ``task.title``.
 
     The files may be compressed (.gz, .xz, .zst).
@@ -210,7 +204,7 @@ def rows_of(task: Glue, file: Path) -> Rows:
     """The rows of one published file.
 
     Raises:
-      UserError: as for `from_files`.
+      UserError: as for `glue_rows`.
     """
     lines = formats.read_text(file).split("\n")
     rows = [(n, line.removesuffix("\r").split("\t")) for n, line in enumerate(lines, 1)]
@@ -263,38 +257,3 @@ def _labels(task: Glue, labels: Iterator[tuple[str, str | float]], where: object
     if not out:
         raise UserError(f"{where} has no rows, so it is not the published file; download it again")
     return np.array(out, np.int32 if task.labels else np.float32)
-
-
-def from_tfds(name: str, task: Glue, path: str | None) -> dict[str, Rows]:
-    """Training and validation rows of ``glue/<name>``, prepared under ``path``.
-
-    Raises:
-      UserError: the dataset cannot be prepared, or has other features.
-    """
-    builder = prepared(f"glue/{name}", path)
-    texts = task.features or tuple(map(str, task.columns.texts))
-    if lacking := [
-        feature for feature in (*texts, "label") if feature not in builder.info.features
-    ]:
-        raise UserError(
-            f"glue/{name} has no feature {lacking[0]!r}, only {', '.join(builder.info.features)}"
-        )
-    out = {}
-    for split in task.splits:
-        theirs = {"train": "train", "dev": "validation"}.get(split, f"validation_{split}")
-        if theirs not in builder.info.splits:
-            raise UserError(
-                f"glue/{name} has no split {theirs!r}, only {', '.join(builder.info.splits)}"
-            )
-        records = list(builder.as_data_source(theirs))
-        where = f"split {theirs} of glue/{name}"
-        labels = _labels(
-            task,
-            ((f"{where}, row {i}", np.asarray(r["label"]).item()) for i, r in enumerate(records)),
-            where,
-        )
-        columns = []
-        for t in texts:
-            columns.append([r[t].decode("utf-8", "replace") for r in records])
-        out[split] = Rows(tuple(columns), labels)
-    return out

@@ -15,7 +15,6 @@ import numpy as np
 
 from train.common.errors import UserError
 from train.data import formats
-from train.data.corpus import prepared
 from train.extras.labelled.encoding import Encoder, Texts, framed
 from train.extras.labelled.glue import located
 from train.extras.labelled.metrics import answer_f1, exact_match
@@ -37,7 +36,6 @@ class Squad:
     # The files of each publication. Without ``dev``, articles are held out.
     files: tuple[Mapping[str, str], ...]
     unanswerable: bool
-    name: str  # the name of the dataset in tensorflow-datasets
 
 
 TASKS: dict[str, Squad] = {
@@ -47,9 +45,8 @@ TASKS: dict[str, Squad] = {
             {"train": "train-v1.1.rebuilt.json"},
         ),
         False,
-        "squad/v1.1",
     ),
-    "squad2": Squad(({"train": "train-v2.0.json", "dev": "dev-v2.0.json"},), True, "squad/v2.0"),
+    "squad2": Squad(({"train": "train-v2.0.json", "dev": "dev-v2.0.json"},), True),
 }
 
 
@@ -60,7 +57,7 @@ class Question(NamedTuple):
     begin: int  # the index of the first character of the first answer
 
 
-def from_files(task: Squad, path: Path) -> dict[str, list[Question]]:
+def squad_questions(task: Squad, path: Path) -> dict[str, list[Question]]:
     """The questions of ``train`` and ``dev``, from JSON files in ``path`` or ``path/squad``.
 
     The files may be compressed (.gz, .xz, .zst).
@@ -86,42 +83,6 @@ def from_files(task: Squad, path: Path) -> dict[str, list[Question]]:
                 f"{file} has no questions for {split}, so it is not the published file; download it again"
             )
     return out
-
-
-def from_tfds(task: Squad, path: str | None) -> dict[str, list[Question]]:
-    """The questions of ``squad`` of tensorflow-datasets, prepared under ``path``.
-
-    ``dev`` is the validation split.
-
-    Raises:
-      UserError: the dataset cannot be prepared, or differs from the published one.
-    """
-    builder = prepared(task.name, path)
-    out = {}
-    for split, theirs in (("train", "train"), ("dev", "validation")):
-        if theirs not in builder.info.splits:
-            raise UserError(
-                f"{task.name} has no split {theirs!r}, only {', '.join(builder.info.splits)}"
-            )
-        articles = [_article(record) for record in builder.as_data_source(theirs)]
-        where = f"split {theirs} of {task.name}"
-        out[split] = [q for article in articles for q in _questions(article, task, where)]
-    return out
-
-
-def _article(record: Any) -> Any:
-    """Convert a question of tensorflow-datasets to an article of the JSON files."""
-    plain = {
-        name: value.decode("utf-8", "replace")
-        for name, value in record.items()
-        if isinstance(value, bytes)
-    }
-    answers = record.get("answers", {"text": (), "answer_start": ()})
-    given = [
-        {"text": text.decode("utf-8", "replace"), "answer_start": int(begin)}
-        for text, begin in zip(answers["text"], answers["answer_start"], strict=True)
-    ]
-    return {"paragraphs": [{**plain, "qas": [{**plain, "answers": given}]}]}
 
 
 def _articles(file: Path) -> list[Any]:

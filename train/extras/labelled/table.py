@@ -5,9 +5,6 @@ file, or a folder with a file for each split, such as ``train.csv`` and ``dev.cs
 validation split, some of the rows are held out.
 """
 
-import csv
-import io
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from train.common.errors import UserError
-from train.data import arrow, formats
+from train.data import formats
 from train.data.corpus import shards, splits
 from train.data.decoding import in_folder, json_object, readable
 from train.data.splitting import exact, held_out
@@ -105,43 +102,7 @@ def rows(path: Path) -> Iterator[Row]:
         raise UserError(
             f"{path} is not a table: it should be {_KNOWN}, or a folder that datasets saved"
         )
-    if kind in (".tsv", ".csv"):
-        yield from _lines(path, kind)
-    elif kind == ".jsonl":
-        yield from _objects(path)
-    else:
-        yield from (Row(*record) for record in formats.records(path))
-
-
-def _lines(path: Path, kind: str) -> Iterator[Row]:
-    """The rows below a line of names.
-
-    A TSV file has no quotes, like the files of GLUE; cells of a CSV file may be quoted.
-    """
-    content = io.StringIO(formats.read_text(path), newline="")
-    how: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind == ".tsv" else {}
-    lines = formats.cells(content, path, **how)
-    _, head = next(lines, ("", []))
-    for where, line in lines:
-        if len(line) != len(head):
-            raise UserError(
-                f"{where} has {len(line)} cells, but the first line names {len(head)} columns"
-            )
-        yield Row(where, dict(zip(head, line, strict=True)))
-
-
-def _objects(path: Path) -> Iterator[Row]:
-    for n, line in enumerate(formats.read_text(path).split("\n"), 1):
-        if not line.strip():
-            continue
-        where = f"{path}, line {n}"
-        try:
-            found = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{where} is not JSON ({error}); correct or delete the line") from error
-        if not isinstance(found, dict):
-            raise UserError(f"{where} is a {type(found).__name__}, but should be a JSON object")
-        yield Row(where, found)
+    yield from (Row(*record) for record in formats.records(path, strict=True))
 
 
 def _saved(folder: Path, arrows: Sequence[Path]) -> Iterator[Row]:
@@ -155,7 +116,7 @@ def _saved(folder: Path, arrows: Sequence[Path]) -> Iterator[Row]:
         }
     number = 0
     for file in arrows:
-        for row in arrow.arrow_rows(file):
+        for _, row in formats.records(file):
             number += 1
             yield Row(
                 f"{folder}, row {number}",

@@ -31,18 +31,14 @@ class Labelled(Supervised):
     """Labelled text: a task of GLUE, SQuAD, or a table of the user.
 
     ``task="table"`` has rows with named columns, in files or a folder of Hugging Face `datasets`
-    (`train.extras.labelled.table`). ``source="files"`` reads the published files of another task,
-    which may be compressed (.gz, .xz, .zst). ``source="tfds"`` reads ``glue/<task>`` or ``squad``
-    of tensorflow-datasets, which is prepared under ``path`` if necessary; it is read without
-    TensorFlow.
+    (`train.extras.labelled.table`). The published files of another task may be compressed (.gz,
+    .xz, .zst).
     """
 
     modality = "text"
     goes_on = False
     task: str  # "cola" .. "wnli", "squad1", "squad2", "table"
-    # The folder of the files or of tensorflow-datasets; for a table, also a file.
-    path: str | None = None
-    source: Literal["files", "tfds"] = "files"
+    path: str  # the folder of the files; for a table, also a file
     tokenizer: str = "bytes"  # as in `train.data.text.Data`
     length: int = 128  # maximum tokens of a sample
     stride: int = 128  # maximum tokens from one window of a SQuAD text to the next
@@ -93,8 +89,6 @@ class Labelled(Supervised):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, but is {value}")
-        if self.source == "files" and self.path is None:
-            raise ValueError("data.source=files needs data.path, the folder of the task's files")
 
     @property
     def padded_length(self) -> int:
@@ -179,9 +173,7 @@ def _rows(data: Labelled) -> tuple[dict[str, glue.Rows], glue.Glue]:
     if data.task == TABLE:
         return table.read(table_spec(data))
     about = glue.TASKS[data.task]
-    if data.source == "tfds":
-        return glue.from_tfds(data.task, about, data.path), about
-    return glue.from_files(about, _folder(data)), about
+    return glue.glue_rows(about, _folder(data)), about
 
 
 def table_spec(data: Labelled) -> table.Spec:
@@ -216,10 +208,7 @@ def _glue_scores(about: glue.Glue, labels: np.ndarray, outputs: np.ndarray) -> d
 
 def _squad(data: Labelled, model: TextConfig, encoder: Encoder) -> Prepared:
     about = squad.TASKS[data.task]
-    tfds = data.source == "tfds"
-    questions = (
-        squad.from_tfds(about, data.path) if tfds else squad.from_files(about, _folder(data))
-    )
+    questions = squad.squad_questions(about, _folder(data))
     questions["train"] = [
         questions["train"][i] for i in _few(len(questions["train"]), data.examples)
     ]
@@ -242,7 +231,6 @@ def _squad(data: Labelled, model: TextConfig, encoder: Encoder) -> Prepared:
 
 
 def _folder(data: Labelled) -> Path:
-    assert data.path is not None
     return Path(data.path).expanduser()
 
 

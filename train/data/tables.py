@@ -1,0 +1,61 @@
+"""How are Parquet and Arrow files read within the limits?
+
+A library decompresses a whole part of a file at once, and its size is only declared. A child
+process with limited memory therefore reads these files.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from jaxgrow.untrusted import file_limits, open_regular
+from train.data.bounded import BoundedChild
+
+_ROWS = 64  # rows that are in memory at once
+_AT_ONCE = 128 << 20  # bytes of these rows, if all of them have the longest value
+# Bytes of Parquet. Without a buffer size, the column of an entire row group is read at once.
+_BUFFER = 1 << 20
+
+
+def table_rows(path: Path, field: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the place, in words, and the fields of each row of a Parquet or Arrow file.
+
+    Args:
+      path: the file.
+      field: the column to read, or the way into it, such as ``meta.text``. All columns are read if
+        there is no such column.
+
+    Raises:
+      Exception: the file is damaged; use it within `train.data.decoding.readable`.
+    """
+    import pyarrow as pa
+
+    open_regular(path.resolve()).close()
+    size = path.stat().st_size
+    child, what = BoundedChild(), f"cannot read {path}"
+    try:
+        about = child.ask(what, job="table", path=str(path.resolve()), buffer=_BUFFER)[0]
+        roots = [name for name in (field, field.partition(".")[0]) if name in about["names"]][:1]
+        own = [
+            n for part, n in about["parts"] if not roots or f"{part}.".startswith(f"{roots[0]}.")
+        ]
+        largest = max(own, default=0)
+        file_limits().check_expansion(str(path), largest, size)
+        # A dictionary may repeat a value of this size in each row.
+        rows = max(1, min(_ROWS, _AT_ONCE // max(1, largest)))
+        child.ask(what, job="rows", rows=rows, columns=roots or about["names"])
+        made = count = 0
+        while content := child.ask(what, job="batches")[1]:
+            for batch in pa.ipc.open_stream(content):
+                made += batch.nbytes + batch.num_rows
+                file_limits().check_expansion(str(path), made, size)
+                # Offsets of a damaged file may lead to other memory of the process.
+                batch.validate(full=True)
+                # A Python object for each cell needs far more memory than its bytes in a small file.
+                if (cells := (count + batch.num_rows) * max(1, batch.num_columns)) > size:
+                    file_limits().check(str(path), entries=cells)
+                for row in batch.to_pylist():
+                    count += 1
+                    yield f"{path}, row {count}", row
+    finally:
+        child.close()
