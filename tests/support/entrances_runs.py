@@ -373,7 +373,7 @@ ROWS: dict[str, Row] = {
     "train/run/trainer.py::_mesh": ours("it opens no file; it connects the processes of a run"),
     "train/store/checkpoint.py::Checkpoints.save": ours(SAVES),
     "train/store/checkpoint.py::Checkpoints._restore_log": attacked("log to restore"),
-    "train/run/trainer.py::_begun": ours(SAVES),
+    "train/run/trainer.py::RunSetup._begin": ours(SAVES),
     "train/store/origin.py::copy_log": attacked("log to copy", "events to copy"),
     "train/store/workdir.py::Workdir.copy_board": attacked("events to copy"),
     "train/store/recorder.py::_opened_log": attacked("log to continue"),

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -87,7 +87,8 @@ def run_experiment(
             sources = _claimed(experiment, workdir)
             if not on_process_zero(lambda: workdir.finished):
                 origin = on_all_processes(lambda: chosen_origin(start, workdir))
-                return _run_plan(experiment, workdir, sources, stop, profile, keep, origin)
+                setup = _set_up(experiment, workdir, sources, origin)
+                return _run_plan(setup, stop, profile, keep)
     _claimed(experiment, workdir)
     result = on_process_zero(lambda: workdir.result)
     _print_note(f"the run in {workdir.folder} has already finished: there is nothing to do")
@@ -109,35 +110,23 @@ def _claimed(experiment: Experiment, workdir: Workdir) -> dict[str, str]:
     return sources
 
 
-def _run_plan(
-    asked: Experiment,
-    workdir: Workdir,
-    sources: Mapping[str, str],
-    stop: Stop,
-    profile: int,
-    keep: Collection[int],
-    origin: Origin | None,
-) -> dict[str, Any]:
-    xla.keep_programs()
-    experiment = AUTOMATIC["memory"](asked, _print_note)
-    mesh = _mesh(experiment)
-    data = on_all_processes(lambda: RunData(experiment, mesh, workdir, origin))
-    _same("data", data.identity)
-    on_process_zero(lambda: workdir.check_data(data.identity))
-    setup = Setup(asked, experiment, workdir, mesh, data, sources, origin)
-    with _opened_run(setup, stop, profile, keep) as state:
-        trainer = Trainer(state)
+def _run_plan(setup: "RunSetup", stop: Stop, profile: int, keep: Collection[int]) -> dict[str, Any]:
+    workdir, data = setup.workdir, setup.data
+    with setup.opened(stop, profile, keep) as trainer:
         try:
             model = trainer.run()
         except Diverged as error:
-            state.checkpoints.wait()
+            trainer.checkpoints.wait()
             raise Diverged(f"{error}; {_way_back(workdir)}") from error
-        state.checkpoints.wait()
-        result = state.recorder.record().as_json() | {"name": experiment.name}
-    result |= trainer.validation | {"model": model.config.as_json(), "xla": xla.recorded(mesh)}
+        trainer.checkpoints.wait()
+        result = trainer.recorder.record().as_json() | {"name": setup.experiment.name}
+    result |= trainer.validation | {
+        "model": model.config.as_json(),
+        "xla": xla.recorded(setup.mesh),
+    }
     about = on_process_zero(lambda: workdir.config)
     result |= {key: about[key] for key in ("changes", "from") if key in about} | data.as_json()
-    workdir.finish(result, model.config, model.params, experiment.data, data.head)
+    workdir.finish(result, model.config, model.params, setup.experiment.data, data.head)
     # A command with several runs must not start the next one. Several processes share one run only.
     if jax.process_count() == 1 and stop.asked():
         raise Preempted(
@@ -173,8 +162,21 @@ def _sources(experiment: Experiment, workdir: Workdir) -> dict[str, str]:
     return found
 
 
+def _set_up(
+    asked: Experiment, workdir: Workdir, sources: Mapping[str, str], origin: Origin | None
+) -> "RunSetup":
+    """Choose the automatic settings, connect the devices, and check the data of a run."""
+    xla.keep_programs()
+    experiment = AUTOMATIC["memory"](asked, _print_note)
+    mesh = _mesh(experiment)
+    data = on_all_processes(lambda: RunData(experiment, mesh, workdir, origin))
+    _same("data", data.identity)
+    on_process_zero(lambda: workdir.check_data(data.identity))
+    return RunSetup(asked, experiment, workdir, mesh, data, sources, origin)
+
+
 @dataclass(frozen=True)
-class Setup:
+class RunSetup:
     """The settings, the folder and the data of a run that starts or is resumed.
 
     Attributes:
@@ -195,105 +197,102 @@ class Setup:
     sources: Mapping[str, str]
     origin: Origin | None
 
+    @contextmanager
+    def opened(self, stop: Stop, profile: int, keep: Collection[int]) -> Iterator["Trainer"]:
+        """Open the files of the run, restore its last checkpoint, and close the files at the end.
 
-@contextmanager
-def _opened_run(
-    setup: Setup, stop: Stop, profile: int, keep: Collection[int]
-) -> Iterator["RunState"]:
-    """Open the files of a run, restore its last checkpoint, and close the files at the end.
+        Args:
+          stop: whether a signal or a closed output ends the run.
+          profile: number of steps to trace.
+          keep: steps of the run whose checkpoints are saved and not deleted.
+        """
+        workdir, data = self.workdir, self.data
+        with ExitStack() as files:
+            checkpoints = files.enter_context(
+                Checkpoints(workdir.checkpoints, workdir.log, keep, workdir.still_alone)
+            )
+            files.enter_context(closing(data.training))
+            models, record = self._begin(checkpoints)
+            # Only process 0 opens files and trackers. If it fails, all processes have to end.
+            recorder = on_all_processes(lambda: self._recorder(record))
+            files.enter_context(closing(recorder))
+            tracing = xla.Profile(
+                profile if is_first() else 0, workdir.folder / "profile", _print_note
+            )
+            files.enter_context(closing(tracing))
+            run = (self.experiment, workdir.folder, self.mesh, data)
+            yield Trainer(*run, checkpoints, recorder, stop, tracing, models, record)
 
-    Args:
-      setup: settings, folder and data of the run.
-      stop: whether a signal or a closed output ends the run.
-      profile: number of steps to trace.
-      keep: steps of the run whose checkpoints are saved and not deleted.
-    """
-    workdir, data = setup.workdir, setup.data
-    with ExitStack() as opened:
-        checkpoints = opened.enter_context(
-            Checkpoints(workdir.checkpoints, workdir.log, keep, workdir.still_alone)
+    def _begin(self, checkpoints: Checkpoints) -> tuple[dict[str, TrainState], RunRecord]:
+        """Restore the last checkpoint, and record the start of the run in its folder."""
+        workdir, data, origin = self.workdir, self.data, self.origin
+        models, record, starts = self._restored(checkpoints)
+        if not starts:
+            workdir.same_data(record.corpus or data.identity, data.identity)
+        about = origin and origin.as_json()
+        order = data.order.as_json() if data.order.goes_on else None
+        changes = on_process_zero(
+            lambda: workdir.begin(
+                self.asked, data.identity, self.sources, record.cost.steps, about, order
+            )
         )
-        opened.enter_context(closing(data.training))
-        models, record = _begun(setup, checkpoints)
-        recorder = opened.enter_context(closing(_recorder(setup, record)))
-        tracing = xla.Profile(profile if is_first() else 0, workdir.folder / "profile", _print_note)
-        opened.enter_context(closing(tracing))
-        files = (checkpoints, recorder, stop, tracing)
-        yield RunState(setup.experiment, workdir.folder, setup.mesh, data, *files, models, record)
+        for line in changes:
+            _print_note(line)
+        on_process_zero(lambda: workdir.keep_inputs(self.experiment.data, self.experiment.model))
+        if starts and origin is not None:
+            on_process_zero(lambda: copy_log(origin, workdir, record))
+            record = replace(record, configs=configs_of(models), head=data.head)
+            checkpoints.save(record.cost.steps, models, data.training, record)
+        for line in data.report:
+            _say_once(line)
+        for line in data.continued:
+            _print_note(line)
+        return models, record
 
-
-def _begun(setup: Setup, checkpoints: Checkpoints) -> tuple[dict[str, TrainState], RunRecord]:
-    """Restore the last checkpoint, and record the start of the run in its folder."""
-    workdir, data, origin = setup.workdir, setup.data, setup.origin
-    models, record, starts = _restored(setup, checkpoints)
-    if not starts:
-        workdir.same_data(record.corpus or data.identity, data.identity)
-    step = record.cost.steps
-    about = origin and origin.as_json()
-    order = data.order.as_json() if data.order.goes_on else None
-    for line in on_process_zero(
-        lambda: workdir.begin(setup.asked, data.identity, setup.sources, step, about, order)
-    ):
-        _print_note(line)
-    on_process_zero(lambda: workdir.keep_inputs(setup.experiment.data, setup.experiment.model))
-    if starts and origin is not None:
-        on_process_zero(lambda: copy_log(origin, workdir, record))
-        record = replace(record, configs=configs_of(models), head=data.head)
-        checkpoints.save(step, models, data.training, record)
-    for line in data.report:
-        _say_once(line)
-    for line in data.continued:
-        _print_note(line)
-    return models, record
-
-
-def _recorder(setup: Setup, record: RunRecord) -> Recorder:
-    """Open the log and the trackers of the run."""
-    experiment, folder = setup.experiment, setup.workdir.folder
-    imported = sum(
-        account.flops
-        for account, phase in zip(record.cost.phases, experiment.plan, strict=False)
-        if isinstance(phase, LoadCheckpoint)
-    )
-    # Only process 0 opens files and trackers. If it fails, all processes have to end.
-    return on_all_processes(
-        lambda: Recorder(
+    def _recorder(self, record: RunRecord) -> Recorder:
+        """Open the log and the trackers of the run."""
+        experiment, folder = self.experiment, self.workdir.folder
+        imported = sum(
+            account.flops
+            for account, phase in zip(record.cost.phases, experiment.plan, strict=False)
+            if isinstance(phase, LoadCheckpoint)
+        )
+        return Recorder(
             folder,
             record.cost,
             flops=imported + experiment.cost,
-            trackers=opened_trackers(setup.asked, folder) if is_first() else [],
+            trackers=opened_trackers(self.asked, folder) if is_first() else [],
             run={"run": experiment.name, "seed": experiment.seed},
             most_skipped=experiment.most_skipped,
         )
-    )
 
-
-def _restored(
-    setup: Setup, checkpoints: Checkpoints
-) -> tuple[dict[str, TrainState], RunRecord, bool]:
-    """Return the models and the record of the last checkpoint, and whether ``origin`` has it."""
-    experiment, data, mesh, origin = setup.experiment, setup.data, setup.mesh, setup.origin
-    plan = experiment.plan
-    own = checkpoints.restore(
-        lambda record: shapes(plan, record.phase + 1, experiment.tx), data.training, mesh
-    )
-    if own is not None:
-        name = spoken_phase(plan[own[1].phase].label, [phase.label for phase in plan])
-        _print_note(f"resuming at step {own[1].step} of {name}")
-        return *own, False
-    if origin is None:
-        return {}, RunRecord(), False
-    models, record, lines = on_all_processes(
-        lambda: restored_origin(origin, experiment, data.training, data.identity, mesh, data.order)
-    )
-    for line in lines:
-        _print_note(line)
-    return models, record, True
+    def _restored(self, checkpoints: Checkpoints) -> tuple[dict[str, TrainState], RunRecord, bool]:
+        """Return the models and the record of the last checkpoint, and whether ``origin`` has it."""
+        data, origin, plan = self.data, self.origin, self.experiment.plan
+        own = checkpoints.restore(
+            lambda record: shapes(plan, record.phase + 1, self.experiment.tx),
+            data.training,
+            self.mesh,
+        )
+        if own is not None:
+            name = spoken_phase(plan[own[1].phase].label, [phase.label for phase in plan])
+            _print_note(f"resuming at step {own[1].step} of {name}")
+            return *own, False
+        if origin is None:
+            return {}, RunRecord(), False
+        models, record, lines = on_all_processes(
+            lambda: restored_origin(
+                origin, self.experiment, data.training, data.identity, self.mesh, data.order
+            )
+        )
+        for line in lines:
+            _print_note(line)
+        return models, record, True
 
 
 @dataclass
-class RunState:
-    """An open run: its settings, its files and its models.
+class Trainer:
+    """Run the phases of a plan. A phase uses it only through `train.plan.phase.Context`.
 
     Attributes:
       experiment: settings of the run.
@@ -305,7 +304,7 @@ class RunState:
       stop: whether a signal or a closed output ends the run.
       profile: trace of some steps.
       models: models that later phases still need.
-      record: position in the plan, and the values that a resumed run needs.
+      start: position in the plan, and the values that a resumed run needs.
     """
 
     experiment: Experiment
@@ -316,34 +315,23 @@ class RunState:
     recorder: Recorder
     stop: Stop
     profile: xla.Profile
-    models: dict[str, TrainState] = field(default_factory=dict)
-    record: RunRecord = field(default_factory=RunRecord)
+    models: dict[str, TrainState]
+    start: RunRecord
 
-
-class Trainer:
-    """Run the phases of a plan. A phase uses it only through `train.plan.phase.Context`."""
-
-    def __init__(self, state: RunState):
-        self.state = state
-        self.experiment = state.experiment
-        self.mesh = state.mesh
+    def __post_init__(self):
         self.plan = self.experiment.plan
-        self.tx = self.experiment.tx
         self.seed = self.experiment.seed
-        self.recorder = state.recorder
-        self.data = state.data
         self.ledger = self.recorder.ledger
         self.log = self.recorder.log
         self.finite = self.recorder.finite
-        self.models = state.models
         # The index of the current phase, and of its next step.
-        self.number = state.record.phase
-        self.first = state.record.step
-        self.validation = state.record.validation
-        self.best = state.record.best
-        self.saved = time.monotonic()  # time at which the last checkpoint was started
-        self.checkpoints = state.record.saved  # number of checkpoints so far
-        row = state.record.skipped
+        self.number = self.start.phase
+        self.first = self.start.step
+        self.validation = self.start.validation
+        self.best = self.start.best
+        self.last_save = time.monotonic()
+        self.saved = self.start.saved  # number of checkpoints so far
+        row = self.start.skipped
         # `train.step.step.skipping`; the values are on the devices after the first step
         self.skips: Any = np.array([self.ledger.skipped, row, row], np.int32)
 
@@ -374,7 +362,7 @@ class Trainer:
         e = self.experiment
         name = self.spoken(phase)
         modifiers = tuple(m.program() for m in phase.modifiers)
-        new = programs.unused(self.tx, phase.config, phase.length, e.batch, modifiers)
+        new = programs.unused(self.experiment.tx, phase.config, phase.length, e.batch, modifiers)
         self.recorder.progress.phase(name, phase.end, new)
         model = self.models[phase.name] if self.resumed else phase.init(self)
         first = max(self.first, phase.begin)
@@ -382,7 +370,7 @@ class Trainer:
         self.models.pop(phase.name, None)
         skip = e.on_nan == "skip"
         step = programs.step(
-            self.tx, e.accumulate, modifiers, e.parallel, self.mesh, e.mesh.once, skip
+            self.experiment.tx, e.accumulate, modifiers, e.parallel, self.mesh, e.mesh.once, skip
         )
         devices = token_devices(self.mesh)
         setting = PhaseStart(self.models, first, e.batch, e.accumulate, e.seed, devices)
@@ -398,7 +386,7 @@ class Trainer:
             inputs = replace(plan.inputs, skips=self.skips) if skip else plan.inputs
             held, metrics = step(held, next(self.data.training), inputs)
             self.skips = metrics.get("skips", self.skips)
-            self.state.profile.step(metrics)
+            self.profile.step(metrics)
             self.ledger.add(
                 flops=plan.flops,
                 tokens=e.batch * phase.length,
@@ -434,7 +422,7 @@ class Trainer:
           Preempted: a signal or a closed output ended the run, and a checkpoint was saved.
         """
         e = self.experiment
-        stop = self.state.stop
+        stop = self.stop
         last = done == phase.end
         stopping = stop.asked()
         if done % e.log_every == 0 or last:
@@ -444,14 +432,14 @@ class Trainer:
             self.validate(done, held.model)
             losses = {k: v for k, v in self.validation.items() if k.startswith("val_loss")}
             self.recorder.progress.say(done, self.ledger.totals(), **losses)
-        kept = self.ledger.steps in self.state.checkpoints.keep
+        kept = self.ledger.steps in self.checkpoints.keep
         if done % e.checkpoint_every == 0 or last or stopping or kept or self.overdue(done):
             self.recorder.flush()
             model = held.model
             self.recorder.settled(done, {**metrics, "parameter_norm": programs.norm(model.params)})
             self.save(done, model, notes)
         if stopping:
-            self.state.checkpoints.wait()
+            self.checkpoints.wait()
             raise Preempted(
                 f"stopped by {stop.reason}; saved a checkpoint at step {done} of {phase.label}; "
                 "run the same command to continue",
@@ -467,7 +455,9 @@ class Trainer:
         e = self.experiment
         if not e.checkpoint_minutes or (jax.process_count() > 1 and step % e.log_every):
             return False
-        return on_process_zero(lambda: time.monotonic() - self.saved >= 60 * e.checkpoint_minutes)
+        return on_process_zero(
+            lambda: time.monotonic() - self.last_save >= 60 * e.checkpoint_minutes
+        )
 
     def validate(self, step: int, model: TrainState) -> None:
         """Evaluate ``model`` on the validation batches, at no cost in the ledger, and log it."""
@@ -499,7 +489,7 @@ class Trainer:
     def save(self, step: int, model: TrainState, notes: Mapping[str, Any]) -> None:
         """Save a checkpoint at ``step`` of the phase."""
         models = after(self.plan, self.number, self.models, model)
-        self.checkpoints += 1
+        self.saved += 1
         every = self.experiment.keep_every
         record = RunRecord(
             self.number,
@@ -511,14 +501,14 @@ class Trainer:
             {phase.label: phase.notes for phase in self.plan if phase.notes is not None},
             dict(notes),
             int(self.skips[1]),
-            self.checkpoints,
-            bool(every) and self.checkpoints % every == 0,
+            self.saved,
+            bool(every) and self.saved % every == 0,
             configs_of(models),
             self.data.head,
             self.data.order_so_far,
         )
-        self.saved = time.monotonic()
-        self.state.checkpoints.save(self.ledger.steps, models, self.data.training, record)
+        self.last_save = time.monotonic()
+        self.checkpoints.save(self.ledger.steps, models, self.data.training, record)
 
     # --- the other methods that phases use ---
 
@@ -543,7 +533,7 @@ class Trainer:
         donate: bool = False,
     ) -> tuple[TrainState, float]:
         with jax.set_mesh(self.mesh):
-            traced = programs.made(function, phase, self.tx, donate).trace(*arguments)
+            traced = programs.made(function, phase, self.experiment.tx, donate).trace(*arguments)
             self.begin(phase, traced.out_info)
             model = traced.lower().compile()(*arguments)
         return model, flops.counted(traced.jaxpr.jaxpr).total
@@ -554,12 +544,12 @@ class Trainer:
     def keep(self, name: str, arrays: Any, write: Callable[[Path, Any], None]) -> None:
         arrays = gather_arrays(arrays)
         if is_first():
-            write(self.state.folder / name, arrays)
+            write(self.folder / name, arrays)
 
     def imported(
         self, folder: str, config: Config, headless: bool = False
     ) -> tuple[TrainState, dict[str, Any] | None]:
-        where = self.state.folder.parent / Path(folder).expanduser()
+        where = self.folder.parent / Path(folder).expanduser()
         model, result = on_all_processes(lambda: imported_model(where, config, self.mesh, headless))
         if result is None:
             _print_note(
