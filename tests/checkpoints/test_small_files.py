@@ -26,7 +26,7 @@ def finished(tmp_path_factory):
     """Run an experiment with a checkpoint every 2 steps; return it with the folder of the run."""
     folder = tmp_path_factory.mktemp("finished")
     experiment = runs.experiment(folder, checkpoint_every=2)
-    pretrain.run(experiment, folder / "run")
+    pretrain.run_experiment(experiment, folder / "run")
     return experiment, folder / "run"
 
 
@@ -67,7 +67,7 @@ def test_a_finished_run_is_synced_before_its_result_is_written(finished, tmp_pat
     monkeypatch.setattr(
         os, "fsync", lambda handle: synced.append(os.readlink(f"/proc/self/fd/{handle}"))
     )
-    pretrain.run(finished[0], run)
+    pretrain.run_experiment(finished[0], run)
     last = next(i for i, path in enumerate(synced) if path.startswith(f"{run}/.result.json."))
     before = synced[:last]
     expected = [
@@ -135,7 +135,7 @@ def test_damaged_files_of_a_finished_run_are_named_with_a_fix(
         reading[name]()
     if name in ("config.json", "result.json"):
         with pytest.raises(UserError, match=f"^{re.escape(str(run / name))} is damaged: "):
-            pretrain.run(finished[0], run)
+            pretrain.run_experiment(finished[0], run)
 
 
 def test_lost_and_changed_lines_of_a_log_are_found(finished, tmp_path):
@@ -187,7 +187,7 @@ def test_a_damaged_log_is_restored_from_the_checkpoint(finished, tmp_path, capsy
     else:
         log.write_bytes(DAMAGES[damage](log.read_bytes()))
     capsys.readouterr()
-    pretrain.run(experiment, run)
+    pretrain.run_experiment(experiment, run)
     assert f"{log} was damaged; restored it from checkpoint 4" in capsys.readouterr().err
     runs.assert_same_end(run, whole)
 
@@ -196,7 +196,7 @@ def test_deleting_a_damaged_result_or_log_restores_the_run(finished, tmp_path):
     experiment, whole = finished
     run = copied(finished, tmp_path, "result.json")
     (run / "metrics.jsonl").write_bytes(b"")
-    pretrain.run(experiment, run)
+    pretrain.run_experiment(experiment, run)
     runs.assert_same_end(run, whole)
     same = ("steps", "flops", "tokens", "val_loss", "corpus", "model")
     assert [Workdir(run).result[k] for k in same] == [Workdir(whole).result[k] for k in same]
@@ -210,26 +210,26 @@ def test_a_finished_run_without_config_rejects_any_config(finished, tmp_path):
             UserError,
             match=r"config.json is missing; restore it from a backup, or copy the one that",
         ):
-            pretrain.run(asked, run)
+            pretrain.run_experiment(asked, run)
     with pytest.raises(runs.Killed), pytest.MonkeyPatch.context() as patch:  # the remedy: a new run
         patch.setattr(
-            pretrain.run.__globals__["Trainer"],
+            pretrain.run_experiment.__globals__["Trainer"],
             "run",
             lambda self: (_ for _ in ()).throw(runs.Killed),
         )
-        pretrain.run(experiment, tmp_path / "other")
+        pretrain.run_experiment(experiment, tmp_path / "other")
     shutil.copy(tmp_path / "other" / "config.json", run / "config.json")
-    assert pretrain.run(experiment, run)["steps"] == 8
+    assert pretrain.run_experiment(experiment, run)["steps"] == 8
     with pytest.raises(
         UserError,
         match=r"contains a run of another config \(values there and here: steps: 8 and 9\)",
     ):
-        pretrain.run(replace(experiment, steps=9), run)
+        pretrain.run_experiment(replace(experiment, steps=9), run)
     assert json.loads((run / "config.json").read_text()) == Workdir(run).config
 
 
 def test_an_unfinished_folder_without_its_config_is_refused_too(finished, tmp_path):
     run = copied(finished, tmp_path, "config.json", "result.json")
     with pytest.raises(UserError, match=r"config.json is missing"):
-        pretrain.run(finished[0], run)
+        pretrain.run_experiment(finished[0], run)
     assert files.read_record(run / "jaxgrow.json", "")  # the record is untouched

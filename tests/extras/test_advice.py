@@ -143,10 +143,10 @@ def test_a_run_that_follows_the_advice_succeeds(tmp_path, case):
     changes, says, fixed = case(tmp_path)
     experiment = runs.experiment(tmp_path / "own", steps=2, **changes)
     with pytest.raises(UserError) as error:
-        pretrain.run(experiment, tmp_path / "run")
+        pretrain.run_experiment(experiment, tmp_path / "run")
     said = re.search(says, str(error.value))
     assert said, str(error.value)
-    assert pretrain.run(fixed(experiment, said), tmp_path / "run")["steps"] == 2
+    assert pretrain.run_experiment(fixed(experiment, said), tmp_path / "run")["steps"] == 2
 
 
 def test_a_batch_that_accumulate_does_not_divide():
@@ -162,9 +162,9 @@ def test_after_a_divergence_without_a_checkpoint_none_is_named(tmp_path):
     with pytest.raises(
         UserError, match=r"no checkpoint was saved before it; lower optim.peak_lr"
     ) as e:
-        pretrain.run(replace(experiment, optim=optim), tmp_path / "run")
+        pretrain.run_experiment(replace(experiment, optim=optim), tmp_path / "run")
     assert str(Workdir(tmp_path / "run").checkpoints) not in str(e.value)
-    assert pretrain.run(experiment, tmp_path / "new")["steps"] == 8
+    assert pretrain.run_experiment(experiment, tmp_path / "new")["steps"] == 8
 
 
 def test_half_a_character_is_not_an_encoding_of_files():

@@ -169,7 +169,9 @@ def command(tmp_path, monkeypatch):
         raise Reached
 
     for name in ("pretrain", "compare", "sweep", "race", "finetune", "advise"):
-        monkeypatch.setattr(importlib.import_module(f"train.{name}"), "run", reached)
+        module = importlib.import_module(f"train.{name}")
+        for work in ("run_experiment", "run_comparison", "tune_model"):
+            monkeypatch.setattr(module, work, reached, raising=False)
     monkeypatch.setattr(importlib.import_module("train.advise"), "faster", reached)
     monkeypatch.setattr(importlib.import_module("train.preflight"), "AotRun", reached)
 

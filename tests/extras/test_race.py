@@ -13,7 +13,7 @@ from train.common.errors import Diverged, UserError, exits_cleanly
 from train.extras import plots
 from train.extras.advice import operator_ranking
 from train.plan.methods import Scratch
-from train.pretrain import run
+from train.pretrain import run_experiment
 
 SMALL, LARGE = runs.MODEL, runs.LARGE
 
@@ -22,7 +22,7 @@ SMALL, LARGE = runs.MODEL, runs.LARGE
 def folder(tmp_path_factory):
     """Return a folder with a finished small run (``small``) and the large config (``large.py``)."""
     here = tmp_path_factory.mktemp("race")
-    run(runs.experiment(here, name="small", model=SMALL), here / "small")
+    run_experiment(runs.experiment(here, name="small", model=SMALL), here / "small")
     runs.script(here, runs.experiment(here, name="large", model=LARGE, method=Scratch()))
     return here
 
@@ -93,9 +93,9 @@ def test_the_race_continues_without_an_operator_that_diverges(folder, monkeypatc
     def trained(experiment, *_):
         if stopped.get(experiment.name) == experiment.seed:
             raise Diverged("the loss is nan")
-        return run(experiment, *_)
+        return run_experiment(experiment, *_)
 
-    monkeypatch.setattr(race, "run", trained)
+    monkeypatch.setattr(race, "run_experiment", trained)
     options = ("--by", "stack,interleave", "--steps", "20", "--seeds", "0,1")
     raced(folder, monkeypatch, *options)
     assert "| stack | diverged: the loss is nan |" in " ".join(capsys.readouterr().out.split())

@@ -347,7 +347,7 @@ def test_a_run_without_layers_leaves_them_as_at_birth(tmp_path):
         steps=4,
         checkpoint_every=2,
     )
-    pretrain.run(e, tmp_path / "run")
+    pretrain.run_experiment(e, tmp_path / "run")
     before, after = (
         checkpoint.checkpoint_params(tmp_path / "run" / "checkpoints", "large", step)
         for step in (2, 4)
@@ -434,7 +434,7 @@ def test_both_sensitivities_rank_trained_layers_similarly(tmp_path):
             optim=Optim(peak_lr=1e-2, warmup=50),
             data=text,
         )
-        pretrain.run(
+        pretrain.run_experiment(
             replace(e, checkpoint_every=300, eval_every=300, seed=seed), tmp_path / f"run{seed}"
         )
         at = TrainState(load_params(tmp_path / f"run{seed}"), None, small)
@@ -546,13 +546,13 @@ def sbld(tmp_path_factory):
     """Return an experiment, its run folder and the result of the run."""
     folder = tmp_path_factory.mktemp("sbld")
     e = experiment(folder, SBLD, checkpoint_every=2, log_every=1)
-    return e, folder / "run", pretrain.run(e, folder / "run")
+    return e, folder / "run", pretrain.run_experiment(e, folder / "run")
 
 
 @pytest.mark.slow
 def test_keep_probability_one_trains_as_if_nothing_were_dropped(tmp_path):
     for name, drop in (("dense", None), ("one", LayerDrop(theta=1.0))):
-        pretrain.run(experiment(tmp_path, drop), tmp_path / name)
+        pretrain.run_experiment(experiment(tmp_path, drop), tmp_path / name)
     chex.assert_trees_all_equal(load_params(tmp_path / "dense"), load_params(tmp_path / "one"))
 
 
@@ -568,7 +568,7 @@ def test_a_run_with_measurements_resumes_bitwise(tmp_path, sbld):
 def test_a_run_with_gathered_and_frozen_layers_resumes_bitwise(tmp_path, execution):
     drop = replace(DROP, execution=execution, programs=3, dropped="freeze", time="pld", gamma=4.0)
     e = experiment(tmp_path, drop, checkpoint_every=3)
-    pretrain.run(e, tmp_path / "whole")
+    pretrain.run_experiment(e, tmp_path / "whole")
     runs.stopped(e, tmp_path / "stopped", 3, 9)
     runs.assert_same_end(tmp_path / "stopped", tmp_path / "whole")
 

@@ -223,7 +223,7 @@ def test_a_token_dropping_run_resumes_bitwise(small_run):
     """
     to = GrowTo((TrainStage(0.5, modifiers=(DropTokens(DROP),)), TrainStage(0.25)), ("aki",))
     e = runs.growing(small_run.parent, to, name="tokens", checkpoint_every=3, log_every=1)
-    result = pretrain.run(e, small_run.parent / "tokens")
+    result = pretrain.run_experiment(e, small_run.parent / "tokens")
     # The first 8 steps train the small model.
     runs.stopped(e, small_run.parent / "tokens-stopped", 8 + 3, 8 + 4)
     runs.assert_same_end(small_run.parent / "tokens-stopped", small_run.parent / "tokens")

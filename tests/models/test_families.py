@@ -321,7 +321,7 @@ def test_runs(name, method, tmp_path):
     config = FAMILIES[name]
     data = {"data": Images(valid_fraction=0.1)} if config.modality == "images" else {}
     e = runs.experiment(tmp_path, model=config, method=method, steps=4, **data)
-    result = pretrain.run(e, tmp_path / "run")
+    result = pretrain.run_experiment(e, tmp_path / "run")
     assert result["steps"] == (4 if method == Scratch() else 5) and 0 <= result["val_accuracy"] <= 1
     assert result["model"] == config.as_json()
     assert result["val_loss"] == pytest.approx(np.log(config.sizes().get("vocab", 10)), rel=0.2)

@@ -263,7 +263,7 @@ def test_it_is_trained_and_exported(tmp_path):
     e = runs.experiment(
         tmp_path, model=TOY, method=Scratch((drop,)), steps=2, eval_every=2, optim=Optim(warmup=1)
     )
-    result = pretrain.run(e, tmp_path / "run")
+    result = pretrain.run_experiment(e, tmp_path / "run")
     assert result["steps"] == 2 and result["val_loss"] == pytest.approx(np.log(256), rel=0.1)
     runs.export(tmp_path / "run", tmp_path / "hf")
     said = json.loads((tmp_path / "hf" / "config.json").read_text())

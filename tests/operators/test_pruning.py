@@ -963,7 +963,7 @@ def test_a_run_whose_small_model_learned_nothing(tmp_path):
     )
     experiment = runs.experiment(tmp_path, model=runs.LARGE, method=method)
     with jax.enable_x64(False):
-        pretrain.run(experiment, tmp_path / "run")
+        pretrain.run_experiment(experiment, tmp_path / "run")
     lines = runs.log(tmp_path / "run")
     losses = {line["phase"]: line["val_loss"] for line in lines if "val_loss" in line}
     assert losses["correct large coarse1"] == losses["train large"] != losses["coalesce large"]

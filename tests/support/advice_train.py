@@ -644,7 +644,7 @@ def half_run(folder: Path) -> Path:
 
 def run_folder(folder: Path) -> Path:
     e = runs.experiment(folder.with_name("of run"), checkpoint_every=4, steps=4, name="tiny")
-    pretrain.run(e, folder)
+    pretrain.run_experiment(e, folder)
     return folder
 
 
@@ -786,12 +786,12 @@ def other_data(place: Place) -> None:
     runs.killed(experiment, place["own"], 2)
     with (place.folder / "corpus" / "0.txt").open("a") as file:
         file.write("more")
-    pretrain.run(experiment, place["own"])
+    pretrain.run_experiment(experiment, place["own"])
 
 
 def restored_data(place: Place, said: str) -> None:
     assert "restore the original data" in said
-    pretrain.run(runs.experiment(place.folder, checkpoint_every=2), place["own"])
+    pretrain.run_experiment(runs.experiment(place.folder, checkpoint_every=2), place["own"])
 
 
 def counted(place: Place, context: int) -> None:

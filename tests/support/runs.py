@@ -152,7 +152,7 @@ def trained(config: Config, tx: optax.GradientTransformation, scale: float = 0.2
 def small(folder: Path) -> Path:
     """Run the small model to its end, so that other runs can grow it."""
     run = folder / "small-seed0"
-    pretrain.run(
+    pretrain.run_experiment(
         experiment(folder, name="small", model=SMALL, optim=Optim(peak_lr=0.1, warmup=2)), run
     )
     return run
@@ -173,7 +173,7 @@ def stopped(experiment: Experiment, folder: Path, *steps: int) -> None:
     """Run, kill the run right after each checkpoint in ``steps``, and continue it each time."""
     for step in steps:
         killed(experiment, folder, step)
-    pretrain.run(experiment, folder)
+    pretrain.run_experiment(experiment, folder)
 
 
 def killed(experiment: Experiment, folder: Path, at: int) -> None:
@@ -189,7 +189,7 @@ def killed(experiment: Experiment, folder: Path, at: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Checkpoints, "save", stopping)
         with pytest.raises(Killed):
-            pretrain.run(experiment, folder)
+            pretrain.run_experiment(experiment, folder)
 
 
 def assert_same_end(folder: Path, whole: Path) -> None:

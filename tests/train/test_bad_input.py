@@ -237,8 +237,8 @@ def test_a_full_disk_keeps_the_previous_checkpoint(tmp_path, refused, monkeypatc
         patch.setattr(Checkpoints, "save", full)
         assert "the disk is full" in refused(config, "--workdir", str(tmp_path / "run"))
     assert (tmp_path / "run" / "checkpoints" / "2").is_dir()
-    pretrain.run(experiment, tmp_path / "run")
-    pretrain.run(experiment, tmp_path / "whole")
+    pretrain.run_experiment(experiment, tmp_path / "run")
+    pretrain.run_experiment(experiment, tmp_path / "whole")
     assert runs.log(tmp_path / "run") == runs.log(tmp_path / "whole")
 
 

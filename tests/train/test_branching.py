@@ -28,12 +28,12 @@ def whole(tmp_path_factory):
     """Return an experiment and the folder of its finished run, with all checkpoints."""
     folder = tmp_path_factory.mktemp("whole")
     experiment = runs.experiment(folder, checkpoint_every=2, keep_every=1)
-    pretrain.run(experiment, folder / "run")
+    pretrain.run_experiment(experiment, folder / "run")
     return experiment, folder / "run"
 
 
 def branch(experiment, folder, run, step=None):
-    return pretrain.run(experiment, folder, start=Origin(Workdir(run).folder, step))
+    return pretrain.run_experiment(experiment, folder, start=Origin(Workdir(run).folder, step))
 
 
 @pytest.mark.parametrize("step", [2, 6, 8, None])
@@ -138,7 +138,7 @@ def test_after_a_kill_the_same_command_resumes(tmp_path, whole, where):
     start = (
         parsed_origin(str(whole[1])) if where == "checkpoint" else parsed_origin(f"{whole[1]}@4")
     )
-    pretrain.run(whole[0], tmp_path / "new", start=start)
+    pretrain.run_experiment(whole[0], tmp_path / "new", start=start)
     runs.assert_same_end(tmp_path / "new", whole[1])
 
 
@@ -148,14 +148,14 @@ def test_a_begun_run_keeps_its_start(tmp_path, whole):
     (begun / "result.json").unlink()
     for wrong in (Origin(whole[1], 2), Origin(tmp_path, None)):
         with pytest.raises(UserError, match=f"has begun with --from {whole[1]}@4: give the same"):
-            pretrain.run(whole[0], begun, start=wrong)
-    pretrain.run(whole[0], begun)  # without --from
+            pretrain.run_experiment(whole[0], begun, start=wrong)
+    pretrain.run_experiment(whole[0], begun)  # without --from
     runs.assert_same_end(begun, whole[1])
     (begun / "result.json").unlink()
     with pytest.raises(
         UserError, match="is also the folder of the new run: give another --workdir"
     ):
-        pretrain.run(whole[0], begun, start=Origin(begun, 4))
+        pretrain.run_experiment(whole[0], begun, start=Origin(begun, 4))
     runs.killed(whole[0], tmp_path / "plain", 2)
     with pytest.raises(UserError, match="has begun without --from"):
         branch(whole[0], tmp_path / "plain", whole[1], 4)
@@ -173,13 +173,15 @@ def test_a_checkpoint_that_does_not_exist_or_fit(tmp_path, whole):
             branch(experiment, tmp_path / "new", run, step)
     with pytest.raises(UserError, match=r"there is no checkpoint in .*: give the folder of a run"):
         branch(one, tmp_path / "new", tmp_path)
-    pretrain.run(one, tmp_path / "new", start=Origin(run, 4))  # the folder is still unused
+    pretrain.run_experiment(
+        one, tmp_path / "new", start=Origin(run, 4)
+    )  # the folder is still unused
 
 
 def test_a_grown_run_goes_on_as_a_plain_one(tmp_path):
     method = Growing(runs.SMALL, TrainStage(0.5), (GrowTo((TrainStage(0.5),), by=runs.DOUBLED),))
     grown = runs.experiment(tmp_path, method=method)
-    first = pretrain.run(grown, tmp_path / "grown")
+    first = pretrain.run_experiment(grown, tmp_path / "grown")
     plain = replace(grown, method=Scratch(), steps=6)
     result = branch(plain, tmp_path / "new", tmp_path / "grown")
     assert result["flops"] > first["flops"]
@@ -198,11 +200,11 @@ def test_after_a_divergence_the_advice_works(tmp_path, monkeypatch):
     )  # fmt: skip
     one = runs.experiment(tmp_path, checkpoint_every=2, log_every=1)
     with pytest.raises(Diverged) as error:
-        pretrain.run(one, tmp_path / "run")
+        pretrain.run_experiment(one, tmp_path / "run")
     words = str(error.value).split()
     start = parsed_origin(words[words.index("--from") + 1].rstrip(","))
     lower = replace(one, optim=replace(one.optim, peak_lr=1e-3))
-    assert pretrain.run(lower, tmp_path / "new", start=start)["steps"] == 8
+    assert pretrain.run_experiment(lower, tmp_path / "new", start=start)["steps"] == 8
     assert experiment_json(lower)["optim"]["peak_lr"] == 1e-3
 
 

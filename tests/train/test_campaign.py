@@ -78,7 +78,7 @@ def whole(tmp_path_factory):
         eval_every=2,
     )
     runs.corpus(folder, files=200)
-    pretrain.run(experiment, folder / "run")
+    pretrain.run_experiment(experiment, folder / "run")
     shutil.rmtree(folder / "cache")
     return experiment, folder
 
@@ -217,7 +217,7 @@ def test_signals_to_a_command_leave_the_old_or_the_new_result(whole, tmp_path, n
 def finished(experiment, tmp_path: Path, folder: Path, seed: int) -> None:
     """Continue the run to its end, and check that it equals an uninterrupted run."""
     try:
-        pretrain.run(experiment, tmp_path / "run")
+        pretrain.run_experiment(experiment, tmp_path / "run")
     except UserError as error:
         raise AssertionError(f"seed {seed}: {error}") from error
     runs.assert_same_end(tmp_path / "run", folder / "run")

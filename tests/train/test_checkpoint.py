@@ -411,7 +411,7 @@ def test_a_finished_run_needs_an_intact_last_checkpoint(saved, tmp_path):
 
 def test_the_export_of_a_finished_run_is_intact(tmp_path, capsys):
     run, experiment = tmp_path / "run", runs.experiment(tmp_path)
-    result = pretrain.run(experiment, run)
+    result = pretrain.run_experiment(experiment, run)
     params = load_params(run)
     np.testing.assert_array_equal(
         params["token_embedding"], load_params(run, step=result["steps"])["token_embedding"]
@@ -427,6 +427,6 @@ def test_the_export_of_a_finished_run_is_intact(tmp_path, capsys):
     with pytest.raises(CheckpointError, match=r"is damaged: .* has changed"):
         open_checkpoint(run)
     (run / "result.json").unlink()
-    assert pretrain.run(experiment, run)["phases"][0]["steps"] == 8
+    assert pretrain.run_experiment(experiment, run)["phases"][0]["steps"] == 8
     np.testing.assert_array_equal(load_params(run)["token_embedding"], params["token_embedding"])
     assert "resuming at step 8 of training" in capsys.readouterr().err

@@ -43,7 +43,7 @@ def test_a_hugging_face_model_grown_on_disk_is_trained_on(folder, tmp_path, caps
     e = runs.experiment(
         tmp_path, model=config, method=Continue(str(tmp_path / "grown")), steps=4, mesh=Mesh(2, 2)
     )
-    result = pretrain.run(e, tmp_path / "run")
+    result = pretrain.run_experiment(e, tmp_path / "run")
     said = capsys.readouterr().err
     assert (
         f"{tmp_path / 'grown'} was not trained by jaxgrow: the cost of its model is unknown and therefore not counted"
@@ -61,7 +61,7 @@ def test_a_hugging_face_model_grown_on_disk_is_trained_on(folder, tmp_path, caps
     chex.assert_trees_all_close(trained, jax.tree.map(np.float32, params), rtol=0, atol=0.05)
     # A model trained this way can be a source again, and its cost is included.
     again = replace(e, method=Continue("run"), name="again", steps=2)
-    assert pretrain.run(again, tmp_path / "again")["flops"] > result["flops"]
+    assert pretrain.run_experiment(again, tmp_path / "again")["flops"] > result["flops"]
 
 
 def test_the_notes_of_a_checkpoint_are_printed(folder, tmp_path, capsys, monkeypatch):
@@ -74,7 +74,7 @@ def test_the_notes_of_a_checkpoint_are_printed(folder, tmp_path, capsys, monkeyp
         "note: removed from the names of the tensors: module.",
     )
     e = runs.experiment(tmp_path, model=config, method=Continue("notes"), steps=1)
-    pretrain.run(e, tmp_path / "run")
+    pretrain.run_experiment(e, tmp_path / "run")
     err = capsys.readouterr().err
     assert [err.count(note) for note in notes] == [1, 1]
     words = ["generate", str(tmp_path / "notes"), "--tokenizer", "bytes", "--max-new", "1"]
@@ -102,7 +102,7 @@ def test_a_growth_may_begin_from_it(folder, tmp_path):
         steps=2,
         mesh=Mesh(2, 2),
     )
-    assert [p["kind"] for p in pretrain.run(e, tmp_path / "run")["phases"]] == [
+    assert [p["kind"] for p in pretrain.run_experiment(e, tmp_path / "run")["phases"]] == [
         "import",
         "grow",
         "train",
@@ -114,7 +114,7 @@ def test_what_is_no_model_or_another_one_is_told(folder, tmp_path):
 
     def says(method, what, **changes):
         with pytest.raises(UserError, match=what):
-            pretrain.run(
+            pretrain.run_experiment(
                 runs.experiment(tmp_path, model=config, method=method, **changes), tmp_path / "run"
             )
 
@@ -145,11 +145,11 @@ def test_a_run_whose_source_has_changed_is_refused(tmp_path):
     e = runs.experiment(
         tmp_path, model=replace(CONFIG, vocab=256, context=8), method=Continue("gpt"), steps=2
     )
-    first = pretrain.run(e, tmp_path / "run")
-    assert pretrain.run(e, tmp_path / "run") == first  # the control: the same model
+    first = pretrain.run_experiment(e, tmp_path / "run")
+    assert pretrain.run_experiment(e, tmp_path / "run") == first  # the control: the same model
     config, params = checkpoints.load(source)
     checkpoints.save(source, config, jax.tree.map(lambda x: x + 1, params), overwrite=True)
     with pytest.raises(UserError, match="started from another model in gpt: its fingerprint was"):
-        pretrain.run(e, tmp_path / "run")
+        pretrain.run_experiment(e, tmp_path / "run")
     shutil.rmtree(source)  # a finished run does not need its source
-    assert pretrain.run(e, tmp_path / "run") == first
+    assert pretrain.run_experiment(e, tmp_path / "run") == first

@@ -200,7 +200,7 @@ def test_a_teacher_does_not_teach_the_next_document():
 def test_a_run_validates_by_documents_and_cannot_change_it_on_resume(data, tmp_path, capsys):
     before = programs.step.cache_info().misses
     one = runs.experiment(tmp_path, data=data, accumulate=2)
-    result = pretrain.run(one, tmp_path / "run")
+    result = pretrain.run_experiment(one, tmp_path / "run")
     assert programs.step.cache_info().misses - before <= 1
     assert "attention stops at the ends of 45 training documents" in capsys.readouterr().err
     model = TrainState(load_params(tmp_path / "run"), None, runs.MODEL)
@@ -210,8 +210,8 @@ def test_a_run_validates_by_documents_and_cannot_change_it_on_resume(data, tmp_p
     assert result["tokens"] == 8 * 8 * 8  # the last tokens of documents count
     plain = replace(one, data=replace(data, attend="row"))
     with pytest.raises(UserError, match=r"data\.Data\.attend: 'document' and 'row'"):
-        pretrain.run(plain, tmp_path / "run")
-    assert pretrain.run(plain, tmp_path / "plain")["flops"] == result["flops"]
+        pretrain.run_experiment(plain, tmp_path / "run")
+    assert pretrain.run_experiment(plain, tmp_path / "plain")["flops"] == result["flops"]
 
 
 @pytest.mark.slow
@@ -229,7 +229,9 @@ def test_a_run_validates_by_documents_and_cannot_change_it_on_resume(data, tmp_p
     ids=["vcycle", "teacher", "layers", "tokens", "windows", "learned", "bert"],
 )
 def test_every_method_trains_by_documents(data, tmp_path, changes):
-    result = pretrain.run(runs.experiment(tmp_path, data=data, **changes), tmp_path / "run")
+    result = pretrain.run_experiment(
+        runs.experiment(tmp_path, data=data, **changes), tmp_path / "run"
+    )
     assert 0 < result["val_loss"] < 6
 
 
@@ -297,7 +299,7 @@ def test_a_run_on_a_mixture_validates_by_documents_and_resumes_exactly(
     two_sources, tmp_path, capsys
 ):
     experiment = runs.experiment(tmp_path, data=two_sources[0], checkpoint_every=1)
-    result = pretrain.run(experiment, tmp_path / "whole")
+    result = pretrain.run_experiment(experiment, tmp_path / "whole")
     said = capsys.readouterr().err
     assert said.count("attention stops at the ends of 90 training documents") == 1
     model = TrainState(load_params(tmp_path / "whole"), None, runs.MODEL)

@@ -89,7 +89,7 @@ def test_a_signal_at_any_moment_has_the_documented_status(tmp_path, at, number, 
     command = [sys.executable, "-c", AT, number, at, config, "--workdir", "run"]
     status, line = ended(started(command, tmp_path))
     assert status == 75 and line.startswith(says), line
-    assert pretrain.run(experiment, tmp_path / "run")["steps"] == 10
+    assert pretrain.run_experiment(experiment, tmp_path / "run")["steps"] == 10
 
 
 @pytest.mark.parametrize("later", [0.0, 0.2, 1.0])
@@ -192,7 +192,7 @@ def test_outputs_that_are_closed_from_the_start(tmp_path):
     process = started(["sh", "-c", command], tmp_path)
     process.communicate(timeout=300)
     assert process.returncode == 0
-    assert pretrain.run(experiment, tmp_path / "run")["steps"] == 2
+    assert pretrain.run_experiment(experiment, tmp_path / "run")["steps"] == 2
 
 
 def test_a_table_whose_reader_has_ended(tmp_path):
@@ -217,4 +217,4 @@ def test_a_jump_of_the_clock_ends_no_save(tmp_path, monkeypatch):
     experiment = runs.experiment(tmp_path, steps=4, checkpoint_every=2)
     with monkeypatch.context() as patch:
         patch.setattr(time, "time", jumping)
-        assert pretrain.run(experiment, tmp_path / "run")["steps"] == 4
+        assert pretrain.run_experiment(experiment, tmp_path / "run")["steps"] == 4

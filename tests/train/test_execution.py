@@ -34,7 +34,7 @@ ROUNDING = 1e-5
 def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
     experiment = runs.experiment(folder, checkpoint_every=2)
-    pretrain.run(experiment, folder / "run")
+    pretrain.run_experiment(experiment, folder / "run")
     return experiment, folder / "run"
 
 
@@ -50,7 +50,7 @@ def test_execution_changes_on_resume_and_the_record_lists_it(tmp_path, capsys, w
     )
     runs.killed(other, tmp_path / "run", 4)
     assert "accumulate is 2 from step 2 on; it was 1" in capsys.readouterr().err
-    result = pretrain.run(replace(other, accumulate=1), tmp_path / "run")
+    result = pretrain.run_experiment(replace(other, accumulate=1), tmp_path / "run")
     changed = {(c["step"], c["setting"]): (c["before"], c["after"]) for c in result["changes"]}
     assert changed == {
         (2, "accumulate"): (1, 2),
@@ -67,7 +67,7 @@ def test_execution_changes_on_resume_and_the_record_lists_it(tmp_path, capsys, w
 def test_remat_and_attention_change_no_bit_of_a_resumed_run(tmp_path, whole):
     runs.killed(whole[0], tmp_path / "run", 4)
     changed = model(whole[0], remat="full", attention="xla")
-    pretrain.run(replace(changed, eval_every=3), tmp_path / "run")
+    pretrain.run_experiment(replace(changed, eval_every=3), tmp_path / "run")
     chex.assert_trees_all_equal(load_params(tmp_path / "run"), load_params(whole[1]))
 
 
@@ -192,7 +192,7 @@ def test_a_run_resumed_with_another_execution_ends_alike(tmp_path, whole, settin
     value = str(tmp_path / value) if setting == "data.cache" else value
     shutil.copytree(whole[1], tmp_path / "run", ignore=shutil.ignore_patterns("8", "result.json"))
     other = with_overrides(whole[0], [f"{setting}={value}"])
-    result = pretrain.run(other, tmp_path / "run")
+    result = pretrain.run_experiment(other, tmp_path / "run")
     (change,) = result["changes"]
     assert (change["step"], change["after"]) == (6, value)
     chex.assert_trees_all_close(load_params(tmp_path / "run"), load_params(whole[1]), atol=ROUNDING)
@@ -208,7 +208,7 @@ def test_the_objective_stays_refused(tmp_path, whole):
         replace(whole[0], optim=replace(whole[0].optim, peak_lr=0.1)),
     ):
         with pytest.raises(UserError, match="contains a run of another config"):
-            pretrain.run(other, tmp_path / "run")
+            pretrain.run_experiment(other, tmp_path / "run")
 
 
 def test_execution_of_the_small_models_of_a_method_is_free(tmp_path):

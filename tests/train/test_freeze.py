@@ -244,7 +244,7 @@ def test_layers_that_were_added_train_alone(small_run, by):
         GrowTo((TrainStage(0.25, modifiers=(FreezeParts(Freeze(old)),)),), ("hypercloning", by)),
         name=by,
     )
-    result = pretrain.run(e, small_run.parent / by)
+    result = pretrain.run_experiment(e, small_run.parent / by)
     for name, layers in moved(grown, load_params(small_run.parent / by)).items():
         expected = (
             [i in new for i in range(4)]

@@ -194,7 +194,7 @@ def test_two_processes_stop_resume_and_equal_one(tmp_path):
     e = experiment(tmp_path, method=DROPPING, accumulate=1, checkpoint_every=2, mesh=Mesh(1, 2, 2))
     alone, config, folder = tmp_path / "alone", runs.script(tmp_path, e), str(tmp_path / "run")
     with runs.only(1):
-        pretrain.run(replace(e, mesh=Mesh()), alone)
+        pretrain.run_experiment(replace(e, mesh=Mesh()), alone)
     again, killed = {"config": config, "folder": folder}, tmp_path / "killed"
     first, second = (outcomes(end) for end in driven(again | {"term": 3}))
     assert first == second
@@ -237,7 +237,7 @@ def test_two_processes_stop_resume_and_equal_one(tmp_path):
     ]
     assert any(line.startswith("resuming at step") for line in said[0]) and said[1] == []
     with runs.only(1):
-        pretrain.run(replace(e, mesh=Mesh()), killed)
+        pretrain.run_experiment(replace(e, mesh=Mesh()), killed)
     runs.assert_close(killed, alone)
 
 
@@ -247,7 +247,7 @@ def test_two_new_processes_resume_after_a_kill(tmp_path, who):
     e = experiment(tmp_path, "SBLD", checkpoint_every=2, mesh=Mesh(1, 2, 2))
     job = {"config": runs.script(tmp_path, e), "folder": str(tmp_path / "run")}
     with runs.only(1):
-        pretrain.run(replace(e, mesh=Mesh()), tmp_path / "alone")
+        pretrain.run_experiment(replace(e, mesh=Mesh()), tmp_path / "alone")
     ends = driven(job | {"kill": 2, "who": who})
     assert (ends[1 - who][0], ends[who][0]) == (os.EX_TEMPFAIL, -signal.SIGKILL)
     assert hosts.LOST in ends[1 - who][2]
@@ -262,8 +262,8 @@ def test_one_process_resumes_after_a_kill(tmp_path):
     folder = tmp_path / "run"
     driven({"config": runs.script(tmp_path, e), "folder": str(folder), "kill": 4})
     with runs.only(1):
-        pretrain.run(e, tmp_path / "alone")
-    pretrain.run(e, folder)
+        pretrain.run_experiment(e, tmp_path / "alone")
+    pretrain.run_experiment(e, folder)
     runs.assert_close(folder, tmp_path / "alone")
 
 
@@ -277,7 +277,7 @@ def test_two_processes_give_the_same_losses_on_every_mesh(tmp_path, method, mesh
     """
     e = experiment(tmp_path, method, model=replace(runs.MODEL, heads=4, head_dim=2))
     with runs.only(1):
-        pretrain.run(e, tmp_path / "alone")
+        pretrain.run_experiment(e, tmp_path / "alone")
     config = runs.script(tmp_path, replace(e, mesh=mesh))
     one, other = driven({"config": config, "folder": str(tmp_path / "run")})
     assert outcomes(one) == outcomes(other)
@@ -290,7 +290,7 @@ def test_the_samples_of_a_process_need_not_be_adjacent(tmp_path, mesh):
     """On a torus of TPUs, the devices of two hosts may alternate along an axis of the mesh."""
     e = experiment(tmp_path)
     with runs.only(1):
-        pretrain.run(e, tmp_path / "alone")
+        pretrain.run_experiment(e, tmp_path / "alone")
     config = runs.script(tmp_path, replace(e, mesh=mesh))
     one, other = driven({"config": config, "folder": str(tmp_path / "run"), "order": [0, 2, 1, 3]})
     assert outcomes(one) == outcomes(other)
@@ -305,7 +305,7 @@ def test_two_processes_grow_a_finished_run(tmp_path, by):
     grown = runs.growing(tmp_path, GrowTo(by=by), optim=Optim(eps=1e-3))
     with runs.only(1):
         runs.small(tmp_path)
-        pretrain.run(grown, tmp_path / "alone")
+        pretrain.run_experiment(grown, tmp_path / "alone")
     config = runs.script(tmp_path, replace(grown, mesh=Mesh(1, 4)))
     one, other = driven({"config": config, "folder": str(tmp_path / "run")})
     assert outcomes(one) == outcomes(other)
@@ -319,7 +319,7 @@ def test_two_processes_train_a_lora_that_is_sharded_over_both(tmp_path):
     e = tuning(cola(tmp_path / "cola"), lora=LoRA(rank=4)).of(tmp_path / "gpt2", 1e-2, 0)
     e = replace(e, name="tuned", steps=2, checkpoint_every=2, eval_every=2, optim=Optim(eps=1e-3))
     with runs.only(1):
-        pretrain.run(e, tmp_path / "alone")
+        pretrain.run_experiment(e, tmp_path / "alone")
     config = runs.script(tmp_path, replace(e, mesh=Mesh(1, 4)))
     one, other = driven({"config": config, "folder": str(tmp_path / "run")})
     assert outcomes(one) == outcomes(other)
@@ -480,7 +480,7 @@ def test_another_address_can_be_given(monkeypatch):
 def test_processes_that_slurm_starts_train_as_one(tmp_path):
     e = experiment(tmp_path, "SBLD", mesh=Mesh(2, 2))
     with runs.only(1):
-        pretrain.run(replace(e, mesh=Mesh()), tmp_path / "alone")
+        pretrain.run_experiment(replace(e, mesh=Mesh()), tmp_path / "alone")
     command = ["-m", "train.pretrain", runs.script(tmp_path, e), "--workdir", str(tmp_path / "run")]
     (code, _, said), (other, _, silent) = ended(processes(command, [[], []], slurm(2)))
     assert (code, other, silent) == (0, 0, "") and "val_loss=" in said

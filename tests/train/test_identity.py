@@ -43,7 +43,7 @@ def stopped(tmp_path_factory):
 
         patch.setattr(Checkpoints, "save", killed)
         with pytest.raises(runs.Killed):
-            pretrain.run(experiment, folder / "run")
+            pretrain.run_experiment(experiment, folder / "run")
     return experiment, folder
 
 
@@ -110,7 +110,7 @@ def test_other_data_are_refused_and_both_named(run, tmp_path, change):
         UserError,
         match=r"was started with other data: .* there, .* here; restore the original data",
     ) as refused:
-        pretrain.run(replace(experiment, data=data), folder)
+        pretrain.run_experiment(replace(experiment, data=data), folder)
     changed = [key for key in ("train", "valid", "tokenizer") if began[key] != here[key]]
     assert changed and all(
         c[key][:12] in str(refused.value) for c in (began, here) for key in changed
@@ -121,7 +121,9 @@ def test_other_data_are_refused_and_both_named(run, tmp_path, change):
 def test_another_split_is_refused(run):
     experiment, folder = run
     with pytest.raises(UserError, match=r"data.Data.valid_fraction: 0.25 and 0.5"):
-        pretrain.run(replace(experiment, data=replace(experiment.data, valid_fraction=0.5)), folder)
+        pretrain.run_experiment(
+            replace(experiment, data=replace(experiment.data, valid_fraction=0.5)), folder
+        )
 
 
 def test_the_same_data_elsewhere_and_touched_are_the_same(run, tmp_path):
@@ -138,14 +140,14 @@ def test_the_same_data_elsewhere_and_touched_are_the_same(run, tmp_path):
     moved = replace(
         experiment.data, path=str(elsewhere), tokenizer=tokenizer, cache=str(tmp_path / "another")
     )
-    result = pretrain.run(replace(experiment, data=moved), folder)
+    result = pretrain.run_experiment(replace(experiment, data=moved), folder)
     assert result["corpus"] == moved.identity(runs.MODEL) | {"evaluated": 16}
     assert result["steps"] == 8
     again = replace(moved, path=str(shutil.copytree(elsewhere, tmp_path / "again")))
-    assert pretrain.run(replace(experiment, data=again), folder) == result
+    assert pretrain.run_experiment(replace(experiment, data=again), folder) == result
     reverse_lines(again, tmp_path)
     with pytest.raises(UserError, match="was started with other data"):
-        pretrain.run(replace(experiment, data=again), folder)
+        pretrain.run_experiment(replace(experiment, data=again), folder)
 
 
 def test_the_embedded_corpus_says_of_which_python_it_is(tmp_path, monkeypatch):

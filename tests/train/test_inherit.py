@@ -286,7 +286,7 @@ def taught(small_run):
         log_every=1,
         eval_every=4,
     )
-    pretrain.run(e, small_run.parent / "taught")
+    pretrain.run_experiment(e, small_run.parent / "taught")
     return e
 
 

@@ -23,7 +23,7 @@ from train.data.text import tokenizer, tokenizer_of
 from train.extras import plots
 from train.plan import learning
 from train.plan.learning import Learn
-from train.pretrain import run
+from train.pretrain import run_experiment
 from train.store.workdir import load_params
 
 SMALL = runs.SMALL
@@ -57,7 +57,7 @@ def saved(request, tmp_path_factory):
 def wide(tmp_path_factory):
     """Return a finished run of a model of another shape."""
     folder = tmp_path_factory.mktemp("wide")
-    run(runs.experiment(folder, steps=1), folder / "run")
+    run_experiment(runs.experiment(folder, steps=1), folder / "run")
     return folder / "run"
 
 

@@ -34,7 +34,7 @@ def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished")
     experiment = runs.experiment(folder, method=runs.VCYCLE, log_every=3, checkpoint_every=5)
     with runs.compiling("made"):
-        return experiment, folder / "run", pretrain.run(experiment, folder / "run")
+        return experiment, folder / "run", pretrain.run_experiment(experiment, folder / "run")
 
 
 # --- the cost of a step ---
@@ -327,7 +327,7 @@ def test_a_nan_stops_the_run_and_keeps_the_last_checkpoint(
     )
     back = "no checkpoint was saved before it" if last is None else kept
     with pytest.raises(UserError, match=f"{says}.*; {back}"):
-        pretrain.run(experiment, tmp_path / "run")
+        pretrain.run_experiment(experiment, tmp_path / "run")
     kept = sorted(int(p.name) for p in (tmp_path / "run" / "checkpoints").iterdir())
     assert kept[-1:] == ([] if last is None else [last])
     if last is not None:

@@ -59,7 +59,7 @@ def one_device(request, tmp_path_factory):
     model = {"grown": runs.LARGE, "from scratch": ODD}.get(request.param, runs.MODEL)
     e = runs.experiment(folder, model=model, method=METHODS[request.param], **changes)
     with runs.only(1):
-        pretrain.run(e, folder / "run")
+        pretrain.run_experiment(e, folder / "run")
     return e, folder / "run"
 
 
@@ -94,7 +94,7 @@ def test_one_batch_gives_equal_losses_on_every_mesh(one_device, tmp_path, monkey
         save(self, step, models, *rest)
 
     monkeypatch.setattr(Checkpoints, "save", looking)
-    pretrain.run(replace(e, mesh=MESHES[mesh]), tmp_path / "run")
+    pretrain.run_experiment(replace(e, mesh=MESHES[mesh]), tmp_path / "run")
     runs.assert_close(tmp_path / "run", whole)
     assert divided == {name for name in ("fsdp", "tensor") if getattr(MESHES[mesh], name) > 1}
 
@@ -104,7 +104,7 @@ def test_a_run_stopped_on_four_devices_resumes_on_two(tmp_path, one_device):
     e, whole = one_device
     runs.killed(replace(e, mesh=Mesh(1, 2, 2)), tmp_path / "run", 4)
     with runs.only(2):
-        pretrain.run(replace(e, mesh=Mesh(1, 2)), tmp_path / "run")
+        pretrain.run_experiment(replace(e, mesh=Mesh(1, 2)), tmp_path / "run")
     runs.assert_close(tmp_path / "run", whole)
 
 
@@ -112,7 +112,7 @@ def test_a_run_stopped_on_four_devices_resumes_on_two(tmp_path, one_device):
 @pytest.mark.slow
 def test_pmap_and_the_mesh_give_the_same_numbers(tmp_path, one_device):
     e, whole = one_device
-    pretrain.run(replace(e, parallel="pmap"), tmp_path / "run")
+    pretrain.run_experiment(replace(e, parallel="pmap"), tmp_path / "run")
     runs.assert_close(tmp_path / "run", whole)
 
 
@@ -138,7 +138,7 @@ def test_what_does_not_divide_is_said(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(programs, "made", start)
     model = replace(runs.MODEL, heads=3, head_dim=4)
     with pytest.raises(runs.Killed):
-        pretrain.run(
+        pretrain.run_experiment(
             runs.experiment(tmp_path, model=model, steps=2, mesh=Mesh(tensor=2)), tmp_path / "run"
         )
     says = (
@@ -164,7 +164,7 @@ def test_what_does_not_divide_is_said(tmp_path, capsys, monkeypatch):
 )
 def test_a_mesh_that_does_not_fit_is_refused(tmp_path, changes, says):
     with pytest.raises(UserError, match=says):
-        pretrain.run(runs.experiment(tmp_path, **changes), tmp_path / "run")
+        pretrain.run_experiment(runs.experiment(tmp_path, **changes), tmp_path / "run")
 
 
 def test_a_too_large_model_is_reported_before_allocation(tmp_path, monkeypatch):
@@ -185,10 +185,10 @@ def test_a_too_large_model_is_reported_before_allocation(tmp_path, monkeypatch):
     says = rf"needs {whole / 1e9:.3g} GB .* on each device, which has {divided / 1e9:.3g} GB, and "
     says += "activations are not yet counted: with --set mesh.data=1 --set mesh.fsdp=4 it needs"
     with pytest.raises(UserError, match=says):
-        pretrain.run(e, tmp_path / "run")
+        pretrain.run_experiment(e, tmp_path / "run")
     monkeypatch.setattr(memory, "limit", lambda: divided - 1)
     with pytest.raises(UserError, match="use more devices or a smaller model"):
-        pretrain.run(e, tmp_path / "run")
+        pretrain.run_experiment(e, tmp_path / "run")
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 

@@ -386,7 +386,7 @@ def test_after_lemon_the_loss_is_the_small_models(small_run):
         model=model,
         name="lemon",
     )
-    pretrain.run(e, small_run.parent / "lemon")
+    pretrain.run_experiment(e, small_run.parent / "lemon")
     found = validations(small_run.parent / "lemon")
     before, after = found["import small"][0], found["grow small"][0]
     assert before < 5  # an untrained model has log(256) = 5.5
@@ -409,7 +409,7 @@ def test_two_growths_carry_training_on(small_run):
         optim=Optim(peak_lr=0.1, warmup=0),
     )
     result, found = (
-        pretrain.run(e, small_run.parent / "carried"),
+        pretrain.run_experiment(e, small_run.parent / "carried"),
         validations(small_run.parent / "carried"),
     )
     phases = ["train small", "grow small", "train grown1", "grow grown1", "train large"]
@@ -456,7 +456,7 @@ def learned(small_run):
     with pytest.MonkeyPatch.context() as patch:
         for phase in (LoadCheckpoint, Transform):
             patch.setattr(phase, "run", noting(phase.run))
-        result = pretrain.run(experiment, small_run.parent / "ligo")
+        result = pretrain.run_experiment(experiment, small_run.parent / "ligo")
     return experiment, small_run.parent / "ligo", result, made
 
 
@@ -514,7 +514,7 @@ def test_learned_maps_are_saved_and_grow_the_same_model(learned, small_run):
 def test_the_control_starts_as_learning_does(learned, small_run):
     to = replace(LEARNED, stages=(TrainStage(0.0),), by=replace(LEARNED.by, steps=0))
     e = runs.growing(small_run.parent, to, name="control")
-    result = pretrain.run(e, small_run.parent / "control")
+    result = pretrain.run_experiment(e, small_run.parent / "control")
     found = validations(small_run.parent / "control")
     assert found["learn maps"] == validations(learned[1])["learn maps"][:1]
     assert found["apply maps"] == [pytest.approx(found["learn maps"][0], abs=1e-6)]
@@ -570,7 +570,7 @@ def test_a_run_that_cannot_be_imported_is_refused_by_name(small_run, tmp_path):
         UserError,
         match=rf"there is neither a finished run nor another model in {missing}; run its config first",
     ):
-        pretrain.run(e, small_run.parent / "refused")
+        pretrain.run_experiment(e, small_run.parent / "refused")
     (tmp_path / "checkpoints").symlink_to(small_run / "checkpoints")
     with pytest.raises(
         UserError, match=f"there is neither a finished run nor another model in {tmp_path}"

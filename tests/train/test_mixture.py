@@ -178,7 +178,7 @@ MIXED = {"low": 0.7, "high": 0.3}
 
 def test_a_mixture_is_counted_by_source_and_resumes_exactly(home, capsys):
     experiment = runs.experiment(home, data=settings(home, MIXED), checkpoint_every=1)
-    result = pretrain.run(experiment, home / "whole")
+    result = pretrain.run_experiment(experiment, home / "whole")
     assert result["source_tokens"] == {"low": 44 * 8, "high": 20 * 8}
     assert result["phases"][0]["source_tokens"] == result["source_tokens"]
     assert sum(result["source_tokens"].values()) == result["tokens"]
@@ -192,7 +192,7 @@ def test_a_mixture_is_counted_by_source_and_resumes_exactly(home, capsys):
     runs.stopped(experiment, home / "killed", 3, 5)
     runs.assert_same_end(home / "killed", home / "whole")
     runs.killed(experiment, home / "other", 3)
-    pretrain.run(replace(experiment, accumulate=2), home / "other")
+    pretrain.run_experiment(replace(experiment, accumulate=2), home / "other")
     assert (
         json.loads((home / "other" / "result.json").read_text())["source_tokens"]
         == (result["source_tokens"])
@@ -202,7 +202,7 @@ def test_a_mixture_is_counted_by_source_and_resumes_exactly(home, capsys):
     with pytest.raises(
         UserError, match=r"other data: 70.000% low \+ 30.000% high .* there, 50.000"
     ):
-        pretrain.run(
+        pretrain.run_experiment(
             replace(experiment, data=settings(home, {"low": 1.0, "high": 1.0})), home / "weights"
         )
 
@@ -210,7 +210,7 @@ def test_a_mixture_is_counted_by_source_and_resumes_exactly(home, capsys):
 def test_each_validation_set_has_a_loss_and_their_mean_is_the_loss(home, capsys):
     sets = {"prose": "v.txt", "more": "w.txt"}
     experiment = runs.experiment(home, data=settings(home, MIXED, sets))
-    result = pretrain.run(experiment, home / "run")
+    result = pretrain.run_experiment(experiment, home / "run")
     one, two = result["val_loss/prose"], result["val_loss/more"]
     assert one != two and result["val_loss"] == pytest.approx((one + two) / 2)
     assert result["corpus"]["evaluated"] == 32
@@ -223,9 +223,12 @@ def test_each_validation_set_has_a_loss_and_their_mean_is_the_loss(home, capsys)
     assert "low: 8 files, 8 documents, 2,400 bytes, 2,408 training tokens\n" in said
     # The same sets of a single source, and a set without a name.
     alone = replace(experiment, data=settings(home, "low", sets))
-    assert pretrain.run(alone, home / "alone").keys() >= {"val_loss/prose", "val_loss/more"}
+    assert pretrain.run_experiment(alone, home / "alone").keys() >= {
+        "val_loss/prose",
+        "val_loss/more",
+    }
     named = replace(experiment, data=settings(home, MIXED, "v.txt"))
-    result = pretrain.run(named, home / "unnamed")
+    result = pretrain.run_experiment(named, home / "unnamed")
     assert not [key for key in result if key.startswith("val_loss/")] and result["val_loss"]
 
 
@@ -268,10 +271,10 @@ def test_without_weights_each_source_has_the_share_of_its_tokens(home):
 
 def test_a_run_on_another_mixture_goes_on_in_each_source(home, capsys):
     first = runs.experiment(home, data=settings(home, MIXED))
-    pretrain.run(first, home / "first")
+    pretrain.run_experiment(first, home / "first")
     other = settings(home, {"high": 1.0, "low": 1.0})
     second = replace(first, data=other, method=Continue("first"), seed=9)
-    result = pretrain.run(second, home / "second")
+    result = pretrain.run_experiment(second, home / "second")
     said = capsys.readouterr().err
     assert "low: the data go on at sample 44 in the order of seed 0, where" in said
     assert "high: the data go on at sample 20 in the order of seed" in said
@@ -280,26 +283,28 @@ def test_a_run_on_another_mixture_goes_on_in_each_source(home, capsys):
     assert result["source_tokens"] == {"low": 76 * 8, "high": 52 * 8}
     # A run on one of the sources continues as well.
     alone = replace(first, data=settings(home, "high"), method=Continue("second"))
-    assert pretrain.run(alone, home / "third")["order"]["first"] == 52
+    assert pretrain.run_experiment(alone, home / "third")["order"]["first"] == 52
     # The same command, after the result was lost, has the same order.
     (home / "second" / "result.json").unlink()
-    assert pretrain.run(second, home / "second")["order"] == result["order"]
+    assert pretrain.run_experiment(second, home / "second")["order"] == result["order"]
 
 
 def test_a_branch_of_a_mixture_goes_on_bitwise(home):
     experiment = runs.experiment(home, data=settings(home, MIXED), checkpoint_every=4)
-    pretrain.run(experiment, home / "whole")
-    pretrain.run(experiment, home / "new", start=Origin(Workdir(home / "whole").folder, 4))
+    pretrain.run_experiment(experiment, home / "whole")
+    pretrain.run_experiment(
+        experiment, home / "new", start=Origin(Workdir(home / "whole").folder, 4)
+    )
     runs.assert_same_end(home / "new", home / "whole")
 
 
 def test_a_branch_with_other_weights_goes_on_in_each_source(home, capsys):
     first = runs.experiment(home, data=settings(home, MIXED), checkpoint_every=4)
-    pretrain.run(first, home / "first")
+    pretrain.run_experiment(first, home / "first")
     data = settings(home, {"high": 1.0, "low": 1.0})
     start = Origin(Workdir(home / "first").folder, 4)
     other = replace(first, data=data)
-    result = pretrain.run(other, home / "new", start=start)
+    result = pretrain.run_experiment(other, home / "new", start=start)
     said = capsys.readouterr().err
     assert "low: the data go on at sample 22 in the order of seed 0, where" in said
     assert "start from the beginning" not in said
@@ -307,14 +312,14 @@ def test_a_branch_with_other_weights_goes_on_in_each_source(home, capsys):
     assert ends == [(10, 26), (22, 38)]
     # A run on one source branches into a mixture, also after it was killed and its source is gone.
     alone = runs.experiment(home, data=settings(home, "low"))
-    pretrain.run(alone, home / "alone")
+    pretrain.run_experiment(alone, home / "alone")
     longer = replace(alone, data=settings(home, MIXED), steps=12, checkpoint_every=2)
     start = Origin(Workdir(home / "alone").folder, 8)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pretrain, "run", partial(pretrain.run, start=start))
+        patch.setattr(pretrain, "run_experiment", partial(pretrain.run_experiment, start=start))
         runs.killed(longer, home / "longer", 10)
     (home / "alone").rename(home / "gone")
-    result = pretrain.run(longer, home / "longer")
+    result = pretrain.run_experiment(longer, home / "longer")
     firsts = [part["first"] for part in result["order"]["parts"].values()]
     assert firsts == [64, 0] and result["source_tokens"] == {"low": 22 * 8, "high": 10 * 8}
 
@@ -408,11 +413,11 @@ def test_a_source_that_holds_out_too_little_says_how_to_get_more(home):
     with pytest.raises(
         UserError, match=r"raise data.valid_fraction=0.25 .* or set data.valid_path"
     ):
-        pretrain.run(runs.experiment(home, data=data, batch=64), home / "run")
+        pretrain.run_experiment(runs.experiment(home, data=data, batch=64), home / "run")
     sets = {"prose": "v.txt", "more": "w.txt"}
     data = settings(home, MIXED, sets)
     with pytest.raises(UserError, match=r"data.valid_path=.*v.txt, the set prose"):
-        pretrain.run(runs.experiment(home, data=data, batch=80), home / "run")
+        pretrain.run_experiment(runs.experiment(home, data=data, batch=80), home / "run")
 
 
 def documents(folder, **files: str):
@@ -507,7 +512,7 @@ def test_the_losses_of_validation_sets_are_compared(home):
     folders = []
     for name, seed in (("one", 0), ("two", 1)):
         experiment = runs.experiment(home, data=settings(home, MIXED), seed=seed)
-        pretrain.run(experiment, home / name)
+        pretrain.run_experiment(experiment, home / name)
         folders.append(Run(name, seed, home / name))
     found = set_losses([[run] for run in folders])
     assert found == {
@@ -515,29 +520,29 @@ def test_the_losses_of_validation_sets_are_compared(home):
         for source in ("low", "high")
     }
     plain = runs.experiment(home, data=settings(home, "low"))
-    pretrain.run(plain, home / "plain")
+    pretrain.run_experiment(plain, home / "plain")
     assert set_losses([[folders[0]], [Run("plain", 0, home / "plain")]]) == {}
 
 
 def test_the_files_of_a_mixture_may_move_and_its_weights_may_not_change(home):
     experiment = runs.experiment(home, data=settings(home, MIXED))
-    pretrain.run(experiment, home / "run")
+    pretrain.run_experiment(experiment, home / "run")
     (home / "moved").mkdir()
     for name in MIXED:
         (home / name).rename(home / "moved" / name)
     moved = replace(experiment, data=settings(home / "moved", MIXED, cache=str(home / "cache")))
-    assert pretrain.run(moved, home / "run")["steps"] == 8
+    assert pretrain.run_experiment(moved, home / "run")["steps"] == 8
     # Another order gives other batches, and the message says so. Its advice is followed here.
     turned = settings(home / "moved", {"high": 0.3, "low": 0.7}, cache=str(home / "cache"))
     with pytest.raises(UserError, match=r"order in data\.path, which decides the batches") as said:
-        pretrain.run(replace(experiment, data=turned), home / "run")
+        pretrain.run_experiment(replace(experiment, data=turned), home / "run")
     names = str(said.value).partition("in the order ")[2].partition(", or give")[0].split(", ")
     again = {name: MIXED[name] for name in names}
     data = settings(home / "moved", again, cache=str(home / "cache"))
-    assert pretrain.run(replace(experiment, data=data), home / "run")["steps"] == 8
+    assert pretrain.run_experiment(replace(experiment, data=data), home / "run")["steps"] == 8
     other = settings(home / "moved", {"low": 0.6, "high": 0.4}, cache=str(home / "cache"))
     with pytest.raises(UserError, match=r"60\.000% low"):
-        pretrain.run(replace(experiment, data=other), home / "run")
+        pretrain.run_experiment(replace(experiment, data=other), home / "run")
 
 
 def test_a_source_that_is_the_validation_text_is_named(tmp_path):

@@ -69,7 +69,7 @@ def test_a_run_that_starts_from_another_run_ends_at_100_percent(small_run, monke
     monkeypatch.setattr(sys, "stderr", screen := Screen())
     e = runs.growing(small_run.parent, GrowTo(by=runs.DOUBLED), checkpoint_every=2, log_every=1)
     runs.killed(e, small_run.parent / "shown", 8 + 2)
-    pretrain.run(e, small_run.parent / "shown")
+    pretrain.run_experiment(e, small_run.parent / "shown")
     shown = re.findall(r"train large +(\d+)%", screen.getvalue())
     assert sorted(map(int, shown)) == [*map(int, shown)] and shown[-1] == "100"
 

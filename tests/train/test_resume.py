@@ -36,14 +36,14 @@ def whole(tmp_path_factory):
     experiment = runs.experiment(
         folder, method=METHOD, log_every=3, eval_every=4, checkpoint_every=1
     )
-    pretrain.run(experiment, folder / "run")
+    pretrain.run_experiment(experiment, folder / "run")
     return experiment, folder / "run"
 
 
 @pytest.mark.slow  # the next test shows it as well
 def test_the_same_run_again_ends_with_the_same_bits(tmp_path, whole):
     # the checkpoint interval does not affect the result
-    pretrain.run(replace(whole[0], checkpoint_every=100), tmp_path)
+    pretrain.run_experiment(replace(whole[0], checkpoint_every=100), tmp_path)
     runs.assert_same_end(tmp_path, whole[1])
 
 
@@ -66,15 +66,15 @@ def test_runs_stopped_between_phases_end_bitwise_identical(tmp_path, monkeypatch
     monkeypatch.setattr(Checkpoints, "save", stopping)
     for _ in stops:
         with pytest.raises(runs.Killed):
-            pretrain.run(whole[0], tmp_path)
-    pretrain.run(whole[0], tmp_path)
+            pretrain.run_experiment(whole[0], tmp_path)
+    pretrain.run_experiment(whole[0], tmp_path)
     assert reached == list(stops)
     runs.assert_same_end(tmp_path, whole[1])
 
 
 def test_a_finished_run_is_not_run_again_and_says_so(monkeypatch, capsys, whole):
     monkeypatch.setattr(programs, "step", None)
-    assert pretrain.run(*whole)["steps"] == 10
+    assert pretrain.run_experiment(*whole)["steps"] == 10
     assert (
         capsys.readouterr().err
         == f"the run in {whole[1]} has already finished: there is nothing to do\n"
@@ -92,12 +92,12 @@ def test_two_processes_do_not_share_a_folder(tmp_path, monkeypatch):
             UserError,
             match=r"another process uses .*run; wait until it has saved its checkpoint, or give another",
         ):
-            pretrain.run(experiment, tmp_path / "run")
+            pretrain.run_experiment(experiment, tmp_path / "run")
         inner.append(step)
 
     with monkeypatch.context() as patch:
         patch.setattr(Checkpoints, "save", again)
-        assert pretrain.run(experiment, tmp_path / "run")["steps"] == 8
+        assert pretrain.run_experiment(experiment, tmp_path / "run")["steps"] == 8
     assert inner == [4, 8]
 
 
@@ -148,7 +148,7 @@ def test_kill_9_in_a_save(tmp_path, capsys, whole):
     assert process.returncode == -signal.SIGKILL
     assert sorted(p.name for p in (run / "checkpoints").iterdir()) == [".saving-2", "1"]
     capsys.readouterr()
-    pretrain.run(whole[0], run)
+    pretrain.run_experiment(whole[0], run)
     assert capsys.readouterr().err.startswith(
         "checkpoint 2 is incomplete: its save was interrupted; deleted it\n"
     )
@@ -166,7 +166,7 @@ def test_kill_9_between_phases_and_at_random(tmp_path, whole):
     process.kill()
     process.communicate()
 
-    pretrain.run(whole[0], run)
+    pretrain.run_experiment(whole[0], run)
     runs.assert_same_end(run, whole[1])
 
 
@@ -207,7 +207,7 @@ def test_a_signal_saves_says_so_and_exits_with_its_code(
         == f"stopped by {name}; saved a checkpoint at step 2 of train coarse1; run the same command to continue"
     )
     assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir()) == ["2", "4"]
-    pretrain.run(experiment, tmp_path / "run")
+    pretrain.run_experiment(experiment, tmp_path / "run")
     runs.assert_same_end(tmp_path / "run", whole[1])
 
 
@@ -259,7 +259,7 @@ def test_checkpoints_by_time(tmp_path, monkeypatch, whole):
     monkeypatch.setattr(
         Checkpoints, "save", lambda self, step, *rest: (saved.append(step), save(self, step, *rest))
     )
-    pretrain.run(experiment, tmp_path / "run")
+    pretrain.run_experiment(experiment, tmp_path / "run")
     assert saved == [2, 4, 6, 8]
     with pytest.raises(
         ValueError, match="checkpoint_minutes must be 0 or a number of minutes, but is -1"
@@ -285,7 +285,7 @@ def stopped(tmp_path_factory, whole):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Checkpoints, "save", stopping)
         with pytest.raises(runs.Killed):
-            pretrain.run(whole[0], folder / "run")
+            pretrain.run_experiment(whole[0], folder / "run")
     return folder / "run"
 
 
@@ -312,7 +312,7 @@ def test_with_a_damaged_checkpoint_the_newest_whole_one_is_used(
     # Settings that do not affect the result may change. Of these, only the log interval is visible,
     # and only in the log.
     changed = {"log_every": 1} if damage is cut else {"parallel": "mesh", "checkpoint_every": 7}
-    pretrain.run(replace(whole[0], **changed), run)
+    pretrain.run_experiment(replace(whole[0], **changed), run)
     said = capsys.readouterr().err.splitlines()
     assert said[0].startswith("checkpoint 5 is damaged") and said[0].endswith("; using 4")
     assert said[1] == "resuming at step 2 of coarse model"
@@ -338,5 +338,5 @@ def test_without_a_whole_checkpoint_the_run_stops_with_one_line(tmp_path, whole,
     with pytest.raises(
         UserError, match=r"no checkpoint in .* is intact \(5: .*; 4: .*\); move the folder away"
     ):
-        pretrain.run(whole[0], run)
+        pretrain.run_experiment(whole[0], run)
     assert runs.log(run) == before

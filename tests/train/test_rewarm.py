@@ -140,7 +140,7 @@ def test_a_run_stopped_in_the_rewarmup_is_bitwise_identical(small_run):
         checkpoint_every=1,
         log_every=3,
     )
-    pretrain.run(e, small_run.parent / "rewarm")
+    pretrain.run_experiment(e, small_run.parent / "rewarm")
     runs.stopped(e, small_run.parent / "rewarm-stopped", 3, 5)
     runs.assert_same_end(small_run.parent / "rewarm-stopped", small_run.parent / "rewarm")
 
@@ -186,7 +186,7 @@ def test_new_entries_are_those_that_the_growth_added(tmp_path, monkeypatch):
         ),
     )
     with runs.compiling("step", "evaluation"):
-        pretrain.run(e, tmp_path / "run")
+        pretrain.run_experiment(e, tmp_path / "run")
     assert [birth for _, birth in seen] == [2] * 4
     assert (
         [rate for rate, _ in seen]

@@ -39,7 +39,7 @@ def said(capsys):
 
 def started(home, **changes):
     experiment = runs.experiment(home, steps=4, **changes)
-    pretrain.run(experiment, home / "first")
+    pretrain.run_experiment(experiment, home / "first")
     return experiment
 
 
@@ -50,17 +50,17 @@ def test_a_continued_run_reads_the_samples_after_those_of_its_source(tmp_path, d
     order = json.loads((tmp_path / "first" / "result.json").read_text())["order"]
     assert order == {"seed": 0, "first": 0, "samples": 225, "last": 32}
     other = replace(first, method=Continue("first"), batch=4, seed=5)
-    pretrain.run(other, tmp_path / "second")
+    pretrain.run_experiment(other, tmp_path / "second")
     assert rows(before).isdisjoint(rows(drawn)) and len(drawn) == 4
     assert "the data go on at sample 32 in the order of seed 0, where" in said(capsys)
     # A third run goes on after the second one, also with another config.
     drawn.clear()
-    pretrain.run(replace(first, method=Continue("second")), tmp_path / "third")
+    pretrain.run_experiment(replace(first, method=Continue("second")), tmp_path / "third")
     assert "go on at sample 48 in the order of seed 0" in said(capsys)
     # The runs together read what a single run reads.
     third = list(drawn)
     drawn.clear()
-    pretrain.run(replace(first, steps=10), tmp_path / "whole")
+    pretrain.run_experiment(replace(first, steps=10), tmp_path / "whole")
     whole = np.concatenate(drawn)
     np.testing.assert_array_equal(np.concatenate(before), whole[:32])
     np.testing.assert_array_equal(np.concatenate(third), whole[48:80])
@@ -76,7 +76,7 @@ def test_a_grown_run_goes_on_and_resumes_without_its_source(tmp_path, drawn, cap
         checkpoint_every=2,
     )
     drawn.clear()
-    pretrain.run(grown, tmp_path / "grown")
+    pretrain.run_experiment(grown, tmp_path / "grown")
     whole = list(drawn)
     assert "go on at sample 32" in said(capsys)
     config = json.loads((tmp_path / "grown" / "config.json").read_text())
@@ -87,7 +87,7 @@ def test_a_grown_run_goes_on_and_resumes_without_its_source(tmp_path, drawn, cap
         assert step.name.isdecimal()
     (tmp_path / "first").rename(tmp_path / "moved")
     drawn.clear()
-    pretrain.run(grown, tmp_path / "grown")
+    pretrain.run_experiment(grown, tmp_path / "grown")
     assert len(drawn) < len(whole)
 
 
@@ -95,7 +95,7 @@ def test_another_corpus_is_read_from_its_beginning(tmp_path, drawn, capsys):
     first = started(tmp_path)
     (tmp_path / "corpus" / "9.txt").write_text("another document of this corpus")
     drawn.clear()
-    pretrain.run(replace(first, method=Continue("first")), tmp_path / "second")
+    pretrain.run_experiment(replace(first, method=Continue("first")), tmp_path / "second")
     out = said(capsys)
     assert "go on at sample" not in out and "does not record" not in out
 
@@ -103,17 +103,19 @@ def test_another_corpus_is_read_from_its_beginning(tmp_path, drawn, capsys):
 def test_samples_of_another_length_are_said(tmp_path, capsys):
     first = started(tmp_path)
     model = replace(runs.MODEL, context=4)
-    pretrain.run(runs.experiment(tmp_path, steps=2, model=model), tmp_path / "short")
+    pretrain.run_experiment(runs.experiment(tmp_path, steps=2, model=model), tmp_path / "short")
     about = json.loads((tmp_path / "first" / "result.json").read_text())
     about["order"]["samples"] = 7
     (tmp_path / "first" / "result.json").write_text(json.dumps(about))
-    pretrain.run(replace(first, method=Continue("first")), tmp_path / "second")
+    pretrain.run_experiment(replace(first, method=Continue("first")), tmp_path / "second")
     assert "has read the same corpus in 7 samples, but this run has 225" in said(capsys)
 
 
 def test_for_other_models_a_note_names_the_seed(tmp_path, capsys):
     save(tmp_path / "hf", runs.MODEL, runs.fresh(runs.MODEL))
-    pretrain.run(runs.experiment(tmp_path, steps=2, method=Continue("hf")), tmp_path / "continued")
+    pretrain.run_experiment(
+        runs.experiment(tmp_path, steps=2, method=Continue("hf")), tmp_path / "continued"
+    )
     assert "hf does not record which data it has seen" in (out := said(capsys))
     assert "another seed than seed=0" in out
 
@@ -137,10 +139,12 @@ def test_another_frame_of_documents_than_that_of_the_source_is_a_warning(tmp_pat
         started(tmp_path, data=data)
     experiment = runs.experiment(tmp_path, steps=1, method=Continue("first"))
     said(capsys)
-    pretrain.run(replace(experiment, data=replace(data, bos=False)), tmp_path / "without")
+    pretrain.run_experiment(
+        replace(experiment, data=replace(data, bos=False)), tmp_path / "without"
+    )
     assert "have the form '<s> .. </s>', but those of this run have '.. </s>'" in (
         out := said(capsys)
     )
     assert "set data.bos=true" in out
-    pretrain.run(replace(experiment, data=replace(data, bos=True)), tmp_path / "with")
+    pretrain.run_experiment(replace(experiment, data=replace(data, bos=True)), tmp_path / "with")
     assert "WARNING" not in said(capsys)

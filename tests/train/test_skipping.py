@@ -49,7 +49,7 @@ def experiment(folder, **changes):
 
 def test_a_skipped_step_is_a_step_without_its_update(tmp_path, monkeypatch, poisoned):
     poisoned(*BAD)
-    result = pretrain.run(experiment(tmp_path), tmp_path / "run")
+    result = pretrain.run_experiment(experiment(tmp_path), tmp_path / "run")
     assert [phase["skipped"] for phase in result["phases"]] == [len(BAD)]
     assert result["steps"] == 8
     lines = [line for line in runs.log(tmp_path / "run") if "lr" in line]
@@ -71,7 +71,7 @@ def test_a_skipped_step_is_a_step_without_its_update(tmp_path, monkeypatch, pois
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(programs, "step", holding)
-        pretrain.run(experiment(tmp_path, on_nan="stop"), tmp_path / "control")
+        pretrain.run_experiment(experiment(tmp_path, on_nan="stop"), tmp_path / "control")
     chex.assert_trees_all_equal(load_params(tmp_path / "run"), load_params(tmp_path / "control"))
     other = [line for line in runs.log(tmp_path / "control") if "lr" in line]
     for mine, its in zip(lines, other, strict=True):
@@ -79,15 +79,15 @@ def test_a_skipped_step_is_a_step_without_its_update(tmp_path, monkeypatch, pois
 
 
 def test_without_bad_steps_nothing_changes(tmp_path):
-    pretrain.run(experiment(tmp_path), tmp_path / "run")
-    pretrain.run(experiment(tmp_path, on_nan="stop"), tmp_path / "plain")
+    pretrain.run_experiment(experiment(tmp_path), tmp_path / "run")
+    pretrain.run_experiment(experiment(tmp_path, on_nan="stop"), tmp_path / "plain")
     chex.assert_trees_all_equal(load_params(tmp_path / "run"), load_params(tmp_path / "plain"))
 
 
 @pytest.mark.parametrize("value, entry", [(np.inf, False), (-np.inf, True), (np.nan, True)])
 def test_one_entry_that_is_not_finite_is_enough(tmp_path, poisoned, value, entry):
     poisoned(2, value=value, entry=entry)
-    result = pretrain.run(experiment(tmp_path, steps=2), tmp_path / "run")
+    result = pretrain.run_experiment(experiment(tmp_path, steps=2), tmp_path / "run")
     assert result["phases"][0]["skipped"] == 1
 
 
@@ -97,21 +97,21 @@ def test_too_many_in_a_row_end_the_run_even_between_log_lines(tmp_path, poisoned
     with pytest.raises(
         Diverged, match=r"3 steps in a row, up to step 6 of train large.*--from .*@3"
     ):
-        pretrain.run(few, tmp_path / "run")
+        pretrain.run_experiment(few, tmp_path / "run")
     enough = replace(few, most_skipped=3)
-    assert pretrain.run(enough, tmp_path / "run")["phases"][0]["skipped"] == 4
+    assert pretrain.run_experiment(enough, tmp_path / "run")["phases"][0]["skipped"] == 4
 
 
 def test_a_resumed_run_counts_on(tmp_path, poisoned):
     poisoned(*BAD)
     runs.killed(experiment(tmp_path, checkpoint_every=1), tmp_path / "run", 3)
-    pretrain.run(experiment(tmp_path, checkpoint_every=1), tmp_path / "run")
-    pretrain.run(experiment(tmp_path), tmp_path / "whole")
+    pretrain.run_experiment(experiment(tmp_path, checkpoint_every=1), tmp_path / "run")
+    pretrain.run_experiment(experiment(tmp_path), tmp_path / "whole")
     runs.assert_same_end(tmp_path / "run", tmp_path / "whole")
     few = experiment(tmp_path, checkpoint_every=1, most_skipped=1)
     runs.killed(few, tmp_path / "few", 3)
     with pytest.raises(Diverged, match="2 steps in a row, up to step 4"):
-        pretrain.run(few, tmp_path / "few")
+        pretrain.run_experiment(few, tmp_path / "few")
 
 
 @pytest.mark.parametrize(
@@ -119,8 +119,8 @@ def test_a_resumed_run_counts_on(tmp_path, poisoned):
 )
 def test_every_way_of_running_skips_the_same_steps(tmp_path, poisoned, changes):
     poisoned(*BAD)
-    pretrain.run(experiment(tmp_path), tmp_path / "one")
-    pretrain.run(experiment(tmp_path, **changes), tmp_path / "other")
+    pretrain.run_experiment(experiment(tmp_path), tmp_path / "one")
+    pretrain.run_experiment(experiment(tmp_path, **changes), tmp_path / "other")
     runs.assert_close(tmp_path / "one", tmp_path / "other")
 
 
@@ -139,6 +139,6 @@ def test_the_program_has_no_callback_and_its_choice_is_in_the_graph(tmp_path):
 def test_keep_every_keeps_every_kth_checkpoint(tmp_path):
     kept = runs.experiment(tmp_path, checkpoint_every=1, keep_every=3)
     runs.killed(kept, tmp_path / "run", 4)
-    pretrain.run(kept, tmp_path / "run")
+    pretrain.run_experiment(kept, tmp_path / "run")
     folder = Workdir(tmp_path / "run").checkpoints
     assert sorted(int(path.name) for path in folder.iterdir()) == [3, 6, 7, 8]

@@ -385,7 +385,7 @@ def run(tmp_path_factory):
     experiment = runs.experiment(
         home, steps=2, eval_every=2, checkpoint_every=2, model=model, data=data
     )
-    pretrain.run(experiment, home / "run")
+    pretrain.run_experiment(experiment, home / "run")
     return experiment, home / "run"
 
 
@@ -430,7 +430,7 @@ def test_a_continued_model_keeps_all_tokens_that_end_texts(tmp_path):
     assert len(expected) == 2
     config = open_checkpoint(source).config
     own = runs.experiment(tmp_path, steps=1, batch=4, model=config, method=Continue(str(source)))
-    pretrain.run(
+    pretrain.run_experiment(
         replace(own, data=replace(own.data, tokenizer=str(source / "tokenizer.json"))),
         tmp_path / "run",
     )

@@ -347,7 +347,9 @@ def test_one_trace_and_one_compilation_for_each_shape_of_model(tmp_path, monkeyp
     monkeypatch.setattr(step, "scores", counted)
     monkeypatch.setattr(programs, "mapped", noting)
     with runs.compiling("step", "evaluation"):  # other tests must not use the patched programs
-        pretrain.run(runs.experiment(tmp_path, method=runs.VCYCLE, parallel=how), tmp_path / "run")
+        pretrain.run_experiment(
+            runs.experiment(tmp_path, method=runs.VCYCLE, parallel=how), tmp_path / "run"
+        )
     # 2 steps of the large model, 4 of the small model, then 4 of the large model, whose compiled
     # programs are still cached.
     assert compiled == [1, 0, *[1, 0, 0, 0], *[0, 0, 0, 0]]
@@ -383,7 +385,7 @@ def test_the_host_reads_metrics_after_later_dispatches(tmp_path, monkeypatch):
 
     monkeypatch.setattr(programs, "step", watching)
     changes = {"steps": 8, "log_every": 2, "eval_every": 8, "checkpoint_every": 8}
-    pretrain.run(runs.experiment(tmp_path, **changes), tmp_path / "run")
+    pretrain.run_experiment(runs.experiment(tmp_path, **changes), tmp_path / "run")
     order = list(dict.fromkeys(events))
     expected = [
         "sent 1",
@@ -413,7 +415,7 @@ def compilations(experiment, folder) -> int:
 
     jax.monitoring.register_event_duration_secs_listener(note)
     try:
-        pretrain.run(experiment, folder)
+        pretrain.run_experiment(experiment, folder)
     finally:
         jax.monitoring.unregister_event_duration_listener(note)
     return len(seen)
@@ -446,7 +448,7 @@ def test_a_copy_of_a_run_in_the_same_process_compiles_nothing(tmp_path):
 
 def test_runs_that_differ_in_numbers_share_programs(tmp_path):
     once = runs.experiment(tmp_path)
-    pretrain.run(once, tmp_path / "one")
+    pretrain.run_experiment(once, tmp_path / "one")
     others = [
         replace(once, seed=1),
         replace(once, optim=replace(once.optim, peak_lr=2e-2, warmup=1, schedule="linear")),
@@ -462,6 +464,6 @@ def test_runs_that_differ_in_numbers_share_programs(tmp_path):
 @pytest.mark.slow
 def test_what_is_in_the_program_is_compiled_anew(tmp_path):
     once = runs.experiment(tmp_path)
-    pretrain.run(once, tmp_path / "one")
+    pretrain.run_experiment(once, tmp_path / "one")
     decayed = replace(once, optim=replace(once.optim, weight_decay=0.5))
     assert compilations(decayed, tmp_path / "decayed") > 0

@@ -82,7 +82,7 @@ def test_an_unfinished_run_is_written_with_its_tokenizer(tmp_path, half):
 
 
 def test_the_files_of_a_run_follow_its_model_through_orbax(tmp_path):
-    pretrain.run(runs.experiment(tmp_path), tmp_path / "run")
+    pretrain.run_experiment(runs.experiment(tmp_path), tmp_path / "run")
     runs.export(tmp_path / "run", tmp_path / "hf")
     assert main(["convert", str(tmp_path / "run"), str(tmp_path / "orb"), "--to", "orbax"]) == 0
     assert main(["convert", str(tmp_path / "orb"), str(tmp_path / "back"), "--to", "hf"]) == 0
@@ -95,7 +95,7 @@ def test_the_files_of_a_run_follow_its_model_through_orbax(tmp_path):
 
 
 def test_a_finished_run_has_its_checkpoints_too(tmp_path, capsys):
-    pretrain.run(runs.experiment(tmp_path, checkpoint_every=4), tmp_path / "run")
+    pretrain.run_experiment(runs.experiment(tmp_path, checkpoint_every=4), tmp_path / "run")
     main(["inspect", f"{tmp_path / 'run'}@4"])
     assert "checkpoint 4, at step 4 of train large" in capsys.readouterr().out
 
@@ -115,7 +115,7 @@ def test_commands_of_train_read_it_and_say_the_step(tmp_path, capsys, monkeypatc
     assert "checkpoint 6, at step 6 of train large" in capsys.readouterr().err
     shutil.copytree(half[1], tmp_path / "first")
     going = replace(half[0], name="second", method=Continue("first"))
-    result = pretrain.run(going, tmp_path / "second")
+    result = pretrain.run_experiment(going, tmp_path / "second")
     assert "checkpoint 6, at step 6 of train large" in capsys.readouterr().err
     assert result["steps"] == 6 + 8  # the cost so far is counted
     arguments = ["generate", f"{half[1]}@4", "--prompt", "ab", "--max-new", "2"]
@@ -123,7 +123,7 @@ def test_commands_of_train_read_it_and_say_the_step(tmp_path, capsys, monkeypatc
     generate.main()
     assert "checkpoint 4, at step 4 of train large" in capsys.readouterr().err
     going = replace(going, name="third", method=Continue("first@4"))
-    assert pretrain.run(going, tmp_path / "third")["steps"] == 4 + 8
+    assert pretrain.run_experiment(going, tmp_path / "third")["steps"] == 4 + 8
 
 
 def test_the_phase_of_a_small_model_gives_the_small_model(tmp_path):
@@ -141,7 +141,7 @@ def test_growth_maps_are_not_a_model(tmp_path):
     runs.killed(experiment, tmp_path / "run", 4)
     with pytest.raises(CheckpointError, match=r"no complete model.*Continue the run"):
         open_checkpoint(tmp_path / "run")
-    pretrain.run(experiment, tmp_path / "run")
+    pretrain.run_experiment(experiment, tmp_path / "run")
     assert open_checkpoint(tmp_path / "run").notes == ()
 
 
@@ -155,10 +155,10 @@ def test_a_run_that_was_killed_early_twice_starts_again(tmp_path, monkeypatch):
         patch.setattr("train.run.trainer.Recorder", die)
         for _ in range(2):
             with pytest.raises(runs.Killed):
-                pretrain.run(experiment, tmp_path / "run")
+                pretrain.run_experiment(experiment, tmp_path / "run")
     assert (tmp_path / "run/tokenizer.json").is_file()
-    assert pretrain.run(experiment, tmp_path / "run")["steps"] == 8
+    assert pretrain.run_experiment(experiment, tmp_path / "run")["steps"] == 8
     (tmp_path / "other").mkdir()
     (tmp_path / "other/tokenizer.json").write_text(json.dumps({}))
     with pytest.raises(UserError, match=r"contains tokenizer\.json, which a run would replace"):
-        pretrain.run(experiment, tmp_path / "other")
+        pretrain.run_experiment(experiment, tmp_path / "other")

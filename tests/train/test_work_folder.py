@@ -258,7 +258,7 @@ def test_the_lock_comes_before_the_first_look_at_the_folder(tmp_path, monkeypatc
 
     with monkeypatch.context() as patch:
         patch.setattr(Workdir, "claim", locked)
-        pretrain.run(experiment, tmp_path / "run")
+        pretrain.run_experiment(experiment, tmp_path / "run")
     assert looked == [0]
 
 
@@ -277,9 +277,9 @@ def test_a_folder_that_is_moved_during_the_run_leaves_no_stray_one(tmp_path, mon
         with pytest.raises(
             UserError, match=r"run was moved, .* give the present folder of the run"
         ):
-            pretrain.run(experiment, tmp_path / "run")
+            pretrain.run_experiment(experiment, tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    assert pretrain.run(experiment, tmp_path / "moved")["steps"] == 4
+    assert pretrain.run_experiment(experiment, tmp_path / "moved")["steps"] == 4
 
 
 # --- files of others ---
@@ -304,7 +304,7 @@ def test_a_run_does_not_begin_in_the_folder_of_a_model(tmp_path, name):
     with pytest.raises(
         UserError, match=rf"contains {name}, which a run would replace; give another"
     ):
-        pretrain.run(runs.experiment(tmp_path), tmp_path / "run")
+        pretrain.run_experiment(runs.experiment(tmp_path), tmp_path / "run")
     assert (tmp_path / "run" / name).read_text().startswith('{"arch')
 
 
@@ -341,8 +341,8 @@ def test_a_kill_during_the_export_is_repaired(tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(orbax, at, dies)
             with pytest.raises(runs.Killed):
-                pretrain.run(experiment, tmp_path / "run")
-    assert pretrain.run(experiment, tmp_path / "run")["steps"] == 2
+                pretrain.run_experiment(experiment, tmp_path / "run")
+    assert pretrain.run_experiment(experiment, tmp_path / "run")["steps"] == 2
     assert not [*(tmp_path / "run").glob(".exporting-*")]
     open_checkpoint(tmp_path / "run")
     shutil.rmtree(tmp_path / "run")

@@ -59,7 +59,7 @@ def test_a_profile_is_a_trace_of_the_asked_steps(tmp_path):
 
 @pytest.mark.slow  # The test above checks the trace itself.
 def test_the_result_of_a_profiled_run_records_the_flags(tmp_path, capsys):
-    pretrain.run(runs.experiment(tmp_path), tmp_path / "run", profile=2)
+    pretrain.run_experiment(runs.experiment(tmp_path), tmp_path / "run", profile=2)
     assert "view it with" in capsys.readouterr().err.lower()
     assert list((tmp_path / "run" / "profile").rglob("perfetto_trace.json.gz"))
     result = json.loads((tmp_path / "run" / "result.json").read_text())
