@@ -149,23 +149,6 @@ def _encoded(request):
     return sizes, ids.tobytes() + places.tobytes()
 
 
-def _front_matter(request):
-    """The JSON of a YAML text, in which aliases may repeat a part any number of times."""
-    from yaml import CSafeLoader, load  # Flax requires it
-
-    parts = json.JSONEncoder(default=str, skipkeys=True).iterencode(
-        load(request["text"], CSafeLoader)
-    )
-    size = 0
-    kept = []
-    for part in parts:
-        kept.append(part)
-        size += len(part)
-        if size > request["record"]:
-            raise ValueError(f"it has too many aliases; the limit is --limits record={size - 1}")
-    return "".join(kept)
-
-
 def _table(request):
     """The names of the columns of a Parquet or Arrow file, and the declared sizes of its parts."""
     import pyarrow as pa
@@ -235,7 +218,6 @@ _JOBS = {
     "tokenizer": (_tried, "tokenizers"),
     "load": (_load, "tokenizers"),
     "encode": (_encoded, "tokenizers"),
-    "yaml": (_front_matter, "yaml"),
     "table": (_table, "pyarrow.parquet"),
     "rows": (_rows, "pyarrow.parquet"),
     "batches": (_batches, "pyarrow.parquet"),

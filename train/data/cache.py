@@ -4,25 +4,18 @@ import hashlib
 import json
 import os
 import secrets
-import shutil
-import stat
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from jaxgrow.checkpoints.io.checksums import Sums, block_digest, damage, seal
-from jaxgrow.checkpoints.io.folders import lock_file, sync, sync_folder
+from jaxgrow.checkpoints.io.folders import atomic_folder, lock_file
 from train.common.errors import UserError
 from train.common.output import say
 
-# If a folder has this file, an interrupted computation is continued from it.
-PROGRESS = "progress.json"
 # A cache may have many gigabytes, and each run verifies it.
 SUMS = Sums("SUMS", block_digest)
-_LOCK = ".lock"
-_NEW = "new"  # the folder that is filled, in the working folder
 # The state of the folders that this process has verified. A run opens its data several times.
 _verified: dict[Path, Any] = {}
 
@@ -50,66 +43,30 @@ def cache_folder(cache: str, settings: Any, content: str) -> Path:
 
 
 def cached(folder: Path, make: Callable[[Path], None]) -> Path:
-    """Return ``folder``. If it does not exist, ``make`` fills a working folder, which is renamed.
+    """Return ``folder``. If it does not exist, ``make`` fills a new folder, which becomes it.
 
     The folder has checksums, which are verified when a process opens it first. This takes about as
-    long as reading it. A damaged folder is set aside with a note, and made again.
-
-    Processes that need the same folder wait for the first one. If ``make`` was killed, the next
-    call finds its files. If ``make`` failed, its files are deleted, unless they include `PROGRESS`.
+    long as reading it. A damaged folder is set aside with a note, and made again. Processes that
+    need the same folder wait for the first one.
 
     Raises:
-      UserError: the folder or its working folder is a link, or was not made by this user.
+      UserError: the folder is a link or a file.
     """
-    work = folder.with_name(f".unfinished-{folder.name}")
-    while _wrong(folder) is not None:
+    if _wrong(folder) is None:
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = folder.with_name(f".lock-{folder.name}")
+    with lock_file(lock, wait=True):
         try:
-            work.mkdir(0o700, parents=True, exist_ok=True)
-            _check_own(work)
-            locked = lock_file(work / _LOCK, wait=True)
-        except FileNotFoundError:  # another process has just finished and removed it
-            continue
-        except FileExistsError:  # removed between the two checks of mkdir
-            if work.is_file():
-                raise
-            continue
-        with locked:
-            # Another process finished it before this process created its own working folder.
             if (wrong := _wrong(folder)) is not None:
                 if os.path.lexists(folder):
                     _set_aside(folder, wrong)
-                _make(folder, work, make)
-            _remove(work)
-            return folder
+                with atomic_folder(folder, [], overwrite=False) as new:
+                    make(new)
+                    seal(new, SUMS)
+        finally:
+            lock.unlink()  # a process that waits creates it again
     return folder
-
-
-def _make(folder: Path, work: Path, make: Callable[[Path], None]) -> None:
-    new = work / _NEW
-    try:
-        new.mkdir(exist_ok=True)
-        make(new)
-        (new / PROGRESS).unlink(missing_ok=True)
-        seal(new, SUMS)
-        sync(new)
-        new.rename(folder)
-        sync_folder(folder.parent)
-    except BaseException:
-        if not (new / PROGRESS).exists():
-            _remove(work)
-        raise
-
-
-def _remove(work: Path) -> None:
-    """Remove a working folder, the lock last: another process may then begin in it."""
-    with suppress(OSError):
-        for entry in [*work.iterdir()]:
-            if entry.is_dir():
-                shutil.rmtree(entry)
-            elif entry.name != _LOCK:
-                entry.unlink()
-        (work / _LOCK).unlink()
-        work.rmdir()
 
 
 def again(folder: Path) -> str:
@@ -143,24 +100,3 @@ def _set_aside(folder: Path, wrong: str) -> None:
         f"the cache {folder} is damaged ({wrong}): it is made again. The damaged files are in {aside}, which can be deleted",
         file=sys.stderr,
     )
-
-
-def _check_own(work: Path) -> None:
-    """Check that a working folder, whose name can be foreseen, was made by `cached`.
-
-    Files are appended to, truncated and deleted there.
-    """
-    about = work.lstat()
-    own = not hasattr(os, "getuid") or about.st_uid == os.getuid()
-    there = [] if not own else [entry.name for entry in os.scandir(work)]
-    marked = not there or _LOCK in there
-    files = (
-        [file.lstat() for file in work.rglob("*")] if own and stat.S_ISDIR(about.st_mode) else []
-    )
-    regular = all(
-        stat.S_ISDIR(f.st_mode) or (stat.S_ISREG(f.st_mode) and f.st_nlink == 1) for f in files
-    )
-    if stat.S_ISLNK(about.st_mode) or not own or not marked or not regular:
-        raise UserError(
-            f"{work} is not a working folder of the cache, or has links in it: move it away, or name another cache"
-        )

@@ -6,10 +6,11 @@ Neither all documents nor all file names have to fit into memory.
 import hashlib
 import json
 import os
+import re
 import sysconfig
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +18,6 @@ import numpy as np
 
 from jaxgrow.untrusted import UntrustedError, checked_path, file_limits
 from train.common.errors import UserError
-from train.data import named_splits
 from train.data.decoding import in_folder, json_object, readable
 from train.data.formats import TEXT, Document, Formats, documents
 from train.data.mixed_paths import fixed_part, is_pattern, matches
@@ -25,6 +25,15 @@ from train.data.mixed_paths import fixed_part, is_pattern, matches
 # Validation splits; the first one that exists is used.
 VALIDATIONS = ("validation", "test")
 LEADS_OUT = "link out of the folder"
+TRAIN = "train"
+VALIDATION = "validation"
+TEST = "test"
+# Words in the names of files and folders -> the split that they belong to.
+_WORDS = {
+    **dict.fromkeys(("train", "training"), TRAIN),
+    **dict.fromkeys(("validation", "valid", "val", "dev"), VALIDATION),
+    **dict.fromkeys(("test", "testing", "eval", "evaluation"), TEST),
+}
 
 
 @dataclass
@@ -90,7 +99,7 @@ def text_corpus(
 
     In a `DatasetDict` of Hugging Face `datasets`, the split "train" is the training text. Without
     ``valid_path``, its split "validation" or "test" is the validation text. In other folders, the
-    names of files and folders decide (`train.data.named_splits`).
+    names of files and folders decide.
 
     Args:
       path: the file or the folder, or a pattern such as ``data/*.jsonl.gz``.
@@ -117,10 +126,9 @@ def text_corpus(
         )
         train = _existing(str(train / "train"), formats)
         valid = valid if several else valid or other
-    counted: Mapping[str, int] = {}
-    of = None
+    counted: Counter[str] = Counter()
     if by_name == "auto" and (valid is None or valid.resolve() != train.resolve()):
-        of, counted = _by_name(train, formats)
+        counted = _count_splits(train, formats)
     parts = [train] if valid is None else [train, valid]
     # Files below ``path`` may also be validation files. They are not trained on, unless both paths
     # are the same.
@@ -128,10 +136,12 @@ def text_corpus(
         apart = [valid]
     held = {file.resolve() for other in apart for file in _files(other, formats)}
 
-    def mine(path: Path) -> Iterator[Path]:
+    def named(path: Path, split: str) -> Iterator[Path]:
         # ``path`` is the folder of the training text, or the folder that it resolves to.
-        files = _files(path, formats) if of is None else of(path, named_splits.TRAIN)
-        return (file for file in files if not held or file.resolve() not in held)
+        return (f for f in _files(path, formats) if not counted or _split_of(f, path) == split)
+
+    def mine(path: Path) -> Iterator[Path]:
+        return (file for file in named(path, TRAIN) if not held or file.resolve() not in held)
 
     if held and not any(True for _ in mine(train)):
         raise UserError(
@@ -146,9 +156,9 @@ def text_corpus(
     counts = Counts()
     skipped = defaultdict(list)
     read = [mine(train), *(_files(part, formats) for part in parts[1:])]
-    if not several and valid is None and of is not None and counted.get(named_splits.VALIDATION):
-        key.append(_key(of(train.resolve(), named_splits.VALIDATION)))
-        read.append(of(train, named_splits.VALIDATION))
+    if not several and valid is None and counted[VALIDATION]:
+        key.append(_key(named(train.resolve(), VALIDATION)))
+        read.append(named(train, VALIDATION))
     documents = [_documents(files, field, counts, formats) for files in read]
     for part in parts:
         for file, why in _entries(part, formats):
@@ -164,38 +174,43 @@ def training_files(path: str, formats: Formats) -> Iterator[Path]:
     return (file.resolve() for file in _files(root / "train" if splits(root) else root, formats))
 
 
-def _by_name(
-    folder: Path, formats: Formats
-) -> tuple[Callable[[Path, str], Iterator[Path]] | None, Mapping[str, int]]:
-    """The files of each split of a folder, and their numbers.
-
-    Returns:
-      A function of a path of the folder and of a split, and the number of files of each split; None
-      and no numbers if there are training files only.
+def _count_splits(folder: Path, formats: Formats) -> Counter[str]:
+    """The number of files of each split below a folder; empty if there are training files only.
 
     Raises:
       UserError: all files are held out.
     """
-    splits = named_splits.named_splits(fixed_part(folder))
-    counted: Counter[str] = Counter()
-    with readable(folder):
-        for n, file in enumerate(_files(folder, formats), 1):
-            what = f"{folder}: the list of splits in README.md, for all files,"
-            file_limits().check(what, entries=n * len(splits.listed))
-            counted[splits.of(file)] += 1
-    if not counted.keys() - {named_splits.TRAIN}:
-        return None, {}
-    if not counted[named_splits.TRAIN]:
+    counted = Counter(_split_of(file, folder) for file in _files(folder, formats))
+    if not counted.keys() - {TRAIN}:
+        return Counter()
+    if not counted[TRAIN]:
         raise UserError(
             f"{folder} has no training file, because all files have names of validation or test files "
-            f"({named_splits.described(counted)}); name the files or the folder of one split, or set data.splits=ignore"
+            f"({described_splits(counted)}); name the files or the folder of one split, or set data.splits=ignore"
         )
+    return counted
 
-    def of(path: Path, split: str) -> Iterator[Path]:
-        own = replace(splits, folder=fixed_part(path))
-        return (file for file in _files(path, formats) if own.of(file) == split)
 
-    return of, counted
+def _split_of(file: Path, folder: Path) -> str:
+    """The split of a file below a folder or a pattern: `TRAIN`, `VALIDATION` or `TEST`.
+
+    A file belongs to a split if a folder below the corpus, or else its own name, has the name of a
+    split as a word: ``data/validation-00000-of-00001.parquet``, ``dev/a.txt``. The outermost folder
+    decides. Other files are training files, and so is a file that the user named itself.
+    """
+    parts = () if file == folder else file.relative_to(fixed_part(folder)).parts
+    words = (word for part in parts for word in re.split(r"[-._ 0-9]+", part.lower()))
+    return next((_WORDS[word] for word in words if word in _WORDS), TRAIN)
+
+
+def described_splits(counts: Mapping[str, int]) -> str:
+    """The number of files of each split in words: "2 training files, 1 test file"."""
+    names = {TRAIN: "training", VALIDATION: VALIDATION, TEST: TEST}
+    return ", ".join(
+        f"{counts[split]:,} {name} file{'s' * (counts[split] != 1)}"
+        for split, name in names.items()
+        if counts.get(split)
+    )
 
 
 def _documents(

@@ -26,9 +26,8 @@ from train.common.errors import UserError
 from train.common.fields import GIVEN
 from train.common.files import read_record, write_record
 from train.data import corpus as reading
-from train.data import named_splits
-from train.data.bounded import BoundedTokenizer
-from train.data.cache import PROGRESS, again, cache_folder, cached
+from train.data.bounded import BoundedTokenizer, check_tokenizer
+from train.data.cache import again, cache_folder, cached
 from train.data.corpus import Corpus
 from train.data.cutting import TextEncoder, cut
 from train.data.dataset import Batch, Dataset, Source, more_held_out
@@ -51,7 +50,6 @@ from train.data.special import (
 from train.data.splitting import exact
 from train.data.token_files import FIELD, checked_ids, token_formats
 from train.data.tokenise import UNMARKED, Cut, Encode, begins_of, dtype, sequence, tokenise
-from train.data.trial import check_tokenizer
 from train.data.workers import cores
 
 if TYPE_CHECKING:
@@ -263,7 +261,6 @@ def tokens(data: Data) -> Tokens:
     def make(work: Path) -> None:
         _make(corpus, data, encoding, held, work)
         if _corpus(data).key != corpus.key:
-            (work / PROGRESS).unlink(missing_ok=True)
             raise UserError(f"{data.path} changed while it was read; repeat the command")
 
     folder = cached(cache_folder(data.cache, settings, key), make)
@@ -310,9 +307,9 @@ def _summary(
 
 
 def _held_out_by_name(counts: Mapping[str, int], valid_path: Any) -> str:
-    validated = counts.get(named_splits.VALIDATION) and valid_path is None
+    validated = counts.get(reading.VALIDATION) and valid_path is None
     return (
-        f"data: by their names, there are {named_splits.described(counts)}; training files are trained on, "
+        f"data: by their names, there are {reading.described_splits(counts)}; training files are trained on, "
         + ("validation files are the validation set, " if validated else "")
         + "and the others are left out; data.splits=ignore reads all of them as training text"
     )
@@ -470,7 +467,6 @@ def _make(corpus: Corpus, data: Data, encoding: _Encoding, held: Fraction, work:
     for part in parts:
         apart = part.name == "valid" and isinstance(data.valid_path, dict)
         if part.stat().st_size == 0 and not apart:
-            (work / PROGRESS).unlink(missing_ok=True)
             out = "give more text"
             if part.name == "valid":
                 some = "one document" if held.numerator == 1 else f"{held.numerator} documents"

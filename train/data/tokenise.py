@@ -1,11 +1,9 @@
 """Tokenisation: streamed, in parallel processes, in constant memory.
 
-A corpus is one ordered sequence of pieces. Progress is recorded after each shard, so that a
-tokenisation that was killed skips the finished pieces; it only has to read them again.
+A corpus is one ordered sequence of pieces.
 """
 
 import itertools
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -18,8 +16,6 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from tqdm import tqdm
 
-from train.common.files import read_record, write_record
-from train.data.cache import PROGRESS, again
 from train.data.corpus import Corpus, Counts
 from train.data.formats import Document
 from train.data.special import DocumentFrame
@@ -33,7 +29,6 @@ Cut: TypeAlias = Callable[[Iterable[Any]], Iterable[Any]]
 BATCH = 1 << 20  # characters that are encoded in one call
 # A corpus of fewer batches is encoded by one encoder, because starting others takes longer.
 ALONE = 8
-SHARD = 64  # batches between two records of the progress
 UNMARKED = DocumentFrame((), ())
 
 
@@ -67,7 +62,7 @@ def tokenise(
     cut: Cut = iter,
     marks: DocumentFrame = UNMARKED,
 ) -> None:
-    """Write the tokens of a corpus to ``work/train`` and ``work/valid``, or continue writing them.
+    """Write the tokens of a corpus to ``work/train`` and ``work/valid``.
 
     The positions at which documents begin are written to ``work/train.begins`` and
     ``work/valid.begins``, in ascending order, as int64.
@@ -83,21 +78,13 @@ def tokenise(
       marks: tokens that begin or end a document within a piece.
     """
     parts = ("train", "valid")
-    done = {"pieces": 0} | dict.fromkeys((*parts, *map(begins_of, parts)), 0)
-    if (work / PROGRESS).exists():
-        done = read_record(work / PROGRESS, again(work), tuple(done))
-    stream = itertools.islice(sequence(corpus, held, cut), done["pieces"], None)
     bar = tqdm(desc="tokenise", unit=" characters", unit_scale=True, disable=None, leave=False)
     with ExitStack() as opened:
         opened.enter_context(bar)
-        names = [name for name in done if name != "pieces"]
-        files = {name: opened.enter_context(open(work / name, "ab")) for name in names}
-        for name, file in files.items():
-            file.truncate(done[name])
-            file.seek(done[name])
-        for i, (batch, ids, sizes) in enumerate(
-            _encoded(_batches(stream), encoder, kind, workers), 1
-        ):
+        names = (*parts, *map(begins_of, parts))
+        files = {name: opened.enter_context(open(work / name, "wb")) for name in names}
+        batches = _batches(sequence(corpus, held, cut))
+        for batch, ids, sizes in _encoded(batches, encoder, kind, workers):
             for name, held_part in zip(parts, (False, True), strict=True):
                 own = np.array(batch.held) == held_part
                 part = ids[np.repeat(own, sizes)]
@@ -105,10 +92,7 @@ def tokenise(
                 begins += files[name].tell() // part.itemsize
                 files[name].write(part.tobytes())
                 files[begins_of(name)].write(begins.tobytes())
-            done["pieces"] += len(batch.pieces)
             bar.update(sum(map(len, batch.pieces)))
-            if i % SHARD == 0:
-                _note(work, files, done)
 
 
 def begins_of(part: str) -> str:
@@ -132,14 +116,6 @@ def _begins(
         found.append(np.flatnonzero(np.isin(ids, marks.begin)))
         found.append(np.flatnonzero(np.isin(ids, marks.end)) + 1)
     return np.unique(np.concatenate(found)).astype(np.int64)
-
-
-def _note(work: Path, files: dict[str, Any], done: dict[str, int]) -> None:
-    for name, file in files.items():
-        file.flush()
-        os.fsync(file.fileno())
-        done[name] = file.tell()
-    write_record(work / PROGRESS, done)
 
 
 def sequence(corpus: Corpus, held: Fraction, cut: Cut = iter) -> Iterator[Piece]:
