@@ -130,10 +130,7 @@ def _scaled_with_heads(axis: str, heads: str, small: dict[str, int], large: dict
 
 def run_interpolate(a: argparse.Namespace) -> None:
     """Run ``jaxgrow interpolate``."""
-    if not 0 <= a.alpha <= 1:
-        raise UsageError(
-            f"--alpha {a.alpha:g} is not from 0 to 1: give the weight of UP, such as --alpha 0.5"
-        )
+    check_alpha(a)
     before, up = open_checkpoint(a.before), open_checkpoint(a.up)
     differ = tokenizer_notes(before, up)
     if differ:
@@ -143,3 +140,15 @@ def run_interpolate(a: argparse.Namespace) -> None:
     with errors_with_options():
         mixed = Interpolated(before, up, a.alpha)
     write_model(a, mixed, {"alpha": a.alpha})
+
+
+def check_alpha(a: argparse.Namespace) -> None:
+    """Check that ``--alpha`` is a weight.
+
+    Raises:
+      UsageError: it is not from 0 to 1.
+    """
+    if not 0 <= a.alpha <= 1:
+        raise UsageError(
+            f"--alpha {a.alpha:g} is not from 0 to 1: give the weight of UP, such as --alpha 0.5"
+        )

@@ -2,8 +2,8 @@
 
 import argparse
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 
@@ -12,28 +12,10 @@ from jaxgrow.checkpoints import Cast, CheckpointError, Interpolated, Source, ope
 from jaxgrow.checkpoints.hf.storage import HuggingFace
 from jaxgrow.checkpoints.io.files import listed, spelt
 from jaxgrow.checkpoints.source import Checkpoint, Leaf, initial_layout
-from jaxgrow.cli.errors import UsageError, errors_with_options
+from jaxgrow.cli.errors import errors_with_options
 from jaxgrow.cli.tokenizer_files import tokens_of
+from jaxgrow.cli.v_cycle_commands import check_alpha
 from jaxgrow.cli.writing import write_model
-
-_VOCABULARY = "vocab"
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Two models of one config.
-
-    Attributes:
-      before: the first model.
-      up: the second model.
-      roots: the two checkpoints. The first has the tokenizer of the result.
-      notes: remarks for the user.
-    """
-
-    before: Source
-    up: Source
-    roots: tuple[Checkpoint, Checkpoint]
-    notes: tuple[str, ...]
 
 
 class _Reconfigured(Source):
@@ -41,20 +23,23 @@ class _Reconfigured(Source):
 
     Args:
       source: the model.
-      config: the config.
       computed: functions that return leaves, by path.
+      **settings: the settings of the config that change.
     """
 
     def __init__(
-        self, source: Source, config: Any, computed: Mapping[str, Callable[[], np.ndarray]]
+        self,
+        source: Source,
+        computed: Mapping[str, Callable[[], np.ndarray]],
+        **settings: Any,
     ):
         self._source = source
         self._computed = computed
-        self.config = config
-        like = {"head_kernel": source.leaves.get("token_embedding")}
+        self.config = replace(source.config, **settings)
+        like = source.leaves.get("token_embedding")
         self.leaves = {}
-        for path, (names, shape) in initial_layout(config).items():
-            leaf = source.leaves.get(path) or like[path]
+        for path, (names, shape) in initial_layout(self.config).items():
+            leaf = source.leaves.get(path, like)
             assert leaf is not None
             self.leaves[path] = Leaf(names, shape, leaf.dtype)
 
@@ -65,185 +50,162 @@ class _Reconfigured(Source):
         return None
 
 
-class _Merged(Interpolated):
-    """The interpolation of two models of one config, with the files of the chosen one."""
-
-    def __init__(self, pair: Pair, alpha: float):
-        super().__init__(pair.before, pair.up, alpha)
-        self._roots = pair.roots
-
-    @property
-    def roots(self) -> tuple[Checkpoint, ...]:
-        """The two checkpoints, that with the tokenizer of the result first."""
-        return self._roots
-
-
-def run_merge(a: argparse.Namespace) -> None:
-    """Run ``jaxgrow merge``."""
-    if not 0 <= a.alpha <= 1:
-        raise UsageError(
-            f"--alpha {a.alpha:g} is not from 0 to 1: give the weight of UP, such as --alpha 0.5"
-        )
-    before, up = open_checkpoint(a.before), open_checkpoint(a.up)
-    pair = with_one_config(before, up, a.take_config, a.dtype)
-    with errors_with_options():
-        mixed = _Merged(pair, a.alpha)
-    taken = {} if a.take_config is None else {"take_config": a.take_config}
-    write_model(a, mixed, {"alpha": a.alpha} | taken, pair.notes)
-
-
-def with_one_config(
-    before: Checkpoint,
-    up: Checkpoint,
-    take: Literal["A", "B"] | None,
-    dtype: str | None = None,
-) -> Pair:
-    """Give two models of equal layers one config and one vocabulary.
-
-    Models whose layers differ are returned unchanged.
+class MergedModels(Interpolated):
+    """The interpolation of two models of equal layers that get one config and one vocabulary.
 
     Args:
       before: the first model, A.
       up: the second model, B.
-      take: whose config decides settings that differ; None: such settings are an error.
+      alpha: the weight of the second model.
+      take: whose config decides settings that differ, A or B; None: such settings are an error.
       dtype: the dtype of the result, to which no value is rounded yet.
 
     Raises:
-      CheckpointError: a setting differs that decides the function, or the vocabularies differ and a
-        tokenizer is missing.
+      CheckpointError: the layers or a setting that decides the function differ, or the vocabularies
+        differ and a tokenizer is missing.
     """
-    wide = [s if dtype is None else Cast(s, dtype, at_least=True) for s in (before, up)]
-    pair = Pair(wide[0], wide[1], (before, up), ())
-    if type(before.config) is not type(up.config):
-        return pair
-    untied = _with_heads(pair)
-    pair = _one_vocabulary(untied, take)
-    a: Any = pair.before.config
-    b: Any = pair.up.config
-    names = [f.name for f in fields(a) if f.name not in a.run_by]
-    differ = [name for name in names if getattr(a, name) != getattr(b, name)]
-    if not differ or _leaf_shapes(pair.before, "blocks/") != _leaf_shapes(pair.up, "blocks/"):
-        return pair
-    if _leaf_shapes(pair.before) != _leaf_shapes(pair.up):
-        raise CheckpointError(
-            _unequal_settings(before, up, differ, a, b, "merge models in which they are equal")
+
+    def __init__(
+        self,
+        before: Checkpoint,
+        up: Checkpoint,
+        alpha: float,
+        take: str | None = None,
+        dtype: str | None = None,
+    ):
+        self._checkpoints = [before, up]
+        self._models: list[Source] = [before, up]
+        if dtype is not None:
+            self._models = [Cast(model, dtype, at_least=True) for model in self._models]
+        self._take = take
+        self.notes: list[str] = []
+        # The checkpoint whose tokenizer and other files the result has.
+        self._first = 0
+        if type(before.config) is type(up.config) and self._have_equal_leaves("blocks/"):
+            self._untie_heads()
+            matched = self._match_vocabularies()
+            self._take_config(matched)
+        super().__init__(self._models[0], self._models[1], alpha)
+
+    @property
+    def roots(self) -> tuple[Checkpoint, ...]:
+        """The two checkpoints, that with the tokenizer of the result first."""
+        return (self._checkpoints[self._first], self._checkpoints[1 - self._first])
+
+    def _have_equal_leaves(self, start: str = "") -> bool:
+        """Whether the leaves whose paths begin with ``start`` have the same shapes in both models."""
+        one, two = (
+            {path: leaf.shape for path, leaf in model.leaves.items() if path.startswith(start)}
+            for model in self._models
         )
-    if differ[0] == "context" and getattr(a, "rope_by", None) != "dynamic":
-        longest = max(a.context, b.context)
-        note = f"the context is {longest} tokens, the longer one of the two"
-        pair = replace(pair, notes=(*pair.notes, note))
-        a, b = replace(a, context=longest), replace(b, context=longest)
-        differ = differ[1:]
-    if differ and take is None:
-        way_out = "choose the config of one model with --take-config A or --take-config B"
-        raise CheckpointError(_unequal_settings(before, up, differ, a, b, way_out))
-    chosen = b if take == "B" else a
-    # Rows that were matched by token belong to the tokenizer of the first checkpoint.
-    of_b = take == "B" and pair is untied
-    return replace(
-        pair,
-        before=_Reconfigured(pair.before, chosen, {}),
-        up=_Reconfigured(pair.up, chosen, {}),
-        roots=(up, before) if of_b else pair.roots,
-    )
+        return one == two
 
-
-def _leaf_shapes(source: Source, start: str = "") -> dict[str, tuple[int, ...]]:
-    """The shapes of the leaves of a model whose paths begin with ``start``."""
-    return {path: leaf.shape for path, leaf in source.leaves.items() if path.startswith(start)}
-
-
-def _unequal_settings(
-    before: Checkpoint, up: Checkpoint, differ: list[str], a: Any, b: Any, way_out: str
-) -> str:
-    """The message about settings that differ, by their keys in ``config.json``."""
-    keys = (
-        {ours: key for key, ours in before.family.fields.items()}
-        if isinstance(before, HuggingFace)
-        else {}
-    )
-    about = [
-        f"{keys.get(name, name)} is {spelt(getattr(a, name))} in A and {spelt(getattr(b, name))} in B"
-        for name in differ
-    ]
-    return (
-        f"A, {before.folder}, and B, {up.folder}, have layers of equal shapes, but cannot be merged: {listed(about, most=5)}; "
-        f"{way_out}"
-    )
-
-
-def _with_heads(pair: Pair) -> Pair:
-    """Give both models a separate head if one of them has one."""
-    tied = [source.config.tied for source in (pair.before, pair.up)]
-    which = pair.before if tied[0] else pair.up
-    settings: Any = {"tied": False}
-    if tied[0] == tied[1] or which.config.predicts != "tokens":
-        return pair
-    head = {"head_kernel": lambda: which.read("token_embedding").T}
-    untied = _Reconfigured(which, replace(which.config, **settings), head)
-    note = f"the head of {pair.roots[not tied[0]].folder} is tied, and the other one is not: the result has an untied head"
-    sources = {"before" if tied[0] else "up": untied}
-    return replace(pair, notes=(*pair.notes, note), **sources)
-
-
-def _one_vocabulary(pair: Pair, take: Literal["A", "B"] | None) -> Pair:
-    """Give both models one vocabulary: the larger one. Rows are matched by their tokens.
-
-    Of vocabularies of one size, it is the one with more tokens, or that of the model to ``take``.
-    """
-    sizes = [source.sizes().get(_VOCABULARY, 0) for source in (pair.before, pair.up)]
-    tokens = [tokens_of(root.folder) for root in pair.roots]
-    same = sizes[0] == sizes[1]
-    if same and (tokens[0] == tokens[1] or not all(tokens)):
-        return pair
-    more = len(tokens[1]) > len(tokens[0]) if take is None else take == "B"
-    swapped = more if same else sizes[1] > sizes[0]
-    large, small = (pair.up, pair.before) if swapped else (pair.before, pair.up)
-    roots = pair.roots[::-1] if swapped else pair.roots
-    settings: Any = {_VOCABULARY: max(sizes)}
-    if _leaf_shapes(large, "blocks/") != _leaf_shapes(small, "blocks/"):
-        return pair
-    files = tokens[::-1] if swapped else tokens
-    if not all(files):
-        missing = [str(root.folder) for root, f in zip(roots, files, strict=True) if not f]
-        raise CheckpointError(
-            f"the two models have layers of equal shapes, but vocabularies of {sizes[0]} and {sizes[1]} tokens, whose rows are "
-            f"matched by token. Put the tokenizer.json or the vocab.json of each model into its folder; both are missing in "
-            f"{' and '.join(missing)}"
+    def _untie_heads(self) -> None:
+        """Give both models a separate head if one of them has one."""
+        tied = [model.config.tied for model in self._models]
+        i = tied.index(True) if True in tied else 0
+        model = self._models[i]
+        if tied[0] == tied[1] or model.config.predicts != "tokens":
+            return
+        head = {"head_kernel": lambda: model.read("token_embedding").T}
+        self._models[i] = _Reconfigured(model, head, tied=False)
+        self.notes.append(
+            f"the head of {self._checkpoints[i].folder} is tied, and the other one is not: the "
+            "result has an untied head"
         )
-    at = {token: i for i, token in files[1].items() if i < min(sizes)}
-    rows = [(i, at[token]) for i, token in files[0].items() if i < max(sizes) and token in at]
-    if not rows:
-        raise CheckpointError(
-            f"the tokenizers in {roots[0].folder} and {roots[1].folder} have no token in common, so no row of the embeddings "
-            "can be merged. Give two models that were trained from the same one"
+
+    def _match_vocabularies(self) -> bool:
+        """Give both models one vocabulary: the larger one. Rows are matched by their tokens.
+
+        Of vocabularies of one size, it is the one with more tokens, or that of the model to take.
+        """
+        sizes = [model.sizes().get("vocab", 0) for model in self._models]
+        tokens = [tokens_of(checkpoint.folder) for checkpoint in self._checkpoints]
+        same = sizes[0] == sizes[1]
+        if same and (tokens[0] == tokens[1] or not all(tokens)):
+            return False
+        by_count = len(tokens[1]) > len(tokens[0])
+        by_tokens = by_count if self._take is None else self._take == "B"
+        self._first = int(by_tokens if same else sizes[1] > sizes[0])
+        large, small = self._first, 1 - self._first
+        folders = [str(checkpoint.folder) for checkpoint in self._checkpoints]
+        if not all(tokens):
+            missing = [folder for folder, found in zip(folders, tokens, strict=True) if not found]
+            raise CheckpointError(
+                f"the two models have layers of equal shapes, but vocabularies of {sizes[0]} and "
+                f"{sizes[1]} tokens, whose rows are matched by token. Put the tokenizer.json or the "
+                "vocab.json of each model into its folder; both are missing in "
+                f"{' and '.join(missing)}"
+            )
+        at = {token: i for i, token in tokens[small].items() if i < min(sizes)}
+        own = {i: token for i, token in tokens[large].items() if i < max(sizes)}
+        rows = [(i, at[token]) for i, token in own.items() if token in at]
+        if not rows:
+            raise CheckpointError(
+                f"the tokenizers in {folders[large]} and {folders[small]} have no token in common, "
+                "so no row of the embeddings can be merged. Give two models that were trained from "
+                "the same one"
+            )
+        about = f"the vocabularies have {sizes[0]} and {sizes[1]} tokens: the result has the {max(sizes)}"
+        if same:
+            about = "the two tokenizers give other ids to some tokens: the result has the tokenizer"
+        self.notes.append(
+            f"{about} of {folders[large]}, and {len(rows)} rows of both models were matched by token"
         )
-    lost = sorted(at.keys() - set(files[0].values()))
-    notes = _row_notes(sizes, roots, len(rows), lost)
-    grown = _Reconfigured(
-        small, replace(small.config, **settings), _matched_rows(large, small, rows)
-    )
-    sources = {"before" if swapped else "up": grown}
-    return replace(pair, roots=roots, notes=(*pair.notes, *notes), **sources)
+        if lost := sorted(at.keys() - set(tokens[large].values())):
+            gone = listed([spelt(token) for token in lost], most=5)
+            self.notes.append(f"these tokens of {folders[small]} are not in the result: {gone}")
+        leaves = _matched_leaves(self._models[large], self._models[small], rows)
+        self._models[small] = _Reconfigured(self._models[small], leaves, vocab=max(sizes))
+        return True
+
+    def _take_config(self, matched: bool) -> None:
+        """Give both models the config of one of them, with the longer context.
+
+        Args:
+          matched: whether the rows of the vocabularies were matched by token. They then belong to
+            the tokenizer that was chosen for them.
+        """
+        configs: list[Any] = [model.config for model in self._models]
+        a, b = configs
+        names = [f.name for f in fields(a) if f.name not in a.run_by]
+        differ = [name for name in names if getattr(a, name) != getattr(b, name)]
+        if not differ:
+            return
+        if not self._have_equal_leaves():
+            raise self._differ(differ, "merge models in which they are equal")
+        context = {}
+        if differ[0] == "context" and getattr(a, "rope_by", None) != "dynamic":
+            context = {"context": max(config.context for config in configs)}
+            longest = context["context"]
+            self.notes.append(f"the context is {longest} tokens, the longer one of the two")
+            differ = differ[1:]
+        if differ and self._take is None:
+            way_out = "choose the config of one model with --take-config A or --take-config B"
+            raise self._differ(differ, way_out)
+        chosen = configs[self._take == "B"]
+        settings = {name: getattr(chosen, name) for name in names} | context
+        self._models = [_Reconfigured(model, {}, **settings) for model in self._models]
+        if not matched:
+            self._first = int(self._take == "B")
+
+    def _differ(self, names: list[str], way_out: str) -> CheckpointError:
+        """The error about settings that differ, by their keys in ``config.json``."""
+        a, b = self._checkpoints
+        fields_of = a.family.fields if isinstance(a, HuggingFace) else {}
+        keys = {own: key for key, own in fields_of.items()}
+        about = [
+            f"{keys.get(name, name)} is {spelt(getattr(a.config, name))} in A and "
+            f"{spelt(getattr(b.config, name))} in B"
+            for name in names
+        ]
+        return CheckpointError(
+            f"A, {a.folder}, and B, {b.folder}, have layers of equal shapes, but cannot be merged: "
+            f"{listed(about, most=5)}; {way_out}"
+        )
 
 
-def _row_notes(
-    sizes: list[int], roots: tuple[Checkpoint, ...], count: int, lost: list[str]
-) -> list[str]:
-    """The notes about rows that were matched by token, and about tokens that are lost."""
-    about = (
-        "the two tokenizers give other ids to some tokens: the result has the tokenizer"
-        if sizes[0] == sizes[1]
-        else f"the vocabularies have {sizes[0]} and {sizes[1]} tokens: the result has the {max(sizes)}"
-    )
-    notes = [f"{about} of {roots[0].folder}, and {count} rows of both models were matched by token"]
-    if lost:
-        gone = listed([spelt(token) for token in lost], most=5)
-        notes.append(f"these tokens of {roots[1].folder} are not in the result: {gone}")
-    return notes
-
-
-def _matched_rows(
+def _matched_leaves(
     large: Source, small: Source, rows: list[tuple[int, int]]
 ) -> dict[str, Callable[[], np.ndarray]]:
     """Functions that return the leaves of the small model with the rows of the large vocabulary.
@@ -255,16 +217,24 @@ def _matched_rows(
     """
     into, of = np.array(rows, int).reshape(-1, 2).T
 
-    def matched(path: str) -> np.ndarray:
+    def matched(path: str, along: int) -> np.ndarray:
         out = np.array(large.read(path))
-        along = _vocabulary_axes(small.leaves[path])[0]
         np.moveaxis(out, along, 0)[into] = np.moveaxis(small.read(path), along, 0)[of]
         return out
 
-    paths = [path for path, leaf in small.leaves.items() if _vocabulary_axes(leaf)]
-    return {path: lambda path=path: matched(path) for path in paths}
+    return {
+        path: lambda path=path, along=along: matched(path, along)
+        for path, leaf in small.leaves.items()
+        for along, name in enumerate(leaf.names)
+        if axis_of(name) == "vocab"
+    }
 
 
-def _vocabulary_axes(leaf: Leaf) -> list[int]:
-    """The indices of the axes of a leaf that are its vocabulary."""
-    return [i for i, name in enumerate(leaf.names) if axis_of(name) == _VOCABULARY]
+def run_merge(a: argparse.Namespace) -> None:
+    """Run ``jaxgrow merge``."""
+    check_alpha(a)
+    before, up = open_checkpoint(a.before), open_checkpoint(a.up)
+    with errors_with_options():
+        merged = MergedModels(before, up, a.alpha, a.take_config, a.dtype)
+    taken = {} if a.take_config is None else {"take_config": a.take_config}
+    write_model(a, merged, {"alpha": a.alpha} | taken, merged.notes)

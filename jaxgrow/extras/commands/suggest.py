@@ -36,66 +36,29 @@ _MEASURED = {
 }
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """A saving that this project measured: a row of ``jaxgrow/extras/evidence.toml``.
-
-    Attributes:
-      method: the key of the method in the file.
-      optimizer: the optimizer of both runs.
-      tokens_per_parameter: length of the training, rounded.
-      seeds: number of seeds.
-      saved: FLOPs saved at an equal loss, in per cent, mean over the seeds.
-      interval: half of the 95 % interval of ``saved``; None if the file has none.
-      given: FLOPs saved in per cent if the cost of the small model is not counted; None if it was
-        not measured.
-      bounds: number of seeds whose saving is a lower bound.
-      page: the documentation page with the command and all losses.
-    """
-
-    method: str
-    optimizer: str
-    tokens_per_parameter: int
-    seeds: int
-    saved: float
-    interval: float | None
-    given: float | None
-    bounds: int
-    page: str
-
-    def __str__(self) -> str:
-        more = "" if self.interval is None else f" ± {self.interval:g}"
-        given = (
-            "" if self.given is None else f"; {self.given:g} % if the small model already exists"
-        )
-        seeds = f"{self.seeds} seed{'s' * (self.seeds > 1)}"
-        setting = f"{self.optimizer}, {self.tokens_per_parameter} tokens per parameter, {seeds}"
-        return (
-            f"{'> ' * bool(self.bounds)}{self.saved:g} % of the FLOPs saved{more} "
-            f"({setting}{given}): {self.page}"
-        )
-
-
 @cache
-def measurements() -> tuple[Measurement, ...]:
-    """The rows of the file that are marked for this command; those of most seeds come first."""
+def measurements() -> list[Json]:
+    """The rows of the file that are marked for this command; those of most seeds come first.
+
+    ``mean`` of a row without it is the mean of ``each`` of its seeds.
+    """
     rows = tomllib.loads((files("jaxgrow.extras") / "evidence.toml").read_text())["measured"]
     found = [
-        Measurement(
-            row["method"],
-            row["optimizer"],
-            round(row["tokens_per_parameter"]),
-            row["seeds"],
-            row["mean"] if "mean" in row else round(sum(row["each"]) / row["seeds"], 1),
-            row.get("interval"),
-            row.get("given"),
-            row.get("bounds", 0),
-            row["page"],
-        )
+        {"mean": round(sum(row.get("each", ())) / row["seeds"], 1), **row}
         for row in rows
         if row.get("suggest")
     ]
-    return tuple(sorted(found, key=lambda m: -m.seeds))
+    return sorted(found, key=lambda row: -row["seeds"])
+
+
+def describe_measurement(row: Json) -> str:
+    """Format a row: the FLOPs saved in per cent, its setting, and its page."""
+    more = f" ± {row['interval']:g}" if "interval" in row else ""
+    given = f"; {row['given']:g} % if the small model already exists" if "given" in row else ""
+    seeds = f"{row['seeds']} seed{'s' * (row['seeds'] > 1)}"
+    setting = f"{row['optimizer']}, {row['tokens_per_parameter']:.0f} tokens per parameter, {seeds}"
+    bound = "> " * ("bounds" in row)
+    return f"{bound}{row['mean']:g} % of the FLOPs saved{more} ({setting}{given}): {row['page']}"
 
 
 @dataclass(frozen=True)
@@ -108,7 +71,7 @@ class Suggestion:
       keeps: whether the growth preserves the function of the model.
       policies: the policy of the optimizer state for each method.
       parameters: number of parameters of the grown model.
-      measured: the measurements of this project; empty if there are none.
+      measured: the `measurements` of this project; empty if there are none.
     """
 
     methods: tuple[str, ...]
@@ -116,7 +79,7 @@ class Suggestion:
     keeps: bool
     policies: tuple[str, ...]
     parameters: int
-    measured: tuple[Measurement, ...]
+    measured: tuple[Json, ...]
 
     def commands(self, src: str, dst: str) -> list[str]:
         """The commands that grow the folder ``src`` into ``dst``."""
@@ -127,10 +90,6 @@ class Suggestion:
             f"jaxgrow grow {a} {b} --method {name} {size_options(target)}"
             for name, target, a, b in steps
         ]
-
-    def as_json(self) -> Json:
-        """The fields as a JSON object."""
-        return asdict(self)
 
 
 def size_options(target: Mapping[str, int]) -> str:
@@ -164,19 +123,13 @@ def larger_targets(sizes: Mapping[str, int], times: Fraction) -> list[dict[str, 
       >>> larger_targets({"layers": 2, "embed": 8, "heads": 2, "mlp": 32}, Fraction(2))[0]
       {'layers': 4}
     """
-    deeper = layer_axes(sizes)
-    mlp = tuple(name for name in width_axes(sizes) if axis_kind(name) == "mlp")
-    found: list[dict[str, int]] = []
-    for axes in (deeper, (*deeper, *mlp)):
-        found.append({axis: round(sizes[axis] * times) for axis in axes})
-    if all((sizes[axis] * times).denominator == 1 for axis in width_axes(sizes)):
-        found.append({axis: int(sizes[axis] * times) for axis in width_axes(sizes)})
-    larger: list[dict[str, int]] = []
-    for target in found:
-        grows = any(n > sizes[a] for a, n in target.items())
-        if grows and target not in larger:
-            larger.append(target)
-    return larger
+    deeper, wide = layer_axes(sizes), width_axes(sizes)
+    mlp = tuple(name for name in wide if axis_kind(name) == "mlp")
+    found = [{axis: round(sizes[axis] * times) for axis in axes} for axes in (deeper, deeper + mlp)]
+    if all((sizes[axis] * times).denominator == 1 for axis in wide):
+        found.append({axis: int(sizes[axis] * times) for axis in wide})
+    larger = [target for target in found if any(n > sizes[a] for a, n in target.items())]
+    return [target for i, target in enumerate(larger) if target not in larger[:i]]
 
 
 def suggest_methods(
@@ -207,12 +160,9 @@ def suggest_methods(
             continue
         if way.keeps or not keep:
             found.append(way)
-    return sorted(found, key=_suggestion_rank), refused
-
-
-def _suggestion_rank(way: Suggestion) -> tuple[float, bool]:
-    """Sort by the smallest measured saving (0 if there is none), then by function preservation."""
-    return (-min((m.saved for m in way.measured), default=0.0), not way.keeps)
+    # The smallest measured saving, which is 0 if there is none, and function preservation decide.
+    found.sort(key=lambda x: (-min((m["mean"] for m in x.measured), default=0.0), not x.keeps))
+    return found, refused
 
 
 def _method_sequences(
@@ -250,36 +200,26 @@ def _try_methods(
         model = Grown(model, growth)
     policies = tuple(operators.OPERATORS[name].policies[0] for name in names)
     grown = frozenset(axis_kind(axis) for target in parts for axis in target) - {"kv_heads"}
-    measured = tuple(m for m in measurements() if m.method == _MEASURED.get((names, grown)))
+    measured = tuple(m for m in measurements() if m["method"] == _MEASURED.get((names, grown)))
     return Suggestion(names, parts, kept, policies, model.parameters, measured)
 
 
 def model_properties(source: Source) -> str:
     """Describe the properties of a model that determine which methods fit, one per line."""
-    config = source.config
-    norms = (
-        "before each sublayer"
-        if config.pre_norm
-        else "after each sublayer (post-norm): few methods preserve its function"
-    )
+    norms = "after each sublayer (post-norm): few methods preserve its function"
+    if source.config.pre_norm:
+        norms = "before each sublayer"
     experts = source.sizes().get("experts")
-    about = (
-        _experts_of_dense(source)
-        if experts is None
-        else f"{experts}, whose units grow like those of an MLP"
-    )
+    about = f"{experts}, whose units grow like those of an MLP"
+    if experts is None:
+        about = (
+            "none; `jaxgrow grow --method virtual_groups` or upcycle turns the MLPs into experts"
+        )
+        try:
+            source.config.as_mixture()
+        except ValueError as error:
+            about = f"none; {error}"
     return f"Norms: {norms}\nExperts: {about}"
-
-
-def _experts_of_dense(source: Source) -> str:
-    """Whether the MLPs of a dense model can become experts."""
-    try:
-        source.config.as_mixture()
-    except ValueError as error:
-        return f"none; {error}"
-    return (
-        "none; `jaxgrow grow` with --method virtual_groups or upcycle turns the MLPs into experts"
-    )
 
 
 def suggestions_as_text(
@@ -293,32 +233,28 @@ def suggestions_as_text(
         return "\n".join(["no method is applicable:", *reasons])
     parameters = ways[0].parameters
     head = ("METHOD", "FUNCTION", "OPTIMIZER STATE", "MEASURED")
+    rows = [
+        (
+            ", then ".join(way.methods),
+            "preserved" if way.keeps else "changed",
+            ", then ".join(way.policies),
+            f"{way.measured[0]['mean']:g} %" if way.measured else "-",
+        )
+        for way in ways
+    ]
+    notes = [
+        f"  {', then '.join(way.methods)}: {describe_measurement(m)}"
+        for way in ways
+        for m in way.measured
+    ]
     lines = [
         f"{parameters:,} parameters, {parameters / source.parameters:.2f} times the present number",
-        align_columns(head, [_table_row(way) for way in ways]),
+        align_columns(head, rows),
+        *[f"measured in this project, {_SCALE}:", *notes] * bool(notes),
+        "commands of the first row:",
+        *(f"  {command}" for command in ways[0].commands(src, "DST")),
     ]
-    notes: dict[Measurement, str] = {}
-    for way in ways:
-        methods = ", then ".join(way.methods)
-        notes |= {m: f"  {methods}: {m}" for m in way.measured}
-    lines += [f"measured in this project, {_SCALE}:", *notes.values()] * bool(notes)
-    return "\n".join(
-        [
-            *lines,
-            "commands of the first row:",
-            *(f"  {command}" for command in ways[0].commands(src, "DST")),
-        ]
-    )
-
-
-def _table_row(way: Suggestion) -> tuple[str, str, str, str]:
-    saved = f"{way.measured[0].saved:g} %" if way.measured else "-"
-    return (
-        ", then ".join(way.methods),
-        "preserved" if way.keeps else "changed",
-        ", then ".join(way.policies),
-        saved,
-    )
+    return "\n".join(lines)
 
 
 def run_suggest(a: argparse.Namespace) -> None:
@@ -330,7 +266,7 @@ def run_suggest(a: argparse.Namespace) -> None:
     ]
     if a.json:
         targets = [
-            {"target": target, "ways": [way.as_json() for way in ways], "refused": refused}
+            {"target": target, "ways": [asdict(way) for way in ways], "refused": refused}
             for target, ways, refused in found
         ]
         about = {"src": str(a.src), "parameters": source.parameters, "targets": targets}
