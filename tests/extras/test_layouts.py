@@ -118,7 +118,7 @@ def test_a_levanter_checkpoint_grows_as_in_memory(tmp_path):
     levanter(tmp_path / "a" / "step-3", arrays)
     given = ("--method", "hypercloning", *WIDE, "--optimizer", "exact")
     assert main(["grow", str(tmp_path / "a"), str(tmp_path / "b"), *given]) == 0
-    run, grown = (command.opened(tmp_path / name, None, None) for name in "ab")
+    run, grown = (command.open_run(tmp_path / name, None, None) for name in "ab")
     assert run.format is FORMATS["levanter"] and grown.sizes()["heads"] == 8
 
     leaves = {path: run.read(place) for path, place in run.places.items()}
@@ -170,7 +170,7 @@ def test_an_easydel_checkpoint_grows_in_width(tmp_path, capsys):
     folder, given = easydel(tmp_path / "a"), ("--head-dim", str(D), "--method")
     wide = (str(folder), str(tmp_path / "b"), *given, "hypercloning", *WIDE)
     assert main(["grow", *wide, "--optimizer", "copy"]) == 0
-    run, grown = (command.opened(tmp_path / name, "easydel", None, D) for name in "ab")
+    run, grown = (command.open_run(tmp_path / name, "easydel", None, D) for name in "ab")
     leaves = {path: run.read(place) for path, place in run.places.items()}
     growth = operators.hypercloning(
         run.sizes(), {"embed": 16, "heads": 8, "kv_heads": 4, "mlp": 20}
@@ -238,7 +238,7 @@ def test_moments_of_unknown_shape_are_refused(tmp_path):
     arrays = {f"model/{p}": x for p, x in levanter_params().items()}
     arrays["opt_state/0/v/lm_head/weight"] = drawn(E)
     folder = levanter(tmp_path / "a", arrays)
-    run = command.opened(folder, None, None)
+    run = command.open_run(folder, None, None)
     growth = operators.hypercloning(run.sizes(), {"mlp": 20})
     with pytest.raises(CheckpointError, match="opt_state/0/v/lm_head/weight"):
         orbax_run.check_run(run, growth, "copy")
@@ -305,13 +305,13 @@ def test_a_torchtitan_checkpoint_grows_with_its_optimizer(tmp_path, fused):
     assert main(["grow", b, c, *deep, *given, "copy"]) == 0
 
     old, wider, grown = (open_tree(tmp_path / name) for name in "abc")
-    run = command.opened(tmp_path / "a", "torchtitan", None, D)
+    run = command.open_run(tmp_path / "a", "torchtitan", None, D)
     assert run.format is TORCHTITAN and run.sizes()["kv_heads"] == K
     growth = operators.hypercloning(
         run.sizes(), {"embed": 16, "heads": 8, "kv_heads": 4, "mlp": 20}
     )
     leaves = {path: run.read(place) for path, place in run.places.items()}
-    after = command.opened(tmp_path / "b", None, None, D)
+    after = command.open_run(tmp_path / "b", None, None, D)
     for path, x in grow(growth, leaves, run.axes).items():
         np.testing.assert_allclose(after.read(after.places[path]), x, rtol=1e-6)
     assert len(grown.arrays) > len(wider.arrays) > 0 and len(wider.arrays) == len(old.arrays)

@@ -119,7 +119,7 @@ def test_a_maxtext_tree_grows_as_in_memory(tmp_path, scan, policy):
     params = maxtext(scan)
     state = state_of(params)
     folder, layers = written(tmp_path / "a", params, state), "layers_{}"
-    run = command.opened(folder, None, None)
+    run = command.open_run(folder, None, None)
     assert run.format is MAXTEXT and run.prefix == "params/params/"
     assert run.sizes() == {
         "embed": E,
@@ -151,7 +151,7 @@ def test_a_maxtext_tree_grows_as_in_memory(tmp_path, scan, policy):
             policy,
         )
         assert main(["grow", *map(str, arguments)]) == 0
-        growth = operator(command.opened(source, None, None).sizes(), target)
+        growth = operator(command.open_run(source, None, None).sizes(), target)
         state = grow_optimizer(
             TX, state, growth, params, axes, policy, layers=layers if scan is None else None
         )
@@ -182,7 +182,7 @@ def test_accumulated_gradients_grow_as_gradients(tmp_path):
     source = written(tmp_path / "a", params, state)
     grown = ("grow", str(source), str(tmp_path / "b"), "--method", "hypercloning", *WIDE_OPTIONS)
     assert main([*grown, "--optimizer", "exact"]) == 0
-    run = command.opened(source, None, None)
+    run = command.open_run(source, None, None)
     axes = jax.tree_util.tree_map_with_path(
         lambda p, _: run.axes[path(p).removeprefix("params/")], params
     )
@@ -217,7 +217,7 @@ def test_an_average_of_the_parameters_grows_like_them(tmp_path, name):
     tree = {name: params, "params": params, "opt_state": state_of(params)}
     with ocp.training.Checkpointer(tmp_path / "a") as checkpoints:
         checkpoints.save_checkpointables(3, {"items": tree})
-    run = command.opened(tmp_path / "a", None, None)
+    run = command.open_run(tmp_path / "a", None, None)
     assert run.prefix == "params/params/"
     for policy in ("copy", "drop", "exact"):
         arguments = ("--method", "hypercloning", *WIDE_OPTIONS, "--optimizer", policy)
@@ -298,7 +298,7 @@ def in_flax_names(tmp_path: Path, tx: optax.GradientTransformation) -> tuple[Pat
 
 def test_a_module_in_a_layer_may_have_the_name_of_one_outside(tmp_path):
     source, names, old = in_flax_names(tmp_path, optax.scale_by_adam())
-    run = command.opened(source, None, names)
+    run = command.open_run(source, None, names)
     templates = [place.template for _, place in run.states]
     assert len(templates) == len(set(templates)) == 2 * len(run.places)
     (tmp_path / "b").mkdir()
@@ -342,7 +342,7 @@ def test_a_state_of_some_layers_only_is_refused(tmp_path):
         return {name: name == "blocks_0" for name in params}
 
     source, names, _ = in_flax_names(tmp_path, optax.masked(optax.scale_by_adam(), first))
-    run = command.opened(source, None, names)
+    run = command.open_run(source, None, names)
     with pytest.raises(CheckpointError, match=r"blocks_0/up/kernel .* for all layers or for none"):
         orbax_run.check_run(run, operators.stack(run.sizes(), {"layers": 4}), "copy")
 
@@ -380,7 +380,7 @@ def test_a_grown_checkpoint_of_parameters_alone_grows_again(tmp_path):
     for source, target, layers in (("a/3", "b", "6"), ("b", "c", "12")):
         folders = str(tmp_path / source), str(tmp_path / target)
         assert main(["grow", *folders, "--method", "stack", "--layers", layers]) == 0
-    assert command.opened(tmp_path / "c", None, None).sizes()["layers"] == 12
+    assert command.open_run(tmp_path / "c", None, None).sizes()["layers"] == 12
 
 
 def test_a_damaged_file_is_an_error(tmp_path, capsys):
@@ -449,7 +449,7 @@ def test_one_leaf_is_in_memory_at_a_time(tmp_path, monkeypatch):
 
     monkeypatch.setattr(OrbaxTree, "read", reading)
     monkeypatch.setattr(Writer, "write", writing)
-    run = command.opened(folder, None, None)
+    run = command.open_run(folder, None, None)
     (tmp_path / "b").mkdir()
     orbax_run.grow_run(run, operators.hypercloning(run.sizes(), WIDE), "exact", tmp_path / "b")
     assert len(seen) == 2 * len(run.tree.arrays)
@@ -458,7 +458,7 @@ def test_one_leaf_is_in_memory_at_a_time(tmp_path, monkeypatch):
 @pytest.mark.filterwarnings("ignore:Sharding info not provided")
 def test_several_processes_write_one_checkpoint(tmp_path, monkeypatch):
     folder, calls = written(tmp_path / "a", maxtext(1)), []
-    run = command.opened(folder, None, None)
+    run = command.open_run(folder, None, None)
     growth = operators.hypercloning(run.sizes(), WIDE)
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -594,7 +594,7 @@ import resource, sys
 from jaxgrow import operators
 from jaxgrow.extras.integrations import command, orbax_run
 from pathlib import Path
-run = command.opened(Path(sys.argv[1]), None, Path(sys.argv[2]))
+run = command.open_run(Path(sys.argv[1]), None, Path(sys.argv[2]))
 target = Path(sys.argv[3]); target.mkdir()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 orbax_run.grow_run(run, operators.hypercloning(run.sizes(), {"mlp": 2048}), "copy", target)
