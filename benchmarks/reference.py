@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 from jaxgrow import flops
 from jaxgrow.models import GPT2Config
 from train.extras.aot.machines import Machine, described
-from train.extras.aot.roofline import kernels, roofline
+from train.extras.aot.roofline import program_kernels, sum_kernels
 
 C = GPT2Config(dtype="bfloat16")
 
@@ -93,7 +93,9 @@ def ceiling(machine: Machine, batch: int) -> dict[str, float]:
     placed = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), given)
     compiled = jax.jit(step, donate_argnums=(0, 1)).lower(*placed).compile()
     assert machine.chip.flops and machine.chip.bandwidth
-    least = roofline(kernels(compiled.as_text() or ""), machine.chip.flops, machine.chip.bandwidth)
+    least = sum_kernels(
+        program_kernels(compiled.as_text() or ""), machine.chip.flops, machine.chip.bandwidth
+    )
     cost = flops.train_flops(C, batch * C.context) / machine.chip.flops
     parts = {name: seconds * 1e3 for name, seconds in least.parts.items()}
     memory: Any = compiled.memory_analysis()

@@ -21,7 +21,7 @@ from train.config.experiment import load_experiment
 from train.extras.aot.compilation import AotRun, Program
 from train.extras.aot.estimate import bound, fits
 from train.extras.aot.machines import described
-from train.extras.aot.roofline import kernels
+from train.extras.aot.roofline import program_kernels
 from train.plan.methods import Scratch
 from train.plan.modifiers import DropLayers
 from train.state.mesh import Mesh
@@ -130,7 +130,7 @@ def test_an_unrolled_step_has_fused_products_and_few_arguments():
     config = "batch=4:model.layers=2:model.vocab=1024:model.remat=none:model.scan_layers=False"
     run = Texts(load_experiment(f"{GPT2}:{config}"), described("h100:1"))
     run.run()
-    found = kernels(run.text)
+    found = program_kernels(run.text)
     fused = 2.0 * 4 * 1024 * 768 * 3 * 768
     attention = [k for k in found if "/attention/" in k.path and "/out" not in k.path]
     # One product of queries, keys and values in the forward pass, and two in the backward pass.

@@ -27,7 +27,13 @@ from train.extras.aot import estimate, hlo, machines
 from train.extras.aot.compilation import AotRun, Program
 from train.extras.aot.estimate import Bound, bound, fits, fitting, smaller
 from train.extras.aot.machines import CHIPS, Machine, common_machine, described, present
-from train.extras.aot.roofline import Roofline, beside, kernels, part, roofline
+from train.extras.aot.roofline import (
+    Roofline,
+    flops_beside,
+    program_kernels,
+    step_part,
+    sum_kernels,
+)
 from train.plan.methods import Growing, GrowTo, Inherit, Scratch, TrainStage
 from train.plan.modifiers import DropLayers, Rewarm
 from train.plan.training import Train
@@ -556,7 +562,7 @@ def test_collectives_of_a_tpu_program_are_read():
 
 def test_kernels_are_read():
     text = 'x = f32[] custom-call(y), custom_call_target="b"\nz = (f32[]) custom-call(), custom_call_target="a", x={}\n'
-    assert hlo.kernels(text + text) == ("a", "b")
+    assert hlo.foreign_kernels(text + text) == ("a", "b")
 
 
 def test_collectives_are_read_with_sizes_and_trip_counts():
@@ -606,7 +612,7 @@ ENTRY %main (x: bf16[4,8], w: bf16[8,16]) -> bf16[4,16] {
 
 
 def test_matrix_products_during_exchanges_are_counted():
-    found = hlo.collectives(SCHEDULED, 2, beside=beside(SCHEDULED))
+    found = hlo.collectives(SCHEDULED, 2, beside=flops_beside(SCHEDULED))
     assert [(c.asynchronous, c.products) for c in found] == [
         (True, 2.0 * 4 * 8 * 16),
         (True, 0.0),
@@ -656,19 +662,19 @@ ENTRY %main (q: f32[3,100]) -> f32[3,100] {
 
 
 def test_kernels_have_their_bytes_and_flops():
-    product, sliced, reshaped, updated = kernels(KERNELS)
+    product, sliced, reshaped, updated = program_kernels(KERNELS)
     assert (product.flops, product.moved, product.times) == (
         2 * 4 * 8 * 16,
         2 * (4 * 8 + 8 * 16 + 4 * 16),
         3,
     )
-    assert product.narrow and part(product.path) == "MLP"
-    assert (sliced.flops, sliced.moved, sliced.times) == (0, 4 + 400 + 400, 1) and part(
+    assert product.narrow and step_part(product.path) == "MLP"
+    assert (sliced.flops, sliced.moved, sliced.times) == (0, 4 + 400 + 400, 1) and step_part(
         sliced.path
     ) == "optimizer"
     assert reshaped.moved == 800
     # excluding the array that it updates
-    assert updated.moved == 400 + 4 + 400 and part(updated.path) == "copies of scans"
+    assert updated.moved == 400 + 4 + 400 and step_part(updated.path) == "copies of scans"
 
 
 # A program for TPUs: products are convolutions, S(1) is the fast memory, and copies run beside other
@@ -705,7 +711,7 @@ ENTRY %main (x: bf16[16,8,3], w: bf16[16,4,8], stack: f32[4,100], n: s32[]) -> f
 
 
 def test_kernels_of_a_tpu_have_the_bytes_of_its_main_memory():
-    copied, product, batched, sliced = kernels(ON_A_TPU)
+    copied, product, batched, sliced = program_kernels(ON_A_TPU)
     assert (copied.moved, copied.asynchronous) == (16 * 8 * 2, True)
     assert (product.flops, product.moved) == (2 * 16 * 8 * 4, 16 * 4 * 2) and product.narrow
     # Twelve products: at each position, one element of the padded window is inside of the operand.
@@ -714,16 +720,16 @@ def test_kernels_of_a_tpu_have_the_bytes_of_its_main_memory():
 
 
 def test_asynchronous_copies_lengthen_a_roofline_by_the_bytes_that_have_no_other_time():
-    found = kernels(ON_A_TPU)
-    at_once = roofline(found, peak=1024.0, bandwidth=1e9)
+    found = program_kernels(ON_A_TPU)
+    at_once = sum_kernels(found, peak=1024.0, bandwidth=1e9)
     assert at_once.parts["other"] == pytest.approx(13.0) and len(at_once.parts) == 1
-    later = roofline(found, peak=1e12, bandwidth=8.0)
+    later = sum_kernels(found, peak=1e12, bandwidth=8.0)
     assert later.parts == pytest.approx({"other": 16 + 50, "asynchronous copies": 32}, rel=1e-3)
     assert later.moved == 128 + 256 + 400
 
 
 def test_a_roofline_adds_the_slower_part_of_every_kernel():
-    found = roofline(kernels(KERNELS), peak=1024.0, bandwidth=800.0)
+    found = sum_kernels(program_kernels(KERNELS), peak=1024.0, bandwidth=800.0)
     assert found.parts == pytest.approx(
         {"MLP": 3 * 1.0, "optimizer": 804 / 800, "other": 1.0, "copies of scans": 804 / 800}
     )
@@ -739,7 +745,7 @@ def test_the_kernels_of_a_compiled_step_have_all_its_products():
     traced = jax.jit(jax.grad(step, 1)).trace(
         jax.ShapeDtypeStruct((32, 64), "float32"), jax.ShapeDtypeStruct((5, 64, 64), "float32")
     )
-    found = kernels(traced.lower().compile().as_text())
+    found = program_kernels(traced.lower().compile().as_text())
     assert sum(k.times * k.flops for k in found) == flops.counted(traced.jaxpr.jaxpr).products
 
 

@@ -17,7 +17,7 @@ from train.common.errors import UserError
 from train.config.experiment import Experiment
 from train.extras.aot import hlo
 from train.extras.aot.machines import Machine
-from train.extras.aot.roofline import Roofline, beside, kernels, roofline
+from train.extras.aot.roofline import Roofline, flops_beside, program_kernels, sum_kernels
 from train.plan.ledger import Ledger
 from train.plan.lifetimes import after
 from train.plan.modifiers import PhaseStart
@@ -351,11 +351,11 @@ def _work(text: str, machine: Machine) -> dict[str, Any]:
     bounds = chip.flops or math.inf, chip.bandwidth or math.inf
     return {
         "collectives": tuple(
-            hlo.collectives(text, len(machine.devices), machine.hosts, beside(text))
+            hlo.collectives(text, len(machine.devices), machine.hosts, flops_beside(text))
         ),
-        "conditionals": hlo.conditionals(text),
-        "kernels": hlo.kernels(text),
-        "roofline": roofline(kernels(text), *bounds),
+        "conditionals": hlo.conditional_count(text),
+        "kernels": hlo.foreign_kernels(text),
+        "roofline": sum_kernels(program_kernels(text), *bounds),
     }
 
 

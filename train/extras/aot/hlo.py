@@ -1,33 +1,164 @@
-"""Read XLA's text of a compiled program: which data do its devices exchange, and how often?"""
+"""Read XLA's text of a compiled program: its instructions, and the data that its devices exchange."""
 
 import itertools
 import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
 BYTES = {"pred": 1, "s4": 0.5, "u4": 0.5, "bf16": 2, "f16": 2, "c64": 8, "c128": 16}
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 _SHAPE = re.compile(r"\b(pred|bf16|[fsuc]\d+)(?:e\w+)?\[([\d,]*)\]")
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
-_COLLECTIVE = re.compile(
-    r"%?([\w.\-]+) = (.*?) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(-start)?\("
-)
+_LINE = re.compile(r"^ +(ROOT )?%([\w.\-]+) = (.*?) ([a-z][a-z\-]*)\((.*)$")
+_NAMES = re.compile(r"%([\w.\-]+)")
 _CALLS = re.compile(
     r"(?:body|condition|to_apply|calls|true_computation|false_computation)=%?([\w.\-]+)"
 )
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
-_OPERATION = re.compile(r"^ +(ROOT )?%([\w.\-]+) = .*? ([a-z\-]+)\(([^)]*)\)(?:, index=(\d+))?")
 _KERNEL = re.compile(r'custom_call_target="([^"]+)"')
 _GROUPS = re.compile(
     r"replica_groups=(?:\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?|\{\{([\d,]+)\})"
 )
 _PAIRS = re.compile(r"source_target_pairs=\{(.*?)\}\}?(?:,|$)")
 _AXES = re.compile(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}")  # the format for TPUs
+
+
+class Instruction(NamedTuple):
+    """A line of a computation."""
+
+    name: str
+    shapes: str  # type of its result in XLA's notation
+    kind: str
+    operands: tuple[str, ...]  # names of the operands
+    text: str  # text after the opening parenthesis
+    root: bool
+
+    @property
+    def number(self) -> int:
+        """The index of a parameter, or the value of a constant."""
+        return int(self.text.split(")")[0])
+
+
+@dataclass(frozen=True)
+class Computation:
+    """The instructions of a computation, in the order of their lines."""
+
+    lines: tuple[Instruction, ...]
+
+    @cached_property
+    def by_name(self) -> dict[str, Instruction]:
+        return {i.name: i for i in self.lines}
+
+    @cached_property
+    def users(self) -> dict[str, list[Instruction]]:
+        out: dict[str, list[Instruction]] = {}
+        for instruction in self.lines:
+            for name in instruction.operands:
+                out.setdefault(name, []).append(instruction)
+        return out
+
+    @property
+    def root(self) -> Instruction:
+        return next(i for i in self.lines if i.root)
+
+
+@lru_cache(maxsize=4)
+def parse_program(text: str) -> Mapping[str, Computation]:
+    """Return the computations of a program by name; the first one to run has the name ENTRY."""
+    bodies: dict[str, list[Instruction]] = {}
+    name = ""
+    for line in text.splitlines():
+        if not line.startswith(" ") and (head := _HEAD.match(line)):
+            name = "ENTRY" if head[1] else head[2]
+        elif found := _LINE.match(line):
+            root, target, shapes, kind, rest = found.groups()
+            operands = tuple(_NAMES.findall(_arguments(rest)))
+            instruction = Instruction(target, shapes, kind, operands, rest, bool(root))
+            bodies.setdefault(name, []).append(instruction)
+    return {name: Computation(tuple(body)) for name, body in bodies.items()}
+
+
+def _arguments(rest: str) -> str:
+    """The text before the closing parenthesis."""
+    depth = 1
+    for i, letter in enumerate(rest):
+        depth += {"(": 1, ")": -1}.get(letter, 0)
+        if not depth:
+            return rest[:i]
+    return rest
+
+
+# --- how often computations run ---
+
+
+def run_counts(program: Mapping[str, Computation]) -> Counter[str]:
+    """Return how often each computation runs, with the trip counts of nested loops."""
+    times: Counter[str] = Counter()
+
+    def visit(name: str, count: int) -> None:
+        times[name] += count
+        for i in program[name].lines if name in program else ():
+            callees = _CALLS.findall(i.text)
+            for branches in _BRANCHES.findall(i.text):
+                callees += [branch.strip().lstrip("%") for branch in branches.split(",")]
+            trips = _trips(i, program) if i.kind == "while" else 1
+            for callee in callees:
+                visit(callee, count * trips)
+
+    visit("ENTRY", 1)
+    return times
+
+
+def _trips(loop: Instruction, program: Mapping[str, Computation]) -> int:
+    """The trip count of a loop.
+
+    XLA states it, except for TPUs. There it follows from the increment and the limit of the loop's
+    counter, which starts at 0.
+    """
+    if known := _TRIPS.search(loop.text):
+        return int(known[1])
+    called = dict(re.findall(r"(condition|body)=%?([\w.\-]+)", loop.text))
+    condition, body = (program[called[part]] for part in ("condition", "body"))
+    try:
+        counter, end = (condition.by_name[name] for name in condition.root.operands)
+        index = re.search(r"index=(\d+)", counter.text)
+        grown = body.by_name[body.root.operands[int(index[1]) if index else 0]]
+        operands = [body.by_name[name] for name in grown.operands]
+        (by,) = (operand.number for operand in operands if operand.kind == "constant")
+        return -(-end.number // by)
+    except (KeyError, ValueError, IndexError):
+        return _fused_trips(loop, program, condition.root)
+
+
+def _fused_trips(loop: Instruction, program: Mapping[str, Computation], root: Instruction) -> int:
+    """The trip count of a loop whose condition is a fusion of its counter and a constant.
+
+    Pipelined loops on GPUs have this form. The counter grows by one in each iteration. If its first
+    value is not found, it is assumed to be 0. A loop of unknown length counts once.
+    """
+    called = _CALLS.search(root.text) if root.kind == "fusion" else None
+    fused = program[called[1]].lines if called else ()
+    ends = [i.number for i in fused if i.kind == "constant"]
+    if len(ends) != 1:
+        return 1
+    around = next(c.by_name for c in program.values() if c.by_name.get(loop.name) is loop)
+    if loop.operands[0] not in around:
+        return ends[0]
+    first = around[around[loop.operands[0]].operands[0]]
+    while first.kind in ("copy", "bitcast") and first.operands[0] in around:
+        first = around[first.operands[0]]
+    return ends[0] - (first.number if first.kind == "constant" else 0)
+
+
+# --- exchanges between devices ---
 
 
 class Collective(NamedTuple):
@@ -68,26 +199,23 @@ def collectives(
       devices: number of devices.
       hosts: number of hosts, which all have the same number of devices.
       beside: FLOPs of the matrix products during an exchange, by the name of the instruction that
-        starts it (`train.extras.aot.roofline.beside`).
+        starts it (`train.extras.aot.roofline.flops_beside`).
     """
-    lines = dict(computations(text))
-    counts = times(lines)
+    program = parse_program(text)
+    counts = run_counts(program)
     out = []
-    for name, body in lines.items():
-        for line in body:
-            found = _COLLECTIVE.search(line)
-            if found:
-                begin, kinds, kind, start = found.groups()
-                group = _group(line, devices)
-                whole = _whole(kinds, kind, bool(start), len(group))
-                local = _local(
-                    line if kind == "collective-permute" else "", group, devices // hosts
-                )
-                waits = not start or '"is_sync":true' in line
-                products = beside.get(begin, 0.0)
-                out.append(
-                    Collective(kind, whole, len(group), counts[name], not waits, local, products)
-                )
+    for name, computation in program.items():
+        for i in computation.lines:
+            kind, start = i.kind.removesuffix("-start"), i.kind.endswith("-start")
+            if kind not in COLLECTIVES:
+                continue
+            group = _group(i.text, devices)
+            moved = i.text if kind == "collective-permute" else ""
+            local = _local(moved, group, devices // hosts)
+            waits = not start or '"is_sync":true' in i.text
+            size = _whole(i.shapes, kind, start, len(group))
+            products = beside.get(i.name, 0.0)
+            out.append(Collective(kind, size, len(group), counts[name], not waits, local, products))
     return out
 
 
@@ -105,113 +233,14 @@ def _local(line: str, group: list[int], each: int) -> int:
     return most if most < len(group) else 0
 
 
-def conditionals(text: str) -> int:
-    return len(re.findall(r" conditional\(", text))
+def conditional_count(text: str) -> int:
+    """Return the number of conditionals in a program."""
+    return sum(i.kind == "conditional" for c in parse_program(text).values() for i in c.lines)
 
 
-def kernels(text: str) -> tuple[str, ...]:
+def foreign_kernels(text: str) -> tuple[str, ...]:
     """Return the kernels that XLA did not generate, such as cuDNN attention and Pallas kernels."""
     return tuple(sorted(set(_KERNEL.findall(text))))
-
-
-def computations(text: str) -> Iterator[tuple[str, list[str]]]:
-    name = ""
-    body = []
-    for line in text.splitlines():
-        head = None if line.startswith(" ") else _HEAD.match(line)
-        if head:
-            if name:
-                yield name, body
-            name = "ENTRY" if head[1] else head[2]
-            body = []
-        else:
-            body.append(line)
-    yield name, body
-
-
-def times(lines: dict[str, list[str]]) -> Counter[str]:
-    """Return how often each computation runs, with the trip counts of nested loops."""
-    calls: dict[str, list[tuple[str, int]]] = {}
-    for name, body in lines.items():
-        for line in body:
-            trips = _trips(line, lines) if " while(" in line else 1
-            callees = _CALLS.findall(line)
-            for branches in _BRANCHES.findall(line):
-                callees += [branch.strip().lstrip("%") for branch in branches.split(",")]
-            for callee in callees:
-                calls.setdefault(name, []).append((callee, trips))
-    times: Counter[str] = Counter()
-
-    def visit(name: str, count: int) -> None:
-        times[name] += count
-        for callee, trips in calls.get(name, []):
-            visit(callee, count * trips)
-
-    visit("ENTRY", 1)
-    return times
-
-
-class _Operation(NamedTuple):
-    kind: str
-    operands: list[str]  # names, or the value of a constant
-    of: int  # index into a tuple
-    text: str = ""  # line of the operation
-
-
-def _trips(line: str, lines: dict[str, list[str]]) -> int:
-    """The trip count of a loop.
-
-    XLA states it, except for TPUs. There it follows from the increment and the limit of the loop's
-    counter, which starts at 0.
-    """
-    if known := _TRIPS.search(line):
-        return int(known[1])
-    called = dict(re.findall(r"(condition|body)=%?([\w.\-]+)", line))
-    condition, body = (_operations(lines[called[part]]) for part in ("condition", "body"))
-    try:
-        counter, end = (condition[name] for name in condition["ROOT"].operands)
-        grown = body[body["ROOT"].operands[counter.of]]
-        (by,) = (
-            int(body[name].operands[0]) for name in grown.operands if body[name].kind == "constant"
-        )
-        return -(-int(end.operands[0]) // by)
-    except (KeyError, ValueError, IndexError):
-        return _fused_trips(line, lines, condition["ROOT"])
-
-
-def _fused_trips(line: str, lines: dict[str, list[str]], root: "_Operation") -> int:
-    """The trip count of a loop whose condition is a fusion of its counter and a constant.
-
-    Pipelined loops on GPUs have this form. The counter grows by one in each iteration. If its first
-    value is not found, it is assumed to be 0. A loop of unknown length counts once.
-    """
-    called = re.search(r"calls=%?([\w.\-]+)", root.text) if root.kind == "fusion" else None
-    fused = lines[called[1]] if called else []
-    ends = [int(n) for n in re.findall(r" constant\((\d+)\)", "\n".join(fused))]
-    if len(ends) != 1:
-        return 1
-    given = re.search(r" while\(%?([\w.\-]+)\)", line)
-    for body in lines.values():
-        operations = _operations(body)
-        if given and given[1] in operations and line in body:
-            first = operations[operations[given[1]].operands[0]]
-            while first.kind in ("copy", "bitcast") and first.operands[0] in operations:
-                first = operations[first.operands[0]]
-            return ends[0] - (int(first.operands[0]) if first.kind == "constant" else 0)
-    return ends[0]
-
-
-def _operations(lines: list[str]) -> dict[str, _Operation]:
-    """The operations of a computation by name. The last one also has the name ROOT."""
-    found = {}
-    for line in lines:
-        if operation := _OPERATION.match(line):
-            root, name, kind, operands, index = operation.groups()
-            names = [n.split("%")[-1].strip() for n in operands.split(",")]
-            found[name] = found["ROOT" if root else name] = _Operation(
-                kind, names, int(index or 0), line
-            )
-    return found
 
 
 def _whole(shapes: str, kind: str, start: bool, devices: int) -> float:
@@ -219,8 +248,8 @@ def _whole(shapes: str, kind: str, start: bool, devices: int) -> float:
     # The type of an asynchronous start is a tuple of the input, the output, and perhaps more. For an
     # all-reduce it is the output alone before JAX 0.12, and ``((inputs), outputs)`` from then on.
     if start and shapes.startswith("((" if kind == "all-reduce" else "("):
-        return max(size(part) for part in itertools.islice(_parts(shapes), 2))
-    total = size(shapes)
+        return max(array_bytes(part) for part in itertools.islice(_parts(shapes), 2))
+    total = array_bytes(shapes)
     return total * devices if kind == "reduce-scatter" else total
 
 
@@ -234,21 +263,17 @@ def _parts(shapes: str) -> Iterator[str]:
             begin = i
 
 
-def shapes(text: str) -> list[tuple[str, list[int]]]:
+def array_shapes(text: str) -> list[tuple[str, list[int]]]:
     """Return ``(dtype, sizes)`` of every array in a type."""
-    found = []
-    for kind, dims in _SHAPE.findall(text):
-        found.append((kind, [int(d) for d in dims.split(",") if d]))
-    return found
+    return [(kind, [int(d) for d in dims.split(",") if d]) for kind, dims in _SHAPE.findall(text)]
 
 
-def size(text: str) -> float:
+def array_bytes(text: str) -> float:
     """Return the bytes of all arrays in a type."""
-    each = {
-        kind: BYTES.get(kind) or int(re.sub(r"\D", "", kind)) / 8
-        for kind, _ in _SHAPE.findall(text)
-    }
-    return sum(each[kind] * math.prod(dims) for kind, dims in shapes(text))
+    return sum(
+        (BYTES.get(kind) or int(re.sub(r"\D", "", kind)) / 8) * math.prod(dims)
+        for kind, dims in array_shapes(text)
+    )
 
 
 def _group(line: str, devices: int) -> list[int]:

@@ -17,17 +17,23 @@ arrays in the fast memory of the core (VMEM). Their bytes are not counted.
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from train.extras.aot import hlo
+from train.extras.aot.hlo import (
+    BYTES,
+    COLLECTIVES,
+    Computation,
+    Instruction,
+    array_bytes,
+    array_shapes,
+    parse_program,
+    run_counts,
+)
 
-_LINE = re.compile(r"^ +(ROOT )?%([\w.\-]+) = (.*?) ([a-z][a-z\-]*)\((.*)$")
-_NAMES = re.compile(r"%([\w.\-]+)")
 _CALLED = re.compile(r"\b(?:calls|to_apply)=%?([\w.\-]+)")
 _PATH = re.compile(r'op_name="([^"]*)"')
 _CONTRACTED = re.compile(r'lhs_contracting_dim(?:ension)?s"?[=:]\s*[\[{]([\d", ]*)[\]}]')
@@ -40,7 +46,7 @@ _ATTENTION = re.compile(r'"intermediate_tensor_shape":.*?"dimensions":\s*\[([^\]
 # Instructions that are not counted: they do not move data, or their work is in the computations
 # that they call.
 _FREE = frozenset(
-    {
+    [
         "parameter",
         "constant",
         "get-tuple-element",
@@ -49,29 +55,15 @@ _FREE = frozenset(
         "after-all",
         "opt-barrier",
         "partition-id",
-    }
-    | {"replica-id", "while", "conditional", "call"}
+        "replica-id",
+        "while",
+        "conditional",
+        "call",
+    ]
 )
 # Calls on TPUs that neither compute nor move data.
 _FREE_CALLS = re.compile(r'="(?:AllocateBuffer|AssumeGatherIndicesInBound|ConcatBitcast)"')
 _SLICES = frozenset({"dynamic-slice", "slice", "gather"})
-_COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
-
-
-class Instruction(NamedTuple):
-    """A line of a computation."""
-
-    name: str
-    shapes: str  # type of its result in XLA's notation
-    kind: str
-    operands: tuple[str, ...]  # names of the operands
-    text: str  # text after the opening parenthesis
-    root: bool
-
-    @property
-    def number(self) -> int:
-        """The index of a parameter."""
-        return int(self.text.split(")")[0])
 
 
 class Kernel(NamedTuple):
@@ -94,36 +86,14 @@ class Kernel(NamedTuple):
     asynchronous: bool = False
 
 
-@dataclass(frozen=True)
-class _Computation:
-    lines: tuple[Instruction, ...]
-
-    @cached_property
-    def by_name(self) -> dict[str, Instruction]:
-        return {i.name: i for i in self.lines}
-
-    @cached_property
-    def users(self) -> dict[str, list[Instruction]]:
-        out: dict[str, list[Instruction]] = {}
-        for instruction in self.lines:
-            for name in instruction.operands:
-                out.setdefault(name, []).append(instruction)
-        return out
-
-    @property
-    def root(self) -> Instruction:
-        return next(i for i in self.lines if i.root)
-
-
-def kernels(text: str) -> list[Kernel]:
+def program_kernels(text: str) -> list[Kernel]:
     """Return every kernel of a compiled program.
 
     Args:
       text: XLA's text of the program.
     """
-    lines = dict(hlo.computations(text))
-    times = hlo.times(lines)
-    programs = {name: _Computation(tuple(_parsed(body))) for name, body in lines.items()}
+    programs = parse_program(text)
+    times = run_counts(programs)
     inner: set[str] = set()
     for program in programs.values():
         inner.update(*map(_within, program.lines))
@@ -131,17 +101,15 @@ def kernels(text: str) -> list[Kernel]:
     for name, program in programs.items():
         if name in inner or not times[name]:
             continue
-        for i in program.lines:
-            if not _free(i):
-                flops, narrow = _products(i, program, programs)
-                moved = _moved(i, program, programs)
-                beside = i.kind.endswith("-start")
-                path = _path(i, programs)
-                out.append(Kernel(path, flops, moved, narrow, times[name], beside))
+        for i in (i for i in program.lines if not _free(i)):
+            flops, narrow = _products(i, program, programs)
+            moved = _moved(i, program, programs)
+            beside = i.kind.endswith("-start")
+            out.append(Kernel(_path(i, programs), flops, moved, narrow, times[name], beside))
     return out
 
 
-def beside(text: str) -> dict[str, float]:
+def flops_beside(text: str) -> dict[str, float]:
     """Return the FLOPs of the matrix products that a device computes during each exchange.
 
     Args:
@@ -151,13 +119,12 @@ def beside(text: str) -> dict[str, float]:
       FLOPs between the start and the end of each asynchronous exchange, by the name of the
       instruction that starts it.
     """
-    bodies = dict(hlo.computations(text))
-    programs = {name: _Computation(tuple(_parsed(body))) for name, body in bodies.items()}
+    programs = parse_program(text)
     out: dict[str, float] = {}
     for program in programs.values():
         running: set[str] = set()
         for i in program.lines:
-            if i.kind.startswith(_COLLECTIVES):
+            if i.kind.startswith(COLLECTIVES):
                 running.difference_update(i.operands)
                 if i.kind.endswith("-start"):
                     running.add(i.name)
@@ -168,39 +135,20 @@ def beside(text: str) -> dict[str, float]:
     return out
 
 
-def _parsed(body: list[str]) -> Iterator[Instruction]:
-    for line in body:
-        if found := _LINE.match(line):
-            root, name, shapes, kind, rest = found.groups()
-            yield Instruction(
-                name, shapes, kind, tuple(_NAMES.findall(_arguments(rest))), rest, bool(root)
-            )
-
-
-def _arguments(rest: str) -> str:
-    """The text before the closing parenthesis."""
-    depth = 1
-    for i, letter in enumerate(rest):
-        depth += {"(": 1, ")": -1}.get(letter, 0)
-        if not depth:
-            return rest[:i]
-    return rest
-
-
 def _within(instruction: Instruction) -> list[str]:
     """Names of the computations that are a part of this instruction and do not run separately."""
     return [] if instruction.kind == "call" else _CALLED.findall(instruction.text)
 
 
 def _free(i: Instruction) -> bool:
-    if i.kind in _FREE or i.kind.endswith("-done") or i.kind.startswith(_COLLECTIVES):
+    if i.kind in _FREE or i.kind.endswith("-done") or i.kind.startswith(COLLECTIVES):
         return True
     if i.kind == "custom-call" and _FREE_CALLS.search(i.text):
         return True
-    return not i.operands and i.kind == "fusion" and hlo.size(i.shapes) < 64
+    return not i.operands and i.kind == "fusion" and array_bytes(i.shapes) < 64
 
 
-def _path(i: Instruction, programs: dict[str, _Computation]) -> str:
+def _path(i: Instruction, programs: Mapping[str, Computation]) -> str:
     """The path of an instruction, or of the first instruction with a path inside of a fusion."""
     if found := _PATH.search(i.text):
         return found[1]
@@ -215,7 +163,7 @@ def _path(i: Instruction, programs: dict[str, _Computation]) -> str:
 
 
 def _products(
-    i: Instruction, where: _Computation, programs: dict[str, _Computation]
+    i: Instruction, where: Computation, programs: Mapping[str, Computation]
 ) -> tuple[float, bool]:
     """``(FLOPs of the matrix products, whether their operands have 16 bits)``."""
     if i.kind.startswith("fusion"):
@@ -235,12 +183,12 @@ def _products(
     if contracted is None or left is None:
         return 0.0, True
     dims = [int(d) for d in re.findall(r"\d+", contracted[1])]
-    kind, shape = hlo.shapes(left.shapes)[0]
-    result = math.prod(hlo.shapes(i.shapes)[0][1])
-    return 2.0 * result * math.prod(shape[d] for d in dims), hlo.BYTES.get(kind, 4) <= 2
+    kind, shape = array_shapes(left.shapes)[0]
+    result = math.prod(array_shapes(i.shapes)[0][1])
+    return 2.0 * result * math.prod(shape[d] for d in dims), BYTES.get(kind, 4) <= 2
 
 
-def _convolution(i: Instruction, where: _Computation) -> float:
+def _convolution(i: Instruction, where: Computation) -> float:
     """FLOPs of a convolution. XLA for TPUs writes every matrix product as one.
 
     Dimensions of a batch are then spatial dimensions with padding, and only the positions of the
@@ -252,7 +200,7 @@ def _convolution(i: Instruction, where: _Computation) -> float:
     if labels is None or None in operands:
         return 0.0
     left, right, out = (
-        dict(zip(names, hlo.shapes(x.shapes)[0][1], strict=True))
+        dict(zip(names, array_shapes(x.shapes)[0][1], strict=True))
         for names, x in zip(labels.groups(), (*operands, i), strict=True)
         if x is not None
     )
@@ -279,14 +227,14 @@ def _positions(size: int, window: int, results: int, given: dict[str, str]) -> i
     return int(((at >= 0) & (at <= (size - 1) * left) & (at % left == 0)).sum())
 
 
-def _attention(i: Instruction, where: _Computation, scores: list[int]) -> float:
+def _attention(i: Instruction, where: Computation, scores: list[int]) -> float:
     """FLOPs of fused attention, from the shape of its scores [batch, heads, queries, keys].
 
     Causal attention computes half of the square. There are two products in the forward pass. There
     are five in the backward pass, one of which computes the scores again (Dao et al., 2022).
     """
     query = where.by_name[i.operands[0]]
-    head_dim = math.prod(hlo.shapes(query.shapes)[0][1]) / math.prod(scores[:3])
+    head_dim = math.prod(array_shapes(query.shapes)[0][1]) / math.prod(scores[:3])
     products = 5 if "Backward" in i.text else 2
     return products * 2.0 * math.prod(scores) * head_dim * (0.5 if "CAUSAL" in i.text else 1.0)
 
@@ -294,23 +242,23 @@ def _attention(i: Instruction, where: _Computation, scores: list[int]) -> float:
 # --- bytes ---
 
 
-def _moved(i: Instruction, where: _Computation, programs: dict[str, _Computation]) -> float:
+def _moved(i: Instruction, where: Computation, programs: Mapping[str, Computation]) -> float:
     if i.kind.startswith("fusion"):
         return _of_fusion(i, where, programs)
     if i.kind == "dynamic-update-slice":
-        written = hlo.size(where.by_name[i.operands[1]].shapes) if _bytes(i.shapes) else 0.0
+        written = array_bytes(where.by_name[i.operands[1]].shapes) if _bytes(i.shapes) else 0.0
         return _size(where, i.operands[1]) + written
     if i.kind in _SLICES:
-        return _bytes(i.shapes) + (hlo.size(i.shapes) if _size(where, i.operands[0]) else 0.0)
+        return _bytes(i.shapes) + (array_bytes(i.shapes) if _size(where, i.operands[0]) else 0.0)
     if i.kind == "slice-start":  # its type is ((operand), result, ..)
         operand, result = _ARRAY.findall(i.shapes)[:2]
-        return _bytes(result) + (hlo.size(result) if _bytes(operand) else 0.0)
+        return _bytes(result) + (array_bytes(result) if _bytes(operand) else 0.0)
     if i.kind == "copy-start":  # its type is (result, operand, ..)
         return sum(_bytes(array) for array in _ARRAY.findall(i.shapes)[:2])
     return _bytes(i.shapes) + sum(_size(where, name) for name in set(i.operands))
 
 
-def _of_fusion(i: Instruction, where: _Computation, programs: dict[str, _Computation]) -> float:
+def _of_fusion(i: Instruction, where: Computation, programs: Mapping[str, Computation]) -> float:
     """Bytes that a fusion moves.
 
     It reads only the slices of an operand that it uses, and writes only the part that it updates.
@@ -335,8 +283,8 @@ def _of_fusion(i: Instruction, where: _Computation, programs: dict[str, _Computa
 
 
 def _inside(
-    i: Instruction, programs: dict[str, _Computation]
-) -> tuple[_Computation, list[Instruction]]:
+    i: Instruction, programs: Mapping[str, Computation]
+) -> tuple[Computation, list[Instruction]]:
     """The computation of a fusion, and its parameters in the order of the operands."""
     (name,) = _within(i)
     inside = programs[name]
@@ -344,15 +292,17 @@ def _inside(
     return inside, sorted(parameters, key=lambda p: p.number)
 
 
-def _read(parameter: Instruction, inside: _Computation, programs: dict[str, _Computation]) -> float:
+def _read(
+    parameter: Instruction, inside: Computation, programs: Mapping[str, Computation]
+) -> float:
     total = 0.0
     for name, user in _consumers(parameter, inside):
         if user.kind in _SLICES and user.operands[0] == name:
-            total += hlo.size(user.shapes)
+            total += array_bytes(user.shapes)
         elif user.kind == "fusion":  # TPUs have fusions within fusions
             nested, parameters = _inside(user, programs)
             total += sum(
-                min(hlo.size(p.shapes), _read(p, nested, programs))
+                min(array_bytes(p.shapes), _read(p, nested, programs))
                 for operand, p in zip(user.operands, parameters, strict=False)
                 if operand == name
             )
@@ -361,7 +311,7 @@ def _read(parameter: Instruction, inside: _Computation, programs: dict[str, _Com
     return total
 
 
-def _consumers(instruction: Instruction, inside: _Computation) -> Iterator[tuple[str, Instruction]]:
+def _consumers(instruction: Instruction, inside: Computation) -> Iterator[tuple[str, Instruction]]:
     """Yield ``(name that is read, instruction that reads it)``, through type conversions."""
     for user in inside.users.get(instruction.name, []):
         if user.kind in ("bitcast", "convert", "copy") and not user.root:
@@ -370,16 +320,18 @@ def _consumers(instruction: Instruction, inside: _Computation) -> Iterator[tuple
             yield instruction.name, user
 
 
-def _written(result: Instruction, inside: _Computation, programs: dict[str, _Computation]) -> float:
+def _written(
+    result: Instruction, inside: Computation, programs: Mapping[str, Computation]
+) -> float:
     if result.kind == "dynamic-update-slice":
-        return hlo.size(inside.by_name[result.operands[1]].shapes)
+        return array_bytes(inside.by_name[result.operands[1]].shapes)
     if result.kind == "fusion":
         nested, _ = _inside(result, programs)
         return _written(_behind(nested.root, nested), nested, programs)
-    return hlo.size(result.shapes)
+    return array_bytes(result.shapes)
 
 
-def _behind(instruction: Instruction, inside: _Computation) -> Instruction:
+def _behind(instruction: Instruction, inside: Computation) -> Instruction:
     while instruction.kind in ("bitcast", "convert") and instruction.operands[0] in inside.by_name:
         source = inside.by_name[instruction.operands[0]]
         if source.kind not in ("bitcast", "convert", "dynamic-update-slice"):
@@ -388,14 +340,14 @@ def _behind(instruction: Instruction, inside: _Computation) -> Instruction:
     return instruction
 
 
-def _size(where: _Computation, name: str) -> float:
+def _size(where: Computation, name: str) -> float:
     found = where.by_name.get(name)
     return _bytes(found.shapes) if found else 0.0
 
 
 def _bytes(shapes: str) -> float:
     """The bytes of the arrays of a type that are in the main memory of the device."""
-    return sum(hlo.size(array) for array in _ARRAY.findall(shapes) if not _VMEM.search(array))
+    return sum(array_bytes(array) for array in _ARRAY.findall(shapes) if not _VMEM.search(array))
 
 
 # --- time ---
@@ -415,7 +367,7 @@ PARTS = {
 }
 
 
-def part(path: str) -> str:
+def step_part(path: str) -> str:
     """Return the part of a step that a kernel belongs to: a key of `PARTS`, or "other".
 
     Args:
@@ -440,11 +392,11 @@ class Roofline:
         return sum(self.parts.values())
 
 
-def roofline(found: list[Kernel], peak: float, bandwidth: float) -> Roofline:
+def sum_kernels(found: list[Kernel], peak: float, bandwidth: float) -> Roofline:
     """Return the least time of a program's kernels on a chip.
 
     Args:
-      found: kernels of the program (`kernels`).
+      found: kernels of the program (`program_kernels`).
       peak: FLOP/s of matrix products of 16-bit numbers. Products of 32-bit numbers (TF32) run at
         half of it.
       bandwidth: bandwidth of the memory in bytes/s.
@@ -457,7 +409,7 @@ def roofline(found: list[Kernel], peak: float, bandwidth: float) -> Roofline:
             continue
         products = kernel.flops / (peak if kernel.narrow else peak / 2)
         memory = kernel.moved / bandwidth
-        parts[part(kernel.path)] += kernel.times * max(products, memory)
+        parts[step_part(kernel.path)] += kernel.times * max(products, memory)
         compute += kernel.times * products if products > memory else 0.0
     waiting = moved / bandwidth - sum(parts.values())
     if waiting > 1e-9:
