@@ -12,8 +12,8 @@ from typing import Any
 from train.analysis.comparing import shared_steps
 from train.analysis.runs import Run
 from train.config.experiment import Experiment, load_experiment
-from train.extras.advice.evidence import of
-from train.extras.advice.fits import Measured, fit
+from train.extras.advice.evidence import method_rows
+from train.extras.advice.fits import Measured, fit_savings
 from train.plan.training import Train
 
 CONFIG = "configs/wikipedia_gpu.py"
@@ -311,13 +311,13 @@ def forecasts() -> list[Forecast]:
             Measured(
                 (e.parameters, e.tokens_per_parameter), tuple(x / 100 for x in e.each), e.bounds
             )
-            for e in of(method)
+            for e in method_rows(method)
             if (e.family, e.optimizer, e.data) == ("GPT2", "Muon", "Wikipedia")
             and e.each
             and e.parameters <= LARGEST
             and e.tau in (None, 0.5)
         ]
-        line = fit(points)
+        line = fit_savings(points)
         saved, half = line.expected((parameters, 20.0))
         _, wider = line.expected((parameters, 20.0), len(seeds))
         figures = (round(100 * x, 1) for x in (saved, half, wider))

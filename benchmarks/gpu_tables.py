@@ -8,11 +8,11 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.gpu_plan import EXPERIMENTS, FORECASTS, RESULTS, Forecast, Training
-from jaxgrow.tables import markdown_table
+from jaxgrow.tables import markdown_table, short_count
 from jaxgrow.typed import build_dataclass
 from train.analysis.runs import Run
 from train.analysis.savings import Comparison
-from train.extras.advice.evidence import amount, names
+from train.extras.advice.evidence import method_names
 
 NOTHING = "not measured yet"
 # The experiments whose runs are compared with runs from scratch of the same size.
@@ -72,7 +72,11 @@ def forecast_table(results: Path = RESULTS) -> str:
     body = []
     for forecast in (build_dataclass(Forecast, row) for row in json.loads(FORECASTS.read_text())):
         low, high = (forecast.saved + sign * forecast.interval for sign in (-1, 1))
-        cells = [forecast.experiment, amount(forecast.parameters), names()[forecast.method]]
+        cells = [
+            forecast.experiment,
+            short_count(forecast.parameters),
+            method_names()[forecast.method],
+        ]
         cells += [", ".join(map(str, forecast.seeds)), f"{forecast.saved:.1f} %"]
         cells += [f"{low:.1f} to {high:.1f} %", *_outcome(forecast, results)]
         body.append(cells)

@@ -20,7 +20,7 @@ from jaxgrow.axes import axis_of
 from jaxgrow.growth.maps import Growth
 from jaxgrow.operators import aki, hypercloning, stack
 from jaxgrow.sharding import partition_spec
-from train.extras.aot.machines import Machine, described
+from train.extras.aot.machines import Machine, describe_machine
 from train.state.mesh import Mesh
 
 LEAVES = {"up": ("layers", "embed.in", "mlp"), "down": ("layers", "mlp.in", "embed")}
@@ -83,7 +83,7 @@ def main() -> None:
     p.add_argument("--on", default="h100:8", help="machine, as for train.preflight")
     a = p.parse_args()
     jax.config.update("jax_platforms", "cpu")  # no device is needed
-    machine = described(a.on)
+    machine = describe_machine(a.on)
     rows = []
     for name, (sizes, growth) in growths().items():
         for leaf in LEAVES:

@@ -55,7 +55,7 @@ from jaxgrow.models import Config, GPT2Config
 from jaxgrow.models.attention import attention
 from train.config.experiment import load_experiment
 from train.data.text import Data
-from train.extras.aot.machines import Machine, described, present
+from train.extras.aot.machines import Machine, describe_machine, present_machine
 from train.plan.modifiers import DropLayers
 from train.run.trainer import run_experiment
 from train.state.mesh import Mesh
@@ -140,7 +140,7 @@ def throughput(
 
     `memory` measures the peak memory. It reuses the compiled programs of this function.
     """
-    machine = present()
+    machine = present_machine()
     config = replace(s.model, **VARIANTS[variant])
     loop = _loop(config, batch, optim=Optim(name=optimizer))
     loop.seconds(s.steps)
@@ -236,8 +236,8 @@ def memory(s: Sizes, batch: int, variant: str, ahead: bool) -> dict[str, Any]:
     loop = _loop(config, batch)
     loop.seconds(s.steps)
     used = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
-    here = present()
-    machine = described(here.name) if ahead else Machine("here", here.chip, here.devices)
+    here = present_machine()
+    machine = describe_machine(here.name) if ahead else Machine("here", here.chip, here.devices)
     e = experiment(config, batch * len(jax.devices()))
     (program,) = StepAlone(e, machine).programs_of_steps()
     row: dict[str, Any] = {"said": program.memory / 1e9}

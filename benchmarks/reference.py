@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxgrow import flops
 from jaxgrow.models import GPT2Config
-from train.extras.aot.machines import Machine, described
+from train.extras.aot.machines import Machine, describe_machine
 from train.extras.aot.roofline import program_kernels, sum_kernels
 
 C = GPT2Config(dtype="bfloat16")
@@ -117,7 +117,7 @@ def main() -> None:
     a = parser.parse_args()
     # compilation needs no device, and must not occupy one
     jax.config.update("jax_platforms", "cpu")
-    for name, value in ceiling(described(a.on), a.batch).items():
+    for name, value in ceiling(describe_machine(a.on), a.batch).items():
         print(f"{name} {value:.4g}")
 
 

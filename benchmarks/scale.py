@@ -5,7 +5,7 @@
 
 The first command compiles the training step of each entry of `ROWS` for its machine, in its own
 process. It reads the memory and the exchanges from the compiled program and runs nothing. The lower
-bound of the step time is `train.extras.aot.estimate.bound`: the sum over the kernels of max(FLOPs / peak,
+bound of the step time is `train.extras.aot.estimate.time_bound`: the sum over the kernels of max(FLOPs / peak,
 bytes / bandwidth), or the time that the links are busy, if that is longer. Exchanges between hosts
 are priced at the bandwidth of the network between hosts. Settings that are "auto" are not chosen by
 memory here: `model.remat` is then "products", and `mesh.gradients` "layer". Rows are written as
@@ -37,9 +37,10 @@ from jaxgrow.models import Config, GPT2Config
 from jaxgrow.tables import align_columns
 from train.config.experiment import Experiment, load_experiment
 from train.data import batches
+from train.data.windows import Windows
 from train.extras.aot.compilation import AotRun, Program
-from train.extras.aot.estimate import bound, fits
-from train.extras.aot.machines import described
+from train.extras.aot.estimate import memory_fits, time_bound
+from train.extras.aot.machines import describe_machine
 from train.plan.ledger import Ledger
 from train.plan.methods import Scratch
 from train.plan.modifiers import DropLayers, PhaseStart
@@ -107,7 +108,7 @@ def compiled(config: str, on: str) -> dict[str, Any]:
       data that one device sends in a step.
     """
     jax.config.update("jax_platforms", "cpu")  # no device is needed, so none is reserved
-    machine = described(on)
+    machine = describe_machine(on)
     start = time.perf_counter()
     (program,) = found = StepAlone(load_experiment(config), machine).programs_of_steps()
     kinds: dict[str, int] = {}
@@ -118,14 +119,14 @@ def compiled(config: str, on: str) -> dict[str, Any]:
         "state_gigabytes": (program.parameters + program.moments) / 1e9,
         "besides_gigabytes": (program.other + program.temporary) / 1e9,
         "of_gigabytes": machine.memory / 1e9,
-        "fits": fits(found, machine),
+        "fits": memory_fits(found, machine),
         "tokens": program.tokens,
         "flops": program.flops,
         "sent_gigabytes": sum(c.sent for c in program.collectives) / 1e9,
         "exchanges": kinds,
         "compile_seconds": time.perf_counter() - start,
     }
-    least = bound(program, machine)
+    least = time_bound(program, machine)
     if least is None:
         return row
     return row | {
@@ -216,7 +217,7 @@ class Loop:
             0, phase.config.sizes()["vocab"], 2**20, dtype=np.int32
         )
         self.state = packed(model)
-        source = batches.Windows(text, phase.config.length)
+        source = Windows(text, phase.config.length)
         self.data = batches.training(source, e.batch, e.seed, rows(e.batch, self.mesh))
         self._ledger = Ledger()
         self._ledger.begin("train", "train", "large", 0)

@@ -26,7 +26,7 @@ from jaxgrow.operators import DEPTH
 from train.analysis import plots
 from train.extras.advice import evidence
 from train.extras.advice.evidence import Evidence, Frontier
-from train.show import planned
+from train.show import planned_phases
 
 HERE = Path(__file__).parent / "pictures"
 ANATOMY = Path(__file__).parent.parent / "benchmarks" / "results" / "anatomy-wiki12.json"
@@ -159,7 +159,7 @@ def plans() -> plt.Figure:
     whole = demo.scratch().steps
     return plots.plan_timeline(
         [
-            (f"{name} ({make().steps:,} of {whole:,} steps)", planned(make()))
+            (f"{name} ({make().steps:,} of {whole:,} steps)", planned_phases(make()))
             for name, make in methods.items()
         ]
     )
@@ -202,12 +202,14 @@ def saving() -> plt.Figure:
 
 
 def _frontier_of(optimizer: str) -> Frontier:
-    return next(frontier for frontier in evidence.frontiers() if frontier.optimizer == optimizer)
+    return next(
+        frontier for frontier in evidence.all_frontiers() if frontier.optimizer == optimizer
+    )
 
 
 def _row(method: str, frontier: Frontier, tau: float | None = None) -> Evidence:
     """The row of a method whose losses are in the data file and belong to ``frontier``."""
-    rows = [e for e in evidence.of(method, tau) if e.losses and e.page == frontier.page]
+    rows = [e for e in evidence.method_rows(method, tau) if e.losses and e.page == frontier.page]
     return next(e for e in rows if e.optimizer == frontier.optimizer)
 
 
@@ -364,7 +366,7 @@ def saved_by_size() -> plt.Figure:
     for i, (method, tau, colour) in enumerate(series):
         rows = [
             e
-            for e in evidence.of(method, tau)
+            for e in evidence.method_rows(method, tau)
             if (e.family, e.optimizer, e.data) == ("GPT2", "Muon", "Wikipedia") and e.each
         ]
         short = sorted((e for e in rows if e.tokens_per_parameter < 25), key=lambda e: e.parameters)
@@ -382,7 +384,7 @@ def saved_by_size() -> plt.Figure:
         optimizer = "AdamW" if family == "GPT2" else "Muon"
         found = next(
             e
-            for e in evidence.of(method)
+            for e in evidence.method_rows(method)
             if (e.family, e.optimizer) == (family, optimizer) and e.each
         )
         place = found.parameters * (0.9 if family == "GPT2" else 1)

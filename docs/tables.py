@@ -13,7 +13,7 @@ from jaxgrow.cli.arguments import described_methods
 from jaxgrow.extras.integrations.formats import FORMATS
 from jaxgrow.extras.integrations.torch_optimizer import POLICIES
 from jaxgrow.operators import EXPERTS, OPERATORS, WIDTH
-from train.extras.advice.evidence import summary
+from train.extras.advice.evidence import summary_table
 
 DOCS = Path(__file__).parent
 PLACE = re.compile(
@@ -74,7 +74,7 @@ def methods() -> str:
 
 # Pages, and the functions that return their tables, in the order of the page.
 TABLES = {
-    "results/index.md": (lambda: summary("docs/results"),),
+    "results/index.md": (lambda: summary_table("docs/results"),),
     "results/gpu.md": gpu_tables.TABLES,
     "concepts/operators.md": (operators,),
 }

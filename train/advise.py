@@ -42,7 +42,13 @@ from train.common.errors import UserError, exits_cleanly
 from train.common.files import write_text
 from train.common.output import say
 from train.config.experiment import Experiment, load_experiment
-from train.extras.advice.evidence import Estimate, Setting, estimate, nearest, of
+from train.extras.advice.evidence import (
+    Estimate,
+    Setting,
+    estimate_saving,
+    method_rows,
+    nearest_row,
+)
 from train.plan.lifetimes import shapes
 from train.plan.methods import Method, Scratch, TrainStage
 from train.plan.recipes import deep_vcycle, deepened
@@ -77,16 +83,16 @@ def one_layer(experiment: Experiment, tau: float) -> Method:
     return _deepened(experiment, tau, 1)
 
 
-def half(experiment: Experiment, tau: float) -> Method:
+def half_deep(experiment: Experiment, tau: float) -> Method:
     return _deepened(experiment, tau, max(1, experiment.model.depth // 2))
 
 
-def halves(experiment: Experiment, tau: float) -> Method:
+def half_and_narrow(experiment: Experiment, tau: float) -> Method:
     return _deepened(experiment, tau, max(1, experiment.model.depth // 2), narrower=2)
 
 
 def _deepened(experiment: Experiment, tau: float, layers: int, narrower: int = 1) -> Method:
-    decay = decaying(experiment)
+    decay = decay_fraction(experiment)
     stable = 1 - decay - tau
     last = TrainStage(min(decay, 1 - tau), warmup=0, schedule="linear")
     stages = (
@@ -97,21 +103,23 @@ def _deepened(experiment: Experiment, tau: float, layers: int, narrower: int = 1
     return deepened(experiment.model, layers, tau, *stages, narrower=narrower)
 
 
-def vcycle(experiment: Experiment, tau: float) -> Method:
+def deep_cycle(experiment: Experiment, tau: float) -> Method:
     return deep_vcycle(
         TrainStage(0.4, warmup=0, floor=1.0), TrainStage(0.5, warmup=0, schedule="linear")
     )
 
 
 RECIPES = (  # measured in docs/results/muon.md
-    Recipe("deepen", "half of the layers first", half, 0.5, piloted=True),
-    Recipe("halves", "half of the layers and of each MLP first", halves, 0.6, piloted=True),
+    Recipe("deepen", "half of the layers first", half_deep, 0.5, piloted=True),
+    Recipe(
+        "halves", "half of the layers and of each MLP first", half_and_narrow, 0.6, piloted=True
+    ),
     Recipe("one_layer", "one layer first", one_layer, 0.7),
-    Recipe("vcycle", "V-cycle in depth, corrected", vcycle),
+    Recipe("vcycle", "V-cycle in depth, corrected", deep_cycle),
 )
 
 
-def fitting(experiment: Experiment) -> tuple[list[Recipe], list[str]]:
+def fitting_recipes(experiment: Experiment) -> tuple[list[Recipe], list[str]]:
     """Return the recipes that the experiment can run, and a sentence for each of the others.
 
     For example, pairs of layers need an even number of layers, and the momentum of SGD with weight
@@ -131,25 +139,25 @@ def fitting(experiment: Experiment) -> tuple[list[Recipe], list[str]]:
     return recipes, others
 
 
-def decaying(experiment: Experiment) -> float:
+def decay_fraction(experiment: Experiment) -> float:
     """Return the fraction of the steps, at the end, during which the learning rate decays."""
     return {"wsd": experiment.optim.decay, "linear": 1.0, "cosine": 1.0}[experiment.optim.schedule]
 
 
-def parameters(experiment: Experiment) -> int:
+def parameter_count(experiment: Experiment) -> int:
     shapes = jax.eval_shape(experiment.model.init, jax.random.key(0))
     return sum(int(np.prod(x.shape)) for x in jax.tree.leaves(shapes))
 
 
-def setting(experiment: Experiment) -> Setting:
+def setting_of(experiment: Experiment) -> Setting:
     """Return the properties that decide which measurements are comparable."""
-    size = parameters(experiment)
+    size = parameter_count(experiment)
     family = type(experiment.model).__name__.removesuffix("Config")
     tokens = experiment.steps * experiment.batch * experiment.model.length / size
     return Setting(family, OPTIMIZERS[experiment.optim.name], size, tokens)
 
 
-def saved(experiment: Experiment, recipe: Recipe, tau: float | None) -> float:
+def plan_saving(experiment: Experiment, recipe: Recipe, tau: float | None) -> float:
     """Return the fraction of the FLOPs by which the plan of the recipe is cheaper."""
     if tau is not None and not round(tau * experiment.steps):
         return 0.0
@@ -157,23 +165,23 @@ def saved(experiment: Experiment, recipe: Recipe, tau: float | None) -> float:
     return 1 - grown.cost / experiment.cost
 
 
-def expected(experiment: Experiment, recipe: Recipe, tau: float, behind: float) -> float:
+def expected_saving(experiment: Experiment, recipe: Recipe, tau: float, behind: float) -> float:
     """Return the fraction of the FLOPs that a piloted recipe saves at an equal loss.
 
     This is the equation of the module docstring.
     """
     worth = 1 - tau * behind * math.sqrt(tau / (1 - tau))  # in steps of a run from scratch
-    return 1 - (1 - saved(experiment, recipe, tau)) / worth if worth > 0 else -math.inf
+    return 1 - (1 - plan_saving(experiment, recipe, tau)) / worth if worth > 0 else -math.inf
 
 
-def placed(experiment: Experiment, recipe: Recipe, behind: float) -> tuple[float, float]:
+def best_moment(experiment: Experiment, recipe: Recipe, behind: float) -> tuple[float, float]:
     """Return the largest expected saving and the fraction of the steps after which the model grows.
 
     The model grows before its learning rate decays.
     """
-    stable = 1 - decaying(experiment)
+    stable = 1 - decay_fraction(experiment)
     fractions = {min(tau, stable) for tau in PARTS}
-    return max((expected(experiment, recipe, tau, behind), tau) for tau in fractions)
+    return max((expected_saving(experiment, recipe, tau, behind), tau) for tau in fractions)
 
 
 # --- the pilot ---
@@ -187,7 +195,7 @@ class Pilot:
     flops: float  # cost of all runs of the pilot
 
 
-def pilot(experiment: Experiment, workdir: Path) -> Pilot:
+def run_pilot(experiment: Experiment, workdir: Path) -> Pilot:
     """Train briefly at a constant learning rate, from scratch and with each piloted recipe.
 
     The cost is printed before the runs start.
@@ -195,7 +203,7 @@ def pilot(experiment: Experiment, workdir: Path) -> Pilot:
     Raises:
       UserError: no piloted recipe fits the experiment.
     """
-    recipes, others = fitting(experiment)
+    recipes, others = fitting_recipes(experiment)
     recipes = [r for r in recipes if r.piloted]
     if not recipes:
         raise UserError(f"--measure has no recipe to measure: {'; '.join(others)}")
@@ -317,23 +325,25 @@ class Answer:
         return f"{self.recipe.about}: {self.measured.source}{cheaper}."
 
 
-def answers(experiment: Experiment, recipes: Sequence[Recipe], pilot: Pilot | None) -> list[Answer]:
+def recipe_answers(
+    experiment: Experiment, recipes: Sequence[Recipe], pilot: Pilot | None
+) -> list[Answer]:
     """Return one answer for each recipe."""
-    here = setting(experiment)
+    here = setting_of(experiment)
     found = []
     for recipe in recipes:
-        rows = of(recipe.name, recipe.tau)
+        rows = method_rows(recipe.name, recipe.tau)
         piloted = None
         if pilot is not None and recipe.piloted:
             behind = max(pilot.behind[recipe.name], LEAST)
-            piloted = (*placed(experiment, recipe, behind), behind)
-        most = saved(experiment, recipe, recipe.tau)
-        near = nearest(of(recipe.name), here).told
-        found.append(Answer(recipe, most, estimate(rows, here), near, piloted))
+            piloted = (*best_moment(experiment, recipe, behind), behind)
+        most = plan_saving(experiment, recipe, recipe.tau)
+        near = nearest_row(method_rows(recipe.name), here).told
+        found.append(Answer(recipe, most, estimate_saving(rows, here), near, piloted))
     return found
 
 
-def faster(experiment: Experiment) -> tuple[Experiment, str]:
+def switch_to_muon(experiment: Experiment) -> tuple[Experiment, str]:
     """Switch an AdamW experiment to Muon if comparable measurements show a saving.
 
     Returns:
@@ -341,11 +351,11 @@ def faster(experiment: Experiment) -> tuple[Experiment, str]:
     """
     if experiment.optim.name != "adamw":
         return experiment, ""
-    rows = of("muon")
-    here = setting(experiment)
-    found = estimate(rows, here)
+    rows = method_rows("muon")
+    here = setting_of(experiment)
+    found = estimate_saving(rows, here)
     if found is None:
-        near = nearest(rows, here).told
+        near = nearest_row(rows, here).told
         return (
             experiment,
             f"Muon instead of AdamW: no comparable measurement; the nearest one is {near}.\n",
@@ -357,17 +367,19 @@ def faster(experiment: Experiment) -> tuple[Experiment, str]:
     return muon, f"{note} The rest of this report is for Muon.\n"
 
 
-def advice(experiment: Experiment, pilot: Pilot | None = None) -> tuple[str, Experiment | None]:
+def full_report(
+    experiment: Experiment, pilot: Pilot | None = None
+) -> tuple[str, Experiment | None]:
     """Return the report as Markdown and the advised experiment; None if no recipe is advised."""
-    base = stable(experiment)
-    here = setting(experiment)
-    recipes, others = fitting(base)
-    found = answers(base, recipes, pilot)
+    base = with_stable_rate(experiment)
+    here = setting_of(experiment)
+    recipes, others = fitting_recipes(base)
+    found = recipe_answers(base, recipes, pilot)
     lines = [
         f"{experiment.name}: {here.family}, {here.optimizer}, {here.parameters:,} parameters, {experiment.steps:,} steps, "
         f"{here.tokens_per_parameter:.3g} tokens per parameter, {experiment.cost:.3g} FLOPs.",
         "",
-        *_table(found, pilot),
+        *_recipe_table(found, pilot),
         *(f"- {answer.source}" for answer in found),
         *(f"- {text}." for text in others),
         "",
@@ -394,7 +406,7 @@ def advice(experiment: Experiment, pilot: Pilot | None = None) -> tuple[str, Exp
     return "\n".join(lines) + "\n", replace(base, name=f"{base.name}_grown", method=method)
 
 
-def _table(found: Sequence[Answer], pilot: Pilot | None) -> list[str]:
+def _recipe_table(found: Sequence[Answer], pilot: Pilot | None) -> list[str]:
     """Return the table of the recipes and an empty line, or nothing without recipes."""
     heads = ["recipe", "FLOPs left out at most", "saving at an equal loss, measured"]
     if pilot is not None:
@@ -421,14 +433,14 @@ def _nothing(found: Sequence[Answer], pilot: Pilot | None) -> str:
     )
 
 
-def stable(experiment: Experiment) -> Experiment:
+def with_stable_rate(experiment: Experiment) -> Experiment:
     """Return the experiment with a schedule that has a phase of constant learning rate."""
-    if decaying(experiment) < 1:
+    if decay_fraction(experiment) < 1:
         return experiment
     return replace(experiment, optim=replace(experiment.optim, schedule="wsd", decay=Optim().decay))
 
 
-def budgeted(experiment: Experiment, flops: float) -> Experiment:
+def with_budget(experiment: Experiment, flops: float) -> Experiment:
     """Return the experiment with the number of steps that ``flops`` allow.
 
     Raises:
@@ -443,33 +455,33 @@ def budgeted(experiment: Experiment, flops: float) -> Experiment:
     return replace(experiment, steps=round(flops / each))
 
 
-def script(config: str, advised: Experiment) -> str:
+def config_script(config: str, advised: Experiment) -> str:
     """Return a config file for ``advised`` that contains the changes to ``config``."""
     base = load_experiment(config)
     imports = {Experiment, load_experiment}
     settings = [f for f in fields(advised) if getattr(advised, f.name) != getattr(base, f.name)]
     changes = "".join(
-        f"        {f.name}={written(getattr(advised, f.name), imports)},\n" for f in settings
+        f"        {f.name}={as_code(getattr(advised, f.name), imports)},\n" for f in settings
     )
     lines = sorted(f"from {of.__module__} import {of.__name__}\n" for of in imports)
     return (
         f"from dataclasses import replace\n\n{''.join(lines)}\n\n"
-        f"def config() -> Experiment:\n    return replace(\n        load({config!r}),\n{changes}    )\n"
+        f"def config() -> Experiment:\n    return replace(\n        load_experiment({config!r}),\n{changes}    )\n"
     )
 
 
-def written(value: Any, classes: set) -> str:
+def as_code(value: Any, classes: set) -> str:
     """Write a value of a config as Python code, without fields that have their default values.
 
     The classes that the code names are added to ``classes``.
     """
     if isinstance(value, tuple):
-        return f"({', '.join(written(v, classes) for v in value)}{',' * (len(value) == 1)})"
+        return f"({', '.join(as_code(v, classes) for v in value)}{',' * (len(value) == 1)})"
     if not is_dataclass(value):
         return repr(value)
     classes.add(type(value))
     own = [f for f in fields(value) if f.default is MISSING or getattr(value, f.name) != f.default]
-    return f"{type(value).__name__}({', '.join(f'{f.name}={written(getattr(value, f.name), classes)}' for f in own)})"
+    return f"{type(value).__name__}({', '.join(f'{f.name}={as_code(getattr(value, f.name), classes)}' for f in own)})"
 
 
 def main() -> None:
@@ -486,16 +498,18 @@ def main() -> None:
             "out; give a training from scratch without modifiers"
         )
     if arguments.budget is not None:
-        experiment = budgeted(experiment, arguments.budget)
+        experiment = with_budget(experiment, arguments.budget)
     if arguments.write is not None:
         # An error here comes before the work.
         arguments.write.parent.mkdir(parents=True, exist_ok=True)
-    base, note = faster(experiment)
-    text, advised = advice(base, pilot(base, arguments.workdir) if arguments.measure else None)
+    base, note = switch_to_muon(experiment)
+    text, advised = full_report(
+        base, run_pilot(base, arguments.workdir) if arguments.measure else None
+    )
     say(f"{note}{text}", end="")
     advised = advised or (base if base is not experiment else None)
     if arguments.write is not None and advised is not None:
-        write_text(arguments.write, script(arguments.config, advised))
+        write_text(arguments.write, config_script(arguments.config, advised))
         say(f"config: {arguments.write}")
 
 

@@ -35,7 +35,7 @@ from train.extras.evaluation.tasks import evaluate_tasks
 from train.extras.labelled.task import NAMES
 
 
-def table(results: dict[str, dict[str, Any]]) -> str:
+def results_table(results: dict[str, dict[str, Any]]) -> str:
     """Return the results as text, with one line for each number."""
     rows = []
     for task, result in results.items():
@@ -78,7 +78,7 @@ def main() -> None:
     results = evaluate_tasks(a.model.expanduser(), a.tasks, data, a.tokenizer, a.stride, benchmarks)
     if a.json is not None:
         write_record(a.json, {"model": str(a.model), "tasks": results})
-    say(table(results))
+    say(results_table(results))
 
 
 if __name__ == "__main__":

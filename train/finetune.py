@@ -29,7 +29,7 @@ from train.extras.labelled.downstream import FineTuning
 from train.extras.labelled.tuning import Scores, best_rate, tune_model
 
 
-def table(tuning: FineTuning, model: Path, found: Mapping[float, Sequence[Scores]]) -> str:
+def tuning_table(tuning: FineTuning, model: Path, found: Mapping[float, Sequence[Scores]]) -> str:
     """Return the results as Markdown: one line for each learning rate, with the best one marked."""
     splits = next(iter(found.values()))[0]
     names = [(split, metric) for split, metrics in splits.items() for metric in metrics]
@@ -38,7 +38,7 @@ def table(tuning: FineTuning, model: Path, found: Mapping[float, Sequence[Scores
     for rate, runs in found.items():
         cells = []
         for split, metric in names:
-            cells.append(_cell([scores[split][metric] for scores in runs]))
+            cells.append(_score_cell([scores[split][metric] for scores in runs]))
         marked = " (best)" if len(found) > 1 and rate == best_rate(found) else ""
         rows.append((f"{rate:g}{marked}", *cells))
     seeds = ", ".join(map(str, tuning.seeds))
@@ -55,7 +55,7 @@ def table(tuning: FineTuning, model: Path, found: Mapping[float, Sequence[Scores
     return f"{markdown_table(('learning rate', *heads), rows)}\n\n{text}\n"
 
 
-def _cell(values: list[float]) -> str:
+def _score_cell(values: list[float]) -> str:
     if len(values) == 1:
         return f"{values[0]:.4f}"
     return f"{mean(values):.4f} ± {stdev(values):.4f} [{', '.join(f'{v:.4f}' for v in values)}]"
@@ -71,7 +71,7 @@ def main() -> None:
     except ValueError as error:
         raise UserError(str(error)) from error
     found = tune_model(tuning, arguments.model, arguments.workdir)
-    text = table(tuning, arguments.model, found)
+    text = tuning_table(tuning, arguments.model, found)
     name = f"{tuning.name}-{arguments.model.resolve().name}"
     summary = {
         "task": tuning.name,

@@ -32,7 +32,7 @@ from train.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.output import say
 from train.data.special import frame
-from train.extras.evaluation.chat import rendered
+from train.extras.evaluation.chat import render_chat
 from train.extras.evaluation.stopping import Stopping
 from train.plan.ledger import Compiling
 from train.state.pretrained import TextModel, opened
@@ -72,7 +72,7 @@ class Timing:
         return f"compiled in {self.compiling:.1f} s; generated {self.tokens:,} tokens in {self.generating:.1f} s{rate}"
 
 
-def samples(
+def sample_texts(
     folder: Path,
     prompts: Sequence[str],
     asked: Asked,
@@ -98,7 +98,7 @@ def samples(
     """
     model = opened(folder, tokenizer)
     texts = [prompt for prompt in prompts for _ in range(asked.count)]
-    rows = [_encoded(model, prompt, asked, settings["max_new"]) for prompt in texts]
+    rows = [_encode_prompts(model, prompt, asked, settings["max_new"]) for prompt in texts]
     stopping = Stopping(model.tokenizer, asked.stop, rows)
     watch = _Watch(stopping, asked.stream)
     watched = asked.stop or asked.stream
@@ -116,14 +116,14 @@ def samples(
     )
 
 
-def _encoded(model: TextModel, prompt: str, asked: Asked, max_new: int) -> list[int]:
+def _encode_prompts(model: TextModel, prompt: str, asked: Asked, max_new: int) -> list[int]:
     """Return the tokens of a prompt.
 
     If ``asked.cut`` is set, the prompt is cut to leave space for ``max_new`` tokens, but at most
     for half of the context.
     """
     if asked.chat:
-        text = rendered(model.special, [{"role": "user", "content": prompt}])
+        text = render_chat(model.special, [{"role": "user", "content": prompt}])
         begin = []
         tokens = model.texts.encode_one(text, control=True)
     else:
@@ -181,7 +181,7 @@ def main() -> None:
     a = command_parser("generate").parse_args()
     prompts = []
     for text in a.prompt:
-        prompts += _stdin() if text == "-" else [_checked(text)]
+        prompts += _stdin() if text == "-" else [_check_prompts(text)]
     if not prompts:
         raise UserError("--prompt -: stdin has no lines; write one prompt in each line")
     if a.stream and len(prompts) > 1:
@@ -189,7 +189,7 @@ def main() -> None:
     asked = Asked(a.samples, a.stop, a.chat, a.cut, _printed if a.stream else None)
     if a.stream and not a.chat:
         _printed(prompts[0])
-    found, timing = samples(
+    found, timing = sample_texts(
         a.model, prompts, asked, a.tokenizer, **{name: getattr(a, name) for name in SETTINGS}
     )
     if a.stream:
@@ -214,7 +214,7 @@ def _stdin() -> list[str]:
         ) from error
 
 
-def _checked(prompt: str) -> str:
+def _check_prompts(prompt: str) -> str:
     """Raise an error for a prompt that is not UTF-8. Python keeps its other bytes as surrogates."""
     try:
         prompt.encode()

@@ -25,7 +25,7 @@ from train.store.workdir import Workdir
 from train.store.workdir import load_params as load_params
 
 
-def describe(maps: Maps) -> str:
+def describe_maps(maps: Maps) -> str:
     """Describe the maps, one in each line.
 
     A line has the shape of the map, the distance of the part for the old units from the identity,
@@ -48,7 +48,7 @@ def describe(maps: Maps) -> str:
 def main() -> None:
     arguments = command_parser("ligo_maps").parse_args()
     maps = load_maps(arguments.file)
-    say(describe(maps))
+    say(describe_maps(maps))
     if arguments.plot:
         arguments.plot.parent.mkdir(parents=True, exist_ok=True)
         plots.plot_maps(maps, arguments.plot)
@@ -64,7 +64,7 @@ def _apply(maps: Maps, file: Path, model: Path, out: Path) -> None:
     tokenizers = [checked_path(model, name) for name in names if os.path.lexists(model / name)]
     try:
         with one_line(CheckpointError, f"{model} cannot be read"):
-            config, params = _read(model)
+            config, params = _read_model(model)
         if type(config) is not type(maps.small):
             raise ValueError(
                 f"they are for a {type(maps.small).__name__}, but the model is a {type(config).__name__}"
@@ -81,7 +81,7 @@ def _apply(maps: Maps, file: Path, model: Path, out: Path) -> None:
     special.copied(model, out)
 
 
-def _read(model: Path) -> tuple[Config, Params]:
+def _read_model(model: Path) -> tuple[Config, Params]:
     """Return the config and the parameters of a run, which may be unfinished, or of a checkpoint."""
     run = Workdir(model)
     if not run.begun:

@@ -33,7 +33,7 @@ from train.state.mesh import Mesh
 from train.store.workdir import Workdir
 
 
-def predict(run: Path, file: Path) -> tuple[str, dict[str, float]]:
+def predict_labels(run: Path, file: Path) -> tuple[str, dict[str, float]]:
     """Predict every row of a table.
 
     Args:
@@ -53,7 +53,7 @@ def predict(run: Path, file: Path) -> tuple[str, dict[str, float]]:
         say_notes(source)
     except CheckpointError as error:
         raise UserError(str(error)) from error
-    texts, given = read(file, data)
+    texts, given = read_table(file, data)
     config = source.config
     # Names such as LABEL_0 do not count as names in `learned`, but here they are the user's own.
     labels = learned(run).labels or tuple(source.head.get("id2label", {}).values())
@@ -61,7 +61,7 @@ def predict(run: Path, file: Path) -> tuple[str, dict[str, float]]:
     examples = examples_of(unlabelled, data, config, Encoder(data.tokenizer, config))  # type: ignore[arg-type]
     mesh = Mesh().over(jax.devices())
     found = outputs(config, source.shard(mesh), examples, mesh)
-    return _tsv(found, labels), _metrics(found, given, labels)
+    return _tsv(found, labels), _known_metrics(found, given, labels)
 
 
 def _data(run: Path) -> Labelled:
@@ -83,7 +83,7 @@ def _data(run: Path) -> Labelled:
     )
 
 
-def read(file: Path, data: Labelled) -> tuple[tuple[list[str], ...], list[str | None]]:
+def read_table(file: Path, data: Labelled) -> tuple[tuple[list[str], ...], list[str | None]]:
     """Return the texts of a table, and the name of the label of each row (None: no label).
 
     Args:
@@ -142,10 +142,10 @@ def _given(rows: list[table.Row], data: Labelled, columns: glue.Columns) -> list
     given = [table.label(row, column) if column in row.fields else None for row in rows]
     if own is None or not own.labels:
         return given
-    return [None if label is None else _named(own, label) for label in given]
+    return [None if label is None else _class_name(own, label) for label in given]
 
 
-def _named(task: glue.Glue, label: str) -> str:
+def _class_name(task: glue.Glue, label: str) -> str:
     """Return the name of a class that a label names or numbers; other labels are returned unchanged."""
     number = task.number(label)
     if number is None and label.isdecimal():
@@ -153,7 +153,7 @@ def _named(task: glue.Glue, label: str) -> str:
     return label if number is None else task.labels[int(number)]
 
 
-def _metrics(
+def _known_metrics(
     found: np.ndarray, given: list[str | None], labels: tuple[str, ...]
 ) -> dict[str, float]:
     """Return the metrics of the rows whose label the model knows."""
@@ -188,7 +188,7 @@ def main() -> None:
     arguments = command_parser("predict").parse_args()
     if arguments.out is not None:  # an error here comes before the work
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    text, metrics = predict(arguments.run.expanduser(), arguments.file.expanduser())
+    text, metrics = predict_labels(arguments.run.expanduser(), arguments.file.expanduser())
     if arguments.out is None:
         say(text, end="")
     else:

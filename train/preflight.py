@@ -31,14 +31,14 @@ from train.config.experiment import Experiment, load_experiment
 from train.extras import plots
 from train.extras.aot import estimate
 from train.extras.aot.compilation import AotRun, Program
-from train.extras.aot.machines import Machine, described
+from train.extras.aot.machines import Machine, describe_machine
 from train.state.mesh import Mesh
 from train.step import xla
 
 GB = 1e9
 
 
-def table(programs: list[Program], machine: Machine) -> str:
+def program_table(programs: list[Program], machine: Machine) -> str:
     """Return a Markdown table of memory, FLOPs and minimum time of each program.
 
     Memory is in GB on one device. FLOPs and time are for one run of the program.
@@ -62,31 +62,31 @@ def table(programs: list[Program], machine: Machine) -> str:
             p.phase,
             p.what,
             f"{p.steps:,}" if p.steps else "",
-            *map(gigabytes, sizes),
+            *map(as_gigabytes, sizes),
             f"{p.flops:.3g}",
         ]
-        bound = estimate.bound(p, machine)
+        bound = estimate.time_bound(p, machine)
         time = ["", "", "", ""]
         if bound is not None and bound.seconds:
-            time = [f"{bound.seconds * 1e3:.1f} ms", longest(bound), "", ""]
+            time = [f"{bound.seconds * 1e3:.1f} ms", longest_part(bound), "", ""]
             if p.steps and p.tokens:
                 time[2:] = [f"{bound.utilisation:.1%}", f"{p.tokens / bound.seconds:,.0f}"]
         rows.append(row + time)
     return markdown_table(head, rows)
 
 
-def gigabytes(size: float) -> str:
+def as_gigabytes(size: float) -> str:
     """Write a size in GB with three digits; sizes below one megabyte are written as 0."""
     return f"{size / GB:.3g}" if abs(size) >= 1e6 else "0"
 
 
-def longest(bound: estimate.Bound) -> str:
+def longest_part(bound: estimate.Bound) -> str:
     if bound.by == "links":
         return f"links {bound.links / bound.seconds:.0%}"
     return f"{bound.by} {bound.parts[bound.by] / bound.seconds:.0%}"
 
 
-def folded(programs: list[Program]) -> tuple[list[Program], list[Program]]:
+def split_rows(programs: list[Program]) -> tuple[list[Program], list[Program]]:
     """Split the programs into the rows of the table and the programs without a row.
 
     The latter take less memory than a training step, and run once or for evaluation.
@@ -96,7 +96,7 @@ def folded(programs: list[Program]) -> tuple[list[Program], list[Program]]:
     return [p for p in programs if p not in small], small
 
 
-def notes(programs: list[Program], machine: Machine) -> list[str]:
+def step_notes(programs: list[Program], machine: Machine) -> list[str]:
     """Describe each training step.
 
     The description has the parts of the minimum time, how to shorten the longest part, and the data
@@ -104,7 +104,7 @@ def notes(programs: list[Program], machine: Machine) -> list[str]:
     """
     out = []
     for p in programs:
-        bound = estimate.bound(p, machine)
+        bound = estimate.time_bound(p, machine)
         if bound is None or not (p.steps and p.tokens) or not bound.seconds:
             continue
         parts = ", ".join(f"{name} {seconds * 1e3:.1f}" for name, seconds in bound.parts.items())
@@ -112,11 +112,11 @@ def notes(programs: list[Program], machine: Machine) -> list[str]:
         if bound.by in estimate.HELP:
             out.append(f"  longest: {bound.by}. What helps: {estimate.HELP[bound.by]}")
         if p.collectives:
-            out.append(f"  one device sends {exchanged(p)}")
+            out.append(f"  one device sends {exchanged_data(p)}")
     return out
 
 
-def exchanged(program: Program) -> str:
+def exchanged_data(program: Program) -> str:
     """Describe the data that one device sends in one run of a program.
 
     For each kind of collective: GB, number, and the fraction that matrix products overlap with.
@@ -134,9 +134,9 @@ def exchanged(program: Program) -> str:
     return ", ".join(out) or "less than a megabyte"
 
 
-def total(programs: list[Program], machine: Machine, utilisation: float) -> str:
+def plan_line(programs: list[Program], machine: Machine, utilisation: float) -> str:
     """Return one line about the complete plan."""
-    days = estimate.days(programs, machine, utilisation)
+    days = estimate.plan_days(programs, machine, utilisation)
     if days is None:
         return f"{machine.name}: the manufacturer does not publish figures for this machine, so no times are given."
     count = len(machine.devices)
@@ -147,7 +147,7 @@ def total(programs: list[Program], machine: Machine, utilisation: float) -> str:
     )
 
 
-def report(
+def config_report(
     config: str,
     experiment: Experiment,
     programs: list[Program],
@@ -156,10 +156,10 @@ def report(
 ) -> str:
     """Return the complete report of one config."""
     count = len(machine.devices)
-    rows, small = folded(programs)
+    rows, small = split_rows(programs)
     out = [
         f"{config} on {machine.name}: {count} device{'s' * (count > 1)} of {machine.memory / GB:.1f} GB",
-        table(rows, machine),
+        program_table(rows, machine),
     ]
     if small:
         out.append(
@@ -169,18 +169,18 @@ def report(
     out += [
         f"Warning: {line}." for line in sharding.replicated_axes(experiment.model.sizes(), mesh)
     ]
-    out += ["\n".join(notes(rows, machine))] if notes(rows, machine) else []
-    return "\n\n".join([*out, total(programs, machine, utilisation)])
+    out += ["\n".join(step_notes(rows, machine))] if step_notes(rows, machine) else []
+    return "\n\n".join([*out, plan_line(programs, machine, utilisation)])
 
 
 def main() -> None:
     arguments = command_parser("preflight").parse_args()
     # Compilation needs no device, and must not occupy one.
     jax.config.update("jax_platforms", "cpu")
-    machine = described(arguments.on)
+    machine = describe_machine(arguments.on)
     for file in filter(None, (arguments.json, arguments.plot)):
         file.parent.mkdir(parents=True, exist_ok=True)  # an error here comes before the work
-    found = {config: _checked(config, machine, arguments) for config in arguments.configs}
+    found = {config: _checked_programs(config, machine, arguments) for config in arguments.configs}
     if arguments.json:
         everything = {}
         for config, programs in found.items():
@@ -190,22 +190,22 @@ def main() -> None:
         write_record(arguments.json, about | {"configs": everything})
     if arguments.plot:
         plots.plot_memory(found, machine.memory, machine.name, arguments.plot)
-    if not all(estimate.fits(programs, machine) for programs in found.values()):
+    if not all(estimate.memory_fits(programs, machine) for programs in found.values()):
         raise UserError(f"at least one config does not fit {machine.name}")
 
 
-def _checked(config: str, machine: Machine, arguments: Any) -> list[Program]:
+def _checked_programs(config: str, machine: Machine, arguments: Any) -> list[Program]:
     """Print the report of a config, and settings that fit or help. Return its programs."""
     experiment, programs = estimate.resolve_auto(
         load_experiment(config, arguments.set, corpus=False), machine, _say
     )
     programs = programs or AotRun(experiment, machine, _say).run()
-    say(f"\n{report(config, experiment, programs, machine, arguments.utilisation)}")
-    if estimate.fits(programs, machine):
-        if better := estimate.using(experiment, programs, machine, _say):
+    say(f"\n{config_report(config, experiment, programs, machine, arguments.utilisation)}")
+    if estimate.memory_fits(programs, machine):
+        if better := estimate.find_faster(experiment, programs, machine, _say):
             say(better)
         return programs
-    changes = estimate.fitting(experiment, machine, _say)
+    changes = estimate.find_fitting(experiment, machine, _say)
     way_out = "no settings that were tried fit"
     if changes:
         way_out = f"it fits with --set {' '.join(changes)}"

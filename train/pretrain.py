@@ -60,7 +60,7 @@ from train.run.trainer import run_experiment
 from train.store.origin import parsed_origin
 
 
-def experiments(config: str) -> str:
+def experiment_list(config: str) -> str:
     """Return the experiments of a config file, one in each line, as the command line names them.
 
     Raises:
@@ -78,15 +78,16 @@ def experiments(config: str) -> str:
     )
 
 
-def fields(experiment: Experiment) -> str:
+def field_table(experiment: Experiment) -> str:
     """Return a table of all fields: the name for ``--set``, the value, the default and the type."""
     rows = [
-        (s.name, _written(s.value), _written(s.default), s.type) for s in all_settings(experiment)
+        (s.name, _as_setting(s.value), _as_setting(s.default), s.type)
+        for s in all_settings(experiment)
     ]
     return align_columns(("setting", "value", "default", "type"), rows)
 
 
-def _written(value: Any) -> str:
+def _as_setting(value: Any) -> str:
     """Write a value as for ``--set a.b=``.
 
     A dataclass is written by its name, because its fields have their own lines.
@@ -96,16 +97,16 @@ def _written(value: Any) -> str:
     if is_dataclass(value):
         return type(value).__name__
     if isinstance(value, tuple) and any(map(is_dataclass, value)):
-        return f"({', '.join(map(_written, value))})"
+        return f"({', '.join(map(_as_setting, value))})"
     return value if isinstance(value, str) else repr(value)
 
 
 def main() -> None:
     arguments = command_parser("pretrain").parse_args()
     if arguments.list:
-        return say(experiments(arguments.config))
+        return say(experiment_list(arguments.config))
     if arguments.show:
-        return say(fields(load_experiment(arguments.config, arguments.set, corpus=False)))
+        return say(field_table(load_experiment(arguments.config, arguments.set, corpus=False)))
     hosts.join_processes(arguments.coordinator, arguments.processes, arguments.process)
     experiment = hosts.on_all_processes(lambda: load_experiment(arguments.config, arguments.set))
     start = (

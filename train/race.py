@@ -30,7 +30,7 @@ from train.common.files import write_record, write_text
 from train.common.output import say
 from train.config.experiment import Experiment, load_experiment
 from train.extras import plots
-from train.extras.advice.operator_ranking import after_growing, rows, table
+from train.extras.advice.operator_ranking import after_growing, ranked_rows, ranking_table
 from train.plan.lifetimes import shapes
 from train.plan.methods import Growing, GrowTo, Learned, TrainStage
 from train.plan.transforms import differing
@@ -41,7 +41,7 @@ from train.store.workdir import Workdir
 DEFAULTS = {"depth": ("stack", "interleave"), "width": ("fpi", "aki")}
 
 
-def defaults(base: Experiment, source: Path) -> list[str]:
+def default_operators(base: Experiment, source: Path) -> list[str]:
     """Return the default operators for the axes in which the small and the large model differ.
 
     Args:
@@ -76,7 +76,7 @@ def _small(source: Path):
     return from_json(run.result["model"])
 
 
-def entrant(base: Experiment, source: Path, by: str, steps: int) -> Experiment:
+def operator_experiment(base: Experiment, source: Path, by: str, steps: int) -> Experiment:
     """Return the experiment of one operator.
 
     Raises:
@@ -99,7 +99,7 @@ def entrant(base: Experiment, source: Path, by: str, steps: int) -> Experiment:
     return experiment
 
 
-def entrants(
+def all_entrants(
     base: Experiment, source: Path, chosen: list[str], steps: int
 ) -> tuple[dict[str, Experiment], dict[str, str]]:
     """Return the experiments of the operators that can reach the sizes, and why the others cannot.
@@ -111,7 +111,7 @@ def entrants(
     impossible: dict[str, str] = {}
     for by in chosen:
         try:
-            fit[by] = entrant(base, source, by, steps)
+            fit[by] = operator_experiment(base, source, by, steps)
         except ValueError as error:
             impossible[by] = " ".join(str(error).split())
     if not fit:
@@ -122,7 +122,7 @@ def entrants(
     return fit, impossible
 
 
-def race(
+def run_race(
     fit: dict[str, Experiment], seeds: list[int], workdir: Path
 ) -> tuple[dict[str, list[Run]], dict[str, str]]:
     """Return the finished runs of each operator, and why the other operators diverged.
@@ -156,11 +156,11 @@ def main() -> None:
     arguments = command_parser("race").parse_args()
     base = load_experiment(arguments.config, arguments.set)
     seeds = arguments.seeds
-    chosen = defaults(base, arguments.run) if arguments.by is None else arguments.by
-    fit, impossible = entrants(base, arguments.run, chosen, arguments.steps)
-    finished, diverged = race(fit, seeds, arguments.workdir)
-    ranked = rows(finished)
-    text = table(ranked, impossible, diverged, seeds)
+    chosen = default_operators(base, arguments.run) if arguments.by is None else arguments.by
+    fit, impossible = all_entrants(base, arguments.run, chosen, arguments.steps)
+    finished, diverged = run_race(fit, seeds, arguments.workdir)
+    ranked = ranked_rows(finished)
+    text = ranking_table(ranked, impossible, diverged, seeds)
     plot = arguments.workdir / "race.png"
     write_text(arguments.workdir / "race.md", text)
     everything = {

@@ -26,10 +26,10 @@ from train.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.files import read_own
 from train.common.output import say
-from train.extras.advice.fits import AXES, SAME, Measured, fit
+from train.extras.advice.fits import AXES, SAME, Measured, fit_savings
 
 
-def measured(text: str) -> Measured:
+def read_savings(text: str) -> Measured:
     """Read the savings of ``RUN=compare.json``.
 
     Raises:
@@ -70,14 +70,14 @@ def _of_run(name: str, path: str, rows: dict[str, dict[str, Any]]) -> Measured:
     return Measured(at, saved, sum(convert_json(row["below_frontier"], tuple[bool, ...])))
 
 
-def told(points: list[Measured], at: tuple[float, float] | None) -> str:
+def scaling_report(points: list[Measured], at: tuple[float, float] | None) -> str:
     """Return the measurements, the slopes and the expected saving at ``at`` as Markdown.
 
     Raises:
       UserError: the points do not determine the fit, or ``at`` differs from all points in a
         variable that is the same for all of them.
     """
-    found = fit(points)
+    found = fit_savings(points)
 
     def percent(value: float, half: float) -> str:
         return f"{100 * value:.1f} % ± {100 * half:.1f}"
@@ -108,8 +108,8 @@ def told(points: list[Measured], at: tuple[float, float] | None) -> str:
 def main() -> None:
     arguments = command_parser("scaling").parse_args()
     say(
-        told(
-            [measured(text) for text in arguments.comparisons],
+        scaling_report(
+            [read_savings(text) for text in arguments.comparisons],
             arguments.at,
         )
     )

@@ -28,7 +28,7 @@ from train.plan.lifetimes import states
 from train.store.workdir import Workdir
 
 
-def planned(experiment: Experiment) -> list[dict[str, Any]]:
+def planned_phases(experiment: Experiment) -> list[dict[str, Any]]:
     """Return the phases of a plan in the form of ``result.json``, with the expected FLOPs."""
     parameters = [
         models[p.writes].params
@@ -42,7 +42,7 @@ def planned(experiment: Experiment) -> list[dict[str, Any]]:
     return phases
 
 
-def row(text: str) -> tuple[str, list[dict[str, Any]]]:
+def plan_row(text: str) -> tuple[str, list[dict[str, Any]]]:
     """Return the name and the phases of a config, or of the run in a folder.
 
     Raises:
@@ -51,7 +51,7 @@ def row(text: str) -> tuple[str, list[dict[str, Any]]]:
     run = Workdir(text)
     if not run.folder.is_dir():
         experiment = load_experiment(text, corpus=False)
-        return experiment.name, planned(experiment)
+        return experiment.name, planned_phases(experiment)
     if not run.finished:
         raise UserError(
             f"there is no finished run in {text}; to show the plan before the run, give its config, FILE.py:NAME"
@@ -64,7 +64,7 @@ def row(text: str) -> tuple[str, list[dict[str, Any]]]:
         return run.folder.name, phases
 
 
-def table(rows: list[tuple[str, list[dict[str, Any]]]]) -> str:
+def cost_table(rows: list[tuple[str, list[dict[str, Any]]]]) -> str:
     """Return a Markdown table of the cost of each phase, also relative to the first plan."""
     total = sum(p["flops"] for p in rows[0][1])
     body = []
@@ -108,11 +108,11 @@ def main() -> None:
     arguments = command_parser("show").parse_args()
     jax.config.update("jax_platforms", "cpu")  # only shapes are computed
     plans = [text for text in arguments.plans if not _settings_only(text)]
-    rows = [row(text) for text in plans if arguments.out or _has_steps(text)]
+    rows = [plan_row(text) for text in plans if arguments.out or _has_steps(text)]
     if arguments.out is None:
-        return say(f"\n{table(rows)}") if rows else None
+        return say(f"\n{cost_table(rows)}") if rows else None
     plots.save_figure(plots.plan_timeline(rows), arguments.out)
-    say(f"{table(rows)}\nplot: {arguments.out}")
+    say(f"{cost_table(rows)}\nplot: {arguments.out}")
 
 
 if __name__ == "__main__":

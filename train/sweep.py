@@ -32,13 +32,13 @@ from train.common.files import write_record, write_text
 from train.common.output import say
 from train.config.experiment import Experiment, experiment_json, load_experiment
 from train.config.overrides import refuse_seeds
-from train.extras.advice.settings import Tried, table
+from train.extras.advice.settings import Tried, settings_table
 
 # Maximum bytes of the name of a run: file systems allow 255, and the seed is appended.
 LONGEST = 200
 
 
-def combinations(
+def all_combinations(
     config: str, listed: dict[str, list[str]], fraction: float | None
 ) -> list[tuple[dict[str, str], Experiment]]:
     """Return the experiment of every combination, with the settings that differ.
@@ -104,11 +104,11 @@ def main() -> None:
     arguments = command_parser("sweep").parse_args()
     listed = arguments.set
     swept = {name: each for name, each in listed.items() if len(each) > 1}
-    experiments = combinations(arguments.config, listed, arguments.frontier)
+    experiments = all_combinations(arguments.config, listed, arguments.frontier)
     refuse_unlike([(run_name(e.name, of), experiment_json(e)) for of, e in experiments])
     refuse_seeds(e for _, e in experiments)
     tried = _halved(experiments, arguments.halving, arguments.seeds, arguments.workdir)
-    text = table(tried, swept)
+    text = settings_table(tried, swept)
     name = experiments[0][1].name
     write_text(arguments.workdir / f"{name}.md", text)
     results = []

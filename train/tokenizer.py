@@ -22,7 +22,7 @@ from train.data.text import END, Data, training_text
 MASKED = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
-def trained(data: Data, vocab: int, masked: bool) -> Any:
+def train_tokenizer(data: Data, vocab: int, masked: bool) -> Any:
     """Train a `tokenizers.Tokenizer` with ``vocab`` tokens on the training text of ``data``.
 
     Args:
@@ -70,7 +70,7 @@ def main() -> None:
             "a tokenizer needs a config that trains on text (Data)"
         )
     arguments.out.parent.mkdir(parents=True, exist_ok=True)  # an error here comes before the work
-    tokenizer = trained(experiment.data, arguments.vocab, experiment.model.masked > 0)
+    tokenizer = train_tokenizer(experiment.data, arguments.vocab, experiment.model.masked > 0)
     with atomic_file(arguments.out) as part:
         tokenizer.save(str(part))
     say(

@@ -23,7 +23,7 @@ from train.config.experiment import described_differences
 from train.store.workdir import Workdir
 
 
-def fit(baseline: Path, dropped: Path) -> Variance:
+def fit_from_runs(baseline: Path, dropped: Path) -> Variance:
     """Fit the variance schedule to two finished runs.
 
     Args:
@@ -74,7 +74,7 @@ def _losses(run: Path) -> dict[int, float]:
 
 def main() -> None:
     arguments = command_parser("variance").parse_args()
-    say(fit(arguments.baseline, arguments.dropped))
+    say(fit_from_runs(arguments.baseline, arguments.dropped))
 
 
 if __name__ == "__main__":

@@ -19,14 +19,14 @@ from train.config.experiment import load_experiment
 from train.extras.advice.evidence import (
     Evidence,
     Setting,
-    estimate,
-    evidence,
-    fitted,
-    frontiers,
-    names,
-    nearest,
-    of,
-    summary,
+    all_evidence,
+    all_frontiers,
+    estimate_saving,
+    fit_rows,
+    method_names,
+    method_rows,
+    nearest_row,
+    summary_table,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +36,7 @@ PAGES = {
 }
 for part in [name for name in PAGES if "-" in name]:  # muon-sizes.md is a part of muon.md
     PAGES[part.partition("-")[0] + ".md"] += PAGES[part]
-OURS = [e for e in evidence() if e.baseline != "reported"]
+OURS = [e for e in all_evidence() if e.baseline != "reported"]
 INTERVAL = re.compile(r"(-?\d+(?:\.\d)?) % ± (\d+(?:\.\d)?)")
 # Targets of the extrapolations in docs/results/muon.md: parameters, and tokens per parameter.
 SIZES = ((1e6, 20.0), (1e8, 20.0), (1_372_992, 6.0))
@@ -46,7 +46,7 @@ SIZES = ((1e6, 20.0), (1e8, 20.0), (1_372_992, 6.0))
     "row", OURS, ids=lambda e: f"{e.method}-{e.family}-{e.parameters}-{e.optimizer}"
 )
 def test_a_row_agrees_with_itself_and_with_its_page(row: Evidence):
-    assert row.method in names() and (row.mean is None) <= bool(row.note)
+    assert row.method in method_names() and (row.mean is None) <= bool(row.note)
     assert not row.each or len(row.each) == row.seeds
     if row.each and row.mean is not None:
         assert mean(row.each) == pytest.approx(row.mean, abs=0.11)  # the seeds are rounded
@@ -69,7 +69,7 @@ def on_page(page: str, flops: float, losses: tuple[float, ...]) -> bool:
     return any(float(x) == pytest.approx(mean(losses), abs=1.01e-4) for x in found)
 
 
-@pytest.mark.parametrize("frontier", frontiers(), ids=lambda f: f.optimizer)
+@pytest.mark.parametrize("frontier", all_frontiers(), ids=lambda f: f.optimizer)
 def test_figure_losses_match_the_page_and_give_the_savings(frontier):
     pairs = zip(frontier.flops, frontier.losses, strict=True)
     assert all(on_page(frontier.page, flops, losses) for flops, losses in pairs)
@@ -336,7 +336,7 @@ def below_line(flops: list[float], losses: list[float]) -> np.ndarray:
 
 def test_the_loss_between_distant_budgets_is_below_the_line():
     """A saving that is read from two distant budgets is then an upper bound; at 3 million it is not."""
-    for f in frontiers():
+    for f in all_frontiers():
         assert (below_line([*f.flops], [mean(each) for each in f.losses]) > 0).all()
     sizes = {
         "m1_low": [("m1_6_lower", "m1_6_lower"), ("m1_low", "m1_low-x0.55")],
@@ -449,12 +449,12 @@ def regressions() -> set[tuple[float, float]]:
     for method, tau in (("halves", 0.6), ("deepen", 0.5)):
         rows = [
             e
-            for e in of(method, tau)
+            for e in method_rows(method, tau)
             if (e.family, e.optimizer, e.data) == ("GPT2", "Muon", "Wikipedia")
         ]
         # The batches of the model of 3 million parameters are larger, so the page has both fits.
         for some in (rows, [e for e in rows if e.parameters < 3e6]):
-            line = fitted(some)
+            line = fit_rows(some)
             found |= {line.slope(axis) for axis in line.slopes} | set(map(line.expected, SIZES))
     return {(100 * value, 100 * half) for value, half in found}
 
@@ -507,7 +507,7 @@ def test_savings_on_a_paper_page_come_from_the_data_file(page):
 
 def test_the_summary_has_ten_rows_from_the_data_file():
     page = PAGES["docs/results/index.md"]
-    table = summary("docs/results")
+    table = summary_table("docs/results")
     assert table in page, "python docs/tables.py writes it again"
     rows = table.splitlines()[2:]
     assert len(rows) == 10 and all(
@@ -518,8 +518,8 @@ def test_the_summary_has_ten_rows_from_the_data_file():
 
 def test_an_estimate_needs_a_row_of_the_same_kind_nearby():
     here = Setting("GPT2", "Muon", 94_416, 19.5)
-    rows = of("halves", 0.6)
-    found = estimate(rows, here)
+    rows = method_rows("halves", 0.6)
+    found = estimate_saving(rows, here)
     assert found is not None and found.regression and found.half_width is not None
     assert found.saved == pytest.approx(0.201, abs=0.005) and found.half_width == pytest.approx(
         0.023, abs=0.003
@@ -531,18 +531,18 @@ def test_an_estimate_needs_a_row_of_the_same_kind_nearby():
         Setting("BERT", "Muon", 94_416, 19.5),
         Setting("GPT2", "SGD", 94_416, 19.5),
     ):
-        assert estimate(rows, far) is None
+        assert estimate_saving(rows, far) is None
     assert found.told == "20.1 % ± 2.3" and "bound" not in found.source
-    bounded = estimate(of("deepen", 0.5), here)
+    bounded = estimate_saving(method_rows("deepen", 0.5), here)
     assert bounded is not None and "with the lower bounds of 1 seed as values" in bounded.source
     encoder = Setting("ModernBERT", "Muon", 269_264, 11.4)
-    alone = estimate(of("halves", 0.6), encoder)
+    alone = estimate_saving(method_rows("halves", 0.6), encoder)
     assert alone is not None and alone.told == "> 31.4 %, no interval"
-    assert nearest(rows, Setting("ViT", "Muon", 94_416, 19.5)).family == "ViT"
+    assert nearest_row(rows, Setting("ViT", "Muon", 94_416, 19.5)).family == "ViT"
     reported = Setting("GPT2", "AdamW", 124e6, 13)
     assert (
-        estimate(of("muon"), reported) is None
-        and nearest(of("muon"), reported).baseline == "reported"
+        estimate_saving(method_rows("muon"), reported) is None
+        and nearest_row(method_rows("muon"), reported).baseline == "reported"
     )
 
 

@@ -20,18 +20,18 @@ from train.advise import (
     LEAST,
     RECIPES,
     Pilot,
-    advice,
-    expected,
-    faster,
-    placed,
-    saved,
-    setting,
+    as_code,
+    best_moment,
+    expected_saving,
+    full_report,
+    plan_saving,
+    setting_of,
     steps_behind,
-    written,
+    switch_to_muon,
 )
 from train.common.errors import UserError, exits_cleanly
 from train.config.experiment import load_experiment
-from train.extras.advice.evidence import estimate, evidence, of
+from train.extras.advice.evidence import all_evidence, estimate_saving, method_rows
 from train.plan.methods import Growing, Scratch, VCycle
 from train.plan.modifiers import DropLayers
 from train.plan.recipes import halves
@@ -61,7 +61,9 @@ def experiment(tmp_path, **changes):
 )
 def test_the_most_that_one_layer_first_can_save(tmp_path, model, tau, expected):
     # published with two digits
-    assert saved(experiment(tmp_path, model=model), ONE, tau) == pytest.approx(expected, abs=0.0075)
+    assert plan_saving(experiment(tmp_path, model=model), ONE, tau) == pytest.approx(
+        expected, abs=0.0075
+    )
 
 
 def test_what_a_growth_saves_at_an_equal_loss(tmp_path):
@@ -78,35 +80,37 @@ def test_what_a_growth_saves_at_an_equal_loss(tmp_path):
         (HALVES, 0.6, 0.28, 0.177),
         (HALVES, 0.7, 0.28, 0.162),
     ]:
-        assert expected(e, recipe, tau, behind) == pytest.approx(measured, abs=0.015), (
+        assert expected_saving(e, recipe, tau, behind) == pytest.approx(measured, abs=0.015), (
             recipe.name,
             tau,
         )
     # Without a lag, the saving is the training cost that the plan skips.
-    assert expected(e, HALF, 0.5, 0.0) == pytest.approx(saved(e, HALF, 0.5))
+    assert expected_saving(e, HALF, 0.5, 0.0) == pytest.approx(plan_saving(e, HALF, 0.5))
     # At 0.8 the root of the equation is 2, and at 0.2 it is a half.
     for tau, worth in ((0.8, 1 - 0.8 * 0.1 * 2), (0.2, 1 - 0.2 * 0.1 / 2)):
-        exact = 1 - (1 - saved(e, HALF, tau)) / worth
-        assert expected(e, HALF, tau, 0.1) == pytest.approx(exact, rel=1e-12)
-    assert expected(e, HALF, 0.5, 2.0) == -math.inf  # The lag is larger than the run.
-    c = 1 - saved(e, HALF, 0.5) / 0.5
-    assert expected(e, HALF, 0.5, 1 - c) == pytest.approx(0)  # The lag cancels the skipped cost.
-    assert saved(e, HALF, 0.0) == 0
+        exact = 1 - (1 - plan_saving(e, HALF, tau)) / worth
+        assert expected_saving(e, HALF, tau, 0.1) == pytest.approx(exact, rel=1e-12)
+    assert expected_saving(e, HALF, 0.5, 2.0) == -math.inf  # The lag is larger than the run.
+    c = 1 - plan_saving(e, HALF, 0.5) / 0.5
+    assert expected_saving(e, HALF, 0.5, 1 - c) == pytest.approx(
+        0
+    )  # The lag cancels the skipped cost.
+    assert plan_saving(e, HALF, 0.0) == 0
 
 
 def test_growth_is_placed_at_the_largest_saving(tmp_path):
     e = experiment(tmp_path)  # The learning rate decays over the last tenth.
     for behind in (0.0, 0.22, 0.5, 0.9):
-        gain, tau = placed(e, HALF, behind)
+        gain, tau = best_moment(e, HALF, behind)
         assert (
-            all(gain >= expected(e, HALF, t / 100, behind) for t in range(40, 71, 5))
+            all(gain >= expected_saving(e, HALF, t / 100, behind) for t in range(40, 71, 5))
             and 0.4 <= tau <= 0.7
         )
-    assert placed(e, HALF, 0.0)[1] == 0.7 and placed(e, HALF, 0.9)[1] == 0.4
+    assert best_moment(e, HALF, 0.0)[1] == 0.7 and best_moment(e, HALF, 0.9)[1] == 0.4
     for decay in (0.5, 0.8):
-        assert placed(replace(e, optim=replace(WSD, decay=decay)), HALF, 0.0)[1] == pytest.approx(
-            1 - decay
-        )
+        assert best_moment(replace(e, optim=replace(WSD, decay=decay)), HALF, 0.0)[
+            1
+        ] == pytest.approx(1 - decay)
     grown = replace(e, method=HALF.method(e, 0.8))
     steps = [round(1000 * s) for s in (0.8, 0.1, 0.1)]
     assert [phase.steps for phase in grown.plan if phase.cost(1)] == steps
@@ -146,7 +150,7 @@ def near(tmp_path, **changes):
 
 def test_without_a_pilot_advice_is_the_regression(tmp_path):
     e = near(tmp_path)
-    text, best = advice(e)
+    text, best = full_report(e)
     rows = [
         line
         for line in text.splitlines()
@@ -154,12 +158,12 @@ def test_without_a_pilot_advice_is_the_regression(tmp_path):
     ]
     (found,) = [row.split("|")[3].strip() for row in rows]
     # The regression decides, which also contains the measurements at other sizes and budgets.
-    assert found == estimate(of("halves", 0.6), setting(e)).told
+    assert found == estimate_saving(method_rows("halves", 0.6), setting_of(e)).told
     assert re.fullmatch(r"\d+\.\d % ± \d+\.\d", found)
     assert "Try half of the layers and of each MLP first" in text and best is not None
     # The advice grows after 0.6 of the steps, as in the measurement.
     assert best.method == halves(e.model)
-    assert saved(e, VCYCLE, None) > 0.1 and isinstance(VCYCLE.method(e, 0.0), VCycle)
+    assert plan_saving(e, VCYCLE, None) > 0.1 and isinstance(VCYCLE.method(e, 0.0), VCycle)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +182,7 @@ def test_without_a_pilot_advice_is_the_regression(tmp_path):
 )
 def test_no_advice_far_from_comparable_measurements(tmp_path, changes):
     """No advice is given for another size, budget, model family or optimizer."""
-    text, best = advice(near(tmp_path, **changes))
+    text, best = full_report(near(tmp_path, **changes))
     assert (
         best is None
         and "No advice: there are no measurements near this setting" in text
@@ -188,19 +192,19 @@ def test_no_advice_far_from_comparable_measurements(tmp_path, changes):
 
 
 def test_the_nearest_measurement_prefers_the_same_family():
-    text, _ = advice(load_experiment("configs/wikipedia_encoder.py:muon", ["steps=200"]))
+    text, _ = full_report(load_experiment("configs/wikipedia_encoder.py:muon", ["steps=200"]))
     line = next(line for line in text.splitlines() if line.startswith("- half of the layers first"))
     assert "nearest one is > 19.7 % [22.8, 16.7] (ModernBERT, Muon, 269 K parameters" in line
 
 
 def test_no_recipe_is_advised_if_the_small_model_was_cheaper(tmp_path):
-    rows = [e for e in evidence() if e.small_alone_is_cheaper]
+    rows = [e for e in all_evidence() if e.small_alone_is_cheaper]
     assert {(e.family, e.method) for e in rows} == {
         (f, m) for f in ("ViT", "ModernBERT") for m in ("deepen", "halves")
     }
     vit = load_experiment("configs/cifar10.py:vit_muon")
     for pilot in (None, found(0.1, 0.1)):
-        text, best = advice(vit, pilot)
+        text, best = full_report(vit, pilot)
         assert (
             best is None
             and "training only the small model reached its final loss for fewer FLOPs" in text
@@ -209,7 +213,7 @@ def test_no_recipe_is_advised_if_the_small_model_was_cheaper(tmp_path):
 
 def test_a_saving_without_an_interval_above_zero_is_not_advised(tmp_path):
     # The measurements are 13.5 % ± 15.9 and single seeds.
-    text, best = advice(near(tmp_path, optim=replace(MUON, name="adamw")))
+    text, best = full_report(near(tmp_path, optim=replace(MUON, name="adamw")))
     assert (
         best is None and "no measured saving has an interval that is completely above zero" in text
     )
@@ -219,11 +223,11 @@ def test_a_saving_without_an_interval_above_zero_is_not_advised(tmp_path):
 
 def test_muon_is_advised_first_where_it_was_measured(tmp_path):
     e = near(tmp_path, optim=replace(MUON, name="adamw"))
-    made, said = faster(e)
+    made, said = switch_to_muon(e)
     assert made.optim == MUON and said.startswith("First use Muon") and "> 41.0 %" in said
     far = replace(e, steps=36)
-    assert faster(far)[0] is far and "no comparable measurement" in faster(far)[1]
-    assert faster(near(tmp_path)) == (near(tmp_path), "")
+    assert switch_to_muon(far)[0] is far and "no comparable measurement" in switch_to_muon(far)[1]
+    assert switch_to_muon(near(tmp_path)) == (near(tmp_path), "")
 
 
 def found(half, halves):
@@ -232,7 +236,7 @@ def found(half, halves):
 
 def test_a_pilot_answers_wherever_it_ran(tmp_path):
     e = experiment(tmp_path, optim=MUON, steps=200)  # No comparable measurement exists.
-    text, best = advice(e, found(0.1, 0.9))
+    text, best = full_report(e, found(0.1, 0.9))
     assert (
         "Try half of the layers first" in text
         and best is not None
@@ -244,40 +248,40 @@ def test_a_pilot_answers_wherever_it_ran(tmp_path):
     # A short pilot underestimates the lag.
     assert f"grown after 50% of the steps, b = {LEAST:.2f}" in text
     assert best.method.source.steps == 0.5
-    text, best = advice(e, found(0.5, 0.1))
+    text, best = full_report(e, found(0.5, 0.1))
     assert (
         "Try half of the layers and of each MLP first" in text
         and best.method.small.mlp == e.model.mlp // 2
     )
-    text, best = advice(e, found(1.1, 1.1))
+    text, best = full_report(e, found(1.1, 1.1))
     assert "it saves nothing at this budget" in text and best is None
-    text, best = advice(replace(e, optim=replace(MUON, schedule="cosine")), found(0.1, 0.9))
+    text, best = full_report(replace(e, optim=replace(MUON, schedule="cosine")), found(0.1, 0.9))
     assert "With cosine, the learning rate falls from the first step on" in text
     assert best.optim == replace(MUON, decay=Optim().decay) and isinstance(best.method, Growing)
 
 
 def test_a_pilot_is_capped_by_comparable_measurements(tmp_path):
     optimistic = found(0.0, 0.0)
-    gain = placed(near(tmp_path), HALVES, LEAST)[0]
-    said = re.search(r"about (\d+)%", advice(near(tmp_path), optimistic)[0])
+    gain = best_moment(near(tmp_path), HALVES, LEAST)[0]
+    said = re.search(r"about (\d+)%", full_report(near(tmp_path), optimistic)[0])
     assert int(said[1]) < 100 * gain - 1
-    said = re.search(r"about (\d+)%", advice(near(tmp_path, steps=200), optimistic)[0])
-    assert int(said[1]) == round(100 * placed(near(tmp_path, steps=200), HALVES, LEAST)[0])
+    said = re.search(r"about (\d+)%", full_report(near(tmp_path, steps=200), optimistic)[0])
+    assert int(said[1]) == round(100 * best_moment(near(tmp_path, steps=200), HALVES, LEAST)[0])
 
 
 def test_recipes_that_do_not_fit_are_named(tmp_path):
     odd = experiment(tmp_path, model=replace(MODEL, layers=3))
-    text, best = advice(odd, found(0.1, 0.9))
+    text, best = full_report(odd, found(0.1, 0.9))
     assert "- V-cycle in depth, corrected: does not fit: axis 'layers'" in text
     assert best is not None and isinstance(best.method, Growing)
     # Its momentum includes the weight decay, so it depends on the parameters.
     sgd = experiment(tmp_path, optim=Optim("sgd", schedule="wsd"))
-    text, best = advice(sgd)
+    text, best = full_report(sgd)
     assert text.count("does not fit: optimizer state") == len(RECIPES) and best is None
     assert "| recipe |" not in text
     assert text.endswith("No advice: no recipe fits this model and its optimizer.\n")
     with pytest.raises(UserError, match="no recipe to measure: half of the layers first: does not"):
-        advise.pilot(sgd, tmp_path)
+        advise.run_pilot(sgd, tmp_path)
 
 
 def advised(monkeypatch, *arguments):
@@ -313,7 +317,7 @@ def test_a_pilot_prints_its_cost_and_writes_the_advised_config(tmp_path, monkeyp
     said = capsys.readouterr()
     made = load_experiment(out)
     assert made.eval_batches == 1 and made.name == "tiny_grown" and isinstance(made.method, Growing)
-    assert eval(written(made.optim, set()), {"Optim": Optim}) == made.optim and "b1" not in written(
+    assert eval(as_code(made.optim, set()), {"Optim": Optim}) == made.optim and "b1" not in as_code(
         made.optim, set()
     )
     folders = sorted(p.name for p in (tmp_path / "pilot").iterdir())
@@ -333,7 +337,7 @@ def test_the_config_that_is_written_imports_whatever_it_names(tmp_path):
         e, mesh=Mesh(fsdp=2), data=replace(e.data, valid_fraction=0.25), method=HALF.method(e, 0.5)
     )
     out = tmp_path / "mine.py"
-    out.write_text(advise.script(str(script), other))
+    out.write_text(advise.config_script(str(script), other))
     assert load_experiment(out) == other
 
 

@@ -19,8 +19,8 @@ from jaxgrow.operators import hypercloning, stack
 from jaxgrow.sharding import partition_spec
 from train.config.experiment import load_experiment
 from train.extras.aot.compilation import AotRun, Program
-from train.extras.aot.estimate import bound, fits
-from train.extras.aot.machines import described
+from train.extras.aot.estimate import memory_fits, time_bound
+from train.extras.aot.machines import describe_machine
 from train.extras.aot.roofline import program_kernels
 from train.plan.methods import Scratch
 from train.plan.modifiers import DropLayers
@@ -43,7 +43,7 @@ def step(machine: str, drop: str) -> Program:
 
     With layer dropping, this is the step that drops layers.
     """
-    at = described(machine)
+    at = describe_machine(machine)
     e = replace(
         load_experiment(f"{GPT2}:batch={16 * len(at.devices)}"), method=Scratch(DROPS[drop])
     )
@@ -71,20 +71,20 @@ def test_gpt2_on_h100s(machine, drop):
 def test_logits_of_all_positions_at_once_would_take_3_gb_more():
     """The control of the bound on temporary memory above."""
     e = load_experiment(f"{GPT2}:batch=16:model.head_positions={16 * 1024}")
-    (found,) = [p for p in AotRun(e, described("h100:1")).run() if p.what == "step"]
+    (found,) = [p for p in AotRun(e, describe_machine("h100:1")).run() if p.what == "step"]
     assert found.temporary > step("h100:1", "dense").temporary + 2.5 * GB
 
 
 def test_a_7b_llama_divided_over_eight_h100s():
-    machine = described("h100:8")
+    machine = describe_machine("h100:8")
     e = load_experiment("configs/papers/llama.py:llama_7b_c4")
     programs = AotRun(e, machine).run()
-    assert fits(programs, machine)
+    assert memory_fits(programs, machine)
     found = next(p for p in programs if p.what == "step")
     assert found.parameters == pytest.approx(6.738e9 * 4 / 8, rel=0.01)
     assert {"all-gather", "reduce-scatter"} <= {c.kind for c in found.collectives}
     # The control is replicated on every device.
-    assert not fits(AotRun(replace(e, mesh=Mesh()), machine).run(), machine)
+    assert not memory_fits(AotRun(replace(e, mesh=Mesh()), machine).run(), machine)
 
 
 LLAMA_7B = "configs/papers/llama.py:llama_7b_c4:model.layers=6:batch=32:accumulate=2"
@@ -97,7 +97,7 @@ def test_exchanges_of_each_layer_overlap_with_matrix_products():
     of the neighboring layers.
     """
     e = load_experiment(f"{LLAMA_7B}:model.remat=projections:mesh.gradients=layer")
-    (found,) = [p for p in AotRun(e, described("h100:8")).run() if p.what == "step"]
+    (found,) = [p for p in AotRun(e, describe_machine("h100:8")).run() if p.what == "step"]
     layers = [c for c in found.collectives if c.times > 2 and c.size > 1e6]
     assert {c.kind for c in layers} == {"all-gather", "reduce-scatter"}
     assert all(c.asynchronous and c.products for c in layers)
@@ -108,7 +108,7 @@ def test_exchanges_of_each_layer_overlap_with_matrix_products():
 
 def test_gradients_are_reduced_once_per_step_in_float32():
     e = load_experiment(f"{LLAMA_7B}:model.remat=projections:mesh.gradients=step")
-    (found,) = [p for p in AotRun(e, described("h100:8")).run() if p.what == "step"]
+    (found,) = [p for p in AotRun(e, describe_machine("h100:8")).run() if p.what == "step"]
     reduced = [c for c in found.collectives if c.kind == "reduce-scatter"]
     assert all(c.times == 1 for c in reduced)
     # The size of all gradients in float32.
@@ -128,7 +128,7 @@ class Texts(AotRun):
 
 def test_an_unrolled_step_has_fused_products_and_few_arguments():
     config = "batch=4:model.layers=2:model.vocab=1024:model.remat=none:model.scan_layers=False"
-    run = Texts(load_experiment(f"{GPT2}:{config}"), described("h100:1"))
+    run = Texts(load_experiment(f"{GPT2}:{config}"), describe_machine("h100:1"))
     run.run()
     found = program_kernels(run.text)
     fused = 2.0 * 4 * 1024 * 768 * 3 * 768
@@ -151,7 +151,7 @@ def test_a_mixture_over_four_h100s_sends_kernels_and_no_tokens():
     e = load_experiment(
         "configs/papers/llama.py:llama_8x160m_c4:model.layers=2:batch=64:mesh.fsdp=4:model.remat=projections"
     )
-    (found,) = [p for p in AotRun(e, described("h100:4")).run() if p.what == "step"]
+    (found,) = [p for p in AotRun(e, describe_machine("h100:4")).run() if p.what == "step"]
     # the number of tokens per expert
     assert sum(c.size for c in found.collectives if c.kind == "all-reduce") < 1e4
     assert sum(c.sent for c in found.collectives) < 0.7 * GB and found.temporary < 3 * GB
@@ -161,7 +161,7 @@ def test_experts_on_eight_h100s_exchange_tokens_only():
     e = load_experiment(
         "configs/papers/llama.py:llama_8x160m_c4:model.layers=1:batch=64:mesh.fsdp=1:mesh.expert=8:model.capacity=1.25"
     )
-    (found,) = [p for p in AotRun(e, described("h100:8")).run() if p.what == "step"]
+    (found,) = [p for p in AotRun(e, describe_machine("h100:8")).run() if p.what == "step"]
     exchanges = [c for c in found.collectives if c.kind == "all-to-all"]
     # dispatch and combine, in the forward and the backward pass
     assert len(exchanges) >= 4 and all(c.asynchronous for c in exchanges)
@@ -177,7 +177,7 @@ def test_it_grows_to_13b_where_it_lies():
     A device holds its shard of the source, of the intermediate model between two operators and
     of the result, and one shard of a single leaf.
     """
-    machine = described("h100:8")
+    machine = describe_machine("h100:8")
     e = load_experiment("configs/papers/llama.py:llama_13b_grown")
     found = next(p for p in AotRun(e, machine).run() if p.what == "grow")
     result, deeper = 13.016e9 * 4 / 8, 6.738e9 * 40 / 32 * 4 / 8
@@ -192,7 +192,7 @@ SMALL = {"layers": 40, "embed": 4096, "mlp": 14336}
 @pytest.mark.parametrize("names", [("layers", "embed.in", "mlp"), ("layers", "mlp.in", "embed")])
 @pytest.mark.parametrize("fsdp", [8, 2])
 def test_leaves_of_a_70b_model_grow_within_their_shards(names, fsdp):
-    mesh = Mesh(1, fsdp, 8 // fsdp).over(list(described("h100:8").devices))
+    mesh = Mesh(1, fsdp, 8 // fsdp).over(list(describe_machine("h100:8").devices))
     growth = stack(SMALL, {"layers": 80}) | hypercloning(SMALL, {"embed": 8192, "mlp": 28672})
     shape = tuple(SMALL[name.removesuffix(".in")] for name in names)
     where = jax.sharding.NamedSharding(mesh, partition_spec(names, shape, mesh))
@@ -212,9 +212,9 @@ def test_leaves_of_a_70b_model_grow_within_their_shards(names, fsdp):
 @cache
 def divided(optimizer: str, machine: str) -> Program:
     """Compile the step of GPT-2 124M over eight devices."""
-    e, at = load_experiment(f"{GPT2}:batch=64:mesh.fsdp=8"), described(machine)
+    e, at = load_experiment(f"{GPT2}:batch=64:mesh.fsdp=8"), describe_machine(machine)
     programs = AotRun(replace(e, optim=replace(e.optim, name=optimizer)), at).run()
-    assert fits(programs, at)
+    assert memory_fits(programs, at)
     return next(p for p in programs if p.what == "step")
 
 
@@ -244,7 +244,9 @@ def choosing(choice: str) -> Program:
     """Compile the step of GPT-2 124M with batch 16 on an H100."""
     (found,) = [
         p
-        for p in AotRun(load_experiment(f"{GPT2}:batch=16{choice}"), described("h100:1")).run()
+        for p in AotRun(
+            load_experiment(f"{GPT2}:batch=16{choice}"), describe_machine("h100:1")
+        ).run()
         if p.what == "step"
     ]
     return found
@@ -272,7 +274,7 @@ def test_attention_by_a_kernel_and_by_xla():
 def test_attention_kernel_with_two_sharded_axes(mesh):
     """JAX's partitioning rule of the cuDNN kernel fails if two mesh axes shard the batch."""
     e = load_experiment(f"{GPT2}:batch=16:model.layers=2:model.vocab=1024{mesh}")
-    (found,) = [p for p in AotRun(e, described("h100:4")).run() if p.what == "step"]
+    (found,) = [p for p in AotRun(e, describe_machine("h100:4")).run() if p.what == "step"]
     assert any("fmha" in name or "cudnn" in name for name in found.kernels)
 
 
@@ -281,7 +283,7 @@ def test_gpt2_of_two_layers_on_a_tpu(mesh):
     """A two-layer GPT-2 compiles for a TPU with Pallas attention."""
     e = load_experiment(f"{GPT2}:batch=16:model.layers=2:model.vocab=1024{mesh}")
     e = replace(e, method=Scratch(DROPS["cond"]))
-    programs = AotRun(e, described("v5e:2x2")).run()
+    programs = AotRun(e, describe_machine("v5e:2x2")).run()
     found = min((p for p in programs if p.what.startswith("step")), key=lambda p: p.flops)
     assert found.conditionals == 2 and "tpu_custom_call" in found.kernels
     if not mesh:
@@ -297,16 +299,16 @@ def test_a_tiny_plan_is_compiled_and_priced(machine):
     e = load_experiment(
         "configs/demo.py:vcycle:model.layers=2:model.embed=32:model.mlp=64:model.context=64:batch=8"
     )
-    found = AotRun(e, at := described(machine)).run()
-    assert fits(found, at) and {p.what for p in found if not p.flops} <= {"initialisation"}
+    found = AotRun(e, at := describe_machine(machine)).run()
+    assert memory_fits(found, at) and {p.what for p in found if not p.flops} <= {"initialisation"}
     assert {"step", "coalesce", "evaluation"} <= {p.what for p in found}
     free = []
     for program in found:
-        least = bound(program, at)
+        least = time_bound(program, at)
         assert least is not None and (not program.flops or 0 < least.utilisation <= 1)
         if least.seconds == 0:
             free.append((program.phase, program.what))
     # A phase that continues a model starts in the memory of that model, so nothing is moved.
     assert free == [("train coarse1", "initialisation"), ("train large", "initialisation")]
     first = next(program for program in found if program.what == "initialisation")
-    assert bound(first, at).seconds > 0  # but the first model is computed
+    assert time_bound(first, at).seconds > 0  # but the first model is computed

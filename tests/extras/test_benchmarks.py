@@ -17,7 +17,7 @@ import pytest
 from benchmarks import anatomy, first_hour, on_device, scale
 from benchmarks.common import Rows, alone
 from train.config.experiment import load_experiment
-from train.extras.aot.machines import CHIPS, present
+from train.extras.aot.machines import CHIPS, present_machine
 
 
 def test_what_runs_alone_answers_fails_dies_or_is_ended():
@@ -67,7 +67,7 @@ def test_rows_are_available_when_added_and_after_reloading(tmp_path):
 
 
 def test_the_devices_that_are_here_are_a_machine():
-    here = present()
+    here = present_machine()
     assert here.name == "cpu:4" and here.chip is CHIPS["cpu"]
     kinds = [kind for chip in CHIPS.values() for kind in chip.kinds]
     assert len(kinds) == len(set(kinds))

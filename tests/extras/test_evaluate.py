@@ -20,7 +20,7 @@ from train import evaluate as command
 from train.common.errors import UserError
 from train.data.text import end_of_text, tokenizer, tokenizer_of
 from train.extras.evaluation.benchmarks import _manager
-from train.extras.evaluation.perplexity import files_of, perplexity
+from train.extras.evaluation.perplexity import files_of, text_perplexity
 from train.extras.evaluation.published import PUBLISHED
 from train.extras.evaluation.scoring import Request, Scorer
 from train.extras.evaluation.tasks import evaluate_tasks
@@ -177,7 +177,7 @@ def test_texts_of_all_lengths_share_a_few_programs(gpt, monkeypatch):
         shapes.add(targets.shape)
         return np.zeros(targets.shape), np.ones(targets.shape, bool)
 
-    monkeypatch.setattr(scoring, "_program", seen)
+    monkeypatch.setattr(scoring, "_loss_program", seen)
     gpt([gpt.after([0], [*b"x"] * n) for n in range(1, 17) for _ in range(3)])
     assert len(shapes) == 1
     assert next(iter(shapes))[0] % len(jax.devices()) == 0
@@ -195,7 +195,7 @@ def test_perplexities_of_a_text(gpt, tmp_path):
     (tmp_path / "wiki.test.raw").write_text(TEXT)
     (tmp_path / "mine.txt").write_text("other text")
     nats = sum(score.loss for score in gpt(gpt.windows(TEXT)))
-    result, size = perplexity(gpt, files_of("wikitext2", tmp_path)), len(TEXT.encode())
+    result, size = text_perplexity(gpt, files_of("wikitext2", tmp_path)), len(TEXT.encode())
     assert (result["tokens"], result["words"], result["bytes"]) == (size, 14, size)
     assert result["perplexity"] == pytest.approx(math.exp(nats / size))
     assert math.log(result["perplexity_by_word"]) == pytest.approx(nats / 14)
@@ -205,13 +205,13 @@ def test_perplexities_of_a_text(gpt, tmp_path):
         == files_of(str(tmp_path / "mine.txt"), tmp_path)
         == [tmp_path / "mine.txt"]
     )
-    assert perplexity(gpt, [tmp_path / "mine.txt"])["bytes"] == 10
+    assert text_perplexity(gpt, [tmp_path / "mine.txt"])["bytes"] == 10
 
 
 def test_a_byte_order_mark_is_not_part_of_a_text(gpt, tmp_path):
     for encoding in ("utf-8", "utf-8-sig"):
         (tmp_path / encoding).write_text(TEXT, encoding)
-    plain, marked = (perplexity(gpt, [tmp_path / name]) for name in ("utf-8", "utf-8-sig"))
+    plain, marked = (text_perplexity(gpt, [tmp_path / name]) for name in ("utf-8", "utf-8-sig"))
     assert {**marked, "files": None} == {**plain, "files": None}
 
 
@@ -220,7 +220,7 @@ def test_a_stride_lies_within_the_context(gpt, tmp_path, stride):
     with pytest.raises(
         UserError, match=f"--stride is {stride}, not between 1 and the context of 16 tokens"
     ):
-        perplexity(gpt, [tmp_path / "any"], stride)
+        text_perplexity(gpt, [tmp_path / "any"], stride)
 
 
 def test_texts_that_are_missing_or_empty_are_named(gpt, tmp_path):
@@ -231,13 +231,13 @@ def test_texts_that_are_missing_or_empty_are_named(gpt, tmp_path):
         files_of("ptb", tmp_path)
     (tmp_path / "ptb.test.txt").write_text("")
     with pytest.raises(UserError, match="there is no text in"):
-        perplexity(gpt, files_of("ptb", tmp_path))
+        text_perplexity(gpt, files_of("ptb", tmp_path))
 
 
 def test_a_masked_model_has_no_perplexity_of_a_text(bert, tmp_path):
     (tmp_path / "ptb.test.txt").write_text(TEXT)
     with pytest.raises(UserError, match="a masked model has no perplexity of running text"):
-        perplexity(bert, files_of("ptb", tmp_path))
+        text_perplexity(bert, files_of("ptb", tmp_path))
 
 
 # --- files of the tasks of the harness ---
@@ -407,7 +407,7 @@ def test_perplexity_is_that_of_transformers(tmp_path, stride):
             log_p = theirs(window[:, :-1]).logits.log_softmax(-1).gather(2, window[:, 1:, None])
         nats -= float(log_p[0, done - end :].sum())
         done = end
-    ours = perplexity(
+    ours = text_perplexity(
         Scorer(opened(tmp_path / "gpt", "bytes")), [tmp_path / "ptb.test.txt"], stride
     )
     assert math.log(ours["perplexity"]) == pytest.approx(nats / (tokens.shape[1] - 1), rel=1e-4)

@@ -471,7 +471,9 @@ def test_four_devices_split_the_work_and_samples_do_not_move(mesh):
         sum(k.flops * k.times for k in kernels(program.as_text())) for program in (run, one)
     )
     assert 0.95 * whole / 4 < quarter < 1.1 * whole / 4
-    over_fsdp = [c.size for c in hlo.collectives(run.as_text(), 4) if c.kind != "all-reduce"]
+    over_fsdp = [
+        c.size for c in hlo.program_collectives(run.as_text(), 4) if c.kind != "all-reduce"
+    ]
     assert 0 < max(over_fsdp) <= max(a.nbytes for a in jax.tree.leaves(given)) < x.nbytes / 8
 
 
@@ -546,9 +548,9 @@ def test_expert_parallelism_matches_one_device(mesh):
     assert tiny.distance(run(given, x), one(*whole)) < 1e-10
     kernel = given["up"]["kernel"]
     assert kernel.addressable_shards[0].data.shape[0] == 8 // mesh.expert
-    found = [c for c in hlo.collectives(run.as_text(), 4) if c.kind == "all-to-all"]
+    found = [c for c in hlo.program_collectives(run.as_text(), 4) if c.kind == "all-to-all"]
     assert len(found) == 3
-    gathered = [c.size for c in hlo.collectives(run.as_text(), 4) if c.kind == "all-gather"]
+    gathered = [c.size for c in hlo.program_collectives(run.as_text(), 4) if c.kind == "all-gather"]
     # No device ever holds all experts.
     assert max(gathered, default=0) <= kernel.nbytes / mesh.expert
 

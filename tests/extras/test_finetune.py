@@ -27,7 +27,7 @@ from train import finetune as command
 from train.common.errors import UserError
 from train.data.text import tokenizer
 from train.extras.aot.compilation import AotRun
-from train.extras.aot.machines import described
+from train.extras.aot.machines import describe_machine
 from train.extras.evaluation.tasks import evaluate_tasks
 from train.extras.images.images import Images
 from train.extras.labelled import glue
@@ -217,7 +217,7 @@ def test_scores_are_kept_with_the_run(learned, home):
 @pytest.mark.slow  # `test_preflight` covers the AOT compilation of training.
 def test_it_is_rehearsed_without_its_machine(home):
     experiment = tuning(home / "cola").of(home / "gpt2", 1e-3, 0)
-    programs = AotRun(experiment, described("cpu:1")).run()
+    programs = AotRun(experiment, describe_machine("cpu:1")).run()
     [step] = [p for p in programs if p.what == "step"]
     assert (step.steps, step.tokens) == (experiment.steps, 16 * 14)
     [evaluation] = {p.tokens for p in programs if p.what == "evaluation"}
@@ -316,9 +316,11 @@ def test_the_best_learning_rate_has_the_best_mean_metric():
     found = {1e-5: [scores(0.9, 0.1), scores(0.1, 0.1)], 2e-5: [scores(0.6, 0.0), scores(0.6, 0.0)]}
     assert best_rate(found) == 2e-5
     about = tuning(Path("x"), seeds=(0, 1))
-    assert "| 2e-05 (best)  |" in command.table(about, Path("m"), found)
-    assert "is the largest that was tried" in command.table(about, Path("m"), found)
-    assert "that was tried" not in command.table(about, Path("m"), found | {3e-5: found[1e-5]})
+    assert "| 2e-05 (best)  |" in command.tuning_table(about, Path("m"), found)
+    assert "is the largest that was tried" in command.tuning_table(about, Path("m"), found)
+    assert "that was tried" not in command.tuning_table(
+        about, Path("m"), found | {3e-5: found[1e-5]}
+    )
 
 
 def test_a_fine_tuned_run_is_exported_with_its_labels(learned, tmp_path):
@@ -336,7 +338,9 @@ def test_an_exported_run_is_evaluated_with_texts_of_the_same_length(
     learned, home, tmp_path, monkeypatch
 ):
     runs.export(learned[0], tmp_path / "hf")
-    monkeypatch.setattr("train.evaluate.score", lambda _, data: {"dev": {"length": data.length}})
+    monkeypatch.setattr(
+        "train.extras.evaluation.tasks.score", lambda _, data: {"dev": {"length": data.length}}
+    )
     for folder in (learned[0], tmp_path / "hf"):
         found = evaluate_tasks(folder, ["cola"], home / "cola")
         assert found == {"cola": {"length, dev": 14}}

@@ -197,7 +197,9 @@ def test_a_streamed_text_is_the_same(gpt, run, stop):
 
 def test_parts_of_a_stream_come_as_the_text_grows(gpt):
     parts = []
-    [sample], timing = command.samples(gpt, ["ab"], command.Asked(stream=parts.append), max_new=30)
+    [sample], timing = command.sample_texts(
+        gpt, ["ab"], command.Asked(stream=parts.append), max_new=30
+    )
     assert "ab" + "".join(parts) == sample["text"]
     assert sum(bool(part) for part in parts) > 1
     assert timing.tokens == sample["tokens"]

@@ -15,15 +15,15 @@ from train.common.errors import UserError
 from train.data.bounded import BoundedTokenizer, child
 from train.data.special import Special, copied, special_tokens
 from train.data.text import Data, _byte_tokenizer, tokenizer, tokens
-from train.extras.evaluation.chat import rendered
+from train.extras.evaluation.chat import render_chat
 from train.extras.evaluation.tasks import evaluate_tasks
-from train.generate import Asked, samples
+from train.generate import Asked, sample_texts
 
 PLAIN = Special(0, 0, (0,), {"bos_token": "<s>"}, None)
 
 
 def chat(template: str) -> str:
-    return rendered(replace(PLAIN, template=template), [{"role": "user", "content": "hi"}])
+    return render_chat(replace(PLAIN, template=template), [{"role": "user", "content": "hi"}])
 
 
 # --- templates ---
@@ -147,7 +147,7 @@ def test_a_tokenizer_that_is_slow_only_on_a_prompt_or_text_is_stopped(about, tmp
             (tmp_path / "a.txt").write_text(text)
             return evaluate_tasks(tmp_path / "model", [str(tmp_path / "a.txt")], None)
         asked = Asked(chat=command == "chat")
-        return samples(tmp_path / "model", [text], asked, max_new=1)
+        return sample_texts(tmp_path / "model", [text], asked, max_new=1)
 
     assert ask("ab")
     with using_limits(seconds=1), pytest.raises(UserError, match="--limits seconds=") as error:

@@ -13,7 +13,7 @@ import pytest
 from benchmarks import carried, gpu_plan, gpu_tables, one_gpu
 from benchmarks.gpu_plan import EXPERIMENTS, Store, Training
 from train.common.errors import UserError
-from train.extras.advice.fits import Measured, fit
+from train.extras.advice.fits import Measured, fit_savings
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/results/gpu.md").read_text()
@@ -50,7 +50,7 @@ def test_the_forecasts_are_those_of_the_law_and_are_not_replaced_by_later_ones(
 
 def test_the_interval_of_a_new_measurement_is_wider_than_that_of_the_line():
     points = [Measured((2.0**i, 20.0), (0.1 + 0.01 * (-1) ** i, 0.12), 0) for i in range(4, 9)]
-    line = fit(points)
+    line = fit_savings(points)
     at = (2.0**10, 20.0)
     (_, mean), (_, one), (_, two) = (line.expected(at, seeds) for seeds in (None, 1, 2))
     assert mean < two < one

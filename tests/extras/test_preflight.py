@@ -25,8 +25,14 @@ from train.common.errors import UserError, exits_cleanly
 from train.config.experiment import load_experiment
 from train.extras.aot import estimate, hlo, machines
 from train.extras.aot.compilation import AotRun, Program
-from train.extras.aot.estimate import Bound, bound, fits, fitting, smaller
-from train.extras.aot.machines import CHIPS, Machine, common_machine, described, present
+from train.extras.aot.estimate import Bound, find_fitting, memory_fits, smaller_settings, time_bound
+from train.extras.aot.machines import (
+    CHIPS,
+    Machine,
+    common_machine,
+    describe_machine,
+    present_machine,
+)
 from train.extras.aot.roofline import (
     Roofline,
     flops_beside,
@@ -48,7 +54,7 @@ SBLD = Scratch((DropLayers(LayerDrop(sensitivity=Sensitivity(after=0.25, batches
 @cache
 def rehearsed(devices=4, **changes):
     """Compile the programs of an experiment once for all tests; no data are read."""
-    return AotRun(experiment(**changes), described(f"cpu:{devices}")).run()
+    return AotRun(experiment(**changes), describe_machine(f"cpu:{devices}")).run()
 
 
 class Steps(AotRun):
@@ -64,7 +70,7 @@ class Steps(AotRun):
 
 @cache
 def steps(devices=4, **changes):
-    return Steps(experiment(**changes), described(f"cpu:{devices}")).run()
+    return Steps(experiment(**changes), describe_machine(f"cpu:{devices}")).run()
 
 
 def experiment(**changes):
@@ -89,7 +95,7 @@ class Beginnings(AotRun):
 
 def test_a_phase_needs_the_memory_of_its_model_only_once():
     """The measurement, and the training after it, reuse the memory of model and optimizer state."""
-    found = Beginnings(experiment(method=SBLD), described("cpu:2")).run()
+    found = Beginnings(experiment(method=SBLD), describe_machine("cpu:2")).run()
     assert [p.what for p in found] == ["initialisation", "measure", "initialisation"]
     first, _, second = found
     held = second.parameters + second.moments
@@ -175,7 +181,7 @@ def test_every_step_of_a_plan_is_counted_once(traced, execution):
     e = experiment(
         method=Scratch((DropLayers(drop),)), model=replace(runs.MODEL, layers=6), steps=100
     )
-    found = [p for p in AotRun(e, described("cpu:4")).run() if p.what.startswith("step")]
+    found = [p for p in AotRun(e, describe_machine("cpu:4")).run() if p.what.startswith("step")]
     assert sum(p.steps for p in found) == 100
     dense, dropping = next(p for p in found if p.what == "step"), found[-1]
     names = {p.what for p in found if p.what != "step"}
@@ -203,7 +209,7 @@ def test_a_teacher_and_a_second_warm_up_are_rehearsed(traced):
     )
     for method in (Inherit(small, TrainStage(0.5), TrainStage(1.0)), grown):
         e = experiment(method=method, steps=20)
-        found = by_name(AotRun(e, described("cpu:4")).run())
+        found = by_name(AotRun(e, describe_machine("cpu:4")).run())
         assert found["train large", "step"].steps > 0
 
 
@@ -213,7 +219,7 @@ def test_a_teacher_and_a_second_warm_up_are_rehearsed(traced):
 )
 def test_every_experiment_of_the_demo_is_rehearsed(name):
     e = load_experiment(f"configs/demo.py:{name}")
-    found = AotRun(e, described("cpu:4")).run()
+    found = AotRun(e, describe_machine("cpu:4")).run()
     assert sum(p.steps for p in found if p.what.startswith("step")) == sum(
         phase.end - phase.begin for phase in e.plan if isinstance(phase, Train)
     )
@@ -222,13 +228,13 @@ def test_every_experiment_of_the_demo_is_rehearsed(name):
 def test_the_bound_is_the_longest_of_kernels_products_and_links():
     step = replace(PROGRAM, flops=4 * 989.4e12, roofline=Roofline({"MLP": 2.0, "head": 1.0}))
     machine = Machine("four", CHIPS["h100"], (None,) * 4)
-    found = bound(step, machine)
+    found = time_bound(step, machine)
     assert found is not None and found.products == 1.0 and found.links == 0.0
     assert (found.seconds, found.by, found.utilisation) == (3.0, "MLP", 1 / 3)
     sending = replace(step, collectives=(hlo.Collective("all-gather", 450e9 * 8, 8, 1),))
-    assert bound(sending, machine) == Bound(step.roofline.parts, 1.0, 7.0)
+    assert time_bound(sending, machine) == Bound(step.roofline.parts, 1.0, 7.0)
     assert Bound({}, 1.0, 7.0).by == "links" and Bound({"MLP": 2.0}, 3.0, 1.0).seconds == 3.0
-    assert bound(step, described("cpu:4")) is None
+    assert time_bound(step, describe_machine("cpu:4")) is None
 
 
 @pytest.mark.parametrize(
@@ -244,7 +250,7 @@ def test_exchanges_between_hosts_use_adapter_speed(devices, local, slower):
     exchange = hlo.Collective(
         "all-gather", 450e9 * devices / (devices - 1), devices, 1, local=local
     )
-    found = bound(
+    found = time_bound(
         replace(PROGRAM, collectives=(exchange,)), Machine("h100", CHIPS["h100"], (None,) * 32, 4)
     )
     assert found is not None and found.links == pytest.approx(slower)
@@ -263,14 +269,14 @@ def test_exchanges_between_hosts_use_adapter_speed(devices, local, slower):
 )
 def test_how_many_of_a_group_one_of_two_hosts_has(groups, size, local):
     text = f"ENTRY %main (p: f32[8]) -> f32[8] {{\n  %r = f32[8]{{0}} all-reduce(%p), {groups}, to_apply=%add\n}}\n"
-    (found,) = hlo.collectives(text, 4, 2)
+    (found,) = hlo.program_collectives(text, 4, 2)
     assert (found.devices, found.local) == (size, local)
 
 
 @pytest.mark.parametrize(("pairs", "local"), [("{0,1},{1,0}", 0), ("{0,2},{2,0}", 1)])
 def test_a_permutation_between_hosts(pairs, local):
     text = f"ENTRY %m (p: f32[8]) -> f32[8] {{\n  %r = f32[8] collective-permute(%p), source_target_pairs={{{pairs}}}\n}}\n"
-    (found,) = hlo.collectives(text, 4, 2)
+    (found,) = hlo.program_collectives(text, 4, 2)
     assert found.local == local
 
 
@@ -293,7 +299,7 @@ def test_the_first_changes_that_fit_are_the_cheapest(monkeypatch):
             return [replace(PROGRAM, parameters=self.memory)]
 
     monkeypatch.setattr(estimate, "AotRun", Said)
-    e, four = experiment(batch=64), described("cpu:4")
+    e, four = experiment(batch=64), describe_machine("cpu:4")
     for memory, changes in [
         (95, ["accumulate=4"]),
         (47, ["accumulate=16"]),
@@ -304,8 +310,8 @@ def test_the_first_changes_that_fit_are_the_cheapest(monkeypatch):
         (8, None),
     ]:
         machine = replace(four, chip=replace(four.chip, memory=memory))
-        assert fitting(e, machine, lambda _: None) == changes, memory
-    assert fits([replace(PROGRAM, parameters=8.0)], machine) and not fits(
+        assert find_fitting(e, machine, lambda _: None) == changes, memory
+    assert memory_fits([replace(PROGRAM, parameters=8.0)], machine) and not memory_fits(
         [replace(PROGRAM, parameters=9.0)], machine
     )
 
@@ -344,7 +350,7 @@ ENTRY %main (x: f32[4]) -> f32[4] {
   ROOT %out = f32[4]{0} get-tuple-element(%loop), index=1
 }
 """
-    (found,) = hlo.collectives(text, 2)
+    (found,) = hlo.program_collectives(text, 2)
     assert (found.kind, found.times) == ("all-reduce", 127)
 
 
@@ -361,7 +367,7 @@ def test_auto_takes_the_first_choice_that_fits(monkeypatch):
     def chosen(has, faster="step", **changes):
         monkeypatch.setattr(
             estimate,
-            "days",
+            "plan_days",
             lambda programs, _: float((programs[0].once > 0) == (faster == "layer")),
         )
         model = replace(runs.MODEL, remat="auto", dtype="bfloat16")
@@ -399,7 +405,7 @@ def test_auto_takes_the_first_choice_that_fits(monkeypatch):
 def test_auto_is_products_on_a_machine_without_a_limit():
     e = experiment(model=replace(runs.MODEL, remat="auto"), mesh=Mesh(fsdp=4))
     lines = []
-    found, programs = estimate.resolve_auto(e, described("cpu:4"), lines.append)
+    found, programs = estimate.resolve_auto(e, describe_machine("cpu:4"), lines.append)
     assert (found.model.remat, found.model.scan_layers, found.mesh.gradients) == (
         "products",
         True,
@@ -407,7 +413,7 @@ def test_auto_is_products_on_a_machine_without_a_limit():
     )
     assert not programs and not lines
     narrow = replace(e, model=replace(e.model, dtype="bfloat16"))
-    estimate.resolve_auto(narrow, described("cpu:4"), lines.append)
+    estimate.resolve_auto(narrow, describe_machine("cpu:4"), lines.append)
     assert len(lines) == 1 and "because the memory of the devices is not known" in lines[0]
 
 
@@ -418,17 +424,17 @@ def test_what_does_not_fit_is_told_and_what_would():
     )
     most = {}
     for name, changed in {"as it is": e, "divided": replace(e, mesh=Mesh(1, 4))}.items():
-        most[name] = max(p.memory for p in AotRun(changed, described("cpu:4")).run())
+        most[name] = max(p.memory for p in AotRun(changed, describe_machine("cpu:4")).run())
     assert most["divided"] < most["as it is"]
     limit = (most["divided"] + most["as it is"]) / 2
-    machine = replace(described("cpu:4"), chip=replace(CHIPS["cpu"], memory=limit))
-    assert not fits(AotRun(e, machine).run(), machine)
-    changes = fitting(e, machine, lambda _: None)
+    machine = replace(describe_machine("cpu:4"), chip=replace(CHIPS["cpu"], memory=limit))
+    assert not memory_fits(AotRun(e, machine).run(), machine)
+    changes = find_fitting(e, machine, lambda _: None)
     assert changes is not None
-    tried = dict((tuple(c), other) for c, other in smaller(e, 4))
-    assert fits(AotRun(tried[tuple(changes)], machine).run(), machine)
+    tried = dict((tuple(c), other) for c, other in smaller_settings(e, 4))
+    assert memory_fits(AotRun(tried[tuple(changes)], machine).run(), machine)
     nothing = replace(machine, chip=replace(machine.chip, memory=1.0))
-    assert fitting(replace(e, batch=4), nothing, lambda _: None) is None
+    assert find_fitting(replace(e, batch=4), nothing, lambda _: None) is None
 
 
 def test_the_command_prints_a_table_and_writes_all_of_it(tmp_path, monkeypatch, capsys):
@@ -495,7 +501,7 @@ def test_programs_may_use_the_memory_that_jax_allocates(monkeypatch, variables, 
     for kind in ("h200", "v5p"):
         memory = CHIPS[kind].memory
         part = fraction if kind == "h200" else 1
-        assert described(f"{kind}:8").memory == pytest.approx(part * memory)
+        assert describe_machine(f"{kind}:8").memory == pytest.approx(part * memory)
 
 
 def test_a_mesh_that_does_not_fit_the_machine_is_refused():
@@ -554,7 +560,7 @@ ENTRY %main (p: f32[8]) -> f32[8] {
 
 
 def test_collectives_of_a_tpu_program_are_read():
-    gather, reduce, permute = sorted(hlo.collectives(TPU, 8), key=lambda c: c.kind)
+    gather, reduce, permute = sorted(hlo.program_collectives(TPU, 8), key=lambda c: c.kind)
     assert gather == hlo.Collective("all-gather", 32, 4, 3)
     assert reduce == hlo.Collective("all-reduce", 32, 4, 1)
     assert permute == hlo.Collective("collective-permute", 16, 8, 3, True)
@@ -566,7 +572,7 @@ def test_kernels_are_read():
 
 
 def test_collectives_are_read_with_sizes_and_trip_counts():
-    gather, reduce, scatter = sorted(hlo.collectives(TEXT, 8), key=lambda c: c.kind)
+    gather, reduce, scatter = sorted(hlo.program_collectives(TEXT, 8), key=lambda c: c.kind)
     assert gather == hlo.Collective("all-gather", 8 * 4 * 2 + 16, 4, 12, True)
     assert gather.sent == 12 * 80 * 3 / 4
     assert reduce == hlo.Collective("all-reduce", 400, 8, 1) and reduce.sent == 2 * 400 * 7 / 8
@@ -583,7 +589,7 @@ def test_collectives_are_read_with_sizes_and_trip_counts():
 def test_an_asynchronous_all_reduce_counts_each_array_once(kind):
     line = f"  %r = {kind} all-reduce-start(%p, %q), replica_groups={{{{0,1}}}}, to_apply=%add"
     text = f"ENTRY %main (p: f32[8]) -> f32[8] {{\n{line}\n}}\n"
-    (found,) = hlo.collectives(text, 2)
+    (found,) = hlo.program_collectives(text, 2)
     assert (found.kind, found.size) == ("all-reduce", 416)
 
 
@@ -612,14 +618,14 @@ ENTRY %main (x: bf16[4,8], w: bf16[8,16]) -> bf16[4,16] {
 
 
 def test_matrix_products_during_exchanges_are_counted():
-    found = hlo.collectives(SCHEDULED, 2, beside=flops_beside(SCHEDULED))
+    found = hlo.program_collectives(SCHEDULED, 2, beside=flops_beside(SCHEDULED))
     assert [(c.asynchronous, c.products) for c in found] == [
         (True, 2.0 * 4 * 8 * 16),
         (True, 0.0),
         (False, 0.0),
     ]
     many = tuple(c._replace(times=10**7) for c in found)
-    said = preflight.exchanged(replace(PROGRAM, collectives=many))
+    said = preflight.exchanged_data(replace(PROGRAM, collectives=many))
     assert "2.56 GB in 10,000,000 all-gather (100% during matrix products)" in said
     assert "all-reduce (0% during matrix products)" in said
 
@@ -753,4 +759,4 @@ def test_processes_choose_their_settings_by_the_smallest_memory(monkeypatch):
     monkeypatch.setattr("train.common.hosts.gather_values", lambda limit: [None, 3.0, 2.0])
     assert common_machine().limit == 2.0
     monkeypatch.setattr("train.common.hosts.gather_values", lambda limit: [limit])
-    assert common_machine() == present()
+    assert common_machine() == present_machine()

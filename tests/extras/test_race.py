@@ -149,14 +149,14 @@ def test_losses_are_read_at_equal_flops_not_at_equal_steps(tmp_path, monkeypatch
         "cheap": [made(tmp_path, "cheap", [6.0, 5.0, 3.0], [40.0, 80.0])],
         "ligo": [made(tmp_path, "ligo", [5.0, 3.0], [130.0], learning=30.0)],
     }
-    found = {row["by"]: row for row in operator_ranking.rows(finished)}
+    found = {row["by"]: row for row in operator_ranking.ranked_rows(finished)}
     assert list(found) == ["cheap", "dear", "ligo", "late"]
     assert found["cheap"]["flops"] == [20, 40, 80]
     assert found["cheap"]["loss"] == [[6.0], [5.5], [5.0], [3.0]]
     assert found["dear"]["loss"] == [[6.0], [5.5], [5.0], [4.0]]
     assert found["ligo"]["loss"] == [[5.0], [None], [4.8], [4.0]]
     assert found["late"]["loss"] == [[5.0], [None], [None], [None]]
-    text = operator_ranking.table(list(found.values()), {}, {}, [0])
+    text = operator_ranking.ranking_table(list(found.values()), {}, {}, [0])
     assert "at 80 FLOPs" in text and text.count("not yet grown") == 4 and "Rank correlation" in text
 
     figures = []
@@ -192,9 +192,9 @@ WIDE = {"embed": 16, "heads": 4, "mlp": 32}
 )
 def test_by_default_a_race_is_of_operators_that_reach_the_sizes(folder, changes, expected):
     base = runs.experiment(folder, name="large", model=replace(SMALL, **changes), method=Scratch())
-    assert race.defaults(base, folder / "small") == expected
+    assert race.default_operators(base, folder / "small") == expected
     for by in expected:
-        assert race.entrant(base, folder / "small", by, 20).name == f"race_{by}"
+        assert race.operator_experiment(base, folder / "small", by, 20).name == f"race_{by}"
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_rank_correlation_by_hand(first, told):
         {"by": f"operator{i}", "flops": [1.0], "loss": [[loss], [float(i)]]}
         for i, loss in enumerate(first)
     ]
-    text = operator_ranking.table(ranked, {}, {}, [0])
+    text = operator_ranking.ranking_table(ranked, {}, {}, [0])
     assert text.rpartition("and at the end: ")[2].strip() == told or (
         told is None and "Rank correlation" not in text
     )
@@ -244,7 +244,7 @@ def test_models_of_the_same_depth_and_width_have_no_default_operators(folder, ch
     with pytest.raises(
         UserError, match=rf"no operator is the default \(sizes that differ: {which}\)"
     ):
-        race.defaults(base, folder / "small")
+        race.default_operators(base, folder / "small")
 
 
 def test_a_race_needs_a_run_of_the_small_model(folder, monkeypatch, capsys):

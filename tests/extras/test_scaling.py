@@ -9,8 +9,8 @@ from scipy import stats
 
 from train import scaling
 from train.common.errors import UserError, exits_cleanly
-from train.extras.advice.fits import Measured, fit
-from train.scaling import measured
+from train.extras.advice.fits import Measured, fit_savings
+from train.scaling import read_savings
 
 
 def plane(parameters, tokens):
@@ -22,7 +22,7 @@ def test_a_plane_is_found_and_continued():
         Measured(at, (plane(*at),) * 2, 0)
         for at in ((1e5, 20.0), (2e5, 20.0), (2e5, 50.0), (4e5, 20.0))
     ]
-    found = fit(points)
+    found = fit_savings(points)
     for axis, slope in (("parameters", 0.02), ("tokens per parameter", 0.03)):
         assert found.slope(axis) == pytest.approx((slope, 0), abs=1e-9)
     assert found.expected((1e9, 100.0)) == pytest.approx((plane(1e9, 100), 0), abs=1e-9)
@@ -35,7 +35,7 @@ def test_intervals_are_those_of_a_regression():
     x, y = np.repeat(np.log2(sizes), 3), np.concatenate([p.saved for p in points])
     oracle = stats.linregress(x, y)
     t = stats.t.ppf(0.975, len(y) - 2)
-    found = fit(points)
+    found = fit_savings(points)
     assert found.slope("parameters") == pytest.approx((oracle.slope, t * oracle.stderr))
     value, half = found.expected((1.0, 20.0))  # log2 is 0, so this is the intercept
     assert (value, half) == pytest.approx((oracle.intercept, t * oracle.intercept_stderr))
@@ -43,7 +43,7 @@ def test_intervals_are_those_of_a_regression():
 
 def test_equal_savings_give_flat_fits_with_intervals():
     points = [Measured((size, 20.0), (0.1, 0.2), 0) for size in (1e5, 2e5)]
-    found = fit(points)
+    found = fit_savings(points)
     slope, half = found.slope("parameters")
     assert slope == pytest.approx(0, abs=1e-12) and half > 0.1
     widths = [found.expected((size, 20.0))[1] for size in (1.4e5, 1e6, 1e9)]
@@ -62,7 +62,7 @@ def test_equal_savings_give_flat_fits_with_intervals():
 )
 def test_what_tells_nothing_is_refused(points):
     with pytest.raises(UserError, match="do not show how a saving changes"):
-        fit(points)
+        fit_savings(points)
 
 
 def compared(folder, name, parameters, saved, below):
@@ -91,7 +91,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     small = compared(tmp_path, "small", 100_000, [0.10, 0.12], below=False)
     large = compared(tmp_path, "large", 200_000, [0.13, 0.15], below=True)
     # tokens of the baseline, not of the run
-    assert measured(large) == Measured((200_000, 20.0), (0.13, 0.15), 2)
+    assert read_savings(large) == Measured((200_000, 20.0), (0.13, 0.15), 2)
     monkeypatch.setattr(sys, "argv", ["scaling", large, small, "--at", "400000:20"])
     exits_cleanly(scaling.main)
     text = capsys.readouterr().out
@@ -126,7 +126,7 @@ def coverage(between: float, size: float = 354_720, trials: int = 400) -> tuple[
         for parameters, seeds in sizes.items():
             saved = line(parameters) + rng.normal(0, between) + rng.normal(0, 0.04, seeds)
             points.append(Measured((parameters, 20.0), tuple(saved), 0))
-        found = fit(points)
+        found = fit_savings(points)
         estimates = found.slope("parameters"), found.expected((size, 20.0))
         for i, ((value, half), true) in enumerate(zip(estimates, (-0.02, line(size)), strict=True)):
             hits[i] += abs(value - true) <= half
@@ -156,7 +156,7 @@ def test_intervals_are_too_narrow_if_sizes_vary_for_other_reasons():
 def test_bad_comparisons(tmp_path, text, says):
     path = compared(tmp_path, "one", 1000, [0.1, None], below=False).partition("=")[2]
     with pytest.raises(UserError, match=says):
-        measured(text.format(path))
+        read_savings(text.format(path))
 
 
 def test_one_comparison_does_not_count_twice(tmp_path, monkeypatch, capsys):

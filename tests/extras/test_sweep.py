@@ -9,9 +9,9 @@ import runs
 from train import sweep
 from train.common.errors import exits_cleanly
 from train.config.overrides import listed_values
-from train.extras.advice.settings import Tried, edges, table
+from train.extras.advice.settings import Tried, edge_warnings, settings_table
 from train.step import inputs, programs
-from train.sweep import combinations, run_name
+from train.sweep import all_combinations, run_name
 
 
 def swept(monkeypatch, *arguments):
@@ -121,7 +121,7 @@ def test_the_better_half_goes_on_and_all_is_told(tmp_path, monkeypatch, capsys):
 )
 def test_the_edge_of_a_sweep(best, says):
     assert (
-        edges(
+        edge_warnings(
             {**best, "one": "3"}, {"lr": ["2e-2", "1e-2", "5e-3"], "by": ["a", "b"], "one": ["3"]}
         )
         == says
@@ -130,8 +130,8 @@ def test_the_edge_of_a_sweep(best, says):
 
 def test_a_sweep_without_a_run_that_ended_says_so():
     whole, short = Tried({"lr": "1"}, [None]), Tried({"lr": "1"}, [None], 0.5)
-    assert table([whole], {"lr": ["1"]}).endswith("WARNING: every run diverged\n")
-    assert table([whole, short], {"lr": ["1"]}).endswith(
+    assert settings_table([whole], {"lr": ["1"]}).endswith("WARNING: every run diverged\n")
+    assert settings_table([whole, short], {"lr": ["1"]}).endswith(
         "WARNING: every run of all steps diverged\n"
     )
 
@@ -145,7 +145,7 @@ def test_tuples_are_swept_in_brackets():
 
 
 def test_every_combination_of_tuples_is_an_experiment():
-    made = combinations(
+    made = all_combinations(
         "configs/cifar10.py:swin_scratch",
         listed_values(["model.layers=(1,2),(2,2)", "steps=4"]),
         None,

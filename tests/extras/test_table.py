@@ -260,7 +260,7 @@ def test_unlabelled_rows_are_predicted_by_the_command(tmp_path, monkeypatch, cap
     # The label of the third row is misspelt.
     assert "a label that the model does not know: 1 of 3, such as 'Bad'; the metrics leave" in said
     with pytest.raises(UserError, match="is not the folder of a finished fine-tuning"):
-        predict.predict(tmp_path / "gpt2", tmp_path / "new.jsonl")
+        predict.predict_labels(tmp_path / "gpt2", tmp_path / "new.jsonl")
 
 
 def test_classes_that_are_called_label_0_are_predicted_as_classes(tmp_path):
@@ -270,7 +270,7 @@ def test_classes_that_are_called_label_0_are_predicted_as_classes(tmp_path):
     (tmp_path / "train.csv").write_text(csv(rows))
     own = tuning(tmp_path, name="mine", data=data(tmp_path / "train.csv", length=14))
     [scores] = tune_model(own, tmp_path / "gpt2", tmp_path / "runs")[1e-2]
-    text, metrics = predict.predict(
+    text, metrics = predict.predict_labels(
         tmp_path / "runs" / "mine-gpt2-lr0.01-seed0", tmp_path / "train.csv"
     )
     assert text.splitlines()[0].split("\t") == ["prediction", *sorted(names)]
@@ -283,7 +283,7 @@ def test_rows_whose_number_is_missing_are_not_part_of_the_metrics(tmp_path, caps
     given = [table.label(row, "kind") for row in rows]
     assert given == ["1.5", None, None, "n/a", "2.5"]
     found = np.array([[1.0], [9.0], [9.0], [9.0], [2.0]])
-    assert predict._metrics(found, given, ()) == {"pearson": 1.0, "spearman": 1.0}
+    assert predict._known_metrics(found, given, ()) == {"pearson": 1.0, "spearman": 1.0}
     assert "1 of 5, such as 'n/a'; the metrics leave them out" in capsys.readouterr().err
 
 
@@ -310,11 +310,11 @@ def test_rows_of_published_files_are_predicted(tmp_path, name):
     for columns in PUBLISHED[name]:
         rows = [{"index": i} | dict.fromkeys(columns, "a b") for i in range(2)]
         (tmp_path / "test.tsv").write_text(tsv(rows))
-        texts, given = predict.read(tmp_path / "test.tsv", Labelled(name, "none"))
+        texts, given = predict.read_table(tmp_path / "test.tsv", Labelled(name, "none"))
         assert (texts, given) == ((["a b"] * 2,) * len(columns), [None, None])
     (tmp_path / "other.tsv").write_text("text\tlabel\na\t1\n")
     with pytest.raises(UserError, match=r"has no column .*; give the column the name that it has"):
-        predict.read(tmp_path / "other.tsv", Labelled(name, "none"))
+        predict.read_table(tmp_path / "other.tsv", Labelled(name, "none"))
 
 
 @pytest.mark.parametrize(
@@ -331,13 +331,13 @@ def test_labels_of_tensorflow_datasets_are_known(tmp_path, name, texts, labels, 
     """Their column is always called label, and they are the numbers of classes."""
     rows = [dict.fromkeys(texts, "a b") | {"label": label, "idx": 0} for label in labels]
     (tmp_path / "validation.jsonl").write_text(jsonl(rows))
-    found, given = predict.read(tmp_path / "validation.jsonl", Labelled(name, "none"))
+    found, given = predict.read_table(tmp_path / "validation.jsonl", Labelled(name, "none"))
     assert (found, given) == ((["a b"] * 2,) * len(texts), expected)
 
 
 def test_rows_of_cola_have_no_names(tmp_path):
     (tmp_path / "in_domain_dev.tsv").write_text("gj04\t1\t\tThe cat sat.\ngj04\t0\t*\tSat the.\n")
-    texts, given = predict.read(tmp_path / "in_domain_dev.tsv", Labelled("cola", "none"))
+    texts, given = predict.read_table(tmp_path / "in_domain_dev.tsv", Labelled("cola", "none"))
     assert texts == (["The cat sat.", "Sat the."],)
     assert given == ["acceptable", "unacceptable"]
 
@@ -405,5 +405,5 @@ def test_labels_of_published_files_are_classes_of_the_task():
     given = predict._given(rows, Labelled("sst2", "none"), columns)
     assert given == ["positive", "negative", None, "x"]
     found = np.array([[0.0, 1.0]] * 4)
-    assert predict._metrics(found, given, ("negative", "positive"))["accuracy"] == 0.5
+    assert predict._known_metrics(found, given, ("negative", "positive"))["accuracy"] == 0.5
     assert predict._given(rows, Labelled("table", "none"), columns) == ["1", "0", None, "x"]

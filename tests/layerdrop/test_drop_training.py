@@ -681,7 +681,7 @@ def test_a_variance_is_fitted_to_two_runs_and_schedules_a_third(tmp_path):
         return 2 + (0.1 * float(curve(u)) ** 0.5 if u > 0 else 0.7)
 
     base, dropped = finished("base", None, lambda t: 2.0), finished("dropped", drop, disturbed)
-    found = variance.fit(base, dropped)
+    found = variance.fit_from_runs(base, dropped)
     assert (found.peak, found.shape) == (pytest.approx(0.25, rel=1e-3), pytest.approx(3, rel=1e-3))
     for wrong, says in (
         ((dropped, base), "must be a run from scratch"),
@@ -693,7 +693,7 @@ def test_a_variance_is_fitted_to_two_runs_and_schedules_a_third(tmp_path):
         ((base, finished("flat", drop, lambda t: 2.0)), "at least three points"),
     ):
         with pytest.raises(UserError, match=says):
-            variance.fit(*wrong)
+            variance.fit_from_runs(*wrong)
     # Other modifiers must be equal, too.
     cut = replace(experiment(tmp_path, drop), steps=steps)
     for folder, dropping in (("cut", ()), ("both", cut.method.modifiers)):
@@ -701,8 +701,8 @@ def test_a_variance_is_fitted_to_two_runs_and_schedules_a_third(tmp_path):
         content = experiment_json(replace(cut, method=Scratch((*dropping, ShortContext(2)))))
         (tmp_path / folder / "config.json").write_text(json.dumps(content))
     with pytest.raises(UserError, match=r"differ in: method\.Scratch\.windows: None and 2"):
-        variance.fit(base, tmp_path / "both")
-    assert variance.fit(tmp_path / "cut", tmp_path / "both") == found
+        variance.fit_from_runs(base, tmp_path / "both")
+    assert variance.fit_from_runs(tmp_path / "cut", tmp_path / "both") == found
     third = KeepMasks(
         replace(drop, time="variance", variance=found), LAYERS, steps, 1, 0, jnp.arange(4.0)
     )

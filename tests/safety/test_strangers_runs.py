@@ -31,7 +31,7 @@ def changed(file, **values):
 def test_wrong_phases_are_refused(tmp_path, phases):
     changed(valid._run("result.json")(tmp_path), phases=phases)
     with pytest.raises(UserError, match=r"result\.json"):
-        show.row(str(tmp_path / "run"))
+        show.plan_row(str(tmp_path / "run"))
 
 
 @pytest.mark.parametrize("values", [{"steps": "1"}, {"bytes": "1"}, {"model": []}])
@@ -59,7 +59,7 @@ def test_wrong_values_of_a_comparison_are_refused(tmp_path, values):
     (run,) = json.loads(file.read_text())["rows"]
     changed(file, rows=[run | values])
     with pytest.raises(UserError, match=r"is not a compare\.json"):
-        scaling.measured(f"a={file}")
+        scaling.read_savings(f"a={file}")
 
 
 @pytest.mark.parametrize("values", [{}, {"task": 3}, {"task": "sst2", "path": "a", "length": "9"}])
@@ -127,11 +127,11 @@ def test_a_copied_dataset_names_no_files_outside(tmp_path, monkeypatch, path, sa
         (copy / "linked.jsonl").unlink()
     arguments = ("nyu-mll/blimp", "n", "blimp_n", ["train"], tmp_path / "data")
     if says is None:
-        found, _ = published.local(*arguments)
+        found, _ = published.local_dataset(*arguments)
         assert found["train"]["sentence_good"] == ["own.jsonl"]
     else:
         with pytest.raises(UserError, match=re.escape(says)):
-            published.local(*arguments)
+            published.local_dataset(*arguments)
 
 
 def test_a_pipe_in_place_of_labels_does_not_block(tmp_path):

@@ -29,7 +29,7 @@ from train.config.experiment import Experiment, check_experiment, load_experimen
 from train.config.overrides import with_overrides
 from train.data import text
 from train.data.text import Data, training_text
-from train.extras.advice.fits import Measured, fit
+from train.extras.advice.fits import Measured, fit_savings
 from train.extras.evaluation.benchmarks import Benchmarks
 from train.extras.images.images import Images
 from train.extras.labelled.task import Labelled
@@ -809,8 +809,8 @@ OTHERS = [
     Case("stdin has no lines", stdin(""), lambda p, said: stdin("ab\n")(p)),
     Case("the lines are not UTF-8", lambda p: not_utf8(p, b"caf\xe9\n"),
          lambda p, said: not_utf8(p, b"caf\xe9\n".decode("latin-1").encode())),
-    Case("{prompt} is not UTF-8", lambda p: generate._checked("caf\udce9"),
-         lambda p, said: generate._checked(b"caf\xe9".decode("latin-1"))),
+    Case("{prompt} is not UTF-8", lambda p: generate._check_prompts("caf\udce9"),
+         lambda p, said: generate._check_prompts(b"caf\xe9".decode("latin-1"))),
     Case("is a link, which a run does not", linked, elsewhere),
     Case("another process uses", locked, elsewhere),
     Case("--few-shot is", lambda p: Benchmarks(few_shot=-1).load([]),
@@ -846,7 +846,7 @@ OTHERS = [
          lambda p, said: hosts._check("a:1", 2, int(part(r"and (\d)", said)))),
     cli("--at asks for", f"{SCALING} --at 5e9:50", lambda words, said: [
         *words[:-1], "5e9:" + part(r"comparisons have (\S+),", said)]),
-    Case("no comparison has several seeds", lambda p: fit([]), lambda p, said: fit([
+    Case("no comparison has several seeds", lambda p: fit_savings([]), lambda p, said: fit_savings([
         Measured((x, 20.0), (0.1, 0.2, 0.15)[: len(part(r"--seeds ([0-9,]+)", said).split(","))], 0)
         for x in (1e9, 4e9)])),
     cli("does not have a saving against", "train.scaling scratch={no_saving} scratch={bigger}",

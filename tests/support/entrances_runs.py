@@ -235,16 +235,18 @@ SUBJECTS: dict[str, Subject] = {
         harmless=LINKED,
     ),
     "result.json of a plan": Subject(
-        _run("result.json"), lambda folder: show.row(str(folder / "run")), harmless=LINKED
+        _run("result.json"), lambda folder: show.plan_row(str(folder / "run")), harmless=LINKED
     ),
     "compare.json": Subject(
         _compared,
-        lambda folder: scaling.measured(f"a={folder / 'compare.json'}"),
+        lambda folder: scaling.read_savings(f"a={folder / 'compare.json'}"),
         harmless=LINKED | {"link": "the user named the file, which may be a link"},
     ),
     "labels": Subject(
         _questions,
-        lambda folder: published.local("baber/piqa", None, "piqa", ["validation"], folder / "data"),
+        lambda folder: published.local_dataset(
+            "baber/piqa", None, "piqa", ["validation"], folder / "data"
+        ),
         harmless=LINKED,
         needs="datasets",
     ),
@@ -331,9 +333,9 @@ SUBJECTS: dict[str, Subject] = {
 }
 
 ROWS: dict[str, Row] = {
-    "train/advise.py::script": trusted(CONFIG),
+    "train/advise.py::config_script": trusted(CONFIG),
     "train/advise.py::main": ours(NAMED),
-    "train/extras/advice/evidence.py::_read": trusted(
+    "train/extras/advice/evidence.py::_data_file": trusted(
         "it reads a file that is installed with the package"
     ),
     "train/analysis/plots.py::save_figure": ours(NAMED),
@@ -398,16 +400,16 @@ ROWS: dict[str, Row] = {
     "train/predict.py::main": attacked(
         "table to predict", "config.json to predict", "result.json to predict"
     ),
-    "train/preflight.py::_checked": trusted(CONFIG),
+    "train/preflight.py::_checked_programs": trusted(CONFIG),
     "train/pretrain.py::main": trusted(CONFIG),
     "train/race.py::main": ours(NAMED),
-    "train/show.py::row": attacked("result.json of a plan"),
-    "train/sweep.py::combinations": trusted(CONFIG),
+    "train/show.py::plan_row": attacked("result.json of a plan"),
+    "train/sweep.py::all_combinations": trusted(CONFIG),
     "train/sweep.py::main": ours(NAMED),
     "train/extras/evaluation/benchmarks.py::Benchmarks.run": trusted(TASKS),
     "train/extras/evaluation/benchmarks.py::Benchmarks.files": trusted(TASKS),
     "train/extras/evaluation/benchmarks.py::Benchmarks._loaded": trusted(TASKS),
-    "train/extras/evaluation/published.py::local": attacked("labels"),
+    "train/extras/evaluation/published.py::local_dataset": attacked("labels"),
     "train/tokenizer.py::main": ours(NAMED),
 }
 

@@ -17,7 +17,14 @@ import runs
 from jaxgrow.models import BERTConfig, GPT2Config, ViTConfig
 from train import compare
 from train.analysis import comparing, plots
-from train.analysis.runs import Run, curves, frontier_budget, half_width, p_value, refuse_unlike
+from train.analysis.runs import (
+    Run,
+    frontier_budget,
+    half_width,
+    mean_curves,
+    p_value,
+    refuse_unlike,
+)
 from train.analysis.savings import Comparison
 from train.common.errors import UserError, exits_cleanly
 from train.config.experiment import Experiment, experiment_json
@@ -864,18 +871,20 @@ def test_every_line_style_is_in_the_legend(figures, tmp_path):
 
 def test_curves_over_seeds_are_means_with_intervals_by_hand(tmp_path):
     one, two = ([(p, s, k * c, v + k) for p, s, c, v in SCRATCH] for k in (1, 2))
-    (curve,) = curves([made(tmp_path, "a", one), made(tmp_path, "a", two, seed=1)], "run_seconds")
+    (curve,) = mean_curves(
+        [made(tmp_path, "a", one), made(tmp_path, "a", two, seed=1)], "run_seconds"
+    )
     assert curve.phase == "train large" and curve.cost.tolist() == [15, 30, 45, 60]
     assert curve.loss.tolist() == [7.5, 6.5, 5.5, 4.5] and curve.half == pytest.approx(
         [12.706 * 0.5] * 4, rel=1e-4
     )
-    same = curves([made(tmp_path, "b", CYCLE), made(tmp_path, "b", CYCLE, seed=1)], "flops")
+    same = mean_curves([made(tmp_path, "b", CYCLE), made(tmp_path, "b", CYCLE, seed=1)], "flops")
     assert [c.phase for c in same] == ["train large", "train coarse1", "train large"]
     # Equal seeds have zero width.
     assert same[2].loss.tolist() == [v for *_, v in CYCLE[3:]] and not any(
         c.half.any() for c in same
     )
-    alone = curves([made(tmp_path, "c", CYCLE)], "seconds")
+    alone = mean_curves([made(tmp_path, "c", CYCLE)], "seconds")
     assert (
         alone[2].cost.tolist() == [c + COMPILING for _, _, c, _ in CYCLE[3:]]
         and not alone[2].half.any()

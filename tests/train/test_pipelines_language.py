@@ -12,7 +12,7 @@ from finetunings import FAMILIES, pieces
 from train.config.experiment import Experiment
 from train.data import batches
 from train.data.text import Data
-from train.generate import Asked, samples
+from train.generate import Asked, sample_texts
 from train.run.trainer import run_experiment
 from train.state.pretrained import opened
 
@@ -100,7 +100,7 @@ def test_a_pipeline_continues_or_fills_raw_text_as_the_run(trained):
 def continues(own: Path, folder: Path) -> None:
     generator = hf.pipeline("text-generation", model=str(folder), device="cpu")
     prompts = ["abcd", "e f", "h"]
-    expected = [one["text"] for one in samples(own, prompts, Asked(), max_new=6)[0]]
+    expected = [one["text"] for one in sample_texts(own, prompts, Asked(), max_new=6)[0]]
     for batch in (1, 3):
         said = generator(prompts, do_sample=False, max_new_tokens=6, batch_size=batch)
         assert [one["generated_text"] for [one] in said] == expected

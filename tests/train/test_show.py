@@ -337,8 +337,10 @@ def shown(monkeypatch, *arguments):
 def test_what_is_expected_of_a_plan_is_what_its_run_counts(small_run):
     """The expected FLOPs of a plan equal the FLOPs that its run counts."""
     ledger = Workdir(small_run).result["phases"]
-    (expected,) = plans.planned(runs.experiment(small_run.parent, name="small", model=runs.SMALL))
-    assert plans.row(str(small_run)) == (small_run.name, ledger)
+    (expected,) = plans.planned_phases(
+        runs.experiment(small_run.parent, name="small", model=runs.SMALL)
+    )
+    assert plans.plan_row(str(small_run)) == (small_run.name, ledger)
     assert {k: ledger[0][k] for k in ("phase", "parameters")} == {
         k: expected[k] for k in ("phase", "parameters")
     }
@@ -351,7 +353,7 @@ def test_micro_batches_that_learn_maps_are_part_of_the_expected_cost(tmp_path):
     whole, divided = (
         runs.growing(tmp_path, to, source=TrainStage(0.5), accumulate=count) for count in (1, 4)
     )
-    costs = [sum(p["flops"] for p in plans.planned(e)) for e in (whole, divided)]
+    costs = [sum(p["flops"] for p in plans.planned_phases(e)) for e in (whole, divided)]
     assert costs == [whole.cost, divided.cost] and costs[1] > costs[0]
 
 
@@ -359,7 +361,7 @@ def test_bars_show_flops_and_model_sizes(tmp_path):
     scratch, cycle = (
         runs.experiment(tmp_path, name="x", method=m) for m in (Scratch(), runs.VCYCLE)
     )
-    rows = [("scratch", plans.planned(scratch)), ("cycle", plans.planned(cycle))]
+    rows = [("scratch", plans.planned_phases(scratch)), ("cycle", plans.planned_phases(cycle))]
     phases = [p["phase"] for p in rows[1][1]]
     assert (
         phases[:3] == ["train large", "coalesce large", "train coarse1"]

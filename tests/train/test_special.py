@@ -460,7 +460,7 @@ def test_the_ids_of_config_json_belong_to_a_run_and_to_an_orbax_folder(tmp_path)
 def test_a_chat_is_that_of_transformers(tmp_path):
     pytest.importorskip("jinja2")
     hf = pytest.importorskip("transformers")
-    from train.extras.evaluation.chat import rendered
+    from train.extras.evaluation.chat import render_chat
 
     template = """{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}
 <|user|>{{ m['content'] | trim }}{{ eos_token }}
@@ -482,7 +482,7 @@ def test_a_chat_is_that_of_transformers(tmp_path):
         theirs = hf.AutoTokenizer.from_pretrained(folder).apply_chat_template(
             messages, tokenize=False, add_generation_prompt=True
         )
-        assert rendered(opened(folder).special, messages) == theirs
+        assert render_chat(opened(folder).special, messages) == theirs
 
 
 def test_bert_is_left_as_it_was(tmp_path):

@@ -21,7 +21,7 @@ from matplotlib.ticker import (
 )
 
 from jaxgrow.tables import short_count
-from train.analysis.runs import Run, Unit, curves, half_width, mean_cost, mean_loss, spent
+from train.analysis.runs import Run, Unit, half_width, mean_cost, mean_curves, mean_loss, spent_cost
 from train.analysis.savings import Comparison
 from train.common.errors import UserError
 
@@ -60,23 +60,26 @@ def plot_losses(comparison: Comparison, path: Path, unit: Unit = "flops") -> Non
     figure, axes = wide_axes()
     looks = [line_style(i) | ({} if i else BROAD) for i in range(len(comparison.runs))]
     small = any(
-        [_curves(axes, runs, unit, look) for runs, look in zip(comparison.runs, looks, strict=True)]
+        [
+            _plot_curves(axes, runs, unit, look)
+            for runs, look in zip(comparison.runs, looks, strict=True)
+        ]
     )
     level = mean_loss(comparison.runs[0])
     axes.axhline(
         level, color=GREY, linestyle="-.", linewidth=0.8, label="final loss of the baseline"
     )
     if comparison.frontier:
-        _frontier(axes, comparison, unit)
+        _plot_frontier(axes, comparison, unit)
     if unit == "flops":
         _arrows(axes, comparison)
-    _limit(axes, comparison, unit)
+    _set_limits(axes, comparison, unit)
     first = comparison.runs[0]
     seeds = f"{len(first)} seed{'s' * (len(first) > 1)}"
     of = f"{short_count(first[0].parameters)} parameters, {seeds}"
     axes.set_title(f"How low is the loss at each cost? ({of})", loc="left", fontsize=11, pad=16)
     axes.set_xlabel(COUNTED[unit])
-    shared = _explained(small, any(len(runs) >= FEW for runs in comparison.runs))
+    shared = _shared_legend(small, any(len(runs) >= FEW for runs in comparison.runs))
     finish_axes(figure, axes, comparison.runs[0][0], path, shared)
 
 
@@ -105,9 +108,9 @@ def _arrows(axes: "Axes", comparison: Comparison) -> None:
         )
 
 
-def _curves(axes: "Axes", runs: Sequence[Run], unit: Unit, look: dict[str, Any]) -> bool:
+def _plot_curves(axes: "Axes", runs: Sequence[Run], unit: Unit, look: dict[str, Any]) -> bool:
     """Plot the runs of one config, and return whether they also train a smaller model."""
-    parts = curves(runs, unit)
+    parts = mean_curves(runs, unit)
     small = False
     for curve in parts:
         own = curve.phase == parts[-1].phase  # the full model, also before it was coalesced
@@ -124,7 +127,7 @@ def _curves(axes: "Axes", runs: Sequence[Run], unit: Unit, look: dict[str, Any])
     return small
 
 
-def _limit(axes: "Axes", comparison: Comparison, unit: Unit) -> None:
+def _set_limits(axes: "Axes", comparison: Comparison, unit: Unit) -> None:
     """Set the limits of both axes, without the losses of the first steps."""
     runs = list(itertools.chain(*comparison.runs))
     shorter = list(itertools.chain(*comparison.frontier))
@@ -139,12 +142,14 @@ def _limit(axes: "Axes", comparison: Comparison, unit: Unit) -> None:
     axes.xaxis.set_major_formatter(LogFormatterSciNotation(minor_thresholds=(math.inf, math.inf)))
     axes.xaxis.set_minor_formatter(NullFormatter())
     seen = [
-        at for p in points if p["val_loss"] < top and p["flops"] > 0 and (at := spent(p, unit)) > 0
+        at
+        for p in points
+        if p["val_loss"] < top and p["flops"] > 0 and (at := spent_cost(p, unit)) > 0
     ]
     axes.set_xlim(left=0.9 * min(seen + [r.cost(unit) for r in shorter]))
 
 
-def _explained(small: bool, bands: bool) -> list[Artist]:
+def _shared_legend(small: bool, bands: bool) -> list[Artist]:
     """Legend entries for the styles that all runs share."""
     found: list[Artist] = (
         [Line2D([], [], color=GREY, linestyle=":", label="small model of the run")] if small else []
@@ -157,13 +162,13 @@ def _explained(small: bool, bands: bool) -> list[Artist]:
     return found
 
 
-def _frontier(axes: "Axes", comparison: Comparison, unit: Unit) -> None:
+def _plot_frontier(axes: "Axes", comparison: Comparison, unit: Unit) -> None:
     scratch = sorted(comparison.scratch, key=lambda runs: mean_cost(runs, "flops"))
     costs = [mean_cost(runs, unit) for runs in scratch]
     ends = [mean_loss(runs) for runs in scratch]
     half = [_error_bar(runs) for runs in scratch]
     for runs in comparison.frontier:
-        for curve in curves(runs, unit):
+        for curve in mean_curves(runs, unit):
             axes.plot(curve.cost, curve.loss, color=GREY, linewidth=0.8)
     axes.lines[-1].set_label("shorter runs from scratch")
     axes.plot(

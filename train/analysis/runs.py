@@ -51,12 +51,12 @@ class Run:
     @cached_property
     def segments(self) -> list[list[dict[str, Any]]]:
         """The curve, split where the phase changes; the last segment belongs to the final model."""
-        return _segments(self.curve)
+        return _phase_segments(self.curve)
 
     @cached_property
     def keep(self) -> list[list[dict[str, Any]]]:
         """The log lines of the steps that dropped layers, split where the phase changes."""
-        return _segments([line for line in self.log if "keep" in line])
+        return _phase_segments([line for line in self.log if "keep" in line])
 
     def step_seconds(self, i: int) -> float | None:
         """The median step time of phase ``i``, in seconds, without compilation and validation.
@@ -94,17 +94,17 @@ class Run:
         return rates[-1] / max(rates)
 
     def cost(self, unit: Unit) -> float:
-        return spent(self.result, unit)
+        return spent_cost(self.result, unit)
 
     def source(self, unit: Unit) -> float:
         """The cost of the small source model that the run grew from; 0 if there is none.
 
         A user may already have this model.
         """
-        return sum(spent(p, unit) for p in self.result["phases"] if p.get("model") == SOURCE)
+        return sum(spent_cost(p, unit) for p in self.result["phases"] if p.get("model") == SOURCE)
 
 
-def _segments(lines: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+def _phase_segments(lines: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """Split log lines where the phase changes."""
     parts: list[list[dict[str, Any]]] = []
     for line in lines:
@@ -125,7 +125,7 @@ def mean_loss(runs: Sequence[Run]) -> float:
     return mean(r.loss for r in runs)
 
 
-def spent(record: Mapping[str, Any], unit: Unit) -> float:
+def spent_cost(record: Mapping[str, Any], unit: Unit) -> float:
     """The cost of a log line, a phase or a result."""
     return record["seconds"] - record["compile_seconds"] if unit == "run_seconds" else record[unit]
 
@@ -139,14 +139,14 @@ class Curve(NamedTuple):
     half: np.ndarray  # half of the 95 % interval of the mean loss; 0 for one seed
 
 
-def curves(runs: Sequence[Run], unit: Unit) -> list[Curve]:
+def mean_curves(runs: Sequence[Run], unit: Unit) -> list[Curve]:
     """Average the `Run.segments` of runs that differ only by their seeds."""
     found = []
     for parts in zip(*(run.segments for run in runs), strict=True):
         at = [{line["step"]: line for line in part} for part in parts]
         lines = [[seed[step] for seed in at] for step in at[0] if all(step in s for s in at)]
         losses = [[line["val_loss"] for line in seeds] for seeds in lines]
-        cost = np.array([mean(spent(line, unit) for line in seeds) for seeds in lines])
+        cost = np.array([mean(spent_cost(line, unit) for line in seeds) for seeds in lines])
         half = np.array([half_width(values) or 0.0 for values in losses])
         found.append(Curve(parts[0][0]["phase"], cost, np.mean(losses, 1), half))
     return found
@@ -255,7 +255,7 @@ def refuse_unlike(configs: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
             )
 
 
-def spread(values: Sequence[float], form: str) -> str:
+def mean_and_each(values: Sequence[float], form: str) -> str:
     """The mean; of several values, followed by each value in brackets."""
     text = form.format(mean(values))
     return text if len(values) == 1 else f"{text} [{', '.join(form.format(v) for v in values)}]"

@@ -191,7 +191,7 @@ class Comparison:
         """The result in words: a line for each config except the baseline and its shorter runs."""
         base, *rows = self.rows()
         count = len(self.runs) - 1
-        return [_told(row, base, rows[count:]) for row in rows[:count]]
+        return [_result_words(row, base, rows[count:]) for row in rows[:count]]
 
     def report(self) -> str:
         """The comparison as Markdown: configs, scores, phases, caveats, and the result in words."""
@@ -208,16 +208,16 @@ class Comparison:
         columns: Columns = {
             "run": lambda r: r["run"],
             "FLOPs": lambda r: f"{r['flops']:.3f}",
-            "loss": _loss,
+            "loss": _loss_cell,
         }
         if self.runs[0][0].model.predicts == "classes":
             columns["accuracy"] = lambda r: f"{mean(r['accuracy']):.1%}"
         if self.frontier:
-            columns["FLOPs saved vs. frontier"] = _frontier
+            columns["FLOPs saved vs. frontier"] = _frontier_cell
         columns["time"] = lambda r: f"{r['run_seconds']:.3f}"
         listed = {row["run"] for row in rows}
         lost = [name for name in self.diverged if name not in listed]
-        return _table(
+        return _row_table(
             columns,
             [*rows, *({"run": name, "loss": [], "diverged": self.diverged[name]} for name in lost)],
         )
@@ -233,11 +233,11 @@ class Comparison:
     def _scores(self) -> list[str]:
         if not self.scores:
             return []
-        columns: Columns = {"run": lambda r: r["run"], "loss": _loss}
+        columns: Columns = {"run": lambda r: r["run"], "loss": _loss_cell}
         columns |= {
             name: lambda r, name=name: f"{mean(r['scores'][name]):.4f}" for name in self.scores
         }
-        return [_table(columns, self.rows())]
+        return [_row_table(columns, self.rows())]
 
     def _phases(self) -> str:
         body: list[list[str]] = []
@@ -257,12 +257,12 @@ class Comparison:
         )
 
 
-def _table(columns: Columns, rows: Sequence[Row]) -> str:
-    body = [[_cell(name, cell, row) for name, cell in columns.items()] for row in rows]
+def _row_table(columns: Columns, rows: Sequence[Row]) -> str:
+    body = [[_saving_cell(name, cell, row) for name, cell in columns.items()] for row in rows]
     return markdown_table(list(columns), body)
 
 
-def _cell(name: str, cell: Callable[[Row], str], row: Row) -> str:
+def _saving_cell(name: str, cell: Callable[[Row], str], row: Row) -> str:
     """One cell of the table.
 
     If some seeds of a config diverged, the saving of the other seeds would be biased, so it is not
@@ -279,14 +279,14 @@ def _some_seeds(what: str, count: int, every: int) -> str:
     return what if count == every else f"{what}: {count} of {every} seeds"
 
 
-def _loss(row: Row) -> str:
+def _loss_cell(row: Row) -> str:
     """The mean over the seeds that finished, then the seeds that diverged."""
     seeds = ", ".join(map(str, row["diverged"]))
     parts = [f"{mean(row['loss']):.4f}"] if row["loss"] else []
     return ", ".join([*parts, f"diverged: seed {seeds}"] if seeds else parts)
 
 
-def _told(row: Row, base: Row, shorter: Sequence[Row]) -> str:
+def _result_words(row: Row, base: Row, shorter: Sequence[Row]) -> str:
     """The result of one config in words: its saving, cost and loss.
 
     If a run from scratch has the same cost, its loss follows.
@@ -300,10 +300,10 @@ def _told(row: Row, base: Row, shorter: Sequence[Row]) -> str:
         f"; {r['run']}, from scratch with the same cost, has a loss of {mean(r['loss']):.4f}"
         for r in alike[:1]
     )
-    return f"Result: {row['run']} {_saved(row)} {text}."
+    return f"Result: {row['run']} {_saving_words(row)} {text}."
 
 
-def _saved(row: Row) -> str:
+def _saving_words(row: Row) -> str:
     if row["diverged"]:
         return "diverged with some seeds, so no saving is given."
     saved = row["saved_frontier"]
@@ -350,7 +350,7 @@ def _milliseconds(runs: Sequence[Run], i: int) -> str:
     return f"{1000 * mean(times):.1f}" if times else ""
 
 
-def _frontier(row: Row) -> str:
+def _frontier_cell(row: Row) -> str:
     """The saving: with its interval for three or more seeds, with each value for two seeds."""
     values = row["saved_frontier"]
     if None in values:

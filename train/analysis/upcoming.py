@@ -44,12 +44,12 @@ class Upcoming:
 
     def titles(self) -> dict[str, str]:
         """Return the name of each config for people, by its own name."""
-        found = {e.name: _described(e) for e in self.configs}
+        found = {e.name: _short_title(e) for e in self.configs}
         whole = self.configs[0]
         for e in self.shorter:
             alike = any(abs(other.cost / e.cost - 1) < SAME_COST for other in self.configs[1:])
             how = "at the same cost" if alike else f"with {e.steps / whole.steps:.0%} of the steps"
-            found[e.name] = f"{_described(whole)} {how}"
+            found[e.name] = f"{_short_title(whole)} {how}"
         twice = [text for text in found.values() if [*found.values()].count(text) > 1]
         return {name: name if text in twice else text for name, text in found.items()}
 
@@ -83,7 +83,7 @@ class Upcoming:
         return cost / (CORE * cores()) + PROGRAMS * len(models) + START
 
 
-def _described(e: Experiment) -> str:
+def _short_title(e: Experiment) -> str:
     method = e.method
     if method == Scratch():
         return "from scratch"

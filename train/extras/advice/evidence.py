@@ -14,7 +14,7 @@ import numpy as np
 from jaxgrow.tables import markdown_table, short_count
 from jaxgrow.typed import build_dataclass
 from train.common.errors import UserError
-from train.extras.advice.fits import Fit, Measured, fit
+from train.extras.advice.fits import Fit, Measured, fit_savings
 
 FILE = files("jaxgrow.extras") / "evidence.toml"
 FAMILIES = {"GPT2": "GPT"}  # names in tables, if they differ from the class
@@ -74,7 +74,7 @@ class Evidence(Setting):
 
     @property
     def name(self) -> str:
-        return names()[self.method]
+        return method_names()[self.method]
 
     @property
     def saved(self) -> str:
@@ -140,19 +140,19 @@ class Frontier(Setting):
 
 
 @cache
-def _read() -> dict[str, Any]:
+def _data_file() -> dict[str, Any]:
     return tomllib.loads(FILE.read_text())
 
 
-def names() -> dict[str, str]:
+def method_names() -> dict[str, str]:
     """The name of each method in tables, by its key in the data file."""
-    return _read()["methods"]
+    return _data_file()["methods"]
 
 
 @cache
-def evidence() -> tuple[Evidence, ...]:
+def all_evidence() -> tuple[Evidence, ...]:
     """The rows of the data file, in its order. A missing mean is computed from the seeds."""
-    rows = [build_dataclass(Evidence, row) for row in _read()["measured"]]
+    rows = [build_dataclass(Evidence, row) for row in _data_file()["measured"]]
     means = [sum(row.each) / len(row.each) if row.each else None for row in rows]
     return tuple(
         replace(row, mean=mean) if row.mean is None else row
@@ -161,20 +161,20 @@ def evidence() -> tuple[Evidence, ...]:
 
 
 @cache
-def frontiers() -> tuple[Frontier, ...]:
+def all_frontiers() -> tuple[Frontier, ...]:
     """The frontiers of the data file, in its order."""
-    return tuple(build_dataclass(Frontier, row) for row in _read()["frontier"])
+    return tuple(build_dataclass(Frontier, row) for row in _data_file()["frontier"])
 
 
-def of(method: str, tau: float | None = None) -> list[Evidence]:
+def method_rows(method: str, tau: float | None = None) -> list[Evidence]:
     """The rows of a method.
 
     With ``tau``, only the rows that grow after this fraction of the steps.
     """
-    return [e for e in evidence() if e.method == method and (tau is None or e.tau == tau)]
+    return [e for e in all_evidence() if e.method == method and (tau is None or e.tau == tau)]
 
 
-def fitted(rows: Sequence[Evidence]) -> Fit:
+def fit_rows(rows: Sequence[Evidence]) -> Fit:
     """Fit the saving (a fraction) against size and tokens per parameter.
 
     All seeds of ``rows`` are used.
@@ -187,7 +187,7 @@ def fitted(rows: Sequence[Evidence]) -> Fit:
         if e.each:
             saved = tuple(percent / 100 for percent in e.each)
             points.append(Measured((e.parameters, e.tokens_per_parameter), saved, e.bounds))
-    return fit(points)
+    return fit_savings(points)
 
 
 @dataclass(frozen=True)
@@ -234,7 +234,7 @@ class Estimate:
         return f"{how}; nearest: {self.near[0].told}"
 
 
-def estimate(rows: Sequence[Evidence], setting: Setting) -> Estimate | None:
+def estimate_saving(rows: Sequence[Evidence], setting: Setting) -> Estimate | None:
     """Estimate the saving at ``setting`` from the ``rows`` of one method.
 
     Only rows of the same family and optimizer that were measured in this project are used. If they
@@ -256,7 +256,7 @@ def estimate(rows: Sequence[Evidence], setting: Setting) -> Estimate | None:
     if not near:
         return None
     try:
-        saved, half = fitted(comparable).expected(
+        saved, half = fit_rows(comparable).expected(
             (setting.parameters, setting.tokens_per_parameter)
         )
         used = [e for e in comparable if e.each]
@@ -269,7 +269,7 @@ def estimate(rows: Sequence[Evidence], setting: Setting) -> Estimate | None:
         return Estimate(first.mean / 100, half, tuple(near), len(comparable), False, first.bounds)
 
 
-def nearest(rows: Sequence[Evidence], setting: Setting) -> Evidence:
+def nearest_row(rows: Sequence[Evidence], setting: Setting) -> Evidence:
     """The row that is nearest to ``setting``.
 
     A row of the same family is preferred, then a row with the same optimizer.
@@ -282,7 +282,7 @@ def _order(row: Evidence, setting: Setting) -> tuple:
     return *row.distance(setting), -row.seeds
 
 
-def summary(folder: str) -> str:
+def summary_table(folder: str) -> str:
     """The table of docs/results/index.md as Markdown.
 
     It has a row for each measurement that is marked for it.
@@ -300,7 +300,7 @@ def summary(folder: str) -> str:
             str(e.seeds),
             e.saved,
         ]
-        for e in evidence()
+        for e in all_evidence()
         if e.summary
     ]
     return markdown_table(heads, body)

@@ -66,7 +66,7 @@ class Fit:
         )
 
 
-def fit(points: list[Measured]) -> Fit:
+def fit_savings(points: list[Measured]) -> Fit:
     """Fit ``a + b log2(parameters) + c log2(tokens per parameter)`` by least squares.
 
     Axes along which all points agree are left out. All seeds count as independent observations with

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from jaxgrow.tables import markdown_table
-from train.analysis.runs import Run, spread
+from train.analysis.runs import Run, mean_and_each
 from train.extras.labelled.metrics import spearman
 
 # Fractions of the FLOPs at which the table has losses, in addition to the start.
@@ -23,7 +23,7 @@ def after_growing(finished: Run) -> Curve:
     return [(line["flops"] - small, line["val_loss"]) for line in [before[-1], *last]]
 
 
-def rows(finished: dict[str, list[Run]]) -> list[dict[str, Any]]:
+def ranked_rows(finished: dict[str, list[Run]]) -> list[dict[str, Any]]:
     """One row per operator, the lowest final loss first: the losses of all seeds at each moment.
 
     A loss is None if the operator had not yet grown the model at those FLOPs, because learning its
@@ -46,7 +46,7 @@ def _at(curve: Curve, flops: float) -> float | None:
     return None if flops < curve[0][0] else float(np.interp(flops, *np.transpose(curve)))
 
 
-def table(
+def ranking_table(
     ranked: list[dict[str, Any]],
     impossible: dict[str, str],
     diverged: dict[str, str],
@@ -55,7 +55,7 @@ def table(
     """The ranking as Markdown.
 
     Args:
-      ranked: the result of `rows`.
+      ranked: the result of `ranked_rows`.
       impossible: operators that cannot reach the sizes -> reason.
       diverged: operators with a run that diverged -> reason.
       seeds: the seeds of the runs.
@@ -67,7 +67,7 @@ def table(
     ]
     body = []
     for r in ranked:
-        cells = ["not yet grown" if None in x else spread(x, "{:.4f}") for x in r["loss"]]
+        cells = ["not yet grown" if None in x else mean_and_each(x, "{:.4f}") for x in r["loss"]]
         body.append([r["by"], *cells])
     left = {by: f"impossible: {why}" for by, why in impossible.items()}
     left |= {by: f"diverged: {why}" for by, why in diverged.items()}

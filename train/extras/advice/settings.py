@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import mean
 
 from jaxgrow.tables import markdown_table
-from train.analysis.runs import Run, spread
+from train.analysis.runs import Run, mean_and_each
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Tried:
         return mean(math.inf if r is None else r.loss for r in self.runs)
 
 
-def edges(best: dict[str, str], swept: dict[str, list[str]]) -> list[str]:
+def edge_warnings(best: dict[str, str], swept: dict[str, list[str]]) -> list[str]:
     """A warning for every numeric setting of ``best`` that is the lowest or highest one tried."""
     warnings = []
     for name, texts in swept.items():
@@ -42,7 +42,7 @@ def edges(best: dict[str, str], swept: dict[str, list[str]]) -> list[str]:
     return warnings
 
 
-def table(tried: list[Tried], swept: dict[str, list[str]]) -> str:
+def settings_table(tried: list[Tried], swept: dict[str, list[str]]) -> str:
     """The tried settings as Markdown, the best first.
 
     Settings that successive halving tried with fewer steps come last.
@@ -58,7 +58,9 @@ def table(tried: list[Tried], swept: dict[str, list[str]]) -> str:
             f"{sum(r.cost('seconds') for r in known):.0f}",
         ]
         loss = (
-            spread([r.loss for r in known], "{:.4f}") if len(known) == len(t.runs) else "diverged"
+            mean_and_each([r.loss for r in known], "{:.4f}")
+            if len(known) == len(t.runs)
+            else "diverged"
         )
         steps = [f"{t.fraction or 1:g}"] if halving else []
         body.append(
@@ -79,7 +81,7 @@ def table(tried: list[Tried], swept: dict[str, list[str]]) -> str:
         "compiling.\n"
     )
     warnings = (
-        edges(tried[0].settings, swept)
+        edge_warnings(tried[0].settings, swept)
         if tried[0].loss < math.inf
         else [f"WARNING: every run {'of all steps ' if halving else ''}diverged"]
     )

@@ -77,7 +77,7 @@ class Program:
 LOOKED_AT = 64
 
 
-def _kinds(
+def _distinct_steps(
     phase: Train, plans: Callable[[int, int], StepPlan]
 ) -> Iterator[tuple[int, list[StepPlan]]]:
     """Yield ``(number of steps, some of their plans)`` for each program of the phase.
@@ -100,7 +100,7 @@ def _kinds(
         yield sum(steps for steps, _ in same), [plan for _, plan in same]
 
 
-def _named(plans: list[StepPlan], depth: int) -> str:
+def _program_name(plans: list[StepPlan], depth: int) -> str:
     """The name of the program of these steps, with the number of its layers if it drops some."""
     layers = {plan.layers for plan in plans}
     if min(layers) == depth:
@@ -205,9 +205,9 @@ class AotRun:
         plans = step_plans(phase, known, setting)
         model = self._placed(model)
         state = self._packed(model)
-        for steps, same in _kinds(phase, plans):
+        for steps, same in _distinct_steps(phase, plans):
             most = same[0]
-            what = _named(same, phase.config.depth)
+            what = _program_name(same, phase.config.depth)
             cost = float(np.mean([plan.flops for plan in same]))
             arguments = (state, batch, self._placed(replace(most.inputs, skips=skips)))
             tokens = e.batch * phase.length
@@ -334,8 +334,8 @@ class AotRun:
 
 def _use(models: Sequence[TrainState], memory: Any) -> dict[str, float]:
     """The fields of a `Program` about memory."""
-    parameters = sum(_each((m.params, m.base)) for m in models)
-    moments = sum(_each(m.opt) for m in models)
+    parameters = sum(_device_bytes((m.params, m.base)) for m in models)
+    moments = sum(_device_bytes(m.opt) for m in models)
     results = memory.output_size_in_bytes - memory.alias_size_in_bytes
     return {
         "parameters": parameters,
@@ -351,7 +351,7 @@ def _work(text: str, machine: Machine) -> dict[str, Any]:
     bounds = chip.flops or math.inf, chip.bandwidth or math.inf
     return {
         "collectives": tuple(
-            hlo.collectives(text, len(machine.devices), machine.hosts, flops_beside(text))
+            hlo.program_collectives(text, len(machine.devices), machine.hosts, flops_beside(text))
         ),
         "conditionals": hlo.conditional_count(text),
         "kernels": hlo.foreign_kernels(text),
@@ -359,6 +359,6 @@ def _work(text: str, machine: Machine) -> dict[str, Any]:
     }
 
 
-def _each(tree: Tree) -> float:
+def _device_bytes(tree: Tree) -> float:
     """Bytes that one device holds of a tree."""
     return on_each(tree, jax.tree.map(lambda x: x.sharding, tree))

@@ -49,7 +49,7 @@ class Bound:
         return self.products / self.seconds if self.seconds else 0.0
 
 
-def bound(program: Program, machine: Machine) -> Bound | None:
+def time_bound(program: Program, machine: Machine) -> Bound | None:
     """Return the lower bound of the time of one run of a program.
 
     It is None if the manufacturer does not publish the figures of the machine.
@@ -106,7 +106,7 @@ def resolve_auto(
 ) -> tuple[Experiment, list[Program]]:
     """Replace ``model.remat=auto`` and ``mesh.gradients=auto`` by settings that fit the machine.
 
-    ``remat`` becomes the first of `choices` with which every program fits the memory of the machine,
+    ``remat`` becomes the first of `auto_choices` with which every program fits the memory of the machine,
     or the last one if none fits. ``gradients`` becomes the setting with the lower time bound, among
     the settings that fit. If the platform does not report the size of its memory (CPU), the
     settings are "products" with scanned layers, and "layer".
@@ -123,12 +123,12 @@ def resolve_auto(
     """
     compiled = compiled or (lambda e: AotRun(e, machine, say).run())
     if machine.limit is None and machine.chip.memory is None:
-        chosen = _plain(experiment)
+        chosen = _without_auto(experiment)
         _warn_of_narrow_sums(chosen, "the memory of the devices is not known", say)
         return chosen, []
     tried = [
         list(same)
-        for _, same in itertools.groupby(choices(experiment), lambda choice: choice[1].model)
+        for _, same in itertools.groupby(auto_choices(experiment), lambda choice: choice[1].model)
     ]
     if len(tried) == len(tried[0]) == 1:
         chosen = tried[0][0][1]
@@ -142,11 +142,11 @@ def resolve_auto(
             say(
                 f"{text}: needs {max(p.memory for p in programs) / 1e9:.3g} of {machine.memory / 1e9:.3g} GB"
             )
-        fitting = [each for each in found if fits(each[2], machine)]
+        fitting = [each for each in found if memory_fits(each[2], machine)]
         if fitting or same is tried[-1]:
             break
     text, chosen, programs = min(
-        fitting or found[-1:], key=lambda each: days(each[2], machine) or 0.0
+        fitting or found[-1:], key=lambda each: plan_days(each[2], machine) or 0.0
     )
     say(f"chosen: {text}")
     _warn_of_narrow_sums(chosen, _why_layer(experiment, len(fitting)), say)
@@ -177,7 +177,7 @@ def _warn_of_narrow_sums(chosen: Experiment, why: str, say: Callable[[str], None
         )
 
 
-def choices(experiment: Experiment) -> Iterator[tuple[str, Experiment]]:
+def auto_choices(experiment: Experiment) -> Iterator[tuple[str, Experiment]]:
     """Yield ``(settings, experiment with them)`` for the "auto" settings, the fastest first."""
     model = experiment.model
     mesh = experiment.mesh
@@ -210,18 +210,20 @@ def _can_add_once(experiment: Experiment) -> bool:
     )
 
 
-def _plain(experiment: Experiment) -> Experiment:
+def _without_auto(experiment: Experiment) -> Experiment:
     remat = "products" if experiment.model.remat == "auto" else experiment.model.remat
     gradients = "layer" if experiment.mesh.gradients == "auto" else experiment.mesh.gradients
     mesh = replace(experiment.mesh, gradients=gradients)
     return replace(experiment, model=replace(experiment.model, remat=remat), mesh=mesh)
 
 
-def fits(programs: list[Program], machine: Machine) -> bool:
+def memory_fits(programs: list[Program], machine: Machine) -> bool:
     return all(p.memory <= machine.memory for p in programs)
 
 
-def smaller(experiment: Experiment, devices: int) -> Iterator[tuple[list[str], Experiment]]:
+def smaller_settings(
+    experiment: Experiment, devices: int
+) -> Iterator[tuple[list[str], Experiment]]:
     """Yield ``(settings, experiment with them)`` with less memory, the cheapest changes first."""
     mesh = experiment.mesh
     meshes = [([], mesh)]
@@ -247,7 +249,7 @@ def smaller(experiment: Experiment, devices: int) -> Iterator[tuple[list[str], E
                 accumulate *= 4
 
 
-def larger(experiment: Experiment) -> Iterator[tuple[list[str], Experiment]]:
+def larger_settings(experiment: Experiment) -> Iterator[tuple[list[str], Experiment]]:
     """Yield ``(settings, experiment with them)`` that use more memory to save time.
 
     The largest changes come first.
@@ -272,7 +274,7 @@ def larger(experiment: Experiment) -> Iterator[tuple[list[str], Experiment]]:
                 )
 
 
-def using(
+def find_faster(
     experiment: Experiment, programs: list[Program], machine: Machine, say: Callable[[str], None]
 ) -> str | None:
     """Find a setting that uses free memory and lowers the time bound of the plan.
@@ -283,19 +285,19 @@ def using(
     Returns:
       A line with the setting and both times, or None if no setting helps.
     """
-    before = days(programs, machine)
+    before = plan_days(programs, machine)
     if before is None or max(p.memory for p in programs) > machine.memory / 2:
         return None
-    for changes, other in itertools.islice(larger(experiment), 3):
+    for changes, other in itertools.islice(larger_settings(experiment), 3):
         say(f"{machine.name} has free memory: trying {' '.join(changes)}")
         found = AotRun(other, machine).run()
-        after = days(found, machine)
-        if fits(found, machine) and after is not None and after < before:
+        after = plan_days(found, machine)
+        if memory_fits(found, machine) and after is not None and after < before:
             return f"{' '.join(changes)} uses the free memory and lowers the time bound from {before:.3g} to {after:.3g} days"
     return None
 
 
-def days(programs: list[Program], machine: Machine, utilisation: float = 1.0) -> float | None:
+def plan_days(programs: list[Program], machine: Machine, utilisation: float = 1.0) -> float | None:
     """Return the lower bound of the time of all programs, in days.
 
     Args:
@@ -308,21 +310,21 @@ def days(programs: list[Program], machine: Machine, utilisation: float = 1.0) ->
     """
     total = 0.0
     for program in programs:
-        found = bound(program, machine)
+        found = time_bound(program, machine)
         if found is None:
             return None
         total += program.steps * max(found.seconds, found.products / utilisation)
     return total / 86400
 
 
-def fitting(
+def find_fitting(
     experiment: Experiment, machine: Machine, say: Callable[[str], None]
 ) -> list[str] | None:
-    """Return the first settings of `smaller` with which every program fits, or None."""
-    for changes, other in smaller(experiment, len(machine.devices)):
+    """Return the first settings of `smaller_settings` with which every program fits, or None."""
+    for changes, other in smaller_settings(experiment, len(machine.devices)):
         say(f"trying {' '.join(changes)}")
         try:
-            if fits(AotRun(other, machine).run(), machine):
+            if memory_fits(AotRun(other, machine).run(), machine):
                 return changes
         except (UserError, ValueError):
             continue

@@ -189,7 +189,7 @@ class Collective(NamedTuple):
         return self.times * self.size * share * (2 if self.kind == "all-reduce" else 1)
 
 
-def collectives(
+def program_collectives(
     text: str, devices: int, hosts: int = 1, beside: Mapping[str, float] = MappingProxyType({})
 ) -> list[Collective]:
     """Return the collectives of a compiled program, assuming that every conditional branch runs.
@@ -209,11 +209,11 @@ def collectives(
             kind, start = i.kind.removesuffix("-start"), i.kind.endswith("-start")
             if kind not in COLLECTIVES:
                 continue
-            group = _group(i.text, devices)
+            group = _device_group(i.text, devices)
             moved = i.text if kind == "collective-permute" else ""
             local = _local(moved, group, devices // hosts)
             waits = not start or '"is_sync":true' in i.text
-            size = _whole(i.shapes, kind, start, len(group))
+            size = _array_size(i.shapes, kind, start, len(group))
             products = beside.get(i.name, 0.0)
             out.append(Collective(kind, size, len(group), counts[name], not waits, local, products))
     return out
@@ -243,7 +243,7 @@ def foreign_kernels(text: str) -> tuple[str, ...]:
     return tuple(sorted(set(_KERNEL.findall(text))))
 
 
-def _whole(shapes: str, kind: str, start: bool, devices: int) -> float:
+def _array_size(shapes: str, kind: str, start: bool, devices: int) -> float:
     """Bytes of the full array that is reduced, gathered or scattered, from the type."""
     # The type of an asynchronous start is a tuple of the input, the output, and perhaps more. For an
     # all-reduce it is the output alone before JAX 0.12, and ``((inputs), outputs)`` from then on.
@@ -276,7 +276,7 @@ def array_bytes(text: str) -> float:
     )
 
 
-def _group(line: str, devices: int) -> list[int]:
+def _device_group(line: str, devices: int) -> list[int]:
     """The first of the groups of devices that exchange data."""
     if found := _GROUPS.search(line):
         number, size, dims, order, listed = found.groups()

@@ -148,7 +148,7 @@ def parsed_machine(text: str) -> tuple[Chip, list[str]]:
     return chip, counts
 
 
-def described(text: str) -> Machine:
+def describe_machine(text: str) -> Machine:
     """Return the machine ``kind:size``.
 
     Raises:
@@ -183,7 +183,7 @@ def described(text: str) -> Machine:
     return Machine(text, chip, tuple(described.devices), hosts, limit)
 
 
-def present() -> Machine:
+def present_machine() -> Machine:
     """Return the machine of this process.
 
     It does not have figures if the manufacturer of its devices does not publish them.
@@ -206,7 +206,7 @@ def common_machine() -> Machine:
     """
     from train.common.hosts import gather_values
 
-    here = present()
+    here = present_machine()
     limits = [limit for limit in gather_values(here.limit) if limit is not None]
     return replace(here, limit=min(limits, default=None))
 

@@ -66,7 +66,7 @@ _FREE_CALLS = re.compile(r'="(?:AllocateBuffer|AssumeGatherIndicesInBound|Concat
 _SLICES = frozenset({"dynamic-slice", "slice", "gather"})
 
 
-class Kernel(NamedTuple):
+class RooflineKernel(NamedTuple):
     """An instruction that a device runs as a separate kernel.
 
     Attributes:
@@ -86,7 +86,7 @@ class Kernel(NamedTuple):
     asynchronous: bool = False
 
 
-def program_kernels(text: str) -> list[Kernel]:
+def program_kernels(text: str) -> list[RooflineKernel]:
     """Return every kernel of a compiled program.
 
     Args:
@@ -105,7 +105,9 @@ def program_kernels(text: str) -> list[Kernel]:
             flops, narrow = _products(i, program, programs)
             moved = _moved(i, program, programs)
             beside = i.kind.endswith("-start")
-            out.append(Kernel(_path(i, programs), flops, moved, narrow, times[name], beside))
+            out.append(
+                RooflineKernel(_kernel_path(i, programs), flops, moved, narrow, times[name], beside)
+            )
     return out
 
 
@@ -148,7 +150,7 @@ def _free(i: Instruction) -> bool:
     return not i.operands and i.kind == "fusion" and array_bytes(i.shapes) < 64
 
 
-def _path(i: Instruction, programs: Mapping[str, Computation]) -> str:
+def _kernel_path(i: Instruction, programs: Mapping[str, Computation]) -> str:
     """The path of an instruction, or of the first instruction with a path inside of a fusion."""
     if found := _PATH.search(i.text):
         return found[1]
@@ -173,7 +175,7 @@ def _products(
         each = [found for found in each if found[0]]
         return sum(f for f, _ in each), all(narrow for _, narrow in each)
     if i.kind == "custom-call" and (found := _ATTENTION.search(i.text)):
-        return _attention(i, where, [int(n.strip(' "')) for n in found[1].split(",")]), True
+        return _attention_flops(i, where, [int(n.strip(' "')) for n in found[1].split(",")]), True
     if i.kind == "convolution":
         return _convolution(i, where), True
     if not (i.kind == "dot" or (i.kind == "custom-call" and "cublas" in i.text)):
@@ -227,7 +229,7 @@ def _positions(size: int, window: int, results: int, given: dict[str, str]) -> i
     return int(((at >= 0) & (at <= (size - 1) * left) & (at % left == 0)).sum())
 
 
-def _attention(i: Instruction, where: Computation, scores: list[int]) -> float:
+def _attention_flops(i: Instruction, where: Computation, scores: list[int]) -> float:
     """FLOPs of fused attention, from the shape of its scores [batch, heads, queries, keys].
 
     Causal attention computes half of the square. There are two products in the forward pass. There
@@ -246,16 +248,18 @@ def _moved(i: Instruction, where: Computation, programs: Mapping[str, Computatio
     if i.kind.startswith("fusion"):
         return _of_fusion(i, where, programs)
     if i.kind == "dynamic-update-slice":
-        written = array_bytes(where.by_name[i.operands[1]].shapes) if _bytes(i.shapes) else 0.0
-        return _size(where, i.operands[1]) + written
+        written = array_bytes(where.by_name[i.operands[1]].shapes) if _main_bytes(i.shapes) else 0.0
+        return _operand_bytes(where, i.operands[1]) + written
     if i.kind in _SLICES:
-        return _bytes(i.shapes) + (array_bytes(i.shapes) if _size(where, i.operands[0]) else 0.0)
+        return _main_bytes(i.shapes) + (
+            array_bytes(i.shapes) if _operand_bytes(where, i.operands[0]) else 0.0
+        )
     if i.kind == "slice-start":  # its type is ((operand), result, ..)
         operand, result = _ARRAY.findall(i.shapes)[:2]
-        return _bytes(result) + (array_bytes(result) if _bytes(operand) else 0.0)
+        return _main_bytes(result) + (array_bytes(result) if _main_bytes(operand) else 0.0)
     if i.kind == "copy-start":  # its type is (result, operand, ..)
-        return sum(_bytes(array) for array in _ARRAY.findall(i.shapes)[:2])
-    return _bytes(i.shapes) + sum(_size(where, name) for name in set(i.operands))
+        return sum(_main_bytes(array) for array in _ARRAY.findall(i.shapes)[:2])
+    return _main_bytes(i.shapes) + sum(_operand_bytes(where, name) for name in set(i.operands))
 
 
 def _of_fusion(i: Instruction, where: Computation, programs: Mapping[str, Computation]) -> float:
@@ -265,7 +269,7 @@ def _of_fusion(i: Instruction, where: Computation, programs: Mapping[str, Comput
     """
     inside, parameters = _inside(i, programs)
     read = sum(
-        min(_size(where, operand), _read(parameter, inside, programs))
+        min(_operand_bytes(where, operand), _read_bytes(parameter, inside, programs))
         for operand, parameter in zip(i.operands, parameters, strict=False)
     )
     root = _behind(inside.root, inside)
@@ -276,9 +280,9 @@ def _of_fusion(i: Instruction, where: Computation, programs: Mapping[str, Comput
     skipped = len(i.operands) if i.kind == "fusion-start" else 0
     places = _ARRAY.findall(i.shapes)[skipped:]
     return read + sum(
-        _written(result, inside, programs)
+        _written_bytes(result, inside, programs)
         for result, place in zip(results, places, strict=False)
-        if _bytes(place)
+        if _main_bytes(place)
     )
 
 
@@ -292,7 +296,7 @@ def _inside(
     return inside, sorted(parameters, key=lambda p: p.number)
 
 
-def _read(
+def _read_bytes(
     parameter: Instruction, inside: Computation, programs: Mapping[str, Computation]
 ) -> float:
     total = 0.0
@@ -302,7 +306,7 @@ def _read(
         elif user.kind == "fusion":  # TPUs have fusions within fusions
             nested, parameters = _inside(user, programs)
             total += sum(
-                min(array_bytes(p.shapes), _read(p, nested, programs))
+                min(array_bytes(p.shapes), _read_bytes(p, nested, programs))
                 for operand, p in zip(user.operands, parameters, strict=False)
                 if operand == name
             )
@@ -320,14 +324,14 @@ def _consumers(instruction: Instruction, inside: Computation) -> Iterator[tuple[
             yield instruction.name, user
 
 
-def _written(
+def _written_bytes(
     result: Instruction, inside: Computation, programs: Mapping[str, Computation]
 ) -> float:
     if result.kind == "dynamic-update-slice":
         return array_bytes(inside.by_name[result.operands[1]].shapes)
     if result.kind == "fusion":
         nested, _ = _inside(result, programs)
-        return _written(_behind(nested.root, nested), nested, programs)
+        return _written_bytes(_behind(nested.root, nested), nested, programs)
     return array_bytes(result.shapes)
 
 
@@ -340,12 +344,12 @@ def _behind(instruction: Instruction, inside: Computation) -> Instruction:
     return instruction
 
 
-def _size(where: Computation, name: str) -> float:
+def _operand_bytes(where: Computation, name: str) -> float:
     found = where.by_name.get(name)
-    return _bytes(found.shapes) if found else 0.0
+    return _main_bytes(found.shapes) if found else 0.0
 
 
-def _bytes(shapes: str) -> float:
+def _main_bytes(shapes: str) -> float:
     """The bytes of the arrays of a type that are in the main memory of the device."""
     return sum(array_bytes(array) for array in _ARRAY.findall(shapes) if not _VMEM.search(array))
 
@@ -392,7 +396,7 @@ class Roofline:
         return sum(self.parts.values())
 
 
-def sum_kernels(found: list[Kernel], peak: float, bandwidth: float) -> Roofline:
+def sum_kernels(found: list[RooflineKernel], peak: float, bandwidth: float) -> Roofline:
     """Return the least time of a program's kernels on a chip.
 
     Args:

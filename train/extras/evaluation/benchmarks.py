@@ -16,7 +16,7 @@ import jax
 from jaxgrow.typed import did_you_mean
 from train.common.errors import UserError
 from train.extras.evaluation.perplexity import TEXTS
-from train.extras.evaluation.published import local
+from train.extras.evaluation.published import local_dataset
 from train.extras.labelled.task import NAMES
 from train.state.pretrained import TextModel
 
@@ -85,7 +85,7 @@ class Benchmarks:
             log_samples=False,
             bootstrap_iters=BOOTSTRAP,
         )
-        return {name: _result(name, found, loaded[name]) for name in names}
+        return {name: _task_result(name, found, loaded[name]) for name in names}
 
     def files(self, names: Sequence[str]) -> dict[str, list[Path]]:
         """The local files of each task.
@@ -93,7 +93,7 @@ class Benchmarks:
         Raises:
           UserError: as for `load`.
         """
-        return {name: _files(tasks) for name, tasks in self.load(names).items()}
+        return {name: _task_files(tasks) for name, tasks in self.load(names).items()}
 
     def _loaded(self, manager: Any, member: str | Mapping[str, Any]) -> list[Any]:
         """The tasks and groups of a name, or of a member of a group, which may have settings."""
@@ -103,7 +103,7 @@ class Benchmarks:
         if "group" in member and self.data is not None:
             known = {} if "task" in member else manager.task_index[name].cfg
             return [self._group(manager, {**known, **member})]
-        if self.data is None or name not in (*manager.all_tags, *_plain(manager)):
+        if self.data is None or name not in (*manager.all_tags, *_yaml_tasks(manager)):
             loaded = manager.load([name])
             return [*loaded["groups"].values()] or [*loaded["tasks"].values()]
         own = {**member, "class": _local_task(self.data, bool(self.few_shot))}
@@ -137,22 +137,22 @@ def _manager(include: Path | None) -> Any:
     return TaskManager(include_path=None if include is None else str(include))
 
 
-def _plain(manager: Any) -> list[str]:
+def _yaml_tasks(manager: Any) -> list[str]:
     """Tasks that are defined by YAML only; other tasks read their data with their own code."""
     return [
         name for name in manager.all_subtasks if "class" not in (manager.task_index[name].cfg or {})
     ]
 
 
-def _leaves(tasks: Sequence[Any]) -> list[Any]:
+def _leaf_tasks(tasks: Sequence[Any]) -> list[Any]:
     leaves = []
     for task in tasks:
         leaves += task.get_all_tasks() if hasattr(task, "get_all_tasks") else [task]
     return leaves
 
 
-def _files(tasks: Sequence[Any]) -> list[Path]:
-    return [file for leaf in _leaves(tasks) for file in getattr(leaf, "files", ())]
+def _task_files(tasks: Sequence[Any]) -> list[Path]:
+    return [file for leaf in _leaf_tasks(tasks) for file in getattr(leaf, "files", ())]
 
 
 def _local_task(folder: Path, shots: bool) -> type:
@@ -178,7 +178,7 @@ def _local_task(folder: Path, shots: bool) -> type:
             if shots:
                 splits.append(config.fewshot_split or config.training_split or splits[0])
             wanted = list(dict.fromkeys(splits))
-            self.dataset, self.files = local(
+            self.dataset, self.files = local_dataset(
                 self.DATASET_PATH, self.DATASET_NAME, config.task, wanted, folder
             )
             for name in _SPLITS:
@@ -188,24 +188,24 @@ def _local_task(folder: Path, shots: bool) -> type:
     return LocalTask
 
 
-def _result(name: str, found: Mapping[str, Any], tasks: Sequence[Any]) -> dict[str, Any]:
+def _task_result(name: str, found: Mapping[str, Any], tasks: Sequence[Any]) -> dict[str, Any]:
     """The metrics of a task; a group also has the metrics of its parts, under ``by``."""
     every = {**found["results"], **(found.get("groups") or {})}
-    leaves = [leaf.task_name for leaf in _leaves(tasks)]
-    parts = {leaf: _metrics(every[leaf]) for leaf in leaves if leaf != name}
-    out = _metrics(every.get(name, {}))
+    leaves = [leaf.task_name for leaf in _leaf_tasks(tasks)]
+    parts = {leaf: _plain_metrics(every[leaf]) for leaf in leaves if leaf != name}
+    out = _plain_metrics(every.get(name, {}))
     if not parts:
         shots = found["n-shot"].get(name, 0)
         version = found["versions"].get(name)
-        return out | {"few_shot": shots, "version": version, "files": _read(tasks)}
-    return out | {"by": parts, "files": _read(tasks)}
+        return out | {"few_shot": shots, "version": version, "files": _file_names(tasks)}
+    return out | {"by": parts, "files": _file_names(tasks)}
 
 
-def _read(tasks: Sequence[Any]) -> list[str]:
-    return list(map(str, _files(tasks)))
+def _file_names(tasks: Sequence[Any]) -> list[str]:
+    return list(map(str, _task_files(tasks)))
 
 
-def _metrics(result: Mapping[str, Any]) -> dict[str, Any]:
+def _plain_metrics(result: Mapping[str, Any]) -> dict[str, Any]:
     """The metrics of a result, renamed from ``acc,none`` to ``acc``.
 
     Metrics of other filters keep their names. Unknown standard errors are left out.

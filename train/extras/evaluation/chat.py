@@ -9,7 +9,7 @@ from train.data.bounded import child
 from train.data.special import Special
 
 
-def rendered(special: Special, messages: Sequence[Mapping[str, str]]) -> str:
+def render_chat(special: Special, messages: Sequence[Mapping[str, str]]) -> str:
     """Render a chat as text, up to the point where the model answers.
 
     The template comes with the model, so another process runs it, with limits of time and memory.

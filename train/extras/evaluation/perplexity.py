@@ -39,7 +39,7 @@ def files_of(name: str, folder: Path) -> list[Path]:
         return [Path(name)]
     for pattern in TEXTS[name]:
         for where in (folder / name, folder):
-            if files := matching(where, pattern):
+            if files := files_matching(where, pattern):
                 return files
     raise UserError(
         f"{name} needs {' or '.join(TEXTS[name])}, perhaps compressed, in {folder / name} or {folder}; nothing is "
@@ -47,12 +47,12 @@ def files_of(name: str, folder: Path) -> list[Path]:
     )
 
 
-def matching(folder: Path, pattern: str) -> list[Path]:
+def files_matching(folder: Path, pattern: str) -> list[Path]:
     """The files that match, perhaps compressed."""
     return sorted({file for end in COMPRESSED for file in folder.glob(pattern + end)})
 
 
-def _whole(file: Path) -> str:
+def _whole_text(file: Path) -> str:
     parts: list[str] = []
     size = 0
     for part in formats.text_pieces(file):
@@ -62,7 +62,9 @@ def _whole(file: Path) -> str:
     return "".join(parts)
 
 
-def perplexity(scorer: Scorer, files: Iterable[Path], stride: int | None = None) -> dict[str, Any]:
+def text_perplexity(
+    scorer: Scorer, files: Iterable[Path], stride: int | None = None
+) -> dict[str, Any]:
     """Measure how well a model predicts texts.
 
     ================== ===================================================================================
@@ -95,7 +97,7 @@ def perplexity(scorer: Scorer, files: Iterable[Path], stride: int | None = None)
     size = 0
     for file in files:
         # As in the corpora that models are trained on, a byte-order mark is not part of the text.
-        text = _whole(file).removeprefix("\ufeff")
+        text = _whole_text(file).removeprefix("\ufeff")
         requests = scorer.windows(text, stride)
         nats += sum(score.loss for score in scorer(requests))
         tokens += sum(request.end - request.begin for request in requests)

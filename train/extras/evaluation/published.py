@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from train.common.errors import UserError
 from train.data import formats
 from train.data.decoding import in_folder, read_regular, readable
-from train.extras.evaluation.perplexity import matching
+from train.extras.evaluation.perplexity import files_matching
 from train.extras.tfds import dataset_records
 
 Record: TypeAlias = dict[str, Any]
@@ -22,7 +22,7 @@ Splits: TypeAlias = dict[str, Any]  # name -> a `datasets.Dataset`
 
 
 @dataclass(frozen=True)
-class Dataset:
+class PublishedDataset:
     """The published files of a dataset.
 
     Args:
@@ -37,7 +37,7 @@ class Dataset:
     read: Callable[[Path], Iterator[Record]]
 
 
-def local(
+def local_dataset(
     path: str, name: str | None, task: str, splits: Sequence[str], folder: Path
 ) -> tuple[Splits, list[Path]]:
     """Read splits of a dataset from local files.
@@ -69,7 +69,9 @@ def local(
         missing = [split for split, file in files.items() if file is None]
         if not missing:
             read = {
-                split: _read(published, file) for split, file in files.items() if file is not None
+                split: _read_records(published, file)
+                for split, file in files.items()
+                if file is not None
             }
             return {split: datasets.Dataset.from_list(rows) for split, rows in read.items()}, [
                 *filter(None, files.values())
@@ -115,12 +117,12 @@ def _check_named(copy: Path, config: Any) -> None:
 def _found(patterns: Sequence[str], folders: Sequence[Path]) -> Path | None:
     """The first file that exists."""
     for pattern, folder in product(patterns, folders):
-        if files := matching(folder, pattern):
+        if files := files_matching(folder, pattern):
             return files[0]
     return None
 
 
-def _read(published: Dataset, file: Path) -> list[Record]:
+def _read_records(published: PublishedDataset, file: Path) -> list[Record]:
     with readable(file):
         records = list(published.read(file))
     if not records:
@@ -138,7 +140,7 @@ def _records(file: Path) -> Iterator[tuple[str, Record]]:
 
 def _lambada(file: Path) -> Iterator[Record]:
     for where, record in _records(file):
-        text = _field(where, record, "passage" if "passage" in record else "text")
+        text = _record_field(where, record, "passage" if "passage" in record else "text")
         if " " not in text:
             raise UserError(
                 f"{where} is a single word, so there is no last word to predict from others"
@@ -148,7 +150,9 @@ def _lambada(file: Path) -> Iterator[Record]:
 
 def _blimp(file: Path) -> Iterator[Record]:
     for where, record in _records(file):
-        yield {name: _field(where, record, name) for name in ("sentence_good", "sentence_bad")}
+        yield {
+            name: _record_field(where, record, name) for name in ("sentence_good", "sentence_bad")
+        }
 
 
 def _piqa(file: Path) -> Iterator[Record]:
@@ -166,23 +170,26 @@ def _piqa(file: Path) -> Iterator[Record]:
             raise UserError(
                 f"{answers} has {len(labels)} labels, but there are more questions in {file}"
             )
-        label = labels[i] if labels is not None else _field(where, record, "label", int)
+        label = labels[i] if labels is not None else _record_field(where, record, "label", int)
         if label not in (0, 1):
             raise UserError(f"{where}: the label is {label}, not 0 or 1")
-        yield {name: _field(where, record, name) for name in ("goal", "sol1", "sol2")} | {
+        yield {name: _record_field(where, record, name) for name in ("goal", "sol1", "sol2")} | {
             "label": label
         }
 
 
 def _hellaswag(file: Path) -> Iterator[Record]:
     for where, record in _records(file):
-        endings = _field(where, record, "endings", list)
+        endings = _record_field(where, record, "endings", list)
         label = str(record.get("label"))
         if not label.isdigit() or int(label) >= len(endings):
             raise UserError(
                 f"{where}: the label is {label!r}, but there are {len(endings)} endings"
             )
-        texts = {name: _field(where, record, name) for name in ("activity_label", "ctx_a", "ctx_b")}
+        texts = {
+            name: _record_field(where, record, name)
+            for name in ("activity_label", "ctx_a", "ctx_b")
+        }
         yield texts | {"endings": endings, "label": label}
 
 
@@ -192,17 +199,17 @@ def _arc(file: Path) -> Iterator[Record]:
     The published form is ``{"question": {"stem", "choices": [{"text", "label"}]}, "answerKey"}``.
     """
     for where, record in _records(file):
-        question = _field(where, record, "question", (str, dict))
+        question = _record_field(where, record, "question", (str, dict))
         key = str(record.get("answerKey"))
         if isinstance(question, dict):
-            options = _field(where, question, "choices", list)
+            options = _record_field(where, question, "choices", list)
             choices = {
                 "text": [option["text"] for option in options],
                 "label": [option["label"] for option in options],
             }
-            question = _field(where, question, "stem")
+            question = _record_field(where, question, "stem")
         else:
-            choices = _field(where, record, "choices", dict)
+            choices = _record_field(where, record, "choices", dict)
         labels = [str(label) for label in choices["label"]]
         if key not in labels:
             raise UserError(
@@ -215,7 +222,7 @@ def _arc(file: Path) -> Iterator[Record]:
         }
 
 
-def _articles(file: Path) -> Iterator[Record]:
+def _wikitext(file: Path) -> Iterator[Record]:
     """The articles of WikiText. Each begins with its title, a heading of the first level."""
     page: list[str] = []
     for line in "".join(formats.text_pieces(file)).split("\n"):
@@ -235,7 +242,7 @@ def _is_title(line: str) -> bool:
     )
 
 
-def _field(where: str, record: Record, name: str, kind: Any = str) -> Any:
+def _record_field(where: str, record: Record, name: str, kind: Any = str) -> Any:
     value = record.get(name)
     if not isinstance(value, kind):
         what = (
@@ -261,7 +268,7 @@ def _of_arc(split: str, published: str) -> tuple[str, ...]:
 
 # Name of the dataset on the hub -> its published files.
 PUBLISHED = {
-    "EleutherAI/lambada_openai": Dataset(
+    "EleutherAI/lambada_openai": PublishedDataset(
         "lambada",
         {
             "test": (
@@ -273,7 +280,7 @@ PUBLISHED = {
         },
         _lambada,
     ),
-    "nyu-mll/blimp": Dataset(
+    "nyu-mll/blimp": PublishedDataset(
         "blimp",
         {
             "train": (
@@ -284,7 +291,7 @@ PUBLISHED = {
         },
         _blimp,
     ),
-    "baber/piqa": Dataset(
+    "baber/piqa": PublishedDataset(
         "piqa",
         {
             "train": ("train.jsonl", f"piqa/*/piqa-train.{_TFDS}"),
@@ -292,15 +299,15 @@ PUBLISHED = {
         },
         _piqa,
     ),
-    "Rowan/hellaswag": Dataset(
+    "Rowan/hellaswag": PublishedDataset(
         "hellaswag",
         {"train": ("hellaswag_train.jsonl",), "validation": ("hellaswag_val.jsonl",)},
         _hellaswag,
     ),
-    "allenai/ai2_arc": Dataset(
+    "allenai/ai2_arc": PublishedDataset(
         "ai2_arc", {"train": _of_arc("train", "Train"), "test": _of_arc("test", "Test")}, _arc
     ),
-    "EleutherAI/wikitext_document_level": Dataset(
-        "wikitext2", {"train": ("wiki.train.raw",), "test": ("wiki.test.raw",)}, _articles
+    "EleutherAI/wikitext_document_level": PublishedDataset(
+        "wikitext2", {"train": ("wiki.train.raw",), "test": ("wiki.test.raw",)}, _wikitext
     ),
 }

@@ -189,7 +189,7 @@ class Scorer:
         )
         mine = rows(samples, mesh)
         inputs, targets = put(jax.tree.map(lambda x: x[mine], (inputs, targets)), mesh)
-        return jax.device_get(_program(config, self.model.params, inputs, targets))
+        return jax.device_get(_loss_program(config, self.model.params, inputs, targets))
 
 
 class _Line(NamedTuple):
@@ -204,7 +204,7 @@ class _Line(NamedTuple):
 
 
 @partial(jax.jit, static_argnums=0)
-def _program(config: Config, params: Any, inputs: Any, targets: Any) -> Any:
+def _loss_program(config: Config, params: Any, inputs: Any, targets: Any) -> Any:
     return config.module.apply({"params": params}, inputs, targets=targets, each=True)
 
 

@@ -10,7 +10,7 @@ from train.common.errors import UserError
 from train.common.files import read_record
 from train.data.text import name_of
 from train.extras.evaluation.benchmarks import Benchmarks
-from train.extras.evaluation.perplexity import files_of, is_text, perplexity
+from train.extras.evaluation.perplexity import files_of, is_text, text_perplexity
 from train.extras.evaluation.scoring import Scorer
 from train.extras.labelled.supervised import score
 from train.extras.labelled.task import NAMES, Labelled
@@ -53,7 +53,7 @@ def evaluate_tasks(
     if texts or others:
         opened_model = opened(model, tokenizer)
         scorer = Scorer(opened_model, progress=True)
-        results |= {name: perplexity(scorer, files, stride) for name, files in texts.items()}
+        results |= {name: text_perplexity(scorer, files, stride) for name, files in texts.items()}
         results |= benchmarks.run(opened_model, others) if others else {}
     results |= {name: _learned(model, name, here, tokenizer) for name in names if name in NAMES}
     return {name: results[name] for name in names}
