@@ -15,8 +15,7 @@ from jaxgrow import grow, grow_optimizer, operators
 from jaxgrow.checkpoints import CheckpointError
 from jaxgrow.cli.program import main
 from jaxgrow.extras.integrations import command, orbax_run
-from jaxgrow.extras.integrations.formats import FORMATS, GEMMA, TORCHTITAN, solved
-from jaxgrow.extras.integrations.layouts import Layout
+from jaxgrow.extras.integrations.formats import FORMATS, GEMMA, TORCHTITAN, FormatRow, solved
 from jaxgrow.extras.integrations.trees import open_tree
 
 E, L, H, K, D, M, V = 8, 2, 4, 2, 3, 10, 7
@@ -31,14 +30,16 @@ def drawn(*shape: int) -> np.ndarray:
 @pytest.mark.parametrize(
     ("layout", "shape"),
     [
-        (Layout(("embed.in", "heads", "head_dim"), "embed (heads head_dim)"), (E, H * D)),
+        (FormatRow(("embed.in", "heads", "head_dim"), "embed (heads head_dim)"), (E, H * D)),
         (
-            Layout(("heads", "head_dim", "embed.in"), "kv_heads q_heads_per_group head_dim embed"),
+            FormatRow(
+                ("heads", "head_dim", "embed.in"), "kv_heads q_heads_per_group head_dim embed"
+            ),
             (K, H // K, D, E),
         ),
-        (Layout(("embed.norm.scale",), embed_power=0.5, plus=-1.0), (E,)),
-        (Layout(("embed.in", "mlp")).stacked(1), (E, L, M)),
-        (Layout(("heads", "embed.in"), "(heads) embed").stacked(0), (L, H, E)),
+        (FormatRow(("embed.norm.scale",), embed_power=0.5, plus=-1.0), (E,)),
+        (FormatRow(("embed.in", "mlp")).stacked(1), (E, L, M)),
+        (FormatRow(("heads", "embed.in"), "(heads) embed").stacked(0), (L, H, E)),
     ],
 )
 def test_a_layout_reads_and_writes_what_it_says(layout, shape):
@@ -53,7 +54,7 @@ def test_a_layout_reads_and_writes_what_it_says(layout, shape):
 
 def test_the_moments_of_a_scaled_array_are_scaled_inversely():
     """If ``array = 2 * leaf - 1``, the gradient of the leaf is twice the gradient of the array."""
-    layout, sizes = Layout(("embed.norm.scale",), embed_power=0.5, plus=-1.0), {"embed": 4}
+    layout, sizes = FormatRow(("embed.norm.scale",), embed_power=0.5, plus=-1.0), {"embed": 4}
     one = np.ones(4, np.float32)
     assert layout.leaf(one, sizes).tolist() == [1.0] * 4
     assert layout.leaf(one, sizes, 1).tolist() == [2.0] * 4
@@ -61,9 +62,9 @@ def test_the_moments_of_a_scaled_array_are_scaled_inversely():
 
 
 def test_sizes_follow_from_flattened_axes_or_are_asked_for():
-    layouts = {"q": Layout(("heads", "head_dim", "embed.in"), "(heads head_dim) embed")}
+    layouts = {"q": FormatRow(("heads", "head_dim", "embed.in"), "(heads head_dim) embed")}
     assert solved(layouts, {"q": (12, 8)}, {"head_dim": 3})["heads"] == 4
-    norm = {"n": Layout(("head_dim.norm.scale",))}
+    norm = {"n": FormatRow(("head_dim.norm.scale",))}
     assert solved(layouts | norm, {"q": (12, 8), "n": (3,)}, {})["heads"] == 4
     with pytest.raises(CheckpointError, match="--head-dim N"):
         solved(layouts, {"q": (12, 8)}, {})

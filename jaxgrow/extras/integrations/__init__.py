@@ -8,7 +8,6 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "command",
         "easydel_tree",
         "formats",
-        "layouts",
         "levanter_tree",
         "named_state",
         "nnx",

@@ -3,7 +3,6 @@
 import argparse
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,6 @@ from jaxgrow.cli.new_sizes import target_sizes
 from jaxgrow.cli.other_formats import CHECKPOINT_FORMATS
 from jaxgrow.cli.writing import new_layers_entry, print_json
 from jaxgrow.extras.integrations.formats import FORMATS, from_file, plain, recognised
-from jaxgrow.extras.integrations.layouts import Layout
 from jaxgrow.growth.maps import Growth, Rules, new_sizes
 from jaxgrow.operators import OPERATORS
 from jaxgrow.tables import align_columns
@@ -112,7 +110,7 @@ def inspect_run(run: "OrbaxRun") -> dict[str, Any]:
             "axes": place.names,
             "dtype": run.shapes[path].dtype.name,
             "arrays": len(place.paths),
-            "layout": _layout_as_json(place.layout),
+            "layout": {k: v for k, v in vars(place.row).items() if v and k != "names"},
         }
         for path, place in run.places.items()
     ]
@@ -130,12 +128,6 @@ def inspect_run(run: "OrbaxRun") -> dict[str, Any]:
         "parameters": run.parameters,
     }
     return {**about, "optimizer_state_at": moments, "others": run.others, "leaves": leaves}
-
-
-def _layout_as_json(layout: Layout) -> dict[str, Any]:
-    """The attributes of a layout that differ from the default, as ``--names FILE`` takes them."""
-    plain = asdict(Layout(layout.names))
-    return {key: value for key, value in asdict(layout).items() if value != plain[key]}
 
 
 def run_as_text(folder: Path, about: Mapping[str, Any]) -> str:

@@ -5,15 +5,18 @@ programs, the user writes a file of names (`from_file`).
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from jaxgrow.axes.names import Names
+import numpy as np
+
+from jaxgrow.axes.names import LAYERS, Names, axis_of
+from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout
 from jaxgrow.checkpoints.io.files import CheckpointError, listed, read_json
-from jaxgrow.extras.integrations.layouts import Layout, grouped
 
 #: The power of the gradient in the moments of an optimizer, by the field of its state; 0 for a copy
 #: of the parameters, which `optax.contrib.schedule_free` calls ``z``, or for their average.
@@ -32,6 +35,7 @@ POWERS = {
     "params_ema": 0,
     "model_averaging": 0,
 }
+_GROUP = "q_heads_per_group"
 _QUERY: Names = ("embed.in", "heads", "head_dim")
 _KEY: Names = ("embed.in", "kv_heads", "head_dim.in")
 _VALUE: Names = ("embed.in", "kv_heads", "head_dim.value")
@@ -87,6 +91,79 @@ def _settings(*names: str) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
+class FormatRow:
+    """The axis names of a parameter, and how an array stores it.
+
+    The array is ``embed ** embed_power * parameter + plus``, rearranged. Gemma, for example,
+    multiplies its embedding by the square root of ``embed``, and stores the scales of its norms
+    minus one.
+
+    Attributes:
+      names: the axis names of the parameter.
+      axes: the axes of the array, as in `TensorLayout.layout`, such as
+        ``"(heads head_dim) embed"``; empty if the array has the axes of the parameter.
+      embed_power: the power of the size of ``embed`` by which the parameter is multiplied.
+      plus: the number that is added to the parameter.
+    """
+
+    names: Names
+    axes: str = ""
+    embed_power: float = 0.0
+    plus: float = 0.0
+
+    def layout(self, sizes: Mapping[str, int]) -> TensorLayout:
+        """The layout of the array in a model of these sizes."""
+        times = float(sizes["embed"]) ** self.embed_power if self.embed_power else 1.0
+        return TensorLayout("array", self.axes, times=times, plus=self.plus)
+
+    def groups(self) -> list[str]:
+        """The axes of the array. Axes that are flattened into one are in parentheses.
+
+        Example:
+          >>> FormatRow(("embed.in", "heads", "head_dim"), "(heads head_dim) embed").groups()
+          ['(heads head_dim)', 'embed']
+        """
+        return TensorLayout("array", self.axes).groups or [axis_of(n) for n in self.names]
+
+    def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """The shape of the array for these sizes of the axes."""
+        return self.layout(sizes).shape(self.names, sizes)
+
+    def leaf(self, array: np.ndarray, sizes: Mapping[str, int], power: int = 0) -> np.ndarray:
+        """The parameter that an array stores.
+
+        Args:
+          array: the array.
+          sizes: the size of every axis.
+          power: the power of the gradient that the array accumulates; 0 for a parameter.
+        """
+        layout = self.layout(sizes)
+        plain = not self.axes and not layout.moved
+        return array if plain else layout.to_leaf(array, self.names, sizes, power)
+
+    def array(self, leaf: np.ndarray, sizes: Mapping[str, int], power: int = 0) -> np.ndarray:
+        """Return the array that stores a parameter. This is the inverse of `leaf`."""
+        layout = self.layout(sizes)
+        if not self.axes and not layout.moved:
+            return leaf
+        wide = leaf.astype(np.float32) if layout.moved and leaf.itemsize < 4 else leaf
+        return layout.to_tensor(wide, self.names, sizes, gradient_power=power)
+
+    def stacked(self, dim: int) -> "FormatRow":
+        """The row of an array that stacks layers along the dimension ``dim``."""
+        if not self.axes:
+            return replace(self, names=(*self.names[:dim], LAYERS, *self.names[dim:]))
+        groups = self.groups()
+        axes = " ".join((*groups[:dim], LAYERS, *groups[dim:]))
+        return replace(self, names=(LAYERS, *self.names), axes=axes)
+
+    def renamed(self, old: str, new: str) -> "FormatRow":
+        """The row with another name for one axis."""
+        names = tuple(new + n[len(old) :] if axis_of(n) == old else n for n in self.names)
+        return replace(self, names=names, axes=re.sub(rf"\b{old}\b", new, self.axes))
+
+
+@dataclass(frozen=True)
 class Format:
     """The layout in which a trainer stores the parameters of a decoder.
 
@@ -112,17 +189,17 @@ class Format:
 
     name: str
     marks: tuple[str, ...]
-    table: Mapping[str, Names | Layout]
+    table: Mapping[str, Names | FormatRow]
     layers: str
     final_norm: str = ""
     head: str = ""
-    tied: Mapping[str, Layout] = field(default_factory=dict)
+    tied: Mapping[str, FormatRow] = field(default_factory=dict)
     scanned: str = ""
     renewed: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
     traits: Mapping[str, Any] = field(default_factory=lambda: {"norm": "rms"})
-    other: Mapping[str, Names | Layout] = field(default_factory=dict)
-    states: Mapping[str, Layout] = field(default_factory=dict)
+    other: Mapping[str, Names | FormatRow] = field(default_factory=dict)
+    states: Mapping[str, FormatRow] = field(default_factory=dict)
     fixed: tuple[str, ...] = ()
 
     def prefix(self, paths: Mapping[str, Any]) -> str | None:
@@ -137,7 +214,7 @@ class Format:
 
     def layouts(
         self, shapes: Mapping[str, tuple[int, ...]], given: Mapping[str, int]
-    ) -> dict[str, Layout]:
+    ) -> dict[str, FormatRow]:
         """The layout of each array.
 
         Args:
@@ -157,8 +234,8 @@ class Format:
         return _with_shared_keys(first, shapes, given)
 
     def _layouts(
-        self, table: Mapping[str, Names | Layout], shapes: Mapping[str, tuple[int, ...]]
-    ) -> dict[str, Layout]:
+        self, table: Mapping[str, Names | FormatRow], shapes: Mapping[str, tuple[int, ...]]
+    ) -> dict[str, FormatRow]:
         found = {}
         wrong = []
         where = _scan_axis({p: s for p, s in shapes.items() if fnmatchcase(p, self.scanned)})
@@ -167,7 +244,7 @@ class Format:
             if row is None:
                 wrong.append(f"{path} {shape}")
                 continue
-            layout = row if isinstance(row, Layout) else Layout(row)
+            layout = row if isinstance(row, FormatRow) else FormatRow(row)
             if fnmatchcase(path, self.scanned):
                 layout = layout.stacked(where)
             if len(layout.groups()) != len(shape):
@@ -184,22 +261,34 @@ class Format:
         return found
 
 
+def grouped_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
+    """The sizes of the axes, with the number of query heads per key/value head."""
+    known = dict(sizes)
+    if "heads" in sizes:
+        known[_GROUP] = sizes["heads"] // sizes.get("kv_heads", sizes["heads"])
+    elif {"kv_heads", _GROUP} <= sizes.keys():
+        known["heads"] = sizes["kv_heads"] * sizes[_GROUP]
+    return known
+
+
 def _fits(
-    layouts: Mapping[str, Layout], shapes: Mapping[str, tuple[int, ...]], given: Mapping[str, int]
+    layouts: Mapping[str, FormatRow],
+    shapes: Mapping[str, tuple[int, ...]],
+    given: Mapping[str, int],
 ) -> bool:
     sizes = solved(layouts, shapes, given)
-    return all(layout.shape(sizes) == shapes[path] for path, layout in layouts.items())
+    return all(row.shape(sizes) == shapes[path] for path, row in layouts.items())
 
 
-def _tied(norm: Layout) -> Layout:
+def _tied(norm: FormatRow) -> FormatRow:
     """The layout of a final norm whose output is the input of a tied head."""
     names = tuple(n.replace("embed.", "embed.in.", 1) for n in norm.names)
     return replace(norm, names=names)
 
 
 def _with_shared_keys(
-    layouts: dict[str, Layout], shapes: Mapping[str, tuple[int, ...]], given: Mapping[str, int]
-) -> dict[str, Layout]:
+    layouts: dict[str, FormatRow], shapes: Mapping[str, tuple[int, ...]], given: Mapping[str, int]
+) -> dict[str, FormatRow]:
     """Use one axis for key/value heads and query heads if their numbers are equal."""
     sizes = solved(layouts, shapes, given)
     if sizes.get("heads") is None or sizes.get("heads") != sizes.get("kv_heads"):
@@ -208,7 +297,7 @@ def _with_shared_keys(
 
 
 def solved(
-    layouts: Mapping[str, Layout],
+    layouts: Mapping[str, FormatRow],
     shapes: Mapping[str, tuple[int, ...]],
     given: Mapping[str, int],
 ) -> dict[str, int]:
@@ -233,7 +322,7 @@ def solved(
             unknown = [name for name in group.strip("()").split() if name not in sizes]
             if len(unknown) == 1:
                 sizes[unknown[0]] = size // _product(sizes, group, unknown)
-    sizes = grouped(sizes)
+    sizes = grouped_sizes(sizes)
     wrong = {
         group: size
         for group, size in flat.items()
@@ -354,11 +443,11 @@ LEVANTER = Format(
     table={
         "embeddings/token_embeddings/weight": ("vocab", "embed"),
         "lm_head/weight": ("vocab", "embed.in"),
-        "*/q_proj/weight": Layout(_TORCH_QUERY, f"{_GROUPS} head_dim embed"),
+        "*/q_proj/weight": FormatRow(_TORCH_QUERY, f"{_GROUPS} head_dim embed"),
         "*/k_proj/weight": _TORCH_KEY,
         "*/v_proj/weight": _TORCH_VALUE,
         "*/o_proj/weight": _TORCH_OUT,
-        "*/q_proj/bias": Layout(("heads", "head_dim.bias"), f"{_GROUPS} head_dim"),
+        "*/q_proj/bias": FormatRow(("heads", "head_dim.bias"), f"{_GROUPS} head_dim"),
         "*/k_proj/bias": ("kv_heads", "head_dim.in.bias"),
         "*/v_proj/bias": ("kv_heads", "head_dim.value.bias"),
         "*/gate_proj/weight": ("mlp", "embed.in"),
@@ -374,23 +463,23 @@ LEVANTER = Format(
         "hidden_dim", "num_heads", "num_kv_heads", "intermediate_dim", "num_layers", "head_dim"
     ),
 )
-_ONE_LESS = Layout(("embed.norm.scale",), plus=-1.0)
-_POST_ONE_LESS = Layout(("embed.post.norm.scale",), plus=-1.0)
+_ONE_LESS = FormatRow(("embed.norm.scale",), plus=-1.0)
+_POST_ONE_LESS = FormatRow(("embed.post.norm.scale",), plus=-1.0)
 GEMMA = Format(
     name="gemma",
     marks=("embedder/input_embedding", "final_norm/scale", "layer_0/attn/attn_vec_einsum/w"),
     table={
         # The embedding is multiplied by sqrt(embed) at the input, but not in the tied head.
-        "embedder/input_embedding": Layout(("vocab", "embed"), embed_power=-0.5),
-        "final_norm/scale": Layout(("embed.in.norm.scale",), embed_power=0.5, plus=-1.0),
+        "embedder/input_embedding": FormatRow(("vocab", "embed"), embed_power=-0.5),
+        "final_norm/scale": FormatRow(("embed.in.norm.scale",), embed_power=0.5, plus=-1.0),
         "*/qkv_einsum/w": ("qkv", "heads", "embed.in", "head_dim"),
         "*/q_einsum/w": ("heads", "embed.in", "head_dim"),
         "*/kv_einsum/w": ("kv_parts", "kv_heads", "embed.in", "head_dim"),
         "*/attn_vec_einsum/w": ("heads.in", "head_dim.in", "embed"),
         "*/gating_einsum": ("gates", "mlp", "embed.in"),
         "*/linear": ("mlp.in", "embed"),
-        "*/_query_norm/scale": Layout(("head_dim.norm.scale",), plus=-1.0),
-        "*/_key_norm/scale": Layout(("head_dim.in.norm.scale",), plus=-1.0),
+        "*/_query_norm/scale": FormatRow(("head_dim.norm.scale",), plus=-1.0),
+        "*/_key_norm/scale": FormatRow(("head_dim.in.norm.scale",), plus=-1.0),
         "*/pre_*_norm/scale": _ONE_LESS,
         "*/post_*_norm/scale": _POST_ONE_LESS,
     },
@@ -408,10 +497,10 @@ EASYDEL = Format(
     table={
         "model/embed_tokens/embedding": ("vocab", "embed"),
         "lm_head/kernel": ("embed.in", "vocab"),
-        "*/q_proj/kernel": Layout(_QUERY, _EASYDEL_HEADS),
-        "*/k_proj/kernel": Layout(_KEY, _EASYDEL_KEYS),
-        "*/v_proj/kernel": Layout(_VALUE, _EASYDEL_KEYS),
-        "*/o_proj/kernel": Layout(_OUT, "(heads head_dim) embed"),
+        "*/q_proj/kernel": FormatRow(_QUERY, _EASYDEL_HEADS),
+        "*/k_proj/kernel": FormatRow(_KEY, _EASYDEL_KEYS),
+        "*/v_proj/kernel": FormatRow(_VALUE, _EASYDEL_KEYS),
+        "*/o_proj/kernel": FormatRow(_OUT, "(heads head_dim) embed"),
         **_mlp("kernel"),
         **_norms("kernel"),
     },
@@ -447,10 +536,10 @@ PENZAI = Format(
     table={
         "embedder.embeddings": ("vocab", "embed"),
         "lm_head.weights": ("embed.in", "vocab"),
-        "*/query.weights": Layout(_QUERY, f"embed {_GROUPS} head_dim"),
+        "*/query.weights": FormatRow(_QUERY, f"embed {_GROUPS} head_dim"),
         "*/key.weights": _KEY,
         "*/value.weights": _VALUE,
-        "*/output.weights": Layout(_OUT, f"{_GROUPS} head_dim embed"),
+        "*/output.weights": FormatRow(_OUT, f"{_GROUPS} head_dim embed"),
         "*/gating_linear.weights": _UP,
         "*/value_linear.weights": _UP,
         "*/out_linear.weights": _DOWN,
@@ -461,13 +550,13 @@ PENZAI = Format(
     head="lm_head.weights",
     # If they are tied, as in Gemma, the embedding is multiplied by sqrt(embed) at the input only.
     tied={
-        "embedder.embeddings": Layout(("vocab", "embed"), embed_power=-0.5),
-        "final_norm/scale.weights": Layout(("embed.in.norm.scale",), embed_power=0.5),
+        "embedder.embeddings": FormatRow(("vocab", "embed"), embed_power=-0.5),
+        "final_norm/scale.weights": FormatRow(("embed.in.norm.scale",), embed_power=0.5),
     },
     settings={
         "embed": "embedding_dim",
         "kv_heads": "num_kv_heads",
-        "q_heads_per_group": "query_head_multiplier",
+        _GROUP: "query_head_multiplier",
         "mlp": "mlp_hidden_dim",
         "layers": "num_decoder_blocks",
         "head_dim": "projection_dim",
@@ -480,17 +569,17 @@ TORCHTITAN = Format(
         "tok_embeddings/weight": ("vocab", "embed"),
         "output/weight": ("vocab", "embed.in"),
         "lm_head/weight": ("vocab", "embed.in"),
-        "*/wq/weight": Layout(_TORCH_QUERY, "(heads head_dim) embed"),
-        "*/wk/weight": Layout(_TORCH_KEY, "(kv_heads head_dim) embed"),
-        "*/wv/weight": Layout(_TORCH_VALUE, "(kv_heads head_dim) embed"),
-        "*/wo/weight": Layout(_TORCH_OUT, "embed (heads head_dim)"),
+        "*/wq/weight": FormatRow(_TORCH_QUERY, "(heads head_dim) embed"),
+        "*/wk/weight": FormatRow(_TORCH_KEY, "(kv_heads head_dim) embed"),
+        "*/wv/weight": FormatRow(_TORCH_VALUE, "(kv_heads head_dim) embed"),
+        "*/wo/weight": FormatRow(_TORCH_OUT, "embed (heads head_dim)"),
         "*/w[13]/weight": ("mlp", "embed.in"),
         "*/w2/weight": ("embed", "mlp.in"),
         **_norms("weight"),
     },
     # The optimizer has one state for queries, keys and values, if the model computes them together.
     states={
-        "*/wqkv/weight": Layout(
+        "*/wqkv/weight": FormatRow(
             ("kv_heads", "qkv", "head_dim", "embed.in"), "(kv_heads qkv head_dim) embed"
         )
     },
@@ -508,9 +597,9 @@ def recognised(paths: Mapping[str, Any]) -> Format | None:
     return next((known for known in FORMATS.values() if known.prefix(paths) is not None), None)
 
 
-def _row(names: Any) -> Layout:
+def _row(names: Any) -> FormatRow:
     about = names if isinstance(names, dict) else {"names": names}
-    return Layout(**{**about, "names": tuple(map(str, about["names"]))})
+    return FormatRow(**{**about, "names": tuple(map(str, about["names"]))})
 
 
 def from_file(file: Path) -> Format:
@@ -518,7 +607,7 @@ def from_file(file: Path) -> Format:
 
     Args:
       file: a file with a JSON object. ``names`` contains ``{pattern: [axis names]}`` for all
-        parameters, or an object with the attributes of a `Layout` instead of a list. Optional keys
+        parameters, or an object with the attributes of a `FormatRow` instead of a list. Optional keys
         are ``layers`` (such as ``"blocks_{}"``), ``scanned`` (such as ``"decoder/layers/*"``) and
         ``params``: the path of one parameter within the tree of parameters. It is used to find
         this tree in the checkpoint.

@@ -19,8 +19,15 @@ from jax.experimental import multihost_utils
 
 from jaxgrow.axes.names import LAYERS, POST, Names, axis_of, has_mark, state_owners
 from jaxgrow.checkpoints.io.files import RECORD, CheckpointError, listed
-from jaxgrow.extras.integrations.formats import POWERS, Format, plain, power, solved
-from jaxgrow.extras.integrations.layouts import Layout, grouped
+from jaxgrow.extras.integrations.formats import (
+    POWERS,
+    Format,
+    FormatRow,
+    grouped_sizes,
+    plain,
+    power,
+    solved,
+)
 from jaxgrow.extras.integrations.orbax_tree import each_of
 from jaxgrow.extras.integrations.trees import AnyWriter, Tree, writer
 from jaxgrow.growth import maps
@@ -42,7 +49,7 @@ class Place:
       template: the path, with ``{}`` for the number of a layer.
       names: the axis names of the leaf, with ``layers`` first if its layers are stored separately.
       shape: the shape of the leaf, with all layers.
-      layout: how each of its arrays stores it.
+      row: how each of its arrays stores it.
       power: the power of the gradient that the leaf accumulates; 0 for a parameter or a copy of it,
         None if unknown.
     """
@@ -51,7 +58,7 @@ class Place:
     template: str
     names: Names
     shape: tuple[int, ...]
-    layout: Layout
+    row: FormatRow
     power: int | None
 
 
@@ -109,15 +116,15 @@ class OrbaxRun:
         self.others = [path for path in tree.arrays if path not in taken]
 
     def _place(
-        self, start: str, template: str, paths: list[str], layout: Layout, power: int | None
+        self, start: str, template: str, paths: list[str], row: FormatRow, power: int | None
     ) -> Place:
         stored = tuple(start + path for path in paths)
-        names = layout.names
+        names = row.names
         shape = tuple(self.array_sizes[axis_of(n)] for n in names)
         if "{}" in template:
             names = (LAYERS, *names)
             shape = (len(stored), *shape)
-        return Place(stored, start + template, names, shape, layout, power)
+        return Place(stored, start + template, names, shape, row, power)
 
     def _states(self, groups: Mapping[str, list[str]]) -> list[tuple[str, Place]]:
         """The arrays whose path ends with the path of a parameter, and which have its shape."""
@@ -140,8 +147,8 @@ class OrbaxRun:
             if not all(start + path in arrays for path in stored):
                 self.partial.append(whole)
             elif arrays[whole].shape == arrays[self.prefix + paths[0]].shape:
-                layout = self.places[plain(template)].layout
-                place = self._place(start, plain(template) + end, stored, layout, power(start))
+                row = self.places[plain(template)].row
+                place = self._place(start, plain(template) + end, stored, row, power(start))
                 found.append((plain(template), place))
         return found + self._own_states()
 
@@ -154,10 +161,10 @@ class OrbaxRun:
                 named.append(path)
         found = []
         for start, template, paths in self._layered(named):
-            layout = next(rows[pattern] for pattern in rows if fnmatchcase(template, pattern))
+            row = next(rows[pattern] for pattern in rows if fnmatchcase(template, pattern))
             shapes = {template: self.tree.arrays[start + paths[0]].shape}
-            self.array_sizes |= solved({template: layout}, shapes, self.array_sizes)
-            found.append((template, self._place(start, template, paths, layout, power(start))))
+            self.array_sizes |= solved({template: row}, shapes, self.array_sizes)
+            found.append((template, self._place(start, template, paths, row, power(start))))
         return found
 
     def _counts(self) -> list[Place]:
@@ -166,7 +173,9 @@ class OrbaxRun:
         found = []
         for start, template, rests in self._layered(scalars):
             paths = tuple(start + rest for rest in rests)
-            found.append(Place(paths, start + template, (LAYERS,), (len(paths),), Layout(()), None))
+            found.append(
+                Place(paths, start + template, (LAYERS,), (len(paths),), FormatRow(()), None)
+            )
         return found
 
     def _layered(self, paths: list[str]) -> list[tuple[str, str, list[str]]]:
@@ -192,7 +201,7 @@ class OrbaxRun:
         """
         wrong: list[str] = []
         for place in self.places.values():
-            expected = place.layout.shape(self.array_sizes)
+            expected = place.row.shape(self.array_sizes)
             for path in place.paths:
                 shape = self.tree.arrays[path].shape
                 if shape != expected:
@@ -233,7 +242,7 @@ class OrbaxRun:
         """Read a leaf with all its layers."""
         power = 1 if place.power is None else place.power
         leaves = (
-            place.layout.leaf(self.tree.read(path), self.array_sizes, power) for path in place.paths
+            place.row.leaf(self.tree.read(path), self.array_sizes, power) for path in place.paths
         )
         return np.stack(list(leaves)) if "{}" in place.template else next(leaves)
 
@@ -242,7 +251,7 @@ class OrbaxRun:
 
         Example: ``{"base_emb_dim": 64, ..}`` of MaxText.
         """
-        known = grouped(sizes)
+        known = grouped_sizes(sizes)
         if "heads" in known:
             known.setdefault("kv_heads", known["heads"])
         settings = self.format.settings
@@ -347,7 +356,7 @@ def _jobs(run: OrbaxRun, growth: Growth, policy: Policy) -> dict[str, _Job]:
     for path in run.others:
         if LAYERS in maps.new_sizes(growth) and fnmatchcase(path, run.format.renewed):
             continue
-        place = Place((path,), path, (), run.tree.arrays[path].shape, Layout(()), None)
+        place = Place((path,), path, (), run.tree.arrays[path].shape, FormatRow(()), None)
         jobs[path] = _Job(place, _of_count(path, policy))
     layers = (run.sizes() | maps.new_sizes(growth)).get(LAYERS, 0)
     for place in run.counts:
@@ -424,7 +433,7 @@ def _write(run: OrbaxRun, target: AnyWriter, job: _Job, sizes: Mapping[str, int]
     place = job.place
     power = 1 if place.power is None else place.power
     for i, layer in enumerate(x if "{}" in place.template else [x]):
-        array = place.layout.array(layer, sizes, power)
+        array = place.row.array(layer, sizes, power)
         target.write(place.template.replace("{}", str(i)), array, place.paths[0])
 
 
@@ -436,7 +445,7 @@ def _result(
     shapes = {}
     for job in jobs.values():
         place = job.place
-        shape = place.layout.shape(sizes) if place.names else place.shape
+        shape = place.row.shape(sizes) if place.names else place.shape
         for i in range(sizes[LAYERS] if "{}" in place.template else 1):
             path = place.template.replace("{}", str(i))
             places[path] = place.paths[0]
