@@ -242,7 +242,7 @@ def test_moments_of_unknown_shape_are_refused(tmp_path):
     run = command.open_run(folder, None, None)
     growth = operators.hypercloning(run.sizes(), {"mlp": 20})
     with pytest.raises(CheckpointError, match="opt_state/0/v/lm_head/weight"):
-        orbax_run.check_run(run, growth, "copy")
+        orbax_run.growth_jobs(run, growth, "copy")
 
 
 # --- torchtitan: torch.distributed.checkpoint ---

@@ -130,9 +130,9 @@ def test_a_file_without_a_state_of_pytorch_is_an_error(
 
 def test_the_record_names_the_file_of_pytorch_that_is_written(tmp_path, monkeypatch):
     """Accelerate calls it ``optimizer.bin``, and the Trainer reads only ``optimizer.pt``."""
-    empty = torch_optimizer.State({}, {})
-    monkeypatch.setattr(torch_optimizer, "read_file", lambda file, model: (empty, {}))
-    monkeypatch.setattr(torch_optimizer, "write_file", lambda file, *rest: file.write_text(""))
+    empty = torch_optimizer.OptimizerState({}, {})
+    monkeypatch.setattr(torch_optimizer, "read_optimizer", lambda file, model: (empty, {}))
+    monkeypatch.setattr(torch_optimizer, "write_optimizer", lambda file, *rest: file.write_text(""))
     source = saved(tmp_path / "a")
     arguments = ("--method", "stack", "--layers", "8", "--optimizer", "copy")
     (tmp_path / "optimizer.bin").write_bytes(b"")

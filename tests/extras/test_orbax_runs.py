@@ -344,7 +344,7 @@ def test_a_state_of_some_layers_only_is_refused(tmp_path):
     source, names, _ = in_flax_names(tmp_path, optax.masked(optax.scale_by_adam(), first))
     run = command.open_run(source, None, names)
     with pytest.raises(CheckpointError, match=r"blocks_0/up/kernel .* for all layers or for none"):
-        orbax_run.check_run(run, operators.stack(run.sizes(), {"layers": 4}), "copy")
+        orbax_run.growth_jobs(run, operators.stack(run.sizes(), {"layers": 4}), "copy")
 
 
 @pytest.mark.filterwarnings("ignore:Sharding info not provided")

@@ -253,7 +253,7 @@ def test_a_distributed_folder_is_the_same_state(run, tmp_path):
     import torch.distributed.checkpoint as dcp
 
     source = opened(run)
-    state, _ = torch_optimizer.read_file(run / "optimizer.pt", source)
+    state, _ = torch_optimizer.read_optimizer(run / "optimizer.pt", source)
     entries = {
         f"optimizer.state.{n}.{kind}": x for kind, of in state.arrays.items() for n, x in of.items()
     }
@@ -272,7 +272,9 @@ def test_a_distributed_folder_is_the_same_state(run, tmp_path):
             "exact",
         ]
         assert main([*wide, *more]) == 0
-    one, _ = torch_optimizer.read_file(tmp_path / "one" / "optimizer.pt", opened(tmp_path / "one"))
+    one, _ = torch_optimizer.read_optimizer(
+        tmp_path / "one" / "optimizer.pt", opened(tmp_path / "one")
+    )
     two, every = torch_optimizer.read_distributed(
         tmp_path / "two" / "optimizer_0", opened(tmp_path / "two")
     )

@@ -694,18 +694,15 @@ ROWS: dict[str, Row] = {
     "jaxgrow/cli/program.py::main": ours("it opens /dev/null"),
     "jaxgrow/extras/integrations/command.py::_is_ours": attacked("run in the shell"),
     "jaxgrow/extras/integrations/command.py::_opened": attacked("names"),
-    "jaxgrow/extras/integrations/easydel_tree.py::EasydelTree.__init__": attacked("EasyDeL index"),
-    "jaxgrow/extras/integrations/easydel_tree.py::EasydelWriter.finish": attacked("EasyDeL index"),
+    "jaxgrow/extras/integrations/trees.py::EasydelTree.__init__": attacked("EasyDeL index"),
+    "jaxgrow/extras/integrations/trees.py::EasydelWriter._describe": attacked("EasyDeL index"),
     "jaxgrow/extras/integrations/formats.py::from_file": attacked("names"),
-    "jaxgrow/extras/integrations/levanter_tree.py::LevanterTree.__init__": attacked(
-        "levanter manifest"
+    "jaxgrow/extras/integrations/trees.py::LevanterTree.__init__": attacked("levanter manifest"),
+    "jaxgrow/extras/integrations/trees.py::LevanterWriter._describe": attacked("levanter manifest"),
+    "jaxgrow/extras/integrations/torch_optimizer.py::read_safetensors": attacked(
+        "optimizer tensors"
     ),
-    "jaxgrow/extras/integrations/levanter_tree.py::LevanterWriter.finish": attacked(
-        "levanter manifest"
-    ),
-    "jaxgrow/extras/integrations/named_state.py::read": attacked("optimizer tensors"),
-    "jaxgrow/extras/integrations/named_state.py::write": attacked("optimizer tensors"),
-    "jaxgrow/extras/integrations/orbax_run.py::record": ours(_NEW),
+    "jaxgrow/extras/integrations/command.py::grown": ours(_NEW),
     "jaxgrow/extras/integrations/orbax_tree.py::OrbaxTree.__init__": attacked("Orbax metadata"),
     "jaxgrow/extras/integrations/orbax_tree.py::OrbaxTree._check_files": attacked("EasyDeL chunk"),
     "jaxgrow/extras/integrations/orbax_tree.py::OrbaxTree._all_described": attacked(
@@ -730,14 +727,14 @@ ROWS: dict[str, Row] = {
         "EasyDeL index", "Orbax metadata"
     ),
     "jaxgrow/extras/integrations/orbax_tree.py::_spec": attacked("EasyDeL index", "Orbax metadata"),
-    "jaxgrow/extras/integrations/orbax_tree.py::_write": ours(_NEW),
+    "jaxgrow/extras/integrations/orbax_tree.py::Writer._describe": ours(_NEW),
+    "jaxgrow/extras/integrations/torch_optimizer.py::find_optimizer": attacked("optimizer"),
     "jaxgrow/extras/integrations/orbax_tree.py::database": attacked("levanter database"),
-    "jaxgrow/extras/integrations/torch_optimizer.py::find": attacked("optimizer"),
     "jaxgrow/extras/integrations/torch_optimizer.py::parameter_groups": ours(
         "transformers reads the config.json that was checked before, without its code"
     ),
-    "jaxgrow/extras/integrations/torch_optimizer.py::read_file": attacked("optimizer"),
-    "jaxgrow/extras/integrations/torch_optimizer.py::write_file": ours(_NEW),
+    "jaxgrow/extras/integrations/torch_optimizer.py::read_optimizer": attacked("optimizer"),
+    "jaxgrow/extras/integrations/torch_optimizer.py::write_optimizer": ours(_NEW),
     "jaxgrow/extras/integrations/torch_reader.py::load_entries": attacked("DCP data"),
     "jaxgrow/extras/integrations/torch_reader.py::open_reader": attacked("DCP metadata"),
     "jaxgrow/extras/integrations/torch_reader.py::read_metadata": attacked("DCP metadata"),

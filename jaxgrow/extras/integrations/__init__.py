@@ -6,10 +6,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
     [
         "command",
-        "easydel_tree",
         "formats",
-        "levanter_tree",
-        "named_state",
         "nnx",
         "orbax_run",
         "orbax_tree",

@@ -1,6 +1,7 @@
 """How do ``jaxgrow inspect`` and ``jaxgrow grow`` handle checkpoints of other trainers?"""
 
 import argparse
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -192,11 +193,12 @@ def grow_folder(
     with one_line(CheckpointError, f"{folder} cannot be grown"):
         if dry_run:
             may_become(Path(os.path.abspath(dst.expanduser())), [folder], overwrite)
-            orbax_run.check_run(run, growth, policy)
+            orbax_run.growth_jobs(run, growth, policy)
             return about
         with atomic_folder(dst, [folder], overwrite) as part:
             orbax_run.grow_run(run, growth, policy, part)
-            orbax_run.record(part, {"version": __version__, **about})
+            content = json.dumps({"version": __version__, **about}, indent=2)
+            (part / RECORD).write_text(content + "\n")
     left_out = run.tree.left_out
     return about | {"notes": [not_copied(left_out)] if left_out else []}
 

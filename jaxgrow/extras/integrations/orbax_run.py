@@ -5,7 +5,6 @@ count as one leaf.
 """
 
 import itertools
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -18,7 +17,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from jaxgrow.axes.names import LAYERS, POST, Names, axis_of, has_mark, state_owners
-from jaxgrow.checkpoints.io.files import RECORD, CheckpointError, listed
+from jaxgrow.checkpoints.io.files import CheckpointError, listed
 from jaxgrow.extras.integrations.formats import (
     POWERS,
     Format,
@@ -29,7 +28,7 @@ from jaxgrow.extras.integrations.formats import (
     solved,
 )
 from jaxgrow.extras.integrations.orbax_tree import each_of
-from jaxgrow.extras.integrations.trees import AnyWriter, Tree, writer
+from jaxgrow.extras.integrations.trees import AnyTree, AnyWriter, writer_like
 from jaxgrow.growth import maps
 from jaxgrow.growth.apply import check, grow_leaf
 from jaxgrow.growth.maps import Growth, Term
@@ -84,7 +83,7 @@ class OrbaxRun:
       CheckpointError: the format does not fit the checkpoint.
     """
 
-    def __init__(self, tree: Tree, form: Format, given: Mapping[str, int] | None = None):
+    def __init__(self, tree: AnyTree, form: Format, given: Mapping[str, int] | None = None):
         self.tree = tree
         self.format = form
         prefix = form.prefix(tree.arrays)
@@ -285,11 +284,11 @@ def grow_run(
     Raises:
       CheckpointError: the growth does not fit, or the policy has no rule for a moment.
     """
-    jobs = _jobs(run, growth, policy)
+    jobs = growth_jobs(run, growth, policy)
     sizes = run.sizes() | maps.new_sizes(growth)
     count = jax.process_count()
     me = jax.process_index() if process is None else process
-    target = writer(run.tree, folder, me)
+    target = writer_like(run.tree, folder, me)
     arrays = run.tree.arrays
     bytes_ = {
         name: int(np.prod(job.place.shape)) * arrays[job.place.paths[0]].dtype.itemsize
@@ -306,22 +305,15 @@ def grow_run(
     return sizes
 
 
-def check_run(run: OrbaxRun, growth: Growth, policy: Policy) -> None:
-    """Check whether `grow_run` would succeed, without writing.
-
-    Raises:
-      CheckpointError: as `grow_run`.
-    """
-    _jobs(run, growth, policy)
-
-
 @dataclass(frozen=True)
-class _Job:
+class GrowthJob:
+    """A leaf, and the function that grows it."""
+
     place: Place
     change: Callable[[np.ndarray], np.ndarray]
 
 
-def _jobs(run: OrbaxRun, growth: Growth, policy: Policy) -> dict[str, _Job]:
+def growth_jobs(run: OrbaxRun, growth: Growth, policy: Policy) -> dict[str, GrowthJob]:
     """Plan how each leaf of the checkpoint grows, by path.
 
     Raises:
@@ -340,7 +332,7 @@ def _jobs(run: OrbaxRun, growth: Growth, policy: Policy) -> dict[str, _Job]:
     jobs = {}
     for path, place in run.places.items():
         terms = maps.terms(growth, path, place.names)
-        jobs[place.template] = _Job(
+        jobs[place.template] = GrowthJob(
             place, lambda x, t=terms, n=place.names: np.asarray(grow_leaf(t, n, x))
         )
     _check_moments(run)
@@ -352,16 +344,16 @@ def _jobs(run: OrbaxRun, growth: Growth, policy: Policy) -> dict[str, _Job]:
         )
     for path, place in run.states:
         terms = maps.terms(growth, path, place.names)
-        jobs[place.template] = _Job(place, _of_state(terms, place, policy))
+        jobs[place.template] = GrowthJob(place, _of_state(terms, place, policy))
     for path in run.others:
         if LAYERS in maps.new_sizes(growth) and fnmatchcase(path, run.format.renewed):
             continue
         place = Place((path,), path, (), run.tree.arrays[path].shape, FormatRow(()), None)
-        jobs[path] = _Job(place, _of_count(path, policy))
+        jobs[path] = GrowthJob(place, _of_count(path, policy))
     layers = (run.sizes() | maps.new_sizes(growth)).get(LAYERS, 0)
     for place in run.counts:
         of_one = _of_count(place.template, policy)
-        jobs[place.template] = _Job(
+        jobs[place.template] = GrowthJob(
             place, lambda x, of_one=of_one: np.repeat(of_one(x[:1]), layers, axis=0)
         )
     return jobs
@@ -428,7 +420,7 @@ def _of_state(terms: Any, place: Place, policy: Policy) -> Callable[[np.ndarray]
     return change
 
 
-def _write(run: OrbaxRun, target: AnyWriter, job: _Job, sizes: Mapping[str, int]) -> None:
+def _write(run: OrbaxRun, target: AnyWriter, job: GrowthJob, sizes: Mapping[str, int]) -> None:
     x = job.change(run.read(job.place))
     place = job.place
     power = 1 if place.power is None else place.power
@@ -438,7 +430,7 @@ def _write(run: OrbaxRun, target: AnyWriter, job: _Job, sizes: Mapping[str, int]
 
 
 def _result(
-    jobs: Mapping[str, _Job], sizes: Mapping[str, int]
+    jobs: Mapping[str, GrowthJob], sizes: Mapping[str, int]
 ) -> tuple[dict[str, str], dict[str, tuple[int, ...]]]:
     """For each new array: the source array whose format it gets, and its shape."""
     places = {}
@@ -451,11 +443,6 @@ def _result(
             places[path] = place.paths[0]
             shapes[path] = shape
     return places, shapes
-
-
-def record(folder: Path, about: Mapping[str, Any]) -> None:
-    """Write the record of how a checkpoint was made into its folder."""
-    (folder / RECORD).write_text(json.dumps(about, indent=2) + "\n")
 
 
 def _groups(paths: list[str], layers: str) -> dict[str, list[str]]:

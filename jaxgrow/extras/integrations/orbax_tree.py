@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorstore as ts
@@ -30,6 +30,7 @@ _PROCESS = "ocdbt.process_"
 _DATA = (*_DATABASE, _ARRAYS, _SHARDING, _METADATA)
 # The maximum size of a metadata file in bytes.
 LARGEST = 100 << 20
+Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 # Possible names of the item with the arrays, if a step has several items.
 _ITEMS = ("items", "default", "state", "params")
 
@@ -74,9 +75,7 @@ class OrbaxTree:
         self.ocdbt = (self.item / "manifest.ocdbt").exists()
         try:
             entries = self.metadata["tree_metadata"].values()
-            paths: list[str] = []
-            for entry in filter(_is_array, entries):
-                paths.append("/".join(str(key["key"]) for key in entry["key_metadata"]))
+            paths = [_path(entry) for entry in entries if _is_array(entry)]
         except (KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
                 f"{self.item / _METADATA} does not describe a tree: {error!r}"
@@ -258,9 +257,7 @@ class Writer:
         """The chunk shape of an array of this shape with the sharding of a source array."""
         return _chunk(self._source.arrays[like], shape)
 
-    def finish(
-        self, places: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]], processes: int = 1
-    ) -> None:
+    def finish(self, places: Mapping[str, str], shapes: Shapes, processes: int = 1) -> None:
         """Write everything except the arrays.
 
         Args:
@@ -271,7 +268,6 @@ class Writer:
         """
         if self._source.ocdbt:
             self._merge(processes)
-        self._describe(places, shapes)
         source = self._source
         into = self._item
         names = map(source.stored_name, [] if source.ocdbt else source.arrays)
@@ -284,6 +280,7 @@ class Writer:
             source.left_out += _copy_beside(
                 inner.parent, into, {inner.name}, source.home, _is_step(inner)
             )
+        self._describe(places, shapes)
 
     def _merge(self, processes: int) -> None:
         context = ts.Context()
@@ -294,7 +291,8 @@ class Writer:
             source.experimental_copy_range_to(target).result()
         transaction.commit_sync()
 
-    def _describe(self, places: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    def _describe(self, places: Mapping[str, str], shapes: Shapes) -> None:
+        """Write the files that list the arrays."""
         source = self._source
         entries = {}
         old = {_path(entry): entry for entry in source.metadata["tree_metadata"].values()}
@@ -306,12 +304,11 @@ class Writer:
             if "write_shape" in entry["value_metadata"]:
                 entry["value_metadata"]["write_shape"] = list(self.chunk(like, shapes[path]))
             entries[str(tuple(path.split("/")))] = entry
-        _write(self._item / _METADATA, {**source.metadata, "tree_metadata": entries})
+        metadata = {**source.metadata, "tree_metadata": entries}
+        (self._item / _METADATA).write_text(json.dumps(metadata))
         self._describe_arrays(places, shapes)
 
-    def _describe_arrays(
-        self, places: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]
-    ) -> None:
+    def _describe_arrays(self, places: Mapping[str, str], shapes: Shapes) -> None:
         """Write the two files that list arrays by name, if the source has them."""
         arrays: dict[str, Any] = {}
         for file in sorted(self._source.item.glob(f"{_ARRAYS}/process_*")):
@@ -333,13 +330,13 @@ class Writer:
                 described.append({"array_metadata": new})
         if described:
             (self._item / _ARRAYS).mkdir()
-            _write(self._item / _ARRAYS / "process_0", {"array_metadatas": described})
+            content = json.dumps({"array_metadatas": described})
+            (self._item / _ARRAYS / "process_0").write_text(content)
         if os.path.lexists(self._source.item / _SHARDING):
             of = read_json(self._source.file(_SHARDING), LARGEST)
             pairs = {_key(path): _key(like) for path, like in places.items()}
-            _write(
-                self._item / _SHARDING, {new: of[old] for new, old in pairs.items() if old in of}
-            )
+            kept = {new: of[old] for new, old in pairs.items() if old in of}
+            (self._item / _SHARDING).write_text(json.dumps(kept))
 
 
 class OrbaxItems:
@@ -387,18 +384,15 @@ class ItemsWriter:
         name, _, inside = path.partition("/")
         self._writers[name].write(inside, x, like.partition("/")[2])
 
-    def finish(
-        self, places: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]], processes: int = 1
-    ) -> None:
+    def finish(self, places: Mapping[str, str], shapes: Shapes, processes: int = 1) -> None:
         """Write everything except the arrays, as `Writer.finish`."""
         for name, writer in self._writers.items():
-            mine = {
-                path: path.removeprefix(f"{name}/")
-                for path in places
-                if path.startswith(f"{name}/")
-            }
-            inside = {short: places[path].removeprefix(f"{name}/") for path, short in mine.items()}
-            writer.finish(inside, {short: shapes[path] for path, short in mine.items()}, processes)
+            mine = {p.removeprefix(f"{name}/"): p for p in places if p.startswith(f"{name}/")}
+            writer.finish(
+                {short: places[path].removeprefix(f"{name}/") for short, path in mine.items()},
+                {short: shapes[path] for short, path in mine.items()},
+                processes,
+            )
         source = self._source
         home = source.folder
         source.left_out += _copy_beside(source.item, self._step, set(source.trees), home)
@@ -483,10 +477,6 @@ def database(folder: Path, context: ts.Context | None = None) -> Any:
 
 def _path(entry: Mapping[str, Any]) -> str:
     return "/".join(str(key["key"]) for key in entry["key_metadata"])
-
-
-def _write(file: Path, content: Any) -> None:
-    file.write_text(json.dumps(content))
 
 
 def _chunk(old: Array, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -1,10 +1,12 @@
 """How is the optimizer state of a PyTorch run grown together with its Hugging Face model?
 
 Supported formats are the ``optimizer.pt`` of the Hugging Face Trainer, folders of
-``torch.distributed.checkpoint``, and safetensors files (`named_state`). The state of a parameter is
-grown by the maps of that parameter, under a policy of `jaxgrow.growth.moments`. The first two
-formats require PyTorch and transformers: ``pip install -e '.[torch]'`` in a clone of jaxgrow
-installs both.
+``torch.distributed.checkpoint``, and safetensors files, which are read without PyTorch. The last two
+have one tensor ``[...]state.PARAMETER.KIND`` for each parameter and kind of state. These are the
+names of ``get_optimizer_state_dict(.., flatten_optimizer_state_dict=True)`` of PyTorch. The state of
+a parameter is grown by the maps of that parameter, under a policy of `jaxgrow.growth.moments`. The
+first two formats require PyTorch and transformers: ``pip install -e '.[torch]'`` in a clone of
+jaxgrow installs both.
 
 The complete optimizer state is in memory, both before and after the growth.
 """
@@ -12,7 +14,8 @@ The complete optimizer state is in memory, both before and after the growth.
 import io
 import math
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -28,8 +31,7 @@ from jaxgrow.checkpoints.io import safetensors
 from jaxgrow.checkpoints.io.files import CheckpointError, inside, listed, not_copied
 from jaxgrow.checkpoints.io.permissions import keep_private
 from jaxgrow.checkpoints.source import Grown, Leaf, Source
-from jaxgrow.extras.integrations import named_state, torch_reader
-from jaxgrow.extras.integrations.named_state import State, parameters
+from jaxgrow.extras.integrations import torch_reader
 from jaxgrow.extras.integrations.torch_reader import imported
 from jaxgrow.growth import maps
 from jaxgrow.growth.maps import Growth, Term
@@ -38,6 +40,8 @@ from jaxgrow.untrusted import checked_tree, chosen_file, copy_tree, narrow_permi
 Policy: TypeAlias = Literal["copy", "exact", "asymmetric"]
 POLICIES = ("copy", "exact", "asymmetric")
 FILE = "optimizer.pt"
+SAFETENSORS = "optimizer.safetensors"
+_NAMED_STATE = re.compile(r"^(?:.*\.)?state\.(?P<parameter>.+)\.(?P<kind>\w+)$")
 # Files of the Trainer that remain valid after a growth. They are copied without being read.
 BESIDE = ("scheduler.pt", "trainer_state.json", "training_args.bin", "scaler.pt")
 # The power of the gradient in each kind of state. Other kinds can only be copied.
@@ -45,9 +49,22 @@ POWERS = {"exp_avg": 1, "exp_avg_sq": 2, "max_exp_avg_sq": 2}
 COPIES = ("z",)  # copies of the parameters, which do not grow like moments
 
 
+@dataclass(frozen=True)
+class OptimizerState:
+    """The optimizer state of a model.
+
+    Attributes:
+      arrays: ``{kind: {parameter: array}}``, such as ``{"exp_avg": {"model.norm.weight": x}}``.
+      scalars: ``{parameter: {kind: value}}`` for values without axes, such as ``step``.
+    """
+
+    arrays: dict[str, dict[str, Any]]
+    scalars: dict[str, dict[str, Any]]
+
+
 def grow_state(
-    model: HuggingFace, grown: HuggingFace, state: State, growth: Growth, policy: Policy
-) -> State:
+    model: HuggingFace, grown: HuggingFace, state: OptimizerState, growth: Growth, policy: Policy
+) -> OptimizerState:
     """Grow the optimizer state of a model.
 
     Args:
@@ -85,11 +102,11 @@ def grow_state(
             )
         _check_shapes(model, kind, of)
         _check_numbers(kind, of)
-        arrays[kind] = _grown(model, grown, of, growth, policy, POWERS.get(kind, 1))
+        arrays[kind] = _grow_kind(model, grown, of, growth, policy, POWERS.get(kind, 1))
     count = next(iter(state.scalars.values()), {})
     # PyTorch initialises the state of the other parameters, including their step counts.
     have = [name for name in grown.tensors if any(name in of for of in arrays.values())]
-    return State(arrays, {name: dict(state.scalars.get(name, count)) for name in have})
+    return OptimizerState(arrays, {name: dict(state.scalars.get(name, count)) for name in have})
 
 
 def _check_numbers(kind: str, of: Mapping[str, Any]) -> None:
@@ -139,7 +156,7 @@ def _check_shapes(model: HuggingFace, kind: str, of: Mapping[str, Any]) -> None:
         )
 
 
-def _grown(
+def _grow_kind(
     model: HuggingFace,
     grown: HuggingFace,
     of: Mapping[str, Any],
@@ -152,7 +169,7 @@ def _grown(
     power = 1 if root else power
     source = _GrownState(_StateOf(model, of, power, root), growth, policy, power)
     tensors = {}
-    for planned in storage.planned(source, _family(grown.family, power)):
+    for planned in storage.planned(source, _gradient_family(grown.family, power)):
         x = planned.content()
         assert isinstance(x, np.ndarray)
         if policy != "asymmetric" or x.any():
@@ -165,12 +182,12 @@ class _StateOf(HuggingFace):
 
     def __init__(self, model: HuggingFace, of: Mapping[str, Any], power: int, root: bool):
         self.__dict__.update(model.__dict__)
-        self.names = {path: _scaled(stored, power) for path, stored in model.names.items()}
+        self.names = {path: _gradient_layout(stored, power) for path, stored in model.names.items()}
         self.leaves = {
             path: Leaf(x.names, x.shape, np.dtype(np.float32)) for path, x in model.leaves.items()
         }
         arrays: Any = {
-            name: _Array(name, tensor.shape, of.get(name), root)
+            name: _StateArray(name, tensor.shape, of.get(name), root)
             for name, tensor in model.tensors.items()
         }
         self.tensors = arrays
@@ -188,7 +205,7 @@ class _StateOf(HuggingFace):
 
 
 @dataclass(frozen=True)
-class _Array:
+class _StateArray:
     """A tensor of PyTorch or in a file, in float32, or its square root."""
 
     name: str
@@ -225,7 +242,7 @@ class _GrownState(Grown):
         return [maps.dual(term) for term in found]
 
 
-def _scaled(stored: TensorLayout, power: int) -> TensorLayout:
+def _gradient_layout(stored: TensorLayout, power: int) -> TensorLayout:
     """Adapt the stored form of a leaf to moments.
 
     If ``times * leaf + plus`` is stored, the gradient of the stored value is ``1 / times`` of the
@@ -234,16 +251,19 @@ def _scaled(stored: TensorLayout, power: int) -> TensorLayout:
     return replace(stored, times=stored.times**-power, plus=0.0)
 
 
-def _family(family: Family, power: int) -> Family:
+def _gradient_family(family: Family, power: int) -> Family:
     return replace(
-        family, names=lambda config: {p: _scaled(s, power) for p, s in family.names(config).items()}
+        family,
+        names=lambda config: {
+            p: _gradient_layout(s, power) for p, s in family.names(config).items()
+        },
     )
 
 
 # --- optimizer.pt ---
 
 
-def read_file(file: Path, model: HuggingFace) -> tuple[State, dict[str, Any]]:
+def read_optimizer(file: Path, model: HuggingFace) -> tuple[OptimizerState, dict[str, Any]]:
     """Read an ``optimizer.pt``, which stores the state by the number of each parameter.
 
     Args:
@@ -275,10 +295,10 @@ def read_file(file: Path, model: HuggingFace) -> tuple[State, dict[str, Any]]:
             "Give another file with --optimizer-state"
         )
     with one_line(CheckpointError, f"{file} is not an optimizer state of PyTorch"):
-        return _numbered(file, model, content), content
+        return _state_by_number(file, model, content), content
 
 
-def _numbered(file: Path, model: HuggingFace, content: dict[str, Any]) -> State:
+def _state_by_number(file: Path, model: HuggingFace, content: dict[str, Any]) -> OptimizerState:
     """The state in the content of an ``optimizer.pt``, by the names of the tensors of the model."""
     names = parameter_groups(model, len(content["param_groups"]))
     sizes = [len(group["params"]) for group in content["param_groups"]]
@@ -296,10 +316,12 @@ def _numbered(file: Path, model: HuggingFace, content: dict[str, Any]) -> State:
             f"{file} has the state of parameters {listed(lost)}, which are in no group. Give another "
             "file with --optimizer-state"
         )
-    return _by_kind({number[i]: entry for i, entry in content["state"].items()})
+    return _state_by_kind({number[i]: entry for i, entry in content["state"].items()})
 
 
-def write_file(file: Path, grown: HuggingFace, state: State, like: Mapping[str, Any]) -> None:
+def write_optimizer(
+    file: Path, grown: HuggingFace, state: OptimizerState, like: Mapping[str, Any]
+) -> None:
     """Write an ``optimizer.pt`` with the settings of an older one.
 
     Args:
@@ -355,7 +377,7 @@ def parameter_groups(model: HuggingFace, count: int) -> list[list[str]]:
     return [with_decay, without_decay]
 
 
-def _by_kind(entries: Mapping[str, Mapping[str, Any]]) -> State:
+def _state_by_kind(entries: Mapping[str, Mapping[str, Any]]) -> OptimizerState:
     arrays: dict[str, dict[str, Any]] = {}
     scalars: dict[str, dict[str, Any]] = {}
     for name, entry in entries.items():
@@ -369,7 +391,7 @@ def _by_kind(entries: Mapping[str, Mapping[str, Any]]) -> State:
                 )
             else:
                 scalars.setdefault(name, {})[kind] = x
-    return State(arrays, scalars)
+    return OptimizerState(arrays, scalars)
 
 
 def _is_scalar(x: Any) -> bool:
@@ -385,7 +407,7 @@ def _is_scalar(x: Any) -> bool:
 # --- torch.distributed.checkpoint ---
 
 
-def read_distributed(folder: Path, model: HuggingFace) -> tuple[State, dict[str, Any]]:
+def read_distributed(folder: Path, model: HuggingFace) -> tuple[OptimizerState, dict[str, Any]]:
     """Read a folder of ``torch.distributed.checkpoint`` in one process.
 
     Any number of processes may have written it.
@@ -411,18 +433,18 @@ def read_distributed(folder: Path, model: HuggingFace) -> tuple[State, dict[str,
     }
     torch_reader.load_entries(reader, content)
     entries: dict[str, dict[str, Any]] = {}
-    for key, (name, kind) in parameters(content, model).items():
+    for key, (name, kind) in state_keys(content, model).items():
         entries.setdefault(name, {})[kind] = content[key]
     if not entries:
         raise CheckpointError(
             f"{folder} has no optimizer state for the parameters in {model.folder}. Its entries "
             f"are {listed(list(content))}"
         )
-    return _by_kind(entries), content
+    return _state_by_kind(entries), content
 
 
 def write_distributed(
-    folder: Path, model: HuggingFace, state: State, like: Mapping[str, Any]
+    folder: Path, model: HuggingFace, state: OptimizerState, like: Mapping[str, Any]
 ) -> None:
     """Write a folder of ``torch.distributed.checkpoint`` with the other entries of an older one.
 
@@ -433,15 +455,98 @@ def write_distributed(
       like: all entries of the old folder.
     """
     torch = imported("torch")
-    of = parameters(like, model)
-    prefix = next(key.removesuffix(f"{name}.{kind}") for key, (name, kind) in of.items())
+    of = state_keys(like, model)
     content = {key: x for key, x in like.items() if key not in of}
-    for kind, arrays in state.arrays.items():
-        for name, x in arrays.items():
-            content[f"{prefix}{name}.{kind}"] = torch.from_numpy(np.ascontiguousarray(x))
-    for name, entry in state.scalars.items():
-        content |= {f"{prefix}{name}.{kind}": x for kind, x in entry.items()}
+    for key, x in _entries_like(of, state).items():
+        is_array = isinstance(x, np.ndarray)
+        content[key] = torch.from_numpy(np.ascontiguousarray(x)) if is_array else x
     torch_reader.save_entries(content, folder)
+
+
+def state_keys(keys: Iterable[str], model: HuggingFace) -> dict[str, tuple[str, str]]:
+    """``{key: (parameter, kind)}`` of the keys that belong to a parameter of the model."""
+    found = {}
+    for key in keys:
+        match = _NAMED_STATE.match(key)
+        if match and match["parameter"] in model.tensors:
+            found[key] = (match["parameter"], match["kind"])
+    return found
+
+
+def _entries_like(of: Mapping[str, tuple[str, str]], state: OptimizerState) -> dict[str, Any]:
+    """The values of a state by keys with the prefix of the keys ``of`` (`state_keys`)."""
+    key, (name, kind) = next(iter(of.items()))
+    prefix = key.removesuffix(f"{name}.{kind}")
+    entries = {
+        f"{prefix}{name}.{kind}": x
+        for kind, arrays in state.arrays.items()
+        for name, x in arrays.items()
+    }
+    for name, scalars in state.scalars.items():
+        entries |= {f"{prefix}{name}.{kind}": x for kind, x in scalars.items()}
+    return entries
+
+
+# --- safetensors ---
+
+
+def read_safetensors(
+    file: Path, model: HuggingFace
+) -> tuple[OptimizerState, dict[str, safetensors.Tensor]]:
+    """Read an optimizer state. The values of its tensors are read when they are needed.
+
+    Args:
+      file: the file.
+      model: the model that it belongs to.
+
+    Returns:
+      ``(state, all tensors of the file by their names)``.
+
+    Raises:
+      CheckpointError: no tensor belongs to a parameter of the model.
+    """
+    stored = safetensors.header(chosen_file(file))
+    state = OptimizerState({}, {})
+    for key, (name, kind) in state_keys(stored, model).items():
+        tensor = stored[key]
+        if tensor.shape in ((), (1,)) and model.tensors[name].shape != tensor.shape:
+            state.scalars.setdefault(name, {})[kind] = tensor.read()
+        else:
+            state.arrays.setdefault(kind, {})[name] = tensor
+    if not state.arrays:
+        raise CheckpointError(
+            f"{file} has no optimizer state for the parameters in {model.folder}. Its tensors are "
+            f"{listed(list(stored))}"
+        )
+    return state, stored
+
+
+def write_safetensors(
+    file: Path,
+    model: HuggingFace,
+    state: OptimizerState,
+    like: Mapping[str, safetensors.Tensor],
+) -> None:
+    """Write an optimizer state with the dtypes and the other tensors of an older file.
+
+    Args:
+      file: the new file.
+      model: the model that ``like`` belongs to, before the growth.
+      state: the state of the grown model.
+      like: the tensors of the older file.
+    """
+    of = state_keys(like, model)
+    dtypes = {kind: like[key].dtype for key, (_, kind) in of.items()}
+    arrays = {
+        kind: {name: x.astype(dtypes[kind]) for name, x in arrays.items()}
+        for kind, arrays in state.arrays.items()
+    }
+    values = _entries_like(of, replace(state, arrays=arrays))
+    values |= {key: x for key, x in like.items() if key not in of}
+    safetensors.write_file(
+        file,
+        [safetensors.Planned(k, x.dtype, x.shape, lambda x=x: x) for k, x in values.items()],
+    )
 
 
 # --- the folder of a model ---
@@ -467,19 +572,20 @@ def write_beside(
       CheckpointError: there is no optimizer state, or it does not fit the model.
     """
     grown = HuggingFace(part)
-    where = optimizer or find(model.folder)
+    where = optimizer or find_optimizer(model.folder)
     new = where.name
     if where.suffix == ".safetensors":
-        state = grow_state(model, grown, named_state.read(where, model), growth, policy)
-        named_state.write(part / where.name, model, state, where)
+        state, content = read_safetensors(where, model)
+        state = grow_state(model, grown, state, growth, policy)
+        write_safetensors(part / new, model, state, content)
     elif where.is_dir():
         state, content = read_distributed(where, model)
         state = grow_state(model, grown, state, growth, policy)
-        write_distributed(part / where.name, model, state, content)
+        write_distributed(part / new, model, state, content)
     else:
-        state, content = read_file(where, model)
+        state, content = read_optimizer(where, model)
         new = FILE  # the name that the Trainer looks for; Accelerate writes optimizer.bin
-        write_file(part / FILE, grown, grow_state(model, grown, state, growth, policy), content)
+        write_optimizer(part / new, grown, grow_state(model, grown, state, growth, policy), content)
     if where.is_dir():
         keep_private(part / new, [where])
     else:
@@ -499,13 +605,13 @@ def _copy_files(model: HuggingFace, part: Path) -> list[str]:
     return [name for name in there if (part / name).exists()]
 
 
-def find(folder: Path) -> Path:
+def find_optimizer(folder: Path) -> Path:
     """Find the optimizer state in the folder of a model.
 
     Raises:
       CheckpointError: the folder does not contain exactly one.
     """
-    for name in (FILE, named_state.FILE):
+    for name in (FILE, SAFETENSORS):
         if os.path.lexists(folder / name):
             inside(folder, name)
             return folder / name
@@ -516,7 +622,7 @@ def find(folder: Path) -> Path:
     ]
     if len(found) != 1:
         raise CheckpointError(
-            f"{folder} has no {FILE} or {named_state.FILE}, and {len(found)} folders of torch.distributed.checkpoint "
+            f"{folder} has no {FILE} or {SAFETENSORS}, and {len(found)} folders of torch.distributed.checkpoint "
             "whose name "
             "contains 'optim'. Give the path with --optimizer-state PATH"
         )
