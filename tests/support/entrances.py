@@ -32,8 +32,9 @@ FOLDERS = ("jaxgrow", "train")
 
 # Names of functions and methods that open, write, rename or delete files.
 OPENERS = {
-    *("open", "fdopen", "open_regular", "checked", "inside", "chosen_file", "read_json"),
-    *("checked_json",),
+    *("open", "fdopen", "open_regular", "checked_path", "inside", "chosen_file", "read_json"),
+    *("checked_json", "read_record", "read_own", "read_regular", "load_experiment"),
+    *("lock_file", "checkpoint_params"),
     *("read_text", "read_bytes", "write_text", "write_bytes", "unlink", "rmtree", "touch"),
     *("symlink_to", "hardlink_to", "load", "save", "savez", "savefig", "fromfile", "tofile"),
     *("memmap", "open_memmap", "loadtxt", "genfromtxt", "safe_open", "from_file", "metadata"),

@@ -31,6 +31,7 @@ _NAMED = {
 }
 
 
+_BY_REGULAR = "the checked name is opened by `read_regular`"
 _CACHE = "a new folder with a random name, which becomes the folder of the cache"
 _PARENT = {"link of the parent": _NAMED["link of the parent"]}
 
@@ -359,6 +360,7 @@ ROWS: dict[str, Row] = {
     ),
     "train/extras/images/processor.py::_read": attacked("processor of images"),
     "train/data/special.py::copied": attacked("settings to copy"),
+    "train/data/special.py::_template": ours(_BY_REGULAR),
     "train/data/text.py::tokens": ours(_CACHE),
     "train/data/text.py::_mapped": ours(_CACHE),
     "train/data/text.py::_make": ours(_CACHE),
@@ -384,6 +386,7 @@ ROWS: dict[str, Row] = {
     "train/extras/images/images.py::_Records.__getitem__": ours(
         "the bytes of an image are in memory; no file is opened"
     ),
+    "train/extras/images/images.py::_in_folder": attacked("images"),
     "train/extras/images/images.py::_in_tar": attacked("tar of images"),
     "train/extras/images/images.py::_is_zip": attacked("tar of images", "zip of images"),
     "train/extras/images/images.py::_in_zip": attacked("zip of images"),
