@@ -363,7 +363,7 @@ ROWS: dict[str, Row] = {
     "train/data/special.py::_template": ours(_BY_REGULAR),
     "train/data/text.py::tokens": ours(_CACHE),
     "train/data/text.py::_mapped": ours(_CACHE),
-    "train/data/text.py::_make": ours(_CACHE),
+    "train/data/cache.py::cached": ours(_CACHE),
     "train/data/text.py::tokenizer": attacked("tokenizer", "vocabulary", "merges"),
     "train/data/tokenise.py::tokenise": ours(_CACHE),
     "train/data/corpus.py::shards": attacked("state of a dataset"),
