@@ -164,7 +164,7 @@ def test_exact_moments_match_those_of_the_grown_model(run, tmp_path):
     }
     assert main(["grow", str(run), str(tmp_path / "wide"), "--method", "hypercloning", *WIDE]) == 0
     large = gradients(transformers.LlamaForCausalLM.from_pretrained(tmp_path / "wide"))
-    state = torch_optimizer.State(
+    state = torch_optimizer.OptimizerState(
         {"exp_avg": small, "exp_avg_sq": {n: g**2 for n, g in small.items()}}, {}
     )
     made = torch_optimizer.grow_state(
@@ -216,10 +216,10 @@ def test_what_does_not_fit_is_refused(run, tmp_path, capsys):
         and not (tmp_path / "wide").exists()
     )
     source = opened(run)
-    state = torch_optimizer.State({"exp_avg": {"lm_head.weight": torch.ones(3, 3)}}, {})
+    state = torch_optimizer.OptimizerState({"exp_avg": {"lm_head.weight": torch.ones(3, 3)}}, {})
     with pytest.raises(CheckpointError, match=r"lm_head.weight: \(3, 3\), not \(11, 16\)"):
         torch_optimizer.grow_state(source, source, state, {}, "copy")
-    odd = torch_optimizer.State({"momentum": {}}, {})
+    odd = torch_optimizer.OptimizerState({"momentum": {}}, {})
     with pytest.raises(CheckpointError, match="'exact' supports only exp_avg"):
         torch_optimizer.grow_state(source, source, odd, {}, "exact")
 
