@@ -76,6 +76,9 @@ EXTRAS: dict[str, dict[str, str]] = {
     "mixture of experts": dict.fromkeys(
         ("Experts", "expert_rows"), "jaxgrow.extras.models.mixture"
     ),
+    "rotary scaling": dict.fromkeys(
+        ("dynamic", "longrope", "yarn"), "jaxgrow.extras.models.rotary"
+    ),
     "model family": {
         "CaiTConfig": "jaxgrow.extras.models.cait",
         "DeBERTaConfig": "jaxgrow.extras.models.deberta",

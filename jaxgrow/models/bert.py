@@ -61,6 +61,7 @@ class BERTConfig(EncoderConfig):
 
     segments: ClassVar = True
     no_axes: ClassVar = ("first_position",)
+    optional: ClassVar = ("first_position", "types")
     tied_parts: ClassVar = ("token_embedding", "position_embedding", "type_embedding", "head_norm")
 
     # The choices that use a field (`train.config.effect` checks them for a training).
@@ -69,13 +70,6 @@ class BERTConfig(EncoderConfig):
         "pooling": ({"head": ("classes",)}, {"pooler": (True,)}),
         "pooler": {"head": ("states",)},
     }
-
-    @classmethod
-    def least(cls, field: str) -> int:
-        return 0 if field in ("first_position", "types") else 1
-
-    def integers(self) -> dict[str, int]:
-        return {name: n for name, n in super().integers().items() if n or name != "types"}
 
     @property
     def pre_norm(self) -> bool:

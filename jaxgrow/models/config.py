@@ -131,10 +131,27 @@ class Config:
     norm_scale = True
     # The row of the position embedding for the first token.
     first_position = 0
+    # Whether norms come before sublayers, so a sublayer with zero output adds nothing.
+    pre_norm = True
+    # Whether a residual unit that holds the mean of the other units keeps holding it. It does not if
+    # a norm produces the residual stream, or if each unit has a learned scale.
+    means_stay = True
+    # Whether output kernels of sublayers are initialised with a smaller scale. The factor is
+    # ``1 / sqrt(2 layers)``, for kernels that write to the residual stream.
+    depth_scaled = False
+    # The number of parameter entries that the model never reads. If only some layers have a certain
+    # norm, the stacked parameters hold unused entries for the other layers.
+    idle = 0
+    # Whether the token embedding is also the kernel of the head.
+    ties = False
+    # Whether all kernels of the layers are used only in the dtype of activations.
+    narrow_kernels = False
     # Fields that set how the model is executed. They change results only by rounding.
     executed_by: ClassVar[tuple[str, ...]] = ("remat", "attention", "scan_layers")
     # Fields that set how the model runs, not which function it computes.
     run_by: ClassVar[tuple[str, ...]] = ("dtype", *executed_by)
+    # Integer fields that may be 0. In this case, the model does not have this axis.
+    optional: ClassVar[tuple[str, ...]] = ()
     # Integer fields that are not the size of an axis.
     no_axes: ClassVar[tuple[str, ...]] = ()
     # The embeddings and the norm before a tied head. The published multi-level code swaps the roles
@@ -145,11 +162,7 @@ class Config:
         Config.families.add(cls.__name__, cls)
 
     def __post_init__(self):
-        wrong = [
-            f"{n} is {size}, less than {self.least(n)}"
-            for n, size in self.integers().items()
-            if size < self.least(n)
-        ]
+        wrong = [f"{n} is {size}, less than 1" for n, size in self.integers().items() if size < 1]
         if wrong:
             raise ValueError(f"{type(self).__name__}: {', '.join(wrong)}")
         for f in fields(self):
@@ -159,16 +172,10 @@ class Config:
                     f"{type(self).__name__}: {f.name} is {getattr(self, f.name)}, but must be at "
                     "least 0 and below 2**127"
                 )
-        for f in fields(self):
             value = getattr(self, f.name)
             if get_origin(f.type) is Literal and not typed.fits_type(value, f.type):
                 allowed = typed.either_of(typed.allowed_values(f.type))
                 raise ValueError(f"{f.name} must be {allowed}, not {value!r}")
-
-    @classmethod
-    def least(cls, field: str) -> int:
-        """Return the smallest value that the integer ``field`` may have."""
-        return 1
 
     # --- properties that a family defines ---
 
@@ -181,27 +188,6 @@ class Config:
     def example(self) -> Inputs:
         """The smallest inputs that the module accepts."""
         raise NotImplementedError
-
-    @property
-    def pre_norm(self) -> bool:
-        """Whether norms come before sublayers, so a sublayer with zero output adds nothing."""
-        return True
-
-    @property
-    def means_stay(self) -> bool:
-        """Whether a residual unit that holds the mean of the other units keeps holding it.
-
-        It does not if a norm produces the residual stream, or if each unit has a learned scale.
-        """
-        return True
-
-    @property
-    def depth_scaled(self) -> bool:
-        """Whether output kernels of sublayers are initialised with a smaller scale.
-
-        The factor is ``1 / sqrt(2 layers)``, for kernels that write to the residual stream.
-        """
-        return False
 
     @property
     def predicts(self) -> Head:
@@ -231,35 +217,15 @@ class Config:
         Layers of the same kind compute the same function if they have equal weights.
         """
         alternating = self.traits["alternating"]
-        kinds = ""
-        for name, n in self.sizes().items():
-            if is_layers(name):
-                kinds += ("ab" * n)[:n] if name in alternating else "a" * n
-        return kinds
-
-    @property
-    def idle(self) -> int:
-        """The number of parameter entries that the model never reads.
-
-        If only some layers have a certain norm, the stacked parameters hold unused entries for the
-        other layers.
-        """
-        return 0
+        layers = {name: n for name, n in self.sizes().items() if is_layers(name)}
+        return "".join(
+            ("ab" * n)[:n] if name in alternating else "a" * n for name, n in layers.items()
+        )
 
     @property
     def normed(self) -> tuple[str, ...]:
         """The axes over which norms average."""
         return ("embed",)
-
-    @property
-    def ties(self) -> bool:
-        """Whether the token embedding is also the kernel of the head."""
-        return False
-
-    @property
-    def narrow_kernels(self) -> bool:
-        """Whether all kernels of the layers are used only in the dtype of activations."""
-        return False
 
     @property
     def length(self) -> int:
@@ -317,15 +283,6 @@ class Config:
             f"{type(self).__name__} is another kind of model"
         )
 
-    def by_length(self) -> tuple[tuple[int, Self], ...]:
-        """Return ``((longest, config), ..)``: the config to use for each range of sample lengths.
-
-        An entry is for samples of up to ``longest`` positions for which the entry before is too
-        short. There are several entries if the rotary positions depend on the length of the sample.
-        Each config ignores the length, so that padding does not change the result.
-        """
-        return ((self.length, self),)
-
     def cost(self, length: int) -> Cost:
         """Return the FLOPs per position for a sample of ``length`` positions."""
         raise NotImplementedError
@@ -362,11 +319,9 @@ class Config:
     def sizes(self) -> dict[str, int]:
         """Return the size of every axis, as `jaxgrow.sizes` finds them in the parameters."""
         own = self.adapter.sizes() if self.adapter else {}
-        return {
-            name: size
-            for name, size in self.integers().items()
-            if axis_kind(name) not in self.no_axes
-        } | own
+        absent = {*self.no_axes, *(["classes"] if self.predicts in WITHOUT_CLASSES else [])}
+        sizes = {name: n for name, n in self.integers().items() if axis_kind(name) not in absent}
+        return sizes | own
 
     def active_sizes(self, at_once: int | None = None) -> dict[str, float]:
         """Return the part of every axis that one position uses: the full axis, except for experts.
@@ -387,7 +342,7 @@ class Config:
                 out[f.name] = getattr(self, f.name)
             elif f.type == SIZES:
                 out |= {f"{f.name}.{i}": size for i, size in enumerate(getattr(self, f.name))}
-        return out
+        return {name: n for name, n in out.items() if n or axis_kind(name) not in self.optional}
 
     @property
     def depths(self) -> tuple[int, ...]:
@@ -532,9 +487,7 @@ class TextConfig(Config):
         """The names of the inputs that the module accepts."""
         return ("tokens", "lengths", *(("segments", "weights") if self.segments else ()))
 
-    @property
-    def narrow_kernels(self) -> bool:
-        return True
+    narrow_kernels = True
 
     @property
     def longest(self) -> int:
@@ -544,13 +497,6 @@ class TextConfig(Config):
     @property
     def ties(self) -> bool:
         return self.tied and self.head == "tokens"
-
-    def sizes(self) -> dict[str, int]:
-        return {
-            name: n
-            for name, n in super().sizes().items()
-            if name != "classes" or self.head not in WITHOUT_CLASSES
-        }
 
     def with_head(self, head: Head, classes: int = 2) -> Self:
         """Return the config of the same model with another head."""

@@ -38,6 +38,7 @@ class EncoderConfig(TextConfig):
 
     tasks: ClassVar = ("tokens", "classes", "spans", "token_classes", "states")
     run_by: ClassVar = (*TextConfig.run_by, "masked")
+    means_stay = False
 
     def __post_init__(self):
         super().__post_init__()
@@ -47,10 +48,6 @@ class EncoderConfig(TextConfig):
     @property
     def example(self) -> dict[str, jax.Array]:
         return {"tokens": jnp.zeros((1, 1), jnp.int32)}
-
-    @property
-    def means_stay(self) -> bool:
-        return False
 
     @property
     def inputs(self) -> tuple[str, ...]:

@@ -40,24 +40,15 @@ class GPT2Config(TextConfig):
     first_position: int = dataclasses.field(default=0, repr=False)
 
     no_axes: ClassVar = ("first_position",)
+    optional: ClassVar = ("first_position",)
+    depth_scaled = True
     causal: ClassVar = True
     segments: ClassVar = True
     tied_parts: ClassVar = ("token_embedding", "position_embedding", "final_norm")
 
-    @classmethod
-    def least(cls, field: str) -> int:
-        return 0 if field == "first_position" else 1
-
-    def integers(self) -> dict[str, int]:
-        return {name: n for name, n in super().integers().items() if n or name != "first_position"}
-
     @property
     def module(self) -> nn.Module:
         return GPT2(self)
-
-    @property
-    def depth_scaled(self) -> bool:
-        return True
 
     def cost(self, length: int) -> Cost:
         """Return the FLOPs per position.

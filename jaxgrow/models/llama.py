@@ -8,7 +8,6 @@ mlp, V vocab, C classes, R rotated dimensions of a head, I pairs of them.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -43,10 +42,14 @@ from jaxgrow.models.modules import MLP, Linear, project_together
 from jaxgrow.models.norms import LayerNorm, RMSNorm
 from jaxgrow.models.stack import stacked_blocks
 from jaxgrow.registry import Registry
-from jaxgrow.sharding import axis_parts
 
 # The module ``Experts`` of a mixture, and ``expert_rows``, the number of rows that it computes.
 MIXTURES: Registry[Callable[..., Any]] = Registry("mixture of experts")
+
+
+# Other scalings of rotary positions than "llama3" and "linear": functions of the config and of the
+# number of positions. They return the frequencies [R/2], and a factor of queries and keys.
+SCALINGS: Registry[Callable[..., tuple[np.ndarray, float]]] = Registry("rotary scaling")
 
 
 class LayerKind(NamedTuple):
@@ -183,6 +186,8 @@ class LlamaConfig(TextConfig):
     run_by: ClassVar = (*TextConfig.run_by, "capacity", "z_loss")
     no_axes: ClassVar = ("context", "rope_context", "window")
     tied_parts: ClassVar = ("token_embedding", "final_norm")
+    optional: ClassVar = (EXPERTS, SHARED)
+    depth_scaled = True
 
     # The choices that use a field (`train.config.effect` checks them for a training).
     used_with = {
@@ -236,7 +241,7 @@ class LlamaConfig(TextConfig):
 
     def _check_positions(self) -> None:
         """Check the settings of the rotary positions."""
-        if not 0 < self.rotary <= 1 or self.turned % 2:
+        if not 0 < self.rotary <= 1 or self.rotary_dims % 2:
             raise ValueError(
                 "LlamaConfig: rotary positions need an even number of dimensions, but "
                 f"rotary={self.rotary:g} of head_dim={self.head_dim} is "
@@ -245,11 +250,11 @@ class LlamaConfig(TextConfig):
         for name in ("rope_short", "rope_long"):
             factors = getattr(self, name)
             if self.rope_by == "longrope" and not (
-                2 * len(factors) == self.turned and min(factors) > 0
+                2 * len(factors) == self.rotary_dims and min(factors) > 0
             ):
                 raise ValueError(
                     f"LlamaConfig: {name} must have a number above 0 for each of the "
-                    f"{self.turned // 2} pairs of rotated dimensions, but is {factors}"
+                    f"{self.rotary_dims // 2} pairs of rotated dimensions, but is {factors}"
                 )
 
     def _check_experts(self) -> None:
@@ -261,33 +266,15 @@ class LlamaConfig(TextConfig):
                 f"and experts, and mlp_bias=False, but gated={self.gated}, bias={self.bias}, mlp_bias={self.mlp_bias} and "
                 f"active={self.active}"
             )
-        if (self.capacity or self.z_loss) and not self.experts:
+        wrong = [n for n in ("capacity", "z_loss", SHARED, "clamp") if getattr(self, n)]
+        if wrong and not self.experts:
             raise ValueError(
-                "LlamaConfig: capacity and z_loss are settings of experts, but experts is 0: set "
-                "experts"
+                f"LlamaConfig: {', '.join(wrong)} are settings of experts, but experts is 0: set experts"
             )
-        if self.shared and not self.experts:
-            raise ValueError(
-                f"LlamaConfig: shared is {self.shared}, but a model without experts has no shared "
-                "expert: set experts"
-            )
-        if self.clamp and not self.experts:
-            raise ValueError(
-                f"LlamaConfig: clamp is {self.clamp}, but only experts clamp their units, and "
-                "experts is 0: set experts"
-            )
-
-    @classmethod
-    def least(cls, field: str) -> int:
-        return 0 if field in (EXPERTS, SHARED) else 1
 
     @property
     def module(self) -> nn.Module:
         return Llama(self)
-
-    @property
-    def depth_scaled(self) -> bool:
-        return True
 
     @property
     def longest(self) -> int:
@@ -309,11 +296,7 @@ class LlamaConfig(TextConfig):
         return ("embed", "heads", "kv_heads") if self.query_norm == "all" else ("embed",)
 
     def integers(self) -> dict[str, int]:
-        return {
-            name: n
-            for name, n in super().integers().items()
-            if name != "active" and (n or name not in (EXPERTS, SHARED))
-        }
+        return {name: n for name, n in super().integers().items() if name != "active"}
 
     def sizes(self) -> dict[str, int]:
         return super().sizes() | ({"gates": 1} if self.shared else {})
@@ -326,7 +309,7 @@ class LlamaConfig(TextConfig):
         return super().active_sizes() | {EXPERTS: computed / tokens}
 
     @property
-    def turned(self) -> int:
+    def rotary_dims(self) -> int:
         """The number of dimensions of a head that rotary positions rotate, R."""
         return round(self.rotary * self.head_dim)
 
@@ -371,30 +354,6 @@ class LlamaConfig(TextConfig):
                 "model has other MLPs"
             )
         return replace(self, experts=1, active=1)
-
-    def by_length(self) -> tuple[tuple[int, Self], ...]:
-        """Return the config to use for each range of sample lengths.
-
-        There are two entries for "longrope" with a longer context, because all positions of a
-        longer sequence use ``rope_long``. Experts drop no tokens.
-        """
-        # Experts that drop tokens would make a text depend on padding and on the other texts. If the
-        # mesh shards experts, they need a capacity: this one has room for all tokens.
-        every = self.experts / self.active if axis_parts(EXPERTS) > 1 else 0.0
-        if self.capacity not in (0.0, every):
-            return replace(self, capacity=every).by_length()
-        # Up to ``context`` tokens, the base is ``rope_theta``.
-        if self.rope_by == "dynamic":
-            return ((self.context, replace(self, rope_by="linear", rope_factor=1.0)),)
-        if self.rope_by != "longrope":
-            return super().by_length()
-        # `rotary_angles` receives the size of the KV cache, which may be longer than the sequence. With
-        # this ``rope_context``, the size never makes it select the factors of longer sequences.
-        short = replace(self, rope_context=2 * self.context)
-        long = replace(short, rope_short=self.rope_long)
-        if self.rope_context >= self.context:
-            return ((self.context, short),)
-        return ((self.rope_context, short), (self.context, long))
 
     def cost(self, length: int) -> Cost:
         """Return the FLOPs per position.
@@ -476,60 +435,33 @@ def rotary_angles(c: LlamaConfig, length: int, kind: str = "f") -> tuple[np.ndar
       kind: the kind of the layer, a letter of `KINDS`.
     """
     positions = KINDS[kind].positions
-    local = positions == "local" and c.local_theta > 0
     scale = 1.0
-    theta = c.rope_theta
-    if c.rope_by == "dynamic" and length > c.context:
-        more = c.rope_factor * length / c.context - (c.rope_factor - 1)
-        theta *= more ** (c.turned / (c.turned - 2))
-    frequency = (c.local_theta if local else theta) ** -(np.arange(0, c.turned, 2) / c.turned)
     if positions == "none":
-        frequency = np.zeros_like(frequency)
-    elif not local and c.rope_by == "longrope":
-        frequency = frequency / np.array(c.rope_long if length > c.rope_context else c.rope_short)
-        scale = c.rope_scale
-    elif not local and c.rope_by != "dynamic":
-        stay = {
-            "llama3": _stay_by_turns,
-            "yarn": _stay_by_pairs,
-            "linear": lambda c, frequency: 0.0,
-        }[c.rope_by]
-        share = stay(c, frequency)
+        frequency = np.zeros(c.rotary_dims // 2)
+    elif positions == "local" and c.local_theta > 0:
+        frequency = frequencies(c, c.local_theta)
+    elif c.rope_by in ("llama3", "linear"):
+        frequency = frequencies(c, c.rope_theta)
+        share = _undivided_share(c, frequency) if c.rope_by == "llama3" else 0.0
         frequency = frequency * (share + (1 - share) / c.rope_factor)
-        scale = c.rope_scale if c.rope_by == "yarn" else 1.0
+    else:
+        frequency, scale = SCALINGS[c.rope_by](c, length)
     angle = np.arange(length)[:, None] * frequency
     return scale * np.cos(angle), scale * np.sin(angle)
 
 
-def _stay_by_turns(c: LlamaConfig, frequency: np.ndarray) -> np.ndarray:
+def frequencies(c: LlamaConfig, theta: float) -> np.ndarray:
+    """Return the frequency of each pair of rotated dimensions for the base ``theta``, [R/2]."""
+    return theta ** -(np.arange(0, c.rotary_dims, 2) / c.rotary_dims)
+
+
+def _undivided_share(c: LlamaConfig, frequency: np.ndarray) -> np.ndarray:
     """Return the weight of each undivided frequency, [R/2].
 
     It is linear in the number of turns in ``rope_context`` positions.
     """
     turns = c.rope_context * frequency / (2 * np.pi)
     return np.clip((turns - c.rope_low) / (c.rope_high - c.rope_low), 0, 1)
-
-
-def _stay_by_pairs(c: LlamaConfig, frequency: np.ndarray) -> np.ndarray:
-    """Return the weight of each undivided frequency, linear in the index of the pair, [R/2]."""
-
-    def pair(turns):
-        """Return the fractional index of the pair whose frequency makes this number of turns."""
-        return (
-            c.turned
-            * math.log(c.rope_context / (turns * 2 * math.pi))
-            / (2 * math.log(c.rope_theta))
-        )
-
-    first = pair(c.rope_high)
-    last = pair(c.rope_low)
-    if c.rope_truncated:
-        first = math.floor(first)
-        last = math.ceil(last)
-    first = max(first, 0)
-    last = min(last, c.turned - 1)
-    steps = last - first or 0.001
-    return 1 - np.clip((np.arange(len(frequency)) - first) / steps, 0, 1)
 
 
 def rotate_heads(x_BTHK, cos_BTI, sin_BTI):
@@ -543,11 +475,11 @@ def rotate_heads(x_BTHK, cos_BTI, sin_BTI):
       sin_BTI: sine of the angles.
     """
     wide = jnp.promote_types(x_BTHK.dtype, jnp.float32)
-    turned = 2 * cos_BTI.shape[-1]
+    rotated = 2 * cos_BTI.shape[-1]
     cos, sin = (a[:, :, None].astype(wide) for a in (cos_BTI, sin_BTI))
-    a, b = jnp.split(x_BTHK[..., :turned].astype(wide), 2, -1)
+    a, b = jnp.split(x_BTHK[..., :rotated].astype(wide), 2, -1)
     y = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x_BTHK.dtype)
-    return y if turned == x_BTHK.shape[-1] else jnp.concatenate([y, x_BTHK[..., turned:]], -1)
+    return y if rotated == x_BTHK.shape[-1] else jnp.concatenate([y, x_BTHK[..., rotated:]], -1)
 
 
 def norm(c: LlamaConfig, name: str, dtype: DTypeLike, axis: str = "embed") -> nn.Module:
@@ -594,8 +526,8 @@ class RotaryAttention(nn.Module):
         key = self.projection("key", c.kv_heads, "kv_heads", "head_dim" + READ)
         value = self.projection("value", c.kv_heads, "kv_heads", "head_dim" + VALUE)
         q_BTHK, k_BTGK, v_BTGK = project_together((query, key, value), x_BTD)
-        q_BTHK = self.turned(q_BTHK, reading, "query", "heads", "head_dim")
-        k_BTGK = self.turned(k_BTGK, reading, "key", "kv_heads", "head_dim" + READ)
+        q_BTHK = self.positioned(q_BTHK, reading, "query", "heads", "head_dim")
+        k_BTGK = self.positioned(k_BTGK, reading, "key", "kv_heads", "head_dim" + READ)
         self.sow(*KEPT, (k_BTGK, v_BTGK))
         y_BTHK = self.attended(q_BTHK, k_BTGK, v_BTGK, reading)
         axes = ("heads" + READ, "head_dim" + READ, "embed")
@@ -610,7 +542,7 @@ class RotaryAttention(nn.Module):
         shape = (c.embed, heads, c.head_dim)
         return Linear(axes, shape, 1, self.kernel_init, self.dtype, bias=c.qkv_bias, name=name)
 
-    def turned(self, y_BTHK, reading: Reading, name: str, *axes: str) -> jax.Array:
+    def positioned(self, y_BTHK, reading: Reading, name: str, *axes: str) -> jax.Array:
         """Return queries or keys with their norm, rotated by their positions."""
         c = self.config
         if c.query_norm != "none":

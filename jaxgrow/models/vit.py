@@ -67,6 +67,7 @@ class ViTConfig(PatchConfig):
     # The activation of MLPs that are not gated.
     activation: Literal["gelu", "gelu_tanh", "quick_gelu"] = field(default="gelu", repr=False)
 
+    optional: ClassVar = ("registers",)
     # The choices that use a field (`train.config.effect` checks them for a training).
     used_with = {
         **{key: {"head": ("classes",)} for key in ("mean_head", "head_bias", "classes")},
@@ -85,10 +86,6 @@ class ViTConfig(PatchConfig):
                 "mean_head does not support a distillation token, but distillation is "
                 f"{self.distillation!r}: set distillation='none'"
             )
-
-    @classmethod
-    def least(cls, field: str) -> int:
-        return 0 if field == "registers" else 1
 
     @property
     def module(self) -> nn.Module:
@@ -114,16 +111,6 @@ class ViTConfig(PatchConfig):
     @property
     def positions(self) -> int:
         return self.patches + len(self.special)
-
-    def integers(self) -> dict[str, int]:
-        return {name: n for name, n in super().integers().items() if n or name != "registers"}
-
-    def sizes(self) -> dict[str, int]:
-        return {
-            name: n
-            for name, n in super().sizes().items()
-            if name != "classes" or self.head == "classes"
-        }
 
     @property
     def length(self) -> int:

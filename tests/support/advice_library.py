@@ -221,10 +221,8 @@ MODELS = [
         "set a larger context", BERTConfig, BERT | {"context": 2, "first_position": 2}, context=8
     ),
     of_extra(
-        "capacity and z_loss are settings", LlamaConfig, LLAMA | {"capacity": 1.25}, experts=2
+        "are settings of experts", LlamaConfig, LLAMA | {"capacity": 1.25, "shared": 8}, experts=2
     ),
-    of_extra("has no shared expert", LlamaConfig, LLAMA | {"shared": 8}, experts=2),
-    of_extra("only experts clamp", LlamaConfig, LLAMA | {"clamp": 7.0}, experts=2),
     Case(
         "also set temperature",
         lambda p: generated("tokens", top_k=3),

@@ -39,6 +39,8 @@ class CaiTConfig(PatchConfig):
     eps: float = 1e-6
     class_layers: int = 2
 
+    means_stay = False
+
     def __post_init__(self):
         super().__post_init__()
         if self.attention not in ("auto", "xla"):
@@ -58,10 +60,6 @@ class CaiTConfig(PatchConfig):
     @property
     def length(self) -> int:
         return self.patches
-
-    @property
-    def means_stay(self) -> bool:
-        return False
 
     @property
     def layer_scale(self) -> float:

@@ -7,6 +7,7 @@ continuation, V vocab, E end tokens.
 import math
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -17,7 +18,8 @@ from flax import struct
 
 from jaxgrow.axes.names import Params
 from jaxgrow.models.cache import Past
-from jaxgrow.models.config import Config
+from jaxgrow.models.config import EXPERTS, Config
+from jaxgrow.sharding import axis_parts
 
 # The smallest number of positions that a program is compiled for. This program also serves all
 # shorter prompts and continuations.
@@ -124,7 +126,7 @@ def generate(
         _Text(i, row, np.zeros(0, np.int32), min(max_new, config.length - len(row)))
         for i, row in enumerate(rows)
     ]
-    for longest, reader in config.by_length():
+    for longest, reader in configs_by_length(config):
         going = [text for text in texts if text.left and len(text.tokens) <= longest]
         if going:
             for text in _continued_texts(
@@ -132,6 +134,35 @@ def generate(
             ):
                 texts[text.row] = text
     return [text.new for text in texts]
+
+
+def configs_by_length(config: Config) -> tuple[tuple[int, Config], ...]:
+    """Return ``((longest, config), ..)``: the config to use for each range of sample lengths.
+
+    An entry is for samples of up to ``longest`` positions for which the entry before is too short.
+    There are two entries for "longrope" with a longer context, because all positions of a longer
+    sequence use ``rope_long``. Each config ignores the length, so that padding does not change the
+    result, and its experts drop no tokens.
+    """
+    c: Any = config
+    if not hasattr(c, "rope_by"):
+        return ((c.length, c),)
+    # Experts that drop tokens would make a text depend on padding and on the other texts. If the
+    # mesh shards experts, they need a capacity: this one has room for all tokens.
+    every = c.experts / c.active if axis_parts(EXPERTS) > 1 else 0.0
+    c = replace(c, capacity=every if c.capacity else 0.0)
+    # Up to ``context`` tokens, the base is ``rope_theta``.
+    if c.rope_by == "dynamic":
+        return ((c.context, replace(c, rope_by="linear", rope_factor=1.0)),)
+    if c.rope_by != "longrope":
+        return ((c.length, c),)
+    # `rotary_angles` receives the size of the KV cache, which may be longer than the sequence. With
+    # this ``rope_context``, the size never makes it select the factors of longer sequences.
+    short = replace(c, rope_context=2 * c.context)
+    long = replace(short, rope_short=c.rope_long)
+    if c.rope_context >= c.context:
+        return ((c.context, short),)
+    return ((c.rope_context, short), (c.context, long))
 
 
 class _Text(NamedTuple):

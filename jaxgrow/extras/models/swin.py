@@ -82,6 +82,8 @@ class SwinConfig(PatchConfig):
     position_mlp: int = 512
 
     no_axes: ClassVar = ("image", "patch", "window", "trained_windows")
+    optional: ClassVar = ("trained_windows",)
+    pre_norm = False
 
     def __post_init__(self):
         stages = {name: len(getattr(self, name)) for name in ("layers", "embed", "heads", "mlp")}
@@ -111,17 +113,9 @@ class SwinConfig(PatchConfig):
                 "widths: leave out adapter"
             )
 
-    @classmethod
-    def least(cls, field: str) -> int:
-        return 0 if field.startswith("trained_windows") else super().least(field)
-
     @property
     def module(self) -> nn.Module:
         return Swin(self)
-
-    @property
-    def pre_norm(self) -> bool:
-        return False
 
     @property
     def traits(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
+from jaxgrow.extras.models.generation import configs_by_length
 from jaxgrow.models import Config
 from train.data import formats
 from train.data.cutting import TextEncoder, cut
@@ -147,11 +148,11 @@ class Scorer:
         ]
 
     def _batches(self, lines: "list[_Line]") -> "Iterable[tuple[Config, list[_Line]]]":
-        """Yield batches, each with the config for its lengths (`Config.by_length`).
+        """Yield batches, each with the config for its lengths (`configs_by_length`).
 
         A score thus does not depend on the other lines of its batch.
         """
-        for longest, config in self.config.by_length():
+        for longest, config in configs_by_length(self.config):
             left = [line for line in lines if len(line.tokens) <= longest]
             lines = [line for line in lines if len(line.tokens) > longest]
             while left:
