@@ -297,8 +297,7 @@ def _planned_content(source: Source, roots: Sequence[Checkpoint], output: Output
             stored[leaf.dtype.name] += leaf.size
     if hf_config is not None and root is not None:
         hf_config = _in_dtype(hf_config, stored)
-    size = stored.total() if family is not None else source.bytes
-    return _Content(family, hf_config, head, carried, size, lost)
+    return _Content(family, hf_config, head, carried, stored.total(), lost)
 
 
 def _for_images(source: Source, roots: Sequence[Checkpoint], output: Output) -> Source:
@@ -399,23 +398,19 @@ def _history(roots: Sequence[Checkpoint]) -> list[Json]:
     Raises:
       CheckpointError: the ``jaxgrow.json`` of a source is not valid JSON.
     """
+    not_repeated = ("history", "config", "files", "huggingface", "head")
     out: list[Json] = []
     for root in roots:
         if not (root.folder / RECORD).is_file():
             continue
         record = read_json(inside(root.folder, RECORD))
         earlier = record.get("history")
-        last = {
-            k: v
-            for k, v in record.items()
-            if k not in ("history", "config", "files", "huggingface", "head")
-        }
-        for step in [
+        last = {key: value for key, value in record.items() if key not in not_repeated}
+        steps = [
             *(earlier if isinstance(earlier, list) else []),
-            {**last, "made": root.fingerprint()},
-        ]:
-            if step not in out:
-                out.append(step)
+            last | {"made": root.fingerprint()},
+        ]
+        out += [step for step in steps if step not in out]
     return out
 
 

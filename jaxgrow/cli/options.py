@@ -193,21 +193,6 @@ def unit_groups(text: str) -> str | tuple[tuple[int, ...], ...]:
         ) from None
 
 
-def growth_factor(text: str) -> Fraction:
-    """Read a factor of growth such as ``2x`` or ``1.5x``.
-
-    Example:
-      >>> growth_factor("1.5x")
-      Fraction(3, 2)
-    """
-    number = text.removesuffix("x")
-    if not number.replace(".", "", 1).isdecimal() or not 1 < Fraction(number) <= 1024:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a factor of growth; give a number above 1, such as 2x or 1.5x"
-        )
-    return Fraction(number)
-
-
 def _stages(text: str) -> int | tuple[int, ...]:
     try:
         found = [int(size) for size in text.split(",")]

@@ -205,51 +205,14 @@ def fixed_number(name: str, said: str) -> dict[str, float]:
     return {name: float(found[1])}
 
 
-def of_extra(says: str, kind: type, wrong: dict[str, Any], **fix: Any) -> Case:
-    """A case of a config that needs the fields ``fix`` as well."""
-    more = {"active": 1} if "experts" in fix else {}
-
-    def follows(place: Place, said: str) -> None:
-        assert all(name in said for name in fix), said
-        kind(**(wrong | fix | more))
-
-    return Case(says, lambda place: kind(**wrong), follows)
-
-
 MODELS = [
-    of_extra(
-        "set a larger context", BERTConfig, BERT | {"context": 2, "first_position": 2}, context=8
-    ),
-    of_extra(
-        "are settings of experts", LlamaConfig, LLAMA | {"capacity": 1.25, "shared": 8}, experts=2
-    ),
     Case(
         "also set temperature",
         lambda p: generated("tokens", top_k=3),
         lambda p, said: generated("tokens", top_k=3, **fixed_number("temperature", said)),
     ),
-    Case(
-        "leave it out to allow repetitions",
-        lambda p: generated("tokens", repetition_penalty=0.0),
-        lambda p, said: generated("tokens"),
-    ),
-    Case(
-        "leave it out to take the likeliest",
-        lambda p: generated("tokens", temperature=0.0),
-        lambda p, said: generated("tokens"),
-    ),
-    Case(
-        "leave it out to sample from all",
-        lambda p: generated("tokens", temperature=1.0, top_k=0),
-        lambda p, said: generated("tokens", temperature=1.0),
-    ),
     of_config("is not a multiple of {merged}", SwinConfig, **(SWIN | {"image": 36})),
     of_config("a Swin's attention", SwinConfig, **SWIN, attention="cudnn"),
-    Case(
-        "rotary positions need an even",
-        lambda p: LlamaConfig(**LLAMA, rotary=0.75),
-        lambda p, said: LlamaConfig(**LLAMA, rotary=0.5),
-    ),
     Case(
         "use a model with head=tokens",
         lambda p: generated("classes"),

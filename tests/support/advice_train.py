@@ -18,10 +18,8 @@ from finetunings import FAMILIES, cola, squad, tuning
 from tokenizers import Tokenizer, models
 
 from jaxgrow import checkpoints
-from jaxgrow.extras.peft.lora import LoRA
 from jaxgrow.layerdrop import LayerDrop, Sensitivity
-from jaxgrow.models import Adapter, BERTConfig, LlamaConfig, ViTConfig
-from jaxgrow.optim.freeze import Freeze
+from jaxgrow.models import BERTConfig, LlamaConfig, ViTConfig
 from jaxgrow.untrusted import using_limits
 from train import generate, pretrain
 from train.common import hosts
@@ -33,10 +31,8 @@ from train.extras.advice.fits import Measured, fit_savings
 from train.extras.evaluation.benchmarks import Benchmarks
 from train.extras.images.images import Images
 from train.extras.labelled.task import Labelled
-from train.plan.best import Best
-from train.plan.dropout import DropUnits
-from train.plan.methods import FineTune, Growing, GrowTo, Inherit, Learned, Scratch, TrainStage
-from train.plan.modifiers import DropLayers, Rewarm
+from train.plan.methods import Growing, GrowTo, Inherit, TrainStage
+from train.plan.modifiers import Rewarm
 from train.state.mesh import Mesh
 from train.state.optim import Optim
 from train.store.workdir import Workdir
@@ -167,7 +163,7 @@ DATA = [
             of(corpus(a_jsonl=lines(body=TEXT))), only),
     setting("is not text, but {json", of(corpus(a_jsonl=lines(text=3, body=TEXT))),
             "data.field=body"),
-    setting("has no column {field}, only {', '.join(head)",
+    setting("has no field 'text', only body, x",
             of(corpus(a_csv="body,x\n" + "abcd efgh,1\n" * 40), sub="a-0.csv"), only),
     setting("only {_listed(schema.names)}", of(lambda p: table(p, body=[TEXT] * 9)), only),
     setting("set data.ids to the type", of(corpus(a_bin=LOW + b"\0"), **ids()), "data.ids=uint8"),
@@ -213,58 +209,6 @@ def more(folder: Path) -> Path:
 def text_file(file: Path) -> Path:
     file.with_suffix(".txt").write_text(TEXT)
     return file.with_suffix(".txt")
-
-
-# --- fields that do not fit together ---
-
-
-def of_class(says: str, kind: type, wrong: dict[str, Any], **fix: Any) -> Case:
-    """A case of a dataclass that refuses its fields; ``fix``: other values, None leaves one out."""
-
-    def follows(place: Place, said: str) -> None:
-        for name, value in fix.items():
-            assert name in said or str(value) in said, said
-        kind(**{k: v for k, v in (wrong | fix).items() if v is not None})
-
-    return Case(says, lambda place: kind(**wrong), follows)
-
-
-CLASSES = [
-    of_class("needs data.path, a file or folder of", Data, {"source": "text"}, path="x"),
-    of_class("data.tokenizer=none is for", Data, {"source": "text", "path": "x", "tokenizer": "none"},
-             tokenizer="bytes"),
-    of_class("data.bos has no effect on", Data, {"source": "tokens", "path": "x", "bos": True},
-             bos="auto"),
-    of_class("data.bos=true needs a tokenizer", Data, {"source": "text", "path": "x", "bos": True},
-             bos="auto"),
-    of_class("data.ids is for data.source=tokens", Data,
-             {"source": "text", "path": "x", "ids": "uint32"}, ids=None),
-    of_class("needs data.name, such as wiki40b", Data, {"source": "tfds"}, name="wiki40b/en"),
-    of_class("needs data.path: a folder with a folder", Images, {"source": "folder"}, path="x"),
-    of_class("needs data.path: the folder of the four", Images, {"source": "idx"}, path="x"),
-    of_class("needs data.name, such as imagenet", Images, {"source": "tfds"}, name="imagenet2012"),
-    of_class("needs data.path, the folder of the task's", Labelled,
-             {"task": "cola", "path": None, "source": "files"}, path="x"),
-    of_class("mesh.gradients=step supports", Mesh, {"gradients": "step", "tensor": 2},
-             gradients="layer"),
-]  # fmt: skip
-
-
-def of_tuning(says: str, without: tuple[str, ...], **wrong: Any) -> Case:
-    """A case of a `FineTuning` whose fields ``without`` are left out."""
-
-    def make(place: Place, fields: dict[str, Any]) -> None:
-        tuning(cola(place.folder / "cola"), **fields)
-
-    def follows(place: Place, said: str) -> None:
-        assert all(name in said for name in without), said
-        make(place, {name: x for name, x in wrong.items() if name not in without})
-
-    return Case(says, lambda place: make(place, wrong), follows)
-
-
-def dropped(place: Place, *modifiers: Any) -> None:
-    check_experiment(runs.experiment(place.folder, method=Scratch(modifiers)))
 
 
 # --- mixtures of texts ---
@@ -340,7 +284,6 @@ MIXTURES = [
     of_paths("data.valid_path has a name twice", [("a", "@b-0.txt"), ("a", "@d-0.txt")],
              lambda pairs, said: [pairs[0], ("another", pairs[1][1])]
              if "another name" in said else pairs, "valid_path"),
-    of_class("can name several paths only", Data, {"path": ("x", "y")}, source="text"),
     Case("can be a mixture of several paths",
          lambda p: of_images(lambda p: pictures(p, (8, 8)), path=[f"{p.folder}/a", "b"])(p),
          lambda p, said: read(of_images(lambda p: pictures(p, (8, 8)))(p))),
@@ -351,22 +294,6 @@ MIXTURES = [
 
 SENSITIVE = LayerDrop(sensitivity=Sensitivity())
 METHODS = [
-    of_class("base (CompleteP) is supported", Optim, {"name": "sgd", "base": runs.SMALL}, base=None),
-    of_class("noise, moments and fresh apply", GrowTo, {"by": Learned(steps=4), "noise": 20.0},
-             noise=None),
-    of_class("noise breaks the symmetry", GrowTo, {"fresh": True, "noise": 20.0}, noise=None),
-    of_class("only the policy 'asymmetric' restarts", GrowTo,
-             {"stages": (TrainStage(0.5, modifiers=(Rewarm(),)),)}, moments="asymmetric"),
-    of_class("because both divide the training", FineTune,
-             {"source": "x", "best": Best(), "drop": SENSITIVE}, best=None),
-    of_class("freezes the rest of the body", FineTune,
-             {"source": "x", "lora": LoRA(rank=2, alpha=4.0), "freeze": Freeze(layers=(0,))},
-             freeze=None),
-    of_tuning("a fine-tuning trains a LoRA or an adapter", ("adapter",),
-              lora=LoRA(rank=2, alpha=4.0), adapter=Adapter(size=2)),
-    of_tuning("a saved file contains the settings", ("lora",), lora=LoRA(rank=2, alpha=4.0),
-              saved="x"),
-    of_tuning("has no effect on a fine-tuning", ("optim",), optim=Optim(peak_lr=0.5)),
     Case("cannot be divided into", lambda p: runs.experiment(p.folder, accumulate=3),
          lambda p, said: runs.experiment(p.folder, accumulate=3, batch=int(
              part(r"batch to a multiple of (\d+)", said)))),
@@ -374,8 +301,6 @@ METHODS = [
          lambda p, said: runs.experiment(p.folder, steps=1, name=part("set (steps)", said))),
     Case("cannot take", lambda p: read(runs.experiment(p.folder, model=VIT)),
          lambda p, said: read(of_images(lambda p: pictures(p, (8, 8)))(p))),
-    Case("leave out dropout or the others", lambda p: dropped(p, DropUnits(0.1), DropLayers(LayerDrop())),
-         lambda p, said: dropped(p, DropLayers(LayerDrop()))),
 ]  # fmt: skip
 
 
@@ -882,4 +807,4 @@ MAKERS = {
     "bigger": compared({"parameters": 4e9}),
     "no_saving": compared({"saved_frontier": None}),
 }
-CASES = [*DATA, *CLASSES, *MIXTURES, *METHODS, *IMAGES, *TASKS, *CONFIGS, *COMMANDS, *OTHERS]
+CASES = [*DATA, *MIXTURES, *METHODS, *IMAGES, *TASKS, *CONFIGS, *COMMANDS, *OTHERS]

@@ -4,6 +4,7 @@ As those of the core (`jaxgrow.cli.arguments`), they do not wait for JAX.
 """
 
 import argparse
+from fractions import Fraction
 from pathlib import Path
 
 from jaxgrow.cli.arguments import (
@@ -15,7 +16,7 @@ from jaxgrow.cli.arguments import (
     methods_table,
 )
 from jaxgrow.cli.methods import EXPERTS
-from jaxgrow.cli.options import Commands, add_json, add_lora, add_sizes, growth_factor
+from jaxgrow.cli.options import Commands, add_json, add_lora, add_sizes
 
 DATA = (
     "input file: text, which the tokenizer.json in {} tokenises; token ids (.npy); or images "
@@ -42,6 +43,21 @@ def _add_extra(
     if not writes and folders:
         add_json(p)
     return p
+
+
+def growth_factor(text: str) -> Fraction:
+    """Read a factor of growth such as ``2x`` or ``1.5x``.
+
+    Example:
+      >>> growth_factor("1.5x")
+      Fraction(3, 2)
+    """
+    number = text.removesuffix("x")
+    if not number.replace(".", "", 1).isdecimal() or not 1 < Fraction(number) <= 1024:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a factor of growth; give a number above 1, such as 2x or 1.5x"
+        )
+    return Fraction(number)
 
 
 def add_show(commands: Commands) -> None:

@@ -2,7 +2,6 @@
 
 import io
 import os
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -93,25 +92,42 @@ def inputs_from_file(source: Checkpoint, file: Path, length: int = LENGTH) -> tu
     """
     vocab = source.sizes().get("vocab")
     if vocab is None:
-        return _read_images(source, file)
+        images = _first_images(source, file)
+        return images, f"the first {len(images)} images of {file}"
     length = min(source.config.length, length, LENGTH)
+    most = ROWS * length
+    if file.suffix == ".npy":
+        ids = np.array(_open_array(file, "token ids").reshape(-1)[:most])
+    else:
+        ids = _tokenised_text(source, vocab, file)[:most]
+    if ids.size == 0 or ids.dtype.kind not in "iu":
+        raise CheckpointError(
+            f"{file} contains no token ids, but {ids.size} numbers of dtype {ids.dtype}"
+        )
+    if ids.min() < 0 or ids.max() >= vocab:
+        raise CheckpointError(
+            f"{file} has token ids from {ids.min()} to {ids.max()}, but the vocabulary has ids "
+            f"from 0 to {vocab - 1}"
+        )
+    length = min(length, len(ids))
+    rows = min(ROWS, len(ids) // length)
+    inputs = ids[: rows * length].reshape(rows, length).astype(np.int32)
+    return source.config.inputs_of(inputs), f"the first {rows} x {length} tokens of {file}"
 
-    def text(file: Path, most: int) -> np.ndarray:
-        return _tokenised_text(source, vocab, file)[:most]
 
-    ids = _token_ids(file, _saved_ids if file.suffix == ".npy" else text, vocab, ROWS * length)
-    return _token_rows(source, ids, length, file)
-
-
-def _read_images(source: Source, file: Path) -> tuple[np.ndarray, str]:
-    example: Any = source.config.example
-    shape = example.shape[1:]
+def _open_array(file: Path, what: str) -> np.ndarray:
+    """Open a ``.npy`` file without reading its values; ``what``: its content, for the message."""
     try:
-        images = np.lib.format.open_memmap(chosen_file(file).path, mode="r")
+        return np.lib.format.open_memmap(chosen_file(file).path, mode="r")
     except (OSError, UntrustedError):
         raise
     except Exception as error:  # NumPy raises many types of errors for damaged files.
-        raise CheckpointError(f"{file} contains no images: {error}. Give a .npy file") from error
+        raise CheckpointError(f"{file} contains no {what}: {error}. Give a .npy file") from error
+
+
+def _first_images(source: Source, file: Path) -> np.ndarray:
+    shape = jax.tree.leaves(source.config.example)[0].shape[1:]
+    images = _open_array(file, "images")
     if images.shape[1:] != shape or not images.size or images.dtype.kind != "f":
         raise CheckpointError(
             f"{file} contains {images.dtype} {list(images.shape)}, but the model expects "
@@ -122,40 +138,7 @@ def _read_images(source: Source, file: Path) -> tuple[np.ndarray, str]:
         raise CheckpointError(
             f"{file} contains images with NaN or infinite values: remove these images"
         )
-    return first, f"the first {len(first)} images of {file}"
-
-
-def _token_rows(source: Source, ids: np.ndarray, length: int, file: Path) -> tuple[Any, str]:
-    length = min(length, len(ids))
-    rows = min(ROWS, len(ids) // length)
-    inputs = source.config.inputs_of(ids[: rows * length].reshape(rows, length))
-    return inputs, f"the first {rows} x {length} tokens of {file}"
-
-
-def _token_ids(
-    file: Path, read: Callable[[Path, int], np.ndarray], vocab: int, most: int
-) -> np.ndarray:
-    """The first token ids of a file; the rest of the file is not read."""
-    try:
-        ids = read(file, most)
-    except (OSError, CheckpointError, UntrustedError):
-        raise
-    except Exception as error:  # NumPy raises many types of errors for damaged files.
-        raise CheckpointError(f"{file} contains no token ids: {error}") from error
-    if ids.size == 0 or ids.dtype.kind not in "iu":
-        raise CheckpointError(
-            f"{file} contains no token ids, but {ids.size} numbers of dtype {ids.dtype}"
-        )
-    if ids.min() < 0 or ids.max() >= vocab:
-        raise CheckpointError(
-            f"{file} has token ids from {ids.min()} to {ids.max()}, but the vocabulary has ids "
-            f"from 0 to {vocab - 1}"
-        )
-    return ids.astype(np.int32)
-
-
-def _saved_ids(file: Path, most: int) -> np.ndarray:
-    return np.array(np.lib.format.open_memmap(chosen_file(file).path, mode="r").reshape(-1)[:most])
+    return first
 
 
 def _tokenised_text(source: Checkpoint, vocab: int, file: Path) -> np.ndarray:

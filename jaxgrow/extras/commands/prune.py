@@ -58,7 +58,7 @@ def run_prune(a: argparse.Namespace) -> None:
     # Detect a result that cannot be written before the expensive measurements.
     with errors_with_options():
         transform(plan.source, output_of(a, dry_run=True), plan.control, lora=a.lora)
-    scores = _unit_scores(plan)
+    scores = _importance_scores(plan)
     growth = plan.pruned(scores)
     report = _measured_effect(plan, growth)
     arguments: dict[str, Any] = {"target": plan.target, "data": str(a.data)}
@@ -117,7 +117,7 @@ def _random_pruning(source: Source, target: dict[str, int]) -> Growth:
 # --- measure ---
 
 
-def _unit_scores(plan: _PruningPlan) -> dict[str, np.ndarray]:
+def _importance_scores(plan: _PruningPlan) -> dict[str, np.ndarray]:
     """The importance of each unit, by axis; larger is more important."""
     config = plan.source.config
     params = wide_params(plan.source)

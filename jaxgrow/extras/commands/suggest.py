@@ -37,7 +37,7 @@ _MEASURED = {
 
 
 @cache
-def measurements() -> list[Json]:
+def marked_measurements() -> list[Json]:
     """The rows of the file that are marked for this command; those of most seeds come first.
 
     ``mean`` of a row without it is the mean of ``each`` of its seeds.
@@ -71,7 +71,7 @@ class Suggestion:
       keeps: whether the growth preserves the function of the model.
       policies: the policy of the optimizer state for each method.
       parameters: number of parameters of the grown model.
-      measured: the `measurements` of this project; empty if there are none.
+      measured: the `marked_measurements` of this project; empty if there are none.
     """
 
     methods: tuple[str, ...]
@@ -200,7 +200,9 @@ def _try_methods(
         model = Grown(model, growth)
     policies = tuple(operators.OPERATORS[name].policies[0] for name in names)
     grown = frozenset(axis_kind(axis) for target in parts for axis in target) - {"kv_heads"}
-    measured = tuple(m for m in measurements() if m["method"] == _MEASURED.get((names, grown)))
+    measured = tuple(
+        m for m in marked_measurements() if m["method"] == _MEASURED.get((names, grown))
+    )
     return Suggestion(names, parts, kept, policies, model.parameters, measured)
 
 
