@@ -4,7 +4,7 @@ import io
 import os
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -13,6 +13,9 @@ from jaxgrow.checkpoints import CheckpointError, Source
 from jaxgrow.checkpoints.io.files import inside
 from jaxgrow.checkpoints.source import Checkpoint
 from jaxgrow.untrusted import UntrustedError, chosen_file, file_limits, run_limited
+
+#: Inputs of a model: tokens, images, or a dict of them.
+Inputs: TypeAlias = Any
 
 # The maximum number of samples, and of tokens per sample.
 ROWS = 8
@@ -29,7 +32,7 @@ print(json.dumps(loaded.encode(request["value"]["text"], add_special_tokens=Fals
 """
 
 
-def inputs_for_both(first: Checkpoint, second: Source, file: Path | None) -> tuple[Any, str]:
+def inputs_for_both(first: Checkpoint, second: Source, file: Path | None) -> tuple[Inputs, str]:
     """Prepare inputs that both models accept.
 
     Args:
@@ -74,7 +77,7 @@ def inputs_for_both(first: Checkpoint, second: Source, file: Path | None) -> tup
     return inputs, f"{ROWS} x {length} random tokens"
 
 
-def inputs_from_file(source: Checkpoint, file: Path, length: int = LENGTH) -> tuple[Any, str]:
+def inputs_from_file(source: Checkpoint, file: Path, length: int = LENGTH) -> tuple[Inputs, str]:
     """Read inputs for a model from a file.
 
     Args:

@@ -2,17 +2,17 @@
 
 from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import Any
 
 import jax
 
 from jaxgrow.axes.names import Params
 from jaxgrow.checkpoints import Cast, Source
+from jaxgrow.extras.commands.model_inputs import Inputs
 from jaxgrow.growth.report import rms
 from jaxgrow.models import Config
 
 # A function from inputs to the logits and the RMS of the output of each layer.
-Outputs = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
+Outputs = Callable[[Inputs], tuple[jax.Array, jax.Array]]
 
 
 def outputs_of(source: Source) -> Outputs:
@@ -22,11 +22,11 @@ def outputs_of(source: Source) -> Outputs:
 
 # Models with the same config share the compiled program. Programs are large, so only a few are cached.
 @lru_cache(maxsize=4)
-def _compiled_outputs(config: Config) -> Callable[..., tuple[Any, Any]]:
+def _compiled_outputs(config: Config) -> Callable[..., tuple[jax.Array, jax.Array]]:
     # Accelerators round the operands of float32 matrix products by default. For a growth that
     # preserves the function, the report would then show this rounding.
     @jax.jit
-    def run(params: Params, inputs: Any) -> tuple[Any, Any]:
+    def run(params: Params, inputs: Inputs):
         with jax.default_matmul_precision("highest"):
             return config.module.apply({"params": params}, inputs, observe=rms)
 

@@ -4,7 +4,6 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
 
 import jax
 import numpy as np
@@ -16,13 +15,14 @@ from jaxgrow.checkpoints.source import Checkpoint
 from jaxgrow.cli.errors import UsageError, errors_with_options
 from jaxgrow.cli.new_sizes import target_sizes
 from jaxgrow.cli.writing import output_of, transform_model
-from jaxgrow.extras.commands.model_inputs import inputs_from_file
+from jaxgrow.extras.commands.model_inputs import Inputs, inputs_from_file
 from jaxgrow.extras.commands.model_outputs import outputs_of, wide_params
 from jaxgrow.growth.maps import Growth
 from jaxgrow.growth.report import preservation
 from jaxgrow.models import importance
 from jaxgrow.operators.targets import layer_axes, of_kinds, width_axes
 from jaxgrow.tables import align_columns
+from jaxgrow.typed import Json
 from jaxgrow.untrusted import print_text
 
 
@@ -42,7 +42,7 @@ class _PruningPlan:
     source: Checkpoint
     target: dict[str, int]
     by: str
-    inputs: Any
+    inputs: Inputs
     what: str
     control: Growth
 
@@ -61,7 +61,7 @@ def run_prune(a: argparse.Namespace) -> None:
     scores = _importance_scores(plan)
     growth = plan.pruned(scores)
     report = _measured_effect(plan, growth)
-    arguments: dict[str, Any] = {"target": plan.target, "data": str(a.data)}
+    arguments: Json = {"target": plan.target, "data": str(a.data)}
     if a.layers is not None:
         report["scores"] = {axis: scores[axis].tolist() for axis in plan.target if is_layers(axis)}
         arguments |= {"by": plan.by, "removed": _removed_layers(plan, report["scores"])}
@@ -136,10 +136,10 @@ def _importance_scores(plan: _PruningPlan) -> dict[str, np.ndarray]:
     return {axis: np.asarray(x) for axis, x in found.items()}
 
 
-def _measured_effect(plan: _PruningPlan, growth: Growth) -> dict[str, Any]:
+def _measured_effect(plan: _PruningPlan, growth: Growth) -> Json:
     """The losses of the model, of the pruned model and of the control, and how outputs differ."""
     original = outputs_of(plan.source)(plan.inputs)
-    report: dict[str, Any] = {
+    report: Json = {
         "inputs": plan.what,
         "whole": {"loss": _mean_loss(plan, original[0])},
     }
@@ -181,7 +181,7 @@ def _removed_layers(
 # --- report ---
 
 
-def _report_as_text(report: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
+def _report_as_text(report: Json, arguments: Json) -> str:
     lines = []
     for axis, gone in arguments.get("removed", {}).items():
         scores = " ".join(f"{score:.3g}" for score in report["scores"][axis])
