@@ -779,7 +779,7 @@ def test_text_is_what_the_models_own_tokenizer_makes_of_it(folder, tmp_path):
 def test_what_the_command_refuses_before_it_measures(
     folder, tmp_path, capsys, monkeypatch, arguments, message
 ):
-    monkeypatch.setattr(importance, "streams", None)
+    monkeypatch.setattr(importance, "residual_streams", None)
     words = ["prune", folder / "deep", tmp_path / "b", "--data", folder / "text.txt", *arguments]
     usage = message.startswith(("nothing to prune", "--by"))  # wrong for every model
     assert main([str(w) for w in words]) == (2 if usage else 1)

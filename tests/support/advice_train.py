@@ -171,9 +171,6 @@ DATA = [
             only),
     setting("is not a list of token ids", of(
         corpus(a_jsonl=lines(input_ids="a", ids=[1, 2] * 40)), **ids()), "data.field=ids"),
-    setting("is not a list of integers", of(
-        lambda p: table(p, text=["a"] * 9, ids=[[1, 2] * 40] * 9), **ids()),
-        lambda p, said: f"data.field={part('ids: ([a-z]+)', said)}"),
     setting("but the ids of data.tokenizer=", of(
         corpus(a_bin=IDS), WIDE, **ids(tokenizer="bytes")), "data.tokenizer=none"),
     setting("but model.vocab is {vocab}; raise model.vocab to {text", of(
