@@ -686,7 +686,9 @@ ROWS: dict[str, Row] = {
     "jaxgrow/checkpoints/orbax.py::export": ours("it writes into the folder of a run"),
     "jaxgrow/checkpoints/orbax.py::write": ours(_NEW),
     "jaxgrow/checkpoints/io/folders.py::_locked": ours(_WORK),
-    "jaxgrow/extras/commands/suggest.py::marked_measurements": ours("it reads a file of this package"),
+    "jaxgrow/extras/commands/suggest.py::marked_measurements": ours(
+        "it reads a file of this package"
+    ),
     "jaxgrow/extras/commands/show.py::run_show": ours("it writes the picture that the user named"),
     "jaxgrow/extras/commands/model_inputs.py::_open_array": attacked("ids", "images"),
     "jaxgrow/extras/commands/model_inputs.py::_tokenised_text": attacked("text", "tokenizer"),
