@@ -30,7 +30,6 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -470,7 +469,7 @@ def config_script(config: str, advised: Experiment) -> str:
     )
 
 
-def as_code(value: Any, classes: set) -> str:
+def as_code(value: object, classes: set) -> str:
     """Write a value of a config as Python code, without fields that have their default values.
 
     The classes that the code names are added to ``classes``.

@@ -22,9 +22,10 @@ YAML files with your own tasks. A masked model scores a continuation by its pseu
 token is masked in turn (Salazar et al., 2020).
 """
 
-from typing import Any
+from argparse import Namespace
 
 from jaxgrow.tables import align_columns
+from jaxgrow.typed import Json
 from train.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.files import write_record
@@ -35,7 +36,7 @@ from train.extras.evaluation.tasks import evaluate_tasks
 from train.extras.labelled.task import NAMES
 
 
-def results_table(results: dict[str, dict[str, Any]]) -> str:
+def results_table(results: dict[str, Json]) -> str:
     """Return the results as text, with one line for each number."""
     rows = []
     for task, result in results.items():
@@ -46,7 +47,7 @@ def results_table(results: dict[str, dict[str, Any]]) -> str:
     return align_columns((), rows, right=[2])
 
 
-def _check_options(a: Any) -> None:
+def _check_options(a: Namespace) -> None:
     """Check that each option is for one of the tasks.
 
     Raises:

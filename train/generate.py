@@ -28,6 +28,7 @@ import jax
 import numpy as np
 
 from jaxgrow.extras.models.generation import generate
+from jaxgrow.typed import Json
 from train.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.output import say
@@ -56,7 +57,7 @@ class Asked:
     stop: Sequence[str] = ()
     chat: bool = False
     cut: bool = False
-    stream: Callable[[str], Any] | None = None
+    stream: Callable[[str], object] | None = None
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def sample_texts(
     asked: Asked,
     tokenizer: str | None = None,
     **settings: Any,
-) -> tuple[list[dict[str, Any]], Timing]:
+) -> tuple[list[Json], Timing]:
     """Continue each prompt ``asked.count`` times.
 
     Args:
@@ -144,7 +145,7 @@ def _encode_prompts(model: TextModel, prompt: str, asked: Asked, max_new: int) -
 class _Watch:
     """Prints the text during generation, and ends it at a stop string."""
 
-    def __init__(self, stopping: Stopping, stream: Callable[[str], Any] | None):
+    def __init__(self, stopping: Stopping, stream: Callable[[str], object] | None):
         self.stopping = stopping
         self.stream = stream
         self.shown = ""
@@ -160,7 +161,7 @@ class _Watch:
 
 
 def _timed(
-    model: TextModel, rows: list[list[int]], watch: _Watch | None, settings: dict[str, Any]
+    model: TextModel, rows: list[list[int]], watch: _Watch | None, settings: Json
 ) -> tuple[list[np.ndarray], float, float]:
     """Return the new tokens of each row, the total seconds, and the seconds of compilation."""
     began = time.monotonic()

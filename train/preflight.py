@@ -16,8 +16,8 @@ with ``epochs`` needs a number of steps, such as ``FILE.py:NAME:steps=100_000``.
 """
 
 import sys
+from argparse import Namespace
 from dataclasses import asdict
-from typing import Any
 
 import jax
 
@@ -194,7 +194,7 @@ def main() -> None:
         raise UserError(f"at least one config does not fit {machine.name}")
 
 
-def _checked_programs(config: str, machine: Machine, arguments: Any) -> list[Program]:
+def _checked_programs(config: str, machine: Machine, arguments: Namespace) -> list[Program]:
     """Print the report of a config, and settings that fit or help. Return its programs."""
     experiment, programs = estimate.resolve_auto(
         load_experiment(config, arguments.set, corpus=False), machine, _say

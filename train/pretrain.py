@@ -47,7 +47,6 @@ an error in jaxgrow.
 
 from dataclasses import MISSING, is_dataclass
 from pathlib import Path
-from typing import Any
 
 from jaxgrow.tables import align_columns
 from train.arguments import command_parser
@@ -87,7 +86,7 @@ def field_table(experiment: Experiment) -> str:
     return align_columns(("setting", "value", "default", "type"), rows)
 
 
-def _as_setting(value: Any) -> str:
+def _as_setting(value: object) -> str:
     """Write a value as for ``--set a.b=``.
 
     A dataclass is written by its name, because its fields have their own lines.

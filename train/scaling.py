@@ -17,10 +17,9 @@ comparisons differ only by this relation and by the seeds.
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 from jaxgrow.tables import markdown_table
-from jaxgrow.typed import convert_json
+from jaxgrow.typed import Json, convert_json
 from jaxgrow.untrusted import one_line
 from train.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
@@ -47,7 +46,7 @@ def read_savings(text: str) -> Measured:
         return _of_run(name, path, {row["run"]: row for row in content["rows"]})
 
 
-def _of_run(name: str, path: str, rows: dict[str, dict[str, Any]]) -> Measured:
+def _of_run(name: str, path: str, rows: dict[str, Json]) -> Measured:
     if name not in rows:
         raise UserError(f"{path} has no run {name!r}; its runs are {', '.join(rows)}")
     baseline = next(iter(rows.values()))

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from jaxgrow.tables import markdown_table
-from jaxgrow.typed import convert_json
+from jaxgrow.typed import Json, convert_json
 from jaxgrow.untrusted import one_line
 from train.analysis import plots
 from train.arguments import command_parser
@@ -28,7 +28,7 @@ from train.plan.lifetimes import states
 from train.store.workdir import Workdir
 
 
-def planned_phases(experiment: Experiment) -> list[dict[str, Any]]:
+def planned_phases(experiment: Experiment) -> list[Json]:
     """Return the phases of a plan in the form of ``result.json``, with the expected FLOPs."""
     parameters = [
         models[p.writes].params
@@ -42,7 +42,7 @@ def planned_phases(experiment: Experiment) -> list[dict[str, Any]]:
     return phases
 
 
-def plan_row(text: str) -> tuple[str, list[dict[str, Any]]]:
+def plan_row(text: str) -> tuple[str, list[Json]]:
     """Return the name and the phases of a config, or of the run in a folder.
 
     Raises:
@@ -64,7 +64,7 @@ def plan_row(text: str) -> tuple[str, list[dict[str, Any]]]:
         return run.folder.name, phases
 
 
-def cost_table(rows: list[tuple[str, list[dict[str, Any]]]]) -> str:
+def cost_table(rows: list[tuple[str, list[Json]]]) -> str:
     """Return a Markdown table of the cost of each phase, also relative to the first plan."""
     total = sum(p["flops"] for p in rows[0][1])
     body = []

@@ -9,12 +9,12 @@ run at equal cost.
 """
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from jaxgrow.layerdrop import Variance, fit_variance
 from jaxgrow.layerdrop.schedules import whole_steps
+from jaxgrow.typed import Json
 from train.analysis.runs import Run
 from train.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
@@ -61,7 +61,7 @@ def fit_from_runs(baseline: Path, dropped: Path) -> Variance:
         ) from error
 
 
-def _compared(config: dict[str, Any]) -> dict[str, Any]:
+def _compared(config: Json) -> Json:
     """The settings that must be equal in both runs."""
     method = {kind: {**of, "drop": None} for kind, of in config["method"].items()}
     return {k: v for k, v in config.items() if k != "name"} | {"method": method}

@@ -411,7 +411,7 @@ ROWS: dict[str, Row] = {
     "train/extras/evaluation/benchmarks.py::Benchmarks._loaded": trusted(TASKS),
     "train/extras/evaluation/published.py::local_dataset": attacked("labels"),
     "train/extras/evaluation/published.py::_piqa": attacked("labels"),
-    "train/scaling.py::measured": attacked("compare.json"),
+    "train/scaling.py::read_savings": attacked("compare.json"),
     "train/tokenizer.py::main": ours(NAMED),
 }
 

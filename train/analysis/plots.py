@@ -2,10 +2,10 @@
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -21,6 +21,7 @@ from matplotlib.ticker import (
 )
 
 from jaxgrow.tables import short_count
+from jaxgrow.typed import Json
 from train.analysis.runs import Run, Unit, half_width, mean_cost, mean_curves, mean_loss, spent_cost
 from train.analysis.savings import Comparison
 from train.common.errors import UserError
@@ -47,7 +48,7 @@ COUNTED: dict[Unit, str] = {
     "seconds": "seconds, all phases counted, with compilation, without validation",
 }
 NARROW = 0.04  # bars of a timeline that are narrower than this part of it have no label
-BROAD: dict[str, Any] = {"linewidth": 4.0, "alpha": 0.35}  # the line of the baseline
+BROAD: Json = {"linewidth": 4.0, "alpha": 0.35}  # the line of the baseline
 
 
 def plot_losses(comparison: Comparison, path: Path, unit: Unit = "flops") -> None:
@@ -108,14 +109,14 @@ def _arrows(axes: "Axes", comparison: Comparison) -> None:
         )
 
 
-def _plot_curves(axes: "Axes", runs: Sequence[Run], unit: Unit, look: dict[str, Any]) -> bool:
+def _plot_curves(axes: "Axes", runs: Sequence[Run], unit: Unit, look: Json) -> bool:
     """Plot the runs of one config, and return whether they also train a smaller model."""
     parts = mean_curves(runs, unit)
     small = False
     for curve in parts:
         own = curve.phase == parts[-1].phase  # the full model, also before it was coalesced
         small = small or not own
-        style: dict[str, Any] = look if own else look | {"linestyle": ":"}
+        style: Json = look if own else look | {"linestyle": ":"}
         axes.plot(curve.cost, curve.loss, **style)
         if len(runs) >= FEW:
             low = curve.loss - curve.half
@@ -180,7 +181,7 @@ def _plot_frontier(axes: "Axes", comparison: Comparison, unit: Unit) -> None:
         label="frontier: runs from scratch, each fully decayed",
     )
     axes.errorbar(costs, ends, half, fmt="none", color=GREY, zorder=3)
-    where: dict[str, Any] = {"ha": "center", "va": "bottom", "fontsize": SMALL, "color": GREY}
+    where: Json = {"ha": "center", "va": "bottom", "fontsize": SMALL, "color": GREY}
     whole = mean_cost(comparison.runs[0], "flops")
     for x, runs in zip(costs, scratch, strict=True):
         axes.axvline(x, color=GREY, linewidth=0.6, alpha=0.5)
@@ -199,7 +200,7 @@ def plot_keep(comparison: Comparison, path: Path) -> bool:
 
     Returns False, without a plot, if no stage does.
     """
-    panels: list[tuple[str, list[dict[str, Any]]]] = []
+    panels: list[tuple[str, list[Json]]] = []
     for run in (runs[0] for runs in comparison.runs):
         panels += [(f"{run.name}, {lines[0]['phase']}", lines) for lines in run.keep]
     if not panels:
@@ -229,7 +230,7 @@ def plot_keep(comparison: Comparison, path: Path) -> bool:
     return True
 
 
-def plan_timeline(rows: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> Figure:
+def plan_timeline(rows: Sequence[tuple[str, Sequence[Json]]]) -> Figure:
     """Plot the phases of plans: a row per plan, a bar per phase.
 
     The width of a bar is the FLOPs of the phase, and its height is the size of the model. The
@@ -285,7 +286,7 @@ def wide_axes() -> tuple[Figure, "Axes"]:
     return figure, figure.subplots()
 
 
-def line_style(i: int) -> dict[str, Any]:
+def line_style(i: int) -> Json:
     """The line style of config ``i``, which differs from the other configs and the frontier."""
     return {
         "color": COLOURS[i % len(COLOURS)],

@@ -2,18 +2,19 @@
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from scipy import stats
 
 from jaxgrow.models import Config
 from jaxgrow.models.config import from_json
+from jaxgrow.typed import Json
 from train.common.errors import UserError
 from train.config.experiment import described_differences
 from train.plan.methods import SOURCE
@@ -32,29 +33,29 @@ class Run:
     folder: Path
 
     @cached_property
-    def config(self) -> dict[str, Any]:
+    def config(self) -> Json:
         return Workdir(self.folder).config
 
     @cached_property
-    def result(self) -> dict[str, Any]:
+    def result(self) -> Json:
         return Workdir(self.folder).result
 
     @cached_property
-    def log(self) -> list[dict[str, Any]]:
+    def log(self) -> list[Json]:
         return Workdir(self.folder).lines()
 
     @cached_property
-    def curve(self) -> list[dict[str, Any]]:
+    def curve(self) -> list[Json]:
         """The log lines with a validation loss."""
         return [line for line in self.log if "val_loss" in line]
 
     @cached_property
-    def segments(self) -> list[list[dict[str, Any]]]:
+    def segments(self) -> list[list[Json]]:
         """The curve, split where the phase changes; the last segment belongs to the final model."""
         return _phase_segments(self.curve)
 
     @cached_property
-    def keep(self) -> list[list[dict[str, Any]]]:
+    def keep(self) -> list[list[Json]]:
         """The log lines of the steps that dropped layers, split where the phase changes."""
         return _phase_segments([line for line in self.log if "keep" in line])
 
@@ -104,9 +105,9 @@ class Run:
         return sum(spent_cost(p, unit) for p in self.result["phases"] if p.get("model") == SOURCE)
 
 
-def _phase_segments(lines: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+def _phase_segments(lines: Sequence[Json]) -> list[list[Json]]:
     """Split log lines where the phase changes."""
-    parts: list[list[dict[str, Any]]] = []
+    parts: list[list[Json]] = []
     for line in lines:
         last = parts[-1][-1] if parts else {"phase": None}
         if last["phase"] != line["phase"] or last["step"] >= line["step"]:
@@ -125,7 +126,7 @@ def mean_loss(runs: Sequence[Run]) -> float:
     return mean(r.loss for r in runs)
 
 
-def spent_cost(record: Mapping[str, Any], unit: Unit) -> float:
+def spent_cost(record: Json, unit: Unit) -> float:
     """The cost of a log line, a phase or a result."""
     return record["seconds"] - record["compile_seconds"] if unit == "run_seconds" else record[unit]
 
@@ -198,7 +199,7 @@ def p_value(values: Sequence[float | None]) -> float | None:
     return 2 * float(stats.t.sf(abs(t), len(known) - 1))
 
 
-def evaluation_setup(config: Mapping[str, Any], known: bool) -> dict[str, Any]:
+def evaluation_setup(config: Json, known: bool) -> Json:
     """The settings that determine how a run is evaluated, from its ``config.json``.
 
     These are the corpus, tokenizer, split, context and evaluation.
@@ -211,9 +212,7 @@ def evaluation_setup(config: Mapping[str, Any], known: bool) -> dict[str, Any]:
     # These settings change how data are read, or training data only.
     left_out = {"cache", "workers", "augment"}
     left_out |= {"path", "valid_path", "tokenizer"} if known else set()
-    setup: dict[str, Any] = {
-        "data": {"kind": kind} | {k: v for k, v in data.items() if k not in left_out}
-    }
+    setup: Json = {"data": {"kind": kind} | {k: v for k, v in data.items() if k not in left_out}}
     if known:
         setup["corpus"] = {k: config["corpus"].get(k) for k in ("train", "valid", "tokenizer")}
     shape = ("context", "masked", "image", "channels", "classes")
@@ -223,7 +222,7 @@ def evaluation_setup(config: Mapping[str, Any], known: bool) -> dict[str, Any]:
     return setup | {"eval_batches * batch": config["eval_batches"] * config["batch"]}
 
 
-def refuse_unlike(configs: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+def refuse_unlike(configs: Sequence[tuple[str, Json]]) -> None:
     """Check that runs are evaluated in the same way.
 
     Args:

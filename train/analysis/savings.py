@@ -6,9 +6,10 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import mean, stdev
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from jaxgrow.tables import markdown_table
+from jaxgrow.typed import Json
 from train.analysis.runs import (
     Run,
     Unit,
@@ -26,7 +27,7 @@ ALIKE = 0.03  # two costs are considered equal if their relative difference is b
 DECAYED = 0.05  # a schedule has decayed if it ends below this fraction of the peak
 # A frontier is flat if the noise floor corresponds to more than this multiple of a budget.
 FLAT = 10.0
-Row: TypeAlias = dict[str, Any]  # one config in compare.json
+Row: TypeAlias = Json  # one config in compare.json
 Columns: TypeAlias = dict[str, Callable[[Row], str]]
 # A phase without steps is listed if it has more than this part of the FLOPs of its run.
 NOTHING = 0.0005

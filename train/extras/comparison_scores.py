@@ -4,9 +4,9 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 from jaxgrow.checkpoints.io.checksums import sha256
+from jaxgrow.typed import Json
 from train.analysis.comparing import SCORERS, Scores
 from train.analysis.runs import Run
 from train.common.errors import UserError
@@ -45,7 +45,7 @@ def task_scores(runs: Sequence[Sequence[Run]], tasks: Sequence[str], data: Path)
     """Return the score of every run on each task: bits per byte, accuracy, or the first metric."""
     key_of = file_keys(tasks, data)
 
-    def one(run: Run) -> dict[str, dict[str, Any]]:
+    def one(run: Run) -> dict[str, Json]:
         """Return the results by task. Each task is evaluated once for a run."""
         workdir = Workdir(run.folder)
         if new := [task for task, key in key_of.items() if key not in workdir.evaluated]:
@@ -77,7 +77,7 @@ def file_keys(tasks: Sequence[str], data: Path) -> dict[str, str]:
     }
 
 
-def _metric(result: dict[str, Any]) -> str:
+def _metric(result: Json) -> str:
     """Return the name of the metric that is compared."""
     return next((name for name in ("bits_per_byte", "acc") if name in result), next(iter(result)))
 

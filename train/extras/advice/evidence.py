@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from jaxgrow.tables import markdown_table, short_count
-from jaxgrow.typed import build_dataclass
+from jaxgrow.typed import Json, build_dataclass
 from train.common.errors import UserError
 from train.extras.advice.fits import Fit, Measured, fit_savings
 
@@ -140,7 +140,7 @@ class Frontier(Setting):
 
 
 @cache
-def _data_file() -> dict[str, Any]:
+def _data_file() -> Json:
     return tomllib.loads(FILE.read_text())
 
 

@@ -2,11 +2,11 @@
 
 import itertools
 from statistics import mean
-from typing import Any
 
 import numpy as np
 
 from jaxgrow.tables import markdown_table
+from jaxgrow.typed import Json
 from train.analysis.runs import Run, mean_and_each
 from train.extras.labelled.metrics import spearman
 
@@ -23,7 +23,7 @@ def after_growing(finished: Run) -> Curve:
     return [(line["flops"] - small, line["val_loss"]) for line in [before[-1], *last]]
 
 
-def ranked_rows(finished: dict[str, list[Run]]) -> list[dict[str, Any]]:
+def ranked_rows(finished: dict[str, list[Run]]) -> list[Json]:
     """One row per operator, the lowest final loss first: the losses of all seeds at each moment.
 
     A loss is None if the operator had not yet grown the model at those FLOPs, because learning its
@@ -47,7 +47,7 @@ def _at(curve: Curve, flops: float) -> float | None:
 
 
 def ranking_table(
-    ranked: list[dict[str, Any]],
+    ranked: list[Json],
     impossible: dict[str, str],
     diverged: dict[str, str],
     seeds: list[int],

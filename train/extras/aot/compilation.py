@@ -1,7 +1,7 @@
 """Compile every program of a plan for a machine that is not present, from shapes of the models."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ import numpy as np
 from jaxgrow import flops
 from jaxgrow.axes import Tree
 from jaxgrow.models import Config
+from jaxgrow.typed import Json
 from train.common.errors import UserError
 from train.config.experiment import Experiment
 from train.extras.aot import hlo
@@ -90,7 +91,7 @@ def _distinct_steps(
     last = phase.end - 1
     evenly = np.linspace(begin, last, LOOKED_AT).astype(int)
     looked = np.unique([*evenly, *range(begin, min(begin + LOOKED_AT, phase.end))])
-    kinds: dict[Any, list[tuple[int, StepPlan]]] = {}
+    kinds: dict[object, list[tuple[int, StepPlan]]] = {}
     for step, stands_for in zip(looked, np.diff([*looked, phase.end]), strict=True):
         plan = plans(int(step), 0)
         leaves, tree = jax.tree.flatten(plan.inputs)
@@ -162,14 +163,14 @@ class AotRun:
 
     # --- the interface for phases ---
 
-    def begin(self, phase: Phase, model: Any) -> None:
+    def begin(self, phase: Phase, model: object) -> None:
         self.ledger.begin(phase.label, phase.kind, phase.writes, 0)
 
     def compute(
         self,
         phase: Phase,
         function: Callable[..., TrainState],
-        *arguments: Any,
+        *arguments: Tree,
         donate: bool = False,
     ) -> tuple[TrainState, float]:
         self.begin(phase, None)
@@ -237,7 +238,7 @@ class AotRun:
             flops.forward_flops(model.config, tokens, length),
         )
 
-    def validation_batches(self, batches: int) -> Any:
+    def validation_batches(self, batches: int) -> Tree:
         rows = self.experiment.batch // self.experiment.accumulate
         where = divided(self.mesh, 1)
         one = self._batch(rows)
@@ -252,11 +253,11 @@ class AotRun:
             TrainState(jax.eval_shape(lambda: config.init(jax.random.key(0))), None, config)
         ), None
 
-    def keep(self, name: str, arrays: Any, write: Callable[[Path, Any], None]) -> None: ...
+    def keep(self, name: str, arrays: object, write: Callable[[Path, object], None]) -> None: ...
 
-    def log(self, step: int, **values: Any) -> None: ...
+    def log(self, step: int, **values: object) -> None: ...
 
-    def finite(self, step: int, values: Any) -> dict[str, float]:
+    def finite(self, step: int, values: Mapping[str, jax.Array]) -> dict[str, float]:
         return {k: float(v) for k, v in values.items()}
 
     # --- compiling ---
@@ -275,7 +276,7 @@ class AotRun:
         otherwise.
         """
 
-        def where(node: Any) -> Tree:
+        def where(node: object) -> Tree:
             if isinstance(node, TrainState):
                 return shardings(node, self.mesh)
             return getattr(node, "sharding", None) or replicated(self.mesh)
@@ -294,7 +295,7 @@ class AotRun:
     def _compiled(
         self,
         program: Any,
-        arguments: Any,
+        arguments: Tree,
         what: str,
         steps: int,
         tokens: int,
@@ -345,7 +346,7 @@ def _use(models: Sequence[TrainState], memory: Any) -> dict[str, float]:
     }
 
 
-def _work(text: str, machine: Machine) -> dict[str, Any]:
+def _work(text: str, machine: Machine) -> Json:
     """The fields of a `Program` that follow from its text."""
     chip = machine.chip
     bounds = chip.flops or math.inf, chip.bandwidth or math.inf

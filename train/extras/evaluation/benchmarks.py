@@ -5,21 +5,22 @@ The files of a task are local or downloaded.
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 
-from jaxgrow.typed import did_you_mean
+from jaxgrow.typed import Json, did_you_mean
 from train.common.errors import UserError
 from train.extras.evaluation.perplexity import TEXTS
 from train.extras.evaluation.published import local_dataset
 from train.extras.labelled.task import NAMES
 from train.state.pretrained import TextModel
 
+LmEval: TypeAlias = Any  # an object of lm-eval, which has no types
 # Bootstrap samples for the standard errors of metrics that are not means, such as perplexity.
 BOOTSTRAP = 1000
 _SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")
@@ -42,7 +43,7 @@ class Benchmarks:
     limit: int | None = None
     include: Path | None = None
 
-    def load(self, names: Sequence[str]) -> dict[str, Any]:
+    def load(self, names: Sequence[str]) -> Json:
         """Load tasks and groups with their data, by name.
 
         Raises:
@@ -60,7 +61,7 @@ class Benchmarks:
             )
         return {name: self._loaded(manager, name) for name in names}
 
-    def run(self, model: TextModel, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    def run(self, model: TextModel, names: Sequence[str]) -> dict[str, Json]:
         """Evaluate a model: the metrics and standard errors of each task.
 
         A group also has the scores of its parts.
@@ -76,7 +77,7 @@ class Benchmarks:
 
         from train.extras.evaluation.harness import Harness
 
-        found: Any = lm_eval.simple_evaluate(
+        found: LmEval = lm_eval.simple_evaluate(
             Harness(model),
             tasks=[task for tasks in loaded.values() for task in tasks],
             num_fewshot=self.few_shot,
@@ -95,7 +96,7 @@ class Benchmarks:
         """
         return {name: _task_files(tasks) for name, tasks in self.load(names).items()}
 
-    def _loaded(self, manager: Any, member: str | Mapping[str, Any]) -> list[Any]:
+    def _loaded(self, manager: LmEval, member: str | Json) -> list[LmEval]:
         """The tasks and groups of a name, or of a member of a group, which may have settings."""
         if isinstance(member, str):
             member = {"group" if member in manager.all_groups else "task": member}
@@ -109,7 +110,7 @@ class Benchmarks:
         own = {**member, "class": _local_task(self.data, bool(self.few_shot))}
         return [*manager.load([{"group": "local", "task": [own]}])["tasks"].values()]
 
-    def _group(self, manager: Any, about: Mapping[str, Any]) -> Any:
+    def _group(self, manager: LmEval, about: Json) -> LmEval:
         """A group with its members.
 
         It is made here, because lm-eval does not replace the class of the tasks of a group.
@@ -124,7 +125,7 @@ class Benchmarks:
 
 
 @cache
-def _manager(include: Path | None) -> Any:
+def _manager(include: Path | None) -> LmEval:
     """All tasks of lm-eval and of the folder; cached, because the search takes seconds."""
     try:
         from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]
@@ -137,21 +138,21 @@ def _manager(include: Path | None) -> Any:
     return TaskManager(include_path=None if include is None else str(include))
 
 
-def _yaml_tasks(manager: Any) -> list[str]:
+def _yaml_tasks(manager: LmEval) -> list[str]:
     """Tasks that are defined by YAML only; other tasks read their data with their own code."""
     return [
         name for name in manager.all_subtasks if "class" not in (manager.task_index[name].cfg or {})
     ]
 
 
-def _leaf_tasks(tasks: Sequence[Any]) -> list[Any]:
+def _leaf_tasks(tasks: Sequence[LmEval]) -> list[LmEval]:
     leaves = []
     for task in tasks:
         leaves += task.get_all_tasks() if hasattr(task, "get_all_tasks") else [task]
     return leaves
 
 
-def _task_files(tasks: Sequence[Any]) -> list[Path]:
+def _task_files(tasks: Sequence[LmEval]) -> list[Path]:
     return [file for leaf in _leaf_tasks(tasks) for file in getattr(leaf, "files", ())]
 
 
@@ -165,11 +166,11 @@ def _local_task(folder: Path, shots: bool) -> type:
     class LocalTask(ConfigurableTask):
         files: list[Path]
 
-        def __init__(self, config: dict[str, Any]):
+        def __init__(self, config: Json):
             super().__init__(config={key: value for key, value in config.items() if key != "class"})
 
-        def download(self, dataset_kwargs: Any = None, **more: Any) -> None:
-            config: Any = self.config
+        def download(self, dataset_kwargs: LmEval = None, **more: LmEval) -> None:
+            config: LmEval = self.config
             if own := (dataset_kwargs or {}).get("data_files"):  # the task names its own files
                 super().download(dataset_kwargs, **more)
                 self.files = [Path(file) for file in jax.tree.leaves(own)]
@@ -188,7 +189,7 @@ def _local_task(folder: Path, shots: bool) -> type:
     return LocalTask
 
 
-def _task_result(name: str, found: Mapping[str, Any], tasks: Sequence[Any]) -> dict[str, Any]:
+def _task_result(name: str, found: Json, tasks: Sequence[LmEval]) -> Json:
     """The metrics of a task; a group also has the metrics of its parts, under ``by``."""
     every = {**found["results"], **(found.get("groups") or {})}
     leaves = [leaf.task_name for leaf in _leaf_tasks(tasks)]
@@ -201,11 +202,11 @@ def _task_result(name: str, found: Mapping[str, Any], tasks: Sequence[Any]) -> d
     return out | {"by": parts, "files": _file_names(tasks)}
 
 
-def _file_names(tasks: Sequence[Any]) -> list[str]:
+def _file_names(tasks: Sequence[LmEval]) -> list[str]:
     return list(map(str, _task_files(tasks)))
 
 
-def _plain_metrics(result: Mapping[str, Any]) -> dict[str, Any]:
+def _plain_metrics(result: Json) -> Json:
     """The metrics of a result, renamed from ``acc,none`` to ``acc``.
 
     Metrics of other filters keep their names. Unknown standard errors are left out.

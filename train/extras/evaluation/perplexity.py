@@ -7,8 +7,8 @@ numbers, because it removes the spaces around punctuation marks and scores each 
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
+from jaxgrow.typed import Json
 from jaxgrow.untrusted import file_limits
 from train.common.errors import UserError
 from train.data import formats
@@ -62,9 +62,7 @@ def _whole_text(file: Path) -> str:
     return "".join(parts)
 
 
-def text_perplexity(
-    scorer: Scorer, files: Iterable[Path], stride: int | None = None
-) -> dict[str, Any]:
+def text_perplexity(scorer: Scorer, files: Iterable[Path], stride: int | None = None) -> Json:
     """Measure how well a model predicts texts.
 
     ================== ===================================================================================

@@ -11,14 +11,15 @@ from itertools import product
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from jaxgrow.typed import Json
 from train.common.errors import UserError
 from train.data import formats
 from train.data.decoding import in_folder, read_regular, readable
 from train.extras.evaluation.perplexity import files_matching
 from train.extras.tfds import dataset_records
 
-Record: TypeAlias = dict[str, Any]
-Splits: TypeAlias = dict[str, Any]  # name -> a `datasets.Dataset`
+Record: TypeAlias = Json
+Splits: TypeAlias = Json  # name -> a `datasets.Dataset`
 
 
 @dataclass(frozen=True)

@@ -205,7 +205,7 @@ class _Line(NamedTuple):
 
 
 @partial(jax.jit, static_argnums=0)
-def _loss_program(config: Config, params: Any, inputs: Any, targets: Any) -> Any:
+def _loss_program(config: Config, params: Tree, inputs: Tree, targets: jax.Array) -> Any:
     return config.module.apply({"params": params}, inputs, targets=targets, each=True)
 
 

@@ -1,10 +1,9 @@
 """Evaluate a model on any tasks: texts, fine-tuned tasks, and the tasks of lm-eval."""
 
 from pathlib import Path
-from typing import Any
 
 from jaxgrow.checkpoints.io.files import at_step
-from jaxgrow.typed import convert_json
+from jaxgrow.typed import Json, convert_json
 from jaxgrow.untrusted import one_line
 from train.common.errors import UserError
 from train.common.files import read_record
@@ -25,7 +24,7 @@ def evaluate_tasks(
     tokenizer: str | None = None,
     stride: int | None = None,
     benchmarks: Benchmarks | None = None,
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, Json]:
     """Evaluate a model on tasks.
 
     Args:
@@ -47,7 +46,7 @@ def evaluate_tasks(
     texts = {name: files_of(name, here) for name in names if is_text(name)}
     others = [name for name in names if name not in NAMES and name not in texts]
     benchmarks = benchmarks or Benchmarks(data)
-    results: dict[str, dict[str, Any]] = {}
+    results: dict[str, Json] = {}
     if others:
         benchmarks.load(others)  # reports missing tasks before the model is loaded
     if texts or others:
@@ -59,7 +58,7 @@ def evaluate_tasks(
     return {name: results[name] for name in names}
 
 
-def _learned(model: Path, name: str, data: Path, tokenizer: str | None) -> dict[str, Any]:
+def _learned(model: Path, name: str, data: Path, tokenizer: str | None) -> Json:
     """Return the metrics of a task that the model was fine-tuned on.
 
     The length and the stride have the values of the fine-tuning, as far as they are known: a
@@ -74,9 +73,7 @@ def _learned(model: Path, name: str, data: Path, tokenizer: str | None) -> dict[
         most = read_record(file, "restore it").get("model_max_length")
         with one_line(UserError, f"{file} has no usable model_max_length"):
             length = int(min(length, convert_json(most, float | None) or length))
-    read: dict[str, Any] = {"length": length} | {
-        k: was[k] for k in ("length", "stride") if k in was
-    }
+    read: Json = {"length": length} | {k: was[k] for k in ("length", "stride") if k in was}
     task = Labelled(name, str(where), tokenizer=tokenizer or name_of(home), **read)
     scores = score(model, task)
     named = {}
