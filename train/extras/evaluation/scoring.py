@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
+from jaxgrow.axes import Tree
 from jaxgrow.extras.models.generation import configs_by_length
 from jaxgrow.models import Config
 from train.data import formats
