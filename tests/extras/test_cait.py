@@ -16,9 +16,7 @@ import vision
 
 from jaxgrow import grow, sizes, swap
 from jaxgrow.extras.models.cait import CaiTConfig
-from jaxgrow.layerdrop import TokenDrop
 from jaxgrow.models import from_json
-from jaxgrow.models.stack import KeptTokens
 from jaxgrow.operators import decoalesce, hypercloning, lemon, llama_pro, stack, staged
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -249,22 +247,3 @@ def test_learned_maps_grow_it_and_talking_heads_have_own_maps(shared):
 def test_dropped_layers_are_identities():
     with jax.enable_x64(False):
         vision.assert_dropping_is_exact(config("float32"))
-
-
-def test_every_matrix_product_of_the_program_is_counted():
-    vision.assert_every_product_is_counted(config("float32", layers=3))
-
-
-@pytest.mark.parametrize("frozen", [1, 3])
-def test_no_backward_product_is_computed_below_frozen_layers(frozen):
-    vision.assert_every_product_is_counted(config("float32", layers=3), *2 * [{"frozen": frozen}])
-
-
-def test_patches_that_go_around_layers_are_not_computed_there():
-    large = config("float32", image=20, layers=3)
-    drop = TokenDrop(0.3)
-    places = np.broadcast_to(
-        np.arange(drop.kept(16), dtype=np.int32), (vision.BATCH, drop.kept(16))
-    )
-    kept_tokens = KeptTokens(places, *drop.middle(3))
-    vision.assert_every_product_is_counted(large, {"kept_tokens": kept_tokens}, {"drop": drop})

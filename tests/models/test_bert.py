@@ -9,19 +9,17 @@ from functools import cache
 
 import chex
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
-from counting import products
 
-from jaxgrow import dual, flops, grow, operators, sizes
+from jaxgrow import dual, flops, grow, operators
 from jaxgrow.axes import leaves
 from jaxgrow.checkpoints.hf.families.bert import BERT
 from jaxgrow.extras.families.roberta import ROBERTA
 from jaxgrow.growth.symmetry import break_symmetry
-from jaxgrow.layerdrop import KeepMask, TokenDrop
-from jaxgrow.models import BERTConfig, from_json
+from jaxgrow.layerdrop import KeepMask
+from jaxgrow.models import BERTConfig
 from jaxgrow.models.stack import KeptTokens
 from jaxgrow.operators import ligo
 
@@ -46,34 +44,6 @@ def inputs(masked=True):
 
 
 # --- names ---
-
-
-def test_parameter_shapes_and_axes_match_the_golden_file():
-    options = (
-        {},
-        {"tied": False},
-        {"norm": "pre"},
-        {"head": "classes", "classes": 3},
-        {"head": "spans"},
-    )
-    tiny.assert_golden("bert", *(tiny_bert(**fields) for fields in options))
-
-
-def test_axis_names_are_config_fields():
-    config = tiny_bert()
-    found = sizes(tiny.params(config), tiny.axes(config))
-    assert found == {name: getattr(config, name) for name in found}
-    assert set(found) == {
-        "vocab",
-        "context",
-        "types",
-        "layers",
-        "embed",
-        "heads",
-        "head_dim",
-        "mlp",
-    }
-    assert from_json(config.as_json()) == config
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -629,36 +599,6 @@ def test_below_what_trains_there_is_no_gradient():
 # --- cost ---
 
 
-def programs(config, **passes):
-    """Count the product FLOPs of two samples for three programs.
-
-    The programs are the forward pass, a training step with all logits and the actual training step.
-    """
-    params = jax.eval_shape(config.init, jax.random.key(0))
-    positions_BS = jax.ShapeDtypeStruct(
-        (2, max(1, round(config.masked * config.length))), jnp.int32
-    )
-    given = {
-        "tokens": jax.ShapeDtypeStruct((2, config.length), jnp.int32),
-        "positions": positions_BS,
-    }
-
-    def forward(p, i):
-        return config.module.apply({"params": p}, i, **passes)
-
-    def loss(p, i):
-        return -jax.nn.log_softmax(forward(p, i))[..., 0].mean()
-
-    def trained(p, i):
-        return config.module.apply({"params": p}, i, targets=i["positions"], **passes)
-
-    each = forward, jax.value_and_grad(loss), jax.value_and_grad(trained, has_aux=True)
-    return [products(jax.make_jaxpr(f)(params, given).jaxpr) for f in each]
-
-
-COSTS = dict(vocab=384, embed=64, heads=3, head_dim=32, mlp=160)
-
-
 def test_cost_by_hand():
     """Check the cost of one layer for 20 tokens, 3 of which are predicted.
 
@@ -669,44 +609,3 @@ def test_cost_by_hand():
     assert flops.forward_flops(config, 20) == pytest.approx(
         20 * layer + 3 * (2 * 2 * 2 + 2 * 2 * 11), rel=1e-12
     )
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        pytest.param({"context": 64}, marks=pytest.mark.slow),
-        pytest.param({"context": 64, "norm": "pre", "tied": False}, marks=pytest.mark.slow),
-        {"context": 150, "first_position": 2, "masked": 0.3},
-    ],
-    ids=str,
-)
-def test_every_matrix_product_of_the_program_is_counted(fields):
-    config = BERTConfig(layers=2, **COSTS, **fields)
-    forward, *steps = programs(config)
-    positions = 2 * config.length
-    assert flops.forward_flops(config, positions) == pytest.approx(forward, rel=1e-12)
-    assert [flops.train_flops(config, positions)] * 2 == pytest.approx(steps, rel=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("norm", "tied", "frozen"),
-    [
-        ("post", True, 1),
-        *(
-            pytest.param(*more, marks=pytest.mark.slow)
-            for more in (("post", False, 2), ("pre", True, 3))
-        ),
-    ],
-)
-def test_no_backward_product_is_computed_below_frozen_layers(norm, tied, frozen):
-    config = BERTConfig(layers=3, tied=tied, norm=norm, context=64, **COSTS)
-    _, *steps = programs(config, frozen=frozen)
-    assert [flops.train_flops(config, 128, frozen=frozen)] * 2 == pytest.approx(steps, rel=1e-12)
-
-
-@pytest.mark.slow  # The fast suite checks GPT-2 with frozen layers in `test_flops`.
-def test_tokens_that_go_around_layers_are_not_computed_there():
-    config, drop = BERTConfig(layers=4, context=64, **COSTS), TokenDrop(0.5, 1, 1)
-    positions = np.broadcast_to(np.arange(drop.kept(64), dtype=np.int32), (2, drop.kept(64)))
-    _, *steps = programs(config, kept_tokens=KeptTokens(positions, *drop.middle(4)))
-    assert [flops.train_flops(config, 128, drop=drop)] * 2 == pytest.approx(steps, rel=1e-12)

@@ -3,6 +3,7 @@
 Shapes must match the grown config, and every step must be traceable.
 """
 
+import json
 import re
 from dataclasses import replace
 from functools import cache
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import runs
+import tiny
 from families import (
     FAMILIES,
     HEADED,
@@ -24,13 +26,11 @@ from families import (
     shapes,
 )
 
-from jaxgrow import checkpoints, operators, preserves_function
+from jaxgrow import checkpoints, operators, preserves_function, sizes
 from jaxgrow.axes import is_names
 from jaxgrow.checkpoints.source import flat
 from jaxgrow.layerdrop import KeepMask, LayerDrop, Sensitivity, TokenDrop
-from jaxgrow.models import (
-    Config,
-)
+from jaxgrow.models import BERTConfig, Config, LlamaConfig, ViTConfig, from_json
 from jaxgrow.operators import ligo
 from jaxgrow.optim.freeze import Freeze
 from train import pretrain
@@ -119,6 +119,48 @@ def test_operators(config, name):
         )
     large = assert_fits(operator(config.sizes(), target), config)
     assert {axis: large.sizes()[axis] for axis in target} == target
+
+
+# Configs whose paths, shapes and axis names are the content of a file.
+TEXT = dict(vocab=11, context=7, dtype="float64")
+LLAMA = TEXT | dict(layers=3, heads=4, kv_heads=2, embed=12, mlp=20, head_dim=6)
+NEOX = dict(layer_norm=True, gated=False, bias=True, qkv_bias=True, norms="after", query_norm="all")
+BERT = TEXT | dict(types=4, head_dim=5, layers=2, heads=3, embed=6, mlp=9)
+VIT = dict(image=10, patch=5, channels=2, classes=11, layers=2, embed=6, heads=3, head_dim=7, mlp=9)
+CLASSES = dict(head="classes", classes=3)
+GOLDEN = {
+    "gpt2": [tiny.config(), tiny.config(tied=False), tiny.config(**CLASSES)],
+    "llama": [
+        LlamaConfig(**LLAMA | more)
+        for more in (
+            {},
+            {"tied": True, "qkv_bias": True},
+            CLASSES,
+            {"norms": "both", "query_norm": "head"},
+            NEOX,
+        )
+    ],
+    "bert": [
+        BERTConfig(**BERT | more)
+        for more in ({}, {"tied": False}, {"norm": "pre"}, CLASSES, {"head": "spans"})
+    ],
+    "vit": [
+        *(ViTConfig(**VIT, distillation=d, dtype="float64") for d in ("none", "token", "head")),
+        ViTConfig(**VIT, layer_scale=0.5, gated=True, mean_head=True, dtype="float64"),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_parameter_shapes_and_axes_match_the_golden_file(name):
+    title = (lambda c: json.dumps(c.as_json())) if name == "llama" else str
+    tiny.assert_golden(name, *GOLDEN[name], title=title)
+
+
+@pytest.mark.parametrize("config", (FAMILIES | HEADED).values(), ids=FAMILIES | HEADED)
+def test_a_config_knows_its_sizes_and_its_json(config):
+    assert sizes(shapes(config), config.axes()) == config.sizes()
+    assert from_json(json.loads(json.dumps(config.as_json()))) == config
 
 
 @pytest.mark.parametrize("config", (FAMILIES | HEADED).values(), ids=FAMILIES | HEADED)

@@ -1,21 +1,17 @@
 """The cost formula agrees with hand calculations, counted matrix products and XLA's own count."""
 
-from dataclasses import replace
 from functools import partial
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
-from counting import products, programs
+from counting import assert_counted, programs
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from jaxgrow import flops
-from jaxgrow.extras.models.modernbert import ModernBERTConfig
 from jaxgrow.layerdrop import TokenDrop
-from jaxgrow.models import GPT2Config, LlamaConfig
-from jaxgrow.models.stack import KeptTokens
+from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig, ViTConfig
 
 # XLA also counts norms, softmax and GELU, which the formula omits. They are 3 % at these sizes.
 LEFT_OUT = 0.05
@@ -35,80 +31,55 @@ def test_by_hand():
     assert flops.train_flops(config, 10) == 3 * flops.forward_flops(config, 10)
 
 
-@pytest.mark.parametrize(
-    ("layers", "context", "tied"),
-    [
-        (2, 300, False),  # three blocks of queries; (3, 64), tied, is tested below
-        *(
-            pytest.param(*more, marks=pytest.mark.slow)
-            for more in ((1, 64, True), (1, 64, False), (2, 300, True))
-        ),
-    ],
-)
-def test_every_matrix_product_of_the_program_is_counted(layers, context, tied):
-    config = GPT2Config(layers=layers, tied=tied, **SIZES | {"context": context})
-    (forward, step, trained), arguments = programs(config)
-    assert flops.forward_flops(config, 2 * context) == products(
-        jax.make_jaxpr(forward)(*arguments).jaxpr
-    )
-    for program in (step, trained):
-        assert flops.train_flops(config, 2 * context) == products(
-            jax.make_jaxpr(program)(*arguments).jaxpr
-        )
+GROUPED = SIZES | {"heads": 6, "kv_heads": 2}
+IMAGES = dict(image=10, patch=5, classes=11, layers=3, embed=6, heads=3, head_dim=7, mlp=9)
+DINO = dict(layer_scale=0.5, gated=True, mean_head=True)
+# A config, the number of frozen layers, and the dropped tokens. Three blocks of queries have 300
+# positions.
+COUNTED = {
+    "gpt2": (GPT2Config(layers=2, tied=False, **SIZES | {"context": 300}),),
+    "gpt2, tied": (GPT2Config(layers=3, **SIZES),),
+    "gpt2, frozen": (GPT2Config(layers=3, tied=False, **SIZES), 1),
+    "gpt2, dropped tokens": (
+        GPT2Config(layers=4, tied=False, **SIZES | {"context": 300}),
+        2,
+        TokenDrop(0.15, 1, 1),
+    ),
+    "llama, frozen": (LlamaConfig(layers=3, **GROUPED | {"context": 300}), 2),
+    "llama, tied, dropped tokens": (LlamaConfig(layers=3, tied=True, **GROUPED), 1, TokenDrop(0.5)),
+    "bert": (BERTConfig(layers=2, **SIZES | {"context": 150}, first_position=2, masked=0.3),),
+    "bert, frozen": (BERTConfig(layers=3, **SIZES), 1),
+    "vit": (ViTConfig(**IMAGES),),
+    "vit, frozen": (ViTConfig(**IMAGES, distillation="head"), 1),
+    "dinov2, frozen": (ViTConfig(**IMAGES, **DINO), 3),
+}
+# What differs little from the rows above.
+COUNTED_SLOWLY = {
+    "gpt2, one layer": (GPT2Config(layers=1, **SIZES),),
+    "gpt2, tied, frozen": (GPT2Config(layers=3, **SIZES), 3),
+    "gpt2, first layers drop": (GPT2Config(layers=4, tied=False, **SIZES), 1, TokenDrop(0.5, 0, 2)),
+    "gpt2, all layers drop": (
+        GPT2Config(layers=4, tied=False, **SIZES | {"context": 300}),
+        4,
+        TokenDrop(0.9, 0, 0),
+    ),
+    "llama, dropped tokens": (LlamaConfig(layers=3, **GROUPED), 1, TokenDrop(0.5)),
+    "bert, pre-norm": (BERTConfig(layers=2, norm="pre", tied=False, **SIZES),),
+    "bert, pre-norm, frozen": (BERTConfig(layers=3, norm="pre", **SIZES), 3),
+    "bert, dropped tokens": (BERTConfig(layers=4, **SIZES), 0, TokenDrop(0.5)),
+}
 
 
 @pytest.mark.parametrize(
-    ("frozen", "tied"),
+    "given",
     [
-        *((0, True), (1, False)),
-        *(
-            pytest.param(*more, marks=pytest.mark.slow)
-            for more in ((0, False), (1, True), (3, False), (3, True))
-        ),
+        *(pytest.param(x, id=name) for name, x in COUNTED.items()),
+        *(pytest.param(x, id=n, marks=pytest.mark.slow) for n, x in COUNTED_SLOWLY.items()),
     ],
 )
-def test_no_backward_product_is_computed_below_frozen_layers(frozen, tied):
-    config = GPT2Config(layers=3, tied=tied, **SIZES)
-    (forward, step, trained), arguments = programs(config, frozen=frozen)
-    assert flops.forward_flops(config, 2 * 64) == products(
-        jax.make_jaxpr(forward)(*arguments).jaxpr
-    )
-    for program in (step, trained):
-        assert flops.train_flops(config, 2 * 64, frozen=frozen) == products(
-            jax.make_jaxpr(program)(*arguments).jaxpr
-        )
-
-
-@pytest.mark.parametrize(
-    ("context", "rate", "first", "last", "frozen"),
-    [
-        (300, 0.15, 1, 1, 2),
-        *(
-            pytest.param(*more, marks=pytest.mark.slow)
-            for more in (
-                (64, 0.15, 1, 1, 0),
-                (64, 0.3, 2, 0, 3),
-                (64, 0.5, 0, 2, 1),
-                (300, 0.9, 0, 0, 4),
-            )
-        ),
-    ],
-)
-def test_tokens_that_go_around_layers_are_not_computed_there(context, rate, first, last, frozen):
-    config = GPT2Config(layers=4, tied=False, **SIZES | {"context": context})
-    drop = TokenDrop(rate, first, last)
-    positions = np.broadcast_to(
-        np.arange(drop.kept(context), dtype=np.int32), (2, drop.kept(context))
-    )
-    (_, step, trained), arguments = programs(
-        config, kept_tokens=KeptTokens(positions, *drop.middle(4)), frozen=frozen
-    )
-    for program in (step, trained):
-        counted = products(jax.make_jaxpr(program)(*arguments).jaxpr)
-        assert flops.train_flops(config, 2 * context, frozen=frozen, drop=drop) == pytest.approx(
-            counted, rel=1e-12
-        )
-        assert counted < flops.train_flops(config, 2 * context, frozen=frozen)
+def test_every_matrix_product_is_counted(given):
+    """Frozen layers have no backward products, and dropped tokens have none in their layers."""
+    assert_counted(*given)
 
 
 def test_a_long_sequence_costs_about_half_of_its_square():
@@ -125,51 +96,6 @@ def test_xla_counts_little_more():
     for program, formula in ((forward, flops.forward_flops), (step, flops.train_flops)):
         counted = jax.jit(program).lower(*arguments).compile().cost_analysis()["flops"]
         assert 1 <= counted / formula(config, 2 * 64) < 1 + LEFT_OUT
-
-
-# These configs add the layer parts that the configs above do not have.
-SHAPE = SIZES | {"kv_heads": 3}
-FORMS = {
-    "experts": LlamaConfig(**SHAPE, experts=5, active=2),
-    "experts with a capacity": LlamaConfig(**SHAPE, experts=5, active=2, capacity=1.25),
-    "sublayers in parallel, biases, no gate": LlamaConfig(
-        **SHAPE, layer_norm=True, parallel=True, gated=False, bias=True, qkv_bias=True, rotary=0.5
-    ),
-    "four norms, norms of queries and keys, a window, caps": LlamaConfig(
-        **SHAPE, norms="both", query_norm="head", kinds="s", window=9, score_cap=5.0, logit_cap=5.0
-    ),
-    # This config is wider because the error function of GELU, which is omitted, takes many
-    # operations.
-    "ModernBERT": ModernBERTConfig(
-        **SHAPE | {"embed": 192, "head_dim": 64, "mlp": 480}, kinds="s", window=9
-    ),
-}
-
-
-@pytest.mark.parametrize("config", FORMS.values(), ids=FORMS)
-def test_every_matrix_product_of_every_form_is_counted(config):
-    """Check every form, including experts in rows without a token."""
-    config = replace(config, layers=2)
-    (forward, *steps), arguments = programs(config)
-    counted = products(jax.make_jaxpr(forward)(*arguments).jaxpr)
-    assert flops.forward_flops(config, 2 * 64, at_once=2 * 64) == pytest.approx(counted, rel=1e-12)
-    for program in steps:
-        counted = products(jax.make_jaxpr(program)(*arguments).jaxpr)
-        assert flops.train_flops(config, 2 * 64, at_once=2 * 64) == pytest.approx(
-            counted, rel=1e-12
-        )
-
-
-@pytest.mark.parametrize("config", FORMS.values(), ids=FORMS)
-def test_xla_counts_little_more_of_every_form(config):
-    """Check a forward pass of every form.
-
-    XLA counts the body of a loop once, so experts in several rounds of blocks are not compared.
-    """
-    config = replace(config, layers=1)
-    (forward, *_), arguments = programs(config)
-    counted = jax.jit(forward).lower(*arguments).compile().cost_analysis()["flops"]
-    assert 1 <= counted / flops.forward_flops(config, 2 * 64, at_once=2 * 64) < 1 + LEFT_OUT
 
 
 # --- counting any program ---

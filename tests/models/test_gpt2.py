@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 import tiny
 
-from jaxgrow import sizes
 from jaxgrow.models import GPT2Config
 from jaxgrow.models.stack import Remat
 from jaxgrow.operators import hypercloning, stack
@@ -29,19 +28,6 @@ TOLERANCE = 1e-10
 
 
 # --- names ---
-
-
-def test_parameter_shapes_and_axes_match_the_golden_file():
-    classes = tiny.config(head="classes", classes=3)
-    tiny.assert_golden("gpt2", tiny.config(), tiny.config(tied=False), classes)
-
-
-@pytest.mark.parametrize("tied", [False, True])
-def test_axis_names_are_config_fields(tied):
-    config = tiny.config(tied=tied)
-    found = sizes(tiny.params(config), tiny.axes(config))
-    assert found == {name: getattr(config, name) for name in found}
-    assert set(found) == {"vocab", "context", "layers", "embed", "heads", "head_dim", "mlp"}
 
 
 def test_resized_is_the_config_of_the_grown_model():

@@ -7,9 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tiny
-from counting import products
 
-from jaxgrow import flops, grow
+from jaxgrow import grow
 from jaxgrow.growth.maps import Growth
 from jaxgrow.layerdrop.execution import KeepMask
 from jaxgrow.models import Config
@@ -70,28 +69,3 @@ def assert_dropping_is_exact(small: Config) -> None:
     np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-4)  # float32 rounding
     ran = [np.any([np.any(g[i]) for g in jax.tree.leaves(grads["blocks"])]) for i in range(2)]
     assert ran == [True, False]
-
-
-def assert_every_product_is_counted(config: Config, passes=(), costs=()) -> None:
-    """Check the FLOPs of the forward pass and a training step against the counted products.
-
-    ``passes`` are arguments of the module; ``costs`` are arguments of `flops.train`.
-    """
-    params = jax.eval_shape(config.init, jax.random.key(0))
-    shape = jax.ShapeDtypeStruct((BATCH, config.image, config.image, config.channels), jnp.float32)
-
-    def run(p, x):
-        return config.module.apply({"params": p}, x, **dict(passes))
-
-    def loss(p, x):
-        return -jax.nn.log_softmax(run(p, x))[..., 0].mean()
-
-    positions = BATCH * config.length
-    counted = products(jax.make_jaxpr(jax.value_and_grad(loss))(params, shape).jaxpr)
-    # the formula divides
-    np.testing.assert_allclose(
-        flops.train_flops(config, positions, **dict(costs)), counted, rtol=1e-12
-    )
-    if not costs:
-        counted = products(jax.make_jaxpr(run)(params, shape).jaxpr)
-        np.testing.assert_allclose(flops.forward_flops(config, positions), counted, rtol=1e-12)
