@@ -45,7 +45,7 @@ as an input axis, has the factor 1 / r, and the query has the factor sqrt(r).
 
 **A model grown by copies trains like its source model.** HyperCloning divides kernels by r along
 their input axes, and CompleteP divides their updates in the same way. Growing and training
-therefore commute (`tests/growth/test_completep.py`), independently of the gradients that Adam has
+therefore commute (`tests/extras/test_completep.py`), independently of the gradients that Adam has
 seen before.
 """
 
