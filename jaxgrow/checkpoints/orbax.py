@@ -60,7 +60,7 @@ _EXPORTING = ".exporting-"  # the prefix of working folders, which end in random
 
 
 class Orbax(Loaded, Checkpoint):
-    """The checkpoint in a folder that `write` or `export` wrote.
+    """The checkpoint in a folder that `write_orbax` or `export` wrote.
 
     Args:
       folder: the folder.
@@ -344,7 +344,7 @@ def patient() -> ocp.Context:
     return context
 
 
-def write(source: Source, folder: Path) -> None:
+def write_orbax(source: Source, folder: Path) -> None:
     """Write the parameters of a model, and their checksums, into a folder.
 
     Args:

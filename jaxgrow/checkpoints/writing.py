@@ -332,14 +332,14 @@ def _write_model(source: Source, plan: _Content, part: Path, output: Output) -> 
     hidden = None if output.progress else True
     with tqdm(total=plan.size, unit="B", unit_scale=True, disable=hidden) as bar:
         if plan.family is not None and plan.hf_config is not None:
-            storage.write(
+            storage.write_hf_folder(
                 source, plan.family, plan.hf_config, part, shard=output.shard, done=bar.update
             )
         else:
             # The import takes seconds, and Hugging Face folders do not need it.
             from jaxgrow.checkpoints import orbax
 
-            orbax.write(source, part)
+            orbax.write_orbax(source, part)
             bar.update(plan.size)
 
 

@@ -684,7 +684,7 @@ ROWS: dict[str, Row] = {
     ),
     "jaxgrow/checkpoints/orbax.py::_put": ours("it moves what this process wrote and sealed"),
     "jaxgrow/checkpoints/orbax.py::export": ours("it writes into the folder of a run"),
-    "jaxgrow/checkpoints/orbax.py::write": ours(_NEW),
+    "jaxgrow/checkpoints/orbax.py::write_orbax": ours(_NEW),
     "jaxgrow/checkpoints/io/folders.py::_locked": ours(_WORK),
     "jaxgrow/extras/commands/suggest.py::marked_measurements": ours(
         "it reads a file of this package"

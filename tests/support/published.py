@@ -92,7 +92,7 @@ def published(
     config: Any = family.from_hf(content)
     model = checkpoints.Loaded(config, tiny.params(config, seed, weights))
     folder.mkdir(parents=True)
-    storage.write(model, family, content, folder)
+    storage.write_hf_folder(model, family, content, folder)
     return folder
 
 

@@ -595,7 +595,9 @@ class _Reader:
         return self._last[1]
 
 
-def write(source: Source, family: Family, hf_config: Json, folder: Path, **options: Any) -> None:
+def write_hf_folder(
+    source: Source, family: Family, hf_config: Json, folder: Path, **options: Any
+) -> None:
     """Write the weights and ``config.json`` of a model.
 
     Args:
@@ -603,7 +605,7 @@ def write(source: Source, family: Family, hf_config: Json, folder: Path, **optio
       family: the architecture.
       hf_config: the content of ``config.json``.
       folder: a folder that exists.
-      options: options of `jaxgrow.checkpoints.io.safetensors.write`.
+      options: options of `jaxgrow.checkpoints.io.safetensors.write_tensors`.
     """
-    safetensors.write(folder, planned(source, family), **options)
+    safetensors.write_tensors(folder, planned(source, family), **options)
     write_json(folder / "config.json", hf_config)

@@ -298,7 +298,7 @@ class Planned:
         return prod(self.shape) * self.dtype.itemsize
 
 
-def write(
+def write_tensors(
     folder: Path,
     planned: Iterable[Planned],
     shard: int = SHARD,
@@ -349,7 +349,7 @@ def write_file(
     Args:
       path: the new file.
       planned: the tensors to write.
-      done: as for `write`.
+      done: as for `write_tensors`.
 
     Raises:
       CheckpointError: the dtype of a tensor is not one of `DTYPES`.
